@@ -1,0 +1,51 @@
+#include "base/text.h"
+
+namespace ebbtide {
+namespace {
+
+bool is_continuation(char character) { return (static_cast<unsigned char>(character) & 0xC0) == 0x80; }
+
+// Bytes of the character that begins with lead; 0 where none does.
+size_t character_bytes(unsigned char lead) {
+  if (lead < 0x80) return 1;
+  if (lead >= 0xC2 && lead < 0xE0) return 2;
+  if (lead >= 0xE0 && lead < 0xF0) return 3;
+  if (lead >= 0xF0 && lead < 0xF5) return 4;
+  return 0;
+}
+
+// The second byte's range is narrower after some leads: overlong forms, surrogates, beyond U+10FFFF.
+bool is_second_allowed(unsigned char lead, unsigned char second) {
+  switch (lead) {
+    case 0xE0: return second >= 0xA0;
+    case 0xED: return second < 0xA0;
+    case 0xF0: return second >= 0x90;
+    case 0xF4: return second < 0x90;
+    default: return true;
+  }
+}
+
+}  // namespace
+
+bool is_utf8(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    const auto lead = static_cast<unsigned char>(text[at]);
+    const size_t bytes = character_bytes(lead);
+    if (bytes == 0 || bytes > text.size() - at) return false;
+    for (size_t next = 1; next < bytes; ++next) {
+      if (!is_continuation(text[at + next])) return false;
+    }
+    if (bytes > 1 && !is_second_allowed(lead, static_cast<unsigned char>(text[at + 1]))) return false;
+    at += bytes;
+  }
+  return true;
+}
+
+std::string cut_utf8(std::string_view text, size_t max_bytes) {
+  if (text.size() <= max_bytes) return std::string(text);
+  size_t length = max_bytes;
+  while (length > 0 && is_continuation(text[length])) --length;
+  return std::string(text.substr(0, length));
+}
+
+}  // namespace ebbtide

@@ -1,0 +1,73 @@
+#include "driver/context.h"
+
+#include <atomic>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace ebbtide {
+namespace {
+
+struct Contexts {
+  std::mutex mutex;
+  std::atomic<CUcontext> primary[kMaxDevices]{};
+};
+Contexts& contexts() {
+  static Contexts* const instance = new Contexts;
+  return *instance;
+}
+
+}  // namespace
+
+int device_count() {
+  int count = 0;
+  check(driver().cuDeviceGetCount(&count), "cuDeviceGetCount");
+  return count;
+}
+
+CUcontext primary_context(int device) {
+  const Driver& table = driver();
+  if (device < 0 || device >= kMaxDevices) throw InvalidArgument("there is no device " + std::to_string(device));
+  std::atomic<CUcontext>& slot = contexts().primary[device];
+  if (CUcontext context = slot.load(std::memory_order_acquire)) return context;
+  const std::lock_guard lock(contexts().mutex);
+  if (CUcontext context = slot.load()) return context;
+  const int count = device_count();
+  if (device >= count) {
+    throw InvalidArgument("there is no device " + std::to_string(device) + ": this process sees " +
+                          std::to_string(count));
+  }
+  CUdevice handle = 0;
+  check(table.cuDeviceGet(&handle, device), "cuDeviceGet", "ordinal=" + std::to_string(device));
+  CUcontext context = nullptr;
+  check(table.cuDevicePrimaryCtxRetain(&context, handle), "cuDevicePrimaryCtxRetain",
+        "device=" + std::to_string(device));
+  slot.store(context, std::memory_order_release);
+  return context;
+}
+
+ContextScope::ContextScope(int device) {
+  const Driver& table = driver();
+  CUcontext wanted = primary_context(device);
+  check(table.cuCtxGetCurrent(&previous_), "cuCtxGetCurrent");
+  if (previous_ == wanted) return;
+  check(table.cuCtxSetCurrent(wanted), "cuCtxSetCurrent", "device=" + std::to_string(device));
+  has_changed_ = true;
+}
+
+ContextScope::~ContextScope() {
+  if (!has_changed_) return;
+  const CUresult result = driver().cuCtxSetCurrent(previous_);
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED) {
+    log_line(LogLevel::kWarning,
+             {"cuCtxSetCurrent failed with ", result_name(result), " on the way back to the caller's context"});
+  }
+}
+
+void synchronize_device(int device) {
+  const ContextScope scope(device);
+  check(driver().cuCtxSynchronize(), "cuCtxSynchronize", "device=" + std::to_string(device));
+}
+
+}  // namespace ebbtide

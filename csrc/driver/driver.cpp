@@ -1,0 +1,158 @@
+#include "driver/driver.h"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace ebbtide {
+namespace {
+
+// Leaked on purpose: frees may arrive after static destructors have run.
+struct Loader {
+  std::mutex mutex;
+  std::atomic<DriverKind> kind{
+      DriverKind::kNone};  // written under the mutex; read without it, which may be held for as long as a driver starts
+  std::atomic<const Driver*> loaded{nullptr};
+};
+Loader& loader() {
+  static Loader* const instance = new Loader;
+  return *instance;
+}
+
+using GetProcAddress = CUresult (*)(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
+
+std::string library_file(DriverKind kind) {
+  if (kind == DriverKind::kCuda) return "libcuda.so.1";
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&library_file), &info) == 0 || info.dli_fname == nullptr)
+    return "libebbtide_sim.so";
+  const std::string own = info.dli_fname;
+  const size_t slash = own.rfind('/');
+  return (slash == std::string::npos ? "" : own.substr(0, slash + 1)) + "libebbtide_sim.so";
+}
+
+void* open_library(DriverKind kind) {
+  const char* override_path = kind == DriverKind::kSim ? std::getenv("EBBTIDE_SIM_LIBRARY") : nullptr;
+  const std::string file = override_path != nullptr ? override_path : library_file(kind);
+  void* library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library != nullptr) return library;
+  const char* reason = ::dlerror();
+  if (kind == DriverKind::kCuda) {
+    throw StateError("no CUDA driver: " + std::string(reason != nullptr ? reason : file) +
+                     ". Install the NVIDIA driver, or set EBBTIDE_DRIVER=sim for the simulated device or "
+                     "EBBTIDE_DRIVER=off to do nothing");
+  }
+  throw StateError("the simulated driver can't be opened: " + std::string(reason != nullptr ? reason : file));
+}
+
+void resolve_all(GetProcAddress get_proc_address, Driver& table) {
+  std::string missing;
+  const auto resolve = [&](const char* name, int version, bool is_required, void** function) {
+    CUdriverProcAddressQueryResult status{};
+    const CUresult result = get_proc_address(name, function, version, CU_GET_PROC_ADDRESS_DEFAULT, &status);
+    if (result == CUDA_SUCCESS && *function != nullptr) return;
+    *function = nullptr;
+    if (is_required) missing += (missing.empty() ? "" : ", ") + std::string(name);
+  };
+  constexpr bool required = true;
+  constexpr bool optional = false;
+#define EBBTIDE_FUNCTION(name, version, need) resolve(#name, version, need, reinterpret_cast<void**>(&table.name));
+#include "driver/functions.def"
+#undef EBBTIDE_FUNCTION
+  if (!missing.empty()) {
+    throw StateError("the CUDA driver lacks " + missing +
+                     ": ebbtide needs the driver of CUDA 12.0 (525.60) or newer; update the NVIDIA driver");
+  }
+}
+
+const Driver* load(DriverKind kind) {
+  void* library = open_library(kind);
+  void* symbol = ::dlsym(library, "cuGetProcAddress_v2");
+  if (symbol == nullptr) {
+    throw StateError(
+        "the CUDA driver is older than CUDA 12.0 (it has no cuGetProcAddress_v2): update the NVIDIA driver to 525.60 "
+        "or newer");
+  }
+  Driver table;
+  resolve_all(reinterpret_cast<GetProcAddress>(symbol), table);
+  const CUresult result = table.cuInit(0);
+  if (result != CUDA_SUCCESS) {
+    const char* text = nullptr;
+    table.cuGetErrorString(result, &text);
+    throw DriverError("the CUDA driver does not start: cuInit gives " + std::to_string(result) +
+                          (text != nullptr ? " (" + std::string(text) + ")" : "") +
+                          ". Look at `nvidia-smi` and CUDA_VISIBLE_DEVICES; `ebbtide doctor` says more",
+                      "cuInit", result, "flags=0");
+  }
+  return new Driver(table);
+}
+
+DriverKind kind_from_name(const char* name) {
+  if (name == nullptr) name = std::getenv("EBBTIDE_DRIVER");
+  if (name == nullptr || *name == '\0' || std::strcmp(name, "auto") == 0 || std::strcmp(name, "cuda") == 0)
+    return DriverKind::kCuda;
+  if (std::strcmp(name, "sim") == 0) return DriverKind::kSim;
+  if (std::strcmp(name, "off") == 0)
+    throw StateError("EBBTIDE_DRIVER=off: ebbtide is switched off, there is no device to use");
+  throw InvalidArgument("unknown driver '" + cut_utf8(name, 64) + "': EBBTIDE_DRIVER is auto, cuda, sim or off");
+}
+
+}  // namespace
+
+void use_driver(const char* name) {
+  const DriverKind kind = kind_from_name(name);
+  Loader& state = loader();
+  const std::lock_guard lock(state.mutex);
+  if (state.loaded.load() != nullptr && state.kind != kind) {
+    throw StateError(std::string("the driver of this process is already ") +
+                     (state.kind == DriverKind::kCuda ? "cuda" : "sim") + ": set EBBTIDE_DRIVER before the first use");
+  }
+  state.kind = kind;
+}
+
+DriverKind driver_kind() noexcept { return loader().kind.load(); }
+
+const char* driver_name() noexcept {
+  switch (driver_kind()) {
+    case DriverKind::kCuda: return "cuda";
+    case DriverKind::kSim: return "sim";
+    case DriverKind::kNone: break;
+  }
+  return "";
+}
+
+const Driver* driver_if_loaded() noexcept { return loader().loaded.load(std::memory_order_acquire); }
+
+const Driver& driver() {
+  Loader& state = loader();
+  if (const Driver* table = state.loaded.load(std::memory_order_acquire)) return *table;
+  const std::lock_guard lock(state.mutex);
+  if (const Driver* table = state.loaded.load()) return *table;
+  if (state.kind == DriverKind::kNone) state.kind = kind_from_name(nullptr);
+  const Driver* table = load(state.kind);
+  state.loaded.store(table, std::memory_order_release);
+  return *table;
+}
+
+const char* result_name(CUresult result) noexcept {
+  const Driver* table = driver_if_loaded();
+  const char* name = nullptr;
+  return table != nullptr && table->cuGetErrorName(result, &name) == CUDA_SUCCESS && name != nullptr
+             ? name
+             : "a CUDA error without a name";
+}
+
+void throw_driver_error(const char* call, CUresult result, const std::string& arguments) {
+  throw DriverError(std::string(call) + "(" + arguments + ") failed with " + result_name(result) + " (" +
+                        std::to_string(result) + ")",
+                    call, result, arguments);
+}
+
+}  // namespace ebbtide

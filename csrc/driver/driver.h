@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <string>
+
+// The table of driver functions. Nothing here links libcuda: it is opened at first use, from the name that use_driver chose.
+//
+// Relied on: libcuda.so.1 of CUDA 12.0 and later exports cuGetProcAddress_v2; it answers each name at the version asked for, so one binary serves all later drivers.
+namespace ebbtide {
+
+struct Driver {
+#define EBBTIDE_FUNCTION(name, version, need) decltype(&::name) name = nullptr;
+#include "driver/functions.def"
+#undef EBBTIDE_FUNCTION
+};
+
+enum class DriverKind { kNone, kCuda, kSim };
+
+// Which library driver() will open. Throws StateError once another kind is loaded, InvalidArgument for an unknown name.
+// name: "cuda", "sim", or null for EBBTIDE_DRIVER ("auto" and unset mean "cuda").
+void use_driver(const char* name);
+DriverKind driver_kind() noexcept;
+const char* driver_name() noexcept;
+
+// The loaded table. The first call opens the library, resolves every function and calls cuInit. Throws StateError with one clear sentence when there is no
+// library, when it is too old, or when a required function is missing; it may be called again after that. The reference stays valid for ever.
+const Driver& driver();
+
+// The loaded table or null: for paths that must not load anything (exit, reporting).
+const Driver* driver_if_loaded() noexcept;
+
+// Throws DriverError for result != CUDA_SUCCESS. arguments: "ptr=0x.., size=..".
+[[noreturn]] void throw_driver_error(const char* call, CUresult result, const std::string& arguments);
+inline void check(CUresult result, const char* call, const std::string& arguments = "") {
+  if (result != CUDA_SUCCESS) throw_driver_error(call, result, arguments);
+}
+// "CUDA_ERROR_OUT_OF_MEMORY"; needs no memory.
+const char* result_name(CUresult result) noexcept;
+
+}  // namespace ebbtide
