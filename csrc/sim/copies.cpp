@@ -1,0 +1,236 @@
+// Copies and fills.
+//
+// A range is looked up when the call is made and again when the work runs: what is not there at the call is an invalid
+// value, what has gone by then is the context's sticky "illegal address". Bytes move without the lock, between files and
+// the caller's memory; the blocks are held meanwhile.
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "sim/entry.h"
+#include "sim/simulator.h"
+
+namespace ebbtide::sim {
+namespace {
+
+constexpr uint64_t kBounceBytes = 1 << 20;
+
+// A piece of a block, or of this process's memory where `block` is null.
+struct Span {
+  Block block;
+  uint64_t position;
+  uint64_t size;
+};
+using Spans = std::vector<Span>;
+
+struct Address {
+  uint64_t value;
+  bool is_device;
+};
+
+// Every loop over a file or a caller's memory ends in one of these two; a bad address is EFAULT, not a signal.
+bool read_file(const Span& from, void* to) {
+  auto* target = static_cast<char*>(to);
+  for (uint64_t done = 0; done < from.size;) {
+    const ssize_t step =
+        pread(from.block->backing->fd, target + done, from.size - done, static_cast<off_t>(from.position + done));
+    if (step <= 0) return false;
+    done += static_cast<uint64_t>(step);
+  }
+  return true;
+}
+
+bool write_file(const void* from, const Span& to) {
+  const auto* source = static_cast<const char*>(from);
+  for (uint64_t done = 0; done < to.size;) {
+    const ssize_t step =
+        pwrite(to.block->backing->fd, source + done, to.size - done, static_cast<off_t>(to.position + done));
+    if (step <= 0) return false;
+    done += static_cast<uint64_t>(step);
+  }
+  return true;
+}
+
+bool move_piece(const Span& to, const Span& from) {
+  void* target = reinterpret_cast<void*>(to.position);
+  const void* source = reinterpret_cast<const void*>(from.position);
+  if (to.block == nullptr && from.block == nullptr) {
+    std::memmove(target, source, to.size);
+    return true;
+  }
+  if (to.block == nullptr) return read_file(from, target);
+  if (from.block == nullptr) return write_file(source, to);
+  std::vector<char> bounce(std::min(kBounceBytes, to.size));
+  for (uint64_t done = 0; done < to.size; done += bounce.size()) {
+    const uint64_t step = std::min<uint64_t>(bounce.size(), to.size - done);
+    if (!read_file({from.block, from.position + done, step}, bounce.data())) return false;
+    if (!write_file(bounce.data(), {to.block, to.position + done, step})) return false;
+  }
+  return true;
+}
+
+bool move_bytes(const Spans& to, const Spans& from, uint64_t size) {
+  size_t to_index = 0, from_index = 0;
+  uint64_t to_done = 0, from_done = 0;
+  while (size > 0) {
+    const Span& target = to[to_index];
+    const Span& source = from[from_index];
+    const uint64_t step = std::min(target.size - to_done, source.size - from_done);
+    if (!move_piece({target.block, target.position + to_done, step},
+                    {source.block, source.position + from_done, step})) {
+      return false;
+    }
+    size -= step;
+    if ((to_done += step) == target.size) ++to_index, to_done = 0;
+    if ((from_done += step) == source.size) ++from_index, from_done = 0;
+  }
+  return true;
+}
+
+bool fill_bytes(const Spans& to, unsigned char value) {
+  std::vector<char> pattern(kBounceBytes, static_cast<char>(value));
+  for (const Span& span : to) {
+    for (uint64_t done = 0; done < span.size; done += kBounceBytes) {
+      const uint64_t step = std::min(kBounceBytes, span.size - done);
+      if (!move_piece({span.block, span.position + done, step},
+                      {nullptr, reinterpret_cast<uint64_t>(pattern.data()), step})) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+// Nothing when the range may not be used this way now.
+std::optional<Spans> resolve(Lock&, const Address& address, uint64_t size, AccessKind kind, int device) {
+  const AddressSpace& space = simulator().address_space;
+  const bool is_simulated = space.find_reservation(address.value).has_value();
+  if (!is_simulated && (!address.is_device || simulator().host_memory.holds(address.value, size))) {
+    return Spans{{nullptr, address.value, size}};
+  }
+  const auto ranges = space.resolve(address.value, size, kind, device);
+  if (!ranges) return std::nullopt;
+  Spans spans;
+  for (const BlockRange& range : *ranges) spans.push_back({range.block, range.offset, range.size});
+  return spans;
+}
+
+struct Copy {
+  Address to;
+  Address from;
+  uint64_t size;
+  int device;
+
+  bool is_allowed(Lock& lock) const {
+    return resolve(lock, to, size, AccessKind::kWrite, device) && resolve(lock, from, size, AccessKind::kRead, device);
+  }
+
+  bool run(Lock& lock) const {
+    auto target = resolve(lock, to, size, AccessKind::kWrite, device);
+    auto source = resolve(lock, from, size, AccessKind::kRead, device);
+    if (!target || !source) return false;
+    const Unlocked unlocked(lock);
+    return move_bytes(*target, *source, size);
+  }
+};
+
+CUresult copy_now(Address to, Address from, size_t size) {
+  if (size == 0) return CUDA_SUCCESS;
+  Lock lock(simulator().mutex);
+  StreamRef legacy;
+  Streams& streams = simulator().streams;
+  if (const CUresult wrong = streams.find(lock, nullptr, legacy); wrong != CUDA_SUCCESS) return wrong;
+  const Copy copy{to, from, size, device_of_context(lock, 0)};
+  if (!copy.is_allowed(lock)) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult failed = streams.synchronize(lock, legacy); failed != CUDA_SUCCESS) return failed;
+  return copy.run(lock) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult copy_later(Address to, Address from, size_t size, CUstream handle) {
+  Lock lock(simulator().mutex);
+  StreamRef stream;
+  if (const CUresult wrong = simulator().streams.find(lock, handle, stream); wrong != CUDA_SUCCESS) return wrong;
+  const Copy copy{to, from, size, device_of_context(lock, stream->context)};
+  if (size == 0) return CUDA_SUCCESS;
+  if (!copy.is_allowed(lock)) return CUDA_ERROR_INVALID_VALUE;
+  return simulator().streams.submit(
+      lock, stream, [copy](Lock& held) { return copy.run(held) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS; });
+}
+
+CUresult htod(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount) {
+  return copy_now({dstDevice, true}, {reinterpret_cast<uint64_t>(srcHost), false}, ByteCount);
+}
+
+CUresult dtoh(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount) {
+  return copy_now({reinterpret_cast<uint64_t>(dstHost), false}, {srcDevice, true}, ByteCount);
+}
+
+CUresult htod_async(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount, CUstream hStream) {
+  return copy_later({dstDevice, true}, {reinterpret_cast<uint64_t>(srcHost), false}, ByteCount, hStream);
+}
+
+CUresult dtoh_async(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
+  return copy_later({reinterpret_cast<uint64_t>(dstHost), false}, {srcDevice, true}, ByteCount, hStream);
+}
+
+CUresult dtod_async(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
+  return copy_later({dstDevice, true}, {srcDevice, true}, ByteCount, hStream);
+}
+
+CUresult memset_async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream) {
+  Lock lock(simulator().mutex);
+  StreamRef stream;
+  if (const CUresult wrong = simulator().streams.find(lock, hStream, stream); wrong != CUDA_SUCCESS) return wrong;
+  const int device = device_of_context(lock, stream->context);
+  const Address to{dstDevice, true};
+  if (N == 0) return CUDA_SUCCESS;
+  if (!resolve(lock, to, N, AccessKind::kWrite, device)) return CUDA_ERROR_INVALID_VALUE;
+  return simulator().streams.submit(lock, stream, [to, uc, N, device](Lock& held) {
+    const auto target = resolve(held, to, N, AccessKind::kWrite, device);
+    if (!target) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    const Unlocked unlocked(held);
+    return fill_bytes(*target, uc) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
+  });
+}
+
+}  // namespace
+}  // namespace ebbtide::sim
+
+using namespace ebbtide::sim;
+
+EBBTIDE_SIM_EXPORT CUresult cuMemcpyHtoD(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount) {
+  EBBTIDE_SIM_FORWARD(cuMemcpyHtoD, kContext, htod, dstDevice, srcHost, ByteCount);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemcpyDtoH(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount) {
+  EBBTIDE_SIM_FORWARD(cuMemcpyDtoH, kContext, dtoh, dstHost, srcDevice, ByteCount);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemcpyHtoDAsync(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount,
+                                              CUstream hStream) {
+  EBBTIDE_SIM_FORWARD(cuMemcpyHtoDAsync, kDriver, htod_async, dstDevice, srcHost, ByteCount, hStream);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemcpyDtoHAsync(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount,
+                                              CUstream hStream) {
+  EBBTIDE_SIM_FORWARD(cuMemcpyDtoHAsync, kDriver, dtoh_async, dstHost, srcDevice, ByteCount, hStream);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemcpyDtoDAsync(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount,
+                                              CUstream hStream) {
+  EBBTIDE_SIM_FORWARD(cuMemcpyDtoDAsync, kDriver, dtod_async, dstDevice, srcDevice, ByteCount, hStream);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream) {
+  EBBTIDE_SIM_FORWARD(cuMemsetD8Async, kDriver, memset_async, dstDevice, uc, N, hStream);
+}
+
+EBBTIDE_SIM_PLAIN_NAME(cuMemcpyHtoD);
+EBBTIDE_SIM_PLAIN_NAME(cuMemcpyDtoH);
+EBBTIDE_SIM_PLAIN_NAME(cuMemcpyHtoDAsync);
+EBBTIDE_SIM_PLAIN_NAME(cuMemcpyDtoHAsync);
+EBBTIDE_SIM_PLAIN_NAME(cuMemcpyDtoDAsync);

@@ -1,0 +1,41 @@
+// Pinned host memory: what cuMemHostAlloc made and what cuMemHostRegister was told of.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <utility>
+
+namespace ebbtide::sim {
+
+struct PinnedRange {
+  uint64_t size;
+  uint64_t context;
+  bool is_registered;
+};
+
+class HostMemory {
+ public:
+  CUresult allocate(uint64_t& address, uint64_t size, uint64_t context);
+  CUresult free_block(uint64_t address);
+  CUresult register_range(uint64_t address, uint64_t size, uint64_t context);
+  CUresult unregister_range(uint64_t address);
+  void free_of_context(uint64_t context);
+
+  // The pinned range that holds this address, and its start.
+  std::optional<std::pair<uint64_t, PinnedRange>> find(uint64_t address) const;
+  // Whether all of the range is pinned in one piece.
+  bool holds(uint64_t address, uint64_t size) const;
+
+  uint64_t allocated_count() const;
+  uint64_t allocated_bytes() const;
+  uint64_t registered_count() const { return ranges_.size() - allocated_count(); }
+  void reset();
+
+ private:
+  std::map<uint64_t, PinnedRange> ranges_;
+};
+
+}  // namespace ebbtide::sim

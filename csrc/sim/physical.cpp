@@ -1,0 +1,211 @@
+#include "sim/physical.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <string>
+
+#include "sim/entry.h"
+#include "sim/simulator.h"
+
+namespace ebbtide::sim {
+namespace {
+
+// Far more than any test creates in one process: offsets are never used twice.
+constexpr off_t kBackingBytes = 1ll << 50;
+
+// "512MiB", "1GiB", "64M" or plain bytes; 0 when it is none of them.
+uint64_t parse_bytes(const char* text) {
+  char* end = nullptr;
+  const double number = std::strtod(text, &end);
+  uint64_t unit = 1;
+  switch (std::toupper(static_cast<unsigned char>(*end))) {
+    case 'K': unit = 1ull << 10; break;
+    case 'M': unit = 1ull << 20; break;
+    case 'G': unit = 1ull << 30; break;
+    case 'T': unit = 1ull << 40; break;
+    case '\0': break;
+    default: return 0;
+  }
+  return number > 0 ? static_cast<uint64_t>(number * static_cast<double>(unit)) : 0;
+}
+
+uint64_t capacity_from_environment() {
+  const char* text = std::getenv("EBBTIDE_SIM_CAPACITY");
+  const uint64_t bytes = text == nullptr ? 0 : parse_bytes(text);
+  return bytes == 0 ? kDefaultCapacity : bytes;
+}
+
+int device_count_from_environment() {
+  const char* text = std::getenv("EBBTIDE_SIM_DEVICES");
+  return text == nullptr ? 1 : std::clamp(std::atoi(text), 0, kMaxDevices);
+}
+
+}  // namespace
+
+std::shared_ptr<Backing> Backing::make(const char* name) {
+  const int fd = memfd_create(name, MFD_CLOEXEC);
+  if (fd < 0) return nullptr;
+  if (ftruncate(fd, kBackingBytes) != 0) {
+    close(fd);
+    return nullptr;
+  }
+  return std::make_shared<Backing>(fd);
+}
+
+Backing::~Backing() { close(fd); }
+
+PhysicalBlock::PhysicalBlock(std::shared_ptr<Backing> file, uint64_t size_bytes, CUmemLocation where, uint64_t handle)
+    : backing(std::move(file)), offset(backing->next_offset), size(size_bytes), location(where), id(handle) {
+  backing->next_offset += size;
+  backing->used_bytes += size;
+}
+
+PhysicalBlock::~PhysicalBlock() {
+  fallocate(backing->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+            static_cast<off_t>(size));
+  backing->used_bytes -= size;
+}
+
+PhysicalMemory::PhysicalMemory() { reset(); }
+
+void PhysicalMemory::reset() {
+  handles_.clear();
+  devices_.clear();
+  host_ = nullptr;
+  set_device_count(device_count_from_environment());
+}
+
+void PhysicalMemory::set_device_count(int count) {
+  device_count_ = std::clamp(count, 0, kMaxDevices);
+  for (int device = 0; device < kMaxDevices; ++device) {
+    devices_.try_emplace(device, Device{.capacity = capacity_from_environment(), .backing = nullptr});
+  }
+}
+
+CUresult PhysicalMemory::open() {
+  if (host_ == nullptr) host_ = Backing::make("ebbtide-sim-host");
+  if (host_ == nullptr) return CUDA_ERROR_OPERATING_SYSTEM;
+  for (int device = 0; device < device_count_; ++device) {
+    auto& backing = devices_.at(device).backing;
+    if (backing == nullptr) backing = Backing::make("ebbtide-sim-device");
+    if (backing == nullptr) return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  return CUDA_SUCCESS;
+}
+
+uint64_t PhysicalMemory::capacity(int device) const { return devices_.at(device).capacity; }
+
+uint64_t PhysicalMemory::free_bytes(int device) const {
+  const Device& state = devices_.at(device);
+  const uint64_t used = state.foreign_bytes + (state.backing ? state.backing->used_bytes.load() : 0);
+  return used >= state.capacity ? 0 : state.capacity - used;
+}
+
+uint64_t PhysicalMemory::device_bytes() const {
+  uint64_t total = 0;
+  for (const auto& [device, state] : devices_) {
+    if (state.backing != nullptr) total += state.backing->used_bytes;
+  }
+  return total;
+}
+
+CUresult PhysicalMemory::check_location(const CUmemLocation& location) const {
+  switch (location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+      return location.id >= 0 && location.id < device_count_ ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+    case CU_MEM_LOCATION_TYPE_HOST: return CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA: return location.id == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    default: return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+CUresult PhysicalMemory::allocate(uint64_t size, CUmemLocation location, uint64_t id, Block& block) {
+  const bool is_on_device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  if (is_on_device && size > free_bytes(location.id)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const auto& backing = is_on_device ? devices_.at(location.id).backing : host_;
+  if (size > static_cast<uint64_t>(kBackingBytes) - backing->next_offset) return CUDA_ERROR_OUT_OF_MEMORY;
+  block = std::make_shared<PhysicalBlock>(backing, size, location, id);
+  return CUDA_SUCCESS;
+}
+
+CUresult PhysicalMemory::create(uint64_t& handle, uint64_t size, const CUmemAllocationProp* prop, uint64_t flags,
+                                uint64_t new_id) {
+  if (prop == nullptr || flags != 0 || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult wrong = check_location(prop->location); wrong != CUDA_SUCCESS) return wrong;
+  if (size == 0 || size % kGranularity != 0) return CUDA_ERROR_INVALID_VALUE;
+  Block block;
+  if (const CUresult failed = allocate(size, prop->location, new_id, block); failed != CUDA_SUCCESS) return failed;
+  retain(block);
+  handle = block->id;
+  return CUDA_SUCCESS;
+}
+
+void PhysicalMemory::retain(const Block& block) {
+  ++block->handle_references;
+  handles_[block->id] = block;
+}
+
+CUresult PhysicalMemory::release(uint64_t handle) {
+  const auto found = handles_.find(handle);
+  if (found == handles_.end()) return CUDA_ERROR_INVALID_VALUE;
+  if (--found->second->handle_references == 0) handles_.erase(found);
+  return CUDA_SUCCESS;
+}
+
+Block PhysicalMemory::find(uint64_t handle) const {
+  const auto found = handles_.find(handle);
+  return found == handles_.end() ? nullptr : found->second;
+}
+
+namespace {
+
+CUresult granularity_of(size_t* granularity, const CUmemAllocationProp* prop, CUmemAllocationGranularity_flags option) {
+  if (granularity == nullptr || prop == nullptr || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM && option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  // The driver does not look at the location here.
+  *granularity = kGranularity;
+  return CUDA_SUCCESS;
+}
+
+CUresult create_handle(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* prop,
+                       unsigned long long flags) {
+  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(simulator().mutex);
+  uint64_t created = 0;
+  const CUresult result = simulator().physical.create(created, size, prop, flags, simulator().next_id());
+  if (result == CUDA_SUCCESS) *handle = created;
+  return result;
+}
+
+CUresult release_handle(CUmemGenericAllocationHandle handle) {
+  Lock lock(simulator().mutex);
+  return simulator().physical.release(handle);
+}
+
+}  // namespace
+}  // namespace ebbtide::sim
+
+using namespace ebbtide::sim;
+
+EBBTIDE_SIM_EXPORT CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp* prop,
+                                                          CUmemAllocationGranularity_flags option) {
+  EBBTIDE_SIM_FORWARD(cuMemGetAllocationGranularity, kDriver, granularity_of, granularity, prop, option);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size,
+                                        const CUmemAllocationProp* prop, unsigned long long flags) {
+  EBBTIDE_SIM_FORWARD(cuMemCreate, kDriver, create_handle, handle, size, prop, flags);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  EBBTIDE_SIM_FORWARD(cuMemRelease, kDriver, release_handle, handle);
+}

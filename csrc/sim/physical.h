@@ -1,0 +1,90 @@
+// Physical memory: blocks of a sparse file.
+//
+// - Every device has one memfd, the host another. Offsets only grow, and a block's pages are punched out when its last
+//   holder (a handle, a mapping, a copy that runs) goes: so fresh memory reads zeros, as on the real device.
+// - Bytes are moved with pread and pwrite, never through an address: no copy can fault, whatever is mapped meanwhile.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+namespace ebbtide::sim {
+
+constexpr uint64_t kGranularity = 2 << 20;
+constexpr uint64_t kDefaultCapacity = 1ull << 30;
+constexpr int kMaxDevices = 64;
+
+struct Backing {
+  static std::shared_ptr<Backing> make(const char* name);
+  explicit Backing(int file) : fd(file) {}
+  ~Backing();
+  Backing(const Backing&) = delete;
+  Backing& operator=(const Backing&) = delete;
+
+  const int fd;
+  uint64_t next_offset = 0;
+  std::atomic<uint64_t> used_bytes{0};
+};
+
+struct PhysicalBlock {
+  PhysicalBlock(std::shared_ptr<Backing> file, uint64_t size_bytes, CUmemLocation where, uint64_t handle);
+  ~PhysicalBlock();
+  PhysicalBlock(const PhysicalBlock&) = delete;
+  PhysicalBlock& operator=(const PhysicalBlock&) = delete;
+
+  bool is_on_device() const { return location.type == CU_MEM_LOCATION_TYPE_DEVICE; }
+
+  const std::shared_ptr<Backing> backing;
+  const uint64_t offset;
+  const uint64_t size;
+  const CUmemLocation location;
+  const uint64_t id;
+  uint64_t handle_references = 0;
+};
+
+using Block = std::shared_ptr<PhysicalBlock>;
+
+class PhysicalMemory {
+ public:
+  PhysicalMemory();
+
+  // Opens the files of all devices; an operating-system error when that fails.
+  CUresult open();
+  // Memory that no handle names; checks the capacity, not the size.
+  CUresult allocate(uint64_t size, CUmemLocation location, uint64_t id, Block& block);
+
+  CUresult create(uint64_t& handle, uint64_t size, const CUmemAllocationProp* prop, uint64_t flags, uint64_t new_id);
+  CUresult release(uint64_t handle);
+  void retain(const Block& block);
+  Block find(uint64_t handle) const;
+  CUresult check_location(const CUmemLocation& location) const;
+
+  int device_count() const { return device_count_; }
+  void set_device_count(int count);
+  void set_capacity(int device, uint64_t bytes) { devices_[device].capacity = bytes; }
+  void set_foreign_bytes(int device, uint64_t bytes) { devices_[device].foreign_bytes = bytes; }
+  uint64_t capacity(int device) const;
+  uint64_t free_bytes(int device) const;
+  uint64_t device_bytes() const;
+  uint64_t handle_count() const { return handles_.size(); }
+  // Gives every handle back and reads the environment again.
+  void reset();
+
+ private:
+  struct Device {
+    uint64_t capacity;
+    uint64_t foreign_bytes = 0;
+    std::shared_ptr<Backing> backing;
+  };
+
+  int device_count_ = 1;
+  std::map<int, Device> devices_;
+  std::shared_ptr<Backing> host_;
+  std::map<uint64_t, Block> handles_;
+};
+
+}  // namespace ebbtide::sim

@@ -1,0 +1,88 @@
+// What the driver says of a pointer.
+#include "sim/entry.h"
+#include "sim/simulator.h"
+
+namespace ebbtide::sim {
+namespace {
+
+struct PointerFacts {
+  CUmemorytype type;
+  uint64_t start;
+  uint64_t size;
+  int device;
+  uint64_t context;
+};
+
+// Nothing for pointers that the driver does not know.
+std::optional<PointerFacts> facts_of(uint64_t address) {
+  const AddressSpace& space = simulator().address_space;
+  if (const auto mapping = space.find_mapping(address)) {
+    const PhysicalBlock& block = *mapping->second->block;
+    const auto reservation = space.find_reservation(address);
+    const auto& linear = reservation->second->linear;
+    const bool is_on_device = block.is_on_device();
+    return PointerFacts{is_on_device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST,
+                        linear ? reservation->first : mapping->first,
+                        linear ? linear->requested_bytes : mapping->second->size, is_on_device ? block.location.id : 0,
+                        linear ? linear->context : 0};
+  }
+  if (const auto pinned = simulator().host_memory.find(address)) {
+    return PointerFacts{CU_MEMORYTYPE_HOST, pinned->first, pinned->second.size, 0, pinned->second.context};
+  }
+  return std::nullopt;
+}
+
+template <typename T>
+CUresult answer(void* data, T value) {
+  *static_cast<T*>(data) = value;
+  return CUDA_SUCCESS;
+}
+
+CUresult pointer_attribute(void* data, CUpointer_attribute attribute, CUdeviceptr ptr) {
+  if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(simulator().mutex);
+  const auto facts = facts_of(ptr);
+  if (!facts) {
+    if (attribute == CU_POINTER_ATTRIBUTE_MAPPED) return answer<int>(data, 0);
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: return answer<CUcontext>(data, handle_of<CUcontext>(facts->context));
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: return answer<unsigned int>(data, facts->type);
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: return answer<CUdeviceptr>(data, ptr);
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      if (facts->type != CU_MEMORYTYPE_HOST) return CUDA_ERROR_INVALID_VALUE;
+      return answer<uint64_t>(data, ptr);
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: return answer<unsigned int>(data, 0);
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return answer<int>(data, facts->device);
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return answer<CUdeviceptr>(data, facts->start);
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return answer<size_t>(data, facts->size);
+    case CU_POINTER_ATTRIBUTE_MAPPED: return answer<int>(data, 1);
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+  }
+}
+
+CUresult address_range(CUdeviceptr* pbase, size_t* psize, CUdeviceptr dptr) {
+  Lock lock(simulator().mutex);
+  const auto facts = facts_of(dptr);
+  if (!facts) return CUDA_ERROR_NOT_FOUND;
+  // The real driver answers base 0 for host memory behind a device address.
+  if (pbase != nullptr) *pbase = facts->type == CU_MEMORYTYPE_HOST ? 0 : facts->start;
+  if (psize != nullptr) *psize = facts->size;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+}  // namespace ebbtide::sim
+
+using namespace ebbtide::sim;
+
+EBBTIDE_SIM_EXPORT CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr ptr) {
+  EBBTIDE_SIM_FORWARD(cuPointerGetAttribute, kDriver, pointer_attribute, data, attribute, ptr);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemGetAddressRange(CUdeviceptr* pbase, size_t* psize, CUdeviceptr dptr) {
+  EBBTIDE_SIM_FORWARD(cuMemGetAddressRange, kContext, address_range, pbase, psize, dptr);
+}
+
+EBBTIDE_SIM_PLAIN_NAME(cuMemGetAddressRange);

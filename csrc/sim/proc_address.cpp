@@ -1,0 +1,83 @@
+// cuGetProcAddress, in the two shapes that clients ask for: 4 arguments since 11.3, 5 arguments since 12.0.
+#include <cstring>
+
+#include "sim/entry.h"
+#include "sim/rules.h"
+#include "sim/simulator.h"
+
+#undef cuGetProcAddress
+
+EBBTIDE_SIM_EXPORT CUresult cuGetProcAddress(const char* symbol, void** pfn, int cudaVersion, cuuint64_t flags);
+EBBTIDE_SIM_EXPORT CUresult cuGetProcAddress_v2(const char* symbol, void** pfn, int cudaVersion, cuuint64_t flags,
+                                                CUdriverProcAddressQueryResult* symbolStatus);
+
+namespace ebbtide::sim {
+namespace {
+
+struct Function {
+  const char* name;
+  int least_version;
+  void* address;
+};
+
+const Function kFunctions[] = {
+    // Newest shape first: the first whose least version is met is the answer.
+    {"cuGetProcAddress", 12000, reinterpret_cast<void*>(&cuGetProcAddress_v2)},
+    {"cuGetProcAddress", 11030,
+     reinterpret_cast<void*>(static_cast<CUresult (*)(const char*, void**, int, cuuint64_t)>(&cuGetProcAddress))},
+#define EBBTIDE_FUNCTION(name, least_version, necessity) {#name, least_version, reinterpret_cast<void*>(&name)},
+#include "driver/functions.def"
+#undef EBBTIDE_FUNCTION
+};
+
+constexpr cuuint64_t kKnownFlags = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+
+CUdriverProcAddressQueryResult look_up(const char* symbol, int version, void** address) {
+  int driver_version;
+  {
+    Lock lock(simulator().mutex);
+    driver_version = simulator().driver_version;
+  }
+  auto status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+  if (rules().is_hidden(symbol)) return status;
+  for (const Function& function : kFunctions) {
+    if (std::strcmp(function.name, symbol) != 0 || function.least_version > driver_version) continue;
+    if (version >= function.least_version) {
+      *address = function.address;
+      return CU_GET_PROC_ADDRESS_SUCCESS;
+    }
+    status = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
+  }
+  return status;
+}
+
+CUresult get_address(const char* symbol, void** pfn, int cudaVersion, cuuint64_t flags,
+                     CUdriverProcAddressQueryResult* symbolStatus) {
+  if (symbol == nullptr || pfn == nullptr || (flags & ~kKnownFlags) != 0) return CUDA_ERROR_INVALID_VALUE;
+  *pfn = nullptr;
+  const auto status = look_up(symbol, cudaVersion, pfn);
+  // Not to know a name is no error in this shape, whether the caller wants the status or not.
+  if (symbolStatus != nullptr) *symbolStatus = status;
+  return CUDA_SUCCESS;
+}
+
+CUresult get_address_legacy(const char* symbol, void** pfn, int cudaVersion, cuuint64_t flags) {
+  void* found = nullptr;
+  const CUresult result = get_address(symbol, pfn == nullptr ? nullptr : &found, cudaVersion, flags, nullptr);
+  if (found != nullptr) *pfn = found;
+  return result == CUDA_SUCCESS && found == nullptr ? CUDA_ERROR_NOT_FOUND : result;
+}
+
+}  // namespace
+}  // namespace ebbtide::sim
+
+using namespace ebbtide::sim;
+
+EBBTIDE_SIM_EXPORT CUresult cuGetProcAddress(const char* symbol, void** pfn, int cudaVersion, cuuint64_t flags) {
+  EBBTIDE_SIM_FORWARD(cuGetProcAddress, kAnytime, get_address_legacy, symbol, pfn, cudaVersion, flags);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuGetProcAddress_v2(const char* symbol, void** pfn, int cudaVersion, cuuint64_t flags,
+                                                CUdriverProcAddressQueryResult* symbolStatus) {
+  EBBTIDE_SIM_FORWARD(cuGetProcAddress_v2, kAnytime, get_address, symbol, pfn, cudaVersion, flags, symbolStatus);
+}
