@@ -1,0 +1,101 @@
+#include "vmm/limbo.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#include "base/log.h"
+
+namespace ebbtide::limbo {
+namespace {
+
+enum class Kind { kUnmap, kRelease, kAddressFree, kHostFree };
+
+struct Undo {
+  Kind kind;
+  uint64_t object;  // address or handle
+  size_t size_bytes = 0;
+  int device = -1;
+  CUmemGenericAllocationHandle handle = 0;  // the memory that is held meanwhile, if any
+};
+
+struct State {
+  std::mutex mutex;
+  std::vector<Undo> undos;
+  std::atomic<size_t> count{0};
+};
+State& state() {
+  static State* const instance = new State;
+  return *instance;
+}
+
+void add(Undo undo) noexcept {
+  try {
+    const std::lock_guard lock(state().mutex);
+    state().undos.push_back(undo);
+    state().count.store(state().undos.size());
+  } catch (...) {
+    log_line(LogLevel::kWarning, {"a driver object could not be given back and not be remembered: it leaks"});
+  }
+}
+
+CUresult perform(const Driver& table, const Undo& undo) {
+  switch (undo.kind) {
+    case Kind::kUnmap: return table.cuMemUnmap(undo.object, undo.size_bytes);
+    case Kind::kRelease: return table.cuMemRelease(undo.object);
+    case Kind::kAddressFree: return table.cuMemAddressFree(undo.object, undo.size_bytes);
+    case Kind::kHostFree: return table.cuMemFreeHost(reinterpret_cast<void*>(undo.object));
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+void add_unmap(CUdeviceptr address, size_t size_bytes, CUmemGenericAllocationHandle handle, int device) noexcept {
+  add({Kind::kUnmap, address, size_bytes, device, handle});
+}
+void add_release(CUmemGenericAllocationHandle handle, size_t size_bytes, int device) noexcept {
+  add({Kind::kRelease, handle, size_bytes, device, handle});
+}
+void add_address_free(CUdeviceptr address, size_t size_bytes) noexcept {
+  add({Kind::kAddressFree, address, size_bytes});
+}
+
+void add_host_free(void* bytes) noexcept { add({Kind::kHostFree, reinterpret_cast<uint64_t>(bytes)}); }
+
+void retry(bool may_free_host_memory) noexcept {
+  if (count() == 0) return;
+  const Driver* table = driver_if_loaded();
+  if (table == nullptr) return;
+  const std::lock_guard lock(state().mutex);
+  std::vector<Undo>& undos = state().undos;
+  // In place and in order: needs no memory.
+  std::erase_if(undos, [&](const Undo& undo) {
+    if (undo.kind == Kind::kHostFree && !may_free_host_memory) return false;
+    const CUresult result = perform(*table, undo);
+    return result == CUDA_SUCCESS || result == CUDA_ERROR_DEINITIALIZED;
+  });
+  state().count.store(undos.size());
+}
+
+size_t count() noexcept { return state().count.load(); }
+
+uint64_t held_bytes(int device) noexcept {
+  if (count() == 0) return 0;
+  const std::lock_guard lock(state().mutex);
+  const std::vector<Undo>& undos = state().undos;
+  // One handle may wait for both its unmap and its release: the unmap comes first, and counts.
+  const auto is_counted = [&](const Undo& undo) {
+    return undo.kind == Kind::kUnmap || std::none_of(undos.begin(), undos.end(), [&](const Undo& other) {
+             return other.kind == Kind::kUnmap && other.handle == undo.handle;
+           });
+  };
+  uint64_t total = 0;
+  for (const Undo& undo : undos) {
+    if (undo.handle != 0 && undo.device == device && is_counted(undo)) total += undo.size_bytes;
+  }
+  return total;
+}
+
+}  // namespace ebbtide::limbo

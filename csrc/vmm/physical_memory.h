@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+#include "driver/driver.h"
+
+namespace ebbtide {
+
+// Owns one driver handle: physical memory with no address of its own. Releasing it while it is mapped is legal, the mapping keeps the memory.
+//
+// Relied on: the memory of a new handle reads as zeros (FACTS.md, section 4).
+class PhysicalMemory {
+ public:
+  PhysicalMemory() = default;
+  // On the device; size_bytes: a multiple of granularity(device). Throws DriverError (code CUDA_ERROR_OUT_OF_MEMORY where there is too little).
+  static PhysicalMemory create_on_device(size_t size_bytes, int device);
+  PhysicalMemory(PhysicalMemory&& other) noexcept
+      : handle_(std::exchange(other.handle_, 0)),
+        size_bytes_(std::exchange(other.size_bytes_, 0)),
+        device_(other.device_) {}
+  PhysicalMemory& operator=(PhysicalMemory&& other) noexcept;
+  ~PhysicalMemory();
+
+  bool has_handle() const { return size_bytes_ != 0; }
+  CUmemGenericAllocationHandle handle() const { return handle_; }
+  size_t size_bytes() const { return size_bytes_; }
+  int device() const { return device_; }
+
+  // Gives the memory back now. Throws DriverError and keeps the handle when the driver refuses.
+  void release();
+
+ private:
+  CUmemGenericAllocationHandle handle_ = 0;
+  size_t size_bytes_ = 0;
+  int device_ = -1;
+};
+
+// The unit of physical memory and addresses on a device, bytes. Asked once per device.
+size_t granularity(int device);
+// Whether handles on this device can be made usable by GPUDirect RDMA.
+bool is_rdma_capable(int device);
+
+}  // namespace ebbtide
