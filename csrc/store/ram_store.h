@@ -1,0 +1,13 @@
+#pragma once
+
+#include "store/store.h"
+
+namespace ebbtide {
+
+// Anonymous memory in huge pages where the system has them. Nothing is pinned; the memory goes back to the system with the backup.
+class RamStore : public Store {
+ public:
+  std::unique_ptr<Backup> open(size_t size_bytes) override;
+};
+
+}  // namespace ebbtide

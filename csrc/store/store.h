@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+// Where bytes go while they are away. The lowest seam of this layer: a store opens backups, a backup keeps the bytes of one allocation, addressed by offset.
+// Budgets are the caller's: a store takes what it is told to.
+namespace ebbtide {
+
+enum class BackupKind { kNone = 0, kRam = 1, kPinned = 2, kDisk = 3 };
+
+class Backup {
+ public:
+  virtual ~Backup() = default;
+  // offset + size_bytes lie within the backup. May be called by several threads at once on disjoint ranges. Throw StoreError; what was written before stays whole.
+  virtual void write(size_t offset, const std::byte* bytes, size_t size_bytes) = 0;
+  virtual void read(size_t offset, std::byte* bytes, size_t size_bytes) const = 0;
+  // The bytes of this range are not wanted any more: the store may give their memory back; read() of them is unspecified from then on.
+  virtual void discard(size_t offset, size_t size_bytes) noexcept = 0;
+  // The whole backup as one range that can be read, for as long as the backup lives; null where the store can't show one.
+  virtual const std::byte* view() const = 0;
+};
+
+class Store {
+ public:
+  virtual ~Store() = default;
+  // A backup of size_bytes with unspecified content. Throws StoreError. Touches no page.
+  virtual std::unique_ptr<Backup> open(size_t size_bytes) = 0;
+};
+
+// The store of a kind; throws InvalidArgument for kinds that have none.
+Store& store_of(BackupKind kind);
+
+}  // namespace ebbtide
