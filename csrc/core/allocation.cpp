@@ -1,0 +1,35 @@
+#include "core/allocation.h"
+
+#include <algorithm>
+
+namespace ebbtide {
+
+void Chunk::give_up_stale_memory() {
+  mapping.unmap();
+  memory.release();
+  charge.reset();
+}
+
+size_t Allocation::device_bytes() const {
+  size_t total = 0;
+  for (const Chunk& chunk : chunks) total += chunk.is_on_device() ? chunk.size_bytes : 0;
+  return total;
+}
+
+size_t Allocation::resident_bytes() const {
+  size_t total = 0;
+  for (const Chunk& chunk : chunks) total += chunk.is_resident() ? chunk.size_bytes : 0;
+  return total;
+}
+
+bool Allocation::has_stale_memory() const {
+  return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& chunk) { return chunk.has_stale_memory(); });
+}
+
+const Chunk& Allocation::chunk_at(size_t offset) const {
+  const auto after = std::upper_bound(chunks.begin(), chunks.end(), offset,
+                                      [](size_t wanted, const Chunk& chunk) { return wanted < chunk.offset; });
+  return *std::prev(after);
+}
+
+}  // namespace ebbtide

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "core/device_budget.h"
+#include "core/host_budget.h"
+#include "store/store.h"
+#include "vmm/mapping.h"
+#include "vmm/physical_memory.h"
+#include "vmm/reservation.h"
+
+// One contiguous address range handed to the caller, and the chunks behind it.
+//
+// Who may touch what: tag, policy, device and the reservation never change. A chunk's owners (memory, mapping, charge) belong to whoever holds the allocation: alloc before it is
+// registered, an operation while is_held, free after it left the registry. place may be read by anybody at any time. is_held, is_doomed and stored are under the registry's lock.
+namespace ebbtide {
+
+struct Tag;
+
+struct Policy {
+  BackupKind backup = BackupKind::kRam;
+  friend bool operator==(const Policy&, const Policy&) = default;
+};
+
+enum class Place { kDevice = 0, kHost = 1, kStored = 2, kDropped = 3 };
+
+struct Chunk {
+  Chunk(size_t chunk_index, size_t chunk_offset, size_t chunk_bytes)
+      : index(chunk_index), offset(chunk_offset), size_bytes(chunk_bytes) {}
+  const size_t index;
+  const size_t offset;  // in the allocation
+  const size_t size_bytes;
+  // In the order in which they are made; destroyed in reverse.
+  DeviceCharge charge;
+  PhysicalMemory memory;
+  Mapping mapping;
+  std::atomic<Place> place{Place::kDevice};
+
+  // The device can reach the bytes: they are in its memory or in the host's. What is not resident is away.
+  bool is_resident() const {
+    const Place now = place.load(std::memory_order_acquire);
+    return now == Place::kDevice || now == Place::kHost;
+  }
+  bool is_on_device() const { return place.load(std::memory_order_acquire) == Place::kDevice; }
+  // Physical memory behind bytes that are away: an earlier call failed after the bytes had left, or before they were back.
+  bool has_stale_memory() const { return !is_resident() && memory.has_handle(); }
+  // Gives it back; the address stays. Nothing on the device may use it any more. Throws DriverError; what was done by then stays done, and the call made again goes on from there.
+  void give_up_stale_memory();
+};
+
+// The bytes of an allocation while they are away, and the claim on host memory for them. Shared with those who look at them (backup_of).
+struct Stored {
+  std::unique_ptr<Backup> backup;
+  HostClaim claim;
+  std::vector<bool> is_touched;  // by chunk: its pages are in the claim
+};
+
+struct Allocation {
+  Tag* tag = nullptr;
+  Policy policy;
+  int device = -1;
+  uint64_t sequence = 0;
+  Reservation reservation;
+  std::deque<Chunk> chunks;
+
+  std::shared_ptr<Stored> stored;
+  std::shared_ptr<Allocation> next_deferred;  // of DeferredFrees
+  bool is_held = false;
+  bool is_doomed = false;  // freed while held: the operation finishes the free
+
+  CUdeviceptr address() const { return reservation.address(); }
+  size_t size_bytes() const { return reservation.size_bytes(); }
+  size_t resident_bytes() const;
+  size_t device_bytes() const;
+  bool is_away() const { return resident_bytes() != size_bytes(); }
+  bool has_stale_memory() const;
+  const Chunk& chunk_at(size_t offset) const;
+};
+
+}  // namespace ebbtide

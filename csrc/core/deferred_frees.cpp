@@ -1,0 +1,67 @@
+#include "core/deferred_frees.h"
+
+#include <utility>
+
+#include "base/log.h"
+#include "driver/context.h"
+
+namespace ebbtide {
+
+bool DeferredFrees::try_destroy(std::shared_ptr<Allocation>& allocation) noexcept {
+  try {
+    const ContextScope scope(allocation->device);
+    if (allocation->resident_bytes() == 0 && !allocation->has_stale_memory()) {
+      allocation.reset();  // nothing of it can be in use
+      return true;
+    }
+    const auto permit = gate_.try_enter();
+    if (!permit || is_capture_visible(allocation->device, nullptr)) return false;
+    const CUresult result = driver().cuCtxSynchronize();
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED) {
+      log_line(LogLevel::kInfo, {"a free is put off: cuCtxSynchronize failed with ", result_name(result)});
+      return false;
+    }
+    allocation.reset();
+    return true;
+  } catch (const std::exception& error) {
+    log_line(LogLevel::kInfo, {"a free is put off: ", error.what()});
+    return false;
+  }
+}
+
+void DeferredFrees::keep(std::shared_ptr<Allocation> allocation) noexcept {
+  const std::lock_guard lock(mutex_);
+  allocation->next_deferred = std::move(first_);
+  first_ = std::move(allocation);
+  ++count_;
+}
+
+void DeferredFrees::destroy(std::shared_ptr<Allocation> allocation) noexcept {
+  if (!try_destroy(allocation)) keep(std::move(allocation));
+}
+
+void DeferredFrees::destroy_all(std::vector<std::shared_ptr<Allocation>> allocations) noexcept {
+  for (auto& allocation : allocations) destroy(std::move(allocation));
+}
+
+bool DeferredFrees::drain() noexcept {
+  if (count() == 0) return false;
+  std::shared_ptr<Allocation> taken;
+  {
+    const std::lock_guard lock(mutex_);
+    taken = std::move(first_);
+    count_ = 0;
+  }
+  bool has_freed = false;
+  while (taken != nullptr) {
+    std::shared_ptr<Allocation> allocation = std::exchange(taken, std::move(taken->next_deferred));
+    if (try_destroy(allocation)) {
+      has_freed = true;
+    } else {
+      keep(std::move(allocation));
+    }
+  }
+  return has_freed;
+}
+
+}  // namespace ebbtide

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/allocation.h"
+#include "core/capture_gate.h"
+
+namespace ebbtide {
+
+// Destroys allocations that left the registry, once no kernel can touch them any more (invariant 5); keeps those for which that can't be made sure now: during a capture, or when
+// the synchronisation failed. They are tried again by drain(): at every later allocation and operation, and at the end of a capture. Needs no memory of its own.
+class DeferredFrees {
+ public:
+  explicit DeferredFrees(CaptureGate& gate) : gate_(gate) {}
+
+  // Never throws, never waits for an operation; waits for the device where something is resident.
+  void destroy(std::shared_ptr<Allocation> allocation) noexcept;
+  void destroy_all(std::vector<std::shared_ptr<Allocation>> allocations) noexcept;
+  // Tries again what was put off. True if anything was freed.
+  bool drain() noexcept;
+  size_t count() const { return count_.load(); }
+
+ private:
+  bool try_destroy(std::shared_ptr<Allocation>& allocation) noexcept;
+  void keep(std::shared_ptr<Allocation> allocation) noexcept;
+
+  CaptureGate& gate_;
+  std::mutex mutex_;
+  std::shared_ptr<Allocation> first_;  // a list through next_deferred
+  std::atomic<size_t> count_{0};
+};
+
+}  // namespace ebbtide

@@ -1,0 +1,127 @@
+#include "core/host_budget.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "core/host_reader.h"
+
+namespace ebbtide {
+
+HostClaim& HostClaim::operator=(HostClaim&& other) noexcept {
+  if (this == &other) return *this;
+  reset();
+  merge(std::move(other));
+  return *this;
+}
+
+void HostClaim::touch(uint64_t bytes) noexcept {
+  if (budget_ == nullptr) return;
+  const std::lock_guard lock(budget_->mutex_);
+  const uint64_t moved = std::min(bytes, promised_bytes_);
+  promised_bytes_ -= moved;
+  touched_bytes_ += moved;
+  budget_->holdings_.promised_bytes -= moved;
+  budget_->holdings_.touched_bytes += moved;
+}
+
+void HostClaim::give_back_promised() noexcept {
+  if (budget_ == nullptr) return;
+  const std::lock_guard lock(budget_->mutex_);
+  budget_->holdings_.promised_bytes -= promised_bytes_;
+  promised_bytes_ = 0;
+}
+
+void HostClaim::merge(HostClaim&& other) noexcept {
+  if (other.budget_ == nullptr) return;
+  budget_ = std::exchange(other.budget_, nullptr);
+  promised_bytes_ += std::exchange(other.promised_bytes_, 0);
+  touched_bytes_ += std::exchange(other.touched_bytes_, 0);
+  uncharged_bytes_ += std::exchange(other.uncharged_bytes_, 0);
+}
+
+HostClaim HostClaim::split_promised(uint64_t bytes) {
+  HostClaim part;
+  part.budget_ = budget_;
+  part.promised_bytes_ = std::min(bytes, promised_bytes_);
+  promised_bytes_ -= part.promised_bytes_;
+  return part;
+}
+
+void HostClaim::reset() noexcept {
+  if (budget_ == nullptr) return;
+  const std::lock_guard lock(budget_->mutex_);
+  budget_->holdings_.promised_bytes -= std::exchange(promised_bytes_, 0);
+  budget_->holdings_.touched_bytes -= std::exchange(touched_bytes_, 0);
+  budget_->holdings_.uncharged_bytes -= std::exchange(uncharged_bytes_, 0);
+  budget_ = nullptr;
+}
+
+policy::HostRules HostBudget::rules(const policy::HostMemory& memory) const {
+  return {limit_bytes_, margin_bytes_.value_or(policy::default_host_margin(memory))};
+}
+
+void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
+  const policy::HostMemory memory = read_host_memory(root_);
+  const policy::HostRules now = rules(memory);
+  const uint64_t room = policy::host_room(memory, holdings_, now);
+  if (bytes <= room) return;
+  const uint64_t limit = policy::host_limit_in_force(memory, now);
+  throw StoreError(purpose + " needs " + format_bytes(bytes) + " of host memory; " + format_bytes(room) +
+                       " are free for it (limit " + format_bytes(limit) + ", margin " + format_bytes(now.margin_bytes) +
+                       "). Pause less, use backup=None where the content may go, or change "
+                       "saver.configure(host_limit=, host_margin=)",
+                   {bytes, room, limit});
+}
+
+HostClaim HostBudget::claim(uint64_t bytes, const std::string& purpose) {
+  const std::lock_guard lock(mutex_);
+  check_room(bytes, purpose);
+  holdings_.promised_bytes += bytes;
+  HostClaim claim;
+  claim.budget_ = this;
+  claim.promised_bytes_ = bytes;
+  return claim;
+}
+
+HostClaim HostBudget::claim_uncharged(uint64_t bytes, const std::string& purpose) {
+  const std::lock_guard lock(mutex_);
+  check_room(bytes, purpose);
+  holdings_.uncharged_bytes += bytes;
+  HostClaim claim;
+  claim.budget_ = this;
+  claim.uncharged_bytes_ = bytes;
+  return claim;
+}
+
+uint64_t HostBudget::held_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return holdings_.promised_bytes + holdings_.touched_bytes + holdings_.uncharged_bytes;
+}
+
+uint64_t HostBudget::available_bytes() const {
+  const policy::HostMemory memory = read_host_memory(root_);
+  const std::lock_guard lock(mutex_);
+  return policy::host_room(memory, holdings_, rules(memory));
+}
+
+uint64_t HostBudget::limit_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return limit_bytes_;
+}
+
+uint64_t HostBudget::margin_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return margin_bytes_ ? *margin_bytes_ : policy::default_host_margin(read_host_memory(root_));
+}
+
+void HostBudget::set_limit(uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  limit_bytes_ = bytes;
+}
+
+void HostBudget::set_margin(uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  margin_bytes_ = bytes;
+}
+
+}  // namespace ebbtide

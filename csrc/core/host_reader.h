@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+
+#include "policy/host_room.h"
+
+namespace ebbtide {
+
+// Reads what the system says of memory: /proc/meminfo and every memory cgroup above this process, v1 and v2, under root ("" for the real system; tests give a made-up tree).
+// What can't be read does not bind: a missing file is no limit.
+policy::HostMemory read_host_memory(const std::string& root = "");
+
+}  // namespace ebbtide

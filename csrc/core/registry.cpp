@@ -1,0 +1,138 @@
+#include "core/registry.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace ebbtide {
+
+Tag& Registry::tag(const std::string& name) {
+  check_tag_name(name);
+  const std::lock_guard lock(mutex_);
+  return tag_locked(name);
+}
+
+Tag& Registry::tag_locked(const std::string& name) {
+  auto& slot = tags_[name];
+  if (slot == nullptr) slot = std::make_unique<Tag>(name);
+  return *slot;
+}
+
+void Registry::insert(std::shared_ptr<Allocation> allocation) {
+  const std::lock_guard lock(mutex_);
+  const auto by_address = by_address_.emplace(allocation->address(), allocation).first;
+  try {
+    allocation->tag->allocations.emplace(allocation->sequence, std::move(allocation));
+  } catch (...) {
+    by_address_.erase(by_address);
+    throw;
+  }
+}
+
+void Registry::erase_locked(const std::shared_ptr<Allocation>& allocation) {
+  by_address_.erase(allocation->address());
+  allocation->tag->allocations.erase(allocation->sequence);
+  Tag& tag = *allocation->tag;
+  if (allocation->is_away() && !allocation->is_held && tag.away_count > 0 && --tag.away_count == 0)
+    tag.is_partial = false;
+}
+
+std::shared_ptr<Allocation> Registry::take(CUdeviceptr address, bool* is_ours) {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_address_.find(address);
+  *is_ours = found != by_address_.end() && !found->second->is_doomed;
+  if (!*is_ours) return nullptr;
+  std::shared_ptr<Allocation> allocation = found->second;
+  if (allocation->is_held) {
+    allocation->is_doomed = true;
+    return nullptr;
+  }
+  erase_locked(allocation);
+  return allocation;
+}
+
+std::shared_ptr<Allocation> Registry::find_locked(CUdeviceptr address) const {
+  auto after = by_address_.upper_bound(address);
+  if (after == by_address_.begin()) return nullptr;
+  const auto& allocation = std::prev(after)->second;
+  return address - allocation->address() < allocation->size_bytes() && !allocation->is_doomed ? allocation : nullptr;
+}
+
+std::shared_ptr<Allocation> Registry::find(CUdeviceptr address) const {
+  const std::lock_guard lock(mutex_);
+  return find_locked(address);
+}
+
+bool Registry::is_away(CUdeviceptr address, size_t size_bytes) const {
+  const std::lock_guard lock(mutex_);
+  const auto allocation = find_locked(address);
+  if (allocation == nullptr) return false;
+  const size_t begin = address - allocation->address();
+  const size_t end = begin + std::min(std::max<size_t>(size_bytes, 1), allocation->size_bytes() - begin);
+  return std::any_of(allocation->chunks.begin(), allocation->chunks.end(), [&](const Chunk& chunk) {
+    return chunk.offset < end && begin < chunk.offset + chunk.size_bytes && !chunk.is_resident();
+  });
+}
+
+bool Registry::find_in_handler(CUdeviceptr address, char* tag, size_t capacity, bool* is_away) const noexcept {
+  if (capacity == 0 || !mutex_.try_lock()) return false;
+  const std::lock_guard lock(mutex_, std::adopt_lock);
+  auto after = by_address_.upper_bound(address);
+  if (after == by_address_.begin()) return false;
+  const Allocation& allocation = *std::prev(after)->second;
+  if (address - allocation.address() >= allocation.size_bytes()) return false;
+  const size_t length = std::min(allocation.tag->name.size(), capacity - 1);
+  std::memcpy(tag, allocation.tag->name.data(), length);
+  tag[length] = '\0';
+  *is_away = !allocation.chunk_at(address - allocation.address()).is_resident();
+  return true;
+}
+
+std::shared_ptr<Stored> Registry::stored_of(const Allocation& allocation) const {
+  const std::lock_guard lock(mutex_);
+  return allocation.stored;
+}
+
+void Registry::set_stored(Allocation& allocation, std::shared_ptr<Stored> stored) {
+  {
+    const std::lock_guard lock(mutex_);
+    allocation.stored.swap(stored);
+  }
+  // What stood there before goes here, outside the lock.
+}
+
+LeaseInfo Registry::open_lease(const std::string& tag_name, const std::string& holder) {
+  check_tag_name(tag_name);
+  const std::lock_guard lock(mutex_);
+  Tag& tag = tag_locked(tag_name);
+  const uint64_t id = ++lease_sequence_;
+  leases_.emplace(id, &tag);
+  try {
+    tag.leases.emplace(id, holder);
+  } catch (...) {
+    leases_.erase(id);
+    throw;
+  }
+  return {id, tag.epoch, tag.is_busy || tag.away_count > 0};
+}
+
+void Registry::close_lease(uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = leases_.find(id);
+  if (found == leases_.end()) throw InvalidArgument("there is no open lease " + std::to_string(id));
+  found->second->leases.erase(id);
+  leases_.erase(found);
+}
+
+void Registry::visit_tags(const std::function<void(const Tag&)>& visit) const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, tag] : tags_) visit(*tag);
+}
+
+size_t Registry::allocation_count() const {
+  const std::lock_guard lock(mutex_);
+  return by_address_.size();
+}
+
+}  // namespace ebbtide

@@ -1,0 +1,118 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/allocation.h"
+
+// Which allocations there are, by address and by tag, and who holds them. One mutex, held for look-ups only: no driver call, no copy, no wait for an operation happens under it
+// (but for claim(), which waits on a condition and so releases it). Invariant 12 rests on this.
+namespace ebbtide {
+
+struct Tag {
+  explicit Tag(std::string tag_name) : name(std::move(tag_name)) {}
+  const std::string name;
+  // All under the registry's lock.
+  uint64_t epoch = 0;                      // pauses so far
+  bool is_busy = false;                    // an operation holds it
+  bool is_partial = false;                 // an operation on it failed midway and none has finished it since
+  size_t away_count = 0;                   // allocations with something away
+  std::map<uint64_t, std::string> leases;  // id -> holder
+  std::map<uint64_t, std::shared_ptr<Allocation>> allocations;  // by sequence
+};
+
+enum class OperationKind { kPause = 0, kResume = 1 };
+
+struct TagRequest {
+  std::vector<std::string> names;      // empty: every tag
+  std::vector<CUdeviceptr> addresses;  // not empty: only the allocations that begin here
+  bool is_missing_ok = false;
+};
+
+// Some tags, and what is to happen to them. Several parts are claimed in one step.
+struct ClaimPart {
+  OperationKind kind;
+  TagRequest tags;
+};
+
+// The tags and allocations that an operation holds.
+struct Selection {
+  std::vector<Tag*> tags;
+  struct Part {
+    explicit Part(OperationKind part_kind) : kind(part_kind) {}
+    OperationKind kind;
+    std::vector<std::shared_ptr<Allocation>> allocations;
+  };
+  std::vector<Part> parts;                          // as they were asked for
+  std::vector<std::shared_ptr<Allocation>> doomed;  // room for those that are freed meanwhile
+};
+
+// How an operation ended: nothing given up, all done, or failed in between.
+enum class Outcome { kUntouched, kWhole, kMidway };
+
+struct LeaseInfo {
+  uint64_t id = 0;
+  uint64_t epoch = 0;
+  bool is_away = false;
+};
+
+class Registry {
+ public:
+  // Makes the tag known. Throws InvalidArgument for a malformed name.
+  Tag& tag(const std::string& name);
+
+  void insert(std::shared_ptr<Allocation> allocation);
+  uint64_t next_sequence() { return ++sequence_; }
+
+  // Takes the allocation that begins at address out, for its free. Null with *is_ours false: not ours; null with *is_ours true: an operation holds it and will free it.
+  std::shared_ptr<Allocation> take(CUdeviceptr address, bool* is_ours);
+
+  // The allocation that contains address and was not freed; null if none.
+  std::shared_ptr<Allocation> find(CUdeviceptr address) const;
+  bool is_away(CUdeviceptr address, size_t size_bytes) const;
+  // For signal handlers: gives up instead of waiting. Copies the tag's name.
+  bool find_in_handler(CUdeviceptr address, char* tag, size_t capacity, bool* is_away) const noexcept;
+  std::shared_ptr<Stored> stored_of(const Allocation& allocation) const;
+  void set_stored(Allocation& allocation, std::shared_ptr<Stored> stored);
+
+  LeaseInfo open_lease(const std::string& tag_name, const std::string& holder);
+  void close_lease(uint64_t id);
+
+  // Holds the tags and those of their allocations that the operation concerns; waits while another operation holds one of them. Throws StateError for an unknown tag, and for a
+  // leased one when pausing.
+  Selection claim(std::span<const ClaimPart> parts);
+  // Ends the holding. Gives back the allocations that were freed meanwhile: the caller destroys them outside every lock.
+  std::vector<std::shared_ptr<Allocation>> release(Selection& selection, Outcome outcome) noexcept;
+
+  // visit must not call back into the registry.
+  void visit_tags(const std::function<void(const Tag&)>& visit) const;
+  size_t allocation_count() const;
+
+ private:
+  std::vector<Tag*> resolve(const TagRequest& request);
+  std::vector<Tag*> wait_until_free(std::unique_lock<std::mutex>& lock, std::span<const ClaimPart> parts);
+  [[noreturn]] void throw_unknown(const std::string& name) const;
+  Tag& tag_locked(const std::string& name);
+  std::shared_ptr<Allocation> find_locked(CUdeviceptr address) const;
+  void erase_locked(const std::shared_ptr<Allocation>& allocation);
+
+  mutable std::mutex mutex_;
+  std::condition_variable released_;
+  std::map<std::string, std::unique_ptr<Tag>, std::less<>> tags_;
+  std::map<CUdeviceptr, std::shared_ptr<Allocation>> by_address_;
+  std::map<uint64_t, Tag*> leases_;
+  std::atomic<uint64_t> sequence_{0};
+  uint64_t lease_sequence_ = 0;
+};
+
+void check_tag_name(const std::string& name);
+
+}  // namespace ebbtide

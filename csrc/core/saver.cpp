@@ -1,0 +1,172 @@
+#include "core/saver.h"
+
+#include <pthread.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "core/operation.h"
+#include "driver/context.h"
+#include "policy/chunking.h"
+#include "vmm/limbo.h"
+
+namespace ebbtide {
+namespace {
+
+std::atomic<bool> forked_child{false};
+
+// Nothing that large exists; catches negative sizes and keeps every sum far from overflow.
+constexpr uint64_t kLargestAllocation = 1ULL << 46;
+
+// A size from the environment, where it is set and is one.
+std::optional<uint64_t> size_from_environment(const char* variable) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  const std::optional<uint64_t> bytes = parse_bytes(text);
+  if (!bytes)
+    log_line(LogLevel::kError,
+             {variable, "=", text, " is no size: write bytes or something like 16GiB; it is ignored"});
+  return bytes;
+}
+
+}  // namespace
+
+bool is_forked_child() noexcept { return forked_child.load(std::memory_order_relaxed); }
+
+void require_not_forked() {
+  if (!is_forked_child()) return;
+  throw StateError(
+      "ebbtide can't be used in a forked child of the process that used it: start workers with spawn or forkserver, or "
+      "exec");
+}
+
+Saver::Saver() {
+  if (const auto bytes = size_from_environment("EBBTIDE_DEVICE_LIMIT")) device_budget.set_limit(*bytes);
+  if (const auto bytes = size_from_environment("EBBTIDE_HOST_LIMIT")) host_budget.set_limit(*bytes);
+  if (const auto bytes = size_from_environment("EBBTIDE_HOST_MARGIN")) host_budget.set_margin(*bytes);
+}
+
+Saver& Saver::instance() {
+  static Saver* const saver = [] {
+    ::pthread_atfork(nullptr, nullptr, [] { forked_child.store(true); });
+    return new Saver;
+  }();
+  return *saver;
+}
+
+uint64_t free_device_bytes(int device) noexcept {
+  try {
+    const ContextScope scope(device);
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    return driver().cuMemGetInfo(&free_bytes, &total_bytes) == CUDA_SUCCESS ? free_bytes : 0;
+  } catch (...) {
+    return 0;
+  }
+}
+
+void rethrow_shortage(const DriverError& error, const DeviceBudget& budget, int device, uint64_t requested_bytes,
+                      const std::string& purpose) {
+  if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw error;
+  const uint64_t free_bytes = free_device_bytes(device);
+  throw OutOfMemory("device " + std::to_string(device) + " has too little memory for " + purpose + ": " +
+                        format_bytes(requested_bytes) + " wanted, " + format_bytes(free_bytes) +
+                        " free, device_limit " + format_bytes(budget.limit_bytes()) +
+                        ". Pause another tag, or free memory of this or other processes",
+                    device, {requested_bytes, free_bytes, budget.limit_bytes()});
+}
+
+bool Saver::give_back_caches() noexcept {
+  const size_t undos = limbo::count();
+  if (undos > 0) {
+    const auto permit = capture_gate.try_enter();
+    limbo::retry(permit.has_value());
+  }
+  const bool has_freed = deferred_frees.drain();
+  return has_freed || limbo::count() < undos;
+}
+
+std::shared_ptr<Allocation> Saver::build(Tag& tag, const Policy& policy, int device, uint64_t size_bytes) {
+  auto allocation = std::make_shared<Allocation>();
+  allocation->tag = &tag;
+  allocation->policy = policy;
+  allocation->device = device;
+  DeviceCharge charge = device_budget.claim(device, size_bytes);
+  allocation->reservation = Reservation::reserve(size_bytes);
+  uint64_t offset = 0;
+  for (const uint64_t chunk_bytes :
+       policy::cut_into_chunks(size_bytes, granularity(device), policy.backup != BackupKind::kNone)) {
+    Chunk& chunk = allocation->chunks.emplace_back(allocation->chunks.size(), offset, chunk_bytes);
+    chunk.charge = charge.split(chunk_bytes);
+    chunk.memory = PhysicalMemory::create_on_device(chunk_bytes, device);
+    chunk.mapping = Mapping::map(allocation->address() + offset, chunk.memory);
+    offset += chunk_bytes;
+  }
+  return allocation;
+}
+
+void Saver::record_out_of_memory(const Tag& tag, uint64_t size_bytes, const char* detail) noexcept {
+  ++counters.alloc_failures;
+  try {
+    events.add({.kind = "out_of_memory", .tags = tag.name, .bytes = size_bytes, .detail = detail});
+  } catch (...) {
+    // No memory for the event's strings: the caller gets the error all the same.
+  }
+}
+
+CUdeviceptr Saver::alloc(Tag& tag, const Policy& policy, int device, uint64_t size_bytes, void* stream) {
+  require_not_forked();
+  ++counters.alloc_calls;
+  if (policy.backup != BackupKind::kNone) store_of(policy.backup);  // throws for kinds that have no store
+  if (size_bytes == 0) throw InvalidArgument("an allocation can't have 0 bytes");
+  if (size_bytes > kLargestAllocation) {
+    throw InvalidArgument(std::to_string(size_bytes) + " bytes are more than any device has: is the size negative?");
+  }
+  const ContextScope scope(device);
+  const uint64_t rounded = round_up(size_bytes, granularity(device));
+  const bool may_give_back = !is_capture_visible(device, stream);
+  if (may_give_back) give_back_caches();
+  for (bool is_last_try = false;; is_last_try = true) {
+    try {
+      auto allocation = build(tag, policy, device, rounded);
+      allocation->sequence = registry.next_sequence();
+      const CUdeviceptr address = allocation->address();
+      registry.insert(std::move(allocation));
+      return address;
+    } catch (const OutOfMemory& error) {
+      if (!is_last_try && may_give_back && give_back_caches()) continue;
+      record_out_of_memory(tag, rounded, error.what());
+      throw;
+    } catch (const DriverError& error) {
+      const bool is_shortage = error.code == CUDA_ERROR_OUT_OF_MEMORY;
+      if (!is_last_try && is_shortage && may_give_back && give_back_caches()) continue;
+      if (is_shortage) record_out_of_memory(tag, rounded, error.what());
+      rethrow_shortage(error, device_budget, device, rounded, "tag '" + tag.name + "'");
+    }
+  }
+}
+
+void Saver::free(CUdeviceptr address) {
+  require_not_forked();
+  ++counters.free_calls;
+  bool is_ours = false;
+  std::shared_ptr<Allocation> allocation = registry.take(address, &is_ours);
+  if (!is_ours) {
+    throw InvalidArgument(
+        "no allocation of ebbtide begins at this address: it was freed before, lies inside an allocation, or is "
+        "somebody else's");
+  }
+  if (allocation != nullptr) deferred_frees.destroy(std::move(allocation));
+}
+
+std::unique_ptr<Operation> Saver::claim(OperationKind kind, const OperationRequest& request) {
+  require_not_forked();
+  return Operation::claim(*this, kind, request);
+}
+
+}  // namespace ebbtide
