@@ -1,0 +1,310 @@
+/* ebbtide: GPU memory that leaves and comes back. The C API, version 1.
+ *
+ * The one wall between ebbtide's core and everything else (Python, torch, C programs). Only C crosses it: no exception, no C++ object.
+ *
+ *   ebbtide_error error = EBBTIDE_ERROR_INIT;
+ *   void *weights = NULL;
+ *   if (ebbtide_alloc("weights", NULL, 0, bytes, &weights, &error) != EBBTIDE_OK) { fprintf(stderr, "%s\n", error.message); ... }
+ *   ebbtide_pause(EBBTIDE_TAG("weights"), NULL, &error);    // the bytes go to RAM, the device memory is free for others
+ *   ebbtide_resume(EBBTIDE_TAG("weights"), NULL, &error);   // the same address, the same bytes
+ *   ebbtide_free(weights, &error);
+ *
+ * Conventions
+ * - Every function that can fail returns ebbtide_status and fills *error when error is not NULL. Outputs are written on success only.
+ * - Structs that may grow begin with struct_size; initialise them with their _INIT macro. Unknown (larger) sizes are accepted, too small ones refused.
+ * - Any function may be called from any thread. None takes the Python GIL. None ends the process. malloc and free (ebbtide_alloc, ebbtide_free, the slot
+ *   functions) never wait for an operation; pause and resume wait for another operation on the same tags.
+ * - Strings handed in are UTF-8, 1 to EBBTIDE_TAG_MAX bytes for a tag, without '*', '/' or control characters. Strings handed out live as long as the visit or the object.
+ * - Sizes are bytes. Devices are CUDA ordinals. Seconds are doubles.
+ */
+#ifndef EBBTIDE_H
+#define EBBTIDE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(_WIN32)
+#define EBBTIDE_API
+#else
+#define EBBTIDE_API __attribute__((visibility("default")))
+#endif
+
+#define EBBTIDE_API_VERSION 1
+#define EBBTIDE_TAG_MAX 255
+#define EBBTIDE_UNLIMITED UINT64_MAX
+
+/* --- status and errors ------------------------------------------------------------------------------------------------ */
+
+typedef enum ebbtide_status {
+  EBBTIDE_OK = 0,
+  EBBTIDE_INVALID_ARGUMENT = 1, /* null, an absurd size, a malformed tag, a pointer that is not ours */
+  EBBTIDE_OUT_OF_MEMORY = 2,    /* the device has too little, or device_limit does not allow it */
+  EBBTIDE_STATE_ERROR = 3,      /* unknown tag, leased tag, capture under way, use after fork, ... */
+  EBBTIDE_DRIVER_ERROR = 4,     /* a driver call failed: call, code and arguments say which */
+  EBBTIDE_STORE_ERROR = 5,      /* the host has too little for the backup, or the disk failed */
+  EBBTIDE_INTERNAL_ERROR = 6    /* a bug in ebbtide: please report it */
+} ebbtide_status;
+
+typedef struct ebbtide_error {
+  size_t struct_size;
+  ebbtide_status status;
+  int32_t device;           /* OUT_OF_MEMORY: which; else -1 */
+  uint64_t requested_bytes; /* OUT_OF_MEMORY, STORE_ERROR */
+  uint64_t free_bytes;
+  uint64_t limit_bytes; /* EBBTIDE_UNLIMITED where no limit is set */
+  int32_t code;         /* DRIVER_ERROR: the CUresult */
+  char call[64];        /* DRIVER_ERROR: "cuMemMap" */
+  char arguments[256];  /* DRIVER_ERROR: "ptr=0x7f.., size=2097152, ..." */
+  char message[1024];   /* one sentence or two; says what to do */
+} ebbtide_error;
+#define EBBTIDE_ERROR_INIT {sizeof(ebbtide_error), EBBTIDE_OK, -1, 0, 0, EBBTIDE_UNLIMITED, 0, {0}, {0}, {0}}
+
+/* --- the library and its driver --------------------------------------------------------------------------------------- */
+
+EBBTIDE_API uint32_t ebbtide_api_version(void);
+EBBTIDE_API const char* ebbtide_version(void);      /* "0.1.0" */
+EBBTIDE_API const char* ebbtide_library_path(void); /* the file that this very code was loaded from */
+
+/* Chooses the driver for this process: "cuda" (libcuda.so.1), "sim" (libebbtide_sim.so beside this library), or NULL for what EBBTIDE_DRIVER says
+ * ("auto" and unset mean "cuda"). Loads nothing yet. The first use of the device fixes the choice; another choice after that is a STATE_ERROR. Functions that need
+ * a driver choose by themselves when nobody has. */
+EBBTIDE_API ebbtide_status ebbtide_use_driver(const char* name, ebbtide_error* error);
+EBBTIDE_API const char* ebbtide_driver_name(void); /* "cuda" or "sim"; "" while none is chosen */
+
+typedef struct ebbtide_device_info {
+  size_t struct_size;
+  int32_t device;
+  int32_t compute_capability; /* 90 for 9.0; 0 on the simulator */
+  char name[128];
+  uint64_t total_bytes, free_bytes, granularity_bytes;
+  uint64_t held_bytes;  /* device memory that ebbtide holds there */
+  uint64_t limit_bytes; /* device_limit, or EBBTIDE_UNLIMITED */
+} ebbtide_device_info;
+#define EBBTIDE_DEVICE_INFO_INIT {sizeof(ebbtide_device_info), -1, 0, {0}, 0, 0, 0, 0, 0}
+EBBTIDE_API ebbtide_status ebbtide_device_count(int32_t* count, ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_query_device(int32_t device, ebbtide_device_info* info, ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_driver_version(int32_t* version, ebbtide_error* error); /* 13000 for CUDA 13.0 */
+
+/* Every capability probe, one visit each: name ("vmm", "rdma", "host_numa", ...), available (0 or 1), what it said, what to do about it ("" if nothing). */
+typedef void (*ebbtide_visit_capability)(void* user, const char* name, int available, const char* found,
+                                         const char* advice);
+EBBTIDE_API ebbtide_status ebbtide_visit_capabilities(int32_t device, ebbtide_visit_capability visit, void* user,
+                                                      ebbtide_error* error);
+
+/* --- limits ----------------------------------------------------------------------------------------------------------- */
+
+typedef enum ebbtide_limit {
+  EBBTIDE_DEVICE_LIMIT = 0, /* bytes that ebbtide may hold on each device; default unlimited */
+  EBBTIDE_HOST_LIMIT =
+      1, /* bytes of host memory that ebbtide may hold; default unlimited (RAM and cgroups still bound it) */
+  EBBTIDE_HOST_MARGIN =
+      2 /* bytes of host memory that it leaves to others; default 1 GiB or a sixteenth of RAM, the smaller */
+} ebbtide_limit;
+EBBTIDE_API ebbtide_status ebbtide_set_limit(ebbtide_limit limit, uint64_t bytes, ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* bytes, ebbtide_error* error);
+
+/* --- allocations ------------------------------------------------------------------------------------------------------ */
+
+typedef enum ebbtide_backup_kind {
+  EBBTIDE_BACKUP_AS_ALLOCATED = -1, /* operations only: what each allocation's policy says */
+  EBBTIDE_BACKUP_NONE = 0,          /* content is dropped at pause */
+  EBBTIDE_BACKUP_RAM = 1,
+  EBBTIDE_BACKUP_PINNED = 2, /* not built yet: refused */
+  EBBTIDE_BACKUP_DISK = 3    /* not built yet: refused */
+} ebbtide_backup_kind;
+
+typedef struct ebbtide_policy {
+  size_t struct_size;
+  int32_t backup; /* ebbtide_backup_kind; default RAM */
+} ebbtide_policy;
+#define EBBTIDE_POLICY_INIT {sizeof(ebbtide_policy), EBBTIDE_BACKUP_RAM}
+
+/* A new allocation: size rounded up to the device's granularity, zeroed, resident. policy NULL is the default policy. */
+EBBTIDE_API ebbtide_status ebbtide_alloc(const char* tag, const ebbtide_policy* policy, int32_t device,
+                                         uint64_t size_bytes, void** address, ebbtide_error* error);
+/* address: exactly what ebbtide_alloc gave, or NULL (nothing happens). Waits for the device, as cudaFree does; never for an operation: memory that an
+ * operation holds is freed by it when it ends. During a capture the free is put off. */
+EBBTIDE_API ebbtide_status ebbtide_free(void* address, ebbtide_error* error);
+
+typedef enum ebbtide_place {
+  EBBTIDE_PLACE_DEVICE = 0,
+  EBBTIDE_PLACE_HOST = 1,
+  EBBTIDE_PLACE_STORED = 2,
+  EBBTIDE_PLACE_DROPPED = 3,
+  EBBTIDE_PLACE_MIXED = 4
+} ebbtide_place;
+typedef struct ebbtide_allocation_info {
+  size_t struct_size;
+  uint64_t address, size_bytes; /* the whole range; size as rounded */
+  uint64_t resident_bytes, stored_bytes;
+  int32_t device, place, backup, chunk_count;
+  uint64_t sequence; /* rises with each allocation */
+  char tag[EBBTIDE_TAG_MAX + 1];
+} ebbtide_allocation_info;
+#define EBBTIDE_ALLOCATION_INFO_INIT {sizeof(ebbtide_allocation_info), 0, 0, 0, 0, -1, 0, 0, 0, 0, {0}}
+/* address may lie anywhere inside an allocation. *found is 0 and *info untouched where it is not ours. Never waits for an operation. */
+EBBTIDE_API ebbtide_status ebbtide_find(const void* address, int* found, ebbtide_allocation_info* info,
+                                        ebbtide_error* error);
+/* True where any byte of [address, address + size) lies in one of our allocations and is not resident. Cheap: for checks before each op. */
+EBBTIDE_API int ebbtide_is_away(const void* address, uint64_t size_bytes);
+/* Does what ebbtide_find does from inside a signal handler: takes no lock that it could not get at once. Returns 1 and fills tag (capacity bytes) if known. */
+EBBTIDE_API int ebbtide_find_in_handler(const void* address, char* tag, size_t capacity, int* is_away);
+
+/* --- slots: how a torch pool knows its region -------------------------------------------------------------------------- */
+
+/* The slot of (tag, policy, device): the same combination has the same slot for ever. A STATE_ERROR when all EBBTIDE_SLOT_COUNT are taken. Makes the tag known. */
+#define EBBTIDE_SLOT_COUNT 4096
+EBBTIDE_API ebbtide_status ebbtide_bind_slot(const char* tag, const ebbtide_policy* policy, int32_t device,
+                                             int32_t* slot, ebbtide_error* error);
+/* NULL when out of memory (after ebbtide gave its own caches back) or on any other failure, which is logged. stream: for capture detection only, may be NULL. */
+EBBTIDE_API void* ebbtide_slot_alloc(int32_t slot, uint64_t size_bytes, void* stream);
+/* ebbtide_free for callers that can't take an error: what goes wrong is logged. In a forked child it does nothing. */
+EBBTIDE_API void ebbtide_slot_free(void* address);
+/* The two addresses that torch.cuda.memory.CUDAPluggableAllocator takes for this slot: void *malloc(ssize_t, int, void *), void free(void *, ssize_t, int, void *). */
+EBBTIDE_API ebbtide_status ebbtide_torch_functions(int32_t slot, void** malloc_function, void** free_function,
+                                                   ebbtide_error* error);
+
+/* --- leases ----------------------------------------------------------------------------------------------------------- */
+
+/* While a lease on a tag is open, pausing the tag is a STATE_ERROR that names holder. epoch counts the pauses of the tag, is_away says whether any of its memory is
+ * away now: a pool may be entered if !is_away, or if the pool was made in this epoch. */
+typedef struct ebbtide_lease {
+  size_t struct_size;
+  uint64_t id, epoch;
+  int32_t is_away;
+} ebbtide_lease;
+#define EBBTIDE_LEASE_INIT {sizeof(ebbtide_lease), 0, 0, 0}
+EBBTIDE_API ebbtide_status ebbtide_open_lease(const char* tag, const char* holder, ebbtide_lease* lease,
+                                              ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_close_lease(uint64_t id, ebbtide_error* error);
+
+/* --- captures --------------------------------------------------------------------------------------------------------- */
+
+/* Around a stream capture of any thread. begin waits for the operation that runs; while a capture is open no operation starts (STATE_ERROR) and frees are put off. */
+/* Not by a thread that holds a claim: it would wait for itself. */
+EBBTIDE_API ebbtide_status ebbtide_begin_capture(ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_end_capture(ebbtide_error* error);
+
+/* --- operations ------------------------------------------------------------------------------------------------------- */
+
+typedef enum ebbtide_operation_kind { EBBTIDE_PAUSE = 0, EBBTIDE_RESUME = 1 } ebbtide_operation_kind;
+
+typedef struct ebbtide_request {
+  size_t struct_size;
+  const char* const* tags; /* tag_count names; duplicates are one */
+  size_t tag_count;        /* 0: every tag */
+  int32_t missing_ok;      /* 1: a tag that nobody ever named is skipped; 0: a STATE_ERROR that lists the known ones */
+  int32_t backup;          /* pause: ebbtide_backup_kind for this once; default AS_ALLOCATED */
+  const void* const* addresses; /* address_count allocations by their first address: only these of the tags */
+  size_t address_count;         /* 0: all of them */
+} ebbtide_request;
+#define EBBTIDE_REQUEST_INIT {sizeof(ebbtide_request), NULL, 0, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, 0}
+#ifndef __cplusplus
+#define EBBTIDE_TAG(name) \
+  (&(ebbtide_request){sizeof(ebbtide_request), (const char* const[]){name}, 1, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, 0})
+#endif
+
+typedef struct ebbtide_report ebbtide_report; /* give back with ebbtide_free_report */
+typedef struct ebbtide_report_row {
+  size_t struct_size;
+  const char* tag;
+  int32_t device;
+  uint64_t bytes;   /* device bytes freed (pause) or claimed (resume) */
+  uint64_t copied;  /* bytes that crossed the bus */
+  uint64_t skipped; /* bytes with a backup that needed no copy */
+} ebbtide_report_row;
+typedef struct ebbtide_report_totals {
+  size_t struct_size;
+  int32_t kind; /* ebbtide_operation_kind */
+  uint64_t bytes, copied, skipped;
+  double seconds;
+} ebbtide_report_totals;
+#define EBBTIDE_REPORT_TOTALS_INIT {sizeof(ebbtide_report_totals), 0, 0, 0, 0, 0.0}
+typedef void (*ebbtide_visit_row)(void* user, const ebbtide_report_row* row);
+EBBTIDE_API ebbtide_status ebbtide_read_report(const ebbtide_report* report, ebbtide_report_totals* totals,
+                                               ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_visit_report(const ebbtide_report* report, ebbtide_visit_row visit, void* user,
+                                                ebbtide_error* error); /* a row for each (tag, device) that moved */
+EBBTIDE_API ebbtide_status
+ebbtide_visit_left(const ebbtide_report* report, ebbtide_visit_row visit, void* user,
+                   ebbtide_error* error); /* what ebbtide still holds on devices after it: bytes by (tag, device) */
+EBBTIDE_API void ebbtide_free_report(ebbtide_report* report);
+
+/* claim and commit in one call. report may be NULL; an empty selection is an empty report. When they fail before the first byte is given up everything is as it was; after that the
+ * tag is partial and the same call, made again, finishes it. */
+EBBTIDE_API ebbtide_status ebbtide_pause(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_resume(const ebbtide_request* request, ebbtide_report** report,
+                                          ebbtide_error* error);
+
+/* The two phases apart, for ranks that decide together. A claim holds its tags (other operations on them wait), its budgets and its physical memory until it is committed or abandoned. Both consume the operation,
+ * also when they fail. */
+typedef struct ebbtide_operation ebbtide_operation;
+EBBTIDE_API ebbtide_status ebbtide_claim(ebbtide_operation_kind kind, const ebbtide_request* request,
+                                         ebbtide_operation** operation, ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_commit(ebbtide_operation* operation, ebbtide_report** report, ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_abandon(ebbtide_operation* operation, ebbtide_error* error);
+
+/* The stored bytes of [address, address + size), which must lie in one allocation: *bytes is NULL while any of it is resident or dropped. The bytes stay readable until
+ * ebbtide_release_backup, also after a resume. */
+typedef struct ebbtide_backup ebbtide_backup;
+EBBTIDE_API ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, const void** bytes,
+                                             ebbtide_backup** backup, ebbtide_error* error);
+EBBTIDE_API void ebbtide_release_backup(ebbtide_backup* backup);
+
+/* --- what is there ---------------------------------------------------------------------------------------------------- */
+
+typedef enum ebbtide_tag_state {
+  EBBTIDE_RESIDENT = 0,
+  EBBTIDE_PAUSED = 1,
+  EBBTIDE_PARTIAL = 2,
+  EBBTIDE_EMPTY = 3
+} ebbtide_tag_state;
+typedef struct ebbtide_tag_info {
+  size_t struct_size;
+  const char* tag;
+  int32_t
+      state; /* PAUSED: something is away and the last operation was whole (newer allocations may be resident); PARTIAL: it failed midway */
+  int32_t lease_count;
+  uint64_t allocation_count, size_bytes, resident_bytes, stored_bytes, dropped_bytes;
+} ebbtide_tag_info;
+typedef void (*ebbtide_visit_tag)(void* user, const ebbtide_tag_info* info);
+EBBTIDE_API ebbtide_status ebbtide_visit_tags(ebbtide_visit_tag visit, void* user, ebbtide_error* error);
+typedef void (*ebbtide_visit_allocation)(void* user, const ebbtide_allocation_info* info);
+EBBTIDE_API ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_visit_allocation visit, void* user,
+                                                     ebbtide_error* error); /* tag NULL: all; oldest first */
+
+typedef struct ebbtide_stats {
+  size_t struct_size;
+  uint64_t allocation_count, device_bytes, stored_bytes;
+  uint64_t host_held_bytes;      /* host memory that ebbtide holds: backups and the staging ring */
+  uint64_t host_available_bytes; /* what it could still take, by RAM, cgroups, host_limit and host_margin */
+  uint64_t staging_bytes;        /* pinned memory of the ring */
+  uint64_t alloc_calls, free_calls, alloc_failures, pauses, resumes, operation_failures;
+  uint64_t bytes_paused, bytes_resumed, bytes_to_host, bytes_to_device;
+  uint64_t deferred_frees; /* put off by a capture or a failed synchronisation, not done yet */
+  uint64_t deferred_undos; /* driver objects whose release failed and will be tried again */
+} ebbtide_stats;
+EBBTIDE_API ebbtide_status ebbtide_get_stats(ebbtide_stats* stats,
+                                             ebbtide_error* error); /* set stats->struct_size first */
+
+/* The newest 1,024 events, oldest first. kind: "pause", "resume", "pause_failed", "resume_failed", "out_of_memory". */
+typedef struct ebbtide_event {
+  size_t struct_size;
+  uint64_t sequence;
+  double unix_seconds, seconds; /* when it ended, how long it took */
+  const char *kind, *tags;      /* tags joined by ", " */
+  uint64_t bytes, copied;
+  const char* detail; /* the error's message, or "" */
+} ebbtide_event;
+typedef void (*ebbtide_visit_event)(void* user, const ebbtide_event* event);
+EBBTIDE_API ebbtide_status ebbtide_visit_events(uint64_t after_sequence, ebbtide_visit_event visit, void* user,
+                                                ebbtide_error* error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,84 @@
+#include "api/guard.h"
+
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace ebbtide::api {
+namespace {
+
+ebbtide_status fill(ebbtide_error* error, ebbtide_status status, const char* message) noexcept {
+  if (error != nullptr && error->struct_size >= sizeof(ebbtide_error)) {
+    error->status = status;
+    copy_text(error->message, sizeof error->message, message);
+  }
+  return status;
+}
+
+void fill_shortage(ebbtide_error* error, int device, const Shortage& shortage) noexcept {
+  if (error == nullptr || error->struct_size < sizeof(ebbtide_error)) return;
+  error->device = device;
+  error->requested_bytes = shortage.requested_bytes;
+  error->free_bytes = shortage.free_bytes;
+  error->limit_bytes = shortage.limit_bytes;
+}
+
+}  // namespace
+
+void clear(ebbtide_error* error) noexcept {
+  if (error != nullptr && error->struct_size >= sizeof(ebbtide_error)) *error = EBBTIDE_ERROR_INIT;
+}
+
+ebbtide_status translate_exception(ebbtide_error* error) noexcept {
+  try {
+    throw;
+  } catch (const InvalidArgument& exception) {
+    return fill(error, EBBTIDE_INVALID_ARGUMENT, exception.what());
+  } catch (const OutOfMemory& exception) {
+    fill_shortage(error, exception.device, exception.shortage);
+    return fill(error, EBBTIDE_OUT_OF_MEMORY, exception.what());
+  } catch (const StateError& exception) {
+    return fill(error, EBBTIDE_STATE_ERROR, exception.what());
+  } catch (const StoreError& exception) {
+    fill_shortage(error, -1, exception.shortage);
+    return fill(error, EBBTIDE_STORE_ERROR, exception.what());
+  } catch (const DriverError& exception) {
+    if (error != nullptr && error->struct_size >= sizeof(ebbtide_error)) {
+      error->code = exception.code;
+      copy_text(error->call, sizeof error->call, exception.call.c_str());
+      copy_text(error->arguments, sizeof error->arguments, exception.arguments.c_str());
+    }
+    return fill(error, EBBTIDE_DRIVER_ERROR, exception.what());
+  } catch (const std::bad_alloc&) {
+    return fill(error, EBBTIDE_STORE_ERROR, "the process has no host memory left");
+  } catch (const std::exception& exception) {
+    return fill(error, EBBTIDE_INTERNAL_ERROR, exception.what());
+  } catch (...) {
+    return fill(error, EBBTIDE_INTERNAL_ERROR, "an unknown exception");
+  }
+}
+
+void require(bool condition, const char* message) {
+  if (!condition) throw InvalidArgument(message);
+}
+
+void require_size(size_t given, size_t least, const char* name) {
+  if (given >= least) return;
+  throw InvalidArgument(std::string(name) + ".struct_size is " + std::to_string(given) + ", at least " +
+                        std::to_string(least) + " is needed: initialise it with its _INIT macro");
+}
+
+void copy_text(char* to, size_t capacity, const char* from) noexcept {
+  size_t length = std::strlen(from);
+  if (length >= capacity) {
+    length = capacity - 1;
+    while (length > 0 && (static_cast<unsigned char>(from[length]) & 0xC0) == 0x80) --length;
+  }
+  std::memcpy(to, from, length);
+  to[length] = '\0';
+}
+
+}  // namespace ebbtide::api

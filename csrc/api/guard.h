@@ -1,0 +1,54 @@
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "api/ebbtide.h"
+
+// The wall where exceptions become codes. Every function of ebbtide.h that can fail runs its body inside guarded().
+namespace ebbtide::api {
+
+void clear(ebbtide_error* error) noexcept;
+// Inside a catch block: fills *error (where given) from the exception in flight.
+ebbtide_status translate_exception(ebbtide_error* error) noexcept;
+
+// Runs body; fills *error (where given) and returns its status. Never throws. A template, so that the body is not copied to the heap outside the try.
+template <typename Body>
+ebbtide_status guarded(ebbtide_error* error, Body&& body) noexcept {
+  clear(error);
+  try {
+    std::forward<Body>(body)();
+    return EBBTIDE_OK;
+  } catch (...) {
+    return translate_exception(error);
+  }
+}
+
+// Throw InvalidArgument.
+void require(bool condition, const char* message);
+// Structs that begin with struct_size grow at their end. least: the size in the first version that had the struct; callers that were compiled against an older header go on working,
+// what they don't know of is neither read nor written.
+void require_size(size_t given, size_t least, const char* name);
+
+template <typename Struct>
+void write_struct(Struct* to, const Struct& filled, size_t least, const char* name) {
+  const size_t given = to->struct_size;
+  require_size(given, least, name);
+  std::memcpy(static_cast<void*>(to), &filled, std::min(given, sizeof(Struct)));
+  to->struct_size = given;
+}
+
+// defaults: what the fields mean that the caller does not know of.
+template <typename Struct>
+Struct read_struct(const Struct* from, const Struct& defaults, size_t least, const char* name) {
+  require_size(from->struct_size, least, name);
+  Struct read = defaults;
+  std::memcpy(static_cast<void*>(&read), from, std::min(from->struct_size, sizeof(Struct)));
+  return read;
+}
+
+// Fixed-size text fields: cuts, always ends with NUL, never cuts inside a UTF-8 character.
+void copy_text(char* to, size_t capacity, const char* from) noexcept;
+
+}  // namespace ebbtide::api

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "base/error.h"
+#include "core/saver.h"
+
+// The opaque objects that ebbtide.h hands out, by their address, so that a handle that is unknown, or was given back before, is an error and not a wild pointer.
+namespace ebbtide::api {
+
+template <typename Object>
+class Handles {
+ public:
+  // what: "operation", for messages.
+  explicit Handles(const char* what) : what_(what) {}
+
+  Object* add(std::unique_ptr<Object> object) {
+    const std::lock_guard lock(mutex_);
+    live_.insert(object.get());
+    return object.release();
+  }
+  // Throws InvalidArgument. The caller sees to it that nobody gives the object back meanwhile.
+  const Object& at(const Object* handle) {
+    require_not_forked();
+    const std::lock_guard lock(mutex_);
+    if (!live_.contains(const_cast<Object*>(handle))) throw_unknown();
+    return *handle;
+  }
+  // Ends the handle. Throws InvalidArgument; in a forked child StateError: what the object owns is the parent's, and its locks may never open.
+  std::unique_ptr<Object> take(Object* handle) {
+    require_not_forked();
+    const std::lock_guard lock(mutex_);
+    if (live_.erase(handle) == 0) throw_unknown();
+    return std::unique_ptr<Object>(handle);
+  }
+
+ private:
+  [[noreturn]] void throw_unknown() const {
+    throw InvalidArgument(std::string("this is no ") + what_ + " of ebbtide, or it was given back before");
+  }
+  const char* const what_;
+  std::mutex mutex_;
+  std::set<Object*> live_;
+};
+
+}  // namespace ebbtide::api

@@ -1,0 +1,118 @@
+#include <dlfcn.h>
+
+#include <cstring>
+#include <string>
+
+#include "api/ebbtide.h"
+#include "api/guard.h"
+#include "api/view.h"
+#include "core/capabilities.h"
+#include "core/saver.h"
+#include "driver/context.h"
+
+// The library, its driver, devices and limits.
+using namespace ebbtide;
+using api::guarded;
+using api::require;
+
+#ifndef EBBTIDE_VERSION
+#define EBBTIDE_VERSION "0.1.0"
+#endif
+
+extern "C" {
+
+uint32_t ebbtide_api_version(void) { return EBBTIDE_API_VERSION; }
+const char* ebbtide_version(void) { return EBBTIDE_VERSION; }
+
+const char* ebbtide_library_path(void) {
+  Dl_info info{};
+  return ::dladdr(reinterpret_cast<const void*>(&ebbtide_library_path), &info) != 0 && info.dli_fname != nullptr
+             ? info.dli_fname
+             : "";
+}
+
+ebbtide_status ebbtide_use_driver(const char* name, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require_not_forked();
+    use_driver(name);
+  });
+}
+const char* ebbtide_driver_name(void) { return driver_name(); }
+
+ebbtide_status ebbtide_device_count(int32_t* count, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(count != nullptr, "count is null");
+    require_not_forked();
+    *count = device_count();
+  });
+}
+
+ebbtide_status ebbtide_driver_version(int32_t* version, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(version != nullptr, "version is null");
+    require_not_forked();
+    int value = 0;
+    check(driver().cuDriverGetVersion(&value), "cuDriverGetVersion");
+    *version = value;
+  });
+}
+
+ebbtide_status ebbtide_query_device(int32_t device, ebbtide_device_info* info, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(info != nullptr, "info is null");
+    api::require_size(info->struct_size, api::kLeastDeviceInfo, "ebbtide_device_info");
+    require_not_forked();
+    ebbtide_device_info filled = EBBTIDE_DEVICE_INFO_INIT;
+    const DeviceFacts facts = describe_device(device);
+    filled.device = device;
+    filled.compute_capability = facts.compute_capability;
+    api::copy_text(filled.name, sizeof filled.name, facts.name.c_str());
+    filled.total_bytes = facts.total_bytes;
+    filled.free_bytes = facts.free_bytes;
+    filled.granularity_bytes = facts.granularity_bytes;
+    filled.held_bytes = Saver::instance().device_budget.held_bytes(device);
+    filled.limit_bytes = Saver::instance().device_budget.limit_bytes();
+    api::write_struct(info, filled, api::kLeastDeviceInfo, "ebbtide_device_info");
+  });
+}
+
+ebbtide_status ebbtide_visit_capabilities(int32_t device, ebbtide_visit_capability visit, void* user,
+                                          ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(visit != nullptr, "visit is null");
+    require_not_forked();
+    for (const Capability& capability : probe_capabilities(device)) {
+      visit(user, capability.name.c_str(), capability.is_available ? 1 : 0, capability.found.c_str(),
+            capability.advice.c_str());
+    }
+  });
+}
+
+ebbtide_status ebbtide_set_limit(ebbtide_limit limit, uint64_t bytes, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require_not_forked();
+    Saver& saver = Saver::instance();
+    switch (limit) {
+      case EBBTIDE_DEVICE_LIMIT: return saver.device_budget.set_limit(bytes);
+      case EBBTIDE_HOST_LIMIT: return saver.host_budget.set_limit(bytes);
+      case EBBTIDE_HOST_MARGIN: return saver.host_budget.set_margin(bytes);
+    }
+    throw InvalidArgument("unknown limit " + std::to_string(static_cast<int>(limit)));
+  });
+}
+
+ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* bytes, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(bytes != nullptr, "bytes is null");
+    require_not_forked();
+    const Saver& saver = Saver::instance();
+    switch (limit) {
+      case EBBTIDE_DEVICE_LIMIT: *bytes = saver.device_budget.limit_bytes(); return;
+      case EBBTIDE_HOST_LIMIT: *bytes = saver.host_budget.limit_bytes(); return;
+      case EBBTIDE_HOST_MARGIN: *bytes = saver.host_budget.margin_bytes(); return;
+    }
+    throw InvalidArgument("unknown limit " + std::to_string(static_cast<int>(limit)));
+  });
+}
+
+}  // extern "C"

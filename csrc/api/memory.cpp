@@ -1,0 +1,143 @@
+#include <cstring>
+#include <string>
+
+#include "api/ebbtide.h"
+#include "api/guard.h"
+#include "api/view.h"
+#include "base/log.h"
+#include "core/saver.h"
+
+// Allocations, slots, leases and captures.
+using namespace ebbtide;
+using api::guarded;
+using api::require;
+
+static_assert(SlotTable::kCapacity == EBBTIDE_SLOT_COUNT);
+
+namespace {
+
+CUdeviceptr as_address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+
+}  // namespace
+
+extern "C" {
+
+ebbtide_status ebbtide_alloc(const char* tag, const ebbtide_policy* policy, int32_t device, uint64_t size_bytes,
+                             void** address, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(tag != nullptr, "tag is null");
+    require(address != nullptr, "address is null");
+    require_not_forked();  // before the registry's lock, which another thread may have held at the fork
+    require_not_forked();
+    Saver& saver = Saver::instance();
+    *address =
+        reinterpret_cast<void*>(saver.alloc(saver.registry.tag(tag), api::read_policy(policy), device, size_bytes));
+  });
+}
+
+ebbtide_status ebbtide_free(void* address, ebbtide_error* error) {
+  return guarded(error, [&] {
+    if (address != nullptr) Saver::instance().free(as_address(address));
+  });
+}
+
+ebbtide_status ebbtide_find(const void* address, int* found, ebbtide_allocation_info* info, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(found != nullptr, "found is null");
+    if (info != nullptr) api::require_size(info->struct_size, api::kLeastAllocationInfo, "ebbtide_allocation_info");
+    require_not_forked();
+    const auto allocation = Saver::instance().registry.find(as_address(address));
+    if (allocation != nullptr && info != nullptr) {
+      api::write_struct(info, api::describe(*allocation), api::kLeastAllocationInfo, "ebbtide_allocation_info");
+    }
+    *found = allocation != nullptr ? 1 : 0;
+  });
+}
+
+int ebbtide_is_away(const void* address, uint64_t size_bytes) {
+  if (is_forked_child()) return 0;
+  try {
+    return Saver::instance().registry.is_away(as_address(address), size_bytes) ? 1 : 0;
+  } catch (...) {
+    return 0;
+  }
+}
+
+int ebbtide_find_in_handler(const void* address, char* tag, size_t capacity, int* is_away) {
+  if (tag == nullptr || is_away == nullptr) return 0;
+  bool away = false;
+  if (!Saver::instance().registry.find_in_handler(as_address(address), tag, capacity, &away)) return 0;
+  *is_away = away ? 1 : 0;
+  return 1;
+}
+
+ebbtide_status ebbtide_bind_slot(const char* tag, const ebbtide_policy* policy, int32_t device, int32_t* slot,
+                                 ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(tag != nullptr, "tag is null");
+    require(slot != nullptr, "slot is null");
+    require(device >= 0, "device is negative");
+    require_not_forked();
+    const Policy read = api::read_policy(policy);
+    if (read.backup != BackupKind::kNone) store_of(read.backup);
+    *slot = Saver::instance().slots.bind(tag, read, device);
+  });
+}
+
+void* ebbtide_slot_alloc(int32_t slot, uint64_t size_bytes, void* stream) {
+  ebbtide_error error = EBBTIDE_ERROR_INIT;
+  void* address = nullptr;
+  const ebbtide_status status = guarded(&error, [&] {
+    const SlotBinding* binding = Saver::instance().slots.find(slot);
+    require(binding != nullptr, "this slot was never bound");
+    address = reinterpret_cast<void*>(
+        Saver::instance().alloc(*binding->tag, binding->policy, binding->device, size_bytes, stream));
+  });
+  // Out of memory is the caller's business (torch raises it); anything else would be lost without a line.
+  if (status != EBBTIDE_OK && status != EBBTIDE_OUT_OF_MEMORY)
+    log_line(LogLevel::kWarning, {"an allocation failed: ", error.message});
+  return address;
+}
+
+void ebbtide_slot_free(void* address) {
+  if (address == nullptr || is_forked_child()) return;
+  ebbtide_error error = EBBTIDE_ERROR_INIT;
+  const ebbtide_status status = guarded(&error, [&] { Saver::instance().free(as_address(address)); });
+  if (status != EBBTIDE_OK) log_line(LogLevel::kWarning, {"a free failed: ", error.message});
+}
+
+ebbtide_status ebbtide_open_lease(const char* tag, const char* holder, ebbtide_lease* lease, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(tag != nullptr, "tag is null");
+    require(lease != nullptr, "lease is null");
+    api::require_size(lease->struct_size, api::kLeastLease, "ebbtide_lease");
+    require_not_forked();
+    const LeaseInfo info = Saver::instance().registry.open_lease(tag, holder != nullptr ? holder : "somebody");
+    const ebbtide_lease filled = {sizeof filled, info.id, info.epoch, info.is_away ? 1 : 0};
+    api::write_struct(lease, filled, api::kLeastLease, "ebbtide_lease");
+  });
+}
+
+ebbtide_status ebbtide_close_lease(uint64_t id, ebbtide_error* error) {
+  return guarded(error, [&] {
+    if (!is_forked_child()) Saver::instance().registry.close_lease(id);
+  });
+}
+
+ebbtide_status ebbtide_begin_capture(ebbtide_error* error) {
+  return guarded(error, [&] {
+    require_not_forked();
+    Saver::instance().capture_gate.begin_capture();
+  });
+}
+
+ebbtide_status ebbtide_end_capture(ebbtide_error* error) {
+  return guarded(error, [&] {
+    require_not_forked();
+    Saver& saver = Saver::instance();
+    saver.capture_gate.end_capture();
+    saver.give_back_caches();
+  });
+}
+
+}  // extern "C"

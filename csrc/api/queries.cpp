@@ -1,0 +1,134 @@
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "api/ebbtide.h"
+#include "api/guard.h"
+#include "api/view.h"
+#include "core/saver.h"
+#include "vmm/limbo.h"
+
+// What is there: tags, allocations, numbers, events. Snapshots are taken under the registry's lock and shown without it, so that a visitor may call back.
+using namespace ebbtide;
+using api::guarded;
+using api::require;
+
+namespace {
+
+struct TagSnapshot {
+  std::string name;
+  ebbtide_tag_info info{};
+};
+
+ebbtide_tag_state state_of(const Tag& tag, const ebbtide_tag_info& info) {
+  if (info.allocation_count == 0) return EBBTIDE_EMPTY;
+  if (tag.is_partial) return EBBTIDE_PARTIAL;
+  return info.resident_bytes == info.size_bytes ? EBBTIDE_RESIDENT : EBBTIDE_PAUSED;
+}
+
+TagSnapshot snapshot(const Tag& tag) {
+  TagSnapshot shot;
+  shot.name = tag.name;
+  ebbtide_tag_info& info = shot.info;
+  info.struct_size = sizeof info;
+  info.lease_count = static_cast<int32_t>(tag.leases.size());
+  for (const auto& [sequence, allocation] : tag.allocations) {
+    if (allocation->is_doomed) continue;
+    ++info.allocation_count;
+    info.size_bytes += allocation->size_bytes();
+    for (const Chunk& chunk : allocation->chunks) {
+      const Place place = chunk.place.load();
+      info.resident_bytes += place == Place::kDevice ? chunk.size_bytes : 0;
+      info.stored_bytes += place == Place::kStored ? chunk.size_bytes : 0;
+      info.dropped_bytes += place == Place::kDropped ? chunk.size_bytes : 0;
+    }
+  }
+  info.state = state_of(tag, info);
+  return shot;
+}
+
+void add_places(const Tag& tag, ebbtide_stats& stats) {
+  const ebbtide_tag_info info = snapshot(tag).info;
+  stats.allocation_count += info.allocation_count;
+  stats.device_bytes += info.resident_bytes;
+  stats.stored_bytes += info.stored_bytes;
+}
+
+}  // namespace
+
+extern "C" {
+
+ebbtide_status ebbtide_visit_tags(ebbtide_visit_tag visit, void* user, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(visit != nullptr, "visit is null");
+    require_not_forked();
+    std::vector<TagSnapshot> shots;
+    Saver::instance().registry.visit_tags([&](const Tag& tag) { shots.push_back(snapshot(tag)); });
+    for (TagSnapshot& shot : shots) {
+      shot.info.tag = shot.name.c_str();
+      visit(user, &shot.info);
+    }
+  });
+}
+
+ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_visit_allocation visit, void* user,
+                                         ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(visit != nullptr, "visit is null");
+    require_not_forked();
+    std::vector<ebbtide_allocation_info> infos;
+    Saver::instance().registry.visit_tags([&](const Tag& known) {
+      if (tag != nullptr && known.name != tag) return;
+      for (const auto& [sequence, allocation] : known.allocations) {
+        if (!allocation->is_doomed) infos.push_back(api::describe(*allocation));
+      }
+    });
+    std::sort(infos.begin(), infos.end(), [](const auto& a, const auto& b) { return a.sequence < b.sequence; });
+    for (const ebbtide_allocation_info& info : infos) visit(user, &info);
+  });
+}
+
+ebbtide_status ebbtide_get_stats(ebbtide_stats* stats, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(stats != nullptr, "stats is null");
+    api::require_size(stats->struct_size, api::kLeastStats, "ebbtide_stats");
+    require_not_forked();
+    Saver& saver = Saver::instance();
+    const Counters& counters = saver.counters;
+    ebbtide_stats filled{};
+    filled.struct_size = sizeof filled;
+    saver.registry.visit_tags([&](const Tag& tag) { add_places(tag, filled); });
+    filled.host_held_bytes = saver.host_budget.held_bytes();
+    filled.host_available_bytes = saver.host_budget.available_bytes();
+    filled.staging_bytes = saver.staging.held_bytes();
+    filled.alloc_calls = counters.alloc_calls;
+    filled.free_calls = counters.free_calls;
+    filled.alloc_failures = counters.alloc_failures;
+    filled.pauses = counters.pauses;
+    filled.resumes = counters.resumes;
+    filled.operation_failures = counters.operation_failures;
+    filled.bytes_paused = counters.bytes_paused;
+    filled.bytes_resumed = counters.bytes_resumed;
+    filled.bytes_to_host = counters.bytes_to_host;
+    filled.bytes_to_device = counters.bytes_to_device;
+    filled.deferred_frees = saver.deferred_frees.count();
+    filled.deferred_undos = limbo::count();
+    api::write_struct(stats, filled, api::kLeastStats, "ebbtide_stats");
+  });
+}
+
+ebbtide_status ebbtide_visit_events(uint64_t after_sequence, ebbtide_visit_event visit, void* user,
+                                    ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(visit != nullptr, "visit is null");
+    require_not_forked();
+    for (const EventRecord& record : Saver::instance().events.after(after_sequence)) {
+      const ebbtide_event event = {sizeof event,   record.sequence,     record.unix_seconds,
+                                   record.seconds, record.kind.c_str(), record.tags.c_str(),
+                                   record.bytes,   record.copied,       record.detail.c_str()};
+      visit(user, &event);
+    }
+  });
+}
+
+}  // extern "C"

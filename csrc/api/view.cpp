@@ -1,0 +1,69 @@
+#include "api/view.h"
+
+#include <string>
+
+#include "api/guard.h"
+
+namespace ebbtide::api {
+namespace {
+
+BackupKind read_backup(int32_t value) {
+  if (value < EBBTIDE_BACKUP_NONE || value > EBBTIDE_BACKUP_DISK) {
+    throw InvalidArgument("unknown backup kind " + std::to_string(value) +
+                          ": it is 0 (none), 1 (ram), 2 (pinned) or 3 (disk)");
+  }
+  return static_cast<BackupKind>(value);
+}
+
+ebbtide_place place_of(const Allocation& allocation) {
+  const Place first = allocation.chunks.front().place.load();
+  for (const Chunk& chunk : allocation.chunks) {
+    if (chunk.place.load() != first) return EBBTIDE_PLACE_MIXED;
+  }
+  return static_cast<ebbtide_place>(first);
+}
+
+}  // namespace
+
+Policy read_policy(const ebbtide_policy* policy) {
+  if (policy == nullptr) return Policy{};
+  const ebbtide_policy read = read_struct(policy, ebbtide_policy EBBTIDE_POLICY_INIT, kLeastPolicy, "ebbtide_policy");
+  return Policy{read_backup(read.backup)};
+}
+
+OperationRequest read_request(const ebbtide_request* request) {
+  OperationRequest read;
+  if (request == nullptr) return read;
+  const ebbtide_request given =
+      read_struct(request, ebbtide_request EBBTIDE_REQUEST_INIT, kLeastRequest, "ebbtide_request");
+  require(given.tag_count == 0 || given.tags != nullptr, "tags is null");
+  require(given.address_count == 0 || given.addresses != nullptr, "addresses is null");
+  for (size_t index = 0; index < given.tag_count; ++index) {
+    require(given.tags[index] != nullptr, "a tag is null");
+    read.tags.names.emplace_back(given.tags[index]);
+  }
+  for (size_t index = 0; index < given.address_count; ++index) {
+    read.tags.addresses.push_back(reinterpret_cast<CUdeviceptr>(given.addresses[index]));
+  }
+  read.tags.is_missing_ok = given.missing_ok != 0;
+  if (given.backup != EBBTIDE_BACKUP_AS_ALLOCATED) read.backup = read_backup(given.backup);
+  return read;
+}
+
+ebbtide_allocation_info describe(const Allocation& allocation) {
+  ebbtide_allocation_info filled = EBBTIDE_ALLOCATION_INFO_INIT;
+  filled.address = allocation.address();
+  filled.size_bytes = allocation.size_bytes();
+  filled.resident_bytes = allocation.resident_bytes();
+  for (const Chunk& chunk : allocation.chunks)
+    filled.stored_bytes += chunk.place.load() == Place::kStored ? chunk.size_bytes : 0;
+  filled.device = allocation.device;
+  filled.place = place_of(allocation);
+  filled.backup = static_cast<int32_t>(allocation.policy.backup);
+  filled.chunk_count = static_cast<int32_t>(allocation.chunks.size());
+  filled.sequence = allocation.sequence;
+  copy_text(filled.tag, sizeof filled.tag, allocation.tag->name.c_str());
+  return filled;
+}
+
+}  // namespace ebbtide::api
