@@ -1,0 +1,52 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <unistd.h>
+#include <unwind.h>
+
+#include <utility>
+
+#include "api/ebbtide.h"
+#include "bindings/errors.h"
+
+namespace ebbtide::bindings {
+
+// Takes the GIL back. At interpreter exit Python (3.10 to 3.13) ends a daemon thread that asks for it by unwinding its stack, and on the way up pybind11's catch (...), as would a
+// destructor, ends the process. So the unwinding stops here, and the thread sleeps until the process is gone: what Python 3.14 does by itself.
+inline void take_gil(PyThreadState* state) {
+  try {
+    PyEval_RestoreThread(state);
+  } catch (...) {
+    while (true) ::pause();
+  }
+}
+
+// The unwinder's copy in this library must have been set up before it meets a stack that glibc's copy unwinds; any use sets it up.
+inline void prepare_unwinder() {
+  _Unwind_Backtrace([](_Unwind_Context*, void*) { return _URC_END_OF_STACK; }, nullptr);
+}
+
+// Runs body without the GIL; body touches no Python object and does not throw.
+template <typename Body>
+auto without_gil(Body&& body) {
+  PyThreadState* const state = PyEval_SaveThread();
+  const auto result = std::forward<Body>(body)();
+  take_gil(state);
+  return result;
+}
+
+// Runs body(&error) without the GIL and raises what it reports.
+template <typename Body>
+void call(Body&& body) {
+  ebbtide_error error = EBBTIDE_ERROR_INIT;
+  const ebbtide_status status = without_gil([&] { return body(&error); });
+  raise_if_failed(status, error);
+}
+
+inline const void* as_pointer(uint64_t address) { return reinterpret_cast<const void*>(address); }
+
+void register_memory(pybind11::module_& module);
+void register_operations(pybind11::module_& module);
+void register_queries(pybind11::module_& module);
+
+}  // namespace ebbtide::bindings

@@ -1,0 +1,37 @@
+#include "bindings/errors.h"
+
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+namespace py = pybind11;
+
+namespace ebbtide::bindings {
+namespace {
+
+py::object make_exception(ebbtide_status status, const ebbtide_error& error) {
+  const py::module_ errors = py::module_::import("ebbtide.errors");
+  switch (status) {
+    case EBBTIDE_OUT_OF_MEMORY:
+      return errors.attr("OutOfMemoryError")(error.message, error.requested_bytes, error.free_bytes, error.limit_bytes,
+                                             error.device);
+    case EBBTIDE_STATE_ERROR: return errors.attr("StateError")(error.message);
+    case EBBTIDE_DRIVER_ERROR:
+      return errors.attr("DriverError")(error.message, error.call, error.code, error.arguments);
+    case EBBTIDE_STORE_ERROR:
+      return errors.attr("StoreError")(error.message, error.requested_bytes, error.free_bytes, error.limit_bytes);
+    default: return errors.attr("Error")(std::string("internal error, please report it: ") + error.message);
+  }
+}
+
+}  // namespace
+
+void raise_if_failed(ebbtide_status status, const ebbtide_error& error) {
+  if (status == EBBTIDE_OK) return;
+  if (status == EBBTIDE_INVALID_ARGUMENT) throw py::value_error(error.message);
+  const py::object exception = make_exception(status, error);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+  throw py::error_already_set();
+}
+
+}  // namespace ebbtide::bindings

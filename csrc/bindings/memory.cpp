@@ -1,0 +1,110 @@
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "bindings/call.h"
+#include "bindings/records.h"
+
+// Allocations, slots, leases, captures.
+namespace py = pybind11;
+
+namespace ebbtide::bindings {
+namespace {
+
+ebbtide_policy policy_of(int backup) {
+  ebbtide_policy policy = EBBTIDE_POLICY_INIT;
+  policy.backup = backup;
+  return policy;
+}
+
+uint64_t alloc(const std::string& tag, uint64_t size_bytes, int device, int backup) {
+  const ebbtide_policy policy = policy_of(backup);
+  void* address = nullptr;
+  call([&](ebbtide_error* error) { return ebbtide_alloc(tag.c_str(), &policy, device, size_bytes, &address, error); });
+  return reinterpret_cast<uint64_t>(address);
+}
+
+void free_address(uint64_t address) {
+  call([&](ebbtide_error* error) { return ebbtide_free(reinterpret_cast<void*>(address), error); });
+}
+
+std::optional<AllocationRecord> find(uint64_t address) {
+  int found = 0;
+  ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
+  call([&](ebbtide_error* error) { return ebbtide_find(as_pointer(address), &found, &info, error); });
+  if (found == 0) return std::nullopt;
+  return read_allocation(info);
+}
+
+int bind_slot(const std::string& tag, int device, int backup) {
+  const ebbtide_policy policy = policy_of(backup);
+  int32_t slot = -1;
+  call([&](ebbtide_error* error) { return ebbtide_bind_slot(tag.c_str(), &policy, device, &slot, error); });
+  return slot;
+}
+
+uint64_t slot_alloc(int slot, uint64_t size_bytes) {
+  return reinterpret_cast<uint64_t>(without_gil([&] { return ebbtide_slot_alloc(slot, size_bytes, nullptr); }));
+}
+
+std::pair<uint64_t, uint64_t> torch_functions(int slot) {
+  void* malloc_function = nullptr;
+  void* free_function = nullptr;
+  call([&](ebbtide_error* error) { return ebbtide_torch_functions(slot, &malloc_function, &free_function, error); });
+  return {reinterpret_cast<uint64_t>(malloc_function), reinterpret_cast<uint64_t>(free_function)};
+}
+
+LeaseRecord open_lease(const std::string& tag, const std::string& holder) {
+  ebbtide_lease lease = EBBTIDE_LEASE_INIT;
+  call([&](ebbtide_error* error) { return ebbtide_open_lease(tag.c_str(), holder.c_str(), &lease, error); });
+  return {lease.id, lease.epoch, lease.is_away != 0};
+}
+
+// Strings with a NUL inside would be cut at the C boundary: refuse them here.
+void check_text(const std::string& text) {
+  if (text.find('\0') != std::string::npos) throw py::value_error("a tag can't hold control characters");
+}
+
+}  // namespace
+
+void register_memory(py::module_& module) {
+  module.def(
+      "alloc",
+      [](const std::string& tag, uint64_t size_bytes, int device, int backup) {
+        check_text(tag);
+        return alloc(tag, size_bytes, device, backup);
+      },
+      py::arg("tag"), py::arg("size_bytes"), py::arg("device") = 0,
+      py::arg("backup") = static_cast<int>(EBBTIDE_BACKUP_RAM));
+  module.def("free", &free_address, py::arg("address"));
+  module.def("find", &find, py::arg("address"));
+  module.def(
+      "is_away",
+      [](uint64_t address, uint64_t size_bytes) { return ebbtide_is_away(as_pointer(address), size_bytes) != 0; },
+      py::arg("address"), py::arg("size_bytes"));
+  module.def(
+      "bind_slot",
+      [](const std::string& tag, int device, int backup) {
+        check_text(tag);
+        return bind_slot(tag, device, backup);
+      },
+      py::arg("tag"), py::arg("device"), py::arg("backup"));
+  module.def("slot_alloc", &slot_alloc, py::arg("slot"), py::arg("size_bytes"));
+  module.def("torch_functions", &torch_functions, py::arg("slot"));
+  module.def(
+      "open_lease",
+      [](const std::string& tag, const std::string& holder) {
+        check_text(tag);
+        return open_lease(tag, holder);
+      },
+      py::arg("tag"), py::arg("holder"));
+  module.def(
+      "close_lease", [](uint64_t id) { call([&](ebbtide_error* error) { return ebbtide_close_lease(id, error); }); },
+      py::arg("lease_id"));
+  module.def("begin_capture", [] { call([](ebbtide_error* error) { return ebbtide_begin_capture(error); }); });
+  module.def("end_capture", [] { call([](ebbtide_error* error) { return ebbtide_end_capture(error); }); });
+}
+
+}  // namespace ebbtide::bindings

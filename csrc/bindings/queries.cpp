@@ -1,0 +1,130 @@
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/call.h"
+#include "bindings/records.h"
+
+// The library, its driver and devices, limits, and what is there.
+namespace py = pybind11;
+
+namespace ebbtide::bindings {
+namespace {
+
+DeviceRecord query_device(int device) {
+  ebbtide_device_info info = EBBTIDE_DEVICE_INFO_INIT;
+  call([&](ebbtide_error* error) { return ebbtide_query_device(device, &info, error); });
+  return {info.device,      info.name,       info.compute_capability,
+          info.total_bytes, info.free_bytes, info.granularity_bytes,
+          info.held_bytes,  info.limit_bytes};
+}
+
+std::vector<CapabilityRecord> capabilities(int device) {
+  std::vector<CapabilityRecord> found;
+  const auto add = [](void* user, const char* name, int available, const char* text, const char* advice) {
+    static_cast<std::vector<CapabilityRecord>*>(user)->push_back({name, available != 0, text, advice});
+  };
+  call([&](ebbtide_error* error) { return ebbtide_visit_capabilities(device, add, &found, error); });
+  return found;
+}
+
+ebbtide_limit limit_of(const std::string& name) {
+  if (name == "device") return EBBTIDE_DEVICE_LIMIT;
+  if (name == "host") return EBBTIDE_HOST_LIMIT;
+  if (name == "host_margin") return EBBTIDE_HOST_MARGIN;
+  throw py::value_error("unknown limit '" + name + "': it is device, host or host_margin");
+}
+
+void set_limit(const std::string& name, uint64_t size_bytes) {
+  const ebbtide_limit limit = limit_of(name);
+  call([&](ebbtide_error* error) { return ebbtide_set_limit(limit, size_bytes, error); });
+}
+
+uint64_t get_limit(const std::string& name) {
+  const ebbtide_limit limit = limit_of(name);
+  uint64_t bytes = 0;
+  call([&](ebbtide_error* error) { return ebbtide_get_limit(limit, &bytes, error); });
+  return bytes;
+}
+
+std::vector<TagRecord> tags() {
+  std::vector<TagRecord> found;
+  const auto add = [](void* user, const ebbtide_tag_info* info) {
+    static_cast<std::vector<TagRecord>*>(user)->push_back(read_tag(*info));
+  };
+  call([&](ebbtide_error* error) { return ebbtide_visit_tags(add, &found, error); });
+  return found;
+}
+
+std::vector<AllocationRecord> allocations(const std::optional<std::string>& tag) {
+  std::vector<AllocationRecord> found;
+  const auto add = [](void* user, const ebbtide_allocation_info* info) {
+    static_cast<std::vector<AllocationRecord>*>(user)->push_back(read_allocation(*info));
+  };
+  call([&](ebbtide_error* error) {
+    return ebbtide_visit_allocations(tag ? tag->c_str() : nullptr, add, &found, error);
+  });
+  return found;
+}
+
+std::vector<EventRow> events(uint64_t after_sequence) {
+  std::vector<EventRow> found;
+  const auto add = [](void* user, const ebbtide_event* event) {
+    static_cast<std::vector<EventRow>*>(user)->push_back(read_event(*event));
+  };
+  call([&](ebbtide_error* error) { return ebbtide_visit_events(after_sequence, add, &found, error); });
+  return found;
+}
+
+py::dict stats() {
+  ebbtide_stats numbers{};
+  numbers.struct_size = sizeof numbers;
+  call([&](ebbtide_error* error) { return ebbtide_get_stats(&numbers, error); });
+  py::dict found;
+#define EBBTIDE_STAT(field) found[#field] = numbers.field;
+  EBBTIDE_STAT(allocation_count)
+  EBBTIDE_STAT(device_bytes)
+  EBBTIDE_STAT(stored_bytes) EBBTIDE_STAT(host_held_bytes) EBBTIDE_STAT(host_available_bytes)
+      EBBTIDE_STAT(staging_bytes) EBBTIDE_STAT(alloc_calls) EBBTIDE_STAT(free_calls) EBBTIDE_STAT(alloc_failures)
+          EBBTIDE_STAT(pauses) EBBTIDE_STAT(resumes) EBBTIDE_STAT(operation_failures) EBBTIDE_STAT(bytes_paused)
+              EBBTIDE_STAT(bytes_resumed) EBBTIDE_STAT(bytes_to_host) EBBTIDE_STAT(bytes_to_device)
+                  EBBTIDE_STAT(deferred_frees) EBBTIDE_STAT(deferred_undos)
+#undef EBBTIDE_STAT
+                      return found;
+}
+
+}  // namespace
+
+void register_queries(py::module_& module) {
+  module.def("version", [] { return std::string(ebbtide_version()); });
+  module.def("library_path", [] { return std::string(ebbtide_library_path()); });
+  module.def(
+      "use_driver",
+      [](const std::optional<std::string>& name) {
+        call([&](ebbtide_error* error) { return ebbtide_use_driver(name ? name->c_str() : nullptr, error); });
+      },
+      py::arg("name"));
+  module.def("driver_name", [] { return std::string(ebbtide_driver_name()); });
+  module.def("driver_version", [] {
+    int32_t version = 0;
+    call([&](ebbtide_error* error) { return ebbtide_driver_version(&version, error); });
+    return version;
+  });
+  module.def("device_count", [] {
+    int32_t count = 0;
+    call([&](ebbtide_error* error) { return ebbtide_device_count(&count, error); });
+    return count;
+  });
+  module.def("query_device", &query_device, py::arg("device"));
+  module.def("capabilities", &capabilities, py::arg("device"));
+  module.def("set_limit", &set_limit, py::arg("name"), py::arg("size_bytes"));
+  module.def("get_limit", &get_limit, py::arg("name"));
+  module.def("tags", &tags);
+  module.def("allocations", &allocations, py::arg("tag") = py::none());
+  module.def("events", &events, py::arg("after_sequence") = 0);
+  module.def("stats", &stats);
+}
+
+}  // namespace ebbtide::bindings

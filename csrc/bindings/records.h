@@ -1,0 +1,69 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "api/ebbtide.h"
+
+// Plain copies of what ebbtide.h hands out, and their registration as Python classes.
+namespace ebbtide::bindings {
+
+struct Row {
+  std::string tag;
+  int device;
+  uint64_t bytes, copied, skipped;
+};
+struct ReportRecord {
+  std::string kind;
+  uint64_t bytes = 0, copied = 0, skipped = 0;
+  double seconds = 0;
+  std::vector<Row> rows, left;
+};
+struct DeviceRecord {
+  int device;
+  std::string name;
+  int compute_capability;
+  uint64_t total_bytes, free_bytes, granularity_bytes, held_bytes, limit_bytes;
+};
+struct CapabilityRecord {
+  std::string name;
+  bool available;
+  std::string found, advice;
+};
+struct AllocationRecord {
+  uint64_t address, size_bytes, resident_bytes, stored_bytes;
+  int device;
+  std::string place;
+  int backup, chunk_count;
+  uint64_t sequence;
+  std::string tag;
+};
+struct TagRecord {
+  std::string tag, state;
+  int lease_count;
+  uint64_t allocation_count, size_bytes, resident_bytes, stored_bytes, dropped_bytes;
+};
+struct EventRow {
+  uint64_t sequence;
+  double unix_seconds, seconds;
+  std::string kind, tags;
+  uint64_t bytes, copied;
+  std::string detail;
+};
+struct LeaseRecord {
+  uint64_t id, epoch;
+  bool is_away;
+};
+
+// Takes the report over, also when it throws.
+ReportRecord read_report(ebbtide_report* report);
+AllocationRecord read_allocation(const ebbtide_allocation_info& info);
+TagRecord read_tag(const ebbtide_tag_info& info);
+EventRow read_event(const ebbtide_event& event);
+
+void register_records(pybind11::module_& module);
+
+}  // namespace ebbtide::bindings
