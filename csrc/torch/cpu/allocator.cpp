@@ -1,0 +1,70 @@
+// The c10 side of regions on the CPU. allocate and the deleter run in any thread, with or without the GIL, also
+// after the interpreter is gone: they never take it, never wait for an operation, and find a block by its address,
+// because raw_deallocate hands over pointers of any allocator.
+#include "torch/cpu/allocator.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <limits>
+
+#include "torch/cpu/region_memory.h"
+
+namespace ebbtide::cpu {
+
+namespace {
+
+// What was there before us.
+c10::Allocator* ordinary = nullptr;
+
+void give_back(void* address) {
+  if (address == nullptr) return;
+  Arena& arena = region_memory().arena;
+  if (!arena.owns(address)) {
+    if (c10::DeleterFnPtr deleter = ordinary->raw_deleter()) deleter(address);
+    return;
+  }
+  if (is_forked_child()) return;  // the block is the parent's
+  c10::profiledCPUMemoryReporter().Delete(address);
+  arena.deallocate(address);
+}
+
+class RegionAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t size_bytes) override {
+    Pool* pool = region_memory().routing.current();
+    if (pool == nullptr || size_bytes == 0 || is_forked_child()) return ordinary->allocate(size_bytes);
+    void* address = region_memory().arena.allocate(*pool, size_bytes);
+    if (address == nullptr) {
+      c10::profiledCPUMemoryReporter().OutOfMemory(size_bytes);
+      TORCH_CHECK_WITH(OutOfMemoryError, false, out_of_memory_message(*pool, size_bytes));
+    }
+    // raw_allocate wants the context to be the data.
+    c10::DataPtr data(address, address, &give_back, c10::Device(c10::DeviceType::CPU));
+    c10::profiledCPUMemoryReporter().New(address, size_bytes);
+    return data;
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
+
+  void copy_data(void* destination, const void* source, std::size_t count) const override {
+    default_copy_data(destination, source, count);
+  }
+};
+
+}  // namespace
+
+bool install_allocator() {
+  static RegionAllocator& own = *new RegionAllocator();
+  if (c10::GetCPUAllocator() == &own) return true;
+  if (ordinary != nullptr)
+    return false;  // somebody came after us; two allocators that pass on to one another would never end
+  region_memory();
+  ordinary = c10::GetCPUAllocator();
+  c10::SetCPUAllocator(&own, std::numeric_limits<uint8_t>::max());
+  return c10::GetCPUAllocator() == &own;
+}
+
+}  // namespace ebbtide::cpu

@@ -1,0 +1,228 @@
+#include "torch/cpu/pool.h"
+
+#include <functional>
+#include <iterator>
+#include <new>
+#include <utility>
+
+namespace ebbtide::cpu {
+
+namespace {
+
+size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// What is left of a block is worth keeping apart: 512 bytes in a small segment, more than 1 MiB in a large one.
+bool is_worth_splitting(size_t rest_bytes, bool is_small) {
+  return is_small ? rest_bytes >= kMinBlockBytes : rest_bytes > kSmallRequestBytes;
+}
+
+FreeList::node_type make_node(Block* block) {
+  FreeList scratch;
+  return scratch.extract(scratch.insert(block).first);
+}
+
+void insert_free(FreeList& list, Block& block) noexcept {
+  block.is_allocated = false;
+  list.insert(std::move(block.free_node));
+}
+
+void* serve(FreeList& list, Block& block) {
+  block.free_node = list.extract(&block);
+  block.is_allocated = true;
+  return block.address;
+}
+
+// Makes a free block of the list exactly size_bytes long, where the rest is worth it.
+void split(Segment& segment, FreeList& list, Block& block, size_t size_bytes) {
+  const size_t rest_bytes = block.size_bytes - size_bytes;
+  if (!is_worth_splitting(rest_bytes, segment.is_small)) return;
+  std::byte* rest_address = block.address + size_bytes;
+  const auto rest = segment.blocks.emplace(rest_address, Block{rest_address, rest_bytes, false, {}}).first;
+  try {
+    list.insert(&rest->second);
+  } catch (...) {
+    segment.blocks.erase(rest);
+    throw;
+  }
+  FreeList::node_type node = list.extract(&block);
+  block.size_bytes = size_bytes;
+  list.insert(std::move(node));
+}
+
+}  // namespace
+
+bool BySizeThenAddress::operator()(const Block* left, const Block* right) const {
+  if (left->size_bytes != right->size_bytes) return left->size_bytes < right->size_bytes;
+  return std::less<const std::byte*>()(left->address, right->address);
+}
+
+size_t round_request(size_t request_bytes) {
+  return request_bytes == 0 ? kMinBlockBytes : round_up(request_bytes, kMinBlockBytes);
+}
+
+size_t segment_size(size_t block_bytes) {
+  if (block_bytes <= kSmallRequestBytes) return kSmallSegmentBytes;
+  if (block_bytes < kLargeRequestBytes) return kLargeSegmentBytes;
+  return round_up(block_bytes, kSegmentRoundBytes);
+}
+
+Pool& Arena::make_pool(int32_t slot, std::string tag) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  auto pool = std::make_unique<Pool>();
+  pool->id = static_cast<int64_t>(pools_.size()) + 1;
+  pool->slot = slot;
+  pool->tag = std::move(tag);
+  pools_.push_back(std::move(pool));
+  return *pools_.back();
+}
+
+Pool* Arena::find_pool(int64_t id) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return id >= 1 && static_cast<uint64_t>(id) <= pools_.size() ? pools_[static_cast<size_t>(id) - 1].get() : nullptr;
+}
+
+bool Arena::open(Pool& pool) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return !std::exchange(pool.is_open, true);
+}
+
+bool Arena::close(Pool& pool) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return std::exchange(pool.is_open, false);
+}
+
+void* Arena::allocate(Pool& pool, size_t request_bytes) {
+  if (request_bytes > kMaxRequestBytes) return nullptr;
+  const size_t size_bytes = round_request(request_bytes);
+  const bool is_small = size_bytes <= kSmallRequestBytes;
+  const size_t segment_bytes = segment_size(size_bytes);
+  try {
+    {
+      std::lock_guard<std::mutex> guard(mutex_);
+      if (void* address = take_free_block(pool, size_bytes, is_small)) return address;
+    }
+    void* memory = take_from_source(pool, segment_bytes);
+    if (memory == nullptr) return nullptr;
+    try {
+      std::lock_guard<std::mutex> guard(mutex_);
+      return add_segment(pool, static_cast<std::byte*>(memory), segment_bytes, size_bytes, is_small);
+    } catch (...) {
+      source_.release(memory);
+      throw;
+    }
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+void* Arena::take_from_source(Pool& pool, size_t segment_bytes) {
+  void* memory = source_.acquire(pool.slot, segment_bytes);
+  if (memory == nullptr && trim(&pool) > 0) memory = source_.acquire(pool.slot, segment_bytes);
+  if (memory == nullptr && trim(nullptr) > 0) memory = source_.acquire(pool.slot, segment_bytes);
+  return memory;
+}
+
+void* Arena::take_free_block(Pool& pool, size_t size_bytes, bool is_small) {
+  FreeList& list = pool.free_list(is_small);
+  Block least{nullptr, size_bytes, false, {}};
+  const auto found = list.lower_bound(&least);
+  if (found == list.end()) return nullptr;
+  Block& block = **found;
+  split(find_segment(block.address)->second, list, block, size_bytes);
+  return serve(list, block);
+}
+
+void* Arena::add_segment(Pool& pool, std::byte* memory, size_t segment_bytes, size_t size_bytes, bool is_small) {
+  const auto segment = segments_.emplace(memory, Segment{&pool, segment_bytes, is_small, {}}).first;
+  FreeList& list = pool.free_list(is_small);
+  Block* block = nullptr;
+  try {
+    block = &segment->second.blocks.emplace(memory, Block{memory, segment_bytes, true, {}}).first->second;
+    block->free_node = make_node(block);
+    insert_free(list, *block);
+    split(segment->second, list, *block, size_bytes);
+  } catch (...) {
+    if (block != nullptr && !block->is_allocated) list.erase(block);
+    segments_.erase(segment);
+    throw;
+  }
+  return serve(list, *block);
+}
+
+Arena::Segments::iterator Arena::find_segment(const void* address) {
+  auto* byte = const_cast<std::byte*>(static_cast<const std::byte*>(address));
+  auto after = segments_.upper_bound(byte);
+  if (after == segments_.begin()) return segments_.end();
+  const auto segment = std::prev(after);
+  return byte < segment->first + segment->second.size_bytes ? segment : segments_.end();
+}
+
+bool Arena::owns(const void* address) noexcept {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return find_segment(address) != segments_.end();
+}
+
+bool Arena::deallocate(void* address) noexcept {
+  std::lock_guard<std::mutex> guard(mutex_);
+  const auto segment = find_segment(address);
+  if (segment == segments_.end()) return false;
+  auto& blocks = segment->second.blocks;
+  auto block = blocks.find(static_cast<std::byte*>(address));
+  if (block == blocks.end() || !block->second.is_allocated)
+    return true;  // a second free of a block: keep what is there
+  FreeList& list = segment->second.pool->free_list(segment->second.is_small);
+
+  const auto after = std::next(block);
+  if (after != blocks.end() && !after->second.is_allocated) {
+    list.extract(&after->second);
+    block->second.size_bytes += after->second.size_bytes;
+    blocks.erase(after);
+  }
+  if (block != blocks.begin() && !std::prev(block)->second.is_allocated) {
+    const auto before = std::prev(block);
+    before->second.free_node = list.extract(&before->second);
+    before->second.size_bytes += block->second.size_bytes;
+    blocks.erase(block);
+    block = before;
+  }
+  insert_free(list, block->second);
+  return true;
+}
+
+size_t Arena::trim(const Pool* pool) {
+  Segments trimmed;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    for (auto next = segments_.begin(); next != segments_.end();) {
+      const auto current = next++;
+      Segment& segment = current->second;
+      Block& first = segment.blocks.begin()->second;
+      if ((pool != nullptr && segment.pool != pool) || first.is_allocated || first.size_bytes != segment.size_bytes)
+        continue;
+      segment.pool->free_list(segment.is_small).extract(&first);
+      trimmed.insert(segments_.extract(current));
+    }
+  }
+  size_t bytes = 0;
+  for (const auto& [address, segment] : trimmed) {
+    source_.release(address);
+    bytes += segment.size_bytes;
+  }
+  return bytes;
+}
+
+std::vector<SegmentView> Arena::snapshot(const Pool& pool) {
+  std::vector<SegmentView> views;
+  std::lock_guard<std::mutex> guard(mutex_);
+  for (const auto& [address, segment] : segments_) {
+    if (segment.pool != &pool) continue;
+    SegmentView view{address, segment.size_bytes, {}};
+    for (const auto& [block_address, block] : segment.blocks) {
+      view.blocks.push_back({static_cast<size_t>(block_address - address), block.size_bytes, block.is_allocated});
+    }
+    views.push_back(std::move(view));
+  }
+  return views;
+}
+
+}  // namespace ebbtide::cpu

@@ -1,0 +1,217 @@
+"""How `_torch` is compiled: a recipe of plain values, and a build that several processes may ask for at once."""
+
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ebbtide.errors import StateError
+
+CACHE_VARIABLE = "EBBTIDE_CACHE_DIR"
+_TOOLS = "a C++20 compiler (g++ 10 or newer, or clang++ 12 or newer; on Debian and Ubuntu: apt install g++)"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what the built file is.
+
+    Attributes:
+        source_root: the folder that holds torch/cpu/*.cpp and api/ebbtide.h.
+        torch_folder: torch's package folder (its include/ and lib/).
+        torch_version, torch_revision: as torch gives them.
+        uses_new_abi: _GLIBCXX_USE_CXX11_ABI of that torch; wheels of 2.6 were mostly built without.
+        python_tag: "cpython-311-x86_64-linux-gnu".
+        python_include: the folder of Python.h.
+        ebbtide_version: ebbtide's.
+        core_library: the libebbtide.so of this process, or the preload library that stands for it.
+    """
+
+    source_root: Path
+    torch_folder: Path
+    torch_version: str
+    torch_revision: str
+    uses_new_abi: bool
+    python_tag: str
+    python_include: Path
+    ebbtide_version: str
+    core_library: Path
+
+    @classmethod
+    def of_this_process(cls) -> "Recipe":
+        """The recipe for the torch, the Python and the core of this process."""
+        import torch
+
+        from ebbtide import _core
+
+        return cls(
+            source_root=find_sources(),
+            # Not torch.utils.cpp_extension: it imports setuptools, which need not be there.
+            torch_folder=Path(torch.__file__).resolve().parent,
+            torch_version=str(torch.__version__),
+            torch_revision=str(torch.version.git_version),
+            uses_new_abi=bool(torch._C._GLIBCXX_USE_CXX11_ABI),
+            python_tag=str(sysconfig.get_config_var("SOABI")),
+            python_include=Path(sysconfig.get_path("include")),
+            ebbtide_version=_core.version(),
+            core_library=Path(_core.library_path()),
+        )
+
+    def sources(self) -> list[Path]:
+        return sorted((self.source_root / "torch" / "cpu").glob("*.cpp"))
+
+    def key(self) -> str:
+        """The name of the cache folder: what must agree, and a hash of all of it with the sources."""
+        digest = hashlib.sha256(repr((self.torch_revision, self.uses_new_abi, compile_flags(self))).encode())
+        for path in [
+            *self.sources(),
+            *sorted((self.source_root / "torch" / "cpu").glob("*.h")),
+            self.source_root / "api" / "ebbtide.h",
+        ]:
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        abi = f"abi{int(self.uses_new_abi)}"
+        names = ("torch", self.torch_version, self.python_tag, abi, "ebbtide", self.ebbtide_version)
+        return "-".join((*names, digest.hexdigest()[:12]))
+
+
+def find_sources() -> Path:
+    """The folder of the sources: inside the installed package, or csrc/ of the tree that the package is run from.
+
+    Raises:
+        StateError: neither is there.
+    """
+    here = Path(__file__).resolve().parent
+    candidates = [here / "csrc", here.parents[2] / "csrc"]
+    for folder in candidates:
+        if (folder / "torch" / "cpu" / "module.cpp").is_file() and (folder / "api" / "ebbtide.h").is_file():
+            return folder
+    looked_in = " and ".join(map(str, candidates))
+    raise StateError(
+        f"the sources of ebbtide's torch extension are missing (looked in {looked_in}): install ebbtide again"
+    )
+
+
+def compile_flags(recipe: Recipe) -> list[str]:
+    """-DNDEBUG: torch's headers assert otherwise what its library leaves out."""
+    return [
+        *("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-pthread", "-fvisibility=hidden"),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(recipe.uses_new_abi)}",
+    ]
+
+
+def command_line(recipe: Recipe, compiler: list[str], output: Path) -> list[str]:
+    """The one call that compiles and links. At load the SONAME finds the libebbtide.so that is in the process."""
+    torch_libraries = recipe.torch_folder / "lib"
+    core_folder = recipe.core_library.parent
+    plain_core = core_folder / "libebbtide.so"
+    return [
+        *(*compiler, *compile_flags(recipe)),
+        *("-I", str(recipe.source_root)),
+        *("-isystem", str(recipe.torch_folder / "include"), "-isystem", str(recipe.python_include)),
+        *map(str, recipe.sources()),
+        *("-shared", "-o", str(output), f"-L{torch_libraries}", "-lc10"),
+        *([f"-L{core_folder}", "-l:libebbtide.so"] if plain_core.exists() else [str(recipe.core_library)]),
+        *(f"-Wl,-rpath,{core_folder}", f"-Wl,-rpath,{torch_libraries}"),
+    ]
+
+
+def cache_folder() -> Path:
+    named = os.environ.get(CACHE_VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base and Path(base).is_absolute() else Path("~/.cache").expanduser()) / "ebbtide"
+
+
+def find_compiler() -> list[str]:
+    """$CXX with its arguments, or the first of c++, g++ and clang++.
+
+    Raises:
+        StateError: there is none.
+    """
+    named = shlex.split(os.environ.get("CXX", ""))
+    for candidate in [named] if named else [["c++"], ["g++"], ["clang++"]]:
+        found = shutil.which(candidate[0])
+        if found:
+            return [found, *candidate[1:]]
+    what = f"CXX={shlex.join(named)} names no program" if named else "there is no c++, g++ or clang++ on PATH"
+    raise StateError(
+        f"ebbtide compiles its torch extension once for the torch that is there, and {what}: "
+        f"install {_TOOLS}, or set CXX"
+    )
+
+
+def build_once(recipe: Recipe) -> Path:
+    """The built library, from the cache or built now; at most one process builds, the others wait for it.
+
+    Raises:
+        StateError: no compiler, no Python.h, no writable cache, or the compiler failed.
+    """
+    folder = cache_folder() / "torch_extension" / recipe.key()
+    library = folder / "_torch.so"
+    if library.is_file():
+        return library
+    with _lock(folder):
+        if not library.is_file():
+            _build(recipe, library)
+    return library
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "lock").open("w")
+    except OSError as error:
+        raise StateError(
+            f"ebbtide keeps its torch extension in {folder}, which can't be written ({error.strerror}): "
+            f"set {CACHE_VARIABLE} to a folder that can"
+        ) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # goes with the file, also when this process dies
+        yield
+
+
+def _build(recipe: Recipe, library: Path) -> None:
+    compiler = find_compiler()
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    if not (recipe.python_include / "Python.h").is_file():
+        raise StateError(
+            f"ebbtide compiles its torch extension once, and Python.h is not in {recipe.python_include}: "
+            f"install Python's development files (on Debian and Ubuntu: apt install {python}-dev)"
+        )
+    print(
+        f"ebbtide: building its torch extension for torch {recipe.torch_version}, once (about 15 s)",
+        file=sys.stderr,
+        flush=True,
+    )
+    for stale in library.parent.glob("build-*"):  # of a process that was killed: we hold the lock
+        shutil.rmtree(stale, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as scratch:
+        output = Path(scratch) / library.name
+        command = command_line(recipe, compiler, output)
+        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        result = subprocess.run(command, **pipes, text=True, errors="replace", check=False)
+        if result.returncode != 0:
+            raise StateError(_describe_failure(recipe, result, library.parent / "build.log"))
+        output.rename(library)
+
+
+def _describe_failure(recipe: Recipe, result: subprocess.CompletedProcess[str], log: Path) -> str:
+    status = f"status {result.returncode}"
+    log.write_text(f"{shlex.join(result.args)}\n\n{result.stdout}\n{status}\n")
+    first = next((line.strip() for line in result.stdout.splitlines() if "error" in line.lower()), status)
+    return (
+        f"ebbtide's torch extension could not be built for torch {recipe.torch_version} with {result.args[0]}: "
+        f"{first}. The whole output is in {log}. "
+        f"It needs {_TOOLS} and torch's headers in {recipe.torch_folder / 'include'}; CXX chooses another compiler."
+    )
