@@ -1,0 +1,37 @@
+"""ebbtide: GPU memory for PyTorch that leaves and comes back at the same addresses.
+
+Importing this package touches no driver, no GPU and no torch; the first use of `saver` does.
+"""
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ebbtide.errors import DriverError, Error, OutOfMemoryError, StateError, StoreError
+
+if TYPE_CHECKING:
+    from ebbtide import saver
+
+    __version__: str
+
+__all__ = [
+    "DriverError",
+    "Error",
+    "OutOfMemoryError",
+    "StateError",
+    "StoreError",
+    "__version__",
+    "saver",
+]
+
+
+def __getattr__(name: str) -> ModuleType | str:
+    if name == "saver":
+        return importlib.import_module("ebbtide.saver")
+    if name == "__version__":
+        return str(importlib.import_module("ebbtide._core").version())
+    raise AttributeError(f"module 'ebbtide' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,128 @@
+"""The pybind11 face of ebbtide.h: marshalling only. Every call releases the GIL. Failures raise the classes of ebbtide.errors; malformed arguments ValueError."""
+
+from collections.abc import Sequence
+
+BACKUP_AS_ALLOCATED: int  # -1
+BACKUP_NONE: int  # 0
+BACKUP_RAM: int  # 1
+BACKUP_PINNED: int  # 2
+BACKUP_DISK: int  # 3
+UNLIMITED: int  # 2**64 - 1
+SLOT_COUNT: int
+API_VERSION: int
+
+class Row:
+    """What one (tag, device) gave or took in an operation; bytes."""
+
+    tag: str
+    device: int
+    bytes: int
+    copied: int
+    skipped: int
+
+class Report:
+    """ebbtide_report: kind is "pause" or "resume"; sizes in bytes."""
+
+    kind: str
+    bytes: int
+    copied: int
+    skipped: int
+    seconds: float
+    rows: list[Row]
+    left: list[Row]
+
+class DeviceInfo:
+    device: int
+    name: str
+    compute_capability: int
+    total_bytes: int
+    free_bytes: int
+    granularity_bytes: int
+    held_bytes: int
+    limit_bytes: int
+
+class Capability:
+    name: str
+    available: bool
+    found: str
+    advice: str
+
+class AllocationInfo:
+    address: int
+    size_bytes: int
+    resident_bytes: int
+    stored_bytes: int
+    device: int
+    place: str  # "device" | "host" | "stored" | "dropped" | "mixed"
+    backup: int
+    chunk_count: int
+    sequence: int
+    tag: str
+
+class TagInfo:
+    tag: str
+    state: str  # "resident" | "paused" | "partial" | "empty"
+    lease_count: int
+    allocation_count: int
+    size_bytes: int
+    resident_bytes: int
+    stored_bytes: int
+    dropped_bytes: int
+
+class Event:
+    sequence: int
+    unix_seconds: float
+    seconds: float
+    kind: str
+    tags: str
+    bytes: int
+    copied: int
+    detail: str
+
+class Lease:
+    id: int
+    epoch: int
+    is_away: bool
+
+class Backup:
+    """The stored bytes of a range; a read-only buffer (PEP 3118, format "B", 1-D) that keeps them alive."""
+
+    address: int
+    size_bytes: int
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Operation:
+    """A claim: commit or abandon it; dropping it abandons it."""
+
+    def commit(self) -> Report: ...
+    def abandon(self) -> None: ...
+
+def version() -> str: ...
+def library_path() -> str: ...
+def use_driver(name: str | None) -> None: ...
+def driver_name() -> str: ...
+def driver_version() -> int: ...
+def device_count() -> int: ...
+def query_device(device: int) -> DeviceInfo: ...
+def capabilities(device: int) -> list[Capability]: ...
+def set_limit(name: str, size_bytes: int) -> None: ...  # "device" | "host" | "host_margin"
+def get_limit(name: str) -> int: ...
+def alloc(tag: str, size_bytes: int, device: int = 0, backup: int = 1) -> int: ...
+def free(address: int) -> None: ...
+def find(address: int) -> AllocationInfo | None: ...
+def is_away(address: int, size_bytes: int) -> bool: ...
+def bind_slot(tag: str, device: int, backup: int) -> int: ...
+def slot_alloc(slot: int, size_bytes: int) -> int: ...
+def torch_functions(slot: int) -> tuple[int, int]: ...
+def open_lease(tag: str, holder: str) -> Lease: ...
+def close_lease(lease_id: int) -> None: ...
+def begin_capture() -> None: ...
+def end_capture() -> None: ...
+def pause(tags: Sequence[str], missing_ok: bool = False, backup: int = -1) -> Report: ...
+def resume(tags: Sequence[str], missing_ok: bool = False, addresses: Sequence[int] = ()) -> Report: ...
+def claim(kind: str, tags: Sequence[str], missing_ok: bool = False, backup: int = -1) -> Operation: ...
+def backup_of(address: int, size_bytes: int) -> Backup | None: ...
+def tags() -> list[TagInfo]: ...
+def allocations(tag: str | None = None) -> list[AllocationInfo]: ...
+def stats() -> dict[str, int]: ...
+def events(after_sequence: int = 0) -> list[Event]: ...

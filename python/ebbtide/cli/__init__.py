@@ -1,0 +1,48 @@
+"""The `ebbtide` command. A file a command; the docstring of each is its help."""
+
+from typing import Any
+
+import click
+
+from ebbtide.cli.demo import demo
+from ebbtide.cli.doctor import doctor
+
+
+def _show_version(context: click.Context, _parameter: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not context.resilient_parsing:
+        import ebbtide
+
+        click.echo(f"ebbtide {ebbtide.__version__}")
+        context.exit()
+
+
+class _Group(click.Group):
+    """What ebbtide raises on purpose is a sentence for the user, not a traceback."""
+
+    def invoke(self, context: click.Context) -> Any:
+        from ebbtide.errors import Error
+
+        try:
+            return super().invoke(context)
+        except Error as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Say which version this is.",
+)
+def main() -> None:
+    """GPU memory for PyTorch that leaves and comes back at the same addresses.
+
+    Begin with `ebbtide doctor`: it says what works here.
+    """
+
+
+main.add_command(demo)
+main.add_command(doctor)

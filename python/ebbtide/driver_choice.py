@@ -1,0 +1,189 @@
+"""Which driver this process works with: `EBBTIDE_DRIVER`, the torch that is there and the driver that is there
+decide, once, at first need.
+
+| EBBTIDE_DRIVER | torch is a CPU build | torch has CUDA           | no torch               |
+|----------------|----------------------|--------------------------|------------------------|
+| auto (default) | sim, with one line   | cuda, or an error        | cuda, or an error      |
+| cuda           | refused on tensors   | cuda, or an error        | cuda, or an error      |
+| sim            | sim                  | refused on tensors       | sim                    |
+| off            | off                  | off                      | off                    |
+
+A torch with CUDA and no working driver is an error, never a silent simulation. Importing torch is left to the caller:
+only regions need it.
+"""
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Literal
+
+from ebbtide.errors import Error, StateError
+
+Setting = Literal["auto", "cuda", "sim", "off"]
+TorchKind = Literal["none", "cpu", "cuda", "rocm"]
+Driver = Literal["cuda", "sim", "off"]
+
+SETTINGS: tuple[Setting, ...] = ("auto", "cuda", "sim", "off")
+VARIABLE = "EBBTIDE_DRIVER"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A driver, or None where it is refused. `line` is the sentence that says so, "" for nothing to say."""
+
+    driver: Driver | None
+    line: str = ""
+
+
+def parse_setting(text: str | None) -> Setting:
+    """The value of EBBTIDE_DRIVER; unset and empty mean auto.
+
+    Raises:
+        ValueError: any other value.
+    """
+    for setting in SETTINGS:
+        if setting == (text or "auto").strip().lower():
+            return setting
+    raise ValueError(f"{VARIABLE} must be one of {', '.join(SETTINGS)}, not {text!r}")
+
+
+def needs_probe(setting: Setting, torch_kind: TorchKind, on_tensors: bool) -> bool:
+    """Whether `decide` looks at `driver_problem`: probing a driver fixes the choice, so ask only where it matters."""
+    return decide(setting, torch_kind, None, on_tensors).driver == "cuda"
+
+
+def decide(setting: Setting, torch_kind: TorchKind, driver_problem: str | None, on_tensors: bool = True) -> Outcome:
+    """The whole decision, from plain values.
+
+    Args:
+        setting: what EBBTIDE_DRIVER says.
+        torch_kind: the torch that is installed.
+        driver_problem: why the CUDA driver does not work, or None where it does.
+        on_tensors: whether torch's tensors are to live in ebbtide's memory (regions), or only memory that torch does
+            not know of.
+    """
+    if setting == "off":
+        return Outcome("off")
+    if on_tensors:
+        refusal = _refuse_tensors(setting, torch_kind)
+        if refusal:
+            return Outcome(None, refusal)
+    if setting == "sim":
+        return Outcome("sim")
+    if setting == "auto" and torch_kind == "cpu":
+        return Outcome(
+            "sim",
+            f"torch is a CPU build: using the simulated device ({VARIABLE}=sim says so and drops this line)",
+        )
+    if driver_problem is None:
+        return Outcome("cuda")
+    return Outcome(None, _explain_driver(torch_kind, driver_problem))
+
+
+def _refuse_tensors(setting: Setting, torch_kind: TorchKind) -> str:
+    if torch_kind == "none":
+        return "regions need PyTorch 2.6 or newer: install torch"
+    if torch_kind == "rocm":
+        return (
+            "this torch is built for ROCm, and ebbtide works with NVIDIA GPUs: "
+            f"install a CUDA or CPU build of torch, or set {VARIABLE}=off"
+        )
+    if setting == "cuda" and torch_kind == "cpu":
+        return (
+            f"{VARIABLE}=cuda, but torch is a CPU build: "
+            f"install torch with CUDA, or set {VARIABLE}=sim for the simulated device"
+        )
+    if setting == "sim" and torch_kind == "cuda":
+        return (
+            f"{VARIABLE}=sim, but torch is built with CUDA, and the simulated device serves CPU builds: "
+            f"unset {VARIABLE}, or install torch's CPU build"
+        )
+    return ""
+
+
+def _explain_driver(torch_kind: TorchKind, driver_problem: str) -> str:
+    if torch_kind == "cuda":
+        what = "torch is built with CUDA, but there is no working NVIDIA driver"
+        advice = (
+            "run where there is a GPU, install torch's CPU build to use the simulated device, "
+            f"or set {VARIABLE}=off to run without ebbtide"
+        )
+    else:
+        what = "there is no working NVIDIA driver"
+        advice = (
+            f"run where there is a GPU, set {VARIABLE}=sim for the simulated device, "
+            f"or {VARIABLE}=off to run without ebbtide"
+        )
+    return f"{what} ({driver_problem}): {advice}"
+
+
+def installed_torch_kind() -> TorchKind:
+    """What kind of torch `import torch` gives here; imports it."""
+    try:
+        import torch
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "torch" and sys.modules.get("torch") is None:
+            return "none"
+        raise
+    if torch.version.cuda is not None:
+        return "cuda"
+    return "rocm" if getattr(torch.version, "hip", None) is not None else "cpu"
+
+
+def find_driver_problem() -> str | None:
+    """Why the CUDA driver does not work here; None where it does. Fixes this process's driver to "cuda"."""
+    from ebbtide import _core
+
+    try:
+        _core.use_driver("cuda")
+        if _core.device_count() > 0:
+            return None
+    except Error as error:
+        return str(error).partition(". ")[0]  # what is wrong; what to do about it depends on torch as well
+    return "it shows no GPU"
+
+
+def is_off() -> bool:
+    """Whether EBBTIDE_DRIVER=off: every call is then a no-op that returns empty reports."""
+    if _chosen is not None:
+        return _chosen == "off"
+    return parse_setting(os.environ.get(VARIABLE)) == "off"
+
+
+_lock = threading.RLock()
+_chosen: Driver | None = None
+
+
+def choose_for_tensors() -> Driver:
+    """The driver for regions, decided at the first call, then the same for ever. Imports torch unless off.
+
+    Raises:
+        StateError: this torch and this driver do not go together; the sentence says what to do.
+        ValueError: EBBTIDE_DRIVER has an unknown value.
+    """
+    global _chosen
+    if _chosen is not None:
+        return _chosen
+    with _lock:
+        if _chosen is None:
+            _chosen = _choose()
+        return _chosen
+
+
+def _choose() -> Driver:
+    setting = parse_setting(os.environ.get(VARIABLE))
+    if setting == "off":
+        return "off"
+    torch_kind = installed_torch_kind()
+    problem = find_driver_problem() if needs_probe(setting, torch_kind, on_tensors=True) else None
+    outcome = decide(setting, torch_kind, problem)
+    if outcome.driver is None:
+        raise StateError(outcome.line)
+    if outcome.driver == "sim":
+        from ebbtide import _core
+
+        _core.use_driver("sim")
+    if outcome.line:
+        print(f"ebbtide: {outcome.line}", file=sys.stderr, flush=True)
+    return outcome.driver

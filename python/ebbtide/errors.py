@@ -1,0 +1,147 @@
+"""What ebbtide raises. All of it can be pickled, also between a process that has torch and one that has not.
+
+`OutOfMemoryError` becomes a `torch.OutOfMemoryError` as soon as torch is imported, so that a program's `except
+torch.OutOfMemoryError` catches both. Neither package imports the other for that: where ebbtide comes first, a watcher
+on the import system waits for torch, and every new error looks again in case torch came in by another way.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import threading
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+UNLIMITED = 2**64 - 1
+
+
+class Error(Exception):
+    """The base of what ebbtide raises on purpose, besides ValueError and TypeError for malformed arguments."""
+
+    _fields: tuple[str, ...] = ()
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By name and values: the class that reads this back may have other bases than the one that wrote it.
+        state = {name: value for name, value in self.__dict__.items() if name not in self._fields}
+        arguments = (self.args[0] if self.args else "", *(getattr(self, name) for name in self._fields))
+        return (type(self), arguments, state or None)
+
+
+class StateError(Error):
+    """The call does not fit the state of things: an unknown or leased tag, a capture under way, a forked child."""
+
+
+class _MemoryError(Error):
+    """What the two errors about missing memory share; sizes in bytes, `limit_bytes` None where no limit is set."""
+
+    _fields: tuple[str, ...] = ("requested_bytes", "free_bytes", "limit_bytes")
+
+    def __init__(
+        self, message: str = "", requested_bytes: int = 0, free_bytes: int = 0, limit_bytes: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.requested_bytes = requested_bytes
+        self.free_bytes = free_bytes
+        self.limit_bytes = None if limit_bytes is None or limit_bytes >= UNLIMITED else limit_bytes
+
+
+class StoreError(_MemoryError):
+    """The host has too little room for a backup, or a store failed. Nothing that was backed up is lost.
+
+    Attributes: requested_bytes, free_bytes, limit_bytes (None: no limit is set).
+    """
+
+
+class OutOfMemoryError(_MemoryError):
+    """The device has too little memory, or `device_limit` does not allow it; nothing moved, and the same call works
+    once there is room.
+
+    Attributes: requested_bytes, free_bytes, limit_bytes (None: no limit is set), device (CUDA ordinal, -1 where
+    unknown). Also a `torch.OutOfMemoryError` as soon as torch is imported.
+    """
+
+    _fields = ("requested_bytes", "free_bytes", "limit_bytes", "device")
+
+    def __init__(
+        self,
+        message: str = "",
+        requested_bytes: int = 0,
+        free_bytes: int = 0,
+        limit_bytes: int | None = None,
+        device: int = -1,
+    ) -> None:
+        _join_torch()
+        super().__init__(message, requested_bytes, free_bytes, limit_bytes)
+        self.device = device
+
+
+class DriverError(Error):
+    """A driver call failed in a way that is not out of memory.
+
+    Attributes: call ("cuMemMap"), code (the CUresult), arguments (the call's, as text).
+    """
+
+    _fields = ("call", "code", "arguments")
+
+    def __init__(self, message: str = "", call: str = "", code: int = 0, arguments: str = "") -> None:
+        super().__init__(message)
+        self.call = call
+        self.code = code
+        self.arguments = arguments
+
+
+_join_lock = threading.Lock()
+
+
+def _join_torch() -> bool:
+    """Adds torch's class to the bases of ours, once, if torch is there; returns whether it is joined."""
+    torch_class = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
+    if not isinstance(torch_class, type):
+        return False
+    with _join_lock:
+        if not issubclass(OutOfMemoryError, torch_class):
+            OutOfMemoryError.__bases__ = (*OutOfMemoryError.__bases__, torch_class)
+    return True
+
+
+class _TorchWatcher(importlib.abc.MetaPathFinder):
+    """Joins the classes at the end of the first `import torch`, and leaves the import system then."""
+
+    def __init__(self) -> None:
+        self._asking = threading.local()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "torch" or getattr(self._asking, "now", False):
+            return None
+        self._asking.now = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asking.now = False
+        if spec is not None and spec.loader is not None:
+            self._watch(spec.loader)
+        return spec
+
+    def _watch(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def execute_and_join(module: ModuleType) -> None:
+            execute(module)
+            if _join_torch() and self in sys.meta_path:
+                sys.meta_path.remove(self)
+
+        try:
+            loader.exec_module = execute_and_join
+        except AttributeError:
+            pass  # a loader that takes no attributes: the classes are joined when the next error is made
+
+
+if not _join_torch():
+    sys.meta_path.insert(0, _TorchWatcher())

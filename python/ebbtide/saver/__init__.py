@@ -1,0 +1,67 @@
+"""Memory of torch that leaves the device and comes back to the same addresses, by tag.
+
+    from ebbtide import saver
+
+    with saver.region("weights"):
+        model = build_model().to(saver.device)
+    saver.pause("weights")      # the device memory is free for others
+    saver.resume("weights")     # same addresses, same bytes
+
+Importing this decides nothing; the first region does: which driver (`EBBTIDE_DRIVER`), and whether torch fits it.
+"""
+
+from typing import TYPE_CHECKING
+
+from ebbtide.saver import pools, queries
+from ebbtide.saver.adoption import adopt
+from ebbtide.saver.graphs import cuda_graph, graph_pool
+from ebbtide.saver.hooks import on
+from ebbtide.saver.limits import configure
+from ebbtide.saver.operations import pause, paused, resume
+from ebbtide.saver.queries import backup_of, is_paused, stats, tags
+from ebbtide.saver.regions import disabled, region
+from ebbtide.saver.reports import Adoption, Event, Held, Report, TagStatus, TagTable
+
+if TYPE_CHECKING:
+    device: str
+    """Where tensors must be to live in regions: "cuda", or "cpu" on the simulated device."""
+
+    timeline: list[Event]
+    """The newest 1,024 events, oldest first."""
+
+__all__ = [
+    "Adoption",
+    "Event",
+    "Held",
+    "Report",
+    "TagStatus",
+    "TagTable",
+    "adopt",
+    "backup_of",
+    "configure",
+    "cuda_graph",
+    "device",
+    "disabled",
+    "graph_pool",
+    "is_paused",
+    "on",
+    "pause",
+    "paused",
+    "region",
+    "resume",
+    "stats",
+    "tags",
+    "timeline",
+]
+
+
+def __getattr__(name: str) -> str | list[Event]:
+    if name == "device":
+        return pools.device_type()
+    if name == "timeline":
+        return queries.timeline()
+    raise AttributeError(f"module 'ebbtide.saver' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

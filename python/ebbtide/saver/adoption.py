@@ -1,0 +1,218 @@
+"""`saver.adopt`: tensors that already exist move into a tag.
+
+What moves is a storage, in place: the object stays, only the memory behind it changes. So views, tied weights,
+gradients, hooks and optimizer states that share it stay tied, and nobody needs to be told.
+
+- CUDA: the content goes to a copy in ordinary memory, the storage shrinks to nothing and grows again inside the
+  region, the content comes back. Should the device run out midway, the storage grows in ordinary memory again, from
+  the block that it just left.
+- Simulated device: the content goes to a new storage made inside the region, and the two exchange their memory.
+
+All is checked before anything moves. One storage moves at a time, so the extra memory is one storage's; and the tag
+is leased meanwhile, so that nobody pauses it. A call that failed midway may be made again: what is in the tag already
+is passed by.
+"""
+
+import time
+from collections import Counter
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from ebbtide import _core, driver_choice, torch_extension
+from ebbtide.errors import StateError
+from ebbtide.saver import captures, pools
+from ebbtide.saver.leases import holder_name
+from ebbtide.saver.names import BackupName, backup_code, check_tag
+from ebbtide.saver.regions import disabled, region
+from ebbtide.saver.reports import Adoption
+from ebbtide.saver.tensor_walk import TensorWalk
+
+if TYPE_CHECKING:
+    import torch
+
+_FLUSH_BYTES = 64 << 20  # how much left-over memory torch may hold in its cache before it is given back
+
+
+def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram") -> Adoption:
+    """Moves the tensors in `objects` into `tag`, as if they had been made in its region. Tensors that share memory go
+    on sharing it.
+
+    Addresses change once, here; so do it before CUDA graphs are captured over them and before libraries are told the
+    addresses.
+
+    Args:
+        objects: tensors, modules (parameters, buffers, gradients), optimizers (states, groups), mappings, sequences,
+            sets and dataclasses of these.
+        tag, backup: as in `region`. What is in another tag, or in this one with another backup, moves as well.
+
+    Returns:
+        An Adoption. Skipped and counted are tensors on other devices, meta tensors, and memory that is not torch's
+        own or that others know of by its
+        address: shared between processes, or lent by NumPy, DLPack or a mapped file.
+
+    Raises:
+        TypeError, ValueError: malformed arguments.
+        StateError: a tensor is paused, a capture is under way, or (see `region`) regions cannot work here. Nothing
+            moved.
+        torch.OutOfMemoryError: the device has too little room for one more storage; nothing is lost, and each tensor
+            is whole in its old or new place.
+    """
+    check_tag(tag)
+    code = backup_code(backup)
+    if driver_choice.is_off():
+        return Adoption(tag)
+    backend = pools.backend()
+    if backend is None:
+        return Adoption(tag)
+    if captures.is_capturing():
+        raise StateError("a CUDA graph capture is under way, and adopt changes addresses: adopt before or after it")
+    start = time.perf_counter()
+    found, skipped = _find_storages(objects, backend.device_type)
+    moved = 0
+    with ExitStack() as leases, region(tag, backup=backup):
+        moves = _choose_moves(found, tag, code, leases)
+        mover = _CudaMover() if backend.device_type == "cuda" else _CpuMover()
+        try:
+            for storage in moves:
+                mover.move(storage)
+                moved += storage.nbytes()
+        finally:
+            mover.finish()
+    return Adoption(tag, moved, len(moves), len(found) - len(moves), skipped, time.perf_counter() - start)
+
+
+def _find_storages(objects: tuple[Any, ...], device_type: str) -> "tuple[list[torch.UntypedStorage], dict[str, int]]":
+    """The storages that could move, each once, and how many tensors could not, by reason."""
+    walk = TensorWalk()
+    storages: dict[int, torch.UntypedStorage] = {}
+    skipped: Counter[str] = Counter()
+    for thing in objects:
+        for tensor in walk.walk(thing):
+            reason = _skip_reason(tensor, device_type)
+            if reason:
+                skipped[reason] += 1
+            elif tensor.untyped_storage().nbytes():
+                storage = tensor.untyped_storage()
+                storages[storage._cdata] = storage
+    return list(storages.values()), dict(skipped)
+
+
+def _choose_moves(
+    storages: "list[torch.UntypedStorage]", tag: str, backup: int, leases: ExitStack
+) -> "list[torch.UntypedStorage]":
+    """Those that are not where they should be. The tags that they leave are leased too: nobody pauses them now."""
+    moves = []
+    leased = {tag}
+    for storage in storages:
+        info = _core.find(storage.data_ptr())
+        if info is None:
+            moves.append(storage)
+            continue
+        if info.tag not in leased:
+            leased.add(info.tag)
+            leases.callback(_core.close_lease, _core.open_lease(info.tag, holder_name()).id)
+        if _core.is_away(storage.data_ptr(), storage.nbytes()):
+            raise StateError(f"a tensor to adopt is paused: resume its tag {info.tag!r} first")
+        if info.tag != tag or info.backup != backup:
+            moves.append(storage)
+    return moves
+
+
+def _skip_reason(tensor: "torch.Tensor", device_type: str) -> str:
+    if tensor.device.type != device_type:
+        return f"on {tensor.device.type}, not on {device_type}"
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return "has no storage"
+    if storage.nbytes() == 0:
+        return ""
+    if device_type == "cpu" and storage.is_shared():
+        return "shared between processes"
+    if not storage.resizable():  # what owns its memory can be resized; what was lent cannot
+        return "its memory is not torch's own"
+    return ""
+
+
+class _CpuMover:
+    """Moves storages on the simulated device; the caller has the region open."""
+
+    def __init__(self) -> None:
+        self._exchange = torch_extension.load().exchange
+
+    def move(self, storage: "torch.UntypedStorage") -> None:
+        import torch
+
+        # Not torch.UntypedStorage(size): that asks torch's built-in allocator, past the one in front of it.
+        fresh = torch.empty(storage.nbytes(), dtype=torch.uint8)
+        fresh.untyped_storage().copy_(storage)
+        self._exchange(_as_tensor(storage), fresh)
+
+    def finish(self) -> None:
+        """Nothing is left over."""
+
+
+class _CudaMover:
+    """Moves storages on a GPU; the caller has the region open."""
+
+    def __init__(self) -> None:
+        self._left_over = 0
+
+    def move(self, storage: "torch.UntypedStorage") -> None:
+        import torch
+
+        size = storage.nbytes()
+        with torch.cuda.device(storage.device):
+            torch.cuda.synchronize()  # other streams may still use the block that goes
+            with disabled():
+                copy = storage.clone()
+            try:
+                storage.resize_(0)
+                self._grow(storage, size)
+                storage.copy_(copy)
+            except BaseException:
+                with disabled():
+                    self._restore(storage, copy, size)
+                raise
+        self._left_over += size
+        if self._left_over >= _FLUSH_BYTES:
+            del copy
+            self.finish()
+
+    def finish(self) -> None:
+        """Gives back what torch cached of the old memory."""
+        import torch
+
+        torch.cuda.empty_cache()
+        self._left_over = 0
+
+    def _grow(self, storage: "torch.UntypedStorage", size: int) -> None:
+        import torch
+
+        try:
+            storage.resize_(size)
+        except torch.OutOfMemoryError:
+            self.finish()  # the old block is in torch's cache, where a region cannot take it from
+            storage.resize_(size)
+
+    def _restore(self, storage: "torch.UntypedStorage", copy: "torch.UntypedStorage", size: int) -> None:
+        import torch
+
+        if storage.nbytes() != size:
+            try:
+                storage.resize_(size)
+            except (
+                torch.OutOfMemoryError
+            ):  # somebody took the block that was given back: use the copy's, which nobody else can take
+                on_host = copy.cpu()
+                copy.resize_(0)
+                storage.resize_(size)
+                copy = on_host
+        storage.copy_(copy)
+        torch.cuda.synchronize()
+
+
+def _as_tensor(storage: "torch.UntypedStorage") -> "torch.Tensor":
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,0 +1,63 @@
+"""Pools of the simulated device: CPU memory that torch's CPU allocator hands out, cut by the extension `_torch`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ebbtide import torch_extension
+
+
+class CpuPools:
+    """`pools.PoolBackend` over `_torch`. A pool is the extension's number for it, and never dies."""
+
+    device_type = "cpu"
+    inner_beats_all = True
+    one_thread_only = False
+
+    def __init__(self, extension: Any) -> None:
+        self._extension = extension
+
+    def devices(self) -> Sequence[int]:
+        """One: CPU tensors have no ordinal, so they live on the first simulated device."""
+        return (0,)
+
+    def make(self, slot: int, device: int, tag: str) -> int:
+        """See PoolBackend."""
+        return int(self._extension.pool_create(slot, tag))
+
+    def unused_segments(self, pool: int) -> Sequence[int] | None:
+        """See PoolBackend."""
+        segments = self._extension.pool_snapshot(pool)
+        if any(is_allocated for _, _, blocks in segments for _, _, is_allocated in blocks):
+            return None
+        return [address for address, _, _ in segments]
+
+    def enter(self, pool: int) -> None:
+        """See PoolBackend."""
+        self._extension.pool_enter(pool)
+
+    def leave(self, pool: int) -> None:
+        """See PoolBackend."""
+        self._extension.pool_leave(pool)
+
+    def enter_all(self, pool: int) -> None:
+        """See PoolBackend."""
+        self._extension.pool_enter_all(pool)
+
+    def leave_all(self, pool: int) -> None:
+        """See PoolBackend."""
+        self._extension.pool_leave_all(pool)
+
+    def suspend(self) -> Any:
+        """See PoolBackend: here also what other threads opened for all is left."""
+        return self._extension.pool_suspend()
+
+    def restore(self, token: Any) -> None:
+        """See PoolBackend."""
+        self._extension.pool_restore(token)
+
+
+def make_backend() -> CpuPools:
+    """Loads `_torch` (builds it at first need) and puts its allocator in front of torch's."""
+    extension = torch_extension.load()
+    extension.install()
+    return CpuPools(extension)

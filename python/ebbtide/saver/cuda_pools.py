@@ -1,0 +1,196 @@
+"""Pools on a GPU: `torch.cuda.MemPool` over the entry points of one slot each.
+
+What torch does, and what this file makes of it (read in torch 2.6 to 2.13, measured on 2.11):
+- A pool that dies while another is open, or after a failed capture, ends the process from a destructor. So no pool
+  ever dies: a leaked reference keeps the object past interpreter exit, and one use count that is never given back
+  keeps torch from freeing its memory behind our back.
+- Before 2.8 a pool takes every thread's allocations, needs a MemPoolContext beside it (one a thread), and
+  `_cuda_endAllocateToPool` has another name.
+- Until some version before 2.11 the pool that was entered first wins, not the inner one. Regions leave an outer pool
+  before they enter an inner one, so that only a pool that is open for all threads is left to ask `inner_beats_all`
+  about.
+- A pool is bound to the device that is current when it is made. Making one for a device without a context must not
+  create that context (half a gigabyte on each GPU of a host), hence `_cuda_maybeExchangeDevice`.
+- `use_on_oom` would hand region memory to allocations outside: never set.
+"""
+
+import ctypes
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ebbtide import _core
+from ebbtide.errors import StateError
+from ebbtide.saver import captures
+
+LEAST_TORCH = (2, 6)
+THREAD_POOLS_FROM = (2, 8)
+INNER_BEATS_ALL_FROM = (2, 11)
+EXPANDABLE_SEGMENTS_FROM = (2, 13)
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+_immortal: list[Any] = []
+
+
+class CudaPool:
+    """One torch pool of one device."""
+
+    __slots__ = ("context", "device", "mem_pool")
+
+    def __init__(self, mem_pool: Any, device: int) -> None:
+        self.mem_pool = mem_pool
+        self.device = device
+        self.context: Any = None  # torch before 2.8: the MemPoolContext, while the pool is open
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """What torch calls the pool: `torch.cuda.graph(pool=)` and `_cuda_beginAllocateToPool` take it."""
+        return self.mem_pool.id
+
+    def make_active(self) -> Any:
+        """Before torch 2.8: what makes this the thread's active pool, as long as it lives; else None."""
+        context = getattr(torch.cuda, "MemPoolContext", None)
+        return None if context is None else context(self.mem_pool)
+
+
+class CudaPools:
+    """`pools.PoolBackend` over torch's CUDA caching allocator."""
+
+    device_type = "cuda"
+
+    def __init__(self, version: tuple[int, int]) -> None:
+        bindings = torch._C
+        self.inner_beats_all = version >= INNER_BEATS_ALL_FROM
+        self.one_thread_only = version < THREAD_POOLS_FROM
+        self._begin_all = bindings._cuda_beginAllocateToPool
+        self._begin = self._begin_all if self.one_thread_only else bindings._cuda_beginAllocateCurrentThreadToPool
+        self._end = getattr(bindings, "_cuda_endAllocateToPool", None) or bindings._cuda_endAllocateCurrentStreamToPool
+        self._release = bindings._cuda_releasePool
+
+    def devices(self) -> Sequence[int]:
+        """Every device that the process sees; before torch 2.8, where a thread has one active pool, the current one."""
+        return (torch.cuda.current_device(),) if self.one_thread_only else range(torch.cuda.device_count())
+
+    def make(self, slot: int, device: int, tag: str) -> CudaPool:
+        """See PoolBackend."""
+        allocator = torch._C._cuda_customAllocator(*_core.torch_functions(slot))
+        with _made_on(device):
+            mem_pool = torch.cuda.MemPool(allocator)
+        _keep_for_ever(allocator)  # torch before 2.10 holds the bare pointer
+        _keep_for_ever(mem_pool)
+        pool = CudaPool(mem_pool, device)
+        self._begin(device, pool.id)  # begin without release: the use count that is never given back
+        self._end(device, pool.id)
+        return pool
+
+    def unused_segments(self, pool: CudaPool) -> Sequence[int] | None:
+        """See PoolBackend. torch before 2.9 does not tell one pool's segments."""
+        try:
+            segments = torch.cuda.memory_snapshot(pool.id)
+        except TypeError:
+            return None
+        if any(segment["active_size"] for segment in segments):
+            return None
+        return [segment["address"] for segment in segments]
+
+    def enter(self, pool: CudaPool) -> None:
+        """See PoolBackend."""
+        pool.context = pool.make_active()
+        try:
+            self._begin(pool.device, pool.id)
+        except BaseException:
+            pool.context = None
+            raise
+
+    def leave(self, pool: CudaPool) -> None:
+        """See PoolBackend."""
+        self._end(pool.device, pool.id)
+        self._release(pool.device, pool.id)
+        pool.context = None
+
+    def enter_all(self, pool: CudaPool) -> None:
+        """See PoolBackend."""
+        if self.one_thread_only:
+            raise StateError(
+                f'region(threads="all") needs torch 2.8 or newer, and this is {torch.__version__}: '
+                "make the buffers that other threads fill (gradients) beforehand"
+            )
+        self._begin_all(pool.device, pool.id)
+
+    def leave_all(self, pool: CudaPool) -> None:
+        """See PoolBackend."""
+        self._end(pool.device, pool.id)
+        self._release(pool.device, pool.id)
+
+    def suspend(self) -> None:
+        """See PoolBackend. torch has no word for "not this thread": what other threads opened for all stays open."""
+
+    def restore(self, token: None) -> None:
+        """See PoolBackend."""
+
+
+@contextmanager
+def _made_on(device: int) -> Iterator[None]:
+    """Makes `device` the current one without creating its context."""
+    torch.cuda.init()
+    before = torch.cuda.current_device()
+    torch._C._cuda_maybeExchangeDevice(device)
+    try:
+        yield
+    finally:
+        torch._C._cuda_setDevice(before)
+
+
+def _keep_for_ever(thing: Any) -> None:
+    _immortal.append(thing)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def torch_version(text: str) -> tuple[int, int]:
+    """(2, 11) of "2.11.0+cu130"."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise StateError(f"torch has the version {text!r}, which does not begin with two numbers")
+    return int(match[1]), int(match[2])
+
+
+def expandable_segments_problem(environment: Mapping[str, str], version: tuple[int, int]) -> str | None:
+    """The sentence that says what to set where torch's expandable segments would break regions; None where all is
+    well.
+
+    Before torch 2.13 such a segment is torch's own mapping: a pool's allocator is not asked, so nothing could be
+    paused.
+    """
+    if version >= EXPANDABLE_SEGMENTS_FROM:
+        return None
+    for variable in ALLOCATOR_VARIABLES:
+        options = environment.get(variable, "")
+        if re.search(r"expandable_segments\s*:\s*true", options, re.IGNORECASE):
+            fixed = re.sub(r"(expandable_segments\s*:\s*)true", r"\1False", options, flags=re.IGNORECASE)
+            return (
+                f"{variable} has expandable_segments:True, and torch {version[0]}.{version[1]} then takes memory past "
+                f"the pools, so that nothing could be paused: start the program with {variable}={fixed}"
+            )
+    return None
+
+
+def make_backend() -> CudaPools:
+    """Checks what torch is and how its allocator is set up, and makes captures known to ebbtide."""
+    version = torch_version(torch.__version__)
+    if version < LEAST_TORCH:
+        raise StateError(f"regions need torch 2.6 or newer, and this is {torch.__version__}: upgrade torch")
+    backend = torch.cuda.get_allocator_backend()
+    if backend != "native":
+        raise StateError(
+            f"torch's allocator backend is {backend!r}, which has no pools: "
+            f"remove backend:{backend} from PYTORCH_CUDA_ALLOC_CONF"
+        )
+    problem = expandable_segments_problem(os.environ, version)
+    if problem:
+        raise StateError(problem)
+    captures.install()
+    return CudaPools(version)

@@ -1,0 +1,89 @@
+"""Callables around operations: `saver.on`."""
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ebbtide.saver.names import check_tag
+
+HookEvent = Literal["before_pause", "after_pause", "before_resume", "after_resume"]
+EVENTS: tuple[str, ...] = get_args(HookEvent)
+EVERY_TAG = "*"
+
+
+@dataclass(frozen=True, eq=False)
+class _Hook:
+    event: str
+    tag: str
+    function: Callable[[str], Any]
+
+
+_lock = threading.RLock()
+_hooks: list[_Hook] = []
+
+
+def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[], None]:
+    """Calls `function(tag)` around each pause or resume that moves memory of `tag`, in the thread that asked for it.
+
+    Hooks run in the order in which they were added. One that raises before the operation stops it: nothing has moved.
+    One that raises after it changes
+    nothing either: the other hooks run, the operation stands, and the (first) exception arrives at the caller. Where
+    the operation itself fails, its after-hooks do not run.
+
+    Args:
+        event: "before_pause", "after_pause", "before_resume" or "after_resume".
+        tag: a tag, which need not exist yet, or "*" for every tag.
+        function: called with the tag. It may use ebbtide, but a pause or resume of the same tag would wait for
+            itself.
+
+    Returns:
+        A callable that removes the hook; calling it twice does nothing.
+
+    Raises:
+        TypeError, ValueError: malformed arguments.
+    """
+    if event not in EVENTS:
+        raise ValueError(f"event must be one of {', '.join(EVENTS)}, not {event!r}")
+    if not callable(function):
+        raise TypeError(f"a hook is a callable that takes the tag, not {function!r}")
+    hook = _Hook(event, tag if tag == EVERY_TAG else check_tag(tag), function)
+    with _lock:
+        _hooks.append(hook)
+
+    def remove() -> None:
+        with _lock:
+            if hook in _hooks:
+                _hooks.remove(hook)
+
+    return remove
+
+
+def wants(events: tuple[str, ...]) -> bool:
+    """Whether any hook waits for one of these events."""
+    with _lock:
+        return any(hook.event in events for hook in _hooks)
+
+
+def _calls(event: str, tags: Iterable[str]) -> list[tuple[_Hook, str]]:
+    with _lock:
+        hooks = [hook for hook in _hooks if hook.event == event]
+    return [(hook, tag) for tag in tags for hook in hooks if hook.tag in (tag, EVERY_TAG)]
+
+
+def run_before(event: str, tags: Iterable[str]) -> None:
+    """Runs the hooks; the first exception stops them and arrives."""
+    for hook, tag in _calls(event, tags):
+        hook.function(tag)
+
+
+def run_after(event: str, tags: Iterable[str]) -> None:
+    """Runs all hooks; the first exception arrives when all have run."""
+    first: BaseException | None = None
+    for hook, tag in _calls(event, tags):
+        try:
+            hook.function(tag)
+        except BaseException as error:
+            first = first or error
+    if first is not None:
+        raise first

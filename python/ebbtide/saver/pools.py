@@ -1,0 +1,96 @@
+"""What regions need of torch's allocator: `cuda_pools` offers it on a GPU, `cpu_pools` on the simulated device."""
+
+import importlib
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ebbtide.driver_choice import choose_for_tensors
+from ebbtide.errors import StateError
+from ebbtide.saver import limits
+
+
+class PoolBackend(Protocol):
+    """Pools are opaque objects bound to a slot and a device. One is open in one place at a time, and none is ever let
+    die.
+
+    Calls to `enter`, `leave`, `enter_all` and `leave_all` of one thread come nested as regions are.
+    """
+
+    device_type: str
+    """torch's name of the device whose tensors live in regions: "cuda" or "cpu"."""
+
+    inner_beats_all: bool
+    """Whether a pool that a thread enters wins over one that was entered before for all threads."""
+
+    one_thread_only: bool
+    """Whether a pool takes every thread's allocations in any case (torch before 2.8): two regions would mix."""
+
+    def devices(self) -> Sequence[int]:
+        """The ordinals that a region covers."""
+
+    def make(self, slot: int, device: int, tag: str) -> Any:
+        """A new pool whose memory comes from `slot` on `device`; `tag` is for messages."""
+
+    def unused_segments(self, pool: Any) -> Sequence[int] | None:
+        """The addresses of the pool's segments, where nothing in the pool is in use; None where something is, or where
+        that can't be told. The pool is not open."""
+
+    def enter(self, pool: Any) -> None:
+        """What this thread allocates on the pool's device comes from the pool."""
+
+    def leave(self, pool: Any) -> None:
+        """Undoes `enter`, in the same thread."""
+
+    def enter_all(self, pool: Any) -> None:
+        """What any thread allocates on the pool's device comes from the pool."""
+
+    def leave_all(self, pool: Any) -> None:
+        """Undoes `enter_all`."""
+
+    def suspend(self) -> Any:
+        """This thread gets ordinary memory, as far as the backend can say so; gives a token for `restore`."""
+
+    def restore(self, token: Any) -> None:
+        """Undoes `suspend`."""
+
+
+_lock = threading.RLock()
+_backend: PoolBackend | None = None
+
+
+def backend() -> PoolBackend | None:
+    """The backend of this process, made at the first call; None where ebbtide is off.
+
+    Raises:
+        StateError: this torch and this driver do not go together, or an allocator setting cannot work with regions.
+    """
+    global _backend
+    if _backend is not None:
+        return _backend
+    driver = choose_for_tensors()
+    if driver == "off":
+        return None
+    with _lock:
+        if _backend is None:
+            limits.apply_environment()
+            module = importlib.import_module(f"ebbtide.saver.{'cuda_pools' if driver == 'cuda' else 'cpu_pools'}")
+            _backend = module.make_backend()
+    return _backend
+
+
+def existing_backend() -> PoolBackend | None:
+    """The backend, if one was made; decides nothing."""
+    return _backend
+
+
+def device_type() -> str:
+    """torch's name for the device that regions cover: "cuda", or "cpu" on the simulated device."""
+    there = backend()
+    if there is not None:
+        return there.device_type
+    try:
+        import torch
+    except ImportError:
+        raise StateError("saver.device needs PyTorch: install torch") from None
+    return "cuda" if torch.cuda.is_available() else "cpu"

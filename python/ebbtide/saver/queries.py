@@ -1,0 +1,91 @@
+"""What there is: stats, tags, the timeline, backups."""
+
+from typing import TYPE_CHECKING, Any
+
+from ebbtide import _core, driver_choice
+from ebbtide.errors import StateError
+from ebbtide.saver.leases import shelf
+from ebbtide.saver.names import check_tag
+from ebbtide.saver.reports import Event, TagStatus, TagTable
+
+if TYPE_CHECKING:
+    import torch
+
+
+def stats() -> dict[str, int]:
+    """The core's counters and sizes (bytes), and `pools_made`, the pools of regions. Empty where ebbtide is off."""
+    if driver_choice.is_off():
+        return {}
+    return {**_core.stats(), "pools_made": shelf.made}
+
+
+def tags() -> TagTable:
+    """Every tag that was ever named, with its state and sizes; `print` shows a table. Empty where ebbtide is off."""
+    if driver_choice.is_off():
+        return TagTable()
+    return TagTable.of(TagStatus.from_core(info) for info in _core.tags())
+
+
+def is_paused(tag: str) -> bool:
+    """Whether any memory of `tag` is away. False where ebbtide is off.
+
+    Raises:
+        TypeError, ValueError: not a tag.
+        StateError: no region ever named it.
+    """
+    check_tag(tag)
+    if driver_choice.is_off():
+        return False
+    known = tags()
+    if tag not in known:
+        raise StateError(f"no region ever named the tag {tag!r}; known are: {', '.join(known) or 'none'}")
+    return known[tag].state in ("paused", "partial")
+
+
+def timeline() -> list[Event]:
+    """The newest 1,024 events, oldest first: pauses, resumes, and what failed. Empty where ebbtide is off."""
+    if driver_choice.is_off():
+        return []
+    return [Event.from_core(event) for event in _core.events()]
+
+
+def backup_of(tensor: "torch.Tensor") -> "torch.Tensor | None":
+    """The stored bytes of a paused tensor as a CPU tensor of its dtype, shape and strides, without a copy; None while
+    it is resident.
+
+    Never write to it: it is the backup. Its bytes live as long as it does, also after a resume. None also for tensors
+    outside all regions, and where the content was dropped.
+
+    Raises:
+        TypeError: not a tensor with plain strided memory.
+    """
+    import torch
+
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
+        raise TypeError(f"backup_of takes a plain strided tensor, not {_describe(tensor)}")
+    if driver_choice.is_off() or tensor.numel() == 0 or tensor.device.type == "meta":
+        return None
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    address = tensor.data_ptr()
+    if _core.find(address) is None:
+        return None
+    backup = _core.backup_of(address, extent * tensor.element_size())
+    return None if backup is None else _view(backup, tensor)
+
+
+def _view(backup: "_core.Backup", tensor: "torch.Tensor") -> "torch.Tensor":
+    import warnings
+
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")  # torch has no read-only tensors
+        flat = torch.frombuffer(backup, dtype=torch.uint8)
+    view = flat.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), 0)
+    view = view.conj() if tensor.is_conj() else view
+    return view._neg_view() if tensor.is_neg() else view
+
+
+def _describe(thing: Any) -> str:
+    layout = getattr(thing, "layout", None)
+    return f"a {layout} tensor" if layout is not None else type(thing).__name__

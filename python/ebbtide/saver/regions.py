@@ -1,0 +1,135 @@
+"""`saver.region` and `saver.disabled`: where a thread's allocations go."""
+
+import functools
+import inspect
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from ebbtide import driver_choice
+from ebbtide.saver import frames
+from ebbtide.saver.names import BackupName, backup_code, check_tag
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+Threads = Literal["own", "all"]
+
+
+class _AllocationScope:
+    """A context manager that may be entered again, inside itself and by several threads; also a decorator."""
+
+    def __enter__(self) -> Any:
+        raise NotImplementedError
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        frames.close_frame(self)
+
+    def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
+        """Decorates a function, so that it runs inside. A generator function is inside while its body runs, not while
+        it waits at a yield.
+
+        Raises:
+            TypeError: a class or a coroutine function.
+        """
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                "a coroutine shares its thread while it waits: use a with block around the code that allocates"
+            )
+        if isinstance(function, type) or not callable(function):
+            raise TypeError(f"this decorates functions, not {function!r}")
+        if inspect.isgeneratorfunction(function):
+            return self._wrap_generator(function)
+
+        @functools.wraps(function)
+        def inside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            with self:
+                return function(*args, **kwargs)
+
+        return inside
+
+    def _wrap_generator(self, function: Callable[_P, Any]) -> Callable[_P, Any]:
+        @functools.wraps(function)
+        def inside(*args: _P.args, **kwargs: _P.kwargs) -> Generator[Any, Any, Any]:
+            generator = function(*args, **kwargs)
+            step: Callable[[], Any] = functools.partial(next, generator)
+            while True:
+                try:
+                    with self:
+                        item = step()
+                except StopIteration as stop:
+                    return stop.value
+                try:
+                    sent = yield item
+                except GeneratorExit:
+                    with self:
+                        generator.close()
+                    raise
+                except BaseException as error:
+                    step = functools.partial(generator.throw, error)
+                else:
+                    step = functools.partial(generator.send, sent)
+
+        return inside
+
+
+class Region(_AllocationScope):
+    """What `saver.region` gives. See there."""
+
+    def __init__(self, tag: str, *, backup: BackupName | None = "ram", threads: Threads = "own") -> None:
+        self.tag = check_tag(tag)
+        self.backup = backup
+        self._backup_code = backup_code(backup)
+        if threads not in ("own", "all"):
+            raise ValueError(f'threads must be "own" (what this thread allocates) or "all", not {threads!r}')
+        self.threads: Threads = threads
+
+    def __enter__(self) -> "Region":
+        frames.open_region(self, self.tag, self._backup_code, self.threads == "all")
+        return self
+
+    def __repr__(self) -> str:
+        return f"saver.region({self.tag!r}, backup={self.backup!r}, threads={self.threads!r})"
+
+
+class Disabled(_AllocationScope):
+    """What `saver.disabled` gives. See there."""
+
+    def __enter__(self) -> "Disabled":
+        if not driver_choice.is_off():
+            frames.this_thread().push(frames.OrdinaryFrame(self))
+        return self
+
+    def __repr__(self) -> str:
+        return "saver.disabled()"
+
+
+def region(tag: str, *, backup: BackupName | None = "ram", threads: Threads = "own") -> Region:
+    """What torch allocates inside carries `tag` and can be paused.
+
+    A context manager and a decorator. It may be nested (the inner one wins), entered again, and entered by several
+    threads at once. It covers every device that the process sees. Tensors may outlive it.
+
+    Args:
+        tag: 1 to 255 bytes of UTF-8 without '*', '/' and control characters.
+        backup: "ram" keeps the content in host memory while the tag is paused; None drops it at pause, and the memory
+            comes back as zeros.
+        threads: "own" takes what the thread allocates that entered it; "all" takes every thread's (autograd runs
+            backward on threads of its own), also inside regions that other threads entered before.
+
+    Raises:
+        TypeError, ValueError: malformed arguments, at once.
+        StateError: when entered: this torch and this driver do not go together, an allocator setting that cannot
+            work, a forked child.
+    """
+    return Region(tag, backup=backup, threads=threads)
+
+
+def disabled() -> Disabled:
+    """Ordinary memory inside a region, for the length of a `with` (or of the decorated function).
+
+    Inside a region with threads="all" that this thread opened, the whole region rests meanwhile, for every thread.
+    """
+    return Disabled()

@@ -1,0 +1,101 @@
+"""Finds the tensors in what callers hand to `adopt`, and the storages behind them."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+_SPARSE_PARTS = {
+    "torch.sparse_coo": ("_indices", "_values"),
+    "torch.sparse_csr": ("crow_indices", "col_indices", "values"),
+    "torch.sparse_bsr": ("crow_indices", "col_indices", "values"),
+    "torch.sparse_csc": ("ccol_indices", "row_indices", "values"),
+    "torch.sparse_bsc": ("ccol_indices", "row_indices", "values"),
+}
+
+
+class TensorWalk:
+    """Every tensor in modules, optimizers, tensors, mappings, sequences, sets and dataclasses, each once.
+
+    - A module gives its parameters, buffers (those that are not saved too) and gradients; an optimizer its state and
+      its groups, which hold parameters.
+    - A wrapper (DTensor, a nested or a quantized tensor of torchao) gives what it wraps; a sparse tensor its indices
+      and values.
+    - Anything else in a container is passed by; as an argument of its own it is refused.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._keep: list[Any] = []  # so that no id is used again meanwhile
+
+    def walk(self, thing: Any) -> "Iterator[torch.Tensor]":
+        """The tensors in one argument.
+
+        Raises:
+            TypeError: nothing that can hold tensors.
+        """
+        if not self._is_known(thing):
+            raise TypeError(
+                "adopt takes tensors, modules, optimizers, and containers or dataclasses of them, "
+                f"not {type(thing).__name__}"
+            )
+        yield from self._visit(thing)
+
+    def _is_known(self, thing: Any) -> bool:
+        import torch
+
+        kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, Mapping, list, tuple, set, frozenset)
+        return isinstance(thing, kinds) or _is_dataclass_object(thing)
+
+    def _visit(self, thing: Any) -> "Iterator[torch.Tensor]":
+        if not self._is_known(thing) or id(thing) in self._seen:
+            return
+        self._seen.add(id(thing))
+        self._keep.append(thing)
+        import torch
+
+        if isinstance(thing, torch.Tensor):
+            yield from self._visit_tensor(thing)
+        else:
+            for part in _parts(thing):
+                yield from self._visit(part)
+
+    def _visit_tensor(self, tensor: "torch.Tensor") -> "Iterator[torch.Tensor]":
+        from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+        if is_traceable_wrapper_subclass(tensor):
+            names, _ = tensor.__tensor_flatten__()
+            for name in names:
+                yield from self._visit(getattr(tensor, name))
+        elif str(tensor.layout) in _SPARSE_PARTS:
+            for name in _SPARSE_PARTS[str(tensor.layout)]:
+                yield from self._visit(getattr(tensor.detach(), name)())
+        else:
+            yield tensor
+        if tensor.is_leaf and tensor.grad is not None:
+            yield from self._visit(tensor.grad)
+
+
+def _parts(thing: Any) -> Iterator[Any]:
+    import torch
+
+    if isinstance(thing, torch.nn.Module):
+        for module in thing.modules():
+            yield from module._parameters.values()
+            yield from module._buffers.values()
+    elif isinstance(thing, torch.optim.Optimizer):
+        yield from thing.state.values()
+        yield from thing.param_groups
+    elif isinstance(thing, Mapping):
+        yield from thing.values()
+    elif isinstance(thing, list | tuple | set | frozenset):
+        yield from thing
+    else:
+        for field in dataclasses.fields(thing):
+            yield getattr(thing, field.name, None)
+
+
+def _is_dataclass_object(thing: Any) -> bool:
+    return dataclasses.is_dataclass(thing) and not isinstance(thing, type)

@@ -1,0 +1,55 @@
+"""Every environment variable that ebbtide reads: one list, for the documentation and `ebbtide doctor`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One variable. `default` is what holds while it is unset, in words where it is no plain value."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "EBBTIDE_DRIVER",
+        "auto",
+        "auto (CUDA, or the simulated device where torch is a CPU build), cuda, sim, or off (every call is a no-op).",
+    ),
+    Setting(
+        "EBBTIDE_DEVICE_LIMIT",
+        "no limit",
+        'The most that ebbtide may hold on a device ("16GiB" or bytes). saver.configure(device_limit=) goes before it.',
+    ),
+    Setting(
+        "EBBTIDE_HOST_LIMIT",
+        "no limit but RAM and the container's",
+        "The most host memory that ebbtide may hold. saver.configure(host_limit=) goes before it.",
+    ),
+    Setting(
+        "EBBTIDE_HOST_MARGIN",
+        "1 GiB or a sixteenth of RAM, the smaller",
+        "Host memory that ebbtide leaves to others. saver.configure(host_margin=) goes before it.",
+    ),
+    Setting(
+        "EBBTIDE_COPY_THREADS",
+        "from the cores that the process may use",
+        "How many threads copy between a backup and the staging ring.",
+    ),
+    Setting(
+        "EBBTIDE_CHECK",
+        "0",
+        "1: before each torch op, its tensors are looked at; one that is paused is a StateError instead of a crash.",
+    ),
+    Setting("EBBTIDE_LOG", "warning", "What is said on stderr: error, warning or info."),
+    Setting(
+        "EBBTIDE_CACHE_DIR",
+        "$XDG_CACHE_HOME/ebbtide, else ~/.cache/ebbtide",
+        "Where the torch extension of the simulated device is kept once it is built.",
+    ),
+    Setting("EBBTIDE_SIM_DEVICES", "1", "How many simulated devices there are."),
+    Setting("EBBTIDE_SIM_CAPACITY", "1 GiB", 'The memory of each simulated device, as "512MiB" or bytes.'),
+    Setting("EBBTIDE_SIM_LIBRARY", "libebbtide_sim.so beside libebbtide.so", "The file of the simulated driver."),
+)
