@@ -1,0 +1,69 @@
+# Everything a developer types. `make help` lists it; CONTRIBUTING.md says more.
+#
+# SYSTEM=1 builds and tests with the Python that is there (PYTHON=python3): no virtual environment, nothing downloaded. That is how a GPU machine without network runs it.
+
+PYTHON ?= python3
+SYSTEM ?=
+# Processes for compiling. Each takes up to 1 GiB.
+JOBS ?= $(shell nproc)
+# What pip installs where the virtual environment has no torch, and the index to look in, if pip's own settings don't lead to torch's CPU builds.
+TORCH ?= torch==2.13.0+cpu
+TORCH_INDEX ?=
+PYTEST_ARGS ?=
+CTEST_ARGS ?=
+
+include tools/build.mk
+
+.DEFAULT_GOAL := help
+.PHONY: FORCE help demo test test-cpp test-python gpu-test lint tidy format asan tsan wheel-test clean
+
+help: ## List these targets
+	@echo "Usage: make TARGET [SYSTEM=1] [PYTHON=python3] [JOBS=n]"
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{ printf "  %-12s %s\n", $$1, $$2 }'
+	@echo "SYSTEM=1 uses the Python, torch and build tools that are installed, and downloads nothing."
+
+demo: $(INSTALLED) ## Train and generate with two tenants on one device (the main job)
+	@$(RUN) $(PY) -m ebbtide.cli demo
+
+test: test-cpp test-python ## C++ and Python tests on the simulated device
+
+test-cpp: $(INSTALLED) ## C++ tests only
+	$(RUN_CTEST)
+
+test-python: $(INSTALLED) ## Python tests only
+	@$(RUN) $(PY) -m pytest $(PYTEST_ARGS)
+
+gpu-test: $(INSTALLED) ## The same tests on a CUDA GPU; an unexpected skip is a failure
+	@$(RUN) env EBBTIDE_TEST_DRIVER=cuda EBBTIDE_NO_SKIPS=1 $(PY) -m pytest $(PYTEST_ARGS)
+
+lint: $(LINTERS) tidy ## Formatting, naming, style and types; changes nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+	$(BIN)/mypy
+
+format: $(LINTERS) ## Rewrite sources in the project's format
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_FILES)
+
+tidy: $(LINTERS) $(BUILD_TOOLS) ## clang-tidy over the C++ sources
+	@$(CMAKE_CONFIGURE) -S . -B build/tidy -DEBBTIDE_OFFLINE=ON >/dev/null
+	tools/tidy.sh $(BIN)/clang-tidy build/tidy
+
+asan: $(BUILD_TOOLS) ## C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(CMAKE_CONFIGURE) --preset asan
+	@$(CMAKE_BUILD) --preset asan --parallel $(JOBS)
+	@$(CTEST) --preset asan --parallel $(JOBS) $(CTEST_ARGS)
+
+tsan: $(BUILD_TOOLS) ## C++ tests under ThreadSanitizer
+	@$(CMAKE_CONFIGURE) --preset tsan
+	@$(CMAKE_BUILD) --preset tsan --parallel $(JOBS)
+	@$(CTEST) --preset tsan --parallel $(JOBS) $(CTEST_ARGS)
+
+wheel-test: $(BUILD_TOOLS) ## Build the wheel in isolation into dist/, install it apart, try it
+	tools/try_wheel.sh "$(PY)"
+
+clean: ## Remove what was built; the virtual environment stays
+	rm -rf build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -f .venv/.ebbtide-installed

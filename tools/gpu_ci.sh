@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# What CI can't do: build, test and measure on a machine with a GPU, with nothing downloaded. Results and logs go to $OUT (default build/gpu).
+#
+#   [REVISION=<git revision>] tools/gpu_ci.sh [build] [tests] [sanitizer] [examples] [measure]      (default: all)
+#
+# Steps are independent: a failed one is named at the end and makes the exit status 1, the others still run.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+OUT=${OUT:-build/gpu}
+mkdir -p "$OUT"
+steps=${*:-build tests sanitizer examples measure}
+failed=()
+
+run() { # run NAME COMMAND...: its output to $OUT/NAME.log, its last lines to the screen
+  local name=$1
+  shift
+  local start=$SECONDS
+  if "$@" >"$OUT/$name.log" 2>&1; then echo "== $name: ok ($((SECONDS - start)) s)"; else
+    failed+=("$name")
+    echo "== $name: FAILED ($((SECONDS - start)) s)"
+  fi
+  tail -n "${LINES_SHOWN:-8}" "$OUT/$name.log" | cut -c1-300
+}
+
+export PYTHONUNBUFFERED=1 EBBTIDE_DRIVER=cuda
+SITE=(env "PYTHONPATH=$PWD/build/site${PYTHONPATH:+:$PYTHONPATH}")
+
+for step in $steps; do
+  case $step in
+    build) run build make --no-print-directory build/site/.ebbtide-installed SYSTEM=1 ;;
+    tests) run gpu-test make --no-print-directory gpu-test SYSTEM=1 PYTEST_ARGS="${PYTEST_ARGS:--q --timeout=240}" ;;
+    sanitizer) run sanitizer "${SITE[@]}" compute-sanitizer --tool memcheck --error-exitcode 9 python3 examples/01_pause_resume.py ;;
+    examples)
+      for example in examples/0*.py; do
+        run "$(basename "$example" .py)" "${SITE[@]}" python3 "$example"
+      done
+      ;;
+    measure)
+      run malloc_region "${SITE[@]}" python3 benchmarks/malloc_region.py --out "$OUT" ${REVISION:+--revision "$REVISION"}
+      run llama_cycle "${SITE[@]}" python3 benchmarks/llama_cycle.py --out "$OUT" ${REVISION:+--revision "$REVISION"}
+      ;;
+    *)
+      echo "unknown step: $step"
+      failed+=("$step")
+      ;;
+  esac
+done
+
+if ((${#failed[@]})); then
+  echo "failed: ${failed[*]}"
+  exit 1
+fi
