@@ -1,0 +1,42 @@
+#ifndef CAPI_CHECK_H
+#define CAPI_CHECK_H
+
+/* What the C programs share: checks that count, and say where they failed. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/ebbtide.h"
+
+static int failures = 0;
+static ebbtide_error error = EBBTIDE_ERROR_INIT;
+
+#define CHECK(condition) \
+  ((condition) ? (void)0 : (void)(++failures, fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition)))
+
+static void expect(ebbtide_status got, ebbtide_status wanted, const char* call, int line) {
+  const int is_right = got == wanted && (got == EBBTIDE_OK) == (error.message[0] == '\0') && error.status == got;
+  if (!is_right) {
+    ++failures;
+    fprintf(stderr, "%s:%d: %s gives %d, not %d; error.status %d, message \"%s\"\n", __FILE__, line, call, got, wanted,
+            error.status, error.message);
+  }
+}
+#define EXPECT(wanted, call) expect((call), (wanted), #call, __LINE__)
+#define REFUSED(call) EXPECT(EBBTIDE_INVALID_ARGUMENT, call)
+#define SAYS(part) CHECK(strstr(error.message, (part)) != NULL)
+
+enum { MIB = 1 << 20, CHUNK = 2 * MIB };
+
+__attribute__((unused)) static void* make(const char* tag) {
+  void* address = NULL;
+  EXPECT(EBBTIDE_OK, ebbtide_alloc(tag, NULL, 0, CHUNK, &address, &error));
+  return address;
+}
+
+static int report_failures(void) {
+  if (failures > 0) fprintf(stderr, "%d checks failed\n", failures);
+  return failures > 0 ? 1 : 0;
+}
+
+#endif

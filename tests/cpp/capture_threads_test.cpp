@@ -1,0 +1,87 @@
+// Stream captures beside operations, allocations and frees of other threads.
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "driver/context.h"
+#include "threads_fixture.h"
+
+namespace ebbtide::testing {
+namespace {
+
+TEST_F(ThreadsTest, Invariant9_ACaptureWaitsForTheOperationAndKeepsOthersOut) {
+  const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, kFive);
+  const CUdeviceptr freed = alloc("other", kChunk);
+  Slow slow("cuMemcpyDtoHAsync", kStand / 4, [&] { pause({"w"}); });
+  saver().capture_gate.begin_capture();
+  EXPECT_EQ(resident_bytes("w"), 0u) << "begin waits until the operation is over";
+  slow.join();
+  EXPECT_THROW(resume(), StateError);
+  EXPECT_THROW(pause(), StateError);
+  sim().clear_log();
+  const CUdeviceptr made = alloc("other", kChunk);
+  saver().free(freed);
+  saver().free(made);
+  EXPECT_EQ(sim().calls("cuCtxSynchronize"), 0u) << "it would break the capture";
+  EXPECT_EQ(saver().deferred_frees.count(), 2u);
+  EXPECT_EQ(saver().registry.find(freed), nullptr);
+  EXPECT_EQ(saver().device_budget.held_bytes(0), 2 * kChunk) << "put off, and still counted";
+  saver().free(address);  // nothing of it is resident: it goes at once
+  EXPECT_EQ(saver().deferred_frees.count(), 2u);
+  saver().capture_gate.end_capture();
+  EXPECT_TRUE(saver().give_back_caches());
+  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  EXPECT_EQ(Live::now().reservations, 0u);
+}
+
+// A capture that ebbtide was not told of, but that a blocking stream shows.
+TEST_F(ThreadsTest, Invariant9_AVisibleCaptureOfTheDriverIsRespected) {
+  check(driver().cuCtxSetCurrent(primary_context(0)), "cuCtxSetCurrent");
+  const CUdeviceptr address = alloc("w", kChunk);
+  CUstream stream = nullptr;
+  check(driver().cuStreamCreate(&stream, CU_STREAM_DEFAULT), "cuStreamCreate");
+  check(driver().cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
+  saver().free(saver().alloc(saver().registry.tag("w"), Policy{}, 0, kChunk, stream));
+  EXPECT_EQ(saver().deferred_frees.count(), 1u);
+  EXPECT_THROW(pause(), StateError);
+  CUgraph graph = nullptr;
+  EXPECT_EQ(driver().cuStreamEndCapture(stream, &graph), CUDA_SUCCESS) << "the capture is whole";
+  check(driver().cuGraphDestroy(graph), "cuGraphDestroy");
+  check(driver().cuStreamDestroy(stream), "cuStreamDestroy");
+  saver().give_back_caches();
+  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  pause();
+  saver().free(address);
+}
+
+TEST_F(ThreadsTest, CapturesBeginAndEndBesideOperationsAndFrees) {
+  alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
+  std::atomic<int> refused{0};
+  in_threads(6, [&](int thread) {
+    for (int round = 0; round < 15; ++round) {
+      if (thread < 2) {
+        saver().capture_gate.begin_capture();
+        saver().free(alloc("c", kChunk));
+        saver().capture_gate.end_capture();
+        saver().give_back_caches();
+      } else if (thread < 4) {
+        try {
+          pause({"w"});
+          resume({"w"});
+        } catch (const StateError&) {
+          ++refused;
+        }
+      } else {
+        saver().free(alloc("f", kChunk));
+      }
+    }
+  });
+  saver().give_back_caches();
+  resume();
+  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  EXPECT_EQ(Live::now().reservations, 1u);
+  EXPECT_EQ(saver().device_budget.held_bytes(0), 2 * kChunk);
+}
+
+}  // namespace
+}  // namespace ebbtide::testing

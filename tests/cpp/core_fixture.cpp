@@ -1,0 +1,145 @@
+#include "core_fixture.h"
+
+#include <cstring>
+
+#include "driver/context.h"
+#include "vmm/limbo.h"
+
+namespace ebbtide::testing {
+namespace {
+
+// The core keeps the contexts that it retained for good; a reset of the simulator forgets them, and handles are the same again once they are retained anew.
+void reset_simulator() {
+  sim().reset();
+  sim().set_device_count(kDevices);
+  for (int device = 0; device < kDevices; ++device) sim().set_capacity(device, kGiB);
+  use_driver("sim");
+  check(driver().cuInit(0), "cuInit");
+  for (int device = 0; device < kDevices; ++device) {
+    primary_context(device);
+    granularity(device);
+    CUcontext context = nullptr;
+    check(driver().cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
+    ASSERT_EQ(context, primary_context(device));
+  }
+  const ContextScope warm(0);
+  check(driver().cuCtxSetCurrent(primary_context(0)), "cuCtxSetCurrent");
+}
+
+uint64_t word(uint64_t seed, uint64_t index) {
+  return (index + 1) * 0x9E3779B97F4A7C15ULL + seed * 0xD1B54A32D192ED03ULL;
+}
+
+}  // namespace
+
+Live Live::now() {
+  Live live;
+  sim().live(&live);
+  live.contexts_retained = 0;
+  return live;
+}
+
+std::string Live::text() const {
+  return "reservations=" + std::to_string(reservations) + " handles=" + std::to_string(handles) +
+         " mappings=" + std::to_string(mappings) + " streams=" + std::to_string(streams) +
+         " events=" + std::to_string(events) + " pinned_blocks=" + std::to_string(pinned_blocks) +
+         " registered=" + std::to_string(registered_ranges) + " queued=" + std::to_string(queued_items) +
+         " device_bytes=" + std::to_string(device_bytes) + " pinned_bytes=" + std::to_string(pinned_bytes);
+}
+
+bool operator==(const Live& a, const Live& b) { return a.text() == b.text(); }
+std::ostream& operator<<(std::ostream& out, const Live& live) { return out << live.text(); }
+
+CoreTest::CoreTest() {
+  ::setenv("EBBTIDE_COPY_THREADS", "1", 1);
+  ::setenv("EBBTIDE_LOG", "error", 0);
+  restart();
+}
+
+CoreTest::~CoreTest() {
+  sim().clear_failures();
+  saver_.reset();
+  limbo::retry(true);
+}
+
+void CoreTest::restart() {
+  sim().clear_failures();
+  saver_.reset();
+  limbo::retry(true);
+  reset_simulator();
+  saver_ = std::make_unique<Saver>();
+  saver_->host_budget.set_margin(0);
+}
+
+void CoreTest::expect_no_leak() {
+  saver_.reset();
+  limbo::retry(true);
+  EXPECT_EQ(limbo::count(), 0u);
+  EXPECT_EQ(Live::now(), Live{});
+  saver_ = std::make_unique<Saver>();
+  saver_->host_budget.set_margin(0);
+}
+
+void CoreTest::fill(CUdeviceptr address, size_t size_bytes, uint64_t seed) {
+  auto* words = reinterpret_cast<uint64_t*>(address);
+  for (size_t index = 0; index < size_bytes / sizeof *words; ++index) words[index] = word(seed, index);
+}
+
+::testing::AssertionResult CoreTest::holds(CUdeviceptr address, size_t size_bytes, uint64_t seed) {
+  const auto* words = reinterpret_cast<const uint64_t*>(address);
+  for (size_t index = 0; index < size_bytes / sizeof *words; ++index) {
+    if (words[index] != word(seed, index))
+      return ::testing::AssertionFailure() << "word " << index << " differs from what seed " << seed << " wrote";
+  }
+  return ::testing::AssertionSuccess();
+}
+
+::testing::AssertionResult CoreTest::is_zero(CUdeviceptr address, size_t size_bytes) {
+  const auto* words = reinterpret_cast<const uint64_t*>(address);
+  for (size_t index = 0; index < size_bytes / sizeof *words; ++index) {
+    if (words[index] != 0) return ::testing::AssertionFailure() << "word " << index << " is not zero";
+  }
+  return ::testing::AssertionSuccess();
+}
+
+CUdeviceptr CoreTest::alloc_chunks(const std::string& tag, BackupKind backup, int device,
+                                   const std::vector<uint64_t>& chunk_bytes) {
+  const ContextScope scope(device);
+  uint64_t size_bytes = 0;
+  for (const uint64_t bytes : chunk_bytes) size_bytes += bytes;
+  auto allocation = std::make_shared<Allocation>();
+  allocation->tag = &saver().registry.tag(tag);
+  allocation->policy = Policy{backup};
+  allocation->device = device;
+  DeviceCharge charge = saver().device_budget.claim(device, size_bytes);
+  allocation->reservation = Reservation::reserve(size_bytes);
+  uint64_t offset = 0;
+  for (const uint64_t bytes : chunk_bytes) {
+    Chunk& chunk = allocation->chunks.emplace_back(allocation->chunks.size(), offset, bytes);
+    chunk.charge = charge.split(bytes);
+    chunk.memory = PhysicalMemory::create_on_device(bytes, device);
+    chunk.mapping = Mapping::map(allocation->address() + offset, chunk.memory);
+    offset += bytes;
+  }
+  allocation->sequence = saver().registry.next_sequence();
+  const CUdeviceptr address = allocation->address();
+  saver().registry.insert(std::move(allocation));
+  return address;
+}
+
+bool CoreTest::is_partial(const std::string& tag) {
+  bool found = false;
+  saver().registry.visit_tags([&](const Tag& known) { found |= known.name == tag && known.is_partial; });
+  return found;
+}
+
+uint64_t CoreTest::resident_bytes(const std::string& tag) {
+  uint64_t total = 0;
+  saver().registry.visit_tags([&](const Tag& known) {
+    if (known.name != tag) return;
+    for (const auto& [sequence, allocation] : known.allocations) total += allocation->resident_bytes();
+  });
+  return total;
+}
+
+}  // namespace ebbtide::testing

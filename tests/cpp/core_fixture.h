@@ -1,0 +1,73 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/operation.h"
+#include "core/saver.h"
+#include "sim_control.h"
+
+// A core of its own for each test, on a simulator that was just reset.
+namespace ebbtide::testing {
+
+constexpr int kDevices = 2;
+constexpr uint64_t kChunk = 2 * kMiB;
+
+struct Live : ebbtide_sim_counts {
+  static Live now();
+  std::string text() const;
+};
+bool operator==(const Live& a, const Live& b);
+std::ostream& operator<<(std::ostream& out, const Live& live);
+
+class CoreTest : public ::testing::Test {
+ protected:
+  CoreTest();
+  ~CoreTest() override;
+  // Ends the core and starts another, on a simulator with nothing in it.
+  void restart();
+
+  Saver& saver() { return *saver_; }
+  // Ends the core; afterwards nothing may live in the simulator.
+  void expect_no_leak();
+
+  // Deterministic content by (address-independent) seed, and its check; through the mapping, as a kernel would.
+  static void fill(CUdeviceptr address, size_t size_bytes, uint64_t seed);
+  static ::testing::AssertionResult holds(CUdeviceptr address, size_t size_bytes, uint64_t seed);
+  static ::testing::AssertionResult is_zero(CUdeviceptr address, size_t size_bytes);
+
+  // An allocation whose chunks have these sizes: small ones, so that an operation of many chunks is quick.
+  CUdeviceptr alloc_chunks(const std::string& tag, BackupKind backup, int device,
+                           const std::vector<uint64_t>& chunk_bytes);
+  CUdeviceptr alloc(const std::string& tag, uint64_t size_bytes, BackupKind backup = BackupKind::kRam, int device = 0) {
+    return saver().alloc(saver().registry.tag(tag), Policy{backup}, device, size_bytes);
+  }
+
+  Report pause(const std::vector<std::string>& tags = {}, std::optional<BackupKind> backup = {}) {
+    return run(OperationKind::kPause, tags, backup);
+  }
+  Report resume(const std::vector<std::string>& tags = {}) { return run(OperationKind::kResume, tags, {}); }
+  std::unique_ptr<Operation> claim(OperationKind kind, const std::vector<std::string>& tags = {},
+                                   std::optional<BackupKind> backup = {}) {
+    return saver().claim(kind, {.tags = {.names = tags, .addresses = {}, .is_missing_ok = false}, .backup = backup});
+  }
+
+  bool is_partial(const std::string& tag);
+  uint64_t resident_bytes(const std::string& tag);
+  Place place_of(CUdeviceptr address) {
+    return saver().registry.find(address)->chunk_at(address - saver().registry.find(address)->address()).place.load();
+  }
+
+ private:
+  Report run(OperationKind kind, const std::vector<std::string>& tags, std::optional<BackupKind> backup) {
+    return claim(kind, tags, backup)->commit();
+  }
+  std::unique_ptr<Saver> saver_;
+};
+
+}  // namespace ebbtide::testing

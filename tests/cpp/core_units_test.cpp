@@ -1,0 +1,343 @@
+// The small parts of the core, each by itself: registry, capture gate, event log, slots, device budget, staging pool.
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "core_fixture.h"
+#include "driver/context.h"
+#include "policy/copy_plan.h"
+
+namespace ebbtide::testing {
+namespace {
+
+std::string message_of(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+bool mentions(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST(TagNames, WhatIsRefusedAndWhatIsNot) {
+  for (const std::string good : {"w", "weights v2", "\xC3\xBC\xE2\x9C\x93\xF0\x9F\x8C\x8A", "a.b:c-d_e", "..."})
+    EXPECT_NO_THROW(check_tag_name(good)) << good;
+  EXPECT_NO_THROW(check_tag_name(std::string(255, 'x')));
+  for (const std::string bad : {"", "*", "a*", "a/b", "/", "a\nb", "a\tb", "\x7f"})
+    EXPECT_THROW(check_tag_name(bad), InvalidArgument) << bad;
+  EXPECT_THROW(check_tag_name(std::string("a\0b", 3)), InvalidArgument);
+  EXPECT_THROW(check_tag_name(std::string(256, 'x')), InvalidArgument);
+  const std::string message = message_of([] { check_tag_name(std::string(1 << 20, 'x')); });
+  EXPECT_LT(message.size(), 200u) << "a 1 MB tag is not quoted whole";
+}
+
+using RegistryTest = CoreTest;
+
+TEST_F(RegistryTest, FindsByAnyAddressInside) {
+  const CUdeviceptr first = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
+  for (const uint64_t offset : {uint64_t{0}, uint64_t{1}, kChunk, 2 * kChunk - 1})
+    EXPECT_NE(saver().registry.find(first + offset), nullptr);
+  EXPECT_EQ(saver().registry.find(first - 1), nullptr);
+  EXPECT_EQ(saver().registry.find(first + 2 * kChunk), nullptr);
+  EXPECT_EQ(saver().registry.find(0), nullptr);
+  EXPECT_EQ(saver().registry.find(UINT64_MAX), nullptr);
+}
+
+TEST_F(RegistryTest, IsAwayLooksAtTheRangeAndAtNothingElse) {
+  const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk, kChunk});
+  sim().fail("cuMemUnmap", 2, 999, 1);
+  EXPECT_THROW(pause(), DriverError);  // the first chunk is away
+  const Registry& registry = saver().registry;
+  EXPECT_TRUE(registry.is_away(address, 1));
+  EXPECT_TRUE(registry.is_away(address, 0)) << "no bytes are asked about as one is";
+  EXPECT_TRUE(registry.is_away(address + kChunk - 1, 2));
+  EXPECT_FALSE(registry.is_away(address + kChunk, 2 * kChunk));
+  EXPECT_FALSE(registry.is_away(address + kChunk, UINT64_MAX));
+  EXPECT_FALSE(registry.is_away(0x1000, UINT64_MAX));
+}
+
+TEST_F(RegistryTest, TheSignalHandlersLookUpNeverWaits) {
+  const CUdeviceptr address = alloc("w", kChunk);
+  char tag[8];
+  bool is_away = true;
+  ASSERT_TRUE(saver().registry.find_in_handler(address + 5, tag, sizeof tag, &is_away));
+  EXPECT_STREQ(tag, "w");
+  EXPECT_FALSE(is_away);
+  pause();
+  ASSERT_TRUE(saver().registry.find_in_handler(address, tag, 1, &is_away));
+  EXPECT_STREQ(tag, "") << "cut, and ended";
+  EXPECT_TRUE(is_away);
+  EXPECT_FALSE(saver().registry.find_in_handler(address, tag, 0, &is_away));
+  EXPECT_FALSE(saver().registry.find_in_handler(0x1000, tag, sizeof tag, &is_away));
+  bool found = true;
+  saver().registry.visit_tags([&](const Tag&) {  // the lock is held here: another thread's handler must give up
+    std::thread([&] { found = saver().registry.find_in_handler(address, tag, sizeof tag, &is_away); }).join();
+  });
+  EXPECT_FALSE(found);
+}
+
+TEST_F(RegistryTest, AnUnknownTagListsTheKnownOnes) {
+  alloc("weights", kChunk);
+  for (int i = 0; i < 30; ++i) saver().registry.tag("t" + std::to_string(i));
+  const std::string message = message_of([&] { pause({"nobody"}); });
+  EXPECT_TRUE(mentions(message, "'nobody'")) << message;
+  EXPECT_TRUE(mentions(message, "'t0'")) << message;
+  EXPECT_TRUE(mentions(message, "11 more")) << message;
+  EXPECT_EQ(resident_bytes("weights"), kChunk);
+  // One wrong name among right ones: nothing moves, no epoch is counted, no tag stays held.
+  EXPECT_THROW(pause({"weights", "nobody"}), StateError);
+  EXPECT_EQ(saver().registry.open_lease("weights", "me").epoch, 0u);
+}
+
+TEST_F(RegistryTest, DuplicateTagsAreOne) {
+  alloc("w", kChunk);
+  EXPECT_EQ(pause({"w", "w", "w"}).totals().bytes, kChunk);
+  EXPECT_EQ(resume({"w", "w"}).totals().bytes, kChunk);
+}
+
+TEST_F(RegistryTest, ALeaseRefusesPauseNamesItsHolderAndCountsPauses) {
+  Registry& registry = saver().registry;
+  const LeaseInfo lease = registry.open_lease("w", "thread 'trainer'");
+  EXPECT_EQ(lease.epoch, 0u);
+  EXPECT_FALSE(lease.is_away);
+  alloc("w", kChunk);
+  EXPECT_TRUE(mentions(message_of([&] { pause(); }), "thread 'trainer'"));
+  EXPECT_EQ(resident_bytes("w"), kChunk);
+  resume();  // resume does not care
+  registry.close_lease(lease.id);
+  EXPECT_THROW(registry.close_lease(lease.id), InvalidArgument);
+  EXPECT_THROW(registry.close_lease(12345), InvalidArgument);
+  pause();
+  const LeaseInfo away = registry.open_lease("w", "x");
+  EXPECT_EQ(away.epoch, 1u);
+  EXPECT_TRUE(away.is_away);
+  EXPECT_NE(away.id, lease.id);
+  resume();
+  registry.close_lease(away.id);
+  EXPECT_FALSE(registry.open_lease("w", "y").is_away);
+}
+
+TEST_F(RegistryTest, FreeingWhatIsAwayMakesTheTagPresentAgain) {
+  const CUdeviceptr address = alloc("w", kChunk);
+  alloc("w", kChunk);
+  pause();
+  const CUdeviceptr fresh = alloc("w", kChunk);
+  saver().free(address);
+  EXPECT_TRUE(saver().registry.open_lease("w", "x").is_away);
+  for (const auto& allocation : std::vector{saver().registry.find(fresh)}) EXPECT_FALSE(allocation->is_away());
+}
+
+TEST_F(RegistryTest, ATagWhosePartialMemoryWasFreedIsNotPartialAnyMore) {
+  const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
+  const CUdeviceptr whole = alloc("w", kChunk);
+  sim().fail("cuMemUnmap", 2, 999, 1);
+  EXPECT_THROW(pause(), DriverError);
+  EXPECT_TRUE(is_partial("w"));
+  saver().free(address);
+  EXPECT_FALSE(is_partial("w")) << "all that is left is resident";
+  EXPECT_FALSE(saver().registry.open_lease("w", "x").is_away);
+  saver().free(whole);
+}
+
+TEST_F(RegistryTest, SequencesRise) {
+  const CUdeviceptr a = alloc("w", kChunk);
+  const CUdeviceptr b = alloc("w", kChunk);
+  EXPECT_LT(saver().registry.find(a)->sequence, saver().registry.find(b)->sequence);
+}
+
+TEST(CaptureGateTest, PermitsAndCapturesExcludeEachOther) {
+  CaptureGate gate;
+  auto first = gate.try_enter();
+  auto second = gate.try_enter();
+  ASSERT_TRUE(first && second);
+  std::atomic<bool> has_begun{false};
+  std::thread capturing([&] {
+    gate.begin_capture();
+    has_begun = true;
+  });
+  while (!gate.is_capturing()) std::this_thread::yield();
+  EXPECT_FALSE(gate.try_enter()) << "a capture that waits lets nobody in, or it would wait for ever";
+  first.reset();
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_FALSE(has_begun);
+  second.reset();
+  capturing.join();
+  gate.begin_capture();  // captures of several threads may overlap
+  gate.end_capture();
+  EXPECT_FALSE(gate.try_enter());
+  gate.end_capture();
+  EXPECT_TRUE(gate.try_enter());
+  EXPECT_THROW(gate.end_capture(), StateError);
+}
+
+TEST(EventLogTest, KeepsTheNewest) {
+  EventLog log;
+  EXPECT_TRUE(log.after(0).empty());
+  for (size_t i = 0; i < EventLog::kCapacity + 10; ++i)
+    log.add({.kind = "pause", .tags = "t", .bytes = i, .detail = ""});
+  const auto all = log.after(0);
+  ASSERT_EQ(all.size(), EventLog::kCapacity);
+  EXPECT_EQ(all.front().sequence, 11u);
+  EXPECT_EQ(all.back().sequence, EventLog::kCapacity + 10);
+  EXPECT_EQ(all.back().bytes, EventLog::kCapacity + 9);
+  EXPECT_GT(all.back().unix_seconds, 1.6e9);
+  EXPECT_EQ(log.after(all.back().sequence - 1).size(), 1u);
+  EXPECT_TRUE(log.after(UINT64_MAX).empty());
+}
+
+TEST_F(RegistryTest, EventsTellWhatHappened) {
+  alloc("a", kChunk);
+  alloc("b", kChunk, BackupKind::kNone, 1);
+  pause();
+  resume({"a"});
+  sim().set_capacity(1, 0);
+  EXPECT_THROW(resume(), OutOfMemory);
+  EXPECT_THROW(alloc("c", kChunk, BackupKind::kRam, 1), OutOfMemory);
+  sim().fail("cuMemAddressReserve", 1, 999, 1);
+  EXPECT_THROW(alloc("c", kChunk), DriverError);
+  sim().clear_failures();
+  sim().fail("cuCtxSynchronize", 1, 999, 1);
+  EXPECT_THROW(pause(), DriverError);
+  std::vector<std::string> kinds;
+  for (const EventRecord& record : saver().events.after(0)) kinds.push_back(record.kind);
+  EXPECT_EQ(kinds, (std::vector<std::string>{"pause", "resume", "resume_failed", "out_of_memory", "pause_failed"}));
+  const auto events = saver().events.after(0);
+  EXPECT_EQ(events[0].tags, "a, b");
+  EXPECT_EQ(events[0].bytes, 2 * kChunk);
+  EXPECT_EQ(events[0].copied, kChunk);
+  EXPECT_TRUE(mentions(events[4].detail, "cuCtxSynchronize"));
+}
+
+TEST(SlotTableTest, TheSameCombinationHasTheSameSlotAndSlotsRunOutWithAnError) {
+  Registry registry;
+  SlotTable slots(registry);
+  const Policy ram{BackupKind::kRam};
+  const Policy none{BackupKind::kNone};
+  const int first = slots.bind("w", ram, 0);
+  EXPECT_EQ(slots.bind("w", ram, 0), first);
+  EXPECT_NE(slots.bind("w", none, 0), first);
+  EXPECT_NE(slots.bind("w", ram, 1), first);
+  EXPECT_EQ(slots.find(first)->tag->name, "w");
+  EXPECT_EQ(slots.find(-1), nullptr);
+  EXPECT_EQ(slots.find(3), nullptr);
+  EXPECT_EQ(slots.find(1 << 30), nullptr);
+  for (int i = 3; i < SlotTable::kCapacity; ++i) EXPECT_EQ(slots.bind("t" + std::to_string(i), ram, 0), i);
+  EXPECT_TRUE(mentions(message_of([&] { slots.bind("one more", ram, 0); }), std::to_string(SlotTable::kCapacity)));
+  EXPECT_EQ(slots.bind("w", ram, 0), first) << "those that are bound stay";
+  EXPECT_THROW(slots.bind("a/b", ram, 0), InvalidArgument);
+}
+
+TEST(SlotTableTest, ThreadsThatBindTheSameGetTheSame) {
+  Registry registry;
+  SlotTable slots(registry);
+  std::vector<std::vector<int>> found(8);
+  std::vector<std::thread> threads;
+  for (auto& mine : found) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 50; ++i) {
+        mine.push_back(slots.bind("t" + std::to_string(i), Policy{}, i % 3));
+        ASSERT_NE(slots.find(mine.back()), nullptr);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& mine : found) EXPECT_EQ(mine, found.front());
+}
+
+TEST(DeviceBudgetTest, ChargesAreMovedSplitAndGivenBack) {
+  DeviceBudget budget;
+  budget.set_limit(100);
+  {
+    DeviceCharge charge = budget.claim(0, 60);
+    DeviceCharge part = charge.split(20);
+    EXPECT_EQ(budget.held_bytes(0), 60u);
+    part = budget.claim(0, 40);
+    EXPECT_EQ(budget.held_bytes(0), 80u);
+    DeviceCharge moved = std::move(charge);
+    DeviceCharge all = moved.split(1000);
+    EXPECT_EQ(budget.held_bytes(0), 80u);
+    EXPECT_THROW(budget.claim(0, 21), OutOfMemory);
+    const DeviceCharge other = budget.claim(1, 100);  // each device has its own
+    EXPECT_EQ(budget.held_bytes(1), 100u);
+  }
+  EXPECT_EQ(budget.held_bytes(0), 0u);
+  EXPECT_EQ(budget.held_bytes(1), 0u);
+  EXPECT_EQ(budget.held_bytes(-1), 0u);
+  EXPECT_THROW(budget.claim(-1, 1), InvalidArgument);
+  EXPECT_THROW(budget.claim(kMaxDevices, 1), InvalidArgument);
+  EXPECT_THROW(budget.claim(0, UINT64_MAX), OutOfMemory);
+  // A limit lowered beneath what is held refuses everything and wraps nowhere.
+  const DeviceCharge held = budget.claim(0, 50);
+  budget.set_limit(10);
+  EXPECT_THROW(budget.claim(0, 1), OutOfMemory);
+  EXPECT_NO_THROW(budget.claim(0, 0));
+}
+
+TEST(DeviceBudgetTest, Invariant7_TwoThreadsNeverPassOneCheckTogether) {
+  DeviceBudget budget;
+  budget.set_limit(1000);
+  std::atomic<uint64_t> most{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 2000; ++round) {
+        try {
+          DeviceCharge charge = budget.claim(0, 300);
+          DeviceCharge part = charge.split(100);
+          const uint64_t held = budget.held_bytes(0);
+          for (uint64_t seen = most.load(); held > seen && !most.compare_exchange_weak(seen, held);) {
+          }
+        } catch (const OutOfMemory&) {
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(most.load(), 1000u);
+  EXPECT_EQ(budget.held_bytes(0), 0u);
+}
+
+TEST_F(RegistryTest, TheStagingPoolKeepsOneRingWithinTheBudget) {
+  StagingPool& pool = saver().staging;
+  const uint64_t small = policy::kSlotBytes * policy::kSlotsPerThread;
+  {
+    StagingPool::Loan first = pool.borrow(0, 1);
+    StagingPool::Loan second = pool.borrow(1, 2);
+    EXPECT_EQ(first.staging().slot_count(), 2);
+    EXPECT_EQ(second.staging().slot_count(), 4);
+    EXPECT_EQ(pool.held_bytes(), 3 * small);
+    EXPECT_EQ(saver().host_budget.held_bytes(), 3 * small);
+  }
+  EXPECT_EQ(Live::now().pinned_blocks, 1u);
+  EXPECT_EQ(saver().host_budget.held_bytes(), pool.held_bytes());
+  EXPECT_EQ(Live::now().pinned_bytes, pool.held_bytes());
+  pool.trim();
+  pool.trim();
+  EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
+  EXPECT_EQ(Live::now().pinned_blocks, 0u);
+  saver().host_budget.set_limit(5 * policy::kSlotBytes);
+  EXPECT_EQ(pool.borrow(0, 8).staging().slot_count(), 4) << "as many as fit";
+  saver().host_budget.set_limit(policy::kSlotBytes - 1);
+  EXPECT_THROW(pool.borrow(0, 8), StoreError);
+  EXPECT_EQ(Live::now().pinned_blocks, 0u);
+}
+
+// What is leaked on purpose stays counted: the memory is still there.
+TEST_F(RegistryTest, APoisonedRingIsNeverLentAgainAndStaysInTheBooks) {
+  {
+    saver().staging.borrow(0, 1).staging().poison();
+  }
+  EXPECT_EQ(Live::now().pinned_blocks, 1u);
+  EXPECT_EQ(saver().host_budget.held_bytes(), Live::now().pinned_bytes);
+  EXPECT_EQ(saver().staging.held_bytes(), Live::now().pinned_bytes);
+  {
+    saver().staging.borrow(0, 1);
+  }
+  EXPECT_EQ(Live::now().pinned_blocks, 2u);
+  EXPECT_EQ(saver().host_budget.held_bytes(), Live::now().pinned_bytes);
+}
+
+}  // namespace
+}  // namespace ebbtide::testing

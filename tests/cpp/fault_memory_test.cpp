@@ -1,0 +1,340 @@
+// Fault injection: alloc and free with every driver call failing, and operations that find too little host or device memory.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "driver/context.h"
+#include "fault_world.h"
+#include "policy/copy_plan.h"
+#include "vmm/limbo.h"
+
+namespace ebbtide::testing {
+namespace {
+
+constexpr int kOutOfMemory = 2;
+constexpr int kOther = 999;
+constexpr uint64_t kTwoChunks = 130 * kMiB;  // with a backup: 128 MiB and 2 MiB
+
+class AllocFaults : public FaultTest, public ::testing::WithParamInterface<std::tuple<uint64_t, int, uint64_t>> {};
+
+TEST_P(AllocFaults, Invariant3_AnAllocationThatFailsLeavesNothing) {
+  const auto [size_bytes, code, times] = GetParam();
+  const auto one_alloc = [&, size = size_bytes] { return alloc("w", size, BackupKind::kRam, 1); };
+  alloc("other", kChunk);
+  const Live before = Live::now();
+  const std::vector<std::string> names = calls_of([&] { saver().free(one_alloc()); });
+  for (size_t k = 1; k <= names.size(); ++k) {
+    SCOPED_TRACE("call " + std::to_string(k) + " (" + names[k - 1] + ")");
+    sim().fail(nullptr, k, code, times);
+    CUdeviceptr address = 0;
+    try {
+      address = one_alloc();
+    } catch (const OutOfMemory& error) {
+      EXPECT_EQ(code, kOutOfMemory);
+      EXPECT_EQ(error.device, 1);
+      EXPECT_EQ(error.shortage.requested_bytes, size_bytes);
+    } catch (const DriverError& error) {
+      EXPECT_EQ(error.code, code);
+      if (times == 1) {
+        EXPECT_EQ(error.call, names[k - 1]);
+      }
+    }
+    sim().clear_failures();
+    saver().give_back_caches();
+    if (address != 0) {
+      EXPECT_TRUE(is_zero(address + size_bytes - kChunk, kChunk));
+      saver().free(address);
+      saver().give_back_caches();
+    }
+    EXPECT_EQ(limbo::count(), 0u);
+    EXPECT_EQ(Live::now(), before);
+    EXPECT_EQ(saver().device_budget.held_bytes(1), 0u);
+    EXPECT_EQ(saver().registry.allocation_count(), 1u);
+    const CUdeviceptr again = one_alloc();
+    EXPECT_EQ(saver().device_budget.held_bytes(1), size_bytes);
+    saver().free(again);
+    ASSERT_EQ(Live::now(), before);
+    if (HasFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, AllocFaults,
+                         ::testing::Combine(::testing::Values(kChunk, kTwoChunks),
+                                            ::testing::Values(kOutOfMemory, kOther), ::testing::Values(1, 0)));
+
+enum class Before { kResident, kPaused, kPartial, kDropped };
+
+class FreeFaults : public FaultTest, public ::testing::WithParamInterface<std::tuple<Before, int>> {
+ protected:
+  void make() {
+    build({{"w", BackupKind::kRam, 1, {kChunk, kChunk, kChunk}}});
+    const Before before = std::get<0>(GetParam());
+    if (before == Before::kPaused) pause();
+    if (before == Before::kDropped) pause({}, BackupKind::kNone);
+    if (before == Before::kPartial) {
+      sim().fail("cuMemUnmap", 2, kOther, 1);
+      EXPECT_THROW(pause(), DriverError);
+      sim().clear_failures();
+      EXPECT_TRUE(is_partial("w"));
+    }
+    saver().staging.trim();
+  }
+};
+
+TEST_P(FreeFaults, Invariant3_AFreeThatFailsIsDoneLater) {
+  make();
+  const std::vector<std::string> names = calls_of([&] { saver().free(blocks_[0].address); });
+  EXPECT_EQ(Live::now(), Live{});
+  for (const uint64_t times : {1, 0}) {
+    for (size_t k = 1; k <= names.size(); ++k) {
+      SCOPED_TRACE("call " + std::to_string(k) + " (" + names[k - 1] + ")");
+      make();
+      const CUdeviceptr address = blocks_[0].address;
+      sim().fail(nullptr, k, std::get<1>(GetParam()), times);
+      EXPECT_NO_THROW(saver().free(address));
+      sim().clear_failures();
+      EXPECT_EQ(saver().registry.find(address), nullptr);
+      EXPECT_THROW(saver().free(address), InvalidArgument);
+      // What was not given back is counted: as memory, and as something to be done.
+      const uint64_t held_bytes = saver().device_budget.held_bytes(1);
+      EXPECT_EQ(held_bytes, Live::now().device_bytes);
+      EXPECT_EQ(saver().deferred_frees.count() + limbo::count() > 0, !(Live::now() == Live{}));
+      saver().free(alloc("next", kChunk));  // any later call finishes it
+      EXPECT_EQ(Live::now(), Live{});
+      EXPECT_EQ(saver().device_budget.held_bytes(1), 0u);
+      EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(States, FreeFaults,
+                         ::testing::Combine(::testing::Values(Before::kResident, Before::kPaused, Before::kPartial,
+                                                              Before::kDropped),
+                                            ::testing::Values(kOutOfMemory, kOther)));
+
+// Several threads copy: which call is the k-th is chance, what must hold is not.
+TEST_F(FaultTest, Invariant3_SeveralCopyThreadsWithEveryCallFailing) {
+  ::setenv("EBBTIDE_COPY_THREADS", "4", 1);
+  const std::vector<BlockSpec> specs = {{"w", BackupKind::kRam, 0, std::vector<uint64_t>(12, kChunk)},
+                                        {"kv", BackupKind::kNone, 0, {kChunk}}};
+  build(specs);
+  const size_t pause_calls = calls_of([&] { pause(); }).size();
+  expect_sound("paused");
+  const size_t resume_calls = calls_of([&] { resume(); }).size();
+  size_t failures = 0;
+  const auto try_both_ways = [&](size_t k, const std::function<void()>& act) {
+    sim().fail(nullptr, k, k % 2 == 0 ? kOutOfMemory : kOther, 1);
+    try {
+      act();
+      sim().clear_failures();
+    } catch (const Error&) {
+      ++failures;
+      sim().clear_failures();
+      saver().give_back_caches();
+      expect_sound("after the failure");
+      act();
+    }
+    saver().give_back_caches();
+    expect_sound("in the end");
+  };
+  for (size_t k = 1; k <= std::max(pause_calls, resume_calls) && !HasFailure(); k += 5) {
+    SCOPED_TRACE("call " + std::to_string(k));
+    try_both_ways(k, [&] { pause(); });
+    EXPECT_EQ(resident_bytes("w") + resident_bytes("kv"), 0u);
+    try_both_ways(k, [&] { resume(); });
+    EXPECT_EQ(Live::now().handles, 13u);
+  }
+  EXPECT_GT(failures, pause_calls / 5);
+}
+
+class ShortageTest : public FaultTest {
+ protected:
+  // act throws E, and then all is as it was, but for the ring.
+  template <typename E>
+  E expect_refused(const std::function<void()>& act) {
+    const std::vector<Place> before = places();
+    const Live live = without_lost(Live::now());
+    const uint64_t backup_bytes = saver().host_budget.held_bytes() - saver().staging.held_bytes();
+    E caught = E("nothing was thrown", {});
+    try {
+      act();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const E& error) {
+      caught = error;
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << "another error: " << error.what();
+    }
+    EXPECT_EQ(places(), before);
+    EXPECT_EQ(without_lost(Live::now()), live);
+    EXPECT_EQ(saver().host_budget.held_bytes() - saver().staging.held_bytes(), backup_bytes);
+    EXPECT_FALSE(is_partial("w"));
+    expect_sound("refused");
+    return caught;
+  }
+  void expect_round_trip() {
+    pause();
+    expect_sound("paused");
+    resume();
+    expect_sound("resumed");
+  }
+};
+
+TEST_F(ShortageTest, Invariant7_HostLimitRefusesAPauseBeforeAnythingMoves) {
+  build({{"w", BackupKind::kRam, 0, {kChunk, kChunk}},
+         {"w", BackupKind::kRam, 0, {kChunk}},
+         {"kv", BackupKind::kNone, 0, {kChunk}}});
+  for (const uint64_t limit : {uint64_t{0}, kChunk, 3 * kChunk - 1}) {
+    saver().host_budget.set_limit(limit);
+    const StoreError error = expect_refused<StoreError>([&] { pause(); });
+    EXPECT_EQ(error.shortage.requested_bytes, 3 * kChunk) << "what the whole pause needs";
+    EXPECT_EQ(error.shortage.free_bytes, limit);
+    EXPECT_EQ(error.shortage.limit_bytes, limit);
+  }
+  // The backups fit, and no slot of the ring beside them.
+  saver().host_budget.set_limit(3 * kChunk);
+  expect_refused<StoreError>([&] { pause(); });
+  saver().host_budget.set_limit(3 * kChunk + policy::kSlotBytes);
+  expect_round_trip();
+}
+
+TEST_F(ShortageTest, WithoutABackupNoHostMemoryIsNeeded) {
+  build({{"kv", BackupKind::kNone, 0, {kChunk, kChunk}}});
+  saver().host_budget.set_limit(0);
+  pause();
+  EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
+  resume();
+}
+
+TEST_F(ShortageTest, AMarginLargerThanTheMachineRefusesAPause) {
+  build({{"w", BackupKind::kRam, 0, {kChunk}}});
+  saver().host_budget.set_margin(kUnlimited);
+  EXPECT_EQ(expect_refused<StoreError>([&] { pause(); }).shortage.free_bytes, 0u);
+  saver().host_budget.set_margin(0);
+  expect_round_trip();
+}
+
+TEST_F(ShortageTest, APartialPauseNeedsNoHostMemoryTwice) {
+  build({{"w", BackupKind::kRam, 0, {kChunk, kChunk, kChunk}}});
+  saver().host_budget.set_limit(3 * kChunk + policy::kSlotBytes);
+  for (int round = 0; round < 3; ++round) {
+    sim().fail("cuMemUnmap", 2, kOther, 1);
+    EXPECT_THROW(pause(), DriverError);
+    sim().clear_failures();
+    EXPECT_TRUE(is_partial("w"));
+    pause();
+    EXPECT_EQ(saver().host_budget.held_bytes() - saver().staging.held_bytes(), 3 * kChunk);
+    sim().fail("cuEventSynchronize", 3, kOther, 1);
+    EXPECT_THROW(resume(), DriverError);
+    sim().clear_failures();
+    EXPECT_TRUE(is_partial("w"));
+    pause();  // what is back leaves again, into the place that it had
+    EXPECT_EQ(saver().host_budget.held_bytes() - saver().staging.held_bytes(), 3 * kChunk);
+    resume();
+    expect_sound("resumed");
+    EXPECT_EQ(saver().host_budget.held_bytes(), saver().staging.held_bytes());
+  }
+}
+
+TEST_F(ShortageTest, PinnedMemoryRefusedIsAStoreErrorBeforeAnythingMoves) {
+  build({{"w", BackupKind::kRam, 0, {kChunk}}});
+  sim().fail("cuMemHostAlloc", 1, kOutOfMemory, 0);
+  expect_refused<StoreError>([&] { pause(); });
+  sim().clear_failures();
+  sim().fail("cuMemHostAlloc", 1, kOther, 0);
+  EXPECT_THROW(pause(), DriverError);
+  sim().clear_failures();
+  expect_round_trip();
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST_F(ShortageTest, AddressSpaceRefusedIsAStoreErrorBeforeAnythingMoves) {
+  build({{"w", BackupKind::kRam, 0, {kChunk}}});
+  const CUdeviceptr large = alloc("w", 128 * kMiB);
+  long pages = 0;
+  std::FILE* file = std::fopen("/proc/self/statm", "r");
+  ASSERT_NE(file, nullptr);
+  ASSERT_EQ(std::fscanf(file, "%ld", &pages), 1);
+  std::fclose(file);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_AS, &before), 0);
+  const rlimit tight = {static_cast<rlim_t>(pages * ::sysconf(_SC_PAGESIZE)) + 64 * kMiB, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &tight), 0);
+  try {
+    pause();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const StoreError& error) {
+    EXPECT_EQ(error.shortage.requested_bytes, 128 * kMiB);
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &before), 0);
+  EXPECT_EQ(resident_bytes("w"), 128 * kMiB + kChunk);
+  EXPECT_EQ(saver().host_budget.held_bytes(), saver().staging.held_bytes());
+  pause();
+  EXPECT_EQ(resident_bytes("w"), 0u);
+  saver().free(large);
+}
+#endif
+
+TEST_F(ShortageTest, Invariant3_ResumeWithoutRoomMovesNothingAndWorksOnceThereIs) {
+  build({{"w", BackupKind::kRam, 0, {kChunk, kChunk}}, {"w", BackupKind::kRam, 1, {kChunk, kChunk}}});
+  pause();
+  for (const int tight : {0, 1}) {
+    sim().set_capacity(tight, kChunk);
+    try {
+      resume();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const OutOfMemory& error) {
+      EXPECT_EQ(error.device, tight);
+      EXPECT_EQ(error.shortage.requested_bytes, 2 * kChunk);
+      EXPECT_EQ(error.shortage.free_bytes, kChunk);
+    }
+    expect_sound("refused");
+    EXPECT_EQ(resident_bytes("w"), 0u);
+    EXPECT_FALSE(is_partial("w"));
+    sim().set_capacity(tight, kGiB);
+  }
+  saver().device_budget.set_limit(kChunk);
+  EXPECT_THROW(resume(), OutOfMemory);
+  expect_sound("refused by device_limit");
+  saver().device_budget.set_limit(2 * kChunk);
+  resume();
+  expect_sound("resumed");
+}
+
+// The second device runs out of memory, and what is still to be given back there makes room: what the first device was given meanwhile must stay.
+TEST_F(ShortageTest, ResumeOnTwoDevicesTriesAgainWithWhatWasGivenBack) {
+  build({{"w", BackupKind::kRam, 0, {kChunk}}, {"w", BackupKind::kRam, 1, {kChunk, kChunk}}});
+  const CUdeviceptr stuck = alloc("stuck", kChunk, BackupKind::kNone, 1);
+  pause({"w"});
+  sim().set_capacity(1, 2 * kChunk);
+  sim().fail("cuMemRelease", 1, kOther, 1);
+  saver().free(stuck);  // its handle can't be released now
+  sim().clear_failures();
+  ASSERT_EQ(limbo::count(), 1u);
+  sim().fail("cuMemRelease", 1, kOther, 1);  // nor when the operation begins
+  resume({"w"});
+  sim().clear_failures();
+  expect_sound("resumed");
+  EXPECT_EQ(resident_bytes("w"), 3 * kChunk);
+}
+
+// The same where the budget is what refuses.
+TEST_F(ShortageTest, ResumeOnTwoDevicesTriesAgainWithTheBudgetThatWasGivenBack) {
+  build({{"w", BackupKind::kRam, 0, {kChunk}}, {"w", BackupKind::kRam, 1, {kChunk, kChunk}}});
+  const CUdeviceptr stuck = alloc("stuck", kChunk, BackupKind::kNone, 1);
+  pause({"w"});
+  saver().device_budget.set_limit(2 * kChunk);
+  sim().fail("cuMemRelease", 1, kOther, 1);
+  saver().free(stuck);
+  sim().clear_failures();
+  EXPECT_EQ(saver().device_budget.held_bytes(1), kChunk);
+  sim().fail("cuMemRelease", 1, kOther, 1);
+  resume({"w"});
+  sim().clear_failures();
+  expect_sound("resumed");
+  EXPECT_EQ(resident_bytes("w"), 3 * kChunk);
+}
+
+}  // namespace
+}  // namespace ebbtide::testing

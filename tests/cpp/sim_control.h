@@ -1,0 +1,45 @@
+#pragma once
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <type_traits>
+
+#include "sim/control.h"
+
+// The simulator's control functions. The tests never link the simulator: it is opened as the core opens it, so that both see one copy.
+namespace ebbtide::testing {
+
+struct SimControl {
+#define EBBTIDE_SIM_CONTROL(name) std::add_pointer_t<decltype(::ebbtide_sim_##name)> name = nullptr;
+#define EBBTIDE_SIM_CONTROLS                                                                      \
+  EBBTIDE_SIM_CONTROL(reset)                                                                      \
+  EBBTIDE_SIM_CONTROL(set_device_count)                                                           \
+  EBBTIDE_SIM_CONTROL(set_capacity) EBBTIDE_SIM_CONTROL(fail) EBBTIDE_SIM_CONTROL(clear_failures) \
+      EBBTIDE_SIM_CONTROL(set_async) EBBTIDE_SIM_CONTROL(set_delay) EBBTIDE_SIM_CONTROL(live)     \
+          EBBTIDE_SIM_CONTROL(calls) EBBTIDE_SIM_CONTROL(log) EBBTIDE_SIM_CONTROL(clear_log)      \
+              EBBTIDE_SIM_CONTROL(set_foreign_bytes)
+  EBBTIDE_SIM_CONTROLS
+#undef EBBTIDE_SIM_CONTROL
+};
+
+inline const SimControl& sim() {
+  static const SimControl control = [] {
+    ::setenv("EBBTIDE_SIM_LIBRARY", EBBTIDE_SIM_PATH, 0);
+    void* library = ::dlopen(std::getenv("EBBTIDE_SIM_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      std::fprintf(stderr, "%s\n", ::dlerror());
+      std::abort();
+    }
+    SimControl found;
+#define EBBTIDE_SIM_CONTROL(name) \
+  found.name = reinterpret_cast<decltype(found.name)>(::dlsym(library, "ebbtide_sim_" #name));
+    EBBTIDE_SIM_CONTROLS
+#undef EBBTIDE_SIM_CONTROL
+    return found;
+  }();
+  return control;
+}
+
+}  // namespace ebbtide::testing
