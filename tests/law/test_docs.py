@@ -1,0 +1,170 @@
+"""Docs move with the code: every path, symbol, variable, command, option and function that a page names exists."""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from checks.docs import Known, find_unknown_names, read_make_targets, variables_read, words_of
+
+
+def pages_of(root: Path) -> list[Path]:
+    names = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "csrc/README.md"]
+    return [*(root / name for name in names), *sorted((root / "docs").glob("*.md"))]
+
+
+def saver_signatures() -> dict[str, set[str] | None]:
+    """Public names of ebbtide.saver -> their parameters; None for what is no function. Touches no driver."""
+    saver = importlib.import_module("ebbtide.saver")
+    signatures: dict[str, set[str] | None] = {}
+    for name in [*dir(saver), *getattr(saver, "__all__", ())]:
+        value = vars(saver).get(name)
+        if not name.startswith("_") and not inspect.ismodule(value):
+            signatures[name] = parameters_of(value) if callable(value) else None
+    return signatures
+
+
+def parameters_of(function: object) -> set[str] | None:
+    """None where any keyword is taken, or where Python can't tell (classes made from built-in ones)."""
+    try:
+        parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+    except ValueError:
+        return None
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return {parameter.name for parameter in parameters}
+
+
+def command_options() -> dict[str, set[str]]:
+    """Each command of `ebbtide` -> its options."""
+    import click
+    from ebbtide.cli import main
+
+    context = click.Context(main)
+    commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    return {
+        name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        for name, command in commands.items()
+        if command is not None
+    }
+
+
+@pytest.fixture(scope="module")
+def known(root: Path) -> Known:
+    headers = [root / "csrc/api/ebbtide.h", root / "csrc/sim/control.h"]
+    build_files = [root / "CMakeLists.txt", root / "tests/cpp/CMakeLists.txt", *(root / "cmake").glob("*.cmake")]
+    settings = [root / "python/ebbtide/settings.py", root / "tests/conftest.py", root / "tools/build.mk"]
+    ebbtide = importlib.import_module("ebbtide")
+    package = {name for name in dir(ebbtide) if not name.startswith("_")}
+    package |= {path.stem for path in (root / "python/ebbtide").iterdir()} | {"h", "map"}
+    return Known(
+        root=root,
+        symbols=words_of([*headers, *build_files], r"\bebbtide_\w+") | {"ebbtide_sim_"},
+        variables=words_of([*headers, *build_files, *settings], r"\bEBBTIDE_[A-Z][A-Z_0-9]*\b")
+        | {"EBBTIDE_FUNCTION", "EBBTIDE_", "EBBTIDE_X"},
+        make_targets=read_make_targets(root / "Makefile"),
+        commands=command_options(),
+        signatures=saver_signatures(),
+        package=package,
+    )
+
+
+def test_every_name_in_the_docs_exists(root: Path, known: Known) -> None:
+    pages = pages_of(root)
+    assert [page.name for page in pages if not page.is_file()] == []
+    faults = [fault for page in pages for fault in find_unknown_names(page, known)]
+    assert not faults, "\n".join(faults)
+
+
+def test_every_environment_variable_is_in_the_one_list(root: Path) -> None:
+    listed = words_of([root / "python/ebbtide/settings.py"], r"\bEBBTIDE_[A-Z][A-Z_0-9]*\b")
+    unlisted = {name: files for name, files in variables_read(root).items() if name not in listed}
+    assert unlisted == {}, "list them in python/ebbtide/settings.py"
+
+
+def test_version_has_one_home(root: Path) -> None:
+    """pyproject.toml's version is the package's, the core's, and the changelog's newest."""
+    from importlib import metadata
+
+    version = re.search(r'^version = "([\d.]+)"$', (root / "pyproject.toml").read_text(), re.MULTILINE)
+    newest = re.search(r"^## (\d[\d.]+)", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert version
+    assert newest
+    core = importlib.import_module("ebbtide._core")
+    assert {metadata.version("ebbtide"), core.version(), newest[1]} == {version[1]}
+
+
+def test_build_requirements_agree(root: Path) -> None:
+    """requirements/build.txt serves the build without isolation: the same pins as [build-system]."""
+    isolated = re.search(r"^requires = \[(.*)\]$", (root / "pyproject.toml").read_text(), re.MULTILINE)
+    assert isolated
+    pins = set(re.findall(r'"([^"]+)"', isolated[1]))
+    listed = set((root / "requirements/build.txt").read_text().split("\n"))
+    assert pins <= listed
+
+
+# --- the checker, seen to fail ---
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Known:
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "real.h").write_text("")
+    return Known(
+        root=tmp_path,
+        symbols={"ebbtide_pause"},
+        variables={"EBBTIDE_DRIVER"},
+        make_targets={"test"},
+        commands={"demo": {"--steps"}},
+        signatures={"pause": {"tags", "backup"}, "device": None},
+        package={"Error", "saver"},
+    )
+
+
+TRUE_PAGE = """
+See [the header](csrc/real.h), `csrc/real.h`, `real.h`, `ebbtide_pause`, EBBTIDE_DRIVER, `make test`, `saver.device`,
+`ebbtide.Error`, `/usr/lib/x.so`, `build/out/thing.txt` and `ebbtide demo --steps 3`.
+```python
+saver.pause("weights", backup=None)
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[gone](csrc/gone.h)", "the link csrc/gone.h"),
+        ("`csrc/gone.h`", "the path csrc/gone.h"),
+        ("`gone/`", "the path gone/"),
+        ("`gone.py`", "the path gone.py"),
+        ("`ebbtide_paus`", "ebbtide_paus does not exist"),
+        ("set EBBTIDE_DRIVR", "EBBTIDE_DRIVR does not exist"),
+        ("`make tset`", "make tset"),
+        ("`ebbtide dmeo`", "ebbtide dmeo"),
+        ("`ebbtide demo --stops 3`", "no option --stops"),
+        ("`saver.puase()`", "puase does not exist"),
+        ("`ebbtide.Eror`", "Eror does not exist"),
+        ("```python\nsaver.pause(backups=1)\n```", "no parameter backups"),
+        ("```python\nsaver.pause(\n```", "does not parse"),
+        ("```sh\nmake tset\n```", "make tset"),
+        ("```sh\nebbtide dmeo\n```", "ebbtide dmeo"),
+    ],
+)
+def test_a_planted_name_is_found(small: Known, text: str, complaint: str) -> None:
+    page = small.root / "page.md"
+    page.write_text(TRUE_PAGE)
+    assert find_unknown_names(page, small) == []
+    page.write_text(f"{TRUE_PAGE}\n{text}\n")
+    faults = find_unknown_names(page, small)
+    assert [complaint in fault for fault in faults] == [True], faults
+
+
+def test_a_planted_variable_is_found(tmp_path: Path) -> None:
+    for name, text in {
+        "csrc/a.cpp": 'getenv("EBBTIDE_ONE")',
+        "python/b.py": 'os.environ["EBBTIDE_TWO"]; os.environ.get(\n  "EBBTIDE_THREE")',
+    }.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    assert sorted(variables_read(tmp_path)) == ["EBBTIDE_ONE", "EBBTIDE_THREE", "EBBTIDE_TWO"]

@@ -1,0 +1,166 @@
+"""The layer law of csrc/README.md, held over every include; and the size of files."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+SOURCE_SUFFIXES = {".cpp", ".h", ".def", ".c"}
+MAX_LINES = 400
+TABLE_ROW = re.compile(r"^\| `(?P<layer>[a-z_/]+)/` \|(?P<what>[^|]*)\|(?P<allowed>[^|]*)\|$", re.MULTILINE)
+INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"(?P<own>[^"]+)"|<(?P<system>[^>]+)>)', re.MULTILINE)
+# Headers that belong to one layer alone, by what they start with.
+FOREIGN = {
+    "pybind11/": {"bindings", "torch/cpu"},
+    "torch/": {"torch/cpu"},
+    "c10/": {"torch/cpu"},
+    "ATen/": {"torch/cpu"},
+    "Python.h": set(),
+}
+FREE_OF_CUDA = {"base", "policy", "api", "bindings", "torch"}
+
+
+def read_law(readme: str) -> dict[str, set[str]]:
+    """Each layer and what it may include besides itself: folders end in "/", files do not."""
+    return {row["layer"]: set(re.findall(r"`([^`]+)`", row["allowed"])) for row in TABLE_ROW.finditer(readme)}
+
+
+def layer_of(path: str, layers: set[str]) -> str | None:
+    """The layer that the longest matching folder names."""
+    folder = str(Path(path).parent)
+    return folder if folder in layers else None
+
+
+def find_breaches(csrc: Path) -> list[str]:
+    """Every include under csrc that the table of its README does not allow."""
+    law = read_law((csrc / "README.md").read_text())
+    breaches = []
+    for path in sorted(p for p in csrc.rglob("*") if p.suffix in SOURCE_SUFFIXES):
+        name = path.relative_to(csrc).as_posix()
+        layer = layer_of(name, set(law))
+        if layer is None:
+            breaches.append(f"{name}: its folder has no row in csrc/README.md")
+            continue
+        for match in INCLUDE.finditer(path.read_text()):
+            if match["own"]:
+                breaches += check_own(name, layer, match["own"], law, csrc)
+            else:
+                breaches += check_system(name, layer, match["system"])
+    return breaches
+
+
+def check_own(name: str, layer: str, target: str, law: dict[str, set[str]], csrc: Path) -> list[str]:
+    target_layer = layer_of(target, set(law))
+    if target_layer is None or not (csrc / target).is_file():
+        return [f'{name}: includes "{target}", which is no file under csrc/ (headers of others stand in <>)']
+    if target_layer == layer or target in law[layer] or f"{target_layer}/" in law[layer]:
+        return []
+    return [f'{name}: includes "{target}", but {layer}/ may include only {" ".join(sorted(law[layer])) or "itself"}']
+
+
+def check_system(name: str, layer: str, target: str) -> list[str]:
+    for prefix, layers in FOREIGN.items():
+        if target.startswith(prefix) and layer not in layers:
+            return [f"{name}: includes <{target}>, which {layer}/ may not know"]
+    if target in ("cuda.h", "cuda_runtime.h", "cuda_runtime_api.h") and (layer in FREE_OF_CUDA or target != "cuda.h"):
+        return [f"{name}: includes <{target}>, which {layer}/ may not know"]
+    return []
+
+
+def find_long_files(root: Path) -> list[str]:
+    """Sources of 400 lines and more."""
+    files = [
+        path
+        for folder in ("csrc", "python", "tests", "examples", "benchmarks", "cmake", "tools")
+        for path in sorted((root / folder).rglob("*"))
+        if path.suffix in {".cpp", ".h", ".c", ".py", ".pyi", ".cmake", ".sh", ".mk", ".def"}
+    ]
+    return [
+        f"{path.relative_to(root)}: {count} lines, the limit is {MAX_LINES - 1}"
+        for path in files
+        if (count := len(path.read_text().splitlines())) >= MAX_LINES
+    ]
+
+
+def test_every_include_keeps_the_layer_law(root: Path) -> None:
+    breaches = find_breaches(root / "csrc")
+    assert not breaches, "\n".join(breaches)
+
+
+def test_every_layer_of_the_table_exists(root: Path) -> None:
+    law = read_law((root / "csrc" / "README.md").read_text())
+    assert [layer for layer in law if not (root / "csrc" / layer).is_dir()] == []
+    for layer, allowed in law.items():
+        assert [name for name in allowed if not (root / "csrc" / name).exists()] == [], layer
+
+
+def test_core_layers_are_ordered(root: Path) -> None:
+    """Lower never includes higher: the table itself must not allow a cycle."""
+    law = read_law((root / "csrc" / "README.md").read_text())
+    order = list(law)
+    for layer, allowed in law.items():
+        higher = [
+            name for name in allowed if name.endswith("/") and order.index(name.rstrip("/")) >= order.index(layer)
+        ]
+        assert higher == [], f"{layer}/ may include a layer that stands below it in the table"
+
+
+def test_files_are_short(root: Path) -> None:
+    long_files = find_long_files(root)
+    assert not long_files, "\n".join(long_files)
+
+
+# --- the checks above, seen to fail ---
+
+PLANTED_LAW = """
+| layer | what it is | may include |
+|---|---|---|
+| `base/` | low | |
+| `core/` | high | `base/` |
+| `sim/` | alone | `base/names.def` |
+"""
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    """A law-abiding tree of three layers."""
+    for name, text in {
+        "README.md": PLANTED_LAW,
+        "base/a.h": "#include <string>\n",
+        "base/names.def": "",
+        "core/b.cpp": '#include "base/a.h"\n#include <cuda.h>\n',
+        "sim/c.cpp": '#include "base/names.def"\n',
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert find_breaches(tmp_path) == []
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "complaint"),
+    [
+        ("base/d.h", '#include "core/e.h"', "base/ may include only itself"),
+        ("sim/d.cpp", '#include "base/a.h"', "sim/ may include only base/names.def"),
+        ("core/d.cpp", '#include "a.h"', "no file under csrc"),
+        ("core/d.cpp", "#include <torch/extension.h>", "core/ may not know"),
+        ("core/d.cpp", "#  include <pybind11/pybind11.h>", "core/ may not know"),
+        ("base/d.cpp", "#include <cuda.h>", "base/ may not know"),
+        ("core/d.cpp", "#include <cuda_runtime.h>", "core/ may not know"),
+        ("extra/d.cpp", "", "no row in csrc/README.md"),
+    ],
+)
+def test_a_planted_breach_is_found(planted: Path, file: str, text: str, complaint: str) -> None:
+    (planted / "core" / "e.h").write_text("")
+    (planted / file).parent.mkdir(exist_ok=True)
+    (planted / file).write_text(text + "\n")
+    assert [complaint in breach for breach in find_breaches(planted)] == [True]
+
+
+def test_a_planted_long_file_is_found(tmp_path: Path) -> None:
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "just_right.cpp").write_text("\n" * (MAX_LINES - 1))
+    assert find_long_files(tmp_path) == []
+    (tmp_path / "csrc" / "too_long.cpp").write_text("\n" * MAX_LINES)
+    assert len(find_long_files(tmp_path)) == 1

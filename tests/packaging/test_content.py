@@ -1,0 +1,79 @@
+"""What the package holds: every module, the binaries, the header, the sources of `_torch`, and nothing else."""
+
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+BINARIES = ("libebbtide.so", "libebbtide_sim.so", "_core.")
+
+
+def expected_files(root: Path) -> set[str]:
+    """Paths inside the package that must be there, apart from the binaries."""
+    python = root / "python" / "ebbtide"
+    modules = {p.relative_to(python).as_posix() for p in python.rglob("*") if p.is_file() and p.suffix != ".pyc"}
+    extension = {
+        f"torch_extension/csrc/torch/cpu/{path.name}"
+        for path in (root / "csrc/torch/cpu").iterdir()
+        if path.suffix in (".cpp", ".h")
+    }
+    return modules | extension | {"py.typed", "_core.pyi", "include/ebbtide.h", "torch_extension/csrc/api/ebbtide.h"}
+
+
+def find_faults(files: Iterable[str], expected: set[str]) -> list[str]:
+    """Sentences about what is missing from, or too much in, an installed distribution's files."""
+    files = {file for file in files if "__pycache__" not in file and not file.startswith("..")}
+    inside = {file.removeprefix("ebbtide/") for file in files if file.startswith("ebbtide/")}
+    elsewhere = {file for file in files if not file.startswith("ebbtide/") and ".dist-info/" not in file}
+    binaries = {file for file in inside if file.startswith(BINARIES) and file.endswith(".so")}
+    faults = [f"missing: {file}" for file in sorted(expected - inside)]
+    faults += [f"not wanted: {file}" for file in sorted(inside - expected - binaries)]
+    faults += [f"outside the package: {file}" for file in sorted(elsewhere) if PurePosixPath(file).parts[0] != "bin"]
+    if len(binaries) != len(BINARIES):
+        faults.append(f"binaries: {sorted(binaries)}")
+    if not any(file.endswith("licenses/LICENSE") for file in files):
+        faults.append("missing: the licence")
+    return faults
+
+
+def test_installed_files_are_what_they_should_be(root: Path) -> None:
+    files = metadata.files("ebbtide")
+    assert files
+    assert find_faults([file.as_posix() for file in files], expected_files(root)) == []
+
+
+def test_the_command_is_installed() -> None:
+    (entry,) = metadata.entry_points(group="console_scripts", name="ebbtide")
+    assert entry.value == "ebbtide.cli:main"
+    assert callable(entry.load())
+
+
+# --- the checker, seen to fail ---
+
+GOOD = {
+    "ebbtide/__init__.py",
+    "ebbtide/libebbtide.so",
+    "ebbtide/libebbtide_sim.so",
+    "ebbtide/_core.cpython-312-x86_64-linux-gnu.so",
+    "ebbtide-0.1.0.dist-info/RECORD",
+    "ebbtide-0.1.0.dist-info/licenses/LICENSE",
+    "../../../bin/ebbtide",
+}
+
+
+@pytest.mark.parametrize(
+    ("missing", "extra", "complaint"),
+    [
+        ("ebbtide/__init__.py", None, "missing: __init__.py"),
+        (None, "ebbtide/tests/x.py", "not wanted: tests/x.py"),
+        (None, "tests/x.py", "outside the package"),
+        ("ebbtide/libebbtide_sim.so", None, "binaries"),
+        ("ebbtide-0.1.0.dist-info/licenses/LICENSE", None, "the licence"),
+        (None, "ebbtide/libcudart.so.13", "not wanted: libcudart.so.13"),
+    ],
+)
+def test_a_planted_fault_is_found(missing: str | None, extra: str | None, complaint: str) -> None:
+    assert find_faults(GOOD, {"__init__.py"}) == []
+    faults = find_faults((GOOD - {missing}) | ({extra} if extra else set()), {"__init__.py"})
+    assert [complaint in fault for fault in faults] == [True], faults

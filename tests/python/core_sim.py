@@ -1,0 +1,70 @@
+"""The core under `ebbtide._core` on the simulator: its control interface, and device memory through plain pointers."""
+
+import ctypes
+from pathlib import Path
+
+from ebbtide import _core
+
+MIB = 1 << 20
+CHUNK = 2 * MIB
+
+OUT_OF_MEMORY = 2
+UNKNOWN = 999
+
+
+class Live(ctypes.Structure):
+    """ebbtide_sim_counts."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "reservations",
+            "handles",
+            "mappings",
+            "streams",
+            "events",
+            "pinned_blocks",
+            "registered_ranges",
+            "contexts_retained",
+            "queued_items",
+            "device_bytes",
+            "pinned_bytes",
+        )
+    ]
+
+
+class Sim:
+    """The simulator that the core has opened, or will open."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(str(Path(_core.library_path()).with_name("libebbtide_sim.so")))
+
+    def fail(self, function: str | None, k: int, code: int, times: int = 1) -> None:
+        name = None if function is None else function.encode()
+        self._library.ebbtide_sim_fail(name, ctypes.c_uint64(k), code, ctypes.c_uint64(times))
+
+    def clear_failures(self) -> None:
+        self._library.ebbtide_sim_clear_failures()
+
+    def delay(self, function: str, seconds: float) -> None:
+        self._library.ebbtide_sim_set_delay(function.encode(), ctypes.c_uint64(int(seconds * 1e6)))
+
+    def set_async(self, mode: int, seed: int = 0) -> None:
+        self._library.ebbtide_sim_set_async(mode, ctypes.c_uint64(seed))
+
+    def calls(self, function: str) -> int:
+        self._library.ebbtide_sim_calls.restype = ctypes.c_uint64
+        return self._library.ebbtide_sim_calls(function.encode())
+
+    def live(self) -> Live:
+        counts = Live()
+        self._library.ebbtide_sim_live(ctypes.byref(counts))
+        return counts
+
+
+def fill(address: int, size_bytes: int, value: int) -> None:
+    ctypes.memset(address, value, size_bytes)
+
+
+def is_filled(address: int, size_bytes: int, value: int) -> bool:
+    return ctypes.string_at(address, size_bytes) == bytes([value]) * size_bytes

@@ -1,0 +1,204 @@
+"""`ebbtide doctor` and `ebbtide demo`: what they say, and their exit status."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+from ebbtide.cli import main
+from ebbtide.diagnosis import Finding, diagnose, is_usable
+from ebbtide.settings import SETTINGS
+
+HIDE_TORCH = """
+import sys
+from importlib.abc import MetaPathFinder
+class Hide(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch" or name.startswith("torch."):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hide())
+from ebbtide.cli import main
+main(ARGUMENTS)
+"""
+
+
+@pytest.fixture
+def run_command():
+    """`python -m ebbtide.cli ARGUMENTS`; a variable of None is unset."""
+
+    def run(*arguments: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
+        variables = {**os.environ, "COLUMNS": "160", **environment}
+        return subprocess.run(
+            [sys.executable, "-m", "ebbtide.cli", *arguments],
+            env={name: value for name, value in variables.items() if value is not None},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    return run
+
+
+def problems(findings: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [finding for finding in findings if finding["status"] == "problem"]
+
+
+def test_help_of_every_command_is_its_docstring() -> None:
+    for name, command in main.commands.items():
+        result = CliRunner().invoke(main, [name, "--help"])
+        assert result.exit_code == 0
+        assert command.callback.__doc__.strip().splitlines()[0] in result.output
+        assert name in CliRunner().invoke(main, ["--help"]).output
+
+
+def test_version(run_command) -> None:
+    import ebbtide
+
+    assert run_command("--version").stdout == f"ebbtide {ebbtide.__version__}\n"
+
+
+def test_importing_the_command_needs_neither_torch_nor_a_driver(run_python) -> None:
+    result = run_python(
+        "import sys, ebbtide.cli; assert 'torch' not in sys.modules and 'ebbtide._core' not in sys.modules"
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_doctor_shows_everything_as_text_and_as_json(run_command) -> None:
+    text = run_command("doctor")
+    assert text.returncode == 0, text.stdout + text.stderr
+    assert "ebbtide works here" in text.stdout
+    assert all(setting.name in text.stdout for setting in SETTINGS)
+    data = json.loads(run_command("doctor", "--json").stdout)
+    assert data["usable"] is True
+    sections = {finding["section"] for finding in data["findings"]}
+    assert {"software", "driver", "device 0", "host memory", "settings"} <= sections
+    vmm = [finding for finding in data["findings"] if finding["name"] == "vmm"]
+    assert [finding["status"] for finding in vmm] == ["ok"] * len(vmm) and vmm
+
+
+@pytest.mark.sim_only
+def test_doctor_covers_every_device(run_command) -> None:
+    data = json.loads(run_command("doctor", "--json", EBBTIDE_SIM_DEVICES="3").stdout)
+    devices = {finding["section"] for finding in data["findings"] if finding["section"].startswith("device ")}
+    assert devices == {"device 0", "device 1", "device 2"}
+
+
+def test_doctor_without_torch_says_what_to_install(run_python) -> None:
+    for setting in ("auto", "sim", "cuda"):
+        result = run_python(HIDE_TORCH.replace("ARGUMENTS", "['doctor', '--json']"), EBBTIDE_DRIVER=setting)
+        data = json.loads(result.stdout)
+        assert result.returncode == 1 and data["usable"] is False, result.stderr
+        assert any("torch" in finding["advice"] for finding in problems(data["findings"])), setting
+
+
+@pytest.mark.sim_only
+def test_doctor_on_a_cpu_torch_that_is_told_to_use_cuda(run_command) -> None:
+    result = run_command("doctor", "--json", EBBTIDE_DRIVER="cuda")
+    (problem,) = problems(json.loads(result.stdout)["findings"])
+    assert result.returncode == 1
+    assert "EBBTIDE_DRIVER=sim" in problem["advice"]
+
+
+@pytest.mark.sim_only
+def test_doctor_without_a_compiler_says_what_to_install(run_command, tmp_path) -> None:
+    result = run_command("doctor", "--json", CXX="no-such-compiler", EBBTIDE_CACHE_DIR=str(tmp_path))
+    (problem,) = problems(json.loads(result.stdout)["findings"])
+    assert result.returncode == 1
+    assert (problem["section"], problem["name"]) == ("torch extension", "compiler")
+    assert "install" in problem["advice"]
+
+
+def test_doctor_names_malformed_and_unknown_variables(run_command) -> None:
+    result = run_command("doctor", "--json", EBBTIDE_HOST_LIMIT="5x", EBBTIDE_HOST_LIMT="5GiB")
+    findings = json.loads(result.stdout)["findings"]
+    assert result.returncode == 1
+    assert ["EBBTIDE_HOST_LIMIT" in problem["found"] for problem in problems(findings)] == [True]
+    (unknown,) = [finding for finding in findings if finding["name"] == "EBBTIDE_HOST_LIMT"]
+    assert "misspelt" in unknown["advice"]
+    bad_driver = run_command("doctor", EBBTIDE_DRIVER="gpu")
+    assert bad_driver.returncode == 1 and "auto, cuda, sim, off" in bad_driver.stdout
+
+
+def test_doctor_switched_off_is_fine(run_command) -> None:
+    result = run_command("doctor", EBBTIDE_DRIVER="off")
+    assert result.returncode == 0 and "no-op" in result.stdout
+
+
+def test_a_missing_required_capability_is_a_problem_and_an_optional_one_is_not(saver, monkeypatch) -> None:
+    from ebbtide import _core
+
+    assert saver.device and is_usable(diagnose())
+    for name, usable in (("vmm", False), ("rdma", True)):
+        missing = SimpleNamespace(name=name, available=False, found="the probe failed", advice="do something")
+        monkeypatch.setattr(_core, "capabilities", lambda device, missing=missing: [missing])
+        findings = diagnose()
+        assert is_usable(findings) is usable
+        assert any(finding.found == "the probe failed" for finding in findings)
+
+
+def test_a_probe_that_fails_becomes_a_finding(saver, monkeypatch) -> None:
+    from ebbtide import _core
+
+    def fail(device: int) -> None:
+        raise RuntimeError("no answer")
+
+    assert saver.device
+    monkeypatch.setattr(_core, "query_device", fail)
+    assert Finding("device", "RuntimeError", "no answer", "problem") in diagnose()
+
+
+def test_demo_runs_the_main_job(run_command) -> None:
+    result = run_command("demo", "--rounds", "2", "--steps", "8")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "identical to the run without pausing" in result.stdout
+    for word in ("trainer_weights", "kv_cache", "hand over", "mean loss"):
+        assert word in result.stdout
+
+
+def test_demo_fails_where_the_runs_differ(capsys) -> None:
+    pytest.importorskip("torch")
+    from ebbtide.cli.demo import _show
+    from ebbtide.demo.job import JobResult
+
+    result = JobResult(losses=[[2.0], [1.0]], texts=["text"])
+    assert _show(result, ["losses"]) == 1
+    assert "FAILED: not as without pausing: losses" in capsys.readouterr().out
+    assert _show(result, []) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "sentence"),
+    [
+        (["--heads", "5"], {}, "width must be a multiple of heads"),
+        (["--steps", "0"], {}, "at least 1"),
+        (["--context", "8"], {}, "context must be larger than prompt"),
+        (["--width", "many"], {}, "not a valid integer"),
+        ([], {"EBBTIDE_DRIVER": "gpu"}, "must be one of auto, cuda, sim, off"),
+    ],
+)
+def test_demo_refuses_bad_input_with_a_sentence(run_command, arguments, environment, sentence) -> None:
+    result = run_command("demo", *arguments, **environment)
+    assert result.returncode == 2
+    assert sentence in result.stderr and "Traceback" not in result.stderr
+
+
+def test_demo_without_torch_says_what_to_install(run_python) -> None:
+    result = run_python(HIDE_TORCH.replace("ARGUMENTS", "['demo']"))
+    assert result.returncode == 1
+    assert "install torch" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_demo_switched_off_says_so(run_command) -> None:
+    result = run_command("demo", "--rounds", "1", "--steps", "2", EBBTIDE_DRIVER="off")
+    assert result.returncode == 0 and "nothing was paused" in result.stdout
+
+
+def test_demo_out_of_memory_is_a_sentence(run_command) -> None:
+    result = run_command("demo", "--rounds", "1", "--steps", "1", EBBTIDE_DEVICE_LIMIT="2 MiB")
+    assert result.returncode == 1
+    assert "out of memory: make the job smaller" in result.stderr and "Traceback" not in result.stderr

@@ -1,0 +1,318 @@
+"""Random programs on `ebbtide._core` against a plain model, on the simulator; failing driver calls included."""
+
+import itertools
+
+import pytest
+from core_sim import CHUNK, MIB, OUT_OF_MEMORY, UNKNOWN, Sim, fill, is_filled
+from ebbtide import _core
+from ebbtide.errors import DriverError, OutOfMemoryError, StateError, StoreError
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+pytestmark = pytest.mark.sim_only
+
+_runs = itertools.count(1)
+RING_BYTES = 16 * MIB  # at most: what a copy of these sizes borrows, with a ring that is about to go
+TAGS = ("a", "b", "c")
+SOME_TAGS = st.lists(st.sampled_from(TAGS), min_size=1, max_size=4)
+ONE_TAG = st.sampled_from(TAGS)
+BACKUPS = st.sampled_from([_core.BACKUP_RAM, _core.BACKUP_NONE])
+KINDS = st.sampled_from(["pause", "resume"])
+VALUES = st.integers(min_value=1, max_value=255)
+PICKS = st.integers(min_value=0, max_value=10**6)
+
+
+class Block:
+    """One allocation, as the model sees it."""
+
+    def __init__(self, address: int, tag: str, size: int, backup: int) -> None:
+        self.address, self.tag, self.size, self.backup = address, tag, size, backup
+        self.value = 0  # what every byte holds, or held when it was stored
+        self.place = "device"
+
+
+class Core(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        _core.use_driver("sim")
+        self.sim = Sim()
+        self.prefix = f"core-property-{next(_runs)}-"
+        self.blocks: list[Block] = []
+        self.leases: dict[int, str] = {}
+        self.epochs = dict.fromkeys(TAGS, 0)
+        self.known: set[str] = set()
+        self.device_limit = _core.UNLIMITED
+        self.base_bytes = _core.query_device(0).held_bytes
+        _core.set_limit("host_margin", 0)
+
+    def names(self, tags: list[str]) -> list[str]:
+        return [self.prefix + tag for tag in tags]
+
+    def of(self, tags: list[str]) -> list[Block]:
+        return [block for block in self.blocks if block.tag in tags]
+
+    def held(self) -> int:
+        return self.base_bytes + sum(block.size for block in self.blocks if block.place == "device")
+
+    def pick(self, number: int, place: str | None = None) -> Block | None:
+        found = [block for block in self.blocks if place is None or block.place == place]
+        return found[number % len(found)] if found else None
+
+    @rule(tag=ONE_TAG, size=st.sampled_from([1, CHUNK, 2 * CHUNK + 1]), backup=BACKUPS)
+    def allocate(self, tag: str, size: int, backup: int) -> None:
+        rounded = (size + CHUNK - 1) // CHUNK * CHUNK
+        self.known.add(tag)
+        if self.held() + rounded > self.device_limit:
+            with pytest.raises(OutOfMemoryError) as caught:
+                _core.alloc(self.prefix + tag, size, backup=backup)
+            assert (caught.value.requested_bytes, caught.value.limit_bytes) == (rounded, self.device_limit)
+            return
+        address = _core.alloc(self.prefix + tag, size, backup=backup)
+        assert all(address + rounded <= b.address or b.address + b.size <= address for b in self.blocks)
+        self.blocks.append(Block(address, tag, rounded, backup))
+
+    @rule(number=PICKS, value=VALUES)
+    def write(self, number: int, value: int) -> None:
+        if block := self.pick(number, "device"):
+            fill(block.address, block.size, value)
+            block.value = value
+
+    @rule(number=PICKS)
+    def free(self, number: int) -> None:
+        if block := self.pick(number):
+            _core.free(block.address)
+            self.blocks.remove(block)
+            with pytest.raises(ValueError, match="freed before"):
+                _core.free(block.address)
+
+    @rule(tags=SOME_TAGS, override=st.sampled_from([_core.BACKUP_AS_ALLOCATED, _core.BACKUP_RAM, _core.BACKUP_NONE]))
+    def pause(self, tags: list[str], override: int) -> None:
+        if self.refuses_unknown("pause", tags) or self.refuses_leased(tags):
+            return
+        report = _core.pause(self.names(tags), backup=override)
+        self.expect_report(report, self.leave(tags, override))
+
+    @rule(tags=SOME_TAGS)
+    def resume(self, tags: list[str]) -> None:
+        if self.refuses_unknown("resume", tags):
+            return
+        away = [block for block in self.of(tags) if block.place != "device"]
+        if self.held() + sum(block.size for block in away) > self.device_limit and away:
+            with pytest.raises(OutOfMemoryError):
+                _core.resume(self.names(tags))
+            return
+        self.expect_report(_core.resume(self.names(tags)), self.come_back(tags))
+
+    @rule(tags=SOME_TAGS, room=st.sampled_from([0, CHUNK, 3 * CHUNK]))
+    def pause_with_little_host_memory(self, tags: list[str], room: int) -> None:
+        if self.refuses_unknown("pause", tags) or self.refuses_leased(tags):
+            return
+        needed = sum(b.size for b in self.of(tags) if b.place == "device" and b.backup == _core.BACKUP_RAM)
+        _core.set_limit("host", _core.stats()["host_held_bytes"] + room)
+        try:
+            report = _core.pause(self.names(tags))
+        except StoreError as error:
+            assert needed + RING_BYTES > room
+            if needed > room:
+                assert (error.requested_bytes, error.free_bytes) == (needed, room)
+        else:
+            assert needed <= room
+            self.expect_report(report, self.leave(tags, _core.BACKUP_AS_ALLOCATED))
+        finally:
+            _core.set_limit("host", _core.UNLIMITED)
+
+    @rule(kind=KINDS, tags=SOME_TAGS, number=PICKS, abandons=st.booleans(), frees=st.booleans())
+    def in_two_phases(self, kind: str, tags: list[str], number: int, abandons: bool, frees: bool) -> None:
+        if self.refuses_unknown(kind, tags) or (kind == "pause" and self.refuses_leased(tags)):
+            return
+        try:
+            operation = _core.claim(kind, self.names(tags))
+        except OutOfMemoryError:
+            assert kind == "resume"
+            assert self.device_limit != _core.UNLIMITED
+            return
+        if kind == "pause":
+            for tag in set(tags):
+                self.epochs[tag] += 1
+        held = self.of(tags)
+        if frees and held:
+            block = held[number % len(held)]  # doomed where the operation holds it, gone where it does not
+            _core.free(block.address)
+            self.blocks.remove(block)
+            assert _core.find(block.address) is None
+        if abandons:
+            operation.abandon()
+        else:
+            operation.commit()
+            if kind == "pause":
+                for tag in set(tags):
+                    self.epochs[tag] -= 1  # leave counts it
+                self.leave(tags, _core.BACKUP_AS_ALLOCATED)
+            else:
+                self.come_back(tags)
+        with pytest.raises(ValueError, match="over"):
+            operation.commit()
+
+    @rule(kind=KINDS, tags=SOME_TAGS, k=st.integers(1, 90), code=st.sampled_from([OUT_OF_MEMORY, UNKNOWN]))
+    def with_a_failing_call(self, kind: str, tags: list[str], k: int, code: int) -> None:
+        if self.refuses_unknown(kind, tags) or (kind == "pause" and self.refuses_leased(tags)):
+            return
+        act = _core.pause if kind == "pause" else _core.resume
+        selected = self.of(tags)
+        self.sim.fail(None, k, code)
+        try:
+            act(self.names(tags))
+        except (DriverError, OutOfMemoryError, StoreError):
+            self.sim.clear_failures()
+            self.take_over_places(kind, selected)
+            infos = {info.tag: info.state for info in _core.tags()}
+            for tag in set(tags):
+                places = {block.place == "device" for block in self.of([tag])}
+                assert len(places) == 2 or infos[self.prefix + tag] != "partial" or kind == "pause"
+        else:
+            self.sim.clear_failures()
+            self.leave(tags, _core.BACKUP_AS_ALLOCATED) if kind == "pause" else self.come_back(tags)
+        if kind == "pause":
+            self.epochs = {tag: max(self.epochs[tag], self.epoch_of(tag)) for tag in TAGS}
+
+    @rule(tag=ONE_TAG)
+    def open_lease(self, tag: str) -> None:
+        lease = _core.open_lease(self.prefix + tag, f"a test of {tag}")
+        self.known.add(tag)
+        assert lease.epoch == self.epochs[tag]
+        assert lease.is_away == any(block.place != "device" for block in self.of([tag]))
+        self.leases[lease.id] = tag
+
+    @precondition(lambda self: self.leases)
+    @rule(number=PICKS)
+    def close_lease(self, number: int) -> None:
+        lease = sorted(self.leases)[number % len(self.leases)]
+        _core.close_lease(lease)
+        del self.leases[lease]
+
+    @rule(chunks=st.sampled_from([None, 1, 4, 12]))
+    def limit_the_device(self, chunks: int | None) -> None:
+        self.device_limit = _core.UNLIMITED if chunks is None else self.base_bytes + chunks * CHUNK
+        _core.set_limit("device", self.device_limit)
+
+    @rule(mode=st.integers(0, 2), seed=st.integers(0, 99))
+    def run_asynchronous_work_otherwise(self, mode: int, seed: int) -> None:
+        self.sim.set_async(mode, seed)
+
+    def epoch_of(self, tag: str) -> int:
+        if tag not in self.known:
+            return 0
+        lease = _core.open_lease(self.prefix + tag, "a look")
+        _core.close_lease(lease.id)
+        return lease.epoch
+
+    def refuses_unknown(self, kind: str, tags: list[str]) -> bool:
+        unknown = [tag for tag in tags if tag not in self.known]
+        if unknown:
+            with pytest.raises(StateError, match=unknown[0]):
+                (_core.pause if kind == "pause" else _core.resume)(self.names(tags))
+            with pytest.raises(StateError, match=unknown[0]):
+                _core.claim(kind, self.names(tags))
+        return bool(unknown)
+
+    def refuses_leased(self, tags: list[str]) -> bool:
+        is_leased = any(tag in self.leases.values() for tag in tags)
+        if is_leased:
+            with pytest.raises(StateError, match="a test of"):
+                _core.pause(self.names(tags))
+        return is_leased
+
+    def leave(self, tags: list[str], override: int) -> tuple[int, int]:
+        moved = copied = 0
+        for block in self.of(tags):
+            if block.place == "device":
+                backup = block.backup if override == _core.BACKUP_AS_ALLOCATED else override
+                block.place = "stored" if backup == _core.BACKUP_RAM else "dropped"
+                moved += block.size
+                copied += block.size if backup == _core.BACKUP_RAM else 0
+        for tag in set(tags):
+            self.epochs[tag] += 1
+        return moved, copied
+
+    def come_back(self, tags: list[str]) -> tuple[int, int]:
+        moved = copied = 0
+        for block in self.of(tags):
+            if block.place != "device":
+                moved += block.size
+                copied += block.size if block.place == "stored" else 0
+                block.value = block.value if block.place == "stored" else 0
+                block.place = "device"
+        return moved, copied
+
+    def take_over_places(self, kind: str, selected: list[Block]) -> None:
+        """After a failure the core says what moved; only what the operation was asked to do may have happened."""
+        for block in selected:
+            place = _core.find(block.address).place
+            if place == block.place:
+                continue
+            if kind == "pause":
+                assert (block.place, place) == ("device", "stored" if block.backup == _core.BACKUP_RAM else "dropped")
+            else:
+                assert place == "device"
+                block.value = block.value if block.place == "stored" else 0
+            block.place = place
+
+    def expect_report(self, report: _core.Report, moved_and_copied: tuple[int, int]) -> None:
+        assert (report.bytes, report.copied) == moved_and_copied
+        assert sum(row.bytes for row in report.rows) == report.bytes
+        mine = sum(row.bytes for row in report.left if row.tag.startswith(self.prefix))
+        assert mine == self.held() - self.base_bytes
+
+    @invariant()
+    def everything_is_as_the_model_says(self) -> None:
+        if not hasattr(self, "blocks"):
+            return
+        for block in self.blocks:
+            info = _core.find(block.address + block.size - 1)
+            assert (info.address, info.size_bytes, info.tag) == (block.address, block.size, self.prefix + block.tag)
+            assert (info.place, info.backup, info.device) == (block.place, block.backup, 0)
+            assert _core.is_away(block.address, 1) == (block.place != "device")
+            backup = _core.backup_of(block.address, block.size)
+            if block.place == "device":
+                assert is_filled(block.address, block.size, block.value)
+            if block.place == "stored":
+                assert bytes(memoryview(backup)) == bytes([block.value]) * block.size
+            else:
+                assert backup is None
+        for info in _core.tags():
+            if not info.tag.startswith(self.prefix):
+                continue
+            mine = self.of([info.tag.removeprefix(self.prefix)])
+            assert info.allocation_count == len(mine)
+            assert info.resident_bytes == sum(b.size for b in mine if b.place == "device")
+            assert info.stored_bytes == sum(b.size for b in mine if b.place == "stored")
+            assert info.dropped_bytes == sum(b.size for b in mine if b.place == "dropped")
+            if info.resident_bytes == info.size_bytes:
+                assert info.state == ("resident" if mine else "empty")
+            else:
+                assert info.state in ("paused", "partial")
+
+    def teardown(self) -> None:
+        if not hasattr(self, "blocks"):
+            return
+        self.sim.clear_failures()
+        self.sim.set_async(0)
+        _core.set_limit("device", _core.UNLIMITED)
+        for lease in self.leases:
+            _core.close_lease(lease)
+        for block in self.blocks:
+            _core.free(block.address)
+        _core.free(_core.alloc(self.prefix + "last", 1))  # gives back what a failing call left behind
+        assert _core.query_device(0).held_bytes == self.base_bytes
+        stats = _core.stats()
+        assert (stats["deferred_frees"], stats["deferred_undos"]) == (0, 0)
+
+
+TestCore = Core.TestCase
+TestCore.settings = settings(
+    max_examples=60,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

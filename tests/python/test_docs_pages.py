@@ -1,0 +1,81 @@
+"""Pages that repeat what the code says are compared with it."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from ebbtide import errors
+from ebbtide.settings import SETTINGS
+
+CONTEXT_SWITCHES = {"cuCtxGetCurrent", "cuCtxSetCurrent"}
+
+WALKTHROUGH = """
+import ctypes
+from pathlib import Path
+import torch
+from ebbtide import _core, saver
+
+saver.device
+simulator = ctypes.CDLL(str(Path(_core.library_path()).with_name("libebbtide_sim.so")))
+simulator.ebbtide_sim_log.restype = ctypes.c_size_t
+
+def show(step):
+    size = simulator.ebbtide_sim_log(None, 0) + 1
+    text = ctypes.create_string_buffer(size)
+    simulator.ebbtide_sim_log(text, size)
+    simulator.ebbtide_sim_clear_log()
+    for line in text.value.decode().splitlines():
+        print(step, line.split("(")[0])
+
+with saver.region("other"):
+    torch.ones(1)
+simulator.ebbtide_sim_clear_log()
+with saver.region("weights"):
+    show("enter")
+    tensor = torch.ones(12 << 20, dtype=torch.uint8, device=saver.device)
+    show("malloc")
+show("leave")
+saver.pause("weights")
+show("pause")
+saver.resume("weights")
+show("resume")
+"""
+
+
+@pytest.mark.sim_only
+def test_walkthrough_lists_the_driver_calls_of_a_run(root: Path, run_python) -> None:
+    page = (root / "docs/walkthrough.md").read_text()
+    listed = {step: text.split() for step, text in re.findall(r"^```text (\w+)\n(.*?)^```", page, re.M | re.S)}
+    result = run_python(WALKTHROUGH, EBBTIDE_COPY_THREADS="1", EBBTIDE_DRIVER="sim")
+    assert result.returncode == 0, result.stderr
+    made: dict[str, list[str]] = {}
+    for line in result.stdout.splitlines():
+        step, call = line.split()
+        if call not in CONTEXT_SWITCHES:
+            made.setdefault(step, []).append(call)
+    assert made == listed
+
+
+def test_settings_page_is_the_list(root: Path) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", (root / "docs/settings.md").read_text(), re.MULTILINE)
+    assert rows == [(setting.name, setting.default, setting.meaning) for setting in SETTINGS]
+
+
+def test_errors_page_names_every_class(root: Path) -> None:
+    page = (root / "docs/errors.md").read_text()
+    public = {
+        name: thing
+        for name, thing in vars(errors).items()
+        if inspect.isclass(thing) and issubclass(thing, errors.Error) and not name.startswith("_")
+    }
+    assert len(public) >= 5
+    for name, thing in public.items():
+        assert f"`ebbtide.{name}`" in page
+        assert f"\n## {name}\n" in page or thing is errors.Error
+        assert all(f"`{field}`" in page for field in thing._fields)
+
+
+def test_readme_shows_the_first_example_as_it_is(root: Path) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", (root / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert block == (root / "examples/01_pause_resume.py").read_text()

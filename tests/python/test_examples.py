@@ -1,0 +1,125 @@
+"""Every example runs in a process of its own on the device under test, and says what it should."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture
+def run_example(root: Path):
+    """Runs examples/NAME and gives its output; anything but exit status 0 is a failure."""
+
+    def run(name: str, *arguments: str, **environment: str) -> str:
+        result = subprocess.run(
+            [sys.executable, str(root / "examples" / name), *arguments],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert result.returncode == 0, f"status {result.returncode}\n{result.stdout}\n{result.stderr}"
+        assert "leak" not in result.stderr and "failed" not in result.stderr, result.stderr
+        return result.stdout
+
+    return run
+
+
+def test_every_example_is_run_here(root: Path) -> None:
+    names = {path.name for path in (root / "examples").glob("*.py")}
+    assert names == set(re.findall(r'run_example\(\s*"(\w+\.py)"', Path(__file__).read_text()))
+
+
+def test_pause_resume(run_example) -> None:
+    output = run_example("01_pause_resume.py")
+    assert "pause: freed 66.0 MiB" in output
+    assert "resume: claimed 66.0 MiB" in output
+    assert output.endswith("the same bytes at the same address\n")
+
+
+def test_pause_resume_has_ten_lines(root: Path) -> None:
+    assert sum(bool(line.strip()) for line in (root / "examples/01_pause_resume.py").read_text().splitlines()) == 10
+
+
+def test_weight_swap_is_identical_to_the_run_without_pausing(run_example) -> None:
+    output = run_example("02_rl_weight_swap.py", "--rounds", "2", "--steps", "30")
+    assert "identical to the run without pausing: losses, generated text, final weights" in output
+    first, last = map(float, re.search(r"first round ([\d.]+), of the last ([\d.]+)", output).groups())
+    assert last < first - 0.2
+    for tag in ("trainer_weights", "gradients", "optimizer", "rollout_weights", "kv_cache"):
+        assert re.search(rf"every tensor lies in its tag: .*\b{tag} \d+", output), tag
+        assert re.search(rf"freed [\d.]+ MiB in [\d.]+ ms \([^)]*\b{tag}\b", output), tag
+        assert re.search(rf"claimed [\d.]+ MiB in [\d.]+ ms \([^)]*\b{tag}\b", output), tag
+
+
+def test_weight_swap_runs_with_ebbtide_off(run_example) -> None:
+    output = run_example("02_rl_weight_swap.py", "--rounds", "1", "--steps", "2", EBBTIDE_DRIVER="off")
+    assert "identical" in output and "freed" not in output
+
+
+def test_weight_swap_fits_where_both_tenants_would_not(run_example) -> None:
+    size = ("--rounds", "1", "--steps", "2")
+    output = run_example("02_rl_weight_swap.py", *size)
+    peak, tenants = map(float, re.search(r"at most ([\d.]+) MiB .* are ([\d.]+) MiB", output).groups())
+    assert peak < tenants
+    run_example("02_rl_weight_swap.py", *size, EBBTIDE_DEVICE_LIMIT=f"{peak} MiB")
+
+
+def test_cuda_graph(run_example, driver_name: str) -> None:
+    output = run_example("03_cuda_graph.py")
+    assert ("needs a GPU" if driver_name == "sim" else "the graph replays as before") in output
+
+
+def test_lend_the_gpu(run_example) -> None:
+    output = run_example("04_lend_the_gpu.py")
+    assert "the same weights as without the pause" in output
+    assert re.search(r"pause: freed [\d.]+ MiB", output)
+
+
+# --- the model behind them ---
+
+
+def test_generation_with_a_cache_computes_what_the_whole_sequence_does(saver) -> None:
+    import torch
+    from ebbtide.demo.model import LanguageModel
+
+    torch.manual_seed(0)
+    model = LanguageModel(vocabulary_size=32, context=16, width=32, layers=2, heads=4).to(saver.device)
+    tokens = torch.randint(32, (3, 16), device=saver.device)
+    with torch.no_grad():
+        whole = model(tokens)
+        cache = model.make_cache(3)
+        parts = [model(tokens[:, :5], cache, 0)] + [model(tokens[:, i : i + 1], cache, i) for i in range(5, 16)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-4)
+
+
+def test_the_text_is_there_without_the_reference_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ebbtide.demo.text import VOCABULARY_SIZE, decode, encode, load_text
+
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    text = load_text(50_000)
+    assert len(text) == 50_000 and "def " in text
+    assert max(encode(text)) < VOCABULARY_SIZE
+    assert decode(encode(text)) == text
+
+
+def test_a_difference_between_runs_is_found() -> None:
+    import torch
+    from ebbtide.demo.job import JobResult
+
+    def result(**changes) -> JobResult:
+        parts = {"losses": [[1.0]], "texts": ["a"], "weights": {"w": torch.ones(2)}, **changes}
+        return JobResult(**parts)
+
+    assert result().differences(result()) == []
+    assert result(losses=[[1.0 + 1e-12]]).differences(result()) == ["losses"]
+    assert result(texts=["b"]).differences(result()) == ["generated text"]
+    assert result(weights={"w": torch.tensor([1.0, 1.0 + 1e-6])}).differences(result()) == ["final weights"]
+    assert result(weights={}).differences(result()) == ["final weights"]
+    assert result(are_addresses_kept=False).differences(result()) == ["addresses"]

@@ -1,0 +1,300 @@
+"""The CUDA backend against models of torch's pool routing from 2.6 to 2.13, without a GPU."""
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ebbtide.errors import StateError  # noqa: E402
+from ebbtide.saver import cuda_pools, frames, leases, pools  # noqa: E402
+from ebbtide.saver.cuda_pools import expandable_segments_problem, torch_version  # noqa: E402
+
+VERSIONS = [(2, 6), (2, 7), (2, 8), (2, 9), (2, 10), (2, 11), (2, 13)]
+
+
+class TorchModel:
+    """What torch.cuda does with pools in one version: use counts, routes, which names exist. Two devices."""
+
+    def __init__(self, version):
+        self.by_thread = version >= (2, 8)
+        self.newest_first = version >= (2, 11)
+        self.use_counts = {}
+        self.recording = {0: [], 1: []}
+        self.device = 0
+        self.contexts_made = {0}
+        self.active = threading.local()
+        self.next_id = 1
+
+    def install(self, monkeypatch):
+        def set_name(owner, name, value):
+            monkeypatch.setattr(owner, name, value, raising=False)
+
+        bindings = torch._C
+        set_name(bindings, "_cuda_beginAllocateToPool", lambda device, key: self.begin(device, key, None))
+        if self.by_thread:
+            set_name(
+                bindings,
+                "_cuda_beginAllocateCurrentThreadToPool",
+                lambda device, key: self.begin(device, key, threading.get_ident()),
+            )
+            set_name(bindings, "_cuda_endAllocateToPool", self.end)
+        else:
+            monkeypatch.delattr(bindings, "_cuda_beginAllocateCurrentThreadToPool", raising=False)
+            monkeypatch.delattr(bindings, "_cuda_endAllocateToPool", raising=False)
+            set_name(bindings, "_cuda_endAllocateCurrentStreamToPool", self.end)
+            set_name(torch.cuda, "MemPoolContext", lambda pool: ModelContext(self, pool))
+        self.covered = (0, 1) if self.by_thread else (0,)
+        set_name(bindings, "_cuda_releasePool", self.release)
+        set_name(bindings, "_cuda_customAllocator", lambda malloc, free: (malloc, free))
+        set_name(bindings, "_cuda_maybeExchangeDevice", lambda device: setattr(self, "device", device))
+        set_name(bindings, "_cuda_setDevice", lambda device: setattr(self, "device", device))
+        set_name(torch.cuda, "MemPool", lambda allocator: ModelPool(self, allocator))
+        set_name(torch.cuda, "current_device", lambda: self.device)
+        set_name(torch.cuda, "device_count", lambda: 2)
+        set_name(torch.cuda, "init", lambda: None)
+
+    def begin(self, device, key, thread):
+        assert self.use_counts.get(key, 0) > 0, "a pool whose use count fell to zero cannot be entered again"
+        assert all(other != key for other, _ in self.recording[device]), "already recording to mempool_id"
+        self.use_counts[key] += 1
+        self.recording[device].append((key, thread))
+
+    def end(self, device, key):
+        entry = next(entry for entry in self.recording[device] if entry[0] == key)
+        self.recording[device].remove(entry)
+
+    def release(self, device, key):
+        self.use_counts[key] -= 1
+        assert self.use_counts[key] > 0, "this pool's memory would be freed behind our back"
+
+    def route(self, device=0):
+        """The pool that an allocation of this thread goes to."""
+        order = reversed(self.recording[device]) if self.newest_first else self.recording[device]
+        key = next((key for key, thread in order if thread in (None, threading.get_ident())), None)
+        if key is not None and not self.by_thread:
+            assert self.active.stack[-1].id == key, "MemPoolContext and recording are out of step"
+        return key
+
+
+class ModelPool:
+    def __init__(self, model, allocator):
+        self.allocator = allocator
+        self.id = (0, model.next_id)
+        self.made_on = model.device
+        model.next_id += 1
+        model.use_counts[self.id] = 1
+
+
+class ModelContext:
+    def __init__(self, model, pool):
+        self.model, self.pool = model, pool
+        model.active.__dict__.setdefault("stack", []).append(pool)
+
+    def __del__(self):
+        self.model.active.__dict__.get("stack", [self.pool]).remove(self.pool)
+
+
+@pytest.fixture(params=VERSIONS, ids=lambda version: ".".join(map(str, version)))
+def model(request, saver, monkeypatch):
+    assert saver.device  # the real backend first: regions of other tests use it
+    model = TorchModel(request.param)
+    model.install(monkeypatch)
+    monkeypatch.setattr(pools, "_backend", cuda_pools.CudaPools(request.param))
+    monkeypatch.setattr(frames, "shelf", leases.Shelf())
+    monkeypatch.setattr(frames, "_state", frames._ThreadState())
+    yield model
+    assert model.recording == {0: [], 1: []}
+    assert all(
+        count == 2 for count in model.use_counts.values()
+    )  # the object's own, and the one that is never given back
+    assert model.device == 0
+
+
+def in_thread(function):
+    result = []
+    thread = threading.Thread(target=lambda: result.append(function()))
+    thread.start()
+    thread.join(30)
+    return result[0]
+
+
+def test_each_device_has_a_pool_made_on_it(model, saver, tag):
+    with saver.region(tag):
+        inside = [model.route(device) for device in (0, 1)]
+        assert [device for device in (0, 1) if inside[device] is not None] == list(model.covered)
+        assert len(set(inside)) == 2
+    assert {p.mem_pool.made_on for p in (e.pool for es in frames.shelf._idle.values() for e in es)} == set(
+        model.covered
+    )
+    assert model.route(0) is None
+    assert model.route(1) is None
+
+
+def test_inner_wins_and_outer_comes_back(model, saver, tag, tag2):
+    with saver.region(tag):
+        outer = model.route()
+        with saver.region(tag2):
+            inner = model.route()
+            with saver.region(tag):
+                innermost = model.route()
+            assert model.route() == inner
+        assert model.route() == outer
+        with saver.disabled():
+            assert model.route() is None
+            with saver.region(tag2):
+                assert model.route() == inner
+            assert model.route() is None
+        assert model.route() == outer
+    assert len({outer, inner, innermost, None}) == 4
+
+
+def test_pools_are_entered_again(model, saver, tag):
+    seen = set()
+    for _ in range(4):
+        with saver.region(tag):
+            seen.add(model.route())
+    assert len(seen) == 1
+
+
+def test_threads_all_and_what_is_inside(model, saver, tag, tag2):
+    if not model.by_thread:
+        with pytest.raises(StateError, match=r'threads="all".*torch 2.8'):
+            saver.region(tag, threads="all").__enter__()
+        assert saver.tags()[tag].lease_count == 0
+        return
+    with saver.region(tag2):
+        own = model.route()
+        with saver.region(tag, threads="all"):
+            everyone = model.route()
+            assert in_thread(model.route) == everyone
+            with saver.region(tag2):
+                inner = model.route()
+                assert inner not in (own, everyone, None)
+                assert in_thread(model.route) == (everyone if model.newest_first else None)
+            assert model.route() == everyone == in_thread(model.route)
+            with saver.disabled():
+                assert model.route() is None
+                assert in_thread(model.route) is None
+            assert model.route() == everyone
+        assert model.route() == own
+        assert in_thread(model.route) is None
+
+
+def test_out_of_order_ends(model, saver, tag, tag2):
+    first, second = saver.region(tag), saver.region(tag2)
+    first.__enter__()
+    outer = model.route()
+    second.__enter__()
+    inner = model.route()
+    first.__exit__(None, None, None)
+    assert model.route() == inner != outer
+    second.__exit__(None, None, None)
+    assert model.route() is None
+
+
+def test_two_threads(model, saver, tag, tag2):
+    def inside():
+        with saver.region(tag2):
+            return model.route()
+
+    with saver.region(tag):
+        mine = model.route()
+        if model.by_thread:
+            other = in_thread(inside)
+            assert other not in (mine, None)
+        else:
+            with pytest.raises(StateError, match=r"before 2\.8"):
+                in_thread_raising(inside)
+        assert model.route() == mine
+    assert in_thread(inside) is not None
+
+
+def in_thread_raising(function):
+    errors = []
+
+    def run():
+        try:
+            function()
+        except StateError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    raise errors[0]
+
+
+def test_a_failure_while_entering_leaves_nothing_open(model, saver, tag, tag2, monkeypatch):
+    backend = pools._backend
+    begin = backend._begin
+    last = model.covered[-1]
+    with saver.region(tag2):
+        outer = model.route(0), model.route(1)
+
+        def fail_on_the_last_device(device, key):
+            if device == last and key not in outer:
+                raise RuntimeError("planted")
+            begin(device, key)
+
+        with saver.region(tag):
+            pass  # the pools are there
+        monkeypatch.setattr(backend, "_begin", fail_on_the_last_device)
+        with pytest.raises(RuntimeError, match="planted"):
+            saver.region(tag).__enter__()
+        assert (model.route(0), model.route(1)) == outer
+        assert saver.tags()[tag].lease_count == 0
+        monkeypatch.setattr(backend, "_begin", begin)
+        with saver.region(tag):
+            assert model.route(last) not in (None, outer[last])
+    assert model.route() is None
+
+
+@pytest.mark.parametrize("variable", cuda_pools.ALLOCATOR_VARIABLES)
+@pytest.mark.parametrize(
+    "options",
+    ["expandable_segments:True", "max_split_size_mb:64,expandable_segments:true", " expandable_segments : True "],
+)
+def test_expandable_segments_are_refused_with_what_to_set(variable, options):
+    problem = expandable_segments_problem({variable: options}, (2, 11))
+    assert f"{variable}=" in problem
+    fixed = problem.partition(f"{variable}=")[2]
+    assert "true" not in fixed.lower()
+    assert expandable_segments_problem({variable: fixed}, (2, 11)) is None
+    assert expandable_segments_problem({variable: options}, (2, 13)) is None
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"PYTORCH_ALLOC_CONF": ""},
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"},
+        {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"},
+    ],
+)
+def test_other_settings_are_fine(environment):
+    assert expandable_segments_problem(environment, (2, 6)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [("2.11.0+cu130", (2, 11)), ("2.6.0", (2, 6)), ("2.13.0a0+git123", (2, 13))]
+)
+def test_versions(text, version):
+    assert torch_version(text) == version
+
+
+def test_a_version_that_is_none():
+    with pytest.raises(StateError):
+        torch_version("main")
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "message"),
+    [("2.5.1+cu124", "native", "2.6 or newer"), ("2.11.0", "cudaMallocAsync", "no pools")],
+)
+def test_what_cannot_work_is_refused(monkeypatch, version, backend, message):
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
+    with pytest.raises(StateError, match=message):
+        cuda_pools.make_backend()

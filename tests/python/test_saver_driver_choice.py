@@ -1,0 +1,227 @@
+"""EBBTIDE_DRIVER: every combination of setting, torch and driver has one outcome and one line."""
+
+import itertools
+
+import pytest
+from ebbtide import driver_choice
+from ebbtide.driver_choice import decide, needs_probe, parse_setting
+
+WORKS, BROKEN = None, "libcuda.so.1 is not there"
+
+# (setting, torch, driver's problem) -> driver, or a piece of the line that refuses it.
+# TENSORS: where torch's tensors are to live in our memory. PLAIN: memory that torch does not know of.
+TENSORS = {
+    ("auto", "none", WORKS): "install torch",
+    ("auto", "none", BROKEN): "install torch",
+    ("auto", "cpu", WORKS): "sim",
+    ("auto", "cpu", BROKEN): "sim",
+    ("auto", "cuda", WORKS): "cuda",
+    ("auto", "cuda", BROKEN): "no working NVIDIA driver",
+    ("auto", "rocm", WORKS): "ROCm",
+    ("auto", "rocm", BROKEN): "ROCm",
+    ("cuda", "none", WORKS): "install torch",
+    ("cuda", "none", BROKEN): "install torch",
+    ("cuda", "cpu", WORKS): "torch is a CPU build",
+    ("cuda", "cpu", BROKEN): "torch is a CPU build",
+    ("cuda", "cuda", WORKS): "cuda",
+    ("cuda", "cuda", BROKEN): "no working NVIDIA driver",
+    ("cuda", "rocm", WORKS): "ROCm",
+    ("cuda", "rocm", BROKEN): "ROCm",
+    ("sim", "none", WORKS): "install torch",
+    ("sim", "none", BROKEN): "install torch",
+    ("sim", "cpu", WORKS): "sim",
+    ("sim", "cpu", BROKEN): "sim",
+    ("sim", "cuda", WORKS): "torch is built with CUDA",
+    ("sim", "cuda", BROKEN): "torch is built with CUDA",
+    ("sim", "rocm", WORKS): "ROCm",
+    ("sim", "rocm", BROKEN): "ROCm",
+}
+PLAIN = {
+    ("auto", "none", WORKS): "cuda",
+    ("auto", "none", BROKEN): "no working NVIDIA driver",
+    ("auto", "cpu", WORKS): "sim",
+    ("auto", "cpu", BROKEN): "sim",
+    ("auto", "cuda", WORKS): "cuda",
+    ("auto", "cuda", BROKEN): "no working NVIDIA driver",
+    ("auto", "rocm", WORKS): "cuda",
+    ("auto", "rocm", BROKEN): "no working NVIDIA driver",
+    ("cuda", "none", WORKS): "cuda",
+    ("cuda", "none", BROKEN): "no working NVIDIA driver",
+    ("cuda", "cpu", WORKS): "cuda",
+    ("cuda", "cpu", BROKEN): "no working NVIDIA driver",
+    ("cuda", "cuda", WORKS): "cuda",
+    ("cuda", "cuda", BROKEN): "no working NVIDIA driver",
+    ("cuda", "rocm", WORKS): "cuda",
+    ("cuda", "rocm", BROKEN): "no working NVIDIA driver",
+    ("sim", "none", WORKS): "sim",
+    ("sim", "none", BROKEN): "sim",
+    ("sim", "cpu", WORKS): "sim",
+    ("sim", "cpu", BROKEN): "sim",
+    ("sim", "cuda", WORKS): "sim",
+    ("sim", "cuda", BROKEN): "sim",
+    ("sim", "rocm", WORKS): "sim",
+    ("sim", "rocm", BROKEN): "sim",
+}
+
+
+def expected(on_tensors, setting, torch_kind, problem):
+    if setting == "off":
+        return "off"
+    return (TENSORS if on_tensors else PLAIN)[setting, torch_kind, problem]
+
+
+@pytest.mark.parametrize("on_tensors", [True, False])
+@pytest.mark.parametrize(
+    ("setting", "torch_kind", "problem"),
+    list(itertools.product(driver_choice.SETTINGS, ("none", "cpu", "cuda", "rocm"), (WORKS, BROKEN))),
+)
+def test_every_combination(setting, torch_kind, problem, on_tensors):
+    wanted = expected(on_tensors, setting, torch_kind, problem)
+    outcome = decide(setting, torch_kind, problem, on_tensors)
+    if wanted in ("cuda", "sim", "off"):
+        assert outcome.driver == wanted
+    else:
+        assert outcome.driver is None
+        assert wanted in outcome.line
+    assert "\n" not in outcome.line
+    assert bool(outcome.line) == (outcome.driver is None or (setting == "auto" and outcome.driver == "sim"))
+    if outcome.driver is None and torch_kind in ("cpu", "cuda"):
+        assert "EBBTIDE_DRIVER" in outcome.line
+
+
+@pytest.mark.parametrize("on_tensors", [True, False])
+@pytest.mark.parametrize(
+    ("setting", "torch_kind"), list(itertools.product(driver_choice.SETTINGS, ("none", "cpu", "cuda", "rocm")))
+)
+def test_the_driver_is_probed_only_where_it_matters(setting, torch_kind, on_tensors):
+    differs = decide(setting, torch_kind, WORKS, on_tensors) != decide(setting, torch_kind, BROKEN, on_tensors)
+    assert needs_probe(setting, torch_kind, on_tensors) == differs
+
+
+def test_a_cuda_torch_without_driver_never_falls_back_to_the_simulator():
+    for setting, on_tensors in itertools.product(("auto", "cuda"), (True, False)):
+        assert decide(setting, "cuda", BROKEN, on_tensors).driver is None
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"), [(None, "auto"), ("", "auto"), ("CUDA", "cuda"), (" sim ", "sim"), ("off", "off")]
+)
+def test_settings(text, setting):
+    assert parse_setting(text) == setting
+
+
+def test_an_unknown_setting_lists_the_known_ones():
+    with pytest.raises(ValueError, match="auto, cuda, sim, off"):
+        parse_setting("gpu")
+
+
+@pytest.mark.sim_only
+def test_auto_with_a_cpu_torch_says_so_once(run_python):
+    result = run_python(
+        """
+        from ebbtide import saver
+        assert saver.device == "cpu"
+        with saver.region("a"), saver.region("b"):
+            pass
+    """,
+        EBBTIDE_DRIVER=None,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("using the simulated device") == 1
+    assert [line for line in result.stderr.splitlines() if line.startswith("ebbtide")] != []
+
+
+@pytest.mark.sim_only
+def test_cuda_with_a_cpu_torch_is_refused_at_the_region(run_python):
+    result = run_python(
+        """
+        import ebbtide
+        from ebbtide import saver
+        scope = saver.region("a")
+        try:
+            with scope:
+                raise SystemExit("entered")
+        except ebbtide.StateError as error:
+            assert "torch is a CPU build" in str(error), error
+    """,
+        EBBTIDE_DRIVER="cuda",
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_no_torch_is_refused_at_the_region(run_python):
+    result = run_python(
+        """
+        import sys
+        sys.modules["torch"] = None
+        import ebbtide
+        from ebbtide import saver
+        try:
+            saver.region("a").__enter__()
+        except ebbtide.StateError as error:
+            assert "install torch" in str(error), error
+        else:
+            raise SystemExit("entered")
+    """
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_an_unknown_setting_arrives_at_the_first_use(run_python):
+    result = run_python("from ebbtide import saver; saver.pause()", EBBTIDE_DRIVER="gpu")
+    assert result.returncode == 1
+    assert "EBBTIDE_DRIVER must be one of" in result.stderr
+
+
+def test_off_is_a_no_op_everywhere(run_python):
+    pytest.importorskip("torch")
+    result = run_python(
+        """
+        import sys
+        import torch
+        from ebbtide import saver
+        device = saver.device
+        assert device == ("cuda" if torch.cuda.is_available() else "cpu")
+        with saver.region("w", threads="all") as scope, saver.disabled():
+            t = torch.ones(10, device=device)
+        @saver.region("w", backup=None)
+        def make():
+            return torch.ones(3, device=device)
+        assert make().sum() == 3
+        assert saver.adopt(t, tag="w").bytes == 0
+        for report in (saver.pause(), saver.pause("never named"), saver.resume("w", timeout=5)):
+            assert (report.bytes, report.by_tag, report.left) == (0, {}, ()), report
+            str(report)
+        with saver.paused("w") as report:
+            assert report.bytes == 0
+        assert saver.backup_of(t) is None and not saver.is_paused("w")
+        assert saver.stats() == {} and saver.tags() == {} and saver.timeline == []
+        saver.configure(device_limit="1GiB")
+        saver.on("before_pause", "w", print)()
+        assert "ebbtide._torch" not in sys.modules
+    """,
+        EBBTIDE_DRIVER="off",
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+
+
+@pytest.mark.sim_only
+def test_a_cuda_torch_without_a_driver_is_one_clear_sentence(run_python):
+    """As on a machine without a GPU; torch's kind is made up, the missing driver is real."""
+    result = run_python(
+        """
+        import torch
+        torch.version.cuda = "13.0"
+        import ebbtide
+        from ebbtide import saver
+        try:
+            saver.region("a").__enter__()
+        except ebbtide.StateError as error:
+            text = str(error)
+        assert text.startswith("torch is built with CUDA, but there is no working NVIDIA driver ("), text
+        assert "EBBTIDE_DRIVER=off" in text and "EBBTIDE_DRIVER=sim" not in text, text
+    """,
+        EBBTIDE_DRIVER=None,
+    )
+    assert (result.returncode, result.stderr) == (0, "")

@@ -1,0 +1,179 @@
+"""How `_torch` is built at first need: cache, lock, and what is said where it can't be. Stand-ins compile here."""
+
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ebbtide import torch_extension
+from ebbtide.errors import StateError
+from ebbtide.torch_extension import build
+
+pytestmark = pytest.mark.sim_only
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    """The recipe of this process over a copy of the sources, with an empty cache."""
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "cache"))
+    sources = tmp_path / "csrc"
+    original = build.find_sources()
+    shutil.copytree(original / "torch" / "cpu", sources / "torch" / "cpu")
+    (sources / "api").mkdir()
+    shutil.copy(original / "api" / "ebbtide.h", sources / "api")
+    return replace(build.Recipe.of_this_process(), source_root=sources)
+
+
+@pytest.fixture
+def use_compiler(tmp_path, monkeypatch):
+    """Makes a shell script the compiler; in it, $out is the file to write."""
+
+    def use(body: str) -> Path:
+        path = tmp_path / "compiler"
+        find_output = 'while [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done\n'
+        path.write_text(f"#!/bin/sh\necho run >> {tmp_path}/runs\n{find_output}{body}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("CXX", str(path))
+        return path
+
+    return use
+
+
+def run_count(tmp_path: Path) -> int:
+    return len((tmp_path / "runs").read_text().splitlines()) if (tmp_path / "runs").exists() else 0
+
+
+def test_what_is_built_is_kept(recipe, use_compiler, tmp_path, capfd):
+    use_compiler("echo built > $out")
+    library = build.build_once(recipe)
+    assert library.read_text() == "built\n"
+    assert library.is_relative_to(tmp_path / "cache")
+    assert re.fullmatch(
+        r"ebbtide: building its torch extension for torch \S+, once \(about \d+ s\)\n", capfd.readouterr().err
+    )
+    assert build.build_once(recipe) == library
+    assert run_count(tmp_path) == 1
+    assert capfd.readouterr().err == ""
+    assert sorted(path.name for path in library.parent.iterdir()) == ["_torch.so", "lock"]
+
+
+def test_whatever_decides_the_binary_is_in_the_key(recipe):
+    other_values = {
+        "torch_version": "2.6.0",
+        "torch_revision": "0" * 40,
+        "uses_new_abi": not recipe.uses_new_abi,
+        "python_tag": "cpython-310-x86_64-linux-gnu",
+        "ebbtide_version": "9.9.9",
+    }
+    keys = {recipe.key(), *(replace(recipe, **{name: value}).key() for name, value in other_values.items())}
+    for name in ("torch/cpu/module.cpp", "torch/cpu/pool.h", "api/ebbtide.h"):
+        path = recipe.source_root / name
+        path.write_text(path.read_text() + "\n")
+        keys.add(recipe.key())
+    assert len(keys) == 1 + len(other_values) + 3
+    assert recipe.key() == replace(recipe, core_library=Path("/elsewhere/libebbtide.so")).key(), (
+        "the same wherever ebbtide is installed"
+    )
+
+
+def test_the_command_binds_to_the_core_and_the_abi_that_are_there(recipe, tmp_path):
+    folder = tmp_path / "package"
+    folder.mkdir()
+    preload = replace(recipe, core_library=folder / "libebbtide_preload.so")
+    assert str(folder / "libebbtide_preload.so") in build.command_line(preload, ["c++"], tmp_path / "out.so")
+    (folder / "libebbtide.so").touch()
+    command = build.command_line(replace(preload, uses_new_abi=False), ["c++", "-g"], tmp_path / "out.so")
+    assert command[:2] == ["c++", "-g"]
+    assert {"-l:libebbtide.so", f"-L{folder}", "-lc10", "-DNDEBUG", "-D_GLIBCXX_USE_CXX11_ABI=0"} <= set(command)
+    assert "-ltorch_python" not in command
+
+
+def test_a_failed_build_says_what_where_and_what_to_do(recipe, use_compiler, tmp_path):
+    compiler = use_compiler("echo 'pool.cpp:1: error: no such thing' >&2; exit 3")
+    with pytest.raises(StateError) as caught:
+        build.build_once(recipe)
+    message = str(caught.value)
+    assert str(compiler) in message and "error: no such thing" in message and "g++" in message
+    log = Path(re.search(r"in (\S+build\.log)", message)[1])
+    assert "-std=c++20" in log.read_text() and log.read_text().endswith("status 3\n")
+    assert sorted(path.name for path in log.parent.iterdir()) == ["build.log", "lock"]
+    use_compiler("echo built > $out")
+    assert build.build_once(recipe).exists()
+
+
+def test_no_compiler_says_what_to_install(recipe, monkeypatch, tmp_path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StateError, match=r"no c\+\+, g\+\+ or clang\+\+ on PATH: install .*apt install g\+\+"):
+        build.build_once(recipe)
+    monkeypatch.setenv("CXX", "no-such-compiler -g")
+    with pytest.raises(StateError, match="CXX=no-such-compiler -g names no program"):
+        build.build_once(recipe)
+
+
+def test_no_python_headers_says_what_to_install(recipe, use_compiler, tmp_path):
+    use_compiler("echo built > $out")
+    with pytest.raises(StateError, match=r"Python\.h is not in .* apt install python3\.\d+-dev"):
+        build.build_once(replace(recipe, python_include=tmp_path))
+    assert run_count(tmp_path) == 0
+
+
+def test_a_cache_that_cannot_be_written_names_the_variable(recipe, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    with pytest.raises(StateError, match=f"set {build.CACHE_VARIABLE}"):
+        build.build_once(recipe)
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    monkeypatch.delenv(build.CACHE_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert build.cache_folder() == tmp_path / "ebbtide"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert build.cache_folder() == Path.home() / ".cache" / "ebbtide"
+    monkeypatch.setenv(build.CACHE_VARIABLE, "~/elsewhere")
+    assert build.cache_folder() == Path.home() / "elsewhere"
+
+
+def test_several_processes_build_once(recipe, use_compiler, tmp_path):
+    use_compiler("sleep 0.5; echo built > $out")
+    program = f"""
+import pickle
+from ebbtide.torch_extension import build
+print(build.build_once(pickle.loads({pickle.dumps(recipe)!r})))
+"""
+    children = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    paths = {child.communicate(timeout=120)[0] for child in children}
+    assert [child.returncode for child in children] == [0] * 4
+    assert len(paths) == 1 and run_count(tmp_path) == 1
+
+
+def test_a_builder_that_was_killed_leaves_no_lock_and_no_library(recipe, use_compiler, tmp_path):
+    use_compiler("echo half > $out; kill -9 $PPID; exit 0")
+    pid = os.fork()
+    if pid == 0:
+        build.build_once(recipe)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -9
+    use_compiler("echo built > $out")
+    assert build.build_once(recipe).read_text() == "built\n"
+
+
+def test_a_damaged_library_says_to_delete_it(recipe, use_compiler, monkeypatch):
+    use_compiler("echo this is no library > $out")
+    monkeypatch.setattr(build.Recipe, "of_this_process", classmethod(lambda cls: recipe))
+    monkeypatch.delitem(sys.modules, "ebbtide._torch", raising=False)
+    with pytest.raises(StateError, match=r"does not load .*\. Delete \S+ to have it built anew"):
+        torch_extension.load()
+    assert "ebbtide._torch" not in sys.modules
+
+
+def test_missing_sources_say_where_they_were_looked_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "__file__", str(tmp_path / "a" / "b" / "c" / "build.py"))
+    with pytest.raises(StateError, match="install ebbtide again"):
+        build.find_sources()
