@@ -1,0 +1,44 @@
+"""Tests of what only a GPU can show. Most run in a process of their own: they are judged by its exit status too."""
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+PRELUDE = """
+import sys, threading, time
+import torch
+from ebbtide import saver
+import ebbtide
+def free(): torch.cuda.synchronize(); return torch.cuda.mem_get_info()[0]
+MIB = 1 << 20
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture
+def program() -> Callable[..., str]:
+    """Runs a program with torch, saver, free() and MIB at hand; it must end with status 0. Gives its stdout."""
+
+    def run(code: str, timeout: float = 180) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run
