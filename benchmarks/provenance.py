@@ -1,0 +1,91 @@
+"""What a figure needs beside it: where, with what, and how it was measured. And the statistics that it is given as."""
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--out and --revision, which every benchmark takes."""
+    parser.add_argument("--out", type=Path, help="write the result as JSON: a file, or a folder for NAME.json")
+    parser.add_argument("--revision", default=git_revision(), help="of the sources, where there is no git")
+
+
+def git_revision() -> str:
+    """The commit, with "-dirty" where the tree has changes; "unknown" without git."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def kernel_driver_version() -> str | None:
+    """NVIDIA's, such as "580.95.05"; None where there is none."""
+    text = KERNEL_DRIVER.read_text() if KERNEL_DRIVER.exists() else ""
+    match = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", text)
+    return match[0] if match else None
+
+
+def collect(arguments: argparse.Namespace) -> dict[str, Any]:
+    """GPU, driver, versions, revision, arguments, time. No host names and no paths."""
+    import ebbtide
+    import torch
+    from ebbtide import _core
+
+    info = _core.query_device(0)
+    return {
+        "driver": _core.driver_name(),
+        "device": info.name,
+        "device_bytes": info.total_bytes,
+        "cuda_driver": _core.driver_version(),
+        "kernel_driver": kernel_driver_version(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "ebbtide": ebbtide.__version__,
+        "revision": arguments.revision,
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "arguments": {name: value for name, value in vars(arguments).items() if name not in ("out", "revision")},
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def summarize(values: list[float]) -> dict[str, float | int]:
+    """Median, the middle half, the extremes, count."""
+    quarters = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return {
+        "median": statistics.median(values),
+        "quarter": quarters[0],
+        "three_quarters": quarters[2],
+        "least": min(values),
+        "most": max(values),
+        "count": len(values),
+    }
+
+
+def describe(summary: dict[str, float | int], unit: str, factor: float = 1.0) -> str:
+    """One line of `summarize`'s result."""
+    median, low, high = (summary[name] * factor for name in ("median", "quarter", "three_quarters"))
+    return f"{median:.4g} {unit} (middle half {low:.4g} to {high:.4g}, {summary['count']} times)"
+
+
+def finish(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Writes the result with its provenance, if --out was given."""
+    if arguments.out is None:
+        return
+    file = arguments.out if arguments.out.suffix == ".json" else arguments.out / f"{Path(sys.argv[0]).stem}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"provenance": collect(arguments), "result": result}, indent=2) + "\n")
+    print(f"written: {file}")
