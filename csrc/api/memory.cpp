@@ -28,7 +28,6 @@ ebbtide_status ebbtide_alloc(const char* tag, const ebbtide_policy* policy, int3
     require(tag != nullptr, "tag is null");
     require(address != nullptr, "address is null");
     require_not_forked();  // before the registry's lock, which another thread may have held at the fork
-    require_not_forked();
     Saver& saver = Saver::instance();
     *address =
         reinterpret_cast<void*>(saver.alloc(saver.registry.tag(tag), api::read_policy(policy), device, size_bytes));

@@ -22,7 +22,6 @@ void reset_simulator() {
     check(driver().cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
     ASSERT_EQ(context, primary_context(device));
   }
-  const ContextScope warm(0);
   check(driver().cuCtxSetCurrent(primary_context(0)), "cuCtxSetCurrent");
 }
 

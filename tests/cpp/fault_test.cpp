@@ -12,6 +12,12 @@ namespace {
 
 constexpr int kOutOfMemory = 2;
 constexpr int kOther = 999;
+// One thread makes all the calls: under ThreadSanitizer, which is slow, a sample is enough.
+#if defined(__SANITIZE_THREAD__)
+constexpr size_t kStride = 9;
+#else
+constexpr size_t kStride = 1;
+#endif
 
 struct Case {
   const char* name;
@@ -77,11 +83,14 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
       bool is_any_away = false, is_any_here = false;
     };
     std::map<std::string, Moved> tags;
+    size_t index = 0;
     for (const Block& block : blocks_) {
       for (const Chunk& chunk : saver().registry.find(block.address)->chunks) {
         Moved& moved = tags[block.spec.tag];
         moved.is_any_away |= !chunk.is_resident();
-        moved.is_any_here |= chunk.is_resident() || chunk.has_stale_memory();
+        // A pause that could not release what left has something left to do; memory that a resume could not use is none of that.
+        moved.is_any_here |= chunk.is_resident() || (chunk.has_stale_memory() && now[index] != before[index]);
+        ++index;
       }
     }
     for (const auto& [tag, moved] : tags) EXPECT_EQ(is_partial(tag), moved.is_any_away && moved.is_any_here) << tag;
@@ -115,7 +124,7 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
     const uint64_t host_bytes = saver().host_budget.held_bytes();
     const std::vector<Place> wanted = places();
     size_t failures = 0;
-    for (size_t k = 1; k <= names.size(); ++k) {
+    for (size_t k = 1; k <= names.size(); k += kStride) {
       const std::string& name = names[k - 1];
       SCOPED_TRACE("call " + std::to_string(k) + " (" + name + ") gives " + std::to_string(code) +
                    (times == 0 ? ", and all after it" : ""));
@@ -146,7 +155,7 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
       }
       if (HasFailure()) return;
     }
-    EXPECT_GT(failures, names.size() / 3);
+    EXPECT_GE(failures, names.size() / kStride / 3);
   }
 
  private:

@@ -1,0 +1,199 @@
+// What pause and resume do when nothing fails: queued work is waited for, reports add up, real chunk sizes make the way and back.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "core_fixture.h"
+#include "driver/context.h"
+#include "driver/stream.h"
+
+namespace ebbtide::testing {
+namespace {
+
+class OperationsTest : public CoreTest {
+ protected:
+  OperationsTest() { check(driver().cuCtxSetCurrent(primary_context(0)), "cuCtxSetCurrent"); }
+  // Work that the simulated device does at the last moment: when somebody waits for it.
+  void queue_memset(const Stream& stream, CUdeviceptr address, size_t size_bytes, unsigned char value) {
+    check(driver().cuMemsetD8Async(address, value, size_bytes, stream.get()), "cuMemsetD8Async");
+  }
+  static bool is_all(CUdeviceptr address, size_t size_bytes, unsigned char value) {
+    const std::vector<unsigned char> wanted(size_bytes, value);
+    return std::memcmp(reinterpret_cast<const void*>(address), wanted.data(), size_bytes) == 0;
+  }
+};
+
+TEST_F(OperationsTest, Invariant5_PauseWaitsForWhatIsQueuedOnEveryStream) {
+  const CUdeviceptr kept = alloc("w", 2 * kChunk);
+  const CUdeviceptr dropped = alloc("kv", kChunk, BackupKind::kNone);
+  {
+    const Stream first = Stream::create();
+    const Stream second = Stream::create();
+    queue_memset(first, kept, kChunk, 7);
+    queue_memset(second, kept + kChunk, kChunk, 8);
+    queue_memset(second, dropped, kChunk, 9);
+    ASSERT_EQ(Live::now().queued_items, 3u);
+    pause();
+    EXPECT_EQ(Live::now().queued_items, 0u);
+    resume();
+    check(driver().cuCtxSynchronize(), "cuCtxSynchronize");  // says so where the device touched what was not there
+  }
+  EXPECT_TRUE(is_all(kept, kChunk, 7));
+  EXPECT_TRUE(is_all(kept + kChunk, kChunk, 8));
+  EXPECT_TRUE(is_zero(dropped, kChunk));
+}
+
+TEST_F(OperationsTest, Invariant5_FreeWaitsForWhatIsQueued) {
+  const CUdeviceptr address = alloc("w", kChunk);
+  const Stream stream = Stream::create();
+  queue_memset(stream, address, kChunk, 7);
+  saver().free(address);
+  EXPECT_EQ(Live::now().mappings, 0u);
+  EXPECT_EQ(driver().cuCtxSynchronize(), CUDA_SUCCESS);
+}
+
+TEST_F(OperationsTest, WhatIsQueuedAfterAResumeSeesTheBytes) {
+  const CUdeviceptr address = alloc("w", kChunk);
+  fill(address, kChunk, 1);
+  pause();
+  resume();
+  const Stream stream = Stream::create();
+  std::vector<uint64_t> host(kChunk / sizeof(uint64_t));
+  check(driver().cuMemcpyDtoHAsync(host.data(), address, kChunk, stream.get()), "cuMemcpyDtoHAsync");
+  stream.synchronize();
+  EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(host.data()), kChunk, 1));
+}
+
+TEST_F(OperationsTest, Invariant1And2_RealChunksMakeTheWayAndBack) {
+  ::setenv("EBBTIDE_COPY_THREADS", "2", 1);
+  const uint64_t size = 128 * kMiB + kChunk;
+  const CUdeviceptr address = alloc("w", size);
+  ASSERT_EQ(saver().registry.find(address)->chunks.size(), 2u);
+  for (const uint64_t offset : {uint64_t{0}, 64 * kMiB, 128 * kMiB - kChunk, 128 * kMiB})
+    fill(address + offset, kChunk, offset + 1);
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_EQ(pause().totals().copied, size);
+    EXPECT_EQ(Live::now().device_bytes, 0u);
+    EXPECT_EQ(resume().totals().copied, size);
+    for (const uint64_t offset : {uint64_t{0}, 64 * kMiB, 128 * kMiB - kChunk, 128 * kMiB}) {
+      EXPECT_TRUE(holds(address + offset, kChunk, offset + 1));
+    }
+    EXPECT_TRUE(is_zero(address + kChunk, kChunk));
+  }
+}
+
+// A call that fails in the middle of a real allocation: one chunk away, one here.
+TEST_F(OperationsTest, Invariant3_ARealAllocationInTwoPlacesIsMixedAndComesBack) {
+  const uint64_t size = 128 * kMiB + kChunk;
+  const CUdeviceptr address = alloc("w", size);
+  fill(address, kChunk, 1);
+  fill(address + 128 * kMiB, kChunk, 2);
+  for (const char* call : {"cuMemUnmap", "cuMemRelease"}) {
+    sim().fail(call, 2, 999, 1);
+    EXPECT_THROW(pause(), DriverError);
+    sim().clear_failures();
+    EXPECT_TRUE(is_partial("w"));
+    EXPECT_TRUE(saver().registry.is_away(address, 1));
+    resume();
+    EXPECT_TRUE(holds(address, kChunk, 1));
+    EXPECT_TRUE(holds(address + 128 * kMiB, kChunk, 2));
+    EXPECT_FALSE(is_partial("w"));
+  }
+}
+
+TEST_F(OperationsTest, Invariant2_AnotherTagsBytesAreNeverSeen) {
+  const CUdeviceptr first = alloc("a", kChunk);
+  const CUdeviceptr second = alloc("b", kChunk, BackupKind::kNone);
+  fill(first, kChunk, 1);
+  fill(second, kChunk, 2);
+  pause();
+  resume({"b"});
+  EXPECT_TRUE(is_zero(second, kChunk));
+  const CUdeviceptr fresh = alloc("c", kChunk);
+  EXPECT_TRUE(is_zero(fresh, kChunk));
+  resume({"a"});
+  EXPECT_TRUE(holds(first, kChunk, 1));
+}
+
+TEST_F(OperationsTest, WhatWasMadeWhileTheTagIsAwayIsResidentAndSkippedByResume) {
+  const CUdeviceptr away = alloc("w", kChunk);
+  fill(away, kChunk, 1);
+  pause();
+  const CUdeviceptr fresh = alloc("w", kChunk);
+  fill(fresh, kChunk, 2);
+  EXPECT_EQ(resume().totals().bytes, kChunk);
+  EXPECT_TRUE(holds(away, kChunk, 1));
+  EXPECT_TRUE(holds(fresh, kChunk, 2));
+  EXPECT_EQ(pause().totals().bytes, 2 * kChunk);
+}
+
+TEST_F(OperationsTest, ReportsAddUpByTagAndDevice) {
+  alloc("a", kChunk);
+  alloc("a", 2 * kChunk, BackupKind::kNone, 1);
+  alloc("b", kChunk, BackupKind::kRam, 1);
+  alloc("stays", kChunk, BackupKind::kRam, 1);
+  const Report report = pause({"a", "b"});
+  EXPECT_EQ(report.rows.size(), 3u);
+  EXPECT_EQ(report.rows.at({"a", 0}).copied, kChunk);
+  EXPECT_EQ(report.rows.at({"a", 1}).bytes, 2 * kChunk);
+  EXPECT_EQ(report.rows.at({"a", 1}).copied, 0u);
+  EXPECT_EQ(report.totals().bytes, 4 * kChunk);
+  EXPECT_EQ(report.totals().copied, 2 * kChunk);
+  EXPECT_EQ(report.left.size(), 1u);
+  EXPECT_EQ(report.left.at({"stays", 1}).bytes, kChunk);
+  EXPECT_GT(report.seconds, 0);
+  const Report back = resume();
+  EXPECT_EQ(back.totals().bytes, 4 * kChunk);
+  EXPECT_EQ(back.left.at({"a", 1}).bytes, 2 * kChunk);
+}
+
+TEST_F(OperationsTest, BackupOnceAgainstThePolicy) {
+  const CUdeviceptr kept = alloc("w", kChunk);
+  const CUdeviceptr dropped = alloc("kv", kChunk, BackupKind::kNone);
+  fill(kept, kChunk, 1);
+  fill(dropped, kChunk, 2);
+  pause({}, BackupKind::kRam);
+  resume();
+  EXPECT_TRUE(holds(dropped, kChunk, 2));
+  pause({}, BackupKind::kNone);
+  EXPECT_EQ(saver().host_budget.held_bytes(), saver().staging.held_bytes());
+  resume();
+  EXPECT_TRUE(is_zero(kept, kChunk));
+}
+
+TEST_F(OperationsTest, ResumeOfSomeAddressesBringsOnlyThese) {
+  const CUdeviceptr first = alloc("w", kChunk);
+  const CUdeviceptr second = alloc("w", kChunk);
+  fill(first, kChunk, 1);
+  fill(second, kChunk, 2);
+  pause();
+  const OperationRequest request = {.tags = {.names = {"w"}, .addresses = {second}, .is_missing_ok = false},
+                                    .backup = {}};
+  EXPECT_EQ(saver().claim(OperationKind::kResume, request)->commit().totals().bytes, kChunk);
+  EXPECT_TRUE(holds(second, kChunk, 2));
+  EXPECT_TRUE(saver().registry.is_away(first, 1));
+  EXPECT_FALSE(is_partial("w"));
+  resume();
+  EXPECT_TRUE(holds(first, kChunk, 1));
+}
+
+TEST_F(OperationsTest, TheBookkeepingOfTwentyCyclesDoesNotGrow) {
+  const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
+  fill(address, 2 * kChunk, 1);
+  pause();
+  resume();
+  const Live before = Live::now();
+  const uint64_t host_bytes = saver().host_budget.held_bytes();
+  for (int round = 0; round < 20; ++round) {
+    pause();
+    resume();
+    ASSERT_EQ(Live::now(), before);
+    ASSERT_EQ(saver().host_budget.held_bytes(), host_bytes);
+  }
+  EXPECT_TRUE(holds(address, 2 * kChunk, 1));
+  saver().free(address);
+  expect_no_leak();
+}
+
+}  // namespace
+}  // namespace ebbtide::testing
