@@ -13,13 +13,21 @@ namespace ebbtide::testing {
 
 struct SimControl {
 #define EBBTIDE_SIM_CONTROL(name) std::add_pointer_t<decltype(::ebbtide_sim_##name)> name = nullptr;
-#define EBBTIDE_SIM_CONTROLS                                                                      \
-  EBBTIDE_SIM_CONTROL(reset)                                                                      \
-  EBBTIDE_SIM_CONTROL(set_device_count)                                                           \
-  EBBTIDE_SIM_CONTROL(set_capacity) EBBTIDE_SIM_CONTROL(fail) EBBTIDE_SIM_CONTROL(clear_failures) \
-      EBBTIDE_SIM_CONTROL(set_async) EBBTIDE_SIM_CONTROL(set_delay) EBBTIDE_SIM_CONTROL(live)     \
-          EBBTIDE_SIM_CONTROL(calls) EBBTIDE_SIM_CONTROL(log) EBBTIDE_SIM_CONTROL(clear_log)      \
-              EBBTIDE_SIM_CONTROL(set_foreign_bytes)
+  // clang-format off: it never settles on one layout for this list
+#define EBBTIDE_SIM_CONTROLS \
+  EBBTIDE_SIM_CONTROL(reset) \
+  EBBTIDE_SIM_CONTROL(set_device_count) \
+  EBBTIDE_SIM_CONTROL(set_capacity) \
+  EBBTIDE_SIM_CONTROL(fail) \
+  EBBTIDE_SIM_CONTROL(clear_failures) \
+  EBBTIDE_SIM_CONTROL(set_async) \
+  EBBTIDE_SIM_CONTROL(set_delay) \
+  EBBTIDE_SIM_CONTROL(live) \
+  EBBTIDE_SIM_CONTROL(calls) \
+  EBBTIDE_SIM_CONTROL(log) \
+  EBBTIDE_SIM_CONTROL(clear_log) \
+  EBBTIDE_SIM_CONTROL(set_foreign_bytes)
+  // clang-format on
   EBBTIDE_SIM_CONTROLS
 #undef EBBTIDE_SIM_CONTROL
 };
