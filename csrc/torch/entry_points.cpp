@@ -1,10 +1,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <utility>
 
 #include "api/ebbtide.h"
-#include "api/guard.h"
 
 // The two C functions per slot that torch's pluggable allocators call. torch hands over size, device and stream and nothing else, so the slot's number is in the function's type.
 //
@@ -33,10 +33,16 @@ constexpr auto kAllocate = make_table(std::make_index_sequence<EBBTIDE_SLOT_COUN
 
 extern "C" ebbtide_status ebbtide_torch_functions(int32_t slot, void** malloc_function, void** free_function,
                                                   ebbtide_error* error) {
-  return ebbtide::api::guarded(error, [&] {
-    ebbtide::api::require(malloc_function != nullptr && free_function != nullptr, "an output is null");
-    ebbtide::api::require(slot >= 0 && slot < EBBTIDE_SLOT_COUNT, "there is no such slot: ebbtide_bind_slot gives one");
+  const bool has_error = error != nullptr && error->struct_size >= sizeof(ebbtide_error);
+  if (has_error) *error = EBBTIDE_ERROR_INIT;
+  if (slot >= 0 && slot < EBBTIDE_SLOT_COUNT && malloc_function != nullptr && free_function != nullptr) {
     *malloc_function = reinterpret_cast<void*>(kAllocate[static_cast<size_t>(slot)]);
     *free_function = reinterpret_cast<void*>(&release);
-  });
+    return EBBTIDE_OK;
+  }
+  if (has_error) {
+    error->status = EBBTIDE_INVALID_ARGUMENT;
+    std::snprintf(error->message, sizeof error->message, "there is no slot %d, or an output is null", slot);
+  }
+  return EBBTIDE_INVALID_ARGUMENT;
 }

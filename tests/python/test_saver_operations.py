@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError, StateError, StoreError  # noqa: E402
 from ebbtide.saver import operations  # noqa: E402
 
@@ -202,7 +203,7 @@ def test_a_host_limit_stops_a_pause_before_anything_moves(saver, tag):
 
 
 def test_out_of_memory_in_a_region_is_torchs_and_the_region_stays_usable(saver, tag):
-    saver.configure(device_limit=200 * MIB)
+    saver.configure(device_limit=_core.query_device(0).held_bytes + 200 * MIB)
     with saver.region(tag):
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(64 * MIB, device=saver.device)
