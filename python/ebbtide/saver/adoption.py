@@ -183,7 +183,8 @@ class _CudaMover:
         """Gives back what torch cached of the old memory."""
         import torch
 
-        torch.cuda.empty_cache()
+        with disabled():  # while a pool is open, torch empties that one only
+            torch.cuda.empty_cache()
         self._left_over = 0
 
     def _grow(self, storage: "torch.UntypedStorage", size: int) -> None:

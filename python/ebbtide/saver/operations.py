@@ -10,6 +10,7 @@ from ebbtide import _core, driver_choice
 from ebbtide.errors import OutOfMemoryError
 from ebbtide.saver import captures, hooks, workspaces
 from ebbtide.saver.names import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code
+from ebbtide.saver.regions import disabled
 from ebbtide.saver.reports import Report
 
 Kind = Literal["pause", "resume"]
@@ -128,7 +129,8 @@ def _empty_torch_cache() -> bool:
     torch = sys.modules.get("torch")
     if torch is None or torch.version.cuda is None or not torch.cuda.is_initialized() or captures.is_capturing():
         return False
-    torch.cuda.empty_cache()
+    with disabled():  # while a pool is open, torch empties that one only
+        torch.cuda.empty_cache()
     return True
 
 
