@@ -11,13 +11,11 @@ TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
 CTEST_ARGS ?=
-# Such as --works first_pause,swap, or --small on a machine without a GPU.
-BENCH_ARGS ?=
 
 include tools/build.mk
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help demo test test-cpp test-python gpu-test lint bench tidy format ptx asan tsan wheel-test clean
+.PHONY: FORCE help demo test test-cpp test-python gpu-test lint tidy format ptx asan tsan wheel-test clean
 
 help: ## List these targets
 	@echo "Usage: make TARGET [SYSTEM=1] [PYTHON=python3] [JOBS=n]"
@@ -37,9 +35,6 @@ test-python: $(INSTALLED) ## Python tests only
 
 gpu-test: $(INSTALLED) ## The same tests on a CUDA GPU; an unexpected skip is a failure
 	@$(RUN) env EBBTIDE_TEST_DRIVER=cuda EBBTIDE_NO_SKIPS=1 $(PY) -m pytest $(PYTEST_ARGS)
-
-bench: $(INSTALLED) ## Measure ebbtide, its rivals and the machine: a table, and JSON in benchmarks/results/
-	@$(RUN) $(PY) -m benchmarks run --out benchmarks/results $(BENCH_ARGS)
 
 lint: $(LINTERS) tidy ## Formatting, naming, style and types; changes nothing
 	$(BIN)/ruff check .

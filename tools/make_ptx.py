@@ -25,7 +25,8 @@ HEADER = """\
 // sources: {digest}
 """
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
-CONSTANT = re.compile(r"^\.global \.align \d+ \.\w+ (\w+)(?:\[\d+\])?(?: = .*)?;\n", re.MULTILINE)
+# Constants of NVRTC's own headers that nothing uses.
+UNUSED = re.compile(r"^\.global .*nv6target.*\n", re.MULTILINE)
 
 
 def read_sources(csrc: Path = CSRC) -> dict[str, str]:
@@ -55,11 +56,6 @@ def find_nvrtc() -> Path:
     raise FileNotFoundError("there is no NVRTC here: type `make ptx`, or install requirements/ptx.txt")
 
 
-def drop_unused_constants(ptx: str) -> str:
-    """Without what the headers' constants, NVRTC's own among them, leave behind: they stand in the code as numbers."""
-    return CONSTANT.sub(lambda match: match[0] if ptx.count(match[1]) > 1 else "", ptx)
-
-
 class Compiler:
     """NVRTC through ctypes."""
 
@@ -87,7 +83,7 @@ class Compiler:
         status = self._library.nvrtcCompileProgram(program, len(OPTIONS), _strings(OPTIONS))
         if status != 0:
             raise RuntimeError(self._text(program, "nvrtcGetProgramLog"))
-        return drop_unused_constants(self._text(program, "nvrtcGetPTX"))
+        return UNUSED.sub("", self._text(program, "nvrtcGetPTX"))
 
     def version(self) -> str:
         major, minor = ctypes.c_int(), ctypes.c_int()

@@ -103,8 +103,7 @@ typedef enum ebbtide_limit {
       1, /* bytes of host memory that ebbtide may hold; default unlimited (RAM and cgroups still bound it) */
   EBBTIDE_HOST_MARGIN =
       2, /* bytes of host memory that it leaves to others; default 1 GiB or a sixteenth of RAM, the smaller */
-  EBBTIDE_PINNED_LIMIT =
-      3 /* bytes of pinned memory: rings between device and host, and pinned backups; default unlimited */
+  EBBTIDE_PINNED_LIMIT = 3 /* bytes of pinned memory: rings between device and host, and pinned backups; default unlimited */
 } ebbtide_limit;
 EBBTIDE_API ebbtide_status ebbtide_set_limit(ebbtide_limit limit, uint64_t bytes, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* bytes, ebbtide_error* error);
@@ -130,8 +129,7 @@ typedef enum ebbtide_backup_kind {
   EBBTIDE_BACKUP_AS_ALLOCATED = -1, /* operations only: what each allocation's policy says */
   EBBTIDE_BACKUP_NONE = 0,          /* content is dropped at pause */
   EBBTIDE_BACKUP_RAM = 1,
-  EBBTIDE_BACKUP_PINNED =
-      2, /* the fastest; the memory stays pinned until the allocation is freed, or is resumed with retain 0 */
+  EBBTIDE_BACKUP_PINNED = 2, /* the fastest; the memory stays pinned until the allocation is freed, or is resumed with retain 0 */
   EBBTIDE_BACKUP_DISK = 3
 } ebbtide_backup_kind;
 
@@ -162,7 +160,7 @@ typedef struct ebbtide_allocation_info {
   uint64_t resident_bytes, stored_bytes;
   int32_t device, place, backup, chunk_count;
   int32_t is_trimmed; /* its memory was given up by ebbtide_trim */
-  uint64_t sequence;  /* rises with each allocation */
+  uint64_t sequence; /* rises with each allocation */
   char tag[EBBTIDE_TAG_MAX + 1];
 } ebbtide_allocation_info;
 #define EBBTIDE_ALLOCATION_INFO_INIT {sizeof(ebbtide_allocation_info), 0, 0, 0, 0, -1, 0, 0, 0, 0, 0, {0}}
@@ -232,7 +230,7 @@ typedef struct ebbtide_request {
   int32_t backup;          /* pause: ebbtide_backup_kind for this once; default AS_ALLOCATED */
   const void* const* addresses; /* address_count allocations by their first address: only these of the tags */
   size_t address_count;         /* 0: all of them, but for trimmed ones */
-  int32_t retain; /* resume: 1 or 0 instead of each allocation's policy; default -1: what the policies say */
+  int32_t retain;               /* resume: 1 or 0 instead of each allocation's policy; default -1: what the policies say */
   /* pause: unused_count ranges by address that nobody uses: their content may go. True as of the moment when lease unused_as_of was the newest; ignored where a tag was leased later. */
   const ebbtide_range* unused;
   size_t unused_count;
@@ -243,9 +241,9 @@ typedef struct ebbtide_request {
 #define EBBTIDE_REQUEST_INIT \
   {sizeof(ebbtide_request), NULL, 0, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, 0, -1, NULL, 0, 0, NULL, 0}
 #ifndef __cplusplus
-#define EBBTIDE_TAG(name)                                                                                            \
-  (&(ebbtide_request){sizeof(ebbtide_request), (const char* const[]){name}, 1, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, \
-                      0, -1, NULL, 0, 0, NULL, 0})
+#define EBBTIDE_TAG(name)                                                                                         \
+  (&(ebbtide_request){sizeof(ebbtide_request), (const char* const[]){name}, 1, 0, EBBTIDE_BACKUP_AS_ALLOCATED, \
+                      NULL, 0, -1, NULL, 0, 0, NULL, 0})
 #endif
 
 typedef struct ebbtide_report ebbtide_report; /* give back with ebbtide_free_report */
@@ -253,9 +251,9 @@ typedef struct ebbtide_report_row {
   size_t struct_size;
   const char* tag;
   int32_t device;
-  uint64_t bytes;    /* device bytes freed (pause, trim) or claimed (resume); host bytes made ready (prepare) */
-  uint64_t copied;   /* bytes that crossed the bus */
-  uint64_t skipped;  /* bytes with a backup that needed no copy, clean + unused + constant: */
+  uint64_t bytes;   /* device bytes freed (pause, trim) or claimed (resume); host bytes made ready (prepare) */
+  uint64_t copied;  /* bytes that crossed the bus */
+  uint64_t skipped; /* bytes with a backup that needed no copy, clean + unused + constant: */
   uint64_t clean;    /* the backup held them already */
   uint64_t unused;   /* nobody uses them */
   uint64_t constant; /* one repeated value; on the way back unused ones too */

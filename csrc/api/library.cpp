@@ -8,8 +8,8 @@
 #include "api/view.h"
 #include "core/capabilities.h"
 #include "core/saver.h"
-#include "driver/context.h"
 #include "store/disk_store.h"
+#include "driver/context.h"
 
 // The library, its driver, devices and limits.
 using namespace ebbtide;

@@ -39,15 +39,8 @@ AddressRange read_range(const ebbtide_range& range) {
 }
 
 ebbtide_report_row show_row(const std::string& tag, int device, const ReportRow& row) {
-  return {sizeof(ebbtide_report_row),
-          tag.c_str(),
-          device,
-          row.bytes,
-          row.copied,
-          row.skipped(),
-          row.clean,
-          row.unused,
-          row.constant};
+  return {sizeof(ebbtide_report_row), tag.c_str(), device,     row.bytes,   row.copied,
+          row.skipped(),              row.clean,   row.unused, row.constant};
 }
 
 OperationRequest read_request(const ebbtide_request* request) {

@@ -43,7 +43,8 @@ ebbtide_option option_of(const std::string& name) {
   if (name == "skip_unused") return EBBTIDE_SKIP_UNUSED;
   if (name == "skip_constant") return EBBTIDE_SKIP_CONSTANT;
   if (name == "compare_bytes") return EBBTIDE_COMPARE_BYTES;
-  throw py::value_error("unknown option '" + name + "': it is skip_clean, skip_unused, skip_constant or compare_bytes");
+  throw py::value_error("unknown option '" + name +
+                        "': it is skip_clean, skip_unused, skip_constant or compare_bytes");
 }
 
 void set_option(const std::string& name, bool is_on) {

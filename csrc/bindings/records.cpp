@@ -50,10 +50,10 @@ AllocationRecord read_allocation(const ebbtide_allocation_info& info) {
 }
 
 TagRecord read_tag(const ebbtide_tag_info& info) {
-  return {info.tag,           kStates.at(static_cast<size_t>(info.state)),
-          info.lease_count,   info.allocation_count,
-          info.size_bytes,    info.resident_bytes,
-          info.stored_bytes,  info.dropped_bytes,
+  return {info.tag,          kStates.at(static_cast<size_t>(info.state)),
+          info.lease_count,  info.allocation_count,
+          info.size_bytes,   info.resident_bytes,
+          info.stored_bytes, info.dropped_bytes,
           info.trimmed_bytes, info.retained_bytes};
 }
 
@@ -82,7 +82,8 @@ void register_records(py::module_& module) {
           EBBTIDE_READ(AllocationRecord, stored_bytes) EBBTIDE_READ(AllocationRecord, device)
               EBBTIDE_READ(AllocationRecord, place) EBBTIDE_READ(AllocationRecord, backup)
                   EBBTIDE_READ(AllocationRecord, chunk_count) EBBTIDE_READ(AllocationRecord, is_trimmed)
-                      EBBTIDE_READ(AllocationRecord, sequence) EBBTIDE_READ(AllocationRecord, tag);
+                      EBBTIDE_READ(AllocationRecord, sequence)
+                      EBBTIDE_READ(AllocationRecord, tag);
   py::class_<TagRecord>(module, "TagInfo") EBBTIDE_READ(TagRecord, tag) EBBTIDE_READ(TagRecord, state)
       EBBTIDE_READ(TagRecord, lease_count) EBBTIDE_READ(TagRecord, allocation_count) EBBTIDE_READ(TagRecord, size_bytes)
           EBBTIDE_READ(TagRecord, resident_bytes) EBBTIDE_READ(TagRecord, stored_bytes)

@@ -23,8 +23,7 @@ size_t Allocation::resident_bytes() const {
 }
 
 bool Allocation::is_any_stored() const {
-  return std::any_of(chunks.begin(), chunks.end(),
-                     [](const Chunk& chunk) { return chunk.place.load() == Place::kStored; });
+  return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& chunk) { return chunk.place.load() == Place::kStored; });
 }
 
 bool Allocation::has_stale_memory() const {

@@ -67,7 +67,7 @@ struct Allocation {
   std::shared_ptr<Allocation> next_deferred;  // of DeferredFrees
   bool is_held = false;
   bool is_trimmed = false;  // its memory was given up as unused; only a claim that asks for it brings it back
-  bool is_doomed = false;   // freed while held: the operation finishes the free
+  bool is_doomed = false;  // freed while held: the operation finishes the free
 
   CUdeviceptr address() const { return reservation.address(); }
   size_t size_bytes() const { return reservation.size_bytes(); }

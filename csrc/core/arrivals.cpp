@@ -79,15 +79,9 @@ bool Arrivals::has_arrived(const AddressRange& range) const {
   for (size_t number = 0; number < expected_.size(); ++number) {
     const Expected& chunk = expected_[number];
     const bool is_inside = chunk.address < range.end() && range.address < chunk.address + chunk.size_bytes;
-    if (is_inside && std::atomic_ref<uint32_t>(board_.words[number + 1]).load(std::memory_order_acquire) != number_)
-      return false;
+    if (is_inside && std::atomic_ref<uint32_t>(board_.words[number + 1]).load(std::memory_order_acquire) != number_) return false;
   }
   return true;
-}
-
-void Arrivals::forget_all() noexcept {
-  const std::lock_guard lock(boards_mutex());
-  idle_boards().clear();
 }
 
 bool Arrivals::can_stream_wait() { return driver().cuStreamWaitValue32 != nullptr; }
@@ -102,8 +96,7 @@ void Arrivals::stream_wait(CUstream stream, const AddressRange& range) const {
   for (size_t number = 0; number < expected_.size(); ++number) {
     const Expected& chunk = expected_[number];
     const bool is_inside = chunk.address < range.end() && range.address < chunk.address + chunk.size_bytes;
-    const bool is_there =
-        std::atomic_ref<uint32_t>(board_.words[number + 1]).load(std::memory_order_acquire) == number_;
+    const bool is_there = std::atomic_ref<uint32_t>(board_.words[number + 1]).load(std::memory_order_acquire) == number_;
     if (is_inside && !is_there) wait_for_word(stream, number + 1);
   }
 }

@@ -35,9 +35,6 @@ class Arrivals {
   void stream_wait_for_end(CUstream stream) const;
   static bool can_stream_wait();
 
-  // For tests that reset the simulator: the words are gone. None may be in use.
-  static void forget_all() noexcept;
-
  private:
   struct Expected {
     CUdeviceptr address;

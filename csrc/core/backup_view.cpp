@@ -51,13 +51,13 @@ std::optional<BackupView> view_backup(Saver& saver, const AddressRange& range, b
     throw InvalidArgument("the range reaches beyond its allocation");
   const ClaimPart claim{OperationKind::kShow, {{allocation->tag->name}, {allocation->address()}, false}};
   Selection selection = saver.registry.claim({&claim, 1});
-  const ScopeExit release(
-      [&]() noexcept { saver.deferred_frees.destroy_all(saver.registry.release(selection, Outcome::kUntouched)); });
+  const ScopeExit release([&]() noexcept {
+    saver.deferred_frees.destroy_all(saver.registry.release(selection, Outcome::kUntouched));
+  });
   if (selection.parts.front().allocations.empty()) return std::nullopt;
   const size_t end = begin + std::max<size_t>(range.size_bytes, 1);
   const auto stored = saver.registry.stored_of(*allocation);
-  if (stored == nullptr || !is_stored(*allocation, begin, end) || stored->backup->view() == nullptr)
-    return std::nullopt;
+  if (stored == nullptr || !is_stored(*allocation, begin, end) || stored->backup->view() == nullptr) return std::nullopt;
   const size_t first = begin / kernels::kBlockBytes;
   const size_t last = (end + kernels::kBlockBytes - 1) / kernels::kBlockBytes;
   write_out(saver, *stored, first, last);

@@ -23,7 +23,7 @@ std::unique_ptr<BlockScan> BlockScan::create(EnginePool::Loan& loan, size_t bloc
   } catch (const StoreError&) {
     return nullptr;  // no room for the tables: nothing is known, and everything is copied
   } catch (const DriverError& error) {
-    if (error.code != CUDA_ERROR_OUT_OF_MEMORY || error.call != "cuMemHostAlloc") throw;
+    if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
     return nullptr;
   }
 }

@@ -16,7 +16,7 @@
 namespace ebbtide {
 namespace {
 
-constexpr int kKeptPerDevice = 2;           // a swap uses two
+constexpr int kKeptPerDevice = 2;             // a swap uses two
 constexpr uint64_t kTableUnit = 64 * kKiB;  // so that a table seldom grows
 
 }  // namespace
@@ -47,15 +47,24 @@ std::unique_ptr<Staging> EnginePool::pin(uint64_t slot_bytes, int slot_count, co
   return staging;
 }
 
-// As many slots as the budgets and the system allow.
-std::unique_ptr<Staging> EnginePool::pin_ring(int slot_count, Entry& entry) {
-  for (int slots = slot_count;; slots /= 2) {
+EnginePool::Entry EnginePool::make(int device, int thread_count) {
+  const ContextScope scope(device);
+  for (int slots = thread_count * policy::kSlotsPerThread;; slots /= 2) {
     try {
-      return pin(policy::kSlotBytes, slots, "the pinned ring between device and host", entry);
+      Entry entry;
+      auto staging = pin(policy::kSlotBytes, slots, "the pinned ring between device and host", entry);
+      const uint64_t bytes = staging->size_bytes();
+      try {
+        entry.engine = std::make_unique<CopyEngine>(device, std::move(staging), thread_count);
+      } catch (...) {
+        held_bytes_.fetch_sub(bytes);
+        throw;
+      }
+      return entry;
     } catch (const StoreError&) {
       if (slots == 1) throw;
     } catch (const DriverError& error) {
-      if (error.code != CUDA_ERROR_OUT_OF_MEMORY || error.call != "cuMemHostAlloc") throw;
+      if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
       if (slots == 1)
         throw StoreError(std::string("the system pins no memory for the ring between device and host: ") + error.what(),
                          {policy::kSlotBytes, 0, kUnlimited});
@@ -63,24 +72,10 @@ std::unique_ptr<Staging> EnginePool::pin_ring(int slot_count, Entry& entry) {
   }
 }
 
-EnginePool::Entry EnginePool::make(int device, int thread_count) {
-  const ContextScope scope(device);
-  Entry entry;
-  auto staging = pin_ring(thread_count * policy::kSlotsPerThread, entry);
-  const uint64_t bytes = staging->size_bytes();
-  try {
-    entry.engine = std::make_unique<CopyEngine>(device, std::move(staging), thread_count);
-  } catch (...) {
-    held_bytes_.fetch_sub(bytes);
-    throw;
-  }
-  return entry;
-}
-
 EnginePool::Entry EnginePool::take_kept(int device, int thread_count) {
   const std::lock_guard lock(mutex_);
-  const auto found =
-      std::find_if(kept_.begin(), kept_.end(), [&](const Entry& entry) { return entry.engine->device() == device; });
+  const auto found = std::find_if(kept_.begin(), kept_.end(),
+                                  [&](const Entry& entry) { return entry.engine->device() == device; });
   if (found == kept_.end()) return {};
   // The ring of one that is too small makes room for the larger one's.
   Entry entry = std::move(*found);
@@ -104,15 +99,15 @@ void EnginePool::drop(Entry entry) noexcept {
 void EnginePool::give_back(Entry entry) noexcept {
   const std::lock_guard lock(mutex_);
   const bool is_poisoned = entry.engine->is_poisoned();
-  const auto kept_of_device = std::count_if(
-      kept_.begin(), kept_.end(), [&](const Entry& kept) { return kept.engine->device() == entry.engine->device(); });
+  const auto kept_of_device = std::count_if(kept_.begin(), kept_.end(), [&](const Entry& kept) {
+    return kept.engine->device() == entry.engine->device();
+  });
   if (!is_poisoned && kept_of_device >= kKeptPerDevice) return drop(std::move(entry));
   try {
     // A poisoned one is never lent nor given back, and still in the books: its memory is there.
     (is_poisoned ? poisoned_ : kept_).push_back(std::move(entry));
   } catch (...) {
-    if (is_poisoned)
-      log_line(LogLevel::kWarning, {"a pinned ring that can't be given back is lost from the host budget"});
+    if (is_poisoned) log_line(LogLevel::kWarning, {"a pinned ring that can't be given back is lost from the host budget"});
     if (!is_poisoned) drop(std::move(entry));
   }
 }

@@ -18,11 +18,16 @@ constexpr uint64_t kSwapMarginBytes = 256 * kMiB;
 
 const char* name_of(OperationKind kind) {
   switch (kind) {
-    case OperationKind::kPause: return "pause";
-    case OperationKind::kResume: return "resume";
-    case OperationKind::kSwap: return "swap";
-    case OperationKind::kPrepare: return "prepare";
-    default: return "trim";
+    case OperationKind::kPause:
+      return "pause";
+    case OperationKind::kResume:
+      return "resume";
+    case OperationKind::kSwap:
+      return "swap";
+    case OperationKind::kPrepare:
+      return "prepare";
+    default:
+      return "trim";
   }
 }
 

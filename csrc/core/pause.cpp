@@ -138,14 +138,13 @@ void PausePart::borrow_engine(int device, DevicePart& part) {
   }
   const int sharers = static_cast<int>(parts_.size()) * (exchanges_ != nullptr ? 2 : 1);
   part.threads = std::max(1, choose_copy_threads(staged_bytes) / sharers);
-  part.engine = std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, part.threads));
+  part.engine.emplace(saver().engines.borrow(device, part.threads));
   const SkipRules& skip = saver().skip;
   if (!skip.constant.load() && !skip.clean.load()) return;
   part.scan = BlockScan::create(*part.engine, bytes / kernels::kBlockBytes, saver().digest_seed);
   if (part.scan == nullptr) return;
   for (Leaving& leaving : part.leaving) {
-    leaving.first_scanned =
-        part.scan->add(leaving.allocation->address() + leaving.chunk->offset, leaving.chunk->size_bytes);
+    leaving.first_scanned = part.scan->add(leaving.allocation->address() + leaving.chunk->offset, leaving.chunk->size_bytes);
   }
 }
 
@@ -159,8 +158,7 @@ std::map<int, uint64_t> PausePart::leaving_bytes() const {
   std::map<int, uint64_t> bytes;
   for (const auto& [device, part] : parts_) {
     for (const Leaving& leaving : part.leaving) bytes[device] += leaving.chunk->size_bytes;
-    for (const auto& [allocation, chunk] : part.dropped)
-      bytes[device] += chunk->memory.has_handle() ? chunk->size_bytes : 0;
+    for (const auto& [allocation, chunk] : part.dropped) bytes[device] += chunk->memory.has_handle() ? chunk->size_bytes : 0;
   }
   return bytes;
 }
@@ -183,8 +181,7 @@ void PausePart::move_out(DevicePart& part) {
       if (!copy) copy.emplace(part.engine->engine(), CopyDirection::kToStore, part.threads);
       submitted.push_back(&leaving);
       copy->submit({leaving.allocation->address() + leaving.chunk->offset, leaving.kept->stored->backup.get(),
-                    leaving.chunk->offset, leaving.ranges,
-                    saver().skip.must_compare.load() && leaving.kept->had_backup});
+                    leaving.chunk->offset, leaving.ranges, saver().skip.must_compare.load() && leaving.kept->had_backup});
     }
     while (const auto job = copy ? copy->poll_landed() : std::nullopt) leave(part, *submitted[*job]);
   }
@@ -260,8 +257,7 @@ void PausePart::leave(DevicePart& part, Leaving& leaving) {
   ReportRow& entry = row(*leaving.allocation);
   for (const CopyRange& range : leaving.ranges) {
     entry.copied += range.size_bytes;
-    note_touched(kept, chunk.first_block() + range.offset / kernels::kBlockBytes,
-                 range.size_bytes / kernels::kBlockBytes);
+    note_touched(kept, chunk.first_block() + range.offset / kernels::kBlockBytes, range.size_bytes / kernels::kBlockBytes);
   }
   give_up(*leaving.allocation, chunk);
 }

@@ -52,7 +52,7 @@ class PausePart final : public OperationPart {
   struct DevicePart {
     std::vector<Leaving> leaving;
     std::vector<std::pair<Allocation*, Chunk*>> dropped;
-    std::unique_ptr<EnginePool::Loan> engine;
+    std::optional<EnginePool::Loan> engine;
     int threads = 0;
     std::unique_ptr<BlockScan> scan;
   };

@@ -34,9 +34,8 @@ struct Tag {
 enum class OperationKind { kPause = 0, kResume = 1, kSwap = 2, kPrepare = 3, kTrim = 4, kShow = 5 };
 
 struct TagRequest {
-  std::vector<std::string> names;  // empty: every tag
-  std::vector<CUdeviceptr>
-      addresses;  // not empty: only the allocations that begin here; a resume takes trimmed ones only so
+  std::vector<std::string> names;      // empty: every tag
+  std::vector<CUdeviceptr> addresses;  // not empty: only the allocations that begin here; a resume takes trimmed ones only so
   bool is_missing_ok = false;
 };
 

@@ -65,10 +65,14 @@ bool concerns(const ClaimPart& part, const Allocation& allocation) {
     return false;
   }
   switch (part.kind) {
-    case OperationKind::kResume: return allocation.is_away() && (!allocation.is_trimmed || !addresses.empty());
-    case OperationKind::kShow: return allocation.is_away();
-    case OperationKind::kPrepare: return allocation.resident_bytes() > 0;
-    default: return allocation.resident_bytes() > 0 || allocation.has_stale_memory();
+    case OperationKind::kResume:
+      return allocation.is_away() && (!allocation.is_trimmed || !addresses.empty());
+    case OperationKind::kShow:
+      return allocation.is_away();
+    case OperationKind::kPrepare:
+      return allocation.resident_bytes() > 0;
+    default:
+      return allocation.resident_bytes() > 0 || allocation.has_stale_memory();
   }
 }
 
@@ -167,10 +171,10 @@ std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection,
   }
   for (Tag* tag : selection.tags) {
     tag->is_busy = false;
-    tag->away_count =
-        static_cast<size_t>(std::count_if(tag->allocations.begin(), tag->allocations.end(), [](const auto& entry) {
-          return entry.second->is_away() && !entry.second->is_trimmed;
-        }));
+    tag->away_count = static_cast<size_t>(std::count_if(tag->allocations.begin(), tag->allocations.end(),
+                                                        [](const auto& entry) {
+                                                          return entry.second->is_away() && !entry.second->is_trimmed;
+                                                        }));
     if (tag->away_count == 0) tag->is_partial = false;
   }
   selection.tags.clear();

@@ -24,21 +24,20 @@ void ResumePart::select(const std::shared_ptr<Allocation>& allocation) {
   // Memory that an earlier failure left behind a chunk that is away still holds old bytes: never map it again (invariant 2). A copy into it may still be queued (invariant 5).
   if (allocation->has_stale_memory()) synchronize_device(allocation->device);
   const auto stored = saver().registry.stored_of(*allocation);
-  const bool is_retained =
-      stored != nullptr && request_.retain.value_or(allocation->policy.retain || stored->kind == BackupKind::kPinned);
+  const bool is_retained = stored != nullptr && request_.retain.value_or(allocation->policy.retain || stored->kind == BackupKind::kPinned);
   DevicePart& part = parts_[allocation->device];
   for (Chunk& chunk : allocation->chunks) {
     if (chunk.is_resident()) continue;
     if (chunk.has_stale_memory()) chunk.give_up_stale_memory();
     part.bytes += chunk.size_bytes;
     const bool is_stored = chunk.place.load() == Place::kStored;
-    Returning& returning =
-        part.returning.emplace_back(Returning{.allocation = allocation,
-                                              .chunk = &chunk,
-                                              .stored = is_stored ? stored : nullptr,
-                                              .is_retained = is_retained,
-                                              .keeps_bytes = is_retained || (is_stored && stored->has_views()),
-                                              .ranges = {}});
+    Returning& returning = part.returning.emplace_back(
+        Returning{.allocation = allocation,
+                  .chunk = &chunk,
+                  .stored = is_stored ? stored : nullptr,
+                  .is_retained = is_retained,
+                  .keeps_bytes = is_retained || (is_stored && stored->has_views()),
+                  .ranges = {}});
     if (is_stored) add_ranges(part, returning);
   }
 }
@@ -118,10 +117,9 @@ void ResumePart::borrow_engine(int device, DevicePart& part) {
   if (part.copied_bytes == 0 && part.fill_count == 0 && exchanges_ == nullptr) return;
   const int sharers = static_cast<int>(parts_.size()) * (exchanges_ != nullptr ? 2 : 1);
   part.threads = std::max(1, choose_copy_threads(part.staged_bytes) / sharers);
-  part.engine = std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, part.threads));
+  part.engine.emplace(saver().engines.borrow(device, part.threads));
   if (part.fill_count > 0) {
-    part.fills =
-        reinterpret_cast<kernels::BlockFill*>(part.engine->table(part.fill_count * sizeof(kernels::BlockFill)));
+    part.fills = reinterpret_cast<kernels::BlockFill*>(part.engine->table(part.fill_count * sizeof(kernels::BlockFill)));
   }
 }
 
@@ -136,8 +134,7 @@ void ResumePart::map_ahead(Arrivals& arrivals) {
   for (auto& [device, part] : parts_) {
     const ContextScope scope(device);
     for (Returning& returning : part.returning) {
-      returning.arrival =
-          arrivals.expect(returning.allocation->address() + returning.chunk->offset, returning.chunk->size_bytes);
+      returning.arrival = arrivals.expect(returning.allocation->address() + returning.chunk->offset, returning.chunk->size_bytes);
       map(device, part, returning);
     }
   }
@@ -272,8 +269,7 @@ void ResumePart::settle() noexcept {
     for (const Returning& returning : part.returning) {
       // The backup has done its duty once everything is back, unless it is retained; whoever looks at it keeps it alive, and then it is not retained: the next pause would write into it.
       if (returning.allocation->is_away() || returning.stored == nullptr) continue;
-      if (!returning.is_retained || returning.stored->has_views())
-        saver().registry.set_stored(*returning.allocation, nullptr);
+      if (!returning.is_retained || returning.stored->has_views()) saver().registry.set_stored(*returning.allocation, nullptr);
     }
   }
   parts_.clear();

@@ -50,7 +50,7 @@ class ResumePart final : public OperationPart {
     uint64_t staged_bytes = 0;  // of which through the ring
     size_t fill_count = 0;      // blocks of one value that is not zero
     std::vector<Returning> returning;
-    std::unique_ptr<EnginePool::Loan> engine;
+    std::optional<EnginePool::Loan> engine;
     int threads = 0;
     kernels::BlockFill* fills = nullptr;  // in the engine's table
     size_t fills_used = 0;

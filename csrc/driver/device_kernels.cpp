@@ -112,13 +112,13 @@ const DeviceKernels* DeviceKernels::of(int device) noexcept try {
 void DeviceKernels::digest(CUstream stream, const uint64_t* addresses, kernels::BlockReport* reports,
                            kernels::Digest seed, uint32_t count) const {
   if (count == 0) return;
-  void* parameters[] = {static_cast<void*>(&addresses), static_cast<void*>(&reports), &seed.low, &seed.high, &count};
+  void* parameters[] = {&addresses, &reports, &seed.low, &seed.high, &count};
   launch(digest_, kernels::kDigestEntry, stream, count, parameters);
 }
 
 void DeviceKernels::fill(CUstream stream, const kernels::BlockFill* fills, uint32_t count) const {
   if (count == 0) return;
-  void* parameters[] = {static_cast<void*>(&fills), &count};
+  void* parameters[] = {&fills, &count};
   launch(fill_, kernels::kFillEntry, stream, count, parameters);
 }
 

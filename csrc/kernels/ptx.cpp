@@ -13,10 +13,10 @@ ebbtide_kernels_ptx:
 )");
 // clang-format on
 
+extern "C" const char ebbtide_kernels_ptx[];
+
 namespace ebbtide::kernels {
 
-extern const char kPtx[] asm("ebbtide_kernels_ptx");
-
-const char* ptx() { return kPtx; }
+const char* ptx() { return ebbtide_kernels_ptx; }
 
 }  // namespace ebbtide::kernels

@@ -175,10 +175,10 @@ void BackupFile::punch(size_t offset, size_t size_bytes) const noexcept {
                     static_cast<off_t>(end - begin));
 }
 
-std::byte* BackupFile::map(bool is_writable) const {
-  void* mapping = ::mmap(nullptr, size_bytes_, PROT_READ | (is_writable ? PROT_WRITE : 0), MAP_SHARED, file_, 0);
+const std::byte* BackupFile::map() const {
+  void* mapping = ::mmap(nullptr, size_bytes_, PROT_READ, MAP_SHARED, file_, 0);
   if (mapping == MAP_FAILED) throw_error("mmap", errno);
-  return static_cast<std::byte*>(mapping);
+  return static_cast<const std::byte*>(mapping);
 }
 
 void BackupFile::throw_error(const char* call, int error) const {

@@ -9,8 +9,7 @@
 
 // A file that holds one backup: nameless, of fixed size, its space claimed when it is made.
 //
-// Relied on: a file that is unlinked goes with its last descriptor, also when the process is killed. What O_DIRECT writes, later reads through a mapping see, and the reverse: the
-// kernel writes out and drops the pages of the range first.
+// Relied on: a file that is unlinked goes with its last descriptor, also when the process is killed. What O_DIRECT writes, later reads through a mapping see: the kernel drops the pages that it replaces.
 namespace ebbtide {
 
 // What file systems answer each in its own way; tests give functions that fail.
@@ -45,9 +44,8 @@ class BackupFile {
   void read(size_t offset, std::byte* bytes, size_t size_bytes) const;
   // Gives back the blocks that lie wholly in the range, where the file system can; they read as zeros then, and to write them again needs space again.
   void punch(size_t offset, size_t size_bytes) const noexcept;
-  // The whole file, shared, until munmap of size_bytes(). Throws StoreError.
-  std::byte* map(bool is_writable) const;
-  size_t size_bytes() const { return size_bytes_; }
+  // The whole file, shared and read-only, until munmap. Throws StoreError.
+  const std::byte* map() const;
 
  private:
   BackupFile(std::string directory, size_t size_bytes, const FileCalls& calls);

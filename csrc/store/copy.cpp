@@ -33,10 +33,9 @@ class Copy::Worker {
   // Puts what can be on the bus there, and waits for the oldest. False when there was nothing to do. may_wait: for pieces, where none is under way.
   bool step(bool may_wait) noexcept {
     try {
-      while (in_flight_.size() < lane_.events.size()) {
+      while (in_flight_.size() < lane_.slots.size()) {
         const bool must_wait = may_wait && in_flight_.empty();
-        const bool has_slot = staged_ < lane_.slots.size();
-        const std::optional<CopyPiece> piece = must_wait ? queue_.wait_take() : queue_.try_take(has_slot);
+        const std::optional<CopyPiece> piece = must_wait ? queue_.wait_take() : queue_.try_take();
         if (!piece) break;
         launch(*piece);
       }
@@ -54,7 +53,6 @@ class Copy::Worker {
   void drain() noexcept {
     if (in_flight_.empty()) return;
     in_flight_.clear();
-    staged_ = 0;
     CUresult result = driver().cuStreamSynchronize(lane_.stream.get());
     if (result != CUDA_SUCCESS) result = driver().cuStreamSynchronize(lane_.stream.get());
     if (result != CUDA_SUCCESS) engine_.poison();
@@ -62,47 +60,37 @@ class Copy::Worker {
 
  private:
   struct Flight {
+    CopyLane::Slot* slot;
     CopyPiece piece;
-    std::byte* bytes;  // the slot's, or the store's own
-    const Event* done;
   };
 
   void launch(const CopyPiece& piece) {
-    const bool is_direct = piece.is_direct();
-    std::byte* const bytes = is_direct ? piece.backup->direct() + piece.offset : lane_.slots[next_slot_];
-    const Event& done = lane_.events[next_event_];
+    CopyLane::Slot& slot = lane_.slots[next_slot_];
+    next_slot_ = (next_slot_ + 1) % lane_.slots.size();
+    std::byte* const direct = piece.backup->direct();
+    std::byte* const bytes = direct != nullptr ? direct + piece.offset : slot.bytes;
     if (direction_ == CopyDirection::kToStore) {
       check(driver().cuMemcpyDtoHAsync(bytes, piece.device_address, piece.size_bytes, lane_.stream.get()),
             "cuMemcpyDtoHAsync", "size=" + std::to_string(piece.size_bytes));
     } else {
-      if (!is_direct) piece.backup->read(piece.offset, bytes, piece.size_bytes);
+      if (direct == nullptr) piece.backup->read(piece.offset, bytes, piece.size_bytes);
       check(driver().cuMemcpyHtoDAsync(piece.device_address, bytes, piece.size_bytes, lane_.stream.get()),
             "cuMemcpyHtoDAsync", "size=" + std::to_string(piece.size_bytes));
     }
-    in_flight_.push_back({piece, bytes, &done});
-    next_event_ = (next_event_ + 1) % lane_.events.size();
-    if (!is_direct) {
-      ++staged_;
-      next_slot_ = (next_slot_ + 1) % lane_.slots.size();
-    }
-    done.record(lane_.stream);
+    in_flight_.push_back({&slot, piece});
+    slot.done.record(lane_.stream);
   }
 
   void finish_oldest() {
     const Flight flight = in_flight_.front();
     const CopyPiece& piece = flight.piece;
-    flight.done->synchronize();
+    flight.slot->done.synchronize();
     in_flight_.pop_front();
-    if (!piece.is_direct()) {
-      --staged_;
-      if (direction_ == CopyDirection::kToStore) keep(piece, flight.bytes);
+    if (direction_ == CopyDirection::kToStore && piece.backup->direct() == nullptr) {
+      if (!piece.must_compare || !holds_already(*piece.backup, piece.offset, flight.slot->bytes, piece.size_bytes))
+        piece.backup->write(piece.offset, flight.slot->bytes, piece.size_bytes);
     }
     queue_.complete(piece);
-  }
-
-  static void keep(const CopyPiece& piece, const std::byte* bytes) {
-    if (piece.must_compare && holds_already(*piece.backup, piece.offset, bytes, piece.size_bytes)) return;
-    piece.backup->write(piece.offset, bytes, piece.size_bytes);
   }
 
   CopyEngine& engine_;
@@ -110,9 +98,7 @@ class Copy::Worker {
   CopyQueue& queue_;
   const CopyDirection direction_;
   std::deque<Flight> in_flight_;
-  size_t staged_ = 0;  // of those, through a slot
   size_t next_slot_ = 0;
-  size_t next_event_ = 0;
 };
 
 Copy::Copy(CopyEngine& engine, CopyDirection direction, int thread_count)
@@ -121,7 +107,7 @@ Copy::Copy(CopyEngine& engine, CopyDirection direction, int thread_count)
   for (int index = 0; index < count; ++index) {
     workers_.push_back(std::make_unique<Worker>(engine, engine.lane(index), queue_, direction));
   }
-  if (count > 1) start_threads(count);
+  start_threads(count);
 }
 
 void Copy::start_threads(int thread_count) {

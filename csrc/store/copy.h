@@ -18,7 +18,7 @@ enum class CopyDirection { kToStore, kToDevice };
 
 class Copy {
  public:
-  // Starts thread_count threads, one a lane; with one, or where the system starts none, the work is done in the calls below, in the context of the engine's device.
+  // Starts up to thread_count threads, one a lane. Where the system starts none, the work is done in the calls below.
   Copy(CopyEngine& engine, CopyDirection direction, int thread_count);
   Copy(const Copy&) = delete;
   Copy& operator=(const Copy&) = delete;

@@ -9,12 +9,14 @@
 // What a copy needs and what takes long to make: a pinned ring, streams, events. Made once, and used for one copy at a time.
 namespace ebbtide {
 
-// A stream, the slots that staged pieces go through, and an event for each piece that may be under way.
+// A stream, and the slots that its pieces go through.
 struct CopyLane {
+  struct Slot {
+    std::byte* bytes;
+    Event done;
+  };
   Stream stream;
-  std::vector<std::byte*> slots;
-  std::vector<Event>
-      events;  // more than slots: pieces that the copy engine takes from the store by itself need no slot
+  std::vector<Slot> slots;
 };
 
 class CopyEngine {

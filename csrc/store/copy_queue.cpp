@@ -34,10 +34,9 @@ void CopyQueue::close() {
   landed_.notify_one();
 }
 
-std::optional<CopyPiece> CopyQueue::try_take(bool has_slot) {
+std::optional<CopyPiece> CopyQueue::try_take() {
   const std::lock_guard lock(mutex_);
   if (failure_ != nullptr || pieces_.empty()) return std::nullopt;
-  if (!has_slot && !pieces_.front().is_direct()) return std::nullopt;
   const CopyPiece piece = pieces_.front();
   pieces_.pop_front();
   return piece;

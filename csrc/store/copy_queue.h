@@ -39,7 +39,6 @@ struct CopyPiece {
   size_t offset = 0;  // in the backup
   size_t size_bytes = 0;
   bool must_compare = false;
-  bool is_direct() const { return backup->direct() != nullptr; }
 };
 
 inline constexpr size_t kDirectPieceBytes = 32 << 20;
@@ -53,8 +52,8 @@ class CopyQueue {
   // No more jobs come.
   void close();
 
-  // The next piece, if one waits that can be taken: a staged one needs a slot. None after a failure.
-  std::optional<CopyPiece> try_take(bool has_slot);
+  // The next piece, if one waits; none after a failure.
+  std::optional<CopyPiece> try_take();
   // Waits for one; none when the queue is closed and empty, or after a failure.
   std::optional<CopyPiece> wait_take();
   // A piece is in place; its job lands with the last one.

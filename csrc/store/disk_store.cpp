@@ -18,20 +18,17 @@ constexpr size_t kBounceBytes = kMiB;
 
 class DiskBackup : public Backup {
  public:
-  explicit DiskBackup(BackupFile file) : file_(std::move(file)) {}
+  DiskBackup(BackupFile file, size_t size_bytes) : file_(std::move(file)), size_bytes_(size_bytes) {}
   DiskBackup(const DiskBackup&) = delete;
   DiskBackup& operator=(const DiskBackup&) = delete;
   ~DiskBackup() override {
-    for (std::byte* view : {view_, writable_view_}) {
-      if (view != nullptr) ::munmap(view, file_.size_bytes());
-    }
+    if (view_ != nullptr) ::munmap(const_cast<std::byte*>(view_), size_bytes_);
   }
 
   void write(size_t offset, const std::byte* bytes, size_t size_bytes) override;
   void read(size_t offset, std::byte* bytes, size_t size_bytes) const override;
   void discard(size_t offset, size_t size_bytes) noexcept override { file_.punch(offset, size_bytes); }
-  const std::byte* view() override { return map_once(view_, false); }
-  std::byte* writable_view() override { return map_once(writable_view_, true); }
+  const std::byte* view() override;
 
  private:
   // The longest part at offset that one request can move, at most size_bytes: whole blocks, or what of one block is wanted.
@@ -45,14 +42,13 @@ class DiskBackup : public Backup {
   }
   size_t write_part(size_t offset, const std::byte* bytes, size_t part_bytes);
   size_t read_part(size_t offset, std::byte* bytes, size_t part_bytes) const;
-  std::byte* map_once(std::byte*& view, bool is_writable);
 
   const BackupFile file_;
+  const size_t size_bytes_;
   // Two threads' ranges may meet within one block: who moves part of a block does it alone.
   mutable std::mutex partial_block_;
   std::mutex view_mutex_;
-  std::byte* view_ = nullptr;
-  std::byte* writable_view_ = nullptr;
+  const std::byte* view_ = nullptr;
 };
 
 // What is not aligned goes through memory that is. Returns how much of the part was moved.
@@ -112,10 +108,10 @@ void DiskBackup::read(size_t offset, std::byte* bytes, size_t size_bytes) const 
   }
 }
 
-std::byte* DiskBackup::map_once(std::byte*& view, bool is_writable) {
+const std::byte* DiskBackup::view() {
   const std::lock_guard lock(view_mutex_);
-  if (view == nullptr) view = file_.map(is_writable);
-  return view;
+  if (view_ == nullptr) view_ = file_.map();
+  return view_;
 }
 
 // Leaked on purpose, as all state of the core.
@@ -145,7 +141,7 @@ std::string disk_directory() {
 }
 
 std::unique_ptr<Backup> DiskStore::open(size_t size_bytes) {
-  return std::make_unique<DiskBackup>(BackupFile::create(disk_directory(), size_bytes, calls_));
+  return std::make_unique<DiskBackup>(BackupFile::create(disk_directory(), size_bytes, calls_), size_bytes);
 }
 
 }  // namespace ebbtide

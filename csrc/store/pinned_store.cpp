@@ -30,7 +30,6 @@ class PinnedBackup : public Backup {
   }
   void discard(size_t /*offset*/, size_t /*size_bytes*/) noexcept override {}
   const std::byte* view() override { return memory_.bytes(); }
-  std::byte* writable_view() override { return memory_.bytes(); }
   std::byte* direct() noexcept override { return is_pinned_ ? memory_.bytes() : nullptr; }
   void populate(size_t offset, size_t size_bytes) override { memory_.populate(offset, size_bytes); }
   void seal() override;

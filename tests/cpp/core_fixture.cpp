@@ -2,7 +2,6 @@
 
 #include <cstring>
 
-#include "core/arrivals.h"
 #include "driver/context.h"
 #include "driver/device_kernels.h"
 #include "vmm/limbo.h"
@@ -13,7 +12,6 @@ namespace {
 // The core keeps the contexts that it retained for good; a reset of the simulator forgets them, and handles are the same again once they are retained anew.
 void reset_simulator() {
   DeviceKernels::forget_all();
-  Arrivals::forget_all();
   sim().reset();
   sim().set_device_count(kDevices);
   for (int device = 0; device < kDevices; ++device) sim().set_capacity(device, kGiB);

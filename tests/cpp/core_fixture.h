@@ -54,10 +54,7 @@ class CoreTest : public ::testing::Test {
   Report resume(const std::vector<std::string>& tags = {}) { return run(OperationKind::kResume, tags, {}); }
   std::unique_ptr<Operation> claim(OperationKind kind, const std::vector<std::string>& tags = {},
                                    std::optional<BackupKind> backup = {}) {
-    OperationRequest request;
-    request.tags.names = tags;
-    request.backup = backup;
-    return saver().claim(kind, std::move(request));
+    return saver().claim(kind, {.tags = {.names = tags, .addresses = {}, .is_missing_ok = false}, .backup = backup});
   }
 
   bool is_partial(const std::string& tag);
@@ -68,7 +65,7 @@ class CoreTest : public ::testing::Test {
 
  private:
   Report run(OperationKind kind, const std::vector<std::string>& tags, std::optional<BackupKind> backup) {
-    return claim(kind, tags, backup)->commit().front();
+    return claim(kind, tags, backup)->commit();
   }
   std::unique_ptr<Saver> saver_;
 };
