@@ -15,7 +15,7 @@ CTEST_ARGS ?=
 include tools/build.mk
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help demo test test-cpp test-python gpu-test lint tidy format ptx asan tsan wheel-test clean
+.PHONY: FORCE help demo test test-cpp test-python gpu-test lint tidy format asan tsan wheel-test clean
 
 help: ## List these targets
 	@echo "Usage: make TARGET [SYSTEM=1] [PYTHON=python3] [JOBS=n]"
@@ -50,9 +50,6 @@ format: $(LINTERS) ## Rewrite sources in the project's format
 tidy: $(LINTERS) $(BUILD_TOOLS) ## clang-tidy over the C++ sources
 	@$(CMAKE_CONFIGURE) -S . -B build/tidy -DEBBTIDE_OFFLINE=ON >/dev/null
 	tools/tidy.sh $(BIN)/clang-tidy build/tidy
-
-ptx: $(PTX_TOOLS) ## Compile the GPU kernels anew (csrc/kernels/blocks.ptx)
-	@$(BIN)/python tools/make_ptx.py
 
 asan: $(BUILD_TOOLS) ## C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(CMAKE_CONFIGURE) --preset asan

@@ -6,9 +6,7 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
-#include <random>
 #include <string>
-#include <string_view>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -36,23 +34,6 @@ std::optional<uint64_t> size_from_environment(const char* variable) {
   return bytes;
 }
 
-// A switch from the environment, where it is set and is one.
-std::optional<bool> switch_from_environment(const char* variable) {
-  const char* text = std::getenv(variable);
-  if (text == nullptr || *text == '\0') return std::nullopt;
-  const std::string_view value = text;
-  if (value == "0" || value == "1") return value == "1";
-  log_line(LogLevel::kError, {variable, "=", text, " is neither 0 nor 1; it is ignored"});
-  return std::nullopt;
-}
-
-// Different in every process, so that nobody can prepare bytes whose digests collide.
-kernels::Digest make_seed() {
-  std::random_device source;
-  const auto word = [&] { return (static_cast<uint64_t>(source()) << 32) ^ source(); };
-  return {word(), word()};
-}
-
 }  // namespace
 
 bool is_forked_child() noexcept { return forked_child.load(std::memory_order_relaxed); }
@@ -64,15 +45,10 @@ void require_not_forked() {
       "exec");
 }
 
-Saver::Saver() : digest_seed(make_seed()) {
+Saver::Saver() {
   if (const auto bytes = size_from_environment("EBBTIDE_DEVICE_LIMIT")) device_budget.set_limit(*bytes);
   if (const auto bytes = size_from_environment("EBBTIDE_HOST_LIMIT")) host_budget.set_limit(*bytes);
   if (const auto bytes = size_from_environment("EBBTIDE_HOST_MARGIN")) host_budget.set_margin(*bytes);
-  if (const auto bytes = size_from_environment("EBBTIDE_PINNED_LIMIT")) pinned_budget.set_limit(*bytes);
-  if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_CLEAN")) skip.clean = *is_on;
-  if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_UNUSED")) skip.unused = *is_on;
-  if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_CONSTANT")) skip.constant = *is_on;
-  if (const auto is_on = switch_from_environment("EBBTIDE_COMPARE_BYTES")) skip.must_compare = *is_on;
 }
 
 Saver& Saver::instance() {
@@ -188,9 +164,9 @@ void Saver::free(CUdeviceptr address) {
   if (allocation != nullptr) deferred_frees.destroy(std::move(allocation));
 }
 
-std::unique_ptr<Operation> Saver::claim(OperationKind kind, OperationRequest request) {
+std::unique_ptr<Operation> Saver::claim(OperationKind kind, const OperationRequest& request) {
   require_not_forked();
-  return Operation::claim(*this, kind, std::move(request));
+  return Operation::claim(*this, kind, request);
 }
 
 }  // namespace ebbtide

@@ -19,7 +19,6 @@
 #include "sim/contexts.h"
 #include "sim/host_memory.h"
 #include "sim/lock.h"
-#include "sim/modules.h"
 #include "sim/physical.h"
 #include "sim/streams.h"
 
@@ -43,7 +42,6 @@ struct Simulator {
   AddressSpace address_space;
   HostMemory host_memory;
   Contexts contexts;
-  Modules modules;
   Streams streams;
 
   uint64_t next_id() { return 0x10000 + 16 * ++last_id; }

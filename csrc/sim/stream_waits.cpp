@@ -59,10 +59,8 @@ CUresult Streams::destroy(Lock& lock, const StreamRef& stream) {
     capture->is_invalidated = true;
     if (capture->origin == stream->id) drop_capture(capture);
   }
-  const Point tail{stream, stream->submitted};
-  run_until_blocked(lock, tail);
+  run_until(lock, {stream, stream->submitted});
   streams_.erase(stream->id);
-  if (!tail.is_reached()) orphans_.push_back(stream);
   return CUDA_SUCCESS;
 }
 

@@ -39,7 +39,6 @@ class _Capture:
             workspaces.forget()
             _core.begin_capture()
             self._is_counted = True
-            leases.shelf.begin_capture(None if pool_id is None else tuple(pool_id))
             frame = frames.OrdinaryFrame(self)
             self._stack.push(frame)
             self._frame = frame
@@ -67,7 +66,6 @@ class _Capture:
                 self._stack.discard(frame)
         finally:
             if is_counted:
-                leases.shelf.end_capture()
                 _core.end_capture()
             if lease is not None:
                 _core.close_lease(lease.id)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ebbtide import torch_extension
-from ebbtide.saver.snapshots import Segment, make_segment
 
 
 class CpuPools:
@@ -25,12 +24,12 @@ class CpuPools:
         """See PoolBackend."""
         return int(self._extension.pool_create(slot, tag))
 
-    def segments(self, pool: int) -> Sequence[Segment]:
+    def unused_segments(self, pool: int) -> Sequence[int] | None:
         """See PoolBackend."""
-        return [
-            make_segment(address, size, ((address + offset, length, not is_used) for offset, length, is_used in blocks))
-            for address, size, blocks in self._extension.pool_snapshot(pool)
-        ]
+        segments = self._extension.pool_snapshot(pool)
+        if any(is_allocated for _, _, blocks in segments for _, _, is_allocated in blocks):
+            return None
+        return [address for address, _, _ in segments]
 
     def enter(self, pool: int) -> None:
         """See PoolBackend."""

@@ -1,4 +1,4 @@
-"""Finds the tensors in what callers hand over: modules, optimizers, containers."""
+"""Finds the tensors in what callers hand to `adopt`, and the storages behind them."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -26,9 +26,7 @@ class TensorWalk:
     - Anything else in a container is passed by; as an argument of its own it is refused.
     """
 
-    def __init__(self, caller: str = "adopt", *, with_gradients: bool = True) -> None:
-        self._caller = caller
-        self._with_gradients = with_gradients
+    def __init__(self) -> None:
         self._seen: set[int] = set()
         self._keep: list[Any] = []  # so that no id is used again meanwhile
 
@@ -40,7 +38,7 @@ class TensorWalk:
         """
         if not self._is_known(thing):
             raise TypeError(
-                f"{self._caller} takes tensors, modules, optimizers, and containers or dataclasses of them, "
+                "adopt takes tensors, modules, optimizers, and containers or dataclasses of them, "
                 f"not {type(thing).__name__}"
             )
         yield from self._visit(thing)
@@ -76,7 +74,7 @@ class TensorWalk:
                 yield from self._visit(getattr(tensor.detach(), name)())
         else:
             yield tensor
-        if self._with_gradients and tensor.is_leaf and tensor.grad is not None:
+        if tensor.is_leaf and tensor.grad is not None:
             yield from self._visit(tensor.grad)
 
 
