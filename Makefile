@@ -11,11 +11,13 @@ TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
 CTEST_ARGS ?=
+# Such as --works first_pause,swap, or --small on a machine without a GPU.
+BENCH_ARGS ?=
 
 include tools/build.mk
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help demo test test-cpp test-python gpu-test lint tidy format asan tsan wheel-test clean
+.PHONY: FORCE help demo test test-cpp test-python gpu-test lint bench tidy format ptx asan tsan wheel-test clean
 
 help: ## List these targets
 	@echo "Usage: make TARGET [SYSTEM=1] [PYTHON=python3] [JOBS=n]"
@@ -36,6 +38,9 @@ test-python: $(INSTALLED) ## Python tests only
 gpu-test: $(INSTALLED) ## The same tests on a CUDA GPU; an unexpected skip is a failure
 	@$(RUN) env EBBTIDE_TEST_DRIVER=cuda EBBTIDE_NO_SKIPS=1 $(PY) -m pytest $(PYTEST_ARGS)
 
+bench: $(INSTALLED) ## Measure ebbtide, its rivals and the machine: a table, and JSON in benchmarks/results/
+	@$(RUN) $(PY) -m benchmarks run --out benchmarks/results $(BENCH_ARGS)
+
 lint: $(LINTERS) tidy ## Formatting, naming, style and types; changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,6 +55,9 @@ format: $(LINTERS) ## Rewrite sources in the project's format
 tidy: $(LINTERS) $(BUILD_TOOLS) ## clang-tidy over the C++ sources
 	@$(CMAKE_CONFIGURE) -S . -B build/tidy -DEBBTIDE_OFFLINE=ON >/dev/null
 	tools/tidy.sh $(BIN)/clang-tidy build/tidy
+
+ptx: $(PTX_TOOLS) ## Compile the GPU kernels anew (csrc/kernels/blocks.ptx)
+	@$(BIN)/python tools/make_ptx.py
 
 asan: $(BUILD_TOOLS) ## C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(CMAKE_CONFIGURE) --preset asan

@@ -3,26 +3,24 @@
 Checked in each cycle: free device memory, every tensor's checksum (computed on the device before and after), every
 address. Over the cycles: no growth of device or host memory. The exit status is 1 where a check fails.
 
-    python benchmarks/llama_cycle.py --out benchmarks/results
+    python -m benchmarks.llama_cycle --out benchmarks/results
 """
 
 import argparse
-import resource
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import provenance
 import torch
-from ebbtide import _core, saver
+from ebbtide import saver
 from ebbtide.sizes import format_size
 
-LAYERS, HIDDEN, FEED, KEY_VALUE, VOCABULARY = 32, 4096, 14336, 1024, 128256
+from benchmarks import device, provenance
+from benchmarks import tensors as kept
+
 TAG = "weights"
 # More than a page table's worth, less than one tensor: growth below this in 20 cycles is no leak of ours.
 GROWTH_ALLOWED_BYTES = 32 << 20
-CHECK_PIECE = 1 << 24
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -37,52 +35,26 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def shapes(scale: float) -> list[tuple[int, ...]]:
-    """Llama-3-8B's tensors, but for the last norm: 290. Each holds a multiple of 8 bytes in bf16."""
-    block = [(HIDDEN, HIDDEN), (KEY_VALUE, HIDDEN), (KEY_VALUE, HIDDEN), (HIDDEN, HIDDEN)]
-    block += [(FEED, HIDDEN), (FEED, HIDDEN), (HIDDEN, FEED)]
-    matrices = [(VOCABULARY, HIDDEN), *(block * LAYERS), (VOCABULARY, HIDDEN)]
-    norms = [(HIDDEN,)] * (2 * LAYERS)
-    return [(max(1, int(rows * scale)), columns) for rows, columns in matrices] + norms
-
-
 def make_tensors(scale: float) -> list[torch.Tensor]:
     with saver.region(TAG):
-        tensors = [torch.empty(shape, dtype=torch.bfloat16, device=saver.device) for shape in shapes(scale)]
-    torch.manual_seed(0)
-    for tensor in tensors:
-        tensor.flatten().view(torch.int64).random_()
+        tensors = kept.make(kept.llama_shapes(scale))
+    kept.fill(tensors)
     return tensors
-
-
-def checksum(tensor: torch.Tensor, weights: torch.Tensor) -> tuple[int, int]:
-    """Two sums modulo 2**64, the second one aware of each word's position."""
-    plain = weighted = 0
-    for number, piece in enumerate(tensor.flatten().view(torch.int64).split(CHECK_PIECE)):
-        plain += int(piece.sum())
-        weighted += (2 * number + 1) * int((piece * weights[: len(piece)]).sum())
-    return plain % 2**64, weighted % 2**64
-
-
-def synchronize() -> None:
-    if saver.device == "cuda":
-        torch.cuda.synchronize()
 
 
 def memory() -> dict[str, int]:
     """Bytes: free on the device, this process's resident set, and what ebbtide says that it holds on the host."""
-    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
-        "device_free": _core.query_device(0).free_bytes,
-        "resident_set": resident_pages * resource.getpagesize(),
+        "device_free": device.free_bytes(),
+        "resident_set": device.resident_bytes(),
         "host_held": saver.stats()["host_held_bytes"],
     }
 
 
-def cycle(tensors: list[torch.Tensor], expected: list[Any], weights: torch.Tensor) -> dict[str, Any]:
+def cycle(tensors: list[torch.Tensor], expected: list[kept.Sums], checker: kept.Checker) -> dict[str, Any]:
     """One pause and resume, with what was wrong about it."""
     addresses = [tensor.data_ptr() for tensor in tensors]
-    synchronize()
+    device.synchronize()
     before = memory()
     start = time.perf_counter()
     pause = saver.pause(TAG)
@@ -90,13 +62,13 @@ def cycle(tensors: list[torch.Tensor], expected: list[Any], weights: torch.Tenso
     away = memory()
     start = time.perf_counter()
     resume = saver.resume(TAG)
-    synchronize()
+    device.synchronize()
     resume_seconds = time.perf_counter() - start
     after = memory()
     faults = []
     if [tensor.data_ptr() for tensor in tensors] != addresses:
         faults.append("an address changed")
-    if [checksum(tensor, weights) for tensor in tensors] != expected:
+    if checker.sums(tensors) != expected:
         faults.append("a tensor's bytes changed")
     # The first pause pins the ring, for which the driver takes a few MiB of the device.
     if away["device_free"] - before["device_free"] < pause.bytes - GROWTH_ALLOWED_BYTES:
@@ -128,15 +100,15 @@ def measure_link(size_bytes: int = 1 << 30) -> dict[str, float] | None:
     if saver.device != "cuda":
         return None
     host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-    device = torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
+    array = torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
     rates = {}
-    for name, to, source in (("to_host", host, device), ("to_device", device, host)):
+    for name, to, source in (("to_host", host, array), ("to_device", array, host)):
         best = float("inf")
         for _ in range(4):
-            synchronize()
+            device.synchronize()
             start = time.perf_counter()
             to.copy_(source, non_blocking=True)
-            synchronize()
+            device.synchronize()
             best = min(best, time.perf_counter() - start)
         rates[name] = size_bytes / best
     return rates
@@ -158,13 +130,13 @@ def main() -> int:
     arguments = parse_arguments()
     link = measure_link()
     tensors = make_tensors(arguments.scale)
-    weights = torch.arange(1, 2 * CHECK_PIECE, 2, device=saver.device)  # odd: every bit of a word counts
-    expected = [checksum(tensor, weights) for tensor in tensors]
+    checker = kept.Checker()
+    expected = checker.sums(tensors)
     size = sum(tensor.nbytes for tensor in tensors)
     print(f"{len(tensors)} tensors, {format_size(size)} on the {saver.device} device")
     cycles = []
     for number in range(arguments.cycles + 1):
-        cycles.append(cycle(tensors, expected, weights))
+        cycles.append(cycle(tensors, expected, checker))
         show_cycle("first cycle" if number == 0 else f"cycle {number}", cycles[-1])
     faults = [f"cycle {n}: {fault}" for n, entry in enumerate(cycles) for fault in entry["faults"]]
     faults += find_growth(cycles)

@@ -83,9 +83,15 @@ def describe(summary: dict[str, float | int], unit: str, factor: float = 1.0) ->
 
 def finish(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
     """Writes the result with its provenance, if --out was given."""
-    if arguments.out is None:
-        return
-    file = arguments.out if arguments.out.suffix == ".json" else arguments.out / f"{Path(sys.argv[0]).stem}.json"
+    if arguments.out is not None:
+        print(f"written: {write(arguments.out, Path(sys.argv[0]).stem, collect(arguments), result)}")
+
+
+def write(out: Path, name: str, origin: dict[str, Any], result: dict[str, Any]) -> Path:
+    """The file: `out` itself where it is named as one, else `name`.json in it. Whole or not at all."""
+    file = out if out.suffix == ".json" else out / f"{name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"provenance": collect(arguments), "result": result}, indent=2) + "\n")
-    print(f"written: {file}")
+    part = file.with_name(f".{file.name}.part")
+    part.write_text(json.dumps({"provenance": origin, "result": result}, indent=1) + "\n")
+    part.rename(file)
+    return file

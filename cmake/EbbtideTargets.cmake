@@ -26,6 +26,12 @@ function(ebbtide_configure target)
   endif()
 endfunction()
 
+# ebbtide_embed_ptx(): tells kernels/ptx.cpp which file it embeds, and builds it anew when that changes.
+function(ebbtide_embed_ptx)
+  set(ptx "${PROJECT_SOURCE_DIR}/csrc/kernels/blocks.ptx")
+  set_source_files_properties("${PROJECT_SOURCE_DIR}/csrc/kernels/ptx.cpp" PROPERTIES OBJECT_DEPENDS "${ptx}" COMPILE_DEFINITIONS "EBBTIDE_PTX_FILE=\"${ptx}\"")
+endfunction()
+
 # ebbtide_self_contained(TARGET MAP): the library carries its own C++ runtime, needs nothing but libc and the loader, and exports what the version script names.
 # A preloaded library that needs the program's copy of libstdc++ can end the program with "symbol lookup error".
 function(ebbtide_self_contained target map)

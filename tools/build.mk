@@ -10,6 +10,7 @@ say = @echo '== $(1)' >&2
 
 BIN := .venv/bin
 LINTERS := .venv/.lint-tools
+PTX_TOOLS := .venv/.ptx-tools
 
 ifeq ($(SYSTEM),)
   PY := $(BIN)/python
@@ -68,6 +69,11 @@ PIP_BUILD = PATH="$(TOOL_PATH)" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PY) -m pip 
 .venv/.lint-tools: .venv/.created requirements/lint.txt
 	$(call say,Installing the formatters and checkers into .venv)
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/lint.txt
+	@touch $@
+
+.venv/.ptx-tools: .venv/.created requirements/ptx.txt
+	$(call say,Installing the compiler of the kernels into .venv)
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/ptx.txt
 	@touch $@
 
 # --- SYSTEM=1 -------------------------------------------------------------------------------------------------------------

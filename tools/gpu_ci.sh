@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # What CI can't do: build, test and measure on a machine with a GPU, with nothing downloaded. Results and logs go to $OUT (default build/gpu).
 #
-#   [REVISION=<git revision>] tools/gpu_ci.sh [build] [tests] [sanitizer] [examples] [measure]      (default: all)
+#   [REVISION=<git revision>] tools/gpu_ci.sh [build] [tests] [sanitizer] [examples] [measure] [bench]      (default: all)
 #
 # Steps are independent: a failed one is named at the end and makes the exit status 1, the others still run.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-build/gpu}
 mkdir -p "$OUT"
-steps=${*:-build tests sanitizer examples measure}
+steps=${*:-build tests sanitizer examples measure bench}
 failed=()
 
 run() { # run NAME COMMAND...: its output to $OUT/NAME.log, its last lines to the screen
@@ -36,8 +36,12 @@ for step in $steps; do
       done
       ;;
     measure)
-      run malloc_region "${SITE[@]}" python3 benchmarks/malloc_region.py --out "$OUT" ${REVISION:+--revision "$REVISION"}
-      run llama_cycle "${SITE[@]}" python3 benchmarks/llama_cycle.py --out "$OUT" ${REVISION:+--revision "$REVISION"}
+      run llama_cycle "${SITE[@]}" python3 -m benchmarks.llama_cycle --out "$OUT" ${REVISION:+--revision "$REVISION"}
+      ;;
+    bench)
+      # BENCH_ARGS: such as "--works first_pause,swap" where one call may not take long enough for all of them.
+      # shellcheck disable=SC2086
+      run bench "${SITE[@]}" python3 -m benchmarks run --out "$OUT" ${REVISION:+--revision "$REVISION"} ${BENCH_ARGS:-}
       ;;
     *)
       echo "unknown step: $step"

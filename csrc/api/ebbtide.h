@@ -102,10 +102,27 @@ typedef enum ebbtide_limit {
   EBBTIDE_HOST_LIMIT =
       1, /* bytes of host memory that ebbtide may hold; default unlimited (RAM and cgroups still bound it) */
   EBBTIDE_HOST_MARGIN =
-      2 /* bytes of host memory that it leaves to others; default 1 GiB or a sixteenth of RAM, the smaller */
+      2, /* bytes of host memory that it leaves to others; default 1 GiB or a sixteenth of RAM, the smaller */
+  EBBTIDE_PINNED_LIMIT =
+      3 /* bytes of pinned memory: rings between device and host, and pinned backups; default unlimited */
 } ebbtide_limit;
 EBBTIDE_API ebbtide_status ebbtide_set_limit(ebbtide_limit limit, uint64_t bytes, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* bytes, ebbtide_error* error);
+
+/* What a pause may leave where it is; 1 (default) or 0. SKIP_CLEAN: blocks of 2 MiB that did not change since their backup was made, by a 128-bit digest (two different contents have the same one with odds of
+ * 2^-128). SKIP_UNUSED: ranges of which the request says that nobody uses them. SKIP_CONSTANT: blocks of one repeated value of 16 bytes. COMPARE_BYTES (default 0): where the digest says that nothing
+ * changed, the bytes are copied and compared all the same. */
+typedef enum ebbtide_option {
+  EBBTIDE_SKIP_CLEAN = 0,
+  EBBTIDE_SKIP_UNUSED = 1,
+  EBBTIDE_SKIP_CONSTANT = 2,
+  EBBTIDE_COMPARE_BYTES = 3
+} ebbtide_option;
+EBBTIDE_API ebbtide_status ebbtide_set_option(ebbtide_option option, int32_t value, ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_get_option(ebbtide_option option, int32_t* value, ebbtide_error* error);
+
+/* The folder of disk backups that are made from now on; NULL: EBBTIDE_DISK_DIRECTORY, else TMPDIR, else /var/tmp. Looked at when a backup is made. */
+EBBTIDE_API ebbtide_status ebbtide_set_disk_directory(const char* path, ebbtide_error* error);
 
 /* --- allocations ------------------------------------------------------------------------------------------------------ */
 
@@ -113,15 +130,17 @@ typedef enum ebbtide_backup_kind {
   EBBTIDE_BACKUP_AS_ALLOCATED = -1, /* operations only: what each allocation's policy says */
   EBBTIDE_BACKUP_NONE = 0,          /* content is dropped at pause */
   EBBTIDE_BACKUP_RAM = 1,
-  EBBTIDE_BACKUP_PINNED = 2, /* not built yet: refused */
-  EBBTIDE_BACKUP_DISK = 3    /* not built yet: refused */
+  EBBTIDE_BACKUP_PINNED =
+      2, /* the fastest; the memory stays pinned until the allocation is freed, or is resumed with retain 0 */
+  EBBTIDE_BACKUP_DISK = 3
 } ebbtide_backup_kind;
 
 typedef struct ebbtide_policy {
   size_t struct_size;
   int32_t backup; /* ebbtide_backup_kind; default RAM */
+  int32_t retain; /* 1: a resume keeps the backup's memory and content for the next pause; default 0 */
 } ebbtide_policy;
-#define EBBTIDE_POLICY_INIT {sizeof(ebbtide_policy), EBBTIDE_BACKUP_RAM}
+#define EBBTIDE_POLICY_INIT {sizeof(ebbtide_policy), EBBTIDE_BACKUP_RAM, 0}
 
 /* A new allocation: size rounded up to the device's granularity, zeroed, resident. policy NULL is the default policy. */
 EBBTIDE_API ebbtide_status ebbtide_alloc(const char* tag, const ebbtide_policy* policy, int32_t device,
@@ -142,10 +161,11 @@ typedef struct ebbtide_allocation_info {
   uint64_t address, size_bytes; /* the whole range; size as rounded */
   uint64_t resident_bytes, stored_bytes;
   int32_t device, place, backup, chunk_count;
-  uint64_t sequence; /* rises with each allocation */
+  int32_t is_trimmed; /* its memory was given up by ebbtide_trim */
+  uint64_t sequence;  /* rises with each allocation */
   char tag[EBBTIDE_TAG_MAX + 1];
 } ebbtide_allocation_info;
-#define EBBTIDE_ALLOCATION_INFO_INIT {sizeof(ebbtide_allocation_info), 0, 0, 0, 0, -1, 0, 0, 0, 0, {0}}
+#define EBBTIDE_ALLOCATION_INFO_INIT {sizeof(ebbtide_allocation_info), 0, 0, 0, 0, -1, 0, 0, 0, 0, 0, {0}}
 /* address may lie anywhere inside an allocation. *found is 0 and *info untouched where it is not ours. Never waits for an operation. */
 EBBTIDE_API ebbtide_status ebbtide_find(const void* address, int* found, ebbtide_allocation_info* info,
                                         ebbtide_error* error);
@@ -181,6 +201,8 @@ typedef struct ebbtide_lease {
 EBBTIDE_API ebbtide_status ebbtide_open_lease(const char* tag, const char* holder, ebbtide_lease* lease,
                                               ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_close_lease(uint64_t id, ebbtide_error* error);
+/* The number of the newest lease of all: what a request says in unused_as_of. */
+EBBTIDE_API uint64_t ebbtide_last_lease(void);
 
 /* --- captures --------------------------------------------------------------------------------------------------------- */
 
@@ -191,7 +213,16 @@ EBBTIDE_API ebbtide_status ebbtide_end_capture(ebbtide_error* error);
 
 /* --- operations ------------------------------------------------------------------------------------------------------- */
 
-typedef enum ebbtide_operation_kind { EBBTIDE_PAUSE = 0, EBBTIDE_RESUME = 1 } ebbtide_operation_kind;
+typedef enum ebbtide_operation_kind {
+  EBBTIDE_PAUSE = 0,
+  EBBTIDE_RESUME = 1,
+  EBBTIDE_PREPARE = 3,
+  EBBTIDE_TRIM = 4
+} ebbtide_operation_kind;
+
+typedef struct ebbtide_range {
+  uint64_t address, size_bytes;
+} ebbtide_range;
 
 typedef struct ebbtide_request {
   size_t struct_size;
@@ -200,12 +231,21 @@ typedef struct ebbtide_request {
   int32_t missing_ok;      /* 1: a tag that nobody ever named is skipped; 0: a STATE_ERROR that lists the known ones */
   int32_t backup;          /* pause: ebbtide_backup_kind for this once; default AS_ALLOCATED */
   const void* const* addresses; /* address_count allocations by their first address: only these of the tags */
-  size_t address_count;         /* 0: all of them */
+  size_t address_count;         /* 0: all of them, but for trimmed ones */
+  int32_t retain; /* resume: 1 or 0 instead of each allocation's policy; default -1: what the policies say */
+  /* pause: unused_count ranges by address that nobody uses: their content may go. True as of the moment when lease unused_as_of was the newest; ignored where a tag was leased later. */
+  const ebbtide_range* unused;
+  size_t unused_count;
+  uint64_t unused_as_of;
+  const ebbtide_range* order; /* resume: order_count ranges whose bytes come first, in this order */
+  size_t order_count;
 } ebbtide_request;
-#define EBBTIDE_REQUEST_INIT {sizeof(ebbtide_request), NULL, 0, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, 0}
+#define EBBTIDE_REQUEST_INIT \
+  {sizeof(ebbtide_request), NULL, 0, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, 0, -1, NULL, 0, 0, NULL, 0}
 #ifndef __cplusplus
-#define EBBTIDE_TAG(name) \
-  (&(ebbtide_request){sizeof(ebbtide_request), (const char* const[]){name}, 1, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, 0})
+#define EBBTIDE_TAG(name)                                                                                            \
+  (&(ebbtide_request){sizeof(ebbtide_request), (const char* const[]){name}, 1, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, \
+                      0, -1, NULL, 0, 0, NULL, 0})
 #endif
 
 typedef struct ebbtide_report ebbtide_report; /* give back with ebbtide_free_report */
@@ -213,17 +253,21 @@ typedef struct ebbtide_report_row {
   size_t struct_size;
   const char* tag;
   int32_t device;
-  uint64_t bytes;   /* device bytes freed (pause) or claimed (resume) */
-  uint64_t copied;  /* bytes that crossed the bus */
-  uint64_t skipped; /* bytes with a backup that needed no copy */
+  uint64_t bytes;    /* device bytes freed (pause, trim) or claimed (resume); host bytes made ready (prepare) */
+  uint64_t copied;   /* bytes that crossed the bus */
+  uint64_t skipped;  /* bytes with a backup that needed no copy, clean + unused + constant: */
+  uint64_t clean;    /* the backup held them already */
+  uint64_t unused;   /* nobody uses them */
+  uint64_t constant; /* one repeated value; on the way back unused ones too */
 } ebbtide_report_row;
 typedef struct ebbtide_report_totals {
   size_t struct_size;
   int32_t kind; /* ebbtide_operation_kind */
   uint64_t bytes, copied, skipped;
   double seconds;
+  uint64_t clean, unused, constant;
 } ebbtide_report_totals;
-#define EBBTIDE_REPORT_TOTALS_INIT {sizeof(ebbtide_report_totals), 0, 0, 0, 0, 0.0}
+#define EBBTIDE_REPORT_TOTALS_INIT {sizeof(ebbtide_report_totals), 0, 0, 0, 0, 0.0, 0, 0, 0}
 typedef void (*ebbtide_visit_row)(void* user, const ebbtide_report_row* row);
 EBBTIDE_API ebbtide_status ebbtide_read_report(const ebbtide_report* report, ebbtide_report_totals* totals,
                                                ebbtide_error* error);
@@ -240,6 +284,37 @@ EBBTIDE_API ebbtide_status ebbtide_pause(const ebbtide_request* request, ebbtide
 EBBTIDE_API ebbtide_status ebbtide_resume(const ebbtide_request* request, ebbtide_report** report,
                                           ebbtide_error* error);
 
+/* Both directions at once: the tags of leaving are paused, those of returning resumed; neither may be empty, and no tag in both. Device memory stays within the larger of the two plus 256 MiB (or the
+ * largest chunk that comes back), host memory within what both need. OUT_OF_MEMORY and STORE_ERROR before anything moves leave both as they were; after a later failure pause and resume finish either. */
+EBBTIDE_API ebbtide_status ebbtide_swap(const ebbtide_request* leaving, const ebbtide_request* returning,
+                                        ebbtide_report** pause_report, ebbtide_report** resume_report,
+                                        ebbtide_error* error);
+
+/* Takes the memory of backups (pages, pins, file space) now, so that the next pause of the tags waits for none. Allocations that have one are left alone. */
+EBBTIDE_API ebbtide_status ebbtide_prepare(const ebbtide_request* request, ebbtide_report** report,
+                                           ebbtide_error* error);
+
+/* Gives up the device memory of the allocations at request->addresses, of which the caller knows that nobody uses them: their content is dropped, their tags are not paused. ebbtide_resume with the same
+ * addresses brings it back, zeroed. STATE_ERROR while a lease on their tag is open. */
+EBBTIDE_API ebbtide_status ebbtide_trim(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error);
+
+/* A resume that returns once everything is mapped: kernels may use what has arrived. Its tags are held until the bytes are there; a pause that comes meanwhile waits. */
+typedef struct ebbtide_pending ebbtide_pending;
+EBBTIDE_API ebbtide_status ebbtide_resume_async(const ebbtide_request* request, ebbtide_pending** pending,
+                                                ebbtide_error* error);
+/* Lets a stream of this device (a CUstream) wait on the device for the bytes of range_count ranges, 0: for all. What is not on its way is there. The stream also goes on when the resume failed. */
+EBBTIDE_API ebbtide_status ebbtide_pending_stream_wait(ebbtide_pending* pending, int32_t device, void* stream,
+                                                       const ebbtide_range* ranges, size_t range_count,
+                                                       ebbtide_error* error);
+/* Whether the bytes of the range are there, or the resume is over; range NULL: whether it is over. */
+EBBTIDE_API ebbtide_status ebbtide_pending_ready(ebbtide_pending* pending, const ebbtide_range* range, int32_t* ready,
+                                                 ebbtide_error* error);
+/* Waits for the end; its error or its report, each time it is called. report may be NULL. */
+EBBTIDE_API ebbtide_status ebbtide_pending_wait(ebbtide_pending* pending, ebbtide_report** report,
+                                                ebbtide_error* error);
+/* Gives the handle back; waits for the end. */
+EBBTIDE_API void ebbtide_free_pending(ebbtide_pending* pending);
+
 /* The two phases apart, for ranks that decide together. A claim holds its tags (other operations on them wait), its budgets and its physical memory until it is committed or abandoned. Both consume the operation,
  * also when they fail. */
 typedef struct ebbtide_operation ebbtide_operation;
@@ -248,10 +323,10 @@ EBBTIDE_API ebbtide_status ebbtide_claim(ebbtide_operation_kind kind, const ebbt
 EBBTIDE_API ebbtide_status ebbtide_commit(ebbtide_operation* operation, ebbtide_report** report, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_abandon(ebbtide_operation* operation, ebbtide_error* error);
 
-/* The stored bytes of [address, address + size), which must lie in one allocation: *bytes is NULL while any of it is resident or dropped. The bytes stay readable until
- * ebbtide_release_backup, also after a resume. */
+/* The stored bytes of [address, address + size), which must lie in one allocation: *bytes is NULL while any of it is resident or dropped. They stay readable until ebbtide_release_backup, also after a
+ * resume. writable 1: what is written there comes back with the resume. A backup that somebody still looks at is not retained by a resume. Waits for an operation on the tag. */
 typedef struct ebbtide_backup ebbtide_backup;
-EBBTIDE_API ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, const void** bytes,
+EBBTIDE_API ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, int32_t writable, void** bytes,
                                              ebbtide_backup** backup, ebbtide_error* error);
 EBBTIDE_API void ebbtide_release_backup(ebbtide_backup* backup);
 
@@ -270,6 +345,8 @@ typedef struct ebbtide_tag_info {
       state; /* PAUSED: something is away and the last operation was whole (newer allocations may be resident); PARTIAL: it failed midway */
   int32_t lease_count;
   uint64_t allocation_count, size_bytes, resident_bytes, stored_bytes, dropped_bytes;
+  uint64_t trimmed_bytes;  /* of allocations that ebbtide_trim gave up; not among the dropped ones */
+  uint64_t retained_bytes; /* host memory and disk space of backups that are kept while their content is resident */
 } ebbtide_tag_info;
 typedef void (*ebbtide_visit_tag)(void* user, const ebbtide_tag_info* info);
 EBBTIDE_API ebbtide_status ebbtide_visit_tags(ebbtide_visit_tag visit, void* user, ebbtide_error* error);
@@ -282,16 +359,18 @@ typedef struct ebbtide_stats {
   uint64_t allocation_count, device_bytes, stored_bytes;
   uint64_t host_held_bytes;      /* host memory that ebbtide holds: backups and the staging ring */
   uint64_t host_available_bytes; /* what it could still take, by RAM, cgroups, host_limit and host_margin */
-  uint64_t staging_bytes;        /* pinned memory of the ring */
+  uint64_t staging_bytes;        /* pinned memory of the rings */
   uint64_t alloc_calls, free_calls, alloc_failures, pauses, resumes, operation_failures;
   uint64_t bytes_paused, bytes_resumed, bytes_to_host, bytes_to_device;
   uint64_t deferred_frees; /* put off by a capture or a failed synchronisation, not done yet */
   uint64_t deferred_undos; /* driver objects whose release failed and will be tried again */
+  uint64_t pinned_bytes;   /* rings and pinned backups */
+  uint64_t bytes_clean, bytes_unused, bytes_constant; /* of pauses: what needed no copy, by reason */
 } ebbtide_stats;
 EBBTIDE_API ebbtide_status ebbtide_get_stats(ebbtide_stats* stats,
                                              ebbtide_error* error); /* set stats->struct_size first */
 
-/* The newest 1,024 events, oldest first. kind: "pause", "resume", "pause_failed", "resume_failed", "out_of_memory". */
+/* The newest 1,024 events, oldest first. kind: "pause", "resume", "swap", "prepare", "trim", each also with "_failed", and "out_of_memory". */
 typedef struct ebbtide_event {
   size_t struct_size;
   uint64_t sequence;

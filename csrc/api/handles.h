@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 
+#include "api/guard.h"
 #include "base/error.h"
 #include "core/saver.h"
 
@@ -35,6 +36,12 @@ class Handles {
     const std::lock_guard lock(mutex_);
     if (live_.erase(handle) == 0) throw_unknown();
     return std::unique_ptr<Object>(handle);
+  }
+
+  // For the functions that give back and report nothing: an unknown handle, or a forked child's, is left alone.
+  void drop(Object* handle) noexcept {
+    if (handle == nullptr) return;
+    guarded(nullptr, [&] { take(handle); });
   }
 
  private:

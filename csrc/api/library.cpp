@@ -9,6 +9,7 @@
 #include "core/capabilities.h"
 #include "core/saver.h"
 #include "driver/context.h"
+#include "store/disk_store.h"
 
 // The library, its driver, devices and limits.
 using namespace ebbtide;
@@ -18,6 +19,21 @@ using api::require;
 #ifndef EBBTIDE_VERSION
 #define EBBTIDE_VERSION "0.1.0"
 #endif
+
+namespace {
+
+std::atomic<bool>& switch_of(ebbtide_option option) {
+  SkipRules& skip = Saver::instance().skip;
+  switch (option) {
+    case EBBTIDE_SKIP_CLEAN: return skip.clean;
+    case EBBTIDE_SKIP_UNUSED: return skip.unused;
+    case EBBTIDE_SKIP_CONSTANT: return skip.constant;
+    case EBBTIDE_COMPARE_BYTES: return skip.must_compare;
+  }
+  throw InvalidArgument("unknown option " + std::to_string(static_cast<int>(option)));
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -96,6 +112,7 @@ ebbtide_status ebbtide_set_limit(ebbtide_limit limit, uint64_t bytes, ebbtide_er
       case EBBTIDE_DEVICE_LIMIT: return saver.device_budget.set_limit(bytes);
       case EBBTIDE_HOST_LIMIT: return saver.host_budget.set_limit(bytes);
       case EBBTIDE_HOST_MARGIN: return saver.host_budget.set_margin(bytes);
+      case EBBTIDE_PINNED_LIMIT: return saver.pinned_budget.set_limit(bytes);
     }
     throw InvalidArgument("unknown limit " + std::to_string(static_cast<int>(limit)));
   });
@@ -110,8 +127,32 @@ ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* bytes, ebbtide_e
       case EBBTIDE_DEVICE_LIMIT: *bytes = saver.device_budget.limit_bytes(); return;
       case EBBTIDE_HOST_LIMIT: *bytes = saver.host_budget.limit_bytes(); return;
       case EBBTIDE_HOST_MARGIN: *bytes = saver.host_budget.margin_bytes(); return;
+      case EBBTIDE_PINNED_LIMIT: *bytes = saver.pinned_budget.limit_bytes(); return;
     }
     throw InvalidArgument("unknown limit " + std::to_string(static_cast<int>(limit)));
+  });
+}
+
+ebbtide_status ebbtide_set_option(ebbtide_option option, int32_t value, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(value == 0 || value == 1, "an option is 0 or 1");
+    require_not_forked();
+    switch_of(option).store(value == 1);
+  });
+}
+
+ebbtide_status ebbtide_get_option(ebbtide_option option, int32_t* value, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(value != nullptr, "value is null");
+    require_not_forked();
+    *value = switch_of(option).load() ? 1 : 0;
+  });
+}
+
+ebbtide_status ebbtide_set_disk_directory(const char* path, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require_not_forked();
+    set_disk_directory(path == nullptr ? "" : path);
   });
 }
 

@@ -123,6 +123,8 @@ ebbtide_status ebbtide_close_lease(uint64_t id, ebbtide_error* error) {
   });
 }
 
+uint64_t ebbtide_last_lease(void) { return is_forked_child() ? 0 : Saver::instance().registry.last_lease(); }
+
 ebbtide_status ebbtide_begin_capture(ebbtide_error* error) {
   return guarded(error, [&] {
     require_not_forked();

@@ -4,10 +4,11 @@
 #include "api/ebbtide.h"
 #include "api/guard.h"
 #include "api/handles.h"
+#include "api/pending.h"
 #include "api/view.h"
 #include "core/operation.h"
 
-// pause and resume, their reports, and the stored bytes.
+// pause, resume and their like, and their reports.
 using namespace ebbtide;
 using api::guarded;
 using api::require;
@@ -17,9 +18,6 @@ struct ebbtide_report {
 };
 struct ebbtide_operation {
   std::unique_ptr<Operation> operation;
-};
-struct ebbtide_backup {
-  std::shared_ptr<Stored> stored;
 };
 
 namespace {
@@ -33,26 +31,14 @@ api::Handles<ebbtide_operation>& operations() {
   static auto* const table = new api::Handles<ebbtide_operation>("operation");
   return *table;
 }
-api::Handles<ebbtide_backup>& backups() {
-  static auto* const table = new api::Handles<ebbtide_backup>("backup");
-  return *table;
-}
-
-// For the functions that give back and report nothing: an unknown handle, or a forked child's, is left alone.
-template <typename Object>
-void drop(api::Handles<Object>& table, Object* handle) {
-  if (handle == nullptr) return;
-  guarded(nullptr, [&] { table.take(handle); });
-}
-
 void hand_out(Report report, ebbtide_report** out) {
-  if (out != nullptr) *out = reports().add(std::make_unique<ebbtide_report>(ebbtide_report{std::move(report)}));
+  if (out != nullptr) *out = api::hand_out_report(std::move(report));
 }
 
 ebbtide_status run(OperationKind kind, const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
   return guarded(error, [&] {
     const OperationRequest read = api::read_request(request);
-    hand_out(Saver::instance().claim(kind, read)->commit(), report);
+    hand_out(std::move(Saver::instance().claim(kind, read)->commit().front()), report);
   });
 }
 
@@ -62,14 +48,21 @@ ebbtide_status visit_rows(const ebbtide_report* report, ReportRows Report::* row
     require(report != nullptr, "report is null");
     require(visit != nullptr, "visit is null");
     for (const auto& [key, row] : reports().at(report).report.*rows) {
-      const ebbtide_report_row shown = {sizeof shown, key.first.c_str(), key.second,
-                                        row.bytes,    row.copied,        row.skipped};
+      const ebbtide_report_row shown = api::show_row(key.first, key.second, row);
       visit(user, &shown);
     }
   });
 }
 
 }  // namespace
+
+namespace ebbtide::api {
+
+ebbtide_report* hand_out_report(Report report) {
+  return reports().add(std::make_unique<ebbtide_report>(ebbtide_report{std::move(report)}));
+}
+
+}  // namespace ebbtide::api
 
 extern "C" {
 
@@ -81,11 +74,45 @@ ebbtide_status ebbtide_resume(const ebbtide_request* request, ebbtide_report** r
   return run(OperationKind::kResume, request, report, error);
 }
 
+ebbtide_status ebbtide_prepare(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
+  return run(OperationKind::kPrepare, request, report, error);
+}
+
+ebbtide_status ebbtide_trim(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
+  return guarded(error, [&] {
+    const OperationRequest read = api::read_request(request);
+    require(!read.tags.addresses.empty(), "a trim names the allocations that nobody uses, by address");
+    hand_out(std::move(Saver::instance().claim(OperationKind::kTrim, read)->commit().front()), report);
+  });
+}
+
+ebbtide_status ebbtide_swap(const ebbtide_request* leaving, const ebbtide_request* returning,
+                            ebbtide_report** pause_report, ebbtide_report** resume_report, ebbtide_error* error) {
+  return guarded(error, [&] {
+    OperationRequest request = api::read_request(leaving);
+    OperationRequest other = api::read_request(returning);
+    request.resume_tags = std::move(other.tags);
+    request.retain = other.retain;
+    request.order = std::move(other.order);
+    std::vector<Report> reports = Saver::instance().claim(OperationKind::kSwap, std::move(request))->commit();
+    hand_out(std::move(reports.front()), pause_report);
+    hand_out(std::move(reports.back()), resume_report);
+  });
+}
+
+ebbtide_status ebbtide_resume_async(const ebbtide_request* request, ebbtide_pending** pending, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(pending != nullptr, "pending is null");
+    auto claimed = Saver::instance().claim(OperationKind::kResume, api::read_request(request));
+    *pending = api::hand_out_pending(PendingResume::start(std::move(claimed)));
+  });
+}
+
 ebbtide_status ebbtide_claim(ebbtide_operation_kind kind, const ebbtide_request* request, ebbtide_operation** operation,
                              ebbtide_error* error) {
   return guarded(error, [&] {
     require(operation != nullptr, "operation is null");
-    require(kind == EBBTIDE_PAUSE || kind == EBBTIDE_RESUME, "unknown kind of operation");
+    require(kind == EBBTIDE_PAUSE || kind == EBBTIDE_RESUME, "a claim is for a pause or a resume");
     auto made = std::make_unique<ebbtide_operation>();
     made->operation = Saver::instance().claim(static_cast<OperationKind>(kind), api::read_request(request));
     *operation = operations().add(std::move(made));
@@ -97,7 +124,7 @@ ebbtide_status ebbtide_commit(ebbtide_operation* operation, ebbtide_report** rep
   return guarded(error, [&] {
     require(operation != nullptr, "operation is null");
     const auto owned = operations().take(operation);
-    hand_out(owned->operation->commit(), report);
+    hand_out(std::move(owned->operation->commit().front()), report);
   });
 }
 
@@ -114,8 +141,11 @@ ebbtide_status ebbtide_read_report(const ebbtide_report* report, ebbtide_report_
     require(totals != nullptr, "totals is null");
     const Report& found = reports().at(report).report;
     const ReportRow sum = found.totals();
-    const ebbtide_report_totals filled = {
-        sizeof filled, static_cast<int32_t>(found.kind), sum.bytes, sum.copied, sum.skipped, found.seconds};
+    const ebbtide_report_totals filled = {sizeof filled, static_cast<int32_t>(found.kind),
+                                          sum.bytes,     sum.copied,
+                                          sum.skipped(), found.seconds,
+                                          sum.clean,     sum.unused,
+                                          sum.constant};
     api::write_struct(totals, filled, api::kLeastReportTotals, "ebbtide_report_totals");
   });
 }
@@ -130,31 +160,6 @@ ebbtide_status ebbtide_visit_left(const ebbtide_report* report, ebbtide_visit_ro
   return visit_rows(report, &Report::left, visit, user, error);
 }
 
-void ebbtide_free_report(ebbtide_report* report) { drop(reports(), report); }
-
-ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, const void** bytes, ebbtide_backup** backup,
-                                 ebbtide_error* error) {
-  return guarded(error, [&] {
-    require(bytes != nullptr && backup != nullptr, "bytes or backup is null");
-    require_not_forked();
-    Registry& registry = Saver::instance().registry;
-    const auto allocation = registry.find(reinterpret_cast<CUdeviceptr>(address));
-    require(allocation != nullptr, "this address is in no allocation of ebbtide");
-    const size_t begin = reinterpret_cast<CUdeviceptr>(address) - allocation->address();
-    require(size_bytes <= allocation->size_bytes() - begin, "the range reaches beyond its allocation");
-    *bytes = nullptr;
-    *backup = nullptr;
-    for (const Chunk& chunk : allocation->chunks) {
-      const bool is_inside = chunk.offset < begin + size_bytes && begin < chunk.offset + chunk.size_bytes;
-      if (is_inside && chunk.place.load() != Place::kStored) return;
-    }
-    auto stored = registry.stored_of(*allocation);
-    if (stored == nullptr || stored->backup->view() == nullptr) return;
-    *bytes = stored->backup->view() + begin;
-    *backup = backups().add(std::make_unique<ebbtide_backup>(ebbtide_backup{std::move(stored)}));
-  });
-}
-
-void ebbtide_release_backup(ebbtide_backup* backup) { drop(backups(), backup); }
+void ebbtide_free_report(ebbtide_report* report) { reports().drop(report); }
 
 }  // extern "C"

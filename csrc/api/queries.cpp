@@ -23,7 +23,7 @@ struct TagSnapshot {
 ebbtide_tag_state state_of(const Tag& tag, const ebbtide_tag_info& info) {
   if (info.allocation_count == 0) return EBBTIDE_EMPTY;
   if (tag.is_partial) return EBBTIDE_PARTIAL;
-  return info.resident_bytes == info.size_bytes ? EBBTIDE_RESIDENT : EBBTIDE_PAUSED;
+  return info.resident_bytes + info.trimmed_bytes == info.size_bytes ? EBBTIDE_RESIDENT : EBBTIDE_PAUSED;
 }
 
 TagSnapshot snapshot(const Tag& tag) {
@@ -40,7 +40,9 @@ TagSnapshot snapshot(const Tag& tag) {
       const Place place = chunk.place.load();
       info.resident_bytes += place == Place::kDevice ? chunk.size_bytes : 0;
       info.stored_bytes += place == Place::kStored ? chunk.size_bytes : 0;
-      info.dropped_bytes += place == Place::kDropped ? chunk.size_bytes : 0;
+      (allocation->is_trimmed ? info.trimmed_bytes : info.dropped_bytes) +=
+          place == Place::kDropped ? chunk.size_bytes : 0;
+      info.retained_bytes += place == Place::kDevice && allocation->stored != nullptr ? chunk.size_bytes : 0;
     }
   }
   info.state = state_of(tag, info);
@@ -100,7 +102,7 @@ ebbtide_status ebbtide_get_stats(ebbtide_stats* stats, ebbtide_error* error) {
     saver.registry.visit_tags([&](const Tag& tag) { add_places(tag, filled); });
     filled.host_held_bytes = saver.host_budget.held_bytes();
     filled.host_available_bytes = saver.host_budget.available_bytes();
-    filled.staging_bytes = saver.staging.held_bytes();
+    filled.staging_bytes = saver.engines.held_bytes();
     filled.alloc_calls = counters.alloc_calls;
     filled.free_calls = counters.free_calls;
     filled.alloc_failures = counters.alloc_failures;
@@ -113,6 +115,10 @@ ebbtide_status ebbtide_get_stats(ebbtide_stats* stats, ebbtide_error* error) {
     filled.bytes_to_device = counters.bytes_to_device;
     filled.deferred_frees = saver.deferred_frees.count();
     filled.deferred_undos = limbo::count();
+    filled.pinned_bytes = saver.pinned_budget.held_bytes();
+    filled.bytes_clean = counters.bytes_clean;
+    filled.bytes_unused = counters.bytes_unused;
+    filled.bytes_constant = counters.bytes_constant;
     api::write_struct(stats, filled, api::kLeastStats, "ebbtide_stats");
   });
 }

@@ -1,5 +1,6 @@
 #include "api/view.h"
 
+#include <algorithm>
 #include <string>
 
 #include "api/guard.h"
@@ -28,7 +29,25 @@ ebbtide_place place_of(const Allocation& allocation) {
 Policy read_policy(const ebbtide_policy* policy) {
   if (policy == nullptr) return Policy{};
   const ebbtide_policy read = read_struct(policy, ebbtide_policy EBBTIDE_POLICY_INIT, kLeastPolicy, "ebbtide_policy");
-  return Policy{read_backup(read.backup)};
+  require(read.retain == 0 || read.retain == 1, "retain is 0 or 1");
+  return Policy{read_backup(read.backup), read.retain == 1};
+}
+
+AddressRange read_range(const ebbtide_range& range) {
+  require(range.size_bytes <= UINT64_MAX - range.address, "a range reaches beyond the address space");
+  return {static_cast<CUdeviceptr>(range.address), range.size_bytes};
+}
+
+ebbtide_report_row show_row(const std::string& tag, int device, const ReportRow& row) {
+  return {sizeof(ebbtide_report_row),
+          tag.c_str(),
+          device,
+          row.bytes,
+          row.copied,
+          row.skipped(),
+          row.clean,
+          row.unused,
+          row.constant};
 }
 
 OperationRequest read_request(const ebbtide_request* request) {
@@ -47,6 +66,17 @@ OperationRequest read_request(const ebbtide_request* request) {
   }
   read.tags.is_missing_ok = given.missing_ok != 0;
   if (given.backup != EBBTIDE_BACKUP_AS_ALLOCATED) read.backup = read_backup(given.backup);
+  require(given.retain >= -1 && given.retain <= 1, "retain is 0, 1, or -1 for what the policies say");
+  if (given.retain != -1) read.retain = given.retain == 1;
+  require(given.unused_count == 0 || given.unused != nullptr, "unused is null");
+  require(given.order_count == 0 || given.order != nullptr, "order is null");
+  for (size_t index = 0; index < given.unused_count; ++index) read.unused.push_back(read_range(given.unused[index]));
+  std::sort(read.unused.begin(), read.unused.end(),
+            [](const AddressRange& a, const AddressRange& b) { return a.address < b.address; });
+  for (size_t index = 1; index < read.unused.size(); ++index)
+    require(read.unused[index - 1].end() <= read.unused[index].address, "unused ranges overlap");
+  read.unused_as_of = given.unused_as_of;
+  for (size_t index = 0; index < given.order_count; ++index) read.order.push_back(read_range(given.order[index]));
   return read;
 }
 
@@ -60,6 +90,7 @@ ebbtide_allocation_info describe(const Allocation& allocation) {
   filled.device = allocation.device;
   filled.place = place_of(allocation);
   filled.backup = static_cast<int32_t>(allocation.policy.backup);
+  filled.is_trimmed = allocation.is_trimmed ? 1 : 0;
   filled.chunk_count = static_cast<int32_t>(allocation.chunks.size());
   filled.sequence = allocation.sequence;
   copy_text(filled.tag, sizeof filled.tag, allocation.tag->name.c_str());

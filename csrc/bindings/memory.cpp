@@ -13,14 +13,15 @@ namespace py = pybind11;
 namespace ebbtide::bindings {
 namespace {
 
-ebbtide_policy policy_of(int backup) {
+ebbtide_policy policy_of(int backup, bool retain) {
   ebbtide_policy policy = EBBTIDE_POLICY_INIT;
   policy.backup = backup;
+  policy.retain = retain ? 1 : 0;
   return policy;
 }
 
-uint64_t alloc(const std::string& tag, uint64_t size_bytes, int device, int backup) {
-  const ebbtide_policy policy = policy_of(backup);
+uint64_t alloc(const std::string& tag, uint64_t size_bytes, int device, int backup, bool retain) {
+  const ebbtide_policy policy = policy_of(backup, retain);
   void* address = nullptr;
   call([&](ebbtide_error* error) { return ebbtide_alloc(tag.c_str(), &policy, device, size_bytes, &address, error); });
   return reinterpret_cast<uint64_t>(address);
@@ -38,8 +39,8 @@ std::optional<AllocationRecord> find(uint64_t address) {
   return read_allocation(info);
 }
 
-int bind_slot(const std::string& tag, int device, int backup) {
-  const ebbtide_policy policy = policy_of(backup);
+int bind_slot(const std::string& tag, int device, int backup, bool retain) {
+  const ebbtide_policy policy = policy_of(backup, retain);
   int32_t slot = -1;
   call([&](ebbtide_error* error) { return ebbtide_bind_slot(tag.c_str(), &policy, device, &slot, error); });
   return slot;
@@ -72,12 +73,12 @@ void check_text(const std::string& text) {
 void register_memory(py::module_& module) {
   module.def(
       "alloc",
-      [](const std::string& tag, uint64_t size_bytes, int device, int backup) {
+      [](const std::string& tag, uint64_t size_bytes, int device, int backup, bool retain) {
         check_text(tag);
-        return alloc(tag, size_bytes, device, backup);
+        return alloc(tag, size_bytes, device, backup, retain);
       },
       py::arg("tag"), py::arg("size_bytes"), py::arg("device") = 0,
-      py::arg("backup") = static_cast<int>(EBBTIDE_BACKUP_RAM));
+      py::arg("backup") = static_cast<int>(EBBTIDE_BACKUP_RAM), py::arg("retain") = false);
   module.def("free", &free_address, py::arg("address"));
   module.def("find", &find, py::arg("address"));
   module.def(
@@ -86,13 +87,14 @@ void register_memory(py::module_& module) {
       py::arg("address"), py::arg("size_bytes"));
   module.def(
       "bind_slot",
-      [](const std::string& tag, int device, int backup) {
+      [](const std::string& tag, int device, int backup, bool retain) {
         check_text(tag);
-        return bind_slot(tag, device, backup);
+        return bind_slot(tag, device, backup, retain);
       },
-      py::arg("tag"), py::arg("device"), py::arg("backup"));
+      py::arg("tag"), py::arg("device"), py::arg("backup"), py::arg("retain") = false);
   module.def("slot_alloc", &slot_alloc, py::arg("slot"), py::arg("size_bytes"));
   module.def("torch_functions", &torch_functions, py::arg("slot"));
+  module.def("last_lease", [] { return ebbtide_last_lease(); });
   module.def(
       "open_lease",
       [](const std::string& tag, const std::string& holder) {

@@ -9,17 +9,18 @@
 #include "bindings/call.h"
 #include "bindings/records.h"
 
-// pause, resume, claims, and the bytes that are away.
+// pause, resume and their like, claims, and the bytes that are away.
 namespace py = pybind11;
 
 namespace ebbtide::bindings {
 namespace {
 
-// A request and the strings that it points to.
+using Ranges = std::vector<std::pair<uint64_t, uint64_t>>;  // address, bytes
+
+// A request and what it points to.
 class Request {
  public:
-  Request(const std::vector<std::string>& tags, bool is_missing_ok, int backup,
-          const std::vector<uint64_t>& addresses = {}) {
+  Request(const std::vector<std::string>& tags, bool is_missing_ok) {
     for (const std::string& tag : tags) {
       if (tag.find('\0') != std::string::npos) throw py::value_error("a tag can't hold control characters");
       names_.push_back(tag.c_str());
@@ -27,16 +28,49 @@ class Request {
     request_.tags = names_.data();
     request_.tag_count = names_.size();
     request_.missing_ok = is_missing_ok ? 1 : 0;
-    request_.backup = backup;
-    for (const uint64_t address : addresses) addresses_.push_back(as_pointer(address));
+  }
+  Request(const Request&) = delete;
+  Request& operator=(const Request&) = delete;
+
+  Request& backup(int code) {
+    request_.backup = code;
+    return *this;
+  }
+  Request& retain(int code) {
+    request_.retain = code;
+    return *this;
+  }
+  Request& addresses(const std::vector<uint64_t>& wanted) {
+    for (const uint64_t address : wanted) addresses_.push_back(as_pointer(address));
     request_.addresses = addresses_.data();
     request_.address_count = addresses_.size();
+    return *this;
+  }
+  Request& unused(const Ranges& ranges, uint64_t as_of) {
+    unused_ = copy(ranges);
+    request_.unused = unused_.data();
+    request_.unused_count = unused_.size();
+    request_.unused_as_of = as_of;
+    return *this;
+  }
+  Request& order(const Ranges& ranges) {
+    order_ = copy(ranges);
+    request_.order = order_.data();
+    request_.order_count = order_.size();
+    return *this;
   }
   const ebbtide_request* get() const { return &request_; }
+
+  static std::vector<ebbtide_range> copy(const Ranges& ranges) {
+    std::vector<ebbtide_range> copied;
+    for (const auto& [address, size_bytes] : ranges) copied.push_back({address, size_bytes});
+    return copied;
+  }
 
  private:
   std::vector<const char*> names_;
   std::vector<const void*> addresses_;
+  std::vector<ebbtide_range> unused_, order_;
   ebbtide_request request_ = EBBTIDE_REQUEST_INIT;
 };
 
@@ -67,54 +101,133 @@ class OperationHandle {
   ebbtide_operation* operation_;
 };
 
+class PendingHandle {
+ public:
+  explicit PendingHandle(ebbtide_pending* pending) : pending_(pending) {}
+  PendingHandle(PendingHandle&& other) noexcept : pending_(std::exchange(other.pending_, nullptr)) {}
+  PendingHandle& operator=(PendingHandle&&) = delete;
+  ~PendingHandle() {
+    if (pending_ == nullptr) return;
+    without_gil([&] {  // waits for the end
+      ebbtide_free_pending(pending_);
+      return 0;
+    });
+  }
+  void stream_wait(int device, uint64_t stream, const Ranges& ranges) {
+    const std::vector<ebbtide_range> copied = Request::copy(ranges);
+    call([&](ebbtide_error* error) {
+      return ebbtide_pending_stream_wait(pending_, device, reinterpret_cast<void*>(stream), copied.data(),
+                                         copied.size(), error);
+    });
+  }
+  bool is_ready(uint64_t address, uint64_t size_bytes) {
+    const ebbtide_range range = {address, size_bytes};
+    return ask(&range);
+  }
+  bool is_over() { return ask(nullptr); }
+  ReportRecord wait() {
+    ebbtide_report* report = nullptr;
+    call([&](ebbtide_error* error) { return ebbtide_pending_wait(pending_, &report, error); });
+    return read_report(report);
+  }
+
+ private:
+  bool ask(const ebbtide_range* range) {
+    int32_t ready = 0;
+    call([&](ebbtide_error* error) { return ebbtide_pending_ready(pending_, range, &ready, error); });
+    return ready != 0;
+  }
+  ebbtide_pending* pending_;
+};
+
 class BackupView {
  public:
-  BackupView(const void* bytes, uint64_t size_bytes, ebbtide_backup* backup)
-      : bytes_(bytes), size_bytes_(size_bytes), backup_(backup) {}
+  BackupView(void* bytes, uint64_t size_bytes, bool is_writable, ebbtide_backup* backup)
+      : bytes_(bytes), size_bytes_(size_bytes), is_writable_(is_writable), backup_(backup) {}
   BackupView(BackupView&& other) noexcept
-      : bytes_(other.bytes_), size_bytes_(other.size_bytes_), backup_(std::exchange(other.backup_, nullptr)) {}
+      : bytes_(other.bytes_),
+        size_bytes_(other.size_bytes_),
+        is_writable_(other.is_writable_),
+        backup_(std::exchange(other.backup_, nullptr)) {}
   BackupView& operator=(BackupView&&) = delete;
   ~BackupView() { ebbtide_release_backup(backup_); }
   uint64_t address() const { return reinterpret_cast<uint64_t>(bytes_); }
   uint64_t size_bytes() const { return size_bytes_; }
   py::buffer_info buffer() const {
-    return py::buffer_info(const_cast<void*>(bytes_), 1, py::format_descriptor<uint8_t>::format(), 1,
-                           {static_cast<py::ssize_t>(size_bytes_)}, {py::ssize_t{1}}, true);
+    return py::buffer_info(bytes_, 1, py::format_descriptor<uint8_t>::format(), 1,
+                           {static_cast<py::ssize_t>(size_bytes_)}, {py::ssize_t{1}}, !is_writable_);
   }
 
  private:
-  const void* bytes_;
+  void* bytes_;
   uint64_t size_bytes_;
+  bool is_writable_;
   ebbtide_backup* backup_;
 };
 
-std::optional<BackupView> backup_of(uint64_t address, uint64_t size_bytes) {
-  const void* bytes = nullptr;
+std::optional<BackupView> backup_of(uint64_t address, uint64_t size_bytes, bool is_writable) {
+  void* bytes = nullptr;
   ebbtide_backup* backup = nullptr;
-  call(
-      [&](ebbtide_error* error) { return ebbtide_backup_of(as_pointer(address), size_bytes, &bytes, &backup, error); });
+  call([&](ebbtide_error* error) {
+    return ebbtide_backup_of(as_pointer(address), size_bytes, is_writable ? 1 : 0, &bytes, &backup, error);
+  });
   if (bytes == nullptr) return std::nullopt;
-  return BackupView(bytes, size_bytes, backup);
+  return BackupView(bytes, size_bytes, is_writable, backup);
 }
 
-ReportRecord pause(const std::vector<std::string>& tags, bool is_missing_ok, int backup) {
-  const Request request(tags, is_missing_ok, backup);
+using Operate = ebbtide_status (*)(const ebbtide_request*, ebbtide_report**, ebbtide_error*);
+
+ReportRecord operate(Operate operation, const Request& request) {
   ebbtide_report* report = nullptr;
-  call([&](ebbtide_error* error) { return ebbtide_pause(request.get(), &report, error); });
+  call([&](ebbtide_error* error) { return operation(request.get(), &report, error); });
   return read_report(report);
 }
 
-ReportRecord resume(const std::vector<std::string>& tags, bool is_missing_ok, const std::vector<uint64_t>& addresses) {
-  const Request request(tags, is_missing_ok, EBBTIDE_BACKUP_AS_ALLOCATED, addresses);
-  ebbtide_report* report = nullptr;
-  call([&](ebbtide_error* error) { return ebbtide_resume(request.get(), &report, error); });
-  return read_report(report);
+ReportRecord pause(const std::vector<std::string>& tags, bool is_missing_ok, int backup, const Ranges& unused,
+                   uint64_t unused_as_of) {
+  return operate(ebbtide_pause, Request(tags, is_missing_ok).backup(backup).unused(unused, unused_as_of));
+}
+
+ReportRecord resume(const std::vector<std::string>& tags, bool is_missing_ok, const std::vector<uint64_t>& addresses,
+                    int retain, const Ranges& order) {
+  return operate(ebbtide_resume, Request(tags, is_missing_ok).addresses(addresses).retain(retain).order(order));
+}
+
+PendingHandle resume_async(const std::vector<std::string>& tags, bool is_missing_ok, int retain, const Ranges& order) {
+  Request request(tags, is_missing_ok);
+  request.retain(retain).order(order);
+  ebbtide_pending* pending = nullptr;
+  call([&](ebbtide_error* error) { return ebbtide_resume_async(request.get(), &pending, error); });
+  return PendingHandle(pending);
+}
+
+std::pair<ReportRecord, ReportRecord> swap(const std::vector<std::string>& leaving,
+                                           const std::vector<std::string>& returning, bool is_missing_ok, int backup,
+                                           int retain, const Ranges& unused, uint64_t unused_as_of) {
+  Request out(leaving, is_missing_ok);
+  out.backup(backup).unused(unused, unused_as_of);
+  Request in(returning, is_missing_ok);
+  in.retain(retain);
+  ebbtide_report* paused = nullptr;
+  ebbtide_report* resumed = nullptr;
+  call([&](ebbtide_error* error) { return ebbtide_swap(out.get(), in.get(), &paused, &resumed, error); });
+  ReportRecord first = read_report(paused);
+  return {std::move(first), read_report(resumed)};
+}
+
+ReportRecord prepare(const std::vector<std::string>& tags, bool is_missing_ok) {
+  return operate(ebbtide_prepare, Request(tags, is_missing_ok));
+}
+
+ReportRecord trim(const std::vector<std::string>& tags, const std::vector<uint64_t>& addresses) {
+  return operate(ebbtide_trim, Request(tags, false).addresses(addresses));
 }
 
 OperationHandle claim(const std::string& kind, const std::vector<std::string>& tags, bool is_missing_ok, int backup) {
   if (kind != "pause" && kind != "resume")
     throw py::value_error("kind is \"pause\" or \"resume\", not \"" + kind + "\"");
-  const Request request(tags, is_missing_ok, backup);
+  Request request(tags, is_missing_ok);
+  request.backup(backup);
   ebbtide_operation* operation = nullptr;
   call([&](ebbtide_error* error) {
     return ebbtide_claim(kind == "pause" ? EBBTIDE_PAUSE : EBBTIDE_RESUME, request.get(), &operation, error);
@@ -133,12 +246,26 @@ void register_operations(py::module_& module) {
       .def_buffer(&BackupView::buffer)
       .def_property_readonly("address", &BackupView::address)
       .def_property_readonly("size_bytes", &BackupView::size_bytes);
-  module.def("pause", &pause, py::arg("tags"), py::arg("missing_ok") = false, py::arg("backup") = kAsAllocated);
+  py::class_<PendingHandle>(module, "Pending")
+      .def("stream_wait", &PendingHandle::stream_wait, py::arg("device"), py::arg("stream"),
+           py::arg("ranges") = Ranges{})
+      .def("is_ready", &PendingHandle::is_ready, py::arg("address"), py::arg("size_bytes"))
+      .def("is_over", &PendingHandle::is_over)
+      .def("wait", &PendingHandle::wait);
+  module.def("pause", &pause, py::arg("tags"), py::arg("missing_ok") = false, py::arg("backup") = kAsAllocated,
+             py::arg("unused") = Ranges{}, py::arg("unused_as_of") = 0);
   module.def("resume", &resume, py::arg("tags"), py::arg("missing_ok") = false,
-             py::arg("addresses") = std::vector<uint64_t>{});
+             py::arg("addresses") = std::vector<uint64_t>{}, py::arg("retain") = -1, py::arg("order") = Ranges{});
+  module.def("resume_async", &resume_async, py::arg("tags"), py::arg("missing_ok") = false, py::arg("retain") = -1,
+             py::arg("order") = Ranges{});
+  module.def("swap", &swap, py::arg("leaving"), py::arg("returning"), py::arg("missing_ok") = false,
+             py::arg("backup") = kAsAllocated, py::arg("retain") = -1, py::arg("unused") = Ranges{},
+             py::arg("unused_as_of") = 0);
+  module.def("prepare", &prepare, py::arg("tags"), py::arg("missing_ok") = false);
+  module.def("trim", &trim, py::arg("tags"), py::arg("addresses"));
   module.def("claim", &claim, py::arg("kind"), py::arg("tags"), py::arg("missing_ok") = false,
              py::arg("backup") = kAsAllocated);
-  module.def("backup_of", &backup_of, py::arg("address"), py::arg("size_bytes"));
+  module.def("backup_of", &backup_of, py::arg("address"), py::arg("size_bytes"), py::arg("writable") = false);
 }
 
 }  // namespace ebbtide::bindings

@@ -34,7 +34,28 @@ ebbtide_limit limit_of(const std::string& name) {
   if (name == "device") return EBBTIDE_DEVICE_LIMIT;
   if (name == "host") return EBBTIDE_HOST_LIMIT;
   if (name == "host_margin") return EBBTIDE_HOST_MARGIN;
-  throw py::value_error("unknown limit '" + name + "': it is device, host or host_margin");
+  if (name == "pinned") return EBBTIDE_PINNED_LIMIT;
+  throw py::value_error("unknown limit '" + name + "': it is device, host, host_margin or pinned");
+}
+
+ebbtide_option option_of(const std::string& name) {
+  if (name == "skip_clean") return EBBTIDE_SKIP_CLEAN;
+  if (name == "skip_unused") return EBBTIDE_SKIP_UNUSED;
+  if (name == "skip_constant") return EBBTIDE_SKIP_CONSTANT;
+  if (name == "compare_bytes") return EBBTIDE_COMPARE_BYTES;
+  throw py::value_error("unknown option '" + name + "': it is skip_clean, skip_unused, skip_constant or compare_bytes");
+}
+
+void set_option(const std::string& name, bool is_on) {
+  const ebbtide_option option = option_of(name);
+  call([&](ebbtide_error* error) { return ebbtide_set_option(option, is_on ? 1 : 0, error); });
+}
+
+bool get_option(const std::string& name) {
+  const ebbtide_option option = option_of(name);
+  int32_t value = 0;
+  call([&](ebbtide_error* error) { return ebbtide_get_option(option, &value, error); });
+  return value != 0;
 }
 
 void set_limit(const std::string& name, uint64_t size_bytes) {
@@ -102,6 +123,10 @@ py::dict stats() {
   EBBTIDE_STAT(bytes_to_device);
   EBBTIDE_STAT(deferred_frees);
   EBBTIDE_STAT(deferred_undos);
+  EBBTIDE_STAT(pinned_bytes);
+  EBBTIDE_STAT(bytes_clean);
+  EBBTIDE_STAT(bytes_unused);
+  EBBTIDE_STAT(bytes_constant);
 #undef EBBTIDE_STAT
   return found;
 }
@@ -132,6 +157,14 @@ void register_queries(py::module_& module) {
   module.def("capabilities", &capabilities, py::arg("device"));
   module.def("set_limit", &set_limit, py::arg("name"), py::arg("size_bytes"));
   module.def("get_limit", &get_limit, py::arg("name"));
+  module.def("set_option", &set_option, py::arg("name"), py::arg("is_on"));
+  module.def("get_option", &get_option, py::arg("name"));
+  module.def(
+      "set_disk_directory",
+      [](const std::optional<std::string>& path) {
+        call([&](ebbtide_error* error) { return ebbtide_set_disk_directory(path ? path->c_str() : nullptr, error); });
+      },
+      py::arg("path"));
   module.def("tags", &tags);
   module.def("allocations", &allocations, py::arg("tag") = py::none());
   module.def("events", &events, py::arg("after_sequence") = 0);

@@ -13,10 +13,12 @@ namespace ebbtide::bindings {
 namespace {
 
 void add_row(void* user, const ebbtide_report_row* row) {
-  static_cast<std::vector<Row>*>(user)->push_back({row->tag, row->device, row->bytes, row->copied, row->skipped});
+  static_cast<std::vector<Row>*>(user)->push_back(
+      {row->tag, row->device, row->bytes, row->copied, row->skipped, row->clean, row->unused, row->constant});
 }
 
 constexpr std::array<const char*, 5> kPlaces = {"device", "host", "stored", "dropped", "mixed"};
+constexpr std::array<const char*, 5> kKinds = {"pause", "resume", "swap", "prepare", "trim"};
 constexpr std::array<const char*, 4> kStates = {"resident", "paused", "partial", "empty"};
 
 }  // namespace
@@ -29,10 +31,13 @@ ReportRecord read_report(ebbtide_report* report) {
   raise_if_failed(ebbtide_read_report(report, &totals, &error), error);
   raise_if_failed(ebbtide_visit_report(report, add_row, &record.rows, &error), error);
   raise_if_failed(ebbtide_visit_left(report, add_row, &record.left, &error), error);
-  record.kind = totals.kind == EBBTIDE_PAUSE ? "pause" : "resume";
+  record.kind = kKinds.at(static_cast<size_t>(totals.kind));
   record.bytes = totals.bytes;
   record.copied = totals.copied;
   record.skipped = totals.skipped;
+  record.clean = totals.clean;
+  record.unused = totals.unused;
+  record.constant = totals.constant;
   record.seconds = totals.seconds;
   return record;
 }
@@ -40,15 +45,16 @@ ReportRecord read_report(ebbtide_report* report) {
 AllocationRecord read_allocation(const ebbtide_allocation_info& info) {
   return {info.address,      info.size_bytes,  info.resident_bytes,
           info.stored_bytes, info.device,      kPlaces.at(static_cast<size_t>(info.place)),
-          info.backup,       info.chunk_count, info.sequence,
-          info.tag};
+          info.backup,       info.chunk_count, info.is_trimmed != 0,
+          info.sequence,     info.tag};
 }
 
 TagRecord read_tag(const ebbtide_tag_info& info) {
-  return {info.tag,          kStates.at(static_cast<size_t>(info.state)),
-          info.lease_count,  info.allocation_count,
-          info.size_bytes,   info.resident_bytes,
-          info.stored_bytes, info.dropped_bytes};
+  return {info.tag,           kStates.at(static_cast<size_t>(info.state)),
+          info.lease_count,   info.allocation_count,
+          info.size_bytes,    info.resident_bytes,
+          info.stored_bytes,  info.dropped_bytes,
+          info.trimmed_bytes, info.retained_bytes};
 }
 
 EventRow read_event(const ebbtide_event& event) {
@@ -59,10 +65,12 @@ EventRow read_event(const ebbtide_event& event) {
 void register_records(py::module_& module) {
 #define EBBTIDE_READ(type, field) .def_readonly(#field, &type::field)
   py::class_<Row>(module, "Row") EBBTIDE_READ(Row, tag) EBBTIDE_READ(Row, device) EBBTIDE_READ(Row, bytes)
-      EBBTIDE_READ(Row, copied) EBBTIDE_READ(Row, skipped);
+      EBBTIDE_READ(Row, copied) EBBTIDE_READ(Row, skipped) EBBTIDE_READ(Row, clean) EBBTIDE_READ(Row, unused)
+          EBBTIDE_READ(Row, constant);
   py::class_<ReportRecord>(module, "Report") EBBTIDE_READ(ReportRecord, kind) EBBTIDE_READ(ReportRecord, bytes)
       EBBTIDE_READ(ReportRecord, copied) EBBTIDE_READ(ReportRecord, skipped) EBBTIDE_READ(ReportRecord, seconds)
-          EBBTIDE_READ(ReportRecord, rows) EBBTIDE_READ(ReportRecord, left);
+          EBBTIDE_READ(ReportRecord, clean) EBBTIDE_READ(ReportRecord, unused) EBBTIDE_READ(ReportRecord, constant)
+              EBBTIDE_READ(ReportRecord, rows) EBBTIDE_READ(ReportRecord, left);
   py::class_<DeviceRecord>(module, "DeviceInfo") EBBTIDE_READ(DeviceRecord, device) EBBTIDE_READ(DeviceRecord, name)
       EBBTIDE_READ(DeviceRecord, compute_capability) EBBTIDE_READ(DeviceRecord, total_bytes)
           EBBTIDE_READ(DeviceRecord, free_bytes) EBBTIDE_READ(DeviceRecord, granularity_bytes)
@@ -73,12 +81,13 @@ void register_records(py::module_& module) {
       EBBTIDE_READ(AllocationRecord, size_bytes) EBBTIDE_READ(AllocationRecord, resident_bytes)
           EBBTIDE_READ(AllocationRecord, stored_bytes) EBBTIDE_READ(AllocationRecord, device)
               EBBTIDE_READ(AllocationRecord, place) EBBTIDE_READ(AllocationRecord, backup)
-                  EBBTIDE_READ(AllocationRecord, chunk_count) EBBTIDE_READ(AllocationRecord, sequence)
-                      EBBTIDE_READ(AllocationRecord, tag);
+                  EBBTIDE_READ(AllocationRecord, chunk_count) EBBTIDE_READ(AllocationRecord, is_trimmed)
+                      EBBTIDE_READ(AllocationRecord, sequence) EBBTIDE_READ(AllocationRecord, tag);
   py::class_<TagRecord>(module, "TagInfo") EBBTIDE_READ(TagRecord, tag) EBBTIDE_READ(TagRecord, state)
       EBBTIDE_READ(TagRecord, lease_count) EBBTIDE_READ(TagRecord, allocation_count) EBBTIDE_READ(TagRecord, size_bytes)
           EBBTIDE_READ(TagRecord, resident_bytes) EBBTIDE_READ(TagRecord, stored_bytes)
-              EBBTIDE_READ(TagRecord, dropped_bytes);
+              EBBTIDE_READ(TagRecord, dropped_bytes) EBBTIDE_READ(TagRecord, trimmed_bytes)
+                  EBBTIDE_READ(TagRecord, retained_bytes);
   py::class_<EventRow>(module, "Event") EBBTIDE_READ(EventRow, sequence) EBBTIDE_READ(EventRow, unix_seconds)
       EBBTIDE_READ(EventRow, seconds) EBBTIDE_READ(EventRow, kind) EBBTIDE_READ(EventRow, tags)
           EBBTIDE_READ(EventRow, bytes) EBBTIDE_READ(EventRow, copied) EBBTIDE_READ(EventRow, detail);

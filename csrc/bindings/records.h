@@ -14,11 +14,11 @@ namespace ebbtide::bindings {
 struct Row {
   std::string tag;
   int device;
-  uint64_t bytes, copied, skipped;
+  uint64_t bytes, copied, skipped, clean, unused, constant;
 };
 struct ReportRecord {
   std::string kind;
-  uint64_t bytes = 0, copied = 0, skipped = 0;
+  uint64_t bytes = 0, copied = 0, skipped = 0, clean = 0, unused = 0, constant = 0;
   double seconds = 0;
   std::vector<Row> rows, left;
 };
@@ -38,13 +38,14 @@ struct AllocationRecord {
   int device;
   std::string place;
   int backup, chunk_count;
+  bool is_trimmed;
   uint64_t sequence;
   std::string tag;
 };
 struct TagRecord {
   std::string tag, state;
   int lease_count;
-  uint64_t allocation_count, size_bytes, resident_bytes, stored_bytes, dropped_bytes;
+  uint64_t allocation_count, size_bytes, resident_bytes, stored_bytes, dropped_bytes, trimmed_bytes, retained_bytes;
 };
 struct EventRow {
   uint64_t sequence;

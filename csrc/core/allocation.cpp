@@ -22,6 +22,11 @@ size_t Allocation::resident_bytes() const {
   return total;
 }
 
+bool Allocation::is_any_stored() const {
+  return std::any_of(chunks.begin(), chunks.end(),
+                     [](const Chunk& chunk) { return chunk.place.load() == Place::kStored; });
+}
+
 bool Allocation::has_stale_memory() const {
   return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& chunk) { return chunk.has_stale_memory(); });
 }

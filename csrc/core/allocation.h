@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "core/device_budget.h"
-#include "core/host_budget.h"
-#include "store/store.h"
+#include "core/stored.h"
 #include "vmm/mapping.h"
 #include "vmm/physical_memory.h"
 #include "vmm/reservation.h"
@@ -17,13 +16,14 @@
 // One contiguous address range handed to the caller, and the chunks behind it.
 //
 // Who may touch what: tag, policy, device and the reservation never change. A chunk's owners (memory, mapping, charge) belong to whoever holds the allocation: alloc before it is
-// registered, an operation while is_held, free after it left the registry. place may be read by anybody at any time. is_held, is_doomed and stored are under the registry's lock.
+// registered, an operation while is_held, free after it left the registry. place may be read by anybody at any time. is_held, is_doomed, is_trimmed and stored are under the registry's lock.
 namespace ebbtide {
 
 struct Tag;
 
 struct Policy {
   BackupKind backup = BackupKind::kRam;
+  bool retain = false;  // the backup's memory is kept after a resume, for the next pause; what is pinned always is
   friend bool operator==(const Policy&, const Policy&) = default;
 };
 
@@ -35,6 +35,8 @@ struct Chunk {
   const size_t index;
   const size_t offset;  // in the allocation
   const size_t size_bytes;
+  size_t first_block() const { return offset / kernels::kBlockBytes; }
+  size_t block_count() const { return size_bytes / kernels::kBlockBytes; }
   // In the order in which they are made; destroyed in reverse.
   DeviceCharge charge;
   PhysicalMemory memory;
@@ -53,13 +55,6 @@ struct Chunk {
   void give_up_stale_memory();
 };
 
-// The bytes of an allocation while they are away, and the claim on host memory for them. Shared with those who look at them (backup_of).
-struct Stored {
-  std::unique_ptr<Backup> backup;
-  HostClaim claim;
-  std::vector<bool> is_touched;  // by chunk: its pages are in the claim
-};
-
 struct Allocation {
   Tag* tag = nullptr;
   Policy policy;
@@ -71,13 +66,15 @@ struct Allocation {
   std::shared_ptr<Stored> stored;
   std::shared_ptr<Allocation> next_deferred;  // of DeferredFrees
   bool is_held = false;
-  bool is_doomed = false;  // freed while held: the operation finishes the free
+  bool is_trimmed = false;  // its memory was given up as unused; only a claim that asks for it brings it back
+  bool is_doomed = false;   // freed while held: the operation finishes the free
 
   CUdeviceptr address() const { return reservation.address(); }
   size_t size_bytes() const { return reservation.size_bytes(); }
   size_t resident_bytes() const;
   size_t device_bytes() const;
   bool is_away() const { return resident_bytes() != size_bytes(); }
+  bool is_any_stored() const;
   bool has_stale_memory() const;
   const Chunk& chunk_at(size_t offset) const;
 };

@@ -29,6 +29,13 @@ DeviceCharge DeviceCharge::split(uint64_t part_bytes) {
   return DeviceCharge(budget_, device_, part);
 }
 
+void DeviceCharge::merge(DeviceCharge&& other) noexcept {
+  if (other.budget_ == nullptr) return;
+  budget_ = std::exchange(other.budget_, nullptr);
+  device_ = other.device_;
+  size_bytes_ += std::exchange(other.size_bytes_, 0);
+}
+
 DeviceCharge DeviceBudget::claim(int device, uint64_t size_bytes) {
   if (device < 0 || device >= kMaxDevices) throw InvalidArgument("there is no device " + std::to_string(device));
   std::atomic<uint64_t>& held = held_bytes_[static_cast<size_t>(device)];

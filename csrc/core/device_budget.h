@@ -27,6 +27,8 @@ class DeviceCharge {
   void reset() noexcept;
   // Cuts part_bytes (at most what is left) off into a charge of its own.
   DeviceCharge split(uint64_t part_bytes);
+  void merge(DeviceCharge&& other) noexcept;  // of the same device
+  uint64_t size_bytes() const { return size_bytes_; }
 
  private:
   friend class DeviceBudget;

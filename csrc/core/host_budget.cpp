@@ -31,6 +31,14 @@ void HostClaim::give_back_promised() noexcept {
   promised_bytes_ = 0;
 }
 
+void HostClaim::give_back_touched(uint64_t bytes) noexcept {
+  if (budget_ == nullptr) return;
+  const std::lock_guard lock(budget_->mutex_);
+  const uint64_t given = std::min(bytes, touched_bytes_);
+  touched_bytes_ -= given;
+  budget_->holdings_.touched_bytes -= given;
+}
+
 void HostClaim::merge(HostClaim&& other) noexcept {
   if (other.budget_ == nullptr) return;
   budget_ = std::exchange(other.budget_, nullptr);

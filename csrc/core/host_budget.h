@@ -26,10 +26,11 @@ class HostClaim {
   HostClaim& operator=(HostClaim&& other) noexcept;
   ~HostClaim() { reset(); }
 
-  void touch(uint64_t bytes) noexcept;       // promised pages that are touched now; capped at what is promised
-  void give_back_promised() noexcept;        // what was never touched
-  void merge(HostClaim&& other) noexcept;    // of the same budget
-  HostClaim split_promised(uint64_t bytes);  // capped at what is promised
+  void touch(uint64_t bytes) noexcept;              // promised pages that are touched now; capped at what is promised
+  void give_back_promised() noexcept;               // what was never touched
+  void give_back_touched(uint64_t bytes) noexcept;  // pages that went back to the system; capped at what is touched
+  void merge(HostClaim&& other) noexcept;           // of the same budget
+  HostClaim split_promised(uint64_t bytes);         // capped at what is promised
   uint64_t size_bytes() const { return promised_bytes_ + touched_bytes_ + uncharged_bytes_; }
   void reset() noexcept;
 

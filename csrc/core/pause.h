@@ -7,21 +7,30 @@
 #include <utility>
 #include <vector>
 
+#include "core/backups.h"
+#include "core/block_scan.h"
 #include "core/operation.h"
+#include "store/copy.h"
 
 namespace ebbtide {
 
-// claim host memory, open backups, make copiers -> (devices are synchronised) -> copy, and unmap and release each chunk as its bytes land -> drop the rest.
+// claim host memory, open backups, borrow engines -> (devices are synchronised) -> look at the blocks, copy those that must move, and unmap and release each chunk as its bytes land
+// -> drop the rest.
 class PausePart final : public OperationPart {
  public:
-  using OperationPart::OperationPart;
-  // Instead of each allocation's policy, this once.
-  void use_backup(std::optional<BackupKind> backup) { backup_ = backup; }
+  // exchanges: of a swap; else null. Both outlive the part. is_trim: all content is dropped.
+  PausePart(Saver& saver, const OperationRequest& request, Exchanges* exchanges, bool is_trim)
+      : OperationPart(saver), request_(request), exchanges_(exchanges), is_trim_(is_trim) {}
 
   void prepare(const Allocations& allocations) override;
   bool takes_memory_away() const override { return true; }
-  void run() override;
+  std::vector<int> devices() const override;
+  void run_device(int device) override;
+  void run_last() override;
   void settle() noexcept override;
+
+  // Device memory that it will give up, by device.
+  std::map<int, uint64_t> leaving_bytes() const;
 
  private:
   // An allocation that keeps its content.
@@ -29,33 +38,49 @@ class PausePart final : public OperationPart {
     std::shared_ptr<Allocation> allocation;
     std::shared_ptr<Stored> stored;  // what the allocation has, or a new one that it gets with its first chunk
     HostClaim claim;                 // for the pages that will be touched
-    bool is_new = false;
+    std::vector<bool> is_unused;     // by block
+    bool had_backup = false;         // before this pause
+    bool is_attached = false;
   };
   struct Leaving {
     Allocation* allocation;
     Chunk* chunk;
     Kept* kept;
+    size_t first_scanned;           // the number of its first block in the scan
+    std::vector<CopyRange> ranges;  // what must be copied
   };
   struct DevicePart {
     std::vector<Leaving> leaving;
-    std::vector<CopyJob> jobs;  // parallel to leaving
-    std::optional<StagingPool::Loan> ring;
-    std::unique_ptr<Copier> copier;
+    std::vector<std::pair<Allocation*, Chunk*>> dropped;
+    std::unique_ptr<EnginePool::Loan> engine;
+    int threads = 0;
+    std::unique_ptr<BlockScan> scan;
   };
 
-  BackupKind kind_of(const Allocation& allocation) const { return backup_.value_or(allocation.policy.backup); }
-  uint64_t bytes_to_touch(const Allocation& allocation);
-  HostClaim claim_host_memory(const Allocations& allocations);
-  void keep(const std::shared_ptr<Allocation>& allocation, HostClaim claim);
-  void make_copiers();
-  void leave(const Leaving& leaving);
-  void drop_rest();
+  BackupKind kind_of(const Allocation& allocation) const;
+  std::shared_ptr<Stored> usable_backup(const Allocation& allocation, BackupKind kind);
+  void select(const std::shared_ptr<Allocation>& allocation);
+  std::vector<bool> unused_blocks(const Allocation& allocation);
+  uint64_t bytes_to_touch(const Kept& kept) const;
+  void claim_host_memory();
+  void open_backups();
+  void borrow_engine(int device, DevicePart& part);
+
+  void move_out(DevicePart& part);
+  void decide(DevicePart& part, Leaving& leaving);
+  bool must_copy(Leaving& leaving, size_t block, const kernels::BlockReport* report);
+  void leave(DevicePart& part, Leaving& leaving);
+  void note_digests(DevicePart& part, const Leaving& leaving);
+  void note_touched(Kept& kept, size_t first_block, size_t count);
+  void give_up(Allocation& allocation, Chunk& chunk);
+  void drop(DevicePart& part);
   void forget_what_stayed(const Kept& kept) noexcept;
 
-  std::optional<BackupKind> backup_;
+  const OperationRequest& request_;
+  Exchanges* const exchanges_;
+  const bool is_trim_;
   std::deque<Kept> kept_;
-  std::map<int, DevicePart> parts_;  // by device
-  std::vector<std::pair<Allocation*, Chunk*>> dropped_;
+  std::map<int, DevicePart> parts_;
 };
 
 }  // namespace ebbtide

@@ -34,8 +34,8 @@ void Registry::erase_locked(const std::shared_ptr<Allocation>& allocation) {
   by_address_.erase(allocation->address());
   allocation->tag->allocations.erase(allocation->sequence);
   Tag& tag = *allocation->tag;
-  if (allocation->is_away() && !allocation->is_held && tag.away_count > 0 && --tag.away_count == 0)
-    tag.is_partial = false;
+  const bool is_counted = allocation->is_away() && !allocation->is_held && !allocation->is_trimmed;
+  if (is_counted && tag.away_count > 0 && --tag.away_count == 0) tag.is_partial = false;
 }
 
 std::shared_ptr<Allocation> Registry::take(CUdeviceptr address, bool* is_ours) {
@@ -114,7 +114,13 @@ LeaseInfo Registry::open_lease(const std::string& tag_name, const std::string& h
     leases_.erase(id);
     throw;
   }
+  tag.last_lease = id;
   return {id, tag.epoch, tag.is_busy || tag.away_count > 0};
+}
+
+uint64_t Registry::last_lease() const {
+  const std::lock_guard lock(mutex_);
+  return lease_sequence_;
 }
 
 void Registry::close_lease(uint64_t id) {

@@ -24,20 +24,23 @@ struct Tag {
   uint64_t epoch = 0;                      // pauses so far
   bool is_busy = false;                    // an operation holds it
   bool is_partial = false;                 // an operation on it failed midway and none has finished it since
-  size_t away_count = 0;                   // allocations with something away
+  size_t away_count = 0;                   // allocations with something away, but for trimmed ones
+  uint64_t last_lease = 0;                 // the newest lease that was opened on it
   std::map<uint64_t, std::string> leases;  // id -> holder
   std::map<uint64_t, std::shared_ptr<Allocation>> allocations;  // by sequence
 };
 
-enum class OperationKind { kPause = 0, kResume = 1 };
+// kTrim: gives up the memory of allocations that nobody uses, without pausing their tag. kShow: holds what is away, so that its bytes can be looked at.
+enum class OperationKind { kPause = 0, kResume = 1, kSwap = 2, kPrepare = 3, kTrim = 4, kShow = 5 };
 
 struct TagRequest {
-  std::vector<std::string> names;      // empty: every tag
-  std::vector<CUdeviceptr> addresses;  // not empty: only the allocations that begin here
+  std::vector<std::string> names;  // empty: every tag
+  std::vector<CUdeviceptr>
+      addresses;  // not empty: only the allocations that begin here; a resume takes trimmed ones only so
   bool is_missing_ok = false;
 };
 
-// Some tags, and what is to happen to them. Several parts are claimed in one step.
+// Some tags, and what is to happen to them: anything but kSwap, which is two parts. Several parts are claimed in one step.
 struct ClaimPart {
   OperationKind kind;
   TagRequest tags;
@@ -52,6 +55,7 @@ struct Selection {
     std::vector<std::shared_ptr<Allocation>> allocations;
   };
   std::vector<Part> parts;                          // as they were asked for
+  uint64_t last_lease = 0;                          // the newest one that was ever opened on any of the tags
   std::vector<std::shared_ptr<Allocation>> doomed;  // room for those that are freed meanwhile
 };
 
@@ -80,9 +84,12 @@ class Registry {
   bool is_away(CUdeviceptr address, size_t size_bytes) const;
   // For signal handlers: gives up instead of waiting. Copies the tag's name.
   bool find_in_handler(CUdeviceptr address, char* tag, size_t capacity, bool* is_away) const noexcept;
+  // Under the lock of the registry, so that a free at the same time is harmless.
   std::shared_ptr<Stored> stored_of(const Allocation& allocation) const;
   void set_stored(Allocation& allocation, std::shared_ptr<Stored> stored);
 
+  // The number of the newest lease of all.
+  uint64_t last_lease() const;
   LeaseInfo open_lease(const std::string& tag_name, const std::string& holder);
   void close_lease(uint64_t id);
 

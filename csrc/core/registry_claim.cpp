@@ -64,8 +64,16 @@ bool concerns(const ClaimPart& part, const Allocation& allocation) {
   if (!addresses.empty() && std::find(addresses.begin(), addresses.end(), allocation.address()) == addresses.end()) {
     return false;
   }
-  if (part.kind == OperationKind::kResume) return allocation.is_away();
-  return allocation.resident_bytes() > 0 || allocation.has_stale_memory();
+  switch (part.kind) {
+    case OperationKind::kResume: return allocation.is_away() && (!allocation.is_trimmed || !addresses.empty());
+    case OperationKind::kShow: return allocation.is_away();
+    case OperationKind::kPrepare: return allocation.resident_bytes() > 0;
+    default: return allocation.resident_bytes() > 0 || allocation.has_stale_memory();
+  }
+}
+
+bool takes_memory_away(const ClaimPart& part) {
+  return part.kind == OperationKind::kPause || part.kind == OperationKind::kTrim;
 }
 
 void check_leases(const Tag& tag) {
@@ -84,7 +92,7 @@ bool is_mixed(const Tag& tag, const Selection& selection) {
       is_any_away |= allocation->is_away();
       // Memory that a pause has yet to give back is a part of what is left to do; memory that a resume could not use is not.
       is_any_here |=
-          allocation->resident_bytes() > 0 || (part.kind == OperationKind::kPause && allocation->has_stale_memory());
+          allocation->resident_bytes() > 0 || (part.kind != OperationKind::kResume && allocation->has_stale_memory());
     }
   }
   return is_any_away && is_any_here;
@@ -118,10 +126,11 @@ Selection Registry::claim(std::span<const ClaimPart> parts) {
   for (const ClaimPart& part : parts) {
     auto& allocations = selection.parts.emplace_back(part.kind).allocations;
     for (Tag* tag : resolve(part.tags)) {
-      if (part.kind == OperationKind::kPause) {
+      if (takes_memory_away(part)) {
         check_leases(*tag);
         pausing.push_back(tag);
       }
+      selection.last_lease = std::max(selection.last_lease, tag->last_lease);
       for (const auto& [sequence, allocation] : tag->allocations) {
         if (concerns(part, *allocation)) allocations.push_back(allocation);
       }
@@ -152,12 +161,16 @@ std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection,
         doomed.push_back(allocation);
       }
       allocation->is_held = false;
+      if (part.kind == OperationKind::kTrim && allocation->is_away()) allocation->is_trimmed = true;
+      if (!allocation->is_away()) allocation->is_trimmed = false;
     }
   }
   for (Tag* tag : selection.tags) {
     tag->is_busy = false;
-    tag->away_count = static_cast<size_t>(std::count_if(tag->allocations.begin(), tag->allocations.end(),
-                                                        [](const auto& entry) { return entry.second->is_away(); }));
+    tag->away_count =
+        static_cast<size_t>(std::count_if(tag->allocations.begin(), tag->allocations.end(), [](const auto& entry) {
+          return entry.second->is_away() && !entry.second->is_trimmed;
+        }));
     if (tag->away_count == 0) tag->is_partial = false;
   }
   selection.tags.clear();

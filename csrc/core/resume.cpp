@@ -3,19 +3,20 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/scope_exit.h"
 #include "driver/context.h"
 
 namespace ebbtide {
 
 void ResumePart::prepare(const Allocations& allocations) {
-  for (const auto& allocation : allocations) select(allocation);
+  for (const auto& allocation : allocations) {
+    add_row(*allocation);
+    select(allocation);
+  }
   for (auto& [device, part] : parts_) {
-    create_memory(device, part);
-    if (part.jobs.empty()) continue;
-    const int threads = choose_copy_threads(part.stored_bytes);
-    part.ring.emplace(saver().staging.borrow(device, threads));
-    part.copier =
-        std::make_unique<Copier>(device, part.ring->staging(), std::min(threads, part.ring->staging().slot_count()));
+    put_in_order(part);
+    if (exchanges_ == nullptr) create_memory(device, part);
+    borrow_engine(device, part);
   }
 }
 
@@ -23,18 +24,60 @@ void ResumePart::select(const std::shared_ptr<Allocation>& allocation) {
   // Memory that an earlier failure left behind a chunk that is away still holds old bytes: never map it again (invariant 2). A copy into it may still be queued (invariant 5).
   if (allocation->has_stale_memory()) synchronize_device(allocation->device);
   const auto stored = saver().registry.stored_of(*allocation);
+  const bool is_retained =
+      stored != nullptr && request_.retain.value_or(allocation->policy.retain || stored->kind == BackupKind::kPinned);
   DevicePart& part = parts_[allocation->device];
   for (Chunk& chunk : allocation->chunks) {
     if (chunk.is_resident()) continue;
     if (chunk.has_stale_memory()) chunk.give_up_stale_memory();
     part.bytes += chunk.size_bytes;
-    if (chunk.place.load() == Place::kStored) {
-      part.stored_bytes += chunk.size_bytes;
-      part.stored.push_back(part.returning.size());
-      part.jobs.push_back({allocation->address() + chunk.offset, stored->backup.get(), chunk.offset, chunk.size_bytes});
-    }
-    part.returning.push_back({allocation, &chunk});
+    const bool is_stored = chunk.place.load() == Place::kStored;
+    Returning& returning =
+        part.returning.emplace_back(Returning{.allocation = allocation,
+                                              .chunk = &chunk,
+                                              .stored = is_stored ? stored : nullptr,
+                                              .is_retained = is_retained,
+                                              .keeps_bytes = is_retained || (is_stored && stored->has_views()),
+                                              .ranges = {}});
+    if (is_stored) add_ranges(part, returning);
   }
+}
+
+void ResumePart::add_ranges(DevicePart& part, Returning& returning) {
+  const Chunk& chunk = *returning.chunk;
+  for (size_t index = 0; index < chunk.block_count(); ++index) {
+    const StoredBlock& block = returning.stored->blocks[chunk.first_block() + index];
+    if (block.is_constant) {
+      part.fill_count += block.value == kernels::Value{} ? 0 : 1;
+      continue;
+    }
+    const size_t offset = index * kernels::kBlockBytes;
+    part.copied_bytes += kernels::kBlockBytes;
+    part.staged_bytes += returning.stored->backup->direct() == nullptr ? kernels::kBlockBytes : 0;
+    if (!returning.ranges.empty() && returning.ranges.back().offset + returning.ranges.back().size_bytes == offset) {
+      returning.ranges.back().size_bytes += kernels::kBlockBytes;
+    } else {
+      returning.ranges.push_back({offset, kernels::kBlockBytes});
+    }
+  }
+}
+
+// What the caller wants first comes first.
+void ResumePart::put_in_order(DevicePart& part) {
+  if (request_.order.empty()) return;
+  const auto rank = [&](const Returning& returning) {
+    const CUdeviceptr begin = returning.allocation->address() + returning.chunk->offset;
+    const CUdeviceptr end = begin + returning.chunk->size_bytes;
+    const auto found = std::find_if(request_.order.begin(), request_.order.end(), [&](const AddressRange& range) {
+      return range.address < end && begin < range.end();
+    });
+    return found - request_.order.begin();
+  };
+  std::vector<std::pair<std::ptrdiff_t, Returning>> ranked;
+  for (Returning& returning : part.returning) ranked.emplace_back(rank(returning), std::move(returning));
+  std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  part.returning.clear();
+  for (auto& [key, returning] : ranked) part.returning.push_back(std::move(returning));
 }
 
 void ResumePart::try_create_memory(int device, DevicePart& part) {
@@ -62,39 +105,158 @@ void ResumePart::create_memory(int device, DevicePart& part) {
   }
 }
 
-void ResumePart::run() {
+std::map<int, std::vector<uint64_t>> ResumePart::returning_sizes() const {
+  std::map<int, std::vector<uint64_t>> sizes;
+  for (const auto& [device, part] : parts_) {
+    for (const Returning& returning : part.returning) sizes[device].push_back(returning.chunk->size_bytes);
+  }
+  return sizes;
+}
+
+void ResumePart::borrow_engine(int device, DevicePart& part) {
+  // Memory that changes hands may have to be cleared.
+  if (part.copied_bytes == 0 && part.fill_count == 0 && exchanges_ == nullptr) return;
+  const int sharers = static_cast<int>(parts_.size()) * (exchanges_ != nullptr ? 2 : 1);
+  part.threads = std::max(1, choose_copy_threads(part.staged_bytes) / sharers);
+  part.engine = std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, part.threads));
+  if (part.fill_count > 0) {
+    part.fills =
+        reinterpret_cast<kernels::BlockFill*>(part.engine->table(part.fill_count * sizeof(kernels::BlockFill)));
+  }
+}
+
+std::vector<int> ResumePart::devices() const {
+  std::vector<int> devices;
+  for (const auto& [device, part] : parts_) devices.push_back(device);
+  return devices;
+}
+
+void ResumePart::map_ahead(Arrivals& arrivals) {
+  arrivals_ = &arrivals;
   for (auto& [device, part] : parts_) {
     const ContextScope scope(device);
-    for (const Returning& returning : part.returning) {
-      const CUdeviceptr address = returning.allocation->address() + returning.chunk->offset;
-      returning.chunk->mapping = Mapping::map(address, returning.chunk->memory);
-    }
-  }
-  for (auto& [device, part] : parts_) {
-    if (part.jobs.empty()) continue;
-    part.copier->run(CopyDirection::kToDevice, part.jobs, [&part, this](size_t job) {
-      mark_given_up();
-      arrive(part.returning[part.stored[job]], part.jobs[job].size_bytes);
-    });
-  }
-  for (auto& [device, part] : parts_) {
-    for (const Returning& returning : part.returning) {
-      if (!returning.chunk->is_resident()) arrive(returning, 0);
+    for (Returning& returning : part.returning) {
+      returning.arrival =
+          arrivals.expect(returning.allocation->address() + returning.chunk->offset, returning.chunk->size_bytes);
+      map(device, part, returning);
     }
   }
 }
 
-void ResumePart::arrive(const Returning& returning, uint64_t copied_bytes) {
+void ResumePart::run_device(int device) {
+  DevicePart& part = parts_.at(device);
+  // Whatever happens, nothing may be queued into memory that goes back.
+  const ScopeExit end([&]() noexcept { abandon_fills(part); });
+  std::optional<Copy> copy;
+  std::vector<Returning*> submitted;
+  for (Returning& returning : part.returning) {
+    if (!returning.chunk->mapping.is_mapped()) map(device, part, returning);
+    fill(part, returning);
+    if (returning.ranges.empty()) {
+      arrive(part, returning);
+    } else {
+      if (!copy) copy.emplace(part.engine->engine(), CopyDirection::kToDevice, part.threads);
+      submitted.push_back(&returning);
+      copy->submit({returning.allocation->address() + returning.chunk->offset, returning.stored->backup.get(),
+                    returning.chunk->offset, returning.ranges, false});
+    }
+    while (const auto job = copy ? copy->poll_landed() : std::nullopt) arrive(part, *submitted[*job]);
+  }
+  while (const auto job = copy ? copy->finish_next() : std::nullopt) arrive(part, *submitted[*job]);
+}
+
+void ResumePart::map(int device, DevicePart& part, Returning& returning) {
+  Chunk& chunk = *returning.chunk;
+  if (exchanges_ != nullptr) {
+    try {
+      Exchange::Piece piece = exchanges_->at(device)->take(chunk.size_bytes);
+      chunk.charge = std::move(piece.charge);
+      chunk.memory = std::move(piece.memory);
+      returning.is_fresh = piece.is_fresh;
+    } catch (const DriverError& error) {
+      rethrow_shortage(error, saver().device_budget, device, part.bytes, "swap");
+    }
+  }
+  chunk.mapping = Mapping::map(returning.allocation->address() + chunk.offset, chunk.memory);
+}
+
+// Blocks of one value, and, in memory that somebody else had, of zeros.
+void ResumePart::fill(DevicePart& part, Returning& returning) {
+  const CUdeviceptr address = returning.allocation->address() + returning.chunk->offset;
+  const auto clear = [&](size_t offset, size_t size_bytes) {
+    part.is_filling = returning.has_fills = true;
+    check(driver().cuMemsetD8Async(address + offset, 0, size_bytes, part.engine->engine().side_stream().get()),
+          "cuMemsetD8Async", "size=" + std::to_string(size_bytes));
+  };
+  if (returning.stored == nullptr) {
+    if (!returning.is_fresh) clear(0, returning.chunk->size_bytes);
+    return;
+  }
+  const size_t first_fill = part.fills_used;
+  for (size_t index = 0; index < returning.chunk->block_count(); ++index) {
+    const StoredBlock& block = returning.stored->blocks[returning.chunk->first_block() + index];
+    const size_t offset = index * kernels::kBlockBytes;
+    if (!block.is_constant) continue;
+    if (block.value != kernels::Value{}) {
+      part.fills[part.fills_used++] = {address + offset, block.value};
+    } else if (!returning.is_fresh) {
+      clear(offset, kernels::kBlockBytes);
+    }
+  }
+  if (part.fills_used == first_fill) return;
+  const DeviceKernels* const kernels = DeviceKernels::of(returning.allocation->device);
+  if (kernels == nullptr) throw StateError("the kernels that found constant blocks can't be loaded any more");
+  part.is_filling = returning.has_fills = true;
+  kernels->fill(part.engine->engine().side_stream().get(), part.fills + first_fill,
+                static_cast<uint32_t>(part.fills_used - first_fill));
+}
+
+void ResumePart::abandon_fills(DevicePart& part) noexcept {
+  if (!part.is_filling) return;
+  CopyEngine& engine = part.engine->engine();
+  CUresult result = driver().cuStreamSynchronize(engine.side_stream().get());
+  if (result != CUDA_SUCCESS) result = driver().cuStreamSynchronize(engine.side_stream().get());
+  if (result != CUDA_SUCCESS) engine.poison();
+  part.is_filling = false;
+}
+
+void ResumePart::arrive(DevicePart& part, Returning& returning) {
+  if (returning.has_fills && part.is_filling) {
+    part.engine->engine().side_stream().synchronize();
+    part.is_filling = false;
+  }
+  Chunk& chunk = *returning.chunk;
   ReportRow& entry = row(*returning.allocation);
-  entry.bytes += returning.chunk->size_bytes;
+  entry.bytes += chunk.size_bytes;
+  mark_given_up();
+  chunk.place.store(Place::kDevice, std::memory_order_release);
+  if (arrivals_ != nullptr) arrivals_->arrive(returning.arrival);
+  if (returning.stored == nullptr) return;
+  uint64_t copied_bytes = 0;
+  for (const CopyRange& range : returning.ranges) copied_bytes += range.size_bytes;
   entry.copied += copied_bytes;
-  returning.chunk->place.store(Place::kDevice, std::memory_order_release);
+  entry.constant += chunk.size_bytes - copied_bytes;
+  if (!returning.keeps_bytes) forget(returning);
+}
+
+// The chunk's backup has done its duty: its pages go back now, beside the copies of the others.
+void ResumePart::forget(Returning& returning) {
+  Stored& stored = *returning.stored;
+  if (stored.kind == BackupKind::kPinned) return;  // goes whole, at the end
+  const Chunk& chunk = *returning.chunk;
+  stored.backup->discard(chunk.offset, chunk.size_bytes);
+  uint64_t bytes = 0;
+  for (size_t block = chunk.first_block(); block < chunk.first_block() + chunk.block_count(); ++block) {
+    bytes += stored.blocks[block].is_touched ? kernels::kBlockBytes : 0;
+    stored.blocks[block].is_touched = stored.blocks[block].has_digest = false;
+  }
+  stored.claim.give_back_touched(bytes);
 }
 
 // What was created or mapped and did not become resident goes back: nobody has seen it. Only where the copier could not make sure that nothing is queued into it any more, it stays
 // behind the chunk, as stale memory, until a synchronisation succeeds.
 void ResumePart::give_back_unused(DevicePart& part) noexcept {
-  if (part.copier != nullptr && !part.copier->is_quiet()) return;
+  if (part.engine && part.engine->engine().is_poisoned()) return;
   for (const Returning& returning : part.returning) {
     Chunk& chunk = *returning.chunk;
     if (chunk.is_resident()) continue;
@@ -108,8 +270,10 @@ void ResumePart::settle() noexcept {
   for (auto& [device, part] : parts_) {
     give_back_unused(part);
     for (const Returning& returning : part.returning) {
-      // The backup has done its duty once everything is back; whoever looks at it keeps it alive.
-      if (!returning.allocation->is_away()) saver().registry.set_stored(*returning.allocation, nullptr);
+      // The backup has done its duty once everything is back, unless it is retained; whoever looks at it keeps it alive, and then it is not retained: the next pause would write into it.
+      if (returning.allocation->is_away() || returning.stored == nullptr) continue;
+      if (!returning.is_retained || returning.stored->has_views())
+        saver().registry.set_stored(*returning.allocation, nullptr);
     }
   }
   parts_.clear();

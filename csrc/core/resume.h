@@ -6,40 +6,74 @@
 #include <optional>
 #include <vector>
 
+#include "core/arrivals.h"
 #include "core/operation.h"
+#include "driver/device_kernels.h"
+#include "store/copy.h"
 
 namespace ebbtide {
 
-// create all physical memory (so that out-of-memory is known before a byte moves) -> map everything -> copy back. Memory of what had no backup reads as zeros.
+// create all physical memory (so that out-of-memory is known before a byte moves) -> map, and copy what is mapped while the rest is being mapped. Memory of what had no backup reads as
+// zeros.
 class ResumePart final : public OperationPart {
  public:
-  using OperationPart::OperationPart;
+  // exchanges: of a swap, open for pieces of memory; else null. Both outlive the part.
+  ResumePart(Saver& saver, const OperationRequest& request, Exchanges* exchanges)
+      : OperationPart(saver), request_(request), exchanges_(exchanges) {}
   void prepare(const Allocations& allocations) override;
   bool takes_memory_away() const override { return false; }
-  void run() override;
+  std::vector<int> devices() const override;
+  void run_device(int device) override;
   void settle() noexcept override;
+
+  // The sizes of the chunks that come back, by device, in the order in which they will be mapped.
+  std::map<int, std::vector<uint64_t>> returning_sizes() const;
+
+  // Between prepare() and run_device(), in the calling thread: maps everything, and tells each chunk to arrivals, which then learns of its arrival.
+  void map_ahead(Arrivals& arrivals);
 
  private:
   struct Returning {
     std::shared_ptr<Allocation> allocation;
     Chunk* chunk;
+    std::shared_ptr<Stored> stored;  // null for what was dropped
+    bool is_retained;                // the store's bytes stay for the next pause
+    bool keeps_bytes;                // or for somebody who looks at them
+    bool is_fresh = true;            // its memory reads as zeros
+    bool has_fills = false;          // the device is writing into it, beside the copies
+    size_t arrival = 0;              // its number in arrivals_
+    std::vector<CopyRange> ranges;   // what must be copied; the rest is one value each
   };
   struct DevicePart {
     uint64_t bytes = 0;
-    uint64_t stored_bytes = 0;
+    uint64_t copied_bytes = 0;
+    uint64_t staged_bytes = 0;  // of which through the ring
+    size_t fill_count = 0;      // blocks of one value that is not zero
     std::vector<Returning> returning;
-    std::vector<size_t> stored;  // indices in returning, parallel to jobs
-    std::vector<CopyJob> jobs;
-    std::optional<StagingPool::Loan> ring;
-    std::unique_ptr<Copier> copier;
+    std::unique_ptr<EnginePool::Loan> engine;
+    int threads = 0;
+    kernels::BlockFill* fills = nullptr;  // in the engine's table
+    size_t fills_used = 0;
+    bool is_filling = false;  // something is queued on the engine's side stream
   };
 
   void select(const std::shared_ptr<Allocation>& allocation);
+  void add_ranges(DevicePart& part, Returning& returning);
+  void put_in_order(DevicePart& part);
   void create_memory(int device, DevicePart& part);
   void try_create_memory(int device, DevicePart& part);
-  void arrive(const Returning& returning, uint64_t copied_bytes);
+  void borrow_engine(int device, DevicePart& part);
+
+  void map(int device, DevicePart& part, Returning& returning);
+  void fill(DevicePart& part, Returning& returning);
+  void abandon_fills(DevicePart& part) noexcept;
+  void arrive(DevicePart& part, Returning& returning);
+  void forget(Returning& returning);
   void give_back_unused(DevicePart& part) noexcept;
 
+  const OperationRequest& request_;
+  Exchanges* const exchanges_;
+  Arrivals* arrivals_ = nullptr;
   std::map<int, DevicePart> parts_;  // by device
 };
 

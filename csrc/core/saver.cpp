@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 
 #include "base/error.h"
@@ -34,6 +35,13 @@ std::optional<uint64_t> size_from_environment(const char* variable) {
   return bytes;
 }
 
+// Different in every process, so that nobody can prepare bytes whose digests collide.
+kernels::Digest make_seed() {
+  std::random_device source;
+  const auto word = [&] { return (static_cast<uint64_t>(source()) << 32) ^ source(); };
+  return {word(), word()};
+}
+
 }  // namespace
 
 bool is_forked_child() noexcept { return forked_child.load(std::memory_order_relaxed); }
@@ -45,7 +53,7 @@ void require_not_forked() {
       "exec");
 }
 
-Saver::Saver() {
+Saver::Saver() : digest_seed(make_seed()) {
   if (const auto bytes = size_from_environment("EBBTIDE_DEVICE_LIMIT")) device_budget.set_limit(*bytes);
   if (const auto bytes = size_from_environment("EBBTIDE_HOST_LIMIT")) host_budget.set_limit(*bytes);
   if (const auto bytes = size_from_environment("EBBTIDE_HOST_MARGIN")) host_budget.set_margin(*bytes);
@@ -164,9 +172,9 @@ void Saver::free(CUdeviceptr address) {
   if (allocation != nullptr) deferred_frees.destroy(std::move(allocation));
 }
 
-std::unique_ptr<Operation> Saver::claim(OperationKind kind, const OperationRequest& request) {
+std::unique_ptr<Operation> Saver::claim(OperationKind kind, OperationRequest request) {
   require_not_forked();
-  return Operation::claim(*this, kind, request);
+  return Operation::claim(*this, kind, std::move(request));
 }
 
 }  // namespace ebbtide

@@ -10,25 +10,47 @@
 #include "core/capture_gate.h"
 #include "core/deferred_frees.h"
 #include "core/device_budget.h"
+#include "core/engine_pool.h"
 #include "core/event_log.h"
 #include "core/host_budget.h"
+#include "core/pinned_budget.h"
 #include "core/registry.h"
 #include "core/slots.h"
-#include "core/staging_pool.h"
 
 // The one core of a process: what there is, and the calls on it. Leaked on purpose: frees may come after static destructors have run (invariant 6).
 namespace ebbtide {
 
 class Operation;
+class PendingResume;
 
 struct Counters {
   std::atomic<uint64_t> alloc_calls{0}, free_calls{0}, alloc_failures{0}, pauses{0}, resumes{0}, operation_failures{0};
   std::atomic<uint64_t> bytes_paused{0}, bytes_resumed{0}, bytes_to_host{0}, bytes_to_device{0};
+  std::atomic<uint64_t> bytes_clean{0}, bytes_unused{0}, bytes_constant{0};
+};
+
+// A part of the address space.
+struct AddressRange {
+  CUdeviceptr address = 0;
+  size_t size_bytes = 0;
+  CUdeviceptr end() const { return address + size_bytes; }
 };
 
 struct OperationRequest {
   TagRequest tags;
+  TagRequest resume_tags;            // swap: what comes back; tags is what leaves
   std::optional<BackupKind> backup;  // pause: instead of each allocation's policy
+  std::optional<bool> retain;        // resume: instead of each allocation's policy
+  // pause: by address; nobody uses what lies in them, as of the moment when lease number unused_as_of was the newest. Ignored where a tag was leased after that.
+  std::vector<AddressRange> unused;
+  uint64_t unused_as_of = 0;
+  std::vector<AddressRange> order;  // resume: what comes first; the rest follows in the order of allocation
+};
+
+// What a pause may leave where it is. Each can be switched off.
+struct SkipRules {
+  std::atomic<bool> clean{true}, unused{true}, constant{true};
+  std::atomic<bool> must_compare{false};  // bytes are compared where a digest says that nothing changed
 };
 
 class Saver {
@@ -42,7 +64,7 @@ class Saver {
   // Throws InvalidArgument for an address that no allocation begins at.
   void free(CUdeviceptr address);
 
-  std::unique_ptr<Operation> claim(OperationKind kind, const OperationRequest& request);
+  std::unique_ptr<Operation> claim(OperationKind kind, OperationRequest request);
 
   // Gives back what ebbtide itself still keeps: undos that failed, frees that were put off. True if any of it went. Does nothing that a capture forbids while one is known.
   bool give_back_caches() noexcept;
@@ -51,7 +73,10 @@ class Saver {
   CaptureGate capture_gate;
   DeviceBudget device_budget;
   HostBudget host_budget;
-  StagingPool staging{host_budget};
+  PinnedBudget pinned_budget;
+  EnginePool engines{host_budget, pinned_budget};
+  SkipRules skip;
+  const kernels::Digest digest_seed;
   DeferredFrees deferred_frees{capture_gate};
   SlotTable slots{registry};
   EventLog events;

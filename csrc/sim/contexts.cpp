@@ -84,6 +84,7 @@ CUresult release(CUdevice dev) {
   simulator().streams.drop_context(lock, id);
   simulator().address_space.free_linear_of_context(id);
   simulator().host_memory.free_of_context(id);
+  simulator().modules.drop_context(id);
   // Draining gave the lock back for a while: somebody may have reset everything meanwhile.
   if (Context* context = simulator().contexts.find(id); context != nullptr && context->retain_count > 0) {
     --context->retain_count;

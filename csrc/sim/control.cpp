@@ -31,6 +31,7 @@ EBBTIDE_SIM_EXPORT void ebbtide_sim_reset(void) {
     sim.address_space.reset();
     sim.physical.reset();
     sim.host_memory.reset();
+    sim.modules.reset();
     sim.contexts.reset();
     sim.driver_version = kDefaultDriverVersion;
     sim.owner = 0;
@@ -87,7 +88,7 @@ EBBTIDE_SIM_EXPORT void ebbtide_sim_set_async(int mode, uint64_t seed) {
 EBBTIDE_SIM_EXPORT void ebbtide_sim_run_queued(void) {
   if (is_forked_child()) return;
   Lock lock(simulator().mutex);
-  simulator().streams.drain(lock, 0);
+  simulator().streams.run_available(lock);
 }
 
 EBBTIDE_SIM_EXPORT void ebbtide_sim_live(ebbtide_sim_counts* counts) {
@@ -105,6 +106,7 @@ EBBTIDE_SIM_EXPORT void ebbtide_sim_live(ebbtide_sim_counts* counts) {
   counts->registered_ranges = sim.host_memory.registered_count();
   counts->contexts_retained = sim.contexts.total_retained();
   counts->queued_items = sim.streams.queued_items();
+  counts->modules = sim.modules.count();
   counts->device_bytes = sim.physical.device_bytes();
   counts->pinned_bytes = sim.host_memory.allocated_bytes();
 }

@@ -41,7 +41,7 @@ void ebbtide_sim_set_delay(const char* function, uint64_t microseconds);
 /* Live objects. device_bytes: physical memory in use on all devices (handles or mappings hold it). pinned_bytes: cuMemHostAlloc. */
 typedef struct ebbtide_sim_counts {
   uint64_t reservations, handles, mappings, streams, events, pinned_blocks, registered_ranges, contexts_retained,
-      queued_items;
+      queued_items, modules;
   uint64_t device_bytes, pinned_bytes;
 } ebbtide_sim_counts;
 void ebbtide_sim_live(ebbtide_sim_counts* counts);
@@ -53,7 +53,7 @@ uint64_t ebbtide_sim_calls(const char* function);
 size_t ebbtide_sim_log(char* buffer, size_t capacity);
 void ebbtide_sim_clear_log(void);
 
-/* Runs everything that is queued on every stream of every device, as a device that catches up would. */
+/* Runs everything that is queued on every stream of every device, as a device that catches up would. What waits for a number in memory stays queued. */
 void ebbtide_sim_run_queued(void);
 
 /* Another process that takes or gives memory: `bytes` of the device's capacity count as used by somebody else. */

@@ -3,99 +3,23 @@
 // A range is looked up when the call is made and again when the work runs: what is not there at the call is an invalid
 // value, what has gone by then is the context's sticky "illegal address". Bytes move without the lock, between files and
 // the caller's memory; the blocks are held meanwhile.
-#include <sys/types.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstring>
-#include <optional>
 #include <vector>
 
 #include "sim/entry.h"
 #include "sim/simulator.h"
+#include "sim/spans.h"
 
 namespace ebbtide::sim {
 namespace {
 
-constexpr uint64_t kBounceBytes = 1 << 20;
-
-// A piece of a block, or of this process's memory where `block` is null.
-struct Span {
-  Block block;
-  uint64_t position;
-  uint64_t size;
-};
-using Spans = std::vector<Span>;
-
-struct Address {
-  uint64_t value;
-  bool is_device;
-};
-
-// Every loop over a file or a caller's memory ends in one of these two; a bad address is EFAULT, not a signal.
-bool read_file(const Span& from, void* to) {
-  auto* target = static_cast<char*>(to);
-  for (uint64_t done = 0; done < from.size;) {
-    const ssize_t step =
-        pread(from.block->backing->fd, target + done, from.size - done, static_cast<off_t>(from.position + done));
-    if (step <= 0) return false;
-    done += static_cast<uint64_t>(step);
-  }
-  return true;
-}
-
-bool write_file(const void* from, const Span& to) {
-  const auto* source = static_cast<const char*>(from);
-  for (uint64_t done = 0; done < to.size;) {
-    const ssize_t step =
-        pwrite(to.block->backing->fd, source + done, to.size - done, static_cast<off_t>(to.position + done));
-    if (step <= 0) return false;
-    done += static_cast<uint64_t>(step);
-  }
-  return true;
-}
-
-bool move_piece(const Span& to, const Span& from) {
-  void* target = reinterpret_cast<void*>(to.position);
-  const void* source = reinterpret_cast<const void*>(from.position);
-  if (to.block == nullptr && from.block == nullptr) {
-    std::memmove(target, source, to.size);
-    return true;
-  }
-  if (to.block == nullptr) return read_file(from, target);
-  if (from.block == nullptr) return write_file(source, to);
-  std::vector<char> bounce(std::min(kBounceBytes, to.size));
-  for (uint64_t done = 0; done < to.size; done += bounce.size()) {
-    const uint64_t step = std::min<uint64_t>(bounce.size(), to.size - done);
-    if (!read_file({from.block, from.position + done, step}, bounce.data())) return false;
-    if (!write_file(bounce.data(), {to.block, to.position + done, step})) return false;
-  }
-  return true;
-}
-
-bool move_bytes(const Spans& to, const Spans& from, uint64_t size) {
-  size_t to_index = 0, from_index = 0;
-  uint64_t to_done = 0, from_done = 0;
-  while (size > 0) {
-    const Span& target = to[to_index];
-    const Span& source = from[from_index];
-    const uint64_t step = std::min(target.size - to_done, source.size - from_done);
-    if (!move_piece({target.block, target.position + to_done, step},
-                    {source.block, source.position + from_done, step})) {
-      return false;
-    }
-    size -= step;
-    if ((to_done += step) == target.size) ++to_index, to_done = 0;
-    if ((from_done += step) == source.size) ++from_index, from_done = 0;
-  }
-  return true;
-}
+constexpr uint64_t kPatternBytes = 1 << 20;
 
 bool fill_bytes(const Spans& to, unsigned char value) {
-  std::vector<char> pattern(kBounceBytes, static_cast<char>(value));
+  std::vector<char> pattern(kPatternBytes, static_cast<char>(value));
   for (const Span& span : to) {
-    for (uint64_t done = 0; done < span.size; done += kBounceBytes) {
-      const uint64_t step = std::min(kBounceBytes, span.size - done);
+    for (uint64_t done = 0; done < span.size; done += kPatternBytes) {
+      const uint64_t step = std::min(kPatternBytes, span.size - done);
       if (!move_piece({span.block, span.position + done, step},
                       {nullptr, reinterpret_cast<uint64_t>(pattern.data()), step})) {
         return false;
@@ -103,20 +27,6 @@ bool fill_bytes(const Spans& to, unsigned char value) {
     }
   }
   return true;
-}
-
-// Nothing when the range may not be used this way now.
-std::optional<Spans> resolve(Lock&, const Address& address, uint64_t size, AccessKind kind, int device) {
-  const AddressSpace& space = simulator().address_space;
-  const bool is_simulated = space.find_reservation(address.value).has_value();
-  if (!is_simulated && (!address.is_device || simulator().host_memory.holds(address.value, size))) {
-    return Spans{{nullptr, address.value, size}};
-  }
-  const auto ranges = space.resolve(address.value, size, kind, device);
-  if (!ranges) return std::nullopt;
-  Spans spans;
-  for (const BlockRange& range : *ranges) spans.push_back({range.block, range.offset, range.size});
-  return spans;
 }
 
 struct Copy {

@@ -19,6 +19,7 @@
 #include "sim/contexts.h"
 #include "sim/host_memory.h"
 #include "sim/lock.h"
+#include "sim/modules.h"
 #include "sim/physical.h"
 #include "sim/streams.h"
 
@@ -42,6 +43,7 @@ struct Simulator {
   AddressSpace address_space;
   HostMemory host_memory;
   Contexts contexts;
+  Modules modules;
   Streams streams;
 
   uint64_t next_id() { return 0x10000 + 16 * ++last_id; }

@@ -59,8 +59,10 @@ CUresult Streams::destroy(Lock& lock, const StreamRef& stream) {
     capture->is_invalidated = true;
     if (capture->origin == stream->id) drop_capture(capture);
   }
-  run_until(lock, {stream, stream->submitted});
+  const Point tail{stream, stream->submitted};
+  run_until_blocked(lock, tail);
   streams_.erase(stream->id);
+  if (!tail.is_reached()) orphans_.push_back(stream);
   return CUDA_SUCCESS;
 }
 

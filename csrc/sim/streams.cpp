@@ -1,11 +1,16 @@
 #include "sim/streams.h"
 
+#include <algorithm>
+#include <chrono>
 #include <new>
 
 #include "sim/simulator.h"
 
 namespace ebbtide::sim {
 namespace {
+
+// How often a number that somebody waits for is looked at.
+constexpr std::chrono::microseconds kPollInterval{50};
 
 StreamRef make_stream(uint64_t context) {
   auto stream = std::make_shared<Stream>();
@@ -73,6 +78,7 @@ std::vector<StreamRef> Streams::all_of(uint64_t context) const {
   for (const auto& [id, stream] : streams_) add(stream);
   for (const auto& [id, stream] : legacy_) add(stream);
   for (const auto& [id, stream] : per_thread_) add(stream);
+  for (const StreamRef& stream : orphans_) add(stream);
   return found;
 }
 
@@ -90,7 +96,7 @@ std::vector<Point> Streams::implicit_dependencies(const StreamRef& stream) {
   return points;
 }
 
-CUresult Streams::submit(Lock& lock, const StreamRef& stream, Work work, std::vector<Point> after) {
+CUresult Streams::submit(Lock& lock, const StreamRef& stream, Work work, std::vector<Point> after, Readiness is_ready) {
   if (stream->capture != nullptr) {
     if (stream->capture->is_invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     stream->capture->add_node(stream->id);
@@ -100,9 +106,9 @@ CUresult Streams::submit(Lock& lock, const StreamRef& stream, Work work, std::ve
     if (const CUresult refused = use_legacy(stream->context); refused != CUDA_SUCCESS) return refused;
   }
   for (Point& point : implicit_dependencies(stream)) after.push_back(std::move(point));
-  stream->queue.push_back({std::move(work), std::move(after)});
+  stream->queue.push_back({std::move(work), std::move(after), std::move(is_ready)});
   const Point own{stream, ++stream->submitted};
-  if (mode_ == AsyncMode::kEager || (mode_ == AsyncMode::kRandom && random_() % 2 == 0)) run_until(lock, own);
+  if (mode_ == AsyncMode::kEager || (mode_ == AsyncMode::kRandom && random_() % 2 == 0)) run_until_blocked(lock, own);
   return CUDA_SUCCESS;
 }
 
@@ -123,25 +129,51 @@ void Streams::run_front(Lock& lock, const StreamRef& stream) {
   stream->is_running = false;
   // A reset while the item ran has already counted everything as completed.
   if (stream->completed < stream->submitted) ++stream->completed;
+  std::erase_if(orphans_, [](const StreamRef& orphan) { return orphan->completed == orphan->submitted; });
   simulator().work_done.notify_all();
+}
+
+bool Streams::is_front_ready(Lock& lock, const Stream& stream) const {
+  const Item& front = stream.queue.front();
+  return front.is_ready == nullptr || sticky_error(stream.context) != CUDA_SUCCESS || front.is_ready(lock);
+}
+
+bool Streams::advance(Lock& lock, const Point& point) {
+  const StreamRef stream = point.stream;
+  if (stream->is_running) {
+    simulator().work_done.wait(lock);
+    return true;
+  }
+  Point first_unmet;
+  for (const Point& after : stream->queue.front().after) {
+    if (!after.is_reached()) first_unmet = after;
+  }
+  if (first_unmet.stream != nullptr) return advance(lock, first_unmet);
+  if (!is_front_ready(lock, *stream)) return false;
+  run_front(lock, stream);
+  return true;
+}
+
+bool Streams::run_any(Lock& lock) {
+  for (const StreamRef& stream : all_of(0)) {
+    if (stream->is_running || stream->queue.empty()) continue;
+    const auto& after = stream->queue.front().after;
+    if (!std::all_of(after.begin(), after.end(), [](const Point& point) { return point.is_reached(); })) continue;
+    if (!is_front_ready(lock, *stream)) continue;
+    run_front(lock, stream);
+    return true;
+  }
+  return false;
 }
 
 void Streams::run_until(Lock& lock, const Point& point) {
   while (!point.is_reached()) {
-    const StreamRef& stream = point.stream;
-    if (stream->is_running) {
-      simulator().work_done.wait(lock);
-      continue;
-    }
-    Point first_unmet;
-    for (const Point& after : stream->queue.front().after) {
-      if (!after.is_reached()) first_unmet = after;
-    }
-    if (first_unmet.stream != nullptr) {
-      run_until(lock, first_unmet);
-    } else {
-      run_front(lock, stream);
-    }
+    if (!advance(lock, point) && !run_any(lock)) simulator().work_done.wait_for(lock, kPollInterval);
+  }
+}
+
+void Streams::run_until_blocked(Lock& lock, const Point& point) {
+  while (!point.is_reached() && advance(lock, point)) {
   }
 }
 
@@ -154,7 +186,11 @@ void Streams::run_one(Lock& lock, const Point& point) {
       return;
     }
   }
-  run_front(lock, point.stream);
+  if (is_front_ready(lock, *point.stream)) {
+    run_front(lock, point.stream);
+  } else {
+    run_any(lock);
+  }
 }
 
 CUresult Streams::sticky_error(uint64_t context) const {
@@ -166,6 +202,15 @@ void Streams::drain(Lock& lock, uint64_t context) {
   std::vector<Point> tails;
   for (const StreamRef& stream : all_of(context)) tails.push_back({stream, stream->submitted});
   for (const Point& tail : tails) run_until(lock, tail);
+}
+
+void Streams::run_available(Lock& lock) {
+  std::vector<Point> tails;
+  for (const StreamRef& stream : all_of(0)) tails.push_back({stream, stream->submitted});
+  for (const Point& tail : tails) run_until_blocked(lock, tail);
+  // What was blocked then may have been let go by what ran after it.
+  while (run_any(lock)) {
+  }
 }
 
 void Streams::drop_context(Lock& lock, uint64_t context) {
@@ -195,6 +240,7 @@ void Streams::reset() {
   streams_.clear();
   legacy_.clear();
   per_thread_.clear();
+  orphans_.clear();
   events_.clear();
   graphs_.clear();
   captures_.clear();

@@ -5,6 +5,8 @@
 //   first running what its items wait for always ends.
 // - The legacy stream's items come after everything that blocking streams of its context hold, and theirs after its.
 // - Items may give the lock back while they work: a stream that is running is left alone until its item is done.
+// - An item may wait for a number in memory. Whoever waits for such a stream looks again and again, gives the lock back
+//   meanwhile, and runs what other streams hold, one of which may be about to write the number.
 #pragma once
 
 #include <cuda.h>
@@ -36,9 +38,13 @@ struct Point {
 // Called with the lock held; may give it back while it works. An error becomes the context's sticky error.
 using Work = std::function<CUresult(Lock&)>;
 
+// Whether an item need not wait for a number any longer. Called with the lock held, which it keeps.
+using Readiness = std::function<bool(Lock&)>;
+
 struct Item {
   Work work;
   std::vector<Point> after;
+  Readiness is_ready;  // null: at once
 };
 
 struct Stream {
@@ -75,9 +81,12 @@ class Streams {
   void remove_event(uint64_t id) { events_.erase(id); }
 
   // Queues work, or records it where the stream captures. May give the lock back.
-  CUresult submit(Lock& lock, const StreamRef& stream, Work work, std::vector<Point> after = {});
+  CUresult submit(Lock& lock, const StreamRef& stream, Work work, std::vector<Point> after = {},
+                  Readiness is_ready = nullptr);
   // Runs everything up to the point. May give the lock back.
   void run_until(Lock& lock, const Point& point);
+  // The same, but stops where an item waits for a number.
+  void run_until_blocked(Lock& lock, const Point& point);
   // Runs one item on the way to the point, if another thread is not at it.
   void run_one(Lock& lock, const Point& point);
 
@@ -98,6 +107,8 @@ class Streams {
 
   // Runs all work of the context (all contexts for 0) whatever captures go on.
   void drain(Lock& lock, uint64_t context);
+  // Runs all work of all contexts that waits for no number.
+  void run_available(Lock& lock);
   void drop_context(Lock& lock, uint64_t context);
   void set_mode(AsyncMode mode, uint64_t seed);
   uint64_t stream_count() const { return streams_.size(); }
@@ -113,11 +124,18 @@ class Streams {
   std::vector<Point> implicit_dependencies(const StreamRef& stream);
   bool is_blocking_capture_active(uint64_t context) const;
   void run_front(Lock& lock, const StreamRef& stream);
+  bool is_front_ready(Lock& lock, const Stream& stream) const;
+  // Goes one step towards the point: runs an item, or waits for the thread that runs one. False: an item waits for a number.
+  bool advance(Lock& lock, const Point& point);
+  // Runs the first item of any stream that may run. False: there is none.
+  bool run_any(Lock& lock);
   CUresult sticky_error(uint64_t context) const;
 
   std::map<uint64_t, StreamRef> streams_;
   std::map<uint64_t, StreamRef> legacy_;
   std::map<std::pair<uint64_t, std::thread::id>, StreamRef> per_thread_;
+  // Destroyed while an item waited for a number: they live until their work is done.
+  std::vector<StreamRef> orphans_;
   std::map<uint64_t, Event> events_;
   std::set<uint64_t> graphs_;
   Captures captures_;

@@ -14,18 +14,27 @@ class Backup {
  public:
   virtual ~Backup() = default;
   // offset + size_bytes lie within the backup. May be called by several threads at once on disjoint ranges. Throw StoreError; what was written before stays whole.
+  // bytes: a slot of the staging ring, or memory aligned like one (4 KiB).
   virtual void write(size_t offset, const std::byte* bytes, size_t size_bytes) = 0;
   virtual void read(size_t offset, std::byte* bytes, size_t size_bytes) const = 0;
   // The bytes of this range are not wanted any more: the store may give their memory back; read() of them is unspecified from then on.
   virtual void discard(size_t offset, size_t size_bytes) noexcept = 0;
   // The whole backup as one range that can be read, for as long as the backup lives; null where the store can't show one.
-  virtual const std::byte* view() const = 0;
+  virtual const std::byte* view() = 0;
+  // The same for writing: what is written there is what read() gives. Null where the store can't.
+  virtual std::byte* writable_view() { return nullptr; }
+  // Memory of the whole backup that the copy engine reaches by itself at full rate, or null: then the bytes go through the staging ring and write() and read(). Valid after seal().
+  virtual std::byte* direct() noexcept { return nullptr; }
+  // Takes the memory of this range now, so that nobody waits for it later. May be called by several threads at once on disjoint ranges. Throws StoreError.
+  virtual void populate(size_t /*offset*/, size_t /*size_bytes*/) {}
+  // Once, before the first byte, after whatever populate() calls there were: what must be done to the whole of it (pinning). Throws StoreError.
+  virtual void seal() {}
 };
 
 class Store {
  public:
   virtual ~Store() = default;
-  // A backup of size_bytes with unspecified content. Throws StoreError. Touches no page.
+  // A backup of size_bytes with unspecified content. Throws StoreError. Takes what can be refused at once (address space, space in a file); touches no page.
   virtual std::unique_ptr<Backup> open(size_t size_bytes) = 0;
 };
 

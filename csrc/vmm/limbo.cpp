@@ -1,5 +1,7 @@
 #include "vmm/limbo.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -10,7 +12,7 @@
 namespace ebbtide::limbo {
 namespace {
 
-enum class Kind { kUnmap, kRelease, kAddressFree, kHostFree };
+enum class Kind { kUnmap, kRelease, kAddressFree, kHostFree, kHostUnregister };
 
 struct Undo {
   Kind kind;
@@ -18,6 +20,7 @@ struct Undo {
   size_t size_bytes = 0;
   int device = -1;
   CUmemGenericAllocationHandle handle = 0;  // the memory that is held meanwhile, if any
+  void* mapping = nullptr;                  // the host memory that is held meanwhile, of size_bytes, if any
 };
 
 struct State {
@@ -40,15 +43,25 @@ void add(Undo undo) noexcept {
   }
 }
 
+CUresult unregister(const Driver& table, const Undo& undo) {
+  const CUresult result = table.cuMemHostUnregister(reinterpret_cast<void*>(undo.object));
+  if (!is_unregistered(result)) return result;
+  ::munmap(undo.mapping, undo.size_bytes);
+  return CUDA_SUCCESS;
+}
+
 CUresult perform(const Driver& table, const Undo& undo) {
   switch (undo.kind) {
     case Kind::kUnmap: return table.cuMemUnmap(undo.object, undo.size_bytes);
     case Kind::kRelease: return table.cuMemRelease(undo.object);
     case Kind::kAddressFree: return table.cuMemAddressFree(undo.object, undo.size_bytes);
     case Kind::kHostFree: return table.cuMemFreeHost(reinterpret_cast<void*>(undo.object));
+    case Kind::kHostUnregister: return unregister(table, undo);
   }
   return CUDA_SUCCESS;
 }
+
+bool is_host_memory(const Undo& undo) { return undo.kind == Kind::kHostFree || undo.kind == Kind::kHostUnregister; }
 
 }  // namespace
 
@@ -63,6 +76,17 @@ void add_address_free(CUdeviceptr address, size_t size_bytes) noexcept {
 }
 
 void add_host_free(void* bytes) noexcept { add({Kind::kHostFree, reinterpret_cast<uint64_t>(bytes)}); }
+void add_host_unregister(void* bytes, void* mapping, size_t mapping_bytes) noexcept {
+  add({.kind = Kind::kHostUnregister,
+       .object = reinterpret_cast<uint64_t>(bytes),
+       .size_bytes = mapping_bytes,
+       .mapping = mapping});
+}
+
+bool is_unregistered(CUresult result) noexcept {
+  return result == CUDA_SUCCESS || result == CUDA_ERROR_DEINITIALIZED ||
+         result == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+}
 
 void retry(bool may_free_host_memory) noexcept {
   if (count() == 0) return;
@@ -72,7 +96,7 @@ void retry(bool may_free_host_memory) noexcept {
   std::vector<Undo>& undos = state().undos;
   // In place and in order: needs no memory.
   std::erase_if(undos, [&](const Undo& undo) {
-    if (undo.kind == Kind::kHostFree && !may_free_host_memory) return false;
+    if (is_host_memory(undo) && !may_free_host_memory) return false;
     const CUresult result = perform(*table, undo);
     return result == CUDA_SUCCESS || result == CUDA_ERROR_DEINITIALIZED;
   });

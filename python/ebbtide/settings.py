@@ -39,6 +39,11 @@ SETTINGS: tuple[Setting, ...] = (
         "How many threads copy between a backup and the staging ring.",
     ),
     Setting(
+        "EBBTIDE_DISK_DIRECTORY",
+        "TMPDIR, else /var/tmp",
+        "Where the files of disk backups are: a directory on a disk, not on tmpfs.",
+    ),
+    Setting(
         "EBBTIDE_CHECK",
         "0",
         "1: before each torch op, its tensors are looked at; one that is paused is a StateError instead of a crash.",

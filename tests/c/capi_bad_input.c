@@ -128,18 +128,23 @@ static void bad_allocations(void) {
   for (const int32_t* bad = (const int32_t[]){-1, 1, 127, 128, INT32_MAX, INT32_MIN, 0}; *bad != 0; ++bad) {
     REFUSED(ebbtide_alloc("w", NULL, *bad, CHUNK, &address, &error));
   }
-  for (const int32_t* bad = (const int32_t[]){-1, -2, 2, 3, 4, 99, INT32_MIN, 0}; *bad != 0; ++bad) {
+  for (const int32_t* bad = (const int32_t[]){-1, -2, 4, 99, INT32_MIN, 0}; *bad != 0; ++bad) {
     const ebbtide_policy policy = {sizeof policy, *bad};
     REFUSED(ebbtide_alloc("w", &policy, 0, CHUNK, &address, &error));
     SAYS("backup");
     int32_t slot = -1;
     REFUSED(ebbtide_bind_slot("w", &policy, 0, &slot, &error));
   }
-  const ebbtide_policy small = {4, EBBTIDE_BACKUP_RAM};
+  for (const int32_t* bad = (const int32_t[]){-1, 2, INT32_MAX, 0}; *bad != 0; ++bad) {
+    const ebbtide_policy policy = {sizeof policy, EBBTIDE_BACKUP_RAM, *bad};
+    REFUSED(ebbtide_alloc("w", &policy, 0, CHUNK, &address, &error));
+    SAYS("retain");
+  }
+  const ebbtide_policy small = {4, EBBTIDE_BACKUP_RAM, 0};
   REFUSED(ebbtide_alloc("w", &small, 0, CHUNK, &address, &error));
   SAYS("ebbtide_policy.struct_size is 4");
   CHECK(address == (void*)0x5); /* outputs are written on success only */
-  const ebbtide_policy large = {sizeof large + 40, EBBTIDE_BACKUP_RAM};
+  const ebbtide_policy large = {sizeof large + 40, EBBTIDE_BACKUP_RAM, 0};
   EXPECT(EBBTIDE_OK, ebbtide_alloc("w", &large, 0, 1, &address, &error));
 
   REFUSED(ebbtide_free((char*)address + 1, &error));
@@ -178,14 +183,14 @@ static void bad_look_ups(void) {
   CHECK(ebbtide_find_in_handler(NULL, tag, 4, &is_away) == 0);
   CHECK(ebbtide_find_in_handler(address, tag, 4, &is_away) == 1 && strcmp(tag, "w") == 0 && is_away == 0);
 
-  const void* bytes = address;
+  void* bytes = address;
   ebbtide_backup* backup = (ebbtide_backup*)0x10;
-  REFUSED(ebbtide_backup_of(address, 1, NULL, &backup, &error));
-  REFUSED(ebbtide_backup_of(address, 1, &bytes, NULL, &error));
-  REFUSED(ebbtide_backup_of(&found, 1, &bytes, &backup, &error));
-  REFUSED(ebbtide_backup_of(address, CHUNK + 1, &bytes, &backup, &error));
-  REFUSED(ebbtide_backup_of(address + CHUNK - 1, UINT64_MAX, &bytes, &backup, &error));
-  EXPECT(EBBTIDE_OK, ebbtide_backup_of(address, CHUNK, &bytes, &backup, &error));
+  REFUSED(ebbtide_backup_of(address, 1, 0, NULL, &backup, &error));
+  REFUSED(ebbtide_backup_of(address, 1, 0, &bytes, NULL, &error));
+  REFUSED(ebbtide_backup_of(&found, 1, 0, &bytes, &backup, &error));
+  REFUSED(ebbtide_backup_of(address, CHUNK + 1, 0, &bytes, &backup, &error));
+  REFUSED(ebbtide_backup_of(address + CHUNK - 1, UINT64_MAX, 0, &bytes, &backup, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_backup_of(address, CHUNK, 0, &bytes, &backup, &error));
   CHECK(bytes == NULL && backup == NULL); /* resident */
   ebbtide_release_backup(NULL);
   ebbtide_release_backup((ebbtide_backup*)0x10);

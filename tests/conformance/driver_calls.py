@@ -17,7 +17,9 @@ SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED = 0, 1, 2, 3
 NO_DEVICE, INVALID_DEVICE = 100, 101
 INVALID_CONTEXT = 201
 INVALID_HANDLE, ILLEGAL_STATE, NOT_FOUND, NOT_READY = 400, 401, 500, 600
+INVALID_PTX, UNSUPPORTED_PTX_VERSION = 218, 222
 ILLEGAL_ADDRESS, CONTEXT_IS_DESTROYED = 700, 709
+MISALIGNED_ADDRESS = 716
 ALREADY_REGISTERED, NOT_REGISTERED = 712, 713
 NOT_PERMITTED, NOT_SUPPORTED = 800, 801
 CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_MERGE, CAPTURE_UNMATCHED, CAPTURE_UNJOINED = 900, 901, 902, 903, 904
@@ -48,6 +50,8 @@ SIGNATURES = {
     "cuGraphDestroy": "p", "cuThreadExchangeStreamCaptureMode": "p", "cuLaunchHostFunc": "ppp",
     "cuEventCreate": "pI", "cuEventDestroy": "p", "cuEventRecord": "pp", "cuEventQuery": "p",
     "cuEventSynchronize": "p",
+    "cuModuleLoadData": "pp", "cuModuleGetFunction": "ppp", "cuModuleUnload": "p", "cuLaunchKernel": "pIIIIIIIppp",
+    "cuStreamWaitValue32": "pdII", "cuStreamWriteValue32": "pdII",
 }  # fmt: skip
 CTYPES = {
     "p": ctypes.c_void_p,

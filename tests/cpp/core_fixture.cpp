@@ -2,7 +2,9 @@
 
 #include <cstring>
 
+#include "core/arrivals.h"
 #include "driver/context.h"
+#include "driver/device_kernels.h"
 #include "vmm/limbo.h"
 
 namespace ebbtide::testing {
@@ -10,6 +12,8 @@ namespace {
 
 // The core keeps the contexts that it retained for good; a reset of the simulator forgets them, and handles are the same again once they are retained anew.
 void reset_simulator() {
+  DeviceKernels::forget_all();
+  Arrivals::forget_all();
   sim().reset();
   sim().set_device_count(kDevices);
   for (int device = 0; device < kDevices; ++device) sim().set_capacity(device, kGiB);
@@ -34,7 +38,7 @@ uint64_t word(uint64_t seed, uint64_t index) {
 Live Live::now() {
   Live live;
   sim().live(&live);
-  live.contexts_retained = 0;
+  live.contexts_retained = live.modules = 0;
   return live;
 }
 

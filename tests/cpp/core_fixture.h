@@ -54,7 +54,10 @@ class CoreTest : public ::testing::Test {
   Report resume(const std::vector<std::string>& tags = {}) { return run(OperationKind::kResume, tags, {}); }
   std::unique_ptr<Operation> claim(OperationKind kind, const std::vector<std::string>& tags = {},
                                    std::optional<BackupKind> backup = {}) {
-    return saver().claim(kind, {.tags = {.names = tags, .addresses = {}, .is_missing_ok = false}, .backup = backup});
+    OperationRequest request;
+    request.tags.names = tags;
+    request.backup = backup;
+    return saver().claim(kind, std::move(request));
   }
 
   bool is_partial(const std::string& tag);
@@ -65,7 +68,7 @@ class CoreTest : public ::testing::Test {
 
  private:
   Report run(OperationKind kind, const std::vector<std::string>& tags, std::optional<BackupKind> backup) {
-    return claim(kind, tags, backup)->commit();
+    return claim(kind, tags, backup)->commit().front();
   }
   std::unique_ptr<Saver> saver_;
 };

@@ -1,4 +1,4 @@
-// The small parts of the core, each by itself: registry, capture gate, event log, slots, device budget, staging pool.
+// The small parts of the core, each by itself: registry, capture gate, event log, slots, device budget, engine pool.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -188,7 +188,7 @@ TEST(EventLogTest, KeepsTheNewest) {
 }
 
 TEST_F(RegistryTest, EventsTellWhatHappened) {
-  alloc("a", kChunk);
+  fill(alloc("a", kChunk), kChunk, 1);
   alloc("b", kChunk, BackupKind::kNone, 1);
   pause();
   resume({"a"});
@@ -298,26 +298,35 @@ TEST(DeviceBudgetTest, Invariant7_TwoThreadsNeverPassOneCheckTogether) {
   EXPECT_EQ(budget.held_bytes(0), 0u);
 }
 
-TEST_F(RegistryTest, TheStagingPoolKeepsOneRingWithinTheBudget) {
-  StagingPool& pool = saver().staging;
+TEST_F(RegistryTest, TheEnginePoolKeepsEnginesWithinTheBudgets) {
+  EnginePool& pool = saver().engines;
   const uint64_t small = policy::kSlotBytes * policy::kSlotsPerThread;
   {
-    StagingPool::Loan first = pool.borrow(0, 1);
-    StagingPool::Loan second = pool.borrow(1, 2);
-    EXPECT_EQ(first.staging().slot_count(), 2);
-    EXPECT_EQ(second.staging().slot_count(), 4);
+    EnginePool::Loan first = pool.borrow(0, 1);
+    EnginePool::Loan second = pool.borrow(1, 2);
+    EXPECT_EQ(first.engine().staging().slot_count(), 2);
+    EXPECT_EQ(second.engine().staging().slot_count(), 4);
     EXPECT_EQ(pool.held_bytes(), 3 * small);
     EXPECT_EQ(saver().host_budget.held_bytes(), 3 * small);
   }
-  EXPECT_EQ(Live::now().pinned_blocks, 1u);
+  EXPECT_EQ(Live::now().pinned_blocks, 2u) << "one for each device";
   EXPECT_EQ(saver().host_budget.held_bytes(), pool.held_bytes());
+  EXPECT_EQ(saver().pinned_budget.held_bytes(), pool.held_bytes());
   EXPECT_EQ(Live::now().pinned_bytes, pool.held_bytes());
+  const Live before = Live::now();
+  pool.borrow(1, 2);
+  EXPECT_EQ(Live::now(), before) << "what was kept is lent again";
+  {
+    std::deque<EnginePool::Loan> loans;
+    for (int count = 0; count < 4; ++count) loans.push_back(pool.borrow(0, 1));
+  }
+  EXPECT_EQ(pool.held_bytes(), 2 * small + 2 * small) << "two are kept for a device";
   pool.trim();
   pool.trim();
   EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
   EXPECT_EQ(Live::now().pinned_blocks, 0u);
   saver().host_budget.set_limit(5 * policy::kSlotBytes);
-  EXPECT_EQ(pool.borrow(0, 8).staging().slot_count(), 4) << "as many as fit";
+  EXPECT_EQ(pool.borrow(0, 8).engine().staging().slot_count(), 4) << "as many as fit";
   saver().host_budget.set_limit(policy::kSlotBytes - 1);
   EXPECT_THROW(pool.borrow(0, 8), StoreError);
   EXPECT_EQ(Live::now().pinned_blocks, 0u);
@@ -326,13 +335,13 @@ TEST_F(RegistryTest, TheStagingPoolKeepsOneRingWithinTheBudget) {
 // What is leaked on purpose stays counted: the memory is still there.
 TEST_F(RegistryTest, APoisonedRingIsNeverLentAgainAndStaysInTheBooks) {
   {
-    saver().staging.borrow(0, 1).staging().poison();
+    saver().engines.borrow(0, 1).engine().poison();
   }
   EXPECT_EQ(Live::now().pinned_blocks, 1u);
   EXPECT_EQ(saver().host_budget.held_bytes(), Live::now().pinned_bytes);
-  EXPECT_EQ(saver().staging.held_bytes(), Live::now().pinned_bytes);
+  EXPECT_EQ(saver().engines.held_bytes(), Live::now().pinned_bytes);
   {
-    saver().staging.borrow(0, 1);
+    saver().engines.borrow(0, 1);
   }
   EXPECT_EQ(Live::now().pinned_blocks, 2u);
   EXPECT_EQ(saver().host_budget.held_bytes(), Live::now().pinned_bytes);

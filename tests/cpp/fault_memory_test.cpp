@@ -78,7 +78,7 @@ class FreeFaults : public FaultTest, public ::testing::WithParamInterface<std::t
       sim().clear_failures();
       EXPECT_TRUE(is_partial("w"));
     }
-    saver().staging.trim();
+    saver().engines.trim();
   }
 };
 
@@ -156,7 +156,7 @@ class ShortageTest : public FaultTest {
   E expect_refused(const std::function<void()>& act) {
     const std::vector<Place> before = places();
     const Live live = without_lost(Live::now());
-    const uint64_t backup_bytes = saver().host_budget.held_bytes() - saver().staging.held_bytes();
+    const uint64_t backup_bytes = saver().host_budget.held_bytes() - saver().engines.held_bytes();
     E caught = E("nothing was thrown", {});
     try {
       act();
@@ -168,7 +168,7 @@ class ShortageTest : public FaultTest {
     }
     EXPECT_EQ(places(), before);
     EXPECT_EQ(without_lost(Live::now()), live);
-    EXPECT_EQ(saver().host_budget.held_bytes() - saver().staging.held_bytes(), backup_bytes);
+    EXPECT_EQ(saver().host_budget.held_bytes() - saver().engines.held_bytes(), backup_bytes);
     EXPECT_FALSE(is_partial("w"));
     expect_sound("refused");
     return caught;
@@ -224,16 +224,16 @@ TEST_F(ShortageTest, APartialPauseNeedsNoHostMemoryTwice) {
     sim().clear_failures();
     EXPECT_TRUE(is_partial("w"));
     pause();
-    EXPECT_EQ(saver().host_budget.held_bytes() - saver().staging.held_bytes(), 3 * kChunk);
+    EXPECT_EQ(saver().host_budget.held_bytes() - saver().engines.held_bytes(), 3 * kChunk);
     sim().fail("cuEventSynchronize", 3, kOther, 1);
     EXPECT_THROW(resume(), DriverError);
     sim().clear_failures();
     EXPECT_TRUE(is_partial("w"));
     pause();  // what is back leaves again, into the place that it had
-    EXPECT_EQ(saver().host_budget.held_bytes() - saver().staging.held_bytes(), 3 * kChunk);
+    EXPECT_EQ(saver().host_budget.held_bytes() - saver().engines.held_bytes(), 3 * kChunk);
     resume();
     expect_sound("resumed");
-    EXPECT_EQ(saver().host_budget.held_bytes(), saver().staging.held_bytes());
+    EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes());
   }
 }
 
@@ -269,7 +269,7 @@ TEST_F(ShortageTest, AddressSpaceRefusedIsAStoreErrorBeforeAnythingMoves) {
   }
   ASSERT_EQ(::setrlimit(RLIMIT_AS, &before), 0);
   EXPECT_EQ(resident_bytes("w"), 128 * kMiB + kChunk);
-  EXPECT_EQ(saver().host_budget.held_bytes(), saver().staging.held_bytes());
+  EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes());
   pause();
   EXPECT_EQ(resident_bytes("w"), 0u);
   saver().free(large);

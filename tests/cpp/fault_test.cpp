@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "driver/context.h"
+#include "driver/device_kernels.h"
 #include "fault_world.h"
 #include "vmm/limbo.h"
 
@@ -101,12 +102,14 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
     // Whose context the caller has must not matter: a device's, or none.
     check(driver().cuCtxSetCurrent(code == kOther ? nullptr : primary_context(0)), "cuCtxSetCurrent");
     resume();
-    saver().staging.trim();
+    saver().engines.trim();
     refill_blank();
     if (Live::now() != built_) rebuild();
   }
   void rebuild() {
     build(GetParam().blocks);
+    // Loaded once for the process: no part of an operation.
+    for (int device = 0; device < kDevices; ++device) ASSERT_NE(DeviceKernels::of(device), nullptr);
     built_ = Live::now();
   }
 
@@ -115,7 +118,7 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
     rebuild();
     start_over(code);
     prepare();
-    saver().staging.trim();
+    saver().engines.trim();
     expect_sound("prepared");
     const std::vector<std::string> names = calls_of(act);
     ASSERT_GT(names.size(), 5u);
@@ -130,7 +133,7 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
                    (times == 0 ? ", and all after it" : ""));
       start_over(code);
       prepare();
-      saver().staging.trim();
+      saver().engines.trim();
       note_dropped();
       const std::vector<Place> before = places();
       const Live live_before = Live::now();

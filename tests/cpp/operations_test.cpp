@@ -72,9 +72,11 @@ TEST_F(OperationsTest, Invariant1And2_RealChunksMakeTheWayAndBack) {
   for (const uint64_t offset : {uint64_t{0}, 64 * kMiB, 128 * kMiB - kChunk, 128 * kMiB})
     fill(address + offset, kChunk, offset + 1);
   for (int round = 0; round < 2; ++round) {
-    EXPECT_EQ(pause().totals().copied, size);
+    const ReportRow out = pause().totals();
+    EXPECT_EQ(out.copied, 4 * kChunk);
+    EXPECT_EQ(out.constant, size - 4 * kChunk);
     EXPECT_EQ(Live::now().device_bytes, 0u);
-    EXPECT_EQ(resume().totals().copied, size);
+    EXPECT_EQ(resume().totals().copied, 4 * kChunk);
     for (const uint64_t offset : {uint64_t{0}, 64 * kMiB, 128 * kMiB - kChunk, 128 * kMiB}) {
       EXPECT_TRUE(holds(address + offset, kChunk, offset + 1));
     }
@@ -128,9 +130,9 @@ TEST_F(OperationsTest, WhatWasMadeWhileTheTagIsAwayIsResidentAndSkippedByResume)
 }
 
 TEST_F(OperationsTest, ReportsAddUpByTagAndDevice) {
-  alloc("a", kChunk);
+  fill(alloc("a", kChunk), kChunk, 1);
   alloc("a", 2 * kChunk, BackupKind::kNone, 1);
-  alloc("b", kChunk, BackupKind::kRam, 1);
+  fill(alloc("b", kChunk, BackupKind::kRam, 1), kChunk, 1);
   alloc("stays", kChunk, BackupKind::kRam, 1);
   const Report report = pause({"a", "b"});
   EXPECT_EQ(report.rows.size(), 3u);
@@ -156,7 +158,7 @@ TEST_F(OperationsTest, BackupOnceAgainstThePolicy) {
   resume();
   EXPECT_TRUE(holds(dropped, kChunk, 2));
   pause({}, BackupKind::kNone);
-  EXPECT_EQ(saver().host_budget.held_bytes(), saver().staging.held_bytes());
+  EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes());
   resume();
   EXPECT_TRUE(is_zero(kept, kChunk));
 }
@@ -169,7 +171,7 @@ TEST_F(OperationsTest, ResumeOfSomeAddressesBringsOnlyThese) {
   pause();
   const OperationRequest request = {.tags = {.names = {"w"}, .addresses = {second}, .is_missing_ok = false},
                                     .backup = {}};
-  EXPECT_EQ(saver().claim(OperationKind::kResume, request)->commit().totals().bytes, kChunk);
+  EXPECT_EQ(saver().claim(OperationKind::kResume, request)->commit().front().totals().bytes, kChunk);
   EXPECT_TRUE(holds(second, kChunk, 2));
   EXPECT_TRUE(saver().registry.is_away(first, 1));
   EXPECT_FALSE(is_partial("w"));

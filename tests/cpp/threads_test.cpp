@@ -62,6 +62,7 @@ TEST_F(ThreadsTest, EverythingFreedInTheMiddleOfAnOperationGoesWithIt) {
     std::vector<CUdeviceptr> all;
     for (int i = 0; i < 6; ++i)
       all.push_back(alloc_chunks("w", i % 2 == 0 ? BackupKind::kRam : BackupKind::kNone, i % 2, {kChunk, kChunk}));
+    for (size_t i = 0; i < all.size(); ++i) fill(all[i], 2 * kChunk, i);
     if (kind == OperationKind::kResume) pause();
     Slow slow(kind == OperationKind::kPause ? "cuMemcpyDtoHAsync" : "cuMemcpyHtoDAsync", kStand,
               [&] { claim(kind)->commit(); });
@@ -70,7 +71,7 @@ TEST_F(ThreadsTest, EverythingFreedInTheMiddleOfAnOperationGoesWithIt) {
     slow.join();
     EXPECT_EQ(saver().registry.allocation_count(), 0u);
     EXPECT_EQ(Live::now().handles + Live::now().reservations, 0u);
-    EXPECT_EQ(saver().host_budget.held_bytes(), saver().staging.held_bytes());
+    EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes());
     EXPECT_EQ(saver().device_budget.held_bytes(0) + saver().device_budget.held_bytes(1), 0u);
     const LeaseInfo lease = saver().registry.open_lease("w", "x");
     EXPECT_FALSE(lease.is_away);
@@ -140,7 +141,7 @@ TEST_F(ThreadsTest, EightThreadsAllocateAndFreeBesidePauseAndResumeOfTheirTags) 
   EXPECT_EQ(Live::now().reservations, 4u);
   EXPECT_EQ(Live::now().device_bytes, 8 * kChunk);
   EXPECT_EQ(saver().device_budget.held_bytes(0) + saver().device_budget.held_bytes(1), 8 * kChunk);
-  EXPECT_EQ(saver().host_budget.held_bytes(), saver().staging.held_bytes());
+  EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes());
 }
 
 TEST_F(ThreadsTest, TwoOperationsAtOnceWaitForEachOtherAndNeverDeadlock) {
@@ -199,7 +200,7 @@ TEST_F(ThreadsTest, Invariant3_AClaimAbandonedLeavesNoTrace) {
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, kFive);
   fill(address, 5 * kChunk, 1);
   for (const OperationKind kind : {OperationKind::kPause, OperationKind::kResume}) {
-    saver().staging.trim();
+    saver().engines.trim();
     const Live before = Live::now();
     const uint64_t device_bytes = saver().device_budget.held_bytes(0);
     const uint64_t host_bytes = saver().host_budget.held_bytes();
@@ -210,7 +211,7 @@ TEST_F(ThreadsTest, Invariant3_AClaimAbandonedLeavesNoTrace) {
         EXPECT_EQ(saver().device_budget.held_bytes(0), 5 * kChunk);
       }
     }
-    saver().staging.trim();
+    saver().engines.trim();
     EXPECT_EQ(Live::now(), before);
     EXPECT_EQ(saver().device_budget.held_bytes(0), device_bytes);
     EXPECT_EQ(saver().host_budget.held_bytes(), host_bytes);

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE_SUFFIXES = {".cpp", ".h", ".def", ".c"}
+SOURCE_SUFFIXES = {".cpp", ".h", ".def", ".c", ".cu"}
 MAX_LINES = 400
 TABLE_ROW = re.compile(r"^\| `(?P<layer>[a-z_/]+)/` \|(?P<what>[^|]*)\|(?P<allowed>[^|]*)\|$", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"(?P<own>[^"]+)"|<(?P<system>[^>]+)>)', re.MULTILINE)
@@ -17,7 +17,7 @@ FOREIGN = {
     "ATen/": {"torch/cpu"},
     "Python.h": set(),
 }
-FREE_OF_CUDA = {"base", "policy", "api", "bindings", "torch"}
+FREE_OF_CUDA = {"base", "kernels", "policy", "api", "bindings", "torch"}
 
 
 def read_law(readme: str) -> dict[str, set[str]]:
@@ -73,7 +73,7 @@ def find_long_files(root: Path) -> list[str]:
         path
         for folder in ("csrc", "python", "tests", "examples", "benchmarks", "cmake", "tools")
         for path in sorted((root / folder).rglob("*"))
-        if path.suffix in {".cpp", ".h", ".c", ".py", ".pyi", ".cmake", ".sh", ".mk", ".def"}
+        if path.suffix in {".cpp", ".h", ".c", ".py", ".pyi", ".cmake", ".sh", ".mk", ".def", ".cu"}
     ]
     return [
         f"{path.relative_to(root)}: {count} lines, the limit is {MAX_LINES - 1}"
@@ -147,6 +147,7 @@ def planted(tmp_path: Path) -> Path:
         ("core/d.cpp", "#include <torch/extension.h>", "core/ may not know"),
         ("core/d.cpp", "#  include <pybind11/pybind11.h>", "core/ may not know"),
         ("base/d.cpp", "#include <cuda.h>", "base/ may not know"),
+        ("base/d.cu", '#include "core/e.h"', "base/ may include only itself"),
         ("core/d.cpp", "#include <cuda_runtime.h>", "core/ may not know"),
         ("extra/d.cpp", "", "no row in csrc/README.md"),
     ],

@@ -27,6 +27,7 @@ class Live(ctypes.Structure):
             "registered_ranges",
             "contexts_retained",
             "queued_items",
+            "modules",
             "device_bytes",
             "pinned_bytes",
         )

@@ -1,51 +1,149 @@
-"""The benchmarks run, tiny, on the device under test; their figures are not looked at here."""
+"""The benchmarks run, small, on the device under test; their figures are not looked at here."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 pytest.importorskip("torch")
 
+# Parts whose API is not there yet. Empty this as it comes; every other part must run.
+NOT_YET = {
+    "prepared_pause.ebbtide",
+    "steady.ebbtide_retain",
+    "steady.ebbtide_pinned",
+    "unchanged.ebbtide",
+    "unchanged.tenth_changed",
+    "swap.ebbtide",
+    "early_kernel.small_first",
+    "early_kernel.large_first",
+    "forward.ebbtide",
+    "disk.ebbtide",
+    "threads.1",
+    "threads.2",
+    "curve.ebbtide_retain",
+}
 
-@pytest.fixture
-def run_benchmark(root: Path, tmp_path: Path):
-    """Runs benchmarks/NAME with --out and gives what it wrote."""
 
-    def run(name: str, *arguments: str) -> dict:
-        command = [sys.executable, str(root / "benchmarks" / name), *arguments, "--out", str(tmp_path)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        assert result.returncode == 0, result.stdout + result.stderr
-        text = (tmp_path / name).with_suffix(".json").read_text()
-        written = json.loads(text)
-        provenance = written["provenance"]
-        assert {"device", "cuda_driver", "torch", "python", "ebbtide", "revision", "arguments"} <= provenance.keys()
-        assert str(tmp_path) not in text and str(root) not in text
-        return written["result"]
+class Run(NamedTuple):
+    status: int
+    output: str
+    file: Path
+    text: str
+
+    @property
+    def result(self) -> dict:
+        return json.loads(self.text)["result"]
+
+
+@pytest.fixture(scope="module")
+def run_module(root: Path):
+    """Runs `python -m MODULE ARGUMENTS` in the root."""
+
+    def run(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", module, *arguments]
+        variables = {**os.environ, **environment}
+        return subprocess.run(
+            command, cwd=root, env=variables, capture_output=True, text=True, timeout=600, check=False
+        )
 
     return run
 
 
-def test_llama_cycle(run_benchmark) -> None:
-    result = run_benchmark("llama_cycle.py", "--scale", "0.001", "--cycles", "3")
+@pytest.fixture(scope="module")
+def whole(run_module, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One small run of everything."""
+    folder = tmp_path_factory.mktemp("bench")
+    done = run_module("benchmarks", "run", "--small", "--out", str(folder))
+    (file,) = folder.glob("*.json")
+    return Run(done.returncode, done.stdout + done.stderr, file, file.read_text())
+
+
+def test_every_part_runs_and_every_check_holds(whole: Run) -> None:
+    measured = whole.result["measured"]
+    failed = {name: entry["reason"] for name, entry in measured.items() if entry["status"] == "failed"}
+    assert {name: reason for name, reason in failed.items() if name not in NOT_YET} == {}
+    assert {name: entry["faults"] for name, entry in measured.items() if entry.get("faults")} == {}
+    assert whole.status == (1 if failed else 0), whole.output
+    assert all(f"{name}: {reason}" in whole.output for name, reason in failed.items())
+
+
+def test_each_row_has_its_figures_or_says_why_not(whole: Run) -> None:
+    rows = whole.result["rows"]
+    assert len({row["work"] for row in rows}) >= 20
+    for row in rows:
+        if row["status"] == "ok":
+            assert row["seconds"]["count"] >= 2 and row["seconds"]["least"] <= row["seconds"]["median"]
+            assert row["bytes_per_second"] is None or row["bytes_per_second"] > 0
+        else:
+            assert row["reason"]
+    (first, *_) = [row for row in rows if row["part"] == "first_pause.ebbtide"]
+    assert [(goal["against"], goal["target"]) for goal in first["goals"]] == [("T", 8), ("L", 0.45), ("L", 0.6)]
+    assert isinstance(first["goals"][1]["reached"], bool)
+
+
+def test_results_say_where_they_come_from_and_nothing_of_the_machine_s_folders(whole: Run, root: Path) -> None:
+    document = json.loads(whole.text)
+    origin = document["provenance"]
+    assert {"device", "cuda_driver", "torch", "python", "ebbtide", "revision", "arguments"} <= origin.keys()
+    assert origin["arguments"]["small"] is True
+    assert str(root) not in whole.text and str(whole.file.parent) not in whole.text
+    assert document["result"]["measured"]["malloc.ebbtide"]["facts"]["allocations_per_step"] == 22
+    assert document["result"]["measured"]["first_pause.ebbtide"]["processes"] == 2
+    assert whole.file.name.endswith("-small.json")
+
+
+def test_the_table_shows_limits_rows_and_hidden_costs(whole: Run, run_module) -> None:
+    shown = run_module("benchmarks", "table", str(whole.file))
+    assert shown.returncode == 0, shown.stderr
+    for words in ("limits.link", "first pause", "limits.direct_io", "import without torch", "processor time"):
+        assert words in shown.stdout and words in whole.output
+
+
+@pytest.mark.sim_only
+def test_rivals_that_need_a_gpu_are_left_out_with_the_reason(whole: Run) -> None:
+    entry = whole.result["measured"]["first_pause.plain_copy"]
+    assert entry["status"] == "skipped" and "needs a GPU" in entry["reason"]
+    assert "left out: first_pause.plain_copy" in whole.output
+    assert whole.result["measured"]["first_pause.vllm_sleep"]["status"] == "ok"
+
+
+@pytest.mark.expected_skip("matplotlib is only needed for the plots")
+def test_plots_are_drawn_from_the_json(whole: Run, run_module) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = run_module("benchmarks", "plots", str(whole.file))
+    assert drawn.returncode == 0, drawn.stderr
+    for name in ("bars", "sizes"):
+        png, svg = (whole.file.with_name(f"{whole.file.stem}-{name}.{suffix}") for suffix in ("png", "svg"))
+        assert png.read_bytes().startswith(b"\x89PNG") and "<svg" in svg.read_text()
+
+
+def test_chosen_works_bring_what_they_are_compared_with(run_module, tmp_path: Path) -> None:
+    done = run_module(
+        "benchmarks", "run", "--small", "--works", "malloc", "--no-rivals", "--samples", "3", "--out", str(tmp_path)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("*.json")
+    measured = json.loads(file.read_text())["result"]["measured"]
+    assert set(measured) == {"limits.link", "malloc.ebbtide"}
+    assert len(measured["limits.link"]["seconds"]["both"]) == 6
+
+
+def test_llama_cycle(run_module, tmp_path: Path) -> None:
+    done = run_module("benchmarks.llama_cycle", "--scale", "0.001", "--cycles", "3", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "llama_cycle.json").read_text())["result"]
     assert (result["tensors"], result["faults"], len(result["cycles"])) == (290, [], 4)
     assert result["seconds"]["pause"]["count"] == 3
 
 
-def test_llama_cycle_finds_planted_faults(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(root / "benchmarks")
-    import llama_cycle
-    import torch
-
-    weights = torch.arange(1, 2 * llama_cycle.CHECK_PIECE, 2)
-    tensor = torch.zeros(64, dtype=torch.bfloat16)
-    sums = {llama_cycle.checksum(tensor, weights)}
-    tensor[3] = 1
-    sums.add(llama_cycle.checksum(tensor, weights))
-    sums.add(llama_cycle.checksum(tensor.roll(4), weights))
-    assert len(sums) == 3
+def test_llama_cycle_finds_planted_growth(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(root)
+    from benchmarks import llama_cycle
 
     memory = {"device_free": 1 << 30, "resident_set": 1 << 30, "host_held": 0}
     cycles = [{"memory": {"after": memory}} for _ in range(3)]
@@ -53,10 +151,3 @@ def test_llama_cycle_finds_planted_faults(root: Path, monkeypatch: pytest.Monkey
     for name, change in (("device_free", -1), ("resident_set", 1), ("host_held", 1)):
         grown = {"memory": {"after": {**memory, name: memory[name] + change * (64 << 20)}}}
         assert len(llama_cycle.find_growth([*cycles, grown])) == 1
-
-
-def test_malloc_region(run_benchmark) -> None:
-    arguments = ("--tokens", "16", "--blocks", "2", "--warm", "5", "--cold", "2")
-    result = run_benchmark("malloc_region.py", *arguments)
-    assert result["allocations_per_step"] == 22
-    assert result["warm"]["ratio"] > 0 and result["cold"]["ratio"] > 0

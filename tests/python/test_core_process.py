@@ -244,7 +244,8 @@ def test_a_process_ends_with_status_0(run, ending):
 
 
 IN_THE_MIDDLE = """
-block('w', size=8 * CHUNK)
+address = block('w', size=8 * CHUNK)
+ctypes.memmove(address, os.urandom(8 * CHUNK), 8 * CHUNK)  # what holds one value would not be copied
 sim.delay('cuMemcpyDtoHAsync', 0.05)
 def slow():
     _core.pause([])

@@ -1,0 +1,100 @@
+"""A pause and a resume, timed and checked.
+
+Timed: from the call of pause to its return, when other processes must be able to have the memory; from the call of
+resume until the device has nothing left to do. Checked, outside of that: free memory on the device, every address,
+and every tensor's sums, taken on the device before the pause.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from benchmarks import device
+from benchmarks import tensors as kept
+from benchmarks.keepers import Keeper
+from benchmarks.measured import Measured, Stopwatch
+from benchmarks.tensors import Checker, Shape
+
+Change = Callable[[Sequence[torch.Tensor]], None]
+
+
+def nothing(tensors: Sequence[torch.Tensor]) -> None:
+    """The change of works that change nothing."""
+
+
+class Cycle:
+    """Pauses and resumes one keeper's tensors, again and again.
+
+    Args:
+        keeper: holds no tensors yet.
+        change: what happens to the tensors before each pause.
+    """
+
+    def __init__(self, keeper: Keeper, shapes: Sequence[Shape], change: Change = kept.change) -> None:
+        self._keeper = keeper
+        self._change = change
+        self._checker = Checker() if keeper.has_backup else None
+        keeper.make(shapes)
+        kept.fill(keeper.tensors)
+        self.bytes = sum(tensor.nbytes for tensor in keeper.tensors)
+
+    def warm_up(self, times: int = 2) -> None:
+        """Cycles that are checked but not counted."""
+        ignored = Measured()
+        for _ in range(times):
+            self.run(ignored)
+        if ignored.faults:
+            raise AssertionError("; ".join(ignored.faults))
+
+    def run(self, measured: Measured, pause: str = "pause", resume: str = "resume") -> None:
+        """One cycle; its times go to these metrics."""
+        keeper = self._keeper
+        self._change(keeper.tensors)
+        expected = self._checker.sums(keeper.tensors) if self._checker else []
+        addresses = [tensor.data_ptr() for tensor in keeper.tensors]
+        device.synchronize()
+        free_before = device.free_bytes()
+
+        watch = Stopwatch()
+        keeper.pause()
+        measured.add(pause, *watch.stop())
+        freed = device.free_bytes() - free_before
+
+        watch = Stopwatch()
+        keeper.resume()
+        device.synchronize()
+        measured.add(resume, *watch.stop())
+
+        measured.bytes = self.bytes
+        measured.faults += self._find_faults(freed, addresses, expected)
+        measured.facts.update(keeper.facts())
+
+    def _find_faults(self, freed: int, addresses: list[int], expected: list[kept.Sums]) -> list[str]:
+        keeper = self._keeper
+        faults = keeper.faults()
+        if freed < self.bytes - device.allowance_bytes(self.bytes):
+            faults.append(f"after the pause {freed} bytes more were free, of {self.bytes}")
+        if keeper.keeps_addresses and [tensor.data_ptr() for tensor in keeper.tensors] != addresses:
+            faults.append("an address changed")
+        if self._checker and self._checker.sums(keeper.tensors) != expected:
+            faults.append("a tensor's bytes changed")
+        if keeper.drops_to_zeros and any(bool(kept.words(tensor).any()) for tensor in keeper.tensors):
+            faults.append("what had no backup did not come back as zeros")
+        return faults
+
+
+def measure_first(keeper: Keeper, shapes: Sequence[Shape]) -> Measured:
+    """The first cycle of a fresh process."""
+    measured = Measured()
+    Cycle(keeper, shapes).run(measured)
+    return measured
+
+
+def measure_steady(keeper: Keeper, shapes: Sequence[Shape], samples: int, change: Change = kept.change) -> Measured:
+    """Cycles after the first two."""
+    measured = Measured()
+    cycle = Cycle(keeper, shapes, change)
+    cycle.warm_up()
+    for _ in range(samples):
+        cycle.run(measured)
+    return measured

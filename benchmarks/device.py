@@ -1,0 +1,63 @@
+"""The device under test: its free memory, waiting for it, and its driver's file. On the simulated one nothing waits."""
+
+import resource
+from pathlib import Path
+
+import torch
+from ebbtide import _core, saver
+
+from benchmarks.measured import SkippedError
+
+# The driver takes device memory of its own: for kernels, and for the page tables of pinned host memory, of which a 64th
+# is ample. On the simulated device it takes none.
+DRIVER_SHARE_BYTES = 64 << 20
+PAGE_TABLE_SHARE = 64
+
+
+def is_gpu() -> bool:
+    return saver.device == "cuda"
+
+
+def need_gpu(why: str) -> None:
+    """Raises SkippedError on the simulated device."""
+    if not is_gpu():
+        raise SkippedError(f"needs a GPU: {why}")
+
+
+def synchronize() -> None:
+    if is_gpu():
+        torch.cuda.synchronize()
+
+
+def synchronize_stream() -> None:
+    """Waits for what the current stream holds, and for nothing else."""
+    if is_gpu():
+        torch.cuda.current_stream().synchronize()
+
+
+def free_bytes() -> int:
+    """What any process could take now."""
+    if is_gpu():
+        return int(torch.cuda.mem_get_info()[0])
+    return _core.query_device(0).free_bytes
+
+
+def allowance_bytes(size_bytes: int) -> int:
+    """By how much the device's free memory may differ from what a pause of so many bytes promised."""
+    return DRIVER_SHARE_BYTES + size_bytes // PAGE_TABLE_SHARE if is_gpu() else 0
+
+
+def resident_bytes() -> int:
+    """This process's resident host memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def empty_cache() -> None:
+    """torch's cache outside of pools goes back to the driver."""
+    if is_gpu():
+        torch.cuda.empty_cache()
+
+
+def driver_library() -> str:
+    """The file of the driver that this process works with."""
+    return "libcuda.so.1" if is_gpu() else str(Path(_core.library_path()).with_name("libebbtide_sim.so"))

@@ -1,0 +1,134 @@
+"""What a figure is held against. Pure: raw figures in, seconds and ratios out.
+
+L, D and T are those of the same run: L copies of pinned memory, D bare driver calls at the best handle size, T
+torch_memory_saver.
+"""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Entries = dict[str, dict[str, Any]]
+Direction = Literal["to_host", "to_device"]
+
+
+def median_of(entries: Entries, part: str, metric: str) -> float | None:
+    """None where it was not measured, or where what was measured was wrong."""
+    entry = entries.get(part, {})
+    values = entry.get("seconds", {}).get(metric)
+    return statistics.median(values) if values and entry["status"] == "ok" and not entry["faults"] else None
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A time to be compared with. `seconds` takes all entries and the bytes of the row; None: not measured."""
+
+    label: str
+    seconds: Callable[[Entries, int], float | None]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`relation` ">=": so many times as fast as the limit at least. "<=": so many times its time at most."""
+
+    relation: Literal[">=", "<="]
+    target: float | None
+    limit: Limit
+    is_stretch: bool = False
+
+    def judge(self, entries: Entries, size_bytes: int, seconds: float) -> dict[str, Any]:
+        """Plain values; `ratio` and `reached` are None where there is nothing to compare with."""
+        limit_seconds = self.limit.seconds(entries, size_bytes)
+        ratio = reached = None
+        if limit_seconds:
+            ratio = limit_seconds / seconds if self.relation == ">=" else seconds / limit_seconds
+            if self.target is not None:
+                reached = ratio >= self.target if self.relation == ">=" else ratio <= self.target
+        return {
+            "against": self.limit.label,
+            "limit_seconds": limit_seconds,
+            "ratio": ratio,
+            "relation": self.relation,
+            "target": self.target,
+            "is_stretch": self.is_stretch,
+            "reached": reached,
+        }
+
+
+def at_least(target: float, limit: Limit) -> Goal:
+    return Goal(">=", target, limit)
+
+
+def stretch(target: float, limit: Limit) -> Goal:
+    return Goal(">=", target, limit, is_stretch=True)
+
+
+def at_most(target: float, limit: Limit) -> Goal:
+    return Goal("<=", target, limit)
+
+
+def shown(limit: Limit) -> Goal:
+    """For comparison only."""
+    return Goal(">=", None, limit)
+
+
+def median(part: str, metric: str, label: str, factor: float = 1) -> Limit:
+    """The median of another figure, times a factor."""
+
+    def seconds(entries: Entries, _: int) -> float | None:
+        found = median_of(entries, part, metric)
+        return None if found is None else factor * found
+
+    return Limit(label, seconds)
+
+
+def scaled(part: str, metric: str, label: str) -> Limit:
+    """What the row's bytes would take at the rate of another figure."""
+
+    def seconds(entries: Entries, size_bytes: int) -> float | None:
+        found = median_of(entries, part, metric)
+        return None if found is None else found * size_bytes / entries[part]["bytes"]
+
+    return Limit(label, seconds)
+
+
+def link(direction: Direction) -> Limit:
+    return scaled("limits.link", direction, "L")
+
+
+def link_for_fact(part: str, fact: str, direction: Direction) -> Limit:
+    """For as many bytes as a fact of a part says."""
+
+    def seconds(entries: Entries, _: int) -> float | None:
+        size_bytes = entries.get(part, {}).get("facts", {}).get(fact)
+        return None if size_bytes is None else link(direction).seconds(entries, size_bytes)
+
+    return Limit(f"{fact} / L", seconds)
+
+
+def duplex() -> Limit:
+    """The row's bytes each way, both ways at once."""
+    return scaled("limits.link", "both", "duplex link")
+
+
+def driver_calls(part: str, kind: Literal["claim", "give"], factor: float = 1) -> Limit:
+    """The same bytes by bare driver calls, at the handle size that is best for them."""
+
+    def seconds(entries: Entries, _: int) -> float | None:
+        metrics = [metric for metric in entries.get(part, {}).get("seconds", ()) if metric.startswith(f"{kind} ")]
+        medians = [found for metric in metrics if (found := median_of(entries, part, metric)) is not None]
+        return factor * min(medians) if medians else None
+
+    return Limit(f"{factor:g} D" if factor != 1 else "D", seconds)
+
+
+def of_all(label: str, combine: Callable[[list[float]], float], *limits: Limit) -> Limit:
+    """Several limits in one: their sum, or the largest of them."""
+
+    def seconds(entries: Entries, size_bytes: int) -> float | None:
+        found = [limit.seconds(entries, size_bytes) for limit in limits]
+        known = [value for value in found if value is not None]
+        return combine(known) if len(known) == len(found) else None
+
+    return Limit(label, seconds)

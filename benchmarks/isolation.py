@@ -1,0 +1,73 @@
+"""A function in a fresh process: the first pause of a process is not like the second.
+
+The processes are forked from a server that has imported torch and nothing more: no driver, no ebbtide, no threads. So
+each is fresh where it matters, and none spends seconds on importing torch.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measured import SkippedError
+
+LAST_WORDS = 600
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch"])
+
+
+def run(function: Callable[[], dict[str, Any]], environment: Mapping[str, str], timeout: float) -> dict[str, Any]:
+    """Its result with `status`: "ok", or "skipped" or "failed" with a `reason`. Never raises for what happens there.
+
+    What it gives must be plain values that JSON takes. A process that ends badly after its result was written has
+    `exit_status` beside it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        process = _context.Process(target=_serve, args=(function, dict(environment), folder))
+        process.start()
+        process.join(timeout)
+        is_late = process.is_alive()
+        if is_late:
+            process.kill()
+            process.join()
+        status = process.exitcode
+        file = Path(folder, "result.json")
+        if file.exists():
+            result = json.loads(file.read_text())
+            return result if status == 0 else {**result, "exit_status": status}
+        log = Path(folder, "log.txt")
+        last_words = log.read_text(errors="replace")[-LAST_WORDS:].strip() if log.exists() else ""
+    end = f"took longer than {timeout:g} s" if is_late else describe_exit(status)
+    return {"status": "failed", "reason": f"{end}; its last words: {last_words or 'none'}"}
+
+
+def describe_exit(status: int | None) -> str:
+    if status is not None and status < 0:
+        return f"ended by {signal.Signals(-status).name} before it had a result"
+    return f"ended with status {status} before it had a result"
+
+
+def _serve(function: Callable[[], dict[str, Any]], environment: dict[str, str], folder: str) -> None:
+    """Runs in the fresh process. The result is written first: a library may abort at exit."""
+    os.environ.update(environment)
+    log = os.open(Path(folder, "log.txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        result = {"status": "ok", **function()}
+    except SkippedError as reason:
+        result = {"status": "skipped", "reason": str(reason)}
+    except Exception as error:
+        traceback.print_exc()
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        result = {"status": "failed", "reason": f"{type(error).__name__}: {error} ({where})"}
+    part = Path(folder, "result.part")
+    part.write_text(json.dumps(result))
+    part.rename(Path(folder, "result.json"))

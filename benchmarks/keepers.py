@@ -1,0 +1,90 @@
+"""Who keeps tensors and lets their device memory go and come back: ebbtide here, its rivals in rivals/."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from ebbtide import saver
+
+from benchmarks import tensors as kept
+from benchmarks.tensors import Shape
+
+
+class Keeper(ABC):
+    """Makes tensors, pauses and resumes them.
+
+    Attributes:
+        has_backup: the content comes back.
+        keeps_addresses: resume promises the same ones.
+        drops_to_zeros: what had no backup comes back as zeros.
+    """
+
+    has_backup = True
+    keeps_addresses = True
+    drops_to_zeros = False
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+
+    @abstractmethod
+    def make(self, shapes: Sequence[Shape]) -> None:
+        """Fills `tensors`, uninitialised."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Returns once the device memory is free for others."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Returns once the bytes are right, or will be for what the current stream is given."""
+
+    def faults(self) -> list[str]:
+        """What the last pause and resume say of themselves that does not fit what was asked for."""
+        return []
+
+    def facts(self) -> dict[str, Any]:
+        """What explains the figures."""
+        return {}
+
+
+class Ebbtide(Keeper):
+    """`saver`, with a region of the given policy (backup=, retain=).
+
+    Args:
+        tag: its tag; another one each for keepers of one process.
+        copies_all: every byte is expected to move: a report that says otherwise is a fault.
+    """
+
+    def __init__(self, tag: str = "weights", copies_all: bool = True, **policy: Any) -> None:
+        super().__init__()
+        self.tag = tag
+        self.has_backup = policy.get("backup", "ram") is not None
+        self.drops_to_zeros = not self.has_backup
+        self._policy = policy
+        self._copies_all = copies_all and self.has_backup
+        self._reports: list[Any] = []
+
+    def make(self, shapes: Sequence[Shape]) -> None:
+        with saver.region(self.tag, **self._policy):
+            self.tensors = kept.make(shapes)
+
+    def pause(self) -> None:
+        self._reports = [saver.pause(self.tag)]
+
+    def resume(self) -> None:
+        self._reports.append(saver.resume(self.tag))
+
+    def faults(self) -> list[str]:
+        size = sum(tensor.nbytes for tensor in self.tensors)
+        moved = [report.bytes for report in self._reports]
+        copied = [report.copied for report in self._reports]
+        faults = []
+        if any(count < size for count in moved) or len(set(moved)) > 1:
+            faults.append(f"pause and resume speak of {moved} bytes, the tensors have {size}")
+        if self._copies_all and any(count < size for count in copied):
+            faults.append(f"{copied} bytes were copied where all {size} should have been")
+        return faults
+
+    def facts(self) -> dict[str, Any]:
+        return {"copied_bytes": [report.copied for report in self._reports]}

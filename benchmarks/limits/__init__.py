@@ -1,0 +1,1 @@
+"""What bounds pause and resume on this machine: one file a bound. Each has `parts(sizes)`."""

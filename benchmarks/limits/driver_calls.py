@@ -1,0 +1,80 @@
+"""D: the bare driver calls for the same bytes, without ebbtide, at several sizes of handles.
+
+`claim` is create, map and set-access, `give` unmap and release. The best handle size of each counts.
+"""
+
+from collections.abc import Sequence
+
+from benchmarks import device
+from benchmarks import tensors as kept
+from benchmarks.driver import Driver, round_up, segments_of
+from benchmarks.measured import Measured, Stopwatch
+from benchmarks.parts import Part
+from benchmarks.sizes import MIB, Sizes
+
+
+def cut(size_bytes: int, handle_bytes: int) -> list[int]:
+    """Handles of one size, and what is left."""
+    whole, rest = divmod(round_up(size_bytes), handle_bytes)
+    return [handle_bytes] * whole + ([rest] if rest else [])
+
+
+def time_calls(driver: Driver, handle_sizes: Sequence[int]) -> tuple[float, float]:
+    """Seconds to claim and to give back."""
+    total = sum(handle_sizes)
+    start = driver.reserve(total)
+    addresses = [start + sum(handle_sizes[:index]) for index in range(len(handle_sizes))]
+    pieces = list(zip(addresses, handle_sizes, strict=True))
+
+    watch = Stopwatch()
+    handles = [driver.create(size) for size in handle_sizes]
+    for (address, size), handle in zip(pieces, handles, strict=True):
+        driver.map(address, size, handle)
+    for address, size in pieces:
+        driver.set_access(address, size)
+    claim_seconds = watch.stop()[0]
+
+    watch = Stopwatch()
+    for address, size in pieces:
+        driver.unmap(address, size)
+    for handle in handles:
+        driver.release(handle)
+    give_seconds = watch.stop()[0]
+    driver.free_range(start, total)
+    return claim_seconds, give_seconds
+
+
+def measure_handles(size_bytes: int, choices: dict[str, list[int]], samples: int) -> Measured:
+    """Metrics "claim HANDLES" and "give HANDLES" for each choice of handles."""
+    measured = Measured(bytes=size_bytes)
+    driver = Driver()
+    device.empty_cache()
+    for name, handle_sizes in choices.items():
+        time_calls(driver, handle_sizes)
+        for _ in range(2 * samples):
+            claim, give = time_calls(driver, handle_sizes)
+            measured.add(f"claim {name}", claim)
+            measured.add(f"give {name}", give)
+    return measured
+
+
+def choices_of(size_bytes: int, sizes: Sizes) -> dict[str, list[int]]:
+    return {f"{handle // MIB} MiB": cut(size_bytes, handle) for handle in sizes.handle_bytes}
+
+
+def measure_weights(sizes: Sizes) -> Measured:
+    """For the bytes of the 290 tensors; also with a handle for each of torch's segments."""
+    shapes = kept.llama_shapes(sizes.scale)
+    total = kept.size_of(shapes)
+    segments, _ = segments_of([kept.size_of([shape]) for shape in shapes])
+    choices = {**choices_of(total, sizes), "a segment": segments}
+    return measure_handles(total, choices, sizes.samples)
+
+
+def measure_no_backup(sizes: Sizes) -> Measured:
+    total = sizes.no_backup_tensors * sizes.no_backup_tensor_bytes
+    return measure_handles(total, choices_of(total, sizes), sizes.samples)
+
+
+def parts(sizes: Sizes) -> list[Part]:
+    return [Part("limits.driver_weights", measure_weights), Part("limits.driver_no_backup", measure_no_backup)]

@@ -1,0 +1,58 @@
+"""What one part of the benchmark found, as plain values that JSON takes, and the watch that times it."""
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Measured:
+    """Raw figures: nothing is averaged here.
+
+    Attributes:
+        bytes: what one operation moves.
+        seconds: metric ("pause", "resume" and so on) -> one figure each time.
+        cpu_seconds: the same for the processor time of all threads.
+        facts: single numbers and words that explain the figures.
+        faults: what was wrong: bytes, addresses, memory that was not free.
+    """
+
+    bytes: int = 0
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    cpu_seconds: dict[str, list[float]] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def add(self, metric: str, seconds: float, cpu_seconds: float | None = None) -> None:
+        self.seconds.setdefault(metric, []).append(seconds)
+        if cpu_seconds is not None:
+            self.cpu_seconds.setdefault(metric, []).append(cpu_seconds)
+
+    def merge(self, other: "Measured") -> None:
+        """Takes in the figures of another process that measured the same."""
+        self.bytes = other.bytes
+        for mine, others in ((self.seconds, other.seconds), (self.cpu_seconds, other.cpu_seconds)):
+            for metric, values in others.items():
+                mine.setdefault(metric, []).extend(values)
+        self.facts.update(other.facts)
+        self.faults += other.faults
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class SkippedError(Exception):
+    """Why a part can't run here: no failure."""
+
+
+class Stopwatch:
+    """Wall and processor time since it was made."""
+
+    def __init__(self) -> None:
+        self._cpu_start = time.process_time()
+        self._start = time.perf_counter()
+
+    def stop(self) -> tuple[float, float]:
+        """Seconds by the clock, and seconds of processor time of all threads of this process."""
+        seconds = time.perf_counter() - self._start
+        return seconds, time.process_time() - self._cpu_start

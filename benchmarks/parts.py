@@ -1,0 +1,25 @@
+"""A part: what one fresh process measures. Works and limits are made of parts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from benchmarks.measured import Measured
+from benchmarks.sizes import Sizes
+
+
+@dataclass(frozen=True)
+class Part:
+    """One entry of what a work's or a limit's `parts` gives.
+
+    Attributes:
+        name: "WORK.WHO" or "limits.WHAT": the key of its figures in the JSON.
+        measure: what runs in the fresh process.
+        is_first_only: a process gives one sample, since only its first operation counts; so there are as many processes
+            as samples are asked for.
+        environment: variables that the process gets.
+    """
+
+    name: str
+    measure: Callable[[Sizes], Measured]
+    is_first_only: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)

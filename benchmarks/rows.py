@@ -1,0 +1,171 @@
+"""The rows of the table: which figure of which part, and what it has to reach on one H200 with 16 cores."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import goals, provenance
+from benchmarks.goals import Entries, Goal, at_least, at_most, driver_calls, duplex, link, median, shown, stretch
+
+T = "torch_memory_saver"
+RIVALS = (T, "vllm_sleep", "plain_copy")
+D_WEIGHTS, D_NO_BACKUP = "limits.driver_weights", "limits.driver_no_backup"
+TO_HOST, TO_DEVICE = link("to_host"), link("to_device")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        moves: how often the part's bytes cross the bus in this figure; 0 where a rate says nothing.
+    """
+
+    work: str
+    who: str
+    part: str
+    metric: str
+    goals: tuple[Goal, ...] = ()
+    moves: int = 1
+
+
+def rivals(work: str, group: str, metric: str, limit: goals.Limit) -> list[Row]:
+    return [Row(work, name, f"{group}.{name}", metric, (shown(limit),)) for name in RIVALS]
+
+
+def first_pause_rows() -> list[Row]:
+    pause, resume = "first pause", "resume, host memory given back"
+    pause_goals = (
+        at_least(8, median(f"first_pause.{T}", "pause", "T")),
+        at_least(0.45, TO_HOST),
+        stretch(0.6, TO_HOST),
+    )
+    resume_goals = (at_least(4, median(f"first_pause.{T}", "resume", "T")), at_least(0.9, TO_DEVICE))
+    return [
+        Row(pause, "ebbtide", "first_pause.ebbtide", "pause", pause_goals),
+        *rivals(pause, "first_pause", "pause", TO_HOST),
+        Row("prepare, ahead of the first pause", "ebbtide", "prepared_pause.ebbtide", "prepare"),
+        Row("first pause after prepare", "ebbtide", "prepared_pause.ebbtide", "pause", (at_least(0.9, TO_HOST),)),
+        Row(resume, "ebbtide", "first_pause.ebbtide", "resume", resume_goals),
+        *rivals(resume, "first_pause", "resume", TO_DEVICE),
+    ]
+
+
+def steady_rows() -> list[Row]:
+    rows = []
+    for metric, limit in (("pause", TO_HOST), ("resume", TO_DEVICE)):
+        work = f"steady {metric}"
+        for kind in ("retain", "pinned"):
+            goal = at_least(0.98, limit)
+            compared = shown(median(f"steady.{T}", metric, "T"))
+            rows.append(Row(work, f"ebbtide, {kind}", f"steady.ebbtide_{kind}", metric, (goal, compared)))
+        rows += rivals(work, "steady", metric, limit)
+    return rows
+
+
+def unchanged_rows() -> list[Row]:
+    read = goals.scaled("limits.device_read", "read", "one read on the device")
+    bound = goals.of_all("2 D + one read on the device", sum, driver_calls(D_WEIGHTS, "give", 2), read)
+    nothing = (at_most(1, bound), at_least(12, median(f"steady.{T}", "pause", "T")))
+    tenth = (at_most(0.2, median("steady.ebbtide_retain", "pause", "steady pause")),)
+    return [
+        Row("pause, nothing changed", "ebbtide, retain", "unchanged.ebbtide", "pause", nothing),
+        Row("pause, a tenth changed", "ebbtide, retain", "unchanged.tenth_changed", "pause", tenth),
+    ]
+
+
+def no_backup_rows() -> list[Row]:
+    rows = []
+    for metric, kind in (("pause", "give"), ("resume", "claim")):
+        work = f"{metric}, 40 tensors without backup"
+        bare = driver_calls(D_NO_BACKUP, kind)  # type: ignore[arg-type]
+        own = (at_most(1.1, bare), at_most(1, median(f"no_backup.{T}", metric, "T")))
+        rows.append(Row(work, "ebbtide", "no_backup.ebbtide", metric, own))
+        rows += [Row(work, name, f"no_backup.{name}", metric, (Goal("<=", None, bare),)) for name in RIVALS[:2]]
+    return rows
+
+
+def overlap_rows() -> list[Row]:
+    swapping = (
+        at_least(1.7, median("swap.ebbtide", "pause_then_resume", "pause, then resume")),
+        at_least(0.85, duplex()),
+    )
+    claim = driver_calls(D_WEIGHTS, "claim")
+    forward = median("forward.ebbtide", "forward", "forward alone")
+    ideal = goals.of_all("max(forward, bytes / L)", max, forward, TO_DEVICE)
+    first = goals.link_for_fact("early_kernel.large_first", "first_bytes", "to_device")
+    small = (at_most(1.3, claim),)
+    large = (Goal("<=", None, goals.of_all("D + first tensor / L", sum, claim, first)),)
+    attached = (at_least(0.9, ideal),)
+    early = "resume(wait=False), first kernel"
+    return [
+        Row("swap of two tags", "ebbtide, retain", "swap.ebbtide", "swap", swapping, moves=2),
+        Row("the same by pause, then resume", "ebbtide, retain", "swap.ebbtide", "pause_then_resume", moves=2),
+        Row(early, "ebbtide, 8 KiB first", "early_kernel.small_first", "first_kernel", small, moves=0),
+        Row(early, "ebbtide, 1 GiB first", "early_kernel.large_first", "first_kernel", large, moves=0),
+        Row("resume with attach, forward", "ebbtide, retain", "forward.ebbtide", "attached", attached, moves=0),
+        Row("resume, then forward", "ebbtide, retain", "forward.ebbtide", "resume_then_forward", (shown(ideal),), 0),
+        Row("forward alone", "torch", "forward.ebbtide", "forward", moves=0),
+    ]
+
+
+def other_rows() -> list[Row]:
+    rows = []
+    for metric, request in (("pause", "write"), ("resume", "read")):
+        direct = goals.scaled("limits.direct_io", request, "plain O_DIRECT")
+        rows.append(Row(f"{metric}, disk", "ebbtide", "disk.ebbtide", metric, (at_least(0.9, direct),)))
+    for kind, target in (("warm", 1.05), ("cold", None)):
+        default = median("malloc.ebbtide", f"{kind}_default", "torch's default allocator")
+        goal = Goal("<=", target, default)
+        rows.append(Row(f"malloc and free, {kind}", "ebbtide", "malloc.ebbtide", f"{kind}_region", (goal,), 0))
+    rows.append(Row("enter and leave a region", "ebbtide", "malloc.ebbtide", "enter_and_leave", moves=0))
+    for count in (1, 2, 4, 8, 14):
+        for kind in ("fresh", "kept"):
+            for metric, limit in (("pause", TO_HOST), ("resume", TO_DEVICE)):
+                work = f"{metric}, {kind} host memory"
+                who = f"ebbtide, {count} threads"
+                rows.append(Row(work, who, f"threads.{count}", f"{kind}_{metric}", (shown(limit),)))
+    rows.append(Row("import without torch", "ebbtide", "hidden_costs.import", "import", moves=0))
+    return rows
+
+
+ROWS = (
+    *first_pause_rows(),
+    *steady_rows(),
+    *unchanged_rows(),
+    *no_backup_rows(),
+    *overlap_rows(),
+    *other_rows(),
+)
+
+
+def judge(entries: Entries) -> list[dict[str, Any]]:
+    """Every row whose part was run, as plain values."""
+    return [judge_row(row, entries) for row in ROWS if row.part in entries]
+
+
+def judge_row(row: Row, entries: Entries) -> dict[str, Any]:
+    """Seconds are those of `provenance.summarize`. A row whose part failed, or whose bytes were wrong, has no ratio."""
+    entry = entries[row.part]
+    judged: dict[str, Any] = {
+        "work": row.work,
+        "who": row.who,
+        "part": row.part,
+        "metric": row.metric,
+        "status": entry["status"],
+        "reason": entry.get("reason", ""),
+        "goals": [],
+    }
+    values = entry.get("seconds", {}).get(row.metric)
+    if entry["status"] != "ok" or not values:
+        return judged
+    if entry["faults"]:
+        judged |= {"status": "wrong", "reason": "; ".join(dict.fromkeys(entry["faults"]))}
+    summary = provenance.summarize(values)
+    cpu = entry.get("cpu_seconds", {}).get(row.metric)
+    judged["seconds"] = summary
+    judged["cpu_seconds"] = provenance.summarize(cpu)["median"] if cpu else None
+    judged["bytes"] = row.moves * entry["bytes"]
+    judged["bytes_per_second"] = judged["bytes"] / summary["median"] if judged["bytes"] else None
+    if judged["status"] == "ok":
+        judged["goals"] = [goal.judge(entries, entry["bytes"], float(summary["median"])) for goal in row.goals]
+    return judged

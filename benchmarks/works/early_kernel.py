@@ -1,0 +1,66 @@
+"""How soon a kernel may run on a tensor while the rest is still on its way: resume with wait=False."""
+
+from functools import partial
+
+import torch
+from ebbtide import saver
+
+from benchmarks import device
+from benchmarks import tensors as kept
+from benchmarks.keepers import Ebbtide
+from benchmarks.measured import Measured, Stopwatch
+from benchmarks.parts import Part
+from benchmarks.sizes import Sizes
+from benchmarks.tensors import Checker
+
+
+def run_once(keeper: Ebbtide, order: list[torch.Tensor], checker: Checker, measured: Measured) -> None:
+    """`first_kernel`: until a kernel has read all of the first tensor; `all_bytes`: until nothing is missing."""
+    first = order[0]
+    kept.change(keeper.tensors)
+    expected = checker.sums(keeper.tensors)
+    first_sum = kept.words(first).sum().clone()
+    keeper.pause()
+    device.synchronize()
+
+    watch = Stopwatch()
+    pending = saver.resume(keeper.tag, wait=False, order=order, hold_stream=False)
+    measured.add("mapped", watch.stop()[0])
+    pending.stream_wait(tensors=[first])
+    found = kept.words(first).sum()
+    device.synchronize_stream()
+    measured.add("first_kernel", *watch.stop())
+    pending.wait()
+    device.synchronize()
+    measured.add("all_bytes", *watch.stop())
+
+    if not torch.equal(found, first_sum):
+        measured.faults.append("the first kernel read wrong bytes")
+    if checker.sums(keeper.tensors) != expected:
+        measured.faults.append("a tensor's bytes changed")
+
+
+def measure(sizes: Sizes, is_small_first: bool) -> Measured:
+    """The first tensor is 8 KiB (a norm), or the first that was allocated (the embedding, 1 GiB)."""
+    keeper = Ebbtide(backup="ram", retain=True)
+    keeper.make(kept.llama_shapes(sizes.scale))
+    kept.fill(keeper.tensors)
+    order = list(keeper.tensors)
+    if is_small_first:
+        order.insert(0, order.pop())
+    measured = Measured(bytes=sum(tensor.nbytes for tensor in order), facts={"first_bytes": order[0].nbytes})
+    checker = Checker()
+    ignored = Measured()
+    for _ in range(2):
+        run_once(keeper, order, checker, ignored)
+    for _ in range(2 * sizes.samples):
+        run_once(keeper, order, checker, measured)
+    measured.faults += ignored.faults
+    return measured
+
+
+def parts(sizes: Sizes) -> list[Part]:
+    return [
+        Part("early_kernel.small_first", partial(measure, is_small_first=True)),
+        Part("early_kernel.large_first", partial(measure, is_small_first=False)),
+    ]

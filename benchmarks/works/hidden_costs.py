@@ -1,0 +1,74 @@
+"""What ebbtide costs beside the time of a pause: importing it, host memory, device memory for itself.
+
+Processor time is measured with every pause and resume of the other works (`cpu_seconds`).
+"""
+
+import subprocess
+import sys
+
+import torch
+from ebbtide import _core, saver
+
+from benchmarks import device
+from benchmarks import tensors as kept
+from benchmarks.cycles import Cycle
+from benchmarks.keepers import Ebbtide
+from benchmarks.measured import Measured
+from benchmarks.parts import Part
+from benchmarks.sizes import Sizes
+
+IMPORT = """
+import sys, time
+start = time.perf_counter()
+import ebbtide
+seconds = time.perf_counter() - start
+assert "torch" not in sys.modules
+print(seconds)
+"""
+
+
+def measure_import(sizes: Sizes) -> Measured:
+    """`import ebbtide` in Pythons that have not imported torch."""
+    measured = Measured()
+    for turn in range(2 * sizes.samples + 1):
+        done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+        if turn:  # the first one reads the files from disk
+            measured.add("import", float(done.stdout))
+    return measured
+
+
+def device_bytes_of_our_own() -> int:
+    """Device memory that a first pause and resume leave taken, apart from the tag's own."""
+    assert not torch.zeros(1024, device=saver.device).any()  # so that torch's own share is taken before
+    device.synchronize()
+    free_before, held_before = device.free_bytes(), _core.query_device(0).held_bytes
+    with saver.region("tiny"):
+        tensor = torch.zeros(1024, device=saver.device)
+    saver.pause("tiny")
+    saver.resume("tiny")
+    assert not tensor.any()
+    taken = free_before - device.free_bytes()
+    return taken - (_core.query_device(0).held_bytes - held_before)
+
+
+def measure_memory(sizes: Sizes) -> Measured:
+    """Facts are bytes; resident ones are those of the whole process, by which it grew since the tensors were there."""
+    measured = Measured()
+    own_bytes = device_bytes_of_our_own()
+    cycle = Cycle(Ebbtide(backup="ram"), kept.llama_shapes(sizes.scale))
+    before = device.resident_bytes()
+    cycle.run(measured)
+    after_first = device.resident_bytes()
+    for _ in range(sizes.samples):
+        cycle.run(measured)
+    measured.facts |= {
+        "device_bytes_of_our_own": own_bytes,
+        "resident_growth_first_bytes": after_first - before,
+        "resident_growth_later_bytes": device.resident_bytes() - after_first,
+        "host_held_bytes": saver.stats()["host_held_bytes"],
+    }
+    return measured
+
+
+def parts(sizes: Sizes) -> list[Part]:
+    return [Part("hidden_costs.import", measure_import), Part("hidden_costs.memory", measure_memory)]

@@ -1,0 +1,46 @@
+#include <memory>
+
+#include "api/guard.h"
+#include "api/handles.h"
+#include "core/backup_view.h"
+
+// The stored bytes.
+using namespace ebbtide;
+using api::guarded;
+using api::require;
+
+struct ebbtide_backup {
+  BackupView view;
+};
+
+namespace {
+
+// Leaked on purpose: handles are given back after static destructors have run, too.
+api::Handles<ebbtide_backup>& backups() {
+  static auto* const table = new api::Handles<ebbtide_backup>("backup");
+  return *table;
+}
+
+}  // namespace
+
+extern "C" {
+
+ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, int32_t writable, void** bytes,
+                                 ebbtide_backup** backup, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(bytes != nullptr && backup != nullptr, "bytes or backup is null");
+    require_not_forked();
+    auto view = view_backup(Saver::instance(), {reinterpret_cast<CUdeviceptr>(address), size_bytes}, writable != 0);
+    *bytes = nullptr;
+    *backup = nullptr;
+    if (!view) return;
+    auto handle = std::make_unique<ebbtide_backup>(ebbtide_backup{std::move(*view)});
+    std::byte* const shown = handle->view.bytes;
+    *backup = backups().add(std::move(handle));
+    *bytes = shown;
+  });
+}
+
+void ebbtide_release_backup(ebbtide_backup* backup) { backups().drop(backup); }
+
+}  // extern "C"

@@ -1,0 +1,75 @@
+#include "core/backup_view.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/error.h"
+#include "base/scope_exit.h"
+
+namespace ebbtide {
+namespace {
+
+bool is_stored(const Allocation& allocation, size_t begin, size_t end) {
+  return std::none_of(allocation.chunks.begin(), allocation.chunks.end(), [&](const Chunk& chunk) {
+    const bool is_inside = chunk.offset < end && begin < chunk.offset + chunk.size_bytes;
+    return is_inside && chunk.place.load() != Place::kStored;
+  });
+}
+
+// Blocks [first, end) that are one value get their bytes.
+void write_out(Saver& saver, Stored& stored, size_t first, size_t end) {
+  uint64_t missing_bytes = 0;
+  for (size_t block = first; block < end; ++block) {
+    const bool is_missing = stored.blocks[block].is_constant && !stored.blocks[block].is_touched;
+    missing_bytes += is_missing && stored.kind != BackupKind::kDisk ? kernels::kBlockBytes : 0;
+  }
+  HostClaim claim = saver.host_budget.claim(missing_bytes, "showing blocks that were kept as one value");
+  std::vector<std::byte> bytes(kernels::kBlockBytes);
+  for (size_t block = first; block < end; ++block) {
+    StoredBlock& kept = stored.blocks[block];
+    if (!kept.is_constant) continue;
+    kernels::fill_block(bytes.data(), kept.value);
+    kept.has_digest = false;
+    stored.backup->write(block * kernels::kBlockBytes, bytes.data(), bytes.size());
+    if (!kept.is_touched && stored.kind != BackupKind::kDisk) {
+      HostClaim part = claim.split_promised(kernels::kBlockBytes);
+      part.touch(kernels::kBlockBytes);
+      stored.claim.merge(std::move(part));
+    }
+    kept.is_touched = true;
+    kept.is_constant = false;
+  }
+}
+
+}  // namespace
+
+std::optional<BackupView> view_backup(Saver& saver, const AddressRange& range, bool is_writable) {
+  const auto allocation = saver.registry.find(range.address);
+  if (allocation == nullptr) throw InvalidArgument("this address is in no allocation of ebbtide");
+  const size_t begin = range.address - allocation->address();
+  if (range.size_bytes > allocation->size_bytes() - begin)
+    throw InvalidArgument("the range reaches beyond its allocation");
+  const ClaimPart claim{OperationKind::kShow, {{allocation->tag->name}, {allocation->address()}, false}};
+  Selection selection = saver.registry.claim({&claim, 1});
+  const ScopeExit release(
+      [&]() noexcept { saver.deferred_frees.destroy_all(saver.registry.release(selection, Outcome::kUntouched)); });
+  if (selection.parts.front().allocations.empty()) return std::nullopt;
+  const size_t end = begin + std::max<size_t>(range.size_bytes, 1);
+  const auto stored = saver.registry.stored_of(*allocation);
+  if (stored == nullptr || !is_stored(*allocation, begin, end) || stored->backup->view() == nullptr)
+    return std::nullopt;
+  const size_t first = begin / kernels::kBlockBytes;
+  const size_t last = (end + kernels::kBlockBytes - 1) / kernels::kBlockBytes;
+  write_out(saver, *stored, first, last);
+  std::byte* bytes = nullptr;
+  if (is_writable) {
+    bytes = stored->backup->writable_view();
+    for (size_t block = first; block < last; ++block) stored->blocks[block].has_digest = false;
+  } else {
+    bytes = const_cast<std::byte*>(stored->backup->view());
+  }
+  if (bytes == nullptr) return std::nullopt;
+  return BackupView{stored, stored->views, bytes + begin};
+}
+
+}  // namespace ebbtide

@@ -1,0 +1,140 @@
+#include "core/engine_pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "core/host_reader.h"
+#include "driver/context.h"
+#include "policy/copy_plan.h"
+
+namespace ebbtide {
+namespace {
+
+constexpr int kKeptPerDevice = 2;           // a swap uses two
+constexpr uint64_t kTableUnit = 64 * kKiB;  // so that a table seldom grows
+
+}  // namespace
+
+EnginePool::Loan::~Loan() {
+  if (entry_.engine != nullptr) pool_->give_back(std::move(entry_));
+}
+
+std::byte* EnginePool::Loan::table(size_t size_bytes) {
+  if (entry_.table == nullptr || entry_.table->size_bytes() < size_bytes) {
+    const ContextScope scope(entry_.engine->device());
+    auto table = pool_->pin(round_up(size_bytes, kTableUnit), 1, "tables for the GPU", entry_);
+    if (entry_.table != nullptr) pool_->held_bytes_.fetch_sub(entry_.table->size_bytes());
+    // The claim keeps the smaller one's bytes as well, until the engine goes: too much, never too little.
+    entry_.table = std::move(table);
+  }
+  return entry_.table->slot(0);
+}
+
+std::unique_ptr<Staging> EnginePool::pin(uint64_t slot_bytes, int slot_count, const char* purpose, Entry& entry) {
+  const uint64_t size_bytes = slot_bytes * static_cast<uint64_t>(slot_count);
+  PinnedClaim pinned = pinned_budget_.claim(size_bytes, purpose);
+  HostClaim claim = budget_.claim_uncharged(size_bytes, purpose);
+  auto staging = Staging::allocate(slot_bytes, slot_count);
+  held_bytes_.fetch_add(staging->size_bytes());
+  entry.claim.merge(std::move(claim));
+  entry.pinned.merge(std::move(pinned));
+  return staging;
+}
+
+// As many slots as the budgets and the system allow.
+std::unique_ptr<Staging> EnginePool::pin_ring(int slot_count, Entry& entry) {
+  for (int slots = slot_count;; slots /= 2) {
+    try {
+      return pin(policy::kSlotBytes, slots, "the pinned ring between device and host", entry);
+    } catch (const StoreError&) {
+      if (slots == 1) throw;
+    } catch (const DriverError& error) {
+      if (error.code != CUDA_ERROR_OUT_OF_MEMORY || error.call != "cuMemHostAlloc") throw;
+      if (slots == 1)
+        throw StoreError(std::string("the system pins no memory for the ring between device and host: ") + error.what(),
+                         {policy::kSlotBytes, 0, kUnlimited});
+    }
+  }
+}
+
+EnginePool::Entry EnginePool::make(int device, int thread_count) {
+  const ContextScope scope(device);
+  Entry entry;
+  auto staging = pin_ring(thread_count * policy::kSlotsPerThread, entry);
+  const uint64_t bytes = staging->size_bytes();
+  try {
+    entry.engine = std::make_unique<CopyEngine>(device, std::move(staging), thread_count);
+  } catch (...) {
+    held_bytes_.fetch_sub(bytes);
+    throw;
+  }
+  return entry;
+}
+
+EnginePool::Entry EnginePool::take_kept(int device, int thread_count) {
+  const std::lock_guard lock(mutex_);
+  const auto found =
+      std::find_if(kept_.begin(), kept_.end(), [&](const Entry& entry) { return entry.engine->device() == device; });
+  if (found == kept_.end()) return {};
+  // The ring of one that is too small makes room for the larger one's.
+  Entry entry = std::move(*found);
+  kept_.erase(found);
+  if (entry.engine->lane_count() >= thread_count) return entry;
+  drop(std::move(entry));
+  return {};
+}
+
+EnginePool::Loan EnginePool::borrow(int device, int thread_count) {
+  Entry entry = take_kept(device, thread_count);
+  if (entry.engine == nullptr) entry = make(device, thread_count);
+  return Loan(*this, std::move(entry));
+}
+
+void EnginePool::drop(Entry entry) noexcept {
+  held_bytes_.fetch_sub(entry.engine->staging().size_bytes());
+  if (entry.table != nullptr) held_bytes_.fetch_sub(entry.table->size_bytes());
+}
+
+void EnginePool::give_back(Entry entry) noexcept {
+  const std::lock_guard lock(mutex_);
+  const bool is_poisoned = entry.engine->is_poisoned();
+  const auto kept_of_device = std::count_if(
+      kept_.begin(), kept_.end(), [&](const Entry& kept) { return kept.engine->device() == entry.engine->device(); });
+  if (!is_poisoned && kept_of_device >= kKeptPerDevice) return drop(std::move(entry));
+  try {
+    // A poisoned one is never lent nor given back, and still in the books: its memory is there.
+    (is_poisoned ? poisoned_ : kept_).push_back(std::move(entry));
+  } catch (...) {
+    if (is_poisoned)
+      log_line(LogLevel::kWarning, {"a pinned ring that can't be given back is lost from the host budget"});
+    if (!is_poisoned) drop(std::move(entry));
+  }
+}
+
+void EnginePool::trim() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (Entry& entry : kept_) drop(std::move(entry));
+  kept_.clear();
+}
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  int cores = static_cast<int>(std::thread::hardware_concurrency());
+  if (::sched_getaffinity(0, sizeof set, &set) == 0) cores = CPU_COUNT(&set);
+  if (const auto quota = read_cpu_quota("")) cores = std::min(cores, std::max(1, static_cast<int>(*quota)));
+  return std::max(1, cores);
+}
+
+int choose_copy_threads(uint64_t bytes) {
+  const char* text = std::getenv("EBBTIDE_COPY_THREADS");
+  return policy::copy_threads(bytes, usable_cores(), text == nullptr ? 0 : std::atoi(text));
+}
+
+}  // namespace ebbtide

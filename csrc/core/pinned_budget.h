@@ -1,0 +1,48 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "base/bytes.h"
+
+// How much memory may be pinned: staging rings and pinned backups. The host budget counts the same memory as host memory; this one is the user's second bound, since what is pinned can't
+// be swapped and counts against other users of the machine.
+namespace ebbtide {
+
+class PinnedBudget;
+
+// Owns a claim; gives it back when it goes.
+class PinnedClaim {
+ public:
+  PinnedClaim() = default;
+  PinnedClaim(PinnedClaim&& other) noexcept
+      : budget_(std::exchange(other.budget_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+  PinnedClaim& operator=(PinnedClaim&& other) noexcept;
+  ~PinnedClaim() { reset(); }
+  void merge(PinnedClaim&& other) noexcept;
+  void reset() noexcept;
+
+ private:
+  friend class PinnedBudget;
+  PinnedClaim(PinnedBudget* budget, uint64_t size_bytes) : budget_(budget), size_bytes_(size_bytes) {}
+  PinnedBudget* budget_ = nullptr;
+  uint64_t size_bytes_ = 0;
+};
+
+class PinnedBudget {
+ public:
+  // Throws StoreError naming need, free and limit. purpose: "the pinned backup".
+  PinnedClaim claim(uint64_t size_bytes, const std::string& purpose);
+  uint64_t held_bytes() const { return held_bytes_.load(); }
+  uint64_t limit_bytes() const { return limit_bytes_.load(); }
+  void set_limit(uint64_t bytes) { limit_bytes_.store(bytes); }
+
+ private:
+  friend class PinnedClaim;
+  std::atomic<uint64_t> held_bytes_{0};
+  std::atomic<uint64_t> limit_bytes_{kUnlimited};
+};
+
+}  // namespace ebbtide

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "core/backups.h"
+#include "core/operation.h"
+
+namespace ebbtide {
+
+// Gives every allocation that has none a backup whose memory is there already, so that the next pause waits for no page. Moves nothing.
+class PreparePart final : public OperationPart {
+ public:
+  using OperationPart::OperationPart;
+  void prepare(const Allocations& allocations) override;
+  bool takes_memory_away() const override { return false; }
+  std::vector<int> devices() const override { return {}; }
+  void run_device(int /*device*/) override {}
+  void run_last() override;
+  void settle() noexcept override { ready_.clear(); }
+
+ private:
+  struct Ready {
+    std::shared_ptr<Allocation> allocation;
+    std::shared_ptr<Stored> stored;
+  };
+  std::vector<Ready> ready_;
+};
+
+}  // namespace ebbtide

@@ -1,0 +1,134 @@
+#include "driver/device_kernels.h"
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/scope_exit.h"
+#include "driver/context.h"
+
+namespace ebbtide {
+
+// Its lock is taken by nobody but of(), so that driver calls under it keep no malloc waiting. Leaked: kernels may be asked for at any time.
+struct DeviceKernels::Slot {
+  std::mutex mutex;
+  std::atomic<const DeviceKernels*> loaded{nullptr};
+  bool is_hopeless = false;
+  bool is_reported = false;
+};
+
+namespace {
+
+// The driver or the device will never take this PTX.
+bool is_final(CUresult result) {
+  switch (result) {
+    case CUDA_ERROR_INVALID_IMAGE:
+    case CUDA_ERROR_INVALID_PTX:
+    case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
+    case CUDA_ERROR_NO_BINARY_FOR_GPU:
+    case CUDA_ERROR_JIT_COMPILER_NOT_FOUND:
+    case CUDA_ERROR_JIT_COMPILATION_DISABLED:
+    case CUDA_ERROR_NOT_FOUND:
+    case CUDA_ERROR_NOT_SUPPORTED: return true;
+    default: return false;
+  }
+}
+
+bool has_calls(const Driver& table) {
+  return table.cuModuleLoadData != nullptr && table.cuModuleGetFunction != nullptr && table.cuLaunchKernel != nullptr;
+}
+
+CUfunction function_of(CUmodule module, const char* entry) {
+  CUfunction function = nullptr;
+  check(driver().cuModuleGetFunction(&function, module, entry), "cuModuleGetFunction", std::string("name=") + entry);
+  return function;
+}
+
+void unload(CUmodule module) noexcept {
+  const Driver& table = *driver_if_loaded();
+  const CUresult result = table.cuModuleUnload != nullptr ? table.cuModuleUnload(module) : CUDA_SUCCESS;
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED)
+    log_line(LogLevel::kInfo, {"cuModuleUnload failed with ", result_name(result)});
+}
+
+void launch(CUfunction function, const char* entry, CUstream stream, uint32_t count, void** parameters) {
+  check(driver().cuLaunchKernel(function, count, 1, 1, kernels::kThreads, 1, 1, 0, stream, parameters, nullptr),
+        "cuLaunchKernel", std::string("function=") + entry + ", grid=" + std::to_string(count));
+}
+
+}  // namespace
+
+DeviceKernels::Slot& DeviceKernels::slot_of(int device) {
+  static Slot* const slots = new Slot[kMaxDevices];
+  if (device < 0 || device >= kMaxDevices) throw InvalidArgument("there is no device " + std::to_string(device));
+  return slots[device];
+}
+
+const DeviceKernels* DeviceKernels::load(Slot& slot, int device) {
+  if (!has_calls(driver())) {
+    slot.is_hopeless = true;
+    throw StateError("the driver lacks the calls that load and launch them");
+  }
+  try {
+    const ContextScope scope(device);
+    CUmodule module = nullptr;
+    check(driver().cuModuleLoadData(&module, kernels::ptx()), "cuModuleLoadData", "image=the kernels' PTX");
+    ScopeExit undo([&] { unload(module); });
+    auto loaded = std::unique_ptr<DeviceKernels>(
+        new DeviceKernels(function_of(module, kernels::kDigestEntry), function_of(module, kernels::kFillEntry)));
+    undo.dismiss();
+    return loaded.release();
+  } catch (const DriverError& error) {
+    slot.is_hopeless = is_final(static_cast<CUresult>(error.code));
+    throw;
+  }
+}
+
+const DeviceKernels* DeviceKernels::of(int device) noexcept try {
+  Slot& slot = slot_of(device);
+  if (const DeviceKernels* loaded = slot.loaded.load(std::memory_order_acquire)) return loaded;
+  const std::lock_guard lock(slot.mutex);
+  if (slot.is_hopeless) return nullptr;
+  if (const DeviceKernels* loaded = slot.loaded.load()) return loaded;
+  try {
+    const DeviceKernels* loaded = load(slot, device);
+    slot.loaded.store(loaded, std::memory_order_release);
+    return loaded;
+  } catch (const std::exception& error) {
+    if (!slot.is_reported) {
+      log_line(LogLevel::kWarning,
+               {"the kernels that find unchanged blocks can't be loaded, every block is copied: ", error.what()});
+    }
+    slot.is_reported = true;
+    return nullptr;
+  }
+} catch (...) {
+  return nullptr;
+}
+
+void DeviceKernels::digest(CUstream stream, const uint64_t* addresses, kernels::BlockReport* reports,
+                           kernels::Digest seed, uint32_t count) const {
+  if (count == 0) return;
+  void* parameters[] = {static_cast<void*>(&addresses), static_cast<void*>(&reports), &seed.low, &seed.high, &count};
+  launch(digest_, kernels::kDigestEntry, stream, count, parameters);
+}
+
+void DeviceKernels::fill(CUstream stream, const kernels::BlockFill* fills, uint32_t count) const {
+  if (count == 0) return;
+  void* parameters[] = {static_cast<void*>(&fills), &count};
+  launch(fill_, kernels::kFillEntry, stream, count, parameters);
+}
+
+void DeviceKernels::forget_all() noexcept {
+  for (int device = 0; device < kMaxDevices; ++device) {
+    Slot& slot = slot_of(device);
+    const std::lock_guard lock(slot.mutex);
+    delete slot.loaded.exchange(nullptr);
+    slot.is_hopeless = slot.is_reported = false;
+  }
+}
+
+}  // namespace ebbtide

@@ -1,0 +1,36 @@
+#pragma once
+
+#include "driver/driver.h"
+#include "kernels/blocks.h"
+
+namespace ebbtide {
+
+// The kernels of kernels/, loaded once for each device's primary context and kept.
+class DeviceKernels {
+ public:
+  // Null where they can't be loaded, which is logged once for each device: the caller goes without. A driver that lacks the calls or refuses the PTX is not
+  // asked again; whatever else went wrong (no memory) may be right the next time.
+  //
+  // The first call for a device makes driver calls that a stream capture may not see, and may take long: for operations, never for malloc or free.
+  static const DeviceKernels* of(int device) noexcept;
+
+  // These queue a kernel over count blocks and return; the device's primary context is current. The arrays lie in memory that the device reaches (pinned) and
+  // stay as they are until it has run. Throw DriverError.
+  void digest(CUstream stream, const uint64_t* addresses, kernels::BlockReport* reports, kernels::Digest seed,
+              uint32_t count) const;
+  void fill(CUstream stream, const kernels::BlockFill* fills, uint32_t count) const;
+
+  // For tests that reset the simulator: what was loaded and what was refused is forgotten. Nobody may be using it.
+  static void forget_all() noexcept;
+
+ private:
+  struct Slot;
+  static Slot& slot_of(int device);
+  static const DeviceKernels* load(Slot& slot, int device);
+  DeviceKernels(CUfunction digest, CUfunction fill) : digest_(digest), fill_(fill) {}
+
+  CUfunction digest_;
+  CUfunction fill_;
+};
+
+}  // namespace ebbtide

@@ -1,0 +1,23 @@
+#pragma once
+
+#include "kernels/block_types.h"
+
+// What the GPU finds out about blocks, and puts into them: blocks.cu as embedded PTX, and the same on the CPU, bit for bit. digest_steps.h has the algorithm.
+//
+// The entries of the PTX and their parameters; both are launched with a CTA of kThreads for each block:
+//   ebbtide_digest_blocks(const uint64_t* addresses, BlockReport* reports, uint64_t seed_low, uint64_t seed_high, uint32_t count)
+//   ebbtide_fill_blocks(const BlockFill* fills, uint32_t count)
+// addresses, reports and fills lie in memory that the GPU reaches, pinned host memory for one; blocks are kBlockBytes long and 16-byte aligned.
+namespace ebbtide::kernels {
+
+inline constexpr char kDigestEntry[] = "ebbtide_digest_blocks";
+inline constexpr char kFillEntry[] = "ebbtide_fill_blocks";
+
+// block: kBlockBytes, aligned or not.
+BlockReport digest_block(const std::byte* block, Digest seed);
+void fill_block(std::byte* block, Value value);
+
+// PTX that every driver from CUDA 12.0 on compiles, as a C string.
+const char* ptx();
+
+}  // namespace ebbtide::kernels

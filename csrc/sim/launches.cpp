@@ -1,0 +1,154 @@
+// Kernels: the two of csrc/kernels, run on the CPU as an item of a stream. Any other entry of a module can be looked up and
+// is refused when it is launched.
+//
+// A kernel's pointers mean nothing to the driver: they are looked up when it runs, block after block, and a bad one is the
+// context's sticky error, with the blocks before it done.
+#include <algorithm>
+#include <vector>
+
+#include "kernels/blocks.h"
+#include "sim/entry.h"
+#include "sim/simulator.h"
+#include "sim/spans.h"
+
+namespace ebbtide::sim {
+namespace {
+
+constexpr unsigned kMaxThreads = 1024;
+constexpr unsigned kMaxSharedBytes = 48 << 10;
+
+struct Dimensions {
+  unsigned x, y, z;
+  uint64_t count() const { return uint64_t{x} * y * z; }
+};
+
+// The memory that a kernel on `device` sees.
+class DeviceMemory {
+ public:
+  DeviceMemory(Lock& lock, int device) : lock_(lock), device_(device) {}
+
+  bool read(uint64_t from, void* to, uint64_t size) const { return move(from, to, size, AccessKind::kRead); }
+  bool write(uint64_t to, void* from, uint64_t size) const { return move(to, from, size, AccessKind::kWrite); }
+  Lock& lock() const { return lock_; }
+
+ private:
+  bool move(uint64_t address, void* own, uint64_t size, AccessKind kind) const {
+    const auto theirs = resolve(lock_, {address, true}, size, kind, device_);
+    if (!theirs) return false;
+    const Spans ours{{nullptr, reinterpret_cast<uint64_t>(own), size}};
+    const Unlocked unlocked(lock_);
+    return kind == AccessKind::kRead ? move_bytes(ours, *theirs, size) : move_bytes(*theirs, ours, size);
+  }
+
+  Lock& lock_;
+  int device_;
+};
+
+struct DigestLaunch {
+  uint64_t addresses;
+  uint64_t reports;
+  kernels::Digest seed;
+  uint32_t count;
+
+  CUresult run(const DeviceMemory& memory, uint32_t index) const {
+    uint64_t address = 0;
+    if (!memory.read(addresses + index * sizeof address, &address, sizeof address)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    if (address % sizeof(kernels::Value) != 0) return CUDA_ERROR_MISALIGNED_ADDRESS;
+    std::vector<std::byte> block(kernels::kBlockBytes);
+    if (!memory.read(address, block.data(), block.size())) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    kernels::BlockReport report;
+    {
+      const Unlocked unlocked(memory.lock());
+      report = kernels::digest_block(block.data(), seed);
+    }
+    const bool is_written = memory.write(reports + index * sizeof report, &report, sizeof report);
+    return is_written ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
+  }
+};
+
+struct FillLaunch {
+  uint64_t fills;
+  uint32_t count;
+
+  CUresult run(const DeviceMemory& memory, uint32_t index) const {
+    kernels::BlockFill fill;
+    if (!memory.read(fills + index * sizeof fill, &fill, sizeof fill)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    if (fill.address % sizeof(kernels::Value) != 0) return CUDA_ERROR_MISALIGNED_ADDRESS;
+    std::vector<std::byte> block(kernels::kBlockBytes);
+    {
+      const Unlocked unlocked(memory.lock());
+      kernels::fill_block(block.data(), fill.value);
+    }
+    return memory.write(fill.address, block.data(), block.size()) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
+  }
+};
+
+template <typename Launch>
+Work work_of(const Launch& launch, unsigned grid, int device) {
+  return [launch, grid, device](Lock& lock) {
+    const DeviceMemory memory(lock, device);
+    for (uint32_t index = 0; index < std::min(grid, launch.count); ++index) {
+      if (const CUresult failed = launch.run(memory, index); failed != CUDA_SUCCESS) return failed;
+    }
+    return CUDA_SUCCESS;
+  };
+}
+
+template <typename T>
+T parameter(void** parameters, int index) {
+  return *static_cast<const T*>(parameters[index]);
+}
+
+// What the entry does with these parameters, which are read now; nothing where the simulator doesn't know it.
+Work make_work(const std::string& entry, void** parameters, unsigned grid, int device) {
+  if (entry == kernels::kDigestEntry) {
+    const DigestLaunch launch{parameter<uint64_t>(parameters, 0),
+                              parameter<uint64_t>(parameters, 1),
+                              {parameter<uint64_t>(parameters, 2), parameter<uint64_t>(parameters, 3)},
+                              parameter<uint32_t>(parameters, 4)};
+    return work_of(launch, grid, device);
+  }
+  if (entry == kernels::kFillEntry) {
+    return work_of(FillLaunch{parameter<uint64_t>(parameters, 0), parameter<uint32_t>(parameters, 1)}, grid, device);
+  }
+  return nullptr;
+}
+
+bool may_be_launched(const Dimensions& grid, const Dimensions& block, unsigned shared_bytes) {
+  if (grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535 || shared_bytes > kMaxSharedBytes) return false;
+  return grid.count() > 0 && block.count() > 0 && block.count() <= kMaxThreads && block.z <= 64;
+}
+
+CUresult launch_kernel(CUfunction f, unsigned gridDimX, unsigned gridDimY, unsigned gridDimZ, unsigned blockDimX,
+                       unsigned blockDimY, unsigned blockDimZ, unsigned sharedMemBytes, CUstream hStream,
+                       void** kernelParams, void** extra) {
+  const Dimensions grid{gridDimX, gridDimY, gridDimZ}, block{blockDimX, blockDimY, blockDimZ};
+  Lock lock(simulator().mutex);
+  const Function* function = simulator().modules.find(id_of(f));
+  if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  StreamRef stream;
+  if (const CUresult wrong = simulator().streams.find(lock, hStream, stream); wrong != CUDA_SUCCESS) return wrong;
+  if (function->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
+  if (!may_be_launched(grid, block, sharedMemBytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (extra != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  // A device would run them with any number of threads, and get nonsense.
+  if (kernelParams == nullptr || block.x != kernels::kThreads || block.count() != kernels::kThreads) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  Work work = make_work(function->entry, kernelParams, grid.x, device_of_context(lock, stream->context));
+  if (work == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  return simulator().streams.submit(lock, stream, std::move(work));
+}
+
+}  // namespace
+}  // namespace ebbtide::sim
+
+using namespace ebbtide::sim;
+
+EBBTIDE_SIM_EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY,
+                                           unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY,
+                                           unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream,
+                                           void** kernelParams, void** extra) {
+  EBBTIDE_SIM_FORWARD(cuLaunchKernel, kContext, launch_kernel, f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY,
+                      blockDimZ, sharedMemBytes, hStream, kernelParams, extra);
+}

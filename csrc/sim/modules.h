@@ -1,0 +1,43 @@
+// Modules and their functions: a module is a list of the kernels that the simulator knows by name.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+
+namespace ebbtide::sim {
+
+struct Module {
+  uint64_t context;
+  // The entries of the image, known or not.
+  std::set<std::string> entries;
+};
+
+struct Function {
+  uint64_t module;
+  uint64_t context;
+  std::string entry;
+};
+
+class Modules {
+ public:
+  // The entries of a PTX text, or what is wrong with it for a driver of this version.
+  static CUresult read_ptx(const char* image, int driver_version, std::set<std::string>& entries);
+
+  uint64_t add(Module module);
+  CUresult find_function(uint64_t module, const char* name, uint64_t& function);
+  const Function* find(uint64_t function) const;
+  CUresult remove(uint64_t module);
+  void drop_context(uint64_t context);
+  uint64_t count() const { return modules_.size(); }
+  void reset();
+
+ private:
+  std::map<uint64_t, Module> modules_;
+  std::map<uint64_t, Function> functions_;
+};
+
+}  // namespace ebbtide::sim

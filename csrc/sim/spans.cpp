@@ -1,0 +1,90 @@
+#include "sim/spans.h"
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "sim/simulator.h"
+
+namespace ebbtide::sim {
+namespace {
+
+constexpr uint64_t kBounceBytes = 1 << 20;
+
+// Every loop over a file or a caller's memory ends in one of these two; a bad address is EFAULT, not a signal.
+bool read_file(const Span& from, void* to) {
+  auto* target = static_cast<char*>(to);
+  for (uint64_t done = 0; done < from.size;) {
+    const ssize_t step =
+        pread(from.block->backing->fd, target + done, from.size - done, static_cast<off_t>(from.position + done));
+    if (step <= 0) return false;
+    done += static_cast<uint64_t>(step);
+  }
+  return true;
+}
+
+bool write_file(const void* from, const Span& to) {
+  const auto* source = static_cast<const char*>(from);
+  for (uint64_t done = 0; done < to.size;) {
+    const ssize_t step =
+        pwrite(to.block->backing->fd, source + done, to.size - done, static_cast<off_t>(to.position + done));
+    if (step <= 0) return false;
+    done += static_cast<uint64_t>(step);
+  }
+  return true;
+}
+
+}  // namespace
+
+bool move_piece(const Span& to, const Span& from) {
+  void* target = reinterpret_cast<void*>(to.position);
+  const void* source = reinterpret_cast<const void*>(from.position);
+  if (to.block == nullptr && from.block == nullptr) {
+    std::memmove(target, source, to.size);
+    return true;
+  }
+  if (to.block == nullptr) return read_file(from, target);
+  if (from.block == nullptr) return write_file(source, to);
+  std::vector<char> bounce(std::min(kBounceBytes, to.size));
+  for (uint64_t done = 0; done < to.size; done += bounce.size()) {
+    const uint64_t step = std::min<uint64_t>(bounce.size(), to.size - done);
+    if (!read_file({from.block, from.position + done, step}, bounce.data())) return false;
+    if (!write_file(bounce.data(), {to.block, to.position + done, step})) return false;
+  }
+  return true;
+}
+
+bool move_bytes(const Spans& to, const Spans& from, uint64_t size) {
+  size_t to_index = 0, from_index = 0;
+  uint64_t to_done = 0, from_done = 0;
+  while (size > 0) {
+    const Span& target = to[to_index];
+    const Span& source = from[from_index];
+    const uint64_t step = std::min(target.size - to_done, source.size - from_done);
+    if (!move_piece({target.block, target.position + to_done, step},
+                    {source.block, source.position + from_done, step})) {
+      return false;
+    }
+    size -= step;
+    if ((to_done += step) == target.size) ++to_index, to_done = 0;
+    if ((from_done += step) == source.size) ++from_index, from_done = 0;
+  }
+  return true;
+}
+
+std::optional<Spans> resolve(Lock&, const Address& address, uint64_t size, AccessKind kind, int device) {
+  const AddressSpace& space = simulator().address_space;
+  const bool is_simulated = space.find_reservation(address.value).has_value();
+  if (!is_simulated && (!address.is_device || simulator().host_memory.holds(address.value, size))) {
+    return Spans{{nullptr, address.value, size}};
+  }
+  const auto ranges = space.resolve(address.value, size, kind, device);
+  if (!ranges) return std::nullopt;
+  Spans spans;
+  for (const BlockRange& range : *ranges) spans.push_back({range.block, range.offset, range.size});
+  return spans;
+}
+
+}  // namespace ebbtide::sim

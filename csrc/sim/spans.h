@@ -1,0 +1,35 @@
+// Ranges of memory as the simulator reads and writes them: by pread and pwrite where a block is behind them, so that no bad
+// address ends the process.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "sim/address_space.h"
+#include "sim/lock.h"
+
+namespace ebbtide::sim {
+
+// A piece of a block, or of this process's memory where `block` is null.
+struct Span {
+  Block block;
+  uint64_t position;
+  uint64_t size;
+};
+using Spans = std::vector<Span>;
+
+// What a caller names. A host address may be any memory of the process; a device address is simulated or pinned memory.
+struct Address {
+  uint64_t value;
+  bool is_device;
+};
+
+// Nothing when the range may not be used this way now.
+std::optional<Spans> resolve(Lock&, const Address& address, uint64_t size, AccessKind kind, int device);
+
+// These want no lock: the spans hold their blocks. False where memory can't be read or written.
+bool move_piece(const Span& to, const Span& from);
+bool move_bytes(const Spans& to, const Spans& from, uint64_t size);
+
+}  // namespace ebbtide::sim

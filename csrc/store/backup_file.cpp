@@ -1,0 +1,205 @@
+#include "store/backup_file.h"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "store/aligned_bytes.h"
+
+namespace ebbtide {
+namespace {
+
+constexpr const char* kWhereElse = "set EBBTIDE_DISK_DIRECTORY to another directory, or use backup=\"ram\"";
+
+int open_file(const char* path, int flags, mode_t mode) { return ::open(path, flags, mode); }
+int set_file_flags(int file, int flags) { return ::fcntl(file, F_SETFL, flags); }
+int write_back_range(int file, off_t offset, off_t size_bytes) {
+  return ::sync_file_range(file, offset, size_bytes,
+                           SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+}
+
+const char* advice_on(int error) {
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR: return "make that directory";
+    case EACCES:
+    case EPERM: return "see to its permissions";
+    case EMFILE:
+    case ENFILE: return "raise `ulimit -n` (each backup is a file)";
+    default: return "look at that directory";
+  }
+}
+
+// For messages, which are text and of limited length.
+std::string shown(const std::string& directory) {
+  return is_utf8(directory) ? "'" + cut_utf8(directory, 256) + "'" : "a directory whose name is no UTF-8";
+}
+
+uint64_t free_bytes_of(int file) {
+  struct statvfs info{};
+  return ::fstatvfs(file, &info) == 0 ? static_cast<uint64_t>(info.f_bavail) * info.f_frsize : kUnlimited;
+}
+
+}  // namespace
+
+const FileCalls kSystemFileCalls = {open_file, set_file_flags, ::fallocate, ::pwrite, ::pread, write_back_range};
+
+bool is_memory_file_system(uint64_t type) {
+  constexpr uint64_t kTmpfs = 0x01021994;
+  constexpr uint64_t kRamfs = 0x858458f6;
+  constexpr uint64_t kHugetlbfs = 0x958458f6;
+  return type == kTmpfs || type == kRamfs || type == kHugetlbfs;
+}
+
+BackupFile::BackupFile(std::string directory, size_t size_bytes, const FileCalls& calls)
+    : directory_(std::move(directory)), size_bytes_(size_bytes), calls_(&calls) {}
+
+BackupFile BackupFile::create(const std::string& directory, size_t size_bytes, const FileCalls& calls) {
+  BackupFile file(directory, round_up(size_bytes, kBlockBytes), calls);
+  file.open_nameless();
+  file.refuse_memory();
+  file.claim_space();
+  file.try_direct();
+  return file;
+}
+
+BackupFile::BackupFile(BackupFile&& other) noexcept
+    : directory_(std::move(other.directory_)),
+      size_bytes_(other.size_bytes_),
+      calls_(other.calls_),
+      file_(std::exchange(other.file_, -1)),
+      is_direct_(other.is_direct_) {}
+
+BackupFile::~BackupFile() {
+  if (file_ >= 0) ::close(file_);
+}
+
+void BackupFile::open_nameless() {
+  file_ = calls_->open(directory_.c_str(), O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
+  if (file_ < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {
+    std::string name = directory_ + "/ebbtide-XXXXXX";
+    file_ = ::mkostemp(name.data(), O_CLOEXEC);
+    if (file_ >= 0) ::unlink(name.c_str());
+  }
+  if (file_ >= 0) return;
+  const int error = errno;
+  throw StoreError("no file for a backup can be made in " + shown(directory_) + ": " + std::strerror(error) +
+                       ". Either " + advice_on(error) + ", " + kWhereElse,
+                   {size_bytes_, 0, kUnlimited});
+}
+
+void BackupFile::refuse_memory() const {
+  struct statfs info{};
+  if (::fstatfs(file_, &info) != 0 || !is_memory_file_system(static_cast<uint64_t>(info.f_type))) return;
+  throw StoreError(shown(directory_) + " is no disk but RAM (tmpfs), which no budget would count: " + kWhereElse,
+                   {size_bytes_, 0, kUnlimited});
+}
+
+void BackupFile::claim_space() const {
+  rlimit limit{};
+  // Asked before: what goes beyond this limit gets a signal that ends the process.
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < size_bytes_) throw_error("fallocate", EFBIG);
+  // Some file systems would first fill themselves up and then say that it was too much.
+  if (free_bytes_of(file_) < size_bytes_) throw_error("fallocate", ENOSPC);
+  const auto size = static_cast<off_t>(size_bytes_);
+  int result = 0;
+  do {
+    result = calls_->fallocate(file_, 0, 0, size);
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) return;
+  if (errno != EOPNOTSUPP) throw_error("fallocate", errno);
+  // No claim can be made here: what another program takes meanwhile will be missing at a write.
+  if (::ftruncate(file_, size) != 0) throw_error("ftruncate", errno);
+}
+
+// Some file systems take the flag and refuse the first request: so one is made, before several threads write.
+void BackupFile::try_direct() {
+  const int flags = ::fcntl(file_, F_GETFL);
+  if (flags < 0 || calls_->set_flags(file_, flags | O_DIRECT) != 0) return;
+  const AlignedBytes zeros(kBlockBytes);
+  std::memset(zeros.get(), 0, kBlockBytes);
+  ssize_t count = 0;
+  do {
+    count = calls_->pwrite(file_, zeros.get(), kBlockBytes, 0);
+  } while (count < 0 && errno == EINTR);
+  is_direct_ = count == static_cast<ssize_t>(kBlockBytes);
+  if (!is_direct_ && calls_->set_flags(file_, flags) != 0) throw_error("fcntl", errno);
+}
+
+// A request that ended early goes on at a block's boundary. One that moves nothing would go on for ever.
+size_t BackupFile::moved_bytes(size_t count, const char* call) const {
+  const size_t moved = is_direct_ ? count / kBlockBytes * kBlockBytes : count;
+  if (moved == 0) throw_error(call, EIO);
+  return moved;
+}
+
+void BackupFile::write(size_t offset, const std::byte* bytes, size_t size_bytes) const {
+  for (size_t done = 0; done < size_bytes;) {
+    const ssize_t count = calls_->pwrite(file_, bytes + done, size_bytes - done, static_cast<off_t>(offset + done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw_error("pwrite", errno);
+    done += moved_bytes(static_cast<size_t>(count), "pwrite");
+  }
+  if (is_direct_) return;
+  // Written to the disk here, so that what the disk refuses is said while the bytes are still elsewhere, and so that they are not in RAM twice.
+  if (calls_->write_back(file_, static_cast<off_t>(offset), static_cast<off_t>(size_bytes)) != 0) {
+    throw_error("sync_file_range", errno);
+  }
+  ::posix_fadvise(file_, static_cast<off_t>(offset), static_cast<off_t>(size_bytes), POSIX_FADV_DONTNEED);
+}
+
+void BackupFile::read(size_t offset, std::byte* bytes, size_t size_bytes) const {
+  for (size_t done = 0; done < size_bytes;) {
+    const ssize_t count = calls_->pread(file_, bytes + done, size_bytes - done, static_cast<off_t>(offset + done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw_error("pread", errno);
+    done += moved_bytes(static_cast<size_t>(count), "pread");
+  }
+}
+
+void BackupFile::punch(size_t offset, size_t size_bytes) const noexcept {
+  const size_t begin = round_up(offset, kBlockBytes);
+  const size_t end = (offset + size_bytes) / kBlockBytes * kBlockBytes;
+  if (begin >= end) return;
+  calls_->fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+                    static_cast<off_t>(end - begin));
+}
+
+std::byte* BackupFile::map(bool is_writable) const {
+  void* mapping = ::mmap(nullptr, size_bytes_, PROT_READ | (is_writable ? PROT_WRITE : 0), MAP_SHARED, file_, 0);
+  if (mapping == MAP_FAILED) throw_error("mmap", errno);
+  return static_cast<std::byte*>(mapping);
+}
+
+void BackupFile::throw_error(const char* call, int error) const {
+  const std::string reason = std::strerror(error);
+  if (error == ENOSPC || error == EDQUOT) {
+    const uint64_t free_bytes = free_bytes_of(file_);
+    throw StoreError("the disk of " + shown(directory_) +
+                         " has too little space for a backup: " + format_bytes(size_bytes_) + " wanted, " +
+                         format_bytes(free_bytes) + " free (" + reason + "). Free some there, " + kWhereElse,
+                     {size_bytes_, free_bytes, kUnlimited});
+  }
+  if (error == EFBIG) {
+    rlimit limit{};
+    const bool is_known = ::getrlimit(RLIMIT_FSIZE, &limit) == 0;
+    throw StoreError("files in " + shown(directory_) + " may not have the " + format_bytes(size_bytes_) +
+                         " of a backup: " + reason + ". Raise `ulimit -f`, " + kWhereElse,
+                     {size_bytes_, 0, is_known ? limit.rlim_cur : kUnlimited});
+  }
+  throw StoreError(std::string(call) + " failed for a backup in " + shown(directory_) + ": " + reason +
+                       ". If it stays so, " + kWhereElse,
+                   {size_bytes_, 0, kUnlimited});
+}
+
+}  // namespace ebbtide

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <fcntl.h>
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+// A file that holds one backup: nameless, of fixed size, its space claimed when it is made.
+//
+// Relied on: a file that is unlinked goes with its last descriptor, also when the process is killed. What O_DIRECT writes, later reads through a mapping see, and the reverse: the
+// kernel writes out and drops the pages of the range first.
+namespace ebbtide {
+
+// What file systems answer each in its own way; tests give functions that fail.
+struct FileCalls {
+  int (*open)(const char* path, int flags, mode_t mode);
+  int (*set_flags)(int file, int flags);
+  int (*fallocate)(int file, int mode, off_t offset, off_t size_bytes);
+  ssize_t (*pwrite)(int file, const void* bytes, size_t size_bytes, off_t offset);
+  ssize_t (*pread)(int file, void* bytes, size_t size_bytes, off_t offset);
+  int (*write_back)(int file, off_t offset, off_t size_bytes);  // waits until the range is on the disk
+};
+extern const FileCalls kSystemFileCalls;
+
+// By statfs's f_type: files there are RAM (tmpfs, ramfs, hugetlbfs).
+bool is_memory_file_system(uint64_t type);
+
+class BackupFile {
+ public:
+  // What offsets, sizes and memory are multiples of where the page cache is passed by.
+  static constexpr size_t kBlockBytes = 4096;
+
+  // Throws StoreError where the directory takes no file of this size (rounded up to blocks) or is memory itself. calls outlive the file.
+  static BackupFile create(const std::string& directory, size_t size_bytes, const FileCalls& calls);
+  BackupFile(BackupFile&& other) noexcept;
+  BackupFile& operator=(BackupFile&&) = delete;
+  ~BackupFile();
+
+  // False where the file system knows no O_DIRECT: then everything may be aligned as it likes, and what was written is on the disk and out of the page cache when write() returns.
+  bool is_direct() const { return is_direct_; }
+  // All of it, or StoreError. In whole blocks from and to memory aligned to blocks where the file is_direct().
+  void write(size_t offset, const std::byte* bytes, size_t size_bytes) const;
+  void read(size_t offset, std::byte* bytes, size_t size_bytes) const;
+  // Gives back the blocks that lie wholly in the range, where the file system can; they read as zeros then, and to write them again needs space again.
+  void punch(size_t offset, size_t size_bytes) const noexcept;
+  // The whole file, shared, until munmap of size_bytes(). Throws StoreError.
+  std::byte* map(bool is_writable) const;
+  size_t size_bytes() const { return size_bytes_; }
+
+ private:
+  BackupFile(std::string directory, size_t size_bytes, const FileCalls& calls);
+  void open_nameless();
+  void refuse_memory() const;
+  void claim_space() const;
+  void try_direct();
+  size_t moved_bytes(size_t count, const char* call) const;
+  [[noreturn]] void throw_error(const char* call, int error) const;
+
+  std::string directory_;
+  size_t size_bytes_;
+  const FileCalls* calls_;
+  int file_ = -1;
+  bool is_direct_ = false;
+};
+
+}  // namespace ebbtide

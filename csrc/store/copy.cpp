@@ -1,0 +1,175 @@
+#include "store/copy.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+#include "driver/context.h"
+
+namespace ebbtide {
+namespace {
+
+bool holds_already(const Backup& backup, size_t offset, const std::byte* bytes, size_t size_bytes) {
+  std::vector<std::byte> stored(size_bytes);
+  backup.read(offset, stored.data(), size_bytes);
+  return std::memcmp(stored.data(), bytes, size_bytes) == 0;
+}
+
+}  // namespace
+
+// One thread's share: a lane, and the pieces that are on the bus between the device and its slots.
+class Copy::Worker {
+ public:
+  Worker(CopyEngine& engine, CopyLane& lane, CopyQueue& queue, CopyDirection direction)
+      : engine_(engine), lane_(lane), queue_(queue), direction_(direction) {}
+
+  // Until the queue has nothing more.
+  void work() noexcept {
+    while (step(true)) {
+    }
+  }
+
+  // Puts what can be on the bus there, and waits for the oldest. False when there was nothing to do. may_wait: for pieces, where none is under way.
+  bool step(bool may_wait) noexcept {
+    try {
+      while (in_flight_.size() < lane_.events.size()) {
+        const bool must_wait = may_wait && in_flight_.empty();
+        const bool has_slot = staged_ < lane_.slots.size();
+        const std::optional<CopyPiece> piece = must_wait ? queue_.wait_take() : queue_.try_take(has_slot);
+        if (!piece) break;
+        launch(*piece);
+      }
+      if (in_flight_.empty()) return false;
+      finish_oldest();
+      return true;
+    } catch (...) {
+      queue_.fail(std::current_exception());
+    }
+    drain();
+    return false;
+  }
+
+  // Where a failure elsewhere, or nobody's interest, left copies on the bus: nobody may reuse the slots or unmap the chunks before they have ended.
+  void drain() noexcept {
+    if (in_flight_.empty()) return;
+    in_flight_.clear();
+    staged_ = 0;
+    CUresult result = driver().cuStreamSynchronize(lane_.stream.get());
+    if (result != CUDA_SUCCESS) result = driver().cuStreamSynchronize(lane_.stream.get());
+    if (result != CUDA_SUCCESS) engine_.poison();
+  }
+
+ private:
+  struct Flight {
+    CopyPiece piece;
+    std::byte* bytes;  // the slot's, or the store's own
+    const Event* done;
+  };
+
+  void launch(const CopyPiece& piece) {
+    const bool is_direct = piece.is_direct();
+    std::byte* const bytes = is_direct ? piece.backup->direct() + piece.offset : lane_.slots[next_slot_];
+    const Event& done = lane_.events[next_event_];
+    if (direction_ == CopyDirection::kToStore) {
+      check(driver().cuMemcpyDtoHAsync(bytes, piece.device_address, piece.size_bytes, lane_.stream.get()),
+            "cuMemcpyDtoHAsync", "size=" + std::to_string(piece.size_bytes));
+    } else {
+      if (!is_direct) piece.backup->read(piece.offset, bytes, piece.size_bytes);
+      check(driver().cuMemcpyHtoDAsync(piece.device_address, bytes, piece.size_bytes, lane_.stream.get()),
+            "cuMemcpyHtoDAsync", "size=" + std::to_string(piece.size_bytes));
+    }
+    in_flight_.push_back({piece, bytes, &done});
+    next_event_ = (next_event_ + 1) % lane_.events.size();
+    if (!is_direct) {
+      ++staged_;
+      next_slot_ = (next_slot_ + 1) % lane_.slots.size();
+    }
+    done.record(lane_.stream);
+  }
+
+  void finish_oldest() {
+    const Flight flight = in_flight_.front();
+    const CopyPiece& piece = flight.piece;
+    flight.done->synchronize();
+    in_flight_.pop_front();
+    if (!piece.is_direct()) {
+      --staged_;
+      if (direction_ == CopyDirection::kToStore) keep(piece, flight.bytes);
+    }
+    queue_.complete(piece);
+  }
+
+  static void keep(const CopyPiece& piece, const std::byte* bytes) {
+    if (piece.must_compare && holds_already(*piece.backup, piece.offset, bytes, piece.size_bytes)) return;
+    piece.backup->write(piece.offset, bytes, piece.size_bytes);
+  }
+
+  CopyEngine& engine_;
+  CopyLane& lane_;
+  CopyQueue& queue_;
+  const CopyDirection direction_;
+  std::deque<Flight> in_flight_;
+  size_t staged_ = 0;  // of those, through a slot
+  size_t next_slot_ = 0;
+  size_t next_event_ = 0;
+};
+
+Copy::Copy(CopyEngine& engine, CopyDirection direction, int thread_count)
+    : engine_(engine), queue_(engine.staging().slot_bytes()) {
+  const int count = std::clamp(thread_count, 1, engine.lane_count());
+  for (int index = 0; index < count; ++index) {
+    workers_.push_back(std::make_unique<Worker>(engine, engine.lane(index), queue_, direction));
+  }
+  if (count > 1) start_threads(count);
+}
+
+void Copy::start_threads(int thread_count) {
+  threads_.reserve(static_cast<size_t>(thread_count));
+  for (int index = 0; index < thread_count; ++index) {
+    queue_.thread_started();
+    try {
+      threads_.emplace_back([this, &worker = *workers_[static_cast<size_t>(index)]] {
+        try {
+          const ContextScope scope(engine_.device());
+          worker.work();
+          worker.drain();
+        } catch (...) {
+          queue_.fail(std::current_exception());
+        }
+        queue_.thread_ended();
+      });
+    } catch (...) {
+      // The system starts no more threads: those that run share the work.
+      queue_.thread_ended();
+      return;
+    }
+  }
+}
+
+Copy::~Copy() {
+  queue_.fail(std::make_exception_ptr(StateError("this copy was given up")));
+  threads_.clear();
+  for (const auto& worker : workers_) worker->drain();
+}
+
+std::optional<size_t> Copy::poll_landed() {
+  if (threads_.empty()) workers_.front()->step(false);
+  return queue_.poll_landed();
+}
+
+std::optional<size_t> Copy::finish_next() {
+  queue_.close();
+  if (threads_.empty()) {
+    const ContextScope scope(engine_.device());
+    while (true) {
+      if (const auto job = queue_.poll_landed()) return job;
+      if (!workers_.front()->step(false)) break;
+    }
+  }
+  if (const auto job = queue_.wait_landed()) return job;
+  queue_.rethrow_failure();
+  return std::nullopt;
+}
+
+}  // namespace ebbtide

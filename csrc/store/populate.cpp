@@ -1,0 +1,85 @@
+#include "store/populate.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/bytes.h"
+
+namespace ebbtide {
+namespace {
+
+// Small enough that the threads end together, large enough that a range costs nothing beside its pages.
+constexpr size_t kRangeBytes = 32 * kMiB;
+
+struct Range {
+  Backup* backup;
+  size_t offset;
+  size_t size_bytes;
+};
+
+std::vector<Range> cut_into_ranges(std::span<Backup* const> backups, std::span<const size_t> sizes) {
+  std::vector<Range> ranges;
+  for (size_t index = 0; index < backups.size(); ++index) {
+    for (size_t offset = 0; offset < sizes[index]; offset += kRangeBytes) {
+      ranges.push_back({backups[index], offset, std::min(kRangeBytes, sizes[index] - offset)});
+    }
+  }
+  return ranges;
+}
+
+// What the threads share: the next range, and the first failure.
+class Work {
+ public:
+  explicit Work(std::vector<Range> ranges) : ranges_(std::move(ranges)) {}
+
+  void run() noexcept {
+    try {
+      while (!has_failed_.load()) {
+        const size_t index = next_.fetch_add(1);
+        if (index >= ranges_.size()) return;
+        ranges_[index].backup->populate(ranges_[index].offset, ranges_[index].size_bytes);
+      }
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      if (failure_ == nullptr) failure_ = std::current_exception();
+      has_failed_.store(true);
+    }
+  }
+  size_t range_count() const { return ranges_.size(); }
+  void rethrow_failure() const {
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+  }
+
+ private:
+  const std::vector<Range> ranges_;
+  std::atomic<size_t> next_{0};
+  std::atomic<bool> has_failed_{false};
+  std::mutex mutex_;
+  std::exception_ptr failure_;
+};
+
+}  // namespace
+
+void populate_all(std::span<Backup* const> backups, std::span<const size_t> sizes, int threads) {
+  Work work(cut_into_ranges(backups, sizes));
+  {
+    // The calling thread is one of them.
+    std::vector<std::jthread> others;
+    const size_t useful = std::min(static_cast<size_t>(std::max(threads, 1)), work.range_count());
+    if (useful > 1) others.reserve(useful - 1);
+    try {
+      while (others.size() + 1 < useful) others.emplace_back([&] { work.run(); });
+    } catch (...) {
+      // The system starts no more threads: those there are do the work.
+    }
+    work.run();
+  }
+  work.rethrow_failure();
+  for (Backup* backup : backups) backup->seal();
+}
+
+}  // namespace ebbtide

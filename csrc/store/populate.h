@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "store/store.h"
+
+namespace ebbtide {
+
+// Takes the memory of these backups, sizes[i] bytes of backups[i], by several threads (with fewer where the system starts no more; with one, the calling thread alone), and seals them one after the other
+// in the calling thread, where seal()'s needs must be met. The first error is thrown after all threads have ended: some backups are then populated and sealed, others not.
+void populate_all(std::span<Backup* const> backups, std::span<const size_t> sizes, int threads);
+
+}  // namespace ebbtide

@@ -1,0 +1,261 @@
+// Copies between a device and a store: bit-exact with one thread and with several, and honest about what did not get through.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <set>
+#include <thread>
+
+#include "base/error.h"
+#include "core_fixture.h"
+#include "driver/context.h"
+#include "store/copy.h"
+
+namespace ebbtide::testing {
+namespace {
+
+// Fails when asked to.
+class TestBackup final : public Backup {
+ public:
+  explicit TestBackup(size_t size_bytes) : inner_(store_of(BackupKind::kRam).open(size_bytes)) {}
+  void write(size_t offset, const std::byte* bytes, size_t size_bytes) override {
+    if (--calls_left == 0) throw StoreError("the disk is full", {});
+    ++writes;
+    inner_->write(offset, bytes, size_bytes);
+  }
+  void read(size_t offset, std::byte* bytes, size_t size_bytes) const override {
+    if (--calls_left == 0) throw StoreError("the disk can't be read", {});
+    inner_->read(offset, bytes, size_bytes);
+  }
+  void discard(size_t offset, size_t size_bytes) noexcept override { inner_->discard(offset, size_bytes); }
+  const std::byte* view() override { return inner_->view(); }
+  std::byte* direct() noexcept override { return direct_bytes; }
+  mutable std::atomic<int> calls_left{0};
+  std::atomic<int> writes{0};
+  std::byte* direct_bytes = nullptr;
+
+ private:
+  std::unique_ptr<Backup> inner_;
+};
+
+constexpr size_t kSlot = 64 * kKiB;
+
+struct CopyParameters {
+  int threads;
+  int slots;
+};
+
+class CopyTest : public CoreTest, public ::testing::WithParamInterface<CopyParameters> {
+ protected:
+  CopyTest() : scope_(0), backup_(kBytes) {
+    range_ = Reservation::reserve(kBytes);
+    memory_ = PhysicalMemory::create_on_device(kBytes, 0);
+    mapping_ = Mapping::map(range_.address(), memory_);
+    engine_ = std::make_unique<CopyEngine>(0, Staging::allocate(kSlot, GetParam().slots), GetParam().threads);
+    // Jobs of odd sizes: less than a slot, a slot exactly, many slots and a rest.
+    size_t offset = 0;
+    for (const size_t size : {size_t{8}, kSlot, 5 * kSlot + 24, kSlot - 8, 2 * kSlot, size_t{4096}, 11 * kSlot + 8}) {
+      ranges_.push_back({0, size});
+      jobs_.push_back({range_.address() + offset, &backup_, offset, std::span(&ranges_.back(), 1)});
+      offset += size;
+    }
+    used_bytes_ = offset;
+  }
+  ~CopyTest() override { engine_.reset(); }
+  // Everything that the class promises to whoever uses it once: submit all, take what lands.
+  void run(CopyDirection direction, std::span<const CopyJob> jobs, const std::function<void(size_t)>& landed) {
+    Copy copy(*engine_, direction, GetParam().threads);
+    for (const CopyJob& job : jobs) {
+      copy.submit(job);
+      if (const auto done = copy.poll_landed()) landed(*done);
+    }
+    while (const auto done = copy.finish_next()) landed(*done);
+  }
+  CUdeviceptr address() const { return range_.address(); }
+  CUdeviceptr view() { return reinterpret_cast<CUdeviceptr>(backup_.view()); }
+  bool is_same(const CopyJob& job) {
+    return std::memcmp(reinterpret_cast<const void*>(job.device_address), backup_.view() + job.offset,
+                       job.ranges.front().size_bytes) == 0;
+  }
+  void expect_idle() { EXPECT_EQ(Live::now().queued_items, 0u); }
+
+  static constexpr size_t kBytes = 2 * kChunk;
+  const ContextScope scope_;
+  TestBackup backup_;
+  Reservation range_;
+  PhysicalMemory memory_;
+  Mapping mapping_;
+  std::unique_ptr<CopyEngine> engine_;
+  std::deque<CopyRange> ranges_;
+  std::vector<CopyJob> jobs_;
+  size_t used_bytes_ = 0;
+};
+
+TEST_P(CopyTest, BothWaysBitForBitEachJobAnnouncedOnceInTheCallingThread) {
+  for (const int mode : {EBBTIDE_SIM_LATE, EBBTIDE_SIM_EAGER, EBBTIDE_SIM_RANDOM}) {
+    sim().set_async(mode, 5);
+    const uint64_t seed = static_cast<uint64_t>(mode) + 1;
+    fill(address(), kBytes, seed);
+    std::multiset<size_t> landed;
+    const auto caller = std::this_thread::get_id();
+    run(CopyDirection::kToStore, jobs_, [&](size_t job) {
+      EXPECT_EQ(std::this_thread::get_id(), caller);
+      EXPECT_TRUE(is_same(jobs_[job])) << "announced before all of it was there";
+      landed.insert(job);
+    });
+    EXPECT_EQ(landed, (std::multiset<size_t>{0, 1, 2, 3, 4, 5, 6}));
+    EXPECT_TRUE(holds(view(), used_bytes_ / 8 * 8, seed));
+    fill(address(), kBytes, 99);
+    landed.clear();
+    run(CopyDirection::kToDevice, jobs_, [&](size_t job) {
+      EXPECT_TRUE(is_same(jobs_[job]));
+      landed.insert(job);
+    });
+    EXPECT_EQ(landed.size(), jobs_.size());
+    EXPECT_TRUE(holds(address(), used_bytes_ / 8 * 8, seed));
+    expect_idle();
+  }
+}
+
+// Of each job two parts: what lies between them stays as it is, on both sides.
+TEST_P(CopyTest, OnlyTheRangesOfAJobMove) {
+  fill(address(), kBytes, 1);
+  const std::vector<CopyRange> ranges = {{kSlot, 2 * kSlot + 8}, {5 * kSlot, kSlot}};
+  const std::vector<CopyJob> jobs = {{address(), &backup_, 0, ranges}, {address() + kChunk, &backup_, kChunk, {}}};
+  std::memset(const_cast<std::byte*>(backup_.view()), 0, kBytes);
+  std::set<size_t> landed;
+  run(CopyDirection::kToStore, jobs, [&](size_t job) { landed.insert(job); });
+  EXPECT_EQ(landed, (std::set<size_t>{0, 1})) << "a job without ranges lands as well";
+  const auto* device = reinterpret_cast<const std::byte*>(address());
+  const std::vector<std::byte> zeros(kSlot);
+  EXPECT_EQ(std::memcmp(backup_.view(), zeros.data(), kSlot), 0);
+  for (const CopyRange& range : ranges)
+    EXPECT_EQ(std::memcmp(backup_.view() + range.offset, device + range.offset, range.size_bytes), 0);
+  EXPECT_EQ(std::memcmp(backup_.view() + 4 * kSlot, zeros.data(), kSlot), 0);
+  EXPECT_EQ(std::memcmp(backup_.view() + 6 * kSlot, zeros.data(), kSlot), 0);
+  EXPECT_EQ(std::memcmp(backup_.view() + kChunk, zeros.data(), kSlot), 0);
+}
+
+TEST_P(CopyTest, WhatIsComparedIsWrittenOnlyWhereItDiffers) {
+  fill(address(), kBytes, 1);
+  run(CopyDirection::kToStore, jobs_, [](size_t) {});
+  std::vector<CopyJob> compared = jobs_;
+  for (CopyJob& job : compared) job.must_compare = true;
+  backup_.writes = 0;
+  run(CopyDirection::kToStore, compared, [](size_t) {});
+  EXPECT_EQ(backup_.writes, 0);
+  reinterpret_cast<std::byte*>(address())[used_bytes_ - 1] ^= std::byte{1};
+  run(CopyDirection::kToStore, compared, [](size_t) {});
+  EXPECT_EQ(backup_.writes, 1);
+  for (const CopyJob& job : jobs_) EXPECT_TRUE(is_same(job));
+}
+
+// A backup that the copy engine reaches by itself needs no slot.
+TEST_P(CopyTest, DirectBackupsMoveWithoutTheRing) {
+  fill(address(), kBytes, 1);
+  void* pinned = nullptr;
+  check(driver().cuMemHostAlloc(&pinned, kBytes, 0), "cuMemHostAlloc");
+  backup_.direct_bytes = static_cast<std::byte*>(pinned);
+  backup_.calls_left = 1;  // any read() or write() fails
+  run(CopyDirection::kToStore, jobs_, [](size_t) {});
+  EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(pinned), used_bytes_ / 8 * 8, 1));
+  fill(address(), kBytes, 2);
+  run(CopyDirection::kToDevice, jobs_, [](size_t) {});
+  EXPECT_TRUE(holds(address(), used_bytes_ / 8 * 8, 1));
+  expect_idle();
+  backup_.direct_bytes = nullptr;
+  check(driver().cuMemFreeHost(pinned), "cuMemFreeHost");
+}
+
+TEST_P(CopyTest, ACopyThatIsGivenUpLeavesNothingQueued) {
+  fill(address(), kBytes, 1);
+  {
+    Copy copy(*engine_, CopyDirection::kToStore, GetParam().threads);
+    for (const CopyJob& job : jobs_) copy.submit(job);
+    copy.poll_landed();
+  }
+  expect_idle();
+  run(CopyDirection::kToStore, jobs_, [](size_t) {});
+  EXPECT_TRUE(holds(view(), used_bytes_ / 8 * 8, 1));
+}
+
+TEST_P(CopyTest, NoJobsAreDoneAtOnce) {
+  run(CopyDirection::kToStore, {}, [](size_t) { FAIL(); });
+  expect_idle();
+}
+
+TEST_P(CopyTest, AFailingStoreEndsTheCopyWithItsErrorAndNothingQueued) {
+  fill(address(), kBytes, 1);
+  for (int piece = 1; piece <= 20; piece += 3) {
+    for (const CopyDirection direction : {CopyDirection::kToStore, CopyDirection::kToDevice}) {
+      backup_.calls_left = piece;
+      std::set<size_t> landed;
+      EXPECT_THROW(run(direction, jobs_, [&](size_t job) { landed.insert(job); }), StoreError);
+      EXPECT_LT(landed.size(), jobs_.size());
+      backup_.calls_left = 0;
+      for (const size_t job : landed) EXPECT_TRUE(is_same(jobs_[job]));
+      expect_idle();
+      // Used again after a failure, it copies all.
+      run(CopyDirection::kToStore, jobs_, [](size_t) {});
+      EXPECT_TRUE(holds(view(), used_bytes_ / 8 * 8, 1));
+    }
+  }
+}
+
+TEST_P(CopyTest, AnErrorOfLandedIsPassedOnAndStopsTheCopy) {
+  fill(address(), kBytes, 1);
+  int calls = 0;
+  EXPECT_THROW(run(CopyDirection::kToStore, jobs_,
+                   [&](size_t) {
+                     if (++calls == 3) throw DriverError("stop", "cuMemUnmap", 999, "");
+                   }),
+               DriverError);
+  EXPECT_EQ(calls, 3) << "no job is announced after that";
+  expect_idle();
+  run(CopyDirection::kToStore, jobs_, [](size_t) {});
+  EXPECT_TRUE(holds(view(), used_bytes_ / 8 * 8, 1));
+}
+
+TEST_P(CopyTest, EveryDriverCallThatFailsIsReportedAndDrained) {
+  fill(address(), kBytes, 1);
+  sim().clear_log();
+  run(CopyDirection::kToStore, jobs_, [](size_t) {});
+  const uint64_t calls = sim().calls(nullptr);
+  const uint64_t streams = Live::now().streams;
+  for (const CopyDirection direction : {CopyDirection::kToStore, CopyDirection::kToDevice}) {
+    for (uint64_t k = 1; k <= calls; ++k) {
+      sim().fail(nullptr, k, 999, 1);
+      try {
+        run(direction, jobs_, [&](size_t job) { EXPECT_TRUE(is_same(jobs_[job])); });
+      } catch (const DriverError& error) {
+        EXPECT_EQ(error.code, 999);
+      }
+      sim().clear_failures();
+      check(driver().cuCtxSetCurrent(primary_context(0)), "cuCtxSetCurrent");
+      expect_idle();
+      EXPECT_FALSE(engine_->is_poisoned()) << "one failed synchronisation is made up for by the next";
+      ASSERT_EQ(Live::now().streams, streams);
+    }
+  }
+}
+
+TEST_P(CopyTest, AStreamThatCantBeWaitedForPoisonsTheRing) {
+  sim().fail("cuEventSynchronize", 1, 999, 0);
+  sim().fail("cuStreamSynchronize", 1, 999, 0);
+  EXPECT_THROW(run(CopyDirection::kToStore, jobs_, [](size_t) {}), DriverError);
+  sim().clear_failures();
+  EXPECT_TRUE(engine_->is_poisoned());
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, CopyTest,
+                         ::testing::Values(CopyParameters{1, 1}, CopyParameters{1, 2}, CopyParameters{3, 6},
+                                           CopyParameters{4, 9}),
+                         [](const auto& info) {
+                           return std::to_string(info.param.threads) + "_threads_" + std::to_string(info.param.slots) +
+                                  "_slots";
+                         });
+
+}  // namespace
+}  // namespace ebbtide::testing

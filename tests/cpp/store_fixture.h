@@ -1,0 +1,51 @@
+#pragma once
+
+#include <stdlib.h>
+
+#include <cstddef>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "store/disk_store.h"
+
+// What the tests of the stores share: a directory for files, and bytes that repeat nowhere.
+namespace ebbtide::testing {
+
+// An empty directory of its own for the disk store, on a disk: /tmp may be RAM.
+class DiskDirectory {
+ public:
+  DiskDirectory() {
+    std::string name = "/var/tmp/ebbtide-test-XXXXXX";
+    path_ = ::mkdtemp(name.data());
+    set_disk_directory(path_);
+  }
+  DiskDirectory(const DiskDirectory&) = delete;
+  DiskDirectory& operator=(const DiskDirectory&) = delete;
+  ~DiskDirectory() {
+    set_disk_directory("");
+    std::filesystem::remove_all(path_);
+  }
+  const std::string& path() const { return path_; }
+  bool is_empty() const { return std::filesystem::is_empty(path_); }
+
+ private:
+  std::string path_;
+};
+
+inline std::vector<std::byte> random_bytes(size_t size_bytes, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::byte> bytes(size_bytes);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() >> 11);
+  return bytes;
+}
+
+inline std::vector<std::byte> read_all(const Backup& backup, size_t size_bytes) {
+  std::vector<std::byte> bytes(size_bytes);
+  backup.read(0, bytes.data(), size_bytes);
+  return bytes;
+}
+
+}  // namespace ebbtide::testing

@@ -1,0 +1,335 @@
+"""What the benchmark is made of: checks that find planted faults, processes that fail, targets judged from figures."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def importable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(root)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def test_sums_see_one_bit_and_a_changed_order(saver) -> None:
+    from benchmarks.tensors import Checker
+
+    checker = Checker()
+    tensor = torch.zeros(64, dtype=torch.bfloat16, device=saver.device)
+    sums = {checker.sums([tensor])[0]}
+    tensor[3] = 1
+    sums.add(checker.sums([tensor])[0])
+    sums.add(checker.sums([tensor.roll(4)])[0])
+    assert len(sums) == 3
+
+
+def test_changing_changes_every_word_and_a_tenth_is_a_tenth(saver) -> None:
+    from benchmarks import tensors as kept
+
+    shapes = kept.llama_shapes(0.001)
+    tensors = kept.make(shapes)
+    kept.fill(tensors)
+    before = [kept.words(tensor).clone() for tensor in tensors]
+    kept.change(tensors)
+    assert all(bool((kept.words(tensor) != old).all()) for tensor, old in zip(tensors, before, strict=True))
+    chosen = kept.every_tenth(tensors)
+    assert len(tensors) == 290 and len(chosen) == 29
+    assert 0.08 < sum(tensor.nbytes for tensor in chosen) / kept.size_of(shapes) < 0.12
+    assert kept.size_of(kept.llama_shapes()) >> 30 == 14  # 14.96 GiB
+
+
+def test_a_cycle_finds_what_a_keeper_does_wrong(saver, tag: str) -> None:
+    from benchmarks import device
+    from benchmarks import tensors as kept
+    from benchmarks.cycles import Cycle
+    from benchmarks.keepers import Ebbtide
+    from benchmarks.measured import Measured
+
+    class Faulty(Ebbtide):
+        fault = ""
+
+        def pause(self) -> None:
+            if self.fault != "stays":
+                super().pause()
+
+        def resume(self) -> None:
+            if self.fault != "stays":
+                super().resume()
+            if self.fault == "bit":
+                kept.words(self.tensors[1])[7] ^= 1
+            if self.fault == "address":
+                self.tensors[0] = self.tensors[0].clone()
+
+    size_bytes = max(4 << 20, device.allowance_bytes(4 << 20))
+
+    def found(fault: str, **policy: Any) -> str:
+        keeper = Faulty(f"{tag}-{fault}", **policy)
+        keeper.fault = fault
+        measured = Measured()
+        Cycle(keeper, kept.equal_shapes(4, size_bytes)).run(measured)
+        return "; ".join(measured.faults)
+
+    assert found("") == ""
+    assert "more were free" in found("stays")
+    assert found("bit") == "a tensor's bytes changed"
+    assert found("address") == "an address changed"
+    assert found("none", backup=None) == ""
+    assert found("bit", backup=None) == "what had no backup did not come back as zeros"
+
+
+def test_a_report_that_copied_less_is_a_fault() -> None:
+    from ebbtide.saver import Report
+
+    from benchmarks.keepers import Ebbtide
+
+    keeper = Ebbtide()
+    keeper.tensors = [torch.zeros(1 << 20, dtype=torch.bfloat16)]
+    whole = Report("pause", bytes=2 << 20, copied=2 << 20)
+    for reports, words in (
+        ([whole, whole], ""),
+        ([whole, Report("resume", bytes=2 << 20, copied=1)], "were copied where"),
+        ([Report("pause", bytes=1 << 20, copied=2 << 20), whole], "pause and resume speak of"),
+    ):
+        keeper._reports = reports
+        faults = keeper.faults()
+        assert bool(faults) == bool(words) and words in "".join(faults)
+
+
+def test_segments_are_cut_as_torch_cuts_them() -> None:
+    from benchmarks.driver import segments_of
+
+    mib = 1 << 20
+    segments, places = segments_of([8192, 8192, 8 * mib, 8 * mib, 8 * mib, 33 * mib])
+    assert segments == [2 * mib, 20 * mib, 20 * mib, 34 * mib]
+    assert places == [(0, 0), (0, 8192), (1, 0), (1, 8 * mib), (2, 0), (3, 0)]
+
+
+def test_a_failed_driver_call_is_an_error(saver) -> None:
+    from benchmarks.driver import Driver, DriverCallError
+
+    with pytest.raises(DriverCallError, match="cuMemUnmap answered 1"):
+        Driver().unmap(0, 2 << 20)
+
+
+def test_a_short_request_on_disk_is_an_error(tmp_path: Path) -> None:
+    import mmap
+
+    from benchmarks.limits.direct_io import run_requests
+    from benchmarks.sizes import Sizes
+
+    sizes = Sizes.small()
+    with (tmp_path / "short").open("wb+") as file, pytest.raises(OSError, match="moved 0"):
+        run_requests(sizes, sizes.request_bytes, [mmap.mmap(-1, sizes.request_bytes)], file.fileno(), os.preadv)
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def skip() -> dict[str, Any]:
+    from benchmarks.measured import SkippedError
+
+    raise SkippedError("not on a Sunday")
+
+
+def fail() -> dict[str, Any]:
+    raise LookupError("lost")
+
+
+def end_badly() -> dict[str, Any]:
+    """Ends after the result is written, as a library's exit handler may."""
+    from multiprocessing.util import Finalize
+
+    Finalize(None, os._exit, (5,), exitpriority=1)
+    return {"figure": 1}
+
+
+def speak_and_die() -> dict[str, Any]:
+    print("last words", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def environment() -> dict[str, Any]:
+    return {"value": os.environ["EBBTIDE_COPY_THREADS"], "is_fresh": "ebbtide" not in sys.modules}
+
+
+def test_whatever_happens_in_a_process_comes_back_as_plain_values() -> None:
+    from benchmarks import isolation
+
+    def run(function: Any, timeout: float = 60) -> dict[str, Any]:
+        return isolation.run(function, {}, timeout)
+
+    assert run(partial(dict, figure=1)) == {"status": "ok", "figure": 1}
+    assert run(skip) == {"status": "skipped", "reason": "not on a Sunday"}
+    failed = run(fail)
+    assert failed["status"] == "failed" and failed["reason"].startswith("LookupError: lost (test_benchmarks_parts.py:")
+    assert run(end_badly) == {"status": "ok", "figure": 1, "exit_status": 5}
+    assert run(partial(os._exit, 3))["reason"].startswith("ended with status 3 before it had a result")
+    assert run(speak_and_die)["reason"] == "ended by SIGKILL before it had a result; its last words: last words"
+    assert run(partial(time.sleep, 60), timeout=0.5)["reason"].startswith("took longer than 0.5 s")
+    got = isolation.run(environment, {"EBBTIDE_COPY_THREADS": "3"}, 60)
+    assert got == {"status": "ok", "value": "3", "is_fresh": True}
+
+
+class Scripted:
+    """Stands in for isolation.run: gives prepared results."""
+
+    def __init__(self, results: Sequence[dict[str, Any]]) -> None:
+        self._results = iter(results)
+
+    def __call__(self, *_: Any) -> dict[str, Any]:
+        return dict(next(self._results))
+
+
+def test_a_failure_keeps_what_was_measured_and_the_other_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import isolation, runner
+    from benchmarks.measured import Measured
+    from benchmarks.parts import Part
+    from benchmarks.sizes import Sizes
+
+    def good(seconds: float) -> dict[str, Any]:
+        return {"status": "ok", **Measured(bytes=8, seconds={"pause": [seconds]}).to_json()}
+
+    bad = {"status": "failed", "reason": "lost"}
+    monkeypatch.setattr(isolation, "run", Scripted([good(1), good(10), good(2), bad, good(3)]))
+    parts = [Part(name, Measured, is_first_only=True) for name in ("a", "b")]
+    run = runner.Runner(Sizes.small(samples=3))
+    assert list(run.run([("group", lambda _: parts)])) == ["group"]
+    assert run.entries["a"]["seconds"] == {"pause": [1, 2, 3]} and run.entries["a"]["processes"] == 3
+    assert run.entries["b"]["status"] == "failed" and run.entries["b"]["seconds"] == {"pause": [10]}
+    assert runner.find_failures(run.entries) == ["b: lost"]
+    entries = {name: {**good(1), "exit_status": 1} for name in ("steady.ebbtide", "steady.torch_memory_saver")}
+    assert runner.find_failures(entries) == ["steady.ebbtide: its process ended with status 1 after its result"]
+    entries["steady.ebbtide"] = {**good(1), "faults": ["wrong", "wrong"]}
+    assert runner.find_failures(entries) == ["steady.ebbtide: wrong"]
+
+
+def test_refusals_are_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks import __main__ as command
+    from benchmarks import isolation
+
+    def refuse(arguments: str, *results: dict[str, Any]) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments.split()])
+        monkeypatch.setattr(isolation, "run", Scripted(results))
+        try:
+            status = command.main()
+        except SystemExit as exit:
+            status = int(exit.code or 0)
+        return status, capsys.readouterr().err
+
+    status, said = refuse("run --small --works first_pause,nonsense")
+    assert status == 2 and "no such work: nonsense; there are: first_pause" in said
+    status, said = refuse("run --small", {"status": "failed", "reason": "no driver"})
+    assert (status, said) == (1, "ebbtide does not work here: no driver\n")
+    status, said = refuse("run", {"status": "ok", "origin": {"driver": "sim"}})
+    assert status == 2 and "--small" in said
+    status, said = refuse("run --plots")
+    assert status == 2 and "give --out" in said
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+
+def entry(size_bytes: int = 0, faults: Sequence[str] = (), **seconds: list[float]) -> dict[str, Any]:
+    figures = {name.replace("__", " "): values for name, values in seconds.items()}
+    return {"status": "ok", "bytes": size_bytes, "seconds": figures, "facts": {}, "faults": list(faults)}
+
+
+def judged(entries: dict[str, Any], part: str, metric: str) -> dict[str, Any]:
+    from benchmarks.rows import judge
+
+    (row,) = [row for row in judge(entries) if (row["part"], row["metric"]) == (part, metric)]
+    return row
+
+
+def ratios(row: dict[str, Any]) -> list[tuple[float | None, bool | None]]:
+    return [(goal["ratio"] and round(goal["ratio"], 3), goal["reached"]) for goal in row["goals"]]
+
+
+LINK = {"limits.link": entry(100, to_host=[1, 1, 9], to_device=[2], both=[2.5])}
+
+
+def test_speeds_are_judged_against_link_and_rival() -> None:
+    entries = {
+        **LINK,
+        "first_pause.ebbtide": entry(1000, pause=[20, 20, 21], resume=[10]),
+        "first_pause.torch_memory_saver": entry(1000, pause=[200], resume=[50]),
+    }
+    pause = judged(entries, "first_pause.ebbtide", "pause")
+    assert ratios(pause) == [(10, True), (0.5, True), (0.5, False)]
+    assert pause["goals"][2]["is_stretch"] and pause["bytes_per_second"] == 50
+    assert ratios(judged(entries, "first_pause.ebbtide", "resume")) == [(5, True), (2, True)]
+    del entries["first_pause.torch_memory_saver"]
+    assert ratios(judged(entries, "first_pause.ebbtide", "pause"))[0] == (None, None)
+
+
+def test_times_are_judged_against_driver_calls_at_the_best_handle_size() -> None:
+    calls = entry(1000, give__2_MiB=[9], give__64_MiB=[3, 3], claim__2_MiB=[4], claim__64_MiB=[5])
+    entries = {"limits.driver_no_backup": calls, "no_backup.ebbtide": entry(1000, pause=[3.3], resume=[4.8])}
+    assert ratios(judged(entries, "no_backup.ebbtide", "pause"))[0] == (1.1, True)
+    assert ratios(judged(entries, "no_backup.ebbtide", "resume"))[0] == (1.2, False)
+    entries |= {
+        "limits.driver_weights": calls,
+        "limits.device_read": entry(1000, read=[1]),
+        "unchanged.ebbtide": entry(1000, pause=[14]),
+        "steady.torch_memory_saver": entry(1000, pause=[100]),
+    }
+    assert ratios(judged(entries, "unchanged.ebbtide", "pause")) == [(2, False), (7.143, False)]
+
+
+def test_overlap_is_judged_against_what_it_overlaps() -> None:
+    entries = {
+        **LINK,
+        "swap.ebbtide": entry(1000, swap=[25], pause_then_resume=[40]),
+        "forward.ebbtide": entry(1000, attached=[25], forward=[18], resume_then_forward=[38]),
+    }
+    swap = judged(entries, "swap.ebbtide", "swap")
+    assert ratios(swap) == [(1.6, False), (1, True)] and swap["bytes_per_second"] == 80
+    assert ratios(judged(entries, "forward.ebbtide", "attached")) == [(0.8, False)]
+
+
+def test_a_wrong_or_missing_figure_is_compared_with_nothing() -> None:
+    entries = {**LINK, "steady.ebbtide_retain": entry(1000, ["a tensor's bytes changed"], pause=[1])}
+    row = judged(entries, "steady.ebbtide_retain", "pause")
+    assert row["status"] == "wrong" and row["goals"] == [] and row["reason"] == "a tensor's bytes changed"
+    entries["unchanged.tenth_changed"] = entry(1000, pause=[1])
+    assert ratios(judged(entries, "unchanged.tenth_changed", "pause")) == [(None, None)]
+    entries["steady.ebbtide_retain"] = {"status": "failed", "reason": "lost"}
+    row = judged(entries, "steady.ebbtide_retain", "pause")
+    assert (row["status"], row["reason"]) == ("failed", "lost") and "seconds" not in row
+
+
+def test_every_row_has_a_part_and_every_need_a_name() -> None:
+    from benchmarks import catalogue
+    from benchmarks.rows import ROWS
+    from benchmarks.sizes import Sizes
+
+    makers = [*catalogue.LIMITS.values(), *catalogue.WORKS.values()]
+    parts = [part.name for make in makers for part in make(Sizes())]
+    assert len(parts) == len(set(parts))
+    assert {row.part for row in ROWS} <= set(parts)
+    shown = {row.part.partition(".")[0] for row in ROWS}
+    assert catalogue.WORKS.keys() - shown == {"curve"}  # that one is drawn
+    assert {limit for limits in catalogue.NEEDS.values() for limit in limits} <= catalogue.LIMITS.keys()
+    assert {work for works in catalogue.COMPARED_WITH.values() for work in works} <= catalogue.WORKS.keys()
+
+
+def test_drawings_that_cannot_be_made_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from benchmarks import plots
+
+    empty = {"provenance": {}, "result": {"rows": [], "measured": {}, "is_small": True}}
+    assert [line.partition(":")[0] for line in plots.draw(empty, tmp_path / "x.json")] == ["no bars", "no sizes"]
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(plots.NotDrawnError, match="pip install matplotlib"):
+        plots.new_figure(1, 1)
