@@ -28,7 +28,7 @@ EnginePool::Loan::~Loan() {
 std::byte* EnginePool::Loan::table(size_t size_bytes) {
   if (entry_.table == nullptr || entry_.table->size_bytes() < size_bytes) {
     const ContextScope scope(entry_.engine->device());
-    auto table = pool_->pin(round_up(size_bytes, kTableUnit), 1, "tables for the GPU", entry_);
+    auto table = pool_->pin(round_up(size_bytes, kTableUnit), 1, "tables for the GPU", entry_, Staging::allocate);
     if (entry_.table != nullptr) pool_->held_bytes_.fetch_sub(entry_.table->size_bytes());
     // The claim keeps the smaller one's bytes as well, until the engine goes: too much, never too little.
     entry_.table = std::move(table);
@@ -36,11 +36,13 @@ std::byte* EnginePool::Loan::table(size_t size_bytes) {
   return entry_.table->slot(0);
 }
 
-std::unique_ptr<Staging> EnginePool::pin(uint64_t slot_bytes, int slot_count, const char* purpose, Entry& entry) {
+template <typename Make>
+std::unique_ptr<Staging> EnginePool::pin(uint64_t slot_bytes, int slot_count, const char* purpose, Entry& entry,
+                                         Make make_staging) {
   const uint64_t size_bytes = slot_bytes * static_cast<uint64_t>(slot_count);
   PinnedClaim pinned = pinned_budget_.claim(size_bytes, purpose);
   HostClaim claim = budget_.claim_uncharged(size_bytes, purpose);
-  auto staging = Staging::allocate(slot_bytes, slot_count);
+  std::unique_ptr<Staging> staging = make_staging(slot_bytes, slot_count);
   held_bytes_.fetch_add(staging->size_bytes());
   entry.claim.merge(std::move(claim));
   entry.pinned.merge(std::move(pinned));
@@ -48,14 +50,16 @@ std::unique_ptr<Staging> EnginePool::pin(uint64_t slot_bytes, int slot_count, co
 }
 
 // As many slots as the budgets and the system allow.
-std::unique_ptr<Staging> EnginePool::pin_ring(int slot_count, Entry& entry) {
+std::unique_ptr<Staging> EnginePool::pin_ring(int slot_count, int threads, Entry& entry) {
+  const auto make_ring = [&](uint64_t slot_bytes, int slots) { return Staging::pin(slot_bytes, slots, threads); };
   for (int slots = slot_count;; slots /= 2) {
     try {
-      return pin(policy::kSlotBytes, slots, "the pinned ring between device and host", entry);
+      return pin(policy::kSlotBytes, slots, "the pinned ring between device and host", entry, make_ring);
     } catch (const StoreError&) {
       if (slots == 1) throw;
     } catch (const DriverError& error) {
-      if (error.code != CUDA_ERROR_OUT_OF_MEMORY || error.call != "cuMemHostAlloc") throw;
+      const bool is_pinning = error.call == "cuMemHostAlloc" || error.call == "cuMemHostRegister";
+      if (error.code != CUDA_ERROR_OUT_OF_MEMORY || !is_pinning) throw;
       if (slots == 1)
         throw StoreError(std::string("the system pins no memory for the ring between device and host: ") + error.what(),
                          {policy::kSlotBytes, 0, kUnlimited});
@@ -66,7 +70,7 @@ std::unique_ptr<Staging> EnginePool::pin_ring(int slot_count, Entry& entry) {
 EnginePool::Entry EnginePool::make(int device, int thread_count) {
   const ContextScope scope(device);
   Entry entry;
-  auto staging = pin_ring(thread_count * policy::kSlotsPerThread, entry);
+  auto staging = pin_ring(thread_count * policy::kSlotsPerThread, thread_count, entry);
   const uint64_t bytes = staging->size_bytes();
   try {
     entry.engine = std::make_unique<CopyEngine>(device, std::move(staging), thread_count);
@@ -77,23 +81,40 @@ EnginePool::Entry EnginePool::make(int device, int thread_count) {
   return entry;
 }
 
+// One with enough lanes, if there is one; else whichever there is; else nothing.
 EnginePool::Entry EnginePool::take_kept(int device, int thread_count) {
   const std::lock_guard lock(mutex_);
-  const auto found =
-      std::find_if(kept_.begin(), kept_.end(), [&](const Entry& entry) { return entry.engine->device() == device; });
+  auto found = kept_.end();
+  for (auto entry = kept_.begin(); entry != kept_.end(); ++entry) {
+    if (entry->engine->device() != device) continue;
+    if (found == kept_.end()) found = entry;
+    if (entry->engine->lane_count() < thread_count) continue;
+    found = entry;
+    break;
+  }
   if (found == kept_.end()) return {};
-  // The ring of one that is too small makes room for the larger one's.
   Entry entry = std::move(*found);
   kept_.erase(found);
-  if (entry.engine->lane_count() >= thread_count) return entry;
-  drop(std::move(entry));
-  return {};
+  return entry;
 }
 
+// A kept ring that is too small goes only when the larger one is there: memory that could be pinned once may not be had again, and what is away comes back through the smaller one as well.
 EnginePool::Loan EnginePool::borrow(int device, int thread_count) {
-  Entry entry = take_kept(device, thread_count);
-  if (entry.engine == nullptr) entry = make(device, thread_count);
-  return Loan(*this, std::move(entry));
+  Entry kept = take_kept(device, thread_count);
+  if (kept.engine == nullptr) return Loan(*this, make(device, thread_count));
+  if (kept.engine->lane_count() >= thread_count) return Loan(*this, std::move(kept));
+  Entry made;
+  try {
+    made = make(device, thread_count);
+  } catch (const StoreError&) {
+    return Loan(*this, std::move(kept));
+  } catch (...) {
+    give_back(std::move(kept));
+    throw;
+  }
+  if (made.engine->lane_count() <= kept.engine->lane_count()) std::swap(made, kept);
+  drop(std::move(kept));
+  return Loan(*this, std::move(made));
 }
 
 void EnginePool::drop(Entry entry) noexcept {

@@ -49,8 +49,10 @@ class EnginePool {
  private:
   Entry make(int device, int thread_count);
   Entry take_kept(int device, int thread_count);
-  std::unique_ptr<Staging> pin_ring(int slot_count, Entry& entry);
-  std::unique_ptr<Staging> pin(uint64_t slot_bytes, int slot_count, const char* purpose, Entry& entry);
+  std::unique_ptr<Staging> pin_ring(int slot_count, int threads, Entry& entry);
+  template <typename Make>
+  std::unique_ptr<Staging> pin(uint64_t slot_bytes, int slot_count, const char* purpose, Entry& entry,
+                               Make make_staging);
   void give_back(Entry entry) noexcept;
   void drop(Entry entry) noexcept;
 

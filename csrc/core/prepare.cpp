@@ -1,5 +1,7 @@
 #include "core/prepare.h"
 
+#include "driver/device_kernels.h"
+
 namespace ebbtide {
 
 void PreparePart::prepare(const Allocations& allocations) {
@@ -13,11 +15,33 @@ void PreparePart::prepare(const Allocations& allocations) {
     ready_.push_back({allocation, open_backup(saver(), kind, allocation->size_bytes())});
     bytes += kind == BackupKind::kDisk ? 0 : allocation->size_bytes();
   }
-  if (bytes == 0) return;
-  HostClaim claim = saver().host_budget.claim(bytes, "the memory of the prepared backups");
-  for (const Ready& ready : ready_) {
-    if (ready.stored->kind != BackupKind::kDisk) ready.stored->claim = claim.split_promised(ready.stored->size_bytes());
+  if (bytes > 0) {
+    HostClaim claim = saver().host_budget.claim(bytes, "the memory of the prepared backups");
+    for (const Ready& ready : ready_) {
+      if (ready.stored->kind != BackupKind::kDisk)
+        ready.stored->claim = claim.split_promised(ready.stored->size_bytes());
+    }
   }
+  make_engines();
+}
+
+// The first pause of a process would wait for them: a ring to be pinned, kernels to be translated for the device.
+void PreparePart::make_engines() {
+  std::map<int, uint64_t> staged_bytes;
+  for (const Ready& ready : ready_) {
+    staged_bytes[ready.allocation->device] +=
+        ready.stored->kind == BackupKind::kPinned ? 0 : ready.allocation->size_bytes();
+  }
+  for (const auto& [device, bytes] : staged_bytes) {
+    engines_.push_back(saver().engines.borrow(device, choose_copy_threads(bytes)));
+    DeviceKernels::of(device);
+  }
+}
+
+// The engines go back to the pool, which keeps them.
+void PreparePart::settle() noexcept {
+  engines_.clear();
+  ready_.clear();
 }
 
 void PreparePart::run_last() {

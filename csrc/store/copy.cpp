@@ -53,11 +53,16 @@ class Copy::Worker {
   // Where a failure elsewhere, or nobody's interest, left copies on the bus: nobody may reuse the slots or unmap the chunks before they have ended.
   void drain() noexcept {
     if (in_flight_.empty()) return;
-    in_flight_.clear();
-    staged_ = 0;
     CUresult result = driver().cuStreamSynchronize(lane_.stream.get());
     if (result != CUDA_SUCCESS) result = driver().cuStreamSynchronize(lane_.stream.get());
-    if (result != CUDA_SUCCESS) engine_.poison();
+    if (result != CUDA_SUCCESS) {
+      engine_.poison();
+      for (const Flight& flight : in_flight_) {
+        if (flight.piece.is_direct()) flight.piece.backup->abandon();
+      }
+    }
+    in_flight_.clear();
+    staged_ = 0;
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -13,22 +14,20 @@ namespace ebbtide {
 namespace {
 
 // Small enough that the threads end together, large enough that a range costs nothing beside its pages.
-constexpr size_t kRangeBytes = 32 * kMiB;
+constexpr size_t kRangeBytes = 8 * kMiB;
+
+using Populate = std::function<void(size_t offset, size_t size_bytes)>;
 
 struct Range {
-  Backup* backup;
+  const Populate* populate;
   size_t offset;
   size_t size_bytes;
 };
 
-std::vector<Range> cut_into_ranges(std::span<Backup* const> backups, std::span<const size_t> sizes) {
-  std::vector<Range> ranges;
-  for (size_t index = 0; index < backups.size(); ++index) {
-    for (size_t offset = 0; offset < sizes[index]; offset += kRangeBytes) {
-      ranges.push_back({backups[index], offset, std::min(kRangeBytes, sizes[index] - offset)});
-    }
+void cut_into_ranges(const Populate& populate, size_t size_bytes, std::vector<Range>& ranges) {
+  for (size_t offset = 0; offset < size_bytes; offset += kRangeBytes) {
+    ranges.push_back({&populate, offset, std::min(kRangeBytes, size_bytes - offset)});
   }
-  return ranges;
 }
 
 // What the threads share: the next range, and the first failure.
@@ -41,7 +40,7 @@ class Work {
       while (!has_failed_.load()) {
         const size_t index = next_.fetch_add(1);
         if (index >= ranges_.size()) return;
-        ranges_[index].backup->populate(ranges_[index].offset, ranges_[index].size_bytes);
+        (*ranges_[index].populate)(ranges_[index].offset, ranges_[index].size_bytes);
       }
     } catch (...) {
       const std::lock_guard lock(mutex_);
@@ -62,10 +61,8 @@ class Work {
   std::exception_ptr failure_;
 };
 
-}  // namespace
-
-void populate_all(std::span<Backup* const> backups, std::span<const size_t> sizes, int threads) {
-  Work work(cut_into_ranges(backups, sizes));
+void run_by_threads(std::vector<Range> ranges, int threads) {
+  Work work(std::move(ranges));
   {
     // The calling thread is one of them.
     std::vector<std::jthread> others;
@@ -79,6 +76,25 @@ void populate_all(std::span<Backup* const> backups, std::span<const size_t> size
     work.run();
   }
   work.rethrow_failure();
+}
+
+}  // namespace
+
+void populate(const AnonymousMemory& memory, int threads) {
+  const Populate populate_range = [&](size_t offset, size_t size_bytes) { memory.populate(offset, size_bytes); };
+  std::vector<Range> ranges;
+  cut_into_ranges(populate_range, memory.size_bytes(), ranges);
+  run_by_threads(std::move(ranges), threads);
+}
+
+void populate_all(std::span<Backup* const> backups, std::span<const size_t> sizes, int threads) {
+  std::vector<Populate> populates;
+  for (Backup* backup : backups) {
+    populates.emplace_back([backup](size_t offset, size_t size_bytes) { backup->populate(offset, size_bytes); });
+  }
+  std::vector<Range> ranges;
+  for (size_t index = 0; index < backups.size(); ++index) cut_into_ranges(populates[index], sizes[index], ranges);
+  run_by_threads(std::move(ranges), threads);
   for (Backup* backup : backups) backup->seal();
 }
 

@@ -3,9 +3,13 @@
 #include <cstddef>
 #include <span>
 
+#include "store/anonymous_memory.h"
 #include "store/store.h"
 
 namespace ebbtide {
+
+// Takes all of this memory by several threads. Throws StoreError where the system has none to give.
+void populate(const AnonymousMemory& memory, int threads);
 
 // Takes the memory of these backups, sizes[i] bytes of backups[i], by several threads (with fewer where the system starts no more; with one, the calling thread alone), and seals them one after the other
 // in the calling thread, where seal()'s needs must be met. The first error is thrown after all threads have ended: some backups are then populated and sealed, others not.

@@ -1,6 +1,7 @@
 #include "store/staging.h"
 
 #include "base/log.h"
+#include "store/populate.h"
 #include "vmm/limbo.h"
 
 namespace ebbtide {
@@ -13,8 +14,23 @@ std::unique_ptr<Staging> Staging::allocate(size_t slot_bytes, int slot_count) {
   return std::unique_ptr<Staging>(new Staging(static_cast<std::byte*>(bytes), slot_bytes, slot_count));
 }
 
+std::unique_ptr<Staging> Staging::pin(size_t slot_bytes, int slot_count, int threads) {
+  if (!PinnedMemory::can_pin()) return allocate(slot_bytes, slot_count);
+  const size_t size_bytes = slot_bytes * static_cast<size_t>(slot_count);
+  PinnedMemory memory(AnonymousMemory::map(size_bytes));
+  populate(memory.memory(), threads);
+  check(memory.try_pin(), "cuMemHostRegister", "size=" + std::to_string(size_bytes));
+  std::unique_ptr<Staging> staging(new Staging(memory.bytes(), slot_bytes, slot_count));
+  staging->pinned_.emplace(std::move(memory));
+  return staging;
+}
+
 Staging::~Staging() {
-  if (is_poisoned()) return;
+  if (is_poisoned()) {
+    if (pinned_) pinned_->abandon();
+    return;
+  }
+  if (pinned_) return;
   const CUresult result = driver_if_loaded()->cuMemFreeHost(bytes_);
   if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED) {
     log_line(LogLevel::kInfo, {"cuMemFreeHost failed with ", result_name(result), ": it will be tried again"});

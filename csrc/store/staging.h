@@ -3,9 +3,11 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "driver/driver.h"
+#include "store/pinned_memory.h"
 
 // The pinned ring between device and store: a fixed number of slots that the copy engine can reach at full rate.
 namespace ebbtide {
@@ -13,8 +15,10 @@ namespace ebbtide {
 // Owns one pinned block, portable to all devices, cut into slots.
 class Staging {
  public:
-  // Throws DriverError where the system pins no more.
+  // Of the driver's making: for what is small, and what kernels read and write. Throws DriverError where the system pins no more.
   static std::unique_ptr<Staging> allocate(size_t slot_bytes, int slot_count);
+  // A ring for the copy engine: touched by so many threads and then pinned, where the driver can, else as above. Throws DriverError as well; StoreError where the system has no memory.
+  static std::unique_ptr<Staging> pin(size_t slot_bytes, int slot_count, int threads);
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
   ~Staging();
@@ -31,6 +35,7 @@ class Staging {
   Staging(std::byte* bytes, size_t slot_bytes, int slot_count)
       : bytes_(bytes), slot_bytes_(slot_bytes), slot_count_(slot_count) {}
   std::byte* bytes_;
+  std::optional<PinnedMemory> pinned_;  // empty: the driver's
   size_t slot_bytes_;
   int slot_count_;
   std::atomic<bool> is_poisoned_{false};

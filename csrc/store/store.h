@@ -29,6 +29,8 @@ class Backup {
   virtual void populate(size_t /*offset*/, size_t /*size_bytes*/) {}
   // Once, before the first byte, after whatever populate() calls there were: what must be done to the whole of it (pinning). Throws StoreError.
   virtual void seal() {}
+  // A copy of the copy engine's own could not be waited for, and may go on for ever: direct() memory is never given back. By any thread.
+  virtual void abandon() noexcept {}
 };
 
 class Store {

@@ -119,6 +119,22 @@ TEST_F(RegistryTest, ALeaseRefusesPauseNamesItsHolderAndCountsPauses) {
   EXPECT_FALSE(registry.open_lease("w", "y").is_away);
 }
 
+// Else a region that is entered beside a prepare would be given a new pool, which lives as long as the process.
+TEST_F(RegistryTest, ATagIsPresentWhileItsBackupsArePrepared) {
+  alloc("w", kChunk);
+  const auto take_lease = [&] {
+    const LeaseInfo lease = saver().registry.open_lease("w", "x");
+    saver().registry.close_lease(lease.id);
+    return lease;
+  };
+  {
+    const auto preparing = saver().claim(OperationKind::kPrepare, {});
+    EXPECT_FALSE(take_lease().is_away);
+  }
+  const auto pausing = saver().claim(OperationKind::kPause, {});
+  EXPECT_TRUE(take_lease().is_away);
+}
+
 TEST_F(RegistryTest, FreeingWhatIsAwayMakesTheTagPresentAgain) {
   const CUdeviceptr address = alloc("w", kChunk);
   alloc("w", kChunk);
@@ -309,10 +325,10 @@ TEST_F(RegistryTest, TheEnginePoolKeepsEnginesWithinTheBudgets) {
     EXPECT_EQ(pool.held_bytes(), 3 * small);
     EXPECT_EQ(saver().host_budget.held_bytes(), 3 * small);
   }
-  EXPECT_EQ(Live::now().pinned_blocks, 2u) << "one for each device";
+  EXPECT_EQ(Live::now().registered_ranges, 2u) << "one for each device";
   EXPECT_EQ(saver().host_budget.held_bytes(), pool.held_bytes());
   EXPECT_EQ(saver().pinned_budget.held_bytes(), pool.held_bytes());
-  EXPECT_EQ(Live::now().pinned_bytes, pool.held_bytes());
+  EXPECT_EQ(pool.held_bytes(), 3 * small);
   const Live before = Live::now();
   pool.borrow(1, 2);
   EXPECT_EQ(Live::now(), before) << "what was kept is lent again";
@@ -324,27 +340,57 @@ TEST_F(RegistryTest, TheEnginePoolKeepsEnginesWithinTheBudgets) {
   pool.trim();
   pool.trim();
   EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
-  EXPECT_EQ(Live::now().pinned_blocks, 0u);
+  EXPECT_EQ(Live::now().registered_ranges, 0u);
   saver().host_budget.set_limit(5 * policy::kSlotBytes);
   EXPECT_EQ(pool.borrow(0, 8).engine().staging().slot_count(), 4) << "as many as fit";
+  pool.trim();
   saver().host_budget.set_limit(policy::kSlotBytes - 1);
   EXPECT_THROW(pool.borrow(0, 8), StoreError);
-  EXPECT_EQ(Live::now().pinned_blocks, 0u);
+  EXPECT_EQ(Live::now().registered_ranges, 0u);
+}
+
+TEST_F(RegistryTest, AKeptRingThatIsTooSmallServesWhereNoLargerOneCanBeHad) {
+  EnginePool& pool = saver().engines;
+  pool.borrow(0, 1);
+  const Live before = Live::now();
+  saver().host_budget.set_limit(0);  // as where somebody else took the host's memory meanwhile
+  EXPECT_EQ(pool.borrow(0, 4).engine().lane_count(), 1);
+  saver().host_budget.set_limit(kUnlimited);
+  sim().fail("cuStreamCreate", 1, CUDA_ERROR_UNKNOWN, 100);
+  EXPECT_THROW(pool.borrow(0, 4), DriverError);
+  sim().clear_failures();
+  EXPECT_EQ(Live::now(), before) << "and it is kept";
+  EXPECT_EQ(saver().host_budget.held_bytes(), pool.held_bytes());
+  pool.borrow(0, 4);
+  EXPECT_EQ(saver().host_budget.held_bytes(), pool.held_bytes());
+  EXPECT_EQ(Live::now().registered_ranges, 1u) << "the larger one took its place";
+}
+
+TEST_F(RegistryTest, OfTwoKeptRingsTheOneThatIsLargeEnoughIsLent) {
+  EnginePool& pool = saver().engines;
+  {
+    const EnginePool::Loan large = pool.borrow(0, 4);
+    pool.borrow(0, 1);
+  }
+  const Live before = Live::now();
+  EXPECT_EQ(pool.borrow(0, 4).engine().lane_count(), 4);
+  EXPECT_EQ(Live::now(), before) << "neither was made anew";
 }
 
 // What is leaked on purpose stays counted: the memory is still there.
 TEST_F(RegistryTest, APoisonedRingIsNeverLentAgainAndStaysInTheBooks) {
+  const uint64_t small = policy::kSlotBytes * policy::kSlotsPerThread;
   {
     saver().engines.borrow(0, 1).engine().poison();
   }
-  EXPECT_EQ(Live::now().pinned_blocks, 1u);
-  EXPECT_EQ(saver().host_budget.held_bytes(), Live::now().pinned_bytes);
-  EXPECT_EQ(saver().engines.held_bytes(), Live::now().pinned_bytes);
+  EXPECT_EQ(Live::now().registered_ranges, 1u);
+  EXPECT_EQ(saver().host_budget.held_bytes(), small);
+  EXPECT_EQ(saver().engines.held_bytes(), small);
   {
     saver().engines.borrow(0, 1);
   }
-  EXPECT_EQ(Live::now().pinned_blocks, 2u);
-  EXPECT_EQ(saver().host_budget.held_bytes(), Live::now().pinned_bytes);
+  EXPECT_EQ(Live::now().registered_ranges, 2u);
+  EXPECT_EQ(saver().host_budget.held_bytes(), 2 * small);
 }
 
 }  // namespace

@@ -59,6 +59,17 @@ TEST_F(PinnedStoreTest, SealingPinsAllOfItOnceAndTheEndUnpins) {
   EXPECT_FALSE(is_mapped(view));
 }
 
+TEST_F(PinnedStoreTest, WhatTheDeviceMayStillWriteIntoIsNeverGivenBack) {
+  auto backup = open();
+  backup->seal();
+  const std::byte* view = backup->view();
+  backup->abandon();
+  EXPECT_EQ(backup->direct(), view) << "until its owner goes nothing changes";
+  backup.reset();
+  EXPECT_EQ(pinned_count(), 1u);
+  EXPECT_TRUE(is_mapped(view));
+}
+
 TEST_F(PinnedStoreTest, ARefusalIsAStoreErrorThatSaysWhatToDoAndLeavesThePlainMemory) {
   for (const int code : {kOutOfMemory, kNotSupported, kOther}) {
     const auto backup = open();

@@ -1,0 +1,34 @@
+#include "store/pinned_memory.h"
+
+#include "base/log.h"
+#include "vmm/limbo.h"
+
+namespace ebbtide {
+
+bool PinnedMemory::can_pin() {
+  const Driver& table = driver();
+  return table.cuMemHostRegister != nullptr && table.cuMemHostUnregister != nullptr;
+}
+
+CUresult PinnedMemory::try_pin() {
+  const CUresult result =
+      driver().cuMemHostRegister(memory_.bytes(), memory_.size_bytes(), CU_MEMHOSTREGISTER_PORTABLE);
+  is_pinned_ = result == CUDA_SUCCESS;
+  return result;
+}
+
+PinnedMemory::~PinnedMemory() {
+  if (!is_pinned_) return;
+  if (is_abandoned_.load()) {
+    memory_.release();
+    return;
+  }
+  std::byte* const bytes = memory_.bytes();
+  const CUresult result = driver_if_loaded()->cuMemHostUnregister(bytes);
+  if (limbo::is_unregistered(result)) return;
+  log_line(LogLevel::kInfo, {"cuMemHostUnregister failed with ", result_name(result), ": it will be tried again"});
+  const AnonymousMemory::Range range = memory_.release();
+  limbo::add_host_unregister(bytes, range.mapping, range.mapping_bytes);
+}
+
+}  // namespace ebbtide

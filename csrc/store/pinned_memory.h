@@ -1,0 +1,39 @@
+#pragma once
+
+#include <atomic>
+#include <utility>
+
+#include "driver/driver.h"
+#include "store/anonymous_memory.h"
+
+namespace ebbtide {
+
+// Owns memory that is touched first and pinned then, for all devices, where it lies: many times as fast as memory that the driver allocates pinned (FACTS.md, section 2).
+class PinnedMemory {
+ public:
+  // Pins nothing yet.
+  explicit PinnedMemory(AnonymousMemory memory) : memory_(std::move(memory)) {}
+  PinnedMemory(PinnedMemory&& other) noexcept
+      : memory_(std::move(other.memory_)),
+        is_pinned_(std::exchange(other.is_pinned_, false)),
+        is_abandoned_(other.is_abandoned_.load()) {}
+  PinnedMemory& operator=(PinnedMemory&&) = delete;
+  // Memory that the device may still reach is never unmapped.
+  ~PinnedMemory();
+
+  // Whether the driver can do it at all.
+  static bool can_pin();
+  CUresult try_pin();
+  bool is_pinned() const { return is_pinned_; }
+  // The device may use it for ever: it stays pinned and mapped when the owner goes. By any thread.
+  void abandon() noexcept { is_abandoned_.store(true); }
+  const AnonymousMemory& memory() const { return memory_; }
+  std::byte* bytes() const { return memory_.bytes(); }
+
+ private:
+  AnonymousMemory memory_;
+  bool is_pinned_ = false;
+  std::atomic<bool> is_abandoned_{false};
+};
+
+}  // namespace ebbtide
