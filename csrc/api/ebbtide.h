@@ -111,7 +111,7 @@ EBBTIDE_API ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* byte
 
 /* What a pause may leave where it is; 1 (default) or 0. SKIP_CLEAN: blocks of 2 MiB that did not change since their backup was made, by a 128-bit digest (two different contents have the same one with odds of
  * 2^-128). SKIP_UNUSED: ranges of which the request says that nobody uses them. SKIP_CONSTANT: blocks of one repeated value of 16 bytes. COMPARE_BYTES (default 0): where the digest says that nothing
- * changed, the bytes are copied and compared all the same. */
+ * changed, the bytes are copied and compared all the same; pinned backups are simply written again. */
 typedef enum ebbtide_option {
   EBBTIDE_SKIP_CLEAN = 0,
   EBBTIDE_SKIP_UNUSED = 1,
@@ -302,7 +302,7 @@ EBBTIDE_API ebbtide_status ebbtide_trim(const ebbtide_request* request, ebbtide_
 typedef struct ebbtide_pending ebbtide_pending;
 EBBTIDE_API ebbtide_status ebbtide_resume_async(const ebbtide_request* request, ebbtide_pending** pending,
                                                 ebbtide_error* error);
-/* Lets a stream of this device (a CUstream) wait on the device for the bytes of range_count ranges, 0: for all. What is not on its way is there. The stream also goes on when the resume failed. */
+/* Lets a stream of this device (a CUstream) wait for the bytes of range_count ranges, 0: for all. What is not on its way is there. The stream also goes on when the resume failed. */
 EBBTIDE_API ebbtide_status ebbtide_pending_stream_wait(ebbtide_pending* pending, int32_t device, void* stream,
                                                        const ebbtide_range* ranges, size_t range_count,
                                                        ebbtide_error* error);

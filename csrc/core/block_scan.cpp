@@ -1,6 +1,7 @@
 #include "core/block_scan.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/error.h"
 #include "driver/context.h"
@@ -40,6 +41,12 @@ BlockScan::BlockScan(CopyEngine& engine, const DeviceKernels& kernels, std::byte
 
 BlockScan::~BlockScan() {
   if (!may_run_) return;
+  std::optional<ContextScope> scope;
+  try {
+    scope.emplace(engine_.device());
+  } catch (...) {
+    // The stream may be waited for all the same.
+  }
   CUresult result = driver().cuStreamSynchronize(engine_.side_stream().get());
   if (result != CUDA_SUCCESS) result = driver().cuStreamSynchronize(engine_.side_stream().get());
   if (result != CUDA_SUCCESS) engine_.poison();

@@ -10,12 +10,19 @@ namespace ebbtide {
 bool DeferredFrees::try_destroy(std::shared_ptr<Allocation>& allocation) noexcept {
   try {
     const ContextScope scope(allocation->device);
-    if (allocation->resident_bytes() == 0 && !allocation->has_stale_memory()) {
-      allocation.reset();  // nothing of it can be in use
+    const bool is_in_use = allocation->resident_bytes() > 0 || allocation->has_stale_memory();
+    // Nobody else has it any more. What is pinned can't be unpinned beside a capture: that would break it.
+    const bool is_pinned = allocation->stored != nullptr && allocation->stored->kind == BackupKind::kPinned;
+    if (!is_in_use && !is_pinned) {
+      allocation.reset();
       return true;
     }
     const auto permit = gate_.try_enter();
     if (!permit || is_capture_visible(allocation->device, nullptr)) return false;
+    if (!is_in_use) {
+      allocation.reset();
+      return true;
+    }
     const CUresult result = driver().cuCtxSynchronize();
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED) {
       log_line(LogLevel::kInfo, {"a free is put off: cuCtxSynchronize failed with ", result_name(result)});

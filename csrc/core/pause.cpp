@@ -83,14 +83,14 @@ std::vector<bool> PausePart::unused_blocks(const Allocation& allocation) {
 uint64_t PausePart::bytes_to_touch(const Kept& kept) const {
   const BackupKind kind = kept.stored != nullptr ? kept.stored->kind : kind_of(*kept.allocation);
   if (kind == BackupKind::kDisk) return 0;
+  // What is pinned is pinned whole.
+  if (kind == BackupKind::kPinned) return kept.stored == nullptr ? kept.allocation->size_bytes() : 0;
   uint64_t bytes = 0;
   for (const Chunk& chunk : kept.allocation->chunks) {
     if (!chunk.is_resident()) continue;
     for (size_t block = chunk.first_block(); block < chunk.first_block() + chunk.block_count(); ++block) {
       const bool is_touched = kept.stored != nullptr && kept.stored->blocks[block].is_touched;
-      // What is pinned is pinned whole.
-      const bool is_spared = kept.is_unused[block] && kind != BackupKind::kPinned;
-      if (!is_touched && !is_spared) bytes += kernels::kBlockBytes;
+      if (!is_touched && !kept.is_unused[block]) bytes += kernels::kBlockBytes;
     }
   }
   return bytes;
@@ -313,8 +313,11 @@ void PausePart::forget_what_stayed(const Kept& kept) noexcept {
   for (const Chunk& chunk : kept.allocation->chunks) {
     if (!chunk.is_resident()) continue;
     for (size_t block = chunk.first_block(); block < chunk.first_block() + chunk.block_count(); ++block) {
-      if (!kept.stored->blocks[block].is_touched)
-        kept.stored->backup->discard(block * kernels::kBlockBytes, kernels::kBlockBytes);
+      StoredBlock& stored = kept.stored->blocks[block];
+      if (stored.is_touched) continue;
+      // With the pages goes what is known of them: else the next pause would take the block for clean.
+      stored.has_digest = false;
+      kept.stored->backup->discard(block * kernels::kBlockBytes, kernels::kBlockBytes);
     }
   }
   if (kept.is_attached && !kept.had_backup && !kept.allocation->is_any_stored())

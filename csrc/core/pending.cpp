@@ -63,8 +63,10 @@ void PendingResume::run() noexcept {
   std::exception_ptr error;
   try {
     report = std::move(operation_->commit().front());
-  } catch (...) {
+  } catch (const std::exception& failure) {
     error = std::current_exception();
+    // Nobody may ever ask.
+    log_line(LogLevel::kError, {"a resume in the background failed: ", failure.what()});
   }
   operation_.reset();
   arrivals_->end();
@@ -108,14 +110,20 @@ void PendingResume::wait_here(const std::vector<AddressRange>& ranges) const {
 
 void PendingResume::stream_wait(int device, CUstream stream, const std::vector<AddressRange>& ranges) {
   if (is_over()) return;
-  if (!Arrivals::can_stream_wait()) return wait_here(ranges);
   const ContextScope scope(device);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   check(driver().cuStreamIsCapturing(stream, &status), "cuStreamIsCapturing");
   if (status != CU_STREAM_CAPTURE_STATUS_NONE)
     throw StateError("a capturing stream can't wait for a resume: wait for it before the capture begins");
-  if (ranges.empty()) arrivals_->stream_wait_for_end(stream);
-  for (const AddressRange& range : ranges) arrivals_->stream_wait(stream, range);
+  if (!waits_on_device.load() || !Arrivals::can_stream_wait()) return wait_here(ranges);
+  try {
+    if (ranges.empty()) arrivals_->stream_wait_for_end(stream);
+    for (const AddressRange& range : ranges) arrivals_->stream_wait(stream, range);
+  } catch (const DriverError& error) {
+    // The call is there and the device has no such waits (some virtual machines).
+    if (error.code != CUDA_ERROR_NOT_SUPPORTED) throw;
+    wait_here(ranges);
+  }
 }
 
 }  // namespace ebbtide

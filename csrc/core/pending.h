@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -23,9 +24,12 @@ class PendingResume {
   // Waits for the end.
   ~PendingResume();
 
-  // Lets a stream of this device wait, on the device, for the bytes of these ranges (none: for everything). What is not on its way is there already. Where the driver has no such
-  // waits, the calling thread waits instead. Throws StateError while the stream captures.
+  // Lets a stream of this device wait for the bytes of these ranges (none: for everything). What is not on its way is there already. The calling thread waits, unless waits_on_device.
+  // Throws StateError while the stream captures.
   void stream_wait(int device, CUstream stream, const std::vector<AddressRange>& ranges);
+  // Whether the stream itself waits, where the driver has such waits. Off: as long as bytes are sent by driver calls, any call that waits for the device inside the driver (loading a kernel at
+  // its first launch, cudaFree) then waits for ever.
+  static inline std::atomic<bool> waits_on_device{false};
   // Whether the bytes of the range are there. Also true after a failure: wait() tells of it.
   bool is_ready(const AddressRange& range) const;
   // Whether wait() would return at once.

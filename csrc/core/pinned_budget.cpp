@@ -31,7 +31,7 @@ PinnedClaim PinnedBudget::claim(uint64_t size_bytes, const std::string& purpose)
     if (size_bytes > room) {
       throw StoreError(purpose + " needs " + format_bytes(size_bytes) + " of pinned memory; " + format_bytes(room) +
                            " are left of pinned_limit " + format_bytes(limit) +
-                           ". Use backup=\"ram\", or raise it with saver.configure(pinned_limit=)",
+                           ". Raise it with saver.configure(pinned_limit=), or keep less in backup=\"pinned\"",
                        {size_bytes, room, limit});
     }
   } while (!held_bytes_.compare_exchange_weak(held, held + size_bytes));

@@ -115,7 +115,7 @@ LeaseInfo Registry::open_lease(const std::string& tag_name, const std::string& h
     throw;
   }
   tag.last_lease = id;
-  return {id, tag.epoch, tag.is_busy || tag.away_count > 0};
+  return {id, tag.epoch, tag.is_moving || tag.away_count > 0};
 }
 
 uint64_t Registry::last_lease() const {

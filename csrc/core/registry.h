@@ -23,6 +23,7 @@ struct Tag {
   // All under the registry's lock.
   uint64_t epoch = 0;                      // pauses so far
   bool is_busy = false;                    // an operation holds it
+  bool is_moving = false;                  // and takes memory away, or brings it back
   bool is_partial = false;                 // an operation on it failed midway and none has finished it since
   size_t away_count = 0;                   // allocations with something away, but for trimmed ones
   uint64_t last_lease = 0;                 // the newest lease that was opened on it
@@ -53,6 +54,7 @@ struct Selection {
     explicit Part(OperationKind part_kind) : kind(part_kind) {}
     OperationKind kind;
     std::vector<std::shared_ptr<Allocation>> allocations;
+    std::vector<Tag*> whole_tags;  // that are as they should be once all of it has moved
   };
   std::vector<Part> parts;                          // as they were asked for
   uint64_t last_lease = 0;                          // the newest one that was ever opened on any of the tags

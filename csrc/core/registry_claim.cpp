@@ -76,6 +76,21 @@ bool takes_memory_away(const ClaimPart& part) {
   return part.kind == OperationKind::kPause || part.kind == OperationKind::kTrim;
 }
 
+// What prepares a tag, or moves some of its allocations, does not finish what another operation left midway.
+bool is_of_whole_tags(const ClaimPart& part) {
+  return (part.kind == OperationKind::kPause || part.kind == OperationKind::kResume) && part.tags.addresses.empty();
+}
+
+bool is_any_here(const Tag& tag) {
+  return std::any_of(tag.allocations.begin(), tag.allocations.end(), [](const auto& entry) {
+    return entry.second->resident_bytes() > 0 || entry.second->has_stale_memory();
+  });
+}
+
+bool moves_memory(const ClaimPart& part) {
+  return part.kind != OperationKind::kPrepare && part.kind != OperationKind::kShow;
+}
+
 void check_leases(const Tag& tag) {
   if (tag.leases.empty()) return;
   throw StateError("tag '" + tag.name + "' can't be paused: " + tag.leases.begin()->second +
@@ -124,12 +139,14 @@ Selection Registry::claim(std::span<const ClaimPart> parts) {
   std::vector<Tag*> pausing;
   size_t count = 0;
   for (const ClaimPart& part : parts) {
-    auto& allocations = selection.parts.emplace_back(part.kind).allocations;
+    Selection::Part& selected = selection.parts.emplace_back(part.kind);
+    auto& allocations = selected.allocations;
     for (Tag* tag : resolve(part.tags)) {
       if (takes_memory_away(part)) {
         check_leases(*tag);
         pausing.push_back(tag);
       }
+      if (is_of_whole_tags(part)) selected.whole_tags.push_back(tag);
       selection.last_lease = std::max(selection.last_lease, tag->last_lease);
       for (const auto& [sequence, allocation] : tag->allocations) {
         if (concerns(part, *allocation)) allocations.push_back(allocation);
@@ -142,7 +159,10 @@ Selection Registry::claim(std::span<const ClaimPart> parts) {
   for (const auto& part : selection.parts) {
     for (const auto& allocation : part.allocations) allocation->is_held = true;
   }
-  for (Tag* tag : selection.tags) tag->is_busy = true;
+  for (Tag* tag : selection.tags) {
+    tag->is_busy = true;
+    tag->is_moving = std::any_of(parts.begin(), parts.end(), [](const ClaimPart& part) { return moves_memory(part); });
+  }
   for (Tag* tag : pausing) ++tag->epoch;
   return selection;
 }
@@ -151,27 +171,30 @@ std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection,
   std::vector<std::shared_ptr<Allocation>> doomed = std::move(selection.doomed);
   const std::lock_guard lock(mutex_);
   for (Tag* tag : selection.tags) {
-    if (outcome == Outcome::kWhole) tag->is_partial = false;
     if (outcome == Outcome::kMidway) tag->is_partial = is_mixed(*tag, selection);
   }
   for (const auto& part : selection.parts) {
+    for (Tag* tag : part.whole_tags) {
+      if (outcome == Outcome::kWhole) tag->is_partial = false;
+    }
     for (const auto& allocation : part.allocations) {
       if (allocation->is_doomed) {
         erase_locked(allocation);
         doomed.push_back(allocation);
       }
       allocation->is_held = false;
-      if (part.kind == OperationKind::kTrim && allocation->is_away()) allocation->is_trimmed = true;
+      if (part.kind == OperationKind::kTrim && outcome != Outcome::kUntouched && allocation->is_away())
+        allocation->is_trimmed = true;
       if (!allocation->is_away()) allocation->is_trimmed = false;
     }
   }
   for (Tag* tag : selection.tags) {
-    tag->is_busy = false;
+    tag->is_busy = tag->is_moving = false;
     tag->away_count =
         static_cast<size_t>(std::count_if(tag->allocations.begin(), tag->allocations.end(), [](const auto& entry) {
           return entry.second->is_away() && !entry.second->is_trimmed;
         }));
-    if (tag->away_count == 0) tag->is_partial = false;
+    if (tag->away_count == 0 || !is_any_here(*tag)) tag->is_partial = false;
   }
   selection.tags.clear();
   selection.parts.clear();  // the registry, or doomed, has them still

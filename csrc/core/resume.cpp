@@ -193,16 +193,20 @@ void ResumePart::fill(DevicePart& part, Returning& returning) {
     return;
   }
   const size_t first_fill = part.fills_used;
+  size_t zeros_bytes = 0;  // before the block at hand: one call for all that lie together
   for (size_t index = 0; index < returning.chunk->block_count(); ++index) {
     const StoredBlock& block = returning.stored->blocks[returning.chunk->first_block() + index];
     const size_t offset = index * kernels::kBlockBytes;
-    if (!block.is_constant) continue;
-    if (block.value != kernels::Value{}) {
-      part.fills[part.fills_used++] = {address + offset, block.value};
-    } else if (!returning.is_fresh) {
-      clear(offset, kernels::kBlockBytes);
+    if (block.is_constant && block.value == kernels::Value{} && !returning.is_fresh) {
+      zeros_bytes += kernels::kBlockBytes;
+      continue;
     }
+    if (zeros_bytes > 0) clear(offset - zeros_bytes, zeros_bytes);
+    zeros_bytes = 0;
+    if (block.is_constant && block.value != kernels::Value{})
+      part.fills[part.fills_used++] = {address + offset, block.value};
   }
+  if (zeros_bytes > 0) clear(returning.chunk->size_bytes - zeros_bytes, zeros_bytes);
   if (part.fills_used == first_fill) return;
   const DeviceKernels* const kernels = DeviceKernels::of(returning.allocation->device);
   if (kernels == nullptr) throw StateError("the kernels that found constant blocks can't be loaded any more");
@@ -266,7 +270,24 @@ void ResumePart::give_back_unused(DevicePart& part) noexcept {
   }
 }
 
+// Kernels that streams have queued behind bytes that will not come run now, on what is there: only then may it be unmapped below them.
+void ResumePart::let_waiters_go() noexcept {
+  if (arrivals_ == nullptr) return;
+  arrivals_->end();
+  for (const auto& [device, part] : parts_) {
+    if (std::all_of(part.returning.begin(), part.returning.end(),
+                    [](const Returning& returning) { return returning.chunk->is_resident(); }))
+      continue;
+    try {
+      synchronize_device(device);
+    } catch (...) {
+      // A sticky error: then nothing runs any more.
+    }
+  }
+}
+
 void ResumePart::settle() noexcept {
+  let_waiters_go();
   for (auto& [device, part] : parts_) {
     give_back_unused(part);
     for (const Returning& returning : part.returning) {

@@ -70,6 +70,7 @@ class ResumePart final : public OperationPart {
   void arrive(DevicePart& part, Returning& returning);
   void forget(Returning& returning);
   void give_back_unused(DevicePart& part) noexcept;
+  void let_waiters_go() noexcept;
 
   const OperationRequest& request_;
   Exchanges* const exchanges_;

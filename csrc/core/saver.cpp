@@ -8,6 +8,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -35,6 +36,16 @@ std::optional<uint64_t> size_from_environment(const char* variable) {
   return bytes;
 }
 
+// A switch from the environment, where it is set and is one.
+std::optional<bool> switch_from_environment(const char* variable) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  const std::string_view value = text;
+  if (value == "0" || value == "1") return value == "1";
+  log_line(LogLevel::kError, {variable, "=", text, " is neither 0 nor 1; it is ignored"});
+  return std::nullopt;
+}
+
 // Different in every process, so that nobody can prepare bytes whose digests collide.
 kernels::Digest make_seed() {
   std::random_device source;
@@ -57,6 +68,11 @@ Saver::Saver() : digest_seed(make_seed()) {
   if (const auto bytes = size_from_environment("EBBTIDE_DEVICE_LIMIT")) device_budget.set_limit(*bytes);
   if (const auto bytes = size_from_environment("EBBTIDE_HOST_LIMIT")) host_budget.set_limit(*bytes);
   if (const auto bytes = size_from_environment("EBBTIDE_HOST_MARGIN")) host_budget.set_margin(*bytes);
+  if (const auto bytes = size_from_environment("EBBTIDE_PINNED_LIMIT")) pinned_budget.set_limit(*bytes);
+  if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_CLEAN")) skip.clean = *is_on;
+  if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_UNUSED")) skip.unused = *is_on;
+  if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_CONSTANT")) skip.constant = *is_on;
+  if (const auto is_on = switch_from_environment("EBBTIDE_COMPARE_BYTES")) skip.must_compare = *is_on;
 }
 
 Saver& Saver::instance() {

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/scope_exit.h"
 #include "driver/context.h"
+#include "driver/stream.h"
 
 namespace ebbtide {
 
@@ -54,9 +55,9 @@ void unload(CUmodule module) noexcept {
     log_line(LogLevel::kInfo, {"cuModuleUnload failed with ", result_name(result)});
 }
 
-void launch(CUfunction function, const char* entry, CUstream stream, uint32_t count, void** parameters) {
-  check(driver().cuLaunchKernel(function, count, 1, 1, kernels::kThreads, 1, 1, 0, stream, parameters, nullptr),
-        "cuLaunchKernel", std::string("function=") + entry + ", grid=" + std::to_string(count));
+void launch(CUfunction function, const char* entry, CUstream stream, uint32_t grid, void** parameters) {
+  check(driver().cuLaunchKernel(function, grid, 1, 1, kernels::kThreads, 1, 1, 0, stream, parameters, nullptr),
+        "cuLaunchKernel", std::string("function=") + entry + ", grid=" + std::to_string(grid));
 }
 
 }  // namespace
@@ -79,6 +80,7 @@ const DeviceKernels* DeviceKernels::load(Slot& slot, int device) {
     ScopeExit undo([&] { unload(module); });
     auto loaded = std::unique_ptr<DeviceKernels>(
         new DeviceKernels(function_of(module, kernels::kDigestEntry), function_of(module, kernels::kFillEntry)));
+    loaded->fill_nothing();
     undo.dismiss();
     return loaded.release();
   } catch (const DriverError& error) {
@@ -120,6 +122,16 @@ void DeviceKernels::fill(CUstream stream, const kernels::BlockFill* fills, uint3
   if (count == 0) return;
   void* parameters[] = {static_cast<void*>(&fills), &count};
   launch(fill_, kernels::kFillEntry, stream, count, parameters);
+}
+
+// The driver may load a function at its first launch, and synchronise for it. The fill's first launch would come while streams wait for the resume that it is part of: so it comes here.
+void DeviceKernels::fill_nothing() const {
+  const Stream stream = Stream::create();
+  const kernels::BlockFill* fills = nullptr;
+  uint32_t count = 0;
+  void* parameters[] = {static_cast<void*>(&fills), &count};
+  launch(fill_, kernels::kFillEntry, stream.get(), 1, parameters);
+  stream.synchronize();
 }
 
 void DeviceKernels::forget_all() noexcept {

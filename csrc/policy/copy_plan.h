@@ -9,7 +9,7 @@ inline constexpr uint64_t kSlotBytes = 4ULL << 20;  // larger slots fall out of 
 inline constexpr int kSlotsPerThread = 2;
 inline constexpr int kMaxCopyThreads = 16;
 
-// usable_cores: by affinity. wanted: EBBTIDE_COPY_THREADS, 0 for none. At least 1; no more threads than there are slots' worth of bytes.
+// usable_cores: by affinity and cpu quota. wanted: EBBTIDE_COPY_THREADS, 0 for none. At least 1; no more threads than there are slots' worth of bytes.
 int copy_threads(uint64_t bytes, int usable_cores, int wanted);
 
 }  // namespace ebbtide::policy

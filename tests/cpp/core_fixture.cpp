@@ -105,14 +105,14 @@ void CoreTest::fill(CUdeviceptr address, size_t size_bytes, uint64_t seed) {
   return ::testing::AssertionSuccess();
 }
 
-CUdeviceptr CoreTest::alloc_chunks(const std::string& tag, BackupKind backup, int device,
+CUdeviceptr CoreTest::alloc_chunks(const std::string& tag, const Policy& policy, int device,
                                    const std::vector<uint64_t>& chunk_bytes) {
   const ContextScope scope(device);
   uint64_t size_bytes = 0;
   for (const uint64_t bytes : chunk_bytes) size_bytes += bytes;
   auto allocation = std::make_shared<Allocation>();
   allocation->tag = &saver().registry.tag(tag);
-  allocation->policy = Policy{backup};
+  allocation->policy = policy;
   allocation->device = device;
   DeviceCharge charge = saver().device_budget.claim(device, size_bytes);
   allocation->reservation = Reservation::reserve(size_bytes);

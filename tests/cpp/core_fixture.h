@@ -42,8 +42,12 @@ class CoreTest : public ::testing::Test {
   static ::testing::AssertionResult is_zero(CUdeviceptr address, size_t size_bytes);
 
   // An allocation whose chunks have these sizes: small ones, so that an operation of many chunks is quick.
-  CUdeviceptr alloc_chunks(const std::string& tag, BackupKind backup, int device,
+  CUdeviceptr alloc_chunks(const std::string& tag, const Policy& policy, int device,
                            const std::vector<uint64_t>& chunk_bytes);
+  CUdeviceptr alloc_chunks(const std::string& tag, BackupKind backup, int device,
+                           const std::vector<uint64_t>& chunk_bytes) {
+    return alloc_chunks(tag, Policy{backup}, device, chunk_bytes);
+  }
   CUdeviceptr alloc(const std::string& tag, uint64_t size_bytes, BackupKind backup = BackupKind::kRam, int device = 0) {
     return saver().alloc(saver().registry.tag(tag), Policy{backup}, device, size_bytes);
   }

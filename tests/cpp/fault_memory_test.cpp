@@ -239,10 +239,10 @@ TEST_F(ShortageTest, APartialPauseNeedsNoHostMemoryTwice) {
 
 TEST_F(ShortageTest, PinnedMemoryRefusedIsAStoreErrorBeforeAnythingMoves) {
   build({{"w", BackupKind::kRam, 0, {kChunk}}});
-  sim().fail("cuMemHostAlloc", 1, kOutOfMemory, 0);
+  sim().fail("cuMemHostRegister", 1, kOutOfMemory, 0);
   expect_refused<StoreError>([&] { pause(); });
   sim().clear_failures();
-  sim().fail("cuMemHostAlloc", 1, kOther, 0);
+  sim().fail("cuMemHostRegister", 1, kOther, 0);
   EXPECT_THROW(pause(), DriverError);
   sim().clear_failures();
   expect_round_trip();

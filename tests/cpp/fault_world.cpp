@@ -132,6 +132,7 @@ std::vector<std::string> FaultTest::calls_of(const std::function<void()>& act) {
 
 Live FaultTest::without_lost(Live live) {
   live.streams = live.events = live.queued_items = live.pinned_blocks = live.pinned_bytes = 0;
+  live.registered_ranges = 0;
   return live;
 }
 

@@ -1,6 +1,7 @@
 // What need not move, what is kept, and the operations beside pause and resume: retained backups, every store, swap, prepare, trim, asynchronous resumes, views.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -24,6 +25,10 @@ class MovesTest : public CoreTest {
     request.tags.names = leaving;
     request.resume_tags.names = returning;
     return saver().claim(OperationKind::kSwap, std::move(request))->commit();
+  }
+  void TearDown() override {
+    PendingResume::waits_on_device = false;
+    CoreTest::TearDown();
   }
   static unsigned char* bytes_at(CUdeviceptr address) { return reinterpret_cast<unsigned char*>(address); }
 };
@@ -144,6 +149,25 @@ TEST_F(MovesTest, ASwapOfAnySizesFitsTheLargerAndAMargin) {
   expect_no_leak();
 }
 
+TEST_F(MovesTest, Invariant2_ZerosInMemoryThatChangesHandsAreClearedRunByRun) {
+  constexpr uint64_t kBlocks = 8;
+  const CUdeviceptr in = alloc_chunks("in", BackupKind::kRam, 0, {kBlocks * kChunk});
+  fill(in + 2 * kChunk, kChunk, 1);
+  std::memset(bytes_at(in + 3 * kChunk), 7, kChunk);
+  fill(in + 5 * kChunk, kChunk, 2);
+  pause({"in"});
+  const CUdeviceptr out = alloc_chunks("out", BackupKind::kRam, 0, {kBlocks * kChunk});
+  fill(out, kBlocks * kChunk, 3);
+  saver().device_budget.set_limit(kBlocks * kChunk);  // no margin: the one handle is handed over
+  const uint64_t calls = sim().calls("cuMemsetD8Async");
+  swap({"out"}, {"in"});
+  EXPECT_EQ(sim().calls("cuMemsetD8Async") - calls, 3u) << "blocks 0 and 1, block 4, blocks 6 and 7";
+  for (const uint64_t block : {0, 1, 4, 6, 7}) EXPECT_TRUE(is_zero(in + block * kChunk, kChunk)) << block;
+  EXPECT_TRUE(holds(in + 2 * kChunk, kChunk, 1));
+  EXPECT_EQ(std::count(bytes_at(in + 3 * kChunk), bytes_at(in + 4 * kChunk), 7), static_cast<std::ptrdiff_t>(kChunk));
+  EXPECT_TRUE(holds(in + 5 * kChunk, kChunk, 2));
+}
+
 TEST_F(MovesTest, Invariant3_ASwapThatDoesNotFitLeavesBothAsTheyWere) {
   const CUdeviceptr in = alloc("in", 8 * kChunk);
   fill(in, 8 * kChunk, 2);
@@ -164,9 +188,9 @@ TEST_F(MovesTest, WhatIsPreparedIsClaimedOnceAndNotAgain) {
   const CUdeviceptr address = alloc("w", 4 * kChunk);
   fill(address, 4 * kChunk, 1);
   EXPECT_EQ(claim(OperationKind::kPrepare)->commit().front().totals().bytes, 4 * kChunk);
-  const uint64_t held = saver().host_budget.held_bytes();
+  const uint64_t held = saver().host_budget.held_bytes() - saver().engines.held_bytes();
   EXPECT_EQ(held, 4 * kChunk);
-  saver().engines.borrow(0, 1);
+  EXPECT_GT(saver().engines.held_bytes(), 0u) << "the ring is made as well";
   saver().host_budget.set_limit(saver().host_budget.held_bytes() + 128 * kKiB);
   EXPECT_EQ(pause().totals().copied, 4 * kChunk);
   resume();
@@ -194,34 +218,101 @@ TEST_F(MovesTest, TrimmedMemoryGoesWithoutAPauseAndComesBackWhenItIsNamed) {
 }
 
 TEST_F(MovesTest, AnAsynchronousResumeTellsOfArrivalsAndEndsWithItsReport) {
-  const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk, kChunk});
-  for (uint64_t chunk = 0; chunk < 3; ++chunk) fill(address + chunk * kChunk, kChunk, chunk);
-  const auto is_whole = [&] {
-    return holds(address, kChunk, 0) && holds(address + kChunk, kChunk, 1) && holds(address + 2 * kChunk, kChunk, 2);
-  };
-  pause();
-  const auto pending = PendingResume::start(claim(OperationKind::kResume));
-  {
-    const ContextScope scope(0);
-    const Stream stream = Stream::create();
-    pending->stream_wait(0, stream.get(), {{address + kChunk, 8}});
-    stream.synchronize();
-    EXPECT_TRUE(holds(address + kChunk, kChunk, 1));
-    EXPECT_TRUE(pending->is_ready({address + kChunk, kChunk}));
-    pending->stream_wait(0, stream.get(), {});
-    stream.synchronize();
+  for (const bool waits_on_device : {false, true}) {
+    PendingResume::waits_on_device = waits_on_device;
+    const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk, kChunk});
+    for (uint64_t chunk = 0; chunk < 3; ++chunk) fill(address + chunk * kChunk, kChunk, chunk);
+    const auto is_whole = [&] {
+      return holds(address, kChunk, 0) && holds(address + kChunk, kChunk, 1) && holds(address + 2 * kChunk, kChunk, 2);
+    };
+    pause();
+    const auto pending = PendingResume::start(claim(OperationKind::kResume));
+    {
+      const ContextScope scope(0);
+      const Stream stream = Stream::create();
+      pending->stream_wait(0, stream.get(), {{address + kChunk, 8}});
+      stream.synchronize();
+      EXPECT_TRUE(holds(address + kChunk, kChunk, 1));
+      EXPECT_TRUE(pending->is_ready({address + kChunk, kChunk}));
+      pending->stream_wait(0, stream.get(), {});
+      stream.synchronize();
+    }
+    EXPECT_EQ(pending->wait().totals().bytes, 3 * kChunk);
+    EXPECT_TRUE(pending->is_over());
+    EXPECT_TRUE(is_whole());
+    pause();
+    sim().fail("cuMemcpyHtoDAsync", 1, 999, 1);
+    const auto failing = PendingResume::start(claim(OperationKind::kResume));
+    EXPECT_THROW(failing->wait(), DriverError);
+    EXPECT_THROW(failing->wait(), DriverError);
+    sim().clear_failures();
+    resume();
+    EXPECT_TRUE(is_whole());
+    saver().free(address);
   }
-  EXPECT_EQ(pending->wait().totals().bytes, 3 * kChunk);
-  EXPECT_TRUE(pending->is_over());
-  EXPECT_TRUE(is_whole());
+}
+
+TEST_F(MovesTest, WhereTheDeviceHasNoSuchWaitsTheCallingThreadWaits) {
+  PendingResume::waits_on_device = true;
+  const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
+  fill(address, 2 * kChunk, 3);
   pause();
-  sim().fail("cuMemcpyHtoDAsync", 1, 999, 1);
+  const ContextScope scope(0);
+  const Stream stream = Stream::create();
+  sim().set_delay("cuMemcpyHtoDAsync", 20000);
+  sim().fail("cuStreamWaitValue32", 1, CUDA_ERROR_NOT_SUPPORTED, 100);
+  const auto pending = PendingResume::start(claim(OperationKind::kResume));
+  pending->stream_wait(0, stream.get(), {{address, 8}});
+  EXPECT_TRUE(holds(address, kChunk, 3));
+  pending->stream_wait(0, stream.get(), {});
+  EXPECT_TRUE(pending->is_over());
+  sim().clear_failures();
+  sim().fail("cuStreamWaitValue32", 1, CUDA_ERROR_UNKNOWN, 1);
+  pending->wait();
+  pause();
+  const auto other = PendingResume::start(claim(OperationKind::kResume));
+  EXPECT_THROW(other->stream_wait(0, stream.get(), {}), DriverError);
+  sim().set_delay("cuMemcpyHtoDAsync", 0);
+  other->wait();
+}
+
+TEST_F(MovesTest, Invariant9_APinnedBackupIsUnpinnedAfterTheCaptureInWhichItsMemoryWasFreed) {
+  const CUdeviceptr pinned = alloc("w", kChunk, BackupKind::kPinned);
+  const CUdeviceptr other = alloc("w", kChunk);
+  fill(pinned, kChunk, 1);
+  fill(other, kChunk, 2);
+  pause();
+  saver().capture_gate.begin_capture();
+  const uint64_t calls = sim().calls("cuMemHostUnregister");
+  saver().free(pinned);
+  saver().free(other);
+  EXPECT_EQ(sim().calls("cuMemHostUnregister"), calls);
+  EXPECT_EQ(saver().deferred_frees.count(), 1u) << "what is not pinned goes at once";
+  saver().capture_gate.end_capture();
+  saver().give_back_caches();
+  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  saver().engines.trim();
+  EXPECT_EQ(Live::now().registered_ranges, 0u);
+}
+
+// Use of unmapped memory would be a fault.
+TEST_F(MovesTest, WhatWasQueuedBehindBytesThatDoNotComeFindsMappedMemory) {
+  PendingResume::waits_on_device = true;
+  const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
+  fill(address, 2 * kChunk, 3);
+  pause();
+  const ContextScope scope(0);
+  const Stream stream = Stream::create();
+  sim().set_delay("cuMemcpyHtoDAsync", 50000);
+  sim().fail("cuMemcpyHtoDAsync", 2, 999, 100);
   const auto failing = PendingResume::start(claim(OperationKind::kResume));
-  EXPECT_THROW(failing->wait(), DriverError);
+  failing->stream_wait(0, stream.get(), {});
+  check(driver().cuMemsetD8Async(address, 5, 2 * kChunk, stream.get()), "cuMemsetD8Async");
   EXPECT_THROW(failing->wait(), DriverError);
   sim().clear_failures();
+  sim().set_delay("cuMemcpyHtoDAsync", 0);
+  stream.synchronize();
   resume();
-  EXPECT_TRUE(is_whole());
 }
 
 TEST_F(MovesTest, ViewsShowOneValueBlocksAndWritesComeBack) {

@@ -1,0 +1,202 @@
+// Fault injection: stores that fail midway of a pause, a resume or a swap, and host memory that is not enough.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+
+#include "base/error.h"
+#include "hooked_backup.h"
+#include "moves_world.h"
+#include "policy/copy_plan.h"
+
+namespace ebbtide::testing {
+namespace {
+
+const Policy kRam = {BackupKind::kRam};
+const Policy kDisk = {BackupKind::kDisk};
+const Policy kNone = {BackupKind::kNone};
+
+// What the file calls below do; counted from when it was set.
+struct FileFaults {
+  int calls = 0;
+  int failing_call = 0;  // 0: none
+  int error = 0;
+  size_t most_bytes = SIZE_MAX;  // what one request says that it moved
+};
+FileFaults file_faults;
+
+bool is_failing() {
+  if (++file_faults.calls != file_faults.failing_call) return false;
+  errno = file_faults.error;
+  return true;
+}
+ssize_t short_of(ssize_t moved) {
+  return std::min(moved, static_cast<ssize_t>(std::min<size_t>(file_faults.most_bytes, SSIZE_MAX)));
+}
+ssize_t faulty_pwrite(int file, const void* bytes, size_t size_bytes, off_t offset) {
+  return is_failing() ? -1 : short_of(::pwrite(file, bytes, size_bytes, offset));
+}
+ssize_t faulty_pread(int file, void* bytes, size_t size_bytes, off_t offset) {
+  return is_failing() ? -1 : short_of(::pread(file, bytes, size_bytes, offset));
+}
+const FileCalls& faulty_calls() {
+  static const FileCalls calls = [] {
+    FileCalls faulty = kSystemFileCalls;
+    faulty.pwrite = faulty_pwrite;
+    faulty.pread = faulty_pread;
+    return faulty;
+  }();
+  return calls;
+}
+
+class StoreFaults : public MovesWorld {
+ protected:
+  // As if prepared, by a store that fails.
+  void install(size_t item, std::unique_ptr<Backup> backup) {
+    const auto allocation = saver().registry.find(items_[item].address);
+    saver().registry.set_stored(
+        *allocation, std::make_shared<Stored>(allocation->policy.backup, std::move(backup), allocation->size_bytes()));
+  }
+  void install_hooked(size_t item) {
+    const auto count = [this] {
+      if (++calls_ == failing_call_) throw StoreError("no memory is left", {kChunk, 0, kUnlimited});
+    };
+    install(item, std::make_unique<HookedBackup>(items_[item].content.size() * kChunk, count, count));
+  }
+  // Call number k of whatever store fails; 0: none.
+  void fail_at(int k) {
+    calls_ = 0;
+    failing_call_ = k;
+  }
+
+  int calls_ = 0;
+  int failing_call_ = 0;
+};
+
+TEST_F(StoreFaults, Invariant3_ADiskThatFailsAtAnyRequestLosesNothing) {
+  const DiskDirectory directory;
+  const std::vector<ItemSpec> items = {{"w", kDisk, 0, {1, 2, 1}}};
+  DiskStore store(faulty_calls());
+  constexpr int kRequests = 16;  // 589,824 bytes each
+  for (const bool is_pause : {true, false}) {
+    bool has_failed = true;
+    for (int k = 1; has_failed; k += 3) {
+      SCOPED_TRACE((is_pause ? "write " : "read ") + std::to_string(k));
+      build(items);
+      file_faults = {};
+      install(0, store.open(4 * kChunk));
+      if (!is_pause) pause();
+      // Each request moves less than it was asked to.
+      file_faults = {0, k, k % 2 == 0 ? ENOSPC : EIO, 600'000};
+      const OperationKind kind = is_pause ? OperationKind::kPause : OperationKind::kResume;
+      has_failed = false;
+      try {
+        claim(kind)->commit();
+      } catch (const StoreError& error) {
+        has_failed = true;
+        EXPECT_STRNE(error.what(), "");
+      }
+      file_faults = {};
+      expect_sound("after the failure");
+      if (k % 2 == 0) claim(kind)->commit();
+      resume();
+      expect_bytes("back");
+      free_all();
+      expect_nothing_left();
+      ASSERT_EQ(has_failed, k <= kRequests);
+    }
+  }
+  EXPECT_TRUE(directory.is_empty());
+}
+
+TEST_F(StoreFaults, Invariant3_HostMemoryThatRunsOutMidwayOfAPauseOrAResume) {
+  for (int k = 1; k <= 8; ++k) {  // four writes, four reads
+    SCOPED_TRACE(k);
+    build({{"w", kRam, 0, {1, 1, 1, 1}}, {"kv", kNone, 0, {1}}});
+    install_hooked(0);
+    fail_at(k);
+    if (k <= 4) {
+      EXPECT_THROW(pause(), StoreError);
+      EXPECT_EQ(places().back(), Place::kDevice) << "drops come last";
+    } else {
+      pause();
+      note_dropped();
+      EXPECT_THROW(resume(), StoreError);
+    }
+    fail_at(0);
+    expect_sound("after the failure");
+    if (k % 2 == 0) pause();
+    expect_sound("finished");
+    resume();
+    expect_bytes("back");
+    free_all();
+    expect_nothing_left();
+  }
+}
+
+TEST_F(StoreFaults, Invariant3_HostMemoryThatRunsOutMidwayOfASwap) {
+  for (const uint64_t limit : {3 * kChunk, kUnlimited}) {  // handed over, and all made ahead
+    for (int k = 1; k <= 6; ++k) {                         // three writes and three reads, in any order
+      SCOPED_TRACE(k);
+      build({{"out", kRam, 0, {1, 1, 1}}, {"in", kRam, 0, {1, 1, 1}}});
+      install_hooked(k <= 3 ? 0 : 1);
+      pause({"in"});
+      fail_at(k <= 3 ? k : k - 3);
+      saver().device_budget.set_limit(limit);
+      EXPECT_THROW(swap({"out"}, {"in"}), StoreError);
+      saver().device_budget.set_limit(kUnlimited);
+      fail_at(0);
+      expect_sound("after the failure");
+      if (k % 2 == 0) {
+        swap({"out"}, {"in"});
+        EXPECT_EQ(resident_bytes("in"), 3 * kChunk);
+        EXPECT_EQ(resident_bytes("out"), 0u);
+      }
+      resume();
+      expect_bytes("back");
+      free_all();
+      expect_nothing_left();
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(StoreFaults, Invariant7_ASwapWithoutHostMemoryLeavesBothAsTheyWere) {
+  build({{"out", kRam, 0, {1, 1}}, {"in", kRam, 0, {1}}});
+  pause({"in"});
+  saver().engines.trim();
+  const std::vector<Place> before = places();
+  // One chunk is stored; two more need room, and both directions a ring.
+  for (const uint64_t room : {uint64_t{0}, kChunk, 2 * kChunk, 2 * kChunk + policy::kSlotBytes}) {
+    saver().host_budget.set_limit(kChunk + room);
+    EXPECT_THROW(swap({"out"}, {"in"}), StoreError);
+    saver().engines.trim();
+    EXPECT_EQ(places(), before);
+    expect_sound("refused");
+  }
+  saver().host_budget.set_limit(3 * kChunk + 4 * policy::kSlotBytes + kMiB);
+  swap({"out"}, {"in"});
+  EXPECT_EQ(resident_bytes("out"), 0u);
+  saver().host_budget.set_limit(kUnlimited);
+  resume();
+  expect_bytes("back");
+}
+
+TEST_F(StoreFaults, Invariant7_WhatWasClaimedIsThereAndNobodyElseGetsIt) {
+  build({{"a", kRam, 0, {1, 1}}, {"b", kRam, 0, {1, 1}}});
+  saver().host_budget.set_limit(3 * kChunk + 2 * policy::kSlotBytes + kMiB);
+  auto first = claim(OperationKind::kPause, {"a"});
+  EXPECT_THROW(claim(OperationKind::kPause, {"b"}), StoreError);
+  saver().host_budget.set_limit(0);
+  first->commit();
+  first.reset();
+  expect_sound("paused");
+  EXPECT_EQ(resident_bytes("a"), 0u);
+  EXPECT_THROW(pause({"b"}), StoreError);
+  resume({"a"});
+  expect_bytes("back");
+}
+
+}  // namespace
+}  // namespace ebbtide::testing

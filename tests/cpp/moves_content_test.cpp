@@ -1,0 +1,147 @@
+// Content made to fool whatever decides that bytes need not move: after each change, however small, the very bytes come back (invariant 2).
+#include <cstring>
+#include <iterator>
+
+#include "base/error.h"
+#include "hooked_backup.h"
+#include "moves_world.h"
+
+namespace ebbtide::testing {
+namespace {
+
+constexpr size_t kBlocks = 4;
+constexpr size_t kBytes = kBlocks * kChunk;
+
+struct StoreCase {
+  Policy policy;
+  bool must_compare;
+};
+
+class MovesContent : public MovesWorld, public ::testing::WithParamInterface<StoreCase> {
+ protected:
+  MovesContent() {
+    saver().skip.must_compare = GetParam().must_compare;
+    address_ = alloc_chunks("w", GetParam().policy, 0, {kChunk, 2 * kChunk, kChunk});
+    bytes_ = reinterpret_cast<unsigned char*>(address_);
+  }
+  ~MovesContent() override { saver().free(address_); }
+
+  // Pauses and resumes, and looks at each byte.
+  ReportRow expect_back(const std::string& what) {
+    const std::vector<unsigned char> wanted(bytes_, bytes_ + kBytes);
+    const ReportRow row = pause().totals();
+    EXPECT_EQ(row.copied + row.skipped(), kBytes) << what;
+    resume();
+    EXPECT_EQ(std::memcmp(bytes_, wanted.data(), kBytes), 0) << what;
+    return row;
+  }
+  void fill_words(size_t block, const std::vector<uint32_t>& words) {
+    for (size_t at = 0; at < kChunk / 4; ++at)
+      std::memcpy(bytes_ + block * kChunk + 4 * at, &words[at % words.size()], 4);
+  }
+
+  const DiskDirectory directory_;
+  CUdeviceptr address_ = 0;
+  unsigned char* bytes_ = nullptr;
+};
+
+TEST_P(MovesContent, OneBitAtAnyEdgeIsSeen) {
+  fill(address_, kBytes, 1);
+  expect_back("first");
+  const size_t offsets[] = {0, kChunk - 1, 15, 16, kChunk / 2 - 1, kChunk - 16};
+  for (size_t round = 0; round < std::size(offsets); ++round) {
+    bytes_[round % kBlocks * kChunk + offsets[round]] ^= round % 2 == 0 ? 0x80 : 0x01;
+    const uint64_t wanted = GetParam().policy.retain && !GetParam().must_compare ? kChunk : kBytes;
+    EXPECT_EQ(expect_back("byte " + std::to_string(offsets[round])).copied, wanted);
+  }
+}
+
+TEST_P(MovesContent, WhatIsNearlyOneValueIsNone) {
+  std::memset(bytes_, 0, kBytes);
+  EXPECT_EQ(expect_back("all zero").constant, kBytes);
+  for (const size_t offset : {size_t{0}, size_t{15}, size_t{16}, kChunk - 17, kChunk - 1}) {
+    std::memset(bytes_, 0, kBytes);
+    bytes_[offset] = 1;
+    std::memset(bytes_ + kChunk, 0x5a, kChunk);
+    bytes_[kChunk + offset] = 0x5b;
+    EXPECT_EQ(expect_back("all but one byte").constant, 2 * kChunk);
+    EXPECT_EQ(bytes_[kChunk + offset], 0x5b);
+  }
+  // A value of 16 bytes, and what repeats only after 32.
+  fill_words(0, {1, 2, 3, 4});
+  fill_words(1, {1, 2, 3, 4, 1, 2, 3, 5});
+  fill_words(2, {0, 0, 0, 0x80000000});  // negative zeros
+  std::memset(bytes_ + 3 * kChunk, 0, kChunk);
+  EXPECT_EQ(expect_back("periods").constant, 3 * kChunk);
+}
+
+TEST_P(MovesContent, NaNsKeepTheirBits) {
+  fill_words(0, {0x7fc00000});                          // quiet
+  fill_words(1, {0x7f800001, 0xffc12345});              // signalling, and with a payload
+  fill_words(2, {0xffffffff});                          // in every format
+  fill_words(3, {0x7ff00000, 0x7ff80000, 0x7e007e00});  // halves of doubles, and half precision
+  expect_back("first");
+  fill_words(0, {0x7fc00001});
+  fill_words(1, {0x7f800001, 0xffc12344});
+  expect_back("other payloads, which compare as unequal and equal alike");
+  EXPECT_EQ(expect_back("unchanged").copied, GetParam().policy.retain && !GetParam().must_compare ? 0 : kChunk);
+}
+
+// The store still holds what was there two pauses ago, under blocks that were of one value meanwhile.
+TEST_P(MovesContent, WhatComesAndGoesIsNeverTakenForWhatIsStored) {
+  for (const uint64_t seed : {1, 2, 1, 1}) {
+    fill(address_, kBytes, seed);
+    expect_back("seed " + std::to_string(seed));
+    std::memset(bytes_, static_cast<int>(seed), kChunk);
+    std::memcpy(bytes_ + kChunk, bytes_ + 2 * kChunk, kChunk);  // two blocks alike
+    expect_back("half of one value");
+    fill(address_, kChunk, seed);
+    expect_back("as it was");
+  }
+}
+
+const StoreCase kCases[] = {{{BackupKind::kRam, true}, false},
+                            {{BackupKind::kRam, true}, true},
+                            {{BackupKind::kRam, false}, false},
+                            {{BackupKind::kPinned, true}, false},
+                            {{BackupKind::kDisk, true}, false}};
+std::string name_of(const ::testing::TestParamInfo<StoreCase>& info) {
+  const char* const kinds[] = {"none", "ram", "pinned", "disk"};
+  return std::string(kinds[static_cast<int>(info.param.policy.backup)]) +
+         (info.param.policy.retain ? "_retained" : "") + (info.param.must_compare ? "_compared" : "");
+}
+INSTANTIATE_TEST_SUITE_P(Stores, MovesContent, ::testing::ValuesIn(kCases), name_of);
+
+// Nobody should write into what is being paused. Who does is not believed to have the stored bytes: what is written between the digest and the copy comes back, what comes later is lost, and
+// neither is taken for clean at the next pause.
+TEST_F(MovesWorld, AWriteBetweenDigestAndCopyIsNotTakenForClean) {
+  for (const size_t written : {size_t{0}, size_t{5}}) {  // already in the ring; not copied yet
+    const CUdeviceptr address = alloc_chunks("w", Policy{BackupKind::kRam, true}, 0, std::vector<uint64_t>(6, kChunk));
+    for (size_t chunk = 0; chunk < 6; ++chunk) fill(address + chunk * kChunk, kChunk, chunk);
+    bool is_first = true;
+    const auto write_once = [&] {
+      if (std::exchange(is_first, false)) fill(address + written * kChunk, kChunk, 77);
+    };
+    const auto allocation = saver().registry.find(address);
+    saver().registry.set_stored(
+        *allocation,
+        std::make_shared<Stored>(BackupKind::kRam, std::make_unique<HookedBackup>(6 * kChunk, write_once, nullptr),
+                                 6 * kChunk));
+    EXPECT_EQ(pause().totals().copied, 6 * kChunk);
+    resume();
+    EXPECT_TRUE(holds(address + written * kChunk, kChunk, written == 0 ? 0 : 77));
+    const ReportRow next = pause().totals();
+    EXPECT_EQ(next.copied, kChunk) << "its digest says nothing";
+    EXPECT_EQ(next.clean, 5 * kChunk);
+    resume();
+    EXPECT_EQ(pause().totals().clean, 6 * kChunk);
+    resume();
+    EXPECT_TRUE(holds(address + written * kChunk, kChunk, written == 0 ? 0 : 77));
+    for (const size_t chunk : {1, 2, 3, 4}) EXPECT_TRUE(holds(address + chunk * kChunk, kChunk, chunk));
+    saver().free(address);
+  }
+  expect_nothing_left();
+}
+
+}  // namespace
+}  // namespace ebbtide::testing

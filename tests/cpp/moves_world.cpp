@@ -1,0 +1,225 @@
+#include "moves_world.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "vmm/limbo.h"
+
+namespace ebbtide::testing {
+namespace {
+
+constexpr uint64_t kFirstSeed = 256;
+
+// What a block holds that was written with this content. Blocks of different seeds differ in every page.
+const std::byte* bytes_of(uint64_t content) {
+  static std::vector<std::byte> one_value(kChunk);
+  static const std::vector<std::byte> noise = random_bytes(2 * kChunk, 1);
+  if (content >= kFirstSeed) return noise.data() + 8 * (content - kFirstSeed);
+  std::memset(one_value.data(), static_cast<int>(content), one_value.size());
+  return one_value.data();
+}
+
+::testing::AssertionResult is_block(const std::byte* bytes, uint64_t content) {
+  const std::byte* const wanted = bytes_of(content);
+  if (std::memcmp(bytes, wanted, kChunk) == 0) return ::testing::AssertionSuccess();
+  size_t at = 0;
+  while (bytes[at] == wanted[at]) ++at;
+  return ::testing::AssertionFailure() << "byte " << at << " of a block is not what content " << content << " wrote";
+}
+
+// What would come back for a block that is away.
+std::vector<std::byte> stored_block(const Stored& stored, size_t block) {
+  std::vector<std::byte> bytes(kChunk);
+  if (stored.blocks[block].is_constant) {
+    kernels::fill_block(bytes.data(), stored.blocks[block].value);
+  } else {
+    stored.backup->read(block * kChunk, bytes.data(), kChunk);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+size_t count_calls(const std::function<void()>& act) {
+  sim().clear_log();
+  act();
+  return sim().calls(nullptr);
+}
+
+void MovesWorld::free_all() {
+  for (const Item& item : items_) saver().free(item.address);
+  items_.clear();
+}
+
+void MovesWorld::expect_nothing_left() {
+  saver().engines.trim();
+  saver().give_back_caches();
+  EXPECT_EQ(limbo::count(), 0u);
+  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  for (int device = 0; device < kDevices; ++device) EXPECT_EQ(saver().device_budget.held_bytes(device), 0u);
+  // A ring that a copy may still use, since the driver refused to say that it ended, stays in the books.
+  EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes());
+  EXPECT_EQ(saver().pinned_budget.held_bytes(), saver().engines.held_bytes());
+  const Live live = Live::now();
+  EXPECT_EQ(live.reservations + live.handles + live.mappings + live.device_bytes, 0u) << live.text();
+  EXPECT_TRUE(live.registered_ranges == 0 || saver().engines.held_bytes() > 0) << live.text();
+}
+
+void MovesWorld::build(const std::vector<ItemSpec>& specs) {
+  free_all();
+  uint64_t seed = kFirstSeed;
+  for (const ItemSpec& spec : specs) {
+    std::vector<uint64_t> chunk_bytes;
+    size_t blocks = 0;
+    for (const uint64_t count : spec.chunk_blocks) {
+      chunk_bytes.push_back(count * kChunk);
+      blocks += count;
+    }
+    Item& item = items_.emplace_back(Item{spec, 0, std::vector<uint64_t>(blocks, 0), std::vector<bool>(blocks, false)});
+    item.address = alloc_chunks(spec.tag, spec.policy, spec.device, chunk_bytes);
+    for (size_t block = 0; block < blocks; ++block) write_block(items_.size() - 1, block, seed++);
+  }
+}
+
+void MovesWorld::write_block(size_t item, size_t block, uint64_t content) {
+  items_[item].content[block] = content;
+  std::memcpy(reinterpret_cast<void*>(items_[item].address + block * kChunk), bytes_of(content), kChunk);
+}
+
+void MovesWorld::note_dropped() {
+  for (Item& item : items_) {
+    const auto allocation = saver().registry.find(item.address);
+    const auto stored = saver().registry.stored_of(*allocation);
+    for (const Chunk& chunk : allocation->chunks) {
+      for (size_t block = chunk.first_block(); block < chunk.first_block() + chunk.block_count(); ++block) {
+        const Place place = chunk.place.load();
+        const bool is_left_behind = item.is_unused[block] && place == Place::kStored &&
+                                    stored->blocks[block].is_constant &&
+                                    stored->blocks[block].value == kernels::Value{};
+        if (is_left_behind || place == Place::kDropped) item.content[block] = 0;
+      }
+    }
+  }
+}
+
+void MovesWorld::expect_item_sound(Item& item) {
+  const auto allocation = saver().registry.find(item.address);
+  ASSERT_NE(allocation, nullptr);
+  EXPECT_EQ(allocation->address(), item.address);
+  EXPECT_FALSE(allocation->is_held);
+  const auto stored = saver().registry.stored_of(*allocation);
+  for (const Chunk& chunk : allocation->chunks) {
+    SCOPED_TRACE(item.spec.tag + ", chunk " + std::to_string(chunk.index));
+    const Place place = chunk.place.load();
+    EXPECT_EQ(chunk.memory.has_handle(), chunk.is_resident() || chunk.has_stale_memory());
+    EXPECT_EQ(chunk.charge.size_bytes(), chunk.memory.has_handle() ? chunk.size_bytes : 0);
+    for (size_t block = chunk.first_block(); block < chunk.first_block() + chunk.block_count(); ++block) {
+      if (place == Place::kDevice) {
+        ASSERT_TRUE(chunk.mapping.is_mapped());
+        EXPECT_TRUE(is_block(reinterpret_cast<const std::byte*>(item.address + block * kChunk), item.content[block]));
+      }
+      if (place == Place::kStored) {
+        ASSERT_NE(stored, nullptr);
+        EXPECT_TRUE(is_block(stored_block(*stored, block).data(), item.content[block]));
+      }
+    }
+  }
+}
+
+void MovesWorld::expect_budgets_match() {
+  std::vector<uint64_t> device_bytes(kDevices, 0);
+  uint64_t backup_bytes = 0;
+  uint64_t pinned_bytes = 0;
+  Live wanted{};
+  for (const Item& item : items_) {
+    const auto allocation = saver().registry.find(item.address);
+    for (const Chunk& chunk : allocation->chunks) {
+      wanted.handles += chunk.memory.has_handle() ? 1 : 0;
+      wanted.mappings += chunk.mapping.is_mapped() ? 1 : 0;
+      device_bytes[static_cast<size_t>(item.spec.device)] += chunk.memory.has_handle() ? chunk.size_bytes : 0;
+    }
+    const auto stored = saver().registry.stored_of(*allocation);
+    if (stored == nullptr) continue;
+    backup_bytes += stored->claim.size_bytes();
+    uint64_t touched_bytes = 0;
+    for (const StoredBlock& block : stored->blocks) touched_bytes += block.is_touched ? kChunk : 0;
+    EXPECT_EQ(stored->claim.size_bytes(), stored->kind == BackupKind::kDisk ? 0 : touched_bytes);
+    if (stored->kind != BackupKind::kPinned) continue;
+    pinned_bytes += stored->size_bytes();
+    ++wanted.registered_ranges;
+  }
+  const Live live = Live::now();
+  EXPECT_EQ(live.handles, wanted.handles);
+  EXPECT_EQ(live.mappings, wanted.mappings);
+  EXPECT_GE(live.registered_ranges, wanted.registered_ranges);  // and the rings
+  EXPECT_EQ(live.reservations, items_.size());
+  EXPECT_EQ(live.device_bytes, device_bytes[0] + device_bytes[1]);
+  for (int device = 0; device < kDevices; ++device)
+    EXPECT_EQ(saver().device_budget.held_bytes(device), device_bytes[static_cast<size_t>(device)]);
+  EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes() + backup_bytes);
+  EXPECT_EQ(saver().pinned_budget.held_bytes(), saver().engines.held_bytes() + pinned_bytes);
+}
+
+void MovesWorld::expect_sound(const std::string& when) {
+  SCOPED_TRACE(when);
+  note_dropped();
+  for (Item& item : items_) expect_item_sound(item);
+  if (HasFailure()) return;
+  expect_budgets_match();
+  saver().registry.visit_tags([&](const Tag& tag) {
+    EXPECT_FALSE(tag.is_busy) << tag.name;
+    if (!tag.is_partial) return;
+    bool is_any_away = false;
+    bool is_any_here = false;
+    for (const auto& [sequence, allocation] : tag.allocations) {
+      is_any_away |= allocation->is_away();
+      is_any_here |= allocation->resident_bytes() > 0 || allocation->has_stale_memory();
+    }
+    EXPECT_TRUE(is_any_away && is_any_here) << tag.name << " is called partial, and is not";
+  });
+}
+
+void MovesWorld::expect_bytes(const std::string& when) {
+  for (const Place place : places()) EXPECT_EQ(place, Place::kDevice) << when;
+  expect_sound(when);
+}
+
+std::vector<Place> MovesWorld::places() const {
+  std::vector<Place> found;
+  for (const Item& item : items_) {
+    for (const Chunk& chunk : const_cast<MovesWorld*>(this)->saver().registry.find(item.address)->chunks)
+      found.push_back(chunk.place.load());
+  }
+  return found;
+}
+
+void MovesWorld::pause_but_unused() {
+  OperationRequest request;
+  for (const Item& item : items_) {
+    for (size_t block = 0; block < item.is_unused.size(); ++block) {
+      if (item.is_unused[block]) request.unused.push_back({item.address + block * kChunk, kChunk});
+    }
+  }
+  std::sort(request.unused.begin(), request.unused.end(),
+            [](const AddressRange& a, const AddressRange& b) { return a.address < b.address; });
+  request.unused_as_of = saver().registry.last_lease();
+  saver().claim(OperationKind::kPause, std::move(request))->commit();
+}
+
+std::vector<Report> MovesWorld::swap(const std::vector<std::string>& leaving,
+                                     const std::vector<std::string>& returning) {
+  OperationRequest request;
+  request.tags.names = leaving;
+  request.resume_tags.names = returning;
+  return saver().claim(OperationKind::kSwap, std::move(request))->commit();
+}
+
+void MovesWorld::run_at(OperationKind kind, const std::vector<std::string>& tags,
+                        const std::vector<CUdeviceptr>& addresses) {
+  OperationRequest request;
+  request.tags.names = tags;
+  request.tags.addresses = addresses;
+  saver().claim(kind, std::move(request))->commit();
+}
+
+}  // namespace ebbtide::testing

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core_fixture.h"
+#include "store_fixture.h"
+
+// What fault injection of swap, prepare, trim, retained backups and asynchronous resumes works on: allocations whose blocks are of every kind that a pause tells apart, and the checks that
+// must hold at every moment, whatever failed.
+namespace ebbtide::testing {
+
+struct ItemSpec {
+  std::string tag;
+  Policy policy;
+  int device = 0;
+  std::vector<uint64_t> chunk_blocks;
+};
+
+class MovesWorld : public CoreTest {
+ protected:
+  struct Item {
+    ItemSpec spec;
+    CUdeviceptr address = 0;
+    std::vector<uint64_t> content;  // by block: what it was written with; 0 reads as zeros
+    std::vector<bool> is_unused;    // by block: a pause may leave it behind, and then it comes back as zeros
+  };
+
+  // Frees all there was and makes these allocations, each block with bytes of its own. Nothing of the ones before may be left.
+  void build(const std::vector<ItemSpec>& specs);
+  void free_all();
+  // Of ebbtide nothing is left but what it keeps for good.
+  void expect_nothing_left();
+  // Small numbers are one repeated byte, larger ones the seed of bytes that repeat nowhere.
+  void write_block(size_t item, size_t block, uint64_t content);
+
+  // Remembers what was dropped or left behind as unused until now: it comes back as zeros. expect_sound does it first.
+  void note_dropped();
+  // Invariants 1 to 3 for what is there now: addresses, bytes, owners, budgets, the state of each tag.
+  void expect_sound(const std::string& when);
+  void expect_bytes(const std::string& when);  // all of it resident and right
+  std::vector<Place> places() const;
+
+  // With the blocks that are marked unused.
+  void pause_but_unused();
+  std::vector<Report> swap(const std::vector<std::string>& leaving, const std::vector<std::string>& returning);
+  void run_at(OperationKind kind, const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses);
+
+  std::vector<Item> items_;
+
+ private:
+  void expect_item_sound(Item& item);
+  void expect_budgets_match();
+};
+
+// How many driver calls, of any thread, act makes.
+size_t count_calls(const std::function<void()>& act);
+
+}  // namespace ebbtide::testing
