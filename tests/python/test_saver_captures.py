@@ -12,6 +12,26 @@ from ebbtide.errors import StateError  # noqa: E402
 from ebbtide.saver import captures, graphs, leases, pools  # noqa: E402
 
 
+class Allocator:
+    """What torch's allocator would be told of a capture."""
+
+    is_broken_open = False
+    last = None
+
+    def __init__(self):
+        type(self).last = self
+        self.forgotten = []
+
+    def make_pool(self):
+        return (0, 10**6)
+
+    def is_capturing(self):
+        return type(self).is_broken_open
+
+    def forget(self, pool_id):
+        self.forgotten.append(pool_id)
+
+
 def make_graph_class():
     class Graph:
         fails_at = None
@@ -27,7 +47,7 @@ def make_graph_class():
             if self.fails_at == "end":
                 raise RuntimeError("planted end")
 
-    captures._wrap(Graph)
+    captures._wrap(Graph, Allocator)
     return Graph
 
 
@@ -86,6 +106,54 @@ def test_a_failed_capture_ends_too(saver, graph_class, fails_at):
     graph.fails_at = None
     graph.capture_begin()
     graph.capture_end()
+    assert_operations_run(saver)
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "given", "forgotten"),
+    [
+        ("begin", None, [(0, 10**6)]),
+        ("begin", (0, 7), []),  # others may use it
+        ("end", None, [(0, 10**6)]),
+        ("end", (0, 7), [(0, 7)]),
+        (None, None, []),
+    ],
+)
+def test_torchs_allocator_is_told_of_a_failed_capture(graph_class, fails_at, given, forgotten):
+    graph = graph_class()
+    graph.fails_at = fails_at
+    try:
+        graph.capture_begin(given, capture_error_mode="relaxed")
+        graph.capture_end()
+    except RuntimeError:
+        assert fails_at
+    assert Allocator.last.forgotten == forgotten
+
+
+def test_an_end_that_may_be_tried_again(saver, graph_class, monkeypatch):
+    """torch refuses to end a capture on another stream than it began on."""
+    graph = graph_class()
+    graph.capture_begin(pool=None)
+    graph.fails_at = "end"
+    monkeypatch.setattr(Allocator, "is_broken_open", True)
+    with pytest.raises(RuntimeError):
+        graph.capture_end()
+    assert captures.is_capturing() and not Allocator.last.forgotten
+    graph.fails_at = None
+    graph.capture_end()
+    assert_operations_run(saver)
+
+
+def test_an_allocator_that_does_not_answer_ends_the_capture(saver, graph_class, monkeypatch):
+    def fail(self):
+        raise RuntimeError("planted question")
+
+    graph = graph_class()
+    graph.capture_begin()
+    graph.fails_at = "end"
+    monkeypatch.setattr(Allocator, "is_capturing", fail)
+    with pytest.raises(RuntimeError, match="planted"):
+        graph.capture_end()
     assert_operations_run(saver)
 
 
