@@ -34,14 +34,41 @@ SETTINGS: tuple[Setting, ...] = (
         "Host memory that ebbtide leaves to others. saver.configure(host_margin=) goes before it.",
     ),
     Setting(
-        "EBBTIDE_COPY_THREADS",
-        "from the cores that the process may use",
-        "How many threads copy between a backup and the staging ring.",
+        "EBBTIDE_PINNED_LIMIT",
+        "no limit",
+        "The most pinned memory, for rings and pinned backups. saver.configure(pinned_limit=) goes before it.",
     ),
     Setting(
         "EBBTIDE_DISK_DIRECTORY",
-        "TMPDIR, else /var/tmp",
-        "Where the files of disk backups are: a directory on a disk, not on tmpfs.",
+        "$TMPDIR, else /var/tmp",
+        "The folder of disk backups: on a disk, not on tmpfs. saver.configure(disk_directory=) goes before it.",
+    ),
+    Setting(
+        "EBBTIDE_SKIP_CLEAN",
+        "1",
+        "0: a pause also copies blocks that did not change since their backup was made. "
+        "saver.configure(skip_clean=) goes before it.",
+    ),
+    Setting(
+        "EBBTIDE_SKIP_UNUSED",
+        "1",
+        "0: a pause also copies blocks that torch holds free. saver.configure(skip_unused=) goes before it.",
+    ),
+    Setting(
+        "EBBTIDE_SKIP_CONSTANT",
+        "1",
+        "0: a pause also copies blocks of one repeated value. saver.configure(skip_constant=) goes before it.",
+    ),
+    Setting(
+        "EBBTIDE_COMPARE_BYTES",
+        "0",
+        "1: where a digest says that nothing changed, bytes are copied and compared all the same. "
+        "saver.configure(compare_bytes=) goes before it.",
+    ),
+    Setting(
+        "EBBTIDE_COPY_THREADS",
+        "from the cores that the process may use",
+        "How many threads copy between a backup and the staging ring.",
     ),
     Setting(
         "EBBTIDE_CHECK",

@@ -1,6 +1,8 @@
 """The core under `ebbtide._core` on the simulator: its control interface, and device memory through plain pointers."""
 
 import ctypes
+import functools
+import random
 from pathlib import Path
 
 from ebbtide import _core
@@ -63,9 +65,20 @@ class Sim:
         return counts
 
 
+@functools.lru_cache(maxsize=300)
+def _pattern(value: int) -> bytes:
+    """The content of one chunk that `value` stands for: no block of it is one repeated value, but for 0."""
+    return bytes(CHUNK) if value == 0 else random.Random(value).randbytes(CHUNK)
+
+
+def content(size_bytes: int, value: int) -> bytes:
+    whole, rest = divmod(size_bytes, CHUNK)
+    return _pattern(value) * whole + _pattern(value)[:rest]
+
+
 def fill(address: int, size_bytes: int, value: int) -> None:
-    ctypes.memset(address, value, size_bytes)
+    ctypes.memmove(address, content(size_bytes, value), size_bytes)
 
 
 def is_filled(address: int, size_bytes: int, value: int) -> bool:
-    return ctypes.string_at(address, size_bytes) == bytes([value]) * size_bytes
+    return ctypes.string_at(address, size_bytes) == content(size_bytes, value)

@@ -1,4 +1,4 @@
-"""What the benchmark is made of: checks that find planted faults, processes that fail, targets judged from figures."""
+"""What the benchmark is made of: checks that find planted faults, processes that fail."""
 
 import os
 import signal
@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.device_memory
 
 
 @pytest.fixture(autouse=True)
@@ -204,8 +206,8 @@ def test_a_failure_keeps_what_was_measured_and_the_other_parts(monkeypatch: pyte
     bad = {"status": "failed", "reason": "lost"}
     monkeypatch.setattr(isolation, "run", Scripted([good(1), good(10), good(2), bad, good(3)]))
     parts = [Part(name, Measured, is_first_only=True) for name in ("a", "b")]
-    run = runner.Runner(Sizes.small(samples=3))
-    assert list(run.run([("group", lambda _: parts)])) == ["group"]
+    run = runner.Runner([("group", lambda _: parts)], Sizes.small(samples=3))
+    assert list(run.run()) == ["a", "b", "a", "b", "a"]
     assert run.entries["a"]["seconds"] == {"pause": [1, 2, 3]} and run.entries["a"]["processes"] == 3
     assert run.entries["b"]["status"] == "failed" and run.entries["b"]["seconds"] == {"pause": [10]}
     assert runner.find_failures(run.entries) == ["b: lost"]
@@ -213,6 +215,42 @@ def test_a_failure_keeps_what_was_measured_and_the_other_parts(monkeypatch: pyte
     assert runner.find_failures(entries) == ["steady.ebbtide: its process ended with status 1 after its result"]
     entries["steady.ebbtide"] = {**good(1), "faults": ["wrong", "wrong"]}
     assert runner.find_failures(entries) == ["steady.ebbtide: wrong"]
+
+
+def test_turns_of_parts_and_of_samples() -> None:
+    from benchmarks.measured import Measured, turns
+    from benchmarks.parts import Part
+    from benchmarks.runner import in_turns
+
+    once, many, few = Part("once", Measured), Part("many", Measured, True), Part("few", Measured, True, processes=1)
+    assert [part.name for part in in_turns([many, few, once], 3)] == ["once", "many", "few", "many", "many"]
+    assert list(turns(2, 4, patience_seconds=60)) == [0, 1, 2, 3]
+    assert list(turns(2, 4, patience_seconds=0)) == [0, 1]
+
+
+def test_limits_come_right_before_the_first_work_that_needs_them() -> None:
+    from benchmarks.runner import choose
+
+    names = [name for name, _ in choose(["unchanged", "disk"])]
+    assert names == ["link", "steady", "driver_calls", "device_read", "unchanged", "direct_io", "disk"]
+
+
+def test_a_part_that_the_end_of_the_budget_cuts_off_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import runner
+    from benchmarks.measured import Measured
+    from benchmarks.parts import Part
+    from benchmarks.sizes import Sizes
+
+    monkeypatch.setattr(runner, "measure_part", lambda *_: time.sleep(60))
+    run = runner.Runner([("group", lambda _: [Part("slow", Measured)])], Sizes.small(), budget=0.5)
+    monkeypatch.setattr(runner.isolation, "run", late)
+    assert list(run.run()) == ["slow"]
+    assert run.entries == {"slow": {"status": "left out", "reason": "not measured: out of time"}}
+
+
+def late(_: Any, __: Any, timeout: float) -> dict[str, Any]:
+    time.sleep(timeout + 0.01)
+    return {"status": "failed", "reason": "took longer"}
 
 
 def test_refusals_are_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,100 +274,3 @@ def test_refusals_are_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert status == 2 and "--small" in said
     status, said = refuse("run --plots")
     assert status == 2 and "give --out" in said
-
-
-# --- targets ----------------------------------------------------------------------------------------------------------
-
-
-def entry(size_bytes: int = 0, faults: Sequence[str] = (), **seconds: list[float]) -> dict[str, Any]:
-    figures = {name.replace("__", " "): values for name, values in seconds.items()}
-    return {"status": "ok", "bytes": size_bytes, "seconds": figures, "facts": {}, "faults": list(faults)}
-
-
-def judged(entries: dict[str, Any], part: str, metric: str) -> dict[str, Any]:
-    from benchmarks.rows import judge
-
-    (row,) = [row for row in judge(entries) if (row["part"], row["metric"]) == (part, metric)]
-    return row
-
-
-def ratios(row: dict[str, Any]) -> list[tuple[float | None, bool | None]]:
-    return [(goal["ratio"] and round(goal["ratio"], 3), goal["reached"]) for goal in row["goals"]]
-
-
-LINK = {"limits.link": entry(100, to_host=[1, 1, 9], to_device=[2], both=[2.5])}
-
-
-def test_speeds_are_judged_against_link_and_rival() -> None:
-    entries = {
-        **LINK,
-        "first_pause.ebbtide": entry(1000, pause=[20, 20, 21], resume=[10]),
-        "first_pause.torch_memory_saver": entry(1000, pause=[200], resume=[50]),
-    }
-    pause = judged(entries, "first_pause.ebbtide", "pause")
-    assert ratios(pause) == [(10, True), (0.5, True), (0.5, False)]
-    assert pause["goals"][2]["is_stretch"] and pause["bytes_per_second"] == 50
-    assert ratios(judged(entries, "first_pause.ebbtide", "resume")) == [(5, True), (2, True)]
-    del entries["first_pause.torch_memory_saver"]
-    assert ratios(judged(entries, "first_pause.ebbtide", "pause"))[0] == (None, None)
-
-
-def test_times_are_judged_against_driver_calls_at_the_best_handle_size() -> None:
-    calls = entry(1000, give__2_MiB=[9], give__64_MiB=[3, 3], claim__2_MiB=[4], claim__64_MiB=[5])
-    entries = {"limits.driver_no_backup": calls, "no_backup.ebbtide": entry(1000, pause=[3.3], resume=[4.8])}
-    assert ratios(judged(entries, "no_backup.ebbtide", "pause"))[0] == (1.1, True)
-    assert ratios(judged(entries, "no_backup.ebbtide", "resume"))[0] == (1.2, False)
-    entries |= {
-        "limits.driver_weights": calls,
-        "limits.device_read": entry(1000, read=[1]),
-        "unchanged.ebbtide": entry(1000, pause=[14]),
-        "steady.torch_memory_saver": entry(1000, pause=[100]),
-    }
-    assert ratios(judged(entries, "unchanged.ebbtide", "pause")) == [(2, False), (7.143, False)]
-
-
-def test_overlap_is_judged_against_what_it_overlaps() -> None:
-    entries = {
-        **LINK,
-        "swap.ebbtide": entry(1000, swap=[25], pause_then_resume=[40]),
-        "forward.ebbtide": entry(1000, attached=[25], forward=[18], resume_then_forward=[38]),
-    }
-    swap = judged(entries, "swap.ebbtide", "swap")
-    assert ratios(swap) == [(1.6, False), (1, True)] and swap["bytes_per_second"] == 80
-    assert ratios(judged(entries, "forward.ebbtide", "attached")) == [(0.8, False)]
-
-
-def test_a_wrong_or_missing_figure_is_compared_with_nothing() -> None:
-    entries = {**LINK, "steady.ebbtide_retain": entry(1000, ["a tensor's bytes changed"], pause=[1])}
-    row = judged(entries, "steady.ebbtide_retain", "pause")
-    assert row["status"] == "wrong" and row["goals"] == [] and row["reason"] == "a tensor's bytes changed"
-    entries["unchanged.tenth_changed"] = entry(1000, pause=[1])
-    assert ratios(judged(entries, "unchanged.tenth_changed", "pause")) == [(None, None)]
-    entries["steady.ebbtide_retain"] = {"status": "failed", "reason": "lost"}
-    row = judged(entries, "steady.ebbtide_retain", "pause")
-    assert (row["status"], row["reason"]) == ("failed", "lost") and "seconds" not in row
-
-
-def test_every_row_has_a_part_and_every_need_a_name() -> None:
-    from benchmarks import catalogue
-    from benchmarks.rows import ROWS
-    from benchmarks.sizes import Sizes
-
-    makers = [*catalogue.LIMITS.values(), *catalogue.WORKS.values()]
-    parts = [part.name for make in makers for part in make(Sizes())]
-    assert len(parts) == len(set(parts))
-    assert {row.part for row in ROWS} <= set(parts)
-    shown = {row.part.partition(".")[0] for row in ROWS}
-    assert catalogue.WORKS.keys() - shown == {"curve"}  # that one is drawn
-    assert {limit for limits in catalogue.NEEDS.values() for limit in limits} <= catalogue.LIMITS.keys()
-    assert {work for works in catalogue.COMPARED_WITH.values() for work in works} <= catalogue.WORKS.keys()
-
-
-def test_drawings_that_cannot_be_made_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from benchmarks import plots
-
-    empty = {"provenance": {}, "result": {"rows": [], "measured": {}, "is_small": True}}
-    assert [line.partition(":")[0] for line in plots.draw(empty, tmp_path / "x.json")] == ["no bars", "no sizes"]
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(plots.NotDrawnError, match="pip install matplotlib"):
-        plots.new_figure(1, 1)

@@ -11,7 +11,7 @@ import ctypes, gc, os, signal, sys, threading, time
 sys.path.insert(0, os.environ["CORE_TESTS"])
 from ebbtide import _core
 from ebbtide.errors import StateError
-from core_sim import CHUNK, Sim, fill, is_filled
+from core_sim import CHUNK, Sim, content, fill, is_filled
 _core.use_driver("sim")
 sim = Sim()
 
@@ -120,7 +120,7 @@ assert in_child(child) == 0
 # The parent's are whole.
 assert operation.commit().bytes == CHUNK
 abandoned.abandon()
-assert bytes(memoryview(backup)) == bytes([7]) * CHUNK
+assert bytes(memoryview(backup)) == content(CHUNK, 7)
 _core.close_lease(lease.id)
 dropped.commit()
 _core.resume([])
@@ -244,8 +244,7 @@ def test_a_process_ends_with_status_0(run, ending):
 
 
 IN_THE_MIDDLE = """
-address = block('w', size=8 * CHUNK)
-ctypes.memmove(address, os.urandom(8 * CHUNK), 8 * CHUNK)  # what holds one value would not be copied
+block('w', size=8 * CHUNK)
 sim.delay('cuMemcpyDtoHAsync', 0.05)
 def slow():
     _core.pause([])

@@ -33,7 +33,7 @@ with saver.region("other"):
 simulator.ebbtide_sim_clear_log()
 with saver.region("weights"):
     show("enter")
-    tensor = torch.ones(12 << 20, dtype=torch.uint8, device=saver.device)
+    tensor = torch.randint(0, 256, (12 << 20,), dtype=torch.uint8, device=saver.device)
     show("malloc")
 show("leave")
 saver.pause("weights")

@@ -18,9 +18,13 @@ from ebbtide.saver.graphs import cuda_graph, graph_pool
 from ebbtide.saver.hooks import on
 from ebbtide.saver.limits import configure
 from ebbtide.saver.operations import pause, paused, resume
+from ebbtide.saver.pending import Pending
+from ebbtide.saver.preparation import Preparation, prepare
 from ebbtide.saver.queries import backup_of, is_paused, stats, tags
 from ebbtide.saver.regions import disabled, region
-from ebbtide.saver.reports import Adoption, Event, Held, Report, TagStatus, TagTable
+from ebbtide.saver.reports import Adoption, Event, Held, Report, Swap, TagStatus, TagTable
+from ebbtide.saver.swapping import swap
+from ebbtide.saver.trimming import trim
 
 if TYPE_CHECKING:
     device: str
@@ -33,7 +37,10 @@ __all__ = [
     "Adoption",
     "Event",
     "Held",
+    "Pending",
+    "Preparation",
     "Report",
+    "Swap",
     "TagStatus",
     "TagTable",
     "adopt",
@@ -47,11 +54,14 @@ __all__ = [
     "on",
     "pause",
     "paused",
+    "prepare",
     "region",
     "resume",
     "stats",
+    "swap",
     "tags",
     "timeline",
+    "trim",
 ]
 
 

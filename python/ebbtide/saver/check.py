@@ -40,6 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ebbtide import _core
 from ebbtide.errors import StateError
+from ebbtide.saver import pending
 
 VARIABLE = "EBBTIDE_CHECK"
 
@@ -166,7 +167,7 @@ def _find_whether_it_touches(func: Any) -> bool:
 def _check_value(func: Any, place: int | str, value: Any) -> None:
     for tensor in _tensors_in(value):
         for address, size_bytes in _spans(tensor):
-            if _core.is_away(address, size_bytes):
+            if _core.is_away(address, size_bytes) and not pending.is_on_its_way(address, size_bytes):
                 raise StateError(_describe(func, place, tensor, address))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ebbtide import torch_extension
+from ebbtide.saver.snapshots import Segment, make_segment
 
 
 class CpuPools:
@@ -24,12 +25,12 @@ class CpuPools:
         """See PoolBackend."""
         return int(self._extension.pool_create(slot, tag))
 
-    def unused_segments(self, pool: int) -> Sequence[int] | None:
+    def segments(self, pool: int) -> Sequence[Segment]:
         """See PoolBackend."""
-        segments = self._extension.pool_snapshot(pool)
-        if any(is_allocated for _, _, blocks in segments for _, _, is_allocated in blocks):
-            return None
-        return [address for address, _, _ in segments]
+        return [
+            make_segment(address, size, ((address + offset, length, not is_used) for offset, length, is_used in blocks))
+            for address, size, blocks in self._extension.pool_snapshot(pool)
+        ]
 
     def enter(self, pool: int) -> None:
         """See PoolBackend."""

@@ -15,6 +15,7 @@ What torch does, and what this file makes of it (read in torch 2.6 to 2.13, meas
 """
 
 import ctypes
+import inspect
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ import torch
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.saver import captures
+from ebbtide.saver.snapshots import Segment, read_cuda_segments
 
 LEAST_TORCH = (2, 6)
 THREAD_POOLS_FROM = (2, 8)
@@ -87,15 +89,13 @@ class CudaPools:
         self._end(device, pool.id)
         return pool
 
-    def unused_segments(self, pool: CudaPool) -> Sequence[int] | None:
+    def segments(self, pool: CudaPool) -> Sequence[Segment] | None:
         """See PoolBackend. torch before 2.9 does not tell one pool's segments."""
-        try:
-            segments = torch.cuda.memory_snapshot(pool.id)
-        except TypeError:
+        known = inspect.signature(torch.cuda.memory_snapshot).parameters
+        if not known:
             return None
-        if any(segment["active_size"] for segment in segments):
-            return None
-        return [segment["address"] for segment in segments]
+        without_traces = {"include_traces": False} if "include_traces" in known else {}
+        return read_cuda_segments(torch.cuda.memory_snapshot(pool.id, **without_traces))
 
     def enter(self, pool: CudaPool) -> None:
         """See PoolBackend."""

@@ -10,12 +10,12 @@ import contextlib
 import os
 import sys
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 from ebbtide import _core, driver_choice
 from ebbtide.errors import StateError
 from ebbtide.saver import pools
-from ebbtide.saver.leases import LentPool, holder_name, shelf
+from ebbtide.saver.leases import LentPool, PoolKey, holder_name, restore_trimmed, shelf
 
 
 class Frame:
@@ -56,25 +56,33 @@ class OrdinaryFrame(Frame):
             self._backend.restore(self._token)
 
 
+class RegionPolicy(NamedTuple):
+    """What a region says of the memory inside. `backup` is the core's code."""
+
+    tag: str
+    backup: int
+    retain: bool
+
+
 class RegionFrame(Frame):
     """A lease on a tag, and one of its pools for each device."""
 
     def __init__(
-        self, owner: object, backend: pools.PoolBackend, tag: str, backup: int, takes_all_threads: bool
+        self, owner: object, backend: pools.PoolBackend, policy: RegionPolicy, takes_all_threads: bool
     ) -> None:
         super().__init__(owner)
         self.takes_all_threads = takes_all_threads
         self._backend = backend
-        self._tag = tag
-        self._backup = backup
+        self._keys = [PoolKey(policy.tag, policy.backup, device, policy.retain) for device in backend.devices()]
         self._lent: list[LentPool] = []
-        devices = backend.devices()
-        for device in devices:
-            shelf.slot(tag, backup, device)
-        self._lease = _core.open_lease(tag, holder_name())
+        for key in self._keys:
+            shelf.slot(key)
+        self._lease = _core.open_lease(policy.tag, holder_name())
+        reaches_all_threads = takes_all_threads or backend.one_thread_only
         try:
-            for device in devices:
-                self._lent.append(shelf.take(backend, tag, backup, device, self._lease))
+            for key in self._keys:
+                self._lent.append(shelf.take(backend, key, self._lease, takes_all_threads=reaches_all_threads))
+            restore_trimmed(policy.tag, self._lent)
         except BaseException:
             self.close()
             raise
@@ -97,7 +105,7 @@ class RegionFrame(Frame):
 
     def close(self) -> None:
         while self._lent:
-            shelf.give_back(self._tag, self._backup, self._lent.pop())
+            shelf.give_back(self._keys[len(self._lent) - 1], self._lent.pop())
         _core.close_lease(self._lease.id)
 
     def _verbs(self) -> tuple[Any, Any]:
@@ -231,7 +239,7 @@ def this_thread() -> FrameStack:
     return _state.stack
 
 
-def open_region(owner: object, tag: str, backup: int, takes_all_threads: bool) -> None:
+def open_region(owner: object, policy: RegionPolicy, takes_all_threads: bool) -> None:
     """Opens a region in this thread; no-op where ebbtide is off. Raises what its parts raise, leaving nothing open."""
     backend = pools.backend()
     if backend is None:
@@ -247,7 +255,7 @@ def open_region(owner: object, tag: str, backup: int, takes_all_threads: bool) -
         check.enable_if_asked()
     _region_threads.enter(backend.one_thread_only)
     try:
-        this_thread().push(RegionFrame(owner, backend, tag, backup, takes_all_threads))
+        this_thread().push(RegionFrame(owner, backend, policy, takes_all_threads))
     except BaseException:
         _region_threads.leave()
         raise

@@ -15,7 +15,7 @@ from typing import Any
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.saver import captures, pools
-from ebbtide.saver.leases import LentPool, holder_name, may_enter, shelf
+from ebbtide.saver.leases import LentPool, PoolKey, holder_name, may_enter, shelf
 from ebbtide.saver.names import BackupName, backup_code, check_tag
 
 
@@ -30,7 +30,7 @@ class _GraphPool:
 
 
 _lock = threading.RLock()
-_pools: dict[tuple[str, int, int], list[_GraphPool]] = {}
+_pools: dict[PoolKey, list[_GraphPool]] = {}
 
 
 def _cuda_backend(what: str) -> pools.PoolBackend | None:
@@ -40,14 +40,13 @@ def _cuda_backend(what: str) -> pools.PoolBackend | None:
     return backend
 
 
-def _make(backend: pools.PoolBackend, key: tuple[str, int, int], epoch: int, graph: Any) -> _GraphPool:
-    tag, backup, device = key
-    lent = LentPool(backend.make(shelf.slot(tag, backup, device), device, tag), device, epoch)
-    captures.name_pool(tuple(lent.pool.id), tag, lent)
+def _make(backend: pools.PoolBackend, key: PoolKey, epoch: int, graph: Any) -> _GraphPool:
+    lent = LentPool(backend.make(shelf.slot(key), key.device, key.tag), key.device, epoch, is_captured=True)
+    captures.name_pool(tuple(lent.pool.id), key.tag, lent)
     return _GraphPool(lent, None if graph is None else weakref.ref(graph))
 
 
-def _pool_for(backend: pools.PoolBackend, key: tuple[str, int, int], graph: Any, lease: "_core.Lease") -> _GraphPool:
+def _pool_for(backend: pools.PoolBackend, key: PoolKey, graph: Any, lease: "_core.Lease") -> _GraphPool:
     with _lock:
         for pool in _pools.get(key, []):
             if pool.serves(graph) and may_enter(pool.lent.epoch, lease.epoch, lease.is_away):
@@ -88,11 +87,11 @@ def cuda_graph(
         with torch.cuda.graph(graph, **arguments):
             yield
         return
-    device = torch.cuda.current_device()
-    shelf.slot(key_tag, code, device)
+    key = PoolKey(key_tag, code, torch.cuda.current_device())
+    shelf.slot(key)
     lease = _core.open_lease(key_tag, f"a capture in {holder_name()}")
     try:
-        pool = _pool_for(backend, (key_tag, code, device), graph, lease)
+        pool = _pool_for(backend, key, graph, lease)
         with torch.cuda.graph(graph, pool=pool.lent.pool.id, **arguments):
             yield
     finally:
@@ -116,10 +115,10 @@ def graph_pool(tag: str = "graphs", *, backup: BackupName | None = "ram") -> Any
 
     if backend is None:
         return torch.cuda.graph_pool_handle()
-    key = (key_tag, code, torch.cuda.current_device())
+    key = PoolKey(key_tag, code, torch.cuda.current_device())
     shared = _shared_pool(key)
     if shared is None:
-        shelf.slot(*key)
+        shelf.slot(key)
         lease = _core.open_lease(key_tag, holder_name())
         try:
             made = _make(backend, key, lease.epoch, None)
@@ -133,6 +132,6 @@ def graph_pool(tag: str = "graphs", *, backup: BackupName | None = "ram") -> Any
     return shared.lent.pool.id
 
 
-def _shared_pool(key: tuple[str, int, int]) -> _GraphPool | None:
+def _shared_pool(key: PoolKey) -> _GraphPool | None:
     with _lock:
         return next((pool for pool in _pools.get(key, []) if pool.graph is None), None)

@@ -24,7 +24,8 @@ _hooks: list[_Hook] = []
 
 
 def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[], None]:
-    """Calls `function(tag)` around each pause or resume that moves memory of `tag`, in the thread that asked for it.
+    """Calls `function(tag)` around each pause, resume or swap that moves memory of `tag`, in the thread that asked for
+    it. After `resume(wait=False)`, "after_resume" comes in the first `wait()` of the Pending.
 
     Hooks run in the order in which they were added. One that raises before the operation stops it: nothing has moved.
     One that raises after it changes
@@ -77,10 +78,10 @@ def run_before(event: str, tags: Iterable[str]) -> None:
         hook.function(tag)
 
 
-def run_after(event: str, tags: Iterable[str]) -> None:
-    """Runs all hooks; the first exception arrives when all have run."""
+def run_after(*moved: tuple[str, Iterable[str]]) -> None:
+    """Runs all hooks of each (event, tags); the first exception arrives when all have run."""
     first: BaseException | None = None
-    for hook, tag in _calls(event, tags):
+    for hook, tag in [call for event, tags in moved for call in _calls(event, tags)]:
         try:
             hook.function(tag)
         except BaseException as error:

@@ -6,16 +6,30 @@ free blocks that it cached in a pool without asking anybody, so a pool must neve
 
 - nothing of the tag is away: any idle pool may be entered;
 - something is away: only a pool that was made since the last pause (its epoch is the tag's), so that all of its
-  memory is resident; else an older one in which nothing is in use, once its own memory is back; else a fresh one.
+  memory is resident; else an older one in which nothing is in use, once its own memory is back; else a fresh one;
+- what was trimmed of a pool comes back before it is entered, or the region is not.
+
+A pool that a capture may have taken memory from is marked for ever: a replay uses blocks that torch calls free.
 """
 
 import threading
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from ebbtide import _core
 from ebbtide.errors import Error
 from ebbtide.saver.pools import PoolBackend
+
+
+class PoolKey(NamedTuple):
+    """What pools have in common that share a slot of the core. `backup` is the core's code."""
+
+    tag: str
+    backup: int
+    device: int
+    retain: bool = False
 
 
 @dataclass(eq=False)
@@ -26,6 +40,9 @@ class LentPool:
     device: int
     epoch: int
     number: int = 0
+    trimmed: set[int] = field(default_factory=set)  # addresses of segments whose memory was given up
+    is_captured: bool = False  # a capture may have taken memory from it
+    takes_all_threads: bool = False  # while it is lent
 
 
 def may_enter(pool_epoch: int, lease_epoch: int, is_away: bool) -> bool:
@@ -34,55 +51,106 @@ def may_enter(pool_epoch: int, lease_epoch: int, is_away: bool) -> bool:
 
 
 class Shelf:
-    """The idle pools of each (tag, backup, device). Thread-safe."""
+    """The pools of each key, idle and lent. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._slots: dict[tuple[str, int, int], int] = {}
-        self._idle: dict[tuple[str, int, int], list[LentPool]] = {}
+        self._slots: dict[PoolKey, int] = {}
+        self._idle: dict[PoolKey, list[LentPool]] = {}
+        self._lent: set[LentPool] = set()
+        self._capture_count = 0
         self.made = 0
 
-    def slot(self, tag: str, backup: int, device: int) -> int:
-        """The slot of the combination, bound at the first call: that makes the tag known.
+    def slot(self, key: PoolKey) -> int:
+        """The slot of the key, bound at the first call: that makes the tag known.
 
         Raises:
             StateError: all slots are taken.
         """
-        key = (tag, backup, device)
         with self._lock:
             slot = self._slots.get(key)
             if slot is None:
-                slot = self._slots[key] = _core.bind_slot(tag, device, backup)
+                slot = self._slots[key] = _core.bind_slot(key.tag, key.device, key.backup, key.retain)
             return slot
 
-    def take(self, backend: PoolBackend, tag: str, backup: int, device: int, lease: "_core.Lease") -> LentPool:
-        """An idle pool that may be entered under `lease`, or a fresh one."""
+    def take(
+        self, backend: PoolBackend, key: PoolKey, lease: "_core.Lease", *, takes_all_threads: bool = False
+    ) -> LentPool:
+        """An idle pool that may be entered under `lease` once its trimmed memory is back, or a fresh one."""
+        lent = self._take_idle(key, lease) or self._take_retired(backend, key, lease) or self._make(backend, key, lease)
         with self._lock:
-            idle = self._idle.setdefault((tag, backup, device), [])
+            lent.takes_all_threads = takes_all_threads
+            lent.is_captured |= self._capture_count > 0
+            self._lent.add(lent)
+        return lent
+
+    def _take_idle(self, key: PoolKey, lease: "_core.Lease") -> LentPool | None:
+        with self._lock:
+            idle = self._idle.setdefault(key, [])
             # The oldest: always the same ones, so that free blocks are found again.
             for lent in sorted(idle, key=lambda lent: lent.number):
                 if may_enter(lent.epoch, lease.epoch, lease.is_away):
                     idle.remove(lent)
                     return lent
+            return None
+
+    def _take_retired(self, backend: PoolBackend, key: PoolKey, lease: "_core.Lease") -> LentPool | None:
+        with self._lock:
+            idle = self._idle.setdefault(key, [])
             retired = sorted(idle, key=lambda lent: lent.number)
             idle.clear()  # nobody else takes them while their memory comes back
+        reused = None
         try:
-            reused = next((lent for lent in retired if _bring_back(backend, tag, lent, lease)), None)
+            reused = next((lent for lent in retired if _bring_back(backend, key.tag, lent, lease)), None)
         finally:
             with self._lock:
-                idle.extend(retired)
-        with self._lock:
-            if reused is not None:
-                idle.remove(reused)
-                return reused
-            self.made += 1
-            number = self.made
-        return LentPool(backend.make(self.slot(tag, backup, device), device, tag), device, lease.epoch, number)
+                idle.extend(lent for lent in retired if lent is not reused)
+        return reused
 
-    def give_back(self, tag: str, backup: int, lent: LentPool) -> None:
+    def _make(self, backend: PoolBackend, key: PoolKey, lease: "_core.Lease") -> LentPool:
+        pool = backend.make(self.slot(key), key.device, key.tag)
+        with self._lock:
+            self.made += 1
+            return LentPool(pool, key.device, lease.epoch, self.made)
+
+    def give_back(self, key: PoolKey, lent: LentPool) -> None:
         """Makes the pool idle again."""
         with self._lock:
-            self._idle.setdefault((tag, backup, lent.device), []).append(lent)
+            self._lent.discard(lent)
+            self._idle.setdefault(key, []).append(lent)
+
+    def idle(self) -> list[tuple[PoolKey, LentPool]]:
+        """All idle pools."""
+        with self._lock:
+            return [(key, lent) for key, pools in self._idle.items() for lent in pools]
+
+    @contextmanager
+    def withheld(self, tags: Sequence[str]) -> Iterator[list[tuple[PoolKey, LentPool]]]:
+        """The idle pools of these tags that no capture has marked; nobody is lent one of them meanwhile."""
+        with self._lock:
+            chosen = [(key, lent) for key, lent in self.idle() if key.tag in tags and not lent.is_captured]
+            for key, lent in chosen:
+                self._idle[key].remove(lent)
+        try:
+            yield chosen
+        finally:
+            with self._lock:
+                for key, lent in chosen:
+                    self._idle[key].append(lent)
+
+    def begin_capture(self, pool_id: Any = None) -> None:
+        """From now until `end_capture` a capture may take memory from the pool with this id, from pools that are open
+        for all threads, and from those that are opened meanwhile."""
+        with self._lock:
+            self._capture_count += 1
+            for lent in (*self._lent, *(lent for _, lent in self.idle())):
+                is_named = pool_id is not None and getattr(lent.pool, "id", None) == pool_id
+                lent.is_captured |= is_named or (lent.takes_all_threads and lent in self._lent)
+
+    def end_capture(self) -> None:
+        """Undoes `begin_capture`; the marks stay."""
+        with self._lock:
+            self._capture_count -= 1
 
     def renew_lock(self) -> None:
         """In a forked child: the thread that held the lock may not exist here."""
@@ -92,16 +160,38 @@ class Shelf:
 def _bring_back(backend: PoolBackend, tag: str, lent: LentPool, lease: "_core.Lease") -> bool:
     """Makes a retired pool's memory resident, if nothing in it is in use: then it may be entered under `lease`. Without
     this, a program that allocates in a paused tag in every cycle would leave a pool behind each time."""
-    segments = backend.unused_segments(lent.pool)
-    if segments is None:
-        return False
     try:
+        segments = backend.segments(lent.pool)
+        if segments is None or not all(segment.is_free for segment in segments):
+            return False
         if segments:
-            _core.resume([tag], False, segments)
-    except Error:
-        return False  # too little memory for all of them, or a capture: a fresh pool takes what it needs
+            _core.resume([tag], False, [segment.address for segment in segments])
+    except (Error, KeyError, TypeError, ValueError):
+        # Too little memory for all of them, a capture, a snapshot that is not understood: a fresh pool takes what it
+        # needs.
+        return False
+    lent.trimmed.clear()
     lent.epoch = lease.epoch
     return True
+
+
+def restore_trimmed(tag: str, pools: Sequence[LentPool]) -> None:
+    """Brings back what was trimmed of these pools of the tag, all of it or nothing.
+
+    Raises:
+        OutOfMemoryError: there is too little room.
+    """
+    wanted = set().union(*(lent.trimmed for lent in pools))
+    if not wanted:
+        return
+    # torch may have given a segment back since, and its address may be another allocation's by now.
+    trimmed = [info.address for info in _core.allocations(tag) if info.is_trimmed and info.address in wanted]
+    if trimmed:
+        from ebbtide.saver import torch_cache
+
+        torch_cache.claim_patiently(lambda: _core.resume([tag], False, trimmed))
+    for lent in pools:
+        lent.trimmed.clear()
 
 
 def holder_name() -> str:

@@ -1,4 +1,4 @@
-"""How much ebbtide may hold: `saver.configure` and the variables of the same name."""
+"""How much ebbtide may hold and what a pause may leave out: `saver.configure` and the variables of the same names."""
 
 import os
 import threading
@@ -18,49 +18,105 @@ class _Unchanged(Enum):
 
 UNCHANGED: Final = _Unchanged.UNCHANGED
 Limit: TypeAlias = str | int | Literal[_Unchanged.UNCHANGED] | None
+Switch: TypeAlias = bool | Literal[_Unchanged.UNCHANGED]
+Folder: TypeAlias = str | os.PathLike[str] | Literal[_Unchanged.UNCHANGED] | None
 
-_VARIABLES = {
+_SIZE_VARIABLES = {
     "device": "EBBTIDE_DEVICE_LIMIT",
     "host": "EBBTIDE_HOST_LIMIT",
     "host_margin": "EBBTIDE_HOST_MARGIN",
+    "pinned": "EBBTIDE_PINNED_LIMIT",
+}
+_SWITCH_VARIABLES = {
+    "skip_clean": "EBBTIDE_SKIP_CLEAN",
+    "skip_unused": "EBBTIDE_SKIP_UNUSED",
+    "skip_constant": "EBBTIDE_SKIP_CONSTANT",
+    "compare_bytes": "EBBTIDE_COMPARE_BYTES",
 }
 _lock = threading.Lock()
 _environment_is_applied = False
 
 
 def configure(
-    *, device_limit: Limit = UNCHANGED, host_limit: Limit = UNCHANGED, host_margin: Limit = UNCHANGED
+    *,
+    device_limit: Limit = UNCHANGED,
+    host_limit: Limit = UNCHANGED,
+    host_margin: Limit = UNCHANGED,
+    pinned_limit: Limit = UNCHANGED,
+    disk_directory: Folder = UNCHANGED,
+    skip_clean: Switch = UNCHANGED,
+    skip_unused: Switch = UNCHANGED,
+    skip_constant: Switch = UNCHANGED,
+    compare_bytes: Switch = UNCHANGED,
 ) -> None:
-    """Sets limits; what is left out stays as it is. All are checked before any is set.
+    """Sets limits and switches; what is left out stays as it is. All are checked before any is set.
 
     Args:
         device_limit: the most that ebbtide may hold on each device ("16GiB" or bytes); None: no limit.
         host_limit: the most host memory that it may hold; None: no limit but RAM and the container's.
         host_margin: host memory that it leaves to others ("1GiB" or bytes).
+        pinned_limit: the most pinned memory that it may hold, for its rings and for pinned backups; None: no limit.
+        disk_directory: the folder of disk backups that are made from now on; None: EBBTIDE_DISK_DIRECTORY, else TMPDIR,
+            else /var/tmp. It is looked at when a backup is made.
+        skip_clean: whether a pause leaves out blocks of 2 MiB that did not change since their backup was made, by a
+            seeded digest of 128 bits. A change within 16 bytes is always seen; that another one is missed has odds of
+            about 2**-128 (an estimate, not a proof).
+        skip_unused: whether it leaves out blocks that torch holds free. Their content is gone then.
+        skip_constant: whether it keeps blocks of one repeated value of 16 bytes as that value.
+        compare_bytes: whether, where a digest says that nothing changed, the bytes are copied and compared all the
+            same. Pinned backups are simply written again.
 
     Raises:
-        TypeError, ValueError: malformed sizes.
+        TypeError, ValueError: malformed sizes, switches that are no bool.
     """
     if host_margin is None:
         raise TypeError("host_margin is a size: 0 leaves nothing to others")
-    given = {"device_limit": device_limit, "host_limit": host_limit, "host_margin": host_margin}
+    given = {"device": device_limit, "host": host_limit, "host_margin": host_margin, "pinned": pinned_limit}
     limits = {
-        argument: _core.UNLIMITED if size is None else parse_size(size, argument)
-        for argument, size in given.items()
+        name: _core.UNLIMITED if size is None else parse_size(size, name if "_" in name else f"{name}_limit")
+        for name, size in given.items()
         if not isinstance(size, _Unchanged)
     }
+    switches = {
+        "skip_clean": skip_clean,
+        "skip_unused": skip_unused,
+        "skip_constant": skip_constant,
+        "compare_bytes": compare_bytes,
+    }
+    for name, value in switches.items():
+        if not isinstance(value, bool | _Unchanged):
+            raise TypeError(f"{name} is True or False, not {value!r}")
+    folder = _check_folder(disk_directory)
     if driver_choice.is_off():
         return
     apply_environment()
-    for argument, value in limits.items():
-        _core.set_limit(argument.removesuffix("_limit"), value)
+    for name, size_bytes in limits.items():
+        _core.set_limit(name, size_bytes)
+    for name, value in switches.items():
+        if not isinstance(value, _Unchanged):
+            _core.set_option(name, value)
+    if not isinstance(folder, _Unchanged):
+        _core.set_disk_directory(folder)
+
+
+def _check_folder(folder: object) -> str | Literal[_Unchanged.UNCHANGED] | None:
+    if folder is None or isinstance(folder, _Unchanged):
+        return folder
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"disk_directory is a path, not {type(folder).__name__}")
+    path = os.fspath(folder)
+    if not isinstance(path, str):
+        raise TypeError("disk_directory is a path of text, not of bytes")
+    if not path or "\0" in path:
+        raise ValueError(f"disk_directory is no path: {path!r}")
+    return path
 
 
 def apply_environment() -> None:
-    """Sets what EBBTIDE_DEVICE_LIMIT, EBBTIDE_HOST_LIMIT and EBBTIDE_HOST_MARGIN say, at the first call.
+    """Sets what the variables of limits and switches say, at the first call.
 
     Raises:
-        ValueError: one of them is no size.
+        ValueError: one of them is no size, or neither 0 nor 1.
     """
     global _environment_is_applied
     with _lock:
@@ -68,9 +124,22 @@ def apply_environment() -> None:
             return
         sizes = {
             name: parse_size(os.environ[variable], variable)
-            for name, variable in _VARIABLES.items()
+            for name, variable in _SIZE_VARIABLES.items()
             if os.environ.get(variable)
         }
-        for name, value in sizes.items():
-            _core.set_limit(name, value)
+        switches = {
+            name: _parse_switch(os.environ[variable], variable)
+            for name, variable in _SWITCH_VARIABLES.items()
+            if os.environ.get(variable)
+        }
+        for name, size_bytes in sizes.items():
+            _core.set_limit(name, size_bytes)
+        for name, is_on in switches.items():
+            _core.set_option(name, is_on)
         _environment_is_applied = True
+
+
+def _parse_switch(text: str, variable: str) -> bool:
+    if text.strip() not in ("0", "1"):
+        raise ValueError(f"{variable} must be 0 or 1, not {text[:40]!r}")
+    return text.strip() == "1"

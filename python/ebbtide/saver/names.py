@@ -10,8 +10,9 @@ TAG_BYTES_MAX = 255
 RESERVED = "*/"
 
 # The codes of ebbtide_backup_kind, so that checking an argument needs no library.
-_BACKUP_CODES: dict[str | None, int] = {None: 0, "ram": 1}
-_NOT_BUILT_YET = ("pinned", "disk")
+_BACKUP_CODES: dict[str | None, int] = {None: 0, "ram": 1, "pinned": 2, "disk": 3}
+NO_BACKUP_CODE: Final = 0
+AS_ALLOCATED_CODE: Final = -1
 
 
 class _AsAllocated(Enum):
@@ -59,20 +60,47 @@ def check_tags(tags: tuple[object, ...]) -> list[str]:
 
 
 def backup_code(backup: object) -> int:
-    """The C API's code of a backup: "ram", or None for no backup.
+    """The C API's code of a backup: "ram", "pinned", "disk", or None for no backup.
 
     Raises:
-        ValueError: unknown, or not built yet.
+        ValueError: another one.
     """
     if backup is None or isinstance(backup, str):
         code = _BACKUP_CODES.get(backup)
         if code is not None:
             return code
-        if backup in _NOT_BUILT_YET:
-            raise ValueError(f'backup={backup!r} is not built yet: use backup="ram", or None for no backup')
-    raise ValueError(f'backup must be "ram" or None (no backup: the content is dropped at pause), not {backup!r}')
+    raise ValueError(
+        f'backup must be "ram", "pinned", "disk" or None (no backup: the content is dropped at pause), not {backup!r}'
+    )
 
 
 def operation_backup_code(backup: object) -> int:
     """As `backup_code`, and -1 for AS_ALLOCATED."""
-    return -1 if backup is AS_ALLOCATED else backup_code(backup)
+    return AS_ALLOCATED_CODE if backup is AS_ALLOCATED else backup_code(backup)
+
+
+def retain_flag(retain: object, backup: int) -> bool:
+    """`retain` of a region, if it goes with the backup's code.
+
+    Raises:
+        TypeError: not a bool.
+        ValueError: retain without a backup.
+    """
+    if not isinstance(retain, bool):
+        raise TypeError(f"retain is True or False, not {retain!r}")
+    if retain and backup == NO_BACKUP_CODE:
+        raise ValueError("retain=True keeps a backup, and backup=None makes none: choose a backup, or leave retain out")
+    return retain
+
+
+def retain_code(retain: object) -> int:
+    """The C API's code of `retain` at a resume: 1, 0, and -1 for None (as each region said).
+
+    Raises:
+        TypeError: none of these.
+    """
+    if retain is None:
+        return -1
+    if not isinstance(retain, bool):
+        raise TypeError(f"retain is True, False or None (as each region said), not {retain!r}")
+    return int(retain)

@@ -1,32 +1,27 @@
 """pause and resume: hooks around one call into the core, so that Ctrl-C arrives before or after it, never in it."""
 
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal, overload
 
 from ebbtide import _core, driver_choice
-from ebbtide.errors import OutOfMemoryError
-from ebbtide.saver import captures, hooks, workspaces
-from ebbtide.saver.names import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code
-from ebbtide.saver.regions import disabled
+from ebbtide.saver import captures, moves, pending, torch_cache, unused, workspaces
+from ebbtide.saver.names import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code, retain_code
+from ebbtide.saver.pending import Pending
 from ebbtide.saver.reports import Report
-
-Kind = Literal["pause", "resume"]
-
-_FIRST_WAIT_SECONDS = 0.01
-_LONGEST_WAIT_SECONDS = 0.25
+from ebbtide.saver.tensor_ranges import ranges_of
 
 
 def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report:
     """Takes the memory of `tags` off the device; addresses stay. Waits for what is queued on their devices.
 
-    Launch nothing that touches the tags until they are resumed. What is paused already is skipped.
+    Launch nothing that touches the tags until they are resumed. What is paused already is skipped. Bytes that need not
+    move stay where they are (see `configure`): the report counts them.
 
     Args:
         tags: none means every tag.
-        backup: "ram" or None (dropped), this once, for all of them; by default what each region said.
+        backup: "ram", "pinned", "disk" or None (dropped), this once, for all of them; by default what each region
+            said.
         missing_ok: skip tags that no region ever named.
 
     Returns:
@@ -36,19 +31,51 @@ def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool =
         TypeError, ValueError: malformed arguments.
         StateError: an unknown tag, a tag whose region is open (in whatever thread), a capture under way. Nothing
             moved.
-        StoreError: the host has too little room for the backup. Nothing moved.
+        StoreError: the host (or the disk) has too little room for the backup; nothing moved. Or the disk failed; every
+            byte is safe, as after a DriverError.
         DriverError: a driver call failed; every byte with a backup is safe, and pause or resume, called again,
             finishes.
     """
     names, code = check_tags(tags), operation_backup_code(backup)
     if driver_choice.is_off():
         return Report("pause")
-    if not captures.is_capturing():  # where one is, the core refuses, and the capture's workspace is in use
-        workspaces.forget()
-    return _with_hooks("pause", names, missing_ok, lambda: _core.pause(names, missing_ok, code))
+    forget_workspaces()
+    concerned = moves.run_before([("pause", names)], missing_ok)
+    ranges, as_of = unused.find(names, code)
+    report = _core.pause(names, missing_ok, code, unused=ranges, unused_as_of=as_of)
+    moves.run_after(concerned)
+    return Report.from_core(report)
 
 
-def resume(*tags: str, timeout: float | None = None, missing_ok: bool = False) -> Report:
+@overload
+def resume(
+    *tags: str,
+    timeout: float | None = None,
+    missing_ok: bool = False,
+    retain: bool | None = None,
+    wait: Literal[True] = True,
+    order: Any = None,
+    hold_stream: bool = True,
+) -> Report: ...
+@overload
+def resume(
+    *tags: str,
+    timeout: float | None = None,
+    missing_ok: bool = False,
+    retain: bool | None = None,
+    wait: Literal[False],
+    order: Any = None,
+    hold_stream: bool = True,
+) -> Pending: ...
+def resume(
+    *tags: str,
+    timeout: float | None = None,
+    missing_ok: bool = False,
+    retain: bool | None = None,
+    wait: bool = True,
+    order: Any = None,
+    hold_stream: bool = True,
+) -> Report | Pending:
     """Brings the memory of `tags` back to the same addresses, with the same bytes (zeros where there was no backup).
     What is resident is skipped.
 
@@ -57,21 +84,42 @@ def resume(*tags: str, timeout: float | None = None, missing_ok: bool = False) -
         timeout: seconds to keep trying while the device has too little memory (another process may hold it); None
             tries once.
         missing_ok: skip tags that no region ever named.
+        retain: True keeps the memory of the backups for the next pause, False gives it back; None does as each region
+            said (and keeps what is pinned). What did not change is found only where the region itself retains, or
+            is pinned: digests are made for those.
+        wait: False returns as soon as everything is mapped, while the bytes are still on their way. On the simulated
+            device, whose CPU ops have no stream, it waits all the same.
+        order: tensors, or a module, whose bytes come first, in this order; the rest follows in the order of
+            allocation.
+        hold_stream: only with wait=False. True: what this thread's current stream of each device is given next is
+            right. For now that means that this thread waits for all of the bytes, as with wait=True. False: you say
+            what waits, and for what, through the Pending.
 
     Returns:
-        A Report: `bytes` is the device memory that was claimed.
+        A Report: `bytes` is the device memory that was claimed. With wait=False a Pending: errors of the copies and
+        "after_resume" hooks come in its `wait()`.
 
     Raises:
         TypeError, ValueError: malformed arguments.
         StateError: an unknown tag, a capture under way. Nothing moved.
         OutOfMemoryError: the device has too little room, also after torch gave its cached blocks back. Nothing moved;
             the same call works once there is.
-        DriverError: as in `pause`.
+        StoreError: the host has too little room for the ring that the bytes go through, or pinned_limit leaves too
+            little: nothing moved. Or the disk failed; every byte is safe, as after a DriverError.
+        DriverError: as in `pause`. With wait=False, what streams were given meanwhile may have run on bytes that
+            had not come.
     """
-    names, seconds = check_tags(tags), _check_timeout(timeout)
+    names, seconds, code = check_tags(tags), _check_timeout(timeout), retain_code(retain)
+    ranges = [] if order is None else [reached for _, reached in ranges_of(order, "resume(order=)")]
     if driver_choice.is_off():
-        return Report("resume")
-    return _with_hooks("resume", names, missing_ok, lambda: _resume_patiently(names, missing_ok, seconds))
+        return Report("resume") if wait else Pending(None)
+    concerned = moves.run_before([("resume", names)], missing_ok)
+    if not wait:
+        core = torch_cache.claim_patiently(lambda: _core.resume_async(names, missing_ok, code, ranges), seconds)
+        return pending.start(core, names, concerned, hold_stream)
+    report = torch_cache.claim_patiently(lambda: _core.resume(names, missing_ok, retain=code, order=ranges), seconds)
+    moves.run_after(concerned)
+    return Report.from_core(report)
 
 
 @contextmanager
@@ -90,6 +138,12 @@ def paused(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool 
             resume(*moved)
 
 
+def forget_workspaces() -> None:
+    """What torch keeps inside tags for itself goes before they do."""
+    if not captures.is_capturing():  # where one is, the core refuses, and the capture's workspace is in use
+        workspaces.forget()
+
+
 def _resident_tags(names: list[str]) -> set[str]:
     """Those of `names` (none: all) that hold something and have nothing away."""
     return {info.tag for info in _core.tags() if info.state == "resident" and (not names or info.tag in names)}
@@ -103,54 +157,3 @@ def _check_timeout(timeout: float | None) -> float:
     if not timeout >= 0:
         raise ValueError(f"timeout must not be negative: {timeout!r}")
     return float(timeout)
-
-
-def _resume_patiently(names: list[str], missing_ok: bool, seconds: float) -> "_core.Report":
-    deadline = time.monotonic() + seconds
-    wait = _FIRST_WAIT_SECONDS
-    try:
-        return _core.resume(names, missing_ok)
-    except OutOfMemoryError:
-        if not _empty_torch_cache() and seconds == 0:
-            raise
-    while True:
-        try:
-            return _core.resume(names, missing_ok)
-        except OutOfMemoryError:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise
-        time.sleep(min(wait, left))
-        wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
-
-
-def _empty_torch_cache() -> bool:
-    """Gives back what torch has cached outside regions; whether torch uses CUDA at all."""
-    torch = sys.modules.get("torch")
-    if torch is None or torch.version.cuda is None or not torch.cuda.is_initialized() or captures.is_capturing():
-        return False
-    with disabled():  # while a pool is open, torch empties that one only
-        torch.cuda.empty_cache()
-    return True
-
-
-def _with_hooks(kind: Kind, names: list[str], missing_ok: bool, operate: "Callable[[], _core.Report]") -> Report:
-    before, after = f"before_{kind}", f"after_{kind}"
-    concerned = _concerned_tags(kind, names, missing_ok) if hooks.wants((before, after)) else []
-    hooks.run_before(before, concerned)
-    report = Report.from_core(operate())
-    hooks.run_after(after, concerned)
-    return report
-
-
-def _concerned_tags(kind: Kind, names: list[str], missing_ok: bool) -> list[str]:
-    """The tags with something to move; none where the core will refuse."""
-    known = {info.tag: info for info in _core.tags()}
-    chosen = [known[name] for name in names if name in known] if names else list(known.values())
-    is_unknown = len(chosen) < len(names) and not missing_ok
-    is_leased = kind == "pause" and any(info.lease_count for info in chosen)
-    if is_unknown or is_leased or captures.is_capturing():
-        return []
-    if kind == "pause":
-        return [info.tag for info in chosen if info.resident_bytes]
-    return [info.tag for info in chosen if info.stored_bytes or info.dropped_bytes]

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ebbtide.driver_choice import choose_for_tensors
 from ebbtide.errors import StateError
 from ebbtide.saver import limits
+from ebbtide.saver.snapshots import Segment
 
 
 class PoolBackend(Protocol):
@@ -32,9 +33,9 @@ class PoolBackend(Protocol):
     def make(self, slot: int, device: int, tag: str) -> Any:
         """A new pool whose memory comes from `slot` on `device`; `tag` is for messages."""
 
-    def unused_segments(self, pool: Any) -> Sequence[int] | None:
-        """The addresses of the pool's segments, where nothing in the pool is in use; None where something is, or where
-        that can't be told. The pool is not open."""
+    def segments(self, pool: Any) -> Sequence[Segment] | None:
+        """What the pool is cut into; None where this torch does not tell. What it tells may have any shape: raises
+        whatever reading it raises."""
 
     def enter(self, pool: Any) -> None:
         """What this thread allocates on the pool's device comes from the pool."""

@@ -7,6 +7,7 @@ from ebbtide.errors import StateError
 from ebbtide.saver.leases import shelf
 from ebbtide.saver.names import check_tag
 from ebbtide.saver.reports import Event, TagStatus, TagTable
+from ebbtide.saver.tensor_ranges import range_of
 
 if TYPE_CHECKING:
     import torch
@@ -36,40 +37,55 @@ def is_paused(tag: str) -> bool:
     check_tag(tag)
     if driver_choice.is_off():
         return False
-    known = tags()
-    if tag not in known:
-        raise StateError(f"no region ever named the tag {tag!r}; known are: {', '.join(known) or 'none'}")
-    return known[tag].state in ("paused", "partial")
+    check_known([tag])
+    return tags()[tag].state in ("paused", "partial")
+
+
+def check_known(names: list[str]) -> None:
+    """Nothing, if regions named all of these.
+
+    Raises:
+        StateError: an unknown tag; it lists the known ones.
+    """
+    known = [info.tag for info in _core.tags()]
+    for name in names:
+        if name not in known:
+            raise StateError(f"no region ever named the tag {name!r}; known are: {', '.join(known) or 'none'}")
 
 
 def timeline() -> list[Event]:
-    """The newest 1,024 events, oldest first: pauses, resumes, and what failed. Empty where ebbtide is off."""
+    """The newest 1,024 events, oldest first: pauses, resumes and their like, and what failed. Empty where ebbtide is
+    off."""
     if driver_choice.is_off():
         return []
     return [Event.from_core(event) for event in _core.events()]
 
 
-def backup_of(tensor: "torch.Tensor") -> "torch.Tensor | None":
+def backup_of(tensor: "torch.Tensor", writable: bool = False) -> "torch.Tensor | None":
     """The stored bytes of a paused tensor as a CPU tensor of its dtype, shape and strides, without a copy; None while
     it is resident.
 
-    Never write to it: it is the backup. Its bytes live as long as it does, also after a resume. None also for tensors
-    outside all regions, and where the content was dropped.
+    Its bytes live as long as it does, also after a resume. A backup that somebody still looks at is not retained by a
+    resume. None also for tensors outside all regions, and where the content was dropped.
+
+    Args:
+        writable: True gives a tensor whose writes come back with the resume, if they are made before it. Without it
+            never write: a later pause may take the block for unchanged.
 
     Raises:
         TypeError: not a tensor with plain strided memory.
+        StoreError: a block that was kept as one repeated value must be written out, and there is no room.
     """
     import torch
 
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
         raise TypeError(f"backup_of takes a plain strided tensor, not {_describe(tensor)}")
-    if driver_choice.is_off() or tensor.numel() == 0 or tensor.device.type == "meta":
+    if driver_choice.is_off():
         return None
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    address = tensor.data_ptr()
-    if _core.find(address) is None:
+    reached = range_of(tensor)
+    if reached is None or _core.find(reached[0]) is None:
         return None
-    backup = _core.backup_of(address, extent * tensor.element_size())
+    backup = _core.backup_of(*reached, writable)
     return None if backup is None else _view(backup, tensor)
 
 

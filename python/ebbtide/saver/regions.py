@@ -8,7 +8,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from ebbtide import driver_choice
 from ebbtide.saver import frames
-from ebbtide.saver.names import BackupName, backup_code, check_tag
+from ebbtide.saver.names import BackupName, backup_code, check_tag, retain_flag
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -78,20 +78,25 @@ class _AllocationScope:
 class Region(_AllocationScope):
     """What `saver.region` gives. See there."""
 
-    def __init__(self, tag: str, *, backup: BackupName | None = "ram", threads: Threads = "own") -> None:
+    def __init__(
+        self, tag: str, *, backup: BackupName | None = "ram", threads: Threads = "own", retain: bool = False
+    ) -> None:
         self.tag = check_tag(tag)
         self.backup = backup
-        self._backup_code = backup_code(backup)
+        code = backup_code(backup)
+        self.retain = retain_flag(retain, code)
+        self._policy = frames.RegionPolicy(self.tag, code, self.retain)
         if threads not in ("own", "all"):
             raise ValueError(f'threads must be "own" (what this thread allocates) or "all", not {threads!r}')
         self.threads: Threads = threads
 
     def __enter__(self) -> "Region":
-        frames.open_region(self, self.tag, self._backup_code, self.threads == "all")
+        frames.open_region(self, self._policy, self.threads == "all")
         return self
 
     def __repr__(self) -> str:
-        return f"saver.region({self.tag!r}, backup={self.backup!r}, threads={self.threads!r})"
+        text = f"saver.region({self.tag!r}, backup={self.backup!r}, threads={self.threads!r}"
+        return text + (", retain=True)" if self.retain else ")")
 
 
 class Disabled(_AllocationScope):
@@ -106,7 +111,7 @@ class Disabled(_AllocationScope):
         return "saver.disabled()"
 
 
-def region(tag: str, *, backup: BackupName | None = "ram", threads: Threads = "own") -> Region:
+def region(tag: str, *, backup: BackupName | None = "ram", threads: Threads = "own", retain: bool = False) -> Region:
     """What torch allocates inside carries `tag` and can be paused.
 
     A context manager and a decorator. It may be nested (the inner one wins), entered again, and entered by several
@@ -114,17 +119,22 @@ def region(tag: str, *, backup: BackupName | None = "ram", threads: Threads = "o
 
     Args:
         tag: 1 to 255 bytes of UTF-8 without '*', '/' and control characters.
-        backup: "ram" keeps the content in host memory while the tag is paused; None drops it at pause, and the memory
+        backup: where the content is while the tag is paused. "ram": in host memory, which goes back to the system at
+            resume. "pinned": in pinned host memory, which is kept for the next pause: the fastest, and memory that
+            nobody else can use. "disk": in a file in EBBTIDE_DISK_DIRECTORY. None drops it at pause, and the memory
             comes back as zeros.
         threads: "own" takes what the thread allocates that entered it; "all" takes every thread's (autograd runs
             backward on threads of its own), also inside regions that other threads entered before.
+        retain: True keeps the backup's memory (or file) and content at resume: the next pause needs no new memory,
+            and copies only what has changed.
 
     Raises:
-        TypeError, ValueError: malformed arguments, at once.
+        TypeError, ValueError: malformed arguments, at once; retain without a backup is one.
         StateError: when entered: this torch and this driver do not go together, an allocator setting that cannot
             work, a forked child.
+        OutOfMemoryError: when entered: memory that was trimmed does not fit on the device. The region is not entered.
     """
-    return Region(tag, backup=backup, threads=threads)
+    return Region(tag, backup=backup, threads=threads, retain=retain)
 
 
 def disabled() -> Disabled:

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from ebbtide import _core
 
 
+_TOTALS = ("bytes", "copied", "skipped", "clean", "unused", "constant")
+_VERBS = {"pause": "freed", "trim": "freed", "prepare": "made ready"}
+
+
 @dataclass(frozen=True)
 class Held:
     """Bytes that ebbtide holds on a device for a tag."""
@@ -22,13 +26,16 @@ class Held:
 
 @dataclass(frozen=True)
 class Report:
-    """What a pause or a resume did. Sizes are bytes.
+    """What an operation did. Sizes are bytes.
 
     Attributes:
-        kind: "pause" or "resume".
-        bytes: device bytes freed (pause) or claimed (resume).
+        kind: "pause", "resume", "prepare" or "trim".
+        bytes: device bytes freed (pause, trim) or claimed (resume); bytes made ready for backups (prepare).
         copied: bytes that crossed the bus.
-        skipped: bytes with a backup that needed no copy.
+        skipped: bytes with a backup that needed no copy; the sum of:
+        clean: the backup held them already;
+        unused: free blocks inside torch's segments, whose content may go;
+        constant: one repeated value, kept as that (on the way back also what was unused).
         seconds: how long it took.
         by_tag, by_device: `bytes`, by tag and by device ordinal.
         left: what ebbtide still holds on devices after it, and whose it is.
@@ -38,6 +45,9 @@ class Report:
     bytes: int = 0
     copied: int = 0
     skipped: int = 0
+    clean: int = 0
+    unused: int = 0
+    constant: int = 0
     seconds: float = 0.0
     by_tag: dict[str, int] = field(default_factory=dict)
     by_device: dict[int, int] = field(default_factory=dict)
@@ -52,15 +62,16 @@ class Report:
             by_tag[row.tag] = by_tag.get(row.tag, 0) + row.bytes
             by_device[row.device] = by_device.get(row.device, 0) + row.bytes
         left = tuple(Held(row.tag, row.device, row.bytes) for row in report.left)
-        return cls(report.kind, report.bytes, report.copied, report.skipped, report.seconds, by_tag, by_device, left)
+        totals = {name: getattr(report, name) for name in _TOTALS}
+        return cls(report.kind, **totals, seconds=report.seconds, by_tag=by_tag, by_device=by_device, left=left)
 
     def __str__(self) -> str:
-        verb = "freed" if self.kind == "pause" else "claimed"
+        verb = _VERBS.get(self.kind, "claimed")
         whose = ", ".join(f"{tag} {format_size(size)}" for tag, size in self.by_tag.items())
         lines = [
             f"{self.kind}: {verb} {format_size(self.bytes)} in {self.seconds:.3f} s"
             + (f" ({whose})" if whose else "")
-            + f", {format_size(self.copied)} copied, {format_size(self.skipped)} skipped"
+            + (self._describe_bytes() if self.kind in ("pause", "resume") else "")
         ]
         if len(self.by_device) > 1:
             lines += [f"  device {device}: {format_size(size)}" for device, size in sorted(self.by_device.items())]
@@ -68,6 +79,29 @@ class Report:
             left = ", ".join(f"{held.tag} {format_size(held.bytes)} on device {held.device}" for held in self.left)
             lines.append(f"  still held: {left}")
         return "\n".join(lines)
+
+    def _describe_bytes(self) -> str:
+        reasons = {"clean": self.clean, "unused": self.unused, "constant": self.constant}
+        why = ", ".join(f"{format_size(size)} {reason}" for reason, size in reasons.items() if size)
+        text = f", {format_size(self.copied)} copied, {format_size(self.skipped)} skipped"
+        return f"{text} ({why})" if why else text
+
+
+@dataclass(frozen=True)
+class Swap:
+    """What a swap did.
+
+    Attributes:
+        paused, resumed: the Report of what left, and of what came back.
+        seconds: how long both took together.
+    """
+
+    paused: Report
+    resumed: Report
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"swap in {self.seconds:.3f} s\n{self.paused}\n{self.resumed}"
 
 
 @dataclass(frozen=True)
@@ -109,6 +143,8 @@ class TagStatus:
         lease_count: regions that are open on it now.
         allocation_count, size_bytes: its allocations (torch's segments, not tensors).
         resident_bytes, stored_bytes, dropped_bytes: where they are.
+        trimmed_bytes: of free segments that were trimmed; not among the dropped ones.
+        retained_bytes: host memory and disk space of backups that are kept while their content is resident.
     """
 
     tag: str
@@ -119,6 +155,8 @@ class TagStatus:
     resident_bytes: int
     stored_bytes: int
     dropped_bytes: int
+    trimmed_bytes: int = 0
+    retained_bytes: int = 0
 
     @classmethod
     def from_core(cls, info: "_core.TagInfo") -> "TagStatus":
@@ -135,10 +173,14 @@ class TagTable(dict[str, TagStatus]):
         return cls({status.tag: status for status in statuses})
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("tag", "state", "regions", "size", "resident", "stored", "dropped")]
+        columns = ["size", "resident", "stored", "dropped"]
+        # Few programs have these: shown where there is something.
+        rare = ("trimmed", "retained")
+        columns += [name for name in rare if any(getattr(status, f"{name}_bytes") for status in self.values())]
+        rows: list[tuple[str, ...]] = [("tag", "state", "regions", *columns)]
         for status in self.values():
-            sizes = (status.size_bytes, status.resident_bytes, status.stored_bytes, status.dropped_bytes)
-            rows.append((status.tag, status.state, str(status.lease_count), *map(format_size, sizes)))
+            sizes = [format_size(getattr(status, f"{name}_bytes")) for name in columns]
+            rows.append((status.tag, status.state, str(status.lease_count), *sizes))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
@@ -148,7 +190,8 @@ class Event:
     """One thing that happened. Sizes are bytes.
 
     Attributes:
-        kind: "pause", "resume", "pause_failed", "resume_failed" or "out_of_memory".
+        kind: "pause", "resume", "swap", "prepare" or "trim", each also with "_failed" (then some bytes may have moved),
+            or "out_of_memory".
         unix_seconds, seconds: when it ended (seconds since 1970), and how long it took.
         tags: the tags it was about.
         bytes, copied: as in a Report.

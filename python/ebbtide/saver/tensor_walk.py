@@ -1,4 +1,4 @@
-"""Finds the tensors in what callers hand to `adopt`, and the storages behind them."""
+"""Finds the tensors in what callers hand over: modules, optimizers, containers."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,9 @@ class TensorWalk:
     - Anything else in a container is passed by; as an argument of its own it is refused.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, caller: str = "adopt", *, with_gradients: bool = True) -> None:
+        self._caller = caller
+        self._with_gradients = with_gradients
         self._seen: set[int] = set()
         self._keep: list[Any] = []  # so that no id is used again meanwhile
 
@@ -38,7 +40,7 @@ class TensorWalk:
         """
         if not self._is_known(thing):
             raise TypeError(
-                "adopt takes tensors, modules, optimizers, and containers or dataclasses of them, "
+                f"{self._caller} takes tensors, modules, optimizers, and containers or dataclasses of them, "
                 f"not {type(thing).__name__}"
             )
         yield from self._visit(thing)
@@ -74,7 +76,7 @@ class TensorWalk:
                 yield from self._visit(getattr(tensor.detach(), name)())
         else:
             yield tensor
-        if tensor.is_leaf and tensor.grad is not None:
+        if self._with_gradients and tensor.is_leaf and tensor.grad is not None:
             yield from self._visit(tensor.grad)
 
 

@@ -1,0 +1,43 @@
+"""What pause, resume and swap have in common: the hooks around one call into the core."""
+
+from typing import Literal
+
+from ebbtide import _core
+from ebbtide.saver import captures, hooks
+
+Kind = Literal["pause", "resume"]
+Move = tuple[Kind, list[str]]
+
+
+def run_before(moves: list[Move], missing_ok: bool) -> list[Move]:
+    """Runs the before-hooks of each (kind, tags); gives back the tags with something to move, for `run_after`."""
+    wanted = tuple(f"{when}_{kind}" for kind, _ in moves for when in ("before", "after"))
+    if not hooks.wants(wanted):
+        return []
+    concerned = _concerned_tags(moves, missing_ok)
+    for kind, tags in concerned:
+        hooks.run_before(f"before_{kind}", tags)
+    return concerned
+
+
+def run_after(concerned: list[Move]) -> None:
+    """Runs the after-hooks; the first exception arrives when all have run."""
+    hooks.run_after(*((f"after_{kind}", tags) for kind, tags in concerned))
+
+
+def _concerned_tags(moves: list[Move], missing_ok: bool) -> list[Move]:
+    """For each move the tags with something to move; none at all where the core will refuse."""
+    known = {info.tag: info for info in _core.tags()}
+    concerned: list[Move] = []
+    for kind, names in moves:
+        chosen = [known[name] for name in names if name in known] if names else list(known.values())
+        is_unknown = len(chosen) < len(names) and not missing_ok
+        is_leased = kind == "pause" and any(info.lease_count for info in chosen)
+        if is_unknown or is_leased or captures.is_capturing():
+            return []
+        concerned.append((kind, [info.tag for info in chosen if _has_something(kind, info)]))
+    return concerned
+
+
+def _has_something(kind: Kind, info: "_core.TagInfo") -> bool:
+    return info.resident_bytes > 0 if kind == "pause" else info.stored_bytes + info.dropped_bytes > 0

@@ -1,0 +1,198 @@
+"""Resumes whose bytes are still on their way: `saver.resume(wait=False)`.
+
+Kernels that touch bytes before they are there read what is not theirs yet, so whoever launches them waits: for all of
+the bytes (what `resume` does by default), or for those that the caller names.
+
+The thread waits in the core, not the stream on the device. A stream that waits for what the host has yet to send makes
+any call that waits for the device inside the driver (the first launch of a kernel, which is loaded then; cudaFree) wait
+for ever, since sending takes driver calls as well. Seen on a GPU.
+"""
+
+import atexit
+import contextlib
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ebbtide import _core
+from ebbtide.errors import Error
+from ebbtide.saver import moves
+from ebbtide.saver.reports import Report
+from ebbtide.saver.snapshots import Range
+from ebbtide.saver.tensor_ranges import ranges_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from ebbtide.saver.attachment import Attachment
+
+
+class Pending:
+    """A resume that goes on by itself. Also a context manager, which waits at its end.
+
+    It may be dropped: the resume goes on, and the process does not end before it is over.
+    """
+
+    def __init__(
+        self,
+        core: "_core.Pending | None",
+        devices: tuple[int, ...] = (),
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        self._core = core
+        self._devices = devices
+        self._after = after
+        self._lock = threading.RLock()
+
+    @property
+    def done(self) -> bool:
+        """Whether the resume is over, well or not: `wait` would return at once."""
+        return self._core is None or self._core.is_over()
+
+    def wait(self) -> Report:
+        """Waits for all bytes; the first call that finds them there runs the "after_resume" hooks.
+
+        Returns:
+            The Report, each time.
+
+        Raises:
+            StoreError, DriverError: the copying failed; each time. Every byte with a backup is safe, and pause or
+                resume of the tags finishes.
+        """
+        with self._lock:
+            report = self._check()
+            after, self._after = self._after, None
+            if after is not None:
+                after()
+            return report
+
+    def _check(self) -> Report:
+        return Report("resume") if self._core is None else Report.from_core(self._core.wait())
+
+    def ready(self, tensor: "torch.Tensor") -> bool:
+        """Whether the bytes of `tensor` are there, or the resume is over (failed, perhaps: `wait` tells). True for what
+        is not on its way. Asks only; a kernel that is launched after True may use them.
+
+        Raises:
+            TypeError: not a tensor.
+        """
+        reached = [one for _, one in ranges_of(tensor, "ready")]
+        return self._core is None or all(self._core.is_ready(*one) for one in reached)
+
+    def stream_wait(self, stream: "torch.cuda.Stream | None" = None, tensors: Any = None) -> None:
+        """Waits for bytes: what is given to the stream afterwards finds them in place. For now it is the calling thread
+        that waits. Where the resume fails it goes on: `wait` tells.
+
+        Args:
+            stream: a torch.cuda.Stream; None: this thread's current stream of each device concerned.
+            tensors: a tensor, a module (its parameters and buffers), or a list of these; None: everything.
+
+        Raises:
+            TypeError: tensors of another type.
+            StateError: the stream captures. Wait for the resume before the capture begins.
+        """
+        reached = None if tensors is None else ranges_of(tensors, "stream_wait")
+        if self._core is None or self._core.is_over():
+            return
+        if stream is not None:
+            self._let_wait(stream, None if reached is None else [one for _, one in reached])
+            return
+        import torch
+
+        devices = self._devices if reached is None else tuple(dict.fromkeys(device for device, _ in reached))
+        for device in devices:
+            wanted = None if reached is None else [one for at, one in reached if at == device]
+            self._let_wait(torch.cuda.current_stream(device), wanted)
+
+    def _let_wait(self, stream: "torch.cuda.Stream", ranges: list[Range] | None) -> None:
+        assert self._core is not None
+        if ranges is None or ranges:  # to the core, none means all
+            self._core.stream_wait(stream.device.index, stream.cuda_stream, ranges or [])
+
+    def attach(self, module: "torch.nn.Module") -> "Attachment":
+        """Before each submodule's forward, the current stream waits for that submodule's own parameters and buffers: a
+        forward pass begins while the later layers are still on their way. For `resume(..., wait=False,
+        hold_stream=False, order=module)`.
+
+        The hooks go when the resume is over, or with `remove()` of what this returns. If the resume has failed, the
+        forward raises its error. What a forward reads of another module's parameters (tied weights, functional calls)
+        is the caller's to wait for, but for torch's own MultiheadAttention and TransformerEncoderLayer, which are
+        known to. A compiled module is not attached to: let the stream wait before the call.
+
+        Raises:
+            TypeError: not a module.
+        """
+        from ebbtide.saver.attachment import Attachment
+
+        return Attachment(self, module)
+
+    def __enter__(self) -> "Pending":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait()
+            return
+        with contextlib.suppress(Exception):  # the caller's own error goes first
+            self.wait()
+
+    def __repr__(self) -> str:
+        return f"<saver.Pending, {'over' if self.done else 'under way'}>"
+
+
+_lock = threading.Lock()
+_under_way: "set[_core.Pending]" = set()
+
+
+def start(core: "_core.Pending", names: list[str], concerned: list[moves.Move], hold_stream: bool) -> Pending:
+    """What `resume(wait=False)` returns; where there are no streams, once the bytes are there."""
+    _keep(core)
+    devices = tuple(sorted({info.device for info in _core.allocations() if not names or info.tag in names}))
+    made = Pending(core, devices, (lambda: moves.run_after(concerned)) if concerned else None)
+    if not _has_streams():
+        _wait_quietly(core)
+    elif hold_stream:
+        try:
+            made.stream_wait()
+        except Error:  # then nothing runs ahead, because this thread does not
+            _wait_quietly(core)
+    return made
+
+
+def _has_streams() -> bool:
+    torch = sys.modules.get("torch")
+    return _core.driver_name() == "cuda" and torch is not None and torch.cuda.is_initialized()
+
+
+def _wait_quietly(core: "_core.Pending") -> None:
+    with contextlib.suppress(Error):  # `Pending.wait` raises it
+        core.wait()
+
+
+def _keep(core: "_core.Pending") -> None:
+    """Whoever drops a core's handle waits for it: so it is dropped when it is over."""
+    with _lock:
+        over = {other for other in _under_way if other.is_over()}
+        _under_way.difference_update(over)
+        _under_way.add(core)
+
+
+def is_on_its_way(address: int, size_bytes: int) -> bool:
+    """Whether a resume under way brings these bytes, or has brought them by now."""
+    with _lock:
+        waiting = list(_under_way)
+    return any(not core.is_ready(address, size_bytes) for core in waiting) or not _core.is_away(address, size_bytes)
+
+
+def _wait_for_all() -> None:
+    with _lock:
+        waiting = list(_under_way)
+    for core in waiting:
+        _wait_quietly(core)
+
+
+atexit.register(_wait_for_all)

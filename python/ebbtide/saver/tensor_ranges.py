@@ -1,0 +1,36 @@
+"""Where tensors lie: address and bytes of what they reach."""
+
+from typing import TYPE_CHECKING, Any
+
+from ebbtide.saver.snapshots import Range
+from ebbtide.saver.tensor_walk import TensorWalk
+
+if TYPE_CHECKING:
+    import torch
+
+
+def range_of(tensor: "torch.Tensor") -> Range | None:
+    """The bytes that a strided tensor spans by its shape, strides and offset; None where it has none."""
+    if tensor.device.type == "meta" or tensor.numel() == 0:
+        return None
+    if tensor.is_nested:
+        return tensor.data_ptr(), tensor.untyped_storage().nbytes()
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), (reach + 1) * tensor.element_size()
+
+
+def ranges_of(things: Any, caller: str) -> list[tuple[int, Range]]:
+    """(device ordinal, range) of a tensor, of a module's parameters and buffers, or of what a list of these holds: in
+    their order, each once. A CPU tensor is on 0.
+
+    Raises:
+        TypeError: something else; `caller` is who says so.
+    """
+    walk = TensorWalk(caller, with_gradients=False)
+    found: dict[tuple[int, Range], None] = {}
+    for thing in things if isinstance(things, list | tuple) else (things,):
+        for tensor in walk.walk(thing):
+            reached = range_of(tensor)
+            if reached is not None:
+                found[tensor.device.index or 0, reached] = None
+    return list(found)

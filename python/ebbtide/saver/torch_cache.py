@@ -1,0 +1,54 @@
+"""Memory that torch holds outside regions and uses no more, and patience with a device that is full."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ebbtide.errors import OutOfMemoryError
+from ebbtide.saver import frames
+
+_T = TypeVar("_T")
+
+_FIRST_WAIT_SECONDS = 0.01
+_LONGEST_WAIT_SECONDS = 0.25
+
+
+def empty() -> bool:
+    """Gives back what torch has cached outside regions; whether torch uses CUDA at all."""
+    from ebbtide.saver import captures
+
+    torch = sys.modules.get("torch")
+    if torch is None or torch.version.cuda is None or not torch.cuda.is_initialized() or captures.is_capturing():
+        return False
+    stack, frame = frames.this_thread(), frames.OrdinaryFrame(None)
+    stack.push(frame)  # while a pool is open, torch empties that one only
+    try:
+        torch.cuda.empty_cache()
+    finally:
+        stack.pop(frame)
+    return True
+
+
+def claim_patiently(claim: Callable[[], _T], seconds: float = 0.0) -> _T:
+    """`claim()`, again after torch's cache was emptied, and then again until `seconds` are over.
+
+    Raises:
+        OutOfMemoryError: of the last try.
+    """
+    deadline = time.monotonic() + seconds
+    wait = _FIRST_WAIT_SECONDS
+    try:
+        return claim()
+    except OutOfMemoryError:
+        if not empty() and seconds == 0:
+            raise
+    while True:
+        try:
+            return claim()
+        except OutOfMemoryError:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise
+        time.sleep(min(wait, left))
+        wait = min(2 * wait, _LONGEST_WAIT_SECONDS)

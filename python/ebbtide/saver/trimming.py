@@ -1,0 +1,67 @@
+"""`saver.trim`: the memory behind what torch keeps and nobody uses.
+
+torch gives nothing back from a pool that lives. What it holds as a wholly free segment keeps its address, and loses
+its memory until its pool is leased again.
+"""
+
+from ebbtide import _core, driver_choice
+from ebbtide.errors import StateError
+from ebbtide.saver import leases, pools, unused
+from ebbtide.saver.names import check_tags
+from ebbtide.saver.queries import check_known
+from ebbtide.saver.reports import Report
+
+
+def trim(*tags: str, missing_ok: bool = False) -> Report:
+    """Gives up the device memory of free segments in the tags' pools: what their dead tensors have left behind.
+
+    Nothing that lives moves, and the tags are not paused. The memory comes back, as zeros, when a region of the tag is
+    entered again; where it does not fit then, entering is an OutOfMemoryError. Until then it stays away, also over a
+    pause and a resume. Pools that a CUDA graph captured into are never trimmed.
+
+    Args:
+        tags: none means every tag.
+        missing_ok: skip tags that no region ever named.
+
+    Returns:
+        A Report: `bytes` is the device memory that other programs can use now; nothing where torch gives such segments
+        back by itself, or (before 2.9) does not tell which they are.
+
+    Raises:
+        TypeError, ValueError: malformed arguments.
+        StateError: an unknown tag, a tag whose region is open, a capture under way. Nothing moved.
+        DriverError: a driver call failed; trim again finishes.
+    """
+    names = check_tags(tags)
+    if driver_choice.is_off():
+        return Report("trim")
+    known = {info.tag: info for info in _core.tags()}
+    if not missing_ok:
+        check_known(names)
+    chosen = [name for name in names if name in known] if names else list(known)
+    for name in chosen:
+        if known[name].lease_count:
+            raise StateError(f"tag {name!r} can't be trimmed while its region is open: leave the region first")
+    backend = pools.existing_backend()
+    if backend is None:
+        return Report("trim")
+    with leases.shelf.withheld(chosen) as withheld:
+        return _trim(backend, withheld)
+
+
+def _trim(backend: pools.PoolBackend, withheld: list[tuple[leases.PoolKey, leases.LentPool]]) -> Report:
+    resident = {info.address for info in _core.allocations() if info.resident_bytes and not info.is_trimmed}
+    found: list[tuple[leases.LentPool, set[int]]] = []
+    tags: dict[str, None] = {}
+    for key, lent in withheld:
+        segments = unused.look(backend, lent) or ()
+        addresses = {segment.address for segment in segments if segment.is_free} & resident
+        if addresses:
+            found.append((lent, addresses))
+            tags[key.tag] = None
+    if not found:
+        return Report("trim")
+    for lent, addresses in found:
+        lent.trimmed |= addresses  # before they are: a trim that fails midway leaves some of them away
+    report = _core.trim(list(tags), sorted(set().union(*(addresses for _, addresses in found))))
+    return Report.from_core(report)

@@ -1,0 +1,198 @@
+"""Where the bytes are while a tag is away: each kind of backup, kept for the next pause or not."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ebbtide.errors import StoreError  # noqa: E402
+
+MIB = 1 << 20
+KINDS = ["ram", "pinned", "disk"]
+
+
+def build(saver, tag, **options):
+    """A module and its buffers: several segments, odd sizes, all kinds of content."""
+    with saver.region(tag, **options):
+        model = torch.nn.Sequential(torch.nn.Linear(700, 900), torch.nn.LayerNorm(900), torch.nn.Linear(900, 1500))
+        model = model.to(saver.device)
+        model.register_buffer("zeros", torch.zeros(3 * MIB, device=saver.device))
+        model.register_buffer("big", torch.randn(5_000_001, device=saver.device))
+        model.register_buffer("nan", torch.full((MIB,), float("nan"), device=saver.device))
+    return model
+
+
+def copies(model):
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict(keep_vars=True).items()}
+
+
+def assert_same(model, want):
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        got = tensor.detach().cpu().contiguous().view(torch.uint8)
+        assert torch.equal(got, want[name].contiguous().view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("backup", KINDS)
+def test_invariant_2_bit_for_bit_over_cycles_with_changes_between(saver, tag, backup, retain):
+    model = build(saver, tag, backup=backup, retain=retain)
+    changes = [
+        lambda: None,
+        lambda: model.big[-1].add_(1),
+        lambda: model.zeros[-1].fill_(1),
+        lambda: model.zeros.zero_(),
+        lambda: model[0].weight.data.normal_(),
+        lambda: model.nan[:7].fill_(3),
+        lambda: model.big.fill_(2.5),
+        lambda: model.big[4_000_000:].normal_(),
+    ]
+    for change in changes:
+        change()
+        want = copies(model)
+        size = saver.tags()[tag].size_bytes
+        paused = saver.pause(tag)
+        assert paused.bytes == size
+        assert paused.copied + paused.skipped == size
+        assert paused.skipped == paused.clean + paused.unused + paused.constant
+        assert saver.tags()[tag].resident_bytes == 0
+        assert saver.resume(tag).bytes == size
+        assert_same(model, want)
+
+
+@pytest.mark.parametrize(
+    ("backup", "retain", "is_kept"),
+    [
+        ("ram", False, False),
+        ("ram", True, True),
+        ("disk", False, False),
+        ("disk", True, True),
+        ("pinned", False, True),
+        ("pinned", True, True),
+    ],
+)
+def test_what_is_kept_at_resume(saver, tag, backup, retain, is_kept):
+    with saver.region(tag, backup=backup, retain=retain):
+        keep = torch.randn(4 * MIB, device=saver.device)
+    want = keep.cpu().clone()
+    held = saver.stats()["host_held_bytes"]
+    saver.pause(tag)
+    assert saver.tags()[tag].retained_bytes == 0  # it is in use, not kept
+    saver.resume(tag)
+    assert saver.tags()[tag].retained_bytes == (16 * MIB if is_kept else 0)
+    if backup != "disk":
+        assert saver.stats()["host_held_bytes"] - held >= (16 * MIB if is_kept else 0)
+    again = saver.pause(tag)
+    assert (again.clean, again.copied) == ((16 * MIB, 0) if is_kept else (0, 16 * MIB))
+    saver.resume(tag)
+    assert "retained" in str(saver.tags()) or not is_kept
+    assert torch.equal(keep.cpu(), want)
+
+
+def test_a_resume_may_say_otherwise(saver, tag, tag2):
+    with saver.region(tag):
+        first = torch.randn(4 * MIB, device=saver.device)
+    with saver.region(tag2, retain=True):
+        second = torch.randn(4 * MIB, device=saver.device)
+    want = first.cpu().clone(), second.cpu().clone()
+    saver.pause(tag, tag2)
+    saver.resume(tag, retain=True)
+    saver.resume(tag2, retain=False)
+    assert saver.tags()[tag].retained_bytes == 16 * MIB
+    assert saver.tags()[tag2].retained_bytes == 0
+    held = saver.stats()["host_held_bytes"]
+    again = saver.pause(tag)
+    assert (again.copied, again.clean) == (
+        16 * MIB,
+        0,
+    )  # into the memory that was kept; digests are for those that retain
+    assert saver.stats()["host_held_bytes"] == held
+    assert saver.pause(tag2).clean == 0
+    saver.resume(tag, tag2)
+    assert saver.tags()[tag].retained_bytes == 0
+    assert torch.equal(first.cpu(), want[0]) and torch.equal(second.cpu(), want[1])
+
+
+def test_what_is_pinned_goes_when_the_resume_says_so(saver, tag):
+    with saver.region(tag, backup="pinned"):
+        keep = torch.randn(4 * MIB, device=saver.device)
+    before = saver.stats()["pinned_bytes"]
+    saver.pause(tag)
+    assert saver.stats()["pinned_bytes"] >= before + 16 * MIB
+    saver.resume(tag, retain=False)
+    assert saver.tags()[tag].retained_bytes == 0
+    assert saver.stats()["pinned_bytes"] < before + 16 * MIB
+    assert keep.shape == (4 * MIB,)
+
+
+@pytest.mark.parametrize("backup", [*KINDS, None])
+@pytest.mark.parametrize("once", [*KINDS, None])
+def test_another_backup_this_once(saver, tag, backup, once):
+    with saver.region(tag, backup=backup, retain=backup == "ram"):
+        keep = torch.randn(3 * MIB, device=saver.device)
+    want = keep.cpu().clone()
+    for kind in (backup, once, backup, once):
+        saver.pause(tag, backup=kind)
+        saver.resume(tag)
+        if kind is None:
+            want.zero_()
+        assert torch.equal(keep.cpu(), want)
+
+
+def test_retain_needs_a_backup_and_a_bool(saver, tag):
+    with pytest.raises(ValueError, match="retain=True keeps a backup"):
+        saver.region(tag, backup=None, retain=True)
+    for bad in (1, None, "yes"):
+        with pytest.raises(TypeError, match="retain is"):
+            saver.region(tag, retain=bad)
+    for bad in (1, 0, "yes"):
+        with pytest.raises(TypeError, match="retain is"):
+            saver.resume(tag, retain=bad)
+    assert saver.region(tag, backup=None, retain=False).retain is False
+    assert "retain=True" in repr(saver.region(tag, retain=True))
+
+
+def test_pools_of_two_policies_are_two(saver, tag):
+    with saver.region(tag):
+        plain = torch.randn(3 * MIB, device=saver.device)
+    with saver.region(tag, retain=True):
+        kept = torch.randn(3 * MIB, device=saver.device)
+    saver.pause(tag)
+    saver.resume(tag)
+    assert saver.tags()[tag].retained_bytes == 12 * MIB
+    assert saver.pause(tag).clean == 12 * MIB
+    saver.resume(tag)
+    assert plain.shape == kept.shape
+
+
+def test_a_pinned_limit_stops_a_pause_before_anything_moves(saver, tag):
+    with saver.region(tag, backup="pinned"):
+        keep = torch.randn(8 * MIB, device=saver.device)
+    want = keep.cpu().clone()
+    saver.configure(pinned_limit=saver.stats()["pinned_bytes"] + MIB)
+    try:
+        with pytest.raises(StoreError, match="pinned"):
+            saver.pause(tag)
+        assert not saver.is_paused(tag)
+        assert saver.pause(tag, backup="ram").bytes == 32 * MIB
+    finally:
+        saver.configure(pinned_limit=None)
+        saver.resume(tag)
+    assert torch.equal(keep.cpu(), want)
+    assert saver.pause(tag).bytes == 32 * MIB
+
+
+def test_disk_backups_lie_where_they_are_told_to_and_leave_no_name(saver, tag, tmp_path):
+    with saver.region(tag, backup="disk"):
+        keep = torch.randn(3 * MIB, device=saver.device)
+    want = keep.cpu().clone()
+    saver.configure(disk_directory=tmp_path / "missing")
+    try:
+        with pytest.raises(StoreError, match="missing"):
+            saver.pause(tag)
+        assert not saver.is_paused(tag)
+        (tmp_path / "missing").mkdir()
+        saver.pause(tag)
+        assert list((tmp_path / "missing").iterdir()) == []
+        saver.resume(tag)
+    finally:
+        saver.configure(disk_directory=None)
+    assert torch.equal(keep.cpu(), want)

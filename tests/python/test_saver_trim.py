@@ -1,0 +1,218 @@
+"""saver.trim: the memory behind free segments goes, and comes back before their pool is leased again."""
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ebbtide import _core  # noqa: E402
+from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
+from ebbtide.saver import leases  # noqa: E402
+
+MIB = 1 << 20
+
+
+def noise(saver, tag, mib, **options):
+    with saver.region(tag, **options):
+        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+
+
+def test_free_segments_go_and_come_back_with_the_next_region(saver, tag):
+    keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
+    want, address = keep.cpu().clone(), gone.data_ptr()
+    assert saver.trim(tag).bytes == 0
+    del gone
+    held = _core.query_device(0).held_bytes
+    report = saver.trim(tag)
+    assert (report.kind, report.bytes, report.by_tag) == ("trim", 32 * MIB, {tag: 32 * MIB})
+    assert "freed 32.0 MiB" in str(report)
+    assert held - _core.query_device(0).held_bytes == 32 * MIB
+    status = saver.tags()[tag]
+    assert (status.state, status.trimmed_bytes, status.resident_bytes, status.dropped_bytes) == (
+        "resident",
+        32 * MIB,
+        12 * MIB,
+        0,
+    )
+    assert "trimmed" in str(saver.tags())
+    assert not saver.is_paused(tag)
+    assert saver.trim(tag).bytes == 0
+    again = noise(saver, tag, 32)
+    assert again.data_ptr() == address
+    assert saver.tags()[tag].trimmed_bytes == 0
+    assert torch.equal(keep.cpu(), want)
+    assert [event.kind for event in saver.timeline if event.tags == tag] == ["trim", "resume"]
+
+
+def test_it_comes_back_as_zeros(saver, tag):
+    gone = noise(saver, tag, 32)
+    del gone
+    saver.trim(tag)
+    with saver.region(tag):
+        again = torch.empty(32 * MIB, dtype=torch.uint8, device=saver.device)
+    assert int(torch.count_nonzero(again)) == 0
+
+
+def test_it_stays_away_over_pause_and_resume(saver, tag):
+    keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
+    want = keep.cpu().clone()
+    del gone
+    saver.trim(tag)
+    for _ in range(2):
+        assert saver.pause(tag).bytes == 12 * MIB
+        assert saver.trim(tag).bytes == 0
+        assert saver.resume(tag).bytes == 12 * MIB
+    assert saver.tags()[tag].trimmed_bytes == 32 * MIB
+    assert torch.equal(keep.cpu(), want)
+    again = noise(saver, tag, 32)
+    want_again = again.cpu().clone()
+    assert saver.pause(tag).bytes == 44 * MIB
+    saver.resume(tag)
+    assert torch.equal(again.cpu(), want_again)
+
+
+def test_a_region_entered_while_the_tag_is_away(saver, tag):
+    keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
+    want = keep.cpu().clone()
+    del gone
+    saver.trim(tag)
+    saver.pause(tag)
+    fresh = noise(saver, tag, 12)  # something is in use in the old pool: this is another one
+    want_fresh = fresh.cpu().clone()
+    assert saver.tags()[tag].trimmed_bytes == 32 * MIB
+    del fresh
+    assert saver.trim(tag).bytes == 12 * MIB
+    fresh = noise(saver, tag, 12)
+    want_fresh = fresh.cpu().clone()
+    saver.resume(tag)
+    assert torch.equal(keep.cpu(), want) and torch.equal(fresh.cpu(), want_fresh)
+
+
+def test_where_it_does_not_fit_the_region_is_not_entered(saver, tag):
+    keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
+    want = keep.cpu().clone()
+    del gone
+    saver.trim(tag)
+    made = saver.stats()["pools_made"]
+    saver.configure(device_limit=_core.query_device(0).held_bytes + 16 * MIB)
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError) as error, saver.region(tag):
+            raise AssertionError("entered")
+        assert isinstance(error.value, OutOfMemoryError)
+    status = saver.tags()[tag]
+    assert (status.lease_count, status.trimmed_bytes, status.resident_bytes) == (0, 32 * MIB, 12 * MIB)
+    ordinary = torch.ones(1000, device=saver.device)  # this thread is in no region
+    assert _core.find(ordinary.data_ptr()) is None
+    assert saver.pause(tag).bytes == 12 * MIB
+    saver.resume(tag)
+    saver.configure(device_limit=None)
+    with saver.region(tag):
+        pass
+    assert saver.tags()[tag].trimmed_bytes == 0
+    assert saver.stats()["pools_made"] == made
+    assert torch.equal(keep.cpu(), want)
+
+
+def test_a_segment_that_torch_gave_back_meanwhile_is_not_missed(saver, tag, tag2):
+    gone = noise(saver, tag, 32)
+    del gone
+    saver.trim(tag)
+    from ebbtide import torch_extension
+
+    pool = next(lent.pool for key, lent in leases.shelf.idle() if key.tag == tag)
+    assert torch_extension.load().pool_trim(pool) == 32 * MIB
+    assert saver.tags()[tag].size_bytes == 0
+    again = noise(saver, tag, 12)
+    assert saver.tags()[tag].resident_bytes == 12 * MIB
+    assert again.numel()
+
+
+def test_only_wholly_free_segments(saver, tag):
+    with saver.region(tag):  # one segment of 20 MiB
+        first = torch.ones(4 * MIB, dtype=torch.uint8, device=saver.device)
+        second = torch.ones(4 * MIB, dtype=torch.uint8, device=saver.device)
+    del first
+    assert saver.trim(tag).bytes == 0
+    del second
+    assert saver.trim(tag).bytes == 20 * MIB
+
+
+def test_an_open_region_is_refused_and_nothing_moves(saver, tag):
+    gone = noise(saver, tag, 32)
+    del gone
+    with saver.region(tag), pytest.raises(StateError, match="region"):
+        saver.trim(tag)
+    assert saver.tags()[tag].trimmed_bytes == 0
+    with saver.region(tag):  # a second pool, so that the idle one has something to trim
+        pass
+    assert saver.trim(tag).bytes == 32 * MIB
+
+
+def test_the_core_refuses_a_lease_that_came_in_between(saver, tag, monkeypatch):
+    gone = noise(saver, tag, 32)
+    del gone
+    from ebbtide.saver import unused
+
+    look, opened = unused.look, []
+
+    def look_and_lease(backend, lent):
+        if not opened:
+            opened.append(_core.open_lease(tag, "another thread"))
+        return look(backend, lent)
+
+    monkeypatch.setattr(unused, "look", look_and_lease)
+    with pytest.raises(StateError, match="another thread"):
+        saver.trim(tag)
+    _core.close_lease(opened[0].id)
+    assert saver.tags()[tag].trimmed_bytes == 0
+    assert saver.trim(tag).bytes == 32 * MIB
+
+
+def test_several_tags_and_all(saver, tag, tag2):
+    gone = [noise(saver, tag, 32), noise(saver, tag2, 12)]
+    del gone
+    assert saver.trim(tag, tag2).by_tag == {tag: 32 * MIB, tag2: 12 * MIB}
+    gone = [noise(saver, tag, 32), noise(saver, tag2, 12)]
+    del gone
+    assert {tag, tag2} <= set(saver.trim().by_tag)
+    with pytest.raises(StateError, match="no region"):
+        saver.trim(tag, f"{tag}-unknown")
+    assert saver.trim(tag, f"{tag}-unknown", missing_ok=True).bytes == 0
+    with pytest.raises(ValueError):
+        saver.trim("a/b")
+
+
+def test_trims_and_regions_of_many_threads(saver, tag):
+    errors = []
+
+    def allocate(seed):
+        try:
+            for turn in range(30):
+                with saver.region(tag):
+                    tensor = torch.full((3 * MIB,), float(seed * 100 + turn), device=saver.device)
+                assert bool((tensor == seed * 100 + turn).all())
+                del tensor
+        except BaseException as error:
+            errors.append(error)
+
+    def trim():
+        try:
+            for _ in range(60):
+                try:
+                    saver.trim(tag)
+                except StateError:
+                    pass  # a region is open
+        except BaseException as error:
+            errors.append(error)
+
+    with saver.region(tag):
+        pass
+    threads = [threading.Thread(target=allocate, args=(seed,)) for seed in (1, 2)] + [threading.Thread(target=trim)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert errors == []
+    saver.trim(tag)
+    assert saver.tags()[tag].resident_bytes == 0
