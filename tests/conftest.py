@@ -5,6 +5,7 @@ the test is marked `expected_skip(reason)`: on a GPU machine a test that did not
 """
 
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -12,6 +13,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DRIVER = os.environ.get("EBBTIDE_TEST_DRIVER", "sim")
+
+# A shell starts what runs in the background with Ctrl-C ignored, and the programs that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before any test imports ebbtide: the first use of the device fixes the choice.
 os.environ["EBBTIDE_DRIVER"] = DRIVER

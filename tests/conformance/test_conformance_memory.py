@@ -56,6 +56,7 @@ def test_create_beyond_the_device_is_out_of_memory(driver: Driver) -> None:
     assert handle.value == 7
 
 
+@pytest.mark.device_memory
 @pytest.mark.parametrize("location", [HOST_NUMA, HOST])
 def test_create_on_the_host_takes_nothing_of_the_device(driver: Driver, location: int) -> None:
     free, total, later = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_size_t()

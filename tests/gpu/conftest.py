@@ -1,14 +1,19 @@
 """Tests of what only a GPU can show. Most run in a process of their own: they are judged by its exit status too."""
 
+import gc
+import itertools
+import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
+
+_numbers = itertools.count(1)
 
 PRELUDE = """
 import sys, threading, time
@@ -24,6 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.gpu)
+            item.add_marker(pytest.mark.device_memory)
 
 
 @pytest.fixture
@@ -42,3 +48,23 @@ def program() -> Callable[..., str]:
         return done.stdout
 
     return run
+
+
+@pytest.fixture
+def tag(request: pytest.FixtureRequest) -> str:
+    """A tag that no other test uses."""
+    return f"gpu-{re.sub(r'[^a-z0-9_]', '_', request.node.name)[:60]}-{next(_numbers)}"
+
+
+@pytest.fixture
+def saver() -> Iterator[object]:
+    """`ebbtide.saver` in this process; afterwards all is resident, without limits, and what nobody uses is given up."""
+    torch = pytest.importorskip("torch")
+    from ebbtide import saver as module
+
+    yield module
+    gc.collect()
+    module.configure(device_limit=None, host_limit=None)
+    module.resume()
+    torch.cuda.empty_cache()
+    module.trim()
