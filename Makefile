@@ -10,6 +10,8 @@ JOBS ?= $(shell nproc)
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
+# Processes for the Python tests that may run side by side.
+PYTEST_JOBS ?= 1
 CTEST_ARGS ?=
 # Such as --works first_pause,swap, or --small on a machine without a GPU.
 BENCH_ARGS ?=
@@ -33,10 +35,11 @@ test-cpp: $(INSTALLED) ## C++ tests only
 	$(RUN_CTEST)
 
 test-python: $(INSTALLED) ## Python tests only
-	@$(RUN) $(PY) -m pytest $(PYTEST_ARGS)
+	@$(RUN) tools/run_pytest.sh $(PY) $(PYTEST_JOBS) $(PYTEST_ARGS)
 
+gpu-test: PYTEST_JOBS = 12
 gpu-test: $(INSTALLED) ## The same tests on a CUDA GPU; an unexpected skip is a failure
-	@$(RUN) env EBBTIDE_TEST_DRIVER=cuda EBBTIDE_NO_SKIPS=1 $(PY) -m pytest $(PYTEST_ARGS)
+	@$(RUN) env EBBTIDE_TEST_DRIVER=cuda EBBTIDE_NO_SKIPS=1 tools/run_pytest.sh $(PY) $(PYTEST_JOBS) $(PYTEST_ARGS)
 
 bench: $(INSTALLED) ## Measure ebbtide, its rivals and the machine: a table, and JSON in benchmarks/results/
 	@$(RUN) $(PY) -m benchmarks run --out benchmarks/results $(BENCH_ARGS)

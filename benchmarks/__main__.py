@@ -2,16 +2,24 @@
 
     python -m benchmarks run --out benchmarks/results           (`make bench`)
     python -m benchmarks run --works first_pause,swap
+    python -m benchmarks run --budget 300 --out first.json      (then the others, with --works)
+    python -m benchmarks merge first.json second.json --out benchmarks/results
     python -m benchmarks table benchmarks/results/bench-h200.json
     python -m benchmarks plots benchmarks/results/bench-h200.json
 
-The exit status of `run` is 1 where something failed or a check found a fault; a target that is missed is no failure.
+The JSON is written anew after each part. Ctrl-C and SIGTERM end a run with the table of what there is.
+
+The exit status of `run` is 1 where something failed, a check found a fault, or a signal came; a target that is missed
+is no failure.
 """
 
 import argparse
 import dataclasses
 import json
+import signal
 import sys
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,16 +33,20 @@ def parse_arguments() -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure; a table on stdout")
-    run.add_argument("--works", help="some of them, with commas between; all by default")
+    run.add_argument("--works", help="some of them, with commas between; by default all but copy_tuning")
     run.add_argument("--small", action="store_true", help="small sizes: a test of the benchmark, on any machine")
     run.add_argument("--samples", type=int, help="how often each operation is timed (5; with --small 2)")
     run.add_argument("--no-rivals", action="store_true", help="measure ebbtide and the limits only")
+    run.add_argument("--budget", type=float, help="seconds after which nothing more is measured")
     run.add_argument("--timeout", type=float, default=300, help="seconds that one process may take")
     run.add_argument("--plots", action="store_true", help="draw the plots as well; needs --out")
     provenance.add_arguments(run)
     for name, text in (("table", "show results"), ("plots", "draw results, beside their JSON")):
         command = commands.add_parser(name, help=text)
         command.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    merge = commands.add_parser("merge", help="several runs of one revision on one kind of machine as one result")
+    merge.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    merge.add_argument("--out", type=Path, required=True, help="a file, or a folder for NAME.json")
     arguments = parser.parse_args()
     if arguments.command == "run" and arguments.plots and arguments.out is None:
         parser.error("--plots draws beside the JSON: give --out")
@@ -54,13 +66,25 @@ def name_of(origin: dict[str, Any], is_small: bool) -> str:
     return f"bench-{device}{'-small' if is_small else ''}"
 
 
+def write_document(document: dict[str, Any], out: Path | None) -> Path | None:
+    if out is None:
+        return None
+    origin, result = document["provenance"], document["result"]
+    return provenance.write(out, name_of(origin, result["is_small"]), origin, result)
+
+
 def run(arguments: argparse.Namespace) -> int:
-    from benchmarks import catalogue, isolation, plots, table
+    from benchmarks import isolation
+
+    started = time.monotonic()
+    isolation.start()
+    from benchmarks import catalogue, plots, table
     from benchmarks.runner import Runner, choose, collect_origin, find_failures
     from benchmarks.sizes import Sizes
 
     try:
-        groups = choose(arguments.works.split(",") if arguments.works else catalogue.WORKS)
+        works = [name for name in catalogue.WORKS if name not in catalogue.ON_DEMAND]
+        groups = choose(arguments.works.split(",") if arguments.works else works)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -75,27 +99,64 @@ def run(arguments: argparse.Namespace) -> int:
     if origin["driver"] == "sim" and not arguments.small:
         print("the simulated device says nothing about speed: --small tests the benchmark there", file=sys.stderr)
         return 2
-    runner = Runner(sizes, not arguments.no_rivals, arguments.timeout)
-    document: dict[str, Any] = {}
-    file = None
-    for _ in runner.run(groups):  # written again after each group: what is cut off later keeps what it has
+    budget = arguments.budget and max(0.0, arguments.budget - (time.monotonic() - started))
+    runner = Runner(groups, sizes, not arguments.no_rivals, arguments.timeout, budget)
+
+    def write() -> tuple[dict[str, Any], Path | None]:
         document = make_document(origin, sizes, arguments.small, runner.entries)
-        if arguments.out:
-            file = provenance.write(arguments.out, name_of(origin, arguments.small), origin, document["result"])
+        return document, write_document(document, arguments.out)
+
+    is_stopped = not run_to_the_end(runner, write)
+    document, file = write()
     table.show(document)
     if file:
         print(f"written: {file}")
         for line in plots.draw(document, file) if arguments.plots else ():
             print(line)
     failures = find_failures(runner.entries)
-    print("\n".join(["FAILED:", *failures]) if failures else "every part ran, and every check held")
-    return 1 if failures else 0
+    left_out = [name for name, entry in runner.entries.items() if entry["status"] == "left out"]
+    if left_out:
+        print(f"not measured: {', '.join(left_out)}")
+    ran = "every" if left_out else "every part ran, and every"
+    print("\n".join(["FAILED:", *failures]) if failures else f"{ran} check held")
+    return 1 if failures or is_stopped else 0
+
+
+def run_to_the_end(runner: Any, after_each: Callable[[], object]) -> bool:
+    """False: a signal came before the end; another one is then ignored, so that what there is can be shown."""
+    handlers = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for _ in runner.run():
+            after_each()
+    except KeyboardInterrupt:
+        for number in handlers:
+            signal.signal(number, signal.SIG_IGN)
+        runner.leave_out("stopped by a signal")
+        return False
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    return True
+
+
+def merge(arguments: argparse.Namespace) -> int:
+    from benchmarks import merging, table
+
+    try:
+        document = merging.merge([json.loads(file.read_text()) for file in arguments.files])
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    table.show(document)
+    print(f"written: {write_document(document, arguments.out)}")
+    return 0
 
 
 def main() -> int:
     arguments = parse_arguments()
     if arguments.command == "run":
         return run(arguments)
+    if arguments.command == "merge":
+        return merge(arguments)
     for file in arguments.files:
         document = json.loads(file.read_text())
         if arguments.command == "table":

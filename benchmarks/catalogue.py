@@ -5,6 +5,7 @@ A new file in works/ or limits/ needs a line here; a new rival one in rivals/__i
 
 from benchmarks.limits import device_read, direct_io, driver_calls, host_touch, link
 from benchmarks.works import (
+    copy_tuning,
     curve,
     disk,
     early_kernel,
@@ -28,7 +29,7 @@ LIMITS = {
     "direct_io": direct_io.parts,
 }
 
-# In the order in which they run.
+# In the order in which they run: the most important first.
 WORKS = {
     "first_pause": first_pause.parts,
     "prepared_pause": prepared_pause.parts,
@@ -43,7 +44,10 @@ WORKS = {
     "threads": threads.parts,
     "hidden_costs": hidden_costs.parts,
     "curve": curve.parts,
+    "copy_tuning": copy_tuning.parts,
 }
+# Those that only run where they are named.
+ON_DEMAND = ("copy_tuning",)
 
 # The limits that a work is held against, besides the link.
 NEEDS = {

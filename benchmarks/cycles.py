@@ -12,7 +12,8 @@ import torch
 from benchmarks import device
 from benchmarks import tensors as kept
 from benchmarks.keepers import Keeper
-from benchmarks.measured import Measured, Stopwatch
+from benchmarks.measured import Measured, Stopwatch, turns
+from benchmarks.sizes import Sizes
 from benchmarks.tensors import Checker, Shape
 
 Change = Callable[[Sequence[torch.Tensor]], None]
@@ -38,11 +39,10 @@ class Cycle:
         kept.fill(keeper.tensors)
         self.bytes = sum(tensor.nbytes for tensor in keeper.tensors)
 
-    def warm_up(self, times: int = 2) -> None:
-        """Cycles that are checked but not counted."""
+    def warm_up(self) -> None:
+        """A cycle that is checked but not counted: the first is not like the others."""
         ignored = Measured()
-        for _ in range(times):
-            self.run(ignored)
+        self.run(ignored)
         if ignored.faults:
             raise AssertionError("; ".join(ignored.faults))
 
@@ -90,11 +90,13 @@ def measure_first(keeper: Keeper, shapes: Sequence[Shape]) -> Measured:
     return measured
 
 
-def measure_steady(keeper: Keeper, shapes: Sequence[Shape], samples: int, change: Change = kept.change) -> Measured:
-    """Cycles after the first two."""
+def measure_steady(
+    keeper: Keeper, shapes: Sequence[Shape], sizes: Sizes, least: int | None = None, change: Change = kept.change
+) -> Measured:
+    """Cycles after the first one; `least` of them, by default as many as the sizes say."""
     measured = Measured()
     cycle = Cycle(keeper, shapes, change)
     cycle.warm_up()
-    for _ in range(samples):
+    for _ in turns(least or sizes.samples, 2 * sizes.samples, sizes.patience_seconds):
         cycle.run(measured)
     return measured

@@ -11,6 +11,7 @@ import signal
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch"])
 
 
+def start() -> None:
+    """Lets the server import torch while this process does something else."""
+    forkserver.ensure_running()
+
+
 def run(function: Callable[[], dict[str, Any]], environment: Mapping[str, str], timeout: float) -> dict[str, Any]:
     """Its result with `status`: "ok", or "skipped" or "failed" with a `reason`. Never raises for what happens there.
 
@@ -31,9 +37,10 @@ def run(function: Callable[[], dict[str, Any]], environment: Mapping[str, str], 
     with tempfile.TemporaryDirectory() as folder:
         process = _context.Process(target=_serve, args=(function, dict(environment), folder))
         process.start()
-        process.join(timeout)
-        is_late = process.is_alive()
-        if is_late:
+        try:
+            process.join(timeout)
+            is_late = process.is_alive()
+        finally:  # also where a signal ends the waiting
             process.kill()
             process.join()
         status = process.exitcode

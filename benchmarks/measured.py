@@ -1,6 +1,7 @@
 """What one part of the benchmark found, as plain values that JSON takes, and the watch that times it."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -39,6 +40,15 @@ class Measured:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def turns(least: int, most: int, patience_seconds: float) -> Iterator[int]:
+    """Numbers turns: `least` of them, then more up to `most` until the patience is over."""
+    start = time.perf_counter()
+    turn = 0
+    while turn < least or (turn < most and time.perf_counter() - start < patience_seconds):
+        yield turn
+        turn += 1
 
 
 class SkippedError(Exception):

@@ -16,10 +16,12 @@ class Part:
         measure: what runs in the fresh process.
         is_first_only: a process gives one sample, since only its first operation counts; so there are as many processes
             as samples are asked for.
+        processes: how many those are at most.
         environment: variables that the process gets.
     """
 
     name: str
     measure: Callable[[Sizes], Measured]
     is_first_only: bool = False
+    processes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from typing import Any
 
 from benchmarks import goals, provenance
 from benchmarks.goals import Entries, Goal, at_least, at_most, driver_calls, duplex, link, median, shown, stretch
+from benchmarks.sizes import Sizes
 
 T = "torch_memory_saver"
 RIVALS = (T, "vllm_sleep", "plain_copy")
@@ -118,13 +119,20 @@ def other_rows() -> list[Row]:
         goal = Goal("<=", target, default)
         rows.append(Row(f"malloc and free, {kind}", "ebbtide", "malloc.ebbtide", f"{kind}_region", (goal,), 0))
     rows.append(Row("enter and leave a region", "ebbtide", "malloc.ebbtide", "enter_and_leave", moves=0))
-    for count in (1, 2, 4, 8, 14):
-        for kind in ("fresh", "kept"):
-            for metric, limit in (("pause", TO_HOST), ("resume", TO_DEVICE)):
-                work = f"{metric}, {kind} host memory"
-                who = f"ebbtide, {count} threads"
-                rows.append(Row(work, who, f"threads.{count}", f"{kind}_{metric}", (shown(limit),)))
     rows.append(Row("import without torch", "ebbtide", "hidden_costs.import", "import", moves=0))
+    return rows
+
+
+def thread_rows() -> list[Row]:
+    parts = [("threads", count) for count in Sizes.thread_counts]
+    parts += [("copy_tuning", count) for count in Sizes.tuned_thread_counts]
+    rows = []
+    for kind in ("fresh", "kept"):
+        for metric, limit in (("pause", TO_HOST), ("resume", TO_DEVICE)):
+            for group, count in parts:
+                who = f"ebbtide, {count} threads"
+                work = f"{metric}, {kind} host memory"
+                rows.append(Row(work, who, f"{group}.{count}", f"{kind}_{metric}", (shown(limit),)))
     return rows
 
 
@@ -135,6 +143,7 @@ ROWS = (
     *no_backup_rows(),
     *overlap_rows(),
     *other_rows(),
+    *thread_rows(),
 )
 
 

@@ -5,7 +5,11 @@ slows down or speeds up meanwhile does so for all of them.
 """
 
 import argparse
+import itertools
+import math
+import statistics
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -44,7 +48,7 @@ def collect_origin(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def choose(works: Iterable[str]) -> list[Group]:
-    """The chosen works, what they are compared with, and before them the limits that these need.
+    """The chosen works, what they are compared with, and before each the limits that it needs.
 
     Raises:
         ValueError: a name that is none of the works.
@@ -54,40 +58,62 @@ def choose(works: Iterable[str]) -> list[Group]:
         raise ValueError(f"no such work: {', '.join(sorted(unknown))}; there are: {', '.join(catalogue.WORKS)}")
     for name in list(wanted):
         wanted.update(catalogue.COMPARED_WITH.get(name, ()))
-    needed = {"link", *(limit for name in wanted for limit in catalogue.NEEDS.get(name, ()))}
-    limits: list[Group] = [(name, make) for name, make in catalogue.LIMITS.items() if name in needed]
-    return limits + [(name, make) for name, make in catalogue.WORKS.items() if name in wanted]
+    groups: dict[str, Group] = {}
+    for work in (name for name in catalogue.WORKS if name in wanted):
+        for limit in ("link", *catalogue.NEEDS.get(work, ())):
+            groups.setdefault(limit, (limit, catalogue.LIMITS[limit]))
+        groups[work] = (work, catalogue.WORKS[work])
+    return list(groups.values())
 
 
 class Runner:
     """Keeps the figures of every part by its name.
 
     Args:
+        groups: what to measure, in this order.
         rivals: False leaves the parts of rivals out.
         timeout: seconds that one process may take.
+        budget: seconds after which no process runs any more; None: no end.
     """
 
-    def __init__(self, sizes: Sizes, rivals: bool = True, timeout: float = 300) -> None:
+    def __init__(
+        self,
+        groups: Iterable[Group],
+        sizes: Sizes,
+        rivals: bool = True,
+        timeout: float = 300,
+        budget: float | None = None,
+    ) -> None:
         self.entries: Entries = {}
+        made = [make(sizes) for _, make in groups]
+        self._groups = [[part for part in parts if rivals or not is_of_rival(part.name)] for parts in made]
         self._sizes = sizes
-        self._rivals = rivals
         self._timeout = timeout
+        self._end = math.inf if budget is None else time.monotonic() + budget
 
-    def run(self, groups: Iterable[Group]) -> Iterator[str]:
-        """Gives the name of each group once its parts are done."""
-        for name, make in groups:
-            parts = [part for part in make(self._sizes) if self._rivals or not is_of_rival(part.name)]
-            for part in parts:
-                if not part.is_first_only:
-                    self._take(part)
-            for _ in range(self._sizes.samples):
-                for part in parts:
-                    if part.is_first_only and self.entries.get(part.name, {"status": "ok"})["status"] == "ok":
-                        self._take(part)
-            yield name
+    def run(self) -> Iterator[str]:
+        """Gives the name of each part once one of its processes is done. What comes too late is left out."""
+        for part in itertools.chain(*(in_turns(parts, self._sizes.samples) for parts in self._groups)):
+            if time.monotonic() >= self._end:
+                break
+            if self.entries.get(part.name, {"status": "ok"})["status"] == "ok":
+                self._take(part)
+                yield part.name
+        self.leave_out("out of time")
+
+    def leave_out(self, why: str) -> None:
+        """Says of every part without figures that it was not measured, and why."""
+        for part in itertools.chain(*self._groups):
+            self.entries.setdefault(part.name, {"status": "left out", "reason": f"not measured: {why}"})
 
     def _take(self, part: Part) -> None:
-        entry = isolation.run(partial(measure_part, part.name, self._sizes), part.environment, self._timeout)
+        left = self._end - time.monotonic()
+        start = time.monotonic()
+        entry = isolation.run(partial(measure_part, part.name, self._sizes), part.environment, min(self._timeout, left))
+        seconds = time.monotonic() - start
+        if entry["status"] == "failed" and time.monotonic() >= self._end:
+            say(f"{part.name}: cut off, out of time ({seconds:.1f} s)")
+            return  # leave_out follows
         before = self.entries.get(part.name)
         entry["processes"] = 1 + (before["processes"] if before else 0)
         if before and entry["status"] == "ok":
@@ -95,8 +121,27 @@ class Runner:
         elif before:  # what was measured so far stays, and the failure is said
             entry = {**before, **entry}
         self.entries[part.name] = entry
-        reason = entry.get("reason") or "; ".join(entry.get("faults", ()))
-        say(f"{part.name}: {entry['status']}{' (' + reason + ')' if reason else ''}")
+        entry["process_seconds"] = seconds + (before["process_seconds"] if before else 0)
+        say(f"{part.name}: {describe(entry)} [{seconds:.1f} s]")
+
+
+def in_turns(parts: Iterable[Part], samples: int) -> Iterator[Part]:
+    """First those that one process measures, then, again and again, those that need several."""
+    parts = list(parts)
+    yield from (part for part in parts if not part.is_first_only)
+    for turn in range(samples):
+        yield from (part for part in parts if part.is_first_only and turn < (part.processes or samples))
+
+
+def describe(entry: dict[str, Any]) -> str:
+    """Its status, and of each metric the median, the rate and how often it was measured."""
+    reason = entry.get("reason") or "; ".join(dict.fromkeys(entry.get("faults", ())))
+    words = [f"{entry['status']}{' (' + reason + ')' if reason else ''}"]
+    for metric, values in entry.get("seconds", {}).items():
+        median = statistics.median(values)
+        rate = f" = {entry['bytes'] / median / 1e9:.3g} GB/s" if entry["bytes"] else ""
+        words.append(f"{metric} {median:.4g} s{rate} x{len(values)}")
+    return "; ".join(words)
 
 
 def is_of_rival(name: str) -> bool:

@@ -31,27 +31,37 @@ class Sizes:
     """Sizes are bytes unless the name says otherwise.
 
     Attributes:
-        samples: how many times each operation is timed.
+        samples: how many times each operation is timed at least; twice as often where that is soon done.
+        shown_samples: the same for a rival that is shown for comparison only.
+        patience_seconds: how long a part goes on after that.
         scale: of the rows of Llama-8B's matrices; 1 makes 290 tensors of 15 GiB.
         disk_scale: the same for what goes to disk.
+        copied_bytes, thread_counts: what so many threads copy.
+        tuned_bytes, tuned_thread_counts: the same, to choose the number of threads by.
         no_backup_tensors, no_backup_tensor_bytes: what is dropped at pause.
         link_bytes: one pinned copy.
+        touched_bytes: of fresh host memory.
         handle_bytes: of the driver's handles among which the best is looked for.
         curve_bytes: the sizes of the curve.
-        thread_counts: of the copies.
         request_bytes, requests_in_flight: on the disk, for ebbtide and for its limit.
         activation_tokens, activation_blocks, malloc_steps, cold_steps: of allocation in a region.
     """
 
     samples: int = 5
+    shown_samples: int = 2
+    patience_seconds: float = 5
     scale: float = 1.0
-    disk_scale: float = 0.5
+    disk_scale: float = 0.2
+    copied_bytes: int = 2 * GIB
+    thread_counts: tuple[int, ...] = (1, 2, 4, 8, 14)
+    tuned_bytes: int = 8 * GIB
+    tuned_thread_counts: tuple[int, ...] = (2, 4, 6, 8, 10, 12, 14, 16)
     no_backup_tensors: int = 40
     no_backup_tensor_bytes: int = GIB
     link_bytes: int = GIB
+    touched_bytes: int = 2 * GIB
     handle_bytes: tuple[int, ...] = (32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB, GIB)
     curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048, 8192, 40960))
-    thread_counts: tuple[int, ...] = (1, 2, 4, 8, 14)
     request_bytes: int = 4 * MIB
     requests_in_flight: int = min(8, usable_cores())
     activation_tokens: int = 4096
@@ -67,12 +77,16 @@ class Sizes:
             samples=samples,
             scale=0.001,
             disk_scale=0.001,
+            copied_bytes=16 * MIB,
+            thread_counts=(1, 2),
+            tuned_bytes=16 * MIB,
+            tuned_thread_counts=(1, 2),
             no_backup_tensors=4,
             no_backup_tensor_bytes=8 * MIB,
             link_bytes=8 * MIB,
+            touched_bytes=32 * MIB,
             handle_bytes=(2 * MIB, 8 * MIB),
             curve_bytes=(2 * MIB, 16 * MIB),
-            thread_counts=(1, 2),
             requests_in_flight=2,
             activation_tokens=16,
             activation_blocks=2,

@@ -15,13 +15,14 @@ HOW_TO_READ = (
     "same bytes between pinned memory and the device. D: the bare driver calls, at the handle size that is best for "
     "them. T: torch_memory_saver. All are of this run."
 )
+OTHER_RUN = "*: measured in another run than the figure, maybe on another machine of the kind: no more than a hint."
 MEMORY_COSTS = {
     "device_bytes_of_our_own": "device memory taken for itself after a first pause and resume",
     "resident_growth_first_bytes": "growth of resident host memory over the first pause and resume",
     "resident_growth_later_bytes": "the same over those that follow",
     "host_held_bytes": "host memory that it says to hold while nothing is paused",
 }
-STYLES = {"failed": "red", "wrong": "red", "skipped": "yellow"}
+STYLES = {"failed": "red", "wrong": "red", "skipped": "yellow", "left out": "yellow"}
 
 
 def format_seconds(seconds: float) -> str:
@@ -49,7 +50,8 @@ def format_goal(goal: dict[str, Any]) -> tuple[str, str, str, str]:
     if goal["is_stretch"]:
         target += " stretch"
     verdict = {None: "", True: "[green]reached[/]", False: "[red]missed[/]"}[goal["reached"]]
-    return goal["against"] + limit, ratio, target, verdict
+    mark = "*" if goal.get("is_other_run") else ""
+    return goal["against"] + mark + limit, ratio, target, verdict
 
 
 def show_status(status: str) -> str:
@@ -141,6 +143,8 @@ def show(document: dict[str, Any]) -> None:
     ):
         console.print(table)
     for part, entry in result["measured"].items():
-        if entry["status"] == "skipped":
+        if entry["status"] in ("skipped", "left out"):
             console.print(f"left out: {part}: {escape(entry['reason'])}")
     console.print(HOW_TO_READ)
+    if any(goal.get("is_other_run") for row in result["rows"] for goal in row["goals"]):
+        console.print(OTHER_RUN)

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from ebbtide import saver
@@ -71,13 +70,10 @@ class Checker:
         self._weights = torch.arange(1, 2 * CHECK_PIECE, 2, device=saver.device)  # odd: every bit of a word counts
 
     def sums(self, tensors: Sequence[torch.Tensor]) -> list[Sums]:
-        return [checksum(tensor, self._weights) for tensor in tensors]
-
-
-def checksum(tensor: torch.Tensor, weights: Any) -> Sums:
-    """Two sums modulo 2**64, the second one aware of each word's position."""
-    plain = weighted = 0
-    for number, piece in enumerate(words(tensor).split(CHECK_PIECE)):
-        plain += int(piece.sum())
-        weighted += (2 * number + 1) * int((piece * weights[: len(piece)]).sum())
-    return plain % 2**64, weighted % 2**64
+        """Two sums of each tensor modulo 2**64, the second one aware of each word's position."""
+        found = torch.zeros((len(tensors), 2), dtype=torch.int64, device=saver.device)
+        for tensor, sums in zip(tensors, found, strict=True):
+            for number, piece in enumerate(words(tensor).split(CHECK_PIECE)):
+                sums[0] += piece.sum()
+                sums[1] += (2 * number + 1) * (piece * self._weights[: len(piece)]).sum()
+        return [(plain, weighted) for plain, weighted in found.tolist()]  # the only wait for the device

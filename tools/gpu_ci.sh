@@ -28,7 +28,10 @@ SITE=(env "PYTHONPATH=$PWD/build/site${PYTHONPATH:+:$PYTHONPATH}")
 for step in $steps; do
   case $step in
     build) run build make --no-print-directory build/site/.ebbtide-installed SYSTEM=1 ;;
-    tests) run gpu-test make --no-print-directory gpu-test SYSTEM=1 PYTEST_ARGS="${PYTEST_ARGS:--q --timeout=240}" ;;
+    tests)
+      run gpu-test make --no-print-directory gpu-test SYSTEM=1 PYTEST_ARGS="${PYTEST_ARGS:--q --timeout=240}"
+      grep -E "^=* ?[0-9]+ (passed|failed|error|skipped|deselected).* in [0-9.]+s" "$OUT/gpu-test.log" # the totals of both passes
+      ;;
     sanitizer) run sanitizer "${SITE[@]}" compute-sanitizer --tool memcheck --error-exitcode 9 python3 examples/01_pause_resume.py ;;
     examples)
       for example in examples/0*.py; do

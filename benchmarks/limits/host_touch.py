@@ -35,7 +35,7 @@ def touch(size_bytes: int, threads: int) -> tuple[float, float]:
 
 def measure(sizes: Sizes) -> Measured:
     """A metric for each thread count: "1 threads" and so on."""
-    size = 4 * sizes.link_bytes
+    size = sizes.touched_bytes
     measured = Measured(bytes=size)
     for threads in sizes.thread_counts:
         for _ in range(sizes.samples):

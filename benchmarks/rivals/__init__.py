@@ -9,8 +9,12 @@ from benchmarks.keepers import Keeper
 from benchmarks.rivals.memory_saver import MemorySaver
 from benchmarks.rivals.plain_copy import PlainCopy
 from benchmarks.rivals.vllm_sleep import VllmSleep
+from benchmarks.sizes import Sizes
 
 Maker = Callable[[], Keeper]
+
+# Those that targets are held against. The others are timed less often.
+COUNTED_RIVALS = ("torch_memory_saver",)
 
 # name -> use -> how to make it. Uses: "backup" (host memory goes back at resume, if the rival can do that), "retain"
 # (it is kept from cycle to cycle, if the rival can do that), "drop" (without a backup).
@@ -23,3 +27,8 @@ RIVALS: Mapping[str, Mapping[str, Maker]] = {
     "vllm_sleep": {"backup": VllmSleep, "retain": VllmSleep, "drop": lambda: VllmSleep(backup=False)},
     "plain_copy": {"backup": PlainCopy, "retain": PlainCopy},
 }
+
+
+def least_samples(name: str, sizes: Sizes) -> int:
+    """How often a rival, or ebbtide, is timed at least."""
+    return sizes.shown_samples if name in RIVALS and name not in COUNTED_RIVALS else sizes.samples

@@ -11,7 +11,7 @@ from benchmarks.cycles import Cycle
 from benchmarks.keepers import Ebbtide, Keeper
 from benchmarks.measured import Measured
 from benchmarks.parts import Part
-from benchmarks.rivals import RIVALS
+from benchmarks.rivals import RIVALS, least_samples
 from benchmarks.sizes import GIB, Sizes
 
 TENSOR_BYTES = GIB
@@ -29,14 +29,15 @@ def make_keeper(name: str, size_bytes: int) -> Keeper:
 
 
 def measure(sizes: Sizes, name: str) -> Measured:
-    """`bytes` is the largest size."""
+    """`bytes` stays 0: each metric has its own."""
     measured = Measured()
     for size in sizes.curve_bytes:
         count = max(1, size // TENSOR_BYTES)
         cycle = Cycle(make_keeper(name, size), kept.equal_shapes(count, size // count))
-        cycle.warm_up(1)
-        for _ in range(sizes.samples):
+        cycle.warm_up()
+        for _ in range(least_samples(name, sizes)):
             cycle.run(measured, f"pause {size}", f"resume {size}")
+    measured.bytes = 0
     return measured
 
 

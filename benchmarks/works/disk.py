@@ -10,7 +10,7 @@ from benchmarks.sizes import Sizes
 
 def measure(sizes: Sizes) -> Measured:
     """As many threads copy as the limit has requests in flight."""
-    return measure_steady(Ebbtide(backup="disk"), kept.llama_shapes(sizes.disk_scale), sizes.samples)
+    return measure_steady(Ebbtide(backup="disk"), kept.llama_shapes(sizes.disk_scale), sizes)
 
 
 def parts(sizes: Sizes) -> list[Part]:

@@ -8,7 +8,7 @@ from ebbtide import saver
 from benchmarks import device
 from benchmarks import tensors as kept
 from benchmarks.keepers import Ebbtide
-from benchmarks.measured import Measured, Stopwatch
+from benchmarks.measured import Measured, Stopwatch, turns
 from benchmarks.parts import Part
 from benchmarks.sizes import Sizes
 from benchmarks.tensors import Checker
@@ -51,9 +51,8 @@ def measure(sizes: Sizes, is_small_first: bool) -> Measured:
     measured = Measured(bytes=sum(tensor.nbytes for tensor in order), facts={"first_bytes": order[0].nbytes})
     checker = Checker()
     ignored = Measured()
-    for _ in range(2):
-        run_once(keeper, order, checker, ignored)
-    for _ in range(2 * sizes.samples):
+    run_once(keeper, order, checker, ignored)
+    for _ in turns(sizes.samples, 2 * sizes.samples, sizes.patience_seconds):
         run_once(keeper, order, checker, measured)
     measured.faults += ignored.faults
     return measured

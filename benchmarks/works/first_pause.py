@@ -7,7 +7,7 @@ from benchmarks.cycles import measure_first
 from benchmarks.keepers import Ebbtide
 from benchmarks.measured import Measured
 from benchmarks.parts import Part
-from benchmarks.rivals import RIVALS, Maker
+from benchmarks.rivals import RIVALS, Maker, least_samples
 from benchmarks.sizes import Sizes
 
 
@@ -21,5 +21,8 @@ MAKERS |= {name: makers["backup"] for name, makers in RIVALS.items() if "backup"
 
 def parts(sizes: Sizes) -> list[Part]:
     return [
-        Part(f"first_pause.{name}", partial(measure, make=make), is_first_only=True) for name, make in MAKERS.items()
+        Part(
+            f"first_pause.{name}", partial(measure, make=make), is_first_only=True, processes=least_samples(name, sizes)
+        )
+        for name, make in MAKERS.items()
     ]

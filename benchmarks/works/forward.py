@@ -9,7 +9,7 @@ import torch
 from ebbtide import saver
 
 from benchmarks import device
-from benchmarks.measured import Measured, Stopwatch
+from benchmarks.measured import Measured, Stopwatch, turns
 from benchmarks.parts import Part
 from benchmarks.sizes import ModelSize, Sizes
 from benchmarks.transformer import Transformer
@@ -72,9 +72,9 @@ def measure(sizes: Sizes) -> Measured:
     passes = Passes(sizes)
     ignored = Measured()
     measured = Measured(bytes=passes.bytes)
-    for turn in range(2 + 2 * sizes.samples):
+    for turn in turns(1 + sizes.samples, 1 + 2 * sizes.samples, sizes.patience_seconds):
         for metric, run in (("attached", resume_attached), ("resume_then_forward", resume_then_forward)):
-            passes.take(metric, run, measured if turn >= 2 else ignored)
+            passes.take(metric, run, measured if turn else ignored)
     measured.faults += ignored.faults
     return measured
 

@@ -1,4 +1,4 @@
-"""Pause and resume from the third cycle on, where the host memory is kept. Every word changes before each pause."""
+"""Pause and resume from the second cycle on, where the host memory is kept. Every word changes before each pause."""
 
 from functools import partial
 
@@ -7,12 +7,12 @@ from benchmarks.cycles import measure_steady
 from benchmarks.keepers import Ebbtide
 from benchmarks.measured import Measured
 from benchmarks.parts import Part
-from benchmarks.rivals import RIVALS, Maker
+from benchmarks.rivals import RIVALS, Maker, least_samples
 from benchmarks.sizes import Sizes
 
 
-def measure(sizes: Sizes, make: Maker) -> Measured:
-    return measure_steady(make(), kept.llama_shapes(sizes.scale), 2 * sizes.samples)
+def measure(sizes: Sizes, make: Maker, least: int) -> Measured:
+    return measure_steady(make(), kept.llama_shapes(sizes.scale), sizes, least)
 
 
 MAKERS: dict[str, Maker] = {
@@ -23,4 +23,7 @@ MAKERS |= {name: makers["retain"] for name, makers in RIVALS.items() if "retain"
 
 
 def parts(sizes: Sizes) -> list[Part]:
-    return [Part(f"steady.{name}", partial(measure, make=make)) for name, make in MAKERS.items()]
+    return [
+        Part(f"steady.{name}", partial(measure, make=make, least=least_samples(name, sizes)))
+        for name, make in MAKERS.items()
+    ]

@@ -7,7 +7,7 @@ from ebbtide import saver
 from benchmarks import device
 from benchmarks import tensors as kept
 from benchmarks.keepers import Ebbtide
-from benchmarks.measured import Measured, Stopwatch
+from benchmarks.measured import Measured, Stopwatch, turns
 from benchmarks.parts import Part
 from benchmarks.sizes import Sizes
 from benchmarks.tensors import Checker, Sums
@@ -24,7 +24,7 @@ def swap(leaving: str, coming: str) -> None:
     saver.swap(pause=leaving, resume=coming)
 
 
-class Turns:
+class Exchange:
     """One of two tags is on the device, the other one away."""
 
     def __init__(self, sizes: Sizes) -> None:
@@ -61,15 +61,15 @@ class Turns:
 
 def measure(sizes: Sizes) -> Measured:
     """`bytes` is what goes each way."""
-    turns = Turns(sizes)
+    exchange = Exchange(sizes)
     ignored = Measured()
-    for _ in range(4):  # both tags have left once by each way
-        turns.take("swap", swap, ignored)
-        turns.take("pause_then_resume", pause_then_resume, ignored)
-    measured = Measured(bytes=turns.bytes, faults=ignored.faults)
-    for _ in range(2 * sizes.samples):
-        turns.take("swap", swap, measured)
-        turns.take("pause_then_resume", pause_then_resume, measured)
+    for _ in range(2):  # the first time that a tag leaves is not like the others
+        exchange.take("swap", swap, ignored)
+        exchange.take("pause_then_resume", pause_then_resume, ignored)
+    measured = Measured(bytes=exchange.bytes, faults=ignored.faults)
+    for _ in turns(sizes.samples, 2 * sizes.samples, sizes.patience_seconds):
+        exchange.take("swap", swap, measured)
+        exchange.take("pause_then_resume", pause_then_resume, measured)
     return measured
 
 

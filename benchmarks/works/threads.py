@@ -1,26 +1,34 @@
 """Pause and resume with 1, 2, 4, 8 and 14 copying threads: into fresh host memory, then into memory that is kept."""
 
+from functools import partial
+
 from benchmarks import tensors as kept
 from benchmarks.cycles import Cycle
 from benchmarks.keepers import Ebbtide
-from benchmarks.measured import Measured
+from benchmarks.measured import Measured, turns
 from benchmarks.parts import Part
 from benchmarks.sizes import Sizes
 
+TENSORS = 16
 
-def measure(sizes: Sizes) -> Measured:
-    """Half of the 15 GiB for each kind of memory."""
-    shapes = kept.llama_shapes(sizes.scale / 2)
+
+def measure(sizes: Sizes, size_bytes: int) -> Measured:
+    """Metrics are "fresh_pause" and so on."""
     measured = Measured()
     keepers = {"fresh": Ebbtide("fresh", backup="ram"), "kept": Ebbtide("kept", backup="ram", retain=True)}
     for name, keeper in keepers.items():
-        cycle = Cycle(keeper, shapes)
-        cycle.warm_up(1)
-        for _ in range(sizes.samples):
+        cycle = Cycle(keeper, kept.equal_shapes(TENSORS, size_bytes // TENSORS))
+        cycle.warm_up()
+        for _ in turns(sizes.samples, 2 * sizes.samples, sizes.patience_seconds):
             cycle.run(measured, f"{name}_pause", f"{name}_resume")
     return measured
 
 
+def parts_for(work: str, counts: tuple[int, ...], size_bytes: int) -> list[Part]:
+    """A part for each number of threads."""
+    run = partial(measure, size_bytes=size_bytes)
+    return [Part(f"{work}.{count}", run, environment={"EBBTIDE_COPY_THREADS": str(count)}) for count in counts]
+
+
 def parts(sizes: Sizes) -> list[Part]:
-    counts = sizes.thread_counts
-    return [Part(f"threads.{count}", measure, environment={"EBBTIDE_COPY_THREADS": str(count)}) for count in counts]
+    return parts_for("threads", sizes.thread_counts, sizes.copied_bytes)

@@ -20,7 +20,7 @@ def change_a_tenth(tensors: Sequence[torch.Tensor]) -> None:
 
 def measure(sizes: Sizes, change: Change) -> Measured:
     keeper = Ebbtide(backup="ram", retain=True, copies_all=False)
-    measured = measure_steady(keeper, kept.llama_shapes(sizes.scale), 2 * sizes.samples, change)
+    measured = measure_steady(keeper, kept.llama_shapes(sizes.scale), sizes, change=change)
     tenth = kept.every_tenth(keeper.tensors)
     measured.facts["tenth_tensors"] = len(tenth)
     measured.facts["tenth_bytes"] = sum(tensor.nbytes for tensor in tenth)

@@ -1,0 +1,13 @@
+"""The same as threads.py with more bytes and more numbers of threads, to choose ebbtide's own number by.
+
+Not among the works that run by themselves: `python -m benchmarks run --works copy_tuning`. The ring's slots (4 MiB, two
+a thread) are constants of csrc/policy/copy_plan.h: another size is another build.
+"""
+
+from benchmarks.parts import Part
+from benchmarks.sizes import Sizes
+from benchmarks.works.threads import parts_for
+
+
+def parts(sizes: Sizes) -> list[Part]:
+    return parts_for("copy_tuning", sizes.tuned_thread_counts, sizes.tuned_bytes)

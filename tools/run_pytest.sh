@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Runs the Python tests: those that may run side by side in several processes, then those that need the device for themselves.
+#
+#   tools/run_pytest.sh PYTHON JOBS [pytest's arguments]
+#
+# One pass, one after the other, where JOBS is 1, pytest-xdist is missing or the arguments choose by marker (-m).
+set -uo pipefail
+python=$1 jobs=$2
+shift 2
+# Short: pytest's long style prints tensors in the arguments of frames, byte by byte.
+run=("$python" -m pytest --tb=short)
+NO_TESTS=5
+
+if [[ $jobs == 1 || " $* " == *" -m "* ]] || ! "$python" -c "import xdist" 2>/dev/null; then exec "${run[@]}" "$@"; fi
+
+"${run[@]}" "$@" -n "$jobs" -m "not device_memory"
+beside=$?
+"${run[@]}" "$@" -m device_memory
+alone=$?
+for status in $beside $alone; do
+  if ((status != 0 && status != NO_TESTS)); then exit "$status"; fi
+done
+if ((beside == NO_TESTS && alone == NO_TESTS)); then exit $NO_TESTS; fi
