@@ -60,4 +60,4 @@ def empty_cache() -> None:
 
 def driver_library() -> str:
     """The file of the driver that this process works with."""
-    return "libcuda.so.1" if is_gpu() else str(Path(_core.library_path()).with_name("libebbtide_sim.so"))
+    return "libcuda.so.1" if is_gpu() else str(Path(_core.loaded_library()).with_name("libebbtide_sim.so"))

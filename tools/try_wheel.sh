@@ -23,7 +23,7 @@ address = _core.alloc("weights", 8 << 20)
 assert _core.pause(["weights"]).bytes == 8 << 20
 assert _core.resume(["weights"]).bytes == 8 << 20
 _core.free(address)
-print(f"ebbtide {ebbtide.__version__} from {_core.library_path()}: pause and resume work")
+print(f"ebbtide {ebbtide.__version__} from {_core.loaded_library()}: pause and resume work")
 PROGRAM
 bin/ebbtide --help >/dev/null
 echo "== The wheel works" >&2

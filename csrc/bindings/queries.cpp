@@ -135,7 +135,7 @@ py::dict stats() {
 
 void register_queries(py::module_& module) {
   module.def("version", [] { return std::string(ebbtide_version()); });
-  module.def("library_path", [] { return std::string(ebbtide_library_path()); });
+  module.def("loaded_library", [] { return std::string(ebbtide_library_path()); });
   module.def(
       "use_driver",
       [](const std::optional<std::string>& name) {

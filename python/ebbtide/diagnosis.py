@@ -76,7 +76,7 @@ def _software() -> Iterator[Finding]:
     try:
         from ebbtide import _core
 
-        yield Finding("software", "ebbtide", f"{_core.version()}, {_core.library_path()}")
+        yield Finding("software", "ebbtide", f"{_core.version()}, {_core.loaded_library()}")
     except ImportError as error:
         yield Finding("software", "ebbtide", f"its library does not load: {error}", "problem", "install ebbtide again")
     python = platform.python_version()

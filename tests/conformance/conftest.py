@@ -39,7 +39,7 @@ def library() -> Driver:
 def driver(library: Driver) -> Generator[Driver]:
     """An initialised driver with the primary context of device 0 current; checks afterwards that no error stayed."""
     if IS_SIMULATED:
-        library.library.ebbtide_sim_reset()
+        library.handle.ebbtide_sim_reset()
     assert library.cuInit(0) == SUCCESS
     context = library.make("cuDevicePrimaryCtxRetain", ctypes.c_void_p, 0)
     before = library.make("cuCtxGetCurrent", ctypes.c_void_p)

@@ -101,7 +101,7 @@ class Driver:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.library = ctypes.CDLL(path)
+        self.handle = ctypes.CDLL(path)
         self._versions = least_versions()
         self._resolved: dict[str, Callable[..., int]] = {}
         self.keep: list[object] = []  # what the driver still points to
@@ -109,7 +109,7 @@ class Driver:
     def address_of(self, name: str, version: int, flags: int = 0) -> tuple[int, int, int | None]:
         """cuGetProcAddress_v2's result, symbol status and address."""
         address, status = ctypes.c_void_p(), ctypes.c_int(-1)
-        function = self.library.cuGetProcAddress_v2
+        function = self.handle.cuGetProcAddress_v2
         code = function(name.encode(), ctypes.byref(address), version, ctypes.c_uint64(flags), ctypes.byref(status))
         return code, status.value, address.value
 

@@ -260,12 +260,12 @@ def test_resolver_has_two_shapes(driver: Driver) -> None:
     old, new = driver.address_of("cuGetProcAddress", 11030), driver.address_of("cuGetProcAddress", 12000)
     assert old[:2] == new[:2] == (SUCCESS, 0)
     assert old[2] != new[2]
-    assert old[2] == ctypes.cast(driver.library.cuGetProcAddress, ctypes.c_void_p).value
-    assert new[2] == ctypes.cast(driver.library.cuGetProcAddress_v2, ctypes.c_void_p).value
+    assert old[2] == ctypes.cast(driver.handle.cuGetProcAddress, ctypes.c_void_p).value
+    assert new[2] == ctypes.cast(driver.handle.cuGetProcAddress_v2, ctypes.c_void_p).value
 
 
 def test_an_unknown_name_is_an_error_of_the_old_shape_only(driver: Driver) -> None:
-    old, new = driver.library.cuGetProcAddress, driver.library.cuGetProcAddress_v2
+    old, new = driver.handle.cuGetProcAddress, driver.handle.cuGetProcAddress_v2
     address, flags = ctypes.c_void_p(), ctypes.c_uint64(0)
     for name, version, code in (
         (b"cuMemMap", 11030, SUCCESS),
@@ -278,5 +278,5 @@ def test_an_unknown_name_is_an_error_of_the_old_shape_only(driver: Driver) -> No
 
 
 def test_resolver_and_symbols_agree(driver: Driver) -> None:
-    symbol = ctypes.cast(driver.library.cuMemMap, ctypes.c_void_p).value
+    symbol = ctypes.cast(driver.handle.cuMemMap, ctypes.c_void_p).value
     assert driver.address_of("cuMemMap", 10020)[2] == symbol

@@ -24,8 +24,8 @@ class Device:
 
     def __init__(self) -> None:
         is_simulated = _core.driver_name() == "sim"
-        simulator = str(Path(_core.library_path()).with_name("libebbtide_sim.so"))
-        self.library = ctypes.CDLL(simulator if is_simulated else "libcuda.so.1")
+        simulator = str(Path(_core.loaded_library()).with_name("libebbtide_sim.so"))
+        self.handle = ctypes.CDLL(simulator if is_simulated else "libcuda.so.1")
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self.call("cuInit", ctypes.c_uint(0))
         self.call("cuDeviceGet", ctypes.byref(device), 0)
@@ -33,7 +33,7 @@ class Device:
         self.call("cuCtxSetCurrent", context)
 
     def call(self, name: str, *arguments: object) -> None:
-        code = getattr(self.library, name)(*arguments)
+        code = getattr(self.handle, name)(*arguments)
         assert code == 0, f"{name}: {code}"
 
     def write(self, address: int, data: bytearray) -> None:

@@ -40,7 +40,7 @@ class Sim:
     """The simulator that the core has opened, or will open."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL(str(Path(_core.library_path()).with_name("libebbtide_sim.so")))
+        self._library = ctypes.CDLL(str(Path(_core.loaded_library()).with_name("libebbtide_sim.so")))
 
     def fail(self, function: str | None, k: int, code: int, times: int = 1) -> None:
         name = None if function is None else function.encode()

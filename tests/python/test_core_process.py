@@ -231,7 +231,7 @@ class Last:
 last = sys.modules['kept for the very end'] = Last(_core)""",
     "the module forgotten": "block('w'); del _core; sys.modules.pop('ebbtide._core'); gc.collect()",
     "frees after the interpreter is gone": """
-libc, library = ctypes.CDLL(None), ctypes.CDLL(_core.library_path())
+libc, library = ctypes.CDLL(None), ctypes.CDLL(_core.loaded_library())
 for address in (block('w'), block('p')):
     assert libc.__cxa_atexit(library.ebbtide_slot_free, ctypes.c_void_p(address), None) == 0
 _core.pause(["p"])""",

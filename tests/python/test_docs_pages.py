@@ -17,7 +17,7 @@ import torch
 from ebbtide import _core, saver
 
 saver.device
-simulator = ctypes.CDLL(str(Path(_core.library_path()).with_name("libebbtide_sim.so")))
+simulator = ctypes.CDLL(str(Path(_core.loaded_library()).with_name("libebbtide_sim.so")))
 simulator.ebbtide_sim_log.restype = ctypes.c_size_t
 
 def show(step):

@@ -112,14 +112,14 @@ class Pending:
             self._core.stream_wait(stream.device.index, stream.cuda_stream, ranges or [])
 
     def attach(self, module: "torch.nn.Module") -> "Attachment":
-        """Before each submodule's forward, the current stream waits for that submodule's own parameters and buffers: a
+        """Before each submodule's forward, this thread waits for that submodule's own parameters and buffers: a
         forward pass begins while the later layers are still on their way. For `resume(..., wait=False,
         hold_stream=False, order=module)`.
 
         The hooks go when the resume is over, or with `remove()` of what this returns. If the resume has failed, the
         forward raises its error. What a forward reads of another module's parameters (tied weights, functional calls)
         is the caller's to wait for, but for torch's own MultiheadAttention and TransformerEncoderLayer, which are
-        known to. A compiled module is not attached to: let the stream wait before the call.
+        known to. A compiled module is not attached to: use `stream_wait` before the call.
 
         Raises:
             TypeError: not a module.

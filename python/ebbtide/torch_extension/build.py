@@ -63,7 +63,7 @@ class Recipe:
             python_tag=str(sysconfig.get_config_var("SOABI")),
             python_include=Path(sysconfig.get_path("include")),
             ebbtide_version=_core.version(),
-            core_library=Path(_core.library_path()),
+            core_library=Path(_core.loaded_library()),
         )
 
     def sources(self) -> list[Path]:
