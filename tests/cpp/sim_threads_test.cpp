@@ -9,6 +9,9 @@ namespace ebbtide::testing {
 namespace {
 
 class SimThreads : public SimTest {
+ public:
+  uint64_t queued_items() const { return live().queued_items; }
+
  protected:
   // Runs the bodies at once, each with the context current, and waits for them.
   void together(std::vector<std::function<void()>> bodies) {
@@ -129,21 +132,20 @@ TEST_F(SimThreads, AResetDoesNotWaitForeverNorCrash) {
   const CUstream shared = stream();
   static std::atomic<int> started;
   started = 0;
-  for (int i = 0; i < 50; ++i) {
-    const auto nap = [](void*) {
-      ++started;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    };
-    ASSERT_EQ(driver.f_cuLaunchHostFunc(shared, nap, nullptr), CUDA_SUCCESS);
-  }
+  // The first item ends when the reset has emptied the queues: no other one may begin.
+  const auto until_emptied = [](void* self) {
+    ++started;
+    while (static_cast<SimThreads*>(self)->queued_items() != 0) std::this_thread::yield();
+  };
+  for (int i = 0; i < 50; ++i) ASSERT_EQ(driver.f_cuLaunchHostFunc(shared, until_emptied, this), CUDA_SUCCESS);
   const auto waiter = [&] { driver.f_cuStreamSynchronize(shared); };
   const auto resetter = [&] {
     while (started == 0) std::this_thread::yield();
     control.reset();
   };
   together({waiter, waiter, resetter});
-  EXPECT_LT(started, 50);
-  EXPECT_EQ(live().queued_items, 0u);
+  EXPECT_EQ(started, 1);
+  EXPECT_EQ(queued_items(), 0u);
 }
 
 }  // namespace
