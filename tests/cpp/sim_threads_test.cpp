@@ -138,9 +138,14 @@ TEST_F(SimThreads, AResetDoesNotWaitForeverNorCrash) {
     while (static_cast<SimThreads*>(self)->queued_items() != 0) std::this_thread::yield();
   };
   for (int i = 0; i < 50; ++i) ASSERT_EQ(driver.f_cuLaunchHostFunc(shared, until_emptied, this), CUDA_SUCCESS);
-  const auto waiter = [&] { driver.f_cuStreamSynchronize(shared); };
+  // Nobody may come after the reset: there is no context then.
+  std::atomic<int> waiting = 0;
+  const auto waiter = [&] {
+    ++waiting;
+    driver.f_cuStreamSynchronize(shared);
+  };
   const auto resetter = [&] {
-    while (started == 0) std::this_thread::yield();
+    while (started == 0 || waiting < 2) std::this_thread::yield();
     control.reset();
   };
   together({waiter, waiter, resetter});
