@@ -62,7 +62,7 @@ class Sizes:
     touched_bytes: int = 2 * GIB
     handle_bytes: tuple[int, ...] = (32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB, GIB)
     curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048, 8192, 40960))
-    request_bytes: int = 4 * MIB
+    request_bytes: int = 8 * MIB
     requests_in_flight: int = min(8, usable_cores())
     activation_tokens: int = 4096
     activation_blocks: int = 32

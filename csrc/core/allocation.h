@@ -37,6 +37,7 @@ struct Chunk {
   const size_t size_bytes;
   size_t first_block() const { return offset / kernels::kBlockBytes; }
   size_t block_count() const { return size_bytes / kernels::kBlockBytes; }
+  size_t end_block() const { return first_block() + block_count(); }
   // In the order in which they are made; destroyed in reverse.
   DeviceCharge charge;
   PhysicalMemory memory;

@@ -26,7 +26,7 @@ void populate_backups(std::span<const std::shared_ptr<Stored>> backups, int devi
     sizes.push_back(stored->size_bytes());
     bytes += stored->size_bytes();
   }
-  populate_all(opened, sizes, choose_copy_threads(bytes));
+  populate_all(opened, sizes, populate_threads(bytes));
   for (const auto& stored : backups) {
     stored->claim.touch(stored->size_bytes());
     for (StoredBlock& block : stored->blocks) block.is_touched = true;

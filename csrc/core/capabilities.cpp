@@ -74,7 +74,7 @@ Capability probe_host_numa(int device) {
 // A little pinned memory and a stream to use it on, idle when it goes; where that can't be had the memory is kept.
 class Bench {
  public:
-  Bench() : staging_(Staging::allocate(4 * kKiB, 1)), stream_(Stream::create()) {}
+  Bench() : staging_(Staging::allocate(4 * kKiB)), stream_(Stream::create()) {}
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
   ~Bench() {
@@ -83,7 +83,7 @@ class Bench {
   CUstream stream() const { return stream_.get(); }
   template <typename T>
   T& memory() {
-    return *reinterpret_cast<T*>(staging_->slot(0));
+    return *reinterpret_cast<T*>(staging_->bytes());
   }
   void wait() const { stream_.synchronize(); }
 

@@ -11,7 +11,6 @@
 #include "base/log.h"
 #include "core/host_reader.h"
 #include "driver/context.h"
-#include "policy/copy_plan.h"
 
 namespace ebbtide {
 namespace {
@@ -28,52 +27,51 @@ EnginePool::Loan::~Loan() {
 std::byte* EnginePool::Loan::table(size_t size_bytes) {
   if (entry_.table == nullptr || entry_.table->size_bytes() < size_bytes) {
     const ContextScope scope(entry_.engine->device());
-    auto table = pool_->pin(round_up(size_bytes, kTableUnit), 1, "tables for the GPU", entry_, Staging::allocate);
+    auto table = pool_->pin(round_up(size_bytes, kTableUnit), "tables for the GPU", entry_, Staging::allocate);
     if (entry_.table != nullptr) pool_->held_bytes_.fetch_sub(entry_.table->size_bytes());
     // The claim keeps the smaller one's bytes as well, until the engine goes: too much, never too little.
     entry_.table = std::move(table);
   }
-  return entry_.table->slot(0);
+  return entry_.table->bytes();
 }
 
 template <typename Make>
-std::unique_ptr<Staging> EnginePool::pin(uint64_t slot_bytes, int slot_count, const char* purpose, Entry& entry,
-                                         Make make_staging) {
-  const uint64_t size_bytes = slot_bytes * static_cast<uint64_t>(slot_count);
+std::unique_ptr<Staging> EnginePool::pin(uint64_t size_bytes, const char* purpose, Entry& entry, Make make_staging) {
   PinnedClaim pinned = pinned_budget_.claim(size_bytes, purpose);
   HostClaim claim = budget_.claim_uncharged(size_bytes, purpose);
-  std::unique_ptr<Staging> staging = make_staging(slot_bytes, slot_count);
+  std::unique_ptr<Staging> staging = make_staging(size_bytes);
   held_bytes_.fetch_add(staging->size_bytes());
   entry.claim.merge(std::move(claim));
   entry.pinned.merge(std::move(pinned));
   return staging;
 }
 
-// As many slots as the budgets and the system allow.
-std::unique_ptr<Staging> EnginePool::pin_ring(int slot_count, int threads, Entry& entry) {
-  const auto make_ring = [&](uint64_t slot_bytes, int slots) { return Staging::pin(slot_bytes, slots, threads); };
-  for (int slots = slot_count;; slots /= 2) {
+// As large as the budgets and the system allow.
+std::unique_ptr<Staging> EnginePool::pin_ring(uint64_t wanted_bytes, int threads, Entry& entry) {
+  const auto make_ring = [&](uint64_t size_bytes) { return Staging::pin(size_bytes, threads); };
+  for (uint64_t size_bytes = wanted_bytes;; size_bytes = round_up(size_bytes / 2, policy::kSmallSlotBytes)) {
+    const bool is_last_try = size_bytes <= policy::kSmallSlotBytes;
     try {
-      return pin(policy::kSlotBytes, slots, "the pinned ring between device and host", entry, make_ring);
+      return pin(size_bytes, "the pinned ring between device and host", entry, make_ring);
     } catch (const StoreError&) {
-      if (slots == 1) throw;
+      if (is_last_try) throw;
     } catch (const DriverError& error) {
       const bool is_pinning = error.call == "cuMemHostAlloc" || error.call == "cuMemHostRegister";
       if (error.code != CUDA_ERROR_OUT_OF_MEMORY || !is_pinning) throw;
-      if (slots == 1)
+      if (is_last_try)
         throw StoreError(std::string("the system pins no memory for the ring between device and host: ") + error.what(),
-                         {policy::kSlotBytes, 0, kUnlimited});
+                         {policy::kSmallSlotBytes, 0, kUnlimited});
     }
   }
 }
 
-EnginePool::Entry EnginePool::make(int device, int thread_count) {
+EnginePool::Entry EnginePool::make(int device, const policy::CopyNeed& need) {
   const ContextScope scope(device);
   Entry entry;
-  auto staging = pin_ring(thread_count * policy::kSlotsPerThread, thread_count, entry);
+  auto staging = pin_ring(policy::wanted_ring_bytes(need), need.cores, entry);
   const uint64_t bytes = staging->size_bytes();
   try {
-    entry.engine = std::make_unique<CopyEngine>(device, std::move(staging), thread_count);
+    entry.engine = std::make_unique<CopyEngine>(device, std::move(staging));
   } catch (...) {
     held_bytes_.fetch_sub(bytes);
     throw;
@@ -81,14 +79,14 @@ EnginePool::Entry EnginePool::make(int device, int thread_count) {
   return entry;
 }
 
-// One with enough lanes, if there is one; else whichever there is; else nothing.
-EnginePool::Entry EnginePool::take_kept(int device, int thread_count) {
+// One with a ring of this size, if there is one; else whichever there is; else nothing.
+EnginePool::Entry EnginePool::take_kept(int device, uint64_t ring_bytes) {
   const std::lock_guard lock(mutex_);
   auto found = kept_.end();
   for (auto entry = kept_.begin(); entry != kept_.end(); ++entry) {
     if (entry->engine->device() != device) continue;
     if (found == kept_.end()) found = entry;
-    if (entry->engine->lane_count() < thread_count) continue;
+    if (entry->ring_bytes() < ring_bytes) continue;
     found = entry;
     break;
   }
@@ -99,22 +97,31 @@ EnginePool::Entry EnginePool::take_kept(int device, int thread_count) {
 }
 
 // A kept ring that is too small goes only when the larger one is there: memory that could be pinned once may not be had again, and what is away comes back through the smaller one as well.
-EnginePool::Loan EnginePool::borrow(int device, int thread_count) {
-  Entry kept = take_kept(device, thread_count);
-  if (kept.engine == nullptr) return Loan(*this, make(device, thread_count));
-  if (kept.engine->lane_count() >= thread_count) return Loan(*this, std::move(kept));
+EnginePool::Entry EnginePool::take_or_make(int device, const policy::CopyNeed& need) {
+  const uint64_t wanted_bytes = policy::wanted_ring_bytes(need);
+  Entry kept = take_kept(device, wanted_bytes);
+  if (kept.engine == nullptr) return make(device, need);
+  if (kept.ring_bytes() >= wanted_bytes) return kept;
   Entry made;
   try {
-    made = make(device, thread_count);
+    made = make(device, need);
   } catch (const StoreError&) {
-    return Loan(*this, std::move(kept));
+    return kept;
   } catch (...) {
     give_back(std::move(kept));
     throw;
   }
-  if (made.engine->lane_count() <= kept.engine->lane_count()) std::swap(made, kept);
+  if (made.ring_bytes() <= kept.ring_bytes()) std::swap(made, kept);
   drop(std::move(kept));
-  return Loan(*this, std::move(made));
+  return made;
+}
+
+EnginePool::Loan EnginePool::borrow(int device, const policy::CopyNeed& need) {
+  Entry entry = take_or_make(device, need);
+  const policy::CopyPlan plan = policy::plan_copy(need, entry.ring_bytes());
+  Loan loan(*this, std::move(entry), {plan.threads, plan.slot_bytes, plan.slots_per_thread});
+  loan.engine().make_lanes(plan.threads);
+  return loan;
 }
 
 void EnginePool::drop(Entry entry) noexcept {
@@ -153,9 +160,12 @@ int usable_cores() {
   return std::max(1, cores);
 }
 
-int choose_copy_threads(uint64_t bytes) {
+policy::CopyNeed copy_need(uint64_t bytes, uint64_t fresh_bytes, int sharers) {
   const char* text = std::getenv("EBBTIDE_COPY_THREADS");
-  return policy::copy_threads(bytes, usable_cores(), text == nullptr ? 0 : std::atoi(text));
+  const int wanted = text == nullptr ? 0 : std::atoi(text);
+  return {bytes, fresh_bytes, std::max(1, usable_cores() / sharers), wanted > 0 ? std::max(1, wanted / sharers) : 0};
 }
+
+int populate_threads(uint64_t bytes) { return policy::plan_copy(copy_need(bytes, bytes), kUnlimited).threads; }
 
 }  // namespace ebbtide

@@ -8,6 +8,7 @@
 
 #include "core/host_budget.h"
 #include "core/pinned_budget.h"
+#include "policy/copy_plan.h"
 #include "store/copy_engine.h"
 
 namespace ebbtide {
@@ -22,37 +23,41 @@ class EnginePool {
     PinnedClaim pinned;
     std::unique_ptr<CopyEngine> engine;
     std::unique_ptr<Staging> table;  // pinned memory for what kernels read and write; null until it is wanted
+    uint64_t ring_bytes() const { return engine->staging().size_bytes(); }
   };
   // Owns an engine for the length of a copy.
   class Loan {
    public:
-    Loan(EnginePool& pool, Entry entry) : pool_(&pool), entry_(std::move(entry)) {}
-    Loan(Loan&& other) noexcept : pool_(other.pool_), entry_(std::move(other.entry_)) {}
+    Loan(EnginePool& pool, Entry entry, const RingCut& cut) : pool_(&pool), entry_(std::move(entry)), cut_(cut) {}
+    Loan(Loan&& other) noexcept : pool_(other.pool_), entry_(std::move(other.entry_)), cut_(other.cut_) {}
     Loan& operator=(Loan&&) = delete;
     ~Loan();
     CopyEngine& engine() { return *entry_.engine; }
+    // How the copy that it was borrowed for uses the ring; the engine has the lanes.
+    const RingCut& cut() const { return cut_; }
     // So much pinned memory for tables that kernels read and write; the same memory each time, unspecified content. Throws StoreError, DriverError.
     std::byte* table(size_t size_bytes);
 
    private:
     EnginePool* pool_;
     Entry entry_;
+    RingCut cut_;
   };
 
-  // With thread_count lanes, or fewer where the system or the budget does not allow the ring; at least one. Throws StoreError, DriverError.
-  Loan borrow(int device, int thread_count);
+  // With the ring that the copy wants, or a smaller one where the system or the budget does not allow it; at least a small slot. Throws StoreError, DriverError.
+  Loan borrow(int device, const policy::CopyNeed& need);
   // Gives the kept engines back to the system.
   void trim() noexcept;
   // Pinned memory of all rings.
   uint64_t held_bytes() const { return held_bytes_.load(); }
 
  private:
-  Entry make(int device, int thread_count);
-  Entry take_kept(int device, int thread_count);
-  std::unique_ptr<Staging> pin_ring(int slot_count, int threads, Entry& entry);
+  Entry make(int device, const policy::CopyNeed& need);
+  Entry take_kept(int device, uint64_t ring_bytes);
+  Entry take_or_make(int device, const policy::CopyNeed& need);
+  std::unique_ptr<Staging> pin_ring(uint64_t wanted_bytes, int threads, Entry& entry);
   template <typename Make>
-  std::unique_ptr<Staging> pin(uint64_t slot_bytes, int slot_count, const char* purpose, Entry& entry,
-                               Make make_staging);
+  std::unique_ptr<Staging> pin(uint64_t size_bytes, const char* purpose, Entry& entry, Make make_staging);
   void give_back(Entry entry) noexcept;
   void drop(Entry entry) noexcept;
 
@@ -67,7 +72,10 @@ class EnginePool {
 // The cores that this process may use: by affinity and by the cgroups' cpu quotas.
 int usable_cores();
 
-// The threads that a copy of so many bytes gets; EBBTIDE_COPY_THREADS overrides.
-int choose_copy_threads(uint64_t bytes);
+// What a copy of so many staged bytes wants, of which fresh_bytes go into memory that nobody has touched yet. sharers: copies that go on at once, this one included. EBBTIDE_COPY_THREADS goes
+// before the cores.
+policy::CopyNeed copy_need(uint64_t bytes, uint64_t fresh_bytes, int sharers = 1);
+// For taking fresh memory without a copy.
+int populate_threads(uint64_t bytes);
 
 }  // namespace ebbtide

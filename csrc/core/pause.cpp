@@ -88,7 +88,7 @@ uint64_t PausePart::bytes_to_touch(const Kept& kept) const {
   uint64_t bytes = 0;
   for (const Chunk& chunk : kept.allocation->chunks) {
     if (!chunk.is_resident()) continue;
-    for (size_t block = chunk.first_block(); block < chunk.first_block() + chunk.block_count(); ++block) {
+    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
       const bool is_touched = kept.stored != nullptr && kept.stored->blocks[block].is_touched;
       if (!is_touched && !kept.is_unused[block]) bytes += kernels::kBlockBytes;
     }
@@ -132,13 +132,20 @@ void PausePart::borrow_engine(int device, DevicePart& part) {
   if (part.leaving.empty()) return;
   uint64_t bytes = 0;
   uint64_t staged_bytes = 0;
+  uint64_t fresh_bytes = 0;
   for (const Leaving& leaving : part.leaving) {
     bytes += leaving.chunk->size_bytes;
-    staged_bytes += leaving.kept->stored->backup->direct() == nullptr ? leaving.chunk->size_bytes : 0;
+    const Stored& stored = *leaving.kept->stored;
+    if (stored.backup->direct() != nullptr) continue;
+    for (size_t block = leaving.chunk->first_block(); block < leaving.chunk->end_block(); ++block) {
+      if (leaving.kept->is_unused[block]) continue;
+      staged_bytes += kernels::kBlockBytes;
+      fresh_bytes += stored.kind == BackupKind::kRam && !stored.blocks[block].is_touched ? kernels::kBlockBytes : 0;
+    }
   }
   const int sharers = static_cast<int>(parts_.size()) * (exchanges_ != nullptr ? 2 : 1);
-  part.threads = std::max(1, choose_copy_threads(staged_bytes) / sharers);
-  part.engine = std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, part.threads));
+  part.engine =
+      std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, copy_need(staged_bytes, fresh_bytes, sharers)));
   const SkipRules& skip = saver().skip;
   if (!skip.constant.load() && !skip.clean.load()) return;
   part.scan = BlockScan::create(*part.engine, bytes / kernels::kBlockBytes, saver().digest_seed);
@@ -180,7 +187,7 @@ void PausePart::move_out(DevicePart& part) {
     if (leaving.ranges.empty()) {
       leave(part, leaving);
     } else {
-      if (!copy) copy.emplace(part.engine->engine(), CopyDirection::kToStore, part.threads);
+      if (!copy) copy.emplace(part.engine->engine(), CopyDirection::kToStore, part.engine->cut());
       submitted.push_back(&leaving);
       copy->submit({leaving.allocation->address() + leaving.chunk->offset, leaving.kept->stored->backup.get(),
                     leaving.chunk->offset, leaving.ranges,
@@ -246,7 +253,6 @@ void PausePart::note_digests(DevicePart& part, const Leaving& leaving) {
 
 void PausePart::leave(DevicePart& part, Leaving& leaving) {
   Kept& kept = *leaving.kept;
-  Stored& stored = *kept.stored;
   Chunk& chunk = *leaving.chunk;
   note_digests(part, leaving);
   if (!kept.is_attached) {
@@ -312,7 +318,7 @@ void PausePart::run_last() {
 void PausePart::forget_what_stayed(const Kept& kept) noexcept {
   for (const Chunk& chunk : kept.allocation->chunks) {
     if (!chunk.is_resident()) continue;
-    for (size_t block = chunk.first_block(); block < chunk.first_block() + chunk.block_count(); ++block) {
+    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
       StoredBlock& stored = kept.stored->blocks[block];
       if (stored.is_touched) continue;
       // With the pages goes what is known of them: else the next pause would take the block for clean.

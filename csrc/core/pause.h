@@ -53,7 +53,6 @@ class PausePart final : public OperationPart {
     std::vector<Leaving> leaving;
     std::vector<std::pair<Allocation*, Chunk*>> dropped;
     std::unique_ptr<EnginePool::Loan> engine;
-    int threads = 0;
     std::unique_ptr<BlockScan> scan;
   };
 

@@ -33,7 +33,7 @@ void PreparePart::make_engines() {
         ready.stored->kind == BackupKind::kPinned ? 0 : ready.allocation->size_bytes();
   }
   for (const auto& [device, bytes] : staged_bytes) {
-    engines_.push_back(saver().engines.borrow(device, choose_copy_threads(bytes)));
+    engines_.push_back(saver().engines.borrow(device, copy_need(bytes, 0)));
     DeviceKernels::of(device);
   }
 }

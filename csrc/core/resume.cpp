@@ -117,8 +117,8 @@ void ResumePart::borrow_engine(int device, DevicePart& part) {
   // Memory that changes hands may have to be cleared.
   if (part.copied_bytes == 0 && part.fill_count == 0 && exchanges_ == nullptr) return;
   const int sharers = static_cast<int>(parts_.size()) * (exchanges_ != nullptr ? 2 : 1);
-  part.threads = std::max(1, choose_copy_threads(part.staged_bytes) / sharers);
-  part.engine = std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, part.threads));
+  part.engine =
+      std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, copy_need(part.staged_bytes, 0, sharers)));
   if (part.fill_count > 0) {
     part.fills =
         reinterpret_cast<kernels::BlockFill*>(part.engine->table(part.fill_count * sizeof(kernels::BlockFill)));
@@ -155,7 +155,7 @@ void ResumePart::run_device(int device) {
     if (returning.ranges.empty()) {
       arrive(part, returning);
     } else {
-      if (!copy) copy.emplace(part.engine->engine(), CopyDirection::kToDevice, part.threads);
+      if (!copy) copy.emplace(part.engine->engine(), CopyDirection::kToDevice, part.engine->cut());
       submitted.push_back(&returning);
       copy->submit({returning.allocation->address() + returning.chunk->offset, returning.stored->backup.get(),
                     returning.chunk->offset, returning.ranges, false});

@@ -51,7 +51,6 @@ class ResumePart final : public OperationPart {
     size_t fill_count = 0;      // blocks of one value that is not zero
     std::vector<Returning> returning;
     std::unique_ptr<EnginePool::Loan> engine;
-    int threads = 0;
     kernels::BlockFill* fills = nullptr;  // in the engine's table
     size_t fills_used = 0;
     bool is_filling = false;  // something is queued on the engine's side stream

@@ -1,6 +1,5 @@
 #include "store/copy.h"
 
-#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -21,8 +20,13 @@ bool holds_already(const Backup& backup, size_t offset, const std::byte* bytes, 
 // One thread's share: a lane, and the pieces that are on the bus between the device and its slots.
 class Copy::Worker {
  public:
-  Worker(CopyEngine& engine, CopyLane& lane, CopyQueue& queue, CopyDirection direction)
-      : engine_(engine), lane_(lane), queue_(queue), direction_(direction) {}
+  Worker(CopyEngine& engine, int index, const RingCut& cut, CopyQueue& queue, CopyDirection direction)
+      : engine_(engine),
+        lane_(engine.lane(index)),
+        slots_(engine.staging().bytes() + static_cast<size_t>(index) * cut.bytes_per_thread()),
+        cut_(cut),
+        queue_(queue),
+        direction_(direction) {}
 
   // Until the queue has nothing more.
   void work() noexcept {
@@ -35,7 +39,7 @@ class Copy::Worker {
     try {
       while (in_flight_.size() < lane_.events.size()) {
         const bool must_wait = may_wait && in_flight_.empty();
-        const bool has_slot = staged_ < lane_.slots.size();
+        const bool has_slot = staged_ < static_cast<size_t>(cut_.slots_per_thread);
         const std::optional<CopyPiece> piece = must_wait ? queue_.wait_take() : queue_.try_take(has_slot);
         if (!piece) break;
         launch(*piece);
@@ -74,7 +78,7 @@ class Copy::Worker {
 
   void launch(const CopyPiece& piece) {
     const bool is_direct = piece.is_direct();
-    std::byte* const bytes = is_direct ? piece.backup->direct() + piece.offset : lane_.slots[next_slot_];
+    std::byte* const bytes = is_direct ? piece.backup->direct() + piece.offset : slots_ + next_slot_ * cut_.slot_bytes;
     const Event& done = lane_.events[next_event_];
     if (direction_ == CopyDirection::kToStore) {
       check(driver().cuMemcpyDtoHAsync(bytes, piece.device_address, piece.size_bytes, lane_.stream.get()),
@@ -88,7 +92,7 @@ class Copy::Worker {
     next_event_ = (next_event_ + 1) % lane_.events.size();
     if (!is_direct) {
       ++staged_;
-      next_slot_ = (next_slot_ + 1) % lane_.slots.size();
+      next_slot_ = (next_slot_ + 1) % static_cast<size_t>(cut_.slots_per_thread);
     }
     done.record(lane_.stream);
   }
@@ -112,6 +116,8 @@ class Copy::Worker {
 
   CopyEngine& engine_;
   CopyLane& lane_;
+  std::byte* const slots_;
+  const RingCut cut_;
   CopyQueue& queue_;
   const CopyDirection direction_;
   std::deque<Flight> in_flight_;
@@ -120,13 +126,11 @@ class Copy::Worker {
   size_t next_event_ = 0;
 };
 
-Copy::Copy(CopyEngine& engine, CopyDirection direction, int thread_count)
-    : engine_(engine), queue_(engine.staging().slot_bytes()) {
-  const int count = std::clamp(thread_count, 1, engine.lane_count());
-  for (int index = 0; index < count; ++index) {
-    workers_.push_back(std::make_unique<Worker>(engine, engine.lane(index), queue_, direction));
+Copy::Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut) : engine_(engine), queue_(cut.slot_bytes) {
+  for (int index = 0; index < cut.threads; ++index) {
+    workers_.push_back(std::make_unique<Worker>(engine, index, cut, queue_, direction));
   }
-  if (count > 1) start_threads(count);
+  if (cut.threads > 1) start_threads(cut.threads);
 }
 
 void Copy::start_threads(int thread_count) {

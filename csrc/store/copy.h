@@ -18,8 +18,9 @@ enum class CopyDirection { kToStore, kToDevice };
 
 class Copy {
  public:
-  // Starts thread_count threads, one a lane; with one, or where the system starts none, the work is done in the calls below, in the context of the engine's device.
-  Copy(CopyEngine& engine, CopyDirection direction, int thread_count);
+  // Starts the threads, one a lane; with one, or where the system starts none, the work is done in the calls below, in the context of the engine's device. The cut fits the engine's ring, and
+  // the engine has the lanes.
+  Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut);
   Copy(const Copy&) = delete;
   Copy& operator=(const Copy&) = delete;
   // Takes back what has not begun, and waits until nothing is queued any more.

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -9,24 +11,31 @@
 // What a copy needs and what takes long to make: a pinned ring, streams, events. Made once, and used for one copy at a time.
 namespace ebbtide {
 
-// A stream, the slots that staged pieces go through, and an event for each piece that may be under way.
+// What one thread of a copy needs: a stream, and an event for each piece that may be under way.
 struct CopyLane {
   Stream stream;
-  std::vector<std::byte*> slots;
-  std::vector<Event>
-      events;  // more than slots: pieces that the copy engine takes from the store by itself need no slot
+  std::vector<Event> events;
+};
+
+// How a copy uses the ring: each of its threads has slots of its own.
+struct RingCut {
+  int threads = 1;
+  size_t slot_bytes = 0;
+  int slots_per_thread = 1;  // two or more, and bus and memory work at once
+  size_t bytes_per_thread() const { return slot_bytes * static_cast<size_t>(slots_per_thread); }
 };
 
 class CopyEngine {
  public:
-  // As many lanes as there are slots for, at most lane_count; each has the same number of slots (two or more, so that bus and memory work at once, where there are enough).
-  // Throws DriverError.
-  CopyEngine(int device, std::unique_ptr<Staging> staging, int lane_count);
+  // No lane yet. Throws DriverError.
+  CopyEngine(int device, std::unique_ptr<Staging> staging);
   CopyEngine(const CopyEngine&) = delete;
   CopyEngine& operator=(const CopyEngine&) = delete;
 
   int device() const { return device_; }
   int lane_count() const { return static_cast<int>(lanes_.size()); }
+  // Makes what is missing, between copies; what was made stays. Throws DriverError.
+  void make_lanes(int lane_count);
   CopyLane& lane(int index) { return lanes_[static_cast<size_t>(index)]; }
   // For kernels and fills beside the copies.
   const Stream& side_stream() const { return side_stream_; }
@@ -39,7 +48,7 @@ class CopyEngine {
   const int device_;
   const std::unique_ptr<Staging> staging_;
   Stream side_stream_;
-  std::vector<CopyLane> lanes_;
+  std::deque<CopyLane> lanes_;
 };
 
 }  // namespace ebbtide

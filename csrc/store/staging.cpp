@@ -6,21 +6,19 @@
 
 namespace ebbtide {
 
-std::unique_ptr<Staging> Staging::allocate(size_t slot_bytes, int slot_count) {
-  const size_t size_bytes = slot_bytes * static_cast<size_t>(slot_count);
+std::unique_ptr<Staging> Staging::allocate(size_t size_bytes) {
   void* bytes = nullptr;
   check(driver().cuMemHostAlloc(&bytes, size_bytes, CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc",
         "size=" + std::to_string(size_bytes));
-  return std::unique_ptr<Staging>(new Staging(static_cast<std::byte*>(bytes), slot_bytes, slot_count));
+  return std::unique_ptr<Staging>(new Staging(static_cast<std::byte*>(bytes), size_bytes));
 }
 
-std::unique_ptr<Staging> Staging::pin(size_t slot_bytes, int slot_count, int threads) {
-  if (!PinnedMemory::can_pin()) return allocate(slot_bytes, slot_count);
-  const size_t size_bytes = slot_bytes * static_cast<size_t>(slot_count);
+std::unique_ptr<Staging> Staging::pin(size_t size_bytes, int threads) {
+  if (!PinnedMemory::can_pin()) return allocate(size_bytes);
   PinnedMemory memory(AnonymousMemory::map(size_bytes));
   populate(memory.memory(), threads);
   check(memory.try_pin(), "cuMemHostRegister", "size=" + std::to_string(size_bytes));
-  std::unique_ptr<Staging> staging(new Staging(memory.bytes(), slot_bytes, slot_count));
+  std::unique_ptr<Staging> staging(new Staging(memory.bytes(), size_bytes));
   staging->pinned_.emplace(std::move(memory));
   return staging;
 }

@@ -42,18 +42,14 @@ class TestBackup final : public Backup {
 
 constexpr size_t kSlot = 64 * kKiB;
 
-struct CopyParameters {
-  int threads;
-  int slots;
-};
-
-class CopyTest : public CoreTest, public ::testing::WithParamInterface<CopyParameters> {
+class CopyTest : public CoreTest, public ::testing::WithParamInterface<RingCut> {
  protected:
   CopyTest() : scope_(0), backup_(kBytes) {
     range_ = Reservation::reserve(kBytes);
     memory_ = PhysicalMemory::create_on_device(kBytes, 0);
     mapping_ = Mapping::map(range_.address(), memory_);
-    engine_ = std::make_unique<CopyEngine>(0, Staging::allocate(kSlot, GetParam().slots), GetParam().threads);
+    engine_ = std::make_unique<CopyEngine>(0, Staging::allocate(16 * kSlot));
+    engine_->make_lanes(GetParam().threads);
     // Jobs of odd sizes: less than a slot, a slot exactly, many slots and a rest.
     size_t offset = 0;
     for (const size_t size : {size_t{8}, kSlot, 5 * kSlot + 24, kSlot - 8, 2 * kSlot, size_t{4096}, 11 * kSlot + 8}) {
@@ -66,7 +62,7 @@ class CopyTest : public CoreTest, public ::testing::WithParamInterface<CopyParam
   ~CopyTest() override { engine_.reset(); }
   // Everything that the class promises to whoever uses it once: submit all, take what lands.
   void run(CopyDirection direction, std::span<const CopyJob> jobs, const std::function<void(size_t)>& landed) {
-    Copy copy(*engine_, direction, GetParam().threads);
+    Copy copy(*engine_, direction, GetParam());
     for (const CopyJob& job : jobs) {
       copy.submit(job);
       if (const auto done = copy.poll_landed()) landed(*done);
@@ -172,7 +168,7 @@ TEST_P(CopyTest, DirectBackupsMoveWithoutTheRing) {
 TEST_P(CopyTest, ACopyThatIsGivenUpLeavesNothingQueued) {
   fill(address(), kBytes, 1);
   {
-    Copy copy(*engine_, CopyDirection::kToStore, GetParam().threads);
+    Copy copy(*engine_, CopyDirection::kToStore, GetParam());
     for (const CopyJob& job : jobs_) copy.submit(job);
     copy.poll_landed();
   }
@@ -250,11 +246,11 @@ TEST_P(CopyTest, AStreamThatCantBeWaitedForPoisonsTheRing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, CopyTest,
-                         ::testing::Values(CopyParameters{1, 1}, CopyParameters{1, 2}, CopyParameters{3, 6},
-                                           CopyParameters{4, 9}),
+                         ::testing::Values(RingCut{1, kSlot, 1}, RingCut{1, kSlot, 2}, RingCut{3, kSlot, 2},
+                                           RingCut{2, kSlot, 4}),
                          [](const auto& info) {
-                           return std::to_string(info.param.threads) + "_threads_" + std::to_string(info.param.slots) +
-                                  "_slots";
+                           return std::to_string(info.param.threads) + "_threads_" +
+                                  std::to_string(info.param.slots_per_thread) + "_slots";
                          });
 
 }  // namespace

@@ -61,10 +61,10 @@ TEST_F(DeviceKernelsTest, DigestWhatTheyFill) {
   const ContextScope scope(1);
   const DeviceKernels& kernels = *DeviceKernels::of(1);
   const CUdeviceptr address = alloc("w", 2 * kernels::kBlockBytes, BackupKind::kRam, 1);
-  const auto pinned = Staging::allocate(4096, 3);
-  auto* fills = reinterpret_cast<kernels::BlockFill*>(pinned->slot(0));
-  auto* addresses = reinterpret_cast<uint64_t*>(pinned->slot(1));
-  auto* reports = reinterpret_cast<kernels::BlockReport*>(pinned->slot(2));
+  const auto pinned = Staging::allocate(3 * 4096);
+  auto* fills = reinterpret_cast<kernels::BlockFill*>(pinned->bytes());
+  auto* addresses = reinterpret_cast<uint64_t*>(pinned->bytes() + 4096);
+  auto* reports = reinterpret_cast<kernels::BlockReport*>(pinned->bytes() + 2 * 4096);
   for (uint64_t index = 0; index < 2; ++index) {
     addresses[index] = address + index * kernels::kBlockBytes;
     fills[index] = {addresses[index], {index, 5}};

@@ -65,27 +65,73 @@ TEST(Chunking, WhatIsCopiedHasSmallerChunksThanWhatIsDropped) {
   EXPECT_LE(cut_into_chunks(140 * kGiB, 2 * kMiB, true).size(), kMaxChunks);
 }
 
-TEST(CopyPlan, ThreadsFollowBytesCoresAndTheWish) {
-  for (const uint64_t bytes : {uint64_t{0}, uint64_t{1}, kSlotBytes, 100 * kMiB, 100 * kGiB, UINT64_MAX}) {
-    for (const int cores : {-1, 0, 1, 2, 4, 5, 16, 256}) {
-      for (const int wanted : {-3, 0, 1, 2, 1000}) {
-        const int threads = copy_threads(bytes, cores, wanted);
-        EXPECT_GE(threads, 1);
-        EXPECT_LE(threads, kMaxCopyThreads);
-        if (wanted > 0) {
-          EXPECT_LE(threads, wanted);
-        }
-        EXPECT_LE(static_cast<uint64_t>(threads), bytes / (kSlotBytes * kSlotsPerThread) + 1);
-        if (bytes < UINT64_MAX) {
-          EXPECT_LE(threads, copy_threads(bytes + kGiB, cores, wanted));
-        }
-      }
-    }
+constexpr uint64_t kFewestRingBytes = kSmallSlotBytes;
+
+TEST(CopyPlan, EveryPlanFitsItsRingItsThreadsAndItsBytes) {
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 20000; ++i) {
+    const uint64_t bytes = random() % 8 == 0 ? random() : random() >> (20 + random() % 44);
+    const uint64_t fresh_bytes = bytes == 0 ? 0 : random() % bytes;
+    const CopyNeed need = {bytes, fresh_bytes, static_cast<int>(random() % 40) - 2,
+                           static_cast<int>(random() % 20) - 2};
+    const uint64_t ring_bytes = kFewestRingBytes + random() % (256 * kMiB);
+    const CopyPlan plan = plan_copy(need, ring_bytes);
+    EXPECT_LE(plan.ring_bytes(), ring_bytes);
+    EXPECT_GE(plan.threads, 1);
+    EXPECT_LE(plan.threads, std::clamp(need.wanted_threads > 0 ? need.wanted_threads : need.cores, 1, kMaxCopyThreads));
+    EXPECT_LE(static_cast<uint64_t>(plan.threads), bytes / (kSmallSlotBytes * kSlotsPerThread) + 1);
+    EXPECT_TRUE(plan.slot_bytes == kSmallSlotBytes || plan.slot_bytes == kLargeSlotBytes);
+    EXPECT_TRUE(plan.slots_per_thread == kSlotsPerThread || (plan.slots_per_thread == 1 && plan.threads == 1));
+    // A larger ring never makes a copy smaller, and beyond the wanted one nothing changes.
+    EXPECT_LE(plan.ring_bytes(), plan_copy(need, ring_bytes + random() % kGiB).ring_bytes());
+    EXPECT_LE(plan.threads, plan_copy(need, ring_bytes + random() % kGiB).threads);
+    const uint64_t wanted_bytes = wanted_ring_bytes(need);
+    EXPECT_GE(wanted_bytes, kFewestRingBytes);
+    EXPECT_EQ(plan_copy(need, wanted_bytes).ring_bytes(), plan_copy(need, kUnlimited).ring_bytes());
   }
-  EXPECT_EQ(copy_threads(10 * kGiB, 16, 0), 14);
-  EXPECT_EQ(copy_threads(10 * kGiB, 2, 0), 2);
-  EXPECT_EQ(copy_threads(10 * kGiB, 2, 8), 8);
-  EXPECT_EQ(copy_threads(kMiB, 16, 8), 1);
+}
+
+void expect_plan(const CopyPlan& plan, int threads, uint64_t slot_bytes, int slots_per_thread) {
+  EXPECT_EQ(plan.threads, threads);
+  EXPECT_EQ(plan.slot_bytes, slot_bytes);
+  EXPECT_EQ(plan.slots_per_thread, slots_per_thread);
+}
+
+TEST(CopyPlan, FreshMemoryWantsCoresAndTheRestLargeSlots) {
+  const CopyNeed fresh = {.bytes = 15 * kGiB, .fresh_bytes = 15 * kGiB, .cores = 16};
+  CopyNeed touched = {.bytes = 15 * kGiB, .fresh_bytes = 0, .cores = 16};
+  expect_plan(plan_copy(fresh, kUnlimited), 16, kSmallSlotBytes, 2);
+  expect_plan(plan_copy(touched, kUnlimited), 8, kLargeSlotBytes, 2);
+  EXPECT_EQ(wanted_ring_bytes(fresh), 128 * kMiB);
+  EXPECT_EQ(wanted_ring_bytes(touched), 128 * kMiB);
+  touched.fresh_bytes = touched.bytes / 2;
+  expect_plan(plan_copy(touched, kUnlimited), 8, kLargeSlotBytes, 2);
+  touched.fresh_bytes += 1;
+  expect_plan(plan_copy(touched, kUnlimited), 16, kSmallSlotBytes, 2);
+  // With fewer cores as well, the ring of the first pause serves the resume.
+  for (int cores = 1; cores <= 64; ++cores) {
+    EXPECT_EQ(wanted_ring_bytes({kGiB, kGiB, cores, 0}), wanted_ring_bytes({kGiB, 0, cores, 0})) << cores;
+  }
+}
+
+TEST(CopyPlan, ASmallRingTakesTheSizeOfTheSlotsFirstThenThreadsThenTheSecondSlot) {
+  const CopyNeed touched = {.bytes = 15 * kGiB, .fresh_bytes = 0, .cores = 16};
+  expect_plan(plan_copy(touched, 128 * kMiB - 1), 8, kSmallSlotBytes, 2);
+  expect_plan(plan_copy(touched, 64 * kMiB - 1), 7, kSmallSlotBytes, 2);
+  expect_plan(plan_copy(touched, 8 * kMiB), 1, kSmallSlotBytes, 2);
+  expect_plan(plan_copy(touched, 4 * kMiB), 1, kSmallSlotBytes, 1);
+}
+
+TEST(CopyPlan, TheWishGoesBeforeTheCoresAndSmallCopiesHaveFewThreads) {
+  CopyNeed need = {.bytes = 10 * kGiB, .fresh_bytes = 0, .cores = 2};
+  EXPECT_EQ(plan_copy(need, kUnlimited).threads, 2);
+  need.wanted_threads = 12;
+  EXPECT_EQ(plan_copy(need, kUnlimited).threads, 12);
+  need.wanted_threads = 1000;
+  EXPECT_EQ(plan_copy(need, kUnlimited).threads, kMaxCopyThreads);
+  need.bytes = kMiB;
+  expect_plan(plan_copy(need, kUnlimited), 1, kSmallSlotBytes, 2);
+  EXPECT_EQ(wanted_ring_bytes(need), 8 * kMiB);
 }
 
 HostMemory machine(uint64_t total, uint64_t available) { return {total, available, {}}; }
