@@ -1,0 +1,144 @@
+// Which rings are made, kept and lent, and how copies cut them.
+#include <gtest/gtest.h>
+
+#include <deque>
+
+#include "base/error.h"
+#include "core_fixture.h"
+#include "driver/context.h"
+#include "policy/copy_plan.h"
+
+namespace ebbtide::testing {
+namespace {
+
+using EnginePoolTest = CoreTest;
+
+// For so many threads, with small slots whether it is fresh or not.
+policy::CopyNeed need(int threads) {
+  const uint64_t bytes = policy::kSmallSlotBytes * policy::kSlotsPerThread * static_cast<uint64_t>(threads);
+  return {.bytes = bytes, .fresh_bytes = bytes, .cores = 1, .wanted_threads = threads};
+}
+
+TEST_F(EnginePoolTest, TheEnginePoolKeepsEnginesWithinTheBudgets) {
+  EnginePool& pool = saver().engines;
+  const uint64_t small = policy::kSmallSlotBytes * policy::kSlotsPerThread;
+  {
+    EnginePool::Loan first = pool.borrow(0, need(1));
+    EnginePool::Loan second = pool.borrow(1, need(2));
+    EXPECT_EQ(first.engine().staging().size_bytes(), small);
+    EXPECT_EQ(second.engine().staging().size_bytes(), 2 * small);
+    EXPECT_EQ(second.cut().threads, 2);
+    EXPECT_EQ(second.engine().lane_count(), 2);
+    EXPECT_EQ(pool.held_bytes(), 3 * small);
+    EXPECT_EQ(saver().host_budget.held_bytes(), 3 * small);
+  }
+  EXPECT_EQ(Live::now().registered_ranges, 2u) << "one for each device";
+  EXPECT_EQ(saver().host_budget.held_bytes(), pool.held_bytes());
+  EXPECT_EQ(saver().pinned_budget.held_bytes(), pool.held_bytes());
+  EXPECT_EQ(pool.held_bytes(), 3 * small);
+  const Live before = Live::now();
+  pool.borrow(1, need(2));
+  EXPECT_EQ(Live::now(), before) << "what was kept is lent again";
+  {
+    std::deque<EnginePool::Loan> loans;
+    for (int count = 0; count < 4; ++count) loans.push_back(pool.borrow(0, need(1)));
+  }
+  EXPECT_EQ(pool.held_bytes(), 2 * small + 2 * small) << "two are kept for a device";
+  pool.trim();
+  pool.trim();
+  EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
+  EXPECT_EQ(Live::now().registered_ranges, 0u);
+  saver().host_budget.set_limit(5 * policy::kSmallSlotBytes);
+  {
+    EnginePool::Loan loan = pool.borrow(0, need(8));
+    EXPECT_EQ(loan.engine().staging().size_bytes(), 2 * small) << "as much as fits";
+    EXPECT_EQ(loan.cut().threads, 2);
+  }
+  pool.trim();
+  saver().host_budget.set_limit(policy::kSmallSlotBytes - 1);
+  EXPECT_THROW(pool.borrow(0, need(8)), StoreError);
+  EXPECT_EQ(Live::now().registered_ranges, 0u);
+}
+
+TEST_F(EnginePoolTest, AKeptRingThatIsTooSmallServesWhereNoLargerOneCanBeHad) {
+  EnginePool& pool = saver().engines;
+  pool.borrow(0, need(1));
+  const Live before = Live::now();
+  saver().host_budget.set_limit(0);  // as where somebody else took the host's memory meanwhile
+  EXPECT_EQ(pool.borrow(0, need(4)).cut().threads, 1);
+  saver().host_budget.set_limit(kUnlimited);
+  sim().fail("cuStreamCreate", 1, CUDA_ERROR_UNKNOWN, 100);
+  EXPECT_THROW(pool.borrow(0, need(4)), DriverError);
+  sim().clear_failures();
+  EXPECT_EQ(Live::now(), before) << "and it is kept";
+  EXPECT_EQ(saver().host_budget.held_bytes(), pool.held_bytes());
+  pool.borrow(0, need(4));
+  EXPECT_EQ(saver().host_budget.held_bytes(), pool.held_bytes());
+  EXPECT_EQ(Live::now().registered_ranges, 1u) << "the larger one took its place";
+}
+
+TEST_F(EnginePoolTest, OfTwoKeptRingsTheOneThatIsLargeEnoughIsLent) {
+  EnginePool& pool = saver().engines;
+  {
+    const EnginePool::Loan large = pool.borrow(0, need(4));
+    pool.borrow(0, need(1));
+  }
+  const Live before = Live::now();
+  EXPECT_EQ(pool.borrow(0, need(4)).cut().threads, 4);
+  EXPECT_EQ(Live::now(), before) << "neither was made anew";
+}
+
+TEST_F(EnginePoolTest, OneRingServesCopiesThatCutItDifferently) {
+  EnginePool& pool = saver().engines;
+  const policy::CopyNeed fresh = {.bytes = kGiB, .fresh_bytes = kGiB, .cores = 4};
+  const policy::CopyNeed touched = {.bytes = kGiB, .fresh_bytes = 0, .cores = 4};
+  pool.borrow(0, fresh);
+  const Live before = Live::now();
+  {
+    EnginePool::Loan loan = pool.borrow(0, touched);
+    EXPECT_EQ(loan.cut().slot_bytes, policy::kLargeSlotBytes);
+    EXPECT_EQ(loan.cut().threads, 4);
+  }
+  EXPECT_EQ(pool.borrow(0, fresh).cut().slot_bytes, policy::kSmallSlotBytes);
+  EXPECT_EQ(pool.borrow(0, need(1)).cut().threads, 1);
+  EXPECT_EQ(Live::now(), before) << "nothing was pinned or made anew";
+}
+
+TEST_F(EnginePoolTest, LanesAreMadeAsTheyAreNeededAndKept) {
+  EnginePool& pool = saver().engines;
+  pool.borrow(0, need(4));
+  const uint64_t streams = Live::now().streams;
+  policy::CopyNeed more = need(4);
+  more.wanted_threads = 2;
+  pool.borrow(0, more);
+  EXPECT_EQ(Live::now().streams, streams);
+  const ContextScope scope(0);
+  CopyEngine engine(0, Staging::allocate(policy::kSmallSlotBytes));
+  EXPECT_EQ(engine.lane_count(), 0);
+  engine.make_lanes(2);
+  sim().fail("cuEventCreate", 3, CUDA_ERROR_UNKNOWN, 1);
+  EXPECT_THROW(engine.make_lanes(4), DriverError);
+  sim().clear_failures();
+  EXPECT_EQ(engine.lane_count(), 2) << "whole ones only";
+  engine.make_lanes(4);
+  EXPECT_EQ(engine.lane_count(), 4);
+}
+
+// What is leaked on purpose stays counted: the memory is still there.
+TEST_F(EnginePoolTest, APoisonedRingIsNeverLentAgainAndStaysInTheBooks) {
+  const uint64_t small = policy::kSmallSlotBytes * policy::kSlotsPerThread;
+  {
+    saver().engines.borrow(0, need(1)).engine().poison();
+  }
+  EXPECT_EQ(Live::now().registered_ranges, 1u);
+  EXPECT_EQ(saver().host_budget.held_bytes(), small);
+  EXPECT_EQ(saver().engines.held_bytes(), small);
+  {
+    saver().engines.borrow(0, need(1));
+  }
+  EXPECT_EQ(Live::now().registered_ranges, 2u);
+  EXPECT_EQ(saver().host_budget.held_bytes(), 2 * small);
+}
+
+}  // namespace
+}  // namespace ebbtide::testing
