@@ -1,19 +1,19 @@
 #include "store/copy.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "driver/context.h"
+#include "store/aligned_bytes.h"
 
 namespace ebbtide {
 namespace {
 
-bool holds_already(const Backup& backup, size_t offset, const std::byte* bytes, size_t size_bytes) {
-  std::vector<std::byte> stored(size_bytes);
-  backup.read(offset, stored.data(), size_bytes);
-  return std::memcmp(stored.data(), bytes, size_bytes) == 0;
-}
+// What the store can't show is read in parts of this size, to be compared while they are in the cache.
+constexpr size_t kComparedBytes = kMiB;
 
 }  // namespace
 
@@ -109,9 +109,21 @@ class Copy::Worker {
     queue_.complete(piece);
   }
 
-  static void keep(const CopyPiece& piece, const std::byte* bytes) {
-    if (piece.must_compare && holds_already(*piece.backup, piece.offset, bytes, piece.size_bytes)) return;
+  void keep(const CopyPiece& piece, const std::byte* bytes) {
+    if (piece.must_compare && holds_already(piece, bytes)) return;
     piece.backup->write(piece.offset, bytes, piece.size_bytes);
+  }
+
+  bool holds_already(const CopyPiece& piece, const std::byte* bytes) {
+    if (const std::byte* const stored = piece.backup->memory())
+      return std::memcmp(stored + piece.offset, bytes, piece.size_bytes) == 0;
+    if (!compared_) compared_.emplace(kComparedBytes);
+    for (size_t done = 0; done < piece.size_bytes; done += kComparedBytes) {
+      const size_t part_bytes = std::min(kComparedBytes, piece.size_bytes - done);
+      piece.backup->read(piece.offset + done, compared_->get(), part_bytes);
+      if (std::memcmp(compared_->get(), bytes + done, part_bytes) != 0) return false;
+    }
+    return true;
   }
 
   CopyEngine& engine_;
@@ -124,6 +136,7 @@ class Copy::Worker {
   size_t staged_ = 0;  // of those, through a slot
   size_t next_slot_ = 0;
   size_t next_event_ = 0;
+  std::optional<AlignedBytes> compared_;  // made once it is wanted
 };
 
 Copy::Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut) : engine_(engine), queue_(cut.slot_bytes) {

@@ -20,6 +20,7 @@ class PinnedBackup : public Backup {
   void read(size_t offset, std::byte* bytes, size_t size_bytes) const override {
     std::memcpy(bytes, memory_.bytes() + offset, size_bytes);
   }
+  const std::byte* memory() const noexcept override { return memory_.bytes(); }
   void discard(size_t /*offset*/, size_t /*size_bytes*/) noexcept override {}
   const std::byte* view() override { return memory_.bytes(); }
   std::byte* writable_view() override { return memory_.bytes(); }

@@ -19,6 +19,7 @@ class RamBackup : public Backup {
     // The slot may stay in the cache: the copy engine reads it next.
     std::memcpy(bytes, memory_.bytes() + offset, size_bytes);
   }
+  const std::byte* memory() const noexcept override { return memory_.bytes(); }
   void discard(size_t offset, size_t size_bytes) noexcept override { memory_.discard(offset, size_bytes); }
   const std::byte* view() override { return memory_.bytes(); }
   std::byte* writable_view() override { return memory_.bytes(); }

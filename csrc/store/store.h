@@ -17,6 +17,8 @@ class Backup {
   // bytes: a slot of the staging ring, or memory aligned like one (4 KiB).
   virtual void write(size_t offset, const std::byte* bytes, size_t size_bytes) = 0;
   virtual void read(size_t offset, std::byte* bytes, size_t size_bytes) const = 0;
+  // The whole backup where it lies in memory, so that looking at it costs no copy; else null.
+  virtual const std::byte* memory() const noexcept { return nullptr; }
   // The bytes of this range are not wanted any more: the store may give their memory back; read() of them is unspecified from then on.
   virtual void discard(size_t offset, size_t size_bytes) noexcept = 0;
   // The whole backup as one range that can be read, for as long as the backup lives; null where the store can't show one.

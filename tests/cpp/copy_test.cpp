@@ -27,14 +27,18 @@ class TestBackup final : public Backup {
   }
   void read(size_t offset, std::byte* bytes, size_t size_bytes) const override {
     if (--calls_left == 0) throw StoreError("the disk can't be read", {});
+    ++reads;
     inner_->read(offset, bytes, size_bytes);
   }
   void discard(size_t offset, size_t size_bytes) noexcept override { inner_->discard(offset, size_bytes); }
   const std::byte* view() override { return inner_->view(); }
+  const std::byte* memory() const noexcept override { return is_shown ? inner_->memory() : nullptr; }
   std::byte* direct() noexcept override { return direct_bytes; }
   mutable std::atomic<int> calls_left{0};
+  mutable std::atomic<int> reads{0};
   std::atomic<int> writes{0};
   std::byte* direct_bytes = nullptr;
+  bool is_shown = false;
 
  private:
   std::unique_ptr<Backup> inner_;
@@ -142,10 +146,44 @@ TEST_P(CopyTest, WhatIsComparedIsWrittenOnlyWhereItDiffers) {
   backup_.writes = 0;
   run(CopyDirection::kToStore, compared, [](size_t) {});
   EXPECT_EQ(backup_.writes, 0);
+  EXPECT_GT(backup_.reads.exchange(0), 0);
+  backup_.is_shown = true;
+  run(CopyDirection::kToStore, compared, [](size_t) {});
+  EXPECT_EQ(backup_.writes + backup_.reads, 0) << "looked at where it lies";
+  backup_.is_shown = false;
   reinterpret_cast<std::byte*>(address())[used_bytes_ - 1] ^= std::byte{1};
   run(CopyDirection::kToStore, compared, [](size_t) {});
   EXPECT_EQ(backup_.writes, 1);
   for (const CopyJob& job : jobs_) EXPECT_TRUE(is_same(job));
+}
+
+// Pieces that are compared in several parts, on a backup that must be read for it and on one that shows its memory.
+TEST_P(CopyTest, ALargePieceIsComparedToItsEnd) {
+  constexpr size_t kPiece = kMiB + 4096;
+  const RingCut cut = {GetParam().threads, kPiece, 1};
+  CopyEngine engine(0, Staging::allocate(static_cast<size_t>(cut.threads) * kPiece));
+  engine.make_lanes(cut.threads);
+  const CopyRange range = {0, kPiece};
+  const auto copy_once = [&](bool must_compare) {
+    Copy copy(engine, CopyDirection::kToStore, cut);
+    copy.submit({address(), &backup_, 0, std::span(&range, 1), must_compare});
+    while (copy.finish_next()) {
+    }
+  };
+  fill(address(), kPiece, 1);
+  copy_once(false);
+  for (const bool is_shown : {false, true}) {
+    backup_.is_shown = is_shown;
+    for (const size_t at : {size_t{0}, kMiB - 1, size_t{kMiB}, kPiece - 1}) {
+      reinterpret_cast<std::byte*>(address())[at] ^= std::byte{1};
+      backup_.writes = 0;
+      copy_once(true);
+      EXPECT_EQ(backup_.writes, 1) << at;
+      copy_once(true);
+      EXPECT_EQ(backup_.writes, 1) << at;
+      EXPECT_EQ(std::memcmp(backup_.view(), reinterpret_cast<const void*>(address()), kPiece), 0);
+    }
+  }
 }
 
 // A backup that the copy engine reaches by itself needs no slot.
