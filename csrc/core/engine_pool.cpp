@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "core/host_reader.h"
 #include "driver/context.h"
 
@@ -72,6 +71,11 @@ EnginePool::Entry EnginePool::make(int device, const policy::CopyNeed& need) {
   const uint64_t bytes = staging->size_bytes();
   try {
     entry.engine = std::make_unique<CopyEngine>(device, std::move(staging));
+    const std::lock_guard lock(mutex_);
+    // For the way back, which must not need memory.
+    kept_.reserve(made_ + 1);
+    poisoned_.reserve(made_ + 1);
+    ++made_;
   } catch (...) {
     held_bytes_.fetch_sub(bytes);
     throw;
@@ -124,31 +128,43 @@ EnginePool::Loan EnginePool::borrow(int device, const policy::CopyNeed& need) {
   return loan;
 }
 
+// Unpins, which takes long: never under the mutex.
 void EnginePool::drop(Entry entry) noexcept {
-  held_bytes_.fetch_sub(entry.engine->staging().size_bytes());
+  held_bytes_.fetch_sub(entry.ring_bytes());
   if (entry.table != nullptr) held_bytes_.fetch_sub(entry.table->size_bytes());
+  const std::lock_guard lock(mutex_);
+  --made_;
+}
+
+bool EnginePool::try_keep(Entry& entry) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (entry.engine->is_poisoned()) {
+    // Never lent nor given back, and still in the books: its memory is there.
+    poisoned_.push_back(std::move(entry));
+    return true;
+  }
+  const auto kept_of_device = std::count_if(
+      kept_.begin(), kept_.end(), [&](const Entry& kept) { return kept.engine->device() == entry.engine->device(); });
+  if (kept_of_device >= kKeptPerDevice) return false;
+  kept_.push_back(std::move(entry));
+  return true;
 }
 
 void EnginePool::give_back(Entry entry) noexcept {
-  const std::lock_guard lock(mutex_);
-  const bool is_poisoned = entry.engine->is_poisoned();
-  const auto kept_of_device = std::count_if(
-      kept_.begin(), kept_.end(), [&](const Entry& kept) { return kept.engine->device() == entry.engine->device(); });
-  if (!is_poisoned && kept_of_device >= kKeptPerDevice) return drop(std::move(entry));
-  try {
-    // A poisoned one is never lent nor given back, and still in the books: its memory is there.
-    (is_poisoned ? poisoned_ : kept_).push_back(std::move(entry));
-  } catch (...) {
-    if (is_poisoned)
-      log_line(LogLevel::kWarning, {"a pinned ring that can't be given back is lost from the host budget"});
-    if (!is_poisoned) drop(std::move(entry));
-  }
+  if (!try_keep(entry)) drop(std::move(entry));
 }
 
 void EnginePool::trim() noexcept {
-  const std::lock_guard lock(mutex_);
-  for (Entry& entry : kept_) drop(std::move(entry));
-  kept_.clear();
+  while (true) {
+    Entry entry;
+    {
+      const std::lock_guard lock(mutex_);
+      if (kept_.empty()) return;
+      entry = std::move(kept_.back());
+      kept_.pop_back();
+    }
+    drop(std::move(entry));
+  }
 }
 
 int usable_cores() {

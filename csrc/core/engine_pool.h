@@ -58,6 +58,7 @@ class EnginePool {
   std::unique_ptr<Staging> pin_ring(uint64_t wanted_bytes, int threads, Entry& entry);
   template <typename Make>
   std::unique_ptr<Staging> pin(uint64_t size_bytes, const char* purpose, Entry& entry, Make make_staging);
+  bool try_keep(Entry& entry) noexcept;
   void give_back(Entry entry) noexcept;
   void drop(Entry entry) noexcept;
 
@@ -66,6 +67,7 @@ class EnginePool {
   std::mutex mutex_;
   std::vector<Entry> kept_;
   std::vector<Entry> poisoned_;
+  size_t made_ = 0;  // and not dropped: kept_ and poisoned_ have room for all of them
   std::atomic<uint64_t> held_bytes_{0};
 };
 

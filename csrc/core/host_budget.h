@@ -33,6 +33,8 @@ class HostClaim {
   HostClaim split_promised(uint64_t bytes);         // capped at what is promised
   uint64_t size_bytes() const { return promised_bytes_ + touched_bytes_ + uncharged_bytes_; }
   void reset() noexcept;
+  // The memory stays for ever, and counts for ever.
+  void keep_for_good() noexcept { budget_ = nullptr; }
 
  private:
   friend class HostBudget;

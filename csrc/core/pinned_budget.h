@@ -23,6 +23,8 @@ class PinnedClaim {
   ~PinnedClaim() { reset(); }
   void merge(PinnedClaim&& other) noexcept;
   void reset() noexcept;
+  // The memory stays pinned for ever, and counts for ever.
+  void keep_for_good() noexcept { budget_ = nullptr; }
 
  private:
   friend class PinnedBudget;

@@ -27,6 +27,13 @@ struct StoredBlock {
 struct Stored {
   Stored(BackupKind backup_kind, std::unique_ptr<Backup> opened, size_t size_bytes)
       : kind(backup_kind), backup(std::move(opened)), blocks(size_bytes / kernels::kBlockBytes) {}
+  Stored(const Stored&) = delete;
+  Stored& operator=(const Stored&) = delete;
+  ~Stored() {
+    if (!backup->is_abandoned()) return;
+    claim.keep_for_good();
+    pinned.keep_for_good();
+  }
   size_t size_bytes() const { return blocks.size() * kernels::kBlockBytes; }
   const BackupKind kind;
   HostClaim claim;

@@ -27,6 +27,7 @@ class PinnedMemory {
   bool is_pinned() const { return is_pinned_; }
   // The device may use it for ever: it stays pinned and mapped when the owner goes. By any thread.
   void abandon() noexcept { is_abandoned_.store(true); }
+  bool is_abandoned() const { return is_abandoned_.load(); }
   const AnonymousMemory& memory() const { return memory_; }
   std::byte* bytes() const { return memory_.bytes(); }
 

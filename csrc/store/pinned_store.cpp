@@ -28,6 +28,7 @@ class PinnedBackup : public Backup {
   void populate(size_t offset, size_t size_bytes) override { memory_.memory().populate(offset, size_bytes); }
   void seal() override;
   void abandon() noexcept override { memory_.abandon(); }
+  bool is_abandoned() const noexcept override { return memory_.is_pinned() && memory_.is_abandoned(); }
 
  private:
   PinnedMemory memory_;

@@ -33,6 +33,8 @@ class Backup {
   virtual void seal() {}
   // A copy of the copy engine's own could not be waited for, and may go on for ever: direct() memory is never given back. By any thread.
   virtual void abandon() noexcept {}
+  // Whether its memory will outlive it for that reason.
+  virtual bool is_abandoned() const noexcept { return false; }
 };
 
 class Store {

@@ -4,14 +4,14 @@
 #include <deque>
 
 #include "base/error.h"
-#include "core_fixture.h"
 #include "driver/context.h"
 #include "policy/copy_plan.h"
+#include "threads_fixture.h"
 
 namespace ebbtide::testing {
 namespace {
 
-using EnginePoolTest = CoreTest;
+using EnginePoolTest = ThreadsTest;
 
 // For so many threads, with small slots whether it is fresh or not.
 policy::CopyNeed need(int threads) {
@@ -124,6 +124,28 @@ TEST_F(EnginePoolTest, LanesAreMadeAsTheyAreNeededAndKept) {
   EXPECT_EQ(engine.lane_count(), 4);
 }
 
+// Unpinning takes long.
+TEST_F(EnginePoolTest, NobodyWaitsForARingThatIsGivenUp) {
+  EnginePool& pool = saver().engines;
+  pool.borrow(0, need(1));
+  pool.borrow(1, need(1));
+  {
+    const Slow slow("cuMemHostUnregister", kStand, [&] { pool.trim(); });
+    pool.borrow(1, need(1));
+    EXPECT_TRUE(slow.is_running());
+  }
+  {
+    std::deque<EnginePool::Loan> loans;
+    for (int count = 0; count < 3; ++count) loans.push_back(pool.borrow(0, need(1)));
+    const Slow slow("cuMemHostUnregister", kStand, [&] { loans.clear(); });
+    pool.borrow(1, need(1));
+    EXPECT_TRUE(slow.is_running());
+  }
+  pool.trim();
+  EXPECT_EQ(pool.held_bytes(), 0u);
+  EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
+}
+
 // What is leaked on purpose stays counted: the memory is still there.
 TEST_F(EnginePoolTest, APoisonedRingIsNeverLentAgainAndStaysInTheBooks) {
   const uint64_t small = policy::kSmallSlotBytes * policy::kSlotsPerThread;
@@ -133,6 +155,7 @@ TEST_F(EnginePoolTest, APoisonedRingIsNeverLentAgainAndStaysInTheBooks) {
   EXPECT_EQ(Live::now().registered_ranges, 1u);
   EXPECT_EQ(saver().host_budget.held_bytes(), small);
   EXPECT_EQ(saver().engines.held_bytes(), small);
+  EXPECT_EQ(saver().pinned_budget.held_bytes(), small);
   {
     saver().engines.borrow(0, need(1));
   }
