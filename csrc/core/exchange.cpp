@@ -15,8 +15,8 @@ void Exchange::create_ahead(const std::vector<uint64_t>& sizes, uint64_t require
     try {
       piece.memory = PhysicalMemory::create_on_device(size_bytes, device_);
     } catch (const DriverError& error) {
-      if (error.code != CUDA_ERROR_OUT_OF_MEMORY || created_bytes < required_bytes) throw;
-      limit_bytes_ = held_bytes_;
+      if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
+      limit_bytes_ = held_bytes_ + saturating_subtract(required_bytes, created_bytes);
       break;
     }
     piece.charge = charge.split(size_bytes);
@@ -25,6 +25,8 @@ void Exchange::create_ahead(const std::vector<uint64_t>& sizes, uint64_t require
     held_bytes_ += size_bytes;
     created_bytes += size_bytes;
   }
+  if (created_bytes < required_bytes)
+    placeholder_ = PhysicalMemory::create_on_device(required_bytes - created_bytes, device_);
   spare_ = std::move(charge);
 }
 
@@ -74,7 +76,9 @@ Exchange::Piece Exchange::take(uint64_t size_bytes) {
   held_bytes_ += size_bytes;
   Piece piece;
   piece.charge = spare_.split(size_bytes);
+  PhysicalMemory placeholder = std::move(placeholder_);
   lock.unlock();
+  placeholder.release();
   piece.memory = PhysicalMemory::create_on_device(size_bytes, device_);
   return piece;
 }

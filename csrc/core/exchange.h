@@ -29,8 +29,8 @@ class Exchange {
 
   // Before anything is offered. A piece of this size will be taken.
   void announce(uint64_t size_bytes);
-  // Before anything is offered. Creates pieces for these sizes, in order, as far as the limit allows; charge pays for them. The first required_bytes must succeed (throws DriverError);
-  // what cannot be had beyond them lowers the limit.
+  // Before anything is offered. Creates pieces for these sizes, in order, as far as the limit allows; charge pays for them. required_bytes are there in any case (else it throws DriverError): what
+  // of them no whole piece fits into is held by a placeholder until the first piece is created for a taker. What cannot be had beyond them lowers the limit.
   void create_ahead(const std::vector<uint64_t>& sizes, uint64_t required_bytes, DeviceCharge charge);
 
   // The giving side. Takes both over; where nobody wants the size, the memory is released (throws DriverError: then memory keeps its handle, and charge its bytes).
@@ -47,7 +47,8 @@ class Exchange {
   std::condition_variable changed_;
   std::map<uint64_t, size_t> wanted_;  // size -> pieces that are still to be taken and not kept for it
   std::map<uint64_t, std::vector<Piece>> kept_;
-  DeviceCharge spare_;  // of memory that was released, for what will be created
+  PhysicalMemory placeholder_;
+  DeviceCharge spare_;  // of memory that was released or is the placeholder's, for what will be created
   uint64_t held_bytes_;
   uint64_t limit_bytes_;
   bool is_closed_ = false;

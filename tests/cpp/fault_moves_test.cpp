@@ -186,6 +186,10 @@ TEST_F(SwapFaults, Invariant3_LessComesBackThanLeaves) {
 TEST_F(SwapFaults, Invariant3_MoreComesBackThanLeaves) {
   sweep_swap({{"out", kRetained, 0, {1}}, {"in", kRam, 0, {3}}, {"in", kNone, 0, {1}}}, {"out"}, {"in"}, kUnlimited);
 }
+// Where the limit leaves no room for a margin, and no chunk fits into the difference.
+TEST_F(SwapFaults, Invariant3_TheDifferenceIsHeldUntilAChunkFits) {
+  sweep_swap({{"out", kRam, 0, {1, 1}}, {"in", kRam, 0, {3}}}, {"out"}, {"in"}, 3 * kChunk);
+}
 TEST_F(SwapFaults, Invariant3_SeveralTagsOnTwoDevices) {
   sweep_swap({{"a", kRam, 0, {1, 1}}, {"b", kNone, 1, {1}}, {"c", kPinned, 0, {1}}, {"d", kRam, 1, {1}}}, {"a", "b"},
              {"c", "d"}, 2 * kChunk);
