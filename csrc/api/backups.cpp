@@ -35,7 +35,7 @@ ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, int32
     *backup = nullptr;
     if (!view) return;
     auto handle = std::make_unique<ebbtide_backup>(ebbtide_backup{std::move(*view)});
-    std::byte* const shown = handle->view.bytes;
+    std::byte* const shown = handle->view.bytes();
     *backup = backups().add(std::move(handle));
     *bytes = shown;
   });

@@ -69,7 +69,7 @@ std::optional<BackupView> view_backup(Saver& saver, const AddressRange& range, b
     bytes = const_cast<std::byte*>(stored->backup->view());
   }
   if (bytes == nullptr) return std::nullopt;
-  return BackupView{stored, stored->views, bytes + begin};
+  return BackupView(saver.deferred_frees, stored, bytes + begin);
 }
 
 }  // namespace ebbtide

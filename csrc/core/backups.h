@@ -9,7 +9,7 @@
 namespace ebbtide {
 
 // A new backup, with nothing in it and no host memory claimed; a pinned one has its share of the pinned budget. Throws StoreError.
-std::shared_ptr<Stored> open_backup(Saver& saver, BackupKind kind, size_t size_bytes);
+std::shared_ptr<Stored> open_backup(Saver& saver, BackupKind kind, const Allocation& allocation);
 
 // Takes the memory of whole backups now, by several threads; their claims have promised it. Pinned ones are pinned, through the context of this device. Throws StoreError: some are then
 // ready, others not.

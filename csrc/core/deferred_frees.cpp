@@ -47,6 +47,56 @@ void DeferredFrees::destroy(std::shared_ptr<Allocation> allocation) noexcept {
   if (!try_destroy(allocation)) keep(std::move(allocation));
 }
 
+bool DeferredFrees::try_let_go(std::shared_ptr<Stored>& stored) noexcept {
+  if (stored->kind != BackupKind::kPinned) {
+    stored.reset();
+    return true;
+  }
+  // What is pinned can't be unpinned beside a capture.
+  const auto permit = gate_.try_enter();
+  if (!permit || is_capture_visible(stored->device, nullptr)) return false;
+  stored.reset();
+  return true;
+}
+
+void DeferredFrees::keep(std::shared_ptr<Stored> stored) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (stored->is_deferred) {
+    stored.reset();  // under the lock, where the list's own reference is not the last one
+    return;
+  }
+  stored->is_deferred = true;
+  stored->next_deferred = std::move(first_backup_);
+  first_backup_ = std::move(stored);
+  ++count_;
+}
+
+void DeferredFrees::let_go(std::shared_ptr<Stored> stored) noexcept {
+  if (!try_let_go(stored)) keep(std::move(stored));
+}
+
+std::shared_ptr<Stored> DeferredFrees::take_backup() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (first_backup_ == nullptr) return nullptr;
+  std::shared_ptr<Stored> stored = std::move(first_backup_);
+  first_backup_ = std::move(stored->next_deferred);
+  stored->is_deferred = false;
+  --count_;
+  return stored;
+}
+
+bool DeferredFrees::drain_backups() noexcept {
+  bool has_freed = false;
+  while (std::shared_ptr<Stored> stored = take_backup()) {
+    if (!try_let_go(stored)) {
+      keep(std::move(stored));
+      break;
+    }
+    has_freed = true;
+  }
+  return has_freed;
+}
+
 void DeferredFrees::destroy_all(std::vector<std::shared_ptr<Allocation>> allocations) noexcept {
   for (auto& allocation : allocations) destroy(std::move(allocation));
 }
@@ -57,9 +107,9 @@ bool DeferredFrees::drain() noexcept {
   {
     const std::lock_guard lock(mutex_);
     taken = std::move(first_);
-    count_ = 0;
+    for (const Allocation* each = taken.get(); each != nullptr; each = each->next_deferred.get()) --count_;
   }
-  bool has_freed = false;
+  bool has_freed = drain_backups();
   while (taken != nullptr) {
     std::shared_ptr<Allocation> allocation = std::exchange(taken, std::move(taken->next_deferred));
     if (try_destroy(allocation)) {

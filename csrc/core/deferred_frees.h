@@ -10,7 +10,7 @@
 
 namespace ebbtide {
 
-// Destroys allocations that left the registry, once no kernel can touch them any more (invariant 5); keeps those for which that can't be made sure now: during a capture, or when
+// Destroys allocations that left the registry, and backups that were looked at after that, once no kernel can touch them any more (invariant 5); keeps those for which that can't be made sure now: during a capture, or when
 // the synchronisation failed. They are tried again by drain(): at every later allocation and operation, and at the end of a capture. Needs no memory of its own.
 class DeferredFrees {
  public:
@@ -19,6 +19,8 @@ class DeferredFrees {
   // Never throws, never waits for an operation; waits for the device where something is resident.
   void destroy(std::shared_ptr<Allocation> allocation) noexcept;
   void destroy_all(std::vector<std::shared_ptr<Allocation>> allocations) noexcept;
+  // Lets go of a backup that somebody looked at: if nobody else has it, pinned memory is unpinned.
+  void let_go(std::shared_ptr<Stored> stored) noexcept;
   // Tries again what was put off. True if anything was freed.
   bool drain() noexcept;
   size_t count() const { return count_.load(); }
@@ -26,10 +28,15 @@ class DeferredFrees {
  private:
   bool try_destroy(std::shared_ptr<Allocation>& allocation) noexcept;
   void keep(std::shared_ptr<Allocation> allocation) noexcept;
+  bool try_let_go(std::shared_ptr<Stored>& stored) noexcept;
+  void keep(std::shared_ptr<Stored> stored) noexcept;
+  std::shared_ptr<Stored> take_backup() noexcept;
+  bool drain_backups() noexcept;
 
   CaptureGate& gate_;
   std::mutex mutex_;
-  std::shared_ptr<Allocation> first_;  // a list through next_deferred
+  std::shared_ptr<Allocation> first_;     // a list through next_deferred
+  std::shared_ptr<Stored> first_backup_;  // another
   std::atomic<size_t> count_{0};
 };
 

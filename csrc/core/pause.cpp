@@ -118,7 +118,7 @@ void PausePart::open_backups() {
   for (Kept& kept : kept_) {
     if (kept.had_backup) continue;
     // Whole before settle() can see it.
-    auto stored = open_backup(saver(), kind_of(*kept.allocation), kept.allocation->size_bytes());
+    auto stored = open_backup(saver(), kind_of(*kept.allocation), *kept.allocation);
     if (stored->kind == BackupKind::kPinned) {
       stored->claim = std::move(kept.claim);
       pinned.push_back(stored);

@@ -12,7 +12,7 @@ void PreparePart::prepare(const Allocations& allocations) {
     // What is partly away has a backup, and will go on with it.
     if (kind == BackupKind::kNone || allocation->is_away() || saver().registry.stored_of(*allocation) != nullptr)
       continue;
-    ready_.push_back({allocation, open_backup(saver(), kind, allocation->size_bytes())});
+    ready_.push_back({allocation, open_backup(saver(), kind, *allocation)});
     bytes += kind == BackupKind::kDisk ? 0 : allocation->size_bytes();
   }
   if (bytes > 0) {

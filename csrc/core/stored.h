@@ -42,6 +42,11 @@ struct Stored {
   std::vector<StoredBlock> blocks;
   std::shared_ptr<void> views = std::make_shared<char>();
 
+  int device = 0;  // of the allocation
+  // Of DeferredFrees.
+  std::shared_ptr<Stored> next_deferred;
+  bool is_deferred = false;
+
   bool has_views() const { return views.use_count() > 1; }
 };
 

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "core/backup_view.h"
 #include "core_fixture.h"
+#include "driver/context.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -30,6 +32,72 @@ TEST_F(BackupLifetime, APinnedBackupThatTheDeviceMayStillWriteIntoStaysInTheBook
   EXPECT_EQ(pinned_bytes_of_backups(), kChunk);
   saver().free(alloc("w", kChunk, BackupKind::kPinned));
   EXPECT_EQ(host_bytes_of_backups(), kChunk);
+}
+
+// The memory is back in the region, and only the view still has the backup.
+class ViewsAndCaptures : public BackupLifetime {
+ protected:
+  ViewsAndCaptures() {
+    address_ = alloc("w", kChunk, BackupKind::kPinned);
+    fill(address_, kChunk, 1);
+    pause();
+    view_.emplace(*view_backup(saver(), {address_, kChunk}, false));
+    other_view_.emplace(*view_backup(saver(), {address_, 8}, false));
+    resume();
+    saver().engines.trim();
+    EXPECT_EQ(Live::now().registered_ranges, 1u);
+  }
+  void expect_put_off() {
+    EXPECT_EQ(saver().deferred_frees.count(), 1u) << "two views, one backup";
+    EXPECT_EQ(Live::now().registered_ranges, 1u);
+    EXPECT_EQ(host_bytes_of_backups(), kChunk) << "put off, and still counted";
+    EXPECT_EQ(pinned_bytes_of_backups(), kChunk);
+  }
+  void expect_gone() {
+    EXPECT_TRUE(saver().give_back_caches());
+    EXPECT_EQ(saver().deferred_frees.count(), 0u);
+    EXPECT_EQ(Live::now().registered_ranges, 0u);
+    EXPECT_EQ(host_bytes_of_backups() + pinned_bytes_of_backups(), 0u);
+  }
+
+  CUdeviceptr address_ = 0;
+  std::optional<BackupView> view_;
+  std::optional<BackupView> other_view_;
+};
+
+TEST_F(ViewsAndCaptures, Invariant9_TheLastViewThatDiesUnpinsNothingBesideACapture) {
+  saver().capture_gate.begin_capture();
+  view_.reset();
+  other_view_.reset();
+  expect_put_off();
+  EXPECT_FALSE(saver().give_back_caches()) << "the capture still runs";
+  expect_put_off();
+  saver().capture_gate.end_capture();
+  expect_gone();
+}
+
+// A capture that ebbtide was not told of, but that a blocking stream shows.
+TEST_F(ViewsAndCaptures, Invariant9_NorBesideOneOfTheDriver) {
+  const ContextScope scope(0);
+  CUstream stream = nullptr;
+  check(driver().cuStreamCreate(&stream, CU_STREAM_DEFAULT), "cuStreamCreate");
+  check(driver().cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
+  view_.reset();
+  other_view_.reset();
+  expect_put_off();
+  CUgraph graph = nullptr;
+  EXPECT_EQ(driver().cuStreamEndCapture(stream, &graph), CUDA_SUCCESS) << "the capture is whole";
+  check(driver().cuGraphDestroy(graph), "cuGraphDestroy");
+  check(driver().cuStreamDestroy(stream), "cuStreamDestroy");
+  expect_gone();
+}
+
+TEST_F(ViewsAndCaptures, WithoutACaptureItGoesAtOnce) {
+  view_.reset();
+  EXPECT_EQ(Live::now().registered_ranges, 1u);
+  other_view_.reset();
+  EXPECT_EQ(Live::now().registered_ranges, 0u);
+  EXPECT_EQ(saver().deferred_frees.count(), 0u);
 }
 
 }  // namespace

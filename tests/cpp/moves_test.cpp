@@ -322,14 +322,14 @@ TEST_F(MovesTest, ViewsShowOneValueBlocksAndWritesComeBack) {
   {
     const auto view = view_backup(saver(), {address, 2 * kChunk}, true);
     ASSERT_TRUE(view);
-    EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(view->bytes), kChunk, 1));
-    EXPECT_TRUE(is_zero(reinterpret_cast<CUdeviceptr>(view->bytes) + kChunk, kChunk));
-    fill(reinterpret_cast<CUdeviceptr>(view->bytes), 2 * kChunk, 5);
+    EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(view->bytes()), kChunk, 1));
+    EXPECT_TRUE(is_zero(reinterpret_cast<CUdeviceptr>(view->bytes()) + kChunk, kChunk));
+    fill(reinterpret_cast<CUdeviceptr>(view->bytes()), 2 * kChunk, 5);
     resume();
     EXPECT_TRUE(holds(address, 2 * kChunk, 5));
     fill(address, 2 * kChunk, 6);
     pause();
-    EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(view->bytes), 2 * kChunk, 5)) << "nobody writes under a view";
+    EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(view->bytes()), 2 * kChunk, 5)) << "nobody writes under a view";
     resume();
   }
   EXPECT_TRUE(holds(address, 2 * kChunk, 6));

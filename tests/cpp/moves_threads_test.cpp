@@ -145,7 +145,7 @@ TEST_F(MovesThreads, PreparesAndViewsBesidePausesOfTheirTags) {
       } else if (thread == 1) {
         claim(OperationKind::kPrepare)->commit();
       } else if (const auto view = view_backup(saver(), {thread == 2 ? address : other, 2 * kChunk}, false)) {
-        EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(view->bytes), 2 * kChunk, static_cast<uint64_t>(thread - 1)));
+        EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(view->bytes()), 2 * kChunk, static_cast<uint64_t>(thread - 1)));
         ++seen;
       }
       std::this_thread::yield();
