@@ -4,14 +4,26 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ebbtide.errors import StateError, StoreError  # noqa: E402
+from ebbtide.errors import DriverError, OutOfMemoryError, StateError, StoreError  # noqa: E402
 from ebbtide.saver import hooks  # noqa: E402
+
+
+UNKNOWN = 999
 
 
 @pytest.fixture(autouse=True)
 def no_hook_is_left():
     yield
     assert hooks._hooks == []
+
+
+@pytest.fixture
+def sim():
+    from core_sim import Sim
+
+    made = Sim()
+    yield made
+    made.clear_failures()
 
 
 @pytest.fixture
@@ -147,12 +159,104 @@ def test_no_hook_runs_for_an_operation_that_is_refused_at_once(saver, tag, tag2,
     assert float(keep[0]) == 1
 
 
-def test_after_hooks_do_not_run_where_the_operation_fails(saver, tag, log):
+def test_a_refused_pause_is_answered_by_after_resume(saver, tag, log):
     keep = block(saver, tag)
     saver.configure(host_limit=1)
     with pytest.raises(StoreError):
         saver.pause(tag)
-    assert [event for event, *_ in log] == ["before_pause"]
+    assert log == [("before_pause", tag, False), ("after_resume", tag, False)]
+    assert float(keep[0]) == 1
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_refused_resume_is_answered_by_after_pause(saver, tag, log, wait):
+    keep = block(saver, tag)
+    saver.pause(tag)
+    log.clear()
+    saver.configure(device_limit=1)
+    with pytest.raises(OutOfMemoryError):
+        saver.resume(tag, wait=wait)
+    assert log == [("before_resume", tag, True), ("after_pause", tag, True)]
+    saver.configure(device_limit=None)
+    saver.resume(tag)
+    assert float(keep[0]) == 1
+
+
+def test_a_refused_swap_answers_both_sides(saver, tag, tag2, log):
+    keep = [block(saver, tag), block(saver, tag2)]
+    saver.pause(tag2)
+    remove = [saver.on(event, tag2, lambda name, event=event: log.append((event, name))) for event in hooks.EVENTS]
+    saver.configure(host_limit=1)
+    with pytest.raises(StoreError):
+        saver.swap(pause=tag, resume=tag2)
+    assert [entry[:2] for entry in log] == [
+        ("before_pause", tag),
+        ("before_resume", tag2),
+        ("after_resume", tag),
+        ("after_pause", tag2),
+    ]
+    for one in remove:
+        one()
+    saver.configure(host_limit=None)
+    saver.resume(tag2)
+    assert all(float(t[0]) == 1 for t in keep)
+
+
+@pytest.mark.sim_only
+def test_a_tag_that_is_left_midway_is_answered_by_what_finishes_it(saver, tag, tag2, log, sim):
+    keep = [block(saver, tag), block(saver, tag, 2.0), block(saver, tag2)]
+    keep += [block(saver, tag) for _ in range(30)]  # several segments
+    remove = saver.on("after_resume", tag2, lambda name: log.append(("after_resume", name)))
+    other = saver.on("before_pause", tag2, lambda name: None)
+    sim.fail("cuMemUnmap", 2, UNKNOWN)
+    with pytest.raises(DriverError):
+        saver.pause(tag, tag2)
+    sim.clear_failures()
+    assert saver.tags()[tag].state == "partial"
+    assert [entry[:2] for entry in log] == [("before_pause", tag), ("after_resume", tag2)]
+    saver.pause(tag)
+    saver.resume(tag)
+    assert [event for event, *_ in log[2:]] == list(hooks.EVENTS)
+    remove()
+    other()
+    assert [float(t[0]) for t in keep[:3]] == [1, 2, 1]
+
+
+def test_a_before_hook_that_raises_answers_the_tags_that_it_reached(saver, tag, tag2, log):
+    keep = [block(saver, tag), block(saver, tag2)]
+
+    def fail(name):
+        raise KeyError(name)
+
+    remove = saver.on("before_pause", tag2, fail)
+    with pytest.raises(KeyError):
+        saver.pause(tag, tag2)
+    assert [event for event, *_ in log] == ["before_pause", "after_resume"]
+    with pytest.raises(KeyError):
+        saver.pause(tag2, tag)
+    assert len(log) == 2  # its own before-hooks were not reached
+    remove()
+    assert all(float(t[0]) == 1 for t in keep)
+
+
+def test_what_a_hook_raises_after_a_failure_is_a_warning(saver, tag):
+    keep = block(saver, tag)
+
+    def fail(name):
+        raise KeyError(name)
+
+    seen = []
+    removers = [saver.on("after_resume", tag, fail), saver.on("after_resume", tag, seen.append)]
+    saver.configure(host_limit=1)
+    with pytest.raises(StoreError):
+        saver.pause(tag)
+    assert seen == [], "no before-hook, no answer"
+    removers.append(saver.on("before_pause", tag, lambda name: None))
+    with pytest.warns(RuntimeWarning, match="after_resume hook"), pytest.raises(StoreError):
+        saver.pause(tag)
+    for remove in removers:
+        remove()
+    assert seen == [tag]
     assert float(keep[0]) == 1
 
 

@@ -28,9 +28,13 @@ def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[
     it. After `resume(wait=False)`, "after_resume" comes in the first `wait()` of the Pending.
 
     Hooks run in the order in which they were added. One that raises before the operation stops it: nothing has moved.
-    One that raises after it changes
-    nothing either: the other hooks run, the operation stands, and the (first) exception arrives at the caller. Where
-    the operation itself fails, its after-hooks do not run.
+    One that raises after it changes nothing either: the other hooks run, the operation stands, and the (first)
+    exception arrives at the caller.
+
+    Each before-hook that ran is answered, also where the operation is refused or fails, by the after-hooks of the state
+    that the tag is in then: a pause that moved nothing runs "after_resume", a resume that moved nothing "after_pause".
+    A tag that was left midway ("partial") gets them from the call that finishes it. What an after-hook raises then is
+    a RuntimeWarning: the caller gets the error of the operation.
 
     Args:
         event: "before_pause", "after_pause", "before_resume" or "after_resume".
@@ -70,6 +74,11 @@ def _calls(event: str, tags: Iterable[str]) -> list[tuple[_Hook, str]]:
     with _lock:
         hooks = [hook for hook in _hooks if hook.event == event]
     return [(hook, tag) for tag in tags for hook in hooks if hook.tag in (tag, EVERY_TAG)]
+
+
+def is_any(event: str, tag: str) -> bool:
+    """Whether any hook waits for this event of this tag."""
+    return bool(_calls(event, [tag]))
 
 
 def run_before(event: str, tags: Iterable[str]) -> None:

@@ -1,5 +1,8 @@
 """What pause, resume and swap have in common: the hooks around one call into the core."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from ebbtide import _core
@@ -15,14 +18,51 @@ def run_before(moves: list[Move], missing_ok: bool) -> list[Move]:
     if not hooks.wants(wanted):
         return []
     concerned = _concerned_tags(moves, missing_ok)
-    for kind, tags in concerned:
-        hooks.run_before(f"before_{kind}", tags)
+    reached: list[Move] = []
+    with settled(reached):
+        for kind, tags in concerned:
+            for tag in tags:
+                reached.append((kind, [tag]))
+                hooks.run_before(f"before_{kind}", [tag])
     return concerned
 
 
 def run_after(concerned: list[Move]) -> None:
     """Runs the after-hooks; the first exception arrives when all have run."""
     hooks.run_after(*((f"after_{kind}", tags) for kind, tags in concerned))
+
+
+@contextmanager
+def settled(concerned: list[Move]) -> Iterator[None]:
+    """Runs `settle` where the operation inside fails."""
+    try:
+        yield
+    except BaseException:
+        settle(concerned)
+        raise
+
+
+def settle(concerned: list[Move]) -> None:
+    """After a failure: each tag whose before-hooks ran gets the after-hooks of the state that it is in now.
+
+    A tag that was left midway gets none: the call that finishes it runs them. What a hook raises here is a warning,
+    since the caller gets the error of the operation.
+    """
+    known = {info.tag: info for info in _core.tags()}
+    for kind, tags in concerned:
+        for tag in tags:
+            info = known.get(tag)
+            if info is None or info.state == "partial" or not hooks.is_any(f"before_{kind}", tag):
+                continue
+            event = f"after_{_other(kind) if _has_something(kind, info) else kind}"
+            try:
+                hooks.run_after((event, [tag]))
+            except Exception as error:
+                warnings.warn(f"an {event} hook of '{tag}' failed: {error!r}", RuntimeWarning, stacklevel=2)
+
+
+def _other(kind: Kind) -> Kind:
+    return "resume" if kind == "pause" else "pause"
 
 
 def _concerned_tags(moves: list[Move], missing_ok: bool) -> list[Move]:

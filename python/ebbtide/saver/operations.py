@@ -41,8 +41,9 @@ def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool =
         return Report("pause")
     forget_workspaces()
     concerned = moves.run_before([("pause", names)], missing_ok)
-    ranges, as_of = unused.find(names, code)
-    report = _core.pause(names, missing_ok, code, unused=ranges, unused_as_of=as_of)
+    with moves.settled(concerned):
+        ranges, as_of = unused.find(names, code)
+        report = _core.pause(names, missing_ok, code, unused=ranges, unused_as_of=as_of)
     moves.run_after(concerned)
     return Report.from_core(report)
 
@@ -115,9 +116,13 @@ def resume(
         return Report("resume") if wait else Pending(None)
     concerned = moves.run_before([("resume", names)], missing_ok)
     if not wait:
-        core = torch_cache.claim_patiently(lambda: _core.resume_async(names, missing_ok, code, ranges), seconds)
+        with moves.settled(concerned):
+            core = torch_cache.claim_patiently(lambda: _core.resume_async(names, missing_ok, code, ranges), seconds)
         return pending.start(core, names, concerned, hold_stream)
-    report = torch_cache.claim_patiently(lambda: _core.resume(names, missing_ok, retain=code, order=ranges), seconds)
+    with moves.settled(concerned):
+        report = torch_cache.claim_patiently(
+            lambda: _core.resume(names, missing_ok, retain=code, order=ranges), seconds
+        )
     moves.run_after(concerned)
     return Report.from_core(report)
 

@@ -40,10 +40,12 @@ class Pending:
         core: "_core.Pending | None",
         devices: tuple[int, ...] = (),
         after: Callable[[], None] | None = None,
+        after_failure: Callable[[], None] | None = None,
     ) -> None:
         self._core = core
         self._devices = devices
         self._after = after
+        self._after_failure = after_failure
         self._lock = threading.RLock()
 
     @property
@@ -62,7 +64,13 @@ class Pending:
                 resume of the tags finishes.
         """
         with self._lock:
-            report = self._check()
+            try:
+                report = self._check()
+            except Error:
+                failed, self._after_failure = self._after_failure, None
+                if failed is not None:
+                    failed()
+                raise
             after, self._after = self._after, None
             if after is not None:
                 after()
@@ -152,7 +160,7 @@ def start(core: "_core.Pending", names: list[str], concerned: list[moves.Move], 
     """What `resume(wait=False)` returns; where there are no streams, once the bytes are there."""
     _keep(core)
     devices = tuple(sorted({info.device for info in _core.allocations() if not names or info.tag in names}))
-    made = Pending(core, devices, (lambda: moves.run_after(concerned)) if concerned else None)
+    made = Pending(core, devices, lambda: moves.run_after(concerned), lambda: moves.settle(concerned))
     if not _has_streams():
         _wait_quietly(core)
     elif hold_stream:

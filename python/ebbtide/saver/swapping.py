@@ -50,10 +50,11 @@ def swap(
         return Swap(Report("pause"), Report("resume"))
     forget_workspaces()
     concerned = moves.run_before([("pause", leaving), ("resume", returning)], missing_ok)
-    ranges, as_of = unused.find(leaving, backup_code)
-    paused, resumed = torch_cache.claim_patiently(
-        lambda: _core.swap(leaving, returning, missing_ok, backup_code, kept, unused=ranges, unused_as_of=as_of)
-    )
+    with moves.settled(concerned):
+        ranges, as_of = unused.find(leaving, backup_code)
+        paused, resumed = torch_cache.claim_patiently(
+            lambda: _core.swap(leaving, returning, missing_ok, backup_code, kept, unused=ranges, unused_as_of=as_of)
+        )
     moves.run_after(concerned)
     return Swap(Report.from_core(paused), Report.from_core(resumed), max(paused.seconds, resumed.seconds))
 
