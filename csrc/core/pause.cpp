@@ -34,10 +34,16 @@ void PausePart::prepare(const Allocations& allocations) {
   for (auto& [device, part] : parts_) borrow_engine(device, part);
 }
 
-// The backup that the allocation has, where it can take the bytes. What is partly away goes on with the one that it has.
+// The backup that the allocation has, where it can take the bytes. What is partly away goes on with the one that it has: a second one for the rest is not kept, so nobody may look at it then.
 std::shared_ptr<Stored> PausePart::usable_backup(const Allocation& allocation, BackupKind kind) {
   auto stored = saver().registry.stored_of(allocation);
-  if (stored == nullptr || allocation.is_away()) return stored;
+  if (stored == nullptr) return stored;
+  if (allocation.is_away() && stored->has_views()) {
+    throw StateError("tag '" + allocation.tag->name +
+                     "' is partly away, and somebody still looks at its backup (saver.backup_of), which this pause "
+                     "would write into: resume the tag, or let go of the view first");
+  }
+  if (allocation.is_away()) return stored;
   return stored->kind == kind && !stored->has_views() ? stored : nullptr;
 }
 

@@ -34,6 +34,55 @@ TEST_F(BackupLifetime, APinnedBackupThatTheDeviceMayStillWriteIntoStaysInTheBook
   EXPECT_EQ(host_bytes_of_backups(), kChunk);
 }
 
+// What an operation leaves midway goes on with the backup that it has.
+class ViewsOfWhatIsMidway : public BackupLifetime {
+ protected:
+  void resume_midway() {
+    sim().fail("cuMemcpyHtoDAsync", 2, kOther, 1);
+    EXPECT_THROW(resume(), DriverError);
+    sim().clear_failures();
+    EXPECT_TRUE(is_partial("w"));
+  }
+};
+
+TEST_F(ViewsOfWhatIsMidway, NobodyWritesUnderThem) {
+  for (const BackupKind kind : {BackupKind::kRam, BackupKind::kPinned}) {
+    const CUdeviceptr address = alloc_chunks("w", kind, 0, {kChunk, kChunk, kChunk});
+    fill(address, 3 * kChunk, 1);
+    pause();
+    std::optional<BackupView> view;
+    view.emplace(*view_backup(saver(), {address, 3 * kChunk}, false));
+    const auto seen = reinterpret_cast<CUdeviceptr>(view->bytes());
+    resume_midway();
+    EXPECT_EQ(place_of(address), Place::kDevice);
+    fill(address, kChunk, 2);
+    for (const OperationKind refused : {OperationKind::kPause, OperationKind::kSwap}) {
+      OperationRequest request;
+      request.tags.names = {"w"};
+      if (refused == OperationKind::kSwap) request.resume_tags = {{"other"}, {}, true};
+      try {
+        saver().claim(refused, std::move(request))->commit();
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const StateError& error) {
+        EXPECT_NE(std::string(error.what()).find("let go of the view"), std::string::npos) << error.what();
+      }
+      EXPECT_TRUE(is_partial("w"));
+    }
+    EXPECT_TRUE(holds(seen, 3 * kChunk, 1));
+    resume();
+    EXPECT_TRUE(holds(address, kChunk, 2));
+    EXPECT_TRUE(holds(seen, 3 * kChunk, 1)) << "and it stays as it is once all is back";
+    pause();
+    EXPECT_TRUE(holds(seen, 3 * kChunk, 1)) << "the next pause has a backup of its own";
+    resume_midway();
+    view.reset();
+    pause();
+    resume();
+    EXPECT_TRUE(holds(address, kChunk, 2));
+    saver().free(address);
+  }
+}
+
 // The memory is back in the region, and only the view still has the backup.
 class ViewsAndCaptures : public BackupLifetime {
  protected:

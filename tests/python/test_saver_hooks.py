@@ -7,7 +7,6 @@ torch = pytest.importorskip("torch")
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError, StoreError  # noqa: E402
 from ebbtide.saver import hooks  # noqa: E402
 
-
 UNKNOWN = 999
 
 
