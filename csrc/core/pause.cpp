@@ -122,7 +122,10 @@ void PausePart::claim_host_memory() {
 void PausePart::open_backups() {
   std::vector<std::shared_ptr<Stored>> pinned;
   for (Kept& kept : kept_) {
-    if (kept.had_backup) continue;
+    if (kept.had_backup) {
+      reclaim(kept);
+      continue;
+    }
     // Whole before settle() can see it.
     auto stored = open_backup(saver(), kind_of(*kept.allocation), *kept.allocation);
     if (stored->kind == BackupKind::kPinned) {
@@ -132,6 +135,16 @@ void PausePart::open_backups() {
     kept.stored = std::move(stored);
   }
   if (!pinned.empty()) populate_backups(pinned, kept_.front().allocation->device);
+}
+
+// What an earlier failure gave back of a backup that goes on.
+void PausePart::reclaim(const Kept& kept) {
+  for (const Chunk& chunk : kept.allocation->chunks) {
+    bool is_missing = false;
+    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)
+      is_missing |= !kept.stored->blocks[block].is_touched;
+    if (chunk.is_resident() && is_missing) kept.stored->backup->reclaim(chunk.offset, chunk.size_bytes);
+  }
 }
 
 void PausePart::borrow_engine(int device, DevicePart& part) {

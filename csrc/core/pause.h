@@ -63,6 +63,7 @@ class PausePart final : public OperationPart {
   uint64_t bytes_to_touch(const Kept& kept) const;
   void claim_host_memory();
   void open_backups();
+  void reclaim(const Kept& kept);
   void borrow_engine(int device, DevicePart& part);
 
   void move_out(DevicePart& part);

@@ -111,15 +111,25 @@ void BackupFile::claim_space() const {
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < size_bytes_) throw_error("fallocate", EFBIG);
   // Some file systems would first fill themselves up and then say that it was too much.
   if (free_bytes_of(file_) < size_bytes_) throw_error("fallocate", ENOSPC);
-  const auto size = static_cast<off_t>(size_bytes_);
+  const int error = try_claim(0, size_bytes_);
+  if (error == 0) return;
+  if (error != EOPNOTSUPP) throw_error("fallocate", error);
+  // No claim can be made here: what another program takes meanwhile will be missing at a write.
+  if (::ftruncate(file_, static_cast<off_t>(size_bytes_)) != 0) throw_error("ftruncate", errno);
+}
+
+// An error number, or 0.
+int BackupFile::try_claim(size_t offset, size_t size_bytes) const {
   int result = 0;
   do {
-    result = calls_->fallocate(file_, 0, 0, size);
+    result = calls_->fallocate(file_, 0, static_cast<off_t>(offset), static_cast<off_t>(size_bytes));
   } while (result != 0 && errno == EINTR);
-  if (result == 0) return;
-  if (errno != EOPNOTSUPP) throw_error("fallocate", errno);
-  // No claim can be made here: what another program takes meanwhile will be missing at a write.
-  if (::ftruncate(file_, size) != 0) throw_error("ftruncate", errno);
+  return result == 0 ? 0 : errno;
+}
+
+void BackupFile::reclaim(size_t offset, size_t size_bytes) const {
+  const int error = try_claim(offset, size_bytes);
+  if (error != 0 && error != EOPNOTSUPP) throw_error("fallocate", error);
 }
 
 // Some file systems take the flag and refuse the first request: so one is made, before several threads write.

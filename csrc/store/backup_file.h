@@ -43,8 +43,10 @@ class BackupFile {
   // All of it, or StoreError. In whole blocks from and to memory aligned to blocks where the file is_direct().
   void write(size_t offset, const std::byte* bytes, size_t size_bytes) const;
   void read(size_t offset, std::byte* bytes, size_t size_bytes) const;
-  // Gives back the blocks that lie wholly in the range, where the file system can; they read as zeros then, and to write them again needs space again.
+  // Gives back the blocks that lie wholly in the range, where the file system can; they read as zeros then, and to write them again needs space again (reclaim).
   void punch(size_t offset, size_t size_bytes) const noexcept;
+  // Claims the space of what was given back in this range; no matter where no claim can be made. Throws StoreError.
+  void reclaim(size_t offset, size_t size_bytes) const;
   // The whole file, shared, until munmap of size_bytes(). Throws StoreError.
   std::byte* map(bool is_writable) const;
   size_t size_bytes() const { return size_bytes_; }
@@ -54,6 +56,7 @@ class BackupFile {
   void open_nameless();
   void refuse_memory() const;
   void claim_space() const;
+  int try_claim(size_t offset, size_t size_bytes) const;
   void try_direct();
   size_t moved_bytes(size_t count, const char* call) const;
   [[noreturn]] void throw_error(const char* call, int error) const;

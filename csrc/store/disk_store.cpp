@@ -30,6 +30,7 @@ class DiskBackup : public Backup {
   void write(size_t offset, const std::byte* bytes, size_t size_bytes) override;
   void read(size_t offset, std::byte* bytes, size_t size_bytes) const override;
   void discard(size_t offset, size_t size_bytes) noexcept override { file_.punch(offset, size_bytes); }
+  void reclaim(size_t offset, size_t size_bytes) override { file_.reclaim(offset, size_bytes); }
   const std::byte* view() override { return map_once(view_, false); }
   std::byte* writable_view() override { return map_once(writable_view_, true); }
 

@@ -21,6 +21,8 @@ class Backup {
   virtual const std::byte* memory() const noexcept { return nullptr; }
   // The bytes of this range are not wanted any more: the store may give their memory back; read() of them is unspecified from then on.
   virtual void discard(size_t offset, size_t size_bytes) noexcept = 0;
+  // Takes back what discard() gave of this range, where that could be refused at once: the range can be written then as after open(). Throws StoreError.
+  virtual void reclaim(size_t /*offset*/, size_t /*size_bytes*/) {}
   // The whole backup as one range that can be read, for as long as the backup lives; null where the store can't show one.
   virtual const std::byte* view() = 0;
   // The same for writing: what is written there is what read() gives. Null where the store can't.

@@ -327,6 +327,27 @@ TEST_F(DiskStoreTest, DiscardedBlocksAreGivenBackAndAPunchThatFailsIsNoMatter) {
   EXPECT_EQ(std::memcmp(backup->view(), expected.data(), kSize), 0);
 }
 
+TEST_F(DiskStoreTest, WhatWasGivenBackIsClaimedAgain) {
+  const auto backup = store_.open(kSize);
+  backup->discard(0, kSize);
+  for (const int code : {ENOSPC, EDQUOT}) {
+    faults_.fallocate_error = code;
+    EXPECT_TRUE(has_text(refusal([&] { backup->reclaim(0, kSize); }), "too little space"));
+  }
+  faults_.fallocate_error = EOPNOTSUPP;
+  backup->reclaim(0, kSize);  // where there are no claims, a full disk shows at the write
+  faults_.fallocate_error = 0;
+  faults_.interrupts = 2;
+  backup->reclaim(0, kSize / 2);
+  EXPECT_GE(faults_.claimed_bytes, kSize / 2);
+  backup->reclaim(0, kSize);
+  EXPECT_GE(faults_.claimed_bytes, kSize);
+  expect_round_trip(*backup);
+  const std::vector<std::byte> content = read_all(*backup, kSize);
+  backup->reclaim(0, kSize);
+  EXPECT_EQ(read_all(*backup, kSize), content) << "what is there stays";
+}
+
 TEST_F(DiskStoreTest, AViewThatTheSystemRefusesIsAStoreErrorAndTheNextTryWorks) {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   const auto backup = store_.open(512 * kMiB);

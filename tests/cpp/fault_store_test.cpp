@@ -26,6 +26,10 @@ struct FileFaults {
 };
 FileFaults file_faults;
 
+// What was claimed, as offset and size, and whether there is nothing to be had.
+std::vector<std::pair<off_t, off_t>> claims;
+bool is_disk_full = false;
+
 bool is_failing() {
   if (++file_faults.calls != file_faults.failing_call) return false;
   errno = file_faults.error;
@@ -40,11 +44,20 @@ ssize_t faulty_pwrite(int file, const void* bytes, size_t size_bytes, off_t offs
 ssize_t faulty_pread(int file, void* bytes, size_t size_bytes, off_t offset) {
   return is_failing() ? -1 : short_of(::pread(file, bytes, size_bytes, offset));
 }
+int faulty_fallocate(int file, int mode, off_t offset, off_t size_bytes) {
+  if (mode == 0) claims.emplace_back(offset, size_bytes);
+  if (mode == 0 && is_disk_full) {
+    errno = ENOSPC;
+    return -1;
+  }
+  return ::fallocate(file, mode, offset, size_bytes);
+}
 const FileCalls& faulty_calls() {
   static const FileCalls calls = [] {
     FileCalls faulty = kSystemFileCalls;
     faulty.pwrite = faulty_pwrite;
     faulty.pread = faulty_pread;
+    faulty.fallocate = faulty_fallocate;
     return faulty;
   }();
   return calls;
@@ -107,6 +120,43 @@ TEST_F(StoreFaults, Invariant3_ADiskThatFailsAtAnyRequestLosesNothing) {
       ASSERT_EQ(has_failed, k <= kRequests);
     }
   }
+  EXPECT_TRUE(directory.is_empty());
+}
+
+// What a failure gave back of a file may be somebody else's by then.
+TEST_F(StoreFaults, Invariant3_ADiskThatIsFullAtTheNextTryRefusesItBeforeAnythingMoves) {
+  const DiskDirectory directory;
+  DiskStore store(faulty_calls());
+  build({{"w", kDisk, 0, {1, 1, 1}}});
+  file_faults = {};
+  install(0, store.open(3 * kChunk));
+  const auto fail_midway = [&](OperationKind kind, const std::vector<Place>& wanted) {
+    file_faults = {0, 2, EIO};
+    EXPECT_THROW(claim(kind)->commit(), StoreError);
+    file_faults = {};
+    EXPECT_EQ(places(), wanted);
+    EXPECT_TRUE(is_partial("w"));
+  };
+  const auto expect_refused_while_full = [&](const std::vector<std::pair<off_t, off_t>>& missing) {
+    const std::vector<Place> before = places();
+    is_disk_full = true;
+    EXPECT_THROW(pause(), StoreError);
+    is_disk_full = false;
+    EXPECT_EQ(places(), before);
+    expect_sound("refused");
+    claims.clear();
+    pause();
+    EXPECT_EQ(claims, missing);
+    expect_sound("paused");
+  };
+  constexpr auto kSize = static_cast<off_t>(kChunk);
+  fail_midway(OperationKind::kPause, {Place::kStored, Place::kDevice, Place::kDevice});
+  expect_refused_while_full({{kSize, kSize}, {2 * kSize, kSize}});
+  fail_midway(OperationKind::kResume, {Place::kDevice, Place::kStored, Place::kStored});
+  expect_refused_while_full({{0, kSize}});
+  resume();
+  expect_bytes("back");
+  free_all();
   EXPECT_TRUE(directory.is_empty());
 }
 
