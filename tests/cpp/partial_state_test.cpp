@@ -1,5 +1,7 @@
 // What is known of a tag that an operation left midway, and of its budgets, when other operations come before the one that finishes it.
 #include "base/error.h"
+#include "core/arrivals.h"
+#include "core/pending.h"
 #include "moves_world.h"
 
 namespace ebbtide::testing {
@@ -62,6 +64,38 @@ TEST_F(PartialState, Invariant7_APinnedBackupIsCountedWholeWhereSomeOfItWasDropp
   expect_bytes("back");
   free_all();
   expect_nothing_left();
+}
+
+// Whatever fails before a resume in the background has moved a byte is told as other failures are, and changes nothing.
+TEST_F(PartialState, Invariant3_AResumeThatFailsBeforeItsBytesMoveIsInTheLog) {
+  for (const bool is_midway : {false, true}) {
+    build(items_of_ram_);
+    if (is_midway) pause_midway();
+    if (!is_midway) pause();
+    for (const char* call : {"cuMemCreate", "cuMemHostAlloc", "cuMemMap", "cuMemSetAccess"}) {
+      SCOPED_TRACE(call);
+      const std::vector<Place> before = places();
+      const uint64_t failures = saver().counters.operation_failures;
+      const uint64_t sequence = saver().events.after(0).back().sequence;
+      Arrivals::forget_all();
+      sim().fail(call, 1, 999, 1);
+      EXPECT_THROW(PendingResume::start(claim(OperationKind::kResume)), DriverError);
+      sim().clear_failures();
+      EXPECT_EQ(places(), before);
+      EXPECT_EQ(is_partial("w"), is_midway);
+      EXPECT_EQ(saver().counters.operation_failures, failures + 1);
+      const auto events = saver().events.after(sequence);
+      ASSERT_EQ(events.size(), 1u);
+      EXPECT_EQ(events.front().kind, "resume_failed");
+      EXPECT_EQ(events.front().tags, "w");
+      EXPECT_EQ(events.front().bytes, 0u);
+      EXPECT_NE(events.front().detail.find(call), std::string::npos) << events.front().detail;
+      expect_sound("refused");
+    }
+    PendingResume::start(claim(OperationKind::kResume))->wait();
+    EXPECT_FALSE(is_partial("w"));
+    expect_bytes("back");
+  }
 }
 
 }  // namespace
