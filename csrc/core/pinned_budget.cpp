@@ -23,6 +23,11 @@ void PinnedClaim::reset() noexcept {
   size_bytes_ = 0;
 }
 
+void PinnedClaim::keep_for_good() noexcept {
+  if (budget_ != nullptr) budget_->lost_bytes_.fetch_add(size_bytes_);
+  budget_ = nullptr;
+}
+
 PinnedClaim PinnedBudget::claim(uint64_t size_bytes, const std::string& purpose) {
   const uint64_t limit = limit_bytes();
   uint64_t held = held_bytes_.load();

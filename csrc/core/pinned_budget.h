@@ -24,7 +24,7 @@ class PinnedClaim {
   void merge(PinnedClaim&& other) noexcept;
   void reset() noexcept;
   // The memory stays pinned for ever, and counts for ever.
-  void keep_for_good() noexcept { budget_ = nullptr; }
+  void keep_for_good() noexcept;
 
  private:
   friend class PinnedBudget;
@@ -38,12 +38,15 @@ class PinnedBudget {
   // Throws StoreError naming need, free and limit. purpose: "the pinned backup".
   PinnedClaim claim(uint64_t size_bytes, const std::string& purpose);
   uint64_t held_bytes() const { return held_bytes_.load(); }
+  // Of which nobody can give back any more.
+  uint64_t lost_bytes() const { return lost_bytes_.load(); }
   uint64_t limit_bytes() const { return limit_bytes_.load(); }
   void set_limit(uint64_t bytes) { limit_bytes_.store(bytes); }
 
  private:
   friend class PinnedClaim;
   std::atomic<uint64_t> held_bytes_{0};
+  std::atomic<uint64_t> lost_bytes_{0};
   std::atomic<uint64_t> limit_bytes_{kUnlimited};
 };
 
