@@ -48,7 +48,7 @@ def settle(concerned: list[Move]) -> None:
     A tag that was left midway gets none: the call that finishes it runs them. What a hook raises here is a warning,
     since the caller gets the error of the operation.
     """
-    known = {info.tag: info for info in _core.tags()}
+    known = {info.tag: info for info in _core.tags()} if concerned else {}
     for kind, tags in concerned:
         for tag in tags:
             info = known.get(tag)
