@@ -67,7 +67,8 @@ std::unique_ptr<Staging> EnginePool::pin_ring(uint64_t wanted_bytes, int threads
 EnginePool::Entry EnginePool::make(int device, const policy::CopyNeed& need) {
   const ContextScope scope(device);
   Entry entry;
-  auto staging = pin_ring(policy::wanted_ring_bytes(need), need.cores, entry);
+  const uint64_t wanted_bytes = policy::wanted_ring_bytes(need);
+  auto staging = pin_ring(wanted_bytes, policy::plan_copy(need, wanted_bytes).threads, entry);
   const uint64_t bytes = staging->size_bytes();
   try {
     entry.engine = std::make_unique<CopyEngine>(device, std::move(staging));

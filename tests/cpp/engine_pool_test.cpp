@@ -130,14 +130,14 @@ TEST_F(EnginePoolTest, NobodyWaitsForARingThatIsGivenUp) {
   pool.borrow(0, need(1));
   pool.borrow(1, need(1));
   {
-    const Slow slow("cuMemHostUnregister", kStand, [&] { pool.trim(); });
+    const Slow slow("cuMemHostUnregister", 5 * kStand, [&] { pool.trim(); });
     pool.borrow(1, need(1));
     EXPECT_TRUE(slow.is_running());
   }
   {
     std::deque<EnginePool::Loan> loans;
     for (int count = 0; count < 3; ++count) loans.push_back(pool.borrow(0, need(1)));
-    const Slow slow("cuMemHostUnregister", kStand, [&] { loans.clear(); });
+    const Slow slow("cuMemHostUnregister", 5 * kStand, [&] { loans.clear(); });
     pool.borrow(1, need(1));
     EXPECT_TRUE(slow.is_running());
   }
