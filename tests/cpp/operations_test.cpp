@@ -6,6 +6,7 @@
 #include "core_fixture.h"
 #include "driver/context.h"
 #include "driver/stream.h"
+#include "policy/copy_plan.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -82,6 +83,24 @@ TEST_F(OperationsTest, Invariant1And2_RealChunksMakeTheWayAndBack) {
     }
     EXPECT_TRUE(is_zero(address + kChunk, kChunk));
   }
+}
+
+// The first pause goes through small slots, into fresh memory; all that follow go through large ones.
+TEST_F(OperationsTest, Invariant2_EveryCutOfTheRingIsBitForBit) {
+  ::setenv("EBBTIDE_COPY_THREADS", "2", 1);
+  const uint64_t size = 2 * 2 * policy::kLargeSlotBytes + kChunk;
+  const CUdeviceptr address = saver().alloc(saver().registry.tag("w"), {BackupKind::kRam, true}, 0, size);
+  for (uint64_t round = 1; round <= 3; ++round) {
+    fill(address, size, round);
+    sim().clear_log();
+    EXPECT_EQ(pause().totals().copied, size);
+    const uint64_t slot_bytes = round == 1 ? policy::kSmallSlotBytes : policy::kLargeSlotBytes;
+    EXPECT_EQ(sim().calls("cuMemcpyDtoHAsync"), size / slot_bytes + 1);
+    EXPECT_EQ(resume().totals().copied, size);
+    EXPECT_EQ(sim().calls("cuMemcpyHtoDAsync"), size / policy::kLargeSlotBytes + 1);
+    EXPECT_TRUE(holds(address, size, round));
+  }
+  EXPECT_EQ(Live::now().registered_ranges, 1u) << "one ring for all of them";
 }
 
 // A call that fails in the middle of a real allocation: one chunk away, one here.
