@@ -65,6 +65,16 @@ ContextScope::~ContextScope() {
   }
 }
 
+BesideCaptures::BesideCaptures() noexcept {
+  const Driver& table = driver();
+  has_changed_ = table.cuThreadExchangeStreamCaptureMode != nullptr &&
+                 table.cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
+}
+
+BesideCaptures::~BesideCaptures() {
+  if (has_changed_) driver().cuThreadExchangeStreamCaptureMode(&mode_);
+}
+
 void synchronize_device(int device) {
   const ContextScope scope(device);
   check(driver().cuCtxSynchronize(), "cuCtxSynchronize", "device=" + std::to_string(device));

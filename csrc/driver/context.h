@@ -24,6 +24,20 @@ class ContextScope {
   bool has_changed_ = false;
 };
 
+// While it lives this thread may ask after a stream of our own beside a capture of another thread: the capture does not break, as long as it is not the stream's. For where a capture can't be seen, or must
+// not be waited for. Does nothing where the driver lacks the call.
+class BesideCaptures {
+ public:
+  BesideCaptures() noexcept;
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+  ~BesideCaptures();
+
+ private:
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+  bool has_changed_ = false;
+};
+
 // Waits for everything that is queued on the device. The caller makes sure that no capture is under way: this would break it.
 void synchronize_device(int device);
 

@@ -78,9 +78,10 @@ const DeviceKernels* DeviceKernels::load(Slot& slot, int device) {
     CUmodule module = nullptr;
     check(driver().cuModuleLoadData(&module, kernels::ptx()), "cuModuleLoadData", "image=the kernels' PTX");
     ScopeExit undo([&] { unload(module); });
-    auto loaded = std::unique_ptr<DeviceKernels>(
-        new DeviceKernels(function_of(module, kernels::kDigestEntry), function_of(module, kernels::kFillEntry)));
-    loaded->fill_nothing();
+    auto loaded = std::unique_ptr<DeviceKernels>(new DeviceKernels(function_of(module, kernels::kDigestEntry),
+                                                                   function_of(module, kernels::kFillEntry),
+                                                                   function_of(module, kernels::kDeliverEntry)));
+    loaded->launch_with_nothing();
     undo.dismiss();
     return loaded.release();
   } catch (const DriverError& error) {
@@ -101,8 +102,9 @@ const DeviceKernels* DeviceKernels::of(int device) noexcept try {
     return loaded;
   } catch (const std::exception& error) {
     if (!slot.is_reported) {
-      log_line(LogLevel::kWarning,
-               {"the kernels that find unchanged blocks can't be loaded, every block is copied: ", error.what()});
+      log_line(
+          LogLevel::kWarning,
+          {"the kernels can't be loaded, every block is copied and every resume waits for its bytes: ", error.what()});
     }
     slot.is_reported = true;
     return nullptr;
@@ -124,13 +126,28 @@ void DeviceKernels::fill(CUstream stream, const kernels::BlockFill* fills, uint3
   launch(fill_, kernels::kFillEntry, stream, count, parameters);
 }
 
-// The driver may load a function at its first launch, and synchronise for it. The fill's first launch would come while streams wait for the resume that it is part of: so it comes here.
-void DeviceKernels::fill_nothing() const {
+void DeviceKernels::deliver(CUstream stream, const kernels::Piece* pieces, const std::byte* slots, uint32_t* board,
+                            uint64_t slot_bytes, uint32_t lane_slots, uint32_t count) const {
+  void* parameters[] = {static_cast<void*>(&pieces),
+                        static_cast<void*>(&slots),
+                        static_cast<void*>(&board),
+                        &slot_bytes,
+                        &lane_slots,
+                        &count};
+  launch(deliver_, kernels::kDeliverEntry, stream, kernels::kLanes, parameters);
+}
+
+// The driver may load a function at its first launch, and wait for the device then. A delivery's first launch must not come while streams wait for another one, so all come here.
+void DeviceKernels::launch_with_nothing() const {
   const Stream stream = Stream::create();
-  const kernels::BlockFill* fills = nullptr;
+  const void* nothing = nullptr;
+  uint64_t zero = 0;
   uint32_t count = 0;
-  void* parameters[] = {static_cast<void*>(&fills), &count};
-  launch(fill_, kernels::kFillEntry, stream.get(), 1, parameters);
+  void* digest[] = {static_cast<void*>(&nothing), static_cast<void*>(&nothing), &zero, &zero, &count};
+  launch(digest_, kernels::kDigestEntry, stream.get(), 1, digest);
+  void* fill[] = {static_cast<void*>(&nothing), &count};
+  launch(fill_, kernels::kFillEntry, stream.get(), 1, fill);
+  deliver(stream.get(), nullptr, nullptr, nullptr, 0, 1, 0);
   stream.synchronize();
 }
 

@@ -19,6 +19,9 @@ class DeviceKernels {
   void digest(CUstream stream, const uint64_t* addresses, kernels::BlockReport* reports, kernels::Digest seed,
               uint32_t count) const;
   void fill(CUstream stream, const kernels::BlockFill* fills, uint32_t count) const;
+  // kernels::kLanes x lane_slots slots lie behind each other; board has kernels::kBoardWords words.
+  void deliver(CUstream stream, const kernels::Piece* pieces, const std::byte* slots, uint32_t* board,
+               uint64_t slot_bytes, uint32_t lane_slots, uint32_t count) const;
 
   // For tests that reset the simulator: what was loaded and what was refused is forgotten. Nobody may be using it.
   static void forget_all() noexcept;
@@ -27,11 +30,13 @@ class DeviceKernels {
   struct Slot;
   static Slot& slot_of(int device);
   static const DeviceKernels* load(Slot& slot, int device);
-  DeviceKernels(CUfunction digest, CUfunction fill) : digest_(digest), fill_(fill) {}
-  void fill_nothing() const;
+  DeviceKernels(CUfunction digest, CUfunction fill, CUfunction deliver)
+      : digest_(digest), fill_(fill), deliver_(deliver) {}
+  void launch_with_nothing() const;
 
   CUfunction digest_;
   CUfunction fill_;
+  CUfunction deliver_;
 };
 
 }  // namespace ebbtide

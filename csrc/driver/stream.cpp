@@ -21,6 +21,15 @@ Stream Stream::create() {
   return Stream(handle);
 }
 
+Stream Stream::create_first() {
+  if (driver().cuStreamCreateWithPriority == nullptr) return create();
+  // What lies beyond the greatest priority counts as the greatest.
+  constexpr int kGreatest = -1000;
+  CUstream handle = nullptr;
+  check(driver().cuStreamCreateWithPriority(&handle, CU_STREAM_NON_BLOCKING, kGreatest), "cuStreamCreateWithPriority");
+  return Stream(handle);
+}
+
 Stream::~Stream() {
   if (handle_ != nullptr) report("cuStreamDestroy", driver_if_loaded()->cuStreamDestroy(handle_));
 }

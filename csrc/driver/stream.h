@@ -10,6 +10,8 @@ namespace ebbtide {
 class Stream {
  public:
   static Stream create();
+  // Its kernels go before those of other streams, where the driver has priorities.
+  static Stream create_first();
   Stream(Stream&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   Stream& operator=(Stream&&) = delete;
   ~Stream();

@@ -43,7 +43,35 @@ struct BlockFill {
   Value value;
 };
 
+// One piece of a delivery, which a kernel brings to the device: bytes of host memory, or one value over and over.
+struct Piece {
+  uint64_t target = 0;
+  uint64_t source = 0;  // host memory that the device reaches; kFromSlot or kFromValue
+  uint64_t size_bytes = 0;
+  uint64_t reserved = 0;
+  Value value;
+};
+inline constexpr uint64_t kFromSlot = 0;   // of the ring: somebody fills it in time
+inline constexpr uint64_t kFromValue = 1;  // no bytes at all
+// Every piece is a multiple of it, and aligned to 16 bytes.
+inline constexpr uint64_t kPieceUnit = 64 << 10;
+
+// A delivery's pieces are dealt out to so many CTAs in turn: piece i is number i / kLanes of lane i % kLanes. Together they have 512 KiB on their way, which is several times what the bus's latency asks for.
+inline constexpr uint32_t kLanes = 8;
+inline constexpr uint32_t kMaxLaneSlots = 16;
+
+// The words through which threads, kernel and waiting streams talk: word 0 of the board is not zero when the delivery is given up; then come the lanes, a cache line each.
+inline constexpr uint32_t kLaneWords = 32;
+enum LaneWord : uint32_t {
+  kGate = 0,  // kBase and the pieces in place; at the kernel's end, however it came, kBase and all: streams wait for it
+  kDone = 1,  // the pieces in place
+  kBase = 2,  // what the gate began with
+  kFirstFilled = 4  // for each slot: which of the lane's pieces it holds, counted from 1
+};
+inline constexpr uint32_t kBoardWords = kLaneWords * (1 + kLanes);
+static_assert(kFirstFilled + kMaxLaneSlots <= kLaneWords);
+
 // The kernels and the CPU have to agree on these.
-static_assert(sizeof(BlockReport) == 40 && sizeof(BlockFill) == 24);
+static_assert(sizeof(BlockReport) == 40 && sizeof(BlockFill) == 24 && sizeof(Piece) == 48);
 
 }  // namespace ebbtide::kernels

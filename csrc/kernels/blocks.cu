@@ -77,3 +77,82 @@ extern "C" __global__ void __launch_bounds__(kThreads) ebbtide_fill_blocks(const
 #pragma unroll 8
   for (uint32_t i = 0; i < kWordsPerThread; ++i) __stcs(block + i * kThreads + threadIdx.x, word);
 }
+
+namespace {
+
+// As the device has it on the other side of the bus now, and not as it was when somebody last looked.
+__device__ uint32_t look(const uint32_t* word) { return *const_cast<const volatile uint32_t*>(word); }
+__device__ void tell(uint32_t* word, uint32_t value) { *const_cast<volatile uint32_t*>(word) = value; }
+
+// Where the bytes of a piece are; 0 when the delivery is given up. Waits for the slot that they come through.
+__device__ uint64_t await_source(const Piece& piece, const char* lane_slots_begin, const uint32_t* board,
+                                 const uint32_t* lane, uint64_t slot_bytes, uint32_t slot, uint32_t number) {
+  bool is_given_up = look(board) != 0;
+  if (piece.source != kFromSlot) return is_given_up ? 0 : piece.source;
+  while (!is_given_up && look(lane + kFirstFilled + slot) != number) is_given_up = look(board) != 0;
+  // What was written before the word is seen after it.
+  __threadfence_system();
+  return is_given_up ? 0 : reinterpret_cast<uint64_t>(lane_slots_begin) + slot * slot_bytes;
+}
+
+__device__ void copy_piece(uint64_t target, uint64_t source, uint64_t size_bytes) {
+  ulonglong2* const to = reinterpret_cast<ulonglong2*>(target);
+  const ulonglong2* const from = reinterpret_cast<const ulonglong2*>(source);
+#pragma unroll 1
+  for (uint64_t done = threadIdx.x; done < size_bytes / 16; done += kLoads * kThreads) {
+    ulonglong2 words[kLoads];
+    // Never from a cache: the slot held other bytes before.
+#pragma unroll
+    for (uint32_t i = 0; i < kLoads; ++i) words[i] = __ldcv(from + done + i * kThreads);
+#pragma unroll
+    for (uint32_t i = 0; i < kLoads; ++i) to[done + i * kThreads] = words[i];
+  }
+}
+
+__device__ void write_value(uint64_t target, ulonglong2 value, uint64_t size_bytes) {
+  ulonglong2* const to = reinterpret_cast<ulonglong2*>(target);
+#pragma unroll 8
+  for (uint64_t done = threadIdx.x; done < size_bytes / 16; done += kThreads) to[done] = value;
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    ebbtide_deliver(const Piece* pieces, const char* slots, uint32_t* board, uint64_t slot_bytes, uint32_t lane_slots,
+                    uint32_t count) {
+  if (count == 0) return;
+  __shared__ uint64_t target, source, size_bytes, low, high;
+  uint32_t* const lane = board + kLaneWords * (1 + blockIdx.x);
+  const char* const own_slots = slots + blockIdx.x * lane_slots * slot_bytes;
+  const uint32_t base = look(lane + kBase);
+  uint32_t number = 0;
+  for (uint32_t index = blockIdx.x; index < count; index += kLanes) {
+    const uint32_t slot = number++ % lane_slots;
+    if (threadIdx.x == 0) {
+      const Piece& piece = pieces[index];
+      source = await_source(piece, own_slots, board, lane, slot_bytes, slot, number);
+      target = piece.target;
+      size_bytes = piece.size_bytes;
+      low = piece.value.low;
+      high = piece.value.high;
+    }
+    __syncthreads();
+    if (source == 0) break;
+    if (source == kFromValue) {
+      write_value(target, make_ulonglong2(low, high), size_bytes);
+    } else {
+      copy_piece(target, source, size_bytes);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      // Whoever sees the words sees the bytes.
+      __threadfence_system();
+      tell(lane + kDone, number);
+      tell(lane + kGate, base + number);
+    }
+  }
+  if (threadIdx.x == 0) {
+    __threadfence_system();
+    tell(lane + kGate, base + (count + kLanes - 1 - blockIdx.x) / kLanes);
+  }
+}

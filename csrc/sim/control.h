@@ -35,7 +35,8 @@ void ebbtide_sim_clear_failures(void);
 enum { EBBTIDE_SIM_LATE = 0, EBBTIDE_SIM_EAGER = 1, EBBTIDE_SIM_RANDOM = 2 };
 void ebbtide_sim_set_async(int mode, uint64_t seed);
 
-/* Slows one function down, so that tests can stand in the middle of an operation. 0 is off. */
+/* Slows one function down, so that tests can stand in the middle of an operation. 0 is off. "ebbtide_deliver", here and in ebbtide_sim_fail, is each piece
+ * of that kernel: its failure becomes the context's sticky error. */
 void ebbtide_sim_set_delay(const char* function, uint64_t microseconds);
 
 /* Live objects. device_bytes: physical memory in use on all devices (handles or mappings hold it). pinned_bytes: cuMemHostAlloc. */

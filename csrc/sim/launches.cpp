@@ -1,13 +1,17 @@
-// Kernels: the two of csrc/kernels, run on the CPU as an item of a stream. Any other entry of a module can be looked up and
+// Kernels: those of csrc/kernels, run on the CPU as an item of a stream. Any other entry of a module can be looked up and
 // is refused when it is launched.
 //
 // A kernel's pointers mean nothing to the driver: they are looked up when it runs, block after block, and a bad one is the
 // context's sticky error, with the blocks before it done.
 #include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
 #include <vector>
 
 #include "kernels/blocks.h"
 #include "sim/entry.h"
+#include "sim/rules.h"
 #include "sim/simulator.h"
 #include "sim/spans.h"
 
@@ -29,6 +33,12 @@ class DeviceMemory {
 
   bool read(uint64_t from, void* to, uint64_t size) const { return move(from, to, size, AccessKind::kRead); }
   bool write(uint64_t to, void* from, uint64_t size) const { return move(to, from, size, AccessKind::kWrite); }
+  bool read_word(uint64_t from, uint32_t& value) const {
+    const auto number = read_number(lock_, from, device_);
+    value = number.value_or(0);
+    return number.has_value();
+  }
+  bool write_word(uint64_t to, uint32_t value) const { return write_number(lock_, to, value, device_); }
   Lock& lock() const { return lock_; }
 
  private:
@@ -83,6 +93,85 @@ struct FillLaunch {
   }
 };
 
+// The lanes advance in step, a piece of each in turn; whoever waits for a slot gives the lock back.
+struct DeliverLaunch {
+  uint64_t pieces;
+  uint64_t slots;
+  uint64_t board;
+  uint64_t slot_bytes;
+  uint32_t lane_slots;
+  uint32_t count;
+
+  CUresult run(const DeviceMemory& memory) const {
+    bool is_given_up = false;
+    for (uint32_t index = 0; index < count && !is_given_up; ++index) {
+      if (const CUresult failed = bring(memory, index, is_given_up); failed != CUDA_SUCCESS) return failed;
+    }
+    for (uint32_t lane = 0; lane < kernels::kLanes; ++lane) {
+      uint32_t base = 0;
+      if (!memory.read_word(word(lane, kernels::kBase), base)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+      const uint32_t all = (count + kernels::kLanes - 1 - lane) / kernels::kLanes;
+      if (!memory.write_word(word(lane, kernels::kGate), base + all)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    }
+    return CUDA_SUCCESS;
+  }
+
+ private:
+  uint64_t word(uint32_t lane, uint32_t which) const {
+    return board + sizeof(uint32_t) * (kernels::kLaneWords * (1 + lane) + which);
+  }
+  CUresult bring(const DeviceMemory& memory, uint32_t index, bool& is_given_up) const {
+    kernels::Piece piece;
+    if (!memory.read(pieces + index * sizeof piece, &piece, sizeof piece)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    if (piece.target % sizeof(kernels::Value) != 0) return CUDA_ERROR_MISALIGNED_ADDRESS;
+    if (piece.size_bytes % kernels::kPieceUnit != 0) return CUDA_ERROR_INVALID_VALUE;
+    const uint32_t lane = index % kernels::kLanes;
+    const uint32_t number = index / kernels::kLanes + 1;
+    if (!await_slot(memory, piece, lane, number, is_given_up)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    if (is_given_up) return CUDA_SUCCESS;
+    {
+      const Unlocked unlocked(memory.lock());
+      const Verdict verdict = rules().count_step(kernels::kDeliverEntry);
+      std::this_thread::sleep_for(std::chrono::microseconds(verdict.delay_us));
+      if (verdict.failure) return *verdict.failure;
+    }
+    uint32_t base = 0;
+    const bool is_there = move(memory, piece, lane, number) && memory.write_word(word(lane, kernels::kDone), number) &&
+                          memory.read_word(word(lane, kernels::kBase), base) &&
+                          memory.write_word(word(lane, kernels::kGate), base + number);
+    return is_there ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
+  }
+
+  bool await_slot(const DeviceMemory& memory, const kernels::Piece& piece, uint32_t lane, uint32_t number,
+                  bool& is_given_up) const {
+    const uint64_t filled = word(lane, kernels::kFirstFilled + (number - 1) % lane_slots);
+    while (true) {
+      uint32_t given_up = 0, held = 0;
+      if (!memory.read_word(board, given_up) || !memory.read_word(filled, held)) return false;
+      is_given_up = given_up != 0;
+      if (is_given_up || piece.source != kernels::kFromSlot || held == number) return true;
+      const Unlocked unlocked(memory.lock());
+      std::this_thread::sleep_for(kSlotPoll);
+    }
+  }
+
+  bool move(const DeviceMemory& memory, const kernels::Piece& piece, uint32_t lane, uint32_t number) const {
+    std::vector<std::byte> bytes(piece.size_bytes);
+    if (piece.source == kernels::kFromValue) {
+      const Unlocked unlocked(memory.lock());
+      for (size_t done = 0; done < bytes.size(); done += sizeof piece.value)
+        std::memcpy(bytes.data() + done, &piece.value, sizeof piece.value);
+    } else {
+      const uint64_t slot = slots + slot_bytes * (lane * lane_slots + (number - 1) % lane_slots);
+      const uint64_t source = piece.source == kernels::kFromSlot ? slot : piece.source;
+      if (!memory.read(source, bytes.data(), bytes.size())) return false;
+    }
+    return memory.write(piece.target, bytes.data(), bytes.size());
+  }
+
+  static constexpr std::chrono::microseconds kSlotPoll{20};
+};
+
 template <typename Launch>
 Work work_of(const Launch& launch, unsigned grid, int device) {
   return [launch, grid, device](Lock& lock) {
@@ -111,6 +200,14 @@ Work make_work(const std::string& entry, void** parameters, unsigned grid, int d
   if (entry == kernels::kFillEntry) {
     return work_of(FillLaunch{parameter<uint64_t>(parameters, 0), parameter<uint32_t>(parameters, 1)}, grid, device);
   }
+  if (entry == kernels::kDeliverEntry) {
+    const DeliverLaunch launch{parameter<uint64_t>(parameters, 0), parameter<uint64_t>(parameters, 1),
+                               parameter<uint64_t>(parameters, 2), parameter<uint64_t>(parameters, 3),
+                               parameter<uint32_t>(parameters, 4), parameter<uint32_t>(parameters, 5)};
+    return [launch, device](Lock& lock) {
+      return launch.count == 0 ? CUDA_SUCCESS : launch.run(DeviceMemory(lock, device));
+    };
+  }
   return nullptr;
 }
 
@@ -131,10 +228,11 @@ CUresult launch_kernel(CUfunction f, unsigned gridDimX, unsigned gridDimY, unsig
   if (function->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
   if (!may_be_launched(grid, block, sharedMemBytes)) return CUDA_ERROR_INVALID_VALUE;
   if (extra != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
-  // A device would run them with any number of threads, and get nonsense.
+  // A device would run them with any number of threads or CTAs, and get nonsense.
   if (kernelParams == nullptr || block.x != kernels::kThreads || block.count() != kernels::kThreads) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  if (function->entry == kernels::kDeliverEntry && grid.x != kernels::kLanes) return CUDA_ERROR_INVALID_VALUE;
   Work work = make_work(function->entry, kernelParams, grid.x, device_of_context(lock, stream->context));
   if (work == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   return simulator().streams.submit(lock, stream, std::move(work));

@@ -13,11 +13,20 @@ Rules& rules() {
 Verdict Rules::count_call(const std::string& function) {
   std::lock_guard lock(mutex_);
   ++calls_[function];
+  return judge_locked(function, true);
+}
+
+Verdict Rules::count_step(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  return judge_locked(name, false);
+}
+
+Verdict Rules::judge_locked(const std::string& name, bool is_call) {
   Verdict verdict;
-  verdict.is_hidden = hidden_.contains(function);
-  if (const auto delay = delays_us_.find(function); delay != delays_us_.end()) verdict.delay_us = delay->second;
+  verdict.is_hidden = hidden_.contains(name);
+  if (const auto delay = delays_us_.find(name); delay != delays_us_.end()) verdict.delay_us = delay->second;
   for (Failure& failure : failures_) {
-    if (!failure.function.empty() && failure.function != function) continue;
+    if (failure.function.empty() ? !is_call : failure.function != name) continue;
     ++failure.seen;
     const bool is_due = failure.seen >= failure.first;
     const bool is_over = failure.times != 0 && failure.seen >= failure.first + failure.times;

@@ -25,6 +25,8 @@ struct Verdict {
 class Rules {
  public:
   Verdict count_call(const std::string& function);
+  // A step of something longer, which rules meet by its name only and which is no call.
+  Verdict count_step(const std::string& name);
   void log(std::string line);
 
   // `function` empty means every function.
@@ -48,6 +50,7 @@ class Rules {
     uint64_t seen = 0;
   };
   static constexpr size_t kLogLines = 65536;
+  Verdict judge_locked(const std::string& name, bool is_call);
 
   std::mutex mutex_;
   std::vector<Failure> failures_;

@@ -36,6 +36,11 @@ bool write_file(const void* from, const Span& to) {
   return true;
 }
 
+// A number in pinned memory is one that the processor may be writing just now.
+uint32_t* as_host_number(const Spans& spans) {
+  return spans.front().block == nullptr ? reinterpret_cast<uint32_t*>(spans.front().position) : nullptr;
+}
+
 }  // namespace
 
 bool move_piece(const Span& to, const Span& from) {
@@ -85,6 +90,25 @@ std::optional<Spans> resolve(Lock&, const Address& address, uint64_t size, Acces
   Spans spans;
   for (const BlockRange& range : *ranges) spans.push_back({range.block, range.offset, range.size});
   return spans;
+}
+
+std::optional<uint32_t> read_number(Lock& lock, uint64_t address, int device) {
+  const auto spans = resolve(lock, {address, true}, sizeof(uint32_t), AccessKind::kRead, device);
+  if (!spans) return std::nullopt;
+  if (const uint32_t* number = as_host_number(*spans)) return __atomic_load_n(number, __ATOMIC_ACQUIRE);
+  uint32_t number = 0;
+  const Spans own{{nullptr, reinterpret_cast<uint64_t>(&number), sizeof number}};
+  return move_bytes(own, *spans, sizeof number) ? std::optional(number) : std::nullopt;
+}
+
+bool write_number(Lock& lock, uint64_t address, uint32_t value, int device) {
+  const auto spans = resolve(lock, {address, true}, sizeof value, AccessKind::kWrite, device);
+  if (!spans) return false;
+  if (uint32_t* number = as_host_number(*spans)) {
+    __atomic_store_n(number, value, __ATOMIC_RELEASE);
+    return true;
+  }
+  return move_bytes(*spans, {{nullptr, reinterpret_cast<uint64_t>(&value), sizeof value}}, sizeof value);
 }
 
 }  // namespace ebbtide::sim

@@ -28,6 +28,10 @@ struct Address {
 // Nothing when the range may not be used this way now.
 std::optional<Spans> resolve(Lock&, const Address& address, uint64_t size, AccessKind kind, int device);
 
+// A number that streams, kernels and the processor hand to each other; nothing and false where the address is none any more.
+std::optional<uint32_t> read_number(Lock&, uint64_t address, int device);
+bool write_number(Lock&, uint64_t address, uint32_t value, int device);
+
 // These want no lock: the spans hold their blocks. False where memory can't be read or written.
 bool move_piece(const Span& to, const Span& from);
 bool move_bytes(const Spans& to, const Spans& from, uint64_t size);

@@ -128,6 +128,13 @@ EBBTIDE_SIM_EXPORT CUresult cuStreamCreate(CUstream* phStream, unsigned int Flag
   EBBTIDE_SIM_FORWARD(cuStreamCreate, kContext, create_stream, phStream, Flags);
 }
 
+EBBTIDE_SIM_EXPORT CUresult cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, int priority) {
+  // Any priority is taken for the nearest that there is, and there is one.
+  EBBTIDE_SIM_FORWARD(
+      cuStreamCreateWithPriority, kContext,
+      [](CUstream* made, unsigned wanted, int) { return create_stream(made, wanted); }, phStream, flags, priority);
+}
+
 EBBTIDE_SIM_EXPORT CUresult cuStreamDestroy(CUstream hStream) {
   EBBTIDE_SIM_FORWARD(cuStreamDestroy, kDriver, destroy_stream, hStream);
 }

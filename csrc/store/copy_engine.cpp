@@ -11,7 +11,7 @@ constexpr int kPiecesUnderWay = 4;
 // In the device's context, which is current for the length of the expression.
 Stream create_stream(int device) {
   const ContextScope scope(device);
-  return Stream::create();
+  return Stream::create_first();
 }
 
 }  // namespace

@@ -11,8 +11,8 @@ bool PinnedMemory::can_pin() {
 }
 
 CUresult PinnedMemory::try_pin() {
-  const CUresult result =
-      driver().cuMemHostRegister(memory_.bytes(), memory_.size_bytes(), CU_MEMHOSTREGISTER_PORTABLE);
+  const CUresult result = driver().cuMemHostRegister(memory_.bytes(), memory_.size_bytes(),
+                                                     CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
   is_pinned_ = result == CUDA_SUCCESS;
   return result;
 }

@@ -2,6 +2,8 @@
 
 import ctypes
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +76,50 @@ def fill(driver: Driver, entry: int, stream: int, fills: int, count: int) -> int
     return launch(driver, entry, stream, count, THREADS, ctypes.c_uint64(fills), ctypes.c_uint32(count))
 
 
+class Piece(ctypes.Structure):
+    """kernels::Piece."""
+
+    _fields_ = (
+        ("target", ctypes.c_uint64),
+        ("source", ctypes.c_uint64),
+        ("size_bytes", ctypes.c_uint64),
+        ("reserved", ctypes.c_uint64),
+        ("value", ctypes.c_uint64 * 2),
+    )
+
+
+FROM_SLOT, FROM_VALUE = 0, 1
+LANES, LANE_WORDS = 8, 32
+GATE, DONE, BASE, FIRST_FILLED = 0, 1, 2, 4
+PIECE = 64 << 10
+
+
+class Delivery:
+    """Pinned memory for a delivery: 64 pieces, two slots of a piece for each lane, and the board."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.memory = driver.host_allocate(8192 + 2 * LANES * PIECE)
+        ctypes.memset(self.memory, 0, 8192)
+        self.pieces = (Piece * 64).from_address(self.memory)
+        self.board = (ctypes.c_uint32 * (LANE_WORDS * (1 + LANES))).from_address(self.memory + 4096)
+        self.slots = self.memory + 8192
+
+    def at(self, lane: int, word: int) -> int:
+        return LANE_WORDS * (1 + lane) + word
+
+    def word(self, lane: int, word: int) -> int:
+        return int(self.board[self.at(lane, word)])
+
+    def fill_slot(self, lane: int, slot: int, number: int, byte: int) -> None:
+        ctypes.memset(self.slots + (2 * lane + slot) * PIECE, byte, PIECE)
+        self.board[self.at(lane, FIRST_FILLED + slot)] = number
+
+    def launch(self, driver: Driver, module: int, stream: int, count: int) -> int:
+        entry = function(driver, module, "ebbtide_deliver")
+        arguments = [ctypes.c_uint64(at) for at in (self.memory, self.slots, ctypes.addressof(self.board), PIECE)]
+        return launch(driver, entry, stream, LANES, THREADS, *arguments, ctypes.c_uint32(2), ctypes.c_uint32(count))
+
+
 class Lists:
     """Pinned memory for lists of four: addresses, reports and fills."""
 
@@ -109,6 +155,82 @@ def test_blocks_are_filled_and_digested(driver: Driver) -> None:
     assert driver.cuStreamDestroy(stream) == SUCCESS
     assert driver.cuMemFreeHost(lists.memory) == SUCCESS
     driver.free_mapped(address, handle, 3 * GRANULE)
+
+
+def test_a_delivery_takes_bytes_from_slots_from_host_memory_and_from_nowhere(driver: Driver) -> None:
+    address, handle = driver.mapped(2 * GRANULE)
+    module, delivery, stream = load(driver), Delivery(driver), driver.stream(NON_BLOCKING)
+    reached = driver.host_allocate(PIECE)
+    ctypes.memset(reached, 0x77, PIECE)
+    # Each lane gets two pieces through its slots; then lane 0 one that it reaches by itself, lane 1 a value.
+    for index in range(2 * LANES):
+        delivery.pieces[index] = Piece(address + index * PIECE, FROM_SLOT, PIECE)
+        delivery.fill_slot(index % LANES, index // LANES, index // LANES + 1, index + 1)
+    delivery.pieces[2 * LANES] = Piece(address + 16 * PIECE, reached, PIECE)
+    delivery.pieces[2 * LANES + 1] = Piece(address + 17 * PIECE, FROM_VALUE, 3 * PIECE, 0, (5, 6))
+    for lane in range(LANES):
+        delivery.board[delivery.at(lane, BASE)] = 0xFFFFFFFF  # gates run on beyond the end of the numbers
+    assert delivery.launch(driver, module, stream, 2 * LANES + 2) == SUCCESS
+    assert driver.cuStreamSynchronize(stream) == SUCCESS
+    content = driver.read(address, 20 * PIECE)
+    expected = b"".join(bytes([index + 1]) * PIECE for index in range(2 * LANES)) + b"\x77" * PIECE
+    expected += bytes([5, *[0] * 7, 6, *[0] * 7]) * (3 * PIECE // 16)
+    assert content == expected
+    assert [delivery.word(lane, DONE) for lane in range(LANES)] == [3, 3, 2, 2, 2, 2, 2, 2]
+    assert [delivery.word(lane, GATE) for lane in range(LANES)] == [2, 2, 1, 1, 1, 1, 1, 1]
+    assert driver.cuModuleUnload(module) == SUCCESS
+    assert driver.cuStreamDestroy(stream) == SUCCESS
+    assert driver.cuMemFreeHost(reached) == SUCCESS
+    assert driver.cuMemFreeHost(delivery.memory) == SUCCESS
+    driver.free_mapped(address, handle, 2 * GRANULE)
+
+
+def test_a_delivery_waits_for_its_slots_and_uses_them_again(driver: Driver) -> None:
+    address, handle = driver.mapped(4 * GRANULE)
+    module, delivery, stream = load(driver), Delivery(driver), driver.stream(NON_BLOCKING)
+    count = 6 * LANES
+    for index in range(count):
+        delivery.pieces[index] = Piece(address + index * PIECE, FROM_SLOT, PIECE)
+    assert delivery.launch(driver, module, stream, count) == SUCCESS
+    context = driver.make("cuCtxGetCurrent", ctypes.c_void_p)
+    codes: list[int] = []
+
+    def wait() -> None:  # on the simulator this is what runs the kernel
+        codes.extend((driver.cuCtxSetCurrent(context), driver.cuStreamSynchronize(stream)))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    for index in range(count):
+        lane, number = index % LANES, index // LANES + 1
+        while number > delivery.word(lane, DONE) + 2:
+            time.sleep(0)
+        delivery.fill_slot(lane, (number - 1) % 2, number, index + 1)
+    waiting.join()
+    assert codes == [SUCCESS, SUCCESS]
+    content = driver.read(address, count * PIECE)
+    assert content == b"".join(bytes([index + 1]) * PIECE for index in range(count))
+    assert driver.cuModuleUnload(module) == SUCCESS
+    assert driver.cuStreamDestroy(stream) == SUCCESS
+    assert driver.cuMemFreeHost(delivery.memory) == SUCCESS
+    driver.free_mapped(address, handle, 4 * GRANULE)
+
+
+def test_a_delivery_that_is_given_up_ends_and_opens_its_gates(driver: Driver) -> None:
+    address, handle = driver.mapped(GRANULE)
+    module, delivery, stream = load(driver), Delivery(driver), driver.stream(NON_BLOCKING)
+    for index in range(20):
+        delivery.pieces[index] = Piece(address + index * PIECE, FROM_SLOT, PIECE)
+    for lane in range(LANES):
+        delivery.board[delivery.at(lane, BASE)] = 100
+    assert delivery.launch(driver, module, stream, 20) == SUCCESS
+    delivery.board[0] = 1
+    assert driver.cuStreamSynchronize(stream) == SUCCESS
+    assert [delivery.word(lane, DONE) for lane in range(LANES)] == [0] * LANES
+    assert [delivery.word(lane, GATE) for lane in range(LANES)] == [103] * 4 + [102] * 4
+    assert driver.cuModuleUnload(module) == SUCCESS
+    assert driver.cuStreamDestroy(stream) == SUCCESS
+    assert driver.cuMemFreeHost(delivery.memory) == SUCCESS
+    driver.free_mapped(address, handle, GRANULE)
 
 
 def test_a_count_below_the_grid_bounds_the_work(driver: Driver) -> None:

@@ -67,7 +67,7 @@ TEST_F(EnginePoolTest, AKeptRingThatIsTooSmallServesWhereNoLargerOneCanBeHad) {
   saver().host_budget.set_limit(0);  // as where somebody else took the host's memory meanwhile
   EXPECT_EQ(pool.borrow(0, need(4)).cut().threads, 1);
   saver().host_budget.set_limit(kUnlimited);
-  sim().fail("cuStreamCreate", 1, CUDA_ERROR_UNKNOWN, 100);
+  sim().fail("cuStreamCreateWithPriority", 1, CUDA_ERROR_UNKNOWN, 100);
   EXPECT_THROW(pool.borrow(0, need(4)), DriverError);
   sim().clear_failures();
   EXPECT_EQ(Live::now(), before) << "and it is kept";

@@ -14,6 +14,7 @@ OLDEST_TARGET = 60
 ENTRIES = {
     "ebbtide_digest_blocks": ["u64", "u64", "u64", "u64", "u32"],
     "ebbtide_fill_blocks": ["u64", "u32"],
+    "ebbtide_deliver": ["u64", "u64", "u64", "u64", "u32", "u32"],
 }
 
 
