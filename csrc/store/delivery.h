@@ -1,0 +1,91 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "driver/device_kernels.h"
+#include "store/copy_engine.h"
+#include "store/delivery_board.h"
+#include "store/store.h"
+
+// A copy to the device that asks the driver for nothing once it has begun.
+//
+// One kernel does it all, in the order of its pieces; threads here only fill the slots that it reads, and are told of its progress through words of pinned memory. So streams may wait
+// for it on the device: a call that waits for the device inside the driver (loading a kernel at its first launch, cudaFree) waits for the delivery and not the delivery for it.
+namespace ebbtide {
+
+class Delivery {
+ public:
+  // Whether the device's kernels reach host memory by the addresses that it has here, and may run for as long as it takes.
+  static bool is_possible(int device);
+
+  // Neither throws but for memory. What is added next lies behind it in the order. The engine lives until finish().
+  explicit Delivery(CopyEngine& engine) : engine_(engine) {}
+  Delivery(const Delivery&) = delete;
+  Delivery& operator=(const Delivery&) = delete;
+  // finish() must have been called if launch() was.
+  ~Delivery();
+  // size_bytes: a multiple of kernels::kPieceUnit, as is everything here.
+  void add_copy(CUdeviceptr target, Backup& backup, size_t offset, size_t size_bytes);
+  void add_value(CUdeviceptr target, kernels::Value value, size_t size_bytes);
+  size_t piece_count() const { return sources_.size(); }
+  size_t staged_bytes() const { return staged_bytes_; }
+
+  // Of pinned memory that prepare() wants for its table.
+  size_t table_bytes() const { return pieces_.size() * sizeof(kernels::Piece); }
+  // Once, when all has been added: takes what it needs beside the ring, and begins to fill that. table stays as it is until finish(). Throws DriverError; StateError where the system starts no thread.
+  void prepare(std::byte* table, int threads);
+  // Once, after that: queues everything on the engine's side stream. The device's context is current. Throws DriverError with nothing queued.
+  void launch(const DeviceKernels& kernels);
+
+  // How many pieces are in place, of those that lie before the first that is not. By any thread.
+  size_t arrived() const;
+  // Waits until so many have arrived, or something failed: finish() throws that.
+  void wait_for(size_t count);
+  // Waits for the end, however it comes; nothing of the engine is used after it. By one thread. Throws, each time, what failed: the store's error, DriverError; StateError when it was given up before all had arrived.
+  void finish();
+  // Nobody wants the rest any more. By any thread.
+  void give_up() noexcept;
+
+  // Lets the stream wait for the first so many pieces on the device, or for the end. Once launched, by any thread. Throws DriverError; StateError where the driver can't.
+  void stream_wait(CUstream stream, size_t count) const;
+  static bool can_stream_wait() { return driver().cuStreamWaitValue32 != nullptr; }
+
+ private:
+  struct Source {
+    Backup* backup;  // null: a value
+    size_t offset;
+  };
+  size_t slot_bytes() const;
+  uint32_t lane_slots() const;
+  void start_threads(int threads);
+  void feed() noexcept;
+  void fill_slot(size_t index);
+  bool await_slot(uint32_t lane, uint32_t number) const;
+  void fail(std::exception_ptr error) noexcept;
+  void ask_driver(size_t count) noexcept;
+  std::exception_ptr try_synchronize() noexcept;
+  void drain() noexcept;
+
+  CopyEngine& engine_;
+  std::vector<kernels::Piece> pieces_;
+  std::vector<Source> sources_;  // parallel to pieces_
+  size_t staged_bytes_ = 0;
+  std::unique_ptr<DeliveryBoard> board_;
+  std::byte* table_ = nullptr;
+  bool has_ended_ = false;
+  std::atomic<size_t> next_{0};
+  std::atomic<bool> is_given_up_{false};
+  std::atomic<bool> has_failed_{false};
+  mutable std::mutex mutex_;
+  std::exception_ptr failure_;
+  std::vector<std::jthread> threads_;
+};
+
+}  // namespace ebbtide
