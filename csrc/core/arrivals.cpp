@@ -1,113 +1,42 @@
 #include "core/arrivals.h"
 
 #include <algorithm>
-#include <cstring>
-
-#include "base/error.h"
-#include "driver/context.h"
 
 namespace ebbtide {
-namespace {
 
-std::atomic<uint32_t> newest_number{0};
-
-constexpr size_t kLeastCapacity = 1024;
-
-}  // namespace
-
-// Leaked on purpose: streams may wait on the words when the process ends.
-std::vector<Arrivals::Board>& Arrivals::idle_boards() {
-  static auto* const boards = new std::vector<Board>;
-  return *boards;
+void Arrivals::add(const AddressRange& chunk, std::shared_ptr<const Delivery> delivery, size_t count) {
+  if (count == 0) return;
+  if (deliveries_.empty() || deliveries_.back() != delivery) deliveries_.push_back(std::move(delivery));
+  chunks_.push_back({chunk, deliveries_.size() - 1, count});
 }
 
-std::mutex& Arrivals::boards_mutex() {
-  static auto* const mutex = new std::mutex;
-  return *mutex;
+void Arrivals::sort() {
+  std::sort(chunks_.begin(), chunks_.end(),
+            [](const Chunk& a, const Chunk& b) { return a.range.address < b.range.address; });
 }
 
-Arrivals::Arrivals(int device, size_t capacity) : number_(++newest_number), board_{nullptr, 0} {
-  expected_.reserve(capacity);
-  {
-    const std::lock_guard lock(boards_mutex());
-    auto& boards = idle_boards();
-    boards.reserve(boards.size() + 1);  // for the way back
-    const auto found =
-        std::find_if(boards.begin(), boards.end(), [&](const Board& board) { return board.capacity > capacity; });
-    if (found != boards.end()) {
-      board_ = *found;
-      boards.erase(found);
-      return;
-    }
-  }
-  const ContextScope scope(device);
-  const size_t words = std::max(kLeastCapacity, capacity + 1);
-  void* bytes = nullptr;
-  check(driver().cuMemHostAlloc(&bytes, words * sizeof(uint32_t), CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
-        "cuMemHostAlloc", "size=" + std::to_string(words * sizeof(uint32_t)));
-  std::memset(bytes, 0, words * sizeof(uint32_t));
-  board_ = {static_cast<uint32_t*>(bytes), words};
+template <typename Visit>
+void Arrivals::visit_chunks(const AddressRange& range, Visit visit) const {
+  auto chunk = std::partition_point(chunks_.begin(), chunks_.end(),
+                                    [&](const Chunk& each) { return each.range.end() <= range.address; });
+  for (; chunk != chunks_.end() && chunk->range.address < range.end(); ++chunk) visit(*chunk);
 }
 
-Arrivals::~Arrivals() {
-  end();
-  const std::lock_guard lock(boards_mutex());
-  try {
-    idle_boards().push_back(board_);
-  } catch (...) {
-    // Lost: 4 bytes a chunk.
-  }
+bool Arrivals::have_arrived(const AddressRange& range) const {
+  bool are_there = true;
+  visit_chunks(range, [&](const Chunk& chunk) {
+    are_there = are_there && deliveries_[chunk.delivery]->arrived() >= chunk.count;
+  });
+  return are_there;
 }
 
-size_t Arrivals::expect(CUdeviceptr address, size_t size_bytes) {
-  expected_.push_back({address, size_bytes});
-  return expected_.size() - 1;
+// Deliveries keep their order, so the last chunk of each is all there is to wait for.
+void Arrivals::stream_wait(CUstream stream, const std::vector<AddressRange>& ranges) const {
+  std::vector<size_t> counts(deliveries_.size(), 0);
+  const auto want = [&](const Chunk& chunk) { counts[chunk.delivery] = std::max(counts[chunk.delivery], chunk.count); };
+  if (ranges.empty()) std::for_each(chunks_.begin(), chunks_.end(), want);
+  for (const AddressRange& range : ranges) visit_chunks(range, want);
+  for (size_t index = 0; index < counts.size(); ++index) deliveries_[index]->stream_wait(stream, counts[index]);
 }
-
-void Arrivals::set(size_t index) noexcept {
-  std::atomic_ref<uint32_t>(board_.words[index]).store(number_, std::memory_order_release);
-}
-
-void Arrivals::arrive(size_t number) noexcept { set(number + 1); }
-
-void Arrivals::end() noexcept {
-  for (size_t number = 0; number < expected_.size(); ++number) arrive(number);
-  set(0);
-}
-
-bool Arrivals::has_arrived(const AddressRange& range) const {
-  for (size_t number = 0; number < expected_.size(); ++number) {
-    const Expected& chunk = expected_[number];
-    const bool is_inside = chunk.address < range.end() && range.address < chunk.address + chunk.size_bytes;
-    if (is_inside && std::atomic_ref<uint32_t>(board_.words[number + 1]).load(std::memory_order_acquire) != number_)
-      return false;
-  }
-  return true;
-}
-
-void Arrivals::forget_all() noexcept {
-  const std::lock_guard lock(boards_mutex());
-  idle_boards().clear();
-}
-
-bool Arrivals::can_stream_wait() { return driver().cuStreamWaitValue32 != nullptr; }
-
-void Arrivals::wait_for_word(CUstream stream, size_t index) const {
-  check(driver().cuStreamWaitValue32(stream, reinterpret_cast<CUdeviceptr>(board_.words + index), number_,
-                                     CU_STREAM_WAIT_VALUE_GEQ),
-        "cuStreamWaitValue32");
-}
-
-void Arrivals::stream_wait(CUstream stream, const AddressRange& range) const {
-  for (size_t number = 0; number < expected_.size(); ++number) {
-    const Expected& chunk = expected_[number];
-    const bool is_inside = chunk.address < range.end() && range.address < chunk.address + chunk.size_bytes;
-    const bool is_there =
-        std::atomic_ref<uint32_t>(board_.words[number + 1]).load(std::memory_order_acquire) == number_;
-    if (is_inside && !is_there) wait_for_word(stream, number + 1);
-  }
-}
-
-void Arrivals::stream_wait_for_end(CUstream stream) const { wait_for_word(stream, 0); }
 
 }  // namespace ebbtide

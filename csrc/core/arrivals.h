@@ -1,60 +1,37 @@
 #pragma once
 
-#include <atomic>
-#include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "core/saver.h"
+#include "store/delivery.h"
 
 namespace ebbtide {
 
-// Which chunks of an asynchronous resume have arrived, in words of pinned memory, so that streams can wait for them on the device.
-//
-// A word holds the number of the last resume that it told of, and those numbers rise; a wait is for at least that number. So words can be used again while old waits are still queued: these
-// are satisfied for ever. Words are never given back to the system (4 bytes a chunk).
+// Which part of which delivery brings which chunk of a resume in the background. Outlives the resume: who asks later hears that everything is there.
 class Arrivals {
  public:
-  // Room for so many chunks. Throws DriverError.
-  Arrivals(int device, size_t capacity);
-  Arrivals(const Arrivals&) = delete;
-  Arrivals& operator=(const Arrivals&) = delete;
-  ~Arrivals();
+  // The first `count` pieces of the delivery are in place when the chunk is; none for a chunk that has no bytes to wait for.
+  void add(const AddressRange& chunk, std::shared_ptr<const Delivery> delivery, size_t count);
+  // Once, after the last chunk.
+  void sort();
 
-  // A chunk that will arrive; its number. Not beyond the capacity.
-  size_t expect(CUdeviceptr address, size_t size_bytes);
-  void arrive(size_t number) noexcept;
-  // Nothing more will come, whether it arrived or not: whoever waits goes on.
-  void end() noexcept;
-
-  // Whether every chunk of the range that was expected has arrived.
-  bool has_arrived(const AddressRange& range) const;
-  // Lets the stream wait for the range's chunks, or for the end. Throws DriverError; StateError where the driver can't.
-  void stream_wait(CUstream stream, const AddressRange& range) const;
-  void stream_wait_for_end(CUstream stream) const;
-  static bool can_stream_wait();
-
-  // For tests that reset the simulator: the words are gone. None may be in use.
-  static void forget_all() noexcept;
+  // Whether every chunk of the range has arrived; what is no chunk is there already.
+  bool have_arrived(const AddressRange& range) const;
+  // Lets the stream wait on the device for the ranges' chunks (no range: for all). Throws DriverError; StateError where the driver can't.
+  void stream_wait(CUstream stream, const std::vector<AddressRange>& ranges) const;
 
  private:
-  struct Expected {
-    CUdeviceptr address;
-    size_t size_bytes;
+  struct Chunk {
+    AddressRange range;
+    size_t delivery;  // in deliveries_
+    size_t count;
   };
-  struct Board {
-    uint32_t* words;
-    size_t capacity;
-  };
-  static std::vector<Board>& idle_boards();
-  static std::mutex& boards_mutex();
-  void wait_for_word(CUstream stream, size_t index) const;
-  void set(size_t index) noexcept;
+  template <typename Visit>
+  void visit_chunks(const AddressRange& range, Visit visit) const;
 
-  const uint32_t number_;  // of this resume
-  Board board_;
-  std::vector<Expected> expected_;  // by number; word number + 1 tells of it, word 0 of the end
+  std::vector<std::shared_ptr<const Delivery>> deliveries_;
+  std::vector<Chunk> chunks_;  // by address
 };
 
 }  // namespace ebbtide

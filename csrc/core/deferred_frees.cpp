@@ -7,7 +7,7 @@
 
 namespace ebbtide {
 
-bool DeferredFrees::try_destroy(std::shared_ptr<Allocation>& allocation) noexcept {
+bool DeferredFrees::try_destroy(std::shared_ptr<Allocation>& allocation, bool may_wait) noexcept {
   try {
     const ContextScope scope(allocation->device);
     const bool is_in_use = allocation->resident_bytes() > 0 || allocation->has_stale_memory();
@@ -17,8 +17,9 @@ bool DeferredFrees::try_destroy(std::shared_ptr<Allocation>& allocation) noexcep
       allocation.reset();
       return true;
     }
+    const bool is_held = !may_wait && holds_[static_cast<size_t>(allocation->device)] > 0;
     const auto permit = gate_.try_enter();
-    if (!permit || is_capture_visible(allocation->device, nullptr)) return false;
+    if (is_held || !permit || is_capture_visible(allocation->device, nullptr)) return false;
     if (!is_in_use) {
       allocation.reset();
       return true;
@@ -44,7 +45,7 @@ void DeferredFrees::keep(std::shared_ptr<Allocation> allocation) noexcept {
 }
 
 void DeferredFrees::destroy(std::shared_ptr<Allocation> allocation) noexcept {
-  if (!try_destroy(allocation)) keep(std::move(allocation));
+  if (!try_destroy(allocation, false)) keep(std::move(allocation));
 }
 
 bool DeferredFrees::try_let_go(std::shared_ptr<Stored>& stored) noexcept {
@@ -101,8 +102,8 @@ void DeferredFrees::destroy_all(std::vector<std::shared_ptr<Allocation>> allocat
   for (auto& allocation : allocations) destroy(std::move(allocation));
 }
 
-bool DeferredFrees::drain() noexcept {
-  if (count() == 0) return false;
+bool DeferredFrees::drain(bool may_wait) noexcept {
+  if (count() == 0 || (all_holds_ > 0 && !may_wait)) return false;
   std::shared_ptr<Allocation> taken;
   {
     const std::lock_guard lock(mutex_);
@@ -112,7 +113,7 @@ bool DeferredFrees::drain() noexcept {
   bool has_freed = drain_backups();
   while (taken != nullptr) {
     std::shared_ptr<Allocation> allocation = std::exchange(taken, std::move(taken->next_deferred));
-    if (try_destroy(allocation)) {
+    if (try_destroy(allocation, may_wait)) {
       has_freed = true;
     } else {
       keep(std::move(allocation));

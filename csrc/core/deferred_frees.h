@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -7,6 +8,7 @@
 
 #include "core/allocation.h"
 #include "core/capture_gate.h"
+#include "driver/context.h"
 
 namespace ebbtide {
 
@@ -19,14 +21,32 @@ class DeferredFrees {
   // Never throws, never waits for an operation; waits for the device where something is resident.
   void destroy(std::shared_ptr<Allocation> allocation) noexcept;
   void destroy_all(std::vector<std::shared_ptr<Allocation>> allocations) noexcept;
+  // As long as one lives what lies on the device is put off: bytes are on their way, and a free would wait for them with the device.
+  class Hold {
+   public:
+    Hold(DeferredFrees& frees, int device) : frees_(frees), device_(static_cast<size_t>(device)) {
+      ++frees_.holds_[device_];
+      ++frees_.all_holds_;
+    }
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+    ~Hold() {
+      --frees_.holds_[device_];
+      --frees_.all_holds_;
+    }
+
+   private:
+    DeferredFrees& frees_;
+    const size_t device_;
+  };
   // Lets go of a backup that somebody looked at: if nobody else has it, pinned memory is unpinned.
   void let_go(std::shared_ptr<Stored> stored) noexcept;
-  // Tries again what was put off. True if anything was freed.
-  bool drain() noexcept;
+  // Tries again what was put off. True if anything was freed. may_wait: also what is held, for which it waits; without it nothing is tried while anything is held.
+  bool drain(bool may_wait = false) noexcept;
   size_t count() const { return count_.load(); }
 
  private:
-  bool try_destroy(std::shared_ptr<Allocation>& allocation) noexcept;
+  bool try_destroy(std::shared_ptr<Allocation>& allocation, bool may_wait) noexcept;
   void keep(std::shared_ptr<Allocation> allocation) noexcept;
   bool try_let_go(std::shared_ptr<Stored>& stored) noexcept;
   void keep(std::shared_ptr<Stored> stored) noexcept;
@@ -38,6 +58,8 @@ class DeferredFrees {
   std::shared_ptr<Allocation> first_;     // a list through next_deferred
   std::shared_ptr<Stored> first_backup_;  // another
   std::atomic<size_t> count_{0};
+  std::array<std::atomic<int>, kMaxDevices> holds_{};
+  std::atomic<int> all_holds_{0};
 };
 
 }  // namespace ebbtide

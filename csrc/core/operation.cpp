@@ -177,18 +177,12 @@ void Operation::run() {
 
 std::unique_ptr<Arrivals> Operation::map_ahead() {
   if (kind_ != OperationKind::kResume) throw InvalidArgument("only a resume can move its bytes later");
-  std::unique_ptr<Arrivals> arrivals;  // outlives the failure
   try {
-    const auto& allocations = selection_.parts.front().allocations;
-    size_t chunks = 0;
-    for (const auto& allocation : allocations) chunks += allocation->chunks.size();
-    arrivals = std::make_unique<Arrivals>(allocations.empty() ? 0 : allocations.front()->device, chunks);
-    static_cast<ResumePart&>(*parts_.front()).map_ahead(*arrivals);
+    return static_cast<ResumePart&>(*parts_.front()).map_ahead();
   } catch (const std::exception& error) {
     fail(has_given_up_any() ? Outcome::kMidway : Outcome::kUntouched, error.what());
     throw;
   }
-  return arrivals;
 }
 
 bool Operation::has_given_up_any() const {

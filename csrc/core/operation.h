@@ -91,11 +91,13 @@ class Operation {
   Operation& operator=(const Operation&) = delete;
   ~Operation() { abandon(); }
 
+  Saver& saver() { return saver_; }
+
   // Once. A report for each part.
   std::vector<Report> commit();
   void abandon() noexcept { finish(Outcome::kUntouched); }
 
-  // Of a resume, before commit(): maps everything, so that only the bytes are missing. What it returns learns of each arrival and must live until commit() has returned.
+  // Of a resume, before commit(), which then only waits: maps everything and queues the copies. Null where a device can't be copied to in the background: commit() does it all.
   std::unique_ptr<Arrivals> map_ahead();
 
  private:

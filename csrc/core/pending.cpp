@@ -1,7 +1,9 @@
 #include "core/pending.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -20,39 +22,54 @@ struct Running {
 Running& running() {
   static auto* const state = [] {
     std::atexit([] {
-      if (is_forked_child()) return;
-      Running& all = running();
-      std::unique_lock lock(all.mutex);
-      all.changed.wait(lock, [&] { return all.count == 0; });
+      if (!is_forked_child()) PendingResume::wait_for_all();
     });
     return new Running;
   }();
   return *state;
 }
 
-void count_running(int change) noexcept {
-  Running& all = running();
-  const std::lock_guard lock(all.mutex);
-  all.count += change;
-  all.changed.notify_all();
-}
+// Counted as long as it lives, in whichever thread that is.
+class RunningMark {
+ public:
+  RunningMark() { change(1); }
+  RunningMark(RunningMark&& other) noexcept : is_ours_(std::exchange(other.is_ours_, false)) {}
+  RunningMark& operator=(RunningMark&&) = delete;
+  ~RunningMark() {
+    if (is_ours_) change(-1);
+  }
+
+ private:
+  static void change(int by) noexcept {
+    Running& all = running();
+    const std::lock_guard lock(all.mutex);
+    all.count += by;
+    all.changed.notify_all();
+  }
+  bool is_ours_ = true;
+};
 
 constexpr std::chrono::microseconds kPollInterval{50};
 
 }  // namespace
 
 std::shared_ptr<PendingResume> PendingResume::start(std::unique_ptr<Operation> operation) {
+  RunningMark mark;
   const std::shared_ptr<PendingResume> pending(new PendingResume(std::move(operation)));
   pending->arrivals_ = pending->operation_->map_ahead();
-  count_running(1);
+  if (pending->arrivals_ == nullptr) {
+    pending->run();
+    return pending;
+  }
   try {
-    pending->thread_ = std::thread([&moved = *pending] {
+    pending->thread_ = std::thread([&moved = *pending, mark = std::move(mark)] {
+      DeferredFrees& frees = moved.operation_->saver().deferred_frees;
       moved.run();
-      count_running(-1);
+      // What was freed meanwhile may wait for anything that the device does, and nobody waits for that: from here on the object may be gone.
+      if (frees.count() > 0) frees.drain();
     });
   } catch (...) {
-    // The system starts no thread: the bytes move now.
-    count_running(-1);
+    // The system starts no thread: this one waits for the end.
     pending->run();
   }
   return pending;
@@ -69,16 +86,30 @@ void PendingResume::run() noexcept {
     log_line(LogLevel::kError, {"a resume in the background failed: ", failure.what()});
   }
   operation_.reset();
-  arrivals_->end();
   const std::lock_guard lock(mutex_);
   report_ = std::move(report);
   error_ = error;
   is_over_ = true;
+  arrivals_.reset();
   ended_.notify_all();
 }
 
 PendingResume::~PendingResume() {
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  std::unique_lock lock(mutex_);
+  ended_.wait(lock, [&] { return is_over_; });
+  thread_.detach();
+}
+
+void PendingResume::wait_for_all() noexcept {
+  Running& all = running();
+  std::unique_lock lock(all.mutex);
+  all.changed.wait(lock, [&] { return all.count == 0; });
+}
+
+std::shared_ptr<const Arrivals> PendingResume::arrivals() const {
+  const std::lock_guard lock(mutex_);
+  return arrivals_;
 }
 
 bool PendingResume::is_over() const {
@@ -86,7 +117,14 @@ bool PendingResume::is_over() const {
   return is_over_;
 }
 
-bool PendingResume::is_ready(const AddressRange& range) const { return is_over() || arrivals_->has_arrived(range); }
+bool PendingResume::have_arrived(const std::vector<AddressRange>& ranges) const {
+  const auto coming = arrivals();
+  if (coming == nullptr) return true;
+  return !ranges.empty() && std::all_of(ranges.begin(), ranges.end(),
+                                        [&](const AddressRange& range) { return coming->have_arrived(range); });
+}
+
+bool PendingResume::is_ready(const AddressRange& range) const { return have_arrived({range}); }
 
 Report PendingResume::wait() {
   std::unique_lock lock(mutex_);
@@ -96,29 +134,20 @@ Report PendingResume::wait() {
 }
 
 void PendingResume::wait_here(const std::vector<AddressRange>& ranges) const {
-  std::unique_lock lock(mutex_);
-  const auto are_there = [&] {
-    if (is_over_) return true;
-    if (ranges.empty()) return false;
-    for (const AddressRange& range : ranges) {
-      if (!arrivals_->has_arrived(range)) return false;
-    }
-    return true;
-  };
-  while (!are_there()) ended_.wait_for(lock, kPollInterval);
+  while (!have_arrived(ranges)) std::this_thread::sleep_for(kPollInterval);
 }
 
 void PendingResume::stream_wait(int device, CUstream stream, const std::vector<AddressRange>& ranges) {
-  if (is_over()) return;
+  const auto coming = arrivals();
+  if (coming == nullptr) return;
   const ContextScope scope(device);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   check(driver().cuStreamIsCapturing(stream, &status), "cuStreamIsCapturing");
   if (status != CU_STREAM_CAPTURE_STATUS_NONE)
     throw StateError("a capturing stream can't wait for a resume: wait for it before the capture begins");
-  if (!waits_on_device.load() || !Arrivals::can_stream_wait()) return wait_here(ranges);
+  if (!Delivery::can_stream_wait()) return wait_here(ranges);
   try {
-    if (ranges.empty()) arrivals_->stream_wait_for_end(stream);
-    for (const AddressRange& range : ranges) arrivals_->stream_wait(stream, range);
+    coming->stream_wait(stream, ranges);
   } catch (const DriverError& error) {
     // The call is there and the device has no such waits (some virtual machines).
     if (error.code != CUDA_ERROR_NOT_SUPPORTED) throw;

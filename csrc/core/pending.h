@@ -1,8 +1,6 @@
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
-#include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -14,39 +12,41 @@
 
 namespace ebbtide {
 
-// A resume whose memory is mapped and whose bytes are still on their way, moved by a thread of its own. The tags are held until it ends, so that a pause that comes meanwhile waits for it.
+// A resume whose memory is mapped and whose bytes are still on their way: everything is queued on the device, and a thread of its own sees it to its end. The tags are held until then, so
+// that a pause that comes meanwhile waits for it; frees are put off. Where a device can't be copied to in the background, the resume is over when start() returns.
 class PendingResume {
  public:
-  // Maps everything in the calling thread. Throws what the mapping throws; nothing has moved then.
+  // Throws what the mapping and the queueing throw; nothing has moved then.
   static std::shared_ptr<PendingResume> start(std::unique_ptr<Operation> operation);
   PendingResume(const PendingResume&) = delete;
   PendingResume& operator=(const PendingResume&) = delete;
   // Waits for the end.
   ~PendingResume();
 
-  // Lets a stream of this device wait for the bytes of these ranges (none: for everything). What is not on its way is there already. The calling thread waits, unless waits_on_device.
-  // Throws StateError while the stream captures.
+  // Lets a stream of this device wait for the bytes of these ranges (none: for everything), on the device. What is not on its way is there already. Where the device has no such waits, the
+  // calling thread waits. Throws StateError while the stream captures.
   void stream_wait(int device, CUstream stream, const std::vector<AddressRange>& ranges);
-  // Whether the stream itself waits, where the driver has such waits. Off: as long as bytes are sent by driver calls, any call that waits for the device inside the driver (loading a kernel at
-  // its first launch, cudaFree) then waits for ever.
-  static inline std::atomic<bool> waits_on_device{false};
   // Whether the bytes of the range are there. Also true after a failure: wait() tells of it.
   bool is_ready(const AddressRange& range) const;
   // Whether wait() would return at once.
   bool is_over() const;
   // Waits for the end. The report, or the error, each time.
   Report wait();
+  // Until none is under way in this process.
+  static void wait_for_all() noexcept;
 
  private:
   explicit PendingResume(std::unique_ptr<Operation> operation) : operation_(std::move(operation)) {}
+  bool have_arrived(const std::vector<AddressRange>& ranges) const;
   void run() noexcept;
+  std::shared_ptr<const Arrivals> arrivals() const;
   void wait_here(const std::vector<AddressRange>& ranges) const;
 
   std::unique_ptr<Operation> operation_;
-  std::unique_ptr<Arrivals> arrivals_;
   mutable std::mutex mutex_;
   mutable std::condition_variable ended_;
   bool is_over_ = false;
+  std::shared_ptr<const Arrivals> arrivals_;  // null once it is over
   Report report_;
   std::exception_ptr error_;
   std::thread thread_;

@@ -1,6 +1,7 @@
 #include "core/resume.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/scope_exit.h"
@@ -62,22 +63,31 @@ void ResumePart::add_ranges(DevicePart& part, Returning& returning) {
   }
 }
 
-// What the caller wants first comes first.
+// What the caller wants first comes first, the rest in the order of allocation.
 void ResumePart::put_in_order(DevicePart& part) {
   if (request_.order.empty()) return;
-  const auto rank = [&](const Returning& returning) {
-    const CUdeviceptr begin = returning.allocation->address() + returning.chunk->offset;
-    const CUdeviceptr end = begin + returning.chunk->size_bytes;
-    const auto found = std::find_if(request_.order.begin(), request_.order.end(), [&](const AddressRange& range) {
-      return range.address < end && begin < range.end();
+  auto& all = part.returning;
+  std::vector<size_t> by_address(all.size());
+  std::iota(by_address.begin(), by_address.end(), size_t{0});
+  std::sort(by_address.begin(), by_address.end(),
+            [&](size_t a, size_t b) { return all[a].address() < all[b].address(); });
+  std::vector<size_t> ranks(all.size(), request_.order.size());
+  for (size_t rank = 0; rank < request_.order.size(); ++rank) {
+    const AddressRange& range = request_.order[rank];
+    auto index = std::partition_point(by_address.begin(), by_address.end(), [&](size_t each) {
+      return all[each].address() + all[each].chunk->size_bytes <= range.address;
     });
-    return found - request_.order.begin();
-  };
-  std::vector<std::pair<std::ptrdiff_t, Returning>> ranked;
-  for (Returning& returning : part.returning) ranked.emplace_back(rank(returning), std::move(returning));
-  std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  part.returning.clear();
-  for (auto& [key, returning] : ranked) part.returning.push_back(std::move(returning));
+    for (; index != by_address.end() && all[*index].address() < range.end(); ++index) {
+      ranks[*index] = std::min(ranks[*index], rank);
+    }
+  }
+  std::vector<size_t> order(all.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return ranks[a] < ranks[b]; });
+  std::vector<Returning> ordered;
+  ordered.reserve(all.size());
+  for (const size_t index : order) ordered.push_back(std::move(all[index]));
+  all = std::move(ordered);
 }
 
 void ResumePart::try_create_memory(int device, DevicePart& part) {
@@ -95,10 +105,10 @@ void ResumePart::create_memory(int device, DevicePart& part) {
       return try_create_memory(device, part);
     } catch (const OutOfMemory&) {
       give_back_unused(part);
-      if (is_last_try || !saver().give_back_caches()) throw;
+      if (is_last_try || !saver().give_back_caches(true)) throw;
     } catch (const DriverError& error) {
       give_back_unused(part);
-      if (is_last_try || error.code != CUDA_ERROR_OUT_OF_MEMORY || !saver().give_back_caches()) {
+      if (is_last_try || error.code != CUDA_ERROR_OUT_OF_MEMORY || !saver().give_back_caches(true)) {
         rethrow_shortage(error, saver().device_budget, device, part.bytes, "resume");
       }
     }
@@ -119,10 +129,12 @@ void ResumePart::borrow_engine(int device, DevicePart& part) {
   const int sharers = static_cast<int>(parts_.size()) * (exchanges_ != nullptr ? 2 : 1);
   part.engine =
       std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, copy_need(part.staged_bytes, 0, sharers)));
-  if (part.fill_count > 0) {
-    part.fills =
-        reinterpret_cast<kernels::BlockFill*>(part.engine->table(part.fill_count * sizeof(kernels::BlockFill)));
-  }
+  take_fill_table(part);
+}
+
+void ResumePart::take_fill_table(DevicePart& part) {
+  if (part.fill_count == 0) return;
+  part.fills = reinterpret_cast<kernels::BlockFill*>(part.engine->table(part.fill_count * sizeof(kernels::BlockFill)));
 }
 
 std::vector<int> ResumePart::devices() const {
@@ -131,20 +143,108 @@ std::vector<int> ResumePart::devices() const {
   return devices;
 }
 
-void ResumePart::map_ahead(Arrivals& arrivals) {
-  arrivals_ = &arrivals;
+bool ResumePart::can_deliver() const {
+  return std::all_of(parts_.begin(), parts_.end(), [](const auto& entry) {
+    const auto& [device, part] = entry;
+    const ContextScope scope(device);
+    return part.engine == nullptr || Delivery::is_possible(device);
+  });
+}
+
+std::unique_ptr<Arrivals> ResumePart::map_ahead() {
+  if (!can_deliver()) return nullptr;
+  auto arrivals = std::make_unique<Arrivals>();
   for (auto& [device, part] : parts_) {
     const ContextScope scope(device);
+    if (part.engine) part.delivery = std::make_shared<Delivery>(part.engine->engine());
     for (Returning& returning : part.returning) {
-      returning.arrival =
-          arrivals.expect(returning.allocation->address() + returning.chunk->offset, returning.chunk->size_bytes);
       map(device, part, returning);
+      if (part.delivery) plan_delivery(part, returning);
+      arrivals->add({returning.address(), returning.chunk->size_bytes}, part.delivery, returning.delivered);
     }
+  }
+  arrivals->sort();
+  if (!prepare_deliveries()) return nullptr;
+  // Only now: where something was missing on one device, nothing is queued on any.
+  for (auto& [device, part] : parts_) launch_delivery(device, part);
+  return arrivals;
+}
+
+void ResumePart::plan_delivery(DevicePart& part, Returning& returning) {
+  if (returning.stored == nullptr) return;
+  Delivery& delivery = *part.delivery;
+  const size_t count_before = delivery.piece_count();
+  for (const CopyRange& range : returning.ranges) {
+    delivery.add_copy(returning.address() + range.offset, *returning.stored->backup,
+                      returning.chunk->offset + range.offset, range.size_bytes);
+  }
+  for (size_t index = 0; index < returning.chunk->block_count(); ++index) {
+    const StoredBlock& block = returning.stored->blocks[returning.chunk->first_block() + index];
+    if (!block.is_constant || block.value == kernels::Value{}) continue;  // its memory is fresh, and reads as zeros
+    delivery.add_value(returning.address() + index * kernels::kBlockBytes, block.value, kernels::kBlockBytes);
+  }
+  if (delivery.piece_count() > count_before) returning.delivered = delivery.piece_count();
+}
+
+// False where something is missing that a copy in the foreground does without: pinned memory for tables and words, threads.
+bool ResumePart::prepare_deliveries() {
+  try {
+    for (auto& [device, part] : parts_) {
+      if (!part.delivery) continue;
+      const ContextScope scope(device);
+      part.delivery->prepare(part.engine->table(part.delivery->table_bytes()), part.engine->cut().threads);
+    }
+    return true;
+  } catch (const StoreError&) {
+  } catch (const StateError&) {
+  } catch (const DriverError& error) {
+    if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
+  }
+  for (auto& [device, part] : parts_) {
+    part.delivery.reset();
+    take_fill_table(part);  // as large as it was, or larger: the same memory
+  }
+  return false;
+}
+
+void ResumePart::launch_delivery(int device, DevicePart& part) {
+  if (!part.delivery) return;
+  const ContextScope scope(device);
+  part.delivery->launch(*DeviceKernels::of(device));
+  part.hold.emplace(saver().deferred_frees, device);
+}
+
+void ResumePart::follow(DevicePart& part) {
+  for (Returning& returning : part.returning) {
+    part.delivery->wait_for(returning.delivered);
+    if (part.delivery->arrived() < returning.delivered) break;
+    arrive(part, returning);
+  }
+  part.delivery->finish();
+}
+
+// Kernels that streams have queued behind bytes that will not come run now, on what is there: only then may it be unmapped below them.
+void ResumePart::abandon_delivery(int device, DevicePart& part) noexcept {
+  if (!part.hold) return;  // nothing was launched
+  part.delivery->give_up();
+  try {
+    part.delivery->finish();
+  } catch (...) {
+    // What failed is known: it is why this is called, or the caller's wish.
+  }
+  const bool is_whole = std::all_of(part.returning.begin(), part.returning.end(),
+                                    [](const Returning& returning) { return returning.chunk->is_resident(); });
+  if (is_whole) return;
+  try {
+    synchronize_device(device);
+  } catch (...) {
+    part.is_in_doubt = true;  // what streams have queued may still run
   }
 }
 
 void ResumePart::run_device(int device) {
   DevicePart& part = parts_.at(device);
+  if (part.delivery) return follow(part);
   // Whatever happens, nothing may be queued into memory that goes back.
   const ScopeExit end([&]() noexcept { abandon_fills(part); });
   std::optional<Copy> copy;
@@ -234,7 +334,6 @@ void ResumePart::arrive(DevicePart& part, Returning& returning) {
   entry.bytes += chunk.size_bytes;
   mark_given_up();
   chunk.place.store(Place::kDevice, std::memory_order_release);
-  if (arrivals_ != nullptr) arrivals_->arrive(returning.arrival);
   if (returning.stored == nullptr) return;
   uint64_t copied_bytes = 0;
   for (const CopyRange& range : returning.ranges) copied_bytes += range.size_bytes;
@@ -260,7 +359,7 @@ void ResumePart::forget(Returning& returning) {
 // What was created or mapped and did not become resident goes back: nobody has seen it. Only where the copier could not make sure that nothing is queued into it any more, it stays
 // behind the chunk, as stale memory, until a synchronisation succeeds.
 void ResumePart::give_back_unused(DevicePart& part) noexcept {
-  if (part.engine && part.engine->engine().is_poisoned()) return;
+  if (part.is_in_doubt || (part.engine && part.engine->engine().is_poisoned())) return;
   for (const Returning& returning : part.returning) {
     Chunk& chunk = *returning.chunk;
     if (chunk.is_resident()) continue;
@@ -270,24 +369,8 @@ void ResumePart::give_back_unused(DevicePart& part) noexcept {
   }
 }
 
-// Kernels that streams have queued behind bytes that will not come run now, on what is there: only then may it be unmapped below them.
-void ResumePart::let_waiters_go() noexcept {
-  if (arrivals_ == nullptr) return;
-  arrivals_->end();
-  for (const auto& [device, part] : parts_) {
-    if (std::all_of(part.returning.begin(), part.returning.end(),
-                    [](const Returning& returning) { return returning.chunk->is_resident(); }))
-      continue;
-    try {
-      synchronize_device(device);
-    } catch (...) {
-      // A sticky error: then nothing runs any more.
-    }
-  }
-}
-
 void ResumePart::settle() noexcept {
-  let_waiters_go();
+  for (auto& [device, part] : parts_) abandon_delivery(device, part);
   for (auto& [device, part] : parts_) {
     give_back_unused(part);
     for (const Returning& returning : part.returning) {

@@ -29,8 +29,9 @@ class ResumePart final : public OperationPart {
   // The sizes of the chunks that come back, by device, in the order in which they will be mapped.
   std::map<int, std::vector<uint64_t>> returning_sizes() const;
 
-  // Between prepare() and run_device(), in the calling thread: maps everything, and tells each chunk to arrivals, which then learns of its arrival.
-  void map_ahead(Arrivals& arrivals);
+  // Between prepare() and run_device(), in the calling thread: maps everything and queues the copies; run_device() then waits for them. Null, with nothing done, where a device can't be
+  // copied to in the background.
+  std::unique_ptr<Arrivals> map_ahead();
 
  private:
   struct Returning {
@@ -41,8 +42,10 @@ class ResumePart final : public OperationPart {
     bool keeps_bytes;                // or for somebody who looks at them
     bool is_fresh = true;            // its memory reads as zeros
     bool has_fills = false;          // the device is writing into it, beside the copies
-    size_t arrival = 0;              // its number in arrivals_
+    size_t delivered = 0;            // it is whole when so many pieces of the delivery have arrived
     std::vector<CopyRange> ranges;   // what must be copied; the rest is one value each
+
+    CUdeviceptr address() const { return allocation->address() + chunk->offset; }
   };
   struct DevicePart {
     uint64_t bytes = 0;
@@ -53,12 +56,16 @@ class ResumePart final : public OperationPart {
     std::unique_ptr<EnginePool::Loan> engine;
     kernels::BlockFill* fills = nullptr;  // in the engine's table
     size_t fills_used = 0;
-    bool is_filling = false;  // something is queued on the engine's side stream
+    bool is_filling = false;                  // something is queued on the engine's side stream
+    std::shared_ptr<Delivery> delivery;       // of a resume in the background
+    std::optional<DeferredFrees::Hold> hold;  // from its launch on
+    bool is_in_doubt = false;                 // what did not come back may still be used by what is queued
   };
 
   void select(const std::shared_ptr<Allocation>& allocation);
   void add_ranges(DevicePart& part, Returning& returning);
   void put_in_order(DevicePart& part);
+  bool can_deliver() const;
   void create_memory(int device, DevicePart& part);
   void try_create_memory(int device, DevicePart& part);
   void borrow_engine(int device, DevicePart& part);
@@ -68,12 +75,16 @@ class ResumePart final : public OperationPart {
   void abandon_fills(DevicePart& part) noexcept;
   void arrive(DevicePart& part, Returning& returning);
   void forget(Returning& returning);
+  void plan_delivery(DevicePart& part, Returning& returning);
+  bool prepare_deliveries();
+  void launch_delivery(int device, DevicePart& part);
+  void take_fill_table(DevicePart& part);
+  void follow(DevicePart& part);
+  void abandon_delivery(int device, DevicePart& part) noexcept;
   void give_back_unused(DevicePart& part) noexcept;
-  void let_waiters_go() noexcept;
 
   const OperationRequest& request_;
   Exchanges* const exchanges_;
-  Arrivals* arrivals_ = nullptr;
   std::map<int, DevicePart> parts_;  // by device
 };
 

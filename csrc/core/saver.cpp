@@ -105,13 +105,13 @@ void rethrow_shortage(const DriverError& error, const DeviceBudget& budget, int 
                     device, {requested_bytes, free_bytes, budget.limit_bytes()});
 }
 
-bool Saver::give_back_caches() noexcept {
+bool Saver::give_back_caches(bool may_wait) noexcept {
   const size_t undos = limbo::count();
   if (undos > 0) {
     const auto permit = capture_gate.try_enter();
     limbo::retry(permit.has_value());
   }
-  const bool has_freed = deferred_frees.drain();
+  const bool has_freed = deferred_frees.drain(may_wait);
   return has_freed || limbo::count() < undos;
 }
 
@@ -163,12 +163,12 @@ CUdeviceptr Saver::alloc(Tag& tag, const Policy& policy, int device, uint64_t si
       registry.insert(std::move(allocation));
       return address;
     } catch (const OutOfMemory& error) {
-      if (!is_last_try && may_give_back && give_back_caches()) continue;
+      if (!is_last_try && may_give_back && give_back_caches(true)) continue;
       record_out_of_memory(tag, rounded, error.what());
       throw;
     } catch (const DriverError& error) {
       const bool is_shortage = error.code == CUDA_ERROR_OUT_OF_MEMORY;
-      if (!is_last_try && is_shortage && may_give_back && give_back_caches()) continue;
+      if (!is_last_try && is_shortage && may_give_back && give_back_caches(true)) continue;
       if (is_shortage) record_out_of_memory(tag, rounded, error.what());
       rethrow_shortage(error, device_budget, device, rounded, "tag '" + tag.name + "'");
     }

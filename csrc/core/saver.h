@@ -67,7 +67,8 @@ class Saver {
   std::unique_ptr<Operation> claim(OperationKind kind, OperationRequest request);
 
   // Gives back what ebbtide itself still keeps: undos that failed, frees that were put off. True if any of it went. Does nothing that a capture forbids while one is known.
-  bool give_back_caches() noexcept;
+  // may_wait: before somebody is told that memory is out, frees that a resume in the background puts off are worth waiting for it.
+  bool give_back_caches(bool may_wait = false) noexcept;
 
   Registry registry;
   CaptureGate capture_gate;

@@ -2,9 +2,10 @@
 
 #include <cstring>
 
-#include "core/arrivals.h"
+#include "core/pending.h"
 #include "driver/context.h"
 #include "driver/device_kernels.h"
+#include "store/delivery_board.h"
 #include "vmm/limbo.h"
 
 namespace ebbtide::testing {
@@ -12,8 +13,9 @@ namespace {
 
 // The core keeps the contexts that it retained for good; a reset of the simulator forgets them, and handles are the same again once they are retained anew.
 void reset_simulator() {
+  PendingResume::wait_for_all();
   DeviceKernels::forget_all();
-  Arrivals::forget_all();
+  DeliveryBoard::forget_all();
   sim().reset();
   sim().set_device_count(kDevices);
   for (int device = 0; device < kDevices; ++device) sim().set_capacity(device, kGiB);

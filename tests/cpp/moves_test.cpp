@@ -1,4 +1,4 @@
-// What need not move, what is kept, and the operations beside pause and resume: retained backups, every store, swap, prepare, trim, asynchronous resumes, views.
+// What need not move, what is kept, and the operations beside pause and resume: retained backups, every store, swap, prepare, trim, views.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,11 +6,8 @@
 
 #include "base/error.h"
 #include "core/backup_view.h"
-#include "core/pending.h"
 #include "core_fixture.h"
-#include "driver/context.h"
 #include "driver/device_kernels.h"
-#include "driver/stream.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -25,10 +22,6 @@ class MovesTest : public CoreTest {
     request.tags.names = leaving;
     request.resume_tags.names = returning;
     return saver().claim(OperationKind::kSwap, std::move(request))->commit();
-  }
-  void TearDown() override {
-    PendingResume::waits_on_device = false;
-    CoreTest::TearDown();
   }
   static unsigned char* bytes_at(CUdeviceptr address) { return reinterpret_cast<unsigned char*>(address); }
 };
@@ -217,65 +210,6 @@ TEST_F(MovesTest, TrimmedMemoryGoesWithoutAPauseAndComesBackWhenItIsNamed) {
   EXPECT_TRUE(holds(kept, kChunk, 1));
 }
 
-TEST_F(MovesTest, AnAsynchronousResumeTellsOfArrivalsAndEndsWithItsReport) {
-  for (const bool waits_on_device : {false, true}) {
-    PendingResume::waits_on_device = waits_on_device;
-    const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk, kChunk});
-    for (uint64_t chunk = 0; chunk < 3; ++chunk) fill(address + chunk * kChunk, kChunk, chunk);
-    const auto is_whole = [&] {
-      return holds(address, kChunk, 0) && holds(address + kChunk, kChunk, 1) && holds(address + 2 * kChunk, kChunk, 2);
-    };
-    pause();
-    const auto pending = PendingResume::start(claim(OperationKind::kResume));
-    {
-      const ContextScope scope(0);
-      const Stream stream = Stream::create();
-      pending->stream_wait(0, stream.get(), {{address + kChunk, 8}});
-      stream.synchronize();
-      EXPECT_TRUE(holds(address + kChunk, kChunk, 1));
-      EXPECT_TRUE(pending->is_ready({address + kChunk, kChunk}));
-      pending->stream_wait(0, stream.get(), {});
-      stream.synchronize();
-    }
-    EXPECT_EQ(pending->wait().totals().bytes, 3 * kChunk);
-    EXPECT_TRUE(pending->is_over());
-    EXPECT_TRUE(is_whole());
-    pause();
-    sim().fail("cuMemcpyHtoDAsync", 1, 999, 1);
-    const auto failing = PendingResume::start(claim(OperationKind::kResume));
-    EXPECT_THROW(failing->wait(), DriverError);
-    EXPECT_THROW(failing->wait(), DriverError);
-    sim().clear_failures();
-    resume();
-    EXPECT_TRUE(is_whole());
-    saver().free(address);
-  }
-}
-
-TEST_F(MovesTest, WhereTheDeviceHasNoSuchWaitsTheCallingThreadWaits) {
-  PendingResume::waits_on_device = true;
-  const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
-  fill(address, 2 * kChunk, 3);
-  pause();
-  const ContextScope scope(0);
-  const Stream stream = Stream::create();
-  sim().set_delay("cuMemcpyHtoDAsync", 20000);
-  sim().fail("cuStreamWaitValue32", 1, CUDA_ERROR_NOT_SUPPORTED, 100);
-  const auto pending = PendingResume::start(claim(OperationKind::kResume));
-  pending->stream_wait(0, stream.get(), {{address, 8}});
-  EXPECT_TRUE(holds(address, kChunk, 3));
-  pending->stream_wait(0, stream.get(), {});
-  EXPECT_TRUE(pending->is_over());
-  sim().clear_failures();
-  sim().fail("cuStreamWaitValue32", 1, CUDA_ERROR_UNKNOWN, 1);
-  pending->wait();
-  pause();
-  const auto other = PendingResume::start(claim(OperationKind::kResume));
-  EXPECT_THROW(other->stream_wait(0, stream.get(), {}), DriverError);
-  sim().set_delay("cuMemcpyHtoDAsync", 0);
-  other->wait();
-}
-
 TEST_F(MovesTest, Invariant9_APinnedBackupIsUnpinnedAfterTheCaptureInWhichItsMemoryWasFreed) {
   const CUdeviceptr pinned = alloc("w", kChunk, BackupKind::kPinned);
   const CUdeviceptr other = alloc("w", kChunk);
@@ -293,26 +227,6 @@ TEST_F(MovesTest, Invariant9_APinnedBackupIsUnpinnedAfterTheCaptureInWhichItsMem
   EXPECT_EQ(saver().deferred_frees.count(), 0u);
   saver().engines.trim();
   EXPECT_EQ(Live::now().registered_ranges, 0u);
-}
-
-// Use of unmapped memory would be a fault.
-TEST_F(MovesTest, WhatWasQueuedBehindBytesThatDoNotComeFindsMappedMemory) {
-  PendingResume::waits_on_device = true;
-  const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
-  fill(address, 2 * kChunk, 3);
-  pause();
-  const ContextScope scope(0);
-  const Stream stream = Stream::create();
-  sim().set_delay("cuMemcpyHtoDAsync", 50000);
-  sim().fail("cuMemcpyHtoDAsync", 2, 999, 100);
-  const auto failing = PendingResume::start(claim(OperationKind::kResume));
-  failing->stream_wait(0, stream.get(), {});
-  check(driver().cuMemsetD8Async(address, 5, 2 * kChunk, stream.get()), "cuMemsetD8Async");
-  EXPECT_THROW(failing->wait(), DriverError);
-  sim().clear_failures();
-  sim().set_delay("cuMemcpyHtoDAsync", 0);
-  stream.synchronize();
-  resume();
 }
 
 TEST_F(MovesTest, ViewsShowOneValueBlocksAndWritesComeBack) {

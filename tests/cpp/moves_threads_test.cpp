@@ -4,6 +4,8 @@
 
 #include "core/backup_view.h"
 #include "core/pending.h"
+#include "driver/context.h"
+#include "driver/stream.h"
 #include "threads_fixture.h"
 
 namespace ebbtide::testing {
@@ -61,7 +63,7 @@ TEST_F(MovesThreads, APauseThatComesInTheMiddleOfAnAsynchronousResumeWaitsForIt)
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, kFive);
   fill(address, 5 * kChunk, 1);
   pause();
-  sim().set_delay("cuMemcpyHtoDAsync", kStand / 5);
+  sim().set_delay("ebbtide_deliver", kStand / 5);
   const auto pending = PendingResume::start(claim(OperationKind::kResume));
   std::atomic<bool> was_over{false};
   std::thread pausing([&] {
@@ -70,7 +72,7 @@ TEST_F(MovesThreads, APauseThatComesInTheMiddleOfAnAsynchronousResumeWaitsForIt)
   });
   EXPECT_EQ(pending->wait().totals().bytes, 5 * kChunk);
   pausing.join();
-  sim().set_delay("cuMemcpyHtoDAsync", 0);
+  sim().set_delay("ebbtide_deliver", 0);
   EXPECT_TRUE(was_over);
   EXPECT_EQ(resident_bytes("w"), 0u);
   EXPECT_TRUE(pending->is_ready({address, 5 * kChunk}));
@@ -81,21 +83,27 @@ TEST_F(MovesThreads, APauseThatComesInTheMiddleOfAnAsynchronousResumeWaitsForIt)
 TEST_F(MovesThreads, AFailedAsynchronousResumeLetsWaitingPausesAndStreamsGoOn) {
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, kFive);
   fill(address, 5 * kChunk, 1);
-  for (const uint64_t k : {1, 3, 5}) {
+  for (const bool has_begun : {false, true}) {
     pause();
-    sim().set_delay("cuMemcpyHtoDAsync", kStand / 10);
-    sim().fail("cuMemcpyHtoDAsync", k, 999, 1);
+    sim().set_delay("ebbtide_deliver", kStand / 2);
+    sim().fail("cuStreamQuery", 1, 999, 1);
     const auto pending = PendingResume::start(claim(OperationKind::kResume));
-    in_threads(3, [&](int thread) {
+    in_threads(4, [&](int thread) {
       if (thread == 0) pause();
       if (thread == 1) {
         EXPECT_THROW(pending->wait(), DriverError);
         EXPECT_TRUE(pending->is_over());
       }
       while (thread == 2 && !pending->is_ready({address, 5 * kChunk})) std::this_thread::yield();
+      if (thread != 3 || !has_begun) return;
+      // Somebody who waits for the device makes it work.
+      const ContextScope scope(0);
+      const Stream stream = Stream::create();
+      pending->stream_wait(0, stream.get(), {});
+      stream.synchronize();
     });
     sim().clear_failures();
-    sim().set_delay("cuMemcpyHtoDAsync", 0);
+    sim().set_delay("ebbtide_deliver", 0);
     EXPECT_EQ(resident_bytes("w"), 0u);
     EXPECT_FALSE(is_partial("w"));
     resume();

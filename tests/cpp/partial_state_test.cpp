@@ -1,8 +1,8 @@
 // What is known of a tag that an operation left midway, and of its budgets, when other operations come before the one that finishes it.
 #include "base/error.h"
-#include "core/arrivals.h"
 #include "core/pending.h"
 #include "moves_world.h"
+#include "store/delivery_board.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -72,12 +72,12 @@ TEST_F(PartialState, Invariant3_AResumeThatFailsBeforeItsBytesMoveIsInTheLog) {
     build(items_of_ram_);
     if (is_midway) pause_midway();
     if (!is_midway) pause();
-    for (const char* call : {"cuMemCreate", "cuMemHostAlloc", "cuMemMap", "cuMemSetAccess"}) {
+    for (const char* call : {"cuMemCreate", "cuMemHostAlloc", "cuMemMap", "cuMemSetAccess", "cuLaunchKernel"}) {
       SCOPED_TRACE(call);
       const std::vector<Place> before = places();
       const uint64_t failures = saver().counters.operation_failures;
       const uint64_t sequence = saver().events.after(0).back().sequence;
-      Arrivals::forget_all();
+      DeliveryBoard::forget_all();
       sim().fail(call, 1, 999, 1);
       EXPECT_THROW(PendingResume::start(claim(OperationKind::kResume)), DriverError);
       sim().clear_failures();
