@@ -174,6 +174,37 @@ for one in going:
     )
 
 
+def test_calls_that_wait_for_the_device_inside_the_driver_come_back(program: Callable[..., str]) -> None:
+    """The first launch of a kernel, which the driver loads then, and what frees device memory: each holds the driver
+    while it waits for a stream that waits for the bytes."""
+    program(
+        SETUP
+        + """
+tensors = make(700, 3, 600)
+want = copies(tensors)
+x = torch.linspace(0.1, 1, 1 << 16, device="cuda")
+first_launches = [
+    torch.special.bessel_j0, torch.special.bessel_j1, torch.special.i0e, torch.special.erfcx, torch.special.log_ndtr,
+    torch.special.airy_ai, torch.lgamma, torch.digamma, torch.erfinv, torch.sinc,
+]
+for first_launch in first_launches:
+    cached = torch.empty(64 * MIB, device="cuda")
+    saver.pause("weights")
+    going = saver.resume("weights", wait=False)
+    got = first_launch(x)
+    del cached
+    torch.cuda.empty_cache()  # cudaFree
+    fresh = torch.empty(96 * MIB, dtype=torch.uint8, device="cuda")
+    right = compare(tensors, want)
+    going.wait()
+    torch.cuda.synchronize()
+    assert all_right(right) and got.isfinite().all()
+    del fresh
+""",
+        timeout=TIMEOUT,
+    )
+
+
 def test_attach_gives_the_same_output_and_takes_its_hooks_away(program: Callable[..., str]) -> None:
     program(
         """

@@ -102,7 +102,7 @@ def test_a_failure_on_the_way_is_raised_by_every_wait(run_python, root):
         ran = []
         saver.on("after_resume", "w", ran.append)
         sim = Sim()
-        sim.fail("cuMemcpyHtoDAsync", 1, UNKNOWN, 1000)
+        sim.fail("cuStreamQuery", 1, UNKNOWN, 1000)
         going = saver.resume("w", wait=False)
         assert going.done
         for _ in range(2):
@@ -126,7 +126,7 @@ def test_a_failure_on_the_way_is_raised_by_every_wait(run_python, root):
         assert ran == ["w"]
         """
     )
-    said = "ebbtide: a resume in the background failed: cuMemcpyHtoDAsync("
+    said = "ebbtide: a resume in the background failed: cuStreamQuery("
     assert (result.returncode, result.stderr.count(said), result.stderr.count("\n")) == (0, 1, 1), result.stderr
 
 

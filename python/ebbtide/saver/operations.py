@@ -88,13 +88,14 @@ def resume(
         retain: True keeps the memory of the backups for the next pause, False gives it back; None does as each region
             said (and keeps what is pinned). What did not change is found only where the region itself retains, or
             is pinned: digests are made for those.
-        wait: False returns as soon as everything is mapped, while the bytes are still on their way. On the simulated
-            device, whose CPU ops have no stream, it waits all the same.
+        wait: False returns as soon as everything is mapped and queued, while the bytes are still on their way. On the
+            simulated device, whose CPU ops have no stream, it waits all the same; so it does where ebbtide's kernels
+            can't be loaded, and on a device that limits how long kernels run.
         order: tensors, or a module, whose bytes come first, in this order; the rest follows in the order of
             allocation.
-        hold_stream: only with wait=False. True: what this thread's current stream of each device is given next is
-            right. For now that means that this thread waits for all of the bytes, as with wait=True. False: you say
-            what waits, and for what, through the Pending.
+        hold_stream: only with wait=False. True: this thread's current stream of each device waits for all of the
+            bytes, so that what it is given next is right. False: you say what waits, and for what, through the
+            Pending.
 
     Returns:
         A Report: `bytes` is the device memory that was claimed. With wait=False a Pending: errors of the copies and

@@ -3,9 +3,8 @@
 Kernels that touch bytes before they are there read what is not theirs yet, so whoever launches them waits: for all of
 the bytes (what `resume` does by default), or for those that the caller names.
 
-The thread waits in the core, not the stream on the device. A stream that waits for what the host has yet to send makes
-any call that waits for the device inside the driver (the first launch of a kernel, which is loaded then; cudaFree) wait
-for ever, since sending takes driver calls as well. Seen on a GPU.
+The stream waits on the device, not the thread: everything is queued before the resume returns, so that it goes on
+whatever the driver is waiting for (the first launch of a kernel, which is loaded then; cudaFree).
 """
 
 import atexit
@@ -90,8 +89,8 @@ class Pending:
         return self._core is None or all(self._core.is_ready(*one) for one in reached)
 
     def stream_wait(self, stream: "torch.cuda.Stream | None" = None, tensors: Any = None) -> None:
-        """Waits for bytes: what is given to the stream afterwards finds them in place. For now it is the calling thread
-        that waits. Where the resume fails it goes on: `wait` tells.
+        """Lets a stream wait for bytes, on the device: what is given to it afterwards finds them in place. Where the
+        device has no such waits, the calling thread waits. Where the resume fails it goes on: `wait` tells.
 
         Args:
             stream: a torch.cuda.Stream; None: this thread's current stream of each device concerned.
@@ -120,7 +119,7 @@ class Pending:
             self._core.stream_wait(stream.device.index, stream.cuda_stream, ranges or [])
 
     def attach(self, module: "torch.nn.Module") -> "Attachment":
-        """Before each submodule's forward, this thread waits for that submodule's own parameters and buffers: a
+        """Before each submodule's forward, the current stream waits for that submodule's own parameters and buffers: a
         forward pass begins while the later layers are still on their way. For `resume(..., wait=False,
         hold_stream=False, order=module)`.
 
