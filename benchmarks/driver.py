@@ -93,6 +93,11 @@ class Driver:
     def release(self, handle: c_uint64) -> None:
         self.call("cuMemRelease", handle)
 
+    def touch(self, address: int, size_bytes: int) -> None:
+        """Writes to all of it. Returns when that is done."""
+        self.call("cuMemsetD8Async", c_uint64(address), ctypes.c_ubyte(1), c_size_t(size_bytes), c_void_p())
+        self.call("cuCtxSynchronize")
+
     def copy_to_host(self, host: int, address: int, size_bytes: int) -> None:
         """Returns when the bytes are there."""
         self.call("cuMemcpyDtoH_v2", c_void_p(host), c_uint64(address), c_size_t(size_bytes))
