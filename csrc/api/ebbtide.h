@@ -12,8 +12,7 @@
  * Conventions
  * - Every function that can fail returns ebbtide_status and fills *error when error is not NULL. Outputs are written on success only.
  * - Structs that may grow begin with struct_size; initialise them with their _INIT macro. Unknown (larger) sizes are accepted, too small ones refused.
- * - Any function may be called from any thread. None takes the Python GIL. None ends the process. malloc and free (ebbtide_alloc, ebbtide_free, the slot
- *   functions) never wait for an operation; pause and resume wait for another operation on the same tags.
+ * - Any function may be called from any thread. None takes the Python GIL. None ends the process. malloc and free (ebbtide_alloc, ebbtide_free, the slot functions) never wait for an operation; pause and resume wait for another operation on the same tags.
  * - Strings handed in are UTF-8, 1 to EBBTIDE_TAG_MAX bytes for a tag, without '*', '/' or control characters. Strings handed out live as long as the visit or the object.
  * - Sizes are bytes. Devices are CUDA ordinals. Seconds are doubles.
  */
@@ -52,14 +51,13 @@ typedef enum ebbtide_status {
 typedef struct ebbtide_error {
   size_t struct_size;
   ebbtide_status status;
-  int32_t device;           /* OUT_OF_MEMORY: which; else -1 */
-  uint64_t requested_bytes; /* OUT_OF_MEMORY, STORE_ERROR */
-  uint64_t free_bytes;
-  uint64_t limit_bytes; /* EBBTIDE_UNLIMITED where no limit is set */
-  int32_t code;         /* DRIVER_ERROR: the CUresult */
-  char call[64];        /* DRIVER_ERROR: "cuMemMap" */
-  char arguments[256];  /* DRIVER_ERROR: "ptr=0x7f.., size=2097152, ..." */
-  char message[1024];   /* one sentence or two; says what to do */
+  int32_t device;                       /* OUT_OF_MEMORY: which; else -1 */
+  uint64_t requested_bytes, free_bytes; /* OUT_OF_MEMORY, STORE_ERROR */
+  uint64_t limit_bytes;                 /* EBBTIDE_UNLIMITED where no limit is set */
+  int32_t code;                         /* DRIVER_ERROR: the CUresult */
+  char call[64];                        /* DRIVER_ERROR: "cuMemMap" */
+  char arguments[256];                  /* DRIVER_ERROR: "ptr=0x7f.., size=2097152, ..." */
+  char message[1024];                   /* one sentence or two; says what to do */
 } ebbtide_error;
 #define EBBTIDE_ERROR_INIT {sizeof(ebbtide_error), EBBTIDE_OK, -1, 0, 0, EBBTIDE_UNLIMITED, 0, {0}, {0}, {0}}
 
@@ -70,8 +68,7 @@ EBBTIDE_API const char* ebbtide_version(void);      /* "0.1.0" */
 EBBTIDE_API const char* ebbtide_library_path(void); /* the file that this very code was loaded from */
 
 /* Chooses the driver for this process: "cuda" (libcuda.so.1), "sim" (libebbtide_sim.so beside this library), or NULL for what EBBTIDE_DRIVER says
- * ("auto" and unset mean "cuda"). Loads nothing yet. The first use of the device fixes the choice; another choice after that is a STATE_ERROR. Functions that need
- * a driver choose by themselves when nobody has. */
+ * ("auto" and unset mean "cuda"). Loads nothing yet. The first use of the device fixes the choice; another choice after that is a STATE_ERROR. Functions that need a driver choose by themselves when nobody has. */
 EBBTIDE_API ebbtide_status ebbtide_use_driver(const char* name, ebbtide_error* error);
 EBBTIDE_API const char* ebbtide_driver_name(void); /* "cuda" or "sim"; "" while none is chosen */
 
@@ -81,15 +78,15 @@ typedef struct ebbtide_device_info {
   int32_t compute_capability; /* 90 for 9.0; 0 on the simulator */
   char name[128];
   uint64_t total_bytes, free_bytes, granularity_bytes;
-  uint64_t held_bytes;  /* device memory that ebbtide holds there */
-  uint64_t limit_bytes; /* device_limit, or EBBTIDE_UNLIMITED */
+  uint64_t held_bytes, limit_bytes; /* device memory that ebbtide holds there; device_limit, or EBBTIDE_UNLIMITED */
+  uint64_t room_bytes; /* what new memory gets before it spills: free, less the reserve, within the limit */
 } ebbtide_device_info;
-#define EBBTIDE_DEVICE_INFO_INIT {sizeof(ebbtide_device_info), -1, 0, {0}, 0, 0, 0, 0, 0}
+#define EBBTIDE_DEVICE_INFO_INIT {sizeof(ebbtide_device_info), -1, 0, {0}, 0, 0, 0, 0, 0, 0}
 EBBTIDE_API ebbtide_status ebbtide_device_count(int32_t* count, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_query_device(int32_t device, ebbtide_device_info* info, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_driver_version(int32_t* version, ebbtide_error* error); /* 13000 for CUDA 13.0 */
 
-/* Every capability probe, one visit each: name ("vmm", "rdma", "host_numa", ...), available (0 or 1), what it said, what to do about it ("" if nothing). */
+/* Every capability probe, one visit each: name ("vmm", "rdma", "host_memory", ...), available (0 or 1), what it said, what to do about it ("" if nothing). */
 typedef void (*ebbtide_visit_capability)(void* user, const char* name, int available, const char* found,
                                          const char* advice);
 EBBTIDE_API ebbtide_status ebbtide_visit_capabilities(int32_t device, ebbtide_visit_capability visit, void* user,
@@ -97,21 +94,26 @@ EBBTIDE_API ebbtide_status ebbtide_visit_capabilities(int32_t device, ebbtide_vi
 
 /* --- limits ----------------------------------------------------------------------------------------------------------- */
 
+/* Bytes. EBBTIDE_UNLIMITED where nothing else is said; RAM and cgroups bound host memory in any case. */
 typedef enum ebbtide_limit {
-  EBBTIDE_DEVICE_LIMIT = 0, /* bytes that ebbtide may hold on each device; default unlimited */
-  EBBTIDE_HOST_LIMIT =
-      1, /* bytes of host memory that ebbtide may hold; default unlimited (RAM and cgroups still bound it) */
-  EBBTIDE_HOST_MARGIN =
-      2, /* bytes of host memory that it leaves to others; default 1 GiB or a sixteenth of RAM, the smaller */
-  EBBTIDE_PINNED_LIMIT =
-      3 /* bytes of pinned memory: rings between device and host, and pinned backups; default unlimited */
+  EBBTIDE_DEVICE_LIMIT = 0, /* that ebbtide may hold on each device */
+  EBBTIDE_HOST_LIMIT = 1,   /* of host memory that it may hold */
+  EBBTIDE_HOST_MARGIN = 2,  /* that it leaves to others; default 1 GiB or a sixteenth of RAM, the smaller */
+  EBBTIDE_PINNED_LIMIT = 3, /* of pinned memory: rings between device and host, and pinned backups */
+  EBBTIDE_RESERVE = 4,      /* of a device that spills leave free; UNLIMITED: 512 MiB or a sixteenth, the smaller */
+  EBBTIDE_HOST_POOL = 5     /* of host memory that is kept for the next spill; default 0 */
 } ebbtide_limit;
 EBBTIDE_API ebbtide_status ebbtide_set_limit(ebbtide_limit limit, uint64_t bytes, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* bytes, ebbtide_error* error);
 
+/* For EBBTIDE_OVERFLOW_WHOLE: a share, 0 to 1, of what is free on the device beyond the reserve; default 0.6. */
+EBBTIDE_API ebbtide_status ebbtide_set_whole_fraction(double fraction, ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_get_whole_fraction(double* fraction, ebbtide_error* error);
+/* Makes what EBBTIDE_HOST_POOL allows and is not there yet, near this device. STORE_ERROR where the host has too little; what was made stays. */
+EBBTIDE_API ebbtide_status ebbtide_fill_host_pool(int32_t device, ebbtide_error* error);
+
 /* What a pause may leave where it is; 1 (default) or 0. SKIP_CLEAN: blocks of 2 MiB that did not change since their backup was made, by a 128-bit digest (two different contents have the same one with odds of
- * 2^-128). SKIP_UNUSED: ranges of which the request says that nobody uses them. SKIP_CONSTANT: blocks of one repeated value of 16 bytes. COMPARE_BYTES (default 0): where the digest says that nothing
- * changed, the bytes are copied and compared all the same; pinned backups are simply written again. */
+ * 2^-128). SKIP_UNUSED: ranges of which the request says that nobody uses them. SKIP_CONSTANT: blocks of one repeated value of 16 bytes. COMPARE_BYTES (default 0): where the digest says that nothing changed, the bytes are copied and compared all the same; pinned backups are simply written again. */
 typedef enum ebbtide_option {
   EBBTIDE_SKIP_CLEAN = 0,
   EBBTIDE_SKIP_UNUSED = 1,
@@ -130,17 +132,21 @@ typedef enum ebbtide_backup_kind {
   EBBTIDE_BACKUP_AS_ALLOCATED = -1, /* operations only: what each allocation's policy says */
   EBBTIDE_BACKUP_NONE = 0,          /* content is dropped at pause */
   EBBTIDE_BACKUP_RAM = 1,
-  EBBTIDE_BACKUP_PINNED =
-      2, /* the fastest; the memory stays pinned until the allocation is freed, or is resumed with retain 0 */
+  EBBTIDE_BACKUP_PINNED = 2, /* the fastest; stays pinned until the allocation is freed, or resumed with retain 0 */
   EBBTIDE_BACKUP_DISK = 3
 } ebbtide_backup_kind;
 
+/* What becomes of an allocation for which the device has too little: out of memory; or it lies on the host, where the device reaches it over the bus behind the same contiguous address. SPLIT: but for its front, which fills the device down to EBBTIDE_RESERVE. WHOLE: all of it, if it is larger than the whole fraction of what is free. */
+enum ebbtide_overflow { EBBTIDE_OVERFLOW_NONE, EBBTIDE_OVERFLOW_SPLIT, EBBTIDE_OVERFLOW_WHOLE };
 typedef struct ebbtide_policy {
   size_t struct_size;
-  int32_t backup; /* ebbtide_backup_kind; default RAM */
-  int32_t retain; /* 1: a resume keeps the backup's memory and content for the next pause; default 0 */
+  int32_t backup;   /* ebbtide_backup_kind; default RAM */
+  int32_t retain;   /* 1: a resume keeps the backup's memory and content for the next pause; default 0 */
+  int32_t overflow; /* ebbtide_overflow; default NONE */
+  int32_t
+      flushes_first; /* 1: the caller gives its caches back when it is refused, and asks again at once in the same thread for the same size: the first call is refused, the second spills; default 0 */
 } ebbtide_policy;
-#define EBBTIDE_POLICY_INIT {sizeof(ebbtide_policy), EBBTIDE_BACKUP_RAM, 0}
+#define EBBTIDE_POLICY_INIT {sizeof(ebbtide_policy), EBBTIDE_BACKUP_RAM, 0, EBBTIDE_OVERFLOW_NONE, 0}
 
 /* A new allocation: size rounded up to the device's granularity, zeroed, resident. policy NULL is the default policy. */
 EBBTIDE_API ebbtide_status ebbtide_alloc(const char* tag, const ebbtide_policy* policy, int32_t device,
@@ -164,8 +170,9 @@ typedef struct ebbtide_allocation_info {
   int32_t is_trimmed; /* its memory was given up by ebbtide_trim */
   uint64_t sequence;  /* rises with each allocation */
   char tag[EBBTIDE_TAG_MAX + 1];
+  uint64_t host_bytes; /* of the resident ones: in host memory that the device reaches */
 } ebbtide_allocation_info;
-#define EBBTIDE_ALLOCATION_INFO_INIT {sizeof(ebbtide_allocation_info), 0, 0, 0, 0, -1, 0, 0, 0, 0, 0, {0}}
+#define EBBTIDE_ALLOCATION_INFO_INIT {sizeof(ebbtide_allocation_info), 0, 0, 0, 0, -1, 0, 0, 0, 0, 0, {0}, 0}
 /* address may lie anywhere inside an allocation. *found is 0 and *info untouched where it is not ours. Never waits for an operation. */
 EBBTIDE_API ebbtide_status ebbtide_find(const void* address, int* found, ebbtide_allocation_info* info,
                                         ebbtide_error* error);
@@ -206,8 +213,7 @@ EBBTIDE_API uint64_t ebbtide_last_lease(void);
 
 /* --- captures --------------------------------------------------------------------------------------------------------- */
 
-/* Around a stream capture of any thread. begin waits for the operation that runs; while a capture is open no operation starts (STATE_ERROR) and frees are put off. */
-/* Not by a thread that holds a claim: it would wait for itself. */
+/* Around a stream capture of any thread. begin waits for the operation that runs; while a capture is open no operation starts (STATE_ERROR) and frees are put off. Not by a thread that holds a claim: it would wait for itself. */
 EBBTIDE_API ebbtide_status ebbtide_begin_capture(ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_end_capture(ebbtide_error* error);
 
@@ -217,7 +223,8 @@ typedef enum ebbtide_operation_kind {
   EBBTIDE_PAUSE = 0,
   EBBTIDE_RESUME = 1,
   EBBTIDE_PREPARE = 3,
-  EBBTIDE_TRIM = 4
+  EBBTIDE_TRIM = 4,
+  EBBTIDE_PROMOTE = 6
 } ebbtide_operation_kind;
 
 typedef struct ebbtide_range {
@@ -253,11 +260,11 @@ typedef struct ebbtide_report_row {
   size_t struct_size;
   const char* tag;
   int32_t device;
-  uint64_t bytes;    /* device bytes freed (pause, trim) or claimed (resume); host bytes made ready (prepare) */
-  uint64_t copied;   /* bytes that crossed the bus */
-  uint64_t skipped;  /* bytes with a backup that needed no copy, clean + unused + constant: */
-  uint64_t clean;    /* the backup held them already */
-  uint64_t unused;   /* nobody uses them */
+  uint64_t bytes;   /* device bytes freed (pause, trim) or claimed (resume, promote); host bytes made ready (prepare) */
+  uint64_t copied;  /* bytes that crossed the bus */
+  uint64_t skipped; /* bytes with a backup that needed no copy, clean + unused + constant: */
+  uint64_t clean;   /* the backup held them already */
+  uint64_t unused;  /* nobody uses them */
   uint64_t constant; /* one repeated value; on the way back unused ones too */
 } ebbtide_report_row;
 typedef struct ebbtide_report_totals {
@@ -298,6 +305,10 @@ EBBTIDE_API ebbtide_status ebbtide_prepare(const ebbtide_request* request, ebbti
  * addresses brings it back, zeroed. STATE_ERROR while a lease on their tag is open. */
 EBBTIDE_API ebbtide_status ebbtide_trim(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error);
 
+/* Moves what spilled to the host to the device, the oldest first, as far as there is room beyond EBBTIDE_RESERVE; the rest stays where it is. Addresses and bytes stay the same. STATE_ERROR while a lease on a tag is open; nothing of the tags may be in use meanwhile. */
+EBBTIDE_API ebbtide_status ebbtide_promote(const ebbtide_request* request, ebbtide_report** report,
+                                           ebbtide_error* error);
+
 /* A resume that returns once everything is mapped: kernels may use what has arrived. Its tags are held until the bytes are there; a pause that comes meanwhile waits. */
 typedef struct ebbtide_pending ebbtide_pending;
 EBBTIDE_API ebbtide_status ebbtide_resume_async(const ebbtide_request* request, ebbtide_pending** pending,
@@ -332,21 +343,16 @@ EBBTIDE_API void ebbtide_release_backup(ebbtide_backup* backup);
 
 /* --- what is there ---------------------------------------------------------------------------------------------------- */
 
-typedef enum ebbtide_tag_state {
-  EBBTIDE_RESIDENT = 0,
-  EBBTIDE_PAUSED = 1,
-  EBBTIDE_PARTIAL = 2,
-  EBBTIDE_EMPTY = 3
-} ebbtide_tag_state;
+typedef enum ebbtide_tag_state { EBBTIDE_RESIDENT, EBBTIDE_PAUSED, EBBTIDE_PARTIAL, EBBTIDE_EMPTY } ebbtide_tag_state;
 typedef struct ebbtide_tag_info {
   size_t struct_size;
   const char* tag;
-  int32_t
-      state; /* PAUSED: something is away and the last operation was whole (newer allocations may be resident); PARTIAL: it failed midway */
+  int32_t state; /* PAUSED: something is away, and the last operation was whole; PARTIAL: it failed midway */
   int32_t lease_count;
   uint64_t allocation_count, size_bytes, resident_bytes, stored_bytes, dropped_bytes;
   uint64_t trimmed_bytes;  /* of allocations that ebbtide_trim gave up; not among the dropped ones */
   uint64_t retained_bytes; /* host memory and disk space of backups that are kept while their content is resident */
+  uint64_t host_bytes;     /* of the resident ones: in host memory that the device reaches */
 } ebbtide_tag_info;
 typedef void (*ebbtide_visit_tag)(void* user, const ebbtide_tag_info* info);
 EBBTIDE_API ebbtide_status ebbtide_visit_tags(ebbtide_visit_tag visit, void* user, ebbtide_error* error);
@@ -362,15 +368,17 @@ typedef struct ebbtide_stats {
   uint64_t staging_bytes;        /* pinned memory of the rings */
   uint64_t alloc_calls, free_calls, alloc_failures, pauses, resumes, operation_failures;
   uint64_t bytes_paused, bytes_resumed, bytes_to_host, bytes_to_device;
-  uint64_t deferred_frees; /* put off by a capture or a failed synchronisation, not done yet */
-  uint64_t deferred_undos; /* driver objects whose release failed and will be tried again */
-  uint64_t pinned_bytes;   /* rings and pinned backups */
+  uint64_t deferred_frees,
+      deferred_undos;    /* put off by a capture or a failed call: frees; releases of driver objects */
+  uint64_t pinned_bytes; /* rings and pinned backups */
   uint64_t bytes_clean, bytes_unused, bytes_constant; /* of pauses: what needed no copy, by reason */
+  uint64_t host_bytes, host_pool_bytes;               /* of allocations, on the host; kept for the next spill */
+  uint64_t spills, bytes_spilled, bytes_promoted;     /* allocations that spilled, and what went which way, so far */
 } ebbtide_stats;
-EBBTIDE_API ebbtide_status ebbtide_get_stats(ebbtide_stats* stats,
-                                             ebbtide_error* error); /* set stats->struct_size first */
+/* Set stats->struct_size first. */
+EBBTIDE_API ebbtide_status ebbtide_get_stats(ebbtide_stats* stats, ebbtide_error* error);
 
-/* The newest 1,024 events, oldest first. kind: "pause", "resume", "swap", "prepare", "trim", each also with "_failed", and "out_of_memory". */
+/* The newest 1,024 events, oldest first. kind: "pause", "resume", "swap", "prepare", "trim", "promote", each also with "_failed", and "out_of_memory". */
 typedef struct ebbtide_event {
   size_t struct_size;
   uint64_t sequence;

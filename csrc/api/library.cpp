@@ -88,6 +88,7 @@ ebbtide_status ebbtide_query_device(int32_t device, ebbtide_device_info* info, e
     filled.granularity_bytes = facts.granularity_bytes;
     filled.held_bytes = Saver::instance().device_budget.held_bytes(device);
     filled.limit_bytes = Saver::instance().device_budget.limit_bytes();
+    filled.room_bytes = usable_device_bytes(Saver::instance(), device);
     api::write_struct(info, filled, api::kLeastDeviceInfo, "ebbtide_device_info");
   });
 }
@@ -113,6 +114,8 @@ ebbtide_status ebbtide_set_limit(ebbtide_limit limit, uint64_t bytes, ebbtide_er
       case EBBTIDE_HOST_LIMIT: return saver.host_budget.set_limit(bytes);
       case EBBTIDE_HOST_MARGIN: return saver.host_budget.set_margin(bytes);
       case EBBTIDE_PINNED_LIMIT: return saver.pinned_budget.set_limit(bytes);
+      case EBBTIDE_RESERVE: return saver.overflow.reserve_bytes.store(bytes);
+      case EBBTIDE_HOST_POOL: return saver.host_pool.set_capacity(bytes);
     }
     throw InvalidArgument("unknown limit " + std::to_string(static_cast<int>(limit)));
   });
@@ -128,8 +131,33 @@ ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* bytes, ebbtide_e
       case EBBTIDE_HOST_LIMIT: *bytes = saver.host_budget.limit_bytes(); return;
       case EBBTIDE_HOST_MARGIN: *bytes = saver.host_budget.margin_bytes(); return;
       case EBBTIDE_PINNED_LIMIT: *bytes = saver.pinned_budget.limit_bytes(); return;
+      case EBBTIDE_RESERVE: *bytes = saver.overflow.reserve_bytes.load(); return;
+      case EBBTIDE_HOST_POOL: *bytes = saver.host_pool.capacity_bytes(); return;
     }
     throw InvalidArgument("unknown limit " + std::to_string(static_cast<int>(limit)));
+  });
+}
+
+ebbtide_status ebbtide_set_whole_fraction(double fraction, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(fraction >= 0 && fraction <= 1, "the whole fraction is a number from 0 to 1");
+    require_not_forked();
+    Saver::instance().overflow.whole_fraction.store(fraction);
+  });
+}
+
+ebbtide_status ebbtide_get_whole_fraction(double* fraction, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(fraction != nullptr, "fraction is null");
+    require_not_forked();
+    *fraction = Saver::instance().overflow.whole_fraction.load();
+  });
+}
+
+ebbtide_status ebbtide_fill_host_pool(int32_t device, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require_not_forked();
+    Saver::instance().host_pool.fill(device);
   });
 }
 

@@ -16,6 +16,15 @@ static_assert(SlotTable::kCapacity == EBBTIDE_SLOT_COUNT);
 
 namespace {
 
+// Before the first spill. Without the pool a spill takes longer, and nothing else.
+void fill_host_pool(int device) {
+  try {
+    Saver::instance().host_pool.fill(device);
+  } catch (const Error& error) {
+    log_line(LogLevel::kWarning, {"the host pool is not full: ", error.what()});
+  }
+}
+
 CUdeviceptr as_address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
 }  // namespace
@@ -80,6 +89,7 @@ ebbtide_status ebbtide_bind_slot(const char* tag, const ebbtide_policy* policy, 
     const Policy read = api::read_policy(policy);
     if (read.backup != BackupKind::kNone) store_of(read.backup);
     *slot = Saver::instance().slots.bind(tag, read, device);
+    if (read.overflow != Overflow::kNone) fill_host_pool(device);
   });
 }
 

@@ -86,6 +86,13 @@ ebbtide_status ebbtide_trim(const ebbtide_request* request, ebbtide_report** rep
   });
 }
 
+ebbtide_status ebbtide_promote(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
+  return guarded(error, [&] {
+    const OperationRequest read = api::read_request(request);
+    hand_out(std::move(Saver::instance().claim(OperationKind::kPromote, read)->commit().front()), report);
+  });
+}
+
 ebbtide_status ebbtide_swap(const ebbtide_request* leaving, const ebbtide_request* returning,
                             ebbtide_report** pause_report, ebbtide_report** resume_report, ebbtide_error* error) {
   return guarded(error, [&] {

@@ -38,7 +38,8 @@ TagSnapshot snapshot(const Tag& tag) {
     info.size_bytes += allocation->size_bytes();
     for (const Chunk& chunk : allocation->chunks) {
       const Place place = chunk.place.load();
-      info.resident_bytes += place == Place::kDevice ? chunk.size_bytes : 0;
+      info.resident_bytes += chunk.is_resident() ? chunk.size_bytes : 0;
+      info.host_bytes += chunk.is_on_host() && chunk.is_resident() ? chunk.size_bytes : 0;
       info.stored_bytes += place == Place::kStored ? chunk.size_bytes : 0;
       (allocation->is_trimmed ? info.trimmed_bytes : info.dropped_bytes) +=
           place == Place::kDropped ? chunk.size_bytes : 0;
@@ -52,7 +53,8 @@ TagSnapshot snapshot(const Tag& tag) {
 void add_places(const Tag& tag, ebbtide_stats& stats) {
   const ebbtide_tag_info info = snapshot(tag).info;
   stats.allocation_count += info.allocation_count;
-  stats.device_bytes += info.resident_bytes;
+  stats.device_bytes += saturating_subtract(info.resident_bytes, info.host_bytes);
+  stats.host_bytes += info.host_bytes;
   stats.stored_bytes += info.stored_bytes;
 }
 
@@ -119,6 +121,10 @@ ebbtide_status ebbtide_get_stats(ebbtide_stats* stats, ebbtide_error* error) {
     filled.bytes_clean = counters.bytes_clean;
     filled.bytes_unused = counters.bytes_unused;
     filled.bytes_constant = counters.bytes_constant;
+    filled.host_pool_bytes = saver.host_pool.kept_bytes();
+    filled.spills = counters.spills;
+    filled.bytes_spilled = counters.bytes_spilled;
+    filled.bytes_promoted = counters.bytes_promoted;
     api::write_struct(stats, filled, api::kLeastStats, "ebbtide_stats");
   });
 }

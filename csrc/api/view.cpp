@@ -16,6 +16,14 @@ BackupKind read_backup(int32_t value) {
   return static_cast<BackupKind>(value);
 }
 
+Overflow read_overflow(int32_t value) {
+  if (value < EBBTIDE_OVERFLOW_NONE || value > EBBTIDE_OVERFLOW_WHOLE) {
+    throw InvalidArgument("unknown overflow policy " + std::to_string(value) +
+                          ": it is 0 (none), 1 (split) or 2 (whole)");
+  }
+  return static_cast<Overflow>(value);
+}
+
 ebbtide_place place_of(const Allocation& allocation) {
   const Place first = allocation.chunks.front().place.load();
   for (const Chunk& chunk : allocation.chunks) {
@@ -30,7 +38,8 @@ Policy read_policy(const ebbtide_policy* policy) {
   if (policy == nullptr) return Policy{};
   const ebbtide_policy read = read_struct(policy, ebbtide_policy EBBTIDE_POLICY_INIT, kLeastPolicy, "ebbtide_policy");
   require(read.retain == 0 || read.retain == 1, "retain is 0 or 1");
-  return Policy{read_backup(read.backup), read.retain == 1};
+  require(read.flushes_first == 0 || read.flushes_first == 1, "flushes_first is 0 or 1");
+  return Policy{read_backup(read.backup), read.retain == 1, read_overflow(read.overflow), read.flushes_first == 1};
 }
 
 AddressRange read_range(const ebbtide_range& range) {
@@ -85,6 +94,7 @@ ebbtide_allocation_info describe(const Allocation& allocation) {
   filled.address = allocation.address();
   filled.size_bytes = allocation.size_bytes();
   filled.resident_bytes = allocation.resident_bytes();
+  filled.host_bytes = allocation.host_bytes();
   for (const Chunk& chunk : allocation.chunks)
     filled.stored_bytes += chunk.place.load() == Place::kStored ? chunk.size_bytes : 0;
   filled.device = allocation.device;

@@ -13,15 +13,16 @@ namespace py = pybind11;
 namespace ebbtide::bindings {
 namespace {
 
-ebbtide_policy policy_of(int backup, bool retain) {
+ebbtide_policy policy_of(int backup, bool retain, int overflow, bool flushes_first) {
   ebbtide_policy policy = EBBTIDE_POLICY_INIT;
   policy.backup = backup;
   policy.retain = retain ? 1 : 0;
+  policy.overflow = overflow;
+  policy.flushes_first = flushes_first ? 1 : 0;
   return policy;
 }
 
-uint64_t alloc(const std::string& tag, uint64_t size_bytes, int device, int backup, bool retain) {
-  const ebbtide_policy policy = policy_of(backup, retain);
+uint64_t alloc(const std::string& tag, uint64_t size_bytes, int device, const ebbtide_policy& policy) {
   void* address = nullptr;
   call([&](ebbtide_error* error) { return ebbtide_alloc(tag.c_str(), &policy, device, size_bytes, &address, error); });
   return reinterpret_cast<uint64_t>(address);
@@ -39,8 +40,7 @@ std::optional<AllocationRecord> find(uint64_t address) {
   return read_allocation(info);
 }
 
-int bind_slot(const std::string& tag, int device, int backup, bool retain) {
-  const ebbtide_policy policy = policy_of(backup, retain);
+int bind_slot(const std::string& tag, int device, const ebbtide_policy& policy) {
   int32_t slot = -1;
   call([&](ebbtide_error* error) { return ebbtide_bind_slot(tag.c_str(), &policy, device, &slot, error); });
   return slot;
@@ -73,12 +73,14 @@ void check_text(const std::string& text) {
 void register_memory(py::module_& module) {
   module.def(
       "alloc",
-      [](const std::string& tag, uint64_t size_bytes, int device, int backup, bool retain) {
+      [](const std::string& tag, uint64_t size_bytes, int device, int backup, bool retain, int overflow,
+         bool flushes_first) {
         check_text(tag);
-        return alloc(tag, size_bytes, device, backup, retain);
+        return alloc(tag, size_bytes, device, policy_of(backup, retain, overflow, flushes_first));
       },
       py::arg("tag"), py::arg("size_bytes"), py::arg("device") = 0,
-      py::arg("backup") = static_cast<int>(EBBTIDE_BACKUP_RAM), py::arg("retain") = false);
+      py::arg("backup") = static_cast<int>(EBBTIDE_BACKUP_RAM), py::arg("retain") = false, py::arg("overflow") = 0,
+      py::arg("flushes_first") = false);
   module.def("free", &free_address, py::arg("address"));
   module.def("find", &find, py::arg("address"));
   module.def(
@@ -87,11 +89,12 @@ void register_memory(py::module_& module) {
       py::arg("address"), py::arg("size_bytes"));
   module.def(
       "bind_slot",
-      [](const std::string& tag, int device, int backup, bool retain) {
+      [](const std::string& tag, int device, int backup, bool retain, int overflow, bool flushes_first) {
         check_text(tag);
-        return bind_slot(tag, device, backup, retain);
+        return bind_slot(tag, device, policy_of(backup, retain, overflow, flushes_first));
       },
-      py::arg("tag"), py::arg("device"), py::arg("backup"), py::arg("retain") = false);
+      py::arg("tag"), py::arg("device"), py::arg("backup"), py::arg("retain") = false, py::arg("overflow") = 0,
+      py::arg("flushes_first") = false);
   module.def("slot_alloc", &slot_alloc, py::arg("slot"), py::arg("size_bytes"));
   module.def("torch_functions", &torch_functions, py::arg("slot"));
   module.def("last_lease", [] { return ebbtide_last_lease(); });

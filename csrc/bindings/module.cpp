@@ -14,6 +14,9 @@ PYBIND11_MODULE(_core, module) {
   module.attr("BACKUP_RAM") = static_cast<int>(EBBTIDE_BACKUP_RAM);
   module.attr("BACKUP_PINNED") = static_cast<int>(EBBTIDE_BACKUP_PINNED);
   module.attr("BACKUP_DISK") = static_cast<int>(EBBTIDE_BACKUP_DISK);
+  module.attr("OVERFLOW_NONE") = static_cast<int>(EBBTIDE_OVERFLOW_NONE);
+  module.attr("OVERFLOW_SPLIT") = static_cast<int>(EBBTIDE_OVERFLOW_SPLIT);
+  module.attr("OVERFLOW_WHOLE") = static_cast<int>(EBBTIDE_OVERFLOW_WHOLE);
   module.attr("UNLIMITED") = EBBTIDE_UNLIMITED;
   module.attr("SLOT_COUNT") = EBBTIDE_SLOT_COUNT;
   module.attr("API_VERSION") = EBBTIDE_API_VERSION;

@@ -219,6 +219,10 @@ ReportRecord prepare(const std::vector<std::string>& tags, bool is_missing_ok) {
   return operate(ebbtide_prepare, Request(tags, is_missing_ok));
 }
 
+ReportRecord promote(const std::vector<std::string>& tags, bool is_missing_ok) {
+  return operate(ebbtide_promote, Request(tags, is_missing_ok));
+}
+
 ReportRecord trim(const std::vector<std::string>& tags, const std::vector<uint64_t>& addresses) {
   return operate(ebbtide_trim, Request(tags, false).addresses(addresses));
 }
@@ -262,6 +266,7 @@ void register_operations(py::module_& module) {
              py::arg("backup") = kAsAllocated, py::arg("retain") = -1, py::arg("unused") = Ranges{},
              py::arg("unused_as_of") = 0);
   module.def("prepare", &prepare, py::arg("tags"), py::arg("missing_ok") = false);
+  module.def("promote", &promote, py::arg("tags"), py::arg("missing_ok") = false);
   module.def("trim", &trim, py::arg("tags"), py::arg("addresses"));
   module.def("claim", &claim, py::arg("kind"), py::arg("tags"), py::arg("missing_ok") = false,
              py::arg("backup") = kAsAllocated);

@@ -16,9 +16,9 @@ namespace {
 DeviceRecord query_device(int device) {
   ebbtide_device_info info = EBBTIDE_DEVICE_INFO_INIT;
   call([&](ebbtide_error* error) { return ebbtide_query_device(device, &info, error); });
-  return {info.device,      info.name,       info.compute_capability,
-          info.total_bytes, info.free_bytes, info.granularity_bytes,
-          info.held_bytes,  info.limit_bytes};
+  return {info.device,      info.name,        info.compute_capability,
+          info.total_bytes, info.free_bytes,  info.granularity_bytes,
+          info.held_bytes,  info.limit_bytes, info.room_bytes};
 }
 
 std::vector<CapabilityRecord> capabilities(int device) {
@@ -35,7 +35,9 @@ ebbtide_limit limit_of(const std::string& name) {
   if (name == "host") return EBBTIDE_HOST_LIMIT;
   if (name == "host_margin") return EBBTIDE_HOST_MARGIN;
   if (name == "pinned") return EBBTIDE_PINNED_LIMIT;
-  throw py::value_error("unknown limit '" + name + "': it is device, host, host_margin or pinned");
+  if (name == "reserve") return EBBTIDE_RESERVE;
+  if (name == "host_pool") return EBBTIDE_HOST_POOL;
+  throw py::value_error("unknown limit '" + name + "': it is device, host, host_margin, pinned, reserve or host_pool");
 }
 
 ebbtide_option option_of(const std::string& name) {
@@ -68,6 +70,12 @@ uint64_t get_limit(const std::string& name) {
   uint64_t bytes = 0;
   call([&](ebbtide_error* error) { return ebbtide_get_limit(limit, &bytes, error); });
   return bytes;
+}
+
+double get_whole_fraction() {
+  double fraction = 0;
+  call([&](ebbtide_error* error) { return ebbtide_get_whole_fraction(&fraction, error); });
+  return fraction;
 }
 
 std::vector<TagRecord> tags() {
@@ -127,6 +135,11 @@ py::dict stats() {
   EBBTIDE_STAT(bytes_clean);
   EBBTIDE_STAT(bytes_unused);
   EBBTIDE_STAT(bytes_constant);
+  EBBTIDE_STAT(host_bytes);
+  EBBTIDE_STAT(host_pool_bytes);
+  EBBTIDE_STAT(spills);
+  EBBTIDE_STAT(bytes_spilled);
+  EBBTIDE_STAT(bytes_promoted);
 #undef EBBTIDE_STAT
   return found;
 }
@@ -157,6 +170,15 @@ void register_queries(py::module_& module) {
   module.def("capabilities", &capabilities, py::arg("device"));
   module.def("set_limit", &set_limit, py::arg("name"), py::arg("size_bytes"));
   module.def("get_limit", &get_limit, py::arg("name"));
+  module.def(
+      "set_whole_fraction",
+      [](double fraction) { call([&](ebbtide_error* error) { return ebbtide_set_whole_fraction(fraction, error); }); },
+      py::arg("fraction"));
+  module.def("get_whole_fraction", &get_whole_fraction);
+  module.def(
+      "fill_host_pool",
+      [](int device) { call([&](ebbtide_error* error) { return ebbtide_fill_host_pool(device, error); }); },
+      py::arg("device"));
   module.def("set_option", &set_option, py::arg("name"), py::arg("is_on"));
   module.def("get_option", &get_option, py::arg("name"));
   module.def(

@@ -18,7 +18,7 @@ void add_row(void* user, const ebbtide_report_row* row) {
 }
 
 constexpr std::array<const char*, 5> kPlaces = {"device", "host", "stored", "dropped", "mixed"};
-constexpr std::array<const char*, 5> kKinds = {"pause", "resume", "swap", "prepare", "trim"};
+constexpr std::array<const char*, 7> kKinds = {"pause", "resume", "swap", "prepare", "trim", "show", "promote"};
 constexpr std::array<const char*, 4> kStates = {"resident", "paused", "partial", "empty"};
 
 }  // namespace
@@ -46,7 +46,7 @@ AllocationRecord read_allocation(const ebbtide_allocation_info& info) {
   return {info.address,      info.size_bytes,  info.resident_bytes,
           info.stored_bytes, info.device,      kPlaces.at(static_cast<size_t>(info.place)),
           info.backup,       info.chunk_count, info.is_trimmed != 0,
-          info.sequence,     info.tag};
+          info.sequence,     info.tag,         info.host_bytes};
 }
 
 TagRecord read_tag(const ebbtide_tag_info& info) {
@@ -54,7 +54,8 @@ TagRecord read_tag(const ebbtide_tag_info& info) {
           info.lease_count,   info.allocation_count,
           info.size_bytes,    info.resident_bytes,
           info.stored_bytes,  info.dropped_bytes,
-          info.trimmed_bytes, info.retained_bytes};
+          info.trimmed_bytes, info.retained_bytes,
+          info.host_bytes};
 }
 
 EventRow read_event(const ebbtide_event& event) {
@@ -74,7 +75,8 @@ void register_records(py::module_& module) {
   py::class_<DeviceRecord>(module, "DeviceInfo") EBBTIDE_READ(DeviceRecord, device) EBBTIDE_READ(DeviceRecord, name)
       EBBTIDE_READ(DeviceRecord, compute_capability) EBBTIDE_READ(DeviceRecord, total_bytes)
           EBBTIDE_READ(DeviceRecord, free_bytes) EBBTIDE_READ(DeviceRecord, granularity_bytes)
-              EBBTIDE_READ(DeviceRecord, held_bytes) EBBTIDE_READ(DeviceRecord, limit_bytes);
+              EBBTIDE_READ(DeviceRecord, held_bytes) EBBTIDE_READ(DeviceRecord, limit_bytes)
+                  EBBTIDE_READ(DeviceRecord, room_bytes);
   py::class_<CapabilityRecord>(module, "Capability") EBBTIDE_READ(CapabilityRecord, name) EBBTIDE_READ(
       CapabilityRecord, available) EBBTIDE_READ(CapabilityRecord, found) EBBTIDE_READ(CapabilityRecord, advice);
   py::class_<AllocationRecord>(module, "AllocationInfo") EBBTIDE_READ(AllocationRecord, address)
@@ -82,12 +84,13 @@ void register_records(py::module_& module) {
           EBBTIDE_READ(AllocationRecord, stored_bytes) EBBTIDE_READ(AllocationRecord, device)
               EBBTIDE_READ(AllocationRecord, place) EBBTIDE_READ(AllocationRecord, backup)
                   EBBTIDE_READ(AllocationRecord, chunk_count) EBBTIDE_READ(AllocationRecord, is_trimmed)
-                      EBBTIDE_READ(AllocationRecord, sequence) EBBTIDE_READ(AllocationRecord, tag);
+                      EBBTIDE_READ(AllocationRecord, sequence) EBBTIDE_READ(AllocationRecord, tag)
+                          EBBTIDE_READ(AllocationRecord, host_bytes);
   py::class_<TagRecord>(module, "TagInfo") EBBTIDE_READ(TagRecord, tag) EBBTIDE_READ(TagRecord, state)
       EBBTIDE_READ(TagRecord, lease_count) EBBTIDE_READ(TagRecord, allocation_count) EBBTIDE_READ(TagRecord, size_bytes)
           EBBTIDE_READ(TagRecord, resident_bytes) EBBTIDE_READ(TagRecord, stored_bytes)
               EBBTIDE_READ(TagRecord, dropped_bytes) EBBTIDE_READ(TagRecord, trimmed_bytes)
-                  EBBTIDE_READ(TagRecord, retained_bytes);
+                  EBBTIDE_READ(TagRecord, retained_bytes) EBBTIDE_READ(TagRecord, host_bytes);
   py::class_<EventRow>(module, "Event") EBBTIDE_READ(EventRow, sequence) EBBTIDE_READ(EventRow, unix_seconds)
       EBBTIDE_READ(EventRow, seconds) EBBTIDE_READ(EventRow, kind) EBBTIDE_READ(EventRow, tags)
           EBBTIDE_READ(EventRow, bytes) EBBTIDE_READ(EventRow, copied) EBBTIDE_READ(EventRow, detail);

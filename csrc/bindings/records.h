@@ -26,7 +26,7 @@ struct DeviceRecord {
   int device;
   std::string name;
   int compute_capability;
-  uint64_t total_bytes, free_bytes, granularity_bytes, held_bytes, limit_bytes;
+  uint64_t total_bytes, free_bytes, granularity_bytes, held_bytes, limit_bytes, room_bytes;
 };
 struct CapabilityRecord {
   std::string name;
@@ -41,11 +41,13 @@ struct AllocationRecord {
   bool is_trimmed;
   uint64_t sequence;
   std::string tag;
+  uint64_t host_bytes;
 };
 struct TagRecord {
   std::string tag, state;
   int lease_count;
-  uint64_t allocation_count, size_bytes, resident_bytes, stored_bytes, dropped_bytes, trimmed_bytes, retained_bytes;
+  uint64_t allocation_count, size_bytes, resident_bytes, stored_bytes, dropped_bytes, trimmed_bytes, retained_bytes,
+      host_bytes;
 };
 struct EventRow {
   uint64_t sequence;

@@ -8,11 +8,18 @@ void Chunk::give_up_stale_memory() {
   mapping.unmap();
   memory.release();
   charge.reset();
+  host_claim.reset();
 }
 
 size_t Allocation::device_bytes() const {
   size_t total = 0;
   for (const Chunk& chunk : chunks) total += chunk.is_on_device() ? chunk.size_bytes : 0;
+  return total;
+}
+
+size_t Allocation::host_bytes() const {
+  size_t total = 0;
+  for (const Chunk& chunk : chunks) total += chunk.is_on_host() ? chunk.size_bytes : 0;
   return total;
 }
 
@@ -29,6 +36,10 @@ bool Allocation::is_any_stored() const {
 
 bool Allocation::has_stale_memory() const {
   return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& chunk) { return chunk.has_stale_memory(); });
+}
+
+bool Allocation::has_memory() const {
+  return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& chunk) { return chunk.memory.has_handle(); });
 }
 
 const Chunk& Allocation::chunk_at(size_t offset) const {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/device_budget.h"
+#include "core/host_budget.h"
 #include "core/stored.h"
 #include "vmm/mapping.h"
 #include "vmm/physical_memory.h"
@@ -21,9 +22,14 @@ namespace ebbtide {
 
 struct Tag;
 
+// What becomes of an allocation for which the device has too little. kSplit: its front lies on the device, the rest on the host. kWhole: a large one lies on the host as a whole.
+enum class Overflow { kNone = 0, kSplit = 1, kWhole = 2 };
+
 struct Policy {
   BackupKind backup = BackupKind::kRam;
   bool retain = false;  // the backup's memory is kept after a resume, for the next pause; what is pinned always is
+  Overflow overflow = Overflow::kNone;
+  bool flushes_first = false;  // who asks gives its caches back when it is refused, and asks again: only then it spills
   friend bool operator==(const Policy&, const Policy&) = default;
 };
 
@@ -38,20 +44,26 @@ struct Chunk {
   size_t first_block() const { return offset / kernels::kBlockBytes; }
   size_t block_count() const { return size_bytes / kernels::kBlockBytes; }
   size_t end_block() const { return first_block() + block_count(); }
-  // In the order in which they are made; destroyed in reverse.
+  // In the order in which they are made; destroyed in reverse. A chunk has one of the two claims: that of the memory behind it.
   DeviceCharge charge;
+  HostClaim host_claim;
   PhysicalMemory memory;
   Mapping mapping;
   std::atomic<Place> place{Place::kDevice};
+  // kDevice, or kHost: once it was dropped it comes back on the device if there is room, else on the host.
+  Place home = Place::kDevice;
+  // Its bytes are in its memory, which could not be mapped again: a resume does that. Until then it is away.
+  std::atomic<bool> is_detached{false};
 
   // The device can reach the bytes: they are in its memory or in the host's. What is not resident is away.
   bool is_resident() const {
     const Place now = place.load(std::memory_order_acquire);
-    return now == Place::kDevice || now == Place::kHost;
+    return (now == Place::kDevice || now == Place::kHost) && !is_detached.load(std::memory_order_acquire);
   }
   bool is_on_device() const { return place.load(std::memory_order_acquire) == Place::kDevice; }
+  bool is_on_host() const { return place.load(std::memory_order_acquire) == Place::kHost; }
   // Physical memory behind bytes that are away: an earlier call failed after the bytes had left, or before they were back.
-  bool has_stale_memory() const { return !is_resident() && memory.has_handle(); }
+  bool has_stale_memory() const { return !is_resident() && !is_detached.load() && memory.has_handle(); }
   // Gives it back; the address stays. Nothing on the device may use it any more. Throws DriverError; what was done by then stays done, and the call made again goes on from there.
   void give_up_stale_memory();
 };
@@ -74,9 +86,11 @@ struct Allocation {
   size_t size_bytes() const { return reservation.size_bytes(); }
   size_t resident_bytes() const;
   size_t device_bytes() const;
+  size_t host_bytes() const;
   bool is_away() const { return resident_bytes() != size_bytes(); }
   bool is_any_stored() const;
   bool has_stale_memory() const;
+  bool has_memory() const;  // behind any chunk, whatever its state
   const Chunk& chunk_at(size_t offset) const;
 };
 

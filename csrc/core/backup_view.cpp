@@ -9,11 +9,20 @@
 namespace ebbtide {
 namespace {
 
-bool is_stored(const Allocation& allocation, size_t begin, size_t end) {
-  return std::none_of(allocation.chunks.begin(), allocation.chunks.end(), [&](const Chunk& chunk) {
+bool is_any_at(Place place, const Allocation& allocation, size_t begin, size_t end) {
+  return std::any_of(allocation.chunks.begin(), allocation.chunks.end(), [&](const Chunk& chunk) {
     const bool is_inside = chunk.offset < end && begin < chunk.offset + chunk.size_bytes;
-    return is_inside && chunk.place.load() != Place::kStored;
+    return is_inside && chunk.place.load() == place;
   });
+}
+
+bool is_stored(const Allocation& allocation, size_t begin, size_t end) {
+  const auto is_any = [&](Place place) { return is_any_at(place, allocation, begin, end); };
+  // What lies on the host stayed there, for the device to read: there is no one range of bytes that holds both.
+  if (is_any(Place::kStored) && is_any(Place::kHost))
+    throw StateError(
+        "a part of this tensor has spilled to host memory and is not in the backup: promote the tag before the pause");
+  return !is_any(Place::kDevice) && !is_any(Place::kHost) && !is_any(Place::kDropped);
 }
 
 // Blocks [first, end) that are one value get their bytes.

@@ -50,25 +50,24 @@ Capability probe_rdma(int device) {
           is_available ? "" : "nothing to do unless network cards read this memory directly"};
 }
 
-Capability probe_host_numa(int device) {
+Capability probe_host_memory(int device) {
   Capability capability{
-      "host_numa", false, "",
-      "overflow will fall back to other host memory; containers: allow the NUMA calls in the seccomp profile"};
-  CUmemAllocationProp properties{};
-  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
-  properties.location.id = attribute(device, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
-  if (properties.location.id < 0) properties.location.id = 0;
-  const ContextScope scope(device);
-  CUmemGenericAllocationHandle handle = 0;
-  const CUresult result = driver().cuMemCreate(&handle, granularity(device), &properties, 0);
-  if (result != CUDA_SUCCESS) {
-    capability.found =
-        "cuMemCreate on NUMA node " + std::to_string(properties.location.id) + " gives " + result_name(result);
+      "host_memory", false, "",
+      "overflow=\"split\" and \"whole\" need it: update the driver; containers: allow the NUMA calls in "
+      "the seccomp profile"};
+  const HostProbe probe = probe_host_location(device);
+  capability.found = probe.found;
+  if (!probe.location) return capability;
+  try {
+    const size_t bytes = granularity(device);
+    const Reservation range = Reservation::reserve(bytes);
+    const PhysicalMemory memory = PhysicalMemory::create_on_host(bytes, *probe.location);
+    const Mapping mapping = Mapping::map(range.address(), memory, std::span(&device, 1));
+    return {"host_memory", true, probe.found, ""};
+  } catch (const std::exception& error) {
+    capability.found += "; mapped for the device: " + std::string(error.what());
     return capability;
   }
-  driver().cuMemRelease(handle);
-  return {"host_numa", true, "host memory near the device, NUMA node " + std::to_string(properties.location.id), ""};
 }
 
 // A little pinned memory and a stream to use it on, idle when it goes; where that can't be had the memory is kept.
@@ -195,8 +194,8 @@ DeviceFacts describe_device(int device) {
 
 std::vector<Capability> probe_capabilities(int device) {
   const ContextScope scope(device);
-  return {probe_version(),         probe_optional_functions(), probe_vmm(device),        probe_rdma(device),
-          probe_host_numa(device), probe_kernels(device),      probe_stream_wait_value()};
+  return {probe_version(),           probe_optional_functions(), probe_vmm(device),        probe_rdma(device),
+          probe_host_memory(device), probe_kernels(device),      probe_stream_wait_value()};
 }
 
 }  // namespace ebbtide

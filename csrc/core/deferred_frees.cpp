@@ -10,7 +10,7 @@ namespace ebbtide {
 bool DeferredFrees::try_destroy(std::shared_ptr<Allocation>& allocation, bool may_wait) noexcept {
   try {
     const ContextScope scope(allocation->device);
-    const bool is_in_use = allocation->resident_bytes() > 0 || allocation->has_stale_memory();
+    const bool is_in_use = allocation->has_memory();
     // Nobody else has it any more. What is pinned can't be unpinned beside a capture: that would break it.
     const bool is_pinned = allocation->stored != nullptr && allocation->stored->kind == BackupKind::kPinned;
     if (!is_in_use && !is_pinned) {
@@ -28,6 +28,10 @@ bool DeferredFrees::try_destroy(std::shared_ptr<Allocation>& allocation, bool ma
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED) {
       log_line(LogLevel::kInfo, {"a free is put off: cuCtxSynchronize failed with ", result_name(result)});
       return false;
+    }
+    for (Chunk& chunk : allocation->chunks) {
+      if (chunk.memory.is_on_host())
+        host_pool_.recycle(allocation->device, allocation->address() + chunk.offset, chunk);
     }
     allocation.reset();
     return true;

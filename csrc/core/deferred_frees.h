@@ -8,6 +8,7 @@
 
 #include "core/allocation.h"
 #include "core/capture_gate.h"
+#include "core/host_pool.h"
 #include "driver/context.h"
 
 namespace ebbtide {
@@ -16,7 +17,7 @@ namespace ebbtide {
 // the synchronisation failed. They are tried again by drain(): at every later allocation and operation, and at the end of a capture. Needs no memory of its own.
 class DeferredFrees {
  public:
-  explicit DeferredFrees(CaptureGate& gate) : gate_(gate) {}
+  DeferredFrees(CaptureGate& gate, HostPool& host_pool) : gate_(gate), host_pool_(host_pool) {}
 
   // Never throws, never waits for an operation; waits for the device where something is resident.
   void destroy(std::shared_ptr<Allocation> allocation) noexcept;
@@ -54,6 +55,7 @@ class DeferredFrees {
   bool drain_backups() noexcept;
 
   CaptureGate& gate_;
+  HostPool& host_pool_;
   std::mutex mutex_;
   std::shared_ptr<Allocation> first_;     // a list through next_deferred
   std::shared_ptr<Stored> first_backup_;  // another

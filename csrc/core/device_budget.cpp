@@ -58,4 +58,9 @@ uint64_t DeviceBudget::held_bytes(int device) const {
   return held_bytes_[static_cast<size_t>(device)].load() + limbo::held_bytes(device);
 }
 
+uint64_t DeviceBudget::available_bytes(int device) const {
+  const uint64_t limit = limit_bytes();
+  return limit == kUnlimited ? kUnlimited : saturating_subtract(limit, held_bytes(device));
+}
+
 }  // namespace ebbtide

@@ -44,6 +44,8 @@ class DeviceBudget {
   // Throws OutOfMemory where the limit does not allow it.
   DeviceCharge claim(int device, uint64_t size_bytes);
   uint64_t held_bytes(int device) const;
+  // What the limit leaves; kUnlimited where there is none.
+  uint64_t available_bytes(int device) const;
   uint64_t limit_bytes() const { return limit_bytes_.load(); }
   void set_limit(uint64_t bytes) { limit_bytes_.store(bytes); }
 

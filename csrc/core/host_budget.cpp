@@ -4,6 +4,8 @@
 
 #include "base/error.h"
 #include "core/host_reader.h"
+#include "vmm/limbo.h"
+#include "vmm/physical_memory.h"
 
 namespace ebbtide {
 
@@ -22,6 +24,7 @@ void HostClaim::touch(uint64_t bytes) noexcept {
   touched_bytes_ += moved;
   budget_->holdings_.promised_bytes -= moved;
   budget_->holdings_.touched_bytes += moved;
+  budget_->publish();
 }
 
 void HostClaim::give_back_promised() noexcept {
@@ -29,6 +32,7 @@ void HostClaim::give_back_promised() noexcept {
   const std::lock_guard lock(budget_->mutex_);
   budget_->holdings_.promised_bytes -= promised_bytes_;
   promised_bytes_ = 0;
+  budget_->publish();
 }
 
 void HostClaim::give_back_touched(uint64_t bytes) noexcept {
@@ -37,6 +41,7 @@ void HostClaim::give_back_touched(uint64_t bytes) noexcept {
   const uint64_t given = std::min(bytes, touched_bytes_);
   touched_bytes_ -= given;
   budget_->holdings_.touched_bytes -= given;
+  budget_->publish();
 }
 
 void HostClaim::merge(HostClaim&& other) noexcept {
@@ -61,6 +66,7 @@ void HostClaim::reset() noexcept {
   budget_->holdings_.promised_bytes -= std::exchange(promised_bytes_, 0);
   budget_->holdings_.touched_bytes -= std::exchange(touched_bytes_, 0);
   budget_->holdings_.uncharged_bytes -= std::exchange(uncharged_bytes_, 0);
+  budget_->publish();
   budget_ = nullptr;
 }
 
@@ -68,23 +74,49 @@ policy::HostRules HostBudget::rules(const policy::HostMemory& memory) const {
   return {limit_bytes_, margin_bytes_.value_or(policy::default_host_margin(memory))};
 }
 
+// With what could not be given back yet.
+policy::HostHoldings HostBudget::holdings() const {
+  policy::HostHoldings all = holdings_;
+  all.uncharged_bytes += limbo::held_bytes(kOnHost);
+  return all;
+}
+
+void HostBudget::require_room(uint64_t bytes, const std::string& purpose) const {
+  const std::lock_guard lock(mutex_);
+  check_room(bytes, purpose);
+}
+
+std::optional<Ledger::Turn> HostBudget::take_turn() const {
+  return ledger_ == nullptr ? std::nullopt : std::optional(ledger_->take_turn());
+}
+
+void HostBudget::publish() noexcept {
+  if (ledger_ != nullptr) ledger_->publish(holdings_);
+}
+
 void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
+  const policy::HostHoldings elsewhere = others();  // before the system is asked
   const policy::HostMemory memory = read_host_memory(root_);
   const policy::HostRules now = rules(memory);
-  const uint64_t room = policy::host_room(memory, holdings_, now);
+  const uint64_t room = policy::host_room(memory, policy::sum(holdings(), elsewhere), now);
   if (bytes <= room) return;
   const uint64_t limit = policy::host_limit_in_force(memory, now);
-  throw StoreError(purpose + " needs " + format_bytes(bytes) + " of host memory; " + format_bytes(room) +
-                       " are free for it (limit " + format_bytes(limit) + ", margin " + format_bytes(now.margin_bytes) +
-                       "). Pause less, use backup=None where the content may go, or change "
-                       "saver.configure(host_limit=, host_margin=)",
-                   {bytes, room, limit});
+  const uint64_t held_elsewhere = policy::total(elsewhere);
+  throw StoreError(
+      purpose + " needs " + format_bytes(bytes) + " of host memory; " + format_bytes(room) +
+          " are free for it (limit " + format_bytes(limit) + ", margin " + format_bytes(now.margin_bytes) +
+          (held_elsewhere == 0 ? "" : ", other processes of this run hold " + format_bytes(held_elsewhere)) +
+          "). Pause less, use backup=None where the content may go, or change saver.configure(host_limit=, "
+          "host_margin=)",
+      {bytes, room, limit});
 }
 
 HostClaim HostBudget::claim(uint64_t bytes, const std::string& purpose) {
   const std::lock_guard lock(mutex_);
+  const auto turn = take_turn();
   check_room(bytes, purpose);
   holdings_.promised_bytes += bytes;
+  publish();
   HostClaim claim;
   claim.budget_ = this;
   claim.promised_bytes_ = bytes;
@@ -93,8 +125,10 @@ HostClaim HostBudget::claim(uint64_t bytes, const std::string& purpose) {
 
 HostClaim HostBudget::claim_uncharged(uint64_t bytes, const std::string& purpose) {
   const std::lock_guard lock(mutex_);
+  const auto turn = take_turn();
   check_room(bytes, purpose);
   holdings_.uncharged_bytes += bytes;
+  publish();
   HostClaim claim;
   claim.budget_ = this;
   claim.uncharged_bytes_ = bytes;
@@ -103,13 +137,14 @@ HostClaim HostBudget::claim_uncharged(uint64_t bytes, const std::string& purpose
 
 uint64_t HostBudget::held_bytes() const {
   const std::lock_guard lock(mutex_);
-  return holdings_.promised_bytes + holdings_.touched_bytes + holdings_.uncharged_bytes;
+  return policy::total(holdings());
 }
 
 uint64_t HostBudget::available_bytes() const {
+  const policy::HostHoldings elsewhere = others();
   const policy::HostMemory memory = read_host_memory(root_);
   const std::lock_guard lock(mutex_);
-  return policy::host_room(memory, holdings_, rules(memory));
+  return policy::host_room(memory, policy::sum(holdings(), elsewhere), rules(memory));
 }
 
 uint64_t HostBudget::limit_bytes() const {

@@ -2,11 +2,13 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "core/ledger.h"
 #include "policy/host_room.h"
 
 // How much host memory ebbtide may hold, and how much it holds. Invariants 4 and 7: claimed before a page is touched, since the kernel answers too much with SIGKILL.
@@ -53,6 +55,8 @@ class HostBudget {
   HostClaim claim(uint64_t bytes, const std::string& purpose);
   // For memory that the driver pins: charged to no cgroup, so that only this budget bounds it.
   HostClaim claim_uncharged(uint64_t bytes, const std::string& purpose);
+  // Throws as a claim would, and takes nothing.
+  void require_room(uint64_t bytes, const std::string& purpose) const;
 
   uint64_t held_bytes() const;
   uint64_t available_bytes() const;
@@ -60,15 +64,22 @@ class HostBudget {
   uint64_t margin_bytes() const;
   void set_limit(uint64_t bytes);
   void set_margin(uint64_t bytes);
+  // From now on what the other processes of the run hold counts as well, and they see what this one holds. Before the first claim.
+  void join(std::unique_ptr<Ledger> ledger) { ledger_ = std::move(ledger); }
 
  private:
   friend class HostClaim;
   policy::HostRules rules(const policy::HostMemory& memory) const;
+  policy::HostHoldings holdings() const;
+  policy::HostHoldings others() const { return ledger_ == nullptr ? policy::HostHoldings{} : ledger_->others(); }
+  std::optional<Ledger::Turn> take_turn() const;
+  void publish() noexcept;
   void check_room(uint64_t bytes, const std::string& purpose) const;
 
   const std::string root_;
   mutable std::mutex mutex_;
   policy::HostHoldings holdings_;
+  std::unique_ptr<Ledger> ledger_;  // null: this process counts itself only
   uint64_t limit_bytes_ = kUnlimited;
   std::optional<uint64_t> margin_bytes_;
 };

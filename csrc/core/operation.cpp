@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "core/pause.h"
 #include "core/prepare.h"
+#include "core/promote.h"
 #include "core/resume.h"
 #include "driver/context.h"
 
@@ -22,6 +23,7 @@ const char* name_of(OperationKind kind) {
     case OperationKind::kResume: return "resume";
     case OperationKind::kSwap: return "swap";
     case OperationKind::kPrepare: return "prepare";
+    case OperationKind::kPromote: return "promote";
     default: return "trim";
   }
 }
@@ -71,6 +73,10 @@ std::vector<ClaimPart> Operation::add_parts() {
   if (kind_ == OperationKind::kPrepare) {
     parts_.push_back(std::make_unique<PreparePart>(saver_));
     claims.push_back({OperationKind::kPrepare, request_.tags});
+  }
+  if (kind_ == OperationKind::kPromote) {
+    parts_.push_back(std::make_unique<PromotePart>(saver_));
+    claims.push_back({OperationKind::kPromote, request_.tags});
   }
   return claims;
 }
@@ -245,6 +251,8 @@ Report Operation::report_of(const OperationPart& part, bool is_leaving, double s
     ++counters.resumes;
     counters.bytes_resumed += total.bytes;
     counters.bytes_to_device += total.copied;
+  } else if (report.kind == OperationKind::kPromote) {
+    counters.bytes_promoted += total.bytes;
   }
   return report;
 }

@@ -51,7 +51,8 @@ void PausePart::select(const std::shared_ptr<Allocation>& allocation) {
   const BackupKind kind = kind_of(*allocation);
   DevicePart& part = parts_[allocation->device];
   Kept* kept = nullptr;
-  if (kind != BackupKind::kNone && allocation->resident_bytes() > 0) {
+  const bool is_dropping = kind == BackupKind::kNone;
+  if (!is_dropping && allocation->device_bytes() > 0) {
     kept = &kept_.emplace_back();
     kept->allocation = allocation;
     kept->stored = usable_backup(*allocation, kind);
@@ -59,9 +60,11 @@ void PausePart::select(const std::shared_ptr<Allocation>& allocation) {
     kept->is_unused = unused_blocks(*allocation);
   }
   for (Chunk& chunk : allocation->chunks) {
+    // What lies on the host takes no device memory: it stays, unless it is to be forgotten.
+    if (chunk.is_on_host() && !is_dropping) continue;
     if (chunk.is_resident() && kept != nullptr) {
       part.leaving.push_back({allocation.get(), &chunk, kept, 0, {}});
-    } else if (chunk.is_resident() || chunk.has_stale_memory()) {
+    } else if (chunk.memory.has_handle()) {
       part.dropped.emplace_back(allocation.get(), &chunk);
     }
   }
@@ -93,7 +96,7 @@ uint64_t PausePart::bytes_to_touch(const Kept& kept) const {
   if (kind == BackupKind::kPinned) return kept.stored == nullptr ? kept.allocation->size_bytes() : 0;
   uint64_t bytes = 0;
   for (const Chunk& chunk : kept.allocation->chunks) {
-    if (!chunk.is_resident()) continue;
+    if (!chunk.is_on_device()) continue;
     for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
       const bool is_touched = kept.stored != nullptr && kept.stored->blocks[block].is_touched;
       if (!is_touched && !kept.is_unused[block]) bytes += kernels::kBlockBytes;
@@ -186,7 +189,7 @@ std::map<int, uint64_t> PausePart::leaving_bytes() const {
   for (const auto& [device, part] : parts_) {
     for (const Leaving& leaving : part.leaving) bytes[device] += leaving.chunk->size_bytes;
     for (const auto& [allocation, chunk] : part.dropped)
-      bytes[device] += chunk->memory.has_handle() ? chunk->size_bytes : 0;
+      bytes[device] += chunk->memory.has_handle() && !chunk->memory.is_on_host() ? chunk->size_bytes : 0;
   }
   return bytes;
 }
@@ -305,6 +308,10 @@ void PausePart::note_touched(Kept& kept, size_t first_block, size_t count) {
 
 // The physical memory behind a chunk that nobody can reach any more goes.
 void PausePart::give_up(Allocation& allocation, Chunk& chunk) {
+  if (chunk.memory.is_on_host()) {
+    saver().host_pool.recycle(allocation.device, allocation.address() + chunk.offset, chunk);
+    return;
+  }
   if (exchanges_ != nullptr && chunk.memory.has_handle()) {
     chunk.mapping.unmap();
     exchanges_->at(allocation.device)->offer(chunk.memory, chunk.charge);
@@ -316,10 +323,13 @@ void PausePart::give_up(Allocation& allocation, Chunk& chunk) {
 
 void PausePart::drop(DevicePart& part) {
   for (const auto& [allocation, chunk] : part.dropped) {
-    if (chunk->is_resident()) {
-      chunk->mapping.unmap();
+    const bool is_here = chunk->is_on_device() || chunk->is_on_host();
+    if (is_here) {
+      // On the host it may be cleared first: then it is given up from there on.
+      if (!chunk->is_on_host()) chunk->mapping.unmap();
       mark_given_up();
       chunk->place.store(Place::kDropped, std::memory_order_release);
+      chunk->is_detached.store(false);
     }
     give_up(*allocation, *chunk);
   }
@@ -336,7 +346,7 @@ void PausePart::run_last() {
 // After a failure: bytes of chunks that did not leave may have been copied already. Their pages go back, and a backup that holds nothing goes whole.
 void PausePart::forget_what_stayed(const Kept& kept) noexcept {
   for (const Chunk& chunk : kept.allocation->chunks) {
-    if (!chunk.is_resident()) continue;
+    if (!chunk.is_on_device()) continue;
     for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
       StoredBlock& stored = kept.stored->blocks[block];
       if (stored.is_touched) continue;
@@ -359,7 +369,7 @@ void PausePart::settle() noexcept {
   }
   parts_.clear();
   for (const Kept& kept : kept_) {
-    if (kept.stored != nullptr && kept.allocation->resident_bytes() > 0) forget_what_stayed(kept);
+    if (kept.stored != nullptr && kept.allocation->device_bytes() > 0) forget_what_stayed(kept);
   }
   kept_.clear();
 }

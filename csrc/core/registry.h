@@ -31,8 +31,9 @@ struct Tag {
   std::map<uint64_t, std::shared_ptr<Allocation>> allocations;  // by sequence
 };
 
-// kTrim: gives up the memory of allocations that nobody uses, without pausing their tag. kShow: holds what is away, so that its bytes can be looked at.
-enum class OperationKind { kPause = 0, kResume = 1, kSwap = 2, kPrepare = 3, kTrim = 4, kShow = 5 };
+// kTrim: gives up the memory of allocations that nobody uses, without pausing their tag. kShow: holds what is away, so that its bytes can be looked at. kPromote: moves what lies on the host to
+// the device.
+enum class OperationKind { kPause = 0, kResume = 1, kSwap = 2, kPrepare = 3, kTrim = 4, kShow = 5, kPromote = 6 };
 
 struct TagRequest {
   std::vector<std::string> names;  // empty: every tag

@@ -67,13 +67,15 @@ bool concerns(const ClaimPart& part, const Allocation& allocation) {
   switch (part.kind) {
     case OperationKind::kResume: return allocation.is_away() && (!allocation.is_trimmed || !addresses.empty());
     case OperationKind::kShow: return allocation.is_away();
-    case OperationKind::kPrepare: return allocation.resident_bytes() > 0;
-    default: return allocation.resident_bytes() > 0 || allocation.has_stale_memory();
+    case OperationKind::kPrepare: return allocation.device_bytes() > 0;
+    case OperationKind::kPromote: return allocation.host_bytes() > 0;
+    default: return allocation.has_memory();
   }
 }
 
 bool takes_memory_away(const ClaimPart& part) {
-  return part.kind == OperationKind::kPause || part.kind == OperationKind::kTrim;
+  return part.kind == OperationKind::kPause || part.kind == OperationKind::kTrim ||
+         part.kind == OperationKind::kPromote;
 }
 
 // What prepares a tag, or moves some of its allocations, does not finish what another operation left midway.
@@ -83,7 +85,7 @@ bool is_of_whole_tags(const ClaimPart& part) {
 
 bool is_any_here(const Tag& tag) {
   return std::any_of(tag.allocations.begin(), tag.allocations.end(), [](const auto& entry) {
-    return entry.second->resident_bytes() > 0 || entry.second->has_stale_memory();
+    return entry.second->device_bytes() > 0 || entry.second->has_stale_memory();
   });
 }
 
@@ -107,7 +109,7 @@ bool is_mixed(const Tag& tag, const Selection& selection) {
       is_any_away |= allocation->is_away();
       // Memory that a pause has yet to give back is a part of what is left to do; memory that a resume could not use is not.
       is_any_here |=
-          allocation->resident_bytes() > 0 || (part.kind != OperationKind::kResume && allocation->has_stale_memory());
+          allocation->device_bytes() > 0 || (part.kind != OperationKind::kResume && allocation->has_stale_memory());
     }
   }
   return is_any_away && is_any_here;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 #include "base/error.h"
 #include "base/scope_exit.h"
@@ -17,6 +18,8 @@ void ResumePart::prepare(const Allocations& allocations) {
   for (auto& [device, part] : parts_) {
     put_in_order(part);
     if (exchanges_ == nullptr) create_memory(device, part);
+    if (exchanges_ == nullptr) create_memory_by_room(device, part);
+    create_host_memory(device, part);
     borrow_engine(device, part);
   }
 }
@@ -27,18 +30,24 @@ void ResumePart::select(const std::shared_ptr<Allocation>& allocation) {
   const auto stored = saver().registry.stored_of(*allocation);
   const bool is_retained =
       stored != nullptr && request_.retain.value_or(allocation->policy.retain || stored->kind == BackupKind::kPinned);
+  // Memory that nobody uses comes back as new memory would be made.
+  const bool may_spill =
+      allocation->is_trimmed && allocation->policy.overflow != Overflow::kNone && exchanges_ == nullptr;
   DevicePart& part = parts_[allocation->device];
   for (Chunk& chunk : allocation->chunks) {
     if (chunk.is_resident()) continue;
     if (chunk.has_stale_memory()) chunk.give_up_stale_memory();
-    part.bytes += chunk.size_bytes;
     const bool is_stored = chunk.place.load() == Place::kStored;
+    const bool may_be_on_host = !is_stored && (chunk.home == Place::kHost || may_spill);
+    const bool is_on_host = chunk.is_detached.load() ? chunk.is_on_host() : may_be_on_host;
+    part.bytes += is_on_host || chunk.is_detached.load() ? 0 : chunk.size_bytes;
     Returning& returning =
         part.returning.emplace_back(Returning{.allocation = allocation,
                                               .chunk = &chunk,
                                               .stored = is_stored ? stored : nullptr,
                                               .is_retained = is_retained,
                                               .keeps_bytes = is_retained || (is_stored && stored->has_views()),
+                                              .is_on_host = is_on_host,
                                               .ranges = {}});
     if (is_stored) add_ranges(part, returning);
   }
@@ -94,8 +103,49 @@ void ResumePart::try_create_memory(int device, DevicePart& part) {
   const ContextScope scope(device);
   DeviceCharge charge = saver().device_budget.claim(device, part.bytes);
   for (const Returning& returning : part.returning) {
+    if (!returning.wants_device_memory()) continue;
     returning.chunk->charge = charge.split(returning.chunk->size_bytes);
     returning.chunk->memory = PhysicalMemory::create_on_device(returning.chunk->size_bytes, device);
+  }
+}
+
+// What may come back on the host comes back on the device where that leaves the reserve free.
+void ResumePart::create_memory_by_room(int device, DevicePart& part) {
+  const ContextScope scope(device);
+  std::optional<uint64_t> room_bytes;
+  for (Returning& returning : part.returning) {
+    Chunk& chunk = *returning.chunk;
+    if (!returning.is_on_host || chunk.is_detached.load()) continue;
+    if (!room_bytes) room_bytes = usable_device_bytes(saver(), device);
+    if (chunk.size_bytes > *room_bytes) continue;
+    try {
+      chunk.charge = saver().device_budget.claim(device, chunk.size_bytes);
+      chunk.memory = PhysicalMemory::create_on_device(chunk.size_bytes, device);
+    } catch (const OutOfMemory&) {
+      return;
+    } catch (const DriverError& error) {
+      chunk.charge.reset();
+      if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
+      return;
+    }
+    returning.is_on_host = false;
+    part.bytes += chunk.size_bytes;
+    *room_bytes -= chunk.size_bytes;
+  }
+}
+
+void ResumePart::create_host_memory(int device, DevicePart& part) {
+  std::vector<uint64_t> sizes;
+  for (const Returning& returning : part.returning) {
+    if (returning.is_on_host && !returning.chunk->is_detached.load()) sizes.push_back(returning.chunk->size_bytes);
+  }
+  auto pieces = saver().host_pool.take(device, sizes, "the resume of what lay in host memory");
+  auto piece = pieces.begin();
+  for (Returning& returning : part.returning) {
+    if (!returning.is_on_host || returning.chunk->is_detached.load()) continue;
+    returning.chunk->host_claim = std::move(piece->claim);
+    returning.chunk->memory = std::move(piece->memory);
+    ++piece;
   }
 }
 
@@ -118,7 +168,9 @@ void ResumePart::create_memory(int device, DevicePart& part) {
 std::map<int, std::vector<uint64_t>> ResumePart::returning_sizes() const {
   std::map<int, std::vector<uint64_t>> sizes;
   for (const auto& [device, part] : parts_) {
-    for (const Returning& returning : part.returning) sizes[device].push_back(returning.chunk->size_bytes);
+    for (const Returning& returning : part.returning) {
+      if (returning.wants_device_memory()) sizes[device].push_back(returning.chunk->size_bytes);
+    }
   }
   return sizes;
 }
@@ -141,105 +193,6 @@ std::vector<int> ResumePart::devices() const {
   std::vector<int> devices;
   for (const auto& [device, part] : parts_) devices.push_back(device);
   return devices;
-}
-
-bool ResumePart::can_deliver() const {
-  return std::all_of(parts_.begin(), parts_.end(), [](const auto& entry) {
-    const auto& [device, part] = entry;
-    const ContextScope scope(device);
-    return part.engine == nullptr || Delivery::is_possible(device);
-  });
-}
-
-std::unique_ptr<Arrivals> ResumePart::map_ahead() {
-  if (!can_deliver()) return nullptr;
-  auto arrivals = std::make_unique<Arrivals>();
-  for (auto& [device, part] : parts_) {
-    const ContextScope scope(device);
-    if (part.engine) part.delivery = std::make_shared<Delivery>(part.engine->engine());
-    for (Returning& returning : part.returning) {
-      map(device, part, returning);
-      if (part.delivery) plan_delivery(part, returning);
-      arrivals->add({returning.address(), returning.chunk->size_bytes}, part.delivery, returning.delivered);
-    }
-  }
-  arrivals->sort();
-  if (!prepare_deliveries()) return nullptr;
-  // Only now: where something was missing on one device, nothing is queued on any.
-  for (auto& [device, part] : parts_) launch_delivery(device, part);
-  return arrivals;
-}
-
-void ResumePart::plan_delivery(DevicePart& part, Returning& returning) {
-  if (returning.stored == nullptr) return;
-  Delivery& delivery = *part.delivery;
-  const size_t count_before = delivery.piece_count();
-  for (const CopyRange& range : returning.ranges) {
-    delivery.add_copy(returning.address() + range.offset, *returning.stored->backup,
-                      returning.chunk->offset + range.offset, range.size_bytes);
-  }
-  for (size_t index = 0; index < returning.chunk->block_count(); ++index) {
-    const StoredBlock& block = returning.stored->blocks[returning.chunk->first_block() + index];
-    if (!block.is_constant || block.value == kernels::Value{}) continue;  // its memory is fresh, and reads as zeros
-    delivery.add_value(returning.address() + index * kernels::kBlockBytes, block.value, kernels::kBlockBytes);
-  }
-  if (delivery.piece_count() > count_before) returning.delivered = delivery.piece_count();
-}
-
-// False where something is missing that a copy in the foreground does without: pinned memory for tables and words, threads.
-bool ResumePart::prepare_deliveries() {
-  try {
-    for (auto& [device, part] : parts_) {
-      if (!part.delivery) continue;
-      const ContextScope scope(device);
-      part.delivery->prepare(part.engine->table(part.delivery->table_bytes()), part.engine->cut().threads);
-    }
-    return true;
-  } catch (const StoreError&) {
-  } catch (const StateError&) {
-  } catch (const DriverError& error) {
-    if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
-  }
-  for (auto& [device, part] : parts_) {
-    part.delivery.reset();
-    take_fill_table(part);  // as large as it was, or larger: the same memory
-  }
-  return false;
-}
-
-void ResumePart::launch_delivery(int device, DevicePart& part) {
-  if (!part.delivery) return;
-  const ContextScope scope(device);
-  part.delivery->launch(*DeviceKernels::of(device));
-  part.hold.emplace(saver().deferred_frees, device);
-}
-
-void ResumePart::follow(DevicePart& part) {
-  for (Returning& returning : part.returning) {
-    part.delivery->wait_for(returning.delivered);
-    if (part.delivery->arrived() < returning.delivered) break;
-    arrive(part, returning);
-  }
-  part.delivery->finish();
-}
-
-// Kernels that streams have queued behind bytes that will not come run now, on what is there: only then may it be unmapped below them.
-void ResumePart::abandon_delivery(int device, DevicePart& part) noexcept {
-  if (!part.hold) return;  // nothing was launched
-  part.delivery->give_up();
-  try {
-    part.delivery->finish();
-  } catch (...) {
-    // What failed is known: it is why this is called, or the caller's wish.
-  }
-  const bool is_whole = std::all_of(part.returning.begin(), part.returning.end(),
-                                    [](const Returning& returning) { return returning.chunk->is_resident(); });
-  if (is_whole) return;
-  try {
-    synchronize_device(device);
-  } catch (...) {
-    part.is_in_doubt = true;  // what streams have queued may still run
-  }
 }
 
 void ResumePart::run_device(int device) {
@@ -267,7 +220,7 @@ void ResumePart::run_device(int device) {
 
 void ResumePart::map(int device, DevicePart& part, Returning& returning) {
   Chunk& chunk = *returning.chunk;
-  if (exchanges_ != nullptr) {
+  if (exchanges_ != nullptr && returning.wants_device_memory()) {
     try {
       Exchange::Piece piece = exchanges_->at(device)->take(chunk.size_bytes);
       chunk.charge = std::move(piece.charge);
@@ -277,7 +230,8 @@ void ResumePart::map(int device, DevicePart& part, Returning& returning) {
       rethrow_shortage(error, saver().device_budget, device, part.bytes, "swap");
     }
   }
-  chunk.mapping = Mapping::map(returning.allocation->address() + chunk.offset, chunk.memory);
+  const CUdeviceptr address = returning.allocation->address() + chunk.offset;
+  chunk.mapping = Mapping::map(address, chunk.memory, std::span(&device, 1));
 }
 
 // Blocks of one value, and, in memory that somebody else had, of zeros.
@@ -331,9 +285,11 @@ void ResumePart::arrive(DevicePart& part, Returning& returning) {
   }
   Chunk& chunk = *returning.chunk;
   ReportRow& entry = row(*returning.allocation);
-  entry.bytes += chunk.size_bytes;
+  entry.bytes += returning.wants_device_memory() ? chunk.size_bytes : 0;
   mark_given_up();
-  chunk.place.store(Place::kDevice, std::memory_order_release);
+  chunk.place.store(returning.is_on_host ? Place::kHost : Place::kDevice, std::memory_order_release);
+  chunk.is_detached.store(false, std::memory_order_release);
+  chunk.home = chunk.place.load();
   if (returning.stored == nullptr) return;
   uint64_t copied_bytes = 0;
   for (const CopyRange& range : returning.ranges) copied_bytes += range.size_bytes;
@@ -364,8 +320,10 @@ void ResumePart::give_back_unused(DevicePart& part) noexcept {
     Chunk& chunk = *returning.chunk;
     if (chunk.is_resident()) continue;
     chunk.mapping = Mapping{};
+    if (chunk.is_detached.load()) continue;  // its bytes are in it
     chunk.memory = PhysicalMemory{};
     chunk.charge.reset();
+    chunk.host_claim.reset();
   }
 }
 

@@ -40,15 +40,17 @@ class ResumePart final : public OperationPart {
     std::shared_ptr<Stored> stored;  // null for what was dropped
     bool is_retained;                // the store's bytes stay for the next pause
     bool keeps_bytes;                // or for somebody who looks at them
+    bool is_on_host = false;         // where it goes
     bool is_fresh = true;            // its memory reads as zeros
     bool has_fills = false;          // the device is writing into it, beside the copies
     size_t delivered = 0;            // it is whole when so many pieces of the delivery have arrived
     std::vector<CopyRange> ranges;   // what must be copied; the rest is one value each
 
     CUdeviceptr address() const { return allocation->address() + chunk->offset; }
+    bool wants_device_memory() const { return !is_on_host && !chunk->is_detached.load(); }
   };
   struct DevicePart {
-    uint64_t bytes = 0;
+    uint64_t bytes = 0;  // of device memory
     uint64_t copied_bytes = 0;
     uint64_t staged_bytes = 0;  // of which through the ring
     size_t fill_count = 0;      // blocks of one value that is not zero
@@ -68,6 +70,8 @@ class ResumePart final : public OperationPart {
   bool can_deliver() const;
   void create_memory(int device, DevicePart& part);
   void try_create_memory(int device, DevicePart& part);
+  void create_memory_by_room(int device, DevicePart& part);
+  void create_host_memory(int device, DevicePart& part);
   void borrow_engine(int device, DevicePart& part);
 
   void map(int device, DevicePart& part, Returning& returning);

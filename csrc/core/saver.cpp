@@ -14,7 +14,6 @@
 #include "base/log.h"
 #include "core/operation.h"
 #include "driver/context.h"
-#include "policy/chunking.h"
 #include "vmm/limbo.h"
 
 namespace ebbtide {
@@ -46,6 +45,26 @@ std::optional<bool> switch_from_environment(const char* variable) {
   return std::nullopt;
 }
 
+// A number from the environment, where it is set and is one from 0 to 1.
+std::optional<double> fraction_from_environment(const char* variable) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  char* end = nullptr;
+  const double value = std::strtod(text, &end);
+  if (*end == '\0' && value >= 0 && value <= 1) return value;
+  log_line(LogLevel::kError, {variable, "=", text, " is no number from 0 to 1; it is ignored"});
+  return std::nullopt;
+}
+
+// What this thread was last refused so that its caller could flush: asked for again, it may spill.
+struct RefusedCall {
+  const Tag* tag = nullptr;
+  int device = -1;
+  uint64_t size_bytes = 0;
+  friend bool operator==(const RefusedCall&, const RefusedCall&) = default;
+};
+thread_local RefusedCall refused_call;
+
 // Different in every process, so that nobody can prepare bytes whose digests collide.
 kernels::Digest make_seed() {
   std::random_device source;
@@ -65,10 +84,20 @@ void require_not_forked() {
 }
 
 Saver::Saver() : digest_seed(make_seed()) {
+  if (const char* path = std::getenv("EBBTIDE_LEDGER"); path != nullptr && *path != '\0') {
+    try {
+      host_budget.join(Ledger::open(path));
+    } catch (const Error& error) {
+      log_line(LogLevel::kError, {error.what(), "; this process counts its own host memory only"});
+    }
+  }
   if (const auto bytes = size_from_environment("EBBTIDE_DEVICE_LIMIT")) device_budget.set_limit(*bytes);
   if (const auto bytes = size_from_environment("EBBTIDE_HOST_LIMIT")) host_budget.set_limit(*bytes);
   if (const auto bytes = size_from_environment("EBBTIDE_HOST_MARGIN")) host_budget.set_margin(*bytes);
   if (const auto bytes = size_from_environment("EBBTIDE_PINNED_LIMIT")) pinned_budget.set_limit(*bytes);
+  if (const auto bytes = size_from_environment("EBBTIDE_RESERVE")) overflow.reserve_bytes = *bytes;
+  if (const auto bytes = size_from_environment("EBBTIDE_HOST_POOL")) host_pool.set_capacity(*bytes);
+  if (const auto value = fraction_from_environment("EBBTIDE_WHOLE_FRACTION")) overflow.whole_fraction = *value;
   if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_CLEAN")) skip.clean = *is_on;
   if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_UNUSED")) skip.unused = *is_on;
   if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_CONSTANT")) skip.constant = *is_on;
@@ -115,25 +144,6 @@ bool Saver::give_back_caches(bool may_wait) noexcept {
   return has_freed || limbo::count() < undos;
 }
 
-std::shared_ptr<Allocation> Saver::build(Tag& tag, const Policy& policy, int device, uint64_t size_bytes) {
-  auto allocation = std::make_shared<Allocation>();
-  allocation->tag = &tag;
-  allocation->policy = policy;
-  allocation->device = device;
-  DeviceCharge charge = device_budget.claim(device, size_bytes);
-  allocation->reservation = Reservation::reserve(size_bytes);
-  uint64_t offset = 0;
-  for (const uint64_t chunk_bytes :
-       policy::cut_into_chunks(size_bytes, granularity(device), policy.backup != BackupKind::kNone)) {
-    Chunk& chunk = allocation->chunks.emplace_back(allocation->chunks.size(), offset, chunk_bytes);
-    chunk.charge = charge.split(chunk_bytes);
-    chunk.memory = PhysicalMemory::create_on_device(chunk_bytes, device);
-    chunk.mapping = Mapping::map(allocation->address() + offset, chunk.memory);
-    offset += chunk_bytes;
-  }
-  return allocation;
-}
-
 void Saver::record_out_of_memory(const Tag& tag, uint64_t size_bytes, const char* detail) noexcept {
   ++counters.alloc_failures;
   try {
@@ -155,13 +165,21 @@ CUdeviceptr Saver::alloc(Tag& tag, const Policy& policy, int device, uint64_t si
   const uint64_t rounded = round_up(size_bytes, granularity(device));
   const bool may_give_back = !is_capture_visible(device, stream);
   if (may_give_back) give_back_caches();
+  const RefusedCall call{&tag, device, rounded};
+  // During a capture nobody flushes, nor asks again.
+  const bool may_flush = policy.flushes_first && may_give_back && !capture_gate.is_capturing();
+  const bool may_spill = std::exchange(refused_call, {}) == call || !may_flush;
   for (bool is_last_try = false;; is_last_try = true) {
     try {
-      auto allocation = build(tag, policy, device, rounded);
+      auto allocation = build_allocation(*this, tag, policy, device, rounded, may_spill);
       allocation->sequence = registry.next_sequence();
       const CUdeviceptr address = allocation->address();
       registry.insert(std::move(allocation));
       return address;
+    } catch (const FlushFirst&) {
+      if (!is_last_try && may_give_back && give_back_caches()) continue;
+      refused_call = call;
+      throw;
     } catch (const OutOfMemory& error) {
       if (!is_last_try && may_give_back && give_back_caches(true)) continue;
       record_out_of_memory(tag, rounded, error.what());

@@ -13,9 +13,11 @@
 #include "core/engine_pool.h"
 #include "core/event_log.h"
 #include "core/host_budget.h"
+#include "core/host_pool.h"
 #include "core/pinned_budget.h"
 #include "core/registry.h"
 #include "core/slots.h"
+#include "core/spill.h"
 
 // The one core of a process: what there is, and the calls on it. Leaked on purpose: frees may come after static destructors have run (invariant 6).
 namespace ebbtide {
@@ -27,6 +29,7 @@ struct Counters {
   std::atomic<uint64_t> alloc_calls{0}, free_calls{0}, alloc_failures{0}, pauses{0}, resumes{0}, operation_failures{0};
   std::atomic<uint64_t> bytes_paused{0}, bytes_resumed{0}, bytes_to_host{0}, bytes_to_device{0};
   std::atomic<uint64_t> bytes_clean{0}, bytes_unused{0}, bytes_constant{0};
+  std::atomic<uint64_t> spills{0}, bytes_spilled{0}, bytes_promoted{0};
 };
 
 // A part of the address space.
@@ -59,7 +62,8 @@ class Saver {
   Saver();
   static Saver& instance();
 
-  // A new resident, zeroed allocation; size rounded up to the granularity. stream: the caller's, for capture detection only; may be null. Throws OutOfMemory after trying what could still be given back.
+  // A new resident, zeroed allocation; size rounded up to the granularity. stream: the caller's, for capture detection only; may be null. Throws OutOfMemory after trying what could still be given back;
+  // FlushFirst, which is one, as the policy says.
   CUdeviceptr alloc(Tag& tag, const Policy& policy, int device, uint64_t size_bytes, void* stream = nullptr);
   // Throws InvalidArgument for an address that no allocation begins at.
   void free(CUdeviceptr address);
@@ -74,18 +78,19 @@ class Saver {
   CaptureGate capture_gate;
   DeviceBudget device_budget;
   HostBudget host_budget;
+  HostPool host_pool{host_budget};
+  OverflowRules overflow;
   PinnedBudget pinned_budget;
   EnginePool engines{host_budget, pinned_budget};
   SkipRules skip;
   const kernels::Digest digest_seed;
-  DeferredFrees deferred_frees{capture_gate};
+  DeferredFrees deferred_frees{capture_gate, host_pool};
   SlotTable slots{registry};
   EventLog events;
   Counters counters;
 
  private:
   void record_out_of_memory(const Tag& tag, uint64_t size_bytes, const char* detail) noexcept;
-  std::shared_ptr<Allocation> build(Tag& tag, const Policy& policy, int device, uint64_t size_bytes);
 };
 
 // Throws StateError in a forked child, where neither the device nor anybody's locks can be used (invariant 10).

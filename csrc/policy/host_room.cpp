@@ -4,6 +4,15 @@
 
 namespace ebbtide::policy {
 
+HostHoldings sum(const HostHoldings& a, const HostHoldings& b) {
+  return {saturating_add(a.promised_bytes, b.promised_bytes), saturating_add(a.touched_bytes, b.touched_bytes),
+          saturating_add(a.uncharged_bytes, b.uncharged_bytes)};
+}
+
+uint64_t total(const HostHoldings& holdings) {
+  return saturating_add(saturating_add(holdings.promised_bytes, holdings.touched_bytes), holdings.uncharged_bytes);
+}
+
 uint64_t host_room(const HostMemory& memory, const HostHoldings& holdings, const HostRules& rules) {
   const uint64_t unseen_by_ram = saturating_add(holdings.promised_bytes, rules.margin_bytes);
   uint64_t room = saturating_subtract(memory.available_bytes, unseen_by_ram);
@@ -14,9 +23,7 @@ uint64_t host_room(const HostMemory& memory, const HostHoldings& holdings, const
     room = std::min(room, saturating_subtract(level.limit_bytes, saturating_add(used, unseen_by_cgroups)));
   }
   if (rules.limit_bytes != kUnlimited) {
-    const uint64_t held =
-        saturating_add(saturating_add(holdings.promised_bytes, holdings.touched_bytes), holdings.uncharged_bytes);
-    room = std::min(room, saturating_subtract(rules.limit_bytes, held));
+    room = std::min(room, saturating_subtract(rules.limit_bytes, total(holdings)));
   }
   return room;
 }

@@ -28,6 +28,9 @@ struct HostHoldings {
   uint64_t uncharged_bytes = 0;  // pinned by the driver: out of MemAvailable, but charged to no cgroup
 };
 
+HostHoldings sum(const HostHoldings& a, const HostHoldings& b);
+uint64_t total(const HostHoldings& holdings);
+
 struct HostRules {
   uint64_t limit_bytes = kUnlimited;  // host_limit
   uint64_t margin_bytes = 0;          // host_margin

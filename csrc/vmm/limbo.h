@@ -24,7 +24,7 @@ bool is_unregistered(CUresult result) noexcept;
 void retry(bool may_free_host_memory) noexcept;
 
 size_t count() noexcept;
-// Device memory behind handles that could not be released and mappings that could not be undone.
+// Memory behind handles that could not be released and mappings that could not be undone: a device's, or with -1 the host's.
 uint64_t held_bytes(int device) noexcept;
 
 }  // namespace ebbtide::limbo

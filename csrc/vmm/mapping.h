@@ -14,7 +14,7 @@ namespace ebbtide {
 class Mapping {
  public:
   Mapping() = default;
-  // devices: who may read and write it; none given: the device whose memory it is.
+  // devices: who may read and write it; none given: the device whose memory it is. Host memory names them.
   static Mapping map(CUdeviceptr address, const PhysicalMemory& memory, std::span<const int> devices = {});
   Mapping(Mapping&& other) noexcept
       : address_(std::exchange(other.address_, 0)),

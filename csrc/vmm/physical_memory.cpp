@@ -69,6 +69,18 @@ PhysicalMemory PhysicalMemory::create_on_device(size_t size_bytes, int device) {
   return memory;
 }
 
+PhysicalMemory PhysicalMemory::create_on_host(size_t size_bytes, const HostLocation& location) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = location.where;
+  PhysicalMemory memory;
+  check(driver().cuMemCreate(&memory.handle_, size_bytes, &properties, 0), "cuMemCreate",
+        "size=" + std::to_string(size_bytes) + ", on the host");
+  memory.size_bytes_ = size_bytes;
+  memory.device_ = kOnHost;
+  return memory;
+}
+
 PhysicalMemory& PhysicalMemory::operator=(PhysicalMemory&& other) noexcept {
   if (this == &other) return *this;
   PhysicalMemory old = std::move(*this);

@@ -4,17 +4,23 @@
 #include <utility>
 
 #include "driver/driver.h"
+#include "vmm/host_location.h"
 
 namespace ebbtide {
 
+// In place of a device's ordinal: the memory is the host's.
+inline constexpr int kOnHost = -1;
+
 // Owns one driver handle: physical memory with no address of its own. Releasing it while it is mapped is legal, the mapping keeps the memory.
 //
-// Relied on: the memory of a new handle reads as zeros (FACTS.md, section 4).
+// Relied on: the memory of a new handle reads as zeros, on the device (FACTS.md, section 4) and on the host.
 class PhysicalMemory {
  public:
   PhysicalMemory() = default;
   // On the device; size_bytes: a multiple of granularity(device). Throws DriverError (code CUDA_ERROR_OUT_OF_MEMORY where there is too little).
   static PhysicalMemory create_on_device(size_t size_bytes, int device);
+  // On the host; size_bytes: a multiple of the location's granularity. Charged to no cgroup (FACTS.md, section 5): the caller has claimed it.
+  static PhysicalMemory create_on_host(size_t size_bytes, const HostLocation& location);
   PhysicalMemory(PhysicalMemory&& other) noexcept
       : handle_(std::exchange(other.handle_, 0)),
         size_bytes_(std::exchange(other.size_bytes_, 0)),
@@ -25,7 +31,8 @@ class PhysicalMemory {
   bool has_handle() const { return size_bytes_ != 0; }
   CUmemGenericAllocationHandle handle() const { return handle_; }
   size_t size_bytes() const { return size_bytes_; }
-  int device() const { return device_; }
+  int device() const { return device_; }  // kOnHost: none
+  bool is_on_host() const { return has_handle() && device_ == kOnHost; }
 
   // Gives the memory back now. Throws DriverError and keeps the handle when the driver refuses.
   void release();

@@ -129,22 +129,32 @@ static void bad_allocations(void) {
     REFUSED(ebbtide_alloc("w", NULL, *bad, CHUNK, &address, &error));
   }
   for (const int32_t* bad = (const int32_t[]){-1, -2, 4, 99, INT32_MIN, 0}; *bad != 0; ++bad) {
-    const ebbtide_policy policy = {sizeof policy, *bad};
+    const ebbtide_policy policy = {sizeof policy, *bad, 0, 0, 0};
     REFUSED(ebbtide_alloc("w", &policy, 0, CHUNK, &address, &error));
     SAYS("backup");
     int32_t slot = -1;
     REFUSED(ebbtide_bind_slot("w", &policy, 0, &slot, &error));
   }
   for (const int32_t* bad = (const int32_t[]){-1, 2, INT32_MAX, 0}; *bad != 0; ++bad) {
-    const ebbtide_policy policy = {sizeof policy, EBBTIDE_BACKUP_RAM, *bad};
+    const ebbtide_policy policy = {sizeof policy, EBBTIDE_BACKUP_RAM, *bad, 0, 0};
     REFUSED(ebbtide_alloc("w", &policy, 0, CHUNK, &address, &error));
     SAYS("retain");
   }
-  const ebbtide_policy small = {4, EBBTIDE_BACKUP_RAM, 0};
+  for (const int32_t* bad = (const int32_t[]){-1, 3, INT32_MAX, 0}; *bad != 0; ++bad) {
+    const ebbtide_policy policy = {sizeof policy, EBBTIDE_BACKUP_RAM, 0, *bad, 0};
+    REFUSED(ebbtide_alloc("w", &policy, 0, CHUNK, &address, &error));
+    SAYS("overflow");
+    int32_t slot = -1;
+    REFUSED(ebbtide_bind_slot("w", &policy, 0, &slot, &error));
+    const ebbtide_policy flushing = {sizeof flushing, EBBTIDE_BACKUP_RAM, 0, 0, *bad};
+    REFUSED(ebbtide_alloc("w", &flushing, 0, CHUNK, &address, &error));
+    SAYS("flushes_first");
+  }
+  const ebbtide_policy small = {4, EBBTIDE_BACKUP_RAM, 0, 0, 0};
   REFUSED(ebbtide_alloc("w", &small, 0, CHUNK, &address, &error));
   SAYS("ebbtide_policy.struct_size is 4");
   CHECK(address == (void*)0x5); /* outputs are written on success only */
-  const ebbtide_policy large = {sizeof large + 40, EBBTIDE_BACKUP_RAM, 0};
+  const ebbtide_policy large = {sizeof large + 40, EBBTIDE_BACKUP_RAM, 0, 0, 0};
   EXPECT(EBBTIDE_OK, ebbtide_alloc("w", &large, 0, 1, &address, &error));
 
   REFUSED(ebbtide_free((char*)address + 1, &error));
@@ -162,7 +172,7 @@ static void bad_look_ups(void) {
   ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
   int found = 5;
   REFUSED(ebbtide_find(address, NULL, &info, &error));
-  info.struct_size = sizeof info - 1;
+  info.struct_size = offsetof(ebbtide_allocation_info, tag) + EBBTIDE_TAG_MAX; /* the first version's, less a byte */
   REFUSED(ebbtide_find(address, &found, &info, &error));
   info.struct_size = sizeof info;
   CHECK(found == 5);

@@ -16,6 +16,7 @@ void reset_simulator() {
   PendingResume::wait_for_all();
   DeviceKernels::forget_all();
   DeliveryBoard::forget_all();
+  forget_host_locations();
   sim().reset();
   sim().set_device_count(kDevices);
   for (int device = 0; device < kDevices; ++device) sim().set_capacity(device, kGiB);

@@ -117,7 +117,10 @@ void* Arena::allocate(Pool& pool, size_t request_bytes) {
 
 void* Arena::take_from_source(Pool& pool, size_t segment_bytes) {
   void* memory = source_.acquire(pool.slot, segment_bytes);
-  if (memory == nullptr && trim(&pool) > 0) memory = source_.acquire(pool.slot, segment_bytes);
+  if (memory != nullptr) return memory;
+  // As torch does, whether or not that gives anything: a source may wait for the second call.
+  if (trim(&pool) == 0) trim(nullptr);
+  memory = source_.acquire(pool.slot, segment_bytes);
   if (memory == nullptr && trim(nullptr) > 0) memory = source_.acquire(pool.slot, segment_bytes);
   return memory;
 }

@@ -1,0 +1,171 @@
+#include "core/host_pool.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "core/allocation.h"
+#include "driver/context.h"
+#include "driver/stream.h"
+#include "policy/placement.h"
+
+namespace ebbtide {
+namespace {
+
+HostLocation require_location(int device) {
+  if (const auto location = host_location(device)) return *location;
+  throw StoreError("device " + std::to_string(device) + " reaches no host memory that the driver would make (" +
+                       probe_host_location(device).found + "): overflow can't work here, see `ebbtide doctor`",
+                   {0, 0, 0});
+}
+
+// False where it could not be cleared and nothing is under way. Throws DriverError where something may be.
+bool clear(CUdeviceptr address, size_t size_bytes) {
+  if (driver().cuMemsetD8Async == nullptr) return false;
+  CUresult result = CUDA_SUCCESS;
+  try {
+    const Stream stream = Stream::create();
+    result = driver().cuMemsetD8Async(address, 0, size_bytes, stream.get());
+    if (result != CUDA_SUCCESS) return false;
+    result = driver().cuStreamSynchronize(stream.get());
+  } catch (const DriverError&) {
+    return false;
+  }
+  if (result == CUDA_SUCCESS) return true;
+  check(driver().cuCtxSynchronize(), "cuCtxSynchronize");
+  return false;
+}
+
+}  // namespace
+
+HostPool::Piece HostPool::make(const HostLocation& location, uint64_t size_bytes, const std::string& purpose) {
+  Piece piece;
+  piece.claim = budget_.claim_uncharged(size_bytes, purpose);
+  try {
+    piece.memory = PhysicalMemory::create_on_host(size_bytes, location);
+  } catch (const DriverError& error) {
+    if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
+    throw StoreError(purpose + ": the system makes no " + format_bytes(size_bytes) +
+                         " of host memory for the device (" + error.what() + ")",
+                     {size_bytes, budget_.available_bytes(), budget_.limit_bytes()});
+  }
+  return piece;
+}
+
+HostPool::Piece HostPool::take_kept(const Key& key) {
+  const std::lock_guard lock(mutex_);
+  const auto found = kept_.find(key);
+  if (found == kept_.end() || found->second.empty()) return {};
+  Piece piece = std::move(found->second.back());
+  found->second.pop_back();
+  kept_bytes_.fetch_sub(key.second);
+  return piece;
+}
+
+std::vector<HostPool::Piece> HostPool::take(int device, const std::vector<uint64_t>& sizes,
+                                            const std::string& purpose) {
+  std::vector<Piece> pieces;
+  if (sizes.empty()) return pieces;
+  const HostLocation location = require_location(device);
+  pieces.reserve(sizes.size());
+  uint64_t missing_bytes = 0;
+  for (const uint64_t size_bytes : sizes) {
+    Piece& piece = pieces.emplace_back(take_kept({location, size_bytes}));
+    missing_bytes += piece.memory.has_handle() ? 0 : size_bytes;
+  }
+  try {
+    make_room(missing_bytes, purpose);
+    for (size_t index = 0; index < sizes.size(); ++index) {
+      if (!pieces[index].memory.has_handle()) pieces[index] = make(location, sizes[index], purpose);
+    }
+  } catch (...) {
+    put_back(device, std::move(pieces));
+    throw;
+  }
+  return pieces;
+}
+
+// Before the first handle is made, so that an error names what the whole needs. What is kept in other sizes may be what is missing.
+void HostPool::make_room(uint64_t size_bytes, const std::string& purpose) {
+  try {
+    budget_.require_room(size_bytes, purpose);
+  } catch (const StoreError&) {
+    if (size_bytes == 0 || kept_bytes() == 0) throw;
+    trim();
+    budget_.require_room(size_bytes, purpose);
+  }
+}
+
+bool HostPool::keep(const Key& key, Piece piece) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!has_room(key.second)) return false;
+  try {
+    kept_[key].push_back(std::move(piece));
+    kept_bytes_.fetch_add(key.second);
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+void HostPool::put_back(int device, std::vector<Piece> pieces) noexcept {
+  if (pieces.empty()) return;
+  try {
+    const auto location = host_location(device);
+    for (Piece& piece : pieces) {
+      const uint64_t size_bytes = piece.memory.size_bytes();
+      if (location && size_bytes > 0) keep({*location, size_bytes}, std::move(piece));
+    }
+  } catch (...) {
+    // They go to the system.
+  }
+}
+
+void HostPool::recycle(int device, CUdeviceptr address, Chunk& chunk) {
+  const auto location = host_location(device);
+  const bool is_kept =
+      location && chunk.mapping.is_mapped() && has_room(chunk.size_bytes) && clear(address, chunk.size_bytes);
+  chunk.mapping.unmap();
+  if (is_kept) {
+    keep({*location, chunk.size_bytes}, {std::move(chunk.host_claim), std::move(chunk.memory)});
+  } else {
+    chunk.give_up_stale_memory();
+  }
+}
+
+size_t HostPool::kept_count() {
+  const std::lock_guard lock(mutex_);
+  size_t count = 0;
+  for (const auto& [key, pieces] : kept_) count += pieces.size();
+  return count;
+}
+
+void HostPool::fill(int device) {
+  if (!has_room(policy::kHostChunkBytes)) return;
+  const HostLocation location = require_location(device);
+  const Key key{location, policy::kHostChunkBytes};
+  while (has_room(key.second) && keep(key, make(location, key.second, "the host pool"))) {
+  }
+}
+
+void HostPool::set_capacity(uint64_t bytes) noexcept {
+  capacity_bytes_.store(bytes);
+  shrink_to(bytes);
+}
+
+void HostPool::shrink_to(uint64_t bytes) noexcept {
+  for (bool is_done = false; !is_done;) {
+    Piece gone;  // goes without the lock: giving memory back takes long
+    const std::lock_guard lock(mutex_);
+    is_done = true;
+    for (auto& [key, pieces] : kept_) {
+      if (pieces.empty() || kept_bytes_.load() <= bytes) continue;
+      gone = std::move(pieces.back());
+      pieces.pop_back();
+      kept_bytes_.fetch_sub(key.second);
+      is_done = false;
+      break;
+    }
+  }
+}
+
+}  // namespace ebbtide

@@ -1,0 +1,195 @@
+#include "core/ledger.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace ebbtide {
+namespace {
+
+constexpr uint64_t kMagic = 0x656262746c646772ULL;
+constexpr uint32_t kVersion = 1;
+constexpr uint32_t kPageBytes = 4096;  // the header's and a slot's size: there is room for more in both
+constexpr size_t kFileBytes = static_cast<size_t>(kPageBytes) * (1 + Ledger::kSlotCount);
+
+[[noreturn]] void throw_system_error(const std::string& path, const char* what) {
+  throw StateError("the ledger " + path + ": " + what + " failed: " + std::strerror(errno));
+}
+
+struct flock byte_lock(short type, off_t offset) {
+  struct flock lock{};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = offset;
+  lock.l_len = 1;
+  return lock;
+}
+
+off_t offset_of_slot(uint32_t index) { return static_cast<off_t>(kPageBytes) * (1 + static_cast<off_t>(index)); }
+
+// False where somebody else has it.
+bool try_lock(int file, off_t offset) {
+  struct flock lock = byte_lock(F_WRLCK, offset);
+  return ::fcntl(file, F_OFD_SETLK, &lock) == 0;
+}
+
+bool is_locked_by_another(int file, off_t offset) {
+  struct flock lock = byte_lock(F_WRLCK, offset);
+  return ::fcntl(file, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+// A forked child shares its parent's open files, and with them its locks: it would keep a dead parent's slot alive.
+class OpenFiles {
+ public:
+  void add(int file) {
+    static const int registered = ::pthread_atfork(nullptr, nullptr, [] { instance().close_all(); });
+    (void)registered;
+    exchange_one(-1, file);
+  }
+  void remove(int file) noexcept { exchange_one(file, -1); }
+  static OpenFiles& instance() {
+    static OpenFiles* const files = new OpenFiles;
+    return *files;
+  }
+
+ private:
+  OpenFiles() {
+    for (auto& file : files_) file.store(-1);
+  }
+  void exchange_one(int from, int to) noexcept {
+    for (auto& file : files_) {
+      int expected = from;
+      if (file.compare_exchange_strong(expected, to)) return;
+    }
+  }
+  void close_all() noexcept {
+    for (auto& file : files_) {
+      if (const int open = file.exchange(-1); open >= 0) ::close(open);
+    }
+  }
+  std::array<std::atomic<int>, 16> files_;
+};
+
+}  // namespace
+
+struct Ledger::Header {
+  std::atomic<uint64_t> magic;
+  uint32_t version, header_bytes, slot_bytes, slot_count;
+  std::atomic<uint32_t> used_slots;  // no slot from here on was ever taken
+};
+
+struct Ledger::Slot {
+  std::atomic<uint64_t> promised_bytes, touched_bytes, uncharged_bytes;
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+Ledger::Header& Ledger::header() const { return *static_cast<Header*>(mapping_); }
+
+Ledger::Slot& Ledger::slot(uint32_t index) const {
+  return *reinterpret_cast<Slot*>(static_cast<std::byte*>(mapping_) + offset_of_slot(index));
+}
+
+std::unique_ptr<Ledger> Ledger::open(const std::string& path) {
+  const int flags = O_RDWR | O_CREAT | O_CLOEXEC;
+  const int lock_file = ::open(path.c_str(), flags, 0600);
+  if (lock_file < 0) throw_system_error(path, "open");
+  // The mapping keeps its file open in forked children too: it must not be the one that the locks hang on.
+  const int map_file = ::open(path.c_str(), flags, 0600);
+  void* mapping = MAP_FAILED;
+  // Never shorter: who has it mapped already relies on it.
+  if (map_file >= 0 && ::lseek(map_file, 0, SEEK_END) < static_cast<off_t>(kFileBytes) &&
+      ::ftruncate(map_file, kFileBytes) != 0) {
+    ::close(map_file);
+    ::close(lock_file);
+    throw_system_error(path, "ftruncate");
+  }
+  if (map_file >= 0) mapping = ::mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, map_file, 0);
+  if (map_file >= 0) ::close(map_file);
+  if (mapping == MAP_FAILED) {
+    ::close(lock_file);
+    throw_system_error(path, "mmap");
+  }
+  std::unique_ptr<Ledger> ledger(new Ledger(lock_file, mapping));
+  OpenFiles::instance().add(lock_file);
+  const Turn turn = ledger->take_turn();
+  ledger->check_or_make_header(path);
+  ledger->take_slot(path);
+  return ledger;
+}
+
+void Ledger::check_or_make_header(const std::string& path) {
+  Header& found = header();
+  if (found.magic.load() == 0) {
+    found.version = kVersion;
+    found.header_bytes = found.slot_bytes = kPageBytes;
+    found.slot_count = kSlotCount;
+    found.magic.store(kMagic);
+  }
+  if (found.magic.load() != kMagic || found.version != kVersion || found.slot_count != kSlotCount)
+    throw StateError("the ledger " + path + " is none, or another version's: give each run a file of its own");
+}
+
+void Ledger::take_slot(const std::string& path) {
+  for (uint32_t index = 0; index < kSlotCount; ++index) {
+    if (!try_lock(lock_file_, offset_of_slot(index))) continue;
+    own_slot_ = index;
+    publish({});
+    if (header().used_slots.load() <= index) header().used_slots.store(index + 1);
+    return;
+  }
+  throw StateError("all " + std::to_string(kSlotCount) + " slots of the ledger " + path + " are taken");
+}
+
+Ledger::~Ledger() {
+  OpenFiles::instance().remove(lock_file_);
+  ::close(lock_file_);
+  ::munmap(mapping_, kFileBytes);
+}
+
+Ledger::Turn::~Turn() {
+  if (file_ < 0) return;
+  struct flock lock = byte_lock(F_UNLCK, 0);
+  ::fcntl(file_, F_OFD_SETLK, &lock);
+}
+
+Ledger::Turn Ledger::take_turn() const {
+  struct flock lock = byte_lock(F_WRLCK, 0);
+  while (::fcntl(lock_file_, F_OFD_SETLKW, &lock) != 0) {
+    if (errno != EINTR) throw StateError(std::string("the ledger's lock can't be taken: ") + std::strerror(errno));
+  }
+  return Turn(lock_file_);
+}
+
+policy::HostHoldings Ledger::others() const {
+  policy::HostHoldings sum;
+  const uint32_t used = std::min(header().used_slots.load(), kSlotCount);
+  for (uint32_t index = 0; index < used; ++index) {
+    if (index == own_slot_ || !is_locked_by_another(lock_file_, offset_of_slot(index))) continue;
+    const Slot& other = slot(index);
+    sum.promised_bytes = saturating_add(sum.promised_bytes, other.promised_bytes.load());
+    sum.touched_bytes = saturating_add(sum.touched_bytes, other.touched_bytes.load());
+    sum.uncharged_bytes = saturating_add(sum.uncharged_bytes, other.uncharged_bytes.load());
+  }
+  return sum;
+}
+
+// What is touched has grown before what is promised shrinks: who looks in between sees too much, never too little.
+void Ledger::publish(const policy::HostHoldings& mine) noexcept {
+  Slot& own = slot(own_slot_);
+  own.touched_bytes.store(mine.touched_bytes);
+  own.uncharged_bytes.store(mine.uncharged_bytes);
+  own.promised_bytes.store(mine.promised_bytes);
+}
+
+}  // namespace ebbtide

@@ -1,0 +1,128 @@
+#include "core/promote.h"
+
+#include <span>
+#include <string>
+
+#include "base/error.h"
+#include "driver/context.h"
+#include "driver/stream.h"
+
+namespace ebbtide {
+
+void PromotePart::prepare(const Allocations& allocations) {
+  if (driver().cuMemcpyDtoDAsync == nullptr) throw StateError("promote needs cuMemcpyDtoDAsync: update the driver");
+  for (const auto& allocation : allocations) {
+    add_row(*allocation);
+    for (Chunk& chunk : allocation->chunks) {
+      if (chunk.is_on_host() && chunk.is_resident()) parts_[allocation->device].moving.push_back({allocation, &chunk});
+    }
+  }
+  for (auto& [device, part] : parts_) create_memory(device, part);
+}
+
+// As much as there is: the oldest first.
+void PromotePart::create_memory(int device, DevicePart& part) {
+  const ContextScope scope(device);
+  part.spare = std::make_shared<Allocation>();
+  part.spare->device = device;
+  uint64_t room_bytes = usable_device_bytes(saver(), device);
+  uint64_t size_bytes = 0;
+  for (const Moving& moving : part.moving) {
+    const uint64_t chunk_bytes = moving.chunk->size_bytes;
+    if (chunk_bytes > room_bytes) break;
+    auto& chunks = part.spare->chunks;
+    Chunk& chunk = chunks.emplace_back(chunks.size(), size_bytes, chunk_bytes);
+    chunk.place.store(Place::kDropped);
+    try {
+      chunk.charge = saver().device_budget.claim(device, chunk_bytes);
+      chunk.memory = PhysicalMemory::create_on_device(chunk_bytes, device);
+    } catch (const OutOfMemory&) {
+      chunks.pop_back();
+      break;
+    } catch (const DriverError& error) {
+      chunks.pop_back();
+      if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
+      break;
+    }
+    room_bytes -= chunk_bytes;
+    size_bytes += chunk_bytes;
+  }
+  part.moving.resize(part.spare->chunks.size());
+  if (size_bytes > 0) part.spare->reservation = Reservation::reserve(size_bytes);
+}
+
+std::vector<int> PromotePart::devices() const {
+  std::vector<int> devices;
+  for (const auto& [device, part] : parts_) {
+    if (!part.moving.empty()) devices.push_back(device);
+  }
+  return devices;
+}
+
+void PromotePart::run_device(int device) {
+  DevicePart& part = parts_.at(device);
+  copy(part);
+  for (size_t index = 0; index < part.moving.size(); ++index) exchange(device, part, index);
+}
+
+void PromotePart::copy(DevicePart& part) {
+  const Stream stream = Stream::create();
+  for (size_t index = 0; index < part.moving.size(); ++index) {
+    const Moving& moving = part.moving[index];
+    Chunk& spare = part.spare->chunks[index];
+    const CUdeviceptr to = part.spare->address() + spare.offset;
+    spare.mapping = Mapping::map(to, spare.memory);
+    check(driver().cuMemcpyDtoDAsync(to, moving.allocation->address() + moving.chunk->offset, spare.size_bytes,
+                                     stream.get()),
+          "cuMemcpyDtoDAsync", "size=" + std::to_string(spare.size_bytes));
+  }
+  stream.synchronize();
+}
+
+// The bytes are in both memories: whichever is mapped in the end, the address reads the same.
+void PromotePart::exchange(int device, DevicePart& part, size_t index) {
+  const Moving& moving = part.moving[index];
+  Chunk& chunk = *moving.chunk;
+  Chunk& spare = part.spare->chunks[index];
+  const CUdeviceptr address = moving.allocation->address() + chunk.offset;
+  const std::span<const int> accessors(&device, 1);
+  spare.mapping.unmap();
+  chunk.mapping.unmap();
+  try {
+    chunk.mapping = Mapping::map(address, spare.memory, accessors);
+  } catch (const DriverError&) {
+    try {
+      chunk.mapping = Mapping::map(address, chunk.memory, accessors);
+    } catch (const DriverError&) {
+      mark_given_up();
+      chunk.is_detached.store(true, std::memory_order_release);
+    }
+    throw;
+  }
+  mark_given_up();
+  std::swap(chunk.memory, spare.memory);
+  spare.host_claim = std::move(chunk.host_claim);
+  chunk.charge = std::move(spare.charge);
+  chunk.home = Place::kDevice;
+  chunk.place.store(Place::kDevice, std::memory_order_release);
+  ReportRow& entry = row(*moving.allocation);
+  entry.bytes += chunk.size_bytes;
+  entry.copied += chunk.size_bytes;
+  if (saver().host_pool.capacity_bytes() == 0) return;
+  try {
+    // Behind the spare address the pool can clear it.
+    spare.mapping = Mapping::map(part.spare->address() + spare.offset, spare.memory, accessors);
+  } catch (const DriverError&) {
+    // Then it goes to the system.
+  }
+}
+
+void PromotePart::settle() noexcept {
+  for (auto& [device, part] : parts_) {
+    part.moving.clear();
+    if (part.spare != nullptr) saver().deferred_frees.destroy(std::move(part.spare));
+  }
+  parts_.clear();
+}
+
+}  // namespace ebbtide

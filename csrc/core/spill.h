@@ -1,0 +1,38 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "base/error.h"
+#include "core/registry.h"
+#include "policy/placement.h"
+
+// How new allocations come to be, on the device alone or, where their policy says so, on the host as well.
+namespace ebbtide {
+
+class Saver;
+
+// Of all regions that overflow.
+struct OverflowRules {
+  static constexpr uint64_t kDefaultReserve = kUnlimited;
+  std::atomic<uint64_t> reserve_bytes{
+      kDefaultReserve};  // device memory that a spill leaves free; the default follows from the device's size
+  std::atomic<double> whole_fraction{policy::kDefaultWholeFraction};
+};
+
+// The device's memory that may be used without reaching into the reserve, bytes.
+uint64_t usable_device_bytes(Saver& saver, int device);
+
+// What it throws where the memory would have to spill and the caller's policy flushes first.
+class FlushFirst : public OutOfMemory {
+ public:
+  using OutOfMemory::OutOfMemory;
+};
+
+// A resident, zeroed allocation, not registered yet. size_bytes: a multiple of the granularity. The device's context is current. may_spill: false throws FlushFirst in place of a spill. Throws OutOfMemory, and
+// DriverError (also with CUDA_ERROR_OUT_OF_MEMORY, where nothing may spill).
+std::shared_ptr<Allocation> build_allocation(Saver& saver, Tag& tag, const Policy& policy, int device,
+                                             uint64_t size_bytes, bool may_spill);
+
+}  // namespace ebbtide

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/bytes.h"
+
+// How much of a new allocation lies on the device and how much on the host. Pure; all in bytes.
+namespace ebbtide::policy {
+
+struct DeviceRoom {
+  uint64_t free_bytes = 0;             // what the driver says
+  uint64_t reserve_bytes = 0;          // of which this much is left to others
+  uint64_t budget_bytes = kUnlimited;  // what device_limit leaves
+  uint64_t granularity_bytes = 2 * kMiB;
+};
+// What may be taken without a spill: a multiple of the granularity.
+uint64_t usable_bytes(const DeviceRoom& room);
+
+// The front lies on the device, the rest on the host.
+struct Placement {
+  uint64_t device_bytes = 0;
+  uint64_t host_bytes = 0;
+};
+// size_bytes: a multiple of the granularity; room_bytes: of usable_bytes().
+Placement place_split(uint64_t size_bytes, uint64_t room_bytes);
+// All of it on the host where it is larger than this fraction (0 to 1) of the room, else all of it on the device.
+Placement place_whole(uint64_t size_bytes, uint64_t room_bytes, double fraction);
+
+// Sizes of host chunks, in order, whose sum is size_bytes: 64 MiB each, and the rest in powers of two of the granularity, so that chunks of few sizes serve each other's allocations.
+std::vector<uint64_t> cut_for_host(uint64_t size_bytes, uint64_t granularity_bytes);
+inline constexpr uint64_t kHostChunkBytes = 64 * kMiB;
+
+// min(512 MiB, a sixteenth of the device).
+uint64_t default_reserve(uint64_t total_bytes);
+inline constexpr double kDefaultWholeFraction = 0.6;
+
+}  // namespace ebbtide::policy

@@ -1,0 +1,288 @@
+// The ledger of a run: between objects of one process, which are strangers to each other as processes are, and between real processes that die while they hold.
+#include "core/ledger.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "core/host_budget.h"
+
+namespace ebbtide::testing {
+namespace {
+
+constexpr const char* kPathVariable = "EBBTIDE_TEST_LEDGER";
+constexpr const char* kRoleVariable = "EBBTIDE_TEST_LEDGER_ROLE";
+
+class LedgerTest : public ::testing::Test {
+ protected:
+  LedgerTest() : path_(std::filesystem::temp_directory_path() / ("ebbtide-ledger-" + std::to_string(::getpid()))) {
+    std::filesystem::remove(path_);
+  }
+  ~LedgerTest() override { std::filesystem::remove(path_); }
+
+  std::unique_ptr<Ledger> open() { return Ledger::open(path_); }
+  // A budget that may hold so much together with all others of the run.
+  std::unique_ptr<HostBudget> budget(uint64_t limit_bytes) {
+    auto made = std::make_unique<HostBudget>();
+    made->set_margin(0);
+    made->set_limit(limit_bytes);
+    made->join(open());
+    return made;
+  }
+
+  const std::filesystem::path path_;
+};
+
+// A process of its own in one of the roles below.
+class Process {
+ public:
+  Process(const char* role, const std::string& path) {
+    std::array<int, 2> to_child{};
+    std::array<int, 2> from_child{};
+    if (::pipe(to_child.data()) != 0 || ::pipe(from_child.data()) != 0) throw StateError("no pipe");
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::dup2(to_child[0], STDIN_FILENO);
+      ::dup2(from_child[1], 3);
+      for (const int file : {to_child[0], to_child[1], from_child[0], from_child[1]}) {
+        if (file != 3) ::close(file);
+      }
+      ::setenv(kPathVariable, path.c_str(), 1);
+      ::setenv(kRoleVariable, role, 1);
+      ::execl("/proc/self/exe", "ebbtide_tests", nullptr);
+      ::_exit(99);
+    }
+    ::close(to_child[0]);
+    ::close(from_child[1]);
+    to_ = to_child[1];
+    from_ = from_child[0];
+  }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+  ~Process() {
+    kill();
+    ::close(to_);
+    ::close(from_);
+  }
+  // Waits for what it says; '\0' where it ended instead.
+  char listen() const {
+    char said = '\0';
+    return ::read(from_, &said, 1) == 1 ? said : '\0';
+  }
+  void say() const { ASSERT_EQ(::write(to_, "x", 1), 1); }
+  void kill() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  int to_ = -1;
+  int from_ = -1;
+};
+
+void answer(char said) {
+  if (::write(3, &said, 1) != 1) ::_exit(98);
+}
+void wait_for_word() {
+  char word = '\0';
+  if (::read(STDIN_FILENO, &word, 1) != 1) ::_exit(97);
+}
+
+TEST_F(LedgerTest, EachSeesWhatTheOthersHold) {
+  const auto first = open();
+  const auto second = open();
+  first->publish({1, 20, 300});
+  second->publish({4000, 50000, 600000});
+  EXPECT_EQ(policy::total(first->others()), 654000u);
+  EXPECT_EQ(first->others().touched_bytes, 50000u);
+  EXPECT_EQ(policy::total(second->others()), 321u);
+  const auto third = open();
+  EXPECT_EQ(policy::total(third->others()), 654321u);
+}
+
+TEST_F(LedgerTest, WhoHasGoneHoldsNothingAndItsSlotIsTakenAgain) {
+  const auto watcher = open();
+  for (int round = 0; round < 1000; ++round) {
+    const auto other = open();
+    EXPECT_EQ(policy::total(watcher->others()), 0u) << "a new slot is empty";
+    other->publish({7, 0, 0});
+    EXPECT_EQ(policy::total(watcher->others()), 7u);
+  }
+  EXPECT_EQ(policy::total(watcher->others()), 0u);
+}
+
+TEST_F(LedgerTest, AFullLedgerSaysSo) {
+  std::vector<std::unique_ptr<Ledger>> all;
+  for (uint32_t slot = 0; slot < Ledger::kSlotCount; ++slot) all.push_back(open());
+  EXPECT_THROW(open(), StateError);
+  all.pop_back();
+  EXPECT_NO_THROW(open());
+}
+
+TEST_F(LedgerTest, WhatIsNoLedgerIsRefused) {
+  std::ofstream(path_) << "something else entirely";
+  EXPECT_THROW(open(), StateError);
+  EXPECT_THROW(Ledger::open("/proc/no/such/folder"), StateError);
+}
+
+TEST_F(LedgerTest, Invariant7_OneBudgetForAll) {
+  const auto mine = budget(10 * kMiB);
+  const auto theirs = budget(10 * kMiB);
+  HostClaim claim = theirs->claim(4 * kMiB, "theirs");
+  claim.touch(kMiB);
+  const HostClaim pinned = theirs->claim_uncharged(2 * kMiB, "theirs");
+  EXPECT_EQ(mine->held_bytes(), 0u);
+  EXPECT_EQ(mine->available_bytes(), 4 * kMiB);
+  try {
+    mine->claim(5 * kMiB, "mine");
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const StoreError& error) {
+    EXPECT_EQ(error.shortage.free_bytes, 4 * kMiB);
+    EXPECT_NE(std::string(error.what()).find("other processes of this run hold 6 MiB"), std::string::npos);
+  }
+  claim.reset();
+  EXPECT_EQ(mine->available_bytes(), 8 * kMiB);
+}
+
+TEST_F(LedgerTest, Invariant7_OneOfManyGetsTheLastBytes) {
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::unique_ptr<HostBudget>> budgets;
+    for (int i = 0; i < 6; ++i) budgets.push_back(budget(5 * kMiB));
+    std::atomic<int> successes{0};
+    std::vector<HostClaim> claims(budgets.size());
+    {
+      std::vector<std::jthread> threads;
+      for (size_t i = 0; i < budgets.size(); ++i) {
+        threads.emplace_back([&, i] {
+          try {
+            claims[i] =
+                i % 2 == 0 ? budgets[i]->claim(3 * kMiB, "a race") : budgets[i]->claim_uncharged(3 * kMiB, "a race");
+            ++successes;
+          } catch (const StoreError&) {
+          }
+        });
+      }
+    }
+    EXPECT_EQ(successes, 1);
+  }
+}
+
+TEST_F(LedgerTest, AProcessThatIsKilledHoldsNothing) {
+  const auto watcher = open();
+  for (int round = 0; round < 2; ++round) {
+    Process process("hold", path_);
+    ASSERT_EQ(process.listen(), 'h');
+    EXPECT_EQ(policy::total(watcher->others()), 5 * kMiB);
+    process.kill();
+    EXPECT_EQ(policy::total(watcher->others()), 0u);
+  }
+}
+
+TEST_F(LedgerTest, AProcessThatIsKilledDuringItsTurnBlocksNobody) {
+  const auto mine = budget(10 * kMiB);
+  Process process("take_turn", path_);
+  ASSERT_EQ(process.listen(), 't');
+  process.kill();
+  EXPECT_EQ(mine->claim(kMiB, "mine").size_bytes(), kMiB);
+}
+
+TEST_F(LedgerTest, Invariant7_OneOfTwoProcessesGetsTheLastBytes) {
+  for (int round = 0; round < 3; ++round) {
+    Process first("race", path_);
+    Process second("race", path_);
+    ASSERT_EQ(first.listen(), 'r');
+    ASSERT_EQ(second.listen(), 'r');
+    first.say();
+    second.say();
+    const std::string said = {first.listen(), second.listen()};
+    EXPECT_TRUE(said == "yn" || said == "ny") << said;
+    // The one that lost gets them when the winner is dead.
+    Process& loser = said == "yn" ? second : first;
+    (said == "yn" ? first : second).kill();
+    loser.say();
+    EXPECT_EQ(loser.listen(), 'y');
+  }
+}
+
+TEST_F(LedgerTest, Invariant10_AForkedChildDoesNotKeepADeadParentsSlot) {
+  const auto watcher = open();
+  Process process("fork", path_);
+  ASSERT_EQ(process.listen(), 'f');  // its child lives, with all that it inherits
+  EXPECT_EQ(policy::total(watcher->others()), 5 * kMiB);
+  process.kill();
+  EXPECT_EQ(policy::total(watcher->others()), 0u);
+}
+
+// --- what the processes do ---
+
+void hold(const std::string& path) {
+  const auto ledger = Ledger::open(path);
+  ledger->publish({kMiB, kMiB, 3 * kMiB});
+  answer('h');
+  wait_for_word();
+}
+
+void take_turn(const std::string& path) {
+  const auto ledger = Ledger::open(path);
+  const auto turn = ledger->take_turn();
+  answer('t');
+  wait_for_word();
+}
+
+void race(const std::string& path) {
+  HostBudget budget;
+  budget.set_margin(0);
+  budget.set_limit(5 * kMiB);
+  budget.join(Ledger::open(path));
+  answer('r');
+  std::vector<HostClaim> claims;
+  while (true) {
+    wait_for_word();
+    try {
+      claims.push_back(budget.claim_uncharged(3 * kMiB, "a race"));
+      answer('y');
+    } catch (const StoreError&) {
+      answer('n');
+    }
+  }
+}
+
+void fork_and_wait(const std::string& path) {
+  const auto ledger = Ledger::open(path);
+  ledger->publish({5 * kMiB, 0, 0});
+  if (::fork() == 0) {
+    answer('f');
+    wait_for_word();  // until the pipe ends with the test
+    ::_exit(0);
+  }
+  while (true) ::pause();
+}
+
+// Instead of main, where the environment gives this process a role.
+[[maybe_unused]] const bool has_no_role = [] {
+  const char* role = std::getenv(kRoleVariable);
+  if (role == nullptr) return true;
+  const std::string name = role;
+  const std::string path = std::getenv(kPathVariable);
+  if (name == "hold") hold(path);
+  if (name == "take_turn") take_turn(path);
+  if (name == "race") race(path);
+  if (name == "fork") fork_and_wait(path);
+  ::_exit(96);
+}();
+
+}  // namespace
+}  // namespace ebbtide::testing

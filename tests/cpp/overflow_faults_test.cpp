@@ -1,0 +1,205 @@
+// Fault injection for what spilled: every driver call of every operation fails once, with out-of-memory and with another code, and of some all that follow fail as well. After each failure invariants
+// 1 to 3 hold, the operation can be finished, and when all is freed nothing is left.
+#include "base/error.h"
+#include "overflow_world.h"
+#include "vmm/limbo.h"
+
+namespace ebbtide::testing {
+namespace {
+
+constexpr int kOutOfMemory = 2;
+constexpr int kOther = 999;
+// Under the sanitizers, which are slow, a sample is enough.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr size_t kStride = 5;
+#else
+constexpr size_t kStride = 1;
+#endif
+
+using Act = std::function<void()>;
+
+class OverflowFaults : public OverflowWorld {
+ protected:
+  static bool fails(const Act& act) {
+    try {
+      act();
+      return false;
+    } catch (const Error& error) {
+      EXPECT_STRNE(error.what(), "");
+      return true;
+    }
+  }
+
+  void try_once(const Act& prepare, const Act& act, const Act& finish, size_t k, int code, uint64_t times) {
+    SCOPED_TRACE("call " + std::to_string(k) + " gives " + std::to_string(code) +
+                 (times == 0 ? ", and all after it" : ""));
+    start();
+    saver().host_pool.set_capacity(4 * kChunk);
+    prepare();
+    note_dropped();
+    saver().engines.trim();
+    sim().fail(nullptr, k, code, times);
+    failures_ += fails(act) ? 1 : 0;
+    sim().clear_failures();
+    saver().give_back_caches();
+    expect_sound("after the failure");
+    if (HasFailure()) return;
+    ASSERT_FALSE(fails(finish));
+    expect_sound("finished");
+    resume();
+    for (size_t index = 0; index < items_.size(); ++index) {
+      if (find(index).is_trimmed) resume_at({}, {items_[index].address});
+    }
+    expect_resident("all back");
+    free_all();
+    expect_nothing_left();
+  }
+
+  // finish: as act, unless given.
+  void sweep(const Act& prepare, const Act& act, Act finish = nullptr) {
+    if (finish == nullptr) finish = act;
+    start();
+    saver().host_pool.set_capacity(4 * kChunk);
+    prepare();
+    note_dropped();
+    saver().engines.trim();
+    sim().clear_log();
+    act();
+    const size_t calls = sim().calls(nullptr);
+    expect_sound("whole");
+    ASSERT_GT(calls, 3u);
+    failures_ = 0;
+    for (size_t k = 1; k <= calls && !HasFailure(); k += kStride) {
+      try_once(prepare, act, finish, k, k % 2 == 0 ? kOutOfMemory : kOther, 1);
+      if (!HasFailure()) try_once(prepare, act, finish, k, k % 2 == 0 ? kOther : kOutOfMemory, 0);
+    }
+    EXPECT_GT(failures_, calls / kStride / 3);
+  }
+
+  void make_three() {
+    spill("w", kSplitRam, 2 * kChunk, 3 * kChunk);
+    spill("w", kSplitNone, kChunk, 2 * kChunk, 1);
+    spill("w", kSplitRam, 0, kChunk);
+  }
+
+  size_t failures_ = 0;
+};
+
+TEST_F(OverflowFaults, Invariant3_AnAllocationThatSpillsLeavesNothingWhereItFails) {
+  for (const Policy& policy : {kSplitRam, kSplitNone, kWholeRam}) {
+    for (const bool is_pool_full : {false, true}) {
+      const Act one_alloc = [&] {
+        saver().device_budget.set_limit(kChunk);
+        const CUdeviceptr address = alloc_with("w", policy, 4 * kChunk);
+        EXPECT_TRUE(is_zero(address, 4 * kChunk));
+        saver().free(address);
+      };
+      const Act prepare = [&] {
+        if (is_pool_full) one_alloc();
+      };
+      sweep(prepare, one_alloc, [&] {
+        one_alloc();
+        EXPECT_EQ(saver().registry.allocation_count(), 0u);
+      });
+    }
+  }
+}
+
+TEST_F(OverflowFaults, Invariant3_AFreeThatFailsIsDoneLater) {
+  const Act free_one = [&] {
+    if (items_.size() < 3) return;
+    const CUdeviceptr address = items_.back().address;
+    items_.pop_back();
+    saver().free(address);
+  };
+  const Act make = [&] {
+    spill("w", kSplitRam, 0, kChunk);
+    spill("w", kSplitRam, 0, kChunk, 1);
+    spill("w", kSplitRam, 2 * kChunk, 3 * kChunk);
+  };
+  start();
+  saver().host_pool.set_capacity(4 * kChunk);
+  make();
+  sim().clear_log();
+  free_one();
+  const size_t calls = sim().calls(nullptr);
+  for (size_t k = 1; k <= calls && !HasFailure(); ++k) {
+    for (const uint64_t times : {1, 0}) {
+      SCOPED_TRACE("call " + std::to_string(k));
+      start();
+      saver().host_pool.set_capacity(4 * kChunk);
+      make();
+      sim().fail(nullptr, k, kOther, times);
+      EXPECT_NO_THROW(free_one());
+      sim().clear_failures();
+      // In the books until it is done.
+      if (saver().deferred_frees.count() > 0) {
+        EXPECT_GE(saver().host_budget.held_bytes(), spilled_bytes() + kChunk);
+      }
+      saver().give_back_caches();
+      EXPECT_EQ(limbo::count() + saver().deferred_frees.count(), 0u);
+      expect_sound("given back");
+      free_all();
+      expect_nothing_left();
+    }
+  }
+}
+
+TEST_F(OverflowFaults, Invariant3_PauseOfWhatSpilled) {
+  sweep([&] { make_three(); }, [&] { pause(); });
+}
+
+TEST_F(OverflowFaults, Invariant3_PauseThatDropsWhatSpilled) {
+  sweep([&] { make_three(); }, [&] { pause({}, BackupKind::kNone); });
+}
+
+TEST_F(OverflowFaults, Invariant3_ResumeOfWhatWasDropped) {
+  sweep(
+      [&] {
+        make_three();
+        pause({}, BackupKind::kNone);
+      },
+      [&] { resume(); });
+}
+
+TEST_F(OverflowFaults, Invariant3_Promote) {
+  sweep([&] { make_three(); }, [&] { promote(); });
+  sweep([&] { make_three(); }, [&] { promote(); }, [&] { pause(); });
+  sweep([&] { make_three(); }, [&] { promote(); }, [&] { pause({}, BackupKind::kNone); });
+}
+
+TEST_F(OverflowFaults, Invariant3_TrimOfWhatSpilledAndItsReturn) {
+  const Act trim_all = [&] {
+    std::vector<CUdeviceptr> addresses;
+    for (const Item& item : items_) addresses.push_back(item.address);
+    trim({"w"}, addresses);
+  };
+  sweep([&] { make_three(); }, trim_all);
+}
+
+// Two calls in a row: the new memory is not mapped, nor the old one again.
+TEST_F(OverflowFaults, Invariant3_AChunkThatCouldNotBeMappedAgainIsWholeAndComesBack) {
+  for (const bool is_freed : {false, true}) {
+    start();
+    const size_t item = spill("w", kSplitRam, kChunk, kChunk);
+    sim().fail("cuMemMap", 2, kOther, 2);  // the first maps the spare range
+    EXPECT_THROW(promote(), DriverError);
+    sim().clear_failures();
+    EXPECT_TRUE(find(item).chunks.back().is_detached.load());
+    EXPECT_TRUE(saver().registry.is_away(items_[item].address + kChunk, 1));
+    expect_sound("detached");
+    if (is_freed) {
+      free_all();
+      expect_nothing_left();
+      continue;
+    }
+    EXPECT_EQ(pause().totals().bytes, kChunk);
+    EXPECT_TRUE(find(item).chunks.back().is_detached.load()) << "its bytes are in it";
+    EXPECT_EQ(resume().totals().bytes, kChunk);
+    EXPECT_EQ(host_bytes(item), kChunk);
+    expect_resident("mapped again");
+  }
+}
+
+}  // namespace
+}  // namespace ebbtide::testing

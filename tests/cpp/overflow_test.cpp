@@ -1,0 +1,387 @@
+// What spills, where it lies, and what every operation does with it.
+#include <thread>
+
+#include "base/error.h"
+#include "core/backup_view.h"
+#include "overflow_world.h"
+
+namespace ebbtide::testing {
+namespace {
+
+constexpr int kOutOfMemory = 2;
+
+using OverflowTest = OverflowWorld;
+
+TEST_F(OverflowTest, WhatFitsDoesNotSpill) {
+  const size_t item = spill("w", kSplitRam, 4 * kChunk, 0);
+  EXPECT_EQ(host_bytes(item), 0u);
+  EXPECT_EQ(saver().counters.spills, 0u);
+  expect_resident("made");
+}
+
+TEST_F(OverflowTest, ASplitAllocationBeginsOnTheDevice) {
+  const size_t item = spill("w", kSplitRam, 2 * kChunk, 3 * kChunk);
+  EXPECT_EQ(device_bytes(item), 2 * kChunk);
+  EXPECT_EQ(host_bytes(item), 3 * kChunk);
+  EXPECT_EQ(find(item).chunks.front().place.load(), Place::kDevice);
+  EXPECT_EQ(find(item).chunks.back().place.load(), Place::kHost);
+  EXPECT_EQ(saver().counters.spills, 1u);
+  EXPECT_EQ(saver().counters.bytes_spilled, 3 * kChunk);
+  expect_resident("made");
+  free_all();
+  expect_nothing_left();
+}
+
+TEST_F(OverflowTest, NewMemoryReadsAsZerosOnBothSides) {
+  saver().host_pool.set_capacity(8 * kChunk);
+  for (int round = 0; round < 2; ++round) {
+    saver().device_budget.set_limit(kChunk);
+    const CUdeviceptr address = alloc_with("w", kSplitNone, 4 * kChunk);
+    EXPECT_TRUE(is_zero(address, 4 * kChunk)) << "round " << round;
+    fill(address, 4 * kChunk, 77);
+    saver().free(address);
+  }
+  EXPECT_EQ(saver().host_pool.kept_bytes(), 3 * kChunk);
+}
+
+TEST_F(OverflowTest, TheReserveStaysFree) {
+  sim().set_capacity(0, 16 * kChunk);
+  saver().overflow.reserve_bytes = 6 * kChunk;
+  alloc_with("w", kSplitRam, 32 * kChunk);
+  EXPECT_EQ(free_device_bytes(0), 6 * kChunk);
+  // Without an overflow policy the reserve is there to be used.
+  alloc_with("plain", Policy{}, 6 * kChunk);
+  EXPECT_EQ(free_device_bytes(0), 0u);
+}
+
+TEST_F(OverflowTest, TheDefaultReserveIsASixteenthOfASmallDevice) {
+  sim().set_capacity(0, 64 * kChunk);
+  saver().overflow.reserve_bytes = OverflowRules::kDefaultReserve;
+  alloc_with("w", kSplitRam, 64 * kChunk);
+  EXPECT_EQ(free_device_bytes(0), 4 * kChunk);
+}
+
+TEST_F(OverflowTest, OtherProcessesCount) {
+  sim().set_capacity(0, 16 * kChunk);
+  sim().set_foreign_bytes(0, 15 * kChunk);
+  const CUdeviceptr address = alloc_with("w", kSplitRam, 4 * kChunk);
+  EXPECT_EQ(saver().registry.find(address)->device_bytes(), kChunk);
+}
+
+TEST_F(OverflowTest, WholeGoesByTheShareOfWhatIsFree) {
+  saver().device_budget.set_limit(10 * kChunk);
+  EXPECT_EQ(saver().registry.find(alloc_with("w", kWholeRam, 7 * kChunk))->device_bytes(), 0u);
+  EXPECT_EQ(saver().registry.find(alloc_with("w", kWholeRam, 6 * kChunk))->host_bytes(), 0u);
+  saver().overflow.whole_fraction = 1;
+  EXPECT_EQ(saver().registry.find(alloc_with("w", kWholeRam, 4 * kChunk))->host_bytes(), 0u);
+  EXPECT_EQ(saver().registry.find(alloc_with("w", kWholeRam, kChunk))->device_bytes(), 0u);
+}
+
+TEST_F(OverflowTest, WithoutAPolicyItIsOutOfMemory) {
+  saver().device_budget.set_limit(kChunk);
+  EXPECT_THROW(alloc_with("w", Policy{}, 2 * kChunk), OutOfMemory);
+}
+
+TEST_F(OverflowTest, MemoryThatGoesBetweenTheLookAndTheCallSpillsToo) {
+  sim().fail("cuMemCreate", 1, kOutOfMemory, 1);
+  const CUdeviceptr address = alloc_with("w", kSplitRam, kChunk);
+  EXPECT_EQ(saver().registry.find(address)->host_bytes(), 0u) << "one refusal is looked at again";
+  sim().clear_failures();
+  sim().set_capacity(0, 4 * kChunk);
+  sim().fail("cuMemCreate", 1, kOutOfMemory, 2);
+  const CUdeviceptr other = alloc_with("w", kSplitRam, kChunk);
+  EXPECT_EQ(saver().registry.find(other)->device_bytes(), 0u);
+}
+
+TEST_F(OverflowTest, FlushesFirstIsRefusedOnceForEachSpill) {
+  Policy policy = kSplitRam;
+  policy.flushes_first = true;
+  saver().device_budget.set_limit(4 * kChunk);
+  EXPECT_NE(alloc_with("w", policy, 4 * kChunk), 0u) << "what fits is not refused";
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_THROW(alloc_with("w", policy, 2 * kChunk), FlushFirst);
+    EXPECT_NE(alloc_with("w", policy, 2 * kChunk), 0u);
+  }
+  // Another size, tag or thread is another call.
+  EXPECT_THROW(alloc_with("w", policy, 2 * kChunk), FlushFirst);
+  EXPECT_THROW(alloc_with("w", policy, 3 * kChunk), FlushFirst);
+  EXPECT_THROW(alloc_with("v", policy, 3 * kChunk), FlushFirst);
+  std::thread([&] { EXPECT_THROW(alloc_with("v", policy, 3 * kChunk), FlushFirst); }).join();
+  EXPECT_NE(alloc_with("v", policy, 3 * kChunk), 0u);
+  EXPECT_EQ(saver().counters.alloc_failures, 0u) << "a call that will be made again did not fail";
+}
+
+TEST_F(OverflowTest, DuringACaptureNobodyAsksAgain) {
+  Policy policy = kSplitRam;
+  policy.flushes_first = true;
+  saver().device_budget.set_limit(0);
+  saver().capture_gate.begin_capture();
+  EXPECT_NE(alloc_with("w", policy, kChunk), 0u);
+  saver().capture_gate.end_capture();
+  EXPECT_THROW(alloc_with("w", policy, kChunk), FlushFirst);
+}
+
+TEST_F(OverflowTest, Invariant7_TheHostLimitHolds) {
+  saver().device_budget.set_limit(kChunk);
+  saver().host_budget.set_limit(4 * kChunk);
+  const CUdeviceptr first = alloc_with("w", kSplitRam, 4 * kChunk);
+  EXPECT_EQ(saver().host_budget.held_bytes(), 3 * kChunk);
+  try {
+    alloc_with("w", kSplitRam, 2 * kChunk);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const OutOfMemory& error) {
+    EXPECT_EQ(error.shortage.requested_bytes, 2 * kChunk);
+    EXPECT_EQ(error.shortage.limit_bytes, 4 * kChunk);
+  }
+  EXPECT_EQ(saver().host_budget.held_bytes(), 3 * kChunk);
+  saver().free(first);
+  EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
+}
+
+TEST_F(OverflowTest, AHostWithoutMemoryIsOutOfMemory) {
+  saver().device_budget.set_limit(0);
+  saver().free(alloc_with("w", kSplitRam, kChunk));
+  sim().fail("cuMemCreate", 1, kOutOfMemory, 0);
+  EXPECT_THROW(alloc_with("w", kSplitRam, kChunk), OutOfMemory);
+  sim().clear_failures();
+  EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
+}
+
+TEST_F(OverflowTest, WithoutHostMemoryOfTheDriversNothingSpills) {
+  sim().fail("cuMemCreate", 1, CUDA_ERROR_INVALID_DEVICE, 0);
+  EXPECT_FALSE(host_location(0).has_value());
+  saver().device_budget.set_limit(0);
+  EXPECT_THROW(alloc_with("w", kSplitRam, kChunk), OutOfMemory);
+  sim().clear_failures();
+  EXPECT_NE(alloc_with("w", kSplitRam, kChunk), 0u) << "an answer of no is asked for again";
+}
+
+TEST_F(OverflowTest, ANodeThatIsFullNowIsStillThePlace) {
+  sim().fail("cuMemCreate", 1, kOutOfMemory, 1);
+  EXPECT_EQ(host_location(0)->where.type, CU_MEM_LOCATION_TYPE_HOST_NUMA);
+}
+
+TEST_F(OverflowTest, WhereTheNodeRefusesTheHostAtLargeServes) {
+  sim().fail("cuMemCreate", 1, CUDA_ERROR_NOT_SUPPORTED, 1);
+  const HostProbe probe = probe_host_location(0);
+  ASSERT_TRUE(probe.location.has_value());
+  EXPECT_EQ(probe.location->where.type, CU_MEM_LOCATION_TYPE_HOST);
+  EXPECT_NE(probe.found.find("CUDA_ERROR_NOT_SUPPORTED"), std::string::npos);
+}
+
+TEST_F(OverflowTest, ThePoolKeepsWhatWasFreedUpToItsSize) {
+  saver().host_pool.set_capacity(3 * kChunk);
+  const size_t first = spill("w", kSplitRam, 0, 2 * kChunk);
+  spill("w", kSplitRam, 0, 2 * kChunk);
+  saver().free(items_[first].address);
+  items_.erase(items_.begin());
+  EXPECT_EQ(saver().host_pool.kept_bytes(), 2 * kChunk);
+  const uint64_t creations = sim().calls("cuMemCreate");
+  const CUdeviceptr again = [&] {
+    saver().device_budget.set_limit(0);
+    return alloc_with("v", kSplitNone, 2 * kChunk);
+  }();
+  EXPECT_EQ(sim().calls("cuMemCreate"), creations) << "kept memory serves";
+  EXPECT_TRUE(is_zero(again, 2 * kChunk)) << "Invariant 2";
+  saver().free(again);
+  free_all();
+  EXPECT_EQ(saver().host_pool.kept_bytes(), 2 * kChunk) << "beyond the size it goes to the system";
+  saver().host_pool.set_capacity(0);
+  expect_nothing_left();
+  EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
+}
+
+TEST_F(OverflowTest, ThePoolIsFilledAheadAndGivesWayToWhatFitsNoOtherWay) {
+  saver().host_pool.set_capacity(130 * kMiB);
+  saver().host_pool.fill(0);
+  EXPECT_EQ(saver().host_pool.kept_bytes(), 128 * kMiB);
+  saver().host_budget.set_limit(128 * kMiB);
+  saver().device_budget.set_limit(0);
+  EXPECT_NE(alloc_with("w", kSplitRam, 6 * kChunk), 0u);
+  EXPECT_EQ(saver().host_pool.kept_bytes(), 0u);
+}
+
+TEST_F(OverflowTest, FillStopsWhereTheBudgetEnds) {
+  saver().host_budget.set_limit(70 * kMiB);
+  saver().host_pool.set_capacity(kGiB);
+  EXPECT_THROW(saver().host_pool.fill(0), StoreError);
+  EXPECT_EQ(saver().host_pool.kept_bytes(), 64 * kMiB);
+}
+
+TEST_F(OverflowTest, APauseWithABackupLeavesHostChunksWhereTheyAre) {
+  const size_t item = spill("w", kSplitRam, 2 * kChunk, 3 * kChunk);
+  const Report report = pause();
+  EXPECT_EQ(report.totals().bytes, 2 * kChunk) << "device bytes only";
+  EXPECT_EQ(report.totals().copied, 2 * kChunk);
+  EXPECT_EQ(host_bytes(item), 3 * kChunk);
+  EXPECT_FALSE(is_partial("w"));
+  EXPECT_TRUE(report.left.empty()) << "nothing is left on the device";
+  expect_sound("paused");
+  EXPECT_EQ(pause().totals().bytes, 0u);
+  EXPECT_EQ(resume().totals().bytes, 2 * kChunk);
+  expect_resident("resumed");
+  EXPECT_EQ(host_bytes(item), 3 * kChunk);
+}
+
+TEST_F(OverflowTest, WhatLiesOnTheHostAloneNeedsNoBackup) {
+  spill("w", kSplitRam, 0, 2 * kChunk);
+  saver().host_budget.set_limit(2 * kChunk);
+  EXPECT_EQ(pause().totals().bytes, 0u);
+  EXPECT_EQ(claim(OperationKind::kPrepare)->commit().front().totals().bytes, 0u);
+  expect_resident("paused");
+  resume();
+}
+
+TEST_F(OverflowTest, APauseWithoutABackupDropsHostChunksIntoThePool) {
+  saver().host_pool.set_capacity(8 * kChunk);
+  const size_t item = spill("w", kSplitNone, 2 * kChunk, 3 * kChunk);
+  EXPECT_EQ(pause().totals().bytes, 2 * kChunk);
+  EXPECT_EQ(host_bytes(item), 0u);
+  EXPECT_EQ(saver().host_pool.kept_bytes(), 3 * kChunk);
+  expect_sound("paused");
+  // Host chunks of 2 and 1: there is room for the smaller one.
+  saver().device_budget.set_limit(3 * kChunk);
+  EXPECT_EQ(resume().totals().bytes, 3 * kChunk);
+  EXPECT_EQ(host_bytes(item), 2 * kChunk);
+  EXPECT_EQ(saver().host_pool.kept_bytes(), kChunk);
+  expect_resident("resumed, as zeros");
+}
+
+TEST_F(OverflowTest, AResumeWithoutHostRoomMovesNothing) {
+  spill("w", kSplitNone, kChunk, 2 * kChunk);
+  pause();
+  saver().device_budget.set_limit(kChunk);
+  saver().host_budget.set_limit(kChunk);
+  EXPECT_THROW(resume(), StoreError);
+  expect_sound("refused");
+  saver().host_budget.set_limit(kUnlimited);
+  resume();
+  expect_resident("resumed");
+}
+
+TEST_F(OverflowTest, ASwapCountsDeviceMemoryOnly) {
+  spill("out", kSplitRam, 2 * kChunk, kChunk);
+  spill("in", kSplitNone, 2 * kChunk, kChunk);
+  pause({"in"});
+  note_dropped();
+  saver().device_budget.set_limit(2 * kChunk);
+  OperationRequest request;
+  request.tags.names = {"out"};
+  request.resume_tags.names = {"in"};
+  const auto reports = saver().claim(OperationKind::kSwap, std::move(request))->commit();
+  EXPECT_EQ(reports.front().totals().bytes, 2 * kChunk);
+  EXPECT_EQ(reports.back().totals().bytes, 2 * kChunk);
+  expect_sound("swapped");
+  pause({"in"});
+  note_dropped();
+  resume({"out"});
+  saver().device_budget.set_limit(kUnlimited);
+  resume();
+  expect_resident("all back");
+}
+
+TEST_F(OverflowTest, PromoteMovesWhatThereIsRoomFor) {
+  const size_t first = spill("w", kSplitRam, kChunk, 3 * kChunk);  // host chunks of 2 and 1
+  const size_t second = spill("w", kSplitRam, 0, 2 * kChunk);
+  saver().device_budget.set_limit(saver().device_budget.held_bytes(0) + 3 * kChunk);
+  const Report report = promote({"w"});
+  EXPECT_EQ(report.totals().bytes, 3 * kChunk);
+  EXPECT_EQ(report.totals().copied, 3 * kChunk);
+  EXPECT_EQ(host_bytes(first), 0u);
+  EXPECT_EQ(host_bytes(second), 2 * kChunk);
+  expect_resident("promoted in part");
+  EXPECT_EQ(promote().totals().bytes, 0u);
+  saver().device_budget.set_limit(kUnlimited);
+  EXPECT_EQ(promote().totals().bytes, 2 * kChunk);
+  EXPECT_EQ(spilled_bytes(), 0u);
+  EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
+  EXPECT_EQ(saver().counters.bytes_promoted, 5 * kChunk);
+  expect_resident("promoted");
+  pause();
+  EXPECT_EQ(resume().totals().bytes, 6 * kChunk) << "it comes back on the device";
+  expect_resident("resumed");
+}
+
+TEST_F(OverflowTest, PromoteRespectsTheReserve) {
+  sim().set_capacity(0, 8 * kChunk);
+  spill("w", kSplitRam, 0, 4 * kChunk);
+  saver().overflow.reserve_bytes = 6 * kChunk;
+  EXPECT_EQ(promote().totals().bytes, 0u);
+  saver().overflow.reserve_bytes = 4 * kChunk;
+  EXPECT_EQ(promote().totals().bytes, 4 * kChunk);
+}
+
+TEST_F(OverflowTest, PromotedHostMemoryGoesToThePoolCleared) {
+  saver().host_pool.set_capacity(4 * kChunk);
+  spill("w", kSplitRam, kChunk, 2 * kChunk);
+  promote();
+  EXPECT_EQ(saver().host_pool.kept_bytes(), 2 * kChunk);
+  saver().device_budget.set_limit(0);
+  EXPECT_TRUE(is_zero(alloc_with("v", kSplitRam, 2 * kChunk), 2 * kChunk));
+}
+
+TEST_F(OverflowTest, PromoteRefusesALeasedTag) {
+  spill("w", kSplitRam, 0, kChunk);
+  const LeaseInfo lease = saver().registry.open_lease("w", "somebody");
+  EXPECT_THROW(promote({"w"}), StateError);
+  saver().registry.close_lease(lease.id);
+  EXPECT_EQ(promote({"w"}).totals().bytes, kChunk);
+}
+
+TEST_F(OverflowTest, WhatWasTrimmedComesBackOnTheDeviceIfThereIsRoom) {
+  const size_t item = spill("w", kSplitRam, kChunk, 2 * kChunk);
+  const CUdeviceptr address = items_[item].address;
+  for (const bool has_room : {false, true}) {
+    EXPECT_EQ(trim({"w"}, {address}).totals().bytes, kChunk);
+    expect_sound("trimmed");
+    EXPECT_EQ(host_bytes(item), 0u);
+    saver().device_budget.set_limit((has_room ? 3 : 1) * kChunk);
+    EXPECT_EQ(resume_at({"w"}, {address}).totals().bytes, (has_room ? 3 : 1) * kChunk);
+    EXPECT_EQ(host_bytes(item), has_room ? 0 : 2 * kChunk);
+    expect_resident("back");
+  }
+  // A device chunk now, and memory that nobody uses: it spills as a new one would.
+  trim({"w"}, {address});
+  saver().device_budget.set_limit(2 * kChunk);
+  EXPECT_EQ(resume_at({"w"}, {address}).totals().bytes, kChunk);
+  EXPECT_EQ(host_bytes(item), 2 * kChunk);
+  saver().device_budget.set_limit(kUnlimited);
+  EXPECT_EQ(promote().totals().bytes, 2 * kChunk);
+  pause({}, BackupKind::kNone);
+  saver().device_budget.set_limit(2 * kChunk);
+  EXPECT_THROW(resume(), OutOfMemory) << "what a pause dropped on the device is the device's";
+}
+
+TEST_F(OverflowTest, SpilledMemoryIsFreedInAnyOrderAndState) {
+  saver().host_pool.set_capacity(kGiB);
+  for (const bool is_paused : {false, true}) {
+    for (size_t i = 0; i < 4; ++i) spill("w", i % 2 == 0 ? kSplitRam : kSplitNone, i * kChunk, (1 + i) * kChunk);
+    if (is_paused) pause();
+    for (const size_t index : {2, 0, 3, 1}) saver().free(items_[index].address);
+    items_.clear();
+    expect_nothing_left();
+  }
+}
+
+TEST_F(OverflowTest, BackupsOfSpilledTensorsSayWhyTheyCanNotBeShown) {
+  const size_t item = spill("w", kSplitRam, 2 * kChunk, kChunk);
+  pause();
+  const CUdeviceptr address = items_[item].address;
+  EXPECT_TRUE(view_backup(saver(), {address, 2 * kChunk}, false).has_value());
+  EXPECT_FALSE(view_backup(saver(), {address + 2 * kChunk, kChunk}, false).has_value()) << "it is resident";
+  EXPECT_THROW(view_backup(saver(), {address, 3 * kChunk}, false), StateError);
+}
+
+TEST_F(OverflowTest, TwoDevicesSpillEachForItself) {
+  spill("w", kSplitRam, kChunk, kChunk, 0);
+  spill("w", kSplitRam, kChunk, 2 * kChunk, 1);
+  expect_resident("made");
+  pause();
+  expect_sound("paused");
+  resume();
+  EXPECT_EQ(promote().rows.size(), 2u);
+  expect_resident("promoted");
+}
+
+}  // namespace
+}  // namespace ebbtide::testing

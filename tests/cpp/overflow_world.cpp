@@ -1,0 +1,147 @@
+#include "overflow_world.h"
+
+#include "vmm/limbo.h"
+
+namespace ebbtide::testing {
+namespace {
+
+uint64_t seed_of(size_t item, size_t block) { return 5000 * (item + 1) + block; }
+
+}  // namespace
+
+CUdeviceptr OverflowWorld::alloc_with(const std::string& tag, const Policy& policy, uint64_t size_bytes, int device) {
+  return saver().alloc(saver().registry.tag(tag), policy, device, size_bytes);
+}
+
+size_t OverflowWorld::spill(const std::string& tag, const Policy& policy, uint64_t device_bytes, uint64_t host_bytes,
+                            int device) {
+  saver().device_budget.set_limit(saver().device_budget.held_bytes(device) + device_bytes);
+  const uint64_t size_bytes = device_bytes + host_bytes;
+  items_.push_back({tag, device, alloc_with(tag, policy, size_bytes, device), size_bytes,
+                    std::vector<bool>(size_bytes / kChunk, false)});
+  saver().device_budget.set_limit(kUnlimited);
+  fill_item(items_.size() - 1);
+  return items_.size() - 1;
+}
+
+void OverflowWorld::fill_item(size_t index) {
+  Item& item = items_[index];
+  for (size_t block = 0; block < item.is_blank.size(); ++block) {
+    fill(item.address + block * kChunk, kChunk, seed_of(index, block));
+    item.is_blank[block] = false;
+  }
+}
+
+void OverflowWorld::free_all() {
+  for (const Item& item : items_) saver().free(item.address);
+  items_.clear();
+}
+
+uint64_t OverflowWorld::spilled_bytes() {
+  uint64_t bytes = 0;
+  for (size_t index = 0; index < items_.size(); ++index) bytes += host_bytes(index);
+  return bytes;
+}
+
+Report OverflowWorld::run_at(OperationKind kind, const std::vector<std::string>& tags,
+                             const std::vector<CUdeviceptr>& addresses) {
+  OperationRequest request;
+  request.tags.names = tags;
+  request.tags.addresses = addresses;
+  return saver().claim(kind, std::move(request))->commit().front();
+}
+
+Report OverflowWorld::trim(const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses) {
+  return run_at(OperationKind::kTrim, tags, addresses);
+}
+
+Report OverflowWorld::resume_at(const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses) {
+  return run_at(OperationKind::kResume, tags, addresses);
+}
+
+void OverflowWorld::note_dropped() {
+  for (size_t index = 0; index < items_.size(); ++index) {
+    for (const Chunk& chunk : find(index).chunks) {
+      if (chunk.place.load() != Place::kDropped) continue;
+      for (size_t block = 0; block < chunk.block_count(); ++block)
+        items_[index].is_blank[chunk.first_block() + block] = true;
+    }
+  }
+}
+
+void OverflowWorld::expect_chunk_sound(const Item& item, size_t index, const Chunk& chunk, const Stored* stored) {
+  SCOPED_TRACE(item.tag + ", chunk " + std::to_string(chunk.index));
+  const bool is_host_memory = chunk.memory.is_on_host();
+  const uint64_t held_bytes = chunk.memory.has_handle() ? chunk.size_bytes : 0;
+  EXPECT_EQ(chunk.charge.size_bytes(), is_host_memory ? 0 : held_bytes);
+  EXPECT_EQ(chunk.host_claim.size_bytes(), is_host_memory ? held_bytes : 0);
+  if (chunk.is_resident()) {
+    EXPECT_EQ(is_host_memory, chunk.is_on_host());
+    ASSERT_TRUE(chunk.mapping.is_mapped());
+  }
+  if (chunk.is_detached.load()) {
+    EXPECT_TRUE(chunk.memory.has_handle());
+    EXPECT_FALSE(chunk.mapping.is_mapped());
+  }
+  for (size_t block = chunk.first_block(); block < chunk.first_block() + chunk.block_count(); ++block) {
+    const bool is_stored = chunk.place.load() == Place::kStored;
+    if (!chunk.is_resident() && !is_stored) continue;
+    CUdeviceptr at = item.address + block * kChunk;
+    if (is_stored) {
+      ASSERT_NE(stored, nullptr);
+      ASSERT_FALSE(stored->blocks[block].is_constant);
+      at = reinterpret_cast<CUdeviceptr>(stored->backup->view() + block * kChunk);
+    }
+    EXPECT_TRUE(item.is_blank[block] ? is_zero(at, kChunk) : holds(at, kChunk, seed_of(index, block)));
+  }
+}
+
+void OverflowWorld::expect_sound(const std::string& when) {
+  SCOPED_TRACE(when);
+  note_dropped();
+  std::vector<uint64_t> device_bytes(kDevices, 0);
+  uint64_t host_held_bytes = saver().engines.held_bytes() + saver().host_pool.kept_bytes();
+  uint64_t handles = saver().host_pool.kept_count();
+  uint64_t mappings = 0;
+  for (size_t index = 0; index < items_.size(); ++index) {
+    const Allocation& allocation = find(index);
+    EXPECT_EQ(allocation.address(), items_[index].address);
+    EXPECT_FALSE(allocation.is_held);
+    const auto stored = saver().registry.stored_of(allocation);
+    host_held_bytes += stored == nullptr ? 0 : stored->claim.size_bytes();
+    for (const Chunk& chunk : allocation.chunks) {
+      expect_chunk_sound(items_[index], index, chunk, stored.get());
+      handles += chunk.memory.has_handle() ? 1 : 0;
+      mappings += chunk.mapping.is_mapped() ? 1 : 0;
+      host_held_bytes += chunk.host_claim.size_bytes();
+      device_bytes[static_cast<size_t>(allocation.device)] += chunk.charge.size_bytes();
+    }
+  }
+  const Live live = Live::now();
+  EXPECT_EQ(live.reservations, items_.size());
+  EXPECT_EQ(live.handles, handles);
+  EXPECT_EQ(live.mappings, mappings);
+  EXPECT_EQ(live.device_bytes, device_bytes[0] + device_bytes[1]);
+  for (int device = 0; device < kDevices; ++device)
+    EXPECT_EQ(saver().device_budget.held_bytes(device), device_bytes[static_cast<size_t>(device)]);
+  EXPECT_EQ(saver().host_budget.held_bytes(), host_held_bytes);
+}
+
+void OverflowWorld::expect_resident(const std::string& when) {
+  for (size_t index = 0; index < items_.size(); ++index)
+    EXPECT_EQ(find(index).resident_bytes(), items_[index].size_bytes) << when;
+  expect_sound(when);
+}
+
+void OverflowWorld::expect_nothing_left() {
+  saver().engines.trim();
+  saver().give_back_caches();
+  EXPECT_EQ(limbo::count(), 0u);
+  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes() + saver().host_pool.kept_bytes());
+  const Live live = Live::now();
+  EXPECT_EQ(live.reservations + live.mappings + live.device_bytes, 0u) << live.text();
+  EXPECT_EQ(live.handles, saver().host_pool.kept_count());
+}
+
+}  // namespace ebbtide::testing

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core_fixture.h"
+
+// Allocations that spilled, and the checks that must hold at every moment, whatever failed.
+namespace ebbtide::testing {
+
+inline constexpr Policy kSplitRam = {BackupKind::kRam, false, Overflow::kSplit, false};
+inline constexpr Policy kSplitNone = {BackupKind::kNone, false, Overflow::kSplit, false};
+inline constexpr Policy kWholeRam = {BackupKind::kRam, false, Overflow::kWhole, false};
+
+class OverflowWorld : public CoreTest {
+ protected:
+  struct Item {
+    std::string tag;
+    int device = 0;
+    CUdeviceptr address = 0;
+    size_t size_bytes = 0;
+    std::vector<bool> is_blank;  // by block: it was dropped, so it reads as zeros
+  };
+
+  OverflowWorld() { start(); }
+  // A core of its own whose spills leave nothing free on the device.
+  void start() {
+    restart();
+    items_.clear();
+    saver().overflow.reserve_bytes = 0;
+  }
+
+  CUdeviceptr alloc_with(const std::string& tag, const Policy& policy, uint64_t size_bytes, int device = 0);
+  // An allocation with this much on the device and the rest on the host, filled. Leaves the device unlimited.
+  size_t spill(const std::string& tag, const Policy& policy, uint64_t device_bytes, uint64_t host_bytes,
+               int device = 0);
+  void fill_item(size_t index);
+  void free_all();
+
+  uint64_t device_bytes(size_t index) { return find(index).device_bytes(); }
+  uint64_t host_bytes(size_t index) { return find(index).host_bytes(); }
+  uint64_t spilled_bytes();  // of all items
+  const Allocation& find(size_t index) { return *saver().registry.find(items_[index].address); }
+  Report promote(const std::vector<std::string>& tags = {}) {
+    return claim(OperationKind::kPromote, tags)->commit().front();
+  }
+  Report trim(const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses);
+  Report resume_at(const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses);
+
+  // Remembers what was dropped until now. expect_sound does it first.
+  void note_dropped();
+  // Invariants 1 to 3 for what is there now: addresses, bytes, owners, budgets.
+  void expect_sound(const std::string& when);
+  void expect_resident(const std::string& when);
+  // What is left once all is freed: what the pool keeps, in the books.
+  void expect_nothing_left();
+
+  std::vector<Item> items_;
+
+ private:
+  Report run_at(OperationKind kind, const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses);
+  void expect_chunk_sound(const Item& item, size_t index, const Chunk& chunk, const Stored* stored);
+};
+
+}  // namespace ebbtide::testing

@@ -1,0 +1,90 @@
+// Where a new allocation lies: pure decisions, swept.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <numeric>
+#include <random>
+
+#include "policy/placement.h"
+
+namespace ebbtide::policy {
+namespace {
+
+constexpr uint64_t kUnit = 2 * kMiB;
+
+// Sizes from one unit to terabytes, small ones often.
+struct Draw {
+  std::mt19937_64 random{11};
+  uint64_t units() { return random() >> (24 + random() % 40); }
+  uint64_t bytes() { return random() >> (18 + random() % 46); }
+};
+
+TEST(Placement, UsableBytesRespectReserveAndBudget) {
+  Draw draw;
+  for (int round = 0; round < 2000; ++round) {
+    const DeviceRoom room{draw.bytes(), draw.bytes(), round % 3 == 0 ? kUnlimited : draw.bytes(), kUnit};
+    const uint64_t usable = usable_bytes(room);
+    EXPECT_EQ(usable % kUnit, 0u);
+    EXPECT_LE(usable, room.budget_bytes);
+    if (usable > 0) EXPECT_LE(usable + room.reserve_bytes, room.free_bytes);
+    // One unit more would reach into what is not ours.
+    const uint64_t more = usable + kUnit;
+    EXPECT_TRUE(more > room.budget_bytes || more + room.reserve_bytes > room.free_bytes);
+  }
+}
+
+TEST(Placement, SplitUsesTheDeviceFirstAndAllOfIt) {
+  Draw draw;
+  for (int round = 0; round < 2000; ++round) {
+    const uint64_t size = (1 + draw.units()) * kUnit;
+    const uint64_t room = draw.units() * kUnit;
+    const Placement placed = place_split(size, room);
+    EXPECT_EQ(placed.device_bytes + placed.host_bytes, size);
+    EXPECT_LE(placed.device_bytes, room);
+    EXPECT_TRUE(placed.host_bytes == 0 || placed.device_bytes == room) << "spilled beside free memory";
+    EXPECT_GE(place_split(size, room + kUnit).device_bytes, placed.device_bytes);
+  }
+}
+
+TEST(Placement, WholeNeverSplits) {
+  Draw draw;
+  for (int round = 0; round < 2000; ++round) {
+    const uint64_t size = (1 + draw.units()) * kUnit;
+    const uint64_t room = draw.units() * kUnit;
+    const double fraction = static_cast<double>(draw.random() % 1001) / 1000;
+    const Placement placed = place_whole(size, room, fraction);
+    EXPECT_EQ(placed.device_bytes + placed.host_bytes, size);
+    EXPECT_TRUE(placed.device_bytes == 0 || placed.host_bytes == 0);
+    EXPECT_LE(placed.device_bytes, room);
+    const bool is_small = static_cast<double>(size) <= fraction * static_cast<double>(room);
+    EXPECT_EQ(placed.host_bytes == 0, is_small && size <= room);
+  }
+  EXPECT_EQ(place_whole(kUnit, kUnit, 1).host_bytes, 0u);
+  EXPECT_EQ(place_whole(kUnit, 100 * kUnit, 0).host_bytes, kUnit);
+}
+
+TEST(Placement, HostChunksHaveFewSizes) {
+  Draw draw;
+  for (int round = 0; round < 2000; ++round) {
+    const uint64_t size = draw.units() % (64 * 1024) * kUnit;
+    const std::vector<uint64_t> chunks = cut_for_host(size, kUnit);
+    EXPECT_EQ(std::accumulate(chunks.begin(), chunks.end(), uint64_t{0}), size);
+    EXPECT_LE(chunks.size(), size / kHostChunkBytes + 5);
+    for (size_t index = 0; index < chunks.size(); ++index) {
+      EXPECT_TRUE(std::has_single_bit(chunks[index] / kUnit));
+      EXPECT_LE(chunks[index], kHostChunkBytes);
+      if (index > 0) EXPECT_LE(chunks[index], chunks[index - 1]);
+    }
+  }
+  EXPECT_EQ(cut_for_host(20 * kMiB, kUnit), (std::vector<uint64_t>{16 * kMiB, 4 * kMiB}));
+  EXPECT_EQ(cut_for_host(512 * kMiB, 512 * kMiB), (std::vector<uint64_t>{512 * kMiB}));
+}
+
+TEST(Placement, SmallDevicesReserveASixteenth) {
+  EXPECT_EQ(default_reserve(80 * kGiB), 512 * kMiB);
+  EXPECT_EQ(default_reserve(8 * kGiB), 512 * kMiB);
+  EXPECT_EQ(default_reserve(kGiB), 64 * kMiB);
+}
+
+}  // namespace
+}  // namespace ebbtide::policy
