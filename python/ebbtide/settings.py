@@ -39,6 +39,27 @@ SETTINGS: tuple[Setting, ...] = (
         "The most pinned memory, for rings and pinned backups. saver.configure(pinned_limit=) goes before it.",
     ),
     Setting(
+        "EBBTIDE_RESERVE",
+        "512 MiB or a sixteenth of the device, the smaller",
+        "Device memory that spills and promotions leave free. saver.configure(reserve=) goes before it.",
+    ),
+    Setting(
+        "EBBTIDE_HOST_POOL",
+        "0",
+        "Host memory that is made ahead and kept for spills. saver.configure(host_pool=) goes before it.",
+    ),
+    Setting(
+        "EBBTIDE_WHOLE_FRACTION",
+        "0.6",
+        'overflow="whole": the share of the free device memory above which an allocation lies on the host. '
+        "saver.configure(whole_fraction=) goes before it.",
+    ),
+    Setting(
+        "EBBTIDE_LEDGER",
+        "none",
+        "A file in which the processes of one run tell each other what host memory they hold; the first makes it.",
+    ),
+    Setting(
         "EBBTIDE_DISK_DIRECTORY",
         "$TMPDIR, else /var/tmp",
         "The folder of disk backups: on a disk, not on tmpfs. saver.configure(disk_directory=) goes before it.",

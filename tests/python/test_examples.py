@@ -82,6 +82,12 @@ def test_lend_the_gpu(run_example) -> None:
     assert re.search(r"pause: freed [\d.]+ MiB", output)
 
 
+def test_overflow(run_example) -> None:
+    output = run_example("05_overflow.py")
+    assert re.search(r"promote: claimed [\d.]+ MiB", output)
+    assert output.endswith("MiB spilled and came home: the same bytes at the same address\n")
+
+
 # --- the model behind them ---
 
 

@@ -20,6 +20,7 @@ from ebbtide.saver.limits import configure
 from ebbtide.saver.operations import pause, paused, resume
 from ebbtide.saver.pending import Pending
 from ebbtide.saver.preparation import Preparation, prepare
+from ebbtide.saver.promotion import promote
 from ebbtide.saver.queries import backup_of, is_paused, stats, tags
 from ebbtide.saver.regions import disabled, region
 from ebbtide.saver.reports import Adoption, Event, Held, Report, Swap, TagStatus, TagTable
@@ -55,6 +56,7 @@ __all__ = [
     "pause",
     "paused",
     "prepare",
+    "promote",
     "region",
     "resume",
     "stats",

@@ -13,6 +13,7 @@ class CpuPools:
     device_type = "cpu"
     inner_beats_all = True
     one_thread_only = False
+    flushes_first = True
 
     def __init__(self, extension: Any) -> None:
         self._extension = extension

@@ -33,6 +33,7 @@ LEAST_TORCH = (2, 6)
 THREAD_POOLS_FROM = (2, 8)
 INNER_BEATS_ALL_FROM = (2, 11)
 EXPANDABLE_SEGMENTS_FROM = (2, 13)
+POOLS_FLUSH_FROM = (2, 13)
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 _immortal: list[Any] = []
@@ -68,6 +69,7 @@ class CudaPools:
         bindings = torch._C
         self.inner_beats_all = version >= INNER_BEATS_ALL_FROM
         self.one_thread_only = version < THREAD_POOLS_FROM
+        self.flushes_first = version >= POOLS_FLUSH_FROM
         self._begin_all = bindings._cuda_beginAllocateToPool
         self._begin = self._begin_all if self.one_thread_only else bindings._cuda_beginAllocateCurrentThreadToPool
         self._end = getattr(bindings, "_cuda_endAllocateToPool", None) or bindings._cuda_endAllocateCurrentStreamToPool

@@ -7,15 +7,19 @@ torch lets an inner pool win over it.
 """
 
 import contextlib
+import logging
 import os
 import sys
 import threading
 from typing import Any, NamedTuple
 
 from ebbtide import _core, driver_choice
-from ebbtide.errors import StateError
-from ebbtide.saver import pools
+from ebbtide.errors import Error, StateError
+from ebbtide.saver import pools, trimming
 from ebbtide.saver.leases import LentPool, PoolKey, holder_name, restore_trimmed, shelf
+from ebbtide.saver.names import NO_OVERFLOW_CODE
+
+_logger = logging.getLogger(__name__)
 
 
 class Frame:
@@ -57,11 +61,12 @@ class OrdinaryFrame(Frame):
 
 
 class RegionPolicy(NamedTuple):
-    """What a region says of the memory inside. `backup` is the core's code."""
+    """What a region says of the memory inside. `backup` and `overflow` are the core's codes."""
 
     tag: str
     backup: int
     retain: bool
+    overflow: int = NO_OVERFLOW_CODE
 
 
 class RegionFrame(Frame):
@@ -73,10 +78,16 @@ class RegionFrame(Frame):
         super().__init__(owner)
         self.takes_all_threads = takes_all_threads
         self._backend = backend
-        self._keys = [PoolKey(policy.tag, policy.backup, device, policy.retain) for device in backend.devices()]
+        self._tag = None if policy.overflow == NO_OVERFLOW_CODE else policy.tag
+        flushes_first = policy.overflow != NO_OVERFLOW_CODE and backend.flushes_first
+        self._keys = [
+            PoolKey(policy.tag, policy.backup, device, policy.retain, policy.overflow, flushes_first)
+            for device in backend.devices()
+        ]
         self._lent: list[LentPool] = []
         for key in self._keys:
             shelf.slot(key)
+        self._give_up_spilled()
         self._lease = _core.open_lease(policy.tag, holder_name())
         reaches_all_threads = takes_all_threads or backend.one_thread_only
         try:
@@ -107,6 +118,16 @@ class RegionFrame(Frame):
         while self._lent:
             shelf.give_back(self._keys[len(self._lent) - 1], self._lent.pop())
         _core.close_lease(self._lease.id)
+        self._give_up_spilled()
+
+    def _give_up_spilled(self) -> None:
+        # Of an earlier spike: memory that torch would hand out again, and that need not be slow any more.
+        if self._tag is None:
+            return
+        try:
+            trimming.give_up_spilled(self._tag, only_for_room=True)
+        except Error as error:
+            _logger.debug("spilled memory that nobody uses stays where it is: %r", error)
 
     def _verbs(self) -> tuple[Any, Any]:
         if self.takes_all_threads:

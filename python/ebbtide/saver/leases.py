@@ -20,16 +20,19 @@ from typing import Any, NamedTuple
 
 from ebbtide import _core
 from ebbtide.errors import Error
+from ebbtide.saver.names import NO_OVERFLOW_CODE
 from ebbtide.saver.pools import PoolBackend
 
 
 class PoolKey(NamedTuple):
-    """What pools have in common that share a slot of the core. `backup` is the core's code."""
+    """What pools have in common that share a slot of the core. `backup` and `overflow` are the core's codes."""
 
     tag: str
     backup: int
     device: int
     retain: bool = False
+    overflow: int = NO_OVERFLOW_CODE
+    flushes_first: bool = False  # torch gives its caches back when the slot refuses, and asks again
 
 
 @dataclass(eq=False)
@@ -70,7 +73,9 @@ class Shelf:
         with self._lock:
             slot = self._slots.get(key)
             if slot is None:
-                slot = self._slots[key] = _core.bind_slot(key.tag, key.device, key.backup, key.retain)
+                slot = self._slots[key] = _core.bind_slot(
+                    key.tag, key.device, key.backup, key.retain, key.overflow, key.flushes_first
+                )
             return slot
 
     def take(

@@ -18,6 +18,7 @@ class _Unchanged(Enum):
 
 UNCHANGED: Final = _Unchanged.UNCHANGED
 Limit: TypeAlias = str | int | Literal[_Unchanged.UNCHANGED] | None
+Fraction: TypeAlias = float | Literal[_Unchanged.UNCHANGED]
 Switch: TypeAlias = bool | Literal[_Unchanged.UNCHANGED]
 Folder: TypeAlias = str | os.PathLike[str] | Literal[_Unchanged.UNCHANGED] | None
 
@@ -26,7 +27,11 @@ _SIZE_VARIABLES = {
     "host": "EBBTIDE_HOST_LIMIT",
     "host_margin": "EBBTIDE_HOST_MARGIN",
     "pinned": "EBBTIDE_PINNED_LIMIT",
+    "reserve": "EBBTIDE_RESERVE",
+    "host_pool": "EBBTIDE_HOST_POOL",
 }
+_FRACTION_VARIABLE = "EBBTIDE_WHOLE_FRACTION"
+_SIZES_BY_NAME = ("host_margin", "reserve", "host_pool")  # the others are called NAME_limit
 _SWITCH_VARIABLES = {
     "skip_clean": "EBBTIDE_SKIP_CLEAN",
     "skip_unused": "EBBTIDE_SKIP_UNUSED",
@@ -43,6 +48,9 @@ def configure(
     host_limit: Limit = UNCHANGED,
     host_margin: Limit = UNCHANGED,
     pinned_limit: Limit = UNCHANGED,
+    reserve: Limit = UNCHANGED,
+    host_pool: Limit = UNCHANGED,
+    whole_fraction: Fraction = UNCHANGED,
     disk_directory: Folder = UNCHANGED,
     skip_clean: Switch = UNCHANGED,
     skip_unused: Switch = UNCHANGED,
@@ -56,6 +64,11 @@ def configure(
         host_limit: the most host memory that it may hold; None: no limit but RAM and the container's.
         host_margin: host memory that it leaves to others ("1GiB" or bytes).
         pinned_limit: the most pinned memory that it may hold, for its rings and for pinned backups; None: no limit.
+        reserve: device memory that spills and promotions leave free, on each device; None: 512 MiB, or a sixteenth of
+            the device where that is less.
+        host_pool: host memory that is made ahead and kept for spills, which otherwise wait for it; 0 keeps none.
+        whole_fraction: overflow="whole": the share of the free device memory, 0 to 1, above which an allocation lies on
+            the host.
         disk_directory: the folder of disk backups that are made from now on; None: EBBTIDE_DISK_DIRECTORY, else TMPDIR,
             else /var/tmp. It is looked at when a backup is made.
         skip_clean: whether a pause leaves out blocks of 2 MiB that did not change since their backup was made, by a
@@ -68,12 +81,22 @@ def configure(
 
     Raises:
         TypeError, ValueError: malformed sizes, switches that are no bool.
+        StoreError: the host has too little for host_pool. All is set, and what was made stays.
     """
     if host_margin is None:
         raise TypeError("host_margin is a size: 0 leaves nothing to others")
-    given = {"device": device_limit, "host": host_limit, "host_margin": host_margin, "pinned": pinned_limit}
+    if host_pool is None:
+        raise TypeError("host_pool is a size: 0 keeps nothing")
+    given = {
+        "device": device_limit,
+        "host": host_limit,
+        "host_margin": host_margin,
+        "pinned": pinned_limit,
+        "reserve": reserve,
+        "host_pool": host_pool,
+    }
     limits = {
-        name: _core.UNLIMITED if size is None else parse_size(size, name if "_" in name else f"{name}_limit")
+        name: _core.UNLIMITED if size is None else parse_size(size, name if name in _SIZES_BY_NAME else f"{name}_limit")
         for name, size in given.items()
         if not isinstance(size, _Unchanged)
     }
@@ -86,6 +109,7 @@ def configure(
     for name, value in switches.items():
         if not isinstance(value, bool | _Unchanged):
             raise TypeError(f"{name} is True or False, not {value!r}")
+    fraction = whole_fraction if isinstance(whole_fraction, _Unchanged) else _check_fraction(whole_fraction)
     folder = _check_folder(disk_directory)
     if driver_choice.is_off():
         return
@@ -97,6 +121,26 @@ def configure(
             _core.set_option(name, value)
     if not isinstance(folder, _Unchanged):
         _core.set_disk_directory(folder)
+    if not isinstance(fraction, _Unchanged):
+        _core.set_whole_fraction(fraction)
+    if "host_pool" in limits:
+        _fill_host_pool()
+
+
+def _fill_host_pool() -> None:
+    from ebbtide.saver import pools  # which needs this module
+
+    backend = pools.existing_backend()  # where there is none yet, the first region that overflows fills the pool
+    for device in backend.devices() if backend else ():
+        _core.fill_host_pool(device)
+
+
+def _check_fraction(fraction: object) -> float:
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float):
+        raise TypeError(f"whole_fraction is a number from 0 to 1, not {type(fraction).__name__}")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"whole_fraction is a number from 0 to 1, not {fraction!r}")
+    return float(fraction)
 
 
 def _check_folder(folder: object) -> str | Literal[_Unchanged.UNCHANGED] | None:
@@ -116,7 +160,7 @@ def apply_environment() -> None:
     """Sets what the variables of limits and switches say, at the first call.
 
     Raises:
-        ValueError: one of them is no size, or neither 0 nor 1.
+        ValueError: one of them is no size, no fraction, or neither 0 nor 1.
     """
     global _environment_is_applied
     with _lock:
@@ -132,8 +176,12 @@ def apply_environment() -> None:
             for name, variable in _SWITCH_VARIABLES.items()
             if os.environ.get(variable)
         }
+        share = os.environ.get(_FRACTION_VARIABLE)
+        fraction = _parse_fraction(share) if share else None
         for name, size_bytes in sizes.items():
             _core.set_limit(name, size_bytes)
+        if fraction is not None:
+            _core.set_whole_fraction(fraction)
         for name, is_on in switches.items():
             _core.set_option(name, is_on)
         _environment_is_applied = True
@@ -143,3 +191,10 @@ def _parse_switch(text: str, variable: str) -> bool:
     if text.strip() not in ("0", "1"):
         raise ValueError(f"{variable} must be 0 or 1, not {text[:40]!r}")
     return text.strip() == "1"
+
+
+def _parse_fraction(text: str) -> float:
+    try:
+        return _check_fraction(float(text))
+    except ValueError:
+        raise ValueError(f"{_FRACTION_VARIABLE} must be a number from 0 to 1, not {text[:40]!r}") from None

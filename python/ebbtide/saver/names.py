@@ -6,12 +6,17 @@ from typing import Final, Literal, TypeAlias
 
 BackupName: TypeAlias = Literal["ram", "pinned", "disk"]
 
+OverflowName: TypeAlias = Literal["split", "whole"]
+
 TAG_BYTES_MAX = 255
 RESERVED = "*/"
 
 # The codes of ebbtide_backup_kind, so that checking an argument needs no library.
 _BACKUP_CODES: dict[str | None, int] = {None: 0, "ram": 1, "pinned": 2, "disk": 3}
 NO_BACKUP_CODE: Final = 0
+# Likewise, of ebbtide_overflow.
+_OVERFLOW_CODES: dict[str | None, int] = {None: 0, "split": 1, "whole": 2}
+NO_OVERFLOW_CODE: Final = 0
 AS_ALLOCATED_CODE: Final = -1
 
 
@@ -71,6 +76,21 @@ def backup_code(backup: object) -> int:
             return code
     raise ValueError(
         f'backup must be "ram", "pinned", "disk" or None (no backup: the content is dropped at pause), not {backup!r}'
+    )
+
+
+def overflow_code(overflow: object) -> int:
+    """The C API's code of an overflow policy: "split", "whole", or None for out of memory.
+
+    Raises:
+        ValueError: another one.
+    """
+    if overflow is None or isinstance(overflow, str):
+        code = _OVERFLOW_CODES.get(overflow)
+        if code is not None:
+            return code
+    raise ValueError(
+        f'overflow must be "split", "whole" or None (out of memory where the device has too little), not {overflow!r}'
     )
 
 

@@ -27,6 +27,9 @@ class PoolBackend(Protocol):
     one_thread_only: bool
     """Whether a pool takes every thread's allocations in any case (torch before 2.8): two regions would mix."""
 
+    flushes_first: bool
+    """Whether a pool that is refused memory gives cached memory back and asks again at once, whatever it gave."""
+
     def devices(self) -> Sequence[int]:
         """The ordinals that a region covers."""
 

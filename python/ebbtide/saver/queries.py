@@ -74,6 +74,8 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False) -> "torch.Tensor |
 
     Raises:
         TypeError: not a tensor with plain strided memory.
+        StateError: a part of it has spilled to host memory, where a pause leaves it: no one range of bytes holds all of
+            it. `promote` before the pause.
         StoreError: a block that was kept as one repeated value must be written out, and there is no room.
     """
     import torch

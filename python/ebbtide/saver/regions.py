@@ -8,7 +8,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from ebbtide import driver_choice
 from ebbtide.saver import frames
-from ebbtide.saver.names import BackupName, backup_code, check_tag, retain_flag
+from ebbtide.saver.names import BackupName, OverflowName, backup_code, check_tag, overflow_code, retain_flag
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -79,13 +79,20 @@ class Region(_AllocationScope):
     """What `saver.region` gives. See there."""
 
     def __init__(
-        self, tag: str, *, backup: BackupName | None = "ram", threads: Threads = "own", retain: bool = False
+        self,
+        tag: str,
+        *,
+        backup: BackupName | None = "ram",
+        threads: Threads = "own",
+        retain: bool = False,
+        overflow: OverflowName | None = None,
     ) -> None:
         self.tag = check_tag(tag)
         self.backup = backup
         code = backup_code(backup)
         self.retain = retain_flag(retain, code)
-        self._policy = frames.RegionPolicy(self.tag, code, self.retain)
+        self.overflow = overflow
+        self._policy = frames.RegionPolicy(self.tag, code, self.retain, overflow_code(overflow))
         if threads not in ("own", "all"):
             raise ValueError(f'threads must be "own" (what this thread allocates) or "all", not {threads!r}')
         self.threads: Threads = threads
@@ -96,7 +103,8 @@ class Region(_AllocationScope):
 
     def __repr__(self) -> str:
         text = f"saver.region({self.tag!r}, backup={self.backup!r}, threads={self.threads!r}"
-        return text + (", retain=True)" if self.retain else ")")
+        text += ", retain=True" if self.retain else ""
+        return text + (f", overflow={self.overflow!r})" if self.overflow else ")")
 
 
 class Disabled(_AllocationScope):
@@ -111,7 +119,14 @@ class Disabled(_AllocationScope):
         return "saver.disabled()"
 
 
-def region(tag: str, *, backup: BackupName | None = "ram", threads: Threads = "own", retain: bool = False) -> Region:
+def region(
+    tag: str,
+    *,
+    backup: BackupName | None = "ram",
+    threads: Threads = "own",
+    retain: bool = False,
+    overflow: OverflowName | None = None,
+) -> Region:
     """What torch allocates inside carries `tag` and can be paused.
 
     A context manager and a decorator. It may be nested (the inner one wins), entered again, and entered by several
@@ -127,6 +142,10 @@ def region(tag: str, *, backup: BackupName | None = "ram", threads: Threads = "o
             backward on threads of its own), also inside regions that other threads entered before.
         retain: True keeps the backup's memory (or file) and content at resume: the next pause needs no new memory,
             and copies only what has changed.
+        overflow: what becomes of memory for which the device has too little. None: OutOfMemoryError. "split": it
+            begins on the device and goes on in host memory, which the device reads over the bus, behind one contiguous
+            address. "whole": what is larger than a share of the free memory (`configure(whole_fraction=)`) lies in
+            host memory as a whole, all else on the device.
 
     Raises:
         TypeError, ValueError: malformed arguments, at once; retain without a backup is one.
@@ -134,7 +153,7 @@ def region(tag: str, *, backup: BackupName | None = "ram", threads: Threads = "o
             work, a forked child.
         OutOfMemoryError: when entered: memory that was trimmed does not fit on the device. The region is not entered.
     """
-    return Region(tag, backup=backup, threads=threads, retain=retain)
+    return Region(tag, backup=backup, threads=threads, retain=retain, overflow=overflow)
 
 
 def disabled() -> Disabled:

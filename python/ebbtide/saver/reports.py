@@ -29,8 +29,8 @@ class Report:
     """What an operation did. Sizes are bytes.
 
     Attributes:
-        kind: "pause", "resume", "prepare" or "trim".
-        bytes: device bytes freed (pause, trim) or claimed (resume); bytes made ready for backups (prepare).
+        kind: "pause", "resume", "prepare", "trim" or "promote".
+        bytes: device bytes freed (pause, trim) or claimed (resume, promote); bytes made ready for backups (prepare).
         copied: bytes that crossed the bus.
         skipped: bytes with a backup that needed no copy; the sum of:
         clean: the backup held them already;
@@ -71,7 +71,7 @@ class Report:
         lines = [
             f"{self.kind}: {verb} {format_size(self.bytes)} in {self.seconds:.3f} s"
             + (f" ({whose})" if whose else "")
-            + (self._describe_bytes() if self.kind in ("pause", "resume") else "")
+            + (self._describe_bytes() if self.kind in ("pause", "resume", "promote") else "")
         ]
         if len(self.by_device) > 1:
             lines += [f"  device {device}: {format_size(size)}" for device, size in sorted(self.by_device.items())]
@@ -145,6 +145,7 @@ class TagStatus:
         resident_bytes, stored_bytes, dropped_bytes: where they are.
         trimmed_bytes: of free segments that were trimmed; not among the dropped ones.
         retained_bytes: host memory and disk space of backups that are kept while their content is resident.
+        host_bytes: of the resident ones, what spilled: in host memory that the device reads over the bus.
     """
 
     tag: str
@@ -157,6 +158,7 @@ class TagStatus:
     dropped_bytes: int
     trimmed_bytes: int = 0
     retained_bytes: int = 0
+    host_bytes: int = 0
 
     @classmethod
     def from_core(cls, info: "_core.TagInfo") -> "TagStatus":
@@ -175,7 +177,7 @@ class TagTable(dict[str, TagStatus]):
     def __str__(self) -> str:
         columns = ["size", "resident", "stored", "dropped"]
         # Few programs have these: shown where there is something.
-        rare = ("trimmed", "retained")
+        rare = ("trimmed", "retained", "host")
         columns += [name for name in rare if any(getattr(status, f"{name}_bytes") for status in self.values())]
         rows: list[tuple[str, ...]] = [("tag", "state", "regions", *columns)]
         for status in self.values():
@@ -190,8 +192,8 @@ class Event:
     """One thing that happened. Sizes are bytes.
 
     Attributes:
-        kind: "pause", "resume", "swap", "prepare" or "trim", each also with "_failed" (then some bytes may have moved),
-            or "out_of_memory".
+        kind: "pause", "resume", "swap", "prepare", "trim" or "promote", each also with "_failed" (then some bytes may
+            have moved), or "out_of_memory".
         unix_seconds, seconds: when it ended (seconds since 1970), and how long it took.
         tags: the tags it was about.
         bytes, copied: as in a Report.

@@ -1,0 +1,30 @@
+"""A table that is larger than the device may hold: its first part lies on the device, the rest in host memory.
+
+The ops see one tensor at one address. Once the device has room, the rest moves there.
+"""
+
+import torch
+from ebbtide import saver
+
+saver.configure(device_limit="32MiB")  # a small card, wherever this runs
+
+with saver.region("table", overflow="split"):
+    table = torch.arange(20 << 20, dtype=torch.float32, device=saver.device)  # 80 MiB
+rows = table.view(-1, 1024)
+address = table.data_ptr()
+print(saver.tags())
+on_host = saver.tags()["table"].host_bytes
+assert 48 << 20 <= on_host < 80 << 20
+
+rows += rows.mean(dim=1, keepdim=True)  # reads and writes both parts
+expected = table.cpu().clone()
+
+print(saver.pause("table"))  # what lies on the host takes no device memory, and stays there
+print(saver.resume("table"))
+assert torch.equal(table.cpu(), expected)
+
+saver.configure(device_limit=None)  # others have left
+print(saver.promote("table"))
+assert saver.tags()["table"].host_bytes == 0
+assert table.data_ptr() == address and torch.equal(table.cpu(), expected)
+print(f"{on_host >> 20} MiB spilled and came home: the same bytes at the same address")

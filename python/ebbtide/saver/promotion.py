@@ -1,0 +1,42 @@
+"""`saver.promote`: what spilled to host memory moves to the device."""
+
+from ebbtide import _core, driver_choice
+from ebbtide.errors import StateError
+from ebbtide.saver.names import check_tags
+from ebbtide.saver.queries import check_known
+from ebbtide.saver.reports import Report
+from ebbtide.saver.trimming import give_up_spilled
+
+
+def promote(*tags: str, missing_ok: bool = False) -> Report:
+    """Moves what has spilled to host memory to the device: the oldest first, and as much as leaves the reserve free.
+    Addresses and bytes stay the same. What does not fit stays where it is.
+
+    Free segments that torch caches are not moved: their host memory goes, as with `trim`. Launch nothing that touches
+    the tags meanwhile.
+
+    Args:
+        tags: none means every tag.
+        missing_ok: skip tags that no region ever named.
+
+    Returns:
+        A Report: `bytes` is what moved; `saver.tags()` shows what is still on the host.
+
+    Raises:
+        TypeError, ValueError: malformed arguments.
+        StateError: an unknown tag, a tag whose region is open, a capture under way. Nothing moved.
+        DriverError: a driver call failed. Every byte is safe; promote again goes on, and resume brings back what a
+            tag that is partial lacks.
+    """
+    names = check_tags(tags)
+    if driver_choice.is_off():
+        return Report("promote")
+    known = {info.tag: info for info in _core.tags()}
+    if not missing_ok:
+        check_known(names)
+    for name in [name for name in names if name in known] if names else known:
+        if known[name].lease_count:
+            raise StateError(f"tag {name!r} can't be promoted while its region is open: leave the region first")
+        if known[name].host_bytes:
+            give_up_spilled(name)
+    return Report.from_core(_core.promote(names, missing_ok))

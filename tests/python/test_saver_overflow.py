@@ -1,0 +1,311 @@
+"""Regions that overflow: what the device has no room for lies in host memory behind the same address."""
+
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ebbtide import _core  # noqa: E402
+from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
+from ebbtide.saver import pools  # noqa: E402
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def room(saver):
+    """`room(mib)` leaves so much of device_limit for what is allocated next; all is as before after the test."""
+
+    def leave(mib, keeps_cached=False):
+        if not keeps_cached:  # torch would give back what earlier tests left
+            gc.collect()
+            saver.trim()
+        held = _core.query_device(0).held_bytes
+        saver.configure(device_limit=held + mib * MIB, reserve=0)
+
+    yield leave
+    saver.configure(device_limit=None, reserve=None, host_pool=0, whole_fraction=0.6)
+
+
+def noise(saver, tag, mib, **options):
+    with saver.region(tag, **options):
+        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+
+
+def spilled(saver, tag):
+    return saver.tags()[tag].host_bytes
+
+
+def test_what_does_not_fit_spills(saver, tag, room):
+    room(16)
+    before = saver.stats()
+    tensor = noise(saver, tag, 40, overflow="split")
+    want = tensor.cpu().clone()
+    status = saver.tags()[tag]
+    assert (status.host_bytes, status.resident_bytes, status.state) == (24 * MIB, 40 * MIB, "resident")
+    assert "host" in str(saver.tags())
+    tensor += 1
+    assert torch.equal(tensor.cpu(), want + 1)
+    after = saver.stats()
+    assert after["spills"] - before["spills"] == 1
+    assert after["bytes_spilled"] - before["bytes_spilled"] == 24 * MIB
+    assert after["host_bytes"] - before["host_bytes"] == 24 * MIB
+    assert after["device_bytes"] - before["device_bytes"] == 16 * MIB
+
+
+def test_without_a_policy_it_is_out_of_memory(saver, tag, room):
+    room(16)
+    with pytest.raises((torch.OutOfMemoryError, RuntimeError), match="out of memory"):
+        noise(saver, tag, 40)
+
+
+def test_whole_never_splits(saver, tag, tag2, room):
+    room(40)
+    noise_large = noise(saver, tag, 26, overflow="whole")
+    noise_small = noise(saver, tag2, 24, overflow="whole")
+    assert (spilled(saver, tag), spilled(saver, tag2)) == (26 * MIB, 0)
+    saver.configure(whole_fraction=1)
+    del noise_large, noise_small
+
+
+def test_a_spilled_tag_pauses_and_resumes(saver, tag, room):
+    room(16)
+    tensor = noise(saver, tag, 40, overflow="split")
+    want, address = tensor.cpu().clone(), tensor.data_ptr()
+    report = saver.pause(tag)
+    assert report.bytes == 16 * MIB, "what lies on the host takes no device memory"
+    assert not [held for held in report.left if held.tag == tag]
+    assert spilled(saver, tag) == 24 * MIB
+    assert saver.is_paused(tag)
+    with pytest.raises(StateError, match="spilled"):
+        saver.backup_of(tensor)
+    assert saver.resume(tag).bytes == 16 * MIB
+    assert tensor.data_ptr() == address and torch.equal(tensor.cpu(), want)
+
+
+def test_promote_moves_what_fits(saver, tag, room):
+    room(16)
+    tensor = noise(saver, tag, 52, overflow="split")  # host chunks of 32 and 4
+    want, address = tensor.cpu().clone(), tensor.data_ptr()
+    assert saver.promote(tag).bytes == 0
+    room(32)
+    report = saver.promote(tag)
+    assert (report.kind, report.bytes, report.copied) == ("promote", 32 * MIB, 32 * MIB)
+    assert "claimed 32.0 MiB" in str(report)
+    assert spilled(saver, tag) == 4 * MIB
+    room(100)
+    assert saver.promote().bytes >= 4 * MIB
+    assert spilled(saver, tag) == 0
+    assert tensor.data_ptr() == address and torch.equal(tensor.cpu(), want)
+    assert [event.kind for event in saver.timeline if event.tags == tag] == ["promote", "promote"]
+
+
+def test_promote_refuses_open_regions_and_unknown_tags(saver, tag):
+    with saver.region(tag, overflow="split"), pytest.raises(StateError, match="leave the region first"):
+        saver.promote(tag)
+    with pytest.raises(StateError, match="no region ever named"):
+        saver.promote("nobody")
+    assert saver.promote("nobody", missing_ok=True).bytes == 0
+
+
+def test_cached_memory_goes_before_anything_spills(saver, tag, room):
+    room(40)
+    with saver.region(tag, overflow="split"):
+        cached = torch.zeros(32 * MIB, dtype=torch.uint8, device=saver.device)
+        del cached
+        tensor = torch.zeros(40 * MIB, dtype=torch.uint8, device=saver.device)
+    assert spilled(saver, tag) == (0 if pools.backend().flushes_first else 32 * MIB)
+    assert tensor.numel() == 40 * MIB
+
+
+def test_a_host_that_is_full_is_out_of_memory_and_one_line(saver, tag, room, capfd):
+    room(16)
+    saver.configure(host_limit=_core.stats()["host_held_bytes"] + 8 * MIB)
+    with pytest.raises((torch.OutOfMemoryError, RuntimeError), match="out of memory"):
+        noise(saver, tag, 40, overflow="split")
+    line = next(line for line in capfd.readouterr().err.splitlines() if "can't spill" in line)
+    assert "24 MiB of host memory needed" in line and "8 MiB free" in line and "limit" in line
+    saver.configure(host_limit=None)
+    assert spilled(saver, tag) == 0
+    tensor = noise(saver, tag, 40, overflow="split")
+    assert spilled(saver, tag) == 24 * MIB
+    del tensor
+
+
+def test_the_core_raises_with_numbers(saver, tag, room):
+    room(4)
+    saver.configure(host_limit=_core.stats()["host_held_bytes"] + 2 * MIB)
+    with pytest.raises(OutOfMemoryError) as caught:
+        _core.alloc(tag, 8 * MIB, overflow=_core.OVERFLOW_SPLIT)
+    assert caught.value.requested_bytes == 8 * MIB
+
+
+def test_after_a_spike_free_memory_is_on_the_device_again(saver, tag, room):
+    room(16)
+    spike = noise(saver, tag, 40, overflow="split")
+    address = spike.data_ptr()
+    del spike
+    # No room: what torch caches stays as it is, since it would come back so.
+    with saver.region(tag, overflow="split"):
+        assert spilled(saver, tag) == 24 * MIB
+    room(64)
+    with saver.region(tag, overflow="split"):
+        assert spilled(saver, tag) == 0
+        again = torch.zeros(40 * MIB, dtype=torch.uint8, device=saver.device)
+    assert again.data_ptr() == address
+    assert int(torch.count_nonzero(again)) == 0
+
+
+def test_what_lives_keeps_its_spilled_segment(saver, tag, room):
+    room(16)
+    tensor = noise(saver, tag, 40, overflow="split")
+    want = tensor.cpu().clone()
+    room(64)
+    with saver.region(tag, overflow="split"):
+        assert spilled(saver, tag) == 24 * MIB
+    assert torch.equal(tensor.cpu(), want)
+
+
+def test_trim_and_promote_give_up_free_spilled_segments(saver, tag, room):
+    room(16)
+    spike = noise(saver, tag, 40, overflow="split")
+    del spike
+    assert saver.trim(tag).bytes == 16 * MIB
+    assert spilled(saver, tag) == 0
+    with saver.region(tag, overflow="split"):
+        assert spilled(saver, tag) == 24 * MIB, "no room: as it was"
+    assert saver.promote(tag).bytes == 0
+    assert spilled(saver, tag) == 0
+
+
+def test_the_pool_is_made_ahead_and_reused(saver, tag, room):
+    saver.configure(host_pool="64MiB")
+    noise(saver, tag, 2, overflow="split")  # the first region fills it, if nobody has before
+    assert _core.stats()["host_pool_bytes"] == 64 * MIB
+    room(0)
+    tensor = noise(saver, tag, 64, overflow="split")
+    assert _core.stats()["host_pool_bytes"] == 0
+    del tensor
+    saver.trim(tag)
+    assert _core.stats()["host_pool_bytes"] == 64 * MIB
+    saver.configure(host_pool=0)
+    assert _core.stats()["host_pool_bytes"] == 0
+
+
+def test_regions_say_their_policy(saver, tag):
+    assert repr(saver.region(tag, overflow="split")).endswith("overflow='split')")
+    assert "overflow" not in repr(saver.region(tag))
+    for bad in ("managed", "", 1, True):
+        with pytest.raises(ValueError, match="overflow"):
+            saver.region(tag, overflow=bad)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"whole_fraction": 1.5}, ValueError),
+        ({"whole_fraction": -0.1}, ValueError),
+        ({"whole_fraction": float("nan")}, ValueError),
+        ({"whole_fraction": "0.5"}, TypeError),
+        ({"whole_fraction": True}, TypeError),
+        ({"whole_fraction": None}, TypeError),
+        ({"host_pool": None}, TypeError),
+        ({"reserve": "much"}, ValueError),
+    ],
+)
+def test_bad_configurations(saver, arguments, error):
+    with pytest.raises(error, match=next(iter(arguments))):
+        saver.configure(**arguments)
+
+
+def test_variables_set_what_configure_sets(run_python, driver_name):
+    result = run_python(
+        """
+        from ebbtide import _core, saver
+        with saver.region("w", overflow="split"):
+            pass
+        print(_core.get_limit("reserve"), _core.get_limit("host_pool"), _core.get_whole_fraction(),
+              _core.stats()["host_pool_bytes"])
+        """,
+        EBBTIDE_DRIVER=driver_name,
+        EBBTIDE_RESERVE="3MiB",
+        EBBTIDE_HOST_POOL="130MiB",
+        EBBTIDE_WHOLE_FRACTION="0.25",
+    )
+    assert result.stdout.split() == [str(3 * MIB), str(130 * MIB), "0.25", str(128 * MIB)], result.stderr
+
+
+def test_a_bad_fraction_is_a_sentence(run_python, driver_name):
+    result = run_python(
+        """
+        from ebbtide import saver
+        with saver.region("w"):
+            pass
+        """,
+        EBBTIDE_DRIVER=driver_name,
+        EBBTIDE_WHOLE_FRACTION="60%",
+    )
+    assert result.returncode != 0
+    assert "EBBTIDE_WHOLE_FRACTION must be a number from 0 to 1, not '60%'" in result.stderr
+
+
+def test_two_processes_share_one_host_limit(run_python, driver_name, tmp_path):
+    program = """
+        import subprocess, sys
+        from ebbtide import _core, saver
+        saver.configure(device_limit=0, host_limit="24MiB", host_margin=0)
+        with saver.region("w", overflow="split"):
+            pass
+        mine = _core.alloc("w", 16 << 20, overflow=_core.OVERFLOW_SPLIT)
+        if len(sys.argv) == 1:
+            child = [sys.executable, "-c", sys.orig_argv[2], "child"]
+            print(subprocess.run(child, capture_output=True, text=True).stderr)
+            _core.free(mine)
+            print("alone:", subprocess.run(child, capture_output=True, text=True).returncode)
+        """
+    result = run_python(
+        program, EBBTIDE_DRIVER=driver_name, EBBTIDE_LEDGER=str(tmp_path / "ledger"), EBBTIDE_LOG="warning"
+    )
+    assert "other processes of this run hold" in result.stdout, result.stdout + result.stderr
+    assert "alone: 0" in result.stdout
+
+
+def test_off_promotes_nothing(run_python):
+    result = run_python(
+        """
+        from ebbtide import saver
+        with saver.region("w", overflow="split"):
+            pass
+        print(saver.promote("w"))
+        """,
+        EBBTIDE_DRIVER="off",
+    )
+    assert result.stdout.startswith("promote: claimed 0"), result.stderr
+
+
+GRANULE = 2 * MIB
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 10)), min_size=1, max_size=6))
+def test_property_the_device_is_full_before_anything_spills(saver, sizes):
+    assert saver.device
+    held = _core.query_device(0).held_bytes
+    _core.set_limit("reserve", 0)
+    addresses = []
+    try:
+        for units, room_units in sizes:
+            _core.set_limit("device", _core.query_device(0).held_bytes + room_units * GRANULE)
+            addresses.append(_core.alloc("property-overflow", units * GRANULE, overflow=_core.OVERFLOW_SPLIT))
+            info = _core.find(addresses[-1])
+            assert info.host_bytes == max(0, units - room_units) * GRANULE
+            assert info.resident_bytes == info.size_bytes == units * GRANULE
+    finally:
+        _core.set_limit("device", _core.UNLIMITED)
+        _core.set_limit("reserve", _core.UNLIMITED)
+        for address in addresses:
+            _core.free(address)
+    assert _core.query_device(0).held_bytes == held
