@@ -4,13 +4,13 @@ Importing this package touches no driver, no GPU and no torch; the first use of 
 """
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import DriverError, Error, OutOfMemoryError, StateError, StoreError
 
 if TYPE_CHECKING:
     from ebbtide import saver
+    from ebbtide.preloading import env, preloaded
 
     __version__: str
 
@@ -21,13 +21,17 @@ __all__ = [
     "StateError",
     "StoreError",
     "__version__",
+    "env",
+    "preloaded",
     "saver",
 ]
 
 
-def __getattr__(name: str) -> ModuleType | str:
+def __getattr__(name: str) -> Any:
     if name == "saver":
         return importlib.import_module("ebbtide.saver")
+    if name in ("env", "preloaded"):
+        return getattr(importlib.import_module("ebbtide.preloading"), name)
     if name == "__version__":
         return str(importlib.import_module("ebbtide._core").version())
     raise AttributeError(f"module 'ebbtide' has no attribute {name!r}")

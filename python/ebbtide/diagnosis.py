@@ -13,8 +13,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from ebbtide import driver_choice
+from ebbtide import driver_choice, preloading
 from ebbtide.errors import StateError
+from ebbtide.programs import preload_obstacle
 from ebbtide.settings import SETTINGS
 from ebbtide.sizes import format_size
 
@@ -33,7 +34,7 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        section: "software", "driver", "device 0", "torch extension", "host memory" or "settings".
+        section: "software", "driver", "device 0", "torch extension", "host memory", "preloading" or "settings".
         found: what is there.
         status: "problem" where regions cannot work before it is solved.
         advice: what to do about it; "" if nothing.
@@ -57,7 +58,7 @@ def diagnose() -> list[Finding]:
         else:
             findings += _guarded("torch extension", _torch_extension)
         findings += _guarded("host memory", _host_memory)
-    return [*findings, *_settings()]
+    return [*findings, *_guarded("preloading", _preloading), *_settings()]
 
 
 def is_usable(findings: list[Finding]) -> bool:
@@ -203,6 +204,32 @@ def _host_memory() -> Iterator[Finding]:
     advice = "" if available else "nothing with a backup can be paused: free host memory, or lower EBBTIDE_HOST_MARGIN"
     found = f"{format_size(available)} ({rest}, {margin} left to others)"
     yield Finding("host memory", "room for backups", found, "ok" if available else "note", advice)
+
+
+def _preloading() -> Iterator[Finding]:
+    """What `ebbtide run` needs; regions work without it."""
+    try:
+        library = preloading.find_library()
+    except StateError as error:
+        problem, _, advice = str(error).rpartition(": ")
+        yield Finding("preloading", "library", problem, "note", advice)
+        return
+    yield Finding("preloading", "library", str(library))
+    yield _preloaded_process()
+    obstacle = preload_obstacle(Path(sys.executable), library)
+    if obstacle:
+        yield Finding("preloading", "this Python", obstacle, "note", "`ebbtide run` needs a Python without that")
+
+
+def _preloaded_process() -> Finding:
+    from ebbtide import _core
+
+    if Path(_core.loaded_library()).name == preloading.LIBRARY_NAME:
+        is_active = os.environ.get(preloading.ACTIVE_VARIABLE) != "0"
+        return Finding("preloading", "this process", "preloaded" if is_active else "preloaded, and not active")
+    if preloading.LIBRARY_NAME in os.environ.get(preloading.LOADER_VARIABLE, ""):
+        return Finding("preloading", "this process", "LD_PRELOAD names a library, and it was not loaded", "note")
+    return Finding("preloading", "this process", "not preloaded: `ebbtide run -- COMMAND` does that")
 
 
 def _settings() -> Iterator[Finding]:

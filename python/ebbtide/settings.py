@@ -21,7 +21,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "EBBTIDE_DEVICE_LIMIT",
         "no limit",
-        'The most that ebbtide may hold on a device ("16GiB" or bytes). saver.configure(device_limit=) goes before it.',
+        'The most that ebbtide, or a preloaded program, may hold on a device ("16GiB" or bytes). '
+        "saver.configure(device_limit=) goes before it.",
     ),
     Setting(
         "EBBTIDE_HOST_LIMIT",
@@ -39,14 +40,15 @@ SETTINGS: tuple[Setting, ...] = (
         "The most pinned memory, for rings and pinned backups. saver.configure(pinned_limit=) goes before it.",
     ),
     Setting(
+        "EBBTIDE_OVERFLOW",
+        "split",
+        "What a preloaded program gets where the device has too little: split (the rest of the allocation on the "
+        "host), managed (managed memory), whole (all of a large allocation on the host), or none (out of memory).",
+    ),
+    Setting(
         "EBBTIDE_RESERVE",
         "512 MiB or a sixteenth of the device, the smaller",
         "Device memory that spills and promotions leave free. saver.configure(reserve=) goes before it.",
-    ),
-    Setting(
-        "EBBTIDE_HOST_POOL",
-        "0",
-        "Host memory that is made ahead and kept for spills. saver.configure(host_pool=) goes before it.",
     ),
     Setting(
         "EBBTIDE_WHOLE_FRACTION",
@@ -55,9 +57,38 @@ SETTINGS: tuple[Setting, ...] = (
         "saver.configure(whole_fraction=) goes before it.",
     ),
     Setting(
+        "EBBTIDE_HOST_POOL",
+        "0",
+        "Host memory that is made ahead and kept for spills. saver.configure(host_pool=) goes before it.",
+    ),
+    Setting(
         "EBBTIDE_LEDGER",
-        "none",
-        "A file in which the processes of one run tell each other what host memory they hold; the first makes it.",
+        "none: each process counts for itself",
+        "The file in which the processes of one run count the host memory that they hold; the first makes it. "
+        "`ebbtide run` names it.",
+    ),
+    Setting("EBBTIDE_SUMMARY", "0", "1: totals of what went to the host, on stderr, when a process ends."),
+    Setting(
+        "EBBTIDE_PRELOAD",
+        "1",
+        "0: the preload library, where LD_PRELOAD loads it, hands every call on. `ebbtide run` sets 1.",
+    ),
+    Setting(
+        "EBBTIDE_REPORT",
+        "device",
+        "What a preloaded program is told of device memory: device (the truth), free (free grows by what the host has "
+        "left, up to the total), total (both grow).",
+    ),
+    Setting(
+        "EBBTIDE_PAUSEABLE",
+        "0",
+        "1: a preloaded program is pauseable: all that it allocates on a device has a tag.",
+    ),
+    Setting("EBBTIDE_TAG", "default", "The tag of a pauseable program's allocations."),
+    Setting(
+        "EBBTIDE_BACKUP",
+        "ram",
+        "Where a pauseable program's allocations go in a pause: ram, pinned, disk, or none (what they hold is lost).",
     ),
     Setting(
         "EBBTIDE_DISK_DIRECTORY",

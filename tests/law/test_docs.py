@@ -11,7 +11,7 @@ from checks.docs import Known, find_unknown_names, read_make_targets, variables_
 
 def pages_of(root: Path) -> list[Path]:
     names = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "csrc/README.md", "benchmarks/README.md"]
-    return [*(root / name for name in names), *sorted((root / "docs").glob("*.md"))]
+    return [*(root / name for name in names), *sorted((root / "docs").rglob("*.md"))]
 
 
 def saver_signatures() -> dict[str, set[str] | None]:

@@ -76,7 +76,7 @@ def test_doctor_shows_everything_as_text_and_as_json(run_command) -> None:
     data = json.loads(run_command("doctor", "--json").stdout)
     assert data["usable"] is True
     sections = {finding["section"] for finding in data["findings"]}
-    assert {"software", "driver", "device 0", "host memory", "settings"} <= sections
+    assert {"software", "driver", "device 0", "host memory", "preloading", "settings"} <= sections
     vmm = [finding for finding in data["findings"] if finding["name"] == "vmm"]
     assert [finding["status"] for finding in vmm] == ["ok"] * len(vmm) and vmm
 

@@ -6,6 +6,7 @@ import click
 
 from ebbtide.cli.demo import demo
 from ebbtide.cli.doctor import doctor
+from ebbtide.cli.run import run
 
 
 def _show_version(context: click.Context, _parameter: click.Parameter, is_asked: bool) -> None:
@@ -46,3 +47,4 @@ def main() -> None:
 
 main.add_command(demo)
 main.add_command(doctor)
+main.add_command(run)

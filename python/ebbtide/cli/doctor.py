@@ -18,9 +18,9 @@ _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 def doctor(is_json: bool) -> None:
     """Say what is here and whether ebbtide can work with it.
 
-    GPU, driver, torch, Python, what each capability probe said and what to do about it, room for backups, and the
-    settings in force. It works without torch and without a driver. The exit status is 0 where regions, pause and
-    resume work, else 1.
+    GPU, driver, torch, Python, what each capability probe said and what to do about it, room for backups, preloading,
+    and the settings in force. It works without torch and without a driver. The exit status is 0 where regions, pause
+    and resume work, else 1.
     """
     from ebbtide.diagnosis import diagnose, is_usable
 

@@ -1,0 +1,126 @@
+"""`ebbtide run`."""
+
+import errno
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from ebbtide.run_options import OPTIONS
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _spell(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _run_options(command: _Command) -> _Command:
+    for entry in reversed(OPTIONS):
+        name, words = _spell(entry.name), f"{entry.meaning} [{entry.variable}]"
+        if entry.form:
+            option = click.option(name, metavar=entry.form, help=words)
+        else:
+            option = click.option(f"{name}/{name.replace('--', '--no-', 1)}", default=None, help=words)
+        command = option(command)
+    return command
+
+
+@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] [--]")
+@_run_options
+@click.option("--dry-run", is_flag=True, help="Print what would be set, as lines for a shell, and start nothing.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGUMENTS]...")
+def run(command: tuple[str, ...], dry_run: bool, **options: Any) -> None:
+    """Start a program so that it goes on where it would run out of device memory.
+
+    The preload library is loaded into the program and all that it starts; each option is a variable that the library
+    reads. Options that are not given are as the environment says, so a run inside a run changes only what it names.
+    ebbtide becomes the program (exec): arguments, files, signals and exit status are its own.
+
+    The exit status is 2 where an option is refused, 1 where the library is missing, 126 where the program can't be
+    started, and 127 where it is not found.
+    """
+    from ebbtide import preloading
+
+    environment = _inherited_environment()
+    try:
+        given = {name: value for name, value in options.items() if value is not None}
+        added = preloading.variables_for(given, environment, _spell)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if not command and not dry_run:
+        raise click.UsageError("there is no command: ebbtide run [OPTIONS] -- COMMAND [ARGUMENTS]")
+    program = _find(command[0], environment) if command else None
+    if dry_run:
+        _print_changes(added, environment)
+    elif program is not None:
+        _become(program, command, added, environment)
+
+
+def _inherited_environment() -> dict[str, str]:
+    """What this process was started with: in the C locale, Python itself adds an LC_CTYPE (PEP 538)."""
+    environment = dict(os.environ)
+    try:
+        started_with = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return environment
+    if not any(entry.startswith(b"LC_CTYPE=") for entry in started_with):
+        environment.pop("LC_CTYPE", None)
+    return environment
+
+
+class _NotFound(click.ClickException):
+    exit_code = 127  # what shells answer
+
+
+class _NotStarted(click.ClickException):
+    exit_code = 126
+
+
+def _find(command: str, environment: dict[str, str]) -> Path:
+    from ebbtide.programs import find_program
+
+    try:
+        return find_program(command, environment)
+    except FileNotFoundError as error:
+        raise _NotFound(str(error)) from None
+    except PermissionError as error:
+        raise _NotStarted(str(error)) from None
+
+
+def _print_changes(added: dict[str, str], environment: dict[str, str]) -> None:
+    from ebbtide.preloading import UNIFIED_MEMORY_VARIABLE
+
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in added.items()]
+    if UNIFIED_MEMORY_VARIABLE in environment:
+        lines.append(f"unset {UNIFIED_MEMORY_VARIABLE}")
+    click.echo(os.fsencode("\n".join(lines)))
+
+
+def _become(program: Path, command: tuple[str, ...], added: dict[str, str], environment: dict[str, str]) -> NoReturn:
+    """Replaces this process by the program."""
+    from ebbtide import ledger
+    from ebbtide.preloading import LOADER_VARIABLE, drop_unified_memory
+    from ebbtide.programs import preload_obstacle
+
+    obstacle = preload_obstacle(program, Path(added[LOADER_VARIABLE].split(":")[0]))
+    if obstacle:
+        print(f"ebbtide: {obstacle}", file=sys.stderr)
+    drop_unified_memory(environment)
+    ledger.sweep()
+    # Python ignores these two, and what is ignored stays so in the program.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    sys.stderr.flush()
+    try:
+        os.execve(program, command, environment | added)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        if error.errno == errno.ENOEXEC:
+            reason = "it is neither a program for this machine nor a script that begins with #!"
+        raise _NotStarted(f"{program} can't be started: {reason}") from None

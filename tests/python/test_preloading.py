@@ -1,0 +1,215 @@
+"""`ebbtide.env`, `ebbtide.preloaded`, and what doctor says of preloading."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import ebbtide
+import pytest
+from ebbtide import preloading, run_options
+from ebbtide.settings import SETTINGS
+from hypothesis import given
+from hypothesis import strategies as st
+
+LIBRARY = Path(ebbtide.__file__).resolve().with_name("libebbtide_preload.so")
+UNIFIED_MEMORY = "GGML_CUDA_ENABLE_UNIFIED_MEMORY"
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch, tmp_path):
+    """No settings of ebbtide's, and a ledger of the test's own."""
+    for name in [name for name in os.environ if name.startswith(("EBBTIDE_", "LD_PRELOAD"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("EBBTIDE_LEDGER", str(tmp_path / "ledger"))
+
+
+def command_line(*arguments):
+    return [sys.executable, "-m", "ebbtide.cli", *arguments]
+
+
+def environment_seen_by(command):
+    out = subprocess.run(command, capture_output=True, check=True).stdout
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in (e.partition(b"=") for e in out.split(b"\0"))}
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({}, []),
+        ({"overflow": None}, ["--overflow", "none"]),
+        ({"overflow": "managed", "reserve": 1 << 20}, ["--overflow", "managed", "--reserve", "1MiB"]),
+        ({"overflow": "whole", "whole_fraction": 0.5}, ["--overflow", "whole", "--whole-fraction", "0.50"]),
+        (
+            {"pauseable": True, "tag": "job", "backup": None, "summary": False, "log": "error"},
+            ["--pauseable", "--tag", "job", "--backup", "none", "--no-summary", "--log", "error"],
+        ),
+        (
+            {"device_limit": "2GB", "host_limit": "1GiB", "host_margin": 0, "host_pool": "1MiB"},
+            ["--device-limit", "2GB", "--host-limit", "1GiB", "--host-margin", "0", "--host-pool", "1MiB"],
+        ),
+    ],
+)
+def test_env_and_preloaded_are_what_the_command_sets(options, arguments, monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", "libm.so.6")
+    plain = environment_seen_by(["env", "-0"])
+    under_run = environment_seen_by(command_line("run", *arguments, "--", "env", "-0"))
+    assert plain | ebbtide.env(**options) == under_run
+    with ebbtide.preloaded(**options) as added:
+        assert added == ebbtide.env(**options)
+        assert environment_seen_by(["env", "-0"]) == under_run
+    assert environment_seen_by(["env", "-0"]) == plain
+
+
+def test_preloaded_puts_everything_back(monkeypatch, capfd):
+    monkeypatch.setenv(UNIFIED_MEMORY, "1")
+    monkeypatch.setenv("EBBTIDE_RESERVE", "5")
+    before = dict(os.environ)
+    with pytest.raises(KeyError, match="inside"):
+        with ebbtide.preloaded(reserve="1MiB", summary=True):
+            assert os.environ["EBBTIDE_RESERVE"] == str(1 << 20) and UNIFIED_MEMORY not in os.environ
+            with ebbtide.preloaded(reserve=7):
+                assert os.environ["EBBTIDE_RESERVE"] == "7" and os.environ["EBBTIDE_SUMMARY"] == "1"
+                assert os.environ["LD_PRELOAD"] == str(LIBRARY)
+            assert os.environ["EBBTIDE_RESERVE"] == str(1 << 20)
+            raise KeyError("inside")
+    assert dict(os.environ) == before
+    assert capfd.readouterr().err.count("is unset") == 1
+
+
+def test_a_refused_option_leaves_the_environment_alone(monkeypatch):
+    monkeypatch.setenv(UNIFIED_MEMORY, "1")
+    before = dict(os.environ)
+    with pytest.raises(ValueError, match="reserve"), ebbtide.preloaded(reserve="5x"):
+        pass
+    assert dict(os.environ) == before
+
+
+def test_env_changes_nothing(tmp_path):
+    before = dict(os.environ)
+    ebbtide.env(pauseable=True, tag="job")
+    assert dict(os.environ) == before and not (tmp_path / "ledger").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "sentence"),
+    [
+        ({"device_limits": 1}, TypeError, "there is no option 'device_limits'; the options are overflow, device_limit"),
+        ({"device_limit": True}, TypeError, "device_limit must be a size"),
+        ({"device_limit": None}, TypeError, "device_limit must be a size"),
+        ({"device_limit": 1.5}, TypeError, "device_limit must be a size"),
+        ({"device_limit": -1}, ValueError, "device_limit must not be negative"),
+        ({"summary": 1}, TypeError, "summary must be 0 or 1, or a bool"),
+        ({"summary": "yes"}, ValueError, "summary must be 0 or 1, or a bool"),
+        ({"overflow": 1}, ValueError, "overflow must be one of"),
+        ({"report": None}, ValueError, "report must be one of device, free, total, not None"),
+        ({"overflow": "whole", "whole_fraction": True}, TypeError, "whole_fraction must be a number"),
+        ({"overflow": "whole", "whole_fraction": None}, TypeError, "whole_fraction must be a number"),
+        ({"overflow": "whole", "whole_fraction": float("inf")}, ValueError, "whole_fraction must be a number"),
+        ({"pauseable": True, "tag": 5}, TypeError, "a tag is a str"),
+        ({"tag": "job"}, ValueError, "tag means nothing without pauseable"),
+        ({"host_pool": 2, "host_limit": 1}, ValueError, "host_pool is 2 B, and host_limit allows 1 B"),
+    ],
+)
+def test_env_refuses_with_a_sentence(options, error, sentence):
+    with pytest.raises(error, match=f"^{re.escape(sentence)}"):
+        ebbtide.env(**options)
+
+
+def test_every_choice_and_its_absence(monkeypatch):
+    """What is not given is not set, whatever the environment says of it."""
+    for option in run_options.OPTIONS:
+        assert option.variable not in ebbtide.env()
+        for choice in option.form.split("|") if "|" in option.form else []:
+            needs = {"pauseable": True} if option.name == "backup" else {}
+            assert ebbtide.env(**{option.name: choice}, **needs)[option.variable] == choice
+    monkeypatch.setenv("EBBTIDE_HOST_LIMIT", "5")
+    assert "EBBTIDE_HOST_LIMIT" not in ebbtide.env()
+    with pytest.raises(ValueError, match="host_limit allows 5 B"):
+        ebbtide.env(host_pool=6)
+
+
+def test_the_largest_host_sizes_are_this_machines(monkeypatch):
+    ram_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert ebbtide.env(host_limit=ram_bytes)["EBBTIDE_HOST_LIMIT"] == str(ram_bytes)
+    with pytest.raises(ValueError, match="of RAM: ask for less"):
+        ebbtide.env(host_limit=ram_bytes + 1)
+    monkeypatch.setenv("EBBTIDE_HOST_LIMIT", "4096TiB")  # the core takes the least anyway
+    assert ebbtide.env()
+
+
+@given(st.lists(st.sampled_from(["libm.so.6", "/lib/libx.so", str(LIBRARY), f"/old/{LIBRARY.name}"]), max_size=6))
+def test_ours_is_first_and_once_and_the_others_keep_their_order(entries):
+    for separator in (":", " ", " : ", "::"):
+        result = preloading.preload_list(LIBRARY, separator.join(entries)).split(":")
+        assert result == [str(LIBRARY), *(entry for entry in entries if not entry.endswith(LIBRARY.name))]
+        assert preloading.preload_list(LIBRARY, ":".join(result)).split(":") == result
+
+
+# --- a package without the library, or where the loader can't find it ---
+
+
+@pytest.fixture
+def copy_package(tmp_path):
+    """A copy of the package in a folder of that name -> what PYTHONPATH must be."""
+
+    def copy(folder, *left_out):
+        shutil.copytree(
+            LIBRARY.parent, tmp_path / folder / "ebbtide", ignore=shutil.ignore_patterns("__pycache__", *left_out)
+        )
+        return str(tmp_path / folder)
+
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("folder", "left_out", "sentence"),
+    [
+        ("package", [LIBRARY.name], "the preload library is missing"),
+        ("with space", [], "LD_PRELOAD takes no path with spaces or colons"),
+    ],
+)
+def test_a_library_that_can_not_be_preloaded_is_said(copy_package, folder, left_out, sentence):
+    settings = {**os.environ, "PYTHONPATH": copy_package(folder, *left_out), "EBBTIDE_DRIVER": "off"}
+    result = subprocess.run(
+        command_line("run", "--", "true"), env=settings, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1 and result.stderr.startswith(f"Error: {sentence}")
+    assert result.stderr.count("\n") == 1
+    doctor = subprocess.run(command_line("doctor", "--json"), env=settings, capture_output=True, check=True)
+    (finding,) = [row for row in json.loads(doctor.stdout)["findings"] if row["section"] == "preloading"]
+    assert sentence in finding["found"] and "install ebbtide" in finding["advice"]
+
+
+def preloading_findings(*command, **settings):
+    environment = {**os.environ, "EBBTIDE_DRIVER": "off", **settings}
+    result = subprocess.run(
+        [*command, *command_line("doctor", "--json")], env=environment, capture_output=True, check=True
+    )
+    rows = json.loads(result.stdout)["findings"]
+    return {row["name"]: row for row in rows if row["section"] == "preloading"}
+
+
+def test_doctor_says_whether_this_process_is_preloaded():
+    found = preloading_findings()
+    assert found["library"]["found"] == str(LIBRARY) and "this Python" not in found
+    assert found["this process"]["found"].startswith("not preloaded")
+    found = preloading_findings(*command_line("run", "--"))
+    assert (found["this process"]["found"], found["this process"]["status"]) == ("preloaded", "ok")
+    found = preloading_findings(*command_line("run", "--"), "env", "EBBTIDE_PRELOAD=0")
+    assert found["this process"]["found"] == "preloaded, and not active"
+    found = preloading_findings(LD_PRELOAD=str(LIBRARY))  # by hand
+    assert found["this process"]["found"] == "preloaded"
+    found = preloading_findings(LD_PRELOAD=f"/nowhere/{LIBRARY.name}")
+    assert found["this process"]["status"] == "note" and "was not loaded" in found["this process"]["found"]
+
+
+def test_the_options_are_settings():
+    meanings = {setting.name: setting.meaning for setting in SETTINGS}
+    assert [option.meaning for option in run_options.OPTIONS] == [
+        meanings[option.variable] for option in run_options.OPTIONS
+    ]
+    assert len({option.variable for option in run_options.OPTIONS}) == len(run_options.OPTIONS)
