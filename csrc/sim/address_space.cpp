@@ -183,16 +183,20 @@ CUresult AddressSpace::get_access(uint64_t& flags, LocationKey location, uint64_
   return CUDA_SUCCESS;
 }
 
-CUresult AddressSpace::allocate_linear(uint64_t& address, uint64_t bytes, const Block& block, uint64_t context) {
+CUresult AddressSpace::allocate_linear(uint64_t& address, const LinearMemory& linear, const Block& block, int device) {
   address = reserve_pages(block->size, kGranularity, 0);
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   if (!map_block(address, block->size, *block, PROT_READ | PROT_WRITE)) {
     munmap(pointer(address), block->size);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  reservations_[address] = {.size = block->size, .linear = LinearMemory{bytes, context}};
+  reservations_[address] = {.size = block->size, .linear = linear};
   const LocationKey own{block->location.type, block->location.id};
-  mappings_[address] = {.size = block->size, .block = block, .access = {{own, CU_MEM_ACCESS_FLAGS_PROT_READWRITE}}};
+  const LocationKey user{CU_MEM_LOCATION_TYPE_DEVICE, device};
+  mappings_[address] = {
+      .size = block->size,
+      .block = block,
+      .access = {{own, CU_MEM_ACCESS_FLAGS_PROT_READWRITE}, {user, CU_MEM_ACCESS_FLAGS_PROT_READWRITE}}};
   return CUDA_SUCCESS;
 }
 

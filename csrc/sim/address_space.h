@@ -27,10 +27,11 @@ struct Mapping {
   std::map<LocationKey, CUmemAccess_flags> access;
 };
 
-// What cuMemAlloc made: one reservation that is one mapping, sized as the caller asked.
+// What cuMemAlloc and its kin made: one reservation that is one mapping, sized as the caller asked.
 struct LinearMemory {
   uint64_t requested_bytes;
   uint64_t context;
+  bool is_managed = false;
 };
 
 struct Reservation {
@@ -56,7 +57,8 @@ class AddressSpace {
   CUresult set_access(uint64_t address, uint64_t size, const CUmemAccessDesc* descriptions, size_t count);
   CUresult get_access(uint64_t& flags, LocationKey location, uint64_t address) const;
 
-  CUresult allocate_linear(uint64_t& address, uint64_t bytes, const Block& block, uint64_t context);
+  // device: who may use it, beside the place where it lies.
+  CUresult allocate_linear(uint64_t& address, const LinearMemory& linear, const Block& block, int device);
   CUresult free_linear(uint64_t address);
   void free_linear_of_context(uint64_t context);
 

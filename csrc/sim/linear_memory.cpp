@@ -1,4 +1,8 @@
-// cuMemAlloc's memory, and how much a device has.
+// cuMemAlloc's memory and managed memory, and how much a device has.
+#include "sim/linear_memory.h"
+
+#include <cstdint>
+
 #include "sim/entry.h"
 #include "sim/simulator.h"
 
@@ -7,20 +11,27 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 
+constexpr uint64_t kPitch = 512;
+
 CUresult allocate(CUdeviceptr* dptr, size_t bytesize) {
-  if (dptr == nullptr || bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
-  const uint64_t mapped = (bytesize + kPage - 1) / kPage * kPage;
-  if (mapped < bytesize) return CUDA_ERROR_OUT_OF_MEMORY;
-  Lock lock(simulator().mutex);
-  const uint64_t context = current_context(lock);
-  const CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, device_of_context(lock, context)};
-  Block block;
-  const CUresult failed = simulator().physical.allocate(mapped, location, simulator().next_id(), block);
-  if (failed != CUDA_SUCCESS) return failed;
-  uint64_t address = 0;
-  const CUresult result = simulator().address_space.allocate_linear(address, bytesize, block, context);
-  if (result == CUDA_SUCCESS) *dptr = address;
+  return dptr == nullptr ? CUDA_ERROR_INVALID_VALUE : allocate_linear(*dptr, bytesize, false);
+}
+
+CUresult allocate_pitch(CUdeviceptr* dptr, size_t* pPitch, size_t WidthInBytes, size_t Height,
+                        unsigned int ElementSizeBytes) {
+  const bool is_element = ElementSizeBytes == 4 || ElementSizeBytes == 8 || ElementSizeBytes == 16;
+  if (dptr == nullptr || pPitch == nullptr || WidthInBytes == 0 || Height == 0 || !is_element)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (WidthInBytes > UINT64_MAX / 2 / Height) return CUDA_ERROR_OUT_OF_MEMORY;
+  const uint64_t pitch = (WidthInBytes + kPitch - 1) / kPitch * kPitch;
+  const CUresult result = allocate_linear(*dptr, pitch * Height, false);
+  if (result == CUDA_SUCCESS) *pPitch = pitch;
   return result;
+}
+
+CUresult allocate_managed(CUdeviceptr* dptr, size_t bytesize, unsigned int flags) {
+  const bool is_known = flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST;
+  return dptr == nullptr || !is_known ? CUDA_ERROR_INVALID_VALUE : allocate_linear(*dptr, bytesize, true);
 }
 
 CUresult free_memory(CUdeviceptr dptr) {
@@ -43,12 +54,43 @@ CUresult memory_info(size_t* free, size_t* total) {
 }
 
 }  // namespace
+
+// Managed memory lies with the host and is as large as that is: pages that move are not simulated.
+CUresult allocate_linear(CUdeviceptr& address, size_t size_bytes, bool is_managed) {
+  if (size_bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  const uint64_t mapped = (size_bytes + kPage - 1) / kPage * kPage;
+  if (mapped < size_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  Lock lock(simulator().mutex);
+  const uint64_t context = current_context(lock);
+  const int device = device_of_context(lock, context);
+  const CUmemLocation location{is_managed ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE,
+                               is_managed ? 0 : device};
+  Block block;
+  const CUresult failed = simulator().physical.allocate(mapped, location, simulator().next_id(), block);
+  if (failed != CUDA_SUCCESS) return failed;
+  uint64_t found = 0;
+  const CUresult result =
+      simulator().address_space.allocate_linear(found, {size_bytes, context, is_managed}, block, device);
+  if (result == CUDA_SUCCESS) address = found;
+  return result;
+}
+
 }  // namespace ebbtide::sim
 
 using namespace ebbtide::sim;
 
 EBBTIDE_SIM_EXPORT CUresult cuMemAlloc(CUdeviceptr* dptr, size_t bytesize) {
   EBBTIDE_SIM_FORWARD(cuMemAlloc, kContext | kNoCapture, allocate, dptr, bytesize);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemAllocPitch(CUdeviceptr* dptr, size_t* pPitch, size_t WidthInBytes, size_t Height,
+                                            unsigned int ElementSizeBytes) {
+  EBBTIDE_SIM_FORWARD(cuMemAllocPitch, kContext | kNoCapture, allocate_pitch, dptr, pPitch, WidthInBytes, Height,
+                      ElementSizeBytes);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr* dptr, size_t bytesize, unsigned int flags) {
+  EBBTIDE_SIM_FORWARD(cuMemAllocManaged, kContext | kNoCapture, allocate_managed, dptr, bytesize, flags);
 }
 
 EBBTIDE_SIM_EXPORT CUresult cuMemFree(CUdeviceptr dptr) {
@@ -60,5 +102,6 @@ EBBTIDE_SIM_EXPORT CUresult cuMemGetInfo(size_t* free, size_t* total) {
 }
 
 EBBTIDE_SIM_PLAIN_NAME(cuMemAlloc);
+EBBTIDE_SIM_PLAIN_NAME(cuMemAllocPitch);
 EBBTIDE_SIM_PLAIN_NAME(cuMemFree);
 EBBTIDE_SIM_PLAIN_NAME(cuMemGetInfo);

@@ -1,4 +1,6 @@
 // What the driver says of a pointer.
+#include <cstring>
+
 #include "sim/entry.h"
 #include "sim/simulator.h"
 
@@ -11,6 +13,7 @@ struct PointerFacts {
   uint64_t size;
   int device;
   uint64_t context;
+  bool is_managed = false;
 };
 
 // Nothing for pointers that the driver does not know.
@@ -20,11 +23,14 @@ std::optional<PointerFacts> facts_of(uint64_t address) {
     const PhysicalBlock& block = *mapping->second->block;
     const auto reservation = space.find_reservation(address);
     const auto& linear = reservation->second->linear;
-    const bool is_on_device = block.is_on_device();
+    const bool is_managed = linear && linear->is_managed;
+    const bool is_on_device = block.is_on_device() || is_managed;
     return PointerFacts{is_on_device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST,
                         linear ? reservation->first : mapping->first,
-                        linear ? linear->requested_bytes : mapping->second->size, is_on_device ? block.location.id : 0,
-                        linear ? linear->context : 0};
+                        linear ? linear->requested_bytes : mapping->second->size,
+                        block.is_on_device() ? block.location.id : 0,
+                        linear ? linear->context : 0,
+                        is_managed};
   }
   if (const auto pinned = simulator().host_memory.find(address)) {
     return PointerFacts{CU_MEMORYTYPE_HOST, pinned->first, pinned->second.size, 0, pinned->second.context};
@@ -53,13 +59,41 @@ CUresult pointer_attribute(void* data, CUpointer_attribute attribute, CUdevicept
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
       if (facts->type != CU_MEMORYTYPE_HOST) return CUDA_ERROR_INVALID_VALUE;
       return answer<uint64_t>(data, ptr);
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: return answer<unsigned int>(data, 0);
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: return answer<unsigned int>(data, facts->is_managed ? 1 : 0);
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return answer<int>(data, facts->device);
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return answer<CUdeviceptr>(data, facts->start);
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return answer<size_t>(data, facts->size);
     case CU_POINTER_ATTRIBUTE_MAPPED: return answer<int>(data, 1);
     default: return CUDA_ERROR_NOT_SUPPORTED;
   }
+}
+
+CUresult pointer_attributes(unsigned int numAttributes, CUpointer_attribute* attributes, void** data, CUdeviceptr ptr) {
+  if (numAttributes == 0 || attributes == nullptr || data == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  for (unsigned int i = 0; i < numAttributes; ++i) {
+    if (pointer_attribute(data[i], attributes[i], ptr) == CUDA_SUCCESS) continue;
+    if (data[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    // What the driver does not know of a pointer is no error here.
+    if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
+      answer<int>(data[i], -2);
+    } else if (attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE || attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED) {
+      answer<unsigned int>(data[i], 0);
+    } else {
+      answer<uint64_t>(data[i], 0);
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult ipc_handle(CUipcMemHandle* pHandle, CUdeviceptr dptr) {
+  if (pHandle == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(simulator().mutex);
+  const auto reservation = simulator().address_space.find_reservation(dptr);
+  if (!reservation || !reservation->second->linear || reservation->second->linear->is_managed)
+    return CUDA_ERROR_INVALID_VALUE;
+  *pHandle = {};
+  std::memcpy(pHandle->reserved, &reservation->first, sizeof reservation->first);
+  return CUDA_SUCCESS;
 }
 
 CUresult address_range(CUdeviceptr* pbase, size_t* psize, CUdeviceptr dptr) {
@@ -79,6 +113,15 @@ using namespace ebbtide::sim;
 
 EBBTIDE_SIM_EXPORT CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr ptr) {
   EBBTIDE_SIM_FORWARD(cuPointerGetAttribute, kDriver, pointer_attribute, data, attribute, ptr);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute* attributes,
+                                                   void** data, CUdeviceptr ptr) {
+  EBBTIDE_SIM_FORWARD(cuPointerGetAttributes, kDriver, pointer_attributes, numAttributes, attributes, data, ptr);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle* pHandle, CUdeviceptr dptr) {
+  EBBTIDE_SIM_FORWARD(cuIpcGetMemHandle, kContext, ipc_handle, pHandle, dptr);
 }
 
 EBBTIDE_SIM_EXPORT CUresult cuMemGetAddressRange(CUdeviceptr* pbase, size_t* psize, CUdeviceptr dptr) {

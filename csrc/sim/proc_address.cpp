@@ -1,5 +1,6 @@
 // cuGetProcAddress, in the two shapes that clients ask for: 4 arguments since 11.3, 5 arguments since 12.0.
 #include <cstring>
+#include <span>
 
 #include "sim/entry.h"
 #include "sim/rules.h"
@@ -10,6 +11,9 @@
 EBBTIDE_SIM_EXPORT CUresult cuGetProcAddress(const char* symbol, void** pfn, int cudaVersion, cuuint64_t flags);
 EBBTIDE_SIM_EXPORT CUresult cuGetProcAddress_v2(const char* symbol, void** pfn, int cudaVersion, cuuint64_t flags,
                                                 CUdriverProcAddressQueryResult* symbolStatus);
+EBBTIDE_SIM_EXPORT decltype(cuMemAllocAsync) cuMemAllocAsync_ptsz;
+EBBTIDE_SIM_EXPORT decltype(cuMemAllocFromPoolAsync) cuMemAllocFromPoolAsync_ptsz;
+EBBTIDE_SIM_EXPORT decltype(cuMemFreeAsync) cuMemFreeAsync_ptsz;
 
 namespace ebbtide::sim {
 namespace {
@@ -30,17 +34,19 @@ const Function kFunctions[] = {
 #undef EBBTIDE_FUNCTION
 };
 
+// What is asked for with the flag of per-thread default streams; all else is the plain function then, too.
+const Function kPerThreadFunctions[] = {
+    {"cuMemAllocAsync", 11020, reinterpret_cast<void*>(&cuMemAllocAsync_ptsz)},
+    {"cuMemAllocFromPoolAsync", 11020, reinterpret_cast<void*>(&cuMemAllocFromPoolAsync_ptsz)},
+    {"cuMemFreeAsync", 11020, reinterpret_cast<void*>(&cuMemFreeAsync_ptsz)},
+};
+
 constexpr cuuint64_t kKnownFlags = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
 
-CUdriverProcAddressQueryResult look_up(const char* symbol, int version, void** address) {
-  int driver_version;
-  {
-    Lock lock(simulator().mutex);
-    driver_version = simulator().driver_version;
-  }
+CUdriverProcAddressQueryResult look_up_in(std::span<const Function> functions, const char* symbol, int version,
+                                          int driver_version, void** address) {
   auto status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-  if (rules().is_hidden(symbol)) return status;
-  for (const Function& function : kFunctions) {
+  for (const Function& function : functions) {
     if (std::strcmp(function.name, symbol) != 0 || function.least_version > driver_version) continue;
     if (version >= function.least_version) {
       *address = function.address;
@@ -51,11 +57,25 @@ CUdriverProcAddressQueryResult look_up(const char* symbol, int version, void** a
   return status;
 }
 
+CUdriverProcAddressQueryResult look_up(const char* symbol, int version, cuuint64_t flags, void** address) {
+  int driver_version;
+  {
+    Lock lock(simulator().mutex);
+    driver_version = simulator().driver_version;
+  }
+  if (rules().is_hidden(symbol)) return CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+  if ((flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0) {
+    const auto status = look_up_in(kPerThreadFunctions, symbol, version, driver_version, address);
+    if (status != CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND) return status;
+  }
+  return look_up_in(kFunctions, symbol, version, driver_version, address);
+}
+
 CUresult get_address(const char* symbol, void** pfn, int cudaVersion, cuuint64_t flags,
                      CUdriverProcAddressQueryResult* symbolStatus) {
   if (symbol == nullptr || pfn == nullptr || (flags & ~kKnownFlags) != 0) return CUDA_ERROR_INVALID_VALUE;
   *pfn = nullptr;
-  const auto status = look_up(symbol, cudaVersion, pfn);
+  const auto status = look_up(symbol, cudaVersion, flags, pfn);
   // Not to know a name is no error in this shape, whether the caller wants the status or not.
   if (symbolStatus != nullptr) *symbolStatus = status;
   return CUDA_SUCCESS;
