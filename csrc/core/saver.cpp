@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "core/operation.h"
+#include "core/summary.h"
 #include "driver/context.h"
 #include "vmm/limbo.h"
 
@@ -107,7 +108,9 @@ Saver::Saver() : digest_seed(make_seed()) {
 Saver& Saver::instance() {
   static Saver* const saver = [] {
     ::pthread_atfork(nullptr, nullptr, [] { forked_child.store(true); });
-    return new Saver;
+    auto* const made = new Saver;
+    summarise_at_exit(*made);
+    return made;
   }();
   return *saver;
 }
@@ -194,16 +197,19 @@ CUdeviceptr Saver::alloc(Tag& tag, const Policy& policy, int device, uint64_t si
 }
 
 void Saver::free(CUdeviceptr address) {
+  if (free_if_ours(address)) return;
+  throw InvalidArgument(
+      "no allocation of ebbtide begins at this address: it was freed before, lies inside an allocation, or is "
+      "somebody else's");
+}
+
+bool Saver::free_if_ours(CUdeviceptr address) {
   require_not_forked();
   ++counters.free_calls;
   bool is_ours = false;
   std::shared_ptr<Allocation> allocation = registry.take(address, &is_ours);
-  if (!is_ours) {
-    throw InvalidArgument(
-        "no allocation of ebbtide begins at this address: it was freed before, lies inside an allocation, or is "
-        "somebody else's");
-  }
   if (allocation != nullptr) deferred_frees.destroy(std::move(allocation));
+  return is_ours;
 }
 
 std::unique_ptr<Operation> Saver::claim(OperationKind kind, OperationRequest request) {

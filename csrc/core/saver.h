@@ -67,6 +67,8 @@ class Saver {
   CUdeviceptr alloc(Tag& tag, const Policy& policy, int device, uint64_t size_bytes, void* stream = nullptr);
   // Throws InvalidArgument for an address that no allocation begins at.
   void free(CUdeviceptr address);
+  // The same, but false for such an address.
+  bool free_if_ours(CUdeviceptr address);
 
   std::unique_ptr<Operation> claim(OperationKind kind, OperationRequest request);
 

@@ -6,6 +6,8 @@ import tempfile
 from pathlib import Path
 
 DRIVER_ROW = re.compile(r"^EBBTIDE_FUNCTION\((\w+), (\d+), (required|optional)\)$", re.MULTILINE)
+DRIVER_HOOK = re.compile(r"^EBBTIDE_DRIVER_HOOK\((\w+), (\w+), (\d+), CU_GET_PROC_ADDRESS_(\w+)\)$", re.MULTILINE)
+NVML_HOOK = re.compile(r"^EBBTIDE_NVML_HOOK\((\w+)\)$", re.MULTILINE)
 # What the simulator exports besides the list: the way to everything else.
 RESOLVERS = {"cuGetProcAddress", "cuGetProcAddress_v2"}
 TYPES_PROGRAM = """#include <cuda.h>
@@ -27,6 +29,23 @@ def read_driver_functions(functions_def: Path) -> dict[str, tuple[int, str]]:
             f"{functions_def}: {len(lines) - len(rows)} lines do not read as EBBTIDE_FUNCTION(name, version, need)"
         )
     return {name: (int(version), need) for name, version, need in rows}
+
+
+def read_hook_rows(hooks_def: Path) -> list[tuple[str, str, int, str]]:
+    """Symbol, name, version and flags of each hook of the driver in hooks.def."""
+    rows = DRIVER_HOOK.findall(hooks_def.read_text())
+    return [(symbol, name, int(version), flags) for symbol, name, version, flags in rows]
+
+
+def read_hooks(hooks_def: Path) -> set[str]:
+    """Every symbol that hooks.def says is exported: the driver's and NVML's."""
+    text = hooks_def.read_text()
+    hooks = {symbol for symbol, *_ in read_hook_rows(hooks_def)} | set(NVML_HOOK.findall(text))
+    if len(hooks) != sum("_HOOK(" in line for line in text.splitlines() if line.startswith("EBBTIDE_")):
+        raise ValueError(
+            f"{hooks_def}: a line does not read as EBBTIDE_DRIVER_HOOK(symbol, name, version, flags), or is there twice"
+        )
+    return hooks
 
 
 def read_c_functions(header: Path, prefix: str) -> set[str]:

@@ -1,11 +1,11 @@
-"""The three binaries need only libc and the loader, and export only what they promise."""
+"""The binaries need only libc and the loader, and export only what they promise."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 from checks.binaries import Rule, find_faults, read_exports
-from checks.names import RESOLVERS, exported_driver_names, read_c_functions, read_driver_functions
+from checks.names import RESOLVERS, exported_driver_names, read_c_functions, read_driver_functions, read_hooks
 from checks.toolchain import find_cuda_include
 
 
@@ -27,9 +27,12 @@ def rules(root: Path) -> dict[str, Rule]:
     driver = set(exported_driver_names(listed, find_cuda_include()).values())
     # Programs ask for old names as well, so that the plain name may stand beside the versioned one.
     any_version = tuple(f"{name}{suffix}" for name in listed for suffix in ("", "_v2", "_v3", "_ptsz"))
+    hooks = read_hooks(root / "csrc/preload/hooks.def") | {"dlsym"}
     simulator = (*any_version, *RESOLVERS, *control)
     return {
         "libebbtide.so": Rule("libebbtide.so", may_export=tuple(api), must_export=frozenset(api)),
+        # The same core under the same name: a process that preloads it has no other.
+        "libebbtide_preload.so": Rule("libebbtide.so", tuple(api | hooks), must_export=frozenset(api | hooks)),
         "libebbtide_sim.so": Rule("libebbtide_sim.so", simulator, must_export=frozenset(driver | control | RESOLVERS)),
         "_core.*.so": Rule(
             "", ("PyInit__core",), frozenset({"PyInit__core"}), frozenset({"libebbtide.so"}), runpath="$ORIGIN"
@@ -37,7 +40,7 @@ def rules(root: Path) -> dict[str, Rule]:
     }
 
 
-@pytest.mark.parametrize("pattern", ["libebbtide.so", "libebbtide_sim.so", "_core.*.so"])
+@pytest.mark.parametrize("pattern", ["libebbtide.so", "libebbtide_preload.so", "libebbtide_sim.so", "_core.*.so"])
 def test_binary_needs_and_exports_only_what_it_promises(package: Path, rules: dict[str, Rule], pattern: str) -> None:
     (binary,) = package.glob(pattern)
     assert find_faults(binary, rules[pattern]) == []
@@ -45,7 +48,7 @@ def test_binary_needs_and_exports_only_what_it_promises(package: Path, rules: di
 
 def test_no_other_binary_is_in_the_package(package: Path) -> None:
     names = sorted(path.name.split(".")[0] for path in package.rglob("*.so"))
-    assert names == ["_core", "libebbtide", "libebbtide_sim"]
+    assert names == ["_core", "libebbtide", "libebbtide_preload", "libebbtide_sim"]
 
 
 def test_header_is_plain_c(root: Path, tmp_path: Path) -> None:

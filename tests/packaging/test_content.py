@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-BINARIES = ("libebbtide.so", "libebbtide_sim.so", "_core.")
+BINARIES = ("libebbtide.so", "libebbtide_preload.so", "libebbtide_sim.so", "_core.")
 
 
 def expected_files(root: Path) -> set[str]:
@@ -54,6 +54,7 @@ def test_the_command_is_installed() -> None:
 GOOD = {
     "ebbtide/__init__.py",
     "ebbtide/libebbtide.so",
+    "ebbtide/libebbtide_preload.so",
     "ebbtide/libebbtide_sim.so",
     "ebbtide/_core.cpython-312-x86_64-linux-gnu.so",
     "ebbtide-0.1.0.dist-info/RECORD",

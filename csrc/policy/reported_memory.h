@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+
+#include "base/bytes.h"
+
+// What a program is told when it asks how much memory a device has.
+namespace ebbtide::policy {
+
+// kDevice: the truth. kFree: free grows by what spills may still take of the host, up to the total: for programs that decide by free memory what they put on the device. kTotal: both grow:
+// for programs that size themselves by the total, and want the host's share too.
+enum class Report { kDevice, kFree, kTotal };
+
+struct MemoryNumbers {
+  uint64_t free_bytes = 0;
+  uint64_t total_bytes = 0;
+};
+
+struct ReportFacts {
+  MemoryNumbers driver;               // what the driver says
+  uint64_t limit_bytes = kUnlimited;  // device_limit: it makes the device small
+  uint64_t held_bytes = 0;            // of that limit
+  uint64_t host_available_bytes = 0;  // what spills may still take
+  uint64_t host_share_bytes =
+      0;  // what the host has for spills at all: a total must not change from one answer to the next
+};
+
+// Free is never above total.
+MemoryNumbers report_memory(const ReportFacts& facts, Report report);
+
+}  // namespace ebbtide::policy

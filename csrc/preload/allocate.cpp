@@ -1,0 +1,131 @@
+#include "preload/allocate.h"
+
+#include <array>
+#include <atomic>
+#include <string>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "core/saver.h"
+#include "driver/context.h"
+#include "policy/placement.h"
+#include "preload/caller.h"
+#include "preload/managed_memory.h"
+#include "preload/placed_memory.h"
+#include "preload/resolver.h"
+#include "preload/settings.h"
+
+namespace ebbtide::preload {
+namespace {
+
+// What the driver takes for an allocation is not said anywhere: small ones share pages of 2 MiB.
+constexpr uint64_t kSmallUnit = 512;
+constexpr uint64_t kLargeUnit = 2 * kMiB;
+
+uint64_t taken_bytes(uint64_t size_bytes) {
+  return round_up(size_bytes, size_bytes < kLargeUnit ? kSmallUnit : kLargeUnit);
+}
+
+// As the core does it for memory that it places (Policy::flushes_first): torch is refused once, gives back what it keeps, and asks again.
+bool must_flush_first(const Request& request) {
+  static thread_local constinit uint64_t refused_bytes = 0;
+  const bool was_refused = std::exchange(refused_bytes, 0) == request.size_bytes;
+  if (was_refused || !is_called_by(kTorchAllocator)) return false;
+  refused_bytes = request.size_bytes;
+  return true;
+}
+
+// EBBTIDE_HOST_POOL: made before the program needs it, once for each device that it allocates on.
+void fill_host_pool(int device) {
+  static constinit std::array<std::atomic<bool>, kMaxDevices> has_begun{};
+  if (settings().on_shortage == OnShortage::kFail || settings().on_shortage == OnShortage::kManaged) return;
+  HostPool& pool = Saver::instance().host_pool;
+  const bool is_device = device >= 0 && device < kMaxDevices;
+  if (!is_device || pool.capacity_bytes() == 0 || has_begun[static_cast<size_t>(device)].exchange(true)) return;
+  try {
+    pool.fill(device);
+  } catch (const std::exception& error) {
+    log_line(LogLevel::kWarning, {"EBBTIDE_HOST_POOL is not all made: ", error.what()});
+  }
+}
+
+}  // namespace
+
+int current_device() noexcept {
+  const auto get_device = real<&cuCtxGetDevice>();
+  CUdevice device = -1;
+  return get_device != nullptr && get_device(&device) == CUDA_SUCCESS ? device : -1;
+}
+
+bool is_capturing(CUstream stream) noexcept {
+  const auto ask = real<&cuStreamIsCapturing>();
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (ask == nullptr) return false;
+  const CUresult result = ask(stream, &status);
+  return result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
+         (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
+bool must_place(const Request& request) {
+  fill_host_pool(request.device);
+  if (settings().is_pauseable) return true;
+  if (request.size_bytes < kLargeUnit) return false;
+  Saver& saver = Saver::instance();
+  switch (settings().on_shortage) {
+    case OnShortage::kManaged: return request.size_bytes > usable_device_bytes(saver, request.device);
+    case OnShortage::kWhole: {
+      const uint64_t room_bytes = usable_device_bytes(saver, request.device);
+      return policy::place_whole(request.size_bytes, room_bytes, saver.overflow.whole_fraction.load()).host_bytes > 0;
+    }
+    case OnShortage::kFail:
+    case OnShortage::kSplit: break;
+  }
+  return false;
+}
+
+CountedMemory::Entry claim(const Request& request) {
+  try {
+    DeviceCharge charge = Saver::instance().device_budget.claim(request.device, taken_bytes(request.size_bytes));
+    return CountedMemory::make_entry({std::move(charge), {}});
+  } catch (const OutOfMemory&) {
+    return {};
+  }
+}
+
+CUresult refuse(const Request& request) {
+  const DeviceBudget& budget = Saver::instance().device_budget;
+  const std::string message = std::string(request.call) + ": device " + std::to_string(request.device) +
+                              " has too little memory: " + format_bytes(request.size_bytes) + " wanted, " +
+                              format_bytes(free_device_bytes(request.device)) + " free, device_limit " +
+                              format_bytes(budget.limit_bytes()) + ", of which " +
+                              format_bytes(budget.held_bytes(request.device)) + " are taken";
+  log_line(LogLevel::kError, {message});
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult overflow(const Request& request, CUdeviceptr* address) {
+  const OnShortage on_shortage = settings().on_shortage;
+  const bool may_spill = on_shortage == OnShortage::kSplit || on_shortage == OnShortage::kWhole;
+  if (may_spill || settings().is_pauseable) {
+    try {
+      *address = place(request.device, request.size_bytes, request.stream);
+      return CUDA_SUCCESS;
+    } catch (const OutOfMemory&) {
+      // Of a spill the core has said why, or it is to be asked for again.
+      if (may_spill) return CUDA_ERROR_OUT_OF_MEMORY;
+    } catch (const DriverError&) {
+      throw;
+    } catch (const Error& error) {
+      // A size that nothing has; a driver that is too old for the core. The program asked for memory and knows one answer.
+      log_line(LogLevel::kError, {request.call, ": ", error.what()});
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+  }
+  if (on_shortage != OnShortage::kManaged) return refuse(request);
+  if (must_flush_first(request)) return CUDA_ERROR_OUT_OF_MEMORY;
+  return allocate_managed(request.device, request.size_bytes, address);
+}
+
+}  // namespace ebbtide::preload

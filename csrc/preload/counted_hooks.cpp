@@ -1,0 +1,53 @@
+#include <utility>
+
+#include "preload/allocate.h"
+#include "preload/hook_call.h"
+
+// Memory that stays the driver's and is only counted.
+using namespace ebbtide::preload;
+
+// Never refused: managed memory may be larger than any device. What the limit has room for is counted.
+EBBTIDE_HOOK_EXPORT CUresult cuMemAllocManaged(CUdeviceptr* address, size_t size_bytes, unsigned int flags) {
+  return call_hook<&cuMemAllocManaged>(
+      "cuMemAllocManaged",
+      [&](auto real_function) {
+        const Request request{.call = "cuMemAllocManaged", .device = current_device(), .size_bytes = size_bytes};
+        if (address == nullptr || size_bytes == 0 || request.device < 0)
+          return real_function(address, size_bytes, flags);
+        auto entry = claim(request);
+        const CUresult result = real_function(address, size_bytes, flags);
+        if (result == CUDA_SUCCESS && !entry.empty()) counted_addresses().keep(*address, std::move(entry));
+        return result;
+      },
+      address, size_bytes, flags);
+}
+
+EBBTIDE_HOOK_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size_bytes,
+                                         const CUmemAllocationProp* properties, unsigned long long flags) {
+  return call_hook<&cuMemCreate>(
+      "cuMemCreate",
+      [&](auto real_function) {
+        const bool is_on_device = properties != nullptr && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+        if (handle == nullptr || size_bytes == 0 || !is_on_device)
+          return real_function(handle, size_bytes, properties, flags);
+        const Request request{.call = "cuMemCreate", .device = properties->location.id, .size_bytes = size_bytes};
+        auto entry = claim(request);
+        if (entry.empty()) return refuse(request);
+        const CUresult result = real_function(handle, size_bytes, properties, flags);
+        if (result == CUDA_SUCCESS) counted_handles().keep(*handle, std::move(entry));
+        return result;
+      },
+      handle, size_bytes, properties, flags);
+}
+
+EBBTIDE_HOOK_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  return call_hook<&cuMemRelease>(
+      "cuMemRelease",
+      [&](auto real_function) {
+        auto entry = counted_handles().take(handle);
+        const CUresult result = real_function(handle);
+        if (result != CUDA_SUCCESS && !entry.empty()) counted_handles().keep(handle, std::move(entry));
+        return result;
+      },
+      handle);
+}

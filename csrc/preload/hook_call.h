@@ -1,0 +1,56 @@
+#pragma once
+
+#include <utility>
+
+#include "preload/resolver.h"
+
+// What every hook does around its own work.
+namespace ebbtide::preload {
+
+// While one lives, calls of hooks in this thread go straight to the real functions: the driver, or another preloaded library, may come back to us from inside a real call.
+class HookScope {
+ public:
+  HookScope() noexcept;
+  HookScope(const HookScope&) = delete;
+  HookScope& operator=(const HookScope&) = delete;
+  ~HookScope();
+  // Neither within another hook, nor in a forked child, nor switched off.
+  bool may_act() const noexcept { return may_act_; }
+
+ private:
+  bool may_act_;
+};
+
+// Inside a catch block: the code for the exception in flight, and a line on stderr.
+CUresult code_of_exception(const char* call) noexcept;
+
+// Runs body(real function), or the real function alone where the hook may not act. Nothing gets out of here but a code.
+template <auto kFunction, typename Body, typename... Arguments>
+CUresult call_hook(const char* call, Body&& body, Arguments... arguments) noexcept {
+  const auto function = real<kFunction>();
+  if (function == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+  const HookScope scope;
+  if (!scope.may_act()) return function(arguments...);
+  try {
+    return std::forward<Body>(body)(function);
+  } catch (...) {
+    return code_of_exception(call);
+  }
+}
+
+// The same for NVML, which answers first; body() changes what it said.
+template <typename Function, typename Memory, typename Body>
+NvmlResult call_nvml(Function function, NvmlDevice device, Memory* memory, Body&& body) noexcept {
+  if (function == nullptr) return kNvmlUninitialized;
+  const NvmlResult result = function(device, memory);
+  const HookScope scope;
+  if (result != kNvmlSuccess || memory == nullptr || !scope.may_act()) return result;
+  try {
+    std::forward<Body>(body)();
+  } catch (...) {
+    code_of_exception("nvmlDeviceGetMemoryInfo");
+  }
+  return result;
+}
+
+}  // namespace ebbtide::preload

@@ -1,0 +1,102 @@
+#include "preload/placed_memory.h"
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "core/saver.h"
+#include "driver/context.h"
+#include "preload/caller.h"
+#include "preload/settings.h"
+
+namespace ebbtide::preload {
+namespace {
+
+// Where a program is not pauseable its spills have this tag: they are seen and counted, and a pause of everything keeps their bytes.
+constexpr const char* kSpillTag = "overflow";
+
+// The core rounds sizes up; a program is told what it asked for.
+class AskedSizes {
+ public:
+  void keep(CUdeviceptr address, size_t size_bytes) {
+    const std::lock_guard lock(mutex_);
+    sizes_[address] = size_bytes;
+  }
+  void forget(CUdeviceptr address) {
+    const std::lock_guard lock(mutex_);
+    sizes_.erase(address);
+  }
+  size_t find(CUdeviceptr address, size_t otherwise) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = sizes_.find(address);
+    return found != sizes_.end() ? found->second : otherwise;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<CUdeviceptr, size_t> sizes_;
+};
+AskedSizes& asked_sizes() {
+  static auto* const instance = new AskedSizes;
+  return *instance;
+}
+
+Overflow overflow_of(OnShortage on_shortage) {
+  switch (on_shortage) {
+    case OnShortage::kSplit: return Overflow::kSplit;
+    case OnShortage::kWhole: return Overflow::kWhole;
+    case OnShortage::kFail:
+    case OnShortage::kManaged: break;
+  }
+  return Overflow::kNone;
+}
+
+Policy policy_in_force() {
+  Policy policy;
+  policy.backup = settings().is_pauseable ? settings().backup : BackupKind::kRam;
+  policy.overflow = overflow_of(settings().on_shortage);
+  // torch gives its cached blocks back when it is refused, and asks again: don't spill beside idle gigabytes.
+  policy.flushes_first = policy.overflow != Overflow::kNone && is_called_by(kTorchAllocator);
+  return policy;
+}
+
+// A program that made a context of its own has its work there; the core waits for the primary one.
+void wait_for_own_context(int device) {
+  const auto permit = Saver::instance().capture_gate.try_enter();
+  CUcontext current = nullptr;
+  if (!permit) return;  // it would break the capture; the free is put off until the primary context is idle
+  if (driver().cuCtxGetCurrent(&current) != CUDA_SUCCESS || current == nullptr) return;
+  if (current != primary_context(device)) driver().cuCtxSynchronize();
+}
+
+}  // namespace
+
+CUdeviceptr place(int device, size_t size_bytes, CUstream stream) {
+  Saver& saver = Saver::instance();
+  static Tag* const tag = &saver.registry.tag(settings().is_pauseable ? settings().tag : kSpillTag);
+  const CUdeviceptr address = saver.alloc(*tag, policy_in_force(), device, size_bytes, stream);
+  try {
+    asked_sizes().keep(address, size_bytes);
+  } catch (const std::bad_alloc&) {
+    // Then the program is told the rounded size.
+  }
+  return address;
+}
+
+bool free_placed(CUdeviceptr address) {
+  const auto placed = find_placed(address);
+  if (!placed || placed->start != address) return false;
+  wait_for_own_context(placed->device);
+  asked_sizes().forget(address);
+  return Saver::instance().free_if_ours(address);
+}
+
+std::optional<PlacedMemory> find_placed(CUdeviceptr address) {
+  const auto found = Saver::instance().registry.find(address);
+  if (found == nullptr) return std::nullopt;
+  const CUdeviceptr start = found->address();
+  return PlacedMemory{start, asked_sizes().find(start, found->reservation.size_bytes()), found->device};
+}
+
+}  // namespace ebbtide::preload

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <optional>
+
+// What hooks place through the core, as the program sees it: an allocation like any other of the driver's.
+namespace ebbtide::preload {
+
+struct PlacedMemory {
+  CUdeviceptr start = 0;
+  size_t size_bytes = 0;  // as the program asked
+  int device = -1;
+};
+
+// Memory of the core instead of the driver's: a member of the tag where the program is pauseable, else a spill. Throws OutOfMemory, StoreError, DriverError.
+CUdeviceptr place(int device, size_t size_bytes, CUstream stream);
+// Frees it, once the device is done with it; false where it is not the core's.
+bool free_placed(CUdeviceptr address);
+// The allocation of the core that holds this address, whoever made it.
+std::optional<PlacedMemory> find_placed(CUdeviceptr address);
+
+}  // namespace ebbtide::preload

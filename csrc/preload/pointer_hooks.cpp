@@ -1,0 +1,90 @@
+#include <cstdint>
+
+#include "base/log.h"
+#include "driver/context.h"
+#include "preload/hook_call.h"
+#include "preload/placed_memory.h"
+
+// What the driver says of a pointer. Of the core's memory it would tell the truth: ranges that end with a chunk, host memory in between. A program must see one allocation on its device.
+using namespace ebbtide::preload;
+
+namespace {
+
+template <typename Value>
+void answer(void* data, Value value) {
+  *static_cast<Value*>(data) = value;
+}
+
+// False for what is not answered here: the driver does.
+bool answer_attribute(void* data, CUpointer_attribute attribute, CUdeviceptr address, const PlacedMemory& memory) {
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: answer(data, ebbtide::primary_context(memory.device)); return true;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: answer<unsigned int>(data, CU_MEMORYTYPE_DEVICE); return true;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: answer(data, address); return true;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: answer<int>(data, memory.device); return true;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: answer(data, memory.start); return true;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: answer<size_t>(data, memory.size_bytes); return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+EBBTIDE_HOOK_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr* start, size_t* size_bytes, CUdeviceptr address) {
+  return call_hook<&cuMemGetAddressRange_v2>(
+      "cuMemGetAddressRange",
+      [&](auto real_function) {
+        const auto memory = find_placed(address);
+        if (!memory) return real_function(start, size_bytes, address);
+        if (start != nullptr) *start = memory->start;
+        if (size_bytes != nullptr) *size_bytes = memory->size_bytes;
+        return CUDA_SUCCESS;
+      },
+      start, size_bytes, address);
+}
+
+EBBTIDE_HOOK_EXPORT CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
+  return call_hook<&cuPointerGetAttribute>(
+      "cuPointerGetAttribute",
+      [&](auto real_function) {
+        const auto memory = find_placed(address);
+        if (!memory || data == nullptr) return real_function(data, attribute, address);
+        // The host part of a split allocation has one; memory of a device has none.
+        if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER) return CUDA_ERROR_INVALID_VALUE;
+        if (answer_attribute(data, attribute, address, *memory)) return CUDA_SUCCESS;
+        return real_function(data, attribute, address);
+      },
+      data, attribute, address);
+}
+
+EBBTIDE_HOOK_EXPORT CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attributes, void** data,
+                                                    CUdeviceptr address) {
+  return call_hook<&cuPointerGetAttributes>(
+      "cuPointerGetAttributes",
+      [&](auto real_function) {
+        const CUresult result = real_function(count, attributes, data, address);
+        if (result != CUDA_SUCCESS) return result;
+        const auto memory = find_placed(address);
+        if (!memory) return result;
+        for (unsigned int i = 0; i < count; ++i) {
+          // Here what does not apply is a null, and no error.
+          if (attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER) answer<void*>(data[i], nullptr);
+          answer_attribute(data[i], attributes[i], address, *memory);
+        }
+        return result;
+      },
+      count, attributes, data, address);
+}
+
+EBBTIDE_HOOK_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
+  return call_hook<&cuIpcGetMemHandle>(
+      "cuIpcGetMemHandle",
+      [&](auto real_function) {
+        if (!find_placed(address)) return real_function(handle, address);
+        ebbtide::log_line(ebbtide::LogLevel::kError,
+                          {"cuIpcGetMemHandle: memory that ebbtide placed can't be shared with another process. Share "
+                           "what fits on the device, or run without EBBTIDE_PAUSEABLE or with EBBTIDE_OVERFLOW=none"});
+        return CUDA_ERROR_NOT_SUPPORTED;
+      },
+      handle, address);
+}

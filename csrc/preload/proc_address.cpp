@@ -1,0 +1,37 @@
+#include "preload/hook_call.h"
+#include "preload/hooks.h"
+
+// The resolver, in both shapes: 4 arguments since CUDA 11.3, 5 since 12.0. The real one answers first, so that versions, flags and errors are its own; a hook then takes the place of the
+// function that it stands before. A resolver that the caller is given is itself one of these two, by the same rule: each keeps its own shape.
+using namespace ebbtide::preload;
+
+namespace {
+
+void substitute_found(CUresult result, void** function) noexcept {
+  if (result == CUDA_SUCCESS && function != nullptr && *function != nullptr) *function = substitute(*function);
+}
+
+}  // namespace
+
+EBBTIDE_HOOK_EXPORT CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuuint64_t flags) {
+  return call_hook<&cuGetProcAddress>(
+      "cuGetProcAddress",
+      [&](auto real_function) {
+        const CUresult result = real_function(symbol, function, version, flags);
+        substitute_found(result, function);
+        return result;
+      },
+      symbol, function, version, flags);
+}
+
+EBBTIDE_HOOK_EXPORT CUresult cuGetProcAddress_v2(const char* symbol, void** function, int version, cuuint64_t flags,
+                                                 CUdriverProcAddressQueryResult* status) {
+  return call_hook<&cuGetProcAddress_v2>(
+      "cuGetProcAddress_v2",
+      [&](auto real_function) {
+        const CUresult result = real_function(symbol, function, version, flags, status);
+        substitute_found(result, function);
+        return result;
+      },
+      symbol, function, version, flags, status);
+}

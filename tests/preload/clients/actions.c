@@ -1,0 +1,290 @@
+/* What a client does with the driver that it has found. */
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api.h"
+#include "control.h"
+
+#define MOST_BLOCKS 64
+
+static int failed(const char* what, CUresult result) {
+  fprintf(stderr, "client: %s gives %d\n", what, (int)result);
+  return result == CUDA_ERROR_OUT_OF_MEMORY ? 2 : 1;
+}
+#define TRY(call)                                                           \
+  do {                                                                      \
+    const CUresult result_of_try = (call);                                  \
+    if (result_of_try != CUDA_SUCCESS) return failed(#call, result_of_try); \
+  } while (0)
+#define REQUIRE(condition)                                                     \
+  do {                                                                         \
+    if (!(condition)) {                                                        \
+      fprintf(stderr, "client: not so: %s (line %d)\n", #condition, __LINE__); \
+      return 1;                                                                \
+    }                                                                          \
+  } while (0)
+
+static int start(const struct api* api) {
+  CUcontext context = NULL;
+  TRY(api->cuInit(0));
+  TRY(api->cuDevicePrimaryCtxRetain(&context, 0));
+  TRY(api->cuCtxSetCurrent(context));
+  return 0;
+}
+
+static CUresult allocate(const struct api* api, const char* call, CUdeviceptr* address, size_t size) {
+  size_t pitch = 0;
+  CUmemoryPool pool = NULL;
+  if (strcmp(call, "pitch") == 0) return api->cuMemAllocPitch(address, &pitch, 4096, size / 4096, 4);
+  if (strcmp(call, "async") == 0) return api->cuMemAllocAsync(address, size, NULL);
+  if (strcmp(call, "managed") == 0) return api->cuMemAllocManaged(address, size, CU_MEM_ATTACH_GLOBAL);
+  if (strcmp(call, "pool") == 0) {
+    const CUresult result = api->cuDeviceGetDefaultMemPool(&pool, 0);
+    return result != CUDA_SUCCESS ? result : api->cuMemAllocFromPoolAsync(address, size, pool, NULL);
+  }
+  return api->cuMemAlloc(address, size);
+}
+
+static CUresult release(const struct api* api, const char* call, CUdeviceptr address) {
+  if (strcmp(call, "async") != 0 && strcmp(call, "pool") != 0) return api->cuMemFree(address);
+  const CUresult result = api->cuMemFreeAsync(address, NULL);
+  return result != CUDA_SUCCESS ? result : api->cuCtxSynchronize();
+}
+
+static void fill(uint32_t* words, size_t count, uint32_t seed) {
+  for (size_t i = 0; i < count; ++i) words[i] = (uint32_t)i * 2654435761u + seed;
+}
+
+/* fill CALL COUNT SIZE: takes COUNT blocks, writes all of them, reads all back, frees them, and finds as much free as before. */
+static int fill_blocks(const struct api* api, const char* call, int count, size_t size) {
+  CUdeviceptr blocks[MOST_BLOCKS] = {0};
+  size_t free_before = 0, free_after = 0, total = 0;
+  uint32_t* wanted = malloc(size);
+  uint32_t* found = malloc(size);
+  REQUIRE(count <= MOST_BLOCKS && wanted != NULL && found != NULL);
+  TRY(api->cuMemGetInfo(&free_before, &total));
+  for (int i = 0; i < count; ++i) TRY(allocate(api, call, &blocks[i], size));
+  for (int i = 0; i < count; ++i) {
+    fill(wanted, size / 4, (uint32_t)i);
+    TRY(api->cuMemcpyHtoD(blocks[i], wanted, size));
+  }
+  for (int i = 0; i < count; ++i) {
+    fill(wanted, size / 4, (uint32_t)i);
+    memset(found, 0, size);
+    TRY(api->cuMemcpyDtoH(found, blocks[i], size));
+    REQUIRE(memcmp(found, wanted, size) == 0);
+  }
+  /* The first ones first, then from the end: no order is special. */
+  for (int i = 0; i < count / 2; ++i) TRY(release(api, call, blocks[i]));
+  for (int i = count - 1; i >= count / 2; --i) TRY(release(api, call, blocks[i]));
+  TRY(api->cuMemGetInfo(&free_after, &total));
+  printf("free %zu before, %zu after\n", free_before, free_after);
+  free(wanted);
+  free(found);
+  return 0;
+}
+
+/* info: free bytes, total bytes, the device's total. */
+static int tell_info(const struct api* api) {
+  size_t free_bytes = 0, total = 0, of_device = 0;
+  TRY(api->cuMemGetInfo(&free_bytes, &total));
+  TRY(api->cuDeviceTotalMem(&of_device, 0));
+  printf("%zu %zu %zu\n", free_bytes, total, of_device);
+  return 0;
+}
+
+/* take CALL SIZE: free bytes before, with and after one allocation. */
+static int take(const struct api* api, const char* call, size_t size) {
+  size_t before = 0, with = 0, after = 0, total = 0;
+  CUdeviceptr address = 0;
+  TRY(api->cuMemGetInfo(&before, &total));
+  TRY(allocate(api, call, &address, size));
+  TRY(api->cuMemGetInfo(&with, &total));
+  TRY(release(api, call, address));
+  TRY(api->cuMemGetInfo(&after, &total));
+  printf("%zu %zu %zu\n", before, with, after);
+  return 0;
+}
+
+/* handles SIZE: the same with cuMemCreate, whose memory has no address. */
+static int take_handle(const struct api* api, size_t size) {
+  size_t before = 0, with = 0, after = 0, total = 0;
+  CUmemGenericAllocationHandle handle = 0;
+  CUmemAllocationProp properties;
+  memset(&properties, 0, sizeof properties);
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  TRY(api->cuMemGetInfo(&before, &total));
+  TRY(api->cuMemCreate(&handle, size, &properties, 0));
+  TRY(api->cuMemGetInfo(&with, &total));
+  TRY(api->cuMemRelease(handle));
+  TRY(api->cuMemGetInfo(&after, &total));
+  printf("%zu %zu %zu\n", before, with, after);
+  return 0;
+}
+
+static int check_pointer(const struct api* api, CUdeviceptr start, size_t size, CUdeviceptr address) {
+  CUdeviceptr base = 0, range_start = 0, pointer = 0;
+  size_t range_size = 0, extent = 0;
+  unsigned int type = 0, is_managed = 9;
+  int device = -1;
+  void* on_host = &on_host;
+  CUpointer_attribute asked[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+                                 CU_POINTER_ATTRIBUTE_HOST_POINTER, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  TRY(api->cuMemGetAddressRange(&base, &extent, address));
+  REQUIRE(base == start && extent == size);
+  TRY(api->cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address));
+  TRY(api->cuPointerGetAttribute(&range_start, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address));
+  TRY(api->cuPointerGetAttribute(&range_size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, address));
+  TRY(api->cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address));
+  TRY(api->cuPointerGetAttribute(&pointer, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, address));
+  TRY(api->cuPointerGetAttribute(&is_managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address));
+  REQUIRE(type == CU_MEMORYTYPE_DEVICE && range_start == start && range_size == size);
+  REQUIRE(device == 0 && pointer == address && is_managed == 0);
+  REQUIRE(api->cuPointerGetAttribute(&on_host, CU_POINTER_ATTRIBUTE_HOST_POINTER, address) != CUDA_SUCCESS);
+  type = 0, range_size = 0, device = -1;
+  void* into[] = {&type, &range_size, &on_host, &device};
+  TRY(api->cuPointerGetAttributes(4, asked, into, address));
+  REQUIRE(type == CU_MEMORYTYPE_DEVICE && range_size == size && on_host == NULL && device == 0);
+  return 0;
+}
+
+/* pointers SIZE: one allocation, as the driver tells of it, is one allocation on the device. Tells what an IPC handle gives. */
+static int look_at_pointers(const struct api* api, size_t size) {
+  CUdeviceptr address = 0;
+  CUipcMemHandle handle;
+  TRY(api->cuMemAlloc(&address, size));
+  const size_t offsets[] = {0, size / 2, size - 1};
+  for (int i = 0; i < 3; ++i) {
+    const int status = check_pointer(api, address, size, address + offsets[i]);
+    if (status != 0) return status;
+  }
+  printf("ipc %d\n", (int)api->cuIpcGetMemHandle(&handle, address));
+  TRY(api->cuMemFree(address));
+  return 0;
+}
+
+/* free-waits SIZE: what was queued before a free has run when the free is back. */
+static int free_waits(const struct api* api, size_t size) {
+  CUdeviceptr freed = 0, kept = 0;
+  CUstream stream = NULL;
+  uint32_t value = 0x1234567, found = 0;
+  TRY(api->cuMemAlloc(&kept, 4096));
+  TRY(api->cuMemAlloc(&freed, size));
+  TRY(api->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  TRY(api->cuMemcpyHtoDAsync(freed, &value, sizeof value, stream));
+  TRY(api->cuMemcpyHtoDAsync(kept, &value, sizeof value, stream));
+  TRY(api->cuMemFree(freed));
+  /* The default stream does not wait for this one. */
+  TRY(api->cuMemcpyDtoH(&found, kept, sizeof found));
+  REQUIRE(found == value);
+  TRY(api->cuMemFree(kept));
+  REQUIRE(api->cuMemFree(freed) == CUDA_ERROR_INVALID_VALUE);
+  return 0;
+}
+
+/* capture SIZE: during a capture a pool's memory is the driver's business; other memory may be taken, and freed late. The capture goes on. */
+static int capture(const struct api* api, size_t size) {
+  CUstream stream = NULL;
+  CUgraph graph = NULL;
+  CUdeviceptr address = 0, placed = 0, other = 0;
+  TRY(api->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  TRY(api->cuMemAllocAsync(&placed, size, stream));
+  TRY(api->cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+  printf("allocate %d\n", (int)api->cuMemAllocAsync(&address, size, stream));
+  REQUIRE(api->cuMemFreeAsync(placed, stream) != CUDA_SUCCESS);
+  TRY(api->cuMemAlloc(&other, size));
+  TRY(api->cuMemFree(other));
+  TRY(api->cuStreamEndCapture(stream, &graph));
+  TRY(api->cuGraphDestroy(graph));
+  TRY(api->cuMemFreeAsync(placed, stream));
+  TRY(api->cuStreamSynchronize(stream));
+  return 0;
+}
+
+/* wrong: what the driver refuses is refused as by the driver. */
+static int wrong(const struct api* api) {
+  CUdeviceptr address = 0;
+  size_t pitch = 0;
+  TRY(api->cuMemFree(0));
+  printf("%d %d %d %d %d\n", (int)api->cuMemAlloc(NULL, 4096), (int)api->cuMemAlloc(&address, 0),
+         (int)api->cuMemAllocPitch(&address, &pitch, 4096, 4, 3), (int)api->cuMemFree(0xDEAD000),
+         (int)api->cuMemAlloc(&address, (size_t)1 << 60));
+  return 0;
+}
+
+/* cached SIZE: as torch's allocator does: two blocks are kept; who is refused gives them back, and asks again. */
+static int keep_cache(const struct api* api, size_t size) {
+  CUdeviceptr cached[2] = {0}, address = 0;
+  const int count = size > ((size_t)12 << 20) ? 0 : 2;
+  for (int i = 0; i < count; ++i) TRY(api->cuMemAlloc(&cached[i], size));
+  CUresult result = api->cuMemAlloc(&address, size);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+    printf("refused, then ");
+    for (int i = 0; i < count; ++i) TRY(api->cuMemFree(cached[i]));
+    result = api->cuMemAlloc(&address, size);
+  }
+  TRY(result);
+  TRY(api->cuMemFree(address));
+  printf("taken\n");
+  return 0;
+}
+
+/* faults SIZE: fails each driver call in turn, once, in an allocation and in a free. Tells how many calls there were. */
+static int fail_each_call(const struct api* api, size_t size) {
+  void (*fail)(const char*, uint64_t, int, uint64_t) = NULL;
+  void (*clear)(void) = NULL;
+  uint64_t (*calls)(const char*) = NULL;
+  void (*live)(struct ebbtide_sim_counts*) = NULL;
+  void* library = dlopen("libcuda.so.1", RTLD_NOW);
+  *(void**)&fail = dlsym(library, "ebbtide_sim_fail");
+  *(void**)&clear = dlsym(library, "ebbtide_sim_clear_failures");
+  *(void**)&calls = dlsym(library, "ebbtide_sim_calls");
+  *(void**)&live = dlsym(library, "ebbtide_sim_live");
+  REQUIRE(fail != NULL && clear != NULL && calls != NULL && live != NULL);
+  CUdeviceptr address = 0;
+  ebbtide_sim_counts before, after;
+  /* What is made once is made now. */
+  if (api->cuMemAlloc(&address, size) == CUDA_SUCCESS) TRY(api->cuMemFree(address));
+  live(&before);
+  int k = 1;
+  for (int has_failed = 1; has_failed; ++k) {
+    const uint64_t first = calls(NULL);
+    fail(NULL, (uint64_t)k, CUDA_ERROR_OUT_OF_MEMORY, 1);
+    const CUresult taken = api->cuMemAlloc(&address, size);
+    CUresult freed = taken == CUDA_SUCCESS ? api->cuMemFree(address) : CUDA_SUCCESS;
+    has_failed = calls(NULL) - first >= (uint64_t)k;
+    clear();
+    if (freed != CUDA_SUCCESS) TRY(api->cuMemFree(address));
+    /* What could not be undone then is undone at the next allocation. */
+    if (api->cuMemAlloc(&address, size) == CUDA_SUCCESS) TRY(api->cuMemFree(address));
+    live(&after);
+    REQUIRE(after.device_bytes == before.device_bytes && after.handles == before.handles);
+    REQUIRE(after.mappings == before.mappings && after.reservations == before.reservations);
+    REQUIRE(k < 2000);
+  }
+  printf("%d calls\n", k - 2);
+  return 0;
+}
+
+int run_action(const struct api* api, int count, char** words) {
+  const char* action = words[0];
+  const size_t last = strtoull(words[count - 1], NULL, 10);
+  const int status = start(api);
+  if (status != 0) return status;
+  if (strcmp(action, "info") == 0) return tell_info(api);
+  if (strcmp(action, "wrong") == 0) return wrong(api);
+  if (strcmp(action, "fill") == 0 && count == 4) return fill_blocks(api, words[1], atoi(words[2]), last);
+  if (strcmp(action, "take") == 0 && count == 3) return take(api, words[1], last);
+  if (strcmp(action, "handles") == 0 && count == 2) return take_handle(api, last);
+  if (strcmp(action, "pointers") == 0 && count == 2) return look_at_pointers(api, last);
+  if (strcmp(action, "free-waits") == 0 && count == 2) return free_waits(api, last);
+  if (strcmp(action, "capture") == 0 && count == 2) return capture(api, last);
+  if (strcmp(action, "cached") == 0 && count == 2) return keep_cache(api, last);
+  if (strcmp(action, "faults") == 0 && count == 2) return fail_each_call(api, last);
+  fprintf(stderr, "client: unknown action %s\n", action);
+  return 1;
+}

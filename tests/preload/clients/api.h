@@ -1,0 +1,54 @@
+/* The driver as a client of the tests has found it: a table of functions. */
+#ifndef EBBTIDE_PRELOAD_CLIENT_API_H
+#define EBBTIDE_PRELOAD_CLIENT_API_H
+
+#include <cuda.h>
+#undef cuGetProcAddress
+
+/* name as cuda.h has it (its macros make the exported symbol of it), and the version that cuGetProcAddress is asked for */
+#define EVERY_FUNCTION(X)             \
+  X(cuInit, 2000)                     \
+  X(cuDeviceGet, 2000)                \
+  X(cuDeviceTotalMem, 3020)           \
+  X(cuDevicePrimaryCtxRetain, 7000)   \
+  X(cuCtxSetCurrent, 4000)            \
+  X(cuCtxSynchronize, 2000)           \
+  X(cuMemGetInfo, 3020)               \
+  X(cuMemAlloc, 3020)                 \
+  X(cuMemAllocPitch, 3020)            \
+  X(cuMemFree, 3020)                  \
+  X(cuMemAllocManaged, 6000)          \
+  X(cuDeviceGetDefaultMemPool, 11020) \
+  X(cuMemAllocAsync, 11020)           \
+  X(cuMemAllocFromPoolAsync, 11020)   \
+  X(cuMemFreeAsync, 11020)            \
+  X(cuMemCreate, 10020)               \
+  X(cuMemRelease, 10020)              \
+  X(cuMemGetAddressRange, 3020)       \
+  X(cuPointerGetAttribute, 4000)      \
+  X(cuPointerGetAttributes, 7000)     \
+  X(cuIpcGetMemHandle, 4010)          \
+  X(cuMemcpyHtoD, 3020)               \
+  X(cuMemcpyDtoH, 3020)               \
+  X(cuMemcpyHtoDAsync, 3020)          \
+  X(cuStreamCreate, 2000)             \
+  X(cuStreamSynchronize, 2000)        \
+  X(cuStreamBeginCapture, 10010)      \
+  X(cuStreamEndCapture, 10000)        \
+  X(cuGraphDestroy, 10000)
+
+struct api {
+#define MEMBER(name, version) __typeof__(&name) name;
+  EVERY_FUNCTION(MEMBER)
+#undef MEMBER
+};
+
+/* 0 where every function was found. */
+int resolve(const char* way, struct api* api);
+/* The exit status: 0, 1 for what should not be, 2 for out of memory. */
+int run_action(const struct api* api, int count, char** words);
+
+#define TEXT_OF(symbol) #symbol
+#define SYMBOL(name) TEXT_OF(name) /* the exported name: cuda.h's macros at work */
+
+#endif

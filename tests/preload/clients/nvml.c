@@ -1,0 +1,42 @@
+/* A stand-in for libnvidia-ml.so.1: one device of 1 GiB, the first on the simulator's bus. */
+#include <string.h>
+
+struct memory {
+  unsigned long long total, free, used;
+};
+struct memory_v2 {
+  unsigned int version;
+  unsigned long long total, reserved, free, used;
+};
+struct pci {
+  char legacy[16];
+  unsigned int domain, bus, device, id, subsystem;
+  char text[32];
+};
+
+int nvmlDeviceGetMemoryInfo(void* device, struct memory* memory);
+int nvmlDeviceGetMemoryInfo_v2(void* device, struct memory_v2* memory);
+int nvmlDeviceGetPciInfo_v3(void* device, struct pci* pci);
+
+int nvmlDeviceGetMemoryInfo(void* device, struct memory* memory) {
+  (void)device;
+  const struct memory told = {1 << 30, 600 << 20, (1 << 30) - (600 << 20)};
+  *memory = told;
+  return 0;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(void* device, struct memory_v2* memory) {
+  (void)device;
+  memory->total = 1 << 30;
+  memory->reserved = 24 << 20;
+  memory->free = 600 << 20;
+  memory->used = (1 << 30) - (624 << 20);
+  return 0;
+}
+
+int nvmlDeviceGetPciInfo_v3(void* device, struct pci* pci) {
+  (void)device;
+  memset(pci, 0, sizeof *pci);
+  pci->bus = 1;
+  return 0;
+}

@@ -1,0 +1,191 @@
+"""What the device has no room for: by each policy, by each call, as each kind of client finds them.
+
+Every client writes and reads all that it takes.
+"""
+
+import re
+
+import pytest
+from preload_clients import MIB, WAYS, Clients
+
+OUT_OF_MEMORY = 2
+LIMIT = {"EBBTIDE_DEVICE_LIMIT": str(24 * MIB), "EBBTIDE_RESERVE": "0"}
+# 36 MiB: one and a half times the limit.
+BLOCKS = (6, 6 * MIB)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_client_goes_on_past_the_limit(each_clients: Clients, way: str) -> None:
+    done = each_clients.run(way, "fill", "alloc", *BLOCKS, **LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"free {24 * MIB} before, {24 * MIB} after\n"
+    assert len(done.stderr.splitlines()) == 1
+    assert re.match(r"ebbtide: device 0 is full: 6 MiB of 6 MiB of tag .overflow. lie in ", done.stderr)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_overflow_it_fails_with_the_plain_error_and_one_line(clients: Clients, way: str) -> None:
+    done = clients.run(way, "fill", "alloc", *BLOCKS, EBBTIDE_OVERFLOW="none", **LIMIT)
+    assert done.returncode == OUT_OF_MEMORY
+    own = [line for line in done.stderr.splitlines() if line.startswith("ebbtide: ")]
+    assert len(own) == 1
+    assert "cuMemAlloc: device 0 has too little memory: 6 MiB wanted" in own[0]
+    assert "device_limit 24 MiB, of which 24 MiB are taken" in own[0]
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("way", WAYS)
+def test_without_the_library_it_fails(clients: Clients, way: str) -> None:
+    assert clients.run(way, "fill", "alloc", 12, 6 * MIB, preload=None).returncode == OUT_OF_MEMORY
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("policy", ["split", "whole", "managed"])
+@pytest.mark.parametrize("call", ["alloc", "pitch", "async", "pool"])
+def test_a_full_device_overflows_without_a_limit(clients: Clients, call: str, policy: str) -> None:
+    """96 MiB on a device of 64."""
+    done = clients.run("cudart12", "fill", call, 16, 6 * MIB, EBBTIDE_OVERFLOW=policy, EBBTIDE_RESERVE="0")
+    assert (done.returncode, done.stdout) == (0, f"free {64 * MIB} before, {64 * MIB} after\n"), done.stderr
+
+
+@pytest.mark.parametrize("is_pauseable", ["0", "1"])
+@pytest.mark.parametrize("policy", ["split", "whole", "managed"])
+@pytest.mark.parametrize("call", ["alloc", "pitch", "async", "pool"])
+@pytest.mark.parametrize("way", ["linked", "names", "cudart11", "cudart12", "per-thread"])
+def test_every_call_overflows_by_every_policy(
+    clients: Clients, way: str, call: str, policy: str, is_pauseable: str
+) -> None:
+    settings = {"EBBTIDE_OVERFLOW": policy, "EBBTIDE_PAUSEABLE": is_pauseable, **LIMIT}
+    done = clients.run(way, "fill", call, *BLOCKS, **settings)
+    assert (done.returncode, done.stdout) == (0, f"free {24 * MIB} before, {24 * MIB} after\n"), done.stderr
+
+
+def test_a_large_block_is_split_and_a_whole_one_lies_on_the_host(clients: Clients) -> None:
+    split = clients.run("linked", "take", "alloc", 32 * MIB, **LIMIT)
+    whole = clients.run("linked", "take", "alloc", 16 * MIB, EBBTIDE_OVERFLOW="whole", **LIMIT)
+    small = clients.run("linked", "take", "alloc", 12 * MIB, EBBTIDE_OVERFLOW="whole", **LIMIT)
+    assert [int(word) // MIB for word in split.stdout.split()] == [24, 0, 24]
+    assert [int(word) // MIB for word in whole.stdout.split()] == [24, 24, 24]
+    assert [int(word) // MIB for word in small.stdout.split()] == [24, 12, 24]
+
+
+def test_a_split_keeps_the_reserve(clients: Clients) -> None:
+    done = clients.run("linked", "take", "alloc", 96 * MIB, EBBTIDE_RESERVE=str(16 * MIB))
+    before, with_it, after = (int(word) for word in done.stdout.split())
+    assert done.returncode == 0, done.stderr
+    assert before == after
+    assert with_it >= 16 * MIB
+
+
+@pytest.mark.parametrize("policy", ["split", "whole", "managed"])
+def test_the_host_budget_bounds_what_spills(clients: Clients, policy: str) -> None:
+    """Need, free and limit in one line, and the plain error of the call."""
+    done = clients.run("names", "fill", "alloc", *BLOCKS, EBBTIDE_OVERFLOW=policy, EBBTIDE_HOST_LIMIT="4MiB", **LIMIT)
+    own = [line for line in done.stderr.splitlines() if line.startswith("ebbtide: ")]
+    assert done.returncode == OUT_OF_MEMORY
+    assert len(own) == 1, done.stderr
+    assert all(word in own[0] for word in ("6 MiB", "free", "limit 4 MiB"))
+
+
+@pytest.mark.parametrize(("call", "counted"), [("alloc", 6), ("pitch", 6), ("async", 6), ("pool", 6), ("managed", 6)])
+def test_native_memory_counts_against_the_limit(clients: Clients, call: str, counted: int) -> None:
+    done = clients.run("cudart12", "take", call, 6 * MIB, **LIMIT)
+    assert [int(word) // MIB for word in done.stdout.split()] == [24, 24 - counted, 24], done.stderr
+
+
+def test_handles_count_and_are_refused_beyond_the_limit(clients: Clients) -> None:
+    done = clients.run("cudart12", "handles", 6 * MIB, **LIMIT)
+    assert [int(word) // MIB for word in done.stdout.split()] == [24, 18, 24], done.stderr
+    refused = clients.run("cudart12", "handles", 26 * MIB, **LIMIT)
+    assert refused.returncode == OUT_OF_MEMORY
+    assert "ebbtide: cuMemCreate: device 0 has too little memory: 26 MiB wanted" in refused.stderr
+
+
+def test_managed_memory_is_never_refused(clients: Clients) -> None:
+    done = clients.run("cudart12", "take", "managed", 32 * MIB, **LIMIT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("size", [6 * MIB, 32 * MIB])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_allocation_looks_like_one_on_the_device(clients: Clients, way: str, size: int) -> None:
+    """Native, and split 24 to 8."""
+    done = clients.run(way, "pointers", size, **LIMIT)
+    assert done.returncode == 0, done.stderr
+    is_split = size > 24 * MIB
+    assert done.stdout == f"ipc {801 if is_split else 0}\n"
+    assert ("can't be shared with another process" in done.stderr) == is_split
+
+
+@pytest.mark.parametrize("size", [6 * MIB, 32 * MIB])
+def test_free_waits_for_the_device(clients: Clients, size: int) -> None:
+    done = clients.run("linked", "free-waits", size, **LIMIT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("size", [6 * MIB, 32 * MIB])
+@pytest.mark.parametrize("is_pauseable", ["0", "1"])
+@pytest.mark.parametrize("way", ["cudart12", "per-thread"])
+def test_a_capture_is_left_alone(clients: Clients, way: str, is_pauseable: str, size: int) -> None:
+    """What a graph allocates is the driver's: not even the limit stands in its way. (The simulator refuses it: 801.)"""
+    done = clients.run(way, "capture", size, EBBTIDE_PAUSEABLE=is_pauseable, **LIMIT)
+    assert (done.returncode, done.stdout) == (0, "allocate 801\n"), done.stderr
+
+
+@pytest.mark.parametrize("policy", ["split", "whole", "managed", "none"])
+@pytest.mark.parametrize("way", ["linked", "cudart12"])
+def test_what_the_driver_refuses_is_refused_as_by_the_driver(clients: Clients, way: str, policy: str) -> None:
+    plain = clients.run(way, "wrong", preload=None)
+    hooked = clients.run(way, "wrong", EBBTIDE_OVERFLOW=policy)
+    assert (hooked.returncode, hooked.stdout) == (plain.returncode, plain.stdout)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("EBBTIDE_OVERFLOW", "all"), ("EBBTIDE_REPORT", "x"), ("EBBTIDE_TAG", "a/b")]
+)
+def test_a_setting_that_can_not_be_read_is_said_and_ignored(clients: Clients, variable: str, value: str) -> None:
+    done = clients.run("linked", "take", "alloc", 6 * MIB, **LIMIT, **{variable: value})
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"ebbtide: {variable}")
+    assert done.stderr.endswith("it is ignored\n")
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("policy", ["split", "whole", "managed", "none"])
+@pytest.mark.parametrize("is_pauseable", ["0", "1"])
+def test_any_failing_call_leaves_everything_as_it_was(clients: Clients, policy: str, is_pauseable: str) -> None:
+    """Every k-th driver call of an allocation that overflows fails once: a code comes back, and nothing stays held."""
+    done = clients.run(
+        "cudart12",
+        "faults",
+        32 * MIB,
+        EBBTIDE_OVERFLOW=policy,
+        EBBTIDE_PAUSEABLE=is_pauseable,
+        EBBTIDE_LOG="error",
+        **LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) >= 3
+
+
+@pytest.mark.parametrize("policy", ["split", "whole", "managed"])
+def test_the_first_spill_says_so_and_the_summary_counts(clients: Clients, policy: str) -> None:
+    done = clients.run("names", "fill", "alloc", *BLOCKS, EBBTIDE_OVERFLOW=policy, EBBTIDE_SUMMARY="1", **LIMIT)
+    first, summary = done.stderr.splitlines()
+    assert first.startswith("ebbtide: device 0 is full: 6 MiB")
+    assert re.fullmatch(
+        r"ebbtide: summary: \d+ MiB of \d+ allocations went to the host, 0 bytes were promoted", summary
+    )
+
+
+def test_the_summary_of_what_fits(clients: Clients) -> None:
+    done = clients.run("names", "take", "alloc", 6 * MIB, EBBTIDE_SUMMARY="1", EBBTIDE_LOG="error")
+    assert done.stderr == "ebbtide: summary: nothing went to the host\n"
+
+
+def test_the_host_pool_is_made_ahead_and_used(clients: Clients) -> None:
+    """It stays in the host budget: with it, 64 MiB are held before anything spills."""
+    pool = {"EBBTIDE_HOST_POOL": str(64 * MIB), "EBBTIDE_HOST_LIMIT": str(80 * MIB), "EBBTIDE_HOST_MARGIN": "0"}
+    done = clients.run("names", "take", "alloc", 6 * MIB, EBBTIDE_REPORT="total", **pool, **LIMIT)
+    assert [int(word) // MIB for word in done.stdout.split()] == [24 + 80, 18 + 16, 24 + 16], done.stderr

@@ -1,0 +1,138 @@
+"""EBBTIDE_PAUSEABLE=1: all that an unmodified program allocates has a tag, and can be paused from inside."""
+
+import sys
+
+import pytest
+from preload_clients import MIB, Clients
+
+pytestmark = pytest.mark.device_memory
+
+PROGRAM = """
+import ctypes, sys
+from ebbtide import _core
+cuda = ctypes.CDLL("libcuda.so.1")
+MIB = 1 << 20
+
+def take(size):
+    address = ctypes.c_uint64()
+    assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+    return address.value
+
+def free_mib():
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    return free.value // MIB
+
+def write(address, data):
+    assert cuda.cuMemcpyHtoD_v2(ctypes.c_uint64(address), data, ctypes.c_size_t(len(data))) == 0
+
+def read(address, size):
+    data = ctypes.create_string_buffer(size)
+    assert cuda.cuMemcpyDtoH_v2(data, ctypes.c_uint64(address), ctypes.c_size_t(size)) == 0
+    return data.raw
+
+context = ctypes.c_void_p()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+"""
+
+CYCLE = """
+data = bytes(range(256)) * (6 * MIB // 256)
+blocks = [take(6 * MIB), take(4 * MIB)]
+write(blocks[0], data)
+tags = [(tag.tag, tag.resident_bytes // MIB) for tag in _core.tags()]
+before = free_mib()
+_core.pause([sys.argv[1]])
+away = free_mib()
+_core.resume([sys.argv[1]])
+print(tags, away - before, read(blocks[0], len(data)) == data, free_mib() == before)
+assert [cuda.cuMemFree_v2(ctypes.c_uint64(block)) for block in blocks] == [0, 0]
+print(free_mib() - before)
+"""
+
+
+@pytest.mark.parametrize(("tag", "backup"), [("default", "ram"), ("job", "pinned"), ("job", "disk")])
+def test_a_program_is_paused_from_inside(clients: Clients, tag: str, backup: str) -> None:
+    settings = {"EBBTIDE_PAUSEABLE": "1", "EBBTIDE_BACKUP": backup}
+    if tag != "default":
+        settings["EBBTIDE_TAG"] = tag
+    done = clients.start([sys.executable, "-c", PROGRAM + CYCLE, tag], **settings)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"[('{tag}', 10)] 10 True True\n10\n"
+
+
+def test_without_a_backup_the_content_goes(clients: Clients) -> None:
+    done = clients.start(
+        [sys.executable, "-c", PROGRAM + CYCLE, "default"], EBBTIDE_PAUSEABLE="1", EBBTIDE_BACKUP="none"
+    )
+    assert done.stdout == "[('default', 10)] 10 False True\n10\n", done.stderr
+
+
+SPILL = """
+data = bytes(range(256)) * (32 * MIB // 256)
+block = take(32 * MIB)
+write(block, data)
+before = free_mib()
+_core.pause(["default"])
+away = free_mib()
+_core.resume(["default"])
+print(before, away, read(block, len(data)) == data)
+assert cuda.cuMemFree_v2(ctypes.c_uint64(block)) == 0
+"""
+
+
+def test_a_pauseable_program_overflows(clients: Clients) -> None:
+    done = clients.start(
+        [sys.executable, "-c", PROGRAM + SPILL],
+        EBBTIDE_PAUSEABLE="1",
+        EBBTIDE_DEVICE_LIMIT=str(24 * MIB),
+        EBBTIDE_RESERVE="0",
+    )
+    assert done.stdout == "0 24 True\n", done.stderr
+
+
+REFUSED = """
+code = cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(32 * MIB))
+print(code)
+"""
+
+
+def test_a_pauseable_program_may_be_refused(clients: Clients) -> None:
+    done = clients.start(
+        [sys.executable, "-c", PROGRAM + REFUSED],
+        EBBTIDE_PAUSEABLE="1",
+        EBBTIDE_OVERFLOW="none",
+        EBBTIDE_DEVICE_LIMIT=str(24 * MIB),
+    )
+    assert done.stdout == "2\n"
+    assert done.stderr.count("ebbtide: cuMemAlloc: device 0 has too little memory: 32 MiB wanted") == 1
+
+
+NATIVE = """
+blocks = [take(6 * MIB), take(4 * MIB)]
+print(_core.allocations(), _core.stats()["alloc_calls"])
+report = _core.pause([])
+print(report.size_bytes if hasattr(report, "size_bytes") else report.bytes)
+"""
+
+
+def test_without_it_memory_stays_native(clients: Clients) -> None:
+    done = clients.start([sys.executable, "-c", PROGRAM + NATIVE])
+    assert (done.returncode, done.stdout) == (0, "[] 0\n0\n"), done.stderr
+
+
+NESTED = """
+outer = take(6 * MIB)
+inner = _core.alloc("inner", 4 * MIB)
+_core.pause(["inner"])
+print([(tag.tag, tag.resident_bytes // MIB) for tag in _core.tags()])
+_core.pause([])
+print([(tag.tag, tag.resident_bytes // MIB) for tag in _core.tags()], cuda.cuMemFree_v2(ctypes.c_uint64(outer)))
+_core.free(inner)
+"""
+
+
+def test_a_region_in_a_pauseable_program_keeps_its_own_tag(clients: Clients) -> None:
+    """And what is away may be freed."""
+    done = clients.start([sys.executable, "-c", PROGRAM + NESTED], EBBTIDE_PAUSEABLE="1")
+    assert done.stdout == "[('default', 6), ('inner', 0)]\n[('default', 0), ('inner', 0)] 0\n", done.stderr

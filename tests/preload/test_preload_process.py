@@ -1,0 +1,95 @@
+"""A preloaded program's life: starts, forks, threads, exits. Judged by exit status and by what is printed."""
+
+import shutil
+import sys
+
+import pytest
+from preload_clients import MIB, Clients
+
+LIMIT = {"EBBTIDE_DEVICE_LIMIT": str(24 * MIB), "EBBTIDE_RESERVE": "0", "EBBTIDE_LOG": "error"}
+ACTIONS = (
+    "info",
+    "leave",
+    "leave-at-once",
+    "leave-quickly",
+    "atexit",
+    "threads",
+    "fork-exit",
+    "fork-exec",
+    "fork-use",
+    "fork-threads",
+    "vfork",
+    "exec",
+)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_program_ends_in_peace(clients: Clients, action: str) -> None:
+    done = clients.start([str(clients.folder / "process"), action], **LIMIT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_program_keeps_its_status(clients: Clients) -> None:
+    assert clients.start([str(clients.folder / "process"), "status"], **LIMIT).returncode == 7
+
+
+@pytest.mark.parametrize("action", ["fork-exec", "vfork", "exec"])
+def test_what_a_program_starts_is_preloaded_too(clients: Clients, action: str) -> None:
+    done = clients.start([str(clients.folder / "process"), action], **LIMIT)
+    assert done.stdout == f"{24 * MIB} {24 * MIB}\n"
+
+
+@pytest.mark.sim_only
+def test_a_child_need_not_inherit(clients: Clients) -> None:
+    """One variable keeps a child out, though LD_PRELOAD goes on to it."""
+    command = ["env", "EBBTIDE_PRELOAD=0", str(clients.folder / "process"), "info"]
+    assert clients.start(command, **LIMIT).stdout == f"{64 * MIB} {64 * MIB}\n"
+
+
+@pytest.mark.sim_only
+def test_calls_before_our_constructors_and_after_our_destructors(clients: Clients) -> None:
+    """The library that stands behind ours in LD_PRELOAD is initialised before it, and ends after it."""
+    late = str(clients.folder / "liblate.so")
+    done = clients.start(["/bin/true"], preload=f"{clients.preload}:{late}", **LIMIT)
+    assert done.returncode == 0
+    assert done.stderr == f"late: took 0\nlate: freed 0, asked 0, {24 * MIB} of {24 * MIB}\n"
+
+
+PROGRAMS = {
+    "ls": ["/bin/ls", "/"],
+    "shell": ["/bin/sh", "-c", "echo a | cat; (exit 3)"],
+    "git": ["git", "--version"],
+    "gcc": ["cc", "--version"],
+    "python": [sys.executable, "-c", "import json, subprocess; print(json.dumps([1])); subprocess.run(['true'])"],
+    "fails": ["/bin/ls", "/no/such/folder"],
+    "ctypes": [sys.executable, "-c", "import ctypes; print(ctypes.CDLL(None).getpid() > 0)"],
+    "workers": [
+        sys.executable,
+        "-c",
+        "import multiprocessing as m; m.set_start_method('fork'); p = m.Pool(2); print(p.map(abs, [-1])); p.close()",
+    ],
+    "torch": [sys.executable, "-c", "import torch; print(torch.ones(4, 4) @ torch.ones(4, 4))"],
+}
+
+
+@pytest.mark.parametrize("name", list(PROGRAMS))
+def test_programs_run_the_same(clients: Clients, name: str) -> None:
+    command = PROGRAMS[name]
+    if shutil.which(command[0]) is None:
+        pytest.fail(f"{command[0]} is missing")
+    plain, preloaded = (clients.start(command, preload=preload) for preload in (None, "ours"))
+    assert (preloaded.returncode, preloaded.stdout, preloaded.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+ONE_CORE = """
+import ctypes
+from ebbtide import _core
+print(_core.loaded_library())
+print(len({line.split()[-1] for line in open("/proc/self/maps") if "/libebbtide" in line and "sim" not in line}))
+"""
+
+
+def test_one_core_in_one_process(clients: Clients) -> None:
+    """Invariant 8: Python's module is given the core that is already there."""
+    done = clients.start([sys.executable, "-c", ONE_CORE])
+    assert done.stdout.split() == [clients.preload, "1"], done.stderr

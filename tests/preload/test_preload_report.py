@@ -1,0 +1,89 @@
+"""What a program is told of memory: EBBTIDE_REPORT, within EBBTIDE_DEVICE_LIMIT, by the driver and by NVML."""
+
+import json
+import sys
+
+import pytest
+from preload_clients import IS_SIMULATED, MIB, Clients
+
+LIMIT = {"EBBTIDE_DEVICE_LIMIT": str(24 * MIB), "EBBTIDE_RESERVE": "0"}
+HOST = {"EBBTIDE_HOST_LIMIT": str(16 * MIB), "EBBTIDE_HOST_MARGIN": "0"}
+
+NVML = """
+import ctypes, json, sys
+class Memory(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_ulonglong) for n in ("total", "free", "used")]
+class Memory2(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint)] + [(n, ctypes.c_ulonglong) for n in ("total", "reserved", "free", "used")]
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+device = ctypes.c_void_p()
+if hasattr(nvml, "nvmlInit_v2"):
+    assert nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
+def told():
+    one, two = Memory(), Memory2()
+    two.version = ctypes.sizeof(Memory2) | 2 << 24
+    assert nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(one)) == 0
+    assert nvml.nvmlDeviceGetMemoryInfo_v2(device, ctypes.byref(two)) == 0
+    assert one.used == one.total - one.free and two.used + two.free <= two.total
+    assert (one.total, one.free) == (two.total, two.free)
+    return one.total >> 20, one.free >> 20
+answers = [told()]
+if "take" in sys.argv:
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context, address = ctypes.c_void_p(), ctypes.c_uint64()
+    assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert cuda.cuCtxSetCurrent(context) == 0
+    assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(6 << 20)) == 0
+    answers.append(told())
+print(json.dumps(answers))
+"""
+
+
+@pytest.mark.parametrize(
+    ("report", "free", "total"), [("device", 24, 24), ("free", 24, 24), ("total", 40, 40)], ids=lambda value: str(value)
+)
+def test_what_a_program_is_told(clients: Clients, report: str, free: int, total: int) -> None:
+    done = clients.run("cudart12", "info", EBBTIDE_REPORT=report, **LIMIT, **HOST)
+    assert [int(word) // MIB for word in done.stdout.split()] == [free, total, total]
+
+
+@pytest.mark.parametrize(("report", "with_it"), [("device", 6), ("free", 22), ("total", 22)])
+def test_free_grows_by_what_the_host_has_left(clients: Clients, report: str, with_it: int) -> None:
+    done = clients.run("cudart12", "take", "alloc", 18 * MIB, EBBTIDE_REPORT=report, **LIMIT, **HOST)
+    before, at_most, after = (int(word) // MIB for word in done.stdout.split())
+    assert at_most == with_it
+    assert before == after
+
+
+@pytest.mark.parametrize(("report", "with_it"), [("device", 0), ("free", 8), ("total", 8)])
+def test_a_spill_is_no_more_free(clients: Clients, report: str, with_it: int) -> None:
+    """32 MiB of a device of 24: the 8 that lie on the host are taken from the host's 16."""
+    done = clients.run("cudart12", "take", "alloc", 32 * MIB, EBBTIDE_REPORT=report, **LIMIT, **HOST)
+    assert [int(word) // MIB for word in done.stdout.split()][1] == with_it, done.stderr
+
+
+@pytest.mark.parametrize("report", ["device", "free", "total"])
+def test_free_is_never_above_the_total(clients: Clients, report: str) -> None:
+    done = clients.run("cudart12", "info", EBBTIDE_REPORT=report)
+    free, total, of_device = (int(word) for word in done.stdout.split())
+    assert free <= total == of_device
+
+
+def ask_nvml(clients: Clients, *words: str, preload: str | None = "ours", **settings: str) -> list[list[int]]:
+    done = clients.start([sys.executable, "-c", NVML, *words], preload, **settings)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_nvml_tells_the_same(clients: Clients) -> None:
+    assert ask_nvml(clients, **LIMIT) == [[24, 24]]
+    assert ask_nvml(clients, EBBTIDE_REPORT="total", **LIMIT, **HOST) == [[40, 40]]
+
+
+def test_nvml_knows_what_the_program_took(clients: Clients) -> None:
+    assert ask_nvml(clients, "take", **LIMIT) == [[24, 24], [24, 18]]
+
+
+@pytest.mark.skipif(not IS_SIMULATED, reason="reads what the stand-in for NVML says")
+def test_nvml_without_a_limit_tells_the_truth(clients: Clients) -> None:
+    assert ask_nvml(clients) == ask_nvml(clients, preload=None) == [[1024, 600]]
