@@ -13,7 +13,6 @@ namespace {
 
 // The core keeps the contexts that it retained for good; a reset of the simulator forgets them, and handles are the same again once they are retained anew.
 void reset_simulator() {
-  PendingResume::wait_for_all();
   DeviceKernels::forget_all();
   DeliveryBoard::forget_all();
   forget_host_locations();
@@ -62,15 +61,21 @@ CoreTest::CoreTest() {
   restart();
 }
 
+// A resume in the background may still give back what was freed meanwhile.
+void CoreTest::end_core() {
+  PendingResume::wait_for_all();
+  saver_.reset();
+}
+
 CoreTest::~CoreTest() {
   sim().clear_failures();
-  saver_.reset();
+  end_core();
   limbo::retry(true);
 }
 
 void CoreTest::restart() {
   sim().clear_failures();
-  saver_.reset();
+  end_core();
   limbo::retry(true);
   reset_simulator();
   saver_ = std::make_unique<Saver>();
@@ -78,7 +83,7 @@ void CoreTest::restart() {
 }
 
 void CoreTest::expect_no_leak() {
-  saver_.reset();
+  end_core();
   limbo::retry(true);
   EXPECT_EQ(limbo::count(), 0u);
   EXPECT_EQ(Live::now(), Live{});

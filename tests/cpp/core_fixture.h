@@ -74,6 +74,8 @@ class CoreTest : public ::testing::Test {
   Report run(OperationKind kind, const std::vector<std::string>& tags, std::optional<BackupKind> backup) {
     return claim(kind, tags, backup)->commit().front();
   }
+  void end_core();
+
   std::unique_ptr<Saver> saver_;
 };
 
