@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,8 +23,26 @@ constexpr uint32_t kVersion = 1;
 constexpr uint32_t kPageBytes = 4096;  // the header's and a slot's size: there is room for more in both
 constexpr size_t kFileBytes = static_cast<size_t>(kPageBytes) * (1 + Ledger::kSlotCount);
 
-[[noreturn]] void throw_system_error(const std::string& path, const char* what) {
-  throw StateError("the ledger " + path + ": " + what + " failed: " + std::strerror(errno));
+[[noreturn]] void throw_system_error(const std::string& path, const char* what, int error = errno) {
+  throw StateError("the ledger " + path + ": " + what + " failed: " + std::strerror(error));
+}
+
+// Sparse: a page gets its memory when it is needed.
+void grow(int file, const std::string& path) {
+  struct rlimit limit{};
+  // Asked, since the kernel answers a file beyond it with a signal.
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < kFileBytes) throw_system_error(path, "growing", EFBIG);
+  if (::ftruncate(file, kFileBytes) != 0) throw_system_error(path, "ftruncate");
+}
+
+// A store into a page for which a full file system has no room ends the
+// process: so the room is taken before.
+void take_page(int file, off_t offset, const std::string& path) {
+  int error = 0;
+  do {
+    error = ::posix_fallocate(file, offset, kPageBytes);
+  } while (error == EINTR);
+  if (error != 0) throw_system_error(path, "taking room", error);
 }
 
 struct flock byte_lock(short type, off_t offset) {
@@ -48,7 +67,8 @@ bool is_locked_by_another(int file, off_t offset) {
   return ::fcntl(file, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
-// A forked child shares its parent's open files, and with them its locks: it would keep a dead parent's slot alive.
+// A forked child shares its parent's open files, and with them its locks: it
+// would keep a dead parent's slot alive.
 class OpenFiles {
  public:
   void add(int file) {
@@ -101,31 +121,30 @@ Ledger::Slot& Ledger::slot(uint32_t index) const {
 }
 
 std::unique_ptr<Ledger> Ledger::open(const std::string& path) {
-  const int flags = O_RDWR | O_CREAT | O_CLOEXEC;
-  const int lock_file = ::open(path.c_str(), flags, 0600);
+  const int lock_file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (lock_file < 0) throw_system_error(path, "open");
-  // The mapping keeps its file open in forked children too: it must not be the one that the locks hang on.
-  const int map_file = ::open(path.c_str(), flags, 0600);
-  void* mapping = MAP_FAILED;
-  // Never shorter: who has it mapped already relies on it.
-  if (map_file >= 0 && ::lseek(map_file, 0, SEEK_END) < static_cast<off_t>(kFileBytes) &&
-      ::ftruncate(map_file, kFileBytes) != 0) {
-    ::close(map_file);
-    ::close(lock_file);
-    throw_system_error(path, "ftruncate");
-  }
-  if (map_file >= 0) mapping = ::mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, map_file, 0);
-  if (map_file >= 0) ::close(map_file);
-  if (mapping == MAP_FAILED) {
-    ::close(lock_file);
-    throw_system_error(path, "mmap");
-  }
-  std::unique_ptr<Ledger> ledger(new Ledger(lock_file, mapping));
+  std::unique_ptr<Ledger> ledger(new Ledger(lock_file));
   OpenFiles::instance().add(lock_file);
   const Turn turn = ledger->take_turn();
+  // Never shorter: who has it mapped already relies on it.
+  if (::lseek(lock_file, 0, SEEK_END) < static_cast<off_t>(kFileBytes)) grow(lock_file, path);
+  take_page(lock_file, 0, path);
+  ledger->map(path);
   ledger->check_or_make_header(path);
   ledger->take_slot(path);
   return ledger;
+}
+
+// The mapping keeps its file open in forked children too: it must not be the
+// one that the locks hang on.
+void Ledger::map(const std::string& path) {
+  const int map_file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (map_file < 0) throw_system_error(path, "open");
+  void* mapping = ::mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, map_file, 0);
+  const int error = errno;
+  ::close(map_file);
+  if (mapping == MAP_FAILED) throw_system_error(path, "mmap", error);
+  mapping_ = mapping;
 }
 
 void Ledger::check_or_make_header(const std::string& path) {
@@ -143,6 +162,7 @@ void Ledger::check_or_make_header(const std::string& path) {
 void Ledger::take_slot(const std::string& path) {
   for (uint32_t index = 0; index < kSlotCount; ++index) {
     if (!try_lock(lock_file_, offset_of_slot(index))) continue;
+    take_page(lock_file_, offset_of_slot(index), path);
     own_slot_ = index;
     publish({});
     if (header().used_slots.load() <= index) header().used_slots.store(index + 1);
@@ -154,7 +174,7 @@ void Ledger::take_slot(const std::string& path) {
 Ledger::~Ledger() {
   OpenFiles::instance().remove(lock_file_);
   ::close(lock_file_);
-  ::munmap(mapping_, kFileBytes);
+  if (mapping_ != nullptr) ::munmap(mapping_, kFileBytes);
 }
 
 Ledger::Turn::~Turn() {
@@ -184,7 +204,8 @@ policy::HostHoldings Ledger::others() const {
   return sum;
 }
 
-// What is touched has grown before what is promised shrinks: who looks in between sees too much, never too little.
+// What is touched has grown before what is promised shrinks: who looks in
+// between sees too much, never too little.
 void Ledger::publish(const policy::HostHoldings& mine) noexcept {
   Slot& own = slot(own_slot_);
   own.touched_bytes.store(mine.touched_bytes);

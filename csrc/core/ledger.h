@@ -44,14 +44,15 @@ class Ledger {
  private:
   struct Header;
   struct Slot;
-  Ledger(int lock_file, void* mapping) : lock_file_(lock_file), mapping_(mapping) {}
+  explicit Ledger(int lock_file) : lock_file_(lock_file) {}
   Header& header() const;
   Slot& slot(uint32_t index) const;
+  void map(const std::string& path);
   void check_or_make_header(const std::string& path);
   void take_slot(const std::string& path);
 
   const int lock_file_;  // of its own opening: only this object's locks hang on it
-  void* const mapping_;
+  void* mapping_ = nullptr;
   uint32_t own_slot_ = kSlotCount;
 };
 

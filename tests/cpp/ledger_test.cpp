@@ -2,7 +2,10 @@
 #include "core/ledger.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -138,6 +141,24 @@ TEST_F(LedgerTest, WhatIsNoLedgerIsRefused) {
   EXPECT_THROW(Ledger::open("/proc/no/such/folder"), StateError);
 }
 
+TEST_F(LedgerTest, Invariant4_AFullFileSystemIsAnError) {
+  std::filesystem::create_directory(path_);
+  Process process("fill", path_);
+  const char said = process.listen();
+  if (said == 's') GTEST_SKIP() << "this process may mount nothing";
+  EXPECT_EQ(said, 'e') << "the header has no page";
+  EXPECT_EQ(process.listen(), 'e') << "the first slot has none";
+  EXPECT_EQ(process.listen(), 'y');
+  EXPECT_EQ(process.listen(), 'e') << "the second slot has none";
+  EXPECT_EQ(process.listen(), 'y') << "one that was left is taken again";
+}
+
+TEST_F(LedgerTest, Invariant4_ALimitOnFilesIsAnError) {
+  Process process("limit", path_);
+  EXPECT_EQ(process.listen(), 'e');
+  EXPECT_EQ(process.listen(), 'y') << "it need not grow again";
+}
+
 TEST_F(LedgerTest, Invariant7_OneBudgetForAll) {
   const auto mine = budget(10 * kMiB);
   const auto theirs = budget(10 * kMiB);
@@ -260,6 +281,56 @@ void race(const std::string& path) {
   }
 }
 
+std::unique_ptr<Ledger> try_open(const std::string& path) {
+  try {
+    auto ledger = Ledger::open(path);
+    ledger->publish({1, 1, 1});
+    answer('y');
+    return ledger;
+  } catch (const StateError&) {
+    answer('e');
+    return nullptr;
+  }
+}
+
+// A file system of two pages, which this process alone sees.
+bool mount_tiny(const std::string& folder) {
+  const std::string user = "0 " + std::to_string(::geteuid()) + " 1";
+  const std::string group = "0 " + std::to_string(::getegid()) + " 1";
+  if (::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+  std::ofstream("/proc/self/uid_map") << user;
+  std::ofstream("/proc/self/setgroups") << "deny";
+  std::ofstream("/proc/self/gid_map") << group;
+  return ::mount("none", folder.c_str(), "tmpfs", 0, "size=8k") == 0;
+}
+
+void fill(const std::string& folder) {
+  if (!mount_tiny(folder)) return answer('s');
+  const std::string path = folder + "/ledger";
+  const std::string page(4096, 'x');
+  for (const int files : {2, 1}) {
+    for (int i = 0; i < files; ++i) std::ofstream(folder + "/" + std::to_string(i)) << page;
+    try_open(path);
+    for (int i = 0; i < files; ++i) std::filesystem::remove(folder + "/" + std::to_string(i));
+  }
+  auto first = try_open(path);
+  try_open(path);
+  first.reset();
+  try_open(path);
+}
+
+void limit_files(const std::string& path) {
+  struct rlimit all{};
+  ::getrlimit(RLIMIT_FSIZE, &all);
+  const struct rlimit none = {4096, all.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &none);
+  try_open(path);
+  ::setrlimit(RLIMIT_FSIZE, &all);
+  Ledger::open(path);
+  ::setrlimit(RLIMIT_FSIZE, &none);
+  try_open(path);
+}
+
 void fork_and_wait(const std::string& path) {
   const auto ledger = Ledger::open(path);
   ledger->publish({5 * kMiB, 0, 0});
@@ -280,6 +351,8 @@ void fork_and_wait(const std::string& path) {
   if (name == "hold") hold(path);
   if (name == "take_turn") take_turn(path);
   if (name == "race") race(path);
+  if (name == "fill") fill(path);
+  if (name == "limit") limit_files(path);
   if (name == "fork") fork_and_wait(path);
   ::_exit(96);
 }();
