@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +26,11 @@ constexpr size_t kFileBytes = static_cast<size_t>(kPageBytes) * (1 + Ledger::kSl
 
 [[noreturn]] void throw_system_error(const std::string& path, const char* what, int error = errno) {
   throw StateError("the ledger " + path + ": " + what + " failed: " + std::strerror(error));
+}
+
+bool has_name(int file) {
+  struct stat found{};
+  return ::fstat(file, &found) == 0 && found.st_nlink > 0;
 }
 
 // Sparse: a page gets its memory when it is needed.
@@ -121,24 +127,28 @@ Ledger::Slot& Ledger::slot(uint32_t index) const {
 }
 
 std::unique_ptr<Ledger> Ledger::open(const std::string& path) {
-  const int lock_file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (lock_file < 0) throw_system_error(path, "open");
-  std::unique_ptr<Ledger> ledger(new Ledger(lock_file));
-  OpenFiles::instance().add(lock_file);
-  const Turn turn = ledger->take_turn();
-  // Never shorter: who has it mapped already relies on it.
-  if (::lseek(lock_file, 0, SEEK_END) < static_cast<off_t>(kFileBytes)) grow(lock_file, path);
-  take_page(lock_file, 0, path);
-  ledger->map(path);
-  ledger->check_or_make_header(path);
-  ledger->take_slot(path);
-  return ledger;
+  while (true) {
+    const int lock_file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (lock_file < 0) throw_system_error(path, "open");
+    std::unique_ptr<Ledger> ledger(new Ledger(lock_file));
+    OpenFiles::instance().add(lock_file);
+    const Turn turn = ledger->take_turn();
+    // Another run removed it before we had a lock on it: who opens it from now on has another file.
+    if (!has_name(lock_file)) continue;
+    // Never shorter: who has it mapped already relies on it.
+    if (::lseek(lock_file, 0, SEEK_END) < static_cast<off_t>(kFileBytes)) grow(lock_file, path);
+    take_page(lock_file, 0, path);
+    ledger->map(path);
+    ledger->check_or_make_header(path);
+    ledger->take_slot(path);
+    return ledger;
+  }
 }
 
 // The mapping keeps its file open in forked children too: it must not be the
 // one that the locks hang on.
 void Ledger::map(const std::string& path) {
-  const int map_file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const int map_file = ::open(("/proc/self/fd/" + std::to_string(lock_file_)).c_str(), O_RDWR | O_CLOEXEC);
   if (map_file < 0) throw_system_error(path, "open");
   void* mapping = ::mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, map_file, 0);
   const int error = errno;

@@ -1,6 +1,7 @@
 // The ledger of a run: between objects of one process, which are strangers to each other as processes are, and between real processes that die while they hold.
 #include "core/ledger.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -14,6 +15,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <thread>
 #include <vector>
 
@@ -104,6 +106,16 @@ void wait_for_word() {
   if (::read(STDIN_FILENO, &word, 1) != 1) ::_exit(97);
 }
 
+// How many files of this process are this one.
+int count_of_files(const std::filesystem::path& path) {
+  int count = 0;
+  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    count += std::filesystem::read_symlink(file.path(), gone) == path ? 1 : 0;
+  }
+  return count;
+}
+
 TEST_F(LedgerTest, EachSeesWhatTheOthersHold) {
   const auto first = open();
   const auto second = open();
@@ -139,6 +151,23 @@ TEST_F(LedgerTest, WhatIsNoLedgerIsRefused) {
   std::ofstream(path_) << "something else entirely";
   EXPECT_THROW(open(), StateError);
   EXPECT_THROW(Ledger::open("/proc/no/such/folder"), StateError);
+}
+
+// As the next run sweeps (python/ebbtide/ledger.py): it locks all of the file and removes it, while another process has it open already and waits.
+TEST_F(LedgerTest, Invariant7_WhatIsRemovedBeforeItIsLockedIsOpenedAgain) {
+  const int sweeper = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  struct flock whole{};
+  whole.l_type = F_WRLCK;
+  ASSERT_EQ(::fcntl(sweeper, F_OFD_SETLK, &whole), 0);
+  const auto opened = std::filesystem::canonical(path_);
+  auto waiting = std::async(std::launch::async, [&] { return open(); });
+  while (count_of_files(opened) < 2) std::this_thread::yield();
+  std::filesystem::remove(path_);
+  ::close(sweeper);
+  const auto first = waiting.get();
+  first->publish({7, 0, 0});
+  ASSERT_TRUE(std::filesystem::exists(path_));
+  EXPECT_EQ(policy::total(open()->others()), 7u);
 }
 
 TEST_F(LedgerTest, Invariant4_AFullFileSystemIsAnError) {
