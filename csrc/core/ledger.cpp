@@ -33,12 +33,35 @@ bool has_name(int file) {
   return ::fstat(file, &found) == 0 && found.st_nlink > 0;
 }
 
+[[noreturn]] void throw_no_ledger(const std::string& path) {
+  throw StateError("the ledger " + path + " is none, or another version's: give each run a file of its own");
+}
+
+// Zeros: who made it ended before it was done.
+bool has_magic_or_zeros(int file) {
+  std::array<unsigned char, kPageBytes> page{};
+  if (::pread(file, page.data(), page.size(), 0) != static_cast<ssize_t>(page.size())) return false;
+  uint64_t magic = 0;
+  std::memcpy(&magic, page.data(), sizeof(magic));
+  return magic == kMagic || std::all_of(page.begin(), page.end(), [](unsigned char byte) { return byte == 0; });
+}
+
 // Sparse: a page gets its memory when it is needed.
 void grow(int file, const std::string& path) {
   struct rlimit limit{};
   // Asked, since the kernel answers a file beyond it with a signal.
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < kFileBytes) throw_system_error(path, "growing", EFBIG);
   if (::ftruncate(file, kFileBytes) != 0) throw_system_error(path, "ftruncate");
+}
+
+// The path may name a file that is none of ours: only an empty one is changed before it is known.
+void grow_or_check(int file, const std::string& path) {
+  const off_t size_bytes = ::lseek(file, 0, SEEK_END);
+  if (size_bytes == 0) {
+    grow(file, path);
+  } else if (size_bytes != static_cast<off_t>(kFileBytes) || !has_magic_or_zeros(file)) {
+    throw_no_ledger(path);
+  }
 }
 
 // A store into a page for which a full file system has no room ends the
@@ -135,8 +158,7 @@ std::unique_ptr<Ledger> Ledger::open(const std::string& path) {
     const Turn turn = ledger->take_turn();
     // Another run removed it before we had a lock on it: who opens it from now on has another file.
     if (!has_name(lock_file)) continue;
-    // Never shorter: who has it mapped already relies on it.
-    if (::lseek(lock_file, 0, SEEK_END) < static_cast<off_t>(kFileBytes)) grow(lock_file, path);
+    grow_or_check(lock_file, path);
     take_page(lock_file, 0, path);
     ledger->map(path);
     ledger->check_or_make_header(path);
@@ -166,7 +188,7 @@ void Ledger::check_or_make_header(const std::string& path) {
     found.magic.store(kMagic);
   }
   if (found.magic.load() != kMagic || found.version != kVersion || found.slot_count != kSlotCount)
-    throw StateError("the ledger " + path + " is none, or another version's: give each run a file of its own");
+    throw_no_ledger(path);
 }
 
 void Ledger::take_slot(const std::string& path) {

@@ -148,8 +148,14 @@ TEST_F(LedgerTest, AFullLedgerSaysSo) {
 }
 
 TEST_F(LedgerTest, WhatIsNoLedgerIsRefused) {
-  std::ofstream(path_) << "something else entirely";
-  EXPECT_THROW(open(), StateError);
+  constexpr size_t kLedgerBytes = size_t{4096} * (1 + Ledger::kSlotCount);
+  for (const size_t size_bytes : {size_t{1}, kLedgerBytes - 1, kLedgerBytes, kLedgerBytes + 1}) {
+    const std::string content(size_bytes, 'x');
+    std::ofstream(path_) << content;
+    EXPECT_THROW(open(), StateError);
+    std::ifstream file(path_);
+    EXPECT_TRUE(std::string(std::istreambuf_iterator<char>(file), {}) == content) << size_bytes << " bytes changed";
+  }
   EXPECT_THROW(Ledger::open("/proc/no/such/folder"), StateError);
 }
 
@@ -186,6 +192,13 @@ TEST_F(LedgerTest, Invariant4_ALimitOnFilesIsAnError) {
   Process process("limit", path_);
   EXPECT_EQ(process.listen(), 'e');
   EXPECT_EQ(process.listen(), 'y') << "it need not grow again";
+}
+
+TEST_F(LedgerTest, WhatSomebodyBeganToMakeIsTakenUp) {
+  std::ofstream(path_).put('\0');
+  EXPECT_THROW(open(), StateError) << "none makes it so small";
+  std::filesystem::resize_file(path_, size_t{4096} * (1 + Ledger::kSlotCount));
+  EXPECT_NO_THROW(open());
 }
 
 TEST_F(LedgerTest, Invariant7_OneBudgetForAll) {
