@@ -13,6 +13,8 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <mutex>
+#include <utility>
 
 #include "base/error.h"
 
@@ -64,8 +66,7 @@ void grow_or_check(int file, const std::string& path) {
   }
 }
 
-// A store into a page for which a full file system has no room ends the
-// process: so the room is taken before.
+// A store into a page for which a full file system has no room ends the process: so the room is taken before.
 void take_page(int file, off_t offset, const std::string& path) {
   int error = 0;
   do {
@@ -96,37 +97,47 @@ bool is_locked_by_another(int file, off_t offset) {
   return ::fcntl(file, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
-// A forked child shares its parent's open files, and with them its locks: it
-// would keep a dead parent's slot alive.
+// A forked child shares its parent's open files, and with them its locks: it would keep a dead parent's slot alive.
 class OpenFiles {
  public:
-  void add(int file) {
-    static const int registered = ::pthread_atfork(nullptr, nullptr, [] { instance().close_all(); });
-    (void)registered;
-    exchange_one(-1, file);
+  // While it is held nobody forks: what is opened is remembered, or closed again, before a child can have it.
+  std::unique_lock<std::mutex> hold_forks() { return std::unique_lock(mutex_); }
+  // The descriptor, or -1 and errno.
+  int open(const char* path, int flags) {
+    const auto held = hold_forks();
+    const int file = ::open(path, flags | O_CLOEXEC, 0600);
+    if (file >= 0) exchange_one(-1, file);
+    return file;
   }
-  void remove(int file) noexcept { exchange_one(file, -1); }
+  void close(int file) noexcept {
+    const auto held = hold_forks();
+    exchange_one(file, -1);
+    ::close(file);
+  }
   static OpenFiles& instance() {
-    static OpenFiles* const files = new OpenFiles;
+    static OpenFiles* const files = [] {
+      static OpenFiles* const made = new OpenFiles;
+      ::pthread_atfork([] { made->mutex_.lock(); }, [] { made->mutex_.unlock(); }, [] { made->close_all(); });
+      return made;
+    }();
     return *files;
   }
 
  private:
-  OpenFiles() {
-    for (auto& file : files_) file.store(-1);
-  }
+  OpenFiles() { files_.fill(-1); }
   void exchange_one(int from, int to) noexcept {
-    for (auto& file : files_) {
-      int expected = from;
-      if (file.compare_exchange_strong(expected, to)) return;
-    }
+    const auto found = std::find(files_.begin(), files_.end(), from);
+    if (found != files_.end()) *found = to;
   }
+  // In the child, whose lock it is.
   void close_all() noexcept {
-    for (auto& file : files_) {
-      if (const int open = file.exchange(-1); open >= 0) ::close(open);
+    for (int& file : files_) {
+      if (file >= 0) ::close(std::exchange(file, -1));
     }
+    mutex_.unlock();
   }
-  std::array<std::atomic<int>, 16> files_;
+  std::mutex mutex_;
+  std::array<int, 16> files_{};
 };
 
 }  // namespace
@@ -151,10 +162,9 @@ Ledger::Slot& Ledger::slot(uint32_t index) const {
 
 std::unique_ptr<Ledger> Ledger::open(const std::string& path) {
   while (true) {
-    const int lock_file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    const int lock_file = OpenFiles::instance().open(path.c_str(), O_RDWR | O_CREAT);
     if (lock_file < 0) throw_system_error(path, "open");
     std::unique_ptr<Ledger> ledger(new Ledger(lock_file));
-    OpenFiles::instance().add(lock_file);
     const Turn turn = ledger->take_turn();
     // Another run removed it before we had a lock on it: who opens it from now on has another file.
     if (!has_name(lock_file)) continue;
@@ -167,9 +177,9 @@ std::unique_ptr<Ledger> Ledger::open(const std::string& path) {
   }
 }
 
-// The mapping keeps its file open in forked children too: it must not be the
-// one that the locks hang on.
+// The mapping keeps its file open in forked children too: it must not be the one that the locks hang on, yet the same file.
 void Ledger::map(const std::string& path) {
+  const auto held = OpenFiles::instance().hold_forks();
   const int map_file = ::open(("/proc/self/fd/" + std::to_string(lock_file_)).c_str(), O_RDWR | O_CLOEXEC);
   if (map_file < 0) throw_system_error(path, "open");
   void* mapping = ::mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, map_file, 0);
@@ -204,8 +214,7 @@ void Ledger::take_slot(const std::string& path) {
 }
 
 Ledger::~Ledger() {
-  OpenFiles::instance().remove(lock_file_);
-  ::close(lock_file_);
+  OpenFiles::instance().close(lock_file_);
   if (mapping_ != nullptr) ::munmap(mapping_, kFileBytes);
 }
 
@@ -236,8 +245,7 @@ policy::HostHoldings Ledger::others() const {
   return sum;
 }
 
-// What is touched has grown before what is promised shrinks: who looks in
-// between sees too much, never too little.
+// What is touched has grown before what is promised shrinks: who looks in between sees too much, never too little.
 void Ledger::publish(const policy::HostHoldings& mine) noexcept {
   Slot& own = slot(own_slot_);
   own.touched_bytes.store(mine.touched_bytes);

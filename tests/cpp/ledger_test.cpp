@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -287,6 +288,29 @@ TEST_F(LedgerTest, Invariant10_AForkedChildDoesNotKeepADeadParentsSlot) {
   EXPECT_EQ(policy::total(watcher->others()), 5 * kMiB);
   process.kill();
   EXPECT_EQ(policy::total(watcher->others()), 0u);
+}
+
+TEST_F(LedgerTest, Invariant10_AChildForkedWhileOneIsOpenedHasNothingOfIt) {
+  const auto first = open();
+  struct stat mine{};
+  ASSERT_EQ(::stat(path_.c_str(), &mine), 0);
+  const std::jthread opener([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) open();
+  });
+  for (int round = 0; round < 300; ++round) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      int count = 0;
+      struct stat found{};
+      for (int file = 0; file < 256; ++file) {
+        count += ::fstat(file, &found) == 0 && found.st_ino == mine.st_ino && found.st_dev == mine.st_dev ? 1 : 0;
+      }
+      ::_exit(count);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_EQ(status, 0) << "in round " << round;
+  }
 }
 
 // --- what the processes do ---
