@@ -91,7 +91,7 @@ std::optional<Ledger::Turn> HostBudget::take_turn() const {
 }
 
 void HostBudget::publish() noexcept {
-  if (ledger_ != nullptr) ledger_->publish(holdings_);
+  if (ledger_ != nullptr) ledger_->publish(holdings());
 }
 
 void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {

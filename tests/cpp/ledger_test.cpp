@@ -22,6 +22,8 @@
 
 #include "base/error.h"
 #include "core/host_budget.h"
+#include "vmm/limbo.h"
+#include "vmm/physical_memory.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -244,6 +246,13 @@ TEST_F(LedgerTest, Invariant7_OneOfManyGetsTheLastBytes) {
   }
 }
 
+TEST_F(LedgerTest, Invariant7_OthersSeeWhatCouldNotBeGivenBack) {
+  const auto watcher = open();
+  Process process("limbo", path_);
+  ASSERT_EQ(process.listen(), 'l');
+  EXPECT_EQ(policy::total(watcher->others()), 4 * kMiB);
+}
+
 TEST_F(LedgerTest, AProcessThatIsKilledHoldsNothing) {
   const auto watcher = open();
   for (int round = 0; round < 2; ++round) {
@@ -326,6 +335,18 @@ void take_turn(const std::string& path) {
   const auto ledger = Ledger::open(path);
   const auto turn = ledger->take_turn();
   answer('t');
+  wait_for_word();
+}
+
+void hold_limbo(const std::string& path) {
+  HostBudget budget;
+  budget.set_margin(0);
+  budget.join(Ledger::open(path));
+  HostClaim released = budget.claim_uncharged(3 * kMiB, "what stays");
+  limbo::add_release(1, 3 * kMiB, kOnHost);
+  released.reset();
+  const HostClaim held = budget.claim_uncharged(kMiB, "what is held");
+  answer('l');
   wait_for_word();
 }
 
@@ -416,6 +437,7 @@ void fork_and_wait(const std::string& path) {
   const std::string path = std::getenv(kPathVariable);
   if (name == "hold") hold(path);
   if (name == "take_turn") take_turn(path);
+  if (name == "limbo") hold_limbo(path);
   if (name == "race") race(path);
   if (name == "fill") fill(path);
   if (name == "limit") limit_files(path);
