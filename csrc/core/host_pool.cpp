@@ -18,6 +18,19 @@ HostLocation require_location(int device) {
                    {0, 0, 0});
 }
 
+// As much of the pool is made for segments of torch that are smaller than a chunk.
+constexpr uint64_t kSmallShare = 8;
+
+// 64 MiB of such pieces: for three segments of 20 MiB, and two of 2 MiB.
+std::vector<uint64_t> cut_small(uint64_t granularity_bytes) {
+  std::vector<uint64_t> pieces;
+  for (const uint64_t segment_bytes : {20 * kMiB, 20 * kMiB, 20 * kMiB, 2 * kMiB, 2 * kMiB}) {
+    const auto cut = policy::cut_for_host(round_up(segment_bytes, granularity_bytes), granularity_bytes);
+    pieces.insert(pieces.end(), cut.begin(), cut.end());
+  }
+  return pieces;
+}
+
 // False where it could not be cleared and nothing is under way. Throws DriverError where something may be.
 bool clear(CUdeviceptr address, size_t size_bytes) {
   if (driver().cuMemsetD8Async == nullptr) return false;
@@ -88,11 +101,19 @@ std::vector<HostPool::Piece> HostPool::take(int device, const std::vector<uint64
 void HostPool::make_room(uint64_t size_bytes, const std::string& purpose) {
   try {
     budget_.require_room(size_bytes, purpose);
-  } catch (const StoreError&) {
+    return;
+  } catch (const StoreError& error) {
     if (size_bytes == 0 || kept_bytes() == 0) throw;
-    trim();
-    budget_.require_room(size_bytes, purpose);
+    const uint64_t missing_bytes = saturating_subtract(size_bytes, error.shortage.free_bytes);
+    shrink_to(saturating_subtract(kept_bytes(), missing_bytes));
   }
+  try {
+    budget_.require_room(size_bytes, purpose);
+    return;
+  } catch (const StoreError&) {
+    trim();  // the budget may be short of more than it says: what is free never is below 0
+  }
+  budget_.require_room(size_bytes, purpose);
 }
 
 bool HostPool::keep(const Key& key, Piece piece) noexcept {
@@ -142,8 +163,18 @@ size_t HostPool::kept_count() {
 void HostPool::fill(int device) {
   if (!has_room(policy::kHostChunkBytes)) return;
   const HostLocation location = require_location(device);
-  const Key key{location, policy::kHostChunkBytes};
-  while (has_room(key.second) && keep(key, make(location, key.second, "the host pool"))) {
+  const auto add = [&](uint64_t size_bytes) {
+    return has_room(size_bytes) && keep({location, size_bytes}, make(location, size_bytes, "the host pool"));
+  };
+  const uint64_t capacity = capacity_bytes();
+  const uint64_t small_bytes = capacity / kSmallShare / policy::kHostChunkBytes * policy::kHostChunkBytes;
+  while (kept_bytes() + policy::kHostChunkBytes + small_bytes <= capacity && add(policy::kHostChunkBytes)) {
+  }
+  const std::vector<uint64_t> small = cut_small(granularity(device));
+  while (small_bytes > 0 && has_room(policy::kHostChunkBytes)) {
+    for (const uint64_t size_bytes : small) {
+      if (!add(size_bytes)) return;
+    }
   }
 }
 

@@ -198,6 +198,33 @@ TEST_F(OverflowTest, ThePoolIsFilledAheadAndGivesWayToWhatFitsNoOtherWay) {
   saver().host_budget.set_limit(128 * kMiB);
   saver().device_budget.set_limit(0);
   EXPECT_NE(alloc_with("w", kSplitRam, 6 * kChunk), 0u);
+  EXPECT_EQ(saver().host_pool.kept_bytes(), 64 * kMiB);
+}
+
+TEST_F(OverflowTest, ThePoolIsFilledForSmallSegmentsToo) {
+  saver().host_pool.set_capacity(512 * kMiB);
+  saver().host_pool.fill(0);
+  EXPECT_EQ(saver().host_pool.kept_bytes(), 512 * kMiB);
+  saver().host_pool.fill(0);
+  EXPECT_EQ(saver().host_pool.kept_bytes(), 512 * kMiB);
+  const uint64_t creations = sim().calls("cuMemCreate");
+  saver().device_budget.set_limit(0);
+  for (const uint64_t size_bytes : {20 * kMiB, 2 * kMiB, 20 * kMiB, 2 * kMiB, 20 * kMiB, 128 * kMiB}) {
+    EXPECT_NE(alloc_with("w", kSplitRam, size_bytes), 0u);
+  }
+  EXPECT_EQ(sim().calls("cuMemCreate"), creations) << "kept memory serves all of them";
+  EXPECT_EQ(saver().host_pool.kept_bytes(), 320 * kMiB);
+}
+
+TEST_F(OverflowTest, ThePoolGivesUpNoMoreThanIsMissing) {
+  saver().host_pool.set_capacity(192 * kMiB);
+  saver().host_pool.fill(0);
+  saver().host_budget.set_limit(196 * kMiB);
+  saver().device_budget.set_limit(0);
+  EXPECT_NE(alloc_with("w", kSplitRam, 6 * kMiB), 0u);
+  EXPECT_EQ(saver().host_pool.kept_bytes(), 128 * kMiB);
+  saver().host_budget.set_limit(20 * kMiB);
+  EXPECT_NE(alloc_with("w", kSplitRam, 6 * kMiB), 0u) << "short of more than it says";
   EXPECT_EQ(saver().host_pool.kept_bytes(), 0u);
 }
 
