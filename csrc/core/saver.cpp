@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <charconv>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -50,9 +52,11 @@ std::optional<bool> switch_from_environment(const char* variable) {
 std::optional<double> fraction_from_environment(const char* variable) {
   const char* text = std::getenv(variable);
   if (text == nullptr || *text == '\0') return std::nullopt;
-  char* end = nullptr;
-  const double value = std::strtod(text, &end);
-  if (*end == '\0' && value >= 0 && value <= 1) return value;
+  const std::string_view digits = text;
+  double value = 0;
+  // Not strtod, to which the program's locale says what a decimal point is.
+  const auto [end, error] = std::from_chars(digits.begin(), digits.end(), value);
+  if (error == std::errc() && end == digits.end() && value >= 0 && value <= 1) return value;
   log_line(LogLevel::kError, {variable, "=", text, " is no number from 0 to 1; it is ignored"});
   return std::nullopt;
 }

@@ -1,4 +1,6 @@
 // What spills, where it lies, and what every operation does with it.
+#include <clocale>
+#include <cstdlib>
 #include <thread>
 
 #include "base/error.h"
@@ -226,6 +228,24 @@ TEST_F(OverflowTest, ThePoolGivesUpNoMoreThanIsMissing) {
   saver().host_budget.set_limit(20 * kMiB);
   EXPECT_NE(alloc_with("w", kSplitRam, 6 * kMiB), 0u) << "short of more than it says";
   EXPECT_EQ(saver().host_pool.kept_bytes(), 0u);
+}
+
+TEST_F(OverflowTest, AFractionIsReadAlikeInEveryLocale) {
+  std::setlocale(LC_NUMERIC, "de_DE.UTF-8");  // where the machine has it
+  const auto read = [&](const char* text) {
+    ::setenv("EBBTIDE_WHOLE_FRACTION", text, 1);
+    start();
+    return saver().overflow.whole_fraction.load();
+  };
+  EXPECT_EQ(read("0.25"), 0.25);
+  EXPECT_EQ(read("2.5e-1"), 0.25);
+  EXPECT_EQ(read("1"), 1.0);
+  EXPECT_EQ(read("0"), 0.0);
+  for (const char* text : {"0,25", "0x.4", " 0.25", "0.25 ", "nan", "1.5", "-1", "x"}) {
+    EXPECT_EQ(read(text), policy::kDefaultWholeFraction) << text;
+  }
+  ::unsetenv("EBBTIDE_WHOLE_FRACTION");
+  std::setlocale(LC_NUMERIC, "C");
 }
 
 TEST_F(OverflowTest, FillStopsWhereTheBudgetEnds) {
