@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "preload/no_cancel.h"
 #include "preload/resolver.h"
 
 // What every hook does around its own work.
@@ -18,6 +19,7 @@ class HookScope {
   bool may_act() const noexcept { return may_act_; }
 
  private:
+  NoCancel no_cancel_;
   bool may_act_;
 };
 
@@ -27,9 +29,9 @@ CUresult code_of_exception(const char* call) noexcept;
 // Runs body(real function), or the real function alone where the hook may not act. Nothing gets out of here but a code.
 template <auto kFunction, typename Body, typename... Arguments>
 CUresult call_hook(const char* call, Body&& body, Arguments... arguments) noexcept {
+  const HookScope scope;
   const auto function = real<kFunction>();
   if (function == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
-  const HookScope scope;
   if (!scope.may_act()) return function(arguments...);
   try {
     return std::forward<Body>(body)(function);
@@ -42,8 +44,8 @@ CUresult call_hook(const char* call, Body&& body, Arguments... arguments) noexce
 template <typename Function, typename Memory, typename Body>
 NvmlResult call_nvml(Function function, NvmlDevice device, Memory* memory, Body&& body) noexcept {
   if (function == nullptr) return kNvmlUninitialized;
-  const NvmlResult result = function(device, memory);
   const HookScope scope;
+  const NvmlResult result = function(device, memory);
   if (result != kNvmlSuccess || memory == nullptr || !scope.may_act()) return result;
   try {
     std::forward<Body>(body)();

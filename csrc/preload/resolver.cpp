@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "preload/next_symbol.h"
+#include "preload/no_cancel.h"
 
 namespace ebbtide::preload {
 namespace {
@@ -69,6 +70,7 @@ void resolve_all(Resolve resolve) noexcept {
 }
 
 bool load(const char* file, std::span<const Function> functions) noexcept {
+  const NoCancel no_cancel;
   const FindSymbol find = next_dlsym();
   void* library = find != nullptr ? ::dlopen(file, RTLD_LAZY | RTLD_LOCAL) : nullptr;
   if (library == nullptr) return false;

@@ -29,6 +29,11 @@ def test_a_program_ends_in_peace(clients: Clients, action: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_thread_that_is_cancelled_in_a_hook_ends_alone(clients: Clients) -> None:
+    done = clients.start([str(clients.folder / "process"), "cancel"], **LIMIT)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_program_keeps_its_status(clients: Clients) -> None:
     assert clients.start([str(clients.folder / "process"), "status"], **LIMIT).returncode == 7
 

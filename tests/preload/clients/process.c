@@ -116,6 +116,23 @@ static int tell_info(void) {
   return 0;
 }
 
+static void* refused_as_it_is_cancelled(void* unused) {
+  CUdeviceptr address = 0;
+  (void)unused;
+  if (!is_started()) return NULL;
+  pthread_cancel(pthread_self());
+  cuMemAlloc(&address, (size_t)1 << 40); /* writes a line, where a thread may be cancelled */
+  pthread_testcancel();
+  return NULL;
+}
+
+static int cancel(void) {
+  pthread_t thread;
+  void* result = NULL;
+  if (!has_allocated() || pthread_create(&thread, NULL, &refused_as_it_is_cancelled, NULL) != 0) return 1;
+  return pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED && has_freed() ? 0 : 1;
+}
+
 int main(int count, char** words) {
   const char* action = count > 1 ? words[1] : "";
   own_path = words[0];
@@ -131,6 +148,7 @@ int main(int count, char** words) {
   if (strcmp(action, "fork-use") == 0) return fork_and(&use_in_child, 5);
   if (strcmp(action, "fork-threads") == 0) return fork_beside_threads();
   if (strcmp(action, "vfork") == 0) return vfork_and_exec();
+  if (strcmp(action, "cancel") == 0) return cancel();
   if (strcmp(action, "exec") == 0 && has_allocated()) execl(own_path, own_path, "info", (char*)NULL);
   return 1;
 }
