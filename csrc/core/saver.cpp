@@ -23,6 +23,7 @@ namespace ebbtide {
 namespace {
 
 std::atomic<bool> forked_child{false};
+std::atomic<Saver*> made_saver{nullptr};
 
 // Nothing that large exists; catches negative sizes and keeps every sum far from overflow.
 constexpr uint64_t kLargestAllocation = 1ULL << 46;
@@ -114,10 +115,13 @@ Saver& Saver::instance() {
     ::pthread_atfork(nullptr, nullptr, [] { forked_child.store(true); });
     auto* const made = new Saver;
     summarise_at_exit(*made);
+    made_saver.store(made);
     return made;
   }();
   return *saver;
 }
+
+Saver* Saver::instance_if_made() noexcept { return made_saver.load(); }
 
 uint64_t free_device_bytes(int device) noexcept {
   try {

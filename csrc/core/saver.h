@@ -61,6 +61,8 @@ class Saver {
   // Limits as the environment sets them. A process has one core, instance(); tests make their own.
   Saver();
   static Saver& instance();
+  // Null before the first use of instance().
+  static Saver* instance_if_made() noexcept;
 
   // A new resident, zeroed allocation; size rounded up to the granularity. stream: the caller's, for capture detection only; may be null. Throws OutOfMemory after trying what could still be given back;
   // FlushFirst, which is one, as the policy says.

@@ -1,5 +1,6 @@
 #include "preload/hook_call.h"
 
+#include <atomic>
 #include <new>
 
 #include "base/error.h"
@@ -13,10 +14,21 @@ namespace {
 // In the static TLS block, so that its first use in a thread needs no memory.
 __attribute__((tls_model("initial-exec"))) thread_local constinit int depth = 0;
 
+void note_forked_child() noexcept {
+  static constinit std::atomic<bool> is_said{false};
+  if (is_said.exchange(true)) return;
+  log_line(LogLevel::kWarning,
+           {"the parent of this forked process used CUDA: ebbtide does nothing here, and the driver refuses all work. "
+            "Start workers with spawn or forkserver"});
+}
+
 }  // namespace
 
-HookScope::HookScope() noexcept
-    : may_act_(depth == 0 && is_active() && !is_forked_child() && driver_kind() != DriverKind::kSim) {
+HookScope::HookScope() noexcept : may_act_(depth == 0 && is_active() && driver_kind() != DriverKind::kSim) {
+  if (may_act_ && is_forked_child()) {
+    note_forked_child();
+    may_act_ = false;
+  }
   ++depth;
 }
 HookScope::~HookScope() { --depth; }

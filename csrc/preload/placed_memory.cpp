@@ -93,7 +93,8 @@ bool free_placed(CUdeviceptr address) {
 }
 
 std::optional<PlacedMemory> find_placed(CUdeviceptr address) {
-  const auto found = Saver::instance().registry.find(address);
+  Saver* const saver = Saver::instance_if_made();  // asking makes no core
+  const auto found = saver == nullptr ? nullptr : saver->registry.find(address);
   if (found == nullptr) return std::nullopt;
   const CUdeviceptr start = found->address();
   return PlacedMemory{start, asked_sizes().find(start, found->reservation.size_bytes()), found->device};

@@ -1,5 +1,7 @@
 #include "preload/reported.h"
 
+#include <cstdlib>
+
 #include "core/saver.h"
 #include "preload/resolver.h"
 #include "preload/settings.h"
@@ -13,21 +15,43 @@ bool has_attribute(CUdevice device, CUdevice_attribute attribute, unsigned int w
          static_cast<unsigned int>(value) == wanted;
 }
 
-}  // namespace
+uint64_t size_of_variable(const char* variable, uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : parse_bytes(text).value_or(otherwise);
+}
 
-policy::MemoryNumbers reported(policy::MemoryNumbers driver_says, int device) {
-  const Saver& saver = Saver::instance();
+// What limits the core sets, before there is one. A core that is made in a parent is of no use in a forked child, and NVML may be asked by a parent that leaves CUDA to its children.
+void set_limits(DeviceBudget& device_budget, HostBudget& host_budget) {
+  device_budget.set_limit(size_of_variable("EBBTIDE_DEVICE_LIMIT", kUnlimited));
+  host_budget.set_limit(size_of_variable("EBBTIDE_HOST_LIMIT", kUnlimited));
+  if (const uint64_t bytes = size_of_variable("EBBTIDE_HOST_MARGIN", kUnlimited); bytes != kUnlimited)
+    host_budget.set_margin(bytes);
+}
+
+policy::MemoryNumbers report(policy::MemoryNumbers driver_says, int device, const DeviceBudget& device_budget,
+                             const HostBudget& host_budget) {
   policy::ReportFacts facts;
   facts.driver = driver_says;
-  facts.limit_bytes = saver.device_budget.limit_bytes();
-  facts.held_bytes = saver.device_budget.held_bytes(device);
+  facts.limit_bytes = device_budget.limit_bytes();
+  facts.held_bytes = device_budget.held_bytes(device);
   // Reading the container's limits takes a while; the truth does not need them.
   if (settings().report != policy::Report::kDevice) {
-    facts.host_available_bytes = saver.host_budget.available_bytes();
-    static const uint64_t share = saturating_add(facts.host_available_bytes, saver.host_budget.held_bytes());
+    facts.host_available_bytes = host_budget.available_bytes();
+    static const uint64_t share = saturating_add(facts.host_available_bytes, host_budget.held_bytes());
     facts.host_share_bytes = share;
   }
   return policy::report_memory(facts, settings().report);
+}
+
+}  // namespace
+
+policy::MemoryNumbers reported(policy::MemoryNumbers driver_says, int device) {
+  if (const Saver* saver = Saver::instance_if_made())
+    return report(driver_says, device, saver->device_budget, saver->host_budget);
+  DeviceBudget device_budget;
+  HostBudget host_budget;
+  set_limits(device_budget, host_budget);
+  return report(driver_says, device, device_budget, host_budget);
 }
 
 int device_at(PciAddress place) {

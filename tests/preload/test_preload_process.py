@@ -29,6 +29,23 @@ def test_a_program_ends_in_peace(clients: Clients, action: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.sim_only
+@pytest.mark.parametrize("report", ["device", "total"])
+def test_nvml_in_a_parent_leaves_its_children_all_of_ebbtide(clients: Clients, report: str) -> None:
+    """NVML starts no CUDA: a child forked after it may use the device, here past its limit."""
+    host = {"EBBTIDE_HOST_LIMIT": str(16 * MIB), "EBBTIDE_HOST_MARGIN": "0", "EBBTIDE_REPORT": report}
+    done = clients.start([str(clients.folder / "process"), "fork-nvml"], **LIMIT, **host)
+    assert (done.returncode, done.stderr) == (0, "")
+    total = (24 if report == "device" else 40) * MIB
+    assert done.stdout == f"{total}\n{total} {total}\n"
+
+
+def test_a_child_of_a_program_that_used_cuda_says_so_once(clients: Clients) -> None:
+    done = clients.start([str(clients.folder / "process"), "fork-use"], **(LIMIT | {"EBBTIDE_LOG": "warning"}))
+    assert done.returncode == 0
+    assert done.stderr.count("the parent of this forked process used CUDA") == 1
+
+
 def test_a_thread_that_is_cancelled_in_a_hook_ends_alone(clients: Clients) -> None:
     done = clients.start([str(clients.folder / "process"), "cancel"], **LIMIT)
     assert done.returncode == 0, done.stderr

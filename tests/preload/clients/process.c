@@ -1,6 +1,7 @@
 /* process ACTION: what a program may do in its life, linked against libcuda.so.1. The exit status is 0 where all went well. */
 #define _GNU_SOURCE
 #include <cuda.h>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,6 +134,25 @@ static int cancel(void) {
   return pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED && has_freed() ? 0 : 1;
 }
 
+static void allocate_in_child(void) { exit(has_allocated() && is_intact() && has_freed() && tell_info() == 0 ? 5 : 6); }
+
+/* A parent that asks NVML only, as torch and vLLM do, and leaves CUDA to its child. */
+static int ask_nvml_and_fork(void) {
+  unsigned long long memory[3] = {0};
+  void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+  int (*ask)(void*, void*) = NULL;
+  if (library != NULL) *(void**)&ask = dlsym(library, "nvmlDeviceGetMemoryInfo");
+  if (ask == NULL || ask(NULL, memory) != 0) return 1;
+  printf("%llu\n", memory[0]);
+  fflush(stdout);
+  return expect_status(forked(&allocate_in_child), 5);
+}
+
+static int look_a_name_up(void) {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW);
+  return library != NULL && dlsym(library, "cuMemAlloc_v2") != NULL && dlerror() == NULL ? 0 : 1;
+}
+
 int main(int count, char** words) {
   const char* action = count > 1 ? words[1] : "";
   own_path = words[0];
@@ -148,6 +168,8 @@ int main(int count, char** words) {
   if (strcmp(action, "fork-use") == 0) return fork_and(&use_in_child, 5);
   if (strcmp(action, "fork-threads") == 0) return fork_beside_threads();
   if (strcmp(action, "vfork") == 0) return vfork_and_exec();
+  if (strcmp(action, "fork-nvml") == 0) return ask_nvml_and_fork();
+  if (strcmp(action, "look-up") == 0) return look_a_name_up();
   if (strcmp(action, "cancel") == 0) return cancel();
   if (strcmp(action, "exec") == 0 && has_allocated()) execl(own_path, own_path, "info", (char*)NULL);
   return 1;
