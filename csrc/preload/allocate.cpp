@@ -42,8 +42,7 @@ void fill_host_pool(int device) {
   static constinit std::array<std::atomic<bool>, kMaxDevices> has_begun{};
   if (settings().on_shortage == OnShortage::kFail || settings().on_shortage == OnShortage::kManaged) return;
   HostPool& pool = Saver::instance().host_pool;
-  const bool is_device = device >= 0 && device < kMaxDevices;
-  if (!is_device || pool.capacity_bytes() == 0 || has_begun[static_cast<size_t>(device)].exchange(true)) return;
+  if (!is_countable(device) || pool.capacity_bytes() == 0 || has_begun[static_cast<size_t>(device)].exchange(true)) return;
   try {
     pool.fill(device);
   } catch (const std::exception& error) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "driver/context.h"
 #include "preload/counted_memory.h"
 
 // How a hook allocates: the driver's own memory where there is room, ours where there is none.
@@ -21,6 +22,8 @@ struct Request {
 
 // The device of the calling thread's context, or -1: then the driver says what is wrong.
 int current_device() noexcept;
+// An ordinal that budgets can count for; of others the driver says what is wrong.
+inline bool is_countable(int device) noexcept { return device >= 0 && device < kMaxDevices; }
 bool is_capturing(CUstream stream) noexcept;
 
 // Steps of allocate(), below.

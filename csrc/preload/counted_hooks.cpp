@@ -12,7 +12,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemAllocManaged(CUdeviceptr* address, size_t size
       "cuMemAllocManaged",
       [&](auto real_function) {
         const Request request{.call = "cuMemAllocManaged", .device = current_device(), .size_bytes = size_bytes};
-        if (address == nullptr || size_bytes == 0 || request.device < 0)
+        if (address == nullptr || size_bytes == 0 || !is_countable(request.device))
           return real_function(address, size_bytes, flags);
         auto entry = claim(request);
         const CUresult result = real_function(address, size_bytes, flags);
@@ -28,7 +28,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, s
       "cuMemCreate",
       [&](auto real_function) {
         const bool is_on_device = properties != nullptr && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-        if (handle == nullptr || size_bytes == 0 || !is_on_device)
+        if (handle == nullptr || size_bytes == 0 || !is_on_device || !is_countable(properties->location.id))
           return real_function(handle, size_bytes, properties, flags);
         const Request request{.call = "cuMemCreate", .device = properties->location.id, .size_bytes = size_bytes};
         auto entry = claim(request);

@@ -21,7 +21,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t size_byt
       [&](auto real_function) {
         const auto native = [&] { return real_function(address, size_bytes); };
         const Request request{.call = "cuMemAlloc", .device = current_device(), .size_bytes = size_bytes};
-        if (address == nullptr || size_bytes == 0 || request.device < 0) return native();
+        if (address == nullptr || size_bytes == 0 || !is_countable(request.device)) return native();
         return allocate(request, address, native);
       },
       address, size_bytes);
@@ -43,7 +43,8 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pi
         size_t size_bytes = 0;
         const bool is_size = !__builtin_mul_overflow(row_bytes, height, &size_bytes) && size_bytes != 0;
         const Request request{.call = "cuMemAllocPitch", .device = current_device(), .size_bytes = size_bytes};
-        if (address == nullptr || pitch == nullptr || !is_element || !is_size || request.device < 0) return native();
+        if (address == nullptr || pitch == nullptr || !is_element || !is_size || !is_countable(request.device))
+          return native();
         const CUresult result = allocate(request, address, native);
         if (result == CUDA_SUCCESS && !is_native) *pitch = row_bytes;
         return result;

@@ -16,7 +16,7 @@ CUresult allocate_in_stream(const char* call, CUdeviceptr* address, size_t size_
                             Native&& native) {
   const Request request{
       .call = call, .device = current_device(), .size_bytes = size_bytes, .stream = stream, .is_in_stream = true};
-  if (address == nullptr || size_bytes == 0 || request.device < 0) return native();
+  if (address == nullptr || size_bytes == 0 || !is_countable(request.device)) return native();
   return allocate(request, address, native);
 }
 

@@ -210,6 +210,15 @@ static int wrong(const struct api* api) {
   CUdeviceptr address = 0;
   size_t pitch = 0;
   TRY(api->cuMemFree(0));
+  CUmemGenericAllocationHandle handle = 0;
+  CUmemAllocationProp properties;
+  memset(&properties, 0, sizeof properties);
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  for (int i = 0; i < 3; ++i) {
+    properties.location.id = (int[]){-1, 100, 7777}[i];
+    printf("%d ", (int)api->cuMemCreate(&handle, (size_t)2 << 20, &properties, 0));
+  }
   printf("%d %d %d %d %d\n", (int)api->cuMemAlloc(NULL, 4096), (int)api->cuMemAlloc(&address, 0),
          (int)api->cuMemAllocPitch(&address, &pitch, 4096, 4, 3), (int)api->cuMemFree(0xDEAD000),
          (int)api->cuMemAlloc(&address, (size_t)1 << 60));
