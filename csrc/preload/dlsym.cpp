@@ -60,7 +60,10 @@ extern "C" __attribute__((visibility("hidden"))) void* ebbtide_answer_dlsym(void
   // The core's table holds the driver's own functions.
   if (is_own_code(caller) || !is_active()) return nullptr;
   const void* found = next(handle, symbol);
-  return found != nullptr ? hook_of_symbol(symbol, found) : nullptr;
+  void* const hook = found != nullptr ? hook_of_symbol(symbol, found) : nullptr;
+  // Our own look-ups, of what the driver may lack, left a message: the caller's succeeded.
+  if (hook != nullptr) ::dlerror();
+  return hook;
 }
 
 }  // namespace ebbtide::preload

@@ -105,13 +105,15 @@ def make_drivers(folder: Path) -> Path:
     return folder
 
 
-def make_link_library(folder: Path) -> Path:
-    """What clients are linked against: libcuda.so.1 by name, with the symbols and nothing behind them."""
+def make_link_library(folder: Path, without: str = "") -> Path:
+    """What clients are linked against: libcuda.so.1 by name, with the symbols and nothing behind them; all but one."""
     names = subprocess.run(
         ["nm", "-D", "--defined-only", str(package() / "libebbtide_sim.so")], check=True, capture_output=True, text=True
     ).stdout.split()
     source = folder / "names.c"
-    source.write_text("".join(f"int {name}(void) {{ return 3; }}\n" for name in names if name.startswith("cu")))
+    source.write_text(
+        "".join(f"int {name}(void) {{ return 3; }}\n" for name in names if name.startswith("cu") and name != without)
+    )
     library = folder / "libcuda.so"
     subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library), "-Wl,-soname,libcuda.so.1"], check=True)
     return library

@@ -1,7 +1,9 @@
 """Every way to find the driver leads to the hooks, and to nothing else."""
 
+from pathlib import Path
+
 import pytest
-from preload_clients import MIB, WAYS, Clients
+from preload_clients import MIB, WAYS, Clients, make_link_library
 
 LIMIT = 24 * MIB
 
@@ -66,3 +68,11 @@ def test_a_library_before_ours_sees_the_calls_of_linked_programs(clients: Client
     theirs = str(clients.folder / "libchain.so")
     done = clients.run(way, "info", preload=f"{theirs}:{clients.preload}", EBBTIDE_DEVICE_LIMIT=str(LIMIT))
     assert (done.stdout.split(), done.stderr) == ([str(LIMIT)] * 3, "chain: 1\n")
+
+
+@pytest.mark.sim_only
+def test_a_driver_that_lacks_a_hooked_function_leaves_no_error(clients: Clients, tmp_path: Path) -> None:
+    """Our own look-ups fail there; the program's succeeded, and programs ask dlerror for that."""
+    make_link_library(tmp_path, without="cuDeviceGetAttribute").rename(tmp_path / "libcuda.so.1")
+    done = Clients(clients.folder, tmp_path).start([str(clients.folder / "process"), "look-up"])
+    assert (done.returncode, done.stderr) == (0, "")
