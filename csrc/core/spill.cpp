@@ -34,6 +34,19 @@ policy::Placement place(const Saver& saver, const Policy& policy, uint64_t size_
   return policy::place_whole(size_bytes, room_bytes, saver.overflow.whole_fraction.load());
 }
 
+// The pieces of what lies on the host. Where the host has none, and the device has room for what it was to be spared, all of it lies there.
+std::vector<HostPool::Piece> take_pieces(Saver& saver, const std::string& purpose, int device, uint64_t room_bytes,
+                                         policy::Placement& placement) {
+  try {
+    return saver.host_pool.take(device, policy::cut_for_host(placement.host_bytes, granularity(device)), purpose);
+  } catch (const StoreError&) {
+    const uint64_t size_bytes = placement.device_bytes + placement.host_bytes;
+    if (size_bytes > room_bytes) throw;
+    placement = {size_bytes, 0};
+    return {};
+  }
+}
+
 Chunk& add_chunk(Allocation& allocation, size_t size_bytes) {
   auto& chunks = allocation.chunks;
   const size_t offset = chunks.empty() ? 0 : chunks.back().offset + chunks.back().size_bytes;
@@ -101,7 +114,7 @@ std::shared_ptr<Allocation> build_overflowing(Saver& saver, Tag& tag, const Poli
   const std::string purpose = "tag '" + tag.name + "'";
   for (int look = 0;; ++look) {
     const uint64_t room_bytes = look < kLooks ? usable_device_bytes(saver, device) : 0;
-    const policy::Placement placement = place(saver, policy, size_bytes, room_bytes);
+    policy::Placement placement = place(saver, policy, size_bytes, room_bytes);
     if (placement.host_bytes > 0 && !may_spill) {
       throw FlushFirst("device " + std::to_string(device) + " has too little memory for " + purpose +
                            ": give back what is cached, and ask again",
@@ -109,7 +122,7 @@ std::shared_ptr<Allocation> build_overflowing(Saver& saver, Tag& tag, const Poli
     }
     std::vector<HostPool::Piece> pieces;
     try {
-      pieces = saver.host_pool.take(device, policy::cut_for_host(placement.host_bytes, granularity(device)), purpose);
+      pieces = take_pieces(saver, purpose, device, room_bytes, placement);
     } catch (const StoreError& error) {
       throw_no_host_memory(purpose, device, size_bytes, error);
     }
@@ -131,10 +144,9 @@ std::shared_ptr<Allocation> build_overflowing(Saver& saver, Tag& tag, const Poli
 
 uint64_t usable_device_bytes(Saver& saver, int device) {
   const MemoryInfo info = memory_info(device);
-  const uint64_t reserve = saver.overflow.reserve_bytes.load();
   return policy::usable_bytes(
       {.free_bytes = info.free_bytes,
-       .reserve_bytes = reserve == OverflowRules::kDefaultReserve ? policy::default_reserve(info.total_bytes) : reserve,
+       .reserve_bytes = saver.overflow.reserve_of(info.total_bytes),
        .budget_bytes = saver.device_budget.available_bytes(device),
        .granularity_bytes = granularity(device)});
 }

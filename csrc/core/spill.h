@@ -18,6 +18,10 @@ struct OverflowRules {
   static constexpr uint64_t kDefaultReserve = kUnlimited;
   std::atomic<uint64_t> reserve_bytes{
       kDefaultReserve};  // device memory that a spill leaves free; the default follows from the device's size
+  uint64_t reserve_of(uint64_t total_bytes) const {
+    const uint64_t bytes = reserve_bytes.load();
+    return bytes == kDefaultReserve ? policy::default_reserve(total_bytes) : bytes;
+  }
   std::atomic<double> whole_fraction{policy::kDefaultWholeFraction};
 };
 

@@ -104,27 +104,34 @@ CUresult refuse(const Request& request) {
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult overflow(const Request& request, CUdeviceptr* address) {
+Overflowed overflow(const Request& request, CUdeviceptr* address) {
   const OnShortage on_shortage = settings().on_shortage;
   const bool may_spill = on_shortage == OnShortage::kSplit || on_shortage == OnShortage::kWhole;
   if (may_spill || settings().is_pauseable) {
     try {
       *address = place(request.device, request.size_bytes, request.stream);
-      return CUDA_SUCCESS;
+      return {CUDA_SUCCESS};
+    } catch (const FlushFirst&) {
+      return {CUDA_ERROR_OUT_OF_MEMORY};
     } catch (const OutOfMemory&) {
-      // Of a spill the core has said why, or it is to be asked for again.
-      if (may_spill) return CUDA_ERROR_OUT_OF_MEMORY;
+      // Of a spill the core has said why.
+      if (may_spill) return {CUDA_ERROR_OUT_OF_MEMORY, !settings().is_pauseable};
     } catch (const DriverError&) {
       throw;
     } catch (const Error& error) {
       // A size that nothing has; a driver that is too old for the core. The program asked for memory and knows one answer.
       log_line(LogLevel::kError, {request.call, ": ", error.what()});
-      return CUDA_ERROR_OUT_OF_MEMORY;
+      return {CUDA_ERROR_OUT_OF_MEMORY};
     }
   }
-  if (on_shortage != OnShortage::kManaged) return refuse(request);
-  if (must_flush_first(request)) return CUDA_ERROR_OUT_OF_MEMORY;
-  return allocate_managed(request.device, request.size_bytes, address);
+  if (on_shortage != OnShortage::kManaged) return {refuse(request)};
+  if (must_flush_first(request)) return {CUDA_ERROR_OUT_OF_MEMORY};
+  try {
+    return {allocate_managed(request.device, request.size_bytes, address)};
+  } catch (const StoreError& error) {
+    log_line(LogLevel::kError, {request.call, ": ", error.what()});
+    return {CUDA_ERROR_OUT_OF_MEMORY, !settings().is_pauseable};
+  }
 }
 
 }  // namespace ebbtide::preload

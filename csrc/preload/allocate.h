@@ -30,21 +30,35 @@ bool is_capturing(CUstream stream) noexcept;
 bool must_place(const Request& request);
 CountedMemory::Entry claim(const Request& request);  // empty: the device limit does not allow it
 CUresult refuse(const Request& request);             // out of memory, with a line on stderr
-CUresult overflow(const Request& request, CUdeviceptr* address);
+
+struct Overflowed {
+  CUresult result = CUDA_SUCCESS;
+  bool is_host_full = false;  // of no use to it, though the device may have room in its reserve
+};
+Overflowed overflow(const Request& request, CUdeviceptr* address);
+
+// The driver's own memory, as far as the device limit allows.
+template <typename Native>
+CUresult allocate_counted(const Request& request, CUdeviceptr* address, Native&& native) {
+  auto entry = claim(request);
+  if (entry.empty()) return CUDA_ERROR_OUT_OF_MEMORY;
+  const CUresult result = native();
+  if (result == CUDA_SUCCESS) counted_addresses().keep(*address, std::move(entry));
+  return result;
+}
 
 // address: filled on success. native: asks the driver, fills *address.
 template <typename Native>
 CUresult allocate(const Request& request, CUdeviceptr* address, Native&& native) {
   if (request.is_in_stream && is_capturing(request.stream)) return native();
-  if (!must_place(request)) {
-    auto entry = claim(request);
-    if (!entry.empty()) {
-      const CUresult result = native();
-      if (result == CUDA_SUCCESS) counted_addresses().keep(*address, std::move(entry));
-      if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
-    }
+  const bool is_placed = must_place(request);
+  if (!is_placed) {
+    const CUresult result = allocate_counted(request, address, native);
+    if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
   }
-  return overflow(request, address);
+  const Overflowed done = overflow(request, address);
+  // What was to lie on the host at once: the driver was not asked yet.
+  return is_placed && done.is_host_full ? allocate_counted(request, address, native) : done.result;
 }
 
 }  // namespace ebbtide::preload

@@ -79,6 +79,14 @@ TEST_F(OverflowTest, WholeGoesByTheShareOfWhatIsFree) {
   EXPECT_EQ(saver().registry.find(alloc_with("w", kWholeRam, kChunk))->device_bytes(), 0u);
 }
 
+TEST_F(OverflowTest, WholeLiesOnTheDeviceWhereTheHostRefuses) {
+  saver().device_budget.set_limit(10 * kChunk);
+  saver().host_budget.set_limit(kChunk);
+  EXPECT_EQ(saver().registry.find(alloc_with("w", kWholeRam, 10 * kChunk))->device_bytes(), 10 * kChunk);
+  EXPECT_THROW(alloc_with("w", kWholeRam, 2 * kChunk), OutOfMemory);
+  EXPECT_EQ(saver().counters.spills, 0u);
+}
+
 TEST_F(OverflowTest, WithoutAPolicyItIsOutOfMemory) {
   saver().device_budget.set_limit(kChunk);
   EXPECT_THROW(alloc_with("w", Policy{}, 2 * kChunk), OutOfMemory);

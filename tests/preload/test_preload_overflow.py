@@ -87,6 +87,17 @@ def test_the_host_budget_bounds_what_spills(clients: Clients, policy: str) -> No
     assert all(word in own[0] for word in ("6 MiB", "free", "limit 4 MiB"))
 
 
+@pytest.mark.sim_only
+@pytest.mark.parametrize("reserve", ["0", "16MiB"])
+@pytest.mark.parametrize("policy", ["split", "whole", "managed", "none"])
+def test_what_fits_the_device_is_never_refused_for_want_of_host_memory(
+    clients: Clients, policy: str, reserve: str
+) -> None:
+    settings = {"EBBTIDE_OVERFLOW": policy, "EBBTIDE_HOST_LIMIT": "4MiB", "EBBTIDE_RESERVE": reserve}
+    done = clients.run("linked", "take", "alloc", 24 * MIB, EBBTIDE_SIM_CAPACITY=str(24 * MIB), **settings)
+    assert (done.returncode, done.stdout) == (0, f"{24 * MIB} 0 {24 * MIB}\n"), done.stderr
+
+
 @pytest.mark.parametrize(("call", "counted"), [("alloc", 6), ("pitch", 6), ("async", 6), ("pool", 6), ("managed", 6)])
 def test_native_memory_counts_against_the_limit(clients: Clients, call: str, counted: int) -> None:
     done = clients.run("cudart12", "take", call, 6 * MIB, **LIMIT)
