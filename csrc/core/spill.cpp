@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/repeated_line.h"
 #include "core/saver.h"
 #include "driver/context.h"
 #include "policy/chunking.h"
@@ -87,10 +88,17 @@ std::shared_ptr<Allocation> assemble(Saver& saver, Tag& tag, const Policy& polic
 // The budget is gone: one line, and the plain error of the call.
 [[noreturn]] void throw_no_host_memory(const std::string& purpose, int device, uint64_t size_bytes,
                                        const StoreError& error) {
+  static constinit RepeatedLine line;
   const Shortage& host = error.shortage;
-  log_line(LogLevel::kWarning,
-           {purpose, " can't spill: ", format_bytes(host.requested_bytes), " of host memory needed, ",
-            format_bytes(host.free_bytes), " free, limit ", format_bytes(host.limit_bytes)});
+  const bool is_over_budget = host.requested_bytes > host.free_bytes;  // else the driver or the system refused
+  const bool is_said = line.must_say();
+  if (is_said && is_over_budget) {
+    log_line(LogLevel::kError,
+             {purpose, " can't spill: ", format_bytes(host.requested_bytes), " of host memory needed, ",
+              format_bytes(host.free_bytes), " free, limit ", format_bytes(host.limit_bytes)});
+  } else if (is_said) {
+    log_line(LogLevel::kError, {purpose, " can't spill: ", error.what()});
+  }
   throw OutOfMemory("device " + std::to_string(device) + " has too little memory for " + purpose + " (" +
                         format_bytes(size_bytes) + "), and the host has too little for the rest: " + error.what(),
                     device, {size_bytes, saturating_add(free_device_bytes(device), host.free_bytes), host.limit_bytes});
@@ -144,11 +152,10 @@ std::shared_ptr<Allocation> build_overflowing(Saver& saver, Tag& tag, const Poli
 
 uint64_t usable_device_bytes(Saver& saver, int device) {
   const MemoryInfo info = memory_info(device);
-  return policy::usable_bytes(
-      {.free_bytes = info.free_bytes,
-       .reserve_bytes = saver.overflow.reserve_of(info.total_bytes),
-       .budget_bytes = saver.device_budget.available_bytes(device),
-       .granularity_bytes = granularity(device)});
+  return policy::usable_bytes({.free_bytes = info.free_bytes,
+                               .reserve_bytes = saver.overflow.reserve_of(info.total_bytes),
+                               .budget_bytes = saver.device_budget.available_bytes(device),
+                               .granularity_bytes = granularity(device)});
 }
 
 std::shared_ptr<Allocation> build_allocation(Saver& saver, Tag& tag, const Policy& policy, int device,

@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/repeated_line.h"
 #include "core/saver.h"
 #include "driver/context.h"
 #include "policy/placement.h"
@@ -42,7 +43,8 @@ void fill_host_pool(int device) {
   static constinit std::array<std::atomic<bool>, kMaxDevices> has_begun{};
   if (settings().on_shortage == OnShortage::kFail || settings().on_shortage == OnShortage::kManaged) return;
   HostPool& pool = Saver::instance().host_pool;
-  if (!is_countable(device) || pool.capacity_bytes() == 0 || has_begun[static_cast<size_t>(device)].exchange(true)) return;
+  if (!is_countable(device) || pool.capacity_bytes() == 0 || has_begun[static_cast<size_t>(device)].exchange(true))
+    return;
   try {
     pool.fill(device);
   } catch (const std::exception& error) {
@@ -94,6 +96,8 @@ CountedMemory::Entry claim(const Request& request) {
 }
 
 CUresult refuse(const Request& request) {
+  static constinit RepeatedLine line;
+  if (!line.must_say()) return CUDA_ERROR_OUT_OF_MEMORY;
   const DeviceBudget& budget = Saver::instance().device_budget;
   const std::string message = std::string(request.call) + ": device " + std::to_string(request.device) +
                               " has too little memory: " + format_bytes(request.size_bytes) + " wanted, " +
@@ -129,7 +133,8 @@ Overflowed overflow(const Request& request, CUdeviceptr* address) {
   try {
     return {allocate_managed(request.device, request.size_bytes, address)};
   } catch (const StoreError& error) {
-    log_line(LogLevel::kError, {request.call, ": ", error.what()});
+    static constinit RepeatedLine line;
+    if (line.must_say()) log_line(LogLevel::kError, {request.call, ": ", error.what()});
     return {CUDA_ERROR_OUT_OF_MEMORY, !settings().is_pauseable};
   }
 }

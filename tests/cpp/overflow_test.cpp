@@ -152,7 +152,9 @@ TEST_F(OverflowTest, AHostWithoutMemoryIsOutOfMemory) {
   saver().device_budget.set_limit(0);
   saver().free(alloc_with("w", kSplitRam, kChunk));
   sim().fail("cuMemCreate", 1, kOutOfMemory, 0);
+  ::testing::internal::CaptureStderr();
   EXPECT_THROW(alloc_with("w", kSplitRam, kChunk), OutOfMemory);
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("the system makes no"), std::string::npos);
   sim().clear_failures();
   EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
 }

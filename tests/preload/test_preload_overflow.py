@@ -88,6 +88,15 @@ def test_the_host_budget_bounds_what_spills(clients: Clients, policy: str) -> No
 
 
 @pytest.mark.sim_only
+@pytest.mark.parametrize("policy", ["split", "whole", "managed", "none"])
+def test_a_program_that_probes_fills_no_log(clients: Clients, policy: str) -> None:
+    settings = {"EBBTIDE_OVERFLOW": policy, "EBBTIDE_HOST_LIMIT": "4MiB", "EBBTIDE_LOG": "error"}
+    done = clients.run("linked", "probe", 96 * MIB, **(LIMIT | settings))
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == 8 + 6  # up to the 512th of 1000
+
+
+@pytest.mark.sim_only
 @pytest.mark.parametrize("reserve", ["0", "16MiB"])
 @pytest.mark.parametrize("policy", ["split", "whole", "managed", "none"])
 def test_what_fits_the_device_is_never_refused_for_want_of_host_memory(
@@ -142,6 +151,14 @@ def test_a_capture_is_left_alone(clients: Clients, way: str, is_pauseable: str, 
     """What a graph allocates is the driver's: not even the limit stands in its way. (The simulator refuses it: 801.)"""
     done = clients.run(way, "capture", size, EBBTIDE_PAUSEABLE=is_pauseable, **LIMIT)
     assert (done.returncode, done.stdout) == (0, "allocate 801\n"), done.stderr
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("way", ["linked", "cudart12"])
+def test_a_stream_that_goes_takes_its_capture_along(clients: Clients, way: str) -> None:
+    """Else a free would be put off for ever."""
+    done = clients.run(way, "destroyed", 32 * MIB, **LIMIT)
+    assert (done.returncode, done.stdout) == (0, f"{24 * MIB} {24 * MIB}\n"), done.stderr
 
 
 @pytest.mark.parametrize("policy", ["split", "whole", "managed", "none"])

@@ -109,6 +109,13 @@ static int take(const struct api* api, const char* call, size_t size) {
   return 0;
 }
 
+/* probe SIZE: asks a thousand times for more than there is. */
+static int probe(const struct api* api, size_t size) {
+  CUdeviceptr address = 0;
+  for (int i = 0; i < 1000; ++i) REQUIRE(api->cuMemAlloc(&address, size) == CUDA_ERROR_OUT_OF_MEMORY);
+  return 0;
+}
+
 /* handles SIZE: the same with cuMemCreate, whose memory has no address. */
 static int take_handle(const struct api* api, size_t size) {
   size_t before = 0, with = 0, after = 0, total = 0;
@@ -225,6 +232,25 @@ static int wrong(const struct api* api) {
   return 0;
 }
 
+/* destroyed SIZE: a stream goes while it captures. Free bytes before and after what is allocated and freed then. */
+static int destroy_capturing(const struct api* api, size_t size) {
+  CUdeviceptr address = 0;
+  CUstream stream = NULL;
+  CUgraph graph = NULL;
+  size_t before = 0, after = 0, total = 0;
+  TRY(api->cuMemGetInfo(&before, &total));
+  TRY(api->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  REQUIRE(api->cuStreamEndCapture(stream, &graph) != CUDA_SUCCESS);
+  TRY(api->cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+  TRY(api->cuStreamDestroy(stream));
+  REQUIRE(api->cuStreamDestroy(stream) != CUDA_SUCCESS);
+  TRY(api->cuMemAlloc(&address, size));
+  TRY(api->cuMemFree(address));
+  TRY(api->cuMemGetInfo(&after, &total));
+  printf("%zu %zu\n", before, after);
+  return 0;
+}
+
 /* cached SIZE: as torch's allocator does: two blocks are kept; who is refused gives them back, and asks again. */
 static int keep_cache(const struct api* api, size_t size) {
   CUdeviceptr cached[2] = {0}, address = 0;
@@ -288,10 +314,12 @@ int run_action(const struct api* api, int count, char** words) {
   if (strcmp(action, "wrong") == 0) return wrong(api);
   if (strcmp(action, "fill") == 0 && count == 4) return fill_blocks(api, words[1], atoi(words[2]), last);
   if (strcmp(action, "take") == 0 && count == 3) return take(api, words[1], last);
+  if (strcmp(action, "probe") == 0 && count == 2) return probe(api, last);
   if (strcmp(action, "handles") == 0 && count == 2) return take_handle(api, last);
   if (strcmp(action, "pointers") == 0 && count == 2) return look_at_pointers(api, last);
   if (strcmp(action, "free-waits") == 0 && count == 2) return free_waits(api, last);
   if (strcmp(action, "capture") == 0 && count == 2) return capture(api, last);
+  if (strcmp(action, "destroyed") == 0 && count == 2) return destroy_capturing(api, last);
   if (strcmp(action, "cached") == 0 && count == 2) return keep_cache(api, last);
   if (strcmp(action, "faults") == 0 && count == 2) return fail_each_call(api, last);
   fprintf(stderr, "client: unknown action %s\n", action);

@@ -32,6 +32,7 @@
   X(cuMemcpyDtoH, 3020)               \
   X(cuMemcpyHtoDAsync, 3020)          \
   X(cuStreamCreate, 2000)             \
+  X(cuStreamDestroy, 4000)            \
   X(cuStreamSynchronize, 2000)        \
   X(cuStreamBeginCapture, 10010)      \
   X(cuStreamEndCapture, 10000)        \

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <cstdint>
+
+namespace ebbtide {
+
+// Which of the lines of one cause are said, where a program may bring it about in a loop: the first eight, then the 16th, 32nd, 64th and so on.
+class RepeatedLine {
+ public:
+  bool must_say() noexcept {
+    const uint64_t count = count_.fetch_add(1, std::memory_order_relaxed) + 1;
+    return count <= 8 || std::has_single_bit(count);
+  }
+
+ private:
+  std::atomic<uint64_t> count_{0};
+};
+
+}  // namespace ebbtide
