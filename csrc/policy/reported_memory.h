@@ -20,6 +20,7 @@ struct ReportFacts {
   MemoryNumbers driver;               // what the driver says
   uint64_t limit_bytes = kUnlimited;  // device_limit: it makes the device small
   uint64_t held_bytes = 0;            // of that limit
+  uint64_t reserve_bytes = 0;         // of the device, which a spill leaves free
   uint64_t host_available_bytes = 0;  // what spills may still take
   uint64_t host_share_bytes =
       0;  // what the host has for spills at all: a total must not change from one answer to the next

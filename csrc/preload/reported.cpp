@@ -28,6 +28,16 @@ void set_limits(DeviceBudget& device_budget, HostBudget& host_budget) {
     host_budget.set_margin(bytes);
 }
 
+// The host is of no use to a program that never spills.
+policy::Report report_in_force() {
+  return settings().on_shortage == OnShortage::kFail ? policy::Report::kDevice : settings().report;
+}
+
+uint64_t reserve_bytes(uint64_t total_bytes) {
+  if (const Saver* saver = Saver::instance_if_made()) return saver->overflow.reserve_of(total_bytes);
+  return size_of_variable("EBBTIDE_RESERVE", policy::default_reserve(total_bytes));
+}
+
 policy::MemoryNumbers report(policy::MemoryNumbers driver_says, int device, const DeviceBudget& device_budget,
                              const HostBudget& host_budget) {
   policy::ReportFacts facts;
@@ -35,12 +45,13 @@ policy::MemoryNumbers report(policy::MemoryNumbers driver_says, int device, cons
   facts.limit_bytes = device_budget.limit_bytes();
   facts.held_bytes = device_budget.held_bytes(device);
   // Reading the container's limits takes a while; the truth does not need them.
-  if (settings().report != policy::Report::kDevice) {
+  if (report_in_force() != policy::Report::kDevice) {
+    facts.reserve_bytes = reserve_bytes(driver_says.total_bytes);
     facts.host_available_bytes = host_budget.available_bytes();
     static const uint64_t share = saturating_add(facts.host_available_bytes, host_budget.held_bytes());
     facts.host_share_bytes = share;
   }
-  return policy::report_memory(facts, settings().report);
+  return policy::report_memory(facts, report_in_force());
 }
 
 }  // namespace

@@ -144,6 +144,11 @@ def _check_needs(given: Mapping[str, str], in_force: Mapping[str, str], spell: C
         if name in given and in_force.get(other) != value:
             needed = spell(other) if value == "1" else f"{spell(other)} {value}"
             raise ValueError(f"{spell(name)} means nothing without {needed}: give both or neither")
+    report = given.get("report", "device")
+    if report != "device" and in_force.get("overflow") == "none":
+        raise ValueError(
+            f"{spell('report')} {report} promises what nothing delivers with {spell('overflow')} none: leave one out"
+        )
 
 
 def _check_host_sizes(given: Mapping[str, str], in_force: Mapping[str, str], spell: Callable[[str], str]) -> None:

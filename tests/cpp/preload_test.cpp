@@ -33,6 +33,15 @@ TEST(ReportedMemory, FreeGrowsByTheHostButNotAboveTheTotal) {
   EXPECT_EQ(report_memory(facts, Report::kFree).free_bytes, 9u);
 }
 
+TEST(ReportedMemory, FreeLeavesOutWhatASpillLeavesFree) {
+  ReportFacts facts{.driver = {50, 90}, .reserve_bytes = 8, .host_available_bytes = 20, .host_share_bytes = 20};
+  EXPECT_EQ(report_memory(facts, Report::kDevice).free_bytes, 50u);
+  EXPECT_EQ(report_memory(facts, Report::kFree).free_bytes, 62u);
+  EXPECT_EQ(report_memory(facts, Report::kTotal).free_bytes, 62u);
+  facts.host_available_bytes = 3;
+  EXPECT_EQ(report_memory(facts, Report::kFree).free_bytes, 50u) << "that much fits without a spill";
+}
+
 TEST(ReportedMemory, EveryAnswerIsOneThatAProgramCanUse) {
   std::mt19937_64 random(3);
   const auto number = [&] { return random() % 4 == 0 ? kUnlimited : random() % (64 * kGiB); };
@@ -42,6 +51,7 @@ TEST(ReportedMemory, EveryAnswerIsOneThatAProgramCanUse) {
     facts.driver.free_bytes = random() % (facts.driver.total_bytes + 1);
     facts.limit_bytes = number();
     facts.held_bytes = random() % (64 * kGiB);
+    facts.reserve_bytes = random() % (2 * kGiB);
     facts.host_available_bytes = number();
     facts.host_share_bytes = facts.host_available_bytes;
     const MemoryNumbers truth = report_memory(facts, Report::kDevice);

@@ -47,6 +47,19 @@ def test_what_a_program_is_told(clients: Clients, report: str, free: int, total:
     assert [int(word) // MIB for word in done.stdout.split()] == [free, total, total]
 
 
+@pytest.mark.parametrize("report", ["free", "total"])
+def test_what_never_spills_is_not_told_of_the_host(clients: Clients, report: str) -> None:
+    done = clients.run("cudart12", "info", EBBTIDE_REPORT=report, EBBTIDE_OVERFLOW="none", **LIMIT, **HOST)
+    assert [int(word) // MIB for word in done.stdout.split()] == [24, 24, 24]
+
+
+@pytest.mark.sim_only
+def test_the_reserve_of_a_spill_is_not_free(clients: Clients) -> None:
+    settings = {"EBBTIDE_REPORT": "total", "EBBTIDE_RESERVE": str(4 * MIB)}
+    done = clients.run("cudart12", "info", **(LIMIT | settings), **HOST)
+    assert [int(word) // MIB for word in done.stdout.split()] == [36, 40, 40]
+
+
 @pytest.mark.parametrize(("report", "with_it"), [("device", 6), ("free", 22), ("total", 22)])
 def test_free_grows_by_what_the_host_has_left(clients: Clients, report: str, with_it: int) -> None:
     done = clients.run("cudart12", "take", "alloc", 18 * MIB, EBBTIDE_REPORT=report, **LIMIT, **HOST)

@@ -226,6 +226,7 @@ COMMAND = ["--", "true"]
         (["--overflow", "whole", "--whole-fraction", "nan", *COMMAND], 2, "--whole-fraction must be a number above 0"),
         (["--overflow", "whole", "--whole-fraction", "half", *COMMAND], 2, "--whole-fraction must be a number above 0"),
         (["--whole-fraction", "0.5", *COMMAND], 2, "--whole-fraction means nothing without --overflow whole"),
+        (["--overflow", "none", "--report", "total", *COMMAND], 2, "--report total promises what nothing delivers"),
         (["--tag", "job", *COMMAND], 2, "--tag means nothing without --pauseable"),
         (["--no-pauseable", "--tag", "job", *COMMAND], 2, "--tag means nothing without --pauseable"),
         (["--backup", "disk", *COMMAND], 2, "--backup means nothing without --pauseable"),
