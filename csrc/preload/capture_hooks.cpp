@@ -19,10 +19,12 @@ CUresult begin(CUstream stream, Native&& native) {
 template <typename Native>
 CUresult end(CUstream stream, Native&& native) {
   const CUresult result = native();
-  // Some errors end a capture, and some do not.
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  const CUresult asked = real<&cuStreamIsCapturing>()(stream, &status);
-  if (asked != CUDA_SUCCESS || status == CU_STREAM_CAPTURE_STATUS_NONE) known_captures().end(stream);
+  // Some errors end a capture, and some do not. After success another thread may have begun the next one.
+  const auto ask = result != CUDA_SUCCESS ? real<&cuStreamIsCapturing>() : nullptr;
+  const bool goes_on =
+      ask != nullptr && ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+  if (!goes_on) known_captures().end(stream);
   return result;
 }
 
@@ -83,8 +85,15 @@ EBBTIDE_HOOK_EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
   return call_hook<&cuStreamDestroy_v2>(
       "cuStreamDestroy",
       [&](auto real_function) {
+        // Before it: another thread may be given the same handle at once, and begin.
+        const bool was_capturing = known_captures().forget(stream);
         const CUresult result = real_function(stream);
-        if (result == CUDA_SUCCESS) known_captures().end(stream);
+        if (!was_capturing) return result;
+        if (result == CUDA_SUCCESS) {
+          known_captures().end_forgotten();
+        } else {
+          known_captures().put_back(stream);
+        }
         return result;
       },
       stream);

@@ -7,11 +7,15 @@
 namespace ebbtide::preload {
 
 void KnownCaptures::begin(CUstream stream) {
-  {
+  CaptureGate& gate = Saver::instance().capture_gate;
+  gate.begin_capture();
+  try {
     const std::lock_guard lock(mutex_);
     streams_.push_back(stream);
+  } catch (...) {
+    gate.end_capture();
+    throw;
   }
-  Saver::instance().capture_gate.begin_capture();
 }
 
 bool KnownCaptures::forget(CUstream stream) noexcept {
@@ -22,8 +26,20 @@ bool KnownCaptures::forget(CUstream stream) noexcept {
   return true;
 }
 
+void KnownCaptures::put_back(CUstream stream) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    streams_.push_back(stream);
+  } catch (...) {
+    end_forgotten();  // another thread has taken the place, and there is no memory for one more: its end is not waited for
+  }
+}
+
 void KnownCaptures::end(CUstream stream) noexcept {
-  if (!forget(stream)) return;
+  if (forget(stream)) end_forgotten();
+}
+
+void KnownCaptures::end_forgotten() noexcept {
   Saver::instance().capture_gate.end_capture();
   Saver::instance().give_back_caches();
 }

@@ -14,10 +14,12 @@ class KnownCaptures {
   void begin(CUstream stream);
   // Nothing where none was begun on it. Frees what was put off.
   void end(CUstream stream) noexcept;
+  // The same in two steps, for what may fail in between. A stream that was forgotten may be begun on again by another thread, under the same handle. False: nothing was begun on it, nothing is to be done.
+  bool forget(CUstream stream) noexcept;
+  void put_back(CUstream stream) noexcept;  // in the place that forget left
+  void end_forgotten() noexcept;
 
  private:
-  bool forget(CUstream stream) noexcept;
-
   std::mutex mutex_;
   std::vector<CUstream> streams_;
 };
