@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -78,6 +79,8 @@ struct Allocation {
 
   std::shared_ptr<Stored> stored;
   std::shared_ptr<Allocation> next_deferred;  // of DeferredFrees
+  // Contexts other than the primary one that may have work on it: of who allocated it, and of who freed it.
+  std::array<CUcontext, 2> other_contexts{};
   bool is_held = false;
   bool is_trimmed = false;  // its memory was given up as unused; only a claim that asks for it brings it back
   bool is_doomed = false;   // freed while held: the operation finishes the free

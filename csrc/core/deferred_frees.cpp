@@ -6,6 +6,26 @@
 #include "driver/context.h"
 
 namespace ebbtide {
+namespace {
+
+// Waits for what is queued in a context that is not the current one. False where that can't be made sure. A context that is gone took its work along.
+bool wait_for(CUcontext context) noexcept {
+  const auto is_gone = [](CUresult result) {
+    return result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT ||
+           result == CUDA_ERROR_DEINITIALIZED;
+  };
+  CUcontext before = nullptr;
+  if (driver().cuCtxGetCurrent(&before) != CUDA_SUCCESS) return false;
+  CUresult result = driver().cuCtxSetCurrent(context);
+  if (result != CUDA_SUCCESS) return is_gone(result);
+  result = driver().cuCtxSynchronize();
+  driver().cuCtxSetCurrent(before);
+  if (result == CUDA_SUCCESS || is_gone(result)) return true;
+  log_line(LogLevel::kInfo, {"a free is put off: cuCtxSynchronize failed with ", result_name(result)});
+  return false;
+}
+
+}  // namespace
 
 bool DeferredFrees::try_destroy(std::shared_ptr<Allocation>& allocation, bool may_wait) noexcept {
   try {
@@ -23,6 +43,9 @@ bool DeferredFrees::try_destroy(std::shared_ptr<Allocation>& allocation, bool ma
     if (!is_in_use) {
       allocation.reset();
       return true;
+    }
+    for (const CUcontext context : allocation->other_contexts) {
+      if (context != nullptr && !wait_for(context)) return false;
     }
     const CUresult result = driver().cuCtxSynchronize();
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED) {

@@ -61,13 +61,11 @@ Policy policy_in_force() {
   return policy;
 }
 
-// A program that made a context of its own has its work there; the core waits for the primary one.
-void wait_for_own_context(int device) {
-  const auto permit = Saver::instance().capture_gate.try_enter();
+// A program that made a context of its own has its work there; the core waits for the primary one by itself.
+CUcontext own_context(int device) {
   CUcontext current = nullptr;
-  if (!permit) return;  // it would break the capture; the free is put off until the primary context is idle
-  if (driver().cuCtxGetCurrent(&current) != CUDA_SUCCESS || current == nullptr) return;
-  if (current != primary_context(device)) driver().cuCtxSynchronize();
+  if (driver().cuCtxGetCurrent(&current) != CUDA_SUCCESS) return nullptr;
+  return current != primary_context(device) ? current : nullptr;
 }
 
 }  // namespace
@@ -76,6 +74,7 @@ CUdeviceptr place(int device, size_t size_bytes, CUstream stream) {
   Saver& saver = Saver::instance();
   static Tag* const tag = &saver.registry.tag(settings().is_pauseable ? settings().tag : kSpillTag);
   const CUdeviceptr address = saver.alloc(*tag, policy_in_force(), device, size_bytes, stream);
+  if (const auto found = saver.registry.find(address)) found->other_contexts[0] = own_context(device);
   try {
     asked_sizes().keep(address, size_bytes);
   } catch (const std::bad_alloc&) {
@@ -87,7 +86,10 @@ CUdeviceptr place(int device, size_t size_bytes, CUstream stream) {
 bool free_placed(CUdeviceptr address) {
   const auto placed = find_placed(address);
   if (!placed || placed->start != address) return false;
-  wait_for_own_context(placed->device);
+  if (const auto found = Saver::instance().registry.find(address)) {
+    const CUcontext own = own_context(placed->device);
+    if (own != found->other_contexts[0]) found->other_contexts[1] = own;
+  }
   asked_sizes().forget(address);
   return Saver::instance().free_if_ours(address);
 }

@@ -9,6 +9,8 @@
 namespace ebbtide::testing {
 namespace {
 
+constexpr int kIllegalAddress = 700;
+
 TEST_F(ThreadsTest, Invariant9_ACaptureWaitsForTheOperationAndKeepsOthersOut) {
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, kFive);
   const CUdeviceptr freed = alloc("other", kChunk);
@@ -52,6 +54,21 @@ TEST_F(ThreadsTest, Invariant9_AVisibleCaptureOfTheDriverIsRespected) {
   EXPECT_EQ(saver().deferred_frees.count(), 0u);
   pause();
   saver().free(address);
+}
+
+TEST_F(ThreadsTest, Invariant5_AFreeWaitsForEveryContextThatMayUseTheMemory) {
+  const CUdeviceptr address = alloc("w", kChunk);
+  // The simulator has no contexts but the primary ones: another device's stands for a program's own.
+  saver().registry.find(address)->other_contexts = {primary_context(1), nullptr};
+  sim().clear_log();
+  sim().fail("cuCtxSynchronize", 1, kIllegalAddress, 1);
+  saver().free(address);
+  EXPECT_EQ(saver().deferred_frees.count(), 1u) << "a kernel may still touch it";
+  EXPECT_EQ(sim().calls("cuCtxSynchronize"), 1u);
+  sim().clear_failures();
+  EXPECT_TRUE(saver().give_back_caches());
+  EXPECT_EQ(sim().calls("cuCtxSynchronize"), 3u) << "its own and the primary one";
+  EXPECT_EQ(saver().deferred_frees.count(), 0u);
 }
 
 TEST_F(ThreadsTest, CapturesBeginAndEndBesideOperationsAndFrees) {
