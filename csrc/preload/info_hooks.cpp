@@ -8,6 +8,16 @@ using ebbtide::policy::MemoryNumbers;
 
 namespace {
 
+// Where we can't answer, what the driver said stands.
+MemoryNumbers reported_or(MemoryNumbers driver_says, int device) noexcept {
+  try {
+    return reported(driver_says, device);
+  } catch (...) {
+    code_of_exception("cuMemGetInfo");
+    return driver_says;
+  }
+}
+
 // The device whose CUDA number the program knows it by; -1 where it is not told, or the driver has not started.
 int device_of_nvml(NvmlDevice device) {
   const auto get_pci = real_nvml<&nvmlDeviceGetPciInfo_v3>();
@@ -24,7 +34,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_b
       [&](auto real_function) {
         const CUresult result = real_function(free_bytes, total_bytes);
         if (result != CUDA_SUCCESS || free_bytes == nullptr || total_bytes == nullptr) return result;
-        const MemoryNumbers told = reported({*free_bytes, *total_bytes}, current_device());
+        const MemoryNumbers told = reported_or({*free_bytes, *total_bytes}, current_device());
         *free_bytes = told.free_bytes;
         *total_bytes = told.total_bytes;
         return result;
@@ -37,7 +47,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device)
       "cuDeviceTotalMem",
       [&](auto real_function) {
         const CUresult result = real_function(bytes, device);
-        if (result == CUDA_SUCCESS && bytes != nullptr) *bytes = reported({0, *bytes}, device).total_bytes;
+        if (result == CUDA_SUCCESS && bytes != nullptr) *bytes = reported_or({0, *bytes}, device).total_bytes;
         return result;
       },
       bytes, device);
