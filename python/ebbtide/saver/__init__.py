@@ -8,11 +8,12 @@
     saver.resume("weights")     # same addresses, same bytes
 
 Importing this decides nothing; the first region does: which driver (`EBBTIDE_DRIVER`), and whether torch fits it.
+Under `ebbtide run --pauseable` all that the program allocates has a tag already.
 """
 
 from typing import TYPE_CHECKING
 
-from ebbtide.saver import pools, queries
+from ebbtide.saver import pools, program, queries
 from ebbtide.saver.adoption import adopt
 from ebbtide.saver.graphs import cuda_graph, graph_pool
 from ebbtide.saver.hooks import on
@@ -77,3 +78,6 @@ def __getattr__(name: str) -> str | list[Event]:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+program.introduce()

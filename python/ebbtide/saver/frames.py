@@ -198,6 +198,13 @@ class FrameStack:
         else:
             self.frames.remove(frame)
 
+    def reenter(self) -> None:
+        """Leaves and enters what torch sees of this thread: it then goes before a pool that was opened since."""
+        while self._active:
+            self._active[-1].deactivate()
+            self._active.pop()
+        self._show_visible()
+
     def find(self, owner: object) -> Frame | None:
         """The innermost frame that `owner` opened."""
         return next((frame for frame in reversed(self.frames) if frame.owner is owner), None)
@@ -242,6 +249,10 @@ class _RegionThreads:
         with self._lock:
             self._counts.pop(thread, None)
 
+    def others(self) -> list[int]:
+        with self._lock:
+            return [thread for thread in self._counts if thread != threading.get_ident()]
+
     def leave(self) -> None:
         thread = threading.get_ident()
         with self._lock:
@@ -258,6 +269,11 @@ _is_forked_child = False
 def this_thread() -> FrameStack:
     """The calling thread's stack."""
     return _state.stack
+
+
+def other_threads_in_regions() -> list[int]:
+    """The numbers of the threads, but for the calling one, that have a region open."""
+    return _region_threads.others()
 
 
 def open_region(owner: object, policy: RegionPolicy, takes_all_threads: bool) -> None:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, overload
 
 from ebbtide import _core, driver_choice
-from ebbtide.saver import captures, moves, pending, torch_cache, unused, workspaces
+from ebbtide.saver import captures, detour, moves, pending, torch_cache, unused, workspaces
 from ebbtide.saver.names import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code, retain_code
 from ebbtide.saver.pending import Pending
 from ebbtide.saver.reports import Report
@@ -41,7 +41,7 @@ def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool =
         return Report("pause")
     forget_workspaces()
     concerned = moves.run_before([("pause", names)], missing_ok)
-    with moves.settled(concerned):
+    with moves.settled(concerned), detour.around_pause(names):
         ranges, as_of = unused.find(names, code)
         report = _core.pause(names, missing_ok, code, unused=ranges, unused_as_of=as_of)
     moves.run_after(concerned)
@@ -119,11 +119,13 @@ def resume(
     if not wait:
         with moves.settled(concerned):
             core = torch_cache.claim_patiently(lambda: _core.resume_async(names, missing_ok, code, ranges), seconds)
+        detour.follow_later(names, core)
         return pending.start(core, names, concerned, hold_stream)
     with moves.settled(concerned):
         report = torch_cache.claim_patiently(
             lambda: _core.resume(names, missing_ok, retain=code, order=ranges), seconds
         )
+    detour.follow(names)
     moves.run_after(concerned)
     return Report.from_core(report)
 

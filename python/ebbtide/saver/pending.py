@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ebbtide import _core
 from ebbtide.errors import Error
-from ebbtide.saver import moves
+from ebbtide.saver import detour, moves
 from ebbtide.saver.reports import Report
 from ebbtide.saver.snapshots import Range
 from ebbtide.saver.tensor_ranges import ranges_of
@@ -159,7 +159,12 @@ def start(core: "_core.Pending", names: list[str], concerned: list[moves.Move], 
     """What `resume(wait=False)` returns; where there are no streams, once the bytes are there."""
     _keep(core)
     devices = tuple(sorted({info.device for info in _core.allocations() if not names or info.tag in names}))
-    made = Pending(core, devices, lambda: moves.run_after(concerned), lambda: moves.settle(concerned))
+
+    def after() -> None:
+        detour.follow(names)
+        moves.run_after(concerned)
+
+    made = Pending(core, devices, after, lambda: moves.settle(concerned))
     if not _has_streams():
         _wait_quietly(core)
     elif hold_stream:

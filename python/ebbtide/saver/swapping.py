@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ebbtide import _core, driver_choice
-from ebbtide.saver import moves, torch_cache, unused
+from ebbtide.saver import detour, moves, torch_cache, unused
 from ebbtide.saver.names import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code, retain_code
 from ebbtide.saver.operations import forget_workspaces
 from ebbtide.saver.reports import Report, Swap
@@ -50,11 +50,12 @@ def swap(
         return Swap(Report("pause"), Report("resume"))
     forget_workspaces()
     concerned = moves.run_before([("pause", leaving), ("resume", returning)], missing_ok)
-    with moves.settled(concerned):
+    with moves.settled(concerned), detour.around_pause(leaving):
         ranges, as_of = unused.find(leaving, backup_code)
         paused, resumed = torch_cache.claim_patiently(
             lambda: _core.swap(leaving, returning, missing_ok, backup_code, kept, unused=ranges, unused_as_of=as_of)
         )
+    detour.follow(returning)
     moves.run_after(concerned)
     return Swap(Report.from_core(paused), Report.from_core(resumed), max(paused.seconds, resumed.seconds))
 

@@ -16,11 +16,12 @@ _LONGEST_WAIT_SECONDS = 0.25
 
 def empty() -> bool:
     """Gives back what torch has cached outside regions; whether torch uses CUDA at all."""
-    from ebbtide.saver import captures
+    from ebbtide.saver import captures, detour
 
     torch = sys.modules.get("torch")
     if torch is None or torch.version.cuda is None or not torch.cuda.is_initialized() or captures.is_capturing():
         return False
+    detour.renew()
     stack, frame = frames.this_thread(), frames.OrdinaryFrame(None)
     stack.push(frame)  # while a pool is open, torch empties that one only
     try:

@@ -11,7 +11,7 @@ What holds here:
 import logging
 
 from ebbtide import _core
-from ebbtide.saver import leases, pools
+from ebbtide.saver import detour, leases, pools, program
 from ebbtide.saver.names import AS_ALLOCATED_CODE, NO_BACKUP_CODE
 from ebbtide.saver.snapshots import Range, Segment, are_apart, free_ranges
 
@@ -24,8 +24,8 @@ def find(names: list[str], backup: int) -> tuple[list[Range], int]:
     Args:
         backup: the code of the pause; where nothing is kept, nothing needs to be found.
     """
-    backend = pools.existing_backend()
-    if backend is None or backup == NO_BACKUP_CODE or not _core.get_option("skip_unused"):
+    backend, own = pools.existing_backend(), program.own()
+    if (backend is None and own is None) or backup == NO_BACKUP_CODE or not _core.get_option("skip_unused"):
         return [], 0
     as_of = _core.last_lease()
     chosen = [info for info in _core.tags() if not names or info.tag in names]
@@ -33,10 +33,15 @@ def find(names: list[str], backup: int) -> tuple[list[Range], int]:
         return [], 0
     resident = {info.tag for info in chosen if info.resident_bytes}
     segments: list[Segment] = []
+
+    def is_wanted(tag: str, own_backup: int) -> bool:
+        return tag in resident and (backup != AS_ALLOCATED_CODE or own_backup != NO_BACKUP_CODE)
+
     for key, lent in leases.shelf.idle():
-        is_kept = backup != AS_ALLOCATED_CODE or key.backup != NO_BACKUP_CODE
-        if key.tag in resident and is_kept and not lent.is_captured:
+        if backend is not None and is_wanted(key.tag, key.backup) and not lent.is_captured:
             segments += look(backend, lent) or ()
+    if own is not None and is_wanted(own.tag, own.backup):
+        segments += detour.idle_segments()
     ranges = free_ranges(segments)
     return (ranges, as_of) if are_apart(ranges) else ([], 0)
 
