@@ -6,11 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_model import TorchModel  # noqa: E402
-
 from ebbtide.errors import StateError  # noqa: E402
 from ebbtide.saver import cuda_pools, frames, leases, pools  # noqa: E402
 from ebbtide.saver.cuda_pools import expandable_segments_problem, torch_version  # noqa: E402
+from torch_model import TorchModel  # noqa: E402
 
 VERSIONS = [(2, 6), (2, 7), (2, 8), (2, 9), (2, 10), (2, 11), (2, 13)]
 

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from torch_model import TorchModel  # noqa: E402
-
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError  # noqa: E402
 from ebbtide.saver import captures, cuda_pools, detour, frames, leases, pools, program, unused  # noqa: E402
+from torch_model import TorchModel  # noqa: E402
 
 MIB = 1 << 20
 RAM = 1
@@ -277,7 +276,7 @@ def test_another_threads_region_stands_against_the_pause(mine, saver, tag2):
 def test_old_torch_is_refused(mine, saver, monkeypatch):
     mine.make(2, 1)
     monkeypatch.setattr(torch, "__version__", "2.10.1")
-    with pytest.raises(StateError, match="torch 2.11 or newer, and this is 2.10.1"):
+    with pytest.raises(StateError, match=r"torch 2\.11 or newer, and this is 2\.10\.1"):
         saver.pause()
     assert not saver.is_paused(mine.tag)
 
@@ -342,6 +341,23 @@ def test_workspaces_are_forgotten_once_nobody_takes_new_ones_from_the_cache(mine
     torch._C._cuda_clearCublasWorkspaces = lambda: routes.append(mine.model.route())
     saver.pause(mine.tag)
     assert routes[-1] not in (None, mine.model.route())
+
+
+def test_what_is_allocated_just_before_the_pause_is_not_handed_out_after_it(mine, saver, monkeypatch):
+    mine.make(2, 1)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: mine.drop(mine.make(6, 2)))
+    saver.pause(mine.tag)
+    mine.make(6, 3)
+    saver.resume(mine.tag)
+    mine.check()
+
+
+def test_a_pause_that_came_since_keeps_the_detour(mine, saver):
+    mine.make(2, 1)
+    saver.pause(mine.tag)
+    inside = mine.model.route()
+    detour.follow([mine.tag])  # as after a resume that is over by now
+    assert mine.model.route() == inside
 
 
 def test_swap_and_paused_take_the_detour(mine, saver, tag2):
@@ -458,21 +474,25 @@ def test_a_failing_driver_leaves_every_byte_and_no_cache_that_is_away(mine, save
         pytest.fail("the pause never came through")
 
 
+PRELOADED = "/x/libebbtide_preload.so"
+ON = {"EBBTIDE_PAUSEABLE": "1"}
+
+
 @pytest.mark.parametrize(
     ("environment", "library", "expected"),
     [
-        ({"EBBTIDE_PAUSEABLE": "1"}, "/x/libebbtide_preload.so", ("default", 1)),
-        ({"EBBTIDE_PAUSEABLE": "1", "EBBTIDE_TAG": "job", "EBBTIDE_BACKUP": "disk"}, "libebbtide_preload.so", ("job", 3)),
-        ({"EBBTIDE_PAUSEABLE": "1", "EBBTIDE_TAG": "a/b", "EBBTIDE_BACKUP": "tape"}, "libebbtide_preload.so", ("default", 1)),
-        ({"EBBTIDE_PAUSEABLE": "1", "EBBTIDE_BACKUP": "none"}, "libebbtide_preload.so", ("default", 0)),
-        ({"EBBTIDE_PAUSEABLE": "1"}, "/x/libebbtide.so", None),
-        ({"EBBTIDE_PAUSEABLE": "1", "EBBTIDE_PRELOAD": "0"}, "libebbtide_preload.so", None),
-        ({"EBBTIDE_PAUSEABLE": "1", "EBBTIDE_DRIVER": "off"}, "libebbtide_preload.so", None),
-        ({"EBBTIDE_PAUSEABLE": "1", "EBBTIDE_DRIVER": "sim"}, "libebbtide_preload.so", None),
-        ({"EBBTIDE_PAUSEABLE": "0"}, "libebbtide_preload.so", None),
-        ({}, "libebbtide_preload.so", None),
+        (ON, PRELOADED, ("default", 1)),
+        ({**ON, "EBBTIDE_TAG": "job", "EBBTIDE_BACKUP": "disk"}, PRELOADED, ("job", 3)),
+        ({**ON, "EBBTIDE_TAG": "a/b", "EBBTIDE_BACKUP": "tape"}, PRELOADED, ("default", 1)),
+        ({**ON, "EBBTIDE_BACKUP": "none"}, PRELOADED, ("default", 0)),
+        (ON, "/x/libebbtide.so", None),
+        ({**ON, "EBBTIDE_PRELOAD": "0"}, PRELOADED, None),
+        ({**ON, "EBBTIDE_DRIVER": "off"}, PRELOADED, None),
+        ({**ON, "EBBTIDE_DRIVER": "sim"}, PRELOADED, None),
+        ({"EBBTIDE_PAUSEABLE": "0"}, PRELOADED, None),
+        ({}, PRELOADED, None),
     ],
-)  # fmt: skip
+)
 def test_which_programs_are_pauseable(environment, library, expected):
     read = program.read(environment, library)
     assert (None if read is None else (read.tag, read.backup)) == expected
