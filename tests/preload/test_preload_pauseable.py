@@ -136,3 +136,44 @@ def test_a_region_in_a_pauseable_program_keeps_its_own_tag(clients: Clients) -> 
     """And what is away may be freed."""
     done = clients.start([sys.executable, "-c", PROGRAM + NESTED], EBBTIDE_PAUSEABLE="1")
     assert done.stdout == "[('default', 6), ('inner', 0)]\n[('default', 0), ('inner', 0)] 0\n", done.stderr
+
+
+SAVER = """
+from ebbtide import saver
+tag = sys.argv[1]
+print(saver.tags()[tag].state, saver.pause(tag).bytes, saver.is_paused(tag))
+data = bytes(range(256)) * (6 * MIB // 256)
+block = take(6 * MIB)
+write(block, data)
+saver.on("before_pause", tag, lambda *_: print("hook"))
+before = free_mib()
+report = saver.pause()
+print(report.bytes // MIB, free_mib() - before, report.left, saver.is_paused(tag))
+meanwhile = take(4 * MIB)
+print([(held.tag, held.bytes // MIB) for held in saver.pause("other", missing_ok=True).left])
+saver.resume(tag)
+print(read(block, len(data)) == data, saver.pause(tag).bytes // MIB)
+"""
+
+
+@pytest.mark.parametrize("tag", ["default", "job"])
+def test_the_saver_knows_the_programs_tag_from_the_start(clients: Clients, tag: str) -> None:
+    done = clients.start(
+        [sys.executable, "-c", PROGRAM + SAVER, tag],
+        EBBTIDE_PAUSEABLE="1",
+        **({"EBBTIDE_TAG": tag} if tag != "default" else {}),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "empty 0 False",
+        "hook",
+        "6 6 () True",
+        f"[('{tag}', 4)]",
+        "hook",
+        "True 10",
+    ]
+
+
+def test_without_it_the_saver_knows_no_tag(clients: Clients) -> None:
+    done = clients.start([sys.executable, "-c", PROGRAM + "from ebbtide import saver; print(list(saver.tags()))"])
+    assert done.stdout == "[]\n", done.stderr
