@@ -1,7 +1,4 @@
-"""A pauseable program's torch, without a GPU: while the program's tag is away nobody is given memory that is.
-
-The preload library's part is played by the model: whatever torch asks the driver for has the program's tag.
-"""
+"""A pauseable program's torch, without a GPU: while the program's tag is away nobody is given memory that is."""
 
 import ctypes
 import threading
@@ -12,125 +9,25 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from core_sim import UNKNOWN, Sim  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError  # noqa: E402
-from ebbtide.saver import captures, cuda_pools, detour, frames, leases, pools, program, unused  # noqa: E402
-from torch_model import TorchModel  # noqa: E402
-
-MIB = 1 << 20
-RAM = 1
-DEFAULT = detour.DEFAULT_POOL
-
-
-class CachingTorch(TorchModel):
-    """The model, with memory: segments of the program's tag, whole ones, and a cache of free ones in each pool."""
-
-    def __init__(self, tag):
-        super().__init__((2, 13))
-        self.tag = tag
-        self.pool_of = {}
-        self.size_of = {}
-        self.free_in = {}
-        self.cleared_workspaces = 0
-
-    def install(self, monkeypatch):
-        super().install(monkeypatch)
-        monkeypatch.setattr(torch.version, "cuda", "13.0")
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.cuda, "memory_snapshot", self.snapshot)
-        monkeypatch.setattr(torch.cuda, "empty_cache", self.empty_cache)
-        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", self.clear_workspaces, raising=False)
-
-    def clear_workspaces(self):
-        self.cleared_workspaces += 1
-
-    def malloc(self, mib):
-        pool = self.route() or DEFAULT
-        cached = self.free_in.setdefault(pool, [])
-        address = next((one for one in cached if self.size_of[one] == mib * MIB), None)
-        if address is None:
-            address = _core.alloc(self.tag, mib * MIB, 0, RAM)
-            self.pool_of[address], self.size_of[address] = pool, mib * MIB
-        else:
-            cached.remove(address)
-        return address
-
-    def free(self, address):
-        self.free_in.setdefault(self.pool_of[address], []).append(address)
-
-    def empty_cache(self):
-        idle = {key for key, count in self.use_counts.items() if count == 0}
-        if not self.recording[0]:
-            idle.add(DEFAULT)
-        for pool in idle:
-            for address in self.free_in.pop(pool, []):
-                _core.free(address)
-                del self.pool_of[address], self.size_of[address]
-
-    def snapshot(self, mempool_id=None, include_traces=True):
-        assert not include_traces
-        return [self._segment(address, pool) for address, pool in self.pool_of.items()]
-
-    def _segment(self, address, pool):
-        is_free = address in self.free_in.get(pool, ())
-        size = self.size_of[address]
-        block = {"address": address, "size": size, "state": "inactive" if is_free else "active_allocated"}
-        return {"address": address, "total_size": size, "blocks": [block], "segment_pool_id": pool}
-
-
-class PauseableProgram:
-    def __init__(self, saver, tag, model):
-        self.saver, self.tag, self.model = saver, tag, model
-        self.live = {}
-
-    def make(self, mib, byte):
-        address = self.model.malloc(mib)
-        assert not _core.is_away(address, mib * MIB)
-        ctypes.memset(address, byte, mib * MIB)
-        self.live[address] = bytes([byte]) * 64
-        return address
-
-    def drop(self, address):
-        del self.live[address]
-        self.model.free(address)
-
-    def check(self):
-        for address, want in self.live.items():
-            if not _core.is_away(address, 64):
-                assert ctypes.string_at(address, 64) == want
+from ebbtide.saver import captures, check, detour, unused  # noqa: E402
+from pauseable_model import DEFAULT, MIB, RAM, start  # noqa: E402
 
 
 @pytest.fixture
 def make_program(saver, monkeypatch):
-    assert saver.device
+    assert saver.device  # the real backend first: regions of other tests use it
     made = []
 
     def make(tag):
-        model = CachingTorch(tag)
-        model.install(monkeypatch)
-        monkeypatch.setattr(pools, "_backend", cuda_pools.CudaPools((2, 13)))
-        monkeypatch.setattr(frames, "shelf", leases.Shelf())
-        monkeypatch.setattr(frames, "_state", frames._ThreadState())
-        monkeypatch.setattr(captures, "install", lambda: None)
-        monkeypatch.setattr(program, "_own", program.Program(tag, RAM))
-        monkeypatch.setattr(detour, "_former", set())
-        program.introduce()
-        made.append(PauseableProgram(saver, tag, model))
+        made.append(start(saver, monkeypatch, tag))
         return made[-1]
 
     yield make
     for one in made:
-        end(one)
-
-
-def end(one):
-    one.saver.resume(one.tag)
-    assert one.model.recording == {0: [], 1: []}
-    assert not detour._open
-    for address in list(one.live):
-        one.drop(address)
-    one.model.empty_cache()
-    assert not one.model.pool_of
+        one.end()
 
 
 @pytest.fixture
@@ -211,7 +108,7 @@ def test_free_blocks_are_unused_and_those_of_graphs_are_not(mine, saver):
 def test_nothing_is_unused_outside_a_pause_or_where_the_snapshot_is_not_understood(mine, saver, monkeypatch):
     mine.drop(mine.make(4, 1))
     assert unused.find([mine.tag], -1)[0] == []
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda **_: [{"address": 0}])
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [{"address": 0}])
     assert saver.pause(mine.tag).unused == 0
 
 
@@ -360,6 +257,14 @@ def test_a_pause_that_came_since_keeps_the_detour(mine, saver):
     assert mine.model.route() == inside
 
 
+def test_a_pause_turns_the_check_on(mine, saver, monkeypatch):
+    asked = []
+    monkeypatch.setenv("EBBTIDE_CHECK", "1")
+    monkeypatch.setattr(check, "enable_if_asked", lambda: asked.append(True))
+    saver.pause(mine.tag)
+    assert asked
+
+
 def test_swap_and_paused_take_the_detour(mine, saver, tag2):
     mine.make(2, 1)
     _core.free(_core.alloc(tag2, MIB, 0, RAM))
@@ -443,12 +348,10 @@ def test_whatever_happens_nobody_is_given_memory_that_is_away(make_program, save
                 assert mine.model.route() not in (None, *(pool_id for _, pool_id in detour._open))
         mine.check()
         assert bool(mine.model.recording[0]) == saver.is_paused(mine.tag)
-    end(mine)
+    mine.end()
 
 
 def test_a_failing_driver_leaves_every_byte_and_no_cache_that_is_away(mine, saver):
-    from core_sim import UNKNOWN, Sim
-
     sim = Sim()
     for k in range(1, 60):
         mine.make(2, k)
@@ -472,42 +375,3 @@ def test_a_failing_driver_leaves_every_byte_and_no_cache_that_is_away(mine, save
             break
     else:
         pytest.fail("the pause never came through")
-
-
-PRELOADED = "/x/libebbtide_preload.so"
-ON = {"EBBTIDE_PAUSEABLE": "1"}
-
-
-@pytest.mark.parametrize(
-    ("environment", "library", "expected"),
-    [
-        (ON, PRELOADED, ("default", 1)),
-        ({**ON, "EBBTIDE_TAG": "job", "EBBTIDE_BACKUP": "disk"}, PRELOADED, ("job", 3)),
-        ({**ON, "EBBTIDE_TAG": "a/b", "EBBTIDE_BACKUP": "tape"}, PRELOADED, ("default", 1)),
-        ({**ON, "EBBTIDE_BACKUP": "none"}, PRELOADED, ("default", 0)),
-        (ON, "/x/libebbtide.so", None),
-        ({**ON, "EBBTIDE_PRELOAD": "0"}, PRELOADED, None),
-        ({**ON, "EBBTIDE_DRIVER": "off"}, PRELOADED, None),
-        ({**ON, "EBBTIDE_DRIVER": "sim"}, PRELOADED, None),
-        ({"EBBTIDE_PAUSEABLE": "0"}, PRELOADED, None),
-        ({}, PRELOADED, None),
-    ],
-)
-def test_which_programs_are_pauseable(environment, library, expected):
-    read = program.read(environment, library)
-    assert (None if read is None else (read.tag, read.backup)) == expected
-
-
-def test_a_program_that_is_not_pauseable_is_not_touched(saver, tag, monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(detour, "_open_pools", None)
-    assert program.own() is None
-    with saver.region(tag):
-        tensor = torch.ones(1000, device=saver.device)
-    saver.pause(tag)
-    saver.resume(tag)
-    assert float(tensor.sum()) == 1000
-    detour.renew()
-    detour.follow([])
-    assert detour.idle_segments() == []

@@ -93,11 +93,9 @@ class CudaPools:
 
     def segments(self, pool: CudaPool) -> Sequence[Segment] | None:
         """See PoolBackend. torch before 2.9 does not tell one pool's segments."""
-        known = inspect.signature(torch.cuda.memory_snapshot).parameters
-        if not known:
+        if not inspect.signature(torch.cuda.memory_snapshot).parameters:
             return None
-        without_traces = {"include_traces": False} if "include_traces" in known else {}
-        return read_cuda_segments(torch.cuda.memory_snapshot(pool.id, **without_traces))
+        return read_cuda_segments(take_snapshot(pool.id))
 
     def enter(self, pool: CudaPool) -> None:
         """See PoolBackend."""
@@ -150,6 +148,13 @@ def _made_on(device: int) -> Iterator[None]:
 def _keep_for_ever(thing: Any) -> None:
     _immortal.append(thing)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def take_snapshot(*pool_id: Any) -> Any:
+    """torch's account of one pool (from 2.9 on), or of all; without traces where this torch can leave them out."""
+    known = inspect.signature(torch.cuda.memory_snapshot).parameters
+    without_traces = {"include_traces": False} if "include_traces" in known else {}
+    return torch.cuda.memory_snapshot(*pool_id, **without_traces)
 
 
 def torch_version(text: str) -> tuple[int, int]:

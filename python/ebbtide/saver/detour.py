@@ -54,6 +54,7 @@ def around_pause(names: list[str]) -> Iterator[None]:
         yield
         return
     global _is_guarded
+    frames.enable_check_if_asked()
     with _lock:
         captures.install()
         _check_torch()
@@ -112,12 +113,11 @@ def idle_segments() -> list[Segment]:
     global _former
     if not _is_guarded:
         return []
-    import torch
+    from ebbtide.saver.cuda_pools import take_snapshot
 
     try:
-        snapshot = torch.cuda.memory_snapshot(include_traces=False)
         by_pool: dict[PoolId, list[Any]] = {}
-        for segment in snapshot:
+        for segment in take_snapshot():
             by_pool.setdefault(tuple(segment["segment_pool_id"]), []).append(segment)
         _former &= by_pool.keys()
         idle = _former | {DEFAULT_POOL} | {pool_id for _, pool_id in _open}

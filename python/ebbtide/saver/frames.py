@@ -276,6 +276,14 @@ def other_threads_in_regions() -> list[int]:
     return _region_threads.others()
 
 
+def enable_check_if_asked() -> None:
+    """EBBTIDE_CHECK=1: from now on this thread's torch ops are looked at."""
+    if os.environ.get("EBBTIDE_CHECK"):
+        from ebbtide.saver import check
+
+        check.enable_if_asked()
+
+
 def open_region(owner: object, policy: RegionPolicy, takes_all_threads: bool) -> None:
     """Opens a region in this thread; no-op where ebbtide is off. Raises what its parts raise, leaving nothing open."""
     backend = pools.backend()
@@ -286,10 +294,7 @@ def open_region(owner: object, policy: RegionPolicy, takes_all_threads: bool) ->
             "this process is a fork of one that used ebbtide, and a GPU does not survive a fork: "
             "start it with the spawn method"
         )
-    if os.environ.get("EBBTIDE_CHECK"):
-        from ebbtide.saver import check
-
-        check.enable_if_asked()
+    enable_check_if_asked()
     _region_threads.enter(backend.one_thread_only)
     try:
         this_thread().push(RegionFrame(owner, backend, policy, takes_all_threads))
