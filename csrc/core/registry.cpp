@@ -75,6 +75,11 @@ bool Registry::is_away(CUdeviceptr address, size_t size_bytes) const {
   });
 }
 
+bool Registry::is_any_away(const Tag& tag) const {
+  const std::lock_guard lock(mutex_);
+  return tag.away_count > 0 || tag.is_moving;
+}
+
 bool Registry::find_in_handler(CUdeviceptr address, char* tag, size_t capacity, bool* is_away) const noexcept {
   if (capacity == 0 || !mutex_.try_lock()) return false;
   const std::lock_guard lock(mutex_, std::adopt_lock);

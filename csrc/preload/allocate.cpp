@@ -33,7 +33,7 @@ uint64_t taken_bytes(uint64_t size_bytes) {
 bool must_flush_first(const Request& request) {
   static thread_local constinit uint64_t refused_bytes = 0;
   const bool was_refused = std::exchange(refused_bytes, 0) == request.size_bytes;
-  if (was_refused || !is_called_by(kTorchAllocator)) return false;
+  if (was_refused || !will_flush()) return false;
   refused_bytes = request.size_bytes;
   return true;
 }

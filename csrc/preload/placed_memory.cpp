@@ -52,12 +52,17 @@ Overflow overflow_of(OnShortage on_shortage) {
   return Overflow::kNone;
 }
 
+Tag& own_tag() {
+  static Tag* const tag = &Saver::instance().registry.tag(settings().is_pauseable ? settings().tag : kSpillTag);
+  return *tag;
+}
+
 Policy policy_in_force() {
   Policy policy;
   policy.backup = settings().is_pauseable ? settings().backup : BackupKind::kRam;
   policy.overflow = overflow_of(settings().on_shortage);
   // torch gives its cached blocks back when it is refused, and asks again: don't spill beside idle gigabytes.
-  policy.flushes_first = policy.overflow != Overflow::kNone && is_called_by(kTorchAllocator);
+  policy.flushes_first = policy.overflow != Overflow::kNone && will_flush();
   return policy;
 }
 
@@ -70,10 +75,14 @@ CUcontext own_context(int device) {
 
 }  // namespace
 
+bool will_flush() {
+  const bool has_detour = settings().is_pauseable && Saver::instance().registry.is_any_away(own_tag());
+  return !has_detour && is_called_by(kTorchAllocator);
+}
+
 CUdeviceptr place(int device, size_t size_bytes, CUstream stream) {
   Saver& saver = Saver::instance();
-  static Tag* const tag = &saver.registry.tag(settings().is_pauseable ? settings().tag : kSpillTag);
-  const CUdeviceptr address = saver.alloc(*tag, policy_in_force(), device, size_bytes, stream);
+  const CUdeviceptr address = saver.alloc(own_tag(), policy_in_force(), device, size_bytes, stream);
   if (const auto found = saver.registry.find(address)) found->other_contexts[0] = own_context(device);
   try {
     asked_sizes().keep(address, size_bytes);

@@ -14,6 +14,8 @@ struct PlacedMemory {
   int device = -1;
 };
 
+// Whether the caller is torch's allocator, which gives its cache back when it is refused, and asks again. It does not while the tag of a pauseable program is away: a pool is open for all threads then.
+bool will_flush();
 // Memory of the core instead of the driver's: a member of the tag where the program is pauseable, else a spill. Throws OutOfMemory, StoreError, DriverError.
 CUdeviceptr place(int device, size_t size_bytes, CUstream stream);
 // Frees it, once the device is done with it; false where it is not the core's.

@@ -177,3 +177,33 @@ def test_the_saver_knows_the_programs_tag_from_the_start(clients: Clients, tag: 
 def test_without_it_the_saver_knows_no_tag(clients: Clients) -> None:
     done = clients.start([sys.executable, "-c", PROGRAM + "from ebbtide import saver; print(list(saver.tags()))"])
     assert done.stdout == "[]\n", done.stderr
+
+
+REFUSED_ONCE = """
+torch = ctypes.CDLL(sys.argv[1])
+def run(*words):
+    sys.stdout.flush()
+    array = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
+    assert torch.run_client(len(words), array) == 0
+    ctypes.CDLL(None).fflush(None)
+keep = take(2 * MIB)
+run("linked", "cached", str(32 * MIB))
+_core.pause(["default"])
+run("linked", "cached", str(32 * MIB))
+_core.resume(["default"])
+run("linked", "cached", str(32 * MIB))
+"""
+
+
+@pytest.mark.parametrize("policy", ["split", "whole", "managed"])
+def test_torch_is_not_refused_while_the_tag_is_away(clients: Clients, policy: str) -> None:
+    """Its pool is open for all threads then, and it neither flushes nor asks again."""
+    done = clients.start(
+        [sys.executable, "-c", PROGRAM + REFUSED_ONCE, str(clients.folder / "libc10_cuda.so")],
+        EBBTIDE_PAUSEABLE="1",
+        EBBTIDE_OVERFLOW=policy,
+        EBBTIDE_DEVICE_LIMIT=str(24 * MIB),
+        EBBTIDE_RESERVE="0",
+        EBBTIDE_WHOLE_FRACTION="1",
+    )
+    assert done.stdout == "refused, then taken\ntaken\nrefused, then taken\n", done.stderr
