@@ -3,7 +3,7 @@
 A new file in works/ or limits/ needs a line here; a new rival one in rivals/__init__.py.
 """
 
-from benchmarks.limits import device_read, direct_io, driver_calls, host_touch, link
+from benchmarks.limits import device_read, direct_io, driver_calls, host_touch, link, zero_copy
 from benchmarks.works import (
     copy_tuning,
     curve,
@@ -12,9 +12,16 @@ from benchmarks.works import (
     first_pause,
     forward,
     hidden_costs,
+    host_chunks,
+    jax_preallocation,
     malloc,
     no_backup,
+    overflow_read,
     prepared_pause,
+    run_generate,
+    run_overhead,
+    run_pauseable,
+    run_spike,
     steady,
     swap,
     threads,
@@ -27,6 +34,7 @@ LIMITS = {
     "device_read": device_read.parts,
     "host_touch": host_touch.parts,
     "direct_io": direct_io.parts,
+    "zero_copy": zero_copy.parts,
 }
 
 # In the order in which they run: the most important first.
@@ -41,6 +49,13 @@ WORKS = {
     "forward": forward.parts,
     "disk": disk.parts,
     "malloc": malloc.parts,
+    "overflow_read": overflow_read.parts,
+    "host_chunks": host_chunks.parts,
+    "run_spike": run_spike.parts,
+    "run_generate": run_generate.parts,
+    "run_overhead": run_overhead.parts,
+    "run_pauseable": run_pauseable.parts,
+    "jax_preallocation": jax_preallocation.parts,
     "threads": threads.parts,
     "hidden_costs": hidden_costs.parts,
     "curve": curve.parts,
@@ -56,6 +71,8 @@ NEEDS = {
     "no_backup": ["driver_calls"],
     "early_kernel": ["driver_calls"],
     "disk": ["direct_io"],
+    "overflow_read": ["zero_copy", "device_read"],
+    "run_generate": ["zero_copy"],
     "threads": ["host_touch"],
 }
 # Other works that a work is held against.

@@ -97,14 +97,25 @@ def link(direction: Direction) -> Limit:
     return scaled("limits.link", direction, "L")
 
 
+def rate(gigabytes_per_second: float) -> Limit:
+    """The row's bytes at a fixed rate: for what is asked for in GB/s, whatever this machine's limit is."""
+    return Limit(f"{gigabytes_per_second:g} GB/s", lambda _, size_bytes: size_bytes / gigabytes_per_second / 1e9)
+
+
 def link_for_fact(part: str, fact: str, direction: Direction) -> Limit:
     """For as many bytes as a fact of a part says."""
 
-    def seconds(entries: Entries, _: int) -> float | None:
-        size_bytes = entries.get(part, {}).get("facts", {}).get(fact)
-        return None if size_bytes is None else link(direction).seconds(entries, size_bytes)
+    return scaled_to_fact(fact, part, "limits.link", direction, f"{fact} / L")
 
-    return Limit(f"{fact} / L", seconds)
+
+def scaled_to_fact(fact: str, of: str, part: str, metric: str, label: str) -> Limit:
+    """As `scaled`, for as many bytes as a fact of the part `of` says."""
+
+    def seconds(entries: Entries, _: int) -> float | None:
+        size_bytes = entries.get(of, {}).get("facts", {}).get(fact)
+        return None if size_bytes is None else scaled(part, metric, label).seconds(entries, size_bytes)
+
+    return Limit(label, seconds)
 
 
 def duplex() -> Limit:

@@ -10,7 +10,11 @@ from benchmarks.sizes import Sizes
 T = "torch_memory_saver"
 RIVALS = (T, "vllm_sleep", "plain_copy")
 D_WEIGHTS, D_NO_BACKUP = "limits.driver_weights", "limits.driver_no_backup"
+HOST_CHUNKS = "host_chunks.ebbtide"
 TO_HOST, TO_DEVICE = link("to_host"), link("to_device")
+
+
+POLICIES, OFFLOADS = ("split", "managed", "whole"), ("offload", "offload_pinned")
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,70 @@ def thread_rows() -> list[Row]:
     return rows
 
 
+def overflow_rows() -> list[Row]:
+    zero_copy = goals.scaled("limits.zero_copy", "read", "zero copy")
+    host = (at_least(1, goals.rate(50)), shown(zero_copy), shown(TO_DEVICE))
+    half = (at_least(1, goals.rate(98)),)
+    fresh = shown(median(HOST_CHUNKS, "fresh", "made anew"))
+    return [
+        Row("kernel reads what spilled", "ebbtide, all on the host", "overflow_read.host", "read", host),
+        Row("kernel reads what spilled", "ebbtide, half of it", "overflow_read.half", "read", half),
+        Row("kernel writes what spilled", "ebbtide, all on the host", "overflow_read.host", "write", (shown(TO_HOST),)),
+        Row("kernel writes what spilled", "ebbtide, half of it", "overflow_read.half", "write"),
+        Row("spill, host chunks made anew", "ebbtide", HOST_CHUNKS, "fresh"),
+        Row("spill, host chunks from the pool", "ebbtide", HOST_CHUNKS, "from_pool", (fresh,)),
+        Row("filling the pool", "ebbtide", HOST_CHUNKS, "fill_pool"),
+    ]
+
+
+def spike_rows() -> list[Row]:
+    rows = []
+    for name, who in (("kept", "ebbtide run"), ("emptied", "ebbtide run, cache emptied")):
+        part = f"run_spike.{name}"
+        after = Goal("<=", 1.02, median(part, "before", "before the spike"))
+        plain = Goal("<=", None, median(part, "plain_spike", "where it fits"))
+        rows += [
+            Row("training step before a spike", who, part, "before", moves=0),
+            Row("training step of a spike", who, part, "spike", (plain,), 0),
+            Row("training step after a spike", who, part, "after", (after,), 0),
+        ]
+    return rows
+
+
+def generating(who: str, over: float) -> str:
+    """The part's name, such as run_generate.split_25."""
+    return f"run_generate.{who}_{round(100 * over)}"
+
+
+def generate_rows() -> list[Row]:
+    """Each held against reading what exceeds the limit over the bus, once a token."""
+    rows = []
+    for over in Sizes().overflow.weights_over:
+        offload = median(generating("offload", over), "token", "offload")
+        for who in (*POLICIES, *OFFLOADS, "fits"):
+            part = generating(who, over)
+            bus = goals.scaled_to_fact("over_bytes", part, "limits.zero_copy", "read", "excess / zero copy")
+            mine = (shown(bus), shown(offload)) if who in POLICIES else (shown(bus),) if who in OFFLOADS else ()
+            name = f"ebbtide, {who}" if who in POLICIES else who
+            rows.append(Row(f"a token, weights {over:.0%} over", name, part, "token", mine, 0))
+    return rows
+
+
+def run_rows() -> list[Row]:
+    rows = []
+    for metric, work in (("launch", "launch"), ("allocation", "cuMemAlloc and free"), ("step", "training step")):
+        plain = median("run_overhead.plain", metric, "without ebbtide")
+        work += ", all fits"
+        rows.append(Row(work, "ebbtide run", "run_overhead.run", metric, (Goal("<=", 1.01, plain),), 0))
+        rows.append(Row(work, "ebbtide run --pauseable", "run_overhead.pauseable", metric, (Goal("<=", None, plain),), 0))
+    pauseable = (("pause", TO_HOST), ("resume", TO_DEVICE))
+    rows += [
+        Row(f"{metric} of a whole program", "ebbtide run --pauseable", "run_pauseable.ebbtide", metric, (shown(limit),))
+        for metric, limit in pauseable
+    ]
+    return rows
+
+
 ROWS = (
     *first_pause_rows(),
     *steady_rows(),
@@ -144,6 +212,10 @@ ROWS = (
     *overlap_rows(),
     *other_rows(),
     *thread_rows(),
+    *overflow_rows(),
+    *spike_rows(),
+    *generate_rows(),
+    *run_rows(),
 )
 
 

@@ -27,6 +27,64 @@ class ModelSize:
 
 
 @dataclass(frozen=True)
+class OverflowSize:
+    """A device that is made small, what does not fit there, and the arguments of the programs in programs/.
+
+    Attributes:
+        limit_bytes: all that a program may have on the device.
+        host_bytes: what a kernel reads from host memory.
+        chunks_bytes: of host chunks that are made.
+        weights_over: how much larger than the limit the weights are that tokens are generated with.
+        generate, spike, small_steps, train: arguments of these programs.
+        jax_array_bytes: of arrays that together have 1.5 times the limit.
+        jax_host_bytes: what they may have on the host.
+    """
+
+    limit_bytes: int = 4 * GIB
+    host_bytes: int = 2 * GIB
+    chunks_bytes: int = 8 * GIB
+    weights_over: tuple[float, ...] = (0.1, 0.25, 0.5)
+    generate: dict[str, int] = dataclasses.field(
+        default_factory=lambda: {"width": 2048, "heads": 16, "vocabulary": 32000, "tokens": 8, "sequences": 3}
+    )
+    spike: dict[str, int] = dataclasses.field(
+        default_factory=lambda: {
+            **{"narrow": 4096, "wide": 8192, "layers": 8, "batch": 256},
+            **{"warm_steps": 5, "steps": 20, "wide_steps": 4},
+        }
+    )
+    small_steps: dict[str, int] = dataclasses.field(
+        default_factory=lambda: {
+            **{"launches": 20000, "allocations": 200, "allocation_bytes": 64 * MIB},
+            **{"width": 1024, "layers": 8, "batch": 256, "steps": 20},
+        }
+    )
+    train: dict[str, int] = dataclasses.field(
+        default_factory=lambda: {"width": 4096, "layers": 8, "batch": 256, "steps": 5}
+    )
+    jax_array_bytes: int = 512 * MIB
+    jax_host_bytes: int = 8 * GIB
+
+    @classmethod
+    def small(cls) -> "OverflowSize":
+        return cls(
+            limit_bytes=16 * MIB,
+            host_bytes=16 * MIB,
+            chunks_bytes=16 * MIB,
+            weights_over=(0.25,),
+            generate={"width": 256, "heads": 4, "vocabulary": 256, "tokens": 2, "sequences": 1},
+            spike={"narrow": 32, "wide": 64, "layers": 2, "batch": 4, "warm_steps": 1, "steps": 2, "wide_steps": 2},
+            small_steps={
+                **{"launches": 500, "allocations": 5, "allocation_bytes": MIB},
+                **{"width": 32, "layers": 2, "batch": 4, "steps": 2},
+            },
+            train={"width": 32, "layers": 2, "batch": 4, "steps": 2},
+            jax_array_bytes=MIB,
+            jax_host_bytes=32 * MIB,
+        )
+
+
+@dataclass(frozen=True)
 class Sizes:
     """Sizes are bytes unless the name says otherwise.
 
@@ -69,6 +127,7 @@ class Sizes:
     malloc_steps: int = 200
     cold_steps: int = 10
     model: ModelSize = dataclasses.field(default_factory=ModelSize)
+    overflow: OverflowSize = dataclasses.field(default_factory=OverflowSize)
 
     @classmethod
     def small(cls, samples: int = 2) -> "Sizes":
@@ -93,4 +152,5 @@ class Sizes:
             malloc_steps=5,
             cold_steps=2,
             model=ModelSize(2, 64, 128, 4, 2, 256, 1, 16),
+            overflow=OverflowSize.small(),
         )
