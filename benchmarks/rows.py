@@ -191,16 +191,14 @@ def generate_rows() -> list[Row]:
 
 def run_rows() -> list[Row]:
     rows = []
-    for metric, work in (("launch", "launch"), ("allocation", "cuMemAlloc and free"), ("step", "training step")):
+    for metric, what in (("launch", "launch"), ("allocation", "cuMemAlloc and free"), ("step", "training step")):
+        work = f"{what}, all fits"
         plain = median("run_overhead.plain", metric, "without ebbtide")
-        work += ", all fits"
-        rows.append(Row(work, "ebbtide run", "run_overhead.run", metric, (Goal("<=", 1.01, plain),), 0))
-        rows.append(Row(work, "ebbtide run --pauseable", "run_overhead.pauseable", metric, (Goal("<=", None, plain),), 0))
-    pauseable = (("pause", TO_HOST), ("resume", TO_DEVICE))
-    rows += [
-        Row(f"{metric} of a whole program", "ebbtide run --pauseable", "run_pauseable.ebbtide", metric, (shown(limit),))
-        for metric, limit in pauseable
-    ]
+        for part, who, target in (("run", "ebbtide run", 1.01), ("pauseable", "ebbtide run --pauseable", None)):
+            rows.append(Row(work, who, f"run_overhead.{part}", metric, (Goal("<=", target, plain),), 0))
+    for metric, limit in (("pause", TO_HOST), ("resume", TO_DEVICE)):
+        work = f"{metric} of a whole program"
+        rows.append(Row(work, "ebbtide run --pauseable", "run_pauseable.ebbtide", metric, (shown(limit),)))
     return rows
 
 

@@ -49,14 +49,24 @@ class OverflowSize:
     )
     spike: dict[str, int] = dataclasses.field(
         default_factory=lambda: {
-            **{"narrow": 4096, "wide": 8192, "layers": 8, "batch": 256},
-            **{"warm_steps": 5, "steps": 20, "wide_steps": 4},
+            "narrow": 4096,
+            "wide": 8192,
+            "layers": 8,
+            "batch": 256,
+            "warm_steps": 5,
+            "steps": 20,
+            "wide_steps": 4,
         }
     )
     small_steps: dict[str, int] = dataclasses.field(
         default_factory=lambda: {
-            **{"launches": 20000, "allocations": 200, "allocation_bytes": 64 * MIB},
-            **{"width": 1024, "layers": 8, "batch": 256, "steps": 20},
+            "launches": 20000,
+            "allocations": 200,
+            "allocation_bytes": 64 * MIB,
+            "width": 1024,
+            "layers": 8,
+            "batch": 256,
+            "steps": 20,
         }
     )
     train: dict[str, int] = dataclasses.field(
@@ -75,8 +85,13 @@ class OverflowSize:
             generate={"width": 256, "heads": 4, "vocabulary": 256, "tokens": 2, "sequences": 1},
             spike={"narrow": 32, "wide": 64, "layers": 2, "batch": 4, "warm_steps": 1, "steps": 2, "wide_steps": 2},
             small_steps={
-                **{"launches": 500, "allocations": 5, "allocation_bytes": MIB},
-                **{"width": 32, "layers": 2, "batch": 4, "steps": 2},
+                "launches": 500,
+                "allocations": 5,
+                "allocation_bytes": MIB,
+                "width": 32,
+                "layers": 2,
+                "batch": 4,
+                "steps": 2,
             },
             train={"width": 32, "layers": 2, "batch": 4, "steps": 2},
             jax_array_bytes=MIB,

@@ -34,10 +34,10 @@ def seconds_per_launch(count: int) -> float:
     return statistics.median(rounds)
 
 
-def driver_allocation(size_bytes: int) -> Callable[[], None]:
+def driver_allocation(size_bytes: int) -> Callable[[], object]:
     """An allocation and its free, as cudaMalloc asks the driver; torch's where there is no driver."""
     if not IS_GPU:
-        return lambda: [torch.empty(size_bytes, dtype=torch.uint8)].clear()
+        return lambda: torch.empty(size_bytes, dtype=torch.uint8).zero_()
     synchronize()  # the context is there, and current
     driver = ctypes.CDLL("libcuda.so.1")
     address, size = ctypes.c_uint64(), ctypes.c_size_t(size_bytes)

@@ -1,4 +1,4 @@
-"""A training loop whose model no longer fits for a while, under `ebbtide run`: the same losses, and its old speed after.
+"""A training loop whose model does not fit for a while, under `ebbtide run`: the same losses, and its old speed after.
 
 The programs know nothing of ebbtide. `kept` leaves what the spike freed in torch's cache, `emptied` empties that.
 """

@@ -1,0 +1,33 @@
+"""One rank of torchrun: fills as many bytes as the argument says, meets the other, and checks.
+
+Says how much its own ledger entry holds on the host, and whether it was refused memory.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from ebbtide import saver
+
+PIECE_BYTES = 256 << 20
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.cuda.set_device(0)
+pieces, is_refused = [], False
+try:
+    for number in range(int(sys.argv[1]) // PIECE_BYTES):
+        pieces.append(torch.full((PIECE_BYTES // 8,), number + rank, dtype=torch.int64, device="cuda"))
+except torch.OutOfMemoryError:
+    is_refused = True
+dist.barrier()  # both hold what they could get
+held = torch.tensor([saver.stats()["host_bytes"]])
+dist.all_reduce(held)
+for number, piece in enumerate(pieces):
+    low, high = torch.aminmax(piece.mul_(3))
+    assert low.item() == high.item() == 3 * (number + rank)
+dist.barrier()
+line = f"rank {rank}: {len(pieces)} pieces, refused {is_refused}, together {held.item()} bytes on the host\n"
+os.write(1, line.encode())  # one call, so that the two ranks' lines do not mix
+dist.destroy_process_group()
