@@ -1,8 +1,8 @@
 """Tokens from a transformer whose weights exceed the device's limit, by each way there is to go on.
 
 ebbtide's three policies under `ebbtide run`, offloading by module as accelerate does it, and the same weights on a
-device where they fit. No memory is pinned for `offload`, as accelerate does by default; `offload_pinned` is what its user
-could make of it.
+device where they fit. No memory is pinned for `offload`, as accelerate does by default; `offload_pinned` is what its
+user could make of it.
 """
 
 from functools import partial

@@ -88,6 +88,14 @@ def test_overflow(run_example) -> None:
     assert output.endswith("MiB spilled and came home: the same bytes at the same address\n")
 
 
+def test_train_spike(run_example) -> None:
+    output = run_example("06_train_spike.py", "--steps", "3")
+    spilled = re.findall(r"^(before|spike|after): .* ms a step, ([\d.]+ \w+) spilled$", output, re.MULTILINE)
+    assert [name for name, _ in spilled] == ["before", "spike", "after"] * 2
+    assert [size == "0 B" for _, size in spilled] == [True, True, True, True, False, True]
+    assert output.endswith("the same losses as in ordinary memory\n")
+
+
 # --- the model behind them ---
 
 

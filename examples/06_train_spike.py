@@ -1,0 +1,90 @@
+"""A training loop with a spike: for some steps the model is so wide that it does not fit the device, and trains on.
+
+What does not fit lies in host memory meanwhile. The losses are those of the same run in ordinary memory, to the last
+bit; afterwards the narrow model has the device to itself again, and is as fast as before.
+
+    python examples/06_train_spike.py
+    python examples/06_train_spike.py --width 4096 --limit 4GiB --steps 20 --batch 256    # for a GPU
+"""
+
+import argparse
+import gc
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from ebbtide import saver
+from ebbtide.sizes import format_size
+from torch import nn
+
+TAG = "training"
+LAYERS = 8
+
+
+@dataclass
+class Phase:
+    """What one model's training was like; `host_bytes` lay in host memory."""
+
+    losses: list[float]
+    seconds: float
+    host_bytes: int
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=512, help="of the narrow model; the wide one has twice as much")
+    parser.add_argument("--limit", default="64MiB", help="what the device may hold: the narrow model, not the wide one")
+    parser.add_argument("--steps", type=int, default=5, help="of each phase")
+    parser.add_argument("--batch", type=int, default=64)
+    return parser.parse_args()
+
+
+def train(width: int, may_spill: bool, arguments: argparse.Namespace) -> Phase:
+    """Makes a model, trains it, in a region that may spill or in ordinary memory, and drops it."""
+    losses, seconds = [], []
+    torch.manual_seed(0)
+    # Gradients are allocated by a thread of autograd's: hence threads="all".
+    scope = saver.region(TAG, overflow="split", threads="all") if may_spill else nullcontext()
+    with scope, torch.device(saver.device):
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(LAYERS)))
+        inputs, targets = torch.randn(2, arguments.batch, width)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        for _ in range(arguments.steps):
+            start = time.perf_counter()
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            seconds.append(time.perf_counter() - start)
+        host_bytes = saver.tags()[TAG].host_bytes if may_spill else 0
+    return Phase(losses, min(seconds), host_bytes)
+
+
+def train_with_a_spike(may_spill: bool, arguments: argparse.Namespace) -> list[Phase]:
+    """Narrow, wide, narrow."""
+    phases = []
+    for name, width in (("before", arguments.width), ("spike", 2 * arguments.width), ("after", arguments.width)):
+        phase = train(width, may_spill, arguments)
+        gc.collect()  # nothing of the model is left
+        print(f"{name}: width {width}, {phase.seconds * 1e3:.2f} ms a step, {format_size(phase.host_bytes)} spilled")
+        phases.append(phase)
+    return phases
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    print("in ordinary memory")
+    expected = train_with_a_spike(False, arguments)
+    print(f"with {arguments.limit} of device memory")
+    saver.configure(device_limit=arguments.limit, reserve=0)
+    before, spike, after = phases = train_with_a_spike(True, arguments)
+    assert [phase.losses for phase in phases] == [phase.losses for phase in expected]
+    assert before.host_bytes == after.host_bytes == 0 < spike.host_bytes
+    print(f"a step after the spike takes {after.seconds / before.seconds:.2f} times what it took before")
+    print("the same losses as in ordinary memory")
+
+
+if __name__ == "__main__":
+    main()
