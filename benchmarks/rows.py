@@ -158,7 +158,8 @@ def overflow_rows() -> list[Row]:
 
 def spike_rows() -> list[Row]:
     rows = []
-    for name, who in (("kept", "ebbtide run"), ("emptied", "ebbtide run, cache emptied")):
+    whos = {"kept": "ebbtide run", "emptied": "ebbtide run, cache emptied", "region": "ebbtide, a region"}
+    for name, who in whos.items():
         part = f"run_spike.{name}"
         after = Goal("<=", 1.02, median(part, "before", "before the spike"))
         plain = Goal("<=", None, median(part, "plain_spike", "where it fits"))

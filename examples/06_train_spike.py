@@ -33,8 +33,8 @@ class Phase:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--width", type=int, default=512, help="of the narrow model; the wide one has twice as much")
-    parser.add_argument("--limit", default="64MiB", help="what the device may hold: the narrow model, not the wide one")
+    parser.add_argument("--width", type=int, default=256, help="of the narrow model; the wide one has twice as much")
+    parser.add_argument("--limit", default="16MiB", help="what the device may hold: the narrow model, not the wide one")
     parser.add_argument("--steps", type=int, default=5, help="of each phase")
     parser.add_argument("--batch", type=int, default=64)
     return parser.parse_args()

@@ -73,6 +73,27 @@ def test_overlap_is_judged_against_what_it_overlaps() -> None:
     assert ratios(judged(entries, "forward.ebbtide", "attached")) == [(0.8, False)]
 
 
+def test_overflow_is_judged_against_rates_and_what_one_would_do_otherwise() -> None:
+    gigabyte = 10**9
+    entries = {
+        **LINK,
+        "limits.zero_copy": entry(52 * gigabyte, read=[1]),
+        "overflow_read.host": entry(51 * gigabyte, read=[1]),
+        "overflow_read.half": entry(96 * gigabyte, read=[1]),
+        "run_spike.kept": entry(before=[2], spike=[30], after=[2.02], plain_spike=[10]),
+        "run_generate.split_25": {**entry(token=[0.25]), "facts": {"over_bytes": 104 * gigabyte // 10}},
+        "run_generate.offload_25": entry(token=[1]),
+        "run_overhead.plain": entry(launch=[1.0]),
+        "run_overhead.run": entry(launch=[1.02]),
+    }
+    assert ratios(judged(entries, "overflow_read.host", "read"))[:2] == [(1.02, True), (0.981, None)]
+    assert ratios(judged(entries, "overflow_read.half", "read")) == [(0.98, False)]
+    assert ratios(judged(entries, "run_spike.kept", "after")) == [(1.01, True)]
+    assert ratios(judged(entries, "run_spike.kept", "spike")) == [(3, None)]
+    assert ratios(judged(entries, "run_generate.split_25", "token")) == [(0.8, None), (4, None)]
+    assert ratios(judged(entries, "run_overhead.run", "launch")) == [(1.02, False)]
+
+
 def test_a_wrong_or_missing_figure_is_compared_with_nothing() -> None:
     entries = {**LINK, "steady.ebbtide_retain": entry(1000, ["a tensor's bytes changed"], pause=[1])}
     row = judged(entries, "steady.ebbtide_retain", "pause")
@@ -142,7 +163,7 @@ def test_every_row_has_a_part_and_every_need_a_name() -> None:
     assert len(parts) == len(set(parts))
     assert {row.part for row in ROWS} <= set(parts)
     shown = {row.part.partition(".")[0] for row in ROWS}
-    assert catalogue.WORKS.keys() - shown == {"curve"}  # that one is drawn
+    assert catalogue.WORKS.keys() - shown == {"curve", "jax_preallocation"}  # one is drawn, the other has no times
     assert set(catalogue.ON_DEMAND) <= catalogue.WORKS.keys()
     assert {limit for limits in catalogue.NEEDS.values() for limit in limits} <= catalogue.LIMITS.keys()
     assert {work for works in catalogue.COMPARED_WITH.values() for work in works} <= catalogue.WORKS.keys()

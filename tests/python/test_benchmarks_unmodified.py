@@ -1,0 +1,65 @@
+"""How the benchmark starts programs that know nothing of ebbtide."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def importable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(root)
+
+
+def test_options_become_the_words_of_the_command() -> None:
+    from benchmarks.unmodified import to_flags
+
+    words = to_flags({"device_limit": 4096, "overflow": "split", "summary": True})
+    assert words == ["--device-limit", "4096", "--overflow", "split", "--summary"]
+    assert to_flags({}) == []
+
+
+TRAIN = {"width": 8, "layers": 1, "batch": 2, "steps": 1}
+
+
+def test_a_program_runs_the_same_with_and_without_ebbtide() -> None:
+    from benchmarks import unmodified
+
+    plain = unmodified.run("train", None, **TRAIN, pauses=0)
+    ran = unmodified.run("train", {"device_limit": "16MiB"}, **TRAIN, pauses=0)
+    assert len(plain.figures["losses"]) == 2 and ran.figures["losses"] == plain.figures["losses"]
+    assert (ran.status, ran.said) == (0, [])
+
+
+def test_a_program_that_fails_is_an_error_with_its_last_words() -> None:
+    from benchmarks import unmodified
+
+    outcome = unmodified.start("train", None, **TRAIN)  # it misses an argument
+    assert outcome.status == 1 and outcome.figures == {}
+    with pytest.raises(unmodified.ProgramError, match=r"(?s)train ended with status 1: .*no attribute 'pauses'"):
+        unmodified.run("train", None, **TRAIN)
+    with pytest.raises(unmodified.ProgramError, match="status 2"):
+        unmodified.run("train", {"overflow": "sideways"}, **TRAIN, pauses=0)
+
+
+def test_a_program_ends_with_the_process_that_started_it() -> None:
+    """Read from a pipe that only the program holds open: it ends when the program does."""
+    code = """
+        import os, signal, subprocess, sys
+        from benchmarks.unmodified import die_with_parent
+        print("ready", flush=True)
+        subprocess.Popen(["sleep", "600"], preexec_fn=die_with_parent)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=Path(__file__).resolve().parents[2],
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == b"ready\n"
