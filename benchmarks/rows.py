@@ -158,7 +158,12 @@ def overflow_rows() -> list[Row]:
 
 def spike_rows() -> list[Row]:
     rows = []
-    whos = {"kept": "ebbtide run", "emptied": "ebbtide run, cache emptied", "region": "ebbtide, a region"}
+    whos = {
+        "kept": "ebbtide run",
+        "emptied": "ebbtide run, cache emptied",
+        "region": "ebbtide, regions that are trimmed",
+        "one_region": "ebbtide, one region",
+    }
     for name, who in whos.items():
         part = f"run_spike.{name}"
         after = Goal("<=", 1.02, median(part, "before", "before the spike"))

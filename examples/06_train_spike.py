@@ -1,7 +1,8 @@
 """A training loop with a spike: for some steps the model is so wide that it does not fit the device, and trains on.
 
 What does not fit lies in host memory meanwhile. The losses are those of the same run in ordinary memory, to the last
-bit; afterwards the narrow model has the device to itself again, and is as fast as before.
+bit; afterwards the narrow model has the device to itself again, and is as fast as before. Each model has a tag of its
+own, which is trimmed once the model is gone: so nothing that lies on the host is left in torch's cache for the next.
 
     python examples/06_train_spike.py
     python examples/06_train_spike.py --width 4096 --limit 4GiB --steps 20 --batch 256    # for a GPU
@@ -18,7 +19,6 @@ from ebbtide import saver
 from ebbtide.sizes import format_size
 from torch import nn
 
-TAG = "training"
 LAYERS = 8
 
 
@@ -44,8 +44,9 @@ def train(width: int, may_spill: bool, arguments: argparse.Namespace) -> Phase:
     """Makes a model, trains it, in a region that may spill or in ordinary memory, and drops it."""
     losses, seconds = [], []
     torch.manual_seed(0)
+    tag = f"width-{width}"
     # Gradients are allocated by a thread of autograd's: hence threads="all".
-    scope = saver.region(TAG, overflow="split", threads="all") if may_spill else nullcontext()
+    scope = saver.region(tag, overflow="split", threads="all") if may_spill else nullcontext()
     with scope, torch.device(saver.device):
         model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(LAYERS)))
         inputs, targets = torch.randn(2, arguments.batch, width)
@@ -58,7 +59,7 @@ def train(width: int, may_spill: bool, arguments: argparse.Namespace) -> Phase:
             optimizer.step()
             losses.append(loss.item())
             seconds.append(time.perf_counter() - start)
-        host_bytes = saver.tags()[TAG].host_bytes if may_spill else 0
+        host_bytes = saver.tags()[tag].host_bytes if may_spill else 0
     return Phase(losses, min(seconds), host_bytes)
 
 
@@ -67,7 +68,9 @@ def train_with_a_spike(may_spill: bool, arguments: argparse.Namespace) -> list[P
     phases = []
     for name, width in (("before", arguments.width), ("spike", 2 * arguments.width), ("after", arguments.width)):
         phase = train(width, may_spill, arguments)
-        gc.collect()  # nothing of the model is left
+        gc.collect()
+        if may_spill:
+            saver.trim(f"width-{width}")  # nobody uses it any more
         print(f"{name}: width {width}, {phase.seconds * 1e3:.2f} ms a step, {format_size(phase.host_bytes)} spilled")
         phases.append(phase)
     return phases

@@ -1,9 +1,11 @@
 """A training loop whose model does not fit for a while, and goes on: the same losses, and its old speed after.
 
 `kept` and `emptied` are a program that knows nothing of ebbtide, under `ebbtide run`: what the spike freed stays in
-torch's cache, or the program empties that. `region` is the same loop in a region, as in examples/06_train_spike.py.
+torch's cache, or the program empties that. `region` is the same loop in regions with a tag for each model, which is
+trimmed afterwards, as in examples/06_train_spike.py; `one_region` has one tag, and trims nothing.
 """
 
+import gc
 from functools import partial
 from typing import Any
 
@@ -44,29 +46,46 @@ def measure_run(sizes: Sizes, empties_cache: bool) -> Measured:
     return measured
 
 
-def train(width: int, warm_steps: int, steps: int, spike: dict[str, int]) -> tuple[list[float], list[float], int]:
-    """Seconds of each step after the warm ones, every loss, and the bytes that lie on the host meanwhile."""
-    with saver.region(TAG, overflow="split", threads="all"):
-        training = Training(width, spike["layers"], spike["batch"])
-        time_each(range(warm_steps), training.step)
-        seconds = time_each(range(steps), training.step)
-        return seconds, training.loss_values(), saver.tags()[TAG].host_bytes
+class RegionTraining:
+    """The three phases, in regions that may spill."""
+
+    def __init__(self, spike: dict[str, int], has_one_tag: bool) -> None:
+        self._spike = spike
+        self._has_one_tag = has_one_tag
+
+    def train(self, width: int, warm_steps: int, steps: int) -> tuple[list[float], list[float], int]:
+        """Seconds of each step after the warm ones, every loss, and the tag's bytes on the host meanwhile."""
+        tag = TAG if self._has_one_tag else f"{TAG}-{width}"
+        with saver.region(tag, overflow="split", threads="all"):
+            training = Training(width, self._spike["layers"], self._spike["batch"])
+            time_each(range(warm_steps), training.step)
+            seconds = time_each(range(steps), training.step)
+            host_bytes = saver.tags()[tag].host_bytes
+        losses = training.loss_values()
+        del training
+        gc.collect()
+        if not self._has_one_tag:
+            saver.trim(tag)
+        return seconds, losses, host_bytes
 
 
-def measure_region(sizes: Sizes) -> Measured:
+def measure_region(sizes: Sizes, has_one_tag: bool) -> Measured:
     """The same metrics."""
     size = sizes.overflow
     spike, warm_steps = size.spike, size.spike["warm_steps"]
     plain = unmodified.run("spike", None, **spike, empties_cache=False)
     Training(spike["narrow"], 1, spike["batch"]).step()  # what torch keeps for itself lies outside of the region
-    saver.configure(device_limit=size.limit_bytes)
-    before, first_losses, _ = train(spike["narrow"], warm_steps, spike["steps"], spike)
-    during, wide_losses, host_bytes = train(spike["wide"], 1, spike["wide_steps"], spike)
-    after, last_losses, left_bytes = train(spike["narrow"], warm_steps, spike["steps"], spike)
+    saver.configure(device_limit=size.limit_bytes, reserve=size.limit_bytes // 8)
+    regions = RegionTraining(spike, has_one_tag)
+    before, first_losses, first_bytes = regions.train(spike["narrow"], warm_steps, spike["steps"])
+    during, wide_losses, host_bytes = regions.train(spike["wide"], 1, spike["wide_steps"])
+    after, last_losses, left_bytes = regions.train(spike["narrow"], warm_steps, spike["steps"])
     measured = Measured(facts={"host_bytes": host_bytes, "host_bytes_after": left_bytes})
     take(measured, "", {"before": before, "spike": during, "after": after})
     take(measured, "plain_", plain.figures)
     compare(measured, [first_losses, wide_losses, last_losses], plain.figures["losses"])
+    if first_bytes or not host_bytes:
+        measured.faults.append(f"the narrow model spilled {first_bytes} bytes, and the wide one {host_bytes}")
     return measured
 
 
@@ -74,5 +93,6 @@ def parts(sizes: Sizes) -> list[Part]:
     return [
         Part("run_spike.kept", partial(measure_run, empties_cache=False)),
         Part("run_spike.emptied", partial(measure_run, empties_cache=True)),
-        Part("run_spike.region", measure_region),
+        Part("run_spike.region", partial(measure_region, has_one_tag=False)),
+        Part("run_spike.one_region", partial(measure_region, has_one_tag=True)),
     ]
