@@ -5,7 +5,7 @@ bit; afterwards the narrow model has the device to itself again, and is as fast 
 own, which is trimmed once the model is gone: so nothing that lies on the host is left in torch's cache for the next.
 
     python examples/06_train_spike.py
-    python examples/06_train_spike.py --width 4096 --limit 4GiB --steps 20 --batch 256    # for a GPU
+    python examples/06_train_spike.py --width 4096 --limit 4GiB --steps 20    # for a GPU that holds 9 GiB
 """
 
 import argparse
@@ -33,8 +33,9 @@ class Phase:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--width", type=int, default=256, help="of the narrow model; the wide one has twice as much")
-    parser.add_argument("--limit", default="16MiB", help="what the device may hold: the narrow model, not the wide one")
+    width, limit = (2048, "1GiB") if saver.device == "cuda" else (256, "16MiB")
+    parser.add_argument("--width", type=int, default=width, help="of the narrow model; the wide one has twice as much")
+    parser.add_argument("--limit", default=limit, help="what the device may hold: the narrow model, not the wide one")
     parser.add_argument("--steps", type=int, default=5, help="of each phase")
     parser.add_argument("--batch", type=int, default=64)
     return parser.parse_args()

@@ -11,6 +11,8 @@ from benchmarks.measured import Measured
 from benchmarks.parts import Part
 from benchmarks.sizes import Sizes
 
+# A pauseable program is shown for comparison only.
+SHOWN = ("pauseable",)
 WAYS: dict[str, Mapping[str, object] | None] = {"plain": None, "run": {}, "pauseable": {"pauseable": True}}
 METRICS = ("launch", "allocation", "step")
 
@@ -23,6 +25,11 @@ def measure(sizes: Sizes, options: Mapping[str, object] | None) -> Measured:
 
 def parts(sizes: Sizes) -> list[Part]:
     return [
-        Part(f"run_overhead.{name}", partial(measure, options=options), is_first_only=True)
+        Part(
+            f"run_overhead.{name}",
+            partial(measure, options=options),
+            is_first_only=True,
+            processes=sizes.shown_samples if name in SHOWN else None,
+        )
         for name, options in WAYS.items()
     ]
