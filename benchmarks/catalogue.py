@@ -61,6 +61,8 @@ WORKS = {
     "curve": curve.parts,
     "copy_tuning": copy_tuning.parts,
 }
+# Those that start programs, which takes most of the time of a small run.
+STARTING_PROGRAMS = ("run_spike", "run_generate", "run_overhead", "run_pauseable", "jax_preallocation")
 # Those that only run where they are named.
 ON_DEMAND = ("copy_tuning",)
 

@@ -1,5 +1,6 @@
 """The benchmarks run, small, on the device under test; their figures are not looked at here."""
 
+import itertools
 import json
 import os
 import signal
@@ -13,6 +14,9 @@ import pytest
 pytest.importorskip("torch")
 
 pytestmark = pytest.mark.device_memory
+
+# Works that start programs; each group in less time than a test may take on a GPU machine.
+PROGRAM_WORKS = (("run_spike",), ("run_generate",), ("run_overhead", "run_pauseable"), ("jax_preallocation",))
 
 
 class Run(NamedTuple):
@@ -41,21 +45,53 @@ def run_module(root: Path):
 
 
 @pytest.fixture(scope="module")
-def whole(run_module, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """One small run of everything."""
+def works(root: Path) -> str:
+    """Everything but what starts programs, which has tests of its own."""
+    sys.path.insert(0, str(root))
+    try:
+        from benchmarks import catalogue
+    finally:
+        sys.path.remove(str(root))
+    apart = (*catalogue.ON_DEMAND, *catalogue.STARTING_PROGRAMS)
+    assert sorted(catalogue.STARTING_PROGRAMS) == sorted(itertools.chain(*PROGRAM_WORKS))
+    return ",".join(name for name in catalogue.WORKS if name not in apart)
+
+
+@pytest.fixture(scope="module")
+def whole(run_module, works: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One small run of these."""
     folder = tmp_path_factory.mktemp("bench")
-    done = run_module("benchmarks", "run", "--small", "--out", str(folder))
+    done = run_module("benchmarks", "run", "--small", "--works", works, "--out", str(folder))
     (file,) = folder.glob("*.json")
     return Run(done.returncode, done.stdout + done.stderr, file, file.read_text())
 
 
-def test_every_part_runs_and_every_check_holds(whole: Run) -> None:
-    measured = whole.result["measured"]
+def assert_every_check_held(run: Run) -> None:
+    measured = run.result["measured"]
     failed = {name: entry["reason"] for name, entry in measured.items() if entry["status"] == "failed"}
     assert failed == {}
     assert {name: entry["faults"] for name, entry in measured.items() if entry.get("faults")} == {}
-    assert whole.status == 0, whole.output
-    assert "copy_tuning" not in whole.text.partition('"measured"')[2]
+    assert run.status == 0, run.output
+
+
+def test_every_part_runs_and_every_check_holds(whole: Run) -> None:
+    assert_every_check_held(whole)
+
+
+@pytest.mark.parametrize("group", PROGRAM_WORKS, ids="-".join)
+def test_programs_run_plainly_and_under_ebbtide(run_module, group: tuple[str, ...], tmp_path: Path) -> None:
+    done = run_module("benchmarks", "run", "--small", "--works", ",".join(group), "--out", str(tmp_path))
+    (file,) = tmp_path.glob("*.json")
+    assert_every_check_held(Run(done.returncode, done.stdout + done.stderr, file, file.read_text()))
+
+
+def test_by_default_all_works_run_but_those_on_demand(run_module, works: str, tmp_path: Path) -> None:
+    done = run_module("benchmarks", "run", "--small", "--budget", "0", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("*.json")
+    left_out = json.loads(file.read_text())["result"]["measured"]
+    expected = {*works.split(","), *itertools.chain(*PROGRAM_WORKS)}
+    assert {name.partition(".")[0] for name in left_out} - {"limits"} == expected
 
 
 def test_each_row_has_its_figures_or_says_why_not(whole: Run) -> None:
@@ -145,14 +181,14 @@ def test_a_signal_ends_a_run_with_what_there_is(root: Path, tmp_path: Path) -> N
     assert "limits of this machine" in output and "every check held" in output
 
 
-def test_runs_are_merged_into_one_table(whole: Run, run_module, tmp_path: Path) -> None:
+def test_runs_are_merged_into_one_table(whole: Run, works: str, run_module, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     done = run_module("benchmarks", "run", "--small", "--works", "copy_tuning", "--out", str(other))
     assert done.returncode == 0, done.stdout + done.stderr
     merged = run_module("benchmarks", "merge", str(whole.file), str(other), "--out", str(tmp_path / "merged.json"))
     assert merged.returncode == 0, merged.stdout + merged.stderr
     document = json.loads((tmp_path / "merged.json").read_text())
-    assert [run["arguments"]["works"] for run in document["provenance"]["runs"]] == [None, "copy_tuning"]
+    assert [run["arguments"]["works"] for run in document["provenance"]["runs"]] == [works, "copy_tuning"]
     measured = document["result"]["measured"]
     assert [measured[name]["run"] for name in ("malloc.ebbtide", "limits.link", "copy_tuning.2")] == [0, 1, 1]
     assert "first pause" in merged.stdout
