@@ -1,35 +1,10 @@
 // The ledger of a run: between objects of one process, which are strangers to each other as processes are, and between real processes that die while they hold.
 #include "core/ledger.h"
 
-#include <fcntl.h>
-#include <gtest/gtest.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/mount.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <array>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <future>
-#include <thread>
-#include <vector>
-
-#include "base/error.h"
-#include "core/host_budget.h"
-#include "vmm/limbo.h"
-#include "vmm/physical_memory.h"
+#include "ledger_processes.h"
 
 namespace ebbtide::testing {
 namespace {
-
-constexpr const char* kPathVariable = "EBBTIDE_TEST_LEDGER";
-constexpr const char* kRoleVariable = "EBBTIDE_TEST_LEDGER_ROLE";
 
 class LedgerTest : public ::testing::Test {
  protected:
@@ -50,74 +25,6 @@ class LedgerTest : public ::testing::Test {
 
   const std::filesystem::path path_;
 };
-
-// A process of its own in one of the roles below.
-class Process {
- public:
-  Process(const char* role, const std::string& path) {
-    std::array<int, 2> to_child{};
-    std::array<int, 2> from_child{};
-    if (::pipe(to_child.data()) != 0 || ::pipe(from_child.data()) != 0) throw StateError("no pipe");
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      ::dup2(to_child[0], STDIN_FILENO);
-      ::dup2(from_child[1], 3);
-      for (const int file : {to_child[0], to_child[1], from_child[0], from_child[1]}) {
-        if (file != 3) ::close(file);
-      }
-      ::setenv(kPathVariable, path.c_str(), 1);
-      ::setenv(kRoleVariable, role, 1);
-      ::execl("/proc/self/exe", "ebbtide_tests", nullptr);
-      ::_exit(99);
-    }
-    ::close(to_child[0]);
-    ::close(from_child[1]);
-    to_ = to_child[1];
-    from_ = from_child[0];
-  }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
-  ~Process() {
-    kill();
-    ::close(to_);
-    ::close(from_);
-  }
-  // Waits for what it says; '\0' where it ended instead.
-  char listen() const {
-    char said = '\0';
-    return ::read(from_, &said, 1) == 1 ? said : '\0';
-  }
-  void say() const { ASSERT_EQ(::write(to_, "x", 1), 1); }
-  void kill() {
-    if (pid_ <= 0) return;
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-
- private:
-  pid_t pid_ = -1;
-  int to_ = -1;
-  int from_ = -1;
-};
-
-void answer(char said) {
-  if (::write(3, &said, 1) != 1) ::_exit(98);
-}
-void wait_for_word() {
-  char word = '\0';
-  if (::read(STDIN_FILENO, &word, 1) != 1) ::_exit(97);
-}
-
-// How many files of this process are this one.
-int count_of_files(const std::filesystem::path& path) {
-  int count = 0;
-  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    count += std::filesystem::read_symlink(file.path(), gone) == path ? 1 : 0;
-  }
-  return count;
-}
 
 TEST_F(LedgerTest, EachSeesWhatTheOthersHold) {
   const auto first = open();
@@ -321,129 +228,6 @@ TEST_F(LedgerTest, Invariant10_AChildForkedWhileOneIsOpenedHasNothingOfIt) {
     ASSERT_EQ(status, 0) << "in round " << round;
   }
 }
-
-// --- what the processes do ---
-
-void hold(const std::string& path) {
-  const auto ledger = Ledger::open(path);
-  ledger->publish({kMiB, kMiB, 3 * kMiB});
-  answer('h');
-  wait_for_word();
-}
-
-void take_turn(const std::string& path) {
-  const auto ledger = Ledger::open(path);
-  const auto turn = ledger->take_turn();
-  answer('t');
-  wait_for_word();
-}
-
-void hold_limbo(const std::string& path) {
-  HostBudget budget;
-  budget.set_margin(0);
-  budget.join(Ledger::open(path));
-  HostClaim released = budget.claim_uncharged(3 * kMiB, "what stays");
-  limbo::add_release(1, 3 * kMiB, kOnHost);
-  released.reset();
-  const HostClaim held = budget.claim_uncharged(kMiB, "what is held");
-  answer('l');
-  wait_for_word();
-}
-
-void race(const std::string& path) {
-  HostBudget budget;
-  budget.set_margin(0);
-  budget.set_limit(5 * kMiB);
-  budget.join(Ledger::open(path));
-  answer('r');
-  std::vector<HostClaim> claims;
-  while (true) {
-    wait_for_word();
-    try {
-      claims.push_back(budget.claim_uncharged(3 * kMiB, "a race"));
-      answer('y');
-    } catch (const StoreError&) {
-      answer('n');
-    }
-  }
-}
-
-std::unique_ptr<Ledger> try_open(const std::string& path) {
-  try {
-    auto ledger = Ledger::open(path);
-    ledger->publish({1, 1, 1});
-    answer('y');
-    return ledger;
-  } catch (const StateError&) {
-    answer('e');
-    return nullptr;
-  }
-}
-
-// A file system of two pages, which this process alone sees.
-bool mount_tiny(const std::string& folder) {
-  const std::string user = "0 " + std::to_string(::geteuid()) + " 1";
-  const std::string group = "0 " + std::to_string(::getegid()) + " 1";
-  if (::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
-  std::ofstream("/proc/self/uid_map") << user;
-  std::ofstream("/proc/self/setgroups") << "deny";
-  std::ofstream("/proc/self/gid_map") << group;
-  return ::mount("none", folder.c_str(), "tmpfs", 0, "size=8k") == 0;
-}
-
-void fill(const std::string& folder) {
-  if (!mount_tiny(folder)) return answer('s');
-  const std::string path = folder + "/ledger";
-  const std::string page(4096, 'x');
-  for (const int files : {2, 1}) {
-    for (int i = 0; i < files; ++i) std::ofstream(folder + "/" + std::to_string(i)) << page;
-    try_open(path);
-    for (int i = 0; i < files; ++i) std::filesystem::remove(folder + "/" + std::to_string(i));
-  }
-  auto first = try_open(path);
-  try_open(path);
-  first.reset();
-  try_open(path);
-}
-
-void limit_files(const std::string& path) {
-  struct rlimit all{};
-  ::getrlimit(RLIMIT_FSIZE, &all);
-  const struct rlimit none = {4096, all.rlim_max};
-  ::setrlimit(RLIMIT_FSIZE, &none);
-  try_open(path);
-  ::setrlimit(RLIMIT_FSIZE, &all);
-  Ledger::open(path);
-  ::setrlimit(RLIMIT_FSIZE, &none);
-  try_open(path);
-}
-
-void fork_and_wait(const std::string& path) {
-  const auto ledger = Ledger::open(path);
-  ledger->publish({5 * kMiB, 0, 0});
-  if (::fork() == 0) {
-    answer('f');
-    wait_for_word();  // until the pipe ends with the test
-    ::_exit(0);
-  }
-  while (true) ::pause();
-}
-
-// Instead of main, where the environment gives this process a role.
-[[maybe_unused]] const bool has_no_role = [] {
-  const char* role = std::getenv(kRoleVariable);
-  if (role == nullptr) return true;
-  const std::string name = role;
-  const std::string path = std::getenv(kPathVariable);
-  if (name == "hold") hold(path);
-  if (name == "take_turn") take_turn(path);
-  if (name == "limbo") hold_limbo(path);
-  if (name == "race") race(path);
-  if (name == "fill") fill(path);
-  if (name == "limit") limit_files(path);
-  if (name == "fork") fork_and_wait(path);
-  ::_exit(96);
-}();
 
 }  // namespace
 }  // namespace ebbtide::testing

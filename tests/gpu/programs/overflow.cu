@@ -3,13 +3,13 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define CHECK(call)                                                                              \
-  do {                                                                                           \
-    cudaError_t error = (call);                                                                  \
-    if (error != cudaSuccess) {                                                                  \
-      std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error));                        \
-      return 3;                                                                                  \
-    }                                                                                            \
+#define CHECK(call)                                                       \
+  do {                                                                    \
+    cudaError_t error = (call);                                           \
+    if (error != cudaSuccess) {                                           \
+      std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error)); \
+      return 3;                                                           \
+    }                                                                     \
   } while (0)
 
 using Word = unsigned long long;
