@@ -82,7 +82,7 @@ class OverflowSize:
             host_bytes=16 * MIB,
             chunks_bytes=16 * MIB,
             weights_over=(0.25,),
-            generate={"width": 256, "heads": 4, "vocabulary": 256, "tokens": 2, "sequences": 1},
+            generate={"width": 256, "heads": 4, "vocabulary": 256, "tokens": 2, "sequences": 2},
             spike={"narrow": 256, "wide": 1024, "layers": 2, "batch": 4, "warm_steps": 1, "steps": 2, "wide_steps": 2},
             small_steps={
                 "launches": 500,

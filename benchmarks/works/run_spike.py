@@ -9,6 +9,7 @@ import gc
 from functools import partial
 from typing import Any
 
+import torch
 from ebbtide import saver
 
 from benchmarks import unmodified
@@ -76,6 +77,7 @@ def measure_region(sizes: Sizes, has_one_tag: bool) -> Measured:
     plain = unmodified.run("spike", None, **spike, empties_cache=False)
     Training(spike["narrow"], 1, spike["batch"]).step()  # what torch keeps for itself lies outside of the region
     saver.configure(device_limit=size.limit_bytes, reserve=size.limit_bytes // 8)
+    torch.set_num_threads(1)  # as the program has: on the simulated device it matters to the last bit
     regions = RegionTraining(spike, has_one_tag)
     before, first_losses, first_bytes = regions.train(spike["narrow"], warm_steps, spike["steps"])
     during, wide_losses, host_bytes = regions.train(spike["wide"], 1, spike["wide_steps"])
