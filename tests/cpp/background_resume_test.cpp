@@ -17,6 +17,8 @@ namespace {
 
 class BackgroundResume : public CoreTest {
  protected:
+  // Long enough for a thread on a busy machine to do what it does in the middle of a resume.
+  static constexpr uint64_t kPieceDelay = 300'000;  // microseconds
   static unsigned char* bytes_at(CUdeviceptr address) { return reinterpret_cast<unsigned char*>(address); }
 };
 
@@ -93,7 +95,7 @@ TEST_F(BackgroundResume, Invariant12_AFreeDoesNotWaitForAResumeInTheBackground) 
   const CUdeviceptr other = alloc("other", kChunk);
   const ContextScope scope(0);
   const Stream stream = Stream::create();
-  sim().set_delay("ebbtide_deliver", 20000);
+  sim().set_delay("ebbtide_deliver", kPieceDelay);
   const auto pending = PendingResume::start(claim(OperationKind::kResume));
   pending->stream_wait(0, stream.get(), {});
   const uint64_t synchronisations = sim().calls("cuCtxSynchronize");
@@ -117,9 +119,11 @@ TEST_F(BackgroundResume, MemoryThatWasFreedMeanwhileIsWorthWaitingForBeforeSomeb
   fill(address, 3 * kChunk, 1);
   pause();
   const CUdeviceptr other = alloc("other", 5 * kChunk);
+  sim().set_delay("ebbtide_deliver", kPieceDelay);
   const auto pending = PendingResume::start(claim(OperationKind::kResume));
   saver().free(other);
   EXPECT_EQ(saver().deferred_frees.count(), 1u);
+  sim().set_delay("ebbtide_deliver", 0);
   const CUdeviceptr fresh = alloc("other", 4 * kChunk);
   pending->wait();
   EXPECT_TRUE(holds(address, 3 * kChunk, 1));
@@ -231,6 +235,7 @@ TEST_F(BackgroundResume, WhereTheDeviceHasNoSuchWaitsTheCallingThreadWaits) {
   sim().fail("cuStreamWaitValue32", 1, CUDA_ERROR_UNKNOWN, 1);
   pending->wait();
   pause();
+  sim().set_delay("ebbtide_deliver", kPieceDelay);
   const auto other = PendingResume::start(claim(OperationKind::kResume));
   EXPECT_THROW(other->stream_wait(0, stream.get(), {}), DriverError);
   sim().set_delay("ebbtide_deliver", 0);
@@ -245,7 +250,7 @@ TEST_F(BackgroundResume, WhatWasQueuedBehindBytesThatDoNotComeFindsMappedMemory)
   const ContextScope scope(0);
   const Stream stream = Stream::create();
   // Nothing runs until the driver is asked, which takes long enough for the stream to be waiting, and fails.
-  sim().set_delay("cuStreamQuery", 300000);
+  sim().set_delay("cuStreamQuery", kPieceDelay);
   sim().fail("cuStreamQuery", 1, 999, 1);
   const auto failing = PendingResume::start(claim(OperationKind::kResume));
   failing->stream_wait(0, stream.get(), {});
