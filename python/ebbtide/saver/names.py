@@ -1,6 +1,7 @@
 """What callers may write for a tag and for a backup."""
 
 import unicodedata
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
@@ -70,13 +71,8 @@ def backup_code(backup: object) -> int:
     Raises:
         ValueError: another one.
     """
-    if backup is None or isinstance(backup, str):
-        code = _BACKUP_CODES.get(backup)
-        if code is not None:
-            return code
-    raise ValueError(
-        f'backup must be "ram", "pinned", "disk" or None (no backup: the content is dropped at pause), not {backup!r}'
-    )
+    meaning = 'backup must be "ram", "pinned", "disk" or None (no backup: the content is dropped at pause)'
+    return _code_of(backup, _BACKUP_CODES, meaning)
 
 
 def overflow_code(overflow: object) -> int:
@@ -85,13 +81,16 @@ def overflow_code(overflow: object) -> int:
     Raises:
         ValueError: another one.
     """
-    if overflow is None or isinstance(overflow, str):
-        code = _OVERFLOW_CODES.get(overflow)
+    meaning = 'overflow must be "split", "whole" or None (out of memory where the device has too little)'
+    return _code_of(overflow, _OVERFLOW_CODES, meaning)
+
+
+def _code_of(value: object, codes: Mapping[str | None, int], meaning: str) -> int:
+    if value is None or isinstance(value, str):
+        code = codes.get(value)
         if code is not None:
             return code
-    raise ValueError(
-        f'overflow must be "split", "whole" or None (out of memory where the device has too little), not {overflow!r}'
-    )
+    raise ValueError(f"{meaning}, not {value!r}")
 
 
 def operation_backup_code(backup: object) -> int:
