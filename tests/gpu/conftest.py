@@ -29,7 +29,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.gpu)
-            item.add_marker(pytest.mark.device_memory)
 
 
 @pytest.fixture

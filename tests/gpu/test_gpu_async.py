@@ -182,7 +182,7 @@ def test_calls_that_wait_for_the_device_inside_the_driver_come_back(program: Cal
         + """
 tensors = make(700, 3, 600)
 want = copies(tensors)
-x = torch.linspace(0.1, 1, 1 << 16, device="cuda")
+x = torch.linspace(0.1, 0.9, 1 << 16, device="cuda")
 first_launches = [
     torch.special.bessel_j0, torch.special.bessel_j1, torch.special.i0e, torch.special.erfcx, torch.special.log_ndtr,
     torch.special.airy_ai, torch.lgamma, torch.digamma, torch.erfinv, torch.sinc,

@@ -3,6 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.device_memory
+
 TESTS = Path(__file__).resolve().parent.parent
 
 

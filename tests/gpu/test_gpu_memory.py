@@ -2,6 +2,10 @@
 
 from collections.abc import Callable
 
+import pytest
+
+pytestmark = pytest.mark.device_memory
+
 HOG = """
 import subprocess
 HOG = '''

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+pytestmark = pytest.mark.device_memory
+
 PRELUDE = """
 import threading
 import torch

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.device_memory
+
 GIB = 1 << 30
 LIMIT = 4 * GIB
 WANTED = 6 * GIB

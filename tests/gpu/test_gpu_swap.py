@@ -7,6 +7,8 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError  # noqa: E402
 
+pytestmark = pytest.mark.device_memory
+
 MIB = 1 << 20
 MARGIN = 256 * MIB
 

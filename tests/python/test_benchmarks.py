@@ -1,4 +1,4 @@
-"""The benchmarks run, small, on the device under test; their figures are not looked at here."""
+"""The benchmarks run, small, on the simulated device; their figures are not looked at here."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.device_memory
+pytestmark = pytest.mark.sim_only  # on a GPU the benchmark itself is run, and checks what it does
 
 # Works that start programs; each group in less time than a test may take on a GPU machine.
 PROGRAM_WORKS = (("run_spike",), ("run_generate",), ("run_overhead", "run_pauseable"), ("jax_preallocation",))
@@ -126,7 +126,6 @@ def test_the_table_shows_limits_rows_and_hidden_costs(whole: Run, run_module) ->
         assert words in shown.stdout and words in whole.output
 
 
-@pytest.mark.sim_only
 def test_rivals_that_need_a_gpu_are_left_out_with_the_reason(whole: Run) -> None:
     entry = whole.result["measured"]["first_pause.plain_copy"]
     assert entry["status"] == "skipped" and "needs a GPU" in entry["reason"]

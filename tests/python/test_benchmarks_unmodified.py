@@ -30,7 +30,7 @@ def test_a_program_runs_the_same_with_and_without_ebbtide() -> None:
     from benchmarks import unmodified
 
     plain = unmodified.run("train", None, **TRAIN, pauses=0)
-    ran = unmodified.run("train", {"device_limit": "16MiB"}, **TRAIN, pauses=0)
+    ran = unmodified.run("train", {"device_limit": "1GiB"}, **TRAIN, pauses=0)
     assert len(plain.figures["losses"]) == 2 and ran.figures["losses"] == plain.figures["losses"]
     assert (ran.status, ran.said) == (0, [])
 

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
 
-pytestmark = [pytest.mark.gpu, pytest.mark.device_memory]
+pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
 
@@ -104,6 +104,7 @@ def test_failed_captures_leave_everything_usable(saver, tag):
     assert float(result.sum()) == 2000
 
 
+@pytest.mark.device_memory
 @pytest.mark.parametrize("whose", ["torch", "ebbtide"])
 def test_torch_gives_its_cache_back_after_a_failed_capture(saver, tag, whose):
     """By itself it would not: where a capture fails, its capture_end leaves the allocator in it."""
@@ -164,6 +165,7 @@ def test_every_ending_has_status_0(run_python, ending):
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.device_memory
 def test_adopt_needs_one_storage_of_extra_memory(saver, tag):
     tensors = [torch.full((64 * MIB,), float(i), device="cuda") for i in range(8)]  # 256 MiB each
     torch.cuda.empty_cache()
@@ -176,6 +178,7 @@ def test_adopt_needs_one_storage_of_extra_memory(saver, tag):
     assert [float(t[-1]) for t in tensors] == list(range(8))
 
 
+@pytest.mark.device_memory
 def test_adopt_where_the_device_has_room_for_one_more_storage_only(saver, tag):
     tensors = [torch.full((64 * MIB,), float(i), device="cuda") for i in range(4)]
     ballast = torch.empty(max(0, torch.cuda.mem_get_info()[0] - 700 * MIB), dtype=torch.uint8, device="cuda")

@@ -181,9 +181,9 @@ def test_trim_and_promote_give_up_free_spilled_segments(saver, tag, room):
     assert spilled(saver, tag) == 0
 
 
-def test_the_pool_is_made_ahead_and_reused(saver, tag, room):
+def test_the_pool_is_made_ahead_and_reused(saver, tag, tag2, room):
     saver.configure(host_pool="64MiB")
-    noise(saver, tag, 2, overflow="split")  # the first region fills it, if nobody has before
+    noise(saver, tag2, 2, overflow="split")  # the first region fills it, if nobody has before
     assert _core.stats()["host_pool_bytes"] == 64 * MIB
     room(0)
     tensor = noise(saver, tag, 64, overflow="split")

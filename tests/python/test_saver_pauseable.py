@@ -15,6 +15,9 @@ from ebbtide.errors import DriverError, OutOfMemoryError, StateError  # noqa: E4
 from ebbtide.saver import captures, check, detour, unused  # noqa: E402
 from pauseable_model import DEFAULT, MIB, RAM, start  # noqa: E402
 
+# The model of torch's cache reads and writes the device's memory as the CPU does.
+pytestmark = pytest.mark.sim_only
+
 
 @pytest.fixture
 def make_program(saver, monkeypatch):

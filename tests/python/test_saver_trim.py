@@ -114,6 +114,7 @@ def test_where_it_does_not_fit_the_region_is_not_entered(saver, tag):
     assert torch.equal(keep.cpu(), want)
 
 
+@pytest.mark.sim_only  # by a call of the extension for CPU tensors
 def test_a_segment_that_torch_gave_back_meanwhile_is_not_missed(saver, tag, tag2):
     gone = noise(saver, tag, 32)
     del gone
