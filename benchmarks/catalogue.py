@@ -69,9 +69,8 @@ ON_DEMAND = ("copy_tuning",)
 # The limits that a work is held against, besides the link.
 NEEDS = {
     "first_pause": ["host_touch"],
-    "unchanged": ["driver_calls", "device_read"],
+    "unchanged": ["device_read"],
     "no_backup": ["driver_calls"],
-    "early_kernel": ["driver_calls"],
     "disk": ["direct_io"],
     "overflow_read": ["zero_copy", "device_read"],
     "run_generate": ["zero_copy"],

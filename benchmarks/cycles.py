@@ -5,6 +5,7 @@ resume until the device has nothing left to do. Checked, outside of that: free m
 and every tensor's sums, taken on the device before the pause.
 """
 
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -29,11 +30,15 @@ class Cycle:
     Args:
         keeper: holds no tensors yet.
         change: what happens to the tensors before each pause.
+        rest_seconds: before the pause, and between it and the resume.
     """
 
-    def __init__(self, keeper: Keeper, shapes: Sequence[Shape], change: Change = kept.change) -> None:
+    def __init__(
+        self, keeper: Keeper, shapes: Sequence[Shape], change: Change = kept.change, rest_seconds: float = 0
+    ) -> None:
         self._keeper = keeper
         self._change = change
+        self._rest_seconds = rest_seconds
         self._checker = Checker() if keeper.has_backup else None
         keeper.make(shapes)
         kept.fill(keeper.tensors)
@@ -55,11 +60,13 @@ class Cycle:
         device.synchronize()
         free_before = device.free_bytes()
 
+        time.sleep(self._rest_seconds)
         watch = Stopwatch()
         keeper.pause()
         measured.add(pause, *watch.stop())
         freed = device.free_bytes() - free_before
 
+        time.sleep(self._rest_seconds)
         watch = Stopwatch()
         keeper.resume()
         device.synchronize()
@@ -94,9 +101,16 @@ def measure_steady(
     keeper: Keeper, shapes: Sequence[Shape], sizes: Sizes, least: int | None = None, change: Change = kept.change
 ) -> Measured:
     """Cycles after the first one; `least` of them, by default as many as the sizes say."""
+    return measure_by_turns(Cycle(keeper, shapes, change), sizes, lambda _: None, least)
+
+
+def measure_by_turns(
+    cycle: Cycle, sizes: Sizes, other: Callable[[Measured], None], least: int | None = None
+) -> Measured:
+    """The same, each cycle followed by `other`, which adds metrics of its own."""
     measured = Measured()
-    cycle = Cycle(keeper, shapes, change)
     cycle.warm_up()
     for _ in turns(least or sizes.samples, 2 * sizes.samples, sizes.patience_seconds):
         cycle.run(measured)
+        other(measured)
     return measured

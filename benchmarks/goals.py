@@ -124,7 +124,7 @@ def duplex() -> Limit:
 
 
 def driver_calls(part: str, kind: Literal["claim", "give"], factor: float = 1) -> Limit:
-    """The same bytes by bare driver calls, at the handle size that is best for them."""
+    """The same bytes by bare driver calls in the same part, at the handle size that is best for them."""
 
     def seconds(entries: Entries, _: int) -> float | None:
         metrics = [metric for metric in entries.get(part, {}).get("seconds", ()) if metric.startswith(f"{kind} ")]

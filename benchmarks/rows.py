@@ -5,11 +5,10 @@ from typing import Any
 
 from benchmarks import goals, provenance
 from benchmarks.goals import Entries, Goal, at_least, at_most, driver_calls, duplex, link, median, shown, stretch
-from benchmarks.sizes import Sizes
+from benchmarks.sizes import SEGMENTS, Sizes
 
 T = "torch_memory_saver"
 RIVALS = (T, "vllm_sleep", "plain_copy")
-D_WEIGHTS, D_NO_BACKUP = "limits.driver_weights", "limits.driver_no_backup"
 HOST_CHUNKS = "host_chunks.ebbtide"
 TO_HOST, TO_DEVICE = link("to_host"), link("to_device")
 
@@ -69,7 +68,7 @@ def steady_rows() -> list[Row]:
 
 def unchanged_rows() -> list[Row]:
     read = goals.scaled("limits.device_read", "read", "one read on the device")
-    bound = goals.of_all("2 D + one read on the device", sum, driver_calls(D_WEIGHTS, "give", 2), read)
+    bound = goals.of_all("2 D + one read on the device", sum, driver_calls("unchanged.ebbtide", "give", 2), read)
     nothing = (at_most(1, bound), at_least(12, median(f"steady.{T}", "pause", "T")))
     tenth = (at_most(0.2, median("steady.ebbtide_retain", "pause", "steady pause")),)
     return [
@@ -82,29 +81,35 @@ def no_backup_rows() -> list[Row]:
     rows = []
     for metric, kind in (("pause", "give"), ("resume", "claim")):
         work = f"{metric}, 40 tensors without backup"
-        bare = driver_calls(D_NO_BACKUP, kind)  # type: ignore[arg-type]
+        bare = driver_calls("no_backup.ebbtide", kind)  # type: ignore[arg-type]
         own = (at_most(1.1, bare), at_most(1, median(f"no_backup.{T}", metric, "T")))
         rows.append(Row(work, "ebbtide", "no_backup.ebbtide", metric, own))
         rows += [Row(work, name, f"no_backup.{name}", metric, (Goal("<=", None, bare),)) for name in RIVALS[:2]]
     return rows
 
 
+def swap_rows() -> list[Row]:
+    rows = []
+    for kind in ("retain", "pinned"):
+        part = f"swap.ebbtide_{kind}"
+        goals_of = (at_least(1.7, median(part, "pause_then_resume", "pause, then resume")), at_least(0.85, duplex()))
+        rows.append(Row("swap of two tags", f"ebbtide, {kind}", part, "swap", goals_of, moves=2))
+        rows.append(Row("the same by pause, then resume", f"ebbtide, {kind}", part, "pause_then_resume", moves=2))
+    return rows
+
+
 def overlap_rows() -> list[Row]:
-    swapping = (
-        at_least(1.7, median("swap.ebbtide", "pause_then_resume", "pause, then resume")),
-        at_least(0.85, duplex()),
-    )
-    claim = driver_calls(D_WEIGHTS, "claim")
+    claim = driver_calls("early_kernel.small_first", "claim")
+    by_segments = median("early_kernel.small_first", f"claim {SEGMENTS}", "D, a handle a segment")
     forward = median("forward.ebbtide", "forward", "forward alone")
     ideal = goals.of_all("max(forward, bytes / L)", max, forward, TO_DEVICE)
     first = goals.link_for_fact("early_kernel.large_first", "first_bytes", "to_device")
-    small = (at_most(1.3, claim),)
+    small = (at_most(1.3, claim), Goal("<=", None, by_segments))
     large = (Goal("<=", None, goals.of_all("D + first tensor / L", sum, claim, first)),)
     attached = (at_least(0.9, ideal),)
     early = "resume(wait=False), first kernel"
     return [
-        Row("swap of two tags", "ebbtide, retain", "swap.ebbtide", "swap", swapping, moves=2),
-        Row("the same by pause, then resume", "ebbtide, retain", "swap.ebbtide", "pause_then_resume", moves=2),
+        *swap_rows(),
         Row(early, "ebbtide, 8 KiB first", "early_kernel.small_first", "first_kernel", small, moves=0),
         Row(early, "ebbtide, 1 GiB first", "early_kernel.large_first", "first_kernel", large, moves=0),
         Row("resume with attach, forward", "ebbtide, retain", "forward.ebbtide", "attached", attached, moves=0),

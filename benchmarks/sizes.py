@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass
 
 MIB, GIB = 1 << 20, 1 << 30
+SEGMENTS = "a segment"  # of torch: a choice of handles that has no one size
 
 
 def usable_cores() -> int:
@@ -107,6 +108,7 @@ class Sizes:
         samples: how many times each operation is timed at least; twice as often where that is soon done.
         shown_samples: the same for a rival that is shown for comparison only.
         patience_seconds: how long a part goes on after that.
+        rest_seconds: before each operation of which driver calls are most. See works/no_backup.py.
         scale: of the rows of Llama-8B's matrices; 1 makes 290 tensors of 15 GiB.
         disk_scale: the same for what goes to disk.
         copied_bytes, thread_counts: what so many threads copy.
@@ -115,6 +117,7 @@ class Sizes:
         link_bytes: one pinned copy.
         touched_bytes: of fresh host memory.
         handle_bytes: of the driver's handles among which the best is looked for.
+        bare_handle_bytes: the same, by turns with a work that is held against them.
         curve_bytes: the sizes of the curve.
         request_bytes, requests_in_flight: on the disk, for ebbtide and for its limit.
         activation_tokens, activation_blocks, malloc_steps, cold_steps: of allocation in a region.
@@ -123,6 +126,7 @@ class Sizes:
     samples: int = 5
     shown_samples: int = 2
     patience_seconds: float = 5
+    rest_seconds: float = 0.3
     scale: float = 1.0
     disk_scale: float = 0.2
     copied_bytes: int = 2 * GIB
@@ -134,6 +138,7 @@ class Sizes:
     link_bytes: int = GIB
     touched_bytes: int = 2 * GIB
     handle_bytes: tuple[int, ...] = (32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB, GIB)
+    bare_handle_bytes: tuple[int, int] = (256 * MIB, GIB)
     curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048, 8192, 40960))
     request_bytes: int = 8 * MIB
     requests_in_flight: int = min(8, usable_cores())
@@ -149,6 +154,7 @@ class Sizes:
         """Some MiB each: fits the simulated device, and says nothing about speed."""
         return cls(
             samples=samples,
+            rest_seconds=0,
             scale=0.001,
             disk_scale=0.001,
             copied_bytes=16 * MIB,
@@ -160,6 +166,7 @@ class Sizes:
             link_bytes=8 * MIB,
             touched_bytes=32 * MIB,
             handle_bytes=(2 * MIB, 8 * MIB),
+            bare_handle_bytes=(2 * MIB, 8 * MIB),
             curve_bytes=(2 * MIB, 16 * MIB),
             requests_in_flight=2,
             activation_tokens=16,

@@ -1,8 +1,12 @@
 """D: the bare driver calls for the same bytes, without ebbtide, at several sizes of handles.
 
 `claim` is create, map and set-access, `give` unmap and release. The best handle size of each counts.
+
+What a call takes depends on what happened to the device's memory before: on whether it was cleared since it was given
+back, and on how it lies. So a work that is held against D measures it itself, by turns with its own cycles (BareCalls).
 """
 
+import time
 from collections.abc import Sequence
 
 from benchmarks import device
@@ -10,7 +14,7 @@ from benchmarks import tensors as kept
 from benchmarks.driver import Driver, round_up, segments_of
 from benchmarks.measured import Measured, Stopwatch
 from benchmarks.parts import Part
-from benchmarks.sizes import MIB, Sizes
+from benchmarks.sizes import MIB, SEGMENTS, Sizes
 
 
 def cut(size_bytes: int, handle_bytes: int) -> list[int]:
@@ -19,13 +23,14 @@ def cut(size_bytes: int, handle_bytes: int) -> list[int]:
     return [handle_bytes] * whole + ([rest] if rest else [])
 
 
-def time_calls(driver: Driver, handle_sizes: Sequence[int]) -> tuple[float, float]:
-    """Seconds to claim and to give back."""
+def time_calls(driver: Driver, handle_sizes: Sequence[int], rest_seconds: float = 0) -> tuple[float, float]:
+    """Seconds to claim and to give back, each after a rest."""
     total = sum(handle_sizes)
     start = driver.reserve(total)
     addresses = [start + sum(handle_sizes[:index]) for index in range(len(handle_sizes))]
     pieces = list(zip(addresses, handle_sizes, strict=True))
 
+    time.sleep(rest_seconds)
     watch = Stopwatch()
     handles = [driver.create(size) for size in handle_sizes]
     for (address, size), handle in zip(pieces, handles, strict=True):
@@ -35,6 +40,8 @@ def time_calls(driver: Driver, handle_sizes: Sequence[int]) -> tuple[float, floa
     claim_seconds = watch.stop()[0]
     driver.touch(start, total)  # as tensors' memory is: nobody gives back what was never written to
 
+    device.synchronize()
+    time.sleep(rest_seconds)
     watch = Stopwatch()
     for address, size in pieces:
         driver.unmap(address, size)
@@ -59,16 +66,45 @@ def measure_handles(size_bytes: int, choices: dict[str, list[int]], samples: int
     return measured
 
 
+class BareCalls:
+    """D by turns with a work's own cycles: metrics "claim HANDLES" and "give HANDLES" of the work's part.
+
+    Args:
+        segments: bytes of what the work's memory is made of: one of the choices. The others are the two sizes of
+            handles that have been best.
+    """
+
+    def __init__(self, segments: Sequence[int], sizes: Sizes) -> None:
+        self._driver = Driver()
+        self._rest_seconds = sizes.rest_seconds
+        large, largest = sizes.bare_handle_bytes
+        total = sum(segments)
+        self._choices = {
+            f"{large // MIB} MiB": cut(total, large),
+            f"{largest // MIB} MiB": cut(total, largest),
+            SEGMENTS: list(segments),
+        }
+
+    def take_turn(self, measured: Measured) -> None:
+        for name, handle_sizes in self._choices.items():
+            claim, give = time_calls(self._driver, handle_sizes, self._rest_seconds)
+            measured.add(f"claim {name}", claim)
+            measured.add(f"give {name}", give)
+
+
+def segments_of_weights(sizes: Sizes) -> list[int]:
+    """torch's segments for the 290 tensors."""
+    return segments_of([kept.size_of([shape]) for shape in kept.llama_shapes(sizes.scale)])[0]
+
+
 def choices_of(size_bytes: int, sizes: Sizes) -> dict[str, list[int]]:
     return {f"{handle // MIB} MiB": cut(size_bytes, handle) for handle in sizes.handle_bytes}
 
 
 def measure_weights(sizes: Sizes) -> Measured:
     """For the bytes of the 290 tensors; also with a handle for each of torch's segments."""
-    shapes = kept.llama_shapes(sizes.scale)
-    total = kept.size_of(shapes)
-    segments, _ = segments_of([kept.size_of([shape]) for shape in shapes])
-    choices = {**choices_of(total, sizes), "a segment": segments}
+    total = kept.size_of(kept.llama_shapes(sizes.scale))
+    choices = {**choices_of(total, sizes), SEGMENTS: segments_of_weights(sizes)}
     return measure_handles(total, choices, sizes.samples)
 
 

@@ -1,5 +1,9 @@
-"""How soon a kernel may run on a tensor while the rest is still on its way: resume with wait=False."""
+"""How soon a kernel may run on a tensor while the rest is still on its way: resume with wait=False.
 
+With rests, and the bare driver calls by turns, as in no_backup.py.
+"""
+
+import time
 from functools import partial
 
 import torch
@@ -8,13 +12,16 @@ from ebbtide import saver
 from benchmarks import device
 from benchmarks import tensors as kept
 from benchmarks.keepers import Ebbtide
+from benchmarks.limits.driver_calls import BareCalls, segments_of_weights
 from benchmarks.measured import Measured, Stopwatch, turns
 from benchmarks.parts import Part
 from benchmarks.sizes import Sizes
 from benchmarks.tensors import Checker
 
 
-def run_once(keeper: Ebbtide, order: list[torch.Tensor], checker: Checker, measured: Measured) -> None:
+def run_once(
+    keeper: Ebbtide, order: list[torch.Tensor], checker: Checker, rest_seconds: float, measured: Measured
+) -> None:
     """`first_kernel`: until a kernel has read all of the first tensor; `all_bytes`: until nothing is missing."""
     first = order[0]
     kept.change(keeper.tensors)
@@ -22,6 +29,7 @@ def run_once(keeper: Ebbtide, order: list[torch.Tensor], checker: Checker, measu
     first_sum = kept.words(first).sum().clone()
     keeper.pause()
     device.synchronize()
+    time.sleep(rest_seconds)
 
     watch = Stopwatch()
     pending = saver.resume(keeper.tag, wait=False, order=order, hold_stream=False)
@@ -51,9 +59,11 @@ def measure(sizes: Sizes, is_small_first: bool) -> Measured:
     measured = Measured(bytes=sum(tensor.nbytes for tensor in order), facts={"first_bytes": order[0].nbytes})
     checker = Checker()
     ignored = Measured()
-    run_once(keeper, order, checker, ignored)
+    bare = BareCalls(segments_of_weights(sizes), sizes)
+    run_once(keeper, order, checker, 0, ignored)
     for _ in turns(sizes.samples, 2 * sizes.samples, sizes.patience_seconds):
-        run_once(keeper, order, checker, measured)
+        run_once(keeper, order, checker, sizes.rest_seconds, measured)
+        bare.take_turn(measured)
     measured.faults += ignored.faults
     return measured
 

@@ -1,6 +1,8 @@
 """Two tags of 15 GiB that take turns: `saver.swap` against pause, then resume, by turns in one process."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from ebbtide import saver
 
@@ -27,9 +29,9 @@ def swap(leaving: str, coming: str) -> None:
 class Exchange:
     """One of two tags is on the device, the other one away."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, **policy: Any) -> None:
         self._checker = Checker()
-        self._on, self._away = (Ebbtide(tag, backup="ram", retain=True) for tag in ("actor", "rollout"))
+        self._on, self._away = (Ebbtide(tag, **policy) for tag in ("actor", "rollout"))
         shapes = kept.llama_shapes(sizes.scale)
         for keeper in (self._away, self._on):
             keeper.make(shapes)
@@ -59,9 +61,9 @@ class Exchange:
             measured.faults.append(f"{metric} changed a tensor's bytes")
 
 
-def measure(sizes: Sizes) -> Measured:
+def measure(sizes: Sizes, **policy: Any) -> Measured:
     """`bytes` is what goes each way."""
-    exchange = Exchange(sizes)
+    exchange = Exchange(sizes, **policy)
     ignored = Measured()
     for _ in range(2):  # the first time that a tag leaves is not like the others
         exchange.take("swap", swap, ignored)
@@ -74,4 +76,7 @@ def measure(sizes: Sizes) -> Measured:
 
 
 def parts(sizes: Sizes) -> list[Part]:
-    return [Part("swap.ebbtide", measure)]
+    return [
+        Part("swap.ebbtide_retain", partial(measure, backup="ram", retain=True)),
+        Part("swap.ebbtide_pinned", partial(measure, backup="pinned")),
+    ]

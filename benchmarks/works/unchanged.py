@@ -1,4 +1,7 @@
-"""Pause of what has not changed since it was stored, or in a tenth only. Host memory is kept, as in steady.py."""
+"""Pause of what has not changed since it was stored, or in a tenth only. Host memory is kept, as in steady.py.
+
+With rests, and the bare driver calls by turns, as in no_backup.py.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -6,8 +9,9 @@ from functools import partial
 import torch
 
 from benchmarks import tensors as kept
-from benchmarks.cycles import Change, measure_steady, nothing
+from benchmarks.cycles import Change, Cycle, measure_by_turns, nothing
 from benchmarks.keepers import Ebbtide
+from benchmarks.limits.driver_calls import BareCalls, segments_of_weights
 from benchmarks.measured import Measured
 from benchmarks.parts import Part
 from benchmarks.sizes import Sizes
@@ -20,7 +24,8 @@ def change_a_tenth(tensors: Sequence[torch.Tensor]) -> None:
 
 def measure(sizes: Sizes, change: Change) -> Measured:
     keeper = Ebbtide(backup="ram", retain=True, copies_all=False)
-    measured = measure_steady(keeper, kept.llama_shapes(sizes.scale), sizes, change=change)
+    cycle = Cycle(keeper, kept.llama_shapes(sizes.scale), change, sizes.rest_seconds)
+    measured = measure_by_turns(cycle, sizes, BareCalls(segments_of_weights(sizes), sizes).take_turn)
     tenth = kept.every_tenth(keeper.tensors)
     measured.facts["tenth_tensors"] = len(tenth)
     measured.facts["tenth_bytes"] = sum(tensor.nbytes for tensor in tenth)

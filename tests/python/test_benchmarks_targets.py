@@ -49,26 +49,27 @@ def test_speeds_are_judged_against_link_and_rival() -> None:
 
 
 def test_times_are_judged_against_driver_calls_at_the_best_handle_size() -> None:
-    calls = entry(1000, give__2_MiB=[9], give__64_MiB=[3, 3], claim__2_MiB=[4], claim__64_MiB=[5])
-    entries = {"limits.driver_no_backup": calls, "no_backup.ebbtide": entry(1000, pause=[3.3], resume=[4.8])}
+    calls = {"give__2_MiB": [9], "give__64_MiB": [3, 3], "claim__2_MiB": [4], "claim__64_MiB": [5]}
+    entries = {"no_backup.ebbtide": entry(1000, pause=[3.3], resume=[4.8], **calls)}
     assert ratios(judged(entries, "no_backup.ebbtide", "pause"))[0] == (1.1, True)
     assert ratios(judged(entries, "no_backup.ebbtide", "resume"))[0] == (1.2, False)
     entries |= {
-        "limits.driver_weights": calls,
         "limits.device_read": entry(1000, read=[1]),
-        "unchanged.ebbtide": entry(1000, pause=[14]),
+        "unchanged.ebbtide": entry(1000, pause=[14], **calls),
+        "early_kernel.small_first": entry(1000, first_kernel=[4.4], **calls, **{"claim a segment": [8]}),
         "steady.torch_memory_saver": entry(1000, pause=[100]),
     }
     assert ratios(judged(entries, "unchanged.ebbtide", "pause")) == [(2, False), (7.143, False)]
+    assert ratios(judged(entries, "early_kernel.small_first", "first_kernel")) == [(1.1, True), (0.55, None)]
 
 
 def test_overlap_is_judged_against_what_it_overlaps() -> None:
     entries = {
         **LINK,
-        "swap.ebbtide": entry(1000, swap=[25], pause_then_resume=[40]),
+        "swap.ebbtide_retain": entry(1000, swap=[25], pause_then_resume=[40]),
         "forward.ebbtide": entry(1000, attached=[25], forward=[18], resume_then_forward=[38]),
     }
-    swap = judged(entries, "swap.ebbtide", "swap")
+    swap = judged(entries, "swap.ebbtide_retain", "swap")
     assert ratios(swap) == [(1.6, False), (1, True)] and swap["bytes_per_second"] == 80
     assert ratios(judged(entries, "forward.ebbtide", "attached")) == [(0.8, False)]
 
@@ -119,11 +120,13 @@ def test_merged_figures_are_held_against_their_own_run_s_limits_where_there_are_
     slow_link = entry(100, to_host=[10], to_device=[10], both=[10])
     rival = entry(1000, pause=[300], resume=[300])
     one = run_of(limits__link=LINK["limits.link"], steady__ebbtide_retain=entry(1000, pause=[10]))
-    other = run_of(limits__link=slow_link, steady__torch_memory_saver=rival, swap__ebbtide=entry(1000, swap=[100]))
+    other = run_of(
+        limits__link=slow_link, steady__torch_memory_saver=rival, swap__ebbtide_retain=entry(1000, swap=[100])
+    )
     merged = merge([one, other])
     row, swap = (
         next(row for row in merged["result"]["rows"] if row["part"] == part and "seconds" in row)
-        for part in ("steady.ebbtide_retain", "swap.ebbtide")
+        for part in ("steady.ebbtide_retain", "swap.ebbtide_retain")
     )
     assert ratios(row) == [(1, True), (30, None)] and row["run"] == 0
     assert [goal.get("is_other_run", False) for goal in row["goals"]] == [False, True]
