@@ -41,6 +41,9 @@ data = bytes(range(256)) * (6 * MIB // 256)
 blocks = [take(6 * MIB), take(4 * MIB)]
 write(blocks[0], data)
 tags = [(tag.tag, tag.resident_bytes // MIB) for tag in _core.tags()]
+_core.pause([sys.argv[1]])  # from here on ebbtide and the driver have what they make once
+_core.resume([sys.argv[1]])
+write(blocks[0], data)
 before = free_mib()
 _core.pause([sys.argv[1]])
 away = free_mib()
@@ -145,6 +148,8 @@ print(saver.tags()[tag].state, saver.pause(tag).bytes, saver.is_paused(tag))
 data = bytes(range(256)) * (6 * MIB // 256)
 block = take(6 * MIB)
 write(block, data)
+saver.pause(tag)
+saver.resume(tag)
 saver.on("before_pause", tag, lambda *_: print("hook"))
 before = free_mib()
 report = saver.pause()
