@@ -34,12 +34,27 @@ const Function kFunctions[] = {
 #undef EBBTIDE_FUNCTION
 };
 
-// What is asked for with the flag of per-thread default streams; all else is the plain function then, too.
+// What is asked for with the flag of per-thread default streams; all else is the plain function then, too. What is older than CUDA 7 has its variant since then: who asks at an older version finds nothing.
+constexpr int kFirstPerThread = 7000;
+#define EBBTIDE_SIM_PER_THREAD(name) {#name, kFirstPerThread, reinterpret_cast<void*>(&name)}
 const Function kPerThreadFunctions[] = {
     {"cuMemAllocAsync", 11020, reinterpret_cast<void*>(&cuMemAllocAsync_ptsz)},
     {"cuMemAllocFromPoolAsync", 11020, reinterpret_cast<void*>(&cuMemAllocFromPoolAsync_ptsz)},
     {"cuMemFreeAsync", 11020, reinterpret_cast<void*>(&cuMemFreeAsync_ptsz)},
+    // No variant is simulated of these: the plain function is handed out.
+    EBBTIDE_SIM_PER_THREAD(cuMemcpyHtoD),
+    EBBTIDE_SIM_PER_THREAD(cuMemcpyDtoH),
+    EBBTIDE_SIM_PER_THREAD(cuMemcpyHtoDAsync),
+    EBBTIDE_SIM_PER_THREAD(cuMemcpyDtoHAsync),
+    EBBTIDE_SIM_PER_THREAD(cuMemcpyDtoDAsync),
+    EBBTIDE_SIM_PER_THREAD(cuMemsetD8Async),
+    EBBTIDE_SIM_PER_THREAD(cuLaunchKernel),
+    EBBTIDE_SIM_PER_THREAD(cuStreamSynchronize),
+    EBBTIDE_SIM_PER_THREAD(cuStreamQuery),
+    EBBTIDE_SIM_PER_THREAD(cuStreamWaitEvent),
+    EBBTIDE_SIM_PER_THREAD(cuEventRecord),
 };
+#undef EBBTIDE_SIM_PER_THREAD
 
 constexpr cuuint64_t kKnownFlags = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
 

@@ -84,3 +84,12 @@ def typed_versions(functions: set[str], cuda_include: Path, compiler: str = "c++
     for name, version in map(str.split, output.splitlines()):
         versions[name] = max(versions.get(name, 0), int(version))
     return versions
+
+
+def per_thread_versions(functions: set[str], cuda_include: Path) -> dict[str, int]:
+    """Name -> the version that brought its variant for per-thread default streams (none: left out)."""
+    versions: dict[str, int] = {}
+    for name, version in re.findall(r"\bPFN_(\w+?)_v(\d+)_pt[ds][sz]\)", (cuda_include / "cudaTypedefs.h").read_text()):
+        if name in functions:
+            versions[name] = min(versions.get(name, int(version)), int(version))
+    return versions

@@ -3,7 +3,7 @@
 
 int resolve(const char* way, struct api* api) {
   (void)way;
-#define TAKE(name, version) api->name = &name;
+#define TAKE(name, version, per_thread_version) api->name = &name;
   EVERY_FUNCTION(TAKE)
 #undef TAKE
   return 0;

@@ -15,7 +15,7 @@ static int missing(const char* name) {
 
 /* XLA: dlsym for each name. */
 static int by_name(void* library, struct api* api) {
-#define TAKE(name, version)                           \
+#define TAKE(name, version, per_thread_version)       \
   *(void**)&api->name = dlsym(library, SYMBOL(name)); \
   if (api->name == NULL) return missing(SYMBOL(name));
   EVERY_FUNCTION(TAKE)
@@ -24,9 +24,12 @@ static int by_name(void* library, struct api* api) {
 }
 
 /* cudart 12 and later. */
-static int by_resolver_5(resolver_5 find, cuuint64_t flags, struct api* api) {
-#define TAKE(name, version) \
-  if (find(#name, (void**)&api->name, version, flags, NULL) != CUDA_SUCCESS || api->name == NULL) return missing(#name);
+static int by_resolver_5(resolver_5 find, int is_per_thread, struct api* api) {
+  const cuuint64_t flags = is_per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_DEFAULT;
+#define TAKE(name, version, per_thread_version)                                                                      \
+  if (find(#name, (void**)&api->name, is_per_thread ? per_thread_version : version, flags, NULL) != CUDA_SUCCESS || \
+      api->name == NULL)                                                                                             \
+    return missing(#name);
   EVERY_FUNCTION(TAKE)
 #undef TAKE
   return 0;
@@ -34,7 +37,7 @@ static int by_resolver_5(resolver_5 find, cuuint64_t flags, struct api* api) {
 
 /* cudart 11.3 to 11.8. */
 static int by_resolver_4(resolver_4 find, struct api* api) {
-#define TAKE(name, version) \
+#define TAKE(name, version, per_thread_version) \
   if (find(#name, (void**)&api->name, version, 0) != CUDA_SUCCESS || api->name == NULL) return missing(#name);
   EVERY_FUNCTION(TAKE)
 #undef TAKE
@@ -58,8 +61,7 @@ static int by_cudart(const char* way, void* library, struct api* api) {
     return by_resolver_4((resolver_4)found, api);
   }
   if (find("cuGetProcAddress", &found, 12000, 0, &status) != CUDA_SUCCESS) return missing("the shape of 12000");
-  const cuuint64_t flags = strcmp(way, "per-thread") == 0 ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : 0;
-  return by_resolver_5((resolver_5)found, flags, api);
+  return by_resolver_5((resolver_5)found, strcmp(way, "per-thread") == 0, api);
 }
 
 int resolve(const char* way, struct api* api) {
