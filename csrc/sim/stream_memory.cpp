@@ -40,6 +40,11 @@ CUresult allocate(CUdeviceptr* dptr, size_t bytesize, CUstream hStream) {
     StreamRef stream;
     if (const CUresult wrong = check_stream(lock, hStream, stream); wrong != CUDA_SUCCESS) return wrong;
   }
+  // Unlike the other calls that allocate.
+  if (bytesize == 0) {
+    *dptr = 0;
+    return CUDA_SUCCESS;
+  }
   return allocate_linear(*dptr, bytesize, false);
 }
 

@@ -226,6 +226,7 @@ static int wrong(const struct api* api) {
     properties.location.id = (int[]){-1, 100, 7777}[i];
     printf("%d ", (int)api->cuMemCreate(&handle, (size_t)2 << 20, &properties, 0));
   }
+  printf("%d %d ", (int)api->cuMemAllocAsync(NULL, 4096, NULL), (int)api->cuMemAllocAsync(&address, 0, NULL));
   printf("%d %d %d %d %d\n", (int)api->cuMemAlloc(NULL, 4096), (int)api->cuMemAlloc(&address, 0),
          (int)api->cuMemAllocPitch(&address, &pitch, 4096, 4, 3), (int)api->cuMemFree(0xDEAD000),
          (int)api->cuMemAlloc(&address, (size_t)1 << 60));
