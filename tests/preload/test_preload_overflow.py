@@ -69,6 +69,7 @@ def test_a_large_block_is_split_and_a_whole_one_lies_on_the_host(clients: Client
     assert [int(word) // MIB for word in small.stdout.split()] == [24, 12, 24]
 
 
+@pytest.mark.device_memory
 def test_a_split_keeps_the_reserve(clients: Clients) -> None:
     done = clients.run("linked", "take", "alloc", 96 * MIB, EBBTIDE_RESERVE=str(16 * MIB))
     before, with_it, after = (int(word) for word in done.stdout.split())
