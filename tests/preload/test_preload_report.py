@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from preload_clients import IS_SIMULATED, MIB, Clients
+from preload_clients import MIB, Clients
 
 LIMIT = {"EBBTIDE_DEVICE_LIMIT": str(24 * MIB), "EBBTIDE_RESERVE": "0"}
 HOST = {"EBBTIDE_HOST_LIMIT": str(16 * MIB), "EBBTIDE_HOST_MARGIN": "0"}
@@ -97,6 +97,6 @@ def test_nvml_knows_what_the_program_took(clients: Clients) -> None:
     assert ask_nvml(clients, "take", **LIMIT) == [[24, 24], [24, 18]]
 
 
-@pytest.mark.skipif(not IS_SIMULATED, reason="reads what the stand-in for NVML says")
+@pytest.mark.sim_only  # reads what the stand-in for NVML says
 def test_nvml_without_a_limit_tells_the_truth(clients: Clients) -> None:
     assert ask_nvml(clients) == ask_nvml(clients, preload=None) == [[1024, 600]]
