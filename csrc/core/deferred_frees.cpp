@@ -27,6 +27,28 @@ bool wait_for(CUcontext context) noexcept {
 
 }  // namespace
 
+bool wait_before_free(std::span<const CUcontext> other_contexts) noexcept {
+  for (const CUcontext context : other_contexts) {
+    if (context != nullptr && !wait_for(context)) return false;
+  }
+  const CUresult result = driver().cuCtxSynchronize();
+  if (result == CUDA_SUCCESS || result == CUDA_ERROR_DEINITIALIZED) return true;
+  log_line(LogLevel::kInfo, {"a free is put off: cuCtxSynchronize failed with ", result_name(result)});
+  return false;
+}
+
+size_t DeferredFrees::count() const {
+  const MoreFrees* const more = more_.load();
+  return count_.load() + (more != nullptr ? more->count() : 0);
+}
+
+std::optional<CaptureGate::Permit> DeferredFrees::try_enter(int device, bool may_wait) {
+  if (!may_wait && holds_[static_cast<size_t>(device)] > 0) return std::nullopt;
+  auto permit = gate_.try_enter();
+  if (is_capture_visible(device, nullptr)) return std::nullopt;
+  return permit;
+}
+
 bool DeferredFrees::try_destroy(std::shared_ptr<Allocation>& allocation, bool may_wait) noexcept {
   try {
     const ContextScope scope(allocation->device);
@@ -37,21 +59,13 @@ bool DeferredFrees::try_destroy(std::shared_ptr<Allocation>& allocation, bool ma
       allocation.reset();
       return true;
     }
-    const bool is_held = !may_wait && holds_[static_cast<size_t>(allocation->device)] > 0;
-    const auto permit = gate_.try_enter();
-    if (is_held || !permit || is_capture_visible(allocation->device, nullptr)) return false;
+    const auto permit = try_enter(allocation->device, may_wait);
+    if (!permit) return false;
     if (!is_in_use) {
       allocation.reset();
       return true;
     }
-    for (const CUcontext context : allocation->other_contexts) {
-      if (context != nullptr && !wait_for(context)) return false;
-    }
-    const CUresult result = driver().cuCtxSynchronize();
-    if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED) {
-      log_line(LogLevel::kInfo, {"a free is put off: cuCtxSynchronize failed with ", result_name(result)});
-      return false;
-    }
+    if (!wait_before_free(allocation->other_contexts)) return false;
     for (Chunk& chunk : allocation->chunks) {
       if (chunk.memory.is_on_host())
         host_pool_.recycle(allocation->device, allocation->address() + chunk.offset, chunk);
@@ -138,6 +152,7 @@ bool DeferredFrees::drain(bool may_wait) noexcept {
     for (const Allocation* each = taken.get(); each != nullptr; each = each->next_deferred.get()) --count_;
   }
   bool has_freed = drain_backups();
+  if (const MoreFrees* const more = more_.load()) has_freed = more->retry(may_wait) || has_freed;
   while (taken != nullptr) {
     std::shared_ptr<Allocation> allocation = std::exchange(taken, std::move(taken->next_deferred));
     if (try_destroy(allocation, may_wait)) {

@@ -89,7 +89,7 @@ bool must_place(const Request& request) {
 CountedMemory::Entry claim(const Request& request) {
   try {
     DeviceCharge charge = Saver::instance().device_budget.claim(request.device, taken_bytes(request.size_bytes));
-    return CountedMemory::make_entry({std::move(charge), {}});
+    return CountedMemory::make_entry(std::move(charge));
   } catch (const OutOfMemory&) {
     return {};
   }

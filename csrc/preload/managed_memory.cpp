@@ -1,16 +1,88 @@
 #include "preload/managed_memory.h"
 
+#include <array>
 #include <string>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/log.h"
 #include "core/saver.h"
-#include "preload/counted_memory.h"
+#include "driver/context.h"
+#include "preload/memory_map.h"
+#include "preload/own_context.h"
 #include "preload/resolver.h"
 
 namespace ebbtide::preload {
 namespace {
+
+struct ManagedBlock {
+  int device = -1;
+  HostClaim claim;
+  std::array<CUcontext, 2> other_contexts{};  // as an allocation of the core has them
+};
+using ManagedBlocks = MemoryMap<ManagedBlock>;
+
+// Leaked on purpose: frees come after static destructors.
+ManagedBlocks& blocks() {
+  static auto* const instance = new ManagedBlocks;
+  return *instance;
+}
+ManagedBlocks& put_off_blocks() {
+  static auto* const instance = new ManagedBlocks;
+  return *instance;
+}
+
+// Nothing to free: the block went with its context, or the driver with the process.
+bool is_gone(CUresult result) {
+  return result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_CONTEXT ||
+         result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_DEINITIALIZED;
+}
+
+// False where it must be put off.
+bool try_free(CUdeviceptr address, const ManagedBlock& block, bool may_wait) noexcept {
+  try {
+    const ContextScope scope(block.device);
+    const auto permit = Saver::instance().deferred_frees.try_enter(block.device, may_wait);
+    if (!permit || !wait_before_free(block.other_contexts)) return false;
+    // Never by cuMemFreeAsync: the driver has none for managed memory.
+    const CUresult result = real<&cuMemFree_v2>()(address);
+    if (result == CUDA_SUCCESS || is_gone(result)) return true;
+    log_line(LogLevel::kInfo, {"a free is put off: cuMemFree failed with ", result_name(result)});
+  } catch (const std::exception& error) {
+    log_line(LogLevel::kInfo, {"a free is put off: ", error.what()});
+  }
+  return false;
+}
+
+bool retry_frees(bool may_wait) noexcept {
+  ManagedBlocks::Entries taken = put_off_blocks().take_all();
+  bool has_freed = false;
+  while (!taken.empty()) {
+    auto entry = taken.extract(taken.begin());
+    const CUdeviceptr address = entry.key();
+    if (try_free(address, entry.mapped(), may_wait)) {
+      has_freed = true;
+    } else {
+      put_off_blocks().keep(address, std::move(entry));
+    }
+  }
+  return has_freed;
+}
+size_t count_put_off() noexcept { return put_off_blocks().count(); }
+constexpr MoreFrees kManagedFrees{&retry_frees, &count_put_off};
+
+// What was freed and put off counts until it is gone: worth another try before the program is refused.
+HostClaim claim_host(Saver& saver, int device, uint64_t size_bytes) {
+  const auto claim = [&] { return saver.host_budget.claim_uncharged(size_bytes, "managed memory of the program"); };
+  const bool may_give_back = !is_capture_visible(device, nullptr);
+  if (may_give_back) saver.give_back_caches();
+  try {
+    return claim();
+  } catch (const StoreError&) {
+    if (!may_give_back || !saver.give_back_caches(true)) throw;
+    return claim();
+  }
+}
 
 // As CUDA 8 has them, which every later driver still hands out: cuda.h's own types changed with CUDA 13.
 using Advise = CUresult (*)(CUdeviceptr, size_t, CUmem_advise, CUdevice);
@@ -50,13 +122,28 @@ CUresult allocate_managed(int device, uint64_t size_bytes, CUdeviceptr* address)
   if (allocate == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   Saver& saver = Saver::instance();
   const bool is_room = usable_device_bytes(saver, device) >= size_bytes;
-  HostClaim claim = saver.host_budget.claim_uncharged(size_bytes, "managed memory of the program");
-  auto entry = CountedMemory::make_entry({{}, std::move(claim)});
+  auto entry = ManagedBlocks::make_entry({device, claim_host(saver, device, size_bytes), {own_context(device)}});
   const CUresult result = allocate(address, size_bytes, CU_MEM_ATTACH_GLOBAL);
   if (result != CUDA_SUCCESS) return result;
   give_hints(device, *address, size_bytes, is_room);
   note_managed(saver, device, size_bytes);
-  counted_addresses().keep(*address, std::move(entry));
+  blocks().keep(*address, std::move(entry));
+  return CUDA_SUCCESS;
+}
+
+bool is_managed(CUdeviceptr address) noexcept { return blocks().has(address); }
+
+std::optional<CUresult> free_managed(CUdeviceptr address) {
+  auto entry = blocks().take(address);
+  // Freed before, and only put off.
+  if (entry.empty() && put_off_blocks().has(address)) return CUDA_ERROR_INVALID_VALUE;
+  if (entry.empty()) return std::nullopt;
+  ManagedBlock& block = entry.mapped();
+  const CUcontext own = own_context(block.device);
+  if (own != block.other_contexts[0]) block.other_contexts[1] = own;
+  if (try_free(address, block, false)) return CUDA_SUCCESS;
+  Saver::instance().deferred_frees.retry_also(kManagedFrees);
+  put_off_blocks().keep(address, std::move(entry));
   return CUDA_SUCCESS;
 }
 

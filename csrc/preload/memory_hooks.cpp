@@ -3,6 +3,7 @@
 #include "base/bytes.h"
 #include "preload/allocate.h"
 #include "preload/hook_call.h"
+#include "preload/managed_memory.h"
 #include "preload/placed_memory.h"
 
 // Memory that is there when the call returns.
@@ -58,6 +59,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
       [&](auto real_function) {
         if (address == 0) return real_function(address);
         if (free_placed(address)) return CUDA_SUCCESS;
+        if (const auto result = free_managed(address)) return *result;
         auto entry = counted_addresses().take(address);
         const CUresult result = real_function(address);
         if (result != CUDA_SUCCESS && !entry.empty()) counted_addresses().keep(address, std::move(entry));

@@ -6,8 +6,8 @@
 #include <mutex>
 
 #include "core/saver.h"
-#include "driver/context.h"
 #include "preload/caller.h"
+#include "preload/own_context.h"
 #include "preload/settings.h"
 
 namespace ebbtide::preload {
@@ -64,13 +64,6 @@ Policy policy_in_force() {
   // torch gives its cached blocks back when it is refused, and asks again: don't spill beside idle gigabytes.
   policy.flushes_first = policy.overflow != Overflow::kNone && will_flush();
   return policy;
-}
-
-// A program that made a context of its own has its work there; the core waits for the primary one by itself.
-CUcontext own_context(int device) {
-  CUcontext current = nullptr;
-  if (driver().cuCtxGetCurrent(&current) != CUDA_SUCCESS) return nullptr;
-  return current != primary_context(device) ? current : nullptr;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "preload/allocate.h"
 #include "preload/hook_call.h"
+#include "preload/managed_memory.h"
 #include "preload/placed_memory.h"
 
 // Memory in the order of a stream. The driver's pools first; ours is there at once, and goes when the device is done with all it has.
@@ -22,11 +23,13 @@ CUresult allocate_in_stream(const char* call, CUdeviceptr* address, size_t size_
 
 template <typename Native>
 CUresult free_in_stream(CUdeviceptr address, CUstream stream, Native&& native) {
-  if (const auto placed = find_placed(address); placed && placed->start == address) {
+  const auto placed = find_placed(address);
+  if ((placed && placed->start == address) || is_managed(address)) {
     // As the driver refuses what no graph has allocated.
     if (is_capturing(stream)) return CUDA_ERROR_INVALID_VALUE;
     if (free_placed(address)) return CUDA_SUCCESS;
   }
+  if (const auto result = free_managed(address)) return *result;
   if (is_capturing(stream)) return native();
   auto entry = counted_addresses().take(address);
   const CUresult result = native();

@@ -60,6 +60,7 @@ CUresult free_in_order(CUdeviceptr dptr, CUstream hStream) {
   Lock lock(simulator().mutex);
   const auto reservation = simulator().address_space.find_reservation(dptr);
   if (!reservation || reservation->first != dptr || !reservation->second->linear) return CUDA_ERROR_INVALID_VALUE;
+  if (reservation->second->linear->is_managed) return CUDA_ERROR_NOT_SUPPORTED;
   StreamRef stream;
   if (const CUresult wrong = check_stream(lock, hStream, stream); wrong != CUDA_SUCCESS) return wrong;
   return simulator().streams.submit(lock, stream,

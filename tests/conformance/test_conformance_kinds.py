@@ -3,7 +3,7 @@
 import ctypes
 
 import pytest
-from driver_calls import GRANULE, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Driver
+from driver_calls import GRANULE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, Driver
 
 ATTACH_GLOBAL, ATTACH_HOST = 1, 2
 MEMORY_TYPE, HOST_POINTER, IS_MANAGED, DEVICE_ORDINAL, RANGE_SIZE = 2, 4, 8, 9, 12
@@ -70,6 +70,12 @@ def test_memory_of_a_stream_is_used_and_freed_in_its_order(driver: Driver) -> No
 def test_memory_of_a_pool_may_be_freed_like_any_other(driver: Driver) -> None:
     pool = driver.make("cuDeviceGetDefaultMemPool", ctypes.c_void_p, 0)
     address = driver.make("cuMemAllocFromPoolAsync", ctypes.c_uint64, GRANULE, pool, None)
+    assert driver.cuMemFree(address) == SUCCESS
+
+
+def test_managed_memory_is_not_freed_in_the_order_of_a_stream(driver: Driver) -> None:
+    address = driver.make("cuMemAllocManaged", ctypes.c_uint64, GRANULE, ATTACH_GLOBAL)
+    assert driver.cuMemFreeAsync(address, None) == NOT_SUPPORTED
     assert driver.cuMemFree(address) == SUCCESS
 
 

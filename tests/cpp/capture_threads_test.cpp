@@ -36,6 +36,33 @@ TEST_F(ThreadsTest, Invariant9_ACaptureWaitsForTheOperationAndKeepsOthersOut) {
   EXPECT_EQ(Live::now().reservations, 0u);
 }
 
+// As the preload library has them, of memory that is the driver's own.
+TEST_F(ThreadsTest, FreesOfALayerAboveAreTriedWithOurs) {
+  static size_t waiting = 0;
+  static DeferredFrees* frees = nullptr;
+  static constexpr MoreFrees kMore{[](bool may_wait) noexcept {
+                                     if (waiting == 0 || !frees->try_enter(0, may_wait)) return false;
+                                     waiting = 0;
+                                     return true;
+                                   },
+                                   []() noexcept { return waiting; }};
+  frees = &saver().deferred_frees;
+  waiting = 1;
+  EXPECT_FALSE(saver().give_back_caches()) << "nobody is known to wait";
+  frees->retry_also(kMore);
+  EXPECT_EQ(frees->count(), 1u);
+  saver().capture_gate.begin_capture();
+  EXPECT_FALSE(saver().give_back_caches(true)) << "it would break the capture";
+  saver().capture_gate.end_capture();
+  {
+    const DeferredFrees::Hold hold(*frees, 0);
+    EXPECT_FALSE(saver().give_back_caches()) << "bytes are on their way";
+    EXPECT_TRUE(saver().give_back_caches(true));
+  }
+  EXPECT_EQ(frees->count(), 0u);
+  EXPECT_FALSE(saver().give_back_caches());
+}
+
 // A capture that ebbtide was not told of, but that a blocking stream shows.
 TEST_F(ThreadsTest, Invariant9_AVisibleCaptureOfTheDriverIsRespected) {
   check(driver().cuCtxSetCurrent(primary_context(0)), "cuCtxSetCurrent");

@@ -1,4 +1,4 @@
-// What the preload library decides and counts, apart from the hooks themselves: tests/preload has those.
+// What the preload library decides and counts, apart from the hooks themselves: tests/preload has those. With a source of csrc/preload in it, the test program might be hooked itself.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -69,7 +69,7 @@ TEST(ReportedMemory, EveryAnswerIsOneThatAProgramCanUse) {
 }
 
 preload::CountedMemory::Entry entry_of(DeviceBudget& budget, uint64_t size_bytes) {
-  return preload::CountedMemory::make_entry({budget.claim(0, size_bytes), {}});
+  return preload::CountedMemory::make_entry(budget.claim(0, size_bytes));
 }
 
 TEST(CountedMemory, WhatIsTakenOutGivesItsChargeBack) {
@@ -106,6 +106,23 @@ TEST(CountedMemory, AnAddressThatComesAgainReplacesWhatWasFreedUnseen) {
   counted.keep(100, entry_of(budget, 30));
   EXPECT_EQ(budget.held_bytes(0), 30u);
   EXPECT_EQ(counted.count(), 1u);
+}
+
+TEST(CountedMemory, AllCanBeTakenAtOnce) {
+  DeviceBudget budget;
+  preload::CountedMemory counted;
+  counted.keep(100, entry_of(budget, 10));
+  counted.keep(200, entry_of(budget, 20));
+  EXPECT_TRUE(counted.has(100));
+  EXPECT_FALSE(counted.has(101));
+  {
+    auto taken = counted.take_all();
+    EXPECT_EQ(taken.size(), 2u);
+    EXPECT_EQ(counted.count(), 0u);
+    counted.keep(200, taken.extract(200));
+  }
+  EXPECT_TRUE(counted.has(200));
+  EXPECT_EQ(budget.held_bytes(0), 20u);
 }
 
 TEST(CountedMemory, AnEntryThatIsNotKeptHoldsNothing) {

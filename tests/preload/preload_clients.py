@@ -13,6 +13,7 @@ from checks.toolchain import find_cuda_include
 
 CLIENTS = Path(__file__).resolve().parent / "clients"
 SIMULATOR = CLIENTS.parents[2] / "csrc/sim"
+ACTIONS = ("actions.c", "faults.c")
 IS_SIMULATED = os.environ.get("EBBTIDE_TEST_DRIVER", "sim") == "sim"
 MIB = 1 << 20
 
@@ -122,12 +123,12 @@ def make_link_library(folder: Path, without: str = "") -> Path:
 def build_clients(folder: Path, optimisation: str, drivers: Path | None) -> Clients:
     folder.mkdir()
     link_library = str(make_link_library(folder))
-    compile_c(folder / "loaded", ["main.c", "loaded.c", "actions.c"], optimisation, "-ldl")
-    compile_c(folder / "linked", ["main.c", "linked.c", "actions.c"], optimisation, link_library, "-ldl")
+    compile_c(folder / "loaded", ["main.c", "loaded.c", *ACTIONS], optimisation, "-ldl")
+    compile_c(folder / "linked", ["main.c", "linked.c", *ACTIONS], optimisation, link_library, "-ldl")
     shared = ("-shared", "-fPIC", optimisation)
-    compile_c(folder / "liblinked.so", ["library.c", "linked.c", "actions.c"], *shared, link_library, "-ldl")
+    compile_c(folder / "liblinked.so", ["library.c", "linked.c", *ACTIONS], *shared, link_library, "-ldl")
     # torch's allocator is known by the name of its file.
-    compile_c(folder / "libc10_cuda.so", ["library.c", "linked.c", "actions.c"], *shared, link_library, "-ldl")
+    compile_c(folder / "libc10_cuda.so", ["library.c", "linked.c", *ACTIONS], *shared, link_library, "-ldl")
     compile_c(folder / "host", ["host.c"], optimisation, "-ldl")
     compile_c(folder / "process", ["process.c"], optimisation, link_library, "-ldl", "-pthread")
     compile_c(folder / "liblate.so", ["late.c"], *shared, link_library, "-ldl")

@@ -144,13 +144,42 @@ def test_free_waits_for_the_device(clients: Clients, size: int) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("policy", ["split", "whole", "managed"])
+@pytest.mark.parametrize("size", [6 * MIB, 32 * MIB])
+@pytest.mark.parametrize("way", ["linked", "per-thread"])
+def test_a_free_in_the_order_of_a_stream_comes_after_its_work(
+    clients: Clients, way: str, size: int, policy: str
+) -> None:
+    done = clients.run(way, "free-in-order", size, EBBTIDE_OVERFLOW=policy, **LIMIT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("policy", "times"), [("split", "once"), ("whole", "once"), ("managed", "once"), ("managed", "twice")]
+)
+@pytest.mark.parametrize("way", ["linked", "per-thread"])
+def test_a_free_beside_a_capture_is_put_off(clients: Clients, way: str, policy: str, times: str) -> None:
+    """Its bytes count until the memory is gone."""
+    host = {"EBBTIDE_REPORT": "total", "EBBTIDE_HOST_LIMIT": str(64 * MIB), "EBBTIDE_HOST_MARGIN": "0"}
+    done = clients.run(way, "free-beside", times, 32 * MIB, EBBTIDE_OVERFLOW=policy, **LIMIT, **host)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.sim_only
+def test_what_is_put_off_is_freed_before_an_allocation_is_refused(clients: Clients) -> None:
+    host = {"EBBTIDE_HOST_LIMIT": str(40 * MIB), "EBBTIDE_HOST_MARGIN": "0"}
+    done = clients.run("linked", "put-off", 32 * MIB, EBBTIDE_OVERFLOW="managed", **LIMIT, **host)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("policy", ["split", "managed"])
 @pytest.mark.parametrize("size", [6 * MIB, 32 * MIB])
 @pytest.mark.parametrize("is_pauseable", ["0", "1"])
 @pytest.mark.parametrize("way", ["cudart12", "per-thread"])
-def test_a_capture_is_left_alone(clients: Clients, way: str, is_pauseable: str, size: int) -> None:
+def test_a_capture_is_left_alone(clients: Clients, way: str, is_pauseable: str, size: int, policy: str) -> None:
     """What a graph allocates is the driver's: not even the limit stands in its way. (The simulator refuses it: 801.)"""
-    done = clients.run(way, "capture", size, EBBTIDE_PAUSEABLE=is_pauseable, **LIMIT)
+    done = clients.run(way, "capture", size, EBBTIDE_OVERFLOW=policy, EBBTIDE_PAUSEABLE=is_pauseable, **LIMIT)
     assert (done.returncode, done.stdout) == (0, "allocate 801\n"), done.stderr
 
 
@@ -183,12 +212,19 @@ def test_a_setting_that_can_not_be_read_is_said_and_ignored(clients: Clients, va
 @pytest.mark.sim_only
 @pytest.mark.parametrize("policy", ["split", "whole", "managed", "none"])
 @pytest.mark.parametrize("is_pauseable", ["0", "1"])
-def test_any_failing_call_leaves_everything_as_it_was(clients: Clients, policy: str, is_pauseable: str) -> None:
+@pytest.mark.parametrize("call", ["alloc", "async"])
+def test_any_failing_call_leaves_everything_as_it_was(
+    clients: Clients, call: str, policy: str, is_pauseable: str
+) -> None:
     """Every k-th driver call of an allocation that overflows fails once: a code comes back, and nothing stays held."""
     done = clients.run(
         "cudart12",
         "faults",
+        call,
         32 * MIB,
+        EBBTIDE_REPORT="total",
+        EBBTIDE_HOST_LIMIT=str(64 * MIB),
+        EBBTIDE_HOST_MARGIN="0",
         EBBTIDE_OVERFLOW=policy,
         EBBTIDE_PAUSEABLE=is_pauseable,
         EBBTIDE_LOG="error",

@@ -1,31 +1,12 @@
 /* What a client does with the driver that it has found. */
-#include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "api.h"
-#include "control.h"
+#include "steps.h"
 
 #define MOST_BLOCKS 64
-
-static int failed(const char* what, CUresult result) {
-  fprintf(stderr, "client: %s gives %d\n", what, (int)result);
-  return result == CUDA_ERROR_OUT_OF_MEMORY ? 2 : 1;
-}
-#define TRY(call)                                                           \
-  do {                                                                      \
-    const CUresult result_of_try = (call);                                  \
-    if (result_of_try != CUDA_SUCCESS) return failed(#call, result_of_try); \
-  } while (0)
-#define REQUIRE(condition)                                                     \
-  do {                                                                         \
-    if (!(condition)) {                                                        \
-      fprintf(stderr, "client: not so: %s (line %d)\n", #condition, __LINE__); \
-      return 1;                                                                \
-    }                                                                          \
-  } while (0)
 
 static int start(const struct api* api) {
   CUcontext context = NULL;
@@ -33,25 +14,6 @@ static int start(const struct api* api) {
   TRY(api->cuDevicePrimaryCtxRetain(&context, 0));
   TRY(api->cuCtxSetCurrent(context));
   return 0;
-}
-
-static CUresult allocate(const struct api* api, const char* call, CUdeviceptr* address, size_t size) {
-  size_t pitch = 0;
-  CUmemoryPool pool = NULL;
-  if (strcmp(call, "pitch") == 0) return api->cuMemAllocPitch(address, &pitch, 4096, size / 4096, 4);
-  if (strcmp(call, "async") == 0) return api->cuMemAllocAsync(address, size, NULL);
-  if (strcmp(call, "managed") == 0) return api->cuMemAllocManaged(address, size, CU_MEM_ATTACH_GLOBAL);
-  if (strcmp(call, "pool") == 0) {
-    const CUresult result = api->cuDeviceGetDefaultMemPool(&pool, 0);
-    return result != CUDA_SUCCESS ? result : api->cuMemAllocFromPoolAsync(address, size, pool, NULL);
-  }
-  return api->cuMemAlloc(address, size);
-}
-
-static CUresult release(const struct api* api, const char* call, CUdeviceptr address) {
-  if (strcmp(call, "async") != 0 && strcmp(call, "pool") != 0) return api->cuMemFree(address);
-  const CUresult result = api->cuMemFreeAsync(address, NULL);
-  return result != CUDA_SUCCESS ? result : api->cuCtxSynchronize();
 }
 
 static void fill(uint32_t* words, size_t count, uint32_t seed) {
@@ -193,6 +155,48 @@ static int free_waits(const struct api* api, size_t size) {
   return 0;
 }
 
+/* free-in-order SIZE: what was queued before a free in the order of a stream finds its memory there. */
+static int free_in_order(const struct api* api, size_t size) {
+  CUdeviceptr freed = 0, kept = 0;
+  CUstream stream = NULL;
+  uint32_t value = 0x1234567, found = 0;
+  TRY(api->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  TRY(api->cuMemAlloc(&kept, 4096));
+  TRY(api->cuMemAllocAsync(&freed, size, stream));
+  TRY(api->cuMemcpyHtoDAsync(freed, &value, sizeof value, stream));
+  TRY(api->cuMemcpyHtoDAsync(freed + size - sizeof value, &value, sizeof value, stream));
+  TRY(api->cuMemcpyHtoDAsync(kept, &value, sizeof value, stream));
+  TRY(api->cuMemFreeAsync(freed, stream));
+  TRY(api->cuStreamSynchronize(stream));
+  TRY(api->cuMemcpyDtoH(&found, kept, sizeof found));
+  REQUIRE(found == value);
+  TRY(api->cuMemFree(kept));
+  return 0;
+}
+
+/* free-beside once|twice SIZE: a free in the order of one stream while another captures, in the mode that forbids most: the capture goes on, and the memory goes after it. */
+static int free_beside_capture(const struct api* api, int is_twice, size_t size) {
+  CUdeviceptr address = 0, start = 0;
+  CUstream stream = NULL, capturing = NULL;
+  CUgraph graph = NULL;
+  size_t before = 0, with = 0, after = 0, total = 0, extent = 0;
+  TRY(api->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  TRY(api->cuStreamCreate(&capturing, CU_STREAM_NON_BLOCKING));
+  TRY(api->cuMemGetInfo(&before, &total));
+  TRY(api->cuMemAllocAsync(&address, size, stream));
+  TRY(api->cuMemGetInfo(&with, &total));
+  TRY(api->cuStreamBeginCapture(capturing, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  TRY(api->cuMemFreeAsync(address, stream));
+  REQUIRE(!is_twice || api->cuMemFreeAsync(address, stream) == CUDA_ERROR_INVALID_VALUE);
+  TRY(api->cuMemGetAddressRange(&start, &extent, address));
+  TRY(api->cuStreamEndCapture(capturing, &graph));
+  TRY(api->cuGraphDestroy(graph));
+  REQUIRE(api->cuMemGetAddressRange(&start, &extent, address) != CUDA_SUCCESS);
+  TRY(api->cuMemGetInfo(&after, &total));
+  REQUIRE(with < before && after == before);
+  return 0;
+}
+
 /* capture SIZE: during a capture a pool's memory is the driver's business; other memory may be taken, and freed late. The capture goes on. */
 static int capture(const struct api* api, size_t size) {
   CUstream stream = NULL;
@@ -217,6 +221,9 @@ static int wrong(const struct api* api) {
   CUdeviceptr address = 0;
   size_t pitch = 0;
   TRY(api->cuMemFree(0));
+  TRY(api->cuMemAllocManaged(&address, 4096, CU_MEM_ATTACH_GLOBAL));
+  printf("%d ", (int)api->cuMemFreeAsync(address, NULL));
+  TRY(api->cuMemFree(address));
   CUmemGenericAllocationHandle handle = 0;
   CUmemAllocationProp properties;
   memset(&properties, 0, sizeof properties);
@@ -269,43 +276,6 @@ static int keep_cache(const struct api* api, size_t size) {
   return 0;
 }
 
-/* faults SIZE: fails each driver call in turn, once, in an allocation and in a free. Tells how many calls there were. */
-static int fail_each_call(const struct api* api, size_t size) {
-  void (*fail)(const char*, uint64_t, int, uint64_t) = NULL;
-  void (*clear)(void) = NULL;
-  uint64_t (*calls)(const char*) = NULL;
-  void (*live)(struct ebbtide_sim_counts*) = NULL;
-  void* library = dlopen("libcuda.so.1", RTLD_NOW);
-  *(void**)&fail = dlsym(library, "ebbtide_sim_fail");
-  *(void**)&clear = dlsym(library, "ebbtide_sim_clear_failures");
-  *(void**)&calls = dlsym(library, "ebbtide_sim_calls");
-  *(void**)&live = dlsym(library, "ebbtide_sim_live");
-  REQUIRE(fail != NULL && clear != NULL && calls != NULL && live != NULL);
-  CUdeviceptr address = 0;
-  ebbtide_sim_counts before, after;
-  /* What is made once is made now. */
-  if (api->cuMemAlloc(&address, size) == CUDA_SUCCESS) TRY(api->cuMemFree(address));
-  live(&before);
-  int k = 1;
-  for (int has_failed = 1; has_failed; ++k) {
-    const uint64_t first = calls(NULL);
-    fail(NULL, (uint64_t)k, CUDA_ERROR_OUT_OF_MEMORY, 1);
-    const CUresult taken = api->cuMemAlloc(&address, size);
-    CUresult freed = taken == CUDA_SUCCESS ? api->cuMemFree(address) : CUDA_SUCCESS;
-    has_failed = calls(NULL) - first >= (uint64_t)k;
-    clear();
-    if (freed != CUDA_SUCCESS) TRY(api->cuMemFree(address));
-    /* What could not be undone then is undone at the next allocation. */
-    if (api->cuMemAlloc(&address, size) == CUDA_SUCCESS) TRY(api->cuMemFree(address));
-    live(&after);
-    REQUIRE(after.device_bytes == before.device_bytes && after.handles == before.handles);
-    REQUIRE(after.mappings == before.mappings && after.reservations == before.reservations);
-    REQUIRE(k < 2000);
-  }
-  printf("%d calls\n", k - 2);
-  return 0;
-}
-
 int run_action(const struct api* api, int count, char** words) {
   const char* action = words[0];
   const size_t last = strtoull(words[count - 1], NULL, 10);
@@ -319,10 +289,14 @@ int run_action(const struct api* api, int count, char** words) {
   if (strcmp(action, "handles") == 0 && count == 2) return take_handle(api, last);
   if (strcmp(action, "pointers") == 0 && count == 2) return look_at_pointers(api, last);
   if (strcmp(action, "free-waits") == 0 && count == 2) return free_waits(api, last);
+  if (strcmp(action, "free-in-order") == 0 && count == 2) return free_in_order(api, last);
+  if (strcmp(action, "free-beside") == 0 && count == 3)
+    return free_beside_capture(api, strcmp(words[1], "twice") == 0, last);
   if (strcmp(action, "capture") == 0 && count == 2) return capture(api, last);
   if (strcmp(action, "destroyed") == 0 && count == 2) return destroy_capturing(api, last);
   if (strcmp(action, "cached") == 0 && count == 2) return keep_cache(api, last);
-  if (strcmp(action, "faults") == 0 && count == 2) return fail_each_call(api, last);
+  if (strcmp(action, "faults") == 0 && count == 3) return fail_each_call(api, words[1], last);
+  if (strcmp(action, "put-off") == 0 && count == 2) return need_what_is_put_off(api, last);
   fprintf(stderr, "client: unknown action %s\n", action);
   return 1;
 }

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace ebbtide::preload {
+
+// What we hold for memory of the program's that is the driver's own, by its address or its handle: unique as long as the driver does not give it again.
+template <typename Held>
+class MemoryMap {
+ public:
+  using Entries = std::map<uint64_t, Held>;
+  // An entry that is made before the memory is: keeping it then needs no memory of its own, and can't fail.
+  using Entry = typename Entries::node_type;
+  static Entry make_entry(Held held) {
+    Entries single;
+    single.emplace(0, std::move(held));
+    return single.extract(single.begin());
+  }
+
+  void keep(uint64_t key, Entry entry) noexcept {
+    entry.key() = key;
+    Entry stale;  // freed in a way that nobody told us of; what it holds goes outside the lock
+    const std::lock_guard lock(mutex_);
+    stale = entries_.extract(key);
+    entries_.insert(std::move(entry));
+  }
+  // Taken out before the driver frees: another thread may be given the same address at once. Empty where nothing is held.
+  Entry take(uint64_t key) noexcept {
+    const std::lock_guard lock(mutex_);
+    return entries_.extract(key);
+  }
+  Entries take_all() noexcept {
+    Entries taken;
+    const std::lock_guard lock(mutex_);
+    taken.swap(entries_);
+    return taken;
+  }
+  bool has(uint64_t key) const noexcept {
+    const std::lock_guard lock(mutex_);
+    return entries_.contains(key);
+  }
+  size_t count() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return entries_.size();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  Entries entries_;
+};
+
+}  // namespace ebbtide::preload

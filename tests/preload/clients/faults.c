@@ -1,0 +1,66 @@
+/* What a client does on a simulator that fails when it is told to. */
+#include <dlfcn.h>
+#include <stdint.h>
+
+#include "control.h"
+#include "steps.h"
+
+static void (*fail)(const char*, uint64_t, int, uint64_t);
+static void (*clear)(void);
+static uint64_t (*calls)(const char*);
+static void (*live)(struct ebbtide_sim_counts*);
+
+static int find_controls(void) {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW);
+  *(void**)&fail = dlsym(library, "ebbtide_sim_fail");
+  *(void**)&clear = dlsym(library, "ebbtide_sim_clear_failures");
+  *(void**)&calls = dlsym(library, "ebbtide_sim_calls");
+  *(void**)&live = dlsym(library, "ebbtide_sim_live");
+  return fail != NULL && clear != NULL && calls != NULL && live != NULL;
+}
+
+/* faults CALL SIZE: fails each driver call in turn, once, in an allocation and in a free. Tells how many calls there were. */
+int fail_each_call(const struct api* api, const char* call, size_t size) {
+  REQUIRE(find_controls());
+  CUdeviceptr address = 0;
+  ebbtide_sim_counts before, after;
+  size_t free_before = 0, free_after = 0, total = 0;
+  /* What is made once is made now. */
+  if (allocate(api, call, &address, size) == CUDA_SUCCESS) TRY(release(api, call, address));
+  live(&before);
+  TRY(api->cuMemGetInfo(&free_before, &total));
+  int k = 1;
+  for (int has_failed = 1; has_failed; ++k) {
+    const uint64_t first = calls(NULL);
+    fail(NULL, (uint64_t)k, CUDA_ERROR_OUT_OF_MEMORY, 1);
+    const CUresult taken = allocate(api, call, &address, size);
+    const CUresult freed = taken == CUDA_SUCCESS ? give_back(api, call, address) : CUDA_SUCCESS;
+    has_failed = calls(NULL) - first >= (uint64_t)k;
+    clear();
+    if (freed != CUDA_SUCCESS) TRY(give_back(api, call, address));
+    /* What could not be undone then is undone at the next allocation. */
+    if (allocate(api, call, &address, size) == CUDA_SUCCESS) TRY(release(api, call, address));
+    TRY(api->cuCtxSynchronize());
+    live(&after);
+    REQUIRE(after.device_bytes == before.device_bytes && after.handles == before.handles);
+    REQUIRE(after.mappings == before.mappings && after.reservations == before.reservations);
+    TRY(api->cuMemGetInfo(&free_after, &total));
+    REQUIRE(free_after == free_before);
+    REQUIRE(k < 2000);
+  }
+  printf("%d calls\n", k - 2);
+  return 0;
+}
+
+/* put-off SIZE: a free that could not wait for the device twice is tried again when the next allocation has no room without it. */
+int need_what_is_put_off(const struct api* api, size_t size) {
+  CUdeviceptr address = 0;
+  REQUIRE(find_controls());
+  TRY(api->cuMemAlloc(&address, size));
+  fail("cuCtxSynchronize", 1, CUDA_ERROR_UNKNOWN, 2);
+  TRY(api->cuMemFree(address));
+  TRY(api->cuMemAlloc(&address, size));
+  clear();
+  TRY(api->cuMemFree(address));
+  return 0;
+}
