@@ -33,6 +33,15 @@ class CpuPools:
             for address, size, blocks in self._extension.pool_snapshot(pool)
         ]
 
+    def dissolve(self, pool: int) -> bool:
+        """See PoolBackend."""
+        return True
+
+    def give_back(self, dissolved: Sequence[int]) -> None:
+        """See PoolBackend."""
+        for pool in dissolved:
+            self._extension.pool_trim(pool)
+
     def enter(self, pool: int) -> None:
         """See PoolBackend."""
         self._extension.pool_enter(pool)

@@ -9,6 +9,9 @@ What torch does, and what this file makes of it (read in torch 2.6 to 2.13, meas
 - Until some version before 2.11 the pool that was entered first wins, not the inner one. Regions leave an outer pool
   before they enter an inner one, so that only a pool that is open for all threads is left to ask `inner_beats_all`
   about.
+- Of a pool that nobody uses any more (its use count is 0) torch gives back the free segments at its next flush, by the
+  pool's own allocator (from 2.8 on), and forgets it once it is empty; it can't be entered again. Such a flush is
+  `empty_cache`, also while other pools are open. The object must live on all the same: it would count down once more.
 - A pool is bound to the device that is current when it is made. Making one for a device without a context must not
   create that context (half a gigabyte on each GPU of a host), hence `_cuda_maybeExchangeDevice`.
 - `use_on_oom` would hand region memory to allocations outside: never set.
@@ -34,6 +37,7 @@ THREAD_POOLS_FROM = (2, 8)
 INNER_BEATS_ALL_FROM = (2, 11)
 EXPANDABLE_SEGMENTS_FROM = (2, 13)
 POOLS_FLUSH_FROM = (2, 13)
+OWN_USES = 2  # of a pool: the object's, and the one that `make` begins
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 _immortal: list[Any] = []
@@ -96,6 +100,19 @@ class CudaPools:
         if not inspect.signature(torch.cuda.memory_snapshot).parameters:
             return None
         return read_cuda_segments(take_snapshot(pool.id))
+
+    def dissolve(self, pool: CudaPool) -> bool:
+        """See PoolBackend."""
+        if self.one_thread_only or pool.mem_pool.use_count() != OWN_USES:
+            return False
+        for _ in range(OWN_USES):
+            self._release(pool.device, pool.id)
+        return True
+
+    def give_back(self, dissolved: Sequence[CudaPool]) -> None:
+        """See PoolBackend. torch does it for all of them at once."""
+        if dissolved and not captures.is_capturing():
+            torch.cuda.empty_cache()
 
     def enter(self, pool: CudaPool) -> None:
         """See PoolBackend."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ebbtide import _core, driver_choice
 from ebbtide.errors import Error, StateError
-from ebbtide.saver import pools, trimming
+from ebbtide.saver import pools, spilled
 from ebbtide.saver.leases import LentPool, PoolKey, holder_name, restore_trimmed, shelf
 from ebbtide.saver.names import NO_OVERFLOW_CODE
 
@@ -87,7 +87,7 @@ class RegionFrame(Frame):
         self._lent: list[LentPool] = []
         for key in self._keys:
             shelf.slot(key)
-        self._give_up_spilled()
+        self._make_fast()
         self._lease = _core.open_lease(policy.tag, holder_name())
         reaches_all_threads = takes_all_threads or backend.one_thread_only
         try:
@@ -118,16 +118,16 @@ class RegionFrame(Frame):
         while self._lent:
             shelf.give_back(self._keys[len(self._lent) - 1], self._lent.pop())
         _core.close_lease(self._lease.id)
-        self._give_up_spilled()
+        self._make_fast()
 
-    def _give_up_spilled(self) -> None:
+    def _make_fast(self) -> None:
         # Of an earlier spike: memory that torch would hand out again, and that need not be slow any more.
         if self._tag is None:
             return
         try:
-            trimming.give_up_spilled(self._tag, only_for_room=True)
+            spilled.make_fast(self._tag)
         except Error as error:
-            _logger.debug("spilled memory that nobody uses stays where it is: %r", error)
+            _logger.debug("free memory that has spilled stays where it is: %r", error)
 
     def _verbs(self) -> tuple[Any, Any]:
         if self.takes_all_threads:

@@ -7,7 +7,8 @@ free blocks that it cached in a pool without asking anybody, so a pool must neve
 - nothing of the tag is away: any idle pool may be entered;
 - something is away: only a pool that was made since the last pause (its epoch is the tag's), so that all of its
   memory is resident; else an older one in which nothing is in use, once its own memory is back; else a fresh one;
-- what was trimmed of a pool comes back before it is entered, or the region is not.
+- what was trimmed of a pool comes back before it is entered, or the region is not;
+- a pool that was dissolved is never lent again: torch gives back what is free in it, the rest as it gets free.
 
 A pool that a capture may have taken memory from is marked for ever: a replay uses blocks that torch calls free.
 """
@@ -46,6 +47,7 @@ class LentPool:
     trimmed: set[int] = field(default_factory=set)  # addresses of segments whose memory was given up
     is_captured: bool = False  # a capture may have taken memory from it
     takes_all_threads: bool = False  # while it is lent
+    is_dissolved: bool = False
 
 
 def may_enter(pool_epoch: int, lease_epoch: int, is_away: bool) -> bool:
@@ -61,6 +63,7 @@ class Shelf:
         self._slots: dict[PoolKey, int] = {}
         self._idle: dict[PoolKey, list[LentPool]] = {}
         self._lent: set[LentPool] = set()
+        self._dissolved: list[tuple[PoolKey, LentPool]] = []
         self._capture_count = 0
         self.made = 0
 
@@ -131,7 +134,8 @@ class Shelf:
 
     @contextmanager
     def withheld(self, tags: Sequence[str]) -> Iterator[list[tuple[PoolKey, LentPool]]]:
-        """The idle pools of these tags that no capture has marked; nobody is lent one of them meanwhile."""
+        """The idle pools of these tags that no capture has marked; nobody is lent one of them meanwhile, nor afterwards
+        if it is dissolved by then."""
         with self._lock:
             chosen = [(key, lent) for key, lent in self.idle() if key.tag in tags and not lent.is_captured]
             for key, lent in chosen:
@@ -141,7 +145,20 @@ class Shelf:
         finally:
             with self._lock:
                 for key, lent in chosen:
-                    self._idle[key].append(lent)
+                    if lent.is_dissolved:
+                        self._dissolved.append((key, lent))
+                    else:
+                        self._idle[key].append(lent)
+
+    def dissolved(self, tags: Sequence[str]) -> list[LentPool]:
+        """The dissolved pools of these tags that torch may still hold memory of."""
+        with self._lock:
+            return [lent for key, lent in self._dissolved if key.tag in tags]
+
+    def forget(self, gone: Sequence[LentPool]) -> None:
+        """Of these dissolved pools nothing is left."""
+        with self._lock:
+            self._dissolved = [entry for entry in self._dissolved if entry[1] not in gone]
 
     def begin_capture(self, pool_id: Any = None) -> None:
         """From now until `end_capture` a capture may take memory from the pool with this id, from pools that are open

@@ -40,6 +40,14 @@ class PoolBackend(Protocol):
         """What the pool is cut into; None where this torch does not tell. What it tells may have any shape: raises
         whatever reading it raises."""
 
+    def dissolve(self, pool: Any) -> bool:
+        """From now on nobody may enter the pool, and `give_back` has what is free in it. False where this torch can't
+        do that, or somebody else uses the pool too: then all is as it was."""
+
+    def give_back(self, dissolved: Sequence[Any]) -> None:
+        """Gives back what is free in these pools, which are dissolved; on a GPU, what torch caches outside regions may go
+        with it. Does nothing during a capture."""
+
     def enter(self, pool: Any) -> None:
         """What this thread allocates on the pool's device comes from the pool."""
 

@@ -2,10 +2,10 @@
 
 from ebbtide import _core, driver_choice
 from ebbtide.errors import StateError
+from ebbtide.saver import spilled
 from ebbtide.saver.names import check_tags
 from ebbtide.saver.queries import check_known
 from ebbtide.saver.reports import Report
-from ebbtide.saver.trimming import give_up_spilled
 
 
 def promote(*tags: str, missing_ok: bool = False) -> Report:
@@ -38,5 +38,5 @@ def promote(*tags: str, missing_ok: bool = False) -> Report:
         if known[name].lease_count:
             raise StateError(f"tag {name!r} can't be promoted while its region is open: leave the region first")
         if known[name].host_bytes:
-            give_up_spilled(name)
+            spilled.give_up(name)
     return Report.from_core(_core.promote(names, missing_ok))

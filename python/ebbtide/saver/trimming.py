@@ -4,11 +4,9 @@ torch gives nothing back from a pool that lives. What it holds as a wholly free 
 its memory until its pool is leased again.
 """
 
-import contextlib
-
 from ebbtide import _core, driver_choice
 from ebbtide.errors import StateError
-from ebbtide.saver import leases, pools, unused
+from ebbtide.saver import leases, pools, spilled, unused
 from ebbtide.saver.names import check_tags
 from ebbtide.saver.queries import check_known
 from ebbtide.saver.reports import Report
@@ -47,38 +45,9 @@ def trim(*tags: str, missing_ok: bool = False) -> Report:
     backend = pools.existing_backend()
     if backend is None:
         return Report("trim")
+    spilled.give_back_dissolved(chosen)
     with leases.shelf.withheld(chosen) as withheld:
         return _trim(backend, withheld)
-
-
-def give_up_spilled(tag: str, only_for_room: bool = False) -> None:
-    """Gives up the memory of free segments that have spilled, so that what torch cuts from them next is not slow: they
-    come back on the device if there is room. A tag whose region is open is left alone.
-
-    Args:
-        only_for_room: leave those for which the device has no room now: they would come back as they are.
-    """
-    backend = pools.existing_backend()
-    spilled = {info.address: info for info in _core.allocations(tag) if info.host_bytes}
-    if backend is None or not spilled:
-        return
-    room = {info.device: _core.query_device(info.device).room_bytes for info in spilled.values()}
-    with leases.shelf.withheld([tag]) as withheld:
-        for _, lent in withheld:
-            addresses = set()
-            for segment in unused.look(backend, lent) or ():
-                info = spilled.get(segment.address)
-                if info is None or not segment.is_free:
-                    continue
-                if only_for_room and info.host_bytes > room[info.device]:
-                    continue
-                room[info.device] -= info.host_bytes
-                addresses.add(segment.address)
-            if not addresses:
-                continue
-            lent.trimmed |= addresses
-            with contextlib.suppress(StateError):  # somebody has entered the tag, or captures
-                _core.trim([tag], sorted(addresses))
 
 
 def _trim(backend: pools.PoolBackend, withheld: list[tuple[leases.PoolKey, leases.LentPool]]) -> Report:
