@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide.errors import StateError  # noqa: E402
-from ebbtide.saver import cuda_pools, frames, leases, pools  # noqa: E402
+from ebbtide.saver import captures, cuda_pools, frames, leases, pools  # noqa: E402
 from ebbtide.saver.cuda_pools import expandable_segments_problem, torch_version  # noqa: E402
 from torch_model import TorchModel  # noqa: E402
 
@@ -18,15 +18,17 @@ VERSIONS = [(2, 6), (2, 7), (2, 8), (2, 9), (2, 10), (2, 11), (2, 13)]
 def model(request, saver, monkeypatch):
     assert saver.device  # the real backend first: regions of other tests use it
     model = TorchModel(request.param)
+    model.dissolved = set()
     model.install(monkeypatch)
     monkeypatch.setattr(pools, "_backend", cuda_pools.CudaPools(request.param))
     monkeypatch.setattr(frames, "shelf", leases.Shelf())
     monkeypatch.setattr(frames, "_state", frames._ThreadState())
     yield model
     assert model.recording == {0: [], 1: []}
-    assert all(
-        count == 2 for count in model.use_counts.values()
-    )  # the object's own, and the one that is never given back
+    # The object's own, and the one that is never given back but where the pool is dissolved.
+    assert {key for key, count in model.use_counts.items() if count != 2} == model.freeable
+    assert model.freeable == model.dissolved
+    assert model.deadly_ends == []
     assert model.device == 0
 
 
@@ -74,6 +76,49 @@ def test_pools_are_entered_again(model, saver, tag):
         with saver.region(tag):
             seen.add(model.route())
     assert len(seen) == 1
+
+
+def dissolve_all(tag):
+    with frames.shelf.withheld([tag]) as withheld:
+        for _, lent in withheld:
+            lent.is_dissolved = pools._backend.dissolve(lent.pool)
+        return [lent.pool.id for _, lent in withheld if lent.is_dissolved]
+
+
+def test_dissolved_pools_are_torchs_to_free(model, saver, tag, tag2):
+    with saver.region(tag):
+        first = model.route()
+    with saver.region(tag2):  # pools may be open meanwhile
+        model.dissolved |= set(dissolve_all(tag))
+    assert len(model.dissolved) == (2 if model.by_thread else 0)
+    with saver.region(tag):
+        assert (model.route() == first) is not model.by_thread
+    assert len(frames.shelf.dissolved([tag])) == len(model.dissolved)
+    model.dissolved |= set(dissolve_all(tag))  # again, and none twice
+    assert len(model.dissolved) == (4 if model.by_thread else 0)
+
+
+def test_a_pool_that_somebody_else_uses_is_not_dissolved(model, saver, tag):
+    with saver.region(tag):
+        first = model.route()
+    model.use_counts[first] += 1  # a graph was captured into it
+    model.dissolved |= set(dissolve_all(tag))
+    model.use_counts[first] -= 1
+    assert first not in model.dissolved
+    with saver.region(tag):
+        assert model.route() == first
+
+
+def test_giving_back_is_torchs_flush_but_for_captures(model, monkeypatch):
+    flushes = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: flushes.append(1))
+    backend = pools._backend
+    backend.give_back([])
+    assert flushes == []
+    backend.give_back(["a pool"])
+    monkeypatch.setattr(captures, "is_capturing", lambda: True)
+    backend.give_back(["a pool"])
+    assert flushes == [1]
 
 
 def test_threads_all_and_what_is_inside(model, saver, tag, tag2):

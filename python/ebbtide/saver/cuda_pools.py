@@ -1,17 +1,19 @@
 """Pools on a GPU: `torch.cuda.MemPool` over the entry points of one slot each.
 
 What torch does, and what this file makes of it (read in torch 2.6 to 2.13, measured on 2.11):
-- A pool that dies while another is open, or after a failed capture, ends the process from a destructor. So no pool
-  ever dies: a leaked reference keeps the object past interpreter exit, and one use count that is never given back
-  keeps torch from freeing its memory behind our back.
+- A pool that dies while another is open, or after a failed capture, ends the process from a destructor: where it was
+  the last use, it waits for events. So no pool dies as long as it may be entered: a leaked reference keeps the object
+  past interpreter exit, and one use count that is never given back keeps torch from freeing its memory behind our back.
+- Of a pool that nobody uses any more torch gives back the free segments at its next flush, by the pool's own allocator
+  (from 2.8 on), and forgets the pool once it is empty. It can't be entered again. `empty_cache` is such a flush, also
+  while other pools are open. Such an end has an order: the object dies first, which is harmless while our own use
+  count is left; then that goes the way it came, since newer torch counts both for its pinned memory, too, which knows
+  nothing of the object.
 - Before 2.8 a pool takes every thread's allocations, needs a MemPoolContext beside it (one a thread), and
   `_cuda_endAllocateToPool` has another name.
 - Until some version before 2.11 the pool that was entered first wins, not the inner one. Regions leave an outer pool
   before they enter an inner one, so that only a pool that is open for all threads is left to ask `inner_beats_all`
   about.
-- Of a pool that nobody uses any more (its use count is 0) torch gives back the free segments at its next flush, by the
-  pool's own allocator (from 2.8 on), and forgets it once it is empty; it can't be entered again. Such a flush is
-  `empty_cache`, also while other pools are open. The object must live on all the same: it would count down once more.
 - A pool is bound to the device that is current when it is made. Making one for a device without a context must not
   create that context (half a gigabyte on each GPU of a host), hence `_cuda_maybeExchangeDevice`.
 - `use_on_oom` would hand region memory to allocations outside: never set.
@@ -40,23 +42,20 @@ POOLS_FLUSH_FROM = (2, 13)
 OWN_USES = 2  # of a pool: the object's, and the one that `make` begins
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
-_immortal: list[Any] = []
+_immortal: dict[int, Any] = {}  # by id()
 
 
 class CudaPool:
     """One torch pool of one device."""
 
-    __slots__ = ("context", "device", "mem_pool")
+    __slots__ = ("context", "device", "id", "mem_pool")
 
     def __init__(self, mem_pool: Any, device: int) -> None:
         self.mem_pool = mem_pool
+        # What torch calls the pool: `torch.cuda.graph(pool=)` and `_cuda_beginAllocateToPool` take it.
+        self.id: tuple[int, int] = mem_pool.id
         self.device = device
         self.context: Any = None  # torch before 2.8: the MemPoolContext, while the pool is open
-
-    @property
-    def id(self) -> tuple[int, int]:
-        """What torch calls the pool: `torch.cuda.graph(pool=)` and `_cuda_beginAllocateToPool` take it."""
-        return self.mem_pool.id
 
     def make_active(self) -> Any:
         """Before torch 2.8: what makes this the thread's active pool, as long as it lives; else None."""
@@ -105,8 +104,9 @@ class CudaPools:
         """See PoolBackend."""
         if self.one_thread_only or pool.mem_pool.use_count() != OWN_USES:
             return False
-        for _ in range(OWN_USES):
-            self._release(pool.device, pool.id)
+        _let_die(pool.mem_pool)
+        pool.mem_pool = None
+        self._release(pool.device, pool.id)
         return True
 
     def give_back(self, dissolved: Sequence[CudaPool]) -> None:
@@ -163,8 +163,14 @@ def _made_on(device: int) -> Iterator[None]:
 
 
 def _keep_for_ever(thing: Any) -> None:
-    _immortal.append(thing)
+    _immortal[id(thing)] = thing
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def _let_die(thing: Any) -> None:
+    """Undoes `_keep_for_ever`: it dies with the last reference that the caller has."""
+    del _immortal[id(thing)]
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(thing))
 
 
 def take_snapshot(*pool_id: Any) -> Any:

@@ -45,8 +45,8 @@ class PoolBackend(Protocol):
         do that, or somebody else uses the pool too: then all is as it was."""
 
     def give_back(self, dissolved: Sequence[Any]) -> None:
-        """Gives back what is free in these pools, which are dissolved; on a GPU, what torch caches outside regions may go
-        with it. Does nothing during a capture."""
+        """Gives back what is free in these pools, which are dissolved; on a GPU, what torch caches outside regions may
+        go with it. Does nothing during a capture."""
 
     def enter(self, pool: Any) -> None:
         """What this thread allocates on the pool's device comes from the pool."""

@@ -1,7 +1,7 @@
 """`saver.trim`: the memory behind what torch keeps and nobody uses.
 
 torch gives nothing back from a pool that lives. What it holds as a wholly free segment keeps its address, and loses
-its memory until its pool is leased again.
+its memory until its pool is leased again. From pools that were dissolved it does give back.
 """
 
 from ebbtide import _core, driver_choice
@@ -16,8 +16,8 @@ def trim(*tags: str, missing_ok: bool = False) -> Report:
     """Gives up the device memory of free segments in the tags' pools: what their dead tensors have left behind.
 
     Nothing that lives moves, and the tags are not paused. The memory comes back, as zeros, when a region of the tag is
-    entered again; where it does not fit then, entering is an OutOfMemoryError. Until then it stays away, also over a
-    pause and a resume. Pools that a CUDA graph captured into are never trimmed.
+    entered again; where it does not fit then, entering is an OutOfMemoryError, unless the region overflows. Until then
+    it stays away, also over a pause and a resume. Pools that a CUDA graph captured into are never trimmed.
 
     Args:
         tags: none means every tag.
