@@ -86,8 +86,11 @@ def measure_region(sizes: Sizes, has_one_tag: bool) -> Measured:
     take(measured, "", {"before": before, "spike": during, "after": after})
     take(measured, "plain_", plain.figures)
     compare(measured, [first_losses, wide_losses, last_losses], plain.figures["losses"])
-    if first_bytes or not host_bytes:
-        measured.faults.append(f"the narrow model spilled {first_bytes} bytes, and the wide one {host_bytes}")
+    if first_bytes or left_bytes or not host_bytes:
+        measured.faults.append(
+            f"the narrow model spilled {first_bytes} bytes, the wide one {host_bytes}, and the narrow one after it "
+            f"{left_bytes}"
+        )
     return measured
 
 
