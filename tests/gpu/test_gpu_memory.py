@@ -4,8 +4,6 @@ from collections.abc import Callable
 
 import pytest
 
-pytestmark = pytest.mark.device_memory
-
 HOG = """
 import subprocess
 HOG = '''
@@ -25,6 +23,7 @@ def release(process):
 """
 
 
+@pytest.mark.device_memory
 def test_pause_frees_device_memory_and_resume_brings_the_bytes_back(program: Callable[..., str]) -> None:
     program(
         """
@@ -50,6 +49,7 @@ assert not kv.any()  # dropped: zeros, never old bytes
     )
 
 
+@pytest.mark.device_memory
 def test_resume_while_another_process_holds_the_memory(program: Callable[..., str]) -> None:
     program(
         HOG
@@ -81,6 +81,7 @@ other.wait(60)
     )
 
 
+@pytest.mark.device_memory
 def test_out_of_memory_in_a_region_is_torchs_own_error(program: Callable[..., str]) -> None:
     program(
         """
@@ -172,6 +173,7 @@ assert (w == 1).all()
     )
 
 
+@pytest.mark.device_memory
 def test_adopt_a_finished_model_and_optimiser(program: Callable[..., str]) -> None:
     program(
         """

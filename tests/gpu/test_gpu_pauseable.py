@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 import pytest
 
-pytestmark = pytest.mark.device_memory
-
 PRELUDE = """
 import threading
 import torch
@@ -79,6 +77,7 @@ def program() -> Callable[..., str]:
     return run
 
 
+@pytest.mark.device_memory
 @pytest.mark.parametrize("backup", ["ram", "pinned", "disk"])
 def test_a_training_script_loses_nothing(backup: str) -> None:
     deterministic = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -88,6 +87,7 @@ def test_a_training_script_loses_nothing(backup: str) -> None:
     assert paused == plain
 
 
+@pytest.mark.device_memory
 def test_memory_that_is_away_is_not_handed_out(program: Callable[..., str]) -> None:
     """Not to any thread, autograd's among them; what is in torch's cache has these very sizes."""
     program(
@@ -224,6 +224,7 @@ assert (third == 1).all()
     )
 
 
+@pytest.mark.device_memory
 def test_cycles_leave_nothing_behind(program: Callable[..., str]) -> None:
     program(
         """
@@ -244,6 +245,7 @@ assert (kept == 1).all()
     )
 
 
+@pytest.mark.device_memory
 def test_what_is_cached_meanwhile_makes_room_for_the_resume(program: Callable[..., str]) -> None:
     program(
         """

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.device_memory
-
 GIB = 1 << 30
 LIMIT = 4 * GIB
 WANTED = 6 * GIB
@@ -157,6 +155,7 @@ def test_cupy(allocator: str) -> None:
 # --- a device that others have filled ---
 
 
+@pytest.mark.device_memory
 def test_torch_where_others_have_the_device() -> None:
     """No limit: the driver itself refuses. Without ebbtide the program dies, with it the program goes on."""
     command = python("torch_overflow.py", WANTED)
@@ -167,6 +166,7 @@ def test_torch_where_others_have_the_device() -> None:
         assert_right(start(command, "--host-limit", HOST_LIMIT))
 
 
+@pytest.mark.device_memory
 @pytest.mark.expected_skip("nvcc is only needed here")
 def test_a_program_with_the_static_runtime_where_others_have_the_device(native_program: str) -> None:
     command = [native_program, str(WANTED)]

@@ -10,6 +10,8 @@ from ebbtide import _core  # noqa: E402
 from ebbtide.saver import leases  # noqa: E402
 from ebbtide.saver.cuda_pools import torch_version  # noqa: E402
 
+pytestmark = pytest.mark.device_memory
+
 MIB = 1 << 20
 LIMIT = 768 * MIB
 NARROW, WIDE = (64 * MIB,) * 8, (256 * MIB,) * 5

@@ -5,8 +5,6 @@ import sys
 import pytest
 from preload_clients import MIB, Clients
 
-pytestmark = pytest.mark.device_memory
-
 PROGRAM = """
 import ctypes, sys
 from ebbtide import _core
@@ -54,6 +52,7 @@ print(free_mib() - before)
 """
 
 
+@pytest.mark.device_memory
 @pytest.mark.parametrize(("tag", "backup"), [("default", "ram"), ("job", "pinned"), ("job", "disk")])
 def test_a_program_is_paused_from_inside(clients: Clients, tag: str, backup: str) -> None:
     settings = {"EBBTIDE_PAUSEABLE": "1", "EBBTIDE_BACKUP": backup}
@@ -64,6 +63,7 @@ def test_a_program_is_paused_from_inside(clients: Clients, tag: str, backup: str
     assert done.stdout == f"[('{tag}', 10)] 10 True True\n10\n"
 
 
+@pytest.mark.device_memory
 def test_without_a_backup_the_content_goes(clients: Clients) -> None:
     done = clients.start(
         [sys.executable, "-c", PROGRAM + CYCLE, "default"], EBBTIDE_PAUSEABLE="1", EBBTIDE_BACKUP="none"
@@ -161,6 +161,7 @@ print(read(block, len(data)) == data, saver.pause(tag).bytes // MIB)
 """
 
 
+@pytest.mark.device_memory
 @pytest.mark.parametrize("tag", ["default", "job"])
 def test_the_saver_knows_the_programs_tag_from_the_start(clients: Clients, tag: str) -> None:
     done = clients.start(

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.device_memory
+pytestmark = pytest.mark.sim_only  # on a GPU the benchmark itself is run
 
 
 @pytest.fixture(autouse=True)
