@@ -121,7 +121,7 @@ ebbtide_status ebbtide_open_lease(const char* tag, const char* holder, ebbtide_l
     require(lease != nullptr, "lease is null");
     api::require_size(lease->struct_size, api::kLeastLease, "ebbtide_lease");
     require_not_forked();
-    const LeaseInfo info = Saver::instance().registry.open_lease(tag, holder != nullptr ? holder : "somebody");
+    const LeaseInfo info = Saver::instance().open_lease(tag, holder != nullptr ? holder : "somebody");
     const ebbtide_lease filled = {sizeof filled, info.id, info.epoch, info.is_away ? 1 : 0};
     api::write_struct(lease, filled, api::kLeastLease, "ebbtide_lease");
   });

@@ -59,9 +59,12 @@ std::optional<BackupView> view_backup(Saver& saver, const AddressRange& range, b
   if (range.size_bytes > allocation->size_bytes() - begin)
     throw InvalidArgument("the range reaches beyond its allocation");
   const ClaimPart claim{OperationKind::kShow, {{allocation->tag->name}, {allocation->address()}, false}};
+  const uint64_t peer_generation = saver.peers.generation();
   Selection selection = saver.registry.claim({&claim, 1});
-  const ScopeExit release(
-      [&]() noexcept { saver.deferred_frees.destroy_all(saver.registry.release(selection, Outcome::kUntouched)); });
+  const ScopeExit release([&]() noexcept {
+    saver.deferred_frees.destroy_all(saver.registry.release(selection, Outcome::kUntouched));
+    saver.peers.catch_up(peer_generation);
+  });
   if (selection.parts.front().allocations.empty()) return std::nullopt;
   const size_t end = begin + std::max<size_t>(range.size_bytes, 1);
   const auto stored = saver.registry.stored_of(*allocation);

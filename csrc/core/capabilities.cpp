@@ -62,7 +62,7 @@ Capability probe_host_memory(int device) {
     const size_t bytes = granularity(device);
     const Reservation range = Reservation::reserve(bytes);
     const PhysicalMemory memory = PhysicalMemory::create_on_host(bytes, *probe.location);
-    const Mapping mapping = Mapping::map(range.address(), memory, std::span(&device, 1));
+    const Mapping mapping = Mapping::map(range.address(), memory, device);
     return {"host_memory", true, probe.found, ""};
   } catch (const std::exception& error) {
     capability.found += "; mapped for the device: " + std::string(error.what());

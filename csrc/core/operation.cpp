@@ -90,8 +90,10 @@ std::unique_ptr<Operation> Operation::claim(Saver& saver, OperationKind kind, Op
         "a stream capture is under way: pause and resume would break it; do it before or after the capture");
   }
   saver.give_back_caches();
+  const uint64_t peer_generation = saver.peers.refresh(true);
   // Made before anything is held: from the claim on, its destructor lets go whatever happens.
   std::unique_ptr<Operation> operation(new Operation(saver, kind, std::move(request), std::move(*permit)));
+  operation->peer_generation_ = peer_generation;
   operation->selection_ = saver.registry.claim(operation->add_parts());
   try {
     operation->prepare();
@@ -222,6 +224,7 @@ void Operation::finish(Outcome outcome) noexcept {
   for (const auto& part : parts_) part->settle();
   exchanges_.clear();
   saver_.deferred_frees.destroy_all(saver_.registry.release(selection_, outcome));
+  saver_.peers.catch_up(peer_generation_);
 }
 
 void Operation::fail(Outcome outcome, const char* reason) noexcept {

@@ -123,6 +123,7 @@ class Operation {
   std::vector<std::unique_ptr<OperationPart>> parts_;  // parallel to selection_.parts
   std::string tag_names_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  uint64_t peer_generation_ = 0;  // as of when what it maps is mapped for
   bool is_finished_ = false;
 };
 

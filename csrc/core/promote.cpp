@@ -1,6 +1,5 @@
 #include "core/promote.h"
 
-#include <span>
 #include <string>
 
 #include "base/error.h"
@@ -25,6 +24,7 @@ void PromotePart::create_memory(int device, DevicePart& part) {
   const ContextScope scope(device);
   part.spare = std::make_shared<Allocation>();
   part.spare->device = device;
+  part.peers = saver().peers.of(device);
   uint64_t room_bytes = usable_device_bytes(saver(), device);
   uint64_t size_bytes = 0;
   for (const Moving& moving : part.moving) {
@@ -61,17 +61,17 @@ std::vector<int> PromotePart::devices() const {
 
 void PromotePart::run_device(int device) {
   DevicePart& part = parts_.at(device);
-  copy(part);
+  copy(device, part);
   for (size_t index = 0; index < part.moving.size(); ++index) exchange(device, part, index);
 }
 
-void PromotePart::copy(DevicePart& part) {
+void PromotePart::copy(int device, DevicePart& part) {
   const Stream stream = Stream::create();
   for (size_t index = 0; index < part.moving.size(); ++index) {
     const Moving& moving = part.moving[index];
     Chunk& spare = part.spare->chunks[index];
     const CUdeviceptr to = part.spare->address() + spare.offset;
-    spare.mapping = Mapping::map(to, spare.memory);
+    spare.mapping = Mapping::map(to, spare.memory, device);
     check(driver().cuMemcpyDtoDAsync(to, moving.allocation->address() + moving.chunk->offset, spare.size_bytes,
                                      stream.get()),
           "cuMemcpyDtoDAsync", "size=" + std::to_string(spare.size_bytes));
@@ -85,14 +85,13 @@ void PromotePart::exchange(int device, DevicePart& part, size_t index) {
   Chunk& chunk = *moving.chunk;
   Chunk& spare = part.spare->chunks[index];
   const CUdeviceptr address = moving.allocation->address() + chunk.offset;
-  const std::span<const int> accessors(&device, 1);
   spare.mapping.unmap();
   chunk.mapping.unmap();
   try {
-    chunk.mapping = Mapping::map(address, spare.memory, accessors);
+    chunk.mapping = saver().peers.map(address, spare.memory, device, part.peers);
   } catch (const DriverError&) {
     try {
-      chunk.mapping = Mapping::map(address, chunk.memory, accessors);
+      chunk.mapping = saver().peers.map(address, chunk.memory, device, part.peers);
     } catch (const DriverError&) {
       mark_given_up();
       chunk.is_detached.store(true, std::memory_order_release);
@@ -111,7 +110,7 @@ void PromotePart::exchange(int device, DevicePart& part, size_t index) {
   if (saver().host_pool.capacity_bytes() == 0) return;
   try {
     // Behind the spare address the pool can clear it.
-    spare.mapping = Mapping::map(part.spare->address() + spare.offset, spare.memory, accessors);
+    spare.mapping = Mapping::map(part.spare->address() + spare.offset, spare.memory, device);
   } catch (const DriverError&) {
     // Then it goes to the system.
   }

@@ -26,12 +26,13 @@ class PromotePart final : public OperationPart {
     Chunk* chunk;
   };
   struct DevicePart {
+    DeviceSet peers;
     std::vector<Moving> moving;
     std::shared_ptr<Allocation> spare;  // a chunk for each that moves, in order
   };
 
   void create_memory(int device, DevicePart& part);
-  void copy(DevicePart& part);
+  void copy(int device, DevicePart& part);
   void exchange(int device, DevicePart& part, size_t index);
 
   std::map<int, DevicePart> parts_;

@@ -32,8 +32,17 @@ struct Tag {
 };
 
 // kTrim: gives up the memory of allocations that nobody uses, without pausing their tag. kShow: holds what is away, so that its bytes can be looked at. kPromote: moves what lies on the host to
-// the device.
-enum class OperationKind { kPause = 0, kResume = 1, kSwap = 2, kPrepare = 3, kTrim = 4, kShow = 5, kPromote = 6 };
+// the device. kGrant: moves nothing, and lets other devices use what is there.
+enum class OperationKind {
+  kPause = 0,
+  kResume = 1,
+  kSwap = 2,
+  kPrepare = 3,
+  kTrim = 4,
+  kShow = 5,
+  kPromote = 6,
+  kGrant = 7
+};
 
 struct TagRequest {
   std::vector<std::string> names;  // empty: every tag
@@ -100,6 +109,8 @@ class Registry {
   // Holds the tags and those of their allocations that the operation concerns; waits while another operation holds one of them. Throws StateError for an unknown tag, and for a
   // leased one when pausing.
   Selection claim(std::span<const ClaimPart> parts);
+  // Holds those allocations that concerns() says, for a kGrant, of the tags that no operation holds: never waits, whatever is leased. concerns is called under the lock.
+  Selection claim_idle(const std::function<bool(const Allocation&)>& concerns);
   // Ends the holding. Gives back the allocations that were freed meanwhile: the caller destroys them outside every lock.
   std::vector<std::shared_ptr<Allocation>> release(Selection& selection, Outcome outcome) noexcept;
 

@@ -169,6 +169,25 @@ Selection Registry::claim(std::span<const ClaimPart> parts) {
   return selection;
 }
 
+Selection Registry::claim_idle(const std::function<bool(const Allocation&)>& concerns) {
+  const std::lock_guard lock(mutex_);
+  Selection selection;
+  auto& allocations = selection.parts.emplace_back(OperationKind::kGrant).allocations;
+  for (const auto& [name, tag] : tags_) {
+    if (tag->is_busy) continue;
+    const size_t count = allocations.size();
+    for (const auto& [sequence, allocation] : tag->allocations) {
+      if (concerns(*allocation)) allocations.push_back(allocation);
+    }
+    if (allocations.size() > count) selection.tags.push_back(tag.get());
+  }
+  selection.doomed.reserve(allocations.size());
+  // Nothing below throws.
+  for (const auto& allocation : allocations) allocation->is_held = true;
+  for (Tag* tag : selection.tags) tag->is_busy = true;
+  return selection;
+}
+
 std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection, Outcome outcome) noexcept {
   std::vector<std::shared_ptr<Allocation>> doomed = std::move(selection.doomed);
   const std::lock_guard lock(mutex_);

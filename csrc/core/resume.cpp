@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <span>
 
 #include "base/error.h"
 #include "base/scope_exit.h"
@@ -16,6 +15,7 @@ void ResumePart::prepare(const Allocations& allocations) {
     select(allocation);
   }
   for (auto& [device, part] : parts_) {
+    part.peers = saver().peers.of(device);
     put_in_order(part);
     if (exchanges_ == nullptr) create_memory(device, part);
     if (exchanges_ == nullptr) create_memory_by_room(device, part);
@@ -231,7 +231,7 @@ void ResumePart::map(int device, DevicePart& part, Returning& returning) {
     }
   }
   const CUdeviceptr address = returning.allocation->address() + chunk.offset;
-  chunk.mapping = Mapping::map(address, chunk.memory, std::span(&device, 1));
+  chunk.mapping = saver().peers.map(address, chunk.memory, device, part.peers);
 }
 
 // Blocks of one value, and, in memory that somebody else had, of zeros.

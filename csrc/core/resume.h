@@ -50,6 +50,7 @@ class ResumePart final : public OperationPart {
     bool wants_device_memory() const { return !is_on_host && !chunk->is_detached.load(); }
   };
   struct DevicePart {
+    DeviceSet peers;
     uint64_t bytes = 0;  // of device memory
     uint64_t copied_bytes = 0;
     uint64_t staged_bytes = 0;  // of which through the ring

@@ -174,6 +174,7 @@ CUdeviceptr Saver::alloc(Tag& tag, const Policy& policy, int device, uint64_t si
   }
   const ContextScope scope(device);
   const uint64_t rounded = round_up(size_bytes, granularity(device));
+  const uint64_t peer_generation = peers.refresh(false);
   const bool may_give_back = !is_capture_visible(device, stream);
   if (may_give_back) give_back_caches();
   const RefusedCall call{&tag, device, rounded};
@@ -186,6 +187,7 @@ CUdeviceptr Saver::alloc(Tag& tag, const Policy& policy, int device, uint64_t si
       allocation->sequence = registry.next_sequence();
       const CUdeviceptr address = allocation->address();
       registry.insert(std::move(allocation));
+      peers.catch_up(peer_generation);
       return address;
     } catch (const FlushFirst&) {
       if (!is_last_try && may_give_back && give_back_caches()) continue;
@@ -223,6 +225,12 @@ bool Saver::free_if_ours(CUdeviceptr address) {
 std::unique_ptr<Operation> Saver::claim(OperationKind kind, OperationRequest request) {
   require_not_forked();
   return Operation::claim(*this, kind, std::move(request));
+}
+
+LeaseInfo Saver::open_lease(const std::string& tag_name, const std::string& holder) {
+  require_not_forked();
+  peers.refresh(true);
+  return registry.open_lease(tag_name, holder);
 }
 
 }  // namespace ebbtide

@@ -14,6 +14,7 @@
 #include "core/event_log.h"
 #include "core/host_budget.h"
 #include "core/host_pool.h"
+#include "core/peer_access.h"
 #include "core/pinned_budget.h"
 #include "core/registry.h"
 #include "core/slots.h"
@@ -74,6 +75,9 @@ class Saver {
 
   std::unique_ptr<Operation> claim(OperationKind kind, OperationRequest request);
 
+  // The entry of a region.
+  LeaseInfo open_lease(const std::string& tag_name, const std::string& holder);
+
   // Gives back what ebbtide itself still keeps: undos that failed, frees that were put off. True if any of it went. Does nothing that a capture forbids while one is known.
   // may_wait: before somebody is told that memory is out, frees that a resume in the background puts off are worth waiting for it.
   bool give_back_caches(bool may_wait = false) noexcept;
@@ -89,6 +93,7 @@ class Saver {
   SkipRules skip;
   const kernels::Digest digest_seed;
   DeferredFrees deferred_frees{capture_gate, host_pool};
+  PeerAccess peers{registry, deferred_frees};
   SlotTable slots{registry};
   EventLog events;
   Counters counters;

@@ -1,6 +1,5 @@
 #include "core/spill.h"
 
-#include <span>
 #include <string>
 #include <vector>
 
@@ -65,13 +64,14 @@ std::shared_ptr<Allocation> assemble(Saver& saver, Tag& tag, const Policy& polic
   DeviceCharge charge = saver.device_budget.claim(device, device_bytes);
   allocation->reservation = Reservation::reserve(size_bytes);
   const bool has_backup = policy.backup != BackupKind::kNone;
+  const DeviceSet peers = saver.peers.of(device);
   std::vector<uint64_t> device_chunks;
   if (device_bytes > 0) device_chunks = policy::cut_into_chunks(device_bytes, granularity(device), has_backup);
   for (const uint64_t chunk_bytes : device_chunks) {
     Chunk& chunk = add_chunk(*allocation, chunk_bytes);
     chunk.charge = charge.split(chunk_bytes);
     chunk.memory = PhysicalMemory::create_on_device(chunk_bytes, device);
-    chunk.mapping = Mapping::map(allocation->address() + chunk.offset, chunk.memory);
+    chunk.mapping = saver.peers.map(allocation->address() + chunk.offset, chunk.memory, device, peers);
   }
   // All that can be refused for want of device memory is over: from here on the pieces are the chunks'.
   for (HostPool::Piece& piece : host_pieces) {
@@ -80,7 +80,7 @@ std::shared_ptr<Allocation> assemble(Saver& saver, Tag& tag, const Policy& polic
     chunk.home = Place::kHost;
     chunk.host_claim = std::move(piece.claim);
     chunk.memory = std::move(piece.memory);
-    chunk.mapping = Mapping::map(allocation->address() + chunk.offset, chunk.memory, std::span(&device, 1));
+    chunk.mapping = saver.peers.map(allocation->address() + chunk.offset, chunk.memory, device, peers);
   }
   return allocation;
 }

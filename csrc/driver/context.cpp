@@ -12,6 +12,7 @@ namespace {
 struct Contexts {
   std::mutex mutex;
   std::atomic<CUcontext> primary[kMaxDevices]{};
+  std::atomic<int> device_count{-1};  // not asked yet
 };
 Contexts& contexts() {
   static Contexts* const instance = new Contexts;
@@ -23,7 +24,13 @@ Contexts& contexts() {
 int device_count() {
   int count = 0;
   check(driver().cuDeviceGetCount(&count), "cuDeviceGetCount");
+  contexts().device_count.store(count, std::memory_order_relaxed);
   return count;
+}
+
+int known_device_count() {
+  const int count = contexts().device_count.load(std::memory_order_relaxed);
+  return count >= 0 ? count : device_count();
 }
 
 CUcontext primary_context(int device) {

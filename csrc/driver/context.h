@@ -10,6 +10,8 @@ inline constexpr int kMaxDevices = 128;
 CUcontext primary_context(int device);
 
 int device_count();
+// As device_count() said last: devices neither come nor go while a process lives.
+int known_device_count();
 
 // Makes a device's primary context current in this thread for a scope, and puts back what was there. Costs one cuCtxGetCurrent where nothing changes.
 class ContextScope {

@@ -140,7 +140,7 @@ CUresult AddressSpace::unmap(uint64_t address, uint64_t size) {
 }
 
 CUresult AddressSpace::check_descriptions(const MappingRange& range, const CUmemAccessDesc* descriptions,
-                                          size_t count) {
+                                          size_t count, const Peers& peers) {
   for (size_t i = 0; i < count; ++i) {
     const CUmemAccess_flags flags = descriptions[i].flags;
     if (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
@@ -148,18 +148,23 @@ CUresult AddressSpace::check_descriptions(const MappingRange& range, const CUmem
       return CUDA_ERROR_INVALID_VALUE;
     }
     for (auto mapping = range.first; mapping != range.second; ++mapping) {
-      if (!may_be_accessed_by(*mapping->second.block, descriptions[i].location)) return CUDA_ERROR_NOT_SUPPORTED;
+      const PhysicalBlock& block = *mapping->second.block;
+      const CUmemLocation& location = descriptions[i].location;
+      if (!may_be_accessed_by(block, location)) return CUDA_ERROR_NOT_SUPPORTED;
+      const bool is_other = block.is_on_device() && block.location.id != location.id;
+      if (is_other && !peers.reaches(location.id, block.location.id)) return CUDA_ERROR_INVALID_DEVICE;
     }
   }
   return CUDA_SUCCESS;
 }
 
-CUresult AddressSpace::set_access(uint64_t address, uint64_t size, const CUmemAccessDesc* descriptions, size_t count) {
+CUresult AddressSpace::set_access(uint64_t address, uint64_t size, const CUmemAccessDesc* descriptions, size_t count,
+                                  const Peers& peers) {
   if (descriptions == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
   // As in the driver: both ends must be mapped, and what lies behind a hole is left as it was, without an error.
   const auto range = whole_mappings(address, size);
   if (!range || !find_mapping(address) || !find_mapping(address + size - 1)) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult wrong = check_descriptions(*range, descriptions, count); wrong != CUDA_SUCCESS) return wrong;
+  if (const CUresult wrong = check_descriptions(*range, descriptions, count, peers); wrong != CUDA_SUCCESS) return wrong;
   for (auto mapping = range->first; mapping != range->second && mapping->first == address; ++mapping) {
     auto access = mapping->second.access;
     for (size_t i = 0; i < count; ++i) {

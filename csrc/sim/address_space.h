@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "sim/peers.h"
 #include "sim/physical.h"
 
 namespace ebbtide::sim {
@@ -54,7 +55,8 @@ class AddressSpace {
   CUresult free_range(uint64_t address, uint64_t size);
   CUresult map(uint64_t address, uint64_t size, const Block& block);
   CUresult unmap(uint64_t address, uint64_t size);
-  CUresult set_access(uint64_t address, uint64_t size, const CUmemAccessDesc* descriptions, size_t count);
+  CUresult set_access(uint64_t address, uint64_t size, const CUmemAccessDesc* descriptions, size_t count,
+                      const Peers& peers);
   CUresult get_access(uint64_t& flags, LocationKey location, uint64_t address) const;
 
   // device: who may use it, beside the place where it lies.
@@ -82,7 +84,8 @@ class AddressSpace {
   std::optional<MappingRange> whole_mappings(uint64_t address, uint64_t size);
   // Whether the range lies in reservations; it may go on from one into the next.
   bool is_reserved(uint64_t address, uint64_t size) const;
-  static CUresult check_descriptions(const MappingRange& range, const CUmemAccessDesc* descriptions, size_t count);
+  static CUresult check_descriptions(const MappingRange& range, const CUmemAccessDesc* descriptions, size_t count,
+                                     const Peers& peers);
   uint64_t linear_count() const;
   bool overlaps_mapping(uint64_t address, uint64_t size) const;
   void drop_reservation(std::map<uint64_t, Reservation>::iterator reservation);

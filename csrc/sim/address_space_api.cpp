@@ -42,7 +42,7 @@ CUresult set_access(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* desc, s
     const bool is_node = location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
     if (!is_node && simulator().physical.check_location(location) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
   }
-  return simulator().address_space.set_access(ptr, size, desc, count);
+  return simulator().address_space.set_access(ptr, size, desc, count, simulator().peers);
 }
 
 CUresult get_access(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr ptr) {

@@ -85,6 +85,7 @@ CUresult release(CUdevice dev) {
   simulator().address_space.free_linear_of_context(id);
   simulator().host_memory.free_of_context(id);
   simulator().modules.drop_context(id);
+  simulator().peers.drop_context(id);
   // Draining gave the lock back for a while: somebody may have reset everything meanwhile.
   if (Context* context = simulator().contexts.find(id); context != nullptr && context->retain_count > 0) {
     --context->retain_count;

@@ -33,6 +33,7 @@ EBBTIDE_SIM_EXPORT void ebbtide_sim_reset(void) {
     sim.host_memory.reset();
     sim.modules.reset();
     sim.contexts.reset();
+    sim.peers.reset();
     sim.driver_version = kDefaultDriverVersion;
     sim.owner = 0;
   }
@@ -55,6 +56,12 @@ EBBTIDE_SIM_EXPORT void ebbtide_sim_set_foreign_bytes(int device, uint64_t bytes
   if (is_forked_child() || !is_device(device)) return;
   Lock lock(simulator().mutex);
   simulator().physical.set_foreign_bytes(device, bytes);
+}
+
+EBBTIDE_SIM_EXPORT void ebbtide_sim_set_peers(int device, int peer, int is_reached) {
+  if (is_forked_child() || !is_device(device) || !is_device(peer)) return;
+  Lock lock(simulator().mutex);
+  simulator().peers.set_reach(device, peer, is_reached != 0);
 }
 
 EBBTIDE_SIM_EXPORT void ebbtide_sim_set_driver_version(int version) {

@@ -19,6 +19,9 @@ void ebbtide_sim_reset(void);
 void ebbtide_sim_set_device_count(int count);
 void ebbtide_sim_set_capacity(int device, uint64_t bytes);
 
+/* Whether `device` reaches memory of `peer`, as cuDeviceCanAccessPeer says (default: every device that of every other). Bounds what is granted from then on. */
+void ebbtide_sim_set_peers(int device, int peer, int is_reached);
+
 /* What cuDriverGetVersion says (default 13000). cuGetProcAddress answers CUDA_ERROR_NOT_FOUND for functions that are newer. */
 void ebbtide_sim_set_driver_version(int version);
 

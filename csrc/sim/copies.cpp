@@ -72,23 +72,23 @@ CUresult copy_later(Address to, Address from, size_t size, CUstream handle) {
 }
 
 CUresult htod(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount) {
-  return copy_now({dstDevice, true}, {reinterpret_cast<uint64_t>(srcHost), false}, ByteCount);
+  return copy_now({dstDevice, true, true}, {reinterpret_cast<uint64_t>(srcHost), false}, ByteCount);
 }
 
 CUresult dtoh(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount) {
-  return copy_now({reinterpret_cast<uint64_t>(dstHost), false}, {srcDevice, true}, ByteCount);
+  return copy_now({reinterpret_cast<uint64_t>(dstHost), false}, {srcDevice, true, true}, ByteCount);
 }
 
 CUresult htod_async(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount, CUstream hStream) {
-  return copy_later({dstDevice, true}, {reinterpret_cast<uint64_t>(srcHost), false}, ByteCount, hStream);
+  return copy_later({dstDevice, true, true}, {reinterpret_cast<uint64_t>(srcHost), false}, ByteCount, hStream);
 }
 
 CUresult dtoh_async(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
-  return copy_later({reinterpret_cast<uint64_t>(dstHost), false}, {srcDevice, true}, ByteCount, hStream);
+  return copy_later({reinterpret_cast<uint64_t>(dstHost), false}, {srcDevice, true, true}, ByteCount, hStream);
 }
 
 CUresult dtod_async(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
-  return copy_later({dstDevice, true}, {srcDevice, true}, ByteCount, hStream);
+  return copy_later({dstDevice, true, true}, {srcDevice, true, true}, ByteCount, hStream);
 }
 
 CUresult memset_async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream) {

@@ -20,6 +20,7 @@
 #include "sim/host_memory.h"
 #include "sim/lock.h"
 #include "sim/modules.h"
+#include "sim/peers.h"
 #include "sim/physical.h"
 #include "sim/streams.h"
 
@@ -43,6 +44,7 @@ struct Simulator {
   AddressSpace address_space;
   HostMemory host_memory;
   Contexts contexts;
+  Peers peers;
   Modules modules;
   Streams streams;
 

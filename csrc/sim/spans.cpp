@@ -41,6 +41,15 @@ uint32_t* as_host_number(const Spans& spans) {
   return spans.front().block == nullptr ? reinterpret_cast<uint32_t*>(spans.front().position) : nullptr;
 }
 
+// Whose access counts: cuMemAlloc's memory has none but its own device's, which stands for that of the others who may use it.
+int acting_device(const Reservation& reservation, bool is_copied, int device) {
+  if (!reservation.linear) return device;
+  const uint64_t owner = reservation.linear->context;
+  const bool is_enabled = simulator().peers.is_enabled(Contexts::id_of_device(device), owner);
+  const bool may_use = is_copied || is_enabled || reservation.linear->is_managed;
+  return may_use ? simulator().contexts.find(owner)->device : device;
+}
+
 }  // namespace
 
 bool move_piece(const Span& to, const Span& from) {
@@ -81,11 +90,13 @@ bool move_bytes(const Spans& to, const Spans& from, uint64_t size) {
 
 std::optional<Spans> resolve(Lock&, const Address& address, uint64_t size, AccessKind kind, int device) {
   const AddressSpace& space = simulator().address_space;
-  const bool is_simulated = space.find_reservation(address.value).has_value();
-  if (!is_simulated && (!address.is_device || simulator().host_memory.holds(address.value, size))) {
+  const auto reservation = space.find_reservation(address.value);
+  if (!reservation && (!address.is_device || simulator().host_memory.holds(address.value, size))) {
     return Spans{{nullptr, address.value, size}};
   }
-  const auto ranges = space.resolve(address.value, size, kind, device);
+  if (!reservation) return std::nullopt;
+  const int acting = acting_device(*reservation->second, address.is_copied, device);
+  const auto ranges = space.resolve(address.value, size, kind, acting);
   if (!ranges) return std::nullopt;
   Spans spans;
   for (const BlockRange& range : *ranges) spans.push_back({range.block, range.offset, range.size});

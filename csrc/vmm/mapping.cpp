@@ -1,8 +1,8 @@
 #include "vmm/mapping.h"
 
+#include <array>
 #include <cstdio>
 #include <string>
-#include <vector>
 
 #include "vmm/limbo.h"
 
@@ -17,7 +17,7 @@ std::string describe(CUdeviceptr address, size_t size_bytes) {
 
 }  // namespace
 
-Mapping Mapping::map(CUdeviceptr address, const PhysicalMemory& memory, std::span<const int> devices) {
+Mapping Mapping::map(CUdeviceptr address, const PhysicalMemory& memory, int device, const DeviceSet& peers) {
   const size_t size_bytes = memory.size_bytes();
   check(driver().cuMemMap(address, size_bytes, 0, memory.handle(), 0), "cuMemMap", describe(address, size_bytes));
   Mapping mapping;  // from here on the destructor undoes it
@@ -25,17 +25,40 @@ Mapping Mapping::map(CUdeviceptr address, const PhysicalMemory& memory, std::spa
   mapping.size_bytes_ = size_bytes;
   mapping.handle_ = memory.handle();
   mapping.device_ = memory.device();
-  const int owner = memory.device();
-  std::vector<CUmemAccessDesc> accesses;
-  for (const int device : devices.empty() ? std::span(&owner, 1) : devices) {
-    CUmemAccessDesc& access = accesses.emplace_back();
+  const DeviceSet own = only(device);
+  if (peers.any() && mapping.set_access(own | peers) == CUDA_SUCCESS) return mapping;
+  check(mapping.set_access(own), "cuMemSetAccess", describe(address, size_bytes));
+  return mapping;
+}
+
+CUresult Mapping::set_access(const DeviceSet& devices) noexcept {
+  std::array<CUmemAccessDesc, kMaxDevices> accesses{};
+  size_t count = 0;
+  for (int device = 0; device < kMaxDevices; ++device) {
+    if (!devices.test(static_cast<size_t>(device))) continue;
+    CUmemAccessDesc& access = accesses[count++];
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     access.location.id = device;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   }
-  check(driver().cuMemSetAccess(address, size_bytes, accesses.data(), accesses.size()), "cuMemSetAccess",
-        describe(address, size_bytes));
-  return mapping;
+  const CUresult result = driver_if_loaded()->cuMemSetAccess(address_, size_bytes_, accesses.data(), count);
+  if (result == CUDA_SUCCESS) granted_ |= devices;
+  return result;
+}
+
+CUresult Mapping::grant(const DeviceSet& peers) noexcept {
+  const DeviceSet wanted = missing(peers);
+  if (wanted.none()) return CUDA_SUCCESS;
+  CUresult first = set_access(wanted);
+  if (first == CUDA_SUCCESS || wanted.count() == 1) return first;
+  first = CUDA_SUCCESS;
+  // One that can't have it does not stand in the way of the others.
+  for (int device = 0; device < kMaxDevices; ++device) {
+    if (!wanted.test(static_cast<size_t>(device))) continue;
+    const CUresult result = set_access(only(device));
+    if (first == CUDA_SUCCESS) first = result;
+  }
+  return first;
 }
 
 Mapping& Mapping::operator=(Mapping&& other) noexcept {
@@ -45,6 +68,7 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
   size_bytes_ = std::exchange(other.size_bytes_, 0);
   handle_ = other.handle_;
   device_ = other.device_;
+  granted_ = other.granted_;
   return *this;
 }
 
@@ -60,6 +84,7 @@ void Mapping::unmap() {
   check(driver().cuMemUnmap(address_, size_bytes_), "cuMemUnmap", describe(address_, size_bytes_));
   address_ = 0;
   size_bytes_ = 0;
+  granted_.reset();
 }
 
 }  // namespace ebbtide

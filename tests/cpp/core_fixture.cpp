@@ -5,6 +5,7 @@
 #include "core/pending.h"
 #include "driver/context.h"
 #include "driver/device_kernels.h"
+#include "driver/peers.h"
 #include "store/delivery_board.h"
 #include "vmm/limbo.h"
 
@@ -16,6 +17,7 @@ void reset_simulator() {
   DeviceKernels::forget_all();
   DeliveryBoard::forget_all();
   forget_host_locations();
+  forget_peers();
   sim().reset();
   sim().set_device_count(kDevices);
   for (int device = 0; device < kDevices; ++device) sim().set_capacity(device, kGiB);
@@ -28,6 +30,8 @@ void reset_simulator() {
     check(driver().cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
     ASSERT_EQ(context, primary_context(device));
   }
+  // Asked once, as the granularity is: so that every run makes the same calls.
+  for (int device = 0; device < kDevices; ++device) peers_of(device, live_devices());
   check(driver().cuCtxSetCurrent(primary_context(0)), "cuCtxSetCurrent");
 }
 
@@ -116,6 +120,7 @@ void CoreTest::fill(CUdeviceptr address, size_t size_bytes, uint64_t seed) {
 CUdeviceptr CoreTest::alloc_chunks(const std::string& tag, const Policy& policy, int device,
                                    const std::vector<uint64_t>& chunk_bytes) {
   const ContextScope scope(device);
+  saver().peers.refresh(false);
   uint64_t size_bytes = 0;
   for (const uint64_t bytes : chunk_bytes) size_bytes += bytes;
   auto allocation = std::make_shared<Allocation>();
@@ -129,7 +134,8 @@ CUdeviceptr CoreTest::alloc_chunks(const std::string& tag, const Policy& policy,
     Chunk& chunk = allocation->chunks.emplace_back(allocation->chunks.size(), offset, bytes);
     chunk.charge = charge.split(bytes);
     chunk.memory = PhysicalMemory::create_on_device(bytes, device);
-    chunk.mapping = Mapping::map(allocation->address() + offset, chunk.memory);
+    chunk.mapping =
+        saver().peers.map(allocation->address() + offset, chunk.memory, device, saver().peers.of(device));
     offset += bytes;
   }
   allocation->sequence = saver().registry.next_sequence();

@@ -18,6 +18,7 @@ struct SimControl {
   EBBTIDE_SIM_CONTROL(reset) \
   EBBTIDE_SIM_CONTROL(set_device_count) \
   EBBTIDE_SIM_CONTROL(set_capacity) \
+  EBBTIDE_SIM_CONTROL(set_peers) \
   EBBTIDE_SIM_CONTROL(hide_function) \
   EBBTIDE_SIM_CONTROL(fail) \
   EBBTIDE_SIM_CONTROL(clear_failures) \

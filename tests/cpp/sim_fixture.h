@@ -52,6 +52,7 @@ struct SimControlTable {
   EBBTIDE_CONTROL(reset);
   EBBTIDE_CONTROL(set_device_count);
   EBBTIDE_CONTROL(set_capacity);
+  EBBTIDE_CONTROL(set_peers);
   EBBTIDE_CONTROL(set_driver_version);
   EBBTIDE_CONTROL(hide_function);
   EBBTIDE_CONTROL(fail);

@@ -1,0 +1,85 @@
+#include "driver/peers.h"
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+namespace ebbtide {
+namespace {
+
+constexpr signed char kNotAsked = 0;
+constexpr signed char kNo = 1;
+constexpr signed char kYes = 2;
+
+// By the device that reaches and the one that is reached.
+std::atomic<signed char> answers[kMaxDevices][kMaxDevices]{};
+
+// The driver's handles, and 1: 0 is not asked.
+std::atomic<int64_t> handles[kMaxDevices]{};
+
+std::optional<CUdevice> handle_of(const Driver& table, int device) noexcept {
+  std::atomic<int64_t>& slot = handles[device];
+  if (const int64_t known = slot.load(std::memory_order_relaxed)) return static_cast<CUdevice>(known - 1);
+  CUdevice handle = 0;
+  if (table.cuDeviceGet(&handle, device) != CUDA_SUCCESS) return std::nullopt;
+  slot.store(int64_t{handle} + 1, std::memory_order_relaxed);
+  return handle;
+}
+
+int peer_count(const Driver* table) noexcept {
+  if (table == nullptr || table->cuDevicePrimaryCtxGetState == nullptr || table->cuDeviceCanAccessPeer == nullptr)
+    return 0;
+  try {
+    const int count = known_device_count();
+    return count < 2 ? 0 : count < kMaxDevices ? count : kMaxDevices;
+  } catch (...) {
+    return 0;  // a driver that does not say how many there are says so again where it matters
+  }
+}
+
+bool is_live(const Driver& table, int device) noexcept {
+  const auto handle = handle_of(table, device);
+  unsigned int flags = 0;
+  int is_active = 0;
+  return handle && table.cuDevicePrimaryCtxGetState(*handle, &flags, &is_active) == CUDA_SUCCESS && is_active != 0;
+}
+
+bool reaches(const Driver& table, int device, int peer) noexcept {
+  std::atomic<signed char>& answer = answers[device][peer];
+  if (const signed char known = answer.load(std::memory_order_relaxed); known != kNotAsked) return known == kYes;
+  const auto from = handle_of(table, device);
+  const auto to = handle_of(table, peer);
+  int can = 0;
+  if (!from || !to || table.cuDeviceCanAccessPeer(&can, *from, *to) != CUDA_SUCCESS) return false;
+  answer.store(can != 0 ? kYes : kNo, std::memory_order_relaxed);
+  return can != 0;
+}
+
+}  // namespace
+
+DeviceSet live_devices() noexcept {
+  DeviceSet live;
+  const Driver* const table = driver_if_loaded();
+  const int count = peer_count(table);
+  for (int device = 0; device < count; ++device) live[static_cast<size_t>(device)] = is_live(*table, device);
+  return live;
+}
+
+DeviceSet peers_of(int device, const DeviceSet& devices) noexcept {
+  DeviceSet peers;
+  const Driver* const table = driver_if_loaded();
+  const int count = peer_count(table);
+  for (int other = 0; other < count; ++other) {
+    if (other != device && devices.test(static_cast<size_t>(other)))
+      peers[static_cast<size_t>(other)] = reaches(*table, other, device);
+  }
+  return peers;
+}
+
+void forget_peers() noexcept {
+  for (auto& row : answers) {
+    for (auto& answer : row) answer.store(kNotAsked);
+  }
+}
+
+}  // namespace ebbtide
