@@ -50,7 +50,8 @@ bool reaches(const Driver& table, int device, int peer) noexcept {
   const auto from = handle_of(table, device);
   const auto to = handle_of(table, peer);
   int can = 0;
-  if (!from || !to || table.cuDeviceCanAccessPeer(&can, *from, *to) != CUDA_SUCCESS) return false;
+  // Without an answer cuMemSetAccess has the last word.
+  if (!from || !to || table.cuDeviceCanAccessPeer(&can, *from, *to) != CUDA_SUCCESS) return true;
   answer.store(can != 0 ? kYes : kNo, std::memory_order_relaxed);
   return can != 0;
 }

@@ -15,7 +15,7 @@ inline DeviceSet only(int device) { return DeviceSet().set(static_cast<size_t>(d
 // The devices whose primary context is alive; none where the process sees one device, of which nothing is asked. Whom the driver says nothing of is not among them.
 DeviceSet live_devices() noexcept;
 
-// Of these, the ones other than device that reach its memory. The driver is asked once for each pair.
+// Of these, the ones other than device that reach its memory, or of which the driver does not say. It is asked once for each pair.
 DeviceSet peers_of(int device, const DeviceSet& devices) noexcept;
 
 // For tests that reset the simulator.

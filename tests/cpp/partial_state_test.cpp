@@ -78,7 +78,8 @@ TEST_F(PartialState, Invariant3_AResumeThatFailsBeforeItsBytesMoveIsInTheLog) {
       const uint64_t failures = saver().counters.operation_failures;
       const uint64_t sequence = saver().events.after(0).back().sequence;
       DeliveryBoard::forget_all();
-      sim().fail(call, 1, 999, 1);
+      // Access is asked for twice: with the peers, and for the device alone.
+      sim().fail(call, 1, 999, call == std::string("cuMemSetAccess") ? 2 : 1);
       EXPECT_THROW(PendingResume::start(claim(OperationKind::kResume)), DriverError);
       sim().clear_failures();
       EXPECT_EQ(places(), before);

@@ -276,6 +276,38 @@ static int keep_cache(const struct api* api, size_t size) {
   return 0;
 }
 
+/* peers SIZE REFUSED: memory of device 0 that spilled; then device 1 enables access to it and copies there, where that many calls of cuMemSetAccess fail. Tells what
+ * enabling gave, and the copy. */
+static int copy_from_peer(const struct api* api, size_t size, int refused) {
+  void (*fail)(const char*, uint64_t, int, uint64_t) = NULL;
+  CUdeviceptr here = 0, there = 0;
+  CUcontext first = NULL, second = NULL;
+  uint32_t* wanted = malloc(size);
+  uint32_t* found = malloc(size);
+  int can = 0;
+  REQUIRE(wanted != NULL && found != NULL);
+  TRY(api->cuDevicePrimaryCtxRetain(&first, 0));
+  TRY(api->cuMemAlloc(&here, size));
+  TRY(api->cuDevicePrimaryCtxRetain(&second, 1));
+  TRY(api->cuCtxSetCurrent(second));
+  TRY(api->cuDeviceCanAccessPeer(&can, 1, 0));
+  REQUIRE(can == 1);
+  *(void**)&fail = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "ebbtide_sim_fail");
+  if (refused > 0) fail("cuMemSetAccess", 1, CUDA_ERROR_UNKNOWN, (uint64_t)refused);
+  const CUresult enabled = api->cuCtxEnablePeerAccess(first, 0);
+  const CUresult again = api->cuCtxEnablePeerAccess(first, 0);
+  TRY(api->cuMemAlloc(&there, size));
+  fill(wanted, size / 4, 9);
+  TRY(api->cuMemcpyHtoD(there, wanted, size));
+  const CUresult copied = api->cuMemcpyDtoDAsync(here, there, size, NULL);
+  TRY(api->cuCtxSynchronize());
+  TRY(api->cuCtxSetCurrent(first));
+  TRY(api->cuMemcpyDtoH(found, here, size));
+  printf("enabled %d, then %d, copied %d: %s\n", (int)enabled, (int)again, (int)copied,
+         memcmp(found, wanted, size) == 0 ? "right" : "not there");
+  return 0;
+}
+
 int run_action(const struct api* api, int count, char** words) {
   const char* action = words[0];
   const size_t last = strtoull(words[count - 1], NULL, 10);
@@ -297,6 +329,7 @@ int run_action(const struct api* api, int count, char** words) {
   if (strcmp(action, "cached") == 0 && count == 2) return keep_cache(api, last);
   if (strcmp(action, "faults") == 0 && count == 3) return fail_each_call(api, words[1], last);
   if (strcmp(action, "put-off") == 0 && count == 2) return need_what_is_put_off(api, last);
+  if (strcmp(action, "peers") == 0 && count == 3) return copy_from_peer(api, strtoull(words[1], NULL, 10), (int)last);
   fprintf(stderr, "client: unknown action %s\n", action);
   return 1;
 }

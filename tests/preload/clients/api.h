@@ -13,6 +13,9 @@
   X(cuDevicePrimaryCtxRetain, 7000, 7000)    \
   X(cuCtxSetCurrent, 4000, 4000)             \
   X(cuCtxSynchronize, 2000, 2000)            \
+  X(cuCtxEnablePeerAccess, 4000, 4000)       \
+  X(cuDeviceCanAccessPeer, 4000, 4000)       \
+  X(cuMemcpyDtoDAsync, 3020, 7000)           \
   X(cuMemGetInfo, 3020, 3020)                \
   X(cuMemAlloc, 3020, 3020)                  \
   X(cuMemAllocPitch, 3020, 3020)             \

@@ -1,0 +1,38 @@
+#include "base/error.h"
+#include "base/log.h"
+#include "base/repeated_line.h"
+#include "core/saver.h"
+#include "preload/allocate.h"
+#include "preload/hook_call.h"
+
+// Access of one device to another's memory: of the driver's own memory the driver knows, of what ebbtide mapped it has to be told.
+using namespace ebbtide::preload;
+
+namespace {
+
+// The driver has said yes, and the program goes on with that: a copy through the host does without, and what does not fails for a reason that stands on stderr.
+void grant_to(int device) noexcept {
+  static constinit ebbtide::RepeatedLine line;
+  try {
+    if (is_countable(device)) ebbtide::Saver::instance().peers.enable(device);
+  } catch (const std::exception& error) {
+    if (line.must_say()) {
+      ebbtide::log_line(ebbtide::LogLevel::kError,
+                        {"cuCtxEnablePeerAccess: the device got no access to some of what ebbtide placed: ",
+                         error.what()});
+    }
+  }
+}
+
+}  // namespace
+
+EBBTIDE_HOOK_EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
+  return call_hook<&cuCtxEnablePeerAccess>(
+      "cuCtxEnablePeerAccess",
+      [&](auto real_function) {
+        const CUresult result = real_function(peer, flags);
+        if (result == CUDA_SUCCESS) grant_to(current_device());
+        return result;
+      },
+      peer, flags);
+}

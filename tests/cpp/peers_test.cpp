@@ -1,0 +1,346 @@
+// Peers: a device that is alive and reaches the memory may use all of it, whenever it came alive and wherever the memory has been meanwhile.
+#include <atomic>
+#include <thread>
+
+#include "base/error.h"
+#include "core/pending.h"
+#include "driver/context.h"
+#include "driver/peers.h"
+#include "driver/stream.h"
+#include "overflow_world.h"
+#include "threads_fixture.h"
+
+namespace ebbtide::testing {
+namespace {
+
+constexpr int kOther = 999;
+using Act = std::function<void()>;
+
+class PeersTest : public OverflowWorld {
+ protected:
+  static void set_alive(int device, bool is_alive) {
+    CUcontext context = nullptr;
+    check(is_alive ? driver().cuDevicePrimaryCtxRetain(&context, device) : driver().cuDevicePrimaryCtxRelease(device),
+          "a primary context");
+  }
+  // A world in which device 1 sleeps.
+  void start_with_one() {
+    start();
+    set_alive(1, false);
+  }
+
+  // Of every resident chunk of the allocation; as the driver says it.
+  bool is_usable_by(int device, CUdeviceptr address) {
+    const auto allocation = saver().registry.find(address);
+    bool is_usable = true;
+    for (const Chunk& chunk : allocation->chunks) {
+      if (!chunk.is_resident()) continue;
+      unsigned long long flags = 0;
+      const CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, device};
+      check(driver().cuMemGetAccess(&flags, &location, address + chunk.offset), "cuMemGetAccess");
+      is_usable &= flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    }
+    return is_usable;
+  }
+  bool is_usable_by_all(CUdeviceptr address) { return is_usable_by(0, address) && is_usable_by(1, address); }
+
+  // As torch does it: in a stream of the source's device.
+  void copy_to(CUdeviceptr to, CUdeviceptr from, size_t size_bytes, int device) {
+    const ContextScope scope(device);
+    const Stream stream = Stream::create();
+    check(driver().cuMemcpyDtoDAsync(to, from, size_bytes, stream.get()), "cuMemcpyDtoDAsync");
+    stream.synchronize();
+  }
+};
+
+TEST_F(PeersTest, ACopyFromAPeerWritesAndReads) {
+  const CUdeviceptr here = alloc("a", 2 * kChunk, BackupKind::kRam, 0);
+  const CUdeviceptr there = alloc("b", 2 * kChunk, BackupKind::kRam, 1);
+  fill(there, 2 * kChunk, 5);
+  copy_to(here, there, 2 * kChunk, 1);
+  EXPECT_TRUE(holds(here, 2 * kChunk, 5));
+  pause();
+  resume();
+  fill(here, 2 * kChunk, 6);
+  copy_to(there, here, 2 * kChunk, 1);
+  EXPECT_TRUE(holds(there, 2 * kChunk, 6));
+}
+
+TEST_F(PeersTest, ADeviceThatSleepsOrDoesNotReachTheMemoryIsLeftOut) {
+  start_with_one();
+  const CUdeviceptr asleep = alloc("a", kChunk);
+  EXPECT_TRUE(is_usable_by(0, asleep));
+  EXPECT_FALSE(is_usable_by(1, asleep));
+  start();
+  sim().set_peers(1, 0, 0);
+  forget_peers();
+  const CUdeviceptr unreached = alloc("a", kChunk);
+  const CUdeviceptr reached = alloc("a", kChunk, BackupKind::kRam, 1);
+  EXPECT_FALSE(is_usable_by(1, unreached));
+  EXPECT_TRUE(is_usable_by_all(reached)) << "device 0 reaches device 1";
+}
+
+TEST_F(PeersTest, WithoutTheDriversCallsADeviceIsAlone) {
+  sim().fail("cuDevicePrimaryCtxGetState", 1, kOther, 0);
+  EXPECT_TRUE(live_devices().none());
+  const CUdeviceptr address = alloc("a", kChunk);
+  EXPECT_TRUE(is_usable_by(0, address));
+  EXPECT_FALSE(is_usable_by(1, address));
+  sim().clear_failures();
+  EXPECT_EQ(live_devices().count(), 2u);
+  forget_peers();
+  sim().fail("cuDeviceCanAccessPeer", 1, kOther, 1);
+  sim().set_peers(1, 0, 0);
+  EXPECT_EQ(peers_of(0, live_devices()), only(1)) << "the access that is set will show it";
+  EXPECT_TRUE(peers_of(0, live_devices()).none()) << "a refused question is asked again";
+  sim().set_peers(1, 0, 1);
+  EXPECT_TRUE(peers_of(0, live_devices()).none()) << "and an answer is kept";
+}
+
+TEST_F(PeersTest, AccessIsKeptWhereverTheMemoryWas) {
+  const size_t spilled = spill("w", kSplitRam, 2 * kChunk, 3 * kChunk);
+  const size_t dropped = spill("kv", kSplitNone, kChunk, 2 * kChunk);
+  const auto expect_usable = [&](const char* when) {
+    for (const Item& item : items_) {
+      EXPECT_EQ(saver().registry.find(item.address)->resident_bytes(), item.size_bytes) << when;
+      EXPECT_TRUE(is_usable_by_all(item.address)) << when;
+    }
+    expect_sound(when);
+  };
+  expect_usable("new");
+  const auto pause_some = [&](const std::vector<std::string>& tags) {
+    pause(tags);
+    note_dropped();
+  };
+  pause_some({});
+  resume();
+  expect_usable("resumed");
+  pause_some({});
+  PendingResume::start(claim(OperationKind::kResume))->wait();
+  expect_usable("resumed in the background");
+  pause_some({"w"});
+  OperationRequest request;
+  request.tags.names = {"kv"};
+  request.resume_tags.names = {"w"};
+  saver().claim(OperationKind::kSwap, std::move(request))->commit();
+  note_dropped();
+  resume({"kv"});
+  expect_usable("swapped");
+  trim({"kv"}, {items_[dropped].address});
+  note_dropped();
+  resume_at({"kv"}, {items_[dropped].address});
+  expect_usable("trimmed and put back");
+  promote();
+  EXPECT_EQ(host_bytes(spilled), 0u);
+  expect_usable("promoted");
+}
+
+TEST_F(PeersTest, MemoryMappedBeforeADeviceCameAliveIsCaughtUpWith) {
+  const std::vector<std::pair<const char*, Act>> occasions = {
+      {"an allocation", [&] { alloc("new", kChunk); }},
+      {"an allocation on the other device", [&] { alloc("new", kChunk, BackupKind::kRam, 1); }},
+      {"a resume", [&] { resume({"away"}); }},
+      {"a resume in the background", [&] { PendingResume::start(claim(OperationKind::kResume, {"away"}))->wait(); }},
+      {"the entry of a region",
+       [&] { saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id); }},
+      {"the program's wish", [&] { saver().peers.enable(1); }},
+  };
+  for (const auto& [name, act] : occasions) {
+    SCOPED_TRACE(name);
+    start_with_one();
+    spill("w", kSplitRam, 2 * kChunk, 3 * kChunk);
+    spill("away", kSplitRam, kChunk, kChunk);
+    pause({"away"});
+    set_alive(1, true);
+    EXPECT_FALSE(is_usable_by(1, items_[0].address));
+    act();
+    for (const Item& item : items_) EXPECT_TRUE(is_usable_by_all(item.address));
+    const size_t calls = sim().calls("cuMemSetAccess");
+    saver().peers.refresh(true);
+    EXPECT_EQ(sim().calls("cuMemSetAccess"), calls) << "once";
+  }
+}
+
+TEST_F(PeersTest, WhatAnOperationHoldsIsCaughtUpWithWhenItEnds) {
+  for (const bool is_committed : {false, true}) {
+    start_with_one();
+    spill("w", kSplitRam, 2 * kChunk, kChunk);
+    pause({"w"});
+    auto operation = claim(OperationKind::kResume, {"w"});  // has decided for whom it maps
+    set_alive(1, true);
+    const CUdeviceptr other = alloc("other", kChunk);
+    EXPECT_TRUE(is_usable_by_all(other));
+    saver().free(other);
+    if (is_committed) operation->commit();
+    operation.reset();
+    EXPECT_TRUE(is_usable_by_all(items_[0].address));
+    if (!is_committed) resume({"w"});
+    EXPECT_TRUE(is_usable_by_all(items_[0].address));
+    expect_resident("ended");
+  }
+}
+
+TEST_F(PeersTest, AFreeMeanwhileIsFinishedByTheCatchingUp) {
+  start_with_one();
+  spill("w", kSplitRam, kChunk, kChunk);
+  Selection selection = saver().registry.claim_idle([](const Allocation&) { return true; });
+  EXPECT_TRUE(saver().free_if_ours(items_[0].address));
+  EXPECT_EQ(saver().registry.find(items_[0].address), nullptr);
+  EXPECT_EQ(saver().registry.claim_idle([](const Allocation&) { return true; }).tags.size(), 0u) << "its tag is held";
+  saver().deferred_frees.destroy_all(saver().registry.release(selection, Outcome::kUntouched));
+  items_.clear();
+  expect_nothing_left();
+}
+
+TEST_F(PeersTest, AMappingThatThePeersAreRefusedIsTheDevicesAlone) {
+  ::testing::internal::CaptureStderr();
+  ::setenv("EBBTIDE_LOG", "warning", 1);
+  sim().fail("cuMemSetAccess", 1, kOther, 1);  // for both
+  sim().fail("cuMemSetAccess", 3, kOther, 1);  // for the peer
+  const CUdeviceptr address = alloc("a", kChunk);
+  sim().clear_failures();
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  ::setenv("EBBTIDE_LOG", "error", 1);
+  EXPECT_NE(said.find("peers of a device failed with"), std::string::npos) << said;
+  EXPECT_TRUE(is_usable_by(0, address));
+  EXPECT_FALSE(is_usable_by(1, address));
+  alloc("a", kChunk);
+  EXPECT_FALSE(is_usable_by(1, address)) << "an allocation does not ask again and again";
+  saver().registry.close_lease(saver().open_lease("a", "somebody").id);
+  EXPECT_TRUE(is_usable_by_all(address));
+}
+
+TEST_F(PeersTest, AMappingThatIsRefusedAtAllIsNone) {
+  sim().fail("cuMemSetAccess", 1, kOther, 2);
+  EXPECT_THROW(alloc("a", kChunk), DriverError);
+  sim().clear_failures();
+  expect_nothing_left();
+}
+
+TEST_F(PeersTest, OnlyWhoAskedIsToldOfARefusal) {
+  start_with_one();
+  spill("w", kSplitRam, kChunk, kChunk);
+  set_alive(1, true);
+  sim().fail("cuMemSetAccess", 1, kOther, 1);  // of the first chunk; the second gets it
+  try {
+    saver().peers.enable(1);
+    ADD_FAILURE() << "no error";
+  } catch (const DriverError& error) {
+    EXPECT_EQ(error.code, kOther);
+  }
+  sim().clear_failures();
+  EXPECT_FALSE(is_usable_by(1, items_[0].address));
+  EXPECT_TRUE(is_usable_by(0, items_[0].address));
+  saver().peers.enable(1);
+  EXPECT_TRUE(is_usable_by_all(items_[0].address));
+}
+
+TEST_F(PeersTest, ADeviceThatEnabledAccessCountsInWhateverContextItDidSo) {
+  start_with_one();
+  saver().peers.enable(1);
+  EXPECT_TRUE(is_usable_by_all(alloc("a", kChunk)));
+}
+
+// Every driver call of every occasion fails, once and with all that follow: bytes, owners and books stay right, the device keeps its access, and the next occasion makes it good.
+TEST_F(PeersTest, Invariant3_CatchingUpWithEveryCallFailing) {
+  const std::vector<Act> occasions = {
+      [&] { saver().free(alloc("new", kChunk)); },
+      [&] { saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id); },
+      [&] { saver().peers.enable(1); },
+  };
+  const auto prepare = [&] {
+    start_with_one();
+    forget_peers();
+    spill("w", kSplitRam, kChunk, kChunk);
+    spill("kv", kSplitNone, kChunk, 0);
+    set_alive(1, true);
+  };
+  for (size_t which = 0; which < occasions.size(); ++which) {
+    const Act& act = occasions[which];
+    prepare();
+    sim().clear_log();
+    act();
+    const size_t calls = sim().calls(nullptr);
+    for (size_t k = 1; k <= calls + 2 && !HasFailure(); ++k) {
+      for (const uint64_t times : {1, 0}) {
+        SCOPED_TRACE("occasion " + std::to_string(which) + ", call " + std::to_string(k) + ", times " +
+                     std::to_string(times));
+        prepare();
+        sim().fail(nullptr, k, kOther, times);
+        try {
+          act();
+        } catch (const Error& error) {
+          EXPECT_STRNE(error.what(), "");
+        }
+        sim().clear_failures();
+        saver().give_back_caches();
+        expect_sound("after the failure");
+        for (const Item& item : items_) EXPECT_TRUE(is_usable_by(0, item.address));
+        saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id);
+        expect_resident("back");
+        for (const Item& item : items_) EXPECT_TRUE(is_usable_by_all(item.address));
+        free_all();
+        expect_nothing_left();
+      }
+    }
+  }
+}
+
+TEST_F(PeersTest, Invariant9_CatchingUpBreaksNoCapture) {
+  start_with_one();
+  const CUdeviceptr before = alloc("a", kChunk);
+  const Stream stream = Stream::create();
+  saver().capture_gate.begin_capture();
+  ASSERT_EQ(driver().cuStreamBeginCapture(stream.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  set_alive(1, true);
+  const CUdeviceptr during = alloc("a", kChunk);
+  EXPECT_TRUE(is_usable_by_all(before));
+  EXPECT_TRUE(is_usable_by_all(during));
+  CUgraph graph = nullptr;
+  EXPECT_EQ(driver().cuStreamEndCapture(stream.get(), &graph), CUDA_SUCCESS);
+  EXPECT_EQ(driver().cuGraphDestroy(graph), CUDA_SUCCESS);
+  saver().capture_gate.end_capture();
+}
+
+// A device that comes and goes while others allocate, free, pause and resume: at the end all is usable by both, and nothing is left.
+TEST_F(PeersTest, ThreadsMayDoAllOfItAtOnce) {
+  start_with_one();
+  for (int index = 0; index < 4; ++index) spill("w", kSplitRam, kChunk, kChunk);
+  constexpr int kRounds = 20;
+  {
+    std::vector<std::jthread> threads;
+    threads.emplace_back([&] {
+      for (int round = 0; round < kRounds; ++round) {
+        pause({"w"});
+        resume({"w"});
+      }
+    });
+    for (const char* tag : {"x", "y"}) {
+      threads.emplace_back([this, tag] {
+        for (int round = 0; round < kRounds; ++round) {
+          const CUdeviceptr address = alloc(tag, kChunk);
+          const LeaseInfo lease = saver().open_lease(tag, "a thread");
+          saver().free(address);
+          saver().registry.close_lease(lease.id);
+        }
+      });
+    }
+    threads.emplace_back([&] {
+      for (int round = 0; round < kRounds; ++round) {
+        set_alive(1, true);
+        saver().peers.refresh(true);
+        set_alive(1, false);
+        saver().peers.refresh(true);
+      }
+    });
+  }
+  set_alive(1, true);
+  saver().peers.refresh(true);
+  for (const Item& item : items_) EXPECT_TRUE(is_usable_by_all(item.address));
+  expect_resident("at the end");
+  free_all();
+  expect_nothing_left();
+}
+
+}  // namespace
+}  // namespace ebbtide::testing
