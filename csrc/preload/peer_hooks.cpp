@@ -17,9 +17,9 @@ void grant_to(int device) noexcept {
     if (is_countable(device)) ebbtide::Saver::instance().peers.enable(device);
   } catch (const std::exception& error) {
     if (line.must_say()) {
-      ebbtide::log_line(ebbtide::LogLevel::kError,
-                        {"cuCtxEnablePeerAccess: the device got no access to some of what ebbtide placed: ",
-                         error.what()});
+      ebbtide::log_line(
+          ebbtide::LogLevel::kError,
+          {"cuCtxEnablePeerAccess: the device got no access to some of what ebbtide placed: ", error.what()});
     }
   }
 }

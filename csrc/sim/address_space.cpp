@@ -139,8 +139,8 @@ CUresult AddressSpace::unmap(uint64_t address, uint64_t size) {
   return CUDA_SUCCESS;
 }
 
-CUresult AddressSpace::check_descriptions(const MappingRange& range, const CUmemAccessDesc* descriptions,
-                                          size_t count, const Peers& peers) {
+CUresult AddressSpace::check_descriptions(const MappingRange& range, const CUmemAccessDesc* descriptions, size_t count,
+                                          const Peers& peers) {
   for (size_t i = 0; i < count; ++i) {
     const CUmemAccess_flags flags = descriptions[i].flags;
     if (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
@@ -164,7 +164,8 @@ CUresult AddressSpace::set_access(uint64_t address, uint64_t size, const CUmemAc
   // As in the driver: both ends must be mapped, and what lies behind a hole is left as it was, without an error.
   const auto range = whole_mappings(address, size);
   if (!range || !find_mapping(address) || !find_mapping(address + size - 1)) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult wrong = check_descriptions(*range, descriptions, count, peers); wrong != CUDA_SUCCESS) return wrong;
+  if (const CUresult wrong = check_descriptions(*range, descriptions, count, peers); wrong != CUDA_SUCCESS)
+    return wrong;
   for (auto mapping = range->first; mapping != range->second && mapping->first == address; ++mapping) {
     auto access = mapping->second.access;
     for (size_t i = 0; i < count; ++i) {

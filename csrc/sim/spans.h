@@ -23,7 +23,8 @@ using Spans = std::vector<Span>;
 struct Address {
   uint64_t value;
   bool is_device;
-  bool is_copied = false;  // by a copy, which reaches cuMemAlloc's memory on any device; a kernel and a fill need peer access that was enabled
+  bool is_copied =
+      false;  // by a copy, which reaches cuMemAlloc's memory on any device; a kernel and a fill need peer access that was enabled
 };
 
 // Nothing when the range may not be used this way now.

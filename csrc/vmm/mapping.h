@@ -18,7 +18,9 @@ class Mapping {
   // device: who reads and writes it. peers: who does so as well, if the driver lets all of them: else none of them, which missing() says and grant() may make good.
   static Mapping map(CUdeviceptr address, const PhysicalMemory& memory, int device, const DeviceSet& peers = {});
   // Of the device's own memory.
-  static Mapping map(CUdeviceptr address, const PhysicalMemory& memory) { return map(address, memory, memory.device()); }
+  static Mapping map(CUdeviceptr address, const PhysicalMemory& memory) {
+    return map(address, memory, memory.device());
+  }
   Mapping(Mapping&& other) noexcept
       : address_(std::exchange(other.address_, 0)),
         size_bytes_(std::exchange(other.size_bytes_, 0)),

@@ -35,6 +35,7 @@ SIGNATURES = {
     "cuDeviceGetCount": "p", "cuDeviceGet": "pi", "cuDeviceGetName": "pii", "cuDeviceGetAttribute": "pii",
     "cuDeviceTotalMem": "pi",
     "cuDevicePrimaryCtxRetain": "pi", "cuDevicePrimaryCtxRelease": "i", "cuDevicePrimaryCtxGetState": "ipp",
+    "cuDeviceCanAccessPeer": "pii", "cuCtxEnablePeerAccess": "pI",
     "cuCtxGetCurrent": "p", "cuCtxSetCurrent": "p", "cuCtxGetDevice": "p", "cuCtxSynchronize": "",
     "cuMemGetInfo": "pp", "cuMemGetAllocationGranularity": "ppi",
     "cuMemAddressReserve": "pzzdd", "cuMemAddressFree": "dz", "cuMemCreate": "pzpd", "cuMemRelease": "d",

@@ -220,6 +220,7 @@ SAFE = [
     "cuLaunchHostFunc",
     "cuPointerGetAttribute",
     "cuDevicePrimaryCtxGetState",
+    "cuDeviceCanAccessPeer",
 ]
 
 
@@ -277,6 +278,7 @@ class Objects:
             "cuMemcpyHtoDAsync": (self.linear, self.pinned, 16, self.idle),
             "cuPointerGetAttribute": (number, 2, self.linear),
             "cuDevicePrimaryCtxGetState": (0, number, pointer),
+            "cuDeviceCanAccessPeer": (number, 0, 0),
         }
         if name == "cuLaunchHostFunc":
             return driver.launch(self.idle, lambda: None)

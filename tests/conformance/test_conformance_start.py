@@ -37,6 +37,7 @@ def call_before_init(driver: Driver) -> None:
         "cuDeviceGet": lambda: driver.cuDeviceGet(number, 0),
         "cuDevicePrimaryCtxRetain": lambda: driver.cuDevicePrimaryCtxRetain(pointer, 0),
         "cuDevicePrimaryCtxGetState": lambda: driver.cuDevicePrimaryCtxGetState(0, flags, number),
+        "cuDeviceCanAccessPeer": lambda: driver.cuDeviceCanAccessPeer(number, 0, 0),
         "cuCtxGetCurrent": lambda: driver.cuCtxGetCurrent(pointer),
         "cuCtxSetCurrent": lambda: driver.cuCtxSetCurrent(None),
         "cuCtxSynchronize": lambda: driver.cuCtxSynchronize(),

@@ -134,8 +134,7 @@ CUdeviceptr CoreTest::alloc_chunks(const std::string& tag, const Policy& policy,
     Chunk& chunk = allocation->chunks.emplace_back(allocation->chunks.size(), offset, bytes);
     chunk.charge = charge.split(bytes);
     chunk.memory = PhysicalMemory::create_on_device(bytes, device);
-    chunk.mapping =
-        saver().peers.map(allocation->address() + offset, chunk.memory, device, saver().peers.of(device));
+    chunk.mapping = saver().peers.map(allocation->address() + offset, chunk.memory, device, saver().peers.of(device));
     offset += bytes;
   }
   allocation->sequence = saver().registry.next_sequence();

@@ -1,0 +1,27 @@
+"""Who reaches whose memory: what one device is told of itself and of devices that are not there."""
+
+import ctypes
+
+from driver_calls import INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, SUCCESS, Driver
+
+NO_SUCH_DEVICE = 4711
+
+
+def test_a_device_is_no_peer_of_its_own(driver: Driver) -> None:
+    can = ctypes.c_int(-1)
+    assert driver.cuDeviceCanAccessPeer(can, 0, 0) == SUCCESS
+    assert can.value == 0
+
+
+def test_who_is_asked_of_must_be_there(driver: Driver) -> None:
+    can = ctypes.c_int()
+    assert driver.cuDeviceCanAccessPeer(can, 0, NO_SUCH_DEVICE) == INVALID_DEVICE
+    assert driver.cuDeviceCanAccessPeer(can, NO_SUCH_DEVICE, 0) == INVALID_DEVICE
+    assert driver.cuDeviceCanAccessPeer(None, 0, 0) == INVALID_VALUE
+
+
+def test_access_is_enabled_to_another_context(driver: Driver) -> None:
+    own = driver.make("cuCtxGetCurrent", ctypes.c_void_p)
+    assert driver.cuCtxEnablePeerAccess(own, 0) == INVALID_CONTEXT
+    assert driver.cuCtxEnablePeerAccess(None, 0) == INVALID_CONTEXT
+    assert driver.cuCtxEnablePeerAccess(own, 1) == INVALID_VALUE
