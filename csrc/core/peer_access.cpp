@@ -15,13 +15,11 @@
 namespace ebbtide {
 namespace {
 
-constexpr const char* kRefused = "cuMemSetAccess for the peers of a device";
-
 void say_refused(CUresult result) noexcept {
   static constinit RepeatedLine line;
   if (!line.must_say()) return;
   log_line(LogLevel::kWarning,
-           {kRefused, " failed with ", result_name(result),
+           {"cuMemSetAccess for the peers of a device failed with ", result_name(result),
             ": a copy or kernel of another device can't use this memory. Entering a region again tries again"});
 }
 
@@ -72,7 +70,7 @@ void PeerAccess::enable(int device) {
     live_ |= enabled;
   }
   look();
-  check(grant_all(), kRefused, "device=" + std::to_string(device));
+  check(grant_all(), "cuMemSetAccess", "for peers, as device " + std::to_string(device) + " enabled access");
 }
 
 // The first refusal of all.
@@ -82,6 +80,7 @@ CUresult PeerAccess::grant_all() noexcept {
   {
     const std::lock_guard lock(visit_mutex_);
     const uint64_t generation = generation_.load();
+    is_any_refused_.store(false);
     try {
       std::map<int, DeviceSet> peers;  // asked for before the registry's lock is held
       for (int device = 0; device < kMaxDevices; ++device) peers[device] = of(device);
@@ -95,7 +94,7 @@ CUresult PeerAccess::grant_all() noexcept {
     } catch (const std::bad_alloc&) {
       first = CUDA_ERROR_OUT_OF_MEMORY;  // nothing is held yet
     }
-    is_any_refused_.store(first != CUDA_SUCCESS);
+    if (first != CUDA_SUCCESS) is_any_refused_.store(true);
     visited_.store(generation);
   }
   frees_.destroy_all(std::move(doomed));
