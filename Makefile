@@ -10,8 +10,8 @@ JOBS ?= $(shell nproc)
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
-# Processes for the Python tests that may run side by side.
-PYTEST_JOBS ?= 1
+# Processes for the Python tests that may run side by side. Each takes up to 2 GiB.
+PYTEST_JOBS ?= 2
 CTEST_ARGS ?=
 # Such as --works first_pause,swap, or --small on a machine without a GPU.
 BENCH_ARGS ?=

@@ -3,15 +3,21 @@
 #
 #   tools/run_pytest.sh PYTHON JOBS [pytest's arguments]
 #
-# One pass, one after the other, where JOBS is 1, pytest-xdist is missing or the arguments choose by marker (-m).
+# One pass, one after the other, where JOBS is 1, pytest-xdist is missing or the arguments choose by marker (-m) or want the terminal (-s, --pdb).
+# One pass, all side by side, on the simulated device: each process has one of its own.
 set -uo pipefail
 python=$1 jobs=$2
 shift 2
 # Short: pytest's long style prints tensors in the arguments of frames, byte by byte.
 run=("$python" -m pytest --tb=short)
 NO_TESTS=5
+# torch's threads wait for each other by spinning otherwise, and take the processors from what runs beside them.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
-if [[ $jobs == 1 || " $* " == *" -m "* ]] || ! "$python" -c "import xdist" 2>/dev/null; then exec "${run[@]}" "$@"; fi
+if [[ $jobs == 1 || " $* " =~ " "(-m|-s|--pdb)" " ]] || ! "$python" -c "import xdist" 2>/dev/null; then exec "${run[@]}" "$@"; fi
+
+# A file stays in one process, with what its tests share, and files start in their order: the longest is among the first.
+if [[ ${EBBTIDE_TEST_DRIVER:-sim} == sim ]]; then exec "${run[@]}" "$@" -n "$jobs" --dist loadfile --no-loadscope-reorder; fi
 
 "${run[@]}" "$@" -n "$jobs" -m "not device_memory"
 beside=$?
