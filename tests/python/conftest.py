@@ -29,8 +29,16 @@ def tag2(tag: str) -> str:
     return f"{tag}-second"
 
 
+@pytest.fixture(scope="module")
+def few_objects_to_collect() -> None:
+    """What torch and pytest made until now lives on: looking through it after each test takes longer than most tests."""
+    pytest.importorskip("torch")
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
-def saver() -> Iterator[object]:
+def saver(few_objects_to_collect: None) -> Iterator[object]:
     """`ebbtide.saver`; afterwards all memory is resident again, so that the next test finds nothing away."""
     torch = pytest.importorskip("torch")
     from ebbtide import saver as module
