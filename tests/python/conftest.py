@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 
 import pytest
+from nursery import Nursery, open_nursery
 
 _numbers = itertools.count(1)
 
@@ -31,7 +32,7 @@ def tag2(tag: str) -> str:
 
 @pytest.fixture(scope="module")
 def few_objects_to_collect() -> None:
-    """What torch and pytest made until now lives on: looking through it after each test takes longer than most tests."""
+    """What torch and pytest made until now lives on: looking through it takes longer than most tests do."""
     pytest.importorskip("torch")
     gc.collect()
     gc.freeze()
@@ -51,19 +52,45 @@ def saver(few_objects_to_collect: None) -> Iterator[object]:
         torch.cuda.empty_cache()
 
 
+def changed_environment(changes: dict[str, str | None]) -> dict[str, str]:
+    """This process's variables with these; None unsets one."""
+    return {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
+
+
 @pytest.fixture
 def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a program in a Python of its own: `run_python(code, EBBTIDE_DRIVER="off")`; None unsets the variable."""
 
     def run(code: str, timeout: float = 120, **environment: str | None) -> subprocess.CompletedProcess[str]:
-        variables = {**os.environ, **environment}
         return subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code)],
-            env={name: value for name, value in variables.items() if value is not None},
+            env=changed_environment(environment),
             capture_output=True,
             text=True,
             timeout=timeout,
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """For programs that begin with torch: each is a process of its own, but does not spend seconds on the import."""
+    with open_nursery(tmp_path_factory.mktemp("programs")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def run_python_with_torch(
+    driver_name: str, request: pytest.FixtureRequest
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`run_python` for a program that imports torch before ebbtide, as most do. On a GPU it imports it itself."""
+    if driver_name != "sim":
+        return request.getfixturevalue("run_python")
+    nursery = request.getfixturevalue("nursery")
+
+    def run(code: str, timeout: float = 120, **environment: str | None) -> subprocess.CompletedProcess[str]:
+        return nursery.run(code, timeout, changed_environment(environment))
 
     return run

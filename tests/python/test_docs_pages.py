@@ -45,10 +45,10 @@ show("resume")
 
 
 @pytest.mark.sim_only
-def test_walkthrough_lists_the_driver_calls_of_a_run(root: Path, run_python) -> None:
+def test_walkthrough_lists_the_driver_calls_of_a_run(root: Path, run_python_with_torch) -> None:
     page = (root / "docs/walkthrough.md").read_text()
     listed = {step: text.split() for step, text in re.findall(r"^```text (\w+)\n(.*?)^```", page, re.M | re.S)}
-    result = run_python(WALKTHROUGH, EBBTIDE_COPY_THREADS="1", EBBTIDE_DRIVER="sim")
+    result = run_python_with_torch(WALKTHROUGH, EBBTIDE_COPY_THREADS="1", EBBTIDE_DRIVER="sim")
     assert result.returncode == 0, result.stderr
     made: dict[str, list[str]] = {}
     for line in result.stdout.splitlines():

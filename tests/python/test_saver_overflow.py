@@ -220,8 +220,8 @@ def test_bad_configurations(saver, arguments, error):
         saver.configure(**arguments)
 
 
-def test_variables_set_what_configure_sets(run_python, driver_name):
-    result = run_python(
+def test_variables_set_what_configure_sets(run_python_with_torch, driver_name):
+    result = run_python_with_torch(
         """
         from ebbtide import _core, saver
         with saver.region("w", overflow="split"):
@@ -237,8 +237,8 @@ def test_variables_set_what_configure_sets(run_python, driver_name):
     assert result.stdout.split() == [str(3 * MIB), str(130 * MIB), "0.25", str(128 * MIB)], result.stderr
 
 
-def test_a_bad_fraction_is_a_sentence(run_python, driver_name):
-    result = run_python(
+def test_a_bad_fraction_is_a_sentence(run_python_with_torch, driver_name):
+    result = run_python_with_torch(
         """
         from ebbtide import saver
         with saver.region("w"):
@@ -272,8 +272,8 @@ def test_two_processes_share_one_host_limit(run_python, driver_name, tmp_path):
     assert "alone: 0" in result.stdout
 
 
-def test_off_promotes_nothing(run_python):
-    result = run_python(
+def test_off_promotes_nothing(run_python_with_torch):
+    result = run_python_with_torch(
         """
         from ebbtide import saver
         with saver.region("w", overflow="split"):

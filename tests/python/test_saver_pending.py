@@ -87,8 +87,8 @@ def test_what_is_refused_is_refused_at_once(saver, tag):
 
 
 @pytest.mark.sim_only
-def test_a_failure_on_the_way_is_raised_by_every_wait(run_python, root):
-    result = run_python(
+def test_a_failure_on_the_way_is_raised_by_every_wait(run_python_with_torch, root):
+    result = run_python_with_torch(
         f"""
         import sys; sys.path.insert(0, {str(root / "tests/python")!r})
         import torch
@@ -319,8 +319,8 @@ def test_at_exit_all_are_waited_for():
 
 
 @pytest.mark.parametrize("ending", ["", "del going", "raise SystemExit(0)"])
-def test_the_process_may_end_while_one_is_pending(run_python, ending):
-    result = run_python(
+def test_the_process_may_end_while_one_is_pending(run_python_with_torch, ending):
+    result = run_python_with_torch(
         f"""
         import torch
         from ebbtide import saver
@@ -334,8 +334,8 @@ def test_the_process_may_end_while_one_is_pending(run_python, ending):
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_off(run_python):
-    result = run_python(
+def test_off(run_python_with_torch):
+    result = run_python_with_torch(
         """
         import torch
         from ebbtide import saver

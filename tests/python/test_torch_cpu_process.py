@@ -1,13 +1,9 @@
 """Regions on the CPU and the life of a process: faults, forks, ends; judged by the exit statuses of programs."""
 
-import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import textwrap
-from dataclasses import dataclass
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -34,63 +30,15 @@ def make(build=lambda: torch.ones(1000)):
         return build()
 """
 
-# A process that has imported torch, which takes a second or two, and nothing of ebbtide. It forks for each program;
-# the child runs it at the end of the script, so that it ends as any Python program does.
-NURSERY = """
-import json, os, select, sys
-import torch
-print("ready", flush=True)
-program = ""
-for line in sys.stdin:
-    request = json.loads(line)
-    pid = os.fork()
-    if pid == 0:
-        program = request["program"]
-        for number, name in enumerate(("stdin", "stdout", "stderr")):
-            os.dup2(os.open(request[name], os.O_RDWR | os.O_CREAT), number)
-        break
-    pidfd = os.pidfd_open(pid)
-    if not select.select([pidfd], [], [], request["timeout"])[0]:
-        os.kill(pid, 9)
-    os.close(pidfd)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-exec(compile(program, "<program>", "exec"))
-"""
-
-
-@dataclass
-class Result:
-    returncode: int
-    stdout: str
-    stderr: str
-
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(nursery):
     """Runs a program (after `before` and the prelude) in a process of its own."""
-    folder = tmp_path_factory.mktemp("programs")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", NURSERY], **pipes) as nursery:
-        assert nursery.stdout.readline() == "ready\n"
 
-        def run_one(program: str, before: str = "", timeout: float = 120) -> Result:
-            out, err = folder / "stdout", folder / "stderr"
-            out.write_text("")
-            err.write_text("")
-            whole = before + PRELUDE + textwrap.dedent(program)
-            request = {
-                "program": whole,
-                "timeout": timeout,
-                "stdin": os.devnull,
-                "stdout": str(out),
-                "stderr": str(err),
-            }
-            nursery.stdin.write(json.dumps(request) + "\n")
-            nursery.stdin.flush()
-            return Result(int(nursery.stdout.readline()), out.read_text(), err.read_text())
+    def run_one(program: str, before: str = "", timeout: float = 120) -> CompletedProcess[str]:
+        return nursery.run(before + PRELUDE + textwrap.dedent(program), timeout)
 
-        yield run_one
-        nursery.stdin.close()
+    return run_one
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +54,7 @@ def expect_clean(run):
     return run_clean
 
 
-def told(result: Result) -> bool:
+def told(result: CompletedProcess[str]) -> bool:
     lines = [line for line in result.stderr.splitlines() if line.startswith("ebbtide: SIG")]
     assert all(
         re.fullmatch(r"ebbtide: SIG(SEGV|BUS) at 0x[0-9a-f]+: .*tag 'weights', which is paused\. Resume .*", line)
@@ -124,7 +72,7 @@ print("not reached")
 """
 
 
-def expect_fault(result: Result, has_line: bool = True) -> None:
+def expect_fault(result: CompletedProcess[str], has_line: bool = True) -> None:
     assert result.returncode in (-signal.SIGSEGV, -signal.SIGBUS), (result.returncode, result.stderr)
     assert told(result) == has_line, result.stderr
     assert "not reached" not in result.stdout

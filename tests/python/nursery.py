@@ -1,0 +1,75 @@
+"""Programs in processes of their own that need not import torch anew, which takes two seconds."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+# A process that has imported torch, and nothing of ebbtide. It forks for each program; the child runs it at the end of
+# the script, so that it ends as any Python program does.
+SCRIPT = """
+import json, os, select, sys
+import torch
+print("ready", flush=True)
+program = ""
+for line in sys.stdin:
+    request = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        program = request["program"]
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            os.dup2(os.open(request[name], os.O_RDWR | os.O_CREAT), number)
+        break
+    pidfd = os.pidfd_open(pid)
+    if not select.select([pidfd], [], [], request["timeout"])[0]:
+        os.kill(pid, 9)
+    os.close(pidfd)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+exec(compile(program, "<program>", "exec"))
+"""
+
+
+class Nursery:
+    """Runs programs, each in a fork of a process that has imported torch and nothing more."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self._process = process
+        self._folder = folder
+
+    def run(
+        self, program: str, timeout: float = 120, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """The program's end; `environment` is all of its variables, by default this process's."""
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        out, err = self._folder / "stdout", self._folder / "stderr"
+        out.write_text("")
+        err.write_text("")
+        request = {
+            "program": textwrap.dedent(program),
+            "timeout": timeout,
+            "environment": dict(os.environ if environment is None else environment),
+            "stdin": os.devnull,
+            "stdout": str(out),
+            "stderr": str(err),
+        }
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        status = int(process.stdout.readline())
+        return subprocess.CompletedProcess(program, status, out.read_text(), err.read_text())
+
+
+@contextmanager
+def open_nursery(folder: Path) -> Iterator[Nursery]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], **pipes) as process:
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline() == "ready\n"
+        yield Nursery(process, folder)
+        process.stdin.close()
