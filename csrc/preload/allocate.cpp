@@ -29,15 +29,6 @@ uint64_t taken_bytes(uint64_t size_bytes) {
   return round_up(size_bytes, size_bytes < kLargeUnit ? kSmallUnit : kLargeUnit);
 }
 
-// As the core does it for memory that it places (Policy::flushes_first): torch is refused once, gives back what it keeps, and asks again.
-bool must_flush_first(const Request& request) {
-  static thread_local constinit uint64_t refused_bytes = 0;
-  const bool was_refused = std::exchange(refused_bytes, 0) == request.size_bytes;
-  if (was_refused || !will_flush()) return false;
-  refused_bytes = request.size_bytes;
-  return true;
-}
-
 // EBBTIDE_HOST_POOL: made before the program needs it, once for each device that it allocates on.
 void fill_host_pool(int device) {
   static constinit std::array<std::atomic<bool>, kMaxDevices> has_begun{};
@@ -84,6 +75,27 @@ bool must_place(const Request& request) {
     case OnShortage::kSplit: break;
   }
   return false;
+}
+
+bool must_flush_first(const Request& request) {
+  static thread_local constinit uint64_t refused_bytes = 0;
+  const bool was_refused = std::exchange(refused_bytes, 0) == request.size_bytes;
+  if (was_refused || !will_flush()) return false;
+  refused_bytes = request.size_bytes;
+  return true;
+}
+
+// What was freed and put off counts until it is gone: worth another try before the program is refused.
+HostClaim claim_host(int device, uint64_t size_bytes, const char* purpose) {
+  Saver& saver = Saver::instance();
+  const bool may_give_back = !is_capture_visible(device, nullptr);
+  if (may_give_back) saver.give_back_caches();
+  try {
+    return saver.host_budget.claim_uncharged(size_bytes, purpose);
+  } catch (const StoreError&) {
+    if (!may_give_back || !saver.give_back_caches(true)) throw;
+    return saver.host_budget.claim_uncharged(size_bytes, purpose);
+  }
 }
 
 CountedMemory::Entry claim(const Request& request) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "core/host_budget.h"
 #include "driver/context.h"
 #include "preload/counted_memory.h"
 
@@ -30,6 +31,10 @@ bool is_capturing(CUstream stream) noexcept;
 bool must_place(const Request& request);
 CountedMemory::Entry claim(const Request& request);  // empty: the device limit does not allow it
 CUresult refuse(const Request& request);             // out of memory, with a line on stderr
+// As the core does it for memory that it places (Policy::flushes_first): torch is refused once, gives back what it keeps, and asks again.
+bool must_flush_first(const Request& request);
+// Host memory for what can't lie on this device; purpose is for the error. Throws StoreError.
+HostClaim claim_host(int device, uint64_t size_bytes, const char* purpose);
 
 struct Overflowed {
   CUresult result = CUDA_SUCCESS;

@@ -2,8 +2,9 @@
 
 #include "preload/allocate.h"
 #include "preload/hook_call.h"
+#include "preload/host_handles.h"
 
-// Memory that stays the driver's and is only counted.
+// Memory that stays the driver's and is counted.
 using namespace ebbtide::preload;
 
 // Never refused: managed memory may be larger than any device. What the limit has room for is counted.
@@ -31,11 +32,12 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, s
         if (handle == nullptr || size_bytes == 0 || !is_on_device || !is_countable(properties->location.id))
           return real_function(handle, size_bytes, properties, flags);
         const Request request{.call = "cuMemCreate", .device = properties->location.id, .size_bytes = size_bytes};
-        auto entry = claim(request);
-        if (entry.empty()) return refuse(request);
-        const CUresult result = real_function(handle, size_bytes, properties, flags);
-        if (result == CUDA_SUCCESS) counted_handles().keep(*handle, std::move(entry));
-        return result;
+        if (auto entry = claim(request); !entry.empty()) {
+          const CUresult result = real_function(handle, size_bytes, properties, flags);
+          if (result == CUDA_SUCCESS) counted_handles().keep(*handle, std::move(entry));
+          if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
+        }
+        return create_on_host(request, *properties, handle);
       },
       handle, size_bytes, properties, flags);
 }
@@ -44,9 +46,11 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   return call_hook<&cuMemRelease>(
       "cuMemRelease",
       [&](auto real_function) {
-        auto entry = counted_handles().take(handle);
+        auto on_device = counted_handles().take(handle);
+        auto on_host = host_handles().take(handle);
         const CUresult result = real_function(handle);
-        if (result != CUDA_SUCCESS && !entry.empty()) counted_handles().keep(handle, std::move(entry));
+        if (result != CUDA_SUCCESS && !on_device.empty()) counted_handles().keep(handle, std::move(on_device));
+        if (result != CUDA_SUCCESS && !on_host.empty()) host_handles().keep(handle, std::move(on_host));
         return result;
       },
       handle);

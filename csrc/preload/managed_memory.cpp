@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "core/saver.h"
 #include "driver/context.h"
+#include "preload/allocate.h"
 #include "preload/memory_map.h"
 #include "preload/own_context.h"
 #include "preload/resolver.h"
@@ -71,19 +72,6 @@ bool retry_frees(bool may_wait) noexcept {
 size_t count_put_off() noexcept { return put_off_blocks().count(); }
 constexpr MoreFrees kManagedFrees{&retry_frees, &count_put_off};
 
-// What was freed and put off counts until it is gone: worth another try before the program is refused.
-HostClaim claim_host(Saver& saver, int device, uint64_t size_bytes) {
-  const auto claim = [&] { return saver.host_budget.claim_uncharged(size_bytes, "managed memory of the program"); };
-  const bool may_give_back = !is_capture_visible(device, nullptr);
-  if (may_give_back) saver.give_back_caches();
-  try {
-    return claim();
-  } catch (const StoreError&) {
-    if (!may_give_back || !saver.give_back_caches(true)) throw;
-    return claim();
-  }
-}
-
 // As CUDA 8 has them, which every later driver still hands out: cuda.h's own types changed with CUDA 13.
 using Advise = CUresult (*)(CUdeviceptr, size_t, CUmem_advise, CUdevice);
 using Prefetch = CUresult (*)(CUdeviceptr, size_t, CUdevice, CUstream);
@@ -122,7 +110,8 @@ CUresult allocate_managed(int device, uint64_t size_bytes, CUdeviceptr* address)
   if (allocate == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   Saver& saver = Saver::instance();
   const bool is_room = usable_device_bytes(saver, device) >= size_bytes;
-  auto entry = ManagedBlocks::make_entry({device, claim_host(saver, device, size_bytes), {own_context(device)}});
+  auto entry = ManagedBlocks::make_entry(
+      {device, claim_host(device, size_bytes, "managed memory of the program"), {own_context(device)}});
   const CUresult result = allocate(address, size_bytes, CU_MEM_ATTACH_GLOBAL);
   if (result != CUDA_SUCCESS) return result;
   give_hints(device, *address, size_bytes, is_room);

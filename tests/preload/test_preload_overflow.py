@@ -117,9 +117,36 @@ def test_native_memory_counts_against_the_limit(clients: Clients, call: str, cou
 def test_handles_count_and_are_refused_beyond_the_limit(clients: Clients) -> None:
     done = clients.run("cudart12", "handles", 6 * MIB, **LIMIT)
     assert [int(word) // MIB for word in done.stdout.split()] == [24, 18, 24], done.stderr
-    refused = clients.run("cudart12", "handles", 26 * MIB, **LIMIT)
+    refused = clients.run("cudart12", "handles", 26 * MIB, EBBTIDE_OVERFLOW="none", **LIMIT)
     assert refused.returncode == OUT_OF_MEMORY
     assert "ebbtide: cuMemCreate: device 0 has too little memory: 26 MiB wanted" in refused.stderr
+
+
+@pytest.mark.parametrize("policy", ["split", "whole", "managed"])
+@pytest.mark.parametrize("way", ["linked", "names", "cudart12"])
+def test_memory_that_a_program_maps_lies_on_the_host_handle_by_handle(clients: Clients, way: str, policy: str) -> None:
+    done = clients.run(way, "mapped", *BLOCKS, EBBTIDE_OVERFLOW=policy, **LIMIT)
+    assert (done.returncode, done.stdout) == (0, f"{24 * MIB} 0\n"), done.stderr
+    assert re.findall("^ebbtide: .*", done.stderr, re.M) == [
+        line for line in done.stderr.splitlines() if "is full: all 6 MiB of a cuMemCreate lie in " in line
+    ]
+
+
+@pytest.mark.sim_only
+def test_memory_that_a_program_maps_overflows_where_the_driver_refuses(clients: Clients) -> None:
+    done = clients.run("cudart12", "mapped", 16, 6 * MIB)
+    assert (done.returncode, done.stdout) == (0, f"{64 * MIB} {4 * MIB}\n"), done.stderr
+
+
+def test_memory_that_a_program_maps_counts_against_the_host_limit(clients: Clients) -> None:
+    fits = clients.run("cudart12", "mapped", *BLOCKS, EBBTIDE_HOST_LIMIT=str(12 * MIB), **LIMIT)
+    assert fits.returncode == 0, fits.stderr
+    refused = clients.run("cudart12", "mapped", *BLOCKS, EBBTIDE_HOST_LIMIT=str(11 * MIB), **LIMIT)
+    assert refused.returncode == OUT_OF_MEMORY
+    assert (
+        "ebbtide: cuMemCreate: memory that the program maps needs 6 MiB of host memory; 5 MiB are free"
+        in refused.stderr
+    ), refused.stderr
 
 
 def test_managed_memory_is_never_refused(clients: Clients) -> None:

@@ -27,6 +27,11 @@
   X(cuMemFreeAsync, 11020, 11020)            \
   X(cuMemCreate, 10020, 10020)               \
   X(cuMemRelease, 10020, 10020)              \
+  X(cuMemAddressReserve, 10020, 10020)       \
+  X(cuMemAddressFree, 10020, 10020)          \
+  X(cuMemMap, 10020, 10020)                  \
+  X(cuMemUnmap, 10020, 10020)                \
+  X(cuMemSetAccess, 10020, 10020)            \
   X(cuMemGetAddressRange, 3020, 3020)        \
   X(cuPointerGetAttribute, 4000, 4000)       \
   X(cuPointerGetAttributes, 7000, 7000)      \

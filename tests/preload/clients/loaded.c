@@ -26,9 +26,9 @@ static int by_name(void* library, struct api* api) {
 /* cudart 12 and later. */
 static int by_resolver_5(resolver_5 find, int is_per_thread, struct api* api) {
   const cuuint64_t flags = is_per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_DEFAULT;
-#define TAKE(name, version, per_thread_version)                                                                      \
+#define TAKE(name, version, per_thread_version)                                                                     \
   if (find(#name, (void**)&api->name, is_per_thread ? per_thread_version : version, flags, NULL) != CUDA_SUCCESS || \
-      api->name == NULL)                                                                                             \
+      api->name == NULL)                                                                                            \
     return missing(#name);
   EVERY_FUNCTION(TAKE)
 #undef TAKE

@@ -1,0 +1,64 @@
+#include "preload/host_handles.h"
+
+#include <string>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/repeated_line.h"
+#include "core/saver.h"
+#include "preload/resolver.h"
+#include "preload/settings.h"
+#include "vmm/host_location.h"
+
+namespace ebbtide::preload {
+namespace {
+
+void note_spill(Saver& saver, const Request& request, const HostLocation& location) {
+  saver.counters.bytes_spilled += request.size_bytes;
+  if (saver.counters.spills++ != 0) return;
+  log_line(LogLevel::kWarning,
+           {"device ", std::to_string(request.device), " is full: all ", format_bytes(request.size_bytes), " of a ",
+            request.call, " lie in ", describe(location),
+            ", which the device reads over the bus. Said once; saver.stats() counts on"});
+}
+
+// The program's own wishes, but for those that only device memory knows.
+CUmemAllocationProp on_host(CUmemAllocationProp properties, const HostLocation& location) {
+  properties.location = location.where;
+  properties.allocFlags.gpuDirectRDMACapable = 0;
+  properties.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_NONE;
+  return properties;
+}
+
+}  // namespace
+
+HostHandles& host_handles() {
+  static auto* const instance = new HostHandles;
+  return *instance;
+}
+
+CUresult create_on_host(const Request& request, const CUmemAllocationProp& properties,
+                        CUmemGenericAllocationHandle* handle) {
+  if (settings().on_shortage == OnShortage::kFail) return refuse(request);
+  if (must_flush_first(request)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const auto location = host_location(request.device);
+  if (!location) return refuse(request);
+  Saver& saver = Saver::instance();
+  try {
+    auto entry =
+        HostHandles::make_entry(claim_host(request.device, request.size_bytes, "memory that the program maps"));
+    const CUmemAllocationProp host_properties = on_host(properties, *location);
+    if (real<&cuMemCreate>()(handle, request.size_bytes, &host_properties, 0) != CUDA_SUCCESS) return refuse(request);
+    note_spill(saver, request, *location);
+    host_handles().keep(*handle, std::move(entry));
+    return CUDA_SUCCESS;
+  } catch (const StoreError& error) {
+    static constinit RepeatedLine line;
+    if (line.must_say()) log_line(LogLevel::kError, {request.call, ": ", error.what()});
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+}
+
+}  // namespace ebbtide::preload
