@@ -180,7 +180,8 @@ int usable_cores() {
 policy::CopyNeed copy_need(uint64_t bytes, uint64_t fresh_bytes, int sharers) {
   const char* text = std::getenv("EBBTIDE_COPY_THREADS");
   const int wanted = text == nullptr ? 0 : std::atoi(text);
-  return {bytes, fresh_bytes, std::max(1, usable_cores() / sharers), wanted > 0 ? std::max(1, wanted / sharers) : 0};
+  return {bytes, fresh_bytes, std::max(1, usable_cores() / sharers), wanted > 0 ? std::max(1, wanted / sharers) : 0,
+          sharers > 1};
 }
 
 int populate_threads(uint64_t bytes) { return policy::plan_copy(copy_need(bytes, bytes), kUnlimited).threads; }

@@ -208,7 +208,8 @@ void ResumePart::run_device(int device) {
     if (returning.ranges.empty()) {
       arrive(part, returning);
     } else {
-      if (!copy) copy.emplace(part.engine->engine(), CopyDirection::kToDevice, part.engine->cut());
+      if (!copy)
+        copy.emplace(part.engine->engine(), CopyDirection::kToDevice, part.engine->cut(), exchanges_ != nullptr);
       submitted.push_back(&returning);
       copy->submit({returning.allocation->address() + returning.chunk->offset, returning.stored->backup.get(),
                     returning.chunk->offset, returning.ranges, false});

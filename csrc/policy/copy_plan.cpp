@@ -10,7 +10,7 @@ CopyPlan plan(const CopyNeed& need, bool is_fresh) {
   const int most = std::clamp(need.wanted_threads > 0 ? need.wanted_threads : by_cores, 1, kMaxCopyThreads);
   const CopyPlan large = {most, kLargeSlotBytes, kSlotsPerThread};
   // Of fewer bytes no thread would have enough pieces to keep both of its slots busy.
-  if (!is_fresh && need.bytes >= large.ring_bytes()) return large;
+  if (!is_fresh && !need.is_shared && need.bytes >= large.ring_bytes()) return large;
   const uint64_t useful = need.bytes / (kSmallSlotBytes * kSlotsPerThread) + 1;
   return {static_cast<int>(std::min<uint64_t>(useful, static_cast<uint64_t>(most))), kSmallSlotBytes, kSlotsPerThread};
 }

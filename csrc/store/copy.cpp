@@ -139,11 +139,12 @@ class Copy::Worker {
   std::optional<AlignedBytes> compared_;  // made once it is wanted
 };
 
-Copy::Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut) : engine_(engine), queue_(cut.slot_bytes) {
+Copy::Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut, bool must_have_threads)
+    : engine_(engine), queue_(cut.slot_bytes) {
   for (int index = 0; index < cut.threads; ++index) {
     workers_.push_back(std::make_unique<Worker>(engine, index, cut, queue_, direction));
   }
-  if (cut.threads > 1) start_threads(cut.threads);
+  if (cut.threads > 1 || must_have_threads) start_threads(cut.threads);
 }
 
 void Copy::start_threads(int thread_count) {

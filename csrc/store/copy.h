@@ -19,8 +19,8 @@ enum class CopyDirection { kToStore, kToDevice };
 class Copy {
  public:
   // Starts the threads, one a lane; with one, or where the system starts none, the work is done in the calls below, in the context of the engine's device. The cut fits the engine's ring, and
-  // the engine has the lanes.
-  Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut);
+  // the engine has the lanes. must_have_threads: one at least, for a caller that waits for other things between the calls.
+  Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut, bool must_have_threads = false);
   Copy(const Copy&) = delete;
   Copy& operator=(const Copy&) = delete;
   // Takes back what has not begun, and waits until nothing is queued any more.

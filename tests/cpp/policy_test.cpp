@@ -108,6 +108,7 @@ TEST(CopyPlan, FreshMemoryWantsCoresAndTheRestLargeSlots) {
   expect_plan(plan_copy(touched, kUnlimited), 8, kLargeSlotBytes, 2);
   touched.fresh_bytes += 1;
   expect_plan(plan_copy(touched, kUnlimited), 16, kSmallSlotBytes, 2);
+  expect_plan(plan_copy({.bytes = 15 * kGiB, .cores = 8, .is_shared = true}, kUnlimited), 8, kSmallSlotBytes, 2);
   // With fewer cores as well, the ring of the first pause serves the resume.
   for (int cores = 1; cores <= 64; ++cores) {
     EXPECT_EQ(wanted_ring_bytes({kGiB, kGiB, cores, 0}), wanted_ring_bytes({kGiB, 0, cores, 0})) << cores;
