@@ -16,6 +16,7 @@ from benchmarks import device
 
 GRANULARITY_BYTES = 2 << 20
 PINNED_ALLOCATION, DEVICE_LOCATION, READ_WRITE = 1, 1, 3
+RDMA_CAPABLE_ATTRIBUTE, RDMA_FLAG = 110, 1  # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED; its place
 
 
 class Location(ctypes.Structure):
@@ -57,8 +58,10 @@ class Driver:
         location = Location(DEVICE_LOCATION, 0)
         self._properties = AllocationProperties(type=PINNED_ALLOCATION, location=location)
         self._access = AccessDescription(location, READ_WRITE)
-        context = c_void_p()
+        context, is_rdma_capable = c_void_p(), c_int()
         self.call("cuInit", 0)
+        self.call("cuDeviceGetAttribute", byref(is_rdma_capable), RDMA_CAPABLE_ATTRIBUTE, 0)
+        self._properties.flags[RDMA_FLAG] = is_rdma_capable.value  # as everybody's memory who may be asked to send it
         self.call("cuDevicePrimaryCtxRetain", byref(context), 0)
         self.call("cuCtxSetCurrent", context)
 

@@ -209,6 +209,7 @@ def test_a_rank_that_the_budget_refuses_says_so() -> None:
 PAUSEABLE = ("--pauseable", "--tag", "default", "--backup", "ram")
 
 
+@pytest.mark.device_memory
 def test_a_training_script_is_paused_by_three_lines() -> None:
     done = start(python("train_pause.py", "pause"), *PAUSEABLE)
     assert done.returncode == 0, done.stderr
@@ -218,6 +219,7 @@ def test_a_training_script_is_paused_by_three_lines() -> None:
     assert losses == start(python("train_pause.py"), is_preloaded=False).stdout.strip()
 
 
+@pytest.mark.device_memory
 def test_graphs_in_torch_s_own_pool_are_paused_and_replay() -> None:
     assert_right(start(python("graph_pause.py"), *PAUSEABLE))
 
