@@ -8,6 +8,7 @@
 #include "core/host_budget.h"
 #include "driver/context.h"
 #include "preload/counted_memory.h"
+#include "preload/managed_memory.h"
 
 // How a hook allocates: the driver's own memory where there is room, ours where there is none.
 namespace ebbtide::preload {
@@ -48,7 +49,9 @@ CUresult allocate_counted(const Request& request, CUdeviceptr* address, Native&&
   auto entry = claim(request);
   if (entry.empty()) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult result = native();
-  if (result == CUDA_SUCCESS) counted_addresses().keep(*address, std::move(entry));
+  if (result != CUDA_SUCCESS) return result;
+  forget_managed(*address);
+  counted_addresses().keep(*address, std::move(entry));
   return result;
 }
 

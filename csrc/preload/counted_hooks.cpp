@@ -3,6 +3,7 @@
 #include "preload/allocate.h"
 #include "preload/hook_call.h"
 #include "preload/host_handles.h"
+#include "preload/managed_memory.h"
 
 // Memory that stays the driver's and is counted.
 using namespace ebbtide::preload;
@@ -17,6 +18,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemAllocManaged(CUdeviceptr* address, size_t size
           return real_function(address, size_bytes, flags);
         auto entry = claim(request);
         const CUresult result = real_function(address, size_bytes, flags);
+        if (result == CUDA_SUCCESS) forget_managed(*address);
         if (result == CUDA_SUCCESS && !entry.empty()) counted_addresses().keep(*address, std::move(entry));
         return result;
       },

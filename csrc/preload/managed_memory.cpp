@@ -9,6 +9,7 @@
 #include "core/saver.h"
 #include "driver/context.h"
 #include "preload/allocate.h"
+#include "preload/counted_memory.h"
 #include "preload/memory_map.h"
 #include "preload/own_context.h"
 #include "preload/resolver.h"
@@ -116,6 +117,8 @@ CUresult allocate_managed(int device, uint64_t size_bytes, CUdeviceptr* address)
   if (result != CUDA_SUCCESS) return result;
   give_hints(device, *address, size_bytes, is_room);
   note_managed(saver, device, size_bytes);
+  forget_managed(*address);
+  counted_addresses().take(*address);
   blocks().keep(*address, std::move(entry));
   return CUDA_SUCCESS;
 }
@@ -134,6 +137,11 @@ std::optional<CUresult> free_managed(CUdeviceptr address) {
   Saver::instance().deferred_frees.retry_also(kManagedFrees);
   put_off_blocks().keep(address, std::move(entry));
   return CUDA_SUCCESS;
+}
+
+void forget_managed(CUdeviceptr address) noexcept {
+  blocks().take(address);
+  put_off_blocks().take(address);
 }
 
 }  // namespace ebbtide::preload

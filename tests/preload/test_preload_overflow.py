@@ -200,6 +200,13 @@ def test_what_is_put_off_is_freed_before_an_allocation_is_refused(clients: Clien
 
 
 @pytest.mark.sim_only
+@pytest.mark.parametrize("state", ["living", "freed"])
+def test_an_address_that_is_given_again_is_new_memory(clients: Clients, state: str) -> None:
+    done = clients.run("linked", "lost", state, 6 * MIB, EBBTIDE_OVERFLOW="managed", **LIMIT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.sim_only
 @pytest.mark.parametrize("policy", ["split", "managed"])
 @pytest.mark.parametrize("size", [6 * MIB, 32 * MIB])
 @pytest.mark.parametrize("is_pauseable", ["0", "1"])

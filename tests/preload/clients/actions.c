@@ -373,6 +373,7 @@ int run_action(const struct api* api, int count, char** words) {
   if (strcmp(action, "faults") == 0 && count == 3) return fail_each_call(api, words[1], last);
   if (strcmp(action, "put-off") == 0 && count == 2) return need_what_is_put_off(api, last);
   if (strcmp(action, "peers") == 0 && count == 3) return copy_from_peer(api, strtoull(words[1], NULL, 10), (int)last);
+  if (strcmp(action, "lost") == 0 && count == 3) return lose_managed(api, strcmp(words[1], "freed") == 0, last);
   fprintf(stderr, "client: unknown action %s\n", action);
   return 1;
 }

@@ -64,3 +64,44 @@ int need_what_is_put_off(const struct api* api, size_t size) {
   TRY(api->cuMemFree(address));
   return 0;
 }
+
+/* Takes memory that becomes managed, and loses all that the context has; is_freed: after a free that was put off. Then takes the same again, of the device. */
+static int take_twice(const struct api* api, size_t size, int is_freed, CUdeviceptr* again) {
+  CUresult (*let_go)(CUdevice) = NULL;
+  CUdeviceptr lost = 0;
+  CUcontext context = NULL;
+  *(void**)&let_go = dlsym(dlopen("libcuda.so.1", RTLD_NOW), SYMBOL(cuDevicePrimaryCtxRelease));
+  fail("cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY, 1);
+  TRY(api->cuMemAlloc(&lost, size));
+  fail("cuCtxSynchronize", 1, CUDA_ERROR_UNKNOWN, 1);
+  if (is_freed) TRY(api->cuMemFree(lost));
+  clear();
+  while (let_go(0) == CUDA_SUCCESS) continue;
+  /* Ours, and the library's. */
+  for (int i = 0; i < 2; ++i) TRY(api->cuDevicePrimaryCtxRetain(&context, 0));
+  TRY(api->cuCtxSetCurrent(context));
+  TRY(api->cuMemAlloc(again, size));
+  REQUIRE(*again == lost);
+  return 0;
+}
+
+/* lost living|freed SIZE: managed memory went with its context, and its address was given again: nobody takes the one for the other. */
+int lose_managed(const struct api* api, int is_freed, size_t size) {
+  CUdeviceptr again = 0, other = 0, start = 0;
+  size_t before = 0, after = 0, total = 0, extent = 0;
+  REQUIRE(find_controls());
+  TRY(api->cuMemGetInfo(&before, &total));
+  const int status = take_twice(api, size, is_freed, &again);
+  if (status != 0) return status;
+  fail("cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY, 1);
+  TRY(api->cuMemAlloc(&other, size)); /* managed: tries again what was put off */
+  clear();
+  TRY(api->cuMemFree(other));
+  TRY(api->cuMemGetAddressRange(&start, &extent, again));
+  REQUIRE(start == again && other != again);
+  TRY(api->cuMemFreeAsync(again, NULL));
+  TRY(api->cuCtxSynchronize());
+  TRY(api->cuMemGetInfo(&after, &total));
+  REQUIRE(after == before);
+  return 0;
+}

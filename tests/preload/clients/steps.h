@@ -50,5 +50,6 @@ static inline CUresult release(const struct api* api, const char* call, CUdevice
 /* Of faults.c, on the simulator only. */
 int fail_each_call(const struct api* api, const char* call, size_t size);
 int need_what_is_put_off(const struct api* api, size_t size);
+int lose_managed(const struct api* api, int is_freed, size_t size);
 
 #endif
