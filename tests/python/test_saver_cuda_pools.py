@@ -93,7 +93,7 @@ def test_dissolved_pools_are_torchs_to_free(model, saver, tag, tag2):
     assert len(model.dissolved) == (2 if model.by_thread else 0)
     with saver.region(tag):
         assert (model.route() == first) is not model.by_thread
-    assert len(frames.shelf.dissolved([tag])) == len(model.dissolved)
+    assert len(frames.shelf.dissolved()) == len(model.dissolved)
     model.dissolved |= set(dissolve_all(tag))  # again, and none twice
     assert len(model.dissolved) == (4 if model.by_thread else 0)
 

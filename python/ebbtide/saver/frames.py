@@ -126,7 +126,7 @@ class RegionFrame(Frame):
             return
         try:
             spilled.make_fast(self._tag)
-        except Error as error:
+        except (Error, RuntimeError) as error:  # torch's own are RuntimeErrors: of a device that is broken, say
             _logger.debug("free memory that has spilled stays where it is: %r", error)
 
     def _verbs(self) -> tuple[Any, Any]:

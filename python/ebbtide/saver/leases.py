@@ -150,10 +150,10 @@ class Shelf:
                     else:
                         self._idle[key].append(lent)
 
-    def dissolved(self, tags: Sequence[str]) -> list[LentPool]:
-        """The dissolved pools of these tags that torch may still hold memory of."""
+    def dissolved(self) -> list[tuple[PoolKey, LentPool]]:
+        """All dissolved pools that torch may still hold memory of."""
         with self._lock:
-            return [lent for key, lent in self._dissolved if key.tag in tags]
+            return list(self._dissolved)
 
     def forget(self, gone: Sequence[LentPool]) -> None:
         """Of these dissolved pools nothing is left."""

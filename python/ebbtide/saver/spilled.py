@@ -20,7 +20,8 @@ from ebbtide.saver.names import NO_OVERFLOW_CODE
 
 def give_up(tag: str) -> None:
     """Gives up the memory of the tag's free segments that have spilled, wherever it would come back. A tag whose region
-    is open is left alone."""
+    is open is left alone, but for its dissolved pools."""
+    give_back_dissolved([tag])
     backend = pools.existing_backend()
     spilled = {info.address for info in _core.allocations(tag) if info.host_bytes}
     if backend is None or not spilled:
@@ -56,7 +57,7 @@ def make_fast(tag: str) -> None:
 def give_back_dissolved(tags: Sequence[str]) -> None:
     """Gives back what is free by now in dissolved pools of these tags."""
     backend = pools.existing_backend()
-    dissolved = leases.shelf.dissolved(tags)
+    dissolved = [lent for key, lent in leases.shelf.dissolved() if key.tag in tags]
     if backend is None or not dissolved:
         return
     held = {lent: unused.look(backend, lent) for lent in dissolved}

@@ -37,7 +37,7 @@ def find(names: list[str], backup: int) -> tuple[list[Range], int]:
     def is_wanted(tag: str, own_backup: int) -> bool:
         return tag in resident and (backup != AS_ALLOCATED_CODE or own_backup != NO_BACKUP_CODE)
 
-    for key, lent in leases.shelf.idle():
+    for key, lent in (*leases.shelf.idle(), *leases.shelf.dissolved()):
         if backend is not None and is_wanted(key.tag, key.backup) and not lent.is_captured:
             segments += look(backend, lent) or ()
     if own is not None and is_wanted(own.tag, own.backup):
