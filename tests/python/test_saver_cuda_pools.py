@@ -90,12 +90,12 @@ def test_dissolved_pools_are_torchs_to_free(model, saver, tag, tag2):
         first = model.route()
     with saver.region(tag2):  # pools may be open meanwhile
         model.dissolved |= set(dissolve_all(tag))
-    assert len(model.dissolved) == (2 if model.by_thread else 0)
+    assert len(model.dissolved) == (2 if model.may_die_in_use else 0)
     with saver.region(tag):
-        assert (model.route() == first) is not model.by_thread
+        assert (model.route() == first) is not model.may_die_in_use
     assert len(frames.shelf.dissolved()) == len(model.dissolved)
     model.dissolved |= set(dissolve_all(tag))  # again, and none twice
-    assert len(model.dissolved) == (4 if model.by_thread else 0)
+    assert len(model.dissolved) == (4 if model.may_die_in_use else 0)
 
 
 def test_a_pool_that_somebody_else_uses_is_not_dissolved(model, saver, tag):

@@ -11,6 +11,7 @@ class TorchModel:
     def __init__(self, version):
         self.by_thread = version >= (2, 8)
         self.newest_first = version >= (2, 11)
+        self.may_die_in_use = version >= (2, 10)
         self.use_counts = {}
         self.recording = {0: [], 1: []}
         self.device = 0
@@ -97,9 +98,10 @@ class ModelPool:
         return self.model.use_counts[self.id]
 
     def __del__(self):
+        is_refused = self.use_count() != 1 and not self.model.may_die_in_use  # an assertion, in a destructor
         self.model.release(self.made_on, self.id)
-        if self.id in self.model.freeable:
-            self.model.deadly_ends.append(self.id)  # it waits for events, and fails where any pool is open
+        if is_refused or self.id in self.model.freeable:
+            self.model.deadly_ends.append(self.id)  # the last one waits for events, and fails where any pool is open
 
 
 class ModelContext:

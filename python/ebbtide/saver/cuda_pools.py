@@ -8,7 +8,8 @@ What torch does, and what this file makes of it (read in torch 2.6 to 2.13, meas
   (from 2.8 on), and forgets the pool once it is empty. It can't be entered again. `empty_cache` is such a flush, also
   while other pools are open. Such an end has an order: the object dies first, which is harmless while our own use
   count is left; then that goes the way it came, since newer torch counts both for its pinned memory, too, which knows
-  nothing of the object.
+  nothing of the object. Before 2.10 (2.8 for sure, sources on the way to 2.9, too) the object asserts in its destructor
+  that nobody else counts, which ends the process: there no pool is dissolved.
 - Before 2.8 a pool takes every thread's allocations, needs a MemPoolContext beside it (one a thread), and
   `_cuda_endAllocateToPool` has another name.
 - Until some version before 2.11 the pool that was entered first wins, not the inner one. Regions leave an outer pool
@@ -37,6 +38,7 @@ from ebbtide.saver.snapshots import Segment, read_cuda_segments
 LEAST_TORCH = (2, 6)
 THREAD_POOLS_FROM = (2, 8)
 INNER_BEATS_ALL_FROM = (2, 11)
+DISSOLVE_FROM = (2, 10)
 EXPANDABLE_SEGMENTS_FROM = (2, 13)
 POOLS_FLUSH_FROM = (2, 13)
 OWN_USES = 2  # of a pool: the object's, and the one that `make` begins
@@ -73,6 +75,7 @@ class CudaPools:
         self.inner_beats_all = version >= INNER_BEATS_ALL_FROM
         self.one_thread_only = version < THREAD_POOLS_FROM
         self.flushes_first = version >= POOLS_FLUSH_FROM
+        self._can_dissolve = version >= DISSOLVE_FROM
         self._begin_all = bindings._cuda_beginAllocateToPool
         self._begin = self._begin_all if self.one_thread_only else bindings._cuda_beginAllocateCurrentThreadToPool
         self._end = getattr(bindings, "_cuda_endAllocateToPool", None) or bindings._cuda_endAllocateCurrentStreamToPool
@@ -102,7 +105,7 @@ class CudaPools:
 
     def dissolve(self, pool: CudaPool) -> bool:
         """See PoolBackend."""
-        if self.one_thread_only or pool.mem_pool.use_count() != OWN_USES:
+        if not self._can_dissolve or pool.mem_pool.use_count() != OWN_USES:
             return False
         _let_die(pool.mem_pool)
         pool.mem_pool = None
