@@ -110,8 +110,10 @@ def test_trim_gives_back_what_got_free_in_the_pool_of_a_spike(saver, tag, room):
     assert host_bytes(saver, tag) == 0 and len(leases.shelf.dissolved()) == 1
     assert bool((keep == 1).all())
     del keep
-    saver.trim(tag)
+    report = saver.trim(tag)
+    assert (report.bytes, report.by_tag, report.by_device) == (30 * MIB, {tag: 30 * MIB}, {0: 30 * MIB})
     assert saver.tags()[tag].size_bytes == 0
+    assert saver.trim(tag).bytes == 0
 
 
 def test_what_was_trimmed_does_not_come_back_slow(saver, tag, room):

@@ -1,7 +1,7 @@
 """What operations and queries give back: plain values with a readable `str`."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -64,6 +64,16 @@ class Report:
         left = tuple(Held(row.tag, row.device, row.bytes) for row in report.left)
         totals = {name: getattr(report, name) for name in _TOTALS}
         return cls(report.kind, **totals, seconds=report.seconds, by_tag=by_tag, by_device=by_device, left=left)
+
+    def with_freed(self, freed: Iterable[tuple[str, int, int]]) -> "Report":
+        """The same with these bytes, too: tag, device ordinal, bytes."""
+        by_tag, by_device = dict(self.by_tag), dict(self.by_device)
+        rows = [row for row in freed if row[2]]
+        for tag, device, size_bytes in rows:
+            by_tag[tag] = by_tag.get(tag, 0) + size_bytes
+            by_device[device] = by_device.get(device, 0) + size_bytes
+        total = self.bytes + sum(row[2] for row in rows)
+        return replace(self, bytes=total, by_tag=by_tag, by_device=by_device)
 
     def __str__(self) -> str:
         verb = _VERBS.get(self.kind, "claimed")

@@ -54,17 +54,21 @@ def make_fast(tag: str) -> None:
     give_back_dissolved([tag])
 
 
-def give_back_dissolved(tags: Sequence[str]) -> None:
-    """Gives back what is free by now in dissolved pools of these tags."""
+def give_back_dissolved(tags: Sequence[str]) -> "list[_core.AllocationInfo]":
+    """Gives back what is free by now in dissolved pools of these tags, and tells what it was."""
     backend = pools.existing_backend()
     dissolved = [lent for key, lent in leases.shelf.dissolved() if key.tag in tags]
     if backend is None or not dissolved:
-        return
+        return []
     held = {lent: unused.look(backend, lent) for lent in dissolved}
-    if any(segment.is_free for segments in held.values() for segment in segments or ()):
+    free = {segment.address for segments in held.values() for segment in segments or () if segment.is_free}
+    found = [info for info in _core.allocations() if info.address in free] if free else []
+    if free:
         backend.give_back([lent.pool for lent in dissolved])
         held = {lent: unused.look(backend, lent) for lent in dissolved}
     leases.shelf.forget([lent for lent, segments in held.items() if segments == []])
+    kept = {segment.address for segments in held.values() for segment in segments or ()}
+    return [info for info in found if info.address not in kept]
 
 
 def _trim(tag: str, lent: leases.LentPool, addresses: set[int]) -> None:

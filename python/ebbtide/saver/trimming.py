@@ -45,9 +45,11 @@ def trim(*tags: str, missing_ok: bool = False) -> Report:
     backend = pools.existing_backend()
     if backend is None:
         return Report("trim")
-    spilled.give_back_dissolved(chosen)
+    gone = spilled.give_back_dissolved(chosen)
     with leases.shelf.withheld(chosen) as withheld:
-        return _trim(backend, withheld)
+        return _trim(backend, withheld).with_freed(
+            (info.tag, info.device, info.resident_bytes - info.host_bytes) for info in gone
+        )
 
 
 def _trim(backend: pools.PoolBackend, withheld: list[tuple[leases.PoolKey, leases.LentPool]]) -> Report:
