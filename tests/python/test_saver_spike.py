@@ -39,6 +39,10 @@ def host_bytes(saver, tag):
     return saver.tags()[tag].host_bytes
 
 
+def dissolved(tag):
+    return [lent for key, lent in leases.shelf.dissolved() if key.tag == tag]
+
+
 def is_intact(tensors):
     return all(bool((tensor == number + 1).all()) for number, tensor in enumerate(tensors))
 
@@ -59,7 +63,7 @@ def test_narrow_wide_narrow_in_one_tag(saver, tag, room):
         assert (host_bytes(saver, tag), saver.stats()["spills"]) == (0, before)
         del narrow
     assert held - saver.stats()["host_bytes"] >= 80 * MIB
-    assert leases.shelf.dissolved() == []
+    assert dissolved(tag) == []
 
 
 def test_it_goes_when_the_region_is_left_if_nothing_lives(saver, tag, room):
@@ -98,7 +102,7 @@ def test_what_lives_in_the_pool_of_a_spike_stays(saver, tag, room, is_paused):
     with saver.region(tag, overflow="split"):
         pass
     assert saver.tags()[tag].size_bytes == 50 * MIB, "what got free in the earlier pool has gone too"
-    assert leases.shelf.dissolved() == []
+    assert dissolved(tag) == []
 
 
 def test_trim_gives_back_what_got_free_in_the_pool_of_a_spike(saver, tag, room):
@@ -107,7 +111,7 @@ def test_trim_gives_back_what_got_free_in_the_pool_of_a_spike(saver, tag, room):
     del gone
     with saver.region(tag, overflow="split"):
         pass
-    assert host_bytes(saver, tag) == 0 and len(leases.shelf.dissolved()) == 1
+    assert host_bytes(saver, tag) == 0 and len(dissolved(tag)) == 1
     assert bool((keep == 1).all())
     del keep
     report = saver.trim(tag)
@@ -148,7 +152,7 @@ def test_where_torch_can_not_dissolve_all_stays_as_it_is(saver, tag, room, monke
     del wide
     again = fill(saver, tag, 60)
     assert host_bytes(saver, tag) == 40 * MIB and is_intact(again)
-    assert leases.shelf.dissolved() == []
+    assert dissolved(tag) == []
 
 
 def test_a_flush_that_fails_is_made_up_for(saver, tag, room, monkeypatch):
@@ -160,9 +164,9 @@ def test_a_flush_that_fails_is_made_up_for(saver, tag, room, monkeypatch):
         patch.setattr(pools.backend(), "give_back", lambda dissolved: None, raising=False)
         with saver.region(tag, overflow="split"):
             pass
-        assert host_bytes(saver, tag) == 40 * MIB and len(leases.shelf.dissolved()) == 1
+        assert host_bytes(saver, tag) == 40 * MIB and len(dissolved(tag)) == 1
     assert is_intact(fill(saver, tag, 20))
-    assert (host_bytes(saver, tag), leases.shelf.dissolved()) == (0, [])
+    assert (host_bytes(saver, tag), dissolved(tag)) == (0, [])
 
 
 def test_an_account_that_is_not_understood_gives_up_nothing(saver, tag, room, monkeypatch):
@@ -201,7 +205,7 @@ def test_promote_moves_nothing_that_is_dead_in_the_pool_of_a_spike(saver, tag, r
     del gone
     with saver.region(tag, overflow="split"):
         pass
-    assert len(leases.shelf.dissolved()) == 1
+    assert len(dissolved(tag)) == 1
     del dead
     saver.configure(device_limit=None)
     assert saver.promote(tag).bytes == 10 * MIB
@@ -218,7 +222,7 @@ def test_a_pause_copies_nothing_that_is_dead_in_the_pool_of_a_spike(saver, tag, 
     del gone
     with saver.region(tag, overflow="split"):
         pass
-    assert len(leases.shelf.dissolved()) == 1
+    assert len(dissolved(tag)) == 1
     del dead
     report = saver.pause(tag)
     assert (report.copied, report.unused) == (30 * MIB, 30 * MIB)
@@ -243,7 +247,7 @@ def test_what_torch_fails_with_does_not_reach_who_enters_or_leaves(saver, tag, r
         assert saver.tags()[tag].lease_count == 0
     with saver.region(tag, overflow="split"):
         pass
-    assert leases.shelf.dissolved() == []
+    assert dissolved(tag) == []
 
 
 def test_spikes_of_many_threads(saver, tag, room):
@@ -269,4 +273,4 @@ def test_spikes_of_many_threads(saver, tag, room):
         pass
     assert host_bytes(saver, tag) == 0
     saver.trim(tag)
-    assert leases.shelf.dissolved() == []
+    assert dissolved(tag) == []
