@@ -39,7 +39,7 @@ CUresult enable_access(CUcontext peerContext, unsigned int Flags) {
   Lock lock(simulator().mutex);
   const uint64_t own = current_context(lock);
   const uint64_t peer = id_of(peerContext);
-  if (peer == own || !simulator().contexts.is_active(peer)) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!simulator().contexts.is_active(peer)) return CUDA_ERROR_INVALID_CONTEXT;
   Peers& peers = simulator().peers;
   if (!peers.reaches(device_of_context(lock, own), device_of_context(lock, peer)))
     return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;

@@ -2,7 +2,7 @@
 
 import ctypes
 
-from driver_calls import INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, SUCCESS, Driver
+from driver_calls import INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, PEER_ACCESS_UNSUPPORTED, SUCCESS, Driver
 
 NO_SUCH_DEVICE = 4711
 
@@ -22,6 +22,6 @@ def test_who_is_asked_of_must_be_there(driver: Driver) -> None:
 
 def test_access_is_enabled_to_another_context(driver: Driver) -> None:
     own = driver.make("cuCtxGetCurrent", ctypes.c_void_p)
-    assert driver.cuCtxEnablePeerAccess(own, 0) == INVALID_CONTEXT
+    assert driver.cuCtxEnablePeerAccess(own, 0) == PEER_ACCESS_UNSUPPORTED
     assert driver.cuCtxEnablePeerAccess(None, 0) == INVALID_CONTEXT
     assert driver.cuCtxEnablePeerAccess(own, 1) == INVALID_VALUE

@@ -59,7 +59,7 @@ TEST_F(SimPeers, EveryDeviceReachesEveryOtherUntilToldOtherwise) {
 
 TEST_F(SimPeers, AccessIsEnabledOnceFromOneContextToAnother) {
   EXPECT_EQ(driver.f_cuCtxEnablePeerAccess(second_, 1), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(driver.f_cuCtxEnablePeerAccess(first_, 0), CUDA_ERROR_INVALID_CONTEXT);
+  EXPECT_EQ(driver.f_cuCtxEnablePeerAccess(first_, 0), CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
   EXPECT_EQ(driver.f_cuCtxEnablePeerAccess(nullptr, 0), CUDA_ERROR_INVALID_CONTEXT);
   control.set_peers(0, 1, 0);
   EXPECT_EQ(driver.f_cuCtxEnablePeerAccess(second_, 0), CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
