@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/repeated_line.h"
 #include "core/saver.h"
+#include "driver/bus.h"
 #include "driver/context.h"
 #include "policy/chunking.h"
 
@@ -112,7 +113,7 @@ void note_spill(Saver& saver, const std::string& purpose, int device, uint64_t s
   log_line(LogLevel::kWarning,
            {"device ", std::to_string(device), " is full: ", format_bytes(placement.host_bytes), " of ",
             format_bytes(size_bytes), " of ", purpose, " lie in ", location ? describe(*location) : "host memory",
-            ", which the device reads over the bus. Said once; saver.stats() counts on"});
+            ", which the device ", describe_reads(device), ". Said once; saver.stats() counts on"});
 }
 
 bool is_shortage(const DriverError& error) { return error.code == CUDA_ERROR_OUT_OF_MEMORY; }

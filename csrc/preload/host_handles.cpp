@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/repeated_line.h"
 #include "core/saver.h"
+#include "driver/bus.h"
 #include "preload/resolver.h"
 #include "preload/settings.h"
 #include "vmm/host_location.h"
@@ -20,8 +21,8 @@ void note_spill(Saver& saver, const Request& request, const HostLocation& locati
   if (saver.counters.spills++ != 0) return;
   log_line(LogLevel::kWarning,
            {"device ", std::to_string(request.device), " is full: all ", format_bytes(request.size_bytes), " of a ",
-            request.call, " lie in ", describe(location),
-            ", which the device reads over the bus. Said once; saver.stats() counts on"});
+            request.call, " lie in ", describe(location), ", which the device ", describe_reads(request.device),
+            ". Said once; saver.stats() counts on"});
 }
 
 // The program's own wishes, but for those that only device memory knows.

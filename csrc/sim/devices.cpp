@@ -34,7 +34,7 @@ const std::map<int, int>& attributes() {
       {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 0},
       {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
       {CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 1},
-      {CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 0},
+      {CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 0xffff},  // where the machine itself has no devices
       {CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, 0},
   };
   return *values;

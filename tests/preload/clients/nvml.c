@@ -37,6 +37,7 @@ int nvmlDeviceGetMemoryInfo_v2(void* device, struct memory_v2* memory) {
 int nvmlDeviceGetPciInfo_v3(void* device, struct pci* pci) {
   (void)device;
   memset(pci, 0, sizeof *pci);
+  pci->domain = 0xffff; /* as the simulated device says */
   pci->bus = 1;
   return 0;
 }
