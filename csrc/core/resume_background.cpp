@@ -19,16 +19,19 @@ std::unique_ptr<Arrivals> ResumePart::map_ahead() {
   if (!can_deliver()) return nullptr;
   auto arrivals = std::make_unique<Arrivals>();
   for (auto& [device, part] : parts_) {
-    const ContextScope scope(device);
     if (part.engine) part.delivery = std::make_shared<Delivery>(part.engine->engine());
     for (Returning& returning : part.returning) {
-      map(device, part, returning);
       if (part.delivery) plan_delivery(part, returning);
       arrivals->add({returning.address(), returning.chunk->size_bytes}, part.delivery, returning.delivered);
     }
   }
   arrivals->sort();
+  // The ring is filled while everything is mapped.
   if (!prepare_deliveries()) return nullptr;
+  for (auto& [device, part] : parts_) {
+    const ContextScope scope(device);
+    for (Returning& returning : part.returning) map(device, part, returning);
+  }
   // Only now: where something was missing on one device, nothing is queued on any.
   for (auto& [device, part] : parts_) launch_delivery(device, part);
   return arrivals;
@@ -89,7 +92,7 @@ void ResumePart::follow(DevicePart& part) {
 
 // Kernels that streams have queued behind bytes that will not come run now, on what is there: only then may it be unmapped below them.
 void ResumePart::abandon_delivery(int device, DevicePart& part) noexcept {
-  if (!part.hold) return;  // nothing was launched
+  if (!part.hold) return part.delivery.reset();  // nothing was launched: its threads end here
   part.delivery->give_up();
   try {
     part.delivery->finish();
