@@ -88,7 +88,7 @@ void PendingResume::run() noexcept {
   operation_.reset();
   const std::lock_guard lock(mutex_);
   report_ = std::move(report);
-  error_ = error;
+  error_ = std::move(error);  // so that whoever asks last lets it go
   is_over_ = true;
   arrivals_.reset();
   ended_.notify_all();
