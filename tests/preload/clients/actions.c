@@ -79,47 +79,6 @@ static int probe(const struct api* api, size_t size) {
   return 0;
 }
 
-/* mapped COUNT SIZE: takes COUNT blocks by cuMemCreate and maps them by itself, as newer frameworks do; writes all, reads all back, gives all back, and finds as much free as before. Tells how much was
- * free with them. */
-static int map_blocks(const struct api* api, int count, size_t size) {
-  CUdeviceptr blocks[MOST_BLOCKS] = {0};
-  CUmemGenericAllocationHandle handles[MOST_BLOCKS];
-  size_t before = 0, with = 0, after = 0, total = 0;
-  uint32_t* wanted = malloc(size);
-  uint32_t* found = malloc(size);
-  CUmemAllocationProp properties;
-  CUmemAccessDesc access;
-  REQUIRE(count <= MOST_BLOCKS && wanted != NULL && found != NULL);
-  memset(&properties, 0, sizeof properties);
-  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  properties.allocFlags.gpuDirectRDMACapable = 1;
-  access.location = properties.location;
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  TRY(api->cuMemGetInfo(&before, &total));
-  for (int i = 0; i < count; ++i) {
-    TRY(api->cuMemCreate(&handles[i], size, &properties, 0));
-    TRY(api->cuMemAddressReserve(&blocks[i], size, 0, 0, 0));
-    TRY(api->cuMemMap(blocks[i], size, 0, handles[i], 0));
-    TRY(api->cuMemSetAccess(blocks[i], size, &access, 1));
-    fill(wanted, size / 4, (uint32_t)i);
-    TRY(api->cuMemcpyHtoD(blocks[i], wanted, size));
-  }
-  TRY(api->cuMemGetInfo(&with, &total));
-  for (int i = 0; i < count; ++i) {
-    fill(wanted, size / 4, (uint32_t)i);
-    TRY(api->cuMemcpyDtoH(found, blocks[i], size));
-    REQUIRE(memcmp(found, wanted, size) == 0);
-    TRY(api->cuMemUnmap(blocks[i], size));
-    TRY(api->cuMemRelease(handles[i]));
-    TRY(api->cuMemAddressFree(blocks[i], size));
-  }
-  TRY(api->cuMemGetInfo(&after, &total));
-  REQUIRE(after == before);
-  printf("%zu %zu\n", before, with);
-  return 0;
-}
-
 /* handles SIZE: the same with cuMemCreate, whose memory has no address. */
 static int take_handle(const struct api* api, size_t size) {
   size_t before = 0, with = 0, after = 0, total = 0;
@@ -361,7 +320,6 @@ int run_action(const struct api* api, int count, char** words) {
   if (strcmp(action, "take") == 0 && count == 3) return take(api, words[1], last);
   if (strcmp(action, "probe") == 0 && count == 2) return probe(api, last);
   if (strcmp(action, "handles") == 0 && count == 2) return take_handle(api, last);
-  if (strcmp(action, "mapped") == 0 && count == 3) return map_blocks(api, atoi(words[1]), last);
   if (strcmp(action, "pointers") == 0 && count == 2) return look_at_pointers(api, last);
   if (strcmp(action, "free-waits") == 0 && count == 2) return free_waits(api, last);
   if (strcmp(action, "free-in-order") == 0 && count == 2) return free_in_order(api, last);

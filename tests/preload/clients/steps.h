@@ -24,12 +24,17 @@ static inline int failed(const char* what, CUresult result) {
     }                                                                          \
   } while (0)
 
+/* Of mapped.c. */
+CUresult map_memory(const struct api* api, CUdeviceptr* address, size_t size);
+CUresult unmap_memory(const struct api* api, CUdeviceptr address);
+
 static inline CUresult allocate(const struct api* api, const char* call, CUdeviceptr* address, size_t size) {
   size_t pitch = 0;
   CUmemoryPool pool = NULL;
   if (strcmp(call, "pitch") == 0) return api->cuMemAllocPitch(address, &pitch, 4096, size / 4096, 4);
   if (strcmp(call, "async") == 0) return api->cuMemAllocAsync(address, size, NULL);
   if (strcmp(call, "managed") == 0) return api->cuMemAllocManaged(address, size, CU_MEM_ATTACH_GLOBAL);
+  if (strcmp(call, "mapped") == 0) return map_memory(api, address, size);
   if (strcmp(call, "pool") == 0) {
     const CUresult result = api->cuDeviceGetDefaultMemPool(&pool, 0);
     return result != CUDA_SUCCESS ? result : api->cuMemAllocFromPoolAsync(address, size, pool, NULL);
@@ -38,6 +43,7 @@ static inline CUresult allocate(const struct api* api, const char* call, CUdevic
 }
 
 static inline CUresult give_back(const struct api* api, const char* call, CUdeviceptr address) {
+  if (strcmp(call, "mapped") == 0) return unmap_memory(api, address);
   const int is_in_stream = strcmp(call, "async") == 0 || strcmp(call, "pool") == 0;
   return is_in_stream ? api->cuMemFreeAsync(address, NULL) : api->cuMemFree(address);
 }
