@@ -31,6 +31,11 @@ struct Counters {
   std::atomic<uint64_t> bytes_paused{0}, bytes_resumed{0}, bytes_to_host{0}, bytes_to_device{0};
   std::atomic<uint64_t> bytes_clean{0}, bytes_unused{0}, bytes_constant{0};
   std::atomic<uint64_t> spills{0}, bytes_spilled{0}, bytes_promoted{0};
+  // Whether it is the first of the process, which is said.
+  bool note_spill(uint64_t host_bytes) {
+    bytes_spilled += host_bytes;
+    return spills++ == 0;
+  }
 };
 
 // A part of the address space.

@@ -107,8 +107,7 @@ std::shared_ptr<Allocation> assemble(Saver& saver, Tag& tag, const Policy& polic
 
 void note_spill(Saver& saver, const std::string& purpose, int device, uint64_t size_bytes,
                 const policy::Placement& placement) {
-  saver.counters.bytes_spilled += placement.host_bytes;
-  if (saver.counters.spills++ != 0) return;
+  if (!saver.counters.note_spill(placement.host_bytes)) return;
   const auto location = host_location(device);
   log_line(LogLevel::kWarning,
            {"device ", std::to_string(device), " is full: ", format_bytes(placement.host_bytes), " of ",

@@ -8,7 +8,7 @@
 //
 // Measured (H200, 16 cores, 15 GiB over a link of 55 GB/s): into memory that is there, and out of it, 8 threads with slots of 8 MiB reach the link at the least CPU time; more threads, or slots of
 // 4 MiB, gain nothing. Into fresh memory, which the kernel clears at first touch, every core helps, and large slots fall out of the caches: 362 ms with 16 threads of 4 MiB slots, 583 to 680 with 8 MiB.
-// Two copies at once, as in a swap: 368 ms with 8 threads each of 4 MiB slots, 473 with 8 MiB.
+// Two copies at once, as in a swap: 384 ms with 8 threads each of 4 MiB slots, 473 with 8 MiB.
 namespace ebbtide::policy {
 
 inline constexpr uint64_t kSmallSlotBytes = 4 * kMiB;

@@ -17,8 +17,7 @@ namespace ebbtide::preload {
 namespace {
 
 void note_spill(Saver& saver, const Request& request, const HostLocation& location) {
-  saver.counters.bytes_spilled += request.size_bytes;
-  if (saver.counters.spills++ != 0) return;
+  if (!saver.counters.note_spill(request.size_bytes)) return;
   log_line(LogLevel::kWarning,
            {"device ", std::to_string(request.device), " is full: all ", format_bytes(request.size_bytes), " of a ",
             request.call, " lie in ", describe(location), ", which the device ", describe_reads(request.device),

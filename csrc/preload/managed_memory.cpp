@@ -97,8 +97,7 @@ void give_hints(int device, CUdeviceptr address, uint64_t size_bytes, bool is_ro
 }
 
 void note_managed(Saver& saver, int device, uint64_t size_bytes) {
-  saver.counters.bytes_spilled += size_bytes;
-  if (saver.counters.spills++ != 0) return;
+  if (!saver.counters.note_spill(size_bytes)) return;
   log_line(LogLevel::kWarning,
            {"device ", std::to_string(device), " is full: ", format_bytes(size_bytes),
             " become managed memory, whose pages move between device and host. Said once; saver.stats() counts on"});
