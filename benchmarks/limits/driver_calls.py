@@ -52,18 +52,9 @@ def time_calls(driver: Driver, handle_sizes: Sequence[int], rest_seconds: float 
     return claim_seconds, give_seconds
 
 
-def measure_handles(size_bytes: int, choices: dict[str, list[int]], samples: int) -> Measured:
-    """Metrics "claim HANDLES" and "give HANDLES" for each choice of handles."""
-    measured = Measured(bytes=size_bytes)
-    driver = Driver()
-    device.empty_cache()
-    for name, handle_sizes in choices.items():
-        time_calls(driver, handle_sizes)
-        for _ in range(2 * samples):
-            claim, give = time_calls(driver, handle_sizes)
-            measured.add(f"claim {name}", claim)
-            measured.add(f"give {name}", give)
-    return measured
+def add_calls(measured: Measured, handles: str, seconds: tuple[float, float]) -> None:
+    for metric, taken in zip((f"claim {handles}", f"give {handles}"), seconds, strict=True):
+        measured.add(metric, taken)
 
 
 class BareCalls:
@@ -87,9 +78,7 @@ class BareCalls:
 
     def take_turn(self, measured: Measured) -> None:
         for name, handle_sizes in self._choices.items():
-            claim, give = time_calls(self._driver, handle_sizes, self._rest_seconds)
-            measured.add(f"claim {name}", claim)
-            measured.add(f"give {name}", give)
+            add_calls(measured, name, time_calls(self._driver, handle_sizes, self._rest_seconds))
 
 
 def segments_of_weights(sizes: Sizes) -> list[int]:
@@ -97,21 +86,19 @@ def segments_of_weights(sizes: Sizes) -> list[int]:
     return segments_of([kept.size_of([shape]) for shape in kept.llama_shapes(sizes.scale)])[0]
 
 
-def choices_of(size_bytes: int, sizes: Sizes) -> dict[str, list[int]]:
-    return {f"{handle // MIB} MiB": cut(size_bytes, handle) for handle in sizes.handle_bytes}
-
-
-def measure_weights(sizes: Sizes) -> Measured:
-    """For the bytes of the 290 tensors; also with a handle for each of torch's segments."""
-    total = kept.size_of(kept.llama_shapes(sizes.scale))
-    choices = {**choices_of(total, sizes), SEGMENTS: segments_of_weights(sizes)}
-    return measure_handles(total, choices, sizes.samples)
-
-
-def measure_no_backup(sizes: Sizes) -> Measured:
+def measure(sizes: Sizes) -> Measured:
+    """40 GiB at every size of handles, one size after the other: what `sizes.bare_handle_bytes` is chosen by."""
     total = sizes.no_backup_tensors * sizes.no_backup_tensor_bytes
-    return measure_handles(total, choices_of(total, sizes), sizes.samples)
+    measured = Measured(bytes=total)
+    driver = Driver()
+    device.empty_cache()
+    for handle_bytes in sizes.handle_bytes:
+        handle_sizes = cut(total, handle_bytes)
+        time_calls(driver, handle_sizes)
+        for _ in range(2 * sizes.samples):
+            add_calls(measured, f"{handle_bytes // MIB} MiB", time_calls(driver, handle_sizes))
+    return measured
 
 
 def parts(sizes: Sizes) -> list[Part]:
-    return [Part("limits.driver_weights", measure_weights), Part("limits.driver_no_backup", measure_no_backup)]
+    return [Part("limits.driver_calls", measure)]
