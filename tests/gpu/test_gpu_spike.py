@@ -8,7 +8,6 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.saver import leases  # noqa: E402
-from ebbtide.saver.cuda_pools import torch_version  # noqa: E402
 
 pytestmark = pytest.mark.device_memory
 
@@ -21,8 +20,6 @@ WARM_STEPS, STEPS = 3, 30
 @pytest.fixture
 def limited(saver):
     """The device has room for the narrow phase, and for half of the wide one."""
-    if torch_version(torch.__version__) < (2, 9):
-        pytest.skip("torch before 2.9 does not tell what a pool is cut into")
     saver.configure(device_limit=_core.query_device(0).held_bytes + LIMIT, reserve=0)
     yield saver
     saver.configure(device_limit=None, reserve=None)
