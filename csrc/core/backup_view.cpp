@@ -63,7 +63,7 @@ std::optional<BackupView> view_backup(Saver& saver, const AddressRange& range, b
   Selection selection = saver.registry.claim({&claim, 1});
   const ScopeExit release([&]() noexcept {
     saver.deferred_frees.destroy_all(saver.registry.release(selection, Outcome::kUntouched));
-    saver.peers.catch_up(peer_generation);
+    saver.peers.catch_up_after_hold(peer_generation);
   });
   if (selection.parts.front().allocations.empty()) return std::nullopt;
   const size_t end = begin + std::max<size_t>(range.size_bytes, 1);

@@ -224,7 +224,7 @@ void Operation::finish(Outcome outcome) noexcept {
   for (const auto& part : parts_) part->settle();
   exchanges_.clear();
   saver_.deferred_frees.destroy_all(saver_.registry.release(selection_, outcome));
-  saver_.peers.catch_up(peer_generation_);
+  saver_.peers.catch_up_after_hold(peer_generation_);
 }
 
 void Operation::fail(Outcome outcome, const char* reason) noexcept {

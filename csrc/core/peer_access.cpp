@@ -50,7 +50,7 @@ DeviceSet PeerAccess::of(int device) noexcept {
 
 uint64_t PeerAccess::refresh(bool must_retry) noexcept {
   const uint64_t generation = look();
-  if (must_retry && is_any_refused_.load()) visited_.store(0);
+  if (must_retry && has_refused_.load()) visited_.store(0);
   catch_up(generation);
   return generation;
 }
@@ -58,6 +58,11 @@ uint64_t PeerAccess::refresh(bool must_retry) noexcept {
 void PeerAccess::catch_up(uint64_t seen) noexcept {
   const uint64_t now = generation_.load();
   if (now == 0 || (seen == now && visited_.load() >= now)) return;
+  if (const CUresult result = grant_all(); result != CUDA_SUCCESS) say_refused(result);
+}
+
+void PeerAccess::catch_up_after_hold(uint64_t seen) noexcept {
+  if (!is_any_left_.load()) return catch_up(seen);
   if (const CUresult result = grant_all(); result != CUDA_SUCCESS) say_refused(result);
 }
 
@@ -80,12 +85,13 @@ CUresult PeerAccess::grant_all() noexcept {
   {
     const std::lock_guard lock(visit_mutex_);
     const uint64_t generation = generation_.load();
-    is_any_refused_.store(false);
+    is_any_left_.store(true);  // before anybody is left out, who may let go at once
     try {
       std::map<int, DeviceSet> peers;  // asked for before the registry's lock is held
       for (int device = 0; device < kMaxDevices; ++device) peers[device] = of(device);
       Selection selection = registry_.claim_idle(
           [&](const Allocation& allocation) { return is_any_missing(allocation, peers.at(allocation.device)); });
+      is_any_left_.store(selection.has_left_any);
       for (const auto& allocation : selection.parts.front().allocations) {
         const CUresult result = grant(*allocation);
         if (first == CUDA_SUCCESS) first = result;
@@ -94,7 +100,7 @@ CUresult PeerAccess::grant_all() noexcept {
     } catch (const std::bad_alloc&) {
       first = CUDA_ERROR_OUT_OF_MEMORY;  // nothing is held yet
     }
-    if (first != CUDA_SUCCESS) is_any_refused_.store(true);
+    if (first != CUDA_SUCCESS) has_refused_.store(true);
     visited_.store(generation);
   }
   frees_.destroy_all(std::move(doomed));
@@ -115,7 +121,7 @@ CUresult PeerAccess::grant(Allocation& allocation) noexcept {
 Mapping PeerAccess::map(CUdeviceptr address, const PhysicalMemory& memory, int device, const DeviceSet& peers) {
   Mapping mapping = Mapping::map(address, memory, device, peers);
   if (const CUresult result = mapping.grant(peers); result != CUDA_SUCCESS) {
-    is_any_refused_.store(true);
+    has_refused_.store(true);
     say_refused(result);
   }
   return mapping;

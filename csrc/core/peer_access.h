@@ -24,6 +24,8 @@ class PeerAccess {
   uint64_t generation() const noexcept { return generation_.load(); }
   // Does nothing while the generation is still `seen` and all have caught up with it.
   void catch_up(uint64_t seen) noexcept;
+  // For who held tags until now: whoever caught up meanwhile has left them out, also where the generation is still `seen`.
+  void catch_up_after_hold(uint64_t seen) noexcept;
 
   // Who may use memory of this device beside itself, as of the generation.
   DeviceSet of(int device) noexcept;
@@ -45,8 +47,9 @@ class PeerAccess {
   DeviceSet live_;
   DeviceSet enabled_;
   std::atomic<uint64_t> generation_{0};
-  std::atomic<uint64_t> visited_{0};  // the generation that all have caught up with
-  std::atomic<bool> is_any_refused_{false};
+  std::atomic<uint64_t> visited_{0};      // the generation that all have caught up with
+  std::atomic<bool> is_any_left_{false};  // the last visit, or the one under way, left out what others hold
+  std::atomic<bool> has_refused_{false};  // for good: what was refused may be where no visit finds it yet
 };
 
 }  // namespace ebbtide

@@ -69,6 +69,7 @@ struct Selection {
   std::vector<Part> parts;                          // as they were asked for
   uint64_t last_lease = 0;                          // the newest one that was ever opened on any of the tags
   std::vector<std::shared_ptr<Allocation>> doomed;  // room for those that are freed meanwhile
+  bool has_left_any = false;                        // there were tags that others held
 };
 
 // How an operation ended: nothing given up, all done, or failed in between.

@@ -174,6 +174,7 @@ Selection Registry::claim_idle(const std::function<bool(const Allocation&)>& con
   Selection selection;
   auto& allocations = selection.parts.emplace_back(OperationKind::kGrant).allocations;
   for (const auto& [name, tag] : tags_) {
+    selection.has_left_any |= tag->is_busy;
     if (tag->is_busy) continue;
     const size_t count = allocations.size();
     for (const auto& [sequence, allocation] : tag->allocations) {

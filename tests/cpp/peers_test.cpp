@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "core/pending.h"
+#include "core/spill.h"
 #include "driver/context.h"
 #include "driver/peers.h"
 #include "driver/stream.h"
@@ -179,6 +180,23 @@ TEST_F(PeersTest, WhatAnOperationHoldsIsCaughtUpWithWhenItEnds) {
   }
 }
 
+// Two operations, one after the other: the second begins between the first one's end and its catching up.
+TEST_F(PeersTest, WhatPassesFromHandToHandIsCaughtUpWithByTheLast) {
+  start_with_one();
+  spill("w", kSplitRam, 2 * kChunk, kChunk);
+  const ClaimPart part{OperationKind::kPrepare, {{"w"}, {}, false}};
+  const uint64_t seen = saver().peers.generation();
+  Selection selection = saver().registry.claim({&part, 1});
+  set_alive(1, true);
+  saver().peers.refresh(true);
+  saver().deferred_frees.destroy_all(saver().registry.release(selection, Outcome::kUntouched));
+  auto operation = claim(OperationKind::kPrepare, {"w"});
+  saver().peers.catch_up_after_hold(seen);
+  EXPECT_FALSE(is_usable_by(1, items_[0].address)) << "it is held";
+  operation.reset();
+  EXPECT_TRUE(is_usable_by_all(items_[0].address));
+}
+
 TEST_F(PeersTest, AFreeMeanwhileIsFinishedByTheCatchingUp) {
   start_with_one();
   spill("w", kSplitRam, kChunk, kChunk);
@@ -207,6 +225,37 @@ TEST_F(PeersTest, AMappingThatThePeersAreRefusedIsTheDevicesAlone) {
   EXPECT_FALSE(is_usable_by(1, address)) << "an allocation does not ask again and again";
   saver().registry.close_lease(saver().open_lease("a", "somebody").id);
   EXPECT_TRUE(is_usable_by_all(address));
+}
+
+TEST_F(PeersTest, ARefusalIsNotForgottenWhereAnOperationHoldsTheMemory) {
+  sim().fail("cuMemSetAccess", 1, kOther, 1);  // for both
+  sim().fail("cuMemSetAccess", 3, kOther, 0);  // for the peer
+  const CUdeviceptr address = alloc("a", kChunk);
+  auto operation = claim(OperationKind::kPrepare, {"a"});
+  EXPECT_FALSE(is_usable_by(1, address));
+  saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id);
+  operation.reset();
+  sim().clear_failures();
+  EXPECT_FALSE(is_usable_by(1, address));
+  saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id);
+  EXPECT_TRUE(is_usable_by_all(address));
+}
+
+// As a thread is between mapping and registering while another visits all.
+TEST_F(PeersTest, ARefusalIsNotForgottenWhereTheMemoryIsNotRegisteredYet) {
+  saver().peers.refresh(false);
+  sim().fail("cuMemSetAccess", 1, kOther, 1);  // for both
+  sim().fail("cuMemSetAccess", 3, kOther, 1);  // for the peer
+  std::shared_ptr<Allocation> allocation =
+      build_allocation(saver(), saver().registry.tag("a"), {BackupKind::kRam}, 0, kChunk, true);
+  sim().clear_failures();
+  saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id);
+  const CUdeviceptr address = allocation->address();
+  saver().registry.insert(std::move(allocation));
+  EXPECT_FALSE(is_usable_by(1, address));
+  saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id);
+  EXPECT_TRUE(is_usable_by_all(address));
+  saver().free(address);
 }
 
 TEST_F(PeersTest, AMappingThatIsRefusedAtAllIsNone) {
