@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <fstream>
+#include <locale>
 
 #include "driver/driver.h"
 
@@ -13,6 +14,7 @@ constexpr double kUsableShare = 0.8;
 
 std::optional<double> read_number(const std::string& path) {
   std::ifstream file(path);
+  file.imbue(std::locale::classic());  // not the program's, to which "32.0" may be no number
   double number = 0;
   if (!(file >> number) || number <= 0) return std::nullopt;
   return number;

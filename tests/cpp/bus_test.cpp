@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <locale>
 
 #include "core_fixture.h"
 
@@ -31,6 +32,22 @@ TEST_F(BusTest, TheRateFollowsFromTheLink) {
   say("max_link_speed", "16.0 GT/s PCIe");
   say("current_link_width", "8");
   EXPECT_EQ(expected_read_rate(0, folder_), 12'800'000'000u);
+}
+
+// In which "32.0" is no number: a point stands between groups of three digits.
+class GroupedByPoints : public std::numpunct<char> {
+  char do_decimal_point() const override { return ','; }
+  char do_thousands_sep() const override { return '.'; }
+  std::string do_grouping() const override { return "\3"; }
+};
+
+TEST_F(BusTest, TheProgramsLocaleDoesNotMatter) {
+  say("max_link_speed", "32.0 GT/s PCIe");
+  say("current_link_width", "16");
+  const std::locale before = std::locale::global(std::locale(std::locale::classic(), new GroupedByPoints));
+  const auto rate = expected_read_rate(0, folder_);
+  std::locale::global(before);
+  EXPECT_EQ(rate, 51'200'000'000u);
 }
 
 TEST_F(BusTest, WhereTheSystemDoesNotTellThereIsNone) {
