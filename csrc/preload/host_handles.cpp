@@ -16,12 +16,16 @@
 namespace ebbtide::preload {
 namespace {
 
-void note_spill(Saver& saver, const Request& request, const HostLocation& location) {
+void note_spill(Saver& saver, const Request& request, const HostLocation& location) noexcept {
   if (!saver.counters.note_spill(request.size_bytes)) return;
-  log_line(LogLevel::kWarning,
-           {"device ", std::to_string(request.device), " is full: all ", format_bytes(request.size_bytes), " of a ",
-            request.call, " lie in ", describe(location), ", which the device ", describe_reads(request.device),
-            ". Said once; saver.stats() counts on"});
+  try {
+    log_line(LogLevel::kWarning,
+             {"device ", std::to_string(request.device), " is full: all ", format_bytes(request.size_bytes), " of a ",
+              request.call, " lie in ", describe(location), ", which the device ", describe_reads(request.device),
+              ". Said once; saver.stats() counts on"});
+  } catch (const std::exception&) {
+    // No memory for the line: the program has its handle all the same.
+  }
 }
 
 // The program's own wishes, but for those that only device memory knows.
@@ -51,8 +55,8 @@ CUresult create_on_host(const Request& request, const CUmemAllocationProp& prope
         HostHandles::make_entry(claim_host(request.device, request.size_bytes, "memory that the program maps"));
     const CUmemAllocationProp host_properties = on_host(properties, *location);
     if (real<&cuMemCreate>()(handle, request.size_bytes, &host_properties, 0) != CUDA_SUCCESS) return refuse(request);
-    note_spill(saver, request, *location);
     host_handles().keep(*handle, std::move(entry));
+    note_spill(saver, request, *location);
     return CUDA_SUCCESS;
   } catch (const StoreError& error) {
     static constinit RepeatedLine line;
