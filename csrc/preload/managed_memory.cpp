@@ -96,11 +96,15 @@ void give_hints(int device, CUdeviceptr address, uint64_t size_bytes, bool is_ro
   if (prefetch != nullptr) prefetch(address, size_bytes, device, CU_STREAM_PER_THREAD);
 }
 
-void note_managed(Saver& saver, int device, uint64_t size_bytes) {
+void note_managed(Saver& saver, int device, uint64_t size_bytes) noexcept {
   if (!saver.counters.note_spill(size_bytes)) return;
-  log_line(LogLevel::kWarning,
-           {"device ", std::to_string(device), " is full: ", format_bytes(size_bytes),
-            " become managed memory, whose pages move between device and host. Said once; saver.stats() counts on"});
+  try {
+    log_line(LogLevel::kWarning,
+             {"device ", std::to_string(device), " is full: ", format_bytes(size_bytes),
+              " become managed memory, whose pages move between device and host. Said once; saver.stats() counts on"});
+  } catch (const std::exception&) {
+    // No memory for the line: the program has its block all the same.
+  }
 }
 
 }  // namespace
@@ -115,10 +119,10 @@ CUresult allocate_managed(int device, uint64_t size_bytes, CUdeviceptr* address)
   const CUresult result = allocate(address, size_bytes, CU_MEM_ATTACH_GLOBAL);
   if (result != CUDA_SUCCESS) return result;
   give_hints(device, *address, size_bytes, is_room);
-  note_managed(saver, device, size_bytes);
   forget_managed(*address);
   counted_addresses().take(*address);
   blocks().keep(*address, std::move(entry));
+  note_managed(saver, device, size_bytes);
   return CUDA_SUCCESS;
 }
 
