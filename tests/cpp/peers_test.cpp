@@ -8,51 +8,15 @@
 #include "driver/context.h"
 #include "driver/peers.h"
 #include "driver/stream.h"
-#include "overflow_world.h"
+#include "peers_world.h"
 #include "threads_fixture.h"
 
 namespace ebbtide::testing {
 namespace {
 
-constexpr int kOther = 999;
 using Act = std::function<void()>;
 
-class PeersTest : public OverflowWorld {
- protected:
-  static void set_alive(int device, bool is_alive) {
-    CUcontext context = nullptr;
-    check(is_alive ? driver().cuDevicePrimaryCtxRetain(&context, device) : driver().cuDevicePrimaryCtxRelease(device),
-          "a primary context");
-  }
-  // A world in which device 1 sleeps.
-  void start_with_one() {
-    start();
-    set_alive(1, false);
-  }
-
-  // Of every resident chunk of the allocation; as the driver says it.
-  bool is_usable_by(int device, CUdeviceptr address) {
-    const auto allocation = saver().registry.find(address);
-    bool is_usable = true;
-    for (const Chunk& chunk : allocation->chunks) {
-      if (!chunk.is_resident()) continue;
-      unsigned long long flags = 0;
-      const CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, device};
-      check(driver().cuMemGetAccess(&flags, &location, address + chunk.offset), "cuMemGetAccess");
-      is_usable &= flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    }
-    return is_usable;
-  }
-  bool is_usable_by_all(CUdeviceptr address) { return is_usable_by(0, address) && is_usable_by(1, address); }
-
-  // As torch does it: in a stream of the source's device.
-  void copy_to(CUdeviceptr to, CUdeviceptr from, size_t size_bytes, int device) {
-    const ContextScope scope(device);
-    const Stream stream = Stream::create();
-    check(driver().cuMemcpyDtoDAsync(to, from, size_bytes, stream.get()), "cuMemcpyDtoDAsync");
-    stream.synchronize();
-  }
-};
+class PeersTest : public PeersWorld {};
 
 TEST_F(PeersTest, ACopyFromAPeerWritesAndReads) {
   const CUdeviceptr here = alloc("a", 2 * kChunk, BackupKind::kRam, 0);
@@ -207,80 +171,6 @@ TEST_F(PeersTest, AFreeMeanwhileIsFinishedByTheCatchingUp) {
   saver().deferred_frees.destroy_all(saver().registry.release(selection, Outcome::kUntouched));
   items_.clear();
   expect_nothing_left();
-}
-
-TEST_F(PeersTest, AMappingThatThePeersAreRefusedIsTheDevicesAlone) {
-  ::testing::internal::CaptureStderr();
-  ::setenv("EBBTIDE_LOG", "warning", 1);
-  sim().fail("cuMemSetAccess", 1, kOther, 1);  // for both
-  sim().fail("cuMemSetAccess", 3, kOther, 1);  // for the peer
-  const CUdeviceptr address = alloc("a", kChunk);
-  sim().clear_failures();
-  const std::string said = ::testing::internal::GetCapturedStderr();
-  ::setenv("EBBTIDE_LOG", "error", 1);
-  EXPECT_NE(said.find("peers of a device failed with"), std::string::npos) << said;
-  EXPECT_TRUE(is_usable_by(0, address));
-  EXPECT_FALSE(is_usable_by(1, address));
-  alloc("a", kChunk);
-  EXPECT_FALSE(is_usable_by(1, address)) << "an allocation does not ask again and again";
-  saver().registry.close_lease(saver().open_lease("a", "somebody").id);
-  EXPECT_TRUE(is_usable_by_all(address));
-}
-
-TEST_F(PeersTest, ARefusalIsNotForgottenWhereAnOperationHoldsTheMemory) {
-  sim().fail("cuMemSetAccess", 1, kOther, 1);  // for both
-  sim().fail("cuMemSetAccess", 3, kOther, 0);  // for the peer
-  const CUdeviceptr address = alloc("a", kChunk);
-  auto operation = claim(OperationKind::kPrepare, {"a"});
-  EXPECT_FALSE(is_usable_by(1, address));
-  saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id);
-  operation.reset();
-  sim().clear_failures();
-  EXPECT_FALSE(is_usable_by(1, address));
-  saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id);
-  EXPECT_TRUE(is_usable_by_all(address));
-}
-
-// As a thread is between mapping and registering while another visits all.
-TEST_F(PeersTest, ARefusalIsNotForgottenWhereTheMemoryIsNotRegisteredYet) {
-  saver().peers.refresh(false);
-  sim().fail("cuMemSetAccess", 1, kOther, 1);  // for both
-  sim().fail("cuMemSetAccess", 3, kOther, 1);  // for the peer
-  std::shared_ptr<Allocation> allocation =
-      build_allocation(saver(), saver().registry.tag("a"), {BackupKind::kRam}, 0, kChunk, true);
-  sim().clear_failures();
-  saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id);
-  const CUdeviceptr address = allocation->address();
-  saver().registry.insert(std::move(allocation));
-  EXPECT_FALSE(is_usable_by(1, address));
-  saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id);
-  EXPECT_TRUE(is_usable_by_all(address));
-  saver().free(address);
-}
-
-TEST_F(PeersTest, AMappingThatIsRefusedAtAllIsNone) {
-  sim().fail("cuMemSetAccess", 1, kOther, 2);
-  EXPECT_THROW(alloc("a", kChunk), DriverError);
-  sim().clear_failures();
-  expect_nothing_left();
-}
-
-TEST_F(PeersTest, OnlyWhoAskedIsToldOfARefusal) {
-  start_with_one();
-  spill("w", kSplitRam, kChunk, kChunk);
-  set_alive(1, true);
-  sim().fail("cuMemSetAccess", 1, kOther, 1);  // of the first chunk; the second gets it
-  try {
-    saver().peers.enable(1);
-    ADD_FAILURE() << "no error";
-  } catch (const DriverError& error) {
-    EXPECT_EQ(error.code, kOther);
-  }
-  sim().clear_failures();
-  EXPECT_FALSE(is_usable_by(1, items_[0].address));
-  EXPECT_TRUE(is_usable_by(0, items_[0].address));
-  saver().peers.enable(1);
-  EXPECT_TRUE(is_usable_by_all(items_[0].address));
 }
 
 TEST_F(PeersTest, ADeviceThatEnabledAccessCountsInWhateverContextItDidSo) {
