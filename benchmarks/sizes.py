@@ -119,6 +119,7 @@ class Sizes:
         handle_bytes: of the driver's handles among which the best is looked for.
         bare_handle_bytes: the same, by turns with a work that is held against them.
         curve_bytes: the sizes of the curve.
+        rival_curve_bytes: the same for rivals, whose first pause is slow; `steady` shows them with more.
         request_bytes, requests_in_flight: on the disk, for ebbtide and for its limit.
         activation_tokens, activation_blocks, malloc_steps, cold_steps: of allocation in a region.
     """
@@ -140,6 +141,7 @@ class Sizes:
     handle_bytes: tuple[int, ...] = (32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB, GIB)
     bare_handle_bytes: tuple[int, int] = (256 * MIB, GIB)
     curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048, 8192, 40960))
+    rival_curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048))
     request_bytes: int = 8 * MIB
     requests_in_flight: int = min(8, usable_cores())
     activation_tokens: int = 4096
@@ -168,6 +170,7 @@ class Sizes:
             handle_bytes=(2 * MIB, 8 * MIB),
             bare_handle_bytes=(2 * MIB, 8 * MIB),
             curve_bytes=(2 * MIB, 16 * MIB),
+            rival_curve_bytes=(2 * MIB,),
             requests_in_flight=2,
             activation_tokens=16,
             activation_blocks=2,

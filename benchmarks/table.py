@@ -108,6 +108,11 @@ def make_costs_table(rows: list[dict[str, Any]], entries: Entries) -> Table:
     for row in rows:
         if row["part"] == "hidden_costs.import" and "seconds" in row:
             table.add_row(row["work"], row["who"], format_seconds(row["seconds"]["median"]))
+        elif row["part"].startswith("malloc.") and "seconds" in row:
+            default = "".join(
+                f", {goal['ratio']:.3g} times {goal['against']}" for goal in row["goals"] if goal["ratio"]
+            )
+            table.add_row(row["work"], row["who"], format_seconds(row["seconds"]["median"]) + default)
     memory = entries.get("hidden_costs.memory", {}).get("facts", {})
     for name, meaning in MEMORY_COSTS.items():
         if name in memory:

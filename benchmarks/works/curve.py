@@ -1,6 +1,6 @@
 """Pause and resume over sizes from 2 MiB to 40 GiB, for the plots.
 
-Metrics are "pause SIZE" and "resume SIZE", in bytes.
+Metrics are "pause SIZE" and "resume SIZE", in bytes. Rivals are measured with the smaller sizes only.
 """
 
 from functools import partial
@@ -31,7 +31,7 @@ def make_keeper(name: str, size_bytes: int) -> Keeper:
 def measure(sizes: Sizes, name: str) -> Measured:
     """`bytes` stays 0: each metric has its own."""
     measured = Measured()
-    for size in sizes.curve_bytes:
+    for size in sizes.curve_bytes if name in POLICIES else sizes.rival_curve_bytes:
         count = max(1, size // TENSOR_BYTES)
         cycle = Cycle(make_keeper(name, size), kept.equal_shapes(count, size // count))
         cycle.warm_up()

@@ -5,7 +5,7 @@ from functools import partial
 from benchmarks import tensors as kept
 from benchmarks.cycles import Cycle
 from benchmarks.keepers import Ebbtide
-from benchmarks.measured import Measured, turns
+from benchmarks.measured import Measured
 from benchmarks.parts import Part
 from benchmarks.sizes import Sizes
 
@@ -19,7 +19,7 @@ def measure(sizes: Sizes, size_bytes: int) -> Measured:
     for name, keeper in keepers.items():
         cycle = Cycle(keeper, kept.equal_shapes(TENSORS, size_bytes // TENSORS))
         cycle.warm_up()
-        for _ in turns(sizes.samples, 2 * sizes.samples, sizes.patience_seconds):
+        for _ in range(sizes.samples):
             cycle.run(measured, f"{name}_pause", f"{name}_resume")
     return measured
 

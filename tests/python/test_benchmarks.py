@@ -127,7 +127,14 @@ def test_results_say_where_they_come_from_and_nothing_of_the_machine_s_folders(w
 def test_the_table_shows_limits_rows_and_hidden_costs(whole: Run, run_module) -> None:
     shown = run_module("benchmarks", "table", str(whole.file))
     assert shown.returncode == 0, shown.stderr
-    for words in ("limits.link", "first pause", "limits.direct_io", "import without torch", "processor time"):
+    for words in (
+        "limits.link",
+        "first pause",
+        "limits.direct_io",
+        "import without torch",
+        "processor time",
+        "malloc and free, warm",
+    ):
         assert words in shown.stdout and words in whole.output
 
 
