@@ -18,6 +18,7 @@ class Part:
             as samples are asked for.
         processes: how many those are at most.
         environment: variables that the process gets.
+        least_seconds: it is not started where the budget has less left than this.
     """
 
     name: str
@@ -25,3 +26,4 @@ class Part:
     is_first_only: bool = False
     processes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    least_seconds: float = 0

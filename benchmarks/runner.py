@@ -94,8 +94,8 @@ class Runner:
     def run(self) -> Iterator[str]:
         """Gives the name of each part once one of its processes is done. What comes too late is left out."""
         for part in itertools.chain(*(in_turns(parts, self._sizes.samples) for parts in self._groups)):
-            if time.monotonic() >= self._end:
-                break
+            if self._end - time.monotonic() <= part.least_seconds:
+                continue  # a later one may need less
             if self.entries.get(part.name, {"status": "ok"})["status"] == "ok":
                 self._take(part)
                 yield part.name

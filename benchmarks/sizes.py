@@ -37,8 +37,8 @@ class OverflowSize:
         chunks_bytes: of host chunks that are made.
         weights_over: how much larger than the limit the weights are that tokens are generated with.
         generate, spike, small_steps, train: arguments of these programs.
-        jax_array_bytes: of arrays that together have 1.5 times the limit.
-        jax_host_bytes: what they may have on the host.
+        jax_limit_bytes, jax_host_bytes: what JAX may have on the device, and on the host.
+        jax_array_bytes: of arrays that together have 1.5 times the former.
     """
 
     limit_bytes: int = 4 * GIB
@@ -73,8 +73,9 @@ class OverflowSize:
     train: dict[str, int] = dataclasses.field(
         default_factory=lambda: {"width": 4096, "layers": 8, "batch": 256, "steps": 5}
     )
-    jax_array_bytes: int = 512 * MIB
-    jax_host_bytes: int = 8 * GIB
+    jax_limit_bytes: int = 2 * GIB
+    jax_host_bytes: int = 4 * GIB
+    jax_array_bytes: int = 128 * MIB
 
     @classmethod
     def small(cls) -> "OverflowSize":
@@ -95,8 +96,9 @@ class OverflowSize:
                 "steps": 2,
             },
             train={"width": 32, "layers": 2, "batch": 4, "steps": 2},
-            jax_array_bytes=MIB,
+            jax_limit_bytes=16 * MIB,
             jax_host_bytes=32 * MIB,
+            jax_array_bytes=MIB,
         )
 
 

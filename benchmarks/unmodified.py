@@ -3,10 +3,12 @@
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,16 +26,18 @@ class Outcome:
     """How a program ended.
 
     Attributes:
-        figures: what it printed; empty where it failed.
+        figures: what it printed last, also where it failed later; empty where it printed none.
         said: what ebbtide said on stderr.
         status: its exit status.
         last_words: the end of stderr.
+        seconds: from its start to its end.
     """
 
     figures: dict[str, Any]
     said: list[str]
     status: int
     last_words: str
+    seconds: float
 
 
 class ProgramError(Exception):
@@ -53,25 +57,62 @@ def to_flags(options: Mapping[str, object]) -> list[str]:
     return words
 
 
-def start(program: str, options: Mapping[str, object] | None, **arguments: Any) -> Outcome:
-    """Runs programs/PROGRAM.py. `options` are those of `ebbtide run`; None: without ebbtide."""
+def start(
+    program: str,
+    options: Mapping[str, object] | None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    environment: Mapping[str, str] | None = None,
+    **arguments: Any,
+) -> Outcome:
+    """Runs programs/PROGRAM.py. `options` are those of `ebbtide run`; None: without ebbtide.
+
+    One that takes longer than the timeout is ended, and its last words say so. `environment` are variables of its own.
+    """
     command = [sys.executable, "-m", f"benchmarks.programs.{program}", json.dumps(arguments)]
     if options is not None:
         command = [sys.executable, "-m", "ebbtide.cli", "run", *to_flags(options), "--", *command]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # threads for small tensors only wait for each other
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-        preexec_fn=die_with_parent,
-    )
-    lines = done.stdout.strip().splitlines()
-    figures = json.loads(lines[-1]) if done.returncode == 0 and lines else {}
-    said = [line for line in done.stderr.splitlines() if line.startswith("ebbtide: ")]
-    return Outcome(figures, said, done.returncode, done.stderr.strip()[-LAST_WORDS:])
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            # Threads for small tensors only wait for each other.
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+            capture_output=True,
+            timeout=timeout_seconds,
+            check=False,
+            preexec_fn=die_with_parent,
+        )
+        printed, end, status = (done.stdout, done.stderr), "", done.returncode
+    except subprocess.TimeoutExpired as late:
+        printed, end, status = (late.stdout, late.stderr), f"; took longer than {timeout_seconds:g} s", -signal.SIGKILL
+    output, errors = ((text or b"").decode(errors="replace") for text in printed)
+    said = [line for line in errors.splitlines() if line.startswith("ebbtide: ")]
+    last_words = errors.strip()[-LAST_WORDS:] + end
+    return Outcome(figures_in(output), said, status, last_words, time.monotonic() - started)
+
+
+def figures_in(output: str) -> dict[str, Any]:
+    """The last line that is an object of JSON."""
+    for line in reversed(output.splitlines()):
+        try:
+            figures = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(figures, dict):
+            return figures
+    return {}
+
+
+def spilled_bytes(said: Iterable[str]) -> int | None:
+    """What --summary says of all that went to the host; None: there is no summary."""
+    units = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+    for line in said:
+        if line.startswith("ebbtide: summary: nothing "):
+            return 0
+        if found := re.match(r"ebbtide: summary: ([\d.]+) (\w+) of \d+ allocations went to the host", line):
+            return int(float(found[1]) * units[found[2]])
+    return None
 
 
 def run(program: str, options: Mapping[str, object] | None, **arguments: Any) -> Outcome:

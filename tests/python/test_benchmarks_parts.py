@@ -248,6 +248,20 @@ def test_a_part_that_the_end_of_the_budget_cuts_off_is_left_out(monkeypatch: pyt
     assert run.entries == {"slow": {"status": "left out", "reason": "not measured: out of time"}}
 
 
+def test_a_part_that_needs_more_than_the_budget_has_left_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import isolation, runner
+    from benchmarks.measured import Measured
+    from benchmarks.parts import Part
+    from benchmarks.sizes import Sizes
+
+    parts = [Part("long", Measured, least_seconds=100), Part("short", Measured, least_seconds=10)]
+    run = runner.Runner([("group", lambda _: parts)], Sizes.small(), budget=60)
+    monkeypatch.setattr(isolation, "run", Scripted([{"status": "ok", **Measured().to_json()}]))
+    assert list(run.run()) == ["short"]
+    assert run.entries["long"] == {"status": "left out", "reason": "not measured: out of time"}
+    assert run.entries["short"]["status"] == "ok"
+
+
 def late(_: Any, __: Any, timeout: float) -> dict[str, Any]:
     time.sleep(timeout + 0.01)
     return {"status": "failed", "reason": "took longer"}
