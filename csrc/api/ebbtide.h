@@ -79,7 +79,7 @@ typedef struct ebbtide_device_info {
   char name[128];
   uint64_t total_bytes, free_bytes, granularity_bytes;
   uint64_t held_bytes, limit_bytes; /* device memory that ebbtide holds there; device_limit, or EBBTIDE_UNLIMITED */
-  uint64_t room_bytes; /* what new memory gets before it spills: free, less the reserve, within the limit */
+  uint64_t room_bytes; /* what new memory gets before it spills, if it is more than 2 MiB: free, less the reserve, within the limit, less what that leaves to less */
 } ebbtide_device_info;
 #define EBBTIDE_DEVICE_INFO_INIT {sizeof(ebbtide_device_info), -1, 0, {0}, 0, 0, 0, 0, 0, 0}
 EBBTIDE_API ebbtide_status ebbtide_device_count(int32_t* count, ebbtide_error* error);

@@ -88,7 +88,7 @@ ebbtide_status ebbtide_query_device(int32_t device, ebbtide_device_info* info, e
     filled.granularity_bytes = facts.granularity_bytes;
     filled.held_bytes = Saver::instance().device_budget.held_bytes(device);
     filled.limit_bytes = Saver::instance().device_budget.limit_bytes();
-    filled.room_bytes = usable_device_bytes(Saver::instance(), device);
+    filled.room_bytes = usable_device_bytes(Saver::instance(), device, kUnlimited);
     api::write_struct(info, filled, api::kLeastDeviceInfo, "ebbtide_device_info");
   });
 }

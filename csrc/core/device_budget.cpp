@@ -36,14 +36,14 @@ void DeviceCharge::merge(DeviceCharge&& other) noexcept {
   size_bytes_ += std::exchange(other.size_bytes_, 0);
 }
 
-DeviceCharge DeviceBudget::claim(int device, uint64_t size_bytes) {
+DeviceCharge DeviceBudget::claim(int device, uint64_t size_bytes, uint64_t spared_bytes) {
   if (device < 0 || device >= kMaxDevices) throw InvalidArgument("there is no device " + std::to_string(device));
   std::atomic<uint64_t>& held = held_bytes_[static_cast<size_t>(device)];
   const std::lock_guard lock(mutex_);
   const uint64_t limit = limit_bytes();
   const uint64_t used = saturating_add(held.load(), limbo::held_bytes(device));
-  if (limit != kUnlimited && size_bytes > saturating_subtract(limit, used)) {
-    const uint64_t room = saturating_subtract(limit, used);
+  const uint64_t room = saturating_subtract(limit, saturating_add(used, spared_bytes));
+  if (limit != kUnlimited && size_bytes > room) {
     throw OutOfMemory("device " + std::to_string(device) + ": " + format_bytes(size_bytes) + " wanted, " +
                           format_bytes(room) + " left of device_limit " + format_bytes(limit) +
                           ". Pause a tag, or raise it with saver.configure(device_limit=...)",

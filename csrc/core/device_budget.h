@@ -41,8 +41,8 @@ class DeviceCharge {
 
 class DeviceBudget {
  public:
-  // Throws OutOfMemory where the limit does not allow it.
-  DeviceCharge claim(int device, uint64_t size_bytes);
+  // Throws OutOfMemory where the limit does not allow it, or would have less than spared_bytes left.
+  DeviceCharge claim(int device, uint64_t size_bytes, uint64_t spared_bytes = 0);
   uint64_t held_bytes(int device) const;
   // What the limit leaves; kUnlimited where there is none.
   uint64_t available_bytes(int device) const;

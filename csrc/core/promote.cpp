@@ -25,11 +25,11 @@ void PromotePart::create_memory(int device, DevicePart& part) {
   part.spare = std::make_shared<Allocation>();
   part.spare->device = device;
   part.peers = saver().peers.of(device);
-  uint64_t room_bytes = usable_device_bytes(saver(), device);
+  policy::DeviceRoom room = look_at_device(saver(), device);
   uint64_t size_bytes = 0;
   for (const Moving& moving : part.moving) {
     const uint64_t chunk_bytes = moving.chunk->size_bytes;
-    if (chunk_bytes > room_bytes) break;
+    if (chunk_bytes > policy::usable_bytes(room, moving.allocation->reservation.size_bytes())) break;
     auto& chunks = part.spare->chunks;
     Chunk& chunk = chunks.emplace_back(chunks.size(), size_bytes, chunk_bytes);
     chunk.place.store(Place::kDropped);
@@ -44,7 +44,7 @@ void PromotePart::create_memory(int device, DevicePart& part) {
       if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
       break;
     }
-    room_bytes -= chunk_bytes;
+    room.take(chunk_bytes);
     size_bytes += chunk_bytes;
   }
   part.moving.resize(part.spare->chunks.size());

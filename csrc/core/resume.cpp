@@ -112,12 +112,12 @@ void ResumePart::try_create_memory(int device, DevicePart& part) {
 // What may come back on the host comes back on the device where that leaves the reserve free.
 void ResumePart::create_memory_by_room(int device, DevicePart& part) {
   const ContextScope scope(device);
-  std::optional<uint64_t> room_bytes;
+  std::optional<policy::DeviceRoom> room;
   for (Returning& returning : part.returning) {
     Chunk& chunk = *returning.chunk;
     if (!returning.is_on_host || chunk.is_detached.load()) continue;
-    if (!room_bytes) room_bytes = usable_device_bytes(saver(), device);
-    if (chunk.size_bytes > *room_bytes) continue;
+    if (!room) room = look_at_device(saver(), device);
+    if (chunk.size_bytes > policy::usable_bytes(*room, returning.allocation->reservation.size_bytes())) continue;
     try {
       chunk.charge = saver().device_budget.claim(device, chunk.size_bytes);
       chunk.memory = PhysicalMemory::create_on_device(chunk.size_bytes, device);
@@ -130,7 +130,7 @@ void ResumePart::create_memory_by_room(int device, DevicePart& part) {
     }
     returning.is_on_host = false;
     part.bytes += chunk.size_bytes;
-    *room_bytes -= chunk.size_bytes;
+    room->take(chunk.size_bytes);
   }
 }
 

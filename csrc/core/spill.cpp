@@ -36,13 +36,14 @@ policy::Placement place(const Saver& saver, const Policy& policy, uint64_t size_
 }
 
 // The pieces of what lies on the host. Where the host has none, and the device has room for what it was to be spared, all of it lies there.
-std::vector<HostPool::Piece> take_pieces(Saver& saver, const std::string& purpose, int device, uint64_t room_bytes,
+std::vector<HostPool::Piece> take_pieces(Saver& saver, const std::string& purpose, int device, policy::DeviceRoom room,
                                          policy::Placement& placement) {
   try {
     return saver.host_pool.take(device, policy::cut_for_host(placement.host_bytes, granularity(device)), purpose);
   } catch (const StoreError&) {
     const uint64_t size_bytes = placement.device_bytes + placement.host_bytes;
-    if (size_bytes > room_bytes) throw;
+    room.small_bytes = 0;
+    if (size_bytes > policy::usable_bytes(room, size_bytes)) throw;
     placement = {size_bytes, 0};
     return {};
   }
@@ -121,7 +122,8 @@ std::shared_ptr<Allocation> build_overflowing(Saver& saver, Tag& tag, const Poli
                                               uint64_t size_bytes, bool may_spill) {
   const std::string purpose = "tag '" + tag.name + "'";
   for (int look = 0;; ++look) {
-    const uint64_t room_bytes = look < kLooks ? usable_device_bytes(saver, device) : 0;
+    const policy::DeviceRoom room = look < kLooks ? look_at_device(saver, device) : policy::DeviceRoom{};
+    const uint64_t room_bytes = policy::usable_bytes(room, size_bytes);
     policy::Placement placement = place(saver, policy, size_bytes, room_bytes);
     if (placement.host_bytes > 0 && !may_spill) {
       throw FlushFirst("device " + std::to_string(device) + " has too little memory for " + purpose +
@@ -130,7 +132,7 @@ std::shared_ptr<Allocation> build_overflowing(Saver& saver, Tag& tag, const Poli
     }
     std::vector<HostPool::Piece> pieces;
     try {
-      pieces = take_pieces(saver, purpose, device, room_bytes, placement);
+      pieces = take_pieces(saver, purpose, device, room, placement);
     } catch (const StoreError& error) {
       throw_no_host_memory(purpose, device, size_bytes, error);
     }
@@ -150,12 +152,17 @@ std::shared_ptr<Allocation> build_overflowing(Saver& saver, Tag& tag, const Poli
 
 }  // namespace
 
-uint64_t usable_device_bytes(Saver& saver, int device) {
+policy::DeviceRoom look_at_device(Saver& saver, int device) {
   const MemoryInfo info = memory_info(device);
-  return policy::usable_bytes({.free_bytes = info.free_bytes,
-                               .reserve_bytes = saver.overflow.reserve_of(info.total_bytes),
-                               .budget_bytes = saver.device_budget.available_bytes(device),
-                               .granularity_bytes = granularity(device)});
+  return {.free_bytes = info.free_bytes,
+          .reserve_bytes = saver.overflow.reserve_of(info.total_bytes),
+          .budget_bytes = saver.device_budget.available_bytes(device),
+          .small_bytes = saver.overflow.room_for_small(saver.device_budget.limit_bytes()),
+          .granularity_bytes = granularity(device)};
+}
+
+uint64_t usable_device_bytes(Saver& saver, int device, uint64_t allocation_bytes) {
+  return policy::usable_bytes(look_at_device(saver, device), allocation_bytes);
 }
 
 std::shared_ptr<Allocation> build_allocation(Saver& saver, Tag& tag, const Policy& policy, int device,

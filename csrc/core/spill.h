@@ -22,11 +22,16 @@ struct OverflowRules {
     const uint64_t bytes = reserve_bytes.load();
     return bytes == kDefaultReserve ? policy::default_reserve(total_bytes) : bytes;
   }
+  // What large allocations leave of the limit to small ones. The default reserve is never what bounds it.
+  uint64_t room_for_small(uint64_t limit_bytes) const {
+    return policy::room_for_small(limit_bytes, reserve_bytes.load());
+  }
   std::atomic<double> whole_fraction{policy::kDefaultWholeFraction};
 };
 
-// The device's memory that may be used without reaching into the reserve, bytes.
-uint64_t usable_device_bytes(Saver& saver, int device);
+policy::DeviceRoom look_at_device(Saver& saver, int device);
+// The device's memory that an allocation of this size may use without a spill, bytes.
+uint64_t usable_device_bytes(Saver& saver, int device, uint64_t allocation_bytes);
 
 // What it throws where the memory would have to spill and the caller's policy flushes first.
 class FlushFirst : public OutOfMemory {

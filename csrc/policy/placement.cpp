@@ -5,8 +5,22 @@
 
 namespace ebbtide::policy {
 
-uint64_t usable_bytes(const DeviceRoom& room) {
-  const uint64_t bytes = std::min(saturating_subtract(room.free_bytes, room.reserve_bytes), room.budget_bytes);
+uint64_t room_for_small(uint64_t limit_bytes, uint64_t reserve_bytes) {
+  const uint64_t bytes = std::min({limit_bytes / 32, 64 * kMiB, reserve_bytes / 2});
+  return bytes - bytes % kSmallAllocationBytes;
+}
+
+void DeviceRoom::take(uint64_t size_bytes) {
+  free_bytes = saturating_subtract(free_bytes, size_bytes);
+  budget_bytes = saturating_subtract(budget_bytes, size_bytes);
+}
+
+uint64_t usable_bytes(const DeviceRoom& room, uint64_t allocation_bytes) {
+  const bool takes_last = is_small(allocation_bytes);
+  const uint64_t free_bytes =
+      saturating_subtract(room.free_bytes, takes_last ? room.reserve_bytes / 2 : room.reserve_bytes);
+  const uint64_t budget_bytes = saturating_subtract(room.budget_bytes, takes_last ? 0 : room.small_bytes);
+  const uint64_t bytes = std::min(free_bytes, budget_bytes);
   return bytes - bytes % room.granularity_bytes;
 }
 
@@ -16,8 +30,8 @@ Placement place_split(uint64_t size_bytes, uint64_t room_bytes) {
 }
 
 Placement place_whole(uint64_t size_bytes, uint64_t room_bytes, double fraction) {
-  const bool is_small = static_cast<double>(size_bytes) <= fraction * static_cast<double>(room_bytes);
-  return is_small && size_bytes <= room_bytes ? Placement{size_bytes, 0} : Placement{0, size_bytes};
+  const bool is_within = static_cast<double>(size_bytes) <= fraction * static_cast<double>(room_bytes);
+  return is_within && size_bytes <= room_bytes ? Placement{size_bytes, 0} : Placement{0, size_bytes};
 }
 
 std::vector<uint64_t> cut_for_host(uint64_t size_bytes, uint64_t granularity_bytes) {

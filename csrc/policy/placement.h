@@ -8,14 +8,25 @@
 // How much of a new allocation lies on the device and how much on the host. Pure; all in bytes.
 namespace ebbtide::policy {
 
+// torch cuts all tensors of up to 1 MiB from segments of this size. What lies there is little and read again and again: the vector of a matrix-vector product by each of its thread blocks, past the caches where it
+// lies on the host.
+inline constexpr uint64_t kSmallAllocationBytes = 2 * kMiB;
+inline bool is_small(uint64_t allocation_bytes) { return allocation_bytes <= kSmallAllocationBytes; }
+
+// What large allocations leave of device_limit to small ones: a 32nd of it, at most 64 MiB and half the reserve, in whole small allocations.
+uint64_t room_for_small(uint64_t limit_bytes, uint64_t reserve_bytes);
+
 struct DeviceRoom {
   uint64_t free_bytes = 0;             // what the driver says
-  uint64_t reserve_bytes = 0;          // of which this much is left to others
+  uint64_t reserve_bytes = 0;          // of which this much is left to others, and half of it by small allocations
   uint64_t budget_bytes = kUnlimited;  // what device_limit leaves
+  uint64_t small_bytes = 0;            // of which this much is left to small allocations
   uint64_t granularity_bytes = 2 * kMiB;
+
+  void take(uint64_t size_bytes);
 };
-// What may be taken without a spill: a multiple of the granularity.
-uint64_t usable_bytes(const DeviceRoom& room);
+// What an allocation of this size may take without a spill: a multiple of the granularity.
+uint64_t usable_bytes(const DeviceRoom& room, uint64_t allocation_bytes);
 
 // The front lies on the device, the rest on the host.
 struct Placement {

@@ -29,6 +29,9 @@ uint64_t taken_bytes(uint64_t size_bytes) {
   return round_up(size_bytes, size_bytes < kLargeUnit ? kSmallUnit : kLargeUnit);
 }
 
+// Devices that the driver had no room on for a large request. From then on such requests of split spare the reserve as all spills do, and small ones find it; before that, none of them pays for a look.
+constinit std::array<std::atomic<bool>, kMaxDevices> are_full{};
+
 // EBBTIDE_HOST_POOL: made before the program needs it, once for each device that it allocates on.
 void fill_host_pool(int device) {
   static constinit std::array<std::atomic<bool>, kMaxDevices> has_begun{};
@@ -66,15 +69,28 @@ bool must_place(const Request& request) {
   if (request.size_bytes < kLargeUnit) return false;
   Saver& saver = Saver::instance();
   switch (settings().on_shortage) {
-    case OnShortage::kManaged: return request.size_bytes > usable_device_bytes(saver, request.device);
+    case OnShortage::kManaged:
+      return request.size_bytes > usable_device_bytes(saver, request.device, request.size_bytes);
     case OnShortage::kWhole: {
-      const uint64_t room_bytes = usable_device_bytes(saver, request.device);
+      const uint64_t room_bytes = usable_device_bytes(saver, request.device, request.size_bytes);
       return policy::place_whole(request.size_bytes, room_bytes, saver.overflow.whole_fraction.load()).host_bytes > 0;
     }
-    case OnShortage::kFail:
-    case OnShortage::kSplit: break;
+    case OnShortage::kSplit:
+      return !policy::is_small(request.size_bytes) && are_full[static_cast<size_t>(request.device)].load() &&
+             request.size_bytes > usable_device_bytes(saver, request.device, request.size_bytes);
+    case OnShortage::kFail: break;
   }
   return false;
+}
+
+void note_full(const Request& request) noexcept {
+  if (!policy::is_small(request.size_bytes)) are_full[static_cast<size_t>(request.device)].store(true);
+}
+
+uint64_t spared_for_small(const Request& request) {
+  if (settings().on_shortage == OnShortage::kFail || policy::is_small(request.size_bytes)) return 0;
+  const Saver& saver = Saver::instance();
+  return saver.overflow.room_for_small(saver.device_budget.limit_bytes());
 }
 
 bool must_flush_first(const Request& request) {
@@ -98,9 +114,10 @@ HostClaim claim_host(int device, uint64_t size_bytes, const char* purpose) {
   }
 }
 
-CountedMemory::Entry claim(const Request& request) {
+CountedMemory::Entry claim(const Request& request, uint64_t spared_bytes) {
   try {
-    DeviceCharge charge = Saver::instance().device_budget.claim(request.device, taken_bytes(request.size_bytes));
+    DeviceCharge charge =
+        Saver::instance().device_budget.claim(request.device, taken_bytes(request.size_bytes), spared_bytes);
     return CountedMemory::make_entry(std::move(charge));
   } catch (const OutOfMemory&) {
     return {};

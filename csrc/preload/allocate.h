@@ -30,7 +30,11 @@ bool is_capturing(CUstream stream) noexcept;
 
 // Steps of allocate(), below.
 bool must_place(const Request& request);
-CountedMemory::Entry claim(const Request& request);  // empty: the device limit does not allow it
+// What a request that may overflow leaves of the device limit to small ones.
+uint64_t spared_for_small(const Request& request);
+// Empty: the device limit does not allow it, or would have less than spared_bytes left.
+CountedMemory::Entry claim(const Request& request, uint64_t spared_bytes = 0);
+void note_full(const Request& request) noexcept;     // the driver has no room for it
 CUresult refuse(const Request& request);             // out of memory, with a line on stderr
 // As the core does it for memory that it places (Policy::flushes_first): torch is refused once, gives back what it keeps, and asks again.
 bool must_flush_first(const Request& request);
@@ -39,16 +43,17 @@ HostClaim claim_host(int device, uint64_t size_bytes, const char* purpose);
 
 struct Overflowed {
   CUresult result = CUDA_SUCCESS;
-  bool is_host_full = false;  // of no use to it, though the device may have room in its reserve
+  bool is_host_full = false;  // of no use to it, though the device may have room in its reserve, or for small ones
 };
 Overflowed overflow(const Request& request, CUdeviceptr* address);
 
 // The driver's own memory, as far as the device limit allows.
 template <typename Native>
-CUresult allocate_counted(const Request& request, CUdeviceptr* address, Native&& native) {
-  auto entry = claim(request);
+CUresult allocate_counted(const Request& request, CUdeviceptr* address, uint64_t spared_bytes, Native&& native) {
+  auto entry = claim(request, spared_bytes);
   if (entry.empty()) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult result = native();
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) note_full(request);
   if (result != CUDA_SUCCESS) return result;
   forget_managed(*address);
   counted_addresses().keep(*address, std::move(entry));
@@ -60,13 +65,15 @@ template <typename Native>
 CUresult allocate(const Request& request, CUdeviceptr* address, Native&& native) {
   if (request.is_in_stream && is_capturing(request.stream)) return native();
   const bool is_placed = must_place(request);
+  const uint64_t spared_bytes = spared_for_small(request);
   if (!is_placed) {
-    const CUresult result = allocate_counted(request, address, native);
+    const CUresult result = allocate_counted(request, address, spared_bytes, native);
     if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
   }
   const Overflowed done = overflow(request, address);
-  // What was to lie on the host at once: the driver was not asked yet.
-  return is_placed && done.is_host_full ? allocate_counted(request, address, native) : done.result;
+  // What was to spare the device: the driver was not asked yet, or the limit not for all that it has.
+  const bool is_spared = is_placed || spared_bytes > 0;
+  return is_spared && done.is_host_full ? allocate_counted(request, address, 0, native) : done.result;
 }
 
 }  // namespace ebbtide::preload

@@ -34,12 +34,19 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, s
         if (handle == nullptr || size_bytes == 0 || !is_on_device || !is_countable(properties->location.id))
           return real_function(handle, size_bytes, properties, flags);
         const Request request{.call = "cuMemCreate", .device = properties->location.id, .size_bytes = size_bytes};
-        if (auto entry = claim(request); !entry.empty()) {
+        const auto create_counted = [&](uint64_t spared_bytes) {
+          auto entry = claim(request, spared_bytes);
+          if (entry.empty()) return CUDA_ERROR_OUT_OF_MEMORY;
           const CUresult result = real_function(handle, size_bytes, properties, flags);
           if (result == CUDA_SUCCESS) counted_handles().keep(*handle, std::move(entry));
-          if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
-        }
-        return create_on_host(request, *properties, handle);
+          return result;
+        };
+        // All of a handle would lie on the host: one that is larger than the room of small ones goes before them.
+        const uint64_t room_bytes = spared_for_small(request);
+        const uint64_t spared_bytes = size_bytes <= room_bytes ? room_bytes : 0;
+        if (const CUresult result = create_counted(spared_bytes); result != CUDA_ERROR_OUT_OF_MEMORY) return result;
+        const Overflowed done = create_on_host(request, *properties, handle);
+        return spared_bytes > 0 && done.is_host_full ? create_counted(0) : done.result;
       },
       handle, size_bytes, properties, flags);
 }

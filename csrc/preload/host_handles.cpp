@@ -43,25 +43,26 @@ HostHandles& host_handles() {
   return *instance;
 }
 
-CUresult create_on_host(const Request& request, const CUmemAllocationProp& properties,
-                        CUmemGenericAllocationHandle* handle) {
-  if (settings().on_shortage == OnShortage::kFail) return refuse(request);
-  if (must_flush_first(request)) return CUDA_ERROR_OUT_OF_MEMORY;
+Overflowed create_on_host(const Request& request, const CUmemAllocationProp& properties,
+                          CUmemGenericAllocationHandle* handle) {
+  if (settings().on_shortage == OnShortage::kFail) return {refuse(request)};
+  if (must_flush_first(request)) return {CUDA_ERROR_OUT_OF_MEMORY};
   const auto location = host_location(request.device);
-  if (!location) return refuse(request);
+  if (!location) return {refuse(request), true};
   Saver& saver = Saver::instance();
   try {
     auto entry =
         HostHandles::make_entry(claim_host(request.device, request.size_bytes, "memory that the program maps"));
     const CUmemAllocationProp host_properties = on_host(properties, *location);
-    if (real<&cuMemCreate>()(handle, request.size_bytes, &host_properties, 0) != CUDA_SUCCESS) return refuse(request);
+    if (real<&cuMemCreate>()(handle, request.size_bytes, &host_properties, 0) != CUDA_SUCCESS)
+      return {refuse(request), true};
     host_handles().keep(*handle, std::move(entry));
     note_spill(saver, request, *location);
-    return CUDA_SUCCESS;
+    return {CUDA_SUCCESS};
   } catch (const StoreError& error) {
     static constinit RepeatedLine line;
     if (line.must_say()) log_line(LogLevel::kError, {request.call, ": ", error.what()});
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return {CUDA_ERROR_OUT_OF_MEMORY, true};
   }
 }
 

@@ -6,8 +6,8 @@
 namespace ebbtide::preload {
 
 // In place of memory on the device, which had no room. Fills *handle on success.
-CUresult create_on_host(const Request& request, const CUmemAllocationProp& properties,
-                        CUmemGenericAllocationHandle* handle);
+Overflowed create_on_host(const Request& request, const CUmemAllocationProp& properties,
+                          CUmemGenericAllocationHandle* handle);
 
 // What host handles are worth in the host budget, by handle; given back as they are released.
 using HostHandles = MemoryMap<HostClaim>;

@@ -113,7 +113,7 @@ CUresult allocate_managed(int device, uint64_t size_bytes, CUdeviceptr* address)
   const auto allocate = real<&cuMemAllocManaged>();
   if (allocate == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   Saver& saver = Saver::instance();
-  const bool is_room = usable_device_bytes(saver, device) >= size_bytes;
+  const bool is_room = usable_device_bytes(saver, device, size_bytes) >= size_bytes;
   auto entry = ManagedBlocks::make_entry(
       {device, claim_host(device, size_bytes, "managed memory of the program"), {own_context(device)}});
   const CUresult result = allocate(address, size_bytes, CU_MEM_ATTACH_GLOBAL);

@@ -1,6 +1,7 @@
 // Fault injection for what spilled: every driver call of every operation fails once, with out-of-memory and with another code, and of some all that follow fail as well. After each failure invariants
 // 1 to 3 hold, the operation can be finished, and when all is freed nothing is left.
 #include "base/error.h"
+#include "base/scope_exit.h"
 #include "overflow_world.h"
 #include "vmm/limbo.h"
 
@@ -102,6 +103,24 @@ TEST_F(OverflowFaults, Invariant3_AnAllocationThatSpillsLeavesNothingWhereItFail
         EXPECT_EQ(saver().registry.allocation_count(), 0u);
       });
     }
+  }
+}
+
+// 64 MiB, of which the last 2 are for small ones.
+TEST_F(OverflowFaults, Invariant3_ASmallAllocationBesideALargeOneThatSpills) {
+  for (const Policy& policy : {kSplitRam, kWholeRam}) {
+    const Act both = [&] {
+      saver().overflow.reserve_bytes = 4 * kMiB;
+      saver().device_budget.set_limit(64 * kMiB);
+      const CUdeviceptr large = alloc_with("w", policy, 66 * kMiB);
+      const ScopeExit free_large([&]() noexcept { saver().free(large); });
+      const CUdeviceptr small = alloc_with("w", policy, 2 * kMiB);
+      saver().free(small);
+    };
+    sweep([] {}, both, [&] {
+      both();
+      EXPECT_EQ(saver().registry.allocation_count(), 0u);
+    });
   }
 }
 

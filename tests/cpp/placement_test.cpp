@@ -22,15 +22,57 @@ struct Draw {
 TEST(Placement, UsableBytesRespectReserveAndBudget) {
   Draw draw;
   for (int round = 0; round < 2000; ++round) {
-    const DeviceRoom room{draw.bytes(), draw.bytes(), round % 3 == 0 ? kUnlimited : draw.bytes(), kUnit};
-    const uint64_t usable = usable_bytes(room);
-    EXPECT_EQ(usable % kUnit, 0u);
-    EXPECT_LE(usable, room.budget_bytes);
-    if (usable > 0) EXPECT_LE(usable + room.reserve_bytes, room.free_bytes);
-    // One unit more would reach into what is not ours.
-    const uint64_t more = usable + kUnit;
-    EXPECT_TRUE(more > room.budget_bytes || more + room.reserve_bytes > room.free_bytes);
+    const uint64_t budget = round % 3 == 0 ? kUnlimited : draw.bytes();
+    const DeviceRoom room{draw.bytes(), draw.bytes(), budget, draw.bytes(), kUnit};
+    for (const uint64_t size : {kSmallAllocationBytes, kSmallAllocationBytes + kUnit, kUnlimited}) {
+      const uint64_t reserve = is_small(size) ? room.reserve_bytes / 2 : room.reserve_bytes;
+      const uint64_t spared = is_small(size) ? 0 : room.small_bytes;
+      const uint64_t usable = usable_bytes(room, size);
+      EXPECT_EQ(usable % kUnit, 0u);
+      if (usable > 0) {
+        EXPECT_LE(usable + spared, room.budget_bytes);
+        EXPECT_LE(usable + reserve, room.free_bytes);
+      }
+      // One unit more would reach into what is not ours.
+      const uint64_t more = usable + kUnit;
+      EXPECT_TRUE(more > saturating_subtract(room.budget_bytes, spared) || more + reserve > room.free_bytes);
+      EXPECT_LE(usable, usable_bytes(room, 1)) << "small ones have all that large ones have";
+    }
   }
+}
+
+TEST(Placement, SmallIsASegmentOfTorchAtMost) {
+  EXPECT_TRUE(is_small(1));
+  EXPECT_TRUE(is_small(2 * kMiB));
+  EXPECT_FALSE(is_small(2 * kMiB + 1));
+  EXPECT_FALSE(is_small(20 * kMiB));
+}
+
+TEST(Placement, TheRoomForSmallOnesIsLittleAndWhole) {
+  EXPECT_EQ(room_for_small(4 * kGiB, 512 * kMiB), 64 * kMiB);
+  EXPECT_EQ(room_for_small(kGiB, kUnlimited), 32 * kMiB);
+  EXPECT_EQ(room_for_small(127 * kMiB, kUnlimited), 2 * kMiB);
+  EXPECT_EQ(room_for_small(63 * kMiB, kUnlimited), 0u) << "a tiny limit has none to give";
+  EXPECT_EQ(room_for_small(kUnlimited, kUnlimited), 64 * kMiB);
+  EXPECT_EQ(room_for_small(4 * kGiB, 0), 0u) << "who reserves nothing gets all";
+  Draw draw;
+  for (int round = 0; round < 2000; ++round) {
+    const uint64_t limit = draw.bytes(), reserve = draw.bytes();
+    const uint64_t bytes = room_for_small(limit, reserve);
+    EXPECT_EQ(bytes % kSmallAllocationBytes, 0u);
+    EXPECT_LE(bytes, limit / 32);
+    EXPECT_LE(bytes, reserve / 2);
+    EXPECT_LE(bytes, room_for_small(limit + kGiB, reserve + kGiB));
+  }
+}
+
+TEST(Placement, WhatIsTakenIsNotUsableAgain) {
+  DeviceRoom room{100 * kMiB, 20 * kMiB, 90 * kMiB, 10 * kMiB, kUnit};
+  room.take(40 * kMiB);
+  EXPECT_EQ(usable_bytes(room, kUnlimited), 40 * kMiB);
+  EXPECT_EQ(usable_bytes(room, kSmallAllocationBytes), 50 * kMiB);
+  room.take(60 * kMiB);
+  EXPECT_EQ(usable_bytes(room, kSmallAllocationBytes), 0u);
 }
 
 TEST(Placement, SplitUsesTheDeviceFirstAndAllOfIt) {

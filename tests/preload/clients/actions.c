@@ -72,6 +72,29 @@ static int take(const struct api* api, const char* call, size_t size) {
   return 0;
 }
 
+/* mixed CALL COUNT LARGE SMALL: takes COUNT blocks of LARGE bytes, and one of LARGE/2; then six of SMALL, and tells what free has shrunk by with each; one more of LARGE, which is read and
+ * written. */
+static int take_mixed(const struct api* api, const char* call, int count, size_t large, size_t small) {
+  CUdeviceptr blocks[MOST_BLOCKS] = {0};
+  size_t before = 0, after = 0, total = 0;
+  uint32_t value = 0x1234567, found = 0;
+  REQUIRE(count + 8 <= MOST_BLOCKS);
+  for (int i = 0; i < count + 8; ++i) {
+    const size_t size = i < count || i == count + 7 ? large : i == count ? large / 2 : small;
+    TRY(api->cuMemGetInfo(&before, &total));
+    TRY(allocate(api, call, &blocks[i], size));
+    TRY(api->cuMemGetInfo(&after, &total));
+    if (i > count) printf("%zu ", (before - after) >> 20);
+    TRY(api->cuMemcpyHtoD(blocks[i] + size - sizeof value, &value, sizeof value));
+    TRY(api->cuMemcpyDtoH(&found, blocks[i] + size - sizeof value, sizeof value));
+    REQUIRE(found == value);
+  }
+  for (int i = 0; i < count + 8; ++i) TRY(release(api, call, blocks[i]));
+  TRY(api->cuMemGetInfo(&after, &total));
+  printf("free %zu\n", after >> 20);
+  return 0;
+}
+
 /* probe SIZE: asks a thousand times for more than there is. */
 static int probe(const struct api* api, size_t size) {
   CUdeviceptr address = 0;
@@ -318,6 +341,8 @@ int run_action(const struct api* api, int count, char** words) {
   if (strcmp(action, "wrong") == 0) return wrong(api);
   if (strcmp(action, "fill") == 0 && count == 4) return fill_blocks(api, words[1], atoi(words[2]), last);
   if (strcmp(action, "take") == 0 && count == 3) return take(api, words[1], last);
+  if (strcmp(action, "mixed") == 0 && count == 5)
+    return take_mixed(api, words[1], atoi(words[2]), strtoull(words[3], NULL, 10), last);
   if (strcmp(action, "probe") == 0 && count == 2) return probe(api, last);
   if (strcmp(action, "handles") == 0 && count == 2) return take_handle(api, last);
   if (strcmp(action, "pointers") == 0 && count == 2) return look_at_pointers(api, last);
