@@ -78,6 +78,55 @@ def test_a_split_keeps_the_reserve(clients: Clients) -> None:
     assert with_it >= 16 * MIB
 
 
+# Of 128 MiB the last 4 are for small allocations.
+ROOMY = {"EBBTIDE_DEVICE_LIMIT": str(128 * MIB), "EBBTIDE_SIM_CAPACITY": str(256 * MIB), "EBBTIDE_WHOLE_FRACTION": "1"}
+
+
+@pytest.mark.parametrize("is_pauseable", ["0", "1"])
+@pytest.mark.parametrize("call", ["alloc", "pitch", "async", "pool"])
+@pytest.mark.parametrize("way", ["linked", "cudart12"])
+def test_small_ones_stay_on_the_device_where_large_ones_spill(
+    clients: Clients, way: str, call: str, is_pauseable: str
+) -> None:
+    """Large ones of 20 MiB fill 124; the seventh is split."""
+    settings = {**ROOMY, "EBBTIDE_PAUSEABLE": is_pauseable}
+    done = clients.run(way, "mixed", call, 7, 20 * MIB, 2 * MIB, **settings)
+    assert (done.returncode, done.stdout) == (0, "2 2 0 0 0 0 0 free 128\n"), done.stderr
+
+
+@pytest.mark.parametrize("policy", ["whole", "managed"])
+def test_other_policies_leave_them_the_same_room(clients: Clients, policy: str) -> None:
+    """Of 31 blocks of 4 MiB each fits."""
+    done = clients.run("cudart12", "mixed", "alloc", 33, 4 * MIB, 2 * MIB, EBBTIDE_OVERFLOW=policy, **ROOMY)
+    # The first of the two is half a large one.
+    assert (done.returncode, done.stdout) == (0, "2 0 0 0 0 0 0 free 128\n"), done.stderr
+
+
+@pytest.mark.parametrize(("large", "said"), [(4, "2 0 0 0 0 0 0"), (20, "2 2 2 2 0 0 0")])
+def test_handles_leave_it_too_unless_they_are_larger_than_it(clients: Clients, large: int, said: str) -> None:
+    done = clients.run("cudart12", "mixed", "mapped", 132 // large + 1, large * MIB, 2 * MIB, **ROOMY)
+    assert (done.returncode, done.stdout) == (0, f"{said} free 128\n"), done.stderr
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(("policy", "said"), [("split", "2 2 0 0"), ("whole", "2 2 2 2"), ("managed", "2 2 2 2")])
+def test_large_ones_leave_the_reserve_of_a_full_device(clients: Clients, policy: str, said: str) -> None:
+    """64 MiB in blocks of 6: with split the driver's own until it has none, and nothing of what is left then."""
+    settings = {"EBBTIDE_OVERFLOW": policy, "EBBTIDE_WHOLE_FRACTION": "1", "EBBTIDE_RESERVE": str(16 * MIB)}
+    done = clients.run("linked", "mixed", "alloc", 11, 6 * MIB, 2 * MIB, **settings)
+    assert (done.returncode, done.stdout) == (0, f"{said} 0 0 0 free 64\n"), done.stderr
+
+
+@pytest.mark.parametrize("policy", ["split", "whole", "managed", "none"])
+@pytest.mark.parametrize("call", ["alloc", "mapped"])
+def test_what_fits_the_limit_is_never_refused_for_want_of_host_memory(clients: Clients, call: str, policy: str) -> None:
+    settings = {**ROOMY, "EBBTIDE_OVERFLOW": policy, "EBBTIDE_HOST_LIMIT": "0"}
+    done = clients.run("linked", "take", call, 128 * MIB, **settings)
+    assert [int(word) // MIB for word in done.stdout.split()] == [128, 0, 128], done.stderr
+    full = clients.run("linked", "fill", call, 32, 4 * MIB, **settings)
+    assert full.returncode == 0, full.stderr
+
+
 @pytest.mark.parametrize("policy", ["split", "whole", "managed"])
 def test_the_host_budget_bounds_what_spills(clients: Clients, policy: str) -> None:
     """Need, free and limit in one line, and the plain error of the call."""
