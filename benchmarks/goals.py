@@ -83,6 +83,16 @@ def median(part: str, metric: str, label: str, factor: float = 1) -> Limit:
     return Limit(label, seconds)
 
 
+def least(part: str, metric: str, label: str) -> Limit:
+    """The least of another figure: for a cost to which noise only adds."""
+
+    def seconds(entries: Entries, _: int) -> float | None:
+        is_known = median_of(entries, part, metric) is not None
+        return min(entries[part]["seconds"][metric]) if is_known else None
+
+    return Limit(label, seconds)
+
+
 def scaled(part: str, metric: str, label: str) -> Limit:
     """What the row's bytes would take at the rate of another figure."""
 

@@ -1,7 +1,7 @@
 """The rows of the table: which figure of which part, and what it has to reach on one H200 with 16 cores."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks import goals, provenance
 from benchmarks.goals import Entries, Goal, at_least, at_most, driver_calls, duplex, link, median, shown, stretch
@@ -22,6 +22,7 @@ class Row:
 
     Attributes:
         moves: how often the part's bytes cross the bus in this figure; 0 where a rate says nothing.
+        statistic: what of the figures is held against the goals.
     """
 
     work: str
@@ -30,6 +31,7 @@ class Row:
     metric: str
     goals: tuple[Goal, ...] = ()
     moves: int = 1
+    statistic: Literal["median", "least"] = "median"
 
 
 def rivals(work: str, group: str, metric: str, limit: goals.Limit) -> list[Row]:
@@ -204,9 +206,11 @@ def run_rows() -> list[Row]:
     rows = []
     for metric, what in (("launch", "launch"), ("allocation", "cuMemAlloc and free"), ("step", "training step")):
         work = f"{what}, all fits"
-        plain = median("run_overhead.plain", metric, "without ebbtide")
-        for part, who, target in (("run", "ebbtide run", 1.01), ("pauseable", "ebbtide run --pauseable", None)):
-            rows.append(Row(work, who, f"run_overhead.{part}", metric, (Goal("<=", target, plain),), 0))
+        part = "run_overhead.turns"
+        plain = goals.least(part, f"{metric} plain", "without ebbtide, least of each")
+        rows.append(Row(work, "without ebbtide", part, f"{metric} plain", (), 0))
+        for way, who, target in (("run", "ebbtide run", 1.01), ("pauseable", "ebbtide run --pauseable", None)):
+            rows.append(Row(work, who, part, f"{metric} {way}", (Goal("<=", target, plain),), 0, "least"))
     for metric, limit in (("pause", TO_HOST), ("resume", TO_DEVICE)):
         work = f"{metric} of a whole program"
         rows.append(Row(work, "ebbtide run --pauseable", "run_pauseable.ebbtide", metric, (shown(limit),)))
@@ -257,5 +261,5 @@ def judge_row(row: Row, entries: Entries) -> dict[str, Any]:
     judged["bytes"] = row.moves * entry["bytes"]
     judged["bytes_per_second"] = judged["bytes"] / summary["median"] if judged["bytes"] else None
     if judged["status"] == "ok":
-        judged["goals"] = [goal.judge(entries, entry["bytes"], float(summary["median"])) for goal in row.goals]
+        judged["goals"] = [goal.judge(entries, entry["bytes"], float(summary[row.statistic])) for goal in row.goals]
     return judged

@@ -37,6 +37,7 @@ class OverflowSize:
         chunks_bytes: of host chunks that are made.
         weights_over: how much larger than the limit the weights are that tokens are generated with.
         generate, spike, small_steps, train: arguments of these programs.
+        overhead_turns: of each small_steps process and metric, at most.
         jax_limit_bytes, jax_host_bytes: what JAX may have on the device, and on the host.
         jax_array_bytes: of arrays that together have 1.5 times the former.
     """
@@ -61,15 +62,16 @@ class OverflowSize:
     )
     small_steps: dict[str, int] = dataclasses.field(
         default_factory=lambda: {
-            "launches": 20000,
-            "allocations": 200,
+            "launches": 500,
+            "allocations": 40,
             "allocation_bytes": 64 * MIB,
-            "width": 1024,
+            "width": 2048,
             "layers": 8,
-            "batch": 256,
-            "steps": 20,
+            "batch": 1024,
+            "steps": 5,
         }
     )
+    overhead_turns: int = 12
     train: dict[str, int] = dataclasses.field(
         default_factory=lambda: {"width": 4096, "layers": 8, "batch": 256, "steps": 5}
     )
@@ -87,7 +89,7 @@ class OverflowSize:
             generate={"width": 256, "heads": 4, "vocabulary": 256, "tokens": 2, "sequences": 2},
             spike={"narrow": 256, "wide": 1024, "layers": 2, "batch": 4, "warm_steps": 1, "steps": 2, "wide_steps": 2},
             small_steps={
-                "launches": 500,
+                "launches": 50,
                 "allocations": 5,
                 "allocation_bytes": MIB,
                 "width": 32,
@@ -95,6 +97,7 @@ class OverflowSize:
                 "batch": 4,
                 "steps": 2,
             },
+            overhead_turns=2,
             train={"width": 32, "layers": 2, "batch": 4, "steps": 2},
             jax_limit_bytes=16 * MIB,
             jax_host_bytes=32 * MIB,

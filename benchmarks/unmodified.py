@@ -57,27 +57,35 @@ def to_flags(options: Mapping[str, object]) -> list[str]:
     return words
 
 
+def command_of(program: str, options: Mapping[str, object] | None, arguments: Mapping[str, Any]) -> list[str]:
+    """Of programs/PROGRAM.py. `options` are those of `ebbtide run`; None: without ebbtide."""
+    command = [sys.executable, "-m", f"benchmarks.programs.{program}", json.dumps(arguments)]
+    if options is not None:
+        command = [sys.executable, "-m", "ebbtide.cli", "run", *to_flags(options), "--", *command]
+    return command
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}  # threads for small tensors only wait for each other
+
+
 def start(
     program: str,
     options: Mapping[str, object] | None,
     timeout_seconds: float = TIMEOUT_SECONDS,
-    environment: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None = None,
     **arguments: Any,
 ) -> Outcome:
     """Runs programs/PROGRAM.py. `options` are those of `ebbtide run`; None: without ebbtide.
 
-    One that takes longer than the timeout is ended, and its last words say so. `environment` are variables of its own.
+    One that takes longer than the timeout is ended, and its last words say so. `variables` are its environment's.
     """
-    command = [sys.executable, "-m", f"benchmarks.programs.{program}", json.dumps(arguments)]
-    if options is not None:
-        command = [sys.executable, "-m", "ebbtide.cli", "run", *to_flags(options), "--", *command]
     started = time.monotonic()
     try:
         done = subprocess.run(
-            command,
+            command_of(program, options, arguments),
             cwd=ROOT,
-            # Threads for small tensors only wait for each other.
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+            env=environment() | dict(variables or {}),
             capture_output=True,
             timeout=timeout_seconds,
             check=False,

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,13 @@ def arguments() -> SimpleNamespace:
 
 def answer(**figures: Any) -> None:
     print(json.dumps(figures), flush=True)
+
+
+def serve(turns: Mapping[str, Callable[[], float]]) -> None:
+    """Says that it is ready; then does each turn that a line of standard input names, and answers its seconds."""
+    answer(ready=True)
+    for line in sys.stdin:
+        answer(seconds=turns[line.strip()]())
 
 
 def synchronize() -> None:

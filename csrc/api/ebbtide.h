@@ -100,7 +100,7 @@ typedef enum ebbtide_limit {
   EBBTIDE_HOST_LIMIT = 1,   /* of host memory that it may hold */
   EBBTIDE_HOST_MARGIN = 2,  /* that it leaves to others; default 1 GiB or a sixteenth of RAM, the smaller */
   EBBTIDE_PINNED_LIMIT = 3, /* of pinned memory: rings between device and host, and pinned backups */
-  EBBTIDE_RESERVE = 4,      /* of a device that spills leave free; UNLIMITED: 512 MiB or a sixteenth, the smaller */
+  EBBTIDE_RESERVE = 4,      /* of a device that spills leave free; UNLIMITED: 512 MiB or a sixteenth, the smaller; small ones may use half */
   EBBTIDE_HOST_POOL = 5     /* of host memory that is kept for the next spill; default 0 */
 } ebbtide_limit;
 EBBTIDE_API ebbtide_status ebbtide_set_limit(ebbtide_limit limit, uint64_t bytes, ebbtide_error* error);

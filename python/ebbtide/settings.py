@@ -48,7 +48,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "EBBTIDE_RESERVE",
         "512 MiB or a sixteenth of the device, the smaller",
-        "Device memory that spills and promotions leave free. saver.configure(reserve=) goes before it.",
+        "Device memory that spills and promotions leave free; allocations of up to 2 MiB may use half of it. "
+        "saver.configure(reserve=) goes before it.",
     ),
     Setting(
         "EBBTIDE_WHOLE_FRACTION",

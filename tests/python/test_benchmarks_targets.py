@@ -84,15 +84,17 @@ def test_overflow_is_judged_against_rates_and_what_one_would_do_otherwise() -> N
         "run_spike.kept": entry(before=[2], spike=[30], after=[2.02], plain_spike=[10]),
         "run_generate.split_25": {**entry(token=[0.25]), "facts": {"over_bytes": 104 * gigabyte // 10}},
         "run_generate.offload_25": entry(token=[1]),
-        "run_overhead.plain": entry(launch=[1.0]),
-        "run_overhead.run": entry(launch=[1.02]),
+        "run_overhead.turns": entry(launch__plain=[1.0, 1.3, 1.4], launch__run=[1.5, 1.02, 1.3]),
     }
     assert ratios(judged(entries, "overflow_read.host", "read"))[:2] == [(1.02, True), (0.981, None)]
     assert ratios(judged(entries, "overflow_read.half", "read")) == [(0.98, False)]
     assert ratios(judged(entries, "run_spike.kept", "after")) == [(1.01, True)]
     assert ratios(judged(entries, "run_spike.kept", "spike")) == [(3, None)]
     assert ratios(judged(entries, "run_generate.split_25", "token")) == [(0.8, None), (4, None)]
-    assert ratios(judged(entries, "run_overhead.run", "launch")) == [(1.02, False)]
+    assert ratios(judged(entries, "run_overhead.turns", "launch run")) == [(1.02, False)]
+    entries["run_overhead.turns"] = entry(launch__plain=[1.0, 1.3, 1.4], launch__run=[1.5, 1.01, 1.6])
+    assert ratios(judged(entries, "run_overhead.turns", "launch run")) == [(1.01, True)]
+    assert ratios(judged(entries, "run_overhead.turns", "launch plain")) == []
 
 
 def test_a_wrong_or_missing_figure_is_compared_with_nothing() -> None:

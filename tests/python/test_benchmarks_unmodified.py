@@ -1,5 +1,6 @@
 """How the benchmark starts programs that know nothing of ebbtide."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -44,6 +45,35 @@ def test_a_program_that_fails_is_an_error_with_its_last_words() -> None:
         unmodified.run("train", None, **TRAIN)
     with pytest.raises(unmodified.ProgramError, match="status 2"):
         unmodified.run("train", {"overflow": "sideways"}, **TRAIN, pauses=0)
+
+
+STEPS = {"launches": 5, "allocations": 2, "allocation_bytes": 4096, "width": 8, "layers": 1, "batch": 2, "steps": 1}
+
+
+@pytest.mark.parametrize("options", [None, {}])
+def test_a_program_that_stays_answers_turn_by_turn(options: dict[str, object] | None) -> None:
+    from benchmarks.answering import Answering
+
+    program = Answering("small_steps", options, **STEPS)
+    try:
+        assert program.read() == {"ready": True}
+        core = min(os.sched_getaffinity(0))
+        program.pin({core})
+        assert all(program.ask(word)["seconds"] > 0 for word in ("launch", "allocation", "step", "launch"))
+    finally:
+        program.stop()
+
+
+def test_a_program_that_stays_and_fails_says_how() -> None:
+    from benchmarks.answering import Answering
+    from benchmarks.unmodified import ProgramError
+
+    program = Answering("small_steps", None, **STEPS)
+    assert program.read() == {"ready": True}
+    with pytest.raises(ProgramError, match=r"(?s)small_steps ended with status 1: .*KeyError: 'sideways'"):
+        program.ask("sideways")
+    with pytest.raises(ProgramError, match="status 1"):
+        program.stop()
 
 
 def test_a_program_ends_with_the_process_that_started_it() -> None:

@@ -65,7 +65,8 @@ def configure(
         host_margin: host memory that it leaves to others ("1GiB" or bytes).
         pinned_limit: the most pinned memory that it may hold, for its rings and for pinned backups; None: no limit.
         reserve: device memory that spills and promotions leave free, on each device; None: 512 MiB, or a sixteenth of
-            the device where that is less.
+            the device where that is less. Allocations of up to 2 MiB may use half of it, and of device_limit what large
+            ones that may spill leave to them: a 32nd, at most 64 MiB and half the reserve.
         host_pool: host memory that is made ahead and kept for spills, which otherwise wait for it; 0 keeps none.
         whole_fraction: overflow="whole": the share of the free device memory, 0 to 1, above which an allocation lies on
             the host.

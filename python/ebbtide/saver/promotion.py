@@ -9,7 +9,8 @@ from ebbtide.saver.reports import Report
 
 
 def promote(*tags: str, missing_ok: bool = False) -> Report:
-    """Moves what has spilled to host memory to the device: the oldest first, and as much as leaves the reserve free.
+    """Moves what has spilled to host memory to the device: the oldest first, and as much as leaves the reserve free,
+    and of the device's limit what only small allocations get (docs/overflow.md).
     Addresses and bytes stay the same. What does not fit stays where it is.
 
     Free segments that torch caches are not moved: their host memory goes, as with `trim`. Launch nothing that touches
