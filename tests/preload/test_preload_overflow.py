@@ -94,8 +94,8 @@ def test_small_ones_stay_on_the_device_where_large_ones_spill(
     assert (done.returncode, done.stdout) == (0, "2 2 0 0 0 0 0 free 128\n"), done.stderr
 
 
-@pytest.mark.parametrize("policy", ["whole", "managed"])
-def test_other_policies_leave_them_the_same_room(clients: Clients, policy: str) -> None:
+@pytest.mark.parametrize("policy", ["split", "whole", "managed"])
+def test_native_memory_leaves_them_their_room(clients: Clients, policy: str) -> None:
     """Of 31 blocks of 4 MiB each fits."""
     done = clients.run("cudart12", "mixed", "alloc", 33, 4 * MIB, 2 * MIB, EBBTIDE_OVERFLOW=policy, **ROOMY)
     # The first of the two is half a large one.

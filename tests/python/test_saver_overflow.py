@@ -56,6 +56,20 @@ def test_what_does_not_fit_spills(saver, tag, room):
     assert after["device_bytes"] - before["device_bytes"] == 16 * MIB
 
 
+def test_small_tensors_stay_on_the_device_where_large_ones_spill(saver, tag, tag2, room):
+    """Of 128 MiB the last 4 are for torch's segments of 2 MiB."""
+    room(0)
+    held = saver.stats()["device_bytes"]
+    saver.configure(device_limit=held + 128 * MIB, reserve=8 * MIB)
+    large = noise(saver, tag, 160, overflow="split")
+    with saver.region(tag2, overflow="split"):
+        small = [torch.ones(256 << 10, device=saver.device) for _ in range(4)]  # two to a segment
+    assert spilled(saver, tag) >= 36 * MIB
+    assert spilled(saver, tag2) == 0
+    assert all(bool((tensor == 1).all()) for tensor in small)
+    del large, small
+
+
 def test_without_a_policy_it_is_out_of_memory(saver, tag, room):
     room(16)
     with pytest.raises((torch.OutOfMemoryError, RuntimeError), match="out of memory"):
