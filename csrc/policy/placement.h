@@ -8,8 +8,8 @@
 // How much of a new allocation lies on the device and how much on the host. Pure; all in bytes.
 namespace ebbtide::policy {
 
-// torch cuts all tensors of up to 1 MiB from segments of this size. What lies there is little and read again and again: the vector of a matrix-vector product by each of its thread blocks, past the caches where it
-// lies on the host.
+// torch cuts all tensors of up to 1 MiB from segments of this size. What lies there is little and read again and again: the vector of a matrix-vector product by each of its thread blocks, over the bus where it lies
+// on the host.
 inline constexpr uint64_t kSmallAllocationBytes = 2 * kMiB;
 inline bool is_small(uint64_t allocation_bytes) { return allocation_bytes <= kSmallAllocationBytes; }
 

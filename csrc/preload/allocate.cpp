@@ -90,7 +90,8 @@ void note_full(const Request& request) noexcept {
 uint64_t spared_for_small(const Request& request) {
   if (settings().on_shortage == OnShortage::kFail || policy::is_small(request.size_bytes)) return 0;
   const Saver& saver = Saver::instance();
-  return saver.overflow.room_for_small(saver.device_budget.limit_bytes());
+  const uint64_t limit_bytes = saver.device_budget.limit_bytes();
+  return limit_bytes == kUnlimited ? 0 : saver.overflow.room_for_small(limit_bytes);
 }
 
 bool must_flush_first(const Request& request) {
