@@ -29,7 +29,7 @@ uint64_t taken_bytes(uint64_t size_bytes) {
   return round_up(size_bytes, size_bytes < kLargeUnit ? kSmallUnit : kLargeUnit);
 }
 
-// Devices that the driver had no room on for a large request. From then on such requests of split spare the reserve as all spills do, and small ones find it; before that, none of them pays for a look.
+// Devices that the driver had no room on for a large request. From then on such requests leave a last part to small ones, with split too; before that, none of them pays for a look.
 constinit std::array<std::atomic<bool>, kMaxDevices> are_full{};
 
 // EBBTIDE_HOST_POOL: made before the program needs it, once for each device that it allocates on.
@@ -43,6 +43,18 @@ void fill_host_pool(int device) {
     pool.fill(device);
   } catch (const std::exception& error) {
     log_line(LogLevel::kWarning, {"EBBTIDE_HOST_POOL is not all made: ", error.what()});
+  }
+}
+
+// The reserve is for what is spilled: what the driver gives may reach into it. What is larger than the room itself goes by the driver's word: it would lie on the host nearly whole, to spare less than
+// that.
+bool takes_room_of_small(const Request& request) {
+  try {
+    const policy::DeviceRoom room = look_at_device(Saver::instance(), request.device);
+    const uint64_t spared_bytes = policy::room_for_small(kUnlimited, room.reserve_bytes);
+    return request.size_bytes <= spared_bytes && request.size_bytes + spared_bytes > room.free_bytes;
+  } catch (const Error&) {
+    return false;  // a device that the core can't use: the driver has the word
   }
 }
 
@@ -77,7 +89,7 @@ bool must_place(const Request& request) {
     }
     case OnShortage::kSplit:
       return !policy::is_small(request.size_bytes) && are_full[static_cast<size_t>(request.device)].load() &&
-             request.size_bytes > usable_device_bytes(saver, request.device, request.size_bytes);
+             takes_room_of_small(request);
     case OnShortage::kFail: break;
   }
   return false;

@@ -34,8 +34,8 @@ bool must_place(const Request& request);
 uint64_t spared_for_small(const Request& request);
 // Empty: the device limit does not allow it, or would have less than spared_bytes left.
 CountedMemory::Entry claim(const Request& request, uint64_t spared_bytes = 0);
-void note_full(const Request& request) noexcept;     // the driver has no room for it
-CUresult refuse(const Request& request);             // out of memory, with a line on stderr
+void note_full(const Request& request) noexcept;  // the driver has no room for it
+CUresult refuse(const Request& request);          // out of memory, with a line on stderr
 // As the core does it for memory that it places (Policy::flushes_first): torch is refused once, gives back what it keeps, and asks again.
 bool must_flush_first(const Request& request);
 // Host memory for what can't lie on this device; purpose is for the error. Throws StoreError.

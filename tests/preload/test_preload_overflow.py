@@ -111,7 +111,8 @@ def test_handles_leave_it_too_unless_they_are_larger_than_it(clients: Clients, l
 @pytest.mark.sim_only
 @pytest.mark.parametrize(("policy", "said"), [("split", "2 2 0 0"), ("whole", "2 2 2 2"), ("managed", "2 2 2 2")])
 def test_large_ones_leave_the_reserve_of_a_full_device(clients: Clients, policy: str, said: str) -> None:
-    """64 MiB in blocks of 6: with split the driver's own until it has none, and nothing of what is left then."""
+    """64 MiB in blocks of 6: with split the driver's own until it has none, and of what is left then
+    8, half the reserve, are not for large ones."""
     settings = {"EBBTIDE_OVERFLOW": policy, "EBBTIDE_WHOLE_FRACTION": "1", "EBBTIDE_RESERVE": str(16 * MIB)}
     done = clients.run("linked", "mixed", "alloc", 11, 6 * MIB, 2 * MIB, **settings)
     assert (done.returncode, done.stdout) == (0, f"{said} 0 0 0 free 64\n"), done.stderr
