@@ -27,6 +27,11 @@ class TensorWalk:
     """
 
     def __init__(self, caller: str = "adopt", *, with_gradients: bool = True) -> None:
+        import torch
+
+        self._kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, Mapping, list, tuple, set, frozenset)
+        self._plain = (torch.Tensor, torch.nn.Parameter)
+        self._strided = torch.strided
         self._caller = caller
         self._with_gradients = with_gradients
         self._seen: set[int] = set()
@@ -46,25 +51,29 @@ class TensorWalk:
         yield from self._visit(thing)
 
     def _is_known(self, thing: Any) -> bool:
-        import torch
-
-        kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, Mapping, list, tuple, set, frozenset)
-        return isinstance(thing, kinds) or _is_dataclass_object(thing)
+        return isinstance(thing, self._kinds) or _is_dataclass_object(thing)
 
     def _visit(self, thing: Any) -> "Iterator[torch.Tensor]":
         if not self._is_known(thing) or id(thing) in self._seen:
             return
         self._seen.add(id(thing))
         self._keep.append(thing)
-        import torch
-
-        if isinstance(thing, torch.Tensor):
+        if isinstance(thing, self._kinds[0]):
             yield from self._visit_tensor(thing)
         else:
             for part in _parts(thing):
                 yield from self._visit(part)
 
     def _visit_tensor(self, tensor: "torch.Tensor") -> "Iterator[torch.Tensor]":
+        # Hundreds of these are walked before a resume in the background is under way.
+        if type(tensor) in self._plain and tensor.layout is self._strided:
+            yield tensor
+        else:
+            yield from self._visit_parts(tensor)
+        if self._with_gradients and tensor.is_leaf and tensor.grad is not None:
+            yield from self._visit(tensor.grad)
+
+    def _visit_parts(self, tensor: "torch.Tensor") -> "Iterator[torch.Tensor]":
         from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
         if is_traceable_wrapper_subclass(tensor):
@@ -76,8 +85,6 @@ class TensorWalk:
                 yield from self._visit(getattr(tensor.detach(), name)())
         else:
             yield tensor
-        if self._with_gradients and tensor.is_leaf and tensor.grad is not None:
-            yield from self._visit(tensor.grad)
 
 
 def _parts(thing: Any) -> Iterator[Any]:
