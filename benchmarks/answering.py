@@ -1,4 +1,4 @@
-"""Programs of programs/ that stay and do what they are asked for, turn by turn: what several of them do can alternate."""
+"""Programs of programs/ that stay and do what they are asked for: several of them can take turns."""
 
 import contextlib
 import json
@@ -6,6 +6,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from benchmarks.unmodified import LAST_WORDS, ROOT, ProgramError, command_of, die_with_parent, environment
@@ -31,7 +32,7 @@ class Answering:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 (a part has one thread)
         )
 
     def read(self) -> dict[str, Any]:
@@ -55,9 +56,9 @@ class Answering:
 
     def pin(self, cores: set[int]) -> None:
         """Binds all threads that it has by now to these cores; those that they make are bound with them."""
-        for thread in os.listdir(f"/proc/{self._process.pid}/task"):
+        for thread in Path(f"/proc/{self._process.pid}/task").iterdir():
             with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(int(thread), cores)
+                os.sched_setaffinity(int(thread.name), cores)
 
     def stop(self) -> None:
         """Lets it end by itself.

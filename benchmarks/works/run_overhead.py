@@ -1,12 +1,12 @@
 """What `ebbtide run` costs a program for which everything fits: launches, driver allocations, training steps.
 
-The programs of all ways start at once and stay. Then they take short turns, one at a time, in an order that is reversed
-each time (ABBA), so that what drifts meets all alike; meanwhile the others wait and use nothing. They share two cores:
-which core, and which memory is near it, makes no difference then.
+The programs of all ways start at once and stay. Then they take short turns, one at a time, in an order that is
+reversed each time (ABBA), so that what drifts meets all alike; meanwhile the others wait and use nothing. They share
+two cores: which core, and which memory is near it, makes no difference then.
 
 A turn gives the median of its rounds, and a process one figure: that of its quickest turn. Noise only ever adds to a
-cost, within a process (other work on the machine) and between processes (where their memory happens to lie), so the goal
-holds the least over the processes against the least without ebbtide. The table has the median and the spread too.
+cost, within a process (other work on the machine) and between processes (where their memory happens to lie). So the
+goal holds the least over the processes against the least without ebbtide. The table has the median and the spread too.
 """
 
 import os
@@ -48,11 +48,12 @@ def start_all(sizes: Sizes, stack: ExitStack) -> list[tuple[str, Answering]]:
 def measure(sizes: Sizes) -> Measured:
     """Seconds of one of each: "METRIC WAY" -> the quickest turn of each process."""
     quickest: dict[tuple[str, str], dict[int, float]] = {}
-    taken = 0
+    count = 0
     with ExitStack() as stack:
         programs = start_all(sizes, stack)
         order = list(enumerate(programs))
-        for taken in turns(LEAST_TURNS, sizes.overflow.overhead_turns, PATIENCE_SECONDS):
+        for _ in turns(LEAST_TURNS, sizes.overflow.overhead_turns, PATIENCE_SECONDS):
+            count += 1
             for metric in METRICS:
                 for number, (name, program) in order:
                     seconds = program.ask(metric)["seconds"]
@@ -60,7 +61,7 @@ def measure(sizes: Sizes) -> Measured:
                     of_way[number] = min(seconds, of_way.get(number, seconds))
             order.reverse()
     figures = {f"{metric} {name}": list(values.values()) for (metric, name), values in quickest.items()}
-    return Measured(seconds=figures, facts={"turns": taken + 1})
+    return Measured(seconds=figures, facts={"turns": count})
 
 
 def parts(_: Sizes) -> list[Part]:

@@ -79,7 +79,7 @@ typedef struct ebbtide_device_info {
   char name[128];
   uint64_t total_bytes, free_bytes, granularity_bytes;
   uint64_t held_bytes, limit_bytes; /* device memory that ebbtide holds there; device_limit, or EBBTIDE_UNLIMITED */
-  uint64_t room_bytes; /* what new memory gets before it spills, if it is more than 2 MiB: free, less the reserve, within the limit, less what that leaves to less */
+  uint64_t room_bytes;              /* what new memory gets before it spills; up to 2 MiB may get more */
 } ebbtide_device_info;
 #define EBBTIDE_DEVICE_INFO_INIT {sizeof(ebbtide_device_info), -1, 0, {0}, 0, 0, 0, 0, 0, 0}
 EBBTIDE_API ebbtide_status ebbtide_device_count(int32_t* count, ebbtide_error* error);
@@ -100,8 +100,9 @@ typedef enum ebbtide_limit {
   EBBTIDE_HOST_LIMIT = 1,   /* of host memory that it may hold */
   EBBTIDE_HOST_MARGIN = 2,  /* that it leaves to others; default 1 GiB or a sixteenth of RAM, the smaller */
   EBBTIDE_PINNED_LIMIT = 3, /* of pinned memory: rings between device and host, and pinned backups */
-  EBBTIDE_RESERVE = 4,      /* of a device that spills leave free; UNLIMITED: 512 MiB or a sixteenth, the smaller; small ones may use half */
-  EBBTIDE_HOST_POOL = 5     /* of host memory that is kept for the next spill; default 0 */
+  EBBTIDE_RESERVE = 4,      /* of a device that spills leave free; UNLIMITED: 512 MiB or a sixteenth, the smaller */
+  EBBTIDE_HOST_POOL = 5,    /* of host memory that is kept for the next spill; default 0 */
+  EBBTIDE_SHARED_HANDLE = 6 /* that neighbours of a tag share when they come back; default 1 GiB; 0: none share */
 } ebbtide_limit;
 EBBTIDE_API ebbtide_status ebbtide_set_limit(ebbtide_limit limit, uint64_t bytes, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* bytes, ebbtide_error* error);
@@ -378,7 +379,7 @@ typedef struct ebbtide_stats {
 /* Set stats->struct_size first. */
 EBBTIDE_API ebbtide_status ebbtide_get_stats(ebbtide_stats* stats, ebbtide_error* error);
 
-/* The newest 1,024 events, oldest first. kind: "pause", "resume", "swap", "prepare", "trim", "promote", each also with "_failed", and "out_of_memory". */
+/* The newest 1,024 events, oldest first. kind: "pause", "resume", "swap", "prepare", "trim", "separate" (of what a trim wants from what it shares a handle with), "promote", each also with "_failed", and "out_of_memory". */
 typedef struct ebbtide_event {
   size_t struct_size;
   uint64_t sequence;

@@ -116,6 +116,7 @@ ebbtide_status ebbtide_set_limit(ebbtide_limit limit, uint64_t bytes, ebbtide_er
       case EBBTIDE_PINNED_LIMIT: return saver.pinned_budget.set_limit(bytes);
       case EBBTIDE_RESERVE: return saver.overflow.reserve_bytes.store(bytes);
       case EBBTIDE_HOST_POOL: return saver.host_pool.set_capacity(bytes);
+      case EBBTIDE_SHARED_HANDLE: return saver.shared_handle_bytes.store(bytes);
     }
     throw InvalidArgument("unknown limit " + std::to_string(static_cast<int>(limit)));
   });
@@ -133,6 +134,7 @@ ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* bytes, ebbtide_e
       case EBBTIDE_PINNED_LIMIT: *bytes = saver.pinned_budget.limit_bytes(); return;
       case EBBTIDE_RESERVE: *bytes = saver.overflow.reserve_bytes.load(); return;
       case EBBTIDE_HOST_POOL: *bytes = saver.host_pool.capacity_bytes(); return;
+      case EBBTIDE_SHARED_HANDLE: *bytes = saver.shared_handle_bytes.load(); return;
     }
     throw InvalidArgument("unknown limit " + std::to_string(static_cast<int>(limit)));
   });

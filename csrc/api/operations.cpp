@@ -82,7 +82,9 @@ ebbtide_status ebbtide_trim(const ebbtide_request* request, ebbtide_report** rep
   return guarded(error, [&] {
     const OperationRequest read = api::read_request(request);
     require(!read.tags.addresses.empty(), "a trim names the allocations that nobody uses, by address");
-    hand_out(std::move(Saver::instance().claim(OperationKind::kTrim, read)->commit().front()), report);
+    Saver& saver = Saver::instance();
+    if (saver.registry.is_any_shared(read.tags.addresses)) saver.claim(OperationKind::kSeparate, read)->commit();
+    hand_out(std::move(saver.claim(OperationKind::kTrim, read)->commit().front()), report);
   });
 }
 

@@ -37,7 +37,9 @@ ebbtide_limit limit_of(const std::string& name) {
   if (name == "pinned") return EBBTIDE_PINNED_LIMIT;
   if (name == "reserve") return EBBTIDE_RESERVE;
   if (name == "host_pool") return EBBTIDE_HOST_POOL;
-  throw py::value_error("unknown limit '" + name + "': it is device, host, host_margin, pinned, reserve or host_pool");
+  if (name == "shared_handle") return EBBTIDE_SHARED_HANDLE;
+  throw py::value_error("unknown limit '" + name +
+                        "': it is device, host, host_margin, pinned, reserve, host_pool or shared_handle");
 }
 
 ebbtide_option option_of(const std::string& name) {

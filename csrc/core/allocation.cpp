@@ -4,11 +4,9 @@
 
 namespace ebbtide {
 
-void Chunk::give_up_stale_memory() {
-  mapping.unmap();
-  memory.release();
-  charge.reset();
-  host_claim.reset();
+const std::shared_ptr<Backing>& Backing::nothing() {
+  static const auto* const instance = new std::shared_ptr<Backing>(std::make_shared<Backing>());
+  return *instance;
 }
 
 size_t Allocation::device_bytes() const {
@@ -39,7 +37,13 @@ bool Allocation::has_stale_memory() const {
 }
 
 bool Allocation::has_memory() const {
-  return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& chunk) { return chunk.memory.has_handle(); });
+  return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& chunk) { return chunk.backing->has_memory(); });
+}
+
+bool Allocation::may_have_memory() const {
+  return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& chunk) {
+    return Backing::is_shared(chunk.backing) || chunk.backing->has_memory();
+  });
 }
 
 const Chunk& Allocation::chunk_at(size_t offset) const {

@@ -8,17 +8,14 @@
 #include <memory>
 #include <vector>
 
-#include "core/device_budget.h"
-#include "core/host_budget.h"
+#include "core/backing.h"
 #include "core/stored.h"
-#include "vmm/mapping.h"
-#include "vmm/physical_memory.h"
-#include "vmm/reservation.h"
+#include "vmm/address_arena.h"
 
 // One contiguous address range handed to the caller, and the chunks behind it.
 //
-// Who may touch what: tag, policy, device and the reservation never change. A chunk's owners (memory, mapping, charge) belong to whoever holds the allocation: alloc before it is
-// registered, an operation while is_held, free after it left the registry. place may be read by anybody at any time. is_held, is_doomed, is_trimmed and stored are under the registry's lock.
+// Who may touch what: tag, policy, device and the addresses never change. What backs a chunk belongs to whoever holds the allocation: alloc before it is
+// registered, an operation while is_held, free after it left the registry. place may be read by anybody at any time. is_unused belongs to the operations; is_held, is_doomed, is_trimmed and stored are under the registry's lock.
 namespace ebbtide {
 
 struct Tag;
@@ -30,6 +27,7 @@ struct Policy {
   BackupKind backup = BackupKind::kRam;
   bool retain = false;  // the backup's memory is kept after a resume, for the next pause; what is pinned always is
   Overflow overflow = Overflow::kNone;
+  bool is_freed_singly = false;  // who asks may give back any of it at any time, and counts on having the memory then
   bool flushes_first = false;  // who asks gives its caches back when it is refused, and asks again: only then it spills
   friend bool operator==(const Policy&, const Policy&) = default;
 };
@@ -45,11 +43,7 @@ struct Chunk {
   size_t first_block() const { return offset / kernels::kBlockBytes; }
   size_t block_count() const { return size_bytes / kernels::kBlockBytes; }
   size_t end_block() const { return first_block() + block_count(); }
-  // In the order in which they are made; destroyed in reverse. A chunk has one of the two claims: that of the memory behind it.
-  DeviceCharge charge;
-  HostClaim host_claim;
-  PhysicalMemory memory;
-  Mapping mapping;
+  std::shared_ptr<Backing> backing = std::make_shared<Backing>();  // never null
   std::atomic<Place> place{Place::kDevice};
   // kDevice, or kHost: once it was dropped it comes back on the device if there is room, else on the host.
   Place home = Place::kDevice;
@@ -64,9 +58,7 @@ struct Chunk {
   bool is_on_device() const { return place.load(std::memory_order_acquire) == Place::kDevice; }
   bool is_on_host() const { return place.load(std::memory_order_acquire) == Place::kHost; }
   // Physical memory behind bytes that are away: an earlier call failed after the bytes had left, or before they were back.
-  bool has_stale_memory() const { return !is_resident() && !is_detached.load() && memory.has_handle(); }
-  // Gives it back; the address stays. Nothing on the device may use it any more. Throws DriverError; what was done by then stays done, and the call made again goes on from there.
-  void give_up_stale_memory();
+  bool has_stale_memory() const { return !is_resident() && !is_detached.load() && backing->has_memory(); }
 };
 
 struct Allocation {
@@ -74,7 +66,7 @@ struct Allocation {
   Policy policy;
   int device = -1;
   uint64_t sequence = 0;
-  Reservation reservation;
+  std::shared_ptr<const Addresses> addresses;
   std::deque<Chunk> chunks;
 
   std::shared_ptr<Stored> stored;
@@ -82,11 +74,12 @@ struct Allocation {
   // Contexts other than the primary one that may have work on it: of who allocated it, and of who freed it.
   std::array<CUcontext, 2> other_contexts{};
   bool is_held = false;
+  bool is_unused = false;   // nobody used any of it when it was last paused
   bool is_trimmed = false;  // its memory was given up as unused; only a claim that asks for it brings it back
   bool is_doomed = false;   // freed while held: the operation finishes the free
 
-  CUdeviceptr address() const { return reservation.address(); }
-  size_t size_bytes() const { return reservation.size_bytes(); }
+  CUdeviceptr address() const { return addresses->address(); }
+  size_t size_bytes() const { return addresses->size_bytes(); }
   size_t resident_bytes() const;
   size_t device_bytes() const;
   size_t host_bytes() const;
@@ -94,6 +87,8 @@ struct Allocation {
   bool is_any_stored() const;
   bool has_stale_memory() const;
   bool has_memory() const;  // behind any chunk, whatever its state
+  // The same for one that is no operation's: others may share what is behind its chunks, and an operation may be at it. Then it is taken to be there.
+  bool may_have_memory() const;
   const Chunk& chunk_at(size_t offset) const;
 };
 

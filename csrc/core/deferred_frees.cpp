@@ -52,7 +52,7 @@ std::optional<CaptureGate::Permit> DeferredFrees::try_enter(int device, bool may
 bool DeferredFrees::try_destroy(std::shared_ptr<Allocation>& allocation, bool may_wait) noexcept {
   try {
     const ContextScope scope(allocation->device);
-    const bool is_in_use = allocation->has_memory();
+    const bool is_in_use = allocation->may_have_memory();
     // Nobody else has it any more. What is pinned can't be unpinned beside a capture: that would break it.
     const bool is_pinned = allocation->stored != nullptr && allocation->stored->kind == BackupKind::kPinned;
     if (!is_in_use && !is_pinned) {
@@ -67,7 +67,7 @@ bool DeferredFrees::try_destroy(std::shared_ptr<Allocation>& allocation, bool ma
     }
     if (!wait_before_free(allocation->other_contexts)) return false;
     for (Chunk& chunk : allocation->chunks) {
-      if (chunk.memory.is_on_host())
+      if (!Backing::is_shared(chunk.backing) && chunk.backing->memory.is_on_host())
         host_pool_.recycle(allocation->device, allocation->address() + chunk.offset, chunk);
     }
     allocation.reset();

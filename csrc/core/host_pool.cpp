@@ -144,12 +144,12 @@ void HostPool::put_back(int device, std::vector<Piece> pieces) noexcept {
 void HostPool::recycle(int device, CUdeviceptr address, Chunk& chunk) {
   const auto location = host_location(device);
   const bool is_kept =
-      location && chunk.mapping.is_mapped() && has_room(chunk.size_bytes) && clear(address, chunk.size_bytes);
-  chunk.mapping.unmap();
+      location && chunk.backing->mapping.is_mapped() && has_room(chunk.size_bytes) && clear(address, chunk.size_bytes);
+  chunk.backing->mapping.unmap();
   if (is_kept) {
-    keep({*location, chunk.size_bytes}, {std::move(chunk.host_claim), std::move(chunk.memory)});
+    keep({*location, chunk.size_bytes}, {std::move(chunk.backing->host_claim), std::move(chunk.backing->memory)});
   } else {
-    chunk.give_up_stale_memory();
+    chunk.backing->give_up();
   }
 }
 

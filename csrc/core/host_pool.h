@@ -32,7 +32,7 @@ class HostPool {
   void put_back(int device, std::vector<Piece> pieces) noexcept;
 
   // Takes over the memory behind a host chunk, whose address this is: keeps it, cleared, or gives it to the system. Nothing on the device, which is current, uses it any more, and no capture is
-  // under way. Throws DriverError; what was done by then stays done, and Chunk::give_up_stale_memory() finishes it.
+  // under way. Throws DriverError; what was done by then stays done, and Backing::give_up() finishes it.
   void recycle(int device, CUdeviceptr address, Chunk& chunk);
 
   // Makes what the capacity allows and is not there yet. Throws as take() does; what was made by then stays.

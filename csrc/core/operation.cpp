@@ -9,6 +9,7 @@
 #include "core/prepare.h"
 #include "core/promote.h"
 #include "core/resume.h"
+#include "core/separate.h"
 #include "driver/context.h"
 
 namespace ebbtide {
@@ -24,6 +25,7 @@ const char* name_of(OperationKind kind) {
     case OperationKind::kSwap: return "swap";
     case OperationKind::kPrepare: return "prepare";
     case OperationKind::kPromote: return "promote";
+    case OperationKind::kSeparate: return "separate";
     default: return "trim";
   }
 }
@@ -77,6 +79,10 @@ std::vector<ClaimPart> Operation::add_parts() {
   if (kind_ == OperationKind::kPromote) {
     parts_.push_back(std::make_unique<PromotePart>(saver_));
     claims.push_back({OperationKind::kPromote, request_.tags});
+  }
+  if (kind_ == OperationKind::kSeparate) {
+    parts_.push_back(std::make_unique<SeparatePart>(saver_, request_));
+    claims.push_back({OperationKind::kSeparate, request_.tags});
   }
   return claims;
 }

@@ -29,6 +29,7 @@ void PausePart::prepare(const Allocations& allocations) {
     add_row(*allocation);
     select(allocation);
   }
+  if (!request_.tags.addresses.empty()) leave_what_others_share();
   claim_host_memory();
   open_backups();
   for (auto& [device, part] : parts_) borrow_engine(device, part);
@@ -50,24 +51,48 @@ std::shared_ptr<Stored> PausePart::usable_backup(const Allocation& allocation, B
 void PausePart::select(const std::shared_ptr<Allocation>& allocation) {
   const BackupKind kind = kind_of(*allocation);
   DevicePart& part = parts_[allocation->device];
+  const auto departure_of = [&](std::vector<Departure>& departures, const Chunk& chunk) -> size_t {
+    const auto [found, is_new] = departure_of_.try_emplace(chunk.backing.get(), departures.size());
+    if (is_new) departures.emplace_back(Departure{.backing = chunk.backing.get()});
+    return found->second;
+  };
   Kept* kept = nullptr;
   const bool is_dropping = kind == BackupKind::kNone;
+  for (Chunk& chunk : allocation->chunks) {
+    if (chunk.is_detached.load() && chunk.is_on_device() && !is_dropping) attach(*allocation, chunk);
+  }
   if (!is_dropping && allocation->device_bytes() > 0) {
     kept = &kept_.emplace_back();
     kept->allocation = allocation;
     kept->stored = usable_backup(*allocation, kind);
     kept->had_backup = kept->stored != nullptr;
-    kept->is_unused = unused_blocks(*allocation);
   }
+  std::vector<bool> is_unused = unused_blocks(*allocation);
+  allocation->is_unused = is_trim_ || std::find(is_unused.begin(), is_unused.end(), false) == is_unused.end();
+  if (kept != nullptr) kept->is_unused = std::move(is_unused);
   for (Chunk& chunk : allocation->chunks) {
     // What lies on the host takes no device memory: it stays, unless it is to be forgotten.
     if (chunk.is_on_host() && !is_dropping) continue;
     if (chunk.is_resident() && kept != nullptr) {
-      part.leaving.push_back({allocation.get(), &chunk, kept, 0, {}});
-    } else if (chunk.memory.has_handle()) {
-      part.dropped.emplace_back(allocation.get(), &chunk);
+      const size_t index = departure_of(part.departures, chunk);
+      Departure& departure = part.departures[index];
+      departure.leaving.push_back(part.leaving.size());
+      departure.chunks.emplace_back(allocation.get(), &chunk);
+      ++departure.missing;
+      part.leaving.push_back({allocation.get(), &chunk, kept, index, 0, {}});
+    } else if (chunk.backing->has_memory()) {
+      part.dropped[departure_of(part.dropped, chunk)].chunks.emplace_back(allocation.get(), &chunk);
     }
   }
+}
+
+// Memory that could not be mapped again still holds the bytes: only from behind its address they can leave.
+void PausePart::attach(const Allocation& allocation, Chunk& chunk) {
+  const int device = allocation.device;
+  const ContextScope scope(device);
+  chunk.backing->mapping =
+      saver().peers.map(allocation.address() + chunk.offset, chunk.backing->memory, device, saver().peers.of(device));
+  chunk.is_detached.store(false, std::memory_order_release);
 }
 
 // Blocks that lie whole in a range of which the caller says that nobody uses it.
@@ -184,16 +209,6 @@ std::vector<int> PausePart::devices() const {
   return devices;
 }
 
-std::map<int, uint64_t> PausePart::leaving_bytes() const {
-  std::map<int, uint64_t> bytes;
-  for (const auto& [device, part] : parts_) {
-    for (const Leaving& leaving : part.leaving) bytes[device] += leaving.chunk->size_bytes;
-    for (const auto& [allocation, chunk] : part.dropped)
-      bytes[device] += chunk->memory.has_handle() && !chunk->memory.is_on_host() ? chunk->size_bytes : 0;
-  }
-  return bytes;
-}
-
 void PausePart::run_device(int device) {
   DevicePart& part = parts_.at(device);
   if (!part.leaving.empty()) move_out(part);
@@ -207,7 +222,7 @@ void PausePart::move_out(DevicePart& part) {
   for (Leaving& leaving : part.leaving) {
     decide(part, leaving);
     if (leaving.ranges.empty()) {
-      leave(part, leaving);
+      land(part, leaving);
     } else {
       if (!copy) copy.emplace(part.engine->engine(), CopyDirection::kToStore, part.engine->cut());
       submitted.push_back(&leaving);
@@ -215,9 +230,9 @@ void PausePart::move_out(DevicePart& part) {
                     leaving.chunk->offset, leaving.ranges,
                     saver().skip.must_compare.load() && leaving.kept->had_backup});
     }
-    while (const auto job = copy ? copy->poll_landed() : std::nullopt) leave(part, *submitted[*job]);
+    while (const auto job = copy ? copy->poll_landed() : std::nullopt) land(part, *submitted[*job]);
   }
-  while (const auto job = copy ? copy->finish_next() : std::nullopt) leave(part, *submitted[*job]);
+  while (const auto job = copy ? copy->finish_next() : std::nullopt) land(part, *submitted[*job]);
 }
 
 void PausePart::decide(DevicePart& part, Leaving& leaving) {
@@ -258,83 +273,6 @@ bool PausePart::must_copy(Leaving& leaving, size_t block, const kernels::BlockRe
   return true;
 }
 
-// The store holds what the chunk held when its digest was taken, if it still has that digest now that all is copied.
-void PausePart::note_digests(DevicePart& part, const Leaving& leaving) {
-  const bool is_kept = leaving.allocation->policy.retain || leaving.kept->stored->kind == BackupKind::kPinned;
-  if (part.scan == nullptr || !saver().skip.clean.load() || leaving.ranges.empty() || !is_kept) return;
-  const kernels::BlockReport* const again = part.scan->look_again(leaving.first_scanned, leaving.chunk->block_count());
-  for (const CopyRange& range : leaving.ranges) {
-    const size_t first = range.offset / kernels::kBlockBytes;
-    for (size_t index = first; index < first + range.size_bytes / kernels::kBlockBytes; ++index) {
-      StoredBlock& stored = leaving.kept->stored->blocks[leaving.chunk->first_block() + index];
-      stored.digest = again[index].digest;
-      stored.has_digest = stored.digest == part.scan->report(leaving.first_scanned + index).digest;
-    }
-  }
-}
-
-void PausePart::leave(DevicePart& part, Leaving& leaving) {
-  Kept& kept = *leaving.kept;
-  Chunk& chunk = *leaving.chunk;
-  note_digests(part, leaving);
-  if (!kept.is_attached) {
-    // Before the device gives the bytes up, so that they are never nowhere.
-    saver().registry.set_stored(*kept.allocation, kept.stored);
-    kept.is_attached = true;
-  }
-  chunk.mapping.unmap();
-  mark_given_up();
-  chunk.place.store(Place::kStored, std::memory_order_release);
-  ReportRow& entry = row(*leaving.allocation);
-  for (const CopyRange& range : leaving.ranges) {
-    entry.copied += range.size_bytes;
-    note_touched(kept, chunk.first_block() + range.offset / kernels::kBlockBytes,
-                 range.size_bytes / kernels::kBlockBytes);
-  }
-  give_up(*leaving.allocation, chunk);
-}
-
-void PausePart::note_touched(Kept& kept, size_t first_block, size_t count) {
-  uint64_t bytes = 0;
-  for (size_t block = first_block; block < first_block + count; ++block) {
-    StoredBlock& stored = kept.stored->blocks[block];
-    bytes += stored.is_touched ? 0 : kernels::kBlockBytes;
-    stored.is_touched = true;
-  }
-  HostClaim part = kept.claim.split_promised(bytes);
-  part.touch(bytes);
-  kept.stored->claim.merge(std::move(part));
-}
-
-// The physical memory behind a chunk that nobody can reach any more goes.
-void PausePart::give_up(Allocation& allocation, Chunk& chunk) {
-  if (chunk.memory.is_on_host()) {
-    saver().host_pool.recycle(allocation.device, allocation.address() + chunk.offset, chunk);
-    return;
-  }
-  if (exchanges_ != nullptr && chunk.memory.has_handle()) {
-    chunk.mapping.unmap();
-    exchanges_->at(allocation.device)->offer(chunk.memory, chunk.charge);
-  } else {
-    chunk.give_up_stale_memory();
-  }
-  row(allocation).bytes += chunk.size_bytes;
-}
-
-void PausePart::drop(DevicePart& part) {
-  for (const auto& [allocation, chunk] : part.dropped) {
-    const bool is_here = chunk->is_on_device() || chunk->is_on_host();
-    if (is_here) {
-      // On the host it may be cleared first: then it is given up from there on.
-      if (!chunk->is_on_host()) chunk->mapping.unmap();
-      mark_given_up();
-      chunk->place.store(Place::kDropped, std::memory_order_release);
-      chunk->is_detached.store(false);
-    }
-    give_up(*allocation, *chunk);
-  }
-}
-
 void PausePart::run_last() {
   if (exchanges_ != nullptr) return;
   for (auto& [device, part] : parts_) {
@@ -343,28 +281,14 @@ void PausePart::run_last() {
   }
 }
 
-// After a failure: bytes of chunks that did not leave may have been copied already. Their pages go back, and a backup that holds nothing goes whole.
-void PausePart::forget_what_stayed(const Kept& kept) noexcept {
-  for (const Chunk& chunk : kept.allocation->chunks) {
-    if (!chunk.is_on_device()) continue;
-    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
-      StoredBlock& stored = kept.stored->blocks[block];
-      if (stored.is_touched) continue;
-      // With the pages goes what is known of them: else the next pause would take the block for clean.
-      stored.has_digest = false;
-      kept.stored->backup->discard(block * kernels::kBlockBytes, kernels::kBlockBytes);
-    }
-  }
-  if (kept.is_attached && !kept.had_backup && !kept.allocation->is_any_stored())
-    saver().registry.set_stored(*kept.allocation, nullptr);
-}
-
 void PausePart::settle() noexcept {
   for (auto& [device, part] : parts_) {
     // What was retained of an earlier pause is of no use once the content was dropped.
-    for (const auto& [allocation, chunk] : part.dropped) {
-      if (allocation->resident_bytes() == 0 && !allocation->is_any_stored())
-        saver().registry.set_stored(*allocation, nullptr);
+    for (const Departure& departure : part.dropped) {
+      for (const auto& [allocation, chunk] : departure.chunks) {
+        if (allocation->resident_bytes() == 0 && !allocation->is_any_stored())
+          saver().registry.set_stored(*allocation, nullptr);
+      }
     }
   }
   parts_.clear();

@@ -46,12 +46,21 @@ class PausePart final : public OperationPart {
     Allocation* allocation;
     Chunk* chunk;
     Kept* kept;
+    size_t departure;               // of the part's departures
     size_t first_scanned;           // the number of its first block in the scan
     std::vector<CopyRange> ranges;  // what must be copied
   };
+  // The chunks that leave together, as one handle is behind them.
+  struct Departure {
+    Backing* backing;
+    std::vector<size_t> leaving = {};  // of the part's leaving, or none
+    std::vector<std::pair<Allocation*, Chunk*>> chunks = {};
+    size_t missing = 0;  // whose bytes have not landed
+  };
   struct DevicePart {
     std::vector<Leaving> leaving;
-    std::vector<std::pair<Allocation*, Chunk*>> dropped;
+    std::vector<Departure> departures;  // of those that keep their content
+    std::vector<Departure> dropped;
     std::unique_ptr<EnginePool::Loan> engine;
     std::unique_ptr<BlockScan> scan;
   };
@@ -59,6 +68,8 @@ class PausePart final : public OperationPart {
   BackupKind kind_of(const Allocation& allocation) const;
   std::shared_ptr<Stored> usable_backup(const Allocation& allocation, BackupKind kind);
   void select(const std::shared_ptr<Allocation>& allocation);
+  void attach(const Allocation& allocation, Chunk& chunk);
+  void leave_what_others_share();
   std::vector<bool> unused_blocks(const Allocation& allocation);
   uint64_t bytes_to_touch(const Kept& kept) const;
   void claim_host_memory();
@@ -69,10 +80,11 @@ class PausePart final : public OperationPart {
   void move_out(DevicePart& part);
   void decide(DevicePart& part, Leaving& leaving);
   bool must_copy(Leaving& leaving, size_t block, const kernels::BlockReport* report);
-  void leave(DevicePart& part, Leaving& leaving);
+  void land(DevicePart& part, Leaving& leaving);
+  void leave(DevicePart& part, Departure& departure);
   void note_digests(DevicePart& part, const Leaving& leaving);
   void note_touched(Kept& kept, size_t first_block, size_t count);
-  void give_up(Allocation& allocation, Chunk& chunk);
+  void give_up(const Departure& departure);
   void drop(DevicePart& part);
   void forget_what_stayed(const Kept& kept) noexcept;
 
@@ -80,6 +92,7 @@ class PausePart final : public OperationPart {
   Exchanges* const exchanges_;
   const bool is_trim_;
   std::deque<Kept> kept_;
+  std::map<const Backing*, size_t> departure_of_;  // in the departures, or in what is dropped, of its device
   std::map<int, DevicePart> parts_;
 };
 

@@ -25,7 +25,7 @@ void say_refused(CUresult result) noexcept {
 
 bool is_any_missing(const Allocation& allocation, const DeviceSet& peers) {
   return std::any_of(allocation.chunks.begin(), allocation.chunks.end(),
-                     [&](const Chunk& chunk) { return chunk.mapping.missing(peers).any(); });
+                     [&](const Chunk& chunk) { return chunk.backing->mapping.missing(peers).any(); });
 }
 
 }  // namespace
@@ -111,8 +111,8 @@ CUresult PeerAccess::grant(Allocation& allocation) noexcept {
   const DeviceSet peers = of(allocation.device);
   CUresult first = CUDA_SUCCESS;
   for (Chunk& chunk : allocation.chunks) {
-    if (!chunk.mapping.is_mapped()) continue;
-    const CUresult result = chunk.mapping.grant(peers);
+    if (!chunk.backing->mapping.is_mapped()) continue;
+    const CUresult result = chunk.backing->mapping.grant(peers);
     if (first == CUDA_SUCCESS) first = result;
   }
   return first;

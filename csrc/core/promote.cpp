@@ -29,13 +29,13 @@ void PromotePart::create_memory(int device, DevicePart& part) {
   uint64_t size_bytes = 0;
   for (const Moving& moving : part.moving) {
     const uint64_t chunk_bytes = moving.chunk->size_bytes;
-    if (chunk_bytes > policy::usable_bytes(room, moving.allocation->reservation.size_bytes())) break;
+    if (chunk_bytes > policy::usable_bytes(room, moving.allocation->size_bytes())) break;
     auto& chunks = part.spare->chunks;
     Chunk& chunk = chunks.emplace_back(chunks.size(), size_bytes, chunk_bytes);
     chunk.place.store(Place::kDropped);
     try {
-      chunk.charge = saver().device_budget.claim(device, chunk_bytes);
-      chunk.memory = PhysicalMemory::create_on_device(chunk_bytes, device);
+      chunk.backing->charge = saver().device_budget.claim(device, chunk_bytes);
+      chunk.backing->memory = PhysicalMemory::create_on_device(chunk_bytes, device);
     } catch (const OutOfMemory&) {
       chunks.pop_back();
       break;
@@ -48,7 +48,8 @@ void PromotePart::create_memory(int device, DevicePart& part) {
     size_bytes += chunk_bytes;
   }
   part.moving.resize(part.spare->chunks.size());
-  if (size_bytes > 0) part.spare->reservation = Reservation::reserve(size_bytes);
+  if (size_bytes > 0)
+    part.spare->addresses = std::make_shared<const Addresses>(saver().spare_addresses.take(size_bytes));
 }
 
 std::vector<int> PromotePart::devices() const {
@@ -71,7 +72,7 @@ void PromotePart::copy(int device, DevicePart& part) {
     const Moving& moving = part.moving[index];
     Chunk& spare = part.spare->chunks[index];
     const CUdeviceptr to = part.spare->address() + spare.offset;
-    spare.mapping = Mapping::map(to, spare.memory, device);
+    spare.backing->mapping = Mapping::map(to, spare.backing->memory, device);
     check(driver().cuMemcpyDtoDAsync(to, moving.allocation->address() + moving.chunk->offset, spare.size_bytes,
                                      stream.get()),
           "cuMemcpyDtoDAsync", "size=" + std::to_string(spare.size_bytes));
@@ -85,13 +86,13 @@ void PromotePart::exchange(int device, DevicePart& part, size_t index) {
   Chunk& chunk = *moving.chunk;
   Chunk& spare = part.spare->chunks[index];
   const CUdeviceptr address = moving.allocation->address() + chunk.offset;
-  spare.mapping.unmap();
-  chunk.mapping.unmap();
+  spare.backing->mapping.unmap();
+  chunk.backing->mapping.unmap();
   try {
-    chunk.mapping = saver().peers.map(address, spare.memory, device, part.peers);
+    chunk.backing->mapping = saver().peers.map(address, spare.backing->memory, device, part.peers);
   } catch (const DriverError&) {
     try {
-      chunk.mapping = saver().peers.map(address, chunk.memory, device, part.peers);
+      chunk.backing->mapping = saver().peers.map(address, chunk.backing->memory, device, part.peers);
     } catch (const DriverError&) {
       mark_given_up();
       chunk.is_detached.store(true, std::memory_order_release);
@@ -99,9 +100,9 @@ void PromotePart::exchange(int device, DevicePart& part, size_t index) {
     throw;
   }
   mark_given_up();
-  std::swap(chunk.memory, spare.memory);
-  spare.host_claim = std::move(chunk.host_claim);
-  chunk.charge = std::move(spare.charge);
+  std::swap(chunk.backing->memory, spare.backing->memory);
+  spare.backing->host_claim = std::move(chunk.backing->host_claim);
+  chunk.backing->charge = std::move(spare.backing->charge);
   chunk.home = Place::kDevice;
   chunk.place.store(Place::kDevice, std::memory_order_release);
   ReportRow& entry = row(*moving.allocation);
@@ -110,7 +111,7 @@ void PromotePart::exchange(int device, DevicePart& part, size_t index) {
   if (saver().host_pool.capacity_bytes() == 0) return;
   try {
     // Behind the spare address the pool can clear it.
-    spare.mapping = Mapping::map(part.spare->address() + spare.offset, spare.memory, device);
+    spare.backing->mapping = Mapping::map(part.spare->address() + spare.offset, spare.backing->memory, device);
   } catch (const DriverError&) {
     // Then it goes to the system.
   }

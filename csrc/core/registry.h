@@ -29,10 +29,18 @@ struct Tag {
   uint64_t last_lease = 0;                 // the newest lease that was opened on it
   std::map<uint64_t, std::string> leases;  // id -> holder
   std::map<uint64_t, std::shared_ptr<Allocation>> allocations;  // by sequence
+
+  // Where its allocations of this device lie. Under a lock of its own.
+  AddressArena& arena(int device) {
+    const std::lock_guard lock(arenas_mutex);
+    return arenas[device];
+  }
+  std::mutex arenas_mutex;
+  std::map<int, AddressArena> arenas;
 };
 
 // kTrim: gives up the memory of allocations that nobody uses, without pausing their tag. kShow: holds what is away, so that its bytes can be looked at. kPromote: moves what lies on the host to
-// the device. kGrant: moves nothing, and lets other devices use what is there.
+// the device. kGrant: moves nothing, and lets other devices use what is there. kSeparate: ends the sharing of handles, for a trim.
 enum class OperationKind {
   kPause = 0,
   kResume = 1,
@@ -41,7 +49,8 @@ enum class OperationKind {
   kTrim = 4,
   kShow = 5,
   kPromote = 6,
-  kGrant = 7
+  kGrant = 7,
+  kSeparate = 8
 };
 
 struct TagRequest {
@@ -114,6 +123,9 @@ class Registry {
   Selection claim_idle(const std::function<bool(const Allocation&)>& concerns);
   // Ends the holding. Gives back the allocations that were freed meanwhile: the caller destroys them outside every lock.
   std::vector<std::shared_ptr<Allocation>> release(Selection& selection, Outcome outcome) noexcept;
+
+  // Whether one of these allocations shares a handle with one that is not among them.
+  bool is_any_shared(const std::vector<CUdeviceptr>& addresses) const;
 
   // visit must not call back into the registry.
   void visit_tags(const std::function<void(const Tag&)>& visit) const;

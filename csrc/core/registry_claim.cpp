@@ -61,6 +61,7 @@ namespace {
 
 bool concerns(const ClaimPart& part, const Allocation& allocation) {
   const std::vector<CUdeviceptr>& addresses = part.tags.addresses;
+  if (part.kind == OperationKind::kSeparate) return allocation.device_bytes() > 0;  // who shares with whom, it sees
   if (!addresses.empty() && std::find(addresses.begin(), addresses.end(), allocation.address()) == addresses.end()) {
     return false;
   }
@@ -75,7 +76,7 @@ bool concerns(const ClaimPart& part, const Allocation& allocation) {
 
 bool takes_memory_away(const ClaimPart& part) {
   return part.kind == OperationKind::kPause || part.kind == OperationKind::kTrim ||
-         part.kind == OperationKind::kPromote;
+         part.kind == OperationKind::kPromote || part.kind == OperationKind::kSeparate;
 }
 
 // What prepares a tag, or moves some of its allocations, does not finish what another operation left midway.

@@ -17,6 +17,7 @@ void ResumePart::prepare(const Allocations& allocations) {
   for (auto& [device, part] : parts_) {
     part.peers = saver().peers.of(device);
     put_in_order(part);
+    group(part);
     if (exchanges_ == nullptr) create_memory(device, part);
     if (exchanges_ == nullptr) create_memory_by_room(device, part);
     create_host_memory(device, part);
@@ -36,7 +37,7 @@ void ResumePart::select(const std::shared_ptr<Allocation>& allocation) {
   DevicePart& part = parts_[allocation->device];
   for (Chunk& chunk : allocation->chunks) {
     if (chunk.is_resident()) continue;
-    if (chunk.has_stale_memory()) chunk.give_up_stale_memory();
+    if (chunk.has_stale_memory()) chunk.backing->give_up();
     const bool is_stored = chunk.place.load() == Place::kStored;
     const bool may_be_on_host = !is_stored && (chunk.home == Place::kHost || may_spill);
     const bool is_on_host = chunk.is_detached.load() ? chunk.is_on_host() : may_be_on_host;
@@ -99,82 +100,6 @@ void ResumePart::put_in_order(DevicePart& part) {
   all = std::move(ordered);
 }
 
-void ResumePart::try_create_memory(int device, DevicePart& part) {
-  const ContextScope scope(device);
-  DeviceCharge charge = saver().device_budget.claim(device, part.bytes);
-  for (const Returning& returning : part.returning) {
-    if (!returning.wants_device_memory()) continue;
-    returning.chunk->charge = charge.split(returning.chunk->size_bytes);
-    returning.chunk->memory = PhysicalMemory::create_on_device(returning.chunk->size_bytes, device);
-  }
-}
-
-// What may come back on the host comes back on the device where that leaves the reserve free.
-void ResumePart::create_memory_by_room(int device, DevicePart& part) {
-  const ContextScope scope(device);
-  std::optional<policy::DeviceRoom> room;
-  for (Returning& returning : part.returning) {
-    Chunk& chunk = *returning.chunk;
-    if (!returning.is_on_host || chunk.is_detached.load()) continue;
-    if (!room) room = look_at_device(saver(), device);
-    if (chunk.size_bytes > policy::usable_bytes(*room, returning.allocation->reservation.size_bytes())) continue;
-    try {
-      chunk.charge = saver().device_budget.claim(device, chunk.size_bytes);
-      chunk.memory = PhysicalMemory::create_on_device(chunk.size_bytes, device);
-    } catch (const OutOfMemory&) {
-      return;
-    } catch (const DriverError& error) {
-      chunk.charge.reset();
-      if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
-      return;
-    }
-    returning.is_on_host = false;
-    part.bytes += chunk.size_bytes;
-    room->take(chunk.size_bytes);
-  }
-}
-
-void ResumePart::create_host_memory(int device, DevicePart& part) {
-  std::vector<uint64_t> sizes;
-  for (const Returning& returning : part.returning) {
-    if (returning.is_on_host && !returning.chunk->is_detached.load()) sizes.push_back(returning.chunk->size_bytes);
-  }
-  auto pieces = saver().host_pool.take(device, sizes, "the resume of what lay in host memory");
-  auto piece = pieces.begin();
-  for (Returning& returning : part.returning) {
-    if (!returning.is_on_host || returning.chunk->is_detached.load()) continue;
-    returning.chunk->host_claim = std::move(piece->claim);
-    returning.chunk->memory = std::move(piece->memory);
-    ++piece;
-  }
-}
-
-void ResumePart::create_memory(int device, DevicePart& part) {
-  for (bool is_last_try = false;; is_last_try = true) {
-    try {
-      return try_create_memory(device, part);
-    } catch (const OutOfMemory&) {
-      give_back_unused(part);
-      if (is_last_try || !saver().give_back_caches(true)) throw;
-    } catch (const DriverError& error) {
-      give_back_unused(part);
-      if (is_last_try || error.code != CUDA_ERROR_OUT_OF_MEMORY || !saver().give_back_caches(true)) {
-        rethrow_shortage(error, saver().device_budget, device, part.bytes, "resume");
-      }
-    }
-  }
-}
-
-std::map<int, std::vector<uint64_t>> ResumePart::returning_sizes() const {
-  std::map<int, std::vector<uint64_t>> sizes;
-  for (const auto& [device, part] : parts_) {
-    for (const Returning& returning : part.returning) {
-      if (returning.wants_device_memory()) sizes[device].push_back(returning.chunk->size_bytes);
-    }
-  }
-  return sizes;
-}
-
 void ResumePart::borrow_engine(int device, DevicePart& part) {
   // Memory that changes hands may have to be cleared.
   if (part.copied_bytes == 0 && part.fill_count == 0 && exchanges_ == nullptr) return;
@@ -203,7 +128,7 @@ void ResumePart::run_device(int device) {
   std::optional<Copy> copy;
   std::vector<Returning*> submitted;
   for (Returning& returning : part.returning) {
-    if (!returning.chunk->mapping.is_mapped()) map(device, part, returning);
+    if (Group& group = part.groups[returning.group]; !group.backing->mapping.is_mapped()) map(device, part, group);
     fill(part, returning);
     if (returning.ranges.empty()) {
       arrive(part, returning);
@@ -211,40 +136,25 @@ void ResumePart::run_device(int device) {
       if (!copy)
         copy.emplace(part.engine->engine(), CopyDirection::kToDevice, part.engine->cut(), exchanges_ != nullptr);
       submitted.push_back(&returning);
-      copy->submit({returning.allocation->address() + returning.chunk->offset, returning.stored->backup.get(),
-                    returning.chunk->offset, returning.ranges, false});
+      copy->submit(
+          {returning.address(), returning.stored->backup.get(), returning.chunk->offset, returning.ranges, false});
     }
     while (const auto job = copy ? copy->poll_landed() : std::nullopt) arrive(part, *submitted[*job]);
   }
   while (const auto job = copy ? copy->finish_next() : std::nullopt) arrive(part, *submitted[*job]);
 }
 
-void ResumePart::map(int device, DevicePart& part, Returning& returning) {
-  Chunk& chunk = *returning.chunk;
-  if (exchanges_ != nullptr && returning.wants_device_memory()) {
-    try {
-      Exchange::Piece piece = exchanges_->at(device)->take(chunk.size_bytes);
-      chunk.charge = std::move(piece.charge);
-      chunk.memory = std::move(piece.memory);
-      returning.is_fresh = piece.is_fresh;
-    } catch (const DriverError& error) {
-      rethrow_shortage(error, saver().device_budget, device, part.bytes, "swap");
-    }
-  }
-  const CUdeviceptr address = returning.allocation->address() + chunk.offset;
-  chunk.mapping = saver().peers.map(address, chunk.memory, device, part.peers);
-}
-
 // Blocks of one value, and, in memory that somebody else had, of zeros.
 void ResumePart::fill(DevicePart& part, Returning& returning) {
-  const CUdeviceptr address = returning.allocation->address() + returning.chunk->offset;
+  const CUdeviceptr address = returning.address();
   const auto clear = [&](size_t offset, size_t size_bytes) {
     part.is_filling = returning.has_fills = true;
     check(driver().cuMemsetD8Async(address + offset, 0, size_bytes, part.engine->engine().side_stream().get()),
           "cuMemsetD8Async", "size=" + std::to_string(size_bytes));
   };
+  const bool is_fresh = part.groups[returning.group].is_fresh;
   if (returning.stored == nullptr) {
-    if (!returning.is_fresh) clear(0, returning.chunk->size_bytes);
+    if (!is_fresh) clear(0, returning.chunk->size_bytes);
     return;
   }
   const size_t first_fill = part.fills_used;
@@ -252,7 +162,7 @@ void ResumePart::fill(DevicePart& part, Returning& returning) {
   for (size_t index = 0; index < returning.chunk->block_count(); ++index) {
     const StoredBlock& block = returning.stored->blocks[returning.chunk->first_block() + index];
     const size_t offset = index * kernels::kBlockBytes;
-    if (block.is_constant && block.value == kernels::Value{} && !returning.is_fresh) {
+    if (block.is_constant && block.value == kernels::Value{} && !is_fresh) {
       zeros_bytes += kernels::kBlockBytes;
       continue;
     }
@@ -279,16 +189,24 @@ void ResumePart::abandon_fills(DevicePart& part) noexcept {
   part.is_filling = false;
 }
 
-void ResumePart::arrive(DevicePart& part, Returning& returning) {
-  if (returning.has_fills && part.is_filling) {
+void ResumePart::arrive(DevicePart& part, const Returning& returning) {
+  Group& group = part.groups[returning.group];
+  if (--group.missing > 0) return;
+  const bool has_fills = std::any_of(group.members.begin(), group.members.end(),
+                                     [&](size_t index) { return part.returning[index].has_fills; });
+  if (has_fills && part.is_filling) {
     part.engine->engine().side_stream().synchronize();
     part.is_filling = false;
   }
+  mark_given_up();
+  for (const size_t index : group.members) note_arrival(group, part.returning[index]);
+}
+
+void ResumePart::note_arrival(const Group& group, Returning& returning) {
   Chunk& chunk = *returning.chunk;
   ReportRow& entry = row(*returning.allocation);
-  entry.bytes += returning.wants_device_memory() ? chunk.size_bytes : 0;
-  mark_given_up();
-  chunk.place.store(returning.is_on_host ? Place::kHost : Place::kDevice, std::memory_order_release);
+  entry.bytes += group.wants_device_memory() ? chunk.size_bytes : 0;
+  chunk.place.store(group.is_on_host ? Place::kHost : Place::kDevice, std::memory_order_release);
   chunk.is_detached.store(false, std::memory_order_release);
   chunk.home = chunk.place.load();
   if (returning.stored == nullptr) return;
@@ -313,26 +231,13 @@ void ResumePart::forget(Returning& returning) {
   stored.claim.give_back_touched(bytes);
 }
 
-// What was created or mapped and did not become resident goes back: nobody has seen it. Only where the copier could not make sure that nothing is queued into it any more, it stays
-// behind the chunk, as stale memory, until a synchronisation succeeds.
-void ResumePart::give_back_unused(DevicePart& part) noexcept {
-  if (part.is_in_doubt || (part.engine && part.engine->engine().is_poisoned())) return;
-  for (const Returning& returning : part.returning) {
-    Chunk& chunk = *returning.chunk;
-    if (chunk.is_resident()) continue;
-    chunk.mapping = Mapping{};
-    if (chunk.is_detached.load()) continue;  // its bytes are in it
-    chunk.memory = PhysicalMemory{};
-    chunk.charge.reset();
-    chunk.host_claim.reset();
-  }
-}
-
 void ResumePart::settle() noexcept {
   for (auto& [device, part] : parts_) abandon_delivery(device, part);
   for (auto& [device, part] : parts_) {
     give_back_unused(part);
     for (const Returning& returning : part.returning) {
+      Chunk& chunk = *returning.chunk;
+      if (!chunk.is_resident() && !chunk.backing->has_memory()) chunk.backing = Backing::nothing();
       // The backup has done its duty once everything is back, unless it is retained; whoever looks at it keeps it alive, and then it is not retained: the next pause would write into it.
       if (returning.allocation->is_away() || returning.stored == nullptr) continue;
       if (!returning.is_retained || returning.stored->has_views())

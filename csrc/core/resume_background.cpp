@@ -30,7 +30,7 @@ std::unique_ptr<Arrivals> ResumePart::map_ahead() {
   if (!prepare_deliveries()) return nullptr;
   for (auto& [device, part] : parts_) {
     const ContextScope scope(device);
-    for (Returning& returning : part.returning) map(device, part, returning);
+    for (Group& group : part.groups) map(device, part, group);
   }
   // Only now: where something was missing on one device, nothing is queued on any.
   for (auto& [device, part] : parts_) launch_delivery(device, part);

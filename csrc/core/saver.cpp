@@ -103,6 +103,7 @@ Saver::Saver() : digest_seed(make_seed()) {
   if (const auto bytes = size_from_environment("EBBTIDE_PINNED_LIMIT")) pinned_budget.set_limit(*bytes);
   if (const auto bytes = size_from_environment("EBBTIDE_RESERVE")) overflow.reserve_bytes = *bytes;
   if (const auto bytes = size_from_environment("EBBTIDE_HOST_POOL")) host_pool.set_capacity(*bytes);
+  if (const auto bytes = size_from_environment("EBBTIDE_SHARED_HANDLE")) shared_handle_bytes = *bytes;
   if (const auto value = fraction_from_environment("EBBTIDE_WHOLE_FRACTION")) overflow.whole_fraction = *value;
   if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_CLEAN")) skip.clean = *is_on;
   if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_UNUSED")) skip.unused = *is_on;

@@ -19,6 +19,7 @@
 #include "core/registry.h"
 #include "core/slots.h"
 #include "core/spill.h"
+#include "policy/chunking.h"
 
 // The one core of a process: what there is, and the calls on it. Leaked on purpose: frees may come after static destructors have run (invariant 6).
 namespace ebbtide {
@@ -96,6 +97,8 @@ class Saver {
   PinnedBudget pinned_budget;
   EnginePool engines{host_budget, pinned_budget};
   SkipRules skip;
+  std::atomic<uint64_t> shared_handle_bytes{policy::kSharedHandleBytes};  // at most behind one handle; 0: none share
+  AddressArena spare_addresses;                                           // of memory that waits for its place
   const kernels::Digest digest_seed;
   DeferredFrees deferred_frees{capture_gate, host_pool};
   PeerAccess peers{registry, deferred_frees};

@@ -64,25 +64,27 @@ std::shared_ptr<Allocation> assemble(Saver& saver, Tag& tag, const Policy& polic
   uint64_t size_bytes = device_bytes;
   for (const HostPool::Piece& piece : host_pieces) size_bytes += piece.memory.size_bytes();
   DeviceCharge charge = saver.device_budget.claim(device, device_bytes);
-  allocation->reservation = Reservation::reserve(size_bytes);
+  allocation->addresses = std::make_shared<const Addresses>(tag.arena(device).take(size_bytes));
   const bool has_backup = policy.backup != BackupKind::kNone;
   const DeviceSet peers = saver.peers.of(device);
   std::vector<uint64_t> device_chunks;
   if (device_bytes > 0) device_chunks = policy::cut_into_chunks(device_bytes, granularity(device), has_backup);
   for (const uint64_t chunk_bytes : device_chunks) {
     Chunk& chunk = add_chunk(*allocation, chunk_bytes);
-    chunk.charge = charge.split(chunk_bytes);
-    chunk.memory = PhysicalMemory::create_on_device(chunk_bytes, device);
-    chunk.mapping = saver.peers.map(allocation->address() + chunk.offset, chunk.memory, device, peers);
+    Backing& backing = *chunk.backing;
+    backing.charge = charge.split(chunk_bytes);
+    backing.memory = PhysicalMemory::create_on_device(chunk_bytes, device);
+    backing.mapping = saver.peers.map(allocation->address() + chunk.offset, backing.memory, device, peers);
   }
   // All that can be refused for want of device memory is over: from here on the pieces are the chunks'.
   for (HostPool::Piece& piece : host_pieces) {
     Chunk& chunk = add_chunk(*allocation, piece.memory.size_bytes());
     chunk.place.store(Place::kHost);
     chunk.home = Place::kHost;
-    chunk.host_claim = std::move(piece.claim);
-    chunk.memory = std::move(piece.memory);
-    chunk.mapping = saver.peers.map(allocation->address() + chunk.offset, chunk.memory, device, peers);
+    Backing& backing = *chunk.backing;
+    backing.host_claim = std::move(piece.claim);
+    backing.memory = std::move(piece.memory);
+    backing.mapping = saver.peers.map(allocation->address() + chunk.offset, backing.memory, device, peers);
   }
   return allocation;
 }

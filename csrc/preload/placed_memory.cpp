@@ -61,6 +61,7 @@ Policy policy_in_force() {
   Policy policy;
   policy.backup = settings().is_pauseable ? settings().backup : BackupKind::kRam;
   policy.overflow = overflow_of(settings().on_shortage);
+  policy.is_freed_singly = true;
   // torch gives its cached blocks back when it is refused, and asks again: don't spill beside idle gigabytes.
   policy.flushes_first = policy.overflow != Overflow::kNone && will_flush();
   return policy;
@@ -101,7 +102,7 @@ std::optional<PlacedMemory> find_placed(CUdeviceptr address) {
   const auto found = saver == nullptr ? nullptr : saver->registry.find(address);
   if (found == nullptr) return std::nullopt;
   const CUdeviceptr start = found->address();
-  return PlacedMemory{start, asked_sizes().find(start, found->reservation.size_bytes()), found->device};
+  return PlacedMemory{start, asked_sizes().find(start, found->size_bytes()), found->device};
 }
 
 }  // namespace ebbtide::preload

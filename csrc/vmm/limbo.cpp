@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <list>
 #include <mutex>
 #include <vector>
 
 #include "base/log.h"
+#include "vmm/address_arena.h"
 
 namespace ebbtide::limbo {
 namespace {
@@ -26,6 +28,7 @@ struct Undo {
 struct State {
   std::mutex mutex;
   std::vector<Undo> undos;
+  std::list<Addresses> addresses;
   std::atomic<size_t> count{0};
 };
 State& state() {
@@ -61,6 +64,12 @@ CUresult perform(const Driver& table, const Undo& undo) {
   return CUDA_SUCCESS;
 }
 
+bool is_mapped(CUdeviceptr address, size_t size_bytes) {
+  return std::any_of(state().undos.begin(), state().undos.end(), [&](const Undo& undo) {
+    return undo.kind == Kind::kUnmap && undo.object < address + size_bytes && address < undo.object + undo.size_bytes;
+  });
+}
+
 bool is_host_memory(const Undo& undo) { return undo.kind == Kind::kHostFree || undo.kind == Kind::kHostUnregister; }
 
 }  // namespace
@@ -73,6 +82,26 @@ void add_release(CUmemGenericAllocationHandle handle, size_t size_bytes, int dev
 }
 void add_address_free(CUdeviceptr address, size_t size_bytes) noexcept {
   add({Kind::kAddressFree, address, size_bytes});
+}
+
+bool keep_if_mapped(Addresses& addresses) noexcept {
+  if (count() == 0) return false;
+  std::list<Addresses> kept;
+  try {
+    kept.emplace_back();
+  } catch (...) {
+    // No memory to remember them by.
+  }
+  const std::lock_guard lock(state().mutex);
+  if (!is_mapped(addresses.address(), addresses.size_bytes())) return false;
+  if (kept.empty()) {
+    addresses.leak();
+    log_line(LogLevel::kWarning, {"addresses could not be given back and not be remembered: they leak"});
+  } else {
+    kept.front() = std::move(addresses);
+    state().addresses.splice(state().addresses.end(), kept);
+  }
+  return true;
 }
 
 void add_host_free(void* bytes) noexcept { add({Kind::kHostFree, reinterpret_cast<uint64_t>(bytes)}); }
@@ -92,6 +121,7 @@ void retry(bool may_free_host_memory) noexcept {
   if (count() == 0) return;
   const Driver* table = driver_if_loaded();
   if (table == nullptr) return;
+  std::list<Addresses> free;  // go outside the lock
   const std::lock_guard lock(state().mutex);
   std::vector<Undo>& undos = state().undos;
   // In place and in order: needs no memory.
@@ -101,6 +131,11 @@ void retry(bool may_free_host_memory) noexcept {
     return result == CUDA_SUCCESS || result == CUDA_ERROR_DEINITIALIZED;
   });
   state().count.store(undos.size());
+  std::list<Addresses>& kept = state().addresses;
+  for (auto next = kept.begin(); next != kept.end();) {
+    const auto each = next++;
+    if (!is_mapped(each->address(), each->size_bytes())) free.splice(free.end(), kept, each);
+  }
 }
 
 size_t count() noexcept { return state().count.load(); }

@@ -7,12 +7,18 @@
 
 // Where driver objects wait whose undo call failed inside a destructor. A destructor must not throw and must not lose the object either: the undo is kept here and
 // tried again, oldest first, at the next allocation or operation. Order matters: an unmap precedes the free of its range.
+namespace ebbtide {
+class Addresses;
+}
+
 namespace ebbtide::limbo {
 
 // handle, device: what is mapped there; a mapping holds its memory after the handle's release.
 void add_unmap(CUdeviceptr address, size_t size_bytes, CUmemGenericAllocationHandle handle, int device) noexcept;
 void add_release(CUmemGenericAllocationHandle handle, size_t size_bytes, int device) noexcept;
 void add_address_free(CUdeviceptr address, size_t size_bytes) noexcept;
+// Addresses that a mapping still covers, which could not be undone: takes them over, and they go after it. False: there is none.
+bool keep_if_mapped(Addresses& addresses) noexcept;
 void add_host_free(void* bytes) noexcept;  // pinned memory
 // Memory of ours that is pinned at `bytes`, within a mapping that goes once it is not pinned any more.
 void add_host_unregister(void* bytes, void* mapping, size_t mapping_bytes) noexcept;

@@ -63,6 +63,12 @@ SETTINGS: tuple[Setting, ...] = (
         "Host memory that is made ahead and kept for spills. saver.configure(host_pool=) goes before it.",
     ),
     Setting(
+        "EBBTIDE_SHARED_HANDLE",
+        "1 GiB",
+        "Segments of a tag that lie side by side come back behind one driver handle of at most this size; 0: each has "
+        "its own. saver.configure(shared_handle=) goes before it.",
+    ),
+    Setting(
         "EBBTIDE_LEDGER",
         "none: each process counts for itself",
         "The file in which the processes of one run count the host memory that they hold; the first makes it. "

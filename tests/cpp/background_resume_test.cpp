@@ -109,6 +109,10 @@ TEST_F(BackgroundResume, Invariant12_AFreeDoesNotWaitForAResumeInTheBackground) 
   pending->wait();
   PendingResume::wait_for_all();
   EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  EXPECT_EQ(Live::now().device_bytes, 4 * kChunk) << "what came back behind one handle goes as a whole";
+  EXPECT_TRUE(holds(address, 3 * kChunk, 1));
+  pause();
+  resume();
   EXPECT_EQ(Live::now().device_bytes, 3 * kChunk);
   EXPECT_TRUE(holds(address, 3 * kChunk, 1));
 }

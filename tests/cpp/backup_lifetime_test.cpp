@@ -47,6 +47,7 @@ class ViewsOfWhatIsMidway : public BackupLifetime {
 };
 
 TEST_F(ViewsOfWhatIsMidway, NobodyWritesUnderThem) {
+  saver().shared_handle_bytes = 0;
   for (const BackupKind kind : {BackupKind::kRam, BackupKind::kPinned}) {
     const CUdeviceptr address = alloc_chunks("w", kind, 0, {kChunk, kChunk, kChunk});
     fill(address, 3 * kChunk, 1);

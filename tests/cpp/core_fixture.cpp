@@ -128,13 +128,15 @@ CUdeviceptr CoreTest::alloc_chunks(const std::string& tag, const Policy& policy,
   allocation->policy = policy;
   allocation->device = device;
   DeviceCharge charge = saver().device_budget.claim(device, size_bytes);
-  allocation->reservation = Reservation::reserve(size_bytes);
+  allocation->addresses = std::make_shared<const Addresses>(allocation->tag->arena(device).take(size_bytes));
   uint64_t offset = 0;
   for (const uint64_t bytes : chunk_bytes) {
     Chunk& chunk = allocation->chunks.emplace_back(allocation->chunks.size(), offset, bytes);
-    chunk.charge = charge.split(bytes);
-    chunk.memory = PhysicalMemory::create_on_device(bytes, device);
-    chunk.mapping = saver().peers.map(allocation->address() + offset, chunk.memory, device, saver().peers.of(device));
+    Backing& backing = *chunk.backing;
+    backing.charge = charge.split(bytes);
+    backing.memory = PhysicalMemory::create_on_device(bytes, device);
+    backing.mapping =
+        saver().peers.map(allocation->address() + offset, backing.memory, device, saver().peers.of(device));
     offset += bytes;
   }
   allocation->sequence = saver().registry.next_sequence();

@@ -209,7 +209,7 @@ TEST_F(RegistryTest, EventsTellWhatHappened) {
   sim().set_capacity(1, 0);
   EXPECT_THROW(resume(), OutOfMemory);
   EXPECT_THROW(alloc("c", kChunk, BackupKind::kRam, 1), OutOfMemory);
-  sim().fail("cuMemAddressReserve", 1, 999, 1);
+  sim().fail("cuMemAddressReserve", 1, 999, 0);
   EXPECT_THROW(alloc("c", kChunk), DriverError);
   sim().clear_failures();
   sim().fail("cuCtxSynchronize", 1, 999, 1);

@@ -120,6 +120,7 @@ TEST_F(FaultTest, Invariant3_SeveralCopyThreadsWithEveryCallFailing) {
   const std::vector<BlockSpec> specs = {{"w", BackupKind::kRam, 0, std::vector<uint64_t>(12, kChunk)},
                                         {"kv", BackupKind::kNone, 0, {kChunk}}};
   build(specs);
+  saver().shared_handle_bytes = 0;
   const size_t pause_calls = calls_of([&] { pause(); }).size();
   expect_sound("paused");
   const size_t resume_calls = calls_of([&] { resume(); }).size();
@@ -217,6 +218,7 @@ TEST_F(ShortageTest, AMarginLargerThanTheMachineRefusesAPause) {
 
 TEST_F(ShortageTest, APartialPauseNeedsNoHostMemoryTwice) {
   build({{"w", BackupKind::kRam, 0, {kChunk, kChunk, kChunk}}});
+  saver().shared_handle_bytes = 0;
   saver().host_budget.set_limit(3 * kChunk + policy::kSmallSlotBytes);
   for (int round = 0; round < 3; ++round) {
     sim().fail("cuMemUnmap", 2, kOther, 1);

@@ -128,6 +128,7 @@ TEST_F(StoreFaults, Invariant3_ADiskThatIsFullAtTheNextTryRefusesItBeforeAnythin
   const DiskDirectory directory;
   DiskStore store(faulty_calls());
   build({{"w", kDisk, 0, {1, 1, 1}}});
+  saver().shared_handle_bytes = 0;
   file_faults = {};
   install(0, store.open(3 * kChunk));
   const auto fail_midway = [&](OperationKind kind, const std::vector<Place>& wanted) {

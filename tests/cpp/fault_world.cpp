@@ -31,8 +31,9 @@ void FaultTest::expect_sound(const std::string& when) {
   SCOPED_TRACE(when);
   note_dropped();
   std::vector<uint64_t> device_bytes(kDevices, 0);
-  uint64_t handles = 0;
-  uint64_t mappings = 0;
+  std::set<std::pair<std::string, int>> arenas;
+  std::set<const Backing*> handles;
+  std::set<const Backing*> mappings;
   std::map<std::string, std::pair<bool, bool>> away_and_here;
   for (size_t index = 0; index < blocks_.size(); ++index) {
     Block& block = blocks_[index];
@@ -40,6 +41,7 @@ void FaultTest::expect_sound(const std::string& when) {
     ASSERT_NE(allocation, nullptr);
     EXPECT_EQ(allocation->address(), block.address);
     EXPECT_FALSE(allocation->is_held);
+    arenas.emplace(block.spec.tag, block.spec.device);
     const auto stored = saver().registry.stored_of(*allocation);
     for (const Chunk& chunk : allocation->chunks) {
       SCOPED_TRACE("block " + std::to_string(index) + ", chunk " + std::to_string(chunk.index));
@@ -49,14 +51,14 @@ void FaultTest::expect_sound(const std::string& when) {
       is_away |= !chunk.is_resident();
       is_here |= chunk.is_resident() || chunk.has_stale_memory();
       if (chunk.is_resident() || !chunk.has_stale_memory()) {
-        EXPECT_EQ(chunk.mapping.is_mapped(), chunk.is_resident());
+        EXPECT_EQ(chunk.backing->mapping.is_mapped(), chunk.is_resident());
       }
-      EXPECT_EQ(chunk.memory.has_handle(), chunk.is_resident() || chunk.has_stale_memory());
-      if (chunk.memory.has_handle()) {
+      EXPECT_EQ(chunk.backing->has_memory(), chunk.is_resident() || chunk.has_stale_memory());
+      if (chunk.backing->has_memory()) {
         device_bytes[static_cast<size_t>(block.spec.device)] += chunk.size_bytes;
-        ++handles;
+        handles.insert(chunk.backing.get());
       }
-      mappings += chunk.mapping.is_mapped() ? 1 : 0;
+      if (chunk.backing->mapping.is_mapped()) mappings.insert(chunk.backing.get());
       switch (chunk.place.load()) {
         case Place::kDevice:
           EXPECT_TRUE(block.is_blank[chunk.index] ? is_zero(address, chunk.size_bytes)
@@ -72,9 +74,9 @@ void FaultTest::expect_sound(const std::string& when) {
     }
   }
   const Live live = Live::now();
-  EXPECT_EQ(live.reservations, blocks_.size());
-  EXPECT_EQ(live.handles, handles);
-  EXPECT_EQ(live.mappings, mappings);
+  EXPECT_EQ(live.reservations, arenas.size());
+  EXPECT_EQ(live.handles, handles.size());
+  EXPECT_EQ(live.mappings, mappings.size());
   EXPECT_EQ(live.device_bytes, device_bytes[0] + device_bytes[1]);
   for (int device = 0; device < kDevices; ++device)
     EXPECT_EQ(saver().device_budget.held_bytes(device), device_bytes[static_cast<size_t>(device)]);

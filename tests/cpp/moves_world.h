@@ -41,6 +41,8 @@ class MovesWorld : public CoreTest {
   void expect_sound(const std::string& when);
   void expect_bytes(const std::string& when);  // all of it resident and right
   std::vector<Place> places() const;
+  // Whose bytes are in memory that could not be mapped again.
+  bool is_any_detached();
 
   // With the blocks that are marked unused.
   void pause_but_unused();

@@ -117,10 +117,11 @@ TEST_F(OverflowFaults, Invariant3_ASmallAllocationBesideALargeOneThatSpills) {
       const CUdeviceptr small = alloc_with("w", policy, 2 * kMiB);
       saver().free(small);
     };
-    sweep([] {}, both, [&] {
-      both();
-      EXPECT_EQ(saver().registry.allocation_count(), 0u);
-    });
+    sweep([] {}, both,
+          [&] {
+            both();
+            EXPECT_EQ(saver().registry.allocation_count(), 0u);
+          });
   }
 }
 

@@ -71,17 +71,17 @@ void OverflowWorld::note_dropped() {
 
 void OverflowWorld::expect_chunk_sound(const Item& item, size_t index, const Chunk& chunk, const Stored* stored) {
   SCOPED_TRACE(item.tag + ", chunk " + std::to_string(chunk.index));
-  const bool is_host_memory = chunk.memory.is_on_host();
-  const uint64_t held_bytes = chunk.memory.has_handle() ? chunk.size_bytes : 0;
-  EXPECT_EQ(chunk.charge.size_bytes(), is_host_memory ? 0 : held_bytes);
-  EXPECT_EQ(chunk.host_claim.size_bytes(), is_host_memory ? held_bytes : 0);
+  const bool is_host_memory = chunk.backing->memory.is_on_host();
+  const uint64_t held_bytes = chunk.backing->memory.size_bytes();
+  EXPECT_EQ(chunk.backing->charge.size_bytes(), is_host_memory ? 0 : held_bytes);
+  EXPECT_EQ(chunk.backing->host_claim.size_bytes(), is_host_memory ? held_bytes : 0);
   if (chunk.is_resident()) {
     EXPECT_EQ(is_host_memory, chunk.is_on_host());
-    ASSERT_TRUE(chunk.mapping.is_mapped());
+    ASSERT_TRUE(chunk.backing->mapping.is_mapped());
   }
   if (chunk.is_detached.load()) {
-    EXPECT_TRUE(chunk.memory.has_handle());
-    EXPECT_FALSE(chunk.mapping.is_mapped());
+    EXPECT_TRUE(chunk.backing->memory.has_handle());
+    EXPECT_FALSE(chunk.backing->mapping.is_mapped());
   }
   for (size_t block = chunk.first_block(); block < chunk.first_block() + chunk.block_count(); ++block) {
     const bool is_stored = chunk.place.load() == Place::kStored;
@@ -101,26 +101,29 @@ void OverflowWorld::expect_sound(const std::string& when) {
   note_dropped();
   std::vector<uint64_t> device_bytes(kDevices, 0);
   uint64_t host_held_bytes = saver().engines.held_bytes() + saver().host_pool.kept_bytes();
-  uint64_t handles = saver().host_pool.kept_count();
-  uint64_t mappings = 0;
+  std::set<std::pair<std::string, int>> arenas;
+  std::set<const Backing*> handles;
+  std::set<const Backing*> mappings;
   for (size_t index = 0; index < items_.size(); ++index) {
     const Allocation& allocation = find(index);
     EXPECT_EQ(allocation.address(), items_[index].address);
     EXPECT_FALSE(allocation.is_held);
+    arenas.emplace(allocation.tag->name, allocation.device);
     const auto stored = saver().registry.stored_of(allocation);
     host_held_bytes += stored == nullptr ? 0 : stored->claim.size_bytes();
     for (const Chunk& chunk : allocation.chunks) {
       expect_chunk_sound(items_[index], index, chunk, stored.get());
-      handles += chunk.memory.has_handle() ? 1 : 0;
-      mappings += chunk.mapping.is_mapped() ? 1 : 0;
-      host_held_bytes += chunk.host_claim.size_bytes();
-      device_bytes[static_cast<size_t>(allocation.device)] += chunk.charge.size_bytes();
+      const Backing& backing = *chunk.backing;
+      if (backing.mapping.is_mapped()) mappings.insert(&backing);
+      if (!backing.has_memory() || !handles.insert(&backing).second) continue;
+      host_held_bytes += backing.host_claim.size_bytes();
+      device_bytes[static_cast<size_t>(allocation.device)] += backing.charge.size_bytes();
     }
   }
   const Live live = Live::now();
-  EXPECT_EQ(live.reservations, items_.size());
-  EXPECT_EQ(live.handles, handles);
-  EXPECT_EQ(live.mappings, mappings);
+  EXPECT_EQ(live.reservations, arenas.size());
+  EXPECT_EQ(live.handles, handles.size() + saver().host_pool.kept_count());
+  EXPECT_EQ(live.mappings, mappings.size());
   EXPECT_EQ(live.device_bytes, device_bytes[0] + device_bytes[1]);
   for (int device = 0; device < kDevices; ++device)
     EXPECT_EQ(saver().device_budget.held_bytes(device), device_bytes[static_cast<size_t>(device)]);

@@ -226,6 +226,7 @@ def test_regions_say_their_policy(saver, tag):
         ({"whole_fraction": True}, TypeError),
         ({"whole_fraction": None}, TypeError),
         ({"host_pool": None}, TypeError),
+        ({"shared_handle": None}, TypeError),
         ({"reserve": "much"}, ValueError),
     ],
 )
@@ -241,14 +242,16 @@ def test_variables_set_what_configure_sets(run_python_with_torch, driver_name):
         with saver.region("w", overflow="split"):
             pass
         print(_core.get_limit("reserve"), _core.get_limit("host_pool"), _core.get_whole_fraction(),
-              _core.stats()["host_pool_bytes"])
+              _core.stats()["host_pool_bytes"], _core.get_limit("shared_handle"))
         """,
         EBBTIDE_DRIVER=driver_name,
         EBBTIDE_RESERVE="3MiB",
         EBBTIDE_HOST_POOL="130MiB",
         EBBTIDE_WHOLE_FRACTION="0.25",
+        EBBTIDE_SHARED_HANDLE="64MiB",
     )
-    assert result.stdout.split() == [str(3 * MIB), str(130 * MIB), "0.25", str(128 * MIB)], result.stderr
+    expected = [str(3 * MIB), str(130 * MIB), "0.25", str(128 * MIB), str(64 * MIB)]
+    assert result.stdout.split() == expected, result.stderr
 
 
 def test_a_bad_fraction_is_a_sentence(run_python_with_torch, driver_name):

@@ -54,6 +54,56 @@ def test_it_comes_back_as_zeros(saver, tag):
     assert int(torch.count_nonzero(again)) == 0
 
 
+def test_what_came_back_behind_one_handle_with_it_stays_as_it_is(saver, tag):
+    keep, gone, other = noise(saver, tag, 12), noise(saver, tag, 32), noise(saver, tag, 20)
+    saver.pause(tag)
+    saver.resume(tag)
+    wants = [keep.cpu().clone(), other.cpu().clone()]
+    addresses = [keep.data_ptr(), other.data_ptr(), gone.data_ptr()]
+    del gone
+    held = _core.query_device(0).held_bytes
+    assert saver.trim(tag).bytes == 32 * MIB
+    assert held - _core.query_device(0).held_bytes == 32 * MIB
+    assert all(torch.equal(tensor.cpu(), want) for tensor, want in zip((keep, other), wants, strict=True))
+    assert [event.kind for event in saver.timeline if event.tags == tag][-2:] == ["separate", "trim"]
+    assert saver.pause(tag).bytes == 32 * MIB
+    saver.resume(tag)
+    assert [keep.data_ptr(), other.data_ptr(), noise(saver, tag, 32).data_ptr()] == addresses
+    assert all(torch.equal(tensor.cpu(), want) for tensor, want in zip((keep, other), wants, strict=True))
+
+
+def test_where_the_device_has_no_room_to_separate_it_the_memory_stays(saver, tag):
+    keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
+    saver.pause(tag)
+    saver.resume(tag)
+    want = keep.cpu().clone()
+    del gone
+    held = _core.query_device(0).held_bytes
+    saver.configure(device_limit=held + 40 * MIB)
+    try:
+        assert saver.trim(tag).bytes == 0
+    finally:
+        saver.configure(device_limit=None)
+    assert _core.query_device(0).held_bytes == held
+    assert torch.equal(keep.cpu(), want)
+    assert saver.trim(tag).bytes == 32 * MIB
+
+
+def test_without_shared_handles_nothing_is_separated(saver, tag):
+    saver.configure(shared_handle=0)
+    try:
+        keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
+        saver.pause(tag)
+        saver.resume(tag)
+        want = keep.cpu().clone()
+        del gone
+        assert saver.trim(tag).bytes == 32 * MIB
+        assert torch.equal(keep.cpu(), want)
+        assert "separate" not in [event.kind for event in saver.timeline if event.tags == tag]
+    finally:
+        saver.configure(shared_handle="1GiB")
+
+
 def test_it_stays_away_over_pause_and_resume(saver, tag):
     keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
     want = keep.cpu().clone()

@@ -29,9 +29,15 @@ _SIZE_VARIABLES = {
     "pinned": "EBBTIDE_PINNED_LIMIT",
     "reserve": "EBBTIDE_RESERVE",
     "host_pool": "EBBTIDE_HOST_POOL",
+    "shared_handle": "EBBTIDE_SHARED_HANDLE",
+}
+_MEANINGS_OF_0 = {
+    "host_margin": "leaves nothing to others",
+    "host_pool": "keeps nothing",
+    "shared_handle": "lets no segments share one",
 }
 _FRACTION_VARIABLE = "EBBTIDE_WHOLE_FRACTION"
-_SIZES_BY_NAME = ("host_margin", "reserve", "host_pool")  # the others are called NAME_limit
+_SIZES_BY_NAME = ("host_margin", "reserve", "host_pool", "shared_handle")  # the others are called NAME_limit
 _SWITCH_VARIABLES = {
     "skip_clean": "EBBTIDE_SKIP_CLEAN",
     "skip_unused": "EBBTIDE_SKIP_UNUSED",
@@ -50,6 +56,7 @@ def configure(
     pinned_limit: Limit = UNCHANGED,
     reserve: Limit = UNCHANGED,
     host_pool: Limit = UNCHANGED,
+    shared_handle: Limit = UNCHANGED,
     whole_fraction: Fraction = UNCHANGED,
     disk_directory: Folder = UNCHANGED,
     skip_clean: Switch = UNCHANGED,
@@ -68,6 +75,9 @@ def configure(
             the device where that is less. Allocations of up to 2 MiB may use half of it, and of device_limit what large
             ones that may spill leave to them: a 32nd, at most 64 MiB and half the reserve.
         host_pool: host memory that is made ahead and kept for spills, which otherwise wait for it; 0 keeps none.
+        shared_handle: segments of a tag that lie side by side come back behind one driver handle of at most this size,
+            which makes the next resumes and pauses faster; what dies of them gives its memory back when all of them do,
+            or at the next pause. 0: each segment keeps handles of its own.
         whole_fraction: overflow="whole": the share of the free device memory, 0 to 1, above which an allocation lies on
             the host.
         disk_directory: the folder of disk backups that are made from now on; None: EBBTIDE_DISK_DIRECTORY, else TMPDIR,
@@ -84,10 +94,6 @@ def configure(
         TypeError, ValueError: malformed sizes, switches that are no bool.
         StoreError: the host has too little for host_pool. All is set, and what was made stays.
     """
-    if host_margin is None:
-        raise TypeError("host_margin is a size: 0 leaves nothing to others")
-    if host_pool is None:
-        raise TypeError("host_pool is a size: 0 keeps nothing")
     given = {
         "device": device_limit,
         "host": host_limit,
@@ -95,7 +101,11 @@ def configure(
         "pinned": pinned_limit,
         "reserve": reserve,
         "host_pool": host_pool,
+        "shared_handle": shared_handle,
     }
+    for name, meaning in _MEANINGS_OF_0.items():
+        if given[name] is None:
+            raise TypeError(f"{name} is a size: 0 {meaning}")
     limits = {
         name: _core.UNLIMITED if size is None else parse_size(size, name if name in _SIZES_BY_NAME else f"{name}_limit")
         for name, size in given.items()

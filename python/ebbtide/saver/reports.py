@@ -202,8 +202,8 @@ class Event:
     """One thing that happened. Sizes are bytes.
 
     Attributes:
-        kind: "pause", "resume", "swap", "prepare", "trim" or "promote", each also with "_failed" (then some bytes may
-            have moved), or "out_of_memory".
+        kind: "pause", "resume", "swap", "prepare", "trim", "separate" (before a trim: of what shared a handle) or
+            "promote", each also with "_failed" (then some bytes may have moved), or "out_of_memory".
         unix_seconds, seconds: when it ended (seconds since 1970), and how long it took.
         tags: the tags it was about.
         bytes, copied: as in a Report.

@@ -15,9 +15,13 @@ from ebbtide.saver.reports import Report
 def trim(*tags: str, missing_ok: bool = False) -> Report:
     """Gives up the device memory of free segments in the tags' pools: what their dead tensors have left behind.
 
-    Nothing that lives moves, and the tags are not paused. The memory comes back, as zeros, when a region of the tag is
-    entered again; where it does not fit then, entering is an OutOfMemoryError, unless the region overflows. Until then
-    it stays away, also over a pause and a resume. Pools that a CUDA graph captured into are never trimmed.
+    The tags are not paused, but nothing may be launched on their tensors meanwhile: what came back from a pause behind
+    one handle with a free segment gets handles of its own first (configure(shared_handle=)), by copies on the device at
+    the same addresses, and stays as it is where there is no room for that.
+
+    The memory comes back, as zeros, when a region of the tag is entered again; where it does not fit then, entering is
+    an OutOfMemoryError, unless the region overflows. Until then it stays away, also over a pause and a resume. Pools
+    that a CUDA graph captured into are never trimmed.
 
     Args:
         tags: none means every tag.

@@ -1,0 +1,119 @@
+#include "vmm/address_arena.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <list>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "base/error.h"
+#include "vmm/limbo.h"
+
+namespace ebbtide {
+
+struct Addresses::Arena {
+  struct Part {
+    Reservation reservation;
+    std::map<CUdeviceptr, size_t> taken;  // address -> size
+    CUdeviceptr first_gap = 0;            // nothing is free before it
+  };
+  std::mutex mutex;
+  std::list<Part> parts;
+
+  static CUdeviceptr take_from(Part& part, size_t size_bytes);  // 0: there is no such gap
+  void give_back(CUdeviceptr reservation, CUdeviceptr address) noexcept;
+};
+
+namespace {
+
+// Whether the process may have as many addresses as there are (ulimit -v).
+bool has_all_addresses() {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY;
+}
+
+// No more than is asked for where addresses are scarce, for the process or for the device.
+Reservation reserve_at_least(size_t size_bytes) {
+  if (size_bytes < AddressArena::kReservationBytes && has_all_addresses()) {
+    try {
+      return Reservation::reserve(AddressArena::kReservationBytes);
+    } catch (const DriverError&) {
+      // The next call says why, if that is refused as well.
+    }
+  }
+  return Reservation::reserve(size_bytes);
+}
+
+}  // namespace
+
+Addresses& Addresses::operator=(Addresses&& other) noexcept {
+  if (this == &other) return *this;
+  reset();
+  arena_ = std::move(other.arena_);
+  reservation_ = std::exchange(other.reservation_, 0);
+  address_ = std::exchange(other.address_, 0);
+  size_bytes_ = std::exchange(other.size_bytes_, 0);
+  return *this;
+}
+
+void Addresses::reset() noexcept {
+  if (arena_ == nullptr) return;
+  if (limbo::keep_if_mapped(*this)) return;
+  arena_->give_back(reservation_, address_);
+  arena_.reset();
+}
+
+CUdeviceptr Addresses::Arena::take_from(Part& part, size_t size_bytes) {
+  const CUdeviceptr end = part.reservation.address() + part.reservation.size_bytes();
+  CUdeviceptr gap = part.first_gap;
+  bool is_first = true;
+  for (auto next = part.taken.lower_bound(gap);; ++next) {
+    const CUdeviceptr gap_end = next == part.taken.end() ? end : next->first;
+    if (gap_end - gap >= size_bytes) break;
+    if (next == part.taken.end()) return 0;
+    is_first = is_first && gap == gap_end;
+    gap = next->first + next->second;
+    if (is_first) part.first_gap = gap;
+  }
+  part.taken.emplace(gap, size_bytes);
+  if (is_first) part.first_gap = gap + size_bytes;
+  return gap;
+}
+
+void Addresses::Arena::give_back(CUdeviceptr reservation, CUdeviceptr address) noexcept {
+  std::list<Part> empty;  // goes outside the lock
+  const std::lock_guard lock(mutex);
+  const auto part = std::find_if(parts.begin(), parts.end(),
+                                 [&](const Part& each) { return each.reservation.address() == reservation; });
+  part->taken.erase(address);
+  part->first_gap = std::min(part->first_gap, address);
+  if (part->taken.empty()) empty.splice(empty.end(), parts, part);
+}
+
+AddressArena::AddressArena() : arena_(std::make_shared<Addresses::Arena>()) {}
+
+Addresses AddressArena::take(size_t size_bytes) {
+  using Part = Addresses::Arena::Part;
+  const std::lock_guard lock(arena_->mutex);
+  Addresses addresses;
+  for (Part& part : arena_->parts) {
+    addresses.address_ = Addresses::Arena::take_from(part, size_bytes);
+    addresses.reservation_ = part.reservation.address();
+    if (addresses.address_ != 0) break;
+  }
+  if (addresses.address_ == 0) {
+    std::list<Part> fresh(1);
+    Part& part = fresh.front();
+    part.reservation = reserve_at_least(size_bytes);
+    part.first_gap = addresses.reservation_ = part.reservation.address();
+    addresses.address_ = Addresses::Arena::take_from(part, size_bytes);
+    arena_->parts.splice(arena_->parts.end(), fresh);
+  }
+  addresses.arena_ = arena_;
+  addresses.size_bytes_ = size_bytes;
+  return addresses;
+}
+
+}  // namespace ebbtide

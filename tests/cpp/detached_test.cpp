@@ -1,0 +1,288 @@
+// A chunk that a separation left behind with its bytes whole in memory that is not mapped, and what each operation does with it.
+#include "base/error.h"
+#include "core/backup_view.h"
+#include "core/pending.h"
+#include "shared_fixture.h"
+#include "store_fixture.h"
+
+namespace ebbtide::testing {
+namespace {
+
+constexpr int kOther = 999;  // a code that is not out of memory
+const Policy kRam = {BackupKind::kRam};
+const Policy kRetained = {BackupKind::kRam, true};
+
+// Three that share, separated because of the first; then its mapping failed, or that of the first two.
+class DetachedTest : public SharedTest {
+ protected:
+  void detach(const Policy& policy = kRam, uint64_t count = 1) {
+    parts_ = make("w", 3, policy);
+    come_back();
+    if (policy.backup == BackupKind::kNone) {
+      for (const CUdeviceptr address : parts_) write(address, kChunk);
+    }
+    sim().fail("cuMemMap", 4, kOther, count);  // the first three are of the spare range
+    EXPECT_THROW(separate({parts_[0]}), DriverError);
+    sim().clear_failures();
+    expect_detached(count);
+  }
+  void expect_detached(uint64_t count) {
+    for (uint64_t index = 0; index < parts_.size(); ++index) {
+      EXPECT_EQ(is_detached(parts_[index]), index < count);
+      EXPECT_EQ(saver().registry.is_away(parts_[index], 1), index < count);
+      if (index >= count) {
+        EXPECT_TRUE(is_whole(parts_[index]));
+      }
+    }
+    EXPECT_TRUE(is_partial("w"));
+    EXPECT_EQ(resident_bytes("w"), (parts_.size() - count) * kChunk);
+    expect_device_bytes(parts_.size() * kChunk);
+    EXPECT_EQ(Live::now().mappings + count, Live::now().handles);
+  }
+  bool is_detached(CUdeviceptr address) { return saver().registry.find(address)->chunks.front().is_detached.load(); }
+  // All of it back, and nothing left when it is freed.
+  void expect_end() {
+    EXPECT_FALSE(is_partial("w"));
+    expect_device_bytes(parts_.size() * kChunk);
+    expect_whole(parts_);
+    free_all(parts_);
+    expect_device_bytes(0);
+  }
+
+  std::vector<CUdeviceptr> parts_;
+};
+
+TEST_F(DetachedTest, Invariant3_ItIsAwayAndItsTagIsPartial) {
+  for (const uint64_t count : {1, 2, 3}) {
+    detach(kRam, count);
+    const LeaseInfo lease = saver().open_lease("w", "a test");
+    EXPECT_TRUE(lease.is_away) << "what enters gets a fresh pool";
+    saver().registry.close_lease(lease.id);
+    EXPECT_FALSE(view_backup(saver(), {parts_[0], kChunk}, false)) << "its bytes are in no store";
+    char tag[8];
+    bool is_away = false;
+    EXPECT_TRUE(saver().registry.find_in_handler(parts_[0], tag, sizeof tag, &is_away));
+    EXPECT_TRUE(is_away);
+    free_all(parts_);
+    EXPECT_FALSE(is_partial("w"));
+    expect_device_bytes(0);
+  }
+  expect_no_leak();
+}
+
+TEST_F(DetachedTest, Invariant3_AResumeMapsItAndCopiesNothing) {
+  for (const uint64_t count : {1, 2, 3}) {
+    detach(kRam, count);
+    sim().clear_log();
+    EXPECT_EQ(resume().totals().copied, 0u);
+    EXPECT_EQ(sim().calls("cuMemMap"), count);
+    EXPECT_EQ(sim().calls("cuMemCreate"), 0u);
+    EXPECT_EQ(handles(), 3u);
+    expect_end();
+  }
+  expect_no_leak();
+}
+
+TEST_F(DetachedTest, Invariant3_SoDoesOneInTheBackgroundOrOfItAlone) {
+  detach(kRam, 2);
+  EXPECT_EQ(run_at(OperationKind::kResume, {"w"}, {parts_[1]}).totals().copied, 0u);
+  EXPECT_TRUE(is_whole(parts_[1]));
+  expect_detached(1);
+  PendingResume::start(claim(OperationKind::kResume))->wait();
+  expect_end();
+  expect_no_leak();
+}
+
+TEST_F(DetachedTest, Invariant3_AResumeWhoseMappingFailsAgainLeavesItWhole) {
+  detach(kRam, 2);
+  sim().fail("cuMemMap", 1, kOther, 1);
+  EXPECT_THROW(resume(), DriverError);
+  sim().clear_failures();
+  expect_detached(2);
+  resume();
+  expect_end();
+  expect_no_leak();
+}
+
+TEST_F(DetachedTest, Invariant3_APauseTakesItOutWhole) {
+  const DiskDirectory directory;
+  for (const Policy& policy : {kRam, kRetained, Policy{BackupKind::kPinned}, Policy{BackupKind::kDisk}}) {
+    for (const uint64_t count : {1, 3}) {
+      detach(policy, count);
+      EXPECT_EQ(pause().totals().bytes, 3 * kChunk);
+      expect_device_bytes(0);
+      EXPECT_FALSE(is_partial("w"));
+      resume();
+      EXPECT_EQ(handles(), 1u);
+      expect_end();
+    }
+  }
+  expect_no_leak();
+}
+
+// What is partly away goes on with the backup that it has.
+TEST_F(DetachedTest, Invariant3_SoDoesOneIntoAnotherStore) {
+  for (const Policy& policy : {kRam, kRetained}) {
+    detach(policy);
+    write(parts_[1], kChunk);
+    pause({}, BackupKind::kPinned);
+    expect_device_bytes(0);
+    resume();
+    expect_end();
+  }
+  expect_no_leak();
+}
+
+TEST_F(DetachedTest, Invariant3_WithoutABackupItIsDropped) {
+  for (const Policy& policy : {kRam, Policy{BackupKind::kNone}}) {
+    detach(policy);
+    EXPECT_EQ(pause({}, BackupKind::kNone).totals().bytes, 3 * kChunk);
+    expect_device_bytes(0);
+    EXPECT_FALSE(is_detached(parts_[0]));
+    EXPECT_FALSE(is_partial("w"));
+    resume();
+    for (const CUdeviceptr address : parts_) {
+      EXPECT_TRUE(is_zero(address, kChunk));
+      write(address, kChunk);
+    }
+    expect_end();
+  }
+  expect_no_leak();
+}
+
+TEST_F(DetachedTest, Invariant3_APauseThatCantMapItChangesNothing) {
+  for (const Policy& policy : {kRam, kRetained, Policy{BackupKind::kPinned}}) {
+    detach(policy, 2);
+    saver().engines.trim();
+    const Live before = Live::now();
+    const uint64_t host_bytes = saver().host_budget.held_bytes();
+    sim().fail("cuMemMap", 1, kOther, 1);
+    EXPECT_THROW(pause(), DriverError);
+    sim().clear_failures();
+    expect_detached(2);
+    EXPECT_EQ(Live::now(), before);
+    EXPECT_EQ(saver().host_budget.held_bytes(), host_bytes);
+    // The first is mapped by then, and stays so.
+    sim().fail("cuMemMap", 2, kOther, 1);
+    EXPECT_THROW(pause(), DriverError);
+    sim().clear_failures();
+    EXPECT_FALSE(is_detached(parts_[0]));
+    EXPECT_TRUE(is_detached(parts_[1]));
+    EXPECT_TRUE(is_partial("w"));
+    EXPECT_TRUE(is_whole(parts_[0]));
+    expect_device_bytes(3 * kChunk);
+    pause();
+    expect_device_bytes(0);
+    resume();
+    expect_end();
+  }
+  expect_no_leak();
+}
+
+// What a pause maps and then can't take stays mapped: all of it is there again.
+TEST_F(DetachedTest, Invariant3_APauseThatFailsAfterItMappedItLeavesItResident) {
+  detach(kRam, 2);
+  saver().host_budget.set_limit(1);
+  EXPECT_THROW(pause(), StoreError);
+  saver().host_budget.set_limit(kUnlimited);
+  EXPECT_EQ(resident_bytes("w"), 3 * kChunk);
+  expect_end();
+  expect_no_leak();
+}
+
+TEST_F(DetachedTest, Invariant3_ASwapTakesItOutAndBringsItBack) {
+  detach(kRam, 2);
+  const auto other = make("other", 3);
+  pause({"other"});
+  saver().device_budget.set_limit(3 * kChunk);
+  EXPECT_EQ(swap({"w"}, {"other"}).front().totals().bytes, 3 * kChunk);
+  expect_whole(other);
+  expect_device_bytes(3 * kChunk);
+  EXPECT_FALSE(is_partial("w"));
+  swap({"other"}, {"w"});
+  expect_end();
+}
+
+TEST_F(DetachedTest, Invariant3_ASwapThatBringsItsTagBackMapsIt) {
+  detach(kRam, 2);
+  const auto other = make("other", 1);
+  EXPECT_EQ(swap({"other"}, {"w"}).back().totals().copied, 0u);
+  expect_end();
+  resume();
+  expect_whole(other);
+}
+
+TEST_F(DetachedTest, Invariant3_ATrimTakesItAndAResumeThatNamesItGivesNewMemory) {
+  detach();
+  EXPECT_FALSE(is_any_shared({parts_[0]}));
+  EXPECT_EQ(trim({parts_[0]}).totals().bytes, kChunk);
+  expect_device_bytes(2 * kChunk);
+  EXPECT_FALSE(is_detached(parts_[0]));
+  EXPECT_FALSE(is_partial("w"));
+  expect_whole({parts_[1], parts_[2]});
+  EXPECT_EQ(resume().totals().bytes, 0u);
+  EXPECT_EQ(run_at(OperationKind::kResume, {"w"}, {parts_[0]}).totals().bytes, kChunk);
+  EXPECT_TRUE(is_zero(parts_[0], kChunk));
+  write(parts_[0], kChunk);
+  expect_end();
+}
+
+TEST_F(DetachedTest, Invariant3_ATrimOfAnotherLeavesItAsItIs) {
+  detach();
+  EXPECT_EQ(trim({parts_[2]}).totals().bytes, kChunk);
+  EXPECT_TRUE(is_detached(parts_[0]));
+  EXPECT_TRUE(is_partial("w"));
+  resume();
+  EXPECT_FALSE(is_partial("w"));
+  expect_whole({parts_[0], parts_[1]});
+  expect_device_bytes(2 * kChunk);
+}
+
+TEST_F(DetachedTest, Invariant3_AFreeOfItLeavesTheOthers) {
+  detach();
+  saver().free(parts_[0]);
+  expect_device_bytes(2 * kChunk);
+  EXPECT_FALSE(is_partial("w"));
+  expect_whole({parts_[1], parts_[2]});
+  EXPECT_EQ(make("w", 1).front(), parts_[0]) << "its addresses are free";
+  come_back();
+  expect_end();
+}
+
+// None of these is about it.
+TEST_F(DetachedTest, Invariant3_OtherOperationsLeaveItAsItIs) {
+  detach(kRam, 2);
+  const Live before = Live::now();
+  for (const OperationKind kind : {OperationKind::kSeparate, OperationKind::kPromote}) {
+    EXPECT_EQ(run_at(kind, {"w"}, {parts_[0]}).totals().copied, 0u);
+    expect_detached(2);
+    EXPECT_EQ(Live::now(), before);
+  }
+  claim(OperationKind::kPrepare)->commit();
+  saver().peers.refresh(true);
+  expect_detached(2);
+  resume();
+  expect_end();
+}
+
+// Those beside it share with others, and are separated later.
+TEST_F(DetachedTest, Invariant3_AnotherHandleOfItsTagIsSeparatedBesideIt) {
+  detach();
+  const auto more = make("w", 2);
+  OperationRequest request;
+  request.tags = {{"w"}, more, false};
+  saver().claim(OperationKind::kPause, request)->commit();
+  run_at(OperationKind::kResume, {"w"}, more);
+  EXPECT_TRUE(is_any_shared({more[0]}));
+  separate({more[0]});
+  EXPECT_FALSE(is_any_shared({more[0]}));
+  expect_whole(more);
+  EXPECT_TRUE(is_detached(parts_[0]));
+  EXPECT_TRUE(is_partial("w"));
+  free_all(more);
+  resume();
+  expect_end();
+}
+
+}  // namespace
+}  // namespace ebbtide::testing

@@ -1,0 +1,190 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "core/pending.h"
+#include "moves_world.h"
+#include "store/delivery_board.h"
+
+// Sweeps over the driver calls of any operation: each fails once, and of every sixth all that follow fail as well. After each failure invariants 1 to 3 hold, the tags can be finished in any way, and
+// when they are freed nothing is left.
+namespace ebbtide::testing {
+
+inline constexpr int kOutOfMemory = 2;
+inline constexpr int kOther = 999;
+// Under ThreadSanitizer, which is slow, a sample is enough.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr size_t kStride = 7;
+#elif defined(__SANITIZE_ADDRESS__)
+inline constexpr size_t kStride = 2;
+#else
+inline constexpr size_t kStride = 1;
+#endif
+
+inline constexpr Policy kRam = {BackupKind::kRam};
+inline constexpr Policy kRetained = {BackupKind::kRam, true};
+inline constexpr Policy kNone = {BackupKind::kNone};
+inline constexpr Policy kPinned = {BackupKind::kPinned};
+inline constexpr Policy kDisk = {BackupKind::kDisk};
+inline constexpr Policy kRetainedDisk = {BackupKind::kDisk, true};
+
+using Act = std::function<void()>;
+
+class MovesFaults : public MovesWorld {
+ protected:
+  struct Sweep {
+    std::vector<ItemSpec> items;
+    Act prepare;
+    Act act;
+    std::vector<Act> finishes;                                    // ways to finish what failed; each in turn
+    std::function<std::vector<CUdeviceptr>()> trimmed = nullptr;  // what else must be named to come back
+  };
+
+  // True where act threw.
+  static bool fails(const Act& act) {
+    try {
+      act();
+      return false;
+    } catch (const Error& error) {
+      EXPECT_STRNE(error.what(), "");
+      return true;
+    }
+  }
+
+  // Which call a rule made fail.
+  static std::string failed_call(int code) {
+    std::string text(sim().log(nullptr, 0) + 1, '\0');
+    sim().log(text.data(), text.size());
+    std::istringstream lines(text);
+    const std::string ending = ") = " + std::to_string(code);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.ends_with(ending)) return line.substr(0, line.find('('));
+    }
+    return "";
+  }
+
+  void bring_all_back(const Sweep& sweep) {
+    note_dropped();
+    resume();
+    if (sweep.trimmed) run_at(OperationKind::kResume, {}, sweep.trimmed());
+  }
+
+  void try_once(const Sweep& sweep, size_t k, int code, uint64_t times) {
+    saver().engines.trim();
+    // The board of a delivery that could not be waited for is lost: those that this try will use are made before.
+    {
+      const DeliveryBoard boards[] = {DeliveryBoard(0), DeliveryBoard(1)};
+    }
+    const Live before = Live::now();
+    build(sweep.items);
+    sweep.prepare();
+    note_dropped();
+    saver().engines.trim();
+    const std::vector<Place> places_before = places();
+    sim().clear_log();
+    sim().fail(nullptr, k, code, times);
+    const bool has_failed = fails(sweep.act);
+    sim().clear_failures();
+    const std::string call = failed_call(code);
+    SCOPED_TRACE("call " + std::to_string(k) + " (" + call + ") gives " + std::to_string(code) +
+                 (times == 0 ? ", and all after it" : ""));
+    failures_ += has_failed ? 1 : 0;
+    saver().give_back_caches();
+    expect_sound("after the failure");
+    if (places() == places_before && !is_any_detached()) {
+      for (const Item& item : items_) EXPECT_FALSE(is_partial(item.spec.tag)) << item.spec.tag;
+    }
+    if (HasFailure()) return;
+    ASSERT_FALSE(fails(sweep.finishes[k % sweep.finishes.size()])) << "finished";
+    bring_all_back(sweep);
+    if (k % 2 == 1) {
+      // What is known of the stored bytes must be right as well.
+      pause();
+      bring_all_back(sweep);
+    }
+    expect_bytes("back");
+    free_all();
+    expect_nothing_left();
+    // Streams and events that can't be destroyed are lost; memory never is.
+    if (times != 0 && call != "cuStreamDestroy" && call != "cuEventDestroy") {
+      EXPECT_EQ(Live::now(), before);
+    }
+  }
+
+  void sweep_all(const Sweep& sweep) {
+    build(sweep.items);
+    sweep.prepare();
+    expect_sound("prepared");
+    saver().engines.trim();
+    const size_t calls = count_calls(sweep.act);
+    expect_sound("whole");
+    bring_all_back(sweep);
+    expect_bytes("whole and back");
+    free_all();
+    expect_nothing_left();
+    ASSERT_GT(calls, 5u);
+    failures_ = 0;
+    for (size_t k = 1; k <= calls && !HasFailure(); k += kStride) {
+      try_once(sweep, k, k % 2 == 0 ? kOutOfMemory : kOther, 1);
+      if (k % 6 == 0 && !HasFailure()) try_once(sweep, k, k % 2 == 0 ? kOther : kOutOfMemory, 0);
+    }
+    EXPECT_GT(failures_, calls / kStride / 4);
+  }
+
+  // Whoever waits for a resume gets its error.
+  void resume_pending() {
+    const auto pending = PendingResume::start(claim(OperationKind::kResume));
+    pending->wait();
+  }
+
+  // A second cycle: of each four blocks the first is unchanged, the second of one value now and the first time not, the third changed, the fourth the reverse of the second.
+  void make_second_cycle(size_t item) {
+    const size_t blocks = items_[item].content.size();
+    for (size_t block = 3; block < blocks; block += 4) write_block(item, block, 7);
+    pause();
+    resume();
+    for (size_t block = 1; block < blocks; block += 4) write_block(item, block, 9);
+    for (size_t block = 2; block < blocks; block += 4) write_block(item, block, 500 + block);
+    for (size_t block = 3; block < blocks; block += 4) write_block(item, block, 600 + block);
+  }
+
+ private:
+  size_t failures_ = 0;
+};
+
+class SwapFaults : public MovesFaults {
+ protected:
+  // Both ways to finish a swap, and both back where they were.
+  void sweep_swap(const std::vector<ItemSpec>& items, const std::vector<std::string>& leaving,
+                  const std::vector<std::string>& returning, uint64_t limit_bytes) {
+    const auto pause_first = [&, returning] {
+      saver().device_budget.set_limit(kUnlimited);
+      pause(returning);
+    };
+    sweep_all({items,
+               pause_first,
+               [&, leaving, returning, limit_bytes] {
+                 saver().device_budget.set_limit(limit_bytes);
+                 const auto unlimited = [&](const Saver*) { saver().device_budget.set_limit(kUnlimited); };
+                 const std::unique_ptr<Saver, decltype(unlimited)> end(&saver(), unlimited);
+                 swap(leaving, returning);
+               },
+               {[&, leaving, returning] { swap(leaving, returning); },
+                [&, leaving, returning] {
+                  pause(leaving);
+                  resume(returning);
+                },
+                [&, leaving, returning] {
+                  resume(leaving);
+                  pause(returning);
+                },
+                [&] { pause(); }}});
+  }
+};
+
+}  // namespace ebbtide::testing

@@ -1,0 +1,145 @@
+// The separation of what shares a handle, beside frees of other threads, and the peers of its device.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "core/pending.h"
+#include "peers_world.h"
+#include "threads_fixture.h"
+
+namespace ebbtide::testing {
+namespace {
+
+class SeparateThreadsTest : public ThreadsTest {
+ protected:
+  // Four that share; separated because of the first, slowly.
+  void start() {
+    for (uint64_t seed = 0; seed < 4; ++seed) {
+      parts_.push_back(alloc("w", kChunk));
+      fill(parts_.back(), kChunk, seed);
+    }
+    pause();
+    resume();
+    ASSERT_EQ(Live::now().handles, 1u);
+  }
+  const std::function<void()> separate_ = [this] {
+    OperationRequest request;
+    request.tags = {{"w"}, {parts_[0]}, false};
+    saver().claim(OperationKind::kSeparate, request)->commit();
+  };
+
+  std::vector<CUdeviceptr> parts_;
+};
+
+TEST_F(SeparateThreadsTest, Invariant12_WhatIsFreedInTheMiddleGoesWhenItEnds) {
+  for (const char* call : {"cuMemcpyDtoDAsync", "cuMemUnmap", "cuMemMap"}) {
+    SCOPED_TRACE(call);
+    parts_.clear();
+    start();
+    {
+      Slow slow(call, kStand, separate_);
+      saver().free(parts_[0]);
+      saver().free(parts_[2]);
+      EXPECT_TRUE(slow.is_running());
+    }
+    EXPECT_EQ(saver().registry.allocation_count(), 2u);
+    EXPECT_EQ(saver().device_budget.held_bytes(0), 2 * kChunk);
+    for (const uint64_t index : {1, 3}) {
+      EXPECT_TRUE(holds(parts_[index], kChunk, index));
+      saver().free(parts_[index]);
+    }
+    EXPECT_EQ(saver().device_budget.held_bytes(0), 0u);
+  }
+  expect_no_leak();
+}
+
+TEST_F(SeparateThreadsTest, Invariant12_AllThatShareMayBeFreedInTheMiddle) {
+  start();
+  {
+    Slow slow("cuMemcpyDtoDAsync", kStand, separate_);
+    for (const CUdeviceptr address : parts_) saver().free(address);
+    const CUdeviceptr fresh = alloc("w", kChunk);
+    EXPECT_TRUE(fresh >= parts_[3] + kChunk || fresh + kChunk <= parts_[0]) << "beside what is still mapped";
+    saver().free(fresh);
+  }
+  EXPECT_EQ(saver().device_budget.held_bytes(0), 0u);
+  EXPECT_EQ(Live::now().reservations, 0u);
+  expect_no_leak();
+}
+
+// While bytes are on their way to the device nothing is freed on it: the shared memory goes when they have arrived.
+TEST_F(SeparateThreadsTest, Invariant5_BesideAResumeInTheBackground) {
+  start();
+  const CUdeviceptr other = alloc("other", kChunk);
+  fill(other, kChunk, 9);
+  pause({"other"});
+  sim().set_delay("ebbtide_deliver", kStand);
+  const auto pending = PendingResume::start(claim(OperationKind::kResume, {"other"}));
+  separate_();
+  for (uint64_t index = 0; index < parts_.size(); ++index) EXPECT_TRUE(holds(parts_[index], kChunk, index));
+  sim().set_delay("ebbtide_deliver", 0);
+  pending->wait();
+  PendingResume::wait_for_all();
+  saver().give_back_caches();
+  EXPECT_EQ(saver().device_budget.held_bytes(0), 5 * kChunk);
+  EXPECT_EQ(Live::now().handles, 5u);
+  EXPECT_TRUE(holds(other, kChunk, 9));
+  for (const CUdeviceptr address : parts_) saver().free(address);
+  EXPECT_EQ(saver().device_budget.held_bytes(0), kChunk);
+}
+
+class SeparatePeersTest : public PeersWorld {
+ protected:
+  std::vector<CUdeviceptr> make_three() {
+    std::vector<CUdeviceptr> parts;
+    for (int index = 0; index < 3; ++index) parts.push_back(alloc("w", kChunk));
+    for (const CUdeviceptr address : parts) fill(address, kChunk, address);
+    pause();
+    resume();
+    EXPECT_EQ(Live::now().handles, 1u);
+    return parts;
+  }
+  void separate(CUdeviceptr address) {
+    OperationRequest request;
+    request.tags = {{"w"}, {address}, false};
+    saver().claim(OperationKind::kSeparate, request)->commit();
+    EXPECT_EQ(Live::now().handles, 3u);
+  }
+};
+
+TEST_F(SeparatePeersTest, PeersUseWhatWasSeparated) {
+  const auto parts = make_three();
+  separate(parts[1]);
+  const CUdeviceptr elsewhere = alloc("x", kChunk, BackupKind::kRam, 1);
+  for (const CUdeviceptr address : parts) {
+    EXPECT_TRUE(is_usable_by_all(address));
+    copy_to(elsewhere, address, kChunk, 1);
+    EXPECT_TRUE(holds(elsewhere, kChunk, address));
+  }
+}
+
+TEST_F(SeparatePeersTest, ADeviceThatWakesLaterGetsAccessToEach) {
+  start_with_one();
+  const auto parts = make_three();
+  separate(parts[1]);
+  EXPECT_FALSE(is_usable_by(1, parts[1]));
+  set_alive(1, true);
+  sim().clear_log();
+  saver().peers.refresh(true);
+  EXPECT_EQ(sim().calls("cuMemSetAccess"), 3u);
+  for (const CUdeviceptr address : parts) EXPECT_TRUE(is_usable_by_all(address));
+}
+
+TEST_F(SeparatePeersTest, APeerThatIsRefusedIsGrantedAccessLater) {
+  const auto parts = make_three();
+  sim().fail("cuMemSetAccess", 4, kOther, 1);  // the first three are of the spare range
+  sim().fail("cuMemSetAccess", 6, kOther, 1);  // as the own device has got it
+  separate(parts[1]);
+  sim().clear_failures();
+  for (const CUdeviceptr address : parts) EXPECT_TRUE(is_usable_by(0, address) && holds(address, kChunk, address));
+  saver().peers.refresh(true);
+  for (const CUdeviceptr address : parts) EXPECT_TRUE(is_usable_by_all(address));
+}
+
+}  // namespace
+}  // namespace ebbtide::testing

@@ -1,0 +1,238 @@
+// What becomes of memory that several allocations share when one of them is freed, trimmed, or paused alone.
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "shared_fixture.h"
+#include "vmm/limbo.h"
+
+namespace ebbtide::testing {
+namespace {
+
+class SharedFreesTest : public SharedTest {
+ protected:
+  // Three that share.
+  void start() {
+    parts_ = make("w", 3);
+    come_back();
+    ASSERT_EQ(handles(), 1u);
+  }
+  bool is_trimmed(CUdeviceptr address) { return saver().registry.find(address)->is_trimmed; }
+
+  std::vector<CUdeviceptr> parts_;
+};
+
+TEST_F(SharedFreesTest, TheMemoryOfOneThatIsFreedStaysUntilTheLastGoes) {
+  for (const std::vector<size_t>& order : std::vector<std::vector<size_t>>{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}}) {
+    start();
+    saver().free(parts_[order[0]]);
+    expect_device_bytes(3 * kChunk);
+    EXPECT_TRUE(is_whole(parts_[order[1]]));
+    EXPECT_TRUE(is_whole(parts_[order[2]]));
+    EXPECT_THROW(saver().free(parts_[order[0]]), InvalidArgument);
+    saver().free(parts_[order[1]]);
+    expect_device_bytes(3 * kChunk);
+    EXPECT_TRUE(is_whole(parts_[order[2]]));
+    saver().free(parts_[order[2]]);
+    expect_device_bytes(0);
+    EXPECT_EQ(Live::now().reservations, 0u);
+  }
+  expect_no_leak();
+}
+
+TEST_F(SharedFreesTest, Invariant1_NobodyGetsAddressesThatAreStillMapped) {
+  start();
+  saver().free(parts_[1]);
+  const auto fresh = make("w", 2);
+  for (const CUdeviceptr address : fresh) EXPECT_GE(address, parts_[2] + kChunk);
+  expect_device_bytes(5 * kChunk);
+  expect_whole({parts_[0], parts_[2], fresh[0], fresh[1]});
+  // With the pause the memory goes, and the addresses with it.
+  EXPECT_EQ(pause().totals().bytes, 5 * kChunk);
+  const auto in_gap = make("w", 1);
+  EXPECT_EQ(in_gap.front(), parts_[1]);
+  resume();
+  expect_device_bytes(5 * kChunk);
+  expect_whole({parts_[0], parts_[2], fresh[0], fresh[1], in_gap[0]});
+}
+
+TEST_F(SharedFreesTest, APauseGivesBackWhatWasFreedAndCountsIt) {
+  start();
+  saver().free(parts_[0]);
+  const Report report = pause();
+  EXPECT_EQ(report.totals().bytes, 3 * kChunk);
+  EXPECT_EQ(report.totals().copied, 2 * kChunk);
+  expect_device_bytes(0);
+  EXPECT_EQ(resume().totals().bytes, 2 * kChunk);
+  expect_device_bytes(2 * kChunk);
+  expect_whole({parts_[1], parts_[2]});
+}
+
+TEST_F(SharedFreesTest, WhatWasFreedIsNoRoomForOthersUntilThoseThatShareHaveBeenAway) {
+  start();
+  saver().device_budget.set_limit(3 * kChunk);
+  saver().free(parts_[2]);
+  EXPECT_THROW(alloc("w", kChunk), OutOfMemory);
+  EXPECT_THROW(alloc("other", kChunk), OutOfMemory);
+  come_back();
+  EXPECT_EQ(make("w", 1).front(), parts_[2]);
+  expect_whole({parts_[0], parts_[1]});
+}
+
+TEST_F(SharedFreesTest, WhatWasDroppedAndFreedCountsAsWell) {
+  const auto parts = make("kv", 3, {BackupKind::kNone});
+  come_back();
+  saver().free(parts[1]);
+  EXPECT_EQ(pause().totals().bytes, 3 * kChunk);
+  expect_device_bytes(0);
+  EXPECT_EQ(resume().totals().bytes, 2 * kChunk);
+  EXPECT_EQ(handles(), 2u) << "there is a gap now";
+}
+
+TEST_F(SharedFreesTest, OneThatIsFreedWhileAllAreAwayTakesNothingAlong) {
+  start();
+  pause();
+  saver().free(parts_[2]);
+  expect_device_bytes(0);
+  EXPECT_EQ(resume().totals().bytes, 2 * kChunk);
+  EXPECT_EQ(handles(), 1u);
+  expect_whole({parts_[0], parts_[1]});
+}
+
+TEST_F(SharedFreesTest, Invariant9_DuringACaptureTheFreeIsPutOffAndTheMemoryStaysWithTheOthers) {
+  start();
+  saver().capture_gate.begin_capture();
+  saver().free(parts_[0]);
+  EXPECT_EQ(saver().deferred_frees.count(), 1u);
+  expect_device_bytes(3 * kChunk);
+  saver().capture_gate.end_capture();
+  saver().give_back_caches();
+  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  expect_device_bytes(3 * kChunk);
+  expect_whole({parts_[1], parts_[2]});
+  free_all({parts_[1], parts_[2]});
+  expect_device_bytes(0);
+}
+
+TEST_F(SharedFreesTest, Invariant5_AFreeThatCouldNotWaitKeepsItsShareThroughAPause) {
+  start();
+  sim().fail("cuCtxSynchronize", 1, 999, 1);
+  saver().free(parts_[1]);
+  EXPECT_EQ(saver().deferred_frees.count(), 1u);
+  // Of the pause's own claim the first try fails as well.
+  sim().fail("cuCtxSynchronize", 1, 999, 1);
+  EXPECT_EQ(pause().totals().bytes, 3 * kChunk);
+  sim().clear_failures();
+  saver().give_back_caches();
+  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  EXPECT_EQ(resume().totals().bytes, 2 * kChunk);
+  expect_whole({parts_[0], parts_[2]});
+  expect_no_leak();
+}
+
+TEST_F(SharedFreesTest, Invariant3_ASharedMappingThatCouldNotBeUndoneKeepsTheAddressesOfAll) {
+  start();
+  saver().free(parts_[0]);
+  saver().free(parts_[1]);
+  sim().fail("cuMemUnmap", 1, 999, 1);
+  saver().free(parts_[2]);
+  EXPECT_EQ(limbo::count(), 1u);
+  EXPECT_EQ(limbo::held_bytes(0), 3 * kChunk);
+  EXPECT_EQ(Live::now().reservations, 1u);
+  sim().fail("cuMemUnmap", 1, 999, 1);
+  const auto fresh = make("w", 1);
+  EXPECT_EQ(fresh.front(), parts_[2] + kChunk);
+  saver().give_back_caches();
+  EXPECT_EQ(limbo::count(), 0u);
+  const auto next = make("w", 1);
+  EXPECT_EQ(next.front(), parts_[0]);
+  free_all({fresh.front(), next.front()});
+  expect_no_leak();
+}
+
+TEST_F(SharedFreesTest, ATrimOfOneThatSharesTakesNothing) {
+  start();
+  const Live before = Live::now();
+  const Report report = run_at(OperationKind::kTrim, {"w"}, {parts_[1]});
+  EXPECT_EQ(report.totals().bytes, 0u);
+  EXPECT_TRUE(report.rows.empty());
+  EXPECT_EQ(Live::now(), before);
+  EXPECT_FALSE(is_trimmed(parts_[1]));
+  EXPECT_FALSE(is_partial("w"));
+  expect_whole(parts_);
+  EXPECT_EQ(pause().totals().copied, 3 * kChunk);
+  resume();
+  expect_whole(parts_);
+}
+
+TEST_F(SharedFreesTest, ATrimTakesThoseThatStandAloneAndLeavesTheOthers) {
+  start();
+  const auto alone = make("w", 1);
+  EXPECT_EQ(run_at(OperationKind::kTrim, {"w"}, {parts_[0], parts_[1], alone[0]}).totals().bytes, kChunk);
+  expect_device_bytes(3 * kChunk);
+  EXPECT_TRUE(is_trimmed(alone[0]));
+  EXPECT_FALSE(is_trimmed(parts_[0]));
+  expect_whole(parts_);
+}
+
+TEST_F(SharedFreesTest, ATrimOfAllThatShareTakesThemAndTheyComeBackWhenTheyAreNamed) {
+  start();
+  const auto content = make("w", 1);
+  EXPECT_EQ(run_at(OperationKind::kTrim, {"w"}, parts_).totals().bytes, 3 * kChunk);
+  expect_device_bytes(kChunk);
+  EXPECT_EQ(resume().totals().bytes, 0u);
+  EXPECT_EQ(run_at(OperationKind::kResume, {"w"}, {parts_[1]}).totals().bytes, kChunk);
+  EXPECT_TRUE(is_zero(parts_[1], kChunk));
+  EXPECT_EQ(run_at(OperationKind::kResume, {"w"}, {parts_[2], parts_[0]}).totals().bytes, 2 * kChunk);
+  EXPECT_EQ(handles(), 4u) << "they came back one after the other";
+  for (const CUdeviceptr address : parts_) {
+    EXPECT_TRUE(is_zero(address, kChunk));
+    write(address, kChunk);
+  }
+  come_back();
+  EXPECT_EQ(handles(), 1u);
+  expect_whole(parts_);
+  expect_whole(content);
+}
+
+TEST_F(SharedFreesTest, ATrimOfTheLastThatSharesTakesTheMemoryOfThoseThatAreFreed) {
+  start();
+  free_all({parts_[0], parts_[2]});
+  EXPECT_EQ(run_at(OperationKind::kTrim, {"w"}, {parts_[1]}).totals().bytes, 3 * kChunk);
+  expect_device_bytes(0);
+  EXPECT_EQ(run_at(OperationKind::kResume, {"w"}, {parts_[1]}).totals().bytes, kChunk);
+  EXPECT_TRUE(is_zero(parts_[1], kChunk));
+}
+
+TEST_F(SharedFreesTest, Invariant3_APauseOfOneThatSharesSaysWhatToDoAndChangesNothing) {
+  for (const Policy& policy :
+       {Policy{BackupKind::kRam, true}, Policy{BackupKind::kPinned}, Policy{BackupKind::kNone}}) {
+    const auto parts = make("w", 2, policy);
+    const auto alone = make("w", 1, {BackupKind::kRam});
+    come_back();
+    for (const CUdeviceptr address : parts) write(address, kChunk);
+    saver().engines.trim();
+    const Live before = Live::now();
+    const uint64_t host_bytes = saver().host_budget.held_bytes();
+    try {
+      run_at(OperationKind::kPause, {"w"}, {alone[0], parts[0]});
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const StateError& error) {
+      EXPECT_NE(std::string(error.what()).find("pause the tag"), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(Live::now(), before);
+    EXPECT_EQ(saver().host_budget.held_bytes(), host_bytes);
+    EXPECT_FALSE(is_partial("w"));
+    expect_whole(parts);
+    expect_whole(alone);
+    EXPECT_EQ(run_at(OperationKind::kPause, {"w"}, {parts[1], parts[0]}).totals().bytes, 2 * kChunk);
+    expect_device_bytes(kChunk);
+    resume();
+    if (policy.backup != BackupKind::kNone) expect_whole(parts);
+    free_all(parts);
+    free_all(alone);
+  }
+  expect_no_leak();
+}
+
+}  // namespace
+}  // namespace ebbtide::testing
