@@ -39,7 +39,10 @@ Policy read_policy(const ebbtide_policy* policy) {
   const ebbtide_policy read = read_struct(policy, ebbtide_policy EBBTIDE_POLICY_INIT, kLeastPolicy, "ebbtide_policy");
   require(read.retain == 0 || read.retain == 1, "retain is 0 or 1");
   require(read.flushes_first == 0 || read.flushes_first == 1, "flushes_first is 0 or 1");
-  return Policy{read_backup(read.backup), read.retain == 1, read_overflow(read.overflow), read.flushes_first == 1};
+  return Policy{.backup = read_backup(read.backup),
+                .retain = read.retain == 1,
+                .overflow = read_overflow(read.overflow),
+                .flushes_first = read.flushes_first == 1};
 }
 
 AddressRange read_range(const ebbtide_range& range) {

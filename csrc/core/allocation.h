@@ -27,8 +27,8 @@ struct Policy {
   BackupKind backup = BackupKind::kRam;
   bool retain = false;  // the backup's memory is kept after a resume, for the next pause; what is pinned always is
   Overflow overflow = Overflow::kNone;
-  bool is_freed_singly = false;  // who asks may give back any of it at any time, and counts on having the memory then
   bool flushes_first = false;  // who asks gives its caches back when it is refused, and asks again: only then it spills
+  bool is_freed_singly = false;  // who asks may give back any of it at any time, and counts on having the memory then
   friend bool operator==(const Policy&, const Policy&) = default;
 };
 

@@ -27,6 +27,7 @@ BackupKind PausePart::kind_of(const Allocation& allocation) const {
 void PausePart::prepare(const Allocations& allocations) {
   for (const auto& allocation : allocations) {
     add_row(*allocation);
+    if (exchanges_ != nullptr) allocation->tag->was_swapped = true;
     select(allocation);
   }
   if (!request_.tags.addresses.empty()) leave_what_others_share();

@@ -80,7 +80,8 @@ bool Registry::is_any_shared(const std::vector<CUdeviceptr>& addresses) const {
   std::map<const Backing*, std::pair<size_t, size_t>> counts;  // chunks of these allocations, and of all
   for (const CUdeviceptr address : addresses) {
     const auto found = by_address_.find(address);
-    if (found == by_address_.end() || found->second->is_held) continue;
+    if (found == by_address_.end()) continue;
+    if (found->second->is_held) return true;  // only an operation that waits for its holder can tell
     for (const Chunk& chunk : found->second->chunks) {
       if (!Backing::is_shared(chunk.backing)) continue;
       auto& [count, all] = counts[chunk.backing.get()];

@@ -35,6 +35,7 @@ struct Tag {
     const std::lock_guard lock(arenas_mutex);
     return arenas[device];
   }
+  std::atomic<bool> was_swapped{false};  // and may be again
   std::mutex arenas_mutex;
   std::map<int, AddressArena> arenas;
 };

@@ -12,6 +12,7 @@ namespace ebbtide {
 void ResumePart::prepare(const Allocations& allocations) {
   for (const auto& allocation : allocations) {
     add_row(*allocation);
+    if (exchanges_ != nullptr) allocation->tag->was_swapped = true;
     select(allocation);
   }
   for (auto& [device, part] : parts_) {

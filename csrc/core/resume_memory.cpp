@@ -29,7 +29,9 @@ void ResumePart::group(DevicePart& part) {
   pieces.reserve(returning.size());
   for (const Returning& each : returning) pieces.push_back({each.address(), each.chunk->size_bytes});
   uint64_t most_bytes = saver().shared_handle_bytes.load();
-  if (exchanges_ != nullptr) most_bytes = std::min(most_bytes, policy::kSharedInSwapBytes);
+  if (std::any_of(returning.begin(), returning.end(),
+                  [](const Returning& each) { return each.allocation->tag->was_swapped.load(); }))
+    most_bytes = std::min(most_bytes, policy::kSharedInSwapBytes);
   auto members = policy::group_neighbours(
       pieces, most_bytes, [&](size_t one, size_t other) { return may_share(returning[one], returning[other]); });
   const auto first_of = [](const std::vector<size_t>& each) { return *std::min_element(each.begin(), each.end()); };
