@@ -303,7 +303,8 @@ EBBTIDE_API ebbtide_status ebbtide_prepare(const ebbtide_request* request, ebbti
                                            ebbtide_error* error);
 
 /* Gives up the device memory of the allocations at request->addresses, of which the caller knows that nobody uses them: their content is dropped, their tags are not paused. ebbtide_resume with the same
- * addresses brings it back, zeroed. STATE_ERROR while a lease on their tag is open. */
+ * addresses brings it back, zeroed. STATE_ERROR while a lease on their tag is open. What came back behind one handle with them gets memory of its own first, at the same address: nothing may use it meanwhile, and a
+ * DRIVER_ERROR may leave some of it away, until ebbtide_resume or ebbtide_pause. */
 EBBTIDE_API ebbtide_status ebbtide_trim(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error);
 
 /* Moves what spilled to the host to the device, the oldest first, as far as there is room beyond EBBTIDE_RESERVE; the rest stays where it is. Addresses and bytes stay the same. STATE_ERROR while a lease on a tag is open; nothing of the tags may be in use meanwhile. */

@@ -94,6 +94,31 @@ def test_a_pauseable_program_overflows(clients: Clients) -> None:
     assert done.stdout == "0 24 True\n", done.stderr
 
 
+GIVEN_BACK = """
+blocks = [take(6 * MIB) for _ in range(4)]
+_core.pause(["default"])
+_core.resume(["default"])
+before = free_mib()
+assert cuda.cuMemFree_v2(ctypes.c_uint64(blocks[1])) == 0
+given = free_mib() - before
+take(6 * MIB)
+print(before, given, _core.tags()[0].resident_bytes // MIB, _core.stats()["spills"])
+"""
+
+
+@pytest.mark.parametrize("overflow", ["none", "split", "whole"])
+def test_what_the_program_gives_back_after_a_cycle_is_room(clients: Clients, overflow: str) -> None:
+    done = clients.start(
+        [sys.executable, "-c", PROGRAM + GIVEN_BACK],
+        EBBTIDE_PAUSEABLE="1",
+        EBBTIDE_OVERFLOW=overflow,
+        EBBTIDE_DEVICE_LIMIT=str(24 * MIB),
+        EBBTIDE_RESERVE="0",
+        EBBTIDE_WHOLE_FRACTION="1",
+    )
+    assert done.stdout == "0 6 24 0\n", done.stderr
+
+
 REFUSED = """
 code = cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(32 * MIB))
 print(code)
