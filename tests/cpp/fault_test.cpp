@@ -179,7 +179,7 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
       }
       if (HasFailure()) return;
     }
-    EXPECT_GE(failures, names.size() / stride / 4);
+    EXPECT_GE(failures, names.size() / stride / 3);
   }
 
  private:
