@@ -48,8 +48,8 @@ std::unique_ptr<Staging> EnginePool::pin(uint64_t size_bytes, const char* purpos
 // As large as the budgets and the system allow.
 std::unique_ptr<Staging> EnginePool::pin_ring(uint64_t wanted_bytes, int threads, Entry& entry) {
   const auto make_ring = [&](uint64_t size_bytes) { return Staging::pin(size_bytes, threads); };
-  for (uint64_t size_bytes = wanted_bytes;; size_bytes = round_up(size_bytes / 2, policy::kSmallSlotBytes)) {
-    const bool is_last_try = size_bytes <= policy::kSmallSlotBytes;
+  for (uint64_t size_bytes = wanted_bytes;; size_bytes = round_up(size_bytes / 2, policy::kLeastRingBytes)) {
+    const bool is_last_try = size_bytes <= policy::kLeastRingBytes;
     try {
       return pin(size_bytes, "the pinned ring between device and host", entry, make_ring);
     } catch (const StoreError&) {
@@ -59,7 +59,7 @@ std::unique_ptr<Staging> EnginePool::pin_ring(uint64_t wanted_bytes, int threads
       if (error.code != CUDA_ERROR_OUT_OF_MEMORY || !is_pinning) throw;
       if (is_last_try)
         throw StoreError(std::string("the system pins no memory for the ring between device and host: ") + error.what(),
-                         {policy::kSmallSlotBytes, 0, kUnlimited});
+                         {policy::kLeastRingBytes, 0, kUnlimited});
     }
   }
 }
@@ -124,9 +124,7 @@ EnginePool::Entry EnginePool::take_or_make(int device, const policy::CopyNeed& n
 EnginePool::Loan EnginePool::borrow(int device, const policy::CopyNeed& need) {
   Entry entry = take_or_make(device, need);
   const policy::CopyPlan plan = policy::plan_copy(need, entry.ring_bytes());
-  Loan loan(*this, std::move(entry), {plan.threads, plan.slot_bytes, plan.slots_per_thread});
-  loan.engine().make_lanes(plan.threads);
-  return loan;
+  return {*this, std::move(entry), {plan.threads, plan.piece_bytes, policy::kPartBytes}};
 }
 
 // Unpins, which takes long: never under the mutex.
@@ -180,8 +178,7 @@ int usable_cores() {
 policy::CopyNeed copy_need(uint64_t bytes, uint64_t fresh_bytes, int sharers) {
   const char* text = std::getenv("EBBTIDE_COPY_THREADS");
   const int wanted = text == nullptr ? 0 : std::atoi(text);
-  return {bytes, fresh_bytes, std::max(1, usable_cores() / sharers), wanted > 0 ? std::max(1, wanted / sharers) : 0,
-          sharers > 1};
+  return {bytes, fresh_bytes, std::max(1, usable_cores() / sharers), wanted > 0 ? std::max(1, wanted / sharers) : 0};
 }
 
 int populate_threads(uint64_t bytes) { return policy::plan_copy(copy_need(bytes, bytes), kUnlimited).threads; }

@@ -10,6 +10,7 @@
 #include "core/pinned_budget.h"
 #include "policy/copy_plan.h"
 #include "store/copy_engine.h"
+#include "store/copy_queue.h"
 
 namespace ebbtide {
 
@@ -33,7 +34,7 @@ class EnginePool {
     Loan& operator=(Loan&&) = delete;
     ~Loan();
     CopyEngine& engine() { return *entry_.engine; }
-    // How the copy that it was borrowed for uses the ring; the engine has the lanes.
+    // How the copy that it was borrowed for uses the ring.
     const RingCut& cut() const { return cut_; }
     // So much pinned memory for tables that kernels read and write; the same memory each time, unspecified content. Throws StoreError, DriverError.
     std::byte* table(size_t size_bytes);
@@ -44,7 +45,7 @@ class EnginePool {
     RingCut cut_;
   };
 
-  // With the ring that the copy wants, or a smaller one where the system or the budget does not allow it; at least a small slot. Throws StoreError, DriverError.
+  // With the ring that the copy wants, or a smaller one where the system or the budget does not allow it; at least the least one of the policy. Throws StoreError, DriverError.
   Loan borrow(int device, const policy::CopyNeed& need);
   // Gives the kept engines back to the system.
   void trim() noexcept;

@@ -5,31 +5,35 @@
 namespace ebbtide::policy {
 namespace {
 
-CopyPlan plan(const CopyNeed& need, bool is_fresh) {
+// Of fewer bytes a thread would not earn what it takes to start it.
+constexpr uint64_t kLeastBytesPerThread = 8 * kMiB;
+// Beyond so much of the ring for each thread it only waits.
+constexpr uint64_t kRingBytesPerThread = 16 * kMiB;
+// So many pieces lie in the ring at least: one is filled, one emptied, and the bus has a next one.
+constexpr uint64_t kPiecesInRing = 4;
+// Before the first piece is there the other side has nothing to do: so a small copy has small pieces.
+constexpr uint64_t kLeastPieces = 16;
+
+int threads_of(const CopyNeed& need, bool is_fresh) {
   const int by_cores = is_fresh ? need.cores : std::min(need.cores, kMaxThreadsWithoutClearing);
   const int most = std::clamp(need.wanted_threads > 0 ? need.wanted_threads : by_cores, 1, kMaxCopyThreads);
-  const CopyPlan large = {most, kLargeSlotBytes, kSlotsPerThread};
-  // Of fewer bytes no thread would have enough pieces to keep both of its slots busy.
-  if (!is_fresh && !need.is_shared && need.bytes >= large.ring_bytes()) return large;
-  const uint64_t useful = need.bytes / (kSmallSlotBytes * kSlotsPerThread) + 1;
-  return {static_cast<int>(std::min<uint64_t>(useful, static_cast<uint64_t>(most))), kSmallSlotBytes, kSlotsPerThread};
+  const uint64_t useful = need.bytes / kLeastBytesPerThread + 1;
+  return static_cast<int>(std::min(useful, static_cast<uint64_t>(most)));
 }
 
 }  // namespace
 
 uint64_t wanted_ring_bytes(const CopyNeed& need) {
-  return std::max(plan(need, true).ring_bytes(), plan(need, false).ring_bytes());
+  const int threads = std::max(threads_of(need, true), threads_of(need, false));
+  const uint64_t bytes = std::min({need.bytes, kLargestRingBytes, kRingBytesPerThread * static_cast<uint64_t>(threads)});
+  return std::max(round_up(bytes, kPartBytes), kLeastRingBytes);
 }
 
 CopyPlan plan_copy(const CopyNeed& need, uint64_t ring_bytes) {
-  CopyPlan chosen = plan(need, need.fresh_bytes > need.bytes / 2);
-  if (chosen.ring_bytes() <= ring_bytes) return chosen;
-  chosen.slot_bytes = kSmallSlotBytes;
-  if (chosen.ring_bytes() <= ring_bytes) return chosen;
-  const uint64_t slots = std::max<uint64_t>(ring_bytes / kSmallSlotBytes, 1);
-  chosen.threads = static_cast<int>(std::max<uint64_t>(slots / kSlotsPerThread, 1));
-  chosen.slots_per_thread = slots == 1 ? 1 : kSlotsPerThread;
-  return chosen;
+  const auto threads = static_cast<uint64_t>(threads_of(need, need.fresh_bytes > need.bytes / 2));
+  const uint64_t piece_bytes = std::min({ring_bytes / kPiecesInRing, need.bytes / kLeastPieces, kLargestPieceBytes});
+  return {static_cast<int>(std::clamp<uint64_t>(ring_bytes / kPartBytes, 1, threads)),
+          std::max(piece_bytes / kPartBytes * kPartBytes, kPartBytes)};
 }
 
 }  // namespace ebbtide::policy

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -10,16 +9,15 @@
 #include "store/copy_engine.h"
 #include "store/copy_queue.h"
 
-// The way of bytes between device memory and a store: device <-> pinned slot <-> store, or device <-> store where the copy engine reaches the store by itself. Jobs are handed in while
+// The way of bytes between device memory and a store: device <-> pinned ring <-> store, or device <-> store where the copy engine reaches the store by itself. Jobs are handed in while
 // others are under way, so that mapping, unmapping and hashing overlap with the bus.
+//
+// A piece crosses the bus whole, in one stream with all others, and threads share what is to be done with it on this side.
 namespace ebbtide {
-
-enum class CopyDirection { kToStore, kToDevice };
 
 class Copy {
  public:
-  // Starts the threads, one a lane; with one, or where the system starts none, the work is done in the calls below, in the context of the engine's device. The cut fits the engine's ring, and
-  // the engine has the lanes. must_have_threads: one at least, for a caller that waits for other things between the calls.
+  // Starts the threads; with one, or where the system starts none, the work is done in the calls below, in the context of the engine's device. The cut fits the engine's ring. must_have_threads: one at least, for a caller that waits for other things between the calls.
   Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut, bool must_have_threads = false);
   Copy(const Copy&) = delete;
   Copy& operator=(const Copy&) = delete;

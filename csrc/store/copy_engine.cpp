@@ -5,27 +5,35 @@
 namespace ebbtide {
 namespace {
 
-// Pieces that the copy engine takes from the store by itself need no slot: enough for the bus to stay busy while a thread maps or unmaps a chunk.
-constexpr int kPiecesUnderWay = 4;
+// Of the smallest pieces so many keep the bus busy for half a millisecond.
+constexpr size_t kPiecesUnderWay = 16;
 
 // In the device's context, which is current for the length of the expression.
 Stream create_stream(int device) {
   const ContextScope scope(device);
+  return Stream::create();
+}
+
+Stream create_side_stream(int device) {
+  const ContextScope scope(device);
   return Stream::create_first();
+}
+
+std::vector<Event> create_events(int device, size_t count) {
+  const ContextScope scope(device);
+  std::vector<Event> events;
+  events.reserve(count);
+  while (events.size() < count) events.push_back(Event::create());
+  return events;
 }
 
 }  // namespace
 
 CopyEngine::CopyEngine(int device, std::unique_ptr<Staging> staging)
-    : device_(device), staging_(std::move(staging)), side_stream_(create_stream(device)) {}
-
-void CopyEngine::make_lanes(int lane_count) {
-  const ContextScope scope(device_);
-  while (this->lane_count() < lane_count) {
-    CopyLane lane{Stream::create(), {}};
-    for (int event = 0; event < kPiecesUnderWay; ++event) lane.events.push_back(Event::create());
-    lanes_.push_back(std::move(lane));
-  }
-}
+    : device_(device),
+      staging_(std::move(staging)),
+      stream_(create_stream(device)),
+      side_stream_(create_side_stream(device)),
+      landings_(create_events(device, kPiecesUnderWay)) {}
 
 }  // namespace ebbtide

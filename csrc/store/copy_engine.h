@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
 #include <memory>
 #include <vector>
 
@@ -11,32 +10,19 @@
 // What a copy needs and what takes long to make: a pinned ring, streams, events. Made once, and used for one copy at a time.
 namespace ebbtide {
 
-// What one thread of a copy needs: a stream, and an event for each piece that may be under way.
-struct CopyLane {
-  Stream stream;
-  std::vector<Event> events;
-};
-
-// How a copy uses the ring: each of its threads has slots of its own.
-struct RingCut {
-  int threads = 1;
-  size_t slot_bytes = 0;
-  int slots_per_thread = 1;  // two or more, and bus and memory work at once
-  size_t bytes_per_thread() const { return slot_bytes * static_cast<size_t>(slots_per_thread); }
-};
-
 class CopyEngine {
  public:
-  // No lane yet. Throws DriverError.
+  // Throws DriverError.
   CopyEngine(int device, std::unique_ptr<Staging> staging);
   CopyEngine(const CopyEngine&) = delete;
   CopyEngine& operator=(const CopyEngine&) = delete;
 
   int device() const { return device_; }
-  int lane_count() const { return static_cast<int>(lanes_.size()); }
-  // Makes what is missing, between copies; what was made stays. Throws DriverError.
-  void make_lanes(int lane_count);
-  CopyLane& lane(int index) { return lanes_[static_cast<size_t>(index)]; }
+  // Of all copies over the bus: between two of one stream it stands still for the shortest time.
+  const Stream& stream() const { return stream_; }
+  // One for each piece that may be under way.
+  const Event& landing(size_t index) const { return landings_[index]; }
+  size_t landing_count() const { return landings_.size(); }
   // For kernels and fills beside the copies.
   const Stream& side_stream() const { return side_stream_; }
   const Staging& staging() const { return *staging_; }
@@ -47,8 +33,9 @@ class CopyEngine {
  private:
   const int device_;
   const std::unique_ptr<Staging> staging_;
+  Stream stream_;
   Stream side_stream_;
-  std::deque<CopyLane> lanes_;
+  std::vector<Event> landings_;
 };
 
 }  // namespace ebbtide

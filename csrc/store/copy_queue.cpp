@@ -2,10 +2,26 @@
 
 #include <algorithm>
 
+#include "base/bytes.h"
+
 namespace ebbtide {
+namespace {
+
+using Stage = Flight::Stage;
+using Kind = CopyStep::Kind;
+
+// As O_DIRECT asks for.
+constexpr size_t kRingAlignment = 4 * kKiB;
+// Direct pieces take no room: enough for the bus to stay busy while a thread maps or unmaps a chunk.
+constexpr size_t kDirectUnderWay = 4;
+
+}  // namespace
+
+CopyQueue::CopyQueue(CopyDirection direction, const RingCut& cut, size_t ring_bytes, size_t events)
+    : direction_(direction), cut_(cut), events_(events), room_(ring_bytes) {}
 
 size_t CopyQueue::submit(const CopyJob& job) {
-  const size_t piece_bytes = job.backup->direct() != nullptr ? kDirectPieceBytes : slot_bytes_;
+  const size_t piece_bytes = job.backup->direct() != nullptr ? kDirectPieceBytes : cut_.piece_bytes;
   const std::lock_guard lock(mutex_);
   const size_t number = pieces_left_.size();
   size_t count = 0;
@@ -22,7 +38,7 @@ size_t CopyQueue::submit(const CopyJob& job) {
     landed_.notify_one();
   } else {
     ++open_jobs_;
-    taken_.notify_all();
+    changed_.notify_all();
   }
   return number;
 }
@@ -30,46 +46,129 @@ size_t CopyQueue::submit(const CopyJob& job) {
 void CopyQueue::close() {
   const std::lock_guard lock(mutex_);
   is_closed_ = true;
-  taken_.notify_all();
+  changed_.notify_all();
   landed_.notify_one();
 }
 
-std::optional<CopyPiece> CopyQueue::try_take(bool has_slot) {
-  const std::lock_guard lock(mutex_);
-  if (failure_ != nullptr || pieces_.empty()) return std::nullopt;
-  if (!has_slot && !pieces_.front().is_direct()) return std::nullopt;
-  const CopyPiece piece = pieces_.front();
-  pieces_.pop_front();
-  return piece;
+// In order: one that finds no room holds up those behind it, so none starves.
+void CopyQueue::begin_pieces_locked() {
+  while (!pieces_.empty() && flights_.size() < events_ && try_begin_locked(pieces_.front())) pieces_.pop_front();
 }
 
-std::optional<CopyPiece> CopyQueue::wait_take() {
+bool CopyQueue::try_begin_locked(const CopyPiece& piece) {
+  Flight flight = {.piece = piece};
+  if (piece.is_direct()) {
+    if (flights_.size() >= kDirectUnderWay) return false;
+  } else {
+    const auto offset = room_.take(round_up(piece.size_bytes, kRingAlignment));
+    if (!offset) return false;
+    flight.ring_offset = *offset;
+    flight.part_bytes = piece.backup->memory() != nullptr ? cut_.part_bytes : kRequestBytes;
+    flight.parts = (piece.size_bytes + flight.part_bytes - 1) / flight.part_bytes;
+    if (direction_ == CopyDirection::kToDevice) flight.stage = Stage::kParts;
+  }
+  flight.event = next_event_++ % events_;
+  flights_.push_back(flight);
+  return true;
+}
+
+// The bus first, then work, then waiting; the oldest first, since its room is what the others wait for.
+CopyStep CopyQueue::find_step_locked() {
+  const auto find = [this](const auto& is_wanted) {
+    const auto found = std::find_if(flights_.begin(), flights_.end(), is_wanted);
+    return found == flights_.end() ? nullptr : &*found;
+  };
+  if (Flight* const flight = find([](const Flight& each) { return each.stage == Stage::kReady; })) {
+    flight->stage = Stage::kLaunching;
+    return {.kind = Kind::kLaunch, .flight = flight};
+  }
+  const auto has_part = [](const Flight& each) {
+    return each.stage == Stage::kParts && each.parts_taken < each.parts;
+  };
+  if (Flight* const flight = find(has_part)) {
+    const size_t offset = flight->parts_taken++ * flight->part_bytes;
+    return {Kind::kPart, flight, offset, std::min(flight->part_bytes, flight->piece.size_bytes - offset)};
+  }
+  Flight* const on_bus = find([](const Flight& each) { return each.stage == Stage::kOnBus; });
+  if (on_bus == nullptr || is_bus_awaited_) return {};
+  is_bus_awaited_ = true;
+  return {.kind = Kind::kAwait, .flight = on_bus};
+}
+
+CopyStep CopyQueue::next(bool may_wait) {
   std::unique_lock lock(mutex_);
-  taken_.wait(lock, [&] { return !pieces_.empty() || is_closed_ || failure_ != nullptr; });
-  if (failure_ != nullptr || pieces_.empty()) return std::nullopt;
-  const CopyPiece piece = pieces_.front();
-  pieces_.pop_front();
-  return piece;
+  while (failure_ == nullptr) {
+    begin_pieces_locked();
+    const CopyStep step = find_step_locked();
+    if (step.kind != Kind::kNothing) return step;
+    if (is_closed_ && pieces_.empty() && flights_.empty()) break;
+    if (!may_wait) return {};
+    changed_.wait(lock);
+  }
+  return {.kind = Kind::kEnd};
 }
 
-void CopyQueue::complete(const CopyPiece& piece) {
+void CopyQueue::launched(Flight& flight) {
   const std::lock_guard lock(mutex_);
-  if (--pieces_left_[piece.job] != 0) return;
+  flight.stage = Stage::kOnBus;
+  changed_.notify_one();
+}
+
+void CopyQueue::part_done(Flight& flight) {
+  const std::lock_guard lock(mutex_);
+  if (++flight.parts_done < flight.parts) return;
+  if (direction_ == CopyDirection::kToStore) return finish_locked(flight);
+  flight.stage = Stage::kReady;  // the caller's next step, or somebody's before it
+}
+
+void CopyQueue::landed(Flight& flight) {
+  const std::lock_guard lock(mutex_);
+  is_bus_awaited_ = false;
+  if (direction_ == CopyDirection::kToDevice || flight.piece.is_direct()) return finish_locked(flight);
+  flight.stage = Stage::kParts;
+  changed_.notify_all();
+}
+
+void CopyQueue::finish_locked(Flight& flight) {
+  const size_t job = flight.piece.job;
+  flight.stage = Stage::kDone;
+  while (!flights_.empty() && flights_.front().stage == Stage::kDone) {
+    if (!flights_.front().piece.is_direct()) room_.give_back();
+    flights_.pop_front();
+  }
+  changed_.notify_all();
+  if (--pieces_left_[job] != 0) return;
   --open_jobs_;
-  landed_jobs_.push_back(piece.job);
+  landed_jobs_.push_back(job);
   landed_.notify_one();
 }
 
 void CopyQueue::fail(std::exception_ptr error) noexcept {
   const std::lock_guard lock(mutex_);
   if (failure_ == nullptr) failure_ = std::move(error);
-  taken_.notify_all();
+  changed_.notify_all();
   landed_.notify_one();
 }
 
 void CopyQueue::rethrow_failure() const {
   const std::lock_guard lock(mutex_);
   if (failure_ != nullptr) std::rethrow_exception(failure_);
+}
+
+bool CopyQueue::is_on_bus(const Flight& flight) {
+  return flight.stage == Stage::kLaunching || flight.stage == Stage::kOnBus;
+}
+
+bool CopyQueue::is_bus_used() const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(flights_.begin(), flights_.end(), is_on_bus);
+}
+
+void CopyQueue::abandon_direct_backups() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (const Flight& flight : flights_) {
+    if (is_on_bus(flight) && flight.piece.is_direct()) flight.piece.backup->abandon();
+  }
 }
 
 std::optional<size_t> CopyQueue::poll_landed() {

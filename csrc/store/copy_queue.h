@@ -7,13 +7,15 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <vector>
 
 #include "driver/driver.h"
+#include "store/ring_room.h"
 #include "store/store.h"
 
-// What the threads of one copy share: which pieces are to be moved, which jobs are complete, whether to stop. No driver calls. Thread-safe.
+// What the threads of one copy share: which pieces are where between their source and their target, who does what next, which jobs are complete, whether to stop. No driver calls. Thread-safe.
 namespace ebbtide {
+
+enum class CopyDirection { kToStore, kToDevice };
 
 // A part of a job that moves; what lies between stays as it is.
 struct CopyRange {
@@ -31,7 +33,17 @@ struct CopyJob {
   bool must_compare = false;
 };
 
-// At most a slot of a job's bytes; where the copy engine reaches the backup by itself, kDirectPieceBytes.
+// How a copy uses the ring.
+struct RingCut {
+  int threads = 1;
+  size_t piece_bytes = 0;  // at most this goes over the bus at once; at most the ring
+  size_t part_bytes = 0;   // at most this is one thread's, of a piece; a backup that is not in memory gets requests of kRequestBytes
+};
+
+inline constexpr size_t kRequestBytes = 8 << 20;
+inline constexpr size_t kDirectPieceBytes = 32 << 20;
+
+// At most piece_bytes of a job; where the copy engine reaches the backup by itself, kDirectPieceBytes.
 struct CopyPiece {
   size_t job = 0;
   CUdeviceptr device_address = 0;
@@ -42,26 +54,57 @@ struct CopyPiece {
   bool is_direct() const { return backup->direct() != nullptr; }
 };
 
-inline constexpr size_t kDirectPieceBytes = 32 << 20;
+// A piece that has begun: it has room in the ring (unless it is direct) and an event.
+struct Flight {
+  // In this order to the device, and with the parts after the bus to the store. A direct piece has no parts.
+  enum class Stage { kParts, kReady, kLaunching, kOnBus, kDone };
+  CopyPiece piece;
+  size_t ring_offset = 0;
+  size_t event = 0;
+  size_t part_bytes = 0;
+  size_t parts = 0;
+  size_t parts_taken = 0;
+  size_t parts_done = 0;
+  Stage stage = Stage::kReady;
+};
+
+// What a thread does next, outside of the queue; it tells the queue when it is done.
+struct CopyStep {
+  enum class Kind {
+    kLaunch,  // put it on the bus, then launched()
+    kPart,    // copy this part between ring and store, then part_done()
+    kAwait,   // wait for its event, then landed()
+    kNothing,
+    kEnd,  // nothing more will come
+  };
+  Kind kind = Kind::kNothing;
+  Flight* flight = nullptr;
+  size_t offset = 0;  // of the part, in the piece
+  size_t size_bytes = 0;
+};
 
 class CopyQueue {
  public:
-  explicit CopyQueue(size_t slot_bytes) : slot_bytes_(slot_bytes) {}
+  // With so many bytes of a ring, and events for so many pieces at once. Neither is zero.
+  CopyQueue(CopyDirection direction, const RingCut& cut, size_t ring_bytes, size_t events);
 
   // Jobs are numbered from 0. One without ranges lands at once.
   size_t submit(const CopyJob& job);
   // No more jobs come.
   void close();
 
-  // The next piece, if one waits that can be taken: a staged one needs a slot. None after a failure.
-  std::optional<CopyPiece> try_take(bool has_slot);
-  // Waits for one; none when the queue is closed and empty, or after a failure.
-  std::optional<CopyPiece> wait_take();
-  // A piece is in place; its job lands with the last one.
-  void complete(const CopyPiece& piece);
-  // The first failure wins; nobody takes a piece after it.
+  // may_wait: until there is something to do, or the end.
+  CopyStep next(bool may_wait);
+  void launched(Flight& flight);
+  void part_done(Flight& flight);
+  void landed(Flight& flight);
+  // The first failure wins; nobody begins anything after it.
   void fail(std::exception_ptr error) noexcept;
   void rethrow_failure() const;
+  // Whether pieces that nobody saw land may be on the bus.
+  bool is_bus_used() const;
+  // They can't be waited for: the backups among them that the copy engine itself writes to or reads are never given back.
+  void abandon_direct_backups() noexcept;
 
   // A job that has landed and was not handed out yet.
   std::optional<size_t> poll_landed();
@@ -72,12 +115,24 @@ class CopyQueue {
   void thread_ended();
 
  private:
+  void begin_pieces_locked();
+  bool try_begin_locked(const CopyPiece& piece);
+  CopyStep find_step_locked();
+  void finish_locked(Flight& flight);
   bool is_over_locked() const;
-  const size_t slot_bytes_;
+  static bool is_on_bus(const Flight& flight);
+
+  const CopyDirection direction_;
+  const RingCut cut_;
+  const size_t events_;
   mutable std::mutex mutex_;
-  std::condition_variable taken_;   // something for those who take
-  std::condition_variable landed_;  // something for the one who waits
-  std::deque<CopyPiece> pieces_;
+  std::condition_variable changed_;  // something for those who work
+  std::condition_variable landed_;   // something for the one who waits
+  std::deque<CopyPiece> pieces_;     // that have not begun
+  std::deque<Flight> flights_;       // in the order of the ring; the first is not done
+  RingRoom room_;
+  size_t next_event_ = 0;
+  bool is_bus_awaited_ = false;     // by one thread at most
   std::deque<size_t> pieces_left_;  // by job
   std::deque<size_t> landed_jobs_;
   size_t open_jobs_ = 0;

@@ -1,7 +1,9 @@
 // Copies between a device and a store: bit-exact with one thread and with several, and honest about what did not get through.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -22,6 +24,7 @@ class TestBackup final : public Backup {
   explicit TestBackup(size_t size_bytes) : inner_(store_of(BackupKind::kRam).open(size_bytes)) {}
   void write(size_t offset, const std::byte* bytes, size_t size_bytes) override {
     if (--calls_left == 0) throw StoreError("the disk is full", {});
+    if (before_write) before_write();
     ++writes;
     inner_->write(offset, bytes, size_bytes);
   }
@@ -37,6 +40,7 @@ class TestBackup final : public Backup {
   mutable std::atomic<int> calls_left{0};
   mutable std::atomic<int> reads{0};
   std::atomic<int> writes{0};
+  std::function<void()> before_write;
   std::byte* direct_bytes = nullptr;
   bool is_shown = false;
 
@@ -53,7 +57,6 @@ class CopyTest : public CoreTest, public ::testing::WithParamInterface<RingCut> 
     memory_ = PhysicalMemory::create_on_device(kBytes, 0);
     mapping_ = Mapping::map(range_.address(), memory_);
     engine_ = std::make_unique<CopyEngine>(0, Staging::allocate(16 * kSlot));
-    engine_->make_lanes(GetParam().threads);
     // Jobs of odd sizes: less than a slot, a slot exactly, many slots and a rest.
     size_t offset = 0;
     for (const size_t size : {size_t{8}, kSlot, 5 * kSlot + 24, kSlot - 8, 2 * kSlot, size_t{4096}, 11 * kSlot + 8}) {
@@ -157,12 +160,57 @@ TEST_P(CopyTest, WhatIsComparedIsWrittenOnlyWhereItDiffers) {
   for (const CopyJob& job : jobs_) EXPECT_TRUE(is_same(job));
 }
 
+// What lies in memory is cut between the threads; a file gets one request for a piece.
+TEST_P(CopyTest, PartsAreAsLargeAsTheStoreWants) {
+  fill(address(), kBytes, 1);
+  const auto count = [&](size_t most) {
+    int parts = 0;
+    for (const CopyJob& job : jobs_) {
+      for (size_t left = job.ranges.front().size_bytes; left > 0;) {
+        const size_t piece = std::min(left, GetParam().piece_bytes);
+        parts += static_cast<int>((piece + most - 1) / most);
+        left -= piece;
+      }
+    }
+    return parts;
+  };
+  for (const bool is_shown : {true, false}) {
+    backup_.is_shown = is_shown;
+    backup_.writes = 0;
+    backup_.reads = 0;
+    run(CopyDirection::kToStore, jobs_, [](size_t) {});
+    run(CopyDirection::kToDevice, jobs_, [](size_t) {});
+    const int parts = count(is_shown ? GetParam().part_bytes : kRequestBytes);
+    EXPECT_EQ(backup_.writes, parts);
+    EXPECT_EQ(backup_.reads, parts);
+  }
+}
+
+// While one thread is busy with its part, the others do the rest of the piece, and the next ones cross the bus.
+TEST_P(CopyTest, APartThatTakesLongHoldsUpNothingButItsRoom) {
+  const int awaited = GetParam().threads > 1 ? 6 : 0;  // one thread alone waits for nobody
+  fill(address(), kBytes, 1);
+  backup_.is_shown = true;
+  std::atomic<bool> is_held{false};
+  std::atomic<int> others{0};
+  backup_.before_write = [&] {
+    if (is_held.exchange(true)) {
+      ++others;
+      return;
+    }
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (others < awaited && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  };
+  run(CopyDirection::kToStore, jobs_, [](size_t) {});
+  EXPECT_GE(others, awaited);
+  for (const CopyJob& job : jobs_) EXPECT_TRUE(is_same(job));
+}
+
 // Pieces that are compared in several parts, on a backup that must be read for it and on one that shows its memory.
 TEST_P(CopyTest, ALargePieceIsComparedToItsEnd) {
   constexpr size_t kPiece = kMiB + 4096;
-  const RingCut cut = {GetParam().threads, kPiece, 1};
-  CopyEngine engine(0, Staging::allocate(static_cast<size_t>(cut.threads) * kPiece));
-  engine.make_lanes(cut.threads);
+  const RingCut cut = {GetParam().threads, kPiece, kPiece};
+  CopyEngine engine(0, Staging::allocate(kPiece));
   const CopyRange range = {0, kPiece};
   const auto copy_once = [&](bool must_compare) {
     Copy copy(engine, CopyDirection::kToStore, cut);
@@ -222,9 +270,13 @@ TEST_P(CopyTest, NoJobsAreDoneAtOnce) {
 
 TEST_P(CopyTest, AFailingStoreEndsTheCopyWithItsErrorAndNothingQueued) {
   fill(address(), kBytes, 1);
-  for (int piece = 1; piece <= 20; piece += 3) {
+  backup_.is_shown = true;
+  run(CopyDirection::kToStore, jobs_, [](size_t) {});
+  const int parts = backup_.writes;
+  ASSERT_GE(parts, 10);
+  for (int part = 1; part <= parts; part += 2) {
     for (const CopyDirection direction : {CopyDirection::kToStore, CopyDirection::kToDevice}) {
-      backup_.calls_left = piece;
+      backup_.calls_left = part;
       std::set<size_t> landed;
       EXPECT_THROW(run(direction, jobs_, [&](size_t job) { landed.insert(job); }), StoreError);
       EXPECT_LT(landed.size(), jobs_.size());
@@ -284,11 +336,13 @@ TEST_P(CopyTest, AStreamThatCantBeWaitedForPoisonsTheRing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, CopyTest,
-                         ::testing::Values(RingCut{1, kSlot, 1}, RingCut{1, kSlot, 2}, RingCut{3, kSlot, 2},
-                                           RingCut{2, kSlot, 4}),
+                         ::testing::Values(RingCut{1, kSlot, kSlot}, RingCut{1, 16 * kSlot, kSlot},
+                                           RingCut{3, kSlot, kSlot}, RingCut{2, 4 * kSlot, kSlot},
+                                           RingCut{4, 8 * kSlot, 3 * kSlot}),
                          [](const auto& info) {
-                           return std::to_string(info.param.threads) + "_threads_" +
-                                  std::to_string(info.param.slots_per_thread) + "_slots";
+                           return std::to_string(info.param.threads) + "_threads_pieces_of_" +
+                                  std::to_string(info.param.piece_bytes / kSlot) + "_parts_of_" +
+                                  std::to_string(info.param.part_bytes / kSlot);
                          });
 
 }  // namespace

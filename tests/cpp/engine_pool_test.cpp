@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <string>
 
 #include "base/error.h"
 #include "driver/context.h"
@@ -13,22 +14,23 @@ namespace {
 
 using EnginePoolTest = ThreadsTest;
 
-// For so many threads, with small slots whether it is fresh or not.
+constexpr uint64_t kBytesPerThread = 8 * kMiB;
+
+// For so many threads, whether it is fresh or not, and a ring for all of its bytes.
 policy::CopyNeed need(int threads) {
-  const uint64_t bytes = policy::kSmallSlotBytes * policy::kSlotsPerThread * static_cast<uint64_t>(threads);
+  const uint64_t bytes = kBytesPerThread * static_cast<uint64_t>(threads);
   return {.bytes = bytes, .fresh_bytes = bytes, .cores = 1, .wanted_threads = threads};
 }
 
 TEST_F(EnginePoolTest, TheEnginePoolKeepsEnginesWithinTheBudgets) {
   EnginePool& pool = saver().engines;
-  const uint64_t small = policy::kSmallSlotBytes * policy::kSlotsPerThread;
+  const uint64_t small = kBytesPerThread;
   {
     EnginePool::Loan first = pool.borrow(0, need(1));
     EnginePool::Loan second = pool.borrow(1, need(2));
     EXPECT_EQ(first.engine().staging().size_bytes(), small);
     EXPECT_EQ(second.engine().staging().size_bytes(), 2 * small);
     EXPECT_EQ(second.cut().threads, 2);
-    EXPECT_EQ(second.engine().lane_count(), 2);
     EXPECT_EQ(pool.held_bytes(), 3 * small);
     EXPECT_EQ(saver().host_budget.held_bytes(), 3 * small);
   }
@@ -48,14 +50,14 @@ TEST_F(EnginePoolTest, TheEnginePoolKeepsEnginesWithinTheBudgets) {
   pool.trim();
   EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
   EXPECT_EQ(Live::now().registered_ranges, 0u);
-  saver().host_budget.set_limit(5 * policy::kSmallSlotBytes);
+  saver().host_budget.set_limit(5 * policy::kLeastRingBytes);
   {
     EnginePool::Loan loan = pool.borrow(0, need(8));
     EXPECT_EQ(loan.engine().staging().size_bytes(), 2 * small) << "as much as fits";
-    EXPECT_EQ(loan.cut().threads, 2);
+    EXPECT_EQ(loan.cut().piece_bytes, small / 2);
   }
   pool.trim();
-  saver().host_budget.set_limit(policy::kSmallSlotBytes - 1);
+  saver().host_budget.set_limit(policy::kLeastRingBytes - 1);
   EXPECT_THROW(pool.borrow(0, need(8)), StoreError);
   EXPECT_EQ(Live::now().registered_ranges, 0u);
 }
@@ -65,7 +67,7 @@ TEST_F(EnginePoolTest, AKeptRingThatIsTooSmallServesWhereNoLargerOneCanBeHad) {
   pool.borrow(0, need(1));
   const Live before = Live::now();
   saver().host_budget.set_limit(0);  // as where somebody else took the host's memory meanwhile
-  EXPECT_EQ(pool.borrow(0, need(4)).cut().threads, 1);
+  EXPECT_EQ(pool.borrow(0, need(4)).engine().staging().size_bytes(), kBytesPerThread);
   saver().host_budget.set_limit(kUnlimited);
   sim().fail("cuStreamCreateWithPriority", 1, CUDA_ERROR_UNKNOWN, 100);
   EXPECT_THROW(pool.borrow(0, need(4)), DriverError);
@@ -90,38 +92,34 @@ TEST_F(EnginePoolTest, OfTwoKeptRingsTheOneThatIsLargeEnoughIsLent) {
 
 TEST_F(EnginePoolTest, OneRingServesCopiesThatCutItDifferently) {
   EnginePool& pool = saver().engines;
-  const policy::CopyNeed fresh = {.bytes = kGiB, .fresh_bytes = kGiB, .cores = 4};
-  const policy::CopyNeed touched = {.bytes = kGiB, .fresh_bytes = 0, .cores = 4};
+  const policy::CopyNeed fresh = {.bytes = kGiB, .fresh_bytes = kGiB, .cores = 16};
+  const policy::CopyNeed touched = {.bytes = kGiB, .fresh_bytes = 0, .cores = 16};
   pool.borrow(0, fresh);
   const Live before = Live::now();
-  {
-    EnginePool::Loan loan = pool.borrow(0, touched);
-    EXPECT_EQ(loan.cut().slot_bytes, policy::kLargeSlotBytes);
-    EXPECT_EQ(loan.cut().threads, 4);
-  }
-  EXPECT_EQ(pool.borrow(0, fresh).cut().slot_bytes, policy::kSmallSlotBytes);
-  EXPECT_EQ(pool.borrow(0, need(1)).cut().threads, 1);
+  EXPECT_EQ(pool.borrow(0, touched).cut().threads, policy::kMaxThreadsWithoutClearing);
+  const EnginePool::Loan loan = pool.borrow(0, fresh);
+  EXPECT_EQ(loan.cut().threads, policy::kMaxCopyThreads);
+  EXPECT_EQ(loan.cut().piece_bytes, policy::kLargestPieceBytes);
+  EXPECT_EQ(loan.cut().part_bytes, policy::kPartBytes);
   EXPECT_EQ(Live::now(), before) << "nothing was pinned or made anew";
 }
 
-TEST_F(EnginePoolTest, LanesAreMadeAsTheyAreNeededAndKept) {
+TEST_F(EnginePoolTest, AnEngineIsMadeWholeOrNotAtAll) {
   EnginePool& pool = saver().engines;
-  pool.borrow(0, need(4));
-  const uint64_t streams = Live::now().streams;
-  policy::CopyNeed more = need(4);
-  more.wanted_threads = 2;
-  pool.borrow(0, more);
-  EXPECT_EQ(Live::now().streams, streams);
-  const ContextScope scope(0);
-  CopyEngine engine(0, Staging::allocate(policy::kSmallSlotBytes));
-  EXPECT_EQ(engine.lane_count(), 0);
-  engine.make_lanes(2);
-  sim().fail("cuEventCreate", 3, CUDA_ERROR_UNKNOWN, 1);
-  EXPECT_THROW(engine.make_lanes(4), DriverError);
-  sim().clear_failures();
-  EXPECT_EQ(engine.lane_count(), 2) << "whole ones only";
-  engine.make_lanes(4);
-  EXPECT_EQ(engine.lane_count(), 4);
+  const Live before = Live::now();
+  for (const char* call : {"cuStreamCreate", "cuStreamCreateWithPriority", "cuEventCreate"}) {
+    for (const uint64_t k : {1, 3}) {
+      sim().fail(call, k, CUDA_ERROR_UNKNOWN, 1);
+      const bool is_one_of_many = std::string(call) == "cuEventCreate";
+      if (k == 1 || is_one_of_many) EXPECT_THROW(pool.borrow(0, need(4)), DriverError) << call << " " << k;
+      sim().clear_failures();
+      EXPECT_EQ(Live::now(), before);
+      EXPECT_EQ(pool.held_bytes(), 0u);
+      EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
+      EXPECT_EQ(saver().pinned_budget.held_bytes(), 0u);
+    }
+  }
+  EXPECT_EQ(pool.borrow(0, need(4)).cut().threads, 4);
 }
 
 // Unpinning takes long.
@@ -148,7 +146,7 @@ TEST_F(EnginePoolTest, NobodyWaitsForARingThatIsGivenUp) {
 
 // What is leaked on purpose stays counted: the memory is still there.
 TEST_F(EnginePoolTest, APoisonedRingIsNeverLentAgainAndStaysInTheBooks) {
-  const uint64_t small = policy::kSmallSlotBytes * policy::kSlotsPerThread;
+  const uint64_t small = kBytesPerThread;
   {
     saver().engines.borrow(0, need(1)).engine().poison();
   }

@@ -196,7 +196,7 @@ TEST_F(ShortageTest, Invariant7_HostLimitRefusesAPauseBeforeAnythingMoves) {
   // The backups fit, and no slot of the ring beside them.
   saver().host_budget.set_limit(3 * kChunk);
   expect_refused<StoreError>([&] { pause(); });
-  saver().host_budget.set_limit(3 * kChunk + policy::kSmallSlotBytes);
+  saver().host_budget.set_limit(3 * kChunk + policy::kLeastRingBytes);
   expect_round_trip();
 }
 
@@ -219,7 +219,7 @@ TEST_F(ShortageTest, AMarginLargerThanTheMachineRefusesAPause) {
 TEST_F(ShortageTest, APartialPauseNeedsNoHostMemoryTwice) {
   build({{"w", BackupKind::kRam, 0, {kChunk, kChunk, kChunk}}});
   saver().shared_handle_bytes = 0;
-  saver().host_budget.set_limit(3 * kChunk + policy::kSmallSlotBytes);
+  saver().host_budget.set_limit(3 * kChunk + policy::kLeastRingBytes);
   for (int round = 0; round < 3; ++round) {
     sim().fail("cuMemUnmap", 2, kOther, 1);
     EXPECT_THROW(pause(), DriverError);

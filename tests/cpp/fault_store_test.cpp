@@ -219,14 +219,14 @@ TEST_F(StoreFaults, Invariant7_ASwapWithoutHostMemoryLeavesBothAsTheyWere) {
   saver().engines.trim();
   const std::vector<Place> before = places();
   // One chunk is stored; two more need room, and both directions a ring.
-  for (const uint64_t room : {uint64_t{0}, kChunk, 2 * kChunk, 2 * kChunk + policy::kSmallSlotBytes}) {
+  for (const uint64_t room : {uint64_t{0}, kChunk, 2 * kChunk, 2 * kChunk + policy::kLeastRingBytes}) {
     saver().host_budget.set_limit(kChunk + room);
     EXPECT_THROW(swap({"out"}, {"in"}), StoreError);
     saver().engines.trim();
     EXPECT_EQ(places(), before);
     expect_sound("refused");
   }
-  saver().host_budget.set_limit(3 * kChunk + 4 * policy::kSmallSlotBytes + kMiB);
+  saver().host_budget.set_limit(3 * kChunk + 4 * policy::kLeastRingBytes + kMiB);
   swap({"out"}, {"in"});
   EXPECT_EQ(resident_bytes("out"), 0u);
   saver().host_budget.set_limit(kUnlimited);
@@ -236,7 +236,7 @@ TEST_F(StoreFaults, Invariant7_ASwapWithoutHostMemoryLeavesBothAsTheyWere) {
 
 TEST_F(StoreFaults, Invariant7_WhatWasClaimedIsThereAndNobodyElseGetsIt) {
   build({{"a", kRam, 0, {1, 1}}, {"b", kRam, 0, {1, 1}}});
-  saver().host_budget.set_limit(3 * kChunk + 2 * policy::kSmallSlotBytes + kMiB);
+  saver().host_budget.set_limit(3 * kChunk + 2 * policy::kLeastRingBytes + kMiB);
   auto first = claim(OperationKind::kPause, {"a"});
   EXPECT_THROW(claim(OperationKind::kPause, {"b"}), StoreError);
   saver().host_budget.set_limit(0);

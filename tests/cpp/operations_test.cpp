@@ -85,20 +85,20 @@ TEST_F(OperationsTest, Invariant1And2_RealChunksMakeTheWayAndBack) {
   }
 }
 
-// The first pause goes through small slots, into fresh memory; all that follow go through large ones.
-TEST_F(OperationsTest, Invariant2_EveryCutOfTheRingIsBitForBit) {
+// Pieces of 1/16 of it, which threads share; the last chunk is a piece by itself.
+TEST_F(OperationsTest, Invariant2_PiecesThatThreadsShareAreBitForBit) {
   ::setenv("EBBTIDE_COPY_THREADS", "2", 1);
-  const uint64_t size = 2 * 2 * policy::kLargeSlotBytes + kChunk;
-  const CUdeviceptr address = saver().alloc(saver().registry.tag("w"), {BackupKind::kRam, true}, 0, size);
+  const uint64_t pieces = 16;
+  const uint64_t size = pieces * 2 * policy::kPartBytes;
+  const CUdeviceptr address = saver().alloc(saver().registry.tag("w"), {BackupKind::kRam, true}, 0, size + kChunk);
   for (uint64_t round = 1; round <= 3; ++round) {
-    fill(address, size, round);
+    fill(address, size + kChunk, round);
     sim().clear_log();
-    EXPECT_EQ(pause().totals().copied, size);
-    const uint64_t slot_bytes = round == 1 ? policy::kSmallSlotBytes : policy::kLargeSlotBytes;
-    EXPECT_EQ(sim().calls("cuMemcpyDtoHAsync"), size / slot_bytes + 1);
-    EXPECT_EQ(resume().totals().copied, size);
-    EXPECT_EQ(sim().calls("cuMemcpyHtoDAsync"), size / policy::kLargeSlotBytes + 1);
-    EXPECT_TRUE(holds(address, size, round));
+    EXPECT_EQ(pause().totals().copied, size + kChunk);
+    EXPECT_EQ(sim().calls("cuMemcpyDtoHAsync"), pieces + 1);
+    EXPECT_EQ(resume().totals().copied, size + kChunk);
+    EXPECT_EQ(sim().calls("cuMemcpyHtoDAsync"), pieces + 1);
+    EXPECT_TRUE(holds(address, size + kChunk, round));
   }
   EXPECT_EQ(Live::now().registered_ranges, 1u) << "one ring for all of them";
 }

@@ -65,8 +65,6 @@ TEST(Chunking, WhatIsCopiedHasSmallerChunksThanWhatIsDropped) {
   EXPECT_LE(cut_into_chunks(140 * kGiB, 2 * kMiB, true).size(), kMaxChunks);
 }
 
-constexpr uint64_t kFewestRingBytes = kSmallSlotBytes;
-
 TEST(CopyPlan, EveryPlanFitsItsRingItsThreadsAndItsBytes) {
   std::mt19937_64 random(5);
   for (int i = 0; i < 20000; ++i) {
@@ -74,65 +72,70 @@ TEST(CopyPlan, EveryPlanFitsItsRingItsThreadsAndItsBytes) {
     const uint64_t fresh_bytes = bytes == 0 ? 0 : random() % bytes;
     const CopyNeed need = {bytes, fresh_bytes, static_cast<int>(random() % 40) - 2,
                            static_cast<int>(random() % 20) - 2};
-    const uint64_t ring_bytes = kFewestRingBytes + random() % (256 * kMiB);
+    const uint64_t ring_bytes = kLeastRingBytes + random() % (256 * kMiB);
     const CopyPlan plan = plan_copy(need, ring_bytes);
-    EXPECT_LE(plan.ring_bytes(), ring_bytes);
     EXPECT_GE(plan.threads, 1);
     EXPECT_LE(plan.threads, std::clamp(need.wanted_threads > 0 ? need.wanted_threads : need.cores, 1, kMaxCopyThreads));
-    EXPECT_LE(static_cast<uint64_t>(plan.threads), bytes / (kSmallSlotBytes * kSlotsPerThread) + 1);
-    EXPECT_TRUE(plan.slot_bytes == kSmallSlotBytes || plan.slot_bytes == kLargeSlotBytes);
-    EXPECT_TRUE(plan.slots_per_thread == kSlotsPerThread || (plan.slots_per_thread == 1 && plan.threads == 1));
-    // A larger ring never makes a copy smaller, and beyond the wanted one nothing changes.
-    EXPECT_LE(plan.ring_bytes(), plan_copy(need, ring_bytes + random() % kGiB).ring_bytes());
+    EXPECT_LE(static_cast<uint64_t>(plan.threads), bytes / (8 * kMiB) + 1);
+    EXPECT_LE(static_cast<uint64_t>(plan.threads), ring_bytes / kPartBytes) << "a thread without a part only waits";
+    EXPECT_EQ(plan.piece_bytes % kPartBytes, 0u);
+    EXPECT_GE(plan.piece_bytes, kPartBytes);
+    EXPECT_LE(plan.piece_bytes, kLargestPieceBytes);
+    EXPECT_LE(2 * plan.piece_bytes, ring_bytes) << "else bus and threads take turns";
+    // A larger ring never makes a copy smaller, and beyond the wanted one its threads stay as they are.
+    EXPECT_LE(plan.piece_bytes, plan_copy(need, ring_bytes + random() % kGiB).piece_bytes);
     EXPECT_LE(plan.threads, plan_copy(need, ring_bytes + random() % kGiB).threads);
     const uint64_t wanted_bytes = wanted_ring_bytes(need);
-    EXPECT_GE(wanted_bytes, kFewestRingBytes);
-    EXPECT_EQ(plan_copy(need, wanted_bytes).ring_bytes(), plan_copy(need, kUnlimited).ring_bytes());
+    EXPECT_GE(wanted_bytes, kLeastRingBytes);
+    EXPECT_LE(wanted_bytes, kLargestRingBytes);
+    EXPECT_EQ(plan_copy(need, wanted_bytes).threads, plan_copy(need, kUnlimited).threads);
   }
 }
 
-void expect_plan(const CopyPlan& plan, int threads, uint64_t slot_bytes, int slots_per_thread) {
+void expect_plan(const CopyPlan& plan, int threads, uint64_t piece_bytes) {
   EXPECT_EQ(plan.threads, threads);
-  EXPECT_EQ(plan.slot_bytes, slot_bytes);
-  EXPECT_EQ(plan.slots_per_thread, slots_per_thread);
+  EXPECT_EQ(plan.piece_bytes, piece_bytes);
 }
 
-TEST(CopyPlan, FreshMemoryWantsCoresAndTheRestLargeSlots) {
+TEST(CopyPlan, FreshMemoryWantsAllCores) {
   const CopyNeed fresh = {.bytes = 15 * kGiB, .fresh_bytes = 15 * kGiB, .cores = 16};
   CopyNeed touched = {.bytes = 15 * kGiB, .fresh_bytes = 0, .cores = 16};
-  expect_plan(plan_copy(fresh, kUnlimited), 16, kSmallSlotBytes, 2);
-  expect_plan(plan_copy(touched, kUnlimited), 8, kLargeSlotBytes, 2);
-  EXPECT_EQ(wanted_ring_bytes(fresh), 128 * kMiB);
-  EXPECT_EQ(wanted_ring_bytes(touched), 128 * kMiB);
+  expect_plan(plan_copy(fresh, 64 * kMiB), 16, 16 * kMiB);
+  expect_plan(plan_copy(touched, 64 * kMiB), 12, 16 * kMiB);
+  EXPECT_EQ(wanted_ring_bytes(fresh), 64 * kMiB);
+  EXPECT_EQ(wanted_ring_bytes(touched), 64 * kMiB);
   touched.fresh_bytes = touched.bytes / 2;
-  expect_plan(plan_copy(touched, kUnlimited), 8, kLargeSlotBytes, 2);
+  EXPECT_EQ(plan_copy(touched, 64 * kMiB).threads, 12);
   touched.fresh_bytes += 1;
-  expect_plan(plan_copy(touched, kUnlimited), 16, kSmallSlotBytes, 2);
-  expect_plan(plan_copy({.bytes = 15 * kGiB, .cores = 8, .is_shared = true}, kUnlimited), 8, kSmallSlotBytes, 2);
+  EXPECT_EQ(plan_copy(touched, 64 * kMiB).threads, 16);
   // With fewer cores as well, the ring of the first pause serves the resume.
   for (int cores = 1; cores <= 64; ++cores) {
     EXPECT_EQ(wanted_ring_bytes({kGiB, kGiB, cores, 0}), wanted_ring_bytes({kGiB, 0, cores, 0})) << cores;
   }
+  EXPECT_EQ(wanted_ring_bytes({kGiB, 0, 1, 0}), 16 * kMiB) << "one thread empties no more while the bus fills it";
 }
 
-TEST(CopyPlan, ASmallRingTakesTheSizeOfTheSlotsFirstThenThreadsThenTheSecondSlot) {
+TEST(CopyPlan, ASmallRingTakesTheSizeOfThePiecesAndThenThreads) {
   const CopyNeed touched = {.bytes = 15 * kGiB, .fresh_bytes = 0, .cores = 16};
-  expect_plan(plan_copy(touched, 128 * kMiB - 1), 8, kSmallSlotBytes, 2);
-  expect_plan(plan_copy(touched, 64 * kMiB - 1), 7, kSmallSlotBytes, 2);
-  expect_plan(plan_copy(touched, 8 * kMiB), 1, kSmallSlotBytes, 2);
-  expect_plan(plan_copy(touched, 4 * kMiB), 1, kSmallSlotBytes, 1);
+  expect_plan(plan_copy(touched, 64 * kMiB - 1), 12, 14 * kMiB);
+  expect_plan(plan_copy(touched, 24 * kMiB), 12, 6 * kMiB);
+  expect_plan(plan_copy(touched, 16 * kMiB), 8, 4 * kMiB);
+  expect_plan(plan_copy(touched, 8 * kMiB), 4, 2 * kMiB);
+  expect_plan(plan_copy(touched, 4 * kMiB), 2, 2 * kMiB);
 }
 
-TEST(CopyPlan, TheWishGoesBeforeTheCoresAndSmallCopiesHaveFewThreads) {
+TEST(CopyPlan, TheWishGoesBeforeTheCoresAndSmallCopiesHaveFewThreadsAndSmallPieces) {
   CopyNeed need = {.bytes = 10 * kGiB, .fresh_bytes = 0, .cores = 2};
   EXPECT_EQ(plan_copy(need, kUnlimited).threads, 2);
-  need.wanted_threads = 12;
-  EXPECT_EQ(plan_copy(need, kUnlimited).threads, 12);
+  need.wanted_threads = 14;
+  EXPECT_EQ(plan_copy(need, kUnlimited).threads, 14);
   need.wanted_threads = 1000;
   EXPECT_EQ(plan_copy(need, kUnlimited).threads, kMaxCopyThreads);
+  need.bytes = 128 * kMiB;
+  expect_plan(plan_copy(need, kUnlimited), kMaxCopyThreads, 8 * kMiB);
   need.bytes = kMiB;
-  expect_plan(plan_copy(need, kUnlimited), 1, kSmallSlotBytes, 2);
-  EXPECT_EQ(wanted_ring_bytes(need), 8 * kMiB);
+  expect_plan(plan_copy(need, kUnlimited), 1, 2 * kMiB);
+  EXPECT_EQ(wanted_ring_bytes(need), 4 * kMiB);
 }
 
 HostMemory machine(uint64_t total, uint64_t available) { return {total, available, {}}; }
