@@ -18,10 +18,15 @@ from benchmarks.sizes import Sizes
 from benchmarks.tensors import Checker, Shape
 
 Change = Callable[[Sequence[torch.Tensor]], None]
+WhilePaused = Callable[[Measured], None]
 
 
 def nothing(tensors: Sequence[torch.Tensor]) -> None:
     """The change of works that change nothing."""
+
+
+def no_more(measured: Measured) -> None:
+    """Between the pause and the resume of works that do no more there."""
 
 
 class Cycle:
@@ -30,15 +35,22 @@ class Cycle:
     Args:
         keeper: holds no tensors yet.
         change: what happens to the tensors before each pause.
-        rest_seconds: before the pause, and between it and the resume.
+        rest_seconds: before the pause, and before the resume.
+        while_paused: what happens between the two, once the memory was found free; may add metrics.
     """
 
     def __init__(
-        self, keeper: Keeper, shapes: Sequence[Shape], change: Change = kept.change, rest_seconds: float = 0
+        self,
+        keeper: Keeper,
+        shapes: Sequence[Shape],
+        change: Change = kept.change,
+        rest_seconds: float = 0,
+        while_paused: WhilePaused = no_more,
     ) -> None:
         self._keeper = keeper
         self._change = change
         self._rest_seconds = rest_seconds
+        self._while_paused = while_paused
         self._checker = Checker() if keeper.has_backup else None
         keeper.make(shapes)
         kept.fill(keeper.tensors)
@@ -65,6 +77,7 @@ class Cycle:
         keeper.pause()
         measured.add(pause, *watch.stop())
         freed = device.free_bytes() - free_before
+        self._while_paused(measured)
 
         time.sleep(self._rest_seconds)
         watch = Stopwatch()
@@ -101,16 +114,14 @@ def measure_steady(
     keeper: Keeper, shapes: Sequence[Shape], sizes: Sizes, least: int | None = None, change: Change = kept.change
 ) -> Measured:
     """Cycles after the first one; `least` of them, by default as many as the sizes say."""
-    return measure_by_turns(Cycle(keeper, shapes, change), sizes, lambda _: None, least)
+    return repeat(Cycle(keeper, shapes, change), sizes, least)
 
 
-def measure_by_turns(
-    cycle: Cycle, sizes: Sizes, other: Callable[[Measured], None], least: int | None = None
-) -> Measured:
-    """The same, each cycle followed by `other`, which adds metrics of its own."""
+def repeat(cycle: Cycle, sizes: Sizes, least: int | None = None) -> Measured:
+    """The same, of a cycle that has not run yet."""
+    least = least or sizes.samples
     measured = Measured()
     cycle.warm_up()
-    for _ in turns(least or sizes.samples, 2 * sizes.samples, sizes.patience_seconds):
+    for _ in turns(least, max(least, 2 * sizes.samples), sizes.patience_seconds):
         cycle.run(measured)
-        other(measured)
     return measured

@@ -3,7 +3,8 @@
 `claim` is create, map and set-access, `give` unmap and release. The best handle size of each counts.
 
 What a call takes depends on what happened to the device's memory before: on whether it was cleared since it was given
-back, and on how it lies. So a work that is held against D measures it itself, by turns with its own cycles (BareCalls).
+back, and on how it lies. So a work that is held against D measures it itself, in each cycle, while its own memory is
+away (BareCalls).
 """
 
 import time
@@ -58,7 +59,9 @@ def add_calls(measured: Measured, handles: str, seconds: tuple[float, float]) ->
 
 
 class BareCalls:
-    """D by turns with a work's own cycles: metrics "claim HANDLES" and "give HANDLES" of the work's part.
+    """D within a work's own cycles: metrics "claim HANDLES" and "give HANDLES" of the work's part.
+
+    The order changes from turn to turn, so that none always follows the same one.
 
     Args:
         segments: bytes of what the work's memory is made of: one of the choices. The others are the two sizes of
@@ -73,11 +76,15 @@ class BareCalls:
         self._choices = {
             f"{large // MIB} MiB": cut(total, large),
             f"{largest // MIB} MiB": cut(total, largest),
-            SEGMENTS: list(segments),
         }
+        if list(segments) not in self._choices.values():
+            self._choices[SEGMENTS] = list(segments)
+        self._turns = 0
 
     def take_turn(self, measured: Measured) -> None:
-        for name, handle_sizes in self._choices.items():
+        self._turns += 1
+        choices = list(self._choices.items())
+        for name, handle_sizes in choices if self._turns % 2 else reversed(choices):
             add_calls(measured, name, time_calls(self._driver, handle_sizes, self._rest_seconds))
 
 

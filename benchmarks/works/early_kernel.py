@@ -1,6 +1,6 @@
 """How soon a kernel may run on a tensor while the rest is still on its way: resume with wait=False.
 
-With rests, and the bare driver calls by turns, as in no_backup.py.
+With rests, and the bare driver calls while the tensors are away, as in no_backup.py.
 """
 
 import time
@@ -20,7 +20,12 @@ from benchmarks.tensors import Checker
 
 
 def run_once(
-    keeper: Ebbtide, order: list[torch.Tensor], checker: Checker, rest_seconds: float, measured: Measured
+    keeper: Ebbtide,
+    order: list[torch.Tensor],
+    checker: Checker,
+    bare: BareCalls,
+    rest_seconds: float,
+    measured: Measured,
 ) -> None:
     """`first_kernel`: until a kernel has read all of the first tensor; `all_bytes`: until nothing is missing."""
     first = order[0]
@@ -29,6 +34,7 @@ def run_once(
     first_sum = kept.words(first).sum().clone()
     keeper.pause()
     device.synchronize()
+    bare.take_turn(measured)
     time.sleep(rest_seconds)
 
     watch = Stopwatch()
@@ -60,10 +66,9 @@ def measure(sizes: Sizes, is_small_first: bool) -> Measured:
     checker = Checker()
     ignored = Measured()
     bare = BareCalls(segments_of_weights(sizes), sizes)
-    run_once(keeper, order, checker, 0, ignored)
+    run_once(keeper, order, checker, bare, 0, ignored)
     for _ in turns(sizes.samples, 2 * sizes.samples, sizes.patience_seconds):
-        run_once(keeper, order, checker, sizes.rest_seconds, measured)
-        bare.take_turn(measured)
+        run_once(keeper, order, checker, bare, sizes.rest_seconds, measured)
     measured.faults += ignored.faults
     return measured
 

@@ -1,6 +1,6 @@
 """Pause of what has not changed since it was stored, or in a tenth only. Host memory is kept, as in steady.py.
 
-With rests, and the bare driver calls by turns, as in no_backup.py.
+With rests, and the bare driver calls while the tensors are away, as in no_backup.py.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from benchmarks import tensors as kept
-from benchmarks.cycles import Change, Cycle, measure_by_turns, nothing
+from benchmarks.cycles import Change, Cycle, nothing, repeat
 from benchmarks.keepers import Ebbtide
 from benchmarks.limits.driver_calls import BareCalls, segments_of_weights
 from benchmarks.measured import Measured
@@ -24,8 +24,9 @@ def change_a_tenth(tensors: Sequence[torch.Tensor]) -> None:
 
 def measure(sizes: Sizes, change: Change) -> Measured:
     keeper = Ebbtide(backup="ram", retain=True, copies_all=False)
-    cycle = Cycle(keeper, kept.llama_shapes(sizes.scale), change, sizes.rest_seconds)
-    measured = measure_by_turns(cycle, sizes, BareCalls(segments_of_weights(sizes), sizes).take_turn)
+    bare = BareCalls(segments_of_weights(sizes), sizes)
+    shapes = kept.llama_shapes(sizes.scale)
+    measured = repeat(Cycle(keeper, shapes, change, sizes.rest_seconds, bare.take_turn), sizes)
     tenth = kept.every_tenth(keeper.tensors)
     measured.facts["tenth_tensors"] = len(tenth)
     measured.facts["tenth_bytes"] = sum(tensor.nbytes for tensor in tenth)

@@ -25,7 +25,8 @@ int threads_of(const CopyNeed& need, bool is_fresh) {
 
 uint64_t wanted_ring_bytes(const CopyNeed& need) {
   const int threads = std::max(threads_of(need, true), threads_of(need, false));
-  const uint64_t bytes = std::min({need.bytes, kLargestRingBytes, kRingBytesPerThread * static_cast<uint64_t>(threads)});
+  const uint64_t bytes =
+      std::min({need.bytes, kLargestRingBytes, kRingBytesPerThread * static_cast<uint64_t>(threads)});
   return std::max(round_up(bytes, kPartBytes), kLeastRingBytes);
 }
 

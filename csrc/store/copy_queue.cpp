@@ -82,9 +82,7 @@ CopyStep CopyQueue::find_step_locked() {
     flight->stage = Stage::kLaunching;
     return {.kind = Kind::kLaunch, .flight = flight};
   }
-  const auto has_part = [](const Flight& each) {
-    return each.stage == Stage::kParts && each.parts_taken < each.parts;
-  };
+  const auto has_part = [](const Flight& each) { return each.stage == Stage::kParts && each.parts_taken < each.parts; };
   if (Flight* const flight = find(has_part)) {
     const size_t offset = flight->parts_taken++ * flight->part_bytes;
     return {Kind::kPart, flight, offset, std::min(flight->part_bytes, flight->piece.size_bytes - offset)};

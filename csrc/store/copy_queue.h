@@ -37,7 +37,8 @@ struct CopyJob {
 struct RingCut {
   int threads = 1;
   size_t piece_bytes = 0;  // at most this goes over the bus at once; at most the ring
-  size_t part_bytes = 0;   // at most this is one thread's, of a piece; a backup that is not in memory gets requests of kRequestBytes
+  size_t part_bytes =
+      0;  // at most this is one thread's, of a piece; a backup that is not in memory gets requests of kRequestBytes
 };
 
 inline constexpr size_t kRequestBytes = 8 << 20;
