@@ -5,7 +5,6 @@ import os
 from dataclasses import dataclass
 
 MIB, GIB = 1 << 20, 1 << 30
-SEGMENTS = "a segment"  # of torch: a choice of handles that has no one size
 
 
 def usable_cores() -> int:

@@ -15,7 +15,7 @@ from benchmarks import tensors as kept
 from benchmarks.driver import Driver, round_up, segments_of
 from benchmarks.measured import Measured, Stopwatch
 from benchmarks.parts import Part
-from benchmarks.sizes import MIB, SEGMENTS, Sizes
+from benchmarks.sizes import MIB, Sizes
 
 
 def cut(size_bytes: int, handle_bytes: int) -> list[int]:
@@ -61,24 +61,18 @@ def add_calls(measured: Measured, handles: str, seconds: tuple[float, float]) ->
 class BareCalls:
     """D within a work's own cycles: metrics "claim HANDLES" and "give HANDLES" of the work's part.
 
-    The order changes from turn to turn, so that none always follows the same one.
+    With the two sizes of handles that have been best. Small ones would spoil the next claim, which is often the work's:
+    memory that was given back in many pieces takes longer to claim in large ones. The order changes from turn to turn,
+    so that none always follows the same one.
 
     Args:
-        segments: bytes of what the work's memory is made of: one of the choices. The others are the two sizes of
-            handles that have been best.
+        total_bytes: as much as the work's memory.
     """
 
-    def __init__(self, segments: Sequence[int], sizes: Sizes) -> None:
+    def __init__(self, total_bytes: int, sizes: Sizes) -> None:
         self._driver = Driver()
         self._rest_seconds = sizes.rest_seconds
-        large, largest = sizes.bare_handle_bytes
-        total = sum(segments)
-        self._choices = {
-            f"{large // MIB} MiB": cut(total, large),
-            f"{largest // MIB} MiB": cut(total, largest),
-        }
-        if list(segments) not in self._choices.values():
-            self._choices[SEGMENTS] = list(segments)
+        self._choices = {f"{handle // MIB} MiB": cut(total_bytes, handle) for handle in sizes.bare_handle_bytes}
         self._turns = 0
 
     def take_turn(self, measured: Measured) -> None:
@@ -88,9 +82,9 @@ class BareCalls:
             add_calls(measured, name, time_calls(self._driver, handle_sizes, self._rest_seconds))
 
 
-def segments_of_weights(sizes: Sizes) -> list[int]:
-    """torch's segments for the 290 tensors."""
-    return segments_of([kept.size_of([shape]) for shape in kept.llama_shapes(sizes.scale)])[0]
+def bytes_of_weights(sizes: Sizes) -> int:
+    """Of torch's segments for the 290 tensors."""
+    return sum(segments_of([kept.size_of([shape]) for shape in kept.llama_shapes(sizes.scale)])[0])
 
 
 def measure(sizes: Sizes) -> Measured:

@@ -12,7 +12,7 @@ from ebbtide import saver
 from benchmarks import device
 from benchmarks import tensors as kept
 from benchmarks.keepers import Ebbtide
-from benchmarks.limits.driver_calls import BareCalls, segments_of_weights
+from benchmarks.limits.driver_calls import BareCalls, bytes_of_weights
 from benchmarks.measured import Measured, Stopwatch, turns
 from benchmarks.parts import Part
 from benchmarks.sizes import Sizes
@@ -65,7 +65,7 @@ def measure(sizes: Sizes, is_small_first: bool) -> Measured:
     measured = Measured(bytes=sum(tensor.nbytes for tensor in order), facts={"first_bytes": order[0].nbytes})
     checker = Checker()
     ignored = Measured()
-    bare = BareCalls(segments_of_weights(sizes), sizes)
+    bare = BareCalls(bytes_of_weights(sizes), sizes)
     run_once(keeper, order, checker, bare, 0, ignored)
     for _ in turns(sizes.samples, 2 * sizes.samples, sizes.patience_seconds):
         run_once(keeper, order, checker, bare, sizes.rest_seconds, measured)

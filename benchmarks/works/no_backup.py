@@ -23,7 +23,7 @@ from benchmarks.sizes import Sizes
 def measure(sizes: Sizes, make: Maker, least: int) -> Measured:
     shapes = kept.equal_shapes(sizes.no_backup_tensors, sizes.no_backup_tensor_bytes)
     keeper = make()
-    bare = BareCalls([kept.size_of([shape]) for shape in shapes], sizes) if isinstance(keeper, Ebbtide) else None
+    bare = BareCalls(kept.size_of(shapes), sizes) if isinstance(keeper, Ebbtide) else None
     while_paused = bare.take_turn if bare else no_more
     # What the driver takes differs twofold from one time to the next: twice as many samples as elsewhere.
     return repeat(Cycle(keeper, shapes, kept.change, sizes.rest_seconds, while_paused), sizes, 2 * least)

@@ -11,7 +11,7 @@ import torch
 from benchmarks import tensors as kept
 from benchmarks.cycles import Change, Cycle, nothing, repeat
 from benchmarks.keepers import Ebbtide
-from benchmarks.limits.driver_calls import BareCalls, segments_of_weights
+from benchmarks.limits.driver_calls import BareCalls, bytes_of_weights
 from benchmarks.measured import Measured
 from benchmarks.parts import Part
 from benchmarks.sizes import Sizes
@@ -24,7 +24,7 @@ def change_a_tenth(tensors: Sequence[torch.Tensor]) -> None:
 
 def measure(sizes: Sizes, change: Change) -> Measured:
     keeper = Ebbtide(backup="ram", retain=True, copies_all=False)
-    bare = BareCalls(segments_of_weights(sizes), sizes)
+    bare = BareCalls(bytes_of_weights(sizes), sizes)
     shapes = kept.llama_shapes(sizes.scale)
     measured = repeat(Cycle(keeper, shapes, change, sizes.rest_seconds, bare.take_turn), sizes)
     tenth = kept.every_tenth(keeper.tensors)

@@ -175,10 +175,10 @@ int usable_cores() {
   return std::max(1, cores);
 }
 
-policy::CopyNeed copy_need(uint64_t bytes, uint64_t fresh_bytes, int sharers) {
+policy::CopyNeed copy_need(uint64_t bytes, uint64_t fresh_bytes) {
   const char* text = std::getenv("EBBTIDE_COPY_THREADS");
   const int wanted = text == nullptr ? 0 : std::atoi(text);
-  return {bytes, fresh_bytes, std::max(1, usable_cores() / sharers), wanted > 0 ? std::max(1, wanted / sharers) : 0};
+  return {.bytes = bytes, .fresh_bytes = fresh_bytes, .cores = usable_cores(), .wanted_threads = std::max(0, wanted)};
 }
 
 int populate_threads(uint64_t bytes) { return policy::plan_copy(copy_need(bytes, bytes), kUnlimited).threads; }

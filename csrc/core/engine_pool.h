@@ -75,9 +75,8 @@ class EnginePool {
 // The cores that this process may use: by affinity and by the cgroups' cpu quotas.
 int usable_cores();
 
-// What a copy of so many staged bytes wants, of which fresh_bytes go into memory that nobody has touched yet. sharers: copies that go on at once, this one included. EBBTIDE_COPY_THREADS goes
-// before the cores.
-policy::CopyNeed copy_need(uint64_t bytes, uint64_t fresh_bytes, int sharers = 1);
+// What a copy of so many staged bytes to the store wants that has the cores to itself, of which fresh_bytes go into memory that nobody has touched yet. EBBTIDE_COPY_THREADS goes before the cores.
+policy::CopyNeed copy_need(uint64_t bytes, uint64_t fresh_bytes);
 // For taking fresh memory without a copy.
 int populate_threads(uint64_t bytes);
 

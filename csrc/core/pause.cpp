@@ -191,9 +191,10 @@ void PausePart::borrow_engine(int device, DevicePart& part) {
       fresh_bytes += stored.kind == BackupKind::kRam && !stored.blocks[block].is_touched ? kernels::kBlockBytes : 0;
     }
   }
-  const int sharers = static_cast<int>(parts_.size()) * (exchanges_ != nullptr ? 2 : 1);
-  part.engine =
-      std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, copy_need(staged_bytes, fresh_bytes, sharers)));
+  policy::CopyNeed need = copy_need(staged_bytes, fresh_bytes);
+  need.devices = static_cast<int>(parts_.size());
+  need.is_swap = exchanges_ != nullptr;
+  part.engine = std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, need));
   const SkipRules& skip = saver().skip;
   if (!skip.constant.load() && !skip.clean.load()) return;
   part.scan = BlockScan::create(*part.engine, bytes / kernels::kBlockBytes, saver().digest_seed);

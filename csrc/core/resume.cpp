@@ -104,9 +104,11 @@ void ResumePart::put_in_order(DevicePart& part) {
 void ResumePart::borrow_engine(int device, DevicePart& part) {
   // Memory that changes hands may have to be cleared.
   if (part.copied_bytes == 0 && part.fill_count == 0 && exchanges_ == nullptr) return;
-  const int sharers = static_cast<int>(parts_.size()) * (exchanges_ != nullptr ? 2 : 1);
-  part.engine =
-      std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, copy_need(part.staged_bytes, 0, sharers)));
+  policy::CopyNeed need = copy_need(part.staged_bytes, 0);
+  need.is_to_device = true;
+  need.devices = static_cast<int>(parts_.size());
+  need.is_swap = exchanges_ != nullptr;
+  part.engine = std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, need));
   take_fill_table(part);
 }
 

@@ -14,9 +14,18 @@ constexpr uint64_t kPiecesInRing = 4;
 // Before the first piece is there the other side has nothing to do: so a small copy has small pieces.
 constexpr uint64_t kLeastPieces = 16;
 
+// Of so many in a swap: filling the ring takes more than emptying it, unless that has memory to clear.
+int share_of(const CopyNeed& need, bool is_fresh, int count) {
+  if (!need.is_swap) return count;
+  const int for_store = is_fresh ? count / 2 : count * 3 / 8;
+  return need.is_to_device ? count - count * 3 / 8 : for_store;
+}
+
 int threads_of(const CopyNeed& need, bool is_fresh) {
-  const int by_cores = is_fresh ? need.cores : std::min(need.cores, kMaxThreadsWithoutClearing);
-  const int most = std::clamp(need.wanted_threads > 0 ? need.wanted_threads : by_cores, 1, kMaxCopyThreads);
+  const int useful_cores = need.is_to_device ? kMaxThreadsToDevice : is_fresh ? kMaxCopyThreads : kMaxThreadsToStore;
+  const int by_cores = std::min(share_of(need, is_fresh, need.cores / need.devices), useful_cores);
+  const int wanted = share_of(need, is_fresh, need.wanted_threads / need.devices);
+  const int most = std::clamp(need.wanted_threads > 0 ? wanted : by_cores, 1, kMaxCopyThreads);
   const uint64_t useful = need.bytes / kLeastBytesPerThread + 1;
   return static_cast<int>(std::min(useful, static_cast<uint64_t>(most)));
 }

@@ -6,11 +6,14 @@
 
 // How many threads share a copy between device and store, how large a pinned ring it wants, and how large the pieces are that go over the bus. Pure.
 //
-// Measured (H200, 16 cores, 55 GB/s): between two copies the copy engine stands still for about 2.5 us, and longer when they are on different streams. In one stream, pieces of 4, 8, 16 and 32 MiB
-// move at 53.4, 54.3, 54.8 and 55.1 GB/s. So pieces are large, and the threads share each of them: rings of 64 MiB with 16 MiB pieces did as well as any that were larger. A ring in which each of 8
-// threads had two slots and a stream of its own needed 128 MiB for 54.3, and in a swap 4 MiB slots moved 90 GB/s in all where one stream each way moves 96.
-// Parts of 1 and 2 MiB are alike; smaller than a huge page, and two threads clear the same fresh one.
-// Emptying the ring into memory that is there takes 5 threads; filling it 8, on slow hosts 12. Into fresh memory, which the kernel clears at first touch, every core helps.
+// Measured (H200, 16 cores, 15 GiB in 195 segments, several hosts with a link of 55 GB/s):
+// - Between two copies the copy engine stands still for about 2.5 us, and longer when they are on different streams. In one stream, pieces of 4, 8, 16 and 32 MiB move at 53.4, 54.3, 54.8 and
+//   55.1 GB/s. So pieces are large, and threads share each of them.
+// - A ring of 64 MiB with pieces of 16 MiB. 48 and 32 MiB with pieces of 8: a pause takes 324 and 373 ms instead of 295, since driver calls for other chunks hold up the next copies for longer
+//   than those on the bus last. 96 and 128 MiB: no faster alone, and in a swap 461 and 535 ms instead of 341 to 410, since two such rings fall out of the caches.
+// - Into memory that is there, 6 or 8 threads: 295 ms, where pinned memory takes 294; 10: 298, 12: 303. Out of memory, 6, 8, 10, 12 threads: 313, 298, 297, 300; on a slow host 8 were too few.
+//   Into fresh memory, which the kernel clears at first touch, every core helps.
+// - Parts of 1 and 2 MiB are alike. But of a huge page that is not there yet, two threads would each clear one.
 namespace ebbtide::policy {
 
 // What a thread copies at once between the ring and memory: a huge page.
@@ -19,13 +22,18 @@ inline constexpr uint64_t kLeastRingBytes = 2 * kPartBytes;  // one part is on t
 inline constexpr uint64_t kLargestRingBytes = 64 * kMiB;
 inline constexpr uint64_t kLargestPieceBytes = 16 * kMiB;
 inline constexpr int kMaxCopyThreads = 16;
-inline constexpr int kMaxThreadsWithoutClearing = 12;
+// Into memory of the store that is there, and out of it.
+inline constexpr int kMaxThreadsToStore = 8;
+inline constexpr int kMaxThreadsToDevice = 10;
 
 struct CopyNeed {
+  bool is_to_device = false;
   uint64_t bytes = 0;        // through the ring
   uint64_t fresh_bytes = 0;  // of which into memory of the store that nobody has touched yet
-  int cores = 1;             // for this copy
+  int cores = 1;             // for all copies that go on at once
   int wanted_threads = 0;    // instead of what the cores say; 0 for none
+  int devices = 1;           // that share the cores
+  bool is_swap = false;      // the other way goes on at once, and shares them too
 };
 
 struct CopyPlan {

@@ -96,7 +96,7 @@ TEST_F(EnginePoolTest, OneRingServesCopiesThatCutItDifferently) {
   const policy::CopyNeed touched = {.bytes = kGiB, .fresh_bytes = 0, .cores = 16};
   pool.borrow(0, fresh);
   const Live before = Live::now();
-  EXPECT_EQ(pool.borrow(0, touched).cut().threads, policy::kMaxThreadsWithoutClearing);
+  EXPECT_EQ(pool.borrow(0, touched).cut().threads, policy::kMaxThreadsToStore);
   const EnginePool::Loan loan = pool.borrow(0, fresh);
   EXPECT_EQ(loan.cut().threads, policy::kMaxCopyThreads);
   EXPECT_EQ(loan.cut().piece_bytes, policy::kLargestPieceBytes);

@@ -70,8 +70,13 @@ TEST(CopyPlan, EveryPlanFitsItsRingItsThreadsAndItsBytes) {
   for (int i = 0; i < 20000; ++i) {
     const uint64_t bytes = random() % 8 == 0 ? random() : random() >> (20 + random() % 44);
     const uint64_t fresh_bytes = bytes == 0 ? 0 : random() % bytes;
-    const CopyNeed need = {bytes, fresh_bytes, static_cast<int>(random() % 40) - 2,
-                           static_cast<int>(random() % 20) - 2};
+    const CopyNeed need = {.is_to_device = random() % 2 == 0,
+                           .bytes = bytes,
+                           .fresh_bytes = fresh_bytes,
+                           .cores = static_cast<int>(random() % 40) + 1,
+                           .wanted_threads = static_cast<int>(random() % 20),
+                           .devices = static_cast<int>(random() % 8) + 1,
+                           .is_swap = random() % 2 == 0};
     const uint64_t ring_bytes = kLeastRingBytes + random() % (256 * kMiB);
     const CopyPlan plan = plan_copy(need, ring_bytes);
     EXPECT_GE(plan.threads, 1);
@@ -97,28 +102,60 @@ void expect_plan(const CopyPlan& plan, int threads, uint64_t piece_bytes) {
   EXPECT_EQ(plan.piece_bytes, piece_bytes);
 }
 
-TEST(CopyPlan, FreshMemoryWantsAllCores) {
-  const CopyNeed fresh = {.bytes = 15 * kGiB, .fresh_bytes = 15 * kGiB, .cores = 16};
-  CopyNeed touched = {.bytes = 15 * kGiB, .fresh_bytes = 0, .cores = 16};
+TEST(CopyPlan, FreshMemoryWantsAllCoresAndTheBusFewer) {
+  const CopyNeed fresh = {.bytes = 15 * kGiB, .fresh_bytes = 15 * kGiB, .cores = 24};
+  CopyNeed touched = {.bytes = 15 * kGiB, .fresh_bytes = 0, .cores = 24};
+  const CopyNeed back = {.is_to_device = true, .bytes = 15 * kGiB, .cores = 24};
   expect_plan(plan_copy(fresh, 64 * kMiB), 16, 16 * kMiB);
-  expect_plan(plan_copy(touched, 64 * kMiB), 12, 16 * kMiB);
-  EXPECT_EQ(wanted_ring_bytes(fresh), 64 * kMiB);
-  EXPECT_EQ(wanted_ring_bytes(touched), 64 * kMiB);
+  expect_plan(plan_copy(touched, 64 * kMiB), 8, 16 * kMiB);
+  expect_plan(plan_copy(back, 64 * kMiB), 10, 16 * kMiB);
+  for (const CopyNeed& need : {fresh, touched, back}) EXPECT_EQ(wanted_ring_bytes(need), 64 * kMiB);
   touched.fresh_bytes = touched.bytes / 2;
-  EXPECT_EQ(plan_copy(touched, 64 * kMiB).threads, 12);
+  EXPECT_EQ(plan_copy(touched, 64 * kMiB).threads, 8);
   touched.fresh_bytes += 1;
   EXPECT_EQ(plan_copy(touched, 64 * kMiB).threads, 16);
   // With fewer cores as well, the ring of the first pause serves the resume.
   for (int cores = 1; cores <= 64; ++cores) {
-    EXPECT_EQ(wanted_ring_bytes({kGiB, kGiB, cores, 0}), wanted_ring_bytes({kGiB, 0, cores, 0})) << cores;
+    const auto ring = [&](bool is_to_device, uint64_t fresh_bytes) {
+      return wanted_ring_bytes(
+          {.is_to_device = is_to_device, .bytes = kGiB, .fresh_bytes = fresh_bytes, .cores = cores});
+    };
+    EXPECT_EQ(ring(false, kGiB), ring(false, 0)) << cores;
+    EXPECT_EQ(ring(false, kGiB), ring(true, 0)) << cores;
   }
-  EXPECT_EQ(wanted_ring_bytes({kGiB, 0, 1, 0}), 16 * kMiB) << "one thread empties no more while the bus fills it";
+  EXPECT_EQ(wanted_ring_bytes({.bytes = kGiB, .cores = 1}), 16 * kMiB) << "one thread is no faster with more";
+}
+
+TEST(CopyPlan, BothSidesOfASwapAndAllDevicesShareTheCores) {
+  const auto threads = [](bool is_to_device, uint64_t fresh_bytes, int cores, int devices, int wanted) {
+    return plan_copy({.is_to_device = is_to_device,
+                      .bytes = 15 * kGiB,
+                      .fresh_bytes = fresh_bytes,
+                      .cores = cores,
+                      .wanted_threads = wanted,
+                      .devices = devices,
+                      .is_swap = true},
+                     64 * kMiB)
+        .threads;
+  };
+  EXPECT_EQ(threads(false, 0, 16, 1, 0), 6);
+  EXPECT_EQ(threads(true, 0, 16, 1, 0), 10);
+  EXPECT_EQ(threads(false, 15 * kGiB, 16, 1, 0), 8) << "which clears memory as well";
+  EXPECT_EQ(threads(false, 0, 16, 2, 0), 3);
+  EXPECT_EQ(threads(true, 0, 16, 2, 0), 5);
+  EXPECT_EQ(threads(false, 0, 1, 8, 0), 1);
+  EXPECT_EQ(threads(true, 0, 1, 8, 0), 1);
+  EXPECT_EQ(threads(false, 0, 64, 1, 0), 8);
+  EXPECT_EQ(threads(true, 0, 64, 1, 0), 10);
+  EXPECT_EQ(threads(false, 0, 16, 1, 8), 3) << "of the wish as well";
+  EXPECT_EQ(threads(true, 0, 16, 1, 8), 5);
+  EXPECT_EQ(threads(true, 0, 16, 1, 1), 1);
 }
 
 TEST(CopyPlan, ASmallRingTakesTheSizeOfThePiecesAndThenThreads) {
   const CopyNeed touched = {.bytes = 15 * kGiB, .fresh_bytes = 0, .cores = 16};
-  expect_plan(plan_copy(touched, 64 * kMiB - 1), 12, 14 * kMiB);
-  expect_plan(plan_copy(touched, 24 * kMiB), 12, 6 * kMiB);
+  expect_plan(plan_copy(touched, 64 * kMiB - 1), 8, 14 * kMiB);
+  expect_plan(plan_copy(touched, 24 * kMiB), 8, 6 * kMiB);
   expect_plan(plan_copy(touched, 16 * kMiB), 8, 4 * kMiB);
   expect_plan(plan_copy(touched, 8 * kMiB), 4, 2 * kMiB);
   expect_plan(plan_copy(touched, 4 * kMiB), 2, 2 * kMiB);

@@ -44,10 +44,17 @@ show("resume")
 """
 
 
+def calls_of(text: str) -> list[str]:
+    """A call a line, or "16 x cuEventCreate"."""
+    lines = re.findall(r"^(?:(\d+) x )?(\w+)$", text, re.M)
+    assert len(lines) == len(text.splitlines())
+    return [call for count, call in lines for _ in range(int(count or 1))]
+
+
 @pytest.mark.sim_only
 def test_walkthrough_lists_the_driver_calls_of_a_run(root: Path, run_python_with_torch) -> None:
     page = (root / "docs/walkthrough.md").read_text()
-    listed = {step: text.split() for step, text in re.findall(r"^```text (\w+)\n(.*?)^```", page, re.M | re.S)}
+    listed = {step: calls_of(text) for step, text in re.findall(r"^```text (\w+)\n(.*?)^```", page, re.M | re.S)}
     result = run_python_with_torch(WALKTHROUGH, EBBTIDE_COPY_THREADS="1", EBBTIDE_DRIVER="sim")
     assert result.returncode == 0, result.stderr
     made: dict[str, list[str]] = {}
