@@ -124,7 +124,9 @@ EnginePool::Entry EnginePool::take_or_make(int device, const policy::CopyNeed& n
 EnginePool::Loan EnginePool::borrow(int device, const policy::CopyNeed& need) {
   Entry entry = take_or_make(device, need);
   const policy::CopyPlan plan = policy::plan_copy(need, entry.ring_bytes());
-  return {*this, std::move(entry), {plan.threads, plan.piece_bytes, policy::kPartBytes}};
+  return {*this,
+          std::move(entry),
+          {plan.threads, plan.ring_bytes, plan.piece_bytes, policy::kPartBytes, policy::kRequestBytes}};
 }
 
 // Unpins, which takes long: never under the mutex.

@@ -181,10 +181,12 @@ void PausePart::borrow_engine(int device, DevicePart& part) {
   uint64_t bytes = 0;
   uint64_t staged_bytes = 0;
   uint64_t fresh_bytes = 0;
+  bool has_files = false;
   for (const Leaving& leaving : part.leaving) {
     bytes += leaving.chunk->size_bytes;
     const Stored& stored = *leaving.kept->stored;
     if (stored.backup->direct() != nullptr) continue;
+    has_files |= stored.kind == BackupKind::kDisk;
     for (size_t block = leaving.chunk->first_block(); block < leaving.chunk->end_block(); ++block) {
       if (leaving.kept->is_unused[block]) continue;
       staged_bytes += kernels::kBlockBytes;
@@ -192,6 +194,7 @@ void PausePart::borrow_engine(int device, DevicePart& part) {
     }
   }
   policy::CopyNeed need = copy_need(staged_bytes, fresh_bytes);
+  need.has_files = has_files;
   need.devices = static_cast<int>(parts_.size());
   need.is_swap = exchanges_ != nullptr;
   part.engine = std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, need));

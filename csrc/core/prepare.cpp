@@ -27,13 +27,14 @@ void PreparePart::prepare(const Allocations& allocations) {
 
 // The first pause of a process would wait for them: a ring to be pinned, kernels to be translated for the device.
 void PreparePart::make_engines() {
-  std::map<int, uint64_t> staged_bytes;
+  std::map<int, policy::CopyNeed> needs;
   for (const Ready& ready : ready_) {
-    staged_bytes[ready.allocation->device] +=
-        ready.stored->kind == BackupKind::kPinned ? 0 : ready.allocation->size_bytes();
+    policy::CopyNeed& need = needs.try_emplace(ready.allocation->device, copy_need(0, 0)).first->second;
+    need.bytes += ready.stored->kind == BackupKind::kPinned ? 0 : ready.allocation->size_bytes();
+    need.has_files |= ready.stored->kind == BackupKind::kDisk;
   }
-  for (const auto& [device, bytes] : staged_bytes) {
-    engines_.push_back(saver().engines.borrow(device, copy_need(bytes, 0)));
+  for (const auto& [device, need] : needs) {
+    engines_.push_back(saver().engines.borrow(device, need));
     DeviceKernels::of(device);
   }
 }

@@ -65,6 +65,7 @@ void ResumePart::add_ranges(DevicePart& part, Returning& returning) {
     }
     const size_t offset = index * kernels::kBlockBytes;
     part.copied_bytes += kernels::kBlockBytes;
+    part.has_files |= returning.stored->kind == BackupKind::kDisk;
     part.staged_bytes += returning.stored->backup->direct() == nullptr ? kernels::kBlockBytes : 0;
     if (!returning.ranges.empty() && returning.ranges.back().offset + returning.ranges.back().size_bytes == offset) {
       returning.ranges.back().size_bytes += kernels::kBlockBytes;
@@ -106,6 +107,7 @@ void ResumePart::borrow_engine(int device, DevicePart& part) {
   if (part.copied_bytes == 0 && part.fill_count == 0 && exchanges_ == nullptr) return;
   policy::CopyNeed need = copy_need(part.staged_bytes, 0);
   need.is_to_device = true;
+  need.has_files = part.has_files;
   need.devices = static_cast<int>(parts_.size());
   need.is_swap = exchanges_ != nullptr;
   part.engine = std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, need));

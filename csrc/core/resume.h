@@ -66,6 +66,7 @@ class ResumePart final : public OperationPart {
     uint64_t bytes = 0;  // of device memory
     uint64_t copied_bytes = 0;
     uint64_t staged_bytes = 0;         // of which through the ring
+    bool has_files = false;            // some of these
     size_t fill_count = 0;             // blocks of one value that is not zero
     std::vector<Returning> returning;  // in the order in which they come
     std::vector<Group> groups;

@@ -34,16 +34,19 @@ int threads_of(const CopyNeed& need, bool is_fresh) {
 
 uint64_t wanted_ring_bytes(const CopyNeed& need) {
   const int threads = std::max(threads_of(need, true), threads_of(need, false));
-  const uint64_t bytes =
-      std::min({need.bytes, kLargestRingBytes, kRingBytesPerThread * static_cast<uint64_t>(threads)});
+  const uint64_t largest_bytes = need.has_files ? kLargestFileRingBytes : kLargestRingBytes;
+  const uint64_t bytes = std::min({need.bytes, largest_bytes, kRingBytesPerThread * static_cast<uint64_t>(threads)});
   return std::max(round_up(bytes, kPartBytes), kLeastRingBytes);
 }
 
 CopyPlan plan_copy(const CopyNeed& need, uint64_t ring_bytes) {
   const auto threads = static_cast<uint64_t>(threads_of(need, need.fresh_bytes > need.bytes / 2));
-  const uint64_t piece_bytes = std::min({ring_bytes / kPiecesInRing, need.bytes / kLeastPieces, kLargestPieceBytes});
-  return {static_cast<int>(std::clamp<uint64_t>(ring_bytes / kPartBytes, 1, threads)),
-          std::max(piece_bytes / kPartBytes * kPartBytes, kPartBytes)};
+  const uint64_t used_bytes = std::min(ring_bytes, wanted_ring_bytes(need));
+  const uint64_t largest_bytes = need.has_files ? kRequestBytes : kLargestPieceBytes;
+  const uint64_t piece_bytes = std::min({used_bytes / kPiecesInRing, need.bytes / kLeastPieces, largest_bytes});
+  return {.threads = static_cast<int>(std::clamp<uint64_t>(used_bytes / kPartBytes, 1, threads)),
+          .ring_bytes = used_bytes,
+          .piece_bytes = std::max(piece_bytes / kPartBytes * kPartBytes, kPartBytes)};
 }
 
 }  // namespace ebbtide::policy

@@ -21,6 +21,9 @@ inline constexpr uint64_t kPartBytes = 2 * kMiB;
 inline constexpr uint64_t kLeastRingBytes = 2 * kPartBytes;  // one part is on the bus while another is filled
 inline constexpr uint64_t kLargestRingBytes = 64 * kMiB;
 inline constexpr uint64_t kLargestPieceBytes = 16 * kMiB;
+// Files have requests of this size, a thread each, which end in any order: so a ring has twice as many, and a piece is one request.
+inline constexpr uint64_t kRequestBytes = 8 * kMiB;
+inline constexpr uint64_t kLargestFileRingBytes = 128 * kMiB;
 inline constexpr int kMaxCopyThreads = 16;
 // Into memory of the store that is there, and out of it.
 inline constexpr int kMaxThreadsToStore = 8;
@@ -30,6 +33,7 @@ struct CopyNeed {
   bool is_to_device = false;
   uint64_t bytes = 0;        // through the ring
   uint64_t fresh_bytes = 0;  // of which into memory of the store that nobody has touched yet
+  bool has_files = false;    // some of it, instead of memory
   int cores = 1;             // for all copies that go on at once
   int wanted_threads = 0;    // instead of what the cores say; 0 for none
   int devices = 1;           // that share the cores
@@ -38,6 +42,7 @@ struct CopyNeed {
 
 struct CopyPlan {
   int threads = 1;
+  uint64_t ring_bytes = kLeastRingBytes;  // the rest of a larger ring stays unused, and out of the caches
   uint64_t piece_bytes = kPartBytes;
 };
 

@@ -114,7 +114,7 @@ class Copy::Worker {
 };
 
 Copy::Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut, bool must_have_threads)
-    : engine_(engine), queue_(direction, cut, engine.staging().size_bytes(), engine.landing_count()) {
+    : engine_(engine), queue_(direction, cut, engine.landing_count()) {
   for (int index = 0; index < cut.threads; ++index) {
     workers_.push_back(std::make_unique<Worker>(engine, queue_, direction));
   }

@@ -17,8 +17,8 @@ constexpr size_t kDirectUnderWay = 4;
 
 }  // namespace
 
-CopyQueue::CopyQueue(CopyDirection direction, const RingCut& cut, size_t ring_bytes, size_t events)
-    : direction_(direction), cut_(cut), events_(events), room_(ring_bytes) {}
+CopyQueue::CopyQueue(CopyDirection direction, const RingCut& cut, size_t events)
+    : direction_(direction), cut_(cut), events_(events), room_(cut.ring_bytes) {}
 
 size_t CopyQueue::submit(const CopyJob& job) {
   const size_t piece_bytes = job.backup->direct() != nullptr ? kDirectPieceBytes : cut_.piece_bytes;
@@ -63,7 +63,7 @@ bool CopyQueue::try_begin_locked(const CopyPiece& piece) {
     const auto offset = room_.take(round_up(piece.size_bytes, kRingAlignment));
     if (!offset) return false;
     flight.ring_offset = *offset;
-    flight.part_bytes = piece.backup->memory() != nullptr ? cut_.part_bytes : kRequestBytes;
+    flight.part_bytes = piece.backup->memory() != nullptr ? cut_.part_bytes : cut_.request_bytes;
     flight.parts = (piece.size_bytes + flight.part_bytes - 1) / flight.part_bytes;
     if (direction_ == CopyDirection::kToDevice) flight.stage = Stage::kParts;
   }

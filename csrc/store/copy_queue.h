@@ -36,12 +36,12 @@ struct CopyJob {
 // How a copy uses the ring.
 struct RingCut {
   int threads = 1;
-  size_t piece_bytes = 0;  // at most this goes over the bus at once; at most the ring
-  size_t part_bytes =
-      0;  // at most this is one thread's, of a piece; a backup that is not in memory gets requests of kRequestBytes
+  size_t ring_bytes = 0;     // of its beginning
+  size_t piece_bytes = 0;    // at most this goes over the bus at once; at most the ring
+  size_t part_bytes = 0;     // at most this of a piece is one thread's at once
+  size_t request_bytes = 0;  // the same for backups that are not in memory
 };
 
-inline constexpr size_t kRequestBytes = 8 << 20;
 inline constexpr size_t kDirectPieceBytes = 32 << 20;
 
 // At most piece_bytes of a job; where the copy engine reaches the backup by itself, kDirectPieceBytes.
@@ -86,8 +86,8 @@ struct CopyStep {
 
 class CopyQueue {
  public:
-  // With so many bytes of a ring, and events for so many pieces at once. Neither is zero.
-  CopyQueue(CopyDirection direction, const RingCut& cut, size_t ring_bytes, size_t events);
+  // With events for so many pieces at once: one or more.
+  CopyQueue(CopyDirection direction, const RingCut& cut, size_t events);
 
   // Jobs are numbered from 0. One without ranges lands at once.
   size_t submit(const CopyJob& job);

@@ -50,6 +50,11 @@ class TestBackup final : public Backup {
 
 constexpr size_t kSlot = 64 * kKiB;
 
+// In slots; a file's requests are of two.
+constexpr RingCut cut(int threads, size_t piece, size_t part) {
+  return {threads, 16 * kSlot, piece * kSlot, part * kSlot, 2 * kSlot};
+}
+
 class CopyTest : public CoreTest, public ::testing::WithParamInterface<RingCut> {
  protected:
   CopyTest() : scope_(0), backup_(kBytes) {
@@ -160,7 +165,7 @@ TEST_P(CopyTest, WhatIsComparedIsWrittenOnlyWhereItDiffers) {
   for (const CopyJob& job : jobs_) EXPECT_TRUE(is_same(job));
 }
 
-// What lies in memory is cut between the threads; a file gets one request for a piece.
+// What lies in memory is cut between the threads; a file gets requests of its own size.
 TEST_P(CopyTest, PartsAreAsLargeAsTheStoreWants) {
   fill(address(), kBytes, 1);
   const auto count = [&](size_t most) {
@@ -180,7 +185,7 @@ TEST_P(CopyTest, PartsAreAsLargeAsTheStoreWants) {
     backup_.reads = 0;
     run(CopyDirection::kToStore, jobs_, [](size_t) {});
     run(CopyDirection::kToDevice, jobs_, [](size_t) {});
-    const int parts = count(is_shown ? GetParam().part_bytes : kRequestBytes);
+    const int parts = count(is_shown ? GetParam().part_bytes : GetParam().request_bytes);
     EXPECT_EQ(backup_.writes, parts);
     EXPECT_EQ(backup_.reads, parts);
   }
@@ -209,7 +214,7 @@ TEST_P(CopyTest, APartThatTakesLongHoldsUpNothingButItsRoom) {
 // Pieces that are compared in several parts, on a backup that must be read for it and on one that shows its memory.
 TEST_P(CopyTest, ALargePieceIsComparedToItsEnd) {
   constexpr size_t kPiece = kMiB + 4096;
-  const RingCut cut = {GetParam().threads, kPiece, kPiece};
+  const RingCut cut = {GetParam().threads, kPiece, kPiece, kPiece, kPiece};
   CopyEngine engine(0, Staging::allocate(kPiece));
   const CopyRange range = {0, kPiece};
   const auto copy_once = [&](bool must_compare) {
@@ -336,9 +341,7 @@ TEST_P(CopyTest, AStreamThatCantBeWaitedForPoisonsTheRing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, CopyTest,
-                         ::testing::Values(RingCut{1, kSlot, kSlot}, RingCut{1, 16 * kSlot, kSlot},
-                                           RingCut{3, kSlot, kSlot}, RingCut{2, 4 * kSlot, kSlot},
-                                           RingCut{4, 8 * kSlot, 3 * kSlot}),
+                         ::testing::Values(cut(1, 1, 1), cut(1, 16, 1), cut(3, 1, 1), cut(2, 4, 1), cut(4, 8, 3)),
                          [](const auto& info) {
                            return std::to_string(info.param.threads) + "_threads_pieces_of_" +
                                   std::to_string(info.param.piece_bytes / kSlot) + "_parts_of_" +

@@ -104,6 +104,20 @@ TEST_F(EnginePoolTest, OneRingServesCopiesThatCutItDifferently) {
   EXPECT_EQ(Live::now(), before) << "nothing was pinned or made anew";
 }
 
+// It is kept, and serves a copy into memory with as much of it as that wants.
+TEST_F(EnginePoolTest, TheRingOfFilesIsLarger) {
+  EnginePool& pool = saver().engines;
+  const policy::CopyNeed memory = {.bytes = kGiB, .cores = 16};
+  policy::CopyNeed files = memory;
+  files.has_files = true;
+  EXPECT_EQ(pool.borrow(0, files).cut().ring_bytes, policy::kLargestFileRingBytes);
+  const Live before = Live::now();
+  const EnginePool::Loan loan = pool.borrow(0, memory);
+  EXPECT_EQ(loan.cut().ring_bytes, policy::kLargestRingBytes);
+  EXPECT_EQ(loan.cut().request_bytes, policy::kRequestBytes);
+  EXPECT_EQ(Live::now(), before);
+}
+
 TEST_F(EnginePoolTest, AnEngineIsMadeWholeOrNotAtAll) {
   EnginePool& pool = saver().engines;
   const Live before = Live::now();

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <tuple>
 
 #include "base/bytes.h"
 #include "policy/chunking.h"
@@ -73,6 +74,7 @@ TEST(CopyPlan, EveryPlanFitsItsRingItsThreadsAndItsBytes) {
     const CopyNeed need = {.is_to_device = random() % 2 == 0,
                            .bytes = bytes,
                            .fresh_bytes = fresh_bytes,
+                           .has_files = random() % 2 == 0,
                            .cores = static_cast<int>(random() % 40) + 1,
                            .wanted_threads = static_cast<int>(random() % 20),
                            .devices = static_cast<int>(random() % 8) + 1,
@@ -82,18 +84,23 @@ TEST(CopyPlan, EveryPlanFitsItsRingItsThreadsAndItsBytes) {
     EXPECT_GE(plan.threads, 1);
     EXPECT_LE(plan.threads, std::clamp(need.wanted_threads > 0 ? need.wanted_threads : need.cores, 1, kMaxCopyThreads));
     EXPECT_LE(static_cast<uint64_t>(plan.threads), bytes / (8 * kMiB) + 1);
-    EXPECT_LE(static_cast<uint64_t>(plan.threads), ring_bytes / kPartBytes) << "a thread without a part only waits";
+    EXPECT_LE(plan.ring_bytes, ring_bytes);
+    EXPECT_LE(static_cast<uint64_t>(plan.threads), plan.ring_bytes / kPartBytes)
+        << "a thread without a part only waits";
     EXPECT_EQ(plan.piece_bytes % kPartBytes, 0u);
     EXPECT_GE(plan.piece_bytes, kPartBytes);
     EXPECT_LE(plan.piece_bytes, kLargestPieceBytes);
-    EXPECT_LE(2 * plan.piece_bytes, ring_bytes) << "else bus and threads take turns";
-    // A larger ring never makes a copy smaller, and beyond the wanted one its threads stay as they are.
+    EXPECT_LE(2 * plan.piece_bytes, plan.ring_bytes) << "else bus and threads take turns";
+    // A larger ring never makes a copy smaller, and beyond the wanted one nothing changes.
     EXPECT_LE(plan.piece_bytes, plan_copy(need, ring_bytes + random() % kGiB).piece_bytes);
     EXPECT_LE(plan.threads, plan_copy(need, ring_bytes + random() % kGiB).threads);
     const uint64_t wanted_bytes = wanted_ring_bytes(need);
     EXPECT_GE(wanted_bytes, kLeastRingBytes);
-    EXPECT_LE(wanted_bytes, kLargestRingBytes);
-    EXPECT_EQ(plan_copy(need, wanted_bytes).threads, plan_copy(need, kUnlimited).threads);
+    EXPECT_LE(wanted_bytes, need.has_files ? kLargestFileRingBytes : kLargestRingBytes);
+    const CopyPlan wanted = plan_copy(need, wanted_bytes);
+    const CopyPlan most = plan_copy(need, kUnlimited);
+    EXPECT_EQ(std::tie(wanted.threads, wanted.ring_bytes, wanted.piece_bytes),
+              std::tie(most.threads, most.ring_bytes, most.piece_bytes));
   }
 }
 
@@ -124,6 +131,14 @@ TEST(CopyPlan, FreshMemoryWantsAllCoresAndTheBusFewer) {
     EXPECT_EQ(ring(false, kGiB), ring(true, 0)) << cores;
   }
   EXPECT_EQ(wanted_ring_bytes({.bytes = kGiB, .cores = 1}), 16 * kMiB) << "one thread is no faster with more";
+}
+
+TEST(CopyPlan, FilesHaveARequestOfEachThreadAndAsMuchAgain) {
+  const CopyNeed need = {.bytes = 15 * kGiB, .has_files = true, .cores = 16};
+  EXPECT_EQ(wanted_ring_bytes(need), 128 * kMiB);
+  expect_plan(plan_copy(need, kUnlimited), 8, kRequestBytes);
+  EXPECT_EQ(plan_copy(need, kUnlimited).ring_bytes, 2 * 8 * kRequestBytes);
+  EXPECT_EQ(wanted_ring_bytes({.bytes = 15 * kGiB, .has_files = true, .cores = 2}), 32 * kMiB);
 }
 
 TEST(CopyPlan, BothSidesOfASwapAndAllDevicesShareTheCores) {
