@@ -67,7 +67,7 @@ def measure(sizes: Sizes, is_small_first: bool) -> Measured:
     ignored = Measured()
     bare = BareCalls(bytes_of_weights(sizes), sizes)
     run_once(keeper, order, checker, bare, 0, ignored)
-    for _ in turns(sizes.samples, 2 * sizes.samples, sizes.patience_seconds):
+    for _ in turns(2 * sizes.samples, 2 * sizes.samples, sizes.patience_seconds):
         run_once(keeper, order, checker, bare, sizes.rest_seconds, measured)
     measured.faults += ignored.faults
     return measured

@@ -25,7 +25,8 @@ def measure(sizes: Sizes, make: Maker, least: int) -> Measured:
     keeper = make()
     bare = BareCalls(kept.size_of(shapes), sizes) if isinstance(keeper, Ebbtide) else None
     while_paused = bare.take_turn if bare else no_more
-    # What the driver takes differs twofold from one time to the next: twice as many samples as elsewhere.
+    # What the driver takes differs twofold from one time to the next, and each turn has one size of bare handles: twice
+    # as many samples as elsewhere.
     return repeat(Cycle(keeper, shapes, kept.change, sizes.rest_seconds, while_paused), sizes, 2 * least)
 
 
