@@ -3,15 +3,15 @@
 A rest comes before each operation, as between the phases of a program: the driver clears memory that was given back,
 and where there is no rest, whoever comes next waits for it, the bare calls as well.
 
-The bare calls are made while the tensors are away, so that everybody claims the memory that somebody else gave back
-just before. Beside tensors that are there they would claim other memory than these: bare calls alone took 3.5 ms for
-memory that had been free for a while, and 11.5 for what came back just before (H200, 40 GiB).
+The bare calls are made while the tensors are away, those of rivals as well, so that everybody claims the memory that
+somebody else gave back just before. Beside tensors that are there they would claim other memory than these: bare calls
+alone took 3.5 ms for memory that had been free for a while, and 11.5 for what came back just before (H200, 40 GiB).
 """
 
 from functools import partial
 
 from benchmarks import tensors as kept
-from benchmarks.cycles import Cycle, no_more, repeat
+from benchmarks.cycles import Cycle, repeat
 from benchmarks.keepers import Ebbtide
 from benchmarks.limits.driver_calls import BareCalls
 from benchmarks.measured import Measured
@@ -23,11 +23,10 @@ from benchmarks.sizes import Sizes
 def measure(sizes: Sizes, make: Maker, least: int) -> Measured:
     shapes = kept.equal_shapes(sizes.no_backup_tensors, sizes.no_backup_tensor_bytes)
     keeper = make()
-    bare = BareCalls(kept.size_of(shapes), sizes) if isinstance(keeper, Ebbtide) else None
-    while_paused = bare.take_turn if bare else no_more
+    bare = BareCalls(kept.size_of(shapes), sizes)
     # What the driver takes differs twofold from one time to the next, and each turn has one size of bare handles: twice
     # as many samples as elsewhere.
-    return repeat(Cycle(keeper, shapes, kept.change, sizes.rest_seconds, while_paused), sizes, 2 * least)
+    return repeat(Cycle(keeper, shapes, kept.change, sizes.rest_seconds, bare.take_turn), sizes, 2 * least)
 
 
 MAKERS: dict[str, Maker] = {"ebbtide": lambda: Ebbtide(backup=None)}

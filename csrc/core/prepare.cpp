@@ -33,7 +33,8 @@ void PreparePart::make_engines() {
     need.bytes += ready.stored->kind == BackupKind::kPinned ? 0 : ready.allocation->size_bytes();
     need.has_files |= ready.stored->kind == BackupKind::kDisk;
   }
-  for (const auto& [device, need] : needs) {
+  for (auto& [device, need] : needs) {
+    need.devices = static_cast<int>(needs.size());
     engines_.push_back(saver().engines.borrow(device, need));
     DeviceKernels::of(device);
   }

@@ -21,13 +21,14 @@ inline constexpr uint64_t kPartBytes = 2 * kMiB;
 inline constexpr uint64_t kLeastRingBytes = 2 * kPartBytes;  // one part is on the bus while another is filled
 inline constexpr uint64_t kLargestRingBytes = 64 * kMiB;
 inline constexpr uint64_t kLargestPieceBytes = 16 * kMiB;
-// Files have requests of this size, a thread each, which end in any order: so a ring has twice as many, and a piece is one request.
+// Files have requests of at most this size, a thread each, which end in any order: so the ring has room for twice as many, and a piece is one request.
 inline constexpr uint64_t kRequestBytes = 8 * kMiB;
-inline constexpr uint64_t kLargestFileRingBytes = 128 * kMiB;
 inline constexpr int kMaxCopyThreads = 16;
 // Into memory of the store that is there, and out of it.
 inline constexpr int kMaxThreadsToStore = 8;
 inline constexpr int kMaxThreadsToDevice = 10;
+// Where some of it is in files, either way.
+inline constexpr int kMaxThreadsWithFiles = 8;
 
 struct CopyNeed {
   bool is_to_device = false;

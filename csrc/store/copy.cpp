@@ -115,6 +115,8 @@ class Copy::Worker {
 
 Copy::Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut, bool must_have_threads)
     : engine_(engine), queue_(direction, cut, engine.landing_count()) {
+  if (cut.ring_bytes > engine.staging().size_bytes())
+    throw InvalidArgument("a copy uses no more than the ring that there is");
   for (int index = 0; index < cut.threads; ++index) {
     workers_.push_back(std::make_unique<Worker>(engine, queue_, direction));
   }

@@ -17,7 +17,7 @@ namespace ebbtide {
 
 class Copy {
  public:
-  // Starts the threads; with one, or where the system starts none, the work is done in the calls below, in the context of the engine's device. The cut fits the engine's ring. must_have_threads: one at least, for a caller that waits for other things between the calls.
+  // Starts the threads; with one, or where the system starts none, the work is done in the calls below, in the context of the engine's device. The cut fits the engine's ring. must_have_threads: one at least where the system starts any, for a caller that waits for other things between the calls.
   Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut, bool must_have_threads = false);
   Copy(const Copy&) = delete;
   Copy& operator=(const Copy&) = delete;

@@ -5,8 +5,8 @@
 namespace ebbtide {
 namespace {
 
-// Of the smallest pieces so many keep the bus busy for half a millisecond.
-constexpr size_t kPiecesUnderWay = 16;
+// As many as the ring of memory has room for when each is one part, as where what moves lies scattered. A piece keeps its event until its last part is in place.
+constexpr size_t kPiecesUnderWay = 32;
 
 // In the device's context, which is current for the length of the expression.
 Stream create_stream(int device) {

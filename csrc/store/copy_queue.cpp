@@ -1,8 +1,10 @@
 #include "store/copy_queue.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/bytes.h"
+#include "base/error.h"
 
 namespace ebbtide {
 namespace {
@@ -18,7 +20,12 @@ constexpr size_t kDirectUnderWay = 4;
 }  // namespace
 
 CopyQueue::CopyQueue(CopyDirection direction, const RingCut& cut, size_t events)
-    : direction_(direction), cut_(cut), events_(events), room_(cut.ring_bytes) {}
+    : direction_(direction), cut_(cut), events_(events), room_(cut.ring_bytes) {
+  const bool has_room = cut.piece_bytes > 0 && round_up(cut.piece_bytes, kRingAlignment) <= cut.ring_bytes;
+  const auto is_part = [](size_t size_bytes) { return size_bytes > 0 && size_bytes % kRingAlignment == 0; };
+  if (!has_room || !is_part(cut.part_bytes) || !is_part(cut.request_bytes) || events == 0)
+    throw InvalidArgument("pieces of a copy have room in its ring, and parts of whole pages");
+}
 
 size_t CopyQueue::submit(const CopyJob& job) {
   const size_t piece_bytes = job.backup->direct() != nullptr ? kDirectPieceBytes : cut_.piece_bytes;
@@ -45,7 +52,7 @@ size_t CopyQueue::submit(const CopyJob& job) {
 
 void CopyQueue::close() {
   const std::lock_guard lock(mutex_);
-  is_closed_ = true;
+  if (std::exchange(is_closed_, true)) return;
   changed_.notify_all();
   landed_.notify_one();
 }
@@ -58,7 +65,8 @@ void CopyQueue::begin_pieces_locked() {
 bool CopyQueue::try_begin_locked(const CopyPiece& piece) {
   Flight flight = {.piece = piece};
   if (piece.is_direct()) {
-    if (flights_.size() >= kDirectUnderWay) return false;
+    if (direct_under_way_ >= kDirectUnderWay) return false;
+    ++direct_under_way_;
   } else {
     const auto offset = room_.take(round_up(piece.size_bytes, kRingAlignment));
     if (!offset) return false;
@@ -130,6 +138,7 @@ void CopyQueue::landed(Flight& flight) {
 void CopyQueue::finish_locked(Flight& flight) {
   const size_t job = flight.piece.job;
   flight.stage = Stage::kDone;
+  direct_under_way_ -= flight.piece.is_direct() ? 1 : 0;
   while (!flights_.empty() && flights_.front().stage == Stage::kDone) {
     if (!flights_.front().piece.is_direct()) room_.give_back();
     flights_.pop_front();

@@ -86,7 +86,7 @@ struct CopyStep {
 
 class CopyQueue {
  public:
-  // With events for so many pieces at once: one or more.
+  // With events for so many pieces at once. Throws InvalidArgument for a cut by which nothing would ever move.
   CopyQueue(CopyDirection direction, const RingCut& cut, size_t events);
 
   // Jobs are numbered from 0. One without ranges lands at once.
@@ -133,6 +133,7 @@ class CopyQueue {
   std::deque<Flight> flights_;       // in the order of the ring; the first is not done
   RingRoom room_;
   size_t next_event_ = 0;
+  size_t direct_under_way_ = 0;
   bool is_bus_awaited_ = false;     // by one thread at most
   std::deque<size_t> pieces_left_;  // by job
   std::deque<size_t> landed_jobs_;

@@ -16,7 +16,7 @@ class RamBackup : public Backup {
     copy_nontemporal(memory_.bytes() + offset, bytes, size_bytes);
   }
   void read(size_t offset, std::byte* bytes, size_t size_bytes) const override {
-    // The slot may stay in the cache: the copy engine reads it next.
+    // It may stay in the cache: the copy engine reads it next.
     std::memcpy(bytes, memory_.bytes() + offset, size_bytes);
   }
   const std::byte* memory() const noexcept override { return memory_.bytes(); }

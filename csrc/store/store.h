@@ -14,7 +14,7 @@ class Backup {
  public:
   virtual ~Backup() = default;
   // offset + size_bytes lie within the backup. May be called by several threads at once on disjoint ranges. Throw StoreError; what was written before stays whole.
-  // bytes: a slot of the staging ring, or memory aligned like one (4 KiB).
+  // bytes: in the staging ring, or memory aligned like one (4 KiB).
   virtual void write(size_t offset, const std::byte* bytes, size_t size_bytes) = 0;
   virtual void read(size_t offset, std::byte* bytes, size_t size_bytes) const = 0;
   // The whole backup where it lies in memory, so that looking at it costs no copy; else null.

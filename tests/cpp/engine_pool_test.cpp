@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <deque>
-#include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "driver/context.h"
@@ -110,7 +110,7 @@ TEST_F(EnginePoolTest, TheRingOfFilesIsLarger) {
   const policy::CopyNeed memory = {.bytes = kGiB, .cores = 16};
   policy::CopyNeed files = memory;
   files.has_files = true;
-  EXPECT_EQ(pool.borrow(0, files).cut().ring_bytes, policy::kLargestFileRingBytes);
+  EXPECT_EQ(pool.borrow(0, files).cut().ring_bytes, policy::kMaxThreadsWithFiles * 2 * policy::kRequestBytes);
   const Live before = Live::now();
   const EnginePool::Loan loan = pool.borrow(0, memory);
   EXPECT_EQ(loan.cut().ring_bytes, policy::kLargestRingBytes);
@@ -121,17 +121,17 @@ TEST_F(EnginePoolTest, TheRingOfFilesIsLarger) {
 TEST_F(EnginePoolTest, AnEngineIsMadeWholeOrNotAtAll) {
   EnginePool& pool = saver().engines;
   const Live before = Live::now();
-  for (const char* call : {"cuStreamCreate", "cuStreamCreateWithPriority", "cuEventCreate"}) {
-    for (const uint64_t k : {1, 3}) {
-      sim().fail(call, k, CUDA_ERROR_UNKNOWN, 1);
-      const bool is_one_of_many = std::string(call) == "cuEventCreate";
-      if (k == 1 || is_one_of_many) EXPECT_THROW(pool.borrow(0, need(4)), DriverError) << call << " " << k;
-      sim().clear_failures();
-      EXPECT_EQ(Live::now(), before);
-      EXPECT_EQ(pool.held_bytes(), 0u);
-      EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
-      EXPECT_EQ(saver().pinned_budget.held_bytes(), 0u);
-    }
+  using Failure = std::pair<const char*, uint64_t>;
+  for (const auto& [call, k] :
+       {Failure{"cuStreamCreate", 1}, Failure{"cuStreamCreateWithPriority", 1}, Failure{"cuEventCreate", 1},
+        Failure{"cuEventCreate", 17}, Failure{"cuEventCreate", 32}}) {
+    sim().fail(call, k, CUDA_ERROR_UNKNOWN, 1);
+    EXPECT_THROW(pool.borrow(0, need(4)), DriverError) << call << " " << k;
+    sim().clear_failures();
+    EXPECT_EQ(Live::now(), before);
+    EXPECT_EQ(pool.held_bytes(), 0u);
+    EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
+    EXPECT_EQ(saver().pinned_budget.held_bytes(), 0u);
   }
   EXPECT_EQ(pool.borrow(0, need(4)).cut().threads, 4);
 }

@@ -193,7 +193,7 @@ TEST_F(ShortageTest, Invariant7_HostLimitRefusesAPauseBeforeAnythingMoves) {
     EXPECT_EQ(error.shortage.free_bytes, limit);
     EXPECT_EQ(error.shortage.limit_bytes, limit);
   }
-  // The backups fit, and no slot of the ring beside them.
+  // The backups fit, and not even the least ring beside them.
   saver().host_budget.set_limit(3 * kChunk);
   expect_refused<StoreError>([&] { pause(); });
   saver().host_budget.set_limit(3 * kChunk + policy::kLeastRingBytes);

@@ -31,7 +31,7 @@ struct Case {
 
 const std::vector<uint64_t> kOne = {kChunk};
 const std::vector<uint64_t> kTwo = {kChunk, kChunk};
-const std::vector<uint64_t> kMany = {kChunk, 3 * kChunk, kChunk};  // the second takes two pieces of a slot
+const std::vector<uint64_t> kMany = {kChunk, 3 * kChunk, kChunk};  // the second is several pieces
 
 std::vector<Case> cases() {
   constexpr BackupKind kRam = BackupKind::kRam;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <climits>
 #include <numeric>
 #include <random>
 #include <tuple>
@@ -75,8 +76,8 @@ TEST(CopyPlan, EveryPlanFitsItsRingItsThreadsAndItsBytes) {
                            .bytes = bytes,
                            .fresh_bytes = fresh_bytes,
                            .has_files = random() % 2 == 0,
-                           .cores = static_cast<int>(random() % 40) + 1,
-                           .wanted_threads = static_cast<int>(random() % 20),
+                           .cores = static_cast<int>(random() % 40) - 2,
+                           .wanted_threads = i % 100 == 0 ? INT_MAX : static_cast<int>(random() % 20) - 2,
                            .devices = static_cast<int>(random() % 8) + 1,
                            .is_swap = random() % 2 == 0};
     const uint64_t ring_bytes = kLeastRingBytes + random() % (256 * kMiB);
@@ -96,7 +97,7 @@ TEST(CopyPlan, EveryPlanFitsItsRingItsThreadsAndItsBytes) {
     EXPECT_LE(plan.threads, plan_copy(need, ring_bytes + random() % kGiB).threads);
     const uint64_t wanted_bytes = wanted_ring_bytes(need);
     EXPECT_GE(wanted_bytes, kLeastRingBytes);
-    EXPECT_LE(wanted_bytes, need.has_files ? kLargestFileRingBytes : kLargestRingBytes);
+    EXPECT_LE(wanted_bytes, need.has_files ? kMaxCopyThreads * 2 * kRequestBytes : kLargestRingBytes);
     const CopyPlan wanted = plan_copy(need, wanted_bytes);
     const CopyPlan most = plan_copy(need, kUnlimited);
     EXPECT_EQ(std::tie(wanted.threads, wanted.ring_bytes, wanted.piece_bytes),
@@ -138,7 +139,10 @@ TEST(CopyPlan, FilesHaveARequestOfEachThreadAndAsMuchAgain) {
   EXPECT_EQ(wanted_ring_bytes(need), 128 * kMiB);
   expect_plan(plan_copy(need, kUnlimited), 8, kRequestBytes);
   EXPECT_EQ(plan_copy(need, kUnlimited).ring_bytes, 2 * 8 * kRequestBytes);
+  EXPECT_EQ(plan_copy({.is_to_device = true, .bytes = kGiB, .has_files = true, .cores = 16}, kUnlimited).threads, 8);
   EXPECT_EQ(wanted_ring_bytes({.bytes = 15 * kGiB, .has_files = true, .cores = 2}), 32 * kMiB);
+  EXPECT_EQ(wanted_ring_bytes({.bytes = 15 * kGiB, .has_files = true, .cores = 2, .wanted_threads = 16}), 256 * kMiB);
+  EXPECT_EQ(plan_copy({.bytes = 32 * kMiB, .has_files = true, .cores = 16}, kUnlimited).piece_bytes, kRequestBytes);
 }
 
 TEST(CopyPlan, BothSidesOfASwapAndAllDevicesShareTheCores) {
@@ -165,6 +169,10 @@ TEST(CopyPlan, BothSidesOfASwapAndAllDevicesShareTheCores) {
   EXPECT_EQ(threads(false, 0, 16, 1, 8), 3) << "of the wish as well";
   EXPECT_EQ(threads(true, 0, 16, 1, 8), 5);
   EXPECT_EQ(threads(true, 0, 16, 1, 1), 1);
+  EXPECT_EQ(threads(false, 0, 16, 1, INT_MAX), kMaxCopyThreads);
+  for (int cores = 2; cores <= 16; ++cores) {
+    EXPECT_LE(threads(false, 0, cores, 1, 0) + threads(true, 0, cores, 1, 0), cores + (cores == 2 ? 1 : 0)) << cores;
+  }
 }
 
 TEST(CopyPlan, ASmallRingTakesTheSizeOfThePiecesAndThenThreads) {

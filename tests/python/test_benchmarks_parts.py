@@ -117,6 +117,31 @@ def test_segments_are_cut_as_torch_cuts_them() -> None:
     assert places == [(0, 0), (0, 8192), (1, 0), (1, 8 * mib), (2, 0), (3, 0)]
 
 
+def test_bare_calls_take_one_size_a_turn_while_the_tensors_are_away(saver, tag: str) -> None:
+    from benchmarks import tensors as kept
+    from benchmarks.cycles import Cycle, repeat
+    from benchmarks.keepers import Ebbtide
+    from benchmarks.limits.driver_calls import BareCalls
+    from benchmarks.sizes import Sizes
+
+    sizes = Sizes.small(samples=2)
+    bare = BareCalls(16 << 20, sizes)
+    away: list[bool] = []
+
+    def take_turn(measured: Any) -> None:
+        bare.take_turn(measured)
+        away.append(saver.is_paused(tag))
+
+    cycle = Cycle(Ebbtide(tag, backup=None), kept.equal_shapes(2, 8 << 20), kept.change, 0, take_turn)
+    measured = repeat(cycle, sizes, 4)
+    assert away == [True] * 5
+    counts = {
+        metric: len(seconds) for metric, seconds in measured.seconds.items() if metric.startswith(("claim", "give"))
+    }
+    assert counts == {"claim 2 MiB": 2, "give 2 MiB": 2, "claim 8 MiB": 2, "give 8 MiB": 2}
+    assert not measured.faults
+
+
 def test_a_failed_driver_call_is_an_error(saver) -> None:
     from benchmarks.driver import Driver, DriverCallError
 
