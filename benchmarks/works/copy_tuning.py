@@ -1,7 +1,7 @@
 """The same as threads.py with more bytes and more numbers of threads, to choose ebbtide's own number by.
 
-Not among the works that run by themselves: `python -m benchmarks run --works copy_tuning`. The sizes of the ring's
-slots are constants of csrc/policy/copy_plan.h: another size is another build.
+Not among the works that run by themselves: `python -m benchmarks run --works copy_tuning`. The sizes of the
+ring and its pieces are constants of csrc/policy/copy_plan.h: another size is another build.
 """
 
 from benchmarks.parts import Part

@@ -13,7 +13,7 @@ from benchmarks import device
 from benchmarks import tensors as kept
 from benchmarks.keepers import Ebbtide
 from benchmarks.limits.driver_calls import BareCalls, bytes_of_weights
-from benchmarks.measured import Measured, Stopwatch, turns
+from benchmarks.measured import Measured, Stopwatch
 from benchmarks.parts import Part
 from benchmarks.sizes import Sizes
 from benchmarks.tensors import Checker
@@ -67,7 +67,7 @@ def measure(sizes: Sizes, is_small_first: bool) -> Measured:
     ignored = Measured()
     bare = BareCalls(bytes_of_weights(sizes), sizes)
     run_once(keeper, order, checker, bare, 0, ignored)
-    for _ in turns(2 * sizes.samples, 2 * sizes.samples, sizes.patience_seconds):
+    for _ in range(2 * sizes.samples):
         run_once(keeper, order, checker, bare, sizes.rest_seconds, measured)
     measured.faults += ignored.faults
     return measured

@@ -65,7 +65,6 @@ void ResumePart::add_ranges(DevicePart& part, Returning& returning) {
     }
     const size_t offset = index * kernels::kBlockBytes;
     part.copied_bytes += kernels::kBlockBytes;
-    part.has_files |= returning.stored->kind == BackupKind::kDisk;
     part.staged_bytes += returning.stored->backup->direct() == nullptr ? kernels::kBlockBytes : 0;
     if (!returning.ranges.empty() && returning.ranges.back().offset + returning.ranges.back().size_bytes == offset) {
       returning.ranges.back().size_bytes += kernels::kBlockBytes;
@@ -73,6 +72,7 @@ void ResumePart::add_ranges(DevicePart& part, Returning& returning) {
       returning.ranges.push_back({offset, kernels::kBlockBytes});
     }
   }
+  part.has_files |= !returning.ranges.empty() && returning.stored->kind == BackupKind::kDisk;
 }
 
 // What the caller wants first comes first, the rest in the order of allocation.

@@ -6,7 +6,7 @@
 
 // How many threads share a copy between device and store, how large a pinned ring it wants, and how large the pieces are that go over the bus. Pure.
 //
-// Measured (H200, 16 cores, 15 GiB in 195 segments, several hosts with a link of 55 GB/s):
+// Measured (H200, 16 cores, 15 GiB in 195 segments, several hosts with a link of 55 GB/s; bare programs and trial builds, of which there is no result file):
 // - Between two copies the copy engine stands still for about 2.5 us, and longer when they are on different streams. In one stream, pieces of 4, 8, 16 and 32 MiB move at 53.4, 54.3, 54.8 and
 //   55.1 GB/s. So pieces are large, and threads share each of them.
 // - A ring of 64 MiB with pieces of 16 MiB. 48 and 32 MiB with pieces of 8: a pause takes 324 and 373 ms instead of 295, since driver calls for other chunks hold up the next copies for longer
