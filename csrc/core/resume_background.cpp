@@ -19,7 +19,10 @@ std::unique_ptr<Arrivals> ResumePart::map_ahead() {
   if (!can_deliver()) return nullptr;
   auto arrivals = std::make_unique<Arrivals>();
   for (auto& [device, part] : parts_) {
-    if (part.engine) part.delivery = std::make_shared<Delivery>(part.engine->engine());
+    if (part.engine) {
+      part.delivery = std::make_shared<Delivery>(part.engine->engine());
+      part.delivery->reserve(part.copied_bytes);
+    }
     for (Returning& returning : part.returning) {
       if (part.delivery) plan_delivery(part, returning);
       arrivals->add({returning.address(), returning.chunk->size_bytes}, part.delivery, returning.delivered);

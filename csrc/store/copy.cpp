@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "driver/context.h"
 #include "store/aligned_bytes.h"
+#include "store/crew.h"
 
 namespace ebbtide {
 namespace {
@@ -124,35 +125,33 @@ Copy::Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut, bool
 }
 
 void Copy::start_threads(int thread_count) {
-  threads_.reserve(static_cast<size_t>(thread_count));
-  for (int index = 0; index < thread_count; ++index) {
-    queue_.thread_started();
+  const auto work = [this](int number) noexcept {
     try {
-      threads_.emplace_back([this, &worker = *workers_[static_cast<size_t>(index)]] {
-        try {
-          const ContextScope scope(engine_.device());
-          worker.work();
-        } catch (...) {
-          queue_.fail(std::current_exception());
-        }
-        queue_.thread_ended();
-      });
+      const ContextScope scope(engine_.device());
+      workers_[static_cast<size_t>(number)]->work();
     } catch (...) {
-      // The system starts no more threads: those that run share the work.
-      queue_.thread_ended();
-      return;
+      queue_.fail(std::current_exception());
     }
+  };
+  queue_.threads_started();
+  try {
+    crew_ = std::jthread([this, work, thread_count] {
+      run_crew(thread_count, work);
+      queue_.threads_ended();
+    });
+  } catch (...) {
+    queue_.threads_ended();  // the calls below do the work
   }
 }
 
 Copy::~Copy() {
   queue_.fail(std::make_exception_ptr(StateError("this copy was given up")));
-  threads_.clear();
+  if (has_threads()) crew_.join();
   workers_.front()->drain();
 }
 
 std::optional<size_t> Copy::poll_landed() {
-  if (threads_.empty()) {
+  if (!has_threads()) {
     Kind kind = Kind::kLaunch;
     while (kind == Kind::kLaunch || kind == Kind::kPart) kind = workers_.front()->step(false);
   }
@@ -161,7 +160,7 @@ std::optional<size_t> Copy::poll_landed() {
 
 std::optional<size_t> Copy::finish_next() {
   queue_.close();
-  if (threads_.empty()) {
+  if (!has_threads()) {
     const ContextScope scope(engine_.device());
     while (true) {
       if (const auto job = queue_.poll_landed()) return job;

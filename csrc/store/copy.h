@@ -35,11 +35,12 @@ class Copy {
  private:
   class Worker;
   void start_threads(int thread_count);
+  bool has_threads() const { return crew_.joinable(); }
 
   CopyEngine& engine_;
   CopyQueue queue_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::vector<std::jthread> threads_;
+  std::jthread crew_;
 };
 
 }  // namespace ebbtide

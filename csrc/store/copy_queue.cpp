@@ -186,7 +186,7 @@ std::optional<size_t> CopyQueue::poll_landed() {
   return job;
 }
 
-bool CopyQueue::is_over_locked() const { return failure_ != nullptr ? threads_ == 0 : is_closed_ && open_jobs_ == 0; }
+bool CopyQueue::is_over_locked() const { return failure_ != nullptr ? !has_threads_ : is_closed_ && open_jobs_ == 0; }
 
 std::optional<size_t> CopyQueue::wait_landed() {
   std::unique_lock lock(mutex_);
@@ -197,14 +197,14 @@ std::optional<size_t> CopyQueue::wait_landed() {
   return job;
 }
 
-void CopyQueue::thread_started() {
+void CopyQueue::threads_started() {
   const std::lock_guard lock(mutex_);
-  ++threads_;
+  has_threads_ = true;
 }
 
-void CopyQueue::thread_ended() {
+void CopyQueue::threads_ended() {
   const std::lock_guard lock(mutex_);
-  --threads_;
+  has_threads_ = false;
   landed_.notify_one();
 }
 

@@ -112,8 +112,9 @@ class CopyQueue {
   // Waits for one. None when no more will come: everything was handed out, or a failure stopped the rest and all threads have ended.
   std::optional<size_t> wait_landed();
 
-  void thread_started();
-  void thread_ended();
+  // Of all that take steps beside the caller, as one.
+  void threads_started();
+  void threads_ended();
 
  private:
   void begin_pieces_locked();
@@ -139,7 +140,7 @@ class CopyQueue {
   std::deque<size_t> landed_jobs_;
   size_t open_jobs_ = 0;
   std::exception_ptr failure_;
-  int threads_ = 0;
+  bool has_threads_ = false;
   bool is_closed_ = false;
 };
 

@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "driver/context.h"
+#include "store/crew.h"
 
 namespace ebbtide {
 namespace {
@@ -17,7 +18,7 @@ using kernels::kMaxLaneSlots;
 using kernels::kPieceUnit;
 
 // Larger ones fall out of the cache between the thread that fills them and the bus.
-constexpr size_t kLargestSlotBytes = 4 * kMiB;
+constexpr size_t kLargestSlotBytes = 2 * kMiB;
 constexpr size_t kLeastLaneSlots = 2;  // one is filled while the other is read
 
 constexpr std::chrono::microseconds kPollInterval{20};
@@ -46,7 +47,7 @@ bool Delivery::is_possible(int device) {
 
 Delivery::~Delivery() {
   give_up();
-  threads_.clear();
+  if (crew_.joinable()) crew_.join();
 }
 
 size_t Delivery::slot_bytes() const {
@@ -58,6 +59,12 @@ size_t Delivery::slot_bytes() const {
 uint32_t Delivery::lane_slots() const {
   return static_cast<uint32_t>(
       std::clamp<size_t>(engine_.staging().size_bytes() / (slot_bytes() * kLanes), 1, kMaxLaneSlots));
+}
+
+void Delivery::reserve(size_t size_bytes) {
+  const size_t count = size_bytes / slot_bytes();
+  pieces_.reserve(count);
+  sources_.reserve(count);
 }
 
 void Delivery::add_copy(CUdeviceptr target, Backup& backup, size_t offset, size_t size_bytes) {
@@ -91,12 +98,10 @@ void Delivery::launch(const DeviceKernels& kernels) {
 }
 
 void Delivery::start_threads(int threads) {
-  threads_.reserve(static_cast<size_t>(threads));
   try {
-    for (int thread = 0; thread < threads; ++thread) threads_.emplace_back([this] { feed(); });
+    crew_ = std::jthread([this, threads] { run_crew(threads, [this](int) noexcept { feed(); }); });
   } catch (const std::system_error&) {
-    // The system starts no more threads: those that run share the work.
-    if (threads_.empty()) throw StateError("the system starts no thread for a resume in the background");
+    throw StateError("the system starts no thread for a resume in the background");
   }
 }
 
@@ -185,7 +190,7 @@ void Delivery::ask_driver(size_t count) noexcept {
 void Delivery::finish() {
   if (!has_ended_) {
     wait_for(pieces_.size());
-    threads_.clear();
+    if (crew_.joinable()) crew_.join();
     drain();
     has_ended_ = true;
   }

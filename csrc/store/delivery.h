@@ -31,6 +31,8 @@ class Delivery {
   Delivery& operator=(const Delivery&) = delete;
   // finish() must have been called if launch() was.
   ~Delivery();
+  // So much will be added.
+  void reserve(size_t size_bytes);
   // size_bytes: a multiple of kernels::kPieceUnit, as is everything here.
   void add_copy(CUdeviceptr target, Backup& backup, size_t offset, size_t size_bytes);
   void add_value(CUdeviceptr target, kernels::Value value, size_t size_bytes);
@@ -85,7 +87,7 @@ class Delivery {
   std::atomic<bool> has_failed_{false};
   mutable std::mutex mutex_;
   std::exception_ptr failure_;
-  std::vector<std::jthread> threads_;
+  std::jthread crew_;
 };
 
 }  // namespace ebbtide

@@ -5,10 +5,10 @@
 #include <exception>
 #include <functional>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "base/bytes.h"
+#include "store/crew.h"
 
 namespace ebbtide {
 namespace {
@@ -63,18 +63,8 @@ class Work {
 
 void run_by_threads(std::vector<Range> ranges, int threads) {
   Work work(std::move(ranges));
-  {
-    // The calling thread is one of them.
-    std::vector<std::jthread> others;
-    const size_t useful = std::min(static_cast<size_t>(std::max(threads, 1)), work.range_count());
-    if (useful > 1) others.reserve(useful - 1);
-    try {
-      while (others.size() + 1 < useful) others.emplace_back([&] { work.run(); });
-    } catch (...) {
-      // The system starts no more threads: those there are do the work.
-    }
-    work.run();
-  }
+  const size_t useful = std::min(static_cast<size_t>(std::max(threads, 1)), work.range_count());
+  run_crew(static_cast<int>(useful), [&work](int) noexcept { work.run(); });
   work.rethrow_failure();
 }
 

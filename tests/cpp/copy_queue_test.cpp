@@ -116,10 +116,9 @@ TEST_F(CopyQueueTest, OneThreadAwaitsTheBusAndTheOthersHaveTheirHandsFree) {
 }
 
 // What landed is told, and the end only when nobody works any more.
-TEST_F(CopyQueueTest, AFailureIsToldWhenTheLastThreadHasEnded) {
+TEST_F(CopyQueueTest, AFailureIsToldWhenTheThreadsHaveEnded) {
   submit(staged_, kPart);
-  queue_.thread_started();
-  queue_.thread_started();
+  queue_.threads_started();
   queue_.fail(std::make_exception_ptr(StateError("stop")));
   EXPECT_EQ(queue_.next(true).kind, Kind::kEnd);
   std::atomic<bool> is_told{false};
@@ -127,10 +126,9 @@ TEST_F(CopyQueueTest, AFailureIsToldWhenTheLastThreadHasEnded) {
     EXPECT_EQ(queue_.wait_landed(), std::nullopt);
     is_told = true;
   });
-  queue_.thread_ended();
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_FALSE(is_told) << "one still works";
-  queue_.thread_ended();
+  queue_.threads_ended();
   waiter.join();
   EXPECT_TRUE(is_told);
   EXPECT_THROW(queue_.rethrow_failure(), StateError);
