@@ -195,7 +195,7 @@ def streams(saver, monkeypatch):
 def test_streams_wait_for_all_or_for_some(streams):
     core, tensor = ModelCore(), torch.ones(8)
     reached = range_of(tensor)
-    going = Pending(core, (0, 1))
+    going = Pending(core, lambda: (0, 1))
     going.stream_wait()
     assert core.waits == [(0, 100, []), (1, 101, [])]
     core.waits.clear()
@@ -218,7 +218,7 @@ def test_streams_wait_for_all_or_for_some(streams):
 
 def test_ready_asks_for_the_tensors_bytes():
     core, tensor = ModelCore(), torch.ones(8)
-    going = Pending(core, (0,))
+    going = Pending(core, lambda: (0,))
     assert not going.ready(tensor) and not going.done
     assert "under way" in repr(going)
     core.there.add(range_of(tensor))
@@ -230,7 +230,7 @@ def test_ready_asks_for_the_tensors_bytes():
 
 def test_attach_waits_for_each_layer_before_its_forward(streams):
     core = ModelCore()
-    going = Pending(core, (0,))
+    going = Pending(core, lambda: (0,))
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
     seen = []
     model[3].register_forward_pre_hook(lambda *_: seen.append(len(core.waits)))
@@ -250,7 +250,7 @@ def test_attach_waits_for_each_layer_before_its_forward(streams):
 
 def test_attach_can_be_undone_and_is_nothing_where_all_is_over(streams):
     core = ModelCore()
-    going = Pending(core, (0,))
+    going = Pending(core, lambda: (0,))
     layer = torch.nn.Linear(4, 4)
     handle = going.attach(layer)
     handle.remove()
@@ -267,13 +267,13 @@ def test_attach_can_be_undone_and_is_nothing_where_all_is_over(streams):
 def test_attach_knows_modules_that_read_what_is_inside_them(streams):
     core = ModelCore()
     attention = torch.nn.MultiheadAttention(8, 2)
-    Pending(core, (0,)).attach(torch.nn.Sequential(attention))
+    Pending(core, lambda: (0,)).attach(torch.nn.Sequential(attention))
     attention(*[torch.ones(2, 1, 8)] * 3)
     waited = {one for _, _, ranges in core.waits for one in ranges}
     assert range_of(attention.out_proj.weight) in waited  # its forward is never called
     encoder = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
     core.waits.clear()
-    Pending(core, (0,)).attach(encoder)
+    Pending(core, lambda: (0,)).attach(encoder)
     with torch.inference_mode():
         encoder(torch.ones(1, 2, 8))
     assert {one for _, one in ranges_of(encoder, "test")} <= {one for _, _, ranges in core.waits for one in ranges}
@@ -282,7 +282,7 @@ def test_attach_knows_modules_that_read_what_is_inside_them(streams):
 def test_a_forward_after_a_failed_resume_raises_its_error(streams):
     core = ModelCore(DriverError("planted", "cuMemcpyHtoDAsync", 999))
     layer = torch.nn.Linear(4, 4)
-    Pending(core, (0,)).attach(layer)
+    Pending(core, lambda: (0,)).attach(layer)
     core.is_finished = True
     with pytest.raises(DriverError, match="planted"):
         layer(torch.ones(1, 4))

@@ -11,7 +11,7 @@ import atexit
 import contextlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +37,12 @@ class Pending:
     def __init__(
         self,
         core: "_core.Pending | None",
-        devices: tuple[int, ...] = (),
+        find_devices: Callable[[], Iterable[int]] = tuple,
         after: Callable[[], None] | None = None,
         after_failure: Callable[[], None] | None = None,
     ) -> None:
         self._core = core
-        self._devices = devices
+        self._find_devices = find_devices
         self._after = after
         self._after_failure = after_failure
         self._lock = threading.RLock()
@@ -108,7 +108,7 @@ class Pending:
             return
         import torch
 
-        devices = self._devices if reached is None else tuple(dict.fromkeys(device for device, _ in reached))
+        devices = self._find_devices() if reached is None else dict.fromkeys(device for device, _ in reached)
         for device in devices:
             wanted = None if reached is None else [one for at, one in reached if at == device]
             self._let_wait(torch.cuda.current_stream(device), wanted)
@@ -158,13 +158,15 @@ _under_way: "set[_core.Pending]" = set()
 def start(core: "_core.Pending", names: list[str], concerned: list[moves.Move], hold_stream: bool) -> Pending:
     """What `resume(wait=False)` returns; where there are no streams, once the bytes are there."""
     _keep(core)
-    devices = tuple(sorted({info.device for info in _core.allocations() if not names or info.tag in names}))
+
+    def find_devices() -> Iterable[int]:
+        return {info.device for info in _core.allocations() if not names or info.tag in names}
 
     def after() -> None:
         detour.follow(names)
         moves.run_after(concerned)
 
-    made = Pending(core, devices, after, lambda: moves.settle(concerned))
+    made = Pending(core, find_devices, after, lambda: moves.settle(concerned))
     if not _has_streams():
         _wait_quietly(core)
     elif hold_stream:

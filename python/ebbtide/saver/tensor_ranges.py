@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
 def range_of(tensor: "torch.Tensor") -> Range | None:
     """The bytes that a strided tensor spans by its shape, strides and offset; None where it has none."""
-    if tensor.is_meta or tensor.numel() == 0:
+    size_bytes = tensor.nbytes
+    if size_bytes == 0 or tensor.is_meta:
         return None
     if not tensor.is_nested and tensor.is_contiguous():
-        return tensor.data_ptr(), tensor.nbytes
+        return tensor.data_ptr(), size_bytes
     if tensor.is_nested:
         return tensor.data_ptr(), tensor.untyped_storage().nbytes()
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -31,8 +32,8 @@ def ranges_of(things: Any, caller: str) -> list[tuple[int, Range]]:
     walk = TensorWalk(caller, with_gradients=False)
     found: dict[tuple[int, Range], None] = {}
     for thing in things if isinstance(things, list | tuple) else (things,):
-        for tensor in walk.walk(thing):
+        for tensor in (thing,) if walk.is_plain(thing) else walk.walk(thing):
             reached = range_of(tensor)
             if reached is not None:
-                found[tensor.device.index or 0, reached] = None
+                found[max(tensor.get_device(), 0), reached] = None
     return list(found)

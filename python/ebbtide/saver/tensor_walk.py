@@ -50,6 +50,11 @@ class TensorWalk:
             )
         yield from self._visit(thing)
 
+    def is_plain(self, thing: Any) -> bool:
+        """Whether it is a tensor that holds its bytes itself. Hundreds of these are looked at before a resume in the
+        background is under way."""
+        return type(thing) in self._plain and thing.layout is self._strided
+
     def _is_known(self, thing: Any) -> bool:
         return isinstance(thing, self._kinds) or _is_dataclass_object(thing)
 
@@ -65,8 +70,7 @@ class TensorWalk:
                 yield from self._visit(part)
 
     def _visit_tensor(self, tensor: "torch.Tensor") -> "Iterator[torch.Tensor]":
-        # Hundreds of these are walked before a resume in the background is under way.
-        if type(tensor) in self._plain and tensor.layout is self._strided:
+        if self.is_plain(tensor):
             yield tensor
         else:
             yield from self._visit_parts(tensor)
