@@ -225,7 +225,7 @@ void ResumePart::note_arrival(const Group& group, Returning& returning) {
 // The chunk's backup has done its duty: its pages go back now, beside the copies of the others.
 void ResumePart::forget(Returning& returning) {
   Stored& stored = *returning.stored;
-  if (stored.kind == BackupKind::kPinned) return;  // goes whole, at the end
+  if (stored.kind != BackupKind::kRam) return;  // goes whole, at the end
   const Chunk& chunk = *returning.chunk;
   stored.backup->discard(chunk.offset, chunk.size_bytes);
   uint64_t bytes = 0;

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "store/aligned_bytes.h"
+#include "store/closing_files.h"
 
 namespace ebbtide {
 namespace {
@@ -52,7 +53,8 @@ uint64_t free_bytes_of(int file) {
 
 }  // namespace
 
-const FileCalls kSystemFileCalls = {open_file, set_file_flags, ::fallocate, ::pwrite, ::pread, write_back_range};
+const FileCalls kSystemFileCalls = {open_file, set_file_flags,   ::fallocate, ::pwrite,
+                                    ::pread,   write_back_range, ::close};
 
 bool is_memory_file_system(uint64_t type) {
   constexpr uint64_t kTmpfs = 0x01021994;
@@ -65,12 +67,25 @@ BackupFile::BackupFile(std::string directory, size_t size_bytes, const FileCalls
     : directory_(std::move(directory)), size_bytes_(size_bytes), calls_(&calls) {}
 
 BackupFile BackupFile::create(const std::string& directory, size_t size_bytes, const FileCalls& calls) {
+  try {
+    BackupFile file(directory, round_up(size_bytes, kBlockBytes), calls);
+    file.make();
+    return file;
+  } catch (const StoreError&) {
+    // Those that are about to go may have what is missing: space, descriptors.
+    if (!wait_until_closed()) throw;
+  }
   BackupFile file(directory, round_up(size_bytes, kBlockBytes), calls);
-  file.open_nameless();
-  file.refuse_memory();
-  file.claim_space();
-  file.try_direct();
+  file.make();
   return file;
+}
+
+void BackupFile::make() {
+  open_nameless();
+  refuse_memory();
+  claim_space();
+  try_direct();
+  is_made_ = true;
 }
 
 BackupFile::BackupFile(BackupFile&& other) noexcept
@@ -78,10 +93,16 @@ BackupFile::BackupFile(BackupFile&& other) noexcept
       size_bytes_(other.size_bytes_),
       calls_(other.calls_),
       file_(std::exchange(other.file_, -1)),
-      is_direct_(other.is_direct_) {}
+      is_direct_(other.is_direct_),
+      is_made_(other.is_made_) {}
 
 BackupFile::~BackupFile() {
-  if (file_ >= 0) ::close(file_);
+  if (file_ < 0) return;
+  if (is_made_) {
+    close_later(file_, calls_->close);
+  } else {
+    calls_->close(file_);
+  }
 }
 
 void BackupFile::open_nameless() {
@@ -128,7 +149,8 @@ int BackupFile::try_claim(size_t offset, size_t size_bytes) const {
 }
 
 void BackupFile::reclaim(size_t offset, size_t size_bytes) const {
-  const int error = try_claim(offset, size_bytes);
+  int error = try_claim(offset, size_bytes);
+  if (error == ENOSPC && wait_until_closed()) error = try_claim(offset, size_bytes);
   if (error != 0 && error != EOPNOTSUPP) throw_error("fallocate", error);
 }
 

@@ -21,6 +21,7 @@ struct FileCalls {
   ssize_t (*pwrite)(int file, const void* bytes, size_t size_bytes, off_t offset);
   ssize_t (*pread)(int file, void* bytes, size_t size_bytes, off_t offset);
   int (*write_back)(int file, off_t offset, off_t size_bytes);  // waits until the range is on the disk
+  int (*close)(int file);
 };
 extern const FileCalls kSystemFileCalls;
 
@@ -32,10 +33,11 @@ class BackupFile {
   // What offsets, sizes and memory are multiples of where the page cache is passed by.
   static constexpr size_t kBlockBytes = 4096;
 
-  // Throws StoreError where the directory takes no file of this size (rounded up to blocks) or is memory itself. calls outlive the file.
+  // Throws StoreError where the directory takes no file of this size (rounded up to blocks) or is memory itself; it is asked again when files that nobody wants have been closed. calls are never destroyed.
   static BackupFile create(const std::string& directory, size_t size_bytes, const FileCalls& calls);
   BackupFile(BackupFile&& other) noexcept;
   BackupFile& operator=(BackupFile&&) = delete;
+  // Its space goes back in the background.
   ~BackupFile();
 
   // False where the file system knows no O_DIRECT: then everything may be aligned as it likes, and what was written is on the disk and out of the page cache when write() returns.
@@ -53,6 +55,7 @@ class BackupFile {
 
  private:
   BackupFile(std::string directory, size_t size_bytes, const FileCalls& calls);
+  void make();
   void open_nameless();
   void refuse_memory() const;
   void claim_space() const;
@@ -66,6 +69,7 @@ class BackupFile {
   const FileCalls* calls_;
   int file_ = -1;
   bool is_direct_ = false;
+  bool is_made_ = false;
 };
 
 }  // namespace ebbtide

@@ -79,8 +79,8 @@ int fault_write_back(int file, off_t offset, off_t size_bytes) {
   return faults->write_back_error != 0 ? fail(faults->write_back_error)
                                        : kSystemFileCalls.write_back(file, offset, size_bytes);
 }
-constexpr FileCalls kFaultyCalls = {fault_open,   fault_set_flags, fault_fallocate,
-                                    fault_pwrite, fault_pread,     fault_write_back};
+constexpr FileCalls kFaultyCalls = {fault_open,  fault_set_flags,  fault_fallocate, fault_pwrite,
+                                    fault_pread, fault_write_back, ::close};
 
 class DiskStoreTest : public ::testing::Test {
  protected:
