@@ -112,6 +112,13 @@ def overlap_rows() -> list[Row]:
     return [
         *swap_rows(),
         Row(early, "ebbtide, 8 KiB first", "early_kernel.small_first", "first_kernel", small, moves=0),
+        Row(
+            early,
+            "ebbtide, 8 KiB first, memory that others had meanwhile",
+            "early_kernel.small_first",
+            "first_kernel_after_others",
+            moves=0,
+        ),
         Row(early, "ebbtide, 1 GiB first", "early_kernel.large_first", "first_kernel", large, moves=0),
         Row("resume with attach, forward", "ebbtide, retain", "forward.ebbtide", "attached", attached, moves=0),
         Row("resume, then forward", "ebbtide, retain", "forward.ebbtide", "resume_then_forward", (shown(ideal),), 0),

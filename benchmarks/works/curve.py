@@ -17,6 +17,7 @@ from benchmarks.sizes import GIB, Sizes
 TENSOR_BYTES = GIB
 POLICIES: dict[str, dict[str, Any]] = {
     "ebbtide_retain": {"backup": "ram", "retain": True},
+    "ebbtide_pinned": {"backup": "pinned"},
     "ebbtide_ram": {"backup": "ram"},
 }
 CURVED_RIVALS = [name for name, makers in RIVALS.items() if "retain" in makers]

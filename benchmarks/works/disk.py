@@ -1,16 +1,44 @@
-"""Pause to disk and resume from it. The limit is plain O_DIRECT with the same requests (limits/direct_io.py)."""
+"""Pause to disk and resume from it. The limit is plain O_DIRECT with the same requests (limits/direct_io.py).
+
+A resume is over when the bytes are there; the space of its files goes back in the background, as long as that takes
+(`free` of the limit). Each pause here begins when it has, or after some seconds, since others use the disk as well.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+
+import torch
 
 from benchmarks import tensors as kept
 from benchmarks.cycles import measure_steady
 from benchmarks.keepers import Ebbtide
+from benchmarks.limits.direct_io import directory
 from benchmarks.measured import Measured
 from benchmarks.parts import Part
 from benchmarks.sizes import Sizes
 
+LONGEST_WAIT_SECONDS = 5
+TOLERANCE = 0.05  # of the bytes that were moved: what else is written to the disk meanwhile
+
+
+def free_bytes() -> int:
+    status = os.statvfs(directory())
+    return status.f_bavail * status.f_frsize
+
 
 def measure(sizes: Sizes) -> Measured:
     """As many threads copy as the limit has requests in flight."""
-    return measure_steady(Ebbtide(backup="disk"), kept.llama_shapes(sizes.disk_scale), sizes)
+    shapes = kept.llama_shapes(sizes.disk_scale)
+    enough = free_bytes() - TOLERANCE * kept.size_of(shapes)
+
+    def change(tensors: Sequence[torch.Tensor]) -> None:
+        deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+        while free_bytes() < enough and time.monotonic() < deadline:
+            time.sleep(0.01)
+        kept.change(tensors)
+
+    return measure_steady(Ebbtide(backup="disk"), shapes, sizes, change=change)
 
 
 def parts(sizes: Sizes) -> list[Part]:
