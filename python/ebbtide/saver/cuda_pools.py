@@ -24,8 +24,9 @@ import ctypes
 import inspect
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ class CudaPools:
 
     def segments(self, pool: CudaPool) -> Sequence[Segment] | None:
         """See PoolBackend. torch before 2.9 does not tell one pool's segments."""
-        if not inspect.signature(torch.cuda.memory_snapshot).parameters:
+        if not _parameters(torch.cuda.memory_snapshot):
             return None
         return read_cuda_segments(take_snapshot(pool.id))
 
@@ -176,9 +177,14 @@ def _let_die(thing: Any) -> None:
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(thing))
 
 
+@lru_cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
 def take_snapshot(*pool_id: Any) -> Any:
     """torch's account of one pool (from 2.9 on), or of all; without traces where this torch can leave them out."""
-    known = inspect.signature(torch.cuda.memory_snapshot).parameters
+    known = _parameters(torch.cuda.memory_snapshot)
     without_traces = {"include_traces": False} if "include_traces" in known else {}
     return torch.cuda.memory_snapshot(*pool_id, **without_traces)
 
