@@ -11,11 +11,10 @@ if TYPE_CHECKING:
 
 def range_of(tensor: "torch.Tensor") -> Range | None:
     """The bytes that a strided tensor spans by its shape, strides and offset; None where it has none."""
-    size_bytes = tensor.nbytes
-    if size_bytes == 0 or tensor.is_meta:
+    if tensor.is_meta or tensor.numel() == 0:
         return None
     if not tensor.is_nested and tensor.is_contiguous():
-        return tensor.data_ptr(), size_bytes
+        return tensor.data_ptr(), tensor.nbytes
     if tensor.is_nested:
         return tensor.data_ptr(), tensor.untyped_storage().nbytes()
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
