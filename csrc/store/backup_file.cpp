@@ -29,6 +29,14 @@ int write_back_range(int file, off_t offset, off_t size_bytes) {
                            SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
 }
 
+bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
+
+// When files that nobody wants have all been closed: whether that was any since there were so many. What they had may be what was missing.
+bool have_more_closed(uint64_t& count) noexcept {
+  wait_until_closed();
+  return std::exchange(count, files_closed()) != count;
+}
+
 const char* advice_on(int error) {
   switch (error) {
     case ENOENT:
@@ -67,13 +75,13 @@ BackupFile::BackupFile(std::string directory, size_t size_bytes, const FileCalls
     : directory_(std::move(directory)), size_bytes_(size_bytes), calls_(&calls) {}
 
 BackupFile BackupFile::create(const std::string& directory, size_t size_bytes, const FileCalls& calls) {
+  uint64_t closed = files_closed();
   try {
     BackupFile file(directory, round_up(size_bytes, kBlockBytes), calls);
     file.make();
     return file;
   } catch (const StoreError&) {
-    // Those that are about to go may have what is missing: space, descriptors.
-    if (!wait_until_closed()) throw;
+    if (!have_more_closed(closed)) throw;
   }
   BackupFile file(directory, round_up(size_bytes, kBlockBytes), calls);
   file.make();
@@ -94,12 +102,13 @@ BackupFile::BackupFile(BackupFile&& other) noexcept
       calls_(other.calls_),
       file_(std::exchange(other.file_, -1)),
       is_direct_(other.is_direct_),
-      is_made_(other.is_made_) {}
+      is_made_(other.is_made_),
+      is_mapped_(other.is_mapped_) {}
 
 BackupFile::~BackupFile() {
   if (file_ < 0) return;
   if (is_made_) {
-    close_later(file_, calls_->close);
+    close_later(file_, is_mapped_ ? 0 : size_bytes_, *calls_);
   } else {
     calls_->close(file_);
   }
@@ -149,8 +158,9 @@ int BackupFile::try_claim(size_t offset, size_t size_bytes) const {
 }
 
 void BackupFile::reclaim(size_t offset, size_t size_bytes) const {
+  uint64_t closed = files_closed();
   int error = try_claim(offset, size_bytes);
-  if (error == ENOSPC && wait_until_closed()) error = try_claim(offset, size_bytes);
+  if (is_full(error) && have_more_closed(closed)) error = try_claim(offset, size_bytes);
   if (error != 0 && error != EOPNOTSUPP) throw_error("fallocate", error);
 }
 
@@ -176,10 +186,12 @@ size_t BackupFile::moved_bytes(size_t count, const char* call) const {
 }
 
 void BackupFile::write(size_t offset, const std::byte* bytes, size_t size_bytes) const {
+  uint64_t closed = files_closed();
   for (size_t done = 0; done < size_bytes;) {
     const ssize_t count = calls_->pwrite(file_, bytes + done, size_bytes - done, static_cast<off_t>(offset + done));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw_error("pwrite", errno);
+    const int error = count < 0 ? errno : 0;
+    if (error == EINTR || (is_full(error) && have_more_closed(closed))) continue;
+    if (error != 0) throw_error("pwrite", error);
     done += moved_bytes(static_cast<size_t>(count), "pwrite");
   }
   if (is_direct_) return;
@@ -210,12 +222,13 @@ void BackupFile::punch(size_t offset, size_t size_bytes) const noexcept {
 std::byte* BackupFile::map(bool is_writable) const {
   void* mapping = ::mmap(nullptr, size_bytes_, PROT_READ | (is_writable ? PROT_WRITE : 0), MAP_SHARED, file_, 0);
   if (mapping == MAP_FAILED) throw_error("mmap", errno);
+  is_mapped_ = true;
   return static_cast<std::byte*>(mapping);
 }
 
 void BackupFile::throw_error(const char* call, int error) const {
   const std::string reason = std::strerror(error);
-  if (error == ENOSPC || error == EDQUOT) {
+  if (is_full(error)) {
     const uint64_t free_bytes = free_bytes_of(file_);
     throw StoreError("the disk of " + shown(directory_) +
                          " has too little space for a backup: " + format_bytes(size_bytes_) + " wanted, " +

@@ -49,7 +49,7 @@ class BackupFile {
   void punch(size_t offset, size_t size_bytes) const noexcept;
   // Claims the space of what was given back in this range; no matter where no claim can be made. Throws StoreError.
   void reclaim(size_t offset, size_t size_bytes) const;
-  // The whole file, shared, until munmap of size_bytes(). Throws StoreError.
+  // The whole file, shared, until munmap of size_bytes(). By one thread at a time. Throws StoreError.
   std::byte* map(bool is_writable) const;
   size_t size_bytes() const { return size_bytes_; }
 
@@ -70,6 +70,7 @@ class BackupFile {
   int file_ = -1;
   bool is_direct_ = false;
   bool is_made_ = false;
+  mutable bool is_mapped_ = false;  // ever: the child of a fork may look at it still
 };
 
 }  // namespace ebbtide

@@ -1,5 +1,6 @@
 #include "store/closing_files.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <condition_variable>
@@ -7,12 +8,21 @@
 #include <thread>
 #include <vector>
 
+#include "store/backup_file.h"
+
 namespace ebbtide {
 namespace {
 
 struct ClosingFile {
   int file;
-  CloseFile close;
+  size_t free_bytes;
+  const FileCalls* calls;
+
+  void close() const noexcept {
+    if (free_bytes > 0)
+      calls->fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(free_bytes));
+    calls->close(file);
+  }
 };
 
 // Leaked on purpose, as all state of the core: the thread may outlive what is destroyed at the process's end.
@@ -22,6 +32,7 @@ struct ClosingFiles {
   std::condition_variable ended;
   std::vector<ClosingFile> files;
   bool has_thread = false;
+  uint64_t closed = 0;
 };
 ClosingFiles& closing_files() {
   static auto* const instance = new ClosingFiles;
@@ -34,8 +45,9 @@ void close_all(ClosingFiles& closing) noexcept {
     const ClosingFile next = closing.files.back();
     closing.files.pop_back();
     lock.unlock();
-    next.close(next.file);
+    next.close();
     lock.lock();
+    ++closing.closed;
   }
   closing.has_thread = false;
   closing.ended.notify_all();
@@ -63,17 +75,23 @@ bool try_close_later(const ClosingFile& file) noexcept {
 
 }  // namespace
 
-void close_later(int file, CloseFile close) noexcept {
-  if (!try_close_later({file, close})) close(file);
+void close_later(int file, size_t free_bytes, const FileCalls& calls) noexcept {
+  const ClosingFile closing = {file, free_bytes, &calls};
+  if (!try_close_later(closing)) closing.close();
 }
 
-bool wait_until_closed() noexcept {
+void wait_until_closed() noexcept {
   ClosingFiles& closing = closing_files();
-  if (::getpid() != closing.process) return false;
+  if (::getpid() != closing.process) return;
   std::unique_lock lock(closing.mutex);
-  if (!closing.has_thread) return false;
   closing.ended.wait(lock, [&] { return !closing.has_thread; });
-  return true;
+}
+
+uint64_t files_closed() noexcept {
+  ClosingFiles& closing = closing_files();
+  if (::getpid() != closing.process) return 0;
+  const std::lock_guard lock(closing.mutex);
+  return closing.closed;
 }
 
 }  // namespace ebbtide

@@ -8,7 +8,7 @@ namespace ebbtide {
 
 // Runs work(number) for `count` numbers from `first` on, each in a thread of its own, the first in the calling one; returns when all have ended. Where the system starts fewer threads, only some of the numbers run. work: does not throw.
 //
-// To start a thread takes 30 to 50 us (H200, 16 cores; no result file), as long as 2 MiB on the bus: so those that were started start others, and nobody makes all of them.
+// To start a thread takes 30 to 50 us (H200, 16 cores; no result file), as long as 2 MiB on the bus: so a caller starts one, and those that run start the others. Of many the last begins sooner than if one thread started all, the first later.
 template <typename Work>
 void run_crew(int count, const Work& work, int first = 0) {
   std::vector<std::jthread> others;

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "store/aligned_bytes.h"
+#include "store/closing_files.h"
 #include "store_fixture.h"
 
 namespace ebbtide::testing {
@@ -85,7 +86,10 @@ constexpr FileCalls kFaultyCalls = {fault_open,  fault_set_flags,  fault_falloca
 class DiskStoreTest : public ::testing::Test {
  protected:
   DiskStoreTest() { faults = &faults_; }
-  ~DiskStoreTest() override { faults = nullptr; }
+  ~DiskStoreTest() override {
+    wait_until_closed();  // by these calls
+    faults = nullptr;
+  }
 
   // What act throws; it must be a StoreError that names the directory and another way.
   StoreError refusal(const std::function<void()>& act) {
