@@ -20,7 +20,7 @@ std::unique_ptr<Arrivals> ResumePart::map_ahead() {
   auto arrivals = std::make_unique<Arrivals>();
   for (auto& [device, part] : parts_) {
     if (part.engine) {
-      part.delivery = std::make_shared<Delivery>(part.engine->engine());
+      part.delivery = std::make_shared<Delivery>(part.engine->engine(), part.has_files);
       part.delivery->reserve(part.copied_bytes);
     }
     for (Returning& returning : part.returning) {

@@ -19,7 +19,8 @@ using kernels::kPieceUnit;
 
 // Larger ones fall out of the cache between the thread that fills them and the bus.
 constexpr size_t kLargestSlotBytes = 2 * kMiB;
-constexpr size_t kLeastLaneSlots = 2;  // one is filled while the other is read
+constexpr size_t kLargestSlotBytesWithFiles = 4 * kMiB;  // a request each
+constexpr size_t kLeastLaneSlots = 2;                    // one is filled while the other is read
 
 constexpr std::chrono::microseconds kPollInterval{20};
 // No piece for so long: then the driver is asked whether the kernel still runs.
@@ -51,7 +52,7 @@ Delivery::~Delivery() {
 }
 
 size_t Delivery::slot_bytes() const {
-  size_t bytes = kLargestSlotBytes;
+  size_t bytes = has_files_ ? kLargestSlotBytesWithFiles : kLargestSlotBytes;
   while (bytes > kPieceUnit && bytes * kLanes * kLeastLaneSlots > engine_.staging().size_bytes()) bytes /= 2;
   return bytes;
 }

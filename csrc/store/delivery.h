@@ -26,7 +26,7 @@ class Delivery {
   static bool is_possible(int device);
 
   // Neither throws but for memory. What is added next lies behind it in the order. The engine lives until finish().
-  explicit Delivery(CopyEngine& engine) : engine_(engine) {}
+  explicit Delivery(CopyEngine& engine, bool has_files = false) : engine_(engine), has_files_(has_files) {}
   Delivery(const Delivery&) = delete;
   Delivery& operator=(const Delivery&) = delete;
   // finish() must have been called if launch() was.
@@ -76,6 +76,7 @@ class Delivery {
   void drain() noexcept;
 
   CopyEngine& engine_;
+  const bool has_files_;  // some of it comes from files
   std::vector<kernels::Piece> pieces_;
   std::vector<Source> sources_;  // parallel to pieces_
   size_t staged_bytes_ = 0;
