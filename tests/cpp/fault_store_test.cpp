@@ -123,6 +123,33 @@ TEST_F(StoreFaults, Invariant3_ADiskThatFailsAtAnyRequestLosesNothing) {
   EXPECT_TRUE(directory.is_empty());
 }
 
+// A chunk that came back before the failure may be called unchanged by the next pause: then its file must still have it.
+TEST_F(StoreFaults, Invariant3_WhatCameBackFromDiskBeforeAFailureLeavesAgainWithItsBytes) {
+  const DiskDirectory directory;
+  DiskStore store(faulty_calls());
+  for (const bool is_changed : {false, true}) {
+    SCOPED_TRACE(is_changed);
+    file_faults = {};
+    build({{"w", Policy{.backup = BackupKind::kDisk, .retain = true}, 0, {1, 1, 1}}});
+    saver().shared_handle_bytes = 0;
+    install(0, store.open(3 * kChunk));
+    pause();
+    file_faults = {0, 2, EIO};
+    OperationRequest request;
+    request.retain = false;
+    EXPECT_THROW(saver().claim(OperationKind::kResume, std::move(request))->commit(), StoreError);
+    EXPECT_EQ(places(), (std::vector<Place>{Place::kDevice, Place::kStored, Place::kStored}));
+    if (is_changed) write_block(0, 0, 777);
+    const uint64_t clean_before = saver().counters.bytes_clean.load();
+    pause();
+    EXPECT_EQ(saver().counters.bytes_clean.load() > clean_before, !is_changed);
+    expect_sound("paused");
+    resume();
+    expect_bytes("back");
+    free_all();
+  }
+}
+
 // What a failed pause gave back of a file may be somebody else's by then.
 TEST_F(StoreFaults, Invariant3_ADiskThatIsFullAtTheNextTryRefusesItBeforeAnythingMoves) {
   const DiskDirectory directory;
