@@ -14,7 +14,7 @@ from benchmarks import tensors as kept
 from benchmarks.cycles import measure_steady
 from benchmarks.keepers import Ebbtide
 from benchmarks.limits.direct_io import directory
-from benchmarks.measured import Measured
+from benchmarks.measured import Measured, Stopwatch
 from benchmarks.parts import Part
 from benchmarks.sizes import Sizes
 
@@ -31,14 +31,19 @@ def measure(sizes: Sizes) -> Measured:
     """As many threads copy as the limit has requests in flight."""
     shapes = kept.llama_shapes(sizes.disk_scale)
     enough = free_bytes() - TOLERANCE * kept.size_of(shapes)
+    waits: list[float] = []
 
     def change(tensors: Sequence[torch.Tensor]) -> None:
-        deadline = time.monotonic() + LONGEST_WAIT_SECONDS
-        while free_bytes() < enough and time.monotonic() < deadline:
+        watch = Stopwatch()
+        while free_bytes() < enough and watch.stop()[0] < LONGEST_WAIT_SECONDS:
             time.sleep(0.01)
+        waits.append(watch.stop()[0])
         kept.change(tensors)
 
-    return measure_steady(Ebbtide(backup="disk"), shapes, sizes, change=change)
+    measured = measure_steady(Ebbtide(backup="disk"), shapes, sizes, change=change)
+    measured.facts["longest_wait_for_space_seconds"] = max(waits)
+    measured.facts["space_did_not_come_back"] = sum(waited >= LONGEST_WAIT_SECONDS for waited in waits)
+    return measured
 
 
 def parts(sizes: Sizes) -> list[Part]:

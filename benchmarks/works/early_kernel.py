@@ -1,6 +1,6 @@
 """How soon a kernel may run on a tensor while the rest is still on its way: resume with wait=False.
 
-With rests, as in no_backup.py. In every other cycle the bare driver calls take the place of the resume: so both claim
+With rests, as in no_backup.py. In half of the cycles the bare driver calls take the place of the resume: so both claim
 what the same pause gave back, and are measured against each other. The resume comes after them then, and claims what
 somebody else gave back just before: that is shown as well.
 """
@@ -76,10 +76,12 @@ def measure(sizes: Sizes, is_small_first: bool) -> Measured:
     checker = Checker()
     ignored = Measured()
     bare = BareCalls(bytes_of_weights(sizes), sizes)
-    run_once(keeper, order, checker, None, 0, ignored)
-    for _ in range(2 * sizes.samples):
-        run_once(keeper, order, checker, None, sizes.rest_seconds, measured)
-        run_once(keeper, order, checker, bare, sizes.rest_seconds, measured)
+    for warmed in (bare, bare, None):
+        run_once(keeper, order, checker, warmed, 0, ignored)
+    for turn in range(2 * sizes.samples):
+        # The other one first at each turn: whose resume the pause before gives back counts as well.
+        for taken in (None, bare) if turn % 2 == 0 else (bare, None):
+            run_once(keeper, order, checker, taken, sizes.rest_seconds, measured)
     measured.faults += ignored.faults
     return measured
 
