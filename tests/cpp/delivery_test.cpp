@@ -67,6 +67,17 @@ class DeliveryTest : public CoreTest {
   std::vector<std::byte> content_;
 };
 
+TEST_F(DeliveryTest, FilesAreReadInLargerPieces) {
+  CopyEngine engine(0, Staging::allocate(64 * kMiB));
+  HookedBackup backup(8 * kMiB, nullptr, nullptr);
+  for (const bool has_files : {false, true}) {
+    Delivery delivery(engine, has_files);
+    delivery.reserve(8 * kMiB);
+    delivery.add_copy(address(), backup, 0, 8 * kMiB);
+    EXPECT_EQ(delivery.piece_count(), has_files ? 2u : 4u);
+  }
+}
+
 TEST_F(DeliveryTest, BitForBitThroughFewSlotsByAnyNumberOfThreads) {
   for (const int threads : {1, 2, 5}) {
     const auto backup = make_backup();
