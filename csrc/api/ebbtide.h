@@ -337,7 +337,8 @@ EBBTIDE_API ebbtide_status ebbtide_commit(ebbtide_operation* operation, ebbtide_
 EBBTIDE_API ebbtide_status ebbtide_abandon(ebbtide_operation* operation, ebbtide_error* error);
 
 /* The stored bytes of [address, address + size), which must lie in one allocation: *bytes is NULL while any of it is resident or dropped. They stay readable until ebbtide_release_backup, also after a
- * resume. writable 1: what is written there comes back with the resume. A backup that somebody still looks at is not retained by a resume. Waits for an operation on the tag. */
+ * resume. What is written there before a resume comes back with it, whatever writable says, and the next pause copies these blocks, changed or not; not while an operation on the tag runs, nor after
+ * ebbtide_release_backup. A backup that somebody still looks at is not retained by a resume. Waits for an operation on the tag. */
 typedef struct ebbtide_backup ebbtide_backup;
 EBBTIDE_API ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, int32_t writable, void** bytes,
                                              ebbtide_backup** backup, ebbtide_error* error);

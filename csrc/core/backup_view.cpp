@@ -25,8 +25,8 @@ bool is_stored(const Allocation& allocation, size_t begin, size_t end) {
   return !is_any(Place::kDevice) && !is_any(Place::kHost) && !is_any(Place::kDropped);
 }
 
-// Blocks [first, end) that are one value get their bytes.
-void write_out(Saver& saver, Stored& stored, size_t first, size_t end) {
+// Blocks [first, end) get their bytes where they are one value, and nothing is known of them any more.
+void show(Saver& saver, Stored& stored, size_t first, size_t end) {
   uint64_t missing_bytes = 0;
   for (size_t block = first; block < end; ++block) {
     const bool is_missing = stored.blocks[block].is_constant && !stored.blocks[block].is_touched;
@@ -36,9 +36,10 @@ void write_out(Saver& saver, Stored& stored, size_t first, size_t end) {
   std::vector<std::byte> bytes(kernels::kBlockBytes);
   for (size_t block = first; block < end; ++block) {
     StoredBlock& kept = stored.blocks[block];
+    // Whoever looks at it may write, by ways that nobody sees. So it holds what it holds from now on: the next pause copies it, and a resume too.
+    kept.has_digest = false;
     if (!kept.is_constant) continue;
     kernels::fill_block(bytes.data(), kept.value);
-    kept.has_digest = false;
     stored.backup->write(block * kernels::kBlockBytes, bytes.data(), bytes.size());
     if (!kept.is_touched && stored.kind != BackupKind::kDisk) {
       HostClaim part = claim.split_promised(kernels::kBlockBytes);
@@ -52,7 +53,7 @@ void write_out(Saver& saver, Stored& stored, size_t first, size_t end) {
 
 }  // namespace
 
-std::optional<BackupView> view_backup(Saver& saver, const AddressRange& range, bool is_writable) {
+std::optional<BackupView> view_backup(Saver& saver, const AddressRange& range) {
   const auto allocation = saver.registry.find(range.address);
   if (allocation == nullptr) throw InvalidArgument("this address is in no allocation of ebbtide");
   const size_t begin = range.address - allocation->address();
@@ -68,19 +69,12 @@ std::optional<BackupView> view_backup(Saver& saver, const AddressRange& range, b
   if (selection.parts.front().allocations.empty()) return std::nullopt;
   const size_t end = begin + std::max<size_t>(range.size_bytes, 1);
   const auto stored = saver.registry.stored_of(*allocation);
-  if (stored == nullptr || !is_stored(*allocation, begin, end) || stored->backup->view() == nullptr)
-    return std::nullopt;
+  if (stored == nullptr || !is_stored(*allocation, begin, end)) return std::nullopt;
+  std::byte* const bytes = stored->backup->view();
+  if (bytes == nullptr) return std::nullopt;
   const size_t first = begin / kernels::kBlockBytes;
   const size_t last = (end + kernels::kBlockBytes - 1) / kernels::kBlockBytes;
-  write_out(saver, *stored, first, last);
-  std::byte* bytes = nullptr;
-  if (is_writable) {
-    bytes = stored->backup->writable_view();
-    for (size_t block = first; block < last; ++block) stored->blocks[block].has_digest = false;
-  } else {
-    bytes = const_cast<std::byte*>(stored->backup->view());
-  }
-  if (bytes == nullptr) return std::nullopt;
+  show(saver, *stored, first, last);
   return BackupView(saver.deferred_frees, stored, bytes + begin);
 }
 

@@ -30,7 +30,7 @@ class BackupView {
 };
 
 // The stored bytes of the range, which lies in one allocation; none while any of it is resident or dropped, or where the store can't show them. Blocks that are kept as one value are written out
-// first. Writable: what is written there comes back with the resume. Waits for an operation on the allocation's tag. Throws InvalidArgument, StoreError (no room to write out).
-std::optional<BackupView> view_backup(Saver& saver, const AddressRange& range, bool is_writable);
+// first. What is written there comes back with the resume: no pause believes what it knew of these blocks before. Waits for an operation on the allocation's tag. Throws InvalidArgument, StoreError (no room to write out).
+std::optional<BackupView> view_backup(Saver& saver, const AddressRange& range);
 
 }  // namespace ebbtide

@@ -219,8 +219,9 @@ void BackupFile::punch(size_t offset, size_t size_bytes) const noexcept {
                     static_cast<off_t>(end - begin));
 }
 
-std::byte* BackupFile::map(bool is_writable) const {
-  void* mapping = ::mmap(nullptr, size_bytes_, PROT_READ | (is_writable ? PROT_WRITE : 0), MAP_SHARED, file_, 0);
+std::byte* BackupFile::map() const {
+  // Writable: torch has no read-only tensors, and who writes where it may not is an error for nobody to catch.
+  void* mapping = ::mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
   if (mapping == MAP_FAILED) throw_error("mmap", errno);
   is_mapped_ = true;
   return static_cast<std::byte*>(mapping);

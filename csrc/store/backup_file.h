@@ -49,8 +49,8 @@ class BackupFile {
   void punch(size_t offset, size_t size_bytes) const noexcept;
   // Claims the space of what was given back in this range; no matter where no claim can be made. Throws StoreError.
   void reclaim(size_t offset, size_t size_bytes) const;
-  // The whole file, shared, until munmap of size_bytes(). By one thread at a time. Throws StoreError.
-  std::byte* map(bool is_writable) const;
+  // The whole file, shared and writable, until munmap of size_bytes(). By one thread at a time. Throws StoreError.
+  std::byte* map() const;
   size_t size_bytes() const { return size_bytes_; }
 
  private:

@@ -22,17 +22,14 @@ class DiskBackup : public Backup {
   DiskBackup(const DiskBackup&) = delete;
   DiskBackup& operator=(const DiskBackup&) = delete;
   ~DiskBackup() override {
-    for (std::byte* view : {view_, writable_view_}) {
-      if (view != nullptr) ::munmap(view, file_.size_bytes());
-    }
+    if (view_ != nullptr) ::munmap(view_, file_.size_bytes());
   }
 
   void write(size_t offset, const std::byte* bytes, size_t size_bytes) override;
   void read(size_t offset, std::byte* bytes, size_t size_bytes) const override;
   void discard(size_t offset, size_t size_bytes) noexcept override { file_.punch(offset, size_bytes); }
   void reclaim(size_t offset, size_t size_bytes) override { file_.reclaim(offset, size_bytes); }
-  const std::byte* view() override { return map_once(view_, false); }
-  std::byte* writable_view() override { return map_once(writable_view_, true); }
+  std::byte* view() override;
 
  private:
   // The longest part at offset that one request can move, at most size_bytes: whole blocks, or what of one block is wanted.
@@ -46,14 +43,12 @@ class DiskBackup : public Backup {
   }
   size_t write_part(size_t offset, const std::byte* bytes, size_t part_bytes);
   size_t read_part(size_t offset, std::byte* bytes, size_t part_bytes) const;
-  std::byte* map_once(std::byte*& view, bool is_writable);
 
   const BackupFile file_;
   // Two threads' ranges may meet within one block: who moves part of a block does it alone.
   mutable std::mutex partial_block_;
   std::mutex view_mutex_;
   std::byte* view_ = nullptr;
-  std::byte* writable_view_ = nullptr;
 };
 
 // What is not aligned goes through memory that is. Returns how much of the part was moved.
@@ -113,10 +108,10 @@ void DiskBackup::read(size_t offset, std::byte* bytes, size_t size_bytes) const 
   }
 }
 
-std::byte* DiskBackup::map_once(std::byte*& view, bool is_writable) {
+std::byte* DiskBackup::view() {
   const std::lock_guard lock(view_mutex_);
-  if (view == nullptr) view = file_.map(is_writable);
-  return view;
+  if (view_ == nullptr) view_ = file_.map();
+  return view_;
 }
 
 // Leaked on purpose, as all state of the core.

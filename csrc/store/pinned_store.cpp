@@ -22,8 +22,7 @@ class PinnedBackup : public Backup {
   }
   const std::byte* memory() const noexcept override { return memory_.bytes(); }
   void discard(size_t /*offset*/, size_t /*size_bytes*/) noexcept override {}
-  const std::byte* view() override { return memory_.bytes(); }
-  std::byte* writable_view() override { return memory_.bytes(); }
+  std::byte* view() override { return memory_.bytes(); }
   std::byte* direct() noexcept override { return memory_.is_pinned() ? memory_.bytes() : nullptr; }
   void populate(size_t offset, size_t size_bytes) override { memory_.memory().populate(offset, size_bytes); }
   void seal() override;

@@ -21,8 +21,7 @@ class RamBackup : public Backup {
   }
   const std::byte* memory() const noexcept override { return memory_.bytes(); }
   void discard(size_t offset, size_t size_bytes) noexcept override { memory_.discard(offset, size_bytes); }
-  const std::byte* view() override { return memory_.bytes(); }
-  std::byte* writable_view() override { return memory_.bytes(); }
+  std::byte* view() override { return memory_.bytes(); }
   void populate(size_t offset, size_t size_bytes) override { memory_.populate(offset, size_bytes); }
 
  private:

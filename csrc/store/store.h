@@ -23,10 +23,8 @@ class Backup {
   virtual void discard(size_t offset, size_t size_bytes) noexcept = 0;
   // Takes back what discard() gave of this range, where that could be refused at once: the range can be written then as after open(). Throws StoreError.
   virtual void reclaim(size_t /*offset*/, size_t /*size_bytes*/) {}
-  // The whole backup as one range that can be read, for as long as the backup lives; null where the store can't show one.
-  virtual const std::byte* view() = 0;
-  // The same for writing: what is written there is what read() gives. Null where the store can't.
-  virtual std::byte* writable_view() { return nullptr; }
+  // The whole backup as one range, for as long as the backup lives: it shows what write() writes, and what is written there is what read() gives. Null where the store can't show one. Throws StoreError.
+  virtual std::byte* view() = 0;
   // Memory of the whole backup that the copy engine reaches by itself at full rate, or null: then the bytes go through the staging ring and write() and read(). Valid after seal().
   virtual std::byte* direct() noexcept { return nullptr; }
   // Takes the memory of this range now, so that nobody waits for it later. May be called by several threads at once on disjoint ranges. Throws StoreError.

@@ -1,6 +1,10 @@
 // What becomes of backups that outlive their use: the device may still write into them, or somebody looks at them.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstring>
+#include <string>
+
 #include "base/error.h"
 #include "core/backup_view.h"
 #include "core_fixture.h"
@@ -53,7 +57,7 @@ TEST_F(ViewsOfWhatIsMidway, NobodyWritesUnderThem) {
     fill(address, 3 * kChunk, 1);
     pause();
     std::optional<BackupView> view;
-    view.emplace(*view_backup(saver(), {address, 3 * kChunk}, false));
+    view.emplace(*view_backup(saver(), {address, 3 * kChunk}));
     const auto seen = reinterpret_cast<CUdeviceptr>(view->bytes());
     resume_midway();
     EXPECT_EQ(place_of(address), Place::kDevice);
@@ -85,6 +89,82 @@ TEST_F(ViewsOfWhatIsMidway, NobodyWritesUnderThem) {
   }
 }
 
+// Whoever looks at stored bytes may write there, by ways that nobody sees: what was known of them is not believed again.
+class ViewsThatAreWritten : public BackupLifetime, public ::testing::WithParamInterface<BackupKind> {
+ protected:
+  CUdeviceptr alloc_retained(size_t chunks) {
+    return saver().alloc(saver().registry.tag("w"), {.backup = GetParam(), .retain = true}, 0, chunks * kChunk);
+  }
+};
+
+TEST_P(ViewsThatAreWritten, WhatWasThereBeforeIsNotTakenForUnchanged) {
+  const CUdeviceptr address = alloc_retained(1);
+  fill(address, kChunk, 1);
+  pause();
+  {
+    const auto view = view_backup(saver(), {address, 8});
+    fill(reinterpret_cast<CUdeviceptr>(view->bytes()), kChunk, 2);
+  }
+  resume();
+  EXPECT_TRUE(holds(address, kChunk, 2));
+  fill(address, kChunk, 1);
+  const ReportRow paused = pause().totals();
+  EXPECT_EQ(paused.copied, kChunk);
+  resume();
+  EXPECT_TRUE(holds(address, kChunk, 1)) << "what the device had, not what the view wrote";
+  EXPECT_EQ(pause().totals().clean, kChunk) << "and from now on its digest is known again";
+}
+
+TEST_P(ViewsThatAreWritten, OnlyTheBlocksThatWereLookedAtAreCopiedAgain) {
+  const CUdeviceptr address = alloc_retained(4);
+  fill(address, 4 * kChunk, 1);
+  for (const AddressRange& shown :
+       {AddressRange{address + 2 * kChunk - 1, 1}, AddressRange{address + 4 * kChunk - 1, 0},
+        AddressRange{address + 4 * kChunk - 1, 1}, AddressRange{address, 8}}) {
+    pause();
+    EXPECT_TRUE(view_backup(saver(), shown));
+    resume();
+    const ReportRow paused = pause().totals();
+    EXPECT_EQ(paused.copied, kChunk);
+    EXPECT_EQ(paused.clean, 3 * kChunk);
+    resume();
+  }
+  pause();
+  EXPECT_TRUE(view_backup(saver(), {address + kChunk - 1, 2}));
+  resume();
+  EXPECT_EQ(pause().totals().copied, 2 * kChunk) << "a range over two of them";
+}
+
+TEST_P(ViewsThatAreWritten, BlocksOfOneValueComeBackAsTheyWereWritten) {
+  const CUdeviceptr address = alloc_retained(2);
+  fill(address, kChunk, 1);
+  pause();
+  resume();
+  std::memset(reinterpret_cast<void*>(address), 0, kChunk);
+  EXPECT_EQ(pause().totals().constant, 2 * kChunk);
+  {
+    const auto view = view_backup(saver(), {address, 2 * kChunk});
+    EXPECT_TRUE(is_zero(reinterpret_cast<CUdeviceptr>(view->bytes()), 2 * kChunk));
+    fill(reinterpret_cast<CUdeviceptr>(view->bytes()) + kChunk, kChunk, 3);
+  }
+  const ReportRow resumed = resume().totals();
+  EXPECT_EQ(resumed.copied, 2 * kChunk) << "who knows what the view wrote";
+  EXPECT_TRUE(is_zero(address, kChunk));
+  EXPECT_TRUE(holds(address + kChunk, kChunk, 3));
+  fill(address, kChunk, 1);
+  EXPECT_EQ(pause().totals().copied, 2 * kChunk);
+  resume();
+  EXPECT_TRUE(holds(address, kChunk, 1));
+  EXPECT_TRUE(holds(address + kChunk, kChunk, 3));
+}
+
+std::string name_of(const ::testing::TestParamInfo<BackupKind>& info) {
+  return std::array{"none", "ram", "pinned", "disk"}[static_cast<size_t>(info.param)];
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, ViewsThatAreWritten,
+                         ::testing::Values(BackupKind::kRam, BackupKind::kPinned, BackupKind::kDisk), name_of);
+
 // The memory is back in the region, and only the view still has the backup.
 class ViewsAndCaptures : public BackupLifetime {
  protected:
@@ -92,8 +172,8 @@ class ViewsAndCaptures : public BackupLifetime {
     address_ = alloc("w", kChunk, BackupKind::kPinned);
     fill(address_, kChunk, 1);
     pause();
-    view_.emplace(*view_backup(saver(), {address_, kChunk}, false));
-    other_view_.emplace(*view_backup(saver(), {address_, 8}, false));
+    view_.emplace(*view_backup(saver(), {address_, kChunk}));
+    other_view_.emplace(*view_backup(saver(), {address_, 8}));
     resume();
     saver().engines.trim();
     EXPECT_EQ(Live::now().registered_ranges, 1u);

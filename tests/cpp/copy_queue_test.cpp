@@ -27,7 +27,7 @@ class EmptyBackup final : public Backup {
   void read(size_t, std::byte*, size_t) const override {}
   void discard(size_t, size_t) noexcept override {}
   const std::byte* memory() const noexcept override { return &byte_; }
-  const std::byte* view() override { return &byte_; }
+  std::byte* view() override { return &byte_; }
   std::byte* direct() noexcept override { return is_direct_ ? &byte_ : nullptr; }
   void abandon() noexcept override { was_abandoned = true; }
   bool was_abandoned = false;

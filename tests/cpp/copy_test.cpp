@@ -34,7 +34,7 @@ class TestBackup final : public Backup {
     inner_->read(offset, bytes, size_bytes);
   }
   void discard(size_t offset, size_t size_bytes) noexcept override { inner_->discard(offset, size_bytes); }
-  const std::byte* view() override { return inner_->view(); }
+  std::byte* view() override { return inner_->view(); }
   const std::byte* memory() const noexcept override { return is_shown ? inner_->memory() : nullptr; }
   std::byte* direct() noexcept override { return direct_bytes; }
   mutable std::atomic<int> calls_left{0};

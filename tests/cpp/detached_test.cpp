@@ -58,7 +58,7 @@ TEST_F(DetachedTest, Invariant3_ItIsAwayAndItsTagIsPartial) {
     const LeaseInfo lease = saver().open_lease("w", "a test");
     EXPECT_TRUE(lease.is_away) << "what enters gets a fresh pool";
     saver().registry.close_lease(lease.id);
-    EXPECT_FALSE(view_backup(saver(), {parts_[0], kChunk}, false)) << "its bytes are in no store";
+    EXPECT_FALSE(view_backup(saver(), {parts_[0], kChunk})) << "its bytes are in no store";
     char tag[8];
     bool is_away = false;
     EXPECT_TRUE(saver().registry.find_in_handler(parts_[0], tag, sizeof tag, &is_away));

@@ -73,7 +73,7 @@ TEST_P(EveryStore, ThreadsWriteAndReadNeighbouringRangesOfAnySizeAndAlignment) {
 TEST_P(EveryStore, AlignedPiecesGoStraight) {
   const auto aligned = store_of(BackupKind::kRam).open(kSize);
   const std::vector<std::byte> content = random_bytes(kSize, 9);
-  auto* bytes = const_cast<std::byte*>(aligned->view());
+  std::byte* const bytes = aligned->view();
   std::memcpy(bytes, content.data(), kSize);
   for (size_t offset = 0; offset < kSize; offset += 65536) {
     backup_->write(offset, bytes + offset, std::min<size_t>(65536, kSize - offset));
@@ -96,11 +96,10 @@ TEST_P(EveryStore, TheViewIsOneRangeWhoeverAsksFirst) {
   EXPECT_TRUE(shows(content));
 }
 
-TEST_P(EveryStore, WhatIsWrittenIntoTheWritableViewIsReadAndTheReverse) {
+TEST_P(EveryStore, WhatIsWrittenIntoTheViewIsReadAndTheReverse) {
   std::vector<std::byte> content = random_bytes(kSize, 10);
   backup_->write(0, content.data(), kSize);
-  std::byte* const writable = backup_->writable_view();
-  EXPECT_EQ(writable, backup_->writable_view());
+  std::byte* const writable = backup_->view();
   EXPECT_EQ(std::memcmp(writable, content.data(), kSize), 0);
   for (const uint64_t seed : {11, 12}) {
     const std::vector<std::byte> edit = random_bytes(300000, seed);
@@ -159,7 +158,6 @@ TEST_P(EveryStore, TooMuchIsRefusedWithItsSize) {
 TEST_P(EveryStore, NothingIsLeftBehind) {
   backup_->seal();
   backup_->view();
-  backup_->writable_view();
   backup_.reset();
   EXPECT_TRUE(directory_.is_empty());
   expect_no_leak();

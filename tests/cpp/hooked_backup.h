@@ -26,7 +26,7 @@ class HookedBackup : public Backup {
     inner_->read(offset, bytes, size_bytes);
   }
   void discard(size_t offset, size_t size_bytes) noexcept override { inner_->discard(offset, size_bytes); }
-  const std::byte* view() override { return inner_->view(); }
+  std::byte* view() override { return inner_->view(); }
 
  private:
   const std::unique_ptr<Backup> inner_;

@@ -234,7 +234,7 @@ TEST_F(MovesTest, ViewsShowOneValueBlocksAndWritesComeBack) {
   fill(address, kChunk, 1);
   pause();
   {
-    const auto view = view_backup(saver(), {address, 2 * kChunk}, true);
+    const auto view = view_backup(saver(), {address, 2 * kChunk});
     ASSERT_TRUE(view);
     EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(view->bytes()), kChunk, 1));
     EXPECT_TRUE(is_zero(reinterpret_cast<CUdeviceptr>(view->bytes()) + kChunk, kChunk));
@@ -247,8 +247,8 @@ TEST_F(MovesTest, ViewsShowOneValueBlocksAndWritesComeBack) {
     resume();
   }
   EXPECT_TRUE(holds(address, 2 * kChunk, 6));
-  EXPECT_FALSE(view_backup(saver(), {address, 8}, false));
-  EXPECT_THROW(view_backup(saver(), {address, 3 * kChunk}, false), InvalidArgument);
+  EXPECT_FALSE(view_backup(saver(), {address, 8}));
+  EXPECT_THROW(view_backup(saver(), {address, 3 * kChunk}), InvalidArgument);
 }
 
 }  // namespace

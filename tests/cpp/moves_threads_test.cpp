@@ -155,7 +155,7 @@ TEST_F(MovesThreads, PreparesAndViewsBesidePausesOfTheirTags) {
         resume();
       } else if (thread == 1) {
         claim(OperationKind::kPrepare)->commit();
-      } else if (const auto view = view_backup(saver(), {thread == 2 ? address : other, 2 * kChunk}, false)) {
+      } else if (const auto view = view_backup(saver(), {thread == 2 ? address : other, 2 * kChunk})) {
         EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(view->bytes()), 2 * kChunk, static_cast<uint64_t>(thread - 1)));
         ++seen;
       }
@@ -163,7 +163,7 @@ TEST_F(MovesThreads, PreparesAndViewsBesidePausesOfTheirTags) {
     }
   });
   pause();
-  EXPECT_TRUE(view_backup(saver(), {address, 2 * kChunk}, false));
+  EXPECT_TRUE(view_backup(saver(), {address, 2 * kChunk}));
   resume();
   EXPECT_TRUE(holds(address, 2 * kChunk, 1));
   EXPECT_TRUE(holds(other, 2 * kChunk, 2));

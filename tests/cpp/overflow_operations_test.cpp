@@ -167,9 +167,9 @@ TEST_F(OverflowTest, BackupsOfSpilledTensorsSayWhyTheyCanNotBeShown) {
   const size_t item = spill("w", kSplitRam, 2 * kChunk, kChunk);
   pause();
   const CUdeviceptr address = items_[item].address;
-  EXPECT_TRUE(view_backup(saver(), {address, 2 * kChunk}, false).has_value());
-  EXPECT_FALSE(view_backup(saver(), {address + 2 * kChunk, kChunk}, false).has_value()) << "it is resident";
-  EXPECT_THROW(view_backup(saver(), {address, 3 * kChunk}, false), StateError);
+  EXPECT_TRUE(view_backup(saver(), {address, 2 * kChunk}).has_value());
+  EXPECT_FALSE(view_backup(saver(), {address + 2 * kChunk, kChunk}).has_value()) << "it is resident";
+  EXPECT_THROW(view_backup(saver(), {address, 3 * kChunk}), StateError);
 }
 
 TEST_F(OverflowTest, TwoDevicesSpillEachForItself) {

@@ -90,7 +90,7 @@ class ListedBackup final : public Backup {
   void write(size_t, const std::byte*, size_t) override {}
   void read(size_t, std::byte*, size_t) const override {}
   void discard(size_t, size_t) noexcept override {}
-  const std::byte* view() override { return nullptr; }
+  std::byte* view() override { return nullptr; }
   void populate(size_t offset, size_t size_bytes) override {
     if (offset == failing_offset) throw StoreError("no pages", {size_bytes, 0, kUnlimited});
     const std::lock_guard lock(mutex_);

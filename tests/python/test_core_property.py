@@ -30,11 +30,12 @@ class Block:
         self.address, self.tag, self.size, self.backup = address, tag, size, backup
         self.value = 0  # which pattern it holds, or held when it was stored
         self.place = "device"
+        self.was_seen = False  # since it was stored
 
     @property
     def copied_bytes(self) -> int:
-        """Zeros are constant blocks: they do not travel."""
-        return self.size if self.value else 0
+        """Zeros are constant blocks: they do not travel, unless somebody looked at them, who may have written there."""
+        return self.size if self.value or self.was_seen else 0
 
 
 class Core(RuleBasedStateMachine):
@@ -82,6 +83,16 @@ class Core(RuleBasedStateMachine):
         if block := self.pick(number, "device"):
             fill(block.address, block.size, value)
             block.value = value
+
+    @rule(number=PICKS, value=st.none() | VALUES, writable=st.booleans())
+    def look_at_a_backup(self, number: int, value: int | None, writable: bool) -> None:
+        if block := self.pick(number, "stored"):
+            backup = _core.backup_of(block.address, block.size, writable)
+            assert bytes(memoryview(backup)) == content(block.size, block.value)
+            block.was_seen = True
+            if value is not None:
+                fill(backup.address, block.size, value)
+                block.value = value
 
     @rule(number=PICKS)
     def free(self, number: int) -> None:
@@ -236,6 +247,7 @@ class Core(RuleBasedStateMachine):
             if block.place == "device":
                 backup = block.backup if override == _core.BACKUP_AS_ALLOCATED else override
                 block.place = "stored" if backup == _core.BACKUP_RAM else "dropped"
+                block.was_seen = False
                 moved += block.size
                 copied += block.copied_bytes if backup == _core.BACKUP_RAM else 0
         for tag in set(tags):
@@ -250,6 +262,7 @@ class Core(RuleBasedStateMachine):
                 copied += block.copied_bytes if block.place == "stored" else 0
                 block.value = block.value if block.place == "stored" else 0
                 block.place = "device"
+                block.was_seen = False
         return moved, copied
 
     def take_over_places(self, kind: str, selected: list[Block]) -> None:
@@ -264,6 +277,7 @@ class Core(RuleBasedStateMachine):
                 assert place == "device"
                 block.value = block.value if block.place == "stored" else 0
             block.place = place
+            block.was_seen = False
 
     def expect_report(self, report: _core.Report, moved_and_copied: tuple[int, int]) -> None:
         assert (report.bytes, report.copied) == moved_and_copied
@@ -280,13 +294,10 @@ class Core(RuleBasedStateMachine):
             assert (info.address, info.size_bytes, info.tag) == (block.address, block.size, self.prefix + block.tag)
             assert (info.place, info.backup, info.device) == (block.place, block.backup, 0)
             assert _core.is_away(block.address, 1) == (block.place != "device")
-            backup = _core.backup_of(block.address, block.size)
             if block.place == "device":
                 assert is_filled(block.address, block.size, block.value)
-            if block.place == "stored":
-                assert bytes(memoryview(backup)) == content(block.size, block.value)
-            else:
-                assert backup is None
+            if block.place != "stored":
+                assert _core.backup_of(block.address, block.size) is None
         for info in _core.tags():
             if not info.tag.startswith(self.prefix):
                 continue

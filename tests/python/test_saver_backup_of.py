@@ -1,5 +1,6 @@
 """saver.backup_of: the stored bytes of a paused tensor as a tensor, without a copy."""
 
+import ctypes
 import gc
 
 import pytest
@@ -98,3 +99,112 @@ def test_only_tensors(saver, thing):
 def test_no_sparse_tensors(saver):
     with pytest.raises(TypeError, match="sparse"):
         saver.backup_of(torch.eye(3).to_sparse())
+
+
+def through_ops(view, new):
+    view.copy_(new)
+
+
+def through_an_alias_of_numpy(view, new):
+    alias = view.numpy()
+    alias[...] = new.numpy()
+
+
+def through_a_child_that_outlives_it(view, new):
+    child = view.view(-1)[:].t()
+    del view
+    gc.collect()
+    child.copy_(new)
+
+
+def through_its_storage(view, new):
+    view.untyped_storage().copy_(new.clone().untyped_storage())
+
+
+def through_dlpack(view, new):
+    torch.from_dlpack(view).mul_(0).add_(new)
+
+
+def through_its_address(view, new):
+    ctypes.memmove(view.data_ptr(), new.data_ptr(), new.nbytes)
+
+
+WAYS_TO_WRITE = [
+    through_ops,
+    through_an_alias_of_numpy,
+    through_a_child_that_outlives_it,
+    through_its_storage,
+    through_dlpack,
+    through_its_address,
+]
+
+
+@pytest.mark.parametrize("backup", ["ram", "pinned", "disk"])
+@pytest.mark.parametrize("writable", [False, True])
+@pytest.mark.parametrize("write", WAYS_TO_WRITE, ids=lambda way: way.__name__)
+def test_a_write_is_noticed_whatever_the_way(saver, tag, backup, writable, write):
+    elements = 3 * 2**20 // 4
+    old, new = torch.rand(elements), torch.rand(elements)
+    with saver.region(tag, backup=backup, retain=True):
+        tensor = torch.empty(elements, device=saver.device)
+    tensor.copy_(old)
+    saver.pause(tag)
+    saver.resume(tag)
+    assert saver.pause(tag).copied == 0  # its digest is known
+    write(saver.backup_of(tensor, writable=writable), new)
+    gc.collect()
+    saver.resume(tag)
+    assert torch.equal(tensor.cpu(), new)  # as it was written
+    tensor.copy_(old)
+    saver.pause(tag)
+    saver.resume(tag)
+    assert torch.equal(tensor.cpu(), old)
+
+
+@pytest.mark.parametrize("backup", ["ram", "pinned", "disk"])
+def test_a_write_into_blocks_of_one_value_is_noticed(saver, tag, backup):
+    with saver.region(tag, backup=backup, retain=True):
+        tensor = torch.zeros(4 * 2**20, dtype=torch.uint8, device=saver.device)
+    saver.pause(tag)
+    saver.backup_of(tensor)[7:9] = 3
+    saver.resume(tag)
+    assert tensor.cpu().nonzero().flatten().tolist() == [7, 8]
+    tensor.zero_()
+    saver.pause(tag)
+    saver.resume(tag)
+    assert not tensor.any()
+
+
+def test_what_was_only_looked_at_comes_back_as_it_was(saver, tag):
+    with saver.region(tag, retain=True):
+        seen = torch.randint(0, 256, (4 * 2**20,), dtype=torch.uint8, device=saver.device)
+        unseen = torch.randint(0, 256, (24 * 2**20,), dtype=torch.uint8, device=saver.device)
+    want = seen.cpu().clone(), unseen.cpu().clone()
+    for _ in range(2):
+        saver.pause(tag)
+        assert torch.equal(saver.backup_of(seen), want[0])
+        saver.resume(tag)
+        report = saver.pause(tag)
+        assert report.clean >= 24 * 2**20  # only what was looked at is copied
+        assert 0 < report.copied <= 6 * 2**20
+        saver.resume(tag)
+    assert torch.equal(seen.cpu(), want[0])
+    assert torch.equal(unseen.cpu(), want[1])
+
+
+def test_a_view_that_is_held_across_pauses_neither_changes_nor_is_believed(saver, tag):
+    with saver.region(tag, retain=True):
+        tensor = torch.full((2**20,), 1.0, device=saver.device)
+    tensor.uniform_()
+    first = tensor.cpu().clone()
+    saver.pause(tag)
+    view = saver.backup_of(tensor)
+    for _ in range(3):
+        saver.resume(tag)
+        assert torch.equal(tensor.cpu(), first)
+        saver.pause(tag)
+        view.fill_(9.0)  # of the first pause: nobody's any more
+        assert torch.equal(saver.backup_of(tensor), first)
+    saver.resume(tag)
+    assert torch.equal(tensor.cpu(), first)
+    assert bool((view == 9.0).all())

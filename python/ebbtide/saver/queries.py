@@ -68,9 +68,14 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False) -> "torch.Tensor |
     Its bytes live as long as it does, also after a resume. A backup that somebody still looks at is not retained by a
     resume. None also for tensors outside all regions, and where the content was dropped.
 
+    What is written into it before the resume comes back with the resume. However it is written, no pause takes the
+    blocks that were looked at for unchanged: the next one copies them. Nothing notices a write while the tag is being
+    paused or resumed, nor one through a bare address (data_ptr) after the tensor and its views are gone: the memory may
+    be another's by then.
+
     Args:
-        writable: True gives a tensor whose writes come back with the resume, if they are made before it. Without it
-            never write: a later pause may take the block for unchanged.
+        writable: True says that you mean to write. torch has no read-only tensors, so that it makes no difference to
+            what a write does.
 
     Raises:
         TypeError: not a tensor with plain strided memory.
