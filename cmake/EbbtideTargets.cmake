@@ -13,11 +13,13 @@ function(ebbtide_sources variable)
   set(${variable} ${found} PARENT_SCOPE)
 endfunction()
 
-# ebbtide_configure(TARGET): includes, warnings and sanitizers that all of our own targets share.
+# ebbtide_configure(TARGET): includes, warnings and sanitizers that all of our own targets share. A build with the tests checks each index into a container; one for a wheel,
+# which has none, does not: there a failed check would end the user's process.
 function(ebbtide_configure target)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/csrc")
   target_include_directories(${target} SYSTEM PRIVATE "${cuda_include}")
   target_compile_options(${target} PRIVATE -Wall -Wextra $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor> $<$<BOOL:${EBBTIDE_WERROR}>:-Werror>)
+  target_compile_definitions(${target} PRIVATE $<$<BOOL:${EBBTIDE_TESTS}>:_GLIBCXX_ASSERTIONS>)
   target_link_libraries(${target} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
   if(EBBTIDE_SANITIZE)
     # enum: a driver newer than cuda.h gives codes that its CUresult does not list.
