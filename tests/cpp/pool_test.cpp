@@ -215,6 +215,21 @@ TEST_F(PoolTest, TrimGivesBackWhatIsWhollyFree) {
   EXPECT_EQ(source.held_bytes, 0u);
 }
 
+TEST_F(PoolTest, AQuestionAboutAPoolCostsTheSameWithAnyNumberOfOthers) {
+  Pool& pool = arena.make_pool(1, "");
+  arena.allocate(pool, 20 * kMiB);
+  arena.deallocate(arena.allocate(pool, 30 * kMiB));
+  for (int number = 2; number < 100; ++number) arena.allocate(arena.make_pool(number, ""), kMiB);
+  const uint64_t before = arena.look_count();
+  EXPECT_EQ(arena.snapshot(pool).size(), 2u);
+  EXPECT_EQ(arena.look_count() - before, 2u);
+  EXPECT_EQ(arena.trim(&pool), 30 * kMiB);
+  EXPECT_EQ(arena.look_count() - before, 4u);
+  EXPECT_EQ(arena.snapshot(pool).size(), 1u);
+  EXPECT_EQ(arena.trim(nullptr), 0u);
+  EXPECT_EQ(arena.look_count() - before, 4u + 1u + 99u);
+}
+
 TEST_F(PoolTest, APoolIsOpenInOnePlaceAtATime) {
   EXPECT_EQ(arena.find_pool(pool.id), &pool);
   EXPECT_EQ(arena.find_pool(0), nullptr);

@@ -105,7 +105,7 @@ py::list pool_snapshot(int64_t id) {
 
 size_t pool_trim(int64_t id) {
   refuse_in_child("memory was given back");
-  const Pool& pool = pool_of(id);
+  Pool& pool = pool_of(id);
   py::gil_scoped_release without_gil;  // giving a segment back waits for the device
   return region_memory().arena.trim(&pool);
 }

@@ -140,12 +140,14 @@ void* Arena::add_segment(Pool& pool, std::byte* memory, size_t segment_bytes, si
   FreeList& list = pool.free_list(is_small);
   Block* block = nullptr;
   try {
+    pool.segments.insert(memory);
     block = &segment->second.blocks.emplace(memory, Block{memory, segment_bytes, true, {}}).first->second;
     block->free_node = make_node(block);
     insert_free(list, *block);
     split(segment->second, list, *block, size_bytes);
   } catch (...) {
     if (block != nullptr && !block->is_allocated) list.erase(block);
+    pool.segments.erase(memory);
     segments_.erase(segment);
     throw;
   }
@@ -192,18 +194,23 @@ bool Arena::deallocate(void* address) noexcept {
   return true;
 }
 
-size_t Arena::trim(const Pool* pool) {
+size_t Arena::trim(Pool* pool) {
   Segments trimmed;
+  const auto trim_if_free = [&](Segments::iterator current) {
+    ++look_count_;
+    Segment& segment = current->second;
+    Block& first = segment.blocks.begin()->second;
+    if (first.is_allocated || first.size_bytes != segment.size_bytes) return;
+    segment.pool->free_list(segment.is_small).extract(&first);
+    segment.pool->segments.erase(current->first);
+    trimmed.insert(segments_.extract(current));
+  };
   {
     std::lock_guard<std::mutex> guard(mutex_);
-    for (auto next = segments_.begin(); next != segments_.end();) {
-      const auto current = next++;
-      Segment& segment = current->second;
-      Block& first = segment.blocks.begin()->second;
-      if ((pool != nullptr && segment.pool != pool) || first.is_allocated || first.size_bytes != segment.size_bytes)
-        continue;
-      segment.pool->free_list(segment.is_small).extract(&first);
-      trimmed.insert(segments_.extract(current));
+    if (pool == nullptr) {
+      for (auto next = segments_.begin(); next != segments_.end();) trim_if_free(next++);
+    } else {
+      for (auto next = pool->segments.begin(); next != pool->segments.end();) trim_if_free(segments_.find(*next++));
     }
   }
   size_t bytes = 0;
@@ -217,8 +224,9 @@ size_t Arena::trim(const Pool* pool) {
 std::vector<SegmentView> Arena::snapshot(const Pool& pool) {
   std::vector<SegmentView> views;
   std::lock_guard<std::mutex> guard(mutex_);
-  for (const auto& [address, segment] : segments_) {
-    if (segment.pool != &pool) continue;
+  for (std::byte* const address : pool.segments) {
+    ++look_count_;
+    const Segment& segment = segments_.at(address);
     SegmentView view{address, segment.size_bytes, {}};
     for (const auto& [block_address, block] : segment.blocks) {
       view.blocks.push_back({static_cast<size_t>(block_address - address), block.size_bytes, block.is_allocated});

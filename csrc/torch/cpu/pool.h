@@ -12,6 +12,7 @@
 // - Pools and the arena are made to be leaked: blocks come back after everything else is gone.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -67,6 +68,7 @@ struct Pool {
   std::string tag;  // for messages; may be empty
   bool is_open = false;
   FreeList small_free, large_free;
+  std::set<std::byte*> segments;  // where they begin
 
   FreeList& free_list(bool is_small) { return is_small ? small_free : large_free; }
 };
@@ -100,8 +102,10 @@ class Arena {
   bool owns(const void* address) noexcept;
 
   // Gives the wholly free segments of one pool (or, with null, of all) back; returns how many bytes.
-  size_t trim(const Pool* pool);
+  size_t trim(Pool* pool);
   std::vector<SegmentView> snapshot(const Pool& pool);
+  // How many segments were looked at for both so far: tests hold its growth.
+  uint64_t look_count() const { return look_count_.load(); }
 
   // Around fork, so that a child never finds the lock held by a thread that it does not have.
   void lock() { mutex_.lock(); }
@@ -118,6 +122,7 @@ class Arena {
   SegmentSource& source_;
   std::mutex mutex_;
   Segments segments_;
+  std::atomic<uint64_t> look_count_{0};
   std::vector<std::unique_ptr<Pool>> pools_;
 };
 
