@@ -357,8 +357,11 @@ typedef struct ebbtide_tag_info {
   uint64_t retained_bytes; /* host memory and disk space of backups that are kept while their content is resident */
   uint64_t host_bytes;     /* of the resident ones: in host memory that the device reaches */
 } ebbtide_tag_info;
+#define EBBTIDE_TAG_INFO_INIT {sizeof(ebbtide_tag_info), NULL, EBBTIDE_EMPTY, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 typedef void (*ebbtide_visit_tag)(void* user, const ebbtide_tag_info* info);
 EBBTIDE_API ebbtide_status ebbtide_visit_tags(ebbtide_visit_tag visit, void* user, ebbtide_error* error);
+/* The one tag of this name, at the same cost with any number of tags. *found is 0 and *info, which may be NULL, untouched where nobody ever named it. */
+EBBTIDE_API ebbtide_status ebbtide_query_tag(const char* tag, int* found, ebbtide_tag_info* info, ebbtide_error* error);
 typedef void (*ebbtide_visit_allocation)(void* user, const ebbtide_allocation_info* info);
 EBBTIDE_API ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_visit_allocation visit, void* user,
                                                      ebbtide_error* error); /* tag NULL: all; oldest first */
@@ -386,7 +389,7 @@ typedef struct ebbtide_event {
   size_t struct_size;
   uint64_t sequence;
   double unix_seconds, seconds; /* when it ended, how long it took */
-  const char *kind, *tags;      /* tags joined by ", " */
+  const char *kind, *tags;      /* tags joined by ", "; of many the first ones, and how many more */
   uint64_t bytes, copied;
   const char* detail; /* the error's message, or "" */
 } ebbtide_event;

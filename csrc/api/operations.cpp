@@ -42,18 +42,6 @@ ebbtide_status run(OperationKind kind, const ebbtide_request* request, ebbtide_r
   });
 }
 
-ebbtide_status visit_rows(const ebbtide_report* report, ReportRows Report::* rows, ebbtide_visit_row visit, void* user,
-                          ebbtide_error* error) {
-  return guarded(error, [&] {
-    require(report != nullptr, "report is null");
-    require(visit != nullptr, "visit is null");
-    for (const auto& [key, row] : reports().at(report).report.*rows) {
-      const ebbtide_report_row shown = api::show_row(key.first, key.second, row);
-      visit(user, &shown);
-    }
-  });
-}
-
 }  // namespace
 
 namespace ebbtide::api {
@@ -161,12 +149,28 @@ ebbtide_status ebbtide_read_report(const ebbtide_report* report, ebbtide_report_
 
 ebbtide_status ebbtide_visit_report(const ebbtide_report* report, ebbtide_visit_row visit, void* user,
                                     ebbtide_error* error) {
-  return visit_rows(report, &Report::rows, visit, user, error);
+  return guarded(error, [&] {
+    require(report != nullptr, "report is null");
+    require(visit != nullptr, "visit is null");
+    for (const auto& [key, row] : reports().at(report).report.rows) {
+      const ebbtide_report_row shown = api::show_row(key.first, key.second, row);
+      visit(user, &shown);
+    }
+  });
 }
 
 ebbtide_status ebbtide_visit_left(const ebbtide_report* report, ebbtide_visit_row visit, void* user,
                                   ebbtide_error* error) {
-  return visit_rows(report, &Report::left, visit, user, error);
+  return guarded(error, [&] {
+    require(report != nullptr, "report is null");
+    require(visit != nullptr, "visit is null");
+    const auto held = reports().at(report).report.held;
+    for (const HeldBytes& each : *held) {
+      if (each.bytes == 0) continue;
+      const ebbtide_report_row shown = api::show_row(each.tag->name, each.device, {.bytes = each.bytes});
+      visit(user, &shown);
+    }
+  });
 }
 
 void ebbtide_free_report(ebbtide_report* report) { reports().drop(report); }

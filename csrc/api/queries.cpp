@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "api/ebbtide.h"
@@ -15,47 +14,35 @@ using api::require;
 
 namespace {
 
-struct TagSnapshot {
-  std::string name;
-  ebbtide_tag_info info{};
-};
-
 ebbtide_tag_state state_of(const Tag& tag, const ebbtide_tag_info& info) {
   if (info.allocation_count == 0) return EBBTIDE_EMPTY;
   if (tag.is_partial) return EBBTIDE_PARTIAL;
   return info.resident_bytes + info.trimmed_bytes == info.size_bytes ? EBBTIDE_RESIDENT : EBBTIDE_PAUSED;
 }
 
-TagSnapshot snapshot(const Tag& tag) {
-  TagSnapshot shot;
-  shot.name = tag.name;
-  ebbtide_tag_info& info = shot.info;
-  info.struct_size = sizeof info;
+ebbtide_tag_info describe(const Tag& tag) {
+  const Amounts amounts = tag.total_now();
+  ebbtide_tag_info info = EBBTIDE_TAG_INFO_INIT;
   info.lease_count = static_cast<int32_t>(tag.leases.size());
-  for (const auto& [sequence, allocation] : tag.allocations) {
-    if (allocation->is_doomed) continue;
-    ++info.allocation_count;
-    info.size_bytes += allocation->size_bytes();
-    for (const Chunk& chunk : allocation->chunks) {
-      const Place place = chunk.place.load();
-      info.resident_bytes += chunk.is_resident() ? chunk.size_bytes : 0;
-      info.host_bytes += chunk.is_on_host() && chunk.is_resident() ? chunk.size_bytes : 0;
-      info.stored_bytes += place == Place::kStored ? chunk.size_bytes : 0;
-      (allocation->is_trimmed ? info.trimmed_bytes : info.dropped_bytes) +=
-          place == Place::kDropped ? chunk.size_bytes : 0;
-      info.retained_bytes += place == Place::kDevice && allocation->stored != nullptr ? chunk.size_bytes : 0;
-    }
-  }
+  info.allocation_count = amounts.allocation_count;
+  info.size_bytes = amounts.size_bytes;
+  info.resident_bytes = amounts.resident_bytes;
+  info.stored_bytes = amounts.stored_bytes;
+  info.dropped_bytes = amounts.dropped_bytes;
+  info.trimmed_bytes = amounts.trimmed_bytes;
+  info.retained_bytes = amounts.retained_bytes;
+  info.host_bytes = amounts.host_bytes;
+  info.tag = tag.name.c_str();  // which lives as long as the process
   info.state = state_of(tag, info);
-  return shot;
+  return info;
 }
 
 void add_places(const Tag& tag, ebbtide_stats& stats) {
-  const ebbtide_tag_info info = snapshot(tag).info;
-  stats.allocation_count += info.allocation_count;
-  stats.device_bytes += saturating_subtract(info.resident_bytes, info.host_bytes);
-  stats.host_bytes += info.host_bytes;
-  stats.stored_bytes += info.stored_bytes;
+  const Amounts amounts = tag.total_now();
+  stats.allocation_count += amounts.allocation_count;
+  stats.device_bytes += saturating_subtract(amounts.resident_bytes, amounts.host_bytes);
+  stats.host_bytes += amounts.host_bytes;
+  stats.stored_bytes += amounts.stored_bytes;
 }
 
 }  // namespace
@@ -66,12 +53,23 @@ ebbtide_status ebbtide_visit_tags(ebbtide_visit_tag visit, void* user, ebbtide_e
   return guarded(error, [&] {
     require(visit != nullptr, "visit is null");
     require_not_forked();
-    std::vector<TagSnapshot> shots;
-    Saver::instance().registry.visit_tags([&](const Tag& tag) { shots.push_back(snapshot(tag)); });
-    for (TagSnapshot& shot : shots) {
-      shot.info.tag = shot.name.c_str();
-      visit(user, &shot.info);
-    }
+    std::vector<ebbtide_tag_info> infos;
+    Saver::instance().registry.visit_tags([&](const Tag& tag) { infos.push_back(describe(tag)); });
+    for (const ebbtide_tag_info& info : infos) visit(user, &info);
+  });
+}
+
+ebbtide_status ebbtide_query_tag(const char* tag, int* found, ebbtide_tag_info* info, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(tag != nullptr, "tag is null");
+    require(found != nullptr, "found is null");
+    if (info != nullptr) api::require_size(info->struct_size, api::kLeastTagInfo, "ebbtide_tag_info");
+    require_not_forked();
+    ebbtide_tag_info filled = EBBTIDE_TAG_INFO_INIT;
+    const bool is_known =
+        Saver::instance().registry.visit_tag(tag, [&](const Tag& known) { filled = describe(known); });
+    if (is_known && info != nullptr) api::write_struct(info, filled, api::kLeastTagInfo, "ebbtide_tag_info");
+    *found = is_known ? 1 : 0;
   });
 }
 
@@ -81,12 +79,17 @@ ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_visit_allocati
     require(visit != nullptr, "visit is null");
     require_not_forked();
     std::vector<ebbtide_allocation_info> infos;
-    Saver::instance().registry.visit_tags([&](const Tag& known) {
-      if (tag != nullptr && known.name != tag) return;
+    const auto add = [&](const Tag& known) {
       for (const auto& [sequence, allocation] : known.allocations) {
         if (!allocation->is_doomed) infos.push_back(api::describe(*allocation));
       }
-    });
+    };
+    const Registry& registry = Saver::instance().registry;
+    if (tag != nullptr) {
+      registry.visit_tag(tag, add);
+    } else {
+      registry.visit_tags(add);
+    }
     std::sort(infos.begin(), infos.end(), [](const auto& a, const auto& b) { return a.sequence < b.sequence; });
     for (const ebbtide_allocation_info& info : infos) visit(user, &info);
   });

@@ -23,6 +23,7 @@ inline constexpr size_t kLeastLease = EBBTIDE_LEAST(ebbtide_lease, is_away);
 inline constexpr size_t kLeastDeviceInfo = EBBTIDE_LEAST(ebbtide_device_info, limit_bytes);
 inline constexpr size_t kLeastAllocationInfo = EBBTIDE_LEAST(ebbtide_allocation_info, tag);
 inline constexpr size_t kLeastReportTotals = EBBTIDE_LEAST(ebbtide_report_totals, constant);
+inline constexpr size_t kLeastTagInfo = EBBTIDE_LEAST(ebbtide_tag_info, host_bytes);
 inline constexpr size_t kLeastStats = EBBTIDE_LEAST(ebbtide_stats, bytes_constant);
 #undef EBBTIDE_LEAST
 

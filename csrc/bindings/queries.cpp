@@ -89,6 +89,14 @@ std::vector<TagRecord> tags() {
   return found;
 }
 
+std::optional<TagRecord> query_tag(const std::string& tag) {
+  int found = 0;
+  ebbtide_tag_info info = EBBTIDE_TAG_INFO_INIT;
+  call([&](ebbtide_error* error) { return ebbtide_query_tag(tag.c_str(), &found, &info, error); });
+  if (found == 0) return std::nullopt;
+  return read_tag(info);
+}
+
 std::vector<AllocationRecord> allocations(const std::optional<std::string>& tag) {
   std::vector<AllocationRecord> found;
   const auto add = [](void* user, const ebbtide_allocation_info* info) {
@@ -190,6 +198,7 @@ void register_queries(py::module_& module) {
       },
       py::arg("path"));
   module.def("tags", &tags);
+  module.def("query_tag", &query_tag, py::arg("tag"));
   module.def("allocations", &allocations, py::arg("tag") = py::none());
   module.def("events", &events, py::arg("after_sequence") = 0);
   module.def("stats", &stats);

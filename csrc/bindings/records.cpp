@@ -2,8 +2,10 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
+#include <tuple>
 
 #include "bindings/errors.h"
 
@@ -17,20 +19,34 @@ void add_row(void* user, const ebbtide_report_row* row) {
       {row->tag, row->device, row->bytes, row->copied, row->skipped, row->clean, row->unused, row->constant});
 }
 
+void add_left(void* user, const ebbtide_report_row* row) {
+  static_cast<std::vector<LeftRow>*>(user)->push_back({row->tag, row->device, row->bytes});
+}
+
 constexpr std::array<const char*, 5> kPlaces = {"device", "host", "stored", "dropped", "mixed"};
 constexpr std::array<const char*, 7> kKinds = {"pause", "resume", "swap", "prepare", "trim", "show", "promote"};
 constexpr std::array<const char*, 4> kStates = {"resident", "paused", "partial", "empty"};
 
 }  // namespace
 
+std::vector<Row> ReportRecord::left() const {
+  std::vector<Row> made;
+  made.reserve(left_rows.size());
+  for (const LeftRow& row : left_rows) made.push_back({row.tag, row.device, row.bytes, 0, 0, 0, 0, 0});
+  std::sort(made.begin(), made.end(),
+            [](const Row& a, const Row& b) { return std::tie(a.tag, a.device) < std::tie(b.tag, b.device); });
+  return made;
+}
+
 ReportRecord read_report(ebbtide_report* report) {
-  const std::unique_ptr<ebbtide_report, void (*)(ebbtide_report*)> owned(report, ebbtide_free_report);
+  std::shared_ptr<ebbtide_report> owned(report, ebbtide_free_report);
   ebbtide_error error = EBBTIDE_ERROR_INIT;
   ebbtide_report_totals totals = EBBTIDE_REPORT_TOTALS_INIT;
   ReportRecord record;
   raise_if_failed(ebbtide_read_report(report, &totals, &error), error);
   raise_if_failed(ebbtide_visit_report(report, add_row, &record.rows, &error), error);
-  raise_if_failed(ebbtide_visit_left(report, add_row, &record.left, &error), error);
+  raise_if_failed(ebbtide_visit_left(report, add_left, &record.left_rows, &error), error);
+  record.of = std::move(owned);
   record.kind = kKinds.at(static_cast<size_t>(totals.kind));
   record.bytes = totals.bytes;
   record.copied = totals.copied;
@@ -71,7 +87,8 @@ void register_records(py::module_& module) {
   py::class_<ReportRecord>(module, "Report") EBBTIDE_READ(ReportRecord, kind) EBBTIDE_READ(ReportRecord, bytes)
       EBBTIDE_READ(ReportRecord, copied) EBBTIDE_READ(ReportRecord, skipped) EBBTIDE_READ(ReportRecord, seconds)
           EBBTIDE_READ(ReportRecord, clean) EBBTIDE_READ(ReportRecord, unused) EBBTIDE_READ(ReportRecord, constant)
-              EBBTIDE_READ(ReportRecord, rows) EBBTIDE_READ(ReportRecord, left);
+              EBBTIDE_READ(ReportRecord, rows)
+                  .def_property_readonly("left", &ReportRecord::left);
   py::class_<DeviceRecord>(module, "DeviceInfo") EBBTIDE_READ(DeviceRecord, device) EBBTIDE_READ(DeviceRecord, name)
       EBBTIDE_READ(DeviceRecord, compute_capability) EBBTIDE_READ(DeviceRecord, total_bytes)
           EBBTIDE_READ(DeviceRecord, free_bytes) EBBTIDE_READ(DeviceRecord, granularity_bytes)

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,11 +17,20 @@ struct Row {
   int device;
   uint64_t bytes, copied, skipped, clean, unused, constant;
 };
+// Bytes on a device; tag as long as the report.
+struct LeftRow {
+  const char* tag;
+  int device;
+  uint64_t bytes;
+};
 struct ReportRecord {
   std::string kind;
   uint64_t bytes = 0, copied = 0, skipped = 0, clean = 0, unused = 0, constant = 0;
   double seconds = 0;
-  std::vector<Row> rows, left;
+  std::vector<Row> rows;
+  std::vector<LeftRow> left_rows;  // of every tag: rows for Python are made when they are asked for
+  std::shared_ptr<ebbtide_report> of;
+  std::vector<Row> left() const;
 };
 struct DeviceRecord {
   int device;

@@ -15,7 +15,7 @@
 // One contiguous address range handed to the caller, and the chunks behind it.
 //
 // Who may touch what: tag, policy, device and the addresses never change. What backs a chunk belongs to whoever holds the allocation: alloc before it is
-// registered, an operation while is_held, free after it left the registry. place may be read by anybody at any time. is_unused belongs to the operations; is_held, is_doomed, is_trimmed and stored are under the registry's lock.
+// registered, an operation while is_held, free after it left the registry. place may be read by anybody at any time. is_unused belongs to the operations; is_held, is_doomed, is_trimmed, stored and counted are under the registry's lock.
 namespace ebbtide {
 
 struct Tag;
@@ -61,6 +61,19 @@ struct Chunk {
   bool has_stale_memory() const { return !is_resident() && !is_detached.load() && backing->has_memory(); }
 };
 
+// What allocations amount to: of one, or a sum.
+struct Amounts {
+  uint64_t allocation_count = 0;
+  uint64_t size_bytes = 0, resident_bytes = 0, device_bytes = 0, host_bytes = 0, stored_bytes = 0;
+  uint64_t dropped_bytes = 0, trimmed_bytes = 0;  // the latter of trimmed allocations, and not among the former
+  uint64_t retained_bytes = 0;                    // on the device, and in a backup
+  uint64_t away_count = 0;                        // allocations with something away, but for trimmed ones
+  uint64_t here_count = 0;  // allocations with something on the device, or with memory that a pause must give back
+  Amounts& operator+=(const Amounts& other);
+  Amounts& operator-=(const Amounts& other);
+  friend bool operator==(const Amounts&, const Amounts&) = default;
+};
+
 struct Allocation {
   Tag* tag = nullptr;
   Policy policy;
@@ -77,6 +90,7 @@ struct Allocation {
   bool is_unused = false;   // nobody used any of it when it was last paused
   bool is_trimmed = false;  // its memory was given up as unused; only a claim that asks for it brings it back
   bool is_doomed = false;   // freed while held: the operation finishes the free
+  Amounts counted;          // what its tag's amounts hold of it: as of the end of the last operation on it
 
   CUdeviceptr address() const { return addresses->address(); }
   size_t size_bytes() const { return addresses->size_bytes(); }
@@ -90,6 +104,7 @@ struct Allocation {
   // The same for one that is no operation's: others may share what is behind its chunks, and an operation may be at it. Then it is taken to be there.
   bool may_have_memory() const;
   const Chunk& chunk_at(size_t offset) const;
+  Amounts amounts() const;  // as of now; under the registry's lock
 };
 
 }  // namespace ebbtide

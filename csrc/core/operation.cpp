@@ -57,6 +57,14 @@ ReportRow Report::totals() const {
   return total;
 }
 
+ReportRows Report::left() const {
+  ReportRows rows;
+  for (const HeldBytes& each : *held) {
+    if (each.bytes > 0) rows[{each.tag->name, each.device}].bytes = each.bytes;
+  }
+  return rows;
+}
+
 Operation::Operation(Saver& saver, OperationKind kind, OperationRequest request, CaptureGate::Permit permit)
     : saver_(saver), kind_(kind), request_(std::move(request)), permit_(std::move(permit)) {}
 
@@ -110,8 +118,19 @@ std::unique_ptr<Operation> Operation::claim(Saver& saver, OperationKind kind, Op
   return operation;
 }
 
+// For the event, of which there are many: of many tags the first ones.
+void Operation::note_tag_names() {
+  constexpr size_t kMostBytes = 1024;
+  size_t named = 0;
+  for (const Tag* tag : selection_.tags) {
+    if (tag_names_.size() > kMostBytes) break;
+    tag_names_ += (named++ == 0 ? "" : ", ") + tag->name;
+  }
+  if (named < selection_.tags.size()) tag_names_ += ", and " + std::to_string(selection_.tags.size() - named) + " more";
+}
+
 void Operation::prepare() {
-  for (const Tag* tag : selection_.tags) tag_names_ += (tag_names_.empty() ? "" : ", ") + tag->name;
+  note_tag_names();
   // Memory that was free when the caller looked may have been handed out since.
   if (selection_.last_lease > request_.unused_as_of) request_.unused.clear();
   std::set<int> devices;
@@ -279,13 +298,8 @@ std::vector<Report> Operation::commit() {
   std::vector<Report> reports;
   for (const auto& part : parts_) reports.push_back(report_of(*part, part == parts_.front(), taken));
   record("", "", taken);
-  ReportRows left;
-  saver_.registry.visit_tags([&](const Tag& tag) {
-    for (const auto& [sequence, allocation] : tag.allocations) {
-      if (const size_t bytes = allocation->device_bytes()) left[{tag.name, allocation->device}].bytes += bytes;
-    }
-  });
-  for (Report& report : reports) report.left = left;
+  const auto held = std::make_shared<const std::vector<HeldBytes>>(saver_.registry.held());
+  for (Report& report : reports) report.held = held;
   return reports;
 }
 

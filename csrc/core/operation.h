@@ -37,7 +37,9 @@ struct Report {
   OperationKind kind = OperationKind::kPause;
   double seconds = 0;
   ReportRows rows;
-  ReportRows left;  // bytes still on devices, after the operation
+  // What was on devices after the operation.
+  std::shared_ptr<const std::vector<HeldBytes>> held = std::make_shared<const std::vector<HeldBytes>>();
+  ReportRows left() const;  // the same, as rows
   ReportRow totals() const;
 };
 
@@ -103,6 +105,7 @@ class Operation {
  private:
   Operation(Saver& saver, OperationKind kind, OperationRequest request, CaptureGate::Permit permit);
   std::vector<ClaimPart> add_parts();
+  void note_tag_names();
   void prepare();
   void open_exchanges();
   void run();

@@ -19,23 +19,64 @@ Tag& Registry::tag_locked(const std::string& name) {
   return *slot;
 }
 
+Amounts Tag::total() const {
+  Amounts sum;
+  for (const auto& [device, of_device] : amounts) sum += of_device;
+  return sum;
+}
+
+Amounts Tag::total_now() const {
+  if (!is_busy) return total();
+  Amounts sum;
+  for (const auto& [sequence, allocation] : allocations) {
+    if (!allocation->is_doomed) sum += allocation->amounts();
+  }
+  return sum;
+}
+
 void Registry::insert(std::shared_ptr<Allocation> allocation) {
   const std::lock_guard lock(mutex_);
+  Tag& tag = *allocation->tag;
+  add_held_row(tag, allocation->device);
   const auto by_address = by_address_.emplace(allocation->address(), allocation).first;
   try {
-    allocation->tag->allocations.emplace(allocation->sequence, std::move(allocation));
+    tag.allocations.emplace(allocation->sequence, allocation);
   } catch (...) {
     by_address_.erase(by_address);
     throw;
   }
+  count(*allocation, allocation->amounts());
+}
+
+// What counts later needs no memory.
+void Registry::add_held_row(Tag& tag, int device) {
+  if (tag.held_rows.contains(device)) return;
+  tag.amounts[device];
+  held_.push_back({&tag, device, 0});
+  try {
+    tag.held_rows.emplace(device, held_.size() - 1);
+  } catch (...) {
+    held_.pop_back();
+    throw;
+  }
+}
+
+void Registry::count(Allocation& allocation, const Amounts& now) noexcept {
+  Tag& tag = *allocation.tag;
+  Amounts& sum = tag.amounts.find(allocation.device)->second;
+  sum -= allocation.counted;
+  sum += now;
+  allocation.counted = now;
+  held_[tag.held_rows.find(allocation.device)->second].bytes = sum.device_bytes;
 }
 
 void Registry::erase_locked(const std::shared_ptr<Allocation>& allocation) {
   by_address_.erase(allocation->address());
   allocation->tag->allocations.erase(allocation->sequence);
   Tag& tag = *allocation->tag;
-  const bool is_counted = allocation->is_away() && !allocation->is_held && !allocation->is_trimmed;
-  if (is_counted && tag.away_count > 0 && --tag.away_count == 0) tag.is_partial = false;
+  const bool was_away = allocation->counted.away_count > 0 && !allocation->is_held;
+  count(*allocation, {});
+  if (was_away && tag.total().away_count == 0) tag.is_partial = false;
 }
 
 std::shared_ptr<Allocation> Registry::take(CUdeviceptr address, bool* is_ours) {
@@ -95,7 +136,7 @@ bool Registry::is_any_shared(const std::vector<CUdeviceptr>& addresses) const {
 
 bool Registry::is_any_away(const Tag& tag) const {
   const std::lock_guard lock(mutex_);
-  return tag.away_count > 0 || tag.is_moving;
+  return tag.is_moving || tag.total().away_count > 0;
 }
 
 bool Registry::find_in_handler(CUdeviceptr address, char* tag, size_t capacity, bool* is_away) const noexcept {
@@ -138,7 +179,7 @@ LeaseInfo Registry::open_lease(const std::string& tag_name, const std::string& h
     throw;
   }
   tag.last_lease = id;
-  return {id, tag.epoch, tag.is_moving || tag.away_count > 0};
+  return {id, tag.epoch, tag.is_moving || tag.total().away_count > 0};
 }
 
 uint64_t Registry::last_lease() const {
@@ -156,7 +197,30 @@ void Registry::close_lease(uint64_t id) {
 
 void Registry::visit_tags(const std::function<void(const Tag&)>& visit) const {
   const std::lock_guard lock(mutex_);
+  look(tags_.size());
   for (const auto& [name, tag] : tags_) visit(*tag);
+}
+
+bool Registry::visit_tag(const std::string& name, const std::function<void(const Tag&)>& visit) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = tags_.find(name);
+  if (found == tags_.end()) return false;
+  visit(*found->second);
+  return true;
+}
+
+std::vector<HeldBytes> Registry::held() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<HeldBytes> rows = held_;
+  if (busy_count_ == 0) return rows;
+  for (HeldBytes& row : rows) {
+    if (!row.tag->is_busy) continue;
+    look(row.tag->allocations.size());
+    row.bytes = 0;
+    for (const auto& [sequence, allocation] : row.tag->allocations)
+      row.bytes += allocation->device == row.device ? allocation->device_bytes() : 0;
+  }
+  return rows;
 }
 
 size_t Registry::allocation_count() const {

@@ -25,10 +25,18 @@ struct Tag {
   bool is_busy = false;                    // an operation holds it
   bool is_moving = false;                  // and takes memory away, or brings it back
   bool is_partial = false;                 // an operation on it failed midway and none has finished it since
-  size_t away_count = 0;                   // allocations with something away, but for trimmed ones
+  std::map<int, Amounts> amounts;          // by device: the sum of what its allocations have in `counted`
+  std::map<int, size_t> held_rows;         // by device: which row of the registry's table it has
   uint64_t last_lease = 0;                 // the newest lease that was opened on it
   std::map<uint64_t, std::string> leases;  // id -> holder
   std::map<uint64_t, std::shared_ptr<Allocation>> allocations;  // by sequence
+
+  Amounts total() const;  // as of the end of the last operation
+  // As of now: while an operation holds the tag, its allocations are looked at one by one. Those that were freed meanwhile are not counted.
+  Amounts total_now() const;
+  // Of whoever has the registry's lock, for the length of one look-up.
+  uint64_t mark = 0;
+  bool is_any_left_away = false, is_any_left_here = false;
 
   // Where its allocations of this device lie. Under a lock of its own.
   AddressArena& arena(int device) {
@@ -85,6 +93,13 @@ struct Selection {
 // How an operation ended: nothing given up, all done, or failed in between.
 enum class Outcome { kUntouched, kWhole, kMidway };
 
+// A tag lives as long as the registry.
+struct HeldBytes {
+  const Tag* tag;
+  int device;
+  uint64_t bytes;
+};
+
 struct LeaseInfo {
   uint64_t id = 0;
   uint64_t epoch = 0;
@@ -130,11 +145,23 @@ class Registry {
 
   // visit must not call back into the registry.
   void visit_tags(const std::function<void(const Tag&)>& visit) const;
+  // Only the tag of this name; false if there is none.
+  bool visit_tag(const std::string& name, const std::function<void(const Tag&)>& visit) const;
+  // What is on devices now: a row for each tag and device that ever had anything, in the order in which they had.
+  std::vector<HeldBytes> held() const;
+  // How many tags and allocations were looked at for all calls so far, but for what finds one by its name or address: tests hold its growth.
+  uint64_t look_count() const { return look_count_.load(); }
   size_t allocation_count() const;
 
  private:
   std::vector<Tag*> resolve(const TagRequest& request);
   std::vector<Tag*> wait_until_free(std::unique_lock<std::mutex>& lock, std::span<const ClaimPart> parts);
+  void select(const ClaimPart& part, const std::vector<Tag*>& tags,
+              std::vector<std::shared_ptr<Allocation>>& allocations);
+  void note_what_is_left(const Selection& selection) noexcept;
+  void add_held_row(Tag& tag, int device);
+  void count(Allocation& allocation, const Amounts& now) noexcept;
+  void look(size_t count) const noexcept { look_count_.fetch_add(count, std::memory_order_relaxed); }
   [[noreturn]] void throw_unknown(const std::string& name) const;
   Tag& tag_locked(const std::string& name);
   std::shared_ptr<Allocation> find_locked(CUdeviceptr address) const;
@@ -147,6 +174,10 @@ class Registry {
   std::map<uint64_t, Tag*> leases_;
   std::atomic<uint64_t> sequence_{0};
   uint64_t lease_sequence_ = 0;
+  uint64_t mark_ = 0;  // the newest one of any tag
+  std::vector<HeldBytes> held_;
+  size_t busy_count_ = 0;  // tags that operations hold
+  mutable std::atomic<uint64_t> look_count_{0};
 };
 
 void check_tag_name(const std::string& name);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -43,30 +44,30 @@ void Registry::throw_unknown(const std::string& name) const {
 std::vector<Tag*> Registry::resolve(const TagRequest& request) {
   std::vector<Tag*> tags;
   if (request.names.empty()) {
+    look(tags_.size());
     for (const auto& [name, tag] : tags_) tags.push_back(tag.get());
     return tags;
   }
+  const uint64_t mark = ++mark_;
   for (const std::string& name : request.names) {
     const auto found = tags_.find(name);
     if (found == tags_.end()) {
       if (request.is_missing_ok) continue;
       throw_unknown(name);
     }
-    if (std::find(tags.begin(), tags.end(), found->second.get()) == tags.end()) tags.push_back(found->second.get());
+    if (std::exchange(found->second->mark, mark) != mark) tags.push_back(found->second.get());
   }
   return tags;
 }
 
 namespace {
 
+// Of those that its tags and addresses name.
 bool concerns(const ClaimPart& part, const Allocation& allocation) {
-  const std::vector<CUdeviceptr>& addresses = part.tags.addresses;
-  if (part.kind == OperationKind::kSeparate) return allocation.device_bytes() > 0;  // who shares with whom, it sees
-  if (!addresses.empty() && std::find(addresses.begin(), addresses.end(), allocation.address()) == addresses.end()) {
-    return false;
-  }
+  const bool is_named = !part.tags.addresses.empty();
   switch (part.kind) {
-    case OperationKind::kResume: return allocation.is_away() && (!allocation.is_trimmed || !addresses.empty());
+    case OperationKind::kSeparate: return allocation.device_bytes() > 0;
+    case OperationKind::kResume: return allocation.is_away() && (!allocation.is_trimmed || is_named);
     case OperationKind::kShow: return allocation.is_away();
     case OperationKind::kPrepare: return allocation.device_bytes() > 0;
     case OperationKind::kPromote: return allocation.host_bytes() > 0;
@@ -84,12 +85,6 @@ bool is_of_whole_tags(const ClaimPart& part) {
   return (part.kind == OperationKind::kPause || part.kind == OperationKind::kResume) && part.tags.addresses.empty();
 }
 
-bool is_any_here(const Tag& tag) {
-  return std::any_of(tag.allocations.begin(), tag.allocations.end(), [](const auto& entry) {
-    return entry.second->device_bytes() > 0 || entry.second->has_stale_memory();
-  });
-}
-
 bool moves_memory(const ClaimPart& part) {
   return part.kind != OperationKind::kPrepare && part.kind != OperationKind::kShow;
 }
@@ -100,36 +95,50 @@ void check_leases(const Tag& tag) {
                    " is inside its region, where torch may hand out this memory at any moment. Leave the region first");
 }
 
-// Some of what the operation held of this tag has moved and some has not.
-bool is_mixed(const Tag& tag, const Selection& selection) {
-  bool is_any_away = false;
-  bool is_any_here = false;
-  for (const auto& part : selection.parts) {
-    for (const auto& allocation : part.allocations) {
-      if (allocation->tag != &tag || allocation->is_doomed) continue;
-      is_any_away |= allocation->is_away();
-      // Memory that a pause has yet to give back is a part of what is left to do; memory that a resume could not use is not.
-      is_any_here |=
-          allocation->device_bytes() > 0 || (part.kind != OperationKind::kResume && allocation->has_stale_memory());
-    }
-  }
-  return is_any_away && is_any_here;
-}
-
 }  // namespace
 
 std::vector<Tag*> Registry::wait_until_free(std::unique_lock<std::mutex>& lock, std::span<const ClaimPart> parts) {
   while (true) {
     std::vector<Tag*> tags;
     for (const ClaimPart& part : parts) {
-      for (Tag* tag : resolve(part.tags)) {
-        if (std::find(tags.begin(), tags.end(), tag) == tags.end()) tags.push_back(tag);
-      }
+      const std::vector<Tag*> of_part = resolve(part.tags);
+      tags.insert(tags.end(), of_part.begin(), of_part.end());
+    }
+    if (parts.size() > 1) {  // which may name the same ones
+      const uint64_t mark = ++mark_;
+      std::erase_if(tags, [&](Tag* tag) { return std::exchange(tag->mark, mark) == mark; });
     }
     // All at once, so that two operations never wait for each other.
     if (std::none_of(tags.begin(), tags.end(), [](const Tag* tag) { return tag->is_busy; })) return tags;
     released_.wait(lock);
   }
+}
+
+void Registry::select(const ClaimPart& part, const std::vector<Tag*>& tags,
+                      std::vector<std::shared_ptr<Allocation>>& allocations) {
+  // Who shares memory with whom, a separation finds among all of the tags.
+  if (part.tags.addresses.empty() || part.kind == OperationKind::kSeparate) {
+    for (const Tag* tag : tags) {
+      look(tag->allocations.size());
+      for (const auto& [sequence, allocation] : tag->allocations) {
+        if (concerns(part, *allocation)) allocations.push_back(allocation);
+      }
+    }
+    return;
+  }
+  const uint64_t mark = ++mark_;
+  for (Tag* tag : tags) tag->mark = mark;
+  std::vector<CUdeviceptr> addresses = part.tags.addresses;
+  std::sort(addresses.begin(), addresses.end());
+  addresses.erase(std::unique(addresses.begin(), addresses.end()), addresses.end());
+  look(addresses.size());
+  for (const CUdeviceptr address : addresses) {
+    const auto found = by_address_.find(address);
+    if (found == by_address_.end() || found->second->tag->mark != mark) continue;
+    if (concerns(part, *found->second)) allocations.push_back(found->second);
+  }
+  std::sort(allocations.begin(), allocations.end(),
+            [](const auto& one, const auto& other) { return one->sequence < other->sequence; });
 }
 
 Selection Registry::claim(std::span<const ClaimPart> parts) {
@@ -144,17 +153,16 @@ Selection Registry::claim(std::span<const ClaimPart> parts) {
   for (const ClaimPart& part : parts) {
     Selection::Part& selected = selection.parts.emplace_back(part.kind);
     auto& allocations = selected.allocations;
-    for (Tag* tag : resolve(part.tags)) {
+    const std::vector<Tag*> tags = resolve(part.tags);
+    for (Tag* tag : tags) {
       if (takes_memory_away(part)) {
         check_leases(*tag);
         pausing.push_back(tag);
       }
       if (is_of_whole_tags(part)) selected.whole_tags.push_back(tag);
       selection.last_lease = std::max(selection.last_lease, tag->last_lease);
-      for (const auto& [sequence, allocation] : tag->allocations) {
-        if (concerns(part, *allocation)) allocations.push_back(allocation);
-      }
     }
+    select(part, tags, allocations);
     count += allocations.size();
   }
   selection.doomed.reserve(count);
@@ -166,6 +174,7 @@ Selection Registry::claim(std::span<const ClaimPart> parts) {
     tag->is_busy = true;
     tag->is_moving = std::any_of(parts.begin(), parts.end(), [](const ClaimPart& part) { return moves_memory(part); });
   }
+  busy_count_ += selection.tags.size();
   for (Tag* tag : pausing) ++tag->epoch;
   return selection;
 }
@@ -174,6 +183,7 @@ Selection Registry::claim_idle(const std::function<bool(const Allocation&)>& con
   const std::lock_guard lock(mutex_);
   Selection selection;
   auto& allocations = selection.parts.emplace_back(OperationKind::kGrant).allocations;
+  look(by_address_.size());
   for (const auto& [name, tag] : tags_) {
     selection.has_left_any |= tag->is_busy;
     if (tag->is_busy) continue;
@@ -187,19 +197,34 @@ Selection Registry::claim_idle(const std::function<bool(const Allocation&)>& con
   // Nothing below throws.
   for (const auto& allocation : allocations) allocation->is_held = true;
   for (Tag* tag : selection.tags) tag->is_busy = true;
+  busy_count_ += selection.tags.size();
   return selection;
+}
+
+// Which tags are left midway: some of what the operation held of them has moved and some has not.
+void Registry::note_what_is_left(const Selection& selection) noexcept {
+  for (Tag* tag : selection.tags) tag->is_any_left_away = tag->is_any_left_here = false;
+  for (const auto& part : selection.parts) {
+    for (const auto& allocation : part.allocations) {
+      if (allocation->is_doomed) continue;
+      allocation->tag->is_any_left_away |= allocation->is_away();
+      // Memory that a pause has yet to give back is a part of what is left to do; memory that a resume could not use is not.
+      allocation->tag->is_any_left_here |=
+          allocation->device_bytes() > 0 || (part.kind != OperationKind::kResume && allocation->has_stale_memory());
+    }
+  }
+  for (Tag* tag : selection.tags) tag->is_partial = tag->is_any_left_away && tag->is_any_left_here;
 }
 
 std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection, Outcome outcome) noexcept {
   std::vector<std::shared_ptr<Allocation>> doomed = std::move(selection.doomed);
   const std::lock_guard lock(mutex_);
-  for (Tag* tag : selection.tags) {
-    if (outcome == Outcome::kMidway) tag->is_partial = is_mixed(*tag, selection);
-  }
+  if (outcome == Outcome::kMidway) note_what_is_left(selection);
   for (const auto& part : selection.parts) {
     for (Tag* tag : part.whole_tags) {
       if (outcome == Outcome::kWhole) tag->is_partial = false;
     }
+    look(part.allocations.size());
     for (const auto& allocation : part.allocations) {
       if (allocation->is_doomed) {
         erase_locked(allocation);
@@ -209,15 +234,14 @@ std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection,
       if (part.kind == OperationKind::kTrim && outcome != Outcome::kUntouched && allocation->is_away())
         allocation->is_trimmed = true;
       if (!allocation->is_away()) allocation->is_trimmed = false;
+      if (!allocation->is_doomed) count(*allocation, allocation->amounts());
     }
   }
+  busy_count_ -= selection.tags.size();
   for (Tag* tag : selection.tags) {
     tag->is_busy = tag->is_moving = false;
-    tag->away_count =
-        static_cast<size_t>(std::count_if(tag->allocations.begin(), tag->allocations.end(), [](const auto& entry) {
-          return entry.second->is_away() && !entry.second->is_trimmed;
-        }));
-    if (tag->away_count == 0 || !is_any_here(*tag)) tag->is_partial = false;
+    const Amounts sum = tag->total();
+    if (sum.away_count == 0 || sum.here_count == 0) tag->is_partial = false;
   }
   selection.tags.clear();
   selection.parts.clear();  // the registry, or doomed, has them still

@@ -8,15 +8,16 @@ int SlotTable::bind(const std::string& tag, const Policy& policy, int device) {
   Tag& owner = registry_.tag(tag);
   const std::lock_guard lock(mutex_);
   const int count = count_.load();
-  for (int slot = 0; slot < count; ++slot) {
-    const SlotBinding& binding = bindings_[static_cast<size_t>(slot)];
-    if (binding.tag == &owner && binding.policy == policy && binding.device == device) return slot;
+  std::vector<int>& bound = slots_of_[{&owner, device}];
+  for (const int slot : bound) {
+    if (bindings_[static_cast<size_t>(slot)].policy == policy) return slot;
   }
   if (count == kCapacity) {
     throw StateError(
         "all " + std::to_string(kCapacity) +
         " combinations of tag, policy and device are taken: use fewer tags (a tag may hold any number of tensors)");
   }
+  bound.push_back(count);
   bindings_[static_cast<size_t>(count)] = {&owner, policy, device};
   count_.store(count + 1, std::memory_order_release);
   return count;

@@ -2,8 +2,11 @@
 
 #include <array>
 #include <atomic>
+#include <map>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/registry.h"
 
@@ -29,6 +32,7 @@ class SlotTable {
  private:
   Registry& registry_;
   std::mutex mutex_;
+  std::map<std::pair<const Tag*, int>, std::vector<int>> slots_of_;  // by tag and device
   std::array<SlotBinding, kCapacity> bindings_;
   std::atomic<int> count_{0};
 };

@@ -146,6 +146,18 @@ static void bad_queries(void) {
   int visits = 0;
   REFUSED(ebbtide_visit_tags(NULL, NULL, &error));
   REFUSED(ebbtide_visit_allocations(NULL, NULL, NULL, &error));
+  int found = 9;
+  ebbtide_tag_info info = EBBTIDE_TAG_INFO_INIT;
+  REFUSED(ebbtide_query_tag(NULL, &found, &info, &error));
+  REFUSED(ebbtide_query_tag("w", NULL, &info, &error));
+  info.struct_size = 8;
+  REFUSED(ebbtide_query_tag("w", &found, &info, &error));
+  CHECK(found == 9);
+  info.struct_size = sizeof info;
+  EXPECT(EBBTIDE_OK, ebbtide_query_tag("unknown", &found, &info, &error));
+  CHECK(found == 0 && info.tag == NULL);
+  EXPECT(EBBTIDE_OK, ebbtide_query_tag("a/b", &found, NULL, &error));
+  CHECK(found == 0);
   REFUSED(ebbtide_visit_events(0, NULL, NULL, &error));
   REFUSED(ebbtide_get_stats(NULL, &error));
   ebbtide_stats stats = {.struct_size = 0};

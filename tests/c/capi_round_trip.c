@@ -21,7 +21,12 @@ static void find_tag(void* user, const ebbtide_tag_info* info) {
 
 static int state_of(const char* tag) {
   ebbtide_tag_info info = {.struct_size = sizeof info, .tag = tag, .state = -1};
-  return ebbtide_visit_tags(find_tag, &info, NULL) == EBBTIDE_OK ? info.state : -1;
+  ebbtide_tag_info one = EBBTIDE_TAG_INFO_INIT;
+  int found = 0;
+  if (ebbtide_visit_tags(find_tag, &info, NULL) != EBBTIDE_OK) return -1;
+  if (ebbtide_query_tag(tag, &found, &one, NULL) != EBBTIDE_OK || found != 1) return -1;
+  return one.state == info.state && one.stored_bytes == info.stored_bytes && strcmp(one.tag, tag) == 0 ? info.state
+                                                                                                       : -1;
 }
 
 static void fill(unsigned char* bytes, unsigned seed) {

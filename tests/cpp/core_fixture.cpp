@@ -1,6 +1,7 @@
 #include "core_fixture.h"
 
 #include <cstring>
+#include <map>
 
 #include "core/pending.h"
 #include "driver/context.h"
@@ -73,6 +74,7 @@ void CoreTest::end_core() {
 
 CoreTest::~CoreTest() {
   sim().clear_failures();
+  if (saver_ != nullptr) expect_right_amounts();
   end_core();
   limbo::retry(true);
 }
@@ -107,6 +109,16 @@ void CoreTest::fill(CUdeviceptr address, size_t size_bytes, uint64_t seed) {
       return ::testing::AssertionFailure() << "word " << index << " differs from what seed " << seed << " wrote";
   }
   return ::testing::AssertionSuccess();
+}
+
+void CoreTest::expect_right_amounts() {
+  PendingResume::wait_for_all();
+  saver_->registry.visit_tags([](const Tag& tag) {
+    std::map<int, Amounts> found;
+    for (const auto& [sequence, allocation] : tag.allocations) found[allocation->device] += allocation->amounts();
+    for (const auto& [device, amounts] : tag.amounts)
+      EXPECT_EQ(amounts, found[device]) << "what is counted of '" << tag.name << "' on device " << device;
+  });
 }
 
 ::testing::AssertionResult CoreTest::is_zero(CUdeviceptr address, size_t size_bytes) {

@@ -75,6 +75,7 @@ class CoreTest : public ::testing::Test {
     return claim(kind, tags, backup)->commit().front();
   }
   void end_core();
+  void expect_right_amounts();
 
   std::unique_ptr<Saver> saver_;
 };

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ebbtide.sizes import format_size
@@ -22,6 +23,21 @@ class Held:
     tag: str
     device: int
     bytes: int
+
+
+class _Left:
+    """`Report.left`: a tuple, made when it is first asked for, since it has a row for every tag that is resident."""
+
+    def __get__(self, report: "Report | None", owner: type) -> tuple[Held, ...]:
+        if report is None:
+            return ()  # the default
+        left = report.__dict__["left"]
+        if not isinstance(left, tuple):
+            left = report.__dict__["left"] = tuple(Held(row.tag, row.device, row.bytes) for row in left.left)
+        return left
+
+    def __set__(self, report: "Report", left: "tuple[Held, ...] | _core.Report") -> None:
+        report.__dict__["left"] = left
 
 
 @dataclass(frozen=True)
@@ -51,7 +67,10 @@ class Report:
     seconds: float = 0.0
     by_tag: dict[str, int] = field(default_factory=dict)
     by_device: dict[int, int] = field(default_factory=dict)
-    left: tuple[Held, ...] = ()
+    left: _Left = _Left()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "left": self.left}
 
     @classmethod
     def from_core(cls, report: "_core.Report") -> "Report":
@@ -61,9 +80,8 @@ class Report:
         for row in report.rows:
             by_tag[row.tag] = by_tag.get(row.tag, 0) + row.bytes
             by_device[row.device] = by_device.get(row.device, 0) + row.bytes
-        left = tuple(Held(row.tag, row.device, row.bytes) for row in report.left)
         totals = {name: getattr(report, name) for name in _TOTALS}
-        return cls(report.kind, **totals, seconds=report.seconds, by_tag=by_tag, by_device=by_device, left=left)
+        return cls(report.kind, **totals, seconds=report.seconds, by_tag=by_tag, by_device=by_device, left=report)
 
     def with_freed(self, freed: Iterable[tuple[str, int, int]]) -> "Report":
         """The same with these bytes, too: tag, device ordinal, bytes."""
@@ -173,7 +191,10 @@ class TagStatus:
     @classmethod
     def from_core(cls, info: "_core.TagInfo") -> "TagStatus":
         """The same, from the core's row."""
-        return cls(*(getattr(info, name) for name in cls.__dataclass_fields__))
+        return cls(*_status_fields(info))
+
+
+_status_fields = attrgetter(*TagStatus.__dataclass_fields__)
 
 
 class TagTable(dict[str, TagStatus]):
@@ -205,7 +226,7 @@ class Event:
         kind: "pause", "resume", "swap", "prepare", "trim", "separate" (before a trim: of what shared a handle) or
             "promote", each also with "_failed" (then some bytes may have moved), or "out_of_memory".
         unix_seconds, seconds: when it ended (seconds since 1970), and how long it took.
-        tags: the tags it was about.
+        tags: the tags it was about; of many the first ones, and how many more.
         bytes, copied: as in a Report.
         detail: the error's message, or "".
     """
