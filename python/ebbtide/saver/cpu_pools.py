@@ -33,6 +33,10 @@ class CpuPools:
             for address, size, blocks in self._extension.pool_snapshot(pool)
         ]
 
+    def segments_of(self, pools: Sequence[int]) -> Sequence[Sequence[Segment] | None]:
+        """See PoolBackend: here a question costs what its pool does."""
+        return [self.segments(pool) for pool in pools]
+
     def dissolve(self, pool: int) -> bool:
         """See PoolBackend."""
         return True

@@ -104,6 +104,15 @@ class CudaPools:
             return None
         return read_cuda_segments(take_snapshot(pool.id))
 
+    def segments_of(self, pools: Sequence[CudaPool]) -> Sequence[Sequence[Segment] | None]:
+        """See PoolBackend."""
+        if not _parameters(torch.cuda.memory_snapshot):
+            return [None] * len(pools)
+        by_pool: dict[tuple[int, int], list[Any]] = {pool.id: [] for pool in pools}
+        for segment in take_snapshot():
+            by_pool.get(tuple(segment["segment_pool_id"]), []).append(segment)
+        return [read_cuda_segments(by_pool[pool.id]) for pool in pools]
+
     def dissolve(self, pool: CudaPool) -> bool:
         """See PoolBackend."""
         if not self._can_dissolve or pool.mem_pool.use_count() != OWN_USES:

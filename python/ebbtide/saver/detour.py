@@ -160,7 +160,8 @@ def _check_threads() -> None:
 
 
 def _is_away(tag: str) -> bool:
-    return any(info.stored_bytes + info.dropped_bytes for info in _core.tags() if info.tag == tag)
+    info = _core.query_tag(tag)
+    return info is not None and info.stored_bytes + info.dropped_bytes > 0
 
 
 def _settle(tag: str, guard: list[OpenPool]) -> None:

@@ -1,5 +1,6 @@
 """Callables around operations: `saver.on`."""
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ class _Hook:
     event: str
     tag: str
     function: Callable[[str], Any]
+    number: int  # in the order in which they were added
 
 
 _lock = threading.RLock()
 _hooks: list[_Hook] = []
+_by_tag: dict[tuple[str, str], list[_Hook]] = {}  # the same by event and tag
+_numbers = itertools.count()
 
 
 def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[], None]:
@@ -52,14 +56,18 @@ def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[
         raise ValueError(f"event must be one of {', '.join(EVENTS)}, not {event!r}")
     if not callable(function):
         raise TypeError(f"a hook is a callable that takes the tag, not {function!r}")
-    hook = _Hook(event, tag if tag == EVERY_TAG else check_tag(tag), function)
+    hook = _Hook(event, tag if tag == EVERY_TAG else check_tag(tag), function, next(_numbers))
     with _lock:
         _hooks.append(hook)
+        _by_tag.setdefault((event, hook.tag), []).append(hook)
 
     def remove() -> None:
         with _lock:
             if hook in _hooks:
                 _hooks.remove(hook)
+                _by_tag[event, hook.tag].remove(hook)
+                if not _by_tag[event, hook.tag]:
+                    del _by_tag[event, hook.tag]
 
     return remove
 
@@ -71,9 +79,13 @@ def wants(events: tuple[str, ...]) -> bool:
 
 
 def _calls(event: str, tags: Iterable[str]) -> list[tuple[_Hook, str]]:
+    calls: list[tuple[_Hook, str]] = []
     with _lock:
-        hooks = [hook for hook in _hooks if hook.event == event]
-    return [(hook, tag) for tag in tags for hook in hooks if hook.tag in (tag, EVERY_TAG)]
+        of_every_tag = _by_tag.get((event, EVERY_TAG), [])
+        for tag in tags:
+            hooks = [*of_every_tag, *_by_tag.get((event, tag), [])]
+            calls += [(hook, tag) for hook in sorted(hooks, key=lambda hook: hook.number)]
+    return calls
 
 
 def is_any(event: str, tag: str) -> bool:

@@ -14,7 +14,7 @@ A pool that a capture may have taken memory from is marked for ever: a replay us
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -62,6 +62,8 @@ class Shelf:
         self._lock = threading.RLock()
         self._slots: dict[PoolKey, int] = {}
         self._idle: dict[PoolKey, list[LentPool]] = {}
+        self._keys_of: dict[str, list[PoolKey]] = {}  # of `_idle`, by tag
+        self._by_id: dict[Any, LentPool] = {}  # those that have torch's id, and were lent or idle
         self._lent: set[LentPool] = set()
         self._dissolved: list[tuple[PoolKey, LentPool]] = []
         self._capture_count = 0
@@ -90,11 +92,12 @@ class Shelf:
             lent.takes_all_threads = takes_all_threads
             lent.is_captured |= self._capture_count > 0
             self._lent.add(lent)
+            self._note_id(lent)
         return lent
 
     def _take_idle(self, key: PoolKey, lease: "_core.Lease") -> LentPool | None:
         with self._lock:
-            idle = self._idle.setdefault(key, [])
+            idle = self._idle_of(key)
             # The oldest: always the same ones, so that free blocks are found again.
             for lent in sorted(idle, key=lambda lent: lent.number):
                 if may_enter(lent.epoch, lease.epoch, lease.is_away):
@@ -104,7 +107,7 @@ class Shelf:
 
     def _take_retired(self, backend: PoolBackend, key: PoolKey, lease: "_core.Lease") -> LentPool | None:
         with self._lock:
-            idle = self._idle.setdefault(key, [])
+            idle = self._idle_of(key)
             retired = sorted(idle, key=lambda lent: lent.number)
             idle.clear()  # nobody else takes them while their memory comes back
         reused = None
@@ -125,19 +128,34 @@ class Shelf:
         """Makes the pool idle again."""
         with self._lock:
             self._lent.discard(lent)
-            self._idle.setdefault(key, []).append(lent)
+            self._idle_of(key).append(lent)
+            self._note_id(lent)
 
-    def idle(self) -> list[tuple[PoolKey, LentPool]]:
-        """All idle pools."""
+    def _idle_of(self, key: PoolKey) -> list[LentPool]:
+        idle = self._idle.get(key)
+        if idle is None:
+            idle = self._idle[key] = []
+            self._keys_of.setdefault(key.tag, []).append(key)
+        return idle
+
+    def _note_id(self, lent: LentPool) -> None:
+        pool_id = getattr(lent.pool, "id", None)
+        if pool_id is not None:
+            self._by_id[pool_id] = lent
+
+    def idle(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, LentPool]]:
+        """The idle pools of these tags; None: all."""
         with self._lock:
-            return [(key, lent) for key, pools in self._idle.items() for lent in pools]
+            names = self._keys_of if tags is None else dict.fromkeys(tags)
+            keys = [key for name in names for key in self._keys_of.get(name, ())]
+            return [(key, lent) for key in keys for lent in self._idle[key]]
 
     @contextmanager
     def withheld(self, tags: Sequence[str]) -> Iterator[list[tuple[PoolKey, LentPool]]]:
         """The idle pools of these tags that no capture has marked; nobody is lent one of them meanwhile, nor afterwards
         if it is dissolved by then."""
         with self._lock:
-            chosen = [(key, lent) for key, lent in self.idle() if key.tag in tags and not lent.is_captured]
+            chosen = [(key, lent) for key, lent in self.idle(tags) if not lent.is_captured]
             for key, lent in chosen:
                 self._idle[key].remove(lent)
         try:
@@ -158,16 +176,19 @@ class Shelf:
     def forget(self, gone: Sequence[LentPool]) -> None:
         """Of these dissolved pools nothing is left."""
         with self._lock:
-            self._dissolved = [entry for entry in self._dissolved if entry[1] not in gone]
+            over = frozenset(gone)
+            self._dissolved = [entry for entry in self._dissolved if entry[1] not in over]
 
     def begin_capture(self, pool_id: Any = None) -> None:
         """From now until `end_capture` a capture may take memory from the pool with this id, from pools that are open
         for all threads, and from those that are opened meanwhile."""
         with self._lock:
             self._capture_count += 1
-            for lent in (*self._lent, *(lent for _, lent in self.idle())):
-                is_named = pool_id is not None and getattr(lent.pool, "id", None) == pool_id
-                lent.is_captured |= is_named or (lent.takes_all_threads and lent in self._lent)
+            for lent in self._lent:
+                lent.is_captured |= lent.takes_all_threads
+            named = self._by_id.get(pool_id)
+            if named is not None:
+                named.is_captured = True
 
     def end_capture(self) -> None:
         """Undoes `begin_capture`; the marks stay."""

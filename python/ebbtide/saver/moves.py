@@ -7,6 +7,7 @@ from typing import Literal
 
 from ebbtide import _core
 from ebbtide.saver import captures, hooks
+from ebbtide.saver.known_tags import find_tags
 
 Kind = Literal["pause", "resume"]
 Move = tuple[Kind, list[str]]
@@ -48,10 +49,9 @@ def settle(concerned: list[Move]) -> None:
     A tag that was left midway gets none: the call that finishes it runs them. What a hook raises here is a warning,
     since the caller gets the error of the operation.
     """
-    known = {info.tag: info for info in _core.tags()} if concerned else {}
     for kind, tags in concerned:
         for tag in tags:
-            info = known.get(tag)
+            info = _core.query_tag(tag)
             if info is None or info.state == "partial" or not hooks.is_any(f"before_{kind}", tag):
                 continue
             event = f"after_{_other(kind) if _has_something(kind, info) else kind}"
@@ -67,10 +67,9 @@ def _other(kind: Kind) -> Kind:
 
 def _concerned_tags(moves: list[Move], missing_ok: bool) -> list[Move]:
     """For each move the tags with something to move; none at all where the core will refuse."""
-    known = {info.tag: info for info in _core.tags()}
     concerned: list[Move] = []
     for kind, names in moves:
-        chosen = [known[name] for name in names if name in known] if names else list(known.values())
+        chosen = list(find_tags(names).values())
         is_unknown = len(chosen) < len(names) and not missing_ok
         is_leased = kind == "pause" and any(info.lease_count for info in chosen)
         if is_unknown or is_leased or captures.is_capturing():

@@ -6,6 +6,7 @@ from typing import Any, Literal, overload
 
 from ebbtide import _core, driver_choice
 from ebbtide.saver import captures, detour, moves, pending, torch_cache, unused, workspaces
+from ebbtide.saver.known_tags import find_tags
 from ebbtide.saver.names import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code, retain_code
 from ebbtide.saver.pending import Pending
 from ebbtide.saver.reports import Report
@@ -155,7 +156,7 @@ def forget_workspaces() -> None:
 
 def _resident_tags(names: list[str]) -> set[str]:
     """Those of `names` (none: all) that hold something and have nothing away."""
-    return {info.tag for info in _core.tags() if info.state == "resident" and (not names or info.tag in names)}
+    return {name for name, info in find_tags(names).items() if info.state == "resident"}
 
 
 def _check_timeout(timeout: float | None) -> float:

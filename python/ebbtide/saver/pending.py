@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ebbtide import _core
 from ebbtide.errors import Error
 from ebbtide.saver import detour, moves
+from ebbtide.saver.known_tags import allocations_of
 from ebbtide.saver.reports import Report
 from ebbtide.saver.snapshots import Range
 from ebbtide.saver.tensor_ranges import ranges_of
@@ -160,7 +161,7 @@ def start(core: "_core.Pending", names: list[str], concerned: list[moves.Move], 
     _keep(core)
 
     def find_devices() -> Iterable[int]:
-        return {info.device for info in _core.allocations() if not names or info.tag in names}
+        return {info.device for info in allocations_of(names)}
 
     def after() -> None:
         detour.follow(names)

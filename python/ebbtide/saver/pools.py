@@ -40,6 +40,9 @@ class PoolBackend(Protocol):
         """What the pool is cut into; None where this torch does not tell. What it tells may have any shape: raises
         whatever reading it raises."""
 
+    def segments_of(self, pools: Sequence[Any]) -> Sequence[Sequence[Segment] | None]:
+        """`segments` of each of these pools, by one question."""
+
     def dissolve(self, pool: Any) -> bool:
         """From now on nobody may enter the pool, and `give_back` has what is free in it. False where this torch can't
         do that, or somebody else uses the pool too: then all is as it was."""

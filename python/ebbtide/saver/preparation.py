@@ -4,8 +4,8 @@ import threading
 from typing import Literal, overload
 
 from ebbtide import _core, driver_choice
+from ebbtide.saver.known_tags import check_known
 from ebbtide.saver.names import check_tags
-from ebbtide.saver.queries import check_known
 from ebbtide.saver.reports import Report
 
 

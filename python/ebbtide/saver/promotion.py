@@ -3,8 +3,8 @@
 from ebbtide import _core, driver_choice
 from ebbtide.errors import StateError
 from ebbtide.saver import spilled
+from ebbtide.saver.known_tags import check_known, find_tags
 from ebbtide.saver.names import check_tags
-from ebbtide.saver.queries import check_known
 from ebbtide.saver.reports import Report
 
 
@@ -32,10 +32,10 @@ def promote(*tags: str, missing_ok: bool = False) -> Report:
     names = check_tags(tags)
     if driver_choice.is_off():
         return Report("promote")
-    known = {info.tag: info for info in _core.tags()}
+    known = find_tags(names)
     if not missing_ok:
-        check_known(names)
-    for name in [name for name in names if name in known] if names else known:
+        check_known([name for name in names if name not in known])
+    for name in known:
         if known[name].lease_count:
             raise StateError(f"tag {name!r} can't be promoted while its region is open: leave the region first")
         if known[name].host_bytes:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ebbtide import _core, driver_choice
-from ebbtide.errors import StateError
+from ebbtide.saver.known_tags import check_known
 from ebbtide.saver.leases import shelf
 from ebbtide.saver.names import check_tag
 from ebbtide.saver.reports import Event, TagStatus, TagTable
@@ -37,20 +37,10 @@ def is_paused(tag: str) -> bool:
     check_tag(tag)
     if driver_choice.is_off():
         return False
-    check_known([tag])
-    return tags()[tag].state in ("paused", "partial")
-
-
-def check_known(names: list[str]) -> None:
-    """Nothing, if regions named all of these.
-
-    Raises:
-        StateError: an unknown tag; it lists the known ones.
-    """
-    known = [info.tag for info in _core.tags()]
-    for name in names:
-        if name not in known:
-            raise StateError(f"no region ever named the tag {name!r}; known are: {', '.join(known) or 'none'}")
+    info = _core.query_tag(tag)
+    if info is None:
+        check_known([tag])
+    return info is not None and info.state in ("paused", "partial")
 
 
 def timeline() -> list[Event]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.saver import leases, pools, unused
+from ebbtide.saver.known_tags import allocations_of
 from ebbtide.saver.names import NO_OVERFLOW_CODE
 
 
@@ -57,15 +58,17 @@ def make_fast(tag: str) -> None:
 def give_back_dissolved(tags: Sequence[str]) -> "list[_core.AllocationInfo]":
     """Gives back what is free by now in dissolved pools of these tags, and tells what it was."""
     backend = pools.existing_backend()
-    dissolved = [lent for key, lent in leases.shelf.dissolved() if key.tag in tags]
+    wanted = frozenset(tags)
+    dissolved = [lent for key, lent in leases.shelf.dissolved() if key.tag in wanted]
     if backend is None or not dissolved:
         return []
-    held = {lent: unused.look(backend, lent) for lent in dissolved}
+    held = unused.look_at(backend, dissolved)
     free = {segment.address for segments in held.values() for segment in segments or () if segment.is_free}
-    found = [info for info in _core.allocations() if info.address in free] if free else []
+    of_tags = dict.fromkeys(key.tag for key, lent in leases.shelf.dissolved() if lent in held)
+    found = [info for info in allocations_of(list(of_tags)) if info.address in free] if free else []
     if free:
         backend.give_back([lent.pool for lent in dissolved])
-        held = {lent: unused.look(backend, lent) for lent in dissolved}
+        held = unused.look_at(backend, dissolved)
     leases.shelf.forget([lent for lent, segments in held.items() if segments == []])
     kept = {segment.address for segments in held.values() for segment in segments or ()}
     return [info for info in found if info.address not in kept]

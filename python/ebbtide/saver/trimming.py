@@ -7,8 +7,8 @@ its memory until its pool is leased again. From pools that were dissolved it doe
 from ebbtide import _core, driver_choice
 from ebbtide.errors import StateError
 from ebbtide.saver import leases, pools, spilled, unused
+from ebbtide.saver.known_tags import allocations_of, check_known, find_tags
 from ebbtide.saver.names import check_tags
-from ebbtide.saver.queries import check_known
 from ebbtide.saver.reports import Report
 
 
@@ -39,10 +39,10 @@ def trim(*tags: str, missing_ok: bool = False) -> Report:
     names = check_tags(tags)
     if driver_choice.is_off():
         return Report("trim")
-    known = {info.tag: info for info in _core.tags()}
+    known = find_tags(names)
     if not missing_ok:
-        check_known(names)
-    chosen = [name for name in names if name in known] if names else list(known)
+        check_known([name for name in names if name not in known])
+    chosen = list(known)
     for name in chosen:
         if known[name].lease_count:
             raise StateError(f"tag {name!r} can't be trimmed while its region is open: leave the region first")
@@ -51,18 +51,20 @@ def trim(*tags: str, missing_ok: bool = False) -> Report:
         return Report("trim")
     gone = spilled.give_back_dissolved(chosen)
     with leases.shelf.withheld(chosen) as withheld:
-        return _trim(backend, withheld).with_freed(
+        return _trim(backend, names, withheld).with_freed(
             (info.tag, info.device, info.resident_bytes - info.host_bytes) for info in gone
         )
 
 
-def _trim(backend: pools.PoolBackend, withheld: list[tuple[leases.PoolKey, leases.LentPool]]) -> Report:
-    resident = {info.address for info in _core.allocations() if info.resident_bytes and not info.is_trimmed}
+def _trim(
+    backend: pools.PoolBackend, names: list[str], withheld: list[tuple[leases.PoolKey, leases.LentPool]]
+) -> Report:
+    resident = {info.address for info in allocations_of(names) if info.resident_bytes and not info.is_trimmed}
     found: list[tuple[leases.LentPool, set[int]]] = []
     tags: dict[str, None] = {}
+    seen = unused.look_at(backend, [lent for _, lent in withheld])
     for key, lent in withheld:
-        segments = unused.look(backend, lent) or ()
-        addresses = {segment.address for segment in segments if segment.is_free} & resident
+        addresses = {segment.address for segment in seen[lent] or () if segment.is_free} & resident
         if addresses:
             found.append((lent, addresses))
             tags[key.tag] = None

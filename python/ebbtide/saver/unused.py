@@ -9,11 +9,15 @@ What holds here:
 """
 
 import logging
+from collections.abc import Sequence
 
 from ebbtide import _core
 from ebbtide.saver import detour, leases, pools, program
+from ebbtide.saver.known_tags import find_tags
 from ebbtide.saver.names import AS_ALLOCATED_CODE, NO_BACKUP_CODE
 from ebbtide.saver.snapshots import Range, Segment, are_apart, free_ranges
+
+FEW_POOLS = 8  # what torch is asked about one by one: its account of all pools is as long as all that it holds
 
 _logger = logging.getLogger(__name__)
 
@@ -28,22 +32,40 @@ def find(names: list[str], backup: int) -> tuple[list[Range], int]:
     if (backend is None and own is None) or backup == NO_BACKUP_CODE or not _core.get_option("skip_unused"):
         return [], 0
     as_of = _core.last_lease()
-    chosen = [info for info in _core.tags() if not names or info.tag in names]
-    if any(info.lease_count for info in chosen):
+    chosen = find_tags(names)
+    if any(info.lease_count for info in chosen.values()):
         return [], 0
-    resident = {info.tag for info in chosen if info.resident_bytes}
+    resident = {name for name, info in chosen.items() if info.resident_bytes}
     segments: list[Segment] = []
 
     def is_wanted(tag: str, own_backup: int) -> bool:
         return tag in resident and (backup != AS_ALLOCATED_CODE or own_backup != NO_BACKUP_CODE)
 
-    for key, lent in (*leases.shelf.idle(), *leases.shelf.dissolved()):
-        if backend is not None and is_wanted(key.tag, key.backup) and not lent.is_captured:
-            segments += look(backend, lent) or ()
+    wanted = [
+        lent
+        for key, lent in (*leases.shelf.idle(resident), *leases.shelf.dissolved())
+        if is_wanted(key.tag, key.backup) and not lent.is_captured
+    ]
+    if backend is not None:
+        segments += [segment for found in look_at(backend, wanted).values() for segment in found or ()]
     if own is not None and is_wanted(own.tag, own.backup):
         segments += detour.idle_segments()
     ranges = free_ranges(segments)
     return (ranges, as_of) if are_apart(ranges) else ([], 0)
+
+
+def look_at(
+    backend: pools.PoolBackend, lents: Sequence[leases.LentPool]
+) -> dict[leases.LentPool, list[Segment] | None]:
+    """The segments of each of these pools; None where that can't be told. Of many pools torch is asked at once."""
+    if len(lents) <= FEW_POOLS:
+        return {lent: look(backend, lent) for lent in lents}
+    try:
+        segments = backend.segments_of([lent.pool for lent in lents])
+    except Exception as error:  # as in `look`
+        _logger.debug("torch's snapshot of all pools is not understood, so all of it counts as used: %r", error)
+        return dict.fromkeys(lents)
+    return {lent: None if found is None else list(found) for lent, found in zip(lents, segments, strict=True)}
 
 
 def look(backend: pools.PoolBackend, lent: leases.LentPool) -> list[Segment] | None:

@@ -1,0 +1,33 @@
+"""What the core says of some tags, at the same cost however many others there are."""
+
+from collections.abc import Sequence
+
+from ebbtide import _core
+from ebbtide.errors import StateError
+
+
+def find_tags(names: Sequence[str]) -> "dict[str, _core.TagInfo]":
+    """Those of these tags (none: all) that regions have named, by name, in the order given."""
+    if not names:
+        return {info.tag: info for info in _core.tags()}
+    infos = {name: _core.query_tag(name) for name in names}
+    return {name: info for name, info in infos.items() if info is not None}
+
+
+def allocations_of(names: Sequence[str]) -> "list[_core.AllocationInfo]":
+    """The allocations of these tags (none: of all)."""
+    if not names:
+        return _core.allocations()
+    return [info for name in dict.fromkeys(names) for info in _core.allocations(name)]
+
+
+def check_known(names: Sequence[str]) -> None:
+    """Nothing, if regions named all of these.
+
+    Raises:
+        StateError: an unknown tag; it lists the known ones.
+    """
+    for name in names:
+        if _core.query_tag(name) is None:
+            known = ", ".join(info.tag for info in _core.tags())
+            raise StateError(f"no region ever named the tag {name!r}; known are: {known or 'none'}")

@@ -1,0 +1,240 @@
+"""What a call about some tags costs does not grow with the others: nothing walks the tables of all of them.
+
+Nothing here measures time. The core's own share is counted in tests/cpp/many_tags_test.cpp.
+"""
+
+import pickle
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ebbtide import _core  # noqa: E402
+from ebbtide.errors import StateError  # noqa: E402
+from ebbtide.saver import cuda_pools, hooks, leases, pools, unused  # noqa: E402
+
+MIB = 2**20
+SEGMENT = 20 * MIB  # that torch's allocator, and the simulator's, takes for a tensor of 4 MiB
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    """The names of the calls that gave a table of everything."""
+    asked = []
+    tags, allocations = _core.tags, _core.allocations
+
+    def all_tags():
+        asked.append("tags")
+        return tags()
+
+    def some_allocations(tag=None):
+        if tag is None:
+            asked.append("allocations")
+        return allocations(tag)
+
+    monkeypatch.setattr(_core, "tags", all_tags)
+    monkeypatch.setattr(_core, "allocations", some_allocations)
+    return asked
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """The pools that were looked into."""
+    seen = []
+    look = unused.look
+    monkeypatch.setattr(unused, "look", lambda backend, lent: (seen.append(lent), look(backend, lent))[1])
+    return seen
+
+
+def make(saver, tag, **arguments):
+    with saver.region(tag, **arguments):
+        return torch.ones(MIB, device=saver.device)
+
+
+CALLS = {
+    "is_paused": lambda saver, tag, tensor: saver.is_paused(tag),
+    "region": lambda saver, tag, tensor: make(saver, tag),
+    "an overflowing region": lambda saver, tag, tensor: make(saver, tag, overflow="split"),
+    "pause and resume": lambda saver, tag, tensor: (saver.pause(tag), saver.resume(tag)),
+    "pause without a backup": lambda saver, tag, tensor: (saver.pause(tag, backup=None), saver.resume(tag)),
+    "resume in the background": lambda saver, tag, tensor: (
+        saver.pause(tag),
+        saver.resume(tag, wait=False, order=tensor).wait(),
+    ),
+    "backup_of": lambda saver, tag, tensor: (saver.pause(tag), saver.backup_of(tensor), saver.resume(tag)),
+    "swap": lambda saver, tag, tensor: (
+        make(saver, f"{tag}-other"),
+        saver.pause(f"{tag}-other"),
+        saver.swap(pause=tag, resume=f"{tag}-other"),
+        saver.resume(tag),
+    ),
+    "paused": lambda saver, tag, tensor: saver.paused(tag).__enter__() and saver.resume(tag),
+    "prepare": lambda saver, tag, tensor: saver.prepare(tag, wait=False).wait(),
+    "trim": lambda saver, tag, tensor: saver.trim(tag),
+    "promote": lambda saver, tag, tensor: saver.promote(tag),
+    "missing_ok": lambda saver, tag, tensor: (
+        saver.trim(tag, f"{tag}-unknown", missing_ok=True),
+        saver.promote(tag, f"{tag}-unknown", missing_ok=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("hooked", [False, True], ids=["", "hooked"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_no_table_of_everything_for_a_call_about_one_tag(saver, tag, tag2, tables, looks, call, hooked):
+    kept = make(saver, tag), make(saver, tag2)
+    removals = (
+        [saver.on(event, each, lambda _: None) for event in hooks.EVENTS for each in (tag, "*")] if hooked else []
+    )
+    try:
+        call(saver, tag, kept[0])
+    finally:
+        for remove in removals:
+            remove()
+    assert tables == []
+    others = {id(lent) for key, lent in leases.shelf.idle() if not key.tag.startswith(tag) or key.tag == tag2}
+    assert not {id(lent) for lent in looks} & others
+
+
+def test_an_unknown_tag_is_an_error_that_lists_the_known_ones(saver, tag, tag2, tables):
+    kept = make(saver, tag)
+    for call in (saver.is_paused, saver.trim, saver.promote, lambda unknown: saver.prepare(unknown, wait=False)):
+        with pytest.raises(StateError, match=tag2) as caught:
+            call(tag2)
+        assert tag in str(caught.value)
+    assert kept.numel()
+
+
+def test_query_tag_says_what_the_table_says(saver, tag):
+    assert _core.query_tag(tag) is None
+    kept = make(saver, tag, retain=True)
+    gone = [make(saver, tag, backup=None), make(saver, tag)]
+    del gone
+
+    def expect_equal():
+        one = _core.query_tag(tag)
+        (other,) = [info for info in _core.tags() if info.tag == tag]
+        fields = [name for name in dir(one) if not name.startswith("_")]
+        assert {name: getattr(one, name) for name in fields} == {name: getattr(other, name) for name in fields}
+        infos = _core.allocations(tag)
+        assert one.allocation_count == len(infos)
+        for name in ("size_bytes", "resident_bytes", "stored_bytes", "host_bytes"):
+            assert getattr(one, name) == sum(getattr(info, name) for info in infos), name
+
+    for act in (saver.pause, saver.resume, saver.trim, saver.resume, saver.prepare, saver.pause):
+        expect_equal()
+        act(tag)
+    with saver.region(tag):
+        expect_equal()
+    operation = _core.claim("resume", [tag])
+    expect_equal()
+    operation.commit()
+    expect_equal()
+    assert kept.numel()
+
+
+def test_what_is_left_is_a_value_like_any_other(saver, tag, tag2):
+    kept = make(saver, tag), make(saver, tag2)
+    report, again = saver.pause(tag), saver.pause(tag)
+    saver.pause(tag2)
+    assert [held.bytes for held in report.left if held.tag == tag2] == [SEGMENT], "as of its own end"
+    assert isinstance(report.left, tuple) and report.left is report.left
+    assert pickle.loads(pickle.dumps(again)) == again
+    assert pickle.loads(pickle.dumps(report)).left == report.left
+    assert saver.Report("pause").left == ()
+    assert "still held" in str(report)
+    assert len(kept) == 2
+
+
+def test_hooks_of_a_tag_and_of_all_run_in_the_order_in_which_they_were_added(saver, tag, tag2):
+    kept = make(saver, tag), make(saver, tag2)
+    ran = []
+    removals = [
+        saver.on("before_pause", each, lambda paused, number=number: ran.append((number, paused)))
+        for number, each in enumerate(("*", tag, tag2, "*", tag))
+    ]
+    try:
+        saver.pause(tag)
+        assert ran == [(0, tag), (1, tag), (3, tag), (4, tag)]
+        removals[1]()
+        removals[3]()
+        ran.clear()
+        saver.pause(tag2)
+        assert ran == [(0, tag2), (2, tag2)]
+    finally:
+        for remove in removals:
+            remove()
+    assert not hooks.wants(hooks.EVENTS)
+    assert len(kept) == 2
+
+
+class ManyPools:
+    """A backend that counts what it is asked."""
+
+    def __init__(self, backend):
+        self.backend, self.single, self.together = backend, 0, 0
+
+    def segments(self, pool):
+        self.single += 1
+        return self.backend.segments(pool)
+
+    def segments_of(self, some):
+        self.together += 1
+        return [self.backend.segments(pool) for pool in some]
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_torch_is_asked_at_once_about_many_pools(saver, tag, count):
+    kept = [make(saver, f"{tag}-{number}") for number in range(count)]
+    lents = [lent for key, lent in leases.shelf.idle([f"{tag}-{number}" for number in range(count)])]
+    assert len(lents) == count
+    backend = ManyPools(pools.existing_backend())
+    seen = unused.look_at(backend, lents)
+    assert (backend.single, backend.together) == ((count, 0) if count <= unused.FEW_POOLS else (0, 1))
+    assert seen == {lent: unused.look(pools.existing_backend(), lent) for lent in lents}
+    assert len(kept) == count
+    backend.segments_of = lambda some: 1 / 0
+    if count > unused.FEW_POOLS:
+        assert unused.look_at(backend, lents) == dict.fromkeys(lents)
+
+
+def test_one_snapshot_is_split_by_pool(monkeypatch):
+    def segment(address, pool_id):
+        block = {"address": address, "size": 8, "state": "inactive"}
+        return {"address": address, "total_size": 8, "blocks": [block], "segment_pool_id": pool_id}
+
+    asked = []
+
+    def memory_snapshot(mempool_id=None):
+        asked.append(mempool_id)
+        return [segment(8, (0, 1)), segment(16, (0, 0)), segment(24, (0, 2)), segment(32, (0, 1))]
+
+    class Pool:
+        def __init__(self, number):
+            self.id = (0, number)
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", memory_snapshot)
+    backend = cuda_pools.CudaPools.__new__(cuda_pools.CudaPools)
+    found = backend.segments_of([Pool(2), Pool(1), Pool(3)])
+    assert [[one.address for one in segments] for segments in found] == [[24], [8, 32], []]
+    assert asked == [None]
+
+    def memory_snapshot_before_2_9():
+        return []
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", memory_snapshot_before_2_9)
+    assert backend.segments_of([Pool(1)]) == [None], "torch before 2.9 does not tell which segments are a pool's"
+
+
+def test_a_capture_marks_pools_without_a_look_at_all():
+    class Pool:
+        def __init__(self, number):
+            self.id = (0, number)
+
+    shelf = leases.Shelf()
+    lents = [leases.LentPool(Pool(number), 0, 0, number) for number in range(3)]
+    for lent in lents:
+        shelf.give_back(leases.PoolKey(f"t{lent.number}", 1, 0), lent)
+    shelf.idle = None  # nobody calls it
+    shelf.begin_capture((0, 1))
+    assert [lent.is_captured for lent in lents] == [False, True, False]
