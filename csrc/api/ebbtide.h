@@ -31,7 +31,6 @@ extern "C" {
 #else
 #define EBBTIDE_API __attribute__((visibility("default")))
 #endif
-
 #define EBBTIDE_API_VERSION 1
 #define EBBTIDE_TAG_MAX 255
 #define EBBTIDE_UNLIMITED UINT64_MAX
@@ -336,9 +335,9 @@ EBBTIDE_API ebbtide_status ebbtide_claim(ebbtide_operation_kind kind, const ebbt
 EBBTIDE_API ebbtide_status ebbtide_commit(ebbtide_operation* operation, ebbtide_report** report, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_abandon(ebbtide_operation* operation, ebbtide_error* error);
 
-/* The stored bytes of [address, address + size), which must lie in one allocation: *bytes is NULL while any of it is resident or dropped. They stay readable until ebbtide_release_backup, also after a
- * resume. What is written there before a resume comes back with it, whatever writable says, and the next pause copies these blocks, changed or not; not while an operation on the tag runs, nor after
- * ebbtide_release_backup. A backup that somebody still looks at is not retained by a resume. Waits for an operation on the tag. */
+/* The stored bytes of [address, address + size), which must lie in one allocation: *bytes is NULL while any of it is resident or dropped. They stay readable until ebbtide_release_backup, also after a resume. What
+ * is written there until then, and before the resume, comes back with it, whatever writable says; not while an operation on the tag runs. The next pause copies these blocks, changed or not. A backup that somebody
+ * still looks at is not retained by a resume. Waits for an operation on the tag. */
 typedef struct ebbtide_backup ebbtide_backup;
 EBBTIDE_API ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, int32_t writable, void** bytes,
                                              ebbtide_backup** backup, ebbtide_error* error);
@@ -367,21 +366,19 @@ EBBTIDE_API ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_vi
                                                      ebbtide_error* error); /* tag NULL: all; oldest first */
 
 typedef struct ebbtide_stats {
-  size_t struct_size;
+  size_t struct_size; /* set it first */
   uint64_t allocation_count, device_bytes, stored_bytes;
   uint64_t host_held_bytes;      /* host memory that ebbtide holds: backups and the staging ring */
   uint64_t host_available_bytes; /* what it could still take, by RAM, cgroups, host_limit and host_margin */
   uint64_t staging_bytes;        /* pinned memory of the rings */
   uint64_t alloc_calls, free_calls, alloc_failures, pauses, resumes, operation_failures;
   uint64_t bytes_paused, bytes_resumed, bytes_to_host, bytes_to_device;
-  uint64_t deferred_frees,
-      deferred_undos;    /* put off by a capture or a failed call: frees; releases of driver objects */
-  uint64_t pinned_bytes; /* rings and pinned backups */
+  uint64_t deferred_frees, deferred_undos; /* put off by a capture or a failed call; undos are of driver objects */
+  uint64_t pinned_bytes;                   /* rings and pinned backups */
   uint64_t bytes_clean, bytes_unused, bytes_constant; /* of pauses: what needed no copy, by reason */
   uint64_t host_bytes, host_pool_bytes;               /* of allocations, on the host; kept for the next spill */
   uint64_t spills, bytes_spilled, bytes_promoted;     /* allocations that spilled, and what went which way, so far */
 } ebbtide_stats;
-/* Set stats->struct_size first. */
 EBBTIDE_API ebbtide_status ebbtide_get_stats(ebbtide_stats* stats, ebbtide_error* error);
 
 /* The newest 1,024 events, oldest first. kind: "pause", "resume", "swap", "prepare", "trim", "separate" (of what a trim wants from what it shares a handle with), "promote", each also with "_failed", and "out_of_memory". */
@@ -396,7 +393,6 @@ typedef struct ebbtide_event {
 typedef void (*ebbtide_visit_event)(void* user, const ebbtide_event* event);
 EBBTIDE_API ebbtide_status ebbtide_visit_events(uint64_t after_sequence, ebbtide_visit_event visit, void* user,
                                                 ebbtide_error* error);
-
 #ifdef __cplusplus
 }
 #endif
