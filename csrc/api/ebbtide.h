@@ -171,8 +171,9 @@ typedef struct ebbtide_allocation_info {
   uint64_t sequence;  /* rises with each allocation */
   char tag[EBBTIDE_TAG_MAX + 1];
   uint64_t host_bytes; /* of the resident ones: in host memory that the device reaches */
+  int32_t is_paused;   /* a pause took it and no resume since; what lies on the host may have stayed there, resident */
 } ebbtide_allocation_info;
-#define EBBTIDE_ALLOCATION_INFO_INIT {sizeof(ebbtide_allocation_info), 0, 0, 0, 0, -1, 0, 0, 0, 0, 0, {0}, 0}
+#define EBBTIDE_ALLOCATION_INFO_INIT {sizeof(ebbtide_allocation_info), 0, 0, 0, 0, -1, 0, 0, 0, 0, 0, {0}, 0, 0}
 /* address may lie anywhere inside an allocation. *found is 0 and *info untouched where it is not ours. Never waits for an operation. */
 EBBTIDE_API ebbtide_status ebbtide_find(const void* address, int* found, ebbtide_allocation_info* info,
                                         ebbtide_error* error);
@@ -349,14 +350,15 @@ typedef enum ebbtide_tag_state { EBBTIDE_RESIDENT, EBBTIDE_PAUSED, EBBTIDE_PARTI
 typedef struct ebbtide_tag_info {
   size_t struct_size;
   const char* tag;
-  int32_t state; /* PAUSED: something is away, and the last operation was whole; PARTIAL: it failed midway */
+  int32_t state; /* PAUSED: an allocation is, and the last operation was whole; PARTIAL: it failed midway */
   int32_t lease_count;
   uint64_t allocation_count, size_bytes, resident_bytes, stored_bytes, dropped_bytes;
   uint64_t trimmed_bytes;  /* of allocations that ebbtide_trim gave up; not among the dropped ones */
   uint64_t retained_bytes; /* host memory and disk space of backups that are kept while their content is resident */
   uint64_t host_bytes;     /* of the resident ones: in host memory that the device reaches */
+  uint64_t left_bytes;     /* of these: of paused allocations, where a pause with a backup leaves them */
 } ebbtide_tag_info;
-#define EBBTIDE_TAG_INFO_INIT {sizeof(ebbtide_tag_info), NULL, EBBTIDE_EMPTY, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define EBBTIDE_TAG_INFO_INIT {sizeof(ebbtide_tag_info), NULL, EBBTIDE_EMPTY, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 typedef void (*ebbtide_visit_tag)(void* user, const ebbtide_tag_info* info);
 EBBTIDE_API ebbtide_status ebbtide_visit_tags(ebbtide_visit_tag visit, void* user, ebbtide_error* error);
 /* The one tag of this name, at the same cost with any number of tags. *found is 0 and *info, which may be NULL, untouched where nobody ever named it. */

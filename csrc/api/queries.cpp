@@ -17,7 +17,8 @@ namespace {
 ebbtide_tag_state state_of(const Tag& tag, const ebbtide_tag_info& info) {
   if (info.allocation_count == 0) return EBBTIDE_EMPTY;
   if (tag.is_partial) return EBBTIDE_PARTIAL;
-  return info.resident_bytes + info.trimmed_bytes == info.size_bytes ? EBBTIDE_RESIDENT : EBBTIDE_PAUSED;
+  const bool is_all_here = info.resident_bytes + info.trimmed_bytes == info.size_bytes;
+  return is_all_here && info.left_bytes == 0 ? EBBTIDE_RESIDENT : EBBTIDE_PAUSED;
 }
 
 ebbtide_tag_info describe(const Tag& tag) {
@@ -32,6 +33,7 @@ ebbtide_tag_info describe(const Tag& tag) {
   info.trimmed_bytes = amounts.trimmed_bytes;
   info.retained_bytes = amounts.retained_bytes;
   info.host_bytes = amounts.host_bytes;
+  info.left_bytes = amounts.left_bytes;
   info.tag = tag.name.c_str();  // which lives as long as the process
   info.state = state_of(tag, info);
   return info;

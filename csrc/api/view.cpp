@@ -104,6 +104,7 @@ ebbtide_allocation_info describe(const Allocation& allocation) {
   filled.place = place_of(allocation);
   filled.backup = static_cast<int32_t>(allocation.policy.backup);
   filled.is_trimmed = allocation.is_trimmed ? 1 : 0;
+  filled.is_paused = allocation.is_paused.load() ? 1 : 0;
   filled.chunk_count = static_cast<int32_t>(allocation.chunks.size());
   filled.sequence = allocation.sequence;
   copy_text(filled.tag, sizeof filled.tag, allocation.tag->name.c_str());

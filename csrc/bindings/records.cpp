@@ -62,7 +62,8 @@ AllocationRecord read_allocation(const ebbtide_allocation_info& info) {
   return {info.address,      info.size_bytes,  info.resident_bytes,
           info.stored_bytes, info.device,      kPlaces.at(static_cast<size_t>(info.place)),
           info.backup,       info.chunk_count, info.is_trimmed != 0,
-          info.sequence,     info.tag,         info.host_bytes};
+          info.sequence,     info.tag,         info.host_bytes,
+          info.is_paused != 0};
 }
 
 TagRecord read_tag(const ebbtide_tag_info& info) {
@@ -71,7 +72,7 @@ TagRecord read_tag(const ebbtide_tag_info& info) {
           info.size_bytes,    info.resident_bytes,
           info.stored_bytes,  info.dropped_bytes,
           info.trimmed_bytes, info.retained_bytes,
-          info.host_bytes};
+          info.host_bytes,    info.left_bytes};
 }
 
 EventRow read_event(const ebbtide_event& event) {
@@ -102,12 +103,13 @@ void register_records(py::module_& module) {
               EBBTIDE_READ(AllocationRecord, place) EBBTIDE_READ(AllocationRecord, backup)
                   EBBTIDE_READ(AllocationRecord, chunk_count) EBBTIDE_READ(AllocationRecord, is_trimmed)
                       EBBTIDE_READ(AllocationRecord, sequence) EBBTIDE_READ(AllocationRecord, tag)
-                          EBBTIDE_READ(AllocationRecord, host_bytes);
+                          EBBTIDE_READ(AllocationRecord, host_bytes) EBBTIDE_READ(AllocationRecord, is_paused);
   py::class_<TagRecord>(module, "TagInfo") EBBTIDE_READ(TagRecord, tag) EBBTIDE_READ(TagRecord, state)
       EBBTIDE_READ(TagRecord, lease_count) EBBTIDE_READ(TagRecord, allocation_count) EBBTIDE_READ(TagRecord, size_bytes)
           EBBTIDE_READ(TagRecord, resident_bytes) EBBTIDE_READ(TagRecord, stored_bytes)
               EBBTIDE_READ(TagRecord, dropped_bytes) EBBTIDE_READ(TagRecord, trimmed_bytes)
-                  EBBTIDE_READ(TagRecord, retained_bytes) EBBTIDE_READ(TagRecord, host_bytes);
+                  EBBTIDE_READ(TagRecord, retained_bytes) EBBTIDE_READ(TagRecord, host_bytes)
+                      EBBTIDE_READ(TagRecord, left_bytes);
   py::class_<EventRow>(module, "Event") EBBTIDE_READ(EventRow, sequence) EBBTIDE_READ(EventRow, unix_seconds)
       EBBTIDE_READ(EventRow, seconds) EBBTIDE_READ(EventRow, kind) EBBTIDE_READ(EventRow, tags)
           EBBTIDE_READ(EventRow, bytes) EBBTIDE_READ(EventRow, copied) EBBTIDE_READ(EventRow, detail);

@@ -52,12 +52,13 @@ struct AllocationRecord {
   uint64_t sequence;
   std::string tag;
   uint64_t host_bytes;
+  bool is_paused;
 };
 struct TagRecord {
   std::string tag, state;
   int lease_count;
   uint64_t allocation_count, size_bytes, resident_bytes, stored_bytes, dropped_bytes, trimmed_bytes, retained_bytes,
-      host_bytes;
+      host_bytes, left_bytes;
 };
 struct EventRow {
   uint64_t sequence;

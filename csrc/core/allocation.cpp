@@ -15,6 +15,7 @@ Amounts& Amounts::operator+=(const Amounts& other) {
   resident_bytes += other.resident_bytes;
   device_bytes += other.device_bytes;
   host_bytes += other.host_bytes;
+  left_bytes += other.left_bytes;
   stored_bytes += other.stored_bytes;
   dropped_bytes += other.dropped_bytes;
   trimmed_bytes += other.trimmed_bytes;
@@ -30,6 +31,7 @@ Amounts& Amounts::operator-=(const Amounts& other) {
   resident_bytes -= other.resident_bytes;
   device_bytes -= other.device_bytes;
   host_bytes -= other.host_bytes;
+  left_bytes -= other.left_bytes;
   stored_bytes -= other.stored_bytes;
   dropped_bytes -= other.dropped_bytes;
   trimmed_bytes -= other.trimmed_bytes;
@@ -53,7 +55,8 @@ Amounts Allocation::amounts() const {
     (is_trimmed ? found.trimmed_bytes : found.dropped_bytes) += place == Place::kDropped ? chunk.size_bytes : 0;
     found.retained_bytes += place == Place::kDevice && stored != nullptr ? chunk.size_bytes : 0;
   }
-  found.away_count = found.resident_bytes != found.size_bytes && !is_trimmed ? 1 : 0;
+  found.left_bytes = is_paused.load() ? found.host_bytes : 0;
+  found.away_count = wants_resume() && !is_trimmed ? 1 : 0;
   found.here_count = found.device_bytes > 0 || has_stale_memory() ? 1 : 0;
   return found;
 }

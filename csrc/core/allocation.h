@@ -67,7 +67,8 @@ struct Amounts {
   uint64_t size_bytes = 0, resident_bytes = 0, device_bytes = 0, host_bytes = 0, stored_bytes = 0;
   uint64_t dropped_bytes = 0, trimmed_bytes = 0;  // the latter of trimmed allocations, and not among the former
   uint64_t retained_bytes = 0;                    // on the device, and in a backup
-  uint64_t away_count = 0;                        // allocations with something away, but for trimmed ones
+  uint64_t left_bytes = 0;                        // of the ones on the host: of paused allocations
+  uint64_t away_count = 0;                        // allocations that a resume brings back: not trimmed ones
   uint64_t here_count = 0;  // allocations with something on the device, or with memory that a pause must give back
   Amounts& operator+=(const Amounts& other);
   Amounts& operator-=(const Amounts& other);
@@ -87,6 +88,9 @@ struct Allocation {
   // Contexts other than the primary one that may have work on it: of who allocated it, and of who freed it.
   std::array<CUcontext, 2> other_contexts{};
   bool is_held = false;
+  // A pause is done with it, and no resume has begun to bring it back: nothing of it is on the device. What lies on the host stays there, resident, if there is a backup: it is paused all the same.
+  // Belongs to the operations; may be read by anybody at any time.
+  std::atomic<bool> is_paused{false};
   bool is_unused = false;   // nobody used any of it when it was last paused
   bool is_trimmed = false;  // its memory was given up as unused; only a claim that asks for it brings it back
   bool is_doomed = false;   // freed while held: the operation finishes the free
@@ -98,6 +102,10 @@ struct Allocation {
   size_t device_bytes() const;
   size_t host_bytes() const;
   bool is_away() const { return resident_bytes() != size_bytes(); }
+  // The three questions that operations ask before they select: what is paused already is no pause's, and nobody else's but a resume's.
+  bool wants_pause() const { return has_stale_memory() || (has_memory() && !is_paused.load()); }
+  bool wants_resume() const { return is_paused.load() || is_away(); }
+  bool wants_promotion() const { return host_bytes() > 0 && !is_paused.load(); }
   bool is_any_stored() const;
   bool has_stale_memory() const;
   bool has_memory() const;  // behind any chunk, whatever its state

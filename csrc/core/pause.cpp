@@ -28,6 +28,7 @@ void PausePart::prepare(const Allocations& allocations) {
   for (const auto& allocation : allocations) {
     add_row(*allocation);
     if (exchanges_ != nullptr) allocation->tag->was_swapped = true;
+    if (!is_trim_) chosen_.push_back(allocation);
     select(allocation);
   }
   if (!request_.tags.addresses.empty()) leave_what_others_share();
@@ -72,8 +73,8 @@ void PausePart::select(const std::shared_ptr<Allocation>& allocation) {
   allocation->is_unused = is_trim_ || std::find(is_unused.begin(), is_unused.end(), false) == is_unused.end();
   if (kept != nullptr) kept->is_unused = std::move(is_unused);
   for (Chunk& chunk : allocation->chunks) {
-    // What lies on the host takes no device memory: it stays, unless it is to be forgotten.
-    if (chunk.is_on_host() && !is_dropping) continue;
+    // What lies on the host takes no device memory: it stays, unless it is to be forgotten; and where a pause left it, no later one forgets it.
+    if (chunk.is_on_host() && (!is_dropping || (allocation->is_paused.load() && !is_trim_))) continue;
     if (chunk.is_resident() && kept != nullptr) {
       const size_t index = departure_of(part.departures, chunk);
       Departure& departure = part.departures[index];
@@ -279,10 +280,18 @@ bool PausePart::must_copy(Leaving& leaving, size_t block, const kernels::BlockRe
 }
 
 void PausePart::run_last() {
-  if (exchanges_ != nullptr) return;
   for (auto& [device, part] : parts_) {
+    if (exchanges_ != nullptr) break;  // each device has done it
     const ContextScope scope(device);
     drop(part);
+  }
+  for (const auto& allocation : chosen_) allocation->is_paused.store(true);
+}
+
+// After a failure: what left whole is paused, though the rest is not.
+void PausePart::note_paused() noexcept {
+  for (const Kept& kept : kept_) {
+    if (kept.is_attached && kept.allocation->device_bytes() == 0) kept.allocation->is_paused.store(true);
   }
 }
 
@@ -297,6 +306,8 @@ void PausePart::settle() noexcept {
     }
   }
   parts_.clear();
+  note_paused();
+  chosen_.clear();
   for (const Kept& kept : kept_) {
     if (kept.stored != nullptr && kept.allocation->device_bytes() > 0) forget_what_stayed(kept);
   }

@@ -87,10 +87,12 @@ class PausePart final : public OperationPart {
   void give_up(const Departure& departure);
   void drop(DevicePart& part);
   void forget_what_stayed(const Kept& kept) noexcept;
+  void note_paused() noexcept;
 
   const OperationRequest& request_;
   Exchanges* const exchanges_;
   const bool is_trim_;
+  std::vector<std::shared_ptr<Allocation>> chosen_;
   std::deque<Kept> kept_;
   std::map<const Backing*, size_t> departure_of_;  // in the departures, or in what is dropped, of its device
   std::map<int, DevicePart> parts_;

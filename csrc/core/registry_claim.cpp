@@ -67,10 +67,11 @@ bool concerns(const ClaimPart& part, const Allocation& allocation) {
   const bool is_named = !part.tags.addresses.empty();
   switch (part.kind) {
     case OperationKind::kSeparate: return allocation.device_bytes() > 0;
-    case OperationKind::kResume: return allocation.is_away() && (!allocation.is_trimmed || is_named);
+    case OperationKind::kResume: return allocation.wants_resume() && (!allocation.is_trimmed || is_named);
     case OperationKind::kShow: return allocation.is_away();
     case OperationKind::kPrepare: return allocation.device_bytes() > 0;
-    case OperationKind::kPromote: return allocation.host_bytes() > 0;
+    case OperationKind::kPromote: return allocation.wants_promotion();
+    case OperationKind::kPause: return allocation.wants_pause();
     default: return allocation.has_memory();
   }
 }

@@ -13,6 +13,7 @@ void ResumePart::prepare(const Allocations& allocations) {
   for (const auto& allocation : allocations) {
     add_row(*allocation);
     if (exchanges_ != nullptr) allocation->tag->was_swapped = true;
+    chosen_.push_back(allocation);
     select(allocation);
   }
   for (auto& [device, part] : parts_) {
@@ -211,6 +212,7 @@ void ResumePart::note_arrival(const Group& group, Returning& returning) {
   Chunk& chunk = *returning.chunk;
   ReportRow& entry = row(*returning.allocation);
   entry.bytes += group.wants_device_memory() ? chunk.size_bytes : 0;
+  returning.allocation->is_paused.store(false);
   chunk.place.store(group.is_on_host ? Place::kHost : Place::kDevice, std::memory_order_release);
   chunk.is_detached.store(false, std::memory_order_release);
   chunk.home = chunk.place.load();
@@ -236,7 +238,13 @@ void ResumePart::forget(Returning& returning) {
   stored.claim.give_back_touched(bytes);
 }
 
+// Those of which nothing had to come back, too.
+void ResumePart::run_last() {
+  for (const auto& allocation : chosen_) allocation->is_paused.store(false);
+}
+
 void ResumePart::settle() noexcept {
+  chosen_.clear();
   for (auto& [device, part] : parts_) abandon_delivery(device, part);
   for (auto& [device, part] : parts_) {
     give_back_unused(part);

@@ -24,6 +24,7 @@ class ResumePart final : public OperationPart {
   bool takes_memory_away() const override { return false; }
   std::vector<int> devices() const override;
   void run_device(int device) override;
+  void run_last() override;
   void settle() noexcept override;
 
   // The sizes of the handles that come back, by device, in the order in which they will be mapped.
@@ -107,6 +108,7 @@ class ResumePart final : public OperationPart {
 
   const OperationRequest& request_;
   Exchanges* const exchanges_;
+  std::vector<std::shared_ptr<Allocation>> chosen_;
   std::map<int, DevicePart> parts_;  // by device
 };
 

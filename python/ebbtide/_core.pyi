@@ -71,6 +71,7 @@ class AllocationInfo:
     sequence: int
     tag: str
     host_bytes: int
+    is_paused: bool
 
 class TagInfo:
     tag: str
@@ -84,6 +85,7 @@ class TagInfo:
     trimmed_bytes: int
     retained_bytes: int
     host_bytes: int
+    left_bytes: int
 
 class Event:
     sequence: int

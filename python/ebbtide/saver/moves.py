@@ -79,4 +79,6 @@ def _concerned_tags(moves: list[Move], missing_ok: bool) -> list[Move]:
 
 
 def _has_something(kind: Kind, info: "_core.TagInfo") -> bool:
-    return info.resident_bytes > 0 if kind == "pause" else info.stored_bytes + info.dropped_bytes > 0
+    if kind == "pause":
+        return info.resident_bytes > info.left_bytes  # what a pause left on the host is paused
+    return info.stored_bytes + info.dropped_bytes + info.left_bytes > 0

@@ -28,7 +28,8 @@ def tags() -> TagTable:
 
 
 def is_paused(tag: str) -> bool:
-    """Whether any memory of `tag` is away. False where ebbtide is off.
+    """Whether `tag` is paused, or left midway: any of its memory is away, or spilled and left where it is by a pause.
+    False where ebbtide is off.
 
     Raises:
         TypeError, ValueError: not a tag.

@@ -174,6 +174,7 @@ class TagStatus:
         trimmed_bytes: of free segments that were trimmed; not among the dropped ones.
         retained_bytes: host memory and disk space of backups that are kept while their content is resident.
         host_bytes: of the resident ones, what spilled: in host memory that the device reads over the bus.
+        left_bytes: of these, what a pause with a backup left there: it is paused all the same.
     """
 
     tag: str
@@ -187,6 +188,7 @@ class TagStatus:
     trimmed_bytes: int = 0
     retained_bytes: int = 0
     host_bytes: int = 0
+    left_bytes: int = 0
 
     @classmethod
     def from_core(cls, info: "_core.TagInfo") -> "TagStatus":
