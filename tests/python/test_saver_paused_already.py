@@ -1,0 +1,98 @@
+"""What is paused already is skipped, whatever the arguments: also what a pause has left in host memory."""
+
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ebbtide import _core  # noqa: E402
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def room(saver):
+    """`room(mib)` leaves so much of device_limit for what is allocated next."""
+
+    def leave(mib):
+        gc.collect()
+        saver.trim()
+        saver.configure(device_limit=_core.query_device(0).held_bytes + mib * MIB, reserve=0)
+
+    yield leave
+    saver.configure(device_limit=None, reserve=None)
+
+
+def noise(saver, tag, mib, **options):
+    with saver.region(tag, **options):
+        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+
+
+@pytest.mark.parametrize("on_device", [16, 0])
+def test_later_pauses_of_any_kind_leave_it(saver, tag, tag2, room, on_device):
+    room(on_device)
+    tensor = noise(saver, tag, 40, overflow="split")
+    saver.configure(device_limit=None)
+    other = noise(saver, tag2, 12)
+    want = tensor.cpu().clone()
+    assert saver.pause(tag).bytes == on_device * MIB
+    status = saver.tags()[tag]
+    assert (status.state, status.host_bytes, status.left_bytes) == (
+        "paused",
+        (40 - on_device) * MIB,
+        (40 - on_device) * MIB,
+    )
+    assert saver.is_paused(tag)
+    for backup in (None, "disk", "pinned", "ram"):
+        report = saver.pause(tag, backup=backup)
+        assert (report.bytes, report.copied, report.skipped) == (0, 0, 0)
+        assert not [held for held in report.left if held.tag == tag]
+    with saver.paused(tag, backup=None):
+        pass
+    assert saver.is_paused(tag), "it was paused before"
+    saver.resume(tag2)
+    saver.swap(pause=tag, resume=tag2, backup=None)
+    saver.prepare(tag)
+    saver.trim(tag)
+    assert saver.promote(tag).bytes == 0
+    assert saver.tags()[tag].host_bytes == (40 - on_device) * MIB
+    saver.resume(tag)
+    assert torch.equal(tensor.cpu(), want)
+    assert not saver.is_paused(tag)
+    assert saver.tags()[tag].left_bytes == 0
+    assert saver.promote(tag).bytes == (40 - on_device) * MIB
+    assert torch.equal(tensor.cpu(), want)
+    assert other.numel() == 12 * MIB
+
+
+def test_hooks_run_for_it_once_each_way(saver, tag, room):
+    room(0)
+    tensor = noise(saver, tag, 20, overflow="split")
+    calls = []
+    events = ("before_pause", "after_pause", "before_resume", "after_resume")
+    forget = [saver.on(event, tag, lambda _, event=event: calls.append(event)) for event in events]
+    try:
+        saver.pause(tag)
+        saver.pause(tag, backup=None)
+        saver.resume(tag)
+        saver.resume(tag)
+    finally:
+        for one in forget:
+            one()
+    assert calls == list(events)
+    assert tensor.numel() == 20 * MIB
+
+
+def test_dead_memory_that_was_left_on_the_host_goes(saver, tag, room):
+    room(16)
+    gone = noise(saver, tag, 40, overflow="split")
+    keep = noise(saver, tag, 12, overflow="split")
+    want = keep.cpu().clone()
+    saver.pause(tag)
+    del gone
+    saver.pause(tag, backup=None)
+    status = saver.tags()[tag]
+    assert (status.trimmed_bytes, status.host_bytes) == (40 * MIB, 12 * MIB)
+    saver.resume(tag)
+    assert torch.equal(keep.cpu(), want)
