@@ -1,6 +1,7 @@
 #include "driver/driver.h"
 
 #include <dlfcn.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "base/text.h"
 
@@ -86,6 +88,14 @@ const Driver* load(DriverKind kind) {
   if (result != CUDA_SUCCESS) {
     const char* text = nullptr;
     table.cuGetErrorString(result, &text);
+    rlimit files{};
+    const bool is_limited = ::getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_max != RLIM_INFINITY;
+    if (kind == DriverKind::kSim && is_limited) {
+      throw DriverError(
+          "the simulated device does not start: its memory is a file of 1 PiB, and the limit on the size of files is " +
+              format_bytes(files.rlim_max) + ". Raise it (`ulimit -f unlimited`)",
+          "cuInit", result, "flags=0");
+    }
     throw DriverError("the CUDA driver does not start: cuInit gives " + std::to_string(result) +
                           (text != nullptr ? " (" + std::string(text) + ")" : "") +
                           ". Look at `nvidia-smi` and CUDA_VISIBLE_DEVICES; `ebbtide doctor` says more",

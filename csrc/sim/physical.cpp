@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,10 +48,27 @@ int device_count_from_environment() {
 
 }  // namespace
 
+namespace {
+
+// Beyond the limit on the size of files there is a signal that ends the process, and no size. Where the system lets us, the limit is lifted for this one call.
+bool make_long(int fd) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= static_cast<rlim_t>(kBackingBytes))
+    return ftruncate(fd, kBackingBytes) == 0;
+  if (limit.rlim_max < static_cast<rlim_t>(kBackingBytes)) return false;
+  const rlimit lifted{limit.rlim_max, limit.rlim_max};
+  if (setrlimit(RLIMIT_FSIZE, &lifted) != 0) return false;
+  const bool is_long = ftruncate(fd, kBackingBytes) == 0;
+  setrlimit(RLIMIT_FSIZE, &limit);
+  return is_long;
+}
+
+}  // namespace
+
 std::shared_ptr<Backing> Backing::make(const char* name) {
   const int fd = memfd_create(name, MFD_CLOEXEC);
   if (fd < 0) return nullptr;
-  if (ftruncate(fd, kBackingBytes) != 0) {
+  if (!make_long(fd)) {
     close(fd);
     return nullptr;
   }

@@ -29,6 +29,12 @@ int write_back_range(int file, off_t offset, off_t size_bytes) {
                            SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
 }
 
+// Asked before: what goes beyond this limit gets a signal that ends the process.
+bool is_beyond_limit(uint64_t end) {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && end > limit.rlim_cur;
+}
+
 bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
 
 // When files that nobody wants have all been closed: whether that was any since there were so many. What they had may be what was missing.
@@ -136,9 +142,7 @@ void BackupFile::refuse_memory() const {
 }
 
 void BackupFile::claim_space() const {
-  rlimit limit{};
-  // Asked before: what goes beyond this limit gets a signal that ends the process.
-  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < size_bytes_) throw_error("fallocate", EFBIG);
+  if (is_beyond_limit(size_bytes_)) throw_error("fallocate", EFBIG);
   // Some file systems would first fill themselves up and then say that it was too much.
   if (free_bytes_of(file_) < size_bytes_) throw_error("fallocate", ENOSPC);
   const int error = try_claim(0, size_bytes_);
@@ -186,6 +190,7 @@ size_t BackupFile::moved_bytes(size_t count, const char* call) const {
 }
 
 void BackupFile::write(size_t offset, const std::byte* bytes, size_t size_bytes) const {
+  if (is_beyond_limit(offset + size_bytes)) throw_error("pwrite", EFBIG);  // it may have been lowered since
   uint64_t closed = files_closed();
   for (size_t done = 0; done < size_bytes;) {
     const ssize_t count = calls_->pwrite(file_, bytes + done, size_bytes - done, static_cast<off_t>(offset + done));

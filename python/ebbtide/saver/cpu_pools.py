@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ebbtide import torch_extension
+from ebbtide import _core, torch_extension
 from ebbtide.saver.snapshots import Segment, make_segment
 
 
@@ -72,7 +72,12 @@ class CpuPools:
 
 
 def make_backend() -> CpuPools:
-    """Loads `_torch` (builds it at first need) and puts its allocator in front of torch's."""
+    """Loads `_torch` (builds it at first need) and puts its allocator in front of torch's.
+
+    Raises:
+        DriverError: the simulated device does not start.
+    """
+    _core.query_device(0)  # here it can be said why; in an allocation it would be out of memory
     extension = torch_extension.load()
     extension.install()
     return CpuPools(extension)
