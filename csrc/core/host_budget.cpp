@@ -81,9 +81,27 @@ policy::HostHoldings HostBudget::holdings() const {
   return all;
 }
 
-void HostBudget::require_room(uint64_t bytes, const std::string& purpose) const {
-  const std::lock_guard lock(mutex_);
-  check_room(bytes, purpose);
+// Before anybody is refused, idle memory gives way: first what is missing, then all of it, since the budget may be short of more than it says (what is free is never below 0).
+template <typename Claim>
+auto HostBudget::try_claim(uint64_t bytes, const Claim& claim) {
+  for (const bool gives_all : {false, true}) {
+    uint64_t missing_bytes = kUnlimited;
+    try {
+      return claim();
+    } catch (const StoreError& error) {
+      if (!gives_all) missing_bytes = saturating_subtract(bytes, error.shortage.free_bytes);
+      IdleMemory* const idle = idle_.load();
+      if (idle == nullptr || bytes == 0 || !idle->give_way(missing_bytes)) throw;
+    }
+  }
+  return claim();
+}
+
+void HostBudget::require_room(uint64_t bytes, const std::string& purpose) {
+  try_claim(bytes, [&] {
+    const std::lock_guard lock(mutex_);
+    check_room(bytes, purpose);
+  });
 }
 
 std::optional<Ledger::Turn> HostBudget::take_turn() const {
@@ -112,18 +130,24 @@ void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
 }
 
 HostClaim HostBudget::claim(uint64_t bytes, const std::string& purpose) {
-  const std::lock_guard lock(mutex_);
-  const auto turn = take_turn();
-  check_room(bytes, purpose);
-  holdings_.promised_bytes += bytes;
-  publish();
-  HostClaim claim;
-  claim.budget_ = this;
-  claim.promised_bytes_ = bytes;
-  return claim;
+  return try_claim(bytes, [&] {
+    const std::lock_guard lock(mutex_);
+    const auto turn = take_turn();
+    check_room(bytes, purpose);
+    holdings_.promised_bytes += bytes;
+    publish();
+    HostClaim claim;
+    claim.budget_ = this;
+    claim.promised_bytes_ = bytes;
+    return claim;
+  });
 }
 
 HostClaim HostBudget::claim_uncharged(uint64_t bytes, const std::string& purpose) {
+  return try_claim(bytes, [&] { return claim_idle(bytes, purpose); });
+}
+
+HostClaim HostBudget::claim_idle(uint64_t bytes, const std::string& purpose) {
   const std::lock_guard lock(mutex_);
   const auto turn = take_turn();
   check_room(bytes, purpose);
@@ -156,6 +180,8 @@ uint64_t HostBudget::margin_bytes() const {
   const std::lock_guard lock(mutex_);
   return margin_bytes_ ? *margin_bytes_ : policy::default_host_margin(read_host_memory(root_));
 }
+
+uint64_t HostBudget::ram_bytes() const { return read_host_memory(root_).total_bytes; }
 
 void HostBudget::set_limit(uint64_t bytes) {
   const std::lock_guard lock(mutex_);

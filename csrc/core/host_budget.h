@@ -16,6 +16,14 @@ namespace ebbtide {
 
 class HostBudget;
 
+// Host memory that is held and could be given back at once, since it serves nothing yet.
+class IdleMemory {
+ public:
+  virtual ~IdleMemory() = default;
+  // Gives back so much, or all there is. False where there was none. No claim is being made meanwhile.
+  virtual bool give_way(uint64_t bytes) noexcept = 0;
+};
+
 // Owns a claim: promised until its pages are touched, then counted as the kernel counts them. Gives all of it back when it goes.
 class HostClaim {
  public:
@@ -55,13 +63,18 @@ class HostBudget {
   HostClaim claim(uint64_t bytes, const std::string& purpose);
   // For memory that the driver pins: charged to no cgroup, so that only this budget bounds it.
   HostClaim claim_uncharged(uint64_t bytes, const std::string& purpose);
-  // Throws as a claim would, and takes nothing.
-  void require_room(uint64_t bytes, const std::string& purpose) const;
+  // The same for memory that will be idle itself: none gives way for it.
+  HostClaim claim_idle(uint64_t bytes, const std::string& purpose);
+  // Throws as a claim would, and takes nothing. Idle memory gives way for it, too.
+  void require_room(uint64_t bytes, const std::string& purpose);
+  // What gives way before a claim is refused; null: nothing does. Outlives the budget's use.
+  void set_idle(IdleMemory* idle) { idle_.store(idle); }
 
   uint64_t held_bytes() const;
   uint64_t available_bytes() const;
   uint64_t limit_bytes() const;
   uint64_t margin_bytes() const;
+  uint64_t ram_bytes() const;
   void set_limit(uint64_t bytes);
   void set_margin(uint64_t bytes);
   // From now on what the other processes of the run hold counts as well, and they see what this one holds. Before the first claim.
@@ -75,8 +88,11 @@ class HostBudget {
   std::optional<Ledger::Turn> take_turn() const;
   void publish() noexcept;
   void check_room(uint64_t bytes, const std::string& purpose) const;
+  template <typename Claim>
+  auto try_claim(uint64_t bytes, const Claim& claim);
 
   const std::string root_;
+  std::atomic<IdleMemory*> idle_{nullptr};
   mutable std::mutex mutex_;
   policy::HostHoldings holdings_;
   std::unique_ptr<Ledger> ledger_;  // null: this process counts itself only

@@ -50,13 +50,18 @@ bool clear(CUdeviceptr address, size_t size_bytes) {
 
 }  // namespace
 
-HostPool::Piece HostPool::make(const HostLocation& location, uint64_t size_bytes, const std::string& purpose) {
+HostPool::Piece HostPool::make(const HostLocation& location, HostClaim claim, uint64_t size_bytes,
+                               const std::string& purpose) {
   Piece piece;
-  piece.claim = budget_.claim_uncharged(size_bytes, purpose);
+  piece.claim = std::move(claim);
   try {
     piece.memory = PhysicalMemory::create_on_host(size_bytes, location);
   } catch (const DriverError& error) {
     if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
+    if (kept_bytes() > 0) {  // it may have what is kept in other sizes
+      trim();
+      return make(location, std::move(piece.claim), size_bytes, purpose);
+    }
     throw StoreError(purpose + ": the system makes no " + format_bytes(size_bytes) +
                          " of host memory for the device (" + error.what() + ")",
                      {size_bytes, budget_.available_bytes(), budget_.limit_bytes()});
@@ -86,9 +91,11 @@ std::vector<HostPool::Piece> HostPool::take(int device, const std::vector<uint64
     missing_bytes += piece.memory.has_handle() ? 0 : size_bytes;
   }
   try {
-    make_room(missing_bytes, purpose);
+    // Before the first handle is made, so that an error names what the whole needs. What is kept in other sizes may be what is missing.
+    budget_.require_room(missing_bytes, purpose);
     for (size_t index = 0; index < sizes.size(); ++index) {
-      if (!pieces[index].memory.has_handle()) pieces[index] = make(location, sizes[index], purpose);
+      if (!pieces[index].memory.has_handle())
+        pieces[index] = make(location, budget_.claim_uncharged(sizes[index], purpose), sizes[index], purpose);
     }
   } catch (...) {
     put_back(device, std::move(pieces));
@@ -97,23 +104,11 @@ std::vector<HostPool::Piece> HostPool::take(int device, const std::vector<uint64
   return pieces;
 }
 
-// Before the first handle is made, so that an error names what the whole needs. What is kept in other sizes may be what is missing.
-void HostPool::make_room(uint64_t size_bytes, const std::string& purpose) {
-  try {
-    budget_.require_room(size_bytes, purpose);
-    return;
-  } catch (const StoreError& error) {
-    if (size_bytes == 0 || kept_bytes() == 0) throw;
-    const uint64_t missing_bytes = saturating_subtract(size_bytes, error.shortage.free_bytes);
-    shrink_to(saturating_subtract(kept_bytes(), missing_bytes));
-  }
-  try {
-    budget_.require_room(size_bytes, purpose);
-    return;
-  } catch (const StoreError&) {
-    trim();  // the budget may be short of more than it says: what is free never is below 0
-  }
-  budget_.require_room(size_bytes, purpose);
+bool HostPool::give_way(uint64_t bytes) noexcept {
+  const uint64_t kept = kept_bytes();
+  if (kept == 0) return false;
+  shrink_to(saturating_subtract(kept, bytes));
+  return true;
 }
 
 bool HostPool::keep(const Key& key, Piece piece) noexcept {
@@ -164,7 +159,9 @@ void HostPool::fill(int device) {
   if (!has_room(policy::kHostChunkBytes)) return;
   const HostLocation location = require_location(device);
   const auto add = [&](uint64_t size_bytes) {
-    return has_room(size_bytes) && keep({location, size_bytes}, make(location, size_bytes, "the host pool"));
+    if (!has_room(size_bytes)) return false;
+    HostClaim claim = budget_.claim_idle(size_bytes, "the host pool");
+    return keep({location, size_bytes}, make(location, std::move(claim), size_bytes, "the host pool"));
   };
   const uint64_t capacity = capacity_bytes();
   const uint64_t small_bytes = capacity / kSmallShare / policy::kHostChunkBytes * policy::kHostChunkBytes;
@@ -178,7 +175,11 @@ void HostPool::fill(int device) {
   }
 }
 
-void HostPool::set_capacity(uint64_t bytes) noexcept {
+void HostPool::set_capacity(uint64_t bytes) {
+  const uint64_t ram_bytes = budget_.ram_bytes();
+  if (bytes > ram_bytes)
+    throw InvalidArgument("host_pool is " + format_bytes(bytes) + ", and this machine has " + format_bytes(ram_bytes) +
+                          " of RAM: ask for less");
   capacity_bytes_.store(bytes);
   shrink_to(bytes);
 }

@@ -16,10 +16,13 @@ namespace ebbtide {
 struct Chunk;
 
 // Host memory for chunks that the device reaches. Making it takes long (4.7 GB/s: FACTS.md, section 1), so as much as the capacity says is kept for the next spill. What is kept reads as
-// zeros and nobody maps it; it stays in the host budget.
-class HostPool {
+// zeros and nobody maps it; it stays in the host budget, and gives way to whatever else that budget has no room for.
+class HostPool final : public IdleMemory {
  public:
-  explicit HostPool(HostBudget& budget) : budget_(budget) {}
+  explicit HostPool(HostBudget& budget) : budget_(budget) { budget_.set_idle(this); }
+  HostPool(const HostPool&) = delete;
+  HostPool& operator=(const HostPool&) = delete;
+  ~HostPool() override { budget_.set_idle(nullptr); }
 
   struct Piece {
     HostClaim claim;
@@ -37,17 +40,17 @@ class HostPool {
 
   // Makes what the capacity allows and is not there yet. Throws as take() does; what was made by then stays.
   void fill(int device);
-  // What is beyond it goes to the system.
-  void set_capacity(uint64_t bytes) noexcept;
+  // What is beyond it goes to the system. Throws InvalidArgument where the machine has less RAM.
+  void set_capacity(uint64_t bytes);
   uint64_t capacity_bytes() const { return capacity_bytes_.load(); }
   uint64_t kept_bytes() const { return kept_bytes_.load(); }
   size_t kept_count();
   void trim() noexcept { shrink_to(0); }
+  bool give_way(uint64_t bytes) noexcept override;
 
  private:
   using Key = std::pair<HostLocation, uint64_t>;  // and size
-  Piece make(const HostLocation& location, uint64_t size_bytes, const std::string& purpose);
-  void make_room(uint64_t size_bytes, const std::string& purpose);
+  Piece make(const HostLocation& location, HostClaim claim, uint64_t size_bytes, const std::string& purpose);
   Piece take_kept(const Key& key);
   bool keep(const Key& key, Piece piece) noexcept;  // false: it has gone to the system
   bool has_room(uint64_t size_bytes) const { return kept_bytes_.load() + size_bytes <= capacity_bytes_.load(); }

@@ -102,13 +102,21 @@ Saver::Saver() : digest_seed(make_seed()) {
   if (const auto bytes = size_from_environment("EBBTIDE_HOST_MARGIN")) host_budget.set_margin(*bytes);
   if (const auto bytes = size_from_environment("EBBTIDE_PINNED_LIMIT")) pinned_budget.set_limit(*bytes);
   if (const auto bytes = size_from_environment("EBBTIDE_RESERVE")) overflow.reserve_bytes = *bytes;
-  if (const auto bytes = size_from_environment("EBBTIDE_HOST_POOL")) host_pool.set_capacity(*bytes);
+  if (const auto bytes = size_from_environment("EBBTIDE_HOST_POOL")) set_host_pool(*bytes);
   if (const auto bytes = size_from_environment("EBBTIDE_SHARED_HANDLE")) shared_handle_bytes = *bytes;
   if (const auto value = fraction_from_environment("EBBTIDE_WHOLE_FRACTION")) overflow.whole_fraction = *value;
   if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_CLEAN")) skip.clean = *is_on;
   if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_UNUSED")) skip.unused = *is_on;
   if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_CONSTANT")) skip.constant = *is_on;
   if (const auto is_on = switch_from_environment("EBBTIDE_COMPARE_BYTES")) skip.must_compare = *is_on;
+}
+
+void Saver::set_host_pool(uint64_t bytes) {
+  try {
+    host_pool.set_capacity(bytes);
+  } catch (const InvalidArgument& error) {
+    log_line(LogLevel::kError, {"EBBTIDE_HOST_POOL: ", error.what(), "; it is ignored"});
+  }
 }
 
 Saver& Saver::instance() {

@@ -51,7 +51,7 @@ struct OperationRequest {
   TagRequest resume_tags;            // swap: what comes back; tags is what leaves
   std::optional<BackupKind> backup;  // pause: instead of each allocation's policy
   std::optional<bool> retain;        // resume: instead of each allocation's policy
-  // pause: by address; nobody uses what lies in them, as of the moment when lease number unused_as_of was the newest. Ignored where a tag was leased after that.
+  // pause, resume: by address; nobody uses what lies in them, as of the moment when lease number unused_as_of was the newest. Ignored where a tag was leased after that.
   std::vector<AddressRange> unused;
   uint64_t unused_as_of = 0;
   std::vector<AddressRange> order;  // resume: what comes first; the rest follows in the order of allocation
@@ -107,6 +107,7 @@ class Saver {
   Counters counters;
 
  private:
+  void set_host_pool(uint64_t bytes);  // as the environment says
   void record_out_of_memory(const Tag& tag, uint64_t size_bytes, const char* detail) noexcept;
 };
 

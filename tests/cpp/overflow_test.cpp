@@ -240,6 +240,46 @@ TEST_F(OverflowTest, ThePoolGivesUpNoMoreThanIsMissing) {
   EXPECT_EQ(saver().host_pool.kept_bytes(), 0u);
 }
 
+TEST_F(OverflowTest, ThePoolGivesWayToABackupAndToPreparedMemory) {
+  const CUdeviceptr address = alloc_with("w", {BackupKind::kRam}, 8 * kChunk);
+  fill(address, 8 * kChunk, 1);
+  saver().host_pool.set_capacity(128 * kMiB);
+  saver().host_pool.fill(0);
+  saver().host_budget.set_limit(saver().host_budget.held_bytes());
+  EXPECT_EQ(pause().totals().copied, 8 * kChunk) << "the ring and the backup have the pool's room";
+  EXPECT_LT(saver().host_pool.kept_bytes(), 128 * kMiB);
+  resume();
+  EXPECT_TRUE(holds(address, 8 * kChunk, 1));
+  saver().engines.trim();
+  saver().host_budget.set_limit(kUnlimited);
+  saver().host_pool.fill(0);
+  saver().host_budget.set_limit(128 * kMiB);
+  claim(OperationKind::kPrepare)->commit();
+  EXPECT_LT(saver().host_pool.kept_bytes(), 128 * kMiB);
+  saver().free(address);
+}
+
+TEST_F(OverflowTest, Invariant7_WhatThePoolCannotGiveIsRefusedWithTheNumbersThatAreLeft) {
+  alloc_with("w", {BackupKind::kRam}, 8 * kChunk);
+  saver().host_pool.set_capacity(128 * kMiB);
+  saver().host_pool.fill(0);
+  saver().host_budget.set_limit(4 * kChunk);
+  try {
+    pause();
+    FAIL();
+  } catch (const StoreError& error) {
+    EXPECT_EQ(error.shortage.free_bytes, 4 * kChunk);
+  }
+  EXPECT_EQ(saver().host_pool.kept_bytes(), 0u);
+  EXPECT_EQ(resident_bytes("w"), 8 * kChunk);
+}
+
+TEST_F(OverflowTest, APoolBeyondTheMachineIsRefusedAndTheOldSizeStays) {
+  saver().host_pool.set_capacity(kGiB);
+  EXPECT_THROW(saver().host_pool.set_capacity(100ull << 40), InvalidArgument);
+  EXPECT_EQ(saver().host_pool.capacity_bytes(), kGiB);
+}
+
 TEST_F(OverflowTest, AFractionIsReadAlikeInEveryLocale) {
   std::setlocale(LC_NUMERIC, "de_DE.UTF-8");  // where the machine has it
   const auto read = [&](const char* text) {

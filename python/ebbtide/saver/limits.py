@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Final, Literal, TypeAlias
 
 from ebbtide import _core, driver_choice
-from ebbtide.sizes import parse_size
+from ebbtide.sizes import format_size, parse_size
 
 
 class _Unchanged(Enum):
@@ -74,7 +74,8 @@ def configure(
         reserve: device memory that spills and promotions leave free, on each device; None: 512 MiB, or a sixteenth of
             the device where that is less. Allocations of up to 2 MiB may use half of it, and of device_limit what large
             ones that may spill leave to them: a 32nd, at most 64 MiB and half the reserve.
-        host_pool: host memory that is made ahead and kept for spills, which otherwise wait for it; 0 keeps none.
+        host_pool: host memory that is made ahead and kept for spills, which otherwise wait for it; 0 keeps none. Where
+            a backup or a spill finds no room beside it, it gives way.
         shared_handle: segments of a tag that lie side by side come back behind one driver handle of at most this size,
             which makes the next resumes and pauses faster; what dies of them gives its memory back when all of them do,
             or at the next pause. 0: each segment keeps handles of its own.
@@ -91,7 +92,7 @@ def configure(
             same. Pinned backups are simply written again.
 
     Raises:
-        TypeError, ValueError: malformed sizes, switches that are no bool.
+        TypeError, ValueError: malformed sizes, switches that are no bool, a host_pool beyond the machine's RAM.
         StoreError: the host has too little for host_pool. All is set, and what was made stays.
     """
     given = {
@@ -120,6 +121,7 @@ def configure(
     for name, value in switches.items():
         if not isinstance(value, bool | _Unchanged):
             raise TypeError(f"{name} is True or False, not {value!r}")
+    _check_host_pool(limits)
     fraction = whole_fraction if isinstance(whole_fraction, _Unchanged) else _check_fraction(whole_fraction)
     folder = _check_folder(disk_directory)
     if driver_choice.is_off():
@@ -136,6 +138,14 @@ def configure(
         _core.set_whole_fraction(fraction)
     if "host_pool" in limits:
         _fill_host_pool()
+
+
+def _check_host_pool(limits: dict[str, int]) -> None:
+    ram_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if (asked := limits.get("host_pool", 0)) > ram_bytes:
+        raise ValueError(
+            f"host_pool is {format_size(asked)}, and this machine has {format_size(ram_bytes)} of RAM: ask for less"
+        )
 
 
 def _fill_host_pool() -> None:
