@@ -66,8 +66,7 @@ EBBTIDE_API uint32_t ebbtide_api_version(void);
 EBBTIDE_API const char* ebbtide_version(void);      /* "0.1.0" */
 EBBTIDE_API const char* ebbtide_library_path(void); /* the file that this very code was loaded from */
 
-/* Chooses the driver for this process: "cuda" (libcuda.so.1), "sim" (libebbtide_sim.so beside this library), or NULL for what EBBTIDE_DRIVER says
- * ("auto" and unset mean "cuda"). Loads nothing yet. The first use of the device fixes the choice; another choice after that is a STATE_ERROR. Functions that need a driver choose by themselves when nobody has. */
+/* Chooses the driver for this process: "cuda" (libcuda.so.1), "sim" (libebbtide_sim.so beside this library), or NULL for what EBBTIDE_DRIVER says ("auto" and unset mean "cuda"). Loads nothing yet. The first use of the device fixes the choice; another choice after that is a STATE_ERROR. Functions that need a driver choose by themselves when nobody has. */
 EBBTIDE_API ebbtide_status ebbtide_use_driver(const char* name, ebbtide_error* error);
 EBBTIDE_API const char* ebbtide_driver_name(void); /* "cuda" or "sim"; "" while none is chosen */
 
@@ -100,7 +99,7 @@ typedef enum ebbtide_limit {
   EBBTIDE_HOST_MARGIN = 2,  /* that it leaves to others; default 1 GiB or a sixteenth of RAM, the smaller */
   EBBTIDE_PINNED_LIMIT = 3, /* of pinned memory: rings between device and host, and pinned backups */
   EBBTIDE_RESERVE = 4,      /* of a device that spills leave free; UNLIMITED: 512 MiB or a sixteenth, the smaller */
-  EBBTIDE_HOST_POOL = 5,    /* of host memory that is kept for the next spill; default 0 */
+  EBBTIDE_HOST_POOL = 5,    /* of host memory that is kept for the next spill, at most RAM; default 0 */
   EBBTIDE_SHARED_HANDLE = 6 /* that neighbours of a tag share when they come back; default 1 GiB; 0: none share */
 } ebbtide_limit;
 EBBTIDE_API ebbtide_status ebbtide_set_limit(ebbtide_limit limit, uint64_t bytes, ebbtide_error* error);
@@ -109,7 +108,7 @@ EBBTIDE_API ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* byte
 /* For EBBTIDE_OVERFLOW_WHOLE: a share, 0 to 1, of what is free on the device beyond the reserve; default 0.6. */
 EBBTIDE_API ebbtide_status ebbtide_set_whole_fraction(double fraction, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_get_whole_fraction(double* fraction, ebbtide_error* error);
-/* Makes what EBBTIDE_HOST_POOL allows and is not there yet, near this device. STORE_ERROR where the host has too little; what was made stays. */
+/* Makes what EBBTIDE_HOST_POOL allows and is not there yet, near this device. STORE_ERROR where the host has too little; what was made stays, and gives way to backups and spills that have no room beside it. */
 EBBTIDE_API ebbtide_status ebbtide_fill_host_pool(int32_t device, ebbtide_error* error);
 
 /* What a pause may leave where it is; 1 (default) or 0. SKIP_CLEAN: blocks of 2 MiB that did not change since their backup was made, by a 128-bit digest (two different contents have the same one with odds of
@@ -151,8 +150,7 @@ typedef struct ebbtide_policy {
 /* A new allocation: size rounded up to the device's granularity, zeroed, resident. policy NULL is the default policy. */
 EBBTIDE_API ebbtide_status ebbtide_alloc(const char* tag, const ebbtide_policy* policy, int32_t device,
                                          uint64_t size_bytes, void** address, ebbtide_error* error);
-/* address: exactly what ebbtide_alloc gave, or NULL (nothing happens). Waits for the device, as cudaFree does; never for an operation: memory that an
- * operation holds is freed by it when it ends. During a capture the free is put off. */
+/* address: exactly what ebbtide_alloc gave, or NULL (nothing happens). Waits for the device, as cudaFree does; never for an operation: memory that an operation holds is freed by it when it ends. During a capture the free is put off. */
 EBBTIDE_API ebbtide_status ebbtide_free(void* address, ebbtide_error* error);
 
 typedef enum ebbtide_place {
@@ -167,7 +165,7 @@ typedef struct ebbtide_allocation_info {
   uint64_t address, size_bytes; /* the whole range; size as rounded */
   uint64_t resident_bytes, stored_bytes;
   int32_t device, place, backup, chunk_count;
-  int32_t is_trimmed; /* its memory was given up by ebbtide_trim */
+  int32_t is_trimmed; /* its memory, or its backup, was given up by ebbtide_trim */
   uint64_t sequence;  /* rises with each allocation */
   char tag[EBBTIDE_TAG_MAX + 1];
   uint64_t host_bytes; /* of the resident ones: in host memory that the device reaches */
@@ -198,8 +196,7 @@ EBBTIDE_API ebbtide_status ebbtide_torch_functions(int32_t slot, void** malloc_f
 
 /* --- leases ----------------------------------------------------------------------------------------------------------- */
 
-/* While a lease on a tag is open, pausing the tag is a STATE_ERROR that names holder. epoch counts the pauses of the tag, is_away says whether any of its memory is
- * away now: a pool may be entered if !is_away, or if the pool was made in this epoch. */
+/* While a lease on a tag is open, pausing the tag is a STATE_ERROR that names holder. epoch counts the pauses of the tag, is_away says whether any of its memory is away now: a pool may be entered if !is_away, or if the pool was made in this epoch. */
 typedef struct ebbtide_lease {
   size_t struct_size;
   uint64_t id, epoch;
@@ -238,10 +235,11 @@ typedef struct ebbtide_request {
   size_t tag_count;        /* 0: every tag */
   int32_t missing_ok;      /* 1: a tag that nobody ever named is skipped; 0: a STATE_ERROR that lists the known ones */
   int32_t backup;          /* pause: ebbtide_backup_kind for this once; default AS_ALLOCATED */
-  const void* const* addresses; /* address_count allocations by their first address: only these of the tags */
-  size_t address_count;         /* 0: all of them, but for trimmed ones */
-  int32_t retain; /* resume: 1 or 0 instead of each allocation's policy; default -1: what the policies say */
-  /* pause: unused_count ranges by address that nobody uses: their content may go. True as of the moment when lease unused_as_of was the newest; ignored where a tag was leased later. */
+  /* address_count allocations by their first address: only these of the tags. What is to leave and shares a handle with others of its tag, with which a resume brought it back, gets memory of its own first, at the same address: nothing may use those others meanwhile. A pause or swap is a STATE_ERROR where the device has no room for that; EBBTIDE_SHARED_HANDLE 0 lets none share. */
+  const void* const* addresses;
+  size_t address_count; /* 0: all of them, but for trimmed ones */
+  int32_t retain;       /* resume: 1 or 0 instead of each allocation's policy; default -1: what the policies say */
+  /* pause, resume: unused_count ranges by address that nobody uses: their content may go, and need not come back. True as of the moment when lease unused_as_of was the newest; ignored where a tag was leased later. */
   const ebbtide_range* unused;
   size_t unused_count;
   uint64_t unused_as_of;
@@ -286,8 +284,7 @@ ebbtide_visit_left(const ebbtide_report* report, ebbtide_visit_row visit, void* 
                    ebbtide_error* error); /* what ebbtide still holds on devices after it: bytes by (tag, device) */
 EBBTIDE_API void ebbtide_free_report(ebbtide_report* report);
 
-/* claim and commit in one call. report may be NULL; an empty selection is an empty report. When they fail before the first byte is given up everything is as it was; after that the
- * tag is partial and the same call, made again, finishes it. */
+/* claim and commit in one call. report may be NULL; an empty selection is an empty report. When they fail before the first byte is given up everything is as it was; after that the tag is partial and the same call, made again, finishes it. */
 EBBTIDE_API ebbtide_status ebbtide_pause(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_resume(const ebbtide_request* request, ebbtide_report** report,
                                           ebbtide_error* error);
@@ -302,8 +299,8 @@ EBBTIDE_API ebbtide_status ebbtide_swap(const ebbtide_request* leaving, const eb
 EBBTIDE_API ebbtide_status ebbtide_prepare(const ebbtide_request* request, ebbtide_report** report,
                                            ebbtide_error* error);
 
-/* Gives up the device memory of the allocations at request->addresses, of which the caller knows that nobody uses them: their content is dropped, their tags are not paused. ebbtide_resume with the same
- * addresses brings it back, zeroed. STATE_ERROR while a lease on their tag is open. What came back behind one handle with them gets memory of its own first, at the same address: nothing may use it meanwhile, and a
+/* Gives up the memory of the allocations at request->addresses, of which the caller knows that nobody uses them: their content is dropped, their tags are not paused. ebbtide_resume with the same
+ * addresses brings it back, zeroed; one without addresses does not. Of those that are away the backups go, but for what somebody looks at (ebbtide_backup_of). STATE_ERROR while a lease on their tag is open, unless all of them are away. What came back behind one handle with them gets memory of its own first, at the same address: nothing may use it meanwhile, and a
  * DRIVER_ERROR may leave some of it away, until ebbtide_resume or ebbtide_pause. */
 EBBTIDE_API ebbtide_status ebbtide_trim(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error);
 

@@ -35,11 +35,18 @@ void hand_out(Report report, ebbtide_report** out) {
   if (out != nullptr) *out = api::hand_out_report(std::move(report));
 }
 
+// What leaves by address gets handles of its own first, where it shares them with what stays.
+std::unique_ptr<Operation> claim(OperationKind kind, OperationRequest request) {
+  Saver& saver = Saver::instance();
+  const bool is_leaving = kind == OperationKind::kPause || kind == OperationKind::kSwap || kind == OperationKind::kTrim;
+  if (is_leaving && saver.registry.is_any_shared(request.tags.addresses))
+    saver.claim(OperationKind::kSeparate, request)->commit();
+  return saver.claim(kind, std::move(request));
+}
+
 ebbtide_status run(OperationKind kind, const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
-  return guarded(error, [&] {
-    const OperationRequest read = api::read_request(request);
-    hand_out(std::move(Saver::instance().claim(kind, read)->commit().front()), report);
-  });
+  return guarded(error,
+                 [&] { hand_out(std::move(claim(kind, api::read_request(request))->commit().front()), report); });
 }
 
 }  // namespace
@@ -68,18 +75,15 @@ ebbtide_status ebbtide_prepare(const ebbtide_request* request, ebbtide_report** 
 
 ebbtide_status ebbtide_trim(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
   return guarded(error, [&] {
-    const OperationRequest read = api::read_request(request);
+    OperationRequest read = api::read_request(request);
     require(!read.tags.addresses.empty(), "a trim names the allocations that nobody uses, by address");
-    Saver& saver = Saver::instance();
-    if (saver.registry.is_any_shared(read.tags.addresses)) saver.claim(OperationKind::kSeparate, read)->commit();
-    hand_out(std::move(saver.claim(OperationKind::kTrim, read)->commit().front()), report);
+    hand_out(std::move(claim(OperationKind::kTrim, std::move(read))->commit().front()), report);
   });
 }
 
 ebbtide_status ebbtide_promote(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
   return guarded(error, [&] {
-    const OperationRequest read = api::read_request(request);
-    hand_out(std::move(Saver::instance().claim(OperationKind::kPromote, read)->commit().front()), report);
+    hand_out(std::move(claim(OperationKind::kPromote, api::read_request(request))->commit().front()), report);
   });
 }
 
@@ -91,7 +95,8 @@ ebbtide_status ebbtide_swap(const ebbtide_request* leaving, const ebbtide_reques
     request.resume_tags = std::move(other.tags);
     request.retain = other.retain;
     request.order = std::move(other.order);
-    std::vector<Report> reports = Saver::instance().claim(OperationKind::kSwap, std::move(request))->commit();
+    api::add_unused(request, other);
+    std::vector<Report> reports = claim(OperationKind::kSwap, std::move(request))->commit();
     hand_out(std::move(reports.front()), pause_report);
     hand_out(std::move(reports.back()), resume_report);
   });
@@ -111,7 +116,7 @@ ebbtide_status ebbtide_claim(ebbtide_operation_kind kind, const ebbtide_request*
     require(operation != nullptr, "operation is null");
     require(kind == EBBTIDE_PAUSE || kind == EBBTIDE_RESUME, "a claim is for a pause or a resume");
     auto made = std::make_unique<ebbtide_operation>();
-    made->operation = Saver::instance().claim(static_cast<OperationKind>(kind), api::read_request(request));
+    made->operation = claim(static_cast<OperationKind>(kind), api::read_request(request));
     *operation = operations().add(std::move(made));
   });
 }

@@ -24,6 +24,13 @@ Overflow read_overflow(int32_t value) {
   return static_cast<Overflow>(value);
 }
 
+void sort_ranges(std::vector<AddressRange>& ranges) {
+  std::sort(ranges.begin(), ranges.end(),
+            [](const AddressRange& a, const AddressRange& b) { return a.address < b.address; });
+  for (size_t index = 1; index < ranges.size(); ++index)
+    require(ranges[index - 1].end() <= ranges[index].address, "unused ranges overlap");
+}
+
 ebbtide_place place_of(const Allocation& allocation) {
   const Place first = allocation.chunks.front().place.load();
   for (const Chunk& chunk : allocation.chunks) {
@@ -83,13 +90,18 @@ OperationRequest read_request(const ebbtide_request* request) {
   require(given.unused_count == 0 || given.unused != nullptr, "unused is null");
   require(given.order_count == 0 || given.order != nullptr, "order is null");
   for (size_t index = 0; index < given.unused_count; ++index) read.unused.push_back(read_range(given.unused[index]));
-  std::sort(read.unused.begin(), read.unused.end(),
-            [](const AddressRange& a, const AddressRange& b) { return a.address < b.address; });
-  for (size_t index = 1; index < read.unused.size(); ++index)
-    require(read.unused[index - 1].end() <= read.unused[index].address, "unused ranges overlap");
+  sort_ranges(read.unused);
   read.unused_as_of = given.unused_as_of;
   for (size_t index = 0; index < given.order_count; ++index) read.order.push_back(read_range(given.order[index]));
   return read;
+}
+
+void add_unused(OperationRequest& request, const OperationRequest& other) {
+  if (other.unused.empty()) return;
+  request.unused_as_of =
+      request.unused.empty() ? other.unused_as_of : std::min(request.unused_as_of, other.unused_as_of);
+  request.unused.insert(request.unused.end(), other.unused.begin(), other.unused.end());
+  sort_ranges(request.unused);
 }
 
 ebbtide_allocation_info describe(const Allocation& allocation) {

@@ -11,7 +11,8 @@ namespace ebbtide::api {
 
 Policy read_policy(const ebbtide_policy* policy);  // null: the default
 OperationRequest read_request(const ebbtide_request* request);
-AddressRange read_range(const ebbtide_range& range);  // throws InvalidArgument where it wraps
+void add_unused(OperationRequest& request, const OperationRequest& other);  // of a swap's other side
+AddressRange read_range(const ebbtide_range& range);                        // throws InvalidArgument where it wraps
 ebbtide_report_row show_row(const std::string& tag, int device, const ReportRow& row);
 ebbtide_allocation_info describe(const Allocation& allocation);
 

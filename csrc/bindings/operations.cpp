@@ -189,13 +189,16 @@ ReportRecord pause(const std::vector<std::string>& tags, bool is_missing_ok, int
 }
 
 ReportRecord resume(const std::vector<std::string>& tags, bool is_missing_ok, const std::vector<uint64_t>& addresses,
-                    int retain, const Ranges& order) {
-  return operate(ebbtide_resume, Request(tags, is_missing_ok).addresses(addresses).retain(retain).order(order));
+                    int retain, const Ranges& order, const Ranges& unused, uint64_t unused_as_of) {
+  Request request(tags, is_missing_ok);
+  request.addresses(addresses).retain(retain).order(order).unused(unused, unused_as_of);
+  return operate(ebbtide_resume, request);
 }
 
-PendingHandle resume_async(const std::vector<std::string>& tags, bool is_missing_ok, int retain, const Ranges& order) {
+PendingHandle resume_async(const std::vector<std::string>& tags, bool is_missing_ok, int retain, const Ranges& order,
+                           const Ranges& unused, uint64_t unused_as_of) {
   Request request(tags, is_missing_ok);
-  request.retain(retain).order(order);
+  request.retain(retain).order(order).unused(unused, unused_as_of);
   ebbtide_pending* pending = nullptr;
   call([&](ebbtide_error* error) { return ebbtide_resume_async(request.get(), &pending, error); });
   return PendingHandle(pending);
@@ -259,9 +262,10 @@ void register_operations(py::module_& module) {
   module.def("pause", &pause, py::arg("tags"), py::arg("missing_ok") = false, py::arg("backup") = kAsAllocated,
              py::arg("unused") = Ranges{}, py::arg("unused_as_of") = 0);
   module.def("resume", &resume, py::arg("tags"), py::arg("missing_ok") = false,
-             py::arg("addresses") = std::vector<uint64_t>{}, py::arg("retain") = -1, py::arg("order") = Ranges{});
+             py::arg("addresses") = std::vector<uint64_t>{}, py::arg("retain") = -1, py::arg("order") = Ranges{},
+             py::arg("unused") = Ranges{}, py::arg("unused_as_of") = 0);
   module.def("resume_async", &resume_async, py::arg("tags"), py::arg("missing_ok") = false, py::arg("retain") = -1,
-             py::arg("order") = Ranges{});
+             py::arg("order") = Ranges{}, py::arg("unused") = Ranges{}, py::arg("unused_as_of") = 0);
   module.def("swap", &swap, py::arg("leaving"), py::arg("returning"), py::arg("missing_ok") = false,
              py::arg("backup") = kAsAllocated, py::arg("retain") = -1, py::arg("unused") = Ranges{},
              py::arg("unused_as_of") = 0);

@@ -59,10 +59,10 @@ ReportRecord read_report(ebbtide_report* report) {
 }
 
 AllocationRecord read_allocation(const ebbtide_allocation_info& info) {
-  return {info.address,      info.size_bytes,  info.resident_bytes,
-          info.stored_bytes, info.device,      kPlaces.at(static_cast<size_t>(info.place)),
-          info.backup,       info.chunk_count, info.is_trimmed != 0,
-          info.sequence,     info.tag,         info.host_bytes,
+  return {info.address,       info.size_bytes,  info.resident_bytes,
+          info.stored_bytes,  info.device,      kPlaces.at(static_cast<size_t>(info.place)),
+          info.backup,        info.chunk_count, info.is_trimmed != 0,
+          info.sequence,      info.tag,         info.host_bytes,
           info.is_paused != 0};
 }
 

@@ -102,9 +102,10 @@ struct Allocation {
   size_t device_bytes() const;
   size_t host_bytes() const;
   bool is_away() const { return resident_bytes() != size_bytes(); }
-  // The three questions that operations ask before they select: what is paused already is no pause's, and nobody else's but a resume's.
+  // What operations ask before they select. What is paused already is no pause's and no promotion's.
   bool wants_pause() const { return has_stale_memory() || (has_memory() && !is_paused.load()); }
   bool wants_resume() const { return is_paused.load() || is_away(); }
+  bool wants_trim() const { return !is_trimmed || has_memory() || stored != nullptr; }
   bool wants_promotion() const { return host_bytes() > 0 && !is_paused.load(); }
   bool is_any_stored() const;
   bool has_stale_memory() const;

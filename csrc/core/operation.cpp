@@ -303,6 +303,23 @@ std::vector<Report> Operation::commit() {
   return reports;
 }
 
+std::vector<bool> unused_blocks(const Saver& saver, const OperationRequest& request, const Allocation& allocation) {
+  std::vector<bool> is_unused(allocation.size_bytes() / kernels::kBlockBytes, false);
+  if (!saver.skip.unused.load()) return is_unused;
+  const CUdeviceptr begin = allocation.address();
+  const CUdeviceptr end = begin + allocation.size_bytes();
+  auto range = std::upper_bound(request.unused.begin(), request.unused.end(), begin,
+                                [](CUdeviceptr at, const AddressRange& other) { return at < other.end(); });
+  for (; range != request.unused.end() && range->address < end; ++range) {
+    const size_t to = std::min(range->end(), end) - begin;
+    size_t offset = round_up(std::max(range->address, begin) - begin, kernels::kBlockBytes);
+    for (; offset + kernels::kBlockBytes <= to; offset += kernels::kBlockBytes) {
+      is_unused[offset / kernels::kBlockBytes] = true;
+    }
+  }
+  return is_unused;
+}
+
 std::unique_ptr<Exchange> open_exchange(Saver& saver, int device, uint64_t leaving_bytes,
                                         const std::vector<uint64_t>& returning_sizes) {
   uint64_t returning_bytes = 0;

@@ -130,6 +130,9 @@ class Operation {
   bool is_finished_ = false;
 };
 
+// Blocks that lie whole in a range of which the request says that nobody uses it.
+std::vector<bool> unused_blocks(const Saver& saver, const OperationRequest& request, const Allocation& allocation);
+
 // Of a swap on one device: memory for what comes back beyond what leaves, created now, and a margin so that both directions of the bus begin at once. Throws OutOfMemory.
 std::unique_ptr<Exchange> open_exchange(Saver& saver, int device, uint64_t leaving_bytes,
                                         const std::vector<uint64_t>& returning_sizes);

@@ -28,7 +28,7 @@ void PausePart::prepare(const Allocations& allocations) {
   for (const auto& allocation : allocations) {
     add_row(*allocation);
     if (exchanges_ != nullptr) allocation->tag->was_swapped = true;
-    if (!is_trim_) chosen_.push_back(allocation);
+    chosen_.push_back(allocation);
     select(allocation);
   }
   if (!request_.tags.addresses.empty()) leave_what_others_share();
@@ -69,7 +69,7 @@ void PausePart::select(const std::shared_ptr<Allocation>& allocation) {
     kept->stored = usable_backup(*allocation, kind);
     kept->had_backup = kept->stored != nullptr;
   }
-  std::vector<bool> is_unused = unused_blocks(*allocation);
+  std::vector<bool> is_unused = unused_blocks(saver(), request_, *allocation);
   allocation->is_unused = is_trim_ || std::find(is_unused.begin(), is_unused.end(), false) == is_unused.end();
   if (kept != nullptr) kept->is_unused = std::move(is_unused);
   for (Chunk& chunk : allocation->chunks) {
@@ -95,24 +95,6 @@ void PausePart::attach(const Allocation& allocation, Chunk& chunk) {
   chunk.backing->mapping =
       saver().peers.map(allocation.address() + chunk.offset, chunk.backing->memory, device, saver().peers.of(device));
   chunk.is_detached.store(false, std::memory_order_release);
-}
-
-// Blocks that lie whole in a range of which the caller says that nobody uses it.
-std::vector<bool> PausePart::unused_blocks(const Allocation& allocation) {
-  std::vector<bool> is_unused(allocation.size_bytes() / kernels::kBlockBytes, false);
-  if (!saver().skip.unused.load()) return is_unused;
-  const CUdeviceptr begin = allocation.address();
-  const CUdeviceptr end = begin + allocation.size_bytes();
-  auto range = std::upper_bound(request_.unused.begin(), request_.unused.end(), begin,
-                                [](CUdeviceptr at, const AddressRange& other) { return at < other.end(); });
-  for (; range != request_.unused.end() && range->address < end; ++range) {
-    const size_t to = std::min(range->end(), end) - begin;
-    size_t offset = round_up(std::max(range->address, begin) - begin, kernels::kBlockBytes);
-    for (; offset + kernels::kBlockBytes <= to; offset += kernels::kBlockBytes) {
-      is_unused[offset / kernels::kBlockBytes] = true;
-    }
-  }
-  return is_unused;
 }
 
 // Host memory that the backup of this allocation may touch and has not touched yet: none for a block that left before and whose pages were kept.
@@ -211,7 +193,10 @@ void PausePart::borrow_engine(int device, DevicePart& part) {
 
 std::vector<int> PausePart::devices() const {
   std::vector<int> devices;
-  for (const auto& [device, part] : parts_) devices.push_back(device);
+  for (const auto& [device, part] : parts_) {
+    // What is away is used by nothing that a trim would wait for.
+    if (!is_trim_ || !part.dropped.empty()) devices.push_back(device);
+  }
   return devices;
 }
 
@@ -280,12 +265,13 @@ bool PausePart::must_copy(Leaving& leaving, size_t block, const kernels::BlockRe
 }
 
 void PausePart::run_last() {
+  if (is_trim_) forget_what_is_away();
   for (auto& [device, part] : parts_) {
-    if (exchanges_ != nullptr) break;  // each device has done it
+    if (exchanges_ != nullptr || part.dropped.empty()) continue;  // in a swap each device has done it
     const ContextScope scope(device);
     drop(part);
   }
-  for (const auto& allocation : chosen_) allocation->is_paused.store(true);
+  for (const auto& allocation : chosen_) allocation->is_paused.store(!is_trim_);
 }
 
 // After a failure: what left whole is paused, though the rest is not.

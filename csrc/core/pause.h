@@ -70,7 +70,6 @@ class PausePart final : public OperationPart {
   void select(const std::shared_ptr<Allocation>& allocation);
   void attach(const Allocation& allocation, Chunk& chunk);
   void leave_what_others_share();
-  std::vector<bool> unused_blocks(const Allocation& allocation);
   uint64_t bytes_to_touch(const Kept& kept) const;
   void claim_host_memory();
   void open_backups();
@@ -86,13 +85,14 @@ class PausePart final : public OperationPart {
   void note_touched(Kept& kept, size_t first_block, size_t count);
   void give_up(const Departure& departure);
   void drop(DevicePart& part);
+  void forget_what_is_away() noexcept;
   void forget_what_stayed(const Kept& kept) noexcept;
   void note_paused() noexcept;
 
   const OperationRequest& request_;
   Exchanges* const exchanges_;
   const bool is_trim_;
-  std::vector<std::shared_ptr<Allocation>> chosen_;
+  std::vector<std::shared_ptr<Allocation>> chosen_;  // all
   std::deque<Kept> kept_;
   std::map<const Backing*, size_t> departure_of_;  // in the departures, or in what is dropped, of its device
   std::map<int, DevicePart> parts_;

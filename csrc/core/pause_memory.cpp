@@ -18,9 +18,10 @@ void PausePart::leave_what_others_share() {
     } else if (std::any_of(part.dropped.begin(), part.dropped.end(), has_others) ||
                std::any_of(part.departures.begin(), part.departures.end(), has_others)) {
       throw StateError(
-          "some of these allocations came back with others of their tag behind one handle, and can leave only with "
-          "them: "
-          "pause the tag");
+          "some of these allocations share a handle with others of their tag, with which a resume brought them back, "
+          "and "
+          "the device has no room to give each a handle of its own: pause the tag, make room, or resume with "
+          "EBBTIDE_SHARED_HANDLE at 0");
     }
   }
 }
@@ -131,6 +132,18 @@ void PausePart::drop(DevicePart& part) {
       }
     }
     give_up(departure);
+  }
+}
+
+// Stored bytes that nobody wants. Who looks at them has them as long as he looks.
+void PausePart::forget_what_is_away() noexcept {
+  for (const auto& allocation : chosen_) {
+    if (!allocation->is_any_stored()) continue;
+    mark_given_up();
+    for (Chunk& chunk : allocation->chunks) {
+      if (chunk.place.load() == Place::kStored) chunk.place.store(Place::kDropped, std::memory_order_release);
+    }
+    saver().registry.set_stored(*allocation, nullptr);
   }
 }
 

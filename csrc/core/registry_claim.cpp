@@ -72,13 +72,18 @@ bool concerns(const ClaimPart& part, const Allocation& allocation) {
     case OperationKind::kPrepare: return allocation.device_bytes() > 0;
     case OperationKind::kPromote: return allocation.wants_promotion();
     case OperationKind::kPause: return allocation.wants_pause();
+    case OperationKind::kTrim: return allocation.wants_trim();
     default: return allocation.has_memory();
   }
 }
 
-bool takes_memory_away(const ClaimPart& part) {
-  return part.kind == OperationKind::kPause || part.kind == OperationKind::kTrim ||
-         part.kind == OperationKind::kPromote || part.kind == OperationKind::kSeparate;
+// Memory that a thread in the tag's region might be handed at any moment. A trim of what is away takes none.
+bool takes_memory_away(const ClaimPart& part, const Tag& tag) {
+  if (part.kind == OperationKind::kTrim)
+    return std::any_of(tag.allocations.begin(), tag.allocations.end(),
+                       [&](const auto& entry) { return concerns(part, *entry.second) && entry.second->has_memory(); });
+  return part.kind == OperationKind::kPause || part.kind == OperationKind::kPromote ||
+         part.kind == OperationKind::kSeparate;
 }
 
 // What prepares a tag, or moves some of its allocations, does not finish what another operation left midway.
@@ -156,7 +161,7 @@ Selection Registry::claim(std::span<const ClaimPart> parts) {
     auto& allocations = selected.allocations;
     const std::vector<Tag*> tags = resolve(part.tags);
     for (Tag* tag : tags) {
-      if (takes_memory_away(part)) {
+      if (takes_memory_away(part, *tag)) {
         check_leases(*tag);
         pausing.push_back(tag);
       }

@@ -36,6 +36,7 @@ void ResumePart::select(const std::shared_ptr<Allocation>& allocation) {
   // Memory that nobody uses comes back as new memory would be made.
   const bool may_spill =
       allocation->is_trimmed && allocation->policy.overflow != Overflow::kNone && exchanges_ == nullptr;
+  if (stored != nullptr && !request_.unused.empty()) forget_unused(*allocation, *stored);
   DevicePart& part = parts_[allocation->device];
   for (Chunk& chunk : allocation->chunks) {
     if (chunk.is_resident()) continue;
@@ -53,6 +54,20 @@ void ResumePart::select(const std::shared_ptr<Allocation>& allocation) {
                                               .is_on_host = is_on_host,
                                               .ranges = {}});
     if (is_stored) add_ranges(part, returning);
+  }
+}
+
+// What died while it was away comes back as zeros. Where somebody looks at the stored bytes, all of them go on standing for themselves.
+void ResumePart::forget_unused(const Allocation& allocation, Stored& stored) {
+  if (stored.has_views()) return;
+  const std::vector<bool> is_unused = unused_blocks(saver(), request_, allocation);
+  for (const Chunk& chunk : allocation.chunks) {
+    if (chunk.place.load() != Place::kStored) continue;
+    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
+      if (!is_unused[block]) continue;
+      stored.blocks[block].is_constant = true;
+      stored.blocks[block].value = {};
+    }
   }
 }
 

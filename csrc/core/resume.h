@@ -82,6 +82,7 @@ class ResumePart final : public OperationPart {
 
   void select(const std::shared_ptr<Allocation>& allocation);
   void add_ranges(DevicePart& part, Returning& returning);
+  void forget_unused(const Allocation& allocation, Stored& stored);
   void put_in_order(DevicePart& part);
   void group(DevicePart& part);
   static bool may_share(const Returning& one, const Returning& other);

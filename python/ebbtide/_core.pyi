@@ -176,9 +176,16 @@ def resume(
     addresses: Sequence[int] = (),
     retain: int = -1,
     order: Sequence[tuple[int, int]] = (),
+    unused: Sequence[tuple[int, int]] = (),
+    unused_as_of: int = 0,
 ) -> Report: ...
 def resume_async(
-    tags: Sequence[str], missing_ok: bool = False, retain: int = -1, order: Sequence[tuple[int, int]] = ()
+    tags: Sequence[str],
+    missing_ok: bool = False,
+    retain: int = -1,
+    order: Sequence[tuple[int, int]] = (),
+    unused: Sequence[tuple[int, int]] = (),
+    unused_as_of: int = 0,
 ) -> Pending: ...
 def swap(
     leaving: Sequence[str],

@@ -201,7 +201,9 @@ TEST_F(MovesTest, TrimmedMemoryGoesWithoutAPauseAndComesBackWhenItIsNamed) {
   EXPECT_EQ(saver().claim(OperationKind::kTrim, request)->commit().front().totals().bytes, 2 * kChunk);
   const LeaseInfo lease = saver().registry.open_lease("w", "somebody");
   EXPECT_FALSE(lease.is_away);
+  request.tags.addresses = {idle, kept};
   EXPECT_THROW(saver().claim(OperationKind::kTrim, request), StateError);
+  request.tags.addresses = {idle};
   saver().registry.close_lease(lease.id);
   EXPECT_EQ(pause().totals().bytes, kChunk);
   EXPECT_EQ(resume().totals().bytes, kChunk);

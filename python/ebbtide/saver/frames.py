@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ebbtide import _core, driver_choice
 from ebbtide.errors import Error, StateError
-from ebbtide.saver import pools, spilled
+from ebbtide.saver import dead, pools, spilled
 from ebbtide.saver.leases import LentPool, PoolKey, holder_name, restore_trimmed, shelf
 from ebbtide.saver.names import NO_OVERFLOW_CODE
 
@@ -91,6 +91,8 @@ class RegionFrame(Frame):
         self._lease = _core.open_lease(policy.tag, holder_name())
         reaches_all_threads = takes_all_threads or backend.one_thread_only
         try:
+            if self._lease.is_away:
+                dead.give_up([policy.tag])
             for key in self._keys:
                 self._lent.append(shelf.take(backend, key, self._lease, takes_all_threads=reaches_all_threads))
             restore_trimmed(policy.tag, self._lent)

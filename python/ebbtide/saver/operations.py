@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, overload
 
 from ebbtide import _core, driver_choice
-from ebbtide.saver import captures, detour, moves, pending, torch_cache, unused, workspaces
+from ebbtide.saver import captures, dead, detour, moves, pending, torch_cache, unused, workspaces
 from ebbtide.saver.known_tags import find_tags
 from ebbtide.saver.names import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code, retain_code
 from ebbtide.saver.pending import Pending
@@ -16,7 +16,8 @@ from ebbtide.saver.tensor_ranges import ranges_of
 def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report:
     """Takes the memory of `tags` off the device; addresses stay. Waits for what is queued on their devices.
 
-    Launch nothing that touches the tags until they are resumed. What is paused already is skipped. Bytes that need not
+    Launch nothing that touches the tags until they are resumed. What is paused already is skipped, whatever the
+    arguments; the backups of what died since go. Bytes that need not
     move stay where they are (see `configure`): the report counts them.
 
     Args:
@@ -44,6 +45,7 @@ def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool =
     forget_workspaces()
     concerned = moves.run_before([("pause", names)], missing_ok)
     with moves.settled(concerned), detour.around_pause(names):
+        dead.give_up(names)
         ranges, as_of = unused.find(names, code)
         report = _core.pause(names, missing_ok, code, unused=ranges, unused_as_of=as_of)
     moves.run_after(concerned)
@@ -80,7 +82,8 @@ def resume(
     hold_stream: bool = True,
 ) -> Report | Pending:
     """Brings the memory of `tags` back to the same addresses, with the same bytes (zeros where there was no backup).
-    What is resident is skipped.
+    What is resident is skipped, and so is what died while it was paused: no memory is claimed for segments in which
+    nothing lives any more, and their backups go.
 
     Args:
         tags: none means every tag.
@@ -120,12 +123,18 @@ def resume(
     concerned = moves.run_before([("resume", names)], missing_ok)
     if not wait:
         with moves.settled(concerned):
-            core = torch_cache.claim_patiently(lambda: _core.resume_async(names, missing_ok, code, ranges), seconds)
+            dead.give_up(names)
+            free, as_of = unused.find_away(names)
+            core = torch_cache.claim_patiently(
+                lambda: _core.resume_async(names, missing_ok, code, ranges, free, as_of), seconds
+            )
         detour.follow_later(names, core)
         return pending.start(core, names, concerned, hold_stream)
     with moves.settled(concerned):
+        dead.give_up(names)
+        free, as_of = unused.find_away(names)
         report = torch_cache.claim_patiently(
-            lambda: _core.resume(names, missing_ok, retain=code, order=ranges), seconds
+            lambda: _core.resume(names, missing_ok, retain=code, order=ranges, unused=free, unused_as_of=as_of), seconds
         )
     detour.follow(names)
     moves.run_after(concerned)

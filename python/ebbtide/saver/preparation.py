@@ -4,6 +4,7 @@ import threading
 from typing import Literal, overload
 
 from ebbtide import _core, driver_choice
+from ebbtide.saver import dead
 from ebbtide.saver.known_tags import check_known
 from ebbtide.saver.names import check_tags
 from ebbtide.saver.reports import Report
@@ -81,6 +82,7 @@ def prepare(*tags: str, wait: bool = True, missing_ok: bool = False) -> Report |
     names = check_tags(tags)
     if driver_choice.is_off():
         return Report("prepare") if wait else Preparation(names, missing_ok)
+    dead.give_up(names)
     if wait:
         return Report.from_core(_core.prepare(names, missing_ok))
     if not missing_ok:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ebbtide import _core, driver_choice
-from ebbtide.saver import detour, moves, torch_cache, unused
+from ebbtide.saver import dead, detour, moves, torch_cache, unused
 from ebbtide.saver.names import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code, retain_code
 from ebbtide.saver.operations import forget_workspaces
 from ebbtide.saver.reports import Report, Swap
@@ -51,7 +51,8 @@ def swap(
     forget_workspaces()
     concerned = moves.run_before([("pause", leaving), ("resume", returning)], missing_ok)
     with moves.settled(concerned), detour.around_pause(leaving):
-        ranges, as_of = unused.find(leaving, backup_code)
+        dead.give_up([*leaving, *returning])
+        ranges, as_of = unused.find_for_swap(leaving, returning, backup_code)
         paused, resumed = torch_cache.claim_patiently(
             lambda: _core.swap(leaving, returning, missing_ok, backup_code, kept, unused=ranges, unused_as_of=as_of)
         )

@@ -13,7 +13,8 @@ from ebbtide.saver.reports import Report
 
 
 def trim(*tags: str, missing_ok: bool = False) -> Report:
-    """Gives up the device memory of free segments in the tags' pools: what their dead tensors have left behind.
+    """Gives up the memory of free segments in the tags' pools: what their dead tensors have left behind. On the device
+    that is device memory; of a paused tag, the backups of what died since.
 
     The tags are not paused, but nothing may be launched on their tensors meanwhile: what came back from a pause behind
     one handle with a free segment gets handles of its own first (configure(shared_handle=)), by copies on the device at
@@ -28,8 +29,8 @@ def trim(*tags: str, missing_ok: bool = False) -> Report:
         missing_ok: skip tags that no region ever named.
 
     Returns:
-        A Report: `bytes` is the device memory that other programs can use now; nothing where torch gives such segments
-        back by itself, or (before 2.9) does not tell which they are.
+        A Report: `bytes` is the device memory that other programs can use now, without the backups; nothing where torch
+        gives such segments back by itself, or (before 2.9) does not tell which they are.
 
     Raises:
         TypeError, ValueError: malformed arguments.
@@ -59,12 +60,12 @@ def trim(*tags: str, missing_ok: bool = False) -> Report:
 def _trim(
     backend: pools.PoolBackend, names: list[str], withheld: list[tuple[leases.PoolKey, leases.LentPool]]
 ) -> Report:
-    resident = {info.address for info in allocations_of(names) if info.resident_bytes and not info.is_trimmed}
+    untrimmed = {info.address for info in allocations_of(names) if not info.is_trimmed}
     found: list[tuple[leases.LentPool, set[int]]] = []
     tags: dict[str, None] = {}
     seen = unused.look_at(backend, [lent for _, lent in withheld])
     for key, lent in withheld:
-        addresses = {segment.address for segment in seen[lent] or () if segment.is_free} & resident
+        addresses = {segment.address for segment in seen[lent] or () if segment.is_free} & untrimmed
         if addresses:
             found.append((lent, addresses))
             tags[key.tag] = None

@@ -1,4 +1,4 @@
-"""Which memory of some tags nobody uses: free blocks inside torch's segments. A pause need not copy them.
+"""Which memory of some tags nobody uses: free blocks inside torch's segments. No pause or resume need copy them.
 
 What holds here:
 - The ranges are true as of a moment: the number of the newest lease is read first, then it is made sure that none of
@@ -9,7 +9,7 @@ What holds here:
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ebbtide import _core
 from ebbtide.saver import detour, leases, pools, program
@@ -28,27 +28,43 @@ def find(names: list[str], backup: int) -> tuple[list[Range], int]:
     Args:
         backup: the code of the pause; where nothing is kept, nothing needs to be found.
     """
+    if backup == NO_BACKUP_CODE:
+        return [], 0
+
+    def is_wanted(info: "_core.TagInfo", own_backup: int) -> bool:
+        return info.resident_bytes > 0 and (backup != AS_ALLOCATED_CODE or own_backup != NO_BACKUP_CODE)
+
+    return _find(names, is_wanted)
+
+
+def find_away(names: list[str]) -> tuple[list[Range], int]:
+    """The same, of what is away and has a backup."""
+    return _find(names, lambda info, _: info.stored_bytes > 0)
+
+
+def find_for_swap(leaving: list[str], returning: list[str], backup: int) -> tuple[list[Range], int]:
+    """The same, of both sides."""
+    (ranges, as_of), (others, others_as_of) = find(leaving, backup), find_away(returning)
+    return sorted(ranges + others), min(as_of, others_as_of) if ranges and others else max(as_of, others_as_of)
+
+
+def _find(names: list[str], is_wanted: Callable[["_core.TagInfo", int], bool]) -> tuple[list[Range], int]:
     backend, own = pools.existing_backend(), program.own()
-    if (backend is None and own is None) or backup == NO_BACKUP_CODE or not _core.get_option("skip_unused"):
+    if (backend is None and own is None) or not _core.get_option("skip_unused"):
         return [], 0
     as_of = _core.last_lease()
     chosen = find_tags(names)
     if any(info.lease_count for info in chosen.values()):
         return [], 0
-    resident = {name for name, info in chosen.items() if info.resident_bytes}
-    segments: list[Segment] = []
-
-    def is_wanted(tag: str, own_backup: int) -> bool:
-        return tag in resident and (backup != AS_ALLOCATED_CODE or own_backup != NO_BACKUP_CODE)
-
     wanted = [
         lent
-        for key, lent in (*leases.shelf.idle(resident), *leases.shelf.dissolved())
-        if is_wanted(key.tag, key.backup) and not lent.is_captured
+        for key, lent in (*leases.shelf.idle(chosen), *leases.shelf.dissolved())
+        if key.tag in chosen and is_wanted(chosen[key.tag], key.backup) and not lent.is_captured
     ]
+    segments: list[Segment] = []
     if backend is not None:
         segments += [segment for found in look_at(backend, wanted).values() for segment in found or ()]
-    if own is not None and is_wanted(own.tag, own.backup):
+    if own is not None and own.tag in chosen and is_wanted(chosen[own.tag], own.backup):
         segments += detour.idle_segments()
     ranges = free_ranges(segments)
     return (ranges, as_of) if are_apart(ranges) else ([], 0)
