@@ -8,9 +8,12 @@ gradients, hooks and optimizer states that share it stay tied, and nobody needs 
   the block that it just left.
 - Simulated device: the content goes to a new storage made inside the region, and the two exchange their memory.
 
-All is checked before anything moves. One storage moves at a time, so the extra memory is one storage's; and the tag
-is leased meanwhile, so that nobody pauses it. A call that failed midway may be made again: what is in the tag already
-is passed by.
+Only memory whose every user sees the move may move: `lending` finds out which. All is checked before anything moves.
+One storage moves at a time, so the extra memory is one storage's; and the tag is leased meanwhile, so that nobody
+pauses it. A call that failed midway may be made again: what is in the tag already is passed by.
+
+Other operations move no storage: pause, resume, promote and trim change what is behind an address, never the address.
+A partner of DLPack then has what the tensor has, and a view of a backup (`saver.backup_of`) owns what it looks at.
 """
 
 import time
@@ -25,15 +28,18 @@ from ebbtide.saver.leases import holder_name
 from ebbtide.saver.names import BackupName, backup_code, check_tag
 from ebbtide.saver.regions import disabled, region
 from ebbtide.saver.reports import Adoption
-from ebbtide.saver.tensor_walk import TensorWalk
+from ebbtide.saver.tensor_walk import TensorWalk, why_without_memory
 
 if TYPE_CHECKING:
     import torch
 
+NOT_OWN = (
+    "its memory is not torch's own, or was lent to NumPy: adopt a clone of it, or make the tensor in the region"
+)
 _FLUSH_BYTES = 64 << 20  # how much left-over memory torch may hold in its cache before it is given back
 
 
-def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram") -> Adoption:
+def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: bool = False) -> Adoption:
     """Moves the tensors in `objects` into `tag`, as if they had been made in its region. Tensors that share memory go
     on sharing it.
 
@@ -44,11 +50,18 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram") -> Adoptio
         objects: tensors, modules (parameters, buffers, gradients), optimizers (states, groups), mappings, sequences,
             sets and dataclasses of these.
         tag, backup: as in `region`. What is in another tag, or in this one with another backup, moves as well.
+        force: also moves what may be lent out, but for all that can be told; see below. Whoever does keep an address
+            then reads and writes memory that has other owners.
 
     Returns:
-        An Adoption. Skipped and counted are tensors on other devices, meta tensors, and memory that is not torch's
-        own or that others know of by its
-        address: shared between processes, or lent by NumPy, DLPack or a mapped file.
+        An Adoption. Skipped and counted, with the reason, are:
+
+        - tensors on other devices, and tensors without memory of their own (fake, meta, uninitialized, opaque);
+        - memory that is not torch's own, or that NumPy has a view of or had: NumPy never says that it is done;
+        - memory that is shared between processes;
+        - unless `force`, memory that may be lent out: torch counts more owners than it shows (partners of DLPack,
+          TorchScript, C++ extensions), another library's object refers to the tensor, or its
+          `__cuda_array_interface__` was read. Python sees nothing of one who kept a bare `data_ptr()`.
 
     Raises:
         TypeError, ValueError: malformed arguments.
@@ -59,6 +72,8 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram") -> Adoptio
     """
     check_tag(tag)
     code = backup_code(backup)
+    if not isinstance(force, bool):
+        raise TypeError(f"force is True or False, not {type(force).__name__}")
     if driver_choice.is_off():
         return Adoption(tag)
     backend = pools.backend()
@@ -67,10 +82,13 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram") -> Adoptio
     if captures.is_capturing():
         raise StateError("a CUDA graph capture is under way, and adopt changes addresses: adopt before or after it")
     start = time.perf_counter()
-    found, skipped = _find_storages(objects, backend.device_type)
+    found, users, skipped = _find_storages(objects, backend.device_type)
     moved = 0
     with ExitStack() as leases, region(tag, backup=backup):
         moves = _choose_moves(found, tag, code, leases)
+        already = len(found) - len(moves)
+        if not force:
+            moves = _leave_lent(moves, users, skipped)
         mover = _CudaMover() if backend.device_type == "cuda" else _CpuMover()
         try:
             for storage in moves:
@@ -78,23 +96,39 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram") -> Adoptio
                 moved += storage.nbytes()
         finally:
             mover.finish()
-    return Adoption(tag, moved, len(moves), len(found) - len(moves), skipped, time.perf_counter() - start)
+    return Adoption(tag, moved, len(moves), already, dict(skipped), time.perf_counter() - start)
 
 
-def _find_storages(objects: tuple[Any, ...], device_type: str) -> "tuple[list[torch.UntypedStorage], dict[str, int]]":
-    """The storages that could move, each once, and how many tensors could not, by reason."""
+def _find_storages(
+    objects: tuple[Any, ...], device_type: str
+) -> "tuple[list[torch.UntypedStorage], Counter[int], Counter[str]]":
+    """The storages that could move, each once; how many tensors use each, by `_cdata`; and how many tensors can't move,
+    by reason."""
     walk = TensorWalk()
     storages: dict[int, torch.UntypedStorage] = {}
+    users: Counter[int] = Counter()
     skipped: Counter[str] = Counter()
     for thing in objects:
         for tensor in walk.walk(thing):
-            reason = _skip_reason(tensor, device_type)
+            reason, storage = _look_at(tensor, device_type)
             if reason:
                 skipped[reason] += 1
-            elif tensor.untyped_storage().nbytes():
-                storage = tensor.untyped_storage()
+            elif storage is not None:
                 storages[storage._cdata] = storage
-    return list(storages.values()), dict(skipped)
+                users[storage._cdata] += 1
+    return list(storages.values()), users, skipped
+
+
+def _leave_lent(
+    moves: "list[torch.UntypedStorage]", users: Counter[int], skipped: Counter[str]
+) -> "list[torch.UntypedStorage]":
+    """The moves without those of memory that may be lent out, which are counted as skipped."""
+    from ebbtide.saver import lending
+
+    lent = lending.find_lent(moves)
+    for key, reason in lent.items():
+        skipped[reason] += users[key]
+    return [storage for storage in moves if storage._cdata not in lent]
 
 
 def _choose_moves(
@@ -118,20 +152,25 @@ def _choose_moves(
     return moves
 
 
-def _skip_reason(tensor: "torch.Tensor", device_type: str) -> str:
+def _look_at(tensor: "torch.Tensor", device_type: str) -> "tuple[str, torch.UntypedStorage | None]":
+    """Why a tensor stays where it is, and else the storage that may move; neither for one without bytes."""
     if tensor.device.type != device_type:
-        return f"on {tensor.device.type}, not on {device_type}"
-    try:
-        storage = tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return "has no storage"
+        return f"on {tensor.device.type}, not on {device_type}", None
+    kind = why_without_memory(tensor)
+    if kind is not None:
+        return f"{kind}: it has no memory to move", None
+    storage = tensor.untyped_storage()
     if storage.nbytes() == 0:
-        return ""
+        return "", None
+    try:
+        storage.data_ptr()
+    except RuntimeError:  # of a class of its own (a MaskedTensor, say), or known to be zeros
+        return f"a {type(tensor).__name__} without bytes of its own: it has no memory to move", None
     if device_type == "cpu" and storage.is_shared():
-        return "shared between processes"
+        return "shared between processes", None
     if not storage.resizable():  # what owns its memory can be resized; what was lent cannot
-        return "its memory is not torch's own"
-    return ""
+        return NOT_OWN, None
+    return "", storage
 
 
 class _CpuMover:

@@ -90,7 +90,10 @@ def backend() -> PoolBackend | None:
         if _backend is None:
             limits.apply_environment()
             module = importlib.import_module(f"ebbtide.saver.{'cuda_pools' if driver == 'cuda' else 'cpu_pools'}")
-            _backend = module.make_backend()
+            made = module.make_backend()
+            for watch in ("address_reads", "sharing"):
+                importlib.import_module(f"ebbtide.saver.{watch}").install()
+            _backend = made
     return _backend
 
 

@@ -1,6 +1,6 @@
 """What there is: stats, tags, the timeline, backups."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ebbtide import _core, driver_choice
 from ebbtide.saver.known_tags import check_known
@@ -8,6 +8,7 @@ from ebbtide.saver.leases import shelf
 from ebbtide.saver.names import check_tag
 from ebbtide.saver.reports import Event, TagStatus, TagTable
 from ebbtide.saver.tensor_ranges import range_of
+from ebbtide.saver.tensor_walk import why_without_memory
 
 if TYPE_CHECKING:
     import torch
@@ -76,8 +77,9 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False) -> "torch.Tensor |
     """
     import torch
 
-    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
-        raise TypeError(f"backup_of takes a plain strided tensor, not {_describe(tensor)}")
+    unusual = _unusual_kind(tensor) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+    if unusual:
+        raise TypeError(f"backup_of takes a plain strided tensor, not {unusual}")
     if driver_choice.is_off():
         return None
     reached = range_of(tensor)
@@ -100,6 +102,22 @@ def _view(backup: "_core.Backup", tensor: "torch.Tensor") -> "torch.Tensor":
     return view._neg_view() if tensor.is_neg() else view
 
 
-def _describe(thing: Any) -> str:
-    layout = getattr(thing, "layout", None)
-    return f"a {layout} tensor" if layout is not None else type(thing).__name__
+def _unusual_kind(tensor: "torch.Tensor") -> str | None:
+    """What a tensor is whose bytes are not its values, one beside the other; None for a plain one."""
+    import torch
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if is_traceable_wrapper_subclass(tensor):
+        return f"a {type(tensor).__name__}: ask for the tensors that it wraps"
+    if tensor.layout is not torch.strided:
+        return f"a {tensor.layout} tensor: ask for the tensors that it consists of, if it has any"
+    if tensor.is_meta:
+        return None
+    kind = why_without_memory(tensor)
+    if kind is not None:
+        return kind
+    if tensor.is_nested:
+        return "a nested tensor: resume its tag to read it"
+    if tensor.is_quantized:
+        return "a quantized tensor: its bytes alone are not its values. Resume its tag to read it"
+    return None

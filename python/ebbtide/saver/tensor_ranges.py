@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.saver.snapshots import Range
-from ebbtide.saver.tensor_walk import TensorWalk
+from ebbtide.saver.tensor_walk import TensorWalk, why_without_memory
 
 if TYPE_CHECKING:
     import torch
@@ -11,12 +11,15 @@ if TYPE_CHECKING:
 
 def range_of(tensor: "torch.Tensor") -> Range | None:
     """The bytes that a strided tensor spans by its shape, strides and offset; None where it has none."""
-    if tensor.is_meta or tensor.numel() == 0:
+    if why_without_memory(tensor) is not None or tensor.is_meta:
         return None
-    if not tensor.is_nested and tensor.is_contiguous():
+    if tensor.is_nested:  # its sizes are a tensor, too, which may be away with it
+        storage = tensor.untyped_storage()
+        return (storage.data_ptr(), storage.nbytes()) if storage.nbytes() else None
+    if tensor.numel() == 0:
+        return None
+    if tensor.is_contiguous():
         return tensor.data_ptr(), tensor.nbytes
-    if tensor.is_nested:
-        return tensor.data_ptr(), tensor.untyped_storage().nbytes()
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), (reach + 1) * tensor.element_size()
 

@@ -74,7 +74,7 @@ class TensorWalk:
             yield tensor
         else:
             yield from self._visit_parts(tensor)
-        if self._with_gradients and tensor.is_leaf and tensor.grad is not None:
+        if self._with_gradients and why_without_memory(tensor) is None and tensor.is_leaf and tensor.grad is not None:
             yield from self._visit(tensor.grad)
 
     def _visit_parts(self, tensor: "torch.Tensor") -> "Iterator[torch.Tensor]":
@@ -85,10 +85,35 @@ class TensorWalk:
             for name in names:
                 yield from self._visit(getattr(tensor, name))
         elif str(tensor.layout) in _SPARSE_PARTS:
-            for name in _SPARSE_PARTS[str(tensor.layout)]:
-                yield from self._visit(getattr(tensor.detach(), name)())
+            for part in sparse_parts(tensor):
+                yield from self._visit(part)
         else:
             yield tensor
+
+
+def why_without_memory(tensor: "torch.Tensor") -> str | None:
+    """What a tensor is that must not be asked for its storage; None for one that may.
+
+    torch has errors of its own for these, and for some it ends the process.
+    """
+    import torch
+    from torch._subclasses import FakeTensor
+
+    if torch.nn.parameter.is_lazy(tensor):
+        return "an uninitialized parameter"
+    if isinstance(tensor, FakeTensor):
+        return "a fake tensor"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "a tensor inside torch.func or vmap"
+    if torch._is_functional_tensor(tensor):
+        return "a functional tensor of torch.compile"
+    return None if torch._C._has_storage(tensor) else "a tensor without a storage"
+
+
+def sparse_parts(tensor: "torch.Tensor") -> "list[torch.Tensor]":
+    """The tensors that a sparse one consists of; none for another."""
+    names = _SPARSE_PARTS.get(str(tensor.layout), ())
+    return [getattr(tensor.detach(), name)() for name in names]
 
 
 def _parts(thing: Any) -> Iterator[Any]:
