@@ -28,6 +28,9 @@ std::atomic<Telling> telling{Telling::kNothing};
 static_assert(std::atomic<Telling>::is_always_lock_free);
 constexpr int kMaxWaits = 200;  // of a millisecond each
 
+std::atomic<bool> is_checked{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
+
 struct sigaction& previous_of(int signal_number) { return signal_number == SIGBUS ? previous_bus : previous_segv; }
 
 class Line {
@@ -94,9 +97,9 @@ void report(int signal_number, uintptr_t address) {
   line.add_address(address);
   line.add(": this memory belongs to tag '");
   line.add(tag[0] != '\0' ? tag : "(unknown)");
-  line.add(
-      "', which is paused. Resume the tag before anything touches its tensors; EBBTIDE_CHECK=1 names the op that "
-      "does.\n");
+  line.add("', which is paused. Resume the tag before anything touches its tensors; ");
+  line.add(is_checked.load() ? "EBBTIDE_CHECK=1, which is on, cannot see what did (docs/errors.md lists such things).\n"
+                             : "EBBTIDE_CHECK=1 names the op that does.\n");
   line.write_out();
   telling.store(Telling::kDone);
 }
@@ -140,6 +143,8 @@ bool install_for(int signal_number) {
 }
 
 }  // namespace
+
+void say_ops_are_checked(bool are_checked) { is_checked.store(are_checked); }
 
 bool install_fault_handler() {
   static std::mutex mutex;

@@ -7,4 +7,7 @@ namespace ebbtide::cpu {
 // system refuses the handler.
 bool install_fault_handler();
 
+// Whether EBBTIDE_CHECK's checks are on. The line then does not advise them.
+void say_ops_are_checked(bool are_checked);
+
 }  // namespace ebbtide::cpu

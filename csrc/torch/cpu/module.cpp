@@ -144,6 +144,8 @@ PYBIND11_MODULE(_torch, module) {
   using namespace ebbtide::cpu;
   module.doc() = "Regions for CPU tensors on the simulated device. For ebbtide.saver only.";
   module.def("install", &install, "Puts the allocator and the fault handler in place. Idempotent.");
+  module.def("say_ops_are_checked", &say_ops_are_checked, py::arg("are_checked"),
+             "Whether EBBTIDE_CHECK's checks are on: the line of a crash says what can be done.");
   module.def("pool_create", &pool_create, py::arg("slot"), py::arg("tag") = "",
              "A new pool over a slot of ebbtide's; it lives as long as the process. tag: for messages.");
   module.def("pool_enter", &pool_enter, py::arg("id"),

@@ -11,10 +11,14 @@ argument, touch no bytes and pass.
 It is a TorchDispatchMode, and torch treats it as one: `torch.compile` runs its functions eagerly meanwhile; what
 insists on a whole graph (`fullgraph=True`, `flex_attention`) and `torch.jit.trace` refuse to work.
 
+What reads memory without being an op is looked at by `check_reads`, in every thread: printing, `tolist`, `numpy`,
+`numpy.asarray`, DLPack, `__cuda_array_interface__`, pickling, `torch.save`, `deepcopy`, `apply_` and `map_`.
+
 What it can't see:
-- what never becomes an op: `tolist()`, `data_ptr()`, `numpy()` and DLPack views, kernels of Triton and of extensions
-  called directly, replays of CUDA graphs, system calls that are handed the memory (they fail with EFAULT); nor
-  printing, for which torch turns modes off;
+- what Python does not see: kernels of Triton and of extensions called directly, replays of CUDA graphs, system calls
+  that are handed the memory (they fail with EFAULT), reads through an address or a view that was handed out before
+  (`data_ptr()`, NumPy, DLPack);
+- `torch.tensor`, `as_tensor` and `asarray` of lists in which paused tensors are; `torch.save` of a bare storage;
 - ops of other threads: a mode belongs to its thread. Threads that enter a region are checked from then on; others
   call `enable` themselves. Backward is checked where the thread that calls it is, also in autograd's own threads, to
   which torch hands the mode;
@@ -23,6 +27,7 @@ What it can't see:
 """
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -40,7 +45,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ebbtide import _core
 from ebbtide.errors import StateError
-from ebbtide.saver import pending
+from ebbtide.saver import check_reads, pending
 
 VARIABLE = "EBBTIDE_CHECK"
 
@@ -94,6 +99,8 @@ class Check:
         if getattr(_thread, "mode", None) is None:
             mode = self._mode = _thread.mode = _CheckMode()
             _below_other_modes(mode.__enter__)
+            check_reads.begin(_check_read)
+        _tell_fault_handler(are_checked=True)
 
     def __enter__(self) -> "Check":
         return self
@@ -107,6 +114,14 @@ class Check:
             return
         _thread.mode = None
         _below_other_modes(partial(mode.__exit__, None, None, None), mode)
+        if check_reads.end():
+            _tell_fault_handler(are_checked=False)
+
+
+def _tell_fault_handler(are_checked: bool) -> None:
+    extension = sys.modules.get("ebbtide._torch")  # the simulated device's; a region loads it before it asks for this
+    if extension is not None:
+        extension.say_ops_are_checked(are_checked)
 
 
 def _below_other_modes(act: Callable[[], Any], bottom: TorchDispatchMode | None = None) -> None:
@@ -167,8 +182,28 @@ def _find_whether_it_touches(func: Any) -> bool:
 def _check_value(func: Any, place: int | str, value: Any) -> None:
     for tensor in _tensors_in(value):
         for address, size_bytes in _spans(tensor):
-            if _core.is_away(address, size_bytes) and not pending.is_on_its_way(address, size_bytes):
+            if _is_missing(address, size_bytes):
                 raise StateError(_describe(func, place, tensor, address))
+
+
+def _check_read(title: str, value: Any) -> None:
+    _check_value(title, "self", value)
+    for storage in _storages_in(value):
+        address, size_bytes = storage.data_ptr(), storage.nbytes()
+        if _is_missing(address, size_bytes):
+            raise StateError(f"{title}: the storage of {size_bytes} bytes {_say_where(address)}")
+
+
+def _is_missing(address: int, size_bytes: int) -> bool:
+    return _core.is_away(address, size_bytes) and not pending.is_on_its_way(address, size_bytes)
+
+
+def _storages_in(value: Any) -> Iterator[torch.UntypedStorage]:
+    if isinstance(value, torch.UntypedStorage):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _storages_in(item)
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -216,12 +251,20 @@ def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _describe(func: Any, place: int | str, tensor: torch.Tensor, address: int) -> str:
-    found = _core.find(address)
-    tag = "unknown" if found is None else found.tag
     schema = getattr(func, "_schema", None)
     if schema is not None and isinstance(place, int) and place < len(schema.arguments):
         place = schema.arguments[place].name
     return (
-        f"{func}: the tensor of shape {list(tensor.shape)} and {tensor.dtype} in argument {place!r} "
-        f"lies in tag {tag!r}, which is paused. Resume {tag!r} before this op, or take the tensor out of it."
+        f"{func}: the tensor of shape {_shape_of(tensor)} and {tensor.dtype} in argument {place!r} "
+        f"{_say_where(address)}"
     )
+
+
+def _shape_of(tensor: torch.Tensor) -> str:
+    return "(nested)" if tensor.is_nested else str(list(tensor.shape))  # a nested tensor's sizes may be away, too
+
+
+def _say_where(address: int) -> str:
+    found = _core.find(address)
+    tag = "unknown" if found is None else found.tag
+    return f"lies in tag {tag!r}, which is paused. Resume {tag!r} before this, or take the tensor out of it."

@@ -1,0 +1,96 @@
+"""Sending a region's tensor to another process is an error that names the tag; all else is sent as before."""
+
+import io
+import pickle
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.multiprocessing  # noqa: E402  (registers how tensors are sent)
+from ebbtide.errors import StateError  # noqa: E402
+from ebbtide.saver import sharing  # noqa: E402
+
+
+def send(thing):
+    """What a queue of torch.multiprocessing does."""
+    ForkingPickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(thing)
+
+
+WAYS = {
+    "a tensor": send,
+    "a view": lambda tensor: send(tensor[1:]),
+    "a parameter": lambda tensor: send(torch.nn.Parameter(tensor)),
+    "in a state": lambda tensor: send({"weight": tensor}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_regions_tensor_is_not_sent(saver, tag, way, is_paused):
+    with saver.region(tag):
+        tensor = torch.ones(10, device=saver.device)
+    address = tensor.data_ptr()
+    if is_paused:
+        saver.pause(tag)
+    with pytest.raises(StateError, match=f"tag '{tag}' can't be shared.*saver.disabled"):
+        way(tensor)
+    assert tensor.data_ptr() == address
+    saver.resume(tag)
+    with saver.region(tag), saver.disabled():
+        copy = tensor.clone()
+    send(copy)
+
+
+@pytest.mark.sim_only  # torch leaves CUDA tensors alone here
+@pytest.mark.parametrize(
+    "share",
+    [
+        lambda tensor: tensor.share_memory_(),
+        lambda tensor: tensor.untyped_storage().share_memory_(),
+        lambda tensor: torch.nn.ParameterList([tensor]).share_memory(),
+    ],
+)
+def test_a_regions_tensor_does_not_move_into_shared_memory(saver, tag, share):
+    with saver.region(tag):
+        tensor = torch.ones(10)
+    with pytest.raises(StateError, match=f"tag '{tag}'"):
+        share(tensor)
+    assert not tensor.is_shared()
+    plain = torch.ones(10)
+    share(plain)
+    assert plain.is_shared()
+
+
+def test_every_way_of_a_storage_is_refused_with_its_arguments(saver, tag):
+    """What torch's CUDA storages do, which is not to be had without a GPU."""
+    calls = []
+
+    class Storage:
+        def __init__(self, tensor):
+            self.data_ptr = tensor.data_ptr
+
+        def _share_cuda_(self, *args, **kwargs):
+            calls.append((args, kwargs))
+            return "handle"
+
+        _share_fd_cpu_ = _share_filename_cpu_ = _share_cuda_
+
+    sharing.install(Storage)
+    with saver.region(tag):
+        inside = torch.ones(10, device=saver.device)
+    outside = torch.ones(10, device=saver.device)
+    for name in sharing.METHODS:
+        with pytest.raises(StateError, match=f"tag '{tag}'"):
+            getattr(Storage(inside), name)()
+        assert getattr(Storage(outside), name)(1, two=2) == "handle"
+        assert getattr(Storage(torch.empty(0)), name)() == "handle"
+    assert calls == [((1,), {"two": 2}), ((), {})] * 3
+
+
+def test_torchs_storages_have_these_methods(saver, tag):
+    with saver.region(tag):
+        pass
+    for name in sharing.METHODS:
+        assert getattr(torch.UntypedStorage, name).__code__.co_name == "refuse_or_share"
