@@ -144,7 +144,15 @@ def test_another_librarys_object_that_refers_to_it(saver, tag, make, borrower, i
 
 def test_types_that_are_made_in_c_may_keep_addresses():
     assert lending._may_keep_addresses(numpy.nditer)
-    for harmless in (dict, type(lambda: None), torch.nn.Linear, torch.Tensor, torch.Generator, _Borrower, types.CellType):
+    for harmless in (
+        dict,
+        type(lambda: None),
+        torch.nn.Linear,
+        torch.Tensor,
+        torch.Generator,
+        _Borrower,
+        types.CellType,
+    ):
         assert not lending._may_keep_addresses(harmless)
 
 

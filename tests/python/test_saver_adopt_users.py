@@ -157,7 +157,9 @@ def test_a_model_after_training(saver, tag, use):
     train(world.model, world.optimizer, world.data)
 
 
-@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"foreach": False}, {"amsgrad": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"fused": True}, {"foreach": True}, {"foreach": False}, {"amsgrad": True}], ids=str
+)
 def test_optimizers_of_every_kind(saver, tag, options):
     world = World(saver.device, **options)
     result = saver.adopt(world.model, world.optimizer, tag=tag)
@@ -215,7 +217,8 @@ def run_parallel(run_python_with_torch, tmp_path, code):
 def test_distributed_data_parallel(run_python_with_torch, tmp_path):
     code = """
 from torch.nn.parallel import DistributedDataParallel as DDP
-for name, options in {"ddp": {}, "views": dict(gradient_as_bucket_view=True), "static": dict(static_graph=True)}.items():
+ways = {"ddp": {}, "views": dict(gradient_as_bucket_view=True), "static": dict(static_graph=True)}
+for name, options in ways.items():
     check(name, DDP(make(), **options))
     inner = make()
     check(name + "-lent", DDP(inner, **options), lambda: inner[0].weight)

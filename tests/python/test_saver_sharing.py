@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.multiprocessing  # noqa: E402  (registers how tensors are sent)
+pytest.importorskip("torch.multiprocessing")  # registers how tensors are sent
+
 from ebbtide.errors import StateError  # noqa: E402
 from ebbtide.saver import sharing  # noqa: E402
 

@@ -1,5 +1,5 @@
-"""Every kind of tensor that torch makes, given to every public function that takes tensors: a result, a counted skip, or
-an error of ours, never one of torch's, and never a crash. Also while the tensor is paused."""
+"""Every kind of tensor that torch makes, given to every public function that takes tensors: a result, a counted skip,
+or an error of ours, never one of torch's, and never a crash. Also while the tensor is paused."""
 
 import pytest
 

@@ -33,9 +33,7 @@ from ebbtide.saver.tensor_walk import TensorWalk, why_without_memory
 if TYPE_CHECKING:
     import torch
 
-NOT_OWN = (
-    "its memory is not torch's own, or was lent to NumPy: adopt a clone of it, or make the tensor in the region"
-)
+NOT_OWN = "its memory is not torch's own, or was lent to NumPy: adopt a clone of it, or make the tensor in the region"
 _FLUSH_BYTES = 64 << 20  # how much left-over memory torch may hold in its cache before it is given back
 
 

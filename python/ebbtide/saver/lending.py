@@ -84,7 +84,7 @@ class _World:
         self._seen: dict[int, Any] = {}  # keeps what is looked at: an id is not used again meanwhile
         self._on: dict[int, dict[int, torch.Tensor]] = {key: {} for key in self.keys}
         self._owners: Counter[int] = Counter()  # id of a tensor -> owners that are not Python's
-        self._hidden: Counter[int] = Counter()  # key -> tensors that Python does not see
+        self._hidden: Counter[int | None] = Counter()  # key -> tensors that Python does not see
         self._in_old_graphs: set[int] = set()
         self._reducing: list[Any] = []
         self._reduced: set[int] = set()
@@ -128,7 +128,7 @@ class _World:
             if key in self.keys:
                 self._on[key][id(tensor)] = tensor
             self._graphs.append(_grad_fn_of(tensor))
-            self._hidden.update(storage_key(part) for part in sparse_parts(tensor))
+            self._hidden.update(map(storage_key, sparse_parts(tensor)))
             owned = _owned_by(tensor)
             self._owners.update(map(id, owned))
             waiting += owned
