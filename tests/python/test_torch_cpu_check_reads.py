@@ -179,7 +179,7 @@ def test_nothing_is_wrapped_without_a_check(run_python_with_torch):
         assert changed <= {"__cuda_array_interface__"}, changed
         assert "ebbtide.saver.check_reads" not in sys.modules
         """,
-        EBBTIDE_CHECK="0",
+        EBBTIDE_CHECK=None,
     )
     assert done.returncode == 0, done.stderr
 

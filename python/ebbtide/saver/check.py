@@ -99,7 +99,7 @@ class Check:
         if getattr(_thread, "mode", None) is None:
             mode = self._mode = _thread.mode = _CheckMode()
             _below_other_modes(mode.__enter__)
-            check_reads.begin(_check_read)
+            mode.end_reads = check_reads.begin(mode, _check_read)
         _tell_fault_handler(are_checked=True)
 
     def __enter__(self) -> "Check":
@@ -114,7 +114,7 @@ class Check:
             return
         _thread.mode = None
         _below_other_modes(partial(mode.__exit__, None, None, None), mode)
-        if check_reads.end():
+        if mode.end_reads():
             _tell_fault_handler(are_checked=False)
 
 
@@ -144,6 +144,8 @@ class _CheckMode(TorchDispatchMode):
     # Ops that take functions (cond, flex_attention): torch refuses them under a mode that does not say this. Known
     # from torch 2.8 on.
     supports_higher_order_operators = True
+
+    end_reads: Callable[[], bool | None]
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

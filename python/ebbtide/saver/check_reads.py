@@ -1,12 +1,13 @@
 """EBBTIDE_CHECK=1, beside ops: what reads a tensor's memory, or hands it out, without being an op that a mode sees.
 
 torch turns modes off inside `repr`, and `tolist`, `numpy`, DLPack and pickling are no ops. These are wrapped in torch's
-classes at the first `check.enable`, for all threads; where no check is on they ask one counter. Nothing is wrapped in a
+classes at the first `check.enable`, for all threads; where no check is on they ask one set. Nothing is wrapped in a
 process that never checks.
 """
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,26 +19,29 @@ TENSOR_METHODS = (
 )
 STORAGE_METHODS = ("__reduce__", "_write_file", "byteswap", "resize_")
 _INTERFACE = "__cuda_array_interface__"
-_open_checks = 0
+_open_checks: set[object] = set()
 _is_installed = False
 
 Look = Callable[[str, Any], None]
 
 
-def begin(look: Look) -> None:
-    """A check begins. `look(name, values)` raises where one of the values, tensors and storages, is away."""
-    global _open_checks, _is_installed
+def begin(mode: object, look: Look) -> Callable[[], bool | None]:
+    """A check begins, and ends with the call of what this returns (which tells whether it was the last), or with the
+    mode, as with its thread. `look(name, values)` raises where one of the values, tensors and storages, is away."""
+    global _is_installed
     if not _is_installed:
         _is_installed = True
         _install(look)
-    _open_checks += 1
+    check = object()
+    _open_checks.add(check)
+    end = weakref.finalize(mode, _end, check)
+    end.atexit = False
+    return end
 
 
-def end() -> bool:
-    """A check is over. Whether it was the last."""
-    global _open_checks
-    _open_checks -= 1
-    return _open_checks == 0
+def _end(check: object) -> bool:
+    _open_checks.discard(check)
+    return not _open_checks
 
 
 def _install(look: Look) -> None:
@@ -60,7 +64,7 @@ def _checked(original: Callable[..., Any], title: str, look: Look) -> Callable[.
     @functools.wraps(original)
     def checked(*args: Any, **kwargs: Any) -> Any:
         # copy.copy asks how to pickle a tensor, and then shares its memory without a look at it.
-        if _open_checks > 0 and sys._getframe(1).f_globals.get("__name__") != "copy":
+        if _open_checks and sys._getframe(1).f_globals.get("__name__") != "copy":
             look(title, (args, kwargs))
         return original(*args, **kwargs)
 

@@ -1,6 +1,7 @@
 """Finds the tensors in what callers hand over: modules, optimizers, containers."""
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -97,12 +98,13 @@ def why_without_memory(tensor: "torch.Tensor") -> str | None:
     torch has errors of its own for these, and for some it ends the process.
     """
     import torch
-    from torch._subclasses import FakeTensor
 
-    if torch.nn.parameter.is_lazy(tensor):
-        return "an uninitialized parameter"
-    if isinstance(tensor, FakeTensor):
-        return "a fake tensor"
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if torch.nn.parameter.is_lazy(tensor):
+            return "an uninitialized parameter"
+        fakes = sys.modules.get("torch._subclasses.fake_tensor")  # not imported for the question: that takes long
+        if fakes is not None and isinstance(tensor, fakes.FakeTensor):
+            return "a fake tensor"
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return "a tensor inside torch.func or vmap"
     if torch._is_functional_tensor(tensor):
