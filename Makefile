@@ -13,13 +13,17 @@ PYTEST_ARGS ?=
 # Processes for the Python tests that may run side by side. Each takes up to 2 GiB.
 PYTEST_JOBS ?= 2
 CTEST_ARGS ?=
+# Mutants: how many are drawn by which seed, and further arguments, such as "--at csrc/core/exchange.cpp:8".
+SAMPLE ?= 60
+SEED ?= 1
+MUTANTS_ARGS ?=
 # Such as --works first_pause,swap, or --small on a machine without a GPU.
 BENCH_ARGS ?=
 
 include tools/build.mk
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help demo test test-cpp test-python gpu-test lint bench tidy format ptx asan tsan wheel-test clean
+.PHONY: FORCE help demo test test-cpp test-python gpu-test lint bench tidy format ptx asan tsan mutants wheel-test clean
 
 help: ## List these targets
 	@echo "Usage: make TARGET [SYSTEM=1] [PYTHON=python3] [JOBS=n]"
@@ -71,6 +75,9 @@ tsan: $(BUILD_TOOLS) ## C++ tests under ThreadSanitizer
 	@$(CMAKE_CONFIGURE) --preset tsan
 	@$(CMAKE_BUILD) --preset tsan --parallel $(JOBS)
 	@$(CTEST) --preset tsan --parallel $(JOBS) $(CTEST_ARGS)
+
+mutants: $(INSTALLED) ## Break csrc in SAMPLE=60 places drawn by SEED=1, and tell what no test notices
+	@$(RUN) $(PY) -m tools.mutants --sample $(SAMPLE) --seed $(SEED) --jobs $(JOBS) $(if $(EBBTIDE_GTEST_DIR),--cmake=-DEBBTIDE_GTEST_DIR=$(abspath $(EBBTIDE_GTEST_DIR))) $(MUTANTS_ARGS)
 
 wheel-test: $(BUILD_TOOLS) ## Build the wheel in isolation into dist/, install it apart, try it
 	tools/try_wheel.sh "$(PY)"

@@ -1,0 +1,1 @@
+"""Mutation testing of csrc: `make mutants` breaks one place at a time and asks whether a test notices."""

@@ -1,0 +1,97 @@
+"""Breaks csrc in one place at a time, and tells which mutants no test notices.
+
+  make mutants SAMPLE=60 SEED=7
+  make mutants MUTANTS_ARGS="--at csrc/core/exchange.cpp:8"
+  python -m tools.mutants --sample 20 --seed 7 --rooms api,preload
+
+Works on a copy in build/mutants. A sample is drawn evenly over the rooms of csrc, but for the simulator's; a mutant
+that does not compile is replaced. Survivors are written with their diffs to the table and to build/mutants/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from .operators import Mutation
+from .report import Equivalents, Result, describe, make_table, write_json
+from .sample import Sample, collect, find_rooms
+from .workbench import BaselineError, Verdict, Workbench
+
+EQUIVALENTS = "tools/mutants/equivalent.json"
+
+
+def read_arguments(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--sample", type=int, default=60, help="how many mutants are drawn; default 60")
+    parser.add_argument("--seed", type=int, default=1, help="of the draw; default 1")
+    parser.add_argument("--rooms", default="", help="folders below csrc, separated by commas; default: all but sim")
+    parser.add_argument("--with-sim", action="store_true", help="draw from the simulator as well")
+    parser.add_argument("--at", action="append", default=[], metavar="PATH[:LINE]", help="every mutant of this place")
+    parser.add_argument("--no-sweeps", action="store_true", help="leave out the tests that fail every driver call")
+    parser.add_argument("--jobs", type=int, default=2, help="processes for building and testing; default 2")
+    parser.add_argument("--root", type=Path, default=Path.cwd(), help="the repository; default: the current folder")
+    parser.add_argument("--place", type=Path, help="where the copy is built; default: build/mutants in the repository")
+    parser.add_argument("--cmake", action="append", default=[], metavar="OPTION", help="a further option of CMake")
+    parser.add_argument(
+        "--no-baseline", action="store_true", help="the unbroken tree is known to pass: don't ask it first"
+    )
+    return parser.parse_args(words)
+
+
+def mutants_at(root: Path, places: list[str]) -> list[Mutation]:
+    """Every mutant of these files, or of one line of them."""
+    found: list[Mutation] = []
+    for place in places:
+        path, _, line = place.partition(":")
+        mutants = collect(root, [path.split("/")[1]])[path.split("/")[1]]
+        found += [each for each in mutants if each.path == path and (not line or each.line == int(line))]
+    return found
+
+
+def try_mutants(
+    bench: Workbench, mutants: Iterable[Mutation], equivalents: Equivalents, ask_first: bool
+) -> list[Result]:
+    """Tries them in turn and prints each verdict as it is reached."""
+    results = []
+    for mutation in mutants:
+        source = (bench.root / mutation.path).read_text()
+        reason = equivalents.reason(mutation.path, mutation.diff(source))
+        if reason is None and ask_first:
+            bench.check_baseline(mutation.path)
+        verdict = Verdict("survived", "", 0.0) if reason is not None else bench.judge(mutation)
+        results.append(describe(mutation, source, verdict, reason or ""))
+        print(results[-1].line_of_text(), flush=True)
+        if verdict.outcome == "not compiled" and isinstance(mutants, Sample):
+            mutants.draw_again(mutation)
+    return results
+
+
+def main(words: list[str] | None = None) -> int:
+    """0: every mutant was killed or is equivalent; 1: some survived; 2: there was nothing to compare with."""
+    given = read_arguments(words)
+    root = given.root.resolve()
+    place = (given.place or root / "build" / "mutants").resolve()
+    bench = Workbench(root, place, given.jobs, not given.no_sweeps, tuple(given.cmake))
+    rooms = given.rooms.split(",") if given.rooms else find_rooms(root, given.with_sim)
+    try:
+        bench.prepare()
+        # Of the copy: what is written meanwhile in the user's tree is for the next run.
+        bench.root = bench.tree
+        mutants = mutants_at(bench.tree, given.at) or Sample(collect(bench.tree, rooms), given.sample, given.seed)
+        results = try_mutants(bench, mutants, Equivalents(root / EQUIVALENTS), not given.no_baseline)
+    except BaselineError as error:
+        print(f"mutants: {error}", file=sys.stderr)
+        return 2
+    name = "places.json" if given.at else f"seed-{given.seed}.json"
+    write_json(bench.place / "results" / name, results, seed=given.seed, sample=given.sample, at=given.at, rooms=rooms)
+    print(make_table(results))
+    print(f"{bench.place / 'results' / name} has every mutant and its diff")
+    return 1 if any(result.outcome == "survived" for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Which tests are asked, and in which order: those that name the unit, all C++ tests, the room's Python tests.
+
+The sweeps, which fail every driver call of an operation in turn, come last: they take ten times as long as all others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+TEST = re.compile(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", re.MULTILINE)
+# Most suites of TEST_P stand behind a prefix, and every one before a parameter.
+NAMED = r"(^|/)({})(/|$)"
+SWEEPS = "the sweeps"
+PROGRAM = ("ebbtide_tests",)
+# What the C and the Python tests load.
+PRODUCTS = ("ebbtide", "ebbtide_preload", "ebbtide_sim", "_core")
+
+_SAVER = (
+    "tests/python/test_saver_operations.py",
+    "tests/python/test_core_property.py",
+    "tests/python/test_saver_pending.py",
+    "tests/python/test_saver_overflow.py",
+    "tests/python/test_saver_backups.py",
+    "tests/python/test_saver_backup_of.py",
+)
+_INTERFACE = (
+    "tests/python/test_core_process.py",
+    "tests/python/test_saver_errors.py",
+    "tests/python/test_saver_settings.py",
+    "tests/python/test_saver_process.py",
+    "tests/python/test_saver_trim.py",
+    "tests/python/test_saver_prepare.py",
+    "tests/python/test_cli.py",
+    *_SAVER,
+)
+# A short list for each room. Rooms without one have _SAVER's.
+PYTHON_TESTS: Mapping[str, tuple[str, ...]] = {
+    "api": _INTERFACE,
+    "bindings": _INTERFACE,
+    "driver": (
+        "tests/conformance",
+        "tests/python/test_core_process.py",
+        "tests/python/test_saver_driver_choice.py",
+        "tests/preload",
+        *_SAVER,
+    ),
+    "kernels": ("tests/conformance/test_conformance_kernels.py", "tests/python/test_saver_skips.py", *_SAVER),
+    "preload": ("tests/preload", "tests/python/test_preloading.py", "tests/python/test_cli_run.py"),
+    "sim": ("tests/conformance", *_SAVER),
+    "torch": (
+        "tests/python/test_torch_cpu_regions.py",
+        "tests/python/test_torch_cpu_process.py",
+        "tests/python/test_torch_cpu_deleters.py",
+        "tests/python/test_saver_regions.py",
+        "tests/python/test_saver_threads.py",
+        *_SAVER,
+    ),
+}
+# Rooms that the C++ test program does not contain.
+NOT_IN_CPP_TESTS = frozenset({"bindings", "preload"})
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One question: a command of ctest or pytest, stopped at the first failure.
+
+    Attributes:
+        name: what a killed mutant is said to be killed by.
+        targets: what is built first.
+    """
+
+    name: str
+    targets: tuple[str, ...]
+    command: tuple[str, ...]
+
+
+def is_sweep(file: Path) -> bool:
+    return "fault" in file.stem
+
+
+def find_tests(files: Iterable[Path]) -> list[str]:
+    return sorted({".".join(match) for file in files for match in TEST.findall(file.read_text())})
+
+
+def tests_that_name(tree: Path, path: str) -> list[str]:
+    """The C++ tests, no sweeps, of each file that includes the unit's header, is called like it, or names its type."""
+    unit = Path(path)
+    stem = unit.stem
+    headers = {unit.with_suffix(".h")}
+    # registry_claim.cpp has its declarations in registry.h.
+    beside = (tree / unit.parent).glob("*.h")
+    headers.update(unit.parent / header.name for header in beside if stem.startswith(header.stem + "_"))
+    includes = [re.escape(header.relative_to(unit.parts[0]).as_posix()) for header in headers]
+    types = ["".join(word.capitalize() for word in header.stem.split("_")) for header in headers]
+    mention = re.compile("|".join([*includes, *(rf"\b{name}\b" for name in types)]))
+    files = (tree / "tests" / "cpp").glob("*.cpp")
+    return find_tests(f for f in files if not is_sweep(f) and (stem in f.stem or mention.search(f.read_text())))
+
+
+def match_names(names: list[str]) -> str:
+    """A regular expression for ctest."""
+    return NAMED.format("|".join(re.escape(name) for name in names))
+
+
+def make_stages(tree: Path, path: str, ctest: tuple[str, ...], pytest: tuple[str, ...]) -> list[Stage]:
+    """What is asked of a mutant of this file, the likeliest and cheapest first."""
+    room = path.split("/")[1]
+    named = tests_that_name(tree, path)
+    sweeps = find_tests(file for file in (tree / "tests" / "cpp").glob("*.cpp") if is_sweep(file))
+    python = [file for file in PYTHON_TESTS.get(room, _SAVER) if (tree / file).exists()]
+    # The C++ tests call no function of the C interface.
+    is_in_program = room not in NOT_IN_CPP_TESTS and room != "api"
+    c_tests = Stage("the C tests", PRODUCTS, (*ctest, "--tests-regex", r"^c\."))
+    stages = []
+    if named:
+        command = (*ctest, "--tests-regex", match_names(named))
+        stages.append(Stage("the tests that name it", PROGRAM, command))
+    if is_in_program:
+        others = rf"^c\.|{match_names(sweeps)}" if sweeps else r"^c\."
+        stages.append(Stage("the C++ tests", PROGRAM, (*ctest, "--exclude-regex", others)))
+    if room not in NOT_IN_CPP_TESTS:
+        stages.append(c_tests)
+    if python:
+        stages.append(Stage("the Python tests", PRODUCTS, (*pytest, *python)))
+    if is_in_program and sweeps:
+        stages.append(Stage(SWEEPS, PROGRAM, (*ctest, "--tests-regex", match_names(sweeps))))
+    return stages
