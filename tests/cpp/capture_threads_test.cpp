@@ -83,6 +83,30 @@ TEST_F(ThreadsTest, Invariant9_AVisibleCaptureOfTheDriverIsRespected) {
   saver().free(address);
 }
 
+// A stream that does not block the legacy one shows its capture to nobody but who asks it.
+TEST_F(ThreadsTest, Invariant9_AnAllocationAsksTheStreamThatItIsGiven) {
+  check(driver().cuCtxSetCurrent(primary_context(0)), "cuCtxSetCurrent");
+  sim().fail("cuCtxSynchronize", 1, kIllegalAddress, 1);
+  saver().free(alloc("w", kChunk));
+  sim().clear_failures();
+  ASSERT_EQ(saver().deferred_frees.count(), 1u);
+  CUstream stream = nullptr;
+  check(driver().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  check(driver().cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
+  EXPECT_TRUE(is_capture_visible(0, stream));
+  EXPECT_FALSE(is_capture_visible(0, nullptr));
+  const CUdeviceptr address = saver().alloc(saver().registry.tag("w"), Policy{}, 0, kChunk, stream);
+  EXPECT_EQ(saver().deferred_frees.count(), 1u) << "what was put off waits for the device, and that breaks a capture";
+  CUgraph graph = nullptr;
+  EXPECT_EQ(driver().cuStreamEndCapture(stream, &graph), CUDA_SUCCESS) << "the capture is whole";
+  check(driver().cuGraphDestroy(graph), "cuGraphDestroy");
+  EXPECT_FALSE(is_capture_visible(0, stream));
+  check(driver().cuStreamDestroy(stream), "cuStreamDestroy");
+  saver().free(address);
+  saver().give_back_caches();
+  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+}
+
 TEST_F(ThreadsTest, Invariant5_AFreeWaitsForEveryContextThatMayUseTheMemory) {
   const CUdeviceptr address = alloc("w", kChunk);
   // The simulator has no contexts but the primary ones: another device's stands for a program's own.

@@ -198,6 +198,33 @@ TEST_F(OperationsTest, ResumeOfSomeAddressesBringsOnlyThese) {
   EXPECT_TRUE(holds(first, kChunk, 1));
 }
 
+// The driver has too little until what was freed and put off is gone.
+TEST_F(OperationsTest, Invariant7_AResumeThatIsTriedAgainIsChargedOnce) {
+  const CUdeviceptr first = alloc("w", kChunk);
+  const CUdeviceptr second = alloc("w", kChunk);
+  fill(first, kChunk, 1);
+  fill(second, kChunk, 2);
+  pause({"w"});
+  const CUdeviceptr other = alloc("other", kChunk);
+  {
+    const DeferredFrees::Hold hold(saver().deferred_frees, 0);
+    saver().free(other);
+    ASSERT_EQ(saver().deferred_frees.count(), 1u);
+    saver().device_budget.set_limit(3 * kChunk);
+    sim().fail("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY, 1);
+    EXPECT_EQ(resume({"w"}).totals().bytes, 2 * kChunk);
+    sim().clear_failures();
+  }
+  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  EXPECT_EQ(saver().device_budget.held_bytes(0), 2 * kChunk);
+  EXPECT_TRUE(holds(first, kChunk, 1));
+  EXPECT_TRUE(holds(second, kChunk, 2));
+  saver().device_budget.set_limit(kUnlimited);
+  saver().free(first);
+  saver().free(second);
+  EXPECT_EQ(saver().device_budget.held_bytes(0), 0u);
+}
+
 TEST_F(OperationsTest, TheBookkeepingOfTwentyCyclesDoesNotGrow) {
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
   fill(address, 2 * kChunk, 1);

@@ -1,6 +1,7 @@
 // Room on the device for a swap: what the coming side needs beyond the leaving one's is there before anything moves, whatever the sizes of the chunks.
 #include "base/error.h"
 #include "moves_world.h"
+#include "policy/chunking.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -13,6 +14,7 @@ struct Sizes {
   std::vector<uint64_t> out;
   std::vector<uint64_t> in;
   uint64_t difference;  // blocks
+  uint64_t shared_handle_bytes = policy::kSharedHandleBytes;
 };
 
 // What a test has of the device beside the margin.
@@ -20,6 +22,7 @@ class SwapRoom : public MovesWorld, public ::testing::WithParamInterface<Sizes> 
  protected:
   void make() {
     sim().set_capacity(0, kGiB);
+    saver().shared_handle_bytes = GetParam().shared_handle_bytes;
     build({{"out", kRam, 0, GetParam().out}, {"in", kRam, 0, GetParam().in}});
     pause({"in"});
   }
@@ -107,7 +110,11 @@ INSTANTIATE_TEST_SUITE_P(Sizes, SwapRoom,
                                            Sizes{"chunks_across_the_difference", {2, 2}, {3, 3}, 2},
                                            Sizes{"a_piece_and_a_rest", {1, 1}, {2, 3}, 3},
                                            Sizes{"equal_sizes", {1, 1}, {1, 1, 1}, 1},
-                                           Sizes{"less_comes_back", {2, 2}, {3}, 0}),
+                                           Sizes{"less_comes_back", {2, 2}, {3}, 0},
+                                           // Neighbours share a handle otherwise, and then sizes are seldom uneven.
+                                           Sizes{"handles_of_one_chunk", {1, 1, 1}, {1, 2}, 0, 0},
+                                           Sizes{"pieces_across_the_difference", {2, 2}, {3, 3}, 2, 0},
+                                           Sizes{"a_rest_and_a_piece", {3, 1}, {1, 1, 3}, 1, 0}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
