@@ -177,6 +177,11 @@ def test_memory_that_a_program_maps_lies_on_the_host_handle_by_handle(clients: C
     done = clients.run("cudart12", "fill", "mapped", *BLOCKS, EBBTIDE_OVERFLOW=policy, **LIMIT)
     assert "ebbtide: device 0 is full: all 6 MiB of a cuMemCreate lie in " in done.stderr
     assert done.stderr.count("ebbtide: ") == 1
+    # Of three and more that lie there the first is said, and all are counted.
+    many = clients.run("cudart12", "fill", "mapped", 9, 6 * MIB, EBBTIDE_OVERFLOW=policy, EBBTIDE_SUMMARY="1", **LIMIT)
+    first, summary = many.stderr.splitlines()
+    assert first.startswith("ebbtide: device 0 is full: all 6 MiB of a cuMemCreate lie in ")
+    assert summary == "ebbtide: summary: 30 MiB of 5 allocations went to the host, 0 bytes were promoted"
     took = clients.run("cudart12", "take", "mapped", 32 * MIB, EBBTIDE_OVERFLOW=policy, **LIMIT)
     assert [int(word) // MIB for word in took.stdout.split()] == [24, 24, 24], took.stderr
 
@@ -243,7 +248,7 @@ def test_what_is_put_off_is_freed_before_an_allocation_is_refused(clients: Clien
 
 
 @pytest.mark.sim_only
-@pytest.mark.parametrize("state", ["living", "freed"])
+@pytest.mark.parametrize("state", ["living", "freed", "living-managed", "freed-managed"])
 def test_an_address_that_is_given_again_is_new_memory(clients: Clients, state: str) -> None:
     done = clients.run("linked", "lost", state, 6 * MIB, EBBTIDE_OVERFLOW="managed", **LIMIT)
     assert done.returncode == 0, done.stderr
@@ -266,6 +271,16 @@ def test_a_stream_that_goes_takes_its_capture_along(clients: Clients, way: str) 
     """Else a free would be put off for ever."""
     done = clients.run(way, "destroyed", 32 * MIB, **LIMIT)
     assert (done.returncode, done.stdout) == (0, f"{24 * MIB} {24 * MIB}\n"), done.stderr
+
+
+@pytest.mark.parametrize("action", ["begins", "two-captures"])
+@pytest.mark.parametrize("policy", ["split", "managed"])
+@pytest.mark.parametrize("way", ["linked", "per-thread"])
+def test_captures_are_remembered_as_long_as_they_run(clients: Clients, way: str, policy: str, action: str) -> None:
+    """One that does not begin is none: else it would be waited for for ever."""
+    host = {"EBBTIDE_REPORT": "total", "EBBTIDE_HOST_LIMIT": str(64 * MIB), "EBBTIDE_HOST_MARGIN": "0"}
+    done = clients.run(way, action, 32 * MIB, EBBTIDE_OVERFLOW=policy, **LIMIT, **host)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("policy", ["split", "whole", "managed", "none"])

@@ -352,11 +352,13 @@ int run_action(const struct api* api, int count, char** words) {
     return free_beside_capture(api, strcmp(words[1], "twice") == 0, last);
   if (strcmp(action, "capture") == 0 && count == 2) return capture(api, last);
   if (strcmp(action, "destroyed") == 0 && count == 2) return destroy_capturing(api, last);
+  if (strcmp(action, "begins") == 0 && count == 2) return begin_captures(api, last);
+  if (strcmp(action, "two-captures") == 0 && count == 2) return end_one_of_two(api, last);
   if (strcmp(action, "cached") == 0 && count == 2) return keep_cache(api, last);
   if (strcmp(action, "faults") == 0 && count == 3) return fail_each_call(api, words[1], last);
   if (strcmp(action, "put-off") == 0 && count == 2) return need_what_is_put_off(api, last);
   if (strcmp(action, "peers") == 0 && count == 3) return copy_from_peer(api, strtoull(words[1], NULL, 10), (int)last);
-  if (strcmp(action, "lost") == 0 && count == 3) return lose_managed(api, strcmp(words[1], "freed") == 0, last);
+  if (strcmp(action, "lost") == 0 && count == 3) return lose_managed(api, words[1], last);
   fprintf(stderr, "client: unknown action %s\n", action);
   return 1;
 }

@@ -65,8 +65,8 @@ int need_what_is_put_off(const struct api* api, size_t size) {
   return 0;
 }
 
-/* Takes memory that becomes managed, and loses all that the context has; is_freed: after a free that was put off. Then takes the same again, of the device. */
-static int take_twice(const struct api* api, size_t size, int is_freed, CUdeviceptr* again) {
+/* Takes memory that becomes managed, and loses all that the context has; is_freed: after a free that was put off. Then takes the same again: of the device, or managed once more. */
+static int take_twice(const struct api* api, size_t size, int is_freed, int is_managed, CUdeviceptr* again) {
   CUresult (*let_go)(CUdevice) = NULL;
   CUdeviceptr lost = 0;
   CUcontext context = NULL;
@@ -80,18 +80,23 @@ static int take_twice(const struct api* api, size_t size, int is_freed, CUdevice
   /* Ours, and the library's. */
   for (int i = 0; i < 2; ++i) TRY(api->cuDevicePrimaryCtxRetain(&context, 0));
   TRY(api->cuCtxSetCurrent(context));
+  /* What was put off can't be tried before. */
+  if (is_managed) fail("cuCtxSynchronize", 1, CUDA_ERROR_UNKNOWN, 0);
+  if (is_managed) fail("cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY, 1);
   TRY(api->cuMemAlloc(again, size));
+  clear();
   REQUIRE(*again == lost);
   return 0;
 }
 
-/* lost living|freed SIZE: managed memory went with its context, and its address was given again: nobody takes the one for the other. */
-int lose_managed(const struct api* api, int is_freed, size_t size) {
+/* lost living|freed|living-managed|freed-managed SIZE: managed memory went with its context, and its address was given again: nobody takes the one for the other. */
+int lose_managed(const struct api* api, const char* state, size_t size) {
+  const int is_managed = strstr(state, "managed") != NULL;
   CUdeviceptr again = 0, other = 0, start = 0;
   size_t before = 0, after = 0, total = 0, extent = 0;
   REQUIRE(find_controls());
   TRY(api->cuMemGetInfo(&before, &total));
-  const int status = take_twice(api, size, is_freed, &again);
+  const int status = take_twice(api, size, strncmp(state, "freed", 5) == 0, is_managed, &again);
   if (status != 0) return status;
   fail("cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY, 1);
   TRY(api->cuMemAlloc(&other, size)); /* managed: tries again what was put off */

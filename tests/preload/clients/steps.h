@@ -53,9 +53,13 @@ static inline CUresult release(const struct api* api, const char* call, CUdevice
   return result != CUDA_SUCCESS ? result : api->cuCtxSynchronize();
 }
 
+/* Of captures.c. */
+int begin_captures(const struct api* api, size_t size);
+int end_one_of_two(const struct api* api, size_t size);
+
 /* Of faults.c, on the simulator only. */
 int fail_each_call(const struct api* api, const char* call, size_t size);
 int need_what_is_put_off(const struct api* api, size_t size);
-int lose_managed(const struct api* api, int is_freed, size_t size);
+int lose_managed(const struct api* api, const char* state, size_t size);
 
 #endif
