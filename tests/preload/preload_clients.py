@@ -13,7 +13,7 @@ from checks.toolchain import find_cuda_include
 
 CLIENTS = Path(__file__).resolve().parent / "clients"
 SIMULATOR = CLIENTS.parents[2] / "csrc/sim"
-ACTIONS = ("actions.c", "captures.c", "faults.c", "mapped.c")
+ACTIONS = ("actions.c", "captures.c", "faults.c", "mapped.c", "refusals.c")
 IS_SIMULATED = os.environ.get("EBBTIDE_TEST_DRIVER", "sim") == "sim"
 MIB = 1 << 20
 

@@ -202,7 +202,7 @@ def test_managed_memory_is_never_refused(clients: Clients) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("size", [6 * MIB, 32 * MIB])
+@pytest.mark.parametrize("size", [6 * MIB, 32 * MIB, 32 * MIB - 512])
 @pytest.mark.parametrize("way", WAYS)
 def test_an_allocation_looks_like_one_on_the_device(clients: Clients, way: str, size: int) -> None:
     """Native, and split 24 to 8."""

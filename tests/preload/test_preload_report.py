@@ -100,3 +100,45 @@ def test_nvml_knows_what_the_program_took(clients: Clients) -> None:
 @pytest.mark.sim_only  # reads what the stand-in for NVML says
 def test_nvml_without_a_limit_tells_the_truth(clients: Clients) -> None:
     assert ask_nvml(clients) == ask_nvml(clients, preload=None) == [[1024, 600]]
+
+
+# What the driver takes is not said anywhere: small ones are counted in units of 512 bytes, others in units of 2 MiB.
+@pytest.mark.parametrize(
+    ("size", "counted"), [(1, 512), (513, 1024), (2 * MIB - 1, 2 * MIB), (2 * MIB, 2 * MIB), (2 * MIB + 1, 4 * MIB)]
+)
+def test_an_allocation_counts_as_the_driver_cuts_it(clients: Clients, size: int, counted: int) -> None:
+    done = clients.run("linked", "take", "alloc", size, **LIMIT)
+    assert [int(word) for word in done.stdout.split()] == [24 * MIB, 24 * MIB - counted, 24 * MIB], done.stderr
+
+
+# 8 MiB in rows of 1024 bytes, and 32 that don't fit.
+@pytest.mark.parametrize(("height", "took"), [(8 << 10, 8), (32 << 10, 24)])
+def test_rows_are_as_wide_as_the_driver_makes_them(clients: Clients, height: int, took: int) -> None:
+    done = clients.run("linked", "pitch", 1000, height, **LIMIT)
+    assert (done.returncode, done.stdout) == (0, f"pitch 1024, took {took * MIB}\n"), done.stderr
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("call", ["alloc", "pitch", "async", "pool", "managed", "mapped"])
+def test_what_the_driver_does_not_free_is_taken_still(clients: Clients, call: str) -> None:
+    done = clients.run("cudart12", "free-fails", call, 6 * MIB, **LIMIT)
+    assert done.returncode == 0, done.stderr
+
+
+EACH_DEVICE = """
+answers = []
+for index in range(3):
+    device = ctypes.c_void_p(index)
+    answers.append(told())
+print(json.dumps(answers))
+"""
+
+
+@pytest.mark.sim_only  # the stand-in for NVML has as many devices as are asked for
+@pytest.mark.parametrize(("device", "free"), [(0, [[24, 18], [24, 24], [24, 24]]), (1, [[24, 24], [24, 18], [24, 24]])])
+def test_nvml_tells_of_the_device_that_it_is_asked_about(clients: Clients, device: int, free: list[list[int]]) -> None:
+    """6 MiB are taken on one of two; the third is no device of this process."""
+    program = NVML.replace("(ctypes.byref(context), 0)", f"(ctypes.byref(context), {device})") + EACH_DEVICE
+    done = clients.start([sys.executable, "-c", program, "take"], EBBTIDE_SIM_DEVICES="2", **LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == free

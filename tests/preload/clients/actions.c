@@ -137,6 +137,13 @@ static int check_pointer(const struct api* api, CUdeviceptr start, size_t size, 
   TRY(api->cuPointerGetAttribute(&is_managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address));
   REQUIRE(type == CU_MEMORYTYPE_DEVICE && range_start == start && range_size == size);
   REQUIRE(device == 0 && pointer == address && is_managed == 0);
+  CUcontext context = NULL, primary = NULL;
+  TRY(api->cuDevicePrimaryCtxRetain(&primary, 0));
+  TRY(api->cuPointerGetAttribute(&context, CU_POINTER_ATTRIBUTE_CONTEXT, address));
+  REQUIRE(context == primary);
+  TRY(api->cuMemGetAddressRange(NULL, &extent, address));
+  TRY(api->cuMemGetAddressRange(&base, NULL, address));
+  REQUIRE(api->cuPointerGetAttribute(NULL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CUDA_SUCCESS);
   REQUIRE(api->cuPointerGetAttribute(&on_host, CU_POINTER_ATTRIBUTE_HOST_POINTER, address) != CUDA_SUCCESS);
   type = 0, range_size = 0, device = -1;
   void* into[] = {&type, &range_size, &on_host, &device};
@@ -240,30 +247,6 @@ static int capture(const struct api* api, size_t size) {
   return 0;
 }
 
-/* wrong: what the driver refuses is refused as by the driver. */
-static int wrong(const struct api* api) {
-  CUdeviceptr address = 0;
-  size_t pitch = 0;
-  TRY(api->cuMemFree(0));
-  TRY(api->cuMemAllocManaged(&address, 4096, CU_MEM_ATTACH_GLOBAL));
-  printf("%d ", (int)api->cuMemFreeAsync(address, NULL));
-  TRY(api->cuMemFree(address));
-  CUmemGenericAllocationHandle handle = 0;
-  CUmemAllocationProp properties;
-  memset(&properties, 0, sizeof properties);
-  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  for (int i = 0; i < 3; ++i) {
-    properties.location.id = (int[]){-1, 100, 7777}[i];
-    printf("%d ", (int)api->cuMemCreate(&handle, (size_t)2 << 20, &properties, 0));
-  }
-  printf("%d %d ", (int)api->cuMemAllocAsync(NULL, 4096, NULL), (int)api->cuMemAllocAsync(&address, 0, NULL));
-  printf("%d %d %d %d %d\n", (int)api->cuMemAlloc(NULL, 4096), (int)api->cuMemAlloc(&address, 0),
-         (int)api->cuMemAllocPitch(&address, &pitch, 4096, 4, 3), (int)api->cuMemFree(0xDEAD000),
-         (int)api->cuMemAlloc(&address, (size_t)1 << 60));
-  return 0;
-}
-
 /* destroyed SIZE: a stream goes while it captures. Free bytes before and after what is allocated and freed then. */
 static int destroy_capturing(const struct api* api, size_t size) {
   CUdeviceptr address = 0;
@@ -338,7 +321,7 @@ int run_action(const struct api* api, int count, char** words) {
   const int status = start(api);
   if (status != 0) return status;
   if (strcmp(action, "info") == 0) return tell_info(api);
-  if (strcmp(action, "wrong") == 0) return wrong(api);
+  if (strcmp(action, "wrong") == 0) return ask_wrongly(api);
   if (strcmp(action, "fill") == 0 && count == 4) return fill_blocks(api, words[1], atoi(words[2]), last);
   if (strcmp(action, "take") == 0 && count == 3) return take(api, words[1], last);
   if (strcmp(action, "mixed") == 0 && count == 5)
@@ -354,6 +337,8 @@ int run_action(const struct api* api, int count, char** words) {
   if (strcmp(action, "destroyed") == 0 && count == 2) return destroy_capturing(api, last);
   if (strcmp(action, "begins") == 0 && count == 2) return begin_captures(api, last);
   if (strcmp(action, "two-captures") == 0 && count == 2) return end_one_of_two(api, last);
+  if (strcmp(action, "pitch") == 0 && count == 3) return take_pitched(api, strtoull(words[1], NULL, 10), last);
+  if (strcmp(action, "free-fails") == 0 && count == 3) return fail_to_free(api, words[1], last);
   if (strcmp(action, "cached") == 0 && count == 2) return keep_cache(api, last);
   if (strcmp(action, "faults") == 0 && count == 3) return fail_each_call(api, words[1], last);
   if (strcmp(action, "put-off") == 0 && count == 2) return need_what_is_put_off(api, last);

@@ -52,6 +52,28 @@ int fail_each_call(const struct api* api, const char* call, size_t size) {
   return 0;
 }
 
+/* free-fails CALL SIZE: what the driver does not free is taken still, and told so, until it is freed. */
+int fail_to_free(const struct api* api, const char* call, size_t size) {
+  CUdeviceptr address = 0;
+  size_t before = 0, with = 0, refused = 0, after = 0, total = 0;
+  REQUIRE(find_controls());
+  TRY(api->cuMemGetInfo(&before, &total));
+  TRY(allocate(api, call, &address, size));
+  TRY(api->cuMemGetInfo(&with, &total));
+  const char* const function = strcmp(call, "mapped") == 0                               ? "cuMemRelease"
+                               : strcmp(call, "async") == 0 || strcmp(call, "pool") == 0 ? "cuMemFreeAsync"
+                                                                                         : "cuMemFree";
+  fail(function, 1, CUDA_ERROR_UNKNOWN, 1);
+  REQUIRE(give_back(api, call, address) == CUDA_ERROR_UNKNOWN);
+  clear();
+  TRY(api->cuMemGetInfo(&refused, &total));
+  REQUIRE(refused == with && with < before);
+  TRY(release(api, call, address));
+  TRY(api->cuMemGetInfo(&after, &total));
+  REQUIRE(after == before);
+  return 0;
+}
+
 /* put-off SIZE: a free that could not wait for the device twice is tried again when the next allocation has no room without it. */
 int need_what_is_put_off(const struct api* api, size_t size) {
   CUdeviceptr address = 0;

@@ -1,4 +1,5 @@
-/* A stand-in for libnvidia-ml.so.1: one device of 1 GiB, the first on the simulator's bus. */
+/* A stand-in for libnvidia-ml.so.1: devices of 1 GiB. A handle is the place on the simulator's bus, from 0. */
+#include <stddef.h>
 #include <string.h>
 
 struct memory {
@@ -35,9 +36,8 @@ int nvmlDeviceGetMemoryInfo_v2(void* device, struct memory_v2* memory) {
 }
 
 int nvmlDeviceGetPciInfo_v3(void* device, struct pci* pci) {
-  (void)device;
   memset(pci, 0, sizeof *pci);
   pci->domain = 0xffff; /* as the simulated device says */
-  pci->bus = 1;
+  pci->bus = 1 + (unsigned int)(size_t)device;
   return 0;
 }

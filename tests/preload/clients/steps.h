@@ -57,7 +57,12 @@ static inline CUresult release(const struct api* api, const char* call, CUdevice
 int begin_captures(const struct api* api, size_t size);
 int end_one_of_two(const struct api* api, size_t size);
 
+/* Of refusals.c. */
+int ask_wrongly(const struct api* api);
+int take_pitched(const struct api* api, size_t width, size_t height);
+
 /* Of faults.c, on the simulator only. */
+int fail_to_free(const struct api* api, const char* call, size_t size);
 int fail_each_call(const struct api* api, const char* call, size_t size);
 int need_what_is_put_off(const struct api* api, size_t size);
 int lose_managed(const struct api* api, const char* state, size_t size);
