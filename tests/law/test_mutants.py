@@ -38,6 +38,7 @@ def changed(line: str) -> set[str]:
         ("#if A < 1\n", set()),
         ("{ v.reserve(n); }", set()),
         ("{ Type name(argument); }", set()),
+        ("{ std::string name = other; std::vector<int> many(argument); }", set()),
         ("return nullptr;", set()),
     ],
 )  # fmt: skip

@@ -140,7 +140,10 @@ def is_statement(source: str, tokens: list[Token], closing: dict[int, int]) -> s
         return None
     if words[0] == "throw":
         return "throw"
-    if tokens[1:] and tokens[1].kind == "word":
+    after = 1
+    while words[after : after + 1] == ["::"]:
+        after += 2
+    if tokens[after:] and (tokens[after].kind == "word" or words[after] in ("<", "&", "*")):
         return None  # a declaration
     if HARMLESS_CALL.search(source[tokens[0].start : tokens[-1].end]):
         return None
