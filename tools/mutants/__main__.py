@@ -11,6 +11,7 @@ that does not compile is replaced. Survivors are written with their diffs to the
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -47,7 +48,7 @@ def mutants_at(root: Path, places: list[str]) -> list[Mutation]:
     found: list[Mutation] = []
     for place in places:
         path, _, line = place.partition(":")
-        mutants = collect(root, [path.split("/")[1]])[path.split("/")[1]]
+        mutants = collect(root, [path.split("/")[1]], sys.maxsize)[path.split("/")[1]]
         found += [each for each in mutants if each.path == path and (not line or each.line == int(line))]
     return found
 
@@ -73,6 +74,8 @@ def try_mutants(
 def main(words: list[str] | None = None) -> int:
     """0: every mutant was killed or is equivalent; 1: some survived; 2: there was nothing to compare with."""
     given = read_arguments(words)
+    for ending in (signal.SIGINT, signal.SIGTERM):  # also in the background of a shell, which has it ignored
+        signal.signal(ending, signal.default_int_handler)
     root = given.root.resolve()
     place = (given.place or root / "build" / "mutants").resolve()
     bench = Workbench(root, place, given.jobs, not given.no_sweeps, tuple(given.cmake))

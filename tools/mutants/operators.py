@@ -155,7 +155,7 @@ def is_statement(source: str, tokens: list[Token], closing: dict[int, int]) -> s
 
 def drop_statements(source: str, tokens: list[Token], closing: dict[int, int]) -> Iterator[Edit]:
     for index in range(1, len(tokens)):
-        if tokens[index - 1].text not in (";", "{", "}", ")", "else", ":"):
+        if tokens[index - 1].text not in (";", "{", "}", ")", "else"):
             continue
         end = index
         while end < len(tokens) and tokens[end].text not in (";", "{", "}"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -108,6 +109,11 @@ class Workbench:
     def prepare(self) -> None:
         """A copy, built and installed, with nothing broken. Raises BaselineError."""
         self.place.mkdir(parents=True, exist_ok=True)
+        self._own_place = (self.place / "lock").open("w")
+        try:
+            fcntl.flock(self._own_place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BaselineError(f"another run works in {self.place}: wait for it, or give --place") from None
         self.copy_sources()
         if (self.tree / "python").is_dir():
             shutil.copytree(self.tree / "python", self.site, dirs_exist_ok=True)
