@@ -11,9 +11,9 @@ that does not compile is replaced. Survivors are written with their diffs to the
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from .operators import Mutation
@@ -38,6 +38,9 @@ def read_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--place", type=Path, help="where the copy is built; default: build/mutants in the repository")
     parser.add_argument("--cmake", action="append", default=[], metavar="OPTION", help="a further option of CMake")
     parser.add_argument(
+        "--continue", dest="go_on", action="store_true", help="keep this seed's kills of an earlier run; try the rest"
+    )
+    parser.add_argument(
         "--no-baseline", action="store_true", help="the unbroken tree is known to pass: don't ask it first"
     )
     return parser.parse_args(words)
@@ -53,22 +56,43 @@ def mutants_at(root: Path, places: list[str]) -> list[Mutation]:
     return found
 
 
-def try_mutants(
-    bench: Workbench, mutants: Iterable[Mutation], equivalents: Equivalents, ask_first: bool
-) -> list[Result]:
-    """Tries them in turn and prints each verdict as it is reached."""
-    results = []
-    for mutation in mutants:
-        source = (bench.root / mutation.path).read_text()
-        reason = equivalents.reason(mutation.path, mutation.diff(source))
-        if reason is None and ask_first:
-            bench.check_baseline(mutation.path)
-        verdict = Verdict("survived", "", 0.0) if reason is not None else bench.judge(mutation)
-        results.append(describe(mutation, source, verdict, reason or ""))
-        print(results[-1].line_of_text(), flush=True)
-        if verdict.outcome == "not compiled" and isinstance(mutants, Sample):
-            mutants.draw_again(mutation)
-    return results
+class Run:
+    """One sample, or the mutants of some places: what is known of them, and what came of them.
+
+    Args:
+        known: verdicts of an earlier run, by path and diff, that are not asked for again.
+    """
+
+    def __init__(self, bench: Workbench, equivalents: Equivalents, known: dict[tuple[str, str], Verdict]) -> None:
+        self.bench, self.equivalents, self.known = bench, equivalents, known
+        self.results: list[Result] = []
+
+    def judge(self, mutation: Mutation, diff: list[str], ask_first: bool) -> Verdict:
+        verdict = self.known.get((mutation.path, "\n".join(diff)))
+        if verdict is not None:
+            return verdict
+        if ask_first:
+            self.bench.check_baseline(mutation.path)
+        return self.bench.judge(mutation)
+
+    def try_one(self, mutation: Mutation, ask_first: bool) -> Result:
+        source = (self.bench.tree / mutation.path).read_text()
+        diff = mutation.diff(source)
+        reason = self.equivalents.reason(mutation.path, diff)
+        verdict = Verdict("survived", "", 0.0) if reason is not None else self.judge(mutation, diff, ask_first)
+        result = describe(mutation, source, verdict, reason or "")
+        self.results.append(result)
+        return result
+
+
+def read_known(file: Path) -> dict[tuple[str, str], Verdict]:
+    """The kills of an earlier run, and what did not compile: survivors are tried again."""
+    earlier = json.loads(file.read_text())["mutants"] if file.is_file() else []
+    return {
+        (each["path"], "\n".join(each["diff"])): Verdict(each["outcome"], each["by"], each["seconds"])
+        for each in earlier
+        if each["outcome"] in ("killed", "not compiled")
+    }
 
 
 def main(words: list[str] | None = None) -> int:
@@ -80,20 +104,25 @@ def main(words: list[str] | None = None) -> int:
     place = (given.place or root / "build" / "mutants").resolve()
     bench = Workbench(root, place, given.jobs, not given.no_sweeps, tuple(given.cmake))
     rooms = given.rooms.split(",") if given.rooms else find_rooms(root, given.with_sim)
+    file = place / "results" / ("places.json" if given.at else f"seed-{given.seed}.json")
+    run = Run(bench, Equivalents(root / EQUIVALENTS), read_known(file) if given.go_on else {})
+    facts = {"seed": given.seed, "sample": given.sample, "at": given.at, "rooms": rooms}
     try:
         bench.prepare()
         # Of the copy: what is written meanwhile in the user's tree is for the next run.
-        bench.root = bench.tree
         mutants = mutants_at(bench.tree, given.at) or Sample(collect(bench.tree, rooms), given.sample, given.seed)
-        results = try_mutants(bench, mutants, Equivalents(root / EQUIVALENTS), not given.no_baseline)
+        for mutation in mutants:
+            result = run.try_one(mutation, not given.no_baseline)
+            print(result.line_of_text(), flush=True)
+            write_json(file, run.results, **facts)
+            if result.outcome == "not compiled" and isinstance(mutants, Sample):
+                mutants.draw_again(mutation)
     except BaselineError as error:
         print(f"mutants: {error}", file=sys.stderr)
         return 2
-    name = "places.json" if given.at else f"seed-{given.seed}.json"
-    write_json(bench.place / "results" / name, results, seed=given.seed, sample=given.sample, at=given.at, rooms=rooms)
-    print(make_table(results))
-    print(f"{bench.place / 'results' / name} has every mutant and its diff")
-    return 1 if any(result.outcome == "survived" for result in results) else 0
+    print(make_table(run.results))
+    print(f"{file} has every mutant and its diff")
+    return 1 if any(result.outcome == "survived" for result in run.results) else 0
 
 
 if __name__ == "__main__":
