@@ -1,0 +1,112 @@
+// Sizes as text, UTF-8, and the lines on stderr.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "base/bytes.h"
+#include "base/log.h"
+#include "base/repeated_line.h"
+#include "base/text.h"
+
+namespace ebbtide {
+namespace {
+
+TEST(Bytes, SizesAreReadInEveryUnit) {
+  EXPECT_EQ(parse_bytes("0"), 0u);
+  EXPECT_EQ(parse_bytes("123"), 123u);
+  EXPECT_EQ(parse_bytes("1b"), 1u);
+  EXPECT_EQ(parse_bytes("2KiB"), 2 * kKiB);
+  EXPECT_EQ(parse_bytes("3MiB"), 3 * kMiB);
+  EXPECT_EQ(parse_bytes("4GiB"), 4 * kGiB);
+  EXPECT_EQ(parse_bytes("2TiB"), 2048 * kGiB);
+  EXPECT_EQ(parse_bytes("5kB"), 5'000u);
+  EXPECT_EQ(parse_bytes("6MB"), 6'000'000u);
+  EXPECT_EQ(parse_bytes("7GB"), 7'000'000'000u);
+  EXPECT_EQ(parse_bytes("1.5 MiB"), 3 * kMiB / 2);
+  EXPECT_EQ(parse_bytes("  16gib  "), 16 * kGiB);
+  EXPECT_EQ(parse_bytes("9223372036854774784"), 9223372036854774784u);
+}
+
+TEST(Bytes, WhatIsNoSizeIsNone) {
+  for (const char* text : {"", " ", "GiB", "-1", "1.2.3", "1 XiB", "1Gi", "1Gib2", "lots", "1e9", ".", "16 EiB", "1x",
+                           "0x10", "9999999999GiB", "1 i b", "1 bb"}) {
+    EXPECT_EQ(parse_bytes(text), std::nullopt) << text;
+  }
+}
+
+TEST(Bytes, SizesAreWrittenInTheLargestUnitThatTheyFill) {
+  EXPECT_EQ(format_bytes(1), "1 bytes");
+  EXPECT_EQ(format_bytes(kKiB - 1), "1023 bytes");
+  EXPECT_EQ(format_bytes(kMiB), "1 MiB");
+  EXPECT_EQ(format_bytes(kMiB - kKiB), "1023 KiB");
+  EXPECT_EQ(format_bytes(kGiB + kGiB / 4), "1.2 GiB");
+  EXPECT_EQ(format_bytes(1024 * kGiB), "1 TiB");
+  EXPECT_EQ(format_bytes(1024 * 1024 * kGiB), "1 PiB");
+  EXPECT_EQ(format_bytes(UINT64_C(1) << 63), "8 EiB");
+}
+
+TEST(Text, Utf8IsToldFromWhatIsNot) {
+  for (const char* text :
+       {"", "a", "\x7f", "\xC2\x80", "\xDF\xBF", "\xE0\xA0\x80", "\xED\x9F\xBF", "\xEE\x80\x80", "\xEF\xBF\xBF",
+        "\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF", "\xF1\x80\x80\x80", "a\xC3\xBC\xE2\x9C\x93z"}) {
+    EXPECT_TRUE(is_utf8(text)) << text;
+  }
+  for (const char* text : {"\x80", "\xBF", "\xC0\x80", "\xC1\xBF", "\xC2", "\xC2\x41", "\xC2\xC0", "\xE0\x9F\xBF",
+                           "\xE0\xA0", "\xE1\x80", "\xE1\x80\x41", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF", "\xF0\x90\x80",
+                           "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "a\xC3"}) {
+    EXPECT_FALSE(is_utf8(text)) << testing::PrintToString(std::string(text));
+  }
+}
+
+TEST(Text, ACutIsNeverInsideACharacter) {
+  const std::string text = "a\xC3\xBC\xE2\x9C\x93";  // of 1, 2 and 3 bytes
+  EXPECT_EQ(cut_utf8(text, 0), "");
+  EXPECT_EQ(cut_utf8(text, 1), "a");
+  EXPECT_EQ(cut_utf8(text, 2), "a");
+  EXPECT_EQ(cut_utf8(text, 3), "a\xC3\xBC");
+  EXPECT_EQ(cut_utf8(text, 5), "a\xC3\xBC");
+  EXPECT_EQ(cut_utf8(text, 6), text);
+  EXPECT_EQ(cut_utf8(text, 7), text);
+}
+
+// The level is read once: each of these tests has a process of its own.
+std::string logged(const char* level) {
+  if (level != nullptr) ::setenv("EBBTIDE_LOG", level, 1);
+  if (level == nullptr) ::unsetenv("EBBTIDE_LOG");
+  ::testing::internal::CaptureStderr();
+  log_line(LogLevel::kError, {"one", " error"});
+  log_line(LogLevel::kWarning, {"a warning"});
+  log_line(LogLevel::kInfo, {"some info"});
+  return ::testing::internal::GetCapturedStderr();
+}
+
+TEST(Log, ErrorsAlone) { EXPECT_EQ(logged("error"), "ebbtide: one error\n"); }
+TEST(Log, WarningsAsWellWhereNothingIsSaid) { EXPECT_EQ(logged(nullptr), "ebbtide: one error\nebbtide: a warning\n"); }
+TEST(Log, WarningsAsWell) { EXPECT_EQ(logged("warning"), "ebbtide: one error\nebbtide: a warning\n"); }
+TEST(Log, All) { EXPECT_EQ(logged("info"), "ebbtide: one error\nebbtide: a warning\nebbtide: some info\n"); }
+
+TEST(Log, ALongLineIsCutAndEnds) {
+  ::setenv("EBBTIDE_LOG", "error", 1);
+  const std::string piece(700, 'x');
+  ::testing::internal::CaptureStderr();
+  log_line(LogLevel::kError, {piece, piece, piece});
+  const std::string line = ::testing::internal::GetCapturedStderr();
+  EXPECT_GE(line.size(), 1000u);
+  EXPECT_LE(line.size(), 1024u);
+  EXPECT_EQ(line.substr(0, 9), "ebbtide: ");
+  EXPECT_EQ(line.find('\n'), line.size() - 1);
+  EXPECT_EQ(line.find_first_not_of('x', 9), line.size() - 1);
+}
+
+TEST(RepeatedLine, TheFirstEightAreSaidThenEveryPowerOfTwo) {
+  RepeatedLine line;
+  std::string said;
+  for (int count = 1; count <= 70; ++count) {
+    if (line.must_say()) said += std::to_string(count) + " ";
+  }
+  EXPECT_EQ(said, "1 2 3 4 5 6 7 8 16 32 64 ");
+}
+
+}  // namespace
+}  // namespace ebbtide
