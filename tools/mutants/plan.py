@@ -20,19 +20,18 @@ PRODUCTS = ("ebbtide", "ebbtide_preload", "ebbtide_sim", "_core")
 
 _SAVER = (
     "tests/python/test_saver_operations.py",
-    "tests/python/test_core_property.py",
     "tests/python/test_saver_pending.py",
     "tests/python/test_saver_overflow.py",
-    "tests/python/test_saver_backups.py",
     "tests/python/test_saver_backup_of.py",
 )
 _INTERFACE = (
     "tests/python/test_core_process.py",
     "tests/python/test_saver_errors.py",
     "tests/python/test_saver_settings.py",
-    "tests/python/test_saver_process.py",
     "tests/python/test_saver_trim.py",
     "tests/python/test_saver_prepare.py",
+    "tests/python/test_saver_swap.py",
+    "tests/python/test_core_property.py",
     "tests/python/test_cli.py",
     *_SAVER,
 )
