@@ -1,0 +1,87 @@
+// The first use of the driver in a process. Each of these tests has a process of its own.
+#include "driver/driver.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "driver/context.h"
+#include "sim_control.h"
+
+namespace ebbtide::testing {
+namespace {
+
+TEST(DriverTest, ThreadsThatComeFirstAtOnceShareOneTable) {
+  sim().reset();
+  use_driver("sim");
+  sim().set_delay("cuInit", 100'000);
+  std::vector<const Driver*> tables(4);
+  {
+    std::vector<std::jthread> threads;
+    for (const Driver*& table : tables) threads.emplace_back([&table] { table = &driver(); });
+  }
+  EXPECT_EQ(std::set<const Driver*>(tables.begin(), tables.end()).size(), 1u);
+  EXPECT_EQ(sim().calls("cuInit"), 1u);
+  EXPECT_EQ(driver_if_loaded(), tables.front());
+}
+
+TEST(DriverTest, AContextIsRetainedOnceByThreadsThatComeFirstAtOnce) {
+  sim().reset();
+  use_driver("sim");
+  check(driver().cuInit(0), "cuInit");
+  sim().set_delay("cuDevicePrimaryCtxRetain", 100'000);
+  std::vector<CUcontext> contexts(4);
+  {
+    std::vector<std::jthread> threads;
+    for (CUcontext& context : contexts) threads.emplace_back([&context] { context = primary_context(0); });
+  }
+  EXPECT_EQ(std::set<CUcontext>(contexts.begin(), contexts.end()).size(), 1u);
+  EXPECT_EQ(sim().calls("cuDevicePrimaryCtxRetain"), 1u);
+}
+
+TEST(DriverTest, AnUnknownNameIsSaidAndCut) {
+  const std::string name(300, 'x');
+  try {
+    use_driver(name.c_str());
+    FAIL() << "nothing was thrown";
+  } catch (const InvalidArgument& error) {
+    EXPECT_EQ(std::string(error.what()).find(std::string(65, 'x')), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find(std::string(64, 'x') + "'"), std::string::npos);
+  }
+  EXPECT_STREQ(driver_name(), "");
+  EXPECT_EQ(driver_if_loaded(), nullptr);
+}
+
+// What fails once is tried again: a driver may be there later.
+TEST(DriverTest, ADriverThatDoesNotStartIsAskedAgain) {
+  sim().reset();
+  use_driver("sim");
+  sim().fail("cuInit", 1, CUDA_ERROR_NO_DEVICE, 1);
+  EXPECT_THROW(driver(), DriverError);
+  EXPECT_EQ(driver_if_loaded(), nullptr);
+  EXPECT_NO_THROW(use_driver("sim"));
+  EXPECT_NE(driver().cuInit, nullptr);
+  EXPECT_THROW(use_driver("cuda"), StateError);
+  EXPECT_STREQ(driver_name(), "sim");
+}
+
+TEST(DriverTest, ADriverThatLacksWhatIsNeededIsNamed) {
+  sim().reset();
+  use_driver("sim");
+  sim().hide_function("cuMemMap");
+  try {
+    driver();
+    FAIL() << "nothing was thrown";
+  } catch (const StateError& error) {
+    EXPECT_NE(std::string(error.what()).find("lacks cuMemMap:"), std::string::npos) << error.what();
+  }
+  sim().hide_function(nullptr);
+  EXPECT_NO_THROW(driver());
+}
+
+}  // namespace
+}  // namespace ebbtide::testing
