@@ -99,7 +99,7 @@ class Workbench:
         command = ["cmake", "-G", "Ninja", "-S", str(self.tree), "-B", str(self.build), "-DEBBTIDE_TESTS=ON"]
         # Optimised enough that the tests are quick. A library that changes is not linked into its users again.
         command += ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCMAKE_LINK_DEPENDS_NO_SHARED=ON"]
-        command += ["-DEBBTIDE_TEST_TIMEOUT_S=900"]  # a machine that is busy is not a mutant that hangs
+        command += ["-DEBBTIDE_TEST_TIMEOUT_S=300"]  # a machine that is busy is not a mutant that hangs
         command += [f"-DPython_EXECUTABLE={sys.executable}", *self.options]
         if shutil.which("ccache"):
             command += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX")]
