@@ -47,7 +47,16 @@ PYTHON_TESTS: Mapping[str, tuple[str, ...]] = {
         *_SAVER,
     ),
     "kernels": ("tests/conformance/test_conformance_kernels.py", "tests/python/test_saver_skips.py", *_SAVER),
-    "preload": ("tests/preload", "tests/python/test_preloading.py", "tests/python/test_cli_run.py"),
+    "preload": (
+        "tests/preload/test_preload_report.py",
+        "tests/preload/test_preload_per_thread.py",
+        "tests/preload/test_preload_pauseable.py",
+        "tests/preload/test_preload_peers.py",
+        "tests/preload/test_preload_process.py",
+        "tests/preload/test_preload_overflow.py",
+        "tests/preload/test_preload_resolution.py",
+        "tests/python/test_preloading.py",
+    ),
     "sim": ("tests/conformance", *_SAVER),
     "torch": (
         "tests/python/test_torch_cpu_regions.py",
