@@ -103,7 +103,9 @@ def tests_that_name(tree: Path, path: str) -> list[str]:
     headers.update(unit.parent / header.name for header in beside if stem.startswith(header.stem + "_"))
     includes = [re.escape(header.relative_to(unit.parts[0]).as_posix()) for header in headers]
     types = ["".join(word.capitalize() for word in header.stem.split("_")) for header in headers]
-    mention = re.compile("|".join([*includes, *(rf"\b{name}\b" for name in types)]))
+    # A member is called like its class; a single word means too much.
+    members = [header.stem for header in headers if "_" in header.stem]
+    mention = re.compile("|".join([*includes, *(rf"\b{name}\b" for name in types + members)]))
     files = (tree / "tests" / "cpp").glob("*.cpp")
     return find_tests(f for f in files if not is_sweep(f) and (stem in f.stem or mention.search(f.read_text())))
 
