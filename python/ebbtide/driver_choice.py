@@ -5,18 +5,19 @@ decide, once, at first need.
 |----------------|----------------------|--------------------------|------------------------|
 | auto (default) | sim, with one line   | cuda, or an error        | cuda, or an error      |
 | cuda           | refused on tensors   | cuda, or an error        | cuda, or an error      |
-| sim            | sim                  | refused on tensors       | sim                    |
+| sim            | sim                  | sim, for CPU tensors     | sim                    |
 | off            | off                  | off                      | off                    |
 
-A torch with CUDA and no working driver is an error, never a silent simulation. Importing torch is left to the caller:
-only regions need it.
+A torch with CUDA and no working driver is an error that names EBBTIDE_DRIVER=sim, never a silent simulation. With
+that setting the simulated device serves every build of torch, one for ROCm too: regions then cover CPU tensors, and
+torch's own devices are left alone. Importing torch is left to the caller: only regions need it.
 """
 
 import os
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ebbtide.errors import Error, StateError
 
@@ -84,38 +85,27 @@ def decide(setting: Setting, torch_kind: TorchKind, driver_problem: str | None, 
 def _refuse_tensors(setting: Setting, torch_kind: TorchKind) -> str:
     if torch_kind == "none":
         return "regions need PyTorch 2.6 or newer: install torch"
-    if torch_kind == "rocm":
+    if torch_kind == "rocm" and setting != "sim":
         return (
-            "this torch is built for ROCm, and ebbtide works with NVIDIA GPUs: "
-            f"install a CUDA or CPU build of torch, or set {VARIABLE}=off"
+            "this torch is built for ROCm, and ebbtide works with NVIDIA GPUs: install a CUDA build of torch, "
+            f"set {VARIABLE}=sim to try ebbtide with CPU tensors on the simulated device, or set {VARIABLE}=off"
         )
     if setting == "cuda" and torch_kind == "cpu":
         return (
             f"{VARIABLE}=cuda, but torch is a CPU build: "
             f"install torch with CUDA, or set {VARIABLE}=sim for the simulated device"
         )
-    if setting == "sim" and torch_kind == "cuda":
-        return (
-            f"{VARIABLE}=sim, but torch is built with CUDA, and the simulated device serves CPU builds: "
-            f"unset {VARIABLE}, or install torch's CPU build"
-        )
     return ""
 
 
 def _explain_driver(torch_kind: TorchKind, driver_problem: str) -> str:
+    what = "there is no working NVIDIA driver"
     if torch_kind == "cuda":
-        what = "torch is built with CUDA, but there is no working NVIDIA driver"
-        advice = (
-            "run where there is a GPU, install torch's CPU build to use the simulated device, "
-            f"or set {VARIABLE}=off to run without ebbtide"
-        )
-    else:
-        what = "there is no working NVIDIA driver"
-        advice = (
-            f"run where there is a GPU, set {VARIABLE}=sim for the simulated device, "
-            f"or {VARIABLE}=off to run without ebbtide"
-        )
-    return f"{what} ({driver_problem}): {advice}"
+        what = f"torch is built with CUDA, but {what}"
+    return (
+        f"{what} ({driver_problem}): run where there is a GPU, set {VARIABLE}=sim to try ebbtide with CPU tensors on "
+        f"the simulated device, or set {VARIABLE}=off to run without ebbtide"
+    )
 
 
 def installed_torch_kind() -> TorchKind:
@@ -129,6 +119,14 @@ def installed_torch_kind() -> TorchKind:
     if torch.version.cuda is not None:
         return "cuda"
     return "rocm" if getattr(torch.version, "hip", None) is not None else "cpu"
+
+
+def torch_on_gpu() -> Any:
+    """torch, where it has begun to use the GPUs that regions cover; None elsewhere, as beside a simulated device, which
+    has no part in torch's GPUs."""
+    torch = sys.modules.get("torch")
+    is_cuda = torch is not None and torch.version.cuda is not None and _chosen != "sim"
+    return torch if torch is not None and is_cuda and torch.cuda.is_initialized() else None
 
 
 def find_driver_problem() -> str | None:

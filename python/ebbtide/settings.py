@@ -16,7 +16,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "EBBTIDE_DRIVER",
         "auto",
-        "auto (CUDA, or the simulated device where torch is a CPU build), cuda, sim, or off (every call is a no-op).",
+        "auto (CUDA, or the simulated device where torch is a CPU build), cuda, sim (the simulated device for CPU "
+        "tensors, with every build of torch), or off (every call is a no-op).",
     ),
     Setting(
         "EBBTIDE_DEVICE_LIMIT",

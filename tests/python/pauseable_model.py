@@ -4,7 +4,7 @@ as the preload library sees to it."""
 import ctypes
 
 import torch
-from ebbtide import _core
+from ebbtide import _core, driver_choice
 from ebbtide.saver import captures, cuda_pools, detour, frames, leases, pools, program
 from torch_model import TorchModel
 
@@ -26,6 +26,7 @@ class CachingTorch(TorchModel):
 
     def install(self, monkeypatch):
         super().install(monkeypatch)
+        monkeypatch.setattr(driver_choice, "_chosen", "cuda")
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "memory_snapshot", self.snapshot)

@@ -246,16 +246,19 @@ def test_workspaces_are_forgotten_before_each_pause(saver, tag, monkeypatch):
 
 
 def test_the_cublas_map_is_emptied_only_where_torch_uses_cuda(monkeypatch):
-    from ebbtide.saver import workspaces
+    from ebbtide import driver_choice
+    from ebbtide.saver import torch_cache, workspaces
 
     calls = []
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: calls.append(1), raising=False)
-    monkeypatch.setattr(torch.version, "cuda", None)
-    workspaces.forget()
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    workspaces.forget()
+    for cuda, is_initialized, driver in ((None, True, "cuda"), ("13.0", False, "cuda"), ("13.0", True, "sim")):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda answer=is_initialized: answer)
+        monkeypatch.setattr(driver_choice, "_chosen", driver)
+        workspaces.forget()
+        assert not torch_cache.empty()
     assert calls == []
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    workspaces.forget()
-    assert calls == [1]
+    for driver in ("cuda", None):  # None: memory that is paused before any region was entered
+        monkeypatch.setattr(driver_choice, "_chosen", driver)
+        workspaces.forget()
+    assert calls == [1, 1]

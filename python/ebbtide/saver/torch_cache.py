@@ -1,10 +1,10 @@
 """Memory that torch holds outside regions and uses no more, and patience with a device that is full."""
 
-import sys
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from ebbtide import driver_choice
 from ebbtide.errors import OutOfMemoryError
 from ebbtide.saver import frames
 
@@ -15,11 +15,11 @@ _LONGEST_WAIT_SECONDS = 0.25
 
 
 def empty() -> bool:
-    """Gives back what torch has cached outside regions; whether torch uses CUDA at all."""
+    """Gives back what torch has cached outside regions; whether torch uses the GPUs that regions cover."""
     from ebbtide.saver import captures, detour
 
-    torch = sys.modules.get("torch")
-    if torch is None or torch.version.cuda is None or not torch.cuda.is_initialized() or captures.is_capturing():
+    torch = driver_choice.torch_on_gpu()
+    if torch is None or captures.is_capturing():
         return False
     detour.renew()
     stack, frame = frames.this_thread(), frames.OrdinaryFrame(None)
