@@ -14,9 +14,9 @@ fail() {
   exit 1
 }
 
-command -v "$python" >/dev/null || fail "there is no $python. Install Python 3.10 to 3.13, or say which one to use: make PYTHON=python3.12"
-"$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' ||
-  fail "$python is $("$python" -V 2>&1); ebbtide needs Python 3.10 to 3.13. Say which one to use: make PYTHON=python3.12"
+command -v "$python" >/dev/null || fail "there is no $python. Install Python 3.10 or newer, or say which one to use: make PYTHON=python3.12"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+  fail "$python is $("$python" -V 2>&1); ebbtide needs Python 3.10 or newer. Say which one to use: make PYTHON=python3.12"
 command -v c++ >/dev/null || command -v g++ >/dev/null || fail "there is no C++ compiler. On Debian: apt-get install build-essential"
 header=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')/Python.h
 [[ -e "$header" ]] || fail "Python's development files are missing ($header). On Debian: apt-get install python3-dev"

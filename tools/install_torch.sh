@@ -16,7 +16,7 @@ arguments=(install --quiet --disable-pip-version-check)
 cat >&2 <<MESSAGE
 ebbtide: pip could not install $requirement. Do one of these, then run make again:
   - name the index of torch's CPU builds (PyTorch's installation page tells it):   make test TORCH_INDEX=<its address>
-  - install a torch of your choice first:                                            .venv/bin/pip install <a torch from 2.6 to 2.13>
+  - install a torch of your choice first:                                            .venv/bin/pip install <a torch from 2.6 on>
   - use the Python and the torch that you have:                                      make test SYSTEM=1
 MESSAGE
 exit 1

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from ebbtide import driver_choice, preloading
+from ebbtide import driver_choice, preloading, support
 from ebbtide.errors import StateError
 from ebbtide.programs import preload_obstacle
 from ebbtide.settings import SETTINGS
@@ -21,8 +21,6 @@ from ebbtide.sizes import format_size
 
 Status = Literal["ok", "note", "problem"]
 
-LEAST_PYTHON, FIRST_UNTRIED_PYTHON = (3, 10), (3, 14)
-LEAST_TORCH, FIRST_UNTRIED_TORCH = (2, 6), (2, 14)
 PACKAGES = ("torch", "numpy", "click", "rich")
 _KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
 # Without this one nothing can be paused; what the others offer is optional.
@@ -80,11 +78,8 @@ def _software() -> Iterator[Finding]:
         yield Finding("software", "ebbtide", f"{_core.version()}, {_core.loaded_library()}")
     except ImportError as error:
         yield Finding("software", "ebbtide", f"its library does not load: {error}", "problem", "install ebbtide again")
-    python = platform.python_version()
-    if LEAST_PYTHON <= sys.version_info[:2] < FIRST_UNTRIED_PYTHON:
-        yield Finding("software", "Python", python)
-    else:
-        yield Finding("software", "Python", python, "note", "ebbtide is tested with Python 3.10 to 3.13")
+    sentence = support.untried(python=sys.version_info[:2])
+    yield Finding("software", "Python", platform.python_version(), "note" if sentence else "ok", sentence)
     yield Finding("software", "system", f"{platform.system()} {platform.release()}, {platform.machine()}")
     for package in PACKAGES:
         try:
@@ -95,11 +90,13 @@ def _software() -> Iterator[Finding]:
 
 def _package(package: str, version: str) -> Finding:
     if package == "torch":
-        numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdecimal())
-        if numbers < LEAST_TORCH:
-            return Finding("software", package, version, "problem", "regions need torch 2.6 or newer: upgrade torch")
-        if numbers >= FIRST_UNTRIED_TORCH:
-            return Finding("software", package, version, "note", "ebbtide is tested with torch 2.6 to 2.13")
+        try:
+            numbers = support.torch_version(version)
+        except StateError as error:
+            return Finding("software", package, version, "problem", str(error))
+        problem, sentence = support.torch_problem(numbers), support.untried(torch=numbers)
+        if problem or sentence:
+            return Finding("software", package, version, "problem" if problem else "note", problem or sentence)
     return Finding("software", package, version)
 
 
@@ -166,7 +163,7 @@ def _torch_allocator() -> Iterator[Finding]:
 
     from ebbtide.saver import cuda_pools
 
-    problem = cuda_pools.expandable_segments_problem(os.environ, cuda_pools.torch_version(torch.__version__))
+    problem = cuda_pools.expandable_segments_problem(os.environ, support.torch_version(torch.__version__))
     if problem:
         yield Finding("driver", "torch's allocator", "expandable segments", "problem", problem)
     else:

@@ -17,7 +17,7 @@ import threading
 import weakref
 from typing import Any
 
-from ebbtide import _core
+from ebbtide import _core, torch_names
 from ebbtide.errors import StateError
 from ebbtide.saver import frames, leases, workspaces
 
@@ -117,10 +117,9 @@ class _TorchAllocator:
     def __init__(self) -> None:
         import torch
 
-        bindings = torch._C
         self._stream = torch.cuda.current_stream()
-        self._end = getattr(bindings, "_cuda_endAllocateToPool", None) or bindings._cuda_endAllocateCurrentStreamToPool
-        self._release = bindings._cuda_releasePool
+        self._end = torch_names.end_allocate()
+        self._release = torch_names.find("_C._cuda_releasePool")
 
     def make_pool(self) -> Any:
         """An id for a capture that was given none: torch tells its own only of captures that went well."""

@@ -1,6 +1,6 @@
 """Pools on a GPU: `torch.cuda.MemPool` over the entry points of one slot each.
 
-What torch does, and what this file makes of it (read in torch 2.6 to 2.13, measured on 2.11):
+What torch does, and what this file makes of it (read in torch 2.6 to 2.15, measured on 2.11):
 - A pool that dies while another is open, or after a failed capture, ends the process from a destructor: where it was
   the last use, it waits for events. So no pool dies as long as it may be entered: a leaked reference keeps the object
   past interpreter exit, and one use count that is never given back keeps torch from freeing its memory behind our back.
@@ -35,8 +35,9 @@ from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.saver import captures
 from ebbtide.saver.snapshots import Segment, read_cuda_segments
+from ebbtide.support import torch_version
+from ebbtide.torch_names import end_allocate, find
 
-LEAST_TORCH = (2, 6)
 THREAD_POOLS_FROM = (2, 8)
 INNER_BEATS_ALL_FROM = (2, 11)
 DISSOLVE_FROM = (2, 10)
@@ -72,15 +73,15 @@ class CudaPools:
     device_type = "cuda"
 
     def __init__(self, version: tuple[int, int]) -> None:
-        bindings = torch._C
         self.inner_beats_all = version >= INNER_BEATS_ALL_FROM
         self.one_thread_only = version < THREAD_POOLS_FROM
         self.flushes_first = version >= POOLS_FLUSH_FROM
         self._can_dissolve = version >= DISSOLVE_FROM
-        self._begin_all = bindings._cuda_beginAllocateToPool
-        self._begin = self._begin_all if self.one_thread_only else bindings._cuda_beginAllocateCurrentThreadToPool
-        self._end = getattr(bindings, "_cuda_endAllocateToPool", None) or bindings._cuda_endAllocateCurrentStreamToPool
-        self._release = bindings._cuda_releasePool
+        begin_all = find("_C._cuda_beginAllocateToPool")
+        self._begin_all = begin_all
+        self._begin = begin_all if self.one_thread_only else find("_C._cuda_beginAllocateCurrentThreadToPool")
+        self._end = end_allocate()
+        self._release = find("_C._cuda_releasePool")
 
     def devices(self) -> Sequence[int]:
         """Every device that the process sees; before torch 2.8, where a thread has one active pool, the current one."""
@@ -88,7 +89,7 @@ class CudaPools:
 
     def make(self, slot: int, device: int, tag: str) -> CudaPool:
         """See PoolBackend."""
-        allocator = torch._C._cuda_customAllocator(*_core.torch_functions(slot))
+        allocator = find("_C._cuda_customAllocator")(*_core.torch_functions(slot))
         with _made_on(device):
             mem_pool = torch.cuda.MemPool(allocator)
         _keep_for_ever(allocator)  # torch before 2.10 holds the bare pointer
@@ -168,11 +169,11 @@ def _made_on(device: int) -> Iterator[None]:
     """Makes `device` the current one without creating its context."""
     torch.cuda.init()
     before = torch.cuda.current_device()
-    torch._C._cuda_maybeExchangeDevice(device)
+    find("_C._cuda_maybeExchangeDevice")(device)
     try:
         yield
     finally:
-        torch._C._cuda_setDevice(before)
+        find("_C._cuda_setDevice")(before)
 
 
 def _keep_for_ever(thing: Any) -> None:
@@ -198,14 +199,6 @@ def take_snapshot(*pool_id: Any) -> Any:
     return torch.cuda.memory_snapshot(*pool_id, **without_traces)
 
 
-def torch_version(text: str) -> tuple[int, int]:
-    """(2, 11) of "2.11.0+cu130"."""
-    match = re.match(r"(\d+)\.(\d+)", text)
-    if match is None:
-        raise StateError(f"torch has the version {text!r}, which does not begin with two numbers")
-    return int(match[1]), int(match[2])
-
-
 def expandable_segments_problem(environment: Mapping[str, str], version: tuple[int, int]) -> str | None:
     """The sentence that says what to set where torch's expandable segments would break regions; None where all is
     well.
@@ -229,8 +222,6 @@ def expandable_segments_problem(environment: Mapping[str, str], version: tuple[i
 def make_backend() -> CudaPools:
     """Checks what torch is and how its allocator is set up, and makes captures known to ebbtide."""
     version = torch_version(torch.__version__)
-    if version < LEAST_TORCH:
-        raise StateError(f"regions need torch 2.6 or newer, and this is {torch.__version__}: upgrade torch")
     backend = torch.cuda.get_allocator_backend()
     if backend != "native":
         raise StateError(

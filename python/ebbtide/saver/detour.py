@@ -17,13 +17,12 @@ What holds here (read in torch 2.11 and newer):
 import contextlib
 import logging
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ebbtide import _core
+from ebbtide import _core, driver_choice, torch_names
 from ebbtide.errors import Error, StateError
 from ebbtide.saver import captures, frames, program, workspaces
 from ebbtide.saver.snapshots import Segment, read_cuda_segments
@@ -133,14 +132,14 @@ def _concerns(tag: str, names: list[str]) -> bool:
 
 def _has_cuda() -> bool:
     """Whether torch may have cached anything yet."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.version.cuda is not None and torch.cuda.is_initialized()
+    return driver_choice.torch_on_gpu() is not None
 
 
 def _check_torch() -> None:
     import torch
 
-    from ebbtide.saver.cuda_pools import INNER_BEATS_ALL_FROM, torch_version
+    from ebbtide.saver.cuda_pools import INNER_BEATS_ALL_FROM
+    from ebbtide.support import torch_version
 
     if torch_version(torch.__version__) < INNER_BEATS_ALL_FROM:
         raise StateError(
@@ -180,7 +179,7 @@ def _open_pools(tag: str) -> list[OpenPool]:
     try:
         for device in sorted({info.device for info in _core.allocations(tag)}):
             pool_id = tuple(torch.cuda.graph_pool_handle())
-            torch._C._cuda_beginAllocateToPool(device, pool_id)
+            torch_names.find("_C._cuda_beginAllocateToPool")(device, pool_id)
             opened.append((device, pool_id))
         frames.this_thread().reenter()
     except BaseException:
@@ -190,11 +189,9 @@ def _open_pools(tag: str) -> list[OpenPool]:
 
 
 def _close_pools(pools: list[OpenPool]) -> None:
-    import torch
-
     for device, pool_id in pools:
-        torch._C._cuda_endAllocateToPool(device, pool_id)
-        torch._C._cuda_releasePool(device, pool_id)
+        torch_names.end_allocate()(device, pool_id)
+        torch_names.find("_C._cuda_releasePool")(device, pool_id)
         _former.add(pool_id)
 
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from ebbtide import support
 from ebbtide.driver_choice import choose_for_tensors
 from ebbtide.errors import StateError
 from ebbtide.saver import limits
@@ -78,7 +79,8 @@ def backend() -> PoolBackend | None:
     """The backend of this process, made at the first call; None where ebbtide is off.
 
     Raises:
-        StateError: this torch and this driver do not go together, or an allocator setting cannot work with regions.
+        StateError: this torch and this driver do not go together, torch is too old, or an allocator setting cannot
+            work with regions.
     """
     global _backend
     if _backend is not None:
@@ -88,6 +90,9 @@ def backend() -> PoolBackend | None:
         return None
     with _lock:
         if _backend is None:
+            import torch
+
+            support.check(torch.__version__)
             limits.apply_environment()
             module = importlib.import_module(f"ebbtide.saver.{'cuda_pools' if driver == 'cuda' else 'cpu_pools'}")
             made = module.make_backend()

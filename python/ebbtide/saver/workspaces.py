@@ -14,14 +14,10 @@ Not reached by this: graphs that were captured before the process entered its fi
 way: the dropout state of cuDNN's recurrent networks, which is made at their first call with dropout in training.
 """
 
-import sys
+from ebbtide import driver_choice, torch_names
 
 
 def forget() -> None:
-    """Empties torch's map of cuBLAS workspaces, if torch uses CUDA in this process."""
-    torch = sys.modules.get("torch")
-    if torch is None or torch.version.cuda is None or not torch.cuda.is_initialized():
-        return
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
+    """Empties torch's map of cuBLAS workspaces, if torch uses the GPUs that regions cover."""
+    if driver_choice.torch_on_gpu() is not None:
+        torch_names.find("_C._cuda_clearCublasWorkspaces")()
