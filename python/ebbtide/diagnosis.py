@@ -109,8 +109,8 @@ def _look_at_driver() -> tuple[driver_choice.Outcome, list[Finding]]:
         findings.append(Finding("driver", "choice", str(error), "problem"))
         return driver_choice.Outcome(None), findings
     if outcome.driver is None:
-        problem, _, advice = outcome.line.partition(": ")
-        findings.append(Finding("driver", "choice", problem, "problem", advice or outcome.line))
+        problem, advice = outcome.problem_and_advice()
+        findings.append(Finding("driver", "choice", problem, "problem", advice))
     elif outcome.driver == "off":
         findings.append(Finding("driver", "choice", "off: every call is a no-op", "note"))
     else:

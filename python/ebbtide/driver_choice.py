@@ -36,6 +36,13 @@ class Outcome:
     driver: Driver | None
     line: str = ""
 
+    def problem_and_advice(self) -> tuple[str, str]:
+        """A refusal's two parts: what is wrong, whose last words may be another library's in brackets, and what to do
+        about it."""
+        bracket = self.line.find("): ")
+        end = bracket + 1 if bracket >= 0 else self.line.find(": ")
+        return self.line[:end], self.line[end + 2 :]
+
 
 def parse_setting(text: str | None) -> Setting:
     """The value of EBBTIDE_DRIVER; unset and empty mean auto.

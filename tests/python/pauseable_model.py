@@ -27,6 +27,7 @@ class CachingTorch(TorchModel):
     def install(self, monkeypatch):
         super().install(monkeypatch)
         monkeypatch.setattr(driver_choice, "_chosen", "cuda")
+        monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "memory_snapshot", self.snapshot)

@@ -97,10 +97,17 @@ def test_doctor_without_torch_says_what_to_install(run_python) -> None:
 
 
 @pytest.mark.sim_only
-def test_doctor_on_a_cpu_torch_that_is_told_to_use_cuda(run_command) -> None:
-    result = run_command("doctor", "--json", EBBTIDE_DRIVER="cuda")
+@pytest.mark.parametrize(("cuda", "found"), [(None, "torch is a CPU build"), ("13.0", "no working NVIDIA driver (")])
+def test_doctor_without_a_gpu_that_is_told_to_use_cuda(run_python, cuda, found) -> None:
+    """torch's kind is made up, the missing driver is real."""
+    result = run_python(
+        f"import torch; torch.version.cuda = {cuda!r}; from ebbtide.cli import main; main(['doctor', '--json'])",
+        EBBTIDE_DRIVER="cuda",
+    )
     (problem,) = problems(json.loads(result.stdout)["findings"])
     assert result.returncode == 1
+    assert found in problem["found"]
+    assert problem["advice"].startswith(("install torch with CUDA", "run where there is a GPU"))
     assert "EBBTIDE_DRIVER=sim" in problem["advice"]
 
 

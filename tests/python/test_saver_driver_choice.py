@@ -6,7 +6,7 @@ import pytest
 from ebbtide import driver_choice
 from ebbtide.driver_choice import decide, needs_probe, parse_setting
 
-WORKS, BROKEN = None, "libcuda.so.1 is not there"
+WORKS, BROKEN = None, "no CUDA driver: libcuda.so.1 is not there"
 
 # (setting, torch, driver's problem) -> driver, or a piece of the line that refuses it.
 # TENSORS: where torch's tensors are to live in our memory. PLAIN: memory that torch does not know of.
@@ -85,6 +85,10 @@ def test_every_combination(setting, torch_kind, problem, on_tensors):
         assert wanted in outcome.line
     assert "\n" not in outcome.line
     assert bool(outcome.line) == (outcome.driver is None or (setting == "auto" and outcome.driver == "sim"))
+    if outcome.driver is None:
+        found, advice = outcome.problem_and_advice()
+        assert f"{found}: {advice}" == outcome.line
+        assert advice.startswith(("run where there is", "install")) and found.count("(") == found.count(")")
     if outcome.driver is None and torch_kind != "none":
         assert "EBBTIDE_DRIVER=sim" in outcome.line  # the way to try ebbtide with the torch that is there
 
@@ -119,6 +123,8 @@ def test_an_unknown_setting_lists_the_known_ones():
 def test_auto_with_a_cpu_torch_says_so_once(run_python):
     result = run_python(
         """
+        import torch
+        torch.version.cuda = None
         from ebbtide import saver
         assert saver.device == "cpu"
         with saver.region("a"), saver.region("b"):
@@ -135,6 +141,8 @@ def test_auto_with_a_cpu_torch_says_so_once(run_python):
 def test_cuda_with_a_cpu_torch_is_refused_at_the_region(run_python):
     result = run_python(
         """
+        import torch
+        torch.version.cuda = None
         import ebbtide
         from ebbtide import saver
         scope = saver.region("a")

@@ -35,6 +35,9 @@ class TorchModel:
                 lambda device, key: self.begin(device, key, threading.get_ident()),
             )
             set_name(bindings, "_cuda_endAllocateToPool", self.end)
+            # The torch that is installed may be an older one, and have these.
+            monkeypatch.delattr(bindings, "_cuda_endAllocateCurrentStreamToPool", raising=False)
+            monkeypatch.delattr(torch.cuda, "MemPoolContext", raising=False)
         else:
             monkeypatch.delattr(bindings, "_cuda_beginAllocateCurrentThreadToPool", raising=False)
             monkeypatch.delattr(bindings, "_cuda_endAllocateToPool", raising=False)
