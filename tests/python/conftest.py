@@ -14,6 +14,10 @@ from nursery import Nursery, open_nursery
 
 _numbers = itertools.count(1)
 
+# From Python 3.12 on os.fork says this of any process that has threads, and the core has some. It is no line of ours.
+FORK_WARNING = "ignore:This process:DeprecationWarning"
+os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), FORK_WARNING]))
+
 # Free memory that regions cached stays with their pools for the life of the process: room for that of all tests.
 os.environ.setdefault("EBBTIDE_SIM_CAPACITY", "4GiB")
 
