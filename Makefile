@@ -17,13 +17,15 @@ CTEST_ARGS ?=
 SAMPLE ?= 60
 SEED ?= 1
 MUTANTS_ARGS ?=
+# Such as --rows 2.15.0, --list, --again or --python /path/to/python3.14.
+MATRIX_ARGS ?=
 # Such as --works first_pause,swap, or --small on a machine without a GPU.
 BENCH_ARGS ?=
 
 include tools/build.mk
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help demo test test-cpp test-python gpu-test lint bench tidy format ptx asan tsan mutants wheel-test clean
+.PHONY: FORCE help demo test test-cpp test-python gpu-test matrix lint bench tidy format ptx asan tsan mutants wheel-test clean
 
 help: ## List these targets
 	@echo "Usage: make TARGET [SYSTEM=1] [PYTHON=python3] [JOBS=n]"
@@ -44,6 +46,9 @@ test-python: $(INSTALLED) ## Python tests only
 gpu-test: PYTEST_JOBS = 12
 gpu-test: $(INSTALLED) ## The same tests on a CUDA GPU; an unexpected skip is a failure
 	@$(RUN) env EBBTIDE_TEST_DRIVER=cuda EBBTIDE_NO_SKIPS=1 tools/run_pytest.sh $(PY) $(PYTEST_JOBS) $(PYTEST_ARGS)
+
+matrix: ## By hand: every supported torch and Python, one environment after the other; writes docs/support.md
+	@tools/matrix.py $(MATRIX_ARGS)
 
 bench: $(INSTALLED) ## Measure ebbtide, its rivals and the machine: a table, and JSON in benchmarks/results/
 	@$(RUN) $(PY) -m benchmarks run --out benchmarks/results $(BENCH_ARGS)
