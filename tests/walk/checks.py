@@ -1,0 +1,140 @@
+"""What holds after each step, and what is left at the end. Each raises Failure."""
+
+import gc
+import time
+from typing import Any
+
+from ebbtide import _core, saver
+
+from . import device, known
+from .model import Failure, Memory
+from .ops.moves import resume_all
+from .world import World
+
+
+def check_step(world: World) -> None:
+    """After each step: every address, every byte that may be read, every tag and every sum."""
+    for number, memory in world.model.memories.items():
+        try:
+            _check_memory(memory)
+        except Failure as failure:
+            raise Failure(f"memory {number} of {memory.tag!r}: {failure}") from None
+    for number, view in world.model.views.items():
+        wanted = view.stored.bytes[view.offset : view.offset + view.length]
+        if not (view.tensor.numpy() == wanted).all():
+            raise Failure(f"view {number} shows other bytes than it did")
+    _check_tags(world)
+    _check_hooks(world)
+    if world.unraisable:
+        raise Failure(f"an exception that nobody could catch: {world.unraisable[0]}")
+
+
+def _check_memory(memory: Memory) -> None:
+    if memory.base.data_ptr() != memory.address:
+        raise Failure(f"its address was {memory.address:#x} and is {memory.base.data_ptr():#x}")
+    for alias, offset in memory.aliases.values():
+        if alias.numel() and alias.data_ptr() != memory.address + offset:
+            raise Failure("a view of it lies elsewhere")
+    if memory.policy is not None:
+        is_away = memory.is_away()
+        # What has spilled stays where it is, so it may look resident.
+        if is_away and not memory.is_paused:
+            raise Failure("it is away, and nobody paused it")
+        if memory.is_paused and not is_away and not memory.policy.overflow:
+            raise Failure("it is resident, and nobody resumed it")
+    if memory.is_paused:
+        return
+    if memory.may_be_zero:
+        memory.settle_zeros()
+    if not device.holds(memory.base, memory.expected):
+        found = device.read(memory.base)
+        wrong = (found != memory.expected).nonzero()[0]
+        zeros = "zeros" if not found[wrong].any() else "other bytes"
+        raise Failure(f"{len(wrong)} of {memory.size_bytes} bytes are wrong, from {wrong[0]} on: {zeros}")
+
+
+def _check_tags(world: World) -> None:
+    leases: dict[str, int] = {}
+    for scopes in world.model.routes.scopes:
+        for scope in scopes:
+            if scope.policy is not None:
+                leases[scope.policy.tag] = leases.get(scope.policy.tag, 0) + 1
+    table = saver.tags()
+    for tag, status in table.items():
+        if not tag.startswith(world.prefix):
+            continue
+        if status.lease_count != leases.get(tag, 0):
+            raise Failure(f"{tag!r} has {status.lease_count} regions open, and should have {leases.get(tag, 0)}")
+        parts = status.resident_bytes + status.stored_bytes + status.dropped_bytes + status.trimmed_bytes
+        if parts != status.size_bytes:
+            raise Failure(f"{tag!r} has {status.size_bytes} bytes, and its parts are {parts}")
+        if status.state == "resident" and status.stored_bytes + status.dropped_bytes:
+            raise Failure(f"{tag!r} is called resident: {status}")
+    stats = saver.stats()
+    resident = sum(status.resident_bytes - status.host_bytes for status in table.values())
+    if stats["device_bytes"] < resident:
+        raise Failure(f"the tags hold {resident} bytes on the device, and all in all it is {stats['device_bytes']}")
+    if world.simulator is not None:
+        # More than the tags have: what died behind a shared handle goes with its neighbours.
+        live, counted = world.simulator.live()["device_bytes"], _core.query_device(0).held_bytes
+        if live != counted:
+            raise Failure(f"the driver holds {live} bytes of the device, and ebbtide counts {counted}")
+
+
+def _check_hooks(world: World) -> None:
+    """Each before-hook that ran was answered, unless its tag was left midway."""
+    open_moves: dict[tuple[int, str], str] = {}
+    for number, event, tag in world.calls_of_hooks:
+        if event.startswith("before"):
+            open_moves[number, tag] = event
+        else:
+            open_moves.pop((number, tag), None)
+    world.calls_of_hooks.clear()
+    table = saver.tags()
+    for (_, tag), event in open_moves.items():
+        if event == "before_resume" and world.last_step == "resume_behind":
+            continue  # the wait() of its Pending answers
+        if table[tag].state != "partial" and not world.was_interrupted:
+            raise Failure(f"a {event} hook of {tag!r} ran, and no hook afterwards")
+
+
+def end(world: World) -> None:
+    """Everything is given back: nothing is open, nothing is held."""
+    model = world.model
+    if world.simulator is not None:
+        world.simulator.set_foreign_bytes(0)
+        world.simulator.set_capacity(64 * device.CAPACITY)  # for all that is away
+    world.close_all()
+    model.pendings.clear()
+    if known.is_open(5) or not world.ends_paused:
+        saver.resume()
+        resume_all(world, [])
+    check_step(world)
+    model.memories.clear()
+    model.views.clear()
+    for remove in [remove for removers in model.hooks.values() for remove in removers]:
+        remove()
+    model.hooks.clear()
+    gc.collect()
+    saver.trim()
+    left = {tag: status for tag, status in saver.tags().items() if _is_left(status)}
+    if left:
+        raise Failure(f"something is left of {left}")
+
+
+def _is_left(status: saver.TagStatus) -> bool:
+    away = 0 if known.is_open(5) else status.stored_bytes + status.dropped_bytes
+    return bool(status.resident_bytes or status.lease_count or away)
+
+
+def check_leaks(before: dict[str, Any], after_walks: int) -> None:
+    """Of `after_walks` walks nothing is left in the process but its first use of the device."""
+    deadline = time.monotonic() + 10
+    while True:  # files of the disk store are given back behind
+        now = device.resources()
+        grown = {name: (before[name], now[name]) for name in before if now[name] > before[name]}
+        if not grown or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    if grown:
+        raise Failure(f"after {after_walks} walks more is held than before: {grown}; {saver.stats()}")

@@ -1,0 +1,121 @@
+"""The device under the walk: its bytes, its faults, and what the process holds."""
+
+import ctypes
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from ebbtide import _core, saver
+
+MIB = 1 << 20
+GRANULE = 2 * MIB
+CAPACITY = 80 * MIB  # of the simulated device: too little for what a walk holds at its height
+
+IS_SIM = os.environ.get("EBBTIDE_DRIVER") == "sim"
+
+_libc = ctypes.CDLL(None)
+_libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+_NOISE = np.frombuffer(np.random.Generator(np.random.PCG64(1)).bytes(32 * MIB), dtype=np.uint8)
+
+
+def pattern(kind: str, value: int, size_bytes: int) -> np.ndarray:
+    """Bytes that `value` stands for: "noise", "constant" (one byte), or "blocks" (both, by turns of a granule)."""
+    if kind == "constant":
+        return np.full(size_bytes, value % 256, dtype=np.uint8)
+    start = (value * 4099) % (16 * MIB)
+    made = np.resize(_NOISE[start:], size_bytes)
+    if kind == "blocks":
+        for begin in range(0, size_bytes, 2 * GRANULE):
+            made[begin : begin + GRANULE] = value % 256
+    return made
+
+
+def read(tensor: torch.Tensor) -> np.ndarray:
+    """The bytes of a contiguous resident tensor of bytes. On the simulated device torch is not asked: looking must leave
+    no trace in the storage."""
+    if not IS_SIM:
+        return tensor.cpu().numpy()
+    return np.frombuffer((ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr()), dtype=np.uint8)
+
+
+def holds(tensor: torch.Tensor, expected: np.ndarray) -> bool:
+    """Whether these bytes are in the tensor."""
+    if IS_SIM:
+        return _libc.memcmp(tensor.data_ptr(), expected.ctypes.data, len(expected)) == 0
+    return bool(np.array_equal(read(tensor), expected))
+
+
+def write(tensor: torch.Tensor, data: np.ndarray) -> None:
+    """Through torch, as a program does."""
+    tensor.copy_(torch.from_numpy(data))
+
+
+class _Live(ctypes.Structure):
+    """ebbtide_sim_counts."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            *("reservations", "handles", "mappings", "streams", "events", "pinned_blocks", "registered_ranges"),
+            *("contexts_retained", "queued_items", "modules", "device_bytes", "pinned_bytes"),
+        )
+    ]
+
+
+class Simulator:
+    """The control interface (csrc/sim/control.h)."""
+
+    def __init__(self) -> None:
+        folder = os.path.dirname(_core.loaded_library())  # noqa: PTH120
+        self._library = ctypes.CDLL(os.path.join(folder, "libebbtide_sim.so"))  # noqa: PTH118
+
+    def fail(self, function: str | None, k: int, code: int, times: int) -> None:
+        name = None if function is None else function.encode()
+        self._library.ebbtide_sim_fail(name, ctypes.c_uint64(k), code, ctypes.c_uint64(times))
+
+    def clear_failures(self) -> None:
+        self._library.ebbtide_sim_clear_failures()
+
+    def set_foreign_bytes(self, size_bytes: int) -> None:
+        self._library.ebbtide_sim_set_foreign_bytes(0, ctypes.c_uint64(size_bytes))
+
+    def set_capacity(self, size_bytes: int) -> None:
+        self._library.ebbtide_sim_set_capacity(0, ctypes.c_uint64(size_bytes))
+
+    def live(self) -> dict[str, int]:
+        counts = _Live()
+        self._library.ebbtide_sim_live(ctypes.byref(counts))
+        return {name: getattr(counts, name) for name, _ in _Live._fields_}
+
+
+def room_bytes() -> int:
+    """What ebbtide may still take on the device."""
+    info = _core.query_device(0)
+    room = info.free_bytes
+    if info.limit_bytes != _core.UNLIMITED:
+        room = min(room, max(0, info.limit_bytes - info.held_bytes))
+    return room
+
+
+def segment_bytes(size_bytes: int) -> int:
+    """What torch asks for, where it has no free block."""
+    if size_bytes <= MIB:
+        return 2 * MIB
+    if size_bytes < 10 * MIB:
+        return 20 * MIB
+    return -(-size_bytes // (2 * MIB)) * 2 * MIB
+
+
+def resources() -> dict[str, Any]:
+    """What must not grow."""
+    stats = saver.stats()
+    return {
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "host bytes": stats["host_held_bytes"] - stats["staging_bytes"] - stats["host_pool_bytes"],
+        "device bytes": stats["device_bytes"],
+        "stored bytes": stats["stored_bytes"],
+    }

@@ -1,0 +1,246 @@
+"""What the walk knows: plain values, no logic of ebbtide's but its promises."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from ebbtide import _core
+
+from . import device
+
+ORDINARY = None  # in place of a tag: memory outside all regions
+
+
+class Failure(AssertionError):
+    """What is there is not what the model says."""
+
+
+class Skip(Exception):
+    """The step's objects are gone: an earlier step was left out by the shrinker, or refused."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A region's arguments."""
+
+    tag: str
+    backup: str | None = "ram"
+    retain: bool = False
+    overflow: str | None = None
+    threads: str = "own"
+
+
+@dataclass(eq=False)
+class Stored:
+    """The stored bytes of one pause, as far as somebody looks at them."""
+
+    bytes: np.ndarray
+
+
+@dataclass(eq=False)
+class View:
+    """A tensor that `backup_of` gave: `length` bytes from `offset` of what is stored."""
+
+    tensor: torch.Tensor
+    memory: int
+    stored: Stored
+    offset: int
+    length: int
+    is_writable: bool
+
+
+@dataclass(eq=False)
+class Memory:
+    """A storage: its tensors, and its bytes as they should be.
+
+    is_paused: nobody may touch it. is_doubtful: an operation failed midway, so parts of it may be away. may_be_zero: some
+    granules may have been dropped, others not. may_be_lent: somebody knew its address once; is_lent: somebody does now.
+    """
+
+    base: torch.Tensor
+    expected: np.ndarray
+    policy: Policy | None
+    address: int
+    aliases: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)  # tensor, offset
+    partners: dict[int, Any] = field(default_factory=dict)  # tensors that came through DLPack, and arrays
+    holder: Any = None  # a module or an optimizer that has it
+    is_paused: bool = False
+    is_doubtful: bool = False
+    may_be_zero: bool = False
+    may_be_lent: bool = False
+    is_foreign: bool = False
+    stored: Stored | None = None
+
+    @property
+    def tag(self) -> str | None:
+        return None if self.policy is None else self.policy.tag
+
+    @property
+    def is_lent(self) -> bool:
+        return bool(self.partners) or self.is_foreign
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.expected)
+
+    @property
+    def has_spilled(self) -> bool:
+        """Whether a part of it lies on the host (or may)."""
+        info = _core.find(self.address) if self.policy is not None and self.policy.overflow else None
+        return info is not None and info.host_bytes > 0
+
+    def detach(self) -> None:
+        """It is resident again: who looks at its backup keeps those bytes."""
+        if self.stored is not None:
+            self.stored.bytes = self.expected.copy()
+            self.stored = None
+
+    def settle_zeros(self) -> None:
+        """Finds out which granules were dropped: all of one is zeros, or nothing of it was dropped."""
+        found = device.read(self.base)
+        begin = 0
+        while begin < self.size_bytes:
+            end = min(begin + device.GRANULE - (self.address + begin) % device.GRANULE, self.size_bytes)
+            if not np.array_equal(found[begin:end], self.expected[begin:end]):
+                if found[begin:end].any():
+                    raise Failure(f"bytes {begin} to {end} are neither what they were nor zeros")
+                self.expected[begin:end] = 0
+            begin = end
+        self.may_be_zero = False
+
+    def is_away(self) -> bool:
+        return _core.is_away(self.address, self.size_bytes)
+
+
+@dataclass(eq=False)
+class Scope:
+    """One open region or `disabled()` of an actor. `policy` None: disabled. `generator`: it lives in one."""
+
+    number: int
+    policy: Policy | None
+    manager: Any
+    generator: Any = None
+
+    @property
+    def takes_all_threads(self) -> bool:
+        return self.policy is not None and self.policy.threads == "all"
+
+
+class Routes:
+    """Whose region an allocation falls into: the rules of `frames.visible_frames` and `csrc/torch/cpu/routing.h`."""
+
+    def __init__(self, actors: int) -> None:
+        self.scopes: list[list[Scope]] = [[] for _ in range(actors)]
+        self._shown: list[list[Scope]] = [[] for _ in range(actors)]
+        self._for_all: list[Scope] = []
+
+    def open(self, actor: int, scope: Scope) -> None:
+        self.scopes[actor].append(scope)
+        self._show(actor)
+
+    def close(self, actor: int, scope: Scope) -> None:
+        self.scopes[actor].remove(scope)
+        self._show(actor)
+
+    def _show(self, actor: int) -> None:
+        wanted, shown = self._visible(self.scopes[actor]), self._shown[actor]
+        common = 0
+        while common < min(len(wanted), len(shown)) and wanted[common] is shown[common]:
+            common += 1
+        for scope in shown[common:]:
+            if scope.takes_all_threads:
+                self._for_all.remove(scope)
+        self._for_all += [scope for scope in wanted[common:] if scope.takes_all_threads]
+        self._shown[actor] = wanted
+
+    @staticmethod
+    def _visible(scopes: list[Scope]) -> list[Scope]:
+        if not scopes:
+            return []
+        top = scopes[-1]
+        if not top.takes_all_threads and top.policy is not None:
+            for scope in reversed(scopes[:-1]):
+                if scope.policy is None:
+                    break
+                if scope.takes_all_threads:
+                    return [scope, top]
+        return [top]
+
+    def policy(self, actor: int) -> Policy | None:
+        """The policy of what the actor allocates now."""
+        shown = self._shown[actor]
+        if shown and not shown[-1].takes_all_threads:
+            return shown[-1].policy
+        return self._for_all[-1].policy if self._for_all else ORDINARY
+
+    def find(self, number: int) -> tuple[int, Scope]:
+        for actor, scopes in enumerate(self.scopes):
+            for scope in scopes:
+                if scope.number == number:
+                    return actor, scope
+        raise Skip
+
+    def leased_tags(self) -> set[str]:
+        return {scope.policy.tag for scopes in self.scopes for scope in scopes if scope.policy is not None}
+
+
+class Model:
+    """Everything that the walk holds."""
+
+    def __init__(self, actors: int) -> None:
+        self.memories: dict[int, Memory] = {}
+        self.views: dict[int, View] = {}
+        self.routes = Routes(actors)
+        self.named: set[str] = set()
+        self.limits: dict[str, Any] = {}
+        self.foreign_bytes = 0
+        self.pendings: dict[int, Any] = {}
+        self.hooks: dict[int, Any] = {}
+        self.generators: dict[int, Any] = {}
+        self._last_number = 0
+
+    def new_number(self) -> int:
+        """For what a step makes. It is an argument of the step, so that the step means the same in a shorter walk."""
+        self._last_number += 1
+        return self._last_number
+
+    def memory(self, number: int) -> Memory:
+        if number not in self.memories:
+            raise Skip
+        return self.memories[number]
+
+    def of_tags(self, tags: list[str]) -> list[Memory]:
+        """The memories of these tags (none: of every tag)."""
+        return [memory for memory in self.memories.values() if memory.policy and (not tags or memory.tag in tags)]
+
+    def known_tags(self) -> list[str]:
+        return sorted(self.named)
+
+    # --- what operations do to memory ---------------------------------------------------------------------------------
+
+    def pause(self, memory: Memory, keeps: bool) -> None:
+        """A pause of its tag went well. `keeps`: with a backup."""
+        if memory.is_paused and not memory.is_doubtful:
+            return
+        if not keeps:
+            if memory.is_doubtful:  # what was away then is kept
+                memory.may_be_zero = True
+            else:
+                memory.expected[:] = 0
+                memory.may_be_zero = False
+        memory.is_paused, memory.is_doubtful = True, False
+
+    def resume(self, memory: Memory) -> None:
+        """A resume of its tag went well."""
+        memory.is_paused = memory.is_doubtful = False
+        memory.detach()
+
+    def doubt(self, memory: Memory, may_drop: bool) -> None:
+        """An operation that would have moved it failed midway, or was interrupted: what is there is looked up."""
+        was_paused = memory.is_paused
+        memory.is_paused = memory.is_away()
+        memory.is_doubtful = True
+        memory.may_be_zero |= may_drop
+        if was_paused and not memory.is_paused:
+            memory.detach()

@@ -1,0 +1,128 @@
+"""Children: they end in peace, and any use of ebbtide in them raises; never may one hang."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from random import Random
+
+import torch
+from ebbtide import saver
+from ebbtide.errors import StateError
+
+from ..model import Failure
+from ..world import World
+from . import Arguments, Operation, register
+
+ALARM_SECONDS = 60
+RAISED, DID_NOT_RAISE, RAISED_WRONG = 0, 3, 4
+
+
+def uses(world: World, number: int | None) -> dict[str, Callable[[], object]]:
+    """What a child may try. Each raises StateError there."""
+    tag = world.tag("a")
+    found: dict[str, Callable[[], object]] = {
+        "enter": lambda: saver.region(tag).__enter__(),
+        "enter_new": lambda: saver.region(f"{tag}-new").__enter__(),
+        "pause": lambda: saver.pause(tag),
+        "pause_all": saver.pause,
+        "resume": saver.resume,
+        "resume_behind": lambda: saver.resume(wait=False),
+        "swap": lambda: saver.swap(pause=tag, resume=world.tag("b"), missing_ok=True),
+        "prepare": saver.prepare,
+        "promote": saver.promote,
+        "paused": lambda: saver.paused(tag).__enter__(),
+        "adopt": lambda: saver.adopt(torch.ones(3), tag=tag),
+    }
+    if number is not None and world.model.memories[number].policy is not None:
+        base = world.model.memories[number].base
+        found["backup_of"] = lambda: saver.backup_of(base)
+    return found
+
+
+def in_child(child: Callable[[], int]) -> int:
+    """The status of a child that ends by what `child` gives; a negative number is a signal."""
+    number = os.fork()
+    if number == 0:
+        status = 5
+        try:
+            signal.alarm(ALARM_SECONDS)
+            status = child()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Threads that use ebbtide meanwhile, and may hold any of its locks at the moment of the fork."""
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            saver.on("before_pause", "*", print)()
+            saver.tags()
+            saver.stats()
+
+    threads = [threading.Thread(target=ask) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+@register
+class Fork(Operation):
+    """A child that exits, reads, lets go of tensors, or tries to use ebbtide."""
+
+    name = "fork"
+    weight = 0.7
+    sim_only = True
+
+    def draw(self, world: World, rng: Random) -> Arguments | None:
+        number = world.draw_memory(rng)
+        what = rng.choice(["exit", "read", "let_go", *uses(world, number)])
+        return {"number": number, "what": what, "busy_threads": rng.choice((0, 0, 3))}
+
+    def run(self, world: World, number: int | None, what: str, busy_threads: int) -> str:
+        memory = world.model.memories.get(number) if number is not None else None
+        is_readable = memory is not None and not memory.is_paused and not memory.is_doubtful
+
+        def child() -> int:
+            if what == "exit":
+                return RAISED
+            if what == "read":
+                if is_readable and memory is not None:
+                    return RAISED if memory.base[0].item() == memory.expected[0] else DID_NOT_RAISE
+                return RAISED
+            if what == "let_go":
+                world.model.memories.clear()
+                world.model.views.clear()
+                return RAISED
+            use = uses(world, number if memory is not None else None).get(what)
+            if use is None:
+                return RAISED
+            try:
+                use()
+            except StateError:
+                return RAISED
+            except BaseException:
+                return RAISED_WRONG
+            return DID_NOT_RAISE
+
+        if is_readable and memory is not None and memory.may_be_zero:
+            return "left out"
+        with busy(busy_threads):
+            status = in_child(child)
+        if status == -signal.SIGALRM:
+            raise Failure(f"a forked child hangs: {what}")
+        if status == DID_NOT_RAISE:
+            raise Failure(f"a forked child could do this, or read other bytes: {what}")
+        if status != RAISED:
+            raise Failure(f"a forked child ended with {status}: {what}")
+        return "done"

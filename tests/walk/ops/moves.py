@@ -1,0 +1,332 @@
+"""pause, resume, swap, paused(), prepare, trim and promote."""
+
+from random import Random
+from typing import Any
+
+import torch
+from ebbtide import saver
+from ebbtide.errors import OutOfMemoryError, StateError
+
+from .. import device
+from ..attempt import Attempt, host_may_refuse
+from ..model import Failure, Memory
+from ..world import World
+from . import Arguments, Operation, register
+
+AS_ALLOCATED = "as allocated"
+BACKUPS = (AS_ALLOCATED, AS_ALLOCATED, AS_ALLOCATED, "ram", "pinned", "disk", None)
+PAUSE_EVENTS = ("before_pause", "after_pause")
+RESUME_EVENTS = ("before_resume", "after_resume")
+
+
+def keeps(memory: Memory, backup: str | None) -> bool:
+    """Whether a pause with this override has a backup for the memory."""
+    chosen = memory.policy.backup if backup == AS_ALLOCATED and memory.policy else backup
+    return chosen is not None
+
+
+def options_of(backup: str | None) -> dict[str, Any]:
+    return {} if backup == AS_ALLOCATED else {"backup": backup}
+
+
+def refusal(world: World, tags: list[str], missing_ok: bool, *, leased_counts: bool) -> type[BaseException] | None:
+    """The error that must come before anything moves."""
+    if world.is_unknown(tags) and not missing_ok:
+        return StateError
+    return StateError if leased_counts and world.is_leased(tags) else None
+
+
+def may_pause_fail(world: World, tags: list[str]) -> Any:
+    """A limit of the host; a view of what a failure left midway."""
+    is_looked_at = bool(world.model.views) and any(memory.is_doubtful for memory in world.model.of_tags(tags))
+
+    def may(error: BaseException) -> bool:
+        return (is_looked_at and isinstance(error, StateError)) or host_may_refuse(world.model)(error)
+
+    return may
+
+
+def may_resume_fail(world: World, tags: list[str]) -> Any:
+    """Out of memory, which must be true; a limit of the host."""
+    wanted = sum(
+        status.stored_bytes + status.dropped_bytes for tag, status in saver.tags().items() if not tags or tag in tags
+    )
+
+    def may(error: BaseException) -> bool:
+        if isinstance(error, OutOfMemoryError):
+            room = device.room_bytes()
+            if room >= wanted:
+                raise Failure(f"out of memory for {wanted} bytes, and there is room for {room}: {error}") from error
+            return True
+        return host_may_refuse(world.model)(error)
+
+    return may
+
+
+def pause_all(world: World, tags: list[str], backup: str | None) -> None:
+    for memory in world.model.of_tags(tags):
+        world.model.pause(memory, keeps(memory, backup))
+
+
+def resume_all(world: World, tags: list[str]) -> None:
+    for memory in world.model.of_tags(tags):
+        world.model.resume(memory)
+
+
+def droppable(world: World, tags: list[str], backup: str | None) -> list[Memory]:
+    return [memory for memory in world.model.of_tags(tags) if not memory.is_paused and not keeps(memory, backup)]
+
+
+@register
+class Pause(Operation):
+    """saver.pause."""
+
+    name = "pause"
+    weight = 14
+
+    def draw(self, world: World, rng: Random) -> Arguments | None:
+        actor, tags = world.draw_actor(rng), world.draw_tags(rng)
+        if rng.random() < 0.03:
+            tags = [*tags, world.tag("never")]
+        return {
+            "actor": actor,
+            "tags": tags,
+            "backup": rng.choice(BACKUPS),
+            "missing_ok": rng.random() < 0.2,
+            "trouble": world.draw_trouble(rng, actor, tags, PAUSE_EVENTS),
+        }
+
+    def run(
+        self, world: World, actor: int, tags: list[str], backup: str | None, missing_ok: bool, trouble: list[Any] | None
+    ) -> str:
+        return Attempt(
+            world.model,
+            lambda: world.actors.run(
+                actor, lambda: saver.pause(*tags, missing_ok=missing_ok, **options_of(backup))
+            ),
+            lambda _: pause_all(world, tags, backup),
+            trouble=trouble,
+            refuses=refusal(world, tags, missing_ok, leased_counts=True),
+            may_fail=may_pause_fail(world, tags),
+            touched=world.model.of_tags(tags),
+            drops=droppable(world, tags, backup),
+        ).run()
+
+
+@register
+class Resume(Operation):
+    """saver.resume, also in an order of its own and with patience."""
+
+    name = "resume"
+    weight = 14
+
+    def draw(self, world: World, rng: Random) -> Arguments | None:
+        actor, tags = world.draw_actor(rng), world.draw_tags(rng)
+        memories = list(world.model.memories)
+        return {
+            "actor": actor,
+            "tags": tags,
+            "missing_ok": rng.random() < 0.2,
+            "retain": rng.choice((None, None, None, True, False)),
+            "timeout": rng.choice((None, None, None, 0, 0.02)),
+            "order": rng.sample(memories, min(len(memories), 3)) if rng.random() < 0.3 else None,
+            "trouble": world.draw_trouble(rng, actor, tags, RESUME_EVENTS),
+        }
+
+    def run(self, world: World, actor: int, tags: list[str], order: list[int] | None, **rest: Any) -> str:
+        trouble = rest.pop("trouble")
+        tensors = None
+        if order is not None:
+            tensors = [world.model.memories[number].base for number in order if number in world.model.memories]
+        return Attempt(
+            world.model,
+            lambda: world.actors.run(actor, lambda: saver.resume(*tags, order=tensors, **rest)),
+            lambda _: resume_all(world, tags),
+            trouble=trouble,
+            refuses=refusal(world, tags, rest["missing_ok"], leased_counts=False),
+            may_fail=may_resume_fail(world, tags),
+            touched=world.model.of_tags(tags),
+        ).run()
+
+
+@register
+class Swap(Operation):
+    """saver.swap."""
+
+    name = "swap"
+    weight = 8
+
+    def draw(self, world: World, rng: Random) -> Arguments | None:
+        leaving = world.draw_tags(rng, may_be_none=False)
+        returning = [tag for tag in world.draw_tags(rng, may_be_none=False) if tag not in leaving]
+        if not leaving or not returning:
+            return None
+        actor = world.draw_actor(rng)
+        return {
+            "actor": actor,
+            "leaving": leaving,
+            "returning": returning,
+            "backup": rng.choice(BACKUPS),
+            "retain": rng.choice((None, None, True, False)),
+            "trouble": world.draw_trouble(rng, actor, leaving, (*PAUSE_EVENTS, *RESUME_EVENTS)),
+        }
+
+    def run(
+        self,
+        world: World,
+        actor: int,
+        leaving: list[str],
+        returning: list[str],
+        backup: str | None,
+        retain: bool | None,
+        trouble: list[Any] | None,
+    ) -> str:
+        def call() -> Any:
+            return saver.swap(pause=leaving, resume=returning, retain=retain, **options_of(backup))
+
+        def effect(_: Any) -> None:
+            pause_all(world, leaving, backup)
+            resume_all(world, returning)
+
+        pause_fails = may_pause_fail(world, leaving)
+        resume_fails = may_resume_fail(world, returning)
+        is_unknown = world.is_unknown([*leaving, *returning])
+        return Attempt(
+            world.model,
+            lambda: world.actors.run(actor, call),
+            effect,
+            trouble=trouble,
+            refuses=StateError if is_unknown or world.is_leased(leaving) else None,
+            may_fail=lambda error: pause_fails(error) or resume_fails(error),
+            touched=world.model.of_tags([*leaving, *returning]),
+            drops=droppable(world, leaving, backup),
+        ).run()
+
+
+@register
+class Paused(Operation):
+    """`with saver.paused(...)`, with things done inside: a tensor of one of the tags is made, another dies."""
+
+    name = "paused"
+    weight = 6
+
+    def draw(self, world: World, rng: Random) -> Arguments | None:
+        tags = world.draw_tags(rng)
+        actor = world.draw_actor(rng)
+        memories = [number for number, memory in world.model.memories.items() if memory.tag in tags]
+        return {
+            "actor": actor,
+            "tags": tags,
+            "backup": rng.choice(BACKUPS),
+            "dies": rng.choice(memories) if memories and rng.random() < 0.3 else None,
+            "allocates": bool(tags) and rng.random() < 0.3,
+            "trouble": world.draw_trouble(rng, actor, tags),
+        }
+
+    def run(
+        self,
+        world: World,
+        actor: int,
+        tags: list[str],
+        backup: str | None,
+        dies: int | None,
+        allocates: bool,
+        trouble: list[Any] | None,
+    ) -> str:
+        model = world.model
+        dying = model.memories.get(dies) if dies is not None else None
+        staying = [memory for memory in model.of_tags(tags) if memory is not dying]
+        del dying
+        returning = [memory for memory in staying if not memory.is_paused]
+        has_begun: list[bool] = []
+
+        def call() -> None:
+            with saver.paused(*tags, **options_of(backup)):
+                has_begun.append(True)
+                if dies in model.memories:
+                    world.forget(dies)
+                for memory in returning:
+                    if not memory.has_spilled and not memory.is_away():
+                        raise Failure("it is not away inside paused()")
+                if allocates:
+                    with saver.region(tags[0]):
+                        torch.empty(1000, dtype=torch.uint8, device=saver.device)
+
+        def effect(_: Any) -> None:
+            for memory in returning:
+                model.pause(memory, keeps(memory, backup))
+                model.resume(memory)
+
+        pause_fails, resume_fails = may_pause_fail(world, tags), may_resume_fail(world, tags)
+
+        def may_fail(error: BaseException) -> bool:
+            if not has_begun:
+                return pause_fails(error)
+            is_full = isinstance(error, OutOfMemoryError | torch.OutOfMemoryError)
+            return (allocates and is_full) or resume_fails(error)
+
+        return Attempt(
+            model,
+            lambda: world.actors.run(actor, call),
+            effect,
+            trouble=trouble,
+            refuses=refusal(world, tags, False, leased_counts=True),
+            may_fail=may_fail,
+            touched=staying,
+            drops=[memory for memory in returning if not keeps(memory, backup)],
+            is_doubtful_after=lambda: bool(has_begun),
+        ).run()
+
+
+@register
+class Prepare(Operation):
+    """saver.prepare, waited for at once or not."""
+
+    name = "prepare"
+    weight = 4
+
+    def draw(self, world: World, rng: Random) -> Arguments | None:
+        actor, tags = world.draw_actor(rng), world.draw_tags(rng)
+        trouble = world.draw_trouble(rng, actor, tags)
+        return {"actor": actor, "tags": tags, "wait": rng.random() < 0.6, "trouble": trouble}
+
+    def run(self, world: World, actor: int, tags: list[str], wait: bool, trouble: list[Any] | None) -> str:
+        def call() -> Any:
+            made = saver.prepare(*tags, wait=wait)
+            return made if wait else made.wait()
+
+        return Attempt(
+            world.model,
+            lambda: world.actors.run(actor, call),
+            trouble=trouble,
+            refuses=refusal(world, tags, False, leased_counts=False),
+            may_fail=host_may_refuse(world.model),
+        ).run()
+
+
+@register
+class TrimOrPromote(Operation):
+    """saver.trim and saver.promote: nothing that lives changes its address or its bytes."""
+
+    name = "trim_or_promote"
+    weight = 8
+
+    def draw(self, world: World, rng: Random) -> Arguments | None:
+        actor, tags = world.draw_actor(rng), world.draw_tags(rng)
+        return {
+            "actor": actor,
+            "tags": tags,
+            "what": rng.choice(("trim", "promote")),
+            "trouble": world.draw_trouble(rng, actor, tags),
+        }
+
+    def run(self, world: World, actor: int, tags: list[str], what: str, trouble: list[Any] | None) -> str:
+        return Attempt(
+            world.model,
+            lambda: world.actors.run(actor, lambda: getattr(saver, what)(*tags)),
+            trouble=trouble,
+            refuses=refusal(world, tags, False, leased_counts=True),
+            may_fail=host_may_refuse(world.model),
+            touched=world.model.of_tags(tags),
+        ).run()
+
