@@ -19,13 +19,15 @@ SEED ?= 1
 MUTANTS_ARGS ?=
 # Such as --rows 2.15.0, --list, --again or --python /path/to/python3.14.
 MATRIX_ARGS ?=
+# python -m tests.walk --help lists them.
+WALK_ARGS ?= --steps 100000 --seed 1
 # Such as --works first_pause,swap, or --small on a machine without a GPU.
 BENCH_ARGS ?=
 
 include tools/build.mk
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help demo test test-cpp test-python gpu-test matrix lint bench tidy format ptx asan tsan mutants wheel-test clean
+.PHONY: FORCE help demo test test-cpp test-python walk gpu-test matrix lint bench tidy format ptx asan tsan mutants wheel-test clean
 
 help: ## List these targets
 	@echo "Usage: make TARGET [SYSTEM=1] [PYTHON=python3] [JOBS=n]"
@@ -42,6 +44,9 @@ test-cpp: $(INSTALLED) ## C++ tests only
 
 test-python: $(INSTALLED) ## Python tests only
 	@$(RUN) tools/run_pytest.sh $(PY) $(PYTEST_JOBS) $(PYTEST_ARGS)
+
+walk: $(INSTALLED) ## A long random walk over ebbtide.saver against a model
+	@$(RUN) $(PY) -m tests.walk $(WALK_ARGS)
 
 gpu-test: PYTEST_JOBS = 12
 gpu-test: $(INSTALLED) ## The same tests on a CUDA GPU; an unexpected skip is a failure

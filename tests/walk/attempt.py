@@ -1,7 +1,7 @@
 """One call of ebbtide in the walk: what may come of it, and what the model makes of that.
 
-A call succeeds, or is refused and then has changed nothing, or is hit midway (a fault, Ctrl-C) and then each memory that
-it was about is whole somewhere.
+A call succeeds, or is refused and then has changed nothing, or is hit midway (a fault, Ctrl-C) and then each memory
+that it was about is whole somewhere.
 """
 
 from collections.abc import Callable, Iterable

@@ -40,8 +40,9 @@ def _drops_what_had_spilled(model: Model, name: str, arguments: Arguments) -> bo
     tags = arguments["leaving"] if name == "swap" else arguments["tags"]
     backup = arguments.get("backup", "as allocated")
     for memory in model.of_tags(tags):
-        if memory.is_paused and memory.policy and memory.policy.overflow:
-            if (memory.policy.backup if backup == "as allocated" else backup) is None:
+        if memory.policy is not None and memory.is_paused and memory.policy.overflow:
+            chosen = memory.policy.backup if backup == "as allocated" else backup
+            if chosen is None:
                 return True
     return False
 

@@ -12,11 +12,11 @@ from . import device
 ORDINARY = None  # in place of a tag: memory outside all regions
 
 
-class Failure(AssertionError):
+class Failure(AssertionError):  # noqa: N818
     """What is there is not what the model says."""
 
 
-class Skip(Exception):
+class Skip(Exception):  # noqa: N818
     """The step's objects are gone: an earlier step was left out by the shrinker, or refused."""
 
 
@@ -54,8 +54,9 @@ class View:
 class Memory:
     """A storage: its tensors, and its bytes as they should be.
 
-    is_paused: nobody may touch it. is_doubtful: an operation failed midway, so parts of it may be away. may_be_zero: some
-    granules may have been dropped, others not. may_be_lent: somebody knew its address once; is_lent: somebody does now.
+    is_paused: nobody may touch it. is_doubtful: an operation failed midway, so parts of it may be away. may_be_zero:
+    some granules may have been dropped, others not. may_be_lent: somebody knew its address once; is_lent: somebody
+    does now.
     """
 
     base: torch.Tensor
@@ -142,6 +143,21 @@ class Routes:
     def close(self, actor: int, scope: Scope) -> None:
         self.scopes[actor].remove(scope)
         self._show(actor)
+
+    def visit(self, actor: int, policy: Policy, *, is_disabled: bool) -> None:
+        """A region was entered and left, perhaps with `disabled()` inside. A region for all threads that rested
+        meanwhile is the newest one afterwards."""
+        scopes = [Scope(0, policy, None)]
+        if is_disabled:
+            scopes.append(Scope(0, None, None))
+        for scope in scopes:
+            self.open(actor, scope)
+        for scope in reversed(scopes):
+            self.close(actor, scope)
+
+    def is_for_all_threads(self) -> bool:
+        """Whether any region for all threads is open."""
+        return any(scope.takes_all_threads for scopes in self.scopes for scope in scopes)
 
     def _show(self, actor: int) -> None:
         wanted, shown = self._visible(self.scopes[actor]), self._shown[actor]

@@ -7,11 +7,11 @@ call's end, a function's start, a jump back), so that nothing is interrupted tha
 
 import _thread
 import contextlib
-import os
 import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,7 +20,7 @@ from ebbtide import saver
 
 from .device import Simulator
 
-_PACKAGE = os.path.dirname(ebbtide.__file__) + os.sep  # noqa: PTH120
+_PACKAGE = str(Path(ebbtide.__file__).parent) + "/"
 
 DRIVER_CODES = (1, 2, 999)  # invalid value, out of memory, unknown
 DRIVER_FUNCTIONS = (
@@ -31,7 +31,7 @@ DRIVER_FUNCTIONS = (
 )
 
 
-class HookFailed(Exception):
+class HookFailed(Exception):  # noqa: N818
     """What the walk's hooks raise."""
 
 

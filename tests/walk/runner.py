@@ -15,7 +15,7 @@ from typing import Any
 from ebbtide import saver
 
 from . import checks, device, known
-from .model import Failure, Skip
+from .model import Skip
 from .ops import Operation, load
 from .ops.limits import DEFAULTS
 from .world import World
@@ -137,7 +137,9 @@ def warm_up() -> dict[str, Any]:
 
 def failure_text(outcome: Outcome, path: Path) -> str:
     """What to read and what to type."""
-    last = [f"  {number}: {name} {json.dumps(arguments)}" for number, (name, arguments) in enumerate(outcome.steps)][-12:]
+    last = [f"  {number}: {name} {json.dumps(arguments)}" for number, (name, arguments) in enumerate(outcome.steps)][
+        -12:
+    ]
     return "\n".join(
         [
             f"seed {outcome.seed}, step {len(outcome.steps) - 1}: {outcome.failure}",

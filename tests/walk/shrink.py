@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from . import runner
@@ -19,8 +20,9 @@ def kind_of(failure: str) -> str:
     return re.sub(r"0x[0-9a-f]+|\d+|'[^']*'", "#", failure)[:80]
 
 
-def outcome_of(steps: list[Step], seconds: int) -> str:
-    """The failure of these steps, "" where there is none; a crash or a hang is one as well."""
+def outcome_of(steps: list[Step], seconds: int, plant: Callable[[], None] | None = None) -> str:
+    """The failure of these steps, "" where there is none; a crash or a hang is one as well. `plant` breaks something in
+    the child, to see what the walk says of it."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     child = os.fork()
@@ -29,6 +31,8 @@ def outcome_of(steps: list[Step], seconds: int) -> str:
         os.close(reader)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         runner.warm_up()
+        if plant is not None:
+            plant()
         outcome = runner.Walk(0, "walk0").replay(steps)
         os.write(writer, outcome.failure.encode()[:4000])
         os._exit(0)
@@ -41,9 +45,9 @@ def outcome_of(steps: list[Step], seconds: int) -> str:
     return "it hangs" if status == -signal.SIGALRM else f"it ends with {status}"
 
 
-def shrink(steps: list[Step], seconds: int, say: Any = print) -> list[Step]:
+def shrink(steps: list[Step], seconds: int, say: Any = print, plant: Callable[[], None] | None = None) -> list[Step]:
     """Removes what is not needed, halves first."""
-    wanted = kind_of(outcome_of(steps, seconds))
+    wanted = kind_of(outcome_of(steps, seconds, plant))
     if not wanted:
         say("these steps do not fail")
         return steps
@@ -54,7 +58,7 @@ def shrink(steps: list[Step], seconds: int, say: Any = print) -> list[Step]:
         has_changed = False
         while begin < len(steps):
             fewer = steps[:begin] + steps[begin + size :]
-            if fewer and kind_of(outcome_of(fewer, seconds)) == wanted:
+            if fewer and kind_of(outcome_of(fewer, seconds, plant)) == wanted:
                 steps, has_changed = fewer, True
                 say(f"{len(steps)} steps", flush=True)
             else:

@@ -62,7 +62,7 @@ class MakeModule(Operation):
             shared.aliases[tied] = (module.second.data.view(torch.uint8), 0)
 
         return Attempt(
-            world.model, lambda: world.actors.run(actor, call), effect, may_fail=may_be_out_of_memory(8 * size)
+            world.model, lambda: world.actors.run(actor, call), effect, may_fail=may_be_out_of_memory(8 * size, policy)
         ).run()
 
 

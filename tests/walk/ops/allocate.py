@@ -43,13 +43,13 @@ def make_memory(world: World, actor: int, size: int, kind: str, value: int) -> M
     return memory
 
 
-def may_be_out_of_memory(size: int) -> Any:
+def may_be_out_of_memory(size: int, policy: Policy | None) -> Any:
     """Out of memory must be true: no room for the segment that torch would ask for."""
 
     def may(error: BaseException) -> bool:
         if not is_out_of_memory(error):
             return False
-        room = device.room_bytes()
+        room = device.room_bytes(policy is not None and policy.overflow is not None)
         if room >= device.segment_bytes(size):
             raise Failure(f"out of memory for {size} bytes, and there is room for {room}") from error
         return True
@@ -89,7 +89,8 @@ class Allocate(Operation):
         def effect(memory: Memory) -> None:
             world.model.memories[number] = memory
 
-        return Attempt(world.model, call, effect, trouble=trouble, may_fail=may_be_out_of_memory(size)).run()
+        may_fail = may_be_out_of_memory(size, world.model.routes.policy(actor))
+        return Attempt(world.model, call, effect, trouble=trouble, may_fail=may_fail).run()
 
 
 @register
@@ -105,6 +106,9 @@ class AllocateInRegion(Operation):
         actor = world.draw_actor(rng)
         policy = world.draw_policy(rng)
         size = rng.choice(BIG_SIZES if policy[3] and rng.random() < 0.25 else SIZES)
+        trouble = world.draw_trouble(rng, actor, [])
+        if trouble and trouble[0] == "interrupt" and world.model.routes.is_for_all_threads():
+            trouble = None  # whether the thread's other regions were entered anew decides which is the newest
         return {
             "number": world.model.new_number(),
             "actor": actor,
@@ -113,7 +117,7 @@ class AllocateInRegion(Operation):
             "kind": rng.choice(KINDS),
             "value": rng.randrange(1, 4000),
             "style": rng.choice(("with", "with", "function", "disabled")),
-            "trouble": world.draw_trouble(rng, actor, []),
+            "trouble": trouble,
         }
 
     def run(self, world: World, number: int, actor: int, style: str, policy: list[Any], **rest: Any) -> str:
@@ -122,7 +126,10 @@ class AllocateInRegion(Operation):
         trouble = rest.pop("trouble")
         leases = {tag: status.lease_count for tag, status in saver.tags().items()}
 
+        has_entered: list[bool] = []
+
         def make() -> Memory:
+            has_entered.append(True)
             tensor = torch.empty(rest["size"], dtype=torch.uint8, device=saver.device)
             data = device.pattern(rest["kind"], rest["value"], rest["size"])
             device.write(tensor, data)
@@ -150,8 +157,12 @@ class AllocateInRegion(Operation):
             lambda: world.actors.run(actor, inside),
             effect,
             trouble=trouble,
-            may_fail=lambda error: may_enter_fail(world, region, error) or may_be_out_of_memory(rest["size"])(error),
+            may_fail=lambda error: (
+                may_enter_fail(world, region, error) or may_be_out_of_memory(rest["size"], region)(error)
+            ),
         ).run()
+        if has_entered:
+            model.routes.visit(actor, region, is_disabled=style == "disabled")
         for tag, status in saver.tags().items():
             model.named |= {tag} if tag.startswith(world.prefix) else set()
             if status.lease_count != leases.get(tag, 0):
@@ -186,7 +197,14 @@ class Write(Operation):
             begin, end = 0, memory.size_bytes
         through = rng.choice(["base", *memory.aliases, *memory.partners])
         kind = rng.choice(KINDS)
-        return {"number": number, "begin": begin, "end": end, "through": through, "kind": kind, "value": rng.randrange(4000)}
+        return {
+            "number": number,
+            "begin": begin,
+            "end": end,
+            "through": through,
+            "kind": kind,
+            "value": rng.randrange(4000),
+        }
 
     def run(self, world: World, number: int, begin: int, end: int, through: Any, kind: str, value: int) -> None:
         memory = world.model.memory(number)
@@ -229,7 +247,7 @@ class Alias(Operation):
 
 @register
 class Lend(Operation):
-    """A partner that knows the memory by its address: through DLPack, or (without a GPU) NumPy. Never while it is away."""
+    """A partner that knows the memory by its address, through DLPack or (without a GPU) NumPy."""
 
     name = "lend"
     weight = 2

@@ -128,9 +128,7 @@ class WriteBackup(Operation):
             "is_writable": world.model.views[number].is_writable,
         }
 
-    def run(
-        self, world: World, number: int, begin: int, end: int, through: str, value: int, is_writable: bool
-    ) -> str:
+    def run(self, world: World, number: int, begin: int, end: int, through: str, value: int, is_writable: bool) -> str:
         if number not in world.model.views:
             raise Skip
         view = world.model.views[number]

@@ -41,6 +41,17 @@ def uses(world: World, number: int | None) -> dict[str, Callable[[], object]]:
     return found
 
 
+def tried(use: Callable[[], object]) -> int:
+    """The status for what came of this."""
+    try:
+        use()
+    except StateError:
+        return RAISED
+    except BaseException:
+        return RAISED_WRONG
+    return DID_NOT_RAISE
+
+
 def in_child(child: Callable[[], int]) -> int:
     """The status of a child that ends by what `child` gives; a negative number is a signal."""
     number = os.fork()
@@ -91,32 +102,18 @@ class Fork(Operation):
 
     def run(self, world: World, number: int | None, what: str, busy_threads: int) -> str:
         memory = world.model.memories.get(number) if number is not None else None
-        is_readable = memory is not None and not memory.is_paused and not memory.is_doubtful
+        is_readable = memory is not None and not (memory.is_paused or memory.is_doubtful or memory.may_be_zero)
 
         def child() -> int:
-            if what == "exit":
-                return RAISED
             if what == "read":
-                if is_readable and memory is not None:
-                    return RAISED if memory.base[0].item() == memory.expected[0] else DID_NOT_RAISE
-                return RAISED
+                is_right = not is_readable or memory.base[0].item() == memory.expected[0]
+                return RAISED if is_right else DID_NOT_RAISE
             if what == "let_go":
                 world.model.memories.clear()
                 world.model.views.clear()
-                return RAISED
             use = uses(world, number if memory is not None else None).get(what)
-            if use is None:
-                return RAISED
-            try:
-                use()
-            except StateError:
-                return RAISED
-            except BaseException:
-                return RAISED_WRONG
-            return DID_NOT_RAISE
+            return RAISED if use is None else tried(use)
 
-        if is_readable and memory is not None and memory.may_be_zero:
-            return "left out"
         with busy(busy_threads):
             status = in_child(child)
         if status == -signal.SIGALRM:

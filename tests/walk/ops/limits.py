@@ -6,7 +6,7 @@ from typing import Any
 from ebbtide import _core, saver
 from ebbtide.errors import StoreError
 
-from ..device import MIB
+from ..device import CAPACITY, IS_SIM, MIB
 from ..model import Failure
 from ..world import World
 from . import Arguments, Operation, register
@@ -24,7 +24,16 @@ class Configure(Operation):
 
     def draw(self, world: World, rng: Random) -> Arguments | None:
         what = rng.choice(
-            ("device_limit", "host_limit", "pinned_limit", "host_margin", "reserve", "host_pool", "shared_handle", "switch")
+            (
+                "device_limit",
+                "host_limit",
+                "pinned_limit",
+                "host_margin",
+                "reserve",
+                "host_pool",
+                "shared_handle",
+                "switch",
+            )
         )
         stats = saver.stats()
         if what == "switch":
@@ -56,7 +65,7 @@ class Configure(Operation):
 
 
 DEFAULTS = {
-    "device_limit": None,
+    "device_limit": None if IS_SIM else CAPACITY,
     "host_limit": None,
     "pinned_limit": None,
     "host_margin": 64 * MIB,
@@ -100,5 +109,7 @@ class TakeDevice(Operation):
 
     def run(self, world: World, size: int) -> None:
         assert world.simulator is not None
+        # In a shorter walk there may be less room than there was.
+        size = min(size, world.model.foreign_bytes + _core.query_device(0).free_bytes)
         world.model.foreign_bytes = size
         world.simulator.set_foreign_bytes(size)

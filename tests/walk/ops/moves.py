@@ -46,10 +46,12 @@ def may_pause_fail(world: World, tags: list[str]) -> Any:
     return may
 
 
-def may_resume_fail(world: World, tags: list[str]) -> Any:
+def may_resume_fail(world: World, tags: list[str], *, is_after_pause: bool = False) -> Any:
     """Out of memory, which must be true; a limit of the host."""
     wanted = sum(
-        status.stored_bytes + status.dropped_bytes for tag, status in saver.tags().items() if not tags or tag in tags
+        status.stored_bytes + status.dropped_bytes + (status.resident_bytes if is_after_pause else 0)
+        for tag, status in saver.tags().items()
+        if not tags or tag in tags
     )
 
     def may(error: BaseException) -> bool:
@@ -101,9 +103,7 @@ class Pause(Operation):
     ) -> str:
         return Attempt(
             world.model,
-            lambda: world.actors.run(
-                actor, lambda: saver.pause(*tags, missing_ok=missing_ok, **options_of(backup))
-            ),
+            lambda: world.actors.run(actor, lambda: saver.pause(*tags, missing_ok=missing_ok, **options_of(backup))),
             lambda _: pause_all(world, tags, backup),
             trouble=trouble,
             refuses=refusal(world, tags, missing_ok, leased_counts=True),
@@ -257,7 +257,7 @@ class Paused(Operation):
                 model.pause(memory, keeps(memory, backup))
                 model.resume(memory)
 
-        pause_fails, resume_fails = may_pause_fail(world, tags), may_resume_fail(world, tags)
+        pause_fails, resume_fails = may_pause_fail(world, tags), may_resume_fail(world, tags, is_after_pause=True)
 
         def may_fail(error: BaseException) -> bool:
             if not has_begun:
@@ -329,4 +329,3 @@ class TrimOrPromote(Operation):
             may_fail=host_may_refuse(world.model),
             touched=world.model.of_tags(tags),
         ).run()
-

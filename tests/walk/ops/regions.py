@@ -22,7 +22,7 @@ class Enter(Operation):
     """`__enter__` of a region or of `disabled()`; or a generator that waits inside its own `with`."""
 
     name = "enter"
-    weight = 4
+    weight = 2.5
 
     def draw(self, world: World, rng: Random) -> Arguments | None:
         actor = world.draw_actor(rng)
@@ -157,7 +157,7 @@ class Generate(Operation):
 
         def may_fail(error: BaseException) -> bool:
             generators.pop(number, None)  # it has ended with the error
-            is_full = is_out_of_memory(error) and device.room_bytes() < device.segment_bytes(size)
+            is_full = is_out_of_memory(error) and device.room_bytes(bool(region.overflow)) < device.segment_bytes(size)
             return is_full or may_enter_fail(world, region, error)
 
         outcome = Attempt(
