@@ -13,7 +13,7 @@
  * - Every function that can fail returns ebbtide_status and fills *error when error is not NULL. Outputs are written on success only.
  * - Structs that may grow begin with struct_size; initialise them with their _INIT macro. Unknown (larger) sizes are accepted, too small ones refused.
  * - Any function may be called from any thread. None takes the Python GIL. None ends the process. malloc and free (ebbtide_alloc, ebbtide_free, the slot functions) never wait for an operation; pause and resume wait for another operation on the same tags.
- * - Strings handed in are UTF-8, 1 to EBBTIDE_TAG_MAX bytes for a tag, without '*', '/' or control characters. Strings handed out live as long as the visit or the object.
+ * - Strings handed in are UTF-8, 1 to EBBTIDE_TAG_MAX bytes for a tag, without '*', '/', characters that can't be seen, and spaces at its ends. Strings handed out live as long as the visit or the object.
  * - Sizes are bytes. Devices are CUDA ordinals. Seconds are doubles.
  */
 #ifndef EBBTIDE_H
@@ -122,7 +122,7 @@ typedef enum ebbtide_option {
 EBBTIDE_API ebbtide_status ebbtide_set_option(ebbtide_option option, int32_t value, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_get_option(ebbtide_option option, int32_t* value, ebbtide_error* error);
 
-/* The folder of disk backups that are made from now on; NULL: EBBTIDE_DISK_DIRECTORY, else TMPDIR, else /var/tmp. Looked at when a backup is made. */
+/* The folder of disk backups that are made from now on; NULL: EBBTIDE_DISK_DIRECTORY, else TMPDIR, else /var/tmp. STORE_ERROR, and nothing is set, where no backup could be made in it. ebbtide_settings.h sets all of these by name. */
 EBBTIDE_API ebbtide_status ebbtide_set_disk_directory(const char* path, ebbtide_error* error);
 
 /* --- allocations ------------------------------------------------------------------------------------------------------ */

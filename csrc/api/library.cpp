@@ -1,15 +1,19 @@
 #include <dlfcn.h>
 
+#include <array>
+#include <charconv>
 #include <cstring>
+#include <optional>
 #include <string>
 
 #include "api/ebbtide.h"
 #include "api/guard.h"
 #include "api/view.h"
+#include "base/settings.h"
 #include "core/capabilities.h"
+#include "core/core_settings.h"
 #include "core/saver.h"
 #include "driver/context.h"
-#include "store/disk_store.h"
 
 // The library, its driver, devices and limits.
 using namespace ebbtide;
@@ -22,15 +26,37 @@ using api::require;
 
 namespace {
 
-std::atomic<bool>& switch_of(ebbtide_option option) {
-  SkipRules& skip = Saver::instance().skip;
+Setting setting_of(ebbtide_limit limit) {
+  switch (limit) {
+    case EBBTIDE_DEVICE_LIMIT: return Setting::kDeviceLimit;
+    case EBBTIDE_HOST_LIMIT: return Setting::kHostLimit;
+    case EBBTIDE_HOST_MARGIN: return Setting::kHostMargin;
+    case EBBTIDE_PINNED_LIMIT: return Setting::kPinnedLimit;
+    case EBBTIDE_RESERVE: return Setting::kReserve;
+    case EBBTIDE_HOST_POOL: return Setting::kHostPool;
+    case EBBTIDE_SHARED_HANDLE: return Setting::kSharedHandle;
+  }
+  throw InvalidArgument("unknown limit " + std::to_string(static_cast<int>(limit)));
+}
+
+Setting setting_of(ebbtide_option option) {
   switch (option) {
-    case EBBTIDE_SKIP_CLEAN: return skip.clean;
-    case EBBTIDE_SKIP_UNUSED: return skip.unused;
-    case EBBTIDE_SKIP_CONSTANT: return skip.constant;
-    case EBBTIDE_COMPARE_BYTES: return skip.must_compare;
+    case EBBTIDE_SKIP_CLEAN: return Setting::kSkipClean;
+    case EBBTIDE_SKIP_UNUSED: return Setting::kSkipUnused;
+    case EBBTIDE_SKIP_CONSTANT: return Setting::kSkipConstant;
+    case EBBTIDE_COMPARE_BYTES: return Setting::kCompareBytes;
   }
   throw InvalidArgument("unknown option " + std::to_string(static_cast<int>(option)));
+}
+
+const std::atomic<bool>& switch_of(ebbtide_option option) {
+  const SkipRules& skip = Saver::instance().skip;
+  switch (setting_of(option)) {
+    case Setting::kSkipClean: return skip.clean;
+    case Setting::kSkipUnused: return skip.unused;
+    case Setting::kSkipConstant: return skip.constant;
+    default: return skip.must_compare;
+  }
 }
 
 }  // namespace
@@ -108,17 +134,7 @@ ebbtide_status ebbtide_visit_capabilities(int32_t device, ebbtide_visit_capabili
 ebbtide_status ebbtide_set_limit(ebbtide_limit limit, uint64_t bytes, ebbtide_error* error) {
   return guarded(error, [&] {
     require_not_forked();
-    Saver& saver = Saver::instance();
-    switch (limit) {
-      case EBBTIDE_DEVICE_LIMIT: return saver.device_budget.set_limit(bytes);
-      case EBBTIDE_HOST_LIMIT: return saver.host_budget.set_limit(bytes);
-      case EBBTIDE_HOST_MARGIN: return saver.host_budget.set_margin(bytes);
-      case EBBTIDE_PINNED_LIMIT: return saver.pinned_budget.set_limit(bytes);
-      case EBBTIDE_RESERVE: return saver.overflow.reserve_bytes.store(bytes);
-      case EBBTIDE_HOST_POOL: return saver.host_pool.set_capacity(bytes);
-      case EBBTIDE_SHARED_HANDLE: return saver.shared_handle_bytes.store(bytes);
-    }
-    throw InvalidArgument("unknown limit " + std::to_string(static_cast<int>(limit)));
+    configure_setting(Saver::instance(), setting_of(limit), std::to_string(bytes));
   });
 }
 
@@ -142,9 +158,12 @@ ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* bytes, ebbtide_e
 
 ebbtide_status ebbtide_set_whole_fraction(double fraction, ebbtide_error* error) {
   return guarded(error, [&] {
-    require(fraction >= 0 && fraction <= 1, "the whole fraction is a number from 0 to 1");
     require_not_forked();
-    Saver::instance().overflow.whole_fraction.store(fraction);
+    const SettingFacts& facts = facts_of(Setting::kWholeFraction);
+    std::array<char, 64> digits{};  // not std::to_string, which writes the locale's decimal point
+    const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), fraction).ptr;
+    const std::string plain = check_setting(facts, {digits.data(), end}, facts.name);
+    configure_setting(Saver::instance(), facts.id, plain);
   });
 }
 
@@ -167,7 +186,7 @@ ebbtide_status ebbtide_set_option(ebbtide_option option, int32_t value, ebbtide_
   return guarded(error, [&] {
     require(value == 0 || value == 1, "an option is 0 or 1");
     require_not_forked();
-    switch_of(option).store(value == 1);
+    configure_setting(Saver::instance(), setting_of(option), std::to_string(value));
   });
 }
 
@@ -182,7 +201,9 @@ ebbtide_status ebbtide_get_option(ebbtide_option option, int32_t* value, ebbtide
 ebbtide_status ebbtide_set_disk_directory(const char* path, ebbtide_error* error) {
   return guarded(error, [&] {
     require_not_forked();
-    set_disk_directory(path == nullptr ? "" : path);
+    const SettingFacts& facts = facts_of(Setting::kDiskDirectory);
+    const auto plain = path == nullptr ? std::nullopt : std::optional(check_setting(facts, path, facts.name));
+    configure_setting(Saver::instance(), facts.id, plain);
   });
 }
 

@@ -1,9 +1,9 @@
 #include "base/bytes.h"
 
 #include <array>
-#include <cctype>
-#include <charconv>
 #include <cstdio>
+
+#include "base/text.h"
 
 namespace ebbtide {
 
@@ -25,37 +25,75 @@ std::string format_bytes(uint64_t bytes) {
 
 namespace {
 
-std::string_view trim(std::string_view text) {
-  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
-  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
-  return text;
+using Wide = unsigned __int128;
+
+constexpr uint64_t kLargest = INT64_MAX;
+constexpr size_t kFractionDigits = 18;  // more could not change a whole byte of 2^40
+
+bool is_digit(char character) { return character >= '0' && character <= '9'; }
+bool is_letter(char character) {
+  return (character >= 'a' && character <= 'z') || (character >= 'A' && character <= 'Z');
 }
 
-std::optional<uint64_t> unit_bytes(std::string unit) {
-  for (char& letter : unit) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+// 0 for a unit that there is not.
+uint64_t unit_bytes(std::string_view text) {
+  std::string unit(text);
+  for (char& letter : unit) letter = static_cast<char>(letter | 0x20);
   if (unit.empty() || unit == "b") return 1;
   const size_t power = std::string_view("kmgt").find(unit.front());
   const bool is_binary = unit.substr(1) == "ib";
-  if (power == std::string_view::npos || (!is_binary && unit.substr(1) != "b")) return std::nullopt;
+  if (power == std::string_view::npos || (!is_binary && unit.substr(1) != "b")) return 0;
   uint64_t bytes = 1;
-  for (size_t step = 0; step <= power; ++step) bytes *= is_binary ? 1024 : 1000;
+  for (size_t step = 0; step <= power; ++step) bytes *= is_binary ? kKiB : 1000;
   return bytes;
+}
+
+std::string_view take_while(std::string_view& text, bool (*is_wanted)(char)) {
+  size_t length = 0;
+  while (length < text.size() && is_wanted(text[length])) ++length;
+  const std::string_view taken = text.substr(0, length);
+  text.remove_prefix(length);
+  return taken;
 }
 
 }  // namespace
 
-std::optional<uint64_t> parse_bytes(std::string_view text) {
-  text = trim(text);
-  const size_t digits = text.find_first_not_of("0123456789.");
-  const std::string number(text.substr(0, digits));
-  const auto unit = unit_bytes(std::string(digits == std::string_view::npos ? "" : trim(text.substr(digits))));
-  long double value = 0;
-  const auto [end, error] =
-      std::from_chars(number.data(), number.data() + number.size(), value, std::chars_format::fixed);
-  if (!unit || number.empty() || error != std::errc() || end != number.data() + number.size()) return std::nullopt;
-  value *= static_cast<long double>(*unit);
-  if (value > 9223372036854775807.0L) return std::nullopt;
-  return static_cast<uint64_t>(value);
+ParsedSize parse_size(std::string_view text) {
+  ParsedSize parsed;
+  std::string_view rest = trim_spaces(text);
+  const bool is_negative = !rest.empty() && rest.front() == '-';
+  if (is_negative) rest.remove_prefix(1);
+  const char* const begin = rest.data();
+  const std::string_view whole = take_while(rest, is_digit);
+  std::string_view fraction;
+  if (!rest.empty() && rest.front() == '.') {
+    rest.remove_prefix(1);
+    fraction = take_while(rest, is_digit);
+    if (fraction.empty()) return parsed;
+  }
+  parsed.number = {begin, static_cast<size_t>(rest.data() - begin)};
+  rest = trim_spaces(rest);
+  parsed.unit = take_while(rest, is_letter);
+  if (whole.empty() || !rest.empty()) return parsed;
+  const uint64_t factor = unit_bytes(parsed.unit);
+  parsed.problem = factor == 0 ? SizeProblem::kUnit : is_negative ? SizeProblem::kNegative : SizeProblem::kTooLarge;
+  if (parsed.problem != SizeProblem::kTooLarge) return parsed;
+  Wide bytes = 0;
+  for (const char digit : whole) {
+    bytes = bytes * 10 + static_cast<unsigned>(digit - '0');
+    if (bytes > kLargest) return parsed;
+  }
+  Wide parts = 0;
+  Wide scale = 1;
+  for (const char digit : fraction.substr(0, kFractionDigits)) {
+    parts = parts * 10 + static_cast<unsigned>(digit - '0');
+    scale *= 10;
+  }
+  bytes = bytes * factor + parts * factor / scale;
+  if (bytes > kLargest) return parsed;
+  parsed.problem = SizeProblem::kNone;
+  parsed.bytes = static_cast<uint64_t>(bytes);
+  return parsed;
 }
 
 }  // namespace ebbtide

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -26,7 +25,14 @@ constexpr uint64_t saturating_subtract(uint64_t a, uint64_t b) { return a > b ? 
 // "15.0 GiB", "512 MiB", "100 bytes", "no limit" for kUnlimited.
 std::string format_bytes(uint64_t bytes);
 
-// "17179869184", "16GiB" (binary), "16GB" (decimal), "1.5 MiB": as ebbtide.sizes.parse_size takes them. None for anything else.
-std::optional<uint64_t> parse_bytes(std::string_view text);
+// What is wrong with a text that should be a size: its form, its unit, a minus before it, or more than 2^63 - 1 bytes.
+enum class SizeProblem { kNone, kForm, kUnit, kNegative, kTooLarge };
+struct ParsedSize {
+  SizeProblem problem = SizeProblem::kForm;
+  uint64_t bytes = 0;
+  std::string_view number, unit;  // of the text
+};
+// "17179869184", "16GiB" (binary), "16GB" (decimal), "1.5 mib", with spaces around; fractions of a byte are cut off.
+ParsedSize parse_size(std::string_view text);
 
 }  // namespace ebbtide

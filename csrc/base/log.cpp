@@ -3,19 +3,18 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <string_view>
+
+#include "base/settings.h"
 
 namespace ebbtide {
 namespace {
 
-LogLevel level_from_environment() {
-  const char* text = std::getenv("EBBTIDE_LOG");
-  const std::string_view level = text == nullptr ? "" : text;
-  if (level == "error") return LogLevel::kError;
-  if (level == "info") return LogLevel::kInfo;
-  return LogLevel::kWarning;
+// What is malformed is said by say_malformed_variables(), as of every other variable.
+LogLevel level_from_environment() noexcept {
+  const int index = word_index(Setting::kLog);
+  return index < 0 ? LogLevel::kWarning : static_cast<LogLevel>(index);
 }
 
 }  // namespace

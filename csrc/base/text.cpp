@@ -1,5 +1,7 @@
 #include "base/text.h"
 
+#include <cstdio>
+
 namespace ebbtide {
 namespace {
 
@@ -46,6 +48,41 @@ std::string cut_utf8(std::string_view text, size_t max_bytes) {
   size_t length = max_bytes;
   while (length > 0 && is_continuation(text[length])) --length;
   return std::string(text.substr(0, length));
+}
+
+char32_t next_character(std::string_view text, size_t& at) {
+  const auto lead = static_cast<unsigned char>(text[at]);
+  const size_t bytes = character_bytes(lead);
+  char32_t character = bytes == 1 ? lead : lead & (0x7Fu >> bytes);
+  for (size_t next = 1; next < bytes; ++next)
+    character = character << 6 | (static_cast<unsigned char>(text[at + next]) & 0x3Fu);
+  at += bytes;
+  return character;
+}
+
+std::string_view trim_spaces(std::string_view text) {
+  constexpr std::string_view kSpaces = " \t\n\r\f\v";
+  const size_t begin = text.find_first_not_of(kSpaces);
+  if (begin == std::string_view::npos) return text.substr(text.size());
+  return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
+}
+
+std::string quoted(std::string_view text) {
+  constexpr size_t kMaxBytes = 40;
+  const bool is_text = is_utf8(text);
+  const std::string part = is_text ? cut_utf8(text, kMaxBytes) : std::string(text.substr(0, kMaxBytes));
+  std::string shown = "'";
+  for (const char character : part) {
+    const auto byte = static_cast<unsigned char>(character);
+    if (byte >= 0x20 && byte != 0x7F && (byte < 0x80 || is_text)) {
+      shown += character;
+      continue;
+    }
+    char escaped[8];
+    std::snprintf(escaped, sizeof escaped, "\\x%02x", byte);
+    shown += escaped;
+  }
+  return shown + (part.size() < text.size() ? "...'" : "'");
 }
 
 }  // namespace ebbtide

@@ -48,5 +48,6 @@ inline const void* as_pointer(uint64_t address) { return reinterpret_cast<const 
 void register_memory(pybind11::module_& module);
 void register_operations(pybind11::module_& module);
 void register_queries(pybind11::module_& module);
+void register_settings(pybind11::module_& module);
 
 }  // namespace ebbtide::bindings

@@ -24,4 +24,5 @@ PYBIND11_MODULE(_core, module) {
   register_memory(module);
   register_operations(module);
   register_queries(module);
+  register_settings(module);
 }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/settings.h"
 #include "vmm/limbo.h"
 
 namespace ebbtide {
@@ -45,8 +46,9 @@ DeviceCharge DeviceBudget::claim(int device, uint64_t size_bytes, uint64_t spare
   const uint64_t room = saturating_subtract(limit, saturating_add(used, spared_bytes));
   if (limit != kUnlimited && size_bytes > room) {
     throw OutOfMemory("device " + std::to_string(device) + ": " + format_bytes(size_bytes) + " wanted, " +
-                          format_bytes(room) + " left of device_limit " + format_bytes(limit) +
-                          ". Pause a tag, or raise it with saver.configure(device_limit=...)",
+                          format_bytes(room) + " left of device_limit " + format_bytes(limit) + " (" +
+                          source_of(Setting::kDeviceLimit) + "). Pause a tag, or raise " +
+                          how_to_change(Setting::kDeviceLimit),
                       device, {size_bytes, room, limit});
   }
   held.fetch_add(size_bytes);

@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <thread>
 
 #include "base/error.h"
+#include "base/settings.h"
 #include "core/host_reader.h"
 #include "driver/context.h"
 
@@ -194,9 +194,8 @@ int usable_cores() {
 }
 
 policy::CopyNeed copy_need(uint64_t bytes, uint64_t fresh_bytes) {
-  const char* text = std::getenv("EBBTIDE_COPY_THREADS");
-  const int wanted = text == nullptr ? 0 : std::atoi(text);
-  return {.bytes = bytes, .fresh_bytes = fresh_bytes, .cores = usable_cores(), .wanted_threads = std::max(0, wanted)};
+  const auto wanted = static_cast<int>(read_number(Setting::kCopyThreads).value_or(0));
+  return {.bytes = bytes, .fresh_bytes = fresh_bytes, .cores = usable_cores(), .wanted_threads = wanted};
 }
 
 int populate_threads(uint64_t bytes) { return policy::plan_copy(copy_need(bytes, bytes), kUnlimited).threads; }

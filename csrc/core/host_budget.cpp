@@ -3,11 +3,20 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/settings.h"
 #include "core/host_reader.h"
 #include "vmm/limbo.h"
 #include "vmm/physical_memory.h"
 
 namespace ebbtide {
+namespace {
+
+// What set a number, in an error; RAM and the container set a limit as well.
+std::string by(bool is_setting, Setting setting) {
+  return is_setting ? " by " + source_of(setting) : std::string(" by RAM or the container");
+}
+
+}  // namespace
 
 HostClaim& HostClaim::operator=(HostClaim&& other) noexcept {
   if (this == &other) return *this;
@@ -122,10 +131,11 @@ void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
   const uint64_t held_elsewhere = policy::total(elsewhere);
   throw StoreError(
       purpose + " needs " + format_bytes(bytes) + " of host memory; " + format_bytes(room) +
-          " are free for it (limit " + format_bytes(limit) + ", margin " + format_bytes(now.margin_bytes) +
+          " are free for it (limit " + format_bytes(limit) + by(limit == limit_bytes_, Setting::kHostLimit) +
+          ", margin " + format_bytes(now.margin_bytes) + by(true, Setting::kHostMargin) +
           (held_elsewhere == 0 ? "" : ", other processes of this run hold " + format_bytes(held_elsewhere)) +
-          "). Pause less, use backup=None where the content may go, or change saver.configure(host_limit=, "
-          "host_margin=)",
+          "). Pause less, use backup=None where the content may go, or change " + how_to_change(Setting::kHostLimit) +
+          " and " + how_to_change(Setting::kHostMargin),
       {bytes, room, limit});
 }
 

@@ -1,6 +1,7 @@
 #include "core/pinned_budget.h"
 
 #include "base/error.h"
+#include "base/settings.h"
 
 namespace ebbtide {
 
@@ -35,8 +36,9 @@ PinnedClaim PinnedBudget::claim(uint64_t size_bytes, const std::string& purpose)
     const uint64_t room = saturating_subtract(limit, held);
     if (size_bytes > room) {
       throw StoreError(purpose + " needs " + format_bytes(size_bytes) + " of pinned memory; " + format_bytes(room) +
-                           " are left of pinned_limit " + format_bytes(limit) +
-                           ". Raise it with saver.configure(pinned_limit=), or keep less in backup=\"pinned\"",
+                           " are left of pinned_limit " + format_bytes(limit) + " (" +
+                           source_of(Setting::kPinnedLimit) + "). Raise " + how_to_change(Setting::kPinnedLimit) +
+                           ", or keep less in backup=\"pinned\"",
                        {size_bytes, room, limit});
     }
   } while (!held_bytes_.compare_exchange_weak(held, held + size_bytes));

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/tag.h"
 #include "core/allocation.h"
 
 // Which allocations there are, by address and by tag, and who holds them. One mutex, held for look-ups only: no driver call, no copy, no wait for an operation happens under it
@@ -179,7 +180,5 @@ class Registry {
   size_t busy_count_ = 0;  // tags that operations hold
   mutable std::atomic<uint64_t> look_count_{0};
 };
-
-void check_tag_name(const std::string& name);
 
 }  // namespace ebbtide

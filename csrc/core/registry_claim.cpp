@@ -5,26 +5,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/text.h"
 #include "core/registry.h"
 
 // How operations take hold of tags, and let go.
 namespace ebbtide {
-
-void check_tag_name(const std::string& name) {
-  constexpr size_t kMaxBytes = 255;
-  if (name.empty()) throw InvalidArgument("a tag can't be empty");
-  if (name.size() > kMaxBytes) {
-    throw InvalidArgument("a tag has at most 255 bytes, this one has " + std::to_string(name.size()) + ": '" +
-                          cut_utf8(name, 32) + "...'");
-  }
-  if (!is_utf8(name)) throw InvalidArgument("a tag is UTF-8, this one is not");
-  for (const char character : name) {
-    const auto byte = static_cast<unsigned char>(character);
-    if (character == '*' || character == '/') throw InvalidArgument("'" + name + "': '*' and '/' are reserved in tags");
-    if (byte < 0x20 || byte == 0x7f) throw InvalidArgument("a tag can't hold control characters");
-  }
-}
 
 void Registry::throw_unknown(const std::string& name) const {
   constexpr size_t kMaxListed = 20;
@@ -37,8 +21,7 @@ void Registry::throw_unknown(const std::string& name) const {
     }
     known += (listed++ == 0 ? "'" : ", '") + tag_name + "'";
   }
-  throw StateError("no region was ever named '" + name + "'; known tags: " + (known.empty() ? "none" : known) +
-                   ". missing_ok=True skips unknown ones");
+  throw StateError("no region was ever named '" + name + "'; known tags: " + (known.empty() ? "none" : known));
 }
 
 std::vector<Tag*> Registry::resolve(const TagRequest& request) {

@@ -2,18 +2,15 @@
 
 #include <pthread.h>
 
-#include <charconv>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
-#include <optional>
 #include <random>
 #include <string>
-#include <string_view>
-#include <system_error>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/settings.h"
+#include "core/core_settings.h"
 #include "core/operation.h"
 #include "core/summary.h"
 #include "driver/context.h"
@@ -27,40 +24,6 @@ std::atomic<Saver*> made_saver{nullptr};
 
 // Nothing that large exists; catches negative sizes and keeps every sum far from overflow.
 constexpr uint64_t kLargestAllocation = 1ULL << 46;
-
-// A size from the environment, where it is set and is one.
-std::optional<uint64_t> size_from_environment(const char* variable) {
-  const char* text = std::getenv(variable);
-  if (text == nullptr || *text == '\0') return std::nullopt;
-  const std::optional<uint64_t> bytes = parse_bytes(text);
-  if (!bytes)
-    log_line(LogLevel::kError,
-             {variable, "=", text, " is no size: write bytes or something like 16GiB; it is ignored"});
-  return bytes;
-}
-
-// A switch from the environment, where it is set and is one.
-std::optional<bool> switch_from_environment(const char* variable) {
-  const char* text = std::getenv(variable);
-  if (text == nullptr || *text == '\0') return std::nullopt;
-  const std::string_view value = text;
-  if (value == "0" || value == "1") return value == "1";
-  log_line(LogLevel::kError, {variable, "=", text, " is neither 0 nor 1; it is ignored"});
-  return std::nullopt;
-}
-
-// A number from the environment, where it is set and is one from 0 to 1.
-std::optional<double> fraction_from_environment(const char* variable) {
-  const char* text = std::getenv(variable);
-  if (text == nullptr || *text == '\0') return std::nullopt;
-  const std::string_view digits = text;
-  double value = 0;
-  // Not strtod, to which the program's locale says what a decimal point is.
-  const auto [end, error] = std::from_chars(digits.begin(), digits.end(), value);
-  if (error == std::errc() && end == digits.end() && value >= 0 && value <= 1) return value;
-  log_line(LogLevel::kError, {variable, "=", text, " is no number from 0 to 1; it is ignored"});
-  return std::nullopt;
-}
 
 // What this thread was last refused so that its caller could flush: asked for again, it may spill.
 struct RefusedCall {
@@ -90,33 +53,15 @@ void require_not_forked() {
 }
 
 Saver::Saver() : digest_seed(make_seed()) {
-  if (const char* path = std::getenv("EBBTIDE_LEDGER"); path != nullptr && *path != '\0') {
+  if (const auto path = read_variable(Setting::kLedger)) {
     try {
-      host_budget.join(Ledger::open(path));
+      host_budget.join(Ledger::open(*path));
     } catch (const Error& error) {
       log_line(LogLevel::kError, {error.what(), "; this process counts its own host memory only"});
     }
   }
-  if (const auto bytes = size_from_environment("EBBTIDE_DEVICE_LIMIT")) device_budget.set_limit(*bytes);
-  if (const auto bytes = size_from_environment("EBBTIDE_HOST_LIMIT")) host_budget.set_limit(*bytes);
-  if (const auto bytes = size_from_environment("EBBTIDE_HOST_MARGIN")) host_budget.set_margin(*bytes);
-  if (const auto bytes = size_from_environment("EBBTIDE_PINNED_LIMIT")) pinned_budget.set_limit(*bytes);
-  if (const auto bytes = size_from_environment("EBBTIDE_RESERVE")) overflow.reserve_bytes = *bytes;
-  if (const auto bytes = size_from_environment("EBBTIDE_HOST_POOL")) set_host_pool(*bytes);
-  if (const auto bytes = size_from_environment("EBBTIDE_SHARED_HANDLE")) shared_handle_bytes = *bytes;
-  if (const auto value = fraction_from_environment("EBBTIDE_WHOLE_FRACTION")) overflow.whole_fraction = *value;
-  if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_CLEAN")) skip.clean = *is_on;
-  if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_UNUSED")) skip.unused = *is_on;
-  if (const auto is_on = switch_from_environment("EBBTIDE_SKIP_CONSTANT")) skip.constant = *is_on;
-  if (const auto is_on = switch_from_environment("EBBTIDE_COMPARE_BYTES")) skip.must_compare = *is_on;
-}
-
-void Saver::set_host_pool(uint64_t bytes) {
-  try {
-    host_pool.set_capacity(bytes);
-  } catch (const InvalidArgument& error) {
-    log_line(LogLevel::kError, {"EBBTIDE_HOST_POOL: ", error.what(), "; it is ignored"});
-  }
+  read_core_settings(*this);
+  say_malformed_variables();
 }
 
 Saver& Saver::instance() {

@@ -107,7 +107,6 @@ class Saver {
   Counters counters;
 
  private:
-  void set_host_pool(uint64_t bytes);  // as the environment says
   void record_out_of_memory(const Tag& tag, uint64_t size_bytes, const char* detail) noexcept;
 };
 

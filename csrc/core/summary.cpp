@@ -2,10 +2,10 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <string_view>
 
 #include "base/bytes.h"
 #include "base/log.h"
+#include "base/settings.h"
 #include "core/saver.h"
 
 namespace ebbtide {
@@ -31,8 +31,7 @@ void write_summary() {
 }  // namespace
 
 void summarise_at_exit(const Saver& saver) {
-  const char* text = std::getenv("EBBTIDE_SUMMARY");
-  if (text == nullptr || std::string_view(text) != "1") return;
+  if (!read_switch(Setting::kSummary, false)) return;
   summarised.store(&saver);
   std::atexit(&write_summary);
 }

@@ -5,13 +5,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
 #include <mutex>
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "base/text.h"
+#include "base/settings.h"
 
 namespace ebbtide {
 namespace {
@@ -41,7 +39,7 @@ std::string library_file(DriverKind kind) {
 }
 
 void* open_library(DriverKind kind) {
-  const char* override_path = kind == DriverKind::kSim ? std::getenv("EBBTIDE_SIM_LIBRARY") : nullptr;
+  const char* override_path = kind == DriverKind::kSim ? variable_text(Setting::kSimLibrary) : nullptr;
   const std::string file = override_path != nullptr ? override_path : library_file(kind);
   void* library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library != nullptr) return library;
@@ -104,14 +102,17 @@ const Driver* load(DriverKind kind) {
   return new Driver(table);
 }
 
+// choice: in its plain form.
+DriverKind kind_from_choice(const std::string& choice) {
+  if (choice == "off") throw StateError("EBBTIDE_DRIVER=off: ebbtide is switched off, there is no device to use");
+  return choice == "sim" ? DriverKind::kSim : DriverKind::kCuda;
+}
+
 DriverKind kind_from_name(const char* name) {
-  if (name == nullptr) name = std::getenv("EBBTIDE_DRIVER");
-  if (name == nullptr || *name == '\0' || std::strcmp(name, "auto") == 0 || std::strcmp(name, "cuda") == 0)
-    return DriverKind::kCuda;
-  if (std::strcmp(name, "sim") == 0) return DriverKind::kSim;
-  if (std::strcmp(name, "off") == 0)
-    throw StateError("EBBTIDE_DRIVER=off: ebbtide is switched off, there is no device to use");
-  throw InvalidArgument("unknown driver '" + cut_utf8(name, 64) + "': EBBTIDE_DRIVER is auto, cuda, sim or off");
+  const SettingFacts& facts = facts_of(Setting::kDriver);
+  if (name != nullptr && *name != '\0') return kind_from_choice(check_setting(facts, name, "the driver"));
+  const char* text = variable_text(Setting::kDriver);
+  return kind_from_choice(text == nullptr ? "auto" : check_setting(facts, text, facts.variable));
 }
 
 }  // namespace
@@ -145,7 +146,8 @@ const Driver& driver() {
   if (const Driver* table = state.loaded.load(std::memory_order_acquire)) return *table;
   const std::lock_guard lock(state.mutex);
   if (const Driver* table = state.loaded.load()) return *table;
-  if (state.kind == DriverKind::kNone) state.kind = kind_from_name(nullptr);
+  // Nobody chose, and nobody who asks for a device expects to be told of a variable: that goes to stderr.
+  if (state.kind == DriverKind::kNone) state.kind = kind_from_choice(read_variable(Setting::kDriver).value_or("auto"));
   const Driver* table = load(state.kind);
   state.loaded.store(table, std::memory_order_release);
   return *table;

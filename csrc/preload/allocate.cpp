@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/repeated_line.h"
+#include "base/settings.h"
 #include "core/saver.h"
 #include "driver/context.h"
 #include "policy/placement.h"
@@ -42,7 +43,8 @@ void fill_host_pool(int device) {
   try {
     pool.fill(device);
   } catch (const std::exception& error) {
-    log_line(LogLevel::kWarning, {"EBBTIDE_HOST_POOL is not all made: ", error.what()});
+    log_line(LogLevel::kWarning,
+             {"the host pool (", source_of(Setting::kHostPool), ") is not all made: ", error.what()});
   }
 }
 

@@ -1,7 +1,6 @@
 #include "preload/reported.h"
 
-#include <cstdlib>
-
+#include "base/settings.h"
 #include "core/saver.h"
 #include "preload/resolver.h"
 #include "preload/settings.h"
@@ -15,17 +14,11 @@ bool has_attribute(CUdevice device, CUdevice_attribute attribute, unsigned int w
          static_cast<unsigned int>(value) == wanted;
 }
 
-uint64_t size_of_variable(const char* variable, uint64_t otherwise) {
-  const char* text = std::getenv(variable);
-  return text == nullptr ? otherwise : parse_bytes(text).value_or(otherwise);
-}
-
 // What limits the core sets, before there is one. A core that is made in a parent is of no use in a forked child, and NVML may be asked by a parent that leaves CUDA to its children.
 void set_limits(DeviceBudget& device_budget, HostBudget& host_budget) {
-  device_budget.set_limit(size_of_variable("EBBTIDE_DEVICE_LIMIT", kUnlimited));
-  host_budget.set_limit(size_of_variable("EBBTIDE_HOST_LIMIT", kUnlimited));
-  if (const uint64_t bytes = size_of_variable("EBBTIDE_HOST_MARGIN", kUnlimited); bytes != kUnlimited)
-    host_budget.set_margin(bytes);
+  device_budget.set_limit(read_number(Setting::kDeviceLimit).value_or(kUnlimited));
+  host_budget.set_limit(read_number(Setting::kHostLimit).value_or(kUnlimited));
+  if (const auto bytes = read_number(Setting::kHostMargin)) host_budget.set_margin(*bytes);
 }
 
 // The host is of no use to a program that never spills.
@@ -35,7 +28,7 @@ policy::Report report_in_force() {
 
 uint64_t reserve_bytes(uint64_t total_bytes) {
   if (const Saver* saver = Saver::instance_if_made()) return saver->overflow.reserve_of(total_bytes);
-  return size_of_variable("EBBTIDE_RESERVE", policy::default_reserve(total_bytes));
+  return read_number(Setting::kReserve).value_or(policy::default_reserve(total_bytes));
 }
 
 policy::MemoryNumbers report(policy::MemoryNumbers driver_says, int device, const DeviceBudget& device_budget,

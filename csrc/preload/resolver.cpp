@@ -2,11 +2,11 @@
 
 #include <dlfcn.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <span>
 #include <string_view>
 
+#include "base/settings.h"
 #include "preload/next_symbol.h"
 #include "preload/no_cancel.h"
 
@@ -132,9 +132,9 @@ bool is_active() noexcept {
   static constinit std::atomic<int> known{-1};
   int active = known.load(std::memory_order_relaxed);
   if (active >= 0) return active == 1;
-  const auto is_set = [](const char* value, std::string_view wanted) { return value != nullptr && value == wanted; };
-  const char* driver = std::getenv("EBBTIDE_DRIVER");
-  active = is_set(std::getenv("EBBTIDE_PRELOAD"), "0") || is_set(driver, "sim") || is_set(driver, "off") ? 0 : 1;
+  constexpr int kOff = 0;  // of EBBTIDE_PRELOAD
+  constexpr int kSim = 2;  // of EBBTIDE_DRIVER: auto, cuda, sim, off
+  active = word_index(Setting::kPreload) == kOff || word_index(Setting::kDriver) >= kSim ? 0 : 1;
   known.store(active, std::memory_order_relaxed);
   return active == 1;
 }

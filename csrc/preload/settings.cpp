@@ -1,13 +1,12 @@
 #include "preload/settings.h"
 
-#include <cstdlib>
-#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "core/registry.h"
+#include "base/settings.h"
+#include "store/disk_directory.h"
 
 namespace ebbtide::preload {
 namespace {
@@ -15,16 +14,13 @@ namespace {
 template <typename Value>
 using Word = std::pair<std::string_view, Value>;
 
+// The words are those of settings.def; a test gives each of them.
 template <typename Value, size_t kCount>
-void read_word(const char* variable, const char* text, const Word<Value> (&words)[kCount], Value& value) {
-  if (text == nullptr || *text == '\0') return;
+void read_word(Setting setting, const Word<Value> (&words)[kCount], Value& value) {
+  const auto text = read_variable(setting);
   for (const auto& [word, meaning] : words) {
-    if (word == text) {
-      value = meaning;
-      return;
-    }
+    if (text && word == *text) value = meaning;
   }
-  log_line(LogLevel::kError, {variable, "=", text, " is unknown; it is ignored"});
 }
 
 constexpr Word<OnShortage> kOverflowWords[] = {{"split", OnShortage::kSplit},
@@ -33,29 +29,29 @@ constexpr Word<OnShortage> kOverflowWords[] = {{"split", OnShortage::kSplit},
                                                {"none", OnShortage::kFail}};
 constexpr Word<policy::Report> kReportWords[] = {
     {"device", policy::Report::kDevice}, {"free", policy::Report::kFree}, {"total", policy::Report::kTotal}};
-constexpr Word<bool> kSwitchWords[] = {{"0", false}, {"1", true}};
 constexpr Word<BackupKind> kBackupWords[] = {{"ram", BackupKind::kRam},
                                              {"pinned", BackupKind::kPinned},
                                              {"disk", BackupKind::kDisk},
                                              {"none", BackupKind::kNone}};
 
-void read_tag(const char* text, std::string& tag) {
-  if (text == nullptr || *text == '\0') return;
+// A pause would be refused for it, which may be hours from here.
+void check_backup_folder() {
   try {
-    check_tag_name(text);
-    tag = text;
-  } catch (const InvalidArgument& error) {
-    log_line(LogLevel::kError, {"EBBTIDE_TAG: ", error.what(), "; it is ignored"});
+    check_disk_directory(disk_directory());
+  } catch (const Error& error) {
+    log_line(LogLevel::kError, {error.what(), ". Until then no pause works"});
   }
 }
 
 Settings read_settings() {
   Settings read;
-  read_word("EBBTIDE_OVERFLOW", std::getenv("EBBTIDE_OVERFLOW"), kOverflowWords, read.on_shortage);
-  read_word("EBBTIDE_REPORT", std::getenv("EBBTIDE_REPORT"), kReportWords, read.report);
-  read_word("EBBTIDE_PAUSEABLE", std::getenv("EBBTIDE_PAUSEABLE"), kSwitchWords, read.is_pauseable);
-  read_word("EBBTIDE_BACKUP", std::getenv("EBBTIDE_BACKUP"), kBackupWords, read.backup);
-  read_tag(std::getenv("EBBTIDE_TAG"), read.tag);
+  read_word(Setting::kOverflow, kOverflowWords, read.on_shortage);
+  read_word(Setting::kReport, kReportWords, read.report);
+  read_word(Setting::kBackup, kBackupWords, read.backup);
+  read.is_pauseable = read_switch(Setting::kPauseable, read.is_pauseable);
+  read.tag = read_variable(Setting::kTag).value_or(read.tag);
+  say_malformed_variables();
+  if (read.is_pauseable && read.backup == BackupKind::kDisk) check_backup_folder();
   return read;
 }
 

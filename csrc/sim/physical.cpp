@@ -6,10 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
-#include <cstdlib>
 #include <string>
 
+#include "base/settings.h"
 #include "sim/entry.h"
 #include "sim/simulator.h"
 
@@ -19,32 +18,9 @@ namespace {
 // Far more than any test creates in one process: offsets are never used twice.
 constexpr off_t kBackingBytes = 1ll << 50;
 
-// "512MiB", "1GiB", "64M" or plain bytes; 0 when it is none of them.
-uint64_t parse_bytes(const char* text) {
-  char* end = nullptr;
-  const double number = std::strtod(text, &end);
-  uint64_t unit = 1;
-  switch (std::toupper(static_cast<unsigned char>(*end))) {
-    case 'K': unit = 1ull << 10; break;
-    case 'M': unit = 1ull << 20; break;
-    case 'G': unit = 1ull << 30; break;
-    case 'T': unit = 1ull << 40; break;
-    case '\0': break;
-    default: return 0;
-  }
-  return number > 0 ? static_cast<uint64_t>(number * static_cast<double>(unit)) : 0;
-}
+uint64_t capacity_from_environment() { return read_number(Setting::kSimCapacity).value_or(kDefaultCapacity); }
 
-uint64_t capacity_from_environment() {
-  const char* text = std::getenv("EBBTIDE_SIM_CAPACITY");
-  const uint64_t bytes = text == nullptr ? 0 : parse_bytes(text);
-  return bytes == 0 ? kDefaultCapacity : bytes;
-}
-
-int device_count_from_environment() {
-  const char* text = std::getenv("EBBTIDE_SIM_DEVICES");
-  return text == nullptr ? 1 : std::clamp(std::atoi(text), 0, kMaxDevices);
-}
+int device_count_from_environment() { return static_cast<int>(read_number(Setting::kSimDevices).value_or(1)); }
 
 }  // namespace
 

@@ -16,11 +16,10 @@
 #include "base/text.h"
 #include "store/aligned_bytes.h"
 #include "store/closing_files.h"
+#include "store/disk_directory.h"
 
 namespace ebbtide {
 namespace {
-
-constexpr const char* kWhereElse = "set EBBTIDE_DISK_DIRECTORY to another directory, or use backup=\"ram\"";
 
 int open_file(const char* path, int flags, mode_t mode) { return ::open(path, flags, mode); }
 int set_file_flags(int file, int flags) { return ::fcntl(file, F_SETFL, flags); }
@@ -94,6 +93,12 @@ BackupFile BackupFile::create(const std::string& directory, size_t size_bytes, c
   return file;
 }
 
+void BackupFile::check_directory(const std::string& directory) {
+  BackupFile file(directory, 0, kSystemFileCalls);
+  file.open_nameless();
+  file.refuse_memory();
+}
+
 void BackupFile::make() {
   open_nameless();
   refuse_memory();
@@ -130,14 +135,15 @@ void BackupFile::open_nameless() {
   if (file_ >= 0) return;
   const int error = errno;
   throw StoreError("no file for a backup can be made in " + shown(directory_) + ": " + std::strerror(error) +
-                       ". Either " + advice_on(error) + ", " + kWhereElse,
+                       ". Either " + advice_on(error) + ", " + advice_on_disk_directory(directory_),
                    {size_bytes_, 0, kUnlimited});
 }
 
 void BackupFile::refuse_memory() const {
   struct statfs info{};
   if (::fstatfs(file_, &info) != 0 || !is_memory_file_system(static_cast<uint64_t>(info.f_type))) return;
-  throw StoreError(shown(directory_) + " is no disk but RAM (tmpfs), which no budget would count: " + kWhereElse,
+  throw StoreError(shown(directory_) + " is no disk but RAM (tmpfs), which no budget would count: " +
+                       advice_on_disk_directory(directory_),
                    {size_bytes_, 0, kUnlimited});
 }
 
@@ -236,20 +242,20 @@ void BackupFile::throw_error(const char* call, int error) const {
   const std::string reason = std::strerror(error);
   if (is_full(error)) {
     const uint64_t free_bytes = free_bytes_of(file_);
-    throw StoreError("the disk of " + shown(directory_) +
-                         " has too little space for a backup: " + format_bytes(size_bytes_) + " wanted, " +
-                         format_bytes(free_bytes) + " free (" + reason + "). Free some there, " + kWhereElse,
+    throw StoreError("the disk of " + shown(directory_) + " has too little space for a backup: " +
+                         format_bytes(size_bytes_) + " wanted, " + format_bytes(free_bytes) + " free (" + reason +
+                         "). Free some there, " + advice_on_disk_directory(directory_),
                      {size_bytes_, free_bytes, kUnlimited});
   }
   if (error == EFBIG) {
     rlimit limit{};
     const bool is_known = ::getrlimit(RLIMIT_FSIZE, &limit) == 0;
     throw StoreError("files in " + shown(directory_) + " may not have the " + format_bytes(size_bytes_) +
-                         " of a backup: " + reason + ". Raise `ulimit -f`, " + kWhereElse,
+                         " of a backup: " + reason + ". Raise `ulimit -f`, " + advice_on_disk_directory(directory_),
                      {size_bytes_, 0, is_known ? limit.rlim_cur : kUnlimited});
   }
   throw StoreError(std::string(call) + " failed for a backup in " + shown(directory_) + ": " + reason +
-                       ". If it stays so, " + kWhereElse,
+                       ". If it stays so, " + advice_on_disk_directory(directory_),
                    {size_bytes_, 0, kUnlimited});
 }
 

@@ -35,6 +35,8 @@ class BackupFile {
 
   // Throws StoreError where the directory takes no file of this size (rounded up to blocks) or is memory itself; it is asked again when files that nobody wants have been closed. calls are never destroyed.
   static BackupFile create(const std::string& directory, size_t size_bytes, const FileCalls& calls);
+  // Throws as create would where the directory takes no file, or is memory itself. Leaves nothing there.
+  static void check_directory(const std::string& directory);
   BackupFile(BackupFile&& other) noexcept;
   BackupFile& operator=(BackupFile&&) = delete;
   // Its space goes back in the background.

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
 
@@ -114,31 +113,7 @@ std::byte* DiskBackup::view() {
   return view_;
 }
 
-// Leaked on purpose, as all state of the core.
-struct Directory {
-  std::mutex mutex;
-  std::string chosen;
-};
-Directory& directory() {
-  static Directory* const instance = new Directory;
-  return *instance;
-}
-
 }  // namespace
-
-void set_disk_directory(const std::string& chosen) {
-  const std::lock_guard lock(directory().mutex);
-  directory().chosen = chosen;
-}
-
-std::string disk_directory() {
-  const std::lock_guard lock(directory().mutex);
-  if (!directory().chosen.empty()) return directory().chosen;
-  for (const char* text : {std::getenv("EBBTIDE_DISK_DIRECTORY"), std::getenv("TMPDIR")}) {
-    if (text != nullptr && *text != '\0') return text;
-  }
-  return "/var/tmp";
-}
 
 std::unique_ptr<Backup> DiskStore::open(size_t size_bytes) {
   return std::make_unique<DiskBackup>(BackupFile::create(disk_directory(), size_bytes, calls_));

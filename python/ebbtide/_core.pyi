@@ -1,6 +1,7 @@
 """The pybind11 face of ebbtide.h: marshalling only. Every call releases the GIL. Failures raise the classes of ebbtide.errors; malformed arguments ValueError."""
 
 from collections.abc import Sequence
+from typing import Any
 
 BACKUP_AS_ALLOCATED: int  # -1
 BACKUP_NONE: int  # 0
@@ -141,6 +142,11 @@ def fill_host_pool(device: int) -> None: ...
 def set_option(name: str, is_on: bool) -> None: ...  # "skip_clean" | "skip_unused" | "skip_constant" | "compare_bytes"
 def get_option(name: str) -> bool: ...
 def set_disk_directory(path: str | None) -> None: ...
+def settings() -> list[dict[str, Any]]: ...  # what ebbtide.settings.Setting has, and source, problem
+def check_setting(name: str, text: bytes, label: str | None = None) -> bytes: ...  # in its plain form
+def configure(name: str, value: bytes | None) -> None: ...
+def disk_directory() -> bytes: ...
+def check_tag(text: bytes) -> None: ...
 def alloc(
     tag: str,
     size_bytes: int,

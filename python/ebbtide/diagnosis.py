@@ -13,10 +13,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from ebbtide import driver_choice, preloading, support
-from ebbtide.errors import StateError
+from ebbtide import driver_choice, preloading, settings, support
+from ebbtide.errors import Error, StateError
 from ebbtide.programs import preload_obstacle
-from ebbtide.settings import SETTINGS
 from ebbtide.sizes import format_size
 
 Status = Literal["ok", "note", "problem"]
@@ -25,6 +24,7 @@ PACKAGES = ("torch", "numpy", "click", "rich")
 _KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
 # Without this one nothing can be paused; what the others offer is optional.
 _REQUIRED_CAPABILITIES = ("vmm",)
+_DEFAULT = " (default)"
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,15 @@ class Finding:
     status: Status = "ok"
     advice: str = ""
 
+    @property
+    def is_default(self) -> bool:
+        """Whether it is a setting that nothing sets, and nothing is wrong with it."""
+        return self.section == "settings" and self.status == "ok" and self.found.endswith(_DEFAULT)
+
 
 def diagnose() -> list[Finding]:
     """All findings, in the order of the sections."""
+    in_force = list(_guarded("settings", _settings))  # first: what is wrong with one is said here, and not by others
     outcome, findings = _look_at_driver()
     findings = [*_software(), *findings]
     if outcome.driver in ("cuda", "sim"):
@@ -56,7 +62,7 @@ def diagnose() -> list[Finding]:
         else:
             findings += _guarded("torch extension", _torch_extension)
         findings += _guarded("host memory", _host_memory)
-    return [*findings, *_guarded("preloading", _preloading), *_settings()]
+    return [*findings, *_guarded("preloading", _preloading), *in_force]
 
 
 def is_usable(findings: list[Finding]) -> bool:
@@ -105,7 +111,9 @@ def _look_at_driver() -> tuple[driver_choice.Outcome, list[Finding]]:
     findings = [_kernel_driver()]
     try:
         outcome = _decide()
-    except (ValueError, ImportError, OSError) as error:
+    except ValueError:  # of EBBTIDE_DRIVER, among the settings
+        return driver_choice.Outcome(None), findings
+    except (ImportError, OSError) as error:
         findings.append(Finding("driver", "choice", str(error), "problem"))
         return driver_choice.Outcome(None), findings
     if outcome.driver is None:
@@ -179,6 +187,10 @@ def _torch_extension() -> Iterator[Finding]:
     if (folder / "_torch.so").is_file():
         yield Finding("torch extension", "built", str(folder))
         return
+    if problem := build.find_cache_problem():
+        found, _, advice = problem.rpartition(": ")
+        yield Finding("torch extension", "folder", found, "problem", advice)
+        return
     try:
         compiler = build.find_compiler()[0]
     except StateError as error:
@@ -192,15 +204,27 @@ def _torch_extension() -> Iterator[Finding]:
 
 def _host_memory() -> Iterator[Finding]:
     from ebbtide import _core
-    from ebbtide.saver.limits import apply_environment
 
-    apply_environment()
     available, limit = _core.stats()["host_available_bytes"], _core.get_limit("host")
     rest = "no host_limit" if limit >= _core.UNLIMITED else f"host_limit {format_size(limit)}"
     margin = format_size(_core.get_limit("host_margin"))
     advice = "" if available else "nothing with a backup can be paused: free host memory, or lower EBBTIDE_HOST_MARGIN"
     found = f"{format_size(available)} ({rest}, {margin} left to others)"
     yield Finding("host memory", "room for backups", found, "ok" if available else "note", advice)
+    yield _disk_backups()
+
+
+def _disk_backups() -> Finding:
+    """Where nothing chose the folder, only disk backups would miss it."""
+    from ebbtide import _core
+
+    folder = _core.disk_directory()
+    try:
+        _core.check_setting("disk_directory", folder)
+    except Error as error:
+        problem, _, advice = str(error).rpartition(": ")
+        return Finding("host memory", "disk backups", problem or advice, "note", advice)
+    return Finding("host memory", "disk backups", os.fsdecode(folder))
 
 
 def _preloading() -> Iterator[Finding]:
@@ -222,7 +246,7 @@ def _preloaded_process() -> Finding:
     from ebbtide import _core
 
     if Path(_core.loaded_library()).name == preloading.LIBRARY_NAME:
-        is_active = os.environ.get(preloading.ACTIVE_VARIABLE) != "0"
+        is_active = settings.read_or_fallback("preload", os.environ) != "0"
         return Finding("preloading", "this process", "preloaded" if is_active else "preloaded, and not active")
     if preloading.LIBRARY_NAME in os.environ.get(preloading.LOADER_VARIABLE, ""):
         return Finding("preloading", "this process", "LD_PRELOAD names a library, and it was not loaded", "note")
@@ -230,10 +254,15 @@ def _preloaded_process() -> Finding:
 
 
 def _settings() -> Iterator[Finding]:
-    known = {setting.name for setting in SETTINGS}
-    for setting in SETTINGS:
-        value = os.environ.get(setting.name)
-        yield Finding("settings", setting.name, f"{setting.default} (default)" if value is None else value)
+    known = {setting.variable for setting in settings.all_settings()}
+    problems = settings.problems()
+    for setting in settings.all_settings():
+        value = os.environ.get(setting.variable)
+        if setting.name in problems:
+            advice = f"correct {setting.variable}, or unset it"
+            yield Finding("settings", setting.variable, problems[setting.name], "problem", advice)
+        else:
+            yield Finding("settings", setting.variable, value or f"{setting.fallback}{_DEFAULT}")
     for name in sorted(set(os.environ) - known):
         if name.startswith("EBBTIDE_"):
             yield Finding("settings", name, os.environ[name], "note", "ebbtide reads no such variable: is it misspelt?")

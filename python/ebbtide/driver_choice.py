@@ -17,15 +17,16 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
+from ebbtide import settings
 from ebbtide.errors import Error, StateError
 
 Setting = Literal["auto", "cuda", "sim", "off"]
 TorchKind = Literal["none", "cpu", "cuda", "rocm"]
 Driver = Literal["cuda", "sim", "off"]
 
-SETTINGS: tuple[Setting, ...] = ("auto", "cuda", "sim", "off")
+SETTINGS: tuple[Setting, ...] = get_args(Setting)
 VARIABLE = "EBBTIDE_DRIVER"
 
 
@@ -50,10 +51,7 @@ def parse_setting(text: str | None) -> Setting:
     Raises:
         ValueError: any other value.
     """
-    for setting in SETTINGS:
-        if setting == (text or "auto").strip().lower():
-            return setting
-    raise ValueError(f"{VARIABLE} must be one of {', '.join(SETTINGS)}, not {text!r}")
+    return cast(Setting, settings.read("driver", {VARIABLE: text or ""}) or "auto")
 
 
 def needs_probe(setting: Setting, torch_kind: TorchKind, on_tensors: bool) -> bool:

@@ -1,147 +1,156 @@
-"""Every environment variable that ebbtide reads: one list, for the documentation and `ebbtide doctor`."""
+"""Every setting of ebbtide, as the core lists and checks them (csrc/base/settings.def).
 
+`saver.configure`, the environment variables, the options of `ebbtide run`, `ebbtide doctor` and docs/settings.md come
+from here. A value is turned into text and given to the core, which has the one rule for each kind.
+"""
+
+import functools
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+_FORMS = {"size": "SIZE", "fraction": "FRACTION", "count": "NUMBER", "tag": "TAG", "folder": "PATH", "file": "PATH"}
+_BEYOND_ANY_SIZE = 2**64
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable. `default` is what holds while it is unset, in words where it is no plain value."""
+    """One setting.
+
+    Attributes:
+        name: the keyword of `saver.configure` and `ebbtide.env`; `ebbtide run` spells it with dashes.
+        kind: "size", "fraction", "switch", "choice", "count", "tag", "folder" or "file".
+        values: "split|whole" of a choice, "1|256" (least and most) of a count; "" for any.
+        fallback: what holds while nothing sets it: a value, or words where it depends on the machine.
+        readers: some of "core preload python simulator".
+        none: what None means to `saver.configure`; "" where it is refused.
+    """
 
     name: str
-    default: str
+    variable: str
+    kind: str
+    values: str
+    fallback: str
+    readers: str
     meaning: str
+    none: str
+    is_configurable: bool
+    is_run_option: bool
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return tuple(self.values.split("|")) if self.kind == "choice" else ()
+
+    @property
+    def form(self) -> str:
+        """What is written for its value in a command's help; "" for a switch."""
+        return "|".join(self.choices) or _FORMS.get(self.kind, "")
 
 
-SETTINGS: tuple[Setting, ...] = (
-    Setting(
-        "EBBTIDE_DRIVER",
-        "auto",
-        "auto (CUDA, or the simulated device where torch is a CPU build), cuda, sim (the simulated device for CPU "
-        "tensors, with every build of torch), or off (every call is a no-op).",
-    ),
-    Setting(
-        "EBBTIDE_DEVICE_LIMIT",
-        "no limit",
-        'The most that ebbtide, or a preloaded program, may hold on a device ("16GiB" or bytes). '
-        "saver.configure(device_limit=) goes before it.",
-    ),
-    Setting(
-        "EBBTIDE_HOST_LIMIT",
-        "no limit but RAM and the container's",
-        "The most host memory that ebbtide may hold. saver.configure(host_limit=) goes before it.",
-    ),
-    Setting(
-        "EBBTIDE_HOST_MARGIN",
-        "1 GiB or a sixteenth of RAM, the smaller",
-        "Host memory that ebbtide leaves to others. saver.configure(host_margin=) goes before it.",
-    ),
-    Setting(
-        "EBBTIDE_PINNED_LIMIT",
-        "no limit",
-        "The most pinned memory, for rings and pinned backups. saver.configure(pinned_limit=) goes before it.",
-    ),
-    Setting(
-        "EBBTIDE_OVERFLOW",
-        "split",
-        "What a preloaded program gets where the device has too little: split (the rest of the allocation on the "
-        "host), managed (managed memory), whole (all of a large allocation on the host), or none (out of memory).",
-    ),
-    Setting(
-        "EBBTIDE_RESERVE",
-        "512 MiB or a sixteenth of the device, the smaller",
-        "Device memory that spills and promotions leave free; allocations of up to 2 MiB may use half of it. "
-        "saver.configure(reserve=) goes before it.",
-    ),
-    Setting(
-        "EBBTIDE_WHOLE_FRACTION",
-        "0.6",
-        'overflow="whole": the share of the free device memory above which an allocation lies on the host. '
-        "saver.configure(whole_fraction=) goes before it.",
-    ),
-    Setting(
-        "EBBTIDE_HOST_POOL",
-        "0",
-        "Host memory that is made ahead and kept for spills. saver.configure(host_pool=) goes before it.",
-    ),
-    Setting(
-        "EBBTIDE_SHARED_HANDLE",
-        "1 GiB",
-        "Segments of a tag that lie side by side come back behind one driver handle of at most this size; 0: each has "
-        "its own. saver.configure(shared_handle=) goes before it.",
-    ),
-    Setting(
-        "EBBTIDE_LEDGER",
-        "none: each process counts for itself",
-        "The file in which the processes of one run count the host memory that they hold; the first makes it. "
-        "`ebbtide run` names it.",
-    ),
-    Setting("EBBTIDE_SUMMARY", "0", "1: totals of what went to the host, on stderr, when a process ends."),
-    Setting(
-        "EBBTIDE_PRELOAD",
-        "1",
-        "0: the preload library, where LD_PRELOAD loads it, hands every call on. `ebbtide run` sets 1.",
-    ),
-    Setting(
-        "EBBTIDE_REPORT",
-        "device",
-        "What a preloaded program is told of device memory: device (the truth), free (free grows by what the host has "
-        "left, up to the total), total (both grow).",
-    ),
-    Setting(
-        "EBBTIDE_PAUSEABLE",
-        "0",
-        "1: a preloaded program is pauseable: all that it allocates on a device has a tag.",
-    ),
-    Setting("EBBTIDE_TAG", "default", "The tag of a pauseable program's allocations."),
-    Setting(
-        "EBBTIDE_BACKUP",
-        "ram",
-        "Where a pauseable program's allocations go in a pause: ram, pinned, disk, or none (what they hold is lost).",
-    ),
-    Setting(
-        "EBBTIDE_DISK_DIRECTORY",
-        "$TMPDIR, else /var/tmp",
-        "The folder of disk backups: on a disk, not on tmpfs. saver.configure(disk_directory=) goes before it.",
-    ),
-    Setting(
-        "EBBTIDE_SKIP_CLEAN",
-        "1",
-        "0: a pause also copies blocks that did not change since their backup was made. "
-        "saver.configure(skip_clean=) goes before it.",
-    ),
-    Setting(
-        "EBBTIDE_SKIP_UNUSED",
-        "1",
-        "0: a pause also copies blocks that torch holds free. saver.configure(skip_unused=) goes before it.",
-    ),
-    Setting(
-        "EBBTIDE_SKIP_CONSTANT",
-        "1",
-        "0: a pause also copies blocks of one repeated value. saver.configure(skip_constant=) goes before it.",
-    ),
-    Setting(
-        "EBBTIDE_COMPARE_BYTES",
-        "0",
-        "1: where a digest says that nothing changed, bytes are copied and compared all the same. "
-        "saver.configure(compare_bytes=) goes before it.",
-    ),
-    Setting(
-        "EBBTIDE_COPY_THREADS",
-        "from the cores that the process may use",
-        "How many threads copy between a backup and the staging ring.",
-    ),
-    Setting(
-        "EBBTIDE_CHECK",
-        "0",
-        "1: before each torch op, its tensors are looked at; one that is paused is a StateError instead of a crash.",
-    ),
-    Setting("EBBTIDE_LOG", "warning", "What is said on stderr: error, warning or info."),
-    Setting(
-        "EBBTIDE_CACHE_DIR",
-        "$XDG_CACHE_HOME/ebbtide, else ~/.cache/ebbtide",
-        "Where the torch extension of the simulated device is kept once it is built.",
-    ),
-    Setting("EBBTIDE_SIM_DEVICES", "1", "How many simulated devices there are."),
-    Setting("EBBTIDE_SIM_CAPACITY", "1 GiB", 'The memory of each simulated device, as "512MiB" or bytes.'),
-    Setting("EBBTIDE_SIM_LIBRARY", "libebbtide_sim.so beside libebbtide.so", "The file of the simulated driver."),
-)
+@functools.cache
+def all_settings() -> tuple[Setting, ...]:
+    """All of them, in the order of the documentation."""
+    return tuple(
+        Setting(**{name: value for name, value in row.items() if name not in ("source", "problem")}) for row in _rows()
+    )
+
+
+def find(name: str) -> Setting:
+    """The setting of this name; KeyError where there is none."""
+    return next(setting for setting in all_settings() if setting.name == name)
+
+
+def problems() -> dict[str, str]:
+    """What is wrong with the variables of this process: name of the setting -> a sentence."""
+    return {row["name"]: row["problem"] for row in _rows() if row["problem"]}
+
+
+def check(setting: Setting, value: object, label: str, takes_text: bool = True) -> str:
+    """The value in its plain form, which variables take as well: "1.5KiB" is "1536", True is "1".
+
+    Args:
+        label: how errors name it.
+        takes_text: whether numbers and switches may be text, as in variables and options.
+
+    Raises:
+        TypeError: a value of the wrong type.
+        ValueError: a malformed one.
+        StoreError: disk_directory: no backup could be made there.
+    """
+    from ebbtide import _core
+
+    text = as_text(setting, value, label, takes_text)
+    return os.fsdecode(_core.check_setting(setting.name, _encode(setting, text), label))
+
+
+def read(name: str, environment: Mapping[str, str]) -> str:
+    """What a variable says, in its plain form; "" where it is unset or empty.
+
+    Raises:
+        ValueError: it is malformed, or names a folder that can't be used.
+    """
+    from ebbtide.errors import StoreError
+
+    setting = find(name)
+    text = environment.get(setting.variable)
+    try:
+        return check(setting, text, setting.variable) if text else ""
+    except StoreError as error:
+        raise ValueError(str(error)) from None
+
+
+def read_or_fallback(name: str, environment: Mapping[str, str]) -> str:
+    """As `read`, and the default where it is unset, empty or malformed: as the preload library reads it."""
+    try:
+        return read(name, environment) or find(name).fallback
+    except ValueError:  # the library has said so
+        return find(name).fallback
+
+
+def as_text(setting: Setting, value: object, label: str, takes_text: bool) -> str:
+    """A value as it would be written; whether it is a good one is the core's to say. Raises TypeError, ValueError."""
+    if setting.kind == "tag":
+        if not isinstance(value, str):
+            raise TypeError(f"a tag is a str, not {type(value).__name__}")
+        return value
+    if setting.kind == "choice":
+        word = "none" if value is None and "none" in setting.choices else value  # as saver.region takes it
+        if not isinstance(word, str):
+            raise ValueError(f"{label} must be one of {', '.join(setting.choices)}, not {value!r}")
+        return word
+    if setting.kind in ("folder", "file"):
+        path = os.fspath(value) if isinstance(value, str | os.PathLike) else value
+        if not isinstance(path, str):
+            raise TypeError(f"{label} must be a path of text, not {value!r}")
+        return path
+    return _number_as_text(setting, value, label, takes_text)
+
+
+def _number_as_text(setting: Setting, value: object, label: str, takes_text: bool) -> str:
+    if isinstance(value, str) and (takes_text or setting.kind == "size"):
+        return value
+    if setting.kind == "switch":
+        if isinstance(value, bool):
+            return str(int(value))
+        raise TypeError(f"{label} must be True or False, not {value!r}")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(max(-1, min(value, _BEYOND_ANY_SIZE)))  # thousands of digits would be an error of Python's
+    if setting.kind == "fraction":
+        if isinstance(value, float):
+            return repr(value)
+        raise TypeError(f"{label} must be a number from 0 to 1, not {value!r}")
+    what = 'a size like "16GiB" or an int of bytes' if setting.kind == "size" else "a whole number"
+    raise TypeError(f"{label} must be {what}, not {value!r}")
+
+
+def _encode(setting: Setting, text: str) -> bytes:
+    if setting.kind in ("folder", "file"):
+        return os.fsencode(text)
+    return text.encode("utf-8", "surrogatepass")  # what is no text then is no UTF-8 either, and refused as that
+
+
+def _rows() -> list[dict[str, Any]]:
+    from ebbtide import _core
+
+    return _core.settings()

@@ -98,7 +98,7 @@ class DiskStoreTest : public ::testing::Test {
     } catch (const StoreError& error) {
       const std::string text = error.what();
       EXPECT_NE(text.find(disk_directory()), std::string::npos) << text;
-      EXPECT_NE(text.find("EBBTIDE_DISK_DIRECTORY"), std::string::npos) << text;
+      EXPECT_NE(text.find("give saver.configure(disk_directory=) another"), std::string::npos) << text;
       EXPECT_NE(text.find("backup=\"ram\""), std::string::npos) << text;
       EXPECT_TRUE(directory_.is_empty());
       return error;

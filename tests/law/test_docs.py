@@ -52,9 +52,9 @@ def command_options() -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def known(root: Path) -> Known:
-    headers = [root / "csrc/api/ebbtide.h", root / "csrc/sim/control.h"]
+    headers = [*(root / "csrc/api").glob("ebbtide*.h"), root / "csrc/sim/control.h", root / "csrc/base/settings.def"]
     build_files = [root / "CMakeLists.txt", root / "tests/cpp/CMakeLists.txt", *(root / "cmake").glob("*.cmake")]
-    settings = [root / "python/ebbtide/settings.py", root / "tests/conftest.py", root / "tools/build.mk"]
+    settings = [root / "tests/conftest.py", root / "tools/build.mk"]
     ebbtide = importlib.import_module("ebbtide")
     package = {name for name in dir(ebbtide) if not name.startswith("_")}
     package |= {path.stem for path in (root / "python/ebbtide").iterdir()} | {"h", "map"}
@@ -78,9 +78,11 @@ def test_every_name_in_the_docs_exists(root: Path, known: Known) -> None:
 
 
 def test_every_environment_variable_is_in_the_one_list(root: Path) -> None:
-    listed = words_of([root / "python/ebbtide/settings.py"], r"\bEBBTIDE_[A-Z][A-Z_0-9]*\b")
+    listed = words_of([root / "csrc/base/settings.def"], r"\bEBBTIDE_[A-Z][A-Z_0-9]*\b")
     unlisted = {name: files for name, files in variables_read(root).items() if name not in listed}
-    assert unlisted == {}, "list them in python/ebbtide/settings.py"
+    assert unlisted == {}, "list them in csrc/base/settings.def"
+    in_core = {file for files in variables_read(root).values() for file in files if file.startswith("csrc/")}
+    assert in_core == set(), "read them with base/settings.h"
 
 
 def test_version_has_one_home(root: Path) -> None:

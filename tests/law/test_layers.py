@@ -50,6 +50,8 @@ def find_breaches(csrc: Path) -> list[str]:
 
 
 def check_own(name: str, layer: str, target: str, law: dict[str, set[str]], csrc: Path) -> list[str]:
+    if layer == "api" and "/" not in target:
+        target = f"api/{target}"  # the public headers name each other as they lie side by side where they are installed
     target_layer = layer_of(target, set(law))
     if target_layer is None or not (csrc / target).is_file():
         return [f'{name}: includes "{target}", which is no file under csrc/ (headers of others stand in <>)']

@@ -22,6 +22,7 @@ def package() -> Path:
 def rules(root: Path) -> dict[str, Rule]:
     """Each binary's pattern in the package -> its rule."""
     api = read_c_functions(root / "csrc/api/ebbtide.h", "ebbtide_")
+    api |= read_c_functions(root / "csrc/api/ebbtide_settings.h", "ebbtide_")
     control = read_c_functions(root / "csrc/sim/control.h", "ebbtide_sim_")
     listed = set(read_driver_functions(root / "csrc/driver/functions.def"))
     driver = set(exported_driver_names(listed, find_cuda_include()).values())
@@ -55,7 +56,8 @@ def test_header_is_plain_c(root: Path, tmp_path: Path) -> None:
     """A C11 program with every warning on compiles against the header alone."""
     for compiler, standard, suffix in (("cc", "c11", "c"), ("c++", "c++17", "cpp")):
         source = tmp_path / f"use.{suffix}"
-        source.write_text('#include "ebbtide.h"\nint main(void) { return (int)ebbtide_api_version() * 0; }\n')
+        headers = '#include "ebbtide_settings.h"\n#include "ebbtide.h"\n'
+        source.write_text(headers + "int main(void) { return (int)ebbtide_api_version() * 0; }\n")
         command = [compiler, f"-std={standard}", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"]
         subprocess.run([*command, f"-I{root / 'csrc/api'}", str(source)], check=True)
 

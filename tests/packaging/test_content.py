@@ -18,7 +18,8 @@ def expected_files(root: Path) -> set[str]:
         for path in (root / "csrc/torch/cpu").iterdir()
         if path.suffix in (".cpp", ".h")
     }
-    return modules | extension | {"py.typed", "_core.pyi", "include/ebbtide.h", "torch_extension/csrc/api/ebbtide.h"}
+    headers = {"include/ebbtide.h", "include/ebbtide_settings.h", "torch_extension/csrc/api/ebbtide.h"}
+    return modules | extension | headers | {"py.typed", "_core.pyi"}
 
 
 def find_faults(files: Iterable[str], expected: set[str]) -> list[str]:

@@ -291,16 +291,6 @@ def test_what_the_driver_refuses_is_refused_as_by_the_driver(clients: Clients, w
     assert (hooked.returncode, hooked.stdout) == (plain.returncode, plain.stdout)
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"), [("EBBTIDE_OVERFLOW", "all"), ("EBBTIDE_REPORT", "x"), ("EBBTIDE_TAG", "a/b")]
-)
-def test_a_setting_that_can_not_be_read_is_said_and_ignored(clients: Clients, variable: str, value: str) -> None:
-    done = clients.run("linked", "take", "alloc", 6 * MIB, **LIMIT, **{variable: value})
-    assert done.returncode == 0
-    assert done.stderr.startswith(f"ebbtide: {variable}")
-    assert done.stderr.endswith("it is ignored\n")
-
-
 @pytest.mark.sim_only
 @pytest.mark.parametrize("policy", ["split", "whole", "managed", "none"])
 @pytest.mark.parametrize("is_pauseable", ["0", "1"])

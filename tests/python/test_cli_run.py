@@ -216,16 +216,27 @@ COMMAND = ["--", "true"]
         (["--log", "debug", *COMMAND], 2, "--log must be one of error, warning, info"),
         (["--device-limit", "20G", *COMMAND], 2, "--device-limit has the unknown unit 'G'"),
         (["--device-limit", "", *COMMAND], 2, "--device-limit must be a size"),
-        (["--reserve", "-1", *COMMAND], 2, "--reserve must be a size"),
+        (["--reserve", "-1", *COMMAND], 2, "--reserve must not be negative"),
         (["--host-limit", "much", *COMMAND], 2, "--host-limit must be a size"),
         (["--host-limit", "4096TiB", *COMMAND], 2, "--host-limit is 4096.0 TiB, and this machine has"),
         (["--host-margin", "4096TiB", *COMMAND], 2, "--host-margin is 4096.0 TiB, and this machine has"),
         (["--host-pool", "4096TiB", *COMMAND], 2, "--host-pool is 4096.0 TiB, and this machine has"),
         (["--host-pool", "2MiB", "--host-limit", "1MiB", *COMMAND], 2, "--host-limit allows 1.0 MiB"),
-        (["--overflow", "whole", "--whole-fraction", "0", *COMMAND], 2, "--whole-fraction must be a number above 0"),
-        (["--overflow", "whole", "--whole-fraction", "1.1", *COMMAND], 2, "--whole-fraction must be a number above 0"),
-        (["--overflow", "whole", "--whole-fraction", "nan", *COMMAND], 2, "--whole-fraction must be a number above 0"),
-        (["--overflow", "whole", "--whole-fraction", "half", *COMMAND], 2, "--whole-fraction must be a number above 0"),
+        (
+            ["--overflow", "whole", "--whole-fraction", "1.1", *COMMAND],
+            2,
+            "--whole-fraction must be a number from 0 to 1",
+        ),
+        (
+            ["--overflow", "whole", "--whole-fraction", "nan", *COMMAND],
+            2,
+            "--whole-fraction must be a number from 0 to 1",
+        ),
+        (
+            ["--overflow", "whole", "--whole-fraction", "half", *COMMAND],
+            2,
+            "--whole-fraction must be a number from 0 to 1",
+        ),
         (["--whole-fraction", "0.5", *COMMAND], 2, "--whole-fraction means nothing without --overflow whole"),
         (["--overflow", "none", "--report", "total", *COMMAND], 2, "--report total promises what nothing delivers"),
         (["--tag", "job", *COMMAND], 2, "--tag means nothing without --pauseable"),
@@ -248,6 +259,8 @@ def test_a_malformed_variable_is_refused_by_its_name(run):
         "EBBTIDE_HOST_LIMIT": "5x",
         "EBBTIDE_PAUSEABLE": "yes",
         "EBBTIDE_WHOLE_FRACTION": "2",
+        "EBBTIDE_COPY_THREADS": "-3",
+        "EBBTIDE_SIM_CAPACITY": "lots",
     }.items():
         status, _, error = run("--", "true", **{name: value})
         assert status == 2 and f"Error: {name} " in error

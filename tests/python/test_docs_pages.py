@@ -2,12 +2,12 @@
 
 import inspect
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 from ebbtide import errors
-from ebbtide.run_options import OPTIONS
-from ebbtide.settings import SETTINGS
+from ebbtide.run_options import options
 
 CONTEXT_SWITCHES = {"cuCtxGetCurrent", "cuCtxSetCurrent"}
 
@@ -66,14 +66,15 @@ def test_walkthrough_lists_the_driver_calls_of_a_run(root: Path, run_python_with
 
 
 def test_settings_page_is_the_list(root: Path) -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", (root / "docs/settings.md").read_text(), re.MULTILINE)
-    assert rows == [(setting.name, setting.default, setting.meaning) for setting in SETTINGS]
+    page = (root / "docs/settings.md").read_text()
+    tool = runpy.run_path(str(root / "tools/make_settings_page.py"))
+    assert page == tool["write_tables"](page), "run tools/make_settings_page.py"
 
 
 def test_page_of_run_lists_every_option_with_its_variable(root: Path) -> None:
     rows = re.findall(r"^\| `--([\w-]+)`.* \| `(\w+)` \| (.*?) ?\|$", (root / "docs/cli/run.md").read_text(), re.M)
-    assert [row[:2] for row in rows] == [(option.name.replace("_", "-"), option.variable) for option in OPTIONS]
-    for (_, _, value), option in zip(rows, OPTIONS, strict=True):
+    assert [row[:2] for row in rows] == [(option.name.replace("_", "-"), option.variable) for option in options()]
+    for (_, _, value), option in zip(rows, options(), strict=True):
         assert bool(value) == bool(option.form)
         assert all(choice in value for choice in option.form.split("|") if "|" in option.form)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import ebbtide
 import pytest
 from ebbtide import preloading, run_options
-from ebbtide.settings import SETTINGS
+from ebbtide.settings import all_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,8 +102,8 @@ def test_env_changes_nothing(tmp_path):
         ({"device_limit": None}, TypeError, "device_limit must be a size"),
         ({"device_limit": 1.5}, TypeError, "device_limit must be a size"),
         ({"device_limit": -1}, ValueError, "device_limit must not be negative"),
-        ({"summary": 1}, TypeError, "summary must be 0 or 1, or a bool"),
-        ({"summary": "yes"}, ValueError, "summary must be 0 or 1, or a bool"),
+        ({"summary": 1}, TypeError, "summary must be True or False"),
+        ({"summary": "yes"}, ValueError, "summary must be 0 or 1, not 'yes'"),
         ({"overflow": 1}, ValueError, "overflow must be one of"),
         ({"report": None}, ValueError, "report must be one of device, free, total, not None"),
         ({"overflow": "whole", "whole_fraction": True}, TypeError, "whole_fraction must be a number"),
@@ -121,7 +121,7 @@ def test_env_refuses_with_a_sentence(options, error, sentence):
 
 def test_every_choice_and_its_absence(monkeypatch):
     """What is not given is not set, whatever the environment says of it."""
-    for option in run_options.OPTIONS:
+    for option in run_options.options():
         assert option.variable not in ebbtide.env()
         for choice in option.form.split("|") if "|" in option.form else []:
             needs = {"pauseable": True} if option.name == "backup" else {}
@@ -208,8 +208,10 @@ def test_doctor_says_whether_this_process_is_preloaded():
 
 
 def test_the_options_are_settings():
-    meanings = {setting.name: setting.meaning for setting in SETTINGS}
-    assert [option.meaning for option in run_options.OPTIONS] == [
-        meanings[option.variable] for option in run_options.OPTIONS
+    assert [option.name for option in run_options.options()] == [
+        setting.name for setting in all_settings() if setting.is_run_option
     ]
-    assert len({option.variable for option in run_options.OPTIONS}) == len(run_options.OPTIONS)
+    shown = subprocess.run(command_line("run", "--help"), capture_output=True, text=True, check=True).stdout
+    for option in run_options.options():
+        assert f"--{option.name.replace('_', '-')}" in shown and option.variable in shown
+        assert "1:" not in option.meaning and "0:" not in option.meaning.partition("; ")[0]

@@ -184,14 +184,17 @@ def test_disk_backups_lie_where_they_are_told_to_and_leave_no_name(saver, tag, t
     with saver.region(tag, backup="disk"):
         keep = torch.randn(3 * MIB, device=saver.device)
     want = keep.cpu().clone()
-    saver.configure(disk_directory=tmp_path / "missing")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    saver.configure(disk_directory=folder)
     try:
-        with pytest.raises(StoreError, match="missing"):
+        folder.rmdir()
+        with pytest.raises(StoreError, match=r"folder.*saver\.configure\(disk_directory=\)"):
             saver.pause(tag)
         assert not saver.is_paused(tag)
-        (tmp_path / "missing").mkdir()
+        folder.mkdir()
         saver.pause(tag)
-        assert list((tmp_path / "missing").iterdir()) == []
+        assert list(folder.iterdir()) == []
         saver.resume(tag)
     finally:
         saver.configure(disk_directory=None)

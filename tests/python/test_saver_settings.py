@@ -1,24 +1,223 @@
-"""The list of environment variables is the whole truth."""
+"""Settings: one list, one reading, the same sentence wherever a bad value meets a user."""
 
+import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
-from ebbtide.settings import SETTINGS
+import pytest
+from checks.settings import BAD_VARIABLES, PATHS, bad_values, sentences
+from ebbtide import _core, diagnosis, driver_choice, run_options, settings
+from ebbtide.errors import StoreError
+from ebbtide.saver import limits
+
+CONFIGURABLE = [setting for setting in settings.all_settings() if setting.is_configurable]
+REGION = """
+import ebbtide
+from ebbtide import saver
+try:
+    with saver.region("x"):
+        pass
+except ValueError as error:
+    print(error)
+"""
 
 
-def test_every_variable_that_the_sources_read_is_listed_and_no_other(root):
-    read = set()
-    for folder, pattern, expression in (
-        ("csrc", "*.cpp", r'getenv\("(EBBTIDE_[A-Z_]+)"\)'),
-        ("python", "*.py", r'"(EBBTIDE_[A-Z_]+)"'),
+@pytest.fixture
+def clean(monkeypatch):
+    """No variable of ebbtide's, and none looked at yet."""
+    for name in [name for name in os.environ if name.startswith("EBBTIDE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(limits, "_environment_is_applied", False)
+    return monkeypatch
+
+
+def doctor(**environment):
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")}
+    result = subprocess.run(
+        [sys.executable, "-m", "ebbtide.cli", "doctor", "--json"],
+        env={**plain, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    data = json.loads(result.stdout)
+    assert result.returncode == (0 if data["usable"] else 1)
+    return data["findings"], result.stderr
+
+
+# --- the list ---
+
+
+def test_every_entry_says_something():
+    everything = settings.all_settings()
+    assert len({setting.variable for setting in everything}) == len(everything) > 25
+    for setting in everything:
+        assert setting.variable == f"EBBTIDE_{setting.name.upper()}"
+        assert setting.fallback and setting.readers and setting.meaning.endswith(".")
+        assert bool(setting.none) <= setting.is_configurable
+        if " " not in setting.fallback and setting.kind != "size":
+            assert settings.check(setting, setting.fallback, "x") == setting.fallback
+
+
+def test_every_setting_is_read_by_those_who_are_said_to_and_nothing_else_reads_a_variable(root: Path):
+    """In C++ by its name in settings.def, in Python by its own."""
+    native = "\n".join(path.read_text() for path in (root / "csrc").rglob("*.cpp"))
+    names = dict(re.findall(r'EBBTIDE_SETTING\((k\w+), "(\w+)"', (root / "csrc/base/settings.def").read_text()))
+    python = "\n".join(path.read_text() for path in (root / "python").rglob("*.py"))
+    for constant, name in names.items():
+        readers = settings.find(name).readers.split()
+        in_native = re.search(rf"Setting::{constant}\b", native) is not None
+        in_python = (
+            re.search(rf'"{name}", (?:os\.)?environ|"EBBTIDE_{name.upper()}"|\("{name}", \{{', python) is not None
+        )
+        assert in_native == bool({"core", "preload", "simulator"} & set(readers)), name
+        assert in_python == ("python" in readers), name
+    assert re.findall(r'getenv\("(EBBTIDE_\w+)"', native) == []
+
+
+def test_each_has_a_bad_value_in_the_tests():
+    assert set(BAD_VARIABLES) | PATHS == {setting.variable for setting in settings.all_settings()}
+    assert set(driver_choice.SETTINGS) == set(settings.find("driver").choices)
+
+
+# --- the same sentence everywhere; tests/preload has the preloaded program ---
+
+
+@pytest.mark.parametrize("variable", BAD_VARIABLES)
+def test_a_bad_variable_is_the_same_error_at_run_time_and_in_run(clean, variable):
+    value, _ = BAD_VARIABLES[variable]
+    clean.setenv(variable, value)
+    expected = f"^{re.escape(sentences()[variable])}$"
+    for use in (
+        limits.apply_environment,
+        limits.apply_environment,  # it stays so
+        lambda: run_options.to_variables({}, os.environ),
+        lambda: settings.read(variable.removeprefix("EBBTIDE_").lower(), os.environ),
     ):
-        for path in (root / folder).rglob(pattern):
-            if path.name != "settings.py":
-                read.update(re.findall(expression, path.read_text()))
-    assert read == {setting.name for setting in SETTINGS}
+        with pytest.raises(ValueError, match=expected):
+            use()
+    clean.setenv(variable, "")
+    limits.apply_environment()
+    assert run_options.to_variables({}, os.environ) == {}
 
 
-def test_each_entry_says_something():
-    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
-    for setting in SETTINGS:
-        assert setting.default
-        assert setting.meaning.endswith(".")
+def test_doctor_says_of_each_what_the_run_would():
+    findings, error = doctor(**bad_values())
+    found = {each["name"]: each for each in findings if each["section"] == "settings" and each["status"] == "problem"}
+    assert {name: each["found"] for name, each in found.items()} == sentences()
+    assert all(each["advice"] == f"correct {name}, or unset it" for name, each in found.items())
+    assert "is ignored" not in error
+
+
+@pytest.mark.parametrize("variable", ["EBBTIDE_COPY_THREADS", "EBBTIDE_SIM_CAPACITY", "EBBTIDE_CHECK"])
+def test_a_region_raises_it(run_python_with_torch, variable):
+    result = run_python_with_torch(REGION, **{variable: BAD_VARIABLES[variable][0]})
+    assert (result.stdout, result.stderr) == (sentences()[variable] + "\n", "")
+
+
+@pytest.mark.parametrize("setting", CONFIGURABLE, ids=lambda setting: setting.name)
+def test_configure_refuses_with_the_same_words_and_sets_nothing(saver, setting):
+    before = _core.get_limit("device")
+    if setting.variable in BAD_VARIABLES and setting.kind == "size":
+        value, words = BAD_VARIABLES[setting.variable]
+        with pytest.raises(ValueError, match=f"^{re.escape(setting.name + words)}$"):
+            saver.configure(**{"device_limit": 12345678, setting.name: value})
+    for wrong in (object(), b"1", 1.5 if setting.kind == "size" else "1" if setting.kind != "folder" else 1):
+        with pytest.raises(TypeError, match=f"^{setting.name} must be "):
+            saver.configure(**{"device_limit": 12345678, setting.name: wrong})
+    if not setting.none:
+        with pytest.raises(TypeError, match=f"^{setting.name} must be .*None"):
+            saver.configure(**{setting.name: None})
+    assert _core.get_limit("device") == before
+
+
+def test_a_fraction_is_from_0_to_1_wherever_it_is_given(saver, clean):
+    for fraction in (0, 1, 0.25):
+        saver.configure(whole_fraction=fraction)
+        assert _core.get_whole_fraction() == fraction
+        given = run_options.to_variables({"overflow": "whole", "whole_fraction": fraction}, {})
+        assert float(given["EBBTIDE_WHOLE_FRACTION"]) == fraction
+        clean.setenv("EBBTIDE_WHOLE_FRACTION", str(fraction))
+        limits.apply_environment()
+    saver.configure(whole_fraction=0.6)
+
+
+# --- folders ---
+
+
+def test_a_folder_is_looked_at_when_it_is_chosen(saver, clean, tmp_path):
+    (tmp_path / "file").write_text("")
+    for bad, words in {
+        str(tmp_path / "missing"): "make that directory",
+        str(tmp_path / "file"): "make that directory",
+        "/dev/shm": "is no disk but RAM",
+        "/proc/self": "no file for a backup can be made",
+    }.items():
+        before = _core.disk_directory()
+        with pytest.raises(StoreError, match=words) as refused:
+            saver.configure(device_limit=1, disk_directory=bad)
+        assert "saver.configure(disk_directory=)" in str(refused.value)
+        assert _core.disk_directory() == before and _core.get_limit("device") != 1
+        clean.setenv("EBBTIDE_DISK_DIRECTORY", bad)
+        for use in (limits.apply_environment, lambda: run_options.to_variables({}, os.environ)):
+            with pytest.raises(ValueError, match=words) as said:
+                use()
+            assert "set EBBTIDE_DISK_DIRECTORY to another" in str(said.value)
+        (finding,) = [each for each in diagnosis._settings() if each.name == "EBBTIDE_DISK_DIRECTORY"]
+        assert (finding.status, finding.found) == ("problem", str(said.value))
+        clean.delenv("EBBTIDE_DISK_DIRECTORY")
+    with pytest.raises(ValueError, match=r"^disk_directory must be a path, and not empty$"):
+        saver.configure(disk_directory="")
+
+
+def test_what_the_system_chose_is_a_note_of_doctors(clean, tmp_path):
+    findings, _ = doctor(TMPDIR=str(tmp_path / "missing"))
+    (finding,) = [each for each in findings if each["name"] == "disk backups"]
+    assert (
+        finding["status"] == "note" and "missing" in finding["found"] and "EBBTIDE_DISK_DIRECTORY" in finding["advice"]
+    )
+
+
+@pytest.mark.sim_only
+def test_doctor_sees_a_cache_that_can_not_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    findings, _ = doctor(EBBTIDE_CACHE_DIR=str(tmp_path / "file" / "cache"))
+    (problem,) = [each for each in findings if each["status"] == "problem"]
+    assert problem["section"] == "torch extension" and "can't be written (Not a directory)" in problem["found"]
+    assert problem["advice"] == "set EBBTIDE_CACHE_DIR to a folder that can"
+
+
+# --- errors say what is in force ---
+
+
+def test_a_shortage_names_what_set_the_limit(run_python):
+    program = """
+        from ebbtide import _core
+        from ebbtide.errors import Error
+        _core.use_driver("sim")
+        def shortage():
+            for act in (lambda: _core.alloc("a", 64 << 20), lambda: _core.pause(["b"])):
+                try:
+                    act()
+                except Error as error:
+                    print(error)
+        _core.alloc("b", 4 << 20)
+        shortage()
+        for name in ("device_limit", "host_limit", "host_margin"):
+            _core.configure(name, str(8 << 20 if name == "device_limit" else 2 << 20).encode())
+        shortage()
+    """
+    result = run_python(program, EBBTIDE_DEVICE_LIMIT="8MiB", EBBTIDE_HOST_LIMIT="2MiB", EBBTIDE_DRIVER="sim")
+    by_variable = result.stdout.splitlines()
+    assert len(by_variable) == 4, result.stderr
+    device, host, configured_device, configured_host = by_variable
+    assert "device_limit 8 MiB (EBBTIDE_DEVICE_LIMIT)" in device and device.endswith("or raise EBBTIDE_DEVICE_LIMIT")
+    assert "limit 2 MiB by EBBTIDE_HOST_LIMIT, margin" in host and "by default" in host
+    assert "change EBBTIDE_HOST_LIMIT and EBBTIDE_HOST_MARGIN or saver.configure(host_margin=)" in host
+    assert configured_device.endswith("or raise saver.configure(device_limit=)")
+    assert "limit 2 MiB by saver.configure(host_limit=)" in configured_host
+    assert "EBBTIDE_" not in configured_device + configured_host

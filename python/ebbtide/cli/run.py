@@ -5,37 +5,49 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 
-from ebbtide.run_options import OPTIONS
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+from ebbtide.run_options import options
+from ebbtide.settings import Setting
 
 
 def _spell(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _run_options(command: _Command) -> _Command:
-    for entry in reversed(OPTIONS):
-        name, words = _spell(entry.name), f"{entry.meaning} [{entry.variable}]"
-        if entry.form:
-            option = click.option(name, metavar=entry.form, help=words)
-        else:
-            option = click.option(f"{name}/{name.replace('--', '--no-', 1)}", default=None, help=words)
-        command = option(command)
-    return command
+class _RunCommand(click.Command):
+    """Its options are settings, which the core lists: it is loaded when they are needed, not for `ebbtide --help`."""
+
+    _params: list[click.Parameter]
+    _has_options: bool
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        if not self._has_options:
+            self._has_options = True
+            self._params[:0] = [_option_of(setting) for setting in options()]
+        return self._params
+
+    @params.setter
+    def params(self, params: list[click.Parameter]) -> None:
+        self._has_options = False
+        self._params = params
 
 
-@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] [--]")
-@_run_options
+def _option_of(setting: Setting) -> click.Option:
+    name, words = _spell(setting.name), f"{setting.meaning} [{setting.variable}]"
+    if setting.form:
+        return click.Option([name], metavar=setting.form, help=words)
+    return click.Option([f"{name}/{name.replace('--', '--no-', 1)}"], default=None, help=words)
+
+
+@click.command(cls=_RunCommand, context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] [--]")
 @click.option("--dry-run", is_flag=True, help="Print what would be set, as lines for a shell, and start nothing.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGUMENTS]...")
-def run(command: tuple[str, ...], dry_run: bool, **options: Any) -> None:
+def run(command: tuple[str, ...], dry_run: bool, **values: Any) -> None:
     """Start a program so that it goes on where it would run out of device memory.
 
     The preload library is loaded into the program and all that it starts; each option is a variable that the library
@@ -49,7 +61,7 @@ def run(command: tuple[str, ...], dry_run: bool, **options: Any) -> None:
 
     environment = _inherited_environment()
     try:
-        given = {name: value for name, value in options.items() if value is not None}
+        given = {name: value for name, value in values.items() if value is not None}
         added = preloading.variables_for(given, environment, _spell)
     except ValueError as error:
         raise click.UsageError(str(error)) from None

@@ -43,11 +43,9 @@ from torch._C import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ebbtide import _core
+from ebbtide import _core, settings
 from ebbtide.errors import StateError
 from ebbtide.saver import check_reads, pending
-
-VARIABLE = "EBBTIDE_CHECK"
 
 # They look at their argument's shape, dtype and device only.
 _SHAPE_ONLY = frozenset(
@@ -70,8 +68,8 @@ _thread = threading.local()
 
 
 def is_asked_for() -> bool:
-    """Whether EBBTIDE_CHECK is set to something other than 0."""
-    return os.environ.get(VARIABLE, "0").strip() not in ("", "0")
+    """Whether EBBTIDE_CHECK is 1. Raises ValueError where it is neither 0 nor 1."""
+    return settings.read("check", os.environ) == "1"
 
 
 def enable_if_asked() -> None:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from ebbtide import _core
 from ebbtide.errors import StateError
 
+_LISTED_TAGS = 20
+
 
 def find_tags(names: Sequence[str]) -> "dict[str, _core.TagInfo]":
     """Those of these tags (none: all) that regions have named, by name, in the order given."""
@@ -29,5 +31,8 @@ def check_known(names: Sequence[str]) -> None:
     """
     for name in names:
         if _core.query_tag(name) is None:
-            known = ", ".join(info.tag for info in _core.tags())
-            raise StateError(f"no region ever named the tag {name!r}; known are: {known or 'none'}")
+            known = [info.tag for info in _core.tags()]
+            listed = ", ".join(f"'{tag}'" for tag in known[:_LISTED_TAGS])
+            more = f", and {len(known) - _LISTED_TAGS} more" if len(known) > _LISTED_TAGS else ""
+            # As the core says it.
+            raise StateError(f"no region was ever named '{name}'; known tags: {listed or 'none'}{more}")

@@ -1,12 +1,12 @@
 """How much ebbtide may hold and what a pause may leave out: `saver.configure` and the variables of the same names."""
 
 import os
-import threading
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
-from ebbtide import _core, driver_choice
-from ebbtide.sizes import format_size, parse_size
+from ebbtide import _core, driver_choice, settings
+from ebbtide.settings import Setting
+from ebbtide.sizes import format_size
 
 
 class _Unchanged(Enum):
@@ -22,29 +22,6 @@ Fraction: TypeAlias = float | Literal[_Unchanged.UNCHANGED]
 Switch: TypeAlias = bool | Literal[_Unchanged.UNCHANGED]
 Folder: TypeAlias = str | os.PathLike[str] | Literal[_Unchanged.UNCHANGED] | None
 
-_SIZE_VARIABLES = {
-    "device": "EBBTIDE_DEVICE_LIMIT",
-    "host": "EBBTIDE_HOST_LIMIT",
-    "host_margin": "EBBTIDE_HOST_MARGIN",
-    "pinned": "EBBTIDE_PINNED_LIMIT",
-    "reserve": "EBBTIDE_RESERVE",
-    "host_pool": "EBBTIDE_HOST_POOL",
-    "shared_handle": "EBBTIDE_SHARED_HANDLE",
-}
-_MEANINGS_OF_0 = {
-    "host_margin": "leaves nothing to others",
-    "host_pool": "keeps nothing",
-    "shared_handle": "lets no segments share one",
-}
-_FRACTION_VARIABLE = "EBBTIDE_WHOLE_FRACTION"
-_SIZES_BY_NAME = ("host_margin", "reserve", "host_pool", "shared_handle")  # the others are called NAME_limit
-_SWITCH_VARIABLES = {
-    "skip_clean": "EBBTIDE_SKIP_CLEAN",
-    "skip_unused": "EBBTIDE_SKIP_UNUSED",
-    "skip_constant": "EBBTIDE_SKIP_CONSTANT",
-    "compare_bytes": "EBBTIDE_COMPARE_BYTES",
-}
-_lock = threading.Lock()
 _environment_is_applied = False
 
 
@@ -82,7 +59,7 @@ def configure(
         whole_fraction: overflow="whole": the share of the free device memory, 0 to 1, above which an allocation lies on
             the host.
         disk_directory: the folder of disk backups that are made from now on; None: EBBTIDE_DISK_DIRECTORY, else TMPDIR,
-            else /var/tmp. It is looked at when a backup is made.
+            else /var/tmp. It must exist, be writable and lie on a disk, not on tmpfs.
         skip_clean: whether a pause leaves out blocks of 2 MiB that did not change since their backup was made, by a
             seeded digest of 128 bits. A change within 16 bytes is always seen; that another one is missed has odds of
             about 2**-128 (an estimate, not a proof).
@@ -92,57 +69,49 @@ def configure(
             same. Pinned backups are simply written again.
 
     Raises:
-        TypeError, ValueError: malformed sizes, switches that are no bool, a host_pool beyond the machine's RAM.
-        StoreError: the host has too little for host_pool. All is set, and what was made stays.
+        TypeError, ValueError: malformed sizes, switches that are no bool, a host_pool beyond the machine's RAM; a malformed variable of ebbtide's.
+        StoreError: no backup could be made in disk_directory, and nothing is set. Or the host has too little for
+            host_pool; then all is set, and what was made stays.
     """
-    given = {
-        "device": device_limit,
-        "host": host_limit,
+    everything: dict[str, object] = {
+        "disk_directory": disk_directory,  # first: it may be refused by what is there
+        "device_limit": device_limit,
+        "host_limit": host_limit,
         "host_margin": host_margin,
-        "pinned": pinned_limit,
+        "pinned_limit": pinned_limit,
         "reserve": reserve,
         "host_pool": host_pool,
         "shared_handle": shared_handle,
-    }
-    for name, meaning in _MEANINGS_OF_0.items():
-        if given[name] is None:
-            raise TypeError(f"{name} is a size: 0 {meaning}")
-    limits = {
-        name: _core.UNLIMITED if size is None else parse_size(size, name if name in _SIZES_BY_NAME else f"{name}_limit")
-        for name, size in given.items()
-        if not isinstance(size, _Unchanged)
-    }
-    switches = {
+        "whole_fraction": whole_fraction,
         "skip_clean": skip_clean,
         "skip_unused": skip_unused,
         "skip_constant": skip_constant,
         "compare_bytes": compare_bytes,
     }
-    for name, value in switches.items():
-        if not isinstance(value, bool | _Unchanged):
-            raise TypeError(f"{name} is True or False, not {value!r}")
-    _check_host_pool(limits)
-    fraction = whole_fraction if isinstance(whole_fraction, _Unchanged) else _check_fraction(whole_fraction)
-    folder = _check_folder(disk_directory)
-    if driver_choice.is_off():
+    given = {name: value for name, value in everything.items() if value is not UNCHANGED}
+    is_off = driver_choice.is_off()
+    texts = {name: _check(settings.find(name), value, is_off) for name, value in given.items()}
+    _check_host_pool(texts)
+    if is_off:
         return
     apply_environment()
-    for name, size_bytes in limits.items():
-        _core.set_limit(name, size_bytes)
-    for name, value in switches.items():
-        if not isinstance(value, _Unchanged):
-            _core.set_option(name, value)
-    if not isinstance(folder, _Unchanged):
-        _core.set_disk_directory(folder)
-    if not isinstance(fraction, _Unchanged):
-        _core.set_whole_fraction(fraction)
-    if "host_pool" in limits:
+    for name, text in texts.items():
+        _core.configure(name, None if text is None else os.fsencode(text))
+    if "host_pool" in texts:
         _fill_host_pool()
 
 
-def _check_host_pool(limits: dict[str, int]) -> None:
+def _check(setting: Setting, value: object, is_off: bool) -> str | None:
+    if value is None and setting.none:
+        return None
+    if is_off and setting.kind == "folder":  # nothing will be made there
+        return settings.as_text(setting, value, setting.name, takes_text=False)
+    return settings.check(setting, value, setting.name, takes_text=False)
+
+
+def _check_host_pool(texts: dict[str, str | None]) -> None:
     ram_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if (asked := limits.get("host_pool", 0)) > ram_bytes:
+    if (asked := int(texts.get("host_pool") or 0)) > ram_bytes:
         raise ValueError(
             f"host_pool is {format_size(asked)}, and this machine has {format_size(ram_bytes)} of RAM: ask for less"
         )
@@ -156,66 +125,15 @@ def _fill_host_pool() -> None:
         _core.fill_host_pool(device)
 
 
-def _check_fraction(fraction: object) -> float:
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float):
-        raise TypeError(f"whole_fraction is a number from 0 to 1, not {type(fraction).__name__}")
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"whole_fraction is a number from 0 to 1, not {fraction!r}")
-    return float(fraction)
-
-
-def _check_folder(folder: object) -> str | Literal[_Unchanged.UNCHANGED] | None:
-    if folder is None or isinstance(folder, _Unchanged):
-        return folder
-    if not isinstance(folder, str | os.PathLike):
-        raise TypeError(f"disk_directory is a path, not {type(folder).__name__}")
-    path = os.fspath(folder)
-    if not isinstance(path, str):
-        raise TypeError("disk_directory is a path of text, not of bytes")
-    if not path or "\0" in path:
-        raise ValueError(f"disk_directory is no path: {path!r}")
-    return path
-
-
 def apply_environment() -> None:
-    """Sets what the variables of limits and switches say, at the first call.
+    """Looks at the variables, at the first call; the core has read them by itself.
 
     Raises:
-        ValueError: one of them is no size, no fraction, or neither 0 nor 1.
+        ValueError: one of them is malformed, or names a folder that disk backups can't use.
     """
     global _environment_is_applied
-    with _lock:
-        if _environment_is_applied:
-            return
-        sizes = {
-            name: parse_size(os.environ[variable], variable)
-            for name, variable in _SIZE_VARIABLES.items()
-            if os.environ.get(variable)
-        }
-        switches = {
-            name: _parse_switch(os.environ[variable], variable)
-            for name, variable in _SWITCH_VARIABLES.items()
-            if os.environ.get(variable)
-        }
-        share = os.environ.get(_FRACTION_VARIABLE)
-        fraction = _parse_fraction(share) if share else None
-        for name, size_bytes in sizes.items():
-            _core.set_limit(name, size_bytes)
-        if fraction is not None:
-            _core.set_whole_fraction(fraction)
-        for name, is_on in switches.items():
-            _core.set_option(name, is_on)
-        _environment_is_applied = True
-
-
-def _parse_switch(text: str, variable: str) -> bool:
-    if text.strip() not in ("0", "1"):
-        raise ValueError(f"{variable} must be 0 or 1, not {text[:40]!r}")
-    return text.strip() == "1"
-
-
-def _parse_fraction(text: str) -> float:
-    try:
-        return _check_fraction(float(text))
-    except ValueError:
-        raise ValueError(f"{_FRACTION_VARIABLE} must be a number from 0 to 1, not {text[:40]!r}") from None
+    if _environment_is_applied:
+        return
+    for problem in settings.problems().values():
+        raise ValueError(problem)
+    _environment_is_applied = True

@@ -1,16 +1,14 @@
 """What callers may write for a tag and for a backup."""
 
-import unicodedata
 from collections.abc import Mapping
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
+from ebbtide import _core
+
 BackupName: TypeAlias = Literal["ram", "pinned", "disk"]
 
 OverflowName: TypeAlias = Literal["split", "whole"]
-
-TAG_BYTES_MAX = 255
-RESERVED = "*/"
 
 # The codes of ebbtide_backup_kind, so that checking an argument needs no library.
 _BACKUP_CODES: dict[str | None, int] = {None: 0, "ram": 1, "pinned": 2, "disk": 3}
@@ -39,24 +37,12 @@ def check_tag(tag: object) -> str:
 
     Raises:
         TypeError: not a str.
-        ValueError: empty, longer than 255 bytes of UTF-8, or with '*', '/', a control character or a lone surrogate
-            in it.
+        ValueError: empty, longer than 255 bytes of UTF-8, no valid Unicode text, with '*' or '/', with a character that
+            can't be seen (control and format characters, spaces other than U+0020), or with a space at an end.
     """
     if not isinstance(tag, str):
         raise TypeError(f"a tag is a str, not {type(tag).__name__}")
-    if not tag:
-        raise ValueError("a tag must not be empty")
-    try:
-        size = len(tag.encode("utf-8"))
-    except UnicodeEncodeError:
-        raise ValueError("a tag must be valid Unicode text, and this one has a lone surrogate") from None
-    if size > TAG_BYTES_MAX:
-        raise ValueError(f"a tag is at most {TAG_BYTES_MAX} bytes of UTF-8; this one has {size}: {tag[:24]!r}...")
-    for character in tag:
-        if character in RESERVED:
-            raise ValueError(f"'*' and '/' are reserved in tags: {tag!r}")
-        if unicodedata.category(character) == "Cc":
-            raise ValueError(f"a tag has no control characters: {tag!r}")
+    _core.check_tag(tag.encode("utf-8", "surrogatepass"))  # a lone surrogate is no UTF-8, and refused as that
     return tag
 
 

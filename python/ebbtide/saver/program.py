@@ -11,13 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ebbtide import _core
+from ebbtide import _core, settings
 from ebbtide.errors import Error
 from ebbtide.preloading import LIBRARY_NAME
-from ebbtide.saver.names import NO_BACKUP_CODE, backup_code, check_tag
-
-DEFAULT_TAG = "default"
-_BACKUP_WORDS = ("ram", "pinned", "disk")
+from ebbtide.saver.names import backup_code
 
 
 @dataclass(frozen=True)
@@ -34,24 +31,13 @@ def read(environment: Mapping[str, str], library: str) -> Program | None:
     Args:
         library: the file that the core was loaded from.
     """
-    is_preloaded = Path(library).name == LIBRARY_NAME and environment.get("EBBTIDE_PRELOAD") != "0"
-    is_cuda = environment.get("EBBTIDE_DRIVER") not in ("sim", "off")
-    if not is_preloaded or not is_cuda or environment.get("EBBTIDE_PAUSEABLE") != "1":
+    if Path(library).name != LIBRARY_NAME or settings.read_or_fallback("preload", environment) == "0":
         return None
-    return Program(_read_tag(environment.get("EBBTIDE_TAG")), _read_backup(environment.get("EBBTIDE_BACKUP")))
-
-
-def _read_tag(text: str | None) -> str:
-    try:
-        return check_tag(text) if text else DEFAULT_TAG
-    except ValueError:  # the library has said so
-        return DEFAULT_TAG
-
-
-def _read_backup(text: str | None) -> int:
-    if text == "none":
-        return NO_BACKUP_CODE
-    return backup_code(text if text in _BACKUP_WORDS else "ram")
+    is_cuda = settings.read_or_fallback("driver", environment) not in ("sim", "off")
+    if not is_cuda or settings.read_or_fallback("pauseable", environment) != "1":
+        return None
+    backup = settings.read_or_fallback("backup", environment)
+    return Program(settings.read_or_fallback("tag", environment), backup_code(None if backup == "none" else backup))
 
 
 _own = read(os.environ, _core.loaded_library())

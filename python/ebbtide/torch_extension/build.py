@@ -1,5 +1,6 @@
 """How `_torch` is compiled: a recipe of plain values, and a build that several processes may ask for at once."""
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -166,16 +167,32 @@ def build_once(recipe: Recipe) -> Path:
     return library
 
 
+def find_cache_problem() -> str:
+    """Why `build_once` could not write where it would build; "" where it could. Makes nothing."""
+    folder = cache_folder() / "torch_extension"
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        return _cache_problem(folder, os.strerror(errno.ENOTDIR))
+    if not os.access(there, os.W_OK | os.X_OK):
+        is_read_only = os.statvfs(there).f_flag & os.ST_RDONLY
+        return _cache_problem(folder, os.strerror(errno.EROFS if is_read_only else errno.EACCES))
+    return ""
+
+
+def _cache_problem(folder: Path, reason: str | None) -> str:
+    return (
+        f"ebbtide keeps its torch extension in {folder}, which can't be written ({reason}): "
+        f"set {CACHE_VARIABLE} to a folder that can"
+    )
+
+
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / "lock").open("w")
     except OSError as error:
-        raise StateError(
-            f"ebbtide keeps its torch extension in {folder}, which can't be written ({error.strerror}): "
-            f"set {CACHE_VARIABLE} to a folder that can"
-        ) from error
+        raise StateError(_cache_problem(folder, error.strerror)) from error
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)  # goes with the file, also when this process dies
         yield

@@ -1,0 +1,130 @@
+#include "base/settings.h"
+
+#include <array>
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace ebbtide {
+namespace {
+
+constexpr unsigned kVariableOnly = 0;
+constexpr unsigned kConfigure = 1;
+constexpr unsigned kRun = 2;
+
+constexpr SettingFacts kSettings[] = {
+#define EBBTIDE_SETTING(id, name, variable, kind, values, fallback, readers, given, none, meaning)                   \
+  {Setting::id,           name, variable, SettingKind::kind, values, fallback, readers, ((given) & kConfigure) != 0, \
+   ((given) & kRun) != 0, none, meaning},
+#include "base/settings.def"
+#undef EBBTIDE_SETTING
+};
+constexpr size_t kCount = std::size(kSettings);
+
+using Flags = std::array<std::atomic<bool>, kCount>;
+constinit Flags said{};
+constinit Flags configured{};
+
+std::atomic<bool>& flag_of(Flags& flags, Setting setting) noexcept { return flags[static_cast<size_t>(setting)]; }
+
+void say(Setting setting, const char* problem) {
+  if (flag_of(said, setting).exchange(true)) return;
+  log_line(LogLevel::kError, {problem, "; it is ignored"});
+}
+
+}  // namespace
+
+static_assert(kVariableOnly == 0);
+
+std::span<const SettingFacts> all_settings() noexcept { return kSettings; }
+
+const SettingFacts& facts_of(Setting setting) noexcept { return kSettings[static_cast<size_t>(setting)]; }
+
+const SettingFacts* find_setting(std::string_view name) noexcept {
+  for (const SettingFacts& facts : kSettings) {
+    if (name == facts.name) return &facts;
+  }
+  return nullptr;
+}
+
+const char* name_of(SettingKind kind) noexcept {
+  switch (kind) {
+    case SettingKind::kSize: return "size";
+    case SettingKind::kFraction: return "fraction";
+    case SettingKind::kSwitch: return "switch";
+    case SettingKind::kChoice: return "choice";
+    case SettingKind::kCount: return "count";
+    case SettingKind::kTag: return "tag";
+    case SettingKind::kFolder: return "folder";
+    case SettingKind::kFile: return "file";
+  }
+  return "";
+}
+
+const char* variable_text(Setting setting) noexcept {
+  const char* text = std::getenv(facts_of(setting).variable);
+  return text == nullptr || *text == '\0' ? nullptr : text;
+}
+
+std::string variable_problem(Setting setting) {
+  const char* text = variable_text(setting);
+  if (text == nullptr) return "";
+  try {
+    check_setting(facts_of(setting), text, facts_of(setting).variable);
+    return "";
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+}
+
+std::optional<std::string> read_variable(Setting setting) {
+  const char* text = variable_text(setting);
+  if (text == nullptr) return std::nullopt;
+  try {
+    return check_setting(facts_of(setting), text, facts_of(setting).variable);
+  } catch (const InvalidArgument& error) {
+    say(setting, error.what());
+    return std::nullopt;
+  }
+}
+
+std::optional<uint64_t> read_number(Setting setting) {
+  const auto text = read_variable(setting);
+  uint64_t number = 0;
+  if (!text || std::from_chars(text->data(), text->data() + text->size(), number).ec != std::errc())
+    return std::nullopt;
+  return number;
+}
+
+bool read_switch(Setting setting, bool otherwise) {
+  const auto text = read_variable(setting);
+  return text ? *text == "1" : otherwise;
+}
+
+void say_malformed_variables() {
+  for (const SettingFacts& facts : kSettings) {
+    if (facts.readers != std::string_view("simulator")) read_variable(facts.id);
+  }
+}
+
+void set_said(Setting setting) noexcept { flag_of(said, setting).store(true); }
+
+void set_configured(Setting setting, bool is_set) noexcept { flag_of(configured, setting).store(is_set); }
+bool is_configured(Setting setting) noexcept { return flag_of(configured, setting).load(); }
+
+std::string source_of(Setting setting) {
+  const SettingFacts& facts = facts_of(setting);
+  if (is_configured(setting)) return std::string("saver.configure(") + facts.name + "=)";
+  return variable_text(setting) != nullptr && variable_problem(setting).empty() ? facts.variable : "default";
+}
+
+std::string how_to_change(Setting setting) {
+  const std::string source = source_of(setting);
+  const SettingFacts& facts = facts_of(setting);
+  return source == "default" ? std::string(facts.variable) + " or saver.configure(" + facts.name + "=)" : source;
+}
+
+}  // namespace ebbtide

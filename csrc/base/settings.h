@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+// The settings that settings.def lists, and the one reading of their values. Whoever reads a variable of ebbtide's does it here.
+namespace ebbtide {
+
+enum class Setting {
+#define EBBTIDE_SETTING(id, ...) id,
+#include "base/settings.def"
+#undef EBBTIDE_SETTING
+};
+
+// kSize: "16GiB" or bytes. kFraction: a number from 0 to 1. kSwitch: 0 or 1. kChoice: one of some words. kCount: a whole number. kTag: base/tag.h. kFolder, kFile: a path.
+enum class SettingKind { kSize, kFraction, kSwitch, kChoice, kCount, kTag, kFolder, kFile };
+
+struct SettingFacts {
+  Setting id;
+  const char* name;
+  const char* variable;
+  SettingKind kind;
+  const char* values;
+  const char* fallback;
+  const char* readers;
+  bool is_configurable;  // by saver.configure
+  bool is_run_option;
+  const char* none;
+  const char* meaning;
+};
+
+std::span<const SettingFacts> all_settings() noexcept;
+const SettingFacts& facts_of(Setting setting) noexcept;
+// Null where there is none of this name.
+const SettingFacts* find_setting(std::string_view name) noexcept;
+const char* name_of(SettingKind kind) noexcept;
+
+// The value in its plain form: bytes, "0.25", "1", a word in lower case, a path as it is. Spaces around it don't count, but for tags and paths. Throws InvalidArgument with one sentence that begins with
+// label, which is how the caller spells the setting.
+std::string check_setting(const SettingFacts& facts, std::string_view text, std::string_view label);
+
+// --- the variables: unset and empty are the same, and as if malformed ones were not set ---
+
+// As it stands in the environment; null where it is unset or empty.
+const char* variable_text(Setting setting) noexcept;
+// What is wrong with the variable, in a sentence; "" for nothing.
+std::string variable_problem(Setting setting);
+// The value in its plain form. What is malformed is said on stderr, once, and is as if it were not there.
+std::optional<std::string> read_variable(Setting setting);
+// The same as a number of bytes or a count, and of a switch.
+std::optional<uint64_t> read_number(Setting setting);
+bool read_switch(Setting setting, bool otherwise);
+// The index of the word among the values of a choice or a switch; -1 where it is unset or malformed. Takes no memory and says nothing: for the log, and for what runs before a program's start.
+int word_index(Setting setting) noexcept;
+// Says of every malformed variable what read_variable would; not of the simulator's, which says so itself.
+void say_malformed_variables();
+// Somebody else has said it: nothing is written about this variable from now on.
+void set_said(Setting setting) noexcept;
+
+// --- what is in force, for messages ---
+
+void set_configured(Setting setting, bool is_set) noexcept;
+bool is_configured(Setting setting) noexcept;
+// "saver.configure(host_limit=)", "EBBTIDE_HOST_LIMIT" or "default": what set the value that holds.
+std::string source_of(Setting setting);
+// How to set another one: what is in force; where it is the default, the variable or saver.configure.
+std::string how_to_change(Setting setting);
+
+}  // namespace ebbtide

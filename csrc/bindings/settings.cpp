@@ -1,0 +1,76 @@
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "api/ebbtide_settings.h"
+#include "bindings/call.h"
+
+// Settings by name.
+namespace py = pybind11;
+
+namespace ebbtide::bindings {
+namespace {
+
+struct SettingRow {
+  std::string name, variable, kind, values, fallback, readers, meaning, none, source, problem;
+  bool is_configurable, is_run_option;
+};
+
+std::vector<py::dict> settings() {
+  std::vector<SettingRow> rows;
+  const auto add = [](void* user, const ebbtide_setting* found) {
+    static_cast<std::vector<SettingRow>*>(user)->push_back(
+        {found->name, found->variable, found->kind, found->values, found->fallback, found->readers, found->meaning,
+         found->none, found->source, found->problem, found->configurable != 0, found->run_option != 0});
+  };
+  call([&](ebbtide_error* error) { return ebbtide_visit_settings(add, &rows, error); });
+  std::vector<py::dict> found;
+  for (const SettingRow& row : rows) {
+    using py::literals::operator""_a;
+    found.push_back(py::dict("name"_a = row.name, "variable"_a = row.variable, "kind"_a = row.kind,
+                             "values"_a = row.values, "fallback"_a = row.fallback, "readers"_a = row.readers,
+                             "meaning"_a = row.meaning, "none"_a = row.none, "source"_a = row.source,
+                             "problem"_a = row.problem, "is_configurable"_a = row.is_configurable,
+                             "is_run_option"_a = row.is_run_option));
+  }
+  return found;
+}
+
+// text: bytes, since a path need not be UTF-8, and a str need not be either.
+py::bytes check_setting(const std::string& name, const std::string& text, const std::optional<std::string>& label) {
+  std::string checked(text.size() + 128, '\0');  // a size grows by its zeros
+  size_t length = 0;
+  call([&](ebbtide_error* error) {
+    return ebbtide_check_setting(name.c_str(), text.data(), text.size(), label ? label->c_str() : nullptr,
+                                 checked.data(), checked.size(), &length, error);
+  });
+  return py::bytes(checked.data(), length);
+}
+
+void configure(const std::string& name, const std::optional<std::string>& value) {
+  call([&](ebbtide_error* error) { return ebbtide_configure(name.c_str(), value ? value->c_str() : nullptr, error); });
+}
+
+py::bytes disk_directory() {
+  std::string path(4096, '\0');
+  call([&](ebbtide_error* error) { return ebbtide_get_disk_directory(path.data(), path.size(), error); });
+  return py::bytes(path.c_str());
+}
+
+void check_tag(const std::string& text) {
+  call([&](ebbtide_error* error) { return ebbtide_check_tag(text.data(), text.size(), error); });
+}
+
+}  // namespace
+
+void register_settings(py::module_& module) {
+  module.def("settings", &settings);
+  module.def("check_setting", &check_setting, py::arg("name"), py::arg("text"), py::arg("label") = py::none());
+  module.def("configure", &configure, py::arg("name"), py::arg("value"));
+  module.def("disk_directory", &disk_directory);
+  module.def("check_tag", &check_tag, py::arg("text"));
+}
+
+}  // namespace ebbtide::bindings

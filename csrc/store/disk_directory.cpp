@@ -1,0 +1,53 @@
+#include "store/disk_directory.h"
+
+#include <cstdlib>
+#include <mutex>
+
+#include "base/settings.h"
+#include "store/backup_file.h"
+
+namespace ebbtide {
+namespace {
+
+// Leaked on purpose, as all state of the core.
+struct Directory {
+  std::mutex mutex;
+  std::string chosen;
+};
+Directory& directory() {
+  static Directory* const instance = new Directory;
+  return *instance;
+}
+
+std::string chosen_directory() {
+  const std::lock_guard lock(directory().mutex);
+  return directory().chosen;
+}
+
+const char* or_empty(const char* text) { return text == nullptr ? "" : text; }
+
+}  // namespace
+
+void set_disk_directory(const std::string& chosen) {
+  const std::lock_guard lock(directory().mutex);
+  directory().chosen = chosen;
+}
+
+std::string disk_directory() {
+  if (std::string chosen = chosen_directory(); !chosen.empty()) return chosen;
+  for (const char* text : {variable_text(Setting::kDiskDirectory), static_cast<const char*>(std::getenv("TMPDIR"))}) {
+    if (text != nullptr && *text != '\0') return text;
+  }
+  return "/var/tmp";
+}
+
+void check_disk_directory(const std::string& directory) { BackupFile::check_directory(directory); }
+
+std::string advice_on_disk_directory(const std::string& directory) {
+  const bool is_from_variables = chosen_directory() != directory && disk_directory() == directory;
+  return std::string(is_from_variables ? "set EBBTIDE_DISK_DIRECTORY to another directory"
+                                       : "give saver.configure(disk_directory=) another directory") +
+         ", or use backup=\"ram\"";
+}
+
+}  // namespace ebbtide

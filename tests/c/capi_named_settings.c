@@ -1,0 +1,49 @@
+/* Settings by name, through the C API. */
+#include "api/ebbtide_settings.h"
+
+#include "capi_check.h"
+
+static void count_settings(void* user, const ebbtide_setting* setting) {
+  CHECK(setting->struct_size == sizeof *setting && setting->name[0] && setting->problem[0] == 0);
+  ++*(int*)user;
+}
+
+int main(void) {
+  char text[32];
+  size_t length = 0;
+  int count = 0;
+  uint64_t bytes = 0;
+  EXPECT(EBBTIDE_OK, ebbtide_visit_settings(count_settings, &count, &error));
+  CHECK(count > 25);
+  REFUSED(ebbtide_visit_settings(NULL, NULL, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_check_setting("device_limit", " 2 KiB", 6, NULL, text, sizeof text, &length, &error));
+  CHECK(length == 4 && strcmp(text, "2048") == 0);
+  EXPECT(EBBTIDE_OK, ebbtide_check_setting("device_limit", "1", 1, "limit", NULL, 0, NULL, &error));
+  REFUSED(ebbtide_check_setting("device_limit", "2048", 4, NULL, text, 4, NULL, &error));
+  REFUSED(ebbtide_check_setting("device_limits", "1", 1, NULL, NULL, 0, NULL, &error));
+  REFUSED(ebbtide_check_setting(NULL, "1", 1, NULL, NULL, 0, NULL, &error));
+  REFUSED(ebbtide_check_setting("device_limit", NULL, 0, NULL, NULL, 0, NULL, &error));
+  REFUSED(ebbtide_check_setting("device_limit", "lots", 4, "limit", NULL, 0, NULL, &error));
+  CHECK(strcmp(error.message, "limit must be a size like \"16GiB\" or \"512MiB\", not 'lots'") == 0);
+  EXPECT(EBBTIDE_STORE_ERROR, ebbtide_check_setting("disk_directory", "/nowhere", 8, NULL, NULL, 0, NULL, &error));
+
+  EXPECT(EBBTIDE_OK, ebbtide_configure("device_limit", "3MiB", &error));
+  EXPECT(EBBTIDE_OK, ebbtide_get_limit(EBBTIDE_DEVICE_LIMIT, &bytes, &error));
+  CHECK(bytes == 3u << 20);
+  EXPECT(EBBTIDE_OK, ebbtide_configure("device_limit", NULL, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_get_limit(EBBTIDE_DEVICE_LIMIT, &bytes, &error));
+  CHECK(bytes == EBBTIDE_UNLIMITED);
+  REFUSED(ebbtide_configure("host_margin", NULL, &error));
+  REFUSED(ebbtide_configure("overflow", "split", &error));
+  REFUSED(ebbtide_configure("disk_directory", "", &error));
+  REFUSED(ebbtide_set_disk_directory("", &error));
+  EXPECT(EBBTIDE_STORE_ERROR, ebbtide_set_disk_directory("/nowhere", &error));
+  REFUSED(ebbtide_get_disk_directory(text, 2, &error));
+  REFUSED(ebbtide_get_disk_directory(NULL, 100, &error));
+
+  EXPECT(EBBTIDE_OK, ebbtide_check_tag("weights", 7, &error));
+  REFUSED(ebbtide_check_tag("a\xe2\x80\x8b", 4, &error));
+  REFUSED(ebbtide_check_tag("a\0b", 3, &error));
+  REFUSED(ebbtide_check_tag(NULL, 0, &error));
+  return report_failures();
+}

@@ -1,0 +1,47 @@
+"""Values that settings refuse, and the one sentence for each: at run time, in doctor, in `ebbtide run`, on stderr."""
+
+SIZE = 'must be a size like "16GiB" or "512MiB", not'
+
+# Variable -> a value and what is said of it, after the variable's name.
+BAD_VARIABLES = {
+    "EBBTIDE_DRIVER": ("gpu", " must be one of auto, cuda, sim, off, not 'gpu'"),
+    "EBBTIDE_OVERFLOW": ("foo", " must be one of split, managed, whole, none, not 'foo'"),
+    "EBBTIDE_DEVICE_LIMIT": ("nonsense", f" {SIZE} 'nonsense'"),
+    "EBBTIDE_HOST_LIMIT": (
+        "16G",
+        " has the unknown unit 'G' (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB); write 16GiB or 16GB",
+    ),
+    "EBBTIDE_HOST_MARGIN": ("-1GiB", " must not be negative: '-1GiB'"),
+    "EBBTIDE_HOST_POOL": ("99999999TiB", " is beyond any memory: '99999999TiB'"),
+    "EBBTIDE_RESERVE": (".5GiB", f" {SIZE} '.5GiB'"),
+    "EBBTIDE_WHOLE_FRACTION": ("1.1", " must be a number from 0 to 1, not '1.1'"),
+    "EBBTIDE_REPORT": ("all", " must be one of device, free, total, not 'all'"),
+    "EBBTIDE_PAUSEABLE": ("yes", " must be 0 or 1, not 'yes'"),
+    "EBBTIDE_TAG": ("a\u200bb", ": a tag has no characters that can't be seen, and 'a\u200bb' has U+200B"),
+    "EBBTIDE_BACKUP": ("tape", " must be one of ram, pinned, disk, none, not 'tape'"),
+    "EBBTIDE_SUMMARY": ("2", " must be 0 or 1, not '2'"),
+    "EBBTIDE_LOG": ("loud", " must be one of error, warning, info, not 'loud'"),
+    "EBBTIDE_PINNED_LIMIT": ("1 2", f" {SIZE} '1 2'"),
+    "EBBTIDE_SHARED_HANDLE": ("5.GiB", f" {SIZE} '5.GiB'"),
+    "EBBTIDE_SKIP_CLEAN": ("true", " must be 0 or 1, not 'true'"),
+    "EBBTIDE_SKIP_UNUSED": ("on", " must be 0 or 1, not 'on'"),
+    "EBBTIDE_SKIP_CONSTANT": ("\x1b[0m", " must be 0 or 1, not '\\x1b[0m'"),
+    "EBBTIDE_COMPARE_BYTES": ("x" * 60, f" must be 0 or 1, not '{'x' * 40}...'"),
+    "EBBTIDE_COPY_THREADS": ("-3", " must be a whole number from 1 to 256, not '-3'"),
+    "EBBTIDE_CHECK": ("true", " must be 0 or 1, not 'true'"),
+    "EBBTIDE_PRELOAD": ("no", " must be 0 or 1, not 'no'"),
+    "EBBTIDE_SIM_DEVICES": ("many", " must be a whole number from 0 to 64, not 'many'"),
+    "EBBTIDE_SIM_CAPACITY": ("lots", f" {SIZE} 'lots'"),
+}
+# Any text is a path. What is there is another matter.
+PATHS = {"EBBTIDE_LEDGER", "EBBTIDE_CACHE_DIR", "EBBTIDE_SIM_LIBRARY", "EBBTIDE_DISK_DIRECTORY"}
+
+
+def bad_values() -> dict[str, str]:
+    """An environment of nothing but them."""
+    return {variable: value for variable, (value, _) in BAD_VARIABLES.items()}
+
+
+def sentences() -> dict[str, str]:
+    """What is said of each."""
+    return {variable: variable + words for variable, (_, words) in BAD_VARIABLES.items()}
