@@ -229,6 +229,9 @@ typedef struct ebbtide_range {
   uint64_t address, size_bytes;
 } ebbtide_range;
 
+/* Allocations that a pause took memory from, whatever becomes of their tags: ebbtide_make_moved. */
+typedef struct ebbtide_moved ebbtide_moved;
+
 typedef struct ebbtide_request {
   size_t struct_size;
   const char* const* tags; /* tag_count names; duplicates are one */
@@ -245,13 +248,15 @@ typedef struct ebbtide_request {
   uint64_t unused_as_of;
   const ebbtide_range* order; /* resume: order_count ranges whose bytes come first, in this order */
   size_t order_count;
+  /* pause: it is filled with what has moved, also where the pause fails midway. resume: only these; what was freed or trimmed since is passed by. Default null. */
+  ebbtide_moved* moved;
 } ebbtide_request;
 #define EBBTIDE_REQUEST_INIT \
-  {sizeof(ebbtide_request), NULL, 0, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, 0, -1, NULL, 0, 0, NULL, 0}
+  {sizeof(ebbtide_request), NULL, 0, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, 0, -1, NULL, 0, 0, NULL, 0, NULL}
 #ifndef __cplusplus
 #define EBBTIDE_TAG(name)                                                                                            \
   (&(ebbtide_request){sizeof(ebbtide_request), (const char* const[]){name}, 1, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, \
-                      0, -1, NULL, 0, 0, NULL, 0})
+                      0, -1, NULL, 0, 0, NULL, 0, NULL})
 #endif
 
 typedef struct ebbtide_report ebbtide_report; /* give back with ebbtide_free_report */
@@ -283,6 +288,16 @@ EBBTIDE_API ebbtide_status
 ebbtide_visit_left(const ebbtide_report* report, ebbtide_visit_row visit, void* user,
                    ebbtide_error* error); /* what ebbtide still holds on devices after it: bytes by (tag, device) */
 EBBTIDE_API void ebbtide_free_report(ebbtide_report* report);
+
+/* For a request's moved. A resume of what a pause has moved, and of nothing else: pause with a fresh one, resume with the same, and tags as ebbtide_visit_moved tells them (none: every tag is held meanwhile). */
+EBBTIDE_API ebbtide_status ebbtide_make_moved(ebbtide_moved** moved, ebbtide_error* error);
+typedef void (*ebbtide_visit_name)(void* user, const char* tag);
+/* Each tag that something in it has, or had. */
+EBBTIDE_API ebbtide_status ebbtide_visit_moved(const ebbtide_moved* moved, ebbtide_visit_name visit, void* user,
+                                               ebbtide_error* error);
+EBBTIDE_API void ebbtide_free_moved(ebbtide_moved* moved);
+/* How many pauses have moved anything of the tag: whether it was paused again since. 0 for an unknown tag. */
+EBBTIDE_API ebbtide_status ebbtide_pause_count(const char* tag, uint64_t* count, ebbtide_error* error);
 
 /* claim and commit in one call. report may be NULL; an empty selection is an empty report. When they fail before the first byte is given up everything is as it was; after that the tag is partial and the same call, made again, finishes it. */
 EBBTIDE_API ebbtide_status ebbtide_pause(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error);

@@ -93,6 +93,10 @@ OperationRequest read_request(const ebbtide_request* request) {
   sort_ranges(read.unused);
   read.unused_as_of = given.unused_as_of;
   for (size_t index = 0; index < given.order_count; ++index) read.order.push_back(read_range(given.order[index]));
+  if (given.moved != nullptr) {
+    read.moved = find_moved(given.moved);
+    read.tags.only = read.moved;
+  }
   return read;
 }
 

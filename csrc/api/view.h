@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 
 #include "api/ebbtide.h"
@@ -13,6 +14,8 @@ Policy read_policy(const ebbtide_policy* policy);  // null: the default
 OperationRequest read_request(const ebbtide_request* request);
 void add_unused(OperationRequest& request, const OperationRequest& other);  // of a swap's other side
 AddressRange read_range(const ebbtide_range& range);                        // throws InvalidArgument where it wraps
+// Throws InvalidArgument for what is no handle.
+std::shared_ptr<Moved> find_moved(const ebbtide_moved* moved);
 ebbtide_report_row show_row(const std::string& tag, int device, const ReportRow& row);
 ebbtide_allocation_info describe(const Allocation& allocation);
 

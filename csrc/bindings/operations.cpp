@@ -17,6 +17,26 @@ namespace {
 
 using Ranges = std::vector<std::pair<uint64_t, uint64_t>>;  // address, bytes
 
+class MovedHandle {
+ public:
+  MovedHandle() {
+    call([&](ebbtide_error* error) { return ebbtide_make_moved(&moved_, error); });
+  }
+  MovedHandle(const MovedHandle&) = delete;
+  MovedHandle& operator=(const MovedHandle&) = delete;
+  ~MovedHandle() { ebbtide_free_moved(moved_); }
+  ebbtide_moved* get() const { return moved_; }
+  std::vector<std::string> tags() const {
+    std::vector<std::string> names;
+    const auto add = [](void* user, const char* tag) { static_cast<std::vector<std::string>*>(user)->push_back(tag); };
+    call([&](ebbtide_error* error) { return ebbtide_visit_moved(moved_, add, &names, error); });
+    return names;
+  }
+
+ private:
+  ebbtide_moved* moved_ = nullptr;
+};
+
 // A request and what it points to.
 class Request {
  public:
@@ -57,6 +77,10 @@ class Request {
     order_ = copy(ranges);
     request_.order = order_.data();
     request_.order_count = order_.size();
+    return *this;
+  }
+  Request& moved(const MovedHandle* handle) {
+    request_.moved = handle == nullptr ? nullptr : handle->get();
     return *this;
   }
   const ebbtide_request* get() const { return &request_; }
@@ -184,14 +208,15 @@ ReportRecord operate(Operate operation, const Request& request) {
 }
 
 ReportRecord pause(const std::vector<std::string>& tags, bool is_missing_ok, int backup, const Ranges& unused,
-                   uint64_t unused_as_of) {
-  return operate(ebbtide_pause, Request(tags, is_missing_ok).backup(backup).unused(unused, unused_as_of));
+                   uint64_t unused_as_of, const MovedHandle* moved) {
+  return operate(ebbtide_pause, Request(tags, is_missing_ok).backup(backup).unused(unused, unused_as_of).moved(moved));
 }
 
 ReportRecord resume(const std::vector<std::string>& tags, bool is_missing_ok, const std::vector<uint64_t>& addresses,
-                    int retain, const Ranges& order, const Ranges& unused, uint64_t unused_as_of) {
+                    int retain, const Ranges& order, const Ranges& unused, uint64_t unused_as_of,
+                    const MovedHandle* moved) {
   Request request(tags, is_missing_ok);
-  request.addresses(addresses).retain(retain).order(order).unused(unused, unused_as_of);
+  request.addresses(addresses).retain(retain).order(order).unused(unused, unused_as_of).moved(moved);
   return operate(ebbtide_resume, request);
 }
 
@@ -259,11 +284,17 @@ void register_operations(py::module_& module) {
       .def("is_ready", &PendingHandle::is_ready, py::arg("address"), py::arg("size_bytes"))
       .def("is_over", &PendingHandle::is_over)
       .def("wait", &PendingHandle::wait);
+  py::class_<MovedHandle>(module, "Moved").def(py::init<>()).def("tags", &MovedHandle::tags);
+  module.def("pause_count", [](const std::string& tag) {
+    uint64_t count = 0;
+    call([&](ebbtide_error* error) { return ebbtide_pause_count(tag.c_str(), &count, error); });
+    return count;
+  });
   module.def("pause", &pause, py::arg("tags"), py::arg("missing_ok") = false, py::arg("backup") = kAsAllocated,
-             py::arg("unused") = Ranges{}, py::arg("unused_as_of") = 0);
+             py::arg("unused") = Ranges{}, py::arg("unused_as_of") = 0, py::arg("moved") = nullptr);
   module.def("resume", &resume, py::arg("tags"), py::arg("missing_ok") = false,
              py::arg("addresses") = std::vector<uint64_t>{}, py::arg("retain") = -1, py::arg("order") = Ranges{},
-             py::arg("unused") = Ranges{}, py::arg("unused_as_of") = 0);
+             py::arg("unused") = Ranges{}, py::arg("unused_as_of") = 0, py::arg("moved") = nullptr);
   module.def("resume_async", &resume_async, py::arg("tags"), py::arg("missing_ok") = false, py::arg("retain") = -1,
              py::arg("order") = Ranges{}, py::arg("unused") = Ranges{}, py::arg("unused_as_of") = 0);
   module.def("swap", &swap, py::arg("leaving"), py::arg("returning"), py::arg("missing_ok") = false,

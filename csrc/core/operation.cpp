@@ -142,8 +142,26 @@ void Operation::prepare() {
     throw StateError("a stream of device " + std::to_string(device) +
                      " captures: pause and resume would break the capture; do it before or after");
   }
+  if (request_.moved != nullptr) note_moved();
   for (size_t index = 0; index < parts_.size(); ++index) parts_[index]->prepare(selection_.parts[index].allocations);
   if (kind_ == OperationKind::kSwap) open_exchanges();
+}
+
+// Ahead, while it may still fail.
+void Operation::note_moved() {
+  for (const auto& part : selection_.parts) {
+    if (part.kind != OperationKind::kPause) continue;
+    for (const auto& allocation : part.allocations) request_.moved->note(*allocation, allocation->tag->name);
+  }
+}
+
+void Operation::forget_unmoved() noexcept {
+  for (const auto& part : selection_.parts) {
+    if (part.kind != OperationKind::kPause) continue;
+    for (const auto& allocation : part.allocations) {
+      if (!allocation->is_away()) request_.moved->forget(*allocation);
+    }
+  }
 }
 
 // Memory for what the coming side needs beyond the leaving one's, before anything moves.
@@ -248,6 +266,7 @@ void Operation::finish(Outcome outcome) noexcept {
   is_finished_ = true;
   for (const auto& part : parts_) part->settle();
   exchanges_.clear();
+  if (request_.moved != nullptr) forget_unmoved();
   saver_.deferred_frees.destroy_all(saver_.registry.release(selection_, outcome));
   saver_.peers.catch_up_after_hold(peer_generation_);
 }

@@ -110,6 +110,8 @@ class Operation {
   void open_exchanges();
   void run();
   void run_devices();
+  void note_moved();
+  void forget_unmoved() noexcept;
   void finish(Outcome outcome) noexcept;
   void fail(Outcome outcome, const char* reason) noexcept;
   void record(const char* suffix, const char* detail, double seconds) noexcept;

@@ -13,6 +13,12 @@ Tag& Registry::tag(const std::string& name) {
   return tag_locked(name);
 }
 
+uint64_t Registry::pause_count(const std::string& tag_name) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = tags_.find(tag_name);
+  return found == tags_.end() ? 0 : found->second->pause_count;
+}
+
 Tag& Registry::tag_locked(const std::string& name) {
   auto& slot = tags_[name];
   if (slot == nullptr) slot = std::make_unique<Tag>(name);

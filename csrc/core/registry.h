@@ -13,6 +13,7 @@
 
 #include "base/tag.h"
 #include "core/allocation.h"
+#include "core/moved.h"
 
 // Which allocations there are, by address and by tag, and who holds them. One mutex, held for look-ups only: no driver call, no copy, no wait for an operation happens under it
 // (but for claim(), which waits on a condition and so releases it). Invariant 12 rests on this.
@@ -23,6 +24,7 @@ struct Tag {
   const std::string name;
   // All under the registry's lock.
   uint64_t epoch = 0;                      // pauses so far
+  uint64_t pause_count = 0;                // of them those that moved something, and no trims
   bool is_busy = false;                    // an operation holds it
   bool is_moving = false;                  // and takes memory away, or brings it back
   bool is_partial = false;                 // an operation on it failed midway and none has finished it since
@@ -68,6 +70,7 @@ struct TagRequest {
   std::vector<CUdeviceptr>
       addresses;  // not empty: only the allocations that begin here; a resume takes trimmed ones only so
   bool is_missing_ok = false;
+  std::shared_ptr<const Moved> only;  // not null: only these, and of them no trimmed ones
 };
 
 // Some tags, and what is to happen to them: anything but kSwap, which is two parts. Several parts are claimed in one step.
@@ -130,6 +133,7 @@ class Registry {
 
   // The number of the newest lease of all.
   uint64_t last_lease() const;
+  uint64_t pause_count(const std::string& tag_name) const;
   LeaseInfo open_lease(const std::string& tag_name, const std::string& holder);
   void close_lease(uint64_t id);
 

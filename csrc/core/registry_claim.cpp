@@ -48,6 +48,10 @@ namespace {
 // Of those that its tags and addresses name.
 bool concerns(const ClaimPart& part, const Allocation& allocation) {
   const bool is_named = !part.tags.addresses.empty();
+  if (part.kind == OperationKind::kResume && part.tags.only != nullptr &&
+      (allocation.is_trimmed || !part.tags.only->contains(allocation))) {
+    return false;
+  }
   switch (part.kind) {
     case OperationKind::kSeparate: return allocation.device_bytes() > 0;
     case OperationKind::kResume: return allocation.wants_resume() && (!allocation.is_trimmed || is_named);
@@ -71,7 +75,8 @@ bool takes_memory_away(const ClaimPart& part, const Tag& tag) {
 
 // What prepares a tag, or moves some of its allocations, does not finish what another operation left midway.
 bool is_of_whole_tags(const ClaimPart& part) {
-  return (part.kind == OperationKind::kPause || part.kind == OperationKind::kResume) && part.tags.addresses.empty();
+  if (!part.tags.addresses.empty()) return false;
+  return part.kind == OperationKind::kPause || (part.kind == OperationKind::kResume && part.tags.only == nullptr);
 }
 
 bool moves_memory(const ClaimPart& part) {
@@ -82,6 +87,17 @@ void check_leases(const Tag& tag) {
   if (tag.leases.empty()) return;
   throw StateError("tag '" + tag.name + "' can't be paused: " + tag.leases.begin()->second +
                    " is inside its region, where torch may hand out this memory at any moment. Leave the region first");
+}
+
+void count_pauses(const Selection& selection) {
+  for (const auto& part : selection.parts) {
+    if (part.kind != OperationKind::kPause) continue;
+    const Tag* last = nullptr;  // allocations come tag by tag
+    for (const auto& allocation : part.allocations) {
+      if (allocation->tag != last) ++allocation->tag->pause_count;
+      last = allocation->tag;
+    }
+  }
 }
 
 }  // namespace
@@ -209,6 +225,7 @@ std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection,
   std::vector<std::shared_ptr<Allocation>> doomed = std::move(selection.doomed);
   const std::lock_guard lock(mutex_);
   if (outcome == Outcome::kMidway) note_what_is_left(selection);
+  if (outcome != Outcome::kUntouched) count_pauses(selection);
   for (const auto& part : selection.parts) {
     for (Tag* tag : part.whole_tags) {
       if (outcome == Outcome::kWhole) tag->is_partial = false;

@@ -50,6 +50,7 @@ struct OperationRequest {
   TagRequest tags;
   TagRequest resume_tags;            // swap: what comes back; tags is what leaves
   std::optional<BackupKind> backup;  // pause: instead of each allocation's policy
+  std::shared_ptr<Moved> moved;      // pause: filled with what has moved
   std::optional<bool> retain;        // resume: instead of each allocation's policy
   // pause, resume: by address; nobody uses what lies in them, as of the moment when lease number unused_as_of was the newest. Ignored where a tag was leased after that.
   std::vector<AddressRange> unused;

@@ -43,6 +43,52 @@ static void bad_leases_and_captures(void) {
   CHECK(stats.deferred_frees == 0 && stats.device_bytes == 0);
 }
 
+static void count_name(void* user, const char* tag) {
+  CHECK(strcmp(tag, "w") == 0);
+  ++*(int*)user;
+}
+
+/* A resume of what one pause has moved: not of what was away before, nor of what an address holds by now. */
+static void moved_allocations(void) {
+  const char* const names[] = {"w"};
+  ebbtide_moved* moved = NULL;
+  int tags = 0;
+  uint64_t pauses = 0;
+  uint64_t again = 0;
+  REFUSED(ebbtide_make_moved(NULL, &error));
+  REFUSED(ebbtide_visit_moved(NULL, count_name, &tags, &error));
+  REFUSED(ebbtide_pause_count(NULL, &pauses, &error));
+  REFUSED(ebbtide_pause_count("w", NULL, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_make_moved(&moved, &error));
+  REFUSED(ebbtide_visit_moved(moved, NULL, &tags, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_pause_count("nobody", &pauses, &error));
+  CHECK(pauses == 0);
+
+  void* away = make("w");
+  EXPECT(EBBTIDE_OK, pause_tag("w"));
+  void* here = make("w");
+  void* dying = make("w");
+  EXPECT(EBBTIDE_OK, ebbtide_pause_count("w", &pauses, &error));
+  ebbtide_request request = request_of(names, 1);
+  request.moved = moved;
+  EXPECT(EBBTIDE_OK, ebbtide_pause(&request, NULL, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_pause(&request, NULL, &error)); /* moves nothing, and does not count */
+  EXPECT(EBBTIDE_OK, ebbtide_pause_count("w", &again, &error));
+  CHECK(again == pauses + 1);
+  EXPECT(EBBTIDE_OK, ebbtide_visit_moved(moved, count_name, &tags, &error));
+  CHECK(tags == 1);
+  EXPECT(EBBTIDE_OK, ebbtide_free(dying, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_resume(&request, NULL, &error));
+  CHECK(!ebbtide_is_away(here, CHUNK) && ebbtide_is_away(away, CHUNK));
+  EXPECT(EBBTIDE_OK, ebbtide_resume(NULL, NULL, &error));
+  ebbtide_free_moved(moved);
+  ebbtide_free_moved(moved); /* known no more: left alone */
+  REFUSED(ebbtide_visit_moved(moved, count_name, &tags, &error));
+  REFUSED(ebbtide_pause(&request, NULL, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_free(here, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_free(away, &error));
+}
+
 static void visit_row(void* user, const ebbtide_report_row* row) { *(uint64_t*)user += row->bytes; }
 
 static void bad_operations(void) {
@@ -178,6 +224,7 @@ static void bad_queries(void) {
 int main(void) {
   EXPECT(EBBTIDE_OK, ebbtide_use_driver("sim", &error));
   bad_leases_and_captures();
+  moved_allocations();
   bad_operations();
   bad_queries();
   return report_failures();
