@@ -34,9 +34,15 @@ void give_back(void* address) {
 class RegionAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t size_bytes) override {
-    Pool* pool = region_memory().routing.current();
-    if (pool == nullptr || size_bytes == 0 || is_forked_child()) return ordinary->allocate(size_bytes);
-    void* address = region_memory().arena.allocate(*pool, size_bytes);
+    Pool* pool = nullptr;
+    void* address = nullptr;
+    bool was_closed = true;
+    while (was_closed) {
+      pool = region_memory().routing.current();
+      if (pool == nullptr || size_bytes == 0 || is_forked_child()) return ordinary->allocate(size_bytes);
+      was_closed = false;
+      address = region_memory().arena.allocate(*pool, size_bytes, &was_closed);
+    }
     if (address == nullptr) {
       c10::profiledCPUMemoryReporter().OutOfMemory(size_bytes);
       TORCH_CHECK_WITH(OutOfMemoryError, false, out_of_memory_message(*pool, size_bytes));

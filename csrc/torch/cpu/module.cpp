@@ -72,7 +72,8 @@ void pool_enter(int64_t id) { region_memory().routing.enter(&open_pool(id)); }
 void pool_leave(int64_t id) {
   Pool& pool = pool_of(id);
   if (!region_memory().routing.leave(&pool))
-    raise_state_error("this thread did not enter pool " + std::to_string(id) + " of " + describe(pool));
+    raise_state_error("nobody entered pool " + std::to_string(id) + " of " + describe(pool) +
+                      ", or it was left already");
   region_memory().arena.close(pool);
 }
 
@@ -89,7 +90,7 @@ uint64_t pool_suspend() { return region_memory().routing.enter(nullptr); }
 
 void pool_restore(uint64_t token) {
   if (!region_memory().routing.restore(token))
-    raise_state_error("this thread has no suspension " + std::to_string(token) + " to end");
+    raise_state_error("there is no suspension " + std::to_string(token) + " to end");
 }
 
 py::list pool_snapshot(int64_t id) {

@@ -91,7 +91,9 @@ bool Arena::close(Pool& pool) {
   return std::exchange(pool.is_open, false);
 }
 
-void* Arena::allocate(Pool& pool, size_t request_bytes) {
+void* Arena::allocate(Pool& pool, size_t request_bytes, bool* was_closed) {
+  // Under the lock: another thread that closes the pool may pause its memory next.
+  const auto is_refused = [&] { return was_closed != nullptr && (*was_closed = !pool.is_open); };
   if (request_bytes > kMaxRequestBytes) return nullptr;
   const size_t size_bytes = round_request(request_bytes);
   const bool is_small = size_bytes <= kSmallRequestBytes;
@@ -99,12 +101,18 @@ void* Arena::allocate(Pool& pool, size_t request_bytes) {
   try {
     {
       std::lock_guard<std::mutex> guard(mutex_);
+      if (is_refused()) return nullptr;
       if (void* address = take_free_block(pool, size_bytes, is_small)) return address;
     }
     void* memory = take_from_source(pool, segment_bytes);
     if (memory == nullptr) return nullptr;
     try {
-      std::lock_guard<std::mutex> guard(mutex_);
+      std::unique_lock<std::mutex> guard(mutex_);
+      if (is_refused()) {
+        guard.unlock();
+        source_.release(memory);
+        return nullptr;
+      }
       return add_segment(pool, static_cast<std::byte*>(memory), segment_bytes, size_bytes, is_small);
     } catch (...) {
       source_.release(memory);

@@ -96,7 +96,8 @@ class Arena {
   bool close(Pool& pool);
 
   // Null when out of memory, after wholly free segments were given back: those of this pool first, then those of all.
-  void* allocate(Pool& pool, size_t request_bytes);
+  // was_closed, where given: true, and null, where the pool is not open (any more).
+  void* allocate(Pool& pool, size_t request_bytes, bool* was_closed = nullptr);
   // False where the address is not in any of our segments. Never throws.
   bool deallocate(void* address) noexcept;
   bool owns(const void* address) noexcept;

@@ -1,5 +1,7 @@
 #include "torch/cpu/routing.h"
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 
 namespace ebbtide::cpu {
@@ -7,43 +9,64 @@ namespace ebbtide::cpu {
 namespace {
 
 struct Frame {
-  Pool* pool;
-  uint64_t token;
+  std::shared_ptr<Use> use;
   Frame* outer;
 };
 
 constinit thread_local Frame* innermost = nullptr;
 
-template <typename Predicate>
-bool remove_innermost(Predicate matches) {
-  for (Frame** link = &innermost; *link != nullptr; link = &(*link)->outer) {
-    if (!matches(**link)) continue;
-    std::unique_ptr<Frame> gone(*link);
+// Takes away what is over, whoever ended it.
+void prune() {
+  for (Frame** link = &innermost; *link != nullptr;) {
+    if (!(*link)->use->is_over.load(std::memory_order_acquire)) {
+      link = &(*link)->outer;
+      continue;
+    }
+    const std::unique_ptr<Frame> gone(*link);
     *link = gone->outer;
-    return true;
   }
-  return false;
 }
 
 }  // namespace
 
 Pool* Routing::current() const {
-  if (innermost != nullptr) return innermost->pool;
+  if (innermost != nullptr && innermost->use->is_over.load(std::memory_order_acquire)) prune();
+  if (innermost != nullptr) return innermost->use->pool;
   return newest_for_all_.load(std::memory_order_acquire);
 }
 
 uint64_t Routing::enter(Pool* pool) {
-  const uint64_t token = last_token_.fetch_add(1, std::memory_order_relaxed) + 1;
-  innermost = new Frame{pool, token, innermost};
+  auto frame = std::make_unique<Frame>();
+  frame->use = std::make_shared<Use>();
+  frame->use->pool = pool;
+  std::lock_guard<std::mutex> guard(mutex_);
+  const uint64_t token = ++last_token_;
+  uses_.emplace(token, frame->use);
+  frame->outer = innermost;
+  innermost = frame.release();
   return token;
 }
 
 bool Routing::leave(const Pool* pool) {
-  return remove_innermost([pool](const Frame& frame) { return frame.pool == pool; });
+  return end([pool](uint64_t, const Use& use) { return use.pool == pool; });
 }
 
 bool Routing::restore(uint64_t token) {
-  return remove_innermost([token](const Frame& frame) { return frame.pool == nullptr && frame.token == token; });
+  return end([token](uint64_t own, const Use& use) { return use.pool == nullptr && own == token; });
+}
+
+template <typename Predicate>
+bool Routing::end(Predicate matches) {
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    const auto found = std::find_if(uses_.rbegin(), uses_.rend(),
+                                    [&](const auto& entry) { return matches(entry.first, *entry.second); });
+    if (found == uses_.rend()) return false;
+    found->second->is_over.store(true, std::memory_order_release);
+    uses_.erase(std::next(found).base());
+  }
+  prune();
+  return true;
 }
 
 void Routing::enter_all(Pool* pool) {

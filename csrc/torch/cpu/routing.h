@@ -8,6 +8,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -15,13 +17,19 @@ namespace ebbtide::cpu {
 
 struct Pool;
 
+// Of a pool, or (null) of ordinary memory, by one thread.
+struct Use {
+  Pool* pool = nullptr;
+  std::atomic<bool> is_over{false};
+};
+
 class Routing {
  public:
   // The pool that serves this thread now; null for ordinary memory.
   Pool* current() const;
 
-  // This thread. enter gives the frame's token; leave takes the innermost frame of that pool away, restore the
-  // frame of that token. False where there is none.
+  // For this thread. enter gives the frame's token; leave ends the newest use of that pool, restore that of the token.
+  // Any thread may end it: a generator that waits in a region may be collected anywhere. False where there is none.
   uint64_t enter(Pool* pool);
   bool leave(const Pool* pool);
   bool restore(uint64_t token);
@@ -34,8 +42,12 @@ class Routing {
 
  private:
   std::atomic<Pool*> newest_for_all_{nullptr};
-  std::atomic<uint64_t> last_token_{0};
+  template <typename Predicate>
+  bool end(Predicate matches);
+
   std::mutex mutex_;
+  uint64_t last_token_ = 0;
+  std::map<uint64_t, std::shared_ptr<Use>> uses_;  // by token
   std::vector<Pool*> for_all_;
 };
 
