@@ -76,6 +76,7 @@ ebbtide_status ebbtide_prepare(const ebbtide_request* request, ebbtide_report** 
 ebbtide_status ebbtide_trim(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
   return guarded(error, [&] {
     OperationRequest read = api::read_request(request);
+    require_not_forked();  // before the registry's lock, which another thread may have held at the fork
     require(!read.tags.addresses.empty(), "a trim names the allocations that nobody uses, by address");
     hand_out(std::move(claim(OperationKind::kTrim, std::move(read))->commit().front()), report);
   });

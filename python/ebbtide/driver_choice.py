@@ -15,12 +15,12 @@ torch's own devices are left alone. Importing torch is left to the caller: only 
 
 import os
 import sys
-import threading
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from ebbtide import settings
 from ebbtide.errors import Error, StateError
+from ebbtide.forks import make_lock
 
 Setting = Literal["auto", "cuda", "sim", "off"]
 TorchKind = Literal["none", "cpu", "cuda", "rocm"]
@@ -154,7 +154,7 @@ def is_off() -> bool:
     return parse_setting(os.environ.get(VARIABLE)) == "off"
 
 
-_lock = threading.RLock()
+_lock = make_lock()
 _chosen: Driver | None = None
 
 

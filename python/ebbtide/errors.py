@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from ebbtide.forks import make_lock
+
 UNLIMITED = 2**64 - 1
 
 
@@ -95,7 +97,7 @@ class DriverError(Error):
         self.arguments = arguments
 
 
-_join_lock = threading.Lock()
+_join_lock = make_lock()
 
 
 def _join_torch() -> bool:

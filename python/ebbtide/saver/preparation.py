@@ -1,9 +1,11 @@
 """`saver.prepare`: memory for backups, taken before the pause that will want it."""
 
+import os
 import threading
 from typing import Literal, overload
 
 from ebbtide import _core, driver_choice
+from ebbtide.errors import StateError
 from ebbtide.saver import dead
 from ebbtide.saver.known_tags import check_known
 from ebbtide.saver.names import check_tags
@@ -18,6 +20,7 @@ class Preparation:
         self._missing_ok = missing_ok
         self._report = Report("prepare")
         self._error: Exception | None = None
+        self._process = os.getpid()
         self._thread: threading.Thread | None = None
 
     @property
@@ -32,6 +35,8 @@ class Preparation:
             StateError, StoreError, DriverError: as in `prepare`; each time.
         """
         if self._thread is not None:
+            if os.getpid() != self._process:
+                raise StateError("this preparation goes on in the parent of this process, which is a fork: wait there")
             self._thread.join()
         if self._error is not None:
             raise self._error

@@ -7,16 +7,16 @@ The cache is `$EBBTIDE_CACHE_DIR`, else `$XDG_CACHE_HOME/ebbtide`, else `~/.cach
 import importlib.machinery
 import importlib.util
 import sys
-import threading
 from types import ModuleType
 
 from ebbtide.errors import StateError
+from ebbtide.forks import make_lock
 from ebbtide.torch_extension.build import Recipe, build_once
 
 __all__ = ["load"]
 
 _NAME = "ebbtide._torch"
-_lock = threading.Lock()
+_lock = make_lock()
 
 
 def load() -> ModuleType:
