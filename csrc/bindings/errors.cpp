@@ -34,4 +34,10 @@ void raise_if_failed(ebbtide_status status, const ebbtide_error& error) {
   throw py::error_already_set();
 }
 
+void raise_state_error(const std::string& message) {
+  const py::object type = py::module_::import("ebbtide.errors").attr("StateError");
+  PyErr_SetString(type.ptr(), message.c_str());
+  throw py::error_already_set();
+}
+
 }  // namespace ebbtide::bindings

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <string>
+
 #include "api/ebbtide.h"
 
 namespace ebbtide::bindings {
 
 // Raises the exception of ebbtide.errors (ValueError for malformed arguments) that a failed call asks for. The GIL is held.
 void raise_if_failed(ebbtide_status status, const ebbtide_error& error);
+[[noreturn]] void raise_state_error(const std::string& message);
 
 }  // namespace ebbtide::bindings

@@ -1,6 +1,7 @@
 #include <pybind11/pybind11.h>
 
 #include "bindings/call.h"
+#include "bindings/frames.h"
 #include "bindings/records.h"
 
 namespace py = pybind11;
@@ -8,7 +9,7 @@ using namespace ebbtide::bindings;
 
 PYBIND11_MODULE(_core, module) {
   ebbtide::bindings::prepare_unwinder();
-  module.doc() = "The pybind11 face of ebbtide.h: marshalling only.";
+  module.doc() = "The pybind11 face of ebbtide.h, and the `with` blocks of the saver.";
   module.attr("BACKUP_AS_ALLOCATED") = static_cast<int>(EBBTIDE_BACKUP_AS_ALLOCATED);
   module.attr("BACKUP_NONE") = static_cast<int>(EBBTIDE_BACKUP_NONE);
   module.attr("BACKUP_RAM") = static_cast<int>(EBBTIDE_BACKUP_RAM);
@@ -25,4 +26,6 @@ PYBIND11_MODULE(_core, module) {
   register_operations(module);
   register_queries(module);
   register_settings(module);
+  register_frames(module);
+  register_scopes(module);
 }

@@ -1,7 +1,10 @@
 """The pybind11 face of ebbtide.h: marshalling only. Every call releases the GIL. Failures raise the classes of ebbtide.errors; malformed arguments ValueError."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any
+
+from typing_extensions import Self
 
 BACKUP_AS_ALLOCATED: int  # -1
 BACKUP_NONE: int  # 0
@@ -103,6 +106,71 @@ class Lease:
     epoch: int
     is_away: bool
 
+class HeldLease:
+    """A lease while its Holding holds it."""
+
+    id: int
+    epoch: int
+    is_away: bool
+    is_open: bool
+
+class Holding:
+    """Owns leases and counted captures: each is opened and recorded in one step, and ended when this is closed or dies."""
+
+    def open_lease(self, tag: str, holder: str) -> HeldLease: ...
+    def withhold(self) -> HeldLease: ...  # of which the core need not know
+    def begin_capture(self) -> None: ...
+    def close(self) -> None: ...  # twice does nothing
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+class Frame(Holding):
+    """One open `with`, or what is open like one: the uses of torch's allocator that begin and end with it."""
+
+    after: Callable[[], Any] | None  # called once it is closed, by the `with`
+    takes_all_threads: bool
+    hides_outer: bool
+    beats_all: bool
+    refusal_beside: str
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def is_active(self) -> bool: ...
+    def add_use(
+        self,
+        enter: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        leave: tuple[Callable[..., Any], ...],
+        leaves_by_token: bool = False,
+    ) -> None: ...
+    def push(self) -> None: ...  # makes it the innermost one of this thread
+    def activate(self) -> None: ...  # of a frame that is on no thread's stack
+
+class AllocationScope:
+    """A `with` that opens a frame in its thread in one step. csrc/bindings/scopes.cpp has the protocol."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+class Scope:
+    """A `with` whose `_open` and `_close` are long, and that no interrupt leaves half done."""
+
+    @property
+    def _failure(self) -> BaseException | None: ...
+    def __enter__(self) -> Any: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+class Moved:
+    """ebbtide_moved: the allocations that a pause took memory from."""
+
+    def tags(self) -> list[str]: ...
+
 class Backup:
     """The stored bytes of a range; a buffer (PEP 3118, format "B", 1-D) that keeps them alive, read-only unless asked for otherwise."""
 
@@ -169,12 +237,19 @@ def close_lease(lease_id: int) -> None: ...
 def last_lease() -> int: ...
 def begin_capture() -> None: ...
 def end_capture() -> None: ...
+def pause_count(tag: str) -> int: ...
+def others_in_regions() -> list[int]: ...
+def reenter() -> None: ...
+def capture_count() -> int: ...
+def call_together(*calls: tuple[Callable[..., Any], tuple[Any, ...]]) -> None: ...
+def call_next(calls: list[tuple[Callable[[str], Any], str]]) -> None: ...
 def pause(
     tags: Sequence[str],
     missing_ok: bool = False,
     backup: int = -1,
     unused: Sequence[tuple[int, int]] = (),
     unused_as_of: int = 0,
+    moved: Moved | None = None,
 ) -> Report: ...
 def resume(
     tags: Sequence[str],
@@ -184,6 +259,7 @@ def resume(
     order: Sequence[tuple[int, int]] = (),
     unused: Sequence[tuple[int, int]] = (),
     unused_as_of: int = 0,
+    moved: Moved | None = None,
 ) -> Report: ...
 def resume_async(
     tags: Sequence[str],

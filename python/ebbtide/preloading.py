@@ -4,14 +4,14 @@ their own workers."""
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 from ebbtide import ledger
 from ebbtide.errors import StateError
 from ebbtide.run_options import as_keyword, to_variables
+from ebbtide.scopes import DecoratingScope
 
 LIBRARY_NAME = "libebbtide_preload.so"
 LOADER_VARIABLE = "LD_PRELOAD"
@@ -41,26 +41,40 @@ def env(**options: Any) -> dict[str, str]:
     return variables_for(options, os.environ)
 
 
-@contextmanager
-def preloaded(**options: Any) -> Iterator[dict[str, str]]:
+class Preloaded(DecoratingScope):
+    """What `preloaded` gives. See there."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._before: dict[str, str | None] = {}
+
+    def _again(self) -> "Preloaded":
+        return Preloaded(self._options)
+
+    def _open(self) -> dict[str, str]:
+        added = env(**self._options)
+        self._before = {name: os.environ.get(name) for name in (*added, UNIFIED_MEMORY_VARIABLE)}
+        drop_unified_memory(os.environ)
+        os.environ.update(added)
+        return added
+
+    def _close(self) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if self._before:
+            ledger.sweep()
+
+
+def preloaded(**options: Any) -> Preloaded:
     """Inside, this process's environment is `env(**options)`'s, so that children start with the preload library.
 
     Afterwards it is as it was. The environment belongs to the whole process: children that other threads start
     meanwhile get it as well. This process itself is not preloaded by it. Options and errors are those of `env`.
     """
-    added = env(**options)
-    before = {name: os.environ.get(name) for name in (*added, UNIFIED_MEMORY_VARIABLE)}
-    drop_unified_memory(os.environ)
-    os.environ.update(added)
-    try:
-        yield added
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        ledger.sweep()
+    return Preloaded(options)
 
 
 def variables_for(

@@ -108,7 +108,6 @@ def start(saver, monkeypatch, tag):
     model.install(monkeypatch)
     monkeypatch.setattr(pools, "_backend", cuda_pools.CudaPools((2, 13)))
     monkeypatch.setattr(frames, "shelf", leases.Shelf())
-    monkeypatch.setattr(frames, "_state", frames._ThreadState())
     monkeypatch.setattr(captures, "install", lambda: None)
     monkeypatch.setattr(program, "_own", program.Program(tag, RAM))
     monkeypatch.setattr(detour, "_former", set())

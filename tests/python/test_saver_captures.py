@@ -255,8 +255,8 @@ class FakePool:
     def __init__(self, key):
         self.id = key
 
-    def make_active(self):
-        return ActiveNow()
+    def activation(self):
+        return (pools.PoolUse(ActiveNow, (), ()),)
 
 
 class ActiveNow:
@@ -279,11 +279,8 @@ class FakeBackend:
         self.made += 1
         return FakePool((0, 1000 + self.made))
 
-    def suspend(self):
-        pass
-
-    def restore(self, token):
-        pass
+    def suspension(self):
+        return ()
 
 
 @pytest.fixture
@@ -310,6 +307,7 @@ def fake_cuda(saver, monkeypatch):
     monkeypatch.setattr(graphs, "shelf", leases.Shelf())
     monkeypatch.setattr(torch.cuda, "graph", GraphContext)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the caller's")
     return graph_class
 
 

@@ -23,7 +23,6 @@ def model(request, saver, monkeypatch):
     model.install(monkeypatch)
     monkeypatch.setattr(pools, "_backend", cuda_pools.CudaPools(request.param))
     monkeypatch.setattr(frames, "shelf", leases.Shelf())
-    monkeypatch.setattr(frames, "_state", frames._ThreadState())
     yield model
     assert model.recording == {0: [], 1: []}
     # The object's own, and the one that is never given back but where the pool is dissolved.
@@ -46,7 +45,7 @@ def test_each_device_has_a_pool_made_on_it(model, saver, tag):
         inside = [model.route(device) for device in (0, 1)]
         assert [device for device in (0, 1) if inside[device] is not None] == list(model.covered)
         assert len(set(inside)) == 2
-    assert {p.mem_pool.made_on for p in (e.pool for es in frames.shelf._idle.values() for e in es)} == set(
+    assert {p.mem_pool.made_on for p in (e.pool for es in frames.shelf._pools.values() for e in es)} == set(
         model.covered
     )
     assert model.route(0) is None

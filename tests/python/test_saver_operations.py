@@ -8,8 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from core_sim import UNKNOWN, Sim  # noqa: E402
 from ebbtide import _core  # noqa: E402
-from ebbtide.errors import OutOfMemoryError, StateError, StoreError  # noqa: E402
+from ebbtide.errors import DriverError, OutOfMemoryError, StateError, StoreError  # noqa: E402
 from ebbtide.saver import operations  # noqa: E402
 
 MIB = 1 << 20
@@ -262,3 +263,76 @@ def test_the_cublas_map_is_emptied_only_where_torch_uses_cuda(monkeypatch):
         monkeypatch.setattr(driver_choice, "_chosen", driver)
         workspaces.forget()
     assert calls == [1, 1]
+
+def test_paused_brings_back_what_it_moved_and_nothing_else(saver, tag):
+    """By allocation: a tag of which a part was away is so again; what died or was resumed meanwhile is passed by."""
+    with saver.region(tag):
+        away = torch.full((3 * MIB,), 1, dtype=torch.uint8, device=saver.device)
+    saver.pause(tag)
+    with saver.region(tag):
+        here = torch.full((3 * MIB,), 2, dtype=torch.uint8, device=saver.device)
+        dying = torch.full((30 * MIB,), 3, dtype=torch.uint8, device=saver.device)
+    with saver.paused(tag) as report:
+        assert report.bytes
+        assert is_away(here) and is_away(dying) and is_away(away)
+        del dying
+        with saver.region(tag):
+            fresh = torch.full((3 * MIB,), 4, dtype=torch.uint8, device=saver.device)
+    assert not is_away(here) and not is_away(fresh) and is_away(away)
+    assert (int(here[-1]), int(fresh[-1])) == (2, 4)
+    with saver.paused(tag):
+        saver.resume(tag)
+    assert not is_away(here) and not is_away(away)
+    assert int(away[-1]) == 1
+
+
+def is_away(tensor):
+    return _core.is_away(tensor.data_ptr(), tensor.nbytes)
+
+
+def test_paused_of_all_tags_leaves_paused_ones_alone(saver, tag, tag2):
+    with saver.region(tag):
+        first = torch.ones(1000, device=saver.device)
+    with saver.region(tag2):
+        second = torch.ones(1000, device=saver.device)
+    saver.pause(tag)
+    with saver.paused():
+        assert is_away(first) and is_away(second)
+    assert is_away(first) and not is_away(second)
+
+
+@pytest.mark.sim_only
+def test_paused_puts_back_what_a_pause_that_failed_midway_moved(saver, tag):
+    sim = Sim()
+    with saver.region(tag):
+        blocks = [torch.full((20 * MIB,), value, dtype=torch.uint8, device=saver.device) for value in (1, 2, 3)]
+    saver.configure(shared_handle=0)
+    try:
+        sim.fail("cuMemUnmap", 2, UNKNOWN)
+        with pytest.raises(DriverError), saver.paused(tag):
+            raise AssertionError
+        sim.clear_failures()
+        assert not any(is_away(block) for block in blocks)
+        assert [int(block[-1]) for block in blocks] == [1, 2, 3]
+        assert saver.tags()[tag].state == "resident"
+    finally:
+        sim.clear_failures()
+        saver.configure(shared_handle="1GiB")
+
+
+def test_paused_is_a_decorator_too(saver, tag):
+    with saver.region(tag):
+        keep = torch.ones(1000, device=saver.device)
+
+    @saver.paused(tag)
+    def look(number):
+        assert is_away(keep)
+        return number
+
+    assert [look(number) for number in range(3)] == [0, 1, 2]
+    assert not is_away(keep)
+    once = saver.paused(tag)
+    with once:
+        pass
+    with pytest.raises(StateError, match="entered once"):
+        once.__enter__()

@@ -348,7 +348,7 @@ def test_whatever_happens_nobody_is_given_memory_that_is_away(make_program, save
             torch.cuda.empty_cache()
         elif action == "region":
             with saver.region(tag2):
-                assert mine.model.route() not in (None, *(pool_id for _, pool_id in detour._open))
+                assert mine.model.route() not in (None, *(pool_id for pools in detour._open for pool_id in pools.ids))
         mine.check()
         assert bool(mine.model.recording[0]) == saver.is_paused(mine.tag)
     mine.end()

@@ -283,5 +283,5 @@ def test_a_region_object_dies_quietly(saver, tag):
 def test_leaving_what_was_not_entered(saver, tag):
     with saver.region(tag):
         pass
-    with pytest.raises(StateError, match="another thread"):
+    with pytest.raises(StateError, match="has left already, or never entered"):
         saver.region(tag).__exit__(None, None, None)

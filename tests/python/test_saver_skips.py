@@ -195,11 +195,11 @@ def test_pools_that_a_capture_reached_are_never_unused(switches, tag, tag2):
     saver = switches
     with saver.region(tag, threads="all"):  # open for all threads while somebody captures
         keep = torch.randint(0, 256, (12 * MIB,), dtype=torch.uint8, device=saver.device)
-        leases.shelf.begin_capture()
-        leases.shelf.end_capture()
+        with _core.Holding() as capture:
+            leases.shelf.begin_capture(capture)
     with saver.region(tag2):  # its own thread's only: what is captured goes elsewhere
-        leases.shelf.begin_capture()
-        leases.shelf.end_capture()
+        with _core.Holding() as capture:
+            leases.shelf.begin_capture(capture)
     gone = noise(saver, tag, 32), noise(saver, tag2, 32)
     del gone
     assert [lent.is_captured for lent in idle_pools(tag)] == [True]
@@ -214,10 +214,10 @@ def test_pools_that_a_capture_reached_are_never_unused(switches, tag, tag2):
 
 def test_a_pool_that_is_opened_during_a_capture_is_marked(switches, tag, tag2):
     saver = switches
-    leases.shelf.begin_capture()
-    with saver.region(tag):
-        pass
-    leases.shelf.end_capture()
+    with _core.Holding() as capture:
+        leases.shelf.begin_capture(capture)
+        with saver.region(tag):
+            pass
     with saver.region(tag2):
         pass
     assert [lent.is_captured for lent in idle_pools(tag) + idle_pools(tag2)] == [True, False]
@@ -231,8 +231,9 @@ def test_a_pool_that_a_capture_names_is_marked():
     shelf = leases.Shelf()
     lents = [leases.LentPool(Pool(number), 0, 0, number) for number in (1, 2)]
     for lent in lents:
-        shelf.give_back(leases.PoolKey("a", 1, 0), lent)
-    shelf.begin_capture((0, 2))
+        shelf.add(leases.PoolKey("a", 1, 0), lent)
+    with _core.Holding() as capture:
+        shelf.begin_capture(capture, (0, 2))
     assert [lent.is_captured for lent in lents] == [False, True]
 
 

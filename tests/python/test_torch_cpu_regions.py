@@ -152,7 +152,7 @@ def test_a_pool_is_open_once_and_left_where_it_was_entered(pools, pool):
             pools.extension.pool_enter_all(pool)
         with pytest.raises(StateError, match="not entered for all"):
             pools.extension.pool_leave_all(pool)
-    with pytest.raises(StateError, match="did not enter"):
+    with pytest.raises(StateError, match="nobody entered"):
         pools.extension.pool_leave(pool)
     with pytest.raises(StateError):
         pools.extension.pool_restore(12345678)

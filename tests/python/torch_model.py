@@ -42,7 +42,7 @@ class TorchModel:
             monkeypatch.delattr(bindings, "_cuda_beginAllocateCurrentThreadToPool", raising=False)
             monkeypatch.delattr(bindings, "_cuda_endAllocateToPool", raising=False)
             set_name(bindings, "_cuda_endAllocateCurrentStreamToPool", self.end)
-            set_name(torch.cuda, "MemPoolContext", lambda pool: ModelContext(self, pool))
+            set_name(bindings, "_MemPoolContext", lambda pool: ModelContext(self, pool))
         self.covered = (0, 1) if self.by_thread else (0,)
         set_name(bindings, "_cuda_releasePool", self.release)
         set_name(bindings, "_cuda_customAllocator", lambda malloc, free: (malloc, free))

@@ -18,7 +18,6 @@ A partner of DLPack then has what the tensor has, and a view of a backup (`saver
 
 import time
 from collections import Counter
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ebbtide import _core, driver_choice, torch_extension
@@ -82,7 +81,7 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: boo
     start = time.perf_counter()
     found, users, skipped = _find_storages(objects, backend.device_type)
     moved = 0
-    with ExitStack() as leases, region(tag, backup=backup):
+    with _core.Holding() as leases, region(tag, backup=backup):
         moves = _choose_moves(found, tag, code, leases)
         already = len(found) - len(moves)
         if not force:
@@ -130,7 +129,7 @@ def _leave_lent(
 
 
 def _choose_moves(
-    storages: "list[torch.UntypedStorage]", tag: str, backup: int, leases: ExitStack
+    storages: "list[torch.UntypedStorage]", tag: str, backup: int, leases: "_core.Holding"
 ) -> "list[torch.UntypedStorage]":
     """Those that are not where they should be. The tags that they leave are leased too: nobody pauses them now."""
     moves = []
@@ -142,7 +141,7 @@ def _choose_moves(
             continue
         if info.tag not in leased:
             leased.add(info.tag)
-            leases.callback(_core.close_lease, _core.open_lease(info.tag, holder_name()).id)
+            leases.open_lease(info.tag, holder_name())
         if _core.is_away(storage.data_ptr(), storage.nbytes()):
             raise StateError(f"a tensor to adopt is paused: resume its tag {info.tag!r} first")
         if info.tag != tag or info.backup != backup:
@@ -203,14 +202,10 @@ class _CudaMover:
             torch.cuda.synchronize()  # other streams may still use the block that goes
             with disabled():
                 copy = storage.clone()
-            try:
+            with _Emptied(storage, copy, size):
                 storage.resize_(0)
                 self._grow(storage, size)
                 storage.copy_(copy)
-            except BaseException:
-                with disabled():
-                    self._restore(storage, copy, size)
-                raise
         self._left_over += size
         if self._left_over >= _FLUSH_BYTES:
             del copy
@@ -233,20 +228,43 @@ class _CudaMover:
             self.finish()  # the old block is in torch's cache, where a region cannot take it from
             storage.resize_(size)
 
-    def _restore(self, storage: "torch.UntypedStorage", copy: "torch.UntypedStorage", size: int) -> None:
+
+class _Emptied(_core.Scope):
+    """While a storage is empty or half full its bytes are in `copy`. Where the block inside fails they return, however
+    often an interrupt cuts that short."""
+
+    def __init__(self, storage: "torch.UntypedStorage", copy: "torch.UntypedStorage", size: int) -> None:
+        self._storage, self._size = storage, size
+        self._source = copy
+
+    def _open(self) -> None:
+        """All is ready."""
+
+    def _close(self) -> Exception | None:
+        if self._failure is None:
+            return None
+        try:
+            with disabled():
+                self._restore()
+        except Exception as error:
+            return error
+        return None
+
+    def _restore(self) -> None:
         import torch
 
+        storage, size = self._storage, self._size
         if storage.nbytes() != size:
             try:
                 storage.resize_(size)
             except (
                 torch.OutOfMemoryError
             ):  # somebody took the block that was given back: use the copy's, which nobody else can take
-                on_host = copy.cpu()
-                copy.resize_(0)
+                if self._source.device.type != "cpu":
+                    on_device, self._source = self._source, self._source.cpu()
+                    on_device.resize_(0)
                 storage.resize_(size)
-                copy = on_host
-        storage.copy_(copy)
+        storage.copy_(self._source)
         torch.cuda.synchronize()
 
 

@@ -13,92 +13,115 @@ and torch's random generators make state at the first capture that lives as long
 
 import contextlib
 import functools
-import threading
 import weakref
 from typing import Any
 
 from ebbtide import _core, torch_names
 from ebbtide.errors import StateError
+from ebbtide.forks import make_lock
 from ebbtide.saver import frames, leases, workspaces
 
-_lock = threading.RLock()
+_lock = make_lock()
 _installed = False
 _open: "dict[int, _Capture]" = {}
 _tagged: dict[tuple[int, int], tuple[str, leases.LentPool]] = {}
 
 
 class _Capture:
-    """One capture: counted in the core, its tag leased if its pool is one of ours, its thread outside all regions."""
+    """One capture: counted in the core, its tag leased if its pool is one of ours, its thread outside all regions. All
+    of it is one frame, so that it ends in one step."""
 
     def __init__(self, graph: Any, pool_id: Any, allocator: "_TorchAllocator") -> None:
         self._key = id(graph)
         self._pool_id = pool_id
-        self._allocator = allocator
-        self._stack = frames.this_thread()
-        self._frame: frames.Frame | None = None
-        known = _tagged.get(tuple(pool_id))
-        self._lease = None if known is None else _lease_pool(*known)
-        self._is_counted = False
-        self._active: Any = None
+        self._frame = _core.Frame()
         self._guard: Any = None
-        try:
-            workspaces.forget()
-            _core.begin_capture()
-            self._is_counted = True
-            leases.shelf.begin_capture(tuple(pool_id))
-            frame = frames.OrdinaryFrame(self)
-            self._stack.push(frame)
-            self._frame = frame
-            self._active = None if known is None else known[1].pool.make_active()
-            # A graph that is dropped without capture_end would leave the count open for ever.
-            self._guard = weakref.finalize(graph, self.end)
-            self._guard.atexit = False
-            _open[self._key] = self
-        except BaseException:
-            self.end()
-            raise
+        self.allocator = allocator
 
-    def end_failed(self) -> None:
-        """After torch's own end has failed. Nothing where the stream still captures: it may be asked for again."""
-        try:
-            if not self._allocator.is_capturing():
-                self.forget()
-                self.end()
-        except BaseException:
-            self.end()
-            raise
+    @property
+    def is_open(self) -> bool:
+        return not self._frame.is_closed
+
+    def begin(self, graph: Any) -> None:
+        """May be cut short anywhere: then `end` undoes it."""
+        known = _tagged.get(tuple(self._pool_id))
+        if known is not None:
+            _lease_pool(self._frame, *known)
+        workspaces.forget()
+        leases.shelf.begin_capture(self._frame, tuple(self._pool_id))
+        frames.prepare_ordinary(self._frame)
+        for use in () if known is None else known[1].pool.activation():
+            self._frame.add_use(*use)
+        # A graph that is dropped without capture_end would leave the count open for ever.
+        self._guard = weakref.finalize(graph, self.end)
+        self._guard.atexit = False
+        _open[self._key] = self
+        self._frame.push()
 
     def forget(self) -> None:
         """Tells torch's allocator that this is over."""
-        self._allocator.forget(self._pool_id)
+        self.allocator.forget(self._pool_id)
 
     def end(self) -> None:
-        """Undoes what was done, once."""
-        if self._guard is not None:
-            self._guard.detach()
+        """Undoes what was done. Twice does nothing."""
+        self._frame.close()
         if _open.get(self._key) is self:
             del _open[self._key]
-        self._active = None
-        frame, self._frame = self._frame, None
-        lease, self._lease = self._lease, None
-        is_counted, self._is_counted = self._is_counted, False
-        try:
-            if frame is not None:
-                self._stack.discard(frame)
-        finally:
-            if is_counted:
-                leases.shelf.end_capture()
-                _core.end_capture()
-            if lease is not None:
-                _core.close_lease(lease.id)
+        if self._guard is not None:
+            self._guard.detach()
 
 
-def _lease_pool(tag: str, lent: leases.LentPool) -> "_core.Lease":
-    lease = _core.open_lease(tag, f"a capture in {leases.holder_name()}")
+class _Begin(_core.Scope):
+    """Around torch's own begin. What it leaves where it was interrupted is asked of torch."""
+
+    def __init__(self, capture: _Capture, graph: Any, owns_pool: bool) -> None:
+        self._capture, self._graph, self._owns_pool = capture, graph, owns_pool
+
+    def _open(self) -> None:
+        self._capture.begin(self._graph)
+
+    def _close(self) -> None:
+        if self._failure is None or (self._capture.is_open and _is_under_way(self._capture)):
+            return
+        if self._owns_pool:  # one that was given may be in use by others
+            self._capture.forget()
+        self._capture.end()
+
+
+class _End(_core.Scope):
+    """Around torch's own end. Where that fails and the stream still captures, it may be asked for again."""
+
+    def __init__(self, capture: _Capture) -> None:
+        self._capture = capture
+
+    def _open(self) -> None:
+        """Nothing before."""
+
+    def _close(self) -> None:
+        if self._failure is not None:
+            if _is_under_way(self._capture):
+                return
+            self._capture.forget()
+        self._capture.end()
+
+
+def _is_under_way(capture: _Capture) -> bool:
+    try:
+        return capture.allocator.is_capturing()
+    except RuntimeError:  # a device that is broken, say: torch says no more of it
+        return False
+
+
+def _lease_pool(frame: "_core.Frame", tag: str, lent: leases.LentPool) -> None:
+    lease = frame.open_lease(tag, f"a capture in {leases.holder_name()}")
     if not leases.may_enter(lent.epoch, lease.epoch, lease.is_away):
-        _core.close_lease(lease.id)
         raise StateError(f"the graph pool of tag {tag!r} is paused: resume it before capturing into it")
-    return lease
+
+
+def current(graph: Any) -> "_Capture | None":
+    """The capture into this graph that is under way."""
+    capture = _open.get(id(graph))
+    return capture if capture is not None and capture.is_open else None
 
 
 def name_pool(pool_id: tuple[int, int], tag: str, lent: leases.LentPool) -> None:
@@ -108,7 +131,7 @@ def name_pool(pool_id: tuple[int, int], tag: str, lent: leases.LentPool) -> None
 
 def is_capturing() -> bool:
     """Whether any capture that ebbtide knows of is under way."""
-    return bool(_open)
+    return any(capture.is_open for capture in list(_open.values()))
 
 
 class _TorchAllocator:
@@ -137,8 +160,8 @@ class _TorchAllocator:
     def forget(self, pool_id: Any) -> None:
         """Ends the use of the pool that the capture began, if torch has not."""
         with contextlib.suppress(RuntimeError):  # it has
-            self._end(self._stream.device_index, pool_id)
-            self._release(self._stream.device_index, pool_id)
+            arguments = (self._stream.device_index, pool_id)
+            _core.call_together((self._end, arguments), (self._release, arguments))
 
 
 def install() -> None:
@@ -157,32 +180,21 @@ def _wrap(graph_class: Any, make_allocator: Any) -> None:
 
     @functools.wraps(begin)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if id(self) in _open:  # torch refuses this with its own words
+        if current(self) is not None:  # torch refuses this with its own words
             return begin(self, *args, **kwargs)
         allocator = make_allocator()
         given, *rest = args or (kwargs.pop("pool", None),)
         pool_id = allocator.make_pool() if given is None else given
-        capture = _Capture(self, pool_id, allocator)
-        try:
+        with _Begin(_Capture(self, pool_id, allocator), self, given is None):
             return begin(self, pool_id, *rest, **kwargs)
-        except BaseException:
-            if given is None:  # one that was given may be in use by others
-                capture.forget()
-            capture.end()
-            raise
 
     @functools.wraps(end)
     def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
-        capture = _open.get(id(self))
-        try:
-            result = end(self, *args, **kwargs)
-        except BaseException:
-            if capture is not None:
-                capture.end_failed()
-            raise
-        if capture is not None:
-            capture.end()
-        return result
+        capture = current(self)
+        if capture is None:
+            return end(self, *args, **kwargs)
+        with _End(capture):
+            return end(self, *args, **kwargs)
 
     graph_class.capture_begin = capture_begin
     graph_class.capture_end = capture_end

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ebbtide import _core, torch_extension
+from ebbtide.saver.pools import PoolUse
 from ebbtide.saver.snapshots import Segment, make_segment
 
 
@@ -46,29 +47,16 @@ class CpuPools:
         for pool in dissolved:
             self._extension.pool_trim(pool)
 
-    def enter(self, pool: int) -> None:
+    def uses(self, pool: int, takes_all_threads: bool) -> Sequence[PoolUse]:
         """See PoolBackend."""
-        self._extension.pool_enter(pool)
+        there = self._extension
+        if takes_all_threads:
+            return (PoolUse(there.pool_enter_all, (pool,), (there.pool_leave_all,)),)
+        return (PoolUse(there.pool_enter, (pool,), (there.pool_leave,)),)
 
-    def leave(self, pool: int) -> None:
-        """See PoolBackend."""
-        self._extension.pool_leave(pool)
-
-    def enter_all(self, pool: int) -> None:
-        """See PoolBackend."""
-        self._extension.pool_enter_all(pool)
-
-    def leave_all(self, pool: int) -> None:
-        """See PoolBackend."""
-        self._extension.pool_leave_all(pool)
-
-    def suspend(self) -> Any:
+    def suspension(self) -> Sequence[PoolUse]:
         """See PoolBackend: here also what other threads opened for all is left."""
-        return self._extension.pool_suspend()
-
-    def restore(self, token: Any) -> None:
-        """See PoolBackend."""
-        self._extension.pool_restore(token)
+        return (PoolUse(self._extension.pool_suspend, (), (self._extension.pool_restore,), True),)
 
 
 def make_backend() -> CpuPools:

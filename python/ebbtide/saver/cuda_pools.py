@@ -24,8 +24,7 @@ import ctypes
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -34,6 +33,7 @@ import torch
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.saver import captures
+from ebbtide.saver.pools import PoolUse
 from ebbtide.saver.snapshots import Segment, read_cuda_segments
 from ebbtide.support import torch_version
 from ebbtide.torch_names import end_allocate, find
@@ -52,19 +52,18 @@ _immortal: dict[int, Any] = {}  # by id()
 class CudaPool:
     """One torch pool of one device."""
 
-    __slots__ = ("context", "device", "id", "mem_pool")
+    __slots__ = ("device", "id", "mem_pool")
 
     def __init__(self, mem_pool: Any, device: int) -> None:
         self.mem_pool = mem_pool
         # What torch calls the pool: `torch.cuda.graph(pool=)` and `_cuda_beginAllocateToPool` take it.
         self.id: tuple[int, int] = mem_pool.id
         self.device = device
-        self.context: Any = None  # torch before 2.8: the MemPoolContext, while the pool is open
 
-    def make_active(self) -> Any:
-        """Before torch 2.8: what makes this the thread's active pool, as long as it lives; else None."""
-        context = getattr(torch.cuda, "MemPoolContext", None)
-        return None if context is None else context(self.mem_pool)
+    def activation(self) -> Sequence[PoolUse]:
+        """Before torch 2.8: what makes this the thread's active pool, as long as it lives."""
+        context = getattr(torch._C, "_MemPoolContext", None)  # torch.cuda's is a class of Python
+        return () if context is None else (PoolUse(context, (self.mem_pool,), ()),)
 
 
 class CudaPools:
@@ -90,13 +89,13 @@ class CudaPools:
     def make(self, slot: int, device: int, tag: str) -> CudaPool:
         """See PoolBackend."""
         allocator = find("_C._cuda_customAllocator")(*_core.torch_functions(slot))
-        with _made_on(device):
+        with _MadeOn(device):
             mem_pool = torch.cuda.MemPool(allocator)
         _keep_for_ever(allocator)  # torch before 2.10 holds the bare pointer
         _keep_for_ever(mem_pool)
         pool = CudaPool(mem_pool, device)
-        self._begin(device, pool.id)  # begin without release: the use count that is never given back
-        self._end(device, pool.id)
+        # Begin without release: the use count that is never given back.
+        _core.call_together((self._begin, (device, pool.id)), (self._end, (device, pool.id)))
         return pool
 
     def segments(self, pool: CudaPool) -> Sequence[Segment] | None:
@@ -128,52 +127,36 @@ class CudaPools:
         if dissolved and not captures.is_capturing():
             torch.cuda.empty_cache()
 
-    def enter(self, pool: CudaPool) -> None:
+    def uses(self, pool: CudaPool, takes_all_threads: bool) -> Sequence[PoolUse]:
         """See PoolBackend."""
-        pool.context = pool.make_active()
-        try:
-            self._begin(pool.device, pool.id)
-        except BaseException:
-            pool.context = None
-            raise
-
-    def leave(self, pool: CudaPool) -> None:
-        """See PoolBackend."""
-        self._end(pool.device, pool.id)
-        self._release(pool.device, pool.id)
-        pool.context = None
-
-    def enter_all(self, pool: CudaPool) -> None:
-        """See PoolBackend."""
-        if self.one_thread_only:
+        if takes_all_threads and self.one_thread_only:
             raise StateError(
                 f'region(threads="all") needs torch 2.8 or newer, and this is {torch.__version__}: '
                 "make the buffers that other threads fill (gradients) beforehand"
             )
-        self._begin_all(pool.device, pool.id)
+        begin = self._begin_all if takes_all_threads else self._begin
+        return (*pool.activation(), PoolUse(begin, (pool.device, pool.id), (self._end, self._release)))
 
-    def leave_all(self, pool: CudaPool) -> None:
-        """See PoolBackend."""
-        self._end(pool.device, pool.id)
-        self._release(pool.device, pool.id)
-
-    def suspend(self) -> None:
+    def suspension(self) -> Sequence[PoolUse]:
         """See PoolBackend. torch has no word for "not this thread": what other threads opened for all stays open."""
-
-    def restore(self, token: None) -> None:
-        """See PoolBackend."""
+        return ()
 
 
-@contextmanager
-def _made_on(device: int) -> Iterator[None]:
+class _MadeOn(_core.Scope):
     """Makes `device` the current one without creating its context."""
-    torch.cuda.init()
-    before = torch.cuda.current_device()
-    find("_C._cuda_maybeExchangeDevice")(device)
-    try:
-        yield
-    finally:
-        find("_C._cuda_setDevice")(before)
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._before: int | None = None
+
+    def _open(self) -> None:
+        torch.cuda.init()
+        self._before = torch.cuda.current_device()
+        find("_C._cuda_maybeExchangeDevice")(self._device)
+
+    def _close(self) -> None:
+        if self._before is not None:
+            find("_C._cuda_setDevice")(self._before)
 
 
 def _keep_for_ever(thing: Any) -> None:

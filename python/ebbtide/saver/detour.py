@@ -18,54 +18,118 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ebbtide import _core, driver_choice, torch_names
 from ebbtide.errors import Error, StateError
+from ebbtide.forks import make_lock
 from ebbtide.saver import captures, frames, program, workspaces
 from ebbtide.saver.snapshots import Segment, read_cuda_segments
 
 _logger = logging.getLogger(__name__)
 
 PoolId = tuple[int, int]
-OpenPool = tuple[int, PoolId]  # device, id
 
 DEFAULT_POOL: PoolId = (0, 0)
 
-_lock = threading.RLock()
-_open: list[OpenPool] = []
+_lock = make_lock()
+_open: "list[_Pools]" = []
 _former: set[PoolId] = set()
 _is_guarded = False
 
 
-@contextmanager
-def around_pause(names: list[str]) -> Iterator[None]:
-    """Around the core's call that pauses these tags (none: all). Afterwards torch's allocations go where the state of
-    the program's tag says, whether the call failed or not. Nothing in a program that is not pauseable.
+class _Pools:
+    """A new pool for all threads on each device on which a tag has memory. One frame, so that they open in one step."""
+
+    def __init__(self) -> None:
+        self._frame = _core.Frame()
+        self.ids: list[PoolId] = []
+
+    def fill(self, tag: str) -> None:
+        """Prepares them; again, where that was cut short."""
+        import torch
+
+        begin, release = (torch_names.find(f"_C._cuda_{name}") for name in ("beginAllocateToPool", "releasePool"))
+        frame, ids = _core.Frame(), []
+        for device in sorted({info.device for info in _core.allocations(tag)}):
+            pool_id = tuple(torch.cuda.graph_pool_handle())
+            ids.append(pool_id)
+            frame.add_use(begin, (device, pool_id), (torch_names.end_allocate(), release))
+        self._frame, self.ids = frame, ids
+
+    def open(self) -> None:
+        """Opens them, below this thread's own regions. Twice does nothing."""
+        if not self._frame.is_active:
+            self._frame.activate()
+        _core.reenter()
+
+    @property
+    def is_open(self) -> bool:
+        return self._frame.is_active
+
+    def close(self) -> None:
+        """Closes them. Twice does nothing."""
+        _former.update(self.ids)
+        self._frame.close()
+
+
+def lock_for(names: list[str]) -> AbstractContextManager[Any]:
+    """What a call that pauses these tags (none: all) holds: nothing in a program that is not pauseable."""
+    own = program.own()
+    return nullcontext() if own is None or not _concerns(own.tag, names) else _lock
+
+
+class around_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
+    """Around the core's call that pauses these tags (none: all), under `lock_for`. Afterwards torch's allocations go
+    where the state of the program's tag says, whether the call failed or not. Nothing in a program that is not
+    pauseable.
 
     Raises:
         StateError: torch is too old; another thread is in a region. Nothing moved.
     """
-    own = program.own()
-    if own is None or not _concerns(own.tag, names) or not _has_cuda() or captures.is_capturing():
-        yield
-        return
-    global _is_guarded
-    frames.enable_check_if_asked()
-    with _lock:
+
+    def __init__(self, names: list[str]) -> None:
+        own = program.own()
+        self._tag = own.tag if own is not None and _concerns(own.tag, names) else None
+        self._guard = _Pools()
+        self._fresh: _Pools | None = None
+        self._has_begun = False
+
+    def _open(self) -> None:
+        if self._tag is None or not _has_cuda() or captures.is_capturing():
+            return
+        global _is_guarded
+        frames.enable_check_if_asked()
         captures.install()
         _check_torch()
         _check_threads()
-        guard = _open_pools(own.tag)
+        self._guard.fill(self._tag)
+        self._has_begun = True
+        self._guard.open()
         _is_guarded = True
+        workspaces.forget()  # those that were made since the pause began to look
+
+    def _close(self) -> Exception | None:
+        if not self._has_begun or self._tag is None:
+            return None
+        global _is_guarded, _open
+        _is_guarded = False
         try:
-            workspaces.forget()  # those that were made since the pause began to look
-            yield
-        finally:
-            _is_guarded = False
-            _settle(own.tag, guard)
+            if self._fresh is None and _is_away(self._tag):
+                fresh = _Pools()
+                fresh.fill(self._tag)
+                self._fresh = fresh
+            if self._fresh is not None:
+                self._fresh.open()
+        except (Error, RuntimeError) as error:  # then the guard stays: nobody is given what is away
+            _open = [*(pools for pools in _open if pools is not self._guard), self._guard]
+            return error
+        for pools in (*_open, self._guard):
+            if pools is not self._fresh:
+                pools.close()
+        _open = [] if self._fresh is None else [self._fresh]
+        return None
 
 
 def follow(names: list[str]) -> None:
@@ -77,8 +141,9 @@ def follow(names: list[str]) -> None:
     global _open
     with _lock:
         if _open and not _is_away(own.tag):
-            over, _open = _open, []
-            _close_pools(over)
+            for pools in _open:
+                pools.close()
+            _open = []
 
 
 def follow_later(names: list[str], core: "_core.Pending") -> None:
@@ -101,9 +166,13 @@ def renew() -> None:
     global _open
     with _lock:
         if own is not None and _open and not _is_guarded:
-            over = _open
-            _open = _open_pools(own.tag)
-            _close_pools(over)
+            over, fresh = _open, _Pools()
+            fresh.fill(own.tag)
+            _open = [*over, fresh]
+            fresh.open()
+            for pools in over:
+                pools.close()
+            _open = [fresh]
 
 
 def idle_segments() -> list[Segment]:
@@ -119,7 +188,7 @@ def idle_segments() -> list[Segment]:
         for segment in take_snapshot():
             by_pool.setdefault(tuple(segment["segment_pool_id"]), []).append(segment)
         _former &= by_pool.keys()
-        idle = _former | {DEFAULT_POOL} | {pool_id for _, pool_id in _open}
+        idle = _former | {DEFAULT_POOL} | {pool_id for pools in _open for pool_id in pools.ids}
         return [one for pool_id in idle for one in read_cuda_segments(by_pool.get(pool_id, ()))]
     except Exception as error:  # what torch tells of itself has no promised shape
         _logger.debug("torch's snapshot is not understood, so all of it counts as used: %r", error)
@@ -149,7 +218,7 @@ def _check_torch() -> None:
 
 
 def _check_threads() -> None:
-    others = frames.other_threads_in_regions()
+    others = _core.others_in_regions()
     if others:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         raise StateError(
@@ -163,41 +232,8 @@ def _is_away(tag: str) -> bool:
     return info is not None and info.stored_bytes + info.dropped_bytes + info.left_bytes > 0
 
 
-def _settle(tag: str, guard: list[OpenPool]) -> None:
-    global _open
-    before, _open = _open, [*_open, *guard]
-    fresh = _open_pools(tag) if _is_away(tag) else []
-    _open = fresh
-    _close_pools([*before, *guard])
-
-
-def _open_pools(tag: str) -> list[OpenPool]:
-    """A new pool for all threads on each device on which the tag has memory; below this thread's own regions."""
-    import torch
-
-    opened: list[OpenPool] = []
-    try:
-        for device in sorted({info.device for info in _core.allocations(tag)}):
-            pool_id = tuple(torch.cuda.graph_pool_handle())
-            torch_names.find("_C._cuda_beginAllocateToPool")(device, pool_id)
-            opened.append((device, pool_id))
-        frames.this_thread().reenter()
-    except BaseException:
-        _close_pools(opened)
-        raise
-    return opened
-
-
-def _close_pools(pools: list[OpenPool]) -> None:
-    for device, pool_id in pools:
-        torch_names.end_allocate()(device, pool_id)
-        torch_names.find("_C._cuda_releasePool")(device, pool_id)
-        _former.add(pool_id)
-
-
 def _forget_parent() -> None:
-    global _lock, _open, _is_guarded
-    _lock = threading.RLock()
+    global _open, _is_guarded
     _open, _is_guarded = [], False
 
 

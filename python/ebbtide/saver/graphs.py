@@ -5,18 +5,17 @@ replayed in the order of their captures, which is the caller's to promise (`grap
 is used again.
 """
 
-import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from ebbtide import _core
 from ebbtide.errors import StateError
+from ebbtide.forks import make_lock
 from ebbtide.saver import captures, pools
 from ebbtide.saver.leases import LentPool, PoolKey, holder_name, may_enter, shelf
 from ebbtide.saver.names import BackupName, backup_code, check_tag
+from ebbtide.scopes import DecoratingScope
 
 
 @dataclass(eq=False)
@@ -29,7 +28,7 @@ class _GraphPool:
         return self.graph is not None and self.graph() in (None, graph)
 
 
-_lock = threading.RLock()
+_lock = make_lock()
 _pools: dict[PoolKey, list[_GraphPool]] = {}
 
 
@@ -46,7 +45,7 @@ def _make(backend: pools.PoolBackend, key: PoolKey, epoch: int, graph: Any) -> _
     return _GraphPool(lent, None if graph is None else weakref.ref(graph))
 
 
-def _pool_for(backend: pools.PoolBackend, key: PoolKey, graph: Any, lease: "_core.Lease") -> _GraphPool:
+def _pool_for(backend: pools.PoolBackend, key: PoolKey, graph: Any, lease: "_core.HeldLease") -> _GraphPool:
     with _lock:
         for pool in _pools.get(key, []):
             if pool.serves(graph) and may_enter(pool.lent.epoch, lease.epoch, lease.is_away):
@@ -58,11 +57,68 @@ def _pool_for(backend: pools.PoolBackend, key: PoolKey, graph: Any, lease: "_cor
     return made
 
 
-@contextmanager
-def cuda_graph(
-    graph: Any, tag: str = "graphs", *, backup: BackupName | None = "ram", **arguments: Any
-) -> Iterator[None]:
-    """`torch.cuda.graph`, with the graph's memory under a tag: pause it, resume it, replay.
+class GraphCapture(DecoratingScope):
+    """What `saver.cuda_graph` gives. See there."""
+
+    def __init__(self, graph: Any, tag: str, backup: BackupName | None, arguments: dict[str, Any]) -> None:
+        self._graph, self._tag, self._backup, self._arguments = graph, tag, backup, arguments
+        self._holding = _core.Holding()
+        self._inner: Any = None  # torch's own context, once it may have been entered
+        self._stream: Any = None  # the current one before it
+        self._has_entered = self._has_left = False
+
+    def _again(self) -> "GraphCapture":
+        return GraphCapture(self._graph, self._tag, self._backup, self._arguments)
+
+    def _open(self) -> None:
+        key_tag, code = check_tag(self._tag), backup_code(self._backup)
+        if "pool" in self._arguments:
+            raise TypeError(
+                "cuda_graph brings its own pool; to share one, capture with "
+                "torch.cuda.graph(g, pool=saver.graph_pool(tag))"
+            )
+        backend = _cuda_backend("saver.cuda_graph")
+        import torch
+
+        arguments = self._arguments
+        if backend is not None:
+            key = PoolKey(key_tag, code, torch.cuda.current_device())
+            shelf.slot(key)
+            lease = self._holding.open_lease(key_tag, f"a capture in {holder_name()}")
+            arguments = {**arguments, "pool": _pool_for(backend, key, self._graph, lease).lent.pool.id}
+        inner = torch.cuda.graph(self._graph, **arguments)
+        self._stream = torch.cuda.current_stream()
+        self._inner = inner
+        inner.__enter__()
+        self._has_entered = True
+
+    def _close(self) -> Exception | None:
+        """torch's own end, once; if it was cut short, what is left of it."""
+        failure: Exception | None = None
+        if self._inner is not None:
+            is_first, self._has_left = not self._has_left, True
+            kind = None if self._failure is None else type(self._failure)
+            try:
+                if is_first and (self._has_entered or captures.current(self._graph) is not None):
+                    self._inner.__exit__(kind, self._failure, None)
+                elif captures.current(self._graph) is not None:
+                    self._graph.capture_end()
+            except Exception as error:
+                failure = error
+            _set_stream(self._stream)
+        self._holding.close()
+        return failure
+
+
+def _set_stream(stream: Any) -> None:
+    import torch
+
+    if torch.cuda.current_stream() != stream:
+        torch.cuda.set_stream(stream)
+
+
+def cuda_graph(graph: Any, tag: str = "graphs", *, backup: BackupName | None = "ram", **arguments: Any) -> GraphCapture:
+    """`torch.cuda.graph`, with the graph's memory under a tag: pause it, resume it, replay. A context manager.
 
     Args:
         graph: the torch.cuda.CUDAGraph to capture into.
@@ -75,27 +131,7 @@ def cuda_graph(
         TypeError, ValueError: malformed arguments.
         StateError: no GPU, or a pause of the tag is asked for during the capture (raised there).
     """
-    key_tag, code = check_tag(tag), backup_code(backup)
-    if "pool" in arguments:
-        raise TypeError(
-            "cuda_graph brings its own pool; to share one, capture with torch.cuda.graph(g, pool=saver.graph_pool(tag))"
-        )
-    backend = _cuda_backend("saver.cuda_graph")
-    import torch
-
-    if backend is None:
-        with torch.cuda.graph(graph, **arguments):
-            yield
-        return
-    key = PoolKey(key_tag, code, torch.cuda.current_device())
-    shelf.slot(key)
-    lease = _core.open_lease(key_tag, f"a capture in {holder_name()}")
-    try:
-        pool = _pool_for(backend, key, graph, lease)
-        with torch.cuda.graph(graph, pool=pool.lent.pool.id, **arguments):
-            yield
-    finally:
-        _core.close_lease(lease.id)
+    return GraphCapture(graph, tag, backup, arguments)
 
 
 def graph_pool(tag: str = "graphs", *, backup: BackupName | None = "ram") -> Any:
@@ -119,11 +155,8 @@ def graph_pool(tag: str = "graphs", *, backup: BackupName | None = "ram") -> Any
     shared = _shared_pool(key)
     if shared is None:
         shelf.slot(key)
-        lease = _core.open_lease(key_tag, holder_name())
-        try:
-            made = _make(backend, key, lease.epoch, None)
-        finally:
-            _core.close_lease(lease.id)
+        with _core.Holding() as holding:
+            made = _make(backend, key, holding.open_lease(key_tag, holder_name()).epoch, None)
         with _lock:  # another thread may have been faster: then its pool is the one, and ours stays empty
             shared = _shared_pool(key)
             if shared is None:

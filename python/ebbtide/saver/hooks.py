@@ -1,11 +1,12 @@
 """Callables around operations: `saver.on`."""
 
 import itertools
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from ebbtide import _core
+from ebbtide.forks import make_lock
 from ebbtide.saver.names import check_tag
 
 HookEvent = Literal["before_pause", "after_pause", "before_resume", "after_resume"]
@@ -21,7 +22,7 @@ class _Hook:
     number: int  # in the order in which they were added
 
 
-_lock = threading.RLock()
+_lock = make_lock()
 _hooks: list[_Hook] = []
 _by_tag: dict[tuple[str, str], list[_Hook]] = {}  # the same by event and tag
 _numbers = itertools.count()
@@ -29,7 +30,8 @@ _numbers = itertools.count()
 
 def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[], None]:
     """Calls `function(tag)` around each pause, resume or swap that moves memory of `tag`, in the thread that asked for
-    it. After `resume(wait=False)`, "after_resume" comes in the first `wait()` of the Pending.
+    it. After `resume(wait=False)`, "after_resume" comes in the first `wait()` of the Pending, unless the tag was
+    paused again by then.
 
     Hooks run in the order in which they were added. One that raises before the operation stops it: nothing has moved.
     One that raises after it changes nothing either: the other hooks run, the operation stands, and the (first)
@@ -93,18 +95,18 @@ def is_any(event: str, tag: str) -> bool:
     return bool(_calls(event, [tag]))
 
 
-def run_before(event: str, tags: Iterable[str]) -> None:
-    """Runs the hooks; the first exception stops them and arrives."""
-    for hook, tag in _calls(event, tags):
-        hook.function(tag)
+def calls(*moved: tuple[str, Iterable[str]]) -> list[tuple[Callable[[str], Any], str]]:
+    """What runs all hooks of each (event, tags), in their order."""
+    return [(hook.function, tag) for event, tags in moved for hook, tag in _calls(event, tags)]
 
 
-def run_after(*moved: tuple[str, Iterable[str]]) -> None:
-    """Runs all hooks of each (event, tags); the first exception arrives when all have run."""
+def run_all(left: list[tuple[Callable[[str], Any], str]]) -> None:
+    """Runs the calls, each once, and takes them from the list; the first exception arrives when all have run. Where an
+    interrupt cuts it short the rest is still in the list."""
     first: BaseException | None = None
-    for hook, tag in [call for event, tags in moved for call in _calls(event, tags)]:
+    while left:
         try:
-            hook.function(tag)
+            _core.call_next(left)
         except BaseException as error:
             first = first or error
     if first is not None:

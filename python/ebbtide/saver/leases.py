@@ -14,13 +14,13 @@ A pool that a capture may have taken memory from is marked for ever: a replay us
 """
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ebbtide import _core
 from ebbtide.errors import Error
+from ebbtide.forks import make_lock
 from ebbtide.saver.names import NO_OVERFLOW_CODE
 from ebbtide.saver.pools import PoolBackend
 
@@ -48,6 +48,12 @@ class LentPool:
     is_captured: bool = False  # a capture may have taken memory from it
     takes_all_threads: bool = False  # while it is lent
     is_dissolved: bool = False
+    lease: "_core.HeldLease | None" = None  # the last one: as long as it is open, the pool is lent
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether somebody has it. Derived, so that the end of a lease is also what makes its pools idle."""
+        return self.lease is not None and self.lease.is_open
 
 
 def may_enter(pool_epoch: int, lease_epoch: int, is_away: bool) -> bool:
@@ -59,14 +65,10 @@ class Shelf:
     """The pools of each key, idle and lent. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._slots: dict[PoolKey, int] = {}
-        self._idle: dict[PoolKey, list[LentPool]] = {}
-        self._keys_of: dict[str, list[PoolKey]] = {}  # of `_idle`, by tag
-        self._by_id: dict[Any, LentPool] = {}  # those that have torch's id, and were lent or idle
-        self._lent: set[LentPool] = set()
-        self._dissolved: list[tuple[PoolKey, LentPool]] = []
-        self._capture_count = 0
+        self._pools: dict[PoolKey, list[LentPool]] = {}
+        self._keys_of: dict[str, list[PoolKey]] = {}  # of `_pools`, by tag
         self.made = 0
 
     def slot(self, key: PoolKey) -> int:
@@ -84,123 +86,119 @@ class Shelf:
             return slot
 
     def take(
-        self, backend: PoolBackend, key: PoolKey, lease: "_core.Lease", *, takes_all_threads: bool = False
+        self, backend: PoolBackend, key: PoolKey, lease: "_core.HeldLease", *, takes_all_threads: bool = False
     ) -> LentPool:
-        """An idle pool that may be entered under `lease` once its trimmed memory is back, or a fresh one."""
+        """An idle pool that may be entered under `lease` once its trimmed memory is back, or a fresh one. It is lent as
+        long as the lease is open."""
         lent = self._take_idle(key, lease) or self._take_retired(backend, key, lease) or self._make(backend, key, lease)
         with self._lock:
             lent.takes_all_threads = takes_all_threads
-            lent.is_captured |= self._capture_count > 0
-            self._lent.add(lent)
-            self._note_id(lent)
+            lent.is_captured |= _core.capture_count() > 0
         return lent
 
-    def _take_idle(self, key: PoolKey, lease: "_core.Lease") -> LentPool | None:
+    def _take_idle(self, key: PoolKey, lease: "_core.HeldLease") -> LentPool | None:
         with self._lock:
-            idle = self._idle_of(key)
             # The oldest: always the same ones, so that free blocks are found again.
-            for lent in sorted(idle, key=lambda lent: lent.number):
+            for lent in self._idle_of(key):
                 if may_enter(lent.epoch, lease.epoch, lease.is_away):
-                    idle.remove(lent)
+                    lent.lease = lease
                     return lent
             return None
 
-    def _take_retired(self, backend: PoolBackend, key: PoolKey, lease: "_core.Lease") -> LentPool | None:
-        with self._lock:
-            idle = self._idle_of(key)
-            retired = sorted(idle, key=lambda lent: lent.number)
-            idle.clear()  # nobody else takes them while their memory comes back
-        reused = None
-        try:
-            reused = next((lent for lent in retired if _bring_back(backend, key.tag, lent, lease)), None)
-        finally:
+    def _take_retired(self, backend: PoolBackend, key: PoolKey, lease: "_core.HeldLease") -> LentPool | None:
+        with _core.Holding() as holding:
             with self._lock:
-                idle.extend(lent for lent in retired if lent is not reused)
-        return reused
+                retired, kept = self._idle_of(key), holding.withhold()
+                for lent in retired:
+                    lent.lease = kept  # nobody else takes them while their memory comes back
+            for lent in retired:
+                if _bring_back(backend, key.tag, lent, lease):
+                    lent.lease = lease
+                    return lent
+        return None
 
-    def _make(self, backend: PoolBackend, key: PoolKey, lease: "_core.Lease") -> LentPool:
+    def _make(self, backend: PoolBackend, key: PoolKey, lease: "_core.HeldLease") -> LentPool:
         pool = backend.make(self.slot(key), key.device, key.tag)
         with self._lock:
             self.made += 1
-            return LentPool(pool, key.device, lease.epoch, self.made)
+            lent = LentPool(pool, key.device, lease.epoch, self.made, lease=lease)
+            self.add(key, lent)
+            return lent
 
-    def give_back(self, key: PoolKey, lent: LentPool) -> None:
-        """Makes the pool idle again."""
+    def add(self, key: PoolKey, lent: LentPool) -> None:
+        """A new pool of this key."""
         with self._lock:
-            self._lent.discard(lent)
-            self._idle_of(key).append(lent)
-            self._note_id(lent)
+            if key not in self._pools:
+                self._pools[key] = []
+                self._keys_of.setdefault(key.tag, []).append(key)
+            self._pools[key].append(lent)
+
+    def _keys(self, tags: Collection[str] | None) -> list[PoolKey]:
+        names = self._keys_of if tags is None else dict.fromkeys(tags)
+        return [key for name in names for key in self._keys_of.get(name, ())]
 
     def _idle_of(self, key: PoolKey) -> list[LentPool]:
-        idle = self._idle.get(key)
-        if idle is None:
-            idle = self._idle[key] = []
-            self._keys_of.setdefault(key.tag, []).append(key)
-        return idle
-
-    def _note_id(self, lent: LentPool) -> None:
-        pool_id = getattr(lent.pool, "id", None)
-        if pool_id is not None:
-            self._by_id[pool_id] = lent
+        idle = (lent for lent in self._pools.get(key, ()) if not lent.is_lent and not lent.is_dissolved)
+        return sorted(idle, key=lambda lent: lent.number)
 
     def idle(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, LentPool]]:
         """The idle pools of these tags; None: all."""
         with self._lock:
-            names = self._keys_of if tags is None else dict.fromkeys(tags)
-            keys = [key for name in names for key in self._keys_of.get(name, ())]
-            return [(key, lent) for key in keys for lent in self._idle[key]]
+            return [(key, lent) for key in self._keys(tags) for lent in self._idle_of(key)]
 
-    @contextmanager
-    def withheld(self, tags: Sequence[str]) -> Iterator[list[tuple[PoolKey, LentPool]]]:
-        """The idle pools of these tags that no capture has marked; nobody is lent one of them meanwhile, nor afterwards
-        if it is dissolved by then."""
+    def withheld(self, tags: Sequence[str]) -> "Withheld":
+        """For a `with`: the idle pools of these tags that no capture has marked; nobody is lent one of them meanwhile,
+        nor afterwards if it is dissolved by then."""
+        return Withheld(self, tags)
+
+    def withhold(self, tags: Sequence[str], holding: "_core.Holding") -> list[tuple[PoolKey, LentPool]]:
+        """`withheld`, until the holding is closed."""
         with self._lock:
             chosen = [(key, lent) for key, lent in self.idle(tags) if not lent.is_captured]
-            for key, lent in chosen:
-                self._idle[key].remove(lent)
-        try:
-            yield chosen
-        finally:
-            with self._lock:
-                for key, lent in chosen:
-                    if lent.is_dissolved:
-                        self._dissolved.append((key, lent))
-                    else:
-                        self._idle[key].append(lent)
+            kept = holding.withhold()
+            for _, lent in chosen:
+                lent.lease = kept
+            return chosen
 
-    def dissolved(self) -> list[tuple[PoolKey, LentPool]]:
-        """All dissolved pools that torch may still hold memory of."""
+    def dissolved(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, LentPool]]:
+        """The dissolved pools of these tags (None: of all) that torch may still hold memory of, and that nobody holds
+        back any more."""
         with self._lock:
-            return list(self._dissolved)
+            found = [(key, lent) for key in self._keys(tags) for lent in self._pools[key]]
+            return [(key, lent) for key, lent in found if lent.is_dissolved and not lent.is_lent]
 
-    def forget(self, gone: Sequence[LentPool]) -> None:
+    def forget(self, gone: Sequence[tuple[PoolKey, LentPool]]) -> None:
         """Of these dissolved pools nothing is left."""
+        over = frozenset(lent for _, lent in gone)
         with self._lock:
-            over = frozenset(gone)
-            self._dissolved = [entry for entry in self._dissolved if entry[1] not in over]
+            for key in {key for key, _ in gone}:
+                self._pools[key] = [lent for lent in self._pools[key] if lent not in over]
 
-    def begin_capture(self, pool_id: Any = None) -> None:
-        """From now until `end_capture` a capture may take memory from the pool with this id, from pools that are open
-        for all threads, and from those that are opened meanwhile."""
+    def begin_capture(self, holding: "_core.Holding", pool_id: Any = None) -> None:
+        """Until the holding is closed, a capture may take memory from the pool with this id, from pools that are open
+        for all threads, and from those that are opened meanwhile. The marks stay."""
+        holding.begin_capture()
         with self._lock:
-            self._capture_count += 1
-            for lent in self._lent:
-                lent.is_captured |= lent.takes_all_threads
-            named = self._by_id.get(pool_id)
-            if named is not None:
-                named.is_captured = True
-
-    def end_capture(self) -> None:
-        """Undoes `begin_capture`; the marks stay."""
-        with self._lock:
-            self._capture_count -= 1
-
-    def renew_lock(self) -> None:
-        """In a forked child: the thread that held the lock may not exist here."""
-        self._lock = threading.RLock()
+            for lent in [lent for pools in self._pools.values() for lent in pools]:
+                is_named = pool_id is not None and getattr(lent.pool, "id", None) == pool_id
+                lent.is_captured |= is_named or (lent.takes_all_threads and lent.is_lent)
 
 
-def _bring_back(backend: PoolBackend, tag: str, lent: LentPool, lease: "_core.Lease") -> bool:
+class Withheld(_core.Scope):
+    """What `Shelf.withheld` gives."""
+
+    def __init__(self, owner: Shelf, tags: Sequence[str]) -> None:
+        self._shelf, self._tags = owner, tags
+        self._holding = _core.Holding()
+
+    def _open(self) -> list[tuple[PoolKey, LentPool]]:
+        return self._shelf.withhold(self._tags, self._holding)
+
+    def _close(self) -> None:
+        self._holding.close()
+
+
+def _bring_back(backend: PoolBackend, tag: str, lent: LentPool, lease: "_core.HeldLease") -> bool:
     """Makes a retired pool's memory resident, if nothing in it is in use: then it may be entered under `lease`. Without
     this, a program that allocates in a paused tag in every cycle would leave a pool behind each time."""
     try:

@@ -1,16 +1,14 @@
 """pause and resume: hooks around one call into the core, so that Ctrl-C arrives before or after it, never in it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal, overload
 
 from ebbtide import _core, driver_choice
 from ebbtide.saver import captures, dead, detour, moves, pending, torch_cache, unused, workspaces
-from ebbtide.saver.known_tags import find_tags
 from ebbtide.saver.names import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code, retain_code
 from ebbtide.saver.pending import Pending
 from ebbtide.saver.reports import Report
 from ebbtide.saver.tensor_ranges import ranges_of
+from ebbtide.scopes import DecoratingScope
 
 
 def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report:
@@ -39,16 +37,17 @@ def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool =
         DriverError: a driver call failed; every byte with a backup is safe, and pause or resume, called again,
             finishes.
     """
-    names, code = check_tags(tags), operation_backup_code(backup)
+    return _pause(check_tags(tags), operation_backup_code(backup), missing_ok, None)
+
+
+def _pause(names: list[str], code: int, missing_ok: bool, moved: "_core.Moved | None") -> Report:
     if driver_choice.is_off():
         return Report("pause")
     forget_workspaces()
-    concerned = moves.run_before([("pause", names)], missing_ok)
-    with moves.settled(concerned), detour.around_pause(names):
+    with moves.Answered([("pause", names)], missing_ok), detour.lock_for(names), detour.around_pause(names):
         dead.give_up(names)
         ranges, as_of = unused.find(names, code)
-        report = _core.pause(names, missing_ok, code, unused=ranges, unused_as_of=as_of)
-    moves.run_after(concerned)
+        report = _core.pause(names, missing_ok, code, unused=ranges, unused_as_of=as_of, moved=moved)
     return Report.from_core(report)
 
 
@@ -120,52 +119,66 @@ def resume(
     ranges = [] if order is None else [reached for _, reached in ranges_of(order, "resume(order=)")]
     if driver_choice.is_off():
         return Report("resume") if wait else Pending(None)
-    concerned = moves.run_before([("resume", names)], missing_ok)
-    if not wait:
-        with moves.settled(concerned):
-            dead.give_up(names)
-            free, as_of = unused.find_away(names)
+    with moves.Answered([("resume", names)], missing_ok) as answered:
+        dead.give_up(names)
+        free, as_of = unused.find_away(names)
+        if not wait:
             core = torch_cache.claim_patiently(
                 lambda: _core.resume_async(names, missing_ok, code, ranges, free, as_of), seconds
             )
-        detour.follow_later(names, core)
-        return pending.start(core, names, concerned, hold_stream)
-    with moves.settled(concerned):
-        dead.give_up(names)
-        free, as_of = unused.find_away(names)
+            detour.follow_later(names, core)
+            return pending.start(core, names, answered, hold_stream)
         report = torch_cache.claim_patiently(
             lambda: _core.resume(names, missing_ok, retain=code, order=ranges, unused=free, unused_as_of=as_of), seconds
         )
-    detour.follow(names)
-    moves.run_after(concerned)
+        detour.follow(names)
     return Report.from_core(report)
 
 
-@contextmanager
-def paused(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Iterator[Report]:
-    """Pauses `tags` for the length of a `with`, which gets the Report. What was paused before stays paused after it.
+class Paused(DecoratingScope):
+    """What `saver.paused` gives. See there."""
 
-    Arguments and errors as in `pause`, and at the end as in `resume`.
+    def __init__(self, tags: tuple[str, ...], backup: OperationBackup, missing_ok: bool) -> None:
+        self._arguments = tags, backup, missing_ok
+        self._moved: _core.Moved | None = None
+
+    def _again(self) -> "Paused":
+        return Paused(*self._arguments)
+
+    def _open(self) -> Report:
+        tags, backup, missing_ok = self._arguments
+        names, code = check_tags(tags), operation_backup_code(backup)
+        if not driver_choice.is_off():
+            self._moved = _core.Moved()
+        return _pause(names, code, missing_ok, self._moved)
+
+    def _close(self) -> Exception | None:
+        moved = self._moved
+        names = moved.tags() if moved is not None else []
+        if not names:
+            return None
+        try:
+            with moves.Answered([("resume", names)], True):
+                torch_cache.claim_patiently(lambda: _core.resume(names, True, moved=moved))
+                detour.follow(names)
+        except Exception as error:
+            return error
+        return None
+
+
+def paused(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Paused:
+    """Pauses `tags` for the length of a `with`, which gets the Report. Afterwards exactly what it has moved is back:
+    what was paused before stays paused, also where that is a part of a tag.
+
+    A context manager and a decorator. Arguments and errors as in `pause`, and at the end as in `resume`.
     """
-    names = check_tags(tags)
-    resident = set() if driver_choice.is_off() else _resident_tags(names)
-    try:
-        yield pause(*tags, backup=backup, missing_ok=missing_ok)
-    finally:  # also where Ctrl-C or a hook came right after the pause
-        moved = resident - _resident_tags(names) if resident else set()
-        if moved:
-            resume(*moved)
+    return Paused(tags, backup, missing_ok)
 
 
 def forget_workspaces() -> None:
     """What torch keeps inside tags for itself goes before they do."""
     if not captures.is_capturing():  # where one is, the core refuses, and the capture's workspace is in use
         workspaces.forget()
-
-
-def _resident_tags(names: list[str]) -> set[str]:
-    """Those of `names` (none: all) that hold something and have nothing away."""
-    return {name for name, info in find_tags(names).items() if info.state == "resident"}
 
 
 def _check_timeout(timeout: float | None) -> float:

@@ -10,14 +10,14 @@ whatever the driver is waiting for (the first launch of a kernel, which is loade
 import atexit
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ebbtide import _core
 from ebbtide.errors import Error
-from ebbtide.saver import detour, moves
+from ebbtide.forks import make_lock
+from ebbtide.saver import detour, hooks, moves
 from ebbtide.saver.known_tags import allocations_of
 from ebbtide.saver.reports import Report
 from ebbtide.saver.snapshots import Range
@@ -39,14 +39,15 @@ class Pending:
         self,
         core: "_core.Pending | None",
         find_devices: Callable[[], Iterable[int]] = tuple,
-        after: Callable[[], None] | None = None,
+        after: Callable[[], list[tuple[Callable[[str], Any], str]]] | None = None,
         after_failure: Callable[[], None] | None = None,
     ) -> None:
         self._core = core
         self._find_devices = find_devices
         self._after = after
+        self._calls: list[tuple[Callable[[str], Any], str]] = []
         self._after_failure = after_failure
-        self._lock = threading.RLock()
+        self._lock = make_lock()
 
     @property
     def done(self) -> bool:
@@ -55,6 +56,8 @@ class Pending:
 
     def wait(self) -> Report:
         """Waits for all bytes; the first call that finds them there runs the "after_resume" hooks.
+
+        Those of a tag that was paused again meanwhile do not run: that pause has run its own.
 
         Returns:
             The Report, each time.
@@ -71,9 +74,10 @@ class Pending:
                 if failed is not None:
                     failed()
                 raise
-            after, self._after = self._after, None
-            if after is not None:
-                after()
+            if self._after is not None:
+                self._calls = self._after()
+                self._after = None
+            hooks.run_all(self._calls)
             return report
 
     def _check(self) -> Report:
@@ -152,22 +156,34 @@ class Pending:
         return f"<saver.Pending, {'over' if self.done else 'under way'}>"
 
 
-_lock = threading.Lock()
+_lock = make_lock()
 _under_way: "set[_core.Pending]" = set()
 
 
-def start(core: "_core.Pending", names: list[str], concerned: list[moves.Move], hold_stream: bool) -> Pending:
-    """What `resume(wait=False)` returns; where there are no streams, once the bytes are there."""
+def start(core: "_core.Pending", names: list[str], answered: moves.Answered, hold_stream: bool) -> Pending:
+    """What `resume(wait=False)` returns; where there are no streams, once the bytes are there. It runs the hooks that
+    `answered` would."""
     _keep(core)
+    pauses = {tag: _core.pause_count(tag) for _, tags in answered.reached for tag in tags}
 
     def find_devices() -> Iterable[int]:
         return {info.device for info in allocations_of(names)}
 
-    def after() -> None:
+    def after() -> list[tuple[Callable[[str], Any], str]]:
         detour.follow(names)
-        moves.run_after(concerned)
+        return hooks.calls(
+            *((f"after_{kind}", [tag for tag in tags if is_current(tag)]) for kind, tags in answered.reached)
+        )
 
-    made = Pending(core, find_devices, after, lambda: moves.settle(concerned))
+    def after_failure() -> None:
+        still = [(kind, [tag for tag in tags if is_current(tag)]) for kind, tags in answered.reached]
+        moves.settle(moves.with_something_left(still))
+
+    def is_current(tag: str) -> bool:
+        # What was paused again meanwhile has had the hooks of that pause, and of a later resume: ours came too late.
+        return _core.pause_count(tag) == pauses[tag]
+
+    made = Pending(core, find_devices, after, after_failure)
     if not _has_streams():
         _wait_quietly(core)
     elif hold_stream:
@@ -175,6 +191,7 @@ def start(core: "_core.Pending", names: list[str], concerned: list[moves.Move], 
             made.stream_wait()
         except Error:  # then nothing runs ahead, because this thread does not
             _wait_quietly(core)
+    answered.hand_over()
     return made
 
 

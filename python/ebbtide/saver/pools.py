@@ -1,13 +1,13 @@
 """What regions need of torch's allocator: `cuda_pools` offers it on a GPU, `cpu_pools` on the simulated device."""
 
 import importlib
-import threading
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from ebbtide import support
 from ebbtide.driver_choice import choose_for_tensors
 from ebbtide.errors import StateError
+from ebbtide.forks import make_lock
 from ebbtide.saver import limits
 from ebbtide.saver.snapshots import Segment
 
@@ -16,7 +16,7 @@ class PoolBackend(Protocol):
     """Pools are opaque objects bound to a slot and a device. One is open in one place at a time, and none is ever let
     die.
 
-    Calls to `enter`, `leave`, `enter_all` and `leave_all` of one thread come nested as regions are.
+    The uses of one thread begin and end nested as regions are; one that is closed by another thread ends there.
     """
 
     device_type: str
@@ -52,26 +52,32 @@ class PoolBackend(Protocol):
         """Gives back what is free in these pools, which are dissolved; on a GPU, what torch caches outside regions may
         go with it. Does nothing during a capture."""
 
-    def enter(self, pool: Any) -> None:
-        """What this thread allocates on the pool's device comes from the pool."""
+    def uses(self, pool: Any, takes_all_threads: bool) -> "Sequence[PoolUse]":
+        """How what this thread (or any thread) allocates on the pool's device comes from the pool.
 
-    def leave(self, pool: Any) -> None:
-        """Undoes `enter`, in the same thread."""
+        Raises:
+            StateError: this torch can't do that for all threads.
+        """
 
-    def enter_all(self, pool: Any) -> None:
-        """What any thread allocates on the pool's device comes from the pool."""
-
-    def leave_all(self, pool: Any) -> None:
-        """Undoes `enter_all`."""
-
-    def suspend(self) -> Any:
-        """This thread gets ordinary memory, as far as the backend can say so; gives a token for `restore`."""
-
-    def restore(self, token: Any) -> None:
-        """Undoes `suspend`."""
+    def suspension(self) -> "Sequence[PoolUse]":
+        """How this thread gets ordinary memory, as far as the backend can say so."""
 
 
-_lock = threading.RLock()
+class PoolUse(NamedTuple):
+    """What begins a use of torch's allocator and what ends it: built-in functions, so that no interrupt comes between.
+
+    `enter(*arguments)` begins it. Each of `leave` is called at the end, with the same arguments, or with what `enter`
+    returned; the first that fails is the last. What `enter` returned lives as long as the use does. Any thread may end
+    it.
+    """
+
+    enter: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    leave: tuple[Callable[..., Any], ...]
+    leaves_by_token: bool = False
+
+
+_lock = make_lock()
 _backend: PoolBackend | None = None
 
 

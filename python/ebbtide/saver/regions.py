@@ -3,10 +3,9 @@
 import functools
 import inspect
 from collections.abc import Callable, Generator
-from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from ebbtide import driver_choice
+from ebbtide import _core
 from ebbtide.saver import frames
 from ebbtide.saver.names import BackupName, OverflowName, backup_code, check_tag, overflow_code, retain_flag
 
@@ -16,16 +15,8 @@ _R = TypeVar("_R")
 Threads = Literal["own", "all"]
 
 
-class _AllocationScope:
+class _AllocationScope(frames.FrameScope):
     """A context manager that may be entered again, inside itself and by several threads; also a decorator."""
-
-    def __enter__(self) -> Any:
-        raise NotImplementedError
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        frames.close_frame(self)
 
     def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
         """Decorates a function, so that it runs inside. A generator function is inside while its body runs, not while
@@ -97,9 +88,8 @@ class Region(_AllocationScope):
             raise ValueError(f'threads must be "own" (what this thread allocates) or "all", not {threads!r}')
         self.threads: Threads = threads
 
-    def __enter__(self) -> "Region":
-        frames.open_region(self, self._policy, self.threads == "all")
-        return self
+    def _prepare(self, frame: "_core.Frame") -> bool:
+        return frames.prepare_region(frame, self._policy, self.threads == "all")
 
     def __repr__(self) -> str:
         text = f"saver.region({self.tag!r}, backup={self.backup!r}, threads={self.threads!r}"
@@ -110,10 +100,8 @@ class Region(_AllocationScope):
 class Disabled(_AllocationScope):
     """What `saver.disabled` gives. See there."""
 
-    def __enter__(self) -> "Disabled":
-        if not driver_choice.is_off():
-            frames.this_thread().push(frames.OrdinaryFrame(self))
-        return self
+    def _prepare(self, frame: "_core.Frame") -> bool:
+        return frames.prepare_ordinary(frame)
 
     def __repr__(self) -> str:
         return "saver.disabled()"

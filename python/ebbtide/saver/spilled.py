@@ -48,7 +48,9 @@ def make_fast(tag: str) -> None:
                 found = [slow[segment.address] for segment in segments if segment.is_free and segment.address in slow]
                 needed_bytes = sum(info.size_bytes if info.is_trimmed else info.host_bytes for info in found)
                 if needed_bytes > room.get(lent.device, 0):
-                    lent.is_dissolved = backend.dissolve(lent.pool)
+                    lent.is_dissolved = True  # before it is: half of it may be done
+                    if not backend.dissolve(lent.pool):
+                        lent.is_dissolved = False
                 elif found:
                     room[lent.device] -= needed_bytes
                     _trim(tag, lent, {info.address for info in found if not info.is_trimmed})
@@ -58,18 +60,18 @@ def make_fast(tag: str) -> None:
 def give_back_dissolved(tags: Sequence[str]) -> "list[_core.AllocationInfo]":
     """Gives back what is free by now in dissolved pools of these tags, and tells what it was."""
     backend = pools.existing_backend()
-    wanted = frozenset(tags)
-    dissolved = [lent for key, lent in leases.shelf.dissolved() if key.tag in wanted]
+    dissolved = leases.shelf.dissolved(tags)
     if backend is None or not dissolved:
         return []
-    held = unused.look_at(backend, dissolved)
+    lents = [lent for _, lent in dissolved]
+    held = unused.look_at(backend, lents)
     free = {segment.address for segments in held.values() for segment in segments or () if segment.is_free}
-    of_tags = dict.fromkeys(key.tag for key, lent in leases.shelf.dissolved() if lent in held)
-    found = [info for info in allocations_of(list(of_tags)) if info.address in free] if free else []
+    of_tags = [key.tag for key, _ in dissolved]
+    found = [info for info in allocations_of(of_tags) if info.address in free] if free else []
     if free:
-        backend.give_back([lent.pool for lent in dissolved])
-        held = unused.look_at(backend, dissolved)
-    leases.shelf.forget([lent for lent, segments in held.items() if segments == []])
+        backend.give_back([lent.pool for lent in lents])
+        held = unused.look_at(backend, lents)
+    leases.shelf.forget([(key, lent) for key, lent in dissolved if held[lent] == []])
     kept = {segment.address for segments in held.values() for segment in segments or ()}
     return [info for info in found if info.address not in kept]
 

@@ -49,15 +49,14 @@ def swap(
     if driver_choice.is_off():
         return Swap(Report("pause"), Report("resume"))
     forget_workspaces()
-    concerned = moves.run_before([("pause", leaving), ("resume", returning)], missing_ok)
-    with moves.settled(concerned), detour.around_pause(leaving):
+    moving: list[moves.Move] = [("pause", leaving), ("resume", returning)]
+    with moves.Answered(moving, missing_ok), detour.lock_for(leaving), detour.around_pause(leaving):
         dead.give_up([*leaving, *returning])
         ranges, as_of = unused.find_for_swap(leaving, returning, backup_code)
         paused, resumed = torch_cache.claim_patiently(
             lambda: _core.swap(leaving, returning, missing_ok, backup_code, kept, unused=ranges, unused_as_of=as_of)
         )
-    detour.follow(returning)
-    moves.run_after(concerned)
+        detour.follow(returning)
     return Swap(Report.from_core(paused), Report.from_core(resumed), max(paused.seconds, resumed.seconds))
 
 

@@ -22,12 +22,8 @@ def empty() -> bool:
     if torch is None or captures.is_capturing():
         return False
     detour.renew()
-    stack, frame = frames.this_thread(), frames.OrdinaryFrame(None)
-    stack.push(frame)  # while a pool is open, torch empties that one only
-    try:
+    with frames.OrdinaryMemory():  # while a pool is open, torch empties that one only
         torch.cuda.empty_cache()
-    finally:
-        stack.pop(frame)
     return True
 
 

@@ -58,7 +58,7 @@ def _find(names: list[str], is_wanted: Callable[["_core.TagInfo", int], bool]) -
         return [], 0
     wanted = [
         lent
-        for key, lent in (*leases.shelf.idle(chosen), *leases.shelf.dissolved())
+        for key, lent in (*leases.shelf.idle(chosen), *leases.shelf.dissolved(chosen))
         if key.tag in chosen and is_wanted(chosen[key.tag], key.backup) and not lent.is_captured
     ]
     segments: list[Segment] = []

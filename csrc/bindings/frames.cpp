@@ -1,0 +1,355 @@
+#include "bindings/frames.h"
+
+#include <pthread.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace py = pybind11;
+
+namespace ebbtide::bindings {
+namespace {
+
+int generation = 0;
+int open_captures = 0;
+
+// Every thread's stack, for who asks about the others. Leaked on purpose.
+std::vector<std::weak_ptr<FrameStack>>& all_stacks() {
+  static auto* const stacks = new std::vector<std::weak_ptr<FrameStack>>;
+  return *stacks;
+}
+
+void end_counted_capture() noexcept {
+  --open_captures;
+  without_gil([] { return ebbtide_end_capture(nullptr); });  // gives back what captures have put off
+}
+
+}  // namespace
+
+bool is_finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+// --- Holding ---
+
+int Holding::fork_generation() { return generation; }
+
+int Holding::capture_count() { return open_captures; }
+
+std::shared_ptr<HeldLease> Holding::open_lease(const std::string& tag, const std::string& holder) {
+  if (tag.find('\0') != std::string::npos) throw py::value_error("a tag can't hold control characters");
+  auto held = std::make_shared<HeldLease>();
+  leases_.reserve(leases_.size() + 1);
+  ebbtide_lease lease = EBBTIDE_LEASE_INIT;
+  call([&](ebbtide_error* error) { return ebbtide_open_lease(tag.c_str(), holder.c_str(), &lease, error); });
+  *held = {lease.id, lease.epoch, lease.is_away != 0, true};
+  leases_.push_back(held);
+  return held;
+}
+
+std::shared_ptr<HeldLease> Holding::withhold() {
+  auto held = std::make_shared<HeldLease>();
+  leases_.push_back(held);
+  return held;
+}
+
+void Holding::begin_capture() {
+  call([](ebbtide_error* error) { return ebbtide_begin_capture(error); });
+  ++captures_;
+  ++open_captures;
+}
+
+void Holding::end_all() noexcept {
+  while (!leases_.empty()) {
+    const std::shared_ptr<HeldLease> held = std::move(leases_.back());
+    leases_.pop_back();
+    held->is_open = false;
+    if (is_ours() && held->id != 0) ebbtide_close_lease(held->id, nullptr);  // a look-up: not worth letting the GIL go
+  }
+  while (captures_ > 0) {
+    --captures_;
+    if (is_ours()) end_counted_capture();
+  }
+}
+
+// --- Use ---
+
+void Use::begin() {
+  token_ = py::reinterpret_steal<py::object>(PyObject_CallObject(enter_.ptr(), arguments_.ptr()));
+  if (!token_) throw py::error_already_set();
+}
+
+py::object Use::end(FirstError& error) {
+  const py::tuple arguments = leaves_by_token_ ? py::make_tuple(token_) : arguments_;
+  for (const py::handle verb : leave_) {
+    const auto result = py::reinterpret_steal<py::object>(PyObject_CallObject(verb.ptr(), arguments.ptr()));
+    if (result) continue;
+    error.take_current();
+    break;
+  }
+  return std::exchange(token_, py::object());
+}
+
+// --- Frame ---
+
+Frame::~Frame() {
+  if (!is_active_ || !is_ours() || is_finalizing()) return;
+  FirstError error;
+  deactivate(error);
+  try {
+    error.raise_if_any();
+  } catch (py::error_already_set& failure) {
+    failure.discard_as_unraisable("a frame that nobody closed");
+  }
+}
+
+void Frame::activate() {
+  size_t begun = 0;
+  try {
+    for (; begun < uses_.size(); ++begun) uses_[begun].begin();
+  } catch (py::error_already_set&) {
+    FirstError ignored;  // that of the beginning goes first
+    while (begun-- > 0) uses_[begun].end(ignored);
+    throw;
+  }
+  is_active_ = true;
+}
+
+void Frame::deactivate(FirstError& error, std::vector<py::object>* kept) {
+  if (!std::exchange(is_active_, false)) return;
+  for (size_t index = uses_.size(); index-- > 0;) {
+    py::object token = uses_[index].end(error);
+    if (kept != nullptr) kept->push_back(std::move(token));
+  }
+}
+
+void Frame::close(FirstError& error) {
+  if (std::exchange(is_closed, true)) return;
+  deactivate(error);
+  end_all();
+}
+
+// --- FrameStack ---
+
+FrameStack::FrameStack() : thread_(PyThread_get_thread_ident()), generation_(generation) {}
+
+FrameStack& FrameStack::mine() {
+  static constexpr const char* kName = "ebbtide.frames";
+  PyObject* const state = PyThreadState_GetDict();  // borrowed; dies with the thread
+  if (state == nullptr) throw std::bad_alloc();
+  if (PyObject* const known = PyDict_GetItemString(state, kName)) {
+    auto* const held = static_cast<std::shared_ptr<FrameStack>*>(PyCapsule_GetPointer(known, kName));
+    if (held != nullptr && (*held)->generation_ == generation) return **held;
+  }
+  auto made = std::make_unique<std::shared_ptr<FrameStack>>(new FrameStack);
+  FrameStack& stack = **made;
+  const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(made.get(), kName, [](PyObject* dying) {
+    auto* const held = static_cast<std::shared_ptr<FrameStack>*>(PyCapsule_GetPointer(dying, kName));
+    // A parent's frames are not ours to touch, and at the interpreter's end there is nothing to put right: leaked.
+    if ((*held)->generation_ != generation || is_finalizing()) return;
+    (*held)->end();
+    delete held;
+  }));
+  if (!capsule) throw py::error_already_set();
+  auto& stacks = all_stacks();
+  std::erase_if(stacks, [](const std::weak_ptr<FrameStack>& other) { return other.expired(); });
+  stacks.push_back(*made);
+  (void)made.release();  // the capsule's
+  if (PyDict_SetItemString(state, kName, capsule.ptr()) != 0) throw py::error_already_set();
+  return stack;
+}
+
+bool FrameStack::is_mine() const { return thread_ == PyThread_get_thread_ident() && generation_ == generation; }
+
+bool FrameStack::is_in_region() const {
+  return std::any_of(frames_.begin(), frames_.end(), [](const FramePointer& frame) { return frame->holds_lease(); });
+}
+
+std::vector<unsigned long> FrameStack::others_in_regions() {
+  std::vector<unsigned long> threads;
+  for (const auto& entry : all_stacks()) {
+    const auto stack = entry.lock();
+    if (stack != nullptr && stack->generation_ == generation && !stack->is_mine() && stack->is_in_region())
+      threads.push_back(stack->thread_);
+  }
+  return threads;
+}
+
+bool FrameStack::is_open_elsewhere(PyObject* owner) {
+  return std::any_of(all_stacks().begin(), all_stacks().end(), [owner](const std::weak_ptr<FrameStack>& entry) {
+    const auto stack = entry.lock();
+    return stack != nullptr && stack->generation_ == generation && !stack->is_mine() && stack->find(owner) != nullptr;
+  });
+}
+
+FramePointer FrameStack::find(PyObject* owner) const {
+  const auto found = std::find_if(frames_.rbegin(), frames_.rend(),
+                                  [owner](const FramePointer& frame) { return frame->owner.ptr() == owner; });
+  return found == frames_.rend() ? nullptr : *found;
+}
+
+// Which frames torch is to see, outermost first.
+std::vector<FramePointer> FrameStack::visible() const {
+  if (frames_.empty()) return {};
+  const FramePointer& top = frames_.back();
+  if (!top->beats_all || top->takes_all_threads || top->hides_outer) return {top};
+  for (size_t index = frames_.size() - 1; index-- > 0;) {
+    if (frames_[index]->hides_outer) break;
+    if (frames_[index]->takes_all_threads) return {frames_[index], top};
+  }
+  return {top};
+}
+
+void FrameStack::show(FirstError& error, bool must_succeed) {
+  const std::vector<FramePointer> wanted = visible();
+  size_t common = 0;
+  while (common < std::min(wanted.size(), active_.size()) && wanted[common] == active_[common]) ++common;
+  while (active_.size() > common) {
+    const FramePointer frame = std::move(active_.back());
+    active_.pop_back();
+    frame->deactivate(error);
+  }
+  left_over_.clear();
+  active_.reserve(wanted.size());
+  for (size_t index = common; index < wanted.size(); ++index) {
+    try {
+      wanted[index]->activate();
+    } catch (py::error_already_set& failure) {
+      error.take(failure);
+      if (must_succeed) return;
+      continue;
+    }
+    active_.push_back(wanted[index]);
+  }
+}
+
+void FrameStack::push(const FramePointer& frame) {
+  FirstError error;
+  if (!frame->refusal_beside.empty() && !others_in_regions().empty()) {
+    frame->close(error);
+    raise_state_error(frame->refusal_beside);
+  }
+  frames_.push_back(frame);
+  frame->stack = weak_from_this();
+  show(error, true);
+  if (!error.is_any()) return;
+  std::erase(frames_, frame);
+  show(error, false);
+  frame->close(error);
+  error.raise_if_any();
+}
+
+void FrameStack::close(const FramePointer& frame) {
+  const FramePointer kept = frame;  // until all is done
+  FirstError error;
+  if (std::erase(frames_, kept) > 0) {
+    if (is_mine()) {
+      show(error, false);
+    } else if (std::erase(active_, kept) > 0) {
+      kept->deactivate(error, &left_over_);
+    }
+  }
+  kept->close(error);
+  error.raise_if_any();
+}
+
+void FrameStack::reenter() {
+  FirstError error;
+  while (!active_.empty()) {
+    const FramePointer frame = std::move(active_.back());
+    active_.pop_back();
+    frame->deactivate(error);
+  }
+  show(error, false);
+  error.raise_if_any();
+}
+
+// Its number may be given to another thread, whose allocations torch would then take for this one's.
+void FrameStack::end() noexcept {
+  while (!frames_.empty()) {
+    try {
+      close(frames_.back());
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("a thread that ended inside a region");
+    }
+  }
+}
+
+// --- for Python ---
+
+namespace {
+
+// Several calls of built-in functions, up to the first that fails. No interrupt can part them.
+void call_together(const py::args& calls) {
+  for (const py::handle entry : calls) {
+    const auto pair = py::cast<py::tuple>(entry);
+    const auto result = py::reinterpret_steal<py::object>(PyObject_CallObject(pair[0].ptr(), pair[1].ptr()));
+    if (!result) throw py::error_already_set();
+  }
+}
+
+// Takes the first (function, argument) from the list and calls it, in one step: each is called once, whatever interrupts the caller.
+void call_next(const py::list& calls) {
+  const auto next = py::cast<py::tuple>(calls[0]);
+  if (PySequence_DelItem(calls.ptr(), 0) != 0) throw py::error_already_set();
+  const auto result =
+      py::reinterpret_steal<py::object>(PyObject_CallFunctionObjArgs(next[0].ptr(), next[1].ptr(), nullptr));
+  if (!result) throw py::error_already_set();
+}
+
+void close_frame(const FramePointer& frame) {
+  const auto stack = frame->stack.lock();
+  if (stack != nullptr && frame->is_closed) return;
+  if (stack != nullptr) return stack->close(frame);
+  FirstError error;
+  frame->close(error);
+  error.raise_if_any();
+}
+
+}  // namespace
+
+void register_frames(py::module_& module) {
+  pthread_atfork(nullptr, nullptr, [] {
+    ++generation;
+    open_captures = 0;
+  });
+  py::class_<HeldLease, std::shared_ptr<HeldLease>>(module, "HeldLease")
+      .def_readonly("id", &HeldLease::id)
+      .def_readonly("epoch", &HeldLease::epoch)
+      .def_readonly("is_away", &HeldLease::is_away)
+      .def_readonly("is_open", &HeldLease::is_open);
+  py::class_<Holding, std::shared_ptr<Holding>>(module, "Holding")
+      .def(py::init<>())
+      .def("open_lease", &Holding::open_lease, py::arg("tag"), py::arg("holder"))
+      .def("withhold", &Holding::withhold)
+      .def("begin_capture", &Holding::begin_capture)
+      .def("close", &Holding::end_all)
+      .def("__enter__", [](const py::object& self) { return self; })
+      .def("__exit__", [](Holding& self, const py::args&) { self.end_all(); });
+  py::class_<Frame, Holding, std::shared_ptr<Frame>>(module, "Frame")
+      .def(py::init<>())
+      .def_readwrite("after", &Frame::after)
+      .def_readwrite("takes_all_threads", &Frame::takes_all_threads)
+      .def_readwrite("hides_outer", &Frame::hides_outer)
+      .def_readwrite("beats_all", &Frame::beats_all)
+      .def_readwrite("refusal_beside", &Frame::refusal_beside)
+      .def_readonly("is_closed", &Frame::is_closed)
+      .def_property_readonly("is_active", &Frame::is_active)
+      .def("add_use", &Frame::add_use, py::arg("enter"), py::arg("arguments"), py::arg("leave"),
+           py::arg("leaves_by_token") = false)
+      .def("push", [](const FramePointer& self) { FrameStack::mine().push(self); })
+      .def("activate", [](Frame& self) { self.activate(); })
+      .def("close", &close_frame);
+  module.def("others_in_regions", &FrameStack::others_in_regions);
+  module.def("reenter", [] { FrameStack::mine().reenter(); });
+  module.def("capture_count", &Holding::capture_count);
+  module.def("call_together", &call_together);
+  module.def("call_next", &call_next, py::arg("calls"));
+}
+
+}  // namespace ebbtide::bindings

@@ -1,0 +1,167 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/call.h"
+
+// What a thread has open: leases, and the pools that torch sees. All of it is used with the GIL held, and no function here runs bytecode where what it calls is built in: nothing can
+// interrupt it midway (scopes.cpp has the protocol).
+namespace ebbtide::bindings {
+
+// Of several errors the first.
+class FirstError {
+ public:
+  void take(pybind11::error_already_set& error) {
+    if (!error_) error_.emplace(error);
+  }
+  void take_current() {
+    pybind11::error_already_set error;
+    take(error);
+  }
+  bool is_any() const { return error_.has_value(); }
+  // during: an error that is known already, or None; this one's context then.
+  void raise_if_any(const pybind11::object& during = pybind11::none()) {
+    if (!error_) return;
+    if (!during.is_none()) PyException_SetContext(error_->value().ptr(), Py_NewRef(during.ptr()));
+    throw pybind11::error_already_set(*error_);
+  }
+
+ private:
+  std::optional<pybind11::error_already_set> error_;
+};
+
+// A lease while its Holding holds it. Without a number: memory that is kept from others, and that the core need not know of.
+struct HeldLease {
+  uint64_t id = 0;
+  uint64_t epoch = 0;
+  bool is_away = false;
+  bool is_open = true;
+};
+
+// Owns leases and counted captures: opened and recorded in one step, ended when it is closed or dies.
+class Holding {
+ public:
+  Holding() = default;
+  Holding(const Holding&) = delete;
+  Holding& operator=(const Holding&) = delete;
+  virtual ~Holding() { end_all(); }
+  // How often this process's line has forked: what a parent opened is not ours to close.
+  static int fork_generation();
+
+  std::shared_ptr<HeldLease> open_lease(const std::string& tag, const std::string& holder);
+  std::shared_ptr<HeldLease> withhold();
+  void begin_capture();
+  void end_all() noexcept;
+  bool holds_lease() const { return !leases_.empty(); }
+  // Captures that any Holding counts.
+  static int capture_count();
+
+ protected:
+  bool is_ours() const { return generation_ == fork_generation(); }
+
+ private:
+  std::vector<std::shared_ptr<HeldLease>> leases_;
+  int captures_ = 0;
+  const int generation_ = fork_generation();
+};
+
+// One use of a torch pool, or of a suspension: how it begins and how it ends.
+class Use {
+ public:
+  Use(pybind11::object enter, pybind11::tuple arguments, pybind11::tuple leave, bool leaves_by_token)
+      : enter_(std::move(enter)),
+        arguments_(std::move(arguments)),
+        leave_(std::move(leave)),
+        leaves_by_token_(leaves_by_token) {}
+  void begin();
+  // Runs what ends it, up to the first failure. Gives back what begin() got, which may be its thread's to let go.
+  pybind11::object end(FirstError& error);
+
+ private:
+  pybind11::object enter_;
+  pybind11::tuple arguments_, leave_;
+  bool leaves_by_token_;
+  pybind11::object token_;
+};
+
+class FrameStack;
+
+bool is_finalizing();
+
+// One open `with`, or what is open like one.
+class Frame : public Holding {
+ public:
+  ~Frame() override;
+  pybind11::object owner = pybind11::none();
+  pybind11::object after = pybind11::none();  // called, if it is callable, once the frame is closed
+  bool takes_all_threads = false;
+  bool hides_outer = false;
+  bool beats_all = false;      // in torch it wins over a pool that is open for all threads
+  std::string refusal_beside;  // not empty: what to say where another thread is in a region
+
+  void add_use(pybind11::object enter, pybind11::tuple arguments, pybind11::tuple leave, bool leaves_by_token) {
+    uses_.emplace_back(std::move(enter), std::move(arguments), std::move(leave), leaves_by_token);
+  }
+  // Begins all uses, or none.
+  void activate();
+  void deactivate(FirstError& error, std::vector<pybind11::object>* kept = nullptr);
+  // A frame that is on no thread's stack.
+  void close(FirstError& error);
+  bool is_active() const { return is_active_; }
+  bool is_closed = false;
+  std::weak_ptr<FrameStack> stack;
+
+ private:
+  std::vector<Use> uses_;
+  bool is_active_ = false;
+};
+
+using FramePointer = std::shared_ptr<Frame>;
+
+// The open frames of one thread. The innermost one decides where the thread's allocations go. torch keeps no such stack that all its versions agree on, so only what is needed is open
+// in torch at any time: the innermost frame, and below it the nearest one that takes every thread's allocations, where torch lets an inner pool win over it.
+class FrameStack : public std::enable_shared_from_this<FrameStack> {
+ public:
+  // The calling thread's.
+  static FrameStack& mine();
+  // The threads, but for the calling one, that are in a region.
+  static std::vector<unsigned long> others_in_regions();
+  static bool is_open_elsewhere(PyObject* owner);
+
+  // Makes frame the innermost one. On failure all is as before, but for the frame, which is closed.
+  void push(const FramePointer& frame);
+  // Closes frame, which need not be the innermost one: generators end when they like. From another thread (a finalizer, say) too: then torch learns at the thread's next region which
+  // of its outer frames is to be seen.
+  void close(const FramePointer& frame);
+  // Leaves and enters what torch sees of this thread: it then goes before a pool that was opened since.
+  void reenter();
+  FramePointer find(PyObject* owner) const;
+  bool is_mine() const;
+  // The thread ends.
+  void end() noexcept;
+
+  PyObject* awaiting_exit = nullptr;  // borrowed: the newest exit of a `with` in this thread that has no frame yet
+
+ private:
+  FrameStack();
+  bool is_in_region() const;
+  std::vector<FramePointer> visible() const;
+  void show(FirstError& error, bool must_succeed);
+  void close_from_elsewhere(const FramePointer& frame, FirstError& error);
+
+  const unsigned long thread_;
+  const int generation_;
+  std::vector<FramePointer> frames_, active_;
+  std::vector<pybind11::object> left_over_;  // for its own thread to let go
+};
+
+void register_frames(pybind11::module_& module);
+void register_scopes(pybind11::module_& module);
+
+}  // namespace ebbtide::bindings

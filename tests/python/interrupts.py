@@ -1,0 +1,76 @@
+"""Interrupts at every point where Python may raise one: where a call returns, and where a function begins."""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+POINTS = ("call", "return", "c_return")
+MOST_POINTS = 20_000
+
+
+class Planted(KeyboardInterrupt):
+    """A Ctrl-C of a test."""
+
+
+class AtPoint:
+    """Raises at the k-th point of this thread. Python itself takes a profile function away that has raised."""
+
+    def __init__(self, k: int) -> None:
+        self.left = k
+
+    def __call__(self, _frame: Any, event: str, _arg: Any) -> None:
+        if event in POINTS:
+            self.left -= 1
+            if self.left == 0:
+                raise Planted
+
+
+@contextmanager
+def second_at_call(j: int) -> Iterator[None]:
+    """Raises where the j-th function begins inside: the profile function's place may be taken."""
+    left = j
+
+    def trace(_frame: Any, event: str, _arg: Any) -> None:
+        nonlocal left
+        if event == "call":
+            left -= 1
+            if left == 0:
+                raise Planted
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def interrupted_everywhere(work: Callable[[], Any], check: Callable[[], None]) -> int:
+    """Runs `work` once for each of its points, interrupted there, and `check` after each; the number of points."""
+    for k in itertools.count(1):
+        assert k < MOST_POINTS
+        at = AtPoint(k)
+        was_interrupted = False
+        lost: list[Any] = []
+        hook, sys.unraisablehook = sys.unraisablehook, lost.append
+        sys.setprofile(at)
+        try:
+            work()
+        except Planted:
+            was_interrupted = True
+        finally:
+            sys.setprofile(None)
+            sys.unraisablehook = hook
+        try:
+            check()
+        except BaseException as error:
+            error.add_note(f"after an interrupt at point {k}") if hasattr(error, "add_note") else None
+            raise
+        # What is raised while a generator or a weak reference dies Python itself reports and drops; we drop none.
+        assert all(not isinstance(entry.object, str) for entry in lost), lost
+        assert was_interrupted or at.left > 0 or lost, "an interrupt was lost"
+        if at.left > 0:
+            return k - 1
+    raise AssertionError
