@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -48,7 +49,16 @@ LEFT_OUT = {
     for name in ("errors", "gpu", "names", "overflow", "prepare", "program", "settings", "sizes", "skips", "spike")
 }
 # What decides a result, apart from torch and Python.
-SOURCES = ("csrc", "cmake", "python", "tests", "requirements", "tools/matrix.py", "pyproject.toml", "CMakeLists.txt")
+SOURCES = (
+    "csrc/",
+    "cmake/",
+    "python/",
+    "requirements/",
+    "tests/conftest.py",
+    "tests/python/",
+    "pyproject.toml",
+    "CMake",
+)
 VERSIONS = (
     "import platform, torch\nprint(torch.__version__, torch.version.cuda or '', platform.python_version(), sep='|')"
 )
@@ -343,6 +353,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 def main() -> int:
     options = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs then ends too
     for folder in ("results", "logs", "environments", "wheels"):
         (WORK / folder).mkdir(parents=True, exist_ok=True)
     interpreters = find_interpreters(options.python)

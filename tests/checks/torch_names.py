@@ -34,7 +34,7 @@ def names_looked_up(text: str) -> set[str]:
     """What is given to `torch_names.find`."""
     found = set()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and _chain(node.func)[-1:] == ["find"]:
+        if isinstance(node, ast.Call) and _chain(node.func) in (["find"], ["torch_names", "find"]):
             found |= {str(one.value) for one in node.args if isinstance(one, ast.Constant)}
     return found
 

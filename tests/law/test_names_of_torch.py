@@ -69,7 +69,7 @@ def test_what_a_file_defines() -> None:
 
 
 def test_a_looked_up_name_is_found() -> None:
-    assert names_looked_up('find("_C._one", "_C._two")\ntorch_names.find("cuda.three")\nother.find(x)') == {
+    assert names_looked_up('find("_C._one", "_C._two")\ntorch_names.find("cuda.three")\nother.find(".")') == {
         "_C._one",
         "_C._two",
         "cuda.three",
