@@ -1,6 +1,7 @@
 """Which tests are asked, and in which order: those that name the unit, all C++ tests, the room's Python tests.
 
-The sweeps, which fail every driver call of an operation in turn, come last: they take ten times as long as all others.
+The sweeps, which fail every driver call of an operation in turn or walk at random, come last: they take ten times as
+long as all others.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Stage:
 
 
 def is_sweep(file: Path) -> bool:
-    return "fault" in file.stem
+    return "fault" in file.stem or "walk" in file.stem
 
 
 def find_tests(files: Iterable[Path]) -> list[str]:
