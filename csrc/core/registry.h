@@ -164,6 +164,7 @@ class Registry {
   void select(const ClaimPart& part, const std::vector<Tag*>& tags,
               std::vector<std::shared_ptr<Allocation>>& allocations);
   void note_what_is_left(const Selection& selection) noexcept;
+  void count_pauses(const Selection& selection) noexcept;
   void add_held_row(Tag& tag, int device);
   void count(Allocation& allocation, const Amounts& now) noexcept;
   void look(size_t count) const noexcept { look_count_.fetch_add(count, std::memory_order_relaxed); }

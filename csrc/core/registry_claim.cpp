@@ -64,11 +64,8 @@ bool concerns(const ClaimPart& part, const Allocation& allocation) {
   }
 }
 
-// Memory that a thread in the tag's region might be handed at any moment. A trim of what is away takes none.
-bool takes_memory_away(const ClaimPart& part, const Tag& tag) {
-  if (part.kind == OperationKind::kTrim)
-    return std::any_of(tag.allocations.begin(), tag.allocations.end(),
-                       [&](const auto& entry) { return concerns(part, *entry.second) && entry.second->has_memory(); });
+// Memory that a thread in the tag's region might be handed at any moment.
+bool takes_memory_away(const ClaimPart& part) {
   return part.kind == OperationKind::kPause || part.kind == OperationKind::kPromote ||
          part.kind == OperationKind::kSeparate;
 }
@@ -87,17 +84,6 @@ void check_leases(const Tag& tag) {
   if (tag.leases.empty()) return;
   throw StateError("tag '" + tag.name + "' can't be paused: " + tag.leases.begin()->second +
                    " is inside its region, where torch may hand out this memory at any moment. Leave the region first");
-}
-
-void count_pauses(const Selection& selection) {
-  for (const auto& part : selection.parts) {
-    if (part.kind != OperationKind::kPause) continue;
-    const Tag* last = nullptr;  // allocations come tag by tag
-    for (const auto& allocation : part.allocations) {
-      if (allocation->tag != last) ++allocation->tag->pause_count;
-      last = allocation->tag;
-    }
-  }
 }
 
 }  // namespace
@@ -160,7 +146,7 @@ Selection Registry::claim(std::span<const ClaimPart> parts) {
     auto& allocations = selected.allocations;
     const std::vector<Tag*> tags = resolve(part.tags);
     for (Tag* tag : tags) {
-      if (takes_memory_away(part, *tag)) {
+      if (takes_memory_away(part)) {
         check_leases(*tag);
         pausing.push_back(tag);
       }
@@ -168,6 +154,14 @@ Selection Registry::claim(std::span<const ClaimPart> parts) {
       selection.last_lease = std::max(selection.last_lease, tag->last_lease);
     }
     select(part, tags, allocations);
+    if (part.kind == OperationKind::kTrim) {  // one of what is away takes no memory
+      const uint64_t mark = ++mark_;
+      for (const auto& allocation : allocations) {
+        if (!allocation->has_memory() || std::exchange(allocation->tag->mark, mark) == mark) continue;
+        check_leases(*allocation->tag);
+        pausing.push_back(allocation->tag);
+      }
+    }
     count += allocations.size();
   }
   selection.doomed.reserve(count);
@@ -219,6 +213,16 @@ void Registry::note_what_is_left(const Selection& selection) noexcept {
     }
   }
   for (Tag* tag : selection.tags) tag->is_partial = tag->is_any_left_away && tag->is_any_left_here;
+}
+
+void Registry::count_pauses(const Selection& selection) noexcept {
+  const uint64_t mark = ++mark_;
+  for (const auto& part : selection.parts) {
+    if (part.kind != OperationKind::kPause) continue;
+    for (const auto& allocation : part.allocations) {
+      if (std::exchange(allocation->tag->mark, mark) != mark) ++allocation->tag->pause_count;
+    }
+  }
 }
 
 std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection, Outcome outcome) noexcept {

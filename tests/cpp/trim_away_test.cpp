@@ -59,7 +59,7 @@ TEST_F(TrimAwayTest, WhatSomebodyLooksAtStaysReadableAndCounted) {
   build({{"w", kRam, 0, {1}}});
   pause();
   {
-    const auto view = view_backup(saver(), {items_[0].address, kChunk}, false);
+    const auto view = view_backup(saver(), {items_[0].address, kChunk});
     ASSERT_TRUE(view);
     const std::vector<std::byte> before(view->bytes(), view->bytes() + kChunk);
     trim({0});
