@@ -121,7 +121,7 @@ void Frame::activate() {
 }
 
 void Frame::deactivate(FirstError& error, std::vector<py::object>* kept) {
-  if (!std::exchange(is_active_, false)) return;
+  if (!std::exchange(is_active_, false) || !is_ours()) return;
   for (size_t index = uses_.size(); index-- > 0;) {
     py::object token = uses_[index].end(error);
     if (kept != nullptr) kept->push_back(std::move(token));
@@ -163,6 +163,8 @@ FrameStack& FrameStack::mine() {
   if (PyDict_SetItemString(state, kName, capsule.ptr()) != 0) throw py::error_already_set();
   return stack;
 }
+
+bool FrameStack::is_of_this_process() const { return generation_ == generation; }
 
 bool FrameStack::is_mine() const { return thread_ == PyThread_get_thread_ident() && generation_ == generation; }
 
@@ -245,6 +247,7 @@ void FrameStack::push(const FramePointer& frame) {
 }
 
 void FrameStack::close(const FramePointer& frame) {
+  if (!is_of_this_process()) return;
   const FramePointer kept = frame;  // until all is done
   FirstError error;
   if (std::erase(frames_, kept) > 0) {

@@ -143,6 +143,7 @@ class FrameStack : public std::enable_shared_from_this<FrameStack> {
   void reenter();
   FramePointer find(PyObject* owner) const;
   bool is_mine() const;
+  bool is_of_this_process() const;  // not one that a parent had at the fork
   // The thread ends.
   void end() noexcept;
 

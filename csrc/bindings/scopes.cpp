@@ -55,7 +55,8 @@ PyTypeObject* exit_type = nullptr;
 
 void leave(const FramePointer& frame, PyObject* kind) {
   const auto stack = frame->stack.lock();
-  if (stack == nullptr || frame->is_closed) return;  // the thread that entered it has ended
+  // The thread that entered it has ended, or is a parent's.
+  if (stack == nullptr || frame->is_closed || !stack->is_of_this_process()) return;
   const bool is_elsewhere = !stack->is_mine();
   stack->close(frame);
   if (is_elsewhere && (kind == nullptr || kind == Py_None || !PyErr_GivenExceptionMatches(kind, PyExc_GeneratorExit))) {
