@@ -88,9 +88,11 @@ static void bad_tags(void) {
   tag_256[256] = '\0';
   wide[0] = 'a';
   for (int i = 0; i < 149; ++i) memcpy(wide + 1 + 2 * i, "\xC3\xBC", 3);
-  const char* const bad[] = {"",     "*",        "a*b",   "a/b",      "a\nb",         "\x01",
-                             "\x7f", "\xff\xfe", "\xC3",  "\xC0\x80", "\xED\xA0\x80", "\xF5\x80\x80\x80",
-                             "\x80", long_tag,   tag_256, wide};
+  const char* const bad[] = {"",     "*",        "a*b",          "a/b",
+                             "a\nb", "\x01",     "\x7f",         "\xff\xfe",
+                             "\xC3", "\xC0\x80", "\xED\xA0\x80", "\xF5\x80\x80\x80",
+                             "\x80", long_tag,   tag_256,        wide,
+                             " ",    "a ",       "\xE2\x80\x8B", "\xF4\x8F\xBF\xBF"};
   ebbtide_lease lease = EBBTIDE_LEASE_INIT;
   int32_t slot = -1;
   for (size_t i = 0; i < sizeof bad / sizeof *bad; ++i) {
@@ -104,7 +106,7 @@ static void bad_tags(void) {
   REFUSED(ebbtide_alloc(wide, NULL, 0, CHUNK, &address, &error));
   SAYS("\xC3\xBC...'");
   free(long_tag);
-  const char* const good[] = {"\xC3\xBC\xE2\x9C\x93\xF0\x9F\x8C\x8A", " ", "a.b c", "\xF4\x8F\xBF\xBF"};
+  const char* const good[] = {"\xC3\xBC\xE2\x9C\x93\xF0\x9F\x8C\x8A", "a b", "a.b c", "\xF0\x9F\x98\x80"};
   for (size_t i = 0; i < sizeof good / sizeof *good; ++i) {
     address = make(good[i]);
     ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;

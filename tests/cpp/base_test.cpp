@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/bytes.h"
 #include "base/log.h"
@@ -11,6 +13,11 @@
 
 namespace ebbtide {
 namespace {
+
+std::optional<uint64_t> parse_bytes(std::string_view text) {
+  const ParsedSize parsed = parse_size(text);
+  return parsed.problem == SizeProblem::kNone ? std::optional(parsed.bytes) : std::nullopt;
+}
 
 TEST(Bytes, SizesAreReadInEveryUnit) {
   EXPECT_EQ(parse_bytes("0"), 0u);

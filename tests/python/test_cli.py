@@ -81,6 +81,27 @@ def test_doctor_shows_everything_as_text_and_as_json(run_command) -> None:
     assert [finding["status"] for finding in vmm] == ["ok"] * len(vmm) and vmm
 
 
+def test_doctor_says_what_is_unusual_first_and_hides_defaults(run_command) -> None:
+    text = run_command("doctor", EBBTIDE_HOST_LIMT="5GiB", EBBTIDE_HOST_LIMIT="5x", EBBTIDE_SUMMARY="1").stdout
+    lines = [line.strip() for line in text.splitlines()]
+    sections = [line for line in lines if line in ("what is wrong or unusual", "software", "driver", "settings")]
+    assert sections[0] == "what is wrong or unusual"
+    unusual = lines[: lines.index("software")]
+    assert unusual[unusual.index(sections[0]) + 1].startswith("settings: EBBTIDE_HOST_LIMIT ")
+    assert "EBBTIDE_HOST_LIMIT has the unknown unit 'x'" in " ".join(unusual)
+    assert any("EBBTIDE_HOST_LIMT" in line for line in unusual)
+    shown = [line.split()[0] for line in lines[lines.index("settings") :] if line.startswith("EBBTIDE_")]
+    assert "EBBTIDE_SUMMARY" in shown and "EBBTIDE_RESERVE" not in text and "(default)" not in text
+    assert "`ebbtide doctor --all` shows them" in text
+
+
+def test_doctor_breaks_no_line_where_nobody_looks_at_a_screen(run_command, tmp_path) -> None:
+    folder = tmp_path / ("x" * 200)
+    text = run_command("doctor", EBBTIDE_CACHE_DIR=str(folder), COLUMNS="80").stdout
+    assert str(folder) in text
+    assert not any(line.endswith(" ") for line in text.splitlines())
+
+
 @pytest.mark.sim_only
 def test_doctor_covers_every_device(run_command) -> None:
     data = json.loads(run_command("doctor", "--json", EBBTIDE_SIM_DEVICES="3").stdout)

@@ -35,4 +35,7 @@ def check_known(names: Sequence[str]) -> None:
             listed = ", ".join(f"'{tag}'" for tag in known[:_LISTED_TAGS])
             more = f", and {len(known) - _LISTED_TAGS} more" if len(known) > _LISTED_TAGS else ""
             # As the core says it.
-            raise StateError(f"no region was ever named '{name}'; known tags: {listed or 'none'}{more}")
+            raise StateError(
+                f"no region was ever named '{name}'; known tags: {listed or 'none'}{more}. "
+                "Operations skip unknown ones with missing_ok"
+            )
