@@ -155,7 +155,8 @@ def copy_sources() -> str:
     key = digest.hexdigest()[:12]
     stamp = WORK / "source" / ".copied"
     if not stamp.is_file() or stamp.read_text() != key:
-        shutil.rmtree(WORK / "source", ignore_errors=True)
+        for stale in (WORK / "source", WORK / "wheels"):
+            shutil.rmtree(stale, ignore_errors=True)
         for name in files:
             (WORK / "source" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, WORK / "source" / name)

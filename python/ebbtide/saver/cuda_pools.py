@@ -1,6 +1,7 @@
 """Pools on a GPU: `torch.cuda.MemPool` over the entry points of one slot each.
 
-What torch does, and what this file makes of it (read in torch 2.6 to 2.15, measured on 2.11):
+What torch does, and what this file makes of it (read in torch 2.6 to 2.13, measured on 2.11; up to
+2.15 the names and their arguments are tested):
 - A pool that dies while another is open, or after a failed capture, ends the process from a destructor: where it was
   the last use, it waits for events. So no pool dies as long as it may be entered: a leaked reference keeps the object
   past interpreter exit, and one use count that is never given back keeps torch from freeing its memory behind our back.
