@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import fcntl
 import hashlib
 import json
 import os
@@ -357,6 +358,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs then ends too
     for folder in ("results", "logs", "environments", "wheels"):
         (WORK / folder).mkdir(parents=True, exist_ok=True)
+    lock = (WORK / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with this process
+    except OSError:
+        print(f"another `make matrix` is under way in {WORK}", file=sys.stderr)
+        return 1
     interpreters = find_interpreters(options.python)
     sources = copy_sources()
     every_row = choose_rows(interpreters)
