@@ -68,6 +68,7 @@ PYTHON_TESTS: Mapping[str, tuple[str, ...]] = {
         *_SAVER,
     ),
 }
+TORCH = re.compile(r"^#include <(torch|c10|ATen|pybind11)/", re.MULTILINE)
 # Rooms that the C++ test program does not contain.
 NOT_IN_CPP_TESTS = frozenset({"bindings", "preload"})
 
@@ -122,11 +123,12 @@ def make_stages(tree: Path, path: str, ctest: tuple[str, ...], pytest: tuple[str
     named = tests_that_name(tree, path)
     sweeps = find_tests(file for file in (tree / "tests" / "cpp").glob("*.cpp") if is_sweep(file))
     python = [file for file in PYTHON_TESTS.get(room, _SAVER) if (tree / file).exists()]
-    # The C++ tests call no function of the C interface.
-    is_in_program = room not in NOT_IN_CPP_TESTS and room != "api"
+    # The C++ tests call no function of the C interface, and contain nothing that wants torch.
+    wants_torch = TORCH.search((tree / path).read_text()) is not None
+    is_in_program = room not in NOT_IN_CPP_TESTS and room != "api" and not wants_torch
     c_tests = Stage("the C tests", PRODUCTS, (*ctest, "--tests-regex", r"^c\."))
     stages = []
-    if named:
+    if named and not wants_torch:
         command = (*ctest, "--tests-regex", match_names(named))
         stages.append(Stage("the tests that name it", PROGRAM, command))
     if is_in_program:
