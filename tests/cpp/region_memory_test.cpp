@@ -51,6 +51,7 @@ TEST(RegionMemory, Invariant10_AForkWaitsForTheArenaAndFindsItOpen) {
 }
 
 TEST(RegionMemory, Invariant10_TheParentGoesOn) {
+  region_memory();
   EXPECT_TRUE(is_child_free());
   EXPECT_TRUE(is_child_free());
   EXPECT_FALSE(is_forked_child());
