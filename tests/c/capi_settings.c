@@ -173,6 +173,26 @@ static void errors_carry_their_numbers(void) {
   EXPECT(EBBTIDE_OK, ebbtide_free(address, &error));
 }
 
+static void note_kind(void* user, const ebbtide_event* event) { snprintf(user, 32, "%s", event->kind); }
+
+/* What the driver has too little for is a failed allocation and an event; another error of the driver is neither. */
+static void shortages_are_counted(void) {
+  ebbtide_stats before = {.struct_size = sizeof before}, after = before;
+  char newest[32] = "";
+  void* address = NULL;
+  EXPECT(EBBTIDE_OK, ebbtide_get_stats(&before, &error));
+  fail("cuMemMap", 1, 999, 1);
+  EXPECT(EBBTIDE_DRIVER_ERROR, ebbtide_alloc("w", NULL, 0, CHUNK, &address, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_get_stats(&after, &error));
+  CHECK(after.alloc_failures == before.alloc_failures && after.device_bytes == before.device_bytes);
+  EXPECT(EBBTIDE_OUT_OF_MEMORY, ebbtide_alloc("w", NULL, 0, UINT64_C(1) << 42, &address, &error));
+  CHECK(error.device == 0 && error.requested_bytes == UINT64_C(1) << 42);
+  EXPECT(EBBTIDE_OK, ebbtide_get_stats(&after, &error));
+  CHECK(after.alloc_failures == before.alloc_failures + 1);
+  EXPECT(EBBTIDE_OK, ebbtide_visit_events(0, note_kind, newest, &error));
+  CHECK(strcmp(newest, "out_of_memory") == 0);
+}
+
 int main(void) {
   EXPECT(EBBTIDE_OK, ebbtide_use_driver("sim", &error));
   find_controls();
@@ -183,5 +203,6 @@ int main(void) {
   the_host_pool();
   a_folder_of_disk_backups();
   errors_carry_their_numbers();
+  shortages_are_counted();
   return report_failures();
 }
