@@ -145,6 +145,14 @@ TEST_F(VmmTest, StreamsAndEventsAreOwned) {
   EXPECT_EQ(Live::now(), Live{});
 }
 
+TEST_F(VmmTest, WhatIsAskedOfNoDeviceIsRefused) {
+  for (const int device : {-1, kMaxDevices, kMaxDevices + 7}) {
+    EXPECT_THROW(granularity(device), InvalidArgument) << device;
+    EXPECT_THROW(is_rdma_capable(device), InvalidArgument) << device;
+    EXPECT_THROW(primary_context(device), InvalidArgument) << device;
+  }
+}
+
 TEST_F(VmmTest, ADriverErrorNamesCallCodeAndArguments) {
   try {
     check(CUDA_ERROR_INVALID_VALUE, "cuMemMap", "ptr=0x1");
