@@ -111,6 +111,7 @@ class Fork(Operation):
             if what == "let_go":
                 world.model.memories.clear()
                 world.model.views.clear()
+                return RAISED
             use = uses(world, number if memory is not None else None).get(what)
             return RAISED if use is None else tried(use)
 

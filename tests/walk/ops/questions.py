@@ -49,6 +49,7 @@ class Ask(Operation):
             raise Failure(f"is_paused({tag!r}) is False, and a tensor of it is away")
 
 
+SPARSE = torch.eye(3).to_sparse()  # made here: where a mistake is made the device may be full
 MISTAKES: dict[str, tuple[Callable[[World], Any], tuple[type[BaseException], ...]]] = {
     "tag_type": (lambda world: saver.region(3), (TypeError,)),  # type: ignore[arg-type]
     "tag_empty": (lambda world: saver.region(""), (ValueError,)),
@@ -83,7 +84,7 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], tuple[type[BaseException], ...
     "on_callable": (lambda world: saver.on("before_pause", "a", None), (TypeError,)),  # type: ignore[arg-type]
     "adopt_object": (lambda world: saver.adopt(object(), tag=world.tag("a")), (TypeError,)),
     "backup_of": (lambda world: saver.backup_of(3), (TypeError,)),  # type: ignore[arg-type]
-    "backup_of_sparse": (lambda world: saver.backup_of(torch.eye(3).to_sparse()), (TypeError,)),
+    "backup_of_sparse": (lambda world: saver.backup_of(SPARSE), (TypeError,)),
     "size": (lambda world: saver.configure(device_limit="much"), (ValueError,)),
     "size_negative": (lambda world: saver.configure(host_limit=-1), (ValueError,)),
     "size_none": (lambda world: saver.configure(host_margin=None), (TypeError,)),
