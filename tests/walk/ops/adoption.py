@@ -1,5 +1,6 @@
 """saver.adopt: single tensors, views, modules with gradients and tied weights, and what may not move."""
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -133,14 +134,7 @@ class Adopt(Operation):
         def call() -> Any:
             return saver.adopt(*([objects] if through == "list" else objects), tag=tag, backup=backup)
 
-        def may_fail(error: BaseException) -> bool:
-            if is_out_of_memory(error):
-                return may_enter_fail(world, policy, error) or any(
-                    device.room_bytes() < device.segment_bytes(memory.size_bytes) for memory in reached
-                )
-            return host_may_refuse(model)(error)
-
-        is_any_away = any(memory.is_away() for memory in reached if not memory.is_foreign)
+        is_any_away = any(memory.is_away() for memory in movable)
         before = {id(memory): memory.address for memory in reached}
         outcome = ""
         try:
@@ -149,7 +143,7 @@ class Adopt(Operation):
                 lambda: world.actors.run(actor, call),
                 trouble=trouble,
                 refuses=StateError if is_any_away else None,
-                may_fail=may_fail,
+                may_fail=self._may_fail(world, policy, reached),
                 is_doubtful_after=lambda: True,
             ).run()
         finally:
@@ -165,6 +159,21 @@ class Adopt(Operation):
         if tag in saver.tags():
             model.named.add(tag)
         return outcome
+
+    @staticmethod
+    def _may_fail(world: World, policy: Policy, reached: list[Memory]) -> Callable[[BaseException], bool]:
+        is_lent_away = any(memory.is_away() for memory in reached if memory.policy is not None)
+
+        def may_fail(error: BaseException) -> bool:
+            if isinstance(error, StateError):
+                return is_lent_away  # what is lent is passed by, or it is paused: both are right
+            if is_out_of_memory(error):
+                return may_enter_fail(world, policy, error) or any(
+                    device.room_bytes() < device.segment_bytes(memory.size_bytes) for memory in reached
+                )
+            return host_may_refuse(world.model)(error)
+
+        return may_fail
 
     @staticmethod
     def _object(memory: Memory, through: str) -> Any:
