@@ -300,5 +300,10 @@ class Free(Operation):
         return None if number is None else {"number": number, "actor": world.draw_actor(rng)}
 
     def run(self, world: World, number: int, actor: int) -> None:
-        kept = [world.forget(number)]
+        holder = world.model.memory(number).holder
+        mates = [
+            other for other, memory in world.model.memories.items() if holder is not None and memory.holder is holder
+        ]
+        del holder
+        kept = [world.forget(other) for other in dict.fromkeys([number, *mates])]  # a module dies as a whole
         world.actors.run(actor, kept.clear)

@@ -213,7 +213,11 @@ class Paused(Operation):
     def draw(self, world: World, rng: Random) -> Arguments | None:
         tags = world.draw_tags(rng)
         actor = world.draw_actor(rng)
-        memories = [number for number, memory in world.model.memories.items() if memory.tag in tags]
+        memories = [
+            number
+            for number, memory in world.model.memories.items()
+            if memory.tag in tags and memory.holder is None  # a module would keep it
+        ]
         return {
             "actor": actor,
             "tags": tags,
