@@ -199,9 +199,9 @@ def test_each_thread_asks_for_itself(paused):
 
 @pytest.mark.parametrize("value, asked", [("1", True), ("0", False), ("", False), (None, False)])
 def test_the_variable_asks(value, asked, monkeypatch):
-    monkeypatch.delenv(check.VARIABLE, raising=False)
+    monkeypatch.delenv("EBBTIDE_CHECK", raising=False)
     if value is not None:
-        monkeypatch.setenv(check.VARIABLE, value)
+        monkeypatch.setenv("EBBTIDE_CHECK", value)
     assert check.is_asked_for() is asked
 
     def work() -> None:
