@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from ebbtide.errors import Error, OutOfMemoryError, StateError, StoreError
+from ebbtide.saver import pending
 
 from . import perturb
 from .model import Failure, Memory, Model
@@ -75,6 +76,7 @@ class Attempt:
         except KeyboardInterrupt:
             if befallen.kind != "interrupt":
                 raise
+            pending._wait_for_all()  # a resume that was under way goes on without whoever asked for it
             self._doubt()
             return "interrupted"
         except (Error, torch.OutOfMemoryError, MemoryError) as error:
