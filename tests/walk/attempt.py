@@ -64,6 +64,7 @@ class Attempt:
         """
         before = {number: memory.is_away() for number, memory in self._model.memories.items() if memory.policy}
         befallen = perturb.Trouble()
+        is_interrupted = False
         try:
             with perturb.befall(self._trouble) as befallen:
                 result = self._call()
@@ -76,11 +77,13 @@ class Attempt:
         except KeyboardInterrupt:
             if befallen.kind != "interrupt":
                 raise
-            pending._wait_for_all()  # a resume that was under way goes on without whoever asked for it
-            self._doubt()
-            return "interrupted"
+            is_interrupted = True
         except (Error, torch.OutOfMemoryError, MemoryError) as error:
             return self._judge(error, befallen, before)
+        if is_interrupted:  # the error and its frames are gone by now, and a resume that they held is over
+            pending._wait_for_all()
+            self._doubt()
+            return "interrupted"
         if self._refuses is not None and befallen.kind != "fault":
             raise Failure(f"this should have been refused with a {self._refuses.__name__}")
         self._effect(result)
