@@ -2,14 +2,17 @@
 
 import gc
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ebbtide import _core, saver
 
 from . import device, known
 from .model import Failure, Memory
 from .ops.moves import resume_all
-from .world import World
+from .world import World, waits_may_fail
+
+if TYPE_CHECKING:
+    from . import runner
 
 THOROUGH_EVERY = 4  # steps: comparing all bytes takes longer than most steps
 
@@ -133,8 +136,10 @@ def _is_left(status: saver.TagStatus) -> bool:
     return bool(status.resident_bytes or status.lease_count or away)
 
 
-def check_leaks(before: dict[str, Any], after_walks: int) -> None:
-    """Of `after_walks` walks nothing is left in the process but its first use of the device."""
+def check_leaks(before: dict[str, Any], walks: "list[runner.Outcome]") -> None:
+    """Of these walks nothing is left in the process but its first use of the device."""
+    if any(waits_may_fail(walk.seed) for walk in walks):
+        del before["host bytes"]  # what a copy that could not be waited for may still reach is kept for ever
     deadline = time.monotonic() + 10
     while True:  # files of the disk store are given back behind
         now = device.resources()
@@ -143,4 +148,4 @@ def check_leaks(before: dict[str, Any], after_walks: int) -> None:
             break
         time.sleep(0.05)
     if grown:
-        raise Failure(f"after {after_walks} walks more is held than before: {grown}; {saver.stats()}")
+        raise Failure(f"after {len(walks)} walks more is held than before: {grown}; {saver.stats()}")

@@ -50,7 +50,7 @@ class Walk:
     def __init__(self, seed: int, prefix: str) -> None:
         self._operations = load()
         self._rng = Random(seed)
-        self._world = World(prefix)
+        self._world = World(prefix, seed)
         self._world.ends_paused = seed % 2 == 0
         self.outcome = Outcome(seed)
 
