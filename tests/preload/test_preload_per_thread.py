@@ -3,7 +3,6 @@
 The simulator stands behind a library that adds them.
 """
 
-
 import pytest
 from preload_clients import MIB, Clients, compile_c, make_link_library, package
 

@@ -264,6 +264,7 @@ def test_the_cublas_map_is_emptied_only_where_torch_uses_cuda(monkeypatch):
         workspaces.forget()
     assert calls == [1, 1]
 
+
 def test_paused_brings_back_what_it_moved_and_nothing_else(saver, tag):
     """By allocation: a tag of which a part was away is so again; what died or was resumed meanwhile is passed by."""
     with saver.region(tag):

@@ -69,7 +69,8 @@ def configure(
             same. Pinned backups are simply written again.
 
     Raises:
-        TypeError, ValueError: malformed sizes, switches that are no bool, a host_pool beyond the machine's RAM; a malformed variable of ebbtide's.
+        TypeError, ValueError: malformed sizes, switches that are no bool, a host_pool beyond the machine's RAM; a
+            malformed variable of ebbtide's.
         StoreError: no backup could be made in disk_directory, and nothing is set. Or the host has too little for
             host_pool; then all is set, and what was made stays.
     """

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import torch
 
 
-
 def stats() -> dict[str, int]:
     """The core's counters and sizes (bytes), and `pools_made`, the pools of regions. Empty where ebbtide is off."""
     if driver_choice.is_off():
