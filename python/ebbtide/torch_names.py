@@ -97,7 +97,7 @@ NAMES: tuple[Name, ...] = (
     Name("cuda.MemPool.id", "what torch calls a pool", is_cuda_only=True),
     Name("cuda.MemPool.use_count", "whether somebody else uses a pool", (), is_cuda_only=True),
     Name(
-        "cuda.MemPoolContext",
+        "_C._MemPoolContext",
         "makes a pool the thread's active one",
         ("",),
         until=(2, 8),
@@ -137,6 +137,14 @@ NAMES: tuple[Name, ...] = (
     Name("Tensor._indices", "a part of a sparse tensor", ()),
     Name("Tensor._values", "a part of a sparse tensor", ()),
     Name("Tensor._neg_view", "the negative of a backup's bytes", ()),
+    Name("Tensor._base", "what a view is of", is_of_instances=True),
+    Name("Tensor._is_view", "tells views", ()),
+    Name("Tensor._use_count", "how many hold a tensor", ()),
+    Name("_C._storage_Use_Count", "how many hold a storage", ("",)),
+    Name("_C._autograd.SavedTensor", "what a graph has saved"),
+    Name("_C.DisableTorchFunction", "lets subclasses be looked at"),
+    Name("_C._functorch.is_functorch_wrapped_tensor", "tells tensors of functorch", ("tensor",)),
+    Name("_is_functional_tensor", "tells functional tensors", ("tensor",)),
     Name("nn.Module._parameters", "a module's own parameters", is_of_instances=True),
     Name("nn.Module._buffers", "a module's own buffers", is_of_instances=True),
     # How `_torch` is compiled.

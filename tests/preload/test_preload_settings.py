@@ -15,7 +15,8 @@ def test_all_at_once_are_said_once_each_and_ignored(clients: Clients, way: str) 
     plain = clients.run(way, "take", "alloc", 6 * MIB, EBBTIDE_SIM_CAPACITY="")  # the default's
     done = clients.run(way, "take", "alloc", 6 * MIB, **bad_values())
     assert done.returncode == plain.returncode == 0
-    assert done.stdout.split()[-1] == plain.stdout.split()[-1], "the device's size"
+    if IS_SIMULATED:  # another program may use a GPU's memory meanwhile
+        assert done.stdout.split()[-1] == plain.stdout.split()[-1], "the device's size"
     said = [line for line in done.stderr.splitlines() if line.endswith("; it is ignored")]
     wanted = [sentence for variable, sentence in sentences().items() if variable not in KEPT]
     assert sorted(said) == sorted(f"ebbtide: {sentence}; it is ignored" for sentence in wanted)

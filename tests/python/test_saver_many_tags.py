@@ -224,17 +224,3 @@ def test_one_snapshot_is_split_by_pool(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "memory_snapshot", memory_snapshot_before_2_9)
     assert backend.segments_of([Pool(1)]) == [None], "torch before 2.9 does not tell which segments are a pool's"
-
-
-def test_a_capture_marks_pools_without_a_look_at_all():
-    class Pool:
-        def __init__(self, number):
-            self.id = (0, number)
-
-    shelf = leases.Shelf()
-    lents = [leases.LentPool(Pool(number), 0, 0, number) for number in range(3)]
-    for lent in lents:
-        shelf.give_back(leases.PoolKey(f"t{lent.number}", 1, 0), lent)
-    shelf.idle = None  # nobody calls it
-    shelf.begin_capture((0, 1))
-    assert [lent.is_captured for lent in lents] == [False, True, False]

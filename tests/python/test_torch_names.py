@@ -27,6 +27,7 @@ INSTANCES = {
     "_ops.OpOverload": lambda: torch.ops.aten.add.Tensor,
     "UntypedStorage": lambda: torch.UntypedStorage(1),
     "nn.Module": torch.nn.Module,
+    "Tensor": lambda: torch.empty(1),
 }
 PATTERNS = {
     "device": r"int\b|typing\.SupportsInt\b",
