@@ -8,6 +8,7 @@ What holds here:
   zeros, when its pool is leased again.
 - Nobody is lent a pool while it is looked at; a pool whose memory is away is entered by nobody.
 - A graph's replay uses what torch calls free: pools that a capture may have taken memory from are never looked at.
+- Who switches skip_unused off does not rely on what torch calls free: then nothing is looked at.
 - It saves memory and nothing else: whatever goes wrong here means that more is kept.
 """
 
@@ -26,7 +27,7 @@ _logger = logging.getLogger(__name__)
 def give_up(names: Sequence[str]) -> None:
     """Gives up the backups of segments of these tags (none: every tag) that are away and wholly free by now."""
     backend = pools.existing_backend()
-    if backend is None:
+    if backend is None or not _core.get_option("skip_unused"):
         return
     infos = find_tags(list(names))
     away = [tag for tag, info in infos.items() if info.stored_bytes or info.dropped_bytes or info.left_bytes]

@@ -63,7 +63,8 @@ def configure(
         skip_clean: whether a pause leaves out blocks of 2 MiB that did not change since their backup was made, by a
             seeded digest of 128 bits. A change within 16 bytes is always seen; that another one is missed has odds of
             about 2**-128 (an estimate, not a proof).
-        skip_unused: whether it leaves out blocks that torch holds free. Their content is gone then.
+        skip_unused: whether it leaves out blocks that torch holds free, and a resume segments of which all is free.
+            Their content is gone then.
         skip_constant: whether it keeps blocks of one repeated value of 16 bytes as that value.
         compare_bytes: whether, where a digest says that nothing changed, the bytes are copied and compared all the
             same. Pinned backups are simply written again.
