@@ -1,4 +1,5 @@
-/* ebbtide's settings: what there is to set, how a value looks, and setting it by name. A part of the C API, version 1; see ebbtide.h for its conventions.
+/* ebbtide's settings: what there is to set, how a value looks, and setting it by name. A part of the C API, version 1;
+ * see ebbtide.h for its conventions.
  *
  * csrc/base/settings.def is the list, docs/settings.md shows it.
  */
@@ -24,19 +25,21 @@ typedef struct ebbtide_setting {
   int32_t configurable; /* 1: ebbtide_configure takes it */
   int32_t run_option;   /* 1: `ebbtide run` has an option for it */
   const char* source;   /* what set the value that holds: "default", the variable, or "saver.configure(...)" */
-  const char*
-      problem; /* what is wrong with the variable, or with the folder of disk backups that something chose; "" for nothing */
+  const char* problem;  /* what is wrong with the variable, or with a chosen folder of disk backups; "" for nothing */
 } ebbtide_setting;
 typedef void (*ebbtide_visit_setting)(void* user, const ebbtide_setting* setting);
 /* Every setting, in the order of the documentation. Problems that are shown here are not written to stderr any more. */
 EBBTIDE_API ebbtide_status ebbtide_visit_settings(ebbtide_visit_setting visit, void* user, ebbtide_error* error);
 
-/* Whether text (size bytes) is a value of the setting: INVALID_ARGUMENT says why not, in a sentence that begins with label (NULL: the setting's name). disk_directory: STORE_ERROR where no backup could be
- * made there. Writes the value in its plain form to checked ("1.5KiB" is "1536"; NULL for none) and its length, without NUL, to *length (NULL for none); capacity counts the NUL. */
+/* Whether text (size bytes) is a value of the setting: INVALID_ARGUMENT says why not, in a sentence that begins with
+ * label (NULL: the setting's name). disk_directory: STORE_ERROR where no backup could be made there. Writes the value in
+ * its plain form to checked ("1.5KiB" is "1536"; NULL for none) and its length, without NUL, to *length (NULL for none);
+ * capacity counts the NUL. */
 EBBTIDE_API ebbtide_status ebbtide_check_setting(const char* name, const char* text, size_t size, const char* label,
                                                  char* checked, size_t capacity, size_t* length, ebbtide_error* error);
 
-/* Sets what saver.configure sets, from now on; value NULL: what `none` says. Errors are those of ebbtide_check_setting, and nothing is set then. */
+/* Sets what saver.configure sets, from now on; value NULL: what `none` says. Errors are those of ebbtide_check_setting,
+ * and nothing is set then. */
 EBBTIDE_API ebbtide_status ebbtide_configure(const char* name, const char* value, ebbtide_error* error);
 
 /* The folder of disk backups in force, whatever chose it: capacity of path in bytes, with the NUL. */

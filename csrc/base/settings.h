@@ -6,7 +6,8 @@
 #include <string>
 #include <string_view>
 
-// The settings that settings.def lists, and the one reading of their values. Whoever reads a variable of ebbtide's does it here.
+// The settings that settings.def lists, and the one reading of their values. Whoever reads a variable of ebbtide's does
+// it here.
 namespace ebbtide {
 
 enum class Setting {
@@ -15,7 +16,8 @@ enum class Setting {
 #undef EBBTIDE_SETTING
 };
 
-// kSize: "16GiB" or bytes. kFraction: a number from 0 to 1. kSwitch: 0 or 1. kChoice: one of some words. kCount: a whole number. kTag: base/tag.h. kFolder, kFile: a path.
+// kSize: "16GiB" or bytes. kFraction: a number from 0 to 1. kSwitch: 0 or 1. kChoice: one of some words. kCount: a
+// whole number. kTag: base/tag.h. kFolder, kFile: a path.
 enum class SettingKind { kSize, kFraction, kSwitch, kChoice, kCount, kTag, kFolder, kFile };
 
 struct SettingFacts {
@@ -38,7 +40,8 @@ const SettingFacts& facts_of(Setting setting) noexcept;
 const SettingFacts* find_setting(std::string_view name) noexcept;
 const char* name_of(SettingKind kind) noexcept;
 
-// The value in its plain form: bytes, "0.25", "1", a word in lower case, a path as it is. Spaces around it don't count, but for tags and paths. Throws InvalidArgument with one sentence that begins with
+// The value in its plain form: bytes, "0.25", "1", a word in lower case, a path as it is. Spaces around it don't count,
+// but for tags and paths. Throws InvalidArgument with one sentence that begins with
 // label, which is how the caller spells the setting.
 std::string check_setting(const SettingFacts& facts, std::string_view text, std::string_view label);
 
@@ -53,7 +56,8 @@ std::optional<std::string> read_variable(Setting setting);
 // The same as a number of bytes or a count, and of a switch.
 std::optional<uint64_t> read_number(Setting setting);
 bool read_switch(Setting setting, bool otherwise);
-// The index of the word among the values of a choice or a switch; -1 where it is unset or malformed. Takes no memory and says nothing: for the log, and for what runs before a program's start.
+// The index of the word among the values of a choice or a switch; -1 where it is unset or malformed. Takes no memory
+// and says nothing: for the log, and for what runs before a program's start.
 int word_index(Setting setting) noexcept;
 // Says of every malformed variable what read_variable would; not of the simulator's, which says so itself.
 void say_malformed_variables();

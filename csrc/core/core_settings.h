@@ -10,7 +10,8 @@ namespace ebbtide {
 
 class Saver;
 
-// text: in its plain form (check_setting), or none for what None means. Throws InvalidArgument where None means nothing; for the folder of disk backups the StoreError that a backup there would meet.
+// text: in its plain form (check_setting), or none for what None means. Throws InvalidArgument where None means
+// nothing; for the folder of disk backups the StoreError that a backup there would meet.
 void configure_setting(Saver& saver, Setting setting, const std::optional<std::string>& text);
 
 // What the variables say of them.
