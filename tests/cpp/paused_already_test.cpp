@@ -71,6 +71,7 @@ TEST_F(PausedAlreadyTest, WhatIsMadeInAPausedTagIsNotPausedYet) {
   EXPECT_EQ(pause({"w"}, BackupKind::kNone).totals().bytes, kChunk);
   EXPECT_EQ(host_bytes(second), 0u);
   EXPECT_EQ(host_bytes(first), kChunk);
+  note_dropped();
   resume();
   expect_resident("resumed");
 }
@@ -87,6 +88,7 @@ TEST_F(PausedAlreadyTest, Invariant3_AClaimThatIsAbandonedPausesAndResumesNothin
 // Every driver call of the pause, and of the resume, fails once; then what left is not lost to a pause without a backup.
 TEST_F(PausedAlreadyTest, Invariant3_AfterAFailureWhatLeftWholeIsPaused) {
   for (const bool is_resume : {false, true}) {
+    size_t failures = 0;
     for (uint64_t k = 1;; ++k) {
       SCOPED_TRACE((is_resume ? "resume, call " : "pause, call ") + std::to_string(k));
       start();
@@ -95,11 +97,10 @@ TEST_F(PausedAlreadyTest, Invariant3_AfterAFailureWhatLeftWholeIsPaused) {
       saver().engines.trim();
       sim().clear_log();
       sim().fail(nullptr, k, 999, 1);
-      bool has_failed = false;
       try {
         is_resume ? resume() : pause();
       } catch (const Error&) {
-        has_failed = true;
+        ++failures;
       }
       const bool was_reached = sim().calls(nullptr) >= k;
       sim().clear_failures();
@@ -113,12 +114,12 @@ TEST_F(PausedAlreadyTest, Invariant3_AfterAFailureWhatLeftWholeIsPaused) {
       }
       resume();
       expect_resident("resumed");
-      EXPECT_TRUE(has_failed || !was_reached || k > 1);
       if (HasFailure()) return;
       free_all();
       expect_nothing_left();
       if (!was_reached) break;
     }
+    EXPECT_GT(failures, 3u);
   }
 }
 

@@ -66,9 +66,7 @@ TEST_F(TrimAwayTest, WhatSomebodyLooksAtStaysReadableAndCounted) {
     EXPECT_EQ(std::memcmp(view->bytes(), before.data(), kChunk), 0);
     EXPECT_EQ(backup_bytes(), kChunk);
     bring_back(0);
-    note_dropped();
-    items_[0].content[0] = 0;
-    expect_bytes("zeros");
+    EXPECT_TRUE(is_zero(items_[0].address, kChunk));
     EXPECT_EQ(std::memcmp(view->bytes(), before.data(), kChunk), 0);
   }
   EXPECT_EQ(backup_bytes(), 0u);
