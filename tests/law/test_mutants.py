@@ -116,7 +116,7 @@ TOY = {
 TEST(CalcTest, IsBelow) { return is_below(1, 2) && !is_below(2, 2) ? 0 : 1; }
 int main() { return CalcTestIsBelow(); }
 """,
-    "tests/python/test_core_property.py": """\
+    "tests/python/test_saver_operations.py": """\
 import ctypes, os
 from pathlib import Path
 def test_toy():
@@ -168,7 +168,7 @@ def test_the_tool_on_a_toy_tree(toy: Path, capsys: pytest.CaptureFixture[str]) -
     assert status == 1
     assert outcomes == {
         2: {"killed the tests that name it: CalcTest.IsBelow"},
-        3: {"killed the Python tests: tests/python/test_core_property.py::test_toy"},
+        3: {"killed the Python tests: tests/python/test_saver_operations.py::test_toy"},
         4: {"survived"},
     }
     said = capsys.readouterr().out

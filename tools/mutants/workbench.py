@@ -75,6 +75,8 @@ class Workbench:
         self.environment = os.environ | {
             "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(paths),
+            # Otherwise a library that is less than a second newer than the installed one is left out.
+            "CMAKE_INSTALL_ALWAYS": "1",
         }
         self._seconds: dict[Stage, float] = {}
 
