@@ -31,8 +31,9 @@ def test_which_programs_are_pauseable(environment, library, expected):
 
 
 def test_a_program_that_is_not_pauseable_is_not_touched(saver, tag, monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    if saver.device != "cuda":
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(detour, "_Pools", None)
     assert program.own() is None
     with saver.region(tag):

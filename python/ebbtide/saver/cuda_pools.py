@@ -90,10 +90,11 @@ class CudaPools:
     def make(self, slot: int, device: int, tag: str) -> CudaPool:
         """See PoolBackend."""
         allocator = find("_C._cuda_customAllocator")(*_core.torch_functions(slot))
-        with _MadeOn(device):
-            mem_pool = torch.cuda.MemPool(allocator)
         _keep_for_ever(allocator)  # torch before 2.10 holds the bare pointer
-        _keep_for_ever(mem_pool)
+        mem_pool = torch.cuda.MemPool.__new__(torch.cuda.MemPool)
+        _keep_for_ever(mem_pool)  # before it is one: an interrupt while it is made must not let it die
+        with _MadeOn(device):
+            mem_pool.__init__(allocator)
         pool = CudaPool(mem_pool, device)
         # Begin without release: the use count that is never given back.
         _core.call_together((self._begin, (device, pool.id)), (self._end, (device, pool.id)))

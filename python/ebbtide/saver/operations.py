@@ -44,6 +44,7 @@ def _pause(names: list[str], code: int, missing_ok: bool, moved: "_core.Moved | 
     if driver_choice.is_off():
         return Report("pause")
     forget_workspaces()
+    pending.wait_for(names)
     with moves.Answered([("pause", names)], missing_ok), detour.lock_for(names), detour.around_pause(names):
         dead.give_up(names)
         ranges, as_of = unused.find(names, code)

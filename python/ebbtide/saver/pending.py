@@ -157,13 +157,13 @@ class Pending:
 
 
 _lock = make_lock()
-_under_way: "set[_core.Pending]" = set()
+_under_way: "dict[_core.Pending, frozenset[str]]" = {}  # with their tags; none: all
 
 
 def start(core: "_core.Pending", names: list[str], answered: moves.Answered, hold_stream: bool) -> Pending:
     """What `resume(wait=False)` returns; where there are no streams, once the bytes are there. It runs the hooks that
     `answered` would."""
-    _keep(core)
+    _keep(core, names)
     pauses = {tag: _core.pause_count(tag) for _, tags in answered.reached for tag in tags}
 
     def find_devices() -> Iterable[int]:
@@ -205,12 +205,21 @@ def _wait_quietly(core: "_core.Pending") -> None:
         core.wait()
 
 
-def _keep(core: "_core.Pending") -> None:
+def _keep(core: "_core.Pending", names: list[str]) -> None:
     """Whoever drops a core's handle waits for it: so it is dropped when it is over."""
     with _lock:
-        over = {other for other in _under_way if other.is_over()}
-        _under_way.difference_update(over)
-        _under_way.add(core)
+        for other in [other for other in _under_way if other.is_over()]:
+            del _under_way[other]
+        _under_way[core] = frozenset(names)
+
+
+def wait_for(names: list[str]) -> None:
+    """Waits for the resumes under way of these tags (none: all), as a pause of them would: then it is known what it
+    moves, and whose hooks run."""
+    with _lock:
+        concerned = [core for core, its in _under_way.items() if not names or not its or not its.isdisjoint(names)]
+    for core in concerned:
+        _wait_quietly(core)
 
 
 def is_on_its_way(address: int, size_bytes: int) -> bool:
