@@ -159,7 +159,7 @@ void Operation::forget_unmoved() noexcept {
   for (const auto& part : selection_.parts) {
     if (part.kind != OperationKind::kPause) continue;
     for (const auto& allocation : part.allocations) {
-      if (!allocation->is_away()) request_.moved->forget(*allocation);
+      if (!allocation->wants_resume()) request_.moved->forget(*allocation);
     }
   }
 }

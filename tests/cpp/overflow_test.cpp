@@ -289,9 +289,10 @@ TEST_F(OverflowTest, AFractionIsReadAlikeInEveryLocale) {
   };
   EXPECT_EQ(read("0.25"), 0.25);
   EXPECT_EQ(read("2.5e-1"), 0.25);
+  EXPECT_EQ(read(" 0.25 "), 0.25);
   EXPECT_EQ(read("1"), 1.0);
   EXPECT_EQ(read("0"), 0.0);
-  for (const char* text : {"0,25", "0x.4", " 0.25", "0.25 ", "nan", "1.5", "-1", "x"}) {
+  for (const char* text : {"0,25", "0x.4", "0. 25", "nan", "1.5", "-1", "x"}) {
     EXPECT_EQ(read(text), policy::kDefaultWholeFraction) << text;
   }
   ::unsetenv("EBBTIDE_WHOLE_FRACTION");

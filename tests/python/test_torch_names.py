@@ -97,7 +97,7 @@ def find_fault(row, root=torch):
     if path.startswith("_subclasses."):
         importlib.import_module(FAKE_TENSOR)
     owner = root
-    for part in path.split("."):
+    for part in path.split(".") if path else ():
         if not hasattr(owner, part):
             return f"torch has no {row.path}"
         owner = getattr(owner, part)

@@ -48,7 +48,12 @@ class TorchModel:
         set_name(bindings, "_cuda_customAllocator", lambda malloc, free: (malloc, free))
         set_name(bindings, "_cuda_maybeExchangeDevice", lambda device: setattr(self, "device", device))
         set_name(bindings, "_cuda_setDevice", lambda device: setattr(self, "device", device))
-        set_name(torch.cuda, "MemPool", lambda allocator: ModelPool(self, allocator))
+
+        class MemPool(ModelPool):
+            def __init__(pool, allocator):  # noqa: N805 - self is the model
+                super().__init__(self, allocator)
+
+        set_name(torch.cuda, "MemPool", MemPool)
         set_name(torch.cuda, "graph_pool_handle", self.make_bare_id)
         set_name(torch.cuda, "current_device", lambda: self.device)
         set_name(torch.cuda, "device_count", lambda: 2)

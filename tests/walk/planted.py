@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from ebbtide import _core, saver
-from ebbtide.saver import moves, regions
+from ebbtide.saver import hooks, regions
 
 from . import shrink
 
@@ -78,7 +78,8 @@ def _leaves_a_lease() -> None:
 
 
 def _forgets_hooks() -> None:
-    moves.run_after = lambda concerned: None
+    right = hooks.calls
+    hooks.calls = lambda *moved: [] if moved[0][0].startswith("after") else right(*moved)  # type: ignore[assignment]
 
 
 def _takes_what_is_unknown() -> None:

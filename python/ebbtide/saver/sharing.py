@@ -1,9 +1,8 @@
-"""Sending a region's tensor to another process is an error of ours that names the tag.
+"""Sending a region's CUDA tensor to another process is an error of ours that names the tag.
 
-CUDA can't export memory that is mapped as regions map theirs: torch's own error is "invalid argument". On the simulated
-device torch would move the tensor into shared memory, silently out of its region.
-
-All of `torch.multiprocessing`, and `share_memory_`, go through these methods of a storage (torch 2.6 to 2.15).
+CUDA can't export memory that is mapped as regions map theirs: torch's own error is "invalid argument". All of
+`torch.multiprocessing` goes through this method of a storage. CPU tensors, on the simulated device, are left to torch,
+which moves them into shared memory and so out of their region.
 """
 
 import functools
@@ -14,7 +13,7 @@ import torch
 from ebbtide import _core
 from ebbtide.errors import StateError
 
-METHODS = ("_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_")
+METHODS = ("_share_cuda_",)
 
 
 def install(owner: type = torch.UntypedStorage) -> None:
