@@ -159,7 +159,7 @@ FrameStack& FrameStack::mine() {
   auto& stacks = all_stacks();
   std::erase_if(stacks, [](const std::weak_ptr<FrameStack>& other) { return other.expired(); });
   stacks.push_back(*made);
-  (void)made.release();  // the capsule's
+  [[maybe_unused]] const auto* const the_capsules = made.release();
   if (PyDict_SetItemString(state, kName, capsule.ptr()) != 0) throw py::error_already_set();
   return stack;
 }

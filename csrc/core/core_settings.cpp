@@ -38,7 +38,7 @@ void apply(Saver& saver, Setting setting, const std::optional<std::string>& text
     case Setting::kReserve: return saver.overflow.reserve_bytes.store(size_of(text));
     case Setting::kHostPool: return saver.host_pool.set_capacity(size_of(text));
     case Setting::kSharedHandle: return saver.shared_handle_bytes.store(size_of(text));
-    case Setting::kWholeFraction: return saver.overflow.whole_fraction.store(fraction_of(*text));
+    case Setting::kWholeFraction: return saver.overflow.whole_fraction.store(fraction_of(text.value_or("")));
     case Setting::kSkipClean: return saver.skip.clean.store(is_on);
     case Setting::kSkipUnused: return saver.skip.unused.store(is_on);
     case Setting::kSkipConstant: return saver.skip.constant.store(is_on);
