@@ -27,7 +27,7 @@ BENCH_ARGS ?=
 include tools/build.mk
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help demo test test-cpp test-python walk gpu-test matrix lint bench tidy format ptx asan tsan mutants wheel-test clean
+.PHONY: FORCE help demo test test-cpp test-python walk gpu-test matrix lint docs bench tidy format ptx asan tsan mutants wheel-test clean
 
 help: ## List these targets
 	@echo "Usage: make TARGET [SYSTEM=1] [PYTHON=python3] [JOBS=n]"
@@ -68,6 +68,9 @@ format: $(LINTERS) ## Rewrite sources in the project's format
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP_FILES)
+
+docs: $(DOC_TOOLS) $(INSTALLED) ## The documentation site, in build/docs; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 tidy: $(LINTERS) $(BUILD_TOOLS) ## clang-tidy over the C++ sources
 	@$(CMAKE_CONFIGURE) -S . -B build/tidy -DEBBTIDE_OFFLINE=ON >/dev/null

@@ -11,6 +11,7 @@ say = @echo '== $(1)' >&2
 BIN := .venv/bin
 LINTERS := .venv/.lint-tools
 PTX_TOOLS := .venv/.ptx-tools
+DOC_TOOLS := .venv/.doc-tools
 
 ifeq ($(SYSTEM),)
   PY := $(BIN)/python
@@ -69,6 +70,11 @@ PIP_BUILD = PATH="$(TOOL_PATH)" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PY) -m pip 
 .venv/.lint-tools: .venv/.created requirements/lint.txt
 	$(call say,Installing the formatters and checkers into .venv)
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/lint.txt
+	@touch $@
+
+.venv/.doc-tools: .venv/.created requirements/docs.txt
+	$(call say,Installing the documentation tools into .venv)
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/docs.txt
 	@touch $@
 
 .venv/.ptx-tools: .venv/.created requirements/ptx.txt

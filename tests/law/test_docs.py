@@ -170,3 +170,12 @@ def test_a_planted_variable_is_found(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
     assert sorted(variables_read(tmp_path)) == ["EBBTIDE_ONE", "EBBTIDE_THREE", "EBBTIDE_TWO"]
+
+
+def test_the_api_page_has_every_public_name(root: Path) -> None:
+    saver = importlib.import_module("ebbtide.saver")
+    page = (root / "docs/api.md").read_text()
+    values = {"device", "timeline"}  # said in the page's own words
+    shown = set(re.findall(r"^::: ebbtide\.saver\.(\w+)$", page, re.MULTILINE))
+    assert shown == set(saver.__all__) - values
+    assert all(f"`saver.{name}`" in page for name in values)
