@@ -41,9 +41,11 @@ def parse_arguments() -> argparse.Namespace:
     run.add_argument("--timeout", type=float, default=300, help="seconds that one process may take")
     run.add_argument("--plots", action="store_true", help="draw the plots as well; needs --out")
     provenance.add_arguments(run)
-    for name, text in (("table", "show results"), ("plots", "draw results, beside their JSON")):
+    for name, text in (("table", "show results"), ("plots", "draw results as SVG")):
         command = commands.add_parser(name, help=text)
         command.add_argument("files", nargs="+", type=Path, metavar="FILE")
+        if name == "plots":
+            command.add_argument("--out", type=Path, help="a folder; by default the drawings lie beside their JSON")
     merge = commands.add_parser("merge", help="several runs of one revision on one kind of machine as one result")
     merge.add_argument("files", nargs="+", type=Path, metavar="FILE")
     merge.add_argument("--out", type=Path, required=True, help="a file, or a folder for NAME.json")
@@ -111,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     table.show(document)
     if file:
         print(f"written: {file}")
-        for line in plots.draw(document, file) if arguments.plots else ():
+        for line in plots.draw(document, file.stem, file.parent) if arguments.plots else ():
             print(line)
     failures = find_failures(runner.entries)
     left_out = [name for name, entry in runner.entries.items() if entry["status"] == "left out"]
@@ -166,7 +168,7 @@ def main() -> int:
         else:  # needs neither torch nor ebbtide
             from benchmarks import plots
 
-            print("\n".join(plots.draw(document, file)))
+            print("\n".join(plots.draw(document, file.stem, arguments.out or file.parent)))
     return 0
 
 

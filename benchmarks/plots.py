@@ -1,6 +1,6 @@
-"""Drawings of results, made from their JSON on any machine that has matplotlib: PNG and SVG beside the JSON.
+"""Drawings of results, made from their JSON on any machine that has matplotlib, as SVG.
 
-- bars: what each work reaches, against the link's limit
+- bars: seconds beside the rivals; what the README shows
 - sizes: GB/s over size
 """
 
@@ -14,18 +14,23 @@ from benchmarks.goals import Entries, median_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMATS = ("png", "svg")
-# Rows whose rate is one of bytes over the link, in the order of the bars.
-BARS = (
-    "first pause",
-    "first pause after prepare",
-    "resume, host memory given back",
-    "steady pause",
-    "steady resume",
-    "swap of two tags",
-    "pause, disk",
-    "resume, disk",
-)
+# What the chart of the front page compares: its words, the benchmark's row, and whose rows are one bar.
+GROUPS = {
+    "first pause": "first pause",
+    "resume": "resume, host memory given back",
+    "repeated pause": "steady pause",
+    "repeated pause,\nnothing changed": "pause, nothing changed",
+    "repeated resume": "steady resume",
+}
+COMPARED = {
+    "ebbtide": ("ebbtide", "ebbtide, retain"),
+    "torch_memory_saver": ("torch_memory_saver",),
+    "vLLM sleep mode's way": ("vllm_sleep",),
+    "tensor.cpu() and .cuda()": ("plain_copy",),
+}
+# They copy everything each time, so an unchanged tag takes them what a changed one does.
+UNCHANGED, CHANGED = "pause, nothing changed", "steady pause"
+INK = "#808080"  # reads on light and dark backgrounds
 COLORS = ("#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#999999", "#009e73", "#cc79a7")
 
 
@@ -55,38 +60,55 @@ def link_rate(entries: Entries, direction: str) -> float | None:
     return None if seconds is None else entries["limits.link"]["bytes"] / seconds / 1e9
 
 
-def bars_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows to draw; work by work."""
-    drawable = [row for row in rows if row.get("bytes_per_second") and row["status"] == "ok"]
-    return [row for work in BARS for row in drawable if row["work"] == work]
+def compared_seconds(rows: list[dict[str, Any]], work: str, who: tuple[str, ...]) -> float | None:
+    """The median of a work; None where it was not measured."""
+    sound = [row for row in rows if row["status"] == "ok" and row["who"] in who and row.get("seconds")]
+    found = [row["seconds"]["median"] for row in sound if row["work"] == work]
+    if not found and work == UNCHANGED:
+        return compared_seconds(rows, CHANGED, who)
+    return found[0] if found else None
 
 
 def draw_bars(document: dict[str, Any]) -> "Figure":
-    """A bar for each row with a rate, its spread as a line, and the link's rates across all of them."""
-    bars = bars_of(document["result"]["rows"])
-    if not bars:
-        raise NotDrawnError("no work of these results has a rate: run first_pause or steady")
-    figure = new_figure(10, 1.5 + 0.32 * len(bars))
+    """Seconds beside the rivals, on a logarithmic axis."""
+    rows = document["result"]["rows"]
+    seconds = {
+        (group, name): found
+        for group, work in GROUPS.items()
+        for name, who in COMPARED.items()
+        if (found := compared_seconds(rows, work, who)) is not None
+    }
+    if not any(name == "ebbtide" for _, name in seconds):
+        raise NotDrawnError("no work of these results compares with a rival: run first_pause or steady")
+    figure = new_figure(8.5, 5.5)
     axes = figure.subplots()
-    names = list(dict.fromkeys(row["who"].partition(",")[0] for row in bars))
-    for place, row in enumerate(bars):
-        rates = {key: row["bytes"] / row["seconds"][key] / 1e9 for key in ("median", "least", "most")}
-        color = COLORS[names.index(row["who"].partition(",")[0]) % len(COLORS)]
-        axes.barh(place, rates["median"], color=color)
-        axes.plot([rates["most"], rates["least"]], [place, place], color="black", linewidth=1)
-        axes.text(rates["least"], place, f" {rates['median']:.3g}", va="center", fontsize=8)
-    axes.set_yticks(range(len(bars)), [f"{row['work']}: {row['who']}" for row in bars], fontsize=8)
+    for number, (name, color) in enumerate(zip(COMPARED, COLORS, strict=False)):
+        bars = [(place, seconds[group, name]) for place, group in enumerate(GROUPS) if (group, name) in seconds]
+        at = [place + (number - (len(COMPARED) - 1) / 2) * 0.2 for place, _ in bars]
+        axes.barh(at, [value for _, value in bars], height=0.18, color=color, label=name)
+        for y, (_, value) in zip(at, bars, strict=True):
+            axes.text(value * 1.06, y, f"{value:#.2g}".rstrip(".") + " s", va="center", fontsize=8, color=INK)
+    axes.set_xscale("log")
+    axes.set_xlim(min(seconds.values()) / 2, max(seconds.values()) * 2.5)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_yticks(range(len(GROUPS)), list(GROUPS))
     axes.invert_yaxis()
-    for direction, style in (("to_host", "--"), ("to_device", ":")):
-        rate = link_rate(document["result"]["measured"], direction)
-        if rate is not None:
-            name = f"link, {direction.replace('_', ' ')}: {rate:.3g} GB/s"
-            axes.axvline(rate, color="black", linestyle=style, label=name)
-    axes.set_xlabel("GB/s (median; line: least to most)")
-    axes.set_title(title_of(document), fontsize=9)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, loc="lower right")
+    axes.set_xlabel(f"seconds, logarithmic ({title_of(document)})", fontsize=8)
+    axes.grid(visible=False)
+    legend = axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False)
+    paint(axes, [*legend.get_texts()])
     return figure
+
+
+def paint(axes: Any, texts: list[Any]) -> None:
+    """Inks that read on light and dark, over no background of their own."""
+    axes.figure.patch.set_alpha(0)
+    axes.patch.set_alpha(0)
+    axes.tick_params(colors=INK, which="both")
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    for text in (axes.xaxis.label, *axes.get_yticklabels(), *texts):
+        text.set_color(INK)
 
 
 def curve_of(entry: dict[str, Any], metric: str) -> list[tuple[int, float, float, float]]:
@@ -143,15 +165,15 @@ def title_of(document: dict[str, Any]) -> str:
 DRAWINGS = {"bars": draw_bars, "sizes": draw_sizes}
 
 
-def draw(document: dict[str, Any], beside: Path) -> Iterator[str]:
-    """Draws what the results allow; gives a sentence for each file, or for each drawing that can't be made."""
-    for name, make in DRAWINGS.items():
+def draw(document: dict[str, Any], name: str, folder: Path) -> Iterator[str]:
+    """Draws what the results allow as `folder`/`name`-KIND.svg; gives a sentence for each file, or for each drawing
+    that can't be made."""
+    for kind, make in DRAWINGS.items():
         try:
             figure = make(document)
         except NotDrawnError as reason:
-            yield f"no {name}: {reason}"
+            yield f"no {kind}: {reason}"
             continue
-        for suffix in FORMATS:
-            file = beside.with_name(f"{beside.stem}-{name}.{suffix}")
-            figure.savefig(file, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
-            yield f"drawn: {file}"
+        file = folder / f"{name}-{kind}.svg"
+        figure.savefig(file, metadata={"Date": None})
+        yield f"drawn: {file}"

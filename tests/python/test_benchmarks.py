@@ -151,8 +151,7 @@ def test_plots_are_drawn_from_the_json(whole: Run, run_module) -> None:
     drawn = run_module("benchmarks", "plots", str(whole.file))
     assert drawn.returncode == 0, drawn.stderr
     for name in ("bars", "sizes"):
-        png, svg = (whole.file.with_name(f"{whole.file.stem}-{name}.{suffix}") for suffix in ("png", "svg"))
-        assert png.read_bytes().startswith(b"\x89PNG") and "<svg" in svg.read_text()
+        assert "<svg" in whole.file.with_name(f"{whole.file.stem}-{name}.svg").read_text()
 
 
 def test_chosen_works_bring_what_they_are_compared_with(run_module, tmp_path: Path) -> None:

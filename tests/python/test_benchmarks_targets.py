@@ -178,7 +178,7 @@ def test_drawings_that_cannot_be_made_say_why(monkeypatch: pytest.MonkeyPatch, t
     from benchmarks import plots
 
     empty = {"provenance": {}, "result": {"rows": [], "measured": {}, "is_small": True}}
-    assert [line.partition(":")[0] for line in plots.draw(empty, tmp_path / "x.json")] == ["no bars", "no sizes"]
+    assert [line.partition(":")[0] for line in plots.draw(empty, "x", tmp_path)] == ["no bars", "no sizes"]
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(plots.NotDrawnError, match="pip install matplotlib"):
         plots.new_figure(1, 1)
