@@ -1,4 +1,4 @@
-"""mkdocs hook: pages that live outside docs/ (README.md and its like) join the site, with their links led to its pages."""
+"""mkdocs hook: pages outside docs/ (README.md and its like) join the site, with their links led to its pages."""
 
 import posixpath
 import re
