@@ -312,7 +312,7 @@ def test_hold_stream(streams, saver, tag, monkeypatch):
 def test_at_exit_all_are_waited_for():
     cores = [ModelCore(), ModelCore(DriverError("planted"))]
     for core in cores:
-        pending._keep(core)
+        pending._keep(core, [])
     pending._wait_for_all()
     assert all(core.is_finished for core in cores)
     pending._under_way.clear()
