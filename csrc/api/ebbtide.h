@@ -355,7 +355,8 @@ typedef struct ebbtide_tag_info {
 #define EBBTIDE_TAG_INFO_INIT {sizeof(ebbtide_tag_info), NULL, EBBTIDE_EMPTY, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 typedef void (*ebbtide_visit_tag)(void* user, const ebbtide_tag_info* info);
 EBBTIDE_API ebbtide_status ebbtide_visit_tags(ebbtide_visit_tag visit, void* user, ebbtide_error* error);
-/* The one tag of this name, at the same cost with any number of tags. *found is 0 and *info, which may be NULL, untouched where nobody ever named it. */
+/* The one tag of this name, at the same cost with any number of tags. *found is 0 and *info, which may be NULL, untouched where nobody ever named it. With found NULL that is the STATE_ERROR of an operation, which
+ * lists the known ones. */
 EBBTIDE_API ebbtide_status ebbtide_query_tag(const char* tag, int* found, ebbtide_tag_info* info, ebbtide_error* error);
 typedef void (*ebbtide_visit_allocation)(void* user, const ebbtide_allocation_info* info);
 EBBTIDE_API ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_visit_allocation visit, void* user,

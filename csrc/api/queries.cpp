@@ -64,14 +64,14 @@ ebbtide_status ebbtide_visit_tags(ebbtide_visit_tag visit, void* user, ebbtide_e
 ebbtide_status ebbtide_query_tag(const char* tag, int* found, ebbtide_tag_info* info, ebbtide_error* error) {
   return guarded(error, [&] {
     require(tag != nullptr, "tag is null");
-    require(found != nullptr, "found is null");
     if (info != nullptr) api::require_size(info->struct_size, api::kLeastTagInfo, "ebbtide_tag_info");
     require_not_forked();
     ebbtide_tag_info filled = EBBTIDE_TAG_INFO_INIT;
-    const bool is_known =
-        Saver::instance().registry.visit_tag(tag, [&](const Tag& known) { filled = describe(known); });
+    const Registry& registry = Saver::instance().registry;
+    const auto fill = [&](const Tag& known) { filled = describe(known); };
+    const bool is_known = registry.visit_tag(tag, fill, /*is_required=*/found == nullptr);
     if (is_known && info != nullptr) api::write_struct(info, filled, api::kLeastTagInfo, "ebbtide_tag_info");
-    *found = is_known ? 1 : 0;
+    if (found != nullptr) *found = is_known ? 1 : 0;
   });
 }
 

@@ -97,6 +97,10 @@ std::optional<TagRecord> query_tag(const std::string& tag) {
   return read_tag(info);
 }
 
+void require_tag(const std::string& tag) {
+  call([&](ebbtide_error* error) { return ebbtide_query_tag(tag.c_str(), nullptr, nullptr, error); });
+}
+
 std::vector<AllocationRecord> allocations(const std::optional<std::string>& tag) {
   std::vector<AllocationRecord> found;
   const auto add = [](void* user, const ebbtide_allocation_info* info) {
@@ -199,6 +203,7 @@ void register_queries(py::module_& module) {
       py::arg("path"));
   module.def("tags", &tags);
   module.def("query_tag", &query_tag, py::arg("tag"));
+  module.def("require_tag", &require_tag, py::arg("tag"));
   module.def("allocations", &allocations, py::arg("tag") = py::none());
   module.def("events", &events, py::arg("after_sequence") = 0);
   module.def("stats", &stats);

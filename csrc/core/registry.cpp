@@ -207,9 +207,11 @@ void Registry::visit_tags(const std::function<void(const Tag&)>& visit) const {
   for (const auto& [name, tag] : tags_) visit(*tag);
 }
 
-bool Registry::visit_tag(const std::string& name, const std::function<void(const Tag&)>& visit) const {
+bool Registry::visit_tag(const std::string& name, const std::function<void(const Tag&)>& visit,
+                         bool is_required) const {
   const std::lock_guard lock(mutex_);
   const auto found = tags_.find(name);
+  if (found == tags_.end() && is_required) throw_unknown(name);
   if (found == tags_.end()) return false;
   visit(*found->second);
   return true;

@@ -150,8 +150,8 @@ class Registry {
 
   // visit must not call back into the registry.
   void visit_tags(const std::function<void(const Tag&)>& visit) const;
-  // Only the tag of this name; false if there is none.
-  bool visit_tag(const std::string& name, const std::function<void(const Tag&)>& visit) const;
+  // Only the tag of this name; false if there is none, or a StateError if there must be.
+  bool visit_tag(const std::string& name, const std::function<void(const Tag&)>& visit, bool is_required = false) const;
   // What is on devices now: a row for each tag and device that ever had anything, in the order in which they had.
   std::vector<HeldBytes> held() const;
   // How many tags and allocations were looked at for all calls so far, but for what finds one by its name or address: tests hold its growth.

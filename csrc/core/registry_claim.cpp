@@ -12,10 +12,11 @@ namespace ebbtide {
 
 void Registry::throw_unknown(const std::string& name) const {
   constexpr size_t kMaxListed = 20;
+  constexpr size_t kMaxListedBytes = 600;  // an ebbtide_error holds 1023, and the rest of the sentence matters more
   std::string known;
   size_t listed = 0;
   for (const auto& [tag_name, tag] : tags_) {
-    if (listed == kMaxListed) {
+    if (listed == kMaxListed || known.size() + tag_name.size() > kMaxListedBytes) {
       known += ", and " + std::to_string(tags_.size() - listed) + " more";
       break;
     }

@@ -195,7 +195,8 @@ static void bad_queries(void) {
   int found = 9;
   ebbtide_tag_info info = EBBTIDE_TAG_INFO_INIT;
   REFUSED(ebbtide_query_tag(NULL, &found, &info, &error));
-  REFUSED(ebbtide_query_tag("w", NULL, &info, &error));
+  EXPECT(EBBTIDE_STATE_ERROR, ebbtide_query_tag("unknown", NULL, &info, &error));
+  CHECK(strstr(error.message, "no region was ever named 'unknown'; known tags: ") != NULL && info.tag == NULL);
   info.struct_size = 8;
   REFUSED(ebbtide_query_tag("w", &found, &info, &error));
   CHECK(found == 9);

@@ -1,5 +1,6 @@
 """The one rule for tags, over all of Unicode."""
 
+import re
 import sys
 import unicodedata
 
@@ -51,12 +52,18 @@ def test_what_looks_like_another_tag_is_refused_everywhere(saver, tag):
             use(tag)
 
 
-def test_an_unknown_tag_is_worded_in_one_way(saver):
-    with saver.region("known"):
-        pass
+@pytest.mark.parametrize("known", ["short", "long" * 14])
+def test_an_unknown_tag_is_worded_in_one_way(saver, known):
+    """However many there are, and however long: an error of the C API has 1,023 bytes."""
+    for number in range(25):
+        with saver.region(f"{known} {number}".strip()):
+            pass
     said = set()
     for use in (saver.pause, saver.resume, saver.prepare, saver.trim, saver.promote, saver.is_paused):
         with pytest.raises(StateError, match="no region was ever named 'never'; known tags: ") as error:
             use("never")
         said.add(str(error.value))
-    assert len(said) == 1
+    (sentence,) = said
+    listed, others = re.fullmatch(r".*; known tags: ('.*'), and (\d+) more\. .*missing_ok", sentence).groups()
+    assert 1 <= len(listed.split("', '")) <= 20
+    assert len(listed.split("', '")) + int(others) == len(saver.tags())

@@ -3,9 +3,6 @@
 from collections.abc import Sequence
 
 from ebbtide import _core
-from ebbtide.errors import StateError
-
-_LISTED_TAGS = 20
 
 
 def find_tags(names: Sequence[str]) -> "dict[str, _core.TagInfo]":
@@ -30,12 +27,4 @@ def check_known(names: Sequence[str]) -> None:
         StateError: an unknown tag; it lists the known ones.
     """
     for name in names:
-        if _core.query_tag(name) is None:
-            known = [info.tag for info in _core.tags()]
-            listed = ", ".join(f"'{tag}'" for tag in known[:_LISTED_TAGS])
-            more = f", and {len(known) - _LISTED_TAGS} more" if len(known) > _LISTED_TAGS else ""
-            # As the core says it.
-            raise StateError(
-                f"no region was ever named '{name}'; known tags: {listed or 'none'}{more}. "
-                "Operations skip unknown ones with missing_ok"
-            )
+        _core.require_tag(name)
