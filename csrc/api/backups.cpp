@@ -25,8 +25,8 @@ api::Handles<ebbtide_backup>& backups() {
 
 extern "C" {
 
-ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, int32_t /*writable*/, void** bytes,
-                                 ebbtide_backup** backup, ebbtide_error* error) {
+ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, void** bytes, ebbtide_backup** backup,
+                                 ebbtide_error* error) {
   return guarded(error, [&] {
     require(bytes != nullptr && backup != nullptr, "bytes or backup is null");
     require_not_forked();

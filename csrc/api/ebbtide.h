@@ -332,10 +332,10 @@ EBBTIDE_API ebbtide_status ebbtide_commit(ebbtide_operation* operation, ebbtide_
 EBBTIDE_API ebbtide_status ebbtide_abandon(ebbtide_operation* operation, ebbtide_error* error);
 
 /* The stored bytes of [address, address + size), which must lie in one allocation: *bytes is NULL while any of it is resident or dropped. They stay readable until ebbtide_release_backup, also after a resume. What
- * is written there until then, and before the resume, comes back with it, whatever writable says; not while an operation on the tag runs. The next pause copies these blocks, changed or not. A backup that somebody
+ * is written there until then, and before the resume, comes back with it; not while an operation on the tag runs. The next pause copies these blocks, changed or not. A backup that somebody
  * still looks at is not retained by a resume. Waits for an operation on the tag. */
 typedef struct ebbtide_backup ebbtide_backup;
-EBBTIDE_API ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, int32_t writable, void** bytes,
+EBBTIDE_API ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, void** bytes,
                                              ebbtide_backup** backup, ebbtide_error* error);
 EBBTIDE_API void ebbtide_release_backup(ebbtide_backup* backup);
 

@@ -192,9 +192,8 @@ class BackupView {
 std::optional<BackupView> backup_of(uint64_t address, uint64_t size_bytes, bool is_writable) {
   void* bytes = nullptr;
   ebbtide_backup* backup = nullptr;
-  call([&](ebbtide_error* error) {
-    return ebbtide_backup_of(as_pointer(address), size_bytes, is_writable ? 1 : 0, &bytes, &backup, error);
-  });
+  call(
+      [&](ebbtide_error* error) { return ebbtide_backup_of(as_pointer(address), size_bytes, &bytes, &backup, error); });
   if (bytes == nullptr) return std::nullopt;
   return BackupView(bytes, size_bytes, is_writable, backup);
 }

@@ -197,12 +197,12 @@ static void bad_look_ups(void) {
 
   void* bytes = address;
   ebbtide_backup* backup = (ebbtide_backup*)0x10;
-  REFUSED(ebbtide_backup_of(address, 1, 0, NULL, &backup, &error));
-  REFUSED(ebbtide_backup_of(address, 1, 0, &bytes, NULL, &error));
-  REFUSED(ebbtide_backup_of(&found, 1, 0, &bytes, &backup, &error));
-  REFUSED(ebbtide_backup_of(address, CHUNK + 1, 0, &bytes, &backup, &error));
-  REFUSED(ebbtide_backup_of(address + CHUNK - 1, UINT64_MAX, 0, &bytes, &backup, &error));
-  EXPECT(EBBTIDE_OK, ebbtide_backup_of(address, CHUNK, 0, &bytes, &backup, &error));
+  REFUSED(ebbtide_backup_of(address, 1, NULL, &backup, &error));
+  REFUSED(ebbtide_backup_of(address, 1, &bytes, NULL, &error));
+  REFUSED(ebbtide_backup_of(&found, 1, &bytes, &backup, &error));
+  REFUSED(ebbtide_backup_of(address, CHUNK + 1, &bytes, &backup, &error));
+  REFUSED(ebbtide_backup_of(address + CHUNK - 1, UINT64_MAX, &bytes, &backup, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_backup_of(address, CHUNK, &bytes, &backup, &error));
   CHECK(bytes == NULL && backup == NULL); /* resident */
   ebbtide_release_backup(NULL);
   ebbtide_release_backup((ebbtide_backup*)0x10);

@@ -101,7 +101,7 @@ static void ask_for_handles(void) {
   FORKED(ebbtide_pending_stream_wait(held.pending, 0, NULL, NULL, 0, &error));
   FORKED(ebbtide_pending_ready(held.pending, NULL, &is_ready, &error));
   FORKED(ebbtide_pending_wait(held.pending, &report, &error));
-  FORKED(ebbtide_backup_of(held.away, 1, 0, &bytes, &backup, &error));
+  FORKED(ebbtide_backup_of(held.away, 1, &bytes, &backup, &error));
   ebbtide_free_report(held.report);
   ebbtide_free_pending(held.pending);
   ebbtide_release_backup(held.backup);
@@ -137,7 +137,7 @@ static void hold_everything(void) {
   EXPECT(EBBTIDE_OK, ebbtide_pause(EBBTIDE_TAG("away"), &held.report, &error));
   EXPECT(EBBTIDE_OK, ebbtide_pause(EBBTIDE_TAG("coming"), NULL, &error));
   EXPECT(EBBTIDE_OK, ebbtide_resume_async(EBBTIDE_TAG("coming"), &held.pending, &error));
-  EXPECT(EBBTIDE_OK, ebbtide_backup_of(held.away, CHUNK, 0, &held.bytes, &held.backup, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_backup_of(held.away, CHUNK, &held.bytes, &held.backup, &error));
   EXPECT(EBBTIDE_OK, ebbtide_claim(EBBTIDE_PAUSE, EBBTIDE_TAG("w"), &held.operation, &error));
   held.lease = (ebbtide_lease)EBBTIDE_LEASE_INIT;
   EXPECT(EBBTIDE_OK, ebbtide_open_lease("leased", "parent", &held.lease, &error));

@@ -333,7 +333,7 @@ static void a_view_that_is_written(void) {
   void* bytes = NULL;
   ebbtide_backup* backup = NULL;
   EXPECT(EBBTIDE_OK, ebbtide_pause(EBBTIDE_TAG("v"), NULL, &error));
-  EXPECT(EBBTIDE_OK, ebbtide_backup_of(address, CHUNK, 1, &bytes, &backup, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_backup_of(address, CHUNK, &bytes, &backup, &error));
   CHECK(bytes != NULL && backup != NULL && is_filled(bytes, 1));
   fill(bytes, 5);
   ebbtide_release_backup(backup);

@@ -64,11 +64,11 @@ int main(void) {
 
   void* bytes = NULL;
   ebbtide_backup* backup = NULL;
-  CHECK(ebbtide_backup_of((char*)weights + 4096, CHUNK - 4096, 0, &bytes, &backup, &error) == EBBTIDE_OK);
+  CHECK(ebbtide_backup_of((char*)weights + 4096, CHUNK - 4096, &bytes, &backup, &error) == EBBTIDE_OK);
   CHECK(backup != NULL && is_filled((const unsigned char*)bytes - 4096, 1));
   ebbtide_backup* nothing = NULL;
   void* no_bytes = weights;
-  CHECK(ebbtide_backup_of(cache, CHUNK, 0, &no_bytes, &nothing, &error) == EBBTIDE_OK && no_bytes == NULL &&
+  CHECK(ebbtide_backup_of(cache, CHUNK, &no_bytes, &nothing, &error) == EBBTIDE_OK && no_bytes == NULL &&
         nothing == NULL);
 
   ebbtide_operation* operation = NULL;

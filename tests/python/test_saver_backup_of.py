@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ebbtide import _core  # noqa: E402
+
 
 def test_none_while_resident_and_outside_regions(saver, tag):
     plain = torch.ones(10, device=saver.device)
@@ -159,6 +161,15 @@ def test_a_write_is_noticed_whatever_the_way(saver, tag, backup, writable, write
     saver.pause(tag)
     saver.resume(tag)
     assert torch.equal(tensor.cpu(), old)
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_the_cores_buffer_says_whether_it_may_be_written(saver, tag, writable):
+    with saver.region(tag):
+        tensor = torch.rand(1000, device=saver.device)
+    saver.pause(tag)
+    assert memoryview(_core.backup_of(tensor.data_ptr(), tensor.nbytes, writable)).readonly is not writable
+    saver.resume(tag)
 
 
 @pytest.mark.parametrize("backup", ["ram", "pinned", "disk"])
