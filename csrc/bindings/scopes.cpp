@@ -2,8 +2,8 @@
 //
 // What holds here:
 // - Python runs signal handlers and asynchronous exceptions where a call returns to bytecode, where a function begins and where a loop goes back; never inside C, and not between a C
-//   `__enter__` and the block that it guards (BEFORE_WITH, SETUP_WITH in 3.10: the tests look at the bytecode). The call of `__exit__` is one such C call, and everything before it belongs
-//   to the block. So a `with` is whole if its `__enter__` and `__exit__` run no bytecode after the step that counts.
+//   `__enter__` and the block that it guards (BEFORE_WITH, SETUP_WITH in 3.10). That was read in CPython, and no test looks at bytecode: tests interrupt loops of such blocks instead. The
+//   call of `__exit__` is one such C call, and everything before it belongs to the block. So a `with` is whole if its `__enter__` and `__exit__` run no bytecode after the step that counts.
 // - Python 3.14 calls `__enter__` by a plain CALL, after which an exception may arrive outside the block. By then it has looked `__exit__` up. So what it is given is an object (Exit) that
 //   belongs to this one `with`, and that closes the frame if it dies without having been called.
 // - That object also knows its frame when another thread calls it: a generator that waits inside a `with` may be collected anywhere.
