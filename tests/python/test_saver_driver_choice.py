@@ -120,6 +120,12 @@ def test_an_unknown_setting_lists_the_known_ones():
 
 
 @pytest.mark.sim_only
+def test_tests_on_the_simulated_device_see_no_gpu(run_python):
+    program = "import torch; assert not torch.cuda.is_available(); assert torch.cuda.device_count() == 0"
+    assert run_python(program).returncode == 0
+
+
+@pytest.mark.sim_only
 def test_auto_with_a_cpu_torch_says_so_once(run_python):
     result = run_python(
         """

@@ -185,7 +185,7 @@ def test_what_the_system_chose_is_a_note_of_doctors(clean, tmp_path):
 @pytest.mark.sim_only
 def test_doctor_sees_a_cache_that_can_not_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    findings, _ = doctor(EBBTIDE_CACHE_DIR=str(tmp_path / "file" / "cache"))
+    findings, _ = doctor(EBBTIDE_DRIVER="sim", EBBTIDE_CACHE_DIR=str(tmp_path / "file" / "cache"))
     (problem,) = [each for each in findings if each["status"] == "problem"]
     assert problem["section"] == "torch extension" and "can't be written (Not a directory)" in problem["found"]
     assert problem["advice"] == "set EBBTIDE_CACHE_DIR to a folder that can"
