@@ -209,8 +209,8 @@ def test_a_pool_whose_dead_were_given_up_is_entered_again_after_the_resume(saver
         gone = noise(saver, tag, 32)
     assert saver.stats()["pools_made"] == made
     assert torch.equal(keep.cpu(), want)
-    del gone
     saver.pause(tag)
+    del gone
     saver.resume(tag)
     held = _core.query_device(0).held_bytes
     saver.configure(device_limit=held + MIB)
@@ -237,3 +237,59 @@ def test_a_capture_refuses_the_trim_and_not_the_program(saver, tag):
         _core.end_capture()
     assert saver.resume(tag).bytes == 12 * MIB
     assert keep.numel() == 12 * MIB
+
+
+@pytest.mark.parametrize("backup", ["ram", "pinned", "disk", None])
+def test_what_died_while_resident_is_cached_memory_and_comes_back(saver, tag, tag2, backup):
+    """torch would have to map it anew, in each cycle."""
+    keep, gone, late = (noise(saver, tag, mib, backup=backup) for mib in (12, 32, 20))
+    with saver.region(tag2):
+        pass
+    want = keep.cpu().clone()
+    del gone
+    for number in range(3):
+        if number == 1:
+            report = saver.swap(pause=tag, resume=tag2).paused
+        else:
+            report = saver.pause(tag)
+        assert report.unused == (0 if backup is None else 32 * MIB)
+        if number == 2:
+            del late
+        assert saver.pause(tag).bytes == 0
+        assert saver.resume(tag).bytes == (44 if number == 2 else 64) * MIB
+        assert saver.tags()[tag].trimmed_bytes == (20 * MIB if number == 2 else 0)
+    assert backup is None or torch.equal(keep.cpu(), want)
+    saver.configure(device_limit=_core.query_device(0).held_bytes + 20 * MIB)
+    try:
+        again = noise(saver, tag, 32, backup=backup)
+    finally:
+        saver.configure(device_limit=None)
+    saver.pause(tag)
+    del again
+    assert saver.resume(tag).bytes == 32 * MIB  # the entry brought the 20 back: they were free when they left
+    assert saver.tags()[tag].trimmed_bytes == 32 * MIB
+
+
+@pytest.mark.parametrize("come_back", ["resume", "later", "swap", "paused"])
+def test_cached_memory_gives_way_to_the_living(saver, tag, tag2, come_back):
+    keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
+    with saver.region(tag2):
+        pass
+    want = keep.cpu().clone()
+    del gone
+    scope = saver.paused(tag)
+    scope.__enter__()
+    saver.configure(device_limit=_core.query_device(0).held_bytes + 12 * MIB)
+    try:
+        if come_back == "resume":
+            assert saver.resume(tag).bytes == 12 * MIB
+        elif come_back == "later":
+            assert saver.resume(tag, wait=False).wait().bytes == 12 * MIB
+        elif come_back == "swap":
+            assert saver.swap(pause=tag2, resume=tag).resumed.bytes == 12 * MIB
+        scope.__exit__(None, None, None)
+    finally:
+        saver.configure(device_limit=None)
+    assert not saver.is_paused(tag)
+    assert saver.tags()[tag].trimmed_bytes == 32 * MIB
+    assert torch.equal(keep.cpu(), want)

@@ -4,8 +4,10 @@ torch keeps a dead tensor's block as free in its pool, and tells nobody. So the 
 something touches the tag.
 
 What holds here:
-- A wholly free segment that is away is trimmed: its backup goes, a resume leaves it out, and its memory comes back, as
-  zeros, when its pool is leased again.
+- A segment that got wholly free while it was away is trimmed: its backup goes, a resume leaves it out, and its memory
+  comes back, as zeros, when its pool is leased again.
+- One that was free already when it left is torch's cache. It has no backup, and a resume brings it back, as zeros, so
+  that torch need not map anew; but where there is no room for it, it is trimmed as well.
 - Nobody is lent a pool while it is looked at; a pool whose memory is away is entered by nobody.
 - A graph's replay uses what torch calls free: pools that a capture may have taken memory from are never looked at.
 - Who switches skip_unused off does not rely on what torch calls free: then nothing is looked at.
@@ -19,32 +21,47 @@ from ebbtide import _core
 from ebbtide.errors import Error
 from ebbtide.saver import leases, pools, spilled, unused
 from ebbtide.saver.known_tags import find_tags
-from ebbtide.saver.snapshots import Segment
 
 _logger = logging.getLogger(__name__)
 
 
-def give_up(names: Sequence[str]) -> None:
-    """Gives up the backups of segments of these tags (none: every tag) that are away and wholly free by now."""
+def give_up(names: Sequence[str], *, also_cached: bool = False) -> bool:
+    """Gives up segments of these tags (none: every tag) that are away and wholly free by now: their backups, and the
+    claim on device memory at a resume.
+
+    Args:
+        also_cached: those too that were free when they left.
+
+    Returns:
+        Whether there were any.
+    """
     backend = pools.existing_backend()
     if backend is None or not _core.get_option("skip_unused"):
-        return
+        return False
     infos = find_tags(list(names))
     away = [tag for tag, info in infos.items() if info.stored_bytes or info.dropped_bytes or info.left_bytes]
+    is_any = False
     if not away:
-        return
+        return is_any
     try:
         spilled.give_back_dissolved(away)
         with leases.shelf.withheld(away) as withheld:
             seen = unused.look_at(backend, [lent for _, lent in withheld])
             for key, lent in withheld:
-                _trim(key.tag, lent, seen[lent] or (), is_leased=bool(infos[key.tag].lease_count))
+                free = {segment.address for segment in seen[lent] or () if segment.is_free}
+                free -= set() if also_cached else lent.cached
+                is_any |= _trim(key.tag, lent, free, is_leased=bool(infos[key.tag].lease_count))
     except (Error, RuntimeError) as error:  # torch's own are RuntimeErrors
         _logger.debug("what died while it was paused stays where it is: %r", error)
+    return is_any
 
 
-def _trim(tag: str, lent: leases.LentPool, segments: Sequence[Segment], *, is_leased: bool) -> None:
-    free = {segment.address for segment in segments if segment.is_free}
+def make_room(names: Sequence[str]) -> bool:
+    """Where the device has too little for a resume of these tags: the living come back alone. Whether that is less."""
+    return give_up(names, also_cached=True)
+
+
+def _trim(tag: str, lent: leases.LentPool, free: set[int], *, is_leased: bool) -> bool:
     dead = {
         info.address
         for info in (_core.allocations(tag) if free else ())
@@ -56,3 +73,4 @@ def _trim(tag: str, lent: leases.LentPool, segments: Sequence[Segment], *, is_le
     if dead:
         lent.trimmed |= dead  # before they are: a trim that fails midway leaves some of them away
         _core.trim([tag], sorted(dead))
+    return bool(dead)

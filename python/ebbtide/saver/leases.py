@@ -45,6 +45,7 @@ class LentPool:
     epoch: int
     number: int = 0
     trimmed: set[int] = field(default_factory=set)  # addresses of segments whose memory was given up
+    cached: set[int] = field(default_factory=set)  # of segments that nobody used already when a pause took them
     is_captured: bool = False  # a capture may have taken memory from it
     takes_all_threads: bool = False  # while it is lent
     is_dissolved: bool = False

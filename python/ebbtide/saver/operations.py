@@ -83,7 +83,8 @@ def resume(
 ) -> Report | Pending:
     """Brings the memory of `tags` back to the same addresses, with the same bytes (zeros where there was no backup).
     What is resident is skipped, and so is what died while it was paused: no memory is claimed for segments in which
-    nothing lives any more, and their backups go.
+    nothing lives any more, and their backups go. Segments that torch had cached as free before the pause come back, as
+    zeros, where there is room for them.
 
     Args:
         tags: none means every tag.
@@ -123,14 +124,20 @@ def resume(
     with moves.Answered([("resume", names)], missing_ok) as answered:
         dead.give_up(names)
         free, as_of = unused.find_away(names)
+
+        def make_room() -> bool:
+            return dead.make_room(names)
+
         if not wait:
             core = torch_cache.claim_patiently(
-                lambda: _core.resume_async(names, missing_ok, code, ranges, free, as_of), seconds
+                lambda: _core.resume_async(names, missing_ok, code, ranges, free, as_of), seconds, make_room
             )
             detour.follow_later(names, core)
             return pending.start(core, names, answered, hold_stream)
         report = torch_cache.claim_patiently(
-            lambda: _core.resume(names, missing_ok, retain=code, order=ranges, unused=free, unused_as_of=as_of), seconds
+            lambda: _core.resume(names, missing_ok, retain=code, order=ranges, unused=free, unused_as_of=as_of),
+            seconds,
+            make_room,
         )
         detour.follow(names)
     return Report.from_core(report)
@@ -160,7 +167,9 @@ class Paused(DecoratingScope):
             return None
         try:
             with moves.Answered([("resume", names)], True):
-                torch_cache.claim_patiently(lambda: _core.resume(names, True, moved=moved))
+                torch_cache.claim_patiently(
+                    lambda: _core.resume(names, True, moved=moved), make_room=lambda: dead.make_room(names)
+                )
                 detour.follow(names)
         except Exception as error:
             return error

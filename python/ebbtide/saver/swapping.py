@@ -55,7 +55,8 @@ def swap(
         dead.give_up([*leaving, *returning])
         ranges, as_of = unused.find_for_swap(leaving, returning, backup_code)
         paused, resumed = torch_cache.claim_patiently(
-            lambda: _core.swap(leaving, returning, missing_ok, backup_code, kept, unused=ranges, unused_as_of=as_of)
+            lambda: _core.swap(leaving, returning, missing_ok, backup_code, kept, unused=ranges, unused_as_of=as_of),
+            make_room=lambda: dead.make_room(returning),
         )
         detour.follow(returning)
     return Swap(Report.from_core(paused), Report.from_core(resumed), max(paused.seconds, resumed.seconds))

@@ -27,8 +27,11 @@ def empty() -> bool:
     return True
 
 
-def claim_patiently(claim: Callable[[], _T], seconds: float = 0.0) -> _T:
+def claim_patiently(claim: Callable[[], _T], seconds: float = 0.0, make_room: Callable[[], bool] = lambda: False) -> _T:
     """`claim()`, again after torch's cache was emptied, and then again until `seconds` are over.
+
+    Args:
+        make_room: makes the claim smaller, and says whether it did; called once, where the first one fails.
 
     Raises:
         OutOfMemoryError: of the last try.
@@ -38,7 +41,8 @@ def claim_patiently(claim: Callable[[], _T], seconds: float = 0.0) -> _T:
     try:
         return claim()
     except OutOfMemoryError:
-        if not empty() and seconds == 0:
+        is_less = make_room()
+        if not empty() and not is_less and seconds == 0:
             raise
     while True:
         try:

@@ -28,13 +28,12 @@ def find(names: list[str], backup: int) -> tuple[list[Range], int]:
     Args:
         backup: the code of the pause; where nothing is kept, nothing needs to be found.
     """
-    if backup == NO_BACKUP_CODE:
-        return [], 0
 
     def is_wanted(info: "_core.TagInfo", own_backup: int) -> bool:
-        return info.resident_bytes > 0 and (backup != AS_ALLOCATED_CODE or own_backup != NO_BACKUP_CODE)
+        is_kept = backup != NO_BACKUP_CODE and (backup != AS_ALLOCATED_CODE or own_backup != NO_BACKUP_CODE)
+        return is_kept and info.resident_bytes > 0
 
-    return _find(names, is_wanted)
+    return _find(names, is_wanted, is_leaving=True)
 
 
 def find_away(names: list[str]) -> tuple[list[Range], int]:
@@ -48,7 +47,9 @@ def find_for_swap(leaving: list[str], returning: list[str], backup: int) -> tupl
     return sorted(ranges + others), min(as_of, others_as_of) if ranges and others else max(as_of, others_as_of)
 
 
-def _find(names: list[str], is_wanted: Callable[["_core.TagInfo", int], bool]) -> tuple[list[Range], int]:
+def _find(
+    names: list[str], is_wanted: Callable[["_core.TagInfo", int], bool], is_leaving: bool = False
+) -> tuple[list[Range], int]:
     backend, own = pools.existing_backend(), program.own()
     if (backend is None and own is None) or not _core.get_option("skip_unused"):
         return [], 0
@@ -56,18 +57,33 @@ def _find(names: list[str], is_wanted: Callable[["_core.TagInfo", int], bool]) -
     chosen = find_tags(names)
     if any(info.lease_count for info in chosen.values()):
         return [], 0
-    wanted = [
-        lent
+    looked_at = [
+        (key, lent)
         for key, lent in (*leases.shelf.idle(chosen), *leases.shelf.dissolved(chosen))
-        if key.tag in chosen and is_wanted(chosen[key.tag], key.backup) and not lent.is_captured
+        if key.tag in chosen
+        and not lent.is_captured
+        and (is_wanted(chosen[key.tag], key.backup) or (is_leaving and chosen[key.tag].resident_bytes > 0))
     ]
     segments: list[Segment] = []
     if backend is not None:
-        segments += [segment for found in look_at(backend, wanted).values() for segment in found or ()]
+        seen = look_at(backend, [lent for _, lent in looked_at])
+        for key, lent in looked_at:
+            if is_leaving:
+                _note_cached(key.tag, lent, seen[lent] or ())
+            if is_wanted(chosen[key.tag], key.backup):
+                segments += seen[lent] or ()
     if own is not None and own.tag in chosen and is_wanted(chosen[own.tag], own.backup):
         segments += detour.idle_segments()
     ranges = free_ranges(segments)
     return (ranges, as_of) if are_apart(ranges) else ([], 0)
+
+
+def _note_cached(tag: str, lent: leases.LentPool, segments: Sequence[Segment]) -> None:
+    """Notes which of a pool's segments leave as torch's cache, and not as tensors that may die meanwhile."""
+    free = {segment.address for segment in segments if segment.is_free}
+    if free or lent.cached:
+        gone = {info.address for info in _core.allocations(tag) if info.resident_bytes == 0 or info.is_paused}
+        lent.cached = (lent.cached & gone) | (free - gone)
 
 
 def look_at(
