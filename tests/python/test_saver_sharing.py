@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 pytest.importorskip("torch.multiprocessing")  # registers how tensors are sent
 
+from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
 from ebbtide.saver import sharing  # noqa: E402
 
@@ -43,6 +44,18 @@ def test_a_regions_tensor_is_not_sent(saver, tag, way, is_paused):
     with saver.region(tag), saver.disabled():
         copy = tensor.clone()
     send(copy)
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("share", [torch.Tensor.share_memory_, send], ids=["share_memory_", "send"])
+def test_on_the_simulated_device_torch_moves_it_out_of_its_tag(saver, tag, share):
+    with saver.region(tag):
+        tensor = torch.arange(1000.0)
+    share(tensor)
+    assert tensor.is_shared() and _core.find(tensor.data_ptr()) is None
+    saver.pause(tag)
+    assert torch.equal(tensor, torch.arange(1000.0))
+    saver.resume(tag)
 
 
 def test_every_way_of_a_storage_is_refused_with_its_arguments(saver, tag):
