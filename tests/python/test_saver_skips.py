@@ -122,14 +122,14 @@ def test_unused_switched_off(switches, tag, monkeypatch):
     assert keep.numel()
 
 
-def test_nothing_is_asked_where_nothing_is_kept(switches, tag, tag2, monkeypatch):
+def test_a_pool_is_looked_at_once_a_pause(switches, tag, tag2, monkeypatch):
     saver = switches
     keep = noise(saver, tag, 12, backup=None), noise(saver, tag2, 12)
     asked = []
     monkeypatch.setattr(unused, "look", lambda backend, lent: asked.append(lent))
-    saver.pause(tag)
+    assert saver.pause(tag).unused == 0
     saver.pause(tag2, backup=None)
-    assert asked == []
+    assert len(asked) == 2  # also where nothing is kept: what is free by now comes back, and what dies does not
     saver.resume()
     asked.clear()  # what died meanwhile need not come back
     saver.pause(tag, backup="ram")
@@ -209,7 +209,7 @@ def test_pools_that_a_capture_reached_are_never_unused(switches, tag, tag2):
     assert report.unused == 32 * MIB
     assert report.copied == 44 * MIB
     assert saver.trim(tag).bytes == 0
-    assert [saver.tags()[name].trimmed_bytes for name in (tag, tag2)] == [0, 32 * MIB], "at the resume"
+    assert saver.trim(tag2).bytes == 32 * MIB
     assert keep.numel()
 
 
@@ -272,5 +272,5 @@ def test_stats_count_the_reasons(switches, tag):
     cycle(saver, tag)
     after = saver.stats()
     grown = {name: after[f"bytes_{name}"] - before[f"bytes_{name}"] for name in ("clean", "unused", "constant")}
-    assert grown == {"clean": 12 * MIB, "unused": 32 * MIB, "constant": 24 * MIB}
+    assert grown == {"clean": 12 * MIB, "unused": 64 * MIB, "constant": 24 * MIB}
     assert keep.numel() + zeros.numel()
