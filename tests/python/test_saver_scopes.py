@@ -2,7 +2,9 @@
 
 import contextlib
 import gc
+import sys
 import threading
+import weakref
 
 import pytest
 
@@ -185,3 +187,77 @@ def test_a_region_that_waits_in_a_decorated_generator_is_not_open(saver, tag):
     assert saver.tags()[tag].lease_count == 0
     collect_elsewhere(holder)
     assert_outside(saver, tag)
+
+
+@pytest.mark.parametrize("how", ["close", "collect"])
+def test_a_decorated_generator_ends_where_its_region_cannot_be_entered(saver, tag, how):
+    ends = []
+
+    @saver.region(tag)
+    def steps():
+        try:
+            yield make(saver)
+        finally:
+            ends.append(tag_of(make(saver)))
+
+    holder = [steps()]
+    assert tag_of(next(holder[0])) == tag
+    gc.collect()
+    saver.trim(tag)  # of what died here
+    assert saver.tags()[tag].trimmed_bytes > 0
+    ordinary = make(saver)  # leaves torch free memory outside
+    saver.configure(device_limit=_core.query_device(0).held_bytes)
+    try:
+        with pytest.raises(torch.OutOfMemoryError), saver.region(tag):
+            raise AssertionError("entered")
+        if how == "close":
+            holder[0].close()
+        with no_unraisable():
+            holder.clear()
+            gc.collect()
+    finally:
+        saver.configure(device_limit=None)
+    assert ends == [None]
+    del ordinary
+    assert_outside(saver, tag)
+
+
+def test_a_decorated_generator_keeps_nothing_that_it_has_passed_on(saver, tag):
+    @saver.region(tag)
+    def steps():
+        while True:
+            yield make(saver)
+
+    generator = steps()
+    seen = [weakref.ref(next(generator))]
+    assert seen[0]() is None
+    sent = make(saver)
+    seen = [weakref.ref(sent), weakref.ref(generator.send(sent))]
+    del sent
+    assert [one() for one in seen] == [None, None]
+
+
+def test_what_a_decorated_generator_raises_at_its_end_arrives(saver, tag):
+    @saver.region(tag)
+    def steps():
+        try:
+            yield
+        finally:
+            raise ValueError("its own")
+
+    generator = steps()
+    next(generator)
+    with pytest.raises(ValueError, match="its own"):
+        generator.close()
+    assert_outside(saver, tag)
+
+
+@contextlib.contextmanager
+def no_unraisable():
+    seen = []
+    before, sys.unraisablehook = sys.unraisablehook, lambda what: seen.append(repr(what.exc_value))
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+    assert seen == []

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Generator
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -12,6 +13,8 @@ from ebbtide.saver.names import BackupName, OverflowName, backup_code, check_tag
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+_logger = logging.getLogger(__name__)
+
 Threads = Literal["own", "all"]
 
 
@@ -20,7 +23,7 @@ class _AllocationScope(frames.FrameScope):
 
     def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
         """Decorates a function, so that it runs inside. A generator function is inside while its body runs, not while
-        it waits at a yield.
+        it waits at a yield. A generator that is closed or collected ends outside where its region can't be entered.
 
         Raises:
             TypeError: a class or a coroutine function.
@@ -45,25 +48,42 @@ class _AllocationScope(frames.FrameScope):
         @functools.wraps(function)
         def inside(*args: _P.args, **kwargs: _P.kwargs) -> Generator[Any, Any, Any]:
             generator = function(*args, **kwargs)
-            step: Callable[[], Any] = functools.partial(next, generator)
+            call: Callable[[Any], Any] = generator.send
+            passed: list[Any] = [None]  # what comes and goes lives no longer than without the decorator
             while True:
                 try:
                     with self:
-                        item = step()
+                        passed.append(call(passed.pop()))
                 except StopIteration as stop:
                     return stop.value
                 try:
-                    sent = yield item
+                    passed.append((yield passed.pop()))
                 except GeneratorExit:
-                    with self:
-                        generator.close()
+                    self._end(generator)
                     raise
                 except BaseException as error:
-                    step = functools.partial(generator.throw, error)
+                    call = generator.throw
+                    passed.append(error)
                 else:
-                    step = functools.partial(generator.send, sent)
+                    call = generator.send
 
         return inside
+
+    def _end(self, generator: Generator[Any, Any, Any]) -> None:
+        """Closes a decorated generator, inside where that is possible. Where it is not (no room for what was trimmed, a
+        forked child), its `finally` blocks run outside: a collected generator's error would reach nobody."""
+        is_inside = False
+        try:
+            with self:
+                is_inside = True
+                generator.close()
+        except Exception as error:
+            if is_inside:
+                raise
+            _logger.debug("a generator that is collected or closed ends outside its region: %r", error)
+        finally:
+            if not is_inside:
+                generator.close()
 
 
 class Region(_AllocationScope):
