@@ -6,7 +6,7 @@
 
 One step is one operation: its arguments are drawn from the seed and from the model, it runs, and then everything that
 the model knows is compared with what is there. The operations are the files of `ops/`: a feature joins the walk by a
-file there. `known.py` leaves out what is known to be broken.
+file there.
 
 On a GPU (EBBTIDE_TEST_DRIVER=cuda) there are no driver faults, no forks, and no memory of other processes.
 """

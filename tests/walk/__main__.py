@@ -21,7 +21,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--replay", type=Path, help="the steps of a file")
     parser.add_argument("--shrink", type=Path, help="the shortest list of a file's steps that still fails")
     parser.add_argument("--save", type=Path, help="where the steps of a failure go (walk-SEED.json)")
-    parser.add_argument("--without-known", action="store_true", help="also what is known to be broken")
     parser.add_argument("--counts", action="store_true", help="what was done, and how often")
     return parser.parse_args()
 
@@ -29,10 +28,8 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     arguments = parse()
     faulthandler.enable()
-    from . import checks, known, runner
+    from . import checks, runner
 
-    if arguments.without_known:
-        known.KNOWN.clear()
     if arguments.shrink:
         return shrink_file(arguments.shrink, arguments.save)
     before = runner.warm_up()
@@ -47,6 +44,8 @@ def main() -> int:
                 outcomes.append(runner.Walk(name, f"walk{len(outcomes)}").run(steps))
                 if outcomes[-1].failure:
                     break
+                if begin + steps < arguments.steps:
+                    print(f"seed {seed}: {begin + steps} steps", flush=True)
     status = 0
     for outcome in outcomes:
         if outcome.failure:

@@ -33,8 +33,8 @@ def changed_nothing(model: Model, before: dict[int, bool], what: str) -> None:
 class Attempt:
     """A call and what is known of it beforehand.
 
-    refuses: the class of error that must come, or None for none. may_fail: what may come besides, given the error; it
-    has changed nothing, unless is_doubtful_after says so. touched: the memories that the call moves; drops: those of
+    refuses: the class of error that must come, or None for none; comes_first: what may come instead of it. may_fail:
+    what may come besides, given the error; it has changed nothing, unless is_doubtful_after says so. touched: the memories that the call moves; drops: those of
     them whose content it may drop.
     """
 
@@ -46,13 +46,14 @@ class Attempt:
         *,
         trouble: list[Any] | None = None,
         refuses: type[BaseException] | None = None,
+        comes_first: Callable[[BaseException], bool] = lambda error: False,
         may_fail: Callable[[BaseException], bool] = lambda error: False,
         touched: Iterable[Memory] = (),
         drops: Iterable[Memory] = (),
         is_doubtful_after: Callable[[], bool] = lambda: False,
     ) -> None:
         self._model, self._call, self._effect = model, call, effect
-        self._trouble, self._refuses, self._may_fail = trouble, refuses, may_fail
+        self._trouble, self._refuses, self._may_fail = trouble, refuses, comes_first if refuses else may_fail
         self._touched, self._drops = list(touched), list(drops)
         self._is_doubtful_after = is_doubtful_after
 
@@ -95,7 +96,7 @@ class Attempt:
             self._doubt()
             return f"failed: {name}"
         is_right = self._refuses is not None and isinstance(error, self._refuses)
-        if not is_right and (self._refuses is not None or not self._may_fail(error)):
+        if not is_right and not self._may_fail(error):
             raise Failure(f"an error that nothing calls for: {name}: {error}") from error
         if self._is_doubtful_after():
             self._doubt()

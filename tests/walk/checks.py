@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ebbtide import _core, saver
 
-from . import device, known
+from . import device
 from .model import Failure, Memory
 from .ops.moves import resume_all
 from .world import World, waits_may_fail
@@ -114,7 +114,7 @@ def end(world: World) -> None:
     saver.configure(device_limit=None)
     world.close_all()
     model.pendings.clear()
-    if known.is_open(5) or not world.ends_paused:
+    if not world.ends_paused:
         saver.resume()
         resume_all(world, [])
     world.checks = -1  # the next one is thorough
@@ -132,8 +132,7 @@ def end(world: World) -> None:
 
 
 def _is_left(status: saver.TagStatus) -> bool:
-    away = 0 if known.is_open(5) else status.stored_bytes + status.dropped_bytes
-    return bool(status.resident_bytes or status.lease_count or away)
+    return bool(status.resident_bytes or status.lease_count or status.stored_bytes or status.dropped_bytes)
 
 
 def check_leaks(before: dict[str, Any], walks: "list[runner.Outcome]") -> None:

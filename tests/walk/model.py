@@ -47,7 +47,6 @@ class View:
     stored: Stored
     offset: int
     length: int
-    is_writable: bool
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ebbtide import saver
 
-from . import checks, device, known
+from . import checks, device
 from .model import Skip
 from .ops import Operation, load
 from .ops.limits import DEFAULTS
@@ -63,7 +63,7 @@ class Walk:
             while True:
                 name = self._rng.choices(names, weights)[0]
                 arguments = self._operations[name].draw(self._world, self._rng)
-                if arguments is not None and not known.find(self._world.model, name, arguments):
+                if arguments is not None:
                     return name, arguments
 
         return self._go(draw() for _ in range(step_count))
@@ -96,8 +96,6 @@ class Walk:
         signal.alarm(STEP_SECONDS_MAX)
         world = self._world
         try:
-            if known.find(world.model, operation.name, arguments):
-                raise Skip
             result = operation.run(world, **json.loads(json.dumps(arguments)))
         except Skip:
             result = "passed by"

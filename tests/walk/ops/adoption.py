@@ -143,6 +143,7 @@ class Adopt(Operation):
                 lambda: world.actors.run(actor, call),
                 trouble=trouble,
                 refuses=StateError if is_any_away else None,
+                comes_first=lambda error: may_enter_fail(world, policy, error),
                 may_fail=self._may_fail(world, policy, reached),
                 is_doubtful_after=lambda: True,
             ).run()

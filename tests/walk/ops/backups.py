@@ -61,7 +61,7 @@ class Look(Operation):
                 return self._check_none(memory, part)
             if memory.policy is None or not memory.is_paused:
                 raise Failure("backup_of gave the bytes of a resident tensor")
-            return self._keep(world, number, view, memory, tensor, (begin, end, step), writable)
+            return self._keep(world, number, view, memory, tensor, (begin, end, step))
 
         def may_fail(error: BaseException) -> bool:
             is_split = isinstance(error, StateError) and memory.policy is not None and bool(memory.policy.overflow)
@@ -93,7 +93,6 @@ class Look(Operation):
         memory: Memory,
         tensor: torch.Tensor,
         part: tuple[int, int, int],
-        writable: bool,
     ) -> None:
         begin, end, step = part
         found, wanted = tensor.numpy(), memory.expected[begin:end:step]
@@ -104,12 +103,12 @@ class Look(Operation):
         if memory.stored is None:
             memory.stored = Stored(memory.expected)  # one and the same, until the resume
         if step == 1 and end > begin:
-            world.model.views[view] = View(tensor, number, memory.stored, begin, end - begin, writable)
+            world.model.views[view] = View(tensor, number, memory.stored, begin, end - begin)
 
 
 @register
 class WriteBackup(Operation):
-    """Writes through a view: through torch or NumPy. What is written before the resume comes back."""
+    """Writes through a view, whether it was asked for as writable or not. What is written before the resume comes back."""
 
     name = "write_backup"
     weight = 3
@@ -125,30 +124,23 @@ class WriteBackup(Operation):
             "end": end,
             "through": rng.choice(("copy_", "fill_", "numpy", "view")),
             "value": rng.randrange(256),
-            "is_writable": world.model.views[number].is_writable,
         }
 
-    def run(self, world: World, number: int, begin: int, end: int, through: str, value: int, is_writable: bool) -> str:
+    def run(self, world: World, number: int, begin: int, end: int, through: str, value: int) -> None:
         if number not in world.model.views:
             raise Skip
         view = world.model.views[number]
         target = view.tensor[begin:end]
         data = device.pattern("constant" if through == "fill_" else "noise", value, end - begin)
-        try:
-            if through == "fill_":
-                target.fill_(value)
-            elif through == "numpy":
-                target.numpy()[:] = data
-            elif through == "view":
-                target.view(-1).copy_(torch.from_numpy(data))
-            else:
-                target.copy_(torch.from_numpy(data))
-        except (RuntimeError, ValueError, TypeError):
-            if view.is_writable:
-                raise
-            return "refused"
+        if through == "fill_":
+            target.fill_(value)
+        elif through == "numpy":
+            target.numpy()[:] = data
+        elif through == "view":
+            target.view(-1).copy_(torch.from_numpy(data))
+        else:
+            target.copy_(torch.from_numpy(data))
         view.stored.bytes[view.offset + begin : view.offset + end] = data
-        return "done"
 
 
 @register
