@@ -1,5 +1,6 @@
 """What the Python tests share. They run on the simulated device and, with EBBTIDE_TEST_DRIVER=cuda, on a GPU."""
 
+import contextlib
 import gc
 import itertools
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from nursery import Nursery, open_nursery
@@ -54,6 +56,19 @@ def saver(few_objects_to_collect: None) -> Iterator[object]:
     module.resume()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+@pytest.fixture(params=["as here", "as on a GPU"])
+def mover(request: pytest.FixtureRequest, saver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `adopt` moves storages with. That of GPUs needs little of CUDA."""
+    if request.param == "as here" or saver.device == "cuda":
+        return
+    torch = pytest.importorskip("torch")
+    from ebbtide.saver import adoption
+
+    monkeypatch.setattr(adoption, "_CpuMover", adoption._CudaMover)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
 
 
 def changed_environment(changes: dict[str, str | None]) -> dict[str, str]:

@@ -208,6 +208,23 @@ def test_out_of_memory_midway_loses_nothing(saver, tag):
     assert [float(t.sum()) for t in tensors] == [i * 4 * MIB for i in range(4)]
 
 
+def test_out_of_memory_between_tags_leaves_a_tensor_in_its_tag(saver, tag, tag2, mover):
+    with saver.region(tag):
+        tensors = [torch.full((4 * MIB,), float(i), device=saver.device) for i in range(2)]  # 16 MiB each
+    held = sum(status.resident_bytes for status in saver.tags().values()) if saver.device == "cuda" else 32 * MIB
+    saver.configure(device_limit=held + 8 * MIB)
+    with pytest.raises(torch.OutOfMemoryError):
+        saver.adopt(tensors, tag=tag2)
+    assert [tag_of(t) for t in tensors] == [tag, tag]
+    assert saver.pause(tag).bytes == 32 * MIB
+    saver.configure(device_limit=None)
+    saver.resume(tag)
+    assert [float(t.sum()) for t in tensors] == [i * 4 * MIB for i in range(2)]
+    assert saver.adopt(tensors, tag=tag2).storages == 2
+    assert [tag_of(t) for t in tensors] == [tag2, tag2]
+    assert [float(t.sum()) for t in tensors] == [i * 4 * MIB for i in range(2)]
+
+
 def test_inside_another_region(saver, tag, tag2):
     with saver.region(tag2):
         tensor = torch.ones(10, device=saver.device)

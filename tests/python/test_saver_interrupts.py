@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 import ebbtide  # noqa: E402
 from ebbtide import _core  # noqa: E402
-from ebbtide.saver import adoption, captures, graphs, leases, pools  # noqa: E402
-from interrupts import AtPoint, Planted, interrupted_everywhere, second_at_call  # noqa: E402
+from ebbtide.saver import captures, graphs, leases, pools  # noqa: E402
+from interrupts import AtPoint, Planted, interrupted_everywhere  # noqa: E402
 from test_saver_captures import FakeBackend  # noqa: E402
 
 
@@ -167,7 +167,7 @@ def test_paused_is_whole(saver, tag):
     assert_outside(saver, tag)
 
 
-def test_adopt_is_whole(saver, tag, tag2):
+def test_adopt_is_whole(saver, tag, tag2, mover):
     """Each tensor is whole in its old or its new place; nothing is leased."""
     with saver.region(tag2):
         from_tag = torch.full((1000,), 3.0, device=saver.device)
@@ -182,44 +182,11 @@ def test_adopt_is_whole(saver, tag, tag2):
         turns.reverse()
         assert float(from_tag.sum()) == 3000 and float(ordinary.sum()) == 4000
         assert view.data_ptr() == ordinary[10:].data_ptr()
+        assert tag_of(from_tag) in (tag, tag2)
         assert_outside(saver, tag, tag2)
 
     work()
     check()
-    interrupted_everywhere(work, check)
-
-
-def test_a_failed_move_is_undone_whatever_interrupts_it(saver, monkeypatch):
-    """On a GPU a storage is emptied while it moves: its bytes come back under a second interrupt, too."""
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    storage = torch.arange(16, dtype=torch.int32).untyped_storage()
-    want = list(storage)
-
-    def move(j):
-        copy = storage.clone()
-        with adoption._Emptied(storage, copy, storage.nbytes()):
-            storage.resize_(0)
-            sys.settrace(None)
-            with second_at_call(j):
-                storage.resize_(len(want))
-                raise Planted
-
-    for j in range(1, 60):
-        with pytest.raises(Planted):
-            move(j)
-        sys.settrace(None)
-        assert list(storage) == want
-
-    def work():
-        copy = storage.clone()
-        with adoption._Emptied(storage, copy, storage.nbytes()):
-            storage.resize_(0)
-            storage.resize_(len(want))
-            storage.copy_(copy)
-
-    def check():
-        assert list(storage) == want
-
     interrupted_everywhere(work, check)
 
 

@@ -110,7 +110,7 @@ def end(world: World) -> None:
     model = world.model
     if world.simulator is not None:
         world.simulator.set_foreign_bytes(0)
-        world.simulator.set_capacity(64 * device.CAPACITY)  # for all that is away
+        world.simulator.set_capacity(device.LARGE_CAPACITY)
     saver.configure(device_limit=None)
     world.close_all()
     model.pendings.clear()

@@ -14,7 +14,8 @@ from ebbtide import _core, saver
 MIB = 1 << 20
 GRANULE = 2 * MIB
 PAGE = 4096
-CAPACITY = 80 * MIB  # too little for what a walk holds at its height: of the simulated device, on a GPU device_limit
+CAPACITY = 80 * MIB  # too little for what a walk holds at its height: the simulated device's, or device_limit
+LARGE_CAPACITY = 64 * CAPACITY  # enough for all that it holds
 
 IS_SIM = os.environ.get("EBBTIDE_DRIVER") == "sim"
 

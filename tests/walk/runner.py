@@ -17,7 +17,7 @@ from ebbtide import saver
 from . import checks, device
 from .model import Skip
 from .ops import Operation, load
-from .ops.limits import DEFAULTS
+from .ops.limits import set_defaults
 from .world import World
 
 Step = tuple[str, dict[str, Any]]
@@ -78,7 +78,7 @@ class Walk:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                saver.configure(**DEFAULTS)  # type: ignore[arg-type]
+                set_defaults(self._world)
                 for name, arguments in steps:
                     self.outcome.steps.append((name, arguments))
                     self._step(self._operations[name], arguments)
@@ -105,8 +105,7 @@ class Walk:
         checks.check_step(world)
 
     def _end(self) -> None:
-        saver.configure(**DEFAULTS)  # type: ignore[arg-type]
-        self._world.model.limits.clear()
+        set_defaults(self._world)
         checks.end(self._world)
         self._world.actors.stop()
         gc.collect()

@@ -57,6 +57,7 @@ class World:
         self.last_step = ""
         self.checks = 0
         self.ends_paused = False
+        self.is_bound_by_limit = not IS_SIM
 
     def tag(self, letter: str) -> str:
         return f"{self.prefix}-{letter}"

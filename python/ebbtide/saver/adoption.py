@@ -3,9 +3,8 @@
 What moves is a storage, in place: the object stays, only the memory behind it changes. So views, tied weights,
 gradients, hooks and optimizer states that share it stay tied, and nobody needs to be told.
 
-- CUDA: the content goes to a copy in ordinary memory, the storage shrinks to nothing and grows again inside the
-  region, the content comes back. Should the device run out midway, the storage grows in ordinary memory again, from
-  the block that it just left.
+- CUDA: torch's own `resize_` to the same size. It allocates inside the region, copies and takes the new block over, all
+  in one call of C: where it fails or is interrupted, the storage is where it was, in the tag that it had.
 - Simulated device: the content goes to a new storage made inside the region, and the two exchange their memory.
 
 Only memory whose every user sees the move may move: `lending` finds out which. All is checked before anything moves.
@@ -200,15 +199,13 @@ class _CudaMover:
         size = storage.nbytes()
         with torch.cuda.device(storage.device):
             torch.cuda.synchronize()  # other streams may still use the block that goes
-            with disabled():
-                copy = storage.clone()
-            with _Emptied(storage, copy, size):
-                storage.resize_(0)
-                self._grow(storage, size)
-                storage.copy_(copy)
+            try:
+                storage.resize_(size)
+            except torch.OutOfMemoryError:
+                self.finish()  # the old blocks are in torch's cache, where a region cannot take them from
+                storage.resize_(size)
         self._left_over += size
         if self._left_over >= _FLUSH_BYTES:
-            del copy
             self.finish()
 
     def finish(self) -> None:
@@ -218,54 +215,6 @@ class _CudaMover:
         with disabled():  # while a pool is open, torch empties that one only
             torch.cuda.empty_cache()
         self._left_over = 0
-
-    def _grow(self, storage: "torch.UntypedStorage", size: int) -> None:
-        import torch
-
-        try:
-            storage.resize_(size)
-        except torch.OutOfMemoryError:
-            self.finish()  # the old block is in torch's cache, where a region cannot take it from
-            storage.resize_(size)
-
-
-class _Emptied(_core.Scope):
-    """While a storage is empty or half full its bytes are in `copy`. Where the block inside fails they return, however
-    often an interrupt cuts that short."""
-
-    def __init__(self, storage: "torch.UntypedStorage", copy: "torch.UntypedStorage", size: int) -> None:
-        self._storage, self._size = storage, size
-        self._source = copy
-
-    def _open(self) -> None:
-        """All is ready."""
-
-    def _close(self) -> Exception | None:
-        if self._failure is None:
-            return None
-        try:
-            with disabled():
-                self._restore()
-        except Exception as error:
-            return error
-        return None
-
-    def _restore(self) -> None:
-        import torch
-
-        storage, size = self._storage, self._size
-        if storage.nbytes() != size:
-            try:
-                storage.resize_(size)
-            except (
-                torch.OutOfMemoryError
-            ):  # somebody took the block that was given back: use the copy's, which nobody else can take
-                if self._source.device.type != "cpu":
-                    on_device, self._source = self._source, self._source.cpu()
-                    on_device.resize_(0)
-                storage.resize_(size)
-        storage.copy_(self._source)
-        torch.cuda.synchronize()
 
 
 def _as_tensor(storage: "torch.UntypedStorage") -> "torch.Tensor":

@@ -6,7 +6,7 @@ from typing import Any
 from ebbtide import _core, saver
 from ebbtide.errors import StoreError
 
-from ..device import CAPACITY, IS_SIM, MIB
+from ..device import CAPACITY, LARGE_CAPACITY, MIB
 from ..model import Failure
 from ..world import World
 from . import Arguments, Operation, register
@@ -65,7 +65,6 @@ class Configure(Operation):
 
 
 DEFAULTS = {
-    "device_limit": None if IS_SIM else CAPACITY,
     "host_limit": None,
     "pinned_limit": None,
     "host_margin": 64 * MIB,
@@ -79,6 +78,13 @@ DEFAULTS = {
 }
 
 
+def set_defaults(world: World) -> None:
+    """All limits and switches are as at the start, but for what bounds the device."""
+    world.model.limits.clear()
+    device_limit = CAPACITY if world.is_bound_by_limit else None
+    saver.configure(device_limit=device_limit, **DEFAULTS)  # type: ignore[arg-type]
+
+
 @register
 class Relax(Operation):
     """All limits and switches are as at the start."""
@@ -90,8 +96,25 @@ class Relax(Operation):
         return {} if world.model.limits else None
 
     def run(self, world: World) -> None:
-        world.model.limits.clear()
-        saver.configure(**DEFAULTS)  # type: ignore[arg-type]
+        set_defaults(world)
+
+
+@register
+class Bound(Operation):
+    """What makes the device small: its own size, or device_limit on a large one, as on a GPU."""
+
+    name = "bound"
+    weight = 0.5
+    sim_only = True
+
+    def draw(self, world: World, rng: Random) -> Arguments | None:
+        return {"by_limit": not world.is_bound_by_limit}
+
+    def run(self, world: World, by_limit: bool) -> None:
+        assert world.simulator is not None
+        world.is_bound_by_limit = by_limit
+        world.simulator.set_capacity(LARGE_CAPACITY if by_limit else CAPACITY)
+        saver.configure(device_limit=CAPACITY if by_limit else None)
 
 
 @register
