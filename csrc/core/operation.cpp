@@ -147,11 +147,14 @@ void Operation::prepare() {
   if (kind_ == OperationKind::kSwap) open_exchanges();
 }
 
-// Ahead, while it may still fail.
+// Ahead, while it may still fail. Of what is paused already, or away, only the memory goes that a failure left behind.
 void Operation::note_moved() {
   for (const auto& part : selection_.parts) {
     if (part.kind != OperationKind::kPause) continue;
-    for (const auto& allocation : part.allocations) request_.moved->note(*allocation, allocation->tag->name);
+    for (const auto& allocation : part.allocations) {
+      if (allocation->is_paused.load() || allocation->resident_bytes() == 0) continue;
+      request_.moved->note(*allocation, allocation->tag->name);
+    }
   }
 }
 

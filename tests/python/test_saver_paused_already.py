@@ -6,7 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from core_sim import UNKNOWN, Sim  # noqa: E402
 from ebbtide import _core  # noqa: E402
+from ebbtide.errors import DriverError  # noqa: E402
 
 MIB = 1 << 20
 
@@ -104,3 +106,24 @@ def test_paused_brings_back_what_lay_on_the_host_as_a_whole(saver, tag, room):
         assert saver.is_paused(tag)
     assert not saver.is_paused(tag)
     assert tensor.numel()
+
+
+@pytest.mark.sim_only  # a driver call is made to fail
+def test_paused_leaves_away_what_a_failed_pause_left_with_its_memory(saver, tag):
+    sim = Sim()
+    away, living = noise(saver, tag, 12), noise(saver, tag, 12)
+    want = [away.clone(), living.clone()]
+    sim.fail("cuMemRelease", 1, UNKNOWN)
+    try:
+        with pytest.raises(DriverError):
+            saver.pause(tag)
+    finally:
+        sim.clear_failures()
+    assert saver.tags()[tag].state == "partial"
+    before = [_core.is_away(tensor.data_ptr(), tensor.nbytes) for tensor in (away, living)]
+    assert True in before
+    with saver.paused(tag):
+        assert saver.tags()[tag].state == "paused"
+    assert [_core.is_away(tensor.data_ptr(), tensor.nbytes) for tensor in (away, living)] == before
+    saver.resume(tag)
+    assert [torch.equal(one, two) for one, two in zip((away, living), want, strict=True)] == [True, True]
