@@ -34,8 +34,8 @@ class Attempt:
     """A call and what is known of it beforehand.
 
     refuses: the class of error that must come, or None for none; comes_first: what may come instead of it. may_fail:
-    what may come besides, given the error; it has changed nothing, unless is_doubtful_after says so. touched: the memories that the call moves; drops: those of
-    them whose content it may drop.
+    what may come besides, given the error; it has changed nothing, unless is_doubtful_after says so. touched: the
+    memories that the call moves; drops: those of them whose content it may drop.
     """
 
     def __init__(

@@ -205,6 +205,9 @@ class Adopt(Operation):
             return
         if memory.is_lent:
             raise Failure("adopt moved memory that is lent")
+        info = _core.find(address)
+        if info is None or info.tag != policy.tag:
+            raise Failure(f"adopt moved a tensor out of its tag, and not into {policy.tag!r}")
         memory.address, memory.policy = address, policy
         memory.is_paused = memory.is_doubtful = False
         memory.detach()

@@ -108,7 +108,7 @@ class Look(Operation):
 
 @register
 class WriteBackup(Operation):
-    """Writes through a view, whether it was asked for as writable or not. What is written before the resume comes back."""
+    """Writes through a view, writable or not in name. What is written before the resume comes back."""
 
     name = "write_backup"
     weight = 3
