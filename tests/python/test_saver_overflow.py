@@ -149,6 +149,18 @@ def test_a_host_that_is_full_is_out_of_memory_and_one_line(saver, tag, room, cap
     del tensor
 
 
+def test_a_host_that_is_full_does_not_open_the_reserve(saver, tag, tag2, room):
+    room(64)
+    info = _core.query_device(0)
+    saver.configure(reserve=info.free_bytes - 4 * MIB, host_limit=_core.stats()["host_held_bytes"])
+    try:
+        with pytest.raises((torch.OutOfMemoryError, RuntimeError), match="out of memory"):
+            noise(saver, tag, 12, overflow="split")
+        assert noise(saver, tag2, 12).numel() == 12 * MIB  # without a policy
+    finally:
+        saver.configure(reserve=None, host_limit=None)
+
+
 def test_the_core_raises_with_numbers(saver, tag, room):
     room(4)
     saver.configure(host_limit=_core.stats()["host_held_bytes"] + 2 * MIB)

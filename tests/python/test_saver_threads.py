@@ -178,3 +178,46 @@ def test_entering_a_tag_that_is_paused_and_resumed_by_others(saver, tag):
     saver.resume(tag)
     assert float(keep.sum()) == 45_000
     assert all("thread" in str(error) for error in refused)
+
+
+class Thread:
+    """Does what it is told; regions belong to it."""
+
+    def __init__(self):
+        self._executor = ThreadPoolExecutor(1)
+
+    def __call__(self, function):
+        return self._executor.submit(function).result(240)
+
+
+@pytest.mark.sim_only  # on a GPU, torch's version decides
+@pytest.mark.parametrize("is_own_first", [True, False])
+def test_a_threads_own_region_goes_before_one_for_all(saver, tag, tag2, is_own_first):
+    own, for_all, other = saver.region(tag2), saver.region(tag, threads="all"), Thread()
+    if is_own_first:
+        other(own.__enter__)
+    with for_all:
+        if not is_own_first:
+            other(own.__enter__)
+        made = other(lambda: torch.ones(10, device=saver.device))
+        other(lambda: own.__exit__(None, None, None))
+        after = other(lambda: torch.ones(10, device=saver.device))
+    assert (tag_of(made), tag_of(after)) == (tag2, tag)
+
+
+@pytest.mark.sim_only  # on a GPU, torch's version decides
+def test_a_region_for_all_that_rested_is_the_newest_afterwards(saver, tag, tag2):
+    other, made = Thread(), []
+
+    def look():
+        made.append(tag_of(in_thread(lambda: torch.ones(10, device=saver.device))))
+
+    inner = saver.region(tag2, threads="all")
+    with saver.region(tag, threads="all"):
+        other(inner.__enter__)
+        look()
+        with saver.disabled():
+            look()
+        look()
+        other(lambda: inner.__exit__(None, None, None))
+    assert made == [tag2, tag2, tag]

@@ -267,3 +267,18 @@ def test_trims_and_regions_of_many_threads(saver, tag):
     assert errors == []
     saver.trim(tag)
     assert saver.tags()[tag].resident_bytes == 0
+
+
+def test_what_died_behind_a_shared_handle_is_held_until_the_next_pause(saver, tag):
+    living, dying = (_core.alloc(tag, 4 * MIB) for _ in range(2))
+    saver.pause(tag)
+    saver.resume(tag)
+    counted, held = saver.stats()["device_bytes"], _core.query_device(0).held_bytes
+    _core.free(dying)
+    assert counted - saver.stats()["device_bytes"] == 4 * MIB
+    assert _core.query_device(0).held_bytes == held
+    saver.pause(tag)
+    assert held - _core.query_device(0).held_bytes == 8 * MIB
+    saver.resume(tag)
+    assert held - _core.query_device(0).held_bytes == 4 * MIB
+    _core.free(living)

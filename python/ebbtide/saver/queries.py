@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 def stats() -> dict[str, int]:
-    """The core's counters and sizes (bytes), and `pools_made`, the pools of regions. Empty where ebbtide is off."""
+    """The core's counters and sizes (bytes), and `pools_made`, the pools of regions. Empty where ebbtide is off.
+
+    `device_bytes` is what the tags have on the device. What died behind a handle that others share (see
+    `configure(shared_handle=)`) is not in it, though the device is without that memory until the next pause.
+    """
     if driver_choice.is_off():
         return {}
     return {**_core.stats(), "pools_made": shelf.made}

@@ -147,7 +147,8 @@ def region(
             nobody else can use. "disk": in a file in EBBTIDE_DISK_DIRECTORY. None drops it at pause, and the memory
             comes back as zeros.
         threads: "own" takes what the thread allocates that entered it; "all" takes every thread's (autograd runs
-            backward on threads of its own), also inside regions that other threads entered before.
+            backward on threads of its own). While another thread is in a region of its own, that one goes first on the
+            simulated device; on a GPU the one that was entered last does, before torch 2.11 the one entered first.
         retain: True keeps the backup's memory (or file) and content at resume: the next pause needs no new memory,
             and copies only what has changed.
         overflow: what becomes of memory for which the device has too little. None: OutOfMemoryError. "split": it
@@ -168,5 +169,6 @@ def disabled() -> Disabled:
     """Ordinary memory inside a region, for the length of a `with` (or of the decorated function).
 
     Inside a region with threads="all" that this thread opened, the whole region rests meanwhile, for every thread.
+    Afterwards it counts as the newest one: it goes before those that other threads opened for all of them meanwhile.
     """
     return Disabled()

@@ -113,6 +113,8 @@ class Bound(Operation):
     def run(self, world: World, by_limit: bool) -> None:
         assert world.simulator is not None
         world.is_bound_by_limit = by_limit
+        world.model.foreign_bytes = 0  # others never have more than there is
+        world.simulator.set_foreign_bytes(0)
         world.simulator.set_capacity(LARGE_CAPACITY if by_limit else CAPACITY)
         saver.configure(device_limit=CAPACITY if by_limit else None)
 
