@@ -363,7 +363,7 @@ EBBTIDE_API ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_vi
                                                      ebbtide_error* error); /* tag NULL: all; oldest first */
 
 typedef struct ebbtide_stats {
-  size_t struct_size; /* set it first */
+  size_t struct_size;                                    /* set it first */
   uint64_t allocation_count, device_bytes, stored_bytes; /* of living allocations; held_bytes of a device counts all */
   uint64_t host_held_bytes;      /* host memory that ebbtide holds: backups and the staging ring */
   uint64_t host_available_bytes; /* what it could still take, by RAM, cgroups, host_limit and host_margin */
