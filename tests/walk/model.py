@@ -254,7 +254,9 @@ class Model:
     def doubt(self, memory: Memory, may_drop: bool) -> None:
         """An operation that would have moved it failed midway, or was interrupted: what is there is looked up."""
         was_paused = memory.is_paused
-        memory.is_paused = memory.is_away()
+        info = _core.find(memory.address)
+        has_been_left = info is not None and info.is_paused  # in host memory, by a pause: it looks resident
+        memory.is_paused = memory.is_away() or has_been_left
         memory.is_doubtful = True
         memory.may_be_zero |= may_drop
         if was_paused and not memory.is_paused:

@@ -33,7 +33,7 @@ def run(root, module, *arguments, **environment):
 def test_a_short_walk_agrees_with_the_model(root, tmp_path, seeds, copy_threads):
     chosen = [word for seed in seeds for word in ("--seed", str(seed))]
     save = tmp_path / "walk.json"
-    result = run(root, "tests.walk", "--steps", "600", *chosen, "--save", str(save), EBBTIDE_COPY_THREADS=copy_threads)
+    result = run(root, "tests.walk", "--steps", "400", *chosen, "--save", str(save), EBBTIDE_COPY_THREADS=copy_threads)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-3000:]
 
 
