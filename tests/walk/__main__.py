@@ -28,7 +28,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     arguments = parse()
     faulthandler.enable()
-    from . import checks, runner
+    from . import checks, device, runner
 
     if arguments.shrink:
         return shrink_file(arguments.shrink, arguments.save)
@@ -44,6 +44,8 @@ def main() -> int:
                 outcomes.append(runner.Walk(name, f"walk{len(outcomes)}").run(steps))
                 if outcomes[-1].failure:
                     break
+                if len(outcomes) == 1 and not device.IS_SIM:  # what CUDA itself takes at first
+                    before[device.ANONYMOUS] = device.resources()[device.ANONYMOUS]
                 if begin + steps < arguments.steps:
                     print(f"seed {seed}: {begin + steps} steps", flush=True)
     status = 0
