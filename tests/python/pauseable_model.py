@@ -5,7 +5,7 @@ import ctypes
 
 import torch
 from ebbtide import _core, driver_choice
-from ebbtide.saver import captures, cuda_pools, detour, frames, leases, pools, program
+from ebbtide.saver import captures, cuda_pools, detour, entry, leases, pools, program, startup
 from torch_model import TorchModel
 
 MIB = 1 << 20
@@ -107,9 +107,9 @@ def start(saver, monkeypatch, tag):
     model = CachingTorch(tag)
     model.install(monkeypatch)
     monkeypatch.setattr(pools, "_backend", cuda_pools.CudaPools((2, 13)))
-    monkeypatch.setattr(frames, "shelf", leases.Shelf())
+    monkeypatch.setattr(entry, "shelf", leases.Shelf())
     monkeypatch.setattr(captures, "install", lambda: None)
     monkeypatch.setattr(program, "_own", program.Program(tag, RAM))
     monkeypatch.setattr(detour, "_former", set())
-    program.introduce()
+    startup.introduce_program()
     return PauseableProgram(saver, tag, model)

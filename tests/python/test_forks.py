@@ -122,9 +122,9 @@ def test_a_lock_that_the_forking_thread_holds_stays_its_own():
 
 def test_every_lock_of_the_saver_is_one_of_these(saver):
     from ebbtide import driver_choice, errors, torch_extension
-    from ebbtide.saver import captures, detour, graphs, hooks, leases, pending, pools
+    from ebbtide.saver import captures, detour, graphs, hooks, leases, running_resumes, startup
 
-    modules = (driver_choice, torch_extension, captures, detour, graphs, hooks, pending, pools)
+    modules = (driver_choice, torch_extension, captures, detour, graphs, hooks, running_resumes, startup)
     for lock in [*(module._lock for module in modules), errors._join_lock, leases.shelf._lock]:
         assert lock in forks._made
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
-from ebbtide.saver import cuda_pools, hooks, leases, pools, unused  # noqa: E402
+from ebbtide.saver import cuda_pools, hooks, leases, pool_segments, pools  # noqa: E402
 
 MIB = 2**20
 SEGMENT = 20 * MIB  # that torch's allocator, and the simulator's, takes for a tensor of 4 MiB
@@ -41,8 +41,8 @@ def tables(monkeypatch):
 def looks(monkeypatch):
     """The pools that were looked into."""
     seen = []
-    look = unused.look
-    monkeypatch.setattr(unused, "look", lambda backend, lent: (seen.append(lent), look(backend, lent))[1])
+    look = pool_segments.look
+    monkeypatch.setattr(pool_segments, "look", lambda backend, lent: (seen.append(lent), look(backend, lent))[1])
     return seen
 
 
@@ -189,13 +189,13 @@ def test_torch_is_asked_at_once_about_many_pools(saver, tag, count):
     lents = [lent for key, lent in leases.shelf.idle([f"{tag}-{number}" for number in range(count)])]
     assert len(lents) == count
     backend = ManyPools(pools.existing_backend())
-    seen = unused.look_at(backend, lents)
-    assert (backend.single, backend.together) == ((count, 0) if count <= unused.FEW_POOLS else (0, 1))
-    assert seen == {lent: unused.look(pools.existing_backend(), lent) for lent in lents}
+    seen = pool_segments.look_at(backend, lents)
+    assert (backend.single, backend.together) == ((count, 0) if count <= pool_segments.FEW_POOLS else (0, 1))
+    assert seen == {lent: pool_segments.look(pools.existing_backend(), lent) for lent in lents}
     assert len(kept) == count
     backend.segments_of = lambda some: 1 / 0
-    if count > unused.FEW_POOLS:
-        assert unused.look_at(backend, lents) == dict.fromkeys(lents)
+    if count > pool_segments.FEW_POOLS:
+        assert pool_segments.look_at(backend, lents) == dict.fromkeys(lents)
 
 
 def test_one_snapshot_is_split_by_pool(monkeypatch):

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from core_sim import UNKNOWN, Sim  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError  # noqa: E402
-from ebbtide.saver import captures, check, detour, unused  # noqa: E402
+from ebbtide.saver import captures, checks, detour, unused  # noqa: E402
 from pauseable_model import DEFAULT, MIB, RAM, start  # noqa: E402
 
 # The model of torch's cache reads and writes the device's memory as the CPU does.
@@ -263,7 +263,7 @@ def test_a_pause_that_came_since_keeps_the_detour(mine, saver):
 def test_a_pause_turns_the_check_on(mine, saver, monkeypatch):
     asked = []
     monkeypatch.setenv("EBBTIDE_CHECK", "1")
-    monkeypatch.setattr(check, "enable_if_asked", lambda: asked.append(True))
+    monkeypatch.setattr(checks, "enable_if_asked", lambda: asked.append(True))
     saver.pause(mine.tag)
     assert asked
 

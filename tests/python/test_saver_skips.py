@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
-from ebbtide.saver import leases, pools, unused  # noqa: E402
+from ebbtide.saver import leases, pool_segments, pools, unused  # noqa: E402
 
 MIB = 1 << 20
 BLOCK = 2 * MIB
@@ -115,7 +115,7 @@ def test_unused_switched_off(switches, tag, monkeypatch):
     keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
     del gone
     asked = []
-    monkeypatch.setattr(unused, "look", lambda *_: asked.append(1))
+    monkeypatch.setattr(pool_segments, "look", lambda *_: asked.append(1))
     report = cycle(saver, tag)
     assert (report.unused, report.copied) == (0, 44 * MIB)
     assert asked == []
@@ -126,7 +126,7 @@ def test_nothing_is_asked_where_nothing_is_kept(switches, tag, tag2, monkeypatch
     saver = switches
     keep = noise(saver, tag, 12, backup=None), noise(saver, tag2, 12)
     asked = []
-    monkeypatch.setattr(unused, "look", lambda backend, lent: asked.append(lent))
+    monkeypatch.setattr(pool_segments, "look", lambda backend, lent: asked.append(lent))
     saver.pause(tag)
     saver.pause(tag2, backup=None)
     assert asked == []

@@ -203,16 +203,16 @@ def test_an_open_region_is_refused_and_nothing_moves(saver, tag):
 def test_the_core_refuses_a_lease_that_came_in_between(saver, tag, monkeypatch):
     gone = noise(saver, tag, 32)
     del gone
-    from ebbtide.saver import unused
+    from ebbtide.saver import pool_segments
 
-    look, opened = unused.look, []
+    look, opened = pool_segments.look, []
 
     def look_and_lease(backend, lent):
         if not opened:
             opened.append(_core.open_lease(tag, "another thread"))
         return look(backend, lent)
 
-    monkeypatch.setattr(unused, "look", look_and_lease)
+    monkeypatch.setattr(pool_segments, "look", look_and_lease)
     with pytest.raises(StateError, match="another thread"):
         saver.trim(tag)
     _core.close_lease(opened[0].id)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ebbtide import _core, torch_extension
 from ebbtide.errors import StateError
-from ebbtide.saver import check
+from ebbtide.saver import check, checks
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -202,10 +202,10 @@ def test_the_variable_asks(value, asked, monkeypatch):
     monkeypatch.delenv("EBBTIDE_CHECK", raising=False)
     if value is not None:
         monkeypatch.setenv("EBBTIDE_CHECK", value)
-    assert check.is_asked_for() is asked
+    assert checks.are_asked_for() is asked
 
     def work() -> None:
-        check.enable_if_asked()
+        checks.enable_if_asked()
         assert (getattr(check._thread, "mode", None) is not None) is asked
 
     thread = threading.Thread(target=work)

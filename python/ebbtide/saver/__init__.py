@@ -13,7 +13,7 @@ Under `ebbtide run --pauseable` all that the program allocates has a tag already
 
 from typing import TYPE_CHECKING
 
-from ebbtide.saver import pools, program, queries
+from ebbtide.saver import queries, startup
 from ebbtide.saver.adoption import adopt
 from ebbtide.saver.graphs import cuda_graph, graph_pool
 from ebbtide.saver.hooks import on
@@ -70,7 +70,7 @@ __all__ = [
 
 def __getattr__(name: str) -> str | list[Event]:
     if name == "device":
-        return pools.device_type()
+        return startup.device_type()
     if name == "timeline":
         return queries.timeline()
     raise AttributeError(f"module 'ebbtide.saver' has no attribute {name!r}")
@@ -80,4 +80,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-program.introduce()
+startup.introduce_program()

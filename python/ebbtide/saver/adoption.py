@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ebbtide import _core, driver_choice, torch_extension
 from ebbtide.errors import StateError
-from ebbtide.saver import captures, pools
+from ebbtide.saver import captures, startup
 from ebbtide.saver.leases import holder_name
 from ebbtide.saver.names import BackupName, backup_code, check_tag
 from ebbtide.saver.regions import disabled, region
@@ -73,7 +73,7 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: boo
         raise TypeError(f"force is True or False, not {type(force).__name__}")
     if driver_choice.is_off():
         return Adoption(tag)
-    backend = pools.backend()
+    backend = startup.backend()
     if backend is None:
         return Adoption(tag)
     if captures.is_capturing():

@@ -26,7 +26,6 @@ What it can't see:
 - memory that leaves while the op runs.
 """
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,9 +42,9 @@ from torch._C import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ebbtide import _core, settings
+from ebbtide import _core
 from ebbtide.errors import StateError
-from ebbtide.saver import check_reads, pending
+from ebbtide.saver import check_reads, running_resumes
 
 # They look at their argument's shape, dtype and device only.
 _SHAPE_ONLY = frozenset(
@@ -65,17 +64,6 @@ _SHAPE_ONLY = frozenset(
 )
 _touches_bytes: dict[Any, bool] = {}
 _thread = threading.local()
-
-
-def is_asked_for() -> bool:
-    """Whether EBBTIDE_CHECK is 1. Raises ValueError where it is neither 0 nor 1."""
-    return settings.read("check", os.environ) == "1"
-
-
-def enable_if_asked() -> None:
-    """`enable` for this thread, where EBBTIDE_CHECK asks for it."""
-    if is_asked_for():
-        enable()
 
 
 def enable() -> "Check":
@@ -195,7 +183,7 @@ def _check_read(title: str, value: Any) -> None:
 
 
 def _is_missing(address: int, size_bytes: int) -> bool:
-    return _core.is_away(address, size_bytes) and not pending.is_on_its_way(address, size_bytes)
+    return _core.is_away(address, size_bytes) and not running_resumes.is_arriving(address, size_bytes)
 
 
 def _storages_in(value: Any) -> Iterator[torch.UntypedStorage]:

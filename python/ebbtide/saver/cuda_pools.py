@@ -33,7 +33,6 @@ import torch
 
 from ebbtide import _core
 from ebbtide.errors import StateError
-from ebbtide.saver import captures
 from ebbtide.saver.pools import PoolUse
 from ebbtide.saver.snapshots import Segment, read_cuda_segments
 from ebbtide.support import torch_version
@@ -126,7 +125,7 @@ class CudaPools:
 
     def give_back(self, dissolved: Sequence[CudaPool]) -> None:
         """See PoolBackend. torch does it for all of them at once."""
-        if dissolved and not captures.is_capturing():
+        if dissolved:
             torch.cuda.empty_cache()
 
     def uses(self, pool: CudaPool, takes_all_threads: bool) -> Sequence[PoolUse]:
@@ -205,7 +204,7 @@ def expandable_segments_problem(environment: Mapping[str, str], version: tuple[i
 
 
 def make_backend() -> CudaPools:
-    """Checks what torch is and how its allocator is set up, and makes captures known to ebbtide."""
+    """Checks what torch is and how its allocator is set up."""
     version = torch_version(torch.__version__)
     backend = torch.cuda.get_allocator_backend()
     if backend != "native":
@@ -216,5 +215,4 @@ def make_backend() -> CudaPools:
     problem = expandable_segments_problem(os.environ, version)
     if problem:
         raise StateError(problem)
-    captures.install()
     return CudaPools(version)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from ebbtide import _core
 from ebbtide.errors import Error
-from ebbtide.saver import leases, pools, spilled, unused
+from ebbtide.saver import leases, pool_segments, pools, spilled
 from ebbtide.saver.known_tags import find_tags
 from ebbtide.saver.snapshots import Segment
 
@@ -36,7 +36,7 @@ def give_up(names: Sequence[str]) -> None:
     try:
         spilled.give_back_dissolved(away)
         with leases.shelf.withheld(away) as withheld:
-            seen = unused.look_at(backend, [lent for _, lent in withheld])
+            seen = pool_segments.look_at(backend, [lent for _, lent in withheld])
             for key, lent in withheld:
                 _trim(key.tag, lent, seen[lent] or (), is_leased=bool(infos[key.tag].lease_count))
     except (Error, RuntimeError) as error:  # torch's own are RuntimeErrors

@@ -24,8 +24,9 @@ from typing import Any
 from ebbtide import _core, driver_choice, torch_names
 from ebbtide.errors import Error, StateError
 from ebbtide.forks import make_lock
-from ebbtide.saver import captures, frames, program, workspaces
+from ebbtide.saver import captures, checks, program, workspaces
 from ebbtide.saver.snapshots import Segment, read_cuda_segments
+from ebbtide.support import torch_version
 
 _logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class around_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
         if self._tag is None or not _has_cuda() or captures.is_capturing():
             return
         global _is_guarded
-        frames.enable_check_if_asked()
+        checks.enable_if_asked()
         captures.install()
         _check_torch()
         _check_threads()
@@ -209,7 +210,6 @@ def _check_torch() -> None:
     import torch
 
     from ebbtide.saver.cuda_pools import INNER_BEATS_ALL_FROM
-    from ebbtide.support import torch_version
 
     if torch_version(torch.__version__) < INNER_BEATS_ALL_FROM:
         raise StateError(

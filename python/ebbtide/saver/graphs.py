@@ -12,7 +12,7 @@ from typing import Any
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.forks import make_lock
-from ebbtide.saver import captures, pools
+from ebbtide.saver import captures, pools, startup
 from ebbtide.saver.leases import LentPool, PoolKey, holder_name, may_enter, shelf
 from ebbtide.saver.names import BackupName, backup_code, check_tag
 from ebbtide.scopes import DecoratingScope
@@ -33,7 +33,7 @@ _pools: dict[PoolKey, list[_GraphPool]] = {}
 
 
 def _cuda_backend(what: str) -> pools.PoolBackend | None:
-    backend = pools.backend()
+    backend = startup.backend()
     if backend is not None and backend.device_type != "cuda":
         raise StateError(f"{what} needs a GPU: CPU operations cannot be captured")
     return backend

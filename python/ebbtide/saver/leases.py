@@ -216,25 +216,6 @@ def _bring_back(backend: PoolBackend, tag: str, lent: LentPool, lease: "_core.He
     return True
 
 
-def restore_trimmed(tag: str, pools: Sequence[LentPool]) -> None:
-    """Brings back what was trimmed of these pools of the tag, all of it or nothing.
-
-    Raises:
-        OutOfMemoryError: there is too little room.
-    """
-    wanted = set().union(*(lent.trimmed for lent in pools))
-    if not wanted:
-        return
-    # torch may have given a segment back since, and its address may be another allocation's by now.
-    trimmed = [info.address for info in _core.allocations(tag) if info.is_trimmed and info.address in wanted]
-    if trimmed:
-        from ebbtide.saver import torch_cache
-
-        torch_cache.claim_patiently(lambda: _core.resume([tag], False, trimmed))
-    for lent in pools:
-        lent.trimmed.clear()
-
-
 def holder_name() -> str:
     """How this thread is named in errors about leases."""
     return f"thread {threading.current_thread().name!r}"

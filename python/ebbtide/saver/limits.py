@@ -5,6 +5,7 @@ from enum import Enum
 from typing import Final, Literal, TypeAlias
 
 from ebbtide import _core, driver_choice, settings
+from ebbtide.saver import pools
 from ebbtide.settings import Setting
 from ebbtide.sizes import format_size
 
@@ -21,8 +22,6 @@ Limit: TypeAlias = str | int | Literal[_Unchanged.UNCHANGED] | None
 Fraction: TypeAlias = float | Literal[_Unchanged.UNCHANGED]
 Switch: TypeAlias = bool | Literal[_Unchanged.UNCHANGED]
 Folder: TypeAlias = str | os.PathLike[str] | Literal[_Unchanged.UNCHANGED] | None
-
-_environment_is_applied = False
 
 
 def configure(
@@ -96,7 +95,7 @@ def configure(
     _check_host_pool(texts)
     if is_off:
         return
-    apply_environment()
+    settings.check_environment()
     for name, text in texts.items():
         _core.configure(name, None if text is None else os.fsencode(text))
     if "host_pool" in texts:
@@ -120,22 +119,6 @@ def _check_host_pool(texts: dict[str, str | None]) -> None:
 
 
 def _fill_host_pool() -> None:
-    from ebbtide.saver import pools  # which needs this module
-
     backend = pools.existing_backend()  # where there is none yet, the first region that overflows fills the pool
     for device in backend.devices() if backend else ():
         _core.fill_host_pool(device)
-
-
-def apply_environment() -> None:
-    """Looks at the variables, at the first call; the core has read them by itself.
-
-    Raises:
-        ValueError: one of them is malformed, or names a folder that disk backups can't use.
-    """
-    global _environment_is_applied
-    if _environment_is_applied:
-        return
-    for problem in settings.problems().values():
-        raise ValueError(problem)
-    _environment_is_applied = True

@@ -3,7 +3,7 @@
 from typing import Any, Literal, overload
 
 from ebbtide import _core, driver_choice
-from ebbtide.saver import captures, dead, detour, moves, pending, torch_cache, unused, workspaces
+from ebbtide.saver import captures, dead, detour, moves, pending, running_resumes, torch_cache, unused, workspaces
 from ebbtide.saver.names import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code, retain_code
 from ebbtide.saver.pending import Pending
 from ebbtide.saver.reports import Report
@@ -44,7 +44,7 @@ def _pause(names: list[str], code: int, missing_ok: bool, moved: "_core.Moved | 
     if driver_choice.is_off():
         return Report("pause")
     forget_workspaces()
-    pending.wait_for(names)
+    running_resumes.wait_for(names)
     with moves.Answered([("pause", names)], missing_ok), detour.lock_for(names), detour.around_pause(names):
         dead.give_up(names)
         ranges, as_of = unused.find(names, code)

@@ -7,7 +7,6 @@ The stream waits on the device, not the thread: everything is queued before the 
 whatever the driver is waiting for (the first launch of a kernel, which is loaded then; cudaFree).
 """
 
-import atexit
 import contextlib
 import sys
 from collections.abc import Callable, Iterable
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ebbtide import _core
 from ebbtide.errors import Error
 from ebbtide.forks import make_lock
-from ebbtide.saver import detour, hooks, moves
+from ebbtide.saver import detour, hooks, moves, running_resumes
 from ebbtide.saver.known_tags import allocations_of
 from ebbtide.saver.reports import Report
 from ebbtide.saver.snapshots import Range
@@ -25,8 +24,6 @@ from ebbtide.saver.tensor_ranges import ranges_of
 
 if TYPE_CHECKING:
     import torch
-
-    from ebbtide.saver.attachment import Attachment
 
 
 class Pending:
@@ -136,8 +133,6 @@ class Pending:
         Raises:
             TypeError: not a module.
         """
-        from ebbtide.saver.attachment import Attachment
-
         return Attachment(self, module)
 
     def __enter__(self) -> "Pending":
@@ -156,14 +151,50 @@ class Pending:
         return f"<saver.Pending, {'over' if self.done else 'under way'}>"
 
 
-_lock = make_lock()
-_under_way: "dict[_core.Pending, frozenset[str]]" = {}  # with their tags; none: all
+class Attachment:
+    """The hooks of one `Pending.attach`: a module's forward waits for each layer's bytes as it comes to them."""
+
+    def __init__(self, pending: Pending, module: "torch.nn.Module") -> None:
+        import torch
+
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"attach takes a torch.nn.Module, not {type(module).__name__}")
+        self._pending = pending
+        self._handles: list[Any] = []
+        if pending.done:
+            pending._check()
+            return
+        for part in module.modules():
+            if _tensors_read_by(part):
+                # First of all: another hook (weight_norm, say) may read parameters.
+                self._handles.append(part.register_forward_pre_hook(self._before_forward, prepend=True))
+
+    def remove(self) -> None:
+        """Takes the hooks out. Twice does nothing."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+
+    def _before_forward(self, module: "torch.nn.Module", _arguments: Any) -> None:
+        if self._pending.done:
+            self.remove()
+            self._pending._check()
+            return
+        self._pending.stream_wait(tensors=_tensors_read_by(module))
+
+
+def _tensors_read_by(module: "torch.nn.Module") -> "list[torch.Tensor]":
+    import torch
+
+    # Their forward reads the parameters of modules inside them without calling those.
+    is_deep = isinstance(module, torch.nn.MultiheadAttention | torch.nn.TransformerEncoderLayer)
+    return [*module.parameters(recurse=is_deep), *module.buffers(recurse=is_deep)]
 
 
 def start(core: "_core.Pending", names: list[str], answered: moves.Answered, hold_stream: bool) -> Pending:
     """What `resume(wait=False)` returns; where there are no streams, once the bytes are there. It runs the hooks that
     `answered` would."""
-    _keep(core, names)
+    running_resumes.keep(core, names)
     pauses = {tag: _core.pause_count(tag) for _, tags in answered.reached for tag in tags}
 
     def find_devices() -> Iterable[int]:
@@ -185,12 +216,12 @@ def start(core: "_core.Pending", names: list[str], answered: moves.Answered, hol
 
     made = Pending(core, find_devices, after, after_failure)
     if not _has_streams():
-        _wait_quietly(core)
+        running_resumes.wait_quietly(core)
     elif hold_stream:
         try:
             made.stream_wait()
         except Error:  # then nothing runs ahead, because this thread does not
-            _wait_quietly(core)
+            running_resumes.wait_quietly(core)
     answered.hand_over()
     return made
 
@@ -198,42 +229,3 @@ def start(core: "_core.Pending", names: list[str], answered: moves.Answered, hol
 def _has_streams() -> bool:
     torch = sys.modules.get("torch")
     return _core.driver_name() == "cuda" and torch is not None and torch.cuda.is_initialized()
-
-
-def _wait_quietly(core: "_core.Pending") -> None:
-    with contextlib.suppress(Error):  # `Pending.wait` raises it
-        core.wait()
-
-
-def _keep(core: "_core.Pending", names: list[str]) -> None:
-    """Whoever drops a core's handle waits for it: so it is dropped when it is over."""
-    with _lock:
-        for other in [other for other in _under_way if other.is_over()]:
-            del _under_way[other]
-        _under_way[core] = frozenset(names)
-
-
-def wait_for(names: list[str]) -> None:
-    """Waits for the resumes under way of these tags (none: all), as a pause of them would: then it is known what it
-    moves, and whose hooks run."""
-    with _lock:
-        concerned = [core for core, its in _under_way.items() if not names or not its or not its.isdisjoint(names)]
-    for core in concerned:
-        _wait_quietly(core)
-
-
-def is_on_its_way(address: int, size_bytes: int) -> bool:
-    """Whether a resume under way brings these bytes, or has brought them by now."""
-    with _lock:
-        waiting = list(_under_way)
-    return any(not core.is_ready(address, size_bytes) for core in waiting) or not _core.is_away(address, size_bytes)
-
-
-def _wait_for_all() -> None:
-    with _lock:
-        waiting = list(_under_way)
-    for core in waiting:
-        _wait_quietly(core)
-
-
-atexit.register(_wait_for_all)

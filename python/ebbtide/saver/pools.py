@@ -1,14 +1,9 @@
 """What regions need of torch's allocator: `cuda_pools` offers it on a GPU, `cpu_pools` on the simulated device."""
 
-import importlib
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ebbtide import support
-from ebbtide.driver_choice import choose_for_tensors
-from ebbtide.errors import StateError
-from ebbtide.forks import make_lock
-from ebbtide.saver import limits
 from ebbtide.saver.snapshots import Segment
 
 
@@ -50,7 +45,7 @@ class PoolBackend(Protocol):
 
     def give_back(self, dissolved: Sequence[Any]) -> None:
         """Gives back what is free in these pools, which are dissolved; on a GPU, what torch caches outside regions may
-        go with it. Does nothing during a capture."""
+        go with it. Not for use during a capture, where torch can't flush."""
 
     def uses(self, pool: Any, takes_all_threads: bool) -> "Sequence[PoolUse]":
         """How what this thread (or any thread) allocates on the pool's device comes from the pool.
@@ -77,49 +72,29 @@ class PoolUse(NamedTuple):
     leaves_by_token: bool = False
 
 
-_lock = make_lock()
 _backend: PoolBackend | None = None
-
-
-def backend() -> PoolBackend | None:
-    """The backend of this process, made at the first call; None where ebbtide is off.
-
-    Raises:
-        StateError: this torch and this driver do not go together, torch is too old, or an allocator setting cannot
-            work with regions.
-    """
-    global _backend
-    if _backend is not None:
-        return _backend
-    driver = choose_for_tensors()
-    if driver == "off":
-        return None
-    with _lock:
-        if _backend is None:
-            import torch
-
-            support.check(torch.__version__)
-            limits.apply_environment()
-            module = importlib.import_module(f"ebbtide.saver.{'cuda_pools' if driver == 'cuda' else 'cpu_pools'}")
-            made = module.make_backend()
-            for watch in ("address_reads", "sharing"):
-                importlib.import_module(f"ebbtide.saver.{watch}").install()
-            _backend = made
-    return _backend
+_is_forked_child = False
 
 
 def existing_backend() -> PoolBackend | None:
-    """The backend, if one was made; decides nothing."""
+    """The backend of this process, if one was made (`startup.backend` makes it); decides nothing."""
     return _backend
 
 
-def device_type() -> str:
-    """torch's name for the device that regions cover: "cuda", or "cpu" on the simulated device."""
-    there = backend()
-    if there is not None:
-        return there.device_type
-    try:
-        import torch
-    except ImportError:
-        raise StateError("saver.device needs PyTorch: install torch") from None
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def set_backend(made: PoolBackend) -> None:
+    """From now on regions use this backend."""
+    global _backend
+    _backend = made
+
+
+def is_forked_child() -> bool:
+    """Whether this process is a fork of one that used regions."""
+    return _is_forked_child
+
+
+def _note_fork() -> None:
+    global _is_forked_child
+    _is_forked_child = _is_forked_child or _backend is not None
+
+
+os.register_at_fork(after_in_child=_note_fork)

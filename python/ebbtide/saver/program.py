@@ -4,15 +4,12 @@ The preload library gives the tag to all that the program allocates on a device,
 what the saver must know of that: which tag, which backup.
 """
 
-import contextlib
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ebbtide import _core, settings
-from ebbtide.errors import Error
 from ebbtide.preloading import LIBRARY_NAME
 from ebbtide.saver.names import backup_code
 
@@ -46,16 +43,3 @@ _own = read(os.environ, _core.loaded_library())
 def own() -> Program | None:
     """This program, if it is one; as it was when the saver was imported."""
     return _own
-
-
-def introduce() -> None:
-    """In a pauseable program: makes its tag known before it allocates, and torch's captures, if torch is there."""
-    if _own is None:
-        return
-    with contextlib.suppress(Error):  # a forked child, where nothing can be paused
-        _core.bind_slot(_own.tag, 0, _own.backup)
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.version.cuda is not None:
-        from ebbtide.saver import captures
-
-        captures.install()

@@ -1,5 +1,6 @@
 """What there is: stats, tags, the timeline, backups."""
 
+import warnings
 from typing import TYPE_CHECKING
 
 from ebbtide import _core, driver_choice
@@ -90,8 +91,6 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False) -> "torch.Tensor |
 
 
 def _view(backup: "_core.Backup", tensor: "torch.Tensor") -> "torch.Tensor":
-    import warnings
-
     import torch
 
     with warnings.catch_warnings():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from ebbtide import _core
-from ebbtide.saver import frames
+from ebbtide.saver import entry, frames
 from ebbtide.saver.names import BackupName, OverflowName, backup_code, check_tag, overflow_code, retain_flag
 
 _P = ParamSpec("_P")
@@ -83,13 +83,13 @@ class Region(_AllocationScope):
         code = backup_code(backup)
         self.retain = retain_flag(retain, code)
         self.overflow = overflow
-        self._policy = frames.RegionPolicy(self.tag, code, self.retain, overflow_code(overflow))
+        self._policy = entry.RegionPolicy(self.tag, code, self.retain, overflow_code(overflow))
         if threads not in ("own", "all"):
             raise ValueError(f'threads must be "own" (what this thread allocates) or "all", not {threads!r}')
         self.threads: Threads = threads
 
     def _prepare(self, frame: "_core.Frame") -> bool:
-        return frames.prepare_region(frame, self._policy, self.threads == "all")
+        return entry.prepare_region(frame, self._policy, self.threads == "all")
 
     def __repr__(self) -> str:
         text = f"saver.region({self.tag!r}, backup={self.backup!r}, threads={self.threads!r}"

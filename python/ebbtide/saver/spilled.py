@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from ebbtide import _core
 from ebbtide.errors import StateError
-from ebbtide.saver import leases, pools, unused
+from ebbtide.saver import captures, leases, pool_segments, pools
 from ebbtide.saver.known_tags import allocations_of
 from ebbtide.saver.names import NO_OVERFLOW_CODE
 
@@ -29,7 +29,7 @@ def give_up(tag: str) -> None:
         return
     with leases.shelf.withheld([tag]) as withheld:
         for _, lent in withheld:
-            segments = unused.look(backend, lent) or ()
+            segments = pool_segments.look(backend, lent) or ()
             _trim(tag, lent, {segment.address for segment in segments if segment.is_free} & spilled)
 
 
@@ -44,7 +44,7 @@ def make_fast(tag: str) -> None:
             for key, lent in withheld:
                 if key.overflow == NO_OVERFLOW_CODE:
                     continue
-                segments = unused.look(backend, lent) or ()
+                segments = pool_segments.look(backend, lent) or ()
                 found = [slow[segment.address] for segment in segments if segment.is_free and segment.address in slow]
                 needed_bytes = sum(info.size_bytes if info.is_trimmed else info.host_bytes for info in found)
                 if needed_bytes > room.get(lent.device, 0):
@@ -64,13 +64,13 @@ def give_back_dissolved(tags: Sequence[str]) -> "list[_core.AllocationInfo]":
     if backend is None or not dissolved:
         return []
     lents = [lent for _, lent in dissolved]
-    held = unused.look_at(backend, lents)
+    held = pool_segments.look_at(backend, lents)
     free = {segment.address for segments in held.values() for segment in segments or () if segment.is_free}
     of_tags = [key.tag for key, _ in dissolved]
     found = [info for info in allocations_of(of_tags) if info.address in free] if free else []
-    if free:
+    if free and not captures.is_capturing():
         backend.give_back([lent.pool for lent in lents])
-        held = unused.look_at(backend, lents)
+        held = pool_segments.look_at(backend, lents)
     leases.shelf.forget([(key, lent) for key, lent in dissolved if held[lent] == []])
     kept = {segment.address for segments in held.values() for segment in segments or ()}
     return [info for info in found if info.address not in kept]

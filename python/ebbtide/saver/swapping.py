@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ebbtide import _core, driver_choice
-from ebbtide.saver import dead, detour, moves, pending, torch_cache, unused
+from ebbtide.saver import dead, detour, moves, running_resumes, torch_cache, unused
 from ebbtide.saver.names import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code, retain_code
 from ebbtide.saver.operations import forget_workspaces
 from ebbtide.saver.reports import Report, Swap
@@ -49,7 +49,7 @@ def swap(
     if driver_choice.is_off():
         return Swap(Report("pause"), Report("resume"))
     forget_workspaces()
-    pending.wait_for([*leaving, *returning])
+    running_resumes.wait_for([*leaving, *returning])
     moving: list[moves.Move] = [("pause", leaving), ("resume", returning)]
     with moves.Answered(moving, missing_ok), detour.lock_for(leaving), detour.around_pause(leaving):
         dead.give_up([*leaving, *returning])

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from ebbtide import driver_choice
 from ebbtide.errors import OutOfMemoryError
-from ebbtide.saver import frames
+from ebbtide.saver import captures, detour, frames
 
 _T = TypeVar("_T")
 
@@ -16,8 +16,6 @@ _LONGEST_WAIT_SECONDS = 0.25
 
 def empty() -> bool:
     """Gives back what torch has cached outside regions; whether torch uses the GPUs that regions cover."""
-    from ebbtide.saver import captures, detour
-
     torch = driver_choice.torch_on_gpu()
     if torch is None or captures.is_capturing():
         return False

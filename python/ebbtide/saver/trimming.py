@@ -6,7 +6,7 @@ its memory until its pool is leased again. From pools that were dissolved it doe
 
 from ebbtide import _core, driver_choice
 from ebbtide.errors import StateError
-from ebbtide.saver import leases, pools, spilled, unused
+from ebbtide.saver import leases, pool_segments, pools, spilled
 from ebbtide.saver.known_tags import allocations_of, check_known, find_tags
 from ebbtide.saver.names import check_tags
 from ebbtide.saver.reports import Report
@@ -63,7 +63,7 @@ def _trim(
     untrimmed = {info.address for info in allocations_of(names) if not info.is_trimmed}
     found: list[tuple[leases.LentPool, set[int]]] = []
     tags: dict[str, None] = {}
-    seen = unused.look_at(backend, [lent for _, lent in withheld])
+    seen = pool_segments.look_at(backend, [lent for _, lent in withheld])
     for key, lent in withheld:
         addresses = {segment.address for segment in seen[lent] or () if segment.is_free} & untrimmed
         if addresses:

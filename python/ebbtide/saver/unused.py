@@ -8,18 +8,13 @@ What holds here:
 - It saves work and nothing else: whatever goes wrong here means that more is copied.
 """
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ebbtide import _core
-from ebbtide.saver import detour, leases, pools, program
+from ebbtide.saver import detour, leases, pool_segments, pools, program
 from ebbtide.saver.known_tags import find_tags
 from ebbtide.saver.names import AS_ALLOCATED_CODE, NO_BACKUP_CODE
 from ebbtide.saver.snapshots import Range, Segment, are_apart, free_ranges
-
-FEW_POOLS = 8  # what torch is asked about one by one: its account of all pools is as long as all that it holds
-
-_logger = logging.getLogger(__name__)
 
 
 def find(names: list[str], backup: int) -> tuple[list[Range], int]:
@@ -63,32 +58,8 @@ def _find(names: list[str], is_wanted: Callable[["_core.TagInfo", int], bool]) -
     ]
     segments: list[Segment] = []
     if backend is not None:
-        segments += [segment for found in look_at(backend, wanted).values() for segment in found or ()]
+        segments += [segment for found in pool_segments.look_at(backend, wanted).values() for segment in found or ()]
     if own is not None and own.tag in chosen and is_wanted(chosen[own.tag], own.backup):
         segments += detour.idle_segments()
     ranges = free_ranges(segments)
     return (ranges, as_of) if are_apart(ranges) else ([], 0)
-
-
-def look_at(
-    backend: pools.PoolBackend, lents: Sequence[leases.LentPool]
-) -> dict[leases.LentPool, list[Segment] | None]:
-    """The segments of each of these pools; None where that can't be told. Of many pools torch is asked at once."""
-    if len(lents) <= FEW_POOLS:
-        return {lent: look(backend, lent) for lent in lents}
-    try:
-        segments = backend.segments_of([lent.pool for lent in lents])
-    except Exception as error:  # as in `look`
-        _logger.debug("torch's snapshot of all pools is not understood, so all of it counts as used: %r", error)
-        return dict.fromkeys(lents)
-    return {lent: None if found is None else list(found) for lent, found in zip(lents, segments, strict=True)}
-
-
-def look(backend: pools.PoolBackend, lent: leases.LentPool) -> list[Segment] | None:
-    """The pool's segments; None where that can't be told."""
-    try:
-        segments = backend.segments(lent.pool)
-    except Exception as error:  # what torch tells of itself has no promised shape
-        _logger.debug("torch's snapshot of a pool is not understood, so all of it counts as used: %r", error)
-        return None
-    return None if segments is None else list(segments)
