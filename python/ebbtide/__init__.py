@@ -10,7 +10,7 @@ from ebbtide.errors import DriverError, Error, OutOfMemoryError, StateError, Sto
 
 if TYPE_CHECKING:
     from ebbtide import saver
-    from ebbtide.preloading import env, preloaded
+    from ebbtide.launch.preloading import env, preloaded
 
     __version__: str
 
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
     if name == "saver":
         return importlib.import_module("ebbtide.saver")
     if name in ("env", "preloaded"):
-        return getattr(importlib.import_module("ebbtide.preloading"), name)
+        return getattr(importlib.import_module("ebbtide.launch.preloading"), name)
     if name == "__version__":
         return str(importlib.import_module("ebbtide._core").version())
     raise AttributeError(f"module 'ebbtide' has no attribute {name!r}")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 from ebbtide.cli import main
-from ebbtide.diagnosis import Finding, diagnose, is_usable
+from ebbtide.cli.diagnosis import Finding, diagnose, is_usable
 from ebbtide.settings import all_settings
 
 HIDE_TORCH = """

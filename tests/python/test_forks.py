@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from ebbtide import forks
+from ebbtide import locks
 
 STRESS = """
     import os, signal, sys, threading, time
@@ -89,7 +89,7 @@ def in_child(function):
 
 
 def test_a_lock_that_another_thread_holds_is_free_in_a_child():
-    locks = [forks.make_lock() for _ in range(3)]
+    locks = [locks.make_lock() for _ in range(3)]
     held, may_end = threading.Event(), threading.Event()
 
     def hold():
@@ -109,7 +109,7 @@ def test_a_lock_that_another_thread_holds_is_free_in_a_child():
 
 
 def test_a_lock_that_the_forking_thread_holds_stays_its_own():
-    lock = forks.make_lock()
+    lock = locks.make_lock()
 
     def is_mine():
         lock.release()
@@ -122,11 +122,13 @@ def test_a_lock_that_the_forking_thread_holds_stays_its_own():
 
 def test_every_lock_of_the_saver_is_one_of_these(saver):
     from ebbtide import driver_choice, errors, torch_extension
-    from ebbtide.saver import captures, detour, graphs, hooks, leases, running_resumes, startup
+    from ebbtide.saver.pools import bypass, captures, region_pools
+    from ebbtide.saver.regions import graphs, startup
+    from ebbtide.saver.state import hooks, running_resumes
 
-    modules = (driver_choice, torch_extension, captures, detour, graphs, hooks, running_resumes, startup)
-    for lock in [*(module._lock for module in modules), errors._join_lock, leases.shelf._lock]:
-        assert lock in forks._made
+    modules = (driver_choice, torch_extension, captures, bypass, graphs, hooks, running_resumes, startup)
+    for lock in [*(module._lock for module in modules), errors._join_lock, region_pools.shelf._lock]:
+        assert lock in locks._made
 
 
 @pytest.mark.parametrize("kind", ["prepare", "resume"])

@@ -8,10 +8,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide.errors import StateError  # noqa: E402
-from ebbtide.saver import captures, cuda_pools, entry, leases, pool_segments, pools, spilled  # noqa: E402
-from ebbtide.saver.cuda_pools import expandable_segments_problem  # noqa: E402
-from ebbtide.saver.snapshots import Segment  # noqa: E402
-from ebbtide.support import LEAST_TORCH, NEWEST_TORCH  # noqa: E402
+from ebbtide.saver.pools import backends, captures, cuda_pools, pool_segments, region_pools  # noqa: E402
+from ebbtide.saver.pools.cuda_pools import expandable_segments_problem  # noqa: E402
+from ebbtide.saver.reclaim import spilled  # noqa: E402
+from ebbtide.saver.regions import entry  # noqa: E402
+from ebbtide.saver.values.segments import Segment  # noqa: E402
+from ebbtide.torch_support.versions import LEAST_TORCH, NEWEST_TORCH  # noqa: E402
 from torch_model import TorchModel  # noqa: E402
 
 VERSIONS = [(2, minor) for minor in range(LEAST_TORCH[1], NEWEST_TORCH[1] + 1)]
@@ -23,8 +25,8 @@ def model(request, saver, monkeypatch):
     model = TorchModel(request.param)
     model.dissolved = set()
     model.install(monkeypatch)
-    monkeypatch.setattr(pools, "_backend", cuda_pools.CudaPools(request.param))
-    monkeypatch.setattr(entry, "shelf", leases.Shelf())
+    monkeypatch.setattr(backends, "_backend", cuda_pools.CudaPools(request.param))
+    monkeypatch.setattr(entry, "shelf", region_pools.Shelf())
     yield model
     assert model.recording == {0: [], 1: []}
     # The object's own, and the one that is never given back but where the pool is dissolved.
@@ -83,7 +85,7 @@ def test_pools_are_entered_again(model, saver, tag):
 def dissolve_all(tag):
     with entry.shelf.withheld([tag]) as withheld:
         for _, lent in withheld:
-            lent.is_dissolved = pools._backend.dissolve(lent.pool)
+            lent.is_dissolved = backends._backend.dissolve(lent.pool)
         return [lent.pool.id for _, lent in withheld if lent.is_dissolved]
 
 
@@ -114,7 +116,7 @@ def test_a_pool_that_somebody_else_uses_is_not_dissolved(model, saver, tag):
 def test_giving_back_is_torchs_flush(model, monkeypatch):
     flushes = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: flushes.append(1))
-    backend = pools._backend
+    backend = backends._backend
     backend.give_back([])
     assert flushes == []
     backend.give_back(["a pool"])
@@ -123,16 +125,16 @@ def test_giving_back_is_torchs_flush(model, monkeypatch):
 
 @pytest.mark.parametrize("is_capturing", [True, False])
 def test_nothing_is_given_back_during_a_capture(saver, tag, monkeypatch, is_capturing):
-    given, lent = [], leases.LentPool("a pool", 0, epoch=0, is_dissolved=True)
-    shelf = leases.Shelf()
-    shelf.add(leases.PoolKey(tag, 1, 0), lent)
-    monkeypatch.setattr(leases, "shelf", shelf)
-    monkeypatch.setattr(pools, "_backend", SimpleNamespace(give_back=given.append))
+    given, lent = [], region_pools.LentPool("a pool", 0, epoch=0, is_dissolved=True)
+    shelf = region_pools.Shelf()
+    shelf.add(region_pools.PoolKey(tag, 1, 0), lent)
+    monkeypatch.setattr(region_pools, "shelf", shelf)
+    monkeypatch.setattr(backends, "_backend", SimpleNamespace(give_back=given.append))
     monkeypatch.setattr(pool_segments, "look_at", lambda *_: {lent: [Segment(4096, 512, ((4096, 512),))]})
     monkeypatch.setattr(captures, "is_capturing", lambda: is_capturing)
     assert spilled.give_back_dissolved([tag]) == []
     assert given == ([] if is_capturing else [["a pool"]])
-    assert shelf.dissolved() == [(leases.PoolKey(tag, 1, 0), lent)]  # its segments are still there
+    assert shelf.dissolved() == [(region_pools.PoolKey(tag, 1, 0), lent)]  # its segments are still there
 
 
 def test_threads_all_and_what_is_inside(model, saver, tag, tag2):
@@ -204,7 +206,7 @@ def in_thread_raising(function):
 
 
 def test_a_failure_while_entering_leaves_nothing_open(model, saver, tag, tag2, monkeypatch):
-    backend = pools._backend
+    backend = backends._backend
     begin = backend._begin
     last = model.covered[-1]
     with saver.region(tag2):

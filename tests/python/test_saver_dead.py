@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
-from ebbtide.saver import leases  # noqa: E402
+from ebbtide.saver.pools import region_pools  # noqa: E402
 
 MIB = 1 << 20
 
@@ -167,7 +167,7 @@ def test_a_view_of_a_dead_tensors_backup_stays(saver, tag):
 
 def test_captured_pools_are_left_alone(saver, tag):
     keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
-    captured = [lent for key, lent in leases.shelf.idle() if key.tag == tag]
+    captured = [lent for key, lent in region_pools.shelf.idle() if key.tag == tag]
     for lent in captured:
         lent.is_captured = True
     try:
@@ -191,9 +191,9 @@ def test_what_torch_tells_that_is_not_understood_costs_memory_and_nothing_else(s
         raise KeyError("blocks")
 
     with monkeypatch.context() as patched:
-        from ebbtide.saver import pools
+        from ebbtide.saver.pools import backends
 
-        patched.setattr(type(pools.existing_backend()), "segments", lambda self, pool: refuse(pool))
+        patched.setattr(type(backends.existing_backend()), "segments", lambda self, pool: refuse(pool))
         assert saver.resume(tag).bytes == 44 * MIB
     assert torch.equal(keep.cpu(), want)
 

@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
-from ebbtide.saver import cuda_pools, hooks, leases, pool_segments, pools  # noqa: E402
+from ebbtide.saver.pools import backends, cuda_pools, pool_segments, region_pools  # noqa: E402
+from ebbtide.saver.state import hooks  # noqa: E402
 
 MIB = 2**20
 SEGMENT = 20 * MIB  # that torch's allocator, and the simulator's, takes for a tensor of 4 MiB
@@ -92,7 +93,7 @@ def test_no_table_of_everything_for_a_call_about_one_tag(saver, tag, tag2, table
         for remove in removals:
             remove()
     assert tables == []
-    others = {id(lent) for key, lent in leases.shelf.idle() if not key.tag.startswith(tag) or key.tag == tag2}
+    others = {id(lent) for key, lent in region_pools.shelf.idle() if not key.tag.startswith(tag) or key.tag == tag2}
     assert not {id(lent) for lent in looks} & others
 
 
@@ -186,12 +187,12 @@ class ManyPools:
 @pytest.mark.parametrize("count", [3, 40])
 def test_torch_is_asked_at_once_about_many_pools(saver, tag, count):
     kept = [make(saver, f"{tag}-{number}") for number in range(count)]
-    lents = [lent for key, lent in leases.shelf.idle([f"{tag}-{number}" for number in range(count)])]
+    lents = [lent for key, lent in region_pools.shelf.idle([f"{tag}-{number}" for number in range(count)])]
     assert len(lents) == count
-    backend = ManyPools(pools.existing_backend())
+    backend = ManyPools(backends.existing_backend())
     seen = pool_segments.look_at(backend, lents)
     assert (backend.single, backend.together) == ((count, 0) if count <= pool_segments.FEW_POOLS else (0, 1))
-    assert seen == {lent: pool_segments.look(pools.existing_backend(), lent) for lent in lents}
+    assert seen == {lent: pool_segments.look(backends.existing_backend(), lent) for lent in lents}
     assert len(kept) == count
     backend.segments_of = lambda some: 1 / 0
     if count > pool_segments.FEW_POOLS:

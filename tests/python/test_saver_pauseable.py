@@ -12,7 +12,9 @@ torch = pytest.importorskip("torch")
 from core_sim import UNKNOWN, Sim  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError  # noqa: E402
-from ebbtide.saver import captures, checks, detour, unused  # noqa: E402
+from ebbtide.saver.check import enabling  # noqa: E402
+from ebbtide.saver.pools import bypass, captures  # noqa: E402
+from ebbtide.saver.reclaim import unused  # noqa: E402
 from pauseable_model import DEFAULT, MIB, RAM, start  # noqa: E402
 
 # The model of torch's cache reads and writes the device's memory as the CPU does.
@@ -256,14 +258,14 @@ def test_a_pause_that_came_since_keeps_the_detour(mine, saver):
     mine.make(2, 1)
     saver.pause(mine.tag)
     inside = mine.model.route()
-    detour.follow([mine.tag])  # as after a resume that is over by now
+    bypass.follow([mine.tag])  # as after a resume that is over by now
     assert mine.model.route() == inside
 
 
 def test_a_pause_turns_the_check_on(mine, saver, monkeypatch):
     asked = []
     monkeypatch.setenv("EBBTIDE_CHECK", "1")
-    monkeypatch.setattr(checks, "enable_if_asked", lambda: asked.append(True))
+    monkeypatch.setattr(enabling, "enable_if_asked", lambda: asked.append(True))
     saver.pause(mine.tag)
     assert asked
 
@@ -348,7 +350,7 @@ def test_whatever_happens_nobody_is_given_memory_that_is_away(make_program, save
             torch.cuda.empty_cache()
         elif action == "region":
             with saver.region(tag2):
-                assert mine.model.route() not in (None, *(pool_id for pools in detour._open for pool_id in pools.ids))
+                assert mine.model.route() not in (None, *(pool_id for pools in bypass._open for pool_id in pools.ids))
         mine.check()
         assert bool(mine.model.recording[0]) == saver.is_paused(mine.tag)
     mine.end()

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from checks.settings import BAD_VARIABLES, PATHS, bad_values, sentences
-from ebbtide import _core, diagnosis, driver_choice, run_options, settings
+from ebbtide import _core, driver_choice, settings
+from ebbtide.cli import diagnosis
 from ebbtide.errors import StoreError
+from ebbtide.launch import run_options
 
 CONFIGURABLE = [setting for setting in settings.all_settings() if setting.is_configurable]
 REGION = """

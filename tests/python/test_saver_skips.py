@@ -7,7 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
-from ebbtide.saver import leases, pool_segments, pools, unused  # noqa: E402
+from ebbtide.saver.pools import backends, pool_segments, region_pools  # noqa: E402
+from ebbtide.saver.reclaim import unused  # noqa: E402
 
 MIB = 1 << 20
 BLOCK = 2 * MIB
@@ -189,7 +190,7 @@ def test_a_lease_that_is_open_at_the_snapshot_gives_no_ranges(switches, tag, tag
 
 
 def idle_pools(tag):
-    return [lent for key, lent in leases.shelf.idle() if key.tag == tag]
+    return [lent for key, lent in region_pools.shelf.idle() if key.tag == tag]
 
 
 def test_pools_that_a_capture_reached_are_never_unused(switches, tag, tag2):
@@ -197,10 +198,10 @@ def test_pools_that_a_capture_reached_are_never_unused(switches, tag, tag2):
     with saver.region(tag, threads="all"):  # open for all threads while somebody captures
         keep = torch.randint(0, 256, (12 * MIB,), dtype=torch.uint8, device=saver.device)
         with _core.Holding() as capture:
-            leases.shelf.begin_capture(capture)
+            region_pools.shelf.begin_capture(capture)
     with saver.region(tag2):  # its own thread's only: what is captured goes elsewhere
         with _core.Holding() as capture:
-            leases.shelf.begin_capture(capture)
+            region_pools.shelf.begin_capture(capture)
     gone = noise(saver, tag, 32), noise(saver, tag2, 32)
     del gone
     assert [lent.is_captured for lent in idle_pools(tag)] == [True]
@@ -216,7 +217,7 @@ def test_pools_that_a_capture_reached_are_never_unused(switches, tag, tag2):
 def test_a_pool_that_is_opened_during_a_capture_is_marked(switches, tag, tag2):
     saver = switches
     with _core.Holding() as capture:
-        leases.shelf.begin_capture(capture)
+        region_pools.shelf.begin_capture(capture)
         with saver.region(tag):
             pass
     with saver.region(tag2):
@@ -229,10 +230,10 @@ def test_a_pool_that_a_capture_names_is_marked():
         def __init__(self, number):
             self.id = (0, number)
 
-    shelf = leases.Shelf()
-    lents = [leases.LentPool(Pool(number), 0, 0, number) for number in (1, 2)]
+    shelf = region_pools.Shelf()
+    lents = [region_pools.LentPool(Pool(number), 0, 0, number) for number in (1, 2)]
     for lent in lents:
-        shelf.add(leases.PoolKey("a", 1, 0), lent)
+        shelf.add(region_pools.PoolKey("a", 1, 0), lent)
     with _core.Holding() as capture:
         shelf.begin_capture(capture, (0, 2))
     assert [lent.is_captured for lent in lents] == [False, True]
@@ -251,7 +252,7 @@ def test_a_snapshot_that_fails_or_is_strange_only_means_that_more_is_copied(swit
         return answer
 
     with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG, "ebbtide"):
-        patch.setattr(pools.existing_backend(), "segments", segments, raising=False)
+        patch.setattr(backends.existing_backend(), "segments", segments, raising=False)
         report = saver.pause(tag)
     assert (report.unused, report.copied) == (0, 44 * MIB)
     assert not any(record.levelno > logging.DEBUG for record in caplog.records)

@@ -8,7 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
-from ebbtide.saver import leases, pool_segments, spilled, startup  # noqa: E402
+from ebbtide.saver.pools import pool_segments, region_pools  # noqa: E402
+from ebbtide.saver.reclaim import spilled  # noqa: E402
+from ebbtide.saver.regions import startup  # noqa: E402
 
 MIB = 1 << 20
 
@@ -21,7 +23,7 @@ def room(saver):
         gc.collect()
         saver.trim()
         # What captures of other tests have marked can't be trimmed, and would make room in the midst of a test.
-        startup.backend().give_back([lent.pool for _, lent in leases.shelf.idle() if lent.is_captured])
+        startup.backend().give_back([lent.pool for _, lent in region_pools.shelf.idle() if lent.is_captured])
         saver.configure(device_limit=_core.query_device(0).held_bytes + mib * MIB, reserve=0)
 
     yield leave
@@ -42,7 +44,7 @@ def host_bytes(saver, tag):
 
 
 def dissolved(tag):
-    return [lent for key, lent in leases.shelf.dissolved() if key.tag == tag]
+    return [lent for key, lent in region_pools.shelf.dissolved() if key.tag == tag]
 
 
 def is_intact(tensors):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from ebbtide.errors import Error, OutOfMemoryError, StateError, StoreError
-from ebbtide.saver import running_resumes
+from ebbtide.saver.state import running_resumes
 
 from . import perturb
 from .model import Failure, Memory, Model

@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ebbtide.diagnosis import Finding
+    from ebbtide.cli.diagnosis import Finding
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
@@ -29,7 +29,7 @@ def doctor(is_json: bool, is_all: bool) -> None:
     do about it, room for backups, preloading, and the settings in force. It works without torch and without a driver.
     The exit status is 0 where regions, pause and resume work, else 1.
     """
-    from ebbtide.diagnosis import diagnose, is_usable
+    from ebbtide.cli.diagnosis import diagnose, is_usable
 
     findings = diagnose()
     usable = is_usable(findings)

@@ -1,0 +1,123 @@
+"""The environment in which a program starts with the preload library: for `ebbtide run`, and for programs that start
+their own workers."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from ebbtide.errors import StateError
+from ebbtide.launch import ledger
+from ebbtide.launch.run_options import as_keyword, to_variables
+from ebbtide.scopes import DecoratingScope
+
+LIBRARY_NAME = "libebbtide_preload.so"
+LOADER_VARIABLE = "LD_PRELOAD"
+ACTIVE_VARIABLE = "EBBTIDE_PRELOAD"
+# llama.cpp reads it: all its memory would be managed, whatever its value, and none of it ours.
+UNIFIED_MEMORY_VARIABLE = "GGML_CUDA_ENABLE_UNIFIED_MEMORY"
+
+
+def env(**options: Any) -> dict[str, str]:
+    """The variables to add to the environment of a process that is to start as under `ebbtide run`.
+
+        subprocess.Popen(command, env={**os.environ, **ebbtide.env(overflow="split", host_limit="64GiB")})
+
+    Args:
+        options: those of `ebbtide run` as keywords: overflow, device_limit, host_limit, host_margin, host_pool,
+            reserve, whole_fraction, report, pauseable, tag, backup, summary, log. Sizes are "16GiB" or bytes; None for
+            overflow or backup is "none". What is not given stays as this process's environment says.
+
+    Returns:
+        All of them, with LD_PRELOAD (ours first, then what it holds here). Processes that are started with them by one
+        program share one budget of host memory. GGML_CUDA_ENABLE_UNIFIED_MEMORY is to be removed by the caller.
+
+    Raises:
+        TypeError, ValueError: as the command refuses it; also a malformed EBBTIDE_* variable that is there already.
+        StateError: the preload library is missing or can't be named in LD_PRELOAD.
+    """
+    return variables_for(options, os.environ)
+
+
+class Preloaded(DecoratingScope):
+    """What `preloaded` gives. See there."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._before: dict[str, str | None] = {}
+
+    def _again(self) -> "Preloaded":
+        return Preloaded(self._options)
+
+    def _open(self) -> dict[str, str]:
+        added = env(**self._options)
+        self._before = {name: os.environ.get(name) for name in (*added, UNIFIED_MEMORY_VARIABLE)}
+        drop_unified_memory(os.environ)
+        os.environ.update(added)
+        return added
+
+    def _close(self) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if self._before:
+            ledger.sweep()
+
+
+def preloaded(**options: Any) -> Preloaded:
+    """Inside, this process's environment is `env(**options)`'s, so that children start with the preload library.
+
+    Afterwards it is as it was. The environment belongs to the whole process: children that other threads start
+    meanwhile get it as well. This process itself is not preloaded by it. Options and errors are those of `env`.
+    """
+    return Preloaded(options)
+
+
+def variables_for(
+    options: Mapping[str, object], inherited: Mapping[str, str], spell: Callable[[str], str] = as_keyword
+) -> dict[str, str]:
+    """`env` over any environment. Args and errors as `run_options.to_variables`."""
+    added = to_variables(options, inherited, spell)
+    added[ACTIVE_VARIABLE] = "1"
+    added[ledger.VARIABLE] = ledger.name_for(inherited)
+    added[LOADER_VARIABLE] = preload_list(find_library(), inherited.get(LOADER_VARIABLE, ""))
+    return added
+
+
+def library_path() -> Path:
+    """Where the preload library is, if it is there: beside libebbtide.so."""
+    return Path(__file__).resolve().parents[1] / LIBRARY_NAME
+
+
+def find_library() -> Path:
+    """The preload library.
+
+    Raises:
+        StateError: it is missing, or the loader could not be told of it.
+    """
+    path = library_path()
+    if not path.is_file():
+        raise StateError(f"the preload library is missing, {path}: install ebbtide again")
+    if re.search(r"[\s:]", str(path)):
+        raise StateError(f"LD_PRELOAD takes no path with spaces or colons, like {path}: install ebbtide elsewhere")
+    return path
+
+
+def preload_list(library: Path, inherited: str) -> str:
+    """LD_PRELOAD with ours first and once, then the user's own, in their order."""
+    own = [entry for entry in re.split(r"[ :]+", inherited) if entry and Path(entry).name != LIBRARY_NAME]
+    return ":".join([str(library), *own])
+
+
+def drop_unified_memory(environment: MutableMapping[str, str]) -> None:
+    """Removes GGML_CUDA_ENABLE_UNIFIED_MEMORY, and says so on stderr."""
+    if environment.pop(UNIFIED_MEMORY_VARIABLE, None) is not None:
+        print(
+            f"ebbtide: {UNIFIED_MEMORY_VARIABLE} is unset: it would make all memory managed, past what ebbtide does",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,275 @@
+"""`saver.adopt`: tensors that already exist move into a tag.
+
+What moves is a storage, in place: the object stays, only the memory behind it changes. So views, tied weights,
+gradients, hooks and optimizer states that share it stay tied, and nobody needs to be told.
+
+- CUDA: the content goes to a copy in ordinary memory, the storage shrinks to nothing and grows again inside the
+  region, the content comes back. Should the device run out midway, the storage grows in ordinary memory again, from
+  the block that it just left.
+- Simulated device: the content goes to a new storage made inside the region, and the two exchange their memory.
+
+Only memory whose every user sees the move may move: `lending` finds out which. All is checked before anything moves.
+One storage moves at a time, so the extra memory is one storage's; and the tag is leased meanwhile, so that nobody
+pauses it. A call that failed midway may be made again: what is in the tag already is passed by.
+
+Other operations move no storage: pause, resume, promote and trim change what is behind an address, never the address.
+A partner of DLPack then has what the tensor has, and a view of a backup (`saver.backup_of`) owns what it looks at.
+"""
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from ebbtide import _core, driver_choice, torch_extension
+from ebbtide.errors import StateError
+from ebbtide.saver.pools import captures
+from ebbtide.saver.pools.region_pools import holder_name
+from ebbtide.saver.regions import startup
+from ebbtide.saver.regions.region import disabled, region
+from ebbtide.saver.tensors.walk import TensorWalk, why_without_memory
+from ebbtide.saver.values.arguments import BackupName, backup_code, check_tag
+from ebbtide.saver.values.reports import Adoption
+
+if TYPE_CHECKING:
+    import torch
+
+NOT_OWN = "its memory is not torch's own, or was lent to NumPy: adopt a clone of it, or make the tensor in the region"
+_FLUSH_BYTES = 64 << 20  # how much left-over memory torch may hold in its cache before it is given back
+
+
+def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: bool = False) -> Adoption:
+    """Moves the tensors in `objects` into `tag`, as if they had been made in its region. Tensors that share memory go
+    on sharing it.
+
+    Addresses change once, here; so do it before CUDA graphs are captured over them and before libraries are told the
+    addresses.
+
+    Args:
+        objects: tensors, modules (parameters, buffers, gradients), optimizers (states, groups), mappings, sequences,
+            sets and dataclasses of these.
+        tag, backup: as in `region`. What is in another tag, or in this one with another backup, moves as well.
+        force: also moves what may be lent out, but for all that can be told; see below. Whoever does keep an address
+            then reads and writes memory that has other owners.
+
+    Returns:
+        An Adoption. Skipped and counted, with the reason, are:
+
+        - tensors on other devices, and tensors without memory of their own (fake, meta, uninitialized, opaque);
+        - memory that is not torch's own, or that NumPy has a view of or had: NumPy never says that it is done;
+        - memory that is shared between processes;
+        - unless `force`, memory that may be lent out: torch counts more owners than it shows (partners of DLPack,
+          TorchScript, C++ extensions), another library's object refers to the tensor, or its
+          `__cuda_array_interface__` was read. Python sees nothing of one who kept a bare `data_ptr()`.
+
+    Raises:
+        TypeError, ValueError: malformed arguments.
+        StateError: a tensor is paused, a capture is under way, or (see `region`) regions cannot work here. Nothing
+            moved.
+        torch.OutOfMemoryError: the device has too little room for one more storage; nothing is lost, and each tensor
+            is whole in its old or new place.
+    """
+    check_tag(tag)
+    code = backup_code(backup)
+    if not isinstance(force, bool):
+        raise TypeError(f"force is True or False, not {type(force).__name__}")
+    if driver_choice.is_off():
+        return Adoption(tag)
+    backend = startup.backend()
+    if backend is None:
+        return Adoption(tag)
+    if captures.is_capturing():
+        raise StateError("a CUDA graph capture is under way, and adopt changes addresses: adopt before or after it")
+    start = time.perf_counter()
+    found, users, skipped = _find_storages(objects, backend.device_type)
+    moved = 0
+    with _core.Holding() as leases, region(tag, backup=backup):
+        moves = _choose_moves(found, tag, code, leases)
+        already = len(found) - len(moves)
+        if not force:
+            moves = _leave_lent(moves, users, skipped)
+        mover = _CudaMover() if backend.device_type == "cuda" else _CpuMover()
+        try:
+            for storage in moves:
+                mover.move(storage)
+                moved += storage.nbytes()
+        finally:
+            mover.finish()
+    return Adoption(tag, moved, len(moves), already, dict(skipped), time.perf_counter() - start)
+
+
+def _find_storages(
+    objects: tuple[Any, ...], device_type: str
+) -> "tuple[list[torch.UntypedStorage], Counter[int], Counter[str]]":
+    """The storages that could move, each once; how many tensors use each, by `_cdata`; and how many tensors can't move,
+    by reason."""
+    walk = TensorWalk()
+    storages: dict[int, torch.UntypedStorage] = {}
+    users: Counter[int] = Counter()
+    skipped: Counter[str] = Counter()
+    for thing in objects:
+        for tensor in walk.walk(thing):
+            reason, storage = _look_at(tensor, device_type)
+            if reason:
+                skipped[reason] += 1
+            elif storage is not None:
+                storages[storage._cdata] = storage
+                users[storage._cdata] += 1
+    return list(storages.values()), users, skipped
+
+
+def _leave_lent(
+    moves: "list[torch.UntypedStorage]", users: Counter[int], skipped: Counter[str]
+) -> "list[torch.UntypedStorage]":
+    """The moves without those of memory that may be lent out, which are counted as skipped."""
+    from ebbtide.saver.adoption import external_references
+
+    lent = external_references.find_lent(moves)
+    for key, reason in lent.items():
+        skipped[reason] += users[key]
+    return [storage for storage in moves if storage._cdata not in lent]
+
+
+def _choose_moves(
+    storages: "list[torch.UntypedStorage]", tag: str, backup: int, leases: "_core.Holding"
+) -> "list[torch.UntypedStorage]":
+    """Those that are not where they should be. The tags that they leave are leased too: nobody pauses them now."""
+    moves = []
+    leased = {tag}
+    for storage in storages:
+        info = _core.find(storage.data_ptr())
+        if info is None:
+            moves.append(storage)
+            continue
+        if info.tag not in leased:
+            leased.add(info.tag)
+            leases.open_lease(info.tag, holder_name())
+        if _core.is_away(storage.data_ptr(), storage.nbytes()):
+            raise StateError(f"a tensor to adopt is paused: resume its tag {info.tag!r} first")
+        if info.tag != tag or info.backup != backup:
+            moves.append(storage)
+    return moves
+
+
+def _look_at(tensor: "torch.Tensor", device_type: str) -> "tuple[str, torch.UntypedStorage | None]":
+    """Why a tensor stays where it is, and else the storage that may move; neither for one without bytes."""
+    if tensor.device.type != device_type:
+        return f"on {tensor.device.type}, not on {device_type}", None
+    kind = why_without_memory(tensor)
+    if kind is not None:
+        return f"{kind}: it has no memory to move", None
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == 0:
+        return "", None
+    try:
+        storage.data_ptr()
+    except RuntimeError:  # of a class of its own (a MaskedTensor, say), or known to be zeros
+        return f"a {type(tensor).__name__} without bytes of its own: it has no memory to move", None
+    if device_type == "cpu" and storage.is_shared():
+        return "shared between processes", None
+    if not storage.resizable():  # what owns its memory can be resized; what was lent cannot
+        return NOT_OWN, None
+    return "", storage
+
+
+class _CpuMover:
+    """Moves storages on the simulated device; the caller has the region open."""
+
+    def __init__(self) -> None:
+        self._exchange = torch_extension.load().exchange
+
+    def move(self, storage: "torch.UntypedStorage") -> None:
+        import torch
+
+        # Not torch.UntypedStorage(size): that asks torch's built-in allocator, past the one in front of it.
+        fresh = torch.empty(storage.nbytes(), dtype=torch.uint8)
+        fresh.untyped_storage().copy_(storage)
+        self._exchange(_as_tensor(storage), fresh)
+
+    def finish(self) -> None:
+        """Nothing is left over."""
+
+
+class _CudaMover:
+    """Moves storages on a GPU; the caller has the region open."""
+
+    def __init__(self) -> None:
+        self._left_over = 0
+
+    def move(self, storage: "torch.UntypedStorage") -> None:
+        import torch
+
+        size = storage.nbytes()
+        with torch.cuda.device(storage.device):
+            torch.cuda.synchronize()  # other streams may still use the block that goes
+            with disabled():
+                copy = storage.clone()
+            with _Emptied(storage, copy, size):
+                storage.resize_(0)
+                self._grow(storage, size)
+                storage.copy_(copy)
+        self._left_over += size
+        if self._left_over >= _FLUSH_BYTES:
+            del copy
+            self.finish()
+
+    def finish(self) -> None:
+        """Gives back what torch cached of the old memory."""
+        import torch
+
+        with disabled():  # while a pool is open, torch empties that one only
+            torch.cuda.empty_cache()
+        self._left_over = 0
+
+    def _grow(self, storage: "torch.UntypedStorage", size: int) -> None:
+        import torch
+
+        try:
+            storage.resize_(size)
+        except torch.OutOfMemoryError:
+            self.finish()  # the old block is in torch's cache, where a region cannot take it from
+            storage.resize_(size)
+
+
+class _Emptied(_core.Scope):
+    """While a storage is empty or half full its bytes are in `copy`. Where the block inside fails they return, however
+    often an interrupt cuts that short."""
+
+    def __init__(self, storage: "torch.UntypedStorage", copy: "torch.UntypedStorage", size: int) -> None:
+        self._storage, self._size = storage, size
+        self._source = copy
+
+    def _open(self) -> None:
+        """All is ready."""
+
+    def _close(self) -> Exception | None:
+        if self._failure is None:
+            return None
+        try:
+            with disabled():
+                self._restore()
+        except Exception as error:
+            return error
+        return None
+
+    def _restore(self) -> None:
+        import torch
+
+        storage, size = self._storage, self._size
+        if storage.nbytes() != size:
+            try:
+                storage.resize_(size)
+            except (
+                torch.OutOfMemoryError
+            ):  # somebody took the block that was given back: use the copy's, which nobody else can take
+                if self._source.device.type != "cpu":
+                    on_device, self._source = self._source, self._source.cpu()
+                    on_device.resize_(0)
+                storage.resize_(size)
+        storage.copy_(self._source)
+        torch.cuda.synchronize()
+
+
+def _as_tensor(storage: "torch.UntypedStorage") -> "torch.Tensor":
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

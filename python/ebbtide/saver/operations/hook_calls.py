@@ -1,0 +1,126 @@
+"""What pause, resume and swap have in common: the hooks around one call into the core."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ebbtide import _core
+from ebbtide.saver.pools import captures
+from ebbtide.saver.state import hooks
+from ebbtide.saver.state.known_tags import find_tags
+
+Kind = Literal["pause", "resume"]
+Move = tuple[Kind, list[str]]
+
+
+class Answered(_core.Scope):
+    """Around a call into the core: before-hooks at its beginning, after-hooks at its end.
+
+    Each before-hook that ran is answered once, however the block ends: by the after-hooks of the move where it is done,
+    else by those of the state that the tag is in then. A tag that was left midway gets none: the call that finishes it
+    runs them.
+    """
+
+    def __init__(self, moves: list[Move], missing_ok: bool) -> None:
+        self._moves, self._missing_ok = moves, missing_ok
+        self._reached: dict[tuple[Kind, str], None] = {}
+        self._unanswered: list[Move] | None = None
+        self._queue: list[tuple[Callable[[str], Any], str]] | None = None
+        self._is_handed_over = False
+        self._first: Exception | None = None
+
+    def _open(self) -> "Answered":
+        wanted = tuple(f"{when}_{kind}" for kind, _ in self._moves for when in ("before", "after"))
+        if hooks.wants(wanted):
+            for kind, tags in _concerned_tags(self._moves, self._missing_ok):
+                for tag in tags:
+                    reach = (self._reached.__setitem__, ((kind, tag), None))
+                    for function, _ in hooks.calls((f"before_{kind}", [tag])):
+                        _core.call_together(reach, (function, (tag,)))
+                    _core.call_together(reach)
+        return self
+
+    @property
+    def reached(self) -> list[Move]:
+        """The moves whose before-hooks ran, each with one tag."""
+        return [(kind, [tag]) for kind, tag in self._reached]
+
+    def hand_over(self) -> None:
+        """From now on somebody else answers."""
+        self._is_handed_over = True
+
+    def _close(self) -> Exception | None:
+        if self._failure is not None:
+            if self._unanswered is None:
+                self._unanswered = self.reached
+            settle(self._unanswered)
+            return None
+        if self._is_handed_over:
+            return None
+        if self._queue is None:
+            self._queue = hooks.calls(*((f"after_{kind}", tags) for kind, tags in self.reached))
+        while self._queue:
+            try:
+                _core.call_next(self._queue)
+            except Exception as error:
+                self._first = self._first or error
+        return self._first
+
+
+def settle(concerned: list[Move]) -> None:
+    """After a failure: each tag whose before-hooks ran gets the after-hooks of the state that it is in now.
+
+    A tag that was left midway gets none: the call that finishes it runs them. What a hook raises here is a warning,
+    since the caller gets the error of the operation. Where an interrupt cuts it short, called again it goes on: it
+    takes what it has answered from the list.
+    """
+    while concerned:
+        kind, tags = concerned[0]
+        while tags:
+            tag = tags[0]
+            info = _core.query_tag(tag)
+            if info is None or info.state == "partial" or not hooks.is_any(f"before_{kind}", tag):
+                tags.pop(0)
+                continue
+            event = f"after_{_other(kind) if _has_something(kind, info) else kind}"
+            queue = hooks.calls((event, [tag]))
+            tags.pop(0)
+            while queue:
+                try:
+                    _core.call_next(queue)
+                except Exception as error:
+                    warnings.warn(f"an {event} hook of '{tag}' failed: {error!r}", RuntimeWarning, stacklevel=2)
+        concerned.pop(0)
+
+
+def with_something_left(concerned: list[Move]) -> list[Move]:
+    """Those that are not done: of the others somebody else has done them, and run the hooks."""
+
+    def is_left(kind: Kind, tag: str) -> bool:
+        info = _core.query_tag(tag)
+        return info is not None and _has_something(kind, info)
+
+    return [(kind, [tag for tag in tags if is_left(kind, tag)]) for kind, tags in concerned]
+
+
+def _other(kind: Kind) -> Kind:
+    return "resume" if kind == "pause" else "pause"
+
+
+def _concerned_tags(moves: list[Move], missing_ok: bool) -> list[Move]:
+    """For each move the tags with something to move; none at all where the core will refuse."""
+    concerned: list[Move] = []
+    for kind, names in moves:
+        chosen = list(find_tags(names).values())
+        is_unknown = len(chosen) < len(names) and not missing_ok
+        is_leased = kind == "pause" and any(info.lease_count for info in chosen)
+        if is_unknown or is_leased or captures.is_capturing():
+            return []
+        concerned.append((kind, [info.tag for info in chosen if _has_something(kind, info)]))
+    return concerned
+
+
+def _has_something(kind: Kind, info: "_core.TagInfo") -> bool:
+    if kind == "pause":
+        return info.resident_bytes > info.left_bytes  # what a pause left on the host is paused
+    return info.stored_bytes + info.dropped_bytes + info.left_bytes > 0

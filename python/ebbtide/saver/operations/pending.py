@@ -1,0 +1,233 @@
+"""Resumes whose bytes are still on their way: `saver.resume(wait=False)`.
+
+Kernels that touch bytes before they are there read what is not theirs yet, so whoever launches them waits: for all of
+the bytes (what `resume` does by default), or for those that the caller names.
+
+The stream waits on the device, not the thread: everything is queued before the resume returns, so that it goes on
+whatever the driver is waiting for (the first launch of a kernel, which is loaded then; cudaFree).
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ebbtide import _core
+from ebbtide.errors import Error
+from ebbtide.locks import make_lock
+from ebbtide.saver.operations import hook_calls
+from ebbtide.saver.pools import bypass
+from ebbtide.saver.state import hooks, running_resumes
+from ebbtide.saver.state.known_tags import allocations_of
+from ebbtide.saver.tensors.ranges import ranges_of
+from ebbtide.saver.values.reports import Report
+from ebbtide.saver.values.segments import Range
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Pending:
+    """A resume that goes on by itself. Also a context manager, which waits at its end.
+
+    It may be dropped: the resume goes on, and the process does not end before it is over.
+    """
+
+    def __init__(
+        self,
+        core: "_core.Pending | None",
+        find_devices: Callable[[], Iterable[int]] = tuple,
+        after: Callable[[], list[tuple[Callable[[str], Any], str]]] | None = None,
+        after_failure: Callable[[], None] | None = None,
+    ) -> None:
+        self._core = core
+        self._find_devices = find_devices
+        self._after = after
+        self._calls: list[tuple[Callable[[str], Any], str]] = []
+        self._after_failure = after_failure
+        self._lock = make_lock()
+
+    @property
+    def done(self) -> bool:
+        """Whether the resume is over, well or not: `wait` would return at once."""
+        return self._core is None or self._core.is_over()
+
+    def wait(self) -> Report:
+        """Waits for all bytes; the first call that finds them there runs the "after_resume" hooks.
+
+        Those of a tag that was paused again meanwhile do not run: that pause has run its own.
+
+        Returns:
+            The Report, each time.
+
+        Raises:
+            StoreError, DriverError: the copying failed; each time. Every byte with a backup is safe, and pause or
+                resume of the tags finishes.
+        """
+        with self._lock:
+            try:
+                report = self._check()
+            except Error:
+                failed, self._after_failure = self._after_failure, None
+                if failed is not None:
+                    failed()
+                raise
+            if self._after is not None:
+                self._calls = self._after()
+                self._after = None
+            hooks.run_all(self._calls)
+            return report
+
+    def _check(self) -> Report:
+        return Report("resume") if self._core is None else Report.from_core(self._core.wait())
+
+    def ready(self, tensor: "torch.Tensor") -> bool:
+        """Whether the bytes of `tensor` are there, or the resume is over (failed, perhaps: `wait` tells). True for what
+        is not on its way. Asks only; a kernel that is launched after True may use them.
+
+        Raises:
+            TypeError: not a tensor.
+        """
+        reached = [one for _, one in ranges_of(tensor, "ready")]
+        return self._core is None or all(self._core.is_ready(*one) for one in reached)
+
+    def stream_wait(self, stream: "torch.cuda.Stream | None" = None, tensors: Any = None) -> None:
+        """Lets a stream wait for bytes, on the device: what is given to it afterwards finds them in place. Where the
+        device has no such waits, the calling thread waits. Where the resume fails it goes on: `wait` tells.
+
+        Args:
+            stream: a torch.cuda.Stream; None: this thread's current stream of each device concerned.
+            tensors: a tensor, a module (its parameters and buffers), or a list of these; None: everything.
+
+        Raises:
+            TypeError: tensors of another type.
+            StateError: the stream captures. Wait for the resume before the capture begins.
+        """
+        reached = None if tensors is None else ranges_of(tensors, "stream_wait")
+        if self._core is None or self._core.is_over():
+            return
+        if stream is not None:
+            self._let_wait(stream, None if reached is None else [one for _, one in reached])
+            return
+        import torch
+
+        devices = self._find_devices() if reached is None else dict.fromkeys(device for device, _ in reached)
+        for device in devices:
+            wanted = None if reached is None else [one for at, one in reached if at == device]
+            self._let_wait(torch.cuda.current_stream(device), wanted)
+
+    def _let_wait(self, stream: "torch.cuda.Stream", ranges: list[Range] | None) -> None:
+        assert self._core is not None
+        if ranges is None or ranges:  # to the core, none means all
+            self._core.stream_wait(stream.device.index, stream.cuda_stream, ranges or [])
+
+    def attach(self, module: "torch.nn.Module") -> "Attachment":
+        """Before each submodule's forward, the current stream waits for that submodule's own parameters and buffers: a
+        forward pass begins while the later layers are still on their way. For `resume(..., wait=False,
+        hold_stream=False, order=module)`.
+
+        The hooks go when the resume is over, or with `remove()` of what this returns. If the resume has failed, the
+        forward raises its error. What a forward reads of another module's parameters (tied weights, functional calls)
+        is the caller's to wait for, but for torch's own MultiheadAttention and TransformerEncoderLayer, which are
+        known to. A compiled module is not attached to: use `stream_wait` before the call.
+
+        Raises:
+            TypeError: not a module.
+        """
+        return Attachment(self, module)
+
+    def __enter__(self) -> "Pending":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait()
+            return
+        with contextlib.suppress(Exception):  # the caller's own error goes first
+            self.wait()
+
+    def __repr__(self) -> str:
+        return f"<saver.Pending, {'over' if self.done else 'under way'}>"
+
+
+class Attachment:
+    """The hooks of one `Pending.attach`: a module's forward waits for each layer's bytes as it comes to them."""
+
+    def __init__(self, pending: Pending, module: "torch.nn.Module") -> None:
+        import torch
+
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"attach takes a torch.nn.Module, not {type(module).__name__}")
+        self._pending = pending
+        self._handles: list[Any] = []
+        if pending.done:
+            pending._check()
+            return
+        for part in module.modules():
+            if _tensors_read_by(part):
+                # First of all: another hook (weight_norm, say) may read parameters.
+                self._handles.append(part.register_forward_pre_hook(self._before_forward, prepend=True))
+
+    def remove(self) -> None:
+        """Takes the hooks out. Twice does nothing."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+
+    def _before_forward(self, module: "torch.nn.Module", _arguments: Any) -> None:
+        if self._pending.done:
+            self.remove()
+            self._pending._check()
+            return
+        self._pending.stream_wait(tensors=_tensors_read_by(module))
+
+
+def _tensors_read_by(module: "torch.nn.Module") -> "list[torch.Tensor]":
+    import torch
+
+    # Their forward reads the parameters of modules inside them without calling those.
+    is_deep = isinstance(module, torch.nn.MultiheadAttention | torch.nn.TransformerEncoderLayer)
+    return [*module.parameters(recurse=is_deep), *module.buffers(recurse=is_deep)]
+
+
+def start(core: "_core.Pending", names: list[str], answered: hook_calls.Answered, hold_stream: bool) -> Pending:
+    """What `resume(wait=False)` returns; where there are no streams, once the bytes are there. It runs the hooks that
+    `answered` would."""
+    running_resumes.keep(core, names)
+    pauses = {tag: _core.pause_count(tag) for _, tags in answered.reached for tag in tags}
+
+    def find_devices() -> Iterable[int]:
+        return {info.device for info in allocations_of(names)}
+
+    def after() -> list[tuple[Callable[[str], Any], str]]:
+        bypass.follow(names)
+        return hooks.calls(
+            *((f"after_{kind}", [tag for tag in tags if is_current(tag)]) for kind, tags in answered.reached)
+        )
+
+    def after_failure() -> None:
+        still = [(kind, [tag for tag in tags if is_current(tag)]) for kind, tags in answered.reached]
+        hook_calls.settle(hook_calls.with_something_left(still))
+
+    def is_current(tag: str) -> bool:
+        # What was paused again meanwhile has had the hooks of that pause, and of a later resume: ours came too late.
+        return _core.pause_count(tag) == pauses[tag]
+
+    made = Pending(core, find_devices, after, after_failure)
+    if not _has_streams():
+        running_resumes.wait_quietly(core)
+    elif hold_stream:
+        try:
+            made.stream_wait()
+        except Error:  # then nothing runs ahead, because this thread does not
+            running_resumes.wait_quietly(core)
+    answered.hand_over()
+    return made
+
+
+def _has_streams() -> bool:
+    torch = sys.modules.get("torch")
+    return _core.driver_name() == "cuda" and torch is not None and torch.cuda.is_initialized()

@@ -1,0 +1,78 @@
+"""`saver.trim`: the memory behind what torch keeps and nobody uses.
+
+torch gives nothing back from a pool that lives. What it holds as a wholly free segment keeps its address, and loses
+its memory until its pool is leased again. From pools that were dissolved it does give back.
+"""
+
+from ebbtide import _core, driver_choice
+from ebbtide.errors import StateError
+from ebbtide.saver.pools import backends, pool_segments, region_pools
+from ebbtide.saver.reclaim import spilled
+from ebbtide.saver.state.known_tags import allocations_of, check_known, find_tags
+from ebbtide.saver.values.arguments import check_tags
+from ebbtide.saver.values.reports import Report
+
+
+def trim(*tags: str, missing_ok: bool = False) -> Report:
+    """Gives up the memory of free segments in the tags' pools: what their dead tensors have left behind. On the device
+    that is device memory; of a paused tag, the backups of what died since.
+
+    The tags are not paused, but nothing may be launched on their tensors meanwhile: what came back from a pause behind
+    one handle with a free segment gets handles of its own first (configure(shared_handle=)), by copies on the device at
+    the same addresses, and stays as it is where there is no room for that.
+
+    The memory comes back, as zeros, when a region of the tag is entered again; where it does not fit then, entering is
+    an OutOfMemoryError, unless the region overflows. Until then it stays away, also over a pause and a resume. Pools
+    that a CUDA graph captured into are never trimmed.
+
+    Args:
+        tags: none means every tag.
+        missing_ok: skip tags that no region ever named.
+
+    Returns:
+        A Report: `bytes` is the device memory that other programs can use now, without the backups; nothing where torch
+        gives such segments back by itself, or (before 2.9) does not tell which they are.
+
+    Raises:
+        TypeError, ValueError: malformed arguments.
+        StateError: an unknown tag, a tag whose region is open, a capture under way. Nothing moved.
+        DriverError: a driver call failed; trim again finishes.
+    """
+    names = check_tags(tags)
+    if driver_choice.is_off():
+        return Report("trim")
+    known = find_tags(names)
+    if not missing_ok:
+        check_known([name for name in names if name not in known])
+    chosen = list(known)
+    for name in chosen:
+        if known[name].lease_count:
+            raise StateError(f"tag {name!r} can't be trimmed while its region is open: leave the region first")
+    backend = backends.existing_backend()
+    if backend is None:
+        return Report("trim")
+    gone = spilled.give_back_dissolved(chosen)
+    with region_pools.shelf.withheld(chosen) as withheld:
+        return _trim(backend, names, withheld).with_freed(
+            (info.tag, info.device, info.resident_bytes - info.host_bytes) for info in gone
+        )
+
+
+def _trim(
+    backend: backends.PoolBackend, names: list[str], withheld: list[tuple[region_pools.PoolKey, region_pools.LentPool]]
+) -> Report:
+    untrimmed = {info.address for info in allocations_of(names) if not info.is_trimmed}
+    found: list[tuple[region_pools.LentPool, set[int]]] = []
+    tags: dict[str, None] = {}
+    seen = pool_segments.look_at(backend, [lent for _, lent in withheld])
+    for key, lent in withheld:
+        addresses = {segment.address for segment in seen[lent] or () if segment.is_free} & untrimmed
+        if addresses:
+            found.append((lent, addresses))
+            tags[key.tag] = None
+    if not found:
+        return Report("trim")
+    for lent, addresses in found:
+        lent.trimmed |= addresses  # before they are: a trim that fails midway leaves some of them away
+    report = _core.trim(list(tags), sorted(set().union(*(addresses for _, addresses in found))))
+    return Report.from_core(report)

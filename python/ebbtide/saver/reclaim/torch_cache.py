@@ -1,0 +1,49 @@
+"""Memory that torch holds outside regions and uses no more, and patience with a device that is full."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ebbtide import driver_choice
+from ebbtide.errors import OutOfMemoryError
+from ebbtide.saver.pools import bypass, captures, ordinary_memory
+
+_T = TypeVar("_T")
+
+_FIRST_WAIT_SECONDS = 0.01
+_LONGEST_WAIT_SECONDS = 0.25
+
+
+def empty() -> bool:
+    """Gives back what torch has cached outside regions; whether torch uses the GPUs that regions cover."""
+    torch = driver_choice.torch_on_gpu()
+    if torch is None or captures.is_capturing():
+        return False
+    bypass.renew()
+    with ordinary_memory.OrdinaryMemory():  # while a pool is open, torch empties that one only
+        torch.cuda.empty_cache()
+    return True
+
+
+def claim_patiently(claim: Callable[[], _T], seconds: float = 0.0) -> _T:
+    """`claim()`, again after torch's cache was emptied, and then again until `seconds` are over.
+
+    Raises:
+        OutOfMemoryError: of the last try.
+    """
+    deadline = time.monotonic() + seconds
+    wait = _FIRST_WAIT_SECONDS
+    try:
+        return claim()
+    except OutOfMemoryError:
+        if not empty() and seconds == 0:
+            raise
+    while True:
+        try:
+            return claim()
+        except OutOfMemoryError:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise
+        time.sleep(min(wait, left))
+        wait = min(2 * wait, _LONGEST_WAIT_SECONDS)

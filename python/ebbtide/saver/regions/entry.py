@@ -1,0 +1,100 @@
+"""What a region makes ready before it is entered.
+
+Everything here prepares a `_core.Frame` and may be interrupted anywhere. The frame owns its leases. C closes it where
+the preparation fails, and shows it to torch in one step where it does not (csrc/bindings/scopes.cpp).
+"""
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ebbtide import _core
+from ebbtide.errors import Error, StateError
+from ebbtide.saver.check import enabling
+from ebbtide.saver.pools import backends
+from ebbtide.saver.pools.region_pools import LentPool, PoolKey, holder_name, shelf
+from ebbtide.saver.reclaim import dead, spilled, torch_cache
+from ebbtide.saver.regions import startup
+from ebbtide.saver.values.arguments import NO_OVERFLOW_CODE
+
+_logger = logging.getLogger(__name__)
+
+
+class RegionPolicy(NamedTuple):
+    """What a region says of the memory inside. `backup` and `overflow` are the core's codes."""
+
+    tag: str
+    backup: int
+    retain: bool
+    overflow: int = NO_OVERFLOW_CODE
+
+
+def prepare_region(frame: "_core.Frame", policy: RegionPolicy, takes_all_threads: bool) -> bool:
+    """Fills the frame with a lease on the tag and one of its pools for each device; False where ebbtide is off.
+
+    Raises:
+        StateError: a forked child; what `startup.backend` raises.
+        OutOfMemoryError: what was trimmed of the pools does not fit on the device.
+    """
+    if backends.is_forked_child():
+        raise StateError(
+            "this process is a fork of one that used ebbtide, and a GPU does not survive a fork: "
+            "start it with the spawn method"
+        )
+    backend = startup.backend()
+    if backend is None:
+        return False
+    enabling.enable_if_asked()
+    overflows = policy.overflow != NO_OVERFLOW_CODE
+    keys = [
+        PoolKey(policy.tag, policy.backup, device, policy.retain, policy.overflow, overflows and backend.flushes_first)
+        for device in backend.devices()
+    ]
+    for key in keys:
+        shelf.slot(key)
+    if overflows:
+        frame.after = functools.partial(_make_fast, policy.tag)
+        _make_fast(policy.tag)
+    if backend.one_thread_only:
+        frame.refusal_beside = (
+            "with torch before 2.8, regions of two threads at once would take each other's tensors: "
+            "open one at a time, or upgrade torch"
+        )
+    frame.takes_all_threads = takes_all_threads
+    frame.beats_all = backend.inner_beats_all
+    lease = frame.open_lease(policy.tag, holder_name())
+    if lease.is_away:
+        dead.give_up([policy.tag])
+    reaches_all_threads = takes_all_threads or backend.one_thread_only
+    lent = [shelf.take(backend, key, lease, takes_all_threads=reaches_all_threads) for key in keys]
+    restore_trimmed(policy.tag, lent)
+    for one in lent:
+        for use in backend.uses(one.pool, takes_all_threads):
+            frame.add_use(*use)
+    return True
+
+
+def restore_trimmed(tag: str, pools: Sequence[LentPool]) -> None:
+    """Brings back what was trimmed of these pools of the tag, all of it or nothing.
+
+    Raises:
+        OutOfMemoryError: there is too little room.
+    """
+    wanted = set().union(*(lent.trimmed for lent in pools))
+    if not wanted:
+        return
+    # torch may have given a segment back since, and its address may be another allocation's by now.
+    trimmed = [info.address for info in _core.allocations(tag) if info.is_trimmed and info.address in wanted]
+    if trimmed:
+        torch_cache.claim_patiently(lambda: _core.resume([tag], False, trimmed))
+    for lent in pools:
+        lent.trimmed.clear()
+
+
+def _make_fast(tag: str) -> None:
+    # Of an earlier spike: memory that torch would hand out again, and that need not be slow any more.
+    try:
+        spilled.make_fast(tag)
+    except (Error, RuntimeError) as error:  # torch's own are RuntimeErrors: of a device that is broken, say
+        _logger.debug("free memory that has spilled stays where it is: %r", error)

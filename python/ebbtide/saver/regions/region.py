@@ -1,0 +1,153 @@
+"""`saver.region` and `saver.disabled`: where a thread's allocations go."""
+
+import functools
+import inspect
+from collections.abc import Callable, Generator
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from ebbtide import _core
+from ebbtide.saver.pools import ordinary_memory
+from ebbtide.saver.regions import entry
+from ebbtide.saver.values.arguments import BackupName, OverflowName, backup_code, check_tag, overflow_code, retain_flag
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+Threads = Literal["own", "all"]
+
+
+class _AllocationScope(ordinary_memory.FrameScope):
+    """A context manager that may be entered again, inside itself and by several threads; also a decorator."""
+
+    def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
+        """Decorates a function, so that it runs inside. A generator function is inside while its body runs, not while
+        it waits at a yield.
+
+        Raises:
+            TypeError: a class or a coroutine function.
+        """
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                "a coroutine shares its thread while it waits: use a with block around the code that allocates"
+            )
+        if isinstance(function, type) or not callable(function):
+            raise TypeError(f"this decorates functions, not {function!r}")
+        if inspect.isgeneratorfunction(function):
+            return self._wrap_generator(function)
+
+        @functools.wraps(function)
+        def inside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            with self:
+                return function(*args, **kwargs)
+
+        return inside
+
+    def _wrap_generator(self, function: Callable[_P, Any]) -> Callable[_P, Any]:
+        @functools.wraps(function)
+        def inside(*args: _P.args, **kwargs: _P.kwargs) -> Generator[Any, Any, Any]:
+            generator = function(*args, **kwargs)
+            step: Callable[[], Any] = functools.partial(next, generator)
+            while True:
+                try:
+                    with self:
+                        item = step()
+                except StopIteration as stop:
+                    return stop.value
+                try:
+                    sent = yield item
+                except GeneratorExit:
+                    with self:
+                        generator.close()
+                    raise
+                except BaseException as error:
+                    step = functools.partial(generator.throw, error)
+                else:
+                    step = functools.partial(generator.send, sent)
+
+        return inside
+
+
+class Region(_AllocationScope):
+    """What `saver.region` gives. See there."""
+
+    def __init__(
+        self,
+        tag: str,
+        *,
+        backup: BackupName | None = "ram",
+        threads: Threads = "own",
+        retain: bool = False,
+        overflow: OverflowName | None = None,
+    ) -> None:
+        self.tag = check_tag(tag)
+        self.backup = backup
+        code = backup_code(backup)
+        self.retain = retain_flag(retain, code)
+        self.overflow = overflow
+        self._policy = entry.RegionPolicy(self.tag, code, self.retain, overflow_code(overflow))
+        if threads not in ("own", "all"):
+            raise ValueError(f'threads must be "own" (what this thread allocates) or "all", not {threads!r}')
+        self.threads: Threads = threads
+
+    def _prepare(self, frame: "_core.Frame") -> bool:
+        return entry.prepare_region(frame, self._policy, self.threads == "all")
+
+    def __repr__(self) -> str:
+        text = f"saver.region({self.tag!r}, backup={self.backup!r}, threads={self.threads!r}"
+        text += ", retain=True" if self.retain else ""
+        return text + (f", overflow={self.overflow!r})" if self.overflow else ")")
+
+
+class Disabled(_AllocationScope):
+    """What `saver.disabled` gives. See there."""
+
+    def _prepare(self, frame: "_core.Frame") -> bool:
+        return ordinary_memory.prepare_ordinary(frame)
+
+    def __repr__(self) -> str:
+        return "saver.disabled()"
+
+
+def region(
+    tag: str,
+    *,
+    backup: BackupName | None = "ram",
+    threads: Threads = "own",
+    retain: bool = False,
+    overflow: OverflowName | None = None,
+) -> Region:
+    """What torch allocates inside carries `tag` and can be paused.
+
+    A context manager and a decorator. It may be nested (the inner one wins), entered again, and entered by several
+    threads at once. It covers every device that the process sees. Tensors may outlive it.
+
+    Args:
+        tag: 1 to 255 bytes of UTF-8 without '*', '/' and control characters.
+        backup: where the content is while the tag is paused. "ram": in host memory, which goes back to the system at
+            resume. "pinned": in pinned host memory, which is kept for the next pause: the fastest, and memory that
+            nobody else can use. "disk": in a file in EBBTIDE_DISK_DIRECTORY. None drops it at pause, and the memory
+            comes back as zeros.
+        threads: "own" takes what the thread allocates that entered it; "all" takes every thread's (autograd runs
+            backward on threads of its own), also inside regions that other threads entered before.
+        retain: True keeps the backup's memory (or file) and content at resume: the next pause needs no new memory,
+            and copies only what has changed.
+        overflow: what becomes of memory for which the device has too little. None: OutOfMemoryError. "split": it
+            begins on the device and goes on in host memory, which the device reads over the bus, behind one contiguous
+            address. "whole": what is larger than a share of the free memory (`configure(whole_fraction=)`) lies in
+            host memory as a whole, all else on the device.
+
+    Raises:
+        TypeError, ValueError: malformed arguments, at once; retain without a backup is one.
+        StateError: when entered: this torch and this driver do not go together, an allocator setting that cannot
+            work, a forked child.
+        OutOfMemoryError: when entered: memory that was trimmed does not fit on the device. The region is not entered.
+    """
+    return Region(tag, backup=backup, threads=threads, retain=retain, overflow=overflow)
+
+
+def disabled() -> Disabled:
+    """Ordinary memory inside a region, for the length of a `with` (or of the decorated function).
+
+    Inside a region with threads="all" that this thread opened, the whole region rests meanwhile, for every thread.
+    """
+    return Disabled()

@@ -1,0 +1,89 @@
+"""The start of regions: at the first need, the driver is chosen and everything that regions rest on is put in place.
+
+This module composes. It alone knows the backend of each device, and what is installed in torch beside it.
+"""
+
+import contextlib
+import sys
+
+from ebbtide import _core, settings
+from ebbtide.driver_choice import choose_for_tensors
+from ebbtide.errors import Error, StateError
+from ebbtide.locks import make_lock
+from ebbtide.saver.pools import backends, captures
+from ebbtide.saver.pools.backends import PoolBackend
+from ebbtide.saver.state import program
+from ebbtide.torch_support import versions
+
+_lock = make_lock()
+
+
+def backend() -> PoolBackend | None:
+    """The backend of this process, made at the first call; None where ebbtide is off.
+
+    Raises:
+        StateError: this torch and this driver do not go together, torch is too old, or an allocator setting cannot
+            work with regions.
+        ValueError: a variable of ebbtide's is malformed.
+    """
+    there = backends.existing_backend()
+    if there is not None:
+        return there
+    driver = choose_for_tensors()
+    if driver == "off":
+        return None
+    with _lock:
+        if backends.existing_backend() is None:
+            backends.set_backend(_start(driver == "cuda"))
+    return backends.existing_backend()
+
+
+def _start(is_cuda: bool) -> PoolBackend:
+    import torch
+
+    from ebbtide.saver.tensors import address_reads, process_sharing
+
+    versions.check(torch.__version__)
+    settings.check_environment()
+    made = _start_on_gpu() if is_cuda else _start_on_simulated_device()
+    address_reads.install()
+    process_sharing.install()
+    return made
+
+
+def _start_on_gpu() -> PoolBackend:
+    from ebbtide.saver.pools import cuda_pools
+
+    made = cuda_pools.make_backend()
+    captures.install()
+    return made
+
+
+def _start_on_simulated_device() -> PoolBackend:
+    from ebbtide.saver.pools import cpu_pools
+
+    return cpu_pools.make_backend()
+
+
+def device_type() -> str:
+    """torch's name for the device that regions cover: "cuda", or "cpu" on the simulated device."""
+    there = backend()
+    if there is not None:
+        return there.device_type
+    try:
+        import torch
+    except ImportError:
+        raise StateError("saver.device needs PyTorch: install torch") from None
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def introduce_program() -> None:
+    """In a pauseable program: makes its tag known before it allocates, and torch's captures, if torch is there."""
+    own = program.own()
+    if own is None:
+        return
+    with contextlib.suppress(Error):  # a forked child, where nothing can be paused
+        _core.bind_slot(own.tag, 0, own.backup)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.version.cuda is not None:
+        captures.install()

@@ -1,0 +1,113 @@
+"""Callables around operations: `saver.on`."""
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ebbtide import _core
+from ebbtide.locks import make_lock
+from ebbtide.saver.values.arguments import check_tag
+
+HookEvent = Literal["before_pause", "after_pause", "before_resume", "after_resume"]
+EVENTS: tuple[str, ...] = get_args(HookEvent)
+EVERY_TAG = "*"
+
+
+@dataclass(frozen=True, eq=False)
+class _Hook:
+    event: str
+    tag: str
+    function: Callable[[str], Any]
+    number: int  # in the order in which they were added
+
+
+_lock = make_lock()
+_hooks: list[_Hook] = []
+_by_tag: dict[tuple[str, str], list[_Hook]] = {}  # the same by event and tag
+_numbers = itertools.count()
+
+
+def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[], None]:
+    """Calls `function(tag)` around each pause, resume or swap that moves memory of `tag`, in the thread that asked for
+    it. After `resume(wait=False)`, "after_resume" comes in the first `wait()` of the Pending, unless the tag was
+    paused again by then.
+
+    Hooks run in the order in which they were added. One that raises before the operation stops it: nothing has moved.
+    One that raises after it changes nothing either: the other hooks run, the operation stands, and the (first)
+    exception arrives at the caller.
+
+    Each before-hook that ran is answered, also where the operation is refused or fails, by the after-hooks of the state
+    that the tag is in then: a pause that moved nothing runs "after_resume", a resume that moved nothing "after_pause".
+    A tag that was left midway ("partial") gets them from the call that finishes it. What an after-hook raises then is
+    a RuntimeWarning: the caller gets the error of the operation.
+
+    Args:
+        event: "before_pause", "after_pause", "before_resume" or "after_resume".
+        tag: a tag, which need not exist yet, or "*" for every tag.
+        function: called with the tag. It may use ebbtide, but a pause or resume of the same tag would wait for
+            itself.
+
+    Returns:
+        A callable that removes the hook; calling it twice does nothing.
+
+    Raises:
+        TypeError, ValueError: malformed arguments.
+    """
+    if event not in EVENTS:
+        raise ValueError(f"event must be one of {', '.join(EVENTS)}, not {event!r}")
+    if not callable(function):
+        raise TypeError(f"a hook is a callable that takes the tag, not {function!r}")
+    hook = _Hook(event, tag if tag == EVERY_TAG else check_tag(tag), function, next(_numbers))
+    with _lock:
+        _hooks.append(hook)
+        _by_tag.setdefault((event, hook.tag), []).append(hook)
+
+    def remove() -> None:
+        with _lock:
+            if hook in _hooks:
+                _hooks.remove(hook)
+                _by_tag[event, hook.tag].remove(hook)
+                if not _by_tag[event, hook.tag]:
+                    del _by_tag[event, hook.tag]
+
+    return remove
+
+
+def wants(events: tuple[str, ...]) -> bool:
+    """Whether any hook waits for one of these events."""
+    with _lock:
+        return any(hook.event in events for hook in _hooks)
+
+
+def _calls(event: str, tags: Iterable[str]) -> list[tuple[_Hook, str]]:
+    calls: list[tuple[_Hook, str]] = []
+    with _lock:
+        of_every_tag = _by_tag.get((event, EVERY_TAG), [])
+        for tag in tags:
+            hooks = [*of_every_tag, *_by_tag.get((event, tag), [])]
+            calls += [(hook, tag) for hook in sorted(hooks, key=lambda hook: hook.number)]
+    return calls
+
+
+def is_any(event: str, tag: str) -> bool:
+    """Whether any hook waits for this event of this tag."""
+    return bool(_calls(event, [tag]))
+
+
+def calls(*moved: tuple[str, Iterable[str]]) -> list[tuple[Callable[[str], Any], str]]:
+    """What runs all hooks of each (event, tags), in their order."""
+    return [(hook.function, tag) for event, tags in moved for hook, tag in _calls(event, tags)]
+
+
+def run_all(left: list[tuple[Callable[[str], Any], str]]) -> None:
+    """Runs the calls, each once, and takes them from the list; the first exception arrives when all have run. Where an
+    interrupt cuts it short the rest is still in the list."""
+    first: BaseException | None = None
+    while left:
+        try:
+            _core.call_next(left)
+        except BaseException as error:
+            first = first or error
+    if first is not None:
+        raise first
