@@ -9,10 +9,10 @@ torch = pytest.importorskip("torch")
 
 from ebbtide.errors import StateError  # noqa: E402
 from ebbtide.saver.pools import backends, captures, cuda_pools, pool_segments, region_pools  # noqa: E402
-from ebbtide.saver.pools.cuda_pools import expandable_segments_problem  # noqa: E402
 from ebbtide.saver.reclaim import spilled  # noqa: E402
 from ebbtide.saver.regions import entry  # noqa: E402
 from ebbtide.saver.values.segments import Segment  # noqa: E402
+from ebbtide.torch_support.allocator_settings import expandable_segments_problem  # noqa: E402
 from ebbtide.torch_support.versions import LEAST_TORCH, NEWEST_TORCH  # noqa: E402
 from torch_model import TorchModel  # noqa: E402
 

@@ -18,7 +18,9 @@ from ebbtide.errors import Error, StateError
 from ebbtide.launch import preloading
 from ebbtide.launch.programs import preload_obstacle
 from ebbtide.sizes import format_size
+from ebbtide.torch_extension import build
 from ebbtide.torch_support import versions
+from ebbtide.torch_support.allocator_settings import expandable_segments_problem
 
 Status = Literal["ok", "note", "problem"]
 
@@ -171,9 +173,7 @@ def _devices() -> Iterator[Finding]:
 def _torch_allocator() -> Iterator[Finding]:
     import torch
 
-    from ebbtide.saver.pools import cuda_pools
-
-    problem = cuda_pools.expandable_segments_problem(os.environ, versions.torch_version(torch.__version__))
+    problem = expandable_segments_problem(os.environ, versions.torch_version(torch.__version__))
     if problem:
         yield Finding("driver", "torch's allocator", "expandable segments", "problem", problem)
     else:
@@ -182,8 +182,6 @@ def _torch_allocator() -> Iterator[Finding]:
 
 def _torch_extension() -> Iterator[Finding]:
     """`_torch` serves CPU tensors, so only the simulated device needs it."""
-    from ebbtide.torch_extension import build
-
     recipe = build.Recipe.of_this_process()
     folder = build.cache_folder() / "torch_extension" / recipe.key()
     if (folder / "_torch.so").is_file():

@@ -24,8 +24,7 @@ What torch does, and what this file makes of it (read in torch 2.6 to 2.13, meas
 import ctypes
 import inspect
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -35,16 +34,15 @@ from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.saver.pools.backends import PoolUse
 from ebbtide.saver.values.segments import Segment, read_cuda_segments
+from ebbtide.torch_support.allocator_settings import expandable_segments_problem
 from ebbtide.torch_support.torch_names import end_allocate, find
 from ebbtide.torch_support.versions import torch_version
 
 THREAD_POOLS_FROM = (2, 8)
 INNER_BEATS_ALL_FROM = (2, 11)
 DISSOLVE_FROM = (2, 10)
-EXPANDABLE_SEGMENTS_FROM = (2, 13)
 POOLS_FLUSH_FROM = (2, 13)
 OWN_USES = 2  # of a pool: the object's, and the one that `make` begins
-ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 _immortal: dict[int, Any] = {}  # by id()
 
@@ -181,26 +179,6 @@ def take_snapshot(*pool_id: Any) -> Any:
     known = _parameters(torch.cuda.memory_snapshot)
     without_traces = {"include_traces": False} if "include_traces" in known else {}
     return torch.cuda.memory_snapshot(*pool_id, **without_traces)
-
-
-def expandable_segments_problem(environment: Mapping[str, str], version: tuple[int, int]) -> str | None:
-    """The sentence that says what to set where torch's expandable segments would break regions; None where all is
-    well.
-
-    Before torch 2.13 such a segment is torch's own mapping: a pool's allocator is not asked, so nothing could be
-    paused.
-    """
-    if version >= EXPANDABLE_SEGMENTS_FROM:
-        return None
-    for variable in ALLOCATOR_VARIABLES:
-        options = environment.get(variable, "")
-        if re.search(r"expandable_segments\s*:\s*true", options, re.IGNORECASE):
-            fixed = re.sub(r"(expandable_segments\s*:\s*)true", r"\1False", options, flags=re.IGNORECASE)
-            return (
-                f"{variable} has expandable_segments:True, and torch {version[0]}.{version[1]} then takes memory past "
-                f"the pools, so that nothing could be paused: start the program with {variable}={fixed}"
-            )
-    return None
 
 
 def make_backend() -> CudaPools:

@@ -10,7 +10,7 @@ from ebbtide import _core, settings
 from ebbtide.driver_choice import choose_for_tensors
 from ebbtide.errors import Error, StateError
 from ebbtide.locks import make_lock
-from ebbtide.saver.pools import backends, captures
+from ebbtide.saver.pools import backends, captures, cpu_pools
 from ebbtide.saver.pools.backends import PoolBackend
 from ebbtide.saver.state import program
 from ebbtide.torch_support import versions
@@ -45,7 +45,7 @@ def _start(is_cuda: bool) -> PoolBackend:
 
     versions.check(torch.__version__)
     settings.check_environment()
-    made = _start_on_gpu() if is_cuda else _start_on_simulated_device()
+    made = _start_on_gpu() if is_cuda else cpu_pools.make_backend()
     address_reads.install()
     process_sharing.install()
     return made
@@ -57,12 +57,6 @@ def _start_on_gpu() -> PoolBackend:
     made = cuda_pools.make_backend()
     captures.install()
     return made
-
-
-def _start_on_simulated_device() -> PoolBackend:
-    from ebbtide.saver.pools import cpu_pools
-
-    return cpu_pools.make_backend()
 
 
 def device_type() -> str:
