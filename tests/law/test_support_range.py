@@ -34,7 +34,7 @@ def read_rows(page: str) -> list[TriedRow]:
     return [TriedRow(*row) for row in ROW.findall(page)]
 
 
-def versions(least: versions.Version, newest: versions.Version) -> set[str]:
+def all_versions(least: versions.Version, newest: versions.Version) -> set[str]:
     return {f"{least[0]}.{minor}" for minor in range(least[1], newest[1] + 1)}
 
 
@@ -44,10 +44,10 @@ def find_faults(rows: list[TriedRow]) -> list[str]:
     faults = [
         f"torch {row.torch}, Python {row.python}: {row.tests}" for row in rows if not (row.has_passed or row.is_untried)
     ]
-    wanted = versions(versions.LEAST_TORCH, versions.NEWEST_TORCH)
+    wanted = all_versions(versions.LEAST_TORCH, versions.NEWEST_TORCH)
     faults += [f"torch {version} is not shown to pass" for version in sorted(wanted - {row.torch for row in passed})]
     faults += [f"torch {row.torch} is tried, and out of the range" for row in passed if row.torch not in wanted]
-    wanted = versions(versions.LEAST_PYTHON, versions.NEWEST_PYTHON)
+    wanted = all_versions(versions.LEAST_PYTHON, versions.NEWEST_PYTHON)
     said = {row.python for row in rows if row.has_passed or row.is_untried}  # untried ones are said to be
     faults += [f"Python {version} is not shown to pass" for version in sorted(wanted - said)]
     faults += [f"Python {row.python} is tried, and out of the range" for row in passed if row.python not in wanted]
@@ -75,7 +75,7 @@ def test_the_package_asks_for_the_least_and_has_no_upper_bound(root: Path) -> No
     assert f'requires-python = ">={versions.format_version(versions.LEAST_PYTHON)}"' in text
     assert f'torch = ["torch>={versions.format_version(versions.LEAST_TORCH)}"]' in text
     classified = set(re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text))
-    assert classified == versions(versions.LEAST_PYTHON, versions.NEWEST_PYTHON)
+    assert classified == all_versions(versions.LEAST_PYTHON, versions.NEWEST_PYTHON)
 
 
 # --- the checker, seen to fail ---

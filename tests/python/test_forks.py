@@ -89,11 +89,11 @@ def in_child(function):
 
 
 def test_a_lock_that_another_thread_holds_is_free_in_a_child():
-    locks = [locks.make_lock() for _ in range(3)]
+    made = [locks.make_lock() for _ in range(3)]
     held, may_end = threading.Event(), threading.Event()
 
     def hold():
-        with locks[0], locks[1], locks[1]:
+        with made[0], made[1], made[1]:
             held.set()
             may_end.wait(30)
 
@@ -101,8 +101,8 @@ def test_a_lock_that_another_thread_holds_is_free_in_a_child():
     thread.start()
     held.wait(30)
     try:
-        assert not locks[0].acquire(blocking=False)
-        assert in_child(lambda: all(lock.acquire(timeout=5) for lock in locks))
+        assert not made[0].acquire(blocking=False)
+        assert in_child(lambda: all(lock.acquire(timeout=5) for lock in made))
     finally:
         may_end.set()
         thread.join(30)

@@ -66,7 +66,8 @@ def test_regions_of_a_process_say_it_once(run_python, is_refused):
     result = run_python(
         f"""
         import ebbtide, torch
-        from ebbtide import saver, support
+        from ebbtide import saver
+        from ebbtide.torch_support import versions
         if {is_refused}:
             versions.LEAST_TORCH = (99, 0)
         else:
