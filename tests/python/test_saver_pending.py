@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError  # noqa: E402
-from ebbtide.saver.operations import hook_calls, pending  # noqa: E402
+from ebbtide.saver.operations import hooked_operation, pending  # noqa: E402
 from ebbtide.saver.operations.pending import Pending  # noqa: E402
 from ebbtide.saver.state import running_resumes  # noqa: E402
 from ebbtide.saver.tensors.ranges import range_of, ranges_of  # noqa: E402
@@ -294,15 +294,15 @@ def test_hold_stream(streams, saver, tag, monkeypatch):
     data = noise(saver, tag, 4)
     monkeypatch.setattr(pending, "_has_streams", lambda: True)
     core = ModelCore()
-    going = pending.start(core, [tag], hook_calls.Answered([], False), hold_stream=True)
+    going = pending.start(core, [tag], hooked_operation.Answered([], False), hold_stream=True)
     assert core.waits == [(0, 100, [])]
     assert not going.done
     core = ModelCore()
-    pending.start(core, [tag], hook_calls.Answered([], False), hold_stream=False)
+    pending.start(core, [tag], hooked_operation.Answered([], False), hold_stream=False)
     assert core.waits == []
     core = ModelCore(DriverError("planted"))
     monkeypatch.setattr(core, "stream_wait", lambda *_: (_ for _ in ()).throw(DriverError("no wait")))
-    going = pending.start(core, [tag], hook_calls.Answered([], False), hold_stream=True)
+    going = pending.start(core, [tag], hooked_operation.Answered([], False), hold_stream=True)
     assert going.done  # the stream can't wait, so the thread did
     with pytest.raises(DriverError, match="planted"):
         going.wait()

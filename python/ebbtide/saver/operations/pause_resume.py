@@ -3,7 +3,7 @@
 from typing import Any, Literal, overload
 
 from ebbtide import _core, driver_choice
-from ebbtide.saver.operations import hook_calls, pending
+from ebbtide.saver.operations import hooked_operation, pending
 from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.pools import bypass, captures, workspaces
 from ebbtide.saver.reclaim import dead, torch_cache, unused
@@ -48,7 +48,7 @@ def _pause(names: list[str], code: int, missing_ok: bool, moved: "_core.Moved | 
         return Report("pause")
     forget_workspaces()
     running_resumes.wait_for(names)
-    with hook_calls.Answered([("pause", names)], missing_ok), bypass.lock_for(names), bypass.around_pause(names):
+    with hooked_operation.Answered([("pause", names)], missing_ok), bypass.lock_for(names), bypass.around_pause(names):
         dead.give_up(names)
         ranges, as_of = unused.find(names, code)
         report = _core.pause(names, missing_ok, code, unused=ranges, unused_as_of=as_of, moved=moved)
@@ -123,7 +123,7 @@ def resume(
     ranges = [] if order is None else [reached for _, reached in ranges_of(order, "resume(order=)")]
     if driver_choice.is_off():
         return Report("resume") if wait else Pending(None)
-    with hook_calls.Answered([("resume", names)], missing_ok) as answered:
+    with hooked_operation.Answered([("resume", names)], missing_ok) as answered:
         dead.give_up(names)
         free, as_of = unused.find_away(names)
         if not wait:
@@ -162,7 +162,7 @@ class Paused(DecoratingScope):
         if not names:
             return None
         try:
-            with hook_calls.Answered([("resume", names)], True):
+            with hooked_operation.Answered([("resume", names)], True):
                 torch_cache.claim_patiently(lambda: _core.resume(names, True, moved=moved))
                 bypass.follow(names)
         except Exception as error:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ebbtide import _core
 from ebbtide.errors import Error
 from ebbtide.locks import make_lock
-from ebbtide.saver.operations import hook_calls
+from ebbtide.saver.operations import hooked_operation
 from ebbtide.saver.pools import bypass
 from ebbtide.saver.state import hooks, running_resumes
 from ebbtide.saver.state.known_tags import allocations_of
@@ -193,7 +193,7 @@ def _tensors_read_by(module: "torch.nn.Module") -> "list[torch.Tensor]":
     return [*module.parameters(recurse=is_deep), *module.buffers(recurse=is_deep)]
 
 
-def start(core: "_core.Pending", names: list[str], answered: hook_calls.Answered, hold_stream: bool) -> Pending:
+def start(core: "_core.Pending", names: list[str], answered: hooked_operation.Answered, hold_stream: bool) -> Pending:
     """What `resume(wait=False)` returns; where there are no streams, once the bytes are there. It runs the hooks that
     `answered` would."""
     running_resumes.keep(core, names)
@@ -210,7 +210,7 @@ def start(core: "_core.Pending", names: list[str], answered: hook_calls.Answered
 
     def after_failure() -> None:
         still = [(kind, [tag for tag in tags if is_current(tag)]) for kind, tags in answered.reached]
-        hook_calls.settle(hook_calls.with_something_left(still))
+        hooked_operation.settle(hooked_operation.with_something_left(still))
 
     def is_current(tag: str) -> bool:
         # What was paused again meanwhile has had the hooks of that pause, and of a later resume: ours came too late.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ebbtide import _core, driver_choice
-from ebbtide.saver.operations import hook_calls
+from ebbtide.saver.operations import hooked_operation
 from ebbtide.saver.operations.pause_resume import forget_workspaces
 from ebbtide.saver.pools import bypass
 from ebbtide.saver.reclaim import dead, torch_cache, unused
@@ -53,8 +53,8 @@ def swap(
         return Swap(Report("pause"), Report("resume"))
     forget_workspaces()
     running_resumes.wait_for([*leaving, *returning])
-    moving: list[hook_calls.Move] = [("pause", leaving), ("resume", returning)]
-    with hook_calls.Answered(moving, missing_ok), bypass.lock_for(leaving), bypass.around_pause(leaving):
+    moving: list[hooked_operation.Move] = [("pause", leaving), ("resume", returning)]
+    with hooked_operation.Answered(moving, missing_ok), bypass.lock_for(leaving), bypass.around_pause(leaving):
         dead.give_up([*leaving, *returning])
         ranges, as_of = unused.find_for_swap(leaving, returning, backup_code)
         paused, resumed = torch_cache.claim_patiently(
