@@ -59,7 +59,7 @@ def test_narrow_wide_narrow_in_one_tag(limited, tag, threads):
     assert during > 3 * before, "the wide phase was to be slow"
     assert after <= 1.1 * before
     phase(saver, tag, NARROW, threads)
-    assert [lent for key, lent in region_pools.shelf.dissolved() if key.tag == tag] == []
+    assert [pool for key, pool in region_pools.registry.dissolved() if key.tag == tag] == []
 
 
 def test_what_lives_in_the_pool_of_a_spike_stays(limited, tag):

@@ -127,7 +127,7 @@ def test_every_lock_of_the_saver_is_one_of_these(saver):
     from ebbtide.saver.state import hooks, running_resumes
 
     modules = (driver_choice, torch_extension, captures, bypass, graphs, hooks, running_resumes, startup)
-    for lock in [*(module._lock for module in modules), errors._join_lock, region_pools.shelf._lock]:
+    for lock in [*(module._lock for module in modules), errors._join_lock, region_pools.registry._lock]:
         assert lock in locks._made
 
 

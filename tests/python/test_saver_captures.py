@@ -216,7 +216,7 @@ def test_a_capture_into_a_named_pool_leases_its_tag(saver, tag, graph_class, mon
     with saver.region(tag):
         keep = torch.ones(1000, device=saver.device)
     monkeypatch.setattr(captures, "_tagged", {})
-    captures.name_pool((0, 77), tag, region_pools.LentPool(FakePool((0, 77)), 0, epoch=0))
+    captures.name_pool((0, 77), tag, region_pools.RegionPool(FakePool((0, 77)), 0, epoch=0))
     graph = graph_class()
     for begin in (lambda: graph.capture_begin((0, 77)), lambda: graph.capture_begin(pool=(0, 77))):
         begin()
@@ -305,7 +305,7 @@ def fake_cuda(saver, monkeypatch):
     monkeypatch.setattr(backends, "_backend", backend)
     monkeypatch.setattr(graphs, "_pools", {})
     monkeypatch.setattr(captures, "_tagged", {})
-    monkeypatch.setattr(graphs, "shelf", region_pools.Shelf())
+    monkeypatch.setattr(graphs, "registry", region_pools.RegionPools())
     monkeypatch.setattr(torch.cuda, "graph", GraphContext)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the caller's")

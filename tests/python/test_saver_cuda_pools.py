@@ -26,7 +26,7 @@ def model(request, saver, monkeypatch):
     model.dissolved = set()
     model.install(monkeypatch)
     monkeypatch.setattr(backends, "_backend", cuda_pools.CudaPools(request.param))
-    monkeypatch.setattr(entry, "shelf", region_pools.Shelf())
+    monkeypatch.setattr(entry, "registry", region_pools.RegionPools())
     yield model
     assert model.recording == {0: [], 1: []}
     # The object's own, and the one that is never given back but where the pool is dissolved.
@@ -49,7 +49,7 @@ def test_each_device_has_a_pool_made_on_it(model, saver, tag):
         inside = [model.route(device) for device in (0, 1)]
         assert [device for device in (0, 1) if inside[device] is not None] == list(model.covered)
         assert len(set(inside)) == 2
-    assert {p.mem_pool.made_on for p in (e.pool for es in entry.shelf._pools.values() for e in es)} == set(
+    assert {p.mem_pool.made_on for p in (e.handle for es in entry.registry._pools.values() for e in es)} == set(
         model.covered
     )
     assert model.route(0) is None
@@ -83,10 +83,10 @@ def test_pools_are_entered_again(model, saver, tag):
 
 
 def dissolve_all(tag):
-    with entry.shelf.withheld([tag]) as withheld:
-        for _, lent in withheld:
-            lent.is_dissolved = backends._backend.dissolve(lent.pool)
-        return [lent.pool.id for _, lent in withheld if lent.is_dissolved]
+    with entry.registry.withheld([tag]) as withheld:
+        for _, pool in withheld:
+            pool.is_dissolved = backends._backend.dissolve(pool.handle)
+        return [pool.handle.id for _, pool in withheld if pool.is_dissolved]
 
 
 def test_dissolved_pools_are_torchs_to_free(model, saver, tag, tag2):
@@ -97,7 +97,7 @@ def test_dissolved_pools_are_torchs_to_free(model, saver, tag, tag2):
     assert len(model.dissolved) == (2 if model.may_die_in_use else 0)
     with saver.region(tag):
         assert (model.route() == first) is not model.may_die_in_use
-    assert len(entry.shelf.dissolved()) == len(model.dissolved)
+    assert len(entry.registry.dissolved()) == len(model.dissolved)
     model.dissolved |= set(dissolve_all(tag))  # again, and none twice
     assert len(model.dissolved) == (4 if model.may_die_in_use else 0)
 
@@ -125,16 +125,16 @@ def test_giving_back_is_torchs_flush(model, monkeypatch):
 
 @pytest.mark.parametrize("is_capturing", [True, False])
 def test_nothing_is_given_back_during_a_capture(saver, tag, monkeypatch, is_capturing):
-    given, lent = [], region_pools.LentPool("a pool", 0, epoch=0, is_dissolved=True)
-    shelf = region_pools.Shelf()
-    shelf.add(region_pools.PoolKey(tag, 1, 0), lent)
-    monkeypatch.setattr(region_pools, "shelf", shelf)
+    given, pool = [], region_pools.RegionPool("a pool", 0, epoch=0, is_dissolved=True)
+    registry = region_pools.RegionPools()
+    registry.add(region_pools.PoolKey(tag, 1, 0), pool)
+    monkeypatch.setattr(region_pools, "registry", registry)
     monkeypatch.setattr(backends, "_backend", SimpleNamespace(give_back=given.append))
-    monkeypatch.setattr(pool_segments, "look_at", lambda *_: {lent: [Segment(4096, 512, ((4096, 512),))]})
+    monkeypatch.setattr(pool_segments, "look_at", lambda *_: {pool: [Segment(4096, 512, ((4096, 512),))]})
     monkeypatch.setattr(captures, "is_capturing", lambda: is_capturing)
-    assert spilled.give_back_dissolved([tag]) == []
+    assert spilled.release_dissolved([tag]) == []
     assert given == ([] if is_capturing else [["a pool"]])
-    assert shelf.dissolved() == [(region_pools.PoolKey(tag, 1, 0), lent)]  # its segments are still there
+    assert registry.dissolved() == [(region_pools.PoolKey(tag, 1, 0), pool)]  # its segments are still there
 
 
 def test_threads_all_and_what_is_inside(model, saver, tag, tag2):

@@ -167,17 +167,17 @@ def test_a_view_of_a_dead_tensors_backup_stays(saver, tag):
 
 def test_captured_pools_are_left_alone(saver, tag):
     keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
-    captured = [lent for key, lent in region_pools.shelf.idle() if key.tag == tag]
-    for lent in captured:
-        lent.is_captured = True
+    captured = [pool for key, pool in region_pools.registry.idle() if key.tag == tag]
+    for pool in captured:
+        pool.is_captured = True
     try:
         saver.pause(tag)
         del gone
         saver.trim(tag)
         assert saver.resume(tag).bytes == 44 * MIB
     finally:
-        for lent in captured:
-            lent.is_captured = False
+        for pool in captured:
+            pool.is_captured = False
     assert keep.numel() == 12 * MIB
 
 

@@ -270,7 +270,7 @@ def fake_cuda(saver, monkeypatch):
     monkeypatch.setattr(backends, "_backend", backend)
     monkeypatch.setattr(graphs, "_pools", {})
     monkeypatch.setattr(captures, "_tagged", {})
-    monkeypatch.setattr(graphs, "shelf", region_pools.Shelf())
+    monkeypatch.setattr(graphs, "registry", region_pools.RegionPools())
     monkeypatch.setattr(torch.cuda, "graph", GraphContext)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
@@ -319,14 +319,14 @@ def test_a_capture_that_began_is_not_forgotten(saver, tag, fake_cuda):
 def test_withheld_and_preloaded_are_whole(saver, tag, monkeypatch):
     with saver.region(tag):
         make(saver)
-    idle = len(region_pools.shelf.idle())
+    idle = len(region_pools.registry.idle())
 
     def withhold():
-        with region_pools.shelf.withheld([tag]) as chosen:
+        with region_pools.registry.withheld([tag]) as chosen:
             assert chosen
 
     def check():
-        assert len(region_pools.shelf.idle()) == idle
+        assert len(region_pools.registry.idle()) == idle
 
     interrupted_everywhere(withhold, check)
     before = dict(os.environ)

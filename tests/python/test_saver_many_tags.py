@@ -43,7 +43,7 @@ def looks(monkeypatch):
     """The pools that were looked into."""
     seen = []
     look = pool_segments.look
-    monkeypatch.setattr(pool_segments, "look", lambda backend, lent: (seen.append(lent), look(backend, lent))[1])
+    monkeypatch.setattr(pool_segments, "look", lambda backend, pool: (seen.append(pool), look(backend, pool))[1])
     return seen
 
 
@@ -93,8 +93,8 @@ def test_no_table_of_everything_for_a_call_about_one_tag(saver, tag, tag2, table
         for remove in removals:
             remove()
     assert tables == []
-    others = {id(lent) for key, lent in region_pools.shelf.idle() if not key.tag.startswith(tag) or key.tag == tag2}
-    assert not {id(lent) for lent in looks} & others
+    others = {id(pool) for key, pool in region_pools.registry.idle() if not key.tag.startswith(tag) or key.tag == tag2}
+    assert not {id(pool) for pool in looks} & others
 
 
 def test_an_unknown_tag_is_an_error_that_lists_the_known_ones(saver, tag, tag2, tables):
@@ -187,16 +187,16 @@ class ManyPools:
 @pytest.mark.parametrize("count", [3, 40])
 def test_torch_is_asked_at_once_about_many_pools(saver, tag, count):
     kept = [make(saver, f"{tag}-{number}") for number in range(count)]
-    lents = [lent for key, lent in region_pools.shelf.idle([f"{tag}-{number}" for number in range(count)])]
-    assert len(lents) == count
+    pools = [pool for key, pool in region_pools.registry.idle([f"{tag}-{number}" for number in range(count)])]
+    assert len(pools) == count
     backend = ManyPools(backends.existing_backend())
-    seen = pool_segments.look_at(backend, lents)
+    seen = pool_segments.look_at(backend, pools)
     assert (backend.single, backend.together) == ((count, 0) if count <= pool_segments.FEW_POOLS else (0, 1))
-    assert seen == {lent: pool_segments.look(backends.existing_backend(), lent) for lent in lents}
+    assert seen == {pool: pool_segments.look(backends.existing_backend(), pool) for pool in pools}
     assert len(kept) == count
     backend.segments_of = lambda some: 1 / 0
     if count > pool_segments.FEW_POOLS:
-        assert pool_segments.look_at(backend, lents) == dict.fromkeys(lents)
+        assert pool_segments.look_at(backend, pools) == dict.fromkeys(pools)
 
 
 def test_one_snapshot_is_split_by_pool(monkeypatch):

@@ -257,12 +257,12 @@ def test_the_cublas_map_is_emptied_only_where_torch_uses_cuda(monkeypatch):
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda answer=is_initialized: answer)
         monkeypatch.setattr(driver_choice, "_chosen", driver)
-        workspaces.forget()
+        workspaces.clear()
         assert not torch_cache.empty()
     assert calls == []
     for driver in ("cuda", None):  # None: memory that is paused before any region was entered
         monkeypatch.setattr(driver_choice, "_chosen", driver)
-        workspaces.forget()
+        workspaces.clear()
     assert calls == [1, 1]
 
 

@@ -73,7 +73,7 @@ def test_while_the_tag_is_away_all_threads_have_a_fresh_pool(mine, saver):
     assert saver.pause(mine.tag).bytes == 16 * MIB
 
 
-def test_devices_without_memory_of_the_tag_have_no_detour(mine, saver):
+def test_devices_without_memory_of_the_tag_have_no_bypass(mine, saver):
     mine.make(2, 1)
     saver.pause(mine.tag)
     assert [len(mine.model.recording[device]) for device in (0, 1)] == [1, 0]
@@ -254,11 +254,11 @@ def test_what_is_allocated_just_before_the_pause_is_not_handed_out_after_it(mine
     mine.check()
 
 
-def test_a_pause_that_came_since_keeps_the_detour(mine, saver):
+def test_a_pause_that_came_since_keeps_the_bypass(mine, saver):
     mine.make(2, 1)
     saver.pause(mine.tag)
     inside = mine.model.route()
-    bypass.follow([mine.tag])  # as after a resume that is over by now
+    bypass.close_if_resident([mine.tag])  # as after a resume that is over by now
     assert mine.model.route() == inside
 
 
@@ -270,7 +270,7 @@ def test_a_pause_turns_the_check_on(mine, saver, monkeypatch):
     assert asked
 
 
-def test_swap_and_paused_take_the_detour(mine, saver, tag2):
+def test_swap_and_paused_take_the_bypass(mine, saver, tag2):
     mine.make(2, 1)
     _core.free(_core.alloc(tag2, MIB, 0, RAM))
     saver.swap(pause=mine.tag, resume=tag2)
@@ -293,7 +293,7 @@ def test_an_asynchronous_resume_ends_the_detour_when_it_is_over(mine, saver):
     assert mine.model.route() is None
     saver.pause(mine.tag)
     dropped = saver.resume(mine.tag, wait=False)
-    watcher = next((one for one in threading.enumerate() if one.name == "ebbtide-detour"), None)
+    watcher = next((one for one in threading.enumerate() if one.name == "ebbtide-bypass"), None)
     if watcher is not None:
         watcher.join(30)
     assert dropped.done
@@ -310,7 +310,7 @@ def test_what_torch_cached_meanwhile_makes_room_for_the_resume(mine, saver):
     mine.check()
 
 
-def test_no_room_for_the_resume_leaves_the_detour(mine, saver):
+def test_no_room_for_the_resume_leaves_the_bypass(mine, saver):
     mine.make(16, 1)
     saver.pause(mine.tag)
     mine.make(12, 2)

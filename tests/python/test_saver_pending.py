@@ -294,15 +294,15 @@ def test_hold_stream(streams, saver, tag, monkeypatch):
     data = noise(saver, tag, 4)
     monkeypatch.setattr(pending, "_has_streams", lambda: True)
     core = ModelCore()
-    going = pending.start(core, [tag], hooked_operation.Answered([], False), hold_stream=True)
+    going = pending.start(core, [tag], hooked_operation.HookedOperation([], False), hold_stream=True)
     assert core.waits == [(0, 100, [])]
     assert not going.done
     core = ModelCore()
-    pending.start(core, [tag], hooked_operation.Answered([], False), hold_stream=False)
+    pending.start(core, [tag], hooked_operation.HookedOperation([], False), hold_stream=False)
     assert core.waits == []
     core = ModelCore(DriverError("planted"))
     monkeypatch.setattr(core, "stream_wait", lambda *_: (_ for _ in ()).throw(DriverError("no wait")))
-    going = pending.start(core, [tag], hooked_operation.Answered([], False), hold_stream=True)
+    going = pending.start(core, [tag], hooked_operation.HookedOperation([], False), hold_stream=True)
     assert going.done  # the stream can't wait, so the thread did
     with pytest.raises(DriverError, match="planted"):
         going.wait()

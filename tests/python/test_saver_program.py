@@ -35,7 +35,7 @@ def test_a_program_that_is_not_pauseable_is_not_touched(saver, tag, monkeypatch)
     if saver.device != "cuda":
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(bypass, "_Pools", None)
+    monkeypatch.setattr(bypass, "_BypassPools", None)
     assert program.own() is None
     with saver.region(tag):
         tensor = torch.ones(1000, device=saver.device)
@@ -43,5 +43,5 @@ def test_a_program_that_is_not_pauseable_is_not_touched(saver, tag, monkeypatch)
     saver.resume(tag)
     assert float(tensor.sum()) == 1000
     bypass.renew()
-    bypass.follow([])
+    bypass.close_if_resident([])
     assert bypass.idle_segments() == []

@@ -127,7 +127,7 @@ def test_nothing_is_asked_where_nothing_is_kept(switches, tag, tag2, monkeypatch
     saver = switches
     keep = noise(saver, tag, 12, backup=None), noise(saver, tag2, 12)
     asked = []
-    monkeypatch.setattr(pool_segments, "look", lambda backend, lent: asked.append(lent))
+    monkeypatch.setattr(pool_segments, "look", lambda backend, pool: asked.append(pool))
     saver.pause(tag)
     saver.pause(tag2, backup=None)
     assert asked == []
@@ -190,7 +190,7 @@ def test_a_lease_that_is_open_at_the_snapshot_gives_no_ranges(switches, tag, tag
 
 
 def idle_pools(tag):
-    return [lent for key, lent in region_pools.shelf.idle() if key.tag == tag]
+    return [pool for key, pool in region_pools.registry.idle() if key.tag == tag]
 
 
 def test_pools_that_a_capture_reached_are_never_unused(switches, tag, tag2):
@@ -198,14 +198,14 @@ def test_pools_that_a_capture_reached_are_never_unused(switches, tag, tag2):
     with saver.region(tag, threads="all"):  # open for all threads while somebody captures
         keep = torch.randint(0, 256, (12 * MIB,), dtype=torch.uint8, device=saver.device)
         with _core.Holding() as capture:
-            region_pools.shelf.begin_capture(capture)
+            region_pools.registry.begin_capture(capture)
     with saver.region(tag2):  # its own thread's only: what is captured goes elsewhere
         with _core.Holding() as capture:
-            region_pools.shelf.begin_capture(capture)
+            region_pools.registry.begin_capture(capture)
     gone = noise(saver, tag, 32), noise(saver, tag2, 32)
     del gone
-    assert [lent.is_captured for lent in idle_pools(tag)] == [True]
-    assert [lent.is_captured for lent in idle_pools(tag2)] == [False]
+    assert [pool.is_captured for pool in idle_pools(tag)] == [True]
+    assert [pool.is_captured for pool in idle_pools(tag2)] == [False]
     report = cycle(saver, tag, tag2)
     assert report.unused == 32 * MIB
     assert report.copied == 44 * MIB
@@ -217,12 +217,12 @@ def test_pools_that_a_capture_reached_are_never_unused(switches, tag, tag2):
 def test_a_pool_that_is_opened_during_a_capture_is_marked(switches, tag, tag2):
     saver = switches
     with _core.Holding() as capture:
-        region_pools.shelf.begin_capture(capture)
+        region_pools.registry.begin_capture(capture)
         with saver.region(tag):
             pass
     with saver.region(tag2):
         pass
-    assert [lent.is_captured for lent in idle_pools(tag) + idle_pools(tag2)] == [True, False]
+    assert [pool.is_captured for pool in idle_pools(tag) + idle_pools(tag2)] == [True, False]
 
 
 def test_a_pool_that_a_capture_names_is_marked():
@@ -230,13 +230,13 @@ def test_a_pool_that_a_capture_names_is_marked():
         def __init__(self, number):
             self.id = (0, number)
 
-    shelf = region_pools.Shelf()
-    lents = [region_pools.LentPool(Pool(number), 0, 0, number) for number in (1, 2)]
-    for lent in lents:
-        shelf.add(region_pools.PoolKey("a", 1, 0), lent)
+    registry = region_pools.RegionPools()
+    pools = [region_pools.RegionPool(Pool(number), 0, 0, number) for number in (1, 2)]
+    for pool in pools:
+        registry.add(region_pools.PoolKey("a", 1, 0), pool)
     with _core.Holding() as capture:
-        shelf.begin_capture(capture, (0, 2))
-    assert [lent.is_captured for lent in lents] == [False, True]
+        registry.begin_capture(capture, (0, 2))
+    assert [pool.is_captured for pool in pools] == [False, True]
 
 
 @pytest.mark.parametrize("answer", [RuntimeError("planted"), KeyError("blocks"), None, []], ids=repr)

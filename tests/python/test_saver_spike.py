@@ -23,7 +23,7 @@ def room(saver):
         gc.collect()
         saver.trim()
         # What captures of other tests have marked can't be trimmed, and would make room in the midst of a test.
-        startup.backend().give_back([lent.pool for _, lent in region_pools.shelf.idle() if lent.is_captured])
+        startup.backend().give_back([pool.handle for _, pool in region_pools.registry.idle() if pool.is_captured])
         saver.configure(device_limit=_core.query_device(0).held_bytes + mib * MIB, reserve=0)
 
     yield leave
@@ -44,7 +44,7 @@ def host_bytes(saver, tag):
 
 
 def dissolved(tag):
-    return [lent for key, lent in region_pools.shelf.dissolved() if key.tag == tag]
+    return [pool for key, pool in region_pools.registry.dissolved() if key.tag == tag]
 
 
 def is_intact(tensors):
@@ -177,7 +177,7 @@ def test_an_account_that_is_not_understood_gives_up_nothing(saver, tag, room, mo
     room(20)
     wide = fill(saver, tag, 60)
     del wide
-    monkeypatch.setattr(pool_segments, "look", lambda backend, lent: None)
+    monkeypatch.setattr(pool_segments, "look", lambda backend, pool: None)
     again = fill(saver, tag, 60)
     assert host_bytes(saver, tag) == 40 * MIB and is_intact(again)
 
@@ -189,17 +189,17 @@ def test_a_tag_that_is_entered_meanwhile_keeps_what_fits(saver, tag, room, monke
     del wide
     look, opened = pool_segments.look, []
 
-    def look_and_lease(backend, lent):
+    def look_and_lease(backend, pool):
         if not opened:
             opened.append(_core.open_lease(tag, "another thread"))
-        return look(backend, lent)
+        return look(backend, pool)
 
     monkeypatch.setattr(pool_segments, "look", look_and_lease)
-    spilled.make_fast(tag)
-    spilled.give_up(tag)
+    spilled.prefer_device(tag)
+    spilled.release_free(tag)
     assert host_bytes(saver, tag) == 40 * MIB
     _core.close_lease(opened[0].id)
-    spilled.make_fast(tag)
+    spilled.prefer_device(tag)
     assert host_bytes(saver, tag) == 0
 
 

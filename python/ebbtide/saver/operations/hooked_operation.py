@@ -10,40 +10,40 @@ from ebbtide.saver.state import hooks
 from ebbtide.saver.state.known_tags import find_tags
 
 Kind = Literal["pause", "resume"]
-Move = tuple[Kind, list[str]]
+Action = tuple[Kind, list[str]]
 
 
-class Answered(_core.Scope):
+class HookedOperation(_core.Scope):
     """Around a call into the core: before-hooks at its beginning, after-hooks at its end.
 
-    Each before-hook that ran is answered once, however the block ends: by the after-hooks of the move where it is done,
-    else by those of the state that the tag is in then. A tag that was left midway gets none: the call that finishes it
-    runs them.
+    Each before-hook that ran is answered once, however the block ends. If the call succeeded, the after-hooks of its
+    action run, else those of the state that the tag is in then. A tag that was left midway gets none: the call that
+    finishes it runs them.
     """
 
-    def __init__(self, moves: list[Move], missing_ok: bool) -> None:
-        self._moves, self._missing_ok = moves, missing_ok
-        self._reached: dict[tuple[Kind, str], None] = {}
-        self._unanswered: list[Move] | None = None
+    def __init__(self, actions: list[Action], missing_ok: bool) -> None:
+        self._actions, self._missing_ok = actions, missing_ok
+        self._announced: dict[tuple[Kind, str], None] = {}
+        self._unanswered: list[Action] | None = None
         self._queue: list[tuple[Callable[[str], Any], str]] | None = None
         self._is_handed_over = False
         self._first: Exception | None = None
 
-    def _open(self) -> "Answered":
-        wanted = tuple(f"{when}_{kind}" for kind, _ in self._moves for when in ("before", "after"))
+    def _open(self) -> "HookedOperation":
+        wanted = tuple(f"{when}_{kind}" for kind, _ in self._actions for when in ("before", "after"))
         if hooks.wants(wanted):
-            for kind, tags in _concerned_tags(self._moves, self._missing_ok):
+            for kind, tags in _concerned_tags(self._actions, self._missing_ok):
                 for tag in tags:
-                    reach = (self._reached.__setitem__, ((kind, tag), None))
+                    reach = (self._announced.__setitem__, ((kind, tag), None))
                     for function, _ in hooks.calls((f"before_{kind}", [tag])):
                         _core.call_together(reach, (function, (tag,)))
                     _core.call_together(reach)
         return self
 
     @property
-    def reached(self) -> list[Move]:
-        """The moves whose before-hooks ran, each with one tag."""
-        return [(kind, [tag]) for kind, tag in self._reached]
+    def announced(self) -> list[Action]:
+        """The actions whose before-hooks ran, each with one tag."""
+        return [(kind, [tag]) for kind, tag in self._announced]
 
     def hand_over(self) -> None:
         """From now on somebody else answers."""
@@ -52,13 +52,13 @@ class Answered(_core.Scope):
     def _close(self) -> Exception | None:
         if self._failure is not None:
             if self._unanswered is None:
-                self._unanswered = self.reached
-            settle(self._unanswered)
+                self._unanswered = self.announced
+            run_hooks_after_failure(self._unanswered)
             return None
         if self._is_handed_over:
             return None
         if self._queue is None:
-            self._queue = hooks.calls(*((f"after_{kind}", tags) for kind, tags in self.reached))
+            self._queue = hooks.calls(*((f"after_{kind}", tags) for kind, tags in self.announced))
         while self._queue:
             try:
                 _core.call_next(self._queue)
@@ -67,7 +67,7 @@ class Answered(_core.Scope):
         return self._first
 
 
-def settle(concerned: list[Move]) -> None:
+def run_hooks_after_failure(concerned: list[Action]) -> None:
     """After a failure: each tag whose before-hooks ran gets the after-hooks of the state that it is in now.
 
     A tag that was left midway gets none: the call that finishes it runs them. What a hook raises here is a warning,
@@ -79,7 +79,7 @@ def settle(concerned: list[Move]) -> None:
         while tags:
             tag = tags[0]
             info = _core.query_tag(tag)
-            if info is None or info.state == "partial" or not hooks.is_any(f"before_{kind}", tag):
+            if info is None or info.state == "partial" or not hooks.is_any_registered(f"before_{kind}", tag):
                 tags.pop(0)
                 continue
             event = f"after_{_other(kind) if _has_something(kind, info) else kind}"
@@ -93,7 +93,7 @@ def settle(concerned: list[Move]) -> None:
         concerned.pop(0)
 
 
-def with_something_left(concerned: list[Move]) -> list[Move]:
+def unfinished(concerned: list[Action]) -> list[Action]:
     """Those that are not done: of the others somebody else has done them, and run the hooks."""
 
     def is_left(kind: Kind, tag: str) -> bool:
@@ -107,10 +107,10 @@ def _other(kind: Kind) -> Kind:
     return "resume" if kind == "pause" else "pause"
 
 
-def _concerned_tags(moves: list[Move], missing_ok: bool) -> list[Move]:
+def _concerned_tags(actions: list[Action], missing_ok: bool) -> list[Action]:
     """For each move the tags with something to move; none at all where the core will refuse."""
-    concerned: list[Move] = []
-    for kind, names in moves:
+    concerned: list[Action] = []
+    for kind, names in actions:
         chosen = list(find_tags(names).values())
         is_unknown = len(chosen) < len(names) and not missing_ok
         is_leased = kind == "pause" and any(info.lease_count for info in chosen)

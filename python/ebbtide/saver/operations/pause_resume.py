@@ -3,7 +3,8 @@
 from typing import Any, Literal, overload
 
 from ebbtide import _core, driver_choice
-from ebbtide.saver.operations import hooked_operation, pending
+from ebbtide.saver.operations import pending
+from ebbtide.saver.operations.hooked_operation import HookedOperation
 from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.pools import bypass, captures, workspaces
 from ebbtide.saver.reclaim import dead, torch_cache, unused
@@ -46,10 +47,14 @@ def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool =
 def _pause(names: list[str], code: int, missing_ok: bool, moved: "_core.Moved | None") -> Report:
     if driver_choice.is_off():
         return Report("pause")
-    forget_workspaces()
+    clear_workspaces()
     running_resumes.wait_for(names)
-    with hooked_operation.Answered([("pause", names)], missing_ok), bypass.lock_for(names), bypass.around_pause(names):
-        dead.give_up(names)
+    with (
+        HookedOperation([("pause", names)], missing_ok),
+        bypass.lock_for(names),
+        bypass.during_pause(names),
+    ):
+        dead.release(names)
         ranges, as_of = unused.find(names, code)
         report = _core.pause(names, missing_ok, code, unused=ranges, unused_as_of=as_of, moved=moved)
     return Report.from_core(report)
@@ -123,19 +128,19 @@ def resume(
     ranges = [] if order is None else [reached for _, reached in ranges_of(order, "resume(order=)")]
     if driver_choice.is_off():
         return Report("resume") if wait else Pending(None)
-    with hooked_operation.Answered([("resume", names)], missing_ok) as answered:
-        dead.give_up(names)
-        free, as_of = unused.find_away(names)
+    with HookedOperation([("resume", names)], missing_ok) as operation:
+        dead.release(names)
+        free, as_of = unused.find_stored(names)
         if not wait:
-            core = torch_cache.claim_patiently(
+            core = torch_cache.claim_with_retries(
                 lambda: _core.resume_async(names, missing_ok, code, ranges, free, as_of), seconds
             )
-            bypass.follow_later(names, core)
-            return pending.start(core, names, answered, hold_stream)
-        report = torch_cache.claim_patiently(
+            bypass.close_when_over(names, core)
+            return pending.start(core, names, operation, hold_stream)
+        report = torch_cache.claim_with_retries(
             lambda: _core.resume(names, missing_ok, retain=code, order=ranges, unused=free, unused_as_of=as_of), seconds
         )
-        bypass.follow(names)
+        bypass.close_if_resident(names)
     return Report.from_core(report)
 
 
@@ -162,9 +167,9 @@ class Paused(DecoratingScope):
         if not names:
             return None
         try:
-            with hooked_operation.Answered([("resume", names)], True):
-                torch_cache.claim_patiently(lambda: _core.resume(names, True, moved=moved))
-                bypass.follow(names)
+            with HookedOperation([("resume", names)], True):
+                torch_cache.claim_with_retries(lambda: _core.resume(names, True, moved=moved))
+                bypass.close_if_resident(names)
         except Exception as error:
             return error
         return None
@@ -179,10 +184,10 @@ def paused(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool 
     return Paused(tags, backup, missing_ok)
 
 
-def forget_workspaces() -> None:
+def clear_workspaces() -> None:
     """What torch keeps inside tags for itself goes before they do."""
     if not captures.is_capturing():  # where one is, the core refuses, and the capture's workspace is in use
-        workspaces.forget()
+        workspaces.clear()
 
 
 def _check_timeout(timeout: float | None) -> float:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ebbtide import _core
 from ebbtide.errors import Error
 from ebbtide.locks import make_lock
-from ebbtide.saver.operations import hooked_operation
+from ebbtide.saver.operations.hooked_operation import HookedOperation, run_hooks_after_failure, unfinished
 from ebbtide.saver.pools import bypass
 from ebbtide.saver.state import hooks, running_resumes
 from ebbtide.saver.state.known_tags import allocations_of
@@ -193,24 +193,24 @@ def _tensors_read_by(module: "torch.nn.Module") -> "list[torch.Tensor]":
     return [*module.parameters(recurse=is_deep), *module.buffers(recurse=is_deep)]
 
 
-def start(core: "_core.Pending", names: list[str], answered: hooked_operation.Answered, hold_stream: bool) -> Pending:
+def start(core: "_core.Pending", names: list[str], operation: HookedOperation, hold_stream: bool) -> Pending:
     """What `resume(wait=False)` returns; where there are no streams, once the bytes are there. It runs the hooks that
-    `answered` would."""
+    `operation` would."""
     running_resumes.keep(core, names)
-    pauses = {tag: _core.pause_count(tag) for _, tags in answered.reached for tag in tags}
+    pauses = {tag: _core.pause_count(tag) for _, tags in operation.announced for tag in tags}
 
     def find_devices() -> Iterable[int]:
         return {info.device for info in allocations_of(names)}
 
     def after() -> list[tuple[Callable[[str], Any], str]]:
-        bypass.follow(names)
+        bypass.close_if_resident(names)
         return hooks.calls(
-            *((f"after_{kind}", [tag for tag in tags if is_current(tag)]) for kind, tags in answered.reached)
+            *((f"after_{kind}", [tag for tag in tags if is_current(tag)]) for kind, tags in operation.announced)
         )
 
     def after_failure() -> None:
-        still = [(kind, [tag for tag in tags if is_current(tag)]) for kind, tags in answered.reached]
-        hooked_operation.settle(hooked_operation.with_something_left(still))
+        still = [(kind, [tag for tag in tags if is_current(tag)]) for kind, tags in operation.announced]
+        run_hooks_after_failure(unfinished(still))
 
     def is_current(tag: str) -> bool:
         # What was paused again meanwhile has had the hooks of that pause, and of a later resume: ours came too late.
@@ -224,7 +224,7 @@ def start(core: "_core.Pending", names: list[str], answered: hooked_operation.An
             made.stream_wait()
         except Error:  # then nothing runs ahead, because this thread does not
             running_resumes.wait_quietly(core)
-    answered.hand_over()
+    operation.hand_over()
     return made
 
 

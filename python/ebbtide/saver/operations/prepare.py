@@ -87,7 +87,7 @@ def prepare(*tags: str, wait: bool = True, missing_ok: bool = False) -> Report |
     names = check_tags(tags)
     if driver_choice.is_off():
         return Report("prepare") if wait else Preparation(names, missing_ok)
-    dead.give_up(names)
+    dead.release(names)
     if wait:
         return Report.from_core(_core.prepare(names, missing_ok))
     if not missing_ok:

@@ -39,5 +39,5 @@ def promote(*tags: str, missing_ok: bool = False) -> Report:
         if known[name].lease_count:
             raise StateError(f"tag {name!r} can't be promoted while its region is open: leave the region first")
         if known[name].host_bytes:
-            spilled.give_up(name)
+            spilled.release_free(name)
     return Report.from_core(_core.promote(names, missing_ok))

@@ -4,7 +4,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from ebbtide import _core, driver_choice
-from ebbtide.saver.pools.region_pools import shelf
+from ebbtide.saver.pools.region_pools import registry
 from ebbtide.saver.state.known_tags import check_known
 from ebbtide.saver.tensors.ranges import range_of
 from ebbtide.saver.tensors.walk import why_without_memory
@@ -19,7 +19,7 @@ def stats() -> dict[str, int]:
     """The core's counters and sizes (bytes), and `pools_made`, the pools of regions. Empty where ebbtide is off."""
     if driver_choice.is_off():
         return {}
-    return {**_core.stats(), "pools_made": shelf.made}
+    return {**_core.stats(), "pools_made": registry.made}
 
 
 def tags() -> TagTable:

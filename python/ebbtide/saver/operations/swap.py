@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from ebbtide import _core, driver_choice
-from ebbtide.saver.operations import hooked_operation
-from ebbtide.saver.operations.pause_resume import forget_workspaces
+from ebbtide.saver.operations.hooked_operation import Action, HookedOperation
+from ebbtide.saver.operations.pause_resume import clear_workspaces
 from ebbtide.saver.pools import bypass
 from ebbtide.saver.reclaim import dead, torch_cache, unused
 from ebbtide.saver.state import running_resumes
@@ -51,16 +51,16 @@ def swap(
     backup_code, kept = operation_backup_code(backup), retain_code(retain)
     if driver_choice.is_off():
         return Swap(Report("pause"), Report("resume"))
-    forget_workspaces()
+    clear_workspaces()
     running_resumes.wait_for([*leaving, *returning])
-    moving: list[hooked_operation.Move] = [("pause", leaving), ("resume", returning)]
-    with hooked_operation.Answered(moving, missing_ok), bypass.lock_for(leaving), bypass.around_pause(leaving):
-        dead.give_up([*leaving, *returning])
+    moving: list[Action] = [("pause", leaving), ("resume", returning)]
+    with HookedOperation(moving, missing_ok), bypass.lock_for(leaving), bypass.during_pause(leaving):
+        dead.release([*leaving, *returning])
         ranges, as_of = unused.find_for_swap(leaving, returning, backup_code)
-        paused, resumed = torch_cache.claim_patiently(
+        paused, resumed = torch_cache.claim_with_retries(
             lambda: _core.swap(leaving, returning, missing_ok, backup_code, kept, unused=ranges, unused_as_of=as_of)
         )
-        bypass.follow(returning)
+        bypass.close_if_resident(returning)
     return Swap(Report.from_core(paused), Report.from_core(resumed), max(paused.seconds, resumed.seconds))
 
 

@@ -51,28 +51,30 @@ def trim(*tags: str, missing_ok: bool = False) -> Report:
     backend = backends.existing_backend()
     if backend is None:
         return Report("trim")
-    gone = spilled.give_back_dissolved(chosen)
-    with region_pools.shelf.withheld(chosen) as withheld:
+    gone = spilled.release_dissolved(chosen)
+    with region_pools.registry.withheld(chosen) as withheld:
         return _trim(backend, names, withheld).with_freed(
             (info.tag, info.device, info.resident_bytes - info.host_bytes) for info in gone
         )
 
 
 def _trim(
-    backend: backends.PoolBackend, names: list[str], withheld: list[tuple[region_pools.PoolKey, region_pools.LentPool]]
+    backend: backends.PoolBackend,
+    names: list[str],
+    withheld: list[tuple[region_pools.PoolKey, region_pools.RegionPool]],
 ) -> Report:
     untrimmed = {info.address for info in allocations_of(names) if not info.is_trimmed}
-    found: list[tuple[region_pools.LentPool, set[int]]] = []
+    found: list[tuple[region_pools.RegionPool, set[int]]] = []
     tags: dict[str, None] = {}
-    seen = pool_segments.look_at(backend, [lent for _, lent in withheld])
-    for key, lent in withheld:
-        addresses = {segment.address for segment in seen[lent] or () if segment.is_free} & untrimmed
+    seen = pool_segments.look_at(backend, [pool for _, pool in withheld])
+    for key, pool in withheld:
+        addresses = {segment.address for segment in seen[pool] or () if segment.is_free} & untrimmed
         if addresses:
-            found.append((lent, addresses))
+            found.append((pool, addresses))
             tags[key.tag] = None
     if not found:
         return Report("trim")
-    for lent, addresses in found:
-        lent.trimmed |= addresses  # before they are: a trim that fails midway leaves some of them away
+    for pool, addresses in found:
+        pool.trimmed |= addresses  # before they are: a trim that fails midway leaves some of them away
     report = _core.trim(list(tags), sorted(set().union(*(addresses for _, addresses in found))))
     return Report.from_core(report)

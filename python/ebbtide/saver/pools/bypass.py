@@ -38,12 +38,12 @@ PoolId = tuple[int, int]
 DEFAULT_POOL: PoolId = (0, 0)
 
 _lock = make_lock()
-_open: "list[_Pools]" = []
-_former: set[PoolId] = set()
+_open: "list[_BypassPools]" = []
+_closed: set[PoolId] = set()
 _is_guarded = False
 
 
-class _Pools:
+class _BypassPools:
     """A new pool for all threads on each device on which a tag has memory. One frame, so that they open in one step."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class _Pools:
 
     def close(self) -> None:
         """Closes them. Twice does nothing."""
-        _former.update(self.ids)
+        _closed.update(self.ids)
         self._frame.close()
 
 
@@ -84,7 +84,7 @@ def lock_for(names: list[str]) -> AbstractContextManager[Any]:
     return nullcontext() if own is None or not _concerns(own.tag, names) else _lock
 
 
-class around_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
+class during_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
     """Around the core's call that pauses these tags (none: all), under `lock_for`. Afterwards torch's allocations go
     where the state of the program's tag says, whether the call failed or not. Nothing in a program that is not
     pauseable.
@@ -96,8 +96,8 @@ class around_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
     def __init__(self, names: list[str]) -> None:
         own = program.own()
         self._tag = own.tag if own is not None and _concerns(own.tag, names) else None
-        self._guard: _Pools | None = None
-        self._fresh: _Pools | None = None
+        self._guard: _BypassPools | None = None
+        self._fresh: _BypassPools | None = None
 
     def _open(self) -> None:
         if self._tag is None or not _has_cuda() or captures.is_capturing():
@@ -107,12 +107,12 @@ class around_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
         captures.install()
         _check_torch()
         _check_threads()
-        guard = _Pools()
+        guard = _BypassPools()
         guard.fill(self._tag)
         self._guard = guard
         guard.open()
         _is_guarded = True
-        workspaces.forget()  # those that were made since the pause began to look
+        workspaces.clear()  # those that were made since the pause began to look
 
     def _close(self) -> Exception | None:
         guard = self._guard
@@ -122,7 +122,7 @@ class around_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
         _is_guarded = False
         try:
             if self._fresh is None and _is_away(self._tag):
-                fresh = _Pools()
+                fresh = _BypassPools()
                 fresh.fill(self._tag)
                 self._fresh = fresh
             if self._fresh is not None:
@@ -137,7 +137,7 @@ class around_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
         return None
 
 
-def follow(names: list[str]) -> None:
+def close_if_resident(names: list[str]) -> None:
     """After a resume of these tags (none: all): torch has its own pool again if nothing of the program's tag is
     away."""
     own = program.own()
@@ -151,18 +151,18 @@ def follow(names: list[str]) -> None:
             _open = []
 
 
-def follow_later(names: list[str], core: "_core.Pending") -> None:
-    """As `follow`, once this resume is over, whether somebody waits for it or not."""
+def close_when_over(names: list[str], core: "_core.Pending") -> None:
+    """As `close_if_resident`, once this resume is over, whether somebody waits for it or not."""
     own = program.own()
     if own is None or not _concerns(own.tag, names) or not _open:
         return
 
-    def wait_and_follow() -> None:
+    def wait_and_close() -> None:
         with contextlib.suppress(Error):  # `Pending.wait` raises it
             core.wait()
-        follow(names)
+        close_if_resident(names)
 
-    threading.Thread(target=wait_and_follow, name="ebbtide-detour", daemon=True).start()
+    threading.Thread(target=wait_and_close, name="ebbtide-bypass", daemon=True).start()
 
 
 def renew() -> None:
@@ -171,7 +171,7 @@ def renew() -> None:
     global _open
     with _lock:
         if own is not None and _open and not _is_guarded:
-            over, fresh = _open, _Pools()
+            over, fresh = _open, _BypassPools()
             fresh.fill(own.tag)
             _open = [*over, fresh]
             fresh.open()
@@ -182,8 +182,8 @@ def renew() -> None:
 
 def idle_segments() -> list[Segment]:
     """The segments of pools from which nobody is given blocks before the pause under way is over: torch's default
-    pool, and those of former detours. None outside `around_pause`."""
-    global _former
+    pool, and those of bypass pools that are closed. None outside `during_pause`."""
+    global _closed
     if not _is_guarded:
         return []
     from ebbtide.saver.pools.cuda_pools import take_snapshot
@@ -192,8 +192,8 @@ def idle_segments() -> list[Segment]:
         by_pool: dict[PoolId, list[Any]] = {}
         for segment in take_snapshot():
             by_pool.setdefault(tuple(segment["segment_pool_id"]), []).append(segment)
-        _former &= by_pool.keys()
-        idle = _former | {DEFAULT_POOL} | {pool_id for pools in _open for pool_id in pools.ids}
+        _closed &= by_pool.keys()
+        idle = _closed | {DEFAULT_POOL} | {pool_id for pools in _open for pool_id in pools.ids}
         return [one for pool_id in idle for one in read_cuda_segments(by_pool.get(pool_id, ()))]
     except Exception as error:  # what torch tells of itself has no promised shape
         _logger.debug("torch's snapshot is not understood, so all of it counts as used: %r", error)

@@ -25,7 +25,7 @@ from ebbtide.torch_support import torch_names
 _lock = make_lock()
 _installed = False
 _open: "dict[int, _Capture]" = {}
-_tagged: dict[tuple[int, int], tuple[str, region_pools.LentPool]] = {}
+_tagged: dict[tuple[int, int], tuple[str, region_pools.RegionPool]] = {}
 
 
 class _Capture:
@@ -48,10 +48,10 @@ class _Capture:
         known = _tagged.get(tuple(self._pool_id))
         if known is not None:
             _lease_pool(self._frame, *known)
-        workspaces.forget()
-        region_pools.shelf.begin_capture(self._frame, tuple(self._pool_id))
+        workspaces.clear()
+        region_pools.registry.begin_capture(self._frame, tuple(self._pool_id))
         ordinary_memory.prepare_ordinary(self._frame)
-        for use in () if known is None else known[1].pool.activation():
+        for use in () if known is None else known[1].handle.activation():
             self._frame.add_use(*use)
         # A graph that is dropped without capture_end would leave the count open for ever.
         self._guard = weakref.finalize(graph, self.end)
@@ -113,9 +113,9 @@ def _is_under_way(capture: _Capture) -> bool:
         return False
 
 
-def _lease_pool(frame: "_core.Frame", tag: str, lent: region_pools.LentPool) -> None:
+def _lease_pool(frame: "_core.Frame", tag: str, pool: region_pools.RegionPool) -> None:
     lease = frame.open_lease(tag, f"a capture in {region_pools.holder_name()}")
-    if not region_pools.may_enter(lent.epoch, lease.epoch, lease.is_away):
+    if not region_pools.may_enter(pool.epoch, lease.epoch, lease.is_away):
         raise StateError(f"the graph pool of tag {tag!r} is paused: resume it before capturing into it")
 
 
@@ -125,9 +125,9 @@ def current(graph: Any) -> "_Capture | None":
     return capture if capture is not None and capture.is_open else None
 
 
-def name_pool(pool_id: tuple[int, int], tag: str, lent: region_pools.LentPool) -> None:
+def name_pool(pool_id: tuple[int, int], tag: str, pool: region_pools.RegionPool) -> None:
     """Captures into this pool lease `tag`."""
-    _tagged[pool_id] = (tag, lent)
+    _tagged[pool_id] = (tag, pool)
 
 
 def is_capturing() -> bool:

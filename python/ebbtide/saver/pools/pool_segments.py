@@ -12,23 +12,23 @@ _logger = logging.getLogger(__name__)
 
 
 def look_at(
-    backend: backends.PoolBackend, lents: Sequence[region_pools.LentPool]
-) -> dict[region_pools.LentPool, list[Segment] | None]:
+    backend: backends.PoolBackend, pools: Sequence[region_pools.RegionPool]
+) -> dict[region_pools.RegionPool, list[Segment] | None]:
     """The segments of each of these pools; None where that can't be told. Of many pools torch is asked at once."""
-    if len(lents) <= FEW_POOLS:
-        return {lent: look(backend, lent) for lent in lents}
+    if len(pools) <= FEW_POOLS:
+        return {pool: look(backend, pool) for pool in pools}
     try:
-        segments = backend.segments_of([lent.pool for lent in lents])
+        segments = backend.segments_of([pool.handle for pool in pools])
     except Exception as error:  # as in `look`
         _logger.debug("torch's snapshot of all pools is not understood, so all of it counts as used: %r", error)
-        return dict.fromkeys(lents)
-    return {lent: None if found is None else list(found) for lent, found in zip(lents, segments, strict=True)}
+        return dict.fromkeys(pools)
+    return {pool: None if found is None else list(found) for pool, found in zip(pools, segments, strict=True)}
 
 
-def look(backend: backends.PoolBackend, lent: region_pools.LentPool) -> list[Segment] | None:
+def look(backend: backends.PoolBackend, pool: region_pools.RegionPool) -> list[Segment] | None:
     """The pool's segments; None where that can't be told."""
     try:
-        segments = backend.segments(lent.pool)
+        segments = backend.segments(pool.handle)
     except Exception as error:  # what torch tells of itself has no promised shape
         _logger.debug("torch's snapshot of a pool is not understood, so all of it counts as used: %r", error)
         return None

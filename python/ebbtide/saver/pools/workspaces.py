@@ -18,7 +18,7 @@ from ebbtide import driver_choice
 from ebbtide.torch_support import torch_names
 
 
-def forget() -> None:
+def clear() -> None:
     """Empties torch's map of cuBLAS workspaces, if torch uses the GPUs that regions cover."""
     if driver_choice.torch_on_gpu() is not None:
         torch_names.find("_C._cuda_clearCublasWorkspaces")()

@@ -6,7 +6,7 @@ something touches the tag.
 What holds here:
 - A wholly free segment that is away is trimmed: its backup goes, a resume leaves it out, and its memory comes back, as
   zeros, when its pool is leased again.
-- Nobody is lent a pool while it is looked at; a pool whose memory is away is entered by nobody.
+- Nobody leases a pool while it is looked at; a pool whose memory is away is entered by nobody.
 - A graph's replay uses what torch calls free: pools that a capture may have taken memory from are never looked at.
 - Who switches skip_unused off does not rely on what torch calls free: then nothing is looked at.
 - It saves memory and nothing else: whatever goes wrong here means that more is kept.
@@ -25,7 +25,7 @@ from ebbtide.saver.values.segments import Segment
 _logger = logging.getLogger(__name__)
 
 
-def give_up(names: Sequence[str]) -> None:
+def release(names: Sequence[str]) -> None:
     """Gives up the backups of segments of these tags (none: every tag) that are away and wholly free by now."""
     backend = backends.existing_backend()
     if backend is None or not _core.get_option("skip_unused"):
@@ -35,16 +35,16 @@ def give_up(names: Sequence[str]) -> None:
     if not away:
         return
     try:
-        spilled.give_back_dissolved(away)
-        with region_pools.shelf.withheld(away) as withheld:
-            seen = pool_segments.look_at(backend, [lent for _, lent in withheld])
-            for key, lent in withheld:
-                _trim(key.tag, lent, seen[lent] or (), is_leased=bool(infos[key.tag].lease_count))
+        spilled.release_dissolved(away)
+        with region_pools.registry.withheld(away) as withheld:
+            seen = pool_segments.look_at(backend, [pool for _, pool in withheld])
+            for key, pool in withheld:
+                _trim(key.tag, pool, seen[pool] or (), is_leased=bool(infos[key.tag].lease_count))
     except (Error, RuntimeError) as error:  # torch's own are RuntimeErrors
         _logger.debug("what died while it was paused stays where it is: %r", error)
 
 
-def _trim(tag: str, lent: region_pools.LentPool, segments: Sequence[Segment], *, is_leased: bool) -> None:
+def _trim(tag: str, pool: region_pools.RegionPool, segments: Sequence[Segment], *, is_leased: bool) -> None:
     free = {segment.address for segment in segments if segment.is_free}
     dead = {
         info.address
@@ -55,5 +55,5 @@ def _trim(tag: str, lent: region_pools.LentPool, segments: Sequence[Segment], *,
         and (info.resident_bytes == 0 or (info.is_paused and not is_leased))
     }
     if dead:
-        lent.trimmed |= dead  # before they are: a trim that fails midway leaves some of them away
+        pool.trimmed |= dead  # before they are: a trim that fails midway leaves some of them away
         _core.trim([tag], sorted(dead))

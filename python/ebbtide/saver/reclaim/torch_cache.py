@@ -25,7 +25,7 @@ def empty() -> bool:
     return True
 
 
-def claim_patiently(claim: Callable[[], _T], seconds: float = 0.0) -> _T:
+def claim_with_retries(claim: Callable[[], _T], seconds: float = 0.0) -> _T:
     """`claim()`, again after torch's cache was emptied, and then again until `seconds` are over.
 
     Raises:

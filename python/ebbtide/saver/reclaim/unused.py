@@ -33,14 +33,14 @@ def find(names: list[str], backup: int) -> tuple[list[Range], int]:
     return _find(names, is_wanted)
 
 
-def find_away(names: list[str]) -> tuple[list[Range], int]:
+def find_stored(names: list[str]) -> tuple[list[Range], int]:
     """The same, of what is away and has a backup."""
     return _find(names, lambda info, _: info.stored_bytes > 0)
 
 
 def find_for_swap(leaving: list[str], returning: list[str], backup: int) -> tuple[list[Range], int]:
     """The same, of both sides."""
-    (ranges, as_of), (others, others_as_of) = find(leaving, backup), find_away(returning)
+    (ranges, as_of), (others, others_as_of) = find(leaving, backup), find_stored(returning)
     return sorted(ranges + others), min(as_of, others_as_of) if ranges and others else max(as_of, others_as_of)
 
 
@@ -53,9 +53,9 @@ def _find(names: list[str], is_wanted: Callable[["_core.TagInfo", int], bool]) -
     if any(info.lease_count for info in chosen.values()):
         return [], 0
     wanted = [
-        lent
-        for key, lent in (*region_pools.shelf.idle(chosen), *region_pools.shelf.dissolved(chosen))
-        if key.tag in chosen and is_wanted(chosen[key.tag], key.backup) and not lent.is_captured
+        pool
+        for key, pool in (*region_pools.registry.idle(chosen), *region_pools.registry.dissolved(chosen))
+        if key.tag in chosen and is_wanted(chosen[key.tag], key.backup) and not pool.is_captured
     ]
     segments: list[Segment] = []
     if backend is not None:

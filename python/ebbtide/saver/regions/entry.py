@@ -13,7 +13,7 @@ from ebbtide import _core
 from ebbtide.errors import Error, StateError
 from ebbtide.saver.check import enabling
 from ebbtide.saver.pools import backends
-from ebbtide.saver.pools.region_pools import LentPool, PoolKey, holder_name, shelf
+from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, holder_name, registry
 from ebbtide.saver.reclaim import dead, spilled, torch_cache
 from ebbtide.saver.regions import startup
 from ebbtide.saver.values.arguments import NO_OVERFLOW_CODE
@@ -52,10 +52,10 @@ def prepare_region(frame: "_core.Frame", policy: RegionPolicy, takes_all_threads
         for device in backend.devices()
     ]
     for key in keys:
-        shelf.slot(key)
+        registry.slot(key)
     if overflows:
-        frame.after = functools.partial(_make_fast, policy.tag)
-        _make_fast(policy.tag)
+        frame.after = functools.partial(_prefer_device, policy.tag)
+        _prefer_device(policy.tag)
     if backend.one_thread_only:
         frame.refusal_beside = (
             "with torch before 2.8, regions of two threads at once would take each other's tensors: "
@@ -65,36 +65,36 @@ def prepare_region(frame: "_core.Frame", policy: RegionPolicy, takes_all_threads
     frame.beats_all = backend.inner_beats_all
     lease = frame.open_lease(policy.tag, holder_name())
     if lease.is_away:
-        dead.give_up([policy.tag])
+        dead.release([policy.tag])
     reaches_all_threads = takes_all_threads or backend.one_thread_only
-    lent = [shelf.take(backend, key, lease, takes_all_threads=reaches_all_threads) for key in keys]
-    restore_trimmed(policy.tag, lent)
-    for one in lent:
-        for use in backend.uses(one.pool, takes_all_threads):
+    pools = [registry.take(backend, key, lease, takes_all_threads=reaches_all_threads) for key in keys]
+    restore_trimmed(policy.tag, pools)
+    for pool in pools:
+        for use in backend.uses(pool.handle, takes_all_threads):
             frame.add_use(*use)
     return True
 
 
-def restore_trimmed(tag: str, pools: Sequence[LentPool]) -> None:
+def restore_trimmed(tag: str, pools: Sequence[RegionPool]) -> None:
     """Brings back what was trimmed of these pools of the tag, all of it or nothing.
 
     Raises:
         OutOfMemoryError: there is too little room.
     """
-    wanted = set().union(*(lent.trimmed for lent in pools))
+    wanted = set().union(*(pool.trimmed for pool in pools))
     if not wanted:
         return
     # torch may have given a segment back since, and its address may be another allocation's by now.
     trimmed = [info.address for info in _core.allocations(tag) if info.is_trimmed and info.address in wanted]
     if trimmed:
-        torch_cache.claim_patiently(lambda: _core.resume([tag], False, trimmed))
-    for lent in pools:
-        lent.trimmed.clear()
+        torch_cache.claim_with_retries(lambda: _core.resume([tag], False, trimmed))
+    for pool in pools:
+        pool.trimmed.clear()
 
 
-def _make_fast(tag: str) -> None:
+def _prefer_device(tag: str) -> None:
     # Of an earlier spike: memory that torch would hand out again, and that need not be slow any more.
     try:
-        spilled.make_fast(tag)
+        spilled.prefer_device(tag)
     except (Error, RuntimeError) as error:  # torch's own are RuntimeErrors: of a device that is broken, say
         _logger.debug("free memory that has spilled stays where it is: %r", error)

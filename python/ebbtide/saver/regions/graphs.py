@@ -1,4 +1,4 @@
-"""CUDA graphs whose memory can be paused: captures go to pools of their own, never lent to regions.
+"""CUDA graphs whose memory can be paused: captures go to pools of their own, never leased to regions.
 
 Each graph of `cuda_graph` has a pool for itself, as with `torch.cuda.graph`: graphs that share a pool may only be
 replayed in the order of their captures, which is the caller's to promise (`graph_pool`). A pool whose graph is gone
@@ -13,7 +13,7 @@ from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.locks import make_lock
 from ebbtide.saver.pools import backends, captures
-from ebbtide.saver.pools.region_pools import LentPool, PoolKey, holder_name, may_enter, shelf
+from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, holder_name, may_enter, registry
 from ebbtide.saver.regions import startup
 from ebbtide.saver.values.arguments import BackupName, backup_code, check_tag
 from ebbtide.scopes import DecoratingScope
@@ -21,7 +21,7 @@ from ebbtide.scopes import DecoratingScope
 
 @dataclass(eq=False)
 class _GraphPool:
-    lent: LentPool
+    region_pool: RegionPool
     graph: "weakref.ref[Any] | None"  # None: of graph_pool, shared by whom its id was given to
 
     def serves(self, graph: Any) -> bool:
@@ -41,15 +41,15 @@ def _cuda_backend(what: str) -> backends.PoolBackend | None:
 
 
 def _make(backend: backends.PoolBackend, key: PoolKey, epoch: int, graph: Any) -> _GraphPool:
-    lent = LentPool(backend.make(shelf.slot(key), key.device, key.tag), key.device, epoch, is_captured=True)
-    captures.name_pool(tuple(lent.pool.id), key.tag, lent)
-    return _GraphPool(lent, None if graph is None else weakref.ref(graph))
+    region_pool = RegionPool(backend.make(registry.slot(key), key.device, key.tag), key.device, epoch, is_captured=True)
+    captures.name_pool(tuple(region_pool.handle.id), key.tag, region_pool)
+    return _GraphPool(region_pool, None if graph is None else weakref.ref(graph))
 
 
 def _pool_for(backend: backends.PoolBackend, key: PoolKey, graph: Any, lease: "_core.HeldLease") -> _GraphPool:
     with _lock:
         for pool in _pools.get(key, []):
-            if pool.serves(graph) and may_enter(pool.lent.epoch, lease.epoch, lease.is_away):
+            if pool.serves(graph) and may_enter(pool.region_pool.epoch, lease.epoch, lease.is_away):
                 pool.graph = weakref.ref(graph)
                 return pool
     made = _make(backend, key, lease.epoch, graph)  # calls torch: not under our lock
@@ -84,9 +84,9 @@ class GraphCapture(DecoratingScope):
         arguments = self._arguments
         if backend is not None:
             key = PoolKey(key_tag, code, torch.cuda.current_device())
-            shelf.slot(key)
+            registry.slot(key)
             lease = self._holding.open_lease(key_tag, f"a capture in {holder_name()}")
-            arguments = {**arguments, "pool": _pool_for(backend, key, self._graph, lease).lent.pool.id}
+            arguments = {**arguments, "pool": _pool_for(backend, key, self._graph, lease).region_pool.handle.id}
         inner = torch.cuda.graph(self._graph, **arguments)
         self._stream = torch.cuda.current_stream()
         self._inner = inner
@@ -155,7 +155,7 @@ def graph_pool(tag: str = "graphs", *, backup: BackupName | None = "ram") -> Any
     key = PoolKey(key_tag, code, torch.cuda.current_device())
     shared = _shared_pool(key)
     if shared is None:
-        shelf.slot(key)
+        registry.slot(key)
         with _core.Holding() as holding:
             made = _make(backend, key, holding.open_lease(key_tag, holder_name()).epoch, None)
         with _lock:  # another thread may have been faster: then its pool is the one, and ours stays empty
@@ -163,7 +163,7 @@ def graph_pool(tag: str = "graphs", *, backup: BackupName | None = "ram") -> Any
             if shared is None:
                 shared = made
                 _pools.setdefault(key, []).append(made)
-    return shared.lent.pool.id
+    return shared.region_pool.handle.id
 
 
 def _shared_pool(key: PoolKey) -> _GraphPool | None:

@@ -90,7 +90,7 @@ def _calls(event: str, tags: Iterable[str]) -> list[tuple[_Hook, str]]:
     return calls
 
 
-def is_any(event: str, tag: str) -> bool:
+def is_any_registered(event: str, tag: str) -> bool:
     """Whether any hook waits for this event of this tag."""
     return bool(_calls(event, [tag]))
 
