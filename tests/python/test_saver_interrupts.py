@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import ebbtide  # noqa: E402
 from ebbtide import _core  # noqa: E402
-from ebbtide.saver.adoption import adopt  # noqa: E402
+from ebbtide.saver.adoption import storage_movers  # noqa: E402
 from ebbtide.saver.pools import backends, captures, region_pools  # noqa: E402
 from ebbtide.saver.regions import graphs  # noqa: E402
 from interrupts import AtPoint, Planted, interrupted_everywhere, second_at_call  # noqa: E402
@@ -199,7 +199,7 @@ def test_a_failed_move_is_undone_whatever_interrupts_it(saver, monkeypatch):
 
     def move(j):
         copy = storage.clone()
-        with adopt._Emptied(storage, copy, storage.nbytes()):
+        with storage_movers._Emptied(storage, copy, storage.nbytes()):
             storage.resize_(0)
             sys.settrace(None)
             with second_at_call(j):
@@ -214,7 +214,7 @@ def test_a_failed_move_is_undone_whatever_interrupts_it(saver, monkeypatch):
 
     def work():
         copy = storage.clone()
-        with adopt._Emptied(storage, copy, storage.nbytes()):
+        with storage_movers._Emptied(storage, copy, storage.nbytes()):
             storage.resize_(0)
             storage.resize_(len(want))
             storage.copy_(copy)

@@ -3,11 +3,6 @@
 What moves is a storage, in place: the object stays, only the memory behind it changes. So views, tied weights,
 gradients, hooks and optimizer states that share it stay tied, and nobody needs to be told.
 
-- CUDA: the content goes to a copy in ordinary memory, the storage shrinks to nothing and grows again inside the
-  region, the content comes back. Should the device run out midway, the storage grows in ordinary memory again, from
-  the block that it just left.
-- Simulated device: the content goes to a new storage made inside the region, and the two exchange their memory.
-
 Only memory whose every user sees the move may move: `lending` finds out which. All is checked before anything moves.
 One storage moves at a time, so the extra memory is one storage's; and the tag is leased meanwhile, so that nobody
 pauses it. A call that failed midway may be made again: what is in the tag already is passed by.
@@ -20,12 +15,13 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ebbtide import _core, driver_choice, torch_extension
+from ebbtide import _core, driver_choice
 from ebbtide.errors import StateError
+from ebbtide.saver.adoption import storage_movers
 from ebbtide.saver.pools import captures
 from ebbtide.saver.pools.region_pools import holder_name
 from ebbtide.saver.regions import startup
-from ebbtide.saver.regions.region import disabled, region
+from ebbtide.saver.regions.region import region
 from ebbtide.saver.tensors.walk import TensorWalk, why_without_memory
 from ebbtide.saver.values.arguments import BackupName, backup_code, check_tag
 from ebbtide.saver.values.reports import Adoption
@@ -34,7 +30,6 @@ if TYPE_CHECKING:
     import torch
 
 NOT_OWN = "its memory is not torch's own, or was lent to NumPy: adopt a clone of it, or make the tensor in the region"
-_FLUSH_BYTES = 64 << 20  # how much left-over memory torch may hold in its cache before it is given back
 
 
 def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: bool = False) -> Adoption:
@@ -87,7 +82,7 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: boo
         already = len(found) - len(moves)
         if not force:
             moves = _leave_lent(moves, users, skipped)
-        mover = _CudaMover() if backend.device_type == "cuda" else _CpuMover()
+        mover = storage_movers.make_mover(backend.device_type)
         try:
             for storage in moves:
                 mover.move(storage)
@@ -169,107 +164,3 @@ def _look_at(tensor: "torch.Tensor", device_type: str) -> "tuple[str, torch.Unty
     if not storage.resizable():  # what owns its memory can be resized; what was lent cannot
         return NOT_OWN, None
     return "", storage
-
-
-class _CpuMover:
-    """Moves storages on the simulated device; the caller has the region open."""
-
-    def __init__(self) -> None:
-        self._exchange = torch_extension.load().exchange
-
-    def move(self, storage: "torch.UntypedStorage") -> None:
-        import torch
-
-        # Not torch.UntypedStorage(size): that asks torch's built-in allocator, past the one in front of it.
-        fresh = torch.empty(storage.nbytes(), dtype=torch.uint8)
-        fresh.untyped_storage().copy_(storage)
-        self._exchange(_as_tensor(storage), fresh)
-
-    def finish(self) -> None:
-        """Nothing is left over."""
-
-
-class _CudaMover:
-    """Moves storages on a GPU; the caller has the region open."""
-
-    def __init__(self) -> None:
-        self._left_over = 0
-
-    def move(self, storage: "torch.UntypedStorage") -> None:
-        import torch
-
-        size = storage.nbytes()
-        with torch.cuda.device(storage.device):
-            torch.cuda.synchronize()  # other streams may still use the block that goes
-            with disabled():
-                copy = storage.clone()
-            with _Emptied(storage, copy, size):
-                storage.resize_(0)
-                self._grow(storage, size)
-                storage.copy_(copy)
-        self._left_over += size
-        if self._left_over >= _FLUSH_BYTES:
-            del copy
-            self.finish()
-
-    def finish(self) -> None:
-        """Gives back what torch cached of the old memory."""
-        import torch
-
-        with disabled():  # while a pool is open, torch empties that one only
-            torch.cuda.empty_cache()
-        self._left_over = 0
-
-    def _grow(self, storage: "torch.UntypedStorage", size: int) -> None:
-        import torch
-
-        try:
-            storage.resize_(size)
-        except torch.OutOfMemoryError:
-            self.finish()  # the old block is in torch's cache, where a region cannot take it from
-            storage.resize_(size)
-
-
-class _Emptied(_core.Scope):
-    """While a storage is empty or half full its bytes are in `copy`. Where the block inside fails they return, however
-    often an interrupt cuts that short."""
-
-    def __init__(self, storage: "torch.UntypedStorage", copy: "torch.UntypedStorage", size: int) -> None:
-        self._storage, self._size = storage, size
-        self._source = copy
-
-    def _open(self) -> None:
-        """All is ready."""
-
-    def _close(self) -> Exception | None:
-        if self._failure is None:
-            return None
-        try:
-            with disabled():
-                self._restore()
-        except Exception as error:
-            return error
-        return None
-
-    def _restore(self) -> None:
-        import torch
-
-        storage, size = self._storage, self._size
-        if storage.nbytes() != size:
-            try:
-                storage.resize_(size)
-            except (
-                torch.OutOfMemoryError
-            ):  # somebody took the block that was given back: use the copy's, which nobody else can take
-                if self._source.device.type != "cpu":
-                    on_device, self._source = self._source, self._source.cpu()
-                    on_device.resize_(0)
-                storage.resize_(size)
-        storage.copy_(self._source)
-        torch.cuda.synchronize()
-
-
-def _as_tensor(storage: "torch.UntypedStorage") -> "torch.Tensor":
-    import torch
-
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
