@@ -12,7 +12,7 @@ from ebbtide.saver.pools import backends, captures, cuda_pools, pool_segments, r
 from ebbtide.saver.reclaim import spilled  # noqa: E402
 from ebbtide.saver.regions import entry  # noqa: E402
 from ebbtide.saver.values.segments import Segment  # noqa: E402
-from ebbtide.torch_support.allocator_settings import expandable_segments_problem  # noqa: E402
+from ebbtide.torch_support.allocator_settings import ALLOCATOR_VARIABLES, expandable_segments_problem  # noqa: E402
 from ebbtide.torch_support.versions import LEAST_TORCH, NEWEST_TORCH  # noqa: E402
 from torch_model import TorchModel  # noqa: E402
 
@@ -230,7 +230,7 @@ def test_a_failure_while_entering_leaves_nothing_open(model, saver, tag, tag2, m
     assert model.route() is None
 
 
-@pytest.mark.parametrize("variable", cuda_pools.ALLOCATOR_VARIABLES)
+@pytest.mark.parametrize("variable", ALLOCATOR_VARIABLES)
 @pytest.mark.parametrize(
     "options",
     ["expandable_segments:True", "max_split_size_mb:64,expandable_segments:true", " expandable_segments : True "],
