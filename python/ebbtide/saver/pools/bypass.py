@@ -1,17 +1,19 @@
-"""Where torch's allocations go while the tag of a pauseable program is away.
+"""Pools that torch allocates from while the tag of a pauseable program is away.
 
-What holds here (read in torch 2.11 and newer):
-- torch hands out the free blocks of its default pool without asking anybody. While they are away it must not, so a
-  pool of its own is open for all threads, on each device on which the tag has memory.
-- Such a pool is a bare id, as a capture's is. Its memory comes from the driver's hooks, and so has the program's tag;
-  it is made after the pause, and so is resident. Once it is closed and released, what torch caches of it goes the way
-  of its other caches: at empty_cache, and where memory is short.
-- A pause takes what lies in the pool that is open, too. So one is opened before it, from when on nobody is given a
-  block that is about to leave, and another one after it, in which nothing is away.
-- The pool that was opened last wins. Captures and regions that begin later have pools of their own. Regions of this
-  thread that began earlier are entered again; those of other threads can't be, and stand against the pause.
-- The free blocks of a pool that nobody is given blocks of may be called unused. A graph's pool is none of these: a
-  replay uses what torch calls free.
+torch hands out free blocks of its default pool without asking. While these are paused it must not. So a pool of our
+own is open for all threads, on each device where the tag has memory.
+
+- Such a pool is a bare id, like the pool of a capture. The driver hooks provide its memory, which therefore carries
+  the program's tag. After the pool is closed and released, torch's cached blocks in it are freed like any other: at
+  `empty_cache`, and when memory is short.
+- A pause also takes memory that lies in the open pool. So one pool is opened before the pause, and from then on torch
+  hands out no block that is about to leave. A second one, in which nothing is paused, replaces it after the pause.
+- The pool that was opened last wins. Captures and regions that begin later have pools of their own. Regions that this
+  thread entered earlier are entered again. Regions that other threads are in cannot be, so they refuse the pause.
+- The free blocks of a pool that torch no longer allocates from count as unused. A graph's pool never does: a replay
+  uses blocks that torch calls free.
+
+Read in torch 2.11 and newer.
 """
 
 import contextlib
@@ -44,14 +46,14 @@ _is_guarded = False
 
 
 class _BypassPools:
-    """A new pool for all threads on each device on which a tag has memory. One frame, so that they open in one step."""
+    """A new pool for all threads, on each device where a tag has memory. They open in one step, as one frame."""
 
     def __init__(self) -> None:
         self._frame = _core.Frame()
         self.ids: list[PoolId] = []
 
     def fill(self, tag: str) -> None:
-        """Prepares them; again, where that was cut short."""
+        """Prepares the pools. May be called again after an interrupt."""
         import torch
 
         begin, release = (torch_names.find(f"_C._cuda_{name}") for name in ("beginAllocateToPool", "releasePool"))
@@ -63,7 +65,7 @@ class _BypassPools:
         self._frame, self.ids = frame, ids
 
     def open(self) -> None:
-        """Opens them, below this thread's own regions. Twice does nothing."""
+        """Opens the pools beneath this thread's own regions. A second call does nothing."""
         if not self._frame.is_active:
             self._frame.activate()
         _core.reenter()
@@ -73,24 +75,25 @@ class _BypassPools:
         return self._frame.is_active
 
     def close(self) -> None:
-        """Closes them. Twice does nothing."""
+        """Closes the pools. A second call does nothing."""
         _closed.update(self.ids)
         self._frame.close()
 
 
 def lock_for(names: list[str]) -> AbstractContextManager[Any]:
-    """What a call that pauses these tags (none: all) holds: nothing in a program that is not pauseable."""
+    """The lock that a call holds while it pauses these tags (none: all); no lock in a program that is not pauseable."""
     own = program.own()
     return nullcontext() if own is None or not _concerns(own.tag, names) else _lock
 
 
 class during_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
-    """Around the core's call that pauses these tags (none: all), under `lock_for`. Afterwards torch's allocations go
-    where the state of the program's tag says, whether the call failed or not. Nothing in a program that is not
-    pauseable.
+    """Wraps the core's call that pauses these tags (none: all); the caller holds `lock_for`.
+
+    Afterwards torch allocates from where the state of the program's tag requires, whether the call failed or not. Does
+    nothing in a program that is not pauseable.
 
     Raises:
-        StateError: torch is too old; another thread is in a region. Nothing moved.
+        StateError: torch is too old, or another thread is in a region. Nothing moved.
     """
 
     def __init__(self, names: list[str]) -> None:
@@ -112,7 +115,7 @@ class during_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
         self._guard = guard
         guard.open()
         _is_guarded = True
-        workspaces.clear()  # those that were made since the pause began to look
+        workspaces.clear()  # workspaces that were made since the pause began
 
     def _close(self) -> Exception | None:
         guard = self._guard
@@ -127,7 +130,7 @@ class during_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
                 self._fresh = fresh
             if self._fresh is not None:
                 self._fresh.open()
-        except (Error, RuntimeError) as error:  # then the guard stays: nobody is given what is away
+        except (Error, RuntimeError) as error:  # the guard stays open, so that torch hands out nothing that is away
             _open = [*(pools for pools in _open if pools is not guard), guard]
             return error
         for pools in (*_open, guard):
@@ -138,8 +141,9 @@ class during_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
 
 
 def close_if_resident(names: list[str]) -> None:
-    """After a resume of these tags (none: all): torch has its own pool again if nothing of the program's tag is
-    away."""
+    """After a resume of these tags (none: all): torch allocates from its own pool again, unless memory of the program's
+    tag is still away.
+    """
     own = program.own()
     if own is None or not _concerns(own.tag, names):
         return
@@ -152,7 +156,7 @@ def close_if_resident(names: list[str]) -> None:
 
 
 def close_when_over(names: list[str], core: "_core.Pending") -> None:
-    """As `close_if_resident`, once this resume is over, whether somebody waits for it or not."""
+    """Calls `close_if_resident` once this resume is over, whether anybody waits for it or not."""
     own = program.own()
     if own is None or not _concerns(own.tag, names) or not _open:
         return
@@ -166,7 +170,7 @@ def close_when_over(names: list[str], core: "_core.Pending") -> None:
 
 
 def renew() -> None:
-    """Makes what torch caches in the open pool a cache that it can give back: allocations go to a fresh one."""
+    """Lets torch free its cached blocks in the open pool: a fresh pool takes its place."""
     own = program.own()
     global _open
     with _lock:
@@ -181,8 +185,9 @@ def renew() -> None:
 
 
 def idle_segments() -> list[Segment]:
-    """The segments of pools from which nobody is given blocks before the pause under way is over: torch's default
-    pool, and those of bypass pools that are closed. None outside `during_pause`."""
+    """The segments of pools that torch does not allocate from until the pause ends: its default pool and closed bypass
+    pools. Empty outside `during_pause`.
+    """
     global _closed
     if not _is_guarded:
         return []
@@ -195,7 +200,7 @@ def idle_segments() -> list[Segment]:
         _closed &= by_pool.keys()
         idle = _closed | {DEFAULT_POOL} | {pool_id for pools in _open for pool_id in pools.ids}
         return [one for pool_id in idle for one in read_cuda_segments(by_pool.get(pool_id, ()))]
-    except Exception as error:  # what torch tells of itself has no promised shape
+    except Exception as error:  # the format of torch's snapshot is not stable
         _logger.debug("torch's snapshot is not understood, so all of it counts as used: %r", error)
         return []
 
@@ -205,7 +210,7 @@ def _concerns(tag: str, names: list[str]) -> bool:
 
 
 def _has_cuda() -> bool:
-    """Whether torch may have cached anything yet."""
+    """Whether torch can have cached anything yet."""
     return driver_choice.torch_on_gpu() is not None
 
 

@@ -1,7 +1,7 @@
-"""Frames: what a `with` opens in its thread, and the one that gives ordinary memory.
+"""Frames: what a `with` opens in its thread, and the frame that gives ordinary memory.
 
-Everything here prepares a `_core.Frame` and may be interrupted anywhere. C closes it where the preparation fails, and
-shows it to torch in one step where it does not (csrc/bindings/scopes.cpp).
+Everything here prepares a `_core.Frame` and may be interrupted anywhere. C closes the frame if the preparation fails,
+and otherwise shows it to torch in one step (csrc/bindings/scopes.cpp).
 """
 
 from ebbtide import _core, driver_choice
@@ -10,8 +10,10 @@ from ebbtide.saver.pools import backends
 
 
 def prepare_ordinary(frame: "_core.Frame") -> bool:
-    """Fills the frame with ordinary memory for this thread: `saver.disabled()`, and captures, whose memory is the
-    graph's. False where ebbtide is off."""
+    """Fills the frame with ordinary memory for this thread; False where ebbtide is off.
+
+    For `saver.disabled()`, and for captures, whose memory belongs to the graph.
+    """
     if driver_choice.is_off():
         return False
     frame.hides_outer = True
@@ -22,17 +24,17 @@ def prepare_ordinary(frame: "_core.Frame") -> bool:
 
 
 class FrameScope(_core.AllocationScope):
-    """A `with` that opens a frame in its thread. It may be entered again, inside itself and by several threads."""
+    """A `with` that opens a frame in its thread. It may be nested in itself and entered by several threads."""
 
     def _prepare(self, frame: "_core.Frame") -> bool:
         """Fills the frame; False where there is nothing to open."""
         raise NotImplementedError
 
     def _refuse_exit(self, is_open_elsewhere: bool) -> None:
-        """There is nothing of it in this thread to leave. Nothing, where entering it was a no-op.
+        """Refuses to leave a scope that this thread is not in. Does nothing where entering it was a no-op.
 
         Raises:
-            StateError: it says why.
+            StateError: says why.
         """
         if driver_choice.is_off() or backends.is_forked_child():
             return
@@ -42,7 +44,7 @@ class FrameScope(_core.AllocationScope):
 
 
 class OrdinaryMemory(FrameScope):
-    """Ordinary memory for this thread."""
+    """A `with` that gives this thread ordinary memory."""
 
     def _prepare(self, frame: "_core.Frame") -> bool:
         return prepare_ordinary(frame)

@@ -1,16 +1,17 @@
-"""Who uses which pool, and for how long.
+"""The pools of regions, and the leases under which threads use them.
 
-A lease is the use of pools by one thread for the length of one `with`. The core knows of it: while one is open, its
-tag cannot be paused. torch serves
-free blocks that it cached in a pool without asking anybody, so a pool must never be open while memory of it is away:
+A lease is the use of pools by one thread for the length of one `with`. While a lease is open, the core refuses to pause
+its tag. torch hands out free blocks that it cached in a pool without asking. So a pool must never be open while memory
+of it is away:
 
-- nothing of the tag is away: any idle pool may be entered;
-- something is away: only a pool that was made since the last pause (its epoch is the tag's), so that all of its
-  memory is resident; else an older one in which nothing is in use, once its own memory is back; else a fresh one;
-- what was trimmed of a pool comes back before it is entered, or the region is not;
-- a pool that was dissolved is never leased again: torch gives back what is free in it, the rest as it gets free.
+- If nothing of the tag is away, any idle pool may be entered.
+- If something is away, only a pool made since the last pause may be entered: its epoch is the tag's, so all its memory
+  is resident. Next in line is an older pool with nothing in use, after its own memory has been brought back. Otherwise
+  a fresh pool is made.
+- Memory that was trimmed from a pool is brought back before the pool is entered. If that fails, so does the region.
+- A dissolved pool is never leased again. torch frees its free segments at once, and the others when they become free.
 
-A pool that a capture may have taken memory from is marked for ever: a replay uses blocks that torch calls free.
+A pool that a capture may have allocated from is marked for good: a replay uses blocks that torch calls free.
 """
 
 import threading
@@ -26,25 +27,25 @@ from ebbtide.saver.values.arguments import NO_OVERFLOW_CODE
 
 
 class PoolKey(NamedTuple):
-    """What pools have in common that share a slot of the core. `backup` and `overflow` are the core's codes."""
+    """The properties that pools share when they share a slot of the core. `backup` and `overflow` are core codes."""
 
     tag: str
     backup: int
     device: int
     retain: bool = False
     overflow: int = NO_OVERFLOW_CODE
-    flushes_first: bool = False  # torch gives its caches back when the slot refuses, and asks again
+    flushes_first: bool = False  # on refusal torch frees its caches and asks again
 
 
 @dataclass(eq=False)
 class RegionPool:
-    """A pool and what decides whether it may be entered."""
+    """A pool, and what decides whether it may be entered."""
 
     handle: Any  # the pool itself, as the backend knows it
     device: int
     epoch: int
     number: int = 0
-    trimmed: set[int] = field(default_factory=set)  # addresses of segments whose memory was given up
+    trimmed: set[int] = field(default_factory=set)  # addresses of segments whose memory was released
     is_captured: bool = False  # a capture may have taken memory from it
     takes_all_threads: bool = False  # while it is leased
     is_dissolved: bool = False
@@ -52,12 +53,12 @@ class RegionPool:
 
     @property
     def is_leased(self) -> bool:
-        """Whether somebody uses it. Derived, so that the end of a lease is also what makes its pools idle."""
+        """Whether a thread uses the pool. Closing the lease is therefore all it takes to make its pools idle."""
         return self.lease is not None and self.lease.is_open
 
 
 def may_enter(pool_epoch: int, lease_epoch: int, is_away: bool) -> bool:
-    """The rule above."""
+    """Whether a pool may be entered: nothing of the tag is away, or the pool is newer than the last pause."""
     return not is_away or pool_epoch == lease_epoch
 
 
@@ -72,7 +73,7 @@ class RegionPools:
         self.made = 0
 
     def slot(self, key: PoolKey) -> int:
-        """The slot of the key, bound at the first call: that makes the tag known.
+        """The slot of the key. The first call binds it, which makes the tag known.
 
         Raises:
             StateError: all slots are taken.
@@ -88,8 +89,9 @@ class RegionPools:
     def take(
         self, backend: PoolBackend, key: PoolKey, lease: "_core.HeldLease", *, takes_all_threads: bool = False
     ) -> RegionPool:
-        """An idle pool that may be entered under `lease` once its trimmed memory is back, or a fresh one. It is leased
-        as long as the lease is open."""
+        """An idle pool that may be entered under `lease` once its trimmed memory is back, or a fresh one. It stays
+        leased until the lease closes.
+        """
         pool = self._take_idle(key, lease) or self._take_retired(backend, key, lease) or self._make(backend, key, lease)
         with self._lock:
             pool.takes_all_threads = takes_all_threads
@@ -98,7 +100,7 @@ class RegionPools:
 
     def _take_idle(self, key: PoolKey, lease: "_core.HeldLease") -> RegionPool | None:
         with self._lock:
-            # The oldest: always the same ones, so that free blocks are found again.
+            # Always the oldest, so that its free blocks are reused.
             for pool in self._idle_of(key):
                 if may_enter(pool.epoch, lease.epoch, lease.is_away):
                     pool.lease = lease
@@ -110,7 +112,7 @@ class RegionPools:
             with self._lock:
                 retired, kept = self._idle_of(key), holding.withhold()
                 for pool in retired:
-                    pool.lease = kept  # nobody else takes them while their memory comes back
+                    pool.lease = kept  # no other thread takes them while their memory comes back
             for pool in retired:
                 if _bring_back(backend, key.tag, pool, lease):
                     pool.lease = lease
@@ -126,7 +128,7 @@ class RegionPools:
             return pool
 
     def add(self, key: PoolKey, pool: RegionPool) -> None:
-        """A new pool of this key."""
+        """Registers a new pool of this key."""
         with self._lock:
             if key not in self._pools:
                 self._pools[key] = []
@@ -142,17 +144,18 @@ class RegionPools:
         return sorted(idle, key=lambda pool: pool.number)
 
     def idle(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, RegionPool]]:
-        """The idle pools of these tags; None: all."""
+        """The idle pools of these tags; None means all tags."""
         with self._lock:
             return [(key, pool) for key in self._keys(tags) for pool in self._idle_of(key)]
 
     def withheld(self, tags: Sequence[str]) -> "Withheld":
-        """For a `with`: the idle pools of these tags that no capture has marked; nobody leases one of them meanwhile,
-        nor afterwards if it is dissolved by then."""
+        """For a `with`: the idle pools of these tags, except those that a capture has marked. No thread leases them
+        meanwhile, nor afterwards those that were dissolved by then.
+        """
         return Withheld(self, tags)
 
     def withhold(self, tags: Sequence[str], holding: "_core.Holding") -> list[tuple[PoolKey, RegionPool]]:
-        """`withheld`, until the holding is closed."""
+        """Like `withheld`, until the holding is closed."""
         with self._lock:
             chosen = [(key, pool) for key, pool in self.idle(tags) if not pool.is_captured]
             kept = holding.withhold()
@@ -161,22 +164,24 @@ class RegionPools:
             return chosen
 
     def dissolved(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, RegionPool]]:
-        """The dissolved pools of these tags (None: of all) that torch may still hold memory of, and that nobody holds
-        back any more."""
+        """The dissolved pools of these tags (None: all tags) that torch may still hold memory of, except those withheld
+        right now.
+        """
         with self._lock:
             found = [(key, pool) for key in self._keys(tags) for pool in self._pools[key]]
             return [(key, pool) for key, pool in found if pool.is_dissolved and not pool.is_leased]
 
     def forget(self, gone: Sequence[tuple[PoolKey, RegionPool]]) -> None:
-        """Of these dissolved pools nothing is left."""
+        """Drops dissolved pools of which no memory is left."""
         over = frozenset(pool for _, pool in gone)
         with self._lock:
             for key in {key for key, _ in gone}:
                 self._pools[key] = [pool for pool in self._pools[key] if pool not in over]
 
     def begin_capture(self, holding: "_core.Holding", pool_id: Any = None) -> None:
-        """Until the holding is closed, a capture may take memory from the pool with this id, from pools that are open
-        for all threads, and from those that are opened meanwhile. The marks stay."""
+        """Counts a capture until the holding is closed. Marks the pools that it may allocate from: the one with this
+        id, and those that are open for all threads, now or later. The marks stay.
+        """
         holding.begin_capture()
         with self._lock:
             for pool in [pool for pools in self._pools.values() for pool in pools]:
@@ -185,7 +190,7 @@ class RegionPools:
 
 
 class Withheld(_core.Scope):
-    """What `RegionPools.withheld` gives."""
+    """The context manager that `RegionPools.withheld` returns."""
 
     def __init__(self, owner: RegionPools, tags: Sequence[str]) -> None:
         self._registry, self._tags = owner, tags
@@ -199,8 +204,11 @@ class Withheld(_core.Scope):
 
 
 def _bring_back(backend: PoolBackend, tag: str, pool: RegionPool, lease: "_core.HeldLease") -> bool:
-    """Makes a retired pool's memory resident, if nothing in it is in use: then it may be entered under `lease`. Without
-    this, a program that allocates in a paused tag in every cycle would leave a pool behind each time."""
+    """Makes a retired pool's memory resident if nothing in it is in use; returns whether it may be entered under
+    `lease`.
+
+    Without this, a program that allocates in a paused tag in every cycle would leave a pool behind each time.
+    """
     try:
         segments = backend.segments(pool.handle)
         if segments is None or not all(segment.is_free for segment in segments):
@@ -208,8 +216,7 @@ def _bring_back(backend: PoolBackend, tag: str, pool: RegionPool, lease: "_core.
         if segments:
             _core.resume([tag], False, [segment.address for segment in segments])
     except (Error, KeyError, TypeError, ValueError):
-        # Too little memory for all of them, a capture, a snapshot that is not understood: a fresh pool takes what it
-        # needs.
+        # There is too little memory, a capture is under way, or the snapshot is not understood. A fresh pool will do.
         return False
     pool.trimmed.clear()
     pool.epoch = lease.epoch
@@ -217,7 +224,7 @@ def _bring_back(backend: PoolBackend, tag: str, pool: RegionPool, lease: "_core.
 
 
 def holder_name() -> str:
-    """How this thread is named in errors about leases."""
+    """The name of this thread in errors about leases."""
     return f"thread {threading.current_thread().name!r}"
 
 

@@ -1,15 +1,14 @@
-"""Tensors that died while their tag was paused: nobody wants their bytes, nor device memory for them at a resume.
+"""Tensors that died while their tag was paused: a resume needs neither their bytes nor device memory for them.
 
-torch keeps a dead tensor's block as free in its pool, and tells nobody. So the pools of a paused tag are looked at when
-something touches the tag.
+torch keeps the block of a dead tensor as free in its pool and notifies nobody. So each operation on a paused tag looks
+at the tag's pools.
 
-What holds here:
-- A wholly free segment that is away is trimmed: its backup goes, a resume leaves it out, and its memory comes back, as
+- A wholly free segment that is away is trimmed. Its backup is deleted and a resume skips it. Its memory comes back, as
   zeros, when its pool is leased again.
-- Nobody leases a pool while it is looked at; a pool whose memory is away is entered by nobody.
-- A graph's replay uses what torch calls free: pools that a capture may have taken memory from are never looked at.
-- Who switches skip_unused off does not rely on what torch calls free: then nothing is looked at.
-- It saves memory and nothing else: whatever goes wrong here means that more is kept.
+- No thread can lease a pool while it is looked at, nor enter one whose memory is away.
+- Pools that a capture may have allocated from are never looked at: a replay uses blocks that torch calls free.
+- With `skip_unused=False` nothing is looked at: the caller does not want to rely on what torch calls free.
+- This only saves memory. If anything goes wrong here, more is kept.
 """
 
 import logging
@@ -26,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 def release(names: Sequence[str]) -> None:
-    """Gives up the backups of segments of these tags (none: every tag) that are away and wholly free by now."""
+    """Deletes the backups of segments of these tags (none: all) that are away and wholly free by now."""
     backend = backends.existing_backend()
     if backend is None or not _core.get_option("skip_unused"):
         return
@@ -49,11 +48,11 @@ def _trim(tag: str, pool: region_pools.RegionPool, segments: Sequence[Segment], 
     dead = {
         info.address
         for info in (_core.allocations(tag) if free else ())
-        # Of a tag whose region is open, only what is away as a whole: the core refuses the rest.
+        # While a region of the tag is open, the core trims only segments that are away as a whole.
         if info.address in free
         and not info.is_trimmed
         and (info.resident_bytes == 0 or (info.is_paused and not is_leased))
     }
     if dead:
-        pool.trimmed |= dead  # before they are: a trim that fails midway leaves some of them away
+        pool.trimmed |= dead  # set before the trim: one that fails midway leaves some of them away
         _core.trim([tag], sorted(dead))

@@ -1,12 +1,12 @@
-"""Free memory that has spilled: torch would hand it out again, slow as it is.
+"""Free memory that has spilled to the host: torch would hand it out again, slow as it is.
 
-What holds here:
-- A free segment that the device has room for loses its memory, which comes back there when its pool is leased again.
-- Where there is no room, the pool's own free segments may be what fills the device, and torch gives back none of them
-  as long as the pool may be entered. So the pool is dissolved: nobody enters it any more, what is free in it goes back
-  now, the rest as it gets free, and the next lease makes a fresh pool, which takes the device first.
-- The same goes for free segments whose memory was trimmed: it would have to come back, slow, with the next lease.
-- Pools that a capture may have taken memory from are left alone, as always.
+- If the device has room for a free segment, its host memory is released. The segment comes back on the device when its
+  pool is leased again.
+- If the device has no room, the pool's own free segments may be what fills it, and torch frees none of them while the
+  pool can be entered. So the pool is dissolved: no thread enters it any more, and its free segments are freed now, the
+  others when they become free. The next lease makes a fresh pool, which prefers the device.
+- The same holds for free segments that were trimmed: they would come back on the host with the next lease.
+- Pools that a capture may have allocated from are left alone.
 """
 
 import contextlib
@@ -20,8 +20,9 @@ from ebbtide.saver.values.arguments import NO_OVERFLOW_CODE
 
 
 def release_free(tag: str) -> None:
-    """Gives up the memory of the tag's free segments that have spilled, wherever it would come back. A tag whose region
-    is open is left alone, but for its dissolved pools."""
+    """Releases the memory of the tag's free segments that have spilled, wherever they would come back. While a region
+    of the tag is open, only its dissolved pools are touched.
+    """
     release_dissolved([tag])
     backend = backends.existing_backend()
     spilled = {info.address for info in _core.allocations(tag) if info.host_bytes}
@@ -34,8 +35,7 @@ def release_free(tag: str) -> None:
 
 
 def prefer_device(tag: str) -> None:
-    """Makes sure that what torch cuts next from the tag's idle pools lies on the device, if need be by dissolving
-    them."""
+    """Makes sure that torch's next blocks from the tag's idle pools lie on the device; dissolves pools if it must."""
     backend = backends.existing_backend()
     slow = {info.address: info for info in _core.allocations(tag) if info.host_bytes or info.is_trimmed}
     if backend is not None and slow:
@@ -48,7 +48,7 @@ def prefer_device(tag: str) -> None:
                 found = [slow[segment.address] for segment in segments if segment.is_free and segment.address in slow]
                 needed_bytes = sum(info.size_bytes if info.is_trimmed else info.host_bytes for info in found)
                 if needed_bytes > room.get(pool.device, 0):
-                    pool.is_dissolved = True  # before it is: half of it may be done
+                    pool.is_dissolved = True  # set before: a failure may leave it half dissolved
                     if not backend.dissolve(pool.handle):
                         pool.is_dissolved = False
                 elif found:
@@ -58,7 +58,7 @@ def prefer_device(tag: str) -> None:
 
 
 def release_dissolved(tags: Sequence[str]) -> "list[_core.AllocationInfo]":
-    """Gives back what is free by now in dissolved pools of these tags, and tells what it was."""
+    """Frees what is free by now in dissolved pools of these tags; returns the allocations that went."""
     backend = backends.existing_backend()
     dissolved = region_pools.registry.dissolved(tags)
     if backend is None or not dissolved:
@@ -79,6 +79,6 @@ def release_dissolved(tags: Sequence[str]) -> "list[_core.AllocationInfo]":
 def _trim(tag: str, pool: region_pools.RegionPool, addresses: set[int]) -> None:
     if not addresses:
         return
-    pool.trimmed |= addresses  # before they are: a trim that fails midway leaves some of them away
-    with contextlib.suppress(StateError):  # somebody has entered the tag, or captures
+    pool.trimmed |= addresses  # set before the trim: one that fails midway leaves some of them away
+    with contextlib.suppress(StateError):  # a thread has entered the tag, or captures
         _core.trim([tag], sorted(addresses))

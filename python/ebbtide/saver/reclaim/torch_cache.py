@@ -1,4 +1,4 @@
-"""Memory that torch holds outside regions and uses no more, and patience with a device that is full."""
+"""Memory that torch has cached outside regions, and retries when the device is full."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _LONGEST_WAIT_SECONDS = 0.25
 
 
 def empty() -> bool:
-    """Gives back what torch has cached outside regions; whether torch uses the GPUs that regions cover."""
+    """Frees what torch has cached outside regions. Returns whether torch uses the GPUs that regions cover."""
     torch = driver_choice.torch_on_gpu()
     if torch is None or captures.is_capturing():
         return False
@@ -26,10 +26,10 @@ def empty() -> bool:
 
 
 def claim_with_retries(claim: Callable[[], _T], seconds: float = 0.0) -> _T:
-    """`claim()`, again after torch's cache was emptied, and then again until `seconds` are over.
+    """Calls `claim`, once more after emptying torch's cache, and then again until `seconds` have passed.
 
     Raises:
-        OutOfMemoryError: of the last try.
+        OutOfMemoryError: from the last try.
     """
     deadline = time.monotonic() + seconds
     wait = _FIRST_WAIT_SECONDS

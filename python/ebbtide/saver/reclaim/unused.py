@@ -1,11 +1,10 @@
-"""Which memory of some tags nobody uses: free blocks inside torch's segments. No pause or resume need copy them.
+"""Free blocks inside torch's segments: memory of a tag that no pause or resume needs to copy.
 
-What holds here:
-- The ranges are true as of a moment: the number of the newest lease is read first, then it is made sure that none of
-  the tags is leased, then torch is asked. Only who holds a lease takes free blocks, so a lease that is newer makes the
-  core forget the ranges, and one that was older is over.
-- A graph's replay uses what torch calls free: pools that a capture may have taken memory from are never asked.
-- It saves work and nothing else: whatever goes wrong here means that more is copied.
+- The ranges are valid as of one lease. The number of the newest lease is read first, then every tag is checked to have
+  no open lease, then torch is asked. Only a leaseholder allocates free blocks. So the core ignores the ranges if a
+  newer lease was opened since, and an older lease is closed.
+- Pools that a capture may have allocated from are never asked: a replay uses blocks that torch calls free.
+- This only saves work. If anything goes wrong here, more is copied.
 """
 
 from collections.abc import Callable
@@ -19,10 +18,10 @@ from ebbtide.saver.values.segments import Range, Segment, are_apart, free_ranges
 
 
 def find(names: list[str], backup: int) -> tuple[list[Range], int]:
-    """The unused ranges of these tags (none: of every tag), sorted and apart, and the lease that they are true as of.
+    """The unused ranges of these tags (none: all), sorted and disjoint, and the lease as of which they are valid.
 
     Args:
-        backup: the code of the pause; where nothing is kept, nothing needs to be found.
+        backup: the backup code of the pause. Without a backup there is nothing to skip.
     """
     if backup == NO_BACKUP_CODE:
         return [], 0
@@ -34,12 +33,12 @@ def find(names: list[str], backup: int) -> tuple[list[Range], int]:
 
 
 def find_stored(names: list[str]) -> tuple[list[Range], int]:
-    """The same, of what is away and has a backup."""
+    """Like `find`, for memory that is away and has a backup."""
     return _find(names, lambda info, _: info.stored_bytes > 0)
 
 
 def find_for_swap(leaving: list[str], returning: list[str], backup: int) -> tuple[list[Range], int]:
-    """The same, of both sides."""
+    """Like `find`, for both sides of a swap."""
     (ranges, as_of), (others, others_as_of) = find(leaving, backup), find_stored(returning)
     return sorted(ranges + others), min(as_of, others_as_of) if ranges and others else max(as_of, others_as_of)
 

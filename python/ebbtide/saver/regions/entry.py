@@ -1,7 +1,7 @@
-"""What a region makes ready before it is entered.
+"""What a region prepares before it is entered.
 
-Everything here prepares a `_core.Frame` and may be interrupted anywhere. The frame owns its leases. C closes it where
-the preparation fails, and shows it to torch in one step where it does not (csrc/bindings/scopes.cpp).
+Everything here prepares a `_core.Frame`, which owns its leases, and may be interrupted anywhere. C closes the frame if
+the preparation fails, and otherwise shows it to torch in one step (csrc/bindings/scopes.cpp).
 """
 
 import functools
@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RegionPolicy(NamedTuple):
-    """What a region says of the memory inside. `backup` and `overflow` are the core's codes."""
+    """The policy of a region. `backup` and `overflow` are core codes."""
 
     tag: str
     backup: int
@@ -31,11 +31,11 @@ class RegionPolicy(NamedTuple):
 
 
 def prepare_region(frame: "_core.Frame", policy: RegionPolicy, takes_all_threads: bool) -> bool:
-    """Fills the frame with a lease on the tag and one of its pools for each device; False where ebbtide is off.
+    """Fills the frame with a lease on the tag and a pool of it for each device; False where ebbtide is off.
 
     Raises:
-        StateError: a forked child; what `startup.backend` raises.
-        OutOfMemoryError: what was trimmed of the pools does not fit on the device.
+        StateError: this process is a forked child; also what `startup.backend` raises.
+        OutOfMemoryError: the trimmed memory of the pools does not fit on the device.
     """
     if backends.is_forked_child():
         raise StateError(
@@ -76,7 +76,7 @@ def prepare_region(frame: "_core.Frame", policy: RegionPolicy, takes_all_threads
 
 
 def restore_trimmed(tag: str, pools: Sequence[RegionPool]) -> None:
-    """Brings back what was trimmed of these pools of the tag, all of it or nothing.
+    """Brings back the memory that was trimmed from these pools of the tag, all of it or nothing.
 
     Raises:
         OutOfMemoryError: there is too little room.
@@ -84,7 +84,7 @@ def restore_trimmed(tag: str, pools: Sequence[RegionPool]) -> None:
     wanted = set().union(*(pool.trimmed for pool in pools))
     if not wanted:
         return
-    # torch may have given a segment back since, and its address may be another allocation's by now.
+    # torch may have freed a segment since. Its address may belong to another allocation by now.
     trimmed = [info.address for info in _core.allocations(tag) if info.is_trimmed and info.address in wanted]
     if trimmed:
         torch_cache.claim_with_retries(lambda: _core.resume([tag], False, trimmed))
@@ -93,8 +93,8 @@ def restore_trimmed(tag: str, pools: Sequence[RegionPool]) -> None:
 
 
 def _prefer_device(tag: str) -> None:
-    # Of an earlier spike: memory that torch would hand out again, and that need not be slow any more.
+    # Memory from an earlier spike that torch would hand out again, although the device has room by now.
     try:
         spilled.prefer_device(tag)
-    except (Error, RuntimeError) as error:  # torch's own are RuntimeErrors: of a device that is broken, say
+    except (Error, RuntimeError) as error:  # torch raises RuntimeErrors: for a broken device, say
         _logger.debug("free memory that has spilled stays where it is: %r", error)

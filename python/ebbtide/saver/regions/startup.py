@@ -1,6 +1,6 @@
-"""The start of regions: at the first need, the driver is chosen and everything that regions rest on is put in place.
+"""The start of regions: the first use chooses the driver and puts in place everything that regions need.
 
-This module composes. It alone knows the backend of each device, and what is installed in torch beside it.
+This module composes. Only here are the backends of both devices known, and the hooks that are installed in torch.
 """
 
 import contextlib
@@ -19,12 +19,10 @@ _lock = make_lock()
 
 
 def backend() -> PoolBackend | None:
-    """The backend of this process, made at the first call; None where ebbtide is off.
+    """The backend of this process, made by the first call; None where ebbtide is off.
 
-    Raises:
-        StateError: this torch and this driver do not go together, torch is too old, or an allocator setting cannot
-            work with regions.
-        ValueError: a variable of ebbtide's is malformed.
+    Raises: StateError: this torch and this driver do not go together, torch is too old, or an allocator setting does
+    not work with regions. ValueError: an EBBTIDE_* variable is malformed.
     """
     there = backends.existing_backend()
     if there is not None:
@@ -72,11 +70,12 @@ def device_type() -> str:
 
 
 def introduce_program() -> None:
-    """In a pauseable program: makes its tag known before it allocates, and torch's captures, if torch is there."""
+    """In a pauseable program: registers its tag before anything is allocated, and hooks captures if torch is
+    imported."""
     own = program.own()
     if own is None:
         return
-    with contextlib.suppress(Error):  # a forked child, where nothing can be paused
+    with contextlib.suppress(Error):  # in a forked child, where nothing can be paused
         _core.bind_slot(own.tag, 0, own.backup)
     torch = sys.modules.get("torch")
     if torch is not None and torch.version.cuda is not None:
