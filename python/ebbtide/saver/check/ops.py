@@ -1,29 +1,29 @@
-"""EBBTIDE_CHECK=1: each op's tensors are looked at before it runs; one whose memory is away is an error, not a crash.
+"""EBBTIDE_CHECK=1: checks each op's tensors before it runs. A tensor whose memory is away is an error, not a crash.
 
-The StateError names the op, the argument, the tensor's shape and dtype, and the tag. It works on the simulated device
-and on a GPU alike. It is a debugging aid: each op costs tens of microseconds more.
+The StateError names the op, the argument, the tensor's shape and dtype, and the tag. The check works on the simulated
+device and on a GPU alike. It is a debugging aid: each op costs tens of microseconds more.
 
-What is looked at: the bytes that a tensor really spans (its strides and offset, not its whole storage), in positional
-and keyword arguments, in lists, tuples and dicts, in the parts of sparse tensors and of subclasses that say what they
-are made of (`__tensor_flatten__`). Views, and factories such as `empty_like` that take only a shape from their
-argument, touch no bytes and pass.
+It checks the bytes that a tensor really spans (its strides and offset, not its whole storage): in positional and
+keyword arguments, in lists, tuples and dicts, in the parts of sparse tensors, and in subclasses that list their parts
+(`__tensor_flatten__`). Views touch no bytes and pass. So do factories such as `empty_like`, which take only a shape
+from their argument.
 
-It is a TorchDispatchMode, and torch treats it as one: `torch.compile` runs its functions eagerly meanwhile; what
+It is a TorchDispatchMode, and torch treats it as one. `torch.compile` runs its functions eagerly meanwhile. What
 insists on a whole graph (`fullgraph=True`, `flex_attention`) and `torch.jit.trace` refuse to work.
 
-What reads memory without being an op is looked at by `check_reads`, in every thread: printing, `tolist`, `numpy`,
-`numpy.asarray`, DLPack, `__cuda_array_interface__`, pickling, `torch.save`, `deepcopy`, `apply_` and `map_`.
+`reads` covers what reads memory without being an op, in every thread: printing, `tolist`, `numpy`, `numpy.asarray`,
+DLPack, `__cuda_array_interface__`, pickling, `torch.save`, `deepcopy`, `apply_` and `map_`.
 
-What it can't see:
-- what Python does not see: kernels of Triton and of extensions called directly, replays of CUDA graphs, system calls
-  that are handed the memory (they fail with EFAULT), reads through an address or a view that was handed out before
-  (`data_ptr()`, NumPy, DLPack);
-- `torch.tensor`, `as_tensor` and `asarray` of lists in which paused tensors are; `torch.save` of a bare storage;
-- ops of other threads: a mode belongs to its thread. Threads that enter a region are checked from then on; others
-  call `enable` themselves. Backward is checked where the thread that calls it is, also in autograd's own threads, to
-  which torch hands the mode;
-- what an op of a tensor subclass does inside;
-- memory that leaves while the op runs.
+The check does not see:
+- What Python does not see: direct calls of Triton kernels and extensions, replays of CUDA graphs, system calls that are
+  given the memory (they fail with EFAULT), and reads through an address or a view that was handed out earlier
+  (`data_ptr()`, NumPy, DLPack).
+- `torch.tensor`, `as_tensor` and `asarray` of lists that contain paused tensors, and `torch.save` of a bare storage.
+- Ops of other threads: a mode belongs to its thread. Threads that enter a region are checked from then on; others call
+  `enable` themselves. Backward is checked if the thread that calls it is, also in autograd's own threads, to which
+  torch passes the mode.
+- What an op of a tensor subclass does inside.
+- Memory that leaves while the op runs.
 """
 
 import sys
@@ -47,7 +47,7 @@ from ebbtide.errors import StateError
 from ebbtide.saver.check import reads
 from ebbtide.saver.state import running_resumes
 
-# They look at their argument's shape, dtype and device only.
+# These ops use only their argument's shape, dtype and device.
 _SHAPE_ONLY = frozenset(
     f"aten::{name}"
     for name in (
@@ -79,7 +79,7 @@ def enable() -> "Check":
 
 
 class Check:
-    """What `enable` returns: leave it alone to check for ever, or use it in a `with`."""
+    """The result of `enable`. Keep it to check for good, or use it in a `with`."""
 
     def __init__(self) -> None:
         self._mode: _CheckMode | None = None
@@ -112,7 +112,7 @@ def _tell_fault_handler(are_checked: bool) -> None:
 
 
 def _below_other_modes(act: Callable[[], Any], bottom: TorchDispatchMode | None = None) -> None:
-    """Acts below the thread's other modes, which come and go as a stack: ours may outlive them."""
+    """Acts beneath the thread's other modes. Those come and go as a stack, and ours may outlive them."""
     above = []
     while _len_torch_dispatch_stack() > 0:
         top = _get_dispatch_stack_at(_len_torch_dispatch_stack() - 1)
@@ -128,8 +128,7 @@ def _below_other_modes(act: Callable[[], Any], bottom: TorchDispatchMode | None 
 
 
 class _CheckMode(TorchDispatchMode):
-    # Ops that take functions (cond, flex_attention): torch refuses them under a mode that does not say this. Known
-    # from torch 2.8 on.
+    # torch (from 2.8 on) refuses ops that take functions (cond, flex_attention) under a mode without this attribute.
     supports_higher_order_operators = True
 
     end_reads: Callable[[], bool | None]
@@ -161,10 +160,10 @@ def _find_whether_it_touches(func: Any) -> bool:
         return False
     if schema.name != "aten::resize_" and torch.Tag.inplace_view in func.tags:
         return False
-    # Only aten: torch ends the process when asked for the kernels of, say, prim::device.
+    # Only aten: asking torch for the kernels of prim::device, for one, ends the process.
     if not func.is_view or func.namespace != "aten":
         return True
-    # Seen whole in inference mode, reshape and contiguous call themselves views and may copy.
+    # In inference mode, reshape and contiguous arrive as whole ops that claim to be views and may copy.
     return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
 
 

@@ -1,8 +1,8 @@
-"""EBBTIDE_CHECK=1, beside ops: what reads a tensor's memory, or hands it out, without being an op that a mode sees.
+"""EBBTIDE_CHECK=1: reads of a tensor's memory that are no ops, and so pass a dispatch mode unseen.
 
-torch turns modes off inside `repr`, and `tolist`, `numpy`, DLPack and pickling are no ops. These are wrapped in torch's
-classes at the first `check.enable`, for all threads; where no check is on they ask one set. Nothing is wrapped in a
-process that never checks.
+torch turns modes off inside `repr`, and `tolist`, `numpy`, DLPack and pickling are no ops. The first `ops.enable` wraps
+these methods in torch's classes, for all threads. A process that never checks has nothing wrapped. Where no check is
+on, a wrapper only tests whether a set is empty.
 """
 
 import functools
@@ -26,8 +26,11 @@ Look = Callable[[str, Any], None]
 
 
 def begin(mode: object, look: Look) -> Callable[[], bool | None]:
-    """A check begins, and ends with the call of what this returns (which tells whether it was the last), or with the
-    mode, as with its thread. `look(name, values)` raises where one of the values, tensors and storages, is away."""
+    """Begins a check. It ends when the returned function is called, or with the mode, which ends with its thread.
+
+    The returned function tells whether this was the last check. `look(name, values)` raises if one of the values,
+    tensors and storages, is away.
+    """
     global _is_installed
     if not _is_installed:
         _is_installed = True
@@ -63,7 +66,7 @@ def _replace(owner: Any, name: str, title: str, look: Look) -> None:
 def _checked(original: Callable[..., Any], title: str, look: Look) -> Callable[..., Any]:
     @functools.wraps(original)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        # copy.copy asks how to pickle a tensor, and then shares its memory without a look at it.
+        # copy.copy asks for a tensor's pickle, then shares its memory without reading it.
         if _open_checks and sys._getframe(1).f_globals.get("__name__") != "copy":
             look(title, (args, kwargs))
         return original(*args, **kwargs)

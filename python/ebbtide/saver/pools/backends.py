@@ -1,4 +1,7 @@
-"""What regions need of torch's allocator: `cuda_pools` offers it on a GPU, `cpu_pools` on the simulated device."""
+"""The interface that regions need of torch's allocator, and the backend of this process.
+
+`cuda_pools` implements it on a GPU, `cpu_pools` on the simulated device.
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -8,23 +11,22 @@ from ebbtide.saver.values.segments import Segment
 
 
 class PoolBackend(Protocol):
-    """Pools are opaque objects bound to a slot and a device. One is open in one place at a time, and none is ever let
-    die.
+    """Pools are opaque objects bound to a slot and a device. A pool is open in one place at a time and never dies.
 
-    The uses of one thread begin and end nested as regions are; one that is closed by another thread ends there.
+    The uses of one thread begin and end nested, as regions do. A use that another thread closes ends there.
     """
 
     device_type: str
-    """torch's name of the device whose tensors live in regions: "cuda" or "cpu"."""
+    """torch's name for the device whose tensors live in regions: "cuda" or "cpu"."""
 
     inner_beats_all: bool
-    """Whether a pool that a thread enters wins over one that was entered before for all threads."""
+    """Whether a pool that a thread enters wins over one that was opened earlier for all threads."""
 
     one_thread_only: bool
-    """Whether a pool takes every thread's allocations in any case (torch before 2.8): two regions would mix."""
+    """Whether a pool takes every thread's allocations in any case (torch before 2.8), so that two regions would mix."""
 
     flushes_first: bool
-    """Whether a pool that is refused memory gives cached memory back and asks again at once, whatever it gave."""
+    """Whether a pool that is refused memory frees cached memory and asks again at once, even if it freed nothing."""
 
     def devices(self) -> Sequence[int]:
         """The ordinals that a region covers."""
@@ -33,29 +35,36 @@ class PoolBackend(Protocol):
         """A new pool whose memory comes from `slot` on `device`; `tag` is for messages."""
 
     def segments(self, pool: Any) -> Sequence[Segment] | None:
-        """What the pool is cut into; None where this torch does not tell. What it tells may have any shape: raises
-        whatever reading it raises."""
+        """The segments of the pool; None where this torch cannot list them.
+
+        The format of what torch returns is not stable: this raises whatever reading it raises.
+        """
 
     def segments_of(self, pools: Sequence[Any]) -> Sequence[Sequence[Segment] | None]:
-        """`segments` of each of these pools, by one question."""
+        """The `segments` of each of these pools, from one snapshot."""
 
     def dissolve(self, pool: Any) -> bool:
-        """From now on nobody may enter the pool, and `give_back` has what is free in it. False where this torch can't
-        do that, or somebody else uses the pool too: then all is as it was."""
+        """From now on nothing may enter the pool, and `give_back` frees its free segments.
+
+        Returns False, and changes nothing, where this torch can't do that or something else uses the pool.
+        """
 
     def give_back(self, dissolved: Sequence[Any]) -> None:
-        """Gives back what is free in these pools, which are dissolved; on a GPU, what torch caches outside regions may
-        go with it. Not for use during a capture, where torch can't flush."""
+        """Frees the free segments of these dissolved pools. On a GPU, memory that torch caches outside regions may go
+        too.
+
+        Not for use during a capture, where torch can't flush.
+        """
 
     def uses(self, pool: Any, takes_all_threads: bool) -> "Sequence[PoolUse]":
-        """How what this thread (or any thread) allocates on the pool's device comes from the pool.
+        """The uses that let this thread (or every thread) allocate from the pool on its device.
 
         Raises:
             StateError: this torch can't do that for all threads.
         """
 
     def suspension(self) -> "Sequence[PoolUse]":
-        """How this thread gets ordinary memory, as far as the backend can say so."""
+        """The uses that give this thread ordinary memory, as far as the backend can."""
 
 
 class PoolUse(NamedTuple):
@@ -77,7 +86,7 @@ _is_forked_child = False
 
 
 def existing_backend() -> PoolBackend | None:
-    """The backend of this process, if one was made (`startup.backend` makes it); decides nothing."""
+    """The backend of this process, or None while `startup.backend` has made none. Decides nothing."""
     return _backend
 
 

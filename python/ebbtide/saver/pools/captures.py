@@ -1,14 +1,14 @@
-"""Makes CUDA graph captures known to ebbtide, whoever asks for them.
+"""Detects CUDA graph captures and reports them to the core.
 
-Synchronising a context breaks every capture that is under way in it, in any thread and mode, and each pause and
-resume synchronises. So torch's own CUDAGraph tells the core where a capture begins and ends: an operation in between
-is a StateError, and the capture stays whole. Captures that other libraries make past torch are not seen.
+Synchronising a context breaks every capture under way in it, in any thread and mode, and every pause and resume
+synchronises. So torch's `CUDAGraph` tells the core when a capture begins and ends. An operation in between raises a
+StateError and the capture stays whole. Captures that other libraries make without torch are not detected.
 
-A capture that fails is not over for torch's allocator, which then gives nothing back of what it caches, for ever: it
-is told here.
+When a capture fails, torch's allocator does not notice that it is over, and would never again free what it caches.
+ebbtide tells it.
 
-For its length, a capture also leaves the regions of its thread: what a graph captures belongs to the graph's pool,
-and torch's random generators make state at the first capture that lives as long as they do.
+During a capture the thread is outside all regions: what a graph captures belongs to the graph's pool, and at the first
+capture torch's random generators allocate state that lives as long as they do.
 """
 
 import contextlib
@@ -29,8 +29,10 @@ _tagged: dict[tuple[int, int], tuple[str, region_pools.RegionPool]] = {}
 
 
 class _Capture:
-    """One capture: counted in the core, its tag leased if its pool is one of ours, its thread outside all regions. All
-    of it is one frame, so that it ends in one step."""
+    """One capture: counted in the core, with a lease on its tag if the pool is one of ours, outside all regions.
+
+    All of this is one frame, so that it ends in one step.
+    """
 
     def __init__(self, graph: Any, pool_id: Any, allocator: "_TorchAllocator") -> None:
         self._key = id(graph)
@@ -44,7 +46,7 @@ class _Capture:
         return not self._frame.is_closed
 
     def begin(self, graph: Any) -> None:
-        """May be cut short anywhere: then `end` undoes it."""
+        """Begins the capture. An interrupt may cut this short anywhere; `end` then undoes it."""
         known = _tagged.get(tuple(self._pool_id))
         if known is not None:
             _lease_pool(self._frame, *known)
@@ -53,18 +55,18 @@ class _Capture:
         ordinary_memory.prepare_ordinary(self._frame)
         for use in () if known is None else known[1].handle.activation():
             self._frame.add_use(*use)
-        # A graph that is dropped without capture_end would leave the count open for ever.
+        # Without this, a graph dropped before its capture_end would leave the count open for good.
         self._guard = weakref.finalize(graph, self.end)
         self._guard.atexit = False
         _open[self._key] = self
         self._frame.push()
 
     def forget(self) -> None:
-        """Tells torch's allocator that this is over."""
+        """Tells torch's allocator that the capture is over."""
         self.allocator.forget(self._pool_id)
 
     def end(self) -> None:
-        """Undoes what was done. Twice does nothing."""
+        """Undoes `begin`. A second call does nothing."""
         self._frame.close()
         if _open.get(self._key) is self:
             del _open[self._key]
@@ -73,7 +75,7 @@ class _Capture:
 
 
 class _Begin(_core.Scope):
-    """Around torch's own begin. What it leaves where it was interrupted is asked of torch."""
+    """Wraps torch's own begin. After an interrupt, torch is asked whether the capture began."""
 
     def __init__(self, capture: _Capture, graph: Any, owns_pool: bool) -> None:
         self._capture, self._graph, self._owns_pool = capture, graph, owns_pool
@@ -84,19 +86,19 @@ class _Begin(_core.Scope):
     def _close(self) -> None:
         if self._failure is None or (self._capture.is_open and _is_under_way(self._capture)):
             return
-        if self._owns_pool:  # one that was given may be in use by others
+        if self._owns_pool:  # a pool that the caller gave may be in use elsewhere
             self._capture.forget()
         self._capture.end()
 
 
 class _End(_core.Scope):
-    """Around torch's own end. Where that fails and the stream still captures, it may be asked for again."""
+    """Wraps torch's own end. If that fails and the stream still captures, the caller may try again."""
 
     def __init__(self, capture: _Capture) -> None:
         self._capture = capture
 
     def _open(self) -> None:
-        """Nothing before."""
+        """Nothing to do before the end."""
 
     def _close(self) -> None:
         if self._failure is not None:
@@ -109,7 +111,7 @@ class _End(_core.Scope):
 def _is_under_way(capture: _Capture) -> bool:
     try:
         return capture.allocator.is_capturing()
-    except RuntimeError:  # a device that is broken, say: torch says no more of it
+    except RuntimeError:  # a broken device, say
         return False
 
 
@@ -120,13 +122,13 @@ def _lease_pool(frame: "_core.Frame", tag: str, pool: region_pools.RegionPool) -
 
 
 def current(graph: Any) -> "_Capture | None":
-    """The capture into this graph that is under way."""
+    """The capture into this graph that is under way, or None."""
     capture = _open.get(id(graph))
     return capture if capture is not None and capture.is_open else None
 
 
 def name_pool(pool_id: tuple[int, int], tag: str, pool: region_pools.RegionPool) -> None:
-    """Captures into this pool lease `tag`."""
+    """From now on, captures into this pool take a lease on `tag`."""
     _tagged[pool_id] = (tag, pool)
 
 
@@ -136,7 +138,7 @@ def is_capturing() -> bool:
 
 
 class _TorchAllocator:
-    """torch's CUDA allocator, as far as it knows of one capture, which begins on the current stream."""
+    """The part of torch's CUDA allocator that concerns one capture. The capture begins on the current stream."""
 
     def __init__(self) -> None:
         import torch
@@ -146,27 +148,27 @@ class _TorchAllocator:
         self._release = torch_names.find("_C._cuda_releasePool")
 
     def make_pool(self) -> Any:
-        """An id for a capture that was given none: torch tells its own only of captures that went well."""
+        """A pool id for a capture that was given none. torch reveals its own choice only after a successful capture."""
         import torch
 
         return torch.cuda.graph_pool_handle()
 
     def is_capturing(self) -> bool:
-        """Whether the stream is in a capture, be it a broken one."""
+        """Whether the stream is in a capture, valid or broken."""
         import torch
 
         with torch.cuda.stream(self._stream):
             return torch.cuda.is_current_stream_capturing()
 
     def forget(self, pool_id: Any) -> None:
-        """Ends the use of the pool that the capture began, if torch has not."""
-        with contextlib.suppress(RuntimeError):  # it has
+        """Ends the use of the pool that the capture began, unless torch has done so."""
+        with contextlib.suppress(RuntimeError):  # torch has done so
             arguments = (self._stream.device_index, pool_id)
             _core.call_together((self._end, arguments), (self._release, arguments))
 
 
 def install() -> None:
-    """Wraps torch.cuda.CUDAGraph.capture_begin and capture_end, once."""
+    """Wraps `torch.cuda.CUDAGraph.capture_begin` and `capture_end`. Further calls do nothing."""
     global _installed
     import torch
 
@@ -181,7 +183,7 @@ def _wrap(graph_class: Any, make_allocator: Any) -> None:
 
     @functools.wraps(begin)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if current(self) is not None:  # torch refuses this with its own words
+        if current(self) is not None:  # torch refuses this itself
             return begin(self, *args, **kwargs)
         allocator = make_allocator()
         given, *rest = args or (kwargs.pop("pool", None),)

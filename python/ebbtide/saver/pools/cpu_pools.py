@@ -1,4 +1,4 @@
-"""Pools of the simulated device: CPU memory that torch's CPU allocator hands out, cut by the extension `_torch`."""
+"""Pools of the simulated device: CPU memory that torch's CPU allocator hands out, cut into blocks by `_torch`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from ebbtide.saver.values.segments import Segment, make_segment
 
 
 class CpuPools:
-    """`pools.PoolBackend` over `_torch`. A pool is the extension's number for it, and never dies."""
+    """`PoolBackend` over `_torch`. A pool is a number of the extension and never dies."""
 
     device_type = "cpu"
     inner_beats_all = True
@@ -20,7 +20,7 @@ class CpuPools:
         self._extension = extension
 
     def devices(self) -> Sequence[int]:
-        """One: CPU tensors have no ordinal, so they live on the first simulated device."""
+        """The first simulated device, since CPU tensors have no ordinal."""
         return (0,)
 
     def make(self, slot: int, device: int, tag: str) -> int:
@@ -35,7 +35,7 @@ class CpuPools:
         ]
 
     def segments_of(self, pools: Sequence[int]) -> Sequence[Sequence[Segment] | None]:
-        """See PoolBackend: here a question costs what its pool does."""
+        """See PoolBackend. One pool after the other: nothing is gained by asking at once."""
         return [self.segments(pool) for pool in pools]
 
     def dissolve(self, pool: int) -> bool:
@@ -55,17 +55,17 @@ class CpuPools:
         return (PoolUse(there.pool_enter, (pool,), (there.pool_leave,)),)
 
     def suspension(self) -> Sequence[PoolUse]:
-        """See PoolBackend: here also what other threads opened for all is left."""
+        """See PoolBackend. Pools that other threads opened for all are left as well."""
         return (PoolUse(self._extension.pool_suspend, (), (self._extension.pool_restore,), True),)
 
 
 def make_backend() -> CpuPools:
-    """Loads `_torch` (builds it at first need) and puts its allocator in front of torch's.
+    """Loads `_torch` (builds it at first need) and installs its allocator in front of torch's.
 
     Raises:
         DriverError: the simulated device does not start.
     """
-    _core.query_device(0)  # here it can be said why; in an allocation it would be out of memory
+    _core.query_device(0)  # raises the reason here; in an allocation it would look like out of memory
     extension = torch_extension.load()
     extension.install()
     return CpuPools(extension)

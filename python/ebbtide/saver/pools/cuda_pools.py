@@ -1,24 +1,25 @@
 """Pools on a GPU: `torch.cuda.MemPool` over the entry points of one slot each.
 
-What torch does, and what this file makes of it (read in torch 2.6 to 2.13, measured on 2.11; up to
-2.15 the names and their arguments are tested):
-- A pool that dies while another is open, or after a failed capture, ends the process from a destructor: where it was
-  the last use, it waits for events. So no pool dies as long as it may be entered: a leaked reference keeps the object
-  past interpreter exit, and one use count that is never given back keeps torch from freeing its memory behind our back.
-- Of a pool that nobody uses any more torch gives back the free segments at its next flush, by the pool's own allocator
-  (from 2.8 on), and forgets the pool once it is empty. It can't be entered again. `empty_cache` is such a flush, also
-  while other pools are open. Such an end has an order: the object dies first, which is harmless while our own use
-  count is left; then that goes the way it came, since newer torch counts both for its pinned memory, too, which knows
-  nothing of the object. Before 2.10 (2.8 for sure, sources on the way to 2.9, too) the object asserts in its destructor
-  that nobody else counts, which ends the process: there no pool is dissolved.
-- Before 2.8 a pool takes every thread's allocations, needs a MemPoolContext beside it (one a thread), and
+How torch behaves, and what this file does about it. Read in torch 2.6 to 2.13 and measured on 2.11; tests hold the
+names and their arguments up to 2.15.
+
+- A pool that dies while another one is open, or after a failed capture, ends the process from a destructor. If it was
+  the last use, its destructor waits for events. So no pool dies while it may be entered: a leaked reference keeps the
+  object past interpreter exit, and a use count that is never given back keeps torch from freeing its memory.
+- torch frees the free segments of a pool without users at its next flush, through the pool's own allocator (from 2.8
+  on), and forgets the pool once it is empty. Such a pool can't be entered again. `empty_cache` is a flush, also while
+  other pools are open.
+- To end a pool, the object dies first, which is harmless while our own use count is left. Then that count is given back
+  the way it was taken: newer torch keeps both counts for its pinned memory as well, which has no object. Before 2.10
+  the object asserts in its destructor that nothing else counts, which ends the process (2.8 for sure, and the sources
+  on the way to 2.9). There no pool is dissolved.
+- Before 2.8 a pool takes every thread's allocations and needs a MemPoolContext for its thread, and
   `_cuda_endAllocateToPool` has another name.
-- Until some version before 2.11 the pool that was entered first wins, not the inner one. Regions leave an outer pool
-  before they enter an inner one, so that only a pool that is open for all threads is left to ask `inner_beats_all`
-  about.
-- A pool is bound to the device that is current when it is made. Making one for a device without a context must not
-  create that context (half a gigabyte on each GPU of a host), hence `_cuda_maybeExchangeDevice`.
-- `use_on_oom` would hand region memory to allocations outside: never set.
+- Until some version before 2.11 the pool that was entered first wins, not the inner one. Regions leave the outer pool
+  before they enter an inner one. So `inner_beats_all` only matters for a pool that is open for all threads.
+- A pool is bound to the device that is current when it is made. Making it must not create a context on that device,
+  which takes half a gigabyte. Hence `_cuda_maybeExchangeDevice`.
+- `use_on_oom` would hand region memory to allocations outside. It is never set.
 """
 
 import ctypes
@@ -42,7 +43,7 @@ THREAD_POOLS_FROM = (2, 8)
 INNER_BEATS_ALL_FROM = (2, 11)
 DISSOLVE_FROM = (2, 10)
 POOLS_FLUSH_FROM = (2, 13)
-OWN_USES = 2  # of a pool: the object's, and the one that `make` begins
+OWN_USES = 2  # use counts of a pool: the object's, and the one from `make`
 
 _immortal: dict[int, Any] = {}  # by id()
 
@@ -54,12 +55,12 @@ class CudaPool:
 
     def __init__(self, mem_pool: Any, device: int) -> None:
         self.mem_pool = mem_pool
-        # What torch calls the pool: `torch.cuda.graph(pool=)` and `_cuda_beginAllocateToPool` take it.
+        # torch's id of the pool, for `torch.cuda.graph(pool=)` and `_cuda_beginAllocateToPool`.
         self.id: tuple[int, int] = mem_pool.id
         self.device = device
 
     def activation(self) -> Sequence[PoolUse]:
-        """Before torch 2.8: what makes this the thread's active pool, as long as it lives."""
+        """Before torch 2.8: what makes this the thread's active pool, for as long as it lives."""
         context = getattr(torch._C, "_MemPoolContext", None)  # torch.cuda's is a class of Python
         return () if context is None else (PoolUse(context, (self.mem_pool,), ()),)
 
@@ -81,24 +82,24 @@ class CudaPools:
         self._release = find("_C._cuda_releasePool")
 
     def devices(self) -> Sequence[int]:
-        """Every device that the process sees; before torch 2.8, where a thread has one active pool, the current one."""
+        """Every visible device. Before torch 2.8, where a thread has one active pool, the current device."""
         return (torch.cuda.current_device(),) if self.one_thread_only else range(torch.cuda.device_count())
 
     def make(self, slot: int, device: int, tag: str) -> CudaPool:
         """See PoolBackend."""
         allocator = find("_C._cuda_customAllocator")(*_core.torch_functions(slot))
-        _keep_for_ever(allocator)  # torch before 2.10 holds the bare pointer
+        _keep_forever(allocator)  # torch before 2.10 holds the bare pointer
         mem_pool = torch.cuda.MemPool.__new__(torch.cuda.MemPool)
-        _keep_for_ever(mem_pool)  # before it is one: an interrupt while it is made must not let it die
+        _keep_forever(mem_pool)  # kept before it is initialised, so that an interrupt in between does not let it die
         with _MadeOn(device):
             mem_pool.__init__(allocator)
         pool = CudaPool(mem_pool, device)
-        # Begin without release: the use count that is never given back.
+        # Begins without a release: this use count is never given back.
         _core.call_together((self._begin, (device, pool.id)), (self._end, (device, pool.id)))
         return pool
 
     def segments(self, pool: CudaPool) -> Sequence[Segment] | None:
-        """See PoolBackend. torch before 2.9 does not tell one pool's segments."""
+        """See PoolBackend. torch before 2.9 does not list the segments of one pool."""
         if not _parameters(torch.cuda.memory_snapshot):
             return None
         return read_cuda_segments(take_snapshot(pool.id))
@@ -122,7 +123,7 @@ class CudaPools:
         return True
 
     def give_back(self, dissolved: Sequence[CudaPool]) -> None:
-        """See PoolBackend. torch does it for all of them at once."""
+        """See PoolBackend. torch frees those of all dissolved pools at once."""
         if dissolved:
             torch.cuda.empty_cache()
 
@@ -137,7 +138,7 @@ class CudaPools:
         return (*pool.activation(), PoolUse(begin, (pool.device, pool.id), (self._end, self._release)))
 
     def suspension(self) -> Sequence[PoolUse]:
-        """See PoolBackend. torch has no word for "not this thread": what other threads opened for all stays open."""
+        """See PoolBackend. torch cannot exclude one thread: pools that other threads opened for all stay open."""
         return ()
 
 
@@ -158,13 +159,13 @@ class _MadeOn(_core.Scope):
             find("_C._cuda_setDevice")(self._before)
 
 
-def _keep_for_ever(thing: Any) -> None:
+def _keep_forever(thing: Any) -> None:
     _immortal[id(thing)] = thing
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def _let_die(thing: Any) -> None:
-    """Undoes `_keep_for_ever`: it dies with the last reference that the caller has."""
+    """Undoes `_keep_forever`: the object dies with the last reference that the caller has."""
     del _immortal[id(thing)]
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(thing))
 
@@ -175,14 +176,15 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def take_snapshot(*pool_id: Any) -> Any:
-    """torch's account of one pool (from 2.9 on), or of all; without traces where this torch can leave them out."""
+    """torch's snapshot of one pool (from 2.9 on) or of all pools, without traces where this torch can leave them
+    out."""
     known = _parameters(torch.cuda.memory_snapshot)
     without_traces = {"include_traces": False} if "include_traces" in known else {}
     return torch.cuda.memory_snapshot(*pool_id, **without_traces)
 
 
 def make_backend() -> CudaPools:
-    """Checks what torch is and how its allocator is set up."""
+    """Checks the version of torch and the settings of its allocator."""
     version = torch_version(torch.__version__)
     backend = torch.cuda.get_allocator_backend()
     if backend != "native":

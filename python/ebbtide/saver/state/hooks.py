@@ -1,4 +1,4 @@
-"""Callables around operations: `saver.on`."""
+"""The hooks of `saver.on`: functions that are called around operations."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -19,12 +19,12 @@ class _Hook:
     event: str
     tag: str
     function: Callable[[str], Any]
-    number: int  # in the order in which they were added
+    number: int  # hooks run in this order
 
 
 _lock = make_lock()
 _hooks: list[_Hook] = []
-_by_tag: dict[tuple[str, str], list[_Hook]] = {}  # the same by event and tag
+_by_tag: dict[tuple[str, str], list[_Hook]] = {}  # the same hooks by event and tag
 _numbers = itertools.count()
 
 
@@ -75,7 +75,7 @@ def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[
 
 
 def wants(events: tuple[str, ...]) -> bool:
-    """Whether any hook waits for one of these events."""
+    """Whether any hook is registered for one of these events."""
     with _lock:
         return any(hook.event in events for hook in _hooks)
 
@@ -91,18 +91,20 @@ def _calls(event: str, tags: Iterable[str]) -> list[tuple[_Hook, str]]:
 
 
 def is_any_registered(event: str, tag: str) -> bool:
-    """Whether any hook waits for this event of this tag."""
+    """Whether any hook is registered for this event of this tag."""
     return bool(_calls(event, [tag]))
 
 
 def calls(*moved: tuple[str, Iterable[str]]) -> list[tuple[Callable[[str], Any], str]]:
-    """What runs all hooks of each (event, tags), in their order."""
+    """The calls of all hooks for each (event, tags), in order."""
     return [(hook.function, tag) for event, tags in moved for hook, tag in _calls(event, tags)]
 
 
 def run_all(left: list[tuple[Callable[[str], Any], str]]) -> None:
-    """Runs the calls, each once, and takes them from the list; the first exception arrives when all have run. Where an
-    interrupt cuts it short the rest is still in the list."""
+    """Runs each call once and removes it from the list. The first exception is raised after all have run.
+
+    After an interrupt, the remaining calls are still in the list.
+    """
     first: BaseException | None = None
     while left:
         try:

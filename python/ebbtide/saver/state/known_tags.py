@@ -1,4 +1,4 @@
-"""What the core says of some tags, at the same cost however many others there are."""
+"""What the core knows of some tags. The cost does not depend on how many other tags there are."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ _LISTED_TAGS = 20
 
 
 def find_tags(names: Sequence[str]) -> "dict[str, _core.TagInfo]":
-    """Those of these tags (none: all) that regions have named, by name, in the order given."""
+    """The known ones of these tags (none: all), by name, in the order given."""
     if not names:
         return {info.tag: info for info in _core.tags()}
     infos = {name: _core.query_tag(name) for name in names}
@@ -17,7 +17,7 @@ def find_tags(names: Sequence[str]) -> "dict[str, _core.TagInfo]":
 
 
 def allocations_of(names: Sequence[str]) -> "list[_core.AllocationInfo]":
-    """The allocations of these tags (none: of all)."""
+    """The allocations of these tags (none: all tags)."""
     if not names:
         return _core.allocations()
     return [info for name in dict.fromkeys(names) for info in _core.allocations(name)]

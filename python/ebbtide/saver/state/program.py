@@ -1,7 +1,7 @@
-"""A program whose every allocation has one tag: `ebbtide run --pauseable`.
+"""The program of `ebbtide run --pauseable`, whose every allocation has one tag.
 
-The preload library gives the tag to all that the program allocates on a device, before Python and past it. Here is
-what the saver must know of that: which tag, which backup.
+The preload library tags everything that the program allocates on a device, before Python starts and outside of it. This
+module tells the saver which tag and which backup that is.
 """
 
 import os
@@ -16,14 +16,14 @@ from ebbtide.saver.values.arguments import backup_code
 
 @dataclass(frozen=True)
 class Program:
-    """What all of this program's allocations are members of. `backup` is the core's code."""
+    """The tag of all allocations of this program. `backup` is a core code."""
 
     tag: str
     backup: int
 
 
 def read(environment: Mapping[str, str], library: str) -> Program | None:
-    """What the preload library reads from the environment; None where it gives no tag.
+    """What the preload library reads from the environment; None where it tags nothing.
 
     Args:
         library: the file that the core was loaded from.
@@ -41,5 +41,5 @@ _own = read(os.environ, _core.loaded_library())
 
 
 def own() -> Program | None:
-    """This program, if it is one; as it was when the saver was imported."""
+    """This program as it was when the saver was imported; None where it is not pauseable."""
     return _own

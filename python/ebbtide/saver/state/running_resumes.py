@@ -24,8 +24,10 @@ def keep(resume: "_core.Pending", names: list[str]) -> None:
 
 
 def wait_for(names: list[str]) -> None:
-    """Waits for the running resumes of these tags (none: all), as a pause of them would: then it is known what the
-    pause moves, and whose hooks run."""
+    """Waits for the running resumes of these tags (none: all), as a pause of them would.
+
+    Afterwards it is known what the pause moves, and which hooks run.
+    """
     with _lock:
         concerned = [resume for resume, its in _running.items() if not names or not its or not its.isdisjoint(names)]
     for resume in concerned:

@@ -1,7 +1,7 @@
-"""Whose address other libraries have read through `__cuda_array_interface__` since the first region.
+"""Tensors whose address other libraries have read through `__cuda_array_interface__` since the first region.
 
-A reader keeps the address and, by the interface's rules, the Python object that it came from. So an object that is gone
-has no reader any more. Single operations on a dict need no lock, which a forked child could find taken.
+By the rules of the interface, a reader keeps the Python object whose address it uses. So once the object is gone, no
+reader is left. Single operations on a dict need no lock, which a forked child could find taken.
 """
 
 import functools
@@ -15,7 +15,7 @@ _read_from: "dict[int, weakref.ref[torch.Tensor]]" = {}
 
 
 def install(owner: type = torch.Tensor) -> None:
-    """Notes from now on who is read. Once a class."""
+    """From now on, records which tensors are read. To be called once for a class."""
     read = vars(owner)[_NAME].fget
 
     @functools.wraps(read)
@@ -28,7 +28,7 @@ def install(owner: type = torch.Tensor) -> None:
 
 
 def living() -> list[torch.Tensor]:
-    """The tensors that were read and are alive."""
+    """The tensors that were read and are still alive."""
     found = []
     for key, known in list(_read_from.items()):
         tensor = known()

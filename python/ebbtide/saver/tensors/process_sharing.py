@@ -1,8 +1,8 @@
-"""Sending a region's CUDA tensor to another process is an error of ours that names the tag.
+"""Refuses to send a region's CUDA tensor to another process, with an error that names the tag.
 
-CUDA can't export memory that is mapped as regions map theirs: torch's own error is "invalid argument". All of
-`torch.multiprocessing` goes through this method of a storage. CPU tensors, on the simulated device, are left to torch,
-which moves them into shared memory and so out of their region.
+CUDA cannot export memory that is mapped the way regions map it, and torch's own error is "invalid argument". All of
+`torch.multiprocessing` uses this method of a storage. CPU tensors on the simulated device are left to torch, which
+moves them into shared memory and so out of their region.
 """
 
 import functools
@@ -17,7 +17,7 @@ METHODS = ("_share_cuda_",)
 
 
 def install(owner: type = torch.UntypedStorage) -> None:
-    """From now on storages in regions refuse to be shared. Once a class."""
+    """From now on, storages in regions refuse to be shared. To be called once for a class."""
     for name in METHODS:
         setattr(owner, name, _refusing(getattr(owner, name)))
 

@@ -1,4 +1,4 @@
-"""Where tensors lie: address and bytes of what they reach."""
+"""The address and size of the bytes that tensors span."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def range_of(tensor: "torch.Tensor") -> Range | None:
-    """The bytes that a strided tensor spans by its shape, strides and offset; None where it has none."""
+    """The bytes that a strided tensor spans by its shape, strides and offset; None where it spans none."""
     if why_without_memory(tensor) is not None or tensor.is_meta:
         return None
-    if tensor.is_nested:  # its sizes are a tensor, too, which may be away with it
+    if tensor.is_nested:  # its sizes are a tensor that may be away as well
         storage = tensor.untyped_storage()
         return (storage.data_ptr(), storage.nbytes()) if storage.nbytes() else None
     if tensor.numel() == 0:

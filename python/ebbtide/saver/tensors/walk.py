@@ -1,4 +1,4 @@
-"""Finds the tensors in what callers hand over: modules, optimizers, containers."""
+"""Finds the tensors in modules, optimizers and containers."""
 
 import dataclasses
 import sys

@@ -1,4 +1,4 @@
-"""What callers may write for a tag and for a backup."""
+"""The arguments that callers write for tags, backups and overflow, checked and turned into core codes."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -10,17 +10,17 @@ BackupName: TypeAlias = Literal["ram", "pinned", "disk"]
 
 OverflowName: TypeAlias = Literal["split", "whole"]
 
-# The codes of ebbtide_backup_kind, so that checking an argument needs no library.
+# The codes of ebbtide_backup_kind.
 _BACKUP_CODES: dict[str | None, int] = {None: 0, "ram": 1, "pinned": 2, "disk": 3}
 NO_BACKUP_CODE: Final = 0
-# Likewise, of ebbtide_overflow.
+# The codes of ebbtide_overflow.
 _OVERFLOW_CODES: dict[str | None, int] = {None: 0, "split": 1, "whole": 2}
 NO_OVERFLOW_CODE: Final = 0
 AS_ALLOCATED_CODE: Final = -1
 
 
 class _AsAllocated(Enum):
-    """The one value that says: each allocation's own policy decides."""
+    """The type of AS_ALLOCATED: each allocation's own policy decides."""
 
     AS_ALLOCATED = "what each allocation's region said"
 

@@ -1,4 +1,4 @@
-"""What a pool is cut into: torch's own account of it, as plain values, checked before anybody relies on it."""
+"""The segments of a pool: what torch reports, as plain values, checked before anything relies on them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def make_segment(address: int, size_bytes: int, blocks: Iterable[tuple[int, int,
     """A segment from its blocks: (address, bytes, whether it is free), in order.
 
     Raises:
-        ValueError: they do not tile the segment, so this is not what it seems to be.
+        ValueError: the blocks do not tile the segment.
     """
     end = address
     free = []
@@ -42,10 +42,10 @@ def make_segment(address: int, size_bytes: int, blocks: Iterable[tuple[int, int,
 
 
 def read_cuda_segments(snapshot: Sequence[Mapping[str, Any]]) -> list[Segment]:
-    """What `torch.cuda.memory_snapshot` says of a pool. A block that is freed but waits for a stream is in use.
+    """The segments in a result of `torch.cuda.memory_snapshot`. A freed block that waits for a stream counts as used.
 
     Raises:
-        KeyError, TypeError, ValueError: it has a shape that is not known.
+        KeyError, TypeError, ValueError: the snapshot has an unknown format.
     """
     return [
         make_segment(
@@ -58,10 +58,10 @@ def read_cuda_segments(snapshot: Sequence[Mapping[str, Any]]) -> list[Segment]:
 
 
 def free_ranges(segments: Iterable[Segment]) -> list[Range]:
-    """All that is free, by address."""
+    """All free ranges, by address."""
     return sorted(free for segment in segments for free in segment.free)
 
 
 def are_apart(ranges: Sequence[Range]) -> bool:
-    """Whether none of these, which are in order, reaches into the next."""
+    """Whether these ranges, sorted by address, are disjoint."""
     return all(start + size <= after for (start, size), (after, _) in pairwise(ranges))
