@@ -1,14 +1,14 @@
 """`saver.adopt`: tensors that already exist move into a tag.
 
-What moves is a storage, in place: the object stays, only the memory behind it changes. So views, tied weights,
-gradients, hooks and optimizer states that share it stay tied, and nobody needs to be told.
+A storage moves in place: the object stays, and only the memory behind it changes. So views, tied weights, gradients,
+hooks and optimizer states that share it stay tied, and no user needs to be told.
 
-Only memory whose every user sees the move may move: `lending` finds out which. All is checked before anything moves.
-One storage moves at a time, so the extra memory is one storage's; and the tag is leased meanwhile, so that nobody
-pauses it. A call that failed midway may be made again: what is in the tag already is passed by.
+A storage may only move if each of its users sees the move; `external_references` finds that out. Everything is checked
+before anything moves. One storage moves at a time, so the extra memory is that of one storage. The tag is leased
+meanwhile, so that no thread pauses it. After a failure midway the call may be repeated: it skips what is in the tag.
 
-Other operations move no storage: pause, resume, promote and trim change what is behind an address, never the address.
-A partner of DLPack then has what the tensor has, and a view of a backup (`saver.backup_of`) owns what it looks at.
+Other operations move no storage. pause, resume, promote and trim change the memory behind an address, never the
+address. A DLPack partner then shares the tensor's fate, and a view of a backup (`saver.backup_of`) owns its bytes.
 """
 
 import time
@@ -96,7 +96,8 @@ def _find_storages(
     objects: tuple[Any, ...], device_type: str
 ) -> "tuple[list[torch.UntypedStorage], Counter[int], Counter[str]]":
     """The storages that could move, each once; how many tensors use each, by `_cdata`; and how many tensors can't move,
-    by reason."""
+    by reason.
+    """
     walk = TensorWalk()
     storages: dict[int, torch.UntypedStorage] = {}
     users: Counter[int] = Counter()
@@ -115,7 +116,7 @@ def _find_storages(
 def _leave_lent(
     moves: "list[torch.UntypedStorage]", users: Counter[int], skipped: Counter[str]
 ) -> "list[torch.UntypedStorage]":
-    """The moves without those of memory that may be lent out, which are counted as skipped."""
+    """The storages that are not lent out. Those that may be are counted as skipped."""
     from ebbtide.saver.adoption import external_references
 
     lent = external_references.find_lent(moves)
@@ -127,7 +128,8 @@ def _leave_lent(
 def _choose_moves(
     storages: "list[torch.UntypedStorage]", tag: str, backup: int, leases: "_core.Holding"
 ) -> "list[torch.UntypedStorage]":
-    """Those that are not where they should be. The tags that they leave are leased too: nobody pauses them now."""
+    """The storages that are not where they should be. The tags that they leave are leased too, so that no thread pauses
+    them."""
     moves = []
     leased = {tag}
     for storage in storages:
@@ -146,7 +148,7 @@ def _choose_moves(
 
 
 def _look_at(tensor: "torch.Tensor", device_type: str) -> "tuple[str, torch.UntypedStorage | None]":
-    """Why a tensor stays where it is, and else the storage that may move; neither for one without bytes."""
+    """Why a tensor stays where it is, or else the storage that may move; neither for a tensor without bytes."""
     if tensor.device.type != device_type:
         return f"on {tensor.device.type}, not on {device_type}", None
     kind = why_without_memory(tensor)
@@ -157,10 +159,10 @@ def _look_at(tensor: "torch.Tensor", device_type: str) -> "tuple[str, torch.Unty
         return "", None
     try:
         storage.data_ptr()
-    except RuntimeError:  # of a class of its own (a MaskedTensor, say), or known to be zeros
+    except RuntimeError:  # a subclass without bytes (a MaskedTensor, say), or a tensor known to be zeros
         return f"a {type(tensor).__name__} without bytes of its own: it has no memory to move", None
     if device_type == "cpu" and storage.is_shared():
         return "shared between processes", None
-    if not storage.resizable():  # what owns its memory can be resized; what was lent cannot
+    if not storage.resizable():  # a storage that owns its memory can be resized
         return NOT_OWN, None
     return "", storage

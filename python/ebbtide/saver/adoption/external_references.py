@@ -1,13 +1,13 @@
-"""Which storages somebody else may know by their address, so that `adopt` must not move them.
+"""Finds storages whose address may be known elsewhere, so that `adopt` must not move them.
 
-torch counts the owners of a storage (its tensors) and of a tensor. Owners that see a move are known: tensors that
+torch counts the owners of a storage (its tensors) and of a tensor. The owners that see a move are known: tensors that
 Python sees, the views of a tensor, the tensor that it is the gradient of, graphs that have not run backward, and
-DistributedDataParallel. Where a count is not what these explain, somebody holds the tensor out of sight: a partner of
-DLPack, TorchScript, a C++ extension.
+DistributedDataParallel. If they do not account for a count, something holds the tensor out of sight: a DLPack partner,
+TorchScript, or a C++ extension.
 
-A partner of `__cuda_array_interface__` (CuPy, Numba) keeps a reference to the Python object and the bare address. It
-is an object of another library's type that refers to a tensor of the storage; and `address_reads` remembers whose
-address was read since the first region.
+A partner of `__cuda_array_interface__` (CuPy, Numba) keeps a reference to the Python object and the bare address. It is
+an object of another library's type that refers to a tensor of the storage. `address_reads` records whose address was
+read since the first region.
 """
 
 import gc
@@ -39,24 +39,25 @@ ADDRESS_READ = (
     "nobody keeps the address"
 )
 
-# Python classes of these keep an address beside the tensor. Types of extensions are told by their flags and files.
+# Python classes of these packages keep an address beside the tensor. Extension types are told by flags and files.
 _KEEP_ADDRESSES = frozenset(("cupy", "numba", "pycuda", "warp", "cuda", "nvmath"))
 _HARMLESS = frozenset((*sys.stdlib_module_names, "torch", "functorch", "ebbtide"))
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-# Of a parameter, by DistributedDataParallel's reducer: its list of all, that of a bucket, and that of a rebuild.
+# How often DistributedDataParallel's reducer owns a parameter: in its list of all, in a bucket's, in a rebuild's.
 _REDUCER_OWNS = (2, 3)
-_BUCKET_OWNS = (1, 2)  # of the memory of a bucket: the bucket, and the last all-reduce's result
+_BUCKET_OWNS = (1, 2)  # a bucket's memory is owned by the bucket, and by the last all-reduce's result
 _KINDS_OF_VIEW = (torch.is_complex, torch.is_conj, torch.is_neg, lambda tensor: tensor.is_nested)
 
 
 def find_lent(storages: "Sequence[torch.UntypedStorage]") -> dict[int, str]:
-    """`_cdata` of those of `storages` that must stay where they are -> why.
+    """Maps `_cdata` of each of `storages` that must not move to the reason.
 
-    The threads that use them rest. Tensors that the collector does not see (kept by C alone) count as lent.
+    The threads that use them must rest meanwhile. Tensors that the collector does not see (kept by C alone) count as
+    lent.
     """
     if not storages:
         return {}
-    # No subclass and no mode is asked: an uninitialized parameter refuses even its storage.
+    # Bypasses subclasses and modes: an uninitialized parameter refuses even to give its storage.
     with torch._C.DisableTorchFunction(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         world = _World(storages)
@@ -77,14 +78,14 @@ def storage_key(tensor: torch.Tensor) -> int | None:
 
 
 class _World:
-    """The tensors of this process, as far as they lie on some storages, and who owns them."""
+    """The tensors of this process that lie on some storages, and who owns them."""
 
     def __init__(self, storages: "Sequence[torch.UntypedStorage]") -> None:
         self._storages = {int(storage._cdata): storage for storage in storages}
         self.keys = self._storages.keys()
-        self._seen: dict[int, Any] = {}  # keeps what is looked at: an id is not used again meanwhile
+        self._seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused meanwhile
         self._on: dict[int, dict[int, torch.Tensor]] = {key: {} for key in self.keys}
-        self._owners: Counter[int] = Counter()  # id of a tensor -> owners that are not Python's
+        self._owners: Counter[int] = Counter()  # id of a tensor -> owners outside Python
         self._hidden: Counter[int | None] = Counter()  # key -> tensors that Python does not see
         self._in_old_graphs: set[int] = set()
         self._reducing: list[Any] = []
@@ -118,7 +119,7 @@ class _World:
         return found
 
     def _read_tensor(self, tensor: torch.Tensor) -> None:
-        """Notes where a tensor is, and what it owns: those that it owns may be new to Python."""
+        """Records where a tensor lies and what it owns. Tensors that it owns may be new to Python."""
         waiting = [tensor]
         while waiting:
             tensor = waiting.pop()
@@ -135,7 +136,7 @@ class _World:
             waiting += owned
 
     def unexplained(self) -> list[int]:
-        """The storages whose counts are not what the known owners explain."""
+        """The storages whose counts the known owners do not explain."""
         wrong = [key for key in self.keys if not self._adds_up(key)]
         if wrong:
             self._read_graphs()
@@ -168,7 +169,7 @@ class _World:
         self._seen.update((id(tensor), tensor) for tensor in found.leaves_of_old_torch)
 
     def _read_buckets(self) -> None:
-        """Gradients that are views of a reducer's bucket: it has each of them, and one view more."""
+        """Counts gradients that are views of a reducer's bucket: the reducer owns each of them, and one more view."""
         for module in self._reducing:
             for parameter in module.parameters() if module.gradient_as_bucket_view else ():
                 gradient = parameter.grad
@@ -179,7 +180,7 @@ class _World:
                     self._buckets.add(id(base))
 
     def borrowed(self) -> set[int]:
-        """The storages of which an object of another library has a tensor."""
+        """The storages of which an object of another library holds a tensor."""
         found = set()
         for stranger in self._strangers:
             for thing in gc.get_referents(stranger):
@@ -213,11 +214,11 @@ def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _owned_by(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that this one keeps alive, each as often as it counts them."""
+    """The tensors that this one keeps alive, each as often as it is counted."""
     owned: list[torch.Tensor] = []
     if tensor._is_view():
         base = tensor._base
-        # A view that is more than other sizes and strides has a record of it for backward, and one for forward mode.
+        # A view that changes more than sizes and strides has one record for backward, and one for forward mode.
         if any(ask(tensor) != ask(base) for ask in _KINDS_OF_VIEW):
             owned += (base, base, *_record_of_jagged(tensor))
         else:
@@ -250,7 +251,9 @@ def _is_of_extension(kind: type) -> bool:
 
 
 def _living_objects() -> list[Any]:
-    """What Python's collector knows, also what `gc.freeze` hid from its lists: all that lives is referred to."""
+    """All objects that Python's collector tracks, including those that `gc.freeze` hides from its lists: whatever lives
+    is referred to.
+    """
     objects = gc.get_objects()
     if not gc.get_freeze_count():
         return objects
@@ -267,7 +270,7 @@ def _living_objects() -> list[Any]:
 
 
 def _running_locals() -> list[list[Any]]:
-    """The variables of the functions that run: the collector does not follow a frame that runs."""
+    """The variables of running functions, since the collector does not traverse a running frame."""
     found = []
     for frame in _running_frames():
         names = frame.f_locals
@@ -280,7 +283,7 @@ def _running_locals() -> list[list[Any]]:
 
 
 def _running_frames() -> Iterator[FrameType]:
-    """But for those of this file: what they look with would be found, and would then keep itself."""
+    """All running frames except those of this file, whose variables would be found and counted as owners."""
     own = threading.get_ident()
     tops = [sys._getframe(), *(frame for thread, frame in sys._current_frames().items() if thread != own)]
     while tops:

@@ -1,4 +1,4 @@
-"""What autograd's graphs hold: the tensors that they saved for a backward that has not come."""
+"""The tensors that autograd's graphs saved for a backward pass that has not run."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ class Saved(NamedTuple):
 
 
 def find(roots: Iterable[Any]) -> Saved:
-    """What the graphs behind these nodes hold. No hook runs, and nothing is unpacked."""
+    """The tensors that the graphs behind these nodes hold. No hook runs, and nothing is unpacked."""
     saved: list[torch.Tensor] = []
     leaves: list[torch.Tensor] = []
     names: dict[type, list[str]] = {}
@@ -39,7 +39,7 @@ def find(roots: Iterable[Any]) -> Saved:
 def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
     seen = set()
     waiting = list(roots)
-    keep = []  # a node's Python object may be made for this walk alone
+    keep = []  # a node's Python object may exist only during this walk
     while waiting:
         node = waiting.pop()
         if node is None or id(node) in seen:
@@ -53,7 +53,7 @@ def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
 def _entries(node: Any, name: str) -> tuple[Any, ...]:
     try:
         value = getattr(node, name)
-    except (AttributeError, RuntimeError):  # a graph that has run backward gave them up
+    except (AttributeError, RuntimeError):  # a graph that has run backward has released them
         return ()
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
@@ -63,4 +63,4 @@ def _held_by(entry: Any) -> list[torch.Tensor]:
         has_hook, value = entry.unpack_hook is not None, entry.data
     except RuntimeError:
         return []
-    return [value] if isinstance(value, torch.Tensor) and not has_hook else []  # what a hook packed is Python's
+    return [value] if isinstance(value, torch.Tensor) and not has_hook else []  # a packed value belongs to its hook

@@ -1,8 +1,8 @@
-"""Moves one storage into the open region, in place. What uses the storage sees the move.
+"""Moves one storage into the open region, in place.
 
-- CUDA: the content goes to a copy in ordinary memory, the storage shrinks to nothing and grows again inside the
-  region, and the content comes back. Where the device runs out midway, the storage grows in ordinary memory again,
-  from the block that it just left.
+- CUDA: the content goes to a copy in ordinary memory, the storage shrinks to nothing and grows again inside the region,
+  and the content comes back. If the device runs out midway, the storage grows in ordinary memory again, in the block
+  that it just left.
 - Simulated device: the content goes to a new storage made inside the region, and the two exchange their memory.
 """
 
@@ -14,7 +14,7 @@ from ebbtide.saver.regions.region import disabled
 if TYPE_CHECKING:
     import torch
 
-_FLUSH_BYTES = 64 << 20  # how much left-over memory torch may hold in its cache before it is given back
+_FLUSH_BYTES = 64 << 20  # old memory in torch's cache beyond which it is freed
 
 
 class Mover(Protocol):
@@ -24,7 +24,7 @@ class Mover(Protocol):
         """Moves one storage, or leaves it whole where it was."""
 
     def finish(self) -> None:
-        """Gives back what the moves have left over."""
+        """Frees the memory that the moves left behind."""
 
 
 def make_mover(device_type: str) -> Mover:
@@ -41,13 +41,13 @@ class CpuMover:
     def move(self, storage: "torch.UntypedStorage") -> None:
         import torch
 
-        # Not torch.UntypedStorage(size): that asks torch's built-in allocator, past the one in front of it.
+        # torch.UntypedStorage(size) would use torch's built-in allocator, not the installed one.
         fresh = torch.empty(storage.nbytes(), dtype=torch.uint8)
         fresh.untyped_storage().copy_(storage)
         self._exchange(_as_tensor(storage), fresh)
 
     def finish(self) -> None:
-        """Nothing is left over."""
+        """Nothing is left behind."""
 
 
 class CudaMover:
@@ -61,7 +61,7 @@ class CudaMover:
 
         size = storage.nbytes()
         with torch.cuda.device(storage.device):
-            torch.cuda.synchronize()  # other streams may still use the block that goes
+            torch.cuda.synchronize()  # other streams may still use the old block
             with disabled():
                 copy = storage.clone()
             with _Emptied(storage, copy, size):
@@ -74,7 +74,7 @@ class CudaMover:
             self.finish()
 
     def finish(self) -> None:
-        """Gives back what torch cached of the old memory."""
+        """Frees the old memory, which torch has cached."""
         import torch
 
         with disabled():  # while a pool is open, torch empties that one only
@@ -87,20 +87,21 @@ class CudaMover:
         try:
             storage.resize_(size)
         except torch.OutOfMemoryError:
-            self.finish()  # the old block is in torch's cache, where a region cannot take it from
+            self.finish()  # the old block is in torch's cache, out of a region's reach
             storage.resize_(size)
 
 
 class _Emptied(_core.Scope):
-    """While a storage is empty or half full its bytes are in `copy`. Where the block inside fails they return, however
-    often an interrupt cuts that short."""
+    """While a storage is empty or half full, its bytes are in `copy`. If the block fails they are restored, however
+    often an interrupt cuts that short.
+    """
 
     def __init__(self, storage: "torch.UntypedStorage", copy: "torch.UntypedStorage", size: int) -> None:
         self._storage, self._size = storage, size
         self._source = copy
 
     def _open(self) -> None:
-        """All is ready."""
+        """Nothing to do before the block."""
 
     def _close(self) -> Exception | None:
         if self._failure is None:

@@ -1,4 +1,4 @@
-"""How much ebbtide may hold and what a pause may leave out: `saver.configure` and the variables of the same names."""
+"""`saver.configure`: how much ebbtide may hold, and what a pause may skip."""
 
 import os
 from enum import Enum
@@ -75,7 +75,7 @@ def configure(
             host_pool; then all is set, and what was made stays.
     """
     everything: dict[str, object] = {
-        "disk_directory": disk_directory,  # first: it may be refused by what is there
+        "disk_directory": disk_directory,  # first, since the file system may refuse it
         "device_limit": device_limit,
         "host_limit": host_limit,
         "host_margin": host_margin,
@@ -105,7 +105,7 @@ def configure(
 def _check(setting: Setting, value: object, is_off: bool) -> str | None:
     if value is None and setting.none:
         return None
-    if is_off and setting.kind == "folder":  # nothing will be made there
+    if is_off and setting.kind == "folder":  # no backup will be made there
         return settings.as_text(setting, value, setting.name, takes_text=False)
     return settings.check(setting, value, setting.name, takes_text=False)
 
@@ -119,6 +119,6 @@ def _check_host_pool(texts: dict[str, str | None]) -> None:
 
 
 def _fill_host_pool() -> None:
-    backend = backends.existing_backend()  # where there is none yet, the first region that overflows fills the pool
+    backend = backends.existing_backend()  # without one, the first region that overflows fills the pool
     for device in backend.devices() if backend else ():
         _core.fill_host_pool(device)

@@ -1,4 +1,4 @@
-"""What pause, resume and swap have in common: the hooks around one call into the core."""
+"""The hooks of `saver.on`, run around one call into the core: shared by pause, resume and swap."""
 
 import warnings
 from collections.abc import Callable
@@ -14,11 +14,11 @@ Action = tuple[Kind, list[str]]
 
 
 class HookedOperation(_core.Scope):
-    """Around a call into the core: before-hooks at its beginning, after-hooks at its end.
+    """Runs the before-hooks, then the block, then the after-hooks.
 
-    Each before-hook that ran is answered once, however the block ends. If the call succeeded, the after-hooks of its
-    action run, else those of the state that the tag is in then. A tag that was left midway gets none: the call that
-    finishes it runs them.
+    Each before-hook that ran is answered once, however the block ends. If it succeeds, the after-hooks of its action
+    run. If it fails, the after-hooks that match the tag's state run instead. A tag that was left midway gets none: the
+    call that finishes it runs them.
     """
 
     def __init__(self, actions: list[Action], missing_ok: bool) -> None:
@@ -46,7 +46,7 @@ class HookedOperation(_core.Scope):
         return [(kind, [tag]) for kind, tag in self._announced]
 
     def hand_over(self) -> None:
-        """From now on somebody else answers."""
+        """From now on a `Pending` runs the after-hooks."""
         self._is_handed_over = True
 
     def _close(self) -> Exception | None:
@@ -68,11 +68,11 @@ class HookedOperation(_core.Scope):
 
 
 def run_hooks_after_failure(concerned: list[Action]) -> None:
-    """After a failure: each tag whose before-hooks ran gets the after-hooks of the state that it is in now.
+    """Runs, for each tag whose before-hooks ran, the after-hooks that match its state now.
 
-    A tag that was left midway gets none: the call that finishes it runs them. What a hook raises here is a warning,
-    since the caller gets the error of the operation. Where an interrupt cuts it short, called again it goes on: it
-    takes what it has answered from the list.
+    A tag that was left midway gets none: the call that finishes it runs them. An exception of a hook becomes a warning,
+    since the caller gets the error of the operation. Tags that are done are removed from the list, so that a second
+    call goes on where an interrupt stopped the first.
     """
     while concerned:
         kind, tags = concerned[0]
@@ -94,7 +94,7 @@ def run_hooks_after_failure(concerned: list[Action]) -> None:
 
 
 def unfinished(concerned: list[Action]) -> list[Action]:
-    """Those that are not done: of the others somebody else has done them, and run the hooks."""
+    """The tags with something left to do. Another call has finished the others, and run their hooks."""
 
     def is_left(kind: Kind, tag: str) -> bool:
         info = _core.query_tag(tag)
@@ -108,7 +108,7 @@ def _other(kind: Kind) -> Kind:
 
 
 def _concerned_tags(actions: list[Action], missing_ok: bool) -> list[Action]:
-    """For each move the tags with something to move; none at all where the core will refuse."""
+    """For each action, the tags with something to move; none at all where the core will refuse the call."""
     concerned: list[Action] = []
     for kind, names in actions:
         chosen = list(find_tags(names).values())
@@ -122,5 +122,5 @@ def _concerned_tags(actions: list[Action], missing_ok: bool) -> list[Action]:
 
 def _has_something(kind: Kind, info: "_core.TagInfo") -> bool:
     if kind == "pause":
-        return info.resident_bytes > info.left_bytes  # what a pause left on the host is paused
+        return info.resident_bytes > info.left_bytes  # memory that a pause left on the host counts as paused
     return info.stored_bytes + info.dropped_bytes + info.left_bytes > 0

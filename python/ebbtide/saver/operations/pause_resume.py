@@ -1,4 +1,7 @@
-"""pause and resume: hooks around one call into the core, so that Ctrl-C arrives before or after it, never in it."""
+"""`saver.pause`, `saver.resume` and `saver.paused`.
+
+Each makes one call into the core, so that Ctrl-C arrives before or after it, never in between.
+"""
 
 from typing import Any, Literal, overload
 
@@ -18,14 +21,14 @@ from ebbtide.scopes import DecoratingScope
 def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report:
     """Takes the memory of `tags` off the device; addresses stay. Waits for what is queued on their devices.
 
-    Launch nothing that touches the tags until they are resumed. What is paused already is skipped, whatever the
-    arguments; the backups of what died since go. Bytes that need not
-    move stay where they are (see `configure`): the report counts them.
+    Launch nothing that touches the tags until they are resumed. Memory that is already paused is skipped, whatever the
+    arguments, and backups of tensors that died since are deleted. A pause skips blocks that are unchanged, free in
+    torch's pools, or one repeated value (see `configure`); the report counts them.
 
     Args:
         tags: none means every tag.
-        backup: "ram", "pinned", "disk" or None (dropped), this once, for all of them; by default what each region
-            said.
+        backup: "ram", "pinned", "disk" or None (the content is dropped), for this pause of all tags. By default,
+            the backup of each region.
         missing_ok: skip tags that no region ever named.
 
     Returns:
@@ -90,25 +93,24 @@ def resume(
     hold_stream: bool = True,
 ) -> Report | Pending:
     """Brings the memory of `tags` back to the same addresses, with the same bytes (zeros where there was no backup).
-    What is resident is skipped, and so is what died while it was paused: no memory is claimed for segments in which
-    nothing lives any more, and their backups go.
+    Resident memory is skipped. So are segments in which every tensor has died: no memory is claimed for them, and their
+    backups are deleted.
 
     Args:
         tags: none means every tag.
         timeout: seconds to keep trying while the device has too little memory (another process may hold it); None
             tries once.
         missing_ok: skip tags that no region ever named.
-        retain: True keeps the memory of the backups for the next pause, False gives it back; None does as each region
-            said (and keeps what is pinned). What did not change is found only where the region itself retains, or
-            is pinned: digests are made for those.
-        wait: False returns as soon as everything is mapped and queued, while the bytes are still on their way. On the
-            simulated device, whose CPU ops have no stream, it waits all the same; so it does where ebbtide's kernels
-            can't be loaded, and on a device that limits how long kernels run.
-        order: tensors, or a module, whose bytes come first, in this order; the rest follows in the order of
+        retain: True keeps the memory of the backups for the next pause, False frees it, None follows each region
+            (and keeps pinned backups). Unchanged blocks are found only in regions that retain or are pinned, since
+            digests are made for those alone.
+        wait: False returns as soon as everything is mapped and queued, while the bytes are still on their way. It
+            waits all the same on the simulated device, whose CPU ops have no stream, where ebbtide's kernels can't be
+            loaded, and on a device that limits how long kernels run.
+        order: tensors, or a module, whose bytes come first, in this order. The rest follows in the order of
             allocation.
-        hold_stream: only with wait=False. True: this thread's current stream of each device waits for all of the
-            bytes, so that what it is given next is right. False: you say what waits, and for what, through the
-            Pending.
+        hold_stream: only with wait=False. True: this thread's current stream of each device waits for all bytes, so
+            that later work on it is correct. False: the caller decides what waits, through the Pending.
 
     Returns:
         A Report: `bytes` is the device memory that was claimed. With wait=False a Pending: errors of the copies and
@@ -145,7 +147,7 @@ def resume(
 
 
 class Paused(DecoratingScope):
-    """What `saver.paused` gives. See there."""
+    """The context manager that `saver.paused` returns."""
 
     def __init__(self, tags: tuple[str, ...], backup: OperationBackup, missing_ok: bool) -> None:
         self._arguments = tags, backup, missing_ok
@@ -176,17 +178,18 @@ class Paused(DecoratingScope):
 
 
 def paused(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Paused:
-    """Pauses `tags` for the length of a `with`, which gets the Report. Afterwards exactly what it has moved is back:
-    what was paused before stays paused, also where that is a part of a tag.
+    """Pauses `tags` for the length of a `with`, which gets the Report.
 
-    A context manager and a decorator. Arguments and errors as in `pause`, and at the end as in `resume`.
+    Afterwards exactly the memory that it moved is back. What was paused before stays paused, even where that is only
+    part of a tag. A context manager and a decorator. Arguments and errors are those of `pause`, and at the end of
+    `resume`.
     """
     return Paused(tags, backup, missing_ok)
 
 
 def clear_workspaces() -> None:
-    """What torch keeps inside tags for itself goes before they do."""
-    if not captures.is_capturing():  # where one is, the core refuses, and the capture's workspace is in use
+    """Frees the workspaces that torch keeps inside tags, before the tags leave."""
+    if not captures.is_capturing():  # during one the core refuses the pause, and the workspace is in use
         workspaces.clear()
 
 

@@ -1,10 +1,10 @@
 """Resumes whose bytes are still on their way: `saver.resume(wait=False)`.
 
-Kernels that touch bytes before they are there read what is not theirs yet, so whoever launches them waits: for all of
-the bytes (what `resume` does by default), or for those that the caller names.
+A kernel that touches bytes too early reads stale memory. So whoever launches kernels waits: for all bytes (what
+`resume` does by default), or for those that the caller names.
 
-The stream waits on the device, not the thread: everything is queued before the resume returns, so that it goes on
-whatever the driver is waiting for (the first launch of a kernel, which is loaded then; cudaFree).
+The stream waits on the device, not the thread. Everything is queued before the resume returns. So it continues whatever
+the driver waits for, such as the load of a kernel at its first launch, or cudaFree.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 class Pending:
-    """A resume that goes on by itself. Also a context manager, which waits at its end.
+    """A resume under way. Also a context manager, which waits at its end.
 
-    It may be dropped: the resume goes on, and the process does not end before it is over.
+    It may be dropped: the resume continues, and the process does not end before it is over.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Pending:
 
     @property
     def done(self) -> bool:
-        """Whether the resume is over, well or not: `wait` would return at once."""
+        """Whether the resume is over, successful or not: `wait` would return at once."""
         return self._core is None or self._core.is_over()
 
     def wait(self) -> Report:
-        """Waits for all bytes; the first call that finds them there runs the "after_resume" hooks.
+        """Waits for all bytes. The first call that succeeds runs the "after_resume" hooks.
 
-        Those of a tag that was paused again meanwhile do not run: that pause has run its own.
+        Hooks of a tag that was paused again meanwhile do not run: that pause has run its own.
 
         Returns:
             The Report, each time.
@@ -83,8 +83,11 @@ class Pending:
         return Report("resume") if self._core is None else Report.from_core(self._core.wait())
 
     def ready(self, tensor: "torch.Tensor") -> bool:
-        """Whether the bytes of `tensor` are there, or the resume is over (failed, perhaps: `wait` tells). True for what
-        is not on its way. Asks only; a kernel that is launched after True may use them.
+        """Whether the bytes of `tensor` have arrived, or the resume is over (also if it failed: `wait` raises the
+        error).
+
+        True for tensors that are not part of the resume. This only asks; a kernel launched after True may use the
+        bytes.
 
         Raises:
             TypeError: not a tensor.
@@ -93,11 +96,13 @@ class Pending:
         return self._core is None or all(self._core.is_ready(*one) for one in reached)
 
     def stream_wait(self, stream: "torch.cuda.Stream | None" = None, tensors: Any = None) -> None:
-        """Lets a stream wait for bytes, on the device: what is given to it afterwards finds them in place. Where the
-        device has no such waits, the calling thread waits. Where the resume fails it goes on: `wait` tells.
+        """Makes a stream wait for bytes, on the device: work queued on it afterwards finds them in place.
+
+        Where the device has no such waits, the calling thread waits. If the resume fails, the stream continues, and
+        `wait` raises the error.
 
         Args:
-            stream: a torch.cuda.Stream; None: this thread's current stream of each device concerned.
+            stream: a torch.cuda.Stream. None means this thread's current stream of each device concerned.
             tensors: a tensor, a module (its parameters and buffers), or a list of these; None: everything.
 
         Raises:
@@ -127,10 +132,10 @@ class Pending:
         forward pass begins while the later layers are still on their way. For `resume(..., wait=False,
         hold_stream=False, order=module)`.
 
-        The hooks go when the resume is over, or with `remove()` of what this returns. If the resume has failed, the
-        forward raises its error. What a forward reads of another module's parameters (tied weights, functional calls)
-        is the caller's to wait for, but for torch's own MultiheadAttention and TransformerEncoderLayer, which are
-        known to. A compiled module is not attached to: use `stream_wait` before the call.
+        The hooks are removed when the resume is over, or by `remove()` of the returned object. If the resume has
+        failed, the forward raises its error. Where a forward reads another module's parameters (tied weights,
+        functional calls), the caller must wait for them. torch's own MultiheadAttention and TransformerEncoderLayer
+        are handled. A compiled module is not supported: use `stream_wait` before the call.
 
         Raises:
             TypeError: not a module.
@@ -146,7 +151,7 @@ class Pending:
         if error is None:
             self.wait()
             return
-        with contextlib.suppress(Exception):  # the caller's own error goes first
+        with contextlib.suppress(Exception):  # the caller's own error is the one to raise
             self.wait()
 
     def __repr__(self) -> str:
@@ -154,7 +159,7 @@ class Pending:
 
 
 class Attachment:
-    """The hooks of one `Pending.attach`: a module's forward waits for each layer's bytes as it comes to them."""
+    """The hooks of one `Pending.attach`: each layer's forward waits for the bytes of that layer."""
 
     def __init__(self, pending: Pending, module: "torch.nn.Module") -> None:
         import torch
@@ -168,11 +173,11 @@ class Attachment:
             return
         for part in module.modules():
             if _tensors_read_by(part):
-                # First of all: another hook (weight_norm, say) may read parameters.
+                # In front of other hooks, which may read parameters (weight_norm, say).
                 self._handles.append(part.register_forward_pre_hook(self._before_forward, prepend=True))
 
     def remove(self) -> None:
-        """Takes the hooks out. Twice does nothing."""
+        """Removes the hooks. A second call does nothing."""
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
@@ -188,14 +193,16 @@ class Attachment:
 def _tensors_read_by(module: "torch.nn.Module") -> "list[torch.Tensor]":
     import torch
 
-    # Their forward reads the parameters of modules inside them without calling those.
+    # The forward of these reads parameters of inner modules without calling the modules.
     is_deep = isinstance(module, torch.nn.MultiheadAttention | torch.nn.TransformerEncoderLayer)
     return [*module.parameters(recurse=is_deep), *module.buffers(recurse=is_deep)]
 
 
 def start(core: "_core.Pending", names: list[str], operation: HookedOperation, hold_stream: bool) -> Pending:
-    """What `resume(wait=False)` returns; where there are no streams, once the bytes are there. It runs the hooks that
-    `operation` would."""
+    """The Pending of a resume that has begun. It takes over the after-hooks of `operation`.
+
+    Where there are no streams, it returns once the bytes have arrived.
+    """
     running_resumes.keep(core, names)
     pauses = {tag: _core.pause_count(tag) for _, tags in operation.announced for tag in tags}
 
@@ -213,7 +220,7 @@ def start(core: "_core.Pending", names: list[str], operation: HookedOperation, h
         run_hooks_after_failure(unfinished(still))
 
     def is_current(tag: str) -> bool:
-        # What was paused again meanwhile has had the hooks of that pause, and of a later resume: ours came too late.
+        # If the tag was paused again meanwhile, that pause and its resume have run their own hooks.
         return _core.pause_count(tag) == pauses[tag]
 
     made = Pending(core, find_devices, after, after_failure)
@@ -222,7 +229,7 @@ def start(core: "_core.Pending", names: list[str], operation: HookedOperation, h
     elif hold_stream:
         try:
             made.stream_wait()
-        except Error:  # then nothing runs ahead, because this thread does not
+        except Error:  # no work runs ahead of the bytes, because this thread waits
             running_resumes.wait_quietly(core)
     operation.hand_over()
     return made

@@ -1,4 +1,4 @@
-"""`saver.prepare`: memory for backups, taken before the pause that will want it."""
+"""`saver.prepare`: takes the memory for backups ahead of the pause that needs it."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ from ebbtide.saver.values.reports import Report
 
 
 class Preparation:
-    """A `prepare` that goes on in a thread of its own. The process does not end before it is over."""
+    """A `prepare` that runs in a thread of its own. The process does not end before it is over."""
 
     def __init__(self, names: list[str], missing_ok: bool) -> None:
         self._names = names
@@ -25,7 +25,7 @@ class Preparation:
 
     @property
     def done(self) -> bool:
-        """Whether it is over, well or not."""
+        """Whether it is over, successful or not."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self) -> Report:
@@ -43,7 +43,7 @@ class Preparation:
         return self._report
 
     def _start(self) -> None:
-        # No daemon: the interpreter waits for it before it takes anything down.
+        # Not a daemon, so that the interpreter waits for it before shutting down.
         thread = threading.Thread(target=self._run, name="ebbtide-prepare", daemon=False)
         try:
             thread.start()
@@ -64,11 +64,11 @@ def prepare(*tags: str, wait: Literal[True] = True, missing_ok: bool = False) ->
 @overload
 def prepare(*tags: str, wait: Literal[False], missing_ok: bool = False) -> Preparation: ...
 def prepare(*tags: str, wait: bool = True, missing_ok: bool = False) -> Report | Preparation:
-    """Takes the memory (or disk space) that backups of `tags` will need, so that the next pause waits for none: fresh
-    host memory costs more time than copying into it.
+    """Takes the memory (or disk space) that backups of `tags` will need, so that the next pause need not wait for it:
+    making host memory takes longer than copying into it.
 
-    What has such memory already is left alone, and so is what has no backup or is paused. The memory counts as held
-    until the tags are resumed the next time, or their tensors are gone.
+    Allocations that have such memory already, have no backup, or are paused are left alone. The memory counts as held
+    until the next resume of the tags, or until their tensors are gone.
 
     Args:
         tags: none means every tag.

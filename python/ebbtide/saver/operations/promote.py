@@ -1,4 +1,4 @@
-"""`saver.promote`: what spilled to host memory moves to the device."""
+"""`saver.promote`: memory that spilled to the host moves to the device."""
 
 from ebbtide import _core, driver_choice
 from ebbtide.errors import StateError
@@ -9,12 +9,11 @@ from ebbtide.saver.values.reports import Report
 
 
 def promote(*tags: str, missing_ok: bool = False) -> Report:
-    """Moves what has spilled to host memory to the device: the oldest first, and as much as leaves the reserve free,
-    and of the device's limit what only small allocations get (docs/overflow.md).
-    Addresses and bytes stay the same. What does not fit stays where it is.
+    """Moves memory that has spilled to the host to the device, the oldest first. Addresses and bytes stay the same.
 
-    Free segments that torch caches are not moved: their host memory goes, as with `trim`. Launch nothing that touches
-    the tags meanwhile.
+    It leaves free the reserve, and the part of the device's limit that only small allocations get (docs/overflow.md).
+    What does not fit stays on the host. The host memory of free segments that torch caches is released, as with
+    `trim`. Launch nothing that touches the tags meanwhile.
 
     Args:
         tags: none means every tag.

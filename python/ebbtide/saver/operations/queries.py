@@ -1,4 +1,4 @@
-"""What there is: stats, tags, the timeline, backups."""
+"""Questions that change nothing: `saver.stats`, `saver.tags`, `saver.timeline`, `saver.backup_of`."""
 
 import warnings
 from typing import TYPE_CHECKING
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def stats() -> dict[str, int]:
-    """The core's counters and sizes (bytes), and `pools_made`, the pools of regions. Empty where ebbtide is off."""
+    """The core's counters and sizes in bytes, and `pools_made`, the number of pools made for regions. Empty where
+    ebbtide is off.
+    """
     if driver_choice.is_off():
         return {}
     return {**_core.stats(), "pools_made": registry.made}
@@ -102,7 +104,7 @@ def _view(backup: "_core.Backup", tensor: "torch.Tensor") -> "torch.Tensor":
 
 
 def _unusual_kind(tensor: "torch.Tensor") -> str | None:
-    """What a tensor is whose bytes are not its values, one beside the other; None for a plain one."""
+    """The kind of a tensor whose bytes are not simply its values in order; None for a plain one."""
     import torch
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 

@@ -1,4 +1,4 @@
-"""`saver.swap`: some tags leave while others come back."""
+"""`saver.swap`: pauses some tags while it resumes others."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
-"""`saver.trim`: the memory behind what torch keeps and nobody uses.
+"""`saver.trim`: releases the memory of segments that torch keeps and nobody uses.
 
-torch gives nothing back from a pool that lives. What it holds as a wholly free segment keeps its address, and loses
-its memory until its pool is leased again. From pools that were dissolved it does give back.
+torch frees nothing from a pool that is alive. A wholly free segment keeps its address, and loses its memory until its
+pool is leased again. Segments of dissolved pools are freed by torch.
 """
 
 from ebbtide import _core, driver_choice
@@ -14,15 +14,15 @@ from ebbtide.saver.values.reports import Report
 
 
 def trim(*tags: str, missing_ok: bool = False) -> Report:
-    """Gives up the memory of free segments in the tags' pools: what their dead tensors have left behind. On the device
-    that is device memory; of a paused tag, the backups of what died since.
+    """Releases the memory of free segments in the tags' pools: device memory that dead tensors have left behind and, of
+    a paused tag, the backups of tensors that died since.
 
-    The tags are not paused, but nothing may be launched on their tensors meanwhile: what came back from a pause behind
-    one handle with a free segment gets handles of its own first (configure(shared_handle=)), by copies on the device at
-    the same addresses, and stays as it is where there is no room for that.
+    The tags are not paused, but launch nothing on their tensors meanwhile. A segment that shares a driver handle with a
+    free one since a resume (configure(shared_handle=)) first gets a handle of its own, by a copy on the device at the
+    same address. Without room for the copy, the free segment keeps its memory.
 
-    The memory comes back, as zeros, when a region of the tag is entered again; where it does not fit then, entering is
-    an OutOfMemoryError, unless the region overflows. Until then it stays away, also over a pause and a resume. Pools
+    The memory comes back, as zeros, when a region of the tag is entered again. If it does not fit then, entering raises
+    an OutOfMemoryError, unless the region overflows. Until then it stays away, also across a pause and a resume. Pools
     that a CUDA graph captured into are never trimmed.
 
     Args:
@@ -75,6 +75,6 @@ def _trim(
     if not found:
         return Report("trim")
     for pool, addresses in found:
-        pool.trimmed |= addresses  # before they are: a trim that fails midway leaves some of them away
+        pool.trimmed |= addresses  # set before the trim: one that fails midway leaves some of them away
     report = _core.trim(list(tags), sorted(set().union(*(addresses for _, addresses in found))))
     return Report.from_core(report)

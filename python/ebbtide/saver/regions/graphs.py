@@ -1,8 +1,7 @@
-"""CUDA graphs whose memory can be paused: captures go to pools of their own, never leased to regions.
+"""CUDA graphs whose memory can be paused. Captures get pools of their own, which are never leased to regions.
 
-Each graph of `cuda_graph` has a pool for itself, as with `torch.cuda.graph`: graphs that share a pool may only be
-replayed in the order of their captures, which is the caller's to promise (`graph_pool`). A pool whose graph is gone
-is used again.
+Each graph of `cuda_graph` has its own pool, as with `torch.cuda.graph`. Graphs that share a pool must be replayed in
+the order of their captures, which is up to the caller (`graph_pool`). The pool of a graph that is gone is reused.
 """
 
 import weakref
@@ -22,10 +21,10 @@ from ebbtide.scopes import DecoratingScope
 @dataclass(eq=False)
 class _GraphPool:
     region_pool: RegionPool
-    graph: "weakref.ref[Any] | None"  # None: of graph_pool, shared by whom its id was given to
+    graph: "weakref.ref[Any] | None"  # None: the shared pool of `graph_pool`
 
     def serves(self, graph: Any) -> bool:
-        """Whether this pool is `graph`'s, or nobody's any more."""
+        """Whether this pool belongs to `graph`, or to a graph that is gone."""
         return self.graph is not None and self.graph() in (None, graph)
 
 
@@ -52,20 +51,20 @@ def _pool_for(backend: backends.PoolBackend, key: PoolKey, graph: Any, lease: "_
             if pool.serves(graph) and may_enter(pool.region_pool.epoch, lease.epoch, lease.is_away):
                 pool.graph = weakref.ref(graph)
                 return pool
-    made = _make(backend, key, lease.epoch, graph)  # calls torch: not under our lock
+    made = _make(backend, key, lease.epoch, graph)  # outside our lock, since it calls torch
     with _lock:
         _pools.setdefault(key, []).append(made)
     return made
 
 
 class GraphCapture(DecoratingScope):
-    """What `saver.cuda_graph` gives. See there."""
+    """The context manager that `saver.cuda_graph` returns."""
 
     def __init__(self, graph: Any, tag: str, backup: BackupName | None, arguments: dict[str, Any]) -> None:
         self._graph, self._tag, self._backup, self._arguments = graph, tag, backup, arguments
         self._holding = _core.Holding()
-        self._inner: Any = None  # torch's own context, once it may have been entered
-        self._stream: Any = None  # the current one before it
+        self._inner: Any = None  # torch's own context manager, set before it is entered
+        self._stream: Any = None  # the current stream before it
         self._has_entered = self._has_left = False
 
     def _again(self) -> "GraphCapture":
@@ -94,7 +93,7 @@ class GraphCapture(DecoratingScope):
         self._has_entered = True
 
     def _close(self) -> Exception | None:
-        """torch's own end, once; if it was cut short, what is left of it."""
+        """Runs torch's own end once. If an interrupt cut it short, runs what is left of it."""
         failure: Exception | None = None
         if self._inner is not None:
             is_first, self._has_left = not self._has_left, True
@@ -158,7 +157,7 @@ def graph_pool(tag: str = "graphs", *, backup: BackupName | None = "ram") -> Any
         registry.slot(key)
         with _core.Holding() as holding:
             made = _make(backend, key, holding.open_lease(key_tag, holder_name()).epoch, None)
-        with _lock:  # another thread may have been faster: then its pool is the one, and ours stays empty
+        with _lock:  # if another thread was faster, its pool is used, and ours stays empty
             shared = _shared_pool(key)
             if shared is None:
                 shared = made
