@@ -203,7 +203,7 @@ def test_a_capture_leaves_the_regions_of_its_thread(saver, tag, graph_class):
 
 def test_the_workspace_map_is_emptied_before_a_capture_and_not_during_one(saver, tag, graph_class, monkeypatch):
     calls = []
-    monkeypatch.setattr(captures.workspaces, "forget", lambda: calls.append(captures.is_capturing()))
+    monkeypatch.setattr(captures.workspaces, "clear", lambda: calls.append(captures.is_capturing()))
     graph = graph_class()
     graph.capture_begin()
     with pytest.raises(StateError):

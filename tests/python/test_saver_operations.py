@@ -239,7 +239,7 @@ def test_tags_and_stats_and_timeline(saver, tag):
 
 def test_workspaces_are_forgotten_before_each_pause(saver, tag, monkeypatch):
     keep, calls = block(saver, tag, 2), []
-    monkeypatch.setattr(pause_resume.workspaces, "forget", lambda: calls.append(saver.is_paused(tag)))
+    monkeypatch.setattr(pause_resume.workspaces, "clear", lambda: calls.append(saver.is_paused(tag)))
     saver.pause(tag)
     saver.resume(tag)
     assert calls == [False]
