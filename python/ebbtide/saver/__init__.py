@@ -1,4 +1,4 @@
-"""Memory of torch that leaves the device and comes back to the same addresses, by tag.
+"""Pauses and resumes torch's device memory by tag. Addresses stay the same.
 
     from ebbtide import saver
 
@@ -7,8 +7,8 @@
     saver.pause("weights")      # the device memory is free for others
     saver.resume("weights")     # same addresses, same bytes
 
-Importing this decides nothing; the first region does: which driver (`EBBTIDE_DRIVER`), and whether torch fits it.
-Under `ebbtide run --pauseable` all that the program allocates has a tag already.
+Importing this decides nothing. The first region chooses the driver (`EBBTIDE_DRIVER`) and checks whether torch fits it.
+Under `ebbtide run --pauseable` everything that the program allocates has a tag already.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""EBBTIDE_CHECK=1: whether the ops of a thread are checked. The checks themselves need torch to be imported."""
+"""EBBTIDE_CHECK=1: whether a thread's ops are checked. The check itself needs torch, so it is imported only then."""
 
 import os
 
@@ -11,7 +11,7 @@ def are_asked_for() -> bool:
 
 
 def enable_if_asked() -> None:
-    """EBBTIDE_CHECK=1: from now on this thread's torch ops are checked."""
+    """Checks this thread's torch ops from now on, if EBBTIDE_CHECK is 1."""
     if os.environ.get("EBBTIDE_CHECK") and are_asked_for():
         from ebbtide.saver.check import ops
 

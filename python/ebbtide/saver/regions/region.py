@@ -1,4 +1,4 @@
-"""`saver.region` and `saver.disabled`: where a thread's allocations go."""
+"""`saver.region` and `saver.disabled`: contexts that decide which tag a thread's allocations get."""
 
 import functools
 import inspect
@@ -17,11 +17,11 @@ Threads = Literal["own", "all"]
 
 
 class _AllocationScope(ordinary_memory.FrameScope):
-    """A context manager that may be entered again, inside itself and by several threads; also a decorator."""
+    """A context manager that may be nested in itself and entered by several threads. Also a decorator."""
 
     def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
-        """Decorates a function, so that it runs inside. A generator function is inside while its body runs, not while
-        it waits at a yield.
+        """Decorates a function, so that its body runs inside. The body of a generator function runs inside as well, but
+        while it waits at a yield the thread is outside.
 
         Raises:
             TypeError: a class or a coroutine function.
@@ -68,7 +68,7 @@ class _AllocationScope(ordinary_memory.FrameScope):
 
 
 class Region(_AllocationScope):
-    """What `saver.region` gives. See there."""
+    """The context manager that `saver.region` returns."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Region(_AllocationScope):
 
 
 class Disabled(_AllocationScope):
-    """What `saver.disabled` gives. See there."""
+    """The context manager that `saver.disabled` returns."""
 
     def _prepare(self, frame: "_core.Frame") -> bool:
         return ordinary_memory.prepare_ordinary(frame)
@@ -116,38 +116,38 @@ def region(
     retain: bool = False,
     overflow: OverflowName | None = None,
 ) -> Region:
-    """What torch allocates inside carries `tag` and can be paused.
+    """Tags what torch allocates inside with `tag`, so that it can be paused.
 
-    A context manager and a decorator. It may be nested (the inner one wins), entered again, and entered by several
+    A context manager and a decorator. It may be nested (the inner region wins), entered again, and entered by several
     threads at once. It covers every device that the process sees. Tensors may outlive it.
 
     Args:
         tag: 1 to 255 bytes of UTF-8 without '*', '/' and control characters.
-        backup: where the content is while the tag is paused. "ram": in host memory, which goes back to the system at
-            resume. "pinned": in pinned host memory, which is kept for the next pause: the fastest, and memory that
-            nobody else can use. "disk": in a file in EBBTIDE_DISK_DIRECTORY. None drops it at pause, and the memory
-            comes back as zeros.
-        threads: "own" takes what the thread allocates that entered it; "all" takes every thread's (autograd runs
-            backward on threads of its own), also inside regions that other threads entered before.
-        retain: True keeps the backup's memory (or file) and content at resume: the next pause needs no new memory,
-            and copies only what has changed.
-        overflow: what becomes of memory for which the device has too little. None: OutOfMemoryError. "split": it
-            begins on the device and goes on in host memory, which the device reads over the bus, behind one contiguous
-            address. "whole": what is larger than a share of the free memory (`configure(whole_fraction=)`) lies in
-            host memory as a whole, all else on the device.
+        backup: where the content is kept while the tag is paused. "ram": in host memory, which is returned to the
+            system at resume. "pinned": in pinned host memory, which is kept for the next pause; this is the fastest,
+            and no other program can use that memory. "disk": in a file in EBBTIDE_DISK_DIRECTORY. None drops the
+            content at pause, and the memory comes back as zeros.
+        threads: "own" covers allocations of the thread that entered the region. "all" covers those of every thread
+            (autograd runs backward on threads of its own), even inside regions that other threads entered earlier.
+        retain: True keeps the backup's memory (or file) and content at resume. The next pause then needs no new
+            memory, and copies only blocks that have changed.
+        overflow: what happens when the device has too little room. None raises an OutOfMemoryError. "split" puts the
+            beginning of an allocation on the device and the rest in host memory, which the device reads over the bus,
+            behind one contiguous address. "whole" puts allocations larger than a share of the free memory
+            (`configure(whole_fraction=)`) into host memory as a whole, and all others on the device.
 
     Raises:
         TypeError, ValueError: malformed arguments, at once; retain without a backup is one.
         StateError: when entered: this torch and this driver do not go together, an allocator setting that cannot
             work, a forked child.
-        OutOfMemoryError: when entered: memory that was trimmed does not fit on the device. The region is not entered.
+        OutOfMemoryError: when entered: trimmed memory does not fit on the device. The region is not entered.
     """
     return Region(tag, backup=backup, threads=threads, retain=retain, overflow=overflow)
 
 
 def disabled() -> Disabled:
-    """Ordinary memory inside a region, for the length of a `with` (or of the decorated function).
+    """Gives ordinary memory inside a region, for the length of a `with` or of the decorated function.
 
-    Inside a region with threads="all" that this thread opened, the whole region rests meanwhile, for every thread.
+    Inside a region with threads="all" that this thread opened, the whole region is suspended meanwhile, for every thread.
     """
     return Disabled()

@@ -1,4 +1,4 @@
-"""What operations and queries give back: plain values with a readable `str`."""
+"""The results of operations and queries: plain values with a readable `str`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ class Held:
 
 
 class _Left:
-    """`Report.left`: a tuple, made when it is first asked for, since it has a row for every tag that is resident."""
+    """`Report.left`: a tuple that is made on first access, since it has a row for every resident tag."""
 
     def __get__(self, report: "Report | None", owner: type) -> tuple[Held, ...]:
         if report is None:
@@ -42,19 +42,19 @@ class _Left:
 
 @dataclass(frozen=True)
 class Report:
-    """What an operation did. Sizes are bytes.
+    """The result of an operation. Sizes are bytes.
 
     Attributes:
         kind: "pause", "resume", "prepare", "trim" or "promote".
         bytes: device bytes freed (pause, trim) or claimed (resume, promote); bytes made ready for backups (prepare).
         copied: bytes that crossed the bus.
-        skipped: bytes with a backup that needed no copy; the sum of:
-        clean: the backup held them already;
-        unused: free blocks inside torch's segments, whose content may go;
-        constant: one repeated value, kept as that (on the way back also what was unused).
-        seconds: how long it took.
+        skipped: bytes with a backup that needed no copy: the sum of clean, unused and constant.
+        clean: bytes that the backup held already.
+        unused: free blocks inside torch's segments, whose content is not needed.
+        constant: blocks of one repeated value, stored as that value (in a resume also blocks that were unused).
+        seconds: the duration.
         by_tag, by_device: `bytes`, by tag and by device ordinal.
-        left: what ebbtide still holds on devices after it, and whose it is.
+        left: the bytes that ebbtide still holds on devices afterwards, by tag and device.
     """
 
     kind: str
@@ -74,7 +74,7 @@ class Report:
 
     @classmethod
     def from_core(cls, report: "_core.Report") -> "Report":
-        """The same, from the core's report."""
+        """Converts the core's report."""
         by_tag: dict[str, int] = {}
         by_device: dict[int, int] = {}
         for row in report.rows:
@@ -84,7 +84,7 @@ class Report:
         return cls(report.kind, **totals, seconds=report.seconds, by_tag=by_tag, by_device=by_device, left=report)
 
     def with_freed(self, freed: Iterable[tuple[str, int, int]]) -> "Report":
-        """The same with these bytes, too: tag, device ordinal, bytes."""
+        """A copy with these bytes added: (tag, device ordinal, bytes)."""
         by_tag, by_device = dict(self.by_tag), dict(self.by_device)
         rows = [row for row in freed if row[2]]
         for tag, device, size_bytes in rows:
@@ -117,11 +117,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Swap:
-    """What a swap did.
+    """The result of a swap.
 
     Attributes:
-        paused, resumed: the Report of what left, and of what came back.
-        seconds: how long both took together.
+        paused, resumed: the Reports of the two sides.
+        seconds: the duration of both together.
     """
 
     paused: Report
@@ -134,15 +134,15 @@ class Swap:
 
 @dataclass(frozen=True)
 class Adoption:
-    """What `adopt` did. Sizes are bytes.
+    """The result of `adopt`. Sizes are bytes.
 
     Attributes:
-        tag: where the tensors are now.
+        tag: the tag that the tensors are in now.
         bytes: bytes moved into the tag.
         storages: storages moved (tensors that share one move together).
         already: storages that were in the tag before.
-        skipped: reason -> number of tensors that stay where they are.
-        seconds: how long it took.
+        skipped: maps a reason to the number of tensors that stay where they are.
+        seconds: the duration.
     """
 
     tag: str
@@ -170,11 +170,11 @@ class TagStatus:
             "empty".
         lease_count: regions that are open on it now.
         allocation_count, size_bytes: its allocations (torch's segments, not tensors).
-        resident_bytes, stored_bytes, dropped_bytes: where they are.
-        trimmed_bytes: of free segments that were trimmed; not among the dropped ones.
+        resident_bytes, stored_bytes, dropped_bytes: how many of its bytes are in each place.
+        trimmed_bytes: bytes of free segments that were trimmed; not part of dropped_bytes.
         retained_bytes: host memory and disk space of backups that are kept while their content is resident.
-        host_bytes: of the resident ones, what spilled: in host memory that the device reads over the bus.
-        left_bytes: of these, what a pause with a backup left there: it is paused all the same.
+        host_bytes: the part of resident_bytes that spilled to host memory, which the device reads over the bus.
+        left_bytes: the part of host_bytes that a pause with a backup left there; it counts as paused.
     """
 
     tag: str
@@ -192,7 +192,7 @@ class TagStatus:
 
     @classmethod
     def from_core(cls, info: "_core.TagInfo") -> "TagStatus":
-        """The same, from the core's row."""
+        """Converts the core's row."""
         return cls(*_status_fields(info))
 
 
@@ -200,16 +200,16 @@ _status_fields = attrgetter(*TagStatus.__dataclass_fields__)
 
 
 class TagTable(dict[str, TagStatus]):
-    """Tag -> TagStatus; its `str` is a table."""
+    """Maps a tag to its TagStatus; its `str` is a table."""
 
     @classmethod
     def of(cls, statuses: Iterable[TagStatus]) -> "TagTable":
-        """The table of these."""
+        """The table of these rows."""
         return cls({status.tag: status for status in statuses})
 
     def __str__(self) -> str:
         columns = ["size", "resident", "stored", "dropped"]
-        # Few programs have these: shown where there is something.
+        # Few programs have these: shown only where they are not zero.
         rare = ("trimmed", "retained", "host")
         columns += [name for name in rare if any(getattr(status, f"{name}_bytes") for status in self.values())]
         rows: list[tuple[str, ...]] = [("tag", "state", "regions", *columns)]
@@ -222,13 +222,13 @@ class TagTable(dict[str, TagStatus]):
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened. Sizes are bytes.
+    """One event of the timeline. Sizes are bytes.
 
     Attributes:
         kind: "pause", "resume", "swap", "prepare", "trim", "separate" (before a trim: of what shared a handle) or
             "promote", each also with "_failed" (then some bytes may have moved), or "out_of_memory".
-        unix_seconds, seconds: when it ended (seconds since 1970), and how long it took.
-        tags: the tags it was about; of many the first ones, and how many more.
+        unix_seconds, seconds: when it ended (seconds since 1970), and its duration.
+        tags: the tags concerned; of many, the first ones and the number of the others.
         bytes, copied: as in a Report.
         detail: the error's message, or "".
     """
@@ -244,7 +244,7 @@ class Event:
 
     @classmethod
     def from_core(cls, event: "_core.Event") -> "Event":
-        """The same, from the core's row."""
+        """Converts the core's row."""
         return cls(*(getattr(event, name) for name in cls.__dataclass_fields__))
 
     def __str__(self) -> str:
