@@ -148,6 +148,7 @@ def region(
 def disabled() -> Disabled:
     """Gives ordinary memory inside a region, for the length of a `with` or of the decorated function.
 
-    Inside a region with threads="all" that this thread opened, the whole region is suspended meanwhile, for every thread.
+    Inside a region with threads="all" that this thread opened, the whole region is suspended meanwhile, for every
+    thread.
     """
     return Disabled()
