@@ -1,7 +1,7 @@
 """Locks for a process that may fork.
 
-A forked child has one thread. A lock that another thread held at the fork is never released there, so whoever waits for
-it hangs. Every lock of this package is made here, and is free in a child, unless the thread that forked holds it.
+A forked child has one thread. A lock that another thread held at the fork is never released there, and whoever waits
+for it hangs. So every lock of this package is made here, and is free in a child, unless the forking thread holds it.
 """
 
 import os
@@ -13,7 +13,7 @@ _made: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def make_lock() -> Any:
-    """A threading.RLock, so that a signal handler that calls ebbtide does not wait for its own thread."""
+    """A threading.RLock, so that a signal handler that calls ebbtide does not deadlock with its own thread."""
     lock = threading.RLock()
     _made.add(lock)
     return lock

@@ -64,7 +64,7 @@ def find(name: str) -> Setting:
 
 
 def problems() -> dict[str, str]:
-    """What is wrong with the variables of this process: name of the setting -> a sentence."""
+    """What is wrong with the variables of this process: maps the name of a setting to a sentence."""
     return {row["name"]: row["problem"] for row in _rows() if row["problem"]}
 
 
@@ -101,7 +101,8 @@ def read(name: str, environment: Mapping[str, str]) -> str:
 
 
 def read_or_fallback(name: str, environment: Mapping[str, str]) -> str:
-    """As `read`, and the default where it is unset, empty or malformed: as the preload library reads it."""
+    """Like `read`, with the default where the variable is unset, empty or malformed: as the preload library reads
+    it."""
     try:
         return read(name, environment) or find(name).fallback
     except ValueError:  # the library has said so
@@ -112,7 +113,7 @@ _environment_is_checked = False
 
 
 def check_environment() -> None:
-    """Looks at the variables of this process, at the first call; the core has read them by itself.
+    """Checks the variables of this process at the first call. The core has read them by itself.
 
     Raises:
         ValueError: one of them is malformed, or names a folder that disk backups can't use.

@@ -56,7 +56,7 @@ class Finding:
 
 def diagnose() -> list[Finding]:
     """All findings, in the order of the sections."""
-    in_force = list(_guarded("settings", _settings))  # first: what is wrong with one is said here, and not by others
+    in_force = list(_guarded("settings", _settings))  # first, so that a malformed setting is reported here
     outcome, findings = _look_at_driver()
     findings = [*_software(), *findings]
     if outcome.driver in ("cuda", "sim"):

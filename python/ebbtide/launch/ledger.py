@@ -1,11 +1,11 @@
 """The file in which the processes of one run count host memory (EBBTIDE_LEDGER): its name, and its removal.
 
-`ebbtide run` becomes the program, so nothing of it is left to tidy up behind the program. It therefore only names the
-file. The core makes it at first need; each process that counts in it holds a lock on its own part, which the kernel
-drops when the process is gone. A file on which there is no lock counts nothing: the next run removes it.
+`ebbtide run` becomes the program, so nothing is left to clean up after it. It only names the file. The core makes the
+file at first need, and each process that counts in it locks its own part. The kernel drops that lock when the process
+is gone. A file without locks counts nothing, and the next run removes it.
 
-So that a file can vanish between two processes of one run, who opens one creates it where it is missing, takes its
-first lock with waiting, and opens again if the file has no name any more by then (st_nlink is 0).
+The file may vanish between two processes of one run. So a process that opens it creates it if it is missing, waits for
+its first lock, and opens it again if the file has lost its name by then (st_nlink is 0).
 """
 
 import fcntl
@@ -25,13 +25,13 @@ PREFIX = "ebbtide-ledger-"
 
 
 def name_for(inherited: Mapping[str, str]) -> str:
-    """That of the run which this process belongs to; one of its own where it belongs to none."""
+    """The name of the ledger of the run that this process belongs to, or else of its own."""
     return inherited.get(VARIABLE) or own_name()
 
 
 @functools.cache
 def own_name() -> str:
-    """Always the same in one process: all that it starts is one run.
+    """The name of the ledger of this process: always the same, since everything that it starts is one run.
 
     Raises:
         StateError: there is no folder for it.
@@ -43,13 +43,13 @@ def own_name() -> str:
 
 
 def folders() -> list[Path]:
-    """Those that are there, in the order of choice; what is in them need not survive the machine."""
+    """The possible folders that exist, in the order of choice. Their content need not survive a reboot."""
     named = [os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm", tempfile.gettempdir()]
     return [Path(folder) for folder in dict.fromkeys(named) if folder.startswith("/") and Path(folder).is_dir()]
 
 
 def sweep() -> list[Path]:
-    """Removes the user's ledgers that no process holds; gives what it removed."""
+    """Removes the user's ledgers that no process holds; returns their paths."""
     return [path for path in _ledgers() if _remove_unless_held(path)]
 
 
@@ -72,7 +72,7 @@ def _remove_unless_held(path: Path) -> bool:
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
             return False
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _whole_file_lock())
-        # Only who has the whole lock removes: a file that has its name now keeps it until we are done.
+        # Only the holder of the whole lock removes the file: if it has its name now, it keeps it until we are done.
         if os.fstat(descriptor).st_nlink == 0:
             return False
         path.unlink()

@@ -8,7 +8,7 @@ from ebbtide.scopes import DecoratingScope
 
 
 class Preloaded(DecoratingScope):
-    """What `preloaded` gives. See there."""
+    """The context manager that `preloaded` returns."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
@@ -35,9 +35,9 @@ class Preloaded(DecoratingScope):
 
 
 def preloaded(**options: Any) -> Preloaded:
-    """Inside, this process's environment is `env(**options)`'s, so that children start with the preload library.
+    """Gives this process the environment of `env(**options)`, so that its children start with the preload library.
 
-    Afterwards it is as it was. The environment belongs to the whole process: children that other threads start
+    Afterwards the environment is as before. It belongs to the whole process: children that other threads start
     meanwhile get it as well. This process itself is not preloaded by it. Options and errors are those of `env`.
     """
     return Preloaded(options)

@@ -1,5 +1,5 @@
-"""The environment in which a program starts with the preload library: for `ebbtide run`, and for programs that start
-their own workers."""
+"""The environment that starts a program with the preload library: for `ebbtide run`, and for programs that start
+workers."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from ebbtide.launch.run_options import as_keyword, to_variables
 LIBRARY_NAME = "libebbtide_preload.so"
 LOADER_VARIABLE = "LD_PRELOAD"
 ACTIVE_VARIABLE = "EBBTIDE_PRELOAD"
-# llama.cpp reads it: all its memory would be managed, whatever its value, and none of it ours.
+# Read by llama.cpp: with any value, all its memory would be managed, and none of it ours.
 UNIFIED_MEMORY_VARIABLE = "GGML_CUDA_ENABLE_UNIFIED_MEMORY"
 
 
@@ -52,7 +52,7 @@ def variables_for(
 
 
 def library_path() -> Path:
-    """Where the preload library is, if it is there: beside libebbtide.so."""
+    """The path of the preload library beside libebbtide.so, whether or not it exists."""
     return Path(__file__).resolve().parents[1] / LIBRARY_NAME
 
 
@@ -60,7 +60,7 @@ def find_library() -> Path:
     """The preload library.
 
     Raises:
-        StateError: it is missing, or the loader could not be told of it.
+        StateError: it is missing, or LD_PRELOAD cannot hold its path.
     """
     path = library_path()
     if not path.is_file():
@@ -71,13 +71,13 @@ def find_library() -> Path:
 
 
 def preload_list(library: Path, inherited: str) -> str:
-    """LD_PRELOAD with ours first and once, then the user's own, in their order."""
+    """The value of LD_PRELOAD: our library first and once, then the user's own libraries in their order."""
     own = [entry for entry in re.split(r"[ :]+", inherited) if entry and Path(entry).name != LIBRARY_NAME]
     return ":".join([str(library), *own])
 
 
 def drop_unified_memory(environment: MutableMapping[str, str]) -> None:
-    """Removes GGML_CUDA_ENABLE_UNIFIED_MEMORY, and says so on stderr."""
+    """Removes GGML_CUDA_ENABLE_UNIFIED_MEMORY from an environment, and prints that to stderr."""
     if environment.pop(UNIFIED_MEMORY_VARIABLE, None) is not None:
         print(
             f"ebbtide: {UNIFIED_MEMORY_VARIABLE} is unset: it would make all memory managed, past what ebbtide does",

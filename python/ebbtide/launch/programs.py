@@ -1,4 +1,4 @@
-"""The file that a command names, and whether the system would load a preload library into it."""
+"""Finds the file of a command, and tells whether the system would load a preload library into it."""
 
 import os
 import shutil
@@ -33,9 +33,9 @@ def find_program(command: str, environment: Mapping[str, str]) -> Path:
 
 
 def preload_obstacle(program: Path, library: Path) -> str:
-    """Why the system would not load `library` into `program`; "" where it would, or where nobody can tell.
+    """Why the system would not load `library` into `program`; "" if it would, or if that is unknown.
 
-    Of a script, its interpreter is looked at.
+    For a script, its interpreter is examined.
     """
     try:
         program = _interpreter_of_script(program) or program

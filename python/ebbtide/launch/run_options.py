@@ -1,4 +1,4 @@
-"""The options of `ebbtide run`, `ebbtide.env` and `ebbtide.preloaded`: settings, and which of them go together."""
+"""The options of `ebbtide run`, `ebbtide.env` and `ebbtide.preloaded`: settings, and which of them belong together."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -9,11 +9,11 @@ from ebbtide.sizes import format_size
 
 
 def options() -> tuple[Setting, ...]:
-    """The settings that are options. The command spells their names --with-dashes."""
+    """The settings that are options. The command spells them --with-dashes."""
     return tuple(setting for setting in settings.all_settings() if setting.is_run_option)
 
 
-# An option that does nothing unless another one has this value.
+# Options that do nothing unless another option has this value.
 _NEEDS = {
     "tag": ("pauseable", "1"),
     "backup": ("pauseable", "1"),

@@ -1,9 +1,9 @@
 """Every name of torch that ebbtide uses and torch does not promise, with the versions that have it.
 
-The product looks names up here where versions differ. tests/python/test_torch_names.py holds each row against the
-torch that is installed; most of it needs no GPU, only a CUDA build. tests/law/test_names_of_torch.py finds private
-names in the sources that have no row, and rows that nothing uses. A documented function has a row where its arguments
-differ from version to version, or where ebbtide replaces it.
+ebbtide looks names up here where versions differ. tests/python/test_torch_names.py checks each row against the
+installed torch; most of it needs a CUDA build but no GPU. tests/law/test_names_of_torch.py finds private names in the
+sources without a row, and rows that nothing uses. A documented function has a row where its arguments differ between
+versions, or where ebbtide replaces it.
 """
 
 from dataclasses import dataclass
@@ -198,5 +198,5 @@ def find(*paths: str) -> Any:
 
 
 def end_allocate() -> Any:
-    """What closes a pool, under the name that this torch has for it."""
+    """The function that closes a pool, under the name that this torch has for it."""
     return find("_C._cuda_endAllocateToPool", "_C._cuda_endAllocateCurrentStreamToPool")

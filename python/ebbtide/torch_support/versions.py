@@ -1,7 +1,8 @@
-"""The versions of torch and Python that ebbtide was tried with, as `make matrix` found them: docs/support.md has each.
+"""The versions of torch and Python that ebbtide was tried with, as `make matrix` found them; docs/support.md lists
+each.
 
-An older torch is refused. What is newer than any tried is used, with one warning: what ebbtide takes from torch beside
-its documented functions may have changed (`torch_names` lists it).
+An older torch is refused. A newer one is used, with one warning: the names that torch does not promise may have changed
+(`torch_names` lists those that ebbtide uses).
 """
 
 import re
@@ -53,7 +54,7 @@ def torch_problem(version: Version) -> str:
 
 
 def untried(torch: Version | None = None, python: Version | None = None) -> str:
-    """The sentence about what is newer than any version that ebbtide was tried with; "" where nothing is."""
+    """A sentence about versions newer than any that ebbtide was tried with; "" if there are none."""
     newer = []
     if torch is not None and torch > NEWEST_TORCH:
         newer.append(f"torch {format_version(torch)} (tried: {TORCH_RANGE})")
@@ -65,7 +66,7 @@ def untried(torch: Version | None = None, python: Version | None = None) -> str:
 
 
 def check(torch_text: str) -> None:
-    """Refuses a torch that is too old, and warns of a torch or a Python that is newer than any tried.
+    """Refuses a torch that is too old, and warns of a torch or Python newer than any that was tried.
 
     Raises:
         StateError: torch is too old, or its version can't be read.
