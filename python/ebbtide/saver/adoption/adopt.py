@@ -42,12 +42,12 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: boo
     Args:
         objects: tensors, modules (parameters, buffers, gradients), optimizers (states, groups), mappings, sequences,
             sets and dataclasses of these.
-        tag, backup: as in `region`. What is in another tag, or in this one with another backup, moves as well.
-        force: also moves what may be lent out, but for all that can be told; see below. Whoever does keep an address
-            then reads and writes memory that has other owners.
+        tag, backup: as in `region`. Tensors in another tag, or in this tag with another backup, move as well.
+        force: moves memory even if it may be lent out (see below). Anything that keeps the old address then reads and
+            writes memory that belongs to others.
 
     Returns:
-        An Adoption. Skipped and counted, with the reason, are:
+        An Adoption. It counts the tensors that it skips, by reason:
 
         - tensors on other devices, and tensors without memory of their own (fake, meta, uninitialized, opaque);
         - memory that is not torch's own, or that NumPy has a view of or had: NumPy never says that it is done;

@@ -57,26 +57,25 @@ def timeline() -> list[Event]:
 
 
 def backup_of(tensor: "torch.Tensor", writable: bool = False) -> "torch.Tensor | None":
-    """The stored bytes of a paused tensor as a CPU tensor of its dtype, shape and strides, without a copy; None while
-    it is resident.
+    """A view of a paused tensor's stored bytes: a CPU tensor of its dtype, shape and strides, made without a copy.
 
-    Its bytes live as long as it does, also after a resume. A backup that somebody still looks at is not retained by a
-    resume. None also for tensors outside all regions, and where the content was dropped.
+    None while the tensor is resident, for tensors outside all regions, and where the content was dropped.
 
-    What is written into it before the resume comes back with the resume. However it is written, no pause takes the
-    blocks that were looked at for unchanged: the next one copies them. Nothing notices a write while the tag is being
-    paused or resumed, nor one through a bare address (data_ptr) after the tensor and its views are gone: the memory may
-    be another's by then.
+    The view keeps its bytes alive, also after a resume. A resume does not retain a backup that has a view.
+
+    Writes into the view before the resume come back with the resume. The next pause copies every block that had a view,
+    written or not. Two kinds of writes go unnoticed: those made while the tag is being paused or resumed, and those
+    through a bare address (data_ptr) after the view is gone, when the memory may belong to others.
 
     Args:
-        writable: True says that you mean to write. torch has no read-only tensors, so that it makes no difference to
-            what a write does.
+        writable: True states that you mean to write. torch has no read-only tensors, so a write has the same effect
+            either way.
 
     Raises:
         TypeError: not a tensor with plain strided memory.
-        StateError: a part of it has spilled to host memory, where a pause leaves it: no one range of bytes holds all of
-            it. `promote` before the pause.
-        StoreError: a block that was kept as one repeated value must be written out, and there is no room.
+        StateError: a part of the tensor has spilled to host memory, where a pause leaves it, so that no single range
+            holds all of its bytes. Call `promote` before the pause.
+        StoreError: a block that is stored as one repeated value must be expanded, and there is no room.
     """
     import torch
 

@@ -29,18 +29,18 @@ _numbers = itertools.count()
 
 
 def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[], None]:
-    """Calls `function(tag)` around each pause, resume or swap that moves memory of `tag`, in the thread that asked for
-    it. After `resume(wait=False)`, "after_resume" comes in the first `wait()` of the Pending, unless the tag was
-    paused again by then.
+    """Calls `function(tag)` around each pause, resume or swap that moves memory of `tag`, in the calling thread. After
+    `resume(wait=False)`, the first `wait()` of the Pending runs "after_resume", unless the tag was paused again by
+    then.
 
-    Hooks run in the order in which they were added. One that raises before the operation stops it: nothing has moved.
-    One that raises after it changes nothing either: the other hooks run, the operation stands, and the (first)
-    exception arrives at the caller.
+    Hooks run in the order in which they were added. If a before-hook raises, the operation does not start and nothing
+    moves. If an after-hook raises, the other hooks still run, the operation stands, and the caller gets the first
+    exception.
 
-    Each before-hook that ran is answered, also where the operation is refused or fails, by the after-hooks of the state
-    that the tag is in then: a pause that moved nothing runs "after_resume", a resume that moved nothing "after_pause".
-    A tag that was left midway ("partial") gets them from the call that finishes it. What an after-hook raises then is
-    a RuntimeWarning: the caller gets the error of the operation.
+    Each before-hook that ran is answered, even if the operation is refused or fails, by the after-hooks that match the
+    tag's state: a pause that moved nothing runs "after_resume", a resume that moved nothing runs "after_pause". For a
+    tag that was left midway ("partial"), the call that finishes it runs them. An exception of an after-hook is then a
+    RuntimeWarning, since the caller gets the error of the operation.
 
     Args:
         event: "before_pause", "after_pause", "before_resume" or "after_resume".

@@ -36,7 +36,7 @@ class TensorWalk:
         self._caller = caller
         self._with_gradients = with_gradients
         self._seen: set[int] = set()
-        self._keep: list[Any] = []  # so that no id is used again meanwhile
+        self._keep: list[Any] = []  # kept alive, so that no id is reused meanwhile
 
     def walk(self, thing: Any) -> "Iterator[torch.Tensor]":
         """The tensors in one argument.
@@ -93,16 +93,16 @@ class TensorWalk:
 
 
 def why_without_memory(tensor: "torch.Tensor") -> str | None:
-    """What a tensor is that must not be asked for its storage; None for one that may.
+    """The kind of a tensor that must not be asked for its storage; None for a tensor that may.
 
-    torch has errors of its own for these, and for some it ends the process.
+    torch raises errors of its own for these, and for some it ends the process.
     """
     import torch
 
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         if torch.nn.parameter.is_lazy(tensor):
             return "an uninitialized parameter"
-        fakes = sys.modules.get("torch._subclasses.fake_tensor")  # not imported for the question: that takes long
+        fakes = sys.modules.get("torch._subclasses.fake_tensor")  # not imported here, since that takes long
         if fakes is not None and isinstance(tensor, fakes.FakeTensor):
             return "a fake tensor"
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
@@ -113,7 +113,7 @@ def why_without_memory(tensor: "torch.Tensor") -> str | None:
 
 
 def sparse_parts(tensor: "torch.Tensor") -> "list[torch.Tensor]":
-    """The tensors that a sparse one consists of; none for another."""
+    """The tensors that a sparse tensor consists of; none for a dense one."""
     names = _SPARSE_PARTS.get(str(tensor.layout), ())
     return [getattr(tensor.detach(), name)() for name in names]
 
