@@ -7,10 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import DriverError, Error, OutOfMemoryError, StateError, StoreError
+from ebbtide.launch.preloading import env
 
 if TYPE_CHECKING:
     from ebbtide import saver
-    from ebbtide.preloading import env, preloaded
+    from ebbtide.launch.preloaded import preloaded
 
     __version__: str
 
@@ -30,8 +31,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "saver":
         return importlib.import_module("ebbtide.saver")
-    if name in ("env", "preloaded"):
-        return getattr(importlib.import_module("ebbtide.preloading"), name)
+    if name == "preloaded":
+        return importlib.import_module("ebbtide.launch.preloaded").preloaded
     if name == "__version__":
         return str(importlib.import_module("ebbtide._core").version())
     raise AttributeError(f"module 'ebbtide' has no attribute {name!r}")

@@ -20,7 +20,7 @@ from typing import Any, Literal, cast, get_args
 
 from ebbtide import settings
 from ebbtide.errors import Error, StateError
-from ebbtide.forks import make_lock
+from ebbtide.locks import make_lock
 
 Setting = Literal["auto", "cuda", "sim", "off"]
 TorchKind = Literal["none", "cpu", "cuda", "rocm"]

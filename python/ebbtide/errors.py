@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from ebbtide.forks import make_lock
+from ebbtide.locks import make_lock
 
 UNLIMITED = 2**64 - 1
 

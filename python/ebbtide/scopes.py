@@ -1,11 +1,11 @@
-"""`with` blocks whose beginning and end are long: `_core.Scope`, which sees to it that an interrupt leaves no half.
+"""`with` blocks with a long beginning and end: `_core.Scope` ensures that an interrupt leaves nothing half done.
 
-A subclass says what happens in `_open` and `_close`:
-- `_open` may be cut short anywhere. What it does is recorded before it is done, or in the same call into C.
-- `_close` ends what `_open` has left, however much that is. An interrupt may cut it short anywhere; it is then called
-  again, so each step of it may be done twice.
-- `_close` returns an error of its own (or None): what it raises counts as an interrupt. `_failure` is the error that
-  the block ended with, None where it ended well.
+A subclass implements `_open` and `_close`:
+- `_open` may be interrupted anywhere. Each step is recorded before it is done, or in the same call into C.
+- `_close` undoes whatever `_open` has done so far. If an interrupt cuts it short, it is called again. So each of its
+  steps must be safe to repeat.
+- `_close` returns an error of its own, or None; an exception that it raises counts as an interrupt. `_failure` is the
+  error that ended the block, or None.
 """
 
 import functools
@@ -19,10 +19,10 @@ _R = TypeVar("_R")
 
 
 class DecoratingScope(_core.Scope):
-    """A scope that is also a decorator, as those of `contextlib.contextmanager` are: each call has one of its own."""
+    """A scope that is also a decorator, like those of `contextlib.contextmanager`: each call gets a fresh one."""
 
     def _again(self) -> "DecoratingScope":
-        """Another one with the same arguments."""
+        """A fresh scope with the same arguments."""
         raise NotImplementedError
 
     def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ebbtide.errors import StoreError
+
 _FORMS = {"size": "SIZE", "fraction": "FRACTION", "count": "NUMBER", "tag": "TAG", "folder": "PATH", "file": "PATH"}
 _BEYOND_ANY_SIZE = 2**64
 
@@ -62,7 +64,7 @@ def find(name: str) -> Setting:
 
 
 def problems() -> dict[str, str]:
-    """What is wrong with the variables of this process: name of the setting -> a sentence."""
+    """What is wrong with the variables of this process: maps the name of a setting to a sentence."""
     return {row["name"]: row["problem"] for row in _rows() if row["problem"]}
 
 
@@ -90,8 +92,6 @@ def read(name: str, environment: Mapping[str, str]) -> str:
     Raises:
         ValueError: it is malformed, or names a folder that can't be used.
     """
-    from ebbtide.errors import StoreError
-
     setting = find(name)
     text = environment.get(setting.variable)
     try:
@@ -101,11 +101,29 @@ def read(name: str, environment: Mapping[str, str]) -> str:
 
 
 def read_or_fallback(name: str, environment: Mapping[str, str]) -> str:
-    """As `read`, and the default where it is unset, empty or malformed: as the preload library reads it."""
+    """Like `read`, with the default where the variable is unset, empty or malformed: as the preload library reads
+    it."""
     try:
         return read(name, environment) or find(name).fallback
     except ValueError:  # the library has said so
         return find(name).fallback
+
+
+_environment_is_checked = False
+
+
+def check_environment() -> None:
+    """Checks the variables of this process at the first call. The core has read them by itself.
+
+    Raises:
+        ValueError: one of them is malformed, or names a folder that disk backups can't use.
+    """
+    global _environment_is_checked
+    if _environment_is_checked:
+        return
+    for problem in problems().values():
+        raise ValueError(problem)
+    _environment_is_checked = True
 
 
 def as_text(setting: Setting, value: object, label: str, takes_text: bool) -> str:

@@ -1,5 +1,7 @@
 """Sizes as people write them: "16GiB", or an int of bytes."""
 
+from ebbtide import settings
+
 
 def parse_size(size: str | int, name: str = "size") -> int:
     """The bytes of "16GiB" (binary), "16GB" (decimal), "1.5 MiB", "4096", or an int.
@@ -15,8 +17,7 @@ def parse_size(size: str | int, name: str = "size") -> int:
     """
     if isinstance(size, bool) or not isinstance(size, int | str):
         raise TypeError(f'{name} must be a size like "16GiB" or an int of bytes, not {type(size).__name__}')
-    from ebbtide import settings  # which has the core check it, as every size
-
+    # The core checks it, as every size.
     return int(settings.check(settings.find("device_limit"), size, name))
 
 

@@ -69,7 +69,7 @@ TEST_F(LedgerTest, WhatIsNoLedgerIsRefused) {
   EXPECT_THROW(Ledger::open("/proc/no/such/folder"), StateError);
 }
 
-// As the next run sweeps (python/ebbtide/ledger.py): it locks all of the file and removes it, while another process has it open already and waits.
+// As the next run sweeps (python/ebbtide/launch/ledger.py): it locks all of the file and removes it, while another process has it open already and waits.
 TEST_F(LedgerTest, Invariant7_WhatIsRemovedBeforeItIsLockedIsOpenedAgain) {
   const int sweeper = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   struct flock whole{};

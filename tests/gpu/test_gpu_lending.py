@@ -104,7 +104,7 @@ def test_checked_reads(program: Callable[..., str]) -> None:
     program(
         """
 import copy, io, pickle
-from ebbtide.saver import check
+from ebbtide.saver.check import ops as check
 with saver.region("weights"):
     t = torch.ones(8, device="cuda")
 saver.pause("weights")

@@ -177,7 +177,7 @@ for cycle in range(3):
 
 
 def test_a_capture_while_the_tag_is_away(program: Callable[..., str]) -> None:
-    """Its memory is the graph's, not the detour's, which others are given once it is over."""
+    """Its memory is the graph's, not the bypass pool's, which others are given once it is over."""
     program(
         """
 old = torch.ones(4 * MIB, device="cuda")

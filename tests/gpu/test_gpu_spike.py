@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
-from ebbtide.saver import leases  # noqa: E402
+from ebbtide.saver.pools import region_pools  # noqa: E402
 
 pytestmark = pytest.mark.device_memory
 
@@ -59,7 +59,7 @@ def test_narrow_wide_narrow_in_one_tag(limited, tag, threads):
     assert during > 3 * before, "the wide phase was to be slow"
     assert after <= 1.1 * before
     phase(saver, tag, NARROW, threads)
-    assert [lent for key, lent in leases.shelf.dissolved() if key.tag == tag] == []
+    assert [pool for key, pool in region_pools.registry.dissolved() if key.tag == tag] == []
 
 
 def test_what_lives_in_the_pool_of_a_spike_stays(limited, tag):

@@ -1,4 +1,4 @@
-"""Every lock of the package is made by ebbtide.forks, so that a forked child can take it."""
+"""Every lock of the package is made by ebbtide.locks, so that a forked child can take it."""
 
 import ast
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_locks_are_made_in_one_place(root: Path) -> None:
         for path in sorted(package.rglob("*.py"))
         if (lines := foreign_locks(path.read_text()))
     }
-    assert list(found) == ["forks.py"]
+    assert list(found) == ["locks.py"]
 
 
 def test_the_law_finds_planted_locks() -> None:

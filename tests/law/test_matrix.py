@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from ebbtide import support
+from ebbtide.torch_support import versions
 
 ALL = {python: Path(f"/{python}") for python in ("3.10", "3.11", "3.12", "3.13", "3.14")}
 REPORT = """<testsuites><testsuite>
@@ -35,8 +35,8 @@ def matrix(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Modul
 
 def test_the_rows_cover_what_is_supported(matrix: ModuleType) -> None:
     rows = matrix.choose_rows(ALL)
-    torches = {support.torch_version(row.torch) for row in rows}
-    assert torches == {(2, minor) for minor in range(support.LEAST_TORCH[1], support.NEWEST_TORCH[1] + 1)}
+    torches = {versions.torch_version(row.torch) for row in rows}
+    assert torches == {(2, minor) for minor in range(versions.LEAST_TORCH[1], versions.NEWEST_TORCH[1] + 1)}
     with_one = {row.python for row in rows if row.torch == matrix.TORCH_OF_EVERY_PYTHON}
     assert with_one == set(ALL)
     assert len(set(rows)) == len(rows)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from ebbtide import support
+from ebbtide.torch_support import versions
 
 ROW = re.compile(r"^\| (\d+\.\d+)[\d.]* \| (CUDA [\d.]+|CPU|) \| (\d+\.\d+)[\d.]* \| (.*) \|$", re.MULTILINE)
 COUNTS = re.compile(r"^(\d+) passed, 0 failed, \d+ skipped$")
@@ -34,7 +34,7 @@ def read_rows(page: str) -> list[TriedRow]:
     return [TriedRow(*row) for row in ROW.findall(page)]
 
 
-def versions(least: support.Version, newest: support.Version) -> set[str]:
+def all_versions(least: versions.Version, newest: versions.Version) -> set[str]:
     return {f"{least[0]}.{minor}" for minor in range(least[1], newest[1] + 1)}
 
 
@@ -44,10 +44,10 @@ def find_faults(rows: list[TriedRow]) -> list[str]:
     faults = [
         f"torch {row.torch}, Python {row.python}: {row.tests}" for row in rows if not (row.has_passed or row.is_untried)
     ]
-    wanted = versions(support.LEAST_TORCH, support.NEWEST_TORCH)
+    wanted = all_versions(versions.LEAST_TORCH, versions.NEWEST_TORCH)
     faults += [f"torch {version} is not shown to pass" for version in sorted(wanted - {row.torch for row in passed})]
     faults += [f"torch {row.torch} is tried, and out of the range" for row in passed if row.torch not in wanted]
-    wanted = versions(support.LEAST_PYTHON, support.NEWEST_PYTHON)
+    wanted = all_versions(versions.LEAST_PYTHON, versions.NEWEST_PYTHON)
     said = {row.python for row in rows if row.has_passed or row.is_untried}  # untried ones are said to be
     faults += [f"Python {version} is not shown to pass" for version in sorted(wanted - said)]
     faults += [f"Python {row.python} is tried, and out of the range" for row in passed if row.python not in wanted]
@@ -61,21 +61,21 @@ def test_the_table_shows_the_ranges(root: Path) -> None:
 
 
 def test_the_pages_name_the_ranges(root: Path) -> None:
-    sentence = f"torch {support.TORCH_RANGE}, Python {support.PYTHON_RANGE}"
+    sentence = f"torch {versions.TORCH_RANGE}, Python {versions.PYTHON_RANGE}"
     for page in ("README.md", "docs/support.md"):
         assert sentence in (root / page).read_text(), page
     for page in [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").rglob("*.md")]:
         ranges = re.findall(r"(torch|Python) (\d\.\d+ to \d\.\d+)", page.read_text())
-        known = {("torch", support.TORCH_RANGE), ("Python", support.PYTHON_RANGE)}
+        known = {("torch", versions.TORCH_RANGE), ("Python", versions.PYTHON_RANGE)}
         assert set(ranges) <= known, page.name
 
 
 def test_the_package_asks_for_the_least_and_has_no_upper_bound(root: Path) -> None:
     text = (root / "pyproject.toml").read_text()
-    assert f'requires-python = ">={support.format_version(support.LEAST_PYTHON)}"' in text
-    assert f'torch = ["torch>={support.format_version(support.LEAST_TORCH)}"]' in text
+    assert f'requires-python = ">={versions.format_version(versions.LEAST_PYTHON)}"' in text
+    assert f'torch = ["torch>={versions.format_version(versions.LEAST_TORCH)}"]' in text
     classified = set(re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text))
-    assert classified == versions(support.LEAST_PYTHON, support.NEWEST_PYTHON)
+    assert classified == all_versions(versions.LEAST_PYTHON, versions.NEWEST_PYTHON)
 
 
 # --- the checker, seen to fail ---

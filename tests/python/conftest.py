@@ -64,9 +64,9 @@ def mover(request: pytest.FixtureRequest, saver: Any, monkeypatch: pytest.Monkey
     if request.param == "as here" or saver.device == "cuda":
         return
     torch = pytest.importorskip("torch")
-    from ebbtide.saver import adoption
+    from ebbtide.saver.adoption import storage_movers
 
-    monkeypatch.setattr(adoption, "_CpuMover", adoption._CudaMover)
+    monkeypatch.setattr(storage_movers, "CpuMover", storage_movers.CudaMover)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
 

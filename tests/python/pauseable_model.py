@@ -5,12 +5,14 @@ import ctypes
 
 import torch
 from ebbtide import _core, driver_choice
-from ebbtide.saver import captures, cuda_pools, detour, frames, leases, pools, program
+from ebbtide.saver.pools import backends, bypass, captures, cuda_pools, region_pools
+from ebbtide.saver.regions import entry, startup
+from ebbtide.saver.state import program
 from torch_model import TorchModel
 
 MIB = 1 << 20
 RAM = 1
-DEFAULT = detour.DEFAULT_POOL
+DEFAULT = bypass.DEFAULT_POOL
 
 
 class CachingTorch(TorchModel):
@@ -95,7 +97,7 @@ class PauseableProgram:
     def end(self):
         self.saver.resume(self.tag)
         assert self.model.recording == {0: [], 1: []}
-        assert not detour._open
+        assert not bypass._open
         for address in list(self.live):
             self.drop(address)
         self.model.empty_cache()
@@ -106,10 +108,10 @@ def start(saver, monkeypatch, tag):
     """The program, in this process, whose saver takes it for its own."""
     model = CachingTorch(tag)
     model.install(monkeypatch)
-    monkeypatch.setattr(pools, "_backend", cuda_pools.CudaPools((2, 13)))
-    monkeypatch.setattr(frames, "shelf", leases.Shelf())
+    monkeypatch.setattr(backends, "_backend", cuda_pools.CudaPools((2, 13)))
+    monkeypatch.setattr(entry, "registry", region_pools.RegionPools())
     monkeypatch.setattr(captures, "install", lambda: None)
     monkeypatch.setattr(program, "_own", program.Program(tag, RAM))
-    monkeypatch.setattr(detour, "_former", set())
-    program.introduce()
+    monkeypatch.setattr(bypass, "_closed", set())
+    startup.introduce_program()
     return PauseableProgram(saver, tag, model)

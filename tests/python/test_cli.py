@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 from ebbtide.cli import main
-from ebbtide.diagnosis import Finding, diagnose, is_usable
+from ebbtide.cli.diagnosis import Finding, diagnose, is_usable
 from ebbtide.settings import all_settings
 
 HIDE_TORCH = """
@@ -22,6 +22,14 @@ class Hide(MetaPathFinder):
 sys.meta_path.insert(0, Hide())
 from ebbtide.cli import main
 main(ARGUMENTS)
+"""
+
+
+WITHOUT_CORE = """
+import sys
+sys.modules["ebbtide._core"] = None  # as where the library is missing, or made for another Python
+from ebbtide.cli import main
+main(["doctor", "--json"])
 """
 
 
@@ -53,6 +61,15 @@ def test_help_of_every_command_is_its_docstring() -> None:
         assert result.exit_code == 0
         assert command.callback.__doc__.strip().splitlines()[0] in result.output
         assert name in CliRunner().invoke(main, ["--help"]).output
+
+
+def test_doctor_says_that_the_core_does_not_load() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_CORE], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    found = problems(json.loads(done.stdout)["findings"])
+    assert any("does not load" in each["found"] and each["advice"] == "install ebbtide again" for each in found)
 
 
 def test_version(run_command) -> None:

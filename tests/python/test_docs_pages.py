@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ebbtide import errors
-from ebbtide.run_options import options
+from ebbtide.launch.run_options import options
 
 CONTEXT_SWITCHES = {"cuCtxGetCurrent", "cuCtxSetCurrent"}
 

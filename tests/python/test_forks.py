@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from ebbtide import forks
+from ebbtide import locks
 
 STRESS = """
     import os, signal, sys, threading, time
@@ -89,11 +89,11 @@ def in_child(function):
 
 
 def test_a_lock_that_another_thread_holds_is_free_in_a_child():
-    locks = [forks.make_lock() for _ in range(3)]
+    made = [locks.make_lock() for _ in range(3)]
     held, may_end = threading.Event(), threading.Event()
 
     def hold():
-        with locks[0], locks[1], locks[1]:
+        with made[0], made[1], made[1]:
             held.set()
             may_end.wait(30)
 
@@ -101,15 +101,15 @@ def test_a_lock_that_another_thread_holds_is_free_in_a_child():
     thread.start()
     held.wait(30)
     try:
-        assert not locks[0].acquire(blocking=False)
-        assert in_child(lambda: all(lock.acquire(timeout=5) for lock in locks))
+        assert not made[0].acquire(blocking=False)
+        assert in_child(lambda: all(lock.acquire(timeout=5) for lock in made))
     finally:
         may_end.set()
         thread.join(30)
 
 
 def test_a_lock_that_the_forking_thread_holds_stays_its_own():
-    lock = forks.make_lock()
+    lock = locks.make_lock()
 
     def is_mine():
         lock.release()
@@ -122,11 +122,13 @@ def test_a_lock_that_the_forking_thread_holds_stays_its_own():
 
 def test_every_lock_of_the_saver_is_one_of_these(saver):
     from ebbtide import driver_choice, errors, torch_extension
-    from ebbtide.saver import captures, detour, graphs, hooks, leases, pending, pools
+    from ebbtide.saver.pools import bypass, captures, region_pools
+    from ebbtide.saver.regions import graphs, startup
+    from ebbtide.saver.state import hooks, running_resumes
 
-    modules = (driver_choice, torch_extension, captures, detour, graphs, hooks, pending, pools)
-    for lock in [*(module._lock for module in modules), errors._join_lock, leases.shelf._lock]:
-        assert lock in forks._made
+    modules = (driver_choice, torch_extension, captures, bypass, graphs, hooks, running_resumes, startup)
+    for lock in [*(module._lock for module in modules), errors._join_lock, region_pools.registry._lock]:
+        assert lock in locks._made
 
 
 @pytest.mark.parametrize("kind", ["prepare", "resume"])

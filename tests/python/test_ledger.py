@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from ebbtide import ledger
 from ebbtide.errors import StateError
+from ebbtide.launch import ledger
 
 # What a process of a run does: it holds a part of the file for as long as it lives.
 HOLD = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import ebbtide
 import pytest
-from ebbtide import preloading, run_options
+from ebbtide.launch import preloading, run_options
 from ebbtide.settings import all_settings
 from hypothesis import given
 from hypothesis import strategies as st

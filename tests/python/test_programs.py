@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ebbtide
 import pytest
-from ebbtide import programs
+from ebbtide.launch import programs
 
 LIBRARY = Path(ebbtide.__file__).resolve().with_name("libebbtide_preload.so")
 MACHINE = struct.unpack_from("<H", LIBRARY.read_bytes(), 18)[0]

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
-from ebbtide.saver import adoption  # noqa: E402
+from ebbtide.saver.adoption import adopt  # noqa: E402
 
 MIB = 1 << 20
 
@@ -136,7 +136,7 @@ def test_what_stays_is_counted_with_its_reason(saver, tag):
     assert result.storages == 1
     assert result.skipped["on meta, not on " + saver.device] == 1
     if saver.device == "cpu":
-        assert result.skipped[adoption.NOT_OWN] == 1
+        assert result.skipped[adopt.NOT_OWN] == 1
         assert result.skipped["shared between processes"] == 1
     else:
         assert result.skipped["on cpu, not on cuda"] == 2

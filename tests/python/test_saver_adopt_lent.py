@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
 from ebbtide import _core  # noqa: E402
-from ebbtide.saver import address_reads, adoption, lending  # noqa: E402
+from ebbtide.saver.adoption import adopt, external_references  # noqa: E402
+from ebbtide.saver.tensors import address_reads  # noqa: E402
 
 CPU_ONLY = pytest.mark.sim_only  # NumPy borrows CPU tensors
 
@@ -46,7 +47,7 @@ def test_a_partner_of_dlpack_keeps_its_memory_until_it_is_gone(saver, tag, make,
     partner = lend(tensor)
     result = saver.adopt([tensor, other], tag=tag)
     assert (tensor.data_ptr(), tag_of(tensor), tag_of(other)) == (address, None, tag)
-    assert (result.storages, result.skipped) == (1, {lending.LENT_OUT: 1})
+    assert (result.storages, result.skipped) == (1, {external_references.LENT_OUT: 1})
     assert "force=True" in str(result)
     del partner
     gc.collect()
@@ -58,7 +59,7 @@ def test_a_partner_of_a_parameter(saver, tag):
     model = torch.nn.Linear(8, 8, device=saver.device)
     model(torch.ones(2, 8, device=saver.device)).sum().backward()
     partners = [torch.from_dlpack(model.weight.detach()), torch.from_dlpack(model.bias.grad)]
-    assert saver.adopt(model, tag=tag).skipped == {lending.LENT_OUT: 2}
+    assert saver.adopt(model, tag=tag).skipped == {external_references.LENT_OUT: 2}
     assert [tag_of(t) for t in (model.weight, model.weight.grad, model.bias, model.bias.grad)] == [None, tag, tag, None]
     partners[0].fill_(3)
     assert float(model.weight.detach().sum()) == 192
@@ -69,7 +70,7 @@ def test_a_partner_of_a_buffer_that_only_a_view_is_adopted_of(saver, tag, make):
     partner = torch.from_dlpack(base)
     view = base[3]
     del base
-    assert saver.adopt(view, tag=tag).skipped == {lending.LENT_OUT: 1}
+    assert saver.adopt(view, tag=tag).skipped == {external_references.LENT_OUT: 1}
     del partner
     assert saver.adopt(view, tag=tag).storages == 1
 
@@ -97,11 +98,11 @@ def test_force_is_a_switch(saver, tag, make, force):
 def test_what_numpy_had_stays_also_with_force(saver, tag, make, lend, force):
     tensor = make()
     array = lend(tensor)
-    assert saver.adopt(tensor, tag=tag, force=force).skipped == {adoption.NOT_OWN: 1}
+    assert saver.adopt(tensor, tag=tag, force=force).skipped == {adopt.NOT_OWN: 1}
     array[-1] = 5
     assert float(tensor[-1].sum()) == 40
     del array
-    assert saver.adopt(tensor, tag=tag, force=force).skipped == {adoption.NOT_OWN: 1}, "NumPy never says it is done"
+    assert saver.adopt(tensor, tag=tag, force=force).skipped == {adopt.NOT_OWN: 1}, "NumPy never says it is done"
 
 
 def test_what_is_in_the_tag_already_is_not_asked(saver, tag, make):
@@ -137,13 +138,13 @@ def test_another_librarys_object_that_refers_to_it(saver, tag, make, borrower, i
     partner = borrower(tensor[2:])
     if is_frozen:
         gc.freeze()
-    assert saver.adopt(tensor, tag=tag).skipped == {lending.BORROWED: 1}
+    assert saver.adopt(tensor, tag=tag).skipped == {external_references.BORROWED: 1}
     del partner
     assert saver.adopt(tensor, tag=tag).storages == 1
 
 
 def test_types_that_are_made_in_c_may_keep_addresses():
-    assert lending._may_keep_addresses(numpy.nditer)
+    assert external_references._may_keep_addresses(numpy.nditer)
     for harmless in (
         dict,
         type(lambda: None),
@@ -153,7 +154,7 @@ def test_types_that_are_made_in_c_may_keep_addresses():
         _Borrower,
         types.CellType,
     ):
-        assert not lending._may_keep_addresses(harmless)
+        assert not external_references._may_keep_addresses(harmless)
 
 
 def test_plain_objects_frames_and_closures_are_no_borrowers(saver, tag, make):
@@ -188,7 +189,7 @@ def test_an_address_that_was_read_keeps_the_tensor_where_it_is(saver, tag, make)
     tensor = make()
     alias = tensor.as_subclass(_Readable)
     assert alias.__cuda_array_interface__["data"][0] == tensor.data_ptr()
-    assert saver.adopt(tensor, tag=tag).skipped == {lending.ADDRESS_READ: 1}
+    assert saver.adopt(tensor, tag=tag).skipped == {external_references.ADDRESS_READ: 1}
     del alias
     gc.collect()
     assert saver.adopt(tensor, tag=tag).storages == 1

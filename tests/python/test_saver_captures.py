@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
-from ebbtide.saver import captures, graphs, leases, pools  # noqa: E402
+from ebbtide.saver.pools import backends, captures, region_pools  # noqa: E402
+from ebbtide.saver.regions import graphs  # noqa: E402
 
 
 class Allocator:
@@ -202,7 +203,7 @@ def test_a_capture_leaves_the_regions_of_its_thread(saver, tag, graph_class):
 
 def test_the_workspace_map_is_emptied_before_a_capture_and_not_during_one(saver, tag, graph_class, monkeypatch):
     calls = []
-    monkeypatch.setattr(captures.workspaces, "forget", lambda: calls.append(captures.is_capturing()))
+    monkeypatch.setattr(captures.workspaces, "clear", lambda: calls.append(captures.is_capturing()))
     graph = graph_class()
     graph.capture_begin()
     with pytest.raises(StateError):
@@ -215,7 +216,7 @@ def test_a_capture_into_a_named_pool_leases_its_tag(saver, tag, graph_class, mon
     with saver.region(tag):
         keep = torch.ones(1000, device=saver.device)
     monkeypatch.setattr(captures, "_tagged", {})
-    captures.name_pool((0, 77), tag, leases.LentPool(FakePool((0, 77)), 0, epoch=0))
+    captures.name_pool((0, 77), tag, region_pools.RegionPool(FakePool((0, 77)), 0, epoch=0))
     graph = graph_class()
     for begin in (lambda: graph.capture_begin((0, 77)), lambda: graph.capture_begin(pool=(0, 77))):
         begin()
@@ -256,7 +257,7 @@ class FakePool:
         self.id = key
 
     def activation(self):
-        return (pools.PoolUse(ActiveNow, (), ()),)
+        return (backends.PoolUse(ActiveNow, (), ()),)
 
 
 class ActiveNow:
@@ -301,10 +302,10 @@ def fake_cuda(saver, monkeypatch):
 
     assert saver.device  # the real backend first: regions of other tests use it
     backend = FakeBackend()
-    monkeypatch.setattr(pools, "_backend", backend)
+    monkeypatch.setattr(backends, "_backend", backend)
     monkeypatch.setattr(graphs, "_pools", {})
     monkeypatch.setattr(captures, "_tagged", {})
-    monkeypatch.setattr(graphs, "shelf", leases.Shelf())
+    monkeypatch.setattr(graphs, "registry", region_pools.RegionPools())
     monkeypatch.setattr(torch.cuda, "graph", GraphContext)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the caller's")

@@ -1,15 +1,19 @@
 """The CUDA backend against models of torch's pool routing in each supported version, without a GPU."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from ebbtide.errors import StateError  # noqa: E402
-from ebbtide.saver import captures, cuda_pools, frames, leases, pools  # noqa: E402
-from ebbtide.saver.cuda_pools import expandable_segments_problem  # noqa: E402
-from ebbtide.support import LEAST_TORCH, NEWEST_TORCH  # noqa: E402
+from ebbtide.saver.pools import backends, captures, cuda_pools, pool_segments, region_pools  # noqa: E402
+from ebbtide.saver.reclaim import spilled  # noqa: E402
+from ebbtide.saver.regions import entry  # noqa: E402
+from ebbtide.saver.values.segments import Segment  # noqa: E402
+from ebbtide.torch_support.allocator_settings import ALLOCATOR_VARIABLES, expandable_segments_problem  # noqa: E402
+from ebbtide.torch_support.versions import LEAST_TORCH, NEWEST_TORCH  # noqa: E402
 from torch_model import TorchModel  # noqa: E402
 
 VERSIONS = [(2, minor) for minor in range(LEAST_TORCH[1], NEWEST_TORCH[1] + 1)]
@@ -21,8 +25,8 @@ def model(request, saver, monkeypatch):
     model = TorchModel(request.param)
     model.dissolved = set()
     model.install(monkeypatch)
-    monkeypatch.setattr(pools, "_backend", cuda_pools.CudaPools(request.param))
-    monkeypatch.setattr(frames, "shelf", leases.Shelf())
+    monkeypatch.setattr(backends, "_backend", cuda_pools.CudaPools(request.param))
+    monkeypatch.setattr(entry, "registry", region_pools.RegionPools())
     yield model
     assert model.recording == {0: [], 1: []}
     # The object's own, and the one that is never given back but where the pool is dissolved.
@@ -45,7 +49,7 @@ def test_each_device_has_a_pool_made_on_it(model, saver, tag):
         inside = [model.route(device) for device in (0, 1)]
         assert [device for device in (0, 1) if inside[device] is not None] == list(model.covered)
         assert len(set(inside)) == 2
-    assert {p.mem_pool.made_on for p in (e.pool for es in frames.shelf._pools.values() for e in es)} == set(
+    assert {p.mem_pool.made_on for p in (e.handle for es in entry.registry._pools.values() for e in es)} == set(
         model.covered
     )
     assert model.route(0) is None
@@ -79,10 +83,10 @@ def test_pools_are_entered_again(model, saver, tag):
 
 
 def dissolve_all(tag):
-    with frames.shelf.withheld([tag]) as withheld:
-        for _, lent in withheld:
-            lent.is_dissolved = pools._backend.dissolve(lent.pool)
-        return [lent.pool.id for _, lent in withheld if lent.is_dissolved]
+    with entry.registry.withheld([tag]) as withheld:
+        for _, pool in withheld:
+            pool.is_dissolved = backends._backend.dissolve(pool.handle)
+        return [pool.handle.id for _, pool in withheld if pool.is_dissolved]
 
 
 def test_dissolved_pools_are_torchs_to_free(model, saver, tag, tag2):
@@ -93,7 +97,7 @@ def test_dissolved_pools_are_torchs_to_free(model, saver, tag, tag2):
     assert len(model.dissolved) == (2 if model.may_die_in_use else 0)
     with saver.region(tag):
         assert (model.route() == first) is not model.may_die_in_use
-    assert len(frames.shelf.dissolved()) == len(model.dissolved)
+    assert len(entry.registry.dissolved()) == len(model.dissolved)
     model.dissolved |= set(dissolve_all(tag))  # again, and none twice
     assert len(model.dissolved) == (4 if model.may_die_in_use else 0)
 
@@ -109,16 +113,28 @@ def test_a_pool_that_somebody_else_uses_is_not_dissolved(model, saver, tag):
         assert model.route() == first
 
 
-def test_giving_back_is_torchs_flush_but_for_captures(model, monkeypatch):
+def test_giving_back_is_torchs_flush(model, monkeypatch):
     flushes = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: flushes.append(1))
-    backend = pools._backend
+    backend = backends._backend
     backend.give_back([])
     assert flushes == []
     backend.give_back(["a pool"])
-    monkeypatch.setattr(captures, "is_capturing", lambda: True)
-    backend.give_back(["a pool"])
     assert flushes == [1]
+
+
+@pytest.mark.parametrize("is_capturing", [True, False])
+def test_nothing_is_given_back_during_a_capture(saver, tag, monkeypatch, is_capturing):
+    given, pool = [], region_pools.RegionPool("a pool", 0, epoch=0, is_dissolved=True)
+    registry = region_pools.RegionPools()
+    registry.add(region_pools.PoolKey(tag, 1, 0), pool)
+    monkeypatch.setattr(region_pools, "registry", registry)
+    monkeypatch.setattr(backends, "_backend", SimpleNamespace(give_back=given.append))
+    monkeypatch.setattr(pool_segments, "look_at", lambda *_: {pool: [Segment(4096, 512, ((4096, 512),))]})
+    monkeypatch.setattr(captures, "is_capturing", lambda: is_capturing)
+    assert spilled.release_dissolved([tag]) == []
+    assert given == ([] if is_capturing else [["a pool"]])
+    assert registry.dissolved() == [(region_pools.PoolKey(tag, 1, 0), pool)]  # its segments are still there
 
 
 def test_threads_all_and_what_is_inside(model, saver, tag, tag2):
@@ -190,7 +206,7 @@ def in_thread_raising(function):
 
 
 def test_a_failure_while_entering_leaves_nothing_open(model, saver, tag, tag2, monkeypatch):
-    backend = pools._backend
+    backend = backends._backend
     begin = backend._begin
     last = model.covered[-1]
     with saver.region(tag2):
@@ -214,7 +230,7 @@ def test_a_failure_while_entering_leaves_nothing_open(model, saver, tag, tag2, m
     assert model.route() is None
 
 
-@pytest.mark.parametrize("variable", cuda_pools.ALLOCATOR_VARIABLES)
+@pytest.mark.parametrize("variable", ALLOCATOR_VARIABLES)
 @pytest.mark.parametrize(
     "options",
     ["expandable_segments:True", "max_split_size_mb:64,expandable_segments:true", " expandable_segments : True "],

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
-from ebbtide.saver import leases  # noqa: E402
+from ebbtide.saver.pools import region_pools  # noqa: E402
 
 MIB = 1 << 20
 
@@ -167,17 +167,17 @@ def test_a_view_of_a_dead_tensors_backup_stays(saver, tag):
 
 def test_captured_pools_are_left_alone(saver, tag):
     keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
-    captured = [lent for key, lent in leases.shelf.idle() if key.tag == tag]
-    for lent in captured:
-        lent.is_captured = True
+    captured = [pool for key, pool in region_pools.registry.idle() if key.tag == tag]
+    for pool in captured:
+        pool.is_captured = True
     try:
         saver.pause(tag)
         del gone
         saver.trim(tag)
         assert saver.resume(tag).bytes == 44 * MIB
     finally:
-        for lent in captured:
-            lent.is_captured = False
+        for pool in captured:
+            pool.is_captured = False
     assert keep.numel() == 12 * MIB
 
 
@@ -191,9 +191,9 @@ def test_what_torch_tells_that_is_not_understood_costs_memory_and_nothing_else(s
         raise KeyError("blocks")
 
     with monkeypatch.context() as patched:
-        from ebbtide.saver import pools
+        from ebbtide.saver.pools import backends
 
-        patched.setattr(type(pools.existing_backend()), "segments", lambda self, pool: refuse(pool))
+        patched.setattr(type(backends.existing_backend()), "segments", lambda self, pool: refuse(pool))
         assert saver.resume(tag).bytes == 44 * MIB
     assert torch.equal(keep.cpu(), want)
 

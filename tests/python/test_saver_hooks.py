@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError, StoreError  # noqa: E402
-from ebbtide.saver import hooks  # noqa: E402
+from ebbtide.saver.state import hooks  # noqa: E402
 
 UNKNOWN = 999
 

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 
 import ebbtide  # noqa: E402
 from ebbtide import _core  # noqa: E402
-from ebbtide.saver import captures, graphs, leases, pools  # noqa: E402
+from ebbtide.saver.pools import backends, captures, region_pools  # noqa: E402
+from ebbtide.saver.regions import graphs  # noqa: E402
 from interrupts import AtPoint, Planted, interrupted_everywhere  # noqa: E402
 from test_saver_captures import FakeBackend  # noqa: E402
 
@@ -232,10 +233,10 @@ def fake_cuda(saver, monkeypatch):
 
     assert saver.device
     backend = FakeBackend()
-    monkeypatch.setattr(pools, "_backend", backend)
+    monkeypatch.setattr(backends, "_backend", backend)
     monkeypatch.setattr(graphs, "_pools", {})
     monkeypatch.setattr(captures, "_tagged", {})
-    monkeypatch.setattr(graphs, "shelf", leases.Shelf())
+    monkeypatch.setattr(graphs, "registry", region_pools.RegionPools())
     monkeypatch.setattr(torch.cuda, "graph", GraphContext)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
@@ -284,18 +285,18 @@ def test_a_capture_that_began_is_not_forgotten(saver, tag, fake_cuda):
 def test_withheld_and_preloaded_are_whole(saver, tag, monkeypatch):
     with saver.region(tag):
         make(saver)
-    idle = len(leases.shelf.idle())
+    idle = len(region_pools.registry.idle())
 
     def withhold():
-        with leases.shelf.withheld([tag]) as chosen:
+        with region_pools.registry.withheld([tag]) as chosen:
             assert chosen
 
     def check():
-        assert len(leases.shelf.idle()) == idle
+        assert len(region_pools.registry.idle()) == idle
 
     interrupted_everywhere(withhold, check)
     before = dict(os.environ)
-    monkeypatch.setattr("ebbtide.preloading.env", lambda **_: {"EBBTIDE_A": "1", "EBBTIDE_B": "2"})
+    monkeypatch.setattr("ebbtide.launch.preloading.env", lambda **_: {"EBBTIDE_A": "1", "EBBTIDE_B": "2"})
 
     def preload():
         with ebbtide.preloaded(overflow="split"):

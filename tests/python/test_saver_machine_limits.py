@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StoreError  # noqa: E402
-from ebbtide.saver import pools  # noqa: E402
+from ebbtide.saver.pools import backends  # noqa: E402
 
 MIB = 1 << 20
 
@@ -37,11 +37,11 @@ def test_a_pool_beyond_the_machine_is_refused_and_nothing_is_set(saver):
 def test_the_pool_gives_way_to_a_backup(saver, tag):
     tensor = noise(saver, tag, 32)
     want = tensor.cpu().clone()
-    assert pools.existing_backend() is not None
+    assert backends.existing_backend() is not None
     saver.configure(host_pool="128MiB")
     try:
         kept = saver.stats()["host_pool_bytes"]
-        assert kept == 128 * MIB * len(pools.existing_backend().devices()) or kept == 128 * MIB
+        assert kept == 128 * MIB * len(backends.existing_backend().devices()) or kept == 128 * MIB
         saver.configure(host_limit=saver.stats()["host_held_bytes"])
         assert saver.pause(tag).bytes == 32 * MIB
         assert saver.stats()["host_pool_bytes"] < kept

@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
-from ebbtide.saver import cuda_pools, hooks, leases, pools, unused  # noqa: E402
+from ebbtide.saver.pools import backends, cuda_pools, pool_segments, region_pools  # noqa: E402
+from ebbtide.saver.state import hooks  # noqa: E402
 
 MIB = 2**20
 SEGMENT = 20 * MIB  # that torch's allocator, and the simulator's, takes for a tensor of 4 MiB
@@ -41,8 +42,8 @@ def tables(monkeypatch):
 def looks(monkeypatch):
     """The pools that were looked into."""
     seen = []
-    look = unused.look
-    monkeypatch.setattr(unused, "look", lambda backend, lent: (seen.append(lent), look(backend, lent))[1])
+    look = pool_segments.look
+    monkeypatch.setattr(pool_segments, "look", lambda backend, pool: (seen.append(pool), look(backend, pool))[1])
     return seen
 
 
@@ -92,8 +93,8 @@ def test_no_table_of_everything_for_a_call_about_one_tag(saver, tag, tag2, table
         for remove in removals:
             remove()
     assert tables == []
-    others = {id(lent) for key, lent in leases.shelf.idle() if not key.tag.startswith(tag) or key.tag == tag2}
-    assert not {id(lent) for lent in looks} & others
+    others = {id(pool) for key, pool in region_pools.registry.idle() if not key.tag.startswith(tag) or key.tag == tag2}
+    assert not {id(pool) for pool in looks} & others
 
 
 def test_an_unknown_tag_is_an_error_that_lists_the_known_ones(saver, tag, tag2, tables):
@@ -186,16 +187,16 @@ class ManyPools:
 @pytest.mark.parametrize("count", [3, 40])
 def test_torch_is_asked_at_once_about_many_pools(saver, tag, count):
     kept = [make(saver, f"{tag}-{number}") for number in range(count)]
-    lents = [lent for key, lent in leases.shelf.idle([f"{tag}-{number}" for number in range(count)])]
-    assert len(lents) == count
-    backend = ManyPools(pools.existing_backend())
-    seen = unused.look_at(backend, lents)
-    assert (backend.single, backend.together) == ((count, 0) if count <= unused.FEW_POOLS else (0, 1))
-    assert seen == {lent: unused.look(pools.existing_backend(), lent) for lent in lents}
+    pools = [pool for key, pool in region_pools.registry.idle([f"{tag}-{number}" for number in range(count)])]
+    assert len(pools) == count
+    backend = ManyPools(backends.existing_backend())
+    seen = pool_segments.look_at(backend, pools)
+    assert (backend.single, backend.together) == ((count, 0) if count <= pool_segments.FEW_POOLS else (0, 1))
+    assert seen == {pool: pool_segments.look(backends.existing_backend(), pool) for pool in pools}
     assert len(kept) == count
     backend.segments_of = lambda some: 1 / 0
-    if count > unused.FEW_POOLS:
-        assert unused.look_at(backend, lents) == dict.fromkeys(lents)
+    if count > pool_segments.FEW_POOLS:
+        assert pool_segments.look_at(backend, pools) == dict.fromkeys(pools)
 
 
 def test_one_snapshot_is_split_by_pool(monkeypatch):

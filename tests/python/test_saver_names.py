@@ -2,7 +2,7 @@
 
 import pytest
 from ebbtide import _core
-from ebbtide.saver import names
+from ebbtide.saver.values import arguments
 
 BAD_TAGS = [
     "",
@@ -32,7 +32,7 @@ def all_uses(saver):
         lambda tag: saver.paused(tag).__enter__(),
         lambda tag: saver.is_paused(tag),
         lambda tag: (
-            saver.on("before_pause", tag, print) if tag != "*" else names.check_tag(tag)
+            saver.on("before_pause", tag, print) if tag != "*" else arguments.check_tag(tag)
         ),  # "*" is every tag there
         lambda tag: saver.adopt(tag=tag),
         lambda tag: saver.cuda_graph(None, tag).__enter__(),
@@ -67,7 +67,7 @@ def test_other_tags_work_and_come_back_as_they_were(saver, tag):
 @pytest.mark.parametrize("tag", GOOD_TAGS + BAD_TAGS, ids=lambda tag: repr(tag)[:20])
 def test_python_and_the_core_agree_about_tags(saver, tag):
     try:
-        names.check_tag(tag)
+        arguments.check_tag(tag)
         is_good = True
     except ValueError:
         is_good = False
@@ -83,11 +83,11 @@ def test_python_and_the_core_agree_about_tags(saver, tag):
 
 
 def test_backup_codes_agree_with_the_core():
-    assert names.backup_code(None) == _core.BACKUP_NONE
-    assert names.backup_code("ram") == _core.BACKUP_RAM
-    assert names.backup_code("pinned") == _core.BACKUP_PINNED
-    assert names.backup_code("disk") == _core.BACKUP_DISK
-    assert names.operation_backup_code(names.AS_ALLOCATED) == _core.BACKUP_AS_ALLOCATED
+    assert arguments.backup_code(None) == _core.BACKUP_NONE
+    assert arguments.backup_code("ram") == _core.BACKUP_RAM
+    assert arguments.backup_code("pinned") == _core.BACKUP_PINNED
+    assert arguments.backup_code("disk") == _core.BACKUP_DISK
+    assert arguments.operation_backup_code(arguments.AS_ALLOCATED) == _core.BACKUP_AS_ALLOCATED
 
 
 @pytest.mark.parametrize("backup", ["", "RAM", "tape", 1, True, Ellipsis, b"ram", ["ram"]], ids=repr)

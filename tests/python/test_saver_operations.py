@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from core_sim import UNKNOWN, Sim  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError, StoreError  # noqa: E402
-from ebbtide.saver import operations  # noqa: E402
+from ebbtide.saver.operations import pause_resume  # noqa: E402
 
 MIB = 1 << 20
 
@@ -239,7 +239,7 @@ def test_tags_and_stats_and_timeline(saver, tag):
 
 def test_workspaces_are_forgotten_before_each_pause(saver, tag, monkeypatch):
     keep, calls = block(saver, tag, 2), []
-    monkeypatch.setattr(operations.workspaces, "forget", lambda: calls.append(saver.is_paused(tag)))
+    monkeypatch.setattr(pause_resume.workspaces, "clear", lambda: calls.append(saver.is_paused(tag)))
     saver.pause(tag)
     saver.resume(tag)
     assert calls == [False]
@@ -248,7 +248,8 @@ def test_workspaces_are_forgotten_before_each_pause(saver, tag, monkeypatch):
 
 def test_the_cublas_map_is_emptied_only_where_torch_uses_cuda(monkeypatch):
     from ebbtide import driver_choice
-    from ebbtide.saver import torch_cache, workspaces
+    from ebbtide.saver.pools import workspaces
+    from ebbtide.saver.reclaim import torch_cache
 
     calls = []
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: calls.append(1), raising=False)
@@ -256,12 +257,12 @@ def test_the_cublas_map_is_emptied_only_where_torch_uses_cuda(monkeypatch):
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda answer=is_initialized: answer)
         monkeypatch.setattr(driver_choice, "_chosen", driver)
-        workspaces.forget()
+        workspaces.clear()
         assert not torch_cache.empty()
     assert calls == []
     for driver in ("cuda", None):  # None: memory that is paused before any region was entered
         monkeypatch.setattr(driver_choice, "_chosen", driver)
-        workspaces.forget()
+        workspaces.clear()
     assert calls == [1, 1]
 
 

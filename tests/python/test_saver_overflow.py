@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
-from ebbtide.saver import pools  # noqa: E402
+from ebbtide.saver.regions import startup  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
@@ -131,7 +131,7 @@ def test_cached_memory_goes_before_anything_spills(saver, tag, room):
         cached = torch.zeros(32 * MIB, dtype=torch.uint8, device=saver.device)
         del cached
         tensor = torch.zeros(40 * MIB, dtype=torch.uint8, device=saver.device)
-    assert spilled(saver, tag) == (0 if pools.backend().flushes_first else 32 * MIB)
+    assert spilled(saver, tag) == (0 if startup.backend().flushes_first else 32 * MIB)
     assert tensor.numel() == 40 * MIB
 
 

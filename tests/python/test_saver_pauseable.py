@@ -12,7 +12,9 @@ torch = pytest.importorskip("torch")
 from core_sim import UNKNOWN, Sim  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError  # noqa: E402
-from ebbtide.saver import captures, check, detour, unused  # noqa: E402
+from ebbtide.saver.check import enabling  # noqa: E402
+from ebbtide.saver.pools import bypass, captures  # noqa: E402
+from ebbtide.saver.reclaim import unused  # noqa: E402
 from pauseable_model import DEFAULT, MIB, RAM, start  # noqa: E402
 
 # The model of torch's cache reads and writes the device's memory as the CPU does.
@@ -71,7 +73,7 @@ def test_while_the_tag_is_away_all_threads_have_a_fresh_pool(mine, saver):
     assert saver.pause(mine.tag).bytes == 16 * MIB
 
 
-def test_devices_without_memory_of_the_tag_have_no_detour(mine, saver):
+def test_devices_without_memory_of_the_tag_have_no_bypass(mine, saver):
     mine.make(2, 1)
     saver.pause(mine.tag)
     assert [len(mine.model.recording[device]) for device in (0, 1)] == [1, 0]
@@ -252,23 +254,23 @@ def test_what_is_allocated_just_before_the_pause_is_not_handed_out_after_it(mine
     mine.check()
 
 
-def test_a_pause_that_came_since_keeps_the_detour(mine, saver):
+def test_a_pause_that_came_since_keeps_the_bypass(mine, saver):
     mine.make(2, 1)
     saver.pause(mine.tag)
     inside = mine.model.route()
-    detour.follow([mine.tag])  # as after a resume that is over by now
+    bypass.close_if_resident([mine.tag])  # as after a resume that is over by now
     assert mine.model.route() == inside
 
 
 def test_a_pause_turns_the_check_on(mine, saver, monkeypatch):
     asked = []
     monkeypatch.setenv("EBBTIDE_CHECK", "1")
-    monkeypatch.setattr(check, "enable_if_asked", lambda: asked.append(True))
+    monkeypatch.setattr(enabling, "enable_if_asked", lambda: asked.append(True))
     saver.pause(mine.tag)
     assert asked
 
 
-def test_swap_and_paused_take_the_detour(mine, saver, tag2):
+def test_swap_and_paused_take_the_bypass(mine, saver, tag2):
     mine.make(2, 1)
     _core.free(_core.alloc(tag2, MIB, 0, RAM))
     saver.swap(pause=mine.tag, resume=tag2)
@@ -291,7 +293,7 @@ def test_an_asynchronous_resume_ends_the_detour_when_it_is_over(mine, saver):
     assert mine.model.route() is None
     saver.pause(mine.tag)
     dropped = saver.resume(mine.tag, wait=False)
-    watcher = next((one for one in threading.enumerate() if one.name == "ebbtide-detour"), None)
+    watcher = next((one for one in threading.enumerate() if one.name == "ebbtide-bypass"), None)
     if watcher is not None:
         watcher.join(30)
     assert dropped.done
@@ -308,7 +310,7 @@ def test_what_torch_cached_meanwhile_makes_room_for_the_resume(mine, saver):
     mine.check()
 
 
-def test_no_room_for_the_resume_leaves_the_detour(mine, saver):
+def test_no_room_for_the_resume_leaves_the_bypass(mine, saver):
     mine.make(16, 1)
     saver.pause(mine.tag)
     mine.make(12, 2)
@@ -348,7 +350,7 @@ def test_whatever_happens_nobody_is_given_memory_that_is_away(make_program, save
             torch.cuda.empty_cache()
         elif action == "region":
             with saver.region(tag2):
-                assert mine.model.route() not in (None, *(pool_id for pools in detour._open for pool_id in pools.ids))
+                assert mine.model.route() not in (None, *(pool_id for pools in bypass._open for pool_id in pools.ids))
         mine.check()
         assert bool(mine.model.recording[0]) == saver.is_paused(mine.tag)
     mine.end()

@@ -8,9 +8,10 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError  # noqa: E402
-from ebbtide.saver import moves, pending  # noqa: E402
-from ebbtide.saver.pending import Pending  # noqa: E402
-from ebbtide.saver.tensor_ranges import range_of, ranges_of  # noqa: E402
+from ebbtide.saver.operations import hooked_operation, pending  # noqa: E402
+from ebbtide.saver.operations.pending import Pending  # noqa: E402
+from ebbtide.saver.state import running_resumes  # noqa: E402
+from ebbtide.saver.tensors.ranges import range_of, ranges_of  # noqa: E402
 
 MIB = 1 << 20
 
@@ -65,7 +66,7 @@ def test_one_that_is_dropped_goes_on(saver, tag):
     saver.pause(tag)
     saver.resume(tag)
     assert torch.equal(data.cpu(), want)
-    assert len(pending._under_way) <= 2  # those that are over are forgotten
+    assert len(running_resumes._running) <= 2  # those that are over are forgotten
 
 
 def test_what_is_refused_is_refused_at_once(saver, tag):
@@ -293,29 +294,29 @@ def test_hold_stream(streams, saver, tag, monkeypatch):
     data = noise(saver, tag, 4)
     monkeypatch.setattr(pending, "_has_streams", lambda: True)
     core = ModelCore()
-    going = pending.start(core, [tag], moves.Answered([], False), hold_stream=True)
+    going = pending.start(core, [tag], hooked_operation.HookedOperation([], False), hold_stream=True)
     assert core.waits == [(0, 100, [])]
     assert not going.done
     core = ModelCore()
-    pending.start(core, [tag], moves.Answered([], False), hold_stream=False)
+    pending.start(core, [tag], hooked_operation.HookedOperation([], False), hold_stream=False)
     assert core.waits == []
     core = ModelCore(DriverError("planted"))
     monkeypatch.setattr(core, "stream_wait", lambda *_: (_ for _ in ()).throw(DriverError("no wait")))
-    going = pending.start(core, [tag], moves.Answered([], False), hold_stream=True)
+    going = pending.start(core, [tag], hooked_operation.HookedOperation([], False), hold_stream=True)
     assert going.done  # the stream can't wait, so the thread did
     with pytest.raises(DriverError, match="planted"):
         going.wait()
-    pending._under_way.clear()
+    running_resumes._running.clear()
     assert data.numel()
 
 
 def test_at_exit_all_are_waited_for():
     cores = [ModelCore(), ModelCore(DriverError("planted"))]
     for core in cores:
-        pending._keep(core, [])
-    pending._wait_for_all()
+        running_resumes.keep(core, [])
+    running_resumes.wait_for_all()
     assert all(core.is_finished for core in cores)
-    pending._under_way.clear()
+    running_resumes._running.clear()
 
 
 @pytest.mark.parametrize("ending", ["", "del going", "raise SystemExit(0)"])

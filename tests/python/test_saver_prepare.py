@@ -98,7 +98,7 @@ def test_what_is_refused(saver, tag):
 
 
 def test_where_no_thread_starts_it_is_done_at_once(saver, tag, monkeypatch):
-    from ebbtide.saver import preparation
+    from ebbtide.saver.operations import prepare
 
     class NoThread:
         def __init__(self, **_):
@@ -108,7 +108,7 @@ def test_where_no_thread_starts_it_is_done_at_once(saver, tag, monkeypatch):
             raise RuntimeError("can't start new thread")
 
     keep = noise(saver, tag, 16)
-    monkeypatch.setattr(preparation.threading, "Thread", NoThread)
+    monkeypatch.setattr(prepare.threading, "Thread", NoThread)
     done = saver.prepare(tag, wait=False)
     assert done.done
     assert done.wait().bytes == 16 * MIB

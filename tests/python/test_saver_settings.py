@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from checks.settings import BAD_VARIABLES, PATHS, bad_values, sentences
-from ebbtide import _core, diagnosis, driver_choice, run_options, settings
+from ebbtide import _core, driver_choice, settings
+from ebbtide.cli import diagnosis
 from ebbtide.errors import StoreError
-from ebbtide.saver import limits
+from ebbtide.launch import run_options
 
 CONFIGURABLE = [setting for setting in settings.all_settings() if setting.is_configurable]
 REGION = """
@@ -30,7 +31,7 @@ def clean(monkeypatch):
     """No variable of ebbtide's, and none looked at yet."""
     for name in [name for name in os.environ if name.startswith("EBBTIDE_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(limits, "_environment_is_applied", False)
+    monkeypatch.setattr(settings, "_environment_is_checked", False)
     return monkeypatch
 
 
@@ -93,15 +94,15 @@ def test_a_bad_variable_is_the_same_error_at_run_time_and_in_run(clean, variable
     clean.setenv(variable, value)
     expected = f"^{re.escape(sentences()[variable])}$"
     for use in (
-        limits.apply_environment,
-        limits.apply_environment,  # it stays so
+        settings.check_environment,
+        settings.check_environment,  # it stays so
         lambda: run_options.to_variables({}, os.environ),
         lambda: settings.read(variable.removeprefix("EBBTIDE_").lower(), os.environ),
     ):
         with pytest.raises(ValueError, match=expected):
             use()
     clean.setenv(variable, "")
-    limits.apply_environment()
+    settings.check_environment()
     assert run_options.to_variables({}, os.environ) == {}
 
 
@@ -142,7 +143,7 @@ def test_a_fraction_is_from_0_to_1_wherever_it_is_given(saver, clean):
         given = run_options.to_variables({"overflow": "whole", "whole_fraction": fraction}, {})
         assert float(given["EBBTIDE_WHOLE_FRACTION"]) == fraction
         clean.setenv("EBBTIDE_WHOLE_FRACTION", str(fraction))
-        limits.apply_environment()
+        settings.check_environment()
     saver.configure(whole_fraction=0.6)
 
 
@@ -163,7 +164,7 @@ def test_a_folder_is_looked_at_when_it_is_chosen(saver, clean, tmp_path):
         assert "saver.configure(disk_directory=)" in str(refused.value)
         assert _core.disk_directory() == before and _core.get_limit("device") != 1
         clean.setenv("EBBTIDE_DISK_DIRECTORY", bad)
-        for use in (limits.apply_environment, lambda: run_options.to_variables({}, os.environ)):
+        for use in (settings.check_environment, lambda: run_options.to_variables({}, os.environ)):
             with pytest.raises(ValueError, match=words) as said:
                 use()
             assert "set EBBTIDE_DISK_DIRECTORY to another" in str(said.value)

@@ -12,7 +12,7 @@ pytest.importorskip("torch.multiprocessing")  # registers how tensors are sent
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
-from ebbtide.saver import sharing  # noqa: E402
+from ebbtide.saver.tensors import process_sharing  # noqa: E402
 
 
 def send(thing):
@@ -70,11 +70,11 @@ def test_every_way_of_a_storage_is_refused_with_its_arguments(saver, tag):
             calls.append((args, kwargs))
             return "handle"
 
-    sharing.install(Storage)
+    process_sharing.install(Storage)
     with saver.region(tag):
         inside = torch.ones(10, device=saver.device)
     outside = torch.ones(10, device=saver.device)
-    for name in sharing.METHODS:
+    for name in process_sharing.METHODS:
         with pytest.raises(StateError, match=f"tag '{tag}'"):
             getattr(Storage(inside), name)()
         assert getattr(Storage(outside), name)(1, two=2) == "handle"
@@ -85,5 +85,5 @@ def test_every_way_of_a_storage_is_refused_with_its_arguments(saver, tag):
 def test_torchs_storages_have_these_methods(saver, tag):
     with saver.region(tag):
         pass
-    for name in sharing.METHODS:
+    for name in process_sharing.METHODS:
         assert getattr(torch.UntypedStorage, name).__code__.co_name == "refuse_or_share"

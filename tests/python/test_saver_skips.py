@@ -7,7 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
-from ebbtide.saver import leases, pools, unused  # noqa: E402
+from ebbtide.saver.pools import backends, pool_segments, region_pools  # noqa: E402
+from ebbtide.saver.reclaim import unused  # noqa: E402
 
 MIB = 1 << 20
 BLOCK = 2 * MIB
@@ -115,7 +116,7 @@ def test_unused_switched_off(switches, tag, monkeypatch):
     keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
     del gone
     asked = []
-    monkeypatch.setattr(unused, "look", lambda *_: asked.append(1))
+    monkeypatch.setattr(pool_segments, "look", lambda *_: asked.append(1))
     report = cycle(saver, tag)
     assert (report.unused, report.copied) == (0, 44 * MIB)
     assert asked == []
@@ -126,7 +127,7 @@ def test_a_pool_is_looked_at_once_a_pause(switches, tag, tag2, monkeypatch):
     saver = switches
     keep = noise(saver, tag, 12, backup=None), noise(saver, tag2, 12)
     asked = []
-    monkeypatch.setattr(unused, "look", lambda backend, lent: asked.append(lent))
+    monkeypatch.setattr(pool_segments, "look", lambda backend, pool: asked.append(pool))
     assert saver.pause(tag).unused == 0
     saver.pause(tag2, backup=None)
     assert len(asked) == 2  # also where nothing is kept: what is free by now comes back, and what dies does not
@@ -189,7 +190,7 @@ def test_a_lease_that_is_open_at_the_snapshot_gives_no_ranges(switches, tag, tag
 
 
 def idle_pools(tag):
-    return [lent for key, lent in leases.shelf.idle() if key.tag == tag]
+    return [pool for key, pool in region_pools.registry.idle() if key.tag == tag]
 
 
 def test_pools_that_a_capture_reached_are_never_unused(switches, tag, tag2):
@@ -197,14 +198,14 @@ def test_pools_that_a_capture_reached_are_never_unused(switches, tag, tag2):
     with saver.region(tag, threads="all"):  # open for all threads while somebody captures
         keep = torch.randint(0, 256, (12 * MIB,), dtype=torch.uint8, device=saver.device)
         with _core.Holding() as capture:
-            leases.shelf.begin_capture(capture)
+            region_pools.registry.begin_capture(capture)
     with saver.region(tag2):  # its own thread's only: what is captured goes elsewhere
         with _core.Holding() as capture:
-            leases.shelf.begin_capture(capture)
+            region_pools.registry.begin_capture(capture)
     gone = noise(saver, tag, 32), noise(saver, tag2, 32)
     del gone
-    assert [lent.is_captured for lent in idle_pools(tag)] == [True]
-    assert [lent.is_captured for lent in idle_pools(tag2)] == [False]
+    assert [pool.is_captured for pool in idle_pools(tag)] == [True]
+    assert [pool.is_captured for pool in idle_pools(tag2)] == [False]
     report = cycle(saver, tag, tag2)
     assert report.unused == 32 * MIB
     assert report.copied == 44 * MIB
@@ -216,12 +217,12 @@ def test_pools_that_a_capture_reached_are_never_unused(switches, tag, tag2):
 def test_a_pool_that_is_opened_during_a_capture_is_marked(switches, tag, tag2):
     saver = switches
     with _core.Holding() as capture:
-        leases.shelf.begin_capture(capture)
+        region_pools.registry.begin_capture(capture)
         with saver.region(tag):
             pass
     with saver.region(tag2):
         pass
-    assert [lent.is_captured for lent in idle_pools(tag) + idle_pools(tag2)] == [True, False]
+    assert [pool.is_captured for pool in idle_pools(tag) + idle_pools(tag2)] == [True, False]
 
 
 def test_a_pool_that_a_capture_names_is_marked():
@@ -229,13 +230,13 @@ def test_a_pool_that_a_capture_names_is_marked():
         def __init__(self, number):
             self.id = (0, number)
 
-    shelf = leases.Shelf()
-    lents = [leases.LentPool(Pool(number), 0, 0, number) for number in (1, 2)]
-    for lent in lents:
-        shelf.add(leases.PoolKey("a", 1, 0), lent)
+    registry = region_pools.RegionPools()
+    pools = [region_pools.RegionPool(Pool(number), 0, 0, number) for number in (1, 2)]
+    for pool in pools:
+        registry.add(region_pools.PoolKey("a", 1, 0), pool)
     with _core.Holding() as capture:
-        shelf.begin_capture(capture, (0, 2))
-    assert [lent.is_captured for lent in lents] == [False, True]
+        registry.begin_capture(capture, (0, 2))
+    assert [pool.is_captured for pool in pools] == [False, True]
 
 
 @pytest.mark.parametrize("answer", [RuntimeError("planted"), KeyError("blocks"), None, []], ids=repr)
@@ -251,7 +252,7 @@ def test_a_snapshot_that_fails_or_is_strange_only_means_that_more_is_copied(swit
         return answer
 
     with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG, "ebbtide"):
-        patch.setattr(pools.existing_backend(), "segments", segments, raising=False)
+        patch.setattr(backends.existing_backend(), "segments", segments, raising=False)
         report = saver.pause(tag)
     assert (report.unused, report.copied) == (0, 44 * MIB)
     assert not any(record.levelno > logging.DEBUG for record in caplog.records)

@@ -1,7 +1,7 @@
 """What torch says of a pool, as plain values: the shapes that are known are read, all others refused."""
 
 import pytest
-from ebbtide.saver.snapshots import Segment, are_apart, free_ranges, make_segment, read_cuda_segments
+from ebbtide.saver.values.segments import Segment, are_apart, free_ranges, make_segment, read_cuda_segments
 from hypothesis import given
 from hypothesis import strategies as st
 

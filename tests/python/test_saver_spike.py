@@ -8,7 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
-from ebbtide.saver import leases, pools, spilled, unused  # noqa: E402
+from ebbtide.saver.pools import pool_segments, region_pools  # noqa: E402
+from ebbtide.saver.reclaim import spilled  # noqa: E402
+from ebbtide.saver.regions import startup  # noqa: E402
 
 MIB = 1 << 20
 
@@ -21,7 +23,7 @@ def room(saver):
         gc.collect()
         saver.trim()
         # What captures of other tests have marked can't be trimmed, and would make room in the midst of a test.
-        pools.backend().give_back([lent.pool for _, lent in leases.shelf.idle() if lent.is_captured])
+        startup.backend().give_back([pool.handle for _, pool in region_pools.registry.idle() if pool.is_captured])
         saver.configure(device_limit=_core.query_device(0).held_bytes + mib * MIB, reserve=0)
 
     yield leave
@@ -42,7 +44,7 @@ def host_bytes(saver, tag):
 
 
 def dissolved(tag):
-    return [lent for key, lent in leases.shelf.dissolved() if key.tag == tag]
+    return [pool for key, pool in region_pools.registry.dissolved() if key.tag == tag]
 
 
 def is_intact(tensors):
@@ -150,7 +152,7 @@ def test_a_region_without_a_policy_dissolves_nothing(saver, tag, room):
 def test_where_torch_can_not_dissolve_all_stays_as_it_is(saver, tag, room, monkeypatch):
     room(20)
     wide = fill(saver, tag, 60)
-    monkeypatch.setattr(pools.backend(), "dissolve", lambda pool: False, raising=False)
+    monkeypatch.setattr(startup.backend(), "dissolve", lambda pool: False, raising=False)
     del wide
     again = fill(saver, tag, 60)
     assert host_bytes(saver, tag) == 40 * MIB and is_intact(again)
@@ -163,7 +165,7 @@ def test_a_flush_that_fails_is_made_up_for(saver, tag, room, monkeypatch):
     wide = fill(saver, tag, 60)
     del wide
     with monkeypatch.context() as patch:
-        patch.setattr(pools.backend(), "give_back", lambda dissolved: None, raising=False)
+        patch.setattr(startup.backend(), "give_back", lambda dissolved: None, raising=False)
         with saver.region(tag, overflow="split"):
             pass
         assert host_bytes(saver, tag) == 40 * MIB and len(dissolved(tag)) == 1
@@ -175,7 +177,7 @@ def test_an_account_that_is_not_understood_gives_up_nothing(saver, tag, room, mo
     room(20)
     wide = fill(saver, tag, 60)
     del wide
-    monkeypatch.setattr(unused, "look", lambda backend, lent: None)
+    monkeypatch.setattr(pool_segments, "look", lambda backend, pool: None)
     again = fill(saver, tag, 60)
     assert host_bytes(saver, tag) == 40 * MIB and is_intact(again)
 
@@ -185,19 +187,19 @@ def test_a_tag_that_is_entered_meanwhile_keeps_what_fits(saver, tag, room, monke
     wide = fill(saver, tag, 60)
     room(100)
     del wide
-    look, opened = unused.look, []
+    look, opened = pool_segments.look, []
 
-    def look_and_lease(backend, lent):
+    def look_and_lease(backend, pool):
         if not opened:
             opened.append(_core.open_lease(tag, "another thread"))
-        return look(backend, lent)
+        return look(backend, pool)
 
-    monkeypatch.setattr(unused, "look", look_and_lease)
-    spilled.make_fast(tag)
-    spilled.give_up(tag)
+    monkeypatch.setattr(pool_segments, "look", look_and_lease)
+    spilled.prefer_device(tag)
+    spilled.release_free(tag)
     assert host_bytes(saver, tag) == 40 * MIB
     _core.close_lease(opened[0].id)
-    spilled.make_fast(tag)
+    spilled.prefer_device(tag)
     assert host_bytes(saver, tag) == 0
 
 
@@ -240,7 +242,7 @@ def test_what_torch_fails_with_does_not_reach_who_enters_or_leaves(saver, tag, r
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pools.backend(), "give_back", fail, raising=False)
+        patch.setattr(startup.backend(), "give_back", fail, raising=False)
         with pytest.raises(KeyError, match="of the program"), saver.region(tag, overflow="split"):
             del fill(saver, tag, 60)[:]
             raise KeyError("of the program")

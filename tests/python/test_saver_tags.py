@@ -5,9 +5,10 @@ import sys
 import unicodedata
 
 import pytest
-from ebbtide import _core, run_options
+from ebbtide import _core
 from ebbtide.errors import StateError
-from ebbtide.saver.names import check_tag
+from ebbtide.launch import run_options
+from ebbtide.saver.values.arguments import check_tag
 
 UNSEEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp", "Zs"}
 # Of other categories, and drawn as nothing: Default_Ignorable_Code_Point, and the blank of Braille.

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
-from ebbtide.saver import leases  # noqa: E402
+from ebbtide.saver.pools import region_pools  # noqa: E402
 
 MIB = 1 << 20
 
@@ -171,7 +171,7 @@ def test_a_segment_that_torch_gave_back_meanwhile_is_not_missed(saver, tag, tag2
     saver.trim(tag)
     from ebbtide import torch_extension
 
-    pool = next(lent.pool for key, lent in leases.shelf.idle() if key.tag == tag)
+    pool = next(pool.handle for key, pool in region_pools.registry.idle() if key.tag == tag)
     assert torch_extension.load().pool_trim(pool) == 32 * MIB
     assert saver.tags()[tag].size_bytes == 0
     again = noise(saver, tag, 12)
@@ -203,16 +203,16 @@ def test_an_open_region_is_refused_and_nothing_moves(saver, tag):
 def test_the_core_refuses_a_lease_that_came_in_between(saver, tag, monkeypatch):
     gone = noise(saver, tag, 32)
     del gone
-    from ebbtide.saver import unused
+    from ebbtide.saver.pools import pool_segments
 
-    look, opened = unused.look, []
+    look, opened = pool_segments.look, []
 
-    def look_and_lease(backend, lent):
+    def look_and_lease(backend, pool):
         if not opened:
             opened.append(_core.open_lease(tag, "another thread"))
-        return look(backend, lent)
+        return look(backend, pool)
 
-    monkeypatch.setattr(unused, "look", look_and_lease)
+    monkeypatch.setattr(pool_segments, "look", look_and_lease)
     with pytest.raises(StateError, match="another thread"):
         saver.trim(tag)
     _core.close_lease(opened[0].id)

@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 from ebbtide.errors import StateError
-from ebbtide.saver import check, check_reads
+from ebbtide.saver.check import ops, reads
 from torch.testing._internal.two_tensor import TwoTensor
 
 numpy = pytest.importorskip("numpy")
@@ -103,27 +103,27 @@ READS = {
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_each_way_to_read_is_an_error(saver, tag, away, read):
-    with check.enable(), pytest.raises(StateError) as caught:
+    with ops.enable(), pytest.raises(StateError) as caught:
         read(away)
     assert f"lies in tag {tag!r}, which is paused. Resume {tag!r}" in str(caught.value)
     saver.resume(tag)
-    with check.enable():
+    with ops.enable():
         read(away)
 
 
 def test_the_error_names_the_call_the_shape_and_the_type(tag, away):
-    with check.enable(), pytest.raises(StateError) as caught:
+    with ops.enable(), pytest.raises(StateError) as caught:
         away.x.tolist()
     assert str(caught.value).startswith("Tensor.tolist: the tensor of shape [3, 4] and torch.float32 ")
     with (
-        check.enable(),
+        ops.enable(),
         pytest.raises(StateError, match=r"UntypedStorage.resize_: the storage of 48 bytes lies"),
     ):
         away.storage.resize_(3)
 
 
 def test_what_reads_nothing_passes(away):
-    with check.enable():
+    with ops.enable():
         assert copy.copy(away.x).data_ptr() == away.x.data_ptr()
         assert next(iter(away.x)).shape == (4,)
         assert (hash(away.x), len(away.x), away.x.type()) == (id(away.x), 3, "torch.FloatTensor")
@@ -139,7 +139,7 @@ def test_other_threads_are_checked_too(away):
         except StateError as error:
             caught.append(error)
 
-    with check.enable():
+    with ops.enable():
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
@@ -153,11 +153,11 @@ def test_an_address_for_other_libraries(away, monkeypatch):
             return {"data": (self.data_ptr(), False)}
 
     looked_at = []
-    read = check_reads._checked(Readable.__cuda_array_interface__.fget, "name", lambda *seen: looked_at.append(seen))
+    read = reads._checked(Readable.__cuda_array_interface__.fget, "name", lambda *seen: looked_at.append(seen))
     tensor = away.x.as_subclass(Readable)
     read(tensor)
     assert looked_at == []
-    with check.enable():
+    with ops.enable():
         read(tensor)
         assert not hasattr(PLAIN, "__cuda_array_interface__")
         with pytest.raises(StateError, match="__cuda_array_interface__"):
@@ -177,7 +177,7 @@ def test_nothing_is_wrapped_without_a_check(run_python_with_torch):
         now = dict(vars(torch.Tensor))
         changed = {name for name in now if now[name] is not before.get(name)}
         assert changed <= {"__cuda_array_interface__"}, changed
-        assert "ebbtide.saver.check_reads" not in sys.modules
+        assert "ebbtide.saver.check.reads" not in sys.modules
         """,
         EBBTIDE_CHECK=None,
     )

@@ -12,14 +12,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ebbtide import support, torch_names  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
 from ebbtide.torch_extension.build import Recipe  # noqa: E402
-from ebbtide.torch_names import HEADERS, NAMES, Header, Name, find  # noqa: E402
+from ebbtide.torch_support import torch_names, versions  # noqa: E402
+from ebbtide.torch_support.torch_names import HEADERS, NAMES, Header, Name, find  # noqa: E402
 
-VERSION = support.torch_version(torch.__version__)
+VERSION = versions.torch_version(torch.__version__)
 IS_CUDA = torch.version.cuda is not None
-ALL_VERSIONS = [(2, minor) for minor in range(support.LEAST_TORCH[1], support.NEWEST_TORCH[1] + 1)]
+ALL_VERSIONS = [(2, minor) for minor in range(versions.LEAST_TORCH[1], versions.NEWEST_TORCH[1] + 1)]
 EXPECTED = [name for name in NAMES if name.is_expected(VERSION, IS_CUDA)]
 FAKE_TENSOR = "torch._subclasses.fake_tensor"  # a module that `import torch` alone does not import
 INSTANCES = {
@@ -122,7 +122,7 @@ def test_a_cuda_build_is_asked_for_more():
     assert len([name for name in EXPECTED if not name.is_cuda_only]) > 15
 
 
-@pytest.mark.parametrize("version", ALL_VERSIONS, ids=support.format_version)
+@pytest.mark.parametrize("version", ALL_VERSIONS, ids=versions.format_version)
 def test_a_name_that_a_version_lacks_has_something_instead(version):
     """What is named instead, with a path in it, is expected of that version."""
     there = {name.path for name in NAMES if name.is_expected(version, is_cuda=True)}

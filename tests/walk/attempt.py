@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from ebbtide.errors import Error, OutOfMemoryError, StateError, StoreError
-from ebbtide.saver import pending
+from ebbtide.saver.state import running_resumes
 
 from . import perturb
 from .model import Failure, Memory, Model
@@ -82,7 +82,7 @@ class Attempt:
         except (Error, torch.OutOfMemoryError, MemoryError) as error:
             return self._judge(error, befallen, before)
         if is_interrupted:  # the error and its frames are gone by now, and a resume that they held is over
-            pending._wait_for_all()
+            running_resumes.wait_for_all()
             self._doubt()
             return "interrupted"
         if self._refuses is not None and befallen.kind != "fault":

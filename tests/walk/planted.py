@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from ebbtide import _core, saver
-from ebbtide.saver import hooks, regions
+from ebbtide.saver.regions import region
+from ebbtide.saver.state import hooks
 
 from . import shrink
 
@@ -68,13 +69,13 @@ def _stays_away() -> None:
 
 
 def _leaves_a_lease() -> None:
-    right = regions.Region.__exit__
+    right = region.Region.__exit__
 
     def wrong(self: Any, *error: Any) -> None:
         _core.open_lease(self.tag, "nobody")
         right(self, *error)
 
-    regions.Region.__exit__ = wrong  # type: ignore[method-assign,assignment]
+    region.Region.__exit__ = wrong  # type: ignore[method-assign,assignment]
 
 
 def _forgets_hooks() -> None:
@@ -103,8 +104,8 @@ def _shows_zeros() -> None:
 
 
 def _ignores_the_tag() -> None:
-    regions.Region.__enter__ = lambda self: self  # type: ignore[method-assign]
-    regions.Region.__exit__ = lambda self, *error: None  # type: ignore[method-assign,assignment]
+    region.Region.__enter__ = lambda self: self  # type: ignore[method-assign]
+    region.Region.__exit__ = lambda self, *error: None  # type: ignore[method-assign,assignment]
 
 
 PLANTED: dict[str, tuple[Callable[[], None], str]] = {

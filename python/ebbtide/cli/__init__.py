@@ -4,15 +4,15 @@ from typing import Any
 
 import click
 
+import ebbtide
 from ebbtide.cli.demo import demo
 from ebbtide.cli.doctor import doctor
 from ebbtide.cli.run import run
+from ebbtide.errors import Error
 
 
 def _show_version(context: click.Context, _parameter: click.Parameter, is_asked: bool) -> None:
     if is_asked and not context.resilient_parsing:
-        import ebbtide
-
         click.echo(f"ebbtide {ebbtide.__version__}")
         context.exit()
 
@@ -21,8 +21,6 @@ class _Group(click.Group):
     """What ebbtide raises on purpose is a sentence for the user, not a traceback."""
 
     def invoke(self, context: click.Context) -> Any:
-        from ebbtide.errors import Error
-
         try:
             return super().invoke(context)
         except Error as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ebbtide.demo.size import JobSize
+from ebbtide.sizes import format_size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,8 +73,6 @@ def _show(result: "JobResult", differences: list[str]) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from ebbtide.sizes import format_size
-
     console = Console(highlight=False, soft_wrap=True)
     if result.moves:
         console.print(_table(result))
@@ -99,8 +98,6 @@ def _show(result: "JobResult", differences: list[str]) -> int:
 def _table(result: "JobResult") -> "Table":
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
-
-    from ebbtide.sizes import format_size
 
     table = Table("round", "phase", "tags", "freed", "claimed", "took", "then held", box=SIMPLE_HEAD, pad_edge=False)
     table.columns[2].min_width = len("trainer_weights,")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ebbtide.cli.diagnosis import Finding, diagnose, is_usable
+
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from ebbtide.diagnosis import Finding
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
@@ -29,8 +29,6 @@ def doctor(is_json: bool, is_all: bool) -> None:
     do about it, room for backups, preloading, and the settings in force. It works without torch and without a driver.
     The exit status is 0 where regions, pause and resume work, else 1.
     """
-    from ebbtide.diagnosis import diagnose, is_usable
-
     findings = diagnose()
     usable = is_usable(findings)
     if is_json:

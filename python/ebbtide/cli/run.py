@@ -10,7 +10,10 @@ from typing import Any, NoReturn
 
 import click
 
-from ebbtide.run_options import options
+from ebbtide.launch import ledger, preloading
+from ebbtide.launch.preloading import LOADER_VARIABLE, UNIFIED_MEMORY_VARIABLE, drop_unified_memory
+from ebbtide.launch.programs import find_program, preload_obstacle
+from ebbtide.launch.run_options import options
 from ebbtide.settings import Setting
 
 
@@ -57,8 +60,6 @@ def run(command: tuple[str, ...], dry_run: bool, **values: Any) -> None:
     The exit status is 2 where an option is refused, 1 where the library is missing, 126 where the program can't be
     started, and 127 where it is not found.
     """
-    from ebbtide import preloading
-
     environment = _inherited_environment()
     try:
         given = {name: value for name, value in values.items() if value is not None}
@@ -95,8 +96,6 @@ class _NotStarted(click.ClickException):
 
 
 def _find(command: str, environment: dict[str, str]) -> Path:
-    from ebbtide.programs import find_program
-
     try:
         return find_program(command, environment)
     except FileNotFoundError as error:
@@ -106,8 +105,6 @@ def _find(command: str, environment: dict[str, str]) -> Path:
 
 
 def _print_changes(added: dict[str, str], environment: dict[str, str]) -> None:
-    from ebbtide.preloading import UNIFIED_MEMORY_VARIABLE
-
     lines = [f"export {name}={shlex.quote(value)}" for name, value in added.items()]
     if UNIFIED_MEMORY_VARIABLE in environment:
         lines.append(f"unset {UNIFIED_MEMORY_VARIABLE}")
@@ -116,10 +113,6 @@ def _print_changes(added: dict[str, str], environment: dict[str, str]) -> None:
 
 def _become(program: Path, command: tuple[str, ...], added: dict[str, str], environment: dict[str, str]) -> NoReturn:
     """Replaces this process by the program."""
-    from ebbtide import ledger
-    from ebbtide.preloading import LOADER_VARIABLE, drop_unified_memory
-    from ebbtide.programs import preload_obstacle
-
     obstacle = preload_obstacle(program, Path(added[LOADER_VARIABLE].split(":")[0]))
     if obstacle:
         print(f"ebbtide: {obstacle}", file=sys.stderr)

@@ -24,7 +24,7 @@ from ebbtide.demo.size import JobSize
 from ebbtide.demo.text import VOCABULARY_SIZE, decode, encode, load_text
 from ebbtide.errors import StateError
 from ebbtide.saver import Report
-from ebbtide.saver.names import BackupName
+from ebbtide.saver.values.arguments import BackupName
 
 TRAINER = ("trainer_weights", "gradients", "optimizer")
 GENERATOR = ("rollout_weights", "kv_cache")

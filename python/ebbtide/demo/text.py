@@ -1,11 +1,17 @@
 """Real text to train on that every Python brings along."""
 
-import importlib
+import argparse
+import ast
+import collections
 import inspect
+import subprocess
+import threading
+import typing
+import unittest.mock
 
 # One line of ASCII a character: small enough for a model that learns within seconds.
 VOCABULARY_SIZE = 128
-_FALLBACK_MODULES = ("argparse", "ast", "collections", "inspect", "subprocess", "threading", "typing", "unittest.mock")
+_FALLBACK_MODULES = (argparse, ast, collections, inspect, subprocess, threading, typing, unittest.mock)
 
 
 def load_text(characters: int = 200_000) -> str:
@@ -13,10 +19,11 @@ def load_text(characters: int = 200_000) -> str:
     library's own sources: up to `characters` characters of ASCII.
     """
     try:
-        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
+        from pydoc_data.topics import topics
+
         pages = [topics[name] for name in sorted(topics)]
     except ImportError:
-        pages = [inspect.getsource(importlib.import_module(name)) for name in _FALLBACK_MODULES]
+        pages = [inspect.getsource(module) for module in _FALLBACK_MODULES]
     text = "\n".join(pages)[:characters]
     return text.encode("ascii", "replace").decode("ascii")
 

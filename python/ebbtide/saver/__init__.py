@@ -1,4 +1,4 @@
-"""Memory of torch that leaves the device and comes back to the same addresses, by tag.
+"""Pauses and resumes torch's device memory by tag. Addresses stay the same.
 
     from ebbtide import saver
 
@@ -7,26 +7,27 @@
     saver.pause("weights")      # the device memory is free for others
     saver.resume("weights")     # same addresses, same bytes
 
-Importing this decides nothing; the first region does: which driver (`EBBTIDE_DRIVER`), and whether torch fits it.
-Under `ebbtide run --pauseable` all that the program allocates has a tag already.
+Importing this decides nothing. The first region chooses the driver (`EBBTIDE_DRIVER`) and checks whether torch fits it.
+Under `ebbtide run --pauseable` everything that the program allocates has a tag already.
 """
 
 from typing import TYPE_CHECKING
 
-from ebbtide.saver import pools, program, queries
-from ebbtide.saver.adoption import adopt
-from ebbtide.saver.graphs import cuda_graph, graph_pool
-from ebbtide.saver.hooks import on
-from ebbtide.saver.limits import configure
-from ebbtide.saver.operations import pause, paused, resume
-from ebbtide.saver.pending import Pending
-from ebbtide.saver.preparation import Preparation, prepare
-from ebbtide.saver.promotion import promote
-from ebbtide.saver.queries import backup_of, is_paused, stats, tags
-from ebbtide.saver.regions import disabled, region
-from ebbtide.saver.reports import Adoption, Event, Held, Report, Swap, TagStatus, TagTable
-from ebbtide.saver.swapping import swap
-from ebbtide.saver.trimming import trim
+from ebbtide.saver.adoption.adopt import adopt
+from ebbtide.saver.operations import queries
+from ebbtide.saver.operations.configuration import configure
+from ebbtide.saver.operations.pause_resume import pause, paused, resume
+from ebbtide.saver.operations.pending import Pending
+from ebbtide.saver.operations.prepare import Preparation, prepare
+from ebbtide.saver.operations.promote import promote
+from ebbtide.saver.operations.queries import backup_of, is_paused, stats, tags
+from ebbtide.saver.operations.swap import swap
+from ebbtide.saver.operations.trim import trim
+from ebbtide.saver.regions import startup
+from ebbtide.saver.regions.graphs import cuda_graph, graph_pool
+from ebbtide.saver.regions.region import disabled, region
+from ebbtide.saver.state.hooks import on
+from ebbtide.saver.values.reports import Adoption, Event, Held, Report, Swap, TagStatus, TagTable
 
 if TYPE_CHECKING:
     device: str
@@ -70,7 +71,7 @@ __all__ = [
 
 def __getattr__(name: str) -> str | list[Event]:
     if name == "device":
-        return pools.device_type()
+        return startup.device_type()
     if name == "timeline":
         return queries.timeline()
     raise AttributeError(f"module 'ebbtide.saver' has no attribute {name!r}")
@@ -80,4 +81,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-program.introduce()
+startup.introduce_program()

@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 
 from ebbtide.errors import StateError
-from ebbtide.forks import make_lock
+from ebbtide.locks import make_lock
 from ebbtide.torch_extension.build import Recipe, build_once
 
 __all__ = ["load"]

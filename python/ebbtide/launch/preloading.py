@@ -1,0 +1,86 @@
+"""The environment that starts a program with the preload library: for `ebbtide run`, and for programs that start
+workers."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from ebbtide.errors import StateError
+from ebbtide.launch import ledger
+from ebbtide.launch.run_options import as_keyword, to_variables
+
+LIBRARY_NAME = "libebbtide_preload.so"
+LOADER_VARIABLE = "LD_PRELOAD"
+ACTIVE_VARIABLE = "EBBTIDE_PRELOAD"
+# Read by llama.cpp: with any value, all its memory would be managed, and none of it ours.
+UNIFIED_MEMORY_VARIABLE = "GGML_CUDA_ENABLE_UNIFIED_MEMORY"
+
+
+def env(**options: Any) -> dict[str, str]:
+    """The variables to add to the environment of a process that is to start as under `ebbtide run`.
+
+        subprocess.Popen(command, env={**os.environ, **ebbtide.env(overflow="split", host_limit="64GiB")})
+
+    Args:
+        options: those of `ebbtide run` as keywords: overflow, device_limit, host_limit, host_margin, host_pool,
+            reserve, whole_fraction, report, pauseable, tag, backup, summary, log. Sizes are "16GiB" or bytes; None for
+            overflow or backup is "none". What is not given stays as this process's environment says.
+
+    Returns:
+        All of them, with LD_PRELOAD (ours first, then what it holds here). Processes that are started with them by one
+        program share one budget of host memory. GGML_CUDA_ENABLE_UNIFIED_MEMORY is to be removed by the caller.
+
+    Raises:
+        TypeError, ValueError: as the command refuses it; also a malformed EBBTIDE_* variable that is there already.
+        StateError: the preload library is missing or can't be named in LD_PRELOAD.
+    """
+    return variables_for(options, os.environ)
+
+
+def variables_for(
+    options: Mapping[str, object], inherited: Mapping[str, str], spell: Callable[[str], str] = as_keyword
+) -> dict[str, str]:
+    """`env` over any environment. Args and errors as `run_options.to_variables`."""
+    added = to_variables(options, inherited, spell)
+    added[ACTIVE_VARIABLE] = "1"
+    added[ledger.VARIABLE] = ledger.name_for(inherited)
+    added[LOADER_VARIABLE] = preload_list(find_library(), inherited.get(LOADER_VARIABLE, ""))
+    return added
+
+
+def library_path() -> Path:
+    """The path of the preload library beside libebbtide.so, whether or not it exists."""
+    return Path(__file__).resolve().parents[1] / LIBRARY_NAME
+
+
+def find_library() -> Path:
+    """The preload library.
+
+    Raises:
+        StateError: it is missing, or LD_PRELOAD cannot hold its path.
+    """
+    path = library_path()
+    if not path.is_file():
+        raise StateError(f"the preload library is missing, {path}: install ebbtide again")
+    if re.search(r"[\s:]", str(path)):
+        raise StateError(f"LD_PRELOAD takes no path with spaces or colons, like {path}: install ebbtide elsewhere")
+    return path
+
+
+def preload_list(library: Path, inherited: str) -> str:
+    """The value of LD_PRELOAD: our library first and once, then the user's own libraries in their order."""
+    own = [entry for entry in re.split(r"[ :]+", inherited) if entry and Path(entry).name != LIBRARY_NAME]
+    return ":".join([str(library), *own])
+
+
+def drop_unified_memory(environment: MutableMapping[str, str]) -> None:
+    """Removes GGML_CUDA_ENABLE_UNIFIED_MEMORY from an environment, and prints that to stderr."""
+    if environment.pop(UNIFIED_MEMORY_VARIABLE, None) is not None:
+        print(
+            f"ebbtide: {UNIFIED_MEMORY_VARIABLE} is unset: it would make all memory managed, past what ebbtide does",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,28 @@
+"""Locks for a process that may fork.
+
+A forked child has one thread. A lock that another thread held at the fork is never released there, and whoever waits
+for it hangs. So every lock of this package is made here, and is free in a child, unless the forking thread holds it.
+"""
+
+import os
+import threading
+import weakref
+from typing import Any
+
+_made: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def make_lock() -> Any:
+    """A threading.RLock, so that a signal handler that calls ebbtide does not deadlock with its own thread."""
+    lock = threading.RLock()
+    _made.add(lock)
+    return lock
+
+
+def _renew() -> None:
+    for lock in list(_made):
+        if not lock._is_owned():
+            lock._at_fork_reinit()
+
+
+os.register_at_fork(after_in_child=_renew)

@@ -1,0 +1,258 @@
+"""EBBTIDE_CHECK=1: checks each op's tensors before it runs. A tensor whose memory is away is an error, not a crash.
+
+The StateError names the op, the argument, the tensor's shape and dtype, and the tag. The check works on the simulated
+device and on a GPU alike. It is a debugging aid: each op costs tens of microseconds more.
+
+It checks the bytes that a tensor really spans (its strides and offset, not its whole storage): in positional and
+keyword arguments, in lists, tuples and dicts, in the parts of sparse tensors, and in subclasses that list their parts
+(`__tensor_flatten__`). Views touch no bytes and pass. So do factories such as `empty_like`, which take only a shape
+from their argument.
+
+It is a TorchDispatchMode, and torch treats it as one. `torch.compile` runs its functions eagerly meanwhile. What
+insists on a whole graph (`fullgraph=True`, `flex_attention`) and `torch.jit.trace` refuse to work.
+
+`reads` covers what reads memory without being an op, in every thread: printing, `tolist`, `numpy`, `numpy.asarray`,
+DLPack, `__cuda_array_interface__`, pickling, `torch.save`, `deepcopy`, `apply_` and `map_`.
+
+The check does not see:
+- What Python does not see: direct calls of Triton kernels and extensions, replays of CUDA graphs, system calls that are
+  given the memory (they fail with EFAULT), and reads through an address or a view that was handed out earlier
+  (`data_ptr()`, NumPy, DLPack).
+- `torch.tensor`, `as_tensor` and `asarray` of lists that contain paused tensors, and `torch.save` of a bare storage.
+- Ops of other threads: a mode belongs to its thread. Threads that enter a region are checked from then on; others call
+  `enable` themselves. Backward is checked if the thread that calls it is, also in autograd's own threads, to which
+  torch passes the mode.
+- What an op of a tensor subclass does inside.
+- Memory that leaves while the op runs.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch._C import (
+    _get_dispatch_stack_at,
+    _len_torch_dispatch_stack,
+    _pop_torch_dispatch_stack,
+    _push_on_torch_dispatch_stack,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ebbtide import _core
+from ebbtide.errors import StateError
+from ebbtide.saver.check import reads
+from ebbtide.saver.state import running_resumes
+
+# These ops use only their argument's shape, dtype and device.
+_SHAPE_ONLY = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
+        *(
+            "new_empty",
+            "new_empty_strided",
+            "new_zeros",
+            "new_ones",
+            "new_full",
+            "is_same_size",
+            "_has_compatible_shallow_copy_type",
+        ),
+    )
+)
+_touches_bytes: dict[Any, bool] = {}
+_thread = threading.local()
+
+
+def enable() -> "Check":
+    """Checks this thread's ops from now on; as a context manager, until its end.
+
+    Where the thread is checked already, nothing changes.
+
+    Raises (from any op afterwards):
+        StateError: a tensor that the op takes lies in memory that is away.
+    """
+    return Check()
+
+
+class Check:
+    """The result of `enable`. Keep it to check for good, or use it in a `with`."""
+
+    def __init__(self) -> None:
+        self._mode: _CheckMode | None = None
+        if getattr(_thread, "mode", None) is None:
+            mode = self._mode = _thread.mode = _CheckMode()
+            _below_other_modes(mode.__enter__)
+            mode.end_reads = reads.begin(mode, _check_read)
+        _tell_fault_handler(are_checked=True)
+
+    def __enter__(self) -> "Check":
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        mode, self._mode = self._mode, None
+        is_of_this_thread = getattr(_thread, "mode", None) is mode
+        if mode is None or not is_of_this_thread:
+            return
+        _thread.mode = None
+        _below_other_modes(partial(mode.__exit__, None, None, None), mode)
+        if mode.end_reads():
+            _tell_fault_handler(are_checked=False)
+
+
+def _tell_fault_handler(are_checked: bool) -> None:
+    extension = sys.modules.get("ebbtide._torch")  # the simulated device's; a region loads it before it asks for this
+    if extension is not None:
+        extension.say_ops_are_checked(are_checked)
+
+
+def _below_other_modes(act: Callable[[], Any], bottom: TorchDispatchMode | None = None) -> None:
+    """Acts beneath the thread's other modes. Those come and go as a stack, and ours may outlive them."""
+    above = []
+    while _len_torch_dispatch_stack() > 0:
+        top = _get_dispatch_stack_at(_len_torch_dispatch_stack() - 1)
+        # torch's own modes (fake tensors, tracing) have a mode key, and places of their own in the stack.
+        if top is bottom or getattr(top, "_mode_key", None) is not None:
+            break
+        above.append(_pop_torch_dispatch_stack(None))
+    try:
+        act()
+    finally:
+        for mode in reversed(above):
+            _push_on_torch_dispatch_stack(mode)
+
+
+class _CheckMode(TorchDispatchMode):
+    # torch (from 2.8 on) refuses ops that take functions (cond, flex_attention) under a mode without this attribute.
+    supports_higher_order_operators = True
+
+    end_reads: Callable[[], bool | None]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _op_touches_bytes(func):
+            for position, value in enumerate(args):
+                _check_value(func, position, value)
+            for name, value in kwargs.items():
+                _check_value(func, name, value)
+        return func(*args, **kwargs)
+
+
+def _op_touches_bytes(func: Any) -> bool:
+    known = _touches_bytes.get(func)
+    if known is None:
+        known = _touches_bytes[func] = _find_whether_it_touches(func)
+    return known
+
+
+def _find_whether_it_touches(func: Any) -> bool:
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return True
+    if schema.name in _SHAPE_ONLY:
+        return False
+    if schema.name != "aten::resize_" and torch.Tag.inplace_view in func.tags:
+        return False
+    # Only aten: asking torch for the kernels of prim::device, for one, ends the process.
+    if not func.is_view or func.namespace != "aten":
+        return True
+    # In inference mode, reshape and contiguous arrive as whole ops that claim to be views and may copy.
+    return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+
+
+def _check_value(func: Any, place: int | str, value: Any) -> None:
+    for tensor in _tensors_in(value):
+        for address, size_bytes in _spans(tensor):
+            if _is_missing(address, size_bytes):
+                raise StateError(_describe(func, place, tensor, address))
+
+
+def _check_read(title: str, value: Any) -> None:
+    _check_value(title, "self", value)
+    for storage in _storages_in(value):
+        address, size_bytes = storage.data_ptr(), storage.nbytes()
+        if _is_missing(address, size_bytes):
+            raise StateError(f"{title}: the storage of {size_bytes} bytes {_say_where(address)}")
+
+
+def _is_missing(address: int, size_bytes: int) -> bool:
+    return _core.is_away(address, size_bytes) and not running_resumes.is_arriving(address, size_bytes)
+
+
+def _storages_in(value: Any) -> Iterator[torch.UntypedStorage]:
+    if isinstance(value, torch.UntypedStorage):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _storages_in(item)
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in(item)
+
+
+def _spans(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """(address, size in bytes) of what the tensor reaches; nothing for one without memory of its own."""
+    for part in _parts(tensor):
+        if part is not tensor:
+            yield from _spans(part)
+            continue
+        if part.layout is not torch.strided or not torch._C._has_storage(part) or part.device.type == "meta":
+            continue
+        address = torch._C._data_address(part)  # unlike data_ptr, leaves a copy-on-write tensor as it is
+        if address == 0:
+            continue
+        if part.is_nested:
+            yield address, part.untyped_storage().nbytes()
+        elif part.numel() > 0:
+            reach = sum((size - 1) * stride for size, stride in zip(part.shape, part.stride(), strict=True))
+            yield address, (reach + 1) * part.element_size()
+
+
+def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    if type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+        # Its ops are its own. Fake and functional tensors, which do not say what they are made of, must not even be
+        # asked for their memory: torch may abort.
+        flatten = getattr(tensor, "__tensor_flatten__", None)
+        return [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor]
+
+
+def _describe(func: Any, place: int | str, tensor: torch.Tensor, address: int) -> str:
+    schema = getattr(func, "_schema", None)
+    if schema is not None and isinstance(place, int) and place < len(schema.arguments):
+        place = schema.arguments[place].name
+    return (
+        f"{func}: the tensor of shape {_shape_of(tensor)} and {tensor.dtype} in argument {place!r} "
+        f"{_say_where(address)}"
+    )
+
+
+def _shape_of(tensor: torch.Tensor) -> str:
+    return "(nested)" if tensor.is_nested else str(list(tensor.shape))  # a nested tensor's sizes may be away, too
+
+
+def _say_where(address: int) -> str:
+    found = _core.find(address)
+    tag = "unknown" if found is None else found.tag
+    return f"lies in tag {tag!r}, which is paused. Resume {tag!r} before this, or take the tensor out of it."

@@ -1,0 +1,124 @@
+"""`saver.configure`: how much ebbtide may hold, and what a pause may skip."""
+
+import os
+from enum import Enum
+from typing import Final, Literal, TypeAlias
+
+from ebbtide import _core, driver_choice, settings
+from ebbtide.saver.pools import backends
+from ebbtide.settings import Setting
+from ebbtide.sizes import format_size
+
+
+class _Unchanged(Enum):
+    UNCHANGED = "as it is"
+
+    def __repr__(self) -> str:
+        return "UNCHANGED"
+
+
+UNCHANGED: Final = _Unchanged.UNCHANGED
+Limit: TypeAlias = str | int | Literal[_Unchanged.UNCHANGED] | None
+Fraction: TypeAlias = float | Literal[_Unchanged.UNCHANGED]
+Switch: TypeAlias = bool | Literal[_Unchanged.UNCHANGED]
+Folder: TypeAlias = str | os.PathLike[str] | Literal[_Unchanged.UNCHANGED] | None
+
+
+def configure(
+    *,
+    device_limit: Limit = UNCHANGED,
+    host_limit: Limit = UNCHANGED,
+    host_margin: Limit = UNCHANGED,
+    pinned_limit: Limit = UNCHANGED,
+    reserve: Limit = UNCHANGED,
+    host_pool: Limit = UNCHANGED,
+    shared_handle: Limit = UNCHANGED,
+    whole_fraction: Fraction = UNCHANGED,
+    disk_directory: Folder = UNCHANGED,
+    skip_clean: Switch = UNCHANGED,
+    skip_unused: Switch = UNCHANGED,
+    skip_constant: Switch = UNCHANGED,
+    compare_bytes: Switch = UNCHANGED,
+) -> None:
+    """Sets limits and switches; what is left out stays as it is. All are checked before any is set.
+
+    Args:
+        device_limit: the most that ebbtide may hold on each device ("16GiB" or bytes); None: no limit.
+        host_limit: the most host memory that it may hold; None: no limit but RAM and the container's.
+        host_margin: host memory that it leaves to others ("1GiB" or bytes).
+        pinned_limit: the most pinned memory that it may hold, for its rings and for pinned backups; None: no limit.
+        reserve: device memory that spills and promotions leave free, on each device; None: 512 MiB, or a sixteenth of
+            the device where that is less. Allocations of up to 2 MiB may use half of it, and of device_limit what large
+            ones that may spill leave to them: a 32nd, at most 64 MiB and half the reserve.
+        host_pool: host memory that is made ahead and kept for spills, which otherwise wait for it; 0 keeps none. Where
+            a backup or a spill finds no room beside it, it gives way.
+        shared_handle: segments of a tag that lie side by side come back behind one driver handle of at most this size,
+            which makes the next resumes and pauses faster; what dies of them gives its memory back when all of them do,
+            or at the next pause. 0: each segment keeps handles of its own.
+        whole_fraction: overflow="whole": the share of the free device memory, 0 to 1, above which an allocation lies on
+            the host.
+        disk_directory: the folder of disk backups that are made from now on; None: EBBTIDE_DISK_DIRECTORY, else TMPDIR,
+            else /var/tmp. It must exist, be writable and lie on a disk, not on tmpfs.
+        skip_clean: whether a pause leaves out blocks of 2 MiB that did not change since their backup was made, by a
+            seeded digest of 128 bits. A change within 16 bytes is always seen; that another one is missed has odds of
+            about 2**-128 (an estimate, not a proof).
+        skip_unused: whether it leaves out blocks that torch holds free, and a resume segments of which all is free.
+            Their content is gone then.
+        skip_constant: whether it keeps blocks of one repeated value of 16 bytes as that value.
+        compare_bytes: whether, where a digest says that nothing changed, the bytes are copied and compared all the
+            same. Pinned backups are simply written again.
+
+    Raises:
+        TypeError, ValueError: malformed sizes, switches that are no bool, a host_pool beyond the machine's RAM; a
+            malformed variable of ebbtide's.
+        StoreError: no backup could be made in disk_directory, and nothing is set. Or the host has too little for
+            host_pool; then all is set, and what was made stays.
+    """
+    everything: dict[str, object] = {
+        "disk_directory": disk_directory,  # first, since the file system may refuse it
+        "device_limit": device_limit,
+        "host_limit": host_limit,
+        "host_margin": host_margin,
+        "pinned_limit": pinned_limit,
+        "reserve": reserve,
+        "host_pool": host_pool,
+        "shared_handle": shared_handle,
+        "whole_fraction": whole_fraction,
+        "skip_clean": skip_clean,
+        "skip_unused": skip_unused,
+        "skip_constant": skip_constant,
+        "compare_bytes": compare_bytes,
+    }
+    given = {name: value for name, value in everything.items() if value is not UNCHANGED}
+    is_off = driver_choice.is_off()
+    texts = {name: _check(settings.find(name), value, is_off) for name, value in given.items()}
+    _check_host_pool(texts)
+    if is_off:
+        return
+    settings.check_environment()
+    for name, text in texts.items():
+        _core.configure(name, None if text is None else os.fsencode(text))
+    if "host_pool" in texts:
+        _fill_host_pool()
+
+
+def _check(setting: Setting, value: object, is_off: bool) -> str | None:
+    if value is None and setting.none:
+        return None
+    if is_off and setting.kind == "folder":  # no backup will be made there
+        return settings.as_text(setting, value, setting.name, takes_text=False)
+    return settings.check(setting, value, setting.name, takes_text=False)
+
+
+def _check_host_pool(texts: dict[str, str | None]) -> None:
+    ram_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if (asked := int(texts.get("host_pool") or 0)) > ram_bytes:
+        raise ValueError(
+            f"host_pool is {format_size(asked)}, and this machine has {format_size(ram_bytes)} of RAM: ask for less"
+        )
+
+
+def _fill_host_pool() -> None:
+    backend = backends.existing_backend()  # without one, the first region that overflows fills the pool
+    for device in backend.devices() if backend else ():
+        _core.fill_host_pool(device)

@@ -1,0 +1,126 @@
+"""The hooks of `saver.on`, run around one call into the core: shared by pause, resume and swap."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ebbtide import _core
+from ebbtide.saver.pools import captures
+from ebbtide.saver.state import hooks
+from ebbtide.saver.state.known_tags import find_tags
+
+Kind = Literal["pause", "resume"]
+Action = tuple[Kind, list[str]]
+
+
+class HookedOperation(_core.Scope):
+    """Runs the before-hooks, then the block, then the after-hooks.
+
+    Each before-hook that ran is answered once, however the block ends. If it succeeds, the after-hooks of its action
+    run. If it fails, the after-hooks that match the tag's state run instead. A tag that was left midway gets none: the
+    call that finishes it runs them.
+    """
+
+    def __init__(self, actions: list[Action], missing_ok: bool) -> None:
+        self._actions, self._missing_ok = actions, missing_ok
+        self._announced: dict[tuple[Kind, str], None] = {}
+        self._unanswered: list[Action] | None = None
+        self._queue: list[tuple[Callable[[str], Any], str]] | None = None
+        self._is_handed_over = False
+        self._first: Exception | None = None
+
+    def _open(self) -> "HookedOperation":
+        wanted = tuple(f"{when}_{kind}" for kind, _ in self._actions for when in ("before", "after"))
+        if hooks.wants(wanted):
+            for kind, tags in _concerned_tags(self._actions, self._missing_ok):
+                for tag in tags:
+                    reach = (self._announced.__setitem__, ((kind, tag), None))
+                    for function, _ in hooks.calls((f"before_{kind}", [tag])):
+                        _core.call_together(reach, (function, (tag,)))
+                    _core.call_together(reach)
+        return self
+
+    @property
+    def announced(self) -> list[Action]:
+        """The actions whose before-hooks ran, each with one tag."""
+        return [(kind, [tag]) for kind, tag in self._announced]
+
+    def hand_over(self) -> None:
+        """From now on a `Pending` runs the after-hooks."""
+        self._is_handed_over = True
+
+    def _close(self) -> Exception | None:
+        if self._failure is not None:
+            if self._unanswered is None:
+                self._unanswered = self.announced
+            run_hooks_after_failure(self._unanswered)
+            return None
+        if self._is_handed_over:
+            return None
+        if self._queue is None:
+            self._queue = hooks.calls(*((f"after_{kind}", tags) for kind, tags in self.announced))
+        while self._queue:
+            try:
+                _core.call_next(self._queue)
+            except Exception as error:
+                self._first = self._first or error
+        return self._first
+
+
+def run_hooks_after_failure(concerned: list[Action]) -> None:
+    """Runs, for each tag whose before-hooks ran, the after-hooks that match its state now.
+
+    A tag that was left midway gets none: the call that finishes it runs them. An exception of a hook becomes a warning,
+    since the caller gets the error of the operation. Tags that are done are removed from the list, so that a second
+    call goes on where an interrupt stopped the first.
+    """
+    while concerned:
+        kind, tags = concerned[0]
+        while tags:
+            tag = tags[0]
+            info = _core.query_tag(tag)
+            if info is None or info.state == "partial" or not hooks.is_any_registered(f"before_{kind}", tag):
+                tags.pop(0)
+                continue
+            event = f"after_{_other(kind) if _has_something(kind, info) else kind}"
+            queue = hooks.calls((event, [tag]))
+            tags.pop(0)
+            while queue:
+                try:
+                    _core.call_next(queue)
+                except Exception as error:
+                    warnings.warn(f"an {event} hook of '{tag}' failed: {error!r}", RuntimeWarning, stacklevel=2)
+        concerned.pop(0)
+
+
+def unfinished(concerned: list[Action]) -> list[Action]:
+    """The tags with something left to do. Another call has finished the others, and run their hooks."""
+
+    def is_left(kind: Kind, tag: str) -> bool:
+        info = _core.query_tag(tag)
+        return info is not None and _has_something(kind, info)
+
+    return [(kind, [tag for tag in tags if is_left(kind, tag)]) for kind, tags in concerned]
+
+
+def _other(kind: Kind) -> Kind:
+    return "resume" if kind == "pause" else "pause"
+
+
+def _concerned_tags(actions: list[Action], missing_ok: bool) -> list[Action]:
+    """For each action, the tags with something to move; none at all where the core will refuse the call."""
+    concerned: list[Action] = []
+    for kind, names in actions:
+        chosen = list(find_tags(names).values())
+        is_unknown = len(chosen) < len(names) and not missing_ok
+        is_leased = kind == "pause" and any(info.lease_count for info in chosen)
+        if is_unknown or is_leased or captures.is_capturing():
+            return []
+        concerned.append((kind, [info.tag for info in chosen if _has_something(kind, info)]))
+    return concerned
+
+
+def _has_something(kind: Kind, info: "_core.TagInfo") -> bool:
+    if kind == "pause":
+        return info.resident_bytes > info.left_bytes  # memory that a pause left on the host counts as paused
+    return info.stored_bytes + info.dropped_bytes + info.left_bytes > 0

@@ -1,0 +1,213 @@
+"""`saver.pause`, `saver.resume` and `saver.paused`.
+
+Each makes one call into the core, so that Ctrl-C arrives before or after it, never in between.
+"""
+
+from typing import Any, Literal, overload
+
+from ebbtide import _core, driver_choice
+from ebbtide.saver.operations import pending
+from ebbtide.saver.operations.hooked_operation import HookedOperation
+from ebbtide.saver.operations.pending import Pending
+from ebbtide.saver.pools import bypass, captures, workspaces
+from ebbtide.saver.reclaim import dead, torch_cache, unused
+from ebbtide.saver.state import running_resumes
+from ebbtide.saver.tensors.ranges import ranges_of
+from ebbtide.saver.values.arguments import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code, retain_code
+from ebbtide.saver.values.reports import Report
+from ebbtide.scopes import DecoratingScope
+
+
+def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report:
+    """Takes the memory of `tags` off the device; addresses stay. Waits for what is queued on their devices.
+
+    Launch nothing that touches the tags until they are resumed. Memory that is already paused is skipped, whatever the
+    arguments, and backups of tensors that died since are deleted. A pause skips blocks that are unchanged, free in
+    torch's pools, or one repeated value (see `configure`); the report counts them.
+
+    Args:
+        tags: none means every tag.
+        backup: "ram", "pinned", "disk" or None (the content is dropped), for this pause of all tags. By default,
+            the backup of each region.
+        missing_ok: skip tags that no region ever named.
+
+    Returns:
+        A Report: `bytes` is the device memory that other programs can use now.
+
+    Raises:
+        TypeError, ValueError: malformed arguments.
+        StateError: an unknown tag, a tag whose region is open (in whatever thread), a capture under way; a tag that an
+            earlier failure left midway while somebody has a view of its backup; for the tag of a pauseable program
+            also another thread's open region, or torch before 2.11. Nothing moved.
+        StoreError: the host (or the disk) has too little room for the backup; nothing moved. Or the disk failed; every
+            byte is safe, as after a DriverError.
+        DriverError: a driver call failed; every byte with a backup is safe, and pause or resume, called again,
+            finishes.
+    """
+    return _pause(check_tags(tags), operation_backup_code(backup), missing_ok, None)
+
+
+def _pause(names: list[str], code: int, missing_ok: bool, moved: "_core.Moved | None") -> Report:
+    if driver_choice.is_off():
+        return Report("pause")
+    clear_workspaces()
+    running_resumes.wait_for(names)
+    with (
+        HookedOperation([("pause", names)], missing_ok),
+        bypass.lock_for(names),
+        bypass.during_pause(names),
+    ):
+        dead.release(names)
+        ranges, as_of = unused.find(names, code)
+        report = _core.pause(names, missing_ok, code, unused=ranges, unused_as_of=as_of, moved=moved)
+    return Report.from_core(report)
+
+
+@overload
+def resume(
+    *tags: str,
+    timeout: float | None = None,
+    missing_ok: bool = False,
+    retain: bool | None = None,
+    wait: Literal[True] = True,
+    order: Any = None,
+    hold_stream: bool = True,
+) -> Report: ...
+@overload
+def resume(
+    *tags: str,
+    timeout: float | None = None,
+    missing_ok: bool = False,
+    retain: bool | None = None,
+    wait: Literal[False],
+    order: Any = None,
+    hold_stream: bool = True,
+) -> Pending: ...
+def resume(
+    *tags: str,
+    timeout: float | None = None,
+    missing_ok: bool = False,
+    retain: bool | None = None,
+    wait: bool = True,
+    order: Any = None,
+    hold_stream: bool = True,
+) -> Report | Pending:
+    """Brings the memory of `tags` back to the same addresses, with the same bytes (zeros where there was no backup).
+
+    Resident memory is skipped. So are segments in which every tensor died while the tag was paused: no memory is
+    claimed for them, and their backups are deleted. Segments that torch had cached as free before the pause come back,
+    as zeros, if there is room for them.
+
+    Args:
+        tags: none means every tag.
+        timeout: seconds to keep trying while the device has too little memory (another process may hold it); None
+            tries once.
+        missing_ok: skip tags that no region ever named.
+        retain: True keeps the memory of the backups for the next pause, False frees it, None follows each region
+            (and keeps pinned backups). Unchanged blocks are found only in regions that retain or are pinned, since
+            digests are made for those alone.
+        wait: False returns as soon as everything is mapped and queued, while the bytes are still on their way. It
+            waits all the same on the simulated device, whose CPU ops have no stream, where ebbtide's kernels can't be
+            loaded, and on a device that limits how long kernels run.
+        order: tensors, or a module, whose bytes come first, in this order. The rest follows in the order of
+            allocation.
+        hold_stream: only with wait=False. True: this thread's current stream of each device waits for all bytes, so
+            that later work on it is correct. False: the caller decides what waits, through the Pending.
+
+    Returns:
+        A Report: `bytes` is the device memory that was claimed. With wait=False a Pending: errors of the copies and
+        "after_resume" hooks come in its `wait()`.
+
+    Raises:
+        TypeError, ValueError: malformed arguments.
+        StateError: an unknown tag, a capture under way. Nothing moved.
+        OutOfMemoryError: the device has too little room, also after torch gave its cached blocks back. Nothing moved;
+            the same call works once there is.
+        StoreError: the host has too little room for the ring that the bytes go through, or pinned_limit leaves too
+            little: nothing moved. Or the disk failed; every byte is safe, as after a DriverError.
+        DriverError: as in `pause`. With wait=False, what streams were given meanwhile may have run on bytes that
+            had not come.
+    """
+    names, seconds, code = check_tags(tags), _check_timeout(timeout), retain_code(retain)
+    ranges = [] if order is None else [reached for _, reached in ranges_of(order, "resume(order=)")]
+    if driver_choice.is_off():
+        return Report("resume") if wait else Pending(None)
+    with HookedOperation([("resume", names)], missing_ok) as operation:
+        dead.release(names)
+        free, as_of = unused.find_stored(names)
+
+        def make_room() -> bool:
+            return dead.make_room(names)
+
+        if not wait:
+            core = torch_cache.claim_with_retries(
+                lambda: _core.resume_async(names, missing_ok, code, ranges, free, as_of), seconds, make_room
+            )
+            bypass.close_when_over(names, core)
+            return pending.start(core, names, operation, hold_stream)
+        report = torch_cache.claim_with_retries(
+            lambda: _core.resume(names, missing_ok, retain=code, order=ranges, unused=free, unused_as_of=as_of),
+            seconds,
+            make_room,
+        )
+        bypass.close_if_resident(names)
+    return Report.from_core(report)
+
+
+class Paused(DecoratingScope):
+    """The context manager that `saver.paused` returns."""
+
+    def __init__(self, tags: tuple[str, ...], backup: OperationBackup, missing_ok: bool) -> None:
+        self._arguments = tags, backup, missing_ok
+        self._moved: _core.Moved | None = None
+
+    def _again(self) -> "Paused":
+        return Paused(*self._arguments)
+
+    def _open(self) -> Report:
+        tags, backup, missing_ok = self._arguments
+        names, code = check_tags(tags), operation_backup_code(backup)
+        if not driver_choice.is_off():
+            self._moved = _core.Moved()
+        return _pause(names, code, missing_ok, self._moved)
+
+    def _close(self) -> Exception | None:
+        moved = self._moved
+        names = moved.tags() if moved is not None else []
+        if not names:
+            return None
+        try:
+            with HookedOperation([("resume", names)], True):
+                torch_cache.claim_with_retries(
+                    lambda: _core.resume(names, True, moved=moved), make_room=lambda: dead.make_room(names)
+                )
+                bypass.close_if_resident(names)
+        except Exception as error:
+            return error
+        return None
+
+
+def paused(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Paused:
+    """Pauses `tags` for the length of a `with`, which gets the Report.
+
+    Afterwards exactly the memory that it moved is back. What was paused before stays paused, even where that is only
+    part of a tag. A context manager and a decorator. Arguments and errors are those of `pause`, and at the end of
+    `resume`.
+    """
+    return Paused(tags, backup, missing_ok)
+
+
+def clear_workspaces() -> None:
+    """Frees the workspaces that torch keeps inside tags, before the tags leave."""
+    if not captures.is_capturing():  # during one the core refuses the pause, and the workspace is in use
+        workspaces.clear()
+
+
+def _check_timeout(timeout: float | None) -> float:
+    if timeout is None:
+        return 0.0
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout is a number of seconds or None, not {type(timeout).__name__}")
+    if not timeout >= 0:
+        raise ValueError(f"timeout must not be negative: {timeout!r}")
+    return float(timeout)

@@ -1,0 +1,42 @@
+"""`saver.promote`: memory that spilled to the host moves to the device."""
+
+from ebbtide import _core, driver_choice
+from ebbtide.errors import StateError
+from ebbtide.saver.reclaim import spilled
+from ebbtide.saver.state.known_tags import check_known, find_tags
+from ebbtide.saver.values.arguments import check_tags
+from ebbtide.saver.values.reports import Report
+
+
+def promote(*tags: str, missing_ok: bool = False) -> Report:
+    """Moves memory that has spilled to the host to the device, the oldest first. Addresses and bytes stay the same.
+
+    It leaves free the reserve, and the part of the device's limit that only small allocations get (docs/overflow.md).
+    What does not fit stays on the host. The host memory of free segments that torch caches is released, as with
+    `trim`. Launch nothing that touches the tags meanwhile.
+
+    Args:
+        tags: none means every tag.
+        missing_ok: skip tags that no region ever named.
+
+    Returns:
+        A Report: `bytes` is what moved; `saver.tags()` shows what is still on the host.
+
+    Raises:
+        TypeError, ValueError: malformed arguments.
+        StateError: an unknown tag, a tag whose region is open, a capture under way. Nothing moved.
+        DriverError: a driver call failed. Every byte is safe; promote again goes on, and resume brings back what a
+            tag that is partial lacks.
+    """
+    names = check_tags(tags)
+    if driver_choice.is_off():
+        return Report("promote")
+    known = find_tags(names)
+    if not missing_ok:
+        check_known([name for name in names if name not in known])
+    for name in known:
+        if known[name].lease_count:
+            raise StateError(f"tag {name!r} can't be promoted while its region is open: leave the region first")
+        if known[name].host_bytes:
+            spilled.release_free(name)
+    return Report.from_core(_core.promote(names, missing_ok))

@@ -1,0 +1,126 @@
+"""Questions that change nothing: `saver.stats`, `saver.tags`, `saver.timeline`, `saver.backup_of`."""
+
+import warnings
+from typing import TYPE_CHECKING
+
+from ebbtide import _core, driver_choice
+from ebbtide.saver.pools.region_pools import registry
+from ebbtide.saver.state.known_tags import check_known
+from ebbtide.saver.tensors.ranges import range_of
+from ebbtide.saver.tensors.walk import why_without_memory
+from ebbtide.saver.values.arguments import check_tag
+from ebbtide.saver.values.reports import Event, TagStatus, TagTable
+
+if TYPE_CHECKING:
+    import torch
+
+
+def stats() -> dict[str, int]:
+    """The core's counters and sizes in bytes, and `pools_made`, the number of pools made for regions. Empty where
+    ebbtide is off.
+
+    `device_bytes` counts what the tags have on the device. It leaves out tensors that died behind a handle that others
+    share (see `configure(shared_handle=)`), although the device lacks that memory until the next pause.
+    """
+    if driver_choice.is_off():
+        return {}
+    return {**_core.stats(), "pools_made": registry.made}
+
+
+def tags() -> TagTable:
+    """Every tag that was ever named, with its state and sizes; `print` shows a table. Empty where ebbtide is off."""
+    if driver_choice.is_off():
+        return TagTable()
+    return TagTable.of(TagStatus.from_core(info) for info in _core.tags())
+
+
+def is_paused(tag: str) -> bool:
+    """Whether `tag` is paused, or left midway: any of its memory is away, or spilled and left where it is by a pause.
+    False where ebbtide is off.
+
+    Raises:
+        TypeError, ValueError: not a tag.
+        StateError: no region ever named it.
+    """
+    check_tag(tag)
+    if driver_choice.is_off():
+        return False
+    info = _core.query_tag(tag)
+    if info is None:
+        check_known([tag])
+    return info is not None and info.state in ("paused", "partial")
+
+
+def timeline() -> list[Event]:
+    """The newest 1,024 events, oldest first: pauses, resumes and their like, and what failed. Empty where ebbtide is
+    off."""
+    if driver_choice.is_off():
+        return []
+    return [Event.from_core(event) for event in _core.events()]
+
+
+def backup_of(tensor: "torch.Tensor", writable: bool = False) -> "torch.Tensor | None":
+    """A view of a paused tensor's stored bytes: a CPU tensor of its dtype, shape and strides, made without a copy.
+
+    None while the tensor is resident, for tensors outside all regions, and where the content was dropped.
+
+    The view keeps its bytes alive, also after a resume. A resume does not retain a backup that has a view.
+
+    Writes into the view before the resume come back with the resume. The next pause copies every block that had a view,
+    written or not. Two kinds of writes go unnoticed: those made while the tag is being paused or resumed, and those
+    through a bare address (data_ptr) after the view is gone, when the memory may belong to others.
+
+    Args:
+        writable: True states that you mean to write. torch has no read-only tensors, so a write has the same effect
+            either way.
+
+    Raises:
+        TypeError: not a tensor with plain strided memory.
+        StateError: a part of the tensor has spilled to host memory, where a pause leaves it, so that no single range
+            holds all of its bytes. Call `promote` before the pause.
+        StoreError: a block that is stored as one repeated value must be expanded, and there is no room.
+    """
+    import torch
+
+    unusual = _unusual_kind(tensor) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+    if unusual:
+        raise TypeError(f"backup_of takes a plain strided tensor, not {unusual}")
+    if driver_choice.is_off():
+        return None
+    reached = range_of(tensor)
+    if reached is None or _core.find(reached[0]) is None:
+        return None
+    backup = _core.backup_of(*reached, writable)
+    return None if backup is None else _view(backup, tensor)
+
+
+def _view(backup: "_core.Backup", tensor: "torch.Tensor") -> "torch.Tensor":
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")  # torch has no read-only tensors
+        flat = torch.frombuffer(backup, dtype=torch.uint8)
+    view = flat.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), 0)
+    view = view.conj() if tensor.is_conj() else view
+    return view._neg_view() if tensor.is_neg() else view
+
+
+def _unusual_kind(tensor: "torch.Tensor") -> str | None:
+    """The kind of a tensor whose bytes are not simply its values in order; None for a plain one."""
+    import torch
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if is_traceable_wrapper_subclass(tensor):
+        return f"a {type(tensor).__name__}: ask for the tensors that it wraps"
+    if tensor.layout is not torch.strided:
+        return f"a {tensor.layout} tensor: ask for the tensors that it consists of, if it has any"
+    if tensor.is_meta:
+        return None
+    kind = why_without_memory(tensor)
+    if kind is not None:
+        return kind
+    if tensor.is_nested:
+        return "a nested tensor: resume its tag to read it"
+    if tensor.is_quantized:
+        return "a quantized tensor: its bytes alone are not its values. Resume its tag to read it"
+    return None

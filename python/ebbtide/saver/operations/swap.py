@@ -1,0 +1,75 @@
+"""`saver.swap`: pauses some tags while it resumes others."""
+
+from collections.abc import Sequence
+
+from ebbtide import _core, driver_choice
+from ebbtide.saver.operations.hooked_operation import Action, HookedOperation
+from ebbtide.saver.operations.pause_resume import clear_workspaces
+from ebbtide.saver.pools import bypass
+from ebbtide.saver.reclaim import dead, torch_cache, unused
+from ebbtide.saver.state import running_resumes
+from ebbtide.saver.values.arguments import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code, retain_code
+from ebbtide.saver.values.reports import Report, Swap
+
+
+def swap(
+    *,
+    pause: str | Sequence[str],
+    resume: str | Sequence[str],
+    backup: OperationBackup = AS_ALLOCATED,
+    retain: bool | None = None,
+    missing_ok: bool = False,
+) -> Swap:
+    """Pauses some tags and resumes others, with both directions of the bus at once.
+
+    Device memory stays within the larger of the two sides plus 256 MiB (or the largest chunk that comes back), host
+    memory within what both need. The hooks of `on` run as for a pause and a resume. Memory that changes hands is
+    cleared first where its new owner had no backup.
+
+    Args:
+        pause: a tag, or a list or tuple of tags, that leave; as in `pause`.
+        resume: a tag, or a list or tuple of tags, that come back; as in `resume`. No tag may be on both sides.
+        backup: as in `pause`, for what leaves.
+        retain: as in `resume`, for what comes back.
+        missing_ok: skip tags that no region ever named.
+
+    Returns:
+        A Swap, which holds the Report of either side.
+
+    Raises:
+        TypeError, ValueError: malformed arguments; a tag on both sides; no tag on one.
+        StateError: an unknown tag, a tag to pause whose region is open, a capture under way. Nothing moved.
+        OutOfMemoryError, StoreError: the device (also after torch gave its cached blocks back) or the host has too
+            little room. Nothing moved, unless somebody else took the room midway: then as after a DriverError.
+        DriverError: a driver call failed; every byte with a backup is safe, and pause or resume of either side
+            finishes.
+    """
+    leaving, returning = _check_side(pause, "pause"), _check_side(resume, "resume")
+    both = [tag for tag in leaving if tag in returning]
+    if both:
+        raise ValueError(f"{both[0]!r} can't leave and come back in one swap: name it on one side")
+    backup_code, kept = operation_backup_code(backup), retain_code(retain)
+    if driver_choice.is_off():
+        return Swap(Report("pause"), Report("resume"))
+    clear_workspaces()
+    running_resumes.wait_for([*leaving, *returning])
+    moving: list[Action] = [("pause", leaving), ("resume", returning)]
+    with HookedOperation(moving, missing_ok), bypass.lock_for(leaving), bypass.during_pause(leaving):
+        dead.release([*leaving, *returning])
+        ranges, as_of = unused.find_for_swap(leaving, returning, backup_code)
+        paused, resumed = torch_cache.claim_with_retries(
+            lambda: _core.swap(leaving, returning, missing_ok, backup_code, kept, unused=ranges, unused_as_of=as_of),
+            make_room=lambda: dead.make_room(returning),
+        )
+        bypass.close_if_resident(returning)
+    return Swap(Report.from_core(paused), Report.from_core(resumed), max(paused.seconds, resumed.seconds))
+
+
+def _check_side(tags: object, side: str) -> list[str]:
+    if isinstance(tags, str):
+        return check_tags((tags,))
+    if not isinstance(tags, list | tuple):
+        raise TypeError(f"swap({side}=) takes a tag, or a list or tuple of tags, not {type(tags).__name__}")
+    if not tags:
+        raise ValueError(f"swap({side}=) names no tag: use saver.pause or saver.resume for one side alone")
+    return check_tags(tuple(tags))

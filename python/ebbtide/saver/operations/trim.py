@@ -1,0 +1,80 @@
+"""`saver.trim`: releases the memory of segments that torch keeps and nobody uses.
+
+torch frees nothing from a pool that is alive. A wholly free segment keeps its address, and loses its memory until its
+pool is leased again. Segments of dissolved pools are freed by torch.
+"""
+
+from ebbtide import _core, driver_choice
+from ebbtide.errors import StateError
+from ebbtide.saver.pools import backends, pool_segments, region_pools
+from ebbtide.saver.reclaim import spilled
+from ebbtide.saver.state.known_tags import allocations_of, check_known, find_tags
+from ebbtide.saver.values.arguments import check_tags
+from ebbtide.saver.values.reports import Report
+
+
+def trim(*tags: str, missing_ok: bool = False) -> Report:
+    """Releases the memory of free segments in the tags' pools: device memory that dead tensors have left behind and, of
+    a paused tag, the backups of tensors that died since.
+
+    The tags are not paused, but launch nothing on their tensors meanwhile. A segment that shares a driver handle with a
+    free one since a resume (configure(shared_handle=)) first gets a handle of its own, by a copy on the device at the
+    same address. Without room for the copy, the free segment keeps its memory.
+
+    The memory comes back, as zeros, when a region of the tag is entered again. If it does not fit then, entering raises
+    an OutOfMemoryError, unless the region overflows. Until then it stays away, also across a pause and a resume. Pools
+    that a CUDA graph captured into are never trimmed.
+
+    Args:
+        tags: none means every tag.
+        missing_ok: skip tags that no region ever named.
+
+    Returns:
+        A Report: `bytes` is the device memory that other programs can use now, without the backups; nothing where torch
+        gives such segments back by itself, or (before 2.9) does not tell which they are.
+
+    Raises:
+        TypeError, ValueError: malformed arguments.
+        StateError: an unknown tag, a tag whose region is open, a capture under way. Nothing moved.
+        DriverError: a driver call failed; trim again finishes.
+    """
+    names = check_tags(tags)
+    if driver_choice.is_off():
+        return Report("trim")
+    known = find_tags(names)
+    if not missing_ok:
+        check_known([name for name in names if name not in known])
+    chosen = list(known)
+    for name in chosen:
+        if known[name].lease_count:
+            raise StateError(f"tag {name!r} can't be trimmed while its region is open: leave the region first")
+    backend = backends.existing_backend()
+    if backend is None:
+        return Report("trim")
+    gone = spilled.release_dissolved(chosen)
+    with region_pools.registry.withheld(chosen) as withheld:
+        return _trim(backend, names, withheld).with_freed(
+            (info.tag, info.device, info.resident_bytes - info.host_bytes) for info in gone
+        )
+
+
+def _trim(
+    backend: backends.PoolBackend,
+    names: list[str],
+    withheld: list[tuple[region_pools.PoolKey, region_pools.RegionPool]],
+) -> Report:
+    untrimmed = {info.address for info in allocations_of(names) if not info.is_trimmed}
+    found: list[tuple[region_pools.RegionPool, set[int]]] = []
+    tags: dict[str, None] = {}
+    seen = pool_segments.look_at(backend, [pool for _, pool in withheld])
+    for key, pool in withheld:
+        addresses = {segment.address for segment in seen[pool] or () if segment.is_free} & untrimmed
+        if addresses:
+            found.append((pool, addresses))
+            tags[key.tag] = None
+    if not found:
+        return Report("trim")
+    for pool, addresses in found:
+        pool.trimmed |= addresses  # set before the trim: one that fails midway leaves some of them away
+    report = _core.trim(list(tags), sorted(set().union(*(addresses for _, addresses in found))))
+    return Report.from_core(report)

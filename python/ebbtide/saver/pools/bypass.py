@@ -1,0 +1,249 @@
+"""Pools that torch allocates from while the tag of a pauseable program is away.
+
+torch hands out free blocks of its default pool without asking. While these are paused it must not. So a pool of our
+own is open for all threads, on each device where the tag has memory.
+
+- Such a pool is a bare id, like the pool of a capture. The driver hooks provide its memory, which therefore carries
+  the program's tag. After the pool is closed and released, torch's cached blocks in it are freed like any other: at
+  `empty_cache`, and when memory is short.
+- A pause also takes memory that lies in the open pool. So one pool is opened before the pause, and from then on torch
+  hands out no block that is about to leave. A second one, in which nothing is paused, replaces it after the pause.
+- The pool that was opened last wins. Captures and regions that begin later have pools of their own. Regions that this
+  thread entered earlier are entered again. Regions that other threads are in cannot be, so they refuse the pause.
+- The free blocks of a pool that torch no longer allocates from count as unused. A graph's pool never does: a replay
+  uses blocks that torch calls free.
+
+Read in torch 2.11 and newer.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from ebbtide import _core, driver_choice
+from ebbtide.errors import Error, StateError
+from ebbtide.locks import make_lock
+from ebbtide.saver.check import enabling
+from ebbtide.saver.pools import captures, workspaces
+from ebbtide.saver.state import program
+from ebbtide.saver.values.segments import Segment, read_cuda_segments
+from ebbtide.torch_support import torch_names
+from ebbtide.torch_support.versions import torch_version
+
+_logger = logging.getLogger(__name__)
+
+PoolId = tuple[int, int]
+
+DEFAULT_POOL: PoolId = (0, 0)
+
+_lock = make_lock()
+_open: "list[_BypassPools]" = []
+_closed: set[PoolId] = set()
+_is_guarded = False
+
+
+class _BypassPools:
+    """A new pool for all threads, on each device where a tag has memory. They open in one step, as one frame."""
+
+    def __init__(self) -> None:
+        self._frame = _core.Frame()
+        self.ids: list[PoolId] = []
+
+    def fill(self, tag: str) -> None:
+        """Prepares the pools. May be called again after an interrupt."""
+        import torch
+
+        begin, release = (torch_names.find(f"_C._cuda_{name}") for name in ("beginAllocateToPool", "releasePool"))
+        frame, ids = _core.Frame(), []
+        for device in sorted({info.device for info in _core.allocations(tag)}):
+            pool_id = tuple(torch.cuda.graph_pool_handle())
+            ids.append(pool_id)
+            frame.add_use(begin, (device, pool_id), (torch_names.end_allocate(), release))
+        self._frame, self.ids = frame, ids
+
+    def open(self) -> None:
+        """Opens the pools beneath this thread's own regions. A second call does nothing."""
+        if not self._frame.is_active:
+            self._frame.activate()
+        _core.reenter()
+
+    @property
+    def is_open(self) -> bool:
+        return self._frame.is_active
+
+    def close(self) -> None:
+        """Closes the pools. A second call does nothing."""
+        _closed.update(self.ids)
+        self._frame.close()
+
+
+def lock_for(names: list[str]) -> AbstractContextManager[Any]:
+    """The lock that a call holds while it pauses these tags (none: all); no lock in a program that is not pauseable."""
+    own = program.own()
+    return nullcontext() if own is None or not _concerns(own.tag, names) else _lock
+
+
+class during_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
+    """Wraps the core's call that pauses these tags (none: all); the caller holds `lock_for`.
+
+    Afterwards torch allocates from where the state of the program's tag requires, whether the call failed or not. Does
+    nothing in a program that is not pauseable.
+
+    Raises:
+        StateError: torch is too old, or another thread is in a region. Nothing moved.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        own = program.own()
+        self._tag = own.tag if own is not None and _concerns(own.tag, names) else None
+        self._guard: _BypassPools | None = None
+        self._fresh: _BypassPools | None = None
+
+    def _open(self) -> None:
+        if self._tag is None or not _has_cuda() or captures.is_capturing():
+            return
+        global _is_guarded
+        enabling.enable_if_asked()
+        captures.install()
+        _check_torch()
+        _check_threads()
+        guard = _BypassPools()
+        guard.fill(self._tag)
+        self._guard = guard
+        guard.open()
+        _is_guarded = True
+        workspaces.clear()  # workspaces that were made since the pause began
+
+    def _close(self) -> Exception | None:
+        guard = self._guard
+        if guard is None or self._tag is None:
+            return None
+        global _is_guarded, _open
+        _is_guarded = False
+        try:
+            if self._fresh is None and _is_away(self._tag):
+                fresh = _BypassPools()
+                fresh.fill(self._tag)
+                self._fresh = fresh
+            if self._fresh is not None:
+                self._fresh.open()
+        except (Error, RuntimeError) as error:  # the guard stays open, so that torch hands out nothing that is away
+            _open = [*(pools for pools in _open if pools is not guard), guard]
+            return error
+        for pools in (*_open, guard):
+            if pools is not self._fresh:
+                pools.close()
+        _open = [] if self._fresh is None else [self._fresh]
+        return None
+
+
+def close_if_resident(names: list[str]) -> None:
+    """After a resume of these tags (none: all): torch allocates from its own pool again, unless memory of the program's
+    tag is still away.
+    """
+    own = program.own()
+    if own is None or not _concerns(own.tag, names):
+        return
+    global _open
+    with _lock:
+        if _open and not _is_away(own.tag):
+            for pools in _open:
+                pools.close()
+            _open = []
+
+
+def close_when_over(names: list[str], core: "_core.Pending") -> None:
+    """Calls `close_if_resident` once this resume is over, whether anybody waits for it or not."""
+    own = program.own()
+    if own is None or not _concerns(own.tag, names) or not _open:
+        return
+
+    def wait_and_close() -> None:
+        with contextlib.suppress(Error):  # `Pending.wait` raises it
+            core.wait()
+        close_if_resident(names)
+
+    threading.Thread(target=wait_and_close, name="ebbtide-bypass", daemon=True).start()
+
+
+def renew() -> None:
+    """Lets torch free its cached blocks in the open pool: a fresh pool takes its place."""
+    own = program.own()
+    global _open
+    with _lock:
+        if own is not None and _open and not _is_guarded:
+            over, fresh = _open, _BypassPools()
+            fresh.fill(own.tag)
+            _open = [*over, fresh]
+            fresh.open()
+            for pools in over:
+                pools.close()
+            _open = [fresh]
+
+
+def idle_segments() -> list[Segment]:
+    """The segments of pools that torch does not allocate from until the pause ends: its default pool and closed bypass
+    pools. Empty outside `during_pause`.
+    """
+    global _closed
+    if not _is_guarded:
+        return []
+    from ebbtide.saver.pools.cuda_pools import take_snapshot
+
+    try:
+        by_pool: dict[PoolId, list[Any]] = {}
+        for segment in take_snapshot():
+            by_pool.setdefault(tuple(segment["segment_pool_id"]), []).append(segment)
+        _closed &= by_pool.keys()
+        idle = _closed | {DEFAULT_POOL} | {pool_id for pools in _open for pool_id in pools.ids}
+        return [one for pool_id in idle for one in read_cuda_segments(by_pool.get(pool_id, ()))]
+    except Exception as error:  # the format of torch's snapshot is not stable
+        _logger.debug("torch's snapshot is not understood, so all of it counts as used: %r", error)
+        return []
+
+
+def _concerns(tag: str, names: list[str]) -> bool:
+    return not names or tag in names
+
+
+def _has_cuda() -> bool:
+    """Whether torch can have cached anything yet."""
+    return driver_choice.torch_on_gpu() is not None
+
+
+def _check_torch() -> None:
+    import torch
+
+    from ebbtide.saver.pools.cuda_pools import INNER_BEATS_ALL_FROM
+
+    if torch_version(torch.__version__) < INNER_BEATS_ALL_FROM:
+        raise StateError(
+            f"pausing a whole program needs torch 2.11 or newer, and this is {torch.__version__}: "
+            "upgrade torch, or use regions"
+        )
+
+
+def _check_threads() -> None:
+    others = _core.others_in_regions()
+    if others:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        raise StateError(
+            f"thread {names.get(others[0], others[0])!r} is in a region, and while the program's own tag leaves, what "
+            "it allocates there would lose its tag: leave the region first, and enter it again after the pause"
+        )
+
+
+def _is_away(tag: str) -> bool:
+    info = _core.query_tag(tag)
+    return info is not None and info.stored_bytes + info.dropped_bytes + info.left_bytes > 0
+
+
+def _forget_parent() -> None:
+    global _open, _is_guarded
+    _open, _is_guarded = [], False
+
+
+os.register_at_fork(after_in_child=_forget_parent)

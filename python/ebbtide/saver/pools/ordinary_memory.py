@@ -1,0 +1,50 @@
+"""Frames: what a `with` opens in its thread, and the frame that gives ordinary memory.
+
+Everything here prepares a `_core.Frame` and may be interrupted anywhere. C closes the frame if the preparation fails,
+and otherwise shows it to torch in one step (csrc/bindings/scopes.cpp).
+"""
+
+from ebbtide import _core, driver_choice
+from ebbtide.errors import StateError
+from ebbtide.saver.pools import backends
+
+
+def prepare_ordinary(frame: "_core.Frame") -> bool:
+    """Fills the frame with ordinary memory for this thread; False where ebbtide is off.
+
+    For `saver.disabled()`, and for captures, whose memory belongs to the graph.
+    """
+    if driver_choice.is_off():
+        return False
+    frame.hides_outer = True
+    backend = backends.existing_backend()
+    for use in backend.suspension() if backend is not None else ():
+        frame.add_use(*use)
+    return True
+
+
+class FrameScope(_core.AllocationScope):
+    """A `with` that opens a frame in its thread. It may be nested in itself and entered by several threads."""
+
+    def _prepare(self, frame: "_core.Frame") -> bool:
+        """Fills the frame; False where there is nothing to open."""
+        raise NotImplementedError
+
+    def _refuse_exit(self, is_open_elsewhere: bool) -> None:
+        """Refuses to leave a scope that this thread is not in. Does nothing where entering it was a no-op.
+
+        Raises:
+            StateError: says why.
+        """
+        if driver_choice.is_off() or backends.is_forked_child():
+            return
+        if is_open_elsewhere:
+            raise StateError("another thread entered this: leave it in the thread that entered it")
+        raise StateError("this thread is not inside: it has left already, or never entered")
+
+
+class OrdinaryMemory(FrameScope):
+    """A `with` that gives this thread ordinary memory."""
+
+    def _prepare(self, frame: "_core.Frame") -> bool:
+        return prepare_ordinary(frame)

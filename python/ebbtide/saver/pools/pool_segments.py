@@ -1,0 +1,35 @@
+"""The segments of pools, as torch reports them. A pool whose report cannot be read has no known segments."""
+
+import logging
+from collections.abc import Sequence
+
+from ebbtide.saver.pools import backends, region_pools
+from ebbtide.saver.values.segments import Segment
+
+FEW_POOLS = 8  # asked about one by one; the snapshot of all pools lists everything that torch holds
+
+_logger = logging.getLogger(__name__)
+
+
+def look_at(
+    backend: backends.PoolBackend, pools: Sequence[region_pools.RegionPool]
+) -> dict[region_pools.RegionPool, list[Segment] | None]:
+    """The segments of each of these pools; None where they are unknown. Many pools are read from one snapshot."""
+    if len(pools) <= FEW_POOLS:
+        return {pool: look(backend, pool) for pool in pools}
+    try:
+        segments = backend.segments_of([pool.handle for pool in pools])
+    except Exception as error:  # as in `look`
+        _logger.debug("torch's snapshot of all pools is not understood, so all of it counts as used: %r", error)
+        return dict.fromkeys(pools)
+    return {pool: None if found is None else list(found) for pool, found in zip(pools, segments, strict=True)}
+
+
+def look(backend: backends.PoolBackend, pool: region_pools.RegionPool) -> list[Segment] | None:
+    """The pool's segments; None where they are unknown."""
+    try:
+        segments = backend.segments(pool.handle)
+    except Exception as error:  # the format of torch's snapshot is not stable
+        _logger.debug("torch's snapshot of a pool is not understood, so all of it counts as used: %r", error)
+        return None
+    return None if segments is None else list(segments)

@@ -1,0 +1,78 @@
+"""Tensors that died while their tag was paused: a resume needs neither their bytes nor device memory for them.
+
+torch keeps the block of a dead tensor as free in its pool and notifies nobody. So each operation on a paused tag looks
+at the tag's pools.
+
+- A segment that became wholly free while it was away is trimmed. Its backup is deleted and a resume skips it. Its
+  memory comes back, as zeros, when its pool is leased again.
+- A segment that was free already when it left is torch's cache. It has no backup, and a resume brings it back, as
+  zeros, so that torch need not map anew. If there is no room for it, it is trimmed as well.
+- No thread can lease a pool while it is looked at, nor enter one whose memory is away.
+- Pools that a capture may have allocated from are never looked at: a replay uses blocks that torch calls free.
+- With `skip_unused=False` nothing is looked at: the caller does not want to rely on what torch calls free.
+- This only saves memory. If anything goes wrong here, more is kept.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from ebbtide import _core
+from ebbtide.errors import Error
+from ebbtide.saver.pools import backends, pool_segments, region_pools
+from ebbtide.saver.reclaim import spilled
+from ebbtide.saver.state.known_tags import find_tags
+
+_logger = logging.getLogger(__name__)
+
+
+def release(names: Sequence[str], *, also_cached: bool = False) -> bool:
+    """Trims segments of these tags (none: all) that are away and wholly free by now: their backups are deleted, and a
+    resume claims no device memory for them.
+
+    Args:
+        also_cached: include segments that were free already when they left.
+
+    Returns:
+        Whether there were any.
+    """
+    backend = backends.existing_backend()
+    if backend is None or not _core.get_option("skip_unused"):
+        return False
+    infos = find_tags(list(names))
+    away = [tag for tag, info in infos.items() if info.stored_bytes or info.dropped_bytes or info.left_bytes]
+    is_any = False
+    if not away:
+        return is_any
+    try:
+        spilled.release_dissolved(away)
+        with region_pools.registry.withheld(away) as withheld:
+            seen = pool_segments.look_at(backend, [pool for _, pool in withheld])
+            for key, pool in withheld:
+                free = {segment.address for segment in seen[pool] or () if segment.is_free}
+                free -= set() if also_cached else pool.cached
+                is_any |= _trim(key.tag, pool, free, is_leased=bool(infos[key.tag].lease_count))
+    except (Error, RuntimeError) as error:  # torch's own are RuntimeErrors
+        _logger.debug("what died while it was paused stays where it is: %r", error)
+    return is_any
+
+
+def make_room(names: Sequence[str]) -> bool:
+    """Shrinks a resume of these tags, for which the device has too little room, to living tensors. Returns whether that
+    is less.
+    """
+    return release(names, also_cached=True)
+
+
+def _trim(tag: str, pool: region_pools.RegionPool, free: set[int], *, is_leased: bool) -> bool:
+    dead = {
+        info.address
+        for info in (_core.allocations(tag) if free else ())
+        # While a region of the tag is open, the core trims only segments that are away as a whole.
+        if info.address in free
+        and not info.is_trimmed
+        and (info.resident_bytes == 0 or (info.is_paused and not is_leased))
+    }
+    if dead:
+        pool.trimmed |= dead  # set before the trim: one that fails midway leaves some of them away
+        _core.trim([tag], sorted(dead))
+    return bool(dead)

@@ -1,0 +1,84 @@
+"""Free memory that has spilled to the host: torch would hand it out again, slow as it is.
+
+- If the device has room for a free segment, its host memory is released. The segment comes back on the device when its
+  pool is leased again.
+- If the device has no room, the pool's own free segments may be what fills it, and torch frees none of them while the
+  pool can be entered. So the pool is dissolved: no thread enters it any more, and its free segments are freed now, the
+  others when they become free. The next lease makes a fresh pool, which prefers the device.
+- The same holds for free segments that were trimmed: they would come back on the host with the next lease.
+- Pools that a capture may have allocated from are left alone.
+"""
+
+import contextlib
+from collections.abc import Sequence
+
+from ebbtide import _core
+from ebbtide.errors import StateError
+from ebbtide.saver.pools import backends, captures, pool_segments, region_pools
+from ebbtide.saver.state.known_tags import allocations_of
+from ebbtide.saver.values.arguments import NO_OVERFLOW_CODE
+
+
+def release_free(tag: str) -> None:
+    """Releases the memory of the tag's free segments that have spilled, wherever they would come back. While a region
+    of the tag is open, only its dissolved pools are touched.
+    """
+    release_dissolved([tag])
+    backend = backends.existing_backend()
+    spilled = {info.address for info in _core.allocations(tag) if info.host_bytes}
+    if backend is None or not spilled:
+        return
+    with region_pools.registry.withheld([tag]) as withheld:
+        for _, pool in withheld:
+            segments = pool_segments.look(backend, pool) or ()
+            _trim(tag, pool, {segment.address for segment in segments if segment.is_free} & spilled)
+
+
+def prefer_device(tag: str) -> None:
+    """Makes sure that torch's next blocks from the tag's idle pools lie on the device; dissolves pools if it must."""
+    backend = backends.existing_backend()
+    slow = {info.address: info for info in _core.allocations(tag) if info.host_bytes or info.is_trimmed}
+    if backend is not None and slow:
+        room = {info.device: _core.query_device(info.device).room_bytes for info in slow.values()}
+        with region_pools.registry.withheld([tag]) as withheld:
+            for key, pool in withheld:
+                if key.overflow == NO_OVERFLOW_CODE:
+                    continue
+                segments = pool_segments.look(backend, pool) or ()
+                found = [slow[segment.address] for segment in segments if segment.is_free and segment.address in slow]
+                needed_bytes = sum(info.size_bytes if info.is_trimmed else info.host_bytes for info in found)
+                if needed_bytes > room.get(pool.device, 0):
+                    pool.is_dissolved = True  # set before: a failure may leave it half dissolved
+                    if not backend.dissolve(pool.handle):
+                        pool.is_dissolved = False
+                elif found:
+                    room[pool.device] -= needed_bytes
+                    _trim(tag, pool, {info.address for info in found if not info.is_trimmed})
+    release_dissolved([tag])
+
+
+def release_dissolved(tags: Sequence[str]) -> "list[_core.AllocationInfo]":
+    """Frees what is free by now in dissolved pools of these tags; returns the allocations that went."""
+    backend = backends.existing_backend()
+    dissolved = region_pools.registry.dissolved(tags)
+    if backend is None or not dissolved:
+        return []
+    pools = [pool for _, pool in dissolved]
+    held = pool_segments.look_at(backend, pools)
+    free = {segment.address for segments in held.values() for segment in segments or () if segment.is_free}
+    of_tags = [key.tag for key, _ in dissolved]
+    found = [info for info in allocations_of(of_tags) if info.address in free] if free else []
+    if free and not captures.is_capturing():
+        backend.give_back([pool.handle for pool in pools])
+        held = pool_segments.look_at(backend, pools)
+    region_pools.registry.forget([(key, pool) for key, pool in dissolved if held[pool] == []])
+    kept = {segment.address for segments in held.values() for segment in segments or ()}
+    return [info for info in found if info.address not in kept]
+
+
+def _trim(tag: str, pool: region_pools.RegionPool, addresses: set[int]) -> None:
+    if not addresses:
+        return
+    pool.trimmed |= addresses  # set before the trim: one that fails midway leaves some of them away
+    with contextlib.suppress(StateError):  # a thread has entered the tag, or captures
+        _core.trim([tag], sorted(addresses))

@@ -1,0 +1,81 @@
+"""Free blocks inside torch's segments: memory of a tag that no pause or resume needs to copy.
+
+- The ranges are valid as of one lease. The number of the newest lease is read first, then every tag is checked to have
+  no open lease, then torch is asked. Only a leaseholder allocates free blocks. So the core ignores the ranges if a
+  newer lease was opened since, and an older lease is closed.
+- Pools that a capture may have allocated from are never asked: a replay uses blocks that torch calls free.
+- This only saves work. If anything goes wrong here, more is copied.
+"""
+
+from collections.abc import Callable, Sequence
+
+from ebbtide import _core
+from ebbtide.saver.pools import backends, bypass, pool_segments, region_pools
+from ebbtide.saver.state import program
+from ebbtide.saver.state.known_tags import find_tags
+from ebbtide.saver.values.arguments import AS_ALLOCATED_CODE, NO_BACKUP_CODE
+from ebbtide.saver.values.segments import Range, Segment, are_apart, free_ranges
+
+
+def find(names: list[str], backup: int) -> tuple[list[Range], int]:
+    """The unused ranges of these tags (none: all), sorted and disjoint, and the lease as of which they are valid.
+
+    Args:
+        backup: the backup code of the pause. Without a backup there is nothing to skip.
+    """
+
+    def is_wanted(info: "_core.TagInfo", own_backup: int) -> bool:
+        is_kept = backup != NO_BACKUP_CODE and (backup != AS_ALLOCATED_CODE or own_backup != NO_BACKUP_CODE)
+        return is_kept and info.resident_bytes > 0
+
+    return _find(names, is_wanted, is_leaving=True)
+
+
+def find_stored(names: list[str]) -> tuple[list[Range], int]:
+    """Like `find`, for memory that is away and has a backup."""
+    return _find(names, lambda info, _: info.stored_bytes > 0)
+
+
+def find_for_swap(leaving: list[str], returning: list[str], backup: int) -> tuple[list[Range], int]:
+    """Like `find`, for both sides of a swap."""
+    (ranges, as_of), (others, others_as_of) = find(leaving, backup), find_stored(returning)
+    return sorted(ranges + others), min(as_of, others_as_of) if ranges and others else max(as_of, others_as_of)
+
+
+def _find(
+    names: list[str], is_wanted: Callable[["_core.TagInfo", int], bool], is_leaving: bool = False
+) -> tuple[list[Range], int]:
+    backend, own = backends.existing_backend(), program.own()
+    if (backend is None and own is None) or not _core.get_option("skip_unused"):
+        return [], 0
+    as_of = _core.last_lease()
+    chosen = find_tags(names)
+    if any(info.lease_count for info in chosen.values()):
+        return [], 0
+    looked_at = [
+        (key, pool)
+        for key, pool in (*region_pools.registry.idle(chosen), *region_pools.registry.dissolved(chosen))
+        if key.tag in chosen
+        and not pool.is_captured
+        and (is_wanted(chosen[key.tag], key.backup) or (is_leaving and chosen[key.tag].resident_bytes > 0))
+    ]
+    segments: list[Segment] = []
+    if backend is not None:
+        seen = pool_segments.look_at(backend, [pool for _, pool in looked_at])
+        for key, pool in looked_at:
+            if is_leaving:
+                _note_cached(key.tag, pool, seen[pool] or ())
+            if is_wanted(chosen[key.tag], key.backup):
+                segments += seen[pool] or ()
+    if own is not None and own.tag in chosen and is_wanted(chosen[own.tag], own.backup):
+        segments += bypass.idle_segments()
+    ranges = free_ranges(segments)
+    return (ranges, as_of) if are_apart(ranges) else ([], 0)
+
+
+def _note_cached(tag: str, pool: region_pools.RegionPool, segments: Sequence[Segment]) -> None:
+    """Records which of a pool's segments leave as torch's cache, unlike tensors that may die while they are away."""
+    free = {segment.address for segment in segments if segment.is_free}
+    if free or pool.cached:
+        gone = {info.address for info in _core.allocations(tag) if info.resident_bytes == 0 or info.is_paused}
+        pool.cached = (pool.cached & gone) | (free - gone)

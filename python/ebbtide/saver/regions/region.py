@@ -1,0 +1,178 @@
+"""`saver.region` and `saver.disabled`: contexts that decide which tag a thread's allocations get."""
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Generator
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from ebbtide import _core
+from ebbtide.saver.pools import ordinary_memory
+from ebbtide.saver.regions import entry
+from ebbtide.saver.values.arguments import BackupName, OverflowName, backup_code, check_tag, overflow_code, retain_flag
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_logger = logging.getLogger(__name__)
+
+Threads = Literal["own", "all"]
+
+
+class _AllocationScope(ordinary_memory.FrameScope):
+    """A context manager that may be nested in itself and entered by several threads. Also a decorator."""
+
+    def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
+        """Decorates a function, so that its body runs inside. The body of a generator function runs inside as well, but
+        while it waits at a yield the thread is outside. A generator that is closed or collected ends outside if its
+        region can't be entered.
+
+        Raises:
+            TypeError: a class or a coroutine function.
+        """
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                "a coroutine shares its thread while it waits: use a with block around the code that allocates"
+            )
+        if isinstance(function, type) or not callable(function):
+            raise TypeError(f"this decorates functions, not {function!r}")
+        if inspect.isgeneratorfunction(function):
+            return self._wrap_generator(function)
+
+        @functools.wraps(function)
+        def inside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            with self:
+                return function(*args, **kwargs)
+
+        return inside
+
+    def _wrap_generator(self, function: Callable[_P, Any]) -> Callable[_P, Any]:
+        @functools.wraps(function)
+        def inside(*args: _P.args, **kwargs: _P.kwargs) -> Generator[Any, Any, Any]:
+            generator = function(*args, **kwargs)
+            call: Callable[[Any], Any] = generator.send
+            passed: list[Any] = [None]  # what comes and goes lives no longer than without the decorator
+            while True:
+                try:
+                    with self:
+                        passed.append(call(passed.pop()))
+                except StopIteration as stop:
+                    return stop.value
+                try:
+                    passed.append((yield passed.pop()))
+                except GeneratorExit:
+                    self._end(generator)
+                    raise
+                except BaseException as error:
+                    call = generator.throw
+                    passed.append(error)
+                else:
+                    call = generator.send
+
+        return inside
+
+    def _end(self, generator: Generator[Any, Any, Any]) -> None:
+        """Closes a decorated generator, inside where that is possible. Where it is not (no room for what was trimmed, a
+        forked child), its `finally` blocks run outside: a collected generator's error would reach nobody."""
+        is_inside = False
+        try:
+            with self:
+                is_inside = True
+                generator.close()
+        except Exception as error:
+            if is_inside:
+                raise
+            _logger.debug("a generator that is collected or closed ends outside its region: %r", error)
+        finally:
+            if not is_inside:
+                generator.close()
+
+
+class Region(_AllocationScope):
+    """The context manager that `saver.region` returns."""
+
+    def __init__(
+        self,
+        tag: str,
+        *,
+        backup: BackupName | None = "ram",
+        threads: Threads = "own",
+        retain: bool = False,
+        overflow: OverflowName | None = None,
+    ) -> None:
+        self.tag = check_tag(tag)
+        self.backup = backup
+        code = backup_code(backup)
+        self.retain = retain_flag(retain, code)
+        self.overflow = overflow
+        self._policy = entry.RegionPolicy(self.tag, code, self.retain, overflow_code(overflow))
+        if threads not in ("own", "all"):
+            raise ValueError(f'threads must be "own" (what this thread allocates) or "all", not {threads!r}')
+        self.threads: Threads = threads
+
+    def _prepare(self, frame: "_core.Frame") -> bool:
+        return entry.prepare_region(frame, self._policy, self.threads == "all")
+
+    def __repr__(self) -> str:
+        text = f"saver.region({self.tag!r}, backup={self.backup!r}, threads={self.threads!r}"
+        text += ", retain=True" if self.retain else ""
+        return text + (f", overflow={self.overflow!r})" if self.overflow else ")")
+
+
+class Disabled(_AllocationScope):
+    """The context manager that `saver.disabled` returns."""
+
+    def _prepare(self, frame: "_core.Frame") -> bool:
+        return ordinary_memory.prepare_ordinary(frame)
+
+    def __repr__(self) -> str:
+        return "saver.disabled()"
+
+
+def region(
+    tag: str,
+    *,
+    backup: BackupName | None = "ram",
+    threads: Threads = "own",
+    retain: bool = False,
+    overflow: OverflowName | None = None,
+) -> Region:
+    """Tags what torch allocates inside with `tag`, so that it can be paused.
+
+    A context manager and a decorator. It may be nested (the inner region wins), entered again, and entered by several
+    threads at once. It covers every device that the process sees. Tensors may outlive it.
+
+    Args:
+        tag: 1 to 255 bytes of UTF-8 without '*', '/' and control characters.
+        backup: where the content is kept while the tag is paused. "ram": in host memory, which is returned to the
+            system at resume. "pinned": in pinned host memory, which is kept for the next pause; this is the fastest,
+            and no other program can use that memory. "disk": in a file in EBBTIDE_DISK_DIRECTORY. None drops the
+            content at pause, and the memory comes back as zeros.
+        threads: "own" covers allocations of the thread that entered the region. "all" covers those of every thread
+            (autograd runs backward on threads of its own). If another thread is in a region of its own, that region
+            wins on the simulated device. On a GPU the one entered last wins, or, before torch 2.11, the one entered
+            first.
+        retain: True keeps the backup's memory (or file) and content at resume. The next pause then needs no new
+            memory, and copies only blocks that have changed.
+        overflow: what happens when the device has too little room. None raises an OutOfMemoryError. "split" puts the
+            beginning of an allocation on the device and the rest in host memory, which the device reads over the bus,
+            behind one contiguous address. "whole" puts allocations larger than a share of the free memory
+            (`configure(whole_fraction=)`) into host memory as a whole, and all others on the device.
+
+    Raises:
+        TypeError, ValueError: malformed arguments, at once; retain without a backup is one.
+        StateError: when entered: this torch and this driver do not go together, an allocator setting that cannot
+            work, a forked child.
+        OutOfMemoryError: when entered: trimmed memory does not fit on the device. The region is not entered.
+    """
+    return Region(tag, backup=backup, threads=threads, retain=retain, overflow=overflow)
+
+
+def disabled() -> Disabled:
+    """Gives ordinary memory inside a region, for the length of a `with` or of the decorated function.
+
+    Inside a region with threads="all" that this thread opened, the whole region is suspended meanwhile, for every
+    thread. Afterwards it counts as the newest: it wins over regions that other threads opened for all threads
+    meanwhile.
+    """
+    return Disabled()

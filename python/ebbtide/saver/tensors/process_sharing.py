@@ -1,0 +1,36 @@
+"""Refuses to send a region's CUDA tensor to another process, with an error that names the tag.
+
+CUDA cannot export memory that is mapped the way regions map it, and torch's own error is "invalid argument". All of
+`torch.multiprocessing` uses this method of a storage. CPU tensors on the simulated device are left to torch, which
+moves them into shared memory and so out of their region.
+"""
+
+import functools
+from typing import Any
+
+import torch
+
+from ebbtide import _core
+from ebbtide.errors import StateError
+
+METHODS = ("_share_cuda_",)
+
+
+def install(owner: type = torch.UntypedStorage) -> None:
+    """From now on, storages in regions refuse to be shared. To be called once for a class."""
+    for name in METHODS:
+        setattr(owner, name, _refusing(getattr(owner, name)))
+
+
+def _refusing(share: Any) -> Any:
+    @functools.wraps(share)
+    def refuse_or_share(storage: Any, *args: Any, **kwargs: Any) -> Any:
+        found = _core.find(storage.data_ptr())
+        if found is not None:
+            raise StateError(
+                f"a tensor in tag {found.tag!r} can't be shared with another process: send a copy that is made outside "
+                "of regions (`with saver.disabled(): copy = tensor.clone()`)"
+            )
+        return share(storage, *args, **kwargs)
+
+    return refuse_or_share

@@ -1,0 +1,141 @@
+"""Finds the tensors in modules, optimizers and containers."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+_SPARSE_PARTS = {
+    "torch.sparse_coo": ("_indices", "_values"),
+    "torch.sparse_csr": ("crow_indices", "col_indices", "values"),
+    "torch.sparse_bsr": ("crow_indices", "col_indices", "values"),
+    "torch.sparse_csc": ("ccol_indices", "row_indices", "values"),
+    "torch.sparse_bsc": ("ccol_indices", "row_indices", "values"),
+}
+
+
+class TensorWalk:
+    """Every tensor in modules, optimizers, tensors, mappings, sequences, sets and dataclasses, each once.
+
+    - A module gives its parameters, buffers (those that are not saved too) and gradients; an optimizer its state and
+      its groups, which hold parameters.
+    - A wrapper (DTensor, a nested or a quantized tensor of torchao) gives what it wraps; a sparse tensor its indices
+      and values.
+    - Anything else in a container is passed by; as an argument of its own it is refused.
+    """
+
+    def __init__(self, caller: str = "adopt", *, with_gradients: bool = True) -> None:
+        import torch
+
+        self._kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, Mapping, list, tuple, set, frozenset)
+        self._plain = (torch.Tensor, torch.nn.Parameter)
+        self._strided = torch.strided
+        self._caller = caller
+        self._with_gradients = with_gradients
+        self._seen: set[int] = set()
+        self._keep: list[Any] = []  # kept alive, so that no id is reused meanwhile
+
+    def walk(self, thing: Any) -> "Iterator[torch.Tensor]":
+        """The tensors in one argument.
+
+        Raises:
+            TypeError: nothing that can hold tensors.
+        """
+        if not self._is_known(thing):
+            raise TypeError(
+                f"{self._caller} takes tensors, modules, optimizers, and containers or dataclasses of them, "
+                f"not {type(thing).__name__}"
+            )
+        yield from self._visit(thing)
+
+    def is_plain(self, thing: Any) -> bool:
+        """Whether it is a tensor that holds its bytes itself. Hundreds of these are looked at before a resume in the
+        background is under way."""
+        return type(thing) in self._plain and thing.layout is self._strided
+
+    def _is_known(self, thing: Any) -> bool:
+        return isinstance(thing, self._kinds) or _is_dataclass_object(thing)
+
+    def _visit(self, thing: Any) -> "Iterator[torch.Tensor]":
+        if not self._is_known(thing) or id(thing) in self._seen:
+            return
+        self._seen.add(id(thing))
+        self._keep.append(thing)
+        if isinstance(thing, self._kinds[0]):
+            yield from self._visit_tensor(thing)
+        else:
+            for part in _parts(thing):
+                yield from self._visit(part)
+
+    def _visit_tensor(self, tensor: "torch.Tensor") -> "Iterator[torch.Tensor]":
+        if self.is_plain(tensor):
+            yield tensor
+        else:
+            yield from self._visit_parts(tensor)
+        if self._with_gradients and why_without_memory(tensor) is None and tensor.is_leaf and tensor.grad is not None:
+            yield from self._visit(tensor.grad)
+
+    def _visit_parts(self, tensor: "torch.Tensor") -> "Iterator[torch.Tensor]":
+        from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+        if is_traceable_wrapper_subclass(tensor):
+            names, _ = tensor.__tensor_flatten__()
+            for name in names:
+                yield from self._visit(getattr(tensor, name))
+        elif str(tensor.layout) in _SPARSE_PARTS:
+            for part in sparse_parts(tensor):
+                yield from self._visit(part)
+        else:
+            yield tensor
+
+
+def why_without_memory(tensor: "torch.Tensor") -> str | None:
+    """The kind of a tensor that must not be asked for its storage; None for a tensor that may.
+
+    torch raises errors of its own for these, and for some it ends the process.
+    """
+    import torch
+
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if torch.nn.parameter.is_lazy(tensor):
+            return "an uninitialized parameter"
+        fakes = sys.modules.get("torch._subclasses.fake_tensor")  # not imported here, since that takes long
+        if fakes is not None and isinstance(tensor, fakes.FakeTensor):
+            return "a fake tensor"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "a tensor inside torch.func or vmap"
+    if torch._is_functional_tensor(tensor):
+        return "a functional tensor of torch.compile"
+    return None if torch._C._has_storage(tensor) else "a tensor without a storage"
+
+
+def sparse_parts(tensor: "torch.Tensor") -> "list[torch.Tensor]":
+    """The tensors that a sparse tensor consists of; none for a dense one."""
+    names = _SPARSE_PARTS.get(str(tensor.layout), ())
+    return [getattr(tensor.detach(), name)() for name in names]
+
+
+def _parts(thing: Any) -> Iterator[Any]:
+    import torch
+
+    if isinstance(thing, torch.nn.Module):
+        for module in thing.modules():
+            yield from module._parameters.values()
+            yield from module._buffers.values()
+    elif isinstance(thing, torch.optim.Optimizer):
+        yield from thing.state.values()
+        yield from thing.param_groups
+    elif isinstance(thing, Mapping):
+        yield from thing.values()
+    elif isinstance(thing, list | tuple | set | frozenset):
+        yield from thing
+    else:
+        for field in dataclasses.fields(thing):
+            yield getattr(thing, field.name, None)
+
+
+def _is_dataclass_object(thing: Any) -> bool:
+    return dataclasses.is_dataclass(thing) and not isinstance(thing, type)

@@ -1,0 +1,111 @@
+"""The arguments that callers write for tags, backups and overflow, checked and turned into core codes."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final, Literal, TypeAlias
+
+from ebbtide import _core
+
+BackupName: TypeAlias = Literal["ram", "pinned", "disk"]
+
+OverflowName: TypeAlias = Literal["split", "whole"]
+
+# The codes of ebbtide_backup_kind.
+_BACKUP_CODES: dict[str | None, int] = {None: 0, "ram": 1, "pinned": 2, "disk": 3}
+NO_BACKUP_CODE: Final = 0
+# The codes of ebbtide_overflow.
+_OVERFLOW_CODES: dict[str | None, int] = {None: 0, "split": 1, "whole": 2}
+NO_OVERFLOW_CODE: Final = 0
+AS_ALLOCATED_CODE: Final = -1
+
+
+class _AsAllocated(Enum):
+    """The type of AS_ALLOCATED: each allocation's own policy decides."""
+
+    AS_ALLOCATED = "what each allocation's region said"
+
+    def __repr__(self) -> str:
+        return "AS_ALLOCATED"
+
+
+AS_ALLOCATED: Final = _AsAllocated.AS_ALLOCATED
+OperationBackup: TypeAlias = BackupName | Literal[_AsAllocated.AS_ALLOCATED] | None
+
+
+def check_tag(tag: object) -> str:
+    """`tag`, if it is one.
+
+    Raises:
+        TypeError: not a str.
+        ValueError: empty, longer than 255 bytes of UTF-8, no valid Unicode text, with '*' or '/', with a character that
+            can't be seen (control and format characters, spaces other than U+0020), or with a space at an end.
+    """
+    if not isinstance(tag, str):
+        raise TypeError(f"a tag is a str, not {type(tag).__name__}")
+    _core.check_tag(tag.encode("utf-8", "surrogatepass"))  # a lone surrogate is no UTF-8, and refused as that
+    return tag
+
+
+def check_tags(tags: tuple[object, ...]) -> list[str]:
+    """Each of `tags` checked, duplicates dropped, in the order given. Raises as `check_tag` does."""
+    return list(dict.fromkeys(check_tag(tag) for tag in tags))
+
+
+def backup_code(backup: object) -> int:
+    """The C API's code of a backup: "ram", "pinned", "disk", or None for no backup.
+
+    Raises:
+        ValueError: another one.
+    """
+    meaning = 'backup must be "ram", "pinned", "disk" or None (no backup: the content is dropped at pause)'
+    return _code_of(backup, _BACKUP_CODES, meaning)
+
+
+def overflow_code(overflow: object) -> int:
+    """The C API's code of an overflow policy: "split", "whole", or None for out of memory.
+
+    Raises:
+        ValueError: another one.
+    """
+    meaning = 'overflow must be "split", "whole" or None (out of memory where the device has too little)'
+    return _code_of(overflow, _OVERFLOW_CODES, meaning)
+
+
+def _code_of(value: object, codes: Mapping[str | None, int], meaning: str) -> int:
+    if value is None or isinstance(value, str):
+        code = codes.get(value)
+        if code is not None:
+            return code
+    raise ValueError(f"{meaning}, not {value!r}")
+
+
+def operation_backup_code(backup: object) -> int:
+    """As `backup_code`, and -1 for AS_ALLOCATED."""
+    return AS_ALLOCATED_CODE if backup is AS_ALLOCATED else backup_code(backup)
+
+
+def retain_flag(retain: object, backup: int) -> bool:
+    """`retain` of a region, if it goes with the backup's code.
+
+    Raises:
+        TypeError: not a bool.
+        ValueError: retain without a backup.
+    """
+    if not isinstance(retain, bool):
+        raise TypeError(f"retain is True or False, not {retain!r}")
+    if retain and backup == NO_BACKUP_CODE:
+        raise ValueError("retain=True keeps a backup, and backup=None makes none: choose a backup, or leave retain out")
+    return retain
+
+
+def retain_code(retain: object) -> int:
+    """The C API's code of `retain` at a resume: 1, 0, and -1 for None (as each region said).
+
+    Raises:
+        TypeError: none of these.
+    """
+    if retain is None:
+        return -1
+    if not isinstance(retain, bool):
+        raise TypeError(f"retain is True, False or None (as each region said), not {retain!r}")
+    return int(retain)

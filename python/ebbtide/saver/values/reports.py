@@ -1,0 +1,253 @@
+"""The results of operations and queries: plain values with a readable `str`."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from ebbtide.sizes import format_size
+
+if TYPE_CHECKING:
+    from ebbtide import _core
+
+
+_TOTALS = ("bytes", "copied", "skipped", "clean", "unused", "constant")
+_VERBS = {"pause": "freed", "trim": "freed", "prepare": "made ready"}
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes that ebbtide holds on a device for a tag."""
+
+    tag: str
+    device: int
+    bytes: int
+
+
+class _Left:
+    """`Report.left`: a tuple that is made on first access, since it has a row for every resident tag."""
+
+    def __get__(self, report: "Report | None", owner: type) -> tuple[Held, ...]:
+        if report is None:
+            return ()  # the default
+        left = report.__dict__["left"]
+        if not isinstance(left, tuple):
+            left = report.__dict__["left"] = tuple(Held(row.tag, row.device, row.bytes) for row in left.left)
+        return left
+
+    def __set__(self, report: "Report", left: "tuple[Held, ...] | _core.Report") -> None:
+        report.__dict__["left"] = left
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of an operation. Sizes are bytes.
+
+    Attributes:
+        kind: "pause", "resume", "prepare", "trim" or "promote".
+        bytes: device bytes freed (pause, trim) or claimed (resume, promote); bytes made ready for backups (prepare).
+        copied: bytes that crossed the bus.
+        skipped: bytes with a backup that needed no copy: the sum of clean, unused and constant.
+        clean: bytes that the backup held already.
+        unused: free blocks inside torch's segments, whose content is not needed.
+        constant: blocks of one repeated value, stored as that value (in a resume also blocks that were unused).
+        seconds: the duration.
+        by_tag, by_device: `bytes`, by tag and by device ordinal.
+        left: the bytes that ebbtide still holds on devices afterwards, by tag and device.
+    """
+
+    kind: str
+    bytes: int = 0
+    copied: int = 0
+    skipped: int = 0
+    clean: int = 0
+    unused: int = 0
+    constant: int = 0
+    seconds: float = 0.0
+    by_tag: dict[str, int] = field(default_factory=dict)
+    by_device: dict[int, int] = field(default_factory=dict)
+    left: _Left = _Left()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "left": self.left}
+
+    @classmethod
+    def from_core(cls, report: "_core.Report") -> "Report":
+        """Converts the core's report."""
+        by_tag: dict[str, int] = {}
+        by_device: dict[int, int] = {}
+        for row in report.rows:
+            by_tag[row.tag] = by_tag.get(row.tag, 0) + row.bytes
+            by_device[row.device] = by_device.get(row.device, 0) + row.bytes
+        totals = {name: getattr(report, name) for name in _TOTALS}
+        return cls(report.kind, **totals, seconds=report.seconds, by_tag=by_tag, by_device=by_device, left=report)
+
+    def with_freed(self, freed: Iterable[tuple[str, int, int]]) -> "Report":
+        """A copy with these bytes added: (tag, device ordinal, bytes)."""
+        by_tag, by_device = dict(self.by_tag), dict(self.by_device)
+        rows = [row for row in freed if row[2]]
+        for tag, device, size_bytes in rows:
+            by_tag[tag] = by_tag.get(tag, 0) + size_bytes
+            by_device[device] = by_device.get(device, 0) + size_bytes
+        total = self.bytes + sum(row[2] for row in rows)
+        return replace(self, bytes=total, by_tag=by_tag, by_device=by_device)
+
+    def __str__(self) -> str:
+        verb = _VERBS.get(self.kind, "claimed")
+        whose = ", ".join(f"{tag} {format_size(size)}" for tag, size in self.by_tag.items())
+        lines = [
+            f"{self.kind}: {verb} {format_size(self.bytes)} in {self.seconds:.3f} s"
+            + (f" ({whose})" if whose else "")
+            + (self._describe_bytes() if self.kind in ("pause", "resume", "promote") else "")
+        ]
+        if len(self.by_device) > 1:
+            lines += [f"  device {device}: {format_size(size)}" for device, size in sorted(self.by_device.items())]
+        if self.left:
+            left = ", ".join(f"{held.tag} {format_size(held.bytes)} on device {held.device}" for held in self.left)
+            lines.append(f"  still held: {left}")
+        return "\n".join(lines)
+
+    def _describe_bytes(self) -> str:
+        reasons = {"clean": self.clean, "unused": self.unused, "constant": self.constant}
+        why = ", ".join(f"{format_size(size)} {reason}" for reason, size in reasons.items() if size)
+        text = f", {format_size(self.copied)} copied, {format_size(self.skipped)} skipped"
+        return f"{text} ({why})" if why else text
+
+
+@dataclass(frozen=True)
+class Swap:
+    """The result of a swap.
+
+    Attributes:
+        paused, resumed: the Reports of the two sides.
+        seconds: the duration of both together.
+    """
+
+    paused: Report
+    resumed: Report
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"swap in {self.seconds:.3f} s\n{self.paused}\n{self.resumed}"
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """The result of `adopt`. Sizes are bytes.
+
+    Attributes:
+        tag: the tag that the tensors are in now.
+        bytes: bytes moved into the tag.
+        storages: storages moved (tensors that share one move together).
+        already: storages that were in the tag before.
+        skipped: maps a reason to the number of tensors that stay where they are.
+        seconds: the duration.
+    """
+
+    tag: str
+    bytes: int = 0
+    storages: int = 0
+    already: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        text = f"adopt into {self.tag}: {format_size(self.bytes)} in {self.storages} storages, {self.seconds:.3f} s"
+        if self.already:
+            text += f", {self.already} already there"
+        for reason, count in self.skipped.items():
+            text += f"\n  skipped {count}: {reason}"
+        return text
+
+
+@dataclass(frozen=True)
+class TagStatus:
+    """The state of one tag. Sizes are bytes.
+
+    Attributes:
+        state: "resident", "paused", "partial" (an operation failed midway: pause or resume again finishes it) or
+            "empty".
+        lease_count: regions that are open on it now.
+        allocation_count, size_bytes: its allocations (torch's segments, not tensors).
+        resident_bytes, stored_bytes, dropped_bytes: how many of its bytes are in each place.
+        trimmed_bytes: bytes of free segments that were trimmed; not part of dropped_bytes.
+        retained_bytes: host memory and disk space of backups that are kept while their content is resident.
+        host_bytes: the part of resident_bytes that spilled to host memory, which the device reads over the bus.
+        left_bytes: the part of host_bytes that a pause with a backup left there; it counts as paused.
+    """
+
+    tag: str
+    state: str
+    lease_count: int
+    allocation_count: int
+    size_bytes: int
+    resident_bytes: int
+    stored_bytes: int
+    dropped_bytes: int
+    trimmed_bytes: int = 0
+    retained_bytes: int = 0
+    host_bytes: int = 0
+    left_bytes: int = 0
+
+    @classmethod
+    def from_core(cls, info: "_core.TagInfo") -> "TagStatus":
+        """Converts the core's row."""
+        return cls(*_status_fields(info))
+
+
+_status_fields = attrgetter(*TagStatus.__dataclass_fields__)
+
+
+class TagTable(dict[str, TagStatus]):
+    """Maps a tag to its TagStatus; its `str` is a table."""
+
+    @classmethod
+    def of(cls, statuses: Iterable[TagStatus]) -> "TagTable":
+        """The table of these rows."""
+        return cls({status.tag: status for status in statuses})
+
+    def __str__(self) -> str:
+        columns = ["size", "resident", "stored", "dropped"]
+        # Few programs have these: shown only where they are not zero.
+        rare = ("trimmed", "retained", "host")
+        columns += [name for name in rare if any(getattr(status, f"{name}_bytes") for status in self.values())]
+        rows: list[tuple[str, ...]] = [("tag", "state", "regions", *columns)]
+        for status in self.values():
+            sizes = [format_size(getattr(status, f"{name}_bytes")) for name in columns]
+            rows.append((status.tag, status.state, str(status.lease_count), *sizes))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event of the timeline. Sizes are bytes.
+
+    Attributes:
+        kind: "pause", "resume", "swap", "prepare", "trim", "separate" (before a trim: of what shared a handle) or
+            "promote", each also with "_failed" (then some bytes may have moved), or "out_of_memory".
+        unix_seconds, seconds: when it ended (seconds since 1970), and its duration.
+        tags: the tags concerned; of many, the first ones and the number of the others.
+        bytes, copied: as in a Report.
+        detail: the error's message, or "".
+    """
+
+    sequence: int
+    unix_seconds: float
+    seconds: float
+    kind: str
+    tags: str
+    bytes: int
+    copied: int
+    detail: str
+
+    @classmethod
+    def from_core(cls, event: "_core.Event") -> "Event":
+        """Converts the core's row."""
+        return cls(*(getattr(event, name) for name in cls.__dataclass_fields__))
+
+    def __str__(self) -> str:
+        when = datetime.fromtimestamp(self.unix_seconds).strftime("%H:%M:%S.%f")[:-3]
+        text = f"{when} {self.kind} {self.tags}: {format_size(self.bytes)} in {self.seconds:.3f} s"
+        return f"{text}: {self.detail}" if self.detail else text
