@@ -2,7 +2,7 @@
 
 #include "api/guard.h"
 #include "api/handles.h"
-#include "core/backup_view.h"
+#include "core/operation/backup_view.h"
 
 // The stored bytes.
 using namespace ebbtide;

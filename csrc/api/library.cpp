@@ -10,9 +10,9 @@
 #include "api/guard.h"
 #include "api/view.h"
 #include "base/settings.h"
-#include "core/capabilities.h"
-#include "core/core_settings.h"
-#include "core/saver.h"
+#include "core/probe/capabilities.h"
+#include "core/state/core_settings.h"
+#include "core/state/saver.h"
 #include "driver/context.h"
 
 // The library, its driver, devices and limits.

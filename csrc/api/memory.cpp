@@ -5,7 +5,7 @@
 #include "api/guard.h"
 #include "api/view.h"
 #include "base/log.h"
-#include "core/saver.h"
+#include "core/state/saver.h"
 
 // Allocations, slots, leases and captures.
 using namespace ebbtide;

@@ -6,7 +6,7 @@
 #include "api/handles.h"
 #include "api/pending.h"
 #include "api/view.h"
-#include "core/operation.h"
+#include "core/operation/operation.h"
 
 // pause, resume and their like, and their reports.
 using namespace ebbtide;

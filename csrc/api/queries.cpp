@@ -4,7 +4,7 @@
 #include "api/ebbtide.h"
 #include "api/guard.h"
 #include "api/view.h"
-#include "core/saver.h"
+#include "core/state/saver.h"
 #include "vmm/limbo.h"
 
 // What is there: tags, allocations, numbers, events. Snapshots are taken under the registry's lock and shown without it, so that a visitor may call back.

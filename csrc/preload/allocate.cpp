@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/repeated_line.h"
 #include "base/settings.h"
-#include "core/saver.h"
+#include "core/state/saver.h"
 #include "driver/context.h"
 #include "policy/placement.h"
 #include "preload/caller.h"

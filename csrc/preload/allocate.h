@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "core/host_budget.h"
+#include "core/budget/host_budget.h"
 #include "driver/context.h"
 #include "preload/counted_memory.h"
 #include "preload/managed_memory.h"

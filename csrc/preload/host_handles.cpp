@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/repeated_line.h"
-#include "core/saver.h"
+#include "core/state/saver.h"
 #include "driver/bus.h"
 #include "preload/resolver.h"
 #include "preload/settings.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/saver.h"
+#include "core/state/saver.h"
 
 namespace ebbtide::preload {
 

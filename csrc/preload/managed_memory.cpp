@@ -6,7 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
-#include "core/saver.h"
+#include "core/state/saver.h"
 #include "driver/context.h"
 #include "preload/allocate.h"
 #include "preload/counted_memory.h"

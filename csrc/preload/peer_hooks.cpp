@@ -1,7 +1,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/repeated_line.h"
-#include "core/saver.h"
+#include "core/state/saver.h"
 #include "preload/allocate.h"
 #include "preload/hook_call.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <mutex>
 
-#include "core/saver.h"
+#include "core/state/saver.h"
 #include "preload/caller.h"
 #include "preload/own_context.h"
 #include "preload/settings.h"

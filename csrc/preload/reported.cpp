@@ -1,7 +1,7 @@
 #include "preload/reported.h"
 
 #include "base/settings.h"
-#include "core/saver.h"
+#include "core/state/saver.h"
 #include "preload/resolver.h"
 #include "preload/settings.h"
 

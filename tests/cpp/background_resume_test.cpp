@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "core/pending.h"
+#include "core/operation/pending.h"
 #include "core_fixture.h"
 #include "driver/context.h"
 #include "driver/device_kernels.h"

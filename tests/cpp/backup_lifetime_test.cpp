@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "core/backup_view.h"
+#include "core/operation/backup_view.h"
 #include "core_fixture.h"
 #include "driver/context.h"
 

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <map>
 
-#include "core/pending.h"
+#include "core/operation/pending.h"
 #include "driver/context.h"
 #include "driver/device_kernels.h"
 #include "driver/peers.h"

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "core/operation.h"
-#include "core/saver.h"
+#include "core/operation/operation.h"
+#include "core/state/saver.h"
 #include "sim_control.h"
 
 // A core of its own for each test, on a simulator that was just reset.

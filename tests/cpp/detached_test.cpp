@@ -1,7 +1,7 @@
 // A chunk that a separation left behind with its bytes whole in memory that is not mapped, and what each operation does with it.
 #include "base/error.h"
-#include "core/backup_view.h"
-#include "core/pending.h"
+#include "core/operation/backup_view.h"
+#include "core/operation/pending.h"
 #include "shared_fixture.h"
 #include "store_fixture.h"
 

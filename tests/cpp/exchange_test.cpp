@@ -1,5 +1,5 @@
 // What a swap's two sides hand each other: which handles change owners, which are made anew, and how much there is at any moment.
-#include "core/exchange.h"
+#include "core/memory/exchange.h"
 
 #include <gtest/gtest.h>
 

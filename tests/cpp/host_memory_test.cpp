@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "core/host_budget.h"
-#include "core/host_reader.h"
+#include "core/budget/host_budget.h"
+#include "core/budget/host_reader.h"
 
 namespace ebbtide {
 namespace {

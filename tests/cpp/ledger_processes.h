@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "core/host_budget.h"
+#include "core/budget/host_budget.h"
 #include "vmm/limbo.h"
 #include "vmm/physical_memory.h"
 

@@ -1,5 +1,5 @@
 // What the processes of the ledger's tests do.
-#include "core/ledger.h"
+#include "core/budget/ledger.h"
 #include "ledger_processes.h"
 
 namespace ebbtide::testing {

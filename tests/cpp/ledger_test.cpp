@@ -1,5 +1,5 @@
 // The ledger of a run: between objects of one process, which are strangers to each other as processes are, and between real processes that die while they hold.
-#include "core/ledger.h"
+#include "core/budget/ledger.h"
 
 #include "ledger_processes.h"
 

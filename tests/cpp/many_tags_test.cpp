@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "core/backup_view.h"
+#include "core/operation/backup_view.h"
 #include "core_fixture.h"
 
 namespace ebbtide::testing {
@@ -139,7 +139,7 @@ TEST_F(ManyTags, SlotsAreFoundByTagPolicyAndDevice) {
   EXPECT_EQ(slots.bind("a", Policy{BackupKind::kRam}, 0), first);
 }
 
-// csrc/core/backup_view.cpp: the tests are built so that an index past the end of a container ends them.
+// csrc/core/operation/backup_view.cpp: the tests are built so that an index past the end of a container ends them.
 using ChecksDeathTest = ManyTags;
 TEST_F(ChecksDeathTest, AnIndexPastTheEndOfAContainerIsFound) {
   const std::vector<int> blocks(3);

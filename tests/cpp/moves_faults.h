@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "core/pending.h"
+#include "core/operation/pending.h"
 #include "moves_world.h"
 #include "store/delivery_board.h"
 

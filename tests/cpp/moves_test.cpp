@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "core/backup_view.h"
+#include "core/operation/backup_view.h"
 #include "core_fixture.h"
 #include "driver/device_kernels.h"
 

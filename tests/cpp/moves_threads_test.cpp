@@ -2,8 +2,8 @@
 #include <atomic>
 #include <chrono>
 
-#include "core/backup_view.h"
-#include "core/pending.h"
+#include "core/operation/backup_view.h"
+#include "core/operation/pending.h"
 #include "driver/context.h"
 #include "driver/stream.h"
 #include "threads_fixture.h"

@@ -1,6 +1,6 @@
 // What each operation does with allocations that lie in part, or as a whole, on the host.
 #include "base/error.h"
-#include "core/backup_view.h"
+#include "core/operation/backup_view.h"
 #include "overflow_world.h"
 
 namespace ebbtide::testing {

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "core/backup_view.h"
+#include "core/operation/backup_view.h"
 #include "overflow_world.h"
 
 namespace ebbtide::testing {

@@ -1,6 +1,6 @@
 // What is known of a tag that an operation left midway, and of its budgets, when other operations come before the one that finishes it.
 #include "base/error.h"
-#include "core/pending.h"
+#include "core/operation/pending.h"
 #include "moves_world.h"
 #include "store/delivery_board.h"
 

@@ -3,8 +3,8 @@
 #include <thread>
 
 #include "base/error.h"
-#include "core/pending.h"
-#include "core/spill.h"
+#include "core/operation/pending.h"
+#include "core/allocate/spill.h"
 #include "driver/context.h"
 #include "driver/peers.h"
 #include "driver/stream.h"

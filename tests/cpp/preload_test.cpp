@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/device_budget.h"
+#include "core/budget/device_budget.h"
 #include "policy/reported_memory.h"
 #include "preload/counted_memory.h"
 

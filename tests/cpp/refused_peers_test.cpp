@@ -1,7 +1,7 @@
 // Peers whom the driver refuses access: the device itself goes on, and what was refused is tried again.
 #include "base/error.h"
-#include "core/pending.h"
-#include "core/spill.h"
+#include "core/operation/pending.h"
+#include "core/allocate/spill.h"
 #include "driver/peers.h"
 #include "peers_world.h"
 

@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "core/pending.h"
+#include "core/operation/pending.h"
 #include "peers_world.h"
 #include "threads_fixture.h"
 

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "core/pending.h"
+#include "core/operation/pending.h"
 #include "driver/context.h"
 #include "driver/stream.h"
 #include "peers_world.h"

@@ -3,7 +3,7 @@
 
 #include <random>
 
-#include "core/pending.h"
+#include "core/operation/pending.h"
 #include "threads_fixture.h"
 
 namespace ebbtide::testing {

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "core/pending.h"
+#include "core/operation/pending.h"
 #include "core_fixture.h"
 
 namespace ebbtide::testing {

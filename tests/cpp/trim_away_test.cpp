@@ -1,6 +1,6 @@
 // A trim of allocations that are away: their backups go, and a resume leaves them out.
 #include "base/error.h"
-#include "core/backup_view.h"
+#include "core/operation/backup_view.h"
 #include "moves_faults.h"
 
 namespace ebbtide::testing {

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "core/budget/ledger.h"
+#include "policy/host_room.h"
+
+// How much host memory ebbtide may hold, and how much it holds. Invariants 4 and 7: claimed before a page is touched, since the kernel answers too much with SIGKILL.
+namespace ebbtide {
+
+class HostBudget;
+
+// Host memory that is held and could be given back at once, since it serves nothing yet.
+class IdleMemory {
+ public:
+  virtual ~IdleMemory() = default;
+  // Gives back so much, or all there is. False where there was none. No claim is being made meanwhile.
+  virtual bool give_way(uint64_t bytes) noexcept = 0;
+};
+
+// Owns a claim: promised until its pages are touched, then counted as the kernel counts them. Gives all of it back when it goes.
+class HostClaim {
+ public:
+  HostClaim() = default;
+  HostClaim(HostClaim&& other) noexcept
+      : budget_(std::exchange(other.budget_, nullptr)),
+        promised_bytes_(std::exchange(other.promised_bytes_, 0)),
+        touched_bytes_(std::exchange(other.touched_bytes_, 0)),
+        uncharged_bytes_(std::exchange(other.uncharged_bytes_, 0)) {}
+  HostClaim& operator=(HostClaim&& other) noexcept;
+  ~HostClaim() { reset(); }
+
+  void touch(uint64_t bytes) noexcept;              // promised pages that are touched now; capped at what is promised
+  void give_back_promised() noexcept;               // what was never touched
+  void give_back_touched(uint64_t bytes) noexcept;  // pages that went back to the system; capped at what is touched
+  void merge(HostClaim&& other) noexcept;           // of the same budget
+  HostClaim split_promised(uint64_t bytes);         // capped at what is promised
+  uint64_t size_bytes() const { return promised_bytes_ + touched_bytes_ + uncharged_bytes_; }
+  void reset() noexcept;
+  // The memory stays for ever, and counts for ever.
+  void keep_for_good() noexcept { budget_ = nullptr; }
+
+ private:
+  friend class HostBudget;
+  HostBudget* budget_ = nullptr;
+  uint64_t promised_bytes_ = 0;
+  uint64_t touched_bytes_ = 0;
+  uint64_t uncharged_bytes_ = 0;
+};
+
+class HostBudget {
+ public:
+  // root: where /proc and /sys are looked for; "" is the real system.
+  explicit HostBudget(std::string root = "") : root_(std::move(root)) {}
+
+  // For anonymous memory. Throws StoreError naming need, free and limit. purpose: "the backup of tag 'weights'".
+  HostClaim claim(uint64_t bytes, const std::string& purpose);
+  // For memory that the driver pins: charged to no cgroup, so that only this budget bounds it.
+  HostClaim claim_uncharged(uint64_t bytes, const std::string& purpose);
+  // The same for memory that will be idle itself: none gives way for it.
+  HostClaim claim_idle(uint64_t bytes, const std::string& purpose);
+  // Throws as a claim would, and takes nothing. Idle memory gives way for it, too.
+  void require_room(uint64_t bytes, const std::string& purpose);
+  // What gives way before a claim is refused; null: nothing does. Outlives the budget's use.
+  void set_idle(IdleMemory* idle) { idle_.store(idle); }
+
+  uint64_t held_bytes() const;
+  uint64_t available_bytes() const;
+  uint64_t limit_bytes() const;
+  uint64_t margin_bytes() const;
+  uint64_t ram_bytes() const;
+  void set_limit(uint64_t bytes);
+  void set_margin(uint64_t bytes);
+  // From now on what the other processes of the run hold counts as well, and they see what this one holds. Before the first claim.
+  void join(std::unique_ptr<Ledger> ledger) { ledger_ = std::move(ledger); }
+
+ private:
+  friend class HostClaim;
+  policy::HostRules rules(const policy::HostMemory& memory) const;
+  policy::HostHoldings holdings() const;
+  policy::HostHoldings others() const { return ledger_ == nullptr ? policy::HostHoldings{} : ledger_->others(); }
+  std::optional<Ledger::Turn> take_turn() const;
+  void publish() noexcept;
+  void check_room(uint64_t bytes, const std::string& purpose) const;
+  template <typename Claim>
+  auto try_claim(uint64_t bytes, const Claim& claim);
+
+  const std::string root_;
+  std::atomic<IdleMemory*> idle_{nullptr};
+  mutable std::mutex mutex_;
+  policy::HostHoldings holdings_;
+  std::unique_ptr<Ledger> ledger_;  // null: this process counts itself only
+  uint64_t limit_bytes_ = kUnlimited;
+  std::optional<uint64_t> margin_bytes_;
+};
+
+}  // namespace ebbtide

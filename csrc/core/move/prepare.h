@@ -1,0 +1,34 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "core/move/backups.h"
+#include "core/operation/operation.h"
+
+namespace ebbtide {
+
+// Gives every allocation that has none a backup whose memory is there already, so that the next pause waits for no page; and makes what copies need, where none did before. Moves nothing.
+class PreparePart final : public OperationPart {
+ public:
+  using OperationPart::OperationPart;
+  void prepare(const Allocations& allocations) override;
+  bool takes_memory_away() const override { return false; }
+  std::vector<int> devices() const override { return {}; }
+  void run_device(int /*device*/) override {}
+  void run_last() override;
+  void settle() noexcept override;
+
+ private:
+  struct Ready {
+    std::shared_ptr<Allocation> allocation;
+    std::shared_ptr<Stored> stored;
+  };
+  void make_engines();
+
+  std::vector<Ready> ready_;
+  std::vector<EnginePool::Loan> engines_;
+};
+
+}  // namespace ebbtide

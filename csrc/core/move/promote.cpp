@@ -1,0 +1,128 @@
+#include "core/move/promote.h"
+
+#include <string>
+
+#include "base/error.h"
+#include "driver/context.h"
+#include "driver/stream.h"
+
+namespace ebbtide {
+
+void PromotePart::prepare(const Allocations& allocations) {
+  if (driver().cuMemcpyDtoDAsync == nullptr) throw StateError("promote needs cuMemcpyDtoDAsync: update the driver");
+  for (const auto& allocation : allocations) {
+    add_row(*allocation);
+    for (Chunk& chunk : allocation->chunks) {
+      if (chunk.is_on_host() && chunk.is_resident()) parts_[allocation->device].moving.push_back({allocation, &chunk});
+    }
+  }
+  for (auto& [device, part] : parts_) create_memory(device, part);
+}
+
+// As much as there is: the oldest first.
+void PromotePart::create_memory(int device, DevicePart& part) {
+  const ContextScope scope(device);
+  part.spare = std::make_shared<Allocation>();
+  part.spare->device = device;
+  part.peers = saver().peers.of(device);
+  policy::DeviceRoom room = look_at_device(saver(), device);
+  uint64_t size_bytes = 0;
+  for (const Moving& moving : part.moving) {
+    const uint64_t chunk_bytes = moving.chunk->size_bytes;
+    if (chunk_bytes > policy::usable_bytes(room, moving.allocation->size_bytes())) break;
+    auto& chunks = part.spare->chunks;
+    Chunk& chunk = chunks.emplace_back(chunks.size(), size_bytes, chunk_bytes);
+    chunk.place.store(Place::kDropped);
+    try {
+      chunk.backing->charge = saver().device_budget.claim(device, chunk_bytes);
+      chunk.backing->memory = PhysicalMemory::create_on_device(chunk_bytes, device);
+    } catch (const OutOfMemory&) {
+      chunks.pop_back();
+      break;
+    } catch (const DriverError& error) {
+      chunks.pop_back();
+      if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
+      break;
+    }
+    room.take(chunk_bytes);
+    size_bytes += chunk_bytes;
+  }
+  part.moving.resize(part.spare->chunks.size());
+  if (size_bytes > 0)
+    part.spare->addresses = std::make_shared<const Addresses>(saver().spare_addresses.take(size_bytes));
+}
+
+std::vector<int> PromotePart::devices() const {
+  std::vector<int> devices;
+  for (const auto& [device, part] : parts_) {
+    if (!part.moving.empty()) devices.push_back(device);
+  }
+  return devices;
+}
+
+void PromotePart::run_device(int device) {
+  DevicePart& part = parts_.at(device);
+  copy(device, part);
+  for (size_t index = 0; index < part.moving.size(); ++index) exchange(device, part, index);
+}
+
+void PromotePart::copy(int device, DevicePart& part) {
+  const Stream stream = Stream::create();
+  for (size_t index = 0; index < part.moving.size(); ++index) {
+    const Moving& moving = part.moving[index];
+    Chunk& spare = part.spare->chunks[index];
+    const CUdeviceptr to = part.spare->address() + spare.offset;
+    spare.backing->mapping = Mapping::map(to, spare.backing->memory, device);
+    check(driver().cuMemcpyDtoDAsync(to, moving.allocation->address() + moving.chunk->offset, spare.size_bytes,
+                                     stream.get()),
+          "cuMemcpyDtoDAsync", "size=" + std::to_string(spare.size_bytes));
+  }
+  stream.synchronize();
+}
+
+// The bytes are in both memories: whichever is mapped in the end, the address reads the same.
+void PromotePart::exchange(int device, DevicePart& part, size_t index) {
+  const Moving& moving = part.moving[index];
+  Chunk& chunk = *moving.chunk;
+  Chunk& spare = part.spare->chunks[index];
+  const CUdeviceptr address = moving.allocation->address() + chunk.offset;
+  spare.backing->mapping.unmap();
+  chunk.backing->mapping.unmap();
+  try {
+    chunk.backing->mapping = saver().peers.map(address, spare.backing->memory, device, part.peers);
+  } catch (const DriverError&) {
+    try {
+      chunk.backing->mapping = saver().peers.map(address, chunk.backing->memory, device, part.peers);
+    } catch (const DriverError&) {
+      mark_given_up();
+      chunk.is_detached.store(true, std::memory_order_release);
+    }
+    throw;
+  }
+  mark_given_up();
+  std::swap(chunk.backing->memory, spare.backing->memory);
+  spare.backing->host_claim = std::move(chunk.backing->host_claim);
+  chunk.backing->charge = std::move(spare.backing->charge);
+  chunk.home = Place::kDevice;
+  chunk.place.store(Place::kDevice, std::memory_order_release);
+  ReportRow& entry = row(*moving.allocation);
+  entry.bytes += chunk.size_bytes;
+  entry.copied += chunk.size_bytes;
+  if (saver().host_pool.capacity_bytes() == 0) return;
+  try {
+    // Behind the spare address the pool can clear it.
+    spare.backing->mapping = Mapping::map(part.spare->address() + spare.offset, spare.backing->memory, device);
+  } catch (const DriverError&) {
+    // Then it goes to the system.
+  }
+}
+
+void PromotePart::settle() noexcept {
+  for (auto& [device, part] : parts_) {
+    part.moving.clear();
+    if (part.spare != nullptr) saver().deferred_frees.destroy(std::move(part.spare));
+  }
+  parts_.clear();
+}
+
+}  // namespace ebbtide

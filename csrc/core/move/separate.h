@@ -1,0 +1,42 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/operation/operation.h"
+
+namespace ebbtide {
+
+// Before a trim: where an allocation that it names shares a handle with another one, each of their chunks gets a handle of its own, so that one can go without the other.
+//
+// For each handle, one after the other, the smallest first: memory for all that share it -> (the device is synchronised) -> copy -> the new memory behind the same addresses. Where the device has too little for that, the rest
+// goes on sharing.
+class SeparatePart final : public OperationPart {
+ public:
+  SeparatePart(Saver& saver, const OperationRequest& request) : OperationPart(saver), request_(request) {}
+  void prepare(const Allocations& allocations) override;
+  bool takes_memory_away() const override { return true; }
+  std::vector<int> devices() const override;
+  void run_device(int device) override;
+  void settle() noexcept override;
+
+ private:
+  struct Sharer {
+    std::shared_ptr<Allocation> allocation;
+    Chunk* chunk;
+    CUdeviceptr address() const { return allocation->address() + chunk->offset; }
+  };
+  using Sharers = std::vector<Sharer>;  // of one handle
+
+  static std::pair<uint64_t, CUdeviceptr> order_of(const Sharers& sharers);
+  std::shared_ptr<Allocation> make_spare(int device, const Sharers& sharers);
+  void copy(int device, const Sharers& sharers, Allocation& spare);
+  void exchange(int device, const Sharers& sharers, Allocation& spare);
+
+  const OperationRequest& request_;
+  std::map<int, std::vector<Sharers>> shared_;  // by device
+};
+
+}  // namespace ebbtide

@@ -1,0 +1,81 @@
+#include "core/operation/backup_view.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/error.h"
+#include "base/scope_exit.h"
+
+namespace ebbtide {
+namespace {
+
+bool is_any_at(Place place, const Allocation& allocation, size_t begin, size_t end) {
+  return std::any_of(allocation.chunks.begin(), allocation.chunks.end(), [&](const Chunk& chunk) {
+    const bool is_inside = chunk.offset < end && begin < chunk.offset + chunk.size_bytes;
+    return is_inside && chunk.place.load() == place;
+  });
+}
+
+bool is_stored(const Allocation& allocation, size_t begin, size_t end) {
+  const auto is_any = [&](Place place) { return is_any_at(place, allocation, begin, end); };
+  // What lies on the host stayed there, for the device to read: there is no one range of bytes that holds both.
+  if (is_any(Place::kStored) && is_any(Place::kHost))
+    throw StateError(
+        "a part of this tensor has spilled to host memory and is not in the backup: promote the tag before the pause");
+  return !is_any(Place::kDevice) && !is_any(Place::kHost) && !is_any(Place::kDropped);
+}
+
+// Blocks [first, end) get their bytes where they are one value, and nothing is known of them any more.
+void show(Saver& saver, Stored& stored, size_t first, size_t end) {
+  uint64_t missing_bytes = 0;
+  for (size_t block = first; block < end; ++block) {
+    const bool is_missing = stored.blocks[block].is_constant && !stored.blocks[block].is_touched;
+    missing_bytes += is_missing && stored.kind != BackupKind::kDisk ? kernels::kBlockBytes : 0;
+  }
+  HostClaim claim = saver.host_budget.claim(missing_bytes, "showing blocks that were kept as one value");
+  std::vector<std::byte> bytes(kernels::kBlockBytes);
+  for (size_t block = first; block < end; ++block) {
+    StoredBlock& kept = stored.blocks[block];
+    // Whoever looks at it may write, by ways that nobody sees. So it holds what it holds from now on: the next pause copies it, and a resume too.
+    kept.has_digest = false;
+    if (!kept.is_constant) continue;
+    kernels::fill_block(bytes.data(), kept.value);
+    stored.backup->write(block * kernels::kBlockBytes, bytes.data(), bytes.size());
+    if (!kept.is_touched && stored.kind != BackupKind::kDisk) {
+      HostClaim part = claim.split_promised(kernels::kBlockBytes);
+      part.touch(kernels::kBlockBytes);
+      stored.claim.merge(std::move(part));
+    }
+    kept.is_touched = true;
+    kept.is_constant = false;
+  }
+}
+
+}  // namespace
+
+std::optional<BackupView> view_backup(Saver& saver, const AddressRange& range) {
+  const auto allocation = saver.registry.find(range.address);
+  if (allocation == nullptr) throw InvalidArgument("this address is in no allocation of ebbtide");
+  const size_t begin = range.address - allocation->address();
+  if (range.size_bytes > allocation->size_bytes() - begin)
+    throw InvalidArgument("the range reaches beyond its allocation");
+  const ClaimPart claim{OperationKind::kShow, {{allocation->tag->name}, {allocation->address()}, false}};
+  const uint64_t peer_generation = saver.peers.generation();
+  Selection selection = saver.registry.claim({&claim, 1});
+  const ScopeExit release([&]() noexcept {
+    saver.deferred_frees.destroy_all(saver.registry.release(selection, Outcome::kUntouched));
+    saver.peers.catch_up_after_hold(peer_generation);
+  });
+  if (selection.parts.front().allocations.empty()) return std::nullopt;
+  const size_t end = begin + std::max<size_t>(range.size_bytes, 1);
+  const auto stored = saver.registry.stored_of(*allocation);
+  if (stored == nullptr || !is_stored(*allocation, begin, end)) return std::nullopt;
+  std::byte* const bytes = stored->backup->view();
+  if (bytes == nullptr) return std::nullopt;
+  const size_t first = begin / kernels::kBlockBytes;
+  const size_t last = (end + kernels::kBlockBytes - 1) / kernels::kBlockBytes;
+  show(saver, *stored, first, last);
+  return BackupView(saver.deferred_frees, stored, bytes + begin);
+}
+
+}  // namespace ebbtide

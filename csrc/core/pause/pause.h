@@ -1,0 +1,101 @@
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/move/backups.h"
+#include "core/transfer/block_scan.h"
+#include "core/operation/operation.h"
+#include "store/copy.h"
+
+namespace ebbtide {
+
+// claim host memory, open backups, borrow engines -> (devices are synchronised) -> look at the blocks, copy those that must move, and unmap and release each chunk as its bytes land
+// -> drop the rest.
+class PausePart final : public OperationPart {
+ public:
+  // exchanges: of a swap; else null. Both outlive the part. is_trim: all content is dropped.
+  PausePart(Saver& saver, const OperationRequest& request, Exchanges* exchanges, bool is_trim)
+      : OperationPart(saver), request_(request), exchanges_(exchanges), is_trim_(is_trim) {}
+
+  void prepare(const Allocations& allocations) override;
+  bool takes_memory_away() const override { return true; }
+  std::vector<int> devices() const override;
+  void run_device(int device) override;
+  void run_last() override;
+  void settle() noexcept override;
+
+  // Device memory that it will give up, by device.
+  std::map<int, uint64_t> leaving_bytes() const;
+
+ private:
+  // An allocation that keeps its content.
+  struct Kept {
+    std::shared_ptr<Allocation> allocation;
+    std::shared_ptr<Stored> stored;  // what the allocation has, or a new one that it gets with its first chunk
+    HostClaim claim;                 // for the pages that will be touched
+    std::vector<bool> is_unused;     // by block
+    bool had_backup = false;         // before this pause
+    bool is_attached = false;
+  };
+  struct Leaving {
+    Allocation* allocation;
+    Chunk* chunk;
+    Kept* kept;
+    size_t departure;               // of the part's departures
+    size_t first_scanned;           // the number of its first block in the scan
+    std::vector<CopyRange> ranges;  // what must be copied
+  };
+  // The chunks that leave together, as one handle is behind them.
+  struct Departure {
+    Backing* backing;
+    std::vector<size_t> leaving = {};  // of the part's leaving, or none
+    std::vector<std::pair<Allocation*, Chunk*>> chunks = {};
+    size_t missing = 0;  // whose bytes have not landed
+  };
+  struct DevicePart {
+    std::vector<Leaving> leaving;
+    std::vector<Departure> departures;  // of those that keep their content
+    std::vector<Departure> dropped;
+    std::unique_ptr<EnginePool::Loan> engine;
+    std::unique_ptr<BlockScan> scan;
+  };
+
+  BackupKind kind_of(const Allocation& allocation) const;
+  std::shared_ptr<Stored> usable_backup(const Allocation& allocation, BackupKind kind);
+  void select(const std::shared_ptr<Allocation>& allocation);
+  void attach(const Allocation& allocation, Chunk& chunk);
+  void leave_what_others_share();
+  uint64_t bytes_to_touch(const Kept& kept) const;
+  void claim_host_memory();
+  void open_backups();
+  void reclaim(const Kept& kept);
+  void borrow_engine(int device, DevicePart& part);
+
+  void move_out(DevicePart& part);
+  void decide(DevicePart& part, Leaving& leaving);
+  bool must_copy(Leaving& leaving, size_t block, const kernels::BlockReport* report);
+  void land(DevicePart& part, Leaving& leaving);
+  void leave(DevicePart& part, Departure& departure);
+  void note_digests(DevicePart& part, const Leaving& leaving);
+  void note_touched(Kept& kept, size_t first_block, size_t count);
+  void give_up(const Departure& departure);
+  void drop(DevicePart& part);
+  void forget_what_is_away() noexcept;
+  void forget_what_stayed(const Kept& kept) noexcept;
+  void note_paused() noexcept;
+
+  const OperationRequest& request_;
+  Exchanges* const exchanges_;
+  const bool is_trim_;
+  std::vector<std::shared_ptr<Allocation>> chosen_;  // all
+  std::deque<Kept> kept_;
+  std::map<const Backing*, size_t> departure_of_;  // in the departures, or in what is dropped, of its device
+  std::map<int, DevicePart> parts_;
+};
+
+}  // namespace ebbtide

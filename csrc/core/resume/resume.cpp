@@ -1,0 +1,278 @@
+#include "core/resume/resume.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/scope_exit.h"
+#include "driver/context.h"
+
+namespace ebbtide {
+
+void ResumePart::prepare(const Allocations& allocations) {
+  for (const auto& allocation : allocations) {
+    add_row(*allocation);
+    if (exchanges_ != nullptr) allocation->tag->was_swapped = true;
+    chosen_.push_back(allocation);
+    select(allocation);
+  }
+  for (auto& [device, part] : parts_) {
+    part.peers = saver().peers.of(device);
+    put_in_order(part);
+    group(part);
+    if (exchanges_ == nullptr) create_memory(device, part);
+    if (exchanges_ == nullptr) create_memory_by_room(device, part);
+    create_host_memory(device, part);
+    borrow_engine(device, part);
+  }
+}
+
+void ResumePart::select(const std::shared_ptr<Allocation>& allocation) {
+  // Memory that an earlier failure left behind a chunk that is away still holds old bytes: never map it again (invariant 2). A copy into it may still be queued (invariant 5).
+  if (allocation->has_stale_memory()) synchronize_device(allocation->device);
+  const auto stored = saver().registry.stored_of(*allocation);
+  const bool is_retained =
+      stored != nullptr && request_.retain.value_or(allocation->policy.retain || stored->kind == BackupKind::kPinned);
+  // Memory that nobody uses comes back as new memory would be made.
+  const bool may_spill =
+      allocation->is_trimmed && allocation->policy.overflow != Overflow::kNone && exchanges_ == nullptr;
+  if (stored != nullptr && !request_.unused.empty()) forget_unused(*allocation, *stored);
+  DevicePart& part = parts_[allocation->device];
+  for (Chunk& chunk : allocation->chunks) {
+    if (chunk.is_resident()) continue;
+    if (chunk.has_stale_memory()) chunk.backing->give_up();
+    const bool is_stored = chunk.place.load() == Place::kStored;
+    const bool may_be_on_host = !is_stored && (chunk.home == Place::kHost || may_spill);
+    const bool is_on_host = chunk.is_detached.load() ? chunk.is_on_host() : may_be_on_host;
+    part.bytes += is_on_host || chunk.is_detached.load() ? 0 : chunk.size_bytes;
+    Returning& returning =
+        part.returning.emplace_back(Returning{.allocation = allocation,
+                                              .chunk = &chunk,
+                                              .stored = is_stored ? stored : nullptr,
+                                              .is_retained = is_retained,
+                                              .keeps_bytes = is_retained || (is_stored && stored->has_views()),
+                                              .is_on_host = is_on_host,
+                                              .ranges = {}});
+    if (is_stored) add_ranges(part, returning);
+  }
+}
+
+// What died while it was away comes back as zeros. Where somebody looks at the stored bytes, all of them go on standing for themselves.
+void ResumePart::forget_unused(const Allocation& allocation, Stored& stored) {
+  if (stored.has_views()) return;
+  const std::vector<bool> is_unused = unused_blocks(saver(), request_, allocation);
+  for (const Chunk& chunk : allocation.chunks) {
+    if (chunk.place.load() != Place::kStored) continue;
+    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
+      if (!is_unused[block]) continue;
+      stored.blocks[block].is_constant = true;
+      stored.blocks[block].value = {};
+    }
+  }
+}
+
+void ResumePart::add_ranges(DevicePart& part, Returning& returning) {
+  const Chunk& chunk = *returning.chunk;
+  for (size_t index = 0; index < chunk.block_count(); ++index) {
+    const StoredBlock& block = returning.stored->blocks[chunk.first_block() + index];
+    if (block.is_constant) {
+      part.fill_count += block.value == kernels::Value{} ? 0 : 1;
+      continue;
+    }
+    const size_t offset = index * kernels::kBlockBytes;
+    part.copied_bytes += kernels::kBlockBytes;
+    part.staged_bytes += returning.stored->backup->direct() == nullptr ? kernels::kBlockBytes : 0;
+    if (!returning.ranges.empty() && returning.ranges.back().offset + returning.ranges.back().size_bytes == offset) {
+      returning.ranges.back().size_bytes += kernels::kBlockBytes;
+    } else {
+      returning.ranges.push_back({offset, kernels::kBlockBytes});
+    }
+  }
+  part.has_files |= !returning.ranges.empty() && returning.stored->kind == BackupKind::kDisk;
+}
+
+// What the caller wants first comes first, the rest in the order of allocation.
+void ResumePart::put_in_order(DevicePart& part) {
+  if (request_.order.empty()) return;
+  auto& all = part.returning;
+  std::vector<size_t> by_address(all.size());
+  std::iota(by_address.begin(), by_address.end(), size_t{0});
+  std::sort(by_address.begin(), by_address.end(),
+            [&](size_t a, size_t b) { return all[a].address() < all[b].address(); });
+  std::vector<size_t> ranks(all.size(), request_.order.size());
+  for (size_t rank = 0; rank < request_.order.size(); ++rank) {
+    const AddressRange& range = request_.order[rank];
+    auto index = std::partition_point(by_address.begin(), by_address.end(), [&](size_t each) {
+      return all[each].address() + all[each].chunk->size_bytes <= range.address;
+    });
+    for (; index != by_address.end() && all[*index].address() < range.end(); ++index) {
+      ranks[*index] = std::min(ranks[*index], rank);
+    }
+  }
+  std::vector<size_t> order(all.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return ranks[a] < ranks[b]; });
+  std::vector<Returning> ordered;
+  ordered.reserve(all.size());
+  for (const size_t index : order) ordered.push_back(std::move(all[index]));
+  all = std::move(ordered);
+}
+
+void ResumePart::borrow_engine(int device, DevicePart& part) {
+  // Memory that changes hands may have to be cleared.
+  if (part.copied_bytes == 0 && part.fill_count == 0 && exchanges_ == nullptr) return;
+  policy::CopyNeed need = copy_need(part.staged_bytes, 0);
+  need.is_to_device = true;
+  need.has_files = part.has_files;
+  need.devices = static_cast<int>(parts_.size());
+  need.is_swap = exchanges_ != nullptr;
+  part.engine = std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, need));
+  take_fill_table(part);
+}
+
+void ResumePart::take_fill_table(DevicePart& part) {
+  if (part.fill_count == 0) return;
+  part.fills = reinterpret_cast<kernels::BlockFill*>(part.engine->table(part.fill_count * sizeof(kernels::BlockFill)));
+}
+
+std::vector<int> ResumePart::devices() const {
+  std::vector<int> devices;
+  for (const auto& [device, part] : parts_) devices.push_back(device);
+  return devices;
+}
+
+void ResumePart::run_device(int device) {
+  DevicePart& part = parts_.at(device);
+  if (part.delivery) return follow(part);
+  // Whatever happens, nothing may be queued into memory that goes back.
+  const ScopeExit end([&]() noexcept { abandon_fills(part); });
+  std::optional<Copy> copy;
+  std::vector<Returning*> submitted;
+  for (Returning& returning : part.returning) {
+    if (Group& group = part.groups[returning.group]; !group.backing->mapping.is_mapped()) map(device, part, group);
+    fill(part, returning);
+    if (returning.ranges.empty()) {
+      arrive(part, returning);
+    } else {
+      if (!copy)
+        copy.emplace(part.engine->engine(), CopyDirection::kToDevice, part.engine->cut(), exchanges_ != nullptr);
+      submitted.push_back(&returning);
+      copy->submit(
+          {returning.address(), returning.stored->backup.get(), returning.chunk->offset, returning.ranges, false});
+    }
+    while (const auto job = copy ? copy->poll_landed() : std::nullopt) arrive(part, *submitted[*job]);
+  }
+  while (const auto job = copy ? copy->finish_next() : std::nullopt) arrive(part, *submitted[*job]);
+}
+
+// Blocks of one value, and, in memory that somebody else had, of zeros.
+void ResumePart::fill(DevicePart& part, Returning& returning) {
+  const CUdeviceptr address = returning.address();
+  const auto clear = [&](size_t offset, size_t size_bytes) {
+    part.is_filling = returning.has_fills = true;
+    check(driver().cuMemsetD8Async(address + offset, 0, size_bytes, part.engine->engine().side_stream().get()),
+          "cuMemsetD8Async", "size=" + std::to_string(size_bytes));
+  };
+  const bool is_fresh = part.groups[returning.group].is_fresh;
+  if (returning.stored == nullptr) {
+    if (!is_fresh) clear(0, returning.chunk->size_bytes);
+    return;
+  }
+  const size_t first_fill = part.fills_used;
+  size_t zeros_bytes = 0;  // before the block at hand: one call for all that lie together
+  for (size_t index = 0; index < returning.chunk->block_count(); ++index) {
+    const StoredBlock& block = returning.stored->blocks[returning.chunk->first_block() + index];
+    const size_t offset = index * kernels::kBlockBytes;
+    if (block.is_constant && block.value == kernels::Value{} && !is_fresh) {
+      zeros_bytes += kernels::kBlockBytes;
+      continue;
+    }
+    if (zeros_bytes > 0) clear(offset - zeros_bytes, zeros_bytes);
+    zeros_bytes = 0;
+    if (block.is_constant && block.value != kernels::Value{})
+      part.fills[part.fills_used++] = {address + offset, block.value};
+  }
+  if (zeros_bytes > 0) clear(returning.chunk->size_bytes - zeros_bytes, zeros_bytes);
+  if (part.fills_used == first_fill) return;
+  const DeviceKernels* const kernels = DeviceKernels::of(returning.allocation->device);
+  if (kernels == nullptr) throw StateError("the kernels that found constant blocks can't be loaded any more");
+  part.is_filling = returning.has_fills = true;
+  kernels->fill(part.engine->engine().side_stream().get(), part.fills + first_fill,
+                static_cast<uint32_t>(part.fills_used - first_fill));
+}
+
+void ResumePart::abandon_fills(DevicePart& part) noexcept {
+  if (!part.is_filling) return;
+  CopyEngine& engine = part.engine->engine();
+  CUresult result = driver().cuStreamSynchronize(engine.side_stream().get());
+  if (result != CUDA_SUCCESS) result = driver().cuStreamSynchronize(engine.side_stream().get());
+  if (result != CUDA_SUCCESS) engine.poison();
+  part.is_filling = false;
+}
+
+void ResumePart::arrive(DevicePart& part, const Returning& returning) {
+  Group& group = part.groups[returning.group];
+  if (--group.missing > 0) return;
+  const bool has_fills = std::any_of(group.members.begin(), group.members.end(),
+                                     [&](size_t index) { return part.returning[index].has_fills; });
+  if (has_fills && part.is_filling) {
+    part.engine->engine().side_stream().synchronize();
+    part.is_filling = false;
+  }
+  mark_given_up();
+  for (const size_t index : group.members) note_arrival(group, part.returning[index]);
+}
+
+void ResumePart::note_arrival(const Group& group, Returning& returning) {
+  Chunk& chunk = *returning.chunk;
+  ReportRow& entry = row(*returning.allocation);
+  entry.bytes += group.wants_device_memory() ? chunk.size_bytes : 0;
+  returning.allocation->is_paused.store(false);
+  chunk.place.store(group.is_on_host ? Place::kHost : Place::kDevice, std::memory_order_release);
+  chunk.is_detached.store(false, std::memory_order_release);
+  chunk.home = chunk.place.load();
+  if (returning.stored == nullptr) return;
+  uint64_t copied_bytes = 0;
+  for (const CopyRange& range : returning.ranges) copied_bytes += range.size_bytes;
+  entry.copied += copied_bytes;
+  entry.constant += chunk.size_bytes - copied_bytes;
+  if (!returning.keeps_bytes) forget(returning);
+}
+
+// The chunk's backup has done its duty: its pages go back now, beside the copies of the others.
+void ResumePart::forget(Returning& returning) {
+  Stored& stored = *returning.stored;
+  if (stored.kind != BackupKind::kRam) return;  // goes whole, at the end
+  const Chunk& chunk = *returning.chunk;
+  stored.backup->discard(chunk.offset, chunk.size_bytes);
+  uint64_t bytes = 0;
+  for (size_t block = chunk.first_block(); block < chunk.first_block() + chunk.block_count(); ++block) {
+    bytes += stored.blocks[block].is_touched ? kernels::kBlockBytes : 0;
+    stored.blocks[block].is_touched = stored.blocks[block].has_digest = false;
+  }
+  stored.claim.give_back_touched(bytes);
+}
+
+// Those of which nothing had to come back, too.
+void ResumePart::run_last() {
+  for (const auto& allocation : chosen_) allocation->is_paused.store(false);
+}
+
+void ResumePart::settle() noexcept {
+  chosen_.clear();
+  for (auto& [device, part] : parts_) abandon_delivery(device, part);
+  for (auto& [device, part] : parts_) {
+    give_back_unused(part);
+    for (const Returning& returning : part.returning) {
+      Chunk& chunk = *returning.chunk;
+      if (!chunk.is_resident() && !chunk.backing->has_memory()) chunk.backing = Backing::nothing();
+      // The backup has done its duty once everything is back, unless it is retained; whoever looks at it keeps it alive, and then it is not retained: the next pause would write into it.
+      if (returning.allocation->is_away() || returning.stored == nullptr) continue;
+      if (!returning.is_retained || returning.stored->has_views())
+        saver().registry.set_stored(*returning.allocation, nullptr);
+    }
+  }
+  parts_.clear();
+}
+
+}  // namespace ebbtide

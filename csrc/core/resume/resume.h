@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/resume/arrivals.h"
+#include "core/operation/operation.h"
+#include "driver/device_kernels.h"
+#include "store/copy.h"
+
+namespace ebbtide {
+
+// create all physical memory (so that out-of-memory is known before a byte moves) -> map, and copy what is mapped while the rest is being mapped. Memory of what had no backup reads as
+// zeros. Chunks that lie side by side share a handle: they are resident, and their backups go, once all of them are there.
+class ResumePart final : public OperationPart {
+ public:
+  // exchanges: of a swap, open for pieces of memory; else null. Both outlive the part.
+  ResumePart(Saver& saver, const OperationRequest& request, Exchanges* exchanges)
+      : OperationPart(saver), request_(request), exchanges_(exchanges) {}
+  void prepare(const Allocations& allocations) override;
+  bool takes_memory_away() const override { return false; }
+  std::vector<int> devices() const override;
+  void run_device(int device) override;
+  void run_last() override;
+  void settle() noexcept override;
+
+  // The sizes of the handles that come back, by device, in the order in which they will be mapped.
+  std::map<int, std::vector<uint64_t>> returning_sizes() const;
+
+  // Between prepare() and run_device(), in the calling thread: maps everything and queues the copies; run_device() then waits for them. Null, with nothing done, where a device can't be
+  // copied to in the background.
+  std::unique_ptr<Arrivals> map_ahead();
+
+ private:
+  struct Returning {
+    std::shared_ptr<Allocation> allocation;
+    Chunk* chunk;
+    std::shared_ptr<Stored> stored;  // null for what was dropped
+    bool is_retained;                // the store's bytes stay for the next pause
+    bool keeps_bytes;                // or for somebody who looks at them
+    bool is_on_host = false;         // where it goes
+    bool has_fills = false;          // the device is writing into it, beside the copies
+    size_t group = 0;                // of the part's groups
+    size_t delivered = 0;            // it is whole when so many pieces of the delivery have arrived
+    std::vector<CopyRange> ranges;   // what must be copied; the rest is one value each
+
+    CUdeviceptr address() const { return allocation->address() + chunk->offset; }
+  };
+  // The chunks that come back behind one handle.
+  struct Group {
+    CUdeviceptr address = 0;
+    uint64_t size_bytes = 0;
+    bool is_on_host = false;           // where it goes
+    bool is_detached = false;          // its bytes are in its memory: it is one chunk, that must be mapped and no more
+    bool is_fresh = true;              // its memory reads as zeros
+    std::shared_ptr<Backing> backing;  // that of all its chunks
+    std::vector<size_t> members;       // of the part's returning, by address
+    size_t missing = 0;                // members that have not arrived
+
+    bool wants_device_memory() const { return !is_on_host && !is_detached; }
+  };
+  struct DevicePart {
+    DeviceSet peers;
+    uint64_t bytes = 0;  // of device memory
+    uint64_t copied_bytes = 0;
+    uint64_t staged_bytes = 0;         // of which through the ring
+    bool has_files = false;            // some of these
+    size_t fill_count = 0;             // blocks of one value that is not zero
+    std::vector<Returning> returning;  // in the order in which they come
+    std::vector<Group> groups;
+    std::unique_ptr<EnginePool::Loan> engine;
+    kernels::BlockFill* fills = nullptr;  // in the engine's table
+    size_t fills_used = 0;
+    bool is_filling = false;                  // something is queued on the engine's side stream
+    std::shared_ptr<Delivery> delivery;       // of a resume in the background
+    std::optional<DeferredFrees::Hold> hold;  // from its launch on
+    bool is_in_doubt = false;                 // what did not come back may still be used by what is queued
+  };
+
+  void select(const std::shared_ptr<Allocation>& allocation);
+  void add_ranges(DevicePart& part, Returning& returning);
+  void forget_unused(const Allocation& allocation, Stored& stored);
+  void put_in_order(DevicePart& part);
+  void group(DevicePart& part);
+  static bool may_share(const Returning& one, const Returning& other);
+  bool can_deliver() const;
+  void create_memory(int device, DevicePart& part);
+  void try_create_memory(int device, DevicePart& part);
+  void create_memory_by_room(int device, DevicePart& part);
+  void create_host_memory(int device, DevicePart& part);
+  void borrow_engine(int device, DevicePart& part);
+
+  void map(int device, DevicePart& part, Group& group);
+  void fill(DevicePart& part, Returning& returning);
+  void abandon_fills(DevicePart& part) noexcept;
+  void arrive(DevicePart& part, const Returning& returning);
+  void note_arrival(const Group& group, Returning& returning);
+  void forget(Returning& returning);
+  void plan_delivery(DevicePart& part, Returning& returning);
+  bool prepare_deliveries();
+  void launch_delivery(int device, DevicePart& part);
+  void take_fill_table(DevicePart& part);
+  void follow(DevicePart& part);
+  void abandon_delivery(int device, DevicePart& part) noexcept;
+  void give_back_unused(DevicePart& part) noexcept;
+
+  const OperationRequest& request_;
+  Exchanges* const exchanges_;
+  std::vector<std::shared_ptr<Allocation>> chosen_;
+  std::map<int, DevicePart> parts_;  // by device
+};
+
+}  // namespace ebbtide
