@@ -30,7 +30,7 @@ ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, int32
   return guarded(error, [&] {
     require(bytes != nullptr && backup != nullptr, "bytes or backup is null");
     require_not_forked();
-    auto view = view_backup(Saver::instance(), {reinterpret_cast<CUdeviceptr>(address), size_bytes});
+    auto view = view_backup(Core::instance(), {reinterpret_cast<CUdeviceptr>(address), size_bytes});
     *bytes = nullptr;
     *backup = nullptr;
     if (!view) return;

@@ -1,7 +1,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/repeated_line.h"
-#include "core/state/saver.h"
+#include "core/state/core.h"
 #include "preload/allocate.h"
 #include "preload/hook_call.h"
 
@@ -14,7 +14,7 @@ namespace {
 void grant_to(int device) noexcept {
   static constinit ebbtide::RepeatedLine line;
   try {
-    if (is_countable(device)) ebbtide::Saver::instance().peers.enable(device);
+    if (is_countable(device)) ebbtide::Core::instance().peers.enable(device);
   } catch (const std::exception& error) {
     if (line.must_say()) {
       ebbtide::log_line(

@@ -172,7 +172,7 @@ TEST_F(AddressArenaTest, Invariant3_AllocationsDoWithSmallReservationsAndFailWit
   const Live before = Live::now();
   EXPECT_THROW(alloc("w", kChunk), Error);
   EXPECT_EQ(Live::now(), before);
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 2 * kChunk);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 2 * kChunk);
   sim().clear_failures();
   fill(address, 2 * kChunk, 1);
   const CUdeviceptr other = alloc("w", kChunk);

@@ -7,10 +7,10 @@
 
 namespace ebbtide {
 
-std::shared_ptr<Stored> open_backup(Saver& saver, BackupKind kind, const Allocation& allocation) {
+std::shared_ptr<Stored> open_backup(Core& core, BackupKind kind, const Allocation& allocation) {
   const size_t size_bytes = allocation.size_bytes();
   PinnedClaim pinned;
-  if (kind == BackupKind::kPinned) pinned = saver.pinned_budget.claim(size_bytes, "a pinned backup");
+  if (kind == BackupKind::kPinned) pinned = core.budgets.pinned.claim(size_bytes, "a pinned backup");
   auto stored = std::make_shared<Stored>(kind, store_of(kind).open(size_bytes), size_bytes);
   stored->device = allocation.device;
   stored->pinned = std::move(pinned);

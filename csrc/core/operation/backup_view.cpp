@@ -26,13 +26,13 @@ bool is_stored(const Allocation& allocation, size_t begin, size_t end) {
 }
 
 // Blocks [first, end) get their bytes where they are one value, and nothing is known of them any more.
-void show(Saver& saver, Stored& stored, size_t first, size_t end) {
+void show(Core& core, Stored& stored, size_t first, size_t end) {
   uint64_t missing_bytes = 0;
   for (size_t block = first; block < end; ++block) {
     const bool is_missing = stored.blocks[block].is_constant && !stored.blocks[block].is_touched;
     missing_bytes += is_missing && stored.kind != BackupKind::kDisk ? kernels::kBlockBytes : 0;
   }
-  HostClaim claim = saver.host_budget.claim(missing_bytes, "showing blocks that were kept as one value");
+  HostClaim claim = core.budgets.host.claim(missing_bytes, "showing blocks that were kept as one value");
   std::vector<std::byte> bytes(kernels::kBlockBytes);
   for (size_t block = first; block < end; ++block) {
     StoredBlock& kept = stored.blocks[block];
@@ -53,29 +53,31 @@ void show(Saver& saver, Stored& stored, size_t first, size_t end) {
 
 }  // namespace
 
-std::optional<BackupView> view_backup(Saver& saver, const AddressRange& range) {
-  const auto allocation = saver.registry.find(range.address);
+std::optional<BackupView> view_backup(Core& core, const AddressRange& range) {
+  const auto allocation = core.registry.find(range.address);
   if (allocation == nullptr) throw InvalidArgument("this address is in no allocation of ebbtide");
   const size_t begin = range.address - allocation->address();
   if (range.size_bytes > allocation->size_bytes() - begin)
     throw InvalidArgument("the range reaches beyond its allocation");
-  const ClaimPart claim{OperationKind::kShow, {{allocation->tag->name}, {allocation->address()}, false}};
-  const uint64_t peer_generation = saver.peers.generation();
-  Selection selection = saver.registry.claim({&claim, 1});
+  TagClaim claim{.tags = {.names = {allocation->tag->name}, .addresses = {allocation->address()}, .only = nullptr},
+                 .concerns = [](const Allocation& each) { return each.is_away(); },
+                 .moves_memory = false};
+  const uint64_t peer_generation = core.peers.generation();
+  Selection selection = core.registry.claim({std::move(claim)});
   const ScopeExit release([&]() noexcept {
-    saver.deferred_frees.destroy_all(saver.registry.release(selection, Outcome::kUntouched));
-    saver.peers.catch_up_after_hold(peer_generation);
+    core.deferred_frees.destroy_all(core.registry.release(selection, Outcome::kUntouched));
+    core.peers.catch_up_after_hold(peer_generation);
   });
-  if (selection.parts.front().allocations.empty()) return std::nullopt;
+  if (selection.groups.front().allocations.empty()) return std::nullopt;
   const size_t end = begin + std::max<size_t>(range.size_bytes, 1);
-  const auto stored = saver.registry.stored_of(*allocation);
+  const auto stored = core.registry.stored_of(*allocation);
   if (stored == nullptr || !is_stored(*allocation, begin, end)) return std::nullopt;
   std::byte* const bytes = stored->backup->view();
   if (bytes == nullptr) return std::nullopt;
   const size_t first = begin / kernels::kBlockBytes;
   const size_t last = (end + kernels::kBlockBytes - 1) / kernels::kBlockBytes;
-  show(saver, *stored, first, last);
-  return BackupView(saver.deferred_frees, stored, bytes + begin);
+  show(core, *stored, first, last);
+  return BackupView(core.deferred_frees, stored, bytes + begin);
 }
 
 }  // namespace ebbtide

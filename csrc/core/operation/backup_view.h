@@ -5,7 +5,8 @@
 #include <optional>
 #include <utility>
 
-#include "core/state/saver.h"
+#include "core/memory/address_ranges.h"
+#include "core/state/core.h"
 
 namespace ebbtide {
 
@@ -31,6 +32,6 @@ class BackupView {
 
 // The stored bytes of the range, which lies in one allocation; none while any of it is resident or dropped, or where the store can't show them. Blocks that are kept as one value are written out
 // first. What is written there comes back with the resume: no pause believes what it knew of these blocks before. Waits for an operation on the allocation's tag. Throws InvalidArgument, StoreError (no room to write out).
-std::optional<BackupView> view_backup(Saver& saver, const AddressRange& range);
+std::optional<BackupView> view_backup(Core& core, const AddressRange& range);
 
 }  // namespace ebbtide

@@ -2,68 +2,31 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "core/state/exit.h"
 #include "driver/context.h"
 
 namespace ebbtide {
 namespace {
-
-// How many are under way, so that the process does not end in the middle of one: the driver would go while a thread still uses it. Leaked on purpose.
-struct Running {
-  std::mutex mutex;
-  std::condition_variable changed;
-  int count = 0;
-};
-
-Running& running() {
-  static auto* const state = [] {
-    std::atexit([] {
-      if (!is_forked_child()) PendingResume::wait_for_all();
-    });
-    return new Running;
-  }();
-  return *state;
-}
-
-// Counted as long as it lives, in whichever thread that is.
-class RunningMark {
- public:
-  RunningMark() { change(1); }
-  RunningMark(RunningMark&& other) noexcept : is_ours_(std::exchange(other.is_ours_, false)) {}
-  RunningMark& operator=(RunningMark&&) = delete;
-  ~RunningMark() {
-    if (is_ours_) change(-1);
-  }
-
- private:
-  static void change(int by) noexcept {
-    Running& all = running();
-    const std::lock_guard lock(all.mutex);
-    all.count += by;
-    all.changed.notify_all();
-  }
-  bool is_ours_ = true;
-};
 
 constexpr std::chrono::microseconds kPollInterval{50};
 
 }  // namespace
 
 std::shared_ptr<PendingResume> PendingResume::start(std::unique_ptr<Operation> operation) {
-  RunningMark mark;
+  BackgroundWork work;
   const std::shared_ptr<PendingResume> pending(new PendingResume(std::move(operation)));
-  pending->arrivals_ = pending->operation_->map_ahead();
+  pending->arrivals_ = pending->operation_->launch();
   if (pending->arrivals_ == nullptr) {
     pending->run();
     return pending;
   }
   try {
-    pending->thread_ = std::thread([&moved = *pending, mark = std::move(mark)] {
-      DeferredFrees& frees = moved.operation_->saver().deferred_frees;
+    pending->thread_ = std::thread([&moved = *pending, work = std::move(work)] {
+      DeferredFrees& frees = moved.operation_->core().deferred_frees;
       moved.run();
       // What was freed meanwhile may wait for anything that the device does, and nobody waits for that: from here on the object may be gone.
       if (frees.count() > 0) frees.drain();
@@ -79,7 +42,7 @@ void PendingResume::run() noexcept {
   Report report;
   std::exception_ptr error;
   try {
-    report = std::move(operation_->commit().front());
+    report = arrivals() != nullptr ? operation_->follow() : std::move(operation_->commit().front());
   } catch (const std::exception& failure) {
     error = std::current_exception();
     // Nobody may ever ask.
@@ -99,12 +62,6 @@ PendingResume::~PendingResume() {
   std::unique_lock lock(mutex_);
   ended_.wait(lock, [&] { return is_over_; });
   thread_.detach();
-}
-
-void PendingResume::wait_for_all() noexcept {
-  Running& all = running();
-  std::unique_lock lock(all.mutex);
-  all.changed.wait(lock, [&] { return all.count == 0; });
 }
 
 std::shared_ptr<const Arrivals> PendingResume::arrivals() const {

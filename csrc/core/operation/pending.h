@@ -7,7 +7,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/resume/arrivals.h"
 #include "core/operation/operation.h"
 
 namespace ebbtide {
@@ -32,8 +31,6 @@ class PendingResume {
   bool is_over() const;
   // Waits for the end. The report, or the error, each time.
   Report wait();
-  // Until none is under way in this process.
-  static void wait_for_all() noexcept;
 
  private:
   explicit PendingResume(std::unique_ptr<Operation> operation) : operation_(std::move(operation)) {}

@@ -20,15 +20,42 @@ void add_block(std::vector<CopyRange>& ranges, size_t offset) {
 
 }  // namespace
 
-BackupKind PausePart::kind_of(const Allocation& allocation) const {
+BackupKind Pause::kind_of(const Allocation& allocation) const {
   return is_trim_ ? BackupKind::kNone : request_.backup.value_or(allocation.policy.backup);
 }
 
-void PausePart::prepare(const Allocations& allocations) {
-  for (const auto& allocation : allocations) {
+TagClaim Pause::claim() const {
+  if (is_trim_) {
+    return {.tags = request_.tags,
+            .concerns = [](const Allocation& allocation) { return allocation.wants_trim(); },
+            .leases = TagClaim::Leases::kRefusedWhereMemoryIs,  // what is away loses none
+            .marks_trimmed = true};
+  }
+  return {.tags = request_.tags,
+          .concerns = [](const Allocation& allocation) { return allocation.wants_pause(); },
+          .leases = TagClaim::Leases::kRefused,
+          .finishes_tags = request_.tags.addresses.empty(),
+          .counts_as_pause = true};
+}
+
+void Pause::count(Counters& counters, const ReportRow& total) const {
+  if (is_trim_) return;
+  ++counters.pauses;
+  counters.bytes_paused += total.bytes;
+  counters.bytes_to_host += total.copied;
+  counters.bytes_clean += total.clean;
+  counters.bytes_unused += total.unused;
+  counters.bytes_constant += total.constant;
+}
+
+void Pause::prepare(const Allocations& allocations) {
+  chosen_ = allocations;
+  // Ahead, while it may still fail. settle() takes back what did not move.
+  if (request_.moved != nullptr) {
+    for (const auto& allocation : chosen_) request_.moved->note(*allocation, allocation->tag->name);
+  }
+  for (const auto& allocation : chosen_) {
     add_row(*allocation);
-    if (exchanges_ != nullptr) allocation->tag->was_swapped = true;
-    chosen_.push_back(allocation);
     select(allocation);
   }
   if (!request_.tags.addresses.empty()) leave_what_others_share();
@@ -38,8 +65,8 @@ void PausePart::prepare(const Allocations& allocations) {
 }
 
 // The backup that the allocation has, where it can take the bytes. What is partly away goes on with the one that it has: a second one for the rest is not kept, so nobody may look at it then.
-std::shared_ptr<Stored> PausePart::usable_backup(const Allocation& allocation, BackupKind kind) {
-  auto stored = saver().registry.stored_of(allocation);
+std::shared_ptr<Stored> Pause::usable_backup(const Allocation& allocation, BackupKind kind) {
+  auto stored = core().registry.stored_of(allocation);
   if (stored == nullptr) return stored;
   if (allocation.is_away() && stored->has_views()) {
     throw StateError("tag '" + allocation.tag->name +
@@ -50,7 +77,7 @@ std::shared_ptr<Stored> PausePart::usable_backup(const Allocation& allocation, B
   return stored->kind == kind && !stored->has_views() ? stored : nullptr;
 }
 
-void PausePart::select(const std::shared_ptr<Allocation>& allocation) {
+void Pause::select(const std::shared_ptr<Allocation>& allocation) {
   const BackupKind kind = kind_of(*allocation);
   DevicePart& part = parts_[allocation->device];
   const auto departure_of = [&](std::vector<Departure>& departures, const Chunk& chunk) -> size_t {
@@ -69,7 +96,7 @@ void PausePart::select(const std::shared_ptr<Allocation>& allocation) {
     kept->stored = usable_backup(*allocation, kind);
     kept->had_backup = kept->stored != nullptr;
   }
-  std::vector<bool> is_unused = unused_blocks(saver(), request_, *allocation);
+  std::vector<bool> is_unused = unused_blocks(core(), request_, *allocation);
   allocation->is_unused = is_trim_ || std::find(is_unused.begin(), is_unused.end(), false) == is_unused.end();
   if (kept != nullptr) kept->is_unused = std::move(is_unused);
   for (Chunk& chunk : allocation->chunks) {
@@ -89,16 +116,16 @@ void PausePart::select(const std::shared_ptr<Allocation>& allocation) {
 }
 
 // Memory that could not be mapped again still holds the bytes: only from behind its address they can leave.
-void PausePart::attach(const Allocation& allocation, Chunk& chunk) {
+void Pause::attach(const Allocation& allocation, Chunk& chunk) {
   const int device = allocation.device;
   const ContextScope scope(device);
   chunk.backing->mapping =
-      saver().peers.map(allocation.address() + chunk.offset, chunk.backing->memory, device, saver().peers.of(device));
+      core().peers.map(allocation.address() + chunk.offset, chunk.backing->memory, device, core().peers.of(device));
   chunk.is_detached.store(false, std::memory_order_release);
 }
 
 // Host memory that the backup of this allocation may touch and has not touched yet: none for a block that left before and whose pages were kept.
-uint64_t PausePart::bytes_to_touch(const Kept& kept) const {
+uint64_t Pause::bytes_to_touch(const Kept& kept) const {
   const BackupKind kind = kept.stored != nullptr ? kept.stored->kind : kind_of(*kept.allocation);
   if (kind == BackupKind::kDisk) return 0;
   // What is pinned is pinned whole.
@@ -115,7 +142,7 @@ uint64_t PausePart::bytes_to_touch(const Kept& kept) const {
 }
 
 // One claim for all, so that an error names what the whole pause needs.
-void PausePart::claim_host_memory() {
+void Pause::claim_host_memory() {
   uint64_t bytes = 0;
   std::string tags;
   const Tag* last = nullptr;
@@ -127,11 +154,11 @@ void PausePart::claim_host_memory() {
     bytes += needed;
   }
   if (bytes == 0) return;
-  HostClaim claim = saver().host_budget.claim(bytes, "the backup of " + tags);
+  HostClaim claim = core().budgets.host.claim(bytes, "the backup of " + tags);
   for (Kept& kept : kept_) kept.claim = claim.split_promised(bytes_to_touch(kept));
 }
 
-void PausePart::open_backups() {
+void Pause::open_backups() {
   std::vector<std::shared_ptr<Stored>> pinned;
   for (Kept& kept : kept_) {
     if (kept.had_backup) {
@@ -139,7 +166,7 @@ void PausePart::open_backups() {
       continue;
     }
     // Whole before settle() can see it.
-    auto stored = open_backup(saver(), kind_of(*kept.allocation), *kept.allocation);
+    auto stored = open_backup(core(), kind_of(*kept.allocation), *kept.allocation);
     if (stored->kind == BackupKind::kPinned) {
       stored->claim = std::move(kept.claim);
       pinned.push_back(stored);
@@ -150,7 +177,7 @@ void PausePart::open_backups() {
 }
 
 // What an earlier failure gave back of a backup that goes on.
-void PausePart::reclaim(const Kept& kept) {
+void Pause::reclaim(const Kept& kept) {
   for (const Chunk& chunk : kept.allocation->chunks) {
     bool is_missing = false;
     for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)
@@ -159,7 +186,7 @@ void PausePart::reclaim(const Kept& kept) {
   }
 }
 
-void PausePart::borrow_engine(int device, DevicePart& part) {
+void Pause::borrow_engine(int device, DevicePart& part) {
   if (part.leaving.empty()) return;
   uint64_t bytes = 0;
   uint64_t staged_bytes = 0;
@@ -179,11 +206,11 @@ void PausePart::borrow_engine(int device, DevicePart& part) {
   policy::CopyNeed need = copy_need(staged_bytes, fresh_bytes);
   need.has_files = has_files;
   need.devices = static_cast<int>(parts_.size());
-  need.is_swap = exchanges_ != nullptr;
-  part.engine = std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, need));
-  const SkipRules& skip = saver().skip;
+  need.is_swap = hands_over_memory();
+  part.engine = std::make_unique<EnginePool::Loan>(core().engines.borrow(device, need));
+  const SkipRules& skip = core().rules.skip;
   if (!skip.constant.load() && !skip.clean.load()) return;
-  part.scan = BlockScan::create(*part.engine, bytes / kernels::kBlockBytes, saver().digest_seed);
+  part.scan = BlockScan::create(*part.engine, bytes / kernels::kBlockBytes, core().digest_seed);
   if (part.scan == nullptr) return;
   for (Leaving& leaving : part.leaving) {
     leaving.first_scanned =
@@ -191,7 +218,7 @@ void PausePart::borrow_engine(int device, DevicePart& part) {
   }
 }
 
-std::vector<int> PausePart::devices() const {
+std::vector<int> Pause::devices() const {
   std::vector<int> devices;
   for (const auto& [device, part] : parts_) {
     // What is away is used by nothing that a trim would wait for.
@@ -200,13 +227,13 @@ std::vector<int> PausePart::devices() const {
   return devices;
 }
 
-void PausePart::run_device(int device) {
+void Pause::run_device(int device) {
   DevicePart& part = parts_.at(device);
   if (!part.leaving.empty()) move_out(part);
-  if (exchanges_ != nullptr) drop(part);  // the other side may wait for it
+  if (hands_over_memory()) drop(part);
 }
 
-void PausePart::move_out(DevicePart& part) {
+void Pause::move_out(DevicePart& part) {
   if (part.scan != nullptr) part.scan->launch();
   std::optional<Copy> copy;  // its threads are not started where nothing must be copied
   std::vector<Leaving*> submitted;
@@ -219,14 +246,14 @@ void PausePart::move_out(DevicePart& part) {
       submitted.push_back(&leaving);
       copy->submit({leaving.allocation->address() + leaving.chunk->offset, leaving.kept->stored->backup.get(),
                     leaving.chunk->offset, leaving.ranges,
-                    saver().skip.must_compare.load() && leaving.kept->had_backup});
+                    core().rules.skip.must_compare.load() && leaving.kept->had_backup});
     }
     while (const auto job = copy ? copy->poll_landed() : std::nullopt) land(part, *submitted[*job]);
   }
   while (const auto job = copy ? copy->finish_next() : std::nullopt) land(part, *submitted[*job]);
 }
 
-void PausePart::decide(DevicePart& part, Leaving& leaving) {
+void Pause::decide(DevicePart& part, Leaving& leaving) {
   leaving.ranges.clear();
   for (size_t index = 0; index < leaving.chunk->block_count(); ++index) {
     const kernels::BlockReport* const report =
@@ -238,8 +265,8 @@ void PausePart::decide(DevicePart& part, Leaving& leaving) {
 }
 
 // Says what will stand for the block while it is away. Until its chunk leaves, the block on the device stands for itself.
-bool PausePart::must_copy(Leaving& leaving, size_t block, const kernels::BlockReport* report) {
-  const SkipRules& skip = saver().skip;
+bool Pause::must_copy(Leaving& leaving, size_t block, const kernels::BlockReport* report) {
+  const SkipRules& skip = core().rules.skip;
   StoredBlock& stored = leaving.kept->stored->blocks[block];
   ReportRow& entry = row(*leaving.allocation);
   if (leaving.kept->is_unused[block]) {
@@ -264,10 +291,10 @@ bool PausePart::must_copy(Leaving& leaving, size_t block, const kernels::BlockRe
   return true;
 }
 
-void PausePart::run_last() {
+void Pause::run_last() {
   if (is_trim_) forget_what_is_away();
   for (auto& [device, part] : parts_) {
-    if (exchanges_ != nullptr || part.dropped.empty()) continue;  // in a swap each device has done it
+    if (part.has_dropped || part.dropped.empty()) continue;
     const ContextScope scope(device);
     drop(part);
   }
@@ -275,24 +302,29 @@ void PausePart::run_last() {
 }
 
 // After a failure: what left whole is paused, though the rest is not.
-void PausePart::note_paused() noexcept {
+void Pause::note_paused() noexcept {
   for (const Kept& kept : kept_) {
     if (kept.is_attached && kept.allocation->device_bytes() == 0) kept.allocation->is_paused.store(true);
   }
 }
 
-void PausePart::settle() noexcept {
+void Pause::settle() noexcept {
   for (auto& [device, part] : parts_) {
     // What was retained of an earlier pause is of no use once the content was dropped.
     for (const Departure& departure : part.dropped) {
       for (const auto& [allocation, chunk] : departure.chunks) {
         if (allocation->resident_bytes() == 0 && !allocation->is_any_stored())
-          saver().registry.set_stored(*allocation, nullptr);
+          core().registry.set_stored(*allocation, nullptr);
       }
     }
   }
   parts_.clear();
   note_paused();
+  if (request_.moved != nullptr) {
+    for (const auto& allocation : chosen_) {
+      if (!allocation->wants_resume()) request_.moved->forget(*allocation);
+    }
+  }
   chosen_.clear();
   for (const Kept& kept : kept_) {
     if (kept.stored != nullptr && kept.allocation->device_bytes() > 0) forget_what_stayed(kept);

@@ -9,18 +9,22 @@
 
 #include "core/move/backups.h"
 #include "core/transfer/block_scan.h"
-#include "core/operation/operation.h"
+#include "core/move/move.h"
 #include "store/copy.h"
 
 namespace ebbtide {
 
 // claim host memory, open backups, borrow engines -> (devices are synchronised) -> look at the blocks, copy those that must move, and unmap and release each chunk as its bytes land
 // -> drop the rest.
-class PausePart final : public OperationPart {
+class Pause : public Move {
  public:
-  // exchanges: of a swap; else null. Both outlive the part. is_trim: all content is dropped.
-  PausePart(Saver& saver, const OperationRequest& request, Exchanges* exchanges, bool is_trim)
-      : OperationPart(saver), request_(request), exchanges_(exchanges), is_trim_(is_trim) {}
+  // Of allocations that nobody uses, without a pause of their tag: all content is dropped.
+  enum class Trim { kNo, kYes };
+  // request outlives it.
+  Pause(Core& core, const OperationRequest& request, Trim trim)
+      : Move(core), request_(request), is_trim_(trim == Trim::kYes) {}
+  OperationKind kind() const override { return is_trim_ ? OperationKind::kTrim : OperationKind::kPause; }
+  TagClaim claim() const override;
 
   void prepare(const Allocations& allocations) override;
   bool takes_memory_away() const override { return true; }
@@ -28,9 +32,16 @@ class PausePart final : public OperationPart {
   void run_device(int device) override;
   void run_last() override;
   void settle() noexcept override;
+  void count(Counters& counters, const ReportRow& total) const override;
 
   // Device memory that it will give up, by device.
   std::map<int, uint64_t> leaving_bytes() const;
+
+ protected:
+  // Whether something that comes back at the same time waits for the memory, and shares the bus.
+  virtual bool hands_over_memory() const { return false; }
+  // Gives up memory that nobody can reach any more. The device is that of its address.
+  virtual void release(int /*device*/, Backing& backing) { backing.give_up(); }
 
  private:
   // An allocation that keeps its content.
@@ -61,6 +72,7 @@ class PausePart final : public OperationPart {
     std::vector<Leaving> leaving;
     std::vector<Departure> departures;  // of those that keep their content
     std::vector<Departure> dropped;
+    bool has_dropped = false;
     std::unique_ptr<EnginePool::Loan> engine;
     std::unique_ptr<BlockScan> scan;
   };
@@ -90,7 +102,6 @@ class PausePart final : public OperationPart {
   void note_paused() noexcept;
 
   const OperationRequest& request_;
-  Exchanges* const exchanges_;
   const bool is_trim_;
   std::vector<std::shared_ptr<Allocation>> chosen_;  // all
   std::deque<Kept> kept_;

@@ -7,7 +7,7 @@
 namespace ebbtide {
 
 // Of allocations that were named one by one. A trim takes nothing from others: memory that one of them shares stays.
-void PausePart::leave_what_others_share() {
+void Pause::leave_what_others_share() {
   const auto has_others = [](const Departure& departure) {
     const std::shared_ptr<Backing>& backing = departure.chunks.front().second->backing;
     return departure.chunks.size() < static_cast<size_t>(backing.use_count());
@@ -26,7 +26,7 @@ void PausePart::leave_what_others_share() {
   }
 }
 
-std::map<int, uint64_t> PausePart::leaving_bytes() const {
+std::map<int, uint64_t> Pause::leaving_bytes() const {
   std::map<int, uint64_t> bytes;
   for (const auto& [device, part] : parts_) {
     for (const auto* departures : {&part.departures, &part.dropped}) {
@@ -40,9 +40,9 @@ std::map<int, uint64_t> PausePart::leaving_bytes() const {
 }
 
 // The store holds what the chunk held when its digest was taken, if it still has that digest now that all is copied.
-void PausePart::note_digests(DevicePart& part, const Leaving& leaving) {
+void Pause::note_digests(DevicePart& part, const Leaving& leaving) {
   const bool is_kept = leaving.allocation->policy.retain || leaving.kept->stored->kind == BackupKind::kPinned;
-  if (part.scan == nullptr || !saver().skip.clean.load() || leaving.ranges.empty() || !is_kept) return;
+  if (part.scan == nullptr || !core().rules.skip.clean.load() || leaving.ranges.empty() || !is_kept) return;
   const kernels::BlockReport* const again = part.scan->look_again(leaving.first_scanned, leaving.chunk->block_count());
   for (const CopyRange& range : leaving.ranges) {
     const size_t first = range.offset / kernels::kBlockBytes;
@@ -54,22 +54,22 @@ void PausePart::note_digests(DevicePart& part, const Leaving& leaving) {
   }
 }
 
-void PausePart::land(DevicePart& part, Leaving& leaving) {
+void Pause::land(DevicePart& part, Leaving& leaving) {
   note_digests(part, leaving);
   Departure& departure = part.departures[leaving.departure];
   if (--departure.missing == 0) leave(part, departure);
 }
 
-void PausePart::leave(DevicePart& part, Departure& departure) {
+void Pause::leave(DevicePart& part, Departure& departure) {
   for (const size_t index : departure.leaving) {
     Kept& kept = *part.leaving[index].kept;
     if (kept.is_attached) continue;
     // Before the device gives the bytes up, so that they are never nowhere.
-    saver().registry.set_stored(*kept.allocation, kept.stored);
+    core().registry.set_stored(*kept.allocation, kept.stored);
     kept.is_attached = true;
   }
   departure.backing->mapping.unmap();
-  mark_given_up();
+  note_released();
   for (const auto& [allocation, chunk] : departure.chunks)
     chunk->place.store(Place::kStored, std::memory_order_release);
   for (const size_t index : departure.leaving) {
@@ -83,7 +83,7 @@ void PausePart::leave(DevicePart& part, Departure& departure) {
   give_up(departure);
 }
 
-void PausePart::note_touched(Kept& kept, size_t first_block, size_t count) {
+void Pause::note_touched(Kept& kept, size_t first_block, size_t count) {
   uint64_t bytes = 0;
   for (size_t block = first_block; block < first_block + count; ++block) {
     StoredBlock& stored = kept.stored->blocks[block];
@@ -96,21 +96,17 @@ void PausePart::note_touched(Kept& kept, size_t first_block, size_t count) {
 }
 
 // The physical memory behind chunks that nobody can reach any more goes.
-void PausePart::give_up(const Departure& departure) {
+void Pause::give_up(const Departure& departure) {
   const std::shared_ptr<Backing> keeper = departure.chunks.front().second->backing;  // until all have let go
   Backing& backing = *keeper;
   const auto [first_allocation, first_chunk] = departure.chunks.front();
   if (backing.memory.is_on_host()) {
     const CUdeviceptr address = first_allocation->address() + first_chunk->offset;
-    return saver().host_pool.recycle(first_allocation->device, address, *first_chunk);
+    return core().host_pool.recycle(first_allocation->device, address, *first_chunk);
   }
   // What was freed of it goes as well, and counts with the first.
   uint64_t freed_bytes = backing.memory.size_bytes();
-  if (exchanges_ != nullptr && backing.has_memory()) {
-    backing.mapping.unmap();
-    exchanges_->at(first_allocation->device)->offer(backing.memory, backing.charge);
-  }
-  backing.give_up();
+  release(first_allocation->device, backing);
   for (const auto& [allocation, chunk] : departure.chunks) {
     chunk->backing = Backing::nothing();
     row(*allocation).bytes += chunk->size_bytes;
@@ -119,13 +115,14 @@ void PausePart::give_up(const Departure& departure) {
   row(*first_allocation).bytes += freed_bytes;
 }
 
-void PausePart::drop(DevicePart& part) {
+void Pause::drop(DevicePart& part) {
+  part.has_dropped = true;
   for (const Departure& departure : part.dropped) {
     const Chunk& first = *departure.chunks.front().second;
     if (first.is_on_device() || first.is_on_host()) {
       // On the host it may be cleared first: then it is given up from there on.
       if (!first.is_on_host()) departure.backing->mapping.unmap();
-      mark_given_up();
+      note_released();
       for (const auto& [allocation, chunk] : departure.chunks) {
         chunk->place.store(Place::kDropped, std::memory_order_release);
         chunk->is_detached.store(false);
@@ -136,19 +133,19 @@ void PausePart::drop(DevicePart& part) {
 }
 
 // Stored bytes that nobody wants. Who looks at them has them as long as he looks.
-void PausePart::forget_what_is_away() noexcept {
+void Pause::forget_what_is_away() noexcept {
   for (const auto& allocation : chosen_) {
     if (!allocation->is_any_stored()) continue;
-    mark_given_up();
+    note_released();
     for (Chunk& chunk : allocation->chunks) {
       if (chunk.place.load() == Place::kStored) chunk.place.store(Place::kDropped, std::memory_order_release);
     }
-    saver().registry.set_stored(*allocation, nullptr);
+    core().registry.set_stored(*allocation, nullptr);
   }
 }
 
 // After a failure: bytes of chunks that did not leave may have been copied already. Their pages go back, and a backup that holds nothing goes whole.
-void PausePart::forget_what_stayed(const Kept& kept) noexcept {
+void Pause::forget_what_stayed(const Kept& kept) noexcept {
   for (const Chunk& chunk : kept.allocation->chunks) {
     if (!chunk.is_on_device()) continue;
     for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
@@ -160,7 +157,7 @@ void PausePart::forget_what_stayed(const Kept& kept) noexcept {
     }
   }
   if (kept.is_attached && !kept.had_backup && !kept.allocation->is_any_stored())
-    saver().registry.set_stored(*kept.allocation, nullptr);
+    core().registry.set_stored(*kept.allocation, nullptr);
 }
 
 }  // namespace ebbtide

@@ -92,7 +92,7 @@ CUresult PeerAccess::grant_all() noexcept {
       Selection selection = registry_.claim_idle(
           [&](const Allocation& allocation) { return is_any_missing(allocation, peers.at(allocation.device)); });
       is_any_left_.store(selection.has_left_any);
-      for (const auto& allocation : selection.parts.front().allocations) {
+      for (const auto& allocation : selection.groups.front().allocations) {
         const CUresult result = grant(*allocation);
         if (first == CUDA_SUCCESS) first = result;
       }

@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -51,20 +50,6 @@ struct Tag {
   std::map<int, AddressArena> arenas;
 };
 
-// kTrim: gives up the memory of allocations that nobody uses, without pausing their tag. kShow: holds what is away, so that its bytes can be looked at. kPromote: moves what lies on the host to
-// the device. kGrant: moves nothing, and lets other devices use what is there. kSeparate: ends the sharing of handles, for a trim.
-enum class OperationKind {
-  kPause = 0,
-  kResume = 1,
-  kSwap = 2,
-  kPrepare = 3,
-  kTrim = 4,
-  kShow = 5,
-  kPromote = 6,
-  kGrant = 7,
-  kSeparate = 8
-};
-
 struct TagRequest {
   std::vector<std::string> names;  // empty: every tag
   std::vector<CUdeviceptr>
@@ -73,22 +58,37 @@ struct TagRequest {
   std::shared_ptr<const Moved> only;  // not null: only these, and of them no trimmed ones
 };
 
-// Some tags, and what is to happen to them: anything but kSwap, which is two parts. Several parts are claimed in one step.
-struct ClaimPart {
-  OperationKind kind;
+// What an operation takes hold of, and on which terms. It holds tags so that no other operation is at them meanwhile.
+struct TagClaim {
   TagRequest tags;
+  // Which of their allocations. Called under the registry's lock.
+  std::function<bool(const Allocation&)> concerns;
+  // Looked for among all allocations of the tags, also where the request names addresses.
+  bool is_among_all = false;
+
+  // Memory that a thread inside the tag's region may be handed at any moment can't be taken away: such a claim is
+  // refused while a lease is open, and ends the pools that were leased before (Tag::epoch).
+  enum class Leases { kAllowed, kRefused, kRefusedWhereMemoryIs };
+  Leases leases = Leases::kAllowed;
+  bool moves_memory = true;  // the tags count as moving for as long as they are held
+
+  // How the tags are left.
+  bool finishes_tags = false;        // once all of it has moved, no tag is left midway
+  bool counts_as_pause = false;      // for Tag::pause_count
+  bool marks_trimmed = false;        // what is away in the end stays away until it is asked for by address
+  bool takes_stale_memory = true;    // memory behind what is away is something left to do
 };
 
 // The tags and allocations that an operation holds.
 struct Selection {
   std::vector<Tag*> tags;
-  struct Part {
-    explicit Part(OperationKind part_kind) : kind(part_kind) {}
-    OperationKind kind;
+  // What one claim has got.
+  struct Group {
+    TagClaim claim;
     std::vector<std::shared_ptr<Allocation>> allocations;
     std::vector<Tag*> whole_tags;  // that are as they should be once all of it has moved
   };
-  std::vector<Part> parts;                          // as they were asked for
+  std::vector<Group> groups;                        // as they were claimed
   uint64_t last_lease = 0;                          // the newest one that was ever opened on any of the tags
   std::vector<std::shared_ptr<Allocation>> doomed;  // room for those that are freed meanwhile
   bool has_left_any = false;                        // there were tags that others held
@@ -137,10 +137,12 @@ class Registry {
   LeaseInfo open_lease(const std::string& tag_name, const std::string& holder);
   void close_lease(uint64_t id);
 
-  // Holds the tags and those of their allocations that the operation concerns; waits while another operation holds one of them. Throws StateError for an unknown tag, and for a
-  // leased one when pausing.
-  Selection claim(std::span<const ClaimPart> parts);
-  // Holds those allocations that concerns() says, for a kGrant, of the tags that no operation holds: never waits, whatever is leased. concerns is called under the lock.
+  // Holds the tags, and those of their allocations that are claimed, all in one step, so that two operations never wait
+  // for each other. Waits while another operation holds one of the tags. Throws StateError for an unknown tag, and for a
+  // leased one where a claim refuses that.
+  Selection claim(std::vector<TagClaim> claims);
+  // Holds those allocations that concerns() says, of the tags that no operation holds. Never waits, whatever is leased.
+  // concerns is called under the lock.
   Selection claim_idle(const std::function<bool(const Allocation&)>& concerns);
   // Ends the holding. Gives back the allocations that were freed meanwhile: the caller destroys them outside every lock.
   std::vector<std::shared_ptr<Allocation>> release(Selection& selection, Outcome outcome) noexcept;
@@ -160,9 +162,10 @@ class Registry {
 
  private:
   std::vector<Tag*> resolve(const TagRequest& request);
-  std::vector<Tag*> wait_until_free(std::unique_lock<std::mutex>& lock, std::span<const ClaimPart> parts);
-  void select(const ClaimPart& part, const std::vector<Tag*>& tags,
-              std::vector<std::shared_ptr<Allocation>>& allocations);
+  std::vector<Tag*> wait_until_free(std::unique_lock<std::mutex>& lock, const std::vector<TagClaim>& claims);
+  void select(const std::vector<Tag*>& tags, Selection::Group& group);
+  std::vector<Tag*> require_unleased(const std::vector<Tag*>& tags, const Selection::Group& group);
+  void hold(Selection& selection, bool moves_memory);
   void note_what_is_left(const Selection& selection) noexcept;
   void count_pauses(const Selection& selection) noexcept;
   void add_held_row(Tag& tag, int device);

@@ -46,41 +46,6 @@ std::vector<Tag*> Registry::resolve(const TagRequest& request) {
 
 namespace {
 
-// Of those that its tags and addresses name.
-bool concerns(const ClaimPart& part, const Allocation& allocation) {
-  const bool is_named = !part.tags.addresses.empty();
-  if (part.kind == OperationKind::kResume && part.tags.only != nullptr &&
-      (allocation.is_trimmed || !part.tags.only->contains(allocation))) {
-    return false;
-  }
-  switch (part.kind) {
-    case OperationKind::kSeparate: return allocation.device_bytes() > 0;
-    case OperationKind::kResume: return allocation.wants_resume() && (!allocation.is_trimmed || is_named);
-    case OperationKind::kShow: return allocation.is_away();
-    case OperationKind::kPrepare: return allocation.device_bytes() > 0;
-    case OperationKind::kPromote: return allocation.wants_promotion();
-    case OperationKind::kPause: return allocation.wants_pause();
-    case OperationKind::kTrim: return allocation.wants_trim();
-    default: return allocation.has_memory();
-  }
-}
-
-// Memory that a thread in the tag's region might be handed at any moment.
-bool takes_memory_away(const ClaimPart& part) {
-  return part.kind == OperationKind::kPause || part.kind == OperationKind::kPromote ||
-         part.kind == OperationKind::kSeparate;
-}
-
-// What prepares a tag, or moves some of its allocations, does not finish what another operation left midway.
-bool is_of_whole_tags(const ClaimPart& part) {
-  if (!part.tags.addresses.empty()) return false;
-  return part.kind == OperationKind::kPause || (part.kind == OperationKind::kResume && part.tags.only == nullptr);
-}
-
-bool moves_memory(const ClaimPart& part) {
-  return part.kind != OperationKind::kPrepare && part.kind != OperationKind::kShow;
-}
-
 void check_leases(const Tag& tag) {
   if (tag.leases.empty()) return;
   throw StateError("tag '" + tag.name + "' can't be paused: " + tag.leases.begin()->second +
@@ -89,14 +54,14 @@ void check_leases(const Tag& tag) {
 
 }  // namespace
 
-std::vector<Tag*> Registry::wait_until_free(std::unique_lock<std::mutex>& lock, std::span<const ClaimPart> parts) {
+std::vector<Tag*> Registry::wait_until_free(std::unique_lock<std::mutex>& lock, const std::vector<TagClaim>& claims) {
   while (true) {
     std::vector<Tag*> tags;
-    for (const ClaimPart& part : parts) {
-      const std::vector<Tag*> of_part = resolve(part.tags);
-      tags.insert(tags.end(), of_part.begin(), of_part.end());
+    for (const TagClaim& claim : claims) {
+      const std::vector<Tag*> claimed = resolve(claim.tags);
+      tags.insert(tags.end(), claimed.begin(), claimed.end());
     }
-    if (parts.size() > 1) {  // which may name the same ones
+    if (claims.size() > 1) {  // which may name the same ones
       const uint64_t mark = ++mark_;
       std::erase_if(tags, [&](Tag* tag) { return std::exchange(tag->mark, mark) == mark; });
     }
@@ -106,83 +71,91 @@ std::vector<Tag*> Registry::wait_until_free(std::unique_lock<std::mutex>& lock, 
   }
 }
 
-void Registry::select(const ClaimPart& part, const std::vector<Tag*>& tags,
-                      std::vector<std::shared_ptr<Allocation>>& allocations) {
-  // Who shares memory with whom, a separation finds among all of the tags.
-  if (part.tags.addresses.empty() || part.kind == OperationKind::kSeparate) {
+void Registry::select(const std::vector<Tag*>& tags, Selection::Group& group) {
+  const TagClaim& claim = group.claim;
+  if (claim.tags.addresses.empty() || claim.is_among_all) {
     for (const Tag* tag : tags) {
       look(tag->allocations.size());
       for (const auto& [sequence, allocation] : tag->allocations) {
-        if (concerns(part, *allocation)) allocations.push_back(allocation);
+        if (claim.concerns(*allocation)) group.allocations.push_back(allocation);
       }
     }
     return;
   }
   const uint64_t mark = ++mark_;
   for (Tag* tag : tags) tag->mark = mark;
-  std::vector<CUdeviceptr> addresses = part.tags.addresses;
+  std::vector<CUdeviceptr> addresses = claim.tags.addresses;
   std::sort(addresses.begin(), addresses.end());
   addresses.erase(std::unique(addresses.begin(), addresses.end()), addresses.end());
   look(addresses.size());
   for (const CUdeviceptr address : addresses) {
     const auto found = by_address_.find(address);
     if (found == by_address_.end() || found->second->tag->mark != mark) continue;
-    if (concerns(part, *found->second)) allocations.push_back(found->second);
+    if (claim.concerns(*found->second)) group.allocations.push_back(found->second);
   }
-  std::sort(allocations.begin(), allocations.end(),
+  std::sort(group.allocations.begin(), group.allocations.end(),
             [](const auto& one, const auto& other) { return one->sequence < other->sequence; });
 }
 
-Selection Registry::claim(std::span<const ClaimPart> parts) {
-  for (const ClaimPart& part : parts) {
-    for (const std::string& name : part.tags.names) check_tag_name(name);
+// The tags whose memory a claim takes away, all of which are found unleased.
+std::vector<Tag*> Registry::require_unleased(const std::vector<Tag*>& tags, const Selection::Group& group) {
+  std::vector<Tag*> unleased;
+  if (group.claim.leases == TagClaim::Leases::kRefused) unleased = tags;
+  if (group.claim.leases == TagClaim::Leases::kRefusedWhereMemoryIs) {
+    const uint64_t mark = ++mark_;
+    for (const auto& allocation : group.allocations) {
+      if (allocation->has_memory() && std::exchange(allocation->tag->mark, mark) != mark)
+        unleased.push_back(allocation->tag);
+    }
+  }
+  for (const Tag* tag : unleased) check_leases(*tag);
+  return unleased;
+}
+
+Selection Registry::claim(std::vector<TagClaim> claims) {
+  for (const TagClaim& claim : claims) {
+    for (const std::string& name : claim.tags.names) check_tag_name(name);
   }
   std::unique_lock lock(mutex_);
   Selection selection;
-  selection.tags = wait_until_free(lock, parts);
-  std::vector<Tag*> pausing;
-  size_t count = 0;
-  for (const ClaimPart& part : parts) {
-    Selection::Part& selected = selection.parts.emplace_back(part.kind);
-    auto& allocations = selected.allocations;
-    const std::vector<Tag*> tags = resolve(part.tags);
-    for (Tag* tag : tags) {
-      if (takes_memory_away(part)) {
-        check_leases(*tag);
-        pausing.push_back(tag);
-      }
-      if (is_of_whole_tags(part)) selected.whole_tags.push_back(tag);
-      selection.last_lease = std::max(selection.last_lease, tag->last_lease);
-    }
-    select(part, tags, allocations);
-    if (part.kind == OperationKind::kTrim) {  // one of what is away takes no memory
-      const uint64_t mark = ++mark_;
-      for (const auto& allocation : allocations) {
-        if (!allocation->has_memory() || std::exchange(allocation->tag->mark, mark) == mark) continue;
-        check_leases(*allocation->tag);
-        pausing.push_back(allocation->tag);
-      }
-    }
-    count += allocations.size();
+  selection.tags = wait_until_free(lock, claims);
+  std::vector<Tag*> losing_memory;
+  bool moves_memory = false;
+  for (TagClaim& claim : claims) {
+    const std::vector<Tag*> tags = resolve(claim.tags);
+    moves_memory |= claim.moves_memory;
+    Selection::Group& group = selection.groups.emplace_back(Selection::Group{std::move(claim), {}, {}});
+    for (const Tag* tag : tags) selection.last_lease = std::max(selection.last_lease, tag->last_lease);
+    if (group.claim.finishes_tags) group.whole_tags = tags;
+    select(tags, group);
+    const std::vector<Tag*> unleased = require_unleased(tags, group);
+    losing_memory.insert(losing_memory.end(), unleased.begin(), unleased.end());
   }
+  hold(selection, moves_memory);
+  for (Tag* tag : losing_memory) ++tag->epoch;
+  return selection;
+}
+
+// Throws, with nothing held, where there is no memory.
+void Registry::hold(Selection& selection, bool moves_memory) {
+  size_t count = 0;
+  for (const auto& group : selection.groups) count += group.allocations.size();
   selection.doomed.reserve(count);
   // Nothing below throws.
-  for (const auto& part : selection.parts) {
-    for (const auto& allocation : part.allocations) allocation->is_held = true;
+  for (const auto& group : selection.groups) {
+    for (const auto& allocation : group.allocations) allocation->is_held = true;
   }
   for (Tag* tag : selection.tags) {
     tag->is_busy = true;
-    tag->is_moving = std::any_of(parts.begin(), parts.end(), [](const ClaimPart& part) { return moves_memory(part); });
+    tag->is_moving = moves_memory;
   }
   busy_count_ += selection.tags.size();
-  for (Tag* tag : pausing) ++tag->epoch;
-  return selection;
 }
 
 Selection Registry::claim_idle(const std::function<bool(const Allocation&)>& concerns) {
   const std::lock_guard lock(mutex_);
   Selection selection;
-  auto& allocations = selection.parts.emplace_back(OperationKind::kGrant).allocations;
+  auto& allocations = selection.groups.emplace_back().allocations;
   look(by_address_.size());
   for (const auto& [name, tag] : tags_) {
     selection.has_left_any |= tag->is_busy;
@@ -193,24 +166,20 @@ Selection Registry::claim_idle(const std::function<bool(const Allocation&)>& con
     }
     if (allocations.size() > count) selection.tags.push_back(tag.get());
   }
-  selection.doomed.reserve(allocations.size());
-  // Nothing below throws.
-  for (const auto& allocation : allocations) allocation->is_held = true;
-  for (Tag* tag : selection.tags) tag->is_busy = true;
-  busy_count_ += selection.tags.size();
+  hold(selection, false);
   return selection;
 }
 
 // Which tags are left midway: some of what the operation held of them has moved and some has not.
 void Registry::note_what_is_left(const Selection& selection) noexcept {
   for (Tag* tag : selection.tags) tag->is_any_left_away = tag->is_any_left_here = false;
-  for (const auto& part : selection.parts) {
-    for (const auto& allocation : part.allocations) {
+  for (const auto& group : selection.groups) {
+    for (const auto& allocation : group.allocations) {
       if (allocation->is_doomed) continue;
       allocation->tag->is_any_left_away |= allocation->is_away();
       // Memory that a pause has yet to give back is a part of what is left to do; memory that a resume could not use is not.
       allocation->tag->is_any_left_here |=
-          allocation->device_bytes() > 0 || (part.kind != OperationKind::kResume && allocation->has_stale_memory());
+          allocation->device_bytes() > 0 || (group.claim.takes_stale_memory && allocation->has_stale_memory());
     }
   }
   for (Tag* tag : selection.tags) tag->is_partial = tag->is_any_left_away && tag->is_any_left_here;
@@ -218,9 +187,9 @@ void Registry::note_what_is_left(const Selection& selection) noexcept {
 
 void Registry::count_pauses(const Selection& selection) noexcept {
   const uint64_t mark = ++mark_;
-  for (const auto& part : selection.parts) {
-    if (part.kind != OperationKind::kPause) continue;
-    for (const auto& allocation : part.allocations) {
+  for (const auto& group : selection.groups) {
+    if (!group.claim.counts_as_pause) continue;
+    for (const auto& allocation : group.allocations) {
       if (std::exchange(allocation->tag->mark, mark) != mark) ++allocation->tag->pause_count;
     }
   }
@@ -231,18 +200,18 @@ std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection,
   const std::lock_guard lock(mutex_);
   if (outcome == Outcome::kMidway) note_what_is_left(selection);
   if (outcome != Outcome::kUntouched) count_pauses(selection);
-  for (const auto& part : selection.parts) {
-    for (Tag* tag : part.whole_tags) {
+  for (const auto& group : selection.groups) {
+    for (Tag* tag : group.whole_tags) {
       if (outcome == Outcome::kWhole) tag->is_partial = false;
     }
-    look(part.allocations.size());
-    for (const auto& allocation : part.allocations) {
+    look(group.allocations.size());
+    for (const auto& allocation : group.allocations) {
       if (allocation->is_doomed) {
         erase_locked(allocation);
         doomed.push_back(allocation);
       }
       allocation->is_held = false;
-      if (part.kind == OperationKind::kTrim && outcome != Outcome::kUntouched && allocation->is_away())
+      if (group.claim.marks_trimmed && outcome != Outcome::kUntouched && allocation->is_away())
         allocation->is_trimmed = true;
       if (!allocation->is_away()) allocation->is_trimmed = false;
       if (!allocation->is_doomed) count(*allocation, allocation->amounts());
@@ -255,7 +224,7 @@ std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection,
     if (sum.away_count == 0 || sum.here_count == 0) tag->is_partial = false;
   }
   selection.tags.clear();
-  selection.parts.clear();  // the registry, or doomed, has them still
+  selection.groups.clear();  // the registry, or doomed, has them still
   released_.notify_all();
   return doomed;
 }

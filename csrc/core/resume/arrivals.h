@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/state/saver.h"
+#include "core/memory/address_ranges.h"
 #include "store/delivery.h"
 
 namespace ebbtide {

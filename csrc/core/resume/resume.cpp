@@ -9,33 +9,51 @@
 
 namespace ebbtide {
 
-void ResumePart::prepare(const Allocations& allocations) {
+TagClaim Resume::claim() const {
+  const bool is_named = !tags_.addresses.empty();
+  return {.tags = tags_,
+          .concerns =
+              [is_named, only = tags_.only](const Allocation& allocation) {
+                // What was trimmed comes back only where it is named by its address.
+                if (allocation.is_trimmed && (!is_named || only != nullptr)) return false;
+                return allocation.wants_resume() && (only == nullptr || only->contains(allocation));
+              },
+          .finishes_tags = !is_named && tags_.only == nullptr,
+          .takes_stale_memory = false};
+}
+
+void Resume::count(Counters& counters, const ReportRow& total) const {
+  ++counters.resumes;
+  counters.bytes_resumed += total.bytes;
+  counters.bytes_to_device += total.copied;
+}
+
+void Resume::prepare(const Allocations& allocations) {
   for (const auto& allocation : allocations) {
     add_row(*allocation);
-    if (exchanges_ != nullptr) allocation->tag->was_swapped = true;
     chosen_.push_back(allocation);
     select(allocation);
   }
   for (auto& [device, part] : parts_) {
-    part.peers = saver().peers.of(device);
+    part.peers = core().peers.of(device);
     put_in_order(part);
     group(part);
-    if (exchanges_ == nullptr) create_memory(device, part);
-    if (exchanges_ == nullptr) create_memory_by_room(device, part);
+    if (!takes_over_memory()) create_memory(device, part);
+    if (!takes_over_memory()) create_memory_by_room(device, part);
     create_host_memory(device, part);
     borrow_engine(device, part);
   }
 }
 
-void ResumePart::select(const std::shared_ptr<Allocation>& allocation) {
+void Resume::select(const std::shared_ptr<Allocation>& allocation) {
   // Memory that an earlier failure left behind a chunk that is away still holds old bytes: never map it again (invariant 2). A copy into it may still be queued (invariant 5).
   if (allocation->has_stale_memory()) synchronize_device(allocation->device);
-  const auto stored = saver().registry.stored_of(*allocation);
+  const auto stored = core().registry.stored_of(*allocation);
   const bool is_retained =
       stored != nullptr && request_.retain.value_or(allocation->policy.retain || stored->kind == BackupKind::kPinned);
   // Memory that nobody uses comes back as new memory would be made.
   const bool may_spill =
-      allocation->is_trimmed && allocation->policy.overflow != Overflow::kNone && exchanges_ == nullptr;
+      allocation->is_trimmed && allocation->policy.overflow != Overflow::kNone && !takes_over_memory();
   if (stored != nullptr && !request_.unused.empty()) forget_unused(*allocation, *stored);
   DevicePart& part = parts_[allocation->device];
   for (Chunk& chunk : allocation->chunks) {
@@ -58,9 +76,9 @@ void ResumePart::select(const std::shared_ptr<Allocation>& allocation) {
 }
 
 // What died while it was away comes back as zeros. Where somebody looks at the stored bytes, all of them go on standing for themselves.
-void ResumePart::forget_unused(const Allocation& allocation, Stored& stored) {
+void Resume::forget_unused(const Allocation& allocation, Stored& stored) {
   if (stored.has_views()) return;
-  const std::vector<bool> is_unused = unused_blocks(saver(), request_, allocation);
+  const std::vector<bool> is_unused = unused_blocks(core(), request_, allocation);
   for (const Chunk& chunk : allocation.chunks) {
     if (chunk.place.load() != Place::kStored) continue;
     for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
@@ -71,7 +89,7 @@ void ResumePart::forget_unused(const Allocation& allocation, Stored& stored) {
   }
 }
 
-void ResumePart::add_ranges(DevicePart& part, Returning& returning) {
+void Resume::add_ranges(DevicePart& part, Returning& returning) {
   const Chunk& chunk = *returning.chunk;
   for (size_t index = 0; index < chunk.block_count(); ++index) {
     const StoredBlock& block = returning.stored->blocks[chunk.first_block() + index];
@@ -92,7 +110,7 @@ void ResumePart::add_ranges(DevicePart& part, Returning& returning) {
 }
 
 // What the caller wants first comes first, the rest in the order of allocation.
-void ResumePart::put_in_order(DevicePart& part) {
+void Resume::put_in_order(DevicePart& part) {
   if (request_.order.empty()) return;
   auto& all = part.returning;
   std::vector<size_t> by_address(all.size());
@@ -118,32 +136,31 @@ void ResumePart::put_in_order(DevicePart& part) {
   all = std::move(ordered);
 }
 
-void ResumePart::borrow_engine(int device, DevicePart& part) {
+void Resume::borrow_engine(int device, DevicePart& part) {
   // Memory that changes hands may have to be cleared.
-  if (part.copied_bytes == 0 && part.fill_count == 0 && exchanges_ == nullptr) return;
+  if (part.copied_bytes == 0 && part.fill_count == 0 && !takes_over_memory()) return;
   policy::CopyNeed need = copy_need(part.staged_bytes, 0);
   need.is_to_device = true;
   need.has_files = part.has_files;
   need.devices = static_cast<int>(parts_.size());
-  need.is_swap = exchanges_ != nullptr;
-  part.engine = std::make_unique<EnginePool::Loan>(saver().engines.borrow(device, need));
+  need.is_swap = takes_over_memory();
+  part.engine = std::make_unique<EnginePool::Loan>(core().engines.borrow(device, need));
   take_fill_table(part);
 }
 
-void ResumePart::take_fill_table(DevicePart& part) {
+void Resume::take_fill_table(DevicePart& part) {
   if (part.fill_count == 0) return;
   part.fills = reinterpret_cast<kernels::BlockFill*>(part.engine->table(part.fill_count * sizeof(kernels::BlockFill)));
 }
 
-std::vector<int> ResumePart::devices() const {
+std::vector<int> Resume::devices() const {
   std::vector<int> devices;
   for (const auto& [device, part] : parts_) devices.push_back(device);
   return devices;
 }
 
-void ResumePart::run_device(int device) {
+void Resume::run_device(int device) {
   DevicePart& part = parts_.at(device);
-  if (part.delivery) return follow(part);
   // Whatever happens, nothing may be queued into memory that goes back.
   const ScopeExit end([&]() noexcept { abandon_fills(part); });
   std::optional<Copy> copy;
@@ -155,7 +172,7 @@ void ResumePart::run_device(int device) {
       arrive(part, returning);
     } else {
       if (!copy)
-        copy.emplace(part.engine->engine(), CopyDirection::kToDevice, part.engine->cut(), exchanges_ != nullptr);
+        copy.emplace(part.engine->engine(), CopyDirection::kToDevice, part.engine->cut(), takes_over_memory());
       submitted.push_back(&returning);
       copy->submit(
           {returning.address(), returning.stored->backup.get(), returning.chunk->offset, returning.ranges, false});
@@ -166,7 +183,7 @@ void ResumePart::run_device(int device) {
 }
 
 // Blocks of one value, and, in memory that somebody else had, of zeros.
-void ResumePart::fill(DevicePart& part, Returning& returning) {
+void Resume::fill(DevicePart& part, Returning& returning) {
   const CUdeviceptr address = returning.address();
   const auto clear = [&](size_t offset, size_t size_bytes) {
     part.is_filling = returning.has_fills = true;
@@ -201,7 +218,7 @@ void ResumePart::fill(DevicePart& part, Returning& returning) {
                 static_cast<uint32_t>(part.fills_used - first_fill));
 }
 
-void ResumePart::abandon_fills(DevicePart& part) noexcept {
+void Resume::abandon_fills(DevicePart& part) noexcept {
   if (!part.is_filling) return;
   CopyEngine& engine = part.engine->engine();
   CUresult result = driver().cuStreamSynchronize(engine.side_stream().get());
@@ -210,7 +227,7 @@ void ResumePart::abandon_fills(DevicePart& part) noexcept {
   part.is_filling = false;
 }
 
-void ResumePart::arrive(DevicePart& part, const Returning& returning) {
+void Resume::arrive(DevicePart& part, const Returning& returning) {
   Group& group = part.groups[returning.group];
   if (--group.missing > 0) return;
   const bool has_fills = std::any_of(group.members.begin(), group.members.end(),
@@ -219,11 +236,11 @@ void ResumePart::arrive(DevicePart& part, const Returning& returning) {
     part.engine->engine().side_stream().synchronize();
     part.is_filling = false;
   }
-  mark_given_up();
+  note_released();
   for (const size_t index : group.members) note_arrival(group, part.returning[index]);
 }
 
-void ResumePart::note_arrival(const Group& group, Returning& returning) {
+void Resume::note_arrival(const Group& group, Returning& returning) {
   Chunk& chunk = *returning.chunk;
   ReportRow& entry = row(*returning.allocation);
   entry.bytes += group.wants_device_memory() ? chunk.size_bytes : 0;
@@ -240,7 +257,7 @@ void ResumePart::note_arrival(const Group& group, Returning& returning) {
 }
 
 // The chunk's backup has done its duty: its pages go back now, beside the copies of the others.
-void ResumePart::forget(Returning& returning) {
+void Resume::forget(Returning& returning) {
   Stored& stored = *returning.stored;
   if (stored.kind != BackupKind::kRam) return;  // goes whole, at the end
   const Chunk& chunk = *returning.chunk;
@@ -254,11 +271,11 @@ void ResumePart::forget(Returning& returning) {
 }
 
 // Those of which nothing had to come back, too.
-void ResumePart::run_last() {
+void Resume::run_last() {
   for (const auto& allocation : chosen_) allocation->is_paused.store(false);
 }
 
-void ResumePart::settle() noexcept {
+void Resume::settle() noexcept {
   chosen_.clear();
   for (auto& [device, part] : parts_) abandon_delivery(device, part);
   for (auto& [device, part] : parts_) {
@@ -269,7 +286,7 @@ void ResumePart::settle() noexcept {
       // The backup has done its duty once everything is back, unless it is retained; whoever looks at it keeps it alive, and then it is not retained: the next pause would write into it.
       if (returning.allocation->is_away() || returning.stored == nullptr) continue;
       if (!returning.is_retained || returning.stored->has_views())
-        saver().registry.set_stored(*returning.allocation, nullptr);
+        core().registry.set_stored(*returning.allocation, nullptr);
     }
   }
   parts_.clear();

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/resume/arrivals.h"
-#include "core/operation/operation.h"
+#include "core/move/move.h"
 #include "driver/device_kernels.h"
 #include "store/copy.h"
 
@@ -15,24 +15,41 @@ namespace ebbtide {
 
 // create all physical memory (so that out-of-memory is known before a byte moves) -> map, and copy what is mapped while the rest is being mapped. Memory of what had no backup reads as
 // zeros. Chunks that lie side by side share a handle: they are resident, and their backups go, once all of them are there.
-class ResumePart final : public OperationPart {
+class Resume : public Move {
  public:
-  // exchanges: of a swap, open for pieces of memory; else null. Both outlive the part.
-  ResumePart(Saver& saver, const OperationRequest& request, Exchanges* exchanges)
-      : OperationPart(saver), request_(request), exchanges_(exchanges) {}
+  // Both outlive it. tags: what comes back.
+  Resume(Core& core, const OperationRequest& request, const TagRequest& tags)
+      : Move(core), request_(request), tags_(tags) {}
+  OperationKind kind() const override { return OperationKind::kResume; }
+  TagClaim claim() const override;
   void prepare(const Allocations& allocations) override;
   bool takes_memory_away() const override { return false; }
   std::vector<int> devices() const override;
   void run_device(int device) override;
   void run_last() override;
   void settle() noexcept override;
+  void count(Counters& counters, const ReportRow& total) const override;
 
   // The sizes of the handles that come back, by device, in the order in which they will be mapped.
   std::map<int, std::vector<uint64_t>> returning_sizes() const;
 
-  // Between prepare() and run_device(), in the calling thread: maps everything and queues the copies; run_device() then waits for them. Null, with nothing done, where a device can't be
-  // copied to in the background.
-  std::unique_ptr<Arrivals> map_ahead();
+  // The other way, after prepare(): maps everything in the calling thread and queues the copies. Null, with nothing
+  // done, where a device can't be copied to in the background.
+  std::unique_ptr<Arrivals> launch();
+  // Then in place of run_device(): waits until what was queued has landed.
+  void follow_device(int device);
+
+ protected:
+  // Whether memory comes from what leaves at the same time: then it holds old bytes, it may have to be waited for, and
+  // the bus is shared.
+  virtual bool takes_over_memory() const { return false; }
+  // Before device memory is mapped, in the order of returning_sizes(): that memory, where it is not there yet.
+  struct TakenMemory {
+    DeviceCharge charge;
+    PhysicalMemory memory;
+    bool is_fresh = true;  // reads as zeros
+  };
+  virtual std::optional<TakenMemory> take_memory(int /*device*/, uint64_t /*size_bytes*/) { return std::nullopt; }
 
  private:
   struct Returning {
@@ -87,8 +104,8 @@ class ResumePart final : public OperationPart {
   void group(DevicePart& part);
   static bool may_share(const Returning& one, const Returning& other);
   bool can_deliver() const;
-  void create_memory(int device, DevicePart& part);
   void try_create_memory(int device, DevicePart& part);
+  void create_memory(int device, DevicePart& part);
   void create_memory_by_room(int device, DevicePart& part);
   void create_host_memory(int device, DevicePart& part);
   void borrow_engine(int device, DevicePart& part);
@@ -103,12 +120,11 @@ class ResumePart final : public OperationPart {
   bool prepare_deliveries();
   void launch_delivery(int device, DevicePart& part);
   void take_fill_table(DevicePart& part);
-  void follow(DevicePart& part);
   void abandon_delivery(int device, DevicePart& part) noexcept;
   void give_back_unused(DevicePart& part) noexcept;
 
   const OperationRequest& request_;
-  Exchanges* const exchanges_;
+  const TagRequest& tags_;
   std::vector<std::shared_ptr<Allocation>> chosen_;
   std::map<int, DevicePart> parts_;  // by device
 };

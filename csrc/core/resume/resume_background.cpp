@@ -7,7 +7,7 @@
 
 namespace ebbtide {
 
-bool ResumePart::can_deliver() const {
+bool Resume::can_deliver() const {
   return std::all_of(parts_.begin(), parts_.end(), [](const auto& entry) {
     const auto& [device, part] = entry;
     const ContextScope scope(device);
@@ -15,7 +15,7 @@ bool ResumePart::can_deliver() const {
   });
 }
 
-std::unique_ptr<Arrivals> ResumePart::map_ahead() {
+std::unique_ptr<Arrivals> Resume::launch() {
   if (!can_deliver()) return nullptr;
   auto arrivals = std::make_unique<Arrivals>();
   for (auto& [device, part] : parts_) {
@@ -40,7 +40,7 @@ std::unique_ptr<Arrivals> ResumePart::map_ahead() {
   return arrivals;
 }
 
-void ResumePart::plan_delivery(DevicePart& part, Returning& returning) {
+void Resume::plan_delivery(DevicePart& part, Returning& returning) {
   if (returning.stored == nullptr) return;
   Delivery& delivery = *part.delivery;
   const size_t count_before = delivery.piece_count();
@@ -57,7 +57,7 @@ void ResumePart::plan_delivery(DevicePart& part, Returning& returning) {
 }
 
 // False where something is missing that a copy in the foreground does without: pinned memory for tables and words, threads.
-bool ResumePart::prepare_deliveries() {
+bool Resume::prepare_deliveries() {
   try {
     for (auto& [device, part] : parts_) {
       if (!part.delivery) continue;
@@ -77,14 +77,17 @@ bool ResumePart::prepare_deliveries() {
   return false;
 }
 
-void ResumePart::launch_delivery(int device, DevicePart& part) {
+void Resume::launch_delivery(int device, DevicePart& part) {
   if (!part.delivery) return;
   const ContextScope scope(device);
   part.delivery->launch(*DeviceKernels::of(device));
-  part.hold.emplace(saver().deferred_frees, device);
+  part.hold.emplace(core().deferred_frees, device);
 }
 
-void ResumePart::follow(DevicePart& part) {
+void Resume::follow_device(int device) {
+  DevicePart& part = parts_.at(device);
+  // Nothing had to be copied: its memory is mapped, and all of it is there.
+  if (!part.delivery) return run_device(device);
   for (Returning& returning : part.returning) {
     part.delivery->wait_for(returning.delivered);
     if (part.delivery->arrived() < returning.delivered) break;
@@ -94,7 +97,7 @@ void ResumePart::follow(DevicePart& part) {
 }
 
 // Kernels that streams have queued behind bytes that will not come run now, on what is there: only then may it be unmapped below them.
-void ResumePart::abandon_delivery(int device, DevicePart& part) noexcept {
+void Resume::abandon_delivery(int device, DevicePart& part) noexcept {
   if (!part.hold) return part.delivery.reset();  // nothing was launched: its threads end here
   part.delivery->give_up();
   try {

@@ -2,7 +2,9 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "core/allocate/room.h"
 #include "core/resume/resume.h"
+#include "core/state/shortage.h"
 #include "driver/context.h"
 #include "policy/chunking.h"
 
@@ -10,7 +12,7 @@ namespace ebbtide {
 
 // Whether two chunks that lie side by side may leave and return together. Allocations that are freed one by one, so that others may have their memory, do not share it; nor does memory that nobody uses,
 // which a trim may want.
-bool ResumePart::may_share(const Returning& one, const Returning& other) {
+bool Resume::may_share(const Returning& one, const Returning& other) {
   const auto is_alone = [](const Returning& each) { return each.is_on_host || each.chunk->is_detached.load(); };
   if (is_alone(one) || is_alone(other)) return false;
   if (one.allocation == other.allocation) return true;
@@ -23,12 +25,12 @@ bool ResumePart::may_share(const Returning& one, const Returning& other) {
          one.allocation->addresses->is_of_one_reservation_with(*other.allocation->addresses);
 }
 
-void ResumePart::group(DevicePart& part) {
+void Resume::group(DevicePart& part) {
   auto& returning = part.returning;
   std::vector<policy::Piece> pieces;
   pieces.reserve(returning.size());
   for (const Returning& each : returning) pieces.push_back({each.address(), each.chunk->size_bytes});
-  uint64_t most_bytes = saver().shared_handle_bytes.load();
+  uint64_t most_bytes = core().rules.shared_handle_bytes.load();
   if (std::any_of(returning.begin(), returning.end(),
                   [](const Returning& each) { return each.allocation->tag->was_swapped.load(); }))
     most_bytes = std::min(most_bytes, policy::kSharedInSwapBytes);
@@ -59,9 +61,9 @@ void ResumePart::group(DevicePart& part) {
   }
 }
 
-void ResumePart::try_create_memory(int device, DevicePart& part) {
+void Resume::try_create_memory(int device, DevicePart& part) {
   const ContextScope scope(device);
-  DeviceCharge charge = saver().device_budget.claim(device, part.bytes);
+  DeviceCharge charge = core().budgets.device.claim(device, part.bytes);
   for (const Group& group : part.groups) {
     if (!group.wants_device_memory()) continue;
     group.backing->charge = charge.split(group.size_bytes);
@@ -70,22 +72,20 @@ void ResumePart::try_create_memory(int device, DevicePart& part) {
 }
 
 // What lay on the host when it was dropped comes back on the device as far as that leaves the reserve free.
-void ResumePart::create_memory_by_room(int device, DevicePart& part) {
+void Resume::create_memory_by_room(int device, DevicePart& part) {
   const ContextScope scope(device);
   std::optional<policy::DeviceRoom> room;
   for (Group& group : part.groups) {
     if (!group.is_on_host || group.is_detached) continue;
-    if (!room) room = look_at_device(saver(), device);
+    if (!room) room = look_at_device(core(), device);
     const uint64_t allocation_bytes = part.returning[group.members.front()].allocation->size_bytes();
     if (group.size_bytes > policy::usable_bytes(*room, allocation_bytes)) continue;
     try {
-      group.backing->charge = saver().device_budget.claim(device, group.size_bytes);
+      group.backing->charge = core().budgets.device.claim(device, group.size_bytes);
       group.backing->memory = PhysicalMemory::create_on_device(group.size_bytes, device);
-    } catch (const OutOfMemory&) {
-      return;
-    } catch (const DriverError& error) {
+    } catch (const Error& error) {
       group.backing->charge.reset();
-      if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
+      if (!is_device_shortage(error)) throw;
       return;
     }
     group.is_on_host = false;
@@ -94,12 +94,12 @@ void ResumePart::create_memory_by_room(int device, DevicePart& part) {
   }
 }
 
-void ResumePart::create_host_memory(int device, DevicePart& part) {
+void Resume::create_host_memory(int device, DevicePart& part) {
   std::vector<uint64_t> sizes;
   for (const Group& group : part.groups) {
     if (group.is_on_host && !group.is_detached) sizes.push_back(group.size_bytes);
   }
-  auto pieces = saver().host_pool.take(device, sizes, "the resume of what lay in host memory");
+  auto pieces = core().host_pool.take(device, sizes, "the resume of what lay in host memory");
   auto piece = pieces.begin();
   for (const Group& group : part.groups) {
     if (!group.is_on_host || group.is_detached) continue;
@@ -109,23 +109,23 @@ void ResumePart::create_host_memory(int device, DevicePart& part) {
   }
 }
 
-void ResumePart::create_memory(int device, DevicePart& part) {
-  for (bool is_last_try = false;; is_last_try = true) {
-    try {
-      return try_create_memory(device, part);
-    } catch (const OutOfMemory&) {
-      give_back_unused(part);
-      if (is_last_try || !saver().give_back_caches(true)) throw;
-    } catch (const DriverError& error) {
-      give_back_unused(part);
-      if (is_last_try || error.code != CUDA_ERROR_OUT_OF_MEMORY || !saver().give_back_caches(true)) {
-        rethrow_shortage(error, saver().device_budget, device, part.bytes, "resume");
+void Resume::create_memory(int device, DevicePart& part) {
+  LastResort last_resort(core(), true);
+  try {
+    retry_when_short(last_resort, [&] {
+      try {
+        try_create_memory(device, part);
+      } catch (const Error&) {
+        give_back_unused(part);
+        throw;
       }
-    }
+    });
+  } catch (const DriverError& error) {
+    rethrow_shortage(error, core().budgets.device, device, part.bytes, "resume");
   }
 }
 
-std::map<int, std::vector<uint64_t>> ResumePart::returning_sizes() const {
+std::map<int, std::vector<uint64_t>> Resume::returning_sizes() const {
   std::map<int, std::vector<uint64_t>> sizes;
   for (const auto& [device, part] : parts_) {
     for (const Group& group : part.groups) {
@@ -135,27 +135,24 @@ std::map<int, std::vector<uint64_t>> ResumePart::returning_sizes() const {
   return sizes;
 }
 
-void ResumePart::map(int device, DevicePart& part, Group& group) {
+void Resume::map(int device, DevicePart& part, Group& group) {
   Backing& backing = *group.backing;
-  if (exchanges_ != nullptr && group.wants_device_memory()) {
-    try {
-      Exchange::Piece piece = exchanges_->at(device)->take(group.size_bytes);
-      backing.charge = std::move(piece.charge);
-      backing.memory = std::move(piece.memory);
-      group.is_fresh = piece.is_fresh;
-    } catch (const DriverError& error) {
-      rethrow_shortage(error, saver().device_budget, device, part.bytes, "swap");
+  if (group.wants_device_memory()) {
+    if (auto taken = take_memory(device, group.size_bytes)) {
+      backing.charge = std::move(taken->charge);
+      backing.memory = std::move(taken->memory);
+      group.is_fresh = taken->is_fresh;
     }
   }
   for (const size_t index : group.members) {
     if (group.members.size() > 1) backing.addresses.push_back(part.returning[index].allocation->addresses);
   }
-  backing.mapping = saver().peers.map(group.address, backing.memory, device, part.peers);
+  backing.mapping = core().peers.map(group.address, backing.memory, device, part.peers);
 }
 
 // What was created or mapped and did not become resident goes back: nobody has seen it. Only where the copier could not make sure that nothing is queued into it any more, it stays
 // behind the chunks, as stale memory, until a synchronisation succeeds.
-void ResumePart::give_back_unused(DevicePart& part) noexcept {
+void Resume::give_back_unused(DevicePart& part) noexcept {
   if (part.is_in_doubt || (part.engine && part.engine->engine().is_poisoned())) return;
   for (const Group& group : part.groups) {
     if (part.returning[group.members.front()].chunk->is_resident()) continue;

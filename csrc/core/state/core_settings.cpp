@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "core/state/saver.h"
+#include "core/state/core.h"
 #include "store/disk_directory.h"
 
 namespace ebbtide {
@@ -28,21 +28,21 @@ void set_folder(const std::optional<std::string>& text) {
   set_disk_directory(text.value_or(""));
 }
 
-void apply(Saver& saver, Setting setting, const std::optional<std::string>& text) {
+void apply(Core& core, Setting setting, const std::optional<std::string>& text) {
   const bool is_on = text == "1";
   switch (setting) {
-    case Setting::kDeviceLimit: return saver.device_budget.set_limit(size_of(text));
-    case Setting::kHostLimit: return saver.host_budget.set_limit(size_of(text));
-    case Setting::kHostMargin: return saver.host_budget.set_margin(size_of(text));
-    case Setting::kPinnedLimit: return saver.pinned_budget.set_limit(size_of(text));
-    case Setting::kReserve: return saver.overflow.reserve_bytes.store(size_of(text));
-    case Setting::kHostPool: return saver.host_pool.set_capacity(size_of(text));
-    case Setting::kSharedHandle: return saver.shared_handle_bytes.store(size_of(text));
-    case Setting::kWholeFraction: return saver.overflow.whole_fraction.store(fraction_of(text.value_or("")));
-    case Setting::kSkipClean: return saver.skip.clean.store(is_on);
-    case Setting::kSkipUnused: return saver.skip.unused.store(is_on);
-    case Setting::kSkipConstant: return saver.skip.constant.store(is_on);
-    case Setting::kCompareBytes: return saver.skip.must_compare.store(is_on);
+    case Setting::kDeviceLimit: return core.budgets.device.set_limit(size_of(text));
+    case Setting::kHostLimit: return core.budgets.host.set_limit(size_of(text));
+    case Setting::kHostMargin: return core.budgets.host.set_margin(size_of(text));
+    case Setting::kPinnedLimit: return core.budgets.pinned.set_limit(size_of(text));
+    case Setting::kReserve: return core.rules.overflow.reserve_bytes.store(size_of(text));
+    case Setting::kHostPool: return core.host_pool.set_capacity(size_of(text));
+    case Setting::kSharedHandle: return core.rules.shared_handle_bytes.store(size_of(text));
+    case Setting::kWholeFraction: return core.rules.overflow.whole_fraction.store(fraction_of(text.value_or("")));
+    case Setting::kSkipClean: return core.rules.skip.clean.store(is_on);
+    case Setting::kSkipUnused: return core.rules.skip.unused.store(is_on);
+    case Setting::kSkipConstant: return core.rules.skip.constant.store(is_on);
+    case Setting::kCompareBytes: return core.rules.skip.must_compare.store(is_on);
     case Setting::kDiskDirectory: return set_folder(text);
     default: throw InvalidArgument(std::string(facts_of(setting).name) + " is no setting of saver.configure");
   }
@@ -50,22 +50,22 @@ void apply(Saver& saver, Setting setting, const std::optional<std::string>& text
 
 }  // namespace
 
-void configure_setting(Saver& saver, Setting setting, const std::optional<std::string>& text) {
+void configure_setting(Core& core, Setting setting, const std::optional<std::string>& text) {
   const SettingFacts& facts = facts_of(setting);
   if (!text && *facts.none == '\0')
     throw InvalidArgument(std::string(facts.name) + " has no value that None could stand for");
-  apply(saver, setting, text);
+  apply(core, setting, text);
   set_configured(setting, text.has_value() || setting != Setting::kDiskDirectory);
 }
 
-void read_core_settings(Saver& saver) {
+void read_core_settings(Core& core) {
   for (const SettingFacts& facts : all_settings()) {
     // Where a backup is made, the folder's variable is read again.
     if (!facts.is_configurable || facts.id == Setting::kDiskDirectory) continue;
     const auto text = read_variable(facts.id);
     if (!text) continue;
     try {
-      apply(saver, facts.id, text);
+      apply(core, facts.id, text);
     } catch (const InvalidArgument& error) {  // well-formed, and more than there is
       log_line(LogLevel::kError, {facts.variable, ": ", error.what(), "; it is ignored"});
     }

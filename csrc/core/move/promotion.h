@@ -4,21 +4,24 @@
 #include <memory>
 #include <vector>
 
-#include "core/operation/operation.h"
+#include "core/move/move.h"
 
 namespace ebbtide {
 
 // device memory for as many host chunks as there is room for -> (devices are synchronised) -> copy all of them -> put each one's new memory behind its address.
 //
 // The new memory waits behind an address range of its own: a spare allocation, which ends with the host memory that was replaced, and is freed as any other is.
-class PromotePart final : public OperationPart {
+class Promotion final : public Move {
  public:
-  using OperationPart::OperationPart;
+  Promotion(Core& core, const OperationRequest& request) : Move(core), request_(request) {}
+  OperationKind kind() const override { return OperationKind::kPromote; }
+  TagClaim claim() const override;
   void prepare(const Allocations& allocations) override;
   bool takes_memory_away() const override { return true; }
   std::vector<int> devices() const override;
   void run_device(int device) override;
   void settle() noexcept override;
+  void count(Counters& counters, const ReportRow& total) const override { counters.bytes_promoted += total.bytes; }
 
  private:
   struct Moving {
@@ -35,6 +38,7 @@ class PromotePart final : public OperationPart {
   void copy(int device, DevicePart& part);
   void exchange(int device, DevicePart& part, size_t index);
 
+  const OperationRequest& request_;
   std::map<int, DevicePart> parts_;
 };
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/operation/operation.h"
+#include "core/move/move.h"
 
 namespace ebbtide {
 
@@ -13,9 +13,12 @@ namespace ebbtide {
 //
 // For each handle, one after the other, the smallest first: memory for all that share it -> (the device is synchronised) -> copy -> the new memory behind the same addresses. Where the device has too little for that, the rest
 // goes on sharing.
-class SeparatePart final : public OperationPart {
+class Separation final : public Move {
  public:
-  SeparatePart(Saver& saver, const OperationRequest& request) : OperationPart(saver), request_(request) {}
+  Separation(Core& core, const OperationRequest& request) : Move(core), request_(request) {}
+  OperationKind kind() const override { return OperationKind::kSeparate; }
+  // Who shares memory with the allocations that are named, it finds among all of the tags.
+  TagClaim claim() const override;
   void prepare(const Allocations& allocations) override;
   bool takes_memory_away() const override { return true; }
   std::vector<int> devices() const override;

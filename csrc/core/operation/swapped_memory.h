@@ -15,22 +15,22 @@ namespace ebbtide {
 //
 // A handle can't be split: it is handed over where somebody wants exactly its size; else it is released, and its bytes are created anew in the sizes that are wanted. That always ends: what
 // is kept for later takers is a part of what is still wanted, so there is room for the next taker at the latest when everything was offered.
-class Exchange {
+class SwappedMemory {
  public:
-  struct Piece {
+  struct Handle {
     DeviceCharge charge;
     PhysicalMemory memory;
     bool is_fresh = true;  // reads as zeros; else it holds what its last owner left there
   };
 
   // leaving_bytes: what the giving side holds now, and will offer. limit_bytes: at least the larger of both sides.
-  Exchange(int device, uint64_t leaving_bytes, uint64_t limit_bytes)
+  SwappedMemory(int device, uint64_t leaving_bytes, uint64_t limit_bytes)
       : device_(device), held_bytes_(leaving_bytes), limit_bytes_(limit_bytes) {}
 
-  // Before anything is offered. A piece of this size will be taken.
+  // Before anything is offered. A handle of this size will be taken.
   void announce(uint64_t size_bytes);
-  // Before anything is offered. Creates pieces for these sizes, in order, as far as the limit allows; charge pays for them. required_bytes are there in any case (else it throws DriverError): what
-  // of them no whole piece fits into is held by a placeholder until the first piece is created for a taker. What cannot be had beyond them lowers the limit.
+  // Before anything is offered. Creates handles for these sizes, in order, as far as the limit allows; charge pays for them. required_bytes are there in any case (else it throws DriverError): what
+  // of them no whole handle fits into is held by a placeholder until the first handle is created for a taker. What cannot be had beyond them lowers the limit.
   void create_ahead(const std::vector<uint64_t>& sizes, uint64_t required_bytes, DeviceCharge charge);
 
   // The giving side. Takes both over; where nobody wants the size, the memory is released (throws DriverError: then memory keeps its handle, and charge its bytes).
@@ -38,15 +38,15 @@ class Exchange {
   // The giving side has ended.
   void close() noexcept;
 
-  // The taking side: a piece that was announced. Waits for room. Throws DriverError where the device has too little after all, StateError where the giving side ended too early.
-  Piece take(uint64_t size_bytes);
+  // The taking side: a handle that was announced. Waits for room. Throws DriverError where the device has too little after all, StateError where the giving side ended too early.
+  Handle take(uint64_t size_bytes);
 
  private:
   const int device_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<uint64_t, size_t> wanted_;  // size -> pieces that are still to be taken and not kept for it
-  std::map<uint64_t, std::vector<Piece>> kept_;
+  std::map<uint64_t, size_t> wanted_;  // size -> handles that are still to be taken and not kept for it
+  std::map<uint64_t, std::vector<Handle>> kept_;
   PhysicalMemory placeholder_;
   DeviceCharge spare_;  // of memory that was released or is the placeholder's, for what will be created
   uint64_t held_bytes_;

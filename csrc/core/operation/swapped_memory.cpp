@@ -1,26 +1,26 @@
-#include "core/memory/exchange.h"
+#include "core/operation/swapped_memory.h"
 
 #include "base/error.h"
 #include "driver/driver.h"
 
 namespace ebbtide {
 
-void Exchange::announce(uint64_t size_bytes) { ++wanted_[size_bytes]; }
+void SwappedMemory::announce(uint64_t size_bytes) { ++wanted_[size_bytes]; }
 
-void Exchange::create_ahead(const std::vector<uint64_t>& sizes, uint64_t required_bytes, DeviceCharge charge) {
+void SwappedMemory::create_ahead(const std::vector<uint64_t>& sizes, uint64_t required_bytes, DeviceCharge charge) {
   uint64_t created_bytes = 0;
   for (const uint64_t size_bytes : sizes) {
     if (held_bytes_ + size_bytes > limit_bytes_ || size_bytes > charge.size_bytes()) break;
-    Piece piece;
+    Handle handle;
     try {
-      piece.memory = PhysicalMemory::create_on_device(size_bytes, device_);
+      handle.memory = PhysicalMemory::create_on_device(size_bytes, device_);
     } catch (const DriverError& error) {
       if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
       limit_bytes_ = held_bytes_ + saturating_subtract(required_bytes, created_bytes);
       break;
     }
-    piece.charge = charge.split(size_bytes);
-    kept_[size_bytes].push_back(std::move(piece));
+    handle.charge = charge.split(size_bytes);
+    kept_[size_bytes].push_back(std::move(handle));
     --wanted_[size_bytes];
     held_bytes_ += size_bytes;
     created_bytes += size_bytes;
@@ -30,7 +30,7 @@ void Exchange::create_ahead(const std::vector<uint64_t>& sizes, uint64_t require
   spare_ = std::move(charge);
 }
 
-void Exchange::offer(PhysicalMemory& memory, DeviceCharge& charge) {
+void SwappedMemory::offer(PhysicalMemory& memory, DeviceCharge& charge) {
   const uint64_t size_bytes = memory.size_bytes();
   {
     const std::lock_guard lock(mutex_);
@@ -51,36 +51,36 @@ void Exchange::offer(PhysicalMemory& memory, DeviceCharge& charge) {
   changed_.notify_all();
 }
 
-void Exchange::close() noexcept {
+void SwappedMemory::close() noexcept {
   const std::lock_guard lock(mutex_);
   is_closed_ = true;
   changed_.notify_all();
 }
 
-Exchange::Piece Exchange::take(uint64_t size_bytes) {
+SwappedMemory::Handle SwappedMemory::take(uint64_t size_bytes) {
   std::unique_lock lock(mutex_);
-  const auto has_piece = [&] {
+  const auto has_handle = [&] {
     const auto kept = kept_.find(size_bytes);
     return kept != kept_.end() && !kept->second.empty();
   };
   const auto has_room = [&] { return held_bytes_ + size_bytes <= limit_bytes_ && spare_.size_bytes() >= size_bytes; };
-  changed_.wait(lock, [&] { return has_piece() || has_room() || is_closed_; });
-  if (has_piece()) {
+  changed_.wait(lock, [&] { return has_handle() || has_room() || is_closed_; });
+  if (has_handle()) {
     auto& kept = kept_[size_bytes];
-    Piece piece = std::move(kept.back());
+    Handle handle = std::move(kept.back());
     kept.pop_back();
-    return piece;
+    return handle;
   }
   if (!has_room()) throw StateError("the other half of the swap failed before there was room");
   --wanted_[size_bytes];
   held_bytes_ += size_bytes;
-  Piece piece;
-  piece.charge = spare_.split(size_bytes);
+  Handle handle;
+  handle.charge = spare_.split(size_bytes);
   PhysicalMemory placeholder = std::move(placeholder_);
   lock.unlock();
   placeholder.release();
-  piece.memory = PhysicalMemory::create_on_device(size_bytes, device_);
-  return piece;
+  handle.memory = PhysicalMemory::create_on_device(size_bytes, device_);
+  return handle;
 }
 
 }  // namespace ebbtide

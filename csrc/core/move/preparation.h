@@ -5,14 +5,16 @@
 #include <vector>
 
 #include "core/move/backups.h"
-#include "core/operation/operation.h"
+#include "core/move/move.h"
 
 namespace ebbtide {
 
 // Gives every allocation that has none a backup whose memory is there already, so that the next pause waits for no page; and makes what copies need, where none did before. Moves nothing.
-class PreparePart final : public OperationPart {
+class Preparation final : public Move {
  public:
-  using OperationPart::OperationPart;
+  Preparation(Core& core, const OperationRequest& request) : Move(core), request_(request) {}
+  OperationKind kind() const override { return OperationKind::kPrepare; }
+  TagClaim claim() const override;
   void prepare(const Allocations& allocations) override;
   bool takes_memory_away() const override { return false; }
   std::vector<int> devices() const override { return {}; }
@@ -27,6 +29,7 @@ class PreparePart final : public OperationPart {
   };
   void make_engines();
 
+  const OperationRequest& request_;
   std::vector<Ready> ready_;
   std::vector<EnginePool::Loan> engines_;
 };

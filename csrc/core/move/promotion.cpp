@@ -1,14 +1,22 @@
-#include "core/move/promote.h"
+#include "core/move/promotion.h"
 
 #include <string>
 
 #include "base/error.h"
+#include "core/allocate/room.h"
+#include "core/state/shortage.h"
 #include "driver/context.h"
 #include "driver/stream.h"
 
 namespace ebbtide {
 
-void PromotePart::prepare(const Allocations& allocations) {
+TagClaim Promotion::claim() const {
+  return {.tags = request_.tags,
+          .concerns = [](const Allocation& allocation) { return allocation.wants_promotion(); },
+          .leases = TagClaim::Leases::kRefused};
+}
+
+void Promotion::prepare(const Allocations& allocations) {
   if (driver().cuMemcpyDtoDAsync == nullptr) throw StateError("promote needs cuMemcpyDtoDAsync: update the driver");
   for (const auto& allocation : allocations) {
     add_row(*allocation);
@@ -20,12 +28,12 @@ void PromotePart::prepare(const Allocations& allocations) {
 }
 
 // As much as there is: the oldest first.
-void PromotePart::create_memory(int device, DevicePart& part) {
+void Promotion::create_memory(int device, DevicePart& part) {
   const ContextScope scope(device);
   part.spare = std::make_shared<Allocation>();
   part.spare->device = device;
-  part.peers = saver().peers.of(device);
-  policy::DeviceRoom room = look_at_device(saver(), device);
+  part.peers = core().peers.of(device);
+  policy::DeviceRoom room = look_at_device(core(), device);
   uint64_t size_bytes = 0;
   for (const Moving& moving : part.moving) {
     const uint64_t chunk_bytes = moving.chunk->size_bytes;
@@ -34,14 +42,11 @@ void PromotePart::create_memory(int device, DevicePart& part) {
     Chunk& chunk = chunks.emplace_back(chunks.size(), size_bytes, chunk_bytes);
     chunk.place.store(Place::kDropped);
     try {
-      chunk.backing->charge = saver().device_budget.claim(device, chunk_bytes);
+      chunk.backing->charge = core().budgets.device.claim(device, chunk_bytes);
       chunk.backing->memory = PhysicalMemory::create_on_device(chunk_bytes, device);
-    } catch (const OutOfMemory&) {
+    } catch (const Error& error) {
       chunks.pop_back();
-      break;
-    } catch (const DriverError& error) {
-      chunks.pop_back();
-      if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
+      if (!is_device_shortage(error)) throw;
       break;
     }
     room.take(chunk_bytes);
@@ -49,10 +54,10 @@ void PromotePart::create_memory(int device, DevicePart& part) {
   }
   part.moving.resize(part.spare->chunks.size());
   if (size_bytes > 0)
-    part.spare->addresses = std::make_shared<const Addresses>(saver().spare_addresses.take(size_bytes));
+    part.spare->addresses = std::make_shared<const Addresses>(core().spare_addresses.take(size_bytes));
 }
 
-std::vector<int> PromotePart::devices() const {
+std::vector<int> Promotion::devices() const {
   std::vector<int> devices;
   for (const auto& [device, part] : parts_) {
     if (!part.moving.empty()) devices.push_back(device);
@@ -60,13 +65,13 @@ std::vector<int> PromotePart::devices() const {
   return devices;
 }
 
-void PromotePart::run_device(int device) {
+void Promotion::run_device(int device) {
   DevicePart& part = parts_.at(device);
   copy(device, part);
   for (size_t index = 0; index < part.moving.size(); ++index) exchange(device, part, index);
 }
 
-void PromotePart::copy(int device, DevicePart& part) {
+void Promotion::copy(int device, DevicePart& part) {
   const Stream stream = Stream::create();
   for (size_t index = 0; index < part.moving.size(); ++index) {
     const Moving& moving = part.moving[index];
@@ -81,7 +86,7 @@ void PromotePart::copy(int device, DevicePart& part) {
 }
 
 // The bytes are in both memories: whichever is mapped in the end, the address reads the same.
-void PromotePart::exchange(int device, DevicePart& part, size_t index) {
+void Promotion::exchange(int device, DevicePart& part, size_t index) {
   const Moving& moving = part.moving[index];
   Chunk& chunk = *moving.chunk;
   Chunk& spare = part.spare->chunks[index];
@@ -89,17 +94,17 @@ void PromotePart::exchange(int device, DevicePart& part, size_t index) {
   spare.backing->mapping.unmap();
   chunk.backing->mapping.unmap();
   try {
-    chunk.backing->mapping = saver().peers.map(address, spare.backing->memory, device, part.peers);
+    chunk.backing->mapping = core().peers.map(address, spare.backing->memory, device, part.peers);
   } catch (const DriverError&) {
     try {
-      chunk.backing->mapping = saver().peers.map(address, chunk.backing->memory, device, part.peers);
+      chunk.backing->mapping = core().peers.map(address, chunk.backing->memory, device, part.peers);
     } catch (const DriverError&) {
-      mark_given_up();
+      note_released();
       chunk.is_detached.store(true, std::memory_order_release);
     }
     throw;
   }
-  mark_given_up();
+  note_released();
   std::swap(chunk.backing->memory, spare.backing->memory);
   spare.backing->host_claim = std::move(chunk.backing->host_claim);
   chunk.backing->charge = std::move(spare.backing->charge);
@@ -108,7 +113,7 @@ void PromotePart::exchange(int device, DevicePart& part, size_t index) {
   ReportRow& entry = row(*moving.allocation);
   entry.bytes += chunk.size_bytes;
   entry.copied += chunk.size_bytes;
-  if (saver().host_pool.capacity_bytes() == 0) return;
+  if (core().host_pool.capacity_bytes() == 0) return;
   try {
     // Behind the spare address the pool can clear it.
     spare.backing->mapping = Mapping::map(part.spare->address() + spare.offset, spare.backing->memory, device);
@@ -117,10 +122,10 @@ void PromotePart::exchange(int device, DevicePart& part, size_t index) {
   }
 }
 
-void PromotePart::settle() noexcept {
+void Promotion::settle() noexcept {
   for (auto& [device, part] : parts_) {
     part.moving.clear();
-    if (part.spare != nullptr) saver().deferred_frees.destroy(std::move(part.spare));
+    if (part.spare != nullptr) core().deferred_frees.destroy(std::move(part.spare));
   }
   parts_.clear();
 }

@@ -1,4 +1,4 @@
-#include "core/move/separate.h"
+#include "core/move/separation.h"
 
 #include <algorithm>
 #include <exception>
@@ -8,12 +8,20 @@
 
 #include "base/error.h"
 #include "base/scope_exit.h"
+#include "core/state/shortage.h"
 #include "driver/context.h"
 #include "driver/stream.h"
 
 namespace ebbtide {
 
-void SeparatePart::prepare(const Allocations& allocations) {
+TagClaim Separation::claim() const {
+  return {.tags = request_.tags,
+          .concerns = [](const Allocation& allocation) { return allocation.device_bytes() > 0; },
+          .is_among_all = true,
+          .leases = TagClaim::Leases::kRefused};
+}
+
+void Separation::prepare(const Allocations& allocations) {
   if (driver().cuMemcpyDtoDAsync == nullptr) return;  // then all go on sharing
   const std::set<CUdeviceptr> named(request_.tags.addresses.begin(), request_.tags.addresses.end());
   std::map<const Backing*, Sharers> by_backing;
@@ -36,32 +44,30 @@ void SeparatePart::prepare(const Allocations& allocations) {
     std::sort(all.begin(), all.end(), [](const Sharers& a, const Sharers& b) { return order_of(a) < order_of(b); });
 }
 
-std::pair<uint64_t, CUdeviceptr> SeparatePart::order_of(const Sharers& sharers) {
+std::pair<uint64_t, CUdeviceptr> Separation::order_of(const Sharers& sharers) {
   uint64_t size_bytes = 0;
   for (const Sharer& sharer : sharers) size_bytes += sharer.chunk->size_bytes;
   return {size_bytes, sharers.front().address()};
 }
 
-std::vector<int> SeparatePart::devices() const {
+std::vector<int> Separation::devices() const {
   std::vector<int> devices;
   for (const auto& [device, all] : shared_) devices.push_back(device);
   return devices;
 }
 
-void SeparatePart::run_device(int device) {
+void Separation::run_device(int device) {
   for (const Sharers& sharers : shared_.at(device)) {
     std::shared_ptr<Allocation> spare;
     bool is_idle = true;
     // Where a copy failed, others may be on their way into it: as any other memory, it waits for the device.
     const ScopeExit end([&]() noexcept {
-      if (spare != nullptr && !is_idle) saver().deferred_frees.destroy(std::move(spare));
+      if (spare != nullptr && !is_idle) core().deferred_frees.destroy(std::move(spare));
     });
     try {
       spare = make_spare(device, sharers);
-    } catch (const OutOfMemory&) {
-      return;
-    } catch (const DriverError& error) {
-      if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
+    } catch (const Error& error) {
+      if (!is_device_shortage(error)) throw;
       return;
     }
     is_idle = false;
@@ -72,24 +78,24 @@ void SeparatePart::run_device(int device) {
 }
 
 // A chunk for each of them, behind addresses of its own.
-std::shared_ptr<Allocation> SeparatePart::make_spare(int device, const Sharers& sharers) {
+std::shared_ptr<Allocation> Separation::make_spare(int device, const Sharers& sharers) {
   auto spare = std::make_shared<Allocation>();
   spare->device = device;
   uint64_t size_bytes = 0;
   for (const Sharer& sharer : sharers) {
     Chunk& chunk = spare->chunks.emplace_back(spare->chunks.size(), size_bytes, sharer.chunk->size_bytes);
     chunk.place.store(Place::kDropped);
-    chunk.backing->charge = saver().device_budget.claim(device, sharer.chunk->size_bytes);
+    chunk.backing->charge = core().budgets.device.claim(device, sharer.chunk->size_bytes);
     chunk.backing->memory = PhysicalMemory::create_on_device(sharer.chunk->size_bytes, device);
     size_bytes += sharer.chunk->size_bytes;
   }
-  spare->addresses = std::make_shared<const Addresses>(saver().spare_addresses.take(size_bytes));
+  spare->addresses = std::make_shared<const Addresses>(core().spare_addresses.take(size_bytes));
   for (Chunk& chunk : spare->chunks)
     chunk.backing->mapping = Mapping::map(spare->address() + chunk.offset, chunk.backing->memory, device);
   return spare;
 }
 
-void SeparatePart::copy(int device, const Sharers& sharers, Allocation& spare) {
+void Separation::copy(int device, const Sharers& sharers, Allocation& spare) {
   const ContextScope scope(device);
   const Stream stream = Stream::create();
   for (size_t index = 0; index < sharers.size(); ++index) {
@@ -101,18 +107,18 @@ void SeparatePart::copy(int device, const Sharers& sharers, Allocation& spare) {
 }
 
 // The bytes are in both memories until the shared one is unmapped; from then on each is whole in its own, mapped or not.
-void SeparatePart::exchange(int device, const Sharers& sharers, Allocation& spare) {
+void Separation::exchange(int device, const Sharers& sharers, Allocation& spare) {
   for (Chunk& chunk : spare.chunks) chunk.backing->mapping.unmap();
   sharers.front().chunk->backing->mapping.unmap();
-  mark_given_up();
-  const DeviceSet peers = saver().peers.of(device);
+  note_released();
+  const DeviceSet peers = core().peers.of(device);
   std::exception_ptr first_error;
   for (size_t index = 0; index < sharers.size(); ++index) {
     Chunk& chunk = *sharers[index].chunk;
     std::swap(chunk.backing, spare.chunks[index].backing);  // the shared memory goes with the last of the spare's
     row(*sharers[index].allocation).copied += chunk.size_bytes;
     try {
-      chunk.backing->mapping = saver().peers.map(sharers[index].address(), chunk.backing->memory, device, peers);
+      chunk.backing->mapping = core().peers.map(sharers[index].address(), chunk.backing->memory, device, peers);
     } catch (...) {
       chunk.is_detached.store(true, std::memory_order_release);
       if (first_error == nullptr) first_error = std::current_exception();
@@ -121,6 +127,6 @@ void SeparatePart::exchange(int device, const Sharers& sharers, Allocation& spar
   if (first_error != nullptr) std::rethrow_exception(first_error);
 }
 
-void SeparatePart::settle() noexcept { shared_.clear(); }
+void Separation::settle() noexcept { shared_.clear(); }
 
 }  // namespace ebbtide
