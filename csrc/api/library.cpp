@@ -11,11 +11,11 @@
 #include "api/view.h"
 #include "base/error.h"
 #include "base/settings.h"
-#include "core/probe/capabilities.h"
-#include "core/state/core_settings.h"
-#include "core/state/core.h"
-#include "driver/context.h"
 #include "core/allocate/room.h"
+#include "core/probe/capabilities.h"
+#include "core/state/core.h"
+#include "core/state/core_settings.h"
+#include "driver/context.h"
 
 // The library, its driver, devices and limits.
 using namespace ebbtide;

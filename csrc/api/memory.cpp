@@ -5,8 +5,8 @@
 #include "api/guard.h"
 #include "api/view.h"
 #include "base/log.h"
-#include "core/state/core.h"
 #include "core/allocate/allocator.h"
+#include "core/state/core.h"
 #include "core/state/shortage.h"
 
 // Allocations, slots, leases and captures.

@@ -5,7 +5,7 @@
 #include "api/guard.h"
 #include "api/view.h"
 #include "core/state/core.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 // What is there: tags, allocations, numbers, events. Snapshots are taken under the registry's lock and shown without it, so that a visitor may call back.
 using namespace ebbtide;
@@ -68,8 +68,7 @@ ebbtide_status ebbtide_query_tag(const char* tag, int* found, ebbtide_tag_info* 
     if (info != nullptr) api::require_size(info->struct_size, api::kLeastTagInfo, "ebbtide_tag_info");
     require_not_forked();
     ebbtide_tag_info filled = EBBTIDE_TAG_INFO_INIT;
-    const bool is_known =
-        Core::instance().registry.visit_tag(tag, [&](const Tag& known) { filled = describe(known); });
+    const bool is_known = Core::instance().registry.visit_tag(tag, [&](const Tag& known) { filled = describe(known); });
     if (is_known && info != nullptr) api::write_struct(info, filled, api::kLeastTagInfo, "ebbtide_tag_info");
     *found = is_known ? 1 : 0;
   });
@@ -121,7 +120,7 @@ ebbtide_status ebbtide_get_stats(ebbtide_stats* stats, ebbtide_error* error) {
     filled.bytes_to_host = counters.bytes_to_host;
     filled.bytes_to_device = counters.bytes_to_device;
     filled.deferred_frees = core.deferred_frees.count();
-    filled.deferred_undos = limbo::count();
+    filled.deferred_undos = deferred_undos::count();
     filled.pinned_bytes = core.budgets.pinned.held_bytes();
     filled.bytes_clean = counters.bytes_clean;
     filled.bytes_unused = counters.bytes_unused;

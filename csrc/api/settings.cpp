@@ -8,8 +8,8 @@
 #include "base/error.h"
 #include "base/tag.h"
 #include "base/text.h"
-#include "core/state/core_settings.h"
 #include "core/state/core.h"
+#include "core/state/core_settings.h"
 #include "store/disk_directory.h"
 
 // Settings by name.

@@ -8,7 +8,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/repeated_line.h"
+#include "base/log_throttle.h"
 #include "base/settings.h"
 #include "core/allocate/flush_first.h"
 #include "core/allocate/room.h"
@@ -89,7 +89,8 @@ bool must_place(const Request& request) {
       return request.size_bytes > usable_device_bytes(core, request.device, request.size_bytes);
     case OnShortage::kWhole: {
       const uint64_t room_bytes = usable_device_bytes(core, request.device, request.size_bytes);
-      return policy::place_whole(request.size_bytes, room_bytes, core.rules.overflow.whole_fraction.load()).host_bytes > 0;
+      return policy::place_whole(request.size_bytes, room_bytes, core.rules.overflow.whole_fraction.load()).host_bytes >
+             0;
     }
     case OnShortage::kSplit:
       return !policy::is_small(request.size_bytes) && are_full[static_cast<size_t>(request.device)].load() &&
@@ -119,18 +120,18 @@ bool must_flush_first(const Request& request) {
 }
 
 // What was freed and put off counts until it is gone: worth another try before the program is refused.
-HostClaim claim_host(int device, uint64_t size_bytes, const char* purpose) {
+HostCharge charge_host(int device, uint64_t size_bytes, const char* purpose) {
   Core& core = Core::instance();
   const bool may_give_back = !is_capture_visible(device, nullptr);
   if (may_give_back) give_back_caches(core);
   LastResort last_resort(core, may_give_back);
-  return retry_when_short(last_resort, [&] { return core.budgets.host.claim_uncharged(size_bytes, purpose); });
+  return retry_when_short(last_resort, [&] { return core.budgets.host.charge_outside_cgroups(size_bytes, purpose); });
 }
 
-CountedMemory::Entry claim(const Request& request, uint64_t spared_bytes) {
+CountedMemory::Entry charge(const Request& request, uint64_t spared_bytes) {
   try {
     DeviceCharge charge =
-        Core::instance().budgets.device.claim(request.device, taken_bytes(request.size_bytes), spared_bytes);
+        Core::instance().budgets.device.charge(request.device, taken_bytes(request.size_bytes), spared_bytes);
     return CountedMemory::make_entry(std::move(charge));
   } catch (const OutOfMemory&) {
     return {};
@@ -138,8 +139,8 @@ CountedMemory::Entry claim(const Request& request, uint64_t spared_bytes) {
 }
 
 CUresult refuse(const Request& request) {
-  static constinit RepeatedLine line;
-  if (!line.must_say()) return CUDA_ERROR_OUT_OF_MEMORY;
+  static constinit LogThrottle throttle;
+  if (!throttle.allows()) return CUDA_ERROR_OUT_OF_MEMORY;
   const DeviceBudget& budget = Core::instance().budgets.device;
   const std::string message = std::string(request.call) + ": device " + std::to_string(request.device) +
                               " has too little memory: " + format_bytes(request.size_bytes) + " wanted, " +
@@ -175,8 +176,8 @@ Overflowed overflow(const Request& request, CUdeviceptr* address) {
   try {
     return {allocate_managed(request.device, request.size_bytes, address)};
   } catch (const StoreError& error) {
-    static constinit RepeatedLine line;
-    if (line.must_say()) log_line(LogLevel::kError, {request.call, ": ", error.what()});
+    static constinit LogThrottle throttle;
+    if (throttle.allows()) log_line(LogLevel::kError, {request.call, ": ", error.what()});
     return {CUDA_ERROR_OUT_OF_MEMORY, !settings().is_pauseable};
   }
 }

@@ -6,7 +6,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/repeated_line.h"
+#include "base/log_throttle.h"
 #include "core/state/core.h"
 #include "driver/bus.h"
 #include "preload/resolver.h"
@@ -52,7 +52,7 @@ Overflowed create_on_host(const Request& request, const CUmemAllocationProp& pro
   Core& core = Core::instance();
   try {
     auto entry =
-        HostHandles::make_entry(claim_host(request.device, request.size_bytes, "memory that the program maps"));
+        HostHandles::make_entry(charge_host(request.device, request.size_bytes, "memory that the program maps"));
     const CUmemAllocationProp host_properties = on_host(properties, *location);
     if (real<&cuMemCreate>()(handle, request.size_bytes, &host_properties, 0) != CUDA_SUCCESS)
       return {refuse(request), true};
@@ -60,8 +60,8 @@ Overflowed create_on_host(const Request& request, const CUmemAllocationProp& pro
     note_spill(core, request, *location);
     return {CUDA_SUCCESS};
   } catch (const StoreError& error) {
-    static constinit RepeatedLine line;
-    if (line.must_say()) log_line(LogLevel::kError, {request.call, ": ", error.what()});
+    static constinit LogThrottle throttle;
+    if (throttle.allows()) log_line(LogLevel::kError, {request.call, ": ", error.what()});
     return {CUDA_ERROR_OUT_OF_MEMORY, true};
   }
 }

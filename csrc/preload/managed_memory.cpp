@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
+#include "core/allocate/room.h"
 #include "core/state/core.h"
 #include "driver/context.h"
 #include "preload/allocate.h"
@@ -13,14 +14,13 @@
 #include "preload/memory_map.h"
 #include "preload/own_context.h"
 #include "preload/resolver.h"
-#include "core/allocate/room.h"
 
 namespace ebbtide::preload {
 namespace {
 
 struct ManagedBlock {
   int device = -1;
-  HostClaim claim;
+  HostCharge charge;
   std::array<CUcontext, 2> other_contexts{};  // as an allocation of the core has them
 };
 using ManagedBlocks = MemoryMap<ManagedBlock>;
@@ -116,7 +116,7 @@ CUresult allocate_managed(int device, uint64_t size_bytes, CUdeviceptr* address)
   Core& core = Core::instance();
   const bool is_room = usable_device_bytes(core, device, size_bytes) >= size_bytes;
   auto entry = ManagedBlocks::make_entry(
-      {device, claim_host(device, size_bytes, "managed memory of the program"), {own_context(device)}});
+      {device, charge_host(device, size_bytes, "managed memory of the program"), {own_context(device)}});
   const CUresult result = allocate(address, size_bytes, CU_MEM_ATTACH_GLOBAL);
   if (result != CUDA_SUCCESS) return result;
   give_hints(device, *address, size_bytes, is_room);

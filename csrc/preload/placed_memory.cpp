@@ -5,11 +5,11 @@
 #include <memory>
 #include <mutex>
 
+#include "core/allocate/allocator.h"
 #include "core/state/core.h"
 #include "preload/caller.h"
 #include "preload/own_context.h"
 #include "preload/settings.h"
-#include "core/allocate/allocator.h"
 
 namespace ebbtide::preload {
 namespace {
@@ -71,8 +71,8 @@ Policy policy_in_force() {
 }  // namespace
 
 bool will_flush() {
-  const bool has_detour = settings().is_pauseable && Core::instance().registry.is_any_away(own_tag());
-  return !has_detour && is_called_by(kTorchAllocator);
+  const bool has_bypass_pool = settings().is_pauseable && Core::instance().registry.is_any_away(own_tag());
+  return !has_bypass_pool && is_called_by(kTorchAllocator);
 }
 
 AllocationResult place(int device, size_t size_bytes, CUstream stream) {

@@ -8,7 +8,7 @@
 #include "driver/device_kernels.h"
 #include "driver/peers.h"
 #include "store/delivery_board.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -76,13 +76,13 @@ CoreTest::~CoreTest() {
   sim().clear_failures();
   if (core_ != nullptr) expect_right_amounts();
   end_core();
-  limbo::retry(true);
+  deferred_undos::retry(true);
 }
 
 void CoreTest::restart() {
   sim().clear_failures();
   end_core();
-  limbo::retry(true);
+  deferred_undos::retry(true);
   reset_simulator();
   core_ = std::make_unique<Core>();
   core_->budgets.host.set_margin(0);
@@ -90,8 +90,8 @@ void CoreTest::restart() {
 
 void CoreTest::expect_no_leak() {
   end_core();
-  limbo::retry(true);
-  EXPECT_EQ(limbo::count(), 0u);
+  deferred_undos::retry(true);
+  EXPECT_EQ(deferred_undos::count(), 0u);
   EXPECT_EQ(Live::now(), Live{});
   core_ = std::make_unique<Core>();
   core_->budgets.host.set_margin(0);
@@ -139,7 +139,7 @@ CUdeviceptr CoreTest::alloc_chunks(const std::string& tag, const Policy& policy,
   allocation->tag = &core().registry.tag(tag);
   allocation->policy = policy;
   allocation->device = device;
-  DeviceCharge charge = core().budgets.device.claim(device, size_bytes);
+  DeviceCharge charge = core().budgets.device.charge(device, size_bytes);
   allocation->addresses = std::make_shared<const Addresses>(allocation->tag->arena(device).take(size_bytes));
   uint64_t offset = 0;
   for (const uint64_t bytes : chunk_bytes) {
@@ -147,8 +147,7 @@ CUdeviceptr CoreTest::alloc_chunks(const std::string& tag, const Policy& policy,
     Backing& backing = *chunk.backing;
     backing.charge = charge.split(bytes);
     backing.memory = PhysicalMemory::create_on_device(bytes, device);
-    backing.mapping =
-        core().peers.map(allocation->address() + offset, backing.memory, device, core().peers.of(device));
+    backing.mapping = core().peers.map(allocation->address() + offset, backing.memory, device, core().peers.of(device));
     offset += bytes;
   }
   allocation->sequence = core().registry.next_sequence();

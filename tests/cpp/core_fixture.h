@@ -13,7 +13,6 @@
 #include "core/state/core.h"
 #include "core/state/exit.h"
 #include "core/state/shortage.h"
-#include "core/allocate/allocator.h"
 #include "sim_control.h"
 
 // A core of its own for each test, on a simulator that was just reset.

@@ -264,29 +264,29 @@ TEST(DeviceBudgetTest, ChargesAreMovedSplitAndGivenBack) {
   DeviceBudget budget;
   budget.set_limit(100);
   {
-    DeviceCharge charge = budget.claim(0, 60);
+    DeviceCharge charge = budget.charge(0, 60);
     DeviceCharge part = charge.split(20);
     EXPECT_EQ(budget.held_bytes(0), 60u);
-    part = budget.claim(0, 40);
+    part = budget.charge(0, 40);
     EXPECT_EQ(budget.held_bytes(0), 80u);
     DeviceCharge moved = std::move(charge);
     DeviceCharge all = moved.split(1000);
     EXPECT_EQ(budget.held_bytes(0), 80u);
-    EXPECT_THROW(budget.claim(0, 21), OutOfMemory);
-    const DeviceCharge other = budget.claim(1, 100);  // each device has its own
+    EXPECT_THROW(budget.charge(0, 21), OutOfMemory);
+    const DeviceCharge other = budget.charge(1, 100);  // each device has its own
     EXPECT_EQ(budget.held_bytes(1), 100u);
   }
   EXPECT_EQ(budget.held_bytes(0), 0u);
   EXPECT_EQ(budget.held_bytes(1), 0u);
   EXPECT_EQ(budget.held_bytes(-1), 0u);
-  EXPECT_THROW(budget.claim(-1, 1), InvalidArgument);
-  EXPECT_THROW(budget.claim(kMaxDevices, 1), InvalidArgument);
-  EXPECT_THROW(budget.claim(0, UINT64_MAX), OutOfMemory);
+  EXPECT_THROW(budget.charge(-1, 1), InvalidArgument);
+  EXPECT_THROW(budget.charge(kMaxDevices, 1), InvalidArgument);
+  EXPECT_THROW(budget.charge(0, UINT64_MAX), OutOfMemory);
   // A limit lowered beneath what is held refuses everything and wraps nowhere.
-  const DeviceCharge held = budget.claim(0, 50);
+  const DeviceCharge held = budget.charge(0, 50);
   budget.set_limit(10);
-  EXPECT_THROW(budget.claim(0, 1), OutOfMemory);
-  EXPECT_NO_THROW(budget.claim(0, 0));
+  EXPECT_THROW(budget.charge(0, 1), OutOfMemory);
+  EXPECT_NO_THROW(budget.charge(0, 0));
 }
 
 TEST(DeviceBudgetTest, Invariant7_TwoThreadsNeverPassOneCheckTogether) {
@@ -298,7 +298,7 @@ TEST(DeviceBudgetTest, Invariant7_TwoThreadsNeverPassOneCheckTogether) {
     threads.emplace_back([&] {
       for (int round = 0; round < 20000; ++round) {
         try {
-          const DeviceCharge charge = budget.claim(0, 900);
+          const DeviceCharge charge = budget.charge(0, 900);
           const uint64_t held = budget.held_bytes(0);
           for (uint64_t seen = most.load(); held > seen && !most.compare_exchange_weak(seen, held);) {
           }

@@ -7,7 +7,7 @@
 #include "driver/context.h"
 #include "fault_world.h"
 #include "policy/copy_plan.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -47,7 +47,7 @@ TEST_P(AllocFaults, Invariant3_AnAllocationThatFailsLeavesNothing) {
       deallocate(core(), address);
       give_back_caches(core());
     }
-    EXPECT_EQ(limbo::count(), 0u);
+    EXPECT_EQ(deferred_undos::count(), 0u);
     EXPECT_EQ(Live::now(), before);
     EXPECT_EQ(core().budgets.device.held_bytes(1), 0u);
     EXPECT_EQ(core().registry.allocation_count(), 1u);
@@ -99,7 +99,7 @@ TEST_P(FreeFaults, Invariant3_AFreeThatFailsIsDoneLater) {
       // What was not given back is counted: as memory, and as something to be done.
       const uint64_t held_bytes = core().budgets.device.held_bytes(1);
       EXPECT_EQ(held_bytes, Live::now().device_bytes);
-      EXPECT_EQ(core().deferred_frees.count() + limbo::count() > 0, !(Live::now() == Live{}));
+      EXPECT_EQ(core().deferred_frees.count() + deferred_undos::count() > 0, !(Live::now() == Live{}));
       deallocate(core(), alloc("next", kChunk));  // any later call finishes it
       EXPECT_EQ(Live::now(), Live{});
       EXPECT_EQ(core().budgets.device.held_bytes(1), 0u);
@@ -317,7 +317,7 @@ TEST_F(ShortageTest, ResumeOnTwoDevicesTriesAgainWithWhatWasGivenBack) {
   sim().fail("cuMemRelease", 1, kOther, 1);
   deallocate(core(), stuck);  // its handle can't be released now
   sim().clear_failures();
-  ASSERT_EQ(limbo::count(), 1u);
+  ASSERT_EQ(deferred_undos::count(), 1u);
   sim().fail("cuMemRelease", 1, kOther, 1);  // nor when the operation begins
   resume({"w"});
   sim().clear_failures();

@@ -6,7 +6,7 @@
 #include "driver/context.h"
 #include "driver/device_kernels.h"
 #include "fault_world.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {

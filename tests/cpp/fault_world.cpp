@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -42,7 +42,7 @@ void FaultTest::expect_sound(const std::string& when) {
     EXPECT_EQ(allocation->address(), block.address);
     EXPECT_FALSE(allocation->is_held);
     arenas.emplace(block.spec.tag, block.spec.device);
-    const auto stored = core().registry.stored_of(*allocation);
+    const auto stored = core().registry.backup_of(*allocation);
     for (const Chunk& chunk : allocation->chunks) {
       SCOPED_TRACE("block " + std::to_string(index) + ", chunk " + std::to_string(chunk.index));
       const CUdeviceptr address = block.address + chunk.offset;

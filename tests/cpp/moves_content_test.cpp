@@ -123,10 +123,10 @@ TEST_F(MovesWorld, AWriteBetweenDigestAndCopyIsNotTakenForClean) {
       if (std::exchange(is_first, false)) fill(address + written * kChunk, kChunk, 77);
     };
     const auto allocation = core().registry.find(address);
-    core().registry.set_stored(
+    core().registry.set_backup(
         *allocation,
-        std::make_shared<Stored>(BackupKind::kRam, std::make_unique<HookedBackup>(6 * kChunk, write_once, nullptr),
-                                 6 * kChunk));
+        std::make_shared<BackupRecord>(BackupKind::kRam,
+                                       std::make_unique<HookedBackup>(6 * kChunk, write_once, nullptr), 6 * kChunk));
     EXPECT_EQ(pause().totals().copied, 6 * kChunk);
     resume();
     EXPECT_TRUE(holds(address + written * kChunk, kChunk, written == 0 ? 0 : 77));

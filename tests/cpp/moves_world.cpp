@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -28,7 +28,7 @@ const std::byte* bytes_of(uint64_t content) {
 }
 
 // What would come back for a block that is away.
-std::vector<std::byte> stored_block(const Stored& stored, size_t block) {
+std::vector<std::byte> stored_block(const BackupRecord& stored, size_t block) {
   std::vector<std::byte> bytes(kChunk);
   if (stored.blocks[block].is_constant) {
     kernels::fill_block(bytes.data(), stored.blocks[block].value);
@@ -54,7 +54,7 @@ void MovesWorld::free_all() {
 void MovesWorld::expect_nothing_left() {
   core().engines.trim();
   give_back_caches(core());
-  EXPECT_EQ(limbo::count(), 0u);
+  EXPECT_EQ(deferred_undos::count(), 0u);
   EXPECT_EQ(core().deferred_frees.count(), 0u);
   for (int device = 0; device < kDevices; ++device) EXPECT_EQ(core().budgets.device.held_bytes(device), 0u);
   // A ring, or a pinned backup, that a copy may still use, since the driver refused to say that it ended, stays in the books.
@@ -90,7 +90,7 @@ void MovesWorld::write_block(size_t item, size_t block, uint64_t content) {
 void MovesWorld::note_dropped() {
   for (Item& item : items_) {
     const auto allocation = core().registry.find(item.address);
-    const auto stored = core().registry.stored_of(*allocation);
+    const auto stored = core().registry.backup_of(*allocation);
     for (const Chunk& chunk : allocation->chunks) {
       for (size_t block = chunk.first_block(); block < chunk.first_block() + chunk.block_count(); ++block) {
         const Place place = chunk.place.load();
@@ -108,7 +108,7 @@ void MovesWorld::expect_item_sound(Item& item) {
   ASSERT_NE(allocation, nullptr);
   EXPECT_EQ(allocation->address(), item.address);
   EXPECT_FALSE(allocation->is_held);
-  const auto stored = core().registry.stored_of(*allocation);
+  const auto stored = core().registry.backup_of(*allocation);
   for (const Chunk& chunk : allocation->chunks) {
     SCOPED_TRACE(item.spec.tag + ", chunk " + std::to_string(chunk.index));
     const Place place = chunk.place.load();
@@ -145,12 +145,12 @@ void MovesWorld::expect_budgets_match() {
       if (chunk.backing->mapping.is_mapped()) mappings.insert(chunk.backing.get());
       device_bytes[static_cast<size_t>(item.spec.device)] += chunk.backing->has_memory() ? chunk.size_bytes : 0;
     }
-    const auto stored = core().registry.stored_of(*allocation);
+    const auto stored = core().registry.backup_of(*allocation);
     if (stored == nullptr) continue;
-    backup_bytes += stored->claim.size_bytes();
+    backup_bytes += stored->charge.size_bytes();
     uint64_t touched_bytes = 0;
     for (const StoredBlock& block : stored->blocks) touched_bytes += block.is_touched ? kChunk : 0;
-    EXPECT_EQ(stored->claim.size_bytes(), stored->kind == BackupKind::kDisk ? 0 : touched_bytes);
+    EXPECT_EQ(stored->charge.size_bytes(), stored->kind == BackupKind::kDisk ? 0 : touched_bytes);
     if (stored->kind != BackupKind::kPinned) continue;
     pinned_bytes += stored->size_bytes();
     ++wanted.registered_ranges;

@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "base/scope_exit.h"
 #include "overflow_world.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -157,7 +157,7 @@ TEST_F(OverflowFaults, Invariant3_AFreeThatFailsIsDoneLater) {
         EXPECT_GE(core().budgets.host.held_bytes(), spilled_bytes() + kChunk);
       }
       give_back_caches(core());
-      EXPECT_EQ(limbo::count() + core().deferred_frees.count(), 0u);
+      EXPECT_EQ(deferred_undos::count() + core().deferred_frees.count(), 0u);
       expect_sound("given back");
       free_all();
       expect_nothing_left();

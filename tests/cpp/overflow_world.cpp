@@ -1,6 +1,6 @@
 #include "overflow_world.h"
 
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -69,12 +69,12 @@ void OverflowWorld::note_dropped() {
   }
 }
 
-void OverflowWorld::expect_chunk_sound(const Item& item, size_t index, const Chunk& chunk, const Stored* stored) {
+void OverflowWorld::expect_chunk_sound(const Item& item, size_t index, const Chunk& chunk, const BackupRecord* stored) {
   SCOPED_TRACE(item.tag + ", chunk " + std::to_string(chunk.index));
   const bool is_host_memory = chunk.backing->memory.is_on_host();
   const uint64_t held_bytes = chunk.backing->memory.size_bytes();
   EXPECT_EQ(chunk.backing->charge.size_bytes(), is_host_memory ? 0 : held_bytes);
-  EXPECT_EQ(chunk.backing->host_claim.size_bytes(), is_host_memory ? held_bytes : 0);
+  EXPECT_EQ(chunk.backing->host_charge.size_bytes(), is_host_memory ? held_bytes : 0);
   if (chunk.is_resident()) {
     EXPECT_EQ(is_host_memory, chunk.is_on_host());
     ASSERT_TRUE(chunk.backing->mapping.is_mapped());
@@ -109,14 +109,14 @@ void OverflowWorld::expect_sound(const std::string& when) {
     EXPECT_EQ(allocation.address(), items_[index].address);
     EXPECT_FALSE(allocation.is_held);
     arenas.emplace(allocation.tag->name, allocation.device);
-    const auto stored = core().registry.stored_of(allocation);
-    host_held_bytes += stored == nullptr ? 0 : stored->claim.size_bytes();
+    const auto stored = core().registry.backup_of(allocation);
+    host_held_bytes += stored == nullptr ? 0 : stored->charge.size_bytes();
     for (const Chunk& chunk : allocation.chunks) {
       expect_chunk_sound(items_[index], index, chunk, stored.get());
       const Backing& backing = *chunk.backing;
       if (backing.mapping.is_mapped()) mappings.insert(&backing);
       if (!backing.has_memory() || !handles.insert(&backing).second) continue;
-      host_held_bytes += backing.host_claim.size_bytes();
+      host_held_bytes += backing.host_charge.size_bytes();
       device_bytes[static_cast<size_t>(allocation.device)] += backing.charge.size_bytes();
     }
   }
@@ -139,7 +139,7 @@ void OverflowWorld::expect_resident(const std::string& when) {
 void OverflowWorld::expect_nothing_left() {
   core().engines.trim();
   give_back_caches(core());
-  EXPECT_EQ(limbo::count(), 0u);
+  EXPECT_EQ(deferred_undos::count(), 0u);
   EXPECT_EQ(core().deferred_frees.count(), 0u);
   EXPECT_EQ(core().budgets.host.held_bytes(), core().engines.held_bytes() + core().host_pool.kept_bytes());
   const Live live = Live::now();

@@ -65,7 +65,7 @@ class OverflowWorld : public CoreTest {
 
  private:
   Report run_at(OperationKind kind, const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses);
-  void expect_chunk_sound(const Item& item, size_t index, const Chunk& chunk, const Stored* stored);
+  void expect_chunk_sound(const Item& item, size_t index, const Chunk& chunk, const BackupRecord* stored);
 };
 
 }  // namespace ebbtide::testing

@@ -3,8 +3,8 @@
 #include <thread>
 
 #include "base/error.h"
-#include "core/operation/pending.h"
 #include "core/allocate/allocator.h"
+#include "core/operation/pending.h"
 #include "driver/context.h"
 #include "driver/peers.h"
 #include "driver/stream.h"
@@ -148,7 +148,8 @@ TEST_F(PeersTest, WhatAnOperationHoldsIsCaughtUpWithWhenItEnds) {
 TEST_F(PeersTest, WhatPassesFromHandToHandIsCaughtUpWithByTheLast) {
   start_with_one();
   spill("w", kSplitRam, 2 * kChunk, kChunk);
-  TagClaim of_first{.tags = {.names = {"w"}, .addresses = {}, .only = nullptr}, .concerns = [](const Allocation& each) { return each.device_bytes() > 0; }};
+  TagClaim of_first{.tags = {.names = {"w"}, .addresses = {}, .only = nullptr},
+                    .concerns = [](const Allocation& each) { return each.device_bytes() > 0; }};
   const uint64_t seen = core().peers.generation();
   Selection selection = core().registry.claim({std::move(of_first)});
   set_alive(1, true);

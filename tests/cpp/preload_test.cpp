@@ -69,7 +69,7 @@ TEST(ReportedMemory, EveryAnswerIsOneThatAProgramCanUse) {
 }
 
 preload::CountedMemory::Entry entry_of(DeviceBudget& budget, uint64_t size_bytes) {
-  return preload::CountedMemory::make_entry(budget.claim(0, size_bytes));
+  return preload::CountedMemory::make_entry(budget.charge(0, size_bytes));
 }
 
 TEST(CountedMemory, WhatIsTakenOutGivesItsChargeBack) {

@@ -48,7 +48,7 @@ TEST_F(RefusedPeersTest, ARefusalIsNotForgottenWhereTheMemoryIsNotRegisteredYet)
   core().peers.refresh(false);
   sim().fail("cuMemSetAccess", 1, kOther, 1);  // for both
   sim().fail("cuMemSetAccess", 3, kOther, 1);  // for the peer
-  std::vector<HostPool::Piece> none;
+  std::vector<HostPool::Handle> none;
   std::shared_ptr<Allocation> allocation =
       build_allocation(core(), {core().registry.tag("a"), {BackupKind::kRam}, 0, kChunk}, none);
   sim().clear_failures();

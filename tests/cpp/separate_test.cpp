@@ -13,9 +13,7 @@ namespace {
 
 class SeparateTest : public SharedTest {
  protected:
-  const Backing* backing_of(CUdeviceptr address) {
-    return core().registry.find(address)->chunks.front().backing.get();
-  }
+  const Backing* backing_of(CUdeviceptr address) { return core().registry.find(address)->chunks.front().backing.get(); }
   bool stands_alone(CUdeviceptr address) {
     const auto allocation = core().registry.find(address);
     return std::all_of(allocation->chunks.begin(), allocation->chunks.end(),

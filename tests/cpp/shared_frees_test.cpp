@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "shared_fixture.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -135,14 +135,14 @@ TEST_F(SharedFreesTest, Invariant3_ASharedMappingThatCouldNotBeUndoneKeepsTheAdd
   deallocate(core(), parts_[1]);
   sim().fail("cuMemUnmap", 1, 999, 1);
   deallocate(core(), parts_[2]);
-  EXPECT_EQ(limbo::count(), 1u);
-  EXPECT_EQ(limbo::held_bytes(0), 3 * kChunk);
+  EXPECT_EQ(deferred_undos::count(), 1u);
+  EXPECT_EQ(deferred_undos::held_bytes(0), 3 * kChunk);
   EXPECT_EQ(Live::now().reservations, 1u);
   sim().fail("cuMemUnmap", 1, 999, 1);
   const auto fresh = make("w", 1);
   EXPECT_EQ(fresh.front(), parts_[2] + kChunk);
   give_back_caches(core());
-  EXPECT_EQ(limbo::count(), 0u);
+  EXPECT_EQ(deferred_undos::count(), 0u);
   const auto next = make("w", 1);
   EXPECT_EQ(next.front(), parts_[0]);
   free_all({fresh.front(), next.front()});

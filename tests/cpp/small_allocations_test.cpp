@@ -133,13 +133,13 @@ TEST_F(SmallAllocations, AFlushIsAskedForWhenTheirRoomWouldBeNeeded) {
 TEST_F(SmallAllocations, Invariant7_AClaimLeavesWhatItSpares) {
   DeviceBudget budget;
   budget.set_limit(100);
-  const DeviceCharge first = budget.claim(0, 60, 40);
-  EXPECT_THROW(budget.claim(0, 1, 40), OutOfMemory);
-  EXPECT_THROW(budget.claim(0, 1, kUnlimited), OutOfMemory);
-  const DeviceCharge second = budget.claim(0, 40);
+  const DeviceCharge first = budget.charge(0, 60, 40);
+  EXPECT_THROW(budget.charge(0, 1, 40), OutOfMemory);
+  EXPECT_THROW(budget.charge(0, 1, kUnlimited), OutOfMemory);
+  const DeviceCharge second = budget.charge(0, 40);
   EXPECT_EQ(budget.available_bytes(0), 0u);
   budget.set_limit(kUnlimited);
-  EXPECT_EQ(budget.claim(0, 7, kUnlimited).size_bytes(), 7u) << "what has no end spares anything";
+  EXPECT_EQ(budget.charge(0, 7, kUnlimited).size_bytes(), 7u) << "what has no end spares anything";
 }
 
 }  // namespace

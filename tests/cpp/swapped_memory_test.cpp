@@ -27,10 +27,10 @@ class SwappedMemoryTest : public CoreTest {
  protected:
   SwappedMemoryTest() { check(driver().cuCtxSetCurrent(primary_context(0)), "cuCtxSetCurrent"); }
   Held hold(uint64_t size_bytes) {
-    return {core().budgets.device.claim(0, size_bytes), PhysicalMemory::create_on_device(size_bytes, 0)};
+    return {core().budgets.device.charge(0, size_bytes), PhysicalMemory::create_on_device(size_bytes, 0)};
   }
   static void offer(SwappedMemory& swapped, Held& held) { swapped.offer(held.memory, held.charge); }
-  DeviceCharge charge(uint64_t size_bytes) { return core().budgets.device.claim(0, size_bytes); }
+  DeviceCharge charge(uint64_t size_bytes) { return core().budgets.device.charge(0, size_bytes); }
   static uint64_t created() { return sim().calls("cuMemCreate"); }
   static uint64_t live_bytes() { return Live::now().device_bytes; }
   uint64_t held_bytes() { return core().budgets.device.held_bytes(0); }

@@ -27,7 +27,7 @@ TEST_F(TrimAwayTest, Invariant7_TheBackupGoesAndAResumeLeavesItOut) {
     EXPECT_EQ(backup_bytes(), 2 * kChunk);
     EXPECT_EQ(core().budgets.pinned.held_bytes(), core().engines.held_bytes());
     EXPECT_TRUE(find(1).is_trimmed);
-    EXPECT_EQ(core().registry.stored_of(find(1)), nullptr);
+    EXPECT_EQ(core().registry.backup_of(find(1)), nullptr);
     expect_sound("trimmed");
     core().budgets.device.set_limit(2 * kChunk);
     EXPECT_EQ(resume().totals().bytes, 2 * kChunk);
@@ -109,7 +109,8 @@ TEST_F(TrimAwayTest, Invariant2_UnusedBlocksNeedNotComeBack) {
   build({{"w", kRetained, 0, {2, 2}}, {"w", kRam, 0, {1}}});
   pause();
   OperationRequest request;
-  request.unused = AddressRanges({{items_[0].address + kChunk / 2, 3 * kChunk}});  // of it only blocks 1 and 2 as a whole
+  request.unused =
+      AddressRanges({{items_[0].address + kChunk / 2, 3 * kChunk}});  // of it only blocks 1 and 2 as a whole
   request.unused_as_of = core().registry.last_lease();
   const Report report = Operation::claim(core(), OperationKind::kResume, request)->commit().front();
   EXPECT_EQ(report.totals().copied, 3 * kChunk);

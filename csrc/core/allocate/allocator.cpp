@@ -29,8 +29,7 @@ void check_request(const Policy& policy, uint64_t size_bytes) {
 void record_out_of_memory(Core& core, const AllocationRequest& request, const char* detail) noexcept {
   ++core.counters.alloc_failures;
   try {
-    core.events.add(
-        {.kind = "out_of_memory", .tags = request.tag.name, .bytes = request.size_bytes, .detail = detail});
+    core.events.add({.kind = "out_of_memory", .tags = request.tag.name, .bytes = request.size_bytes, .detail = detail});
   } catch (...) {
     // No memory for the event's strings: the caller gets the error all the same.
   }
@@ -40,7 +39,7 @@ void record_out_of_memory(Core& core, const AllocationRequest& request, const ch
 AllocationResult try_once(Core& core, const AllocationRequest& request, bool may_spill) {
   SpillResult built;
   if (request.policy.overflow == Overflow::kNone) {
-    std::vector<HostPool::Piece> none;
+    std::vector<HostPool::Handle> none;
     built.allocation = build_allocation(core, request, none);
   } else {
     built = build_spilling(core, request, may_spill);
@@ -98,7 +97,8 @@ CUdeviceptr allocate(Core& core, Tag& tag, const Policy& policy, int device, uin
   if (!result.must_flush()) return result.address;
   throw OutOfMemory("device " + std::to_string(device) + " has too little memory for tag '" + tag.name +
                         "': give back what is cached, and ask again",
-                    device, {round_up(size_bytes, granularity(device)), result.room_bytes, core.budgets.device.limit_bytes()});
+                    device,
+                    {round_up(size_bytes, granularity(device)), result.room_bytes, core.budgets.device.limit_bytes()});
 }
 
 void deallocate(Core& core, CUdeviceptr address) {

@@ -25,33 +25,32 @@ void add_device_chunks(Core& core, Allocation& allocation, DeviceCharge charge, 
   }
 }
 
-void add_host_chunk(Core& core, Allocation& allocation, HostPool::Piece& piece, const DeviceSet& peers) {
-  Chunk& chunk = add_chunk(allocation, piece.memory.size_bytes());
+void add_host_chunk(Core& core, Allocation& allocation, HostPool::Handle& handle, const DeviceSet& peers) {
+  Chunk& chunk = add_chunk(allocation, handle.memory.size_bytes());
   chunk.place.store(Place::kHost);
   chunk.home = Place::kHost;
   Backing& backing = *chunk.backing;
-  backing.host_claim = std::move(piece.claim);
-  backing.memory = std::move(piece.memory);
+  backing.host_charge = std::move(handle.charge);
+  backing.memory = std::move(handle.memory);
   backing.mapping = core.peers.map(allocation.address() + chunk.offset, backing.memory, allocation.device, peers);
 }
 
 }  // namespace
 
 std::shared_ptr<Allocation> build_allocation(Core& core, const AllocationRequest& request,
-                                             std::vector<HostPool::Piece>& host_memory) {
+                                             std::vector<HostPool::Handle>& host_memory) {
   auto allocation = std::make_shared<Allocation>();
   allocation->tag = &request.tag;
   allocation->policy = request.policy;
   allocation->device = request.device;
   uint64_t device_bytes = request.size_bytes;
-  for (const HostPool::Piece& piece : host_memory) device_bytes -= piece.memory.size_bytes();
-  DeviceCharge charge = core.budgets.device.claim(request.device, device_bytes);
-  allocation->addresses =
-      std::make_shared<const Addresses>(request.tag.arena(request.device).take(request.size_bytes));
+  for (const HostPool::Handle& handle : host_memory) device_bytes -= handle.memory.size_bytes();
+  DeviceCharge charge = core.budgets.device.charge(request.device, device_bytes);
+  allocation->addresses = std::make_shared<const Addresses>(request.tag.arena(request.device).take(request.size_bytes));
   const DeviceSet peers = core.peers.of(request.device);
   add_device_chunks(core, *allocation, std::move(charge), peers);
   // All that can be refused for want of device memory is over.
-  for (HostPool::Piece& piece : host_memory) add_host_chunk(core, *allocation, piece, peers);
+  for (HostPool::Handle& handle : host_memory) add_host_chunk(core, *allocation, handle, peers);
   return allocation;
 }
 

@@ -20,6 +20,6 @@ struct AllocationRequest {
 // (none: all of it lies on the device). The device's context is current. Throws OutOfMemory, and DriverError (also with
 // CUDA_ERROR_OUT_OF_MEMORY); host_memory is untouched where device memory was refused.
 std::shared_ptr<Allocation> build_allocation(Core& core, const AllocationRequest& request,
-                                             std::vector<HostPool::Piece>& host_memory);
+                                             std::vector<HostPool::Handle>& host_memory);
 
 }  // namespace ebbtide

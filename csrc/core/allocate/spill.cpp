@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/repeated_line.h"
+#include "base/log_throttle.h"
 #include "core/allocate/room.h"
 #include "core/state/shortage.h"
 #include "driver/bus.h"
@@ -25,8 +25,8 @@ policy::Placement place(const Core& core, const Policy& policy, uint64_t size_by
 }
 
 // The pieces of what lies on the host. Where the host has none, and the device has room for what it was to be spared, all of it lies there.
-std::vector<HostPool::Piece> take_pieces(Core& core, const std::string& purpose, int device, policy::DeviceRoom room,
-                                         policy::Placement& placement) {
+std::vector<HostPool::Handle> take_host_memory(Core& core, const std::string& purpose, int device,
+                                               policy::DeviceRoom room, policy::Placement& placement) {
   try {
     return core.host_pool.take(device, policy::cut_for_host(placement.host_bytes, granularity(device)), purpose);
   } catch (const StoreError&) {
@@ -41,10 +41,10 @@ std::vector<HostPool::Piece> take_pieces(Core& core, const std::string& purpose,
 // The budget is gone: one line, and the plain error of the call.
 [[noreturn]] void throw_no_host_memory(const std::string& purpose, int device, uint64_t size_bytes,
                                        const StoreError& error) {
-  static constinit RepeatedLine line;
+  static constinit LogThrottle throttle;
   const Shortage& host = error.shortage;
   const bool is_over_budget = host.requested_bytes > host.free_bytes;  // else the driver or the system refused
-  const bool is_said = line.must_say();
+  const bool is_said = throttle.allows();
   if (is_said && is_over_budget) {
     log_line(LogLevel::kError,
              {purpose, " can't spill: ", format_bytes(host.requested_bytes), " of host memory needed, ",
@@ -77,18 +77,18 @@ SpillResult build_spilling(Core& core, const AllocationRequest& request, bool ma
     const uint64_t room_bytes = policy::usable_bytes(room, size_bytes);
     policy::Placement placement = place(core, policy, size_bytes, room_bytes);
     if (placement.host_bytes > 0 && !may_spill) return {nullptr, room_bytes};
-    std::vector<HostPool::Piece> pieces;
+    std::vector<HostPool::Handle> handles;
     try {
-      pieces = take_pieces(core, purpose, device, room, placement);
+      handles = take_host_memory(core, purpose, device, room, placement);
     } catch (const StoreError& error) {
       throw_no_host_memory(purpose, device, size_bytes, error);
     }
     try {
-      auto allocation = build_allocation(core, request, pieces);
+      auto allocation = build_allocation(core, request, handles);
       if (placement.host_bytes > 0) note_spill(core, purpose, device, size_bytes, placement);
       return {std::move(allocation), room_bytes};
     } catch (const Error& error) {
-      core.host_pool.put_back(device, std::move(pieces));
+      core.host_pool.put_back(device, std::move(handles));
       if (placement.device_bytes == 0 || !is_device_shortage(error)) throw;  // else others took what was free
     }
   }

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/settings.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide {
 
@@ -37,12 +37,12 @@ void DeviceCharge::merge(DeviceCharge&& other) noexcept {
   size_bytes_ += std::exchange(other.size_bytes_, 0);
 }
 
-DeviceCharge DeviceBudget::claim(int device, uint64_t size_bytes, uint64_t spared_bytes) {
+DeviceCharge DeviceBudget::charge(int device, uint64_t size_bytes, uint64_t spared_bytes) {
   if (device < 0 || device >= kMaxDevices) throw InvalidArgument("there is no device " + std::to_string(device));
   std::atomic<uint64_t>& held = held_bytes_[static_cast<size_t>(device)];
   const std::lock_guard lock(mutex_);
   const uint64_t limit = limit_bytes();
-  const uint64_t used = saturating_add(held.load(), limbo::held_bytes(device));
+  const uint64_t used = saturating_add(held.load(), deferred_undos::held_bytes(device));
   const uint64_t room = saturating_subtract(limit, saturating_add(used, spared_bytes));
   if (limit != kUnlimited && size_bytes > room) {
     throw OutOfMemory("device " + std::to_string(device) + ": " + format_bytes(size_bytes) + " wanted, " +
@@ -57,7 +57,7 @@ DeviceCharge DeviceBudget::claim(int device, uint64_t size_bytes, uint64_t spare
 
 uint64_t DeviceBudget::held_bytes(int device) const {
   if (device < 0 || device >= kMaxDevices) return 0;
-  return held_bytes_[static_cast<size_t>(device)].load() + limbo::held_bytes(device);
+  return held_bytes_[static_cast<size_t>(device)].load() + deferred_undos::held_bytes(device);
 }
 
 uint64_t DeviceBudget::available_bytes(int device) const {

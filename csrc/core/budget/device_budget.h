@@ -9,12 +9,12 @@
 #include "base/bytes.h"
 #include "driver/context.h"
 
-// How many bytes ebbtide may hold on each device, and how many it holds. Invariant 7: claimed before memory is taken.
+// How many bytes ebbtide may hold on each device, and how many it holds. Invariant 7: charged before memory is taken.
 namespace ebbtide {
 
 class DeviceBudget;
 
-// Owns a claim on a device's budget; gives it back when it goes.
+// Owns a charge on a device's budget; gives it back when it goes.
 class DeviceCharge {
  public:
   DeviceCharge() = default;
@@ -42,7 +42,7 @@ class DeviceCharge {
 class DeviceBudget {
  public:
   // Throws OutOfMemory where the limit does not allow it, or would have less than spared_bytes left.
-  DeviceCharge claim(int device, uint64_t size_bytes, uint64_t spared_bytes = 0);
+  DeviceCharge charge(int device, uint64_t size_bytes, uint64_t spared_bytes = 0);
   uint64_t held_bytes(int device) const;
   // What the limit leaves; kUnlimited where there is none.
   uint64_t available_bytes(int device) const;

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/settings.h"
 #include "core/budget/host_reader.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 #include "vmm/physical_memory.h"
 
 namespace ebbtide {
@@ -18,14 +18,14 @@ std::string by(bool is_setting, Setting setting) {
 
 }  // namespace
 
-HostClaim& HostClaim::operator=(HostClaim&& other) noexcept {
+HostCharge& HostCharge::operator=(HostCharge&& other) noexcept {
   if (this == &other) return *this;
   reset();
   merge(std::move(other));
   return *this;
 }
 
-void HostClaim::touch(uint64_t bytes) noexcept {
+void HostCharge::touch(uint64_t bytes) noexcept {
   if (budget_ == nullptr) return;
   const std::lock_guard lock(budget_->mutex_);
   const uint64_t moved = std::min(bytes, promised_bytes_);
@@ -36,7 +36,7 @@ void HostClaim::touch(uint64_t bytes) noexcept {
   budget_->publish();
 }
 
-void HostClaim::give_back_promised() noexcept {
+void HostCharge::give_back_promised() noexcept {
   if (budget_ == nullptr) return;
   const std::lock_guard lock(budget_->mutex_);
   budget_->holdings_.promised_bytes -= promised_bytes_;
@@ -44,7 +44,7 @@ void HostClaim::give_back_promised() noexcept {
   budget_->publish();
 }
 
-void HostClaim::give_back_touched(uint64_t bytes) noexcept {
+void HostCharge::give_back_touched(uint64_t bytes) noexcept {
   if (budget_ == nullptr) return;
   const std::lock_guard lock(budget_->mutex_);
   const uint64_t given = std::min(bytes, touched_bytes_);
@@ -53,7 +53,7 @@ void HostClaim::give_back_touched(uint64_t bytes) noexcept {
   budget_->publish();
 }
 
-void HostClaim::merge(HostClaim&& other) noexcept {
+void HostCharge::merge(HostCharge&& other) noexcept {
   if (other.budget_ == nullptr) return;
   budget_ = std::exchange(other.budget_, nullptr);
   promised_bytes_ += std::exchange(other.promised_bytes_, 0);
@@ -61,15 +61,15 @@ void HostClaim::merge(HostClaim&& other) noexcept {
   uncharged_bytes_ += std::exchange(other.uncharged_bytes_, 0);
 }
 
-HostClaim HostClaim::split_promised(uint64_t bytes) {
-  HostClaim part;
+HostCharge HostCharge::split_promised(uint64_t bytes) {
+  HostCharge part;
   part.budget_ = budget_;
   part.promised_bytes_ = std::min(bytes, promised_bytes_);
   promised_bytes_ -= part.promised_bytes_;
   return part;
 }
 
-void HostClaim::reset() noexcept {
+void HostCharge::reset() noexcept {
   if (budget_ == nullptr) return;
   const std::lock_guard lock(budget_->mutex_);
   budget_->holdings_.promised_bytes -= std::exchange(promised_bytes_, 0);
@@ -86,28 +86,28 @@ policy::HostRules HostBudget::rules(const policy::HostMemory& memory) const {
 // With what could not be given back yet.
 policy::HostHoldings HostBudget::holdings() const {
   policy::HostHoldings all = holdings_;
-  all.uncharged_bytes += limbo::held_bytes(kOnHost);
+  all.uncharged_bytes += deferred_undos::held_bytes(kOnHost);
   return all;
 }
 
 // Before anybody is refused, idle memory gives way: first what is missing, then all of it, since the budget may be short of more than it says (what is free is never below 0).
-template <typename Claim>
-auto HostBudget::try_claim(uint64_t bytes, const Claim& claim) {
+template <typename Charge>
+auto HostBudget::try_charge(uint64_t bytes, const Charge& charge) {
   for (const bool gives_all : {false, true}) {
     uint64_t missing_bytes = kUnlimited;
     try {
-      return claim();
+      return charge();
     } catch (const StoreError& error) {
       if (!gives_all) missing_bytes = saturating_subtract(bytes, error.shortage.free_bytes);
       IdleMemory* const idle = idle_.load();
       if (idle == nullptr || bytes == 0 || !idle->give_way(missing_bytes)) throw;
     }
   }
-  return claim();
+  return charge();
 }
 
 void HostBudget::require_room(uint64_t bytes, const std::string& purpose) {
-  try_claim(bytes, [&] {
+  try_charge(bytes, [&] {
     const std::lock_guard lock(mutex_);
     check_room(bytes, purpose);
   });
@@ -139,34 +139,34 @@ void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
       {bytes, room, limit});
 }
 
-HostClaim HostBudget::claim(uint64_t bytes, const std::string& purpose) {
-  return try_claim(bytes, [&] {
+HostCharge HostBudget::charge(uint64_t bytes, const std::string& purpose) {
+  return try_charge(bytes, [&] {
     const std::lock_guard lock(mutex_);
     const auto turn = take_turn();
     check_room(bytes, purpose);
     holdings_.promised_bytes += bytes;
     publish();
-    HostClaim claim;
-    claim.budget_ = this;
-    claim.promised_bytes_ = bytes;
-    return claim;
+    HostCharge charge;
+    charge.budget_ = this;
+    charge.promised_bytes_ = bytes;
+    return charge;
   });
 }
 
-HostClaim HostBudget::claim_uncharged(uint64_t bytes, const std::string& purpose) {
-  return try_claim(bytes, [&] { return claim_idle(bytes, purpose); });
+HostCharge HostBudget::charge_outside_cgroups(uint64_t bytes, const std::string& purpose) {
+  return try_charge(bytes, [&] { return charge_idle(bytes, purpose); });
 }
 
-HostClaim HostBudget::claim_idle(uint64_t bytes, const std::string& purpose) {
+HostCharge HostBudget::charge_idle(uint64_t bytes, const std::string& purpose) {
   const std::lock_guard lock(mutex_);
   const auto turn = take_turn();
   check_room(bytes, purpose);
   holdings_.uncharged_bytes += bytes;
   publish();
-  HostClaim claim;
-  claim.budget_ = this;
-  claim.uncharged_bytes_ = bytes;
-  return claim;
+  HostCharge charge;
+  charge.budget_ = this;
+  charge.uncharged_bytes_ = bytes;
+  return charge;
 }
 
 uint64_t HostBudget::held_bytes() const {

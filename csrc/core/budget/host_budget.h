@@ -11,7 +11,7 @@
 #include "core/budget/ledger.h"
 #include "policy/host_room.h"
 
-// How much host memory ebbtide may hold, and how much it holds. Invariants 4 and 7: claimed before a page is touched, since the kernel answers too much with SIGKILL.
+// How much host memory ebbtide may hold, and how much it holds. Invariants 4 and 7: charged before a page is touched, since the kernel answers too much with SIGKILL.
 namespace ebbtide {
 
 class HostBudget;
@@ -20,27 +20,27 @@ class HostBudget;
 class IdleMemory {
  public:
   virtual ~IdleMemory() = default;
-  // Gives back so much, or all there is. False where there was none. No claim is being made meanwhile.
+  // Gives back so much, or all there is. False where there was none. No charge is being made meanwhile.
   virtual bool give_way(uint64_t bytes) noexcept = 0;
 };
 
-// Owns a claim: promised until its pages are touched, then counted as the kernel counts them. Gives all of it back when it goes.
-class HostClaim {
+// Owns a charge: promised until its pages are touched, then counted as the kernel counts them. Gives all of it back when it goes.
+class HostCharge {
  public:
-  HostClaim() = default;
-  HostClaim(HostClaim&& other) noexcept
+  HostCharge() = default;
+  HostCharge(HostCharge&& other) noexcept
       : budget_(std::exchange(other.budget_, nullptr)),
         promised_bytes_(std::exchange(other.promised_bytes_, 0)),
         touched_bytes_(std::exchange(other.touched_bytes_, 0)),
         uncharged_bytes_(std::exchange(other.uncharged_bytes_, 0)) {}
-  HostClaim& operator=(HostClaim&& other) noexcept;
-  ~HostClaim() { reset(); }
+  HostCharge& operator=(HostCharge&& other) noexcept;
+  ~HostCharge() { reset(); }
 
   void touch(uint64_t bytes) noexcept;              // promised pages that are touched now; capped at what is promised
   void give_back_promised() noexcept;               // what was never touched
   void give_back_touched(uint64_t bytes) noexcept;  // pages that went back to the system; capped at what is touched
-  void merge(HostClaim&& other) noexcept;           // of the same budget
-  HostClaim split_promised(uint64_t bytes);         // capped at what is promised
+  void merge(HostCharge&& other) noexcept;          // of the same budget
+  HostCharge split_promised(uint64_t bytes);        // capped at what is promised
   uint64_t size_bytes() const { return promised_bytes_ + touched_bytes_ + uncharged_bytes_; }
   void reset() noexcept;
   // The memory stays for ever, and counts for ever.
@@ -60,14 +60,14 @@ class HostBudget {
   explicit HostBudget(std::string root = "") : root_(std::move(root)) {}
 
   // For anonymous memory. Throws StoreError naming need, free and limit. purpose: "the backup of tag 'weights'".
-  HostClaim claim(uint64_t bytes, const std::string& purpose);
+  HostCharge charge(uint64_t bytes, const std::string& purpose);
   // For memory that the driver pins: charged to no cgroup, so that only this budget bounds it.
-  HostClaim claim_uncharged(uint64_t bytes, const std::string& purpose);
+  HostCharge charge_outside_cgroups(uint64_t bytes, const std::string& purpose);
   // The same for memory that will be idle itself: none gives way for it.
-  HostClaim claim_idle(uint64_t bytes, const std::string& purpose);
-  // Throws as a claim would, and takes nothing. Idle memory gives way for it, too.
+  HostCharge charge_idle(uint64_t bytes, const std::string& purpose);
+  // Throws as a charge would, and takes nothing. Idle memory gives way for it, too.
   void require_room(uint64_t bytes, const std::string& purpose);
-  // What gives way before a claim is refused; null: nothing does. Outlives the budget's use.
+  // What gives way before a charge is refused; null: nothing does. Outlives the budget's use.
   void set_idle(IdleMemory* idle) { idle_.store(idle); }
 
   uint64_t held_bytes() const;
@@ -77,19 +77,19 @@ class HostBudget {
   uint64_t ram_bytes() const;
   void set_limit(uint64_t bytes);
   void set_margin(uint64_t bytes);
-  // From now on what the other processes of the run hold counts as well, and they see what this one holds. Before the first claim.
+  // From now on what the other processes of the run hold counts as well, and they see what this one holds. Before the first charge.
   void join(std::unique_ptr<Ledger> ledger) { ledger_ = std::move(ledger); }
 
  private:
-  friend class HostClaim;
+  friend class HostCharge;
   policy::HostRules rules(const policy::HostMemory& memory) const;
   policy::HostHoldings holdings() const;
   policy::HostHoldings others() const { return ledger_ == nullptr ? policy::HostHoldings{} : ledger_->others(); }
   std::optional<Ledger::Turn> take_turn() const;
   void publish() noexcept;
   void check_room(uint64_t bytes, const std::string& purpose) const;
-  template <typename Claim>
-  auto try_claim(uint64_t bytes, const Claim& claim);
+  template <typename Charge>
+  auto try_charge(uint64_t bytes, const Charge& charge);
 
   const std::string root_;
   std::atomic<IdleMemory*> idle_{nullptr};

@@ -21,7 +21,7 @@ class Ledger {
   Ledger& operator=(const Ledger&) = delete;
   ~Ledger();
 
-  // While it lives no other process looks and claims. Processes that wait for theirs wait without a limit.
+  // While it lives no other process looks and charges. Processes that wait for theirs wait without a limit.
   class Turn {
    public:
     explicit Turn(int file) : file_(file) {}

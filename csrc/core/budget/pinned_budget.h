@@ -13,22 +13,22 @@ namespace ebbtide {
 
 class PinnedBudget;
 
-// Owns a claim; gives it back when it goes.
-class PinnedClaim {
+// Owns a charge; gives it back when it goes.
+class PinnedCharge {
  public:
-  PinnedClaim() = default;
-  PinnedClaim(PinnedClaim&& other) noexcept
+  PinnedCharge() = default;
+  PinnedCharge(PinnedCharge&& other) noexcept
       : budget_(std::exchange(other.budget_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
-  PinnedClaim& operator=(PinnedClaim&& other) noexcept;
-  ~PinnedClaim() { reset(); }
-  void merge(PinnedClaim&& other) noexcept;
+  PinnedCharge& operator=(PinnedCharge&& other) noexcept;
+  ~PinnedCharge() { reset(); }
+  void merge(PinnedCharge&& other) noexcept;
   void reset() noexcept;
   // The memory stays pinned for ever, and counts for ever.
   void keep_for_good() noexcept;
 
  private:
   friend class PinnedBudget;
-  PinnedClaim(PinnedBudget* budget, uint64_t size_bytes) : budget_(budget), size_bytes_(size_bytes) {}
+  PinnedCharge(PinnedBudget* budget, uint64_t size_bytes) : budget_(budget), size_bytes_(size_bytes) {}
   PinnedBudget* budget_ = nullptr;
   uint64_t size_bytes_ = 0;
 };
@@ -36,7 +36,7 @@ class PinnedClaim {
 class PinnedBudget {
  public:
   // Throws StoreError naming need, free and limit. purpose: "the pinned backup".
-  PinnedClaim claim(uint64_t size_bytes, const std::string& purpose);
+  PinnedCharge charge(uint64_t size_bytes, const std::string& purpose);
   uint64_t held_bytes() const { return held_bytes_.load(); }
   // Of which nobody can give back any more.
   uint64_t lost_bytes() const { return lost_bytes_.load(); }
@@ -44,7 +44,7 @@ class PinnedBudget {
   void set_limit(uint64_t bytes) { limit_bytes_.store(bytes); }
 
  private:
-  friend class PinnedClaim;
+  friend class PinnedCharge;
   std::atomic<uint64_t> held_bytes_{0};
   std::atomic<uint64_t> lost_bytes_{0};
   std::atomic<uint64_t> limit_bytes_{kUnlimited};

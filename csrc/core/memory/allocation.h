@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/memory/backing.h"
-#include "core/memory/stored.h"
+#include "core/memory/backup_record.h"
 #include "vmm/address_arena.h"
 
 // One contiguous address range handed to the caller, and the chunks behind it.
@@ -83,7 +83,7 @@ struct Allocation {
   std::shared_ptr<const Addresses> addresses;
   std::deque<Chunk> chunks;
 
-  std::shared_ptr<Stored> stored;
+  std::shared_ptr<BackupRecord> stored;
   std::shared_ptr<Allocation> next_deferred;  // of DeferredFrees
   // Contexts other than the primary one that may have work on it: of who allocated it, and of who freed it.
   std::array<CUcontext, 2> other_contexts{};

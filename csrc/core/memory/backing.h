@@ -18,9 +18,9 @@ namespace ebbtide {
 struct Backing {
   // Of all its chunks, where they share it: nobody else gets these addresses while the mapping covers them, even if a chunk's allocation was freed.
   std::vector<std::shared_ptr<const Addresses>> addresses;
-  // In the order in which they are made; destroyed in reverse. There is one of the two claims: that of the memory.
+  // In the order in which they are made; destroyed in reverse. There is one of the two charges: that of the memory.
   DeviceCharge charge;
-  HostClaim host_claim;
+  HostCharge host_charge;
   PhysicalMemory memory;
   Mapping mapping;
 
@@ -36,11 +36,11 @@ struct Backing {
   }
   bool has_memory() const { return memory.has_handle(); }
   // Gives the memory back. Nothing on the device may use it any more. Throws DriverError; what was done by then stays done, and the call made again goes on from there.
-  void give_up() {
+  void release() {
     mapping.unmap();
     memory.release();
     charge.reset();
-    host_claim.reset();
+    host_charge.reset();
     addresses.clear();
   }
 };

@@ -89,7 +89,7 @@ void DeferredFrees::destroy(std::shared_ptr<Allocation> allocation) noexcept {
   if (!try_destroy(allocation, false)) keep(std::move(allocation));
 }
 
-bool DeferredFrees::try_let_go(std::shared_ptr<Stored>& stored) noexcept {
+bool DeferredFrees::try_let_go(std::shared_ptr<BackupRecord>& stored) noexcept {
   if (stored->kind != BackupKind::kPinned) {
     stored.reset();
     return true;
@@ -101,7 +101,7 @@ bool DeferredFrees::try_let_go(std::shared_ptr<Stored>& stored) noexcept {
   return true;
 }
 
-void DeferredFrees::keep(std::shared_ptr<Stored> stored) noexcept {
+void DeferredFrees::keep(std::shared_ptr<BackupRecord> stored) noexcept {
   const std::lock_guard lock(mutex_);
   if (stored->is_deferred) {
     stored.reset();  // under the lock, where the list's own reference is not the last one
@@ -113,14 +113,14 @@ void DeferredFrees::keep(std::shared_ptr<Stored> stored) noexcept {
   ++count_;
 }
 
-void DeferredFrees::let_go(std::shared_ptr<Stored> stored) noexcept {
+void DeferredFrees::let_go(std::shared_ptr<BackupRecord> stored) noexcept {
   if (!try_let_go(stored)) keep(std::move(stored));
 }
 
-std::shared_ptr<Stored> DeferredFrees::take_backup() noexcept {
+std::shared_ptr<BackupRecord> DeferredFrees::take_backup() noexcept {
   const std::lock_guard lock(mutex_);
   if (first_backup_ == nullptr) return nullptr;
-  std::shared_ptr<Stored> stored = std::move(first_backup_);
+  std::shared_ptr<BackupRecord> stored = std::move(first_backup_);
   first_backup_ = std::move(stored->next_deferred);
   stored->is_deferred = false;
   --count_;
@@ -129,7 +129,7 @@ std::shared_ptr<Stored> DeferredFrees::take_backup() noexcept {
 
 bool DeferredFrees::drain_backups() noexcept {
   bool has_freed = false;
-  while (std::shared_ptr<Stored> stored = take_backup()) {
+  while (std::shared_ptr<BackupRecord> stored = take_backup()) {
     if (!try_let_go(stored)) {
       keep(std::move(stored));
       break;

@@ -52,7 +52,7 @@ class DeferredFrees {
     const size_t device_;
   };
   // Lets go of a backup that somebody looked at: if nobody else has it, pinned memory is unpinned.
-  void let_go(std::shared_ptr<Stored> stored) noexcept;
+  void let_go(std::shared_ptr<BackupRecord> stored) noexcept;
   // Tries again what was put off. True if anything was freed. may_wait: also what is held, for which it waits; without it nothing is tried while anything is held.
   bool drain(bool may_wait = false) noexcept;
   size_t count() const;
@@ -64,16 +64,16 @@ class DeferredFrees {
  private:
   bool try_destroy(std::shared_ptr<Allocation>& allocation, bool may_wait) noexcept;
   void keep(std::shared_ptr<Allocation> allocation) noexcept;
-  bool try_let_go(std::shared_ptr<Stored>& stored) noexcept;
-  void keep(std::shared_ptr<Stored> stored) noexcept;
-  std::shared_ptr<Stored> take_backup() noexcept;
+  bool try_let_go(std::shared_ptr<BackupRecord>& stored) noexcept;
+  void keep(std::shared_ptr<BackupRecord> stored) noexcept;
+  std::shared_ptr<BackupRecord> take_backup() noexcept;
   bool drain_backups() noexcept;
 
   CaptureGate& gate_;
   HostPool& host_pool_;
   std::mutex mutex_;
-  std::shared_ptr<Allocation> first_;     // a list through next_deferred
-  std::shared_ptr<Stored> first_backup_;  // another
+  std::shared_ptr<Allocation> first_;           // a list through next_deferred
+  std::shared_ptr<BackupRecord> first_backup_;  // another
   std::atomic<size_t> count_{0};
   std::atomic<const MoreFrees*> more_{nullptr};
   std::array<std::atomic<int>, kMaxDevices> holds_{};

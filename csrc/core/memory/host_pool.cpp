@@ -23,12 +23,12 @@ constexpr uint64_t kSmallShare = 8;
 
 // 64 MiB of such pieces: for three segments of 20 MiB, and two of 2 MiB.
 std::vector<uint64_t> cut_small(uint64_t granularity_bytes) {
-  std::vector<uint64_t> pieces;
+  std::vector<uint64_t> handles;
   for (const uint64_t segment_bytes : {20 * kMiB, 20 * kMiB, 20 * kMiB, 2 * kMiB, 2 * kMiB}) {
     const auto cut = policy::cut_for_host(round_up(segment_bytes, granularity_bytes), granularity_bytes);
-    pieces.insert(pieces.end(), cut.begin(), cut.end());
+    handles.insert(handles.end(), cut.begin(), cut.end());
   }
-  return pieces;
+  return handles;
 }
 
 // False where it could not be cleared and nothing is under way. Throws DriverError where something may be.
@@ -50,58 +50,58 @@ bool clear(CUdeviceptr address, size_t size_bytes) {
 
 }  // namespace
 
-HostPool::Piece HostPool::make(const HostLocation& location, HostClaim claim, uint64_t size_bytes,
-                               const std::string& purpose) {
-  Piece piece;
-  piece.claim = std::move(claim);
+HostPool::Handle HostPool::make(const HostLocation& location, HostCharge charge, uint64_t size_bytes,
+                                const std::string& purpose) {
+  Handle handle;
+  handle.charge = std::move(charge);
   try {
-    piece.memory = PhysicalMemory::create_on_host(size_bytes, location);
+    handle.memory = PhysicalMemory::create_on_host(size_bytes, location);
   } catch (const DriverError& error) {
     if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
     if (kept_bytes() > 0) {  // it may have what is kept in other sizes
       trim();
-      return make(location, std::move(piece.claim), size_bytes, purpose);
+      return make(location, std::move(handle.charge), size_bytes, purpose);
     }
     throw StoreError(purpose + ": the system makes no " + format_bytes(size_bytes) +
                          " of host memory for the device (" + error.what() + ")",
                      {size_bytes, budget_.available_bytes(), budget_.limit_bytes()});
   }
-  return piece;
+  return handle;
 }
 
-HostPool::Piece HostPool::take_kept(const Key& key) {
+HostPool::Handle HostPool::take_kept(const Key& key) {
   const std::lock_guard lock(mutex_);
   const auto found = kept_.find(key);
   if (found == kept_.end() || found->second.empty()) return {};
-  Piece piece = std::move(found->second.back());
+  Handle handle = std::move(found->second.back());
   found->second.pop_back();
   kept_bytes_.fetch_sub(key.second);
-  return piece;
+  return handle;
 }
 
-std::vector<HostPool::Piece> HostPool::take(int device, const std::vector<uint64_t>& sizes,
-                                            const std::string& purpose) {
-  std::vector<Piece> pieces;
-  if (sizes.empty()) return pieces;
+std::vector<HostPool::Handle> HostPool::take(int device, const std::vector<uint64_t>& sizes,
+                                             const std::string& purpose) {
+  std::vector<Handle> handles;
+  if (sizes.empty()) return handles;
   const HostLocation location = require_location(device);
-  pieces.reserve(sizes.size());
+  handles.reserve(sizes.size());
   uint64_t missing_bytes = 0;
   for (const uint64_t size_bytes : sizes) {
-    Piece& piece = pieces.emplace_back(take_kept({location, size_bytes}));
-    missing_bytes += piece.memory.has_handle() ? 0 : size_bytes;
+    Handle& handle = handles.emplace_back(take_kept({location, size_bytes}));
+    missing_bytes += handle.memory.has_handle() ? 0 : size_bytes;
   }
   try {
     // Before the first handle is made, so that an error names what the whole needs. What is kept in other sizes may be what is missing.
     budget_.require_room(missing_bytes, purpose);
     for (size_t index = 0; index < sizes.size(); ++index) {
-      if (!pieces[index].memory.has_handle())
-        pieces[index] = make(location, budget_.claim_uncharged(sizes[index], purpose), sizes[index], purpose);
+      if (!handles[index].memory.has_handle())
+        handles[index] = make(location, budget_.charge_outside_cgroups(sizes[index], purpose), sizes[index], purpose);
     }
   } catch (...) {
-    put_back(device, std::move(pieces));
+    put_back(device, std::move(handles));
     throw;
   }
-  return pieces;
+  return handles;
 }
 
 bool HostPool::give_way(uint64_t bytes) noexcept {
@@ -111,11 +111,11 @@ bool HostPool::give_way(uint64_t bytes) noexcept {
   return true;
 }
 
-bool HostPool::keep(const Key& key, Piece piece) noexcept {
+bool HostPool::keep(const Key& key, Handle handle) noexcept {
   const std::lock_guard lock(mutex_);
   if (!has_room(key.second)) return false;
   try {
-    kept_[key].push_back(std::move(piece));
+    kept_[key].push_back(std::move(handle));
     kept_bytes_.fetch_add(key.second);
     return true;
   } catch (...) {
@@ -123,13 +123,13 @@ bool HostPool::keep(const Key& key, Piece piece) noexcept {
   }
 }
 
-void HostPool::put_back(int device, std::vector<Piece> pieces) noexcept {
-  if (pieces.empty()) return;
+void HostPool::put_back(int device, std::vector<Handle> handles) noexcept {
+  if (handles.empty()) return;
   try {
     const auto location = host_location(device);
-    for (Piece& piece : pieces) {
-      const uint64_t size_bytes = piece.memory.size_bytes();
-      if (location && size_bytes > 0) keep({*location, size_bytes}, std::move(piece));
+    for (Handle& handle : handles) {
+      const uint64_t size_bytes = handle.memory.size_bytes();
+      if (location && size_bytes > 0) keep({*location, size_bytes}, std::move(handle));
     }
   } catch (...) {
     // They go to the system.
@@ -142,16 +142,16 @@ void HostPool::recycle(int device, CUdeviceptr address, Chunk& chunk) {
       location && chunk.backing->mapping.is_mapped() && has_room(chunk.size_bytes) && clear(address, chunk.size_bytes);
   chunk.backing->mapping.unmap();
   if (is_kept) {
-    keep({*location, chunk.size_bytes}, {std::move(chunk.backing->host_claim), std::move(chunk.backing->memory)});
+    keep({*location, chunk.size_bytes}, {std::move(chunk.backing->host_charge), std::move(chunk.backing->memory)});
   } else {
-    chunk.backing->give_up();
+    chunk.backing->release();
   }
 }
 
 size_t HostPool::kept_count() {
   const std::lock_guard lock(mutex_);
   size_t count = 0;
-  for (const auto& [key, pieces] : kept_) count += pieces.size();
+  for (const auto& [key, handles] : kept_) count += handles.size();
   return count;
 }
 
@@ -160,8 +160,8 @@ void HostPool::fill(int device) {
   const HostLocation location = require_location(device);
   const auto add = [&](uint64_t size_bytes) {
     if (!has_room(size_bytes)) return false;
-    HostClaim claim = budget_.claim_idle(size_bytes, "the host pool");
-    return keep({location, size_bytes}, make(location, std::move(claim), size_bytes, "the host pool"));
+    HostCharge charge = budget_.charge_idle(size_bytes, "the host pool");
+    return keep({location, size_bytes}, make(location, std::move(charge), size_bytes, "the host pool"));
   };
   const uint64_t capacity = capacity_bytes();
   const uint64_t small_bytes = capacity / kSmallShare / policy::kHostChunkBytes * policy::kHostChunkBytes;
@@ -186,13 +186,13 @@ void HostPool::set_capacity(uint64_t bytes) {
 
 void HostPool::shrink_to(uint64_t bytes) noexcept {
   for (bool is_done = false; !is_done;) {
-    Piece gone;  // goes without the lock: giving memory back takes long
+    Handle gone;  // goes without the lock: giving memory back takes long
     const std::lock_guard lock(mutex_);
     is_done = true;
-    for (auto& [key, pieces] : kept_) {
-      if (pieces.empty() || kept_bytes_.load() <= bytes) continue;
-      gone = std::move(pieces.back());
-      pieces.pop_back();
+    for (auto& [key, handles] : kept_) {
+      if (handles.empty() || kept_bytes_.load() <= bytes) continue;
+      gone = std::move(handles.back());
+      handles.pop_back();
       kept_bytes_.fetch_sub(key.second);
       is_done = false;
       break;

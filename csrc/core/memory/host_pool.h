@@ -24,18 +24,18 @@ class HostPool final : public IdleMemory {
   HostPool& operator=(const HostPool&) = delete;
   ~HostPool() override { budget_.set_idle(nullptr); }
 
-  struct Piece {
-    HostClaim claim;
+  struct Handle {
+    HostCharge charge;
     PhysicalMemory memory;
   };
   // Pieces of these sizes for a device, reading as zeros: kept ones, else new ones. All or nothing. Throws StoreError where the budget or the host has too little, and where the driver makes no
   // such memory; DriverError. purpose: "tag 'weights'".
-  std::vector<Piece> take(int device, const std::vector<uint64_t>& sizes, const std::string& purpose);
+  std::vector<Handle> take(int device, const std::vector<uint64_t>& sizes, const std::string& purpose);
   // Pieces that were taken and never mapped.
-  void put_back(int device, std::vector<Piece> pieces) noexcept;
+  void put_back(int device, std::vector<Handle> handles) noexcept;
 
   // Takes over the memory behind a host chunk, whose address this is: keeps it, cleared, or gives it to the system. Nothing on the device, which is current, uses it any more, and no capture is
-  // under way. Throws DriverError; what was done by then stays done, and Backing::give_up() finishes it.
+  // under way. Throws DriverError; what was done by then stays done, and Backing::release() finishes it.
   void recycle(int device, CUdeviceptr address, Chunk& chunk);
 
   // Makes what the capacity allows and is not there yet. Throws as take() does; what was made by then stays.
@@ -50,15 +50,15 @@ class HostPool final : public IdleMemory {
 
  private:
   using Key = std::pair<HostLocation, uint64_t>;  // and size
-  Piece make(const HostLocation& location, HostClaim claim, uint64_t size_bytes, const std::string& purpose);
-  Piece take_kept(const Key& key);
-  bool keep(const Key& key, Piece piece) noexcept;  // false: it has gone to the system
+  Handle make(const HostLocation& location, HostCharge charge, uint64_t size_bytes, const std::string& purpose);
+  Handle take_kept(const Key& key);
+  bool keep(const Key& key, Handle handle) noexcept;  // false: it has gone to the system
   bool has_room(uint64_t size_bytes) const { return kept_bytes_.load() + size_bytes <= capacity_bytes_.load(); }
   void shrink_to(uint64_t bytes) noexcept;
 
   HostBudget& budget_;
   std::mutex mutex_;
-  std::map<Key, std::vector<Piece>> kept_;
+  std::map<Key, std::vector<Handle>> kept_;
   std::atomic<uint64_t> kept_bytes_{0};
   std::atomic<uint64_t> capacity_bytes_{0};
 };

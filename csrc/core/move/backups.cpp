@@ -7,17 +7,17 @@
 
 namespace ebbtide {
 
-std::shared_ptr<Stored> open_backup(Core& core, BackupKind kind, const Allocation& allocation) {
+std::shared_ptr<BackupRecord> open_backup(Core& core, BackupKind kind, const Allocation& allocation) {
   const size_t size_bytes = allocation.size_bytes();
-  PinnedClaim pinned;
-  if (kind == BackupKind::kPinned) pinned = core.budgets.pinned.claim(size_bytes, "a pinned backup");
-  auto stored = std::make_shared<Stored>(kind, store_of(kind).open(size_bytes), size_bytes);
+  PinnedCharge pinned;
+  if (kind == BackupKind::kPinned) pinned = core.budgets.pinned.charge(size_bytes, "a pinned backup");
+  auto stored = std::make_shared<BackupRecord>(kind, store_of(kind).open(size_bytes), size_bytes);
   stored->device = allocation.device;
   stored->pinned = std::move(pinned);
   return stored;
 }
 
-void populate_backups(std::span<const std::shared_ptr<Stored>> backups, int device) {
+void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, int device) {
   if (backups.empty()) return;
   const ContextScope scope(device);
   std::vector<Backup*> opened;
@@ -30,7 +30,7 @@ void populate_backups(std::span<const std::shared_ptr<Stored>> backups, int devi
   }
   populate_all(opened, sizes, populate_threads(bytes));
   for (const auto& stored : backups) {
-    stored->claim.touch(stored->size_bytes());
+    stored->charge.touch(stored->size_bytes());
     for (StoredBlock& block : stored->blocks) block.is_touched = true;
   }
 }

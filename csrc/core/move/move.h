@@ -64,8 +64,7 @@ class Move {
 // By block of the allocation: whether the request says that nobody uses it.
 inline std::vector<bool> unused_blocks(const Core& core, const OperationRequest& request,
                                        const Allocation& allocation) {
-  if (!core.rules.skip.unused.load())
-    return std::vector<bool>(allocation.size_bytes() / kernels::kBlockBytes, false);
+  if (!core.rules.skip.unused.load()) return std::vector<bool>(allocation.size_bytes() / kernels::kBlockBytes, false);
   return request.unused.covered_blocks({allocation.address(), allocation.size_bytes()}, kernels::kBlockBytes);
 }
 

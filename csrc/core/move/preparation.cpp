@@ -16,16 +16,16 @@ void Preparation::prepare(const Allocations& allocations) {
     add_row(*allocation);
     const BackupKind kind = allocation->policy.backup;
     // What is partly away has a backup, and will go on with it.
-    if (kind == BackupKind::kNone || allocation->is_away() || core().registry.stored_of(*allocation) != nullptr)
+    if (kind == BackupKind::kNone || allocation->is_away() || core().registry.backup_of(*allocation) != nullptr)
       continue;
     ready_.push_back({allocation, open_backup(core(), kind, *allocation)});
     bytes += kind == BackupKind::kDisk ? 0 : allocation->size_bytes();
   }
   if (bytes > 0) {
-    HostClaim claim = core().budgets.host.claim(bytes, "the memory of the prepared backups");
+    HostCharge charge = core().budgets.host.charge(bytes, "the memory of the prepared backups");
     for (const Ready& ready : ready_) {
       if (ready.stored->kind != BackupKind::kDisk)
-        ready.stored->claim = claim.split_promised(ready.stored->size_bytes());
+        ready.stored->charge = charge.split_promised(ready.stored->size_bytes());
     }
   }
   make_engines();
@@ -53,13 +53,13 @@ void Preparation::settle() noexcept {
 }
 
 void Preparation::run_last() {
-  std::vector<std::shared_ptr<Stored>> in_memory;
+  std::vector<std::shared_ptr<BackupRecord>> in_memory;
   for (const Ready& ready : ready_) {
     if (ready.stored->kind != BackupKind::kDisk) in_memory.push_back(ready.stored);
   }
   if (!in_memory.empty()) populate_backups(in_memory, ready_.front().allocation->device);
   for (const Ready& ready : ready_) {
-    core().registry.set_stored(*ready.allocation, ready.stored);
+    core().registry.set_backup(*ready.allocation, ready.stored);
     row(*ready.allocation).bytes += ready.stored->size_bytes();
   }
 }

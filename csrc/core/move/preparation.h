@@ -25,7 +25,7 @@ class Preparation final : public Move {
  private:
   struct Ready {
     std::shared_ptr<Allocation> allocation;
-    std::shared_ptr<Stored> stored;
+    std::shared_ptr<BackupRecord> stored;
   };
   void make_engines();
 

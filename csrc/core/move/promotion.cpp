@@ -21,28 +21,28 @@ void Promotion::prepare(const Allocations& allocations) {
   for (const auto& allocation : allocations) {
     add_row(*allocation);
     for (Chunk& chunk : allocation->chunks) {
-      if (chunk.is_on_host() && chunk.is_resident()) parts_[allocation->device].moving.push_back({allocation, &chunk});
+      if (chunk.is_on_host() && chunk.is_resident()) work_[allocation->device].moving.push_back({allocation, &chunk});
     }
   }
-  for (auto& [device, part] : parts_) create_memory(device, part);
+  for (auto& [device, work] : work_) create_memory(device, work);
 }
 
 // As much as there is: the oldest first.
-void Promotion::create_memory(int device, DevicePart& part) {
+void Promotion::create_memory(int device, DeviceWork& work) {
   const ContextScope scope(device);
-  part.spare = std::make_shared<Allocation>();
-  part.spare->device = device;
-  part.peers = core().peers.of(device);
+  work.spare = std::make_shared<Allocation>();
+  work.spare->device = device;
+  work.peers = core().peers.of(device);
   policy::DeviceRoom room = look_at_device(core(), device);
   uint64_t size_bytes = 0;
-  for (const Moving& moving : part.moving) {
+  for (const Moving& moving : work.moving) {
     const uint64_t chunk_bytes = moving.chunk->size_bytes;
     if (chunk_bytes > policy::usable_bytes(room, moving.allocation->size_bytes())) break;
-    auto& chunks = part.spare->chunks;
+    auto& chunks = work.spare->chunks;
     Chunk& chunk = chunks.emplace_back(chunks.size(), size_bytes, chunk_bytes);
     chunk.place.store(Place::kDropped);
     try {
-      chunk.backing->charge = core().budgets.device.claim(device, chunk_bytes);
+      chunk.backing->charge = core().budgets.device.charge(device, chunk_bytes);
       chunk.backing->memory = PhysicalMemory::create_on_device(chunk_bytes, device);
     } catch (const Error& error) {
       chunks.pop_back();
@@ -52,31 +52,31 @@ void Promotion::create_memory(int device, DevicePart& part) {
     room.take(chunk_bytes);
     size_bytes += chunk_bytes;
   }
-  part.moving.resize(part.spare->chunks.size());
+  work.moving.resize(work.spare->chunks.size());
   if (size_bytes > 0)
-    part.spare->addresses = std::make_shared<const Addresses>(core().spare_addresses.take(size_bytes));
+    work.spare->addresses = std::make_shared<const Addresses>(core().spare_addresses.take(size_bytes));
 }
 
 std::vector<int> Promotion::devices() const {
   std::vector<int> devices;
-  for (const auto& [device, part] : parts_) {
-    if (!part.moving.empty()) devices.push_back(device);
+  for (const auto& [device, work] : work_) {
+    if (!work.moving.empty()) devices.push_back(device);
   }
   return devices;
 }
 
 void Promotion::run_device(int device) {
-  DevicePart& part = parts_.at(device);
-  copy(device, part);
-  for (size_t index = 0; index < part.moving.size(); ++index) exchange(device, part, index);
+  DeviceWork& work = work_.at(device);
+  copy(device, work);
+  for (size_t index = 0; index < work.moving.size(); ++index) remap(device, work, index);
 }
 
-void Promotion::copy(int device, DevicePart& part) {
+void Promotion::copy(int device, DeviceWork& work) {
   const Stream stream = Stream::create();
-  for (size_t index = 0; index < part.moving.size(); ++index) {
-    const Moving& moving = part.moving[index];
-    Chunk& spare = part.spare->chunks[index];
-    const CUdeviceptr to = part.spare->address() + spare.offset;
+  for (size_t index = 0; index < work.moving.size(); ++index) {
+    const Moving& moving = work.moving[index];
+    Chunk& spare = work.spare->chunks[index];
+    const CUdeviceptr to = work.spare->address() + spare.offset;
     spare.backing->mapping = Mapping::map(to, spare.backing->memory, device);
     check(driver().cuMemcpyDtoDAsync(to, moving.allocation->address() + moving.chunk->offset, spare.size_bytes,
                                      stream.get()),
@@ -86,18 +86,18 @@ void Promotion::copy(int device, DevicePart& part) {
 }
 
 // The bytes are in both memories: whichever is mapped in the end, the address reads the same.
-void Promotion::exchange(int device, DevicePart& part, size_t index) {
-  const Moving& moving = part.moving[index];
+void Promotion::remap(int device, DeviceWork& work, size_t index) {
+  const Moving& moving = work.moving[index];
   Chunk& chunk = *moving.chunk;
-  Chunk& spare = part.spare->chunks[index];
+  Chunk& spare = work.spare->chunks[index];
   const CUdeviceptr address = moving.allocation->address() + chunk.offset;
   spare.backing->mapping.unmap();
   chunk.backing->mapping.unmap();
   try {
-    chunk.backing->mapping = core().peers.map(address, spare.backing->memory, device, part.peers);
+    chunk.backing->mapping = core().peers.map(address, spare.backing->memory, device, work.peers);
   } catch (const DriverError&) {
     try {
-      chunk.backing->mapping = core().peers.map(address, chunk.backing->memory, device, part.peers);
+      chunk.backing->mapping = core().peers.map(address, chunk.backing->memory, device, work.peers);
     } catch (const DriverError&) {
       note_released();
       chunk.is_detached.store(true, std::memory_order_release);
@@ -106,7 +106,7 @@ void Promotion::exchange(int device, DevicePart& part, size_t index) {
   }
   note_released();
   std::swap(chunk.backing->memory, spare.backing->memory);
-  spare.backing->host_claim = std::move(chunk.backing->host_claim);
+  spare.backing->host_charge = std::move(chunk.backing->host_charge);
   chunk.backing->charge = std::move(spare.backing->charge);
   chunk.home = Place::kDevice;
   chunk.place.store(Place::kDevice, std::memory_order_release);
@@ -116,18 +116,18 @@ void Promotion::exchange(int device, DevicePart& part, size_t index) {
   if (core().host_pool.capacity_bytes() == 0) return;
   try {
     // Behind the spare address the pool can clear it.
-    spare.backing->mapping = Mapping::map(part.spare->address() + spare.offset, spare.backing->memory, device);
+    spare.backing->mapping = Mapping::map(work.spare->address() + spare.offset, spare.backing->memory, device);
   } catch (const DriverError&) {
     // Then it goes to the system.
   }
 }
 
 void Promotion::settle() noexcept {
-  for (auto& [device, part] : parts_) {
-    part.moving.clear();
-    if (part.spare != nullptr) core().deferred_frees.destroy(std::move(part.spare));
+  for (auto& [device, work] : work_) {
+    work.moving.clear();
+    if (work.spare != nullptr) core().deferred_frees.destroy(std::move(work.spare));
   }
-  parts_.clear();
+  work_.clear();
 }
 
 }  // namespace ebbtide

@@ -28,18 +28,18 @@ class Promotion final : public Move {
     std::shared_ptr<Allocation> allocation;
     Chunk* chunk;
   };
-  struct DevicePart {
+  struct DeviceWork {
     DeviceSet peers;
     std::vector<Moving> moving;
     std::shared_ptr<Allocation> spare;  // a chunk for each that moves, in order
   };
 
-  void create_memory(int device, DevicePart& part);
-  void copy(int device, DevicePart& part);
-  void exchange(int device, DevicePart& part, size_t index);
+  void create_memory(int device, DeviceWork& work);
+  void copy(int device, DeviceWork& work);
+  void remap(int device, DeviceWork& work, size_t index);
 
   const OperationRequest& request_;
-  std::map<int, DevicePart> parts_;
+  std::map<int, DeviceWork> work_;
 };
 
 }  // namespace ebbtide

@@ -73,7 +73,7 @@ void Separation::run_device(int device) {
     is_idle = false;
     copy(device, sharers, *spare);
     is_idle = true;
-    exchange(device, sharers, *spare);
+    remap(device, sharers, *spare);
   }
 }
 
@@ -85,7 +85,7 @@ std::shared_ptr<Allocation> Separation::make_spare(int device, const Sharers& sh
   for (const Sharer& sharer : sharers) {
     Chunk& chunk = spare->chunks.emplace_back(spare->chunks.size(), size_bytes, sharer.chunk->size_bytes);
     chunk.place.store(Place::kDropped);
-    chunk.backing->charge = core().budgets.device.claim(device, sharer.chunk->size_bytes);
+    chunk.backing->charge = core().budgets.device.charge(device, sharer.chunk->size_bytes);
     chunk.backing->memory = PhysicalMemory::create_on_device(sharer.chunk->size_bytes, device);
     size_bytes += sharer.chunk->size_bytes;
   }
@@ -107,7 +107,7 @@ void Separation::copy(int device, const Sharers& sharers, Allocation& spare) {
 }
 
 // The bytes are in both memories until the shared one is unmapped; from then on each is whole in its own, mapped or not.
-void Separation::exchange(int device, const Sharers& sharers, Allocation& spare) {
+void Separation::remap(int device, const Sharers& sharers, Allocation& spare) {
   for (Chunk& chunk : spare.chunks) chunk.backing->mapping.unmap();
   sharers.front().chunk->backing->mapping.unmap();
   note_released();

@@ -36,7 +36,7 @@ class Separation final : public Move {
   static std::pair<uint64_t, CUdeviceptr> order_of(const Sharers& sharers);
   std::shared_ptr<Allocation> make_spare(int device, const Sharers& sharers);
   void copy(int device, const Sharers& sharers, Allocation& spare);
-  void exchange(int device, const Sharers& sharers, Allocation& spare);
+  void remap(int device, const Sharers& sharers, Allocation& spare);
 
   const OperationRequest& request_;
   std::map<int, std::vector<Sharers>> shared_;  // by device

@@ -26,13 +26,13 @@ bool is_stored(const Allocation& allocation, size_t begin, size_t end) {
 }
 
 // Blocks [first, end) get their bytes where they are one value, and nothing is known of them any more.
-void show(Core& core, Stored& stored, size_t first, size_t end) {
+void show(Core& core, BackupRecord& stored, size_t first, size_t end) {
   uint64_t missing_bytes = 0;
   for (size_t block = first; block < end; ++block) {
     const bool is_missing = stored.blocks[block].is_constant && !stored.blocks[block].is_touched;
     missing_bytes += is_missing && stored.kind != BackupKind::kDisk ? kernels::kBlockBytes : 0;
   }
-  HostClaim claim = core.budgets.host.claim(missing_bytes, "showing blocks that were kept as one value");
+  HostCharge charge = core.budgets.host.charge(missing_bytes, "showing blocks that were kept as one value");
   std::vector<std::byte> bytes(kernels::kBlockBytes);
   for (size_t block = first; block < end; ++block) {
     StoredBlock& kept = stored.blocks[block];
@@ -42,9 +42,9 @@ void show(Core& core, Stored& stored, size_t first, size_t end) {
     kernels::fill_block(bytes.data(), kept.value);
     stored.backup->write(block * kernels::kBlockBytes, bytes.data(), bytes.size());
     if (!kept.is_touched && stored.kind != BackupKind::kDisk) {
-      HostClaim part = claim.split_promised(kernels::kBlockBytes);
-      part.touch(kernels::kBlockBytes);
-      stored.claim.merge(std::move(part));
+      HostCharge shown = charge.split_promised(kernels::kBlockBytes);
+      shown.touch(kernels::kBlockBytes);
+      stored.charge.merge(std::move(shown));
     }
     kept.is_touched = true;
     kept.is_constant = false;
@@ -70,7 +70,7 @@ std::optional<BackupView> view_backup(Core& core, const AddressRange& range) {
   });
   if (selection.groups.front().allocations.empty()) return std::nullopt;
   const size_t end = begin + std::max<size_t>(range.size_bytes, 1);
-  const auto stored = core.registry.stored_of(*allocation);
+  const auto stored = core.registry.backup_of(*allocation);
   if (stored == nullptr || !is_stored(*allocation, begin, end)) return std::nullopt;
   std::byte* const bytes = stored->backup->view();
   if (bytes == nullptr) return std::nullopt;

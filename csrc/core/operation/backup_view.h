@@ -13,7 +13,7 @@ namespace ebbtide {
 // Somebody's sight of stored bytes. They stay readable, and are neither overwritten nor given back, for as long as it lives.
 class BackupView {
  public:
-  BackupView(DeferredFrees& frees, std::shared_ptr<Stored> stored, std::byte* bytes)
+  BackupView(DeferredFrees& frees, std::shared_ptr<BackupRecord> stored, std::byte* bytes)
       : frees_(&frees), hold_(stored->views), stored_(std::move(stored)), bytes_(bytes) {}
   BackupView(BackupView&& other) noexcept = default;
   BackupView& operator=(BackupView&&) = delete;
@@ -26,7 +26,7 @@ class BackupView {
  private:
   DeferredFrees* frees_;
   std::shared_ptr<void> hold_;
-  std::shared_ptr<Stored> stored_;
+  std::shared_ptr<BackupRecord> stored_;
   std::byte* bytes_;
 };
 

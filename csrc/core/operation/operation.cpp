@@ -32,12 +32,8 @@ void Operation::add_moves() {
     return &added;
   };
   switch (kind_) {
-    case OperationKind::kPause:
-      add("pause", std::make_unique<Pause>(core_, request_, Pause::Trim::kNo));
-      return;
-    case OperationKind::kTrim:
-      add("trim", std::make_unique<Pause>(core_, request_, Pause::Trim::kYes));
-      return;
+    case OperationKind::kPause: add("pause", std::make_unique<Pause>(core_, request_, Pause::Trim::kNo)); return;
+    case OperationKind::kTrim: add("trim", std::make_unique<Pause>(core_, request_, Pause::Trim::kYes)); return;
     case OperationKind::kResume:
       resume_ = add("resume", std::make_unique<Resume>(core_, request_, request_.tags));
       return;

@@ -14,9 +14,7 @@ namespace {
 // Beyond the larger of the two sides, so that both directions of the bus have something to do from the start.
 constexpr uint64_t kMarginBytes = 256 * kMiB;
 
-uint64_t sum_of(const std::vector<uint64_t>& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
-}
+uint64_t sum_of(const std::vector<uint64_t>& sizes) { return std::accumulate(sizes.begin(), sizes.end(), uint64_t{0}); }
 
 void note_swapped(const Allocations& allocations) {
   for (const auto& allocation : allocations) allocation->tag->was_swapped = true;
@@ -52,10 +50,10 @@ void SwapOut::open(int device, const std::vector<uint64_t>& returning_sizes) {
   DeviceCharge charge;
   uint64_t ahead_bytes = difference + margin;
   try {
-    charge = budget.claim(device, ahead_bytes);
+    charge = budget.charge(device, ahead_bytes);
   } catch (const OutOfMemory&) {
     ahead_bytes = difference;
-    charge = budget.claim(device, ahead_bytes);
+    charge = budget.charge(device, ahead_bytes);
   }
   auto memory = std::make_unique<SwappedMemory>(device, leaving_bytes, leaving_bytes + ahead_bytes);
   for (const uint64_t size_bytes : returning_sizes) memory->announce(size_bytes);

@@ -59,14 +59,14 @@ void Pause::prepare(const Allocations& allocations) {
     select(allocation);
   }
   if (!request_.tags.addresses.empty()) leave_what_others_share();
-  claim_host_memory();
+  charge_host_memory();
   open_backups();
-  for (auto& [device, part] : parts_) borrow_engine(device, part);
+  for (auto& [device, work] : work_) borrow_engine(device, work);
 }
 
 // The backup that the allocation has, where it can take the bytes. What is partly away goes on with the one that it has: a second one for the rest is not kept, so nobody may look at it then.
-std::shared_ptr<Stored> Pause::usable_backup(const Allocation& allocation, BackupKind kind) {
-  auto stored = core().registry.stored_of(allocation);
+std::shared_ptr<BackupRecord> Pause::usable_backup(const Allocation& allocation, BackupKind kind) {
+  auto stored = core().registry.backup_of(allocation);
   if (stored == nullptr) return stored;
   if (allocation.is_away() && stored->has_views()) {
     throw StateError("tag '" + allocation.tag->name +
@@ -79,7 +79,7 @@ std::shared_ptr<Stored> Pause::usable_backup(const Allocation& allocation, Backu
 
 void Pause::select(const std::shared_ptr<Allocation>& allocation) {
   const BackupKind kind = kind_of(*allocation);
-  DevicePart& part = parts_[allocation->device];
+  DeviceWork& work = work_[allocation->device];
   const auto departure_of = [&](std::vector<Departure>& departures, const Chunk& chunk) -> size_t {
     const auto [found, is_new] = departure_of_.try_emplace(chunk.backing.get(), departures.size());
     if (is_new) departures.emplace_back(Departure{.backing = chunk.backing.get()});
@@ -103,14 +103,14 @@ void Pause::select(const std::shared_ptr<Allocation>& allocation) {
     // What lies on the host takes no device memory: it stays, unless it is to be forgotten; and where a pause left it, no later one forgets it.
     if (chunk.is_on_host() && (!is_dropping || (allocation->is_paused.load() && !is_trim_))) continue;
     if (chunk.is_resident() && kept != nullptr) {
-      const size_t index = departure_of(part.departures, chunk);
-      Departure& departure = part.departures[index];
-      departure.leaving.push_back(part.leaving.size());
+      const size_t index = departure_of(work.departures, chunk);
+      Departure& departure = work.departures[index];
+      departure.leaving.push_back(work.leaving.size());
       departure.chunks.emplace_back(allocation.get(), &chunk);
       ++departure.missing;
-      part.leaving.push_back({allocation.get(), &chunk, kept, index, 0, {}});
+      work.leaving.push_back({allocation.get(), &chunk, kept, index, 0, {}});
     } else if (chunk.backing->has_memory()) {
-      part.dropped[departure_of(part.dropped, chunk)].chunks.emplace_back(allocation.get(), &chunk);
+      work.dropped[departure_of(work.dropped, chunk)].chunks.emplace_back(allocation.get(), &chunk);
     }
   }
 }
@@ -142,7 +142,7 @@ uint64_t Pause::bytes_to_touch(const Kept& kept) const {
 }
 
 // One claim for all, so that an error names what the whole pause needs.
-void Pause::claim_host_memory() {
+void Pause::charge_host_memory() {
   uint64_t bytes = 0;
   std::string tags;
   const Tag* last = nullptr;
@@ -154,12 +154,12 @@ void Pause::claim_host_memory() {
     bytes += needed;
   }
   if (bytes == 0) return;
-  HostClaim claim = core().budgets.host.claim(bytes, "the backup of " + tags);
-  for (Kept& kept : kept_) kept.claim = claim.split_promised(bytes_to_touch(kept));
+  HostCharge charge = core().budgets.host.charge(bytes, "the backup of " + tags);
+  for (Kept& kept : kept_) kept.charge = charge.split_promised(bytes_to_touch(kept));
 }
 
 void Pause::open_backups() {
-  std::vector<std::shared_ptr<Stored>> pinned;
+  std::vector<std::shared_ptr<BackupRecord>> pinned;
   for (Kept& kept : kept_) {
     if (kept.had_backup) {
       reclaim(kept);
@@ -168,7 +168,7 @@ void Pause::open_backups() {
     // Whole before settle() can see it.
     auto stored = open_backup(core(), kind_of(*kept.allocation), *kept.allocation);
     if (stored->kind == BackupKind::kPinned) {
-      stored->claim = std::move(kept.claim);
+      stored->charge = std::move(kept.charge);
       pinned.push_back(stored);
     }
     kept.stored = std::move(stored);
@@ -186,15 +186,15 @@ void Pause::reclaim(const Kept& kept) {
   }
 }
 
-void Pause::borrow_engine(int device, DevicePart& part) {
-  if (part.leaving.empty()) return;
+void Pause::borrow_engine(int device, DeviceWork& work) {
+  if (work.leaving.empty()) return;
   uint64_t bytes = 0;
   uint64_t staged_bytes = 0;
   uint64_t fresh_bytes = 0;
   bool has_files = false;
-  for (const Leaving& leaving : part.leaving) {
+  for (const Leaving& leaving : work.leaving) {
     bytes += leaving.chunk->size_bytes;
-    const Stored& stored = *leaving.kept->stored;
+    const BackupRecord& stored = *leaving.kept->stored;
     if (stored.backup->direct() != nullptr) continue;
     has_files |= stored.kind == BackupKind::kDisk;
     for (size_t block = leaving.chunk->first_block(); block < leaving.chunk->end_block(); ++block) {
@@ -205,59 +205,59 @@ void Pause::borrow_engine(int device, DevicePart& part) {
   }
   policy::CopyNeed need = copy_need(staged_bytes, fresh_bytes);
   need.has_files = has_files;
-  need.devices = static_cast<int>(parts_.size());
+  need.devices = static_cast<int>(work_.size());
   need.is_swap = hands_over_memory();
-  part.engine = std::make_unique<EnginePool::Loan>(core().engines.borrow(device, need));
+  work.engine = std::make_unique<EnginePool::Loan>(core().engines.borrow(device, need));
   const SkipRules& skip = core().rules.skip;
   if (!skip.constant.load() && !skip.clean.load()) return;
-  part.scan = BlockScan::create(*part.engine, bytes / kernels::kBlockBytes, core().digest_seed);
-  if (part.scan == nullptr) return;
-  for (Leaving& leaving : part.leaving) {
+  work.scan = BlockScan::create(*work.engine, bytes / kernels::kBlockBytes, core().digest_seed);
+  if (work.scan == nullptr) return;
+  for (Leaving& leaving : work.leaving) {
     leaving.first_scanned =
-        part.scan->add(leaving.allocation->address() + leaving.chunk->offset, leaving.chunk->size_bytes);
+        work.scan->add(leaving.allocation->address() + leaving.chunk->offset, leaving.chunk->size_bytes);
   }
 }
 
 std::vector<int> Pause::devices() const {
   std::vector<int> devices;
-  for (const auto& [device, part] : parts_) {
+  for (const auto& [device, work] : work_) {
     // What is away is used by nothing that a trim would wait for.
-    if (!is_trim_ || !part.dropped.empty()) devices.push_back(device);
+    if (!is_trim_ || !work.dropped.empty()) devices.push_back(device);
   }
   return devices;
 }
 
 void Pause::run_device(int device) {
-  DevicePart& part = parts_.at(device);
-  if (!part.leaving.empty()) move_out(part);
-  if (hands_over_memory()) drop(part);
+  DeviceWork& work = work_.at(device);
+  if (!work.leaving.empty()) move_out(work);
+  if (hands_over_memory()) drop(work);
 }
 
-void Pause::move_out(DevicePart& part) {
-  if (part.scan != nullptr) part.scan->launch();
+void Pause::move_out(DeviceWork& work) {
+  if (work.scan != nullptr) work.scan->launch();
   std::optional<Copy> copy;  // its threads are not started where nothing must be copied
   std::vector<Leaving*> submitted;
-  for (Leaving& leaving : part.leaving) {
-    decide(part, leaving);
+  for (Leaving& leaving : work.leaving) {
+    decide(work, leaving);
     if (leaving.ranges.empty()) {
-      land(part, leaving);
+      land(work, leaving);
     } else {
-      if (!copy) copy.emplace(part.engine->engine(), CopyDirection::kToStore, part.engine->cut());
+      if (!copy) copy.emplace(work.engine->engine(), CopyDirection::kToStore, work.engine->cut());
       submitted.push_back(&leaving);
       copy->submit({leaving.allocation->address() + leaving.chunk->offset, leaving.kept->stored->backup.get(),
                     leaving.chunk->offset, leaving.ranges,
                     core().rules.skip.must_compare.load() && leaving.kept->had_backup});
     }
-    while (const auto job = copy ? copy->poll_landed() : std::nullopt) land(part, *submitted[*job]);
+    while (const auto job = copy ? copy->poll_landed() : std::nullopt) land(work, *submitted[*job]);
   }
-  while (const auto job = copy ? copy->finish_next() : std::nullopt) land(part, *submitted[*job]);
+  while (const auto job = copy ? copy->finish_next() : std::nullopt) land(work, *submitted[*job]);
 }
 
-void Pause::decide(DevicePart& part, Leaving& leaving) {
+void Pause::decide(DeviceWork& work, Leaving& leaving) {
   leaving.ranges.clear();
   for (size_t index = 0; index < leaving.chunk->block_count(); ++index) {
     const kernels::BlockReport* const report =
-        part.scan == nullptr ? nullptr : &part.scan->report(leaving.first_scanned + index);
+        work.scan == nullptr ? nullptr : &work.scan->report(leaving.first_scanned + index);
     if (must_copy(leaving, leaving.chunk->first_block() + index, report)) {
       add_block(leaving.ranges, index * kernels::kBlockBytes);
     }
@@ -293,10 +293,10 @@ bool Pause::must_copy(Leaving& leaving, size_t block, const kernels::BlockReport
 
 void Pause::run_last() {
   if (is_trim_) forget_what_is_away();
-  for (auto& [device, part] : parts_) {
-    if (part.has_dropped || part.dropped.empty()) continue;
+  for (auto& [device, work] : work_) {
+    if (work.has_dropped || work.dropped.empty()) continue;
     const ContextScope scope(device);
-    drop(part);
+    drop(work);
   }
   for (const auto& allocation : chosen_) allocation->is_paused.store(!is_trim_);
 }
@@ -309,16 +309,16 @@ void Pause::note_paused() noexcept {
 }
 
 void Pause::settle() noexcept {
-  for (auto& [device, part] : parts_) {
+  for (auto& [device, work] : work_) {
     // What was retained of an earlier pause is of no use once the content was dropped.
-    for (const Departure& departure : part.dropped) {
+    for (const Departure& departure : work.dropped) {
       for (const auto& [allocation, chunk] : departure.chunks) {
         if (allocation->resident_bytes() == 0 && !allocation->is_any_stored())
-          core().registry.set_stored(*allocation, nullptr);
+          core().registry.set_backup(*allocation, nullptr);
       }
     }
   }
-  parts_.clear();
+  work_.clear();
   note_paused();
   if (request_.moved != nullptr) {
     for (const auto& allocation : chosen_) {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "core/move/backups.h"
-#include "core/transfer/block_scan.h"
 #include "core/move/move.h"
+#include "core/transfer/block_scan.h"
 #include "store/copy.h"
 
 namespace ebbtide {
@@ -41,34 +41,34 @@ class Pause : public Move {
   // Whether something that comes back at the same time waits for the memory, and shares the bus.
   virtual bool hands_over_memory() const { return false; }
   // Gives up memory that nobody can reach any more. The device is that of its address.
-  virtual void release(int /*device*/, Backing& backing) { backing.give_up(); }
+  virtual void release(int /*device*/, Backing& backing) { backing.release(); }
 
  private:
   // An allocation that keeps its content.
   struct Kept {
     std::shared_ptr<Allocation> allocation;
-    std::shared_ptr<Stored> stored;  // what the allocation has, or a new one that it gets with its first chunk
-    HostClaim claim;                 // for the pages that will be touched
-    std::vector<bool> is_unused;     // by block
-    bool had_backup = false;         // before this pause
+    std::shared_ptr<BackupRecord> stored;  // what the allocation has, or a new one that it gets with its first chunk
+    HostCharge charge;                     // for the pages that will be touched
+    std::vector<bool> is_unused;           // by block
+    bool had_backup = false;               // before this pause
     bool is_attached = false;
   };
   struct Leaving {
     Allocation* allocation;
     Chunk* chunk;
     Kept* kept;
-    size_t departure;               // of the part's departures
+    size_t departure;               // of the work's departures
     size_t first_scanned;           // the number of its first block in the scan
     std::vector<CopyRange> ranges;  // what must be copied
   };
   // The chunks that leave together, as one handle is behind them.
   struct Departure {
     Backing* backing;
-    std::vector<size_t> leaving = {};  // of the part's leaving, or none
+    std::vector<size_t> leaving = {};  // of the work's leaving, or none
     std::vector<std::pair<Allocation*, Chunk*>> chunks = {};
     size_t missing = 0;  // whose bytes have not landed
   };
-  struct DevicePart {
+  struct DeviceWork {
     std::vector<Leaving> leaving;
     std::vector<Departure> departures;  // of those that keep their content
     std::vector<Departure> dropped;
@@ -78,25 +78,25 @@ class Pause : public Move {
   };
 
   BackupKind kind_of(const Allocation& allocation) const;
-  std::shared_ptr<Stored> usable_backup(const Allocation& allocation, BackupKind kind);
+  std::shared_ptr<BackupRecord> usable_backup(const Allocation& allocation, BackupKind kind);
   void select(const std::shared_ptr<Allocation>& allocation);
   void attach(const Allocation& allocation, Chunk& chunk);
   void leave_what_others_share();
   uint64_t bytes_to_touch(const Kept& kept) const;
-  void claim_host_memory();
+  void charge_host_memory();
   void open_backups();
   void reclaim(const Kept& kept);
-  void borrow_engine(int device, DevicePart& part);
+  void borrow_engine(int device, DeviceWork& work);
 
-  void move_out(DevicePart& part);
-  void decide(DevicePart& part, Leaving& leaving);
+  void move_out(DeviceWork& work);
+  void decide(DeviceWork& work, Leaving& leaving);
   bool must_copy(Leaving& leaving, size_t block, const kernels::BlockReport* report);
-  void land(DevicePart& part, Leaving& leaving);
-  void leave(DevicePart& part, Departure& departure);
-  void note_digests(DevicePart& part, const Leaving& leaving);
+  void land(DeviceWork& work, Leaving& leaving);
+  void leave(DeviceWork& work, Departure& departure);
+  void note_digests(DeviceWork& work, const Leaving& leaving);
   void note_touched(Kept& kept, size_t first_block, size_t count);
-  void give_up(const Departure& departure);
-  void drop(DevicePart& part);
+  void release_memory(const Departure& departure);
+  void drop(DeviceWork& work);
   void forget_what_is_away() noexcept;
   void forget_what_stayed(const Kept& kept) noexcept;
   void note_paused() noexcept;
@@ -106,7 +106,7 @@ class Pause : public Move {
   std::vector<std::shared_ptr<Allocation>> chosen_;  // all
   std::deque<Kept> kept_;
   std::map<const Backing*, size_t> departure_of_;  // in the departures, or in what is dropped, of its device
-  std::map<int, DevicePart> parts_;
+  std::map<int, DeviceWork> work_;
 };
 
 }  // namespace ebbtide

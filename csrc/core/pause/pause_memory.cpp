@@ -12,11 +12,11 @@ void Pause::leave_what_others_share() {
     const std::shared_ptr<Backing>& backing = departure.chunks.front().second->backing;
     return departure.chunks.size() < static_cast<size_t>(backing.use_count());
   };
-  for (auto& [device, part] : parts_) {
+  for (auto& [device, work] : work_) {
     if (is_trim_) {
-      std::erase_if(part.dropped, has_others);
-    } else if (std::any_of(part.dropped.begin(), part.dropped.end(), has_others) ||
-               std::any_of(part.departures.begin(), part.departures.end(), has_others)) {
+      std::erase_if(work.dropped, has_others);
+    } else if (std::any_of(work.dropped.begin(), work.dropped.end(), has_others) ||
+               std::any_of(work.departures.begin(), work.departures.end(), has_others)) {
       throw StateError(
           "some of these allocations share a handle with others of their tag, with which a resume brought them back, "
           "and "
@@ -28,8 +28,8 @@ void Pause::leave_what_others_share() {
 
 std::map<int, uint64_t> Pause::leaving_bytes() const {
   std::map<int, uint64_t> bytes;
-  for (const auto& [device, part] : parts_) {
-    for (const auto* departures : {&part.departures, &part.dropped}) {
+  for (const auto& [device, work] : work_) {
+    for (const auto* departures : {&work.departures, &work.dropped}) {
       for (const Departure& departure : *departures) {
         const PhysicalMemory& memory = departure.backing->memory;
         bytes[device] += memory.is_on_host() ? 0 : memory.size_bytes();
@@ -40,32 +40,32 @@ std::map<int, uint64_t> Pause::leaving_bytes() const {
 }
 
 // The store holds what the chunk held when its digest was taken, if it still has that digest now that all is copied.
-void Pause::note_digests(DevicePart& part, const Leaving& leaving) {
+void Pause::note_digests(DeviceWork& work, const Leaving& leaving) {
   const bool is_kept = leaving.allocation->policy.retain || leaving.kept->stored->kind == BackupKind::kPinned;
-  if (part.scan == nullptr || !core().rules.skip.clean.load() || leaving.ranges.empty() || !is_kept) return;
-  const kernels::BlockReport* const again = part.scan->look_again(leaving.first_scanned, leaving.chunk->block_count());
+  if (work.scan == nullptr || !core().rules.skip.clean.load() || leaving.ranges.empty() || !is_kept) return;
+  const kernels::BlockReport* const again = work.scan->look_again(leaving.first_scanned, leaving.chunk->block_count());
   for (const CopyRange& range : leaving.ranges) {
     const size_t first = range.offset / kernels::kBlockBytes;
     for (size_t index = first; index < first + range.size_bytes / kernels::kBlockBytes; ++index) {
       StoredBlock& stored = leaving.kept->stored->blocks[leaving.chunk->first_block() + index];
       stored.digest = again[index].digest;
-      stored.has_digest = stored.digest == part.scan->report(leaving.first_scanned + index).digest;
+      stored.has_digest = stored.digest == work.scan->report(leaving.first_scanned + index).digest;
     }
   }
 }
 
-void Pause::land(DevicePart& part, Leaving& leaving) {
-  note_digests(part, leaving);
-  Departure& departure = part.departures[leaving.departure];
-  if (--departure.missing == 0) leave(part, departure);
+void Pause::land(DeviceWork& work, Leaving& leaving) {
+  note_digests(work, leaving);
+  Departure& departure = work.departures[leaving.departure];
+  if (--departure.missing == 0) leave(work, departure);
 }
 
-void Pause::leave(DevicePart& part, Departure& departure) {
+void Pause::leave(DeviceWork& work, Departure& departure) {
   for (const size_t index : departure.leaving) {
-    Kept& kept = *part.leaving[index].kept;
+    Kept& kept = *work.leaving[index].kept;
     if (kept.is_attached) continue;
     // Before the device gives the bytes up, so that they are never nowhere.
-    core().registry.set_stored(*kept.allocation, kept.stored);
+    core().registry.set_backup(*kept.allocation, kept.stored);
     kept.is_attached = true;
   }
   departure.backing->mapping.unmap();
@@ -73,14 +73,14 @@ void Pause::leave(DevicePart& part, Departure& departure) {
   for (const auto& [allocation, chunk] : departure.chunks)
     chunk->place.store(Place::kStored, std::memory_order_release);
   for (const size_t index : departure.leaving) {
-    const Leaving& leaving = part.leaving[index];
+    const Leaving& leaving = work.leaving[index];
     for (const CopyRange& range : leaving.ranges) {
       row(*leaving.allocation).copied += range.size_bytes;
       note_touched(*leaving.kept, leaving.chunk->first_block() + range.offset / kernels::kBlockBytes,
                    range.size_bytes / kernels::kBlockBytes);
     }
   }
-  give_up(departure);
+  release_memory(departure);
 }
 
 void Pause::note_touched(Kept& kept, size_t first_block, size_t count) {
@@ -90,13 +90,13 @@ void Pause::note_touched(Kept& kept, size_t first_block, size_t count) {
     bytes += stored.is_touched ? 0 : kernels::kBlockBytes;
     stored.is_touched = true;
   }
-  HostClaim part = kept.claim.split_promised(bytes);
-  part.touch(bytes);
-  kept.stored->claim.merge(std::move(part));
+  HostCharge touched = kept.charge.split_promised(bytes);
+  touched.touch(bytes);
+  kept.stored->charge.merge(std::move(touched));
 }
 
 // The physical memory behind chunks that nobody can reach any more goes.
-void Pause::give_up(const Departure& departure) {
+void Pause::release_memory(const Departure& departure) {
   const std::shared_ptr<Backing> keeper = departure.chunks.front().second->backing;  // until all have let go
   Backing& backing = *keeper;
   const auto [first_allocation, first_chunk] = departure.chunks.front();
@@ -115,9 +115,9 @@ void Pause::give_up(const Departure& departure) {
   row(*first_allocation).bytes += freed_bytes;
 }
 
-void Pause::drop(DevicePart& part) {
-  part.has_dropped = true;
-  for (const Departure& departure : part.dropped) {
+void Pause::drop(DeviceWork& work) {
+  work.has_dropped = true;
+  for (const Departure& departure : work.dropped) {
     const Chunk& first = *departure.chunks.front().second;
     if (first.is_on_device() || first.is_on_host()) {
       // On the host it may be cleared first: then it is given up from there on.
@@ -128,7 +128,7 @@ void Pause::drop(DevicePart& part) {
         chunk->is_detached.store(false);
       }
     }
-    give_up(departure);
+    release_memory(departure);
   }
 }
 
@@ -140,7 +140,7 @@ void Pause::forget_what_is_away() noexcept {
     for (Chunk& chunk : allocation->chunks) {
       if (chunk.place.load() == Place::kStored) chunk.place.store(Place::kDropped, std::memory_order_release);
     }
-    core().registry.set_stored(*allocation, nullptr);
+    core().registry.set_backup(*allocation, nullptr);
   }
 }
 
@@ -157,7 +157,7 @@ void Pause::forget_what_stayed(const Kept& kept) noexcept {
     }
   }
   if (kept.is_attached && !kept.had_backup && !kept.allocation->is_any_stored())
-    core().registry.set_stored(*kept.allocation, nullptr);
+    core().registry.set_backup(*kept.allocation, nullptr);
 }
 
 }  // namespace ebbtide

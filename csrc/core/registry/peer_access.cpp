@@ -10,14 +10,14 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/repeated_line.h"
+#include "base/log_throttle.h"
 
 namespace ebbtide {
 namespace {
 
 void say_refused(CUresult result) noexcept {
-  static constinit RepeatedLine line;
-  if (!line.must_say()) return;
+  static constinit LogThrottle throttle;
+  if (!throttle.allows()) return;
   log_line(LogLevel::kWarning,
            {"cuMemSetAccess for the peers of a device failed with ", result_name(result),
             ": a copy or kernel of another device can't use this memory. Entering a region again tries again"});

@@ -159,12 +159,12 @@ bool Registry::find_in_handler(CUdeviceptr address, char* tag, size_t capacity, 
   return true;
 }
 
-std::shared_ptr<Stored> Registry::stored_of(const Allocation& allocation) const {
+std::shared_ptr<BackupRecord> Registry::backup_of(const Allocation& allocation) const {
   const std::lock_guard lock(mutex_);
   return allocation.stored;
 }
 
-void Registry::set_stored(Allocation& allocation, std::shared_ptr<Stored> stored) {
+void Registry::set_backup(Allocation& allocation, std::shared_ptr<BackupRecord> stored) {
   {
     const std::lock_guard lock(mutex_);
     allocation.stored.swap(stored);

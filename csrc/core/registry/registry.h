@@ -73,10 +73,10 @@ struct TagClaim {
   bool moves_memory = true;  // the tags count as moving for as long as they are held
 
   // How the tags are left.
-  bool finishes_tags = false;        // once all of it has moved, no tag is left midway
-  bool counts_as_pause = false;      // for Tag::pause_count
-  bool marks_trimmed = false;        // what is away in the end stays away until it is asked for by address
-  bool takes_stale_memory = true;    // memory behind what is away is something left to do
+  bool finishes_tags = false;      // once all of it has moved, no tag is left midway
+  bool counts_as_pause = false;    // for Tag::pause_count
+  bool marks_trimmed = false;      // what is away in the end stays away until it is asked for by address
+  bool takes_stale_memory = true;  // memory behind what is away is something left to do
 };
 
 // The tags and allocations that an operation holds.
@@ -128,8 +128,8 @@ class Registry {
   // For signal handlers: gives up instead of waiting. Copies the tag's name.
   bool find_in_handler(CUdeviceptr address, char* tag, size_t capacity, bool* is_away) const noexcept;
   // Under the lock of the registry, so that a free at the same time is harmless.
-  std::shared_ptr<Stored> stored_of(const Allocation& allocation) const;
-  void set_stored(Allocation& allocation, std::shared_ptr<Stored> stored);
+  std::shared_ptr<BackupRecord> backup_of(const Allocation& allocation) const;
+  void set_backup(Allocation& allocation, std::shared_ptr<BackupRecord> stored);
 
   // The number of the newest lease of all.
   uint64_t last_lease() const;

@@ -34,49 +34,49 @@ void Resume::prepare(const Allocations& allocations) {
     chosen_.push_back(allocation);
     select(allocation);
   }
-  for (auto& [device, part] : parts_) {
-    part.peers = core().peers.of(device);
-    put_in_order(part);
-    group(part);
-    if (!takes_over_memory()) create_memory(device, part);
-    if (!takes_over_memory()) create_memory_by_room(device, part);
-    create_host_memory(device, part);
-    borrow_engine(device, part);
+  for (auto& [device, work] : work_) {
+    work.peers = core().peers.of(device);
+    put_in_order(work);
+    group(work);
+    if (!takes_over_memory()) create_memory(device, work);
+    if (!takes_over_memory()) create_memory_by_room(device, work);
+    create_host_memory(device, work);
+    borrow_engine(device, work);
   }
 }
 
 void Resume::select(const std::shared_ptr<Allocation>& allocation) {
   // Memory that an earlier failure left behind a chunk that is away still holds old bytes: never map it again (invariant 2). A copy into it may still be queued (invariant 5).
   if (allocation->has_stale_memory()) synchronize_device(allocation->device);
-  const auto stored = core().registry.stored_of(*allocation);
+  const auto stored = core().registry.backup_of(*allocation);
   const bool is_retained =
       stored != nullptr && request_.retain.value_or(allocation->policy.retain || stored->kind == BackupKind::kPinned);
   // Memory that nobody uses comes back as new memory would be made.
   const bool may_spill =
       allocation->is_trimmed && allocation->policy.overflow != Overflow::kNone && !takes_over_memory();
   if (stored != nullptr && !request_.unused.empty()) forget_unused(*allocation, *stored);
-  DevicePart& part = parts_[allocation->device];
+  DeviceWork& work = work_[allocation->device];
   for (Chunk& chunk : allocation->chunks) {
     if (chunk.is_resident()) continue;
-    if (chunk.has_stale_memory()) chunk.backing->give_up();
+    if (chunk.has_stale_memory()) chunk.backing->release();
     const bool is_stored = chunk.place.load() == Place::kStored;
     const bool may_be_on_host = !is_stored && (chunk.home == Place::kHost || may_spill);
     const bool is_on_host = chunk.is_detached.load() ? chunk.is_on_host() : may_be_on_host;
-    part.bytes += is_on_host || chunk.is_detached.load() ? 0 : chunk.size_bytes;
+    work.bytes += is_on_host || chunk.is_detached.load() ? 0 : chunk.size_bytes;
     Returning& returning =
-        part.returning.emplace_back(Returning{.allocation = allocation,
+        work.returning.emplace_back(Returning{.allocation = allocation,
                                               .chunk = &chunk,
                                               .stored = is_stored ? stored : nullptr,
                                               .is_retained = is_retained,
                                               .keeps_bytes = is_retained || (is_stored && stored->has_views()),
                                               .is_on_host = is_on_host,
                                               .ranges = {}});
-    if (is_stored) add_ranges(part, returning);
+    if (is_stored) add_ranges(work, returning);
   }
 }
 
 // What died while it was away comes back as zeros. Where somebody looks at the stored bytes, all of them go on standing for themselves.
-void Resume::forget_unused(const Allocation& allocation, Stored& stored) {
+void Resume::forget_unused(const Allocation& allocation, BackupRecord& stored) {
   if (stored.has_views()) return;
   const std::vector<bool> is_unused = unused_blocks(core(), request_, allocation);
   for (const Chunk& chunk : allocation.chunks) {
@@ -89,30 +89,30 @@ void Resume::forget_unused(const Allocation& allocation, Stored& stored) {
   }
 }
 
-void Resume::add_ranges(DevicePart& part, Returning& returning) {
+void Resume::add_ranges(DeviceWork& work, Returning& returning) {
   const Chunk& chunk = *returning.chunk;
   for (size_t index = 0; index < chunk.block_count(); ++index) {
     const StoredBlock& block = returning.stored->blocks[chunk.first_block() + index];
     if (block.is_constant) {
-      part.fill_count += block.value == kernels::Value{} ? 0 : 1;
+      work.fill_count += block.value == kernels::Value{} ? 0 : 1;
       continue;
     }
     const size_t offset = index * kernels::kBlockBytes;
-    part.copied_bytes += kernels::kBlockBytes;
-    part.staged_bytes += returning.stored->backup->direct() == nullptr ? kernels::kBlockBytes : 0;
+    work.copied_bytes += kernels::kBlockBytes;
+    work.staged_bytes += returning.stored->backup->direct() == nullptr ? kernels::kBlockBytes : 0;
     if (!returning.ranges.empty() && returning.ranges.back().offset + returning.ranges.back().size_bytes == offset) {
       returning.ranges.back().size_bytes += kernels::kBlockBytes;
     } else {
       returning.ranges.push_back({offset, kernels::kBlockBytes});
     }
   }
-  part.has_files |= !returning.ranges.empty() && returning.stored->kind == BackupKind::kDisk;
+  work.has_files |= !returning.ranges.empty() && returning.stored->kind == BackupKind::kDisk;
 }
 
 // What the caller wants first comes first, the rest in the order of allocation.
-void Resume::put_in_order(DevicePart& part) {
+void Resume::put_in_order(DeviceWork& work) {
   if (request_.order.empty()) return;
-  auto& all = part.returning;
+  auto& all = work.returning;
   std::vector<size_t> by_address(all.size());
   std::iota(by_address.begin(), by_address.end(), size_t{0});
   std::sort(by_address.begin(), by_address.end(),
@@ -136,66 +136,65 @@ void Resume::put_in_order(DevicePart& part) {
   all = std::move(ordered);
 }
 
-void Resume::borrow_engine(int device, DevicePart& part) {
+void Resume::borrow_engine(int device, DeviceWork& work) {
   // Memory that changes hands may have to be cleared.
-  if (part.copied_bytes == 0 && part.fill_count == 0 && !takes_over_memory()) return;
-  policy::CopyNeed need = copy_need(part.staged_bytes, 0);
+  if (work.copied_bytes == 0 && work.fill_count == 0 && !takes_over_memory()) return;
+  policy::CopyNeed need = copy_need(work.staged_bytes, 0);
   need.is_to_device = true;
-  need.has_files = part.has_files;
-  need.devices = static_cast<int>(parts_.size());
+  need.has_files = work.has_files;
+  need.devices = static_cast<int>(work_.size());
   need.is_swap = takes_over_memory();
-  part.engine = std::make_unique<EnginePool::Loan>(core().engines.borrow(device, need));
-  take_fill_table(part);
+  work.engine = std::make_unique<EnginePool::Loan>(core().engines.borrow(device, need));
+  take_fill_table(work);
 }
 
-void Resume::take_fill_table(DevicePart& part) {
-  if (part.fill_count == 0) return;
-  part.fills = reinterpret_cast<kernels::BlockFill*>(part.engine->table(part.fill_count * sizeof(kernels::BlockFill)));
+void Resume::take_fill_table(DeviceWork& work) {
+  if (work.fill_count == 0) return;
+  work.fills = reinterpret_cast<kernels::BlockFill*>(work.engine->table(work.fill_count * sizeof(kernels::BlockFill)));
 }
 
 std::vector<int> Resume::devices() const {
   std::vector<int> devices;
-  for (const auto& [device, part] : parts_) devices.push_back(device);
+  for (const auto& [device, work] : work_) devices.push_back(device);
   return devices;
 }
 
 void Resume::run_device(int device) {
-  DevicePart& part = parts_.at(device);
+  DeviceWork& work = work_.at(device);
   // Whatever happens, nothing may be queued into memory that goes back.
-  const ScopeExit end([&]() noexcept { abandon_fills(part); });
+  const ScopeExit end([&]() noexcept { abandon_fills(work); });
   std::optional<Copy> copy;
   std::vector<Returning*> submitted;
-  for (Returning& returning : part.returning) {
-    if (Group& group = part.groups[returning.group]; !group.backing->mapping.is_mapped()) map(device, part, group);
-    fill(part, returning);
+  for (Returning& returning : work.returning) {
+    if (Group& group = work.groups[returning.group]; !group.backing->mapping.is_mapped()) map(device, work, group);
+    fill(work, returning);
     if (returning.ranges.empty()) {
-      arrive(part, returning);
+      arrive(work, returning);
     } else {
-      if (!copy)
-        copy.emplace(part.engine->engine(), CopyDirection::kToDevice, part.engine->cut(), takes_over_memory());
+      if (!copy) copy.emplace(work.engine->engine(), CopyDirection::kToDevice, work.engine->cut(), takes_over_memory());
       submitted.push_back(&returning);
       copy->submit(
           {returning.address(), returning.stored->backup.get(), returning.chunk->offset, returning.ranges, false});
     }
-    while (const auto job = copy ? copy->poll_landed() : std::nullopt) arrive(part, *submitted[*job]);
+    while (const auto job = copy ? copy->poll_landed() : std::nullopt) arrive(work, *submitted[*job]);
   }
-  while (const auto job = copy ? copy->finish_next() : std::nullopt) arrive(part, *submitted[*job]);
+  while (const auto job = copy ? copy->finish_next() : std::nullopt) arrive(work, *submitted[*job]);
 }
 
 // Blocks of one value, and, in memory that somebody else had, of zeros.
-void Resume::fill(DevicePart& part, Returning& returning) {
+void Resume::fill(DeviceWork& work, Returning& returning) {
   const CUdeviceptr address = returning.address();
   const auto clear = [&](size_t offset, size_t size_bytes) {
-    part.is_filling = returning.has_fills = true;
-    check(driver().cuMemsetD8Async(address + offset, 0, size_bytes, part.engine->engine().side_stream().get()),
+    work.is_filling = returning.has_fills = true;
+    check(driver().cuMemsetD8Async(address + offset, 0, size_bytes, work.engine->engine().side_stream().get()),
           "cuMemsetD8Async", "size=" + std::to_string(size_bytes));
   };
-  const bool is_fresh = part.groups[returning.group].is_fresh;
+  const bool is_fresh = work.groups[returning.group].is_fresh;
   if (returning.stored == nullptr) {
     if (!is_fresh) clear(0, returning.chunk->size_bytes);
     return;
   }
-  const size_t first_fill = part.fills_used;
+  const size_t first_fill = work.fills_used;
   size_t zeros_bytes = 0;  // before the block at hand: one call for all that lie together
   for (size_t index = 0; index < returning.chunk->block_count(); ++index) {
     const StoredBlock& block = returning.stored->blocks[returning.chunk->first_block() + index];
@@ -207,37 +206,37 @@ void Resume::fill(DevicePart& part, Returning& returning) {
     if (zeros_bytes > 0) clear(offset - zeros_bytes, zeros_bytes);
     zeros_bytes = 0;
     if (block.is_constant && block.value != kernels::Value{})
-      part.fills[part.fills_used++] = {address + offset, block.value};
+      work.fills[work.fills_used++] = {address + offset, block.value};
   }
   if (zeros_bytes > 0) clear(returning.chunk->size_bytes - zeros_bytes, zeros_bytes);
-  if (part.fills_used == first_fill) return;
+  if (work.fills_used == first_fill) return;
   const DeviceKernels* const kernels = DeviceKernels::of(returning.allocation->device);
   if (kernels == nullptr) throw StateError("the kernels that found constant blocks can't be loaded any more");
-  part.is_filling = returning.has_fills = true;
-  kernels->fill(part.engine->engine().side_stream().get(), part.fills + first_fill,
-                static_cast<uint32_t>(part.fills_used - first_fill));
+  work.is_filling = returning.has_fills = true;
+  kernels->fill(work.engine->engine().side_stream().get(), work.fills + first_fill,
+                static_cast<uint32_t>(work.fills_used - first_fill));
 }
 
-void Resume::abandon_fills(DevicePart& part) noexcept {
-  if (!part.is_filling) return;
-  CopyEngine& engine = part.engine->engine();
+void Resume::abandon_fills(DeviceWork& work) noexcept {
+  if (!work.is_filling) return;
+  CopyEngine& engine = work.engine->engine();
   CUresult result = driver().cuStreamSynchronize(engine.side_stream().get());
   if (result != CUDA_SUCCESS) result = driver().cuStreamSynchronize(engine.side_stream().get());
   if (result != CUDA_SUCCESS) engine.poison();
-  part.is_filling = false;
+  work.is_filling = false;
 }
 
-void Resume::arrive(DevicePart& part, const Returning& returning) {
-  Group& group = part.groups[returning.group];
+void Resume::arrive(DeviceWork& work, const Returning& returning) {
+  Group& group = work.groups[returning.group];
   if (--group.missing > 0) return;
   const bool has_fills = std::any_of(group.members.begin(), group.members.end(),
-                                     [&](size_t index) { return part.returning[index].has_fills; });
-  if (has_fills && part.is_filling) {
-    part.engine->engine().side_stream().synchronize();
-    part.is_filling = false;
+                                     [&](size_t index) { return work.returning[index].has_fills; });
+  if (has_fills && work.is_filling) {
+    work.engine->engine().side_stream().synchronize();
+    work.is_filling = false;
   }
   note_released();
-  for (const size_t index : group.members) note_arrival(group, part.returning[index]);
+  for (const size_t index : group.members) note_arrival(group, work.returning[index]);
 }
 
 void Resume::note_arrival(const Group& group, Returning& returning) {
@@ -258,7 +257,7 @@ void Resume::note_arrival(const Group& group, Returning& returning) {
 
 // The chunk's backup has done its duty: its pages go back now, beside the copies of the others.
 void Resume::forget(Returning& returning) {
-  Stored& stored = *returning.stored;
+  BackupRecord& stored = *returning.stored;
   if (stored.kind != BackupKind::kRam) return;  // goes whole, at the end
   const Chunk& chunk = *returning.chunk;
   stored.backup->discard(chunk.offset, chunk.size_bytes);
@@ -267,7 +266,7 @@ void Resume::forget(Returning& returning) {
     bytes += stored.blocks[block].is_touched ? kernels::kBlockBytes : 0;
     stored.blocks[block].is_touched = stored.blocks[block].has_digest = false;
   }
-  stored.claim.give_back_touched(bytes);
+  stored.charge.give_back_touched(bytes);
 }
 
 // Those of which nothing had to come back, too.
@@ -277,19 +276,19 @@ void Resume::run_last() {
 
 void Resume::settle() noexcept {
   chosen_.clear();
-  for (auto& [device, part] : parts_) abandon_delivery(device, part);
-  for (auto& [device, part] : parts_) {
-    give_back_unused(part);
-    for (const Returning& returning : part.returning) {
+  for (auto& [device, work] : work_) abandon_delivery(device, work);
+  for (auto& [device, work] : work_) {
+    give_back_unused(work);
+    for (const Returning& returning : work.returning) {
       Chunk& chunk = *returning.chunk;
       if (!chunk.is_resident() && !chunk.backing->has_memory()) chunk.backing = Backing::nothing();
       // The backup has done its duty once everything is back, unless it is retained; whoever looks at it keeps it alive, and then it is not retained: the next pause would write into it.
       if (returning.allocation->is_away() || returning.stored == nullptr) continue;
       if (!returning.is_retained || returning.stored->has_views())
-        core().registry.set_stored(*returning.allocation, nullptr);
+        core().registry.set_backup(*returning.allocation, nullptr);
     }
   }
-  parts_.clear();
+  work_.clear();
 }
 
 }  // namespace ebbtide

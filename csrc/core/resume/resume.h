@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
-#include "core/resume/arrivals.h"
 #include "core/move/move.h"
+#include "core/resume/arrivals.h"
 #include "driver/device_kernels.h"
 #include "store/copy.h"
 
@@ -55,14 +55,14 @@ class Resume : public Move {
   struct Returning {
     std::shared_ptr<Allocation> allocation;
     Chunk* chunk;
-    std::shared_ptr<Stored> stored;  // null for what was dropped
-    bool is_retained;                // the store's bytes stay for the next pause
-    bool keeps_bytes;                // or for somebody who looks at them
-    bool is_on_host = false;         // where it goes
-    bool has_fills = false;          // the device is writing into it, beside the copies
-    size_t group = 0;                // of the part's groups
-    size_t delivered = 0;            // it is whole when so many pieces of the delivery have arrived
-    std::vector<CopyRange> ranges;   // what must be copied; the rest is one value each
+    std::shared_ptr<BackupRecord> stored;  // null for what was dropped
+    bool is_retained;                      // the store's bytes stay for the next pause
+    bool keeps_bytes;                      // or for somebody who looks at them
+    bool is_on_host = false;               // where it goes
+    bool has_fills = false;                // the device is writing into it, beside the copies
+    size_t group = 0;                      // of the work's groups
+    size_t delivered = 0;                  // it is whole when so many pieces of the delivery have arrived
+    std::vector<CopyRange> ranges;         // what must be copied; the rest is one value each
 
     CUdeviceptr address() const { return allocation->address() + chunk->offset; }
   };
@@ -74,12 +74,12 @@ class Resume : public Move {
     bool is_detached = false;          // its bytes are in its memory: it is one chunk, that must be mapped and no more
     bool is_fresh = true;              // its memory reads as zeros
     std::shared_ptr<Backing> backing;  // that of all its chunks
-    std::vector<size_t> members;       // of the part's returning, by address
+    std::vector<size_t> members;       // of the work's returning, by address
     size_t missing = 0;                // members that have not arrived
 
     bool wants_device_memory() const { return !is_on_host && !is_detached; }
   };
-  struct DevicePart {
+  struct DeviceWork {
     DeviceSet peers;
     uint64_t bytes = 0;  // of device memory
     uint64_t copied_bytes = 0;
@@ -98,35 +98,35 @@ class Resume : public Move {
   };
 
   void select(const std::shared_ptr<Allocation>& allocation);
-  void add_ranges(DevicePart& part, Returning& returning);
-  void forget_unused(const Allocation& allocation, Stored& stored);
-  void put_in_order(DevicePart& part);
-  void group(DevicePart& part);
+  void add_ranges(DeviceWork& work, Returning& returning);
+  void forget_unused(const Allocation& allocation, BackupRecord& stored);
+  void put_in_order(DeviceWork& work);
+  void group(DeviceWork& work);
   static bool may_share(const Returning& one, const Returning& other);
   bool can_deliver() const;
-  void try_create_memory(int device, DevicePart& part);
-  void create_memory(int device, DevicePart& part);
-  void create_memory_by_room(int device, DevicePart& part);
-  void create_host_memory(int device, DevicePart& part);
-  void borrow_engine(int device, DevicePart& part);
+  void try_create_memory(int device, DeviceWork& work);
+  void create_memory(int device, DeviceWork& work);
+  void create_memory_by_room(int device, DeviceWork& work);
+  void create_host_memory(int device, DeviceWork& work);
+  void borrow_engine(int device, DeviceWork& work);
 
-  void map(int device, DevicePart& part, Group& group);
-  void fill(DevicePart& part, Returning& returning);
-  void abandon_fills(DevicePart& part) noexcept;
-  void arrive(DevicePart& part, const Returning& returning);
+  void map(int device, DeviceWork& work, Group& group);
+  void fill(DeviceWork& work, Returning& returning);
+  void abandon_fills(DeviceWork& work) noexcept;
+  void arrive(DeviceWork& work, const Returning& returning);
   void note_arrival(const Group& group, Returning& returning);
   void forget(Returning& returning);
-  void plan_delivery(DevicePart& part, Returning& returning);
+  void plan_delivery(DeviceWork& work, Returning& returning);
   bool prepare_deliveries();
-  void launch_delivery(int device, DevicePart& part);
-  void take_fill_table(DevicePart& part);
-  void abandon_delivery(int device, DevicePart& part) noexcept;
-  void give_back_unused(DevicePart& part) noexcept;
+  void launch_delivery(int device, DeviceWork& work);
+  void take_fill_table(DeviceWork& work);
+  void abandon_delivery(int device, DeviceWork& work) noexcept;
+  void give_back_unused(DeviceWork& work) noexcept;
 
   const OperationRequest& request_;
   const TagRequest& tags_;
   std::vector<std::shared_ptr<Allocation>> chosen_;
-  std::map<int, DevicePart> parts_;  // by device
+  std::map<int, DeviceWork> work_;  // by device
 };
 
 }  // namespace ebbtide

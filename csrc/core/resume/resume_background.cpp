@@ -8,41 +8,41 @@
 namespace ebbtide {
 
 bool Resume::can_deliver() const {
-  return std::all_of(parts_.begin(), parts_.end(), [](const auto& entry) {
-    const auto& [device, part] = entry;
+  return std::all_of(work_.begin(), work_.end(), [](const auto& entry) {
+    const auto& [device, work] = entry;
     const ContextScope scope(device);
-    return part.engine == nullptr || Delivery::is_possible(device);
+    return work.engine == nullptr || Delivery::is_possible(device);
   });
 }
 
 std::unique_ptr<Arrivals> Resume::launch() {
   if (!can_deliver()) return nullptr;
   auto arrivals = std::make_unique<Arrivals>();
-  for (auto& [device, part] : parts_) {
-    if (part.engine) {
-      part.delivery = std::make_shared<Delivery>(part.engine->engine(), part.has_files);
-      part.delivery->reserve(part.copied_bytes);
+  for (auto& [device, work] : work_) {
+    if (work.engine) {
+      work.delivery = std::make_shared<Delivery>(work.engine->engine(), work.has_files);
+      work.delivery->reserve(work.copied_bytes);
     }
-    for (Returning& returning : part.returning) {
-      if (part.delivery) plan_delivery(part, returning);
-      arrivals->add({returning.address(), returning.chunk->size_bytes}, part.delivery, returning.delivered);
+    for (Returning& returning : work.returning) {
+      if (work.delivery) plan_delivery(work, returning);
+      arrivals->add({returning.address(), returning.chunk->size_bytes}, work.delivery, returning.delivered);
     }
   }
   arrivals->sort();
   // The ring is filled while everything is mapped.
   if (!prepare_deliveries()) return nullptr;
-  for (auto& [device, part] : parts_) {
+  for (auto& [device, work] : work_) {
     const ContextScope scope(device);
-    for (Group& group : part.groups) map(device, part, group);
+    for (Group& group : work.groups) map(device, work, group);
   }
   // Only now: where something was missing on one device, nothing is queued on any.
-  for (auto& [device, part] : parts_) launch_delivery(device, part);
+  for (auto& [device, work] : work_) launch_delivery(device, work);
   return arrivals;
 }
 
-void Resume::plan_delivery(DevicePart& part, Returning& returning) {
+void Resume::plan_delivery(DeviceWork& work, Returning& returning) {
   if (returning.stored == nullptr) return;
-  Delivery& delivery = *part.delivery;
+  Delivery& delivery = *work.delivery;
   const size_t count_before = delivery.piece_count();
   for (const CopyRange& range : returning.ranges) {
     delivery.add_copy(returning.address() + range.offset, *returning.stored->backup,
@@ -59,10 +59,10 @@ void Resume::plan_delivery(DevicePart& part, Returning& returning) {
 // False where something is missing that a copy in the foreground does without: pinned memory for tables and words, threads.
 bool Resume::prepare_deliveries() {
   try {
-    for (auto& [device, part] : parts_) {
-      if (!part.delivery) continue;
+    for (auto& [device, work] : work_) {
+      if (!work.delivery) continue;
       const ContextScope scope(device);
-      part.delivery->prepare(part.engine->table(part.delivery->table_bytes()), part.engine->cut().threads);
+      work.delivery->prepare(work.engine->table(work.delivery->table_bytes()), work.engine->cut().threads);
     }
     return true;
   } catch (const StoreError&) {
@@ -70,48 +70,48 @@ bool Resume::prepare_deliveries() {
   } catch (const DriverError& error) {
     if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
   }
-  for (auto& [device, part] : parts_) {
-    part.delivery.reset();
-    take_fill_table(part);  // as large as it was, or larger: the same memory
+  for (auto& [device, work] : work_) {
+    work.delivery.reset();
+    take_fill_table(work);  // as large as it was, or larger: the same memory
   }
   return false;
 }
 
-void Resume::launch_delivery(int device, DevicePart& part) {
-  if (!part.delivery) return;
+void Resume::launch_delivery(int device, DeviceWork& work) {
+  if (!work.delivery) return;
   const ContextScope scope(device);
-  part.delivery->launch(*DeviceKernels::of(device));
-  part.hold.emplace(core().deferred_frees, device);
+  work.delivery->launch(*DeviceKernels::of(device));
+  work.hold.emplace(core().deferred_frees, device);
 }
 
 void Resume::follow_device(int device) {
-  DevicePart& part = parts_.at(device);
+  DeviceWork& work = work_.at(device);
   // Nothing had to be copied: its memory is mapped, and all of it is there.
-  if (!part.delivery) return run_device(device);
-  for (Returning& returning : part.returning) {
-    part.delivery->wait_for(returning.delivered);
-    if (part.delivery->arrived() < returning.delivered) break;
-    arrive(part, returning);
+  if (!work.delivery) return run_device(device);
+  for (Returning& returning : work.returning) {
+    work.delivery->wait_for(returning.delivered);
+    if (work.delivery->arrived() < returning.delivered) break;
+    arrive(work, returning);
   }
-  part.delivery->finish();
+  work.delivery->finish();
 }
 
 // Kernels that streams have queued behind bytes that will not come run now, on what is there: only then may it be unmapped below them.
-void Resume::abandon_delivery(int device, DevicePart& part) noexcept {
-  if (!part.hold) return part.delivery.reset();  // nothing was launched: its threads end here
-  part.delivery->give_up();
+void Resume::abandon_delivery(int device, DeviceWork& work) noexcept {
+  if (!work.hold) return work.delivery.reset();  // nothing was launched: its threads end here
+  work.delivery->cancel();
   try {
-    part.delivery->finish();
+    work.delivery->finish();
   } catch (...) {
     // What failed is known: it is why this is called, or the caller's wish.
   }
-  const bool is_whole = std::all_of(part.returning.begin(), part.returning.end(),
+  const bool is_whole = std::all_of(work.returning.begin(), work.returning.end(),
                                     [](const Returning& returning) { return returning.chunk->is_resident(); });
   if (is_whole) return;
   try {
     synchronize_device(device);
   } catch (...) {
-    part.is_in_doubt = true;  // what streams have queued may still run
+    work.is_in_doubt = true;  // what streams have queued may still run
   }
 }
 

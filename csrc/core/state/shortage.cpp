@@ -2,18 +2,18 @@
 
 #include "base/bytes.h"
 #include "driver/context.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide {
 
 bool give_back_caches(Core& core, bool may_wait) noexcept {
-  const size_t undos = limbo::count();
+  const size_t undos = deferred_undos::count();
   if (undos > 0) {
     const auto permit = core.capture_gate.try_enter();
-    limbo::retry(permit.has_value());
+    deferred_undos::retry(permit.has_value());
   }
   const bool has_freed = core.deferred_frees.drain(may_wait);
-  return has_freed || limbo::count() < undos;
+  return has_freed || deferred_undos::count() < undos;
 }
 
 bool is_device_shortage(const Error& error) noexcept {

@@ -44,7 +44,7 @@ std::byte* EnginePool::Loan::table(size_t size_bytes) {
     const ContextScope scope(entry_.engine->device());
     auto table = pool_->pin(round_up(size_bytes, kTableUnit), "tables for the GPU", entry_, Staging::allocate);
     if (entry_.table != nullptr) pool_->held_bytes_.fetch_sub(entry_.table->size_bytes());
-    // The claim keeps the smaller one's bytes as well, until the engine goes: too much, never too little.
+    // The charge keeps the smaller one's bytes as well, until the engine goes: too much, never too little.
     entry_.table = std::move(table);
   }
   return entry_.table->bytes();
@@ -52,11 +52,11 @@ std::byte* EnginePool::Loan::table(size_t size_bytes) {
 
 template <typename Make>
 std::unique_ptr<Staging> EnginePool::pin(uint64_t size_bytes, const char* purpose, Entry& entry, Make make_staging) {
-  PinnedClaim pinned = pinned_budget_.claim(size_bytes, purpose);
-  HostClaim claim = budget_.claim_uncharged(size_bytes, purpose);
+  PinnedCharge pinned = pinned_budget_.charge(size_bytes, purpose);
+  HostCharge charge = budget_.charge_outside_cgroups(size_bytes, purpose);
   std::unique_ptr<Staging> staging = make_staging(size_bytes);
   held_bytes_.fetch_add(staging->size_bytes());
-  entry.claim.merge(std::move(claim));
+  entry.charge.merge(std::move(charge));
   entry.pinned.merge(std::move(pinned));
   return staging;
 }

@@ -20,8 +20,8 @@ class EnginePool {
   EnginePool(HostBudget& budget, PinnedBudget& pinned_budget) : budget_(budget), pinned_budget_(pinned_budget) {}
 
   struct Entry {
-    HostClaim claim;
-    PinnedClaim pinned;
+    HostCharge charge;
+    PinnedCharge pinned;
     std::unique_ptr<CopyEngine> engine;
     std::unique_ptr<Staging> table;  // pinned memory for what kernels read and write; null until it is wanted
     uint64_t ring_bytes() const { return engine->staging().size_bytes(); }

@@ -7,9 +7,9 @@
 namespace ebbtide {
 
 // Which of the lines of one cause are said, where a program may bring it about in a loop: the first eight, then the 16th, 32nd, 64th and so on.
-class RepeatedLine {
+class LogThrottle {
  public:
-  bool must_say() noexcept {
+  bool allows() noexcept {
     const uint64_t count = count_.fetch_add(1, std::memory_order_relaxed) + 1;
     return count <= 8 || std::has_single_bit(count);
   }

@@ -10,12 +10,12 @@ namespace ebbtide {
 //
 // To start a thread takes 30 to 50 us (H200, 16 cores; no result file), as long as 2 MiB on the bus: so a caller starts one, and those that run start the others. Of many the last begins sooner than if one thread started all, the first later.
 template <typename Work>
-void run_crew(int count, const Work& work, int first = 0) {
+void run_parallel(int count, const Work& work, int first = 0) {
   std::vector<std::jthread> others;
   try {
     for (int left = count; left > 1; left -= left / 2) {
       const int half = left / 2;
-      others.emplace_back([&work, half, from = first + left - half] { run_crew(half, work, from); });
+      others.emplace_back([&work, half, from = first + left - half] { run_parallel(half, work, from); });
     }
   } catch (...) {
     // The system starts no more threads: those that run share the work.

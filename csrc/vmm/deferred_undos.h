@@ -11,7 +11,7 @@ namespace ebbtide {
 class Addresses;
 }
 
-namespace ebbtide::limbo {
+namespace ebbtide::deferred_undos {
 
 // handle, device: what is mapped there; a mapping holds its memory after the handle's release.
 void add_unmap(CUdeviceptr address, size_t size_bytes, CUmemGenericAllocationHandle handle, int device) noexcept;
@@ -33,4 +33,4 @@ size_t count() noexcept;
 // Memory behind handles that could not be released and mappings that could not be undone: a device's, or with -1 the host's.
 uint64_t held_bytes(int device) noexcept;
 
-}  // namespace ebbtide::limbo
+}  // namespace ebbtide::deferred_undos

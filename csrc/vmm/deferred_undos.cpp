@@ -1,4 +1,4 @@
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 #include <sys/mman.h>
 
@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "vmm/address_arena.h"
 
-namespace ebbtide::limbo {
+namespace ebbtide::deferred_undos {
 namespace {
 
 enum class Kind { kUnmap, kRelease, kAddressFree, kHostFree, kHostUnregister };
@@ -157,4 +157,4 @@ uint64_t held_bytes(int device) noexcept {
   return total;
 }
 
-}  // namespace ebbtide::limbo
+}  // namespace ebbtide::deferred_undos

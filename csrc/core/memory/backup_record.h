@@ -18,33 +18,33 @@ struct StoredBlock {
   kernels::Value value;      // stands for the block while it is away, where is_constant
   bool is_constant = false;  // else the bytes in the store do
   bool has_digest = false;
-  bool is_touched = false;  // its pages in the store are in the claim
+  bool is_touched = false;  // its pages in the store are in the charge
 };
 
-// The bytes of an allocation while they are away (and, where they are retained, after that), and the claim on host memory for them.
+// The bytes of an allocation while they are away (and, where they are retained, after that), and the charge on host memory for them.
 //
 // Belongs to whoever holds the allocation. Those who look at the bytes (backup_of) hold it and `views`; what they look at is neither overwritten nor given back.
-struct Stored {
-  Stored(BackupKind backup_kind, std::unique_ptr<Backup> opened, size_t size_bytes)
+struct BackupRecord {
+  BackupRecord(BackupKind backup_kind, std::unique_ptr<Backup> opened, size_t size_bytes)
       : kind(backup_kind), backup(std::move(opened)), blocks(size_bytes / kernels::kBlockBytes) {}
-  Stored(const Stored&) = delete;
-  Stored& operator=(const Stored&) = delete;
-  ~Stored() {
+  BackupRecord(const BackupRecord&) = delete;
+  BackupRecord& operator=(const BackupRecord&) = delete;
+  ~BackupRecord() {
     if (!backup->is_abandoned()) return;
-    claim.keep_for_good();
+    charge.keep_for_good();
     pinned.keep_for_good();
   }
   size_t size_bytes() const { return blocks.size() * kernels::kBlockBytes; }
   const BackupKind kind;
-  HostClaim claim;
-  PinnedClaim pinned;
-  const std::unique_ptr<Backup> backup;  // goes before its claims do
+  HostCharge charge;
+  PinnedCharge pinned;
+  const std::unique_ptr<Backup> backup;  // goes before its charges do
   std::vector<StoredBlock> blocks;
   std::shared_ptr<void> views = std::make_shared<char>();
 
   int device = 0;  // of the allocation
   // Of DeferredFrees.
-  std::shared_ptr<Stored> next_deferred;
+  std::shared_ptr<BackupRecord> next_deferred;
   bool is_deferred = false;
 
   bool has_views() const { return views.use_count() > 1; }
