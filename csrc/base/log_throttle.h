@@ -6,7 +6,8 @@
 
 namespace ebbtide {
 
-// Which of the lines of one cause are said, where a program may bring it about in a loop: the first eight, then the 16th, 32nd, 64th and so on.
+// Limits the log lines of one cause that a program may trigger in a loop: the first eight are allowed, then the 16th,
+// 32nd, 64th and so on.
 class LogThrottle {
  public:
   bool allows() noexcept {

@@ -3,12 +3,15 @@
 #include <thread>
 #include <vector>
 
-// Threads that share one piece of work.
+// Several threads for one piece of work.
 namespace ebbtide {
 
-// Runs work(number) for `count` numbers from `first` on, each in a thread of its own, the first in the calling one; returns when all have ended. Where the system starts fewer threads, only some of the numbers run. work: does not throw.
+// Runs work(number) for `count` numbers from `first` on, each in its own thread, the first in the calling one, and
+// returns when all have ended. If the system starts fewer threads, only some of the numbers run. work does not throw.
 //
-// To start a thread takes 30 to 50 us (H200, 16 cores; no result file), as long as 2 MiB on the bus: so a caller starts one, and those that run start the others. Of many the last begins sooner than if one thread started all, the first later.
+// Starting a thread takes 30 to 50 us (H200, 16 cores; no result file), as long as 2 MiB take on the bus. So each
+// thread starts one half of those that are left. The last of many then begins sooner than if one thread started all of
+// them.
 template <typename Work>
 void run_parallel(int count, const Work& work, int first = 0) {
   std::vector<std::jthread> others;

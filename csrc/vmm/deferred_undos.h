@@ -5,8 +5,9 @@
 
 #include "driver/driver.h"
 
-// Where driver objects wait whose undo call failed inside a destructor. A destructor must not throw and must not lose the object either: the undo is kept here and
-// tried again, oldest first, at the next allocation or operation. Order matters: an unmap precedes the free of its range.
+// Undo calls that failed inside a destructor. A destructor must not throw, and must not lose the object either. So the
+// undo is kept here and retried, oldest first, at the next allocation or operation. Order matters: an unmap precedes
+// the free of its range.
 namespace ebbtide {
 class Addresses;
 }
@@ -17,20 +18,23 @@ namespace ebbtide::deferred_undos {
 void add_unmap(CUdeviceptr address, size_t size_bytes, CUmemGenericAllocationHandle handle, int device) noexcept;
 void add_release(CUmemGenericAllocationHandle handle, size_t size_bytes, int device) noexcept;
 void add_address_free(CUdeviceptr address, size_t size_bytes) noexcept;
-// Addresses that a mapping still covers, which could not be undone: takes them over, and they go after it. False: there is none.
+// Takes over addresses that a mapping still covers because it could not be undone; they are freed after it. False if
+// there is no such mapping.
 bool keep_if_mapped(Addresses& addresses) noexcept;
 void add_host_free(void* bytes) noexcept;  // pinned memory
 // Memory of ours that is pinned at `bytes`, within a mapping that goes once it is not pinned any more.
 void add_host_unregister(void* bytes, void* mapping, size_t mapping_bytes) noexcept;
-// Whether the memory is pinned no longer after cuMemHostUnregister answered this: the end of the driver or of its context unpins too.
+// Whether the memory is no longer pinned after this result of cuMemHostUnregister. The end of the driver or of its
+// context unpins, too.
 bool is_unregistered(CUresult result) noexcept;
 
-// Tries every kept undo once. Never throws; what fails again stays. may_free_host_memory: no capture can be under way in any thread, since cuMemFreeHost and
-// cuMemHostUnregister break it; the undos of virtual memory are harmless.
+// Tries every kept undo once. Never throws; what fails again stays. may_free_host_memory: no capture can be under way
+// in any thread, since cuMemFreeHost and cuMemHostUnregister break it; the undos of virtual memory are harmless.
 void retry(bool may_free_host_memory) noexcept;
 
 size_t count() noexcept;
-// Memory behind handles that could not be released and mappings that could not be undone: a device's, or with -1 the host's.
+// Memory behind handles that could not be released, and behind mappings that could not be undone: a device's, or with
+// -1 the host's.
 uint64_t held_bytes(int device) noexcept;
 
 }  // namespace ebbtide::deferred_undos

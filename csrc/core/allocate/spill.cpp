@@ -24,7 +24,8 @@ policy::Placement place(const Core& core, const Policy& policy, uint64_t size_by
   return policy::place_whole(size_bytes, room_bytes, core.rules.overflow.whole_fraction.load());
 }
 
-// The pieces of what lies on the host. Where the host has none, and the device has room for what it was to be spared, all of it lies there.
+// The pieces of what lies on the host. Where the host has none, and the device has room for what it was to be spared,
+// all of it lies there.
 std::vector<HostPool::Handle> take_host_memory(Core& core, const std::string& purpose, int device,
                                                policy::DeviceRoom room, policy::Placement& placement) {
   try {

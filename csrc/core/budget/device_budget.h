@@ -9,7 +9,8 @@
 #include "base/bytes.h"
 #include "driver/context.h"
 
-// How many bytes ebbtide may hold on each device, and how many it holds. Invariant 7: charged before memory is taken.
+// How many bytes ebbtide may hold on each device, and how many it holds. It is charged before memory is taken
+// (invariant 7).
 namespace ebbtide {
 
 class DeviceBudget;

@@ -90,7 +90,8 @@ policy::HostHoldings HostBudget::holdings() const {
   return all;
 }
 
-// Before anybody is refused, idle memory gives way: first what is missing, then all of it, since the budget may be short of more than it says (what is free is never below 0).
+// Before anybody is refused, idle memory gives way: first what is missing, then all of it, since the budget may be
+// short of more than it says (what is free is never below 0).
 template <typename Charge>
 auto HostBudget::try_charge(uint64_t bytes, const Charge& charge) {
   for (const bool gives_all : {false, true}) {

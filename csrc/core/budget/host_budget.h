@@ -11,20 +11,22 @@
 #include "core/budget/ledger.h"
 #include "policy/host_room.h"
 
-// How much host memory ebbtide may hold, and how much it holds. Invariants 4 and 7: charged before a page is touched, since the kernel answers too much with SIGKILL.
+// How much host memory ebbtide may hold, and how much it holds. It is charged before a page is touched (invariants 4
+// and 7), since the kernel answers overuse with SIGKILL.
 namespace ebbtide {
 
 class HostBudget;
 
-// Host memory that is held and could be given back at once, since it serves nothing yet.
+// Host memory that serves nothing yet, and can be given back at once.
 class IdleMemory {
  public:
   virtual ~IdleMemory() = default;
-  // Gives back so much, or all there is. False where there was none. No charge is being made meanwhile.
+  // Gives back this much, or all there is. False if there was none. No charge is made meanwhile.
   virtual bool give_way(uint64_t bytes) noexcept = 0;
 };
 
-// Owns a charge: promised until its pages are touched, then counted as the kernel counts them. Gives all of it back when it goes.
+// Owns a charge. It is promised until its pages are touched; from then on the kernel counts them too. The destructor
+// gives all of it back.
 class HostCharge {
  public:
   HostCharge() = default;
@@ -61,13 +63,13 @@ class HostBudget {
 
   // For anonymous memory. Throws StoreError naming need, free and limit. purpose: "the backup of tag 'weights'".
   HostCharge charge(uint64_t bytes, const std::string& purpose);
-  // For memory that the driver pins: charged to no cgroup, so that only this budget bounds it.
+  // For memory that the driver pins. No cgroup counts it, so only this budget bounds it.
   HostCharge charge_outside_cgroups(uint64_t bytes, const std::string& purpose);
-  // The same for memory that will be idle itself: none gives way for it.
+  // The same for memory that will itself be idle. Other idle memory is not released for it.
   HostCharge charge_idle(uint64_t bytes, const std::string& purpose);
-  // Throws as a charge would, and takes nothing. Idle memory gives way for it, too.
+  // Throws as a charge would, and takes nothing. Idle memory is released for it, too.
   void require_room(uint64_t bytes, const std::string& purpose);
-  // What gives way before a charge is refused; null: nothing does. Outlives the budget's use.
+  // Idle memory that is released before a charge is refused; null: none. It outlives the use of the budget.
   void set_idle(IdleMemory* idle) { idle_.store(idle); }
 
   uint64_t held_bytes() const;
@@ -77,7 +79,8 @@ class HostBudget {
   uint64_t ram_bytes() const;
   void set_limit(uint64_t bytes);
   void set_margin(uint64_t bytes);
-  // From now on what the other processes of the run hold counts as well, and they see what this one holds. Before the first charge.
+  // Counts the host memory of the other processes of the run, too, and shows them that of this one. Before the first
+  // charge.
   void join(std::unique_ptr<Ledger> ledger) { ledger_ = std::move(ledger); }
 
  private:

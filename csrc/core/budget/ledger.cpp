@@ -177,7 +177,8 @@ std::unique_ptr<Ledger> Ledger::open(const std::string& path) {
   }
 }
 
-// The mapping keeps its file open in forked children too: it must not be the one that the locks hang on, yet the same file.
+// The mapping keeps its file open in forked children too: it must not be the one that the locks hang on, yet the same
+// file.
 void Ledger::map(const std::string& path) {
   const auto held = OpenFiles::instance().hold_forks();
   const int map_file = ::open(("/proc/self/fd/" + std::to_string(lock_file_)).c_str(), O_RDWR | O_CLOEXEC);

@@ -7,21 +7,23 @@
 
 #include "policy/host_room.h"
 
-// Who holds how much host memory, among the processes of one run: a small file that all of them map, with a slot for each.
+// How much host memory each process of a run holds: a small file that all of them map, with a slot for each.
 //
-// A slot belongs to the process that holds the lock on its first byte, a lock of the open file: the kernel drops it when the process ends, however that happens. So no process number is
-// ever looked at, what a dead process held counts as nothing, and its slot is taken again.
+// A slot belongs to the process that locks its first byte. The lock is one of the open file, which the kernel drops
+// when the process ends, in whatever way. So process numbers do not matter, the slot of a dead process counts as
+// nothing, and it is reused.
 namespace ebbtide {
 
 class Ledger {
  public:
-  // Makes the file where there is none, and takes a slot. Throws StateError where it can't: another version made the file, all slots are taken, the system refuses.
+  // Makes the file where there is none, and takes a slot. Throws StateError where it can't: another version made the
+  // file, all slots are taken, the system refuses.
   static std::unique_ptr<Ledger> open(const std::string& path);
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
   ~Ledger();
 
-  // While it lives no other process looks and charges. Processes that wait for theirs wait without a limit.
+  // While it lives, no other process checks and charges. Waiting processes wait without a limit.
   class Turn {
    public:
     explicit Turn(int file) : file_(file) {}
@@ -34,7 +36,8 @@ class Ledger {
   };
   Turn take_turn() const;
 
-  // What all other living processes hold together. Before it is compared with the system's numbers, so that what is touched in between counts twice and not never.
+  // The holdings of all other living processes. Read before the system's numbers, so that pages touched in between
+  // count twice rather than never.
   policy::HostHoldings others() const;
   // What this process holds.
   void publish(const policy::HostHoldings& mine) noexcept;

@@ -12,23 +12,26 @@
 #include "core/memory/backup_record.h"
 #include "vmm/address_arena.h"
 
-// One contiguous address range handed to the caller, and the chunks behind it.
+// One contiguous address range that was handed to the caller, and the chunks behind it.
 //
-// Who may touch what: tag, policy, device and the addresses never change. What backs a chunk belongs to whoever holds the allocation: alloc before it is
-// registered, an operation while is_held, free after it left the registry. place may be read by anybody at any time. is_unused belongs to the operations; is_held, is_doomed, is_trimmed, stored and counted are under the registry's lock.
+// The tag, the policy, the device and the addresses never change. The backing of a chunk belongs to whoever holds the
+// allocation: the allocator until it is registered, an operation while is_held, the free once it has left the registry.
+// Any thread may read place at any time. is_unused belongs to the operations. The registry's lock guards is_held,
+// is_doomed, is_trimmed, stored and counted.
 namespace ebbtide {
 
 struct Tag;
 
-// What becomes of an allocation for which the device has too little. kSplit: its front lies on the device, the rest on the host. kWhole: a large one lies on the host as a whole.
+// Where an allocation lies that the device has too little memory for. kSplit: its front on the device, the rest on the
+// host. kWhole: all of a large one on the host.
 enum class Overflow { kNone = 0, kSplit = 1, kWhole = 2 };
 
 struct Policy {
   BackupKind backup = BackupKind::kRam;
-  bool retain = false;  // the backup's memory is kept after a resume, for the next pause; what is pinned always is
+  bool retain = false;  // a resume keeps the backup's memory for the next pause; always so for pinned backups
   Overflow overflow = Overflow::kNone;
-  bool flushes_first = false;  // who asks gives its caches back when it is refused, and asks again: only then it spills
-  bool is_freed_singly = false;  // who asks may give back any of it at any time, and counts on having the memory then
+  bool flushes_first = false;    // the caller flushes its caches when refused, and asks again: only then it spills
+  bool is_freed_singly = false;  // the caller frees allocations one by one, and expects the memory back each time
   friend bool operator==(const Policy&, const Policy&) = default;
 };
 
@@ -47,21 +50,22 @@ struct Chunk {
   std::atomic<Place> place{Place::kDevice};
   // kDevice, or kHost: once it was dropped it comes back on the device if there is room, else on the host.
   Place home = Place::kDevice;
-  // Its bytes are in its memory, which could not be mapped again: a resume does that. Until then it is away.
+  // Its memory holds its bytes, but could not be mapped again. It counts as away until a resume maps it.
   std::atomic<bool> is_detached{false};
 
-  // The device can reach the bytes: they are in its memory or in the host's. What is not resident is away.
+  // The device can reach the bytes, in its own memory or in the host's. A chunk that is not resident is away.
   bool is_resident() const {
     const Place now = place.load(std::memory_order_acquire);
     return (now == Place::kDevice || now == Place::kHost) && !is_detached.load(std::memory_order_acquire);
   }
   bool is_on_device() const { return place.load(std::memory_order_acquire) == Place::kDevice; }
   bool is_on_host() const { return place.load(std::memory_order_acquire) == Place::kHost; }
-  // Physical memory behind bytes that are away: an earlier call failed after the bytes had left, or before they were back.
+  // Physical memory behind a chunk that is away. An earlier call failed after the bytes had left, or before they were
+  // back.
   bool has_stale_memory() const { return !is_resident() && !is_detached.load() && backing->has_memory(); }
 };
 
-// What allocations amount to: of one, or a sum.
+// Totals of one allocation, or of several.
 struct Amounts {
   uint64_t allocation_count = 0;
   uint64_t size_bytes = 0, resident_bytes = 0, device_bytes = 0, host_bytes = 0, stored_bytes = 0;
@@ -85,11 +89,13 @@ struct Allocation {
 
   std::shared_ptr<BackupRecord> stored;
   std::shared_ptr<Allocation> next_deferred;  // of DeferredFrees
-  // Contexts other than the primary one that may have work on it: of who allocated it, and of who freed it.
+  // Contexts other than the primary one that may have work queued on it: those of the allocating and of the freeing
+  // thread.
   std::array<CUcontext, 2> other_contexts{};
   bool is_held = false;
-  // A pause is done with it, and no resume has begun to bring it back: nothing of it is on the device. What lies on the host stays there, resident, if there is a backup: it is paused all the same.
-  // Belongs to the operations; may be read by anybody at any time.
+  // A pause has finished with it, and no resume has begun. Nothing of it is on the device. Chunks on the host stay
+  // there, resident, if there is a backup; the allocation is paused all the same. Operations write it; any thread may
+  // read it at any time.
   std::atomic<bool> is_paused{false};
   bool is_unused = false;   // nobody used any of it when it was last paused
   bool is_trimmed = false;  // its memory was given up as unused; only a claim that asks for it brings it back
@@ -102,7 +108,7 @@ struct Allocation {
   size_t device_bytes() const;
   size_t host_bytes() const;
   bool is_away() const { return resident_bytes() != size_bytes(); }
-  // What operations ask before they select. What is paused already is no pause's and no promotion's.
+  // Whether an operation of this kind selects it. Pauses and promotions leave out what is paused already.
   bool wants_pause() const { return has_stale_memory() || (has_memory() && !is_paused.load()); }
   bool wants_resume() const { return is_paused.load() || is_away(); }
   bool wants_trim() const { return !is_trimmed || has_memory() || stored != nullptr; }
@@ -110,7 +116,8 @@ struct Allocation {
   bool is_any_stored() const;
   bool has_stale_memory() const;
   bool has_memory() const;  // behind any chunk, whatever its state
-  // The same for one that is no operation's: others may share what is behind its chunks, and an operation may be at it. Then it is taken to be there.
+  // The same for an allocation that no operation holds. Its chunks may share their memory with others that an operation
+  // holds: then the answer is yes.
   bool may_have_memory() const;
   const Chunk& chunk_at(size_t offset) const;
   Amounts amounts() const;  // as of now; under the registry's lock

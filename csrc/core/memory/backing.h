@@ -12,19 +12,22 @@
 
 namespace ebbtide {
 
-// What stands behind one chunk, or behind several that lie side by side: memory of one handle, mapped as a whole. It goes with the last of its chunks; those that share it leave and return
-// together, so that all of them are resident or none. An operation that holds some of them may change it; who has a chunk that no operation holds, since its allocation was freed, reads it only where
-// it has it alone.
+// The memory behind one chunk, or behind several neighbours: one driver handle, mapped as a whole. It is released with
+// its last chunk. Chunks that share it leave and return together, so either all of them are resident or none.
+//
+// An operation that holds some of the chunks may change it. The free of an allocation reads it only where its chunk
+// does not share it.
 struct Backing {
-  // Of all its chunks, where they share it: nobody else gets these addresses while the mapping covers them, even if a chunk's allocation was freed.
+  // The addresses of all its chunks, where they share it. They are not reused while the mapping covers them, even if
+  // the allocation of a chunk was freed.
   std::vector<std::shared_ptr<const Addresses>> addresses;
-  // In the order in which they are made; destroyed in reverse. There is one of the two charges: that of the memory.
+  // Made in this order, destroyed in reverse. One of the two charges is set, depending on where the memory is.
   DeviceCharge charge;
   HostCharge host_charge;
   PhysicalMemory memory;
   Mapping mapping;
 
-  // What stands behind all chunks that have nothing: no operation changes it.
+  // The shared backing of chunks without memory. No operation changes it.
   static const std::shared_ptr<Backing>& nothing();
   static bool is_shared(const std::shared_ptr<Backing>& backing) {
     if (backing == nothing()) return false;
@@ -35,7 +38,8 @@ struct Backing {
     return false;
   }
   bool has_memory() const { return memory.has_handle(); }
-  // Gives the memory back. Nothing on the device may use it any more. Throws DriverError; what was done by then stays done, and the call made again goes on from there.
+  // Gives the memory back. The device must not use it any more. Throws DriverError; the same call then continues where
+  // it stopped.
   void release() {
     mapping.unmap();
     memory.release();

@@ -12,7 +12,8 @@
 
 namespace ebbtide {
 
-// What is known of one block of an allocation (kernels::kBlockBytes): what stands for it while it is away, and what its place in the store holds.
+// What is known of one block of an allocation (kernels::kBlockBytes): its value while it is away, and the content of
+// its place in the store.
 struct StoredBlock {
   kernels::Digest digest;    // of the bytes in the store, where has_digest
   kernels::Value value;      // stands for the block while it is away, where is_constant
@@ -21,9 +22,11 @@ struct StoredBlock {
   bool is_touched = false;  // its pages in the store are in the charge
 };
 
-// The bytes of an allocation while they are away (and, where they are retained, after that), and the charge on host memory for them.
+// The bytes of an allocation while they are away, and after that where they are retained. It owns the charge for the
+// host memory that they take.
 //
-// Belongs to whoever holds the allocation. Those who look at the bytes (backup_of) hold it and `views`; what they look at is neither overwritten nor given back.
+// It belongs to whoever holds the allocation. A view of the bytes (backup_of) holds the record and `views`. Bytes in
+// view are neither overwritten nor given back.
 struct BackupRecord {
   BackupRecord(BackupKind backup_kind, std::unique_ptr<Backup> opened, size_t size_bytes)
       : kind(backup_kind), backup(std::move(opened)), blocks(size_bytes / kernels::kBlockBytes) {}

@@ -5,7 +5,8 @@
 #include <optional>
 #include <utility>
 
-// Keeps synchronisations and stream captures apart (invariant 9): cuCtxSynchronize in any thread breaks a capture of any other.
+// Keeps synchronisations and stream captures apart (invariant 9): cuCtxSynchronize in any thread breaks a capture of
+// any other.
 namespace ebbtide {
 
 class CaptureGate {
@@ -37,7 +38,8 @@ class CaptureGate {
   int captures_ = 0;
 };
 
-// True where the calling thread, or a blocking stream of the device's context, captures: what can be told without knowing the stream. stream: asked as well, unless null.
+// Whether the calling thread, or a blocking stream of the device's context, captures. That is all that can be told
+// without knowing the stream. stream: also asked, unless null.
 bool is_capture_visible(int device, void* stream) noexcept;
 
 }  // namespace ebbtide

@@ -8,7 +8,8 @@
 namespace ebbtide {
 namespace {
 
-// Waits for what is queued in a context that is not the current one. False where that can't be made sure. A context that is gone took its work along.
+// Waits for what is queued in a context that is not the current one. False where that can't be made sure. A context
+// that is gone took its work along.
 bool wait_for(CUcontext context) noexcept {
   const auto is_gone = [](CUresult result) {
     return result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT ||

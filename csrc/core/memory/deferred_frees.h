@@ -15,25 +15,28 @@
 
 namespace ebbtide {
 
-// Waits for all that is queued in the device's primary context, which is current, and in these (null: none). False, with a line in the log, where that can't be made sure. The caller makes sure that no capture is under way.
+// Waits for everything that is queued in the device's primary context, which is current, and in these contexts (null:
+// none). Returns false, and logs a line, where it could not. The caller makes sure that no capture is under way.
 bool wait_before_free(std::span<const CUcontext> other_contexts) noexcept;
 
-// Frees of a layer above that wait for the same, and are tried again with ours.
+// Deferred frees of a higher layer, which are retried together with those of the core.
 struct MoreFrees {
   bool (*retry)(bool may_wait) noexcept;  // true if anything was freed
   size_t (*count)() noexcept;
 };
 
-// Destroys allocations that left the registry, and backups that were looked at after that, once no kernel can touch them any more (invariant 5); keeps those for which that can't be made sure now: during a capture, or when
-// the synchronisation failed. They are tried again by drain(): at every later allocation and operation, and at the end of a capture. Needs no memory of its own.
+// Destroys allocations that have left the registry, and backups that were in view until then, once no kernel can touch
+// them (invariant 5). Where that is uncertain, during a capture or after a failed synchronisation, it keeps them.
+// drain() retries at every later allocation and operation, and at the end of a capture. It allocates no memory.
 class DeferredFrees {
  public:
   DeferredFrees(CaptureGate& gate, HostPool& host_pool) : gate_(gate), host_pool_(host_pool) {}
 
-  // Never throws, never waits for an operation; waits for the device where something is resident.
+  // Never throws, and never waits for an operation. Synchronises the device if anything is resident.
   void destroy(std::shared_ptr<Allocation> allocation) noexcept;
   void destroy_all(std::vector<std::shared_ptr<Allocation>> allocations) noexcept;
-  // As long as one lives what lies on the device is put off: bytes are on their way, and a free would wait for them with the device.
+  // Defers frees of resident memory on one device for as long as it lives. Bytes are on their way to that device, and a
+  // free would wait for them.
   class Hold {
    public:
     Hold(DeferredFrees& frees, int device) : frees_(frees), device_(static_cast<size_t>(device)) {
@@ -51,14 +54,15 @@ class DeferredFrees {
     DeferredFrees& frees_;
     const size_t device_;
   };
-  // Lets go of a backup that somebody looked at: if nobody else has it, pinned memory is unpinned.
+  // Drops a reference to a backup that was in view. The last one unpins pinned memory.
   void let_go(std::shared_ptr<BackupRecord> stored) noexcept;
-  // Tries again what was put off. True if anything was freed. may_wait: also what is held, for which it waits; without it nothing is tried while anything is held.
+  // Retries what was deferred. True if anything was freed. may_wait: also frees on devices under a Hold, for which it
+  // waits; without it nothing is retried while there is any Hold.
   bool drain(bool may_wait = false) noexcept;
   size_t count() const;
 
   void retry_also(const MoreFrees& more) noexcept { more_.store(&more); }
-  // None where a free may not wait for the device now. No capture begins while the permit lives.
+  // Empty where a free may not wait for the device now. No capture begins while the permit lives.
   std::optional<CaptureGate::Permit> try_enter(int device, bool may_wait);
 
  private:

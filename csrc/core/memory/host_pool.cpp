@@ -91,7 +91,8 @@ std::vector<HostPool::Handle> HostPool::take(int device, const std::vector<uint6
     missing_bytes += handle.memory.has_handle() ? 0 : size_bytes;
   }
   try {
-    // Before the first handle is made, so that an error names what the whole needs. What is kept in other sizes may be what is missing.
+    // Before the first handle is made, so that an error names what the whole needs. What is kept in other sizes may be
+    // what is missing.
     budget_.require_room(missing_bytes, purpose);
     for (size_t index = 0; index < sizes.size(); ++index) {
       if (!handles[index].memory.has_handle())

@@ -15,8 +15,9 @@ namespace ebbtide {
 
 struct Chunk;
 
-// Host memory for chunks that the device reaches. Making it takes long (4.7 GB/s: FACTS.md, section 1), so as much as the capacity says is kept for the next spill. What is kept reads as
-// zeros and nobody maps it; it stays in the host budget, and gives way to whatever else that budget has no room for.
+// Host memory that a device can reach, for chunks that spill. Allocating it is slow (4.7 GB/s on an H200 host), so the
+// pool keeps up to its capacity for the next spill. Kept memory reads as zeros and is not mapped. It counts in the host
+// budget, and is released when that budget has no room for something else.
 class HostPool final : public IdleMemory {
  public:
   explicit HostPool(HostBudget& budget) : budget_(budget) { budget_.set_idle(this); }
@@ -28,19 +29,21 @@ class HostPool final : public IdleMemory {
     HostCharge charge;
     PhysicalMemory memory;
   };
-  // Pieces of these sizes for a device, reading as zeros: kept ones, else new ones. All or nothing. Throws StoreError where the budget or the host has too little, and where the driver makes no
-  // such memory; DriverError. purpose: "tag 'weights'".
+  // Memory of these sizes for a device, reading as zeros: kept handles first, new ones where there are none. All or
+  // nothing. Throws StoreError where the budget or the host has too little, or the driver offers no such memory;
+  // DriverError. purpose: "tag 'weights'".
   std::vector<Handle> take(int device, const std::vector<uint64_t>& sizes, const std::string& purpose);
-  // Pieces that were taken and never mapped.
+  // Returns handles that were taken and never mapped.
   void put_back(int device, std::vector<Handle> handles) noexcept;
 
-  // Takes over the memory behind a host chunk, whose address this is: keeps it, cleared, or gives it to the system. Nothing on the device, which is current, uses it any more, and no capture is
-  // under way. Throws DriverError; what was done by then stays done, and Backing::release() finishes it.
+  // Takes over the memory behind a host chunk at this address: clears and keeps it, or gives it to the system. The
+  // device, which is current, must not use it any more, and no capture may be under way. Throws DriverError;
+  // Backing::release() then finishes what was begun.
   void recycle(int device, CUdeviceptr address, Chunk& chunk);
 
-  // Makes what the capacity allows and is not there yet. Throws as take() does; what was made by then stays.
+  // Allocates up to the capacity. Throws as take() does, and keeps what it has allocated by then.
   void fill(int device);
-  // What is beyond it goes to the system. Throws InvalidArgument where the machine has less RAM.
+  // Memory beyond it goes to the system. Throws InvalidArgument where the machine has less RAM.
   void set_capacity(uint64_t bytes);
   uint64_t capacity_bytes() const { return capacity_bytes_.load(); }
   uint64_t kept_bytes() const { return kept_bytes_.load(); }

@@ -12,11 +12,11 @@ namespace ebbtide {
 
 using Allocations = std::vector<std::shared_ptr<Allocation>>;
 
-// What an operation does with the allocations that it holds: it takes them away, brings them back, copies them to other
-// memory. Each kind says what it claims; neither the registry nor the operation asks for the kind.
+// What an operation does with the allocations that it holds: take them away, bring them back, copy them to other
+// memory. Each kind says what it claims, so that neither the registry nor the operation knows kinds.
 //
-// The operation calls, in this order: claim(), prepare(), run_device() and end_device() for each device, run_last()
-// where no device failed, settle() in any case.
+// The operation calls claim(), prepare(), then run_device() and end_device() for each device, run_last() if no device
+// failed, and settle() in any case.
 class Move {
  public:
   explicit Move(Core& core) : core_(core) {}
@@ -24,22 +24,22 @@ class Move {
   Move& operator=(const Move&) = delete;
   virtual ~Move() = default;
 
-  // As its report names it.
+  // The kind that its report names.
   virtual OperationKind kind() const = 0;
   virtual TagClaim claim() const = 0;
-  // Takes what the moving will need. Throws with nothing changed that settle() does not undo.
+  // Takes what the move will need. If it throws, settle() undoes all of it.
   virtual void prepare(const Allocations& allocations) = 0;
-  // Whether kernels may still use what it moves: then the devices are synchronised before anything moves.
+  // Whether kernels may still use the memory. Then the devices are synchronised before anything moves.
   virtual bool takes_memory_away() const = 0;
-  // The devices that it has something to do on.
+  // The devices with something to move.
   virtual std::vector<int> devices() const = 0;
-  // Moves what is on one device, whose context is current. Several devices at once, each in a thread of its own.
+  // Moves everything on one device, whose context is current. Devices run side by side, each in its own thread.
   virtual void run_device(int device) = 0;
-  // In the same thread, also where run_device() failed or could not begin.
+  // In the same thread, even if run_device() failed or could not begin.
   virtual void end_device(int /*device*/) noexcept {}
   // After all devices, where none failed.
   virtual void run_last() {}
-  // Puts back what was taken and not used, and drops every reference to allocations.
+  // Returns what was taken and not used, and drops every reference to allocations.
   virtual void settle() noexcept = 0;
   // Once all has moved.
   virtual void count(Counters& /*counters*/, const ReportRow& /*total*/) const {}

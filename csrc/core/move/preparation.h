@@ -9,7 +9,8 @@
 
 namespace ebbtide {
 
-// Gives every allocation that has none a backup whose memory is there already, so that the next pause waits for no page; and makes what copies need, where none did before. Moves nothing.
+// Opens a backup for every allocation without one and takes its memory, so that the next pause waits for no page. Also
+// makes the copy engines and kernels, where there are none yet. Moves nothing.
 class Preparation final : public Move {
  public:
   Preparation(Core& core, const OperationRequest& request) : Move(core), request_(request) {}

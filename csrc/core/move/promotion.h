@@ -8,9 +8,11 @@
 
 namespace ebbtide {
 
-// device memory for as many host chunks as there is room for -> (devices are synchronised) -> copy all of them -> put each one's new memory behind its address.
+// Moves chunks from the host to the device: creates device memory for as many chunks as there is room for, copies all
+// of them, and puts the new memory behind their addresses.
 //
-// The new memory waits behind an address range of its own: a spare allocation, which ends with the host memory that was replaced, and is freed as any other is.
+// The new memory first lies behind an address range of its own, a spare allocation. In the end the spare allocation
+// owns the replaced host memory, and is freed like any other.
 class Promotion final : public Move {
  public:
   Promotion(Core& core, const OperationRequest& request) : Move(core), request_(request) {}

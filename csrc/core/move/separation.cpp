@@ -106,7 +106,8 @@ void Separation::copy(int device, const Sharers& sharers, Allocation& spare) {
   stream.synchronize();
 }
 
-// The bytes are in both memories until the shared one is unmapped; from then on each is whole in its own, mapped or not.
+// The bytes are in both memories until the shared one is unmapped; from then on each is whole in its own, mapped or
+// not.
 void Separation::remap(int device, const Sharers& sharers, Allocation& spare) {
   for (Chunk& chunk : spare.chunks) chunk.backing->mapping.unmap();
   sharers.front().chunk->backing->mapping.unmap();

@@ -9,15 +9,16 @@
 
 namespace ebbtide {
 
-// Before a trim: where an allocation that it names shares a handle with another one, each of their chunks gets a handle of its own, so that one can go without the other.
+// Runs before a trim. Where a named allocation shares a handle with one that is not named, each chunk gets a handle of
+// its own, so that one can go without the other.
 //
-// For each handle, one after the other, the smallest first: memory for all that share it -> (the device is synchronised) -> copy -> the new memory behind the same addresses. Where the device has too little for that, the rest
-// goes on sharing.
+// Handles are separated one after the other, the smallest first: memory for all that share it is created, filled, and
+// put behind the same addresses. Where the device has too little memory, the rest go on sharing.
 class Separation final : public Move {
  public:
   Separation(Core& core, const OperationRequest& request) : Move(core), request_(request) {}
   OperationKind kind() const override { return OperationKind::kSeparate; }
-  // Who shares memory with the allocations that are named, it finds among all of the tags.
+  // Allocations that share memory with the named ones may be any of the tags'.
   TagClaim claim() const override;
   void prepare(const Allocations& allocations) override;
   bool takes_memory_away() const override { return true; }

@@ -36,7 +36,8 @@ void show(Core& core, BackupRecord& stored, size_t first, size_t end) {
   std::vector<std::byte> bytes(kernels::kBlockBytes);
   for (size_t block = first; block < end; ++block) {
     StoredBlock& kept = stored.blocks[block];
-    // Whoever looks at it may write, by ways that nobody sees. So it holds what it holds from now on: the next pause copies it, and a resume too.
+    // Whoever looks at it may write, by ways that nobody sees. So it holds what it holds from now on: the next pause
+    // copies it, and a resume too.
     kept.has_digest = false;
     if (!kept.is_constant) continue;
     kernels::fill_block(bytes.data(), kept.value);

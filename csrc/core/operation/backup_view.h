@@ -10,7 +10,7 @@
 
 namespace ebbtide {
 
-// Somebody's sight of stored bytes. They stay readable, and are neither overwritten nor given back, for as long as it lives.
+// A view of stored bytes. They stay readable, and are neither overwritten nor given back, for as long as it lives.
 class BackupView {
  public:
   BackupView(DeferredFrees& frees, std::shared_ptr<BackupRecord> stored, std::byte* bytes)
@@ -30,8 +30,10 @@ class BackupView {
   std::byte* bytes_;
 };
 
-// The stored bytes of the range, which lies in one allocation; none while any of it is resident or dropped, or where the store can't show them. Blocks that are kept as one value are written out
-// first. What is written there comes back with the resume: no pause believes what it knew of these blocks before. Waits for an operation on the allocation's tag. Throws InvalidArgument, StoreError (no room to write out).
+// The stored bytes of a range inside one allocation. None while any of it is resident or dropped, or where the store
+// can't show its bytes. Blocks kept as one value are written out first. Bytes written through the view come back with
+// the resume; the next pause copies these blocks again. Waits for an operation on the tag. Throws InvalidArgument,
+// StoreError (no room to write out).
 std::optional<BackupView> view_backup(Core& core, const AddressRange& range);
 
 }  // namespace ebbtide

@@ -16,8 +16,8 @@
 // It is made of moves: a pause is one, a swap is a pause and a resume. All of them are claimed in one step, so that two
 // operations never wait for each other.
 //
-// Invariant 3: commit() that fails before the first byte is given up leaves everything as it was; after that every chunk
-// is whole somewhere, and the same operation, claimed again, finishes it.
+// Invariant 3: commit() that fails before the first byte is given up leaves everything as it was; after that every
+// chunk is whole somewhere, and the same operation, claimed again, finishes it.
 namespace ebbtide {
 
 class Resume;

@@ -28,7 +28,8 @@ std::shared_ptr<PendingResume> PendingResume::start(std::unique_ptr<Operation> o
     pending->thread_ = std::thread([&moved = *pending, work = std::move(work)] {
       DeferredFrees& frees = moved.operation_->core().deferred_frees;
       moved.run();
-      // What was freed meanwhile may wait for anything that the device does, and nobody waits for that: from here on the object may be gone.
+      // What was freed meanwhile may wait for anything that the device does, and nobody waits for that: from here on
+      // the object may be gone.
       if (frees.count() > 0) frees.drain();
     });
   } catch (...) {

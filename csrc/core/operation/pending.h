@@ -11,19 +11,21 @@
 
 namespace ebbtide {
 
-// A resume whose memory is mapped and whose bytes are still on their way: everything is queued on the device, and a thread of its own sees it to its end. The tags are held until then, so
-// that a pause that comes meanwhile waits for it; frees are put off. Where a device can't be copied to in the background, the resume is over when start() returns.
+// A background resume: its memory is mapped, its copies are queued on the device, and a thread sees it to its end.
+// Until then it holds its tags, so that a pause waits for it, and frees are deferred. Where a device can't be copied to
+// in the background, the resume is over when start() returns.
 class PendingResume {
  public:
-  // Throws what the mapping and the queueing throw; nothing has moved then.
+  // Throws if mapping or queueing fails; nothing has moved then.
   static std::shared_ptr<PendingResume> start(std::unique_ptr<Operation> operation);
   PendingResume(const PendingResume&) = delete;
   PendingResume& operator=(const PendingResume&) = delete;
   // Waits for the end.
   ~PendingResume();
 
-  // Lets a stream of this device wait for the bytes of these ranges (none: for everything), on the device. What is not on its way is there already. Where the device has no such waits, the
-  // calling thread waits. Throws StateError while the stream captures.
+  // Makes a stream of this device wait for the bytes of these ranges (none: for everything). Ranges that are not being
+  // resumed count as arrived. Where the device has no such waits, the calling thread waits. Throws StateError while the
+  // stream captures.
   void stream_wait(int device, CUstream stream, const std::vector<AddressRange>& ranges);
   // Whether the bytes of the range are there. Also true after a failure: wait() tells of it.
   bool is_ready(const AddressRange& range) const;

@@ -11,10 +11,12 @@
 
 namespace ebbtide {
 
-// Device memory that changes hands within a swap, on one device: what one side gives up, the other gets. Together they hold at most limit_bytes at any moment.
+// Device memory that changes hands during a swap, on one device. The giving side offers what it releases, the taking
+// side takes it. Together they hold at most limit_bytes at any moment.
 //
-// A handle can't be split: it is handed over where somebody wants exactly its size; else it is released, and its bytes are created anew in the sizes that are wanted. That always ends: what
-// is kept for later takers is a part of what is still wanted, so there is room for the next taker at the latest when everything was offered.
+// A handle can't be split. One whose exact size is wanted is handed over. Any other is released, and its bytes are
+// created anew in the wanted sizes. This always ends: kept handles are a part of what is still wanted, so at the latest
+// when everything was offered there is room for the next taker.
 class SwappedMemory {
  public:
   struct Handle {
@@ -29,16 +31,20 @@ class SwappedMemory {
 
   // Before anything is offered. A handle of this size will be taken.
   void announce(uint64_t size_bytes);
-  // Before anything is offered. Creates handles for these sizes, in order, as far as the limit allows; charge pays for them. required_bytes are there in any case (else it throws DriverError): what
-  // of them no whole handle fits into is held by a placeholder until the first handle is created for a taker. What cannot be had beyond them lowers the limit.
+  // Before anything is offered. Creates handles of these sizes, in order, as far as the limit allows, paid for by
+  // charge. required_bytes are created in any case; it throws DriverError if they can't be. Where no whole handle fits
+  // into the rest of them, a placeholder holds it until the first handle is created for a taker. If more can't be had,
+  // the limit is lowered.
   void create_ahead(const std::vector<uint64_t>& sizes, uint64_t required_bytes, DeviceCharge charge);
 
-  // The giving side. Takes both over; where nobody wants the size, the memory is released (throws DriverError: then memory keeps its handle, and charge its bytes).
+  // The giving side. Takes over both. A handle of a size that is not wanted is released; if that throws DriverError,
+  // memory keeps its handle and charge its bytes.
   void offer(PhysicalMemory& memory, DeviceCharge& charge);
   // The giving side has ended.
   void close() noexcept;
 
-  // The taking side: a handle that was announced. Waits for room. Throws DriverError where the device has too little after all, StateError where the giving side ended too early.
+  // The taking side: one announced handle. Waits for room. Throws DriverError where the device has too little after
+  // all, StateError where the giving side ended too early.
   Handle take(uint64_t size_bytes);
 
  private:

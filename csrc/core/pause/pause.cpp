@@ -64,7 +64,8 @@ void Pause::prepare(const Allocations& allocations) {
   for (auto& [device, work] : work_) borrow_engine(device, work);
 }
 
-// The backup that the allocation has, where it can take the bytes. What is partly away goes on with the one that it has: a second one for the rest is not kept, so nobody may look at it then.
+// The backup that the allocation has, where it can take the bytes. What is partly away goes on with the one that it
+// has: a second one for the rest is not kept, so nobody may look at it then.
 std::shared_ptr<BackupRecord> Pause::usable_backup(const Allocation& allocation, BackupKind kind) {
   auto stored = core().registry.backup_of(allocation);
   if (stored == nullptr) return stored;
@@ -100,7 +101,8 @@ void Pause::select(const std::shared_ptr<Allocation>& allocation) {
   allocation->is_unused = is_trim_ || std::find(is_unused.begin(), is_unused.end(), false) == is_unused.end();
   if (kept != nullptr) kept->is_unused = std::move(is_unused);
   for (Chunk& chunk : allocation->chunks) {
-    // What lies on the host takes no device memory: it stays, unless it is to be forgotten; and where a pause left it, no later one forgets it.
+    // What lies on the host takes no device memory: it stays, unless it is to be forgotten; and where a pause left it,
+    // no later one forgets it.
     if (chunk.is_on_host() && (!is_dropping || (allocation->is_paused.load() && !is_trim_))) continue;
     if (chunk.is_resident() && kept != nullptr) {
       const size_t index = departure_of(work.departures, chunk);
@@ -124,7 +126,8 @@ void Pause::attach(const Allocation& allocation, Chunk& chunk) {
   chunk.is_detached.store(false, std::memory_order_release);
 }
 
-// Host memory that the backup of this allocation may touch and has not touched yet: none for a block that left before and whose pages were kept.
+// Host memory that the backup of this allocation may touch and has not touched yet: none for a block that left before
+// and whose pages were kept.
 uint64_t Pause::bytes_to_touch(const Kept& kept) const {
   const BackupKind kind = kept.stored != nullptr ? kept.stored->kind : kind_of(*kept.allocation);
   if (kind == BackupKind::kDisk) return 0;
@@ -264,7 +267,8 @@ void Pause::decide(DeviceWork& work, Leaving& leaving) {
   }
 }
 
-// Says what will stand for the block while it is away. Until its chunk leaves, the block on the device stands for itself.
+// Says what will stand for the block while it is away. Until its chunk leaves, the block on the device stands for
+// itself.
 bool Pause::must_copy(Leaving& leaving, size_t block, const kernels::BlockReport* report) {
   const SkipRules& skip = core().rules.skip;
   StoredBlock& stored = leaving.kept->stored->blocks[block];

@@ -14,11 +14,12 @@
 
 namespace ebbtide {
 
-// claim host memory, open backups, borrow engines -> (devices are synchronised) -> look at the blocks, copy those that must move, and unmap and release each chunk as its bytes land
-// -> drop the rest.
+// Takes allocations off the device. prepare(): charge host memory, open backups, borrow engines. run: scan the blocks,
+// copy those that must move, and unmap and release each chunk as its bytes land. Chunks without a backup are dropped
+// last.
 class Pause : public Move {
  public:
-  // Of allocations that nobody uses, without a pause of their tag: all content is dropped.
+  // kYes: drops the content of unused allocations, without pausing their tag.
   enum class Trim { kNo, kYes };
   // request outlives it.
   Pause(Core& core, const OperationRequest& request, Trim trim)
@@ -34,13 +35,13 @@ class Pause : public Move {
   void settle() noexcept override;
   void count(Counters& counters, const ReportRow& total) const override;
 
-  // Device memory that it will give up, by device.
+  // Device memory that it will release, by device.
   std::map<int, uint64_t> leaving_bytes() const;
 
  protected:
-  // Whether something that comes back at the same time waits for the memory, and shares the bus.
+  // Whether a resume at the same time waits for the memory, and shares the bus.
   virtual bool hands_over_memory() const { return false; }
-  // Gives up memory that nobody can reach any more. The device is that of its address.
+  // Releases memory that can no longer be reached. The device is that of its address.
   virtual void release(int /*device*/, Backing& backing) { backing.release(); }
 
  private:
@@ -61,7 +62,7 @@ class Pause : public Move {
     size_t first_scanned;           // the number of its first block in the scan
     std::vector<CopyRange> ranges;  // what must be copied
   };
-  // The chunks that leave together, as one handle is behind them.
+  // Chunks that leave together, since they share one handle.
   struct Departure {
     Backing* backing;
     std::vector<size_t> leaving = {};  // of the work's leaving, or none

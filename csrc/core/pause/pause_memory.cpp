@@ -144,7 +144,8 @@ void Pause::forget_what_is_away() noexcept {
   }
 }
 
-// After a failure: bytes of chunks that did not leave may have been copied already. Their pages go back, and a backup that holds nothing goes whole.
+// After a failure: bytes of chunks that did not leave may have been copied already. Their pages go back, and a backup
+// that holds nothing goes whole.
 void Pause::forget_what_stayed(const Kept& kept) noexcept {
   for (const Chunk& chunk : kept.allocation->chunks) {
     if (!chunk.is_on_device()) continue;

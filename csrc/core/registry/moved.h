@@ -8,7 +8,8 @@
 
 #include "core/memory/allocation.h"
 
-// Which allocations a pause took memory from, by their numbers, which no other allocation ever gets. Thread-safe; its lock is the last one that anybody takes.
+// The allocations that a pause took memory from, by their sequence numbers, which are never reused. Thread-safe. Its
+// lock is the last in the lock order.
 namespace ebbtide {
 
 class Moved {

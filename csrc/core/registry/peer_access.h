@@ -10,29 +10,33 @@
 
 namespace ebbtide {
 
-// Lets the devices of the process use each other's memory (driver/peers.h says which): all that is mapped is mapped for the peers of its device as well, and when another device comes alive, what was mapped before
-// that is caught up with. A device can always do without its peers: what the driver refuses them is said on stderr, and no call fails of it.
+// Lets the devices of the process use each other's memory (see driver/peers.h). Every mapping is also made accessible
+// to the peers of its device. When another device becomes live, earlier mappings catch up. Peers are optional: if the
+// driver refuses them access, it is logged, and no call fails.
 //
-// A generation is a set of live devices. Whoever maps memory notes the generation first, takes the peers then, and catches up once the memory can be found in the registry and nobody holds it: so memory that
-// was in nobody's sight while others caught up is not forgotten. Nothing here waits for an operation (invariant 12): what one holds is left to it, and it catches up when it ends.
+// A generation is a set of live devices. To map memory: read the generation, fetch the peers, map, register, then call
+// catch_up(). Memory that was not registered yet when others caught up is then not missed. Nothing here waits for an
+// operation (invariant 12): an operation catches up with what it holds when it ends.
 class PeerAccess {
  public:
   PeerAccess(Registry& registry, DeferredFrees& frees) : registry_(registry), frees_(frees) {}
 
-  // Looks which devices are alive and catches up where there are more than before; the generation. Harmless beside captures. must_retry: also with what was refused before.
+  // Finds the live devices, and catches up where there are more than before. Returns the generation. Harmless during
+  // captures. must_retry: also retries what was refused before.
   uint64_t refresh(bool must_retry) noexcept;
   uint64_t generation() const noexcept { return generation_.load(); }
-  // Does nothing while the generation is still `seen` and all have caught up with it.
+  // Does nothing while the generation is still `seen` and everything has caught up with it.
   void catch_up(uint64_t seen) noexcept;
-  // For who held tags until now: whoever caught up meanwhile has left them out, also where the generation is still `seen`.
+  // The same after holding tags: whoever caught up meanwhile has left them out, even if the generation is still `seen`.
   void catch_up_after_hold(uint64_t seen) noexcept;
 
-  // Who may use memory of this device beside itself, as of the generation.
+  // The other devices that may use memory of this one, as of the generation.
   DeviceSet of(int device) noexcept;
   // Maps it for the device, and for its peers as far as the driver allows. Throws DriverError.
   Mapping map(CUdeviceptr address, const PhysicalMemory& memory, int device, const DeviceSet& peers);
 
-  // The program has enabled peer access from this device, whatever context it did so in. Throws DriverError where memory that is mapped can't be given to it.
+  // The program has enabled peer access from this device, whatever context it did so in. Throws DriverError where
+  // memory that is mapped can't be given to it.
   void enable(int device);
 
  private:

@@ -14,8 +14,9 @@
 #include "core/memory/allocation.h"
 #include "core/registry/moved.h"
 
-// Which allocations there are, by address and by tag, and who holds them. One mutex, held for look-ups only: no driver call, no copy, no wait for an operation happens under it
-// (but for claim(), which waits on a condition and so releases it). Invariant 12 rests on this.
+// All allocations, by address and by tag, and the operations that hold them. There is one mutex, held for look-ups
+// only: no driver call, copy or wait for an operation happens under it, except that claim() waits on a condition, which
+// releases it. Invariant 12 rests on this.
 namespace ebbtide {
 
 struct Tag {
@@ -34,7 +35,8 @@ struct Tag {
   std::map<uint64_t, std::shared_ptr<Allocation>> allocations;  // by sequence
 
   Amounts total() const;  // as of the end of the last operation
-  // As of now: while an operation holds the tag, its allocations are looked at one by one. Those that were freed meanwhile are not counted.
+  // As of now. While an operation holds the tag, its allocations are counted one by one, without those that were freed
+  // meanwhile.
   Amounts total_now() const;
   // Of whoever has the registry's lock, for the length of one look-up.
   uint64_t mark = 0;
@@ -58,31 +60,31 @@ struct TagRequest {
   std::shared_ptr<const Moved> only;  // not null: only these, and of them no trimmed ones
 };
 
-// What an operation takes hold of, and on which terms. It holds tags so that no other operation is at them meanwhile.
+// What an operation holds, and on which terms. No other operation can hold the same tags at the same time.
 struct TagClaim {
   TagRequest tags;
-  // Which of their allocations. Called under the registry's lock.
+  // Selects among the allocations of the tags. Called under the registry's lock.
   std::function<bool(const Allocation&)> concerns;
-  // Looked for among all allocations of the tags, also where the request names addresses.
+  // Select among all allocations of the tags, even where the request names addresses.
   bool is_among_all = false;
 
-  // Memory that a thread inside the tag's region may be handed at any moment can't be taken away: such a claim is
-  // refused while a lease is open, and ends the pools that were leased before (Tag::epoch).
+  // torch may hand memory of a leased tag to a thread at any moment. A claim that takes memory away is therefore
+  // refused while a lease is open. It also retires the pools that were leased before (Tag::epoch).
   enum class Leases { kAllowed, kRefused, kRefusedWhereMemoryIs };
   Leases leases = Leases::kAllowed;
-  bool moves_memory = true;  // the tags count as moving for as long as they are held
+  bool moves_memory = true;  // the tags count as moving while they are held
 
   // How the tags are left.
-  bool finishes_tags = false;      // once all of it has moved, no tag is left midway
+  bool finishes_tags = false;      // once everything has moved, no tag is partial
   bool counts_as_pause = false;    // for Tag::pause_count
-  bool marks_trimmed = false;      // what is away in the end stays away until it is asked for by address
-  bool takes_stale_memory = true;  // memory behind what is away is something left to do
+  bool marks_trimmed = false;      // allocations that are away in the end return only when named by address
+  bool takes_stale_memory = true;  // memory behind chunks that are away counts as unfinished
 };
 
 // The tags and allocations that an operation holds.
 struct Selection {
   std::vector<Tag*> tags;
-  // What one claim has got.
+  // The result of one claim.
   struct Group {
     TagClaim claim;
     std::vector<std::shared_ptr<Allocation>> allocations;
@@ -118,7 +120,8 @@ class Registry {
   void insert(std::shared_ptr<Allocation> allocation);
   uint64_t next_sequence() { return ++sequence_; }
 
-  // Takes the allocation that begins at address out, for its free. Null with *is_ours false: not ours; null with *is_ours true: an operation holds it and will free it.
+  // Removes the allocation that begins at address, for its free. Null with *is_ours false: not ours. Null with *is_ours
+  // true: an operation holds it and will free it.
   std::shared_ptr<Allocation> take(CUdeviceptr address, bool* is_ours);
 
   // The allocation that contains address and was not freed; null if none.
@@ -138,13 +141,14 @@ class Registry {
   void close_lease(uint64_t id);
 
   // Holds the tags, and those of their allocations that are claimed, all in one step, so that two operations never wait
-  // for each other. Waits while another operation holds one of the tags. Throws StateError for an unknown tag, and for a
-  // leased one where a claim refuses that.
+  // for each other. Waits while another operation holds one of the tags. Throws StateError for an unknown tag, and for
+  // a leased one where a claim refuses that.
   Selection claim(std::vector<TagClaim> claims);
   // Holds those allocations that concerns() says, of the tags that no operation holds. Never waits, whatever is leased.
   // concerns is called under the lock.
   Selection claim_idle(const std::function<bool(const Allocation&)>& concerns);
-  // Ends the holding. Gives back the allocations that were freed meanwhile: the caller destroys them outside every lock.
+  // Lets go of the tags. Returns the allocations that were freed meanwhile, which the caller destroys outside every
+  // lock.
   std::vector<std::shared_ptr<Allocation>> release(Selection& selection, Outcome outcome) noexcept;
 
   // Whether one of these allocations shares a handle with one that is not among them.
@@ -154,9 +158,10 @@ class Registry {
   void visit_tags(const std::function<void(const Tag&)>& visit) const;
   // Only the tag of this name; false if there is none.
   bool visit_tag(const std::string& name, const std::function<void(const Tag&)>& visit) const;
-  // What is on devices now: a row for each tag and device that ever had anything, in the order in which they had.
+  // Device bytes now: a row for each tag and device that ever had any, in order of first use.
   std::vector<HeldBytes> held() const;
-  // How many tags and allocations were looked at for all calls so far, but for what finds one by its name or address: tests hold its growth.
+  // How many tags and allocations all calls so far have looked at, except look-ups by name or address. Tests bound its
+  // growth.
   uint64_t look_count() const { return look_count_.load(); }
   size_t allocation_count() const;
 

@@ -177,7 +177,8 @@ void Registry::note_what_is_left(const Selection& selection) noexcept {
     for (const auto& allocation : group.allocations) {
       if (allocation->is_doomed) continue;
       allocation->tag->is_any_left_away |= allocation->is_away();
-      // Memory that a pause has yet to give back is a part of what is left to do; memory that a resume could not use is not.
+      // Memory that a pause has yet to give back is a part of what is left to do; memory that a resume could not use is
+      // not.
       allocation->tag->is_any_left_here |=
           allocation->device_bytes() > 0 || (group.claim.takes_stale_memory && allocation->has_stale_memory());
     }

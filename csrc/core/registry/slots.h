@@ -12,7 +12,7 @@
 
 namespace ebbtide {
 
-// What a slot's entry points allocate: torch hands them a size and nothing else.
+// What the entry points of a slot allocate. torch passes them nothing that would tell.
 struct SlotBinding {
   Tag* tag = nullptr;
   Policy policy;

@@ -8,17 +8,19 @@
 
 namespace ebbtide {
 
-// Which part of which delivery brings which chunk of a resume in the background. Outlives the resume: who asks later hears that everything is there.
+// Which delivery brings which chunk of a background resume. It outlives the resume: afterwards, everything has arrived.
 class Arrivals {
  public:
-  // The first `count` pieces of the delivery are in place when the chunk is; none for a chunk that has no bytes to wait for.
+  // The first `count` pieces of the delivery are in place when the chunk is; none for a chunk that has no bytes to wait
+  // for.
   void add(const AddressRange& chunk, std::shared_ptr<const Delivery> delivery, size_t count);
   // Once, after the last chunk.
   void sort();
 
-  // Whether every chunk of the range has arrived; what is no chunk is there already.
+  // Whether every chunk of the range has arrived. Addresses outside all chunks count as arrived.
   bool have_arrived(const AddressRange& range) const;
-  // Lets the stream wait on the device for the ranges' chunks (no range: for all). Throws DriverError; StateError where the driver can't.
+  // Lets the stream wait on the device for the ranges' chunks (no range: for all). Throws DriverError; StateError where
+  // the driver can't.
   void stream_wait(CUstream stream, const std::vector<AddressRange>& ranges) const;
 
  private:

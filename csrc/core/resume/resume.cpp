@@ -46,7 +46,8 @@ void Resume::prepare(const Allocations& allocations) {
 }
 
 void Resume::select(const std::shared_ptr<Allocation>& allocation) {
-  // Memory that an earlier failure left behind a chunk that is away still holds old bytes: never map it again (invariant 2). A copy into it may still be queued (invariant 5).
+  // Memory that an earlier failure left behind a chunk that is away still holds old bytes: never map it again
+  // (invariant 2). A copy into it may still be queued (invariant 5).
   if (allocation->has_stale_memory()) synchronize_device(allocation->device);
   const auto stored = core().registry.backup_of(*allocation);
   const bool is_retained =
@@ -75,7 +76,8 @@ void Resume::select(const std::shared_ptr<Allocation>& allocation) {
   }
 }
 
-// What died while it was away comes back as zeros. Where somebody looks at the stored bytes, all of them go on standing for themselves.
+// What died while it was away comes back as zeros. Where somebody looks at the stored bytes, all of them go on standing
+// for themselves.
 void Resume::forget_unused(const Allocation& allocation, BackupRecord& stored) {
   if (stored.has_views()) return;
   const std::vector<bool> is_unused = unused_blocks(core(), request_, allocation);
@@ -282,7 +284,8 @@ void Resume::settle() noexcept {
     for (const Returning& returning : work.returning) {
       Chunk& chunk = *returning.chunk;
       if (!chunk.is_resident() && !chunk.backing->has_memory()) chunk.backing = Backing::nothing();
-      // The backup has done its duty once everything is back, unless it is retained; whoever looks at it keeps it alive, and then it is not retained: the next pause would write into it.
+      // The backup has done its duty once everything is back, unless it is retained; whoever looks at it keeps it
+      // alive, and then it is not retained: the next pause would write into it.
       if (returning.allocation->is_away() || returning.stored == nullptr) continue;
       if (!returning.is_retained || returning.stored->has_views())
         core().registry.set_backup(*returning.allocation, nullptr);

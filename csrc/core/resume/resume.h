@@ -13,8 +13,10 @@
 
 namespace ebbtide {
 
-// create all physical memory (so that out-of-memory is known before a byte moves) -> map, and copy what is mapped while the rest is being mapped. Memory of what had no backup reads as
-// zeros. Chunks that lie side by side share a handle: they are resident, and their backups go, once all of them are there.
+// Brings allocations back. prepare() creates all physical memory, so that out-of-memory is known before a byte moves.
+// run_device() maps it, and copies into the mapped part while it maps the rest. Memory without a backup reads as zeros.
+// Neighbouring chunks share a handle: they become resident, and their backups are released, once all of them have
+// arrived.
 class Resume : public Move {
  public:
   // Both outlive it. tags: what comes back.
@@ -33,17 +35,17 @@ class Resume : public Move {
   // The sizes of the handles that come back, by device, in the order in which they will be mapped.
   std::map<int, std::vector<uint64_t>> returning_sizes() const;
 
-  // The other way, after prepare(): maps everything in the calling thread and queues the copies. Null, with nothing
-  // done, where a device can't be copied to in the background.
+  // The background alternative to run_device(), after prepare(): maps everything in the calling thread and queues the
+  // copies. Null, with nothing done, where a device can't be copied to in the background.
   std::unique_ptr<Arrivals> launch();
-  // Then in place of run_device(): waits until what was queued has landed.
+  // After launch(), in place of run_device(): waits until the queued copies have landed.
   void follow_device(int device);
 
  protected:
-  // Whether memory comes from what leaves at the same time: then it holds old bytes, it may have to be waited for, and
-  // the bus is shared.
+  // Whether memory comes from a pause at the same time. Then it holds old bytes, it may have to be waited for, and the
+  // bus is shared.
   virtual bool takes_over_memory() const { return false; }
-  // Before device memory is mapped, in the order of returning_sizes(): that memory, where it is not there yet.
+  // Device memory for the next handle of returning_sizes(), where prepare() has not created it.
   struct TakenMemory {
     DeviceCharge charge;
     PhysicalMemory memory;

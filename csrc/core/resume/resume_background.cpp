@@ -1,4 +1,5 @@
-// The other way to bring bytes back: everything is queued on the device before the call returns, and run_device() only follows it.
+// The other way to bring bytes back: everything is queued on the device before the call returns, and run_device() only
+// follows it.
 #include <algorithm>
 
 #include "base/error.h"
@@ -56,7 +57,8 @@ void Resume::plan_delivery(DeviceWork& work, Returning& returning) {
   if (delivery.piece_count() > count_before) returning.delivered = delivery.piece_count();
 }
 
-// False where something is missing that a copy in the foreground does without: pinned memory for tables and words, threads.
+// False where something is missing that a copy in the foreground does without: pinned memory for tables and words,
+// threads.
 bool Resume::prepare_deliveries() {
   try {
     for (auto& [device, work] : work_) {
@@ -96,7 +98,8 @@ void Resume::follow_device(int device) {
   work.delivery->finish();
 }
 
-// Kernels that streams have queued behind bytes that will not come run now, on what is there: only then may it be unmapped below them.
+// Kernels that streams have queued behind bytes that will not come run now, on what is there: only then may it be
+// unmapped below them.
 void Resume::abandon_delivery(int device, DeviceWork& work) noexcept {
   if (!work.hold) return work.delivery.reset();  // nothing was launched: its threads end here
   work.delivery->cancel();

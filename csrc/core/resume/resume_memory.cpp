@@ -1,4 +1,5 @@
-// The memory of what comes back: who shares a handle, where it is made, how it is mapped, and how it goes again where it was not used.
+// The memory of what comes back: who shares a handle, where it is made, how it is mapped, and how it goes again where
+// it was not used.
 #include <algorithm>
 
 #include "base/error.h"
@@ -10,8 +11,8 @@
 
 namespace ebbtide {
 
-// Whether two chunks that lie side by side may leave and return together. Allocations that are freed one by one, so that others may have their memory, do not share it; nor does memory that nobody uses,
-// which a trim may want.
+// Whether two chunks that lie side by side may leave and return together. Allocations that are freed one by one, so
+// that others may have their memory, do not share it; nor does memory that nobody uses, which a trim may want.
 bool Resume::may_share(const Returning& one, const Returning& other) {
   const auto is_alone = [](const Returning& each) { return each.is_on_host || each.chunk->is_detached.load(); };
   if (is_alone(one) || is_alone(other)) return false;
@@ -150,8 +151,9 @@ void Resume::map(int device, DeviceWork& work, Group& group) {
   backing.mapping = core().peers.map(group.address, backing.memory, device, work.peers);
 }
 
-// What was created or mapped and did not become resident goes back: nobody has seen it. Only where the copier could not make sure that nothing is queued into it any more, it stays
-// behind the chunks, as stale memory, until a synchronisation succeeds.
+// What was created or mapped and did not become resident goes back: nobody has seen it. Only where the copier could not
+// make sure that nothing is queued into it any more, it stays behind the chunks, as stale memory, until a
+// synchronisation succeeds.
 void Resume::give_back_unused(DeviceWork& work) noexcept {
   if (work.is_in_doubt || (work.engine && work.engine->engine().is_poisoned())) return;
   for (const Group& group : work.groups) {

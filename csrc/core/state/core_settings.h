@@ -10,11 +10,11 @@ namespace ebbtide {
 
 struct Core;
 
-// text: in its plain form (check_setting), or none for what None means. Throws InvalidArgument where None means
-// nothing; for the folder of disk backups the StoreError that a backup there would meet.
+// text: in its plain form (check_setting), or none for None. Throws InvalidArgument where None has no meaning, and for
+// the folder of disk backups the StoreError that a backup there would throw.
 void configure_setting(Core& core, Setting setting, const std::optional<std::string>& text);
 
-// What the variables say of them.
+// Applies the environment variables of these settings.
 void read_core_settings(Core& core);
 
 }  // namespace ebbtide

@@ -23,8 +23,8 @@ struct EventRecord {
 class EventLog {
  public:
   static constexpr size_t kCapacity = 1024;
-  // Numbers and stamps the record. A failure that repeats the newest record replaces it, so that somebody who keeps trying does not push all else out. Never throws: an event that finds no
-  // memory is dropped.
+  // Numbers and stamps the record. A failure that repeats the newest record replaces it, so that retries do not push
+  // out everything else. Never throws: an event is dropped if there is no memory for it.
   void add(EventRecord record) noexcept;
   std::vector<EventRecord> after(uint64_t sequence) const;
 

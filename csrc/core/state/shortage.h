@@ -11,8 +11,8 @@ namespace ebbtide {
 
 // Gives back what ebbtide itself still keeps: undos that failed, frees that were put off. True if any of it went. Does
 // nothing that a capture forbids while one is known.
-// may_wait: also frees that a resume in the background puts off, for which it waits. That is worth it before somebody is
-// told that memory is out.
+// may_wait: also frees that a resume in the background puts off, for which it waits. That is worth it before somebody
+// is told that memory is out.
 bool give_back_caches(Core& core, bool may_wait = false) noexcept;
 
 // For one call: gives back at most once.

@@ -10,24 +10,25 @@
 
 namespace ebbtide {
 
-// Finds out what blocks of device memory hold, by the kernel of kernels/, in groups, so that the first answers are there while the rest is still being read.
+// Digests blocks of device memory with a kernel, in groups, so that the first results are there while the rest is still
+// being read.
 class BlockScan {
  public:
-  // Null where the device can't run the kernels: then every block is taken to hold anything. loan outlives the scan.
+  // Null where the device can't run the kernels: then every block counts as changed. loan outlives the scan.
   static std::unique_ptr<BlockScan> create(EnginePool::Loan& loan, size_t block_count, kernels::Digest seed);
   BlockScan(const BlockScan&) = delete;
   BlockScan& operator=(const BlockScan&) = delete;
   // Waits for what was launched: the kernels write into memory that others get next.
   ~BlockScan();
 
-  // Adds the blocks of a range of the device; the number of its first one.
+  // Adds the blocks of a range on the device. Returns the number of the first one.
   size_t add(CUdeviceptr address, size_t size_bytes);
-  // Begins to look at all that was added. Once.
+  // Starts the scan of everything that was added. Once.
   void launch();
-  // What block number holds. Waits for it.
+  // The result for a block, by its number. Waits for it.
   const kernels::BlockReport& report(size_t number);
 
-  // Looks once more at count blocks from first on, and waits. Their answers by number, until the next call.
+  // Scans count blocks from first on again, and waits. The results are valid until the next call.
   const kernels::BlockReport* look_again(size_t first, size_t count);
 
  private:

@@ -19,7 +19,8 @@ namespace {
 constexpr int kKeptPerDevice = 2;           // a swap uses two
 constexpr uint64_t kTableUnit = 64 * kKiB;  // so that a table seldom grows
 
-// The quota of this process's cgroups. Their files are read once a second at most: that takes 0.05 ms, and a small pause 0.5.
+// The quota of this process's cgroups. Their files are read once a second at most: that takes 0.05 ms, and a small
+// pause 0.5.
 std::optional<double> recent_cpu_quota() {
   static constinit std::mutex mutex;
   static std::optional<double> quota;
@@ -117,7 +118,8 @@ EnginePool::Entry EnginePool::take_kept(int device, uint64_t ring_bytes) {
   return entry;
 }
 
-// A kept ring that is too small goes only when the larger one is there: memory that could be pinned once may not be had again, and what is away comes back through the smaller one as well.
+// A kept ring that is too small goes only when the larger one is there: memory that could be pinned once may not be had
+// again, and what is away comes back through the smaller one as well.
 EnginePool::Entry EnginePool::take_or_make(int device, const policy::CopyNeed& need) {
   const uint64_t wanted_bytes = policy::wanted_ring_bytes(need);
   Entry kept = take_kept(device, wanted_bytes);

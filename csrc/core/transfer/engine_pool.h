@@ -14,7 +14,8 @@
 
 namespace ebbtide {
 
-// Lends copy engines and keeps them, since pinning their rings and making their streams costs more than a small copy. The rings are in the host budget.
+// Lends copy engines and keeps them, since pinning a ring and creating streams costs more than a small copy. The rings
+// are charged to the host budget.
 class EnginePool {
  public:
   EnginePool(HostBudget& budget, PinnedBudget& pinned_budget) : budget_(budget), pinned_budget_(pinned_budget) {}
@@ -36,7 +37,8 @@ class EnginePool {
     CopyEngine& engine() { return *entry_.engine; }
     // How the copy that it was borrowed for uses the ring.
     const RingCut& cut() const { return cut_; }
-    // So much pinned memory for tables that kernels read and write; the same memory each time, unspecified content. Throws StoreError, DriverError.
+    // Pinned memory of this size for tables that kernels read and write. The same memory each time, with unspecified
+    // content. Throws StoreError, DriverError.
     std::byte* table(size_t size_bytes);
 
    private:
@@ -45,7 +47,8 @@ class EnginePool {
     RingCut cut_;
   };
 
-  // With the ring that the copy wants, or a smaller one where the system or the budget does not allow it; at least the least one of the policy. Throws StoreError, DriverError.
+  // With the ring that the copy wants, or a smaller one where the system or the budget does not allow it, down to the
+  // minimum of the policy. Throws StoreError, DriverError.
   Loan borrow(int device, const policy::CopyNeed& need);
   // Gives the kept engines back to the system.
   void trim() noexcept;
@@ -75,7 +78,8 @@ class EnginePool {
 // The cores that this process may use: by affinity and by the cgroups' cpu quotas.
 int usable_cores();
 
-// What a copy of so many staged bytes to the store wants that has the cores to itself, of which fresh_bytes go into memory that nobody has touched yet. EBBTIDE_COPY_THREADS goes before the cores.
+// The needs of a copy that has the cores to itself: this many staged bytes to the store, of which fresh_bytes go into
+// untouched memory. EBBTIDE_COPY_THREADS overrides the number of cores.
 policy::CopyNeed copy_need(uint64_t bytes, uint64_t fresh_bytes);
 // For taking fresh memory without a copy.
 int populate_threads(uint64_t bytes);
