@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 # Processes for the Python tests that may run side by side. Each takes up to 2 GiB.
 PYTEST_JOBS ?= 2
 CTEST_ARGS ?=
-# Mutants: how many are drawn by which seed, and further arguments, such as "--at csrc/core/exchange.cpp:8".
+# Mutants: how many are drawn by which seed, and further arguments, such as "--at csrc/core/operation/swapped_memory.cpp:8".
 SAMPLE ?= 60
 SEED ?= 1
 MUTANTS_ARGS ?=

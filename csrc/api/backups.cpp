@@ -2,7 +2,7 @@
 
 #include "api/guard.h"
 #include "api/handles.h"
-#include "core/backup_view.h"
+#include "core/operation/backup_view.h"
 
 // The stored bytes.
 using namespace ebbtide;
@@ -30,7 +30,7 @@ ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, void*
   return guarded(error, [&] {
     require(bytes != nullptr && backup != nullptr, "bytes or backup is null");
     require_not_forked();
-    auto view = view_backup(Saver::instance(), {reinterpret_cast<CUdeviceptr>(address), size_bytes});
+    auto view = view_backup(Core::instance(), {reinterpret_cast<CUdeviceptr>(address), size_bytes});
     *bytes = nullptr;
     *backup = nullptr;
     if (!view) return;

@@ -7,7 +7,7 @@
 
 #include "api/guard.h"
 #include "base/error.h"
-#include "core/saver.h"
+#include "core/state/core.h"
 
 // The opaque objects that ebbtide.h hands out, by their address, so that a handle that is unknown, or was given back before, is an error and not a wild pointer.
 namespace ebbtide::api {

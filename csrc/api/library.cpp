@@ -9,10 +9,12 @@
 #include "api/ebbtide.h"
 #include "api/guard.h"
 #include "api/view.h"
+#include "base/error.h"
 #include "base/settings.h"
-#include "core/capabilities.h"
-#include "core/core_settings.h"
-#include "core/saver.h"
+#include "core/allocate/room.h"
+#include "core/probe/capabilities.h"
+#include "core/state/core.h"
+#include "core/state/core_settings.h"
 #include "driver/context.h"
 
 // The library, its driver, devices and limits.
@@ -50,7 +52,7 @@ Setting setting_of(ebbtide_option option) {
 }
 
 const std::atomic<bool>& switch_of(ebbtide_option option) {
-  const SkipRules& skip = Saver::instance().skip;
+  const SkipRules& skip = Core::instance().rules.skip;
   switch (setting_of(option)) {
     case Setting::kSkipClean: return skip.clean;
     case Setting::kSkipUnused: return skip.unused;
@@ -112,9 +114,9 @@ ebbtide_status ebbtide_query_device(int32_t device, ebbtide_device_info* info, e
     filled.total_bytes = facts.total_bytes;
     filled.free_bytes = facts.free_bytes;
     filled.granularity_bytes = facts.granularity_bytes;
-    filled.held_bytes = Saver::instance().device_budget.held_bytes(device);
-    filled.limit_bytes = Saver::instance().device_budget.limit_bytes();
-    filled.room_bytes = usable_device_bytes(Saver::instance(), device, kUnlimited);
+    filled.held_bytes = Core::instance().budgets.device.held_bytes(device);
+    filled.limit_bytes = Core::instance().budgets.device.limit_bytes();
+    filled.room_bytes = usable_device_bytes(Core::instance(), device, kUnlimited);
     api::write_struct(info, filled, api::kLeastDeviceInfo, "ebbtide_device_info");
   });
 }
@@ -134,7 +136,7 @@ ebbtide_status ebbtide_visit_capabilities(int32_t device, ebbtide_visit_capabili
 ebbtide_status ebbtide_set_limit(ebbtide_limit limit, uint64_t bytes, ebbtide_error* error) {
   return guarded(error, [&] {
     require_not_forked();
-    configure_setting(Saver::instance(), setting_of(limit), std::to_string(bytes));
+    configure_setting(Core::instance(), setting_of(limit), std::to_string(bytes));
   });
 }
 
@@ -142,15 +144,15 @@ ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* bytes, ebbtide_e
   return guarded(error, [&] {
     require(bytes != nullptr, "bytes is null");
     require_not_forked();
-    const Saver& saver = Saver::instance();
+    const Core& core = Core::instance();
     switch (limit) {
-      case EBBTIDE_DEVICE_LIMIT: *bytes = saver.device_budget.limit_bytes(); return;
-      case EBBTIDE_HOST_LIMIT: *bytes = saver.host_budget.limit_bytes(); return;
-      case EBBTIDE_HOST_MARGIN: *bytes = saver.host_budget.margin_bytes(); return;
-      case EBBTIDE_PINNED_LIMIT: *bytes = saver.pinned_budget.limit_bytes(); return;
-      case EBBTIDE_RESERVE: *bytes = saver.overflow.reserve_bytes.load(); return;
-      case EBBTIDE_HOST_POOL: *bytes = saver.host_pool.capacity_bytes(); return;
-      case EBBTIDE_SHARED_HANDLE: *bytes = saver.shared_handle_bytes.load(); return;
+      case EBBTIDE_DEVICE_LIMIT: *bytes = core.budgets.device.limit_bytes(); return;
+      case EBBTIDE_HOST_LIMIT: *bytes = core.budgets.host.limit_bytes(); return;
+      case EBBTIDE_HOST_MARGIN: *bytes = core.budgets.host.margin_bytes(); return;
+      case EBBTIDE_PINNED_LIMIT: *bytes = core.budgets.pinned.limit_bytes(); return;
+      case EBBTIDE_RESERVE: *bytes = core.rules.overflow.reserve_bytes.load(); return;
+      case EBBTIDE_HOST_POOL: *bytes = core.host_pool.capacity_bytes(); return;
+      case EBBTIDE_SHARED_HANDLE: *bytes = core.rules.shared_handle_bytes.load(); return;
     }
     throw InvalidArgument("unknown limit " + std::to_string(static_cast<int>(limit)));
   });
@@ -163,7 +165,7 @@ ebbtide_status ebbtide_set_whole_fraction(double fraction, ebbtide_error* error)
     std::array<char, 64> digits{};  // not std::to_string, which writes the locale's decimal point
     const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), fraction).ptr;
     const std::string plain = check_setting(facts, {digits.data(), end}, facts.name);
-    configure_setting(Saver::instance(), facts.id, plain);
+    configure_setting(Core::instance(), facts.id, plain);
   });
 }
 
@@ -171,14 +173,14 @@ ebbtide_status ebbtide_get_whole_fraction(double* fraction, ebbtide_error* error
   return guarded(error, [&] {
     require(fraction != nullptr, "fraction is null");
     require_not_forked();
-    *fraction = Saver::instance().overflow.whole_fraction.load();
+    *fraction = Core::instance().rules.overflow.whole_fraction.load();
   });
 }
 
 ebbtide_status ebbtide_fill_host_pool(int32_t device, ebbtide_error* error) {
   return guarded(error, [&] {
     require_not_forked();
-    Saver::instance().host_pool.fill(device);
+    Core::instance().host_pool.fill(device);
   });
 }
 
@@ -186,7 +188,7 @@ ebbtide_status ebbtide_set_option(ebbtide_option option, int32_t value, ebbtide_
   return guarded(error, [&] {
     require(value == 0 || value == 1, "an option is 0 or 1");
     require_not_forked();
-    configure_setting(Saver::instance(), setting_of(option), std::to_string(value));
+    configure_setting(Core::instance(), setting_of(option), std::to_string(value));
   });
 }
 
@@ -203,7 +205,7 @@ ebbtide_status ebbtide_set_disk_directory(const char* path, ebbtide_error* error
     require_not_forked();
     const SettingFacts& facts = facts_of(Setting::kDiskDirectory);
     const auto plain = path == nullptr ? std::nullopt : std::optional(check_setting(facts, path, facts.name));
-    configure_setting(Saver::instance(), facts.id, plain);
+    configure_setting(Core::instance(), facts.id, plain);
   });
 }
 

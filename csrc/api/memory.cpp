@@ -5,7 +5,9 @@
 #include "api/guard.h"
 #include "api/view.h"
 #include "base/log.h"
-#include "core/saver.h"
+#include "core/allocate/allocator.h"
+#include "core/state/core.h"
+#include "core/state/shortage.h"
 
 // Allocations, slots, leases and captures.
 using namespace ebbtide;
@@ -19,7 +21,7 @@ namespace {
 // Before the first spill. Without the pool a spill takes longer, and nothing else.
 void fill_host_pool(int device) {
   try {
-    Saver::instance().host_pool.fill(device);
+    Core::instance().host_pool.fill(device);
   } catch (const Error& error) {
     log_line(LogLevel::kWarning, {"the host pool is not full: ", error.what()});
   }
@@ -37,15 +39,15 @@ ebbtide_status ebbtide_alloc(const char* tag, const ebbtide_policy* policy, int3
     require(tag != nullptr, "tag is null");
     require(address != nullptr, "address is null");
     require_not_forked();  // before the registry's lock, which another thread may have held at the fork
-    Saver& saver = Saver::instance();
+    Core& core = Core::instance();
     *address =
-        reinterpret_cast<void*>(saver.alloc(saver.registry.tag(tag), api::read_policy(policy), device, size_bytes));
+        reinterpret_cast<void*>(allocate(core, core.registry.tag(tag), api::read_policy(policy), device, size_bytes));
   });
 }
 
 ebbtide_status ebbtide_free(void* address, ebbtide_error* error) {
   return guarded(error, [&] {
-    if (address != nullptr) Saver::instance().free(as_address(address));
+    if (address != nullptr) deallocate(Core::instance(), as_address(address));
   });
 }
 
@@ -54,7 +56,7 @@ ebbtide_status ebbtide_find(const void* address, int* found, ebbtide_allocation_
     require(found != nullptr, "found is null");
     if (info != nullptr) api::require_size(info->struct_size, api::kLeastAllocationInfo, "ebbtide_allocation_info");
     require_not_forked();
-    const auto allocation = Saver::instance().registry.find(as_address(address));
+    const auto allocation = Core::instance().registry.find(as_address(address));
     if (allocation != nullptr && info != nullptr) {
       api::write_struct(info, api::describe(*allocation), api::kLeastAllocationInfo, "ebbtide_allocation_info");
     }
@@ -65,7 +67,7 @@ ebbtide_status ebbtide_find(const void* address, int* found, ebbtide_allocation_
 int ebbtide_is_away(const void* address, uint64_t size_bytes) {
   if (is_forked_child()) return 0;
   try {
-    return Saver::instance().registry.is_away(as_address(address), size_bytes) ? 1 : 0;
+    return Core::instance().registry.is_away(as_address(address), size_bytes) ? 1 : 0;
   } catch (...) {
     return 0;
   }
@@ -74,7 +76,7 @@ int ebbtide_is_away(const void* address, uint64_t size_bytes) {
 int ebbtide_find_in_handler(const void* address, char* tag, size_t capacity, int* is_away) {
   if (tag == nullptr || is_away == nullptr) return 0;
   bool away = false;
-  if (!Saver::instance().registry.find_in_handler(as_address(address), tag, capacity, &away)) return 0;
+  if (!Core::instance().registry.find_in_handler(as_address(address), tag, capacity, &away)) return 0;
   *is_away = away ? 1 : 0;
   return 1;
 }
@@ -88,7 +90,7 @@ ebbtide_status ebbtide_bind_slot(const char* tag, const ebbtide_policy* policy, 
     require_not_forked();
     const Policy read = api::read_policy(policy);
     if (read.backup != BackupKind::kNone) store_of(read.backup);
-    *slot = Saver::instance().slots.bind(tag, read, device);
+    *slot = Core::instance().slots.bind(tag, read, device);
     if (read.overflow != Overflow::kNone) fill_host_pool(device);
   });
 }
@@ -97,10 +99,10 @@ void* ebbtide_slot_alloc(int32_t slot, uint64_t size_bytes, void* stream) {
   ebbtide_error error = EBBTIDE_ERROR_INIT;
   void* address = nullptr;
   const ebbtide_status status = guarded(&error, [&] {
-    const SlotBinding* binding = Saver::instance().slots.find(slot);
+    const SlotBinding* binding = Core::instance().slots.find(slot);
     require(binding != nullptr, "this slot was never bound");
     address = reinterpret_cast<void*>(
-        Saver::instance().alloc(*binding->tag, binding->policy, binding->device, size_bytes, stream));
+        allocate(Core::instance(), *binding->tag, binding->policy, binding->device, size_bytes, stream));
   });
   // Out of memory is the caller's business (torch raises it); anything else would be lost without a line.
   if (status != EBBTIDE_OK && status != EBBTIDE_OUT_OF_MEMORY)
@@ -111,7 +113,7 @@ void* ebbtide_slot_alloc(int32_t slot, uint64_t size_bytes, void* stream) {
 void ebbtide_slot_free(void* address) {
   if (address == nullptr || is_forked_child()) return;
   ebbtide_error error = EBBTIDE_ERROR_INIT;
-  const ebbtide_status status = guarded(&error, [&] { Saver::instance().free(as_address(address)); });
+  const ebbtide_status status = guarded(&error, [&] { deallocate(Core::instance(), as_address(address)); });
   if (status != EBBTIDE_OK) log_line(LogLevel::kWarning, {"a free failed: ", error.message});
 }
 
@@ -121,7 +123,7 @@ ebbtide_status ebbtide_open_lease(const char* tag, const char* holder, ebbtide_l
     require(lease != nullptr, "lease is null");
     api::require_size(lease->struct_size, api::kLeastLease, "ebbtide_lease");
     require_not_forked();
-    const LeaseInfo info = Saver::instance().open_lease(tag, holder != nullptr ? holder : "somebody");
+    const LeaseInfo info = open_lease(Core::instance(), tag, holder != nullptr ? holder : "somebody");
     const ebbtide_lease filled = {sizeof filled, info.id, info.epoch, info.is_away ? 1 : 0};
     api::write_struct(lease, filled, api::kLeastLease, "ebbtide_lease");
   });
@@ -129,25 +131,25 @@ ebbtide_status ebbtide_open_lease(const char* tag, const char* holder, ebbtide_l
 
 ebbtide_status ebbtide_close_lease(uint64_t id, ebbtide_error* error) {
   return guarded(error, [&] {
-    if (!is_forked_child()) Saver::instance().registry.close_lease(id);
+    if (!is_forked_child()) Core::instance().registry.close_lease(id);
   });
 }
 
-uint64_t ebbtide_last_lease(void) { return is_forked_child() ? 0 : Saver::instance().registry.last_lease(); }
+uint64_t ebbtide_last_lease(void) { return is_forked_child() ? 0 : Core::instance().registry.last_lease(); }
 
 ebbtide_status ebbtide_begin_capture(ebbtide_error* error) {
   return guarded(error, [&] {
     require_not_forked();
-    Saver::instance().capture_gate.begin_capture();
+    Core::instance().capture_gate.begin_capture();
   });
 }
 
 ebbtide_status ebbtide_end_capture(ebbtide_error* error) {
   return guarded(error, [&] {
     require_not_forked();
-    Saver& saver = Saver::instance();
-    saver.capture_gate.end_capture();
-    saver.give_back_caches();
+    Core& core = Core::instance();
+    core.capture_gate.end_capture();
+    give_back_caches(core);
   });
 }
 

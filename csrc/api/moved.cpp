@@ -57,7 +57,7 @@ ebbtide_status ebbtide_pause_count(const char* tag, uint64_t* count, ebbtide_err
     require(tag != nullptr, "tag is null");
     require(count != nullptr, "count is null");
     require_not_forked();
-    *count = Saver::instance().registry.pause_count(tag);
+    *count = Core::instance().registry.pause_count(tag);
   });
 }
 

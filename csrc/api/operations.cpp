@@ -6,7 +6,7 @@
 #include "api/handles.h"
 #include "api/pending.h"
 #include "api/view.h"
-#include "core/operation.h"
+#include "core/operation/operation.h"
 
 // pause, resume and their like, and their reports.
 using namespace ebbtide;
@@ -37,11 +37,11 @@ void hand_out(Report report, ebbtide_report** out) {
 
 // What leaves by address gets handles of its own first, where it shares them with what stays.
 std::unique_ptr<Operation> claim(OperationKind kind, OperationRequest request) {
-  Saver& saver = Saver::instance();
+  Core& core = Core::instance();
   const bool is_leaving = kind == OperationKind::kPause || kind == OperationKind::kSwap || kind == OperationKind::kTrim;
-  if (is_leaving && saver.registry.is_any_shared(request.tags.addresses))
-    saver.claim(OperationKind::kSeparate, request)->commit();
-  return saver.claim(kind, std::move(request));
+  if (is_leaving && core.registry.is_any_shared(request.tags.addresses))
+    Operation::claim(core, OperationKind::kSeparate, request)->commit();
+  return Operation::claim(core, kind, std::move(request));
 }
 
 ebbtide_status run(OperationKind kind, const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
@@ -106,7 +106,7 @@ ebbtide_status ebbtide_swap(const ebbtide_request* leaving, const ebbtide_reques
 ebbtide_status ebbtide_resume_async(const ebbtide_request* request, ebbtide_pending** pending, ebbtide_error* error) {
   return guarded(error, [&] {
     require(pending != nullptr, "pending is null");
-    auto claimed = Saver::instance().claim(OperationKind::kResume, api::read_request(request));
+    auto claimed = Operation::claim(Core::instance(), OperationKind::kResume, api::read_request(request));
     *pending = api::hand_out_pending(PendingResume::start(std::move(claimed)));
   });
 }

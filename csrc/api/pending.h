@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "api/ebbtide.h"
-#include "core/pending.h"
+#include "core/operation/pending.h"
 
 namespace ebbtide::api {
 

@@ -4,8 +4,8 @@
 #include "api/ebbtide.h"
 #include "api/guard.h"
 #include "api/view.h"
-#include "core/saver.h"
-#include "vmm/limbo.h"
+#include "core/state/core.h"
+#include "vmm/deferred_undos.h"
 
 // What is there: tags, allocations, numbers, events. Snapshots are taken under the registry's lock and shown without it, so that a visitor may call back.
 using namespace ebbtide;
@@ -56,7 +56,7 @@ ebbtide_status ebbtide_visit_tags(ebbtide_visit_tag visit, void* user, ebbtide_e
     require(visit != nullptr, "visit is null");
     require_not_forked();
     std::vector<ebbtide_tag_info> infos;
-    Saver::instance().registry.visit_tags([&](const Tag& tag) { infos.push_back(describe(tag)); });
+    Core::instance().registry.visit_tags([&](const Tag& tag) { infos.push_back(describe(tag)); });
     for (const ebbtide_tag_info& info : infos) visit(user, &info);
   });
 }
@@ -67,7 +67,7 @@ ebbtide_status ebbtide_query_tag(const char* tag, int* found, ebbtide_tag_info* 
     if (info != nullptr) api::require_size(info->struct_size, api::kLeastTagInfo, "ebbtide_tag_info");
     require_not_forked();
     ebbtide_tag_info filled = EBBTIDE_TAG_INFO_INIT;
-    const Registry& registry = Saver::instance().registry;
+    const Registry& registry = Core::instance().registry;
     const auto fill = [&](const Tag& known) { filled = describe(known); };
     const bool is_known = registry.visit_tag(tag, fill, /*is_required=*/found == nullptr);
     if (is_known && info != nullptr) api::write_struct(info, filled, api::kLeastTagInfo, "ebbtide_tag_info");
@@ -86,7 +86,7 @@ ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_visit_allocati
         if (!allocation->is_doomed) infos.push_back(api::describe(*allocation));
       }
     };
-    const Registry& registry = Saver::instance().registry;
+    const Registry& registry = Core::instance().registry;
     if (tag != nullptr) {
       registry.visit_tag(tag, add);
     } else {
@@ -102,14 +102,14 @@ ebbtide_status ebbtide_get_stats(ebbtide_stats* stats, ebbtide_error* error) {
     require(stats != nullptr, "stats is null");
     api::require_size(stats->struct_size, api::kLeastStats, "ebbtide_stats");
     require_not_forked();
-    Saver& saver = Saver::instance();
-    const Counters& counters = saver.counters;
+    Core& core = Core::instance();
+    const Counters& counters = core.counters;
     ebbtide_stats filled{};
     filled.struct_size = sizeof filled;
-    saver.registry.visit_tags([&](const Tag& tag) { add_places(tag, filled); });
-    filled.host_held_bytes = saver.host_budget.held_bytes();
-    filled.host_available_bytes = saver.host_budget.available_bytes();
-    filled.staging_bytes = saver.engines.held_bytes();
+    core.registry.visit_tags([&](const Tag& tag) { add_places(tag, filled); });
+    filled.host_held_bytes = core.budgets.host.held_bytes();
+    filled.host_available_bytes = core.budgets.host.available_bytes();
+    filled.staging_bytes = core.engines.held_bytes();
     filled.alloc_calls = counters.alloc_calls;
     filled.free_calls = counters.free_calls;
     filled.alloc_failures = counters.alloc_failures;
@@ -120,13 +120,13 @@ ebbtide_status ebbtide_get_stats(ebbtide_stats* stats, ebbtide_error* error) {
     filled.bytes_resumed = counters.bytes_resumed;
     filled.bytes_to_host = counters.bytes_to_host;
     filled.bytes_to_device = counters.bytes_to_device;
-    filled.deferred_frees = saver.deferred_frees.count();
-    filled.deferred_undos = limbo::count();
-    filled.pinned_bytes = saver.pinned_budget.held_bytes();
+    filled.deferred_frees = core.deferred_frees.count();
+    filled.deferred_undos = deferred_undos::count();
+    filled.pinned_bytes = core.budgets.pinned.held_bytes();
     filled.bytes_clean = counters.bytes_clean;
     filled.bytes_unused = counters.bytes_unused;
     filled.bytes_constant = counters.bytes_constant;
-    filled.host_pool_bytes = saver.host_pool.kept_bytes();
+    filled.host_pool_bytes = core.host_pool.kept_bytes();
     filled.spills = counters.spills;
     filled.bytes_spilled = counters.bytes_spilled;
     filled.bytes_promoted = counters.bytes_promoted;
@@ -139,7 +139,7 @@ ebbtide_status ebbtide_visit_events(uint64_t after_sequence, ebbtide_visit_event
   return guarded(error, [&] {
     require(visit != nullptr, "visit is null");
     require_not_forked();
-    for (const EventRecord& record : Saver::instance().events.after(after_sequence)) {
+    for (const EventRecord& record : Core::instance().events.after(after_sequence)) {
       const ebbtide_event event = {sizeof event,   record.sequence,     record.unix_seconds,
                                    record.seconds, record.kind.c_str(), record.tags.c_str(),
                                    record.bytes,   record.copied,       record.detail.c_str()};

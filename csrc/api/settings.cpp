@@ -8,8 +8,8 @@
 #include "base/error.h"
 #include "base/tag.h"
 #include "base/text.h"
-#include "core/core_settings.h"
-#include "core/saver.h"
+#include "core/state/core.h"
+#include "core/state/core_settings.h"
 #include "store/disk_directory.h"
 
 // Settings by name.
@@ -90,7 +90,7 @@ ebbtide_status ebbtide_configure(const char* name, const char* value, ebbtide_er
     const SettingFacts& facts = setting_of(name);
     require(facts.is_configurable, "saver.configure has no such setting: only its variable sets it");
     const auto plain = value == nullptr ? std::nullopt : std::optional(check_setting(facts, value, facts.name));
-    configure_setting(Saver::instance(), facts.id, plain);
+    configure_setting(Core::instance(), facts.id, plain);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "api/guard.h"
+#include "base/error.h"
 
 namespace ebbtide::api {
 namespace {
@@ -22,13 +23,6 @@ Overflow read_overflow(int32_t value) {
                           ": it is 0 (none), 1 (split) or 2 (whole)");
   }
   return static_cast<Overflow>(value);
-}
-
-void sort_ranges(std::vector<AddressRange>& ranges) {
-  std::sort(ranges.begin(), ranges.end(),
-            [](const AddressRange& a, const AddressRange& b) { return a.address < b.address; });
-  for (size_t index = 1; index < ranges.size(); ++index)
-    require(ranges[index - 1].end() <= ranges[index].address, "unused ranges overlap");
 }
 
 ebbtide_place place_of(const Allocation& allocation) {
@@ -89,8 +83,9 @@ OperationRequest read_request(const ebbtide_request* request) {
   if (given.retain != -1) read.retain = given.retain == 1;
   require(given.unused_count == 0 || given.unused != nullptr, "unused is null");
   require(given.order_count == 0 || given.order != nullptr, "order is null");
-  for (size_t index = 0; index < given.unused_count; ++index) read.unused.push_back(read_range(given.unused[index]));
-  sort_ranges(read.unused);
+  std::vector<AddressRange> unused;
+  for (size_t index = 0; index < given.unused_count; ++index) unused.push_back(read_range(given.unused[index]));
+  read.unused = AddressRanges(std::move(unused));
   read.unused_as_of = given.unused_as_of;
   for (size_t index = 0; index < given.order_count; ++index) read.order.push_back(read_range(given.order[index]));
   if (given.moved != nullptr) {
@@ -104,8 +99,7 @@ void add_unused(OperationRequest& request, const OperationRequest& other) {
   if (other.unused.empty()) return;
   request.unused_as_of =
       request.unused.empty() ? other.unused_as_of : std::min(request.unused_as_of, other.unused_as_of);
-  request.unused.insert(request.unused.end(), other.unused.begin(), other.unused.end());
-  sort_ranges(request.unused);
+  request.unused = AddressRanges(request.unused, other.unused);
 }
 
 ebbtide_allocation_info describe(const Allocation& allocation) {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "api/ebbtide.h"
-#include "core/operation.h"
+#include "core/operation/operation.h"
 
 // Between the structs of ebbtide.h and the core's.
 namespace ebbtide::api {

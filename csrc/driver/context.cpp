@@ -72,13 +72,13 @@ ContextScope::~ContextScope() {
   }
 }
 
-BesideCaptures::BesideCaptures() noexcept {
+RelaxedCaptureMode::RelaxedCaptureMode() noexcept {
   const Driver& table = driver();
   has_changed_ = table.cuThreadExchangeStreamCaptureMode != nullptr &&
                  table.cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
 }
 
-BesideCaptures::~BesideCaptures() {
+RelaxedCaptureMode::~RelaxedCaptureMode() {
   if (has_changed_) driver().cuThreadExchangeStreamCaptureMode(&mode_);
 }
 

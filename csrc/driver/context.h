@@ -28,12 +28,12 @@ class ContextScope {
 
 // While it lives this thread may ask after a stream of our own beside a capture of another thread: the capture does not break, as long as it is not the stream's. For where a capture can't be seen, or must
 // not be waited for. Does nothing where the driver lacks the call.
-class BesideCaptures {
+class RelaxedCaptureMode {
  public:
-  BesideCaptures() noexcept;
-  BesideCaptures(const BesideCaptures&) = delete;
-  BesideCaptures& operator=(const BesideCaptures&) = delete;
-  ~BesideCaptures();
+  RelaxedCaptureMode() noexcept;
+  RelaxedCaptureMode(const RelaxedCaptureMode&) = delete;
+  RelaxedCaptureMode& operator=(const RelaxedCaptureMode&) = delete;
+  ~RelaxedCaptureMode();
 
  private:
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;

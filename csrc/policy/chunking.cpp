@@ -20,18 +20,18 @@ std::vector<uint64_t> cut_into_chunks(uint64_t size_bytes, uint64_t granularity_
   return chunks;
 }
 
-std::vector<std::vector<size_t>> group_neighbours(const std::vector<Piece>& pieces, uint64_t most_bytes,
+std::vector<std::vector<size_t>> group_neighbours(const std::vector<Extent>& extents, uint64_t most_bytes,
                                                   const std::function<bool(size_t, size_t)>& may_share) {
-  std::vector<size_t> by_address(pieces.size());
+  std::vector<size_t> by_address(extents.size());
   std::iota(by_address.begin(), by_address.end(), size_t{0});
   std::sort(by_address.begin(), by_address.end(),
-            [&](size_t a, size_t b) { return pieces[a].address < pieces[b].address; });
+            [&](size_t a, size_t b) { return extents[a].address < extents[b].address; });
   std::vector<std::vector<size_t>> groups;
   uint64_t group_bytes = 0;
   for (const size_t number : by_address) {
-    const Piece& piece = pieces[number];
+    const Extent& piece = extents[number];
     const auto joins = [&](size_t last) {
-      return pieces[last].address + pieces[last].size_bytes == piece.address &&
+      return extents[last].address + extents[last].size_bytes == piece.address &&
              group_bytes + piece.size_bytes <= most_bytes && may_share(last, number);
     };
     if (groups.empty() || !joins(groups.back().back())) {

@@ -24,13 +24,13 @@ inline constexpr uint64_t kSharedHandleBytes = kGiB;
 // For tags that were swapped: in a swap a handle changes hands when its last byte has left, so it must not be long on the way. With 1 GiB on the leaving side two tags of 15 GiB took 389 ms instead of 325 (pinned).
 inline constexpr uint64_t kSharedInSwapBytes = 128 * kMiB;
 
-struct Piece {
+struct Extent {
   uint64_t address = 0;
   uint64_t size_bytes = 0;
 };
 // The pieces that share a handle, as their numbers, in the order of addresses: each group lies in one stretch, and has at most most_bytes where it is more than one piece. may_share: of two that lie side
 // by side, by their numbers. The pieces: in any order, apart from each other.
-std::vector<std::vector<size_t>> group_neighbours(const std::vector<Piece>& pieces, uint64_t most_bytes,
+std::vector<std::vector<size_t>> group_neighbours(const std::vector<Extent>& extents, uint64_t most_bytes,
                                                   const std::function<bool(size_t, size_t)>& may_share);
 
 }  // namespace ebbtide::policy

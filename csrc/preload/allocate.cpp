@@ -8,9 +8,11 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/repeated_line.h"
+#include "base/log_throttle.h"
 #include "base/settings.h"
-#include "core/saver.h"
+#include "core/allocate/flush_first.h"
+#include "core/allocate/room.h"
+#include "core/state/shortage.h"
 #include "driver/context.h"
 #include "policy/placement.h"
 #include "preload/caller.h"
@@ -37,7 +39,7 @@ constinit std::array<std::atomic<bool>, kMaxDevices> are_full{};
 void fill_host_pool(int device) {
   static constinit std::array<std::atomic<bool>, kMaxDevices> has_begun{};
   if (settings().on_shortage == OnShortage::kFail || settings().on_shortage == OnShortage::kManaged) return;
-  HostPool& pool = Saver::instance().host_pool;
+  HostPool& pool = Core::instance().host_pool;
   if (!is_countable(device) || pool.capacity_bytes() == 0 || has_begun[static_cast<size_t>(device)].exchange(true))
     return;
   try {
@@ -52,7 +54,7 @@ void fill_host_pool(int device) {
 // that.
 bool takes_room_of_small(const Request& request) {
   try {
-    const policy::DeviceRoom room = look_at_device(Saver::instance(), request.device);
+    const policy::DeviceRoom room = look_at_device(Core::instance(), request.device);
     const uint64_t spared_bytes = policy::room_for_small(kUnlimited, room.reserve_bytes);
     return request.size_bytes <= spared_bytes && request.size_bytes + spared_bytes > room.free_bytes;
   } catch (const Error&) {
@@ -81,13 +83,14 @@ bool must_place(const Request& request) {
   fill_host_pool(request.device);
   if (settings().is_pauseable) return true;
   if (request.size_bytes < kLargeUnit) return false;
-  Saver& saver = Saver::instance();
+  Core& core = Core::instance();
   switch (settings().on_shortage) {
     case OnShortage::kManaged:
-      return request.size_bytes > usable_device_bytes(saver, request.device, request.size_bytes);
+      return request.size_bytes > usable_device_bytes(core, request.device, request.size_bytes);
     case OnShortage::kWhole: {
-      const uint64_t room_bytes = usable_device_bytes(saver, request.device, request.size_bytes);
-      return policy::place_whole(request.size_bytes, room_bytes, saver.overflow.whole_fraction.load()).host_bytes > 0;
+      const uint64_t room_bytes = usable_device_bytes(core, request.device, request.size_bytes);
+      return policy::place_whole(request.size_bytes, room_bytes, core.rules.overflow.whole_fraction.load()).host_bytes >
+             0;
     }
     case OnShortage::kSplit:
       return !policy::is_small(request.size_bytes) && are_full[static_cast<size_t>(request.device)].load() &&
@@ -103,36 +106,32 @@ void note_full(const Request& request) noexcept {
 
 uint64_t spared_for_small(const Request& request) {
   if (settings().on_shortage == OnShortage::kFail || policy::is_small(request.size_bytes)) return 0;
-  const Saver& saver = Saver::instance();
-  const uint64_t limit_bytes = saver.device_budget.limit_bytes();
-  return limit_bytes == kUnlimited ? 0 : saver.overflow.room_for_small(limit_bytes);
+  const Core& core = Core::instance();
+  const uint64_t limit_bytes = core.budgets.device.limit_bytes();
+  return limit_bytes == kUnlimited ? 0 : core.rules.overflow.room_for_small(limit_bytes);
 }
 
 bool must_flush_first(const Request& request) {
-  static thread_local constinit uint64_t refused_bytes = 0;
-  const bool was_refused = std::exchange(refused_bytes, 0) == request.size_bytes;
-  if (was_refused || !will_flush()) return false;
-  refused_bytes = request.size_bytes;
+  static thread_local constinit FlushFirst flush_first;
+  const FlushFirst::Call call{nullptr, request.device, request.size_bytes};
+  if (flush_first.is_second(call) || !will_flush()) return false;
+  flush_first.note_refused(call);
   return true;
 }
 
 // What was freed and put off counts until it is gone: worth another try before the program is refused.
-HostClaim claim_host(int device, uint64_t size_bytes, const char* purpose) {
-  Saver& saver = Saver::instance();
+HostCharge charge_host(int device, uint64_t size_bytes, const char* purpose) {
+  Core& core = Core::instance();
   const bool may_give_back = !is_capture_visible(device, nullptr);
-  if (may_give_back) saver.give_back_caches();
-  try {
-    return saver.host_budget.claim_uncharged(size_bytes, purpose);
-  } catch (const StoreError&) {
-    if (!may_give_back || !saver.give_back_caches(true)) throw;
-    return saver.host_budget.claim_uncharged(size_bytes, purpose);
-  }
+  if (may_give_back) give_back_caches(core);
+  LastResort last_resort(core, may_give_back);
+  return retry_when_short(last_resort, [&] { return core.budgets.host.charge_outside_cgroups(size_bytes, purpose); });
 }
 
-CountedMemory::Entry claim(const Request& request, uint64_t spared_bytes) {
+CountedMemory::Entry charge(const Request& request, uint64_t spared_bytes) {
   try {
     DeviceCharge charge =
-        Saver::instance().device_budget.claim(request.device, taken_bytes(request.size_bytes), spared_bytes);
+        Core::instance().budgets.device.charge(request.device, taken_bytes(request.size_bytes), spared_bytes);
     return CountedMemory::make_entry(std::move(charge));
   } catch (const OutOfMemory&) {
     return {};
@@ -140,9 +139,9 @@ CountedMemory::Entry claim(const Request& request, uint64_t spared_bytes) {
 }
 
 CUresult refuse(const Request& request) {
-  static constinit RepeatedLine line;
-  if (!line.must_say()) return CUDA_ERROR_OUT_OF_MEMORY;
-  const DeviceBudget& budget = Saver::instance().device_budget;
+  static constinit LogThrottle throttle;
+  if (!throttle.allows()) return CUDA_ERROR_OUT_OF_MEMORY;
+  const DeviceBudget& budget = Core::instance().budgets.device;
   const std::string message = std::string(request.call) + ": device " + std::to_string(request.device) +
                               " has too little memory: " + format_bytes(request.size_bytes) + " wanted, " +
                               format_bytes(free_device_bytes(request.device)) + " free, device_limit " +
@@ -157,10 +156,10 @@ Overflowed overflow(const Request& request, CUdeviceptr* address) {
   const bool may_spill = on_shortage == OnShortage::kSplit || on_shortage == OnShortage::kWhole;
   if (may_spill || settings().is_pauseable) {
     try {
-      *address = place(request.device, request.size_bytes, request.stream);
+      const AllocationResult placed = place(request.device, request.size_bytes, request.stream);
+      if (placed.must_flush()) return {CUDA_ERROR_OUT_OF_MEMORY};
+      *address = placed.address;
       return {CUDA_SUCCESS};
-    } catch (const FlushFirst&) {
-      return {CUDA_ERROR_OUT_OF_MEMORY};
     } catch (const OutOfMemory&) {
       // Of a spill the core has said why.
       if (may_spill) return {CUDA_ERROR_OUT_OF_MEMORY, !settings().is_pauseable};
@@ -177,8 +176,8 @@ Overflowed overflow(const Request& request, CUdeviceptr* address) {
   try {
     return {allocate_managed(request.device, request.size_bytes, address)};
   } catch (const StoreError& error) {
-    static constinit RepeatedLine line;
-    if (line.must_say()) log_line(LogLevel::kError, {request.call, ": ", error.what()});
+    static constinit LogThrottle throttle;
+    if (throttle.allows()) log_line(LogLevel::kError, {request.call, ": ", error.what()});
     return {CUDA_ERROR_OUT_OF_MEMORY, !settings().is_pauseable};
   }
 }

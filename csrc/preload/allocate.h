@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "core/host_budget.h"
+#include "core/budget/host_budget.h"
 #include "driver/context.h"
 #include "preload/counted_memory.h"
 #include "preload/managed_memory.h"
@@ -33,13 +33,13 @@ bool must_place(const Request& request);
 // What a request that may overflow leaves of the device limit to small ones.
 uint64_t spared_for_small(const Request& request);
 // Empty: the device limit does not allow it, or would have less than spared_bytes left.
-CountedMemory::Entry claim(const Request& request, uint64_t spared_bytes = 0);
+CountedMemory::Entry charge(const Request& request, uint64_t spared_bytes = 0);
 void note_full(const Request& request) noexcept;  // the driver has no room for it
 CUresult refuse(const Request& request);          // out of memory, with a line on stderr
 // As the core does it for memory that it places (Policy::flushes_first): torch is refused once, gives back what it keeps, and asks again.
 bool must_flush_first(const Request& request);
 // Host memory for what can't lie on this device; purpose is for the error. Throws StoreError.
-HostClaim claim_host(int device, uint64_t size_bytes, const char* purpose);
+HostCharge charge_host(int device, uint64_t size_bytes, const char* purpose);
 
 struct Overflowed {
   CUresult result = CUDA_SUCCESS;
@@ -50,7 +50,7 @@ Overflowed overflow(const Request& request, CUdeviceptr* address);
 // The driver's own memory, as far as the device limit allows.
 template <typename Native>
 CUresult allocate_counted(const Request& request, CUdeviceptr* address, uint64_t spared_bytes, Native&& native) {
-  auto entry = claim(request, spared_bytes);
+  auto entry = charge(request, spared_bytes);
   if (entry.empty()) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult result = native();
   if (result == CUDA_ERROR_OUT_OF_MEMORY) note_full(request);

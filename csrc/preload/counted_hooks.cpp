@@ -16,7 +16,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemAllocManaged(CUdeviceptr* address, size_t size
         const Request request{.call = "cuMemAllocManaged", .device = current_device(), .size_bytes = size_bytes};
         if (address == nullptr || size_bytes == 0 || !is_countable(request.device))
           return real_function(address, size_bytes, flags);
-        auto entry = claim(request);
+        auto entry = charge(request);
         const CUresult result = real_function(address, size_bytes, flags);
         if (result == CUDA_SUCCESS) forget_managed(*address);
         if (result == CUDA_SUCCESS && !entry.empty()) counted_addresses().keep(*address, std::move(entry));
@@ -35,7 +35,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, s
           return real_function(handle, size_bytes, properties, flags);
         const Request request{.call = "cuMemCreate", .device = properties->location.id, .size_bytes = size_bytes};
         const auto create_counted = [&](uint64_t spared_bytes) {
-          auto entry = claim(request, spared_bytes);
+          auto entry = charge(request, spared_bytes);
           if (entry.empty()) return CUDA_ERROR_OUT_OF_MEMORY;
           const CUresult result = real_function(handle, size_bytes, properties, flags);
           if (result == CUDA_SUCCESS) counted_handles().keep(*handle, std::move(entry));

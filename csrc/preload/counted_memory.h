@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/device_budget.h"
+#include "core/budget/device_budget.h"
 #include "preload/memory_map.h"
 
 // Memory that is the driver's own and counts all the same: EBBTIDE_DEVICE_LIMIT makes the device small for all that the program takes, and what leaves must know what it took.

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "core/saver.h"
+#include "core/state/core.h"
 #include "driver/driver.h"
 
 namespace ebbtide::preload {

@@ -6,8 +6,8 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/repeated_line.h"
-#include "core/saver.h"
+#include "base/log_throttle.h"
+#include "core/state/core.h"
 #include "driver/bus.h"
 #include "preload/resolver.h"
 #include "preload/settings.h"
@@ -16,8 +16,8 @@
 namespace ebbtide::preload {
 namespace {
 
-void note_spill(Saver& saver, const Request& request, const HostLocation& location) noexcept {
-  if (!saver.counters.note_spill(request.size_bytes)) return;
+void note_spill(Core& core, const Request& request, const HostLocation& location) noexcept {
+  if (!core.counters.note_spill(request.size_bytes)) return;
   try {
     log_line(LogLevel::kWarning,
              {"device ", std::to_string(request.device), " is full: all ", format_bytes(request.size_bytes), " of a ",
@@ -49,19 +49,19 @@ Overflowed create_on_host(const Request& request, const CUmemAllocationProp& pro
   if (must_flush_first(request)) return {CUDA_ERROR_OUT_OF_MEMORY};
   const auto location = host_location(request.device);
   if (!location) return {refuse(request), true};
-  Saver& saver = Saver::instance();
+  Core& core = Core::instance();
   try {
     auto entry =
-        HostHandles::make_entry(claim_host(request.device, request.size_bytes, "memory that the program maps"));
+        HostHandles::make_entry(charge_host(request.device, request.size_bytes, "memory that the program maps"));
     const CUmemAllocationProp host_properties = on_host(properties, *location);
     if (real<&cuMemCreate>()(handle, request.size_bytes, &host_properties, 0) != CUDA_SUCCESS)
       return {refuse(request), true};
     host_handles().keep(*handle, std::move(entry));
-    note_spill(saver, request, *location);
+    note_spill(core, request, *location);
     return {CUDA_SUCCESS};
   } catch (const StoreError& error) {
-    static constinit RepeatedLine line;
-    if (line.must_say()) log_line(LogLevel::kError, {request.call, ": ", error.what()});
+    static constinit LogThrottle throttle;
+    if (throttle.allows()) log_line(LogLevel::kError, {request.call, ": ", error.what()});
     return {CUDA_ERROR_OUT_OF_MEMORY, true};
   }
 }

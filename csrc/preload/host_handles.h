@@ -10,7 +10,7 @@ Overflowed create_on_host(const Request& request, const CUmemAllocationProp& pro
                           CUmemGenericAllocationHandle* handle);
 
 // What host handles are worth in the host budget, by handle; given back as they are released.
-using HostHandles = MemoryMap<HostClaim>;
+using HostHandles = MemoryMap<HostCharge>;
 // Leaked on purpose: releases come after static destructors.
 HostHandles& host_handles();
 

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 
-#include "core/saver.h"
+#include "core/state/core.h"
+#include "core/state/shortage.h"
 
 namespace ebbtide::preload {
 
 void KnownCaptures::begin(CUstream stream) {
-  CaptureGate& gate = Saver::instance().capture_gate;
+  CaptureGate& gate = Core::instance().capture_gate;
   gate.begin_capture();
   try {
     const std::lock_guard lock(mutex_);
@@ -40,8 +41,8 @@ void KnownCaptures::end(CUstream stream) noexcept {
 }
 
 void KnownCaptures::end_forgotten() noexcept {
-  Saver::instance().capture_gate.end_capture();
-  Saver::instance().give_back_caches();
+  Core::instance().capture_gate.end_capture();
+  give_back_caches(Core::instance());
 }
 
 KnownCaptures& known_captures() {

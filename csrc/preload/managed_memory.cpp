@@ -6,7 +6,8 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
-#include "core/saver.h"
+#include "core/allocate/room.h"
+#include "core/state/core.h"
 #include "driver/context.h"
 #include "preload/allocate.h"
 #include "preload/counted_memory.h"
@@ -19,7 +20,7 @@ namespace {
 
 struct ManagedBlock {
   int device = -1;
-  HostClaim claim;
+  HostCharge charge;
   std::array<CUcontext, 2> other_contexts{};  // as an allocation of the core has them
 };
 using ManagedBlocks = MemoryMap<ManagedBlock>;
@@ -44,7 +45,7 @@ bool is_gone(CUresult result) {
 bool try_free(CUdeviceptr address, const ManagedBlock& block, bool may_wait) noexcept {
   try {
     const ContextScope scope(block.device);
-    const auto permit = Saver::instance().deferred_frees.try_enter(block.device, may_wait);
+    const auto permit = Core::instance().deferred_frees.try_enter(block.device, may_wait);
     if (!permit || !wait_before_free(block.other_contexts)) return false;
     // Never by cuMemFreeAsync: the driver has none for managed memory.
     const CUresult result = real<&cuMemFree_v2>()(address);
@@ -96,8 +97,8 @@ void give_hints(int device, CUdeviceptr address, uint64_t size_bytes, bool is_ro
   if (prefetch != nullptr) prefetch(address, size_bytes, device, CU_STREAM_PER_THREAD);
 }
 
-void note_managed(Saver& saver, int device, uint64_t size_bytes) noexcept {
-  if (!saver.counters.note_spill(size_bytes)) return;
+void note_managed(Core& core, int device, uint64_t size_bytes) noexcept {
+  if (!core.counters.note_spill(size_bytes)) return;
   try {
     log_line(LogLevel::kWarning,
              {"device ", std::to_string(device), " is full: ", format_bytes(size_bytes),
@@ -112,17 +113,17 @@ void note_managed(Saver& saver, int device, uint64_t size_bytes) noexcept {
 CUresult allocate_managed(int device, uint64_t size_bytes, CUdeviceptr* address) {
   const auto allocate = real<&cuMemAllocManaged>();
   if (allocate == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-  Saver& saver = Saver::instance();
-  const bool is_room = usable_device_bytes(saver, device, size_bytes) >= size_bytes;
+  Core& core = Core::instance();
+  const bool is_room = usable_device_bytes(core, device, size_bytes) >= size_bytes;
   auto entry = ManagedBlocks::make_entry(
-      {device, claim_host(device, size_bytes, "managed memory of the program"), {own_context(device)}});
+      {device, charge_host(device, size_bytes, "managed memory of the program"), {own_context(device)}});
   const CUresult result = allocate(address, size_bytes, CU_MEM_ATTACH_GLOBAL);
   if (result != CUDA_SUCCESS) return result;
   give_hints(device, *address, size_bytes, is_room);
   forget_managed(*address);
   counted_addresses().take(*address);
   blocks().keep(*address, std::move(entry));
-  note_managed(saver, device, size_bytes);
+  note_managed(core, device, size_bytes);
   return CUDA_SUCCESS;
 }
 
@@ -137,7 +138,7 @@ std::optional<CUresult> free_managed(CUdeviceptr address) {
   const CUcontext own = own_context(block.device);
   if (own != block.other_contexts[0]) block.other_contexts[1] = own;
   if (try_free(address, block, false)) return CUDA_SUCCESS;
-  Saver::instance().deferred_frees.retry_also(kManagedFrees);
+  Core::instance().deferred_frees.retry_also(kManagedFrees);
   put_off_blocks().keep(address, std::move(entry));
   return CUDA_SUCCESS;
 }

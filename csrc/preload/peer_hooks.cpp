@@ -1,7 +1,7 @@
 #include "base/error.h"
 #include "base/log.h"
-#include "base/repeated_line.h"
-#include "core/saver.h"
+#include "base/log_throttle.h"
+#include "core/state/core.h"
 #include "preload/allocate.h"
 #include "preload/hook_call.h"
 
@@ -12,11 +12,11 @@ namespace {
 
 // The driver has said yes, and the program goes on with that: a copy through the host does without, and what does not fails for a reason that stands on stderr.
 void grant_to(int device) noexcept {
-  static constinit ebbtide::RepeatedLine line;
+  static constinit ebbtide::LogThrottle throttle;
   try {
-    if (is_countable(device)) ebbtide::Saver::instance().peers.enable(device);
+    if (is_countable(device)) ebbtide::Core::instance().peers.enable(device);
   } catch (const std::exception& error) {
-    if (line.must_say()) {
+    if (throttle.allows()) {
       ebbtide::log_line(
           ebbtide::LogLevel::kError,
           {"cuCtxEnablePeerAccess: the device got no access to some of what ebbtide placed: ", error.what()});

@@ -5,7 +5,8 @@
 #include <memory>
 #include <mutex>
 
-#include "core/saver.h"
+#include "core/allocate/allocator.h"
+#include "core/state/core.h"
 #include "preload/caller.h"
 #include "preload/own_context.h"
 #include "preload/settings.h"
@@ -53,7 +54,7 @@ Overflow overflow_of(OnShortage on_shortage) {
 }
 
 Tag& own_tag() {
-  static Tag* const tag = &Saver::instance().registry.tag(settings().is_pauseable ? settings().tag : kSpillTag);
+  static Tag* const tag = &Core::instance().registry.tag(settings().is_pauseable ? settings().tag : kSpillTag);
   return *tag;
 }
 
@@ -70,36 +71,37 @@ Policy policy_in_force() {
 }  // namespace
 
 bool will_flush() {
-  const bool has_detour = settings().is_pauseable && Saver::instance().registry.is_any_away(own_tag());
-  return !has_detour && is_called_by(kTorchAllocator);
+  const bool has_bypass_pool = settings().is_pauseable && Core::instance().registry.is_any_away(own_tag());
+  return !has_bypass_pool && is_called_by(kTorchAllocator);
 }
 
-CUdeviceptr place(int device, size_t size_bytes, CUstream stream) {
-  Saver& saver = Saver::instance();
-  const CUdeviceptr address = saver.alloc(own_tag(), policy_in_force(), device, size_bytes, stream);
-  if (const auto found = saver.registry.find(address)) found->other_contexts[0] = own_context(device);
+AllocationResult place(int device, size_t size_bytes, CUstream stream) {
+  Core& core = Core::instance();
+  const AllocationResult placed = try_allocate(core, own_tag(), policy_in_force(), device, size_bytes, stream);
+  if (placed.must_flush()) return placed;
+  if (const auto found = core.registry.find(placed.address)) found->other_contexts[0] = own_context(device);
   try {
-    asked_sizes().keep(address, size_bytes);
+    asked_sizes().keep(placed.address, size_bytes);
   } catch (const std::bad_alloc&) {
     // Then the program is told the rounded size.
   }
-  return address;
+  return placed;
 }
 
 bool free_placed(CUdeviceptr address) {
   const auto placed = find_placed(address);
   if (!placed || placed->start != address) return false;
-  if (const auto found = Saver::instance().registry.find(address)) {
+  if (const auto found = Core::instance().registry.find(address)) {
     const CUcontext own = own_context(placed->device);
     if (own != found->other_contexts[0]) found->other_contexts[1] = own;
   }
   asked_sizes().forget(address);
-  return Saver::instance().free_if_ours(address);
+  return deallocate_if_ours(Core::instance(), address);
 }
 
 std::optional<PlacedMemory> find_placed(CUdeviceptr address) {
-  Saver* const saver = Saver::instance_if_made();  // asking makes no core
-  const auto found = saver == nullptr ? nullptr : saver->registry.find(address);
+  Core* const core = Core::instance_if_made();  // asking makes no core
+  const auto found = core == nullptr ? nullptr : core->registry.find(address);
   if (found == nullptr) return std::nullopt;
   const CUdeviceptr start = found->address();
   return PlacedMemory{start, asked_sizes().find(start, found->size_bytes()), found->device};

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <optional>
 
+#include "core/allocate/allocator.h"
+
 // What hooks place through the core, as the program sees it: an allocation like any other of the driver's.
 namespace ebbtide::preload {
 
@@ -17,7 +19,7 @@ struct PlacedMemory {
 // Whether the caller is torch's allocator, which gives its cache back when it is refused, and asks again. It does not while the tag of a pauseable program is away: a pool is open for all threads then.
 bool will_flush();
 // Memory of the core instead of the driver's: a member of the tag where the program is pauseable, else a spill. Throws OutOfMemory, StoreError, DriverError.
-CUdeviceptr place(int device, size_t size_bytes, CUstream stream);
+AllocationResult place(int device, size_t size_bytes, CUstream stream);
 // Frees it, once the device is done with it; false where it is not the core's.
 bool free_placed(CUdeviceptr address);
 // The allocation of the core that holds this address, whoever made it.

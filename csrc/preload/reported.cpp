@@ -1,7 +1,7 @@
 #include "preload/reported.h"
 
 #include "base/settings.h"
-#include "core/saver.h"
+#include "core/state/core.h"
 #include "preload/resolver.h"
 #include "preload/settings.h"
 
@@ -27,7 +27,7 @@ policy::Report report_in_force() {
 }
 
 uint64_t reserve_bytes(uint64_t total_bytes) {
-  if (const Saver* saver = Saver::instance_if_made()) return saver->overflow.reserve_of(total_bytes);
+  if (const Core* core = Core::instance_if_made()) return core->rules.overflow.reserve_of(total_bytes);
   return read_number(Setting::kReserve).value_or(policy::default_reserve(total_bytes));
 }
 
@@ -50,8 +50,8 @@ policy::MemoryNumbers report(policy::MemoryNumbers driver_says, int device, cons
 }  // namespace
 
 policy::MemoryNumbers reported(policy::MemoryNumbers driver_says, int device) {
-  if (const Saver* saver = Saver::instance_if_made())
-    return report(driver_says, device, saver->device_budget, saver->host_budget);
+  if (const Core* core = Core::instance_if_made())
+    return report(driver_says, device, core->budgets.device, core->budgets.host);
   DeviceBudget device_budget;
   HostBudget host_budget;
   set_limits(device_budget, host_budget);

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "core/stored.h"
+#include "core/memory/backup_record.h"
 #include "policy/reported_memory.h"
 
 // What the environment asks of the preload library; limits are the core's own variables. docs/preload.md lists all of them.

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "driver/context.h"
 #include "store/aligned_bytes.h"
-#include "store/crew.h"
+#include "store/parallel.h"
 
 namespace ebbtide {
 namespace {
@@ -135,8 +135,8 @@ void Copy::start_threads(int thread_count) {
   };
   queue_.threads_started();
   try {
-    crew_ = std::jthread([this, work, thread_count] {
-      run_crew(thread_count, work);
+    runner_ = std::jthread([this, work, thread_count] {
+      run_parallel(thread_count, work);
       queue_.threads_ended();
     });
   } catch (...) {
@@ -146,7 +146,7 @@ void Copy::start_threads(int thread_count) {
 
 Copy::~Copy() {
   queue_.fail(std::make_exception_ptr(StateError("this copy was given up")));
-  if (has_threads()) crew_.join();
+  if (has_threads()) runner_.join();
   workers_.front()->drain();
 }
 

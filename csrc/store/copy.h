@@ -35,12 +35,12 @@ class Copy {
  private:
   class Worker;
   void start_threads(int thread_count);
-  bool has_threads() const { return crew_.joinable(); }
+  bool has_threads() const { return runner_.joinable(); }
 
   CopyEngine& engine_;
   CopyQueue queue_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::jthread crew_;
+  std::jthread runner_;
 };
 
 }  // namespace ebbtide

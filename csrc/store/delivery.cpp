@@ -8,7 +8,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "driver/context.h"
-#include "store/crew.h"
+#include "store/parallel.h"
 
 namespace ebbtide {
 namespace {
@@ -47,8 +47,8 @@ bool Delivery::is_possible(int device) {
 }
 
 Delivery::~Delivery() {
-  give_up();
-  if (crew_.joinable()) crew_.join();
+  cancel();
+  if (threads_.joinable()) threads_.join();
 }
 
 size_t Delivery::slot_bytes() const {
@@ -100,7 +100,7 @@ void Delivery::launch(const DeviceKernels& kernels) {
 
 void Delivery::start_threads(int threads) {
   try {
-    crew_ = std::jthread([this, threads] { run_crew(threads, [this](int) noexcept { feed(); }); });
+    threads_ = std::jthread([this, threads] { run_parallel(threads, [this](int) noexcept { feed(); }); });
   } catch (const std::system_error&) {
     throw StateError("the system starts no thread for a resume in the background");
   }
@@ -137,9 +137,9 @@ bool Delivery::await_slot(uint32_t lane, uint32_t number) const {
   return true;
 }
 
-void Delivery::give_up() noexcept {
+void Delivery::cancel() noexcept {
   is_given_up_.store(true);
-  if (board_ != nullptr) board_->give_up();
+  if (board_ != nullptr) board_->cancel();
 }
 
 void Delivery::fail(std::exception_ptr error) noexcept {
@@ -148,7 +148,7 @@ void Delivery::fail(std::exception_ptr error) noexcept {
     if (failure_ == nullptr) failure_ = std::move(error);
   }
   has_failed_.store(true);
-  give_up();
+  cancel();
 }
 
 size_t Delivery::arrived() const {
@@ -178,7 +178,7 @@ void Delivery::wait_for(size_t count) {
 void Delivery::ask_driver(size_t count) noexcept {
   try {
     const ContextScope scope(engine_.device());
-    const BesideCaptures beside;
+    const RelaxedCaptureMode relaxed;
     const CUresult result = driver().cuStreamQuery(engine_.side_stream().get());
     if (result == CUDA_ERROR_NOT_READY || result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) return;
     check(result, "cuStreamQuery");
@@ -191,7 +191,7 @@ void Delivery::ask_driver(size_t count) noexcept {
 void Delivery::finish() {
   if (!has_ended_) {
     wait_for(pieces_.size());
-    if (crew_.joinable()) crew_.join();
+    if (threads_.joinable()) threads_.join();
     drain();
     has_ended_ = true;
   }
@@ -215,7 +215,7 @@ void Delivery::drain() noexcept {
 std::exception_ptr Delivery::try_synchronize() noexcept {
   try {
     const ContextScope scope(engine_.device());
-    const BesideCaptures beside;
+    const RelaxedCaptureMode relaxed;
     engine_.side_stream().synchronize();
     return nullptr;
   } catch (...) {

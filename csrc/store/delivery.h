@@ -53,7 +53,7 @@ class Delivery {
   // Waits for the end, however it comes; nothing of the engine is used after it. By one thread. Throws, each time, what failed: the store's error, DriverError; StateError when it was given up before all had arrived.
   void finish();
   // Nobody wants the rest any more. By any thread.
-  void give_up() noexcept;
+  void cancel() noexcept;
 
   // Lets the stream wait for the first so many pieces on the device, or for the end. Once launched, by any thread. Throws DriverError; StateError where the driver can't.
   void stream_wait(CUstream stream, size_t count) const;
@@ -88,7 +88,7 @@ class Delivery {
   std::atomic<bool> has_failed_{false};
   mutable std::mutex mutex_;
   std::exception_ptr failure_;
-  std::jthread crew_;
+  std::jthread threads_;
 };
 
 }  // namespace ebbtide

@@ -29,7 +29,7 @@ class DeliveryBoard {
   }
   // The kernel may go on for ever: nobody uses the words again.
   void abandon() noexcept { is_abandoned_.store(true); }
-  void give_up() noexcept { std::atomic_ref(words_[0]).store(1, std::memory_order_release); }
+  void cancel() noexcept { std::atomic_ref(words_[0]).store(1, std::memory_order_release); }
   // What streams wait for, and what it shows when so many pieces of the lane are in place.
   const uint32_t* gate(uint32_t lane) const { return words_ + at(lane, kernels::kGate); }
   uint32_t gate_value(uint32_t lane, uint32_t pieces) const { return words_[at(lane, kernels::kBase)] + pieces; }

@@ -1,7 +1,7 @@
 #include "store/pinned_memory.h"
 
 #include "base/log.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide {
 
@@ -25,10 +25,10 @@ PinnedMemory::~PinnedMemory() {
   }
   std::byte* const bytes = memory_.bytes();
   const CUresult result = driver_if_loaded()->cuMemHostUnregister(bytes);
-  if (limbo::is_unregistered(result)) return;
+  if (deferred_undos::is_unregistered(result)) return;
   log_line(LogLevel::kInfo, {"cuMemHostUnregister failed with ", result_name(result), ": it will be tried again"});
   const AnonymousMemory::Range range = memory_.release();
-  limbo::add_host_unregister(bytes, range.mapping, range.mapping_bytes);
+  deferred_undos::add_host_unregister(bytes, range.mapping, range.mapping_bytes);
 }
 
 }  // namespace ebbtide

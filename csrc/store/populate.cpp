@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "store/crew.h"
+#include "store/parallel.h"
 
 namespace ebbtide {
 namespace {
@@ -64,7 +64,7 @@ class Work {
 void run_by_threads(std::vector<Range> ranges, int threads) {
   Work work(std::move(ranges));
   const size_t useful = std::min(static_cast<size_t>(std::max(threads, 1)), work.range_count());
-  run_crew(static_cast<int>(useful), [&work](int) noexcept { work.run(); });
+  run_parallel(static_cast<int>(useful), [&work](int) noexcept { work.run(); });
   work.rethrow_failure();
 }
 

@@ -2,7 +2,7 @@
 
 #include "base/log.h"
 #include "store/populate.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide {
 
@@ -32,7 +32,7 @@ Staging::~Staging() {
   const CUresult result = driver_if_loaded()->cuMemFreeHost(bytes_);
   if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED) {
     log_line(LogLevel::kInfo, {"cuMemFreeHost failed with ", result_name(result), ": it will be tried again"});
-    limbo::add_host_free(bytes_);
+    deferred_undos::add_host_free(bytes_);
   }
 }
 

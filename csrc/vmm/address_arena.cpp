@@ -9,20 +9,20 @@
 #include <utility>
 
 #include "base/error.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide {
 
 struct Addresses::Arena {
-  struct Part {
+  struct ReservedRange {
     Reservation reservation;
     std::map<CUdeviceptr, size_t> taken;  // address -> size
     CUdeviceptr first_gap = 0;            // nothing is free before it
   };
   std::mutex mutex;
-  std::list<Part> parts;
+  std::list<ReservedRange> ranges;
 
-  static CUdeviceptr take_from(Part& part, size_t size_bytes);  // 0: there is no such gap
+  static CUdeviceptr take_from(ReservedRange& range, size_t size_bytes);  // 0: there is no such gap
   void give_back(CUdeviceptr reservation, CUdeviceptr address) noexcept;
 };
 
@@ -60,56 +60,56 @@ Addresses& Addresses::operator=(Addresses&& other) noexcept {
 
 void Addresses::reset() noexcept {
   if (arena_ == nullptr) return;
-  if (limbo::keep_if_mapped(*this)) return;
+  if (deferred_undos::keep_if_mapped(*this)) return;
   arena_->give_back(reservation_, address_);
   arena_.reset();
 }
 
-CUdeviceptr Addresses::Arena::take_from(Part& part, size_t size_bytes) {
-  const CUdeviceptr end = part.reservation.address() + part.reservation.size_bytes();
-  CUdeviceptr gap = part.first_gap;
+CUdeviceptr Addresses::Arena::take_from(ReservedRange& range, size_t size_bytes) {
+  const CUdeviceptr end = range.reservation.address() + range.reservation.size_bytes();
+  CUdeviceptr gap = range.first_gap;
   bool is_first = true;
-  for (auto next = part.taken.lower_bound(gap);; ++next) {
-    const CUdeviceptr gap_end = next == part.taken.end() ? end : next->first;
+  for (auto next = range.taken.lower_bound(gap);; ++next) {
+    const CUdeviceptr gap_end = next == range.taken.end() ? end : next->first;
     if (gap_end - gap >= size_bytes) break;
-    if (next == part.taken.end()) return 0;
+    if (next == range.taken.end()) return 0;
     is_first = is_first && gap == gap_end;
     gap = next->first + next->second;
-    if (is_first) part.first_gap = gap;
+    if (is_first) range.first_gap = gap;
   }
-  part.taken.emplace(gap, size_bytes);
-  if (is_first) part.first_gap = gap + size_bytes;
+  range.taken.emplace(gap, size_bytes);
+  if (is_first) range.first_gap = gap + size_bytes;
   return gap;
 }
 
 void Addresses::Arena::give_back(CUdeviceptr reservation, CUdeviceptr address) noexcept {
-  std::list<Part> empty;  // goes outside the lock
+  std::list<ReservedRange> empty;  // goes outside the lock
   const std::lock_guard lock(mutex);
-  const auto part = std::find_if(parts.begin(), parts.end(),
-                                 [&](const Part& each) { return each.reservation.address() == reservation; });
-  part->taken.erase(address);
-  part->first_gap = std::min(part->first_gap, address);
-  if (part->taken.empty()) empty.splice(empty.end(), parts, part);
+  const auto range = std::find_if(ranges.begin(), ranges.end(),
+                                  [&](const ReservedRange& each) { return each.reservation.address() == reservation; });
+  range->taken.erase(address);
+  range->first_gap = std::min(range->first_gap, address);
+  if (range->taken.empty()) empty.splice(empty.end(), ranges, range);
 }
 
 AddressArena::AddressArena() : arena_(std::make_shared<Addresses::Arena>()) {}
 
 Addresses AddressArena::take(size_t size_bytes) {
-  using Part = Addresses::Arena::Part;
+  using ReservedRange = Addresses::Arena::ReservedRange;
   const std::lock_guard lock(arena_->mutex);
   Addresses addresses;
-  for (Part& part : arena_->parts) {
-    addresses.address_ = Addresses::Arena::take_from(part, size_bytes);
-    addresses.reservation_ = part.reservation.address();
+  for (ReservedRange& range : arena_->ranges) {
+    addresses.address_ = Addresses::Arena::take_from(range, size_bytes);
+    addresses.reservation_ = range.reservation.address();
     if (addresses.address_ != 0) break;
   }
   if (addresses.address_ == 0) {
-    std::list<Part> fresh(1);
-    Part& part = fresh.front();
-    part.reservation = reserve_at_least(size_bytes);
-    part.first_gap = addresses.reservation_ = part.reservation.address();
-    addresses.address_ = Addresses::Arena::take_from(part, size_bytes);
-    arena_->parts.splice(arena_->parts.end(), fresh);
+    std::list<ReservedRange> fresh(1);
+    ReservedRange& range = fresh.front();
+    range.reservation = reserve_at_least(size_bytes);
+    range.first_gap = addresses.reservation_ = range.reservation.address();
+    addresses.address_ = Addresses::Arena::take_from(range, size_bytes);
+    arena_->ranges.splice(arena_->ranges.end(), fresh);
   }
   addresses.arena_ = arena_;
   addresses.size_bytes_ = size_bytes;

@@ -8,7 +8,7 @@
 
 namespace ebbtide {
 
-// Owns a part of an arena's addresses, with nothing behind them. All mappings in it must be gone before it goes; where one could not be undone (limbo), it goes after that one.
+// Owns a part of an arena's addresses, with nothing behind them. All mappings in it must be gone before it goes; where one could not be undone (deferred_undos.h), it goes after that one.
 class Addresses {
  public:
   Addresses() = default;

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <string>
 
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide {
 namespace {
@@ -76,7 +76,7 @@ Mapping::~Mapping() {
   if (!is_mapped()) return;
   const CUresult result = driver_if_loaded()->cuMemUnmap(address_, size_bytes_);
   if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED)
-    limbo::add_unmap(address_, size_bytes_, handle_, device_);
+    deferred_undos::add_unmap(address_, size_bytes_, handle_, device_);
 }
 
 void Mapping::unmap() {

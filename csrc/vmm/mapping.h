@@ -44,7 +44,7 @@ class Mapping {
 
   CUdeviceptr address_ = 0;
   size_t size_bytes_ = 0;
-  // What is mapped, for the books of limbo.
+  // What is mapped, for the books of deferred undos.
   CUmemGenericAllocationHandle handle_ = 0;
   int device_ = -1;
   DeviceSet granted_;

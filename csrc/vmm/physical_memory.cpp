@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "driver/context.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide {
 namespace {
@@ -93,7 +93,8 @@ PhysicalMemory& PhysicalMemory::operator=(PhysicalMemory&& other) noexcept {
 PhysicalMemory::~PhysicalMemory() {
   if (!has_handle()) return;
   const CUresult result = driver_if_loaded()->cuMemRelease(handle_);
-  if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED) limbo::add_release(handle_, size_bytes_, device_);
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED)
+    deferred_undos::add_release(handle_, size_bytes_, device_);
 }
 
 void PhysicalMemory::release() {

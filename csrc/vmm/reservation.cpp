@@ -1,6 +1,6 @@
 #include "vmm/reservation.h"
 
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide {
 
@@ -23,7 +23,8 @@ Reservation& Reservation::operator=(Reservation&& other) noexcept {
 void Reservation::reset() noexcept {
   if (address_ == 0) return;
   const CUresult result = driver_if_loaded()->cuMemAddressFree(address_, size_bytes_);
-  if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED) limbo::add_address_free(address_, size_bytes_);
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED)
+    deferred_undos::add_address_free(address_, size_bytes_);
   address_ = 0;
   size_bytes_ = 0;
 }

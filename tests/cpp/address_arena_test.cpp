@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "core_fixture.h"
 #include "driver/context.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -172,7 +172,7 @@ TEST_F(AddressArenaTest, Invariant3_AllocationsDoWithSmallReservationsAndFailWit
   const Live before = Live::now();
   EXPECT_THROW(alloc("w", kChunk), Error);
   EXPECT_EQ(Live::now(), before);
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 2 * kChunk);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 2 * kChunk);
   sim().clear_failures();
   fill(address, 2 * kChunk, 1);
   const CUdeviceptr other = alloc("w", kChunk);
@@ -190,17 +190,17 @@ TEST_F(AddressArenaTest, Invariant3_AddressesUnderAMappingThatCouldNotBeUndoneWa
   Addresses beside = arena_.take(kChunk);
   const CUdeviceptr address = mapped.address();
   leave_mapped(address, kChunk);
-  EXPECT_EQ(limbo::count(), 1u);
+  EXPECT_EQ(deferred_undos::count(), 1u);
   mapped = Addresses{};
   Addresses other = arena_.take(kChunk);
   EXPECT_EQ(other.address(), end_of(beside)) << "nobody may have what is still mapped";
   sim().fail("cuMemUnmap", 1, 999, 1);
-  limbo::retry(true);
-  EXPECT_EQ(limbo::count(), 1u);
+  deferred_undos::retry(true);
+  EXPECT_EQ(deferred_undos::count(), 1u);
   const Addresses another = arena_.take(kChunk);
   EXPECT_EQ(another.address(), end_of(other));
-  limbo::retry(true);
-  EXPECT_EQ(limbo::count(), 0u);
+  deferred_undos::retry(true);
+  EXPECT_EQ(deferred_undos::count(), 0u);
   EXPECT_EQ(Live::now().mappings, 0u);
   const Addresses again = arena_.take(kChunk);
   EXPECT_EQ(again.address(), address);
@@ -219,7 +219,7 @@ TEST_F(AddressArenaTest, Invariant3_AMappingOverSeveralKeepsAllOfThemAndTheirRes
   EXPECT_EQ(Live::now().reservations, 1u);
   Addresses next = arena_.take(kChunk);
   EXPECT_EQ(next.address(), free) << "beside the mapping, not under it";
-  limbo::retry(true);
+  deferred_undos::retry(true);
   const Addresses both = arena_.take(2 * kChunk);
   EXPECT_EQ(both.address(), low);
   next = Addresses{};
@@ -234,11 +234,11 @@ TEST_F(AddressArenaTest, Invariant3_WithTheMappingTheReservationGoesEvenWithoutI
   arena.reset();
   EXPECT_EQ(Live::now().reservations, 1u);
   sim().fail("cuMemAddressFree", 1, 999, 1);
-  limbo::retry(true);
+  deferred_undos::retry(true);
   EXPECT_EQ(Live::now().mappings, 0u);
-  EXPECT_EQ(limbo::count(), 1u) << "now the reservation waits";
-  limbo::retry(true);
-  EXPECT_EQ(limbo::count(), 0u);
+  EXPECT_EQ(deferred_undos::count(), 1u) << "now the reservation waits";
+  deferred_undos::retry(true);
+  EXPECT_EQ(deferred_undos::count(), 0u);
   EXPECT_EQ(Live::now(), Live{});
 }
 

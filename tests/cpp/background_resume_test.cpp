@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "core/pending.h"
+#include "core/operation/pending.h"
 #include "core_fixture.h"
 #include "driver/context.h"
 #include "driver/device_kernels.h"
@@ -53,7 +53,7 @@ TEST_F(BackgroundResume, AnAsynchronousResumeTellsOfArrivalsAndEndsWithItsReport
     sim().clear_failures();
     resume();
     EXPECT_TRUE(is_whole());
-    saver().free(address);
+    deallocate(core(), address);
   }
 }
 
@@ -99,16 +99,16 @@ TEST_F(BackgroundResume, Invariant12_AFreeDoesNotWaitForAResumeInTheBackground) 
   const auto pending = PendingResume::start(claim(OperationKind::kResume));
   pending->stream_wait(0, stream.get(), {});
   const uint64_t synchronisations = sim().calls("cuCtxSynchronize");
-  saver().free(other);
-  saver().free(doomed);
+  deallocate(core(), other);
+  deallocate(core(), doomed);
   const CUdeviceptr fresh = alloc("other", kChunk);
-  saver().free(fresh);
+  deallocate(core(), fresh);
   EXPECT_EQ(sim().calls("cuCtxSynchronize"), synchronisations);
-  EXPECT_EQ(saver().deferred_frees.count(), 2u);
+  EXPECT_EQ(core().deferred_frees.count(), 2u);
   sim().set_delay("ebbtide_deliver", 0);
   pending->wait();
-  PendingResume::wait_for_all();
-  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  BackgroundWork::wait_for_all();
+  EXPECT_EQ(core().deferred_frees.count(), 0u);
   EXPECT_EQ(Live::now().device_bytes, 4 * kChunk) << "what came back behind one handle goes as a whole";
   EXPECT_TRUE(holds(address, 3 * kChunk, 1));
   pause();
@@ -118,20 +118,20 @@ TEST_F(BackgroundResume, Invariant12_AFreeDoesNotWaitForAResumeInTheBackground) 
 }
 
 TEST_F(BackgroundResume, MemoryThatWasFreedMeanwhileIsWorthWaitingForBeforeSomebodyIsTurnedAway) {
-  saver().device_budget.set_limit(8 * kChunk);
+  core().budgets.device.set_limit(8 * kChunk);
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk, kChunk});
   fill(address, 3 * kChunk, 1);
   pause();
   const CUdeviceptr other = alloc("other", 5 * kChunk);
   sim().set_delay("ebbtide_deliver", kPieceDelay);
   const auto pending = PendingResume::start(claim(OperationKind::kResume));
-  saver().free(other);
-  EXPECT_EQ(saver().deferred_frees.count(), 1u);
+  deallocate(core(), other);
+  EXPECT_EQ(core().deferred_frees.count(), 1u);
   sim().set_delay("ebbtide_deliver", 0);
   const CUdeviceptr fresh = alloc("other", 4 * kChunk);
   pending->wait();
   EXPECT_TRUE(holds(address, 3 * kChunk, 1));
-  saver().free(fresh);
+  deallocate(core(), fresh);
 }
 
 TEST_F(BackgroundResume, Invariant9_ACaptureThatNobodyToldOfGoesOn) {
@@ -154,21 +154,21 @@ TEST_F(BackgroundResume, WhatAForegroundResumeDoesWithoutIsNoReasonToFail) {
   for (const bool is_limited : {true, false}) {
     fill(address, 3 * kChunk, 1);
     pause();
-    saver().engines.trim();
+    core().engines.trim();
     resume();
     // Without its table for looking at blocks.
-    const uint64_t ring_bytes = saver().engines.held_bytes();
+    const uint64_t ring_bytes = core().engines.held_bytes();
     pause();
-    saver().engines.trim();
+    core().engines.trim();
     // Room for the ring and for no table; or no words.
-    saver().pinned_budget.set_limit(is_limited ? ring_bytes : kUnlimited);
+    core().budgets.pinned.set_limit(is_limited ? ring_bytes : kUnlimited);
     DeliveryBoard::forget_all();
     if (!is_limited) sim().fail("cuMemHostAlloc", 2, CUDA_ERROR_OUT_OF_MEMORY, 0);
     const auto pending = PendingResume::start(claim(OperationKind::kResume));
     EXPECT_TRUE(pending->is_over());
     EXPECT_EQ(pending->wait().totals().bytes, 3 * kChunk);
     sim().clear_failures();
-    saver().pinned_budget.set_limit(kUnlimited);
+    core().budgets.pinned.set_limit(kUnlimited);
     EXPECT_TRUE(holds(address, 3 * kChunk, 1));
   }
 }
@@ -178,7 +178,7 @@ TEST_F(BackgroundResume, OneValueBlocksComeBackInTheForegroundAfterATryInTheBack
   fill(address, kChunk, 1);
   std::memset(bytes_at(address + kChunk), 7, 2 * kChunk);
   pause();
-  saver().engines.trim();
+  core().engines.trim();
   DeliveryBoard::forget_all();
   sim().fail("cuMemHostAlloc", 2, CUDA_ERROR_OUT_OF_MEMORY, 0);  // there is a table, and are no words
   const auto pending = PendingResume::start(claim(OperationKind::kResume));
@@ -188,6 +188,19 @@ TEST_F(BackgroundResume, OneValueBlocksComeBackInTheForegroundAfterATryInTheBack
   EXPECT_TRUE(holds(address, kChunk, 1));
   EXPECT_TRUE(std::all_of(bytes_at(address + kChunk), bytes_at(address + 3 * kChunk),
                           [](unsigned char byte) { return byte == 7; }));
+}
+
+TEST_F(BackgroundResume, WhatIsLaunchedIsFollowedAndNothingElseIs) {
+  const CUdeviceptr address = alloc("w", kChunk);
+  fill(address, kChunk, 1);
+  pause();
+  const auto launched = claim(OperationKind::kResume);
+  EXPECT_THROW(launched->follow(), StateError) << "not yet";
+  ASSERT_NE(launched->launch(), nullptr);
+  EXPECT_THROW(launched->commit(), StateError);
+  EXPECT_EQ(launched->follow().totals().bytes, kChunk);
+  EXPECT_TRUE(holds(address, kChunk, 1));
+  EXPECT_THROW(claim(OperationKind::kPause)->launch(), InvalidArgument);
 }
 
 TEST_F(BackgroundResume, Invariant3_ASecondDeviceWhoseLaunchFailsLeavesNothingOnTheFirst) {

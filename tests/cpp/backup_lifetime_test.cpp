@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "core/backup_view.h"
+#include "core/operation/backup_view.h"
 #include "core_fixture.h"
 #include "driver/context.h"
 
@@ -17,25 +17,25 @@ constexpr int kOther = 999;
 
 class BackupLifetime : public CoreTest {
  protected:
-  uint64_t host_bytes_of_backups() { return saver().host_budget.held_bytes() - saver().engines.held_bytes(); }
-  uint64_t pinned_bytes_of_backups() { return saver().pinned_budget.held_bytes() - saver().engines.held_bytes(); }
+  uint64_t host_bytes_of_backups() { return core().budgets.host.held_bytes() - core().engines.held_bytes(); }
+  uint64_t pinned_bytes_of_backups() { return core().budgets.pinned.held_bytes() - core().engines.held_bytes(); }
 };
 
 TEST_F(BackupLifetime, APinnedBackupThatTheDeviceMayStillWriteIntoStaysInTheBooks) {
-  saver().skip.clean = saver().skip.constant = false;
+  core().rules.skip.clean = core().rules.skip.constant = false;
   const CUdeviceptr address = alloc("w", kChunk, BackupKind::kPinned);
   sim().fail("cuEventSynchronize", 1, kOther, 0);
   sim().fail("cuStreamSynchronize", 1, kOther, 0);
   EXPECT_THROW(pause(), DriverError);
   sim().clear_failures();
   EXPECT_EQ(resident_bytes("w"), kChunk);
-  saver().free(address);
-  saver().engines.trim();
+  deallocate(core(), address);
+  core().engines.trim();
   EXPECT_EQ(Live::now().registered_ranges, 2u) << "the ring and the backup";
   EXPECT_EQ(host_bytes_of_backups(), kChunk);
   EXPECT_EQ(pinned_bytes_of_backups(), kChunk);
-  EXPECT_EQ(saver().pinned_budget.lost_bytes(), kChunk);
-  saver().free(alloc("w", kChunk, BackupKind::kPinned));
+  EXPECT_EQ(core().budgets.pinned.lost_bytes(), kChunk);
+  deallocate(core(), alloc("w", kChunk, BackupKind::kPinned));
   EXPECT_EQ(host_bytes_of_backups(), kChunk);
 }
 
@@ -51,13 +51,13 @@ class ViewsOfWhatIsMidway : public BackupLifetime {
 };
 
 TEST_F(ViewsOfWhatIsMidway, NobodyWritesUnderThem) {
-  saver().shared_handle_bytes = 0;
+  core().rules.shared_handle_bytes = 0;
   for (const BackupKind kind : {BackupKind::kRam, BackupKind::kPinned}) {
     const CUdeviceptr address = alloc_chunks("w", kind, 0, {kChunk, kChunk, kChunk});
     fill(address, 3 * kChunk, 1);
     pause();
     std::optional<BackupView> view;
-    view.emplace(*view_backup(saver(), {address, 3 * kChunk}));
+    view.emplace(*view_backup(core(), {address, 3 * kChunk}));
     const auto seen = reinterpret_cast<CUdeviceptr>(view->bytes());
     resume_midway();
     EXPECT_EQ(place_of(address), Place::kDevice);
@@ -67,7 +67,7 @@ TEST_F(ViewsOfWhatIsMidway, NobodyWritesUnderThem) {
       request.tags.names = {"w"};
       if (refused == OperationKind::kSwap) request.resume_tags = {{"other"}, {}, true};
       try {
-        saver().claim(refused, std::move(request))->commit();
+        Operation::claim(core(), refused, std::move(request))->commit();
         ADD_FAILURE() << "nothing was thrown";
       } catch (const StateError& error) {
         EXPECT_NE(std::string(error.what()).find("let go of the view"), std::string::npos) << error.what();
@@ -85,7 +85,7 @@ TEST_F(ViewsOfWhatIsMidway, NobodyWritesUnderThem) {
     pause();
     resume();
     EXPECT_TRUE(holds(address, kChunk, 2));
-    saver().free(address);
+    deallocate(core(), address);
   }
 }
 
@@ -93,7 +93,7 @@ TEST_F(ViewsOfWhatIsMidway, NobodyWritesUnderThem) {
 class ViewsThatAreWritten : public BackupLifetime, public ::testing::WithParamInterface<BackupKind> {
  protected:
   CUdeviceptr alloc_retained(size_t chunks) {
-    return saver().alloc(saver().registry.tag("w"), {.backup = GetParam(), .retain = true}, 0, chunks * kChunk);
+    return allocate(core(), core().registry.tag("w"), {.backup = GetParam(), .retain = true}, 0, chunks * kChunk);
   }
 };
 
@@ -102,7 +102,7 @@ TEST_P(ViewsThatAreWritten, WhatWasThereBeforeIsNotTakenForUnchanged) {
   fill(address, kChunk, 1);
   pause();
   {
-    const auto view = view_backup(saver(), {address, 8});
+    const auto view = view_backup(core(), {address, 8});
     fill(reinterpret_cast<CUdeviceptr>(view->bytes()), kChunk, 2);
   }
   resume();
@@ -122,7 +122,7 @@ TEST_P(ViewsThatAreWritten, OnlyTheBlocksThatWereLookedAtAreCopiedAgain) {
        {AddressRange{address + 2 * kChunk - 1, 1}, AddressRange{address + 4 * kChunk - 1, 0},
         AddressRange{address + 4 * kChunk - 1, 1}, AddressRange{address, 8}}) {
     pause();
-    EXPECT_TRUE(view_backup(saver(), shown));
+    EXPECT_TRUE(view_backup(core(), shown));
     resume();
     const ReportRow paused = pause().totals();
     EXPECT_EQ(paused.copied, kChunk);
@@ -130,7 +130,7 @@ TEST_P(ViewsThatAreWritten, OnlyTheBlocksThatWereLookedAtAreCopiedAgain) {
     resume();
   }
   pause();
-  EXPECT_TRUE(view_backup(saver(), {address + kChunk - 1, 2}));
+  EXPECT_TRUE(view_backup(core(), {address + kChunk - 1, 2}));
   resume();
   EXPECT_EQ(pause().totals().copied, 2 * kChunk) << "a range over two of them";
 }
@@ -143,7 +143,7 @@ TEST_P(ViewsThatAreWritten, BlocksOfOneValueComeBackAsTheyWereWritten) {
   std::memset(reinterpret_cast<void*>(address), 0, kChunk);
   EXPECT_EQ(pause().totals().constant, 2 * kChunk);
   {
-    const auto view = view_backup(saver(), {address, 2 * kChunk});
+    const auto view = view_backup(core(), {address, 2 * kChunk});
     EXPECT_TRUE(is_zero(reinterpret_cast<CUdeviceptr>(view->bytes()), 2 * kChunk));
     fill(reinterpret_cast<CUdeviceptr>(view->bytes()) + kChunk, kChunk, 3);
   }
@@ -172,21 +172,21 @@ class ViewsAndCaptures : public BackupLifetime {
     address_ = alloc("w", kChunk, BackupKind::kPinned);
     fill(address_, kChunk, 1);
     pause();
-    view_.emplace(*view_backup(saver(), {address_, kChunk}));
-    other_view_.emplace(*view_backup(saver(), {address_, 8}));
+    view_.emplace(*view_backup(core(), {address_, kChunk}));
+    other_view_.emplace(*view_backup(core(), {address_, 8}));
     resume();
-    saver().engines.trim();
+    core().engines.trim();
     EXPECT_EQ(Live::now().registered_ranges, 1u);
   }
   void expect_put_off() {
-    EXPECT_EQ(saver().deferred_frees.count(), 1u) << "two views, one backup";
+    EXPECT_EQ(core().deferred_frees.count(), 1u) << "two views, one backup";
     EXPECT_EQ(Live::now().registered_ranges, 1u);
     EXPECT_EQ(host_bytes_of_backups(), kChunk) << "put off, and still counted";
     EXPECT_EQ(pinned_bytes_of_backups(), kChunk);
   }
   void expect_gone() {
-    EXPECT_TRUE(saver().give_back_caches());
-    EXPECT_EQ(saver().deferred_frees.count(), 0u);
+    EXPECT_TRUE(give_back_caches(core()));
+    EXPECT_EQ(core().deferred_frees.count(), 0u);
     EXPECT_EQ(Live::now().registered_ranges, 0u);
     EXPECT_EQ(host_bytes_of_backups() + pinned_bytes_of_backups(), 0u);
   }
@@ -197,13 +197,13 @@ class ViewsAndCaptures : public BackupLifetime {
 };
 
 TEST_F(ViewsAndCaptures, Invariant9_TheLastViewThatDiesUnpinsNothingBesideACapture) {
-  saver().capture_gate.begin_capture();
+  core().capture_gate.begin_capture();
   view_.reset();
   other_view_.reset();
   expect_put_off();
-  EXPECT_FALSE(saver().give_back_caches()) << "the capture still runs";
+  EXPECT_FALSE(give_back_caches(core())) << "the capture still runs";
   expect_put_off();
-  saver().capture_gate.end_capture();
+  core().capture_gate.end_capture();
   expect_gone();
 }
 
@@ -228,7 +228,7 @@ TEST_F(ViewsAndCaptures, WithoutACaptureItGoesAtOnce) {
   EXPECT_EQ(Live::now().registered_ranges, 1u);
   other_view_.reset();
   EXPECT_EQ(Live::now().registered_ranges, 0u);
-  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  EXPECT_EQ(core().deferred_frees.count(), 0u);
 }
 
 }  // namespace

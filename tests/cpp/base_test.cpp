@@ -8,7 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
-#include "base/repeated_line.h"
+#include "base/log_throttle.h"
 #include "base/text.h"
 
 namespace ebbtide {
@@ -106,11 +106,11 @@ TEST(Log, ALongLineIsCutAndEnds) {
   EXPECT_EQ(line.find_first_not_of('x', 9), line.size() - 1);
 }
 
-TEST(RepeatedLine, TheFirstEightAreSaidThenEveryPowerOfTwo) {
-  RepeatedLine line;
+TEST(LogThrottle, TheFirstEightAreSaidThenEveryPowerOfTwo) {
+  LogThrottle throttle;
   std::string said;
   for (int count = 1; count <= 70; ++count) {
-    if (line.must_say()) said += std::to_string(count) + " ";
+    if (throttle.allows()) said += std::to_string(count) + " ";
   }
   EXPECT_EQ(said, "1 2 3 4 5 6 7 8 16 32 64 ");
 }

@@ -15,24 +15,24 @@ TEST_F(ThreadsTest, Invariant9_ACaptureWaitsForTheOperationAndKeepsOthersOut) {
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, kFive);
   const CUdeviceptr freed = alloc("other", kChunk);
   Slow slow("cuMemcpyDtoHAsync", kStand / 4, [&] { pause({"w"}); });
-  saver().capture_gate.begin_capture();
+  core().capture_gate.begin_capture();
   EXPECT_EQ(resident_bytes("w"), 0u) << "begin waits until the operation is over";
   slow.join();
   EXPECT_THROW(resume(), StateError);
   EXPECT_THROW(pause(), StateError);
   sim().clear_log();
   const CUdeviceptr made = alloc("other", kChunk);
-  saver().free(freed);
-  saver().free(made);
+  deallocate(core(), freed);
+  deallocate(core(), made);
   EXPECT_EQ(sim().calls("cuCtxSynchronize"), 0u) << "it would break the capture";
-  EXPECT_EQ(saver().deferred_frees.count(), 2u);
-  EXPECT_EQ(saver().registry.find(freed), nullptr);
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 2 * kChunk) << "put off, and still counted";
-  saver().free(address);  // nothing of it is resident: it goes at once
-  EXPECT_EQ(saver().deferred_frees.count(), 2u);
-  saver().capture_gate.end_capture();
-  EXPECT_TRUE(saver().give_back_caches());
-  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  EXPECT_EQ(core().deferred_frees.count(), 2u);
+  EXPECT_EQ(core().registry.find(freed), nullptr);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 2 * kChunk) << "put off, and still counted";
+  deallocate(core(), address);  // nothing of it is resident: it goes at once
+  EXPECT_EQ(core().deferred_frees.count(), 2u);
+  core().capture_gate.end_capture();
+  EXPECT_TRUE(give_back_caches(core()));
+  EXPECT_EQ(core().deferred_frees.count(), 0u);
   EXPECT_EQ(Live::now().reservations, 0u);
 }
 
@@ -46,21 +46,21 @@ TEST_F(ThreadsTest, FreesOfALayerAboveAreTriedWithOurs) {
                                      return true;
                                    },
                                    []() noexcept { return waiting; }};
-  frees = &saver().deferred_frees;
+  frees = &core().deferred_frees;
   waiting = 1;
-  EXPECT_FALSE(saver().give_back_caches()) << "nobody is known to wait";
+  EXPECT_FALSE(give_back_caches(core())) << "nobody is known to wait";
   frees->retry_also(kMore);
   EXPECT_EQ(frees->count(), 1u);
-  saver().capture_gate.begin_capture();
-  EXPECT_FALSE(saver().give_back_caches(true)) << "it would break the capture";
-  saver().capture_gate.end_capture();
+  core().capture_gate.begin_capture();
+  EXPECT_FALSE(give_back_caches(core(), true)) << "it would break the capture";
+  core().capture_gate.end_capture();
   {
     const DeferredFrees::Hold hold(*frees, 0);
-    EXPECT_FALSE(saver().give_back_caches()) << "bytes are on their way";
-    EXPECT_TRUE(saver().give_back_caches(true));
+    EXPECT_FALSE(give_back_caches(core())) << "bytes are on their way";
+    EXPECT_TRUE(give_back_caches(core(), true));
   }
   EXPECT_EQ(frees->count(), 0u);
-  EXPECT_FALSE(saver().give_back_caches());
+  EXPECT_FALSE(give_back_caches(core()));
 }
 
 // A capture that ebbtide was not told of, but that a blocking stream shows.
@@ -70,56 +70,56 @@ TEST_F(ThreadsTest, Invariant9_AVisibleCaptureOfTheDriverIsRespected) {
   CUstream stream = nullptr;
   check(driver().cuStreamCreate(&stream, CU_STREAM_DEFAULT), "cuStreamCreate");
   check(driver().cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
-  saver().free(saver().alloc(saver().registry.tag("w"), Policy{}, 0, kChunk, stream));
-  EXPECT_EQ(saver().deferred_frees.count(), 1u);
+  deallocate(core(), allocate(core(), core().registry.tag("w"), Policy{}, 0, kChunk, stream));
+  EXPECT_EQ(core().deferred_frees.count(), 1u);
   EXPECT_THROW(pause(), StateError);
   CUgraph graph = nullptr;
   EXPECT_EQ(driver().cuStreamEndCapture(stream, &graph), CUDA_SUCCESS) << "the capture is whole";
   check(driver().cuGraphDestroy(graph), "cuGraphDestroy");
   check(driver().cuStreamDestroy(stream), "cuStreamDestroy");
-  saver().give_back_caches();
-  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  give_back_caches(core());
+  EXPECT_EQ(core().deferred_frees.count(), 0u);
   pause();
-  saver().free(address);
+  deallocate(core(), address);
 }
 
 // A stream that does not block the legacy one shows its capture to nobody but who asks it.
 TEST_F(ThreadsTest, Invariant9_AnAllocationAsksTheStreamThatItIsGiven) {
   check(driver().cuCtxSetCurrent(primary_context(0)), "cuCtxSetCurrent");
   sim().fail("cuCtxSynchronize", 1, kIllegalAddress, 1);
-  saver().free(alloc("w", kChunk));
+  deallocate(core(), alloc("w", kChunk));
   sim().clear_failures();
-  ASSERT_EQ(saver().deferred_frees.count(), 1u);
+  ASSERT_EQ(core().deferred_frees.count(), 1u);
   CUstream stream = nullptr;
   check(driver().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   check(driver().cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
   EXPECT_TRUE(is_capture_visible(0, stream));
   EXPECT_FALSE(is_capture_visible(0, nullptr));
-  const CUdeviceptr address = saver().alloc(saver().registry.tag("w"), Policy{}, 0, kChunk, stream);
-  EXPECT_EQ(saver().deferred_frees.count(), 1u) << "what was put off waits for the device, and that breaks a capture";
+  const CUdeviceptr address = allocate(core(), core().registry.tag("w"), Policy{}, 0, kChunk, stream);
+  EXPECT_EQ(core().deferred_frees.count(), 1u) << "what was put off waits for the device, and that breaks a capture";
   CUgraph graph = nullptr;
   EXPECT_EQ(driver().cuStreamEndCapture(stream, &graph), CUDA_SUCCESS) << "the capture is whole";
   check(driver().cuGraphDestroy(graph), "cuGraphDestroy");
   EXPECT_FALSE(is_capture_visible(0, stream));
   check(driver().cuStreamDestroy(stream), "cuStreamDestroy");
-  saver().free(address);
-  saver().give_back_caches();
-  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  deallocate(core(), address);
+  give_back_caches(core());
+  EXPECT_EQ(core().deferred_frees.count(), 0u);
 }
 
 TEST_F(ThreadsTest, Invariant5_AFreeWaitsForEveryContextThatMayUseTheMemory) {
   const CUdeviceptr address = alloc("w", kChunk);
   // The simulator has no contexts but the primary ones: another device's stands for a program's own.
-  saver().registry.find(address)->other_contexts = {primary_context(1), nullptr};
+  core().registry.find(address)->other_contexts = {primary_context(1), nullptr};
   sim().clear_log();
   sim().fail("cuCtxSynchronize", 1, kIllegalAddress, 1);
-  saver().free(address);
-  EXPECT_EQ(saver().deferred_frees.count(), 1u) << "a kernel may still touch it";
+  deallocate(core(), address);
+  EXPECT_EQ(core().deferred_frees.count(), 1u) << "a kernel may still touch it";
   EXPECT_EQ(sim().calls("cuCtxSynchronize"), 1u);
   sim().clear_failures();
-  EXPECT_TRUE(saver().give_back_caches());
+  EXPECT_TRUE(give_back_caches(core()));
   EXPECT_EQ(sim().calls("cuCtxSynchronize"), 3u) << "its own and the primary one";
-  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  EXPECT_EQ(core().deferred_frees.count(), 0u);
 }
 
 TEST_F(ThreadsTest, CapturesBeginAndEndBesideOperationsAndFrees) {
@@ -128,10 +128,10 @@ TEST_F(ThreadsTest, CapturesBeginAndEndBesideOperationsAndFrees) {
   in_threads(6, [&](int thread) {
     for (int round = 0; round < 15; ++round) {
       if (thread < 2) {
-        saver().capture_gate.begin_capture();
-        saver().free(alloc("c", kChunk));
-        saver().capture_gate.end_capture();
-        saver().give_back_caches();
+        core().capture_gate.begin_capture();
+        deallocate(core(), alloc("c", kChunk));
+        core().capture_gate.end_capture();
+        give_back_caches(core());
       } else if (thread < 4) {
         try {
           pause({"w"});
@@ -140,15 +140,15 @@ TEST_F(ThreadsTest, CapturesBeginAndEndBesideOperationsAndFrees) {
           ++refused;
         }
       } else {
-        saver().free(alloc("f", kChunk));
+        deallocate(core(), alloc("f", kChunk));
       }
     }
   });
-  saver().give_back_caches();
+  give_back_caches(core());
   resume();
-  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  EXPECT_EQ(core().deferred_frees.count(), 0u);
   EXPECT_EQ(Live::now().reservations, 1u);
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 2 * kChunk);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 2 * kChunk);
 }
 
 }  // namespace

@@ -3,12 +3,12 @@
 #include <cstring>
 #include <map>
 
-#include "core/pending.h"
+#include "core/operation/pending.h"
 #include "driver/context.h"
 #include "driver/device_kernels.h"
 #include "driver/peers.h"
 #include "store/delivery_board.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -68,33 +68,33 @@ CoreTest::CoreTest() {
 
 // A resume in the background may still give back what was freed meanwhile.
 void CoreTest::end_core() {
-  PendingResume::wait_for_all();
-  saver_.reset();
+  BackgroundWork::wait_for_all();
+  core_.reset();
 }
 
 CoreTest::~CoreTest() {
   sim().clear_failures();
-  if (saver_ != nullptr) expect_right_amounts();
+  if (core_ != nullptr) expect_right_amounts();
   end_core();
-  limbo::retry(true);
+  deferred_undos::retry(true);
 }
 
 void CoreTest::restart() {
   sim().clear_failures();
   end_core();
-  limbo::retry(true);
+  deferred_undos::retry(true);
   reset_simulator();
-  saver_ = std::make_unique<Saver>();
-  saver_->host_budget.set_margin(0);
+  core_ = std::make_unique<Core>();
+  core_->budgets.host.set_margin(0);
 }
 
 void CoreTest::expect_no_leak() {
   end_core();
-  limbo::retry(true);
-  EXPECT_EQ(limbo::count(), 0u);
+  deferred_undos::retry(true);
+  EXPECT_EQ(deferred_undos::count(), 0u);
   EXPECT_EQ(Live::now(), Live{});
-  saver_ = std::make_unique<Saver>();
-  saver_->host_budget.set_margin(0);
+  core_ = std::make_unique<Core>();
+  core_->budgets.host.set_margin(0);
 }
 
 void CoreTest::fill(CUdeviceptr address, size_t size_bytes, uint64_t seed) {
@@ -112,8 +112,8 @@ void CoreTest::fill(CUdeviceptr address, size_t size_bytes, uint64_t seed) {
 }
 
 void CoreTest::expect_right_amounts() {
-  PendingResume::wait_for_all();
-  saver_->registry.visit_tags([](const Tag& tag) {
+  BackgroundWork::wait_for_all();
+  core_->registry.visit_tags([](const Tag& tag) {
     std::map<int, Amounts> found;
     for (const auto& [sequence, allocation] : tag.allocations) found[allocation->device] += allocation->amounts();
     for (const auto& [device, amounts] : tag.amounts)
@@ -132,14 +132,14 @@ void CoreTest::expect_right_amounts() {
 CUdeviceptr CoreTest::alloc_chunks(const std::string& tag, const Policy& policy, int device,
                                    const std::vector<uint64_t>& chunk_bytes) {
   const ContextScope scope(device);
-  saver().peers.refresh(false);
+  core().peers.refresh(false);
   uint64_t size_bytes = 0;
   for (const uint64_t bytes : chunk_bytes) size_bytes += bytes;
   auto allocation = std::make_shared<Allocation>();
-  allocation->tag = &saver().registry.tag(tag);
+  allocation->tag = &core().registry.tag(tag);
   allocation->policy = policy;
   allocation->device = device;
-  DeviceCharge charge = saver().device_budget.claim(device, size_bytes);
+  DeviceCharge charge = core().budgets.device.charge(device, size_bytes);
   allocation->addresses = std::make_shared<const Addresses>(allocation->tag->arena(device).take(size_bytes));
   uint64_t offset = 0;
   for (const uint64_t bytes : chunk_bytes) {
@@ -147,25 +147,24 @@ CUdeviceptr CoreTest::alloc_chunks(const std::string& tag, const Policy& policy,
     Backing& backing = *chunk.backing;
     backing.charge = charge.split(bytes);
     backing.memory = PhysicalMemory::create_on_device(bytes, device);
-    backing.mapping =
-        saver().peers.map(allocation->address() + offset, backing.memory, device, saver().peers.of(device));
+    backing.mapping = core().peers.map(allocation->address() + offset, backing.memory, device, core().peers.of(device));
     offset += bytes;
   }
-  allocation->sequence = saver().registry.next_sequence();
+  allocation->sequence = core().registry.next_sequence();
   const CUdeviceptr address = allocation->address();
-  saver().registry.insert(std::move(allocation));
+  core().registry.insert(std::move(allocation));
   return address;
 }
 
 bool CoreTest::is_partial(const std::string& tag) {
   bool found = false;
-  saver().registry.visit_tags([&](const Tag& known) { found |= known.name == tag && known.is_partial; });
+  core().registry.visit_tags([&](const Tag& known) { found |= known.name == tag && known.is_partial; });
   return found;
 }
 
 uint64_t CoreTest::resident_bytes(const std::string& tag) {
   uint64_t total = 0;
-  saver().registry.visit_tags([&](const Tag& known) {
+  core().registry.visit_tags([&](const Tag& known) {
     if (known.name != tag) return;
     for (const auto& [sequence, allocation] : known.allocations) total += allocation->resident_bytes();
   });

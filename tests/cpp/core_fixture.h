@@ -8,8 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "core/operation.h"
-#include "core/saver.h"
+#include "core/allocate/allocator.h"
+#include "core/operation/operation.h"
+#include "core/state/core.h"
+#include "core/state/exit.h"
+#include "core/state/shortage.h"
 #include "sim_control.h"
 
 // A core of its own for each test, on a simulator that was just reset.
@@ -32,7 +35,7 @@ class CoreTest : public ::testing::Test {
   // Ends the core and starts another, on a simulator with nothing in it.
   void restart();
 
-  Saver& saver() { return *saver_; }
+  Core& core() { return *core_; }
   // Ends the core; afterwards nothing may live in the simulator.
   void expect_no_leak();
 
@@ -49,7 +52,7 @@ class CoreTest : public ::testing::Test {
     return alloc_chunks(tag, Policy{backup}, device, chunk_bytes);
   }
   CUdeviceptr alloc(const std::string& tag, uint64_t size_bytes, BackupKind backup = BackupKind::kRam, int device = 0) {
-    return saver().alloc(saver().registry.tag(tag), Policy{backup}, device, size_bytes);
+    return allocate(core(), core().registry.tag(tag), Policy{backup}, device, size_bytes);
   }
 
   Report pause(const std::vector<std::string>& tags = {}, std::optional<BackupKind> backup = {}) {
@@ -61,13 +64,13 @@ class CoreTest : public ::testing::Test {
     OperationRequest request;
     request.tags.names = tags;
     request.backup = backup;
-    return saver().claim(kind, std::move(request));
+    return Operation::claim(core(), kind, std::move(request));
   }
 
   bool is_partial(const std::string& tag);
   uint64_t resident_bytes(const std::string& tag);
   Place place_of(CUdeviceptr address) {
-    return saver().registry.find(address)->chunk_at(address - saver().registry.find(address)->address()).place.load();
+    return core().registry.find(address)->chunk_at(address - core().registry.find(address)->address()).place.load();
   }
 
  private:
@@ -77,7 +80,7 @@ class CoreTest : public ::testing::Test {
   void end_core();
   void expect_right_amounts();
 
-  std::unique_ptr<Saver> saver_;
+  std::unique_ptr<Core> core_;
 };
 
 }  // namespace ebbtide::testing

@@ -36,18 +36,18 @@ using RegistryTest = CoreTest;
 TEST_F(RegistryTest, FindsByAnyAddressInside) {
   const CUdeviceptr first = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
   for (const uint64_t offset : {uint64_t{0}, uint64_t{1}, kChunk, 2 * kChunk - 1})
-    EXPECT_NE(saver().registry.find(first + offset), nullptr);
-  EXPECT_EQ(saver().registry.find(first - 1), nullptr);
-  EXPECT_EQ(saver().registry.find(first + 2 * kChunk), nullptr);
-  EXPECT_EQ(saver().registry.find(0), nullptr);
-  EXPECT_EQ(saver().registry.find(UINT64_MAX), nullptr);
+    EXPECT_NE(core().registry.find(first + offset), nullptr);
+  EXPECT_EQ(core().registry.find(first - 1), nullptr);
+  EXPECT_EQ(core().registry.find(first + 2 * kChunk), nullptr);
+  EXPECT_EQ(core().registry.find(0), nullptr);
+  EXPECT_EQ(core().registry.find(UINT64_MAX), nullptr);
 }
 
 TEST_F(RegistryTest, IsAwayLooksAtTheRangeAndAtNothingElse) {
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk, kChunk});
   sim().fail("cuMemUnmap", 2, 999, 1);
   EXPECT_THROW(pause(), DriverError);  // the first chunk is away
-  const Registry& registry = saver().registry;
+  const Registry& registry = core().registry;
   EXPECT_TRUE(registry.is_away(address, 1));
   EXPECT_TRUE(registry.is_away(address, 0)) << "no bytes are asked about as one is";
   EXPECT_TRUE(registry.is_away(address + kChunk - 1, 2));
@@ -60,25 +60,25 @@ TEST_F(RegistryTest, TheSignalHandlersLookUpNeverWaits) {
   const CUdeviceptr address = alloc("w", kChunk);
   char tag[8];
   bool is_away = true;
-  ASSERT_TRUE(saver().registry.find_in_handler(address + 5, tag, sizeof tag, &is_away));
+  ASSERT_TRUE(core().registry.find_in_handler(address + 5, tag, sizeof tag, &is_away));
   EXPECT_STREQ(tag, "w");
   EXPECT_FALSE(is_away);
   pause();
-  ASSERT_TRUE(saver().registry.find_in_handler(address, tag, 1, &is_away));
+  ASSERT_TRUE(core().registry.find_in_handler(address, tag, 1, &is_away));
   EXPECT_STREQ(tag, "") << "cut, and ended";
   EXPECT_TRUE(is_away);
-  EXPECT_FALSE(saver().registry.find_in_handler(address, tag, 0, &is_away));
-  EXPECT_FALSE(saver().registry.find_in_handler(0x1000, tag, sizeof tag, &is_away));
+  EXPECT_FALSE(core().registry.find_in_handler(address, tag, 0, &is_away));
+  EXPECT_FALSE(core().registry.find_in_handler(0x1000, tag, sizeof tag, &is_away));
   bool found = true;
-  saver().registry.visit_tags([&](const Tag&) {  // the lock is held here: another thread's handler must give up
-    std::thread([&] { found = saver().registry.find_in_handler(address, tag, sizeof tag, &is_away); }).join();
+  core().registry.visit_tags([&](const Tag&) {  // the lock is held here: another thread's handler must give up
+    std::thread([&] { found = core().registry.find_in_handler(address, tag, sizeof tag, &is_away); }).join();
   });
   EXPECT_FALSE(found);
 }
 
 TEST_F(RegistryTest, AnUnknownTagListsTheKnownOnes) {
   alloc("weights", kChunk);
-  for (int i = 0; i < 30; ++i) saver().registry.tag("t" + std::to_string(i));
+  for (int i = 0; i < 30; ++i) core().registry.tag("t" + std::to_string(i));
   const std::string message = message_of([&] { pause({"nobody"}); });
   EXPECT_TRUE(mentions(message, "'nobody'")) << message;
   EXPECT_TRUE(mentions(message, "'t0'")) << message;
@@ -86,7 +86,7 @@ TEST_F(RegistryTest, AnUnknownTagListsTheKnownOnes) {
   EXPECT_EQ(resident_bytes("weights"), kChunk);
   // One wrong name among right ones: nothing moves, no epoch is counted, no tag stays held.
   EXPECT_THROW(pause({"weights", "nobody"}), StateError);
-  EXPECT_EQ(saver().registry.open_lease("weights", "me").epoch, 0u);
+  EXPECT_EQ(core().registry.open_lease("weights", "me").epoch, 0u);
 }
 
 TEST_F(RegistryTest, DuplicateTagsAreOne) {
@@ -96,7 +96,7 @@ TEST_F(RegistryTest, DuplicateTagsAreOne) {
 }
 
 TEST_F(RegistryTest, ALeaseRefusesPauseNamesItsHolderAndCountsPauses) {
-  Registry& registry = saver().registry;
+  Registry& registry = core().registry;
   const LeaseInfo lease = registry.open_lease("w", "thread 'trainer'");
   EXPECT_EQ(lease.epoch, 0u);
   EXPECT_FALSE(lease.is_away);
@@ -121,15 +121,15 @@ TEST_F(RegistryTest, ALeaseRefusesPauseNamesItsHolderAndCountsPauses) {
 TEST_F(RegistryTest, ATagIsPresentWhileItsBackupsArePrepared) {
   alloc("w", kChunk);
   const auto take_lease = [&] {
-    const LeaseInfo lease = saver().registry.open_lease("w", "x");
-    saver().registry.close_lease(lease.id);
+    const LeaseInfo lease = core().registry.open_lease("w", "x");
+    core().registry.close_lease(lease.id);
     return lease;
   };
   {
-    const auto preparing = saver().claim(OperationKind::kPrepare, {});
+    const auto preparing = Operation::claim(core(), OperationKind::kPrepare, {});
     EXPECT_FALSE(take_lease().is_away);
   }
-  const auto pausing = saver().claim(OperationKind::kPause, {});
+  const auto pausing = Operation::claim(core(), OperationKind::kPause, {});
   EXPECT_TRUE(take_lease().is_away);
 }
 
@@ -138,9 +138,9 @@ TEST_F(RegistryTest, FreeingWhatIsAwayMakesTheTagPresentAgain) {
   alloc("w", kChunk);
   pause();
   const CUdeviceptr fresh = alloc("w", kChunk);
-  saver().free(address);
-  EXPECT_TRUE(saver().registry.open_lease("w", "x").is_away);
-  for (const auto& allocation : std::vector{saver().registry.find(fresh)}) EXPECT_FALSE(allocation->is_away());
+  deallocate(core(), address);
+  EXPECT_TRUE(core().registry.open_lease("w", "x").is_away);
+  for (const auto& allocation : std::vector{core().registry.find(fresh)}) EXPECT_FALSE(allocation->is_away());
 }
 
 TEST_F(RegistryTest, ATagWhosePartialMemoryWasFreedIsNotPartialAnyMore) {
@@ -149,16 +149,16 @@ TEST_F(RegistryTest, ATagWhosePartialMemoryWasFreedIsNotPartialAnyMore) {
   sim().fail("cuMemUnmap", 2, 999, 1);
   EXPECT_THROW(pause(), DriverError);
   EXPECT_TRUE(is_partial("w"));
-  saver().free(address);
+  deallocate(core(), address);
   EXPECT_FALSE(is_partial("w")) << "all that is left is resident";
-  EXPECT_FALSE(saver().registry.open_lease("w", "x").is_away);
-  saver().free(whole);
+  EXPECT_FALSE(core().registry.open_lease("w", "x").is_away);
+  deallocate(core(), whole);
 }
 
 TEST_F(RegistryTest, SequencesRise) {
   const CUdeviceptr a = alloc("w", kChunk);
   const CUdeviceptr b = alloc("w", kChunk);
-  EXPECT_LT(saver().registry.find(a)->sequence, saver().registry.find(b)->sequence);
+  EXPECT_LT(core().registry.find(a)->sequence, core().registry.find(b)->sequence);
 }
 
 TEST(CaptureGateTest, PermitsAndCapturesExcludeEachOther) {
@@ -215,9 +215,9 @@ TEST_F(RegistryTest, EventsTellWhatHappened) {
   sim().fail("cuCtxSynchronize", 1, 999, 1);
   EXPECT_THROW(pause(), DriverError);
   std::vector<std::string> kinds;
-  for (const EventRecord& record : saver().events.after(0)) kinds.push_back(record.kind);
+  for (const EventRecord& record : core().events.after(0)) kinds.push_back(record.kind);
   EXPECT_EQ(kinds, (std::vector<std::string>{"pause", "resume", "resume_failed", "out_of_memory", "pause_failed"}));
-  const auto events = saver().events.after(0);
+  const auto events = core().events.after(0);
   EXPECT_EQ(events[0].tags, "a, b");
   EXPECT_EQ(events[0].bytes, 2 * kChunk);
   EXPECT_EQ(events[0].copied, kChunk);
@@ -264,29 +264,29 @@ TEST(DeviceBudgetTest, ChargesAreMovedSplitAndGivenBack) {
   DeviceBudget budget;
   budget.set_limit(100);
   {
-    DeviceCharge charge = budget.claim(0, 60);
+    DeviceCharge charge = budget.charge(0, 60);
     DeviceCharge part = charge.split(20);
     EXPECT_EQ(budget.held_bytes(0), 60u);
-    part = budget.claim(0, 40);
+    part = budget.charge(0, 40);
     EXPECT_EQ(budget.held_bytes(0), 80u);
     DeviceCharge moved = std::move(charge);
     DeviceCharge all = moved.split(1000);
     EXPECT_EQ(budget.held_bytes(0), 80u);
-    EXPECT_THROW(budget.claim(0, 21), OutOfMemory);
-    const DeviceCharge other = budget.claim(1, 100);  // each device has its own
+    EXPECT_THROW(budget.charge(0, 21), OutOfMemory);
+    const DeviceCharge other = budget.charge(1, 100);  // each device has its own
     EXPECT_EQ(budget.held_bytes(1), 100u);
   }
   EXPECT_EQ(budget.held_bytes(0), 0u);
   EXPECT_EQ(budget.held_bytes(1), 0u);
   EXPECT_EQ(budget.held_bytes(-1), 0u);
-  EXPECT_THROW(budget.claim(-1, 1), InvalidArgument);
-  EXPECT_THROW(budget.claim(kMaxDevices, 1), InvalidArgument);
-  EXPECT_THROW(budget.claim(0, UINT64_MAX), OutOfMemory);
+  EXPECT_THROW(budget.charge(-1, 1), InvalidArgument);
+  EXPECT_THROW(budget.charge(kMaxDevices, 1), InvalidArgument);
+  EXPECT_THROW(budget.charge(0, UINT64_MAX), OutOfMemory);
   // A limit lowered beneath what is held refuses everything and wraps nowhere.
-  const DeviceCharge held = budget.claim(0, 50);
+  const DeviceCharge held = budget.charge(0, 50);
   budget.set_limit(10);
-  EXPECT_THROW(budget.claim(0, 1), OutOfMemory);
-  EXPECT_NO_THROW(budget.claim(0, 0));
+  EXPECT_THROW(budget.charge(0, 1), OutOfMemory);
+  EXPECT_NO_THROW(budget.charge(0, 0));
 }
 
 TEST(DeviceBudgetTest, Invariant7_TwoThreadsNeverPassOneCheckTogether) {
@@ -298,7 +298,7 @@ TEST(DeviceBudgetTest, Invariant7_TwoThreadsNeverPassOneCheckTogether) {
     threads.emplace_back([&] {
       for (int round = 0; round < 20000; ++round) {
         try {
-          const DeviceCharge charge = budget.claim(0, 900);
+          const DeviceCharge charge = budget.charge(0, 900);
           const uint64_t held = budget.held_bytes(0);
           for (uint64_t seen = most.load(); held > seen && !most.compare_exchange_weak(seen, held);) {
           }

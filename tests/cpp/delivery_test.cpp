@@ -199,7 +199,7 @@ TEST_F(DeliveryTest, WhatIsGivenUpEndsAndSaysSo) {
   Delivery delivery(*engine_);
   delivery.add_copy(address(), *backup, 0, kBytes);
   start(delivery, 2);
-  delivery.give_up();
+  delivery.cancel();
   const Stream stream = Stream::create();
   delivery.stream_wait(stream.get(), kUnits);
   EXPECT_THROW(delivery.finish(), StateError);

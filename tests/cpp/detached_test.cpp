@@ -1,7 +1,7 @@
 // A chunk that a separation left behind with its bytes whole in memory that is not mapped, and what each operation does with it.
 #include "base/error.h"
-#include "core/backup_view.h"
-#include "core/pending.h"
+#include "core/operation/backup_view.h"
+#include "core/operation/pending.h"
 #include "shared_fixture.h"
 #include "store_fixture.h"
 
@@ -29,7 +29,7 @@ class DetachedTest : public SharedTest {
   void expect_detached(uint64_t count) {
     for (uint64_t index = 0; index < parts_.size(); ++index) {
       EXPECT_EQ(is_detached(parts_[index]), index < count);
-      EXPECT_EQ(saver().registry.is_away(parts_[index], 1), index < count);
+      EXPECT_EQ(core().registry.is_away(parts_[index], 1), index < count);
       if (index >= count) {
         EXPECT_TRUE(is_whole(parts_[index]));
       }
@@ -39,7 +39,7 @@ class DetachedTest : public SharedTest {
     expect_device_bytes(parts_.size() * kChunk);
     EXPECT_EQ(Live::now().mappings + count, Live::now().handles);
   }
-  bool is_detached(CUdeviceptr address) { return saver().registry.find(address)->chunks.front().is_detached.load(); }
+  bool is_detached(CUdeviceptr address) { return core().registry.find(address)->chunks.front().is_detached.load(); }
   // All of it back, and nothing left when it is freed.
   void expect_end() {
     EXPECT_FALSE(is_partial("w"));
@@ -55,13 +55,13 @@ class DetachedTest : public SharedTest {
 TEST_F(DetachedTest, Invariant3_ItIsAwayAndItsTagIsPartial) {
   for (const uint64_t count : {1, 2, 3}) {
     detach(kRam, count);
-    const LeaseInfo lease = saver().open_lease("w", "a test");
+    const LeaseInfo lease = open_lease(core(), "w", "a test");
     EXPECT_TRUE(lease.is_away) << "what enters gets a fresh pool";
-    saver().registry.close_lease(lease.id);
-    EXPECT_FALSE(view_backup(saver(), {parts_[0], kChunk})) << "its bytes are in no store";
+    core().registry.close_lease(lease.id);
+    EXPECT_FALSE(view_backup(core(), {parts_[0], kChunk})) << "its bytes are in no store";
     char tag[8];
     bool is_away = false;
-    EXPECT_TRUE(saver().registry.find_in_handler(parts_[0], tag, sizeof tag, &is_away));
+    EXPECT_TRUE(core().registry.find_in_handler(parts_[0], tag, sizeof tag, &is_away));
     EXPECT_TRUE(is_away);
     free_all(parts_);
     EXPECT_FALSE(is_partial("w"));
@@ -153,15 +153,15 @@ TEST_F(DetachedTest, Invariant3_WithoutABackupItIsDropped) {
 TEST_F(DetachedTest, Invariant3_APauseThatCantMapItChangesNothing) {
   for (const Policy& policy : {kRam, kRetained, Policy{BackupKind::kPinned}}) {
     detach(policy, 2);
-    saver().engines.trim();
+    core().engines.trim();
     const Live before = Live::now();
-    const uint64_t host_bytes = saver().host_budget.held_bytes();
+    const uint64_t host_bytes = core().budgets.host.held_bytes();
     sim().fail("cuMemMap", 1, kOther, 1);
     EXPECT_THROW(pause(), DriverError);
     sim().clear_failures();
     expect_detached(2);
     EXPECT_EQ(Live::now(), before);
-    EXPECT_EQ(saver().host_budget.held_bytes(), host_bytes);
+    EXPECT_EQ(core().budgets.host.held_bytes(), host_bytes);
     // The first is mapped by then, and stays so.
     sim().fail("cuMemMap", 2, kOther, 1);
     EXPECT_THROW(pause(), DriverError);
@@ -182,9 +182,9 @@ TEST_F(DetachedTest, Invariant3_APauseThatCantMapItChangesNothing) {
 // What a pause maps and then can't take stays mapped: all of it is there again.
 TEST_F(DetachedTest, Invariant3_APauseThatFailsAfterItMappedItLeavesItResident) {
   detach(kRam, 2);
-  saver().host_budget.set_limit(1);
+  core().budgets.host.set_limit(1);
   EXPECT_THROW(pause(), StoreError);
-  saver().host_budget.set_limit(kUnlimited);
+  core().budgets.host.set_limit(kUnlimited);
   EXPECT_EQ(resident_bytes("w"), 3 * kChunk);
   expect_end();
   expect_no_leak();
@@ -194,7 +194,7 @@ TEST_F(DetachedTest, Invariant3_ASwapTakesItOutAndBringsItBack) {
   detach(kRam, 2);
   const auto other = make("other", 3);
   pause({"other"});
-  saver().device_budget.set_limit(3 * kChunk);
+  core().budgets.device.set_limit(3 * kChunk);
   EXPECT_EQ(swap({"w"}, {"other"}).front().totals().bytes, 3 * kChunk);
   expect_whole(other);
   expect_device_bytes(3 * kChunk);
@@ -240,7 +240,7 @@ TEST_F(DetachedTest, Invariant3_ATrimOfAnotherLeavesItAsItIs) {
 
 TEST_F(DetachedTest, Invariant3_AFreeOfItLeavesTheOthers) {
   detach();
-  saver().free(parts_[0]);
+  deallocate(core(), parts_[0]);
   expect_device_bytes(2 * kChunk);
   EXPECT_FALSE(is_partial("w"));
   expect_whole({parts_[1], parts_[2]});
@@ -259,7 +259,7 @@ TEST_F(DetachedTest, Invariant3_OtherOperationsLeaveItAsItIs) {
     EXPECT_EQ(Live::now(), before);
   }
   claim(OperationKind::kPrepare)->commit();
-  saver().peers.refresh(true);
+  core().peers.refresh(true);
   expect_detached(2);
   resume();
   expect_end();
@@ -271,7 +271,7 @@ TEST_F(DetachedTest, Invariant3_AnotherHandleOfItsTagIsSeparatedBesideIt) {
   const auto more = make("w", 2);
   OperationRequest request;
   request.tags = {{"w"}, more, false};
-  saver().claim(OperationKind::kPause, request)->commit();
+  Operation::claim(core(), OperationKind::kPause, request)->commit();
   run_at(OperationKind::kResume, {"w"}, more);
   EXPECT_TRUE(is_any_shared({more[0]}));
   separate({more[0]});

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/capabilities.h"
+#include "core/probe/capabilities.h"
 #include "core_fixture.h"
 #include "driver/context.h"
 #include "driver/stream.h"

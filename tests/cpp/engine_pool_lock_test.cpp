@@ -58,11 +58,11 @@ void look(size_t size_bytes) {
 }
 
 TEST_F(EnginePoolLockTest, NobodyReadsTheListsWhileTheyGrow) {
-  Probe own{.pool = &saver().engines, .kept_out = 0, .threads = {}};
+  Probe own{.pool = &core().engines, .kept_out = 0, .threads = {}};
   probe = &own;
   {
     on_new = &look;
-    const EnginePool::Loan loan = saver().engines.borrow(0, {.bytes = kChunk, .cores = 1});
+    const EnginePool::Loan loan = core().engines.borrow(0, {.bytes = kChunk, .cores = 1});
     on_new = nullptr;
   }
   own.threads.clear();

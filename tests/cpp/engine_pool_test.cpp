@@ -23,7 +23,7 @@ policy::CopyNeed need(int threads) {
 }
 
 TEST_F(EnginePoolTest, TheEnginePoolKeepsEnginesWithinTheBudgets) {
-  EnginePool& pool = saver().engines;
+  EnginePool& pool = core().engines;
   const uint64_t small = kBytesPerThread;
   {
     EnginePool::Loan first = pool.borrow(0, need(1));
@@ -32,11 +32,11 @@ TEST_F(EnginePoolTest, TheEnginePoolKeepsEnginesWithinTheBudgets) {
     EXPECT_EQ(second.engine().staging().size_bytes(), 2 * small);
     EXPECT_EQ(second.cut().threads, 2);
     EXPECT_EQ(pool.held_bytes(), 3 * small);
-    EXPECT_EQ(saver().host_budget.held_bytes(), 3 * small);
+    EXPECT_EQ(core().budgets.host.held_bytes(), 3 * small);
   }
   EXPECT_EQ(Live::now().registered_ranges, 2u) << "one for each device";
-  EXPECT_EQ(saver().host_budget.held_bytes(), pool.held_bytes());
-  EXPECT_EQ(saver().pinned_budget.held_bytes(), pool.held_bytes());
+  EXPECT_EQ(core().budgets.host.held_bytes(), pool.held_bytes());
+  EXPECT_EQ(core().budgets.pinned.held_bytes(), pool.held_bytes());
   EXPECT_EQ(pool.held_bytes(), 3 * small);
   const Live before = Live::now();
   pool.borrow(1, need(2));
@@ -48,39 +48,39 @@ TEST_F(EnginePoolTest, TheEnginePoolKeepsEnginesWithinTheBudgets) {
   EXPECT_EQ(pool.held_bytes(), 2 * small + 2 * small) << "two are kept for a device";
   pool.trim();
   pool.trim();
-  EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
+  EXPECT_EQ(core().budgets.host.held_bytes(), 0u);
   EXPECT_EQ(Live::now().registered_ranges, 0u);
-  saver().host_budget.set_limit(5 * policy::kLeastRingBytes);
+  core().budgets.host.set_limit(5 * policy::kLeastRingBytes);
   {
     EnginePool::Loan loan = pool.borrow(0, need(8));
     EXPECT_EQ(loan.engine().staging().size_bytes(), 2 * small) << "as much as fits";
     EXPECT_EQ(loan.cut().piece_bytes, small / 2);
   }
   pool.trim();
-  saver().host_budget.set_limit(policy::kLeastRingBytes - 1);
+  core().budgets.host.set_limit(policy::kLeastRingBytes - 1);
   EXPECT_THROW(pool.borrow(0, need(8)), StoreError);
   EXPECT_EQ(Live::now().registered_ranges, 0u);
 }
 
 TEST_F(EnginePoolTest, AKeptRingThatIsTooSmallServesWhereNoLargerOneCanBeHad) {
-  EnginePool& pool = saver().engines;
+  EnginePool& pool = core().engines;
   pool.borrow(0, need(1));
   const Live before = Live::now();
-  saver().host_budget.set_limit(0);  // as where somebody else took the host's memory meanwhile
+  core().budgets.host.set_limit(0);  // as where somebody else took the host's memory meanwhile
   EXPECT_EQ(pool.borrow(0, need(4)).engine().staging().size_bytes(), kBytesPerThread);
-  saver().host_budget.set_limit(kUnlimited);
+  core().budgets.host.set_limit(kUnlimited);
   sim().fail("cuStreamCreateWithPriority", 1, CUDA_ERROR_UNKNOWN, 100);
   EXPECT_THROW(pool.borrow(0, need(4)), DriverError);
   sim().clear_failures();
   EXPECT_EQ(Live::now(), before) << "and it is kept";
-  EXPECT_EQ(saver().host_budget.held_bytes(), pool.held_bytes());
+  EXPECT_EQ(core().budgets.host.held_bytes(), pool.held_bytes());
   pool.borrow(0, need(4));
-  EXPECT_EQ(saver().host_budget.held_bytes(), pool.held_bytes());
+  EXPECT_EQ(core().budgets.host.held_bytes(), pool.held_bytes());
   EXPECT_EQ(Live::now().registered_ranges, 1u) << "the larger one took its place";
 }
 
 TEST_F(EnginePoolTest, OfTwoKeptRingsTheOneThatIsLargeEnoughIsLent) {
-  EnginePool& pool = saver().engines;
+  EnginePool& pool = core().engines;
   {
     const EnginePool::Loan large = pool.borrow(0, need(4));
     pool.borrow(0, need(1));
@@ -91,7 +91,7 @@ TEST_F(EnginePoolTest, OfTwoKeptRingsTheOneThatIsLargeEnoughIsLent) {
 }
 
 TEST_F(EnginePoolTest, OneRingServesCopiesThatCutItDifferently) {
-  EnginePool& pool = saver().engines;
+  EnginePool& pool = core().engines;
   const policy::CopyNeed fresh = {.bytes = kGiB, .fresh_bytes = kGiB, .cores = 16};
   const policy::CopyNeed touched = {.bytes = kGiB, .fresh_bytes = 0, .cores = 16};
   pool.borrow(0, fresh);
@@ -106,7 +106,7 @@ TEST_F(EnginePoolTest, OneRingServesCopiesThatCutItDifferently) {
 
 // It is kept, and serves a copy into memory with as much of it as that wants.
 TEST_F(EnginePoolTest, TheRingOfFilesIsLarger) {
-  EnginePool& pool = saver().engines;
+  EnginePool& pool = core().engines;
   const policy::CopyNeed memory = {.bytes = kGiB, .cores = 16};
   policy::CopyNeed files = memory;
   files.has_files = true;
@@ -119,7 +119,7 @@ TEST_F(EnginePoolTest, TheRingOfFilesIsLarger) {
 }
 
 TEST_F(EnginePoolTest, AnEngineIsMadeWholeOrNotAtAll) {
-  EnginePool& pool = saver().engines;
+  EnginePool& pool = core().engines;
   const Live before = Live::now();
   using Failure = std::pair<const char*, uint64_t>;
   for (const auto& [call, k] :
@@ -130,15 +130,15 @@ TEST_F(EnginePoolTest, AnEngineIsMadeWholeOrNotAtAll) {
     sim().clear_failures();
     EXPECT_EQ(Live::now(), before);
     EXPECT_EQ(pool.held_bytes(), 0u);
-    EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
-    EXPECT_EQ(saver().pinned_budget.held_bytes(), 0u);
+    EXPECT_EQ(core().budgets.host.held_bytes(), 0u);
+    EXPECT_EQ(core().budgets.pinned.held_bytes(), 0u);
   }
   EXPECT_EQ(pool.borrow(0, need(4)).cut().threads, 4);
 }
 
 // Unpinning takes long.
 TEST_F(EnginePoolTest, NobodyWaitsForARingThatIsGivenUp) {
-  EnginePool& pool = saver().engines;
+  EnginePool& pool = core().engines;
   pool.borrow(0, need(1));
   pool.borrow(1, need(1));
   {
@@ -155,24 +155,24 @@ TEST_F(EnginePoolTest, NobodyWaitsForARingThatIsGivenUp) {
   }
   pool.trim();
   EXPECT_EQ(pool.held_bytes(), 0u);
-  EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
+  EXPECT_EQ(core().budgets.host.held_bytes(), 0u);
 }
 
 // What is leaked on purpose stays counted: the memory is still there.
 TEST_F(EnginePoolTest, APoisonedRingIsNeverLentAgainAndStaysInTheBooks) {
   const uint64_t small = kBytesPerThread;
   {
-    saver().engines.borrow(0, need(1)).engine().poison();
+    core().engines.borrow(0, need(1)).engine().poison();
   }
   EXPECT_EQ(Live::now().registered_ranges, 1u);
-  EXPECT_EQ(saver().host_budget.held_bytes(), small);
-  EXPECT_EQ(saver().engines.held_bytes(), small);
-  EXPECT_EQ(saver().pinned_budget.held_bytes(), small);
+  EXPECT_EQ(core().budgets.host.held_bytes(), small);
+  EXPECT_EQ(core().engines.held_bytes(), small);
+  EXPECT_EQ(core().budgets.pinned.held_bytes(), small);
   {
-    saver().engines.borrow(0, need(1));
+    core().engines.borrow(0, need(1));
   }
   EXPECT_EQ(Live::now().registered_ranges, 2u);
-  EXPECT_EQ(saver().host_budget.held_bytes(), 2 * small);
+  EXPECT_EQ(core().budgets.host.held_bytes(), 2 * small);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include "driver/context.h"
 #include "fault_world.h"
 #include "policy/copy_plan.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -23,7 +23,7 @@ TEST_P(AllocFaults, Invariant3_AnAllocationThatFailsLeavesNothing) {
   const auto one_alloc = [&, size = size_bytes] { return alloc("w", size, BackupKind::kRam, 1); };
   alloc("other", kChunk);
   const Live before = Live::now();
-  const std::vector<std::string> names = calls_of([&] { saver().free(one_alloc()); });
+  const std::vector<std::string> names = calls_of([&] { deallocate(core(), one_alloc()); });
   for (size_t k = 1; k <= names.size(); ++k) {
     SCOPED_TRACE("call " + std::to_string(k) + " (" + names[k - 1] + ")");
     sim().fail(nullptr, k, code, times);
@@ -41,19 +41,19 @@ TEST_P(AllocFaults, Invariant3_AnAllocationThatFailsLeavesNothing) {
       }
     }
     sim().clear_failures();
-    saver().give_back_caches();
+    give_back_caches(core());
     if (address != 0) {
       EXPECT_TRUE(is_zero(address + size_bytes - kChunk, kChunk));
-      saver().free(address);
-      saver().give_back_caches();
+      deallocate(core(), address);
+      give_back_caches(core());
     }
-    EXPECT_EQ(limbo::count(), 0u);
+    EXPECT_EQ(deferred_undos::count(), 0u);
     EXPECT_EQ(Live::now(), before);
-    EXPECT_EQ(saver().device_budget.held_bytes(1), 0u);
-    EXPECT_EQ(saver().registry.allocation_count(), 1u);
+    EXPECT_EQ(core().budgets.device.held_bytes(1), 0u);
+    EXPECT_EQ(core().registry.allocation_count(), 1u);
     const CUdeviceptr again = one_alloc();
-    EXPECT_EQ(saver().device_budget.held_bytes(1), size_bytes);
-    saver().free(again);
+    EXPECT_EQ(core().budgets.device.held_bytes(1), size_bytes);
+    deallocate(core(), again);
     ASSERT_EQ(Live::now(), before);
     if (HasFailure()) return;
   }
@@ -78,13 +78,13 @@ class FreeFaults : public FaultTest, public ::testing::WithParamInterface<std::t
       sim().clear_failures();
       EXPECT_TRUE(is_partial("w"));
     }
-    saver().engines.trim();
+    core().engines.trim();
   }
 };
 
 TEST_P(FreeFaults, Invariant3_AFreeThatFailsIsDoneLater) {
   make();
-  const std::vector<std::string> names = calls_of([&] { saver().free(blocks_[0].address); });
+  const std::vector<std::string> names = calls_of([&] { deallocate(core(), blocks_[0].address); });
   EXPECT_EQ(Live::now(), Live{});
   for (const uint64_t times : {1, 0}) {
     for (size_t k = 1; k <= names.size(); ++k) {
@@ -92,18 +92,18 @@ TEST_P(FreeFaults, Invariant3_AFreeThatFailsIsDoneLater) {
       make();
       const CUdeviceptr address = blocks_[0].address;
       sim().fail(nullptr, k, std::get<1>(GetParam()), times);
-      EXPECT_NO_THROW(saver().free(address));
+      EXPECT_NO_THROW(deallocate(core(), address));
       sim().clear_failures();
-      EXPECT_EQ(saver().registry.find(address), nullptr);
-      EXPECT_THROW(saver().free(address), InvalidArgument);
+      EXPECT_EQ(core().registry.find(address), nullptr);
+      EXPECT_THROW(deallocate(core(), address), InvalidArgument);
       // What was not given back is counted: as memory, and as something to be done.
-      const uint64_t held_bytes = saver().device_budget.held_bytes(1);
+      const uint64_t held_bytes = core().budgets.device.held_bytes(1);
       EXPECT_EQ(held_bytes, Live::now().device_bytes);
-      EXPECT_EQ(saver().deferred_frees.count() + limbo::count() > 0, !(Live::now() == Live{}));
-      saver().free(alloc("next", kChunk));  // any later call finishes it
+      EXPECT_EQ(core().deferred_frees.count() + deferred_undos::count() > 0, !(Live::now() == Live{}));
+      deallocate(core(), alloc("next", kChunk));  // any later call finishes it
       EXPECT_EQ(Live::now(), Live{});
-      EXPECT_EQ(saver().device_budget.held_bytes(1), 0u);
-      EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
+      EXPECT_EQ(core().budgets.device.held_bytes(1), 0u);
+      EXPECT_EQ(core().budgets.host.held_bytes(), 0u);
       if (HasFailure()) return;
     }
   }
@@ -120,7 +120,7 @@ TEST_F(FaultTest, Invariant3_SeveralCopyThreadsWithEveryCallFailing) {
   const std::vector<BlockSpec> specs = {{"w", BackupKind::kRam, 0, std::vector<uint64_t>(12, kChunk)},
                                         {"kv", BackupKind::kNone, 0, {kChunk}}};
   build(specs);
-  saver().shared_handle_bytes = 0;
+  core().rules.shared_handle_bytes = 0;
   pause();  // makes the ring and its events
   resume();
   const size_t pause_calls = calls_of([&] { pause(); }).size();
@@ -137,11 +137,11 @@ TEST_F(FaultTest, Invariant3_SeveralCopyThreadsWithEveryCallFailing) {
     } catch (const Error&) {
       ++failures;
       sim().clear_failures();
-      saver().give_back_caches();
+      give_back_caches(core());
       expect_sound("after the failure");
       act();
     }
-    saver().give_back_caches();
+    give_back_caches(core());
     expect_sound("in the end");
   };
   for (size_t k = 1; k <= std::max(pause_calls, resume_calls) && !HasFailure(); k += 5) {
@@ -161,7 +161,7 @@ class ShortageTest : public FaultTest {
   E expect_refused(const std::function<void()>& act) {
     const std::vector<Place> before = places();
     const Live live = without_lost(Live::now());
-    const uint64_t backup_bytes = saver().host_budget.held_bytes() - saver().engines.held_bytes();
+    const uint64_t backup_bytes = core().budgets.host.held_bytes() - core().engines.held_bytes();
     E caught = E("nothing was thrown", {});
     try {
       act();
@@ -173,7 +173,7 @@ class ShortageTest : public FaultTest {
     }
     EXPECT_EQ(places(), before);
     EXPECT_EQ(without_lost(Live::now()), live);
-    EXPECT_EQ(saver().host_budget.held_bytes() - saver().engines.held_bytes(), backup_bytes);
+    EXPECT_EQ(core().budgets.host.held_bytes() - core().engines.held_bytes(), backup_bytes);
     EXPECT_FALSE(is_partial("w"));
     expect_sound("refused");
     return caught;
@@ -191,55 +191,55 @@ TEST_F(ShortageTest, Invariant7_HostLimitRefusesAPauseBeforeAnythingMoves) {
          {"w", BackupKind::kRam, 0, {kChunk}},
          {"kv", BackupKind::kNone, 0, {kChunk}}});
   for (const uint64_t limit : {uint64_t{0}, kChunk, 3 * kChunk - 1}) {
-    saver().host_budget.set_limit(limit);
+    core().budgets.host.set_limit(limit);
     const StoreError error = expect_refused<StoreError>([&] { pause(); });
     EXPECT_EQ(error.shortage.requested_bytes, 3 * kChunk) << "what the whole pause needs";
     EXPECT_EQ(error.shortage.free_bytes, limit);
     EXPECT_EQ(error.shortage.limit_bytes, limit);
   }
   // The backups fit, and not even the least ring beside them.
-  saver().host_budget.set_limit(3 * kChunk);
+  core().budgets.host.set_limit(3 * kChunk);
   expect_refused<StoreError>([&] { pause(); });
-  saver().host_budget.set_limit(3 * kChunk + policy::kLeastRingBytes);
+  core().budgets.host.set_limit(3 * kChunk + policy::kLeastRingBytes);
   expect_round_trip();
 }
 
 TEST_F(ShortageTest, WithoutABackupNoHostMemoryIsNeeded) {
   build({{"kv", BackupKind::kNone, 0, {kChunk, kChunk}}});
-  saver().host_budget.set_limit(0);
+  core().budgets.host.set_limit(0);
   pause();
-  EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
+  EXPECT_EQ(core().budgets.host.held_bytes(), 0u);
   resume();
 }
 
 TEST_F(ShortageTest, AMarginLargerThanTheMachineRefusesAPause) {
   build({{"w", BackupKind::kRam, 0, {kChunk}}});
-  saver().host_budget.set_margin(kUnlimited);
+  core().budgets.host.set_margin(kUnlimited);
   EXPECT_EQ(expect_refused<StoreError>([&] { pause(); }).shortage.free_bytes, 0u);
-  saver().host_budget.set_margin(0);
+  core().budgets.host.set_margin(0);
   expect_round_trip();
 }
 
 TEST_F(ShortageTest, APartialPauseNeedsNoHostMemoryTwice) {
   build({{"w", BackupKind::kRam, 0, {kChunk, kChunk, kChunk}}});
-  saver().shared_handle_bytes = 0;
-  saver().host_budget.set_limit(3 * kChunk + policy::kLeastRingBytes);
+  core().rules.shared_handle_bytes = 0;
+  core().budgets.host.set_limit(3 * kChunk + policy::kLeastRingBytes);
   for (int round = 0; round < 3; ++round) {
     sim().fail("cuMemUnmap", 2, kOther, 1);
     EXPECT_THROW(pause(), DriverError);
     sim().clear_failures();
     EXPECT_TRUE(is_partial("w"));
     pause();
-    EXPECT_EQ(saver().host_budget.held_bytes() - saver().engines.held_bytes(), 3 * kChunk);
+    EXPECT_EQ(core().budgets.host.held_bytes() - core().engines.held_bytes(), 3 * kChunk);
     sim().fail("cuEventSynchronize", 3, kOther, 1);
     EXPECT_THROW(resume(), DriverError);
     sim().clear_failures();
     EXPECT_TRUE(is_partial("w"));
     pause();  // what is back leaves again, into the place that it had
-    EXPECT_EQ(saver().host_budget.held_bytes() - saver().engines.held_bytes(), 3 * kChunk);
+    EXPECT_EQ(core().budgets.host.held_bytes() - core().engines.held_bytes(), 3 * kChunk);
     resume();
     expect_sound("resumed");
-    EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes());
+    EXPECT_EQ(core().budgets.host.held_bytes(), core().engines.held_bytes());
   }
 }
 
@@ -275,10 +275,10 @@ TEST_F(ShortageTest, AddressSpaceRefusedIsAStoreErrorBeforeAnythingMoves) {
   }
   ASSERT_EQ(::setrlimit(RLIMIT_AS, &before), 0);
   EXPECT_EQ(resident_bytes("w"), 128 * kMiB + kChunk);
-  EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes());
+  EXPECT_EQ(core().budgets.host.held_bytes(), core().engines.held_bytes());
   pause();
   EXPECT_EQ(resident_bytes("w"), 0u);
-  saver().free(large);
+  deallocate(core(), large);
 }
 #endif
 
@@ -300,10 +300,10 @@ TEST_F(ShortageTest, Invariant3_ResumeWithoutRoomMovesNothingAndWorksOnceThereIs
     EXPECT_FALSE(is_partial("w"));
     sim().set_capacity(tight, kGiB);
   }
-  saver().device_budget.set_limit(kChunk);
+  core().budgets.device.set_limit(kChunk);
   EXPECT_THROW(resume(), OutOfMemory);
   expect_sound("refused by device_limit");
-  saver().device_budget.set_limit(2 * kChunk);
+  core().budgets.device.set_limit(2 * kChunk);
   resume();
   expect_sound("resumed");
 }
@@ -315,9 +315,9 @@ TEST_F(ShortageTest, ResumeOnTwoDevicesTriesAgainWithWhatWasGivenBack) {
   pause({"w"});
   sim().set_capacity(1, 2 * kChunk);
   sim().fail("cuMemRelease", 1, kOther, 1);
-  saver().free(stuck);  // its handle can't be released now
+  deallocate(core(), stuck);  // its handle can't be released now
   sim().clear_failures();
-  ASSERT_EQ(limbo::count(), 1u);
+  ASSERT_EQ(deferred_undos::count(), 1u);
   sim().fail("cuMemRelease", 1, kOther, 1);  // nor when the operation begins
   resume({"w"});
   sim().clear_failures();
@@ -330,11 +330,11 @@ TEST_F(ShortageTest, ResumeOnTwoDevicesTriesAgainWithTheBudgetThatWasGivenBack) 
   build({{"w", BackupKind::kRam, 0, {kChunk}}, {"w", BackupKind::kRam, 1, {kChunk, kChunk}}});
   const CUdeviceptr stuck = alloc("stuck", kChunk, BackupKind::kNone, 1);
   pause({"w"});
-  saver().device_budget.set_limit(2 * kChunk);
+  core().budgets.device.set_limit(2 * kChunk);
   sim().fail("cuMemRelease", 1, kOther, 1);
-  saver().free(stuck);
+  deallocate(core(), stuck);
   sim().clear_failures();
-  EXPECT_EQ(saver().device_budget.held_bytes(1), kChunk);
+  EXPECT_EQ(core().budgets.device.held_bytes(1), kChunk);
   sim().fail("cuMemRelease", 1, kOther, 1);
   resume({"w"});
   sim().clear_failures();

@@ -67,9 +67,9 @@ class StoreFaults : public MovesWorld {
  protected:
   // As if prepared, by a store that fails.
   void install(size_t item, std::unique_ptr<Backup> backup) {
-    const auto allocation = saver().registry.find(items_[item].address);
-    saver().registry.set_stored(
-        *allocation, std::make_shared<Stored>(allocation->policy.backup, std::move(backup), allocation->size_bytes()));
+    const auto allocation = core().registry.find(items_[item].address);
+    core().registry.set_backup(*allocation, std::make_shared<BackupRecord>(allocation->policy.backup, std::move(backup),
+                                                                           allocation->size_bytes()));
   }
   void install_hooked(size_t item) {
     const auto count = [this] {
@@ -131,18 +131,18 @@ TEST_F(StoreFaults, Invariant3_WhatCameBackFromDiskBeforeAFailureLeavesAgainWith
     SCOPED_TRACE(is_changed);
     file_faults = {};
     build({{"w", Policy{.backup = BackupKind::kDisk, .retain = true}, 0, {1, 1, 1}}});
-    saver().shared_handle_bytes = 0;
+    core().rules.shared_handle_bytes = 0;
     install(0, store.open(3 * kChunk));
     pause();
     file_faults = {0, 2, EIO};
     OperationRequest request;
     request.retain = false;
-    EXPECT_THROW(saver().claim(OperationKind::kResume, std::move(request))->commit(), StoreError);
+    EXPECT_THROW(Operation::claim(core(), OperationKind::kResume, std::move(request))->commit(), StoreError);
     EXPECT_EQ(places(), (std::vector<Place>{Place::kDevice, Place::kStored, Place::kStored}));
     if (is_changed) write_block(0, 0, 777);
-    const uint64_t clean_before = saver().counters.bytes_clean.load();
+    const uint64_t clean_before = core().counters.bytes_clean.load();
     pause();
-    EXPECT_EQ(saver().counters.bytes_clean.load() > clean_before, !is_changed);
+    EXPECT_EQ(core().counters.bytes_clean.load() > clean_before, !is_changed);
     expect_sound("paused");
     resume();
     expect_bytes("back");
@@ -155,7 +155,7 @@ TEST_F(StoreFaults, Invariant3_ADiskThatIsFullAtTheNextTryRefusesItBeforeAnythin
   const DiskDirectory directory;
   DiskStore store(faulty_calls());
   build({{"w", kDisk, 0, {1, 1, 1}}});
-  saver().shared_handle_bytes = 0;
+  core().rules.shared_handle_bytes = 0;
   file_faults = {};
   install(0, store.open(3 * kChunk));
   const auto fail_midway = [&](OperationKind kind, const std::vector<Place>& wanted) {
@@ -224,9 +224,9 @@ TEST_F(StoreFaults, Invariant3_HostMemoryThatRunsOutMidwayOfASwap) {
       install_hooked(k <= 3 ? 0 : 1);
       pause({"in"});
       fail_at(k <= 3 ? k : k - 3);
-      saver().device_budget.set_limit(limit);
+      core().budgets.device.set_limit(limit);
       EXPECT_THROW(swap({"out"}, {"in"}), StoreError);
-      saver().device_budget.set_limit(kUnlimited);
+      core().budgets.device.set_limit(kUnlimited);
       fail_at(0);
       expect_sound("after the failure");
       if (k % 2 == 0) {
@@ -246,30 +246,30 @@ TEST_F(StoreFaults, Invariant3_HostMemoryThatRunsOutMidwayOfASwap) {
 TEST_F(StoreFaults, Invariant7_ASwapWithoutHostMemoryLeavesBothAsTheyWere) {
   build({{"out", kRam, 0, {1, 1}}, {"in", kRam, 0, {1}}});
   pause({"in"});
-  saver().engines.trim();
+  core().engines.trim();
   const std::vector<Place> before = places();
   // One chunk is stored; two more need room, and both directions a ring.
   for (const uint64_t room : {uint64_t{0}, kChunk, 2 * kChunk, 2 * kChunk + policy::kLeastRingBytes}) {
-    saver().host_budget.set_limit(kChunk + room);
+    core().budgets.host.set_limit(kChunk + room);
     EXPECT_THROW(swap({"out"}, {"in"}), StoreError);
-    saver().engines.trim();
+    core().engines.trim();
     EXPECT_EQ(places(), before);
     expect_sound("refused");
   }
-  saver().host_budget.set_limit(3 * kChunk + 4 * policy::kLeastRingBytes + kMiB);
+  core().budgets.host.set_limit(3 * kChunk + 4 * policy::kLeastRingBytes + kMiB);
   swap({"out"}, {"in"});
   EXPECT_EQ(resident_bytes("out"), 0u);
-  saver().host_budget.set_limit(kUnlimited);
+  core().budgets.host.set_limit(kUnlimited);
   resume();
   expect_bytes("back");
 }
 
 TEST_F(StoreFaults, Invariant7_WhatWasClaimedIsThereAndNobodyElseGetsIt) {
   build({{"a", kRam, 0, {1, 1}}, {"b", kRam, 0, {1, 1}}});
-  saver().host_budget.set_limit(3 * kChunk + 2 * policy::kLeastRingBytes + kMiB);
+  core().budgets.host.set_limit(3 * kChunk + 2 * policy::kLeastRingBytes + kMiB);
   auto first = claim(OperationKind::kPause, {"a"});
   EXPECT_THROW(claim(OperationKind::kPause, {"b"}), StoreError);
-  saver().host_budget.set_limit(0);
+  core().budgets.host.set_limit(0);
   first->commit();
   first.reset();
   expect_sound("paused");

@@ -6,7 +6,7 @@
 #include "driver/context.h"
 #include "driver/device_kernels.h"
 #include "fault_world.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -74,7 +74,7 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
 
   bool has_stale_memory() {
     return std::any_of(blocks_.begin(), blocks_.end(),
-                       [&](const Block& block) { return saver().registry.find(block.address)->has_stale_memory(); });
+                       [&](const Block& block) { return core().registry.find(block.address)->has_stale_memory(); });
   }
 
   void expect_untouched_or_partial(const std::vector<Place>& before, const Live& live_before) {
@@ -93,7 +93,7 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
     std::map<std::string, Moved> tags;
     size_t index = 0;
     for (const Block& block : blocks_) {
-      for (const Chunk& chunk : saver().registry.find(block.address)->chunks) {
+      for (const Chunk& chunk : core().registry.find(block.address)->chunks) {
         Moved& moved = tags[block.spec.tag];
         moved.is_any_away |= !chunk.is_resident();
         // A pause that could not release what left has something left to do; memory that a resume could not use is none of that.
@@ -106,10 +106,10 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
 
   // From where the world was built: nothing of ebbtide's own is kept, so that every run of the operation makes the same calls.
   void start_over(int code) {
-    saver().shared_handle_bytes = GetParam().has_come_back ? policy::kSharedHandleBytes : 0;
+    core().rules.shared_handle_bytes = GetParam().has_come_back ? policy::kSharedHandleBytes : 0;
     resume();
-    saver().shared_handle_bytes = policy::kSharedHandleBytes;
-    saver().engines.trim();
+    core().rules.shared_handle_bytes = policy::kSharedHandleBytes;
+    core().engines.trim();
     refill_blank();
     if (without_handles(Live::now()) != built_) rebuild();
     // Whose context the caller has must not matter: a device's, or none.
@@ -122,7 +122,7 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
     if (GetParam().has_come_back) {
       pause();
       resume();
-      saver().engines.trim();
+      core().engines.trim();
     }
     built_ = without_handles(Live::now());
   }
@@ -137,13 +137,13 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
     rebuild();
     start_over(code);
     prepare();
-    saver().engines.trim();
+    core().engines.trim();
     expect_sound("prepared");
     const std::vector<std::string> names = calls_of(act);
     ASSERT_GT(names.size(), 5u);
     expect_sound("whole");
     const Live whole = Live::now();
-    const uint64_t host_bytes = saver().host_budget.held_bytes();
+    const uint64_t host_bytes = core().budgets.host.held_bytes();
     const std::vector<Place> wanted = places();
     size_t failures = 0;
     // What is shared takes part in shared_faults_test.cpp as well: here a sample is enough.
@@ -154,7 +154,7 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
                    (times == 0 ? ", and all after it" : ""));
       start_over(code);
       prepare();
-      saver().engines.trim();
+      core().engines.trim();
       note_dropped();
       const std::vector<Place> before = places();
       const Live live_before = Live::now();
@@ -162,7 +162,7 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
       const bool has_failed = fails(act);
       sim().clear_failures();
       failures += has_failed ? 1 : 0;
-      saver().give_back_caches();
+      give_back_caches(core());
       expect_sound("after the failure");
       if (has_failed) {
         expect_untouched_or_partial(before, live_before);
@@ -175,7 +175,7 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
                             !(code == kOutOfMemory && (name == "cuMemHostRegister" || name == "cuMemHostAlloc"));
       EXPECT_EQ(is_exact ? Live::now() : without_lost(Live::now()), is_exact ? whole : without_lost(whole));
       if (is_exact) {
-        EXPECT_EQ(saver().host_budget.held_bytes(), host_bytes);
+        EXPECT_EQ(core().budgets.host.held_bytes(), host_bytes);
       }
       if (HasFailure()) return;
     }

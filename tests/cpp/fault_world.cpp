@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -37,12 +37,12 @@ void FaultTest::expect_sound(const std::string& when) {
   std::map<std::string, std::pair<bool, bool>> away_and_here;
   for (size_t index = 0; index < blocks_.size(); ++index) {
     Block& block = blocks_[index];
-    const auto allocation = saver().registry.find(block.address);
+    const auto allocation = core().registry.find(block.address);
     ASSERT_NE(allocation, nullptr);
     EXPECT_EQ(allocation->address(), block.address);
     EXPECT_FALSE(allocation->is_held);
     arenas.emplace(block.spec.tag, block.spec.device);
-    const auto stored = saver().registry.stored_of(*allocation);
+    const auto stored = core().registry.backup_of(*allocation);
     for (const Chunk& chunk : allocation->chunks) {
       SCOPED_TRACE("block " + std::to_string(index) + ", chunk " + std::to_string(chunk.index));
       const CUdeviceptr address = block.address + chunk.offset;
@@ -79,8 +79,8 @@ void FaultTest::expect_sound(const std::string& when) {
   EXPECT_EQ(live.mappings, mappings.size());
   EXPECT_EQ(live.device_bytes, device_bytes[0] + device_bytes[1]);
   for (int device = 0; device < kDevices; ++device)
-    EXPECT_EQ(saver().device_budget.held_bytes(device), device_bytes[static_cast<size_t>(device)]);
-  saver().registry.visit_tags([&](const Tag& tag) {
+    EXPECT_EQ(core().budgets.device.held_bytes(device), device_bytes[static_cast<size_t>(device)]);
+  core().registry.visit_tags([&](const Tag& tag) {
     EXPECT_FALSE(tag.is_busy);
     const auto [is_away, is_here] = away_and_here[tag.name];
     // A tag of which nothing is away is resident and one of which nothing is here is paused, whatever failed.
@@ -92,7 +92,7 @@ void FaultTest::expect_sound(const std::string& when) {
 
 void FaultTest::note_dropped() {
   for (Block& block : blocks_) {
-    for (const Chunk& chunk : saver().registry.find(block.address)->chunks) {
+    for (const Chunk& chunk : core().registry.find(block.address)->chunks) {
       if (chunk.place.load() == Place::kDropped) block.is_blank[chunk.index] = true;
     }
   }
@@ -101,7 +101,7 @@ void FaultTest::note_dropped() {
 std::vector<Place> FaultTest::places() {
   std::vector<Place> found;
   for (const Block& block : blocks_) {
-    for (const Chunk& chunk : saver().registry.find(block.address)->chunks) {
+    for (const Chunk& chunk : core().registry.find(block.address)->chunks) {
       found.push_back(chunk.place.load());
     }
   }
@@ -111,7 +111,7 @@ std::vector<Place> FaultTest::places() {
 void FaultTest::refill_blank() {
   for (size_t index = 0; index < blocks_.size(); ++index) {
     Block& block = blocks_[index];
-    for (const Chunk& chunk : saver().registry.find(block.address)->chunks) {
+    for (const Chunk& chunk : core().registry.find(block.address)->chunks) {
       if (block.is_blank[chunk.index])
         fill(block.address + chunk.offset, chunk.size_bytes, seed_of(index, chunk.index));
       block.is_blank[chunk.index] = false;

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "core/host_budget.h"
-#include "core/host_reader.h"
+#include "core/budget/host_budget.h"
+#include "core/budget/host_reader.h"
 
 namespace ebbtide {
 namespace {
@@ -144,10 +144,10 @@ TEST_F(HostTree, Invariant7_TheContainersLimitCountsForBackups) {
   HostBudget budget(root_);
   budget.set_margin(kGiB);
   EXPECT_EQ(budget.available_bytes(), 2 * kGiB);
-  const HostClaim first = budget.claim(kGiB, "the backup of 'w'");
+  const HostCharge first = budget.charge(kGiB, "the backup of 'w'");
   EXPECT_EQ(budget.available_bytes(), kGiB);
   try {
-    budget.claim(kGiB + 1, "the backup of 'w'");
+    budget.charge(kGiB + 1, "the backup of 'w'");
     FAIL() << "nothing was thrown";
   } catch (const StoreError& error) {
     EXPECT_EQ(error.shortage.requested_bytes, kGiB + 1);
@@ -157,30 +157,30 @@ TEST_F(HostTree, Invariant7_TheContainersLimitCountsForBackups) {
   }
   // What others take counts at once.
   group_v2("/a", std::to_string(4 * kGiB), 3 * kGiB);
-  EXPECT_THROW(budget.claim(1, "x"), StoreError);
+  EXPECT_THROW(budget.charge(1, "x"), StoreError);
 }
 
-TEST_F(HostTree, ClaimsMoveFromPromisedToTouchedAndBack) {
+TEST_F(HostTree, ChargesMoveFromPromisedToTouchedAndBack) {
   HostBudget budget(root_);
   budget.set_margin(0);
-  HostClaim claim = budget.claim(6 * kGiB, "x");
+  HostCharge charge = budget.charge(6 * kGiB, "x");
   EXPECT_EQ(budget.available_bytes(), 2 * kGiB);
-  claim.touch(4 * kGiB);  // the kernel counts these from now on; this tree's MemAvailable stays as it is
+  charge.touch(4 * kGiB);  // the kernel counts these from now on; this tree's MemAvailable stays as it is
   EXPECT_EQ(budget.available_bytes(), 6 * kGiB);
   EXPECT_EQ(budget.held_bytes(), 6 * kGiB);
-  claim.touch(100 * kGiB);
+  charge.touch(100 * kGiB);
   EXPECT_EQ(budget.available_bytes(), 8 * kGiB);
-  EXPECT_EQ(claim.size_bytes(), 6 * kGiB);
-  HostClaim other = budget.claim(kGiB, "y");
-  HostClaim part = other.split_promised(kGiB / 4);
+  EXPECT_EQ(charge.size_bytes(), 6 * kGiB);
+  HostCharge other = budget.charge(kGiB, "y");
+  HostCharge part = other.split_promised(kGiB / 4);
   EXPECT_EQ(other.size_bytes() + part.size_bytes(), kGiB);
-  claim.merge(std::move(part));
-  EXPECT_EQ(part.size_bytes(), 0u);  // NOLINT(bugprone-use-after-move): what a moved-from claim is
+  charge.merge(std::move(part));
+  EXPECT_EQ(part.size_bytes(), 0u);  // NOLINT(bugprone-use-after-move): what a moved-from charge is
   other.give_back_promised();
   EXPECT_EQ(budget.held_bytes(), 6 * kGiB + kGiB / 4);
-  claim = HostClaim{};
+  charge = HostCharge{};
   EXPECT_EQ(budget.held_bytes(), 0u);
-  const HostClaim pinned = budget.claim_uncharged(kGiB, "ring");
+  const HostCharge pinned = budget.charge_outside_cgroups(kGiB, "ring");
   EXPECT_EQ(budget.held_bytes(), kGiB);
 }
 
@@ -195,12 +195,12 @@ TEST_F(HostTree, Invariant7_TwoThreadsNeverPassOneCheckTogether) {
     threads.emplace_back([&] {
       for (int round = 0; round < 40; ++round) {
         try {
-          HostClaim claim = budget.claim(3 * kMiB, "x");
+          HostCharge charge = budget.charge(3 * kMiB, "x");
           ++passed;
           const uint64_t held = budget.held_bytes();
           for (uint64_t seen = most.load(); held > seen && !most.compare_exchange_weak(seen, held);) {
           }
-          claim.touch(kMiB);
+          charge.touch(kMiB);
         } catch (const StoreError&) {
         }
       }

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "core/host_budget.h"
-#include "vmm/limbo.h"
+#include "core/budget/host_budget.h"
+#include "vmm/deferred_undos.h"
 #include "vmm/physical_memory.h"
 
 // Processes of their own for the ledger's tests: this program again, in one of the roles of ledger_roles.cpp.

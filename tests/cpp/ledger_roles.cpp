@@ -1,5 +1,5 @@
 // What the processes of the ledger's tests do.
-#include "core/ledger.h"
+#include "core/budget/ledger.h"
 #include "ledger_processes.h"
 
 namespace ebbtide::testing {
@@ -19,14 +19,14 @@ void take_turn(const std::string& path) {
   wait_for_word();
 }
 
-void hold_limbo(const std::string& path) {
+void hold_deferred_undo(const std::string& path) {
   HostBudget budget;
   budget.set_margin(0);
   budget.join(Ledger::open(path));
-  HostClaim released = budget.claim_uncharged(3 * kMiB, "what stays");
-  limbo::add_release(1, 3 * kMiB, kOnHost);
+  HostCharge released = budget.charge_outside_cgroups(3 * kMiB, "what stays");
+  deferred_undos::add_release(1, 3 * kMiB, kOnHost);
   released.reset();
-  const HostClaim held = budget.claim_uncharged(kMiB, "what is held");
+  const HostCharge held = budget.charge_outside_cgroups(kMiB, "what is held");
   answer('l');
   wait_for_word();
 }
@@ -37,11 +37,11 @@ void race(const std::string& path) {
   budget.set_limit(5 * kMiB);
   budget.join(Ledger::open(path));
   answer('r');
-  std::vector<HostClaim> claims;
+  std::vector<HostCharge> claims;
   while (true) {
     wait_for_word();
     try {
-      claims.push_back(budget.claim_uncharged(3 * kMiB, "a race"));
+      claims.push_back(budget.charge_outside_cgroups(3 * kMiB, "a race"));
       answer('y');
     } catch (const StoreError&) {
       answer('n');
@@ -118,7 +118,7 @@ void fork_and_wait(const std::string& path) {
   const std::string path = std::getenv(kPathVariable);
   if (name == "hold") hold(path);
   if (name == "take_turn") take_turn(path);
-  if (name == "limbo") hold_limbo(path);
+  if (name == "deferred_undo") hold_deferred_undo(path);
   if (name == "race") race(path);
   if (name == "fill") fill(path);
   if (name == "limit") limit_files(path);

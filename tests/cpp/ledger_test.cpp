@@ -1,5 +1,5 @@
 // The ledger of a run: between objects of one process, which are strangers to each other as processes are, and between real processes that die while they hold.
-#include "core/ledger.h"
+#include "core/budget/ledger.h"
 
 #include "ledger_processes.h"
 
@@ -114,19 +114,19 @@ TEST_F(LedgerTest, WhatSomebodyBeganToMakeIsTakenUp) {
 TEST_F(LedgerTest, Invariant7_OneBudgetForAll) {
   const auto mine = budget(10 * kMiB);
   const auto theirs = budget(10 * kMiB);
-  HostClaim claim = theirs->claim(4 * kMiB, "theirs");
-  claim.touch(kMiB);
-  const HostClaim pinned = theirs->claim_uncharged(2 * kMiB, "theirs");
+  HostCharge charge = theirs->charge(4 * kMiB, "theirs");
+  charge.touch(kMiB);
+  const HostCharge pinned = theirs->charge_outside_cgroups(2 * kMiB, "theirs");
   EXPECT_EQ(mine->held_bytes(), 0u);
   EXPECT_EQ(mine->available_bytes(), 4 * kMiB);
   try {
-    mine->claim(5 * kMiB, "mine");
+    mine->charge(5 * kMiB, "mine");
     ADD_FAILURE() << "nothing was thrown";
   } catch (const StoreError& error) {
     EXPECT_EQ(error.shortage.free_bytes, 4 * kMiB);
     EXPECT_NE(std::string(error.what()).find("other processes of this run hold 6 MiB"), std::string::npos);
   }
-  claim.reset();
+  charge.reset();
   EXPECT_EQ(mine->available_bytes(), 8 * kMiB);
 }
 
@@ -135,14 +135,14 @@ TEST_F(LedgerTest, Invariant7_OneOfManyGetsTheLastBytes) {
     std::vector<std::unique_ptr<HostBudget>> budgets;
     for (int i = 0; i < 6; ++i) budgets.push_back(budget(5 * kMiB));
     std::atomic<int> successes{0};
-    std::vector<HostClaim> claims(budgets.size());
+    std::vector<HostCharge> claims(budgets.size());
     {
       std::vector<std::jthread> threads;
       for (size_t i = 0; i < budgets.size(); ++i) {
         threads.emplace_back([&, i] {
           try {
-            claims[i] =
-                i % 2 == 0 ? budgets[i]->claim(3 * kMiB, "a race") : budgets[i]->claim_uncharged(3 * kMiB, "a race");
+            claims[i] = i % 2 == 0 ? budgets[i]->charge(3 * kMiB, "a race")
+                                   : budgets[i]->charge_outside_cgroups(3 * kMiB, "a race");
             ++successes;
           } catch (const StoreError&) {
           }
@@ -155,7 +155,7 @@ TEST_F(LedgerTest, Invariant7_OneOfManyGetsTheLastBytes) {
 
 TEST_F(LedgerTest, Invariant7_OthersSeeWhatCouldNotBeGivenBack) {
   const auto watcher = open();
-  Process process("limbo", path_);
+  Process process("deferred_undo", path_);
   ASSERT_EQ(process.listen(), 'l');
   EXPECT_EQ(policy::total(watcher->others()), 4 * kMiB);
 }
@@ -176,7 +176,7 @@ TEST_F(LedgerTest, AProcessThatIsKilledDuringItsTurnBlocksNobody) {
   Process process("take_turn", path_);
   ASSERT_EQ(process.listen(), 't');
   process.kill();
-  EXPECT_EQ(mine->claim(kMiB, "mine").size_bytes(), kMiB);
+  EXPECT_EQ(mine->charge(kMiB, "mine").size_bytes(), kMiB);
 }
 
 TEST_F(LedgerTest, Invariant7_OneOfTwoProcessesGetsTheLastBytes) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "core/backup_view.h"
+#include "core/operation/backup_view.h"
 #include "core_fixture.h"
 
 namespace ebbtide::testing {
@@ -25,9 +25,9 @@ class ManyTags : public CoreTest {
     return addresses;
   }
   uint64_t looks_of(const std::function<void()>& act) {
-    const uint64_t before = saver().registry.look_count();
+    const uint64_t before = core().registry.look_count();
     act();
-    return saver().registry.look_count() - before;
+    return core().registry.look_count() - before;
   }
 };
 
@@ -36,20 +36,20 @@ TEST_F(ManyTags, AQuestionAboutOneCostsTheSameWithAnyNumberOfOthers) {
   for (const size_t count : {3, 300}) {
     const CUdeviceptr address = make(count)[1];
     const auto ask = [&](const std::function<void()>& act) { looks[count].push_back(looks_of(act)); };
-    ask([&] { saver().registry.visit_tag("t1", [](const Tag&) {}); });
-    ask([&] { saver().registry.close_lease(saver().open_lease("t1", "a test").id); });
-    ask([&] { saver().registry.find(address); });
-    ask([&] { saver().registry.is_away(address, 1); });
+    ask([&] { core().registry.visit_tag("t1", [](const Tag&) {}); });
+    ask([&] { core().registry.close_lease(open_lease(core(), "t1", "a test").id); });
+    ask([&] { core().registry.find(address); });
+    ask([&] { core().registry.is_away(address, 1); });
     ask([&] { pause({"t1"}); });
-    ask([&] { EXPECT_TRUE(view_backup(saver(), {address, kChunk})); });
+    ask([&] { EXPECT_TRUE(view_backup(core(), {address, kChunk})); });
     ask([&] { resume({"t1"}); });
     ask([&] { claim(OperationKind::kPrepare, {"t1"})->commit(); });
     ask([&] {
       OperationRequest request;
       request.tags = {{"t1"}, {address}, false};
-      saver().claim(OperationKind::kTrim, std::move(request))->commit();
+      Operation::claim(core(), OperationKind::kTrim, std::move(request))->commit();
     });
-    ask([&] { saver().free(address); });
+    ask([&] { deallocate(core(), address); });
   }
   EXPECT_EQ(looks[3], looks[300]);
 }
@@ -64,14 +64,14 @@ TEST_F(ManyTags, AQuestionAboutOneAllocationCostsTheSameWithAnyNumberInItsTag) {
     const auto move = [&](OperationKind kind) {
       OperationRequest request;
       request.tags = {{"w"}, {addresses[2], addresses[0], addresses[2]}, false};
-      saver().claim(kind, std::move(request))->commit();
+      Operation::claim(core(), kind, std::move(request))->commit();
     };
     ask([&] { move(OperationKind::kPause); });
-    ask([&] { EXPECT_TRUE(view_backup(saver(), {addresses[2], 8})); });
+    ask([&] { EXPECT_TRUE(view_backup(core(), {addresses[2], 8})); });
     ask([&] { move(OperationKind::kResume); });
     ask([&] { move(OperationKind::kTrim); });
     ask([&] { move(OperationKind::kResume); });
-    ask([&] { saver().registry.visit_tag("w", [](const Tag& tag) { tag.total_now(); }); });
+    ask([&] { core().registry.visit_tag("w", [](const Tag& tag) { tag.total_now(); }); });
   }
   EXPECT_EQ(looks[3], looks[300]);
 }
@@ -94,7 +94,7 @@ TEST_F(ManyTags, WhatIsAboutAllGrowsAsTheirNumberDoes) {
     ask([&] {
       OperationRequest request;
       request.tags = {names, addresses, false};
-      saver().claim(OperationKind::kTrim, std::move(request))->commit();
+      Operation::claim(core(), OperationKind::kTrim, std::move(request))->commit();
     });
   }
   for (size_t index = 0; index < looks[20].size(); ++index) {
@@ -106,9 +106,9 @@ TEST_F(ManyTags, WhatIsAboutAllGrowsAsTheirNumberDoes) {
 TEST_F(ManyTags, AnEventNamesTheFirstOfThem) {
   make(300);
   pause({"t0"});
-  EXPECT_EQ(saver().events.after(0).back().tags, "t0");
+  EXPECT_EQ(core().events.after(0).back().tags, "t0");
   pause();
-  const std::string tags = saver().events.after(0).back().tags;
+  const std::string tags = core().events.after(0).back().tags;
   EXPECT_LT(tags.size(), 2048u);
   EXPECT_EQ(tags.substr(0, 12), "t0, t1, t10,");
   const size_t named = static_cast<size_t>(std::count(tags.begin(), tags.end(), ','));
@@ -130,7 +130,7 @@ TEST_F(ManyTags, WhatIsLeftNamesEveryTagAndDevice) {
 }
 
 TEST_F(ManyTags, SlotsAreFoundByTagPolicyAndDevice) {
-  SlotTable& slots = saver().slots;
+  SlotTable& slots = core().slots;
   const int first = slots.bind("a", Policy{BackupKind::kRam}, 0);
   EXPECT_EQ(slots.bind("a", Policy{BackupKind::kRam}, 0), first);
   EXPECT_NE(slots.bind("a", Policy{BackupKind::kRam, true}, 0), first);
@@ -139,7 +139,7 @@ TEST_F(ManyTags, SlotsAreFoundByTagPolicyAndDevice) {
   EXPECT_EQ(slots.bind("a", Policy{BackupKind::kRam}, 0), first);
 }
 
-// csrc/core/backup_view.cpp: the tests are built so that an index past the end of a container ends them.
+// csrc/core/operation/backup_view.cpp: the tests are built so that an index past the end of a container ends them.
 using ChecksDeathTest = ManyTags;
 TEST_F(ChecksDeathTest, AnIndexPastTheEndOfAContainerIsFound) {
   const std::vector<int> blocks(3);

@@ -20,11 +20,11 @@ struct StoreCase {
 class MovesContent : public MovesWorld, public ::testing::WithParamInterface<StoreCase> {
  protected:
   MovesContent() {
-    saver().skip.must_compare = GetParam().must_compare;
+    core().rules.skip.must_compare = GetParam().must_compare;
     address_ = alloc_chunks("w", GetParam().policy, 0, {kChunk, 2 * kChunk, kChunk});
     bytes_ = reinterpret_cast<unsigned char*>(address_);
   }
-  ~MovesContent() override { saver().free(address_); }
+  ~MovesContent() override { deallocate(core(), address_); }
 
   // Pauses and resumes, and looks at each byte.
   ReportRow expect_back(const std::string& what) {
@@ -122,11 +122,11 @@ TEST_F(MovesWorld, AWriteBetweenDigestAndCopyIsNotTakenForClean) {
     const auto write_once = [&] {
       if (std::exchange(is_first, false)) fill(address + written * kChunk, kChunk, 77);
     };
-    const auto allocation = saver().registry.find(address);
-    saver().registry.set_stored(
+    const auto allocation = core().registry.find(address);
+    core().registry.set_backup(
         *allocation,
-        std::make_shared<Stored>(BackupKind::kRam, std::make_unique<HookedBackup>(6 * kChunk, write_once, nullptr),
-                                 6 * kChunk));
+        std::make_shared<BackupRecord>(BackupKind::kRam,
+                                       std::make_unique<HookedBackup>(6 * kChunk, write_once, nullptr), 6 * kChunk));
     EXPECT_EQ(pause().totals().copied, 6 * kChunk);
     resume();
     EXPECT_TRUE(holds(address + written * kChunk, kChunk, written == 0 ? 0 : 77));
@@ -138,7 +138,7 @@ TEST_F(MovesWorld, AWriteBetweenDigestAndCopyIsNotTakenForClean) {
     resume();
     EXPECT_TRUE(holds(address + written * kChunk, kChunk, written == 0 ? 0 : 77));
     for (const size_t chunk : {1, 2, 3, 4}) EXPECT_TRUE(holds(address + chunk * kChunk, kChunk, chunk));
-    saver().free(address);
+    deallocate(core(), address);
   }
   expect_nothing_left();
 }

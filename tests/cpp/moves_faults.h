@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "core/pending.h"
+#include "core/operation/pending.h"
 #include "moves_world.h"
 #include "store/delivery_board.h"
 
@@ -75,7 +75,7 @@ class MovesFaults : public MovesWorld {
   }
 
   void try_once(const Sweep& sweep, size_t k, int code, uint64_t times) {
-    saver().engines.trim();
+    core().engines.trim();
     // The board of a delivery that could not be waited for is lost: those that this try will use are made before.
     {
       const DeliveryBoard boards[] = {DeliveryBoard(0), DeliveryBoard(1)};
@@ -84,7 +84,7 @@ class MovesFaults : public MovesWorld {
     build(sweep.items);
     sweep.prepare();
     note_dropped();
-    saver().engines.trim();
+    core().engines.trim();
     const std::vector<Place> places_before = places();
     sim().clear_log();
     sim().fail(nullptr, k, code, times);
@@ -94,7 +94,7 @@ class MovesFaults : public MovesWorld {
     SCOPED_TRACE("call " + std::to_string(k) + " (" + call + ") gives " + std::to_string(code) +
                  (times == 0 ? ", and all after it" : ""));
     failures_ += has_failed ? 1 : 0;
-    saver().give_back_caches();
+    give_back_caches(core());
     expect_sound("after the failure");
     if (places() == places_before && !is_any_detached()) {
       for (const Item& item : items_) EXPECT_FALSE(is_partial(item.spec.tag)) << item.spec.tag;
@@ -120,7 +120,7 @@ class MovesFaults : public MovesWorld {
     build(sweep.items);
     sweep.prepare();
     expect_sound("prepared");
-    saver().engines.trim();
+    core().engines.trim();
     const size_t calls = count_calls(sweep.act);
     expect_sound("whole");
     bring_all_back(sweep);
@@ -163,15 +163,15 @@ class SwapFaults : public MovesFaults {
   void sweep_swap(const std::vector<ItemSpec>& items, const std::vector<std::string>& leaving,
                   const std::vector<std::string>& returning, uint64_t limit_bytes) {
     const auto pause_first = [&, returning] {
-      saver().device_budget.set_limit(kUnlimited);
+      core().budgets.device.set_limit(kUnlimited);
       pause(returning);
     };
     sweep_all({items,
                pause_first,
                [&, leaving, returning, limit_bytes] {
-                 saver().device_budget.set_limit(limit_bytes);
-                 const auto unlimited = [&](const Saver*) { saver().device_budget.set_limit(kUnlimited); };
-                 const std::unique_ptr<Saver, decltype(unlimited)> end(&saver(), unlimited);
+                 core().budgets.device.set_limit(limit_bytes);
+                 const auto unlimited = [&](const Core*) { core().budgets.device.set_limit(kUnlimited); };
+                 const std::unique_ptr<Core, decltype(unlimited)> end(&core(), unlimited);
                  swap(leaving, returning);
                },
                {[&, leaving, returning] { swap(leaving, returning); },

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "core/backup_view.h"
+#include "core/operation/backup_view.h"
 #include "core_fixture.h"
 #include "driver/device_kernels.h"
 
@@ -15,13 +15,13 @@ namespace {
 class MovesTest : public CoreTest {
  protected:
   CUdeviceptr alloc_retained(const std::string& tag, uint64_t size_bytes, BackupKind kind = BackupKind::kRam) {
-    return saver().alloc(saver().registry.tag(tag), Policy{kind, true}, 0, size_bytes);
+    return allocate(core(), core().registry.tag(tag), Policy{kind, true}, 0, size_bytes);
   }
   std::vector<Report> swap(const std::vector<std::string>& leaving, const std::vector<std::string>& returning) {
     OperationRequest request;
     request.tags.names = leaving;
     request.resume_tags.names = returning;
-    return saver().claim(OperationKind::kSwap, std::move(request))->commit();
+    return Operation::claim(core(), OperationKind::kSwap, std::move(request))->commit();
   }
   static unsigned char* bytes_at(CUdeviceptr address) { return reinterpret_cast<unsigned char*>(address); }
 };
@@ -29,7 +29,7 @@ class MovesTest : public CoreTest {
 TEST_F(MovesTest, Invariant2_EveryStoreGivesTheBytesBackRetainedOrNot) {
   for (const BackupKind kind : {BackupKind::kRam, BackupKind::kPinned, BackupKind::kDisk}) {
     for (const bool retain : {false, true}) {
-      const CUdeviceptr address = saver().alloc(saver().registry.tag("w"), Policy{kind, retain}, 0, 6 * kChunk);
+      const CUdeviceptr address = allocate(core(), core().registry.tag("w"), Policy{kind, retain}, 0, 6 * kChunk);
       for (uint64_t round = 1; round <= 4; ++round) {
         fill(address, 6 * kChunk, round);
         EXPECT_EQ(pause().totals().copied, 6 * kChunk);
@@ -37,9 +37,9 @@ TEST_F(MovesTest, Invariant2_EveryStoreGivesTheBytesBackRetainedOrNot) {
         EXPECT_EQ(resume().totals().copied, 6 * kChunk);
         EXPECT_TRUE(holds(address, 6 * kChunk, round));
       }
-      saver().free(address);
-      EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes());
-      EXPECT_EQ(saver().pinned_budget.held_bytes(), saver().engines.held_bytes());
+      deallocate(core(), address);
+      EXPECT_EQ(core().budgets.host.held_bytes(), core().engines.held_bytes());
+      EXPECT_EQ(core().budgets.pinned.held_bytes(), core().engines.held_bytes());
     }
   }
   expect_no_leak();
@@ -62,11 +62,11 @@ TEST_F(MovesTest, Invariant2_WhatDidNotChangeSinceItWasStoredIsNotCopiedAndComes
   resume();
   bytes_at(address)[3 * kChunk - 1] ^= 1;
   EXPECT_TRUE(holds(address, 8 * kChunk, 1));
-  saver().skip.clean = false;
+  core().rules.skip.clean = false;
   EXPECT_EQ(pause().totals().copied, 8 * kChunk);
   resume();
-  saver().skip.clean = true;
-  saver().skip.must_compare = true;
+  core().rules.skip.clean = true;
+  core().rules.skip.must_compare = true;
   EXPECT_EQ(pause().totals().copied, 8 * kChunk);
   resume();
   EXPECT_TRUE(holds(address, 8 * kChunk, 1));
@@ -86,7 +86,7 @@ TEST_F(MovesTest, Invariant2_BlocksOfOneValueComeBackAsThatValue) {
   EXPECT_EQ(bytes_at(address)[kChunk], 7);
   EXPECT_EQ(bytes_at(address)[2 * kChunk - 1], 8);
   EXPECT_TRUE(is_zero(address + 2 * kChunk, kChunk));
-  saver().skip.constant = false;
+  core().rules.skip.constant = false;
   EXPECT_EQ(pause().totals().copied, 3 * kChunk);
   resume();
 }
@@ -95,15 +95,15 @@ TEST_F(MovesTest, UnusedRangesAreLeftAndAnOldWordOfThemIsNotBelieved) {
   const CUdeviceptr address = alloc("w", 4 * kChunk);
   fill(address, 4 * kChunk, 1);
   OperationRequest request;
-  request.unused = {{address + kChunk - 8, 2 * kChunk + 8}};
-  request.unused_as_of = saver().registry.last_lease();
-  EXPECT_EQ(saver().claim(OperationKind::kPause, request)->commit().front().totals().unused, 2 * kChunk);
+  request.unused = AddressRanges({{address + kChunk - 8, 2 * kChunk + 8}});
+  request.unused_as_of = core().registry.last_lease();
+  EXPECT_EQ(Operation::claim(core(), OperationKind::kPause, request)->commit().front().totals().unused, 2 * kChunk);
   resume();
   EXPECT_TRUE(holds(address, kChunk, 1));
   EXPECT_TRUE(is_zero(address + kChunk, 2 * kChunk));
   fill(address, 4 * kChunk, 2);
-  saver().registry.close_lease(saver().registry.open_lease("w", "somebody").id);
-  EXPECT_EQ(saver().claim(OperationKind::kPause, request)->commit().front().totals().unused, 0u);
+  core().registry.close_lease(core().registry.open_lease("w", "somebody").id);
+  EXPECT_EQ(Operation::claim(core(), OperationKind::kPause, request)->commit().front().totals().unused, 0u);
   resume();
   EXPECT_TRUE(holds(address, 4 * kChunk, 2));
 }
@@ -137,7 +137,7 @@ TEST_F(MovesTest, ASwapOfAnySizesFitsTheLargerAndAMargin) {
     EXPECT_TRUE(holds(out, 4 * kChunk, 1));
     resume();
     EXPECT_TRUE(holds(in, returning_chunks * kChunk, 2));
-    for (const CUdeviceptr address : {out, in, blank}) saver().free(address);
+    for (const CUdeviceptr address : {out, in, blank}) deallocate(core(), address);
   }
   expect_no_leak();
 }
@@ -151,7 +151,7 @@ TEST_F(MovesTest, Invariant2_ZerosInMemoryThatChangesHandsAreClearedRunByRun) {
   pause({"in"});
   const CUdeviceptr out = alloc_chunks("out", BackupKind::kRam, 0, {kBlocks * kChunk});
   fill(out, kBlocks * kChunk, 3);
-  saver().device_budget.set_limit(kBlocks * kChunk);  // no margin: the one handle is handed over
+  core().budgets.device.set_limit(kBlocks * kChunk);  // no margin: the one handle is handed over
   const uint64_t calls = sim().calls("cuMemsetD8Async");
   swap({"out"}, {"in"});
   EXPECT_EQ(sim().calls("cuMemsetD8Async") - calls, 3u) << "blocks 0 and 1, block 4, blocks 6 and 7";
@@ -167,10 +167,10 @@ TEST_F(MovesTest, Invariant3_ASwapThatDoesNotFitLeavesBothAsTheyWere) {
   pause({"in"});
   const CUdeviceptr out = alloc("out", 2 * kChunk);
   fill(out, 2 * kChunk, 1);
-  saver().device_budget.set_limit(7 * kChunk);
+  core().budgets.device.set_limit(7 * kChunk);
   EXPECT_THROW(swap({"out"}, {"in"}), OutOfMemory);
   EXPECT_TRUE(holds(out, 2 * kChunk, 1));
-  saver().device_budget.set_limit(8 * kChunk);
+  core().budgets.device.set_limit(8 * kChunk);
   swap({"out"}, {"in"});
   EXPECT_TRUE(holds(in, 8 * kChunk, 2));
   EXPECT_THROW(swap({"in"}, {"in"}), InvalidArgument);
@@ -181,14 +181,14 @@ TEST_F(MovesTest, WhatIsPreparedIsClaimedOnceAndNotAgain) {
   const CUdeviceptr address = alloc("w", 4 * kChunk);
   fill(address, 4 * kChunk, 1);
   EXPECT_EQ(claim(OperationKind::kPrepare)->commit().front().totals().bytes, 4 * kChunk);
-  const uint64_t held = saver().host_budget.held_bytes() - saver().engines.held_bytes();
+  const uint64_t held = core().budgets.host.held_bytes() - core().engines.held_bytes();
   EXPECT_EQ(held, 4 * kChunk);
-  EXPECT_GT(saver().engines.held_bytes(), 0u) << "the ring is made as well";
-  saver().host_budget.set_limit(saver().host_budget.held_bytes() + 128 * kKiB);
+  EXPECT_GT(core().engines.held_bytes(), 0u) << "the ring is made as well";
+  core().budgets.host.set_limit(core().budgets.host.held_bytes() + 128 * kKiB);
   EXPECT_EQ(pause().totals().copied, 4 * kChunk);
   resume();
   EXPECT_TRUE(holds(address, 4 * kChunk, 1));
-  EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes());
+  EXPECT_EQ(core().budgets.host.held_bytes(), core().engines.held_bytes());
 }
 
 TEST_F(MovesTest, TrimmedMemoryGoesWithoutAPauseAndComesBackWhenItIsNamed) {
@@ -198,16 +198,16 @@ TEST_F(MovesTest, TrimmedMemoryGoesWithoutAPauseAndComesBackWhenItIsNamed) {
   OperationRequest request;
   request.tags.names = {"w"};
   request.tags.addresses = {idle};
-  EXPECT_EQ(saver().claim(OperationKind::kTrim, request)->commit().front().totals().bytes, 2 * kChunk);
-  const LeaseInfo lease = saver().registry.open_lease("w", "somebody");
+  EXPECT_EQ(Operation::claim(core(), OperationKind::kTrim, request)->commit().front().totals().bytes, 2 * kChunk);
+  const LeaseInfo lease = core().registry.open_lease("w", "somebody");
   EXPECT_FALSE(lease.is_away);
   request.tags.addresses = {idle, kept};
-  EXPECT_THROW(saver().claim(OperationKind::kTrim, request), StateError);
+  EXPECT_THROW(Operation::claim(core(), OperationKind::kTrim, request), StateError);
   request.tags.addresses = {idle};
-  saver().registry.close_lease(lease.id);
+  core().registry.close_lease(lease.id);
   EXPECT_EQ(pause().totals().bytes, kChunk);
   EXPECT_EQ(resume().totals().bytes, kChunk);
-  EXPECT_EQ(saver().claim(OperationKind::kResume, request)->commit().front().totals().bytes, 2 * kChunk);
+  EXPECT_EQ(Operation::claim(core(), OperationKind::kResume, request)->commit().front().totals().bytes, 2 * kChunk);
   EXPECT_TRUE(is_zero(idle, 2 * kChunk));
   EXPECT_TRUE(holds(kept, kChunk, 1));
 }
@@ -218,16 +218,16 @@ TEST_F(MovesTest, Invariant9_APinnedBackupIsUnpinnedAfterTheCaptureInWhichItsMem
   fill(pinned, kChunk, 1);
   fill(other, kChunk, 2);
   pause();
-  saver().capture_gate.begin_capture();
+  core().capture_gate.begin_capture();
   const uint64_t calls = sim().calls("cuMemHostUnregister");
-  saver().free(pinned);
-  saver().free(other);
+  deallocate(core(), pinned);
+  deallocate(core(), other);
   EXPECT_EQ(sim().calls("cuMemHostUnregister"), calls);
-  EXPECT_EQ(saver().deferred_frees.count(), 1u) << "what is not pinned goes at once";
-  saver().capture_gate.end_capture();
-  saver().give_back_caches();
-  EXPECT_EQ(saver().deferred_frees.count(), 0u);
-  saver().engines.trim();
+  EXPECT_EQ(core().deferred_frees.count(), 1u) << "what is not pinned goes at once";
+  core().capture_gate.end_capture();
+  give_back_caches(core());
+  EXPECT_EQ(core().deferred_frees.count(), 0u);
+  core().engines.trim();
   EXPECT_EQ(Live::now().registered_ranges, 0u);
 }
 
@@ -236,7 +236,7 @@ TEST_F(MovesTest, ViewsShowOneValueBlocksAndWritesComeBack) {
   fill(address, kChunk, 1);
   pause();
   {
-    const auto view = view_backup(saver(), {address, 2 * kChunk});
+    const auto view = view_backup(core(), {address, 2 * kChunk});
     ASSERT_TRUE(view);
     EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(view->bytes()), kChunk, 1));
     EXPECT_TRUE(is_zero(reinterpret_cast<CUdeviceptr>(view->bytes()) + kChunk, kChunk));
@@ -249,8 +249,8 @@ TEST_F(MovesTest, ViewsShowOneValueBlocksAndWritesComeBack) {
     resume();
   }
   EXPECT_TRUE(holds(address, 2 * kChunk, 6));
-  EXPECT_FALSE(view_backup(saver(), {address, 8}));
-  EXPECT_THROW(view_backup(saver(), {address, 3 * kChunk}), InvalidArgument);
+  EXPECT_FALSE(view_backup(core(), {address, 8}));
+  EXPECT_THROW(view_backup(core(), {address, 3 * kChunk}), InvalidArgument);
 }
 
 }  // namespace

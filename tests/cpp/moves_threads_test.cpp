@@ -2,8 +2,8 @@
 #include <atomic>
 #include <chrono>
 
-#include "core/backup_view.h"
-#include "core/pending.h"
+#include "core/operation/backup_view.h"
+#include "core/operation/pending.h"
 #include "driver/context.h"
 #include "driver/stream.h"
 #include "threads_fixture.h"
@@ -17,7 +17,7 @@ class MovesThreads : public ThreadsTest {
     OperationRequest request;
     request.tags.names = {leaving};
     request.resume_tags.names = {returning};
-    saver().claim(OperationKind::kSwap, std::move(request))->commit();
+    Operation::claim(core(), OperationKind::kSwap, std::move(request))->commit();
   }
   CUdeviceptr make(const std::string& tag, const Policy& policy, int device, uint64_t seed) {
     const CUdeviceptr address = alloc_chunks(tag, policy, device, {kChunk, kChunk});
@@ -51,11 +51,11 @@ TEST_F(MovesThreads, TwoPausesInTwoThreadsAndASwapLoseNothing) {
   resume();
   for (size_t index = 0; index < all.size(); ++index) {
     EXPECT_TRUE(holds(all[index], 2 * kChunk, index));
-    saver().free(all[index]);
+    deallocate(core(), all[index]);
   }
-  saver().engines.trim();
-  EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
-  EXPECT_EQ(saver().pinned_budget.held_bytes(), 0u);
+  core().engines.trim();
+  EXPECT_EQ(core().budgets.host.held_bytes(), 0u);
+  EXPECT_EQ(core().budgets.pinned.held_bytes(), 0u);
   EXPECT_EQ(Live::now().device_bytes, 0u);
 }
 
@@ -109,8 +109,8 @@ TEST_F(MovesThreads, AFailedAsynchronousResumeLetsWaitingPausesAndStreamsGoOn) {
     resume();
     EXPECT_TRUE(holds(address, 5 * kChunk, 1));
   }
-  saver().free(address);
-  EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes());
+  deallocate(core(), address);
+  EXPECT_EQ(core().budgets.host.held_bytes(), core().engines.held_bytes());
 }
 
 TEST_F(MovesThreads, Invariant12_MallocAndFreeNeverWaitForASwap) {
@@ -124,23 +124,23 @@ TEST_F(MovesThreads, Invariant12_MallocAndFreeNeverWaitForASwap) {
   {
     Slow slow("cuMemcpyDtoHAsync", kStand, [&] { swap("out", "in"); });
     const CUdeviceptr fresh = alloc("out", kChunk);
-    saver().free(gone_in);
-    saver().free(gone_out);
-    saver().free(fresh);
-    EXPECT_EQ(saver().registry.find(gone_out), nullptr);
+    deallocate(core(), gone_in);
+    deallocate(core(), gone_out);
+    deallocate(core(), fresh);
+    EXPECT_EQ(core().registry.find(gone_out), nullptr);
     EXPECT_TRUE(slow.is_running());
   }
   EXPECT_EQ(Live::now().reservations, 2u);
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 6 * kChunk) << "what came in behind one handle goes as a whole";
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 6 * kChunk) << "what came in behind one handle goes as a whole";
   EXPECT_TRUE(holds(in, 5 * kChunk, 2));
   pause();
   EXPECT_EQ(Live::now().device_bytes, 0u);
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 0u);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 0u);
   resume();
   EXPECT_TRUE(holds(in, 5 * kChunk, 2));
   EXPECT_TRUE(holds(out, 5 * kChunk, 1));
-  saver().free(in);
-  saver().free(out);
+  deallocate(core(), in);
+  deallocate(core(), out);
   expect_no_leak();
 }
 
@@ -155,7 +155,7 @@ TEST_F(MovesThreads, PreparesAndViewsBesidePausesOfTheirTags) {
         resume();
       } else if (thread == 1) {
         claim(OperationKind::kPrepare)->commit();
-      } else if (const auto view = view_backup(saver(), {thread == 2 ? address : other, 2 * kChunk})) {
+      } else if (const auto view = view_backup(core(), {thread == 2 ? address : other, 2 * kChunk})) {
         EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(view->bytes()), 2 * kChunk, static_cast<uint64_t>(thread - 1)));
         ++seen;
       }
@@ -163,14 +163,14 @@ TEST_F(MovesThreads, PreparesAndViewsBesidePausesOfTheirTags) {
     }
   });
   pause();
-  EXPECT_TRUE(view_backup(saver(), {address, 2 * kChunk}));
+  EXPECT_TRUE(view_backup(core(), {address, 2 * kChunk}));
   resume();
   EXPECT_TRUE(holds(address, 2 * kChunk, 1));
   EXPECT_TRUE(holds(other, 2 * kChunk, 2));
-  saver().free(address);
-  saver().free(other);
-  saver().engines.trim();
-  EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
+  deallocate(core(), address);
+  deallocate(core(), other);
+  core().engines.trim();
+  EXPECT_EQ(core().budgets.host.held_bytes(), 0u);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -28,7 +28,7 @@ const std::byte* bytes_of(uint64_t content) {
 }
 
 // What would come back for a block that is away.
-std::vector<std::byte> stored_block(const Stored& stored, size_t block) {
+std::vector<std::byte> stored_block(const BackupRecord& stored, size_t block) {
   std::vector<std::byte> bytes(kChunk);
   if (stored.blocks[block].is_constant) {
     kernels::fill_block(bytes.data(), stored.blocks[block].value);
@@ -47,23 +47,23 @@ size_t count_calls(const std::function<void()>& act) {
 }
 
 void MovesWorld::free_all() {
-  for (const Item& item : items_) saver().free(item.address);
+  for (const Item& item : items_) deallocate(core(), item.address);
   items_.clear();
 }
 
 void MovesWorld::expect_nothing_left() {
-  saver().engines.trim();
-  saver().give_back_caches();
-  EXPECT_EQ(limbo::count(), 0u);
-  EXPECT_EQ(saver().deferred_frees.count(), 0u);
-  for (int device = 0; device < kDevices; ++device) EXPECT_EQ(saver().device_budget.held_bytes(device), 0u);
+  core().engines.trim();
+  give_back_caches(core());
+  EXPECT_EQ(deferred_undos::count(), 0u);
+  EXPECT_EQ(core().deferred_frees.count(), 0u);
+  for (int device = 0; device < kDevices; ++device) EXPECT_EQ(core().budgets.device.held_bytes(device), 0u);
   // A ring, or a pinned backup, that a copy may still use, since the driver refused to say that it ended, stays in the books.
-  const uint64_t lost_bytes = saver().pinned_budget.lost_bytes();
-  EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes() + lost_bytes);
-  EXPECT_EQ(saver().pinned_budget.held_bytes(), saver().engines.held_bytes() + lost_bytes);
+  const uint64_t lost_bytes = core().budgets.pinned.lost_bytes();
+  EXPECT_EQ(core().budgets.host.held_bytes(), core().engines.held_bytes() + lost_bytes);
+  EXPECT_EQ(core().budgets.pinned.held_bytes(), core().engines.held_bytes() + lost_bytes);
   const Live live = Live::now();
   EXPECT_EQ(live.reservations + live.handles + live.mappings + live.device_bytes, 0u) << live.text();
-  EXPECT_TRUE(live.registered_ranges == 0 || saver().engines.held_bytes() + lost_bytes > 0) << live.text();
+  EXPECT_TRUE(live.registered_ranges == 0 || core().engines.held_bytes() + lost_bytes > 0) << live.text();
 }
 
 void MovesWorld::build(const std::vector<ItemSpec>& specs) {
@@ -89,8 +89,8 @@ void MovesWorld::write_block(size_t item, size_t block, uint64_t content) {
 
 void MovesWorld::note_dropped() {
   for (Item& item : items_) {
-    const auto allocation = saver().registry.find(item.address);
-    const auto stored = saver().registry.stored_of(*allocation);
+    const auto allocation = core().registry.find(item.address);
+    const auto stored = core().registry.backup_of(*allocation);
     for (const Chunk& chunk : allocation->chunks) {
       for (size_t block = chunk.first_block(); block < chunk.first_block() + chunk.block_count(); ++block) {
         const Place place = chunk.place.load();
@@ -104,11 +104,11 @@ void MovesWorld::note_dropped() {
 }
 
 void MovesWorld::expect_item_sound(Item& item) {
-  const auto allocation = saver().registry.find(item.address);
+  const auto allocation = core().registry.find(item.address);
   ASSERT_NE(allocation, nullptr);
   EXPECT_EQ(allocation->address(), item.address);
   EXPECT_FALSE(allocation->is_held);
-  const auto stored = saver().registry.stored_of(*allocation);
+  const auto stored = core().registry.backup_of(*allocation);
   for (const Chunk& chunk : allocation->chunks) {
     SCOPED_TRACE(item.spec.tag + ", chunk " + std::to_string(chunk.index));
     const Place place = chunk.place.load();
@@ -139,18 +139,18 @@ void MovesWorld::expect_budgets_match() {
   std::set<const Backing*> mappings;
   for (const Item& item : items_) {
     arenas.emplace(item.spec.tag, item.spec.device);
-    const auto allocation = saver().registry.find(item.address);
+    const auto allocation = core().registry.find(item.address);
     for (const Chunk& chunk : allocation->chunks) {
       if (chunk.backing->has_memory()) handles.insert(chunk.backing.get());
       if (chunk.backing->mapping.is_mapped()) mappings.insert(chunk.backing.get());
       device_bytes[static_cast<size_t>(item.spec.device)] += chunk.backing->has_memory() ? chunk.size_bytes : 0;
     }
-    const auto stored = saver().registry.stored_of(*allocation);
+    const auto stored = core().registry.backup_of(*allocation);
     if (stored == nullptr) continue;
-    backup_bytes += stored->claim.size_bytes();
+    backup_bytes += stored->charge.size_bytes();
     uint64_t touched_bytes = 0;
     for (const StoredBlock& block : stored->blocks) touched_bytes += block.is_touched ? kChunk : 0;
-    EXPECT_EQ(stored->claim.size_bytes(), stored->kind == BackupKind::kDisk ? 0 : touched_bytes);
+    EXPECT_EQ(stored->charge.size_bytes(), stored->kind == BackupKind::kDisk ? 0 : touched_bytes);
     if (stored->kind != BackupKind::kPinned) continue;
     pinned_bytes += stored->size_bytes();
     ++wanted.registered_ranges;
@@ -162,10 +162,10 @@ void MovesWorld::expect_budgets_match() {
   EXPECT_EQ(live.reservations, arenas.size());
   EXPECT_EQ(live.device_bytes, device_bytes[0] + device_bytes[1]);
   for (int device = 0; device < kDevices; ++device)
-    EXPECT_EQ(saver().device_budget.held_bytes(device), device_bytes[static_cast<size_t>(device)]);
-  const uint64_t other_bytes = saver().engines.held_bytes() + saver().pinned_budget.lost_bytes();
-  EXPECT_EQ(saver().host_budget.held_bytes(), other_bytes + backup_bytes);
-  EXPECT_EQ(saver().pinned_budget.held_bytes(), other_bytes + pinned_bytes);
+    EXPECT_EQ(core().budgets.device.held_bytes(device), device_bytes[static_cast<size_t>(device)]);
+  const uint64_t other_bytes = core().engines.held_bytes() + core().budgets.pinned.lost_bytes();
+  EXPECT_EQ(core().budgets.host.held_bytes(), other_bytes + backup_bytes);
+  EXPECT_EQ(core().budgets.pinned.held_bytes(), other_bytes + pinned_bytes);
 }
 
 void MovesWorld::expect_sound(const std::string& when) {
@@ -174,7 +174,7 @@ void MovesWorld::expect_sound(const std::string& when) {
   for (Item& item : items_) expect_item_sound(item);
   if (HasFailure()) return;
   expect_budgets_match();
-  saver().registry.visit_tags([&](const Tag& tag) {
+  core().registry.visit_tags([&](const Tag& tag) {
     EXPECT_FALSE(tag.is_busy) << tag.name;
     if (!tag.is_partial) return;
     bool is_any_away = false;
@@ -196,7 +196,7 @@ void MovesWorld::expect_bytes(const std::string& when) {
 std::vector<Place> MovesWorld::places() const {
   std::vector<Place> found;
   for (const Item& item : items_) {
-    for (const Chunk& chunk : const_cast<MovesWorld*>(this)->saver().registry.find(item.address)->chunks)
+    for (const Chunk& chunk : const_cast<MovesWorld*>(this)->core().registry.find(item.address)->chunks)
       found.push_back(chunk.place.load());
   }
   return found;
@@ -204,7 +204,7 @@ std::vector<Place> MovesWorld::places() const {
 
 bool MovesWorld::is_any_detached() {
   return std::any_of(items_.begin(), items_.end(), [&](const Item& item) {
-    const auto allocation = saver().registry.find(item.address);
+    const auto allocation = core().registry.find(item.address);
     return std::any_of(allocation->chunks.begin(), allocation->chunks.end(),
                        [](const Chunk& chunk) { return chunk.is_detached.load(); });
   });
@@ -212,15 +212,15 @@ bool MovesWorld::is_any_detached() {
 
 void MovesWorld::pause_but_unused() {
   OperationRequest request;
+  std::vector<AddressRange> unused;
   for (const Item& item : items_) {
     for (size_t block = 0; block < item.is_unused.size(); ++block) {
-      if (item.is_unused[block]) request.unused.push_back({item.address + block * kChunk, kChunk});
+      if (item.is_unused[block]) unused.push_back({item.address + block * kChunk, kChunk});
     }
   }
-  std::sort(request.unused.begin(), request.unused.end(),
-            [](const AddressRange& a, const AddressRange& b) { return a.address < b.address; });
-  request.unused_as_of = saver().registry.last_lease();
-  saver().claim(OperationKind::kPause, std::move(request))->commit();
+  request.unused = AddressRanges(std::move(unused));
+  request.unused_as_of = core().registry.last_lease();
+  Operation::claim(core(), OperationKind::kPause, std::move(request))->commit();
 }
 
 std::vector<Report> MovesWorld::swap(const std::vector<std::string>& leaving,
@@ -228,7 +228,7 @@ std::vector<Report> MovesWorld::swap(const std::vector<std::string>& leaving,
   OperationRequest request;
   request.tags.names = leaving;
   request.resume_tags.names = returning;
-  return saver().claim(OperationKind::kSwap, std::move(request))->commit();
+  return Operation::claim(core(), OperationKind::kSwap, std::move(request))->commit();
 }
 
 void MovesWorld::run_at(OperationKind kind, const std::vector<std::string>& tags,
@@ -236,7 +236,7 @@ void MovesWorld::run_at(OperationKind kind, const std::vector<std::string>& tags
   OperationRequest request;
   request.tags.names = tags;
   request.tags.addresses = addresses;
-  saver().claim(kind, std::move(request))->commit();
+  Operation::claim(core(), kind, std::move(request))->commit();
 }
 
 }  // namespace ebbtide::testing

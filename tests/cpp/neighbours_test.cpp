@@ -61,7 +61,7 @@ TEST(Neighbours, OnlyThoseThatLieSideBySideAreAskedAbout) {
 TEST(Neighbours, EveryPieceIsInOneGroupWhateverTheSizes) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 300; ++round) {
-    std::vector<Piece> pieces;
+    std::vector<Extent> pieces;
     uint64_t address = 0;
     for (uint64_t count = random() % 30; count > 0; --count) {
       address += random() % 3 == 0 ? 1 + random() % 4 : 0;
@@ -77,19 +77,19 @@ TEST(Neighbours, EveryPieceIsInOneGroupWhateverTheSizes) {
     for (const std::vector<size_t>& group : groups) {
       uint64_t bytes = 0;
       for (size_t index = 0; index < group.size(); ++index) {
-        const Piece& piece = pieces[group[index]];
+        const Extent& piece = pieces[group[index]];
         ++times[group[index]];
         bytes += piece.size_bytes;
         if (index == 0) continue;
-        const Piece& last = pieces[group[index - 1]];
+        const Extent& last = pieces[group[index - 1]];
         EXPECT_EQ(last.address + last.size_bytes, piece.address);
         EXPECT_TRUE(may_share(group[index - 1], group[index]));
       }
       EXPECT_TRUE(group.size() == 1 || bytes <= most_bytes);
       if (before != nullptr) {
         // Nothing that could have joined the group before was left out of it.
-        const Piece& last = pieces[before->back()];
-        const Piece& first = pieces[group.front()];
+        const Extent& last = pieces[before->back()];
+        const Extent& first = pieces[group.front()];
         uint64_t joined_bytes = first.size_bytes;
         for (const size_t number : *before) joined_bytes += pieces[number].size_bytes;
         EXPECT_TRUE(last.address + last.size_bytes < first.address || joined_bytes > most_bytes ||

@@ -48,7 +48,7 @@ TEST_F(OperationsTest, Invariant5_FreeWaitsForWhatIsQueued) {
   const CUdeviceptr address = alloc("w", kChunk);
   const Stream stream = Stream::create();
   queue_memset(stream, address, kChunk, 7);
-  saver().free(address);
+  deallocate(core(), address);
   EXPECT_EQ(Live::now().mappings, 0u);
   EXPECT_EQ(driver().cuCtxSynchronize(), CUDA_SUCCESS);
 }
@@ -69,7 +69,7 @@ TEST_F(OperationsTest, Invariant1And2_RealChunksMakeTheWayAndBack) {
   ::setenv("EBBTIDE_COPY_THREADS", "2", 1);
   const uint64_t size = 128 * kMiB + kChunk;
   const CUdeviceptr address = alloc("w", size);
-  ASSERT_EQ(saver().registry.find(address)->chunks.size(), 2u);
+  ASSERT_EQ(core().registry.find(address)->chunks.size(), 2u);
   for (const uint64_t offset : {uint64_t{0}, 64 * kMiB, 128 * kMiB - kChunk, 128 * kMiB})
     fill(address + offset, kChunk, offset + 1);
   for (int round = 0; round < 2; ++round) {
@@ -90,7 +90,7 @@ TEST_F(OperationsTest, Invariant2_PiecesThatThreadsShareAreBitForBit) {
   ::setenv("EBBTIDE_COPY_THREADS", "2", 1);
   const uint64_t pieces = 16;
   const uint64_t size = pieces * 2 * policy::kPartBytes;
-  const CUdeviceptr address = saver().alloc(saver().registry.tag("w"), {BackupKind::kRam, true}, 0, size + kChunk);
+  const CUdeviceptr address = allocate(core(), core().registry.tag("w"), {BackupKind::kRam, true}, 0, size + kChunk);
   for (uint64_t round = 1; round <= 3; ++round) {
     fill(address, size + kChunk, round);
     sim().clear_log();
@@ -114,7 +114,7 @@ TEST_F(OperationsTest, Invariant3_ARealAllocationInTwoPlacesIsMixedAndComesBack)
     EXPECT_THROW(pause(), DriverError);
     sim().clear_failures();
     EXPECT_TRUE(is_partial("w"));
-    EXPECT_TRUE(saver().registry.is_away(address, 1));
+    EXPECT_TRUE(core().registry.is_away(address, 1));
     resume();
     EXPECT_TRUE(holds(address, kChunk, 1));
     EXPECT_TRUE(holds(address + 128 * kMiB, kChunk, 2));
@@ -177,7 +177,7 @@ TEST_F(OperationsTest, BackupOnceAgainstThePolicy) {
   resume();
   EXPECT_TRUE(holds(dropped, kChunk, 2));
   pause({}, BackupKind::kNone);
-  EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes());
+  EXPECT_EQ(core().budgets.host.held_bytes(), core().engines.held_bytes());
   resume();
   EXPECT_TRUE(is_zero(kept, kChunk));
 }
@@ -190,9 +190,9 @@ TEST_F(OperationsTest, ResumeOfSomeAddressesBringsOnlyThese) {
   pause();
   const OperationRequest request = {.tags = {.names = {"w"}, .addresses = {second}, .is_missing_ok = false},
                                     .backup = {}};
-  EXPECT_EQ(saver().claim(OperationKind::kResume, request)->commit().front().totals().bytes, kChunk);
+  EXPECT_EQ(Operation::claim(core(), OperationKind::kResume, request)->commit().front().totals().bytes, kChunk);
   EXPECT_TRUE(holds(second, kChunk, 2));
-  EXPECT_TRUE(saver().registry.is_away(first, 1));
+  EXPECT_TRUE(core().registry.is_away(first, 1));
   EXPECT_FALSE(is_partial("w"));
   resume();
   EXPECT_TRUE(holds(first, kChunk, 1));
@@ -207,22 +207,22 @@ TEST_F(OperationsTest, Invariant7_AResumeThatIsTriedAgainIsChargedOnce) {
   pause({"w"});
   const CUdeviceptr other = alloc("other", kChunk);
   {
-    const DeferredFrees::Hold hold(saver().deferred_frees, 0);
-    saver().free(other);
-    ASSERT_EQ(saver().deferred_frees.count(), 1u);
-    saver().device_budget.set_limit(3 * kChunk);
+    const DeferredFrees::Hold hold(core().deferred_frees, 0);
+    deallocate(core(), other);
+    ASSERT_EQ(core().deferred_frees.count(), 1u);
+    core().budgets.device.set_limit(3 * kChunk);
     sim().fail("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY, 1);
     EXPECT_EQ(resume({"w"}).totals().bytes, 2 * kChunk);
     sim().clear_failures();
   }
-  EXPECT_EQ(saver().deferred_frees.count(), 0u);
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 2 * kChunk);
+  EXPECT_EQ(core().deferred_frees.count(), 0u);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 2 * kChunk);
   EXPECT_TRUE(holds(first, kChunk, 1));
   EXPECT_TRUE(holds(second, kChunk, 2));
-  saver().device_budget.set_limit(kUnlimited);
-  saver().free(first);
-  saver().free(second);
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 0u);
+  core().budgets.device.set_limit(kUnlimited);
+  deallocate(core(), first);
+  deallocate(core(), second);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 0u);
 }
 
 TEST_F(OperationsTest, TheBookkeepingOfTwentyCyclesDoesNotGrow) {
@@ -231,15 +231,15 @@ TEST_F(OperationsTest, TheBookkeepingOfTwentyCyclesDoesNotGrow) {
   pause();
   resume();
   const Live before = Live::now();
-  const uint64_t host_bytes = saver().host_budget.held_bytes();
+  const uint64_t host_bytes = core().budgets.host.held_bytes();
   for (int round = 0; round < 20; ++round) {
     pause();
     resume();
     ASSERT_EQ(Live::now(), before);
-    ASSERT_EQ(saver().host_budget.held_bytes(), host_bytes);
+    ASSERT_EQ(core().budgets.host.held_bytes(), host_bytes);
   }
   EXPECT_TRUE(holds(address, 2 * kChunk, 1));
-  saver().free(address);
+  deallocate(core(), address);
   expect_no_leak();
 }
 

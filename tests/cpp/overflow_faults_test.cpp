@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "base/scope_exit.h"
 #include "overflow_world.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -35,14 +35,14 @@ class OverflowFaults : public OverflowWorld {
     SCOPED_TRACE("call " + std::to_string(k) + " gives " + std::to_string(code) +
                  (times == 0 ? ", and all after it" : ""));
     start();
-    saver().host_pool.set_capacity(4 * kChunk);
+    core().host_pool.set_capacity(4 * kChunk);
     prepare();
     note_dropped();
-    saver().engines.trim();
+    core().engines.trim();
     sim().fail(nullptr, k, code, times);
     failures_ += fails(act) ? 1 : 0;
     sim().clear_failures();
-    saver().give_back_caches();
+    give_back_caches(core());
     expect_sound("after the failure");
     if (HasFailure()) return;
     ASSERT_FALSE(fails(finish));
@@ -60,10 +60,10 @@ class OverflowFaults : public OverflowWorld {
   void sweep(const Act& prepare, const Act& act, Act finish = nullptr) {
     if (finish == nullptr) finish = act;
     start();
-    saver().host_pool.set_capacity(4 * kChunk);
+    core().host_pool.set_capacity(4 * kChunk);
     prepare();
     note_dropped();
-    saver().engines.trim();
+    core().engines.trim();
     sim().clear_log();
     act();
     const size_t calls = sim().calls(nullptr);
@@ -90,17 +90,17 @@ TEST_F(OverflowFaults, Invariant3_AnAllocationThatSpillsLeavesNothingWhereItFail
   for (const Policy& policy : {kSplitRam, kSplitNone, kWholeRam}) {
     for (const bool is_pool_full : {false, true}) {
       const Act one_alloc = [&] {
-        saver().device_budget.set_limit(kChunk);
+        core().budgets.device.set_limit(kChunk);
         const CUdeviceptr address = alloc_with("w", policy, 4 * kChunk);
         EXPECT_TRUE(is_zero(address, 4 * kChunk));
-        saver().free(address);
+        deallocate(core(), address);
       };
       const Act prepare = [&] {
         if (is_pool_full) one_alloc();
       };
       sweep(prepare, one_alloc, [&] {
         one_alloc();
-        EXPECT_EQ(saver().registry.allocation_count(), 0u);
+        EXPECT_EQ(core().registry.allocation_count(), 0u);
       });
     }
   }
@@ -110,17 +110,17 @@ TEST_F(OverflowFaults, Invariant3_AnAllocationThatSpillsLeavesNothingWhereItFail
 TEST_F(OverflowFaults, Invariant3_ASmallAllocationBesideALargeOneThatSpills) {
   for (const Policy& policy : {kSplitRam, kWholeRam}) {
     const Act both = [&] {
-      saver().overflow.reserve_bytes = 4 * kMiB;
-      saver().device_budget.set_limit(64 * kMiB);
+      core().rules.overflow.reserve_bytes = 4 * kMiB;
+      core().budgets.device.set_limit(64 * kMiB);
       const CUdeviceptr large = alloc_with("w", policy, 66 * kMiB);
-      const ScopeExit free_large([&]() noexcept { saver().free(large); });
+      const ScopeExit free_large([&]() noexcept { deallocate(core(), large); });
       const CUdeviceptr small = alloc_with("w", policy, 2 * kMiB);
-      saver().free(small);
+      deallocate(core(), small);
     };
     sweep([] {}, both,
           [&] {
             both();
-            EXPECT_EQ(saver().registry.allocation_count(), 0u);
+            EXPECT_EQ(core().registry.allocation_count(), 0u);
           });
   }
 }
@@ -130,7 +130,7 @@ TEST_F(OverflowFaults, Invariant3_AFreeThatFailsIsDoneLater) {
     if (items_.size() < 3) return;
     const CUdeviceptr address = items_.back().address;
     items_.pop_back();
-    saver().free(address);
+    deallocate(core(), address);
   };
   const Act make = [&] {
     spill("w", kSplitRam, 0, kChunk);
@@ -138,7 +138,7 @@ TEST_F(OverflowFaults, Invariant3_AFreeThatFailsIsDoneLater) {
     spill("w", kSplitRam, 2 * kChunk, 3 * kChunk);
   };
   start();
-  saver().host_pool.set_capacity(4 * kChunk);
+  core().host_pool.set_capacity(4 * kChunk);
   make();
   sim().clear_log();
   free_one();
@@ -147,17 +147,17 @@ TEST_F(OverflowFaults, Invariant3_AFreeThatFailsIsDoneLater) {
     for (const uint64_t times : {1, 0}) {
       SCOPED_TRACE("call " + std::to_string(k));
       start();
-      saver().host_pool.set_capacity(4 * kChunk);
+      core().host_pool.set_capacity(4 * kChunk);
       make();
       sim().fail(nullptr, k, kOther, times);
       EXPECT_NO_THROW(free_one());
       sim().clear_failures();
       // In the books until it is done.
-      if (saver().deferred_frees.count() > 0) {
-        EXPECT_GE(saver().host_budget.held_bytes(), spilled_bytes() + kChunk);
+      if (core().deferred_frees.count() > 0) {
+        EXPECT_GE(core().budgets.host.held_bytes(), spilled_bytes() + kChunk);
       }
-      saver().give_back_caches();
-      EXPECT_EQ(limbo::count() + saver().deferred_frees.count(), 0u);
+      give_back_caches(core());
+      EXPECT_EQ(deferred_undos::count() + core().deferred_frees.count(), 0u);
       expect_sound("given back");
       free_all();
       expect_nothing_left();
@@ -206,7 +206,7 @@ TEST_F(OverflowFaults, Invariant3_AChunkThatCouldNotBeMappedAgainIsWholeAndComes
     EXPECT_THROW(promote(), DriverError);
     sim().clear_failures();
     EXPECT_TRUE(find(item).chunks.back().is_detached.load());
-    EXPECT_TRUE(saver().registry.is_away(items_[item].address + kChunk, 1));
+    EXPECT_TRUE(core().registry.is_away(items_[item].address + kChunk, 1));
     expect_sound("detached");
     if (is_freed) {
       free_all();

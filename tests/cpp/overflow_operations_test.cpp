@@ -1,6 +1,6 @@
 // What each operation does with allocations that lie in part, or as a whole, on the host.
 #include "base/error.h"
-#include "core/backup_view.h"
+#include "core/operation/backup_view.h"
 #include "overflow_world.h"
 
 namespace ebbtide::testing {
@@ -25,7 +25,7 @@ TEST_F(OverflowTest, APauseWithABackupLeavesHostChunksWhereTheyAre) {
 
 TEST_F(OverflowTest, WhatLiesOnTheHostAloneNeedsNoBackup) {
   spill("w", kSplitRam, 0, 2 * kChunk);
-  saver().host_budget.set_limit(2 * kChunk);
+  core().budgets.host.set_limit(2 * kChunk);
   EXPECT_EQ(pause().totals().bytes, 0u);
   EXPECT_EQ(claim(OperationKind::kPrepare)->commit().front().totals().bytes, 0u);
   expect_resident("paused");
@@ -33,28 +33,28 @@ TEST_F(OverflowTest, WhatLiesOnTheHostAloneNeedsNoBackup) {
 }
 
 TEST_F(OverflowTest, APauseWithoutABackupDropsHostChunksIntoThePool) {
-  saver().host_pool.set_capacity(8 * kChunk);
+  core().host_pool.set_capacity(8 * kChunk);
   const size_t item = spill("w", kSplitNone, 2 * kChunk, 3 * kChunk);
   EXPECT_EQ(pause().totals().bytes, 2 * kChunk);
   EXPECT_EQ(host_bytes(item), 0u);
-  EXPECT_EQ(saver().host_pool.kept_bytes(), 3 * kChunk);
+  EXPECT_EQ(core().host_pool.kept_bytes(), 3 * kChunk);
   expect_sound("paused");
   // Host chunks of 2 and 1: there is room for the smaller one.
-  saver().device_budget.set_limit(3 * kChunk);
+  core().budgets.device.set_limit(3 * kChunk);
   EXPECT_EQ(resume().totals().bytes, 3 * kChunk);
   EXPECT_EQ(host_bytes(item), 2 * kChunk);
-  EXPECT_EQ(saver().host_pool.kept_bytes(), kChunk);
+  EXPECT_EQ(core().host_pool.kept_bytes(), kChunk);
   expect_resident("resumed, as zeros");
 }
 
 TEST_F(OverflowTest, AResumeWithoutHostRoomMovesNothing) {
   spill("w", kSplitNone, kChunk, 2 * kChunk);
   pause();
-  saver().device_budget.set_limit(kChunk);
-  saver().host_budget.set_limit(kChunk);
+  core().budgets.device.set_limit(kChunk);
+  core().budgets.host.set_limit(kChunk);
   EXPECT_THROW(resume(), StoreError);
   expect_sound("refused");
-  saver().host_budget.set_limit(kUnlimited);
+  core().budgets.host.set_limit(kUnlimited);
   resume();
   expect_resident("resumed");
 }
@@ -64,18 +64,18 @@ TEST_F(OverflowTest, ASwapCountsDeviceMemoryOnly) {
   spill("in", kSplitNone, 2 * kChunk, kChunk);
   pause({"in"});
   note_dropped();
-  saver().device_budget.set_limit(2 * kChunk);
+  core().budgets.device.set_limit(2 * kChunk);
   OperationRequest request;
   request.tags.names = {"out"};
   request.resume_tags.names = {"in"};
-  const auto reports = saver().claim(OperationKind::kSwap, std::move(request))->commit();
+  const auto reports = Operation::claim(core(), OperationKind::kSwap, std::move(request))->commit();
   EXPECT_EQ(reports.front().totals().bytes, 2 * kChunk);
   EXPECT_EQ(reports.back().totals().bytes, 2 * kChunk);
   expect_sound("swapped");
   pause({"in"});
   note_dropped();
   resume({"out"});
-  saver().device_budget.set_limit(kUnlimited);
+  core().budgets.device.set_limit(kUnlimited);
   resume();
   expect_resident("all back");
 }
@@ -83,7 +83,7 @@ TEST_F(OverflowTest, ASwapCountsDeviceMemoryOnly) {
 TEST_F(OverflowTest, PromoteMovesWhatThereIsRoomFor) {
   const size_t first = spill("w", kSplitRam, kChunk, 3 * kChunk);  // host chunks of 2 and 1
   const size_t second = spill("w", kSplitRam, 0, 2 * kChunk);
-  saver().device_budget.set_limit(saver().device_budget.held_bytes(0) + 3 * kChunk);
+  core().budgets.device.set_limit(core().budgets.device.held_bytes(0) + 3 * kChunk);
   const Report report = promote({"w"});
   EXPECT_EQ(report.totals().bytes, 3 * kChunk);
   EXPECT_EQ(report.totals().copied, 3 * kChunk);
@@ -91,11 +91,11 @@ TEST_F(OverflowTest, PromoteMovesWhatThereIsRoomFor) {
   EXPECT_EQ(host_bytes(second), 2 * kChunk);
   expect_resident("promoted in part");
   EXPECT_EQ(promote().totals().bytes, 0u);
-  saver().device_budget.set_limit(kUnlimited);
+  core().budgets.device.set_limit(kUnlimited);
   EXPECT_EQ(promote().totals().bytes, 2 * kChunk);
   EXPECT_EQ(spilled_bytes(), 0u);
-  EXPECT_EQ(saver().host_budget.held_bytes(), 0u);
-  EXPECT_EQ(saver().counters.bytes_promoted, 5 * kChunk);
+  EXPECT_EQ(core().budgets.host.held_bytes(), 0u);
+  EXPECT_EQ(core().counters.bytes_promoted, 5 * kChunk);
   expect_resident("promoted");
   pause();
   EXPECT_EQ(resume().totals().bytes, 6 * kChunk) << "it comes back on the device";
@@ -105,26 +105,26 @@ TEST_F(OverflowTest, PromoteMovesWhatThereIsRoomFor) {
 TEST_F(OverflowTest, PromoteRespectsTheReserve) {
   sim().set_capacity(0, 8 * kChunk);
   spill("w", kSplitRam, 0, 4 * kChunk);
-  saver().overflow.reserve_bytes = 6 * kChunk;
+  core().rules.overflow.reserve_bytes = 6 * kChunk;
   EXPECT_EQ(promote().totals().bytes, 0u);
-  saver().overflow.reserve_bytes = 4 * kChunk;
+  core().rules.overflow.reserve_bytes = 4 * kChunk;
   EXPECT_EQ(promote().totals().bytes, 4 * kChunk);
 }
 
 TEST_F(OverflowTest, PromotedHostMemoryGoesToThePoolCleared) {
-  saver().host_pool.set_capacity(4 * kChunk);
+  core().host_pool.set_capacity(4 * kChunk);
   spill("w", kSplitRam, kChunk, 2 * kChunk);
   promote();
-  EXPECT_EQ(saver().host_pool.kept_bytes(), 2 * kChunk);
-  saver().device_budget.set_limit(0);
+  EXPECT_EQ(core().host_pool.kept_bytes(), 2 * kChunk);
+  core().budgets.device.set_limit(0);
   EXPECT_TRUE(is_zero(alloc_with("v", kSplitRam, 2 * kChunk), 2 * kChunk));
 }
 
 TEST_F(OverflowTest, PromoteRefusesALeasedTag) {
   spill("w", kSplitRam, 0, kChunk);
-  const LeaseInfo lease = saver().registry.open_lease("w", "somebody");
+  const LeaseInfo lease = core().registry.open_lease("w", "somebody");
   EXPECT_THROW(promote({"w"}), StateError);
-  saver().registry.close_lease(lease.id);
+  core().registry.close_lease(lease.id);
   EXPECT_EQ(promote({"w"}).totals().bytes, kChunk);
 }
 
@@ -135,29 +135,29 @@ TEST_F(OverflowTest, WhatWasTrimmedComesBackOnTheDeviceIfThereIsRoom) {
     EXPECT_EQ(trim({"w"}, {address}).totals().bytes, kChunk);
     expect_sound("trimmed");
     EXPECT_EQ(host_bytes(item), 0u);
-    saver().device_budget.set_limit((has_room ? 3 : 1) * kChunk);
+    core().budgets.device.set_limit((has_room ? 3 : 1) * kChunk);
     EXPECT_EQ(resume_at({"w"}, {address}).totals().bytes, (has_room ? 3 : 1) * kChunk);
     EXPECT_EQ(host_bytes(item), has_room ? 0 : 2 * kChunk);
     expect_resident("back");
   }
   // A device chunk now, and memory that nobody uses: it spills as a new one would.
   trim({"w"}, {address});
-  saver().device_budget.set_limit(2 * kChunk);
+  core().budgets.device.set_limit(2 * kChunk);
   EXPECT_EQ(resume_at({"w"}, {address}).totals().bytes, kChunk);
   EXPECT_EQ(host_bytes(item), 2 * kChunk);
-  saver().device_budget.set_limit(kUnlimited);
+  core().budgets.device.set_limit(kUnlimited);
   EXPECT_EQ(promote().totals().bytes, 2 * kChunk);
   pause({}, BackupKind::kNone);
-  saver().device_budget.set_limit(2 * kChunk);
+  core().budgets.device.set_limit(2 * kChunk);
   EXPECT_THROW(resume(), OutOfMemory) << "what a pause dropped on the device is the device's";
 }
 
 TEST_F(OverflowTest, SpilledMemoryIsFreedInAnyOrderAndState) {
-  saver().host_pool.set_capacity(kGiB);
+  core().host_pool.set_capacity(kGiB);
   for (const bool is_paused : {false, true}) {
     for (size_t i = 0; i < 4; ++i) spill("w", i % 2 == 0 ? kSplitRam : kSplitNone, i * kChunk, (1 + i) * kChunk);
     if (is_paused) pause();
-    for (const size_t index : {2, 0, 3, 1}) saver().free(items_[index].address);
+    for (const size_t index : {2, 0, 3, 1}) deallocate(core(), items_[index].address);
     items_.clear();
     expect_nothing_left();
   }
@@ -167,9 +167,9 @@ TEST_F(OverflowTest, BackupsOfSpilledTensorsSayWhyTheyCanNotBeShown) {
   const size_t item = spill("w", kSplitRam, 2 * kChunk, kChunk);
   pause();
   const CUdeviceptr address = items_[item].address;
-  EXPECT_TRUE(view_backup(saver(), {address, 2 * kChunk}).has_value());
-  EXPECT_FALSE(view_backup(saver(), {address + 2 * kChunk, kChunk}).has_value()) << "it is resident";
-  EXPECT_THROW(view_backup(saver(), {address, 3 * kChunk}), StateError);
+  EXPECT_TRUE(view_backup(core(), {address, 2 * kChunk}).has_value());
+  EXPECT_FALSE(view_backup(core(), {address + 2 * kChunk, kChunk}).has_value()) << "it is resident";
+  EXPECT_THROW(view_backup(core(), {address, 3 * kChunk}), StateError);
 }
 
 TEST_F(OverflowTest, TwoDevicesSpillEachForItself) {

@@ -1,6 +1,6 @@
 #include "overflow_world.h"
 
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -10,16 +10,16 @@ uint64_t seed_of(size_t item, size_t block) { return 5000 * (item + 1) + block; 
 }  // namespace
 
 CUdeviceptr OverflowWorld::alloc_with(const std::string& tag, const Policy& policy, uint64_t size_bytes, int device) {
-  return saver().alloc(saver().registry.tag(tag), policy, device, size_bytes);
+  return allocate(core(), core().registry.tag(tag), policy, device, size_bytes);
 }
 
 size_t OverflowWorld::spill(const std::string& tag, const Policy& policy, uint64_t device_bytes, uint64_t host_bytes,
                             int device) {
-  saver().device_budget.set_limit(saver().device_budget.held_bytes(device) + device_bytes);
+  core().budgets.device.set_limit(core().budgets.device.held_bytes(device) + device_bytes);
   const uint64_t size_bytes = device_bytes + host_bytes;
   items_.push_back({tag, device, alloc_with(tag, policy, size_bytes, device), size_bytes,
                     std::vector<bool>(size_bytes / kChunk, false)});
-  saver().device_budget.set_limit(kUnlimited);
+  core().budgets.device.set_limit(kUnlimited);
   fill_item(items_.size() - 1);
   return items_.size() - 1;
 }
@@ -33,7 +33,7 @@ void OverflowWorld::fill_item(size_t index) {
 }
 
 void OverflowWorld::free_all() {
-  for (const Item& item : items_) saver().free(item.address);
+  for (const Item& item : items_) deallocate(core(), item.address);
   items_.clear();
 }
 
@@ -48,7 +48,7 @@ Report OverflowWorld::run_at(OperationKind kind, const std::vector<std::string>&
   OperationRequest request;
   request.tags.names = tags;
   request.tags.addresses = addresses;
-  return saver().claim(kind, std::move(request))->commit().front();
+  return Operation::claim(core(), kind, std::move(request))->commit().front();
 }
 
 Report OverflowWorld::trim(const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses) {
@@ -69,12 +69,12 @@ void OverflowWorld::note_dropped() {
   }
 }
 
-void OverflowWorld::expect_chunk_sound(const Item& item, size_t index, const Chunk& chunk, const Stored* stored) {
+void OverflowWorld::expect_chunk_sound(const Item& item, size_t index, const Chunk& chunk, const BackupRecord* stored) {
   SCOPED_TRACE(item.tag + ", chunk " + std::to_string(chunk.index));
   const bool is_host_memory = chunk.backing->memory.is_on_host();
   const uint64_t held_bytes = chunk.backing->memory.size_bytes();
   EXPECT_EQ(chunk.backing->charge.size_bytes(), is_host_memory ? 0 : held_bytes);
-  EXPECT_EQ(chunk.backing->host_claim.size_bytes(), is_host_memory ? held_bytes : 0);
+  EXPECT_EQ(chunk.backing->host_charge.size_bytes(), is_host_memory ? held_bytes : 0);
   if (chunk.is_resident()) {
     EXPECT_EQ(is_host_memory, chunk.is_on_host());
     ASSERT_TRUE(chunk.backing->mapping.is_mapped());
@@ -100,7 +100,7 @@ void OverflowWorld::expect_sound(const std::string& when) {
   SCOPED_TRACE(when);
   note_dropped();
   std::vector<uint64_t> device_bytes(kDevices, 0);
-  uint64_t host_held_bytes = saver().engines.held_bytes() + saver().host_pool.kept_bytes();
+  uint64_t host_held_bytes = core().engines.held_bytes() + core().host_pool.kept_bytes();
   std::set<std::pair<std::string, int>> arenas;
   std::set<const Backing*> handles;
   std::set<const Backing*> mappings;
@@ -109,25 +109,25 @@ void OverflowWorld::expect_sound(const std::string& when) {
     EXPECT_EQ(allocation.address(), items_[index].address);
     EXPECT_FALSE(allocation.is_held);
     arenas.emplace(allocation.tag->name, allocation.device);
-    const auto stored = saver().registry.stored_of(allocation);
-    host_held_bytes += stored == nullptr ? 0 : stored->claim.size_bytes();
+    const auto stored = core().registry.backup_of(allocation);
+    host_held_bytes += stored == nullptr ? 0 : stored->charge.size_bytes();
     for (const Chunk& chunk : allocation.chunks) {
       expect_chunk_sound(items_[index], index, chunk, stored.get());
       const Backing& backing = *chunk.backing;
       if (backing.mapping.is_mapped()) mappings.insert(&backing);
       if (!backing.has_memory() || !handles.insert(&backing).second) continue;
-      host_held_bytes += backing.host_claim.size_bytes();
+      host_held_bytes += backing.host_charge.size_bytes();
       device_bytes[static_cast<size_t>(allocation.device)] += backing.charge.size_bytes();
     }
   }
   const Live live = Live::now();
   EXPECT_EQ(live.reservations, arenas.size());
-  EXPECT_EQ(live.handles, handles.size() + saver().host_pool.kept_count());
+  EXPECT_EQ(live.handles, handles.size() + core().host_pool.kept_count());
   EXPECT_EQ(live.mappings, mappings.size());
   EXPECT_EQ(live.device_bytes, device_bytes[0] + device_bytes[1]);
   for (int device = 0; device < kDevices; ++device)
-    EXPECT_EQ(saver().device_budget.held_bytes(device), device_bytes[static_cast<size_t>(device)]);
-  EXPECT_EQ(saver().host_budget.held_bytes(), host_held_bytes);
+    EXPECT_EQ(core().budgets.device.held_bytes(device), device_bytes[static_cast<size_t>(device)]);
+  EXPECT_EQ(core().budgets.host.held_bytes(), host_held_bytes);
 }
 
 void OverflowWorld::expect_resident(const std::string& when) {
@@ -137,14 +137,14 @@ void OverflowWorld::expect_resident(const std::string& when) {
 }
 
 void OverflowWorld::expect_nothing_left() {
-  saver().engines.trim();
-  saver().give_back_caches();
-  EXPECT_EQ(limbo::count(), 0u);
-  EXPECT_EQ(saver().deferred_frees.count(), 0u);
-  EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes() + saver().host_pool.kept_bytes());
+  core().engines.trim();
+  give_back_caches(core());
+  EXPECT_EQ(deferred_undos::count(), 0u);
+  EXPECT_EQ(core().deferred_frees.count(), 0u);
+  EXPECT_EQ(core().budgets.host.held_bytes(), core().engines.held_bytes() + core().host_pool.kept_bytes());
   const Live live = Live::now();
   EXPECT_EQ(live.reservations + live.mappings + live.device_bytes, 0u) << live.text();
-  EXPECT_EQ(live.handles, saver().host_pool.kept_count());
+  EXPECT_EQ(live.handles, core().host_pool.kept_count());
 }
 
 }  // namespace ebbtide::testing

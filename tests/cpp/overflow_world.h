@@ -29,10 +29,14 @@ class OverflowWorld : public CoreTest {
   void start() {
     restart();
     items_.clear();
-    saver().overflow.reserve_bytes = 0;
+    core().rules.overflow.reserve_bytes = 0;
   }
 
   CUdeviceptr alloc_with(const std::string& tag, const Policy& policy, uint64_t size_bytes, int device = 0);
+  // Whether it would have to spill, and the caller is to give back its caches first.
+  bool must_flush(const std::string& tag, const Policy& policy, uint64_t size_bytes) {
+    return try_allocate(core(), core().registry.tag(tag), policy, 0, size_bytes).must_flush();
+  }
   // An allocation with this much on the device and the rest on the host, filled. Leaves the device unlimited.
   size_t spill(const std::string& tag, const Policy& policy, uint64_t device_bytes, uint64_t host_bytes,
                int device = 0);
@@ -42,7 +46,7 @@ class OverflowWorld : public CoreTest {
   uint64_t device_bytes(size_t index) { return find(index).device_bytes(); }
   uint64_t host_bytes(size_t index) { return find(index).host_bytes(); }
   uint64_t spilled_bytes();  // of all items
-  const Allocation& find(size_t index) { return *saver().registry.find(items_[index].address); }
+  const Allocation& find(size_t index) { return *core().registry.find(items_[index].address); }
   Report promote(const std::vector<std::string>& tags = {}) {
     return claim(OperationKind::kPromote, tags)->commit().front();
   }
@@ -61,7 +65,7 @@ class OverflowWorld : public CoreTest {
 
  private:
   Report run_at(OperationKind kind, const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses);
-  void expect_chunk_sound(const Item& item, size_t index, const Chunk& chunk, const Stored* stored);
+  void expect_chunk_sound(const Item& item, size_t index, const Chunk& chunk, const BackupRecord* stored);
 };
 
 }  // namespace ebbtide::testing

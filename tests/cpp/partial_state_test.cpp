@@ -1,6 +1,6 @@
 // What is known of a tag that an operation left midway, and of its budgets, when other operations come before the one that finishes it.
 #include "base/error.h"
-#include "core/pending.h"
+#include "core/operation/pending.h"
 #include "moves_world.h"
 #include "store/delivery_board.h"
 
@@ -49,7 +49,7 @@ TEST_F(PartialState, Invariant3_ATrimThatIsAbandonedHidesNothingFromAResume) {
   {
     OperationRequest request;
     request.tags.addresses = {items_[0].address};
-    const auto trim = saver().claim(OperationKind::kTrim, request);
+    const auto trim = Operation::claim(core(), OperationKind::kTrim, request);
   }
   resume();
   expect_bytes("back");
@@ -75,8 +75,8 @@ TEST_F(PartialState, Invariant3_AResumeThatFailsBeforeItsBytesMoveIsInTheLog) {
     for (const char* call : {"cuMemCreate", "cuMemHostAlloc", "cuMemMap", "cuMemSetAccess", "cuLaunchKernel"}) {
       SCOPED_TRACE(call);
       const std::vector<Place> before = places();
-      const uint64_t failures = saver().counters.operation_failures;
-      const uint64_t sequence = saver().events.after(0).back().sequence;
+      const uint64_t failures = core().counters.operation_failures;
+      const uint64_t sequence = core().events.after(0).back().sequence;
       DeliveryBoard::forget_all();
       // Access is asked for twice: with the peers, and for the device alone.
       sim().fail(call, 1, 999, call == std::string("cuMemSetAccess") ? 2 : 1);
@@ -84,8 +84,8 @@ TEST_F(PartialState, Invariant3_AResumeThatFailsBeforeItsBytesMoveIsInTheLog) {
       sim().clear_failures();
       EXPECT_EQ(places(), before);
       EXPECT_EQ(is_partial("w"), is_midway);
-      EXPECT_EQ(saver().counters.operation_failures, failures + 1);
-      const auto events = saver().events.after(sequence);
+      EXPECT_EQ(core().counters.operation_failures, failures + 1);
+      const auto events = core().events.after(sequence);
       ASSERT_EQ(events.size(), 1u);
       EXPECT_EQ(events.front().kind, "resume_failed");
       EXPECT_EQ(events.front().tags, "w");

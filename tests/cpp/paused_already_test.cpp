@@ -8,7 +8,7 @@ namespace {
 class PausedAlreadyTest : public OverflowWorld {
  protected:
   bool is_paused(size_t index) { return find(index).is_paused.load(); }
-  bool is_any_away(const std::string& tag) { return saver().registry.is_any_away(saver().registry.tag(tag)); }
+  bool is_any_away(const std::string& tag) { return core().registry.is_any_away(core().registry.tag(tag)); }
 };
 
 TEST_F(PausedAlreadyTest, Invariant2_NoLaterPauseForgetsWhatWasLeftOnTheHost) {
@@ -43,7 +43,7 @@ TEST_F(PausedAlreadyTest, Invariant2_NoPromotionAndNoSwapTakesWhatWasLeftOnTheHo
   request.tags.names = {"w"};
   request.resume_tags.names = {"v"};
   request.backup = BackupKind::kNone;
-  EXPECT_EQ(saver().claim(OperationKind::kSwap, std::move(request))->commit().front().totals().bytes, 0u);
+  EXPECT_EQ(Operation::claim(core(), OperationKind::kSwap, std::move(request))->commit().front().totals().bytes, 0u);
   EXPECT_EQ(host_bytes(item), 2 * kChunk);
   EXPECT_FALSE(is_paused(other));
   resume();
@@ -58,7 +58,7 @@ TEST_F(PausedAlreadyTest, ATagWhoseMemoryLiesOnTheHostAloneIsPausedUntilItIsResu
   resume();
   EXPECT_FALSE(is_any_away("w"));
   pause();
-  saver().free(items_[item].address);
+  deallocate(core(), items_[item].address);
   items_.clear();
   EXPECT_FALSE(is_any_away("w"));
   expect_nothing_left();
@@ -94,7 +94,7 @@ TEST_F(PausedAlreadyTest, Invariant3_AfterAFailureWhatLeftWholeIsPaused) {
       start();
       const size_t item = spill("w", kSplitRam, kChunk, 2 * kChunk);
       if (is_resume) pause();
-      saver().engines.trim();
+      core().engines.trim();
       sim().clear_log();
       sim().fail(nullptr, k, 999, 1);
       try {
@@ -104,7 +104,7 @@ TEST_F(PausedAlreadyTest, Invariant3_AfterAFailureWhatLeftWholeIsPaused) {
       }
       const bool was_reached = sim().calls(nullptr) >= k;
       sim().clear_failures();
-      saver().give_back_caches();
+      give_back_caches(core());
       EXPECT_TRUE(!is_paused(item) || device_bytes(item) == 0);
       if (device_bytes(item) == 0) {
         EXPECT_TRUE(is_paused(item));

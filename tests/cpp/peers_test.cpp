@@ -3,8 +3,8 @@
 #include <thread>
 
 #include "base/error.h"
-#include "core/pending.h"
-#include "core/spill.h"
+#include "core/allocate/allocator.h"
+#include "core/operation/pending.h"
 #include "driver/context.h"
 #include "driver/peers.h"
 #include "driver/stream.h"
@@ -67,7 +67,7 @@ TEST_F(PeersTest, AccessIsKeptWhereverTheMemoryWas) {
   const size_t dropped = spill("kv", kSplitNone, kChunk, 2 * kChunk);
   const auto expect_usable = [&](const char* when) {
     for (const Item& item : items_) {
-      EXPECT_EQ(saver().registry.find(item.address)->resident_bytes(), item.size_bytes) << when;
+      EXPECT_EQ(core().registry.find(item.address)->resident_bytes(), item.size_bytes) << when;
       EXPECT_TRUE(is_usable_by_all(item.address)) << when;
     }
     expect_sound(when);
@@ -87,7 +87,7 @@ TEST_F(PeersTest, AccessIsKeptWhereverTheMemoryWas) {
   OperationRequest request;
   request.tags.names = {"kv"};
   request.resume_tags.names = {"w"};
-  saver().claim(OperationKind::kSwap, std::move(request))->commit();
+  Operation::claim(core(), OperationKind::kSwap, std::move(request))->commit();
   note_dropped();
   resume({"kv"});
   expect_usable("swapped");
@@ -106,8 +106,8 @@ TEST_F(PeersTest, MemoryMappedBeforeADeviceCameAliveIsCaughtUpWith) {
       {"an allocation on the other device", [&] { alloc("new", kChunk, BackupKind::kRam, 1); }},
       {"a resume", [&] { resume({"away"}); }},
       {"a resume in the background", [&] { PendingResume::start(claim(OperationKind::kResume, {"away"}))->wait(); }},
-      {"the entry of a region", [&] { saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id); }},
-      {"the program's wish", [&] { saver().peers.enable(1); }},
+      {"the entry of a region", [&] { core().registry.close_lease(open_lease(core(), "elsewhere", "somebody").id); }},
+      {"the program's wish", [&] { core().peers.enable(1); }},
   };
   for (const auto& [name, act] : occasions) {
     SCOPED_TRACE(name);
@@ -120,7 +120,7 @@ TEST_F(PeersTest, MemoryMappedBeforeADeviceCameAliveIsCaughtUpWith) {
     act();
     for (const Item& item : items_) EXPECT_TRUE(is_usable_by_all(item.address));
     const size_t calls = sim().calls("cuMemSetAccess");
-    saver().peers.refresh(true);
+    core().peers.refresh(true);
     EXPECT_EQ(sim().calls("cuMemSetAccess"), calls) << "once";
   }
 }
@@ -134,7 +134,7 @@ TEST_F(PeersTest, WhatAnOperationHoldsIsCaughtUpWithWhenItEnds) {
     set_alive(1, true);
     const CUdeviceptr other = alloc("other", kChunk);
     EXPECT_TRUE(is_usable_by_all(other));
-    saver().free(other);
+    deallocate(core(), other);
     if (is_committed) operation->commit();
     operation.reset();
     EXPECT_TRUE(is_usable_by_all(items_[0].address));
@@ -148,14 +148,15 @@ TEST_F(PeersTest, WhatAnOperationHoldsIsCaughtUpWithWhenItEnds) {
 TEST_F(PeersTest, WhatPassesFromHandToHandIsCaughtUpWithByTheLast) {
   start_with_one();
   spill("w", kSplitRam, 2 * kChunk, kChunk);
-  const ClaimPart part{OperationKind::kPrepare, {{"w"}, {}, false}};
-  const uint64_t seen = saver().peers.generation();
-  Selection selection = saver().registry.claim({&part, 1});
+  TagClaim of_first{.tags = {.names = {"w"}, .addresses = {}, .only = nullptr},
+                    .concerns = [](const Allocation& each) { return each.device_bytes() > 0; }};
+  const uint64_t seen = core().peers.generation();
+  Selection selection = core().registry.claim({std::move(of_first)});
   set_alive(1, true);
-  saver().peers.refresh(true);
-  saver().deferred_frees.destroy_all(saver().registry.release(selection, Outcome::kUntouched));
+  core().peers.refresh(true);
+  core().deferred_frees.destroy_all(core().registry.release(selection, Outcome::kUntouched));
   auto operation = claim(OperationKind::kPrepare, {"w"});
-  saver().peers.catch_up_after_hold(seen);
+  core().peers.catch_up_after_hold(seen);
   EXPECT_FALSE(is_usable_by(1, items_[0].address)) << "it is held";
   operation.reset();
   EXPECT_TRUE(is_usable_by_all(items_[0].address));
@@ -164,18 +165,18 @@ TEST_F(PeersTest, WhatPassesFromHandToHandIsCaughtUpWithByTheLast) {
 TEST_F(PeersTest, AFreeMeanwhileIsFinishedByTheCatchingUp) {
   start_with_one();
   spill("w", kSplitRam, kChunk, kChunk);
-  Selection selection = saver().registry.claim_idle([](const Allocation&) { return true; });
-  EXPECT_TRUE(saver().free_if_ours(items_[0].address));
-  EXPECT_EQ(saver().registry.find(items_[0].address), nullptr);
-  EXPECT_EQ(saver().registry.claim_idle([](const Allocation&) { return true; }).tags.size(), 0u) << "its tag is held";
-  saver().deferred_frees.destroy_all(saver().registry.release(selection, Outcome::kUntouched));
+  Selection selection = core().registry.claim_idle([](const Allocation&) { return true; });
+  EXPECT_TRUE(deallocate_if_ours(core(), items_[0].address));
+  EXPECT_EQ(core().registry.find(items_[0].address), nullptr);
+  EXPECT_EQ(core().registry.claim_idle([](const Allocation&) { return true; }).tags.size(), 0u) << "its tag is held";
+  core().deferred_frees.destroy_all(core().registry.release(selection, Outcome::kUntouched));
   items_.clear();
   expect_nothing_left();
 }
 
 TEST_F(PeersTest, ADeviceThatEnabledAccessCountsInWhateverContextItDidSo) {
   start_with_one();
-  saver().peers.enable(1);
+  core().peers.enable(1);
   EXPECT_TRUE(is_usable_by_all(alloc("a", kChunk)));
 }
 
@@ -189,9 +190,9 @@ constexpr size_t kStride = 1;
 // Every driver call of every occasion fails, once and with all that follow: bytes, owners and books stay right, the device keeps its access, and the next occasion makes it good.
 TEST_F(PeersTest, Invariant3_CatchingUpWithEveryCallFailing) {
   const std::vector<Act> occasions = {
-      [&] { saver().free(alloc("new", kChunk)); },
-      [&] { saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id); },
-      [&] { saver().peers.enable(1); },
+      [&] { deallocate(core(), alloc("new", kChunk)); },
+      [&] { core().registry.close_lease(open_lease(core(), "elsewhere", "somebody").id); },
+      [&] { core().peers.enable(1); },
   };
   const auto prepare = [&] {
     start_with_one();
@@ -218,10 +219,10 @@ TEST_F(PeersTest, Invariant3_CatchingUpWithEveryCallFailing) {
           EXPECT_STRNE(error.what(), "");
         }
         sim().clear_failures();
-        saver().give_back_caches();
+        give_back_caches(core());
         expect_sound("after the failure");
         for (const Item& item : items_) EXPECT_TRUE(is_usable_by(0, item.address));
-        saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id);
+        core().registry.close_lease(open_lease(core(), "elsewhere", "somebody").id);
         expect_resident("back");
         for (const Item& item : items_) EXPECT_TRUE(is_usable_by_all(item.address));
         free_all();
@@ -235,7 +236,7 @@ TEST_F(PeersTest, Invariant9_CatchingUpBreaksNoCapture) {
   start_with_one();
   const CUdeviceptr before = alloc("a", kChunk);
   const Stream stream = Stream::create();
-  saver().capture_gate.begin_capture();
+  core().capture_gate.begin_capture();
   ASSERT_EQ(driver().cuStreamBeginCapture(stream.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
   set_alive(1, true);
   const CUdeviceptr during = alloc("a", kChunk);
@@ -244,7 +245,7 @@ TEST_F(PeersTest, Invariant9_CatchingUpBreaksNoCapture) {
   CUgraph graph = nullptr;
   EXPECT_EQ(driver().cuStreamEndCapture(stream.get(), &graph), CUDA_SUCCESS);
   EXPECT_EQ(driver().cuGraphDestroy(graph), CUDA_SUCCESS);
-  saver().capture_gate.end_capture();
+  core().capture_gate.end_capture();
 }
 
 // A device that comes and goes while others allocate, free, pause and resume: at the end all is usable by both, and nothing is left.
@@ -264,23 +265,23 @@ TEST_F(PeersTest, ThreadsMayDoAllOfItAtOnce) {
       threads.emplace_back([this, tag] {
         for (int round = 0; round < kRounds; ++round) {
           const CUdeviceptr address = alloc(tag, kChunk);
-          const LeaseInfo lease = saver().open_lease(tag, "a thread");
-          saver().free(address);
-          saver().registry.close_lease(lease.id);
+          const LeaseInfo lease = open_lease(core(), tag, "a thread");
+          deallocate(core(), address);
+          core().registry.close_lease(lease.id);
         }
       });
     }
     threads.emplace_back([&] {
       for (int round = 0; round < kRounds; ++round) {
         set_alive(1, true);
-        saver().peers.refresh(true);
+        core().peers.refresh(true);
         set_alive(1, false);
-        saver().peers.refresh(true);
+        core().peers.refresh(true);
       }
     });
   }
   set_alive(1, true);
-  saver().peers.refresh(true);
+  core().peers.refresh(true);
   for (const Item& item : items_) EXPECT_TRUE(is_usable_by_all(item.address));
   expect_resident("at the end");
   free_all();

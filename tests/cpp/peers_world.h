@@ -26,7 +26,7 @@ class PeersWorld : public OverflowWorld {
 
   // Of every resident chunk of the allocation; as the driver says it.
   bool is_usable_by(int device, CUdeviceptr address) {
-    const auto allocation = saver().registry.find(address);
+    const auto allocation = core().registry.find(address);
     bool is_usable = true;
     for (const Chunk& chunk : allocation->chunks) {
       if (!chunk.is_resident()) continue;

@@ -12,7 +12,7 @@
 #include "driver/context.h"
 #include "driver/stream.h"
 #include "store/store.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -55,7 +55,7 @@ TEST_F(PinnedStoreTest, SealingPinsAllOfItOnceAndTheEndUnpins) {
   EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(view), kChunk, 3));
   backup.reset();
   EXPECT_EQ(pinned_count(), 0u);
-  EXPECT_EQ(limbo::count(), 0u);
+  EXPECT_EQ(deferred_undos::count(), 0u);
   EXPECT_FALSE(is_mapped(view));
 }
 
@@ -101,17 +101,17 @@ TEST_F(PinnedStoreTest, MemoryThatCantBeUnpinnedStaysMappedUntilItIs) {
   const std::byte* view = backup->view();
   sim().fail("cuMemHostUnregister", 1, kOther, 2);
   backup.reset();
-  EXPECT_EQ(limbo::count(), 1u);
-  EXPECT_EQ(limbo::held_bytes(0), 0u) << "host memory is no device memory";
+  EXPECT_EQ(deferred_undos::count(), 1u);
+  EXPECT_EQ(deferred_undos::held_bytes(0), 0u) << "host memory is no device memory";
   EXPECT_TRUE(is_mapped(view));
-  limbo::retry(true);
-  EXPECT_EQ(limbo::count(), 1u) << "it failed again";
-  limbo::retry(false);
-  EXPECT_EQ(limbo::count(), 1u) << "a capture may be under way";
+  deferred_undos::retry(true);
+  EXPECT_EQ(deferred_undos::count(), 1u) << "it failed again";
+  deferred_undos::retry(false);
+  EXPECT_EQ(deferred_undos::count(), 1u) << "a capture may be under way";
   EXPECT_EQ(pinned_count(), 1u);
   EXPECT_TRUE(is_mapped(view));
-  limbo::retry(true);
-  EXPECT_EQ(limbo::count(), 0u);
+  deferred_undos::retry(true);
+  EXPECT_EQ(deferred_undos::count(), 0u);
   EXPECT_FALSE(is_mapped(view));
   expect_no_leak();
 }
@@ -123,27 +123,27 @@ TEST_F(PinnedStoreTest, WhatIsPinnedNoLongerIsUnmappedAtOnce) {
   const std::byte* view = backup->view();
   check(driver().cuMemHostUnregister(backup->direct()), "cuMemHostUnregister");
   backup.reset();
-  EXPECT_EQ(limbo::count(), 0u);
+  EXPECT_EQ(deferred_undos::count(), 0u);
   EXPECT_FALSE(is_mapped(view));
   backup = open();
   backup->seal();
   sim().fail("cuMemHostUnregister", 1, kDeinitialized, 1);
   backup.reset();
-  EXPECT_EQ(limbo::count(), 0u);
+  EXPECT_EQ(deferred_undos::count(), 0u);
   restart();
 }
 
-// In limbo as well.
+// Also where its undo is deferred.
 TEST_F(PinnedStoreTest, LimboLetsGoOfWhatIsPinnedNoLonger) {
   auto backup = open();
   backup->seal();
   std::byte* bytes = backup->direct();
   sim().fail("cuMemHostUnregister", 1, kOther, 1);
   backup.reset();
-  ASSERT_EQ(limbo::count(), 1u);
+  ASSERT_EQ(deferred_undos::count(), 1u);
   check(driver().cuMemHostUnregister(bytes), "cuMemHostUnregister");
-  limbo::retry(true);
-  EXPECT_EQ(limbo::count(), 0u);
+  deferred_undos::retry(true);
+  EXPECT_EQ(deferred_undos::count(), 0u);
   EXPECT_FALSE(is_mapped(bytes));
 }
 
@@ -152,7 +152,7 @@ TEST_F(PinnedStoreTest, AnyThreadMayEndIt) {
   backup->seal();
   std::thread([&] { backup.reset(); }).join();
   EXPECT_EQ(pinned_count(), 0u);
-  EXPECT_EQ(limbo::count(), 0u);
+  EXPECT_EQ(deferred_undos::count(), 0u);
 }
 
 // In a process of its own: the driver's functions are looked up once.

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/device_budget.h"
+#include "core/budget/device_budget.h"
 #include "policy/reported_memory.h"
 #include "preload/counted_memory.h"
 
@@ -69,7 +69,7 @@ TEST(ReportedMemory, EveryAnswerIsOneThatAProgramCanUse) {
 }
 
 preload::CountedMemory::Entry entry_of(DeviceBudget& budget, uint64_t size_bytes) {
-  return preload::CountedMemory::make_entry(budget.claim(0, size_bytes));
+  return preload::CountedMemory::make_entry(budget.charge(0, size_bytes));
 }
 
 TEST(CountedMemory, WhatIsTakenOutGivesItsChargeBack) {

@@ -1,7 +1,8 @@
 // Peers whom the driver refuses access: the device itself goes on, and what was refused is tried again.
 #include "base/error.h"
-#include "core/pending.h"
-#include "core/spill.h"
+#include "core/allocate/allocator.h"
+#include "core/allocate/build.h"
+#include "core/operation/pending.h"
 #include "driver/peers.h"
 #include "peers_world.h"
 
@@ -24,7 +25,7 @@ TEST_F(RefusedPeersTest, AMappingThatThePeersAreRefusedIsTheDevicesAlone) {
   EXPECT_FALSE(is_usable_by(1, address));
   alloc("a", kChunk);
   EXPECT_FALSE(is_usable_by(1, address)) << "an allocation does not ask again and again";
-  saver().registry.close_lease(saver().open_lease("a", "somebody").id);
+  core().registry.close_lease(open_lease(core(), "a", "somebody").id);
   EXPECT_TRUE(is_usable_by_all(address));
 }
 
@@ -34,29 +35,30 @@ TEST_F(RefusedPeersTest, ARefusalIsNotForgottenWhereAnOperationHoldsTheMemory) {
   const CUdeviceptr address = alloc("a", kChunk);
   auto operation = claim(OperationKind::kPrepare, {"a"});
   EXPECT_FALSE(is_usable_by(1, address));
-  saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id);
+  core().registry.close_lease(open_lease(core(), "elsewhere", "somebody").id);
   operation.reset();
   sim().clear_failures();
   EXPECT_FALSE(is_usable_by(1, address));
-  saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id);
+  core().registry.close_lease(open_lease(core(), "elsewhere", "somebody").id);
   EXPECT_TRUE(is_usable_by_all(address));
 }
 
 // As a thread is between mapping and registering while another visits all.
 TEST_F(RefusedPeersTest, ARefusalIsNotForgottenWhereTheMemoryIsNotRegisteredYet) {
-  saver().peers.refresh(false);
+  core().peers.refresh(false);
   sim().fail("cuMemSetAccess", 1, kOther, 1);  // for both
   sim().fail("cuMemSetAccess", 3, kOther, 1);  // for the peer
+  std::vector<HostPool::Handle> none;
   std::shared_ptr<Allocation> allocation =
-      build_allocation(saver(), saver().registry.tag("a"), {BackupKind::kRam}, 0, kChunk, true);
+      build_allocation(core(), {core().registry.tag("a"), {BackupKind::kRam}, 0, kChunk}, none);
   sim().clear_failures();
-  saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id);
+  core().registry.close_lease(open_lease(core(), "elsewhere", "somebody").id);
   const CUdeviceptr address = allocation->address();
-  saver().registry.insert(std::move(allocation));
+  core().registry.insert(std::move(allocation));
   EXPECT_FALSE(is_usable_by(1, address));
-  saver().registry.close_lease(saver().open_lease("elsewhere", "somebody").id);
+  core().registry.close_lease(open_lease(core(), "elsewhere", "somebody").id);
   EXPECT_TRUE(is_usable_by_all(address));
-  saver().free(address);
+  deallocate(core(), address);
 }
 
 TEST_F(RefusedPeersTest, AMappingThatIsRefusedAtAllIsNone) {
@@ -72,7 +74,7 @@ TEST_F(RefusedPeersTest, OnlyWhoAskedIsToldOfARefusal) {
   set_alive(1, true);
   sim().fail("cuMemSetAccess", 1, kOther, 1);  // of the first chunk; the second gets it
   try {
-    saver().peers.enable(1);
+    core().peers.enable(1);
     ADD_FAILURE() << "no error";
   } catch (const DriverError& error) {
     EXPECT_EQ(error.code, kOther);
@@ -80,7 +82,7 @@ TEST_F(RefusedPeersTest, OnlyWhoAskedIsToldOfARefusal) {
   sim().clear_failures();
   EXPECT_FALSE(is_usable_by(1, items_[0].address));
   EXPECT_TRUE(is_usable_by(0, items_[0].address));
-  saver().peers.enable(1);
+  core().peers.enable(1);
   EXPECT_TRUE(is_usable_by_all(items_[0].address));
 }
 

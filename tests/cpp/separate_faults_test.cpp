@@ -18,13 +18,13 @@ class SeparateFaults : public MovesFaults {
   std::vector<CUdeviceptr> named() { return {items_[0].address}; }
   // As a trim of the interface does it.
   void separate_and_trim() {
-    if (saver().registry.is_any_shared(named())) separate();
+    if (core().registry.is_any_shared(named())) separate();
     run_at(OperationKind::kTrim, {}, named());
   }
   size_t handle_count() {
     std::set<const Backing*> handles;
     for (const Item& item : items_) {
-      for (const Chunk& chunk : saver().registry.find(item.address)->chunks) handles.insert(chunk.backing.get());
+      for (const Chunk& chunk : core().registry.find(item.address)->chunks) handles.insert(chunk.backing.get());
     }
     return handles.size();
   }

@@ -13,11 +13,9 @@ namespace {
 
 class SeparateTest : public SharedTest {
  protected:
-  const Backing* backing_of(CUdeviceptr address) {
-    return saver().registry.find(address)->chunks.front().backing.get();
-  }
+  const Backing* backing_of(CUdeviceptr address) { return core().registry.find(address)->chunks.front().backing.get(); }
   bool stands_alone(CUdeviceptr address) {
-    const auto allocation = saver().registry.find(address);
+    const auto allocation = core().registry.find(address);
     return std::all_of(allocation->chunks.begin(), allocation->chunks.end(),
                        [](const Chunk& chunk) { return chunk.backing.use_count() == 1; });
   }
@@ -52,8 +50,8 @@ TEST_F(SeparateTest, Invariant1_EachChunkGetsMemoryOfItsOwnAtItsAddress) {
   come_back();
   EXPECT_EQ(handles(), 1u);
   EXPECT_TRUE(is_any_shared({parts[1]}));
-  saver().engines.trim();
-  const uint64_t host_bytes = saver().host_budget.held_bytes();
+  core().engines.trim();
+  const uint64_t host_bytes = core().budgets.host.held_bytes();
   const Report report = separate({parts[1]});
   EXPECT_EQ(report.totals().copied, 3 * kChunk);
   EXPECT_EQ(report.totals().bytes, 0u);
@@ -61,12 +59,12 @@ TEST_F(SeparateTest, Invariant1_EachChunkGetsMemoryOfItsOwnAtItsAddress) {
   EXPECT_EQ(Live::now().reservations, 1u);
   EXPECT_EQ(Live::now().streams, 0u);
   expect_device_bytes(3 * kChunk);
-  EXPECT_EQ(saver().host_budget.held_bytes(), host_bytes);
+  EXPECT_EQ(core().budgets.host.held_bytes(), host_bytes);
   expect_all_alone(parts);
   expect_whole(parts);
   EXPECT_FALSE(is_any_shared(parts));
   EXPECT_FALSE(is_partial("w"));
-  EXPECT_FALSE(saver().open_lease("w", "a test").is_away);
+  EXPECT_FALSE(open_lease(core(), "w", "a test").is_away);
 }
 
 TEST_F(SeparateTest, ATrimThenTakesWhatIsNamedAndNoMore) {
@@ -75,7 +73,7 @@ TEST_F(SeparateTest, ATrimThenTakesWhatIsNamedAndNoMore) {
   separate({parts[1]});
   EXPECT_EQ(trim({parts[1]}).totals().bytes, kChunk);
   expect_device_bytes(2 * kChunk);
-  EXPECT_TRUE(saver().registry.find(parts[1])->is_trimmed);
+  EXPECT_TRUE(core().registry.find(parts[1])->is_trimmed);
   expect_whole({parts[0], parts[2]});
   come_back();
   EXPECT_EQ(handles(), 2u) << "there is a gap";
@@ -111,7 +109,7 @@ TEST_F(SeparateTest, EachIsFreedByItselfAfterwards) {
   come_back();
   separate({parts[0]});
   for (size_t index = 0; index < parts.size(); ++index) {
-    saver().free(parts[index]);
+    deallocate(core(), parts[index]);
     expect_device_bytes((2 - index) * kChunk);
   }
   EXPECT_EQ(Live::now().reservations, 0u);
@@ -119,7 +117,7 @@ TEST_F(SeparateTest, EachIsFreedByItselfAfterwards) {
 }
 
 TEST_F(SeparateTest, OthersKeepTheHandlesThatTheyShare) {
-  saver().shared_handle_bytes = 2 * kChunk;
+  core().rules.shared_handle_bytes = 2 * kChunk;
   const auto parts = make("w", 4);
   const auto elsewhere = make("w", 2, {BackupKind::kRam}, 1);
   const auto other = make("other", 2);
@@ -195,14 +193,14 @@ TEST_F(SeparateTest, WhereNothingSharesOrAllAreNamedNothingIsDone) {
 TEST_F(SeparateTest, Invariant2_WhatFindsNoRoomGoesOnSharing) {
   make_two_groups();
   for (const uint64_t room_chunks : {0, 1}) {
-    saver().device_budget.set_limit((5 + room_chunks) * kChunk);
+    core().budgets.device.set_limit((5 + room_chunks) * kChunk);
     const Live before = Live::now();
     EXPECT_EQ(separate_both().totals().copied, 0u);
     EXPECT_EQ(Live::now(), before);
     expect_whole(small_);
     expect_whole(large_);
   }
-  saver().device_budget.set_limit(7 * kChunk);
+  core().budgets.device.set_limit(7 * kChunk);
   EXPECT_EQ(separate_both().totals().copied, 2 * kChunk);
   expect_only_small_is_separated();
   EXPECT_TRUE(is_any_shared({small_[0], large_[0]}));
@@ -239,7 +237,7 @@ TEST_F(SeparateTest, Invariant2_NoMoreMemoryIsTakenThanTheLargestHandleNeeds) {
   make_two_groups();
   const auto more = make("more", 2);
   come_back();
-  saver().device_budget.set_limit((7 + 3) * kChunk);
+  core().budgets.device.set_limit((7 + 3) * kChunk);
   EXPECT_EQ(separate({small_[0], large_[0], more[0]}, {}).totals().copied, 7 * kChunk);
   EXPECT_EQ(handles(), 7u);
   for (const auto& all : {small_, large_, more}) expect_whole(all);
@@ -265,14 +263,14 @@ TEST_F(SeparateTest, Invariant5_AFreeThatWasPutOffKeepsTheOldMemoryUntilItIsDone
   const auto parts = make("w", 3);
   come_back();
   sim().fail("cuCtxSynchronize", 1, 999, 2);  // of the free, and as the claim tries it again
-  saver().free(parts[1]);
-  EXPECT_EQ(saver().deferred_frees.count(), 1u);
+  deallocate(core(), parts[1]);
+  EXPECT_EQ(core().deferred_frees.count(), 1u);
   separate({parts[0]});
   sim().clear_failures();
-  EXPECT_EQ(saver().deferred_frees.count(), 1u);
+  EXPECT_EQ(core().deferred_frees.count(), 1u);
   expect_device_bytes(5 * kChunk);
   expect_whole({parts[0], parts[2]});
-  saver().give_back_caches();
+  give_back_caches(core());
   expect_device_bytes(2 * kChunk);
   EXPECT_EQ(handles(), 2u);
   expect_whole({parts[0], parts[2]});
@@ -283,12 +281,12 @@ TEST_F(SeparateTest, AnOpenRegionIsAStateErrorBeforeAnythingMoves) {
   const auto parts = make("w", 2);
   come_back();
   const Live before = Live::now();
-  const LeaseInfo lease = saver().open_lease("w", "a test");
+  const LeaseInfo lease = open_lease(core(), "w", "a test");
   sim().clear_log();
   EXPECT_THROW(separate({parts[0]}), StateError);
   EXPECT_EQ(sim().calls("cuCtxSynchronize") + sim().calls("cuMemCreate"), 0u);
   EXPECT_EQ(Live::now(), before);
-  saver().registry.close_lease(lease.id);
+  core().registry.close_lease(lease.id);
   separate({parts[0]});
   EXPECT_EQ(handles(), 2u);
   expect_whole(parts);
@@ -297,10 +295,10 @@ TEST_F(SeparateTest, AnOpenRegionIsAStateErrorBeforeAnythingMoves) {
 TEST_F(SeparateTest, Invariant9_ACaptureIsAStateErrorBeforeAnythingMoves) {
   const auto parts = make("w", 2);
   come_back();
-  saver().capture_gate.begin_capture();
+  core().capture_gate.begin_capture();
   sim().clear_log();
   EXPECT_THROW(separate({parts[0]}), StateError);
-  saver().capture_gate.end_capture();
+  core().capture_gate.end_capture();
   const ContextScope scope(0);
   CUstream stream = nullptr;
   check(driver().cuStreamCreate(&stream, CU_STREAM_DEFAULT), "cuStreamCreate");
@@ -321,7 +319,7 @@ TEST_F(SeparateTest, ATrimThatIsAbandonedLeavesThemSharing) {
   come_back();
   OperationRequest request;
   request.tags = {{"w"}, {parts[0]}, false};
-  saver().claim(OperationKind::kSeparate, request)->abandon();
+  Operation::claim(core(), OperationKind::kSeparate, request)->abandon();
   EXPECT_EQ(handles(), 1u);
   EXPECT_TRUE(is_any_shared({parts[0]}));
   EXPECT_FALSE(is_partial("w"));

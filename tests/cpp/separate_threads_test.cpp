@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "core/pending.h"
+#include "core/operation/pending.h"
 #include "peers_world.h"
 #include "threads_fixture.h"
 
@@ -25,7 +25,7 @@ class SeparateThreadsTest : public ThreadsTest {
   const std::function<void()> separate_ = [this] {
     OperationRequest request;
     request.tags = {{"w"}, {parts_[0]}, false};
-    saver().claim(OperationKind::kSeparate, request)->commit();
+    Operation::claim(core(), OperationKind::kSeparate, request)->commit();
   };
 
   std::vector<CUdeviceptr> parts_;
@@ -38,17 +38,17 @@ TEST_F(SeparateThreadsTest, Invariant12_WhatIsFreedInTheMiddleGoesWhenItEnds) {
     start();
     {
       Slow slow(call, kStand, separate_);
-      saver().free(parts_[0]);
-      saver().free(parts_[2]);
+      deallocate(core(), parts_[0]);
+      deallocate(core(), parts_[2]);
       EXPECT_TRUE(slow.is_running());
     }
-    EXPECT_EQ(saver().registry.allocation_count(), 2u);
-    EXPECT_EQ(saver().device_budget.held_bytes(0), 2 * kChunk);
+    EXPECT_EQ(core().registry.allocation_count(), 2u);
+    EXPECT_EQ(core().budgets.device.held_bytes(0), 2 * kChunk);
     for (const uint64_t index : {1, 3}) {
       EXPECT_TRUE(holds(parts_[index], kChunk, index));
-      saver().free(parts_[index]);
+      deallocate(core(), parts_[index]);
     }
-    EXPECT_EQ(saver().device_budget.held_bytes(0), 0u);
+    EXPECT_EQ(core().budgets.device.held_bytes(0), 0u);
   }
   expect_no_leak();
 }
@@ -57,12 +57,12 @@ TEST_F(SeparateThreadsTest, Invariant12_AllThatShareMayBeFreedInTheMiddle) {
   start();
   {
     Slow slow("cuMemcpyDtoDAsync", kStand, separate_);
-    for (const CUdeviceptr address : parts_) saver().free(address);
+    for (const CUdeviceptr address : parts_) deallocate(core(), address);
     const CUdeviceptr fresh = alloc("w", kChunk);
     EXPECT_TRUE(fresh >= parts_[3] + kChunk || fresh + kChunk <= parts_[0]) << "beside what is still mapped";
-    saver().free(fresh);
+    deallocate(core(), fresh);
   }
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 0u);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 0u);
   EXPECT_EQ(Live::now().reservations, 0u);
   expect_no_leak();
 }
@@ -79,13 +79,13 @@ TEST_F(SeparateThreadsTest, Invariant5_BesideAResumeInTheBackground) {
   for (uint64_t index = 0; index < parts_.size(); ++index) EXPECT_TRUE(holds(parts_[index], kChunk, index));
   sim().set_delay("ebbtide_deliver", 0);
   pending->wait();
-  PendingResume::wait_for_all();
-  saver().give_back_caches();
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 5 * kChunk);
+  BackgroundWork::wait_for_all();
+  give_back_caches(core());
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 5 * kChunk);
   EXPECT_EQ(Live::now().handles, 5u);
   EXPECT_TRUE(holds(other, kChunk, 9));
-  for (const CUdeviceptr address : parts_) saver().free(address);
-  EXPECT_EQ(saver().device_budget.held_bytes(0), kChunk);
+  for (const CUdeviceptr address : parts_) deallocate(core(), address);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), kChunk);
 }
 
 class SeparatePeersTest : public PeersWorld {
@@ -102,7 +102,7 @@ class SeparatePeersTest : public PeersWorld {
   void separate(CUdeviceptr address) {
     OperationRequest request;
     request.tags = {{"w"}, {address}, false};
-    saver().claim(OperationKind::kSeparate, request)->commit();
+    Operation::claim(core(), OperationKind::kSeparate, request)->commit();
     EXPECT_EQ(Live::now().handles, 3u);
   }
 };
@@ -125,7 +125,7 @@ TEST_F(SeparatePeersTest, ADeviceThatWakesLaterGetsAccessToEach) {
   EXPECT_FALSE(is_usable_by(1, parts[1]));
   set_alive(1, true);
   sim().clear_log();
-  saver().peers.refresh(true);
+  core().peers.refresh(true);
   EXPECT_EQ(sim().calls("cuMemSetAccess"), 3u);
   for (const CUdeviceptr address : parts) EXPECT_TRUE(is_usable_by_all(address));
 }
@@ -137,7 +137,7 @@ TEST_F(SeparatePeersTest, APeerThatIsRefusedIsGrantedAccessLater) {
   separate(parts[1]);
   sim().clear_failures();
   for (const CUdeviceptr address : parts) EXPECT_TRUE(is_usable_by(0, address) && holds(address, kChunk, address));
-  saver().peers.refresh(true);
+  core().peers.refresh(true);
   for (const CUdeviceptr address : parts) EXPECT_TRUE(is_usable_by_all(address));
 }
 

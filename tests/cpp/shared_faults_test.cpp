@@ -20,7 +20,7 @@ class SharedFaults : public SwapFaults {
     std::map<const Backing*, Place> places;
     size_t chunks = 0;
     for (const Item& item : items_) {
-      for (const Chunk& chunk : saver().registry.find(item.address)->chunks) {
+      for (const Chunk& chunk : core().registry.find(item.address)->chunks) {
         const auto [found, is_new] = places.try_emplace(chunk.backing.get(), chunk.place.load());
         EXPECT_EQ(found->second, chunk.place.load()) << "what shares is in one place";
         ++chunks;
@@ -65,14 +65,14 @@ TEST_F(SharedFaults, Invariant3_SwapsInWhichSharedHandlesChangeHands) {
   const std::vector<ItemSpec> items = {
       {"out", kRam, 0, {1}}, {"out", kRam, 0, {1}}, {"in", kRam, 0, {1}}, {"in", kRam, 0, {1}}};
   const Act prepare = [&] {
-    saver().device_budget.set_limit(kUnlimited);
+    core().budgets.device.set_limit(kUnlimited);
     come_back();
     pause({"in"});
   };
   const Act swap_it = [&] {
-    saver().device_budget.set_limit(2 * kChunk);
-    const auto unlimited = [&](const Saver*) { saver().device_budget.set_limit(kUnlimited); };
-    const std::unique_ptr<Saver, decltype(unlimited)> end(&saver(), unlimited);
+    core().budgets.device.set_limit(2 * kChunk);
+    const auto unlimited = [&](const Core*) { core().budgets.device.set_limit(kUnlimited); };
+    const std::unique_ptr<Core, decltype(unlimited)> end(&core(), unlimited);
     swap({"out"}, {"in"});
   };
   const Act swap_freely = [&] { swap({"out"}, {"in"}); };

@@ -17,7 +17,7 @@ class SharedTest : public CoreTest {
                                 int device = 0, uint64_t size_bytes = kChunk) {
     std::vector<CUdeviceptr> made;
     for (size_t index = 0; index < count; ++index) {
-      made.push_back(saver().alloc(saver().registry.tag(tag), policy, device, size_bytes));
+      made.push_back(allocate(core(), core().registry.tag(tag), policy, device, size_bytes));
       write(made.back(), size_bytes);
     }
     return made;
@@ -42,7 +42,7 @@ class SharedTest : public CoreTest {
     OperationRequest request;
     request.tags.names = tags;
     request.tags.addresses = addresses;
-    return saver().claim(kind, std::move(request))->commit().front();
+    return Operation::claim(core(), kind, std::move(request))->commit().front();
   }
   Report separate(const std::vector<CUdeviceptr>& addresses, const std::vector<std::string>& tags = {"w"}) {
     return run_at(OperationKind::kSeparate, tags, addresses);
@@ -50,24 +50,24 @@ class SharedTest : public CoreTest {
   Report trim(const std::vector<CUdeviceptr>& addresses, const std::vector<std::string>& tags = {"w"}) {
     return run_at(OperationKind::kTrim, tags, addresses);
   }
-  bool is_any_shared(const std::vector<CUdeviceptr>& addresses) { return saver().registry.is_any_shared(addresses); }
+  bool is_any_shared(const std::vector<CUdeviceptr>& addresses) { return core().registry.is_any_shared(addresses); }
   std::vector<Report> swap(const std::vector<std::string>& leaving, const std::vector<std::string>& returning) {
     OperationRequest request;
     request.tags.names = leaving;
     request.resume_tags.names = returning;
-    return saver().claim(OperationKind::kSwap, std::move(request))->commit();
+    return Operation::claim(core(), OperationKind::kSwap, std::move(request))->commit();
   }
   std::unique_ptr<Operation> claim_in_order(const std::vector<CUdeviceptr>& first) {
     OperationRequest request;
     for (const CUdeviceptr address : first) request.order.push_back({address, 8});
-    return saver().claim(OperationKind::kResume, std::move(request));
+    return Operation::claim(core(), OperationKind::kResume, std::move(request));
   }
 
   // Physical memory, as the books and the driver say it.
   void expect_device_bytes(uint64_t size_bytes, int device = 0) {
-    EXPECT_EQ(saver().device_budget.held_bytes(device), size_bytes);
+    EXPECT_EQ(core().budgets.device.held_bytes(device), size_bytes);
     uint64_t all_bytes = 0;
-    for (int each = 0; each < kDevices; ++each) all_bytes += saver().device_budget.held_bytes(each);
+    for (int each = 0; each < kDevices; ++each) all_bytes += core().budgets.device.held_bytes(each);
     EXPECT_EQ(Live::now().device_bytes, all_bytes);
   }
   static uint64_t handles() {
@@ -75,7 +75,7 @@ class SharedTest : public CoreTest {
     return Live::now().handles;
   }
   void free_all(const std::vector<CUdeviceptr>& addresses) {
-    for (const CUdeviceptr address : addresses) saver().free(address);
+    for (const CUdeviceptr address : addresses) deallocate(core(), address);
   }
 
  private:

@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "shared_fixture.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -16,7 +16,7 @@ class SharedFreesTest : public SharedTest {
     come_back();
     ASSERT_EQ(handles(), 1u);
   }
-  bool is_trimmed(CUdeviceptr address) { return saver().registry.find(address)->is_trimmed; }
+  bool is_trimmed(CUdeviceptr address) { return core().registry.find(address)->is_trimmed; }
 
   std::vector<CUdeviceptr> parts_;
 };
@@ -24,15 +24,15 @@ class SharedFreesTest : public SharedTest {
 TEST_F(SharedFreesTest, TheMemoryOfOneThatIsFreedStaysUntilTheLastGoes) {
   for (const std::vector<size_t>& order : std::vector<std::vector<size_t>>{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}}) {
     start();
-    saver().free(parts_[order[0]]);
+    deallocate(core(), parts_[order[0]]);
     expect_device_bytes(3 * kChunk);
     EXPECT_TRUE(is_whole(parts_[order[1]]));
     EXPECT_TRUE(is_whole(parts_[order[2]]));
-    EXPECT_THROW(saver().free(parts_[order[0]]), InvalidArgument);
-    saver().free(parts_[order[1]]);
+    EXPECT_THROW(deallocate(core(), parts_[order[0]]), InvalidArgument);
+    deallocate(core(), parts_[order[1]]);
     expect_device_bytes(3 * kChunk);
     EXPECT_TRUE(is_whole(parts_[order[2]]));
-    saver().free(parts_[order[2]]);
+    deallocate(core(), parts_[order[2]]);
     expect_device_bytes(0);
     EXPECT_EQ(Live::now().reservations, 0u);
   }
@@ -41,7 +41,7 @@ TEST_F(SharedFreesTest, TheMemoryOfOneThatIsFreedStaysUntilTheLastGoes) {
 
 TEST_F(SharedFreesTest, Invariant1_NobodyGetsAddressesThatAreStillMapped) {
   start();
-  saver().free(parts_[1]);
+  deallocate(core(), parts_[1]);
   const auto fresh = make("w", 2);
   for (const CUdeviceptr address : fresh) EXPECT_GE(address, parts_[2] + kChunk);
   expect_device_bytes(5 * kChunk);
@@ -57,7 +57,7 @@ TEST_F(SharedFreesTest, Invariant1_NobodyGetsAddressesThatAreStillMapped) {
 
 TEST_F(SharedFreesTest, APauseGivesBackWhatWasFreedAndCountsIt) {
   start();
-  saver().free(parts_[0]);
+  deallocate(core(), parts_[0]);
   const Report report = pause();
   EXPECT_EQ(report.totals().bytes, 3 * kChunk);
   EXPECT_EQ(report.totals().copied, 2 * kChunk);
@@ -69,8 +69,8 @@ TEST_F(SharedFreesTest, APauseGivesBackWhatWasFreedAndCountsIt) {
 
 TEST_F(SharedFreesTest, WhatWasFreedIsNoRoomForOthersUntilThoseThatShareHaveBeenAway) {
   start();
-  saver().device_budget.set_limit(3 * kChunk);
-  saver().free(parts_[2]);
+  core().budgets.device.set_limit(3 * kChunk);
+  deallocate(core(), parts_[2]);
   EXPECT_THROW(alloc("w", kChunk), OutOfMemory);
   EXPECT_THROW(alloc("other", kChunk), OutOfMemory);
   come_back();
@@ -81,7 +81,7 @@ TEST_F(SharedFreesTest, WhatWasFreedIsNoRoomForOthersUntilThoseThatShareHaveBeen
 TEST_F(SharedFreesTest, WhatWasDroppedAndFreedCountsAsWell) {
   const auto parts = make("kv", 3, {BackupKind::kNone});
   come_back();
-  saver().free(parts[1]);
+  deallocate(core(), parts[1]);
   EXPECT_EQ(pause().totals().bytes, 3 * kChunk);
   expect_device_bytes(0);
   EXPECT_EQ(resume().totals().bytes, 2 * kChunk);
@@ -91,7 +91,7 @@ TEST_F(SharedFreesTest, WhatWasDroppedAndFreedCountsAsWell) {
 TEST_F(SharedFreesTest, OneThatIsFreedWhileAllAreAwayTakesNothingAlong) {
   start();
   pause();
-  saver().free(parts_[2]);
+  deallocate(core(), parts_[2]);
   expect_device_bytes(0);
   EXPECT_EQ(resume().totals().bytes, 2 * kChunk);
   EXPECT_EQ(handles(), 1u);
@@ -100,13 +100,13 @@ TEST_F(SharedFreesTest, OneThatIsFreedWhileAllAreAwayTakesNothingAlong) {
 
 TEST_F(SharedFreesTest, Invariant9_DuringACaptureTheFreeIsPutOffAndTheMemoryStaysWithTheOthers) {
   start();
-  saver().capture_gate.begin_capture();
-  saver().free(parts_[0]);
-  EXPECT_EQ(saver().deferred_frees.count(), 1u);
+  core().capture_gate.begin_capture();
+  deallocate(core(), parts_[0]);
+  EXPECT_EQ(core().deferred_frees.count(), 1u);
   expect_device_bytes(3 * kChunk);
-  saver().capture_gate.end_capture();
-  saver().give_back_caches();
-  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  core().capture_gate.end_capture();
+  give_back_caches(core());
+  EXPECT_EQ(core().deferred_frees.count(), 0u);
   expect_device_bytes(3 * kChunk);
   expect_whole({parts_[1], parts_[2]});
   free_all({parts_[1], parts_[2]});
@@ -116,14 +116,14 @@ TEST_F(SharedFreesTest, Invariant9_DuringACaptureTheFreeIsPutOffAndTheMemoryStay
 TEST_F(SharedFreesTest, Invariant5_AFreeThatCouldNotWaitKeepsItsShareThroughAPause) {
   start();
   sim().fail("cuCtxSynchronize", 1, 999, 1);
-  saver().free(parts_[1]);
-  EXPECT_EQ(saver().deferred_frees.count(), 1u);
+  deallocate(core(), parts_[1]);
+  EXPECT_EQ(core().deferred_frees.count(), 1u);
   // Of the pause's own claim the first try fails as well.
   sim().fail("cuCtxSynchronize", 1, 999, 1);
   EXPECT_EQ(pause().totals().bytes, 3 * kChunk);
   sim().clear_failures();
-  saver().give_back_caches();
-  EXPECT_EQ(saver().deferred_frees.count(), 0u);
+  give_back_caches(core());
+  EXPECT_EQ(core().deferred_frees.count(), 0u);
   EXPECT_EQ(resume().totals().bytes, 2 * kChunk);
   expect_whole({parts_[0], parts_[2]});
   expect_no_leak();
@@ -131,18 +131,18 @@ TEST_F(SharedFreesTest, Invariant5_AFreeThatCouldNotWaitKeepsItsShareThroughAPau
 
 TEST_F(SharedFreesTest, Invariant3_ASharedMappingThatCouldNotBeUndoneKeepsTheAddressesOfAll) {
   start();
-  saver().free(parts_[0]);
-  saver().free(parts_[1]);
+  deallocate(core(), parts_[0]);
+  deallocate(core(), parts_[1]);
   sim().fail("cuMemUnmap", 1, 999, 1);
-  saver().free(parts_[2]);
-  EXPECT_EQ(limbo::count(), 1u);
-  EXPECT_EQ(limbo::held_bytes(0), 3 * kChunk);
+  deallocate(core(), parts_[2]);
+  EXPECT_EQ(deferred_undos::count(), 1u);
+  EXPECT_EQ(deferred_undos::held_bytes(0), 3 * kChunk);
   EXPECT_EQ(Live::now().reservations, 1u);
   sim().fail("cuMemUnmap", 1, 999, 1);
   const auto fresh = make("w", 1);
   EXPECT_EQ(fresh.front(), parts_[2] + kChunk);
-  saver().give_back_caches();
-  EXPECT_EQ(limbo::count(), 0u);
+  give_back_caches(core());
+  EXPECT_EQ(deferred_undos::count(), 0u);
   const auto next = make("w", 1);
   EXPECT_EQ(next.front(), parts_[0]);
   free_all({fresh.front(), next.front()});
@@ -210,9 +210,9 @@ TEST_F(SharedFreesTest, Invariant3_APauseOfOneThatSharesSaysWhatToDoAndChangesNo
     const auto alone = make("w", 1, {BackupKind::kRam});
     come_back();
     for (const CUdeviceptr address : parts) write(address, kChunk);
-    saver().engines.trim();
+    core().engines.trim();
     const Live before = Live::now();
-    const uint64_t host_bytes = saver().host_budget.held_bytes();
+    const uint64_t host_bytes = core().budgets.host.held_bytes();
     try {
       run_at(OperationKind::kPause, {"w"}, {alone[0], parts[0]});
       ADD_FAILURE() << "nothing was thrown";
@@ -220,7 +220,7 @@ TEST_F(SharedFreesTest, Invariant3_APauseOfOneThatSharesSaysWhatToDoAndChangesNo
       EXPECT_NE(std::string(error.what()).find("pause the tag"), std::string::npos) << error.what();
     }
     EXPECT_EQ(Live::now(), before);
-    EXPECT_EQ(saver().host_budget.held_bytes(), host_bytes);
+    EXPECT_EQ(core().budgets.host.held_bytes(), host_bytes);
     EXPECT_FALSE(is_partial("w"));
     expect_whole(parts);
     expect_whole(alone);

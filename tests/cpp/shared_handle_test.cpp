@@ -60,18 +60,18 @@ TEST_F(SharedTest, TheChunksOfOneAllocationShareAsWell) {
 
 TEST_F(SharedTest, AGapAndTheCapEndAHandle) {
   auto parts = make("w", 5);
-  saver().free(parts[2]);
+  deallocate(core(), parts[2]);
   parts.erase(parts.begin() + 2);
   come_back();
   EXPECT_EQ(handles(), 2u);
   expect_whole(parts);
-  saver().shared_handle_bytes = 2 * kChunk - 1;
+  core().rules.shared_handle_bytes = 2 * kChunk - 1;
   come_back();
   EXPECT_EQ(handles(), 4u);
-  saver().shared_handle_bytes = 2 * kChunk;
+  core().rules.shared_handle_bytes = 2 * kChunk;
   come_back();
   EXPECT_EQ(handles(), 2u);
-  saver().shared_handle_bytes = 0;
+  core().rules.shared_handle_bytes = 0;
   come_back();
   EXPECT_EQ(handles(), 4u);
   expect_whole(parts);
@@ -111,14 +111,14 @@ TEST_F(SharedTest, MemoryThatNobodyUsesDoesNotShare) {
     OperationRequest request;
     request.tags.names = {"w"};
     request.backup = kind;
-    request.unused = {{parts[1], kChunk}};
-    request.unused_as_of = saver().registry.last_lease();
-    saver().claim(OperationKind::kPause, request)->commit();
+    request.unused = AddressRanges({{parts[1], kChunk}});
+    request.unused_as_of = core().registry.last_lease();
+    Operation::claim(core(), OperationKind::kPause, request)->commit();
     resume();
     EXPECT_EQ(handles(), 3u) << "a pool's idle memory lies in the middle";
     come_back();
     EXPECT_EQ(handles(), 1u) << "nobody says that it is idle";
-    for (const CUdeviceptr part : parts) saver().free(part);
+    for (const CUdeviceptr part : parts) deallocate(core(), part);
   }
 }
 
@@ -153,9 +153,9 @@ TEST_F(SharedOverflowTest, WhatLiesOnTheHostDoesNotShareWithWhatLiesBesideItOnTh
   const uint64_t handles = Live::now().handles;
   pause();
   note_dropped();
-  saver().device_budget.set_limit(3 * kChunk);
+  core().budgets.device.set_limit(3 * kChunk);
   resume();
-  saver().device_budget.set_limit(kUnlimited);
+  core().budgets.device.set_limit(kUnlimited);
   EXPECT_EQ(Live::now().handles, handles);
   EXPECT_EQ(host_bytes(0), 2 * kChunk);
   EXPECT_EQ(host_bytes(1), kChunk);

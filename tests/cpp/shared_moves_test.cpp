@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "core/pending.h"
+#include "core/operation/pending.h"
 #include "driver/context.h"
 #include "driver/stream.h"
 #include "peers_world.h"
@@ -56,14 +56,14 @@ TEST_F(SharedMovesTest, BackupRefusedThisOnceDropsAllThatShare) {
 
 TEST_F(SharedMovesTest, WhatComesFirstBringsItsNeighboursMemoryAlong) {
   const auto parts = make("w", 6);
-  saver().shared_handle_bytes = 2 * kChunk;
+  core().rules.shared_handle_bytes = 2 * kChunk;
   pause();
   sim().clear_log();
   claim_in_order({parts[5], parts[0], parts[3]})->commit();
   EXPECT_EQ(sim().calls("cuMemMap"), 3u);
   EXPECT_EQ(handles(), 3u);
   expect_whole(parts);
-  saver().shared_handle_bytes = kGiB;
+  core().rules.shared_handle_bytes = kGiB;
   pause();
   claim_in_order({parts[4], parts[2]})->commit();
   EXPECT_EQ(handles(), 1u);
@@ -94,7 +94,7 @@ TEST_F(SharedMovesTest, Invariant3_ABackgroundResumeThatFailsLeavesAllOfAHandleA
     sim().fail(call, 1, 999, 2);  // access is asked for again without the peers
     EXPECT_THROW(PendingResume::start(claim_in_order({parts[3], parts[1]}))->wait(), DriverError);
     sim().clear_failures();
-    saver().give_back_caches();
+    give_back_caches(core());
     const bool is_any_back = resident_bytes("w") > 0;
     EXPECT_EQ(resident_bytes("w"), is_any_back ? 4 * kChunk : 0) << "all or none";
     expect_device_bytes(resident_bytes("w"));
@@ -130,10 +130,10 @@ TEST_F(SharedPeersTest, ADeviceThatWakesLaterGetsAccessToWhatIsSharedOnce) {
   resume();
   EXPECT_EQ(Live::now().handles, 1u);
   EXPECT_FALSE(is_usable_by(1, parts[1]));
-  saver().free(parts[0]);
+  deallocate(core(), parts[0]);
   set_alive(1, true);
   sim().clear_log();
-  saver().peers.refresh(true);
+  core().peers.refresh(true);
   EXPECT_EQ(sim().calls("cuMemSetAccess"), 1u) << "for all that share";
   for (const size_t index : {1, 2}) EXPECT_TRUE(is_usable_by_all(parts[index]));
   pause();
@@ -174,7 +174,7 @@ TEST_F(SharedSwapTest, Invariant2_HandlesOfSharedMemoryChangeHands) {
   const auto b = make_large("b", 20);
   come_back({"b"});
   EXPECT_EQ(handles(), 1u) << "which no one who returns can use";
-  saver().device_budget.set_limit(kTagBytes);  // no margin
+  core().budgets.device.set_limit(kTagBytes);  // no margin
   swap({"b"}, {"a"});
   EXPECT_EQ(handles(), 2u) << "at most 128 MiB each";
   for (int round = 0; round < 2; ++round) {
@@ -198,7 +198,7 @@ TEST_F(SharedSwapTest, Invariant2_HandlesOfSharedMemoryChangeHands) {
   EXPECT_EQ(sim().calls("cuMemCreate"), 0u);
   EXPECT_EQ(handles(), 2u);
   expect_content(b, 20);
-  saver().device_budget.set_limit(kUnlimited);
+  core().budgets.device.set_limit(kUnlimited);
   resume({"a"});
   expect_content(a, 10);
   expect_no_leak();
@@ -210,10 +210,10 @@ TEST_F(SharedSwapTest, WhatWasFreedOfALeavingTagIsWorthAsMuchAsTheRest) {
   auto b = make_large("b", 20);
   come_back({"b"});
   for (int index = 0; index < 2; ++index) {
-    saver().free(b.back());
+    deallocate(core(), b.back());
     b.pop_back();
   }
-  saver().device_budget.set_limit(kTagBytes);
+  core().budgets.device.set_limit(kTagBytes);
   const auto reports = swap({"b"}, {"a"});
   EXPECT_EQ(reports.front().totals().bytes, kTagBytes);
   expect_content(a, 10);

@@ -3,7 +3,7 @@
 
 #include <random>
 
-#include "core/pending.h"
+#include "core/operation/pending.h"
 #include "threads_fixture.h"
 
 namespace ebbtide::testing {
@@ -28,15 +28,15 @@ class SharedThreadsTest : public ThreadsTest {
 TEST_F(SharedThreadsTest, Invariant12_WhatIsFreedInTheMiddleOfAPauseIsGoneAfterIt) {
   start();
   Slow slow("cuMemUnmap", kStand, [&] { pause(); });
-  saver().free(parts_[1]);
+  deallocate(core(), parts_[1]);
   const CUdeviceptr fresh = alloc("w", kChunk);
   EXPECT_TRUE(fresh >= parts_[3] + kChunk || fresh + kChunk <= parts_[0]) << "beside all that is still mapped";
   fill(fresh, kChunk, 9);
   EXPECT_TRUE(slow.is_running());
   slow.join();
-  EXPECT_EQ(saver().device_budget.held_bytes(0), kChunk);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), kChunk);
   resume();
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 4 * kChunk);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 4 * kChunk);
   for (const uint64_t index : {0, 2, 3}) expect_part(index);
   EXPECT_TRUE(holds(fresh, kChunk, 9));
   expect_no_leak();
@@ -47,17 +47,17 @@ TEST_F(SharedThreadsTest, Invariant12_WhatIsFreedInTheMiddleOfAResumeLeavesItsMe
   pause();
   {
     Slow slow("cuMemMap", kStand, [&] { resume(); });
-    saver().free(parts_[0]);
-    saver().free(parts_[2]);
+    deallocate(core(), parts_[0]);
+    deallocate(core(), parts_[2]);
     EXPECT_TRUE(slow.is_running());
   }
-  EXPECT_EQ(saver().registry.allocation_count(), 2u);
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 4 * kChunk);
+  EXPECT_EQ(core().registry.allocation_count(), 2u);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 4 * kChunk);
   for (const uint64_t index : {1, 3}) expect_part(index);
-  saver().free(parts_[1]);
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 4 * kChunk);
-  saver().free(parts_[3]);
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 0u);
+  deallocate(core(), parts_[1]);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 4 * kChunk);
+  deallocate(core(), parts_[3]);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 0u);
   expect_no_leak();
 }
 
@@ -66,12 +66,12 @@ TEST_F(SharedThreadsTest, AllThatShareMayBeFreedInTheMiddleOfAResumeInTheBackgro
   pause();
   sim().set_delay("ebbtide_deliver", kStand);
   const auto pending = PendingResume::start(claim(OperationKind::kResume));
-  for (const CUdeviceptr address : parts_) saver().free(address);
+  for (const CUdeviceptr address : parts_) deallocate(core(), address);
   sim().set_delay("ebbtide_deliver", 0);
   pending->wait();
-  PendingResume::wait_for_all();
-  saver().give_back_caches();
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 0u);
+  BackgroundWork::wait_for_all();
+  give_back_caches(core());
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 0u);
   EXPECT_EQ(Live::now().reservations, 0u);
 }
 
@@ -79,12 +79,12 @@ TEST_F(SharedThreadsTest, AllThatShareMayBeFreedInTheMiddleOfAResumeInTheBackgro
 TEST_F(SharedThreadsTest, Invariant12_APauseOfTheOthersInTheMiddleOfAFree) {
   start();
   {
-    Slow slow("cuCtxSynchronize", kStand, [&] { saver().free(parts_[1]); });
+    Slow slow("cuCtxSynchronize", kStand, [&] { deallocate(core(), parts_[1]); });
     pause();
-    EXPECT_EQ(saver().device_budget.held_bytes(0), 0u);
+    EXPECT_EQ(core().budgets.device.held_bytes(0), 0u);
     resume();
   }
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 3 * kChunk);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 3 * kChunk);
   for (const uint64_t index : {0, 2, 3}) expect_part(index);
   expect_no_leak();
 }
@@ -103,14 +103,14 @@ TEST_F(SharedThreadsTest, SeveralThreadsFreeWhatSharesWhileItLeavesAndReturns) {
         return;
       }
       for (size_t index = static_cast<size_t>(thread) - 1; index < parts.size(); index += 2) {
-        saver().free(parts[index]);
+        deallocate(core(), parts[index]);
         const CUdeviceptr fresh = alloc("w", kChunk, BackupKind::kNone);
-        saver().free(fresh);
+        deallocate(core(), fresh);
       }
     });
-    saver().give_back_caches();
-    EXPECT_EQ(saver().registry.allocation_count(), 0u);
-    EXPECT_EQ(saver().device_budget.held_bytes(0), 0u);
+    give_back_caches(core());
+    EXPECT_EQ(core().registry.allocation_count(), 0u);
+    EXPECT_EQ(core().budgets.device.held_bytes(0), 0u);
     EXPECT_EQ(Live::now().reservations, 0u);
   }
   expect_no_leak();

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "core/pending.h"
+#include "core/operation/pending.h"
 #include "core_fixture.h"
 
 namespace ebbtide::testing {
@@ -42,7 +42,7 @@ class SharedWalk : public CoreTest, public ::testing::WithParamInterface<Walk> {
   uint64_t word(uint64_t seed, uint64_t offset) { return seed == 0 ? 0 : seed * 0x9E3779B97F4A7C15ULL + offset; }
 
   void write(CUdeviceptr address, Part& part) {
-    const auto allocation = saver().registry.find(address);
+    const auto allocation = core().registry.find(address);
     for (const Chunk& chunk : allocation->chunks) {
       if (!chunk.is_resident()) continue;
       part.content[chunk.index] = pick(5) == 0 ? 0 : ++last_seed_;
@@ -54,7 +54,7 @@ class SharedWalk : public CoreTest, public ::testing::WithParamInterface<Walk> {
 
   void note_dropped() {
     for (auto& [address, part] : parts_) {
-      for (const Chunk& chunk : saver().registry.find(address)->chunks) {
+      for (const Chunk& chunk : core().registry.find(address)->chunks) {
         if (chunk.place.load() == Place::kDropped) part.content[chunk.index] = 0;
       }
     }
@@ -65,7 +65,7 @@ class SharedWalk : public CoreTest, public ::testing::WithParamInterface<Walk> {
     uint64_t device_bytes = 0;
     uint64_t chunks_with_memory = 0;
     for (const auto& [address, part] : parts_) {
-      const auto allocation = saver().registry.find(address);
+      const auto allocation = core().registry.find(address);
       ASSERT_NE(allocation, nullptr);
       ASSERT_EQ(allocation->address(), address);
       for (const Chunk& chunk : allocation->chunks) {
@@ -80,7 +80,7 @@ class SharedWalk : public CoreTest, public ::testing::WithParamInterface<Walk> {
         }
       }
     }
-    ASSERT_EQ(saver().device_budget.held_bytes(0), device_bytes);
+    ASSERT_EQ(core().budgets.device.held_bytes(0), device_bytes);
     const Live live = Live::now();
     ASSERT_EQ(live.device_bytes, device_bytes);
     ASSERT_EQ(live.handles, backings.size());
@@ -92,7 +92,7 @@ class SharedWalk : public CoreTest, public ::testing::WithParamInterface<Walk> {
     OperationRequest request;
     request.tags.names = {tags_[tag].name};
     request.tags.addresses = std::move(addresses);
-    saver().claim(kind, std::move(request))->commit();
+    Operation::claim(core(), kind, std::move(request))->commit();
   }
   std::vector<CUdeviceptr> some_of(size_t tag) {
     std::vector<CUdeviceptr> addresses;
@@ -105,13 +105,13 @@ class SharedWalk : public CoreTest, public ::testing::WithParamInterface<Walk> {
     OperationRequest request;
     request.tags.names = {tags_[leaving].name};
     request.resume_tags.names = {tags_[returning].name};
-    saver().claim(OperationKind::kSwap, std::move(request))->commit();
+    Operation::claim(core(), OperationKind::kSwap, std::move(request))->commit();
   }
   void resume_in_order(size_t tag) {
     OperationRequest request;
     request.tags.names = {tags_[tag].name};
     for (const CUdeviceptr address : some_of(tag)) request.order.push_back({address + pick(2) * kChunk, kChunk});
-    saver().claim(OperationKind::kResume, std::move(request))->commit();
+    Operation::claim(core(), OperationKind::kResume, std::move(request))->commit();
   }
 
   // Somebody may free in the middle.
@@ -128,11 +128,11 @@ class SharedWalk : public CoreTest, public ::testing::WithParamInterface<Walk> {
     if (pick(3) == 0) {
       address = alloc_chunks(known.name, known.policy, known.device, std::vector<uint64_t>(1 + pick(3), kChunk));
     } else {
-      address = saver().alloc(saver().registry.tag(known.name), known.policy, known.device, (1 + pick(3)) * kChunk);
+      address = allocate(core(), core().registry.tag(known.name), known.policy, known.device, (1 + pick(3)) * kChunk);
     }
     ASSERT_FALSE(parts_.contains(address));
     const auto next = parts_.lower_bound(address);
-    const auto allocation = saver().registry.find(address);
+    const auto allocation = core().registry.find(address);
     EXPECT_TRUE(next == parts_.end() || address + allocation->size_bytes() <= next->first);
     Part& part = parts_[address] = {tag, std::vector<uint64_t>(allocation->chunks.size(), 0)};
     write(address, part);
@@ -140,7 +140,7 @@ class SharedWalk : public CoreTest, public ::testing::WithParamInterface<Walk> {
   void remove() {
     if (parts_.empty()) return;
     const auto found = std::next(parts_.begin(), static_cast<std::ptrdiff_t>(pick(parts_.size())));
-    saver().free(found->first);
+    deallocate(core(), found->first);
     parts_.erase(found);
   }
 
@@ -172,8 +172,8 @@ class SharedWalk : public CoreTest, public ::testing::WithParamInterface<Walk> {
 
 TEST_P(SharedWalk, EveryStepLeavesBytesAndBooksRight) {
   constexpr int kSteps = 300;
-  saver().shared_handle_bytes = GetParam().shared_handle_bytes;
-  for (const KnownTag& tag : tags_) saver().registry.tag(tag.name);
+  core().rules.shared_handle_bytes = GetParam().shared_handle_bytes;
+  for (const KnownTag& tag : tags_) core().registry.tag(tag.name);
   size_t errors = 0;
   for (int index = 0; index < kSteps; ++index) {
     SCOPED_TRACE("step " + std::to_string(index));
@@ -188,8 +188,8 @@ TEST_P(SharedWalk, EveryStepLeavesBytesAndBooksRight) {
       EXPECT_TRUE(GetParam().has_faults) << error.what();
     }
     sim().clear_failures();
-    PendingResume::wait_for_all();
-    saver().give_back_caches();
+    BackgroundWork::wait_for_all();
+    give_back_caches(core());
     note_dropped();
     expect_sound();
     if (HasFatalFailure()) return;
@@ -205,8 +205,8 @@ TEST_P(SharedWalk, EveryStepLeavesBytesAndBooksRight) {
   for (const auto& [address, part] : parts_) run_at(OperationKind::kResume, part.tag, {address});
   note_dropped();
   expect_sound();
-  for (const auto& [address, part] : parts_) saver().free(address);
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 0u);
+  for (const auto& [address, part] : parts_) deallocate(core(), address);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 0u);
   EXPECT_EQ(Live::now().reservations, 0u);
 }
 

@@ -12,13 +12,13 @@ constexpr uint64_t kRoom = 4 * kMiB;  // of that limit, for small ones
 class SmallAllocations : public OverflowWorld {
  protected:
   SmallAllocations() { use_default_reserve(); }
-  void use_default_reserve() { saver().overflow.reserve_bytes = OverflowRules::kDefaultReserve; }
+  void use_default_reserve() { core().rules.overflow.reserve_bytes = OverflowRules::kDefaultReserve; }
   // The device has this much, of which the reserve is 16 MiB.
   void make_device_small(uint64_t free_bytes) {
     sim().set_capacity(0, free_bytes);
-    saver().overflow.reserve_bytes = 16 * kMiB;
+    core().rules.overflow.reserve_bytes = 16 * kMiB;
   }
-  uint64_t device_bytes_of(CUdeviceptr address) { return saver().registry.find(address)->device_bytes(); }
+  uint64_t device_bytes_of(CUdeviceptr address) { return core().registry.find(address)->device_bytes(); }
   uint64_t place(const Policy& policy, uint64_t size_bytes) {
     return device_bytes_of(alloc_with("w", policy, size_bytes));
   }
@@ -28,19 +28,19 @@ TEST_F(SmallAllocations, TheLastOfTheLimitIsTheirs) {
   for (const Policy& policy : {kSplitRam, kSplitNone}) {
     start();
     use_default_reserve();
-    saver().device_budget.set_limit(kLimit);
+    core().budgets.device.set_limit(kLimit);
     EXPECT_EQ(place(policy, kLimit), kLimit - kRoom);
     EXPECT_EQ(place(policy, 2 * kSmall), 0u) << "more than a small one";
     EXPECT_EQ(place(policy, kSmall), kSmall);
     EXPECT_EQ(place(policy, kSmall), kSmall);
     EXPECT_EQ(place(policy, kSmall), 0u) << "out of that as well";
-    EXPECT_EQ(saver().device_budget.available_bytes(0), 0u);
+    EXPECT_EQ(core().budgets.device.available_bytes(0), 0u);
   }
 }
 
 TEST_F(SmallAllocations, WholeLeavesItToThemToo) {
-  saver().overflow.whole_fraction = 1;
-  saver().device_budget.set_limit(kLimit);
+  core().rules.overflow.whole_fraction = 1;
+  core().budgets.device.set_limit(kLimit);
   EXPECT_EQ(place(kWholeRam, kLimit - 2 * kSmall), kLimit - kRoom);
   EXPECT_EQ(place(kWholeRam, 2 * kSmall), 0u);
   EXPECT_EQ(place(kWholeRam, kSmall), kSmall);
@@ -52,7 +52,7 @@ TEST_F(SmallAllocations, HalfTheReserveIsTheirs) {
   for (const Policy& policy : {kSplitRam, kWholeRam}) {
     start();
     make_device_small(64 * kMiB);
-    saver().overflow.whole_fraction = 1;
+    core().rules.overflow.whole_fraction = 1;
     EXPECT_EQ(place(policy, 48 * kMiB), 48 * kMiB);
     EXPECT_EQ(place(policy, 2 * kSmall), 0u);
     for (int i = 0; i < 4; ++i) EXPECT_EQ(place(policy, kSmall), kSmall);
@@ -62,19 +62,19 @@ TEST_F(SmallAllocations, HalfTheReserveIsTheirs) {
 }
 
 TEST_F(SmallAllocations, ATinyLimitHasNoRoomForThem) {
-  saver().device_budget.set_limit(32 * kSmall - kSmall);
+  core().budgets.device.set_limit(32 * kSmall - kSmall);
   EXPECT_EQ(place(kSplitRam, 32 * kSmall), 31 * kSmall);
   EXPECT_EQ(place(kSplitRam, kSmall), 0u);
 }
 
 TEST_F(SmallAllocations, WithoutAReserveAllIsForAll) {
-  saver().overflow.reserve_bytes = 0;
-  saver().device_budget.set_limit(kLimit);
+  core().rules.overflow.reserve_bytes = 0;
+  core().budgets.device.set_limit(kLimit);
   EXPECT_EQ(place(kSplitRam, kLimit), kLimit);
 }
 
 TEST_F(SmallAllocations, WithoutAPolicyTheLimitIsForAll) {
-  saver().device_budget.set_limit(kLimit);
+  core().budgets.device.set_limit(kLimit);
   EXPECT_EQ(place(Policy{}, kLimit), kLimit);
 }
 
@@ -82,18 +82,18 @@ TEST_F(SmallAllocations, WhatFitsTheLimitIsNotRefusedForWantOfHostMemory) {
   for (const Policy& policy : {kSplitRam, kWholeRam}) {
     start();
     use_default_reserve();
-    saver().device_budget.set_limit(kLimit);
-    saver().host_budget.set_limit(0);
+    core().budgets.device.set_limit(kLimit);
+    core().budgets.host.set_limit(0);
     EXPECT_EQ(place(policy, kLimit), kLimit);
     EXPECT_THROW(place(policy, kSmall), OutOfMemory);
-    EXPECT_EQ(saver().counters.spills, 0u);
+    EXPECT_EQ(core().counters.spills, 0u);
   }
 }
 
 TEST_F(SmallAllocations, PromoteOfLargeOnesLeavesTheirRoom) {
   spill("w", kSplitRam, 0, 64 * kMiB);
   spill("w", kSplitRam, 0, 64 * kMiB);
-  saver().device_budget.set_limit(kLimit);
+  core().budgets.device.set_limit(kLimit);
   EXPECT_EQ(promote().totals().bytes, 64 * kMiB);
   EXPECT_EQ(place(kSplitRam, 64 * kMiB), 64 * kMiB - kRoom);
   EXPECT_EQ(promote().totals().bytes, 0u);
@@ -102,7 +102,7 @@ TEST_F(SmallAllocations, PromoteOfLargeOnesLeavesTheirRoom) {
 
 TEST_F(SmallAllocations, PromoteOfASmallOneMayUseIt) {
   const size_t small = spill("w", kSplitRam, 0, kSmall);
-  saver().device_budget.set_limit(kLimit);
+  core().budgets.device.set_limit(kLimit);
   EXPECT_EQ(place(kSplitRam, kLimit), kLimit - kRoom);
   EXPECT_EQ(promote().totals().bytes, kSmall);
   EXPECT_EQ(host_bytes(small), 0u);
@@ -113,7 +113,7 @@ TEST_F(SmallAllocations, AResumeByRoomGoesByTheAllocationsSize) {
   const size_t large = spill("w", kSplitRam, 0, 2 * kSmall);
   const size_t small = spill("w", kSplitRam, 0, kSmall);
   const std::vector<CUdeviceptr> both = {items_[large].address, items_[small].address};
-  saver().device_budget.set_limit(kLimit);
+  core().budgets.device.set_limit(kLimit);
   EXPECT_EQ(place(kSplitRam, kLimit), kLimit - kRoom);
   trim({"w"}, both);
   EXPECT_EQ(resume_at({"w"}, both).totals().bytes, kSmall);
@@ -124,8 +124,8 @@ TEST_F(SmallAllocations, AResumeByRoomGoesByTheAllocationsSize) {
 TEST_F(SmallAllocations, AFlushIsAskedForWhenTheirRoomWouldBeNeeded) {
   Policy policy = kSplitRam;
   policy.flushes_first = true;
-  saver().device_budget.set_limit(kLimit);
-  EXPECT_THROW(alloc_with("w", policy, kLimit), FlushFirst);
+  core().budgets.device.set_limit(kLimit);
+  EXPECT_TRUE(must_flush("w", policy, kLimit));
   EXPECT_EQ(place(policy, kLimit), kLimit - kRoom);
   EXPECT_EQ(place(policy, kSmall), kSmall) << "at once";
 }
@@ -133,13 +133,13 @@ TEST_F(SmallAllocations, AFlushIsAskedForWhenTheirRoomWouldBeNeeded) {
 TEST_F(SmallAllocations, Invariant7_AClaimLeavesWhatItSpares) {
   DeviceBudget budget;
   budget.set_limit(100);
-  const DeviceCharge first = budget.claim(0, 60, 40);
-  EXPECT_THROW(budget.claim(0, 1, 40), OutOfMemory);
-  EXPECT_THROW(budget.claim(0, 1, kUnlimited), OutOfMemory);
-  const DeviceCharge second = budget.claim(0, 40);
+  const DeviceCharge first = budget.charge(0, 60, 40);
+  EXPECT_THROW(budget.charge(0, 1, 40), OutOfMemory);
+  EXPECT_THROW(budget.charge(0, 1, kUnlimited), OutOfMemory);
+  const DeviceCharge second = budget.charge(0, 40);
   EXPECT_EQ(budget.available_bytes(0), 0u);
   budget.set_limit(kUnlimited);
-  EXPECT_EQ(budget.claim(0, 7, kUnlimited).size_bytes(), 7u) << "what has no end spares anything";
+  EXPECT_EQ(budget.charge(0, 7, kUnlimited).size_bytes(), 7u) << "what has no end spares anything";
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ class SwapRoom : public MovesWorld, public ::testing::WithParamInterface<Sizes> 
  protected:
   void make() {
     sim().set_capacity(0, kGiB);
-    saver().shared_handle_bytes = GetParam().shared_handle_bytes;
+    core().rules.shared_handle_bytes = GetParam().shared_handle_bytes;
     build({{"out", kRam, 0, GetParam().out}, {"in", kRam, 0, GetParam().in}});
     pause({"in"});
   }
@@ -30,7 +30,7 @@ class SwapRoom : public MovesWorld, public ::testing::WithParamInterface<Sizes> 
     OperationRequest request;
     request.tags.names = {"out"};
     request.resume_tags.names = {"in"};
-    return saver().claim(OperationKind::kSwap, std::move(request));
+    return Operation::claim(core(), OperationKind::kSwap, std::move(request));
   }
   // So much room beside what is there.
   static void leave_room(uint64_t blocks) { sim().set_capacity(0, Live::now().device_bytes + blocks * kChunk); }
@@ -85,7 +85,7 @@ TEST_P(SwapRoom, Invariant3_OutOfMemoryWhileItIsClaimedLeavesBothAsTheyWere) {
   for (size_t k = 1; k <= calls; ++k) {
     for (const uint64_t times : {1, 0}) {
       SCOPED_TRACE("call " + std::to_string(k));
-      saver().engines.trim();
+      core().engines.trim();
       const std::vector<Place> before = places();
       sim().fail(nullptr, k, kOutOfMemory, times);
       try {
@@ -94,7 +94,7 @@ TEST_P(SwapRoom, Invariant3_OutOfMemoryWhileItIsClaimedLeavesBothAsTheyWere) {
         ++refused;
       }
       sim().clear_failures();
-      saver().give_back_caches();
+      give_back_caches(core());
       EXPECT_EQ(places(), before);
       expect_sound("claimed and abandoned");
       if (HasFailure()) return;

@@ -19,22 +19,22 @@ TEST_F(ThreadsTest, Invariant12_MallocAndFreeNeverWaitForAPauseNotEvenOnTheirOwn
   fill(leaving, 5 * kChunk, 1);
   Slow slow("cuMemcpyDtoHAsync", kStand, [&] { pause({"w"}); });
   const CUdeviceptr fresh = alloc("w", kChunk);
-  saver().free(doomed);
-  EXPECT_EQ(saver().registry.find(doomed), nullptr) << "freed, whoever still holds it";
-  EXPECT_THROW(saver().free(doomed), InvalidArgument);
-  saver().free(other);
-  saver().free(alloc("other", kChunk));
-  EXPECT_NE(saver().registry.find(leaving), nullptr);
-  EXPECT_FALSE(saver().registry.is_away(fresh, kChunk));
-  EXPECT_TRUE(saver().registry.open_lease("w", "x").is_away);
+  deallocate(core(), doomed);
+  EXPECT_EQ(core().registry.find(doomed), nullptr) << "freed, whoever still holds it";
+  EXPECT_THROW(deallocate(core(), doomed), InvalidArgument);
+  deallocate(core(), other);
+  deallocate(core(), alloc("other", kChunk));
+  EXPECT_NE(core().registry.find(leaving), nullptr);
+  EXPECT_FALSE(core().registry.is_away(fresh, kChunk));
+  EXPECT_TRUE(core().registry.open_lease("w", "x").is_away);
   EXPECT_TRUE(slow.is_running()) << "all of that happened in the middle of the pause";
   slow.join();
   EXPECT_EQ(resident_bytes("w"), kChunk) << "what was made meanwhile is resident";
-  EXPECT_EQ(saver().registry.allocation_count(), 2u) << "the operation has freed what it held";
+  EXPECT_EQ(core().registry.allocation_count(), 2u) << "the operation has freed what it held";
   resume();
   EXPECT_TRUE(holds(leaving, 5 * kChunk, 1));
-  saver().free(fresh);
-  saver().free(leaving);
+  deallocate(core(), fresh);
+  deallocate(core(), leaving);
   expect_no_leak();
 }
 
@@ -45,18 +45,18 @@ TEST_F(ThreadsTest, Invariant12_MallocAndFreeNeverWaitForAResume) {
   pause();
   {
     Slow slow("cuMemcpyHtoDAsync", kStand, [&] { resume(); });
-    saver().free(doomed);
-    saver().free(alloc("w", kChunk));
+    deallocate(core(), doomed);
+    deallocate(core(), alloc("w", kChunk));
     EXPECT_TRUE(slow.is_running());
   }
   EXPECT_TRUE(holds(returning, 5 * kChunk, 1));
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 6 * kChunk) << "what came back behind one handle goes as a whole";
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 6 * kChunk) << "what came back behind one handle goes as a whole";
   pause();
   resume();
   EXPECT_TRUE(holds(returning, 5 * kChunk, 1));
   EXPECT_EQ(Live::now().device_bytes, 5 * kChunk);
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 5 * kChunk);
-  saver().free(returning);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 5 * kChunk);
+  deallocate(core(), returning);
   expect_no_leak();
 }
 
@@ -69,16 +69,16 @@ TEST_F(ThreadsTest, EverythingFreedInTheMiddleOfAnOperationGoesWithIt) {
     if (kind == OperationKind::kResume) pause();
     Slow slow(kind == OperationKind::kPause ? "cuMemcpyDtoHAsync" : "cuMemcpyHtoDAsync", kStand,
               [&] { claim(kind)->commit(); });
-    for (const CUdeviceptr address : all) saver().free(address);
+    for (const CUdeviceptr address : all) deallocate(core(), address);
     EXPECT_TRUE(slow.is_running());
     slow.join();
-    EXPECT_EQ(saver().registry.allocation_count(), 0u);
+    EXPECT_EQ(core().registry.allocation_count(), 0u);
     EXPECT_EQ(Live::now().handles + Live::now().reservations, 0u);
-    EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes());
-    EXPECT_EQ(saver().device_budget.held_bytes(0) + saver().device_budget.held_bytes(1), 0u);
-    const LeaseInfo lease = saver().registry.open_lease("w", "x");
+    EXPECT_EQ(core().budgets.host.held_bytes(), core().engines.held_bytes());
+    EXPECT_EQ(core().budgets.device.held_bytes(0) + core().budgets.device.held_bytes(1), 0u);
+    const LeaseInfo lease = core().registry.open_lease("w", "x");
     EXPECT_FALSE(lease.is_away);
-    saver().registry.close_lease(lease.id);
+    core().registry.close_lease(lease.id);
   }
 }
 
@@ -89,7 +89,7 @@ TEST_F(ThreadsTest, AFailedOperationFreesWhatItHeldToo) {
   sim().fail("cuMemUnmap", 7, 999, 1);
   {
     Slow slow("cuMemcpyDtoHAsync", kStand, [&] { EXPECT_THROW(pause(), DriverError); });
-    saver().free(doomed);
+    deallocate(core(), doomed);
   }
   sim().clear_failures();
   EXPECT_EQ(Live::now().reservations, 1u);
@@ -128,9 +128,9 @@ TEST_F(ThreadsTest, EightThreadsAllocateAndFreeBesidePauseAndResumeOfTheirTags) 
         ++made;
       } else {
         const size_t which = random() % mine.size();
-        EXPECT_NE(saver().registry.find(mine[which] + 17), nullptr);
-        saver().registry.is_away(mine[which], kChunk);
-        saver().free(mine[which]);
+        EXPECT_NE(core().registry.find(mine[which] + 17), nullptr);
+        core().registry.is_away(mine[which], kChunk);
+        deallocate(core(), mine[which]);
         mine.erase(mine.begin() + static_cast<long>(which));
       }
       std::this_thread::yield();
@@ -140,15 +140,15 @@ TEST_F(ThreadsTest, EightThreadsAllocateAndFreeBesidePauseAndResumeOfTheirTags) 
   EXPECT_GT(made.load(), 8);
   resume();
   for (size_t i = 0; i < steady.size(); ++i) EXPECT_TRUE(holds(steady[i], 2 * kChunk, i));
-  saver().give_back_caches();
+  give_back_caches(core());
   EXPECT_EQ(Live::now().reservations, 4u);
   // What was freed of a handle that others share goes with them.
   pause();
   EXPECT_EQ(Live::now().device_bytes, 0u);
   resume();
   EXPECT_EQ(Live::now().device_bytes, 8 * kChunk);
-  EXPECT_EQ(saver().device_budget.held_bytes(0) + saver().device_budget.held_bytes(1), 8 * kChunk);
-  EXPECT_EQ(saver().host_budget.held_bytes(), saver().engines.held_bytes());
+  EXPECT_EQ(core().budgets.device.held_bytes(0) + core().budgets.device.held_bytes(1), 8 * kChunk);
+  EXPECT_EQ(core().budgets.host.held_bytes(), core().engines.held_bytes());
   for (size_t i = 0; i < steady.size(); ++i) EXPECT_TRUE(holds(steady[i], 2 * kChunk, i));
 }
 
@@ -192,7 +192,7 @@ TEST_F(ThreadsTest, AClaimHoldsItsTagsUntilItIsCommittedOrAbandoned) {
     is_paused = true;
   });
   pause({"other"});  // not concerned
-  saver().free(alloc("w", kChunk));
+  deallocate(core(), alloc("w", kChunk));
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_FALSE(is_paused);
   EXPECT_EQ(resident_bytes("w"), kChunk);
@@ -208,21 +208,21 @@ TEST_F(ThreadsTest, Invariant3_AClaimAbandonedLeavesNoTrace) {
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, kFive);
   fill(address, 5 * kChunk, 1);
   for (const OperationKind kind : {OperationKind::kPause, OperationKind::kResume}) {
-    saver().engines.trim();
+    core().engines.trim();
     const Live before = Live::now();
-    const uint64_t device_bytes = saver().device_budget.held_bytes(0);
-    const uint64_t host_bytes = saver().host_budget.held_bytes();
+    const uint64_t device_bytes = core().budgets.device.held_bytes(0);
+    const uint64_t host_bytes = core().budgets.host.held_bytes();
     {
       const auto operation = claim(kind, {"w"});
       EXPECT_FALSE(Live::now() == before) << "a claim takes what it will need";
       if (kind == OperationKind::kResume) {
-        EXPECT_EQ(saver().device_budget.held_bytes(0), 5 * kChunk);
+        EXPECT_EQ(core().budgets.device.held_bytes(0), 5 * kChunk);
       }
     }
-    saver().engines.trim();
+    core().engines.trim();
     EXPECT_EQ(Live::now(), before);
-    EXPECT_EQ(saver().device_budget.held_bytes(0), device_bytes);
-    EXPECT_EQ(saver().host_budget.held_bytes(), host_bytes);
+    EXPECT_EQ(core().budgets.device.held_bytes(0), device_bytes);
+    EXPECT_EQ(core().budgets.host.held_bytes(), host_bytes);
     if (kind == OperationKind::kPause) pause();
   }
   resume();
@@ -249,12 +249,12 @@ TEST_F(ThreadsTest, MemoryOfALeasedTagNeverLeaves) {
       return;
     }
     for (int round = 0; round < 60; ++round) {
-      const LeaseInfo lease = saver().registry.open_lease("w", "thread");
+      const LeaseInfo lease = core().registry.open_lease("w", "thread");
       if (!lease.is_away) {
         std::this_thread::yield();
-        EXPECT_FALSE(saver().registry.is_away(address, kChunk));
+        EXPECT_FALSE(core().registry.is_away(address, kChunk));
       }
-      saver().registry.close_lease(lease.id);
+      core().registry.close_lease(lease.id);
       std::this_thread::yield();
     }
     --leases_left;
@@ -276,17 +276,17 @@ TEST_F(ThreadsTest, LooksFromOtherThreadsAreAlwaysAllowed) {
     while (!is_over) {
       char tag[8];
       bool is_away = false;
-      saver().registry.find_in_handler(address, tag, sizeof tag, &is_away);
-      const auto allocation = saver().registry.find(address);
+      core().registry.find_in_handler(address, tag, sizeof tag, &is_away);
+      const auto allocation = core().registry.find(address);
       ASSERT_NE(allocation, nullptr);
       EXPECT_LE(allocation->resident_bytes(), 5 * kChunk);
-      if (const auto stored = saver().registry.stored_of(*allocation)) {
+      if (const auto stored = core().registry.backup_of(*allocation)) {
         EXPECT_NE(stored->backup->view(), nullptr);
       }
       EXPECT_LE(resident_bytes("w"), 5 * kChunk);
-      saver().host_budget.held_bytes();
-      saver().device_budget.held_bytes(0);
-      saver().events.after(0);
+      core().budgets.host.held_bytes();
+      core().budgets.device.held_bytes(0);
+      core().events.after(0);
       std::this_thread::yield();
     }
   });
@@ -295,22 +295,22 @@ TEST_F(ThreadsTest, LooksFromOtherThreadsAreAlwaysAllowed) {
 
 TEST_F(ThreadsTest, AllocationsThatCompeteForTheLastMemoryNeverExceedIt) {
   sim().set_capacity(0, 6 * kChunk);
-  saver().device_budget.set_limit(5 * kChunk);
+  core().budgets.device.set_limit(5 * kChunk);
   std::atomic<int> made{0};
   in_threads(8, [&](int) {
     for (int round = 0; round < 20; ++round) {
       try {
         const CUdeviceptr address = alloc("w", 2 * kChunk);
         ++made;
-        EXPECT_LE(saver().device_budget.held_bytes(0), 5 * kChunk);
+        EXPECT_LE(core().budgets.device.held_bytes(0), 5 * kChunk);
         EXPECT_LE(Live::now().device_bytes, 5 * kChunk);
-        saver().free(address);
+        deallocate(core(), address);
       } catch (const OutOfMemory&) {
       }
     }
   });
   EXPECT_GT(made.load(), 0);
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 0u);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 0u);
 }
 
 }  // namespace

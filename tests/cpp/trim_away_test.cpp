@@ -1,6 +1,6 @@
 // A trim of allocations that are away: their backups go, and a resume leaves them out.
 #include "base/error.h"
-#include "core/backup_view.h"
+#include "core/operation/backup_view.h"
 #include "moves_faults.h"
 
 namespace ebbtide::testing {
@@ -8,8 +8,8 @@ namespace {
 
 class TrimAwayTest : public MovesFaults {
  protected:
-  uint64_t backup_bytes() { return saver().host_budget.held_bytes() - saver().engines.held_bytes(); }
-  const Allocation& find(size_t index) { return *saver().registry.find(items_[index].address); }
+  uint64_t backup_bytes() { return core().budgets.host.held_bytes() - core().engines.held_bytes(); }
+  const Allocation& find(size_t index) { return *core().registry.find(items_[index].address); }
   void trim(const std::vector<size_t>& indices) {
     std::vector<CUdeviceptr> addresses;
     for (const size_t index : indices) addresses.push_back(items_[index].address);
@@ -25,14 +25,14 @@ TEST_F(TrimAwayTest, Invariant7_TheBackupGoesAndAResumeLeavesItOut) {
     pause();
     trim({1});
     EXPECT_EQ(backup_bytes(), 2 * kChunk);
-    EXPECT_EQ(saver().pinned_budget.held_bytes(), saver().engines.held_bytes());
+    EXPECT_EQ(core().budgets.pinned.held_bytes(), core().engines.held_bytes());
     EXPECT_TRUE(find(1).is_trimmed);
-    EXPECT_EQ(saver().registry.stored_of(find(1)), nullptr);
+    EXPECT_EQ(core().registry.backup_of(find(1)), nullptr);
     expect_sound("trimmed");
-    saver().device_budget.set_limit(2 * kChunk);
+    core().budgets.device.set_limit(2 * kChunk);
     EXPECT_EQ(resume().totals().bytes, 2 * kChunk);
-    saver().device_budget.set_limit(kUnlimited);
-    EXPECT_FALSE(saver().registry.is_any_away(saver().registry.tag("w"))) << "its region may be entered";
+    core().budgets.device.set_limit(kUnlimited);
+    EXPECT_FALSE(core().registry.is_any_away(core().registry.tag("w"))) << "its region may be entered";
     pause();
     trim({1});
     resume();
@@ -47,19 +47,19 @@ TEST_F(TrimAwayTest, OnlyWhatIsAwayMayBeTrimmedWhileTheRegionIsOpen) {
   build({{"w", kRam, 0, {1}}});
   pause();
   const CUdeviceptr fresh = alloc("w", kChunk);
-  const LeaseInfo lease = saver().registry.open_lease("w", "somebody");
+  const LeaseInfo lease = core().registry.open_lease("w", "somebody");
   trim({0});
   EXPECT_TRUE(find(0).is_trimmed);
-  EXPECT_EQ(saver().registry.open_lease("w", "another").epoch, lease.epoch) << "no pool is retired for it";
+  EXPECT_EQ(core().registry.open_lease("w", "another").epoch, lease.epoch) << "no pool is retired for it";
   EXPECT_THROW(run_at(OperationKind::kTrim, {"w"}, {fresh}), StateError);
-  saver().free(fresh);
+  deallocate(core(), fresh);
 }
 
 TEST_F(TrimAwayTest, WhatSomebodyLooksAtStaysReadableAndCounted) {
   build({{"w", kRam, 0, {1}}});
   pause();
   {
-    const auto view = view_backup(saver(), {items_[0].address, kChunk});
+    const auto view = view_backup(core(), {items_[0].address, kChunk});
     ASSERT_TRUE(view);
     const std::vector<std::byte> before(view->bytes(), view->bytes() + kChunk);
     trim({0});
@@ -77,7 +77,7 @@ TEST_F(TrimAwayTest, ATrimTakesWhatIsHereAndWhatIsAway) {
   pause();
   bring_back(0);
   trim({0, 1});
-  EXPECT_EQ(saver().device_budget.held_bytes(0), 0u);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 0u);
   EXPECT_EQ(backup_bytes(), 0u);
   EXPECT_EQ(resume().totals().bytes, 0u);
 }
@@ -109,9 +109,10 @@ TEST_F(TrimAwayTest, Invariant2_UnusedBlocksNeedNotComeBack) {
   build({{"w", kRetained, 0, {2, 2}}, {"w", kRam, 0, {1}}});
   pause();
   OperationRequest request;
-  request.unused = {{items_[0].address + kChunk / 2, 3 * kChunk}};  // of it only blocks 1 and 2 as a whole
-  request.unused_as_of = saver().registry.last_lease();
-  const Report report = saver().claim(OperationKind::kResume, request)->commit().front();
+  request.unused =
+      AddressRanges({{items_[0].address + kChunk / 2, 3 * kChunk}});  // of it only blocks 1 and 2 as a whole
+  request.unused_as_of = core().registry.last_lease();
+  const Report report = Operation::claim(core(), OperationKind::kResume, request)->commit().front();
   EXPECT_EQ(report.totals().copied, 3 * kChunk);
   EXPECT_EQ(report.totals().constant, 2 * kChunk);
   items_[0].content[1] = items_[0].content[2] = 0;
@@ -126,10 +127,10 @@ TEST_F(TrimAwayTest, Invariant2_BlocksThatALaterLeaseMayUseComeBack) {
   build({{"w", kRam, 0, {2}}});
   pause();
   OperationRequest request;
-  request.unused = {{items_[0].address, 2 * kChunk}};
-  request.unused_as_of = saver().registry.last_lease();
-  saver().registry.close_lease(saver().registry.open_lease("w", "somebody").id);
-  EXPECT_EQ(saver().claim(OperationKind::kResume, request)->commit().front().totals().copied, 2 * kChunk);
+  request.unused = AddressRanges({{items_[0].address, 2 * kChunk}});
+  request.unused_as_of = core().registry.last_lease();
+  core().registry.close_lease(core().registry.open_lease("w", "somebody").id);
+  EXPECT_EQ(Operation::claim(core(), OperationKind::kResume, request)->commit().front().totals().copied, 2 * kChunk);
   expect_bytes("back");
 }
 

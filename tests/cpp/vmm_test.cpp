@@ -7,7 +7,7 @@
 #include "core_fixture.h"
 #include "driver/context.h"
 #include "driver/stream.h"
-#include "vmm/limbo.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -15,7 +15,7 @@ namespace {
 static_assert(!std::is_copy_constructible_v<Reservation> && std::is_nothrow_move_constructible_v<Reservation>);
 static_assert(!std::is_copy_constructible_v<PhysicalMemory> && std::is_nothrow_move_constructible_v<PhysicalMemory>);
 static_assert(!std::is_copy_constructible_v<Mapping> && std::is_nothrow_move_constructible_v<Mapping>);
-static_assert(!std::is_copy_constructible_v<DeviceCharge> && !std::is_copy_constructible_v<HostClaim>);
+static_assert(!std::is_copy_constructible_v<DeviceCharge> && !std::is_copy_constructible_v<HostCharge>);
 
 class VmmTest : public CoreTest {
  protected:
@@ -98,18 +98,18 @@ TEST_F(VmmTest, LimboTakesWhatADestructorCouldNotGiveBackAndTriesInOrder) {
   } catch (const DriverError&) {
   }
   // The unmap failed, so did the release, and the range can't go while something is mapped in it.
-  EXPECT_EQ(limbo::count(), 3u);
-  EXPECT_EQ(limbo::held_bytes(0), kChunk) << "one chunk, whether its unmap or its release is due";
-  EXPECT_EQ(limbo::held_bytes(1), 0u);
+  EXPECT_EQ(deferred_undos::count(), 3u);
+  EXPECT_EQ(deferred_undos::held_bytes(0), kChunk) << "one chunk, whether its unmap or its release is due";
+  EXPECT_EQ(deferred_undos::held_bytes(1), 0u);
   sim().clear_failures();
   sim().fail("cuMemUnmap", 1, 999, 1);
-  limbo::retry(true);
-  EXPECT_EQ(limbo::count(), 2u);
-  EXPECT_EQ(limbo::held_bytes(0), kChunk) << "the mapping holds what the handle let go";
+  deferred_undos::retry(true);
+  EXPECT_EQ(deferred_undos::count(), 2u);
+  EXPECT_EQ(deferred_undos::held_bytes(0), kChunk) << "the mapping holds what the handle let go";
   sim().clear_failures();
-  limbo::retry(true);
-  EXPECT_EQ(limbo::count(), 0u);
-  EXPECT_EQ(limbo::held_bytes(0), 0u);
+  deferred_undos::retry(true);
+  EXPECT_EQ(deferred_undos::count(), 0u);
+  EXPECT_EQ(deferred_undos::held_bytes(0), 0u);
   EXPECT_EQ(Live::now(), Live{});
 }
 

@@ -1,12 +1,14 @@
-"""The layer law of csrc/README.md, held over every include; and the size of files."""
+"""The layer law of csrc/README.md, held over every include; no circles; the size of rooms and of files."""
 
 import re
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 SOURCE_SUFFIXES = {".cpp", ".h", ".def", ".c", ".cu"}
 MAX_LINES = 400
+MAX_FILES = 15
 TABLE_ROW = re.compile(r"^\| `(?P<layer>[a-z_/]+)/` \|(?P<what>[^|]*)\|(?P<allowed>[^|]*)\|$", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"(?P<own>[^"]+)"|<(?P<system>[^>]+)>)', re.MULTILINE)
 # Headers that belong to one layer alone, by what they start with.
@@ -55,9 +57,35 @@ def check_own(name: str, layer: str, target: str, law: dict[str, set[str]], csrc
     target_layer = layer_of(target, set(law))
     if target_layer is None or not (csrc / target).is_file():
         return [f'{name}: includes "{target}", which is no file under csrc/ (headers of others stand in <>)']
-    if target_layer == layer or target in law[layer] or f"{target_layer}/" in law[layer]:
+    if target_layer == layer or target in law[layer] or is_within(target_layer, law[layer]):
         return []
     return [f'{name}: includes "{target}", but {layer}/ may include only {" ".join(sorted(law[layer])) or "itself"}']
+
+
+def is_within(layer: str, allowed: set[str]) -> bool:
+    """A folder that is allowed stands for those below it, too: "core/" for every room of the core."""
+    return any(f"{layer}/".startswith(name) for name in allowed if name.endswith("/"))
+
+
+def find_circles(csrc: Path) -> list[str]:
+    """A circle of units of the core (a header and its source) that include one another, if there is one."""
+    included: dict[str, set[str]] = {}
+    for path in sorted(p for p in (csrc / "core").rglob("*") if p.suffix in SOURCE_SUFFIXES):
+        unit = path.relative_to(csrc).with_suffix("").as_posix()
+        names = [match["own"] for match in INCLUDE.finditer(path.read_text()) if match["own"]]
+        included.setdefault(unit, set()).update({Path(name).with_suffix("").as_posix() for name in names} - {unit})
+    try:
+        TopologicalSorter(included).prepare()
+    except CycleError as error:
+        return [" -> ".join(error.args[1])]
+    return []
+
+
+def find_crowded_rooms(csrc: Path) -> list[str]:
+    """Rooms of the core with more files than one sees at a glance."""
+    rooms = sorted(path for path in (csrc / "core").rglob("*") if path.is_dir())
+    counts = {room.name: sum(path.is_file() for path in room.iterdir()) for room in rooms}
+    return [f"core/{room}/: {count} files, at most {MAX_FILES}" for room, count in counts.items() if count > MAX_FILES]
 
 
 def check_system(name: str, layer: str, target: str) -> list[str]:
@@ -101,10 +129,17 @@ def test_core_layers_are_ordered(root: Path) -> None:
     law = read_law((root / "csrc" / "README.md").read_text())
     order = list(law)
     for layer, allowed in law.items():
-        higher = [
-            name for name in allowed if name.endswith("/") and order.index(name.rstrip("/")) >= order.index(layer)
-        ]
+        higher = [other for other in order[order.index(layer) :] if is_within(other, allowed)]
         assert higher == [], f"{layer}/ may include a layer that stands below it in the table"
+
+
+def test_no_units_of_the_core_include_one_another(root: Path) -> None:
+    assert find_circles(root / "csrc") == []
+
+
+def test_rooms_of_the_core_are_small(root: Path) -> None:
+    assert find_crowded_rooms(root / "csrc") == []
+    assert [path.name for path in (root / "csrc" / "core").iterdir() if path.is_file()] == []
 
 
 def test_files_are_short(root: Path) -> None:
@@ -159,6 +194,38 @@ def test_a_planted_breach_is_found(planted: Path, file: str, text: str, complain
     (planted / file).parent.mkdir(exist_ok=True)
     (planted / file).write_text(text + "\n")
     assert [complaint in breach for breach in find_breaches(planted)] == [True]
+
+
+def test_a_folder_stands_for_those_below_it(tmp_path: Path) -> None:
+    law = "| `core/low/` | | |\n| `core/high/` | | `core/low/` |\n| `api/` | | `core/` |\n"
+    for name, text in {
+        "README.md": law,
+        "core/low/a.h": "",
+        "core/high/b.h": '#include "core/low/a.h"',
+        "api/c.h": '#include "core/high/b.h"',
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert find_breaches(tmp_path) == []
+    (tmp_path / "core" / "low" / "a.h").write_text('#include "core/high/b.h"\n')
+    assert ["core/low/ may include only itself" in breach for breach in find_breaches(tmp_path)] == [True]
+
+
+def test_a_planted_circle_is_found(planted: Path) -> None:
+    assert find_circles(planted) == []
+    (planted / "core" / "d.h").write_text('#include "core/e.h"\n')
+    (planted / "core" / "e.cpp").write_text('#include "core/d.h"\n')
+    assert ["core/d" in circle and "core/e" in circle for circle in find_circles(planted)] == [True]
+
+
+def test_a_planted_crowd_is_found(tmp_path: Path) -> None:
+    room = tmp_path / "core" / "room"
+    room.mkdir(parents=True)
+    for number in range(MAX_FILES):
+        (room / f"{number}.h").touch()
+    assert find_crowded_rooms(tmp_path) == []
+    (room / "one_more.h").touch()
+    assert len(find_crowded_rooms(tmp_path)) == 1
 
 
 def test_a_planted_long_file_is_found(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_sample_is_even_repeatable_and_replaced_from_its_room(tmp_path: Path) 
 
 
 def test_the_tests_of_a_unit_are_found(root: Path) -> None:
-    named = plan.tests_that_name(root, "csrc/core/engine_pool.cpp")
+    named = plan.tests_that_name(root, "csrc/core/transfer/engine_pool.cpp")
     assert "EnginePoolTest.AnEngineIsMadeWholeOrNotAtAll" in named
     sweeps = [file for file in (root / "tests" / "cpp").glob("*.cpp") if plan.is_sweep(file)]
     assert len(sweeps) >= 5

@@ -1,7 +1,7 @@
 """Breaks csrc in one place at a time, and tells which mutants no test notices.
 
   make mutants SAMPLE=60 SEED=7
-  make mutants MUTANTS_ARGS="--at csrc/core/exchange.cpp:8"
+  make mutants MUTANTS_ARGS="--at csrc/core/operation/swapped_memory.cpp:8"
   python -m tools.mutants --sample 20 --seed 7 --rooms api,preload
 
 Works on a copy in build/mutants. A sample is drawn evenly over the rooms of csrc, but for the simulator's; a mutant

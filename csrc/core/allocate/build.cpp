@@ -1,0 +1,57 @@
+#include "core/allocate/build.h"
+
+#include "driver/context.h"
+#include "policy/chunking.h"
+
+namespace ebbtide {
+namespace {
+
+Chunk& add_chunk(Allocation& allocation, size_t size_bytes) {
+  auto& chunks = allocation.chunks;
+  const size_t offset = chunks.empty() ? 0 : chunks.back().offset + chunks.back().size_bytes;
+  return chunks.emplace_back(chunks.size(), offset, size_bytes);
+}
+
+void add_device_chunks(Core& core, Allocation& allocation, DeviceCharge charge, const DeviceSet& peers) {
+  if (charge.size_bytes() == 0) return;
+  const int device = allocation.device;
+  const bool has_backup = allocation.policy.backup != BackupKind::kNone;
+  for (const uint64_t chunk_bytes : policy::cut_into_chunks(charge.size_bytes(), granularity(device), has_backup)) {
+    Chunk& chunk = add_chunk(allocation, chunk_bytes);
+    Backing& backing = *chunk.backing;
+    backing.charge = charge.split(chunk_bytes);
+    backing.memory = PhysicalMemory::create_on_device(chunk_bytes, device);
+    backing.mapping = core.peers.map(allocation.address() + chunk.offset, backing.memory, device, peers);
+  }
+}
+
+void add_host_chunk(Core& core, Allocation& allocation, HostPool::Handle& handle, const DeviceSet& peers) {
+  Chunk& chunk = add_chunk(allocation, handle.memory.size_bytes());
+  chunk.place.store(Place::kHost);
+  chunk.home = Place::kHost;
+  Backing& backing = *chunk.backing;
+  backing.host_charge = std::move(handle.charge);
+  backing.memory = std::move(handle.memory);
+  backing.mapping = core.peers.map(allocation.address() + chunk.offset, backing.memory, allocation.device, peers);
+}
+
+}  // namespace
+
+std::shared_ptr<Allocation> build_allocation(Core& core, const AllocationRequest& request,
+                                             std::vector<HostPool::Handle>& host_memory) {
+  auto allocation = std::make_shared<Allocation>();
+  allocation->tag = &request.tag;
+  allocation->policy = request.policy;
+  allocation->device = request.device;
+  uint64_t device_bytes = request.size_bytes;
+  for (const HostPool::Handle& handle : host_memory) device_bytes -= handle.memory.size_bytes();
+  DeviceCharge charge = core.budgets.device.charge(request.device, device_bytes);
+  allocation->addresses = std::make_shared<const Addresses>(request.tag.arena(request.device).take(request.size_bytes));
+  const DeviceSet peers = core.peers.of(request.device);
+  add_device_chunks(core, *allocation, std::move(charge), peers);
+  // All that can be refused for want of device memory is over.
+  for (HostPool::Handle& handle : host_memory) add_host_chunk(core, *allocation, handle, peers);
+  return allocation;
+}
+
+}  // namespace ebbtide

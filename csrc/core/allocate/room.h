@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstdint>
+
+#include "core/state/core.h"
+#include "policy/placement.h"
+
+// How much room a device has, by what the driver says and by the budget.
+namespace ebbtide {
+
+policy::DeviceRoom look_at_device(Core& core, int device);
+// The device's memory that an allocation of this size may use without a spill, bytes.
+uint64_t usable_device_bytes(Core& core, int device, uint64_t allocation_bytes);
+
+}  // namespace ebbtide

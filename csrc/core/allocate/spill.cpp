@@ -1,0 +1,98 @@
+#include "core/allocate/spill.h"
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/log_throttle.h"
+#include "core/allocate/room.h"
+#include "core/state/shortage.h"
+#include "driver/bus.h"
+#include "driver/context.h"
+#include "policy/chunking.h"
+
+namespace ebbtide {
+namespace {
+
+// Others may take what was free a moment ago: looked at anew so often, and then nothing is asked of the device.
+constexpr int kLooks = 2;
+
+policy::Placement place(const Core& core, const Policy& policy, uint64_t size_bytes, uint64_t room_bytes) {
+  if (policy.overflow == Overflow::kNone) return {size_bytes, 0};
+  if (policy.overflow == Overflow::kSplit) return policy::place_split(size_bytes, room_bytes);
+  return policy::place_whole(size_bytes, room_bytes, core.rules.overflow.whole_fraction.load());
+}
+
+// The pieces of what lies on the host. Where the host has none, and the device has room for what it was to be spared,
+// all of it lies there.
+std::vector<HostPool::Handle> take_host_memory(Core& core, const std::string& purpose, int device,
+                                               policy::DeviceRoom room, policy::Placement& placement) {
+  try {
+    return core.host_pool.take(device, policy::cut_for_host(placement.host_bytes, granularity(device)), purpose);
+  } catch (const StoreError&) {
+    const uint64_t size_bytes = placement.device_bytes + placement.host_bytes;
+    room.small_bytes = 0;
+    if (size_bytes > policy::usable_bytes(room, size_bytes)) throw;
+    placement = {size_bytes, 0};
+    return {};
+  }
+}
+
+// The budget is gone: one line, and the plain error of the call.
+[[noreturn]] void throw_no_host_memory(const std::string& purpose, int device, uint64_t size_bytes,
+                                       const StoreError& error) {
+  static constinit LogThrottle throttle;
+  const Shortage& host = error.shortage;
+  const bool is_over_budget = host.requested_bytes > host.free_bytes;  // else the driver or the system refused
+  const bool is_said = throttle.allows();
+  if (is_said && is_over_budget) {
+    log_line(LogLevel::kError,
+             {purpose, " can't spill: ", format_bytes(host.requested_bytes), " of host memory needed, ",
+              format_bytes(host.free_bytes), " free, limit ", format_bytes(host.limit_bytes)});
+  } else if (is_said) {
+    log_line(LogLevel::kError, {purpose, " can't spill: ", error.what()});
+  }
+  throw OutOfMemory("device " + std::to_string(device) + " has too little memory for " + purpose + " (" +
+                        format_bytes(size_bytes) + "), and the host has too little for the rest: " + error.what(),
+                    device, {size_bytes, saturating_add(free_device_bytes(device), host.free_bytes), host.limit_bytes});
+}
+
+void note_spill(Core& core, const std::string& purpose, int device, uint64_t size_bytes,
+                const policy::Placement& placement) {
+  if (!core.counters.note_spill(placement.host_bytes)) return;
+  const auto location = host_location(device);
+  log_line(LogLevel::kWarning,
+           {"device ", std::to_string(device), " is full: ", format_bytes(placement.host_bytes), " of ",
+            format_bytes(size_bytes), " of ", purpose, " lie in ", location ? describe(*location) : "host memory",
+            ", which the device ", describe_reads(device), ". Said once; saver.stats() counts on"});
+}
+
+}  // namespace
+
+SpillResult build_spilling(Core& core, const AllocationRequest& request, bool may_spill) {
+  const auto& [tag, policy, device, size_bytes] = request;
+  const std::string purpose = "tag '" + tag.name + "'";
+  for (int look = 0;; ++look) {
+    const policy::DeviceRoom room = look < kLooks ? look_at_device(core, device) : policy::DeviceRoom{};
+    const uint64_t room_bytes = policy::usable_bytes(room, size_bytes);
+    policy::Placement placement = place(core, policy, size_bytes, room_bytes);
+    if (placement.host_bytes > 0 && !may_spill) return {nullptr, room_bytes};
+    std::vector<HostPool::Handle> handles;
+    try {
+      handles = take_host_memory(core, purpose, device, room, placement);
+    } catch (const StoreError& error) {
+      throw_no_host_memory(purpose, device, size_bytes, error);
+    }
+    try {
+      auto allocation = build_allocation(core, request, handles);
+      if (placement.host_bytes > 0) note_spill(core, purpose, device, size_bytes, placement);
+      return {std::move(allocation), room_bytes};
+    } catch (const Error& error) {
+      core.host_pool.put_back(device, std::move(handles));
+      if (placement.device_bytes == 0 || !is_device_shortage(error)) throw;  // else others took what was free
+    }
+  }
+}
+
+}  // namespace ebbtide

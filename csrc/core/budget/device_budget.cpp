@@ -1,0 +1,68 @@
+#include "core/budget/device_budget.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "base/settings.h"
+#include "vmm/deferred_undos.h"
+
+namespace ebbtide {
+
+DeviceCharge& DeviceCharge::operator=(DeviceCharge&& other) noexcept {
+  if (this == &other) return *this;
+  reset();
+  budget_ = std::exchange(other.budget_, nullptr);
+  device_ = other.device_;
+  size_bytes_ = std::exchange(other.size_bytes_, 0);
+  return *this;
+}
+
+void DeviceCharge::reset() noexcept {
+  if (budget_ != nullptr) budget_->held_bytes_[static_cast<size_t>(device_)].fetch_sub(size_bytes_);
+  budget_ = nullptr;
+  size_bytes_ = 0;
+}
+
+DeviceCharge DeviceCharge::split(uint64_t part_bytes) {
+  const uint64_t part = std::min(part_bytes, size_bytes_);
+  size_bytes_ -= part;
+  return DeviceCharge(budget_, device_, part);
+}
+
+void DeviceCharge::merge(DeviceCharge&& other) noexcept {
+  if (other.budget_ == nullptr) return;
+  budget_ = std::exchange(other.budget_, nullptr);
+  device_ = other.device_;
+  size_bytes_ += std::exchange(other.size_bytes_, 0);
+}
+
+DeviceCharge DeviceBudget::charge(int device, uint64_t size_bytes, uint64_t spared_bytes) {
+  if (device < 0 || device >= kMaxDevices) throw InvalidArgument("there is no device " + std::to_string(device));
+  std::atomic<uint64_t>& held = held_bytes_[static_cast<size_t>(device)];
+  const std::lock_guard lock(mutex_);
+  const uint64_t limit = limit_bytes();
+  const uint64_t used = saturating_add(held.load(), deferred_undos::held_bytes(device));
+  const uint64_t room = saturating_subtract(limit, saturating_add(used, spared_bytes));
+  if (limit != kUnlimited && size_bytes > room) {
+    throw OutOfMemory("device " + std::to_string(device) + ": " + format_bytes(size_bytes) + " wanted, " +
+                          format_bytes(room) + " left of device_limit " + format_bytes(limit) + " (" +
+                          source_of(Setting::kDeviceLimit) + "). Pause a tag, or raise " +
+                          how_to_change(Setting::kDeviceLimit),
+                      device, {size_bytes, room, limit});
+  }
+  held.fetch_add(size_bytes);
+  return DeviceCharge(this, device, size_bytes);
+}
+
+uint64_t DeviceBudget::held_bytes(int device) const {
+  if (device < 0 || device >= kMaxDevices) return 0;
+  return held_bytes_[static_cast<size_t>(device)].load() + deferred_undos::held_bytes(device);
+}
+
+uint64_t DeviceBudget::available_bytes(int device) const {
+  const uint64_t limit = limit_bytes();
+  return limit == kUnlimited ? kUnlimited : saturating_subtract(limit, held_bytes(device));
+}
+
+}  // namespace ebbtide

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+#include "base/bytes.h"
+#include "driver/context.h"
+
+// How many bytes ebbtide may hold on each device, and how many it holds. It is charged before memory is taken
+// (invariant 7).
+namespace ebbtide {
+
+class DeviceBudget;
+
+// Owns a charge on a device's budget; gives it back when it goes.
+class DeviceCharge {
+ public:
+  DeviceCharge() = default;
+  DeviceCharge(DeviceCharge&& other) noexcept
+      : budget_(std::exchange(other.budget_, nullptr)),
+        device_(other.device_),
+        size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+  DeviceCharge& operator=(DeviceCharge&& other) noexcept;
+  ~DeviceCharge() { reset(); }
+  void reset() noexcept;
+  // Cuts part_bytes (at most what is left) off into a charge of its own.
+  DeviceCharge split(uint64_t part_bytes);
+  void merge(DeviceCharge&& other) noexcept;  // of the same device
+  uint64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  friend class DeviceBudget;
+  DeviceCharge(DeviceBudget* budget, int device, uint64_t size_bytes)
+      : budget_(budget), device_(device), size_bytes_(size_bytes) {}
+  DeviceBudget* budget_ = nullptr;
+  int device_ = -1;
+  uint64_t size_bytes_ = 0;
+};
+
+class DeviceBudget {
+ public:
+  // Throws OutOfMemory where the limit does not allow it, or would have less than spared_bytes left.
+  DeviceCharge charge(int device, uint64_t size_bytes, uint64_t spared_bytes = 0);
+  uint64_t held_bytes(int device) const;
+  // What the limit leaves; kUnlimited where there is none.
+  uint64_t available_bytes(int device) const;
+  uint64_t limit_bytes() const { return limit_bytes_.load(); }
+  void set_limit(uint64_t bytes) { limit_bytes_.store(bytes); }
+
+ private:
+  friend class DeviceCharge;
+  std::mutex mutex_;
+  std::array<std::atomic<uint64_t>, kMaxDevices> held_bytes_{};
+  std::atomic<uint64_t> limit_bytes_{kUnlimited};
+};
+
+}  // namespace ebbtide

@@ -1,0 +1,207 @@
+#include "core/budget/host_budget.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/settings.h"
+#include "core/budget/host_reader.h"
+#include "vmm/deferred_undos.h"
+#include "vmm/physical_memory.h"
+
+namespace ebbtide {
+namespace {
+
+// What set a number, in an error; RAM and the container set a limit as well.
+std::string by(bool is_setting, Setting setting) {
+  return is_setting ? " by " + source_of(setting) : std::string(" by RAM or the container");
+}
+
+}  // namespace
+
+HostCharge& HostCharge::operator=(HostCharge&& other) noexcept {
+  if (this == &other) return *this;
+  reset();
+  merge(std::move(other));
+  return *this;
+}
+
+void HostCharge::touch(uint64_t bytes) noexcept {
+  if (budget_ == nullptr) return;
+  const std::lock_guard lock(budget_->mutex_);
+  const uint64_t moved = std::min(bytes, promised_bytes_);
+  promised_bytes_ -= moved;
+  touched_bytes_ += moved;
+  budget_->holdings_.promised_bytes -= moved;
+  budget_->holdings_.touched_bytes += moved;
+  budget_->publish();
+}
+
+void HostCharge::give_back_promised() noexcept {
+  if (budget_ == nullptr) return;
+  const std::lock_guard lock(budget_->mutex_);
+  budget_->holdings_.promised_bytes -= promised_bytes_;
+  promised_bytes_ = 0;
+  budget_->publish();
+}
+
+void HostCharge::give_back_touched(uint64_t bytes) noexcept {
+  if (budget_ == nullptr) return;
+  const std::lock_guard lock(budget_->mutex_);
+  const uint64_t given = std::min(bytes, touched_bytes_);
+  touched_bytes_ -= given;
+  budget_->holdings_.touched_bytes -= given;
+  budget_->publish();
+}
+
+void HostCharge::merge(HostCharge&& other) noexcept {
+  if (other.budget_ == nullptr) return;
+  budget_ = std::exchange(other.budget_, nullptr);
+  promised_bytes_ += std::exchange(other.promised_bytes_, 0);
+  touched_bytes_ += std::exchange(other.touched_bytes_, 0);
+  uncharged_bytes_ += std::exchange(other.uncharged_bytes_, 0);
+}
+
+HostCharge HostCharge::split_promised(uint64_t bytes) {
+  HostCharge part;
+  part.budget_ = budget_;
+  part.promised_bytes_ = std::min(bytes, promised_bytes_);
+  promised_bytes_ -= part.promised_bytes_;
+  return part;
+}
+
+void HostCharge::reset() noexcept {
+  if (budget_ == nullptr) return;
+  const std::lock_guard lock(budget_->mutex_);
+  budget_->holdings_.promised_bytes -= std::exchange(promised_bytes_, 0);
+  budget_->holdings_.touched_bytes -= std::exchange(touched_bytes_, 0);
+  budget_->holdings_.uncharged_bytes -= std::exchange(uncharged_bytes_, 0);
+  budget_->publish();
+  budget_ = nullptr;
+}
+
+policy::HostRules HostBudget::rules(const policy::HostMemory& memory) const {
+  return {limit_bytes_, margin_bytes_.value_or(policy::default_host_margin(memory))};
+}
+
+// With what could not be given back yet.
+policy::HostHoldings HostBudget::holdings() const {
+  policy::HostHoldings all = holdings_;
+  all.uncharged_bytes += deferred_undos::held_bytes(kOnHost);
+  return all;
+}
+
+// Before anybody is refused, idle memory gives way: first what is missing, then all of it, since the budget may be
+// short of more than it says (what is free is never below 0).
+template <typename Charge>
+auto HostBudget::try_charge(uint64_t bytes, const Charge& charge) {
+  for (const bool gives_all : {false, true}) {
+    uint64_t missing_bytes = kUnlimited;
+    try {
+      return charge();
+    } catch (const StoreError& error) {
+      if (!gives_all) missing_bytes = saturating_subtract(bytes, error.shortage.free_bytes);
+      IdleMemory* const idle = idle_.load();
+      if (idle == nullptr || bytes == 0 || !idle->give_way(missing_bytes)) throw;
+    }
+  }
+  return charge();
+}
+
+void HostBudget::require_room(uint64_t bytes, const std::string& purpose) {
+  try_charge(bytes, [&] {
+    const std::lock_guard lock(mutex_);
+    check_room(bytes, purpose);
+  });
+}
+
+std::optional<Ledger::Turn> HostBudget::take_turn() const {
+  return ledger_ == nullptr ? std::nullopt : std::optional(ledger_->take_turn());
+}
+
+void HostBudget::publish() noexcept {
+  if (ledger_ != nullptr) ledger_->publish(holdings());
+}
+
+void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
+  const policy::HostHoldings elsewhere = others();  // before the system is asked
+  const policy::HostMemory memory = read_host_memory(root_);
+  const policy::HostRules now = rules(memory);
+  const uint64_t room = policy::host_room(memory, policy::sum(holdings(), elsewhere), now);
+  if (bytes <= room) return;
+  const uint64_t limit = policy::host_limit_in_force(memory, now);
+  const uint64_t held_elsewhere = policy::total(elsewhere);
+  throw StoreError(
+      purpose + " needs " + format_bytes(bytes) + " of host memory; " + format_bytes(room) +
+          " are free for it (limit " + format_bytes(limit) + by(limit == limit_bytes_, Setting::kHostLimit) +
+          ", margin " + format_bytes(now.margin_bytes) + by(true, Setting::kHostMargin) +
+          (held_elsewhere == 0 ? "" : ", other processes of this run hold " + format_bytes(held_elsewhere)) +
+          "). Pause less, use backup=None where the content may go, or change " + how_to_change(Setting::kHostLimit) +
+          " and " + how_to_change(Setting::kHostMargin),
+      {bytes, room, limit});
+}
+
+HostCharge HostBudget::charge(uint64_t bytes, const std::string& purpose) {
+  return try_charge(bytes, [&] {
+    const std::lock_guard lock(mutex_);
+    const auto turn = take_turn();
+    check_room(bytes, purpose);
+    holdings_.promised_bytes += bytes;
+    publish();
+    HostCharge charge;
+    charge.budget_ = this;
+    charge.promised_bytes_ = bytes;
+    return charge;
+  });
+}
+
+HostCharge HostBudget::charge_outside_cgroups(uint64_t bytes, const std::string& purpose) {
+  return try_charge(bytes, [&] { return charge_idle(bytes, purpose); });
+}
+
+HostCharge HostBudget::charge_idle(uint64_t bytes, const std::string& purpose) {
+  const std::lock_guard lock(mutex_);
+  const auto turn = take_turn();
+  check_room(bytes, purpose);
+  holdings_.uncharged_bytes += bytes;
+  publish();
+  HostCharge charge;
+  charge.budget_ = this;
+  charge.uncharged_bytes_ = bytes;
+  return charge;
+}
+
+uint64_t HostBudget::held_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return policy::total(holdings());
+}
+
+uint64_t HostBudget::available_bytes() const {
+  const policy::HostHoldings elsewhere = others();
+  const policy::HostMemory memory = read_host_memory(root_);
+  const std::lock_guard lock(mutex_);
+  return policy::host_room(memory, policy::sum(holdings(), elsewhere), rules(memory));
+}
+
+uint64_t HostBudget::limit_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return limit_bytes_;
+}
+
+uint64_t HostBudget::margin_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return margin_bytes_ ? *margin_bytes_ : policy::default_host_margin(read_host_memory(root_));
+}
+
+uint64_t HostBudget::ram_bytes() const { return read_host_memory(root_).total_bytes; }
+
+void HostBudget::set_limit(uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  limit_bytes_ = bytes;
+}
+
+void HostBudget::set_margin(uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  margin_bytes_ = bytes;
+}
+
+}  // namespace ebbtide

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "core/budget/ledger.h"
+#include "policy/host_room.h"
+
+// How much host memory ebbtide may hold, and how much it holds. It is charged before a page is touched (invariants 4
+// and 7), since the kernel answers overuse with SIGKILL.
+namespace ebbtide {
+
+class HostBudget;
+
+// Host memory that serves nothing yet, and can be given back at once.
+class IdleMemory {
+ public:
+  virtual ~IdleMemory() = default;
+  // Gives back this much, or all there is. False if there was none. No charge is made meanwhile.
+  virtual bool give_way(uint64_t bytes) noexcept = 0;
+};
+
+// Owns a charge. It is promised until its pages are touched; from then on the kernel counts them too. The destructor
+// gives all of it back.
+class HostCharge {
+ public:
+  HostCharge() = default;
+  HostCharge(HostCharge&& other) noexcept
+      : budget_(std::exchange(other.budget_, nullptr)),
+        promised_bytes_(std::exchange(other.promised_bytes_, 0)),
+        touched_bytes_(std::exchange(other.touched_bytes_, 0)),
+        uncharged_bytes_(std::exchange(other.uncharged_bytes_, 0)) {}
+  HostCharge& operator=(HostCharge&& other) noexcept;
+  ~HostCharge() { reset(); }
+
+  void touch(uint64_t bytes) noexcept;              // promised pages that are touched now; capped at what is promised
+  void give_back_promised() noexcept;               // what was never touched
+  void give_back_touched(uint64_t bytes) noexcept;  // pages that went back to the system; capped at what is touched
+  void merge(HostCharge&& other) noexcept;          // of the same budget
+  HostCharge split_promised(uint64_t bytes);        // capped at what is promised
+  uint64_t size_bytes() const { return promised_bytes_ + touched_bytes_ + uncharged_bytes_; }
+  void reset() noexcept;
+  // The memory stays for ever, and counts for ever.
+  void keep_for_good() noexcept { budget_ = nullptr; }
+
+ private:
+  friend class HostBudget;
+  HostBudget* budget_ = nullptr;
+  uint64_t promised_bytes_ = 0;
+  uint64_t touched_bytes_ = 0;
+  uint64_t uncharged_bytes_ = 0;
+};
+
+class HostBudget {
+ public:
+  // root: where /proc and /sys are looked for; "" is the real system.
+  explicit HostBudget(std::string root = "") : root_(std::move(root)) {}
+
+  // For anonymous memory. Throws StoreError naming need, free and limit. purpose: "the backup of tag 'weights'".
+  HostCharge charge(uint64_t bytes, const std::string& purpose);
+  // For memory that the driver pins. No cgroup counts it, so only this budget bounds it.
+  HostCharge charge_outside_cgroups(uint64_t bytes, const std::string& purpose);
+  // The same for memory that will itself be idle. Other idle memory is not released for it.
+  HostCharge charge_idle(uint64_t bytes, const std::string& purpose);
+  // Throws as a charge would, and takes nothing. Idle memory is released for it, too.
+  void require_room(uint64_t bytes, const std::string& purpose);
+  // Idle memory that is released before a charge is refused; null: none. It outlives the use of the budget.
+  void set_idle(IdleMemory* idle) { idle_.store(idle); }
+
+  uint64_t held_bytes() const;
+  uint64_t available_bytes() const;
+  uint64_t limit_bytes() const;
+  uint64_t margin_bytes() const;
+  uint64_t ram_bytes() const;
+  void set_limit(uint64_t bytes);
+  void set_margin(uint64_t bytes);
+  // Counts the host memory of the other processes of the run, too, and shows them that of this one. Before the first
+  // charge.
+  void join(std::unique_ptr<Ledger> ledger) { ledger_ = std::move(ledger); }
+
+ private:
+  friend class HostCharge;
+  policy::HostRules rules(const policy::HostMemory& memory) const;
+  policy::HostHoldings holdings() const;
+  policy::HostHoldings others() const { return ledger_ == nullptr ? policy::HostHoldings{} : ledger_->others(); }
+  std::optional<Ledger::Turn> take_turn() const;
+  void publish() noexcept;
+  void check_room(uint64_t bytes, const std::string& purpose) const;
+  template <typename Charge>
+  auto try_charge(uint64_t bytes, const Charge& charge);
+
+  const std::string root_;
+  std::atomic<IdleMemory*> idle_{nullptr};
+  mutable std::mutex mutex_;
+  policy::HostHoldings holdings_;
+  std::unique_ptr<Ledger> ledger_;  // null: this process counts itself only
+  uint64_t limit_bytes_ = kUnlimited;
+  std::optional<uint64_t> margin_bytes_;
+};
+
+}  // namespace ebbtide

@@ -1,0 +1,48 @@
+#include "core/budget/pinned_budget.h"
+
+#include "base/error.h"
+#include "base/settings.h"
+
+namespace ebbtide {
+
+PinnedCharge& PinnedCharge::operator=(PinnedCharge&& other) noexcept {
+  if (this == &other) return *this;
+  reset();
+  merge(std::move(other));
+  return *this;
+}
+
+void PinnedCharge::merge(PinnedCharge&& other) noexcept {
+  if (other.budget_ == nullptr) return;
+  budget_ = std::exchange(other.budget_, nullptr);
+  size_bytes_ += std::exchange(other.size_bytes_, 0);
+}
+
+void PinnedCharge::reset() noexcept {
+  if (budget_ != nullptr) budget_->held_bytes_.fetch_sub(size_bytes_);
+  budget_ = nullptr;
+  size_bytes_ = 0;
+}
+
+void PinnedCharge::keep_for_good() noexcept {
+  if (budget_ != nullptr) budget_->lost_bytes_.fetch_add(size_bytes_);
+  budget_ = nullptr;
+}
+
+PinnedCharge PinnedBudget::charge(uint64_t size_bytes, const std::string& purpose) {
+  const uint64_t limit = limit_bytes();
+  uint64_t held = held_bytes_.load();
+  do {
+    const uint64_t room = saturating_subtract(limit, held);
+    if (size_bytes > room) {
+      throw StoreError(purpose + " needs " + format_bytes(size_bytes) + " of pinned memory; " + format_bytes(room) +
+                           " are left of pinned_limit " + format_bytes(limit) + " (" +
+                           source_of(Setting::kPinnedLimit) + "). Raise " + how_to_change(Setting::kPinnedLimit) +
+                           ", or keep less in backup=\"pinned\"",
+                       {size_bytes, room, limit});
+    }
+  } while (!held_bytes_.compare_exchange_weak(held, held + size_bytes));
+  return PinnedCharge(this, size_bytes);
+}
+
+}  // namespace ebbtide

@@ -1,0 +1,107 @@
+#include "core/memory/allocation.h"
+
+#include <algorithm>
+
+namespace ebbtide {
+
+const std::shared_ptr<Backing>& Backing::nothing() {
+  static const auto* const instance = new std::shared_ptr<Backing>(std::make_shared<Backing>());
+  return *instance;
+}
+
+Amounts& Amounts::operator+=(const Amounts& other) {
+  allocation_count += other.allocation_count;
+  size_bytes += other.size_bytes;
+  resident_bytes += other.resident_bytes;
+  device_bytes += other.device_bytes;
+  host_bytes += other.host_bytes;
+  left_bytes += other.left_bytes;
+  stored_bytes += other.stored_bytes;
+  dropped_bytes += other.dropped_bytes;
+  trimmed_bytes += other.trimmed_bytes;
+  retained_bytes += other.retained_bytes;
+  away_count += other.away_count;
+  here_count += other.here_count;
+  return *this;
+}
+
+Amounts& Amounts::operator-=(const Amounts& other) {
+  allocation_count -= other.allocation_count;
+  size_bytes -= other.size_bytes;
+  resident_bytes -= other.resident_bytes;
+  device_bytes -= other.device_bytes;
+  host_bytes -= other.host_bytes;
+  left_bytes -= other.left_bytes;
+  stored_bytes -= other.stored_bytes;
+  dropped_bytes -= other.dropped_bytes;
+  trimmed_bytes -= other.trimmed_bytes;
+  retained_bytes -= other.retained_bytes;
+  away_count -= other.away_count;
+  here_count -= other.here_count;
+  return *this;
+}
+
+Amounts Allocation::amounts() const {
+  Amounts found;
+  found.allocation_count = 1;
+  found.size_bytes = size_bytes();
+  for (const Chunk& chunk : chunks) {
+    const Place place = chunk.place.load();
+    const bool is_resident = chunk.is_resident();
+    found.resident_bytes += is_resident ? chunk.size_bytes : 0;
+    found.device_bytes += place == Place::kDevice ? chunk.size_bytes : 0;
+    found.host_bytes += place == Place::kHost && is_resident ? chunk.size_bytes : 0;
+    found.stored_bytes += place == Place::kStored ? chunk.size_bytes : 0;
+    (is_trimmed ? found.trimmed_bytes : found.dropped_bytes) += place == Place::kDropped ? chunk.size_bytes : 0;
+    found.retained_bytes += place == Place::kDevice && stored != nullptr ? chunk.size_bytes : 0;
+  }
+  found.left_bytes = is_paused.load() ? found.host_bytes : 0;
+  found.away_count = wants_resume() && !is_trimmed ? 1 : 0;
+  found.here_count = found.device_bytes > 0 || has_stale_memory() ? 1 : 0;
+  return found;
+}
+
+size_t Allocation::device_bytes() const {
+  size_t total = 0;
+  for (const Chunk& chunk : chunks) total += chunk.is_on_device() ? chunk.size_bytes : 0;
+  return total;
+}
+
+size_t Allocation::host_bytes() const {
+  size_t total = 0;
+  for (const Chunk& chunk : chunks) total += chunk.is_on_host() ? chunk.size_bytes : 0;
+  return total;
+}
+
+size_t Allocation::resident_bytes() const {
+  size_t total = 0;
+  for (const Chunk& chunk : chunks) total += chunk.is_resident() ? chunk.size_bytes : 0;
+  return total;
+}
+
+bool Allocation::is_any_stored() const {
+  return std::any_of(chunks.begin(), chunks.end(),
+                     [](const Chunk& chunk) { return chunk.place.load() == Place::kStored; });
+}
+
+bool Allocation::has_stale_memory() const {
+  return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& chunk) { return chunk.has_stale_memory(); });
+}
+
+bool Allocation::has_memory() const {
+  return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& chunk) { return chunk.backing->has_memory(); });
+}
+
+bool Allocation::may_have_memory() const {
+  return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& chunk) {
+    return Backing::is_shared(chunk.backing) || chunk.backing->has_memory();
+  });
+}
+
+const Chunk& Allocation::chunk_at(size_t offset) const {
+  const auto after = std::upper_bound(chunks.begin(), chunks.end(), offset,
+                                      [](size_t wanted, const Chunk& chunk) { return wanted < chunk.offset; });
+  return *std::prev(after);
+}
+
+}  // namespace ebbtide

@@ -1,0 +1,126 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "core/memory/backing.h"
+#include "core/memory/backup_record.h"
+#include "vmm/address_arena.h"
+
+// One contiguous address range that was handed to the caller, and the chunks behind it.
+//
+// The tag, the policy, the device and the addresses never change. The backing of a chunk belongs to whoever holds the
+// allocation: the allocator until it is registered, an operation while is_held, the free once it has left the registry.
+// Any thread may read place at any time. is_unused belongs to the operations. The registry's lock guards is_held,
+// is_doomed, is_trimmed, stored and counted.
+namespace ebbtide {
+
+struct Tag;
+
+// Where an allocation lies that the device has too little memory for. kSplit: its front on the device, the rest on the
+// host. kWhole: all of a large one on the host.
+enum class Overflow { kNone = 0, kSplit = 1, kWhole = 2 };
+
+struct Policy {
+  BackupKind backup = BackupKind::kRam;
+  bool retain = false;  // a resume keeps the backup's memory for the next pause; always so for pinned backups
+  Overflow overflow = Overflow::kNone;
+  bool flushes_first = false;    // the caller flushes its caches when refused, and asks again: only then it spills
+  bool is_freed_singly = false;  // the caller frees allocations one by one, and expects the memory back each time
+  friend bool operator==(const Policy&, const Policy&) = default;
+};
+
+enum class Place { kDevice = 0, kHost = 1, kStored = 2, kDropped = 3 };
+
+struct Chunk {
+  Chunk(size_t chunk_index, size_t chunk_offset, size_t chunk_bytes)
+      : index(chunk_index), offset(chunk_offset), size_bytes(chunk_bytes) {}
+  const size_t index;
+  const size_t offset;  // in the allocation
+  const size_t size_bytes;
+  size_t first_block() const { return offset / kernels::kBlockBytes; }
+  size_t block_count() const { return size_bytes / kernels::kBlockBytes; }
+  size_t end_block() const { return first_block() + block_count(); }
+  std::shared_ptr<Backing> backing = std::make_shared<Backing>();  // never null
+  std::atomic<Place> place{Place::kDevice};
+  // kDevice, or kHost: once it was dropped it comes back on the device if there is room, else on the host.
+  Place home = Place::kDevice;
+  // Its memory holds its bytes, but could not be mapped again. It counts as away until a resume maps it.
+  std::atomic<bool> is_detached{false};
+
+  // The device can reach the bytes, in its own memory or in the host's. A chunk that is not resident is away.
+  bool is_resident() const {
+    const Place now = place.load(std::memory_order_acquire);
+    return (now == Place::kDevice || now == Place::kHost) && !is_detached.load(std::memory_order_acquire);
+  }
+  bool is_on_device() const { return place.load(std::memory_order_acquire) == Place::kDevice; }
+  bool is_on_host() const { return place.load(std::memory_order_acquire) == Place::kHost; }
+  // Physical memory behind a chunk that is away. An earlier call failed after the bytes had left, or before they were
+  // back.
+  bool has_stale_memory() const { return !is_resident() && !is_detached.load() && backing->has_memory(); }
+};
+
+// Totals of one allocation, or of several.
+struct Amounts {
+  uint64_t allocation_count = 0;
+  uint64_t size_bytes = 0, resident_bytes = 0, device_bytes = 0, host_bytes = 0, stored_bytes = 0;
+  uint64_t dropped_bytes = 0, trimmed_bytes = 0;  // the latter of trimmed allocations, and not among the former
+  uint64_t retained_bytes = 0;                    // on the device, and in a backup
+  uint64_t left_bytes = 0;                        // of the ones on the host: of paused allocations
+  uint64_t away_count = 0;                        // allocations that a resume brings back: not trimmed ones
+  uint64_t here_count = 0;  // allocations with something on the device, or with memory that a pause must give back
+  Amounts& operator+=(const Amounts& other);
+  Amounts& operator-=(const Amounts& other);
+  friend bool operator==(const Amounts&, const Amounts&) = default;
+};
+
+struct Allocation {
+  Tag* tag = nullptr;
+  Policy policy;
+  int device = -1;
+  uint64_t sequence = 0;
+  std::shared_ptr<const Addresses> addresses;
+  std::deque<Chunk> chunks;
+
+  std::shared_ptr<BackupRecord> stored;
+  std::shared_ptr<Allocation> next_deferred;  // of DeferredFrees
+  // Contexts other than the primary one that may have work queued on it: those of the allocating and of the freeing
+  // thread.
+  std::array<CUcontext, 2> other_contexts{};
+  bool is_held = false;
+  // A pause has finished with it, and no resume has begun. Nothing of it is on the device. Chunks on the host stay
+  // there, resident, if there is a backup; the allocation is paused all the same. Operations write it; any thread may
+  // read it at any time.
+  std::atomic<bool> is_paused{false};
+  bool is_unused = false;   // nobody used any of it when it was last paused
+  bool is_trimmed = false;  // its memory was given up as unused; only a claim that asks for it brings it back
+  bool is_doomed = false;   // freed while held: the operation finishes the free
+  Amounts counted;          // what its tag's amounts hold of it: as of the end of the last operation on it
+
+  CUdeviceptr address() const { return addresses->address(); }
+  size_t size_bytes() const { return addresses->size_bytes(); }
+  size_t resident_bytes() const;
+  size_t device_bytes() const;
+  size_t host_bytes() const;
+  bool is_away() const { return resident_bytes() != size_bytes(); }
+  // Whether an operation of this kind selects it. Pauses and promotions leave out what is paused already.
+  bool wants_pause() const { return has_stale_memory() || (has_memory() && !is_paused.load()); }
+  bool wants_resume() const { return is_paused.load() || is_away(); }
+  bool wants_trim() const { return !is_trimmed || has_memory() || stored != nullptr; }
+  bool wants_promotion() const { return host_bytes() > 0 && !is_paused.load(); }
+  bool is_any_stored() const;
+  bool has_stale_memory() const;
+  bool has_memory() const;  // behind any chunk, whatever its state
+  // The same for an allocation that no operation holds. Its chunks may share their memory with others that an operation
+  // holds: then the answer is yes.
+  bool may_have_memory() const;
+  const Chunk& chunk_at(size_t offset) const;
+  Amounts amounts() const;  // as of now; under the registry's lock
+};
+
+}  // namespace ebbtide

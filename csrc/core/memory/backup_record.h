@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/budget/host_budget.h"
+#include "core/budget/pinned_budget.h"
+#include "kernels/blocks.h"
+#include "store/store.h"
+
+namespace ebbtide {
+
+// What is known of one block of an allocation (kernels::kBlockBytes): its value while it is away, and the content of
+// its place in the store.
+struct StoredBlock {
+  kernels::Digest digest;    // of the bytes in the store, where has_digest
+  kernels::Value value;      // stands for the block while it is away, where is_constant
+  bool is_constant = false;  // else the bytes in the store do
+  bool has_digest = false;
+  bool is_touched = false;  // its pages in the store are in the charge
+};
+
+// The bytes of an allocation while they are away, and after that where they are retained. It owns the charge for the
+// host memory that they take.
+//
+// It belongs to whoever holds the allocation. A view of the bytes (backup_of) holds the record and `views`. Bytes in
+// view are neither overwritten nor given back.
+struct BackupRecord {
+  BackupRecord(BackupKind backup_kind, std::unique_ptr<Backup> opened, size_t size_bytes)
+      : kind(backup_kind), backup(std::move(opened)), blocks(size_bytes / kernels::kBlockBytes) {}
+  BackupRecord(const BackupRecord&) = delete;
+  BackupRecord& operator=(const BackupRecord&) = delete;
+  ~BackupRecord() {
+    if (!backup->is_abandoned()) return;
+    charge.keep_for_good();
+    pinned.keep_for_good();
+  }
+  size_t size_bytes() const { return blocks.size() * kernels::kBlockBytes; }
+  const BackupKind kind;
+  HostCharge charge;
+  PinnedCharge pinned;
+  const std::unique_ptr<Backup> backup;  // goes before its charges do
+  std::vector<StoredBlock> blocks;
+  std::shared_ptr<void> views = std::make_shared<char>();
+
+  int device = 0;  // of the allocation
+  // Of DeferredFrees.
+  std::shared_ptr<BackupRecord> next_deferred;
+  bool is_deferred = false;
+
+  bool has_views() const { return views.use_count() > 1; }
+};
+
+}  // namespace ebbtide

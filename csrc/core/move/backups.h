@@ -1,0 +1,19 @@
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "core/state/core.h"
+
+// Backups of allocations: opening them, and taking their memory.
+namespace ebbtide {
+
+// A new backup without content. No host memory is charged yet; a pinned one is charged to the pinned budget. Throws
+// StoreError.
+std::shared_ptr<BackupRecord> open_backup(Core& core, BackupKind kind, const Allocation& allocation);
+
+// Takes the memory of whole backups now, in several threads. Their charges have promised it. Pinned backups are pinned
+// through the context of this device. Throws StoreError, with some of them ready and others not.
+void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, int device);
+
+}  // namespace ebbtide

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "core/move/report.h"
+#include "core/move/request.h"
+#include "core/state/core.h"
+
+namespace ebbtide {
+
+using Allocations = std::vector<std::shared_ptr<Allocation>>;
+
+// What an operation does with the allocations that it holds: take them away, bring them back, copy them to other
+// memory. Each kind says what it claims, so that neither the registry nor the operation knows kinds.
+//
+// The operation calls claim(), prepare(), then run_device() and end_device() for each device, run_last() if no device
+// failed, and settle() in any case.
+class Move {
+ public:
+  explicit Move(Core& core) : core_(core) {}
+  Move(const Move&) = delete;
+  Move& operator=(const Move&) = delete;
+  virtual ~Move() = default;
+
+  // The kind that its report names.
+  virtual OperationKind kind() const = 0;
+  virtual TagClaim claim() const = 0;
+  // Takes what the move will need. If it throws, settle() undoes all of it.
+  virtual void prepare(const Allocations& allocations) = 0;
+  // Whether kernels may still use the memory. Then the devices are synchronised before anything moves.
+  virtual bool takes_memory_away() const = 0;
+  // The devices with something to move.
+  virtual std::vector<int> devices() const = 0;
+  // Moves everything on one device, whose context is current. Devices run side by side, each in its own thread.
+  virtual void run_device(int device) = 0;
+  // In the same thread, even if run_device() failed or could not begin.
+  virtual void end_device(int /*device*/) noexcept {}
+  // After all devices, where none failed.
+  virtual void run_last() {}
+  // Returns what was taken and not used, and drops every reference to allocations.
+  virtual void settle() noexcept = 0;
+  // Once all has moved.
+  virtual void count(Counters& /*counters*/, const ReportRow& /*total*/) const {}
+
+  const ReportRows& rows() const { return rows_; }
+  bool has_released_any() const { return has_released_any_.load(); }
+
+ protected:
+  Core& core() { return core_; }
+  // In prepare() for every allocation, so that the threads of run_device() find their rows without changing the table.
+  void add_row(const Allocation& allocation) { rows_[{allocation.tag->name, allocation.device}]; }
+  ReportRow& row(const Allocation& allocation) { return rows_.at({allocation.tag->name, allocation.device}); }
+  // From now on a failure leaves the operation midway.
+  void note_released() { has_released_any_.store(true); }
+
+ private:
+  Core& core_;
+  ReportRows rows_;
+  std::atomic<bool> has_released_any_{false};
+};
+
+// By block of the allocation: whether the request says that nobody uses it.
+inline std::vector<bool> unused_blocks(const Core& core, const OperationRequest& request,
+                                       const Allocation& allocation) {
+  if (!core.rules.skip.unused.load()) return std::vector<bool>(allocation.size_bytes() / kernels::kBlockBytes, false);
+  return request.unused.covered_blocks({allocation.address(), allocation.size_bytes()}, kernels::kBlockBytes);
+}
+
+}  // namespace ebbtide

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "core/move/move.h"
+
+namespace ebbtide {
+
+// Moves chunks from the host to the device: creates device memory for as many chunks as there is room for, copies all
+// of them, and puts the new memory behind their addresses.
+//
+// The new memory first lies behind an address range of its own, a spare allocation. In the end the spare allocation
+// owns the replaced host memory, and is freed like any other.
+class Promotion final : public Move {
+ public:
+  Promotion(Core& core, const OperationRequest& request) : Move(core), request_(request) {}
+  OperationKind kind() const override { return OperationKind::kPromote; }
+  TagClaim claim() const override;
+  void prepare(const Allocations& allocations) override;
+  bool takes_memory_away() const override { return true; }
+  std::vector<int> devices() const override;
+  void run_device(int device) override;
+  void settle() noexcept override;
+  void count(Counters& counters, const ReportRow& total) const override { counters.bytes_promoted += total.bytes; }
+
+ private:
+  struct Moving {
+    std::shared_ptr<Allocation> allocation;
+    Chunk* chunk;
+  };
+  struct DeviceWork {
+    DeviceSet peers;
+    std::vector<Moving> moving;
+    std::shared_ptr<Allocation> spare;  // a chunk for each that moves, in order
+  };
+
+  void create_memory(int device, DeviceWork& work);
+  void copy(int device, DeviceWork& work);
+  void remap(int device, DeviceWork& work, size_t index);
+
+  const OperationRequest& request_;
+  std::map<int, DeviceWork> work_;
+};
+
+}  // namespace ebbtide

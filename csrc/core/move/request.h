@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/memory/address_ranges.h"
+#include "core/registry/registry.h"
+
+namespace ebbtide {
+
+// What the caller of an operation asks for. Each kind reads what concerns it.
+struct OperationRequest {
+  TagRequest tags;
+  TagRequest resume_tags;            // swap: what comes back; tags is what leaves
+  std::optional<BackupKind> backup;  // pause: instead of each allocation's policy
+  std::shared_ptr<Moved> moved;      // pause: filled with what has moved
+  std::optional<bool> retain;        // resume: instead of each allocation's policy
+  // pause, resume: nobody uses what lies in them, as of the moment when lease number unused_as_of was the newest.
+  // Ignored where a tag was leased after that.
+  AddressRanges unused;
+  uint64_t unused_as_of = 0;
+  std::vector<AddressRange> order;  // resume: what comes first; the rest follows in the order of allocation
+};
+
+}  // namespace ebbtide

@@ -1,0 +1,242 @@
+#include "core/operation/operation.h"
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "base/error.h"
+#include "core/move/preparation.h"
+#include "core/move/promotion.h"
+#include "core/move/separation.h"
+#include "core/operation/swap.h"
+#include "core/pause/pause.h"
+#include "core/resume/resume.h"
+#include "core/state/shortage.h"
+#include "driver/context.h"
+
+namespace ebbtide {
+
+Operation::Operation(Core& core, OperationKind kind, OperationRequest request, CaptureGate::Permit permit)
+    : core_(core), kind_(kind), request_(std::move(request)), permit_(std::move(permit)) {
+  add_moves();
+}
+
+// The one place that knows what each kind is made of.
+void Operation::add_moves() {
+  const auto add = [&](const char* name, auto move) {
+    name_ = name;
+    auto& added = *move;
+    moves_.push_back(std::move(move));
+    return &added;
+  };
+  switch (kind_) {
+    case OperationKind::kPause: add("pause", std::make_unique<Pause>(core_, request_, Pause::Trim::kNo)); return;
+    case OperationKind::kTrim: add("trim", std::make_unique<Pause>(core_, request_, Pause::Trim::kYes)); return;
+    case OperationKind::kResume:
+      resume_ = add("resume", std::make_unique<Resume>(core_, request_, request_.tags));
+      return;
+    case OperationKind::kSwap: {
+      SwapOut& leaving = *add("swap", std::make_unique<SwapOut>(core_, request_));
+      add("swap", std::make_unique<SwapIn>(core_, request_, leaving));
+      return;
+    }
+    case OperationKind::kPrepare: add("prepare", std::make_unique<Preparation>(core_, request_)); return;
+    case OperationKind::kPromote: add("promote", std::make_unique<Promotion>(core_, request_)); return;
+    case OperationKind::kSeparate: add("separate", std::make_unique<Separation>(core_, request_)); return;
+  }
+  throw InvalidArgument("there is no operation of kind " + std::to_string(static_cast<int>(kind_)));
+}
+
+std::vector<TagClaim> Operation::claims() const {
+  std::vector<TagClaim> claims;
+  for (const auto& move : moves_) claims.push_back(move->claim());
+  return claims;
+}
+
+std::unique_ptr<Operation> Operation::claim(Core& core, OperationKind kind, OperationRequest request) {
+  require_not_forked();
+  if (request.backup && *request.backup != BackupKind::kNone) store_of(*request.backup);
+  if (kind == OperationKind::kSwap) require_apart(request);
+  auto permit = core.capture_gate.try_enter();
+  if (!permit) {
+    throw StateError(
+        "a stream capture is under way: pause and resume would break it; do it before or after the capture");
+  }
+  give_back_caches(core);
+  const uint64_t peer_generation = core.peers.refresh(true);
+  // Made before anything is held: from the claim on, its destructor lets go whatever happens.
+  std::unique_ptr<Operation> operation(new Operation(core, kind, std::move(request), std::move(*permit)));
+  operation->peer_generation_ = peer_generation;
+  operation->selection_ = core.registry.claim(operation->claims());
+  try {
+    operation->prepare();
+  } catch (const std::exception& error) {
+    operation->fail(error.what());
+    throw;
+  }
+  return operation;
+}
+
+// For the event, of which there are many: of many tags the first ones.
+void Operation::note_tag_names() {
+  constexpr size_t kMostBytes = 1024;
+  size_t named = 0;
+  for (const Tag* tag : selection_.tags) {
+    if (tag_names_.size() > kMostBytes) break;
+    tag_names_ += (named++ == 0 ? "" : ", ") + tag->name;
+  }
+  if (named < selection_.tags.size()) tag_names_ += ", and " + std::to_string(selection_.tags.size() - named) + " more";
+}
+
+void Operation::prepare() {
+  note_tag_names();
+  // Memory that was free when the caller looked may have been handed out since.
+  if (selection_.last_lease > request_.unused_as_of) request_.unused.clear();
+  std::set<int> devices;
+  for (const auto& group : selection_.groups) {
+    for (const auto& allocation : group.allocations) devices.insert(allocation->device);
+  }
+  for (const int device : devices) {
+    if (!is_capture_visible(device, nullptr)) continue;
+    throw StateError("a stream of device " + std::to_string(device) +
+                     " captures: pause and resume would break the capture; do it before or after");
+  }
+  for (size_t index = 0; index < moves_.size(); ++index) moves_[index]->prepare(selection_.groups[index].allocations);
+}
+
+void Operation::run_devices(const RunDevice& run_device) {
+  struct Share {
+    Move* move;
+    int device;
+  };
+  std::vector<Share> shares;  // what leaves before what comes back, so that one after the other works as well
+  for (const auto& move : moves_) {
+    for (const int device : move->devices()) shares.push_back({move.get(), device});
+  }
+  std::mutex mutex;
+  std::exception_ptr first_error;
+  const auto run_share = [&](const Share& share) {
+    try {
+      const ContextScope scope(share.device);
+      run_device(*share.move, share.device);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (first_error == nullptr) first_error = std::current_exception();
+    }
+    share.move->end_device(share.device);
+  };
+  {
+    std::vector<std::jthread> threads;
+    size_t next = 1;
+    try {
+      for (; next < shares.size(); ++next) threads.emplace_back(run_share, shares[next]);
+    } catch (...) {
+      // The system starts no more threads: this one does the rest.
+    }
+    if (!shares.empty()) run_share(shares.front());
+    for (; next < shares.size(); ++next) run_share(shares[next]);
+  }
+  if (first_error != nullptr) std::rethrow_exception(first_error);
+}
+
+void Operation::run(const RunDevice& run_device) {
+  std::set<int> devices;
+  for (const auto& move : moves_) {
+    if (!move->takes_memory_away()) continue;
+    for (const int device : move->devices()) devices.insert(device);
+  }
+  for (const int device : devices) synchronize_device(device);
+  run_devices(run_device);
+  for (const auto& move : moves_) move->run_last();
+}
+
+std::unique_ptr<Arrivals> Operation::launch() {
+  if (resume_ == nullptr) throw InvalidArgument("only a resume can move its bytes later");
+  try {
+    auto arrivals = resume_->launch();
+    is_launched_ = arrivals != nullptr;
+    return arrivals;
+  } catch (const std::exception& error) {
+    fail(error.what());
+    throw;
+  }
+}
+
+Report Operation::follow() {
+  if (!is_launched_) throw StateError("this resume was not launched");
+  return std::move(conclude([&](Move&, int device) { resume_->follow_device(device); }).front());
+}
+
+std::vector<Report> Operation::commit() {
+  if (is_launched_) throw StateError("this resume was launched: follow it");
+  return conclude([](Move& move, int device) { move.run_device(device); });
+}
+
+std::vector<Report> Operation::conclude(const RunDevice& run_device) {
+  if (is_finished_) throw StateError("this operation is over");
+  try {
+    run(run_device);
+  } catch (const std::exception& error) {
+    fail(error.what());
+    throw;
+  }
+  finish(Outcome::kWhole);
+  const double taken = seconds();
+  std::vector<Report> reports;
+  for (const auto& move : moves_) reports.push_back(report_of(*move, taken));
+  record("", "", taken);
+  const auto held = std::make_shared<const std::vector<HeldBytes>>(core_.registry.held());
+  for (Report& report : reports) report.held = held;
+  return reports;
+}
+
+void Operation::record(const char* suffix, const char* detail, double seconds) noexcept {
+  try {
+    ReportRow total;
+    for (const auto& move : moves_) total += total_of(move->rows());
+    core_.events.add({.seconds = seconds,
+                      .kind = std::string(name_) + suffix,
+                      .tags = tag_names_,
+                      .bytes = total.bytes,
+                      .copied = total.copied,
+                      .detail = detail});
+  } catch (...) {
+    // No memory for the event's strings: the operation itself is not touched by that.
+  }
+}
+
+double Operation::seconds() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+void Operation::finish(Outcome outcome) noexcept {
+  if (is_finished_) return;
+  is_finished_ = true;
+  for (const auto& move : moves_) move->settle();
+  core_.deferred_frees.destroy_all(core_.registry.release(selection_, outcome));
+  core_.peers.catch_up_after_hold(peer_generation_);
+}
+
+void Operation::fail(const char* reason) noexcept {
+  const bool is_midway =
+      std::any_of(moves_.begin(), moves_.end(), [](const auto& move) { return move->has_released_any(); });
+  finish(is_midway ? Outcome::kMidway : Outcome::kUntouched);
+  ++core_.counters.operation_failures;
+  record("_failed", reason, seconds());
+}
+
+// What a move did, for the counters and the caller.
+Report Operation::report_of(const Move& move, double seconds) {
+  Report report;
+  report.kind = move.kind();
+  report.seconds = seconds;
+  for (const auto& [key, row] : move.rows()) {
+    if (!row.is_empty()) report.rows.emplace(key, row);
+  }
+  move.count(core_.counters, report.totals());
+  return report;
+}
+
+}  // namespace ebbtide

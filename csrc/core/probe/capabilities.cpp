@@ -1,0 +1,201 @@
+#include "core/probe/capabilities.h"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "driver/context.h"
+#include "driver/device_kernels.h"
+#include "driver/stream.h"
+#include "store/staging.h"
+#include "vmm/mapping.h"
+#include "vmm/reservation.h"
+
+namespace ebbtide {
+namespace {
+
+int attribute(int device, CUdevice_attribute which) {
+  CUdevice handle = 0;
+  check(driver().cuDeviceGet(&handle, device), "cuDeviceGet", "ordinal=" + std::to_string(device));
+  int value = 0;
+  check(driver().cuDeviceGetAttribute(&value, which, handle), "cuDeviceGetAttribute");
+  return value;
+}
+
+Capability probe_vmm(int device) {
+  Capability capability{"vmm", false, "", ""};
+  try {
+    const size_t bytes = granularity(device);
+    const Reservation range = Reservation::reserve(bytes);
+    const PhysicalMemory memory = PhysicalMemory::create_on_device(bytes, device);
+    const Mapping mapping = Mapping::map(range.address(), memory);
+    capability.is_available = true;
+    capability.found = "reserved, created, mapped and released " + format_bytes(bytes) + ", the granularity";
+  } catch (const std::exception& error) {
+    capability.found = error.what();
+    capability.advice =
+        "pause and resume need it: free some device memory, update the driver, or check that the device supports "
+        "virtual memory management";
+  }
+  return capability;
+}
+
+Capability probe_rdma(int device) {
+  const bool is_available = is_rdma_capable(device);
+  return {"rdma", is_available,
+          is_available ? "handles are made usable by GPUDirect RDMA"
+                       : "the device does not offer GPUDirect RDMA on this memory",
+          is_available ? "" : "nothing to do unless network cards read this memory directly"};
+}
+
+Capability probe_host_memory(int device) {
+  Capability capability{
+      "host_memory", false, "",
+      "overflow=\"split\" and \"whole\" need it: update the driver; containers: allow the NUMA calls in "
+      "the seccomp profile"};
+  const HostProbe probe = probe_host_location(device);
+  capability.found = probe.found;
+  if (!probe.location) return capability;
+  try {
+    const size_t bytes = granularity(device);
+    const Reservation range = Reservation::reserve(bytes);
+    const PhysicalMemory memory = PhysicalMemory::create_on_host(bytes, *probe.location);
+    const Mapping mapping = Mapping::map(range.address(), memory, device);
+    return {"host_memory", true, probe.found, ""};
+  } catch (const std::exception& error) {
+    capability.found += "; mapped for the device: " + std::string(error.what());
+    return capability;
+  }
+}
+
+// A little pinned memory and a stream to use it on, idle when it goes; where that can't be had the memory is kept.
+class Bench {
+ public:
+  Bench() : staging_(Staging::allocate(4 * kKiB)), stream_(Stream::create()) {}
+  Bench(const Bench&) = delete;
+  Bench& operator=(const Bench&) = delete;
+  ~Bench() {
+    if (driver().cuStreamSynchronize(stream()) != CUDA_SUCCESS) staging_->poison();
+  }
+  CUstream stream() const { return stream_.get(); }
+  template <typename T>
+  T& memory() {
+    return *reinterpret_cast<T*>(staging_->bytes());
+  }
+  void wait() const { stream_.synchronize(); }
+
+ private:
+  std::unique_ptr<Staging> staging_;
+  Stream stream_;
+};
+
+// Whether the kernels on the device do what they do on the processor: fills a block and digests it.
+bool kernels_agree(const DeviceKernels& device_kernels, int device) {
+  const size_t bytes = (kernels::kBlockBytes + granularity(device) - 1) / granularity(device) * granularity(device);
+  const Reservation range = Reservation::reserve(bytes);
+  const PhysicalMemory memory = PhysicalMemory::create_on_device(bytes, device);
+  const Mapping mapping = Mapping::map(range.address(), memory);
+  constexpr kernels::Digest kSeed{1, 2};
+  struct Lists {
+    kernels::BlockFill fill;
+    uint64_t address;
+    kernels::BlockReport report;
+  };
+  Bench bench;  // after the mapping, which must not go before the stream is idle
+  auto& lists = bench.memory<Lists>();
+  lists = {{range.address(), {3, 4}}, range.address(), {}};
+  device_kernels.fill(bench.stream(), &lists.fill, 1);
+  device_kernels.digest(bench.stream(), &lists.address, &lists.report, kSeed, 1);
+  bench.wait();
+  std::vector<std::byte> block(kernels::kBlockBytes);
+  kernels::fill_block(block.data(), lists.fill.value);
+  return lists.report == kernels::digest_block(block.data(), kSeed);
+}
+
+Capability probe_kernels(int device) {
+  Capability capability{"kernels", false, "the device does not take them",
+                        "blocks that did not change are copied like all others; a newer driver may take the kernels"};
+  const DeviceKernels* device_kernels = DeviceKernels::of(device);
+  if (device_kernels == nullptr) return capability;
+  try {
+    capability.is_available = kernels_agree(*device_kernels, device);
+    capability.found = capability.is_available ? "filled and digested a block as the processor does"
+                                               : "the device and the processor digest a block differently";
+  } catch (const std::exception& error) {
+    capability.found = error.what();
+  }
+  if (capability.is_available) capability.advice.clear();
+  return capability;
+}
+
+Capability probe_stream_wait_value() {
+  Capability capability{"stream_wait_value", false, "the driver lacks the calls",
+                        "nothing to do: streams wait for events instead"};
+  const Driver& table = driver();
+  if (table.cuStreamWaitValue32 == nullptr || table.cuStreamWriteValue32 == nullptr) return capability;
+  try {
+    Bench bench;
+    auto& number = bench.memory<uint32_t>();
+    number = 0;
+    const auto address = reinterpret_cast<CUdeviceptr>(&number);
+    // The other way round it would wait for ever.
+    check(table.cuStreamWriteValue32(bench.stream(), address, 1, CU_STREAM_WRITE_VALUE_DEFAULT),
+          "cuStreamWriteValue32");
+    check(table.cuStreamWaitValue32(bench.stream(), address, 1, CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32");
+    bench.wait();
+    return {"stream_wait_value", true, "a stream wrote a number and waited for it", ""};
+  } catch (const std::exception& error) {
+    capability.found = error.what();
+    return capability;
+  }
+}
+
+Capability probe_version() {
+  int version = 0;
+  check(driver().cuDriverGetVersion(&version), "cuDriverGetVersion");
+  return {"driver", true, "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10), ""};
+}
+
+Capability probe_optional_functions() {
+  const Driver& table = driver();
+  std::string missing;
+  const auto look = [&](const char* name, bool is_there) {
+    if (!is_there) missing += (missing.empty() ? "" : ", ") + std::string(name);
+  };
+#define EBBTIDE_FUNCTION(name, version, need) look(#name, table.name != nullptr);
+#include "driver/functions.def"
+#undef EBBTIDE_FUNCTION
+  return {"driver functions", missing.empty(), missing.empty() ? "all there" : "missing: " + missing,
+          missing.empty() ? "" : "what needs them is off; a newer driver has them"};
+}
+
+}  // namespace
+
+DeviceFacts describe_device(int device) {
+  const ContextScope scope(device);
+  DeviceFacts facts;
+  CUdevice handle = 0;
+  check(driver().cuDeviceGet(&handle, device), "cuDeviceGet", "ordinal=" + std::to_string(device));
+  char name[128] = {};
+  check(driver().cuDeviceGetName(name, sizeof name, handle), "cuDeviceGetName");
+  facts.name = name;
+  facts.compute_capability = attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) * 10 +
+                             attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  check(driver().cuMemGetInfo(&free_bytes, &total_bytes), "cuMemGetInfo");
+  facts.free_bytes = free_bytes;
+  facts.total_bytes = total_bytes;
+  facts.granularity_bytes = granularity(device);
+  return facts;
+}
+
+std::vector<Capability> probe_capabilities(int device) {
+  const ContextScope scope(device);
+  return {probe_version(),           probe_optional_functions(), probe_vmm(device),        probe_rdma(device),
+          probe_host_memory(device), probe_kernels(device),      probe_stream_wait_value()};
+}
+
+}  // namespace ebbtide

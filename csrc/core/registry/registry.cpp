@@ -1,0 +1,239 @@
+#include "core/registry/registry.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace ebbtide {
+
+Tag& Registry::tag(const std::string& name) {
+  check_tag_name(name);
+  const std::lock_guard lock(mutex_);
+  return tag_locked(name);
+}
+
+uint64_t Registry::pause_count(const std::string& tag_name) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = tags_.find(tag_name);
+  return found == tags_.end() ? 0 : found->second->pause_count;
+}
+
+Tag& Registry::tag_locked(const std::string& name) {
+  auto& slot = tags_[name];
+  if (slot == nullptr) slot = std::make_unique<Tag>(name);
+  return *slot;
+}
+
+Amounts Tag::total() const {
+  Amounts sum;
+  for (const auto& [device, of_device] : amounts) sum += of_device;
+  return sum;
+}
+
+Amounts Tag::total_now() const {
+  if (!is_busy) return total();
+  Amounts sum;
+  for (const auto& [sequence, allocation] : allocations) {
+    if (!allocation->is_doomed) sum += allocation->amounts();
+  }
+  return sum;
+}
+
+void Registry::insert(std::shared_ptr<Allocation> allocation) {
+  const std::lock_guard lock(mutex_);
+  Tag& tag = *allocation->tag;
+  add_held_row(tag, allocation->device);
+  const auto by_address = by_address_.emplace(allocation->address(), allocation).first;
+  try {
+    tag.allocations.emplace(allocation->sequence, allocation);
+  } catch (...) {
+    by_address_.erase(by_address);
+    throw;
+  }
+  count(*allocation, allocation->amounts());
+}
+
+// What counts later needs no memory.
+void Registry::add_held_row(Tag& tag, int device) {
+  if (tag.held_rows.contains(device)) return;
+  tag.amounts[device];
+  held_.push_back({&tag, device, 0});
+  try {
+    tag.held_rows.emplace(device, held_.size() - 1);
+  } catch (...) {
+    held_.pop_back();
+    throw;
+  }
+}
+
+void Registry::count(Allocation& allocation, const Amounts& now) noexcept {
+  Tag& tag = *allocation.tag;
+  Amounts& sum = tag.amounts.find(allocation.device)->second;
+  sum -= allocation.counted;
+  sum += now;
+  allocation.counted = now;
+  held_[tag.held_rows.find(allocation.device)->second].bytes = sum.device_bytes;
+}
+
+void Registry::erase_locked(const std::shared_ptr<Allocation>& allocation) {
+  by_address_.erase(allocation->address());
+  allocation->tag->allocations.erase(allocation->sequence);
+  Tag& tag = *allocation->tag;
+  const bool was_away = allocation->counted.away_count > 0 && !allocation->is_held;
+  count(*allocation, {});
+  if (was_away && tag.total().away_count == 0) tag.is_partial = false;
+}
+
+std::shared_ptr<Allocation> Registry::take(CUdeviceptr address, bool* is_ours) {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_address_.find(address);
+  *is_ours = found != by_address_.end() && !found->second->is_doomed;
+  if (!*is_ours) return nullptr;
+  std::shared_ptr<Allocation> allocation = found->second;
+  if (allocation->is_held) {
+    allocation->is_doomed = true;
+    return nullptr;
+  }
+  erase_locked(allocation);
+  return allocation;
+}
+
+std::shared_ptr<Allocation> Registry::find_locked(CUdeviceptr address) const {
+  auto after = by_address_.upper_bound(address);
+  if (after == by_address_.begin()) return nullptr;
+  const auto& allocation = std::prev(after)->second;
+  return address - allocation->address() < allocation->size_bytes() && !allocation->is_doomed ? allocation : nullptr;
+}
+
+std::shared_ptr<Allocation> Registry::find(CUdeviceptr address) const {
+  const std::lock_guard lock(mutex_);
+  return find_locked(address);
+}
+
+bool Registry::is_away(CUdeviceptr address, size_t size_bytes) const {
+  const std::lock_guard lock(mutex_);
+  const auto allocation = find_locked(address);
+  if (allocation == nullptr) return false;
+  const size_t begin = address - allocation->address();
+  const size_t end = begin + std::min(std::max<size_t>(size_bytes, 1), allocation->size_bytes() - begin);
+  return std::any_of(allocation->chunks.begin(), allocation->chunks.end(), [&](const Chunk& chunk) {
+    return chunk.offset < end && begin < chunk.offset + chunk.size_bytes && !chunk.is_resident();
+  });
+}
+
+bool Registry::is_any_shared(const std::vector<CUdeviceptr>& addresses) const {
+  const std::lock_guard lock(mutex_);
+  std::map<const Backing*, std::pair<size_t, size_t>> counts;  // chunks of these allocations, and of all
+  for (const CUdeviceptr address : addresses) {
+    const auto found = by_address_.find(address);
+    if (found == by_address_.end()) continue;
+    if (found->second->is_held) return true;  // only an operation that waits for its holder can tell
+    for (const Chunk& chunk : found->second->chunks) {
+      if (!Backing::is_shared(chunk.backing)) continue;
+      auto& [count, all] = counts[chunk.backing.get()];
+      ++count;
+      all = static_cast<size_t>(chunk.backing.use_count());
+    }
+  }
+  return std::any_of(counts.begin(), counts.end(),
+                     [](const auto& entry) { return entry.second.first < entry.second.second; });
+}
+
+bool Registry::is_any_away(const Tag& tag) const {
+  const std::lock_guard lock(mutex_);
+  return tag.is_moving || tag.total().away_count > 0;
+}
+
+bool Registry::find_in_handler(CUdeviceptr address, char* tag, size_t capacity, bool* is_away) const noexcept {
+  if (capacity == 0 || !mutex_.try_lock()) return false;
+  const std::lock_guard lock(mutex_, std::adopt_lock);
+  auto after = by_address_.upper_bound(address);
+  if (after == by_address_.begin()) return false;
+  const Allocation& allocation = *std::prev(after)->second;
+  if (address - allocation.address() >= allocation.size_bytes()) return false;
+  const size_t length = std::min(allocation.tag->name.size(), capacity - 1);
+  std::memcpy(tag, allocation.tag->name.data(), length);
+  tag[length] = '\0';
+  *is_away = !allocation.chunk_at(address - allocation.address()).is_resident();
+  return true;
+}
+
+std::shared_ptr<BackupRecord> Registry::backup_of(const Allocation& allocation) const {
+  const std::lock_guard lock(mutex_);
+  return allocation.stored;
+}
+
+void Registry::set_backup(Allocation& allocation, std::shared_ptr<BackupRecord> stored) {
+  {
+    const std::lock_guard lock(mutex_);
+    allocation.stored.swap(stored);
+  }
+  // What stood there before goes here, outside the lock.
+}
+
+LeaseInfo Registry::open_lease(const std::string& tag_name, const std::string& holder) {
+  check_tag_name(tag_name);
+  const std::lock_guard lock(mutex_);
+  Tag& tag = tag_locked(tag_name);
+  const uint64_t id = ++lease_sequence_;
+  leases_.emplace(id, &tag);
+  try {
+    tag.leases.emplace(id, holder);
+  } catch (...) {
+    leases_.erase(id);
+    throw;
+  }
+  tag.last_lease = id;
+  return {id, tag.epoch, tag.is_moving || tag.total().away_count > 0};
+}
+
+uint64_t Registry::last_lease() const {
+  const std::lock_guard lock(mutex_);
+  return lease_sequence_;
+}
+
+void Registry::close_lease(uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = leases_.find(id);
+  if (found == leases_.end()) throw InvalidArgument("there is no open lease " + std::to_string(id));
+  found->second->leases.erase(id);
+  leases_.erase(found);
+}
+
+void Registry::visit_tags(const std::function<void(const Tag&)>& visit) const {
+  const std::lock_guard lock(mutex_);
+  look(tags_.size());
+  for (const auto& [name, tag] : tags_) visit(*tag);
+}
+
+bool Registry::visit_tag(const std::string& name, const std::function<void(const Tag&)>& visit,
+                         bool is_required) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = tags_.find(name);
+  if (found == tags_.end() && is_required) throw_unknown(name);
+  if (found == tags_.end()) return false;
+  visit(*found->second);
+  return true;
+}
+
+std::vector<HeldBytes> Registry::held() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<HeldBytes> rows = held_;
+  if (busy_count_ == 0) return rows;
+  for (HeldBytes& row : rows) {
+    if (!row.tag->is_busy) continue;
+    look(row.tag->allocations.size());
+    row.bytes = 0;
+    for (const auto& [sequence, allocation] : row.tag->allocations)
+      row.bytes += allocation->device == row.device ? allocation->device_bytes() : 0;
+  }
+  return rows;
+}
+
+size_t Registry::allocation_count() const {
+  const std::lock_guard lock(mutex_);
+  return by_address_.size();
+}
+
+}  // namespace ebbtide

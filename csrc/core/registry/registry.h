@@ -1,0 +1,197 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/tag.h"
+#include "core/memory/allocation.h"
+#include "core/registry/moved.h"
+
+// All allocations, by address and by tag, and the operations that hold them. There is one mutex, held for look-ups
+// only: no driver call, copy or wait for an operation happens under it, except that claim() waits on a condition, which
+// releases it. Invariant 12 rests on this.
+namespace ebbtide {
+
+struct Tag {
+  explicit Tag(std::string tag_name) : name(std::move(tag_name)) {}
+  const std::string name;
+  // All under the registry's lock.
+  uint64_t epoch = 0;                      // pauses so far
+  uint64_t pause_count = 0;                // of them those that moved something, and no trims
+  bool is_busy = false;                    // an operation holds it
+  bool is_moving = false;                  // and takes memory away, or brings it back
+  bool is_partial = false;                 // an operation on it failed midway and none has finished it since
+  std::map<int, Amounts> amounts;          // by device: the sum of what its allocations have in `counted`
+  std::map<int, size_t> held_rows;         // by device: which row of the registry's table it has
+  uint64_t last_lease = 0;                 // the newest lease that was opened on it
+  std::map<uint64_t, std::string> leases;  // id -> holder
+  std::map<uint64_t, std::shared_ptr<Allocation>> allocations;  // by sequence
+
+  Amounts total() const;  // as of the end of the last operation
+  // As of now. While an operation holds the tag, its allocations are counted one by one, without those that were freed
+  // meanwhile.
+  Amounts total_now() const;
+  // Of whoever has the registry's lock, for the length of one look-up.
+  uint64_t mark = 0;
+  bool is_any_left_away = false, is_any_left_here = false;
+
+  // Where its allocations of this device lie. Under a lock of its own.
+  AddressArena& arena(int device) {
+    const std::lock_guard lock(arenas_mutex);
+    return arenas[device];
+  }
+  std::atomic<bool> was_swapped{false};  // and may be again
+  std::mutex arenas_mutex;
+  std::map<int, AddressArena> arenas;
+};
+
+struct TagRequest {
+  std::vector<std::string> names;  // empty: every tag
+  std::vector<CUdeviceptr>
+      addresses;  // not empty: only the allocations that begin here; a resume takes trimmed ones only so
+  bool is_missing_ok = false;
+  std::shared_ptr<const Moved> only;  // not null: only these, and of them no trimmed ones
+};
+
+// What an operation holds, and on which terms. No other operation can hold the same tags at the same time.
+struct TagClaim {
+  TagRequest tags;
+  // Selects among the allocations of the tags. Called under the registry's lock.
+  std::function<bool(const Allocation&)> concerns;
+  // Select among all allocations of the tags, even where the request names addresses.
+  bool is_among_all = false;
+
+  // torch may hand memory of a leased tag to a thread at any moment. A claim that takes memory away is therefore
+  // refused while a lease is open. It also retires the pools that were leased before (Tag::epoch).
+  enum class Leases { kAllowed, kRefused, kRefusedWhereMemoryIs };
+  Leases leases = Leases::kAllowed;
+  bool moves_memory = true;  // the tags count as moving while they are held
+
+  // How the tags are left.
+  bool finishes_tags = false;      // once everything has moved, no tag is partial
+  bool counts_as_pause = false;    // for Tag::pause_count
+  bool marks_trimmed = false;      // allocations that are away in the end return only when named by address
+  bool takes_stale_memory = true;  // memory behind chunks that are away counts as unfinished
+};
+
+// The tags and allocations that an operation holds.
+struct Selection {
+  std::vector<Tag*> tags;
+  // The result of one claim.
+  struct Group {
+    TagClaim claim;
+    std::vector<std::shared_ptr<Allocation>> allocations;
+    std::vector<Tag*> whole_tags;  // that are as they should be once all of it has moved
+  };
+  std::vector<Group> groups;                        // as they were claimed
+  uint64_t last_lease = 0;                          // the newest one that was ever opened on any of the tags
+  std::vector<std::shared_ptr<Allocation>> doomed;  // room for those that are freed meanwhile
+  bool has_left_any = false;                        // there were tags that others held
+};
+
+// How an operation ended: nothing given up, all done, or failed in between.
+enum class Outcome { kUntouched, kWhole, kMidway };
+
+// A tag lives as long as the registry.
+struct HeldBytes {
+  const Tag* tag;
+  int device;
+  uint64_t bytes;
+};
+
+struct LeaseInfo {
+  uint64_t id = 0;
+  uint64_t epoch = 0;
+  bool is_away = false;
+};
+
+class Registry {
+ public:
+  // Makes the tag known. Throws InvalidArgument for a malformed name.
+  Tag& tag(const std::string& name);
+
+  void insert(std::shared_ptr<Allocation> allocation);
+  uint64_t next_sequence() { return ++sequence_; }
+
+  // Removes the allocation that begins at address, for its free. Null with *is_ours false: not ours. Null with *is_ours
+  // true: an operation holds it and will free it.
+  std::shared_ptr<Allocation> take(CUdeviceptr address, bool* is_ours);
+
+  // The allocation that contains address and was not freed; null if none.
+  std::shared_ptr<Allocation> find(CUdeviceptr address) const;
+  bool is_away(CUdeviceptr address, size_t size_bytes) const;
+  bool is_any_away(const Tag& tag) const;  // also while an operation moves it
+  // For signal handlers: gives up instead of waiting. Copies the tag's name.
+  bool find_in_handler(CUdeviceptr address, char* tag, size_t capacity, bool* is_away) const noexcept;
+  // Under the lock of the registry, so that a free at the same time is harmless.
+  std::shared_ptr<BackupRecord> backup_of(const Allocation& allocation) const;
+  void set_backup(Allocation& allocation, std::shared_ptr<BackupRecord> stored);
+
+  // The number of the newest lease of all.
+  uint64_t last_lease() const;
+  uint64_t pause_count(const std::string& tag_name) const;
+  LeaseInfo open_lease(const std::string& tag_name, const std::string& holder);
+  void close_lease(uint64_t id);
+
+  // Holds the tags, and those of their allocations that are claimed, all in one step, so that two operations never wait
+  // for each other. Waits while another operation holds one of the tags. Throws StateError for an unknown tag, and for
+  // a leased one where a claim refuses that.
+  Selection claim(std::vector<TagClaim> claims);
+  // Holds those allocations that concerns() says, of the tags that no operation holds. Never waits, whatever is leased.
+  // concerns is called under the lock.
+  Selection claim_idle(const std::function<bool(const Allocation&)>& concerns);
+  // Lets go of the tags. Returns the allocations that were freed meanwhile, which the caller destroys outside every
+  // lock.
+  std::vector<std::shared_ptr<Allocation>> release(Selection& selection, Outcome outcome) noexcept;
+
+  // Whether one of these allocations shares a handle with one that is not among them.
+  bool is_any_shared(const std::vector<CUdeviceptr>& addresses) const;
+
+  // visit must not call back into the registry.
+  void visit_tags(const std::function<void(const Tag&)>& visit) const;
+  // Only the tag of this name; false if there is none, or a StateError if there must be.
+  bool visit_tag(const std::string& name, const std::function<void(const Tag&)>& visit, bool is_required = false) const;
+  // Device bytes now: a row for each tag and device that ever had any, in order of first use.
+  std::vector<HeldBytes> held() const;
+  // How many tags and allocations all calls so far have looked at, except look-ups by name or address. Tests bound its
+  // growth.
+  uint64_t look_count() const { return look_count_.load(); }
+  size_t allocation_count() const;
+
+ private:
+  std::vector<Tag*> resolve(const TagRequest& request);
+  std::vector<Tag*> wait_until_free(std::unique_lock<std::mutex>& lock, const std::vector<TagClaim>& claims);
+  void select(const std::vector<Tag*>& tags, Selection::Group& group);
+  std::vector<Tag*> require_unleased(const std::vector<Tag*>& tags, const Selection::Group& group);
+  void hold(Selection& selection, bool moves_memory);
+  void note_what_is_left(const Selection& selection) noexcept;
+  void count_pauses(const Selection& selection) noexcept;
+  void add_held_row(Tag& tag, int device);
+  void count(Allocation& allocation, const Amounts& now) noexcept;
+  void look(size_t count) const noexcept { look_count_.fetch_add(count, std::memory_order_relaxed); }
+  [[noreturn]] void throw_unknown(const std::string& name) const;
+  Tag& tag_locked(const std::string& name);
+  std::shared_ptr<Allocation> find_locked(CUdeviceptr address) const;
+  void erase_locked(const std::shared_ptr<Allocation>& allocation);
+
+  mutable std::mutex mutex_;
+  std::condition_variable released_;
+  std::map<std::string, std::unique_ptr<Tag>, std::less<>> tags_;
+  std::map<CUdeviceptr, std::shared_ptr<Allocation>> by_address_;
+  std::map<uint64_t, Tag*> leases_;
+  std::atomic<uint64_t> sequence_{0};
+  uint64_t lease_sequence_ = 0;
+  uint64_t mark_ = 0;  // the newest one of any tag
+  std::vector<HeldBytes> held_;
+  size_t busy_count_ = 0;  // tags that operations hold
+  mutable std::atomic<uint64_t> look_count_{0};
+};
+
+}  // namespace ebbtide

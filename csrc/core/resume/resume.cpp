@@ -1,0 +1,297 @@
+#include "core/resume/resume.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/scope_exit.h"
+#include "driver/context.h"
+
+namespace ebbtide {
+
+TagClaim Resume::claim() const {
+  const bool is_named = !tags_.addresses.empty();
+  return {.tags = tags_,
+          .concerns =
+              [is_named, only = tags_.only](const Allocation& allocation) {
+                // What was trimmed comes back only where it is named by its address.
+                if (allocation.is_trimmed && (!is_named || only != nullptr)) return false;
+                return allocation.wants_resume() && (only == nullptr || only->contains(allocation));
+              },
+          .finishes_tags = !is_named && tags_.only == nullptr,
+          .takes_stale_memory = false};
+}
+
+void Resume::count(Counters& counters, const ReportRow& total) const {
+  ++counters.resumes;
+  counters.bytes_resumed += total.bytes;
+  counters.bytes_to_device += total.copied;
+}
+
+void Resume::prepare(const Allocations& allocations) {
+  for (const auto& allocation : allocations) {
+    add_row(*allocation);
+    chosen_.push_back(allocation);
+    select(allocation);
+  }
+  for (auto& [device, work] : work_) {
+    work.peers = core().peers.of(device);
+    put_in_order(work);
+    group(work);
+    if (!takes_over_memory()) create_memory(device, work);
+    if (!takes_over_memory()) create_memory_by_room(device, work);
+    create_host_memory(device, work);
+    borrow_engine(device, work);
+  }
+}
+
+void Resume::select(const std::shared_ptr<Allocation>& allocation) {
+  // Memory that an earlier failure left behind a chunk that is away still holds old bytes: never map it again
+  // (invariant 2). A copy into it may still be queued (invariant 5).
+  if (allocation->has_stale_memory()) synchronize_device(allocation->device);
+  const auto stored = core().registry.backup_of(*allocation);
+  const bool is_retained =
+      stored != nullptr && request_.retain.value_or(allocation->policy.retain || stored->kind == BackupKind::kPinned);
+  // Memory that nobody uses comes back as new memory would be made.
+  const bool may_spill =
+      allocation->is_trimmed && allocation->policy.overflow != Overflow::kNone && !takes_over_memory();
+  if (stored != nullptr && !request_.unused.empty()) forget_unused(*allocation, *stored);
+  DeviceWork& work = work_[allocation->device];
+  for (Chunk& chunk : allocation->chunks) {
+    if (chunk.is_resident()) continue;
+    if (chunk.has_stale_memory()) chunk.backing->release();
+    const bool is_stored = chunk.place.load() == Place::kStored;
+    const bool may_be_on_host = !is_stored && (chunk.home == Place::kHost || may_spill);
+    const bool is_on_host = chunk.is_detached.load() ? chunk.is_on_host() : may_be_on_host;
+    work.bytes += is_on_host || chunk.is_detached.load() ? 0 : chunk.size_bytes;
+    Returning& returning =
+        work.returning.emplace_back(Returning{.allocation = allocation,
+                                              .chunk = &chunk,
+                                              .stored = is_stored ? stored : nullptr,
+                                              .is_retained = is_retained,
+                                              .keeps_bytes = is_retained || (is_stored && stored->has_views()),
+                                              .is_on_host = is_on_host,
+                                              .ranges = {}});
+    if (is_stored) add_ranges(work, returning);
+  }
+}
+
+// What died while it was away comes back as zeros. Where somebody looks at the stored bytes, all of them go on standing
+// for themselves.
+void Resume::forget_unused(const Allocation& allocation, BackupRecord& stored) {
+  if (stored.has_views()) return;
+  const std::vector<bool> is_unused = unused_blocks(core(), request_, allocation);
+  for (const Chunk& chunk : allocation.chunks) {
+    if (chunk.place.load() != Place::kStored) continue;
+    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
+      if (!is_unused[block]) continue;
+      stored.blocks[block].is_constant = true;
+      stored.blocks[block].value = {};
+    }
+  }
+}
+
+void Resume::add_ranges(DeviceWork& work, Returning& returning) {
+  const Chunk& chunk = *returning.chunk;
+  for (size_t index = 0; index < chunk.block_count(); ++index) {
+    const StoredBlock& block = returning.stored->blocks[chunk.first_block() + index];
+    if (block.is_constant) {
+      work.fill_count += block.value == kernels::Value{} ? 0 : 1;
+      continue;
+    }
+    const size_t offset = index * kernels::kBlockBytes;
+    work.copied_bytes += kernels::kBlockBytes;
+    work.staged_bytes += returning.stored->backup->direct() == nullptr ? kernels::kBlockBytes : 0;
+    if (!returning.ranges.empty() && returning.ranges.back().offset + returning.ranges.back().size_bytes == offset) {
+      returning.ranges.back().size_bytes += kernels::kBlockBytes;
+    } else {
+      returning.ranges.push_back({offset, kernels::kBlockBytes});
+    }
+  }
+  work.has_files |= !returning.ranges.empty() && returning.stored->kind == BackupKind::kDisk;
+}
+
+// What the caller wants first comes first, the rest in the order of allocation.
+void Resume::put_in_order(DeviceWork& work) {
+  if (request_.order.empty()) return;
+  auto& all = work.returning;
+  std::vector<size_t> by_address(all.size());
+  std::iota(by_address.begin(), by_address.end(), size_t{0});
+  std::sort(by_address.begin(), by_address.end(),
+            [&](size_t a, size_t b) { return all[a].address() < all[b].address(); });
+  std::vector<size_t> ranks(all.size(), request_.order.size());
+  for (size_t rank = 0; rank < request_.order.size(); ++rank) {
+    const AddressRange& range = request_.order[rank];
+    auto index = std::partition_point(by_address.begin(), by_address.end(), [&](size_t each) {
+      return all[each].address() + all[each].chunk->size_bytes <= range.address;
+    });
+    for (; index != by_address.end() && all[*index].address() < range.end(); ++index) {
+      ranks[*index] = std::min(ranks[*index], rank);
+    }
+  }
+  std::vector<size_t> order(all.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return ranks[a] < ranks[b]; });
+  std::vector<Returning> ordered;
+  ordered.reserve(all.size());
+  for (const size_t index : order) ordered.push_back(std::move(all[index]));
+  all = std::move(ordered);
+}
+
+void Resume::borrow_engine(int device, DeviceWork& work) {
+  // Memory that changes hands may have to be cleared.
+  if (work.copied_bytes == 0 && work.fill_count == 0 && !takes_over_memory()) return;
+  policy::CopyNeed need = copy_need(work.staged_bytes, 0);
+  need.is_to_device = true;
+  need.has_files = work.has_files;
+  need.devices = static_cast<int>(work_.size());
+  need.is_swap = takes_over_memory();
+  work.engine = std::make_unique<EnginePool::Loan>(core().engines.borrow(device, need));
+  take_fill_table(work);
+}
+
+void Resume::take_fill_table(DeviceWork& work) {
+  if (work.fill_count == 0) return;
+  work.fills = reinterpret_cast<kernels::BlockFill*>(work.engine->table(work.fill_count * sizeof(kernels::BlockFill)));
+}
+
+std::vector<int> Resume::devices() const {
+  std::vector<int> devices;
+  for (const auto& [device, work] : work_) devices.push_back(device);
+  return devices;
+}
+
+void Resume::run_device(int device) {
+  DeviceWork& work = work_.at(device);
+  // Whatever happens, nothing may be queued into memory that goes back.
+  const ScopeExit end([&]() noexcept { abandon_fills(work); });
+  std::optional<Copy> copy;
+  std::vector<Returning*> submitted;
+  for (Returning& returning : work.returning) {
+    if (Group& group = work.groups[returning.group]; !group.backing->mapping.is_mapped()) map(device, work, group);
+    fill(work, returning);
+    if (returning.ranges.empty()) {
+      arrive(work, returning);
+    } else {
+      if (!copy) copy.emplace(work.engine->engine(), CopyDirection::kToDevice, work.engine->cut(), takes_over_memory());
+      submitted.push_back(&returning);
+      copy->submit(
+          {returning.address(), returning.stored->backup.get(), returning.chunk->offset, returning.ranges, false});
+    }
+    while (const auto job = copy ? copy->poll_landed() : std::nullopt) arrive(work, *submitted[*job]);
+  }
+  while (const auto job = copy ? copy->finish_next() : std::nullopt) arrive(work, *submitted[*job]);
+}
+
+// Blocks of one value, and, in memory that somebody else had, of zeros.
+void Resume::fill(DeviceWork& work, Returning& returning) {
+  const CUdeviceptr address = returning.address();
+  const auto clear = [&](size_t offset, size_t size_bytes) {
+    work.is_filling = returning.has_fills = true;
+    check(driver().cuMemsetD8Async(address + offset, 0, size_bytes, work.engine->engine().side_stream().get()),
+          "cuMemsetD8Async", "size=" + std::to_string(size_bytes));
+  };
+  const bool is_fresh = work.groups[returning.group].is_fresh;
+  if (returning.stored == nullptr) {
+    if (!is_fresh) clear(0, returning.chunk->size_bytes);
+    return;
+  }
+  const size_t first_fill = work.fills_used;
+  size_t zeros_bytes = 0;  // before the block at hand: one call for all that lie together
+  for (size_t index = 0; index < returning.chunk->block_count(); ++index) {
+    const StoredBlock& block = returning.stored->blocks[returning.chunk->first_block() + index];
+    const size_t offset = index * kernels::kBlockBytes;
+    if (block.is_constant && block.value == kernels::Value{} && !is_fresh) {
+      zeros_bytes += kernels::kBlockBytes;
+      continue;
+    }
+    if (zeros_bytes > 0) clear(offset - zeros_bytes, zeros_bytes);
+    zeros_bytes = 0;
+    if (block.is_constant && block.value != kernels::Value{})
+      work.fills[work.fills_used++] = {address + offset, block.value};
+  }
+  if (zeros_bytes > 0) clear(returning.chunk->size_bytes - zeros_bytes, zeros_bytes);
+  if (work.fills_used == first_fill) return;
+  const DeviceKernels* const kernels = DeviceKernels::of(returning.allocation->device);
+  if (kernels == nullptr) throw StateError("the kernels that found constant blocks can't be loaded any more");
+  work.is_filling = returning.has_fills = true;
+  kernels->fill(work.engine->engine().side_stream().get(), work.fills + first_fill,
+                static_cast<uint32_t>(work.fills_used - first_fill));
+}
+
+void Resume::abandon_fills(DeviceWork& work) noexcept {
+  if (!work.is_filling) return;
+  CopyEngine& engine = work.engine->engine();
+  CUresult result = driver().cuStreamSynchronize(engine.side_stream().get());
+  if (result != CUDA_SUCCESS) result = driver().cuStreamSynchronize(engine.side_stream().get());
+  if (result != CUDA_SUCCESS) engine.poison();
+  work.is_filling = false;
+}
+
+void Resume::arrive(DeviceWork& work, const Returning& returning) {
+  Group& group = work.groups[returning.group];
+  if (--group.missing > 0) return;
+  const bool has_fills = std::any_of(group.members.begin(), group.members.end(),
+                                     [&](size_t index) { return work.returning[index].has_fills; });
+  if (has_fills && work.is_filling) {
+    work.engine->engine().side_stream().synchronize();
+    work.is_filling = false;
+  }
+  note_released();
+  for (const size_t index : group.members) note_arrival(group, work.returning[index]);
+}
+
+void Resume::note_arrival(const Group& group, Returning& returning) {
+  Chunk& chunk = *returning.chunk;
+  ReportRow& entry = row(*returning.allocation);
+  entry.bytes += group.wants_device_memory() ? chunk.size_bytes : 0;
+  returning.allocation->is_paused.store(false);
+  chunk.place.store(group.is_on_host ? Place::kHost : Place::kDevice, std::memory_order_release);
+  chunk.is_detached.store(false, std::memory_order_release);
+  chunk.home = chunk.place.load();
+  if (returning.stored == nullptr) return;
+  uint64_t copied_bytes = 0;
+  for (const CopyRange& range : returning.ranges) copied_bytes += range.size_bytes;
+  entry.copied += copied_bytes;
+  entry.constant += chunk.size_bytes - copied_bytes;
+  if (!returning.keeps_bytes) forget(returning);
+}
+
+// The chunk's backup has done its duty: its pages go back now, beside the copies of the others.
+void Resume::forget(Returning& returning) {
+  BackupRecord& stored = *returning.stored;
+  if (stored.kind != BackupKind::kRam) return;  // goes whole, at the end
+  const Chunk& chunk = *returning.chunk;
+  stored.backup->discard(chunk.offset, chunk.size_bytes);
+  uint64_t bytes = 0;
+  for (size_t block = chunk.first_block(); block < chunk.first_block() + chunk.block_count(); ++block) {
+    bytes += stored.blocks[block].is_touched ? kernels::kBlockBytes : 0;
+    stored.blocks[block].is_touched = stored.blocks[block].has_digest = false;
+  }
+  stored.charge.give_back_touched(bytes);
+}
+
+// Those of which nothing had to come back, too.
+void Resume::run_last() {
+  for (const auto& allocation : chosen_) allocation->is_paused.store(false);
+}
+
+void Resume::settle() noexcept {
+  chosen_.clear();
+  for (auto& [device, work] : work_) abandon_delivery(device, work);
+  for (auto& [device, work] : work_) {
+    give_back_unused(work);
+    for (const Returning& returning : work.returning) {
+      Chunk& chunk = *returning.chunk;
+      if (!chunk.is_resident() && !chunk.backing->has_memory()) chunk.backing = Backing::nothing();
+      // The backup has done its duty once everything is back, unless it is retained; whoever looks at it keeps it
+      // alive, and then it is not retained: the next pause would write into it.
+      if (returning.allocation->is_away() || returning.stored == nullptr) continue;
+      if (!returning.is_retained || returning.stored->has_views())
+        core().registry.set_backup(*returning.allocation, nullptr);
+    }
+  }
+  work_.clear();
+}
+
+}  // namespace ebbtide

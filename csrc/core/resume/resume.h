@@ -1,0 +1,134 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/move/move.h"
+#include "core/resume/arrivals.h"
+#include "driver/device_kernels.h"
+#include "store/copy.h"
+
+namespace ebbtide {
+
+// Brings allocations back. prepare() creates all physical memory, so that out-of-memory is known before a byte moves.
+// run_device() maps it, and copies into the mapped part while it maps the rest. Memory without a backup reads as zeros.
+// Neighbouring chunks share a handle: they become resident, and their backups are released, once all of them have
+// arrived.
+class Resume : public Move {
+ public:
+  // Both outlive it. tags: what comes back.
+  Resume(Core& core, const OperationRequest& request, const TagRequest& tags)
+      : Move(core), request_(request), tags_(tags) {}
+  OperationKind kind() const override { return OperationKind::kResume; }
+  TagClaim claim() const override;
+  void prepare(const Allocations& allocations) override;
+  bool takes_memory_away() const override { return false; }
+  std::vector<int> devices() const override;
+  void run_device(int device) override;
+  void run_last() override;
+  void settle() noexcept override;
+  void count(Counters& counters, const ReportRow& total) const override;
+
+  // The sizes of the handles that come back, by device, in the order in which they will be mapped.
+  std::map<int, std::vector<uint64_t>> returning_sizes() const;
+
+  // The background alternative to run_device(), after prepare(): maps everything in the calling thread and queues the
+  // copies. Null, with nothing done, where a device can't be copied to in the background.
+  std::unique_ptr<Arrivals> launch();
+  // After launch(), in place of run_device(): waits until the queued copies have landed.
+  void follow_device(int device);
+
+ protected:
+  // Whether memory comes from a pause at the same time. Then it holds old bytes, it may have to be waited for, and the
+  // bus is shared.
+  virtual bool takes_over_memory() const { return false; }
+  // Device memory for the next handle of returning_sizes(), where prepare() has not created it.
+  struct TakenMemory {
+    DeviceCharge charge;
+    PhysicalMemory memory;
+    bool is_fresh = true;  // reads as zeros
+  };
+  virtual std::optional<TakenMemory> take_memory(int /*device*/, uint64_t /*size_bytes*/) { return std::nullopt; }
+
+ private:
+  struct Returning {
+    std::shared_ptr<Allocation> allocation;
+    Chunk* chunk;
+    std::shared_ptr<BackupRecord> stored;  // null for what was dropped
+    bool is_retained;                      // the store's bytes stay for the next pause
+    bool keeps_bytes;                      // or for somebody who looks at them
+    bool is_on_host = false;               // where it goes
+    bool has_fills = false;                // the device is writing into it, beside the copies
+    size_t group = 0;                      // of the work's groups
+    size_t delivered = 0;                  // it is whole when so many pieces of the delivery have arrived
+    std::vector<CopyRange> ranges;         // what must be copied; the rest is one value each
+
+    CUdeviceptr address() const { return allocation->address() + chunk->offset; }
+  };
+  // The chunks that come back behind one handle.
+  struct Group {
+    CUdeviceptr address = 0;
+    uint64_t size_bytes = 0;
+    bool is_on_host = false;           // where it goes
+    bool is_detached = false;          // its bytes are in its memory: it is one chunk, that must be mapped and no more
+    bool is_fresh = true;              // its memory reads as zeros
+    std::shared_ptr<Backing> backing;  // that of all its chunks
+    std::vector<size_t> members;       // of the work's returning, by address
+    size_t missing = 0;                // members that have not arrived
+
+    bool wants_device_memory() const { return !is_on_host && !is_detached; }
+  };
+  struct DeviceWork {
+    DeviceSet peers;
+    uint64_t bytes = 0;  // of device memory
+    uint64_t copied_bytes = 0;
+    uint64_t staged_bytes = 0;         // of which through the ring
+    bool has_files = false;            // some of these
+    size_t fill_count = 0;             // blocks of one value that is not zero
+    std::vector<Returning> returning;  // in the order in which they come
+    std::vector<Group> groups;
+    std::unique_ptr<EnginePool::Loan> engine;
+    kernels::BlockFill* fills = nullptr;  // in the engine's table
+    size_t fills_used = 0;
+    bool is_filling = false;                  // something is queued on the engine's side stream
+    std::shared_ptr<Delivery> delivery;       // of a resume in the background
+    std::optional<DeferredFrees::Hold> hold;  // from its launch on
+    bool is_in_doubt = false;                 // what did not come back may still be used by what is queued
+  };
+
+  void select(const std::shared_ptr<Allocation>& allocation);
+  void add_ranges(DeviceWork& work, Returning& returning);
+  void forget_unused(const Allocation& allocation, BackupRecord& stored);
+  void put_in_order(DeviceWork& work);
+  void group(DeviceWork& work);
+  static bool may_share(const Returning& one, const Returning& other);
+  bool can_deliver() const;
+  void try_create_memory(int device, DeviceWork& work);
+  void create_memory(int device, DeviceWork& work);
+  void create_memory_by_room(int device, DeviceWork& work);
+  void create_host_memory(int device, DeviceWork& work);
+  void borrow_engine(int device, DeviceWork& work);
+
+  void map(int device, DeviceWork& work, Group& group);
+  void fill(DeviceWork& work, Returning& returning);
+  void abandon_fills(DeviceWork& work) noexcept;
+  void arrive(DeviceWork& work, const Returning& returning);
+  void note_arrival(const Group& group, Returning& returning);
+  void forget(Returning& returning);
+  void plan_delivery(DeviceWork& work, Returning& returning);
+  bool prepare_deliveries();
+  void launch_delivery(int device, DeviceWork& work);
+  void take_fill_table(DeviceWork& work);
+  void abandon_delivery(int device, DeviceWork& work) noexcept;
+  void give_back_unused(DeviceWork& work) noexcept;
+
+  const OperationRequest& request_;
+  const TagRequest& tags_;
+  std::vector<std::shared_ptr<Allocation>> chosen_;
+  std::map<int, DeviceWork> work_;  // by device
+};
+
+}  // namespace ebbtide

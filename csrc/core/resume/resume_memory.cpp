@@ -1,0 +1,171 @@
+// The memory of what comes back: who shares a handle, where it is made, how it is mapped, and how it goes again where
+// it was not used.
+#include <algorithm>
+
+#include "base/error.h"
+#include "core/allocate/room.h"
+#include "core/resume/resume.h"
+#include "core/state/shortage.h"
+#include "driver/context.h"
+#include "policy/chunking.h"
+
+namespace ebbtide {
+
+// Whether two chunks that lie side by side may leave and return together. Allocations that are freed one by one, so
+// that others may have their memory, do not share it; nor does memory that nobody uses, which a trim may want.
+bool Resume::may_share(const Returning& one, const Returning& other) {
+  const auto is_alone = [](const Returning& each) { return each.is_on_host || each.chunk->is_detached.load(); };
+  if (is_alone(one) || is_alone(other)) return false;
+  if (one.allocation == other.allocation) return true;
+  const auto is_freed_with_its_pool = [](const Returning& each) {
+    const Policy& policy = each.allocation->policy;
+    return policy.overflow == Overflow::kNone && !policy.is_freed_singly;
+  };
+  return one.allocation->policy == other.allocation->policy && is_freed_with_its_pool(one) &&
+         is_freed_with_its_pool(other) && !one.allocation->is_unused && !other.allocation->is_unused &&
+         one.allocation->addresses->is_of_one_reservation_with(*other.allocation->addresses);
+}
+
+void Resume::group(DeviceWork& work) {
+  auto& returning = work.returning;
+  std::vector<policy::Extent> handles;
+  handles.reserve(returning.size());
+  for (const Returning& each : returning) handles.push_back({each.address(), each.chunk->size_bytes});
+  uint64_t most_bytes = core().rules.shared_handle_bytes.load();
+  if (std::any_of(returning.begin(), returning.end(),
+                  [](const Returning& each) { return each.allocation->tag->was_swapped.load(); }))
+    most_bytes = std::min(most_bytes, policy::kSharedInSwapBytes);
+  auto members = policy::group_neighbours(
+      handles, most_bytes, [&](size_t one, size_t other) { return may_share(returning[one], returning[other]); });
+  const auto first_of = [](const std::vector<size_t>& each) { return *std::min_element(each.begin(), each.end()); };
+  std::sort(members.begin(), members.end(),
+            [&](const auto& one, const auto& other) { return first_of(one) < first_of(other); });
+  work.groups.reserve(members.size());
+  for (auto& each : members) {
+    const Returning& first = returning[each.front()];
+    Group group;  // settle() sees whole ones only
+    group.address = first.address();
+    group.is_on_host = first.is_on_host;
+    group.is_detached = first.chunk->is_detached.load();
+    group.backing = group.is_detached ? first.chunk->backing : std::make_shared<Backing>();
+    group.missing = each.size();
+    for (const size_t index : each) {
+      returning[index].group = work.groups.size();
+      group.size_bytes += handles[index].size_bytes;
+    }
+    group.members = std::move(each);
+    work.groups.push_back(std::move(group));
+  }
+  // Nothing below throws.
+  for (const Group& group : work.groups) {
+    for (const size_t index : group.members) returning[index].chunk->backing = group.backing;
+  }
+}
+
+void Resume::try_create_memory(int device, DeviceWork& work) {
+  const ContextScope scope(device);
+  DeviceCharge charge = core().budgets.device.charge(device, work.bytes);
+  for (const Group& group : work.groups) {
+    if (!group.wants_device_memory()) continue;
+    group.backing->charge = charge.split(group.size_bytes);
+    group.backing->memory = PhysicalMemory::create_on_device(group.size_bytes, device);
+  }
+}
+
+// What lay on the host when it was dropped comes back on the device as far as that leaves the reserve free.
+void Resume::create_memory_by_room(int device, DeviceWork& work) {
+  const ContextScope scope(device);
+  std::optional<policy::DeviceRoom> room;
+  for (Group& group : work.groups) {
+    if (!group.is_on_host || group.is_detached) continue;
+    if (!room) room = look_at_device(core(), device);
+    const uint64_t allocation_bytes = work.returning[group.members.front()].allocation->size_bytes();
+    if (group.size_bytes > policy::usable_bytes(*room, allocation_bytes)) continue;
+    try {
+      group.backing->charge = core().budgets.device.charge(device, group.size_bytes);
+      group.backing->memory = PhysicalMemory::create_on_device(group.size_bytes, device);
+    } catch (const Error& error) {
+      group.backing->charge.reset();
+      if (!is_device_shortage(error)) throw;
+      return;
+    }
+    group.is_on_host = false;
+    work.bytes += group.size_bytes;
+    room->take(group.size_bytes);
+  }
+}
+
+void Resume::create_host_memory(int device, DeviceWork& work) {
+  std::vector<uint64_t> sizes;
+  for (const Group& group : work.groups) {
+    if (group.is_on_host && !group.is_detached) sizes.push_back(group.size_bytes);
+  }
+  auto handles = core().host_pool.take(device, sizes, "the resume of what lay in host memory");
+  auto handle = handles.begin();
+  for (const Group& group : work.groups) {
+    if (!group.is_on_host || group.is_detached) continue;
+    group.backing->host_charge = std::move(handle->charge);
+    group.backing->memory = std::move(handle->memory);
+    ++handle;
+  }
+}
+
+void Resume::create_memory(int device, DeviceWork& work) {
+  LastResort last_resort(core(), true);
+  try {
+    retry_when_short(last_resort, [&] {
+      try {
+        try_create_memory(device, work);
+      } catch (const Error&) {
+        give_back_unused(work);
+        throw;
+      }
+    });
+  } catch (const DriverError& error) {
+    rethrow_shortage(error, core().budgets.device, device, work.bytes, "resume");
+  }
+}
+
+std::map<int, std::vector<uint64_t>> Resume::returning_sizes() const {
+  std::map<int, std::vector<uint64_t>> sizes;
+  for (const auto& [device, work] : work_) {
+    for (const Group& group : work.groups) {
+      if (group.wants_device_memory()) sizes[device].push_back(group.size_bytes);
+    }
+  }
+  return sizes;
+}
+
+void Resume::map(int device, DeviceWork& work, Group& group) {
+  Backing& backing = *group.backing;
+  if (group.wants_device_memory()) {
+    if (auto taken = take_memory(device, group.size_bytes)) {
+      backing.charge = std::move(taken->charge);
+      backing.memory = std::move(taken->memory);
+      group.is_fresh = taken->is_fresh;
+    }
+  }
+  for (const size_t index : group.members) {
+    if (group.members.size() > 1) backing.addresses.push_back(work.returning[index].allocation->addresses);
+  }
+  backing.mapping = core().peers.map(group.address, backing.memory, device, work.peers);
+}
+
+// What was created or mapped and did not become resident goes back: nobody has seen it. Only where the copier could not
+// make sure that nothing is queued into it any more, it stays behind the chunks, as stale memory, until a
+// synchronisation succeeds.
+void Resume::give_back_unused(DeviceWork& work) noexcept {
+  if (work.is_in_doubt || (work.engine && work.engine->engine().is_poisoned())) return;
+  for (const Group& group : work.groups) {
+    if (work.returning[group.members.front()].chunk->is_resident()) continue;
+    Backing& backing = *group.backing;
+    backing.mapping = Mapping{};
+    if (group.is_detached) continue;  // its bytes are in it
+    backing.memory = PhysicalMemory{};
+    backing.charge.reset();
+    backing.host_charge.reset();
+    backing.addresses.clear();
+  }
+}
+
+}  // namespace ebbtide

@@ -1,0 +1,75 @@
+#include "core/state/core_settings.h"
+
+#include <charconv>
+#include <cstdint>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "core/state/core.h"
+#include "store/disk_directory.h"
+
+namespace ebbtide {
+namespace {
+
+uint64_t size_of(const std::optional<std::string>& text) {
+  uint64_t bytes = kUnlimited;
+  if (text) std::from_chars(text->data(), text->data() + text->size(), bytes);
+  return bytes;
+}
+
+double fraction_of(const std::string& text) {
+  double fraction = 0;
+  std::from_chars(text.data(), text.data() + text.size(), fraction);
+  return fraction;
+}
+
+void set_folder(const std::optional<std::string>& text) {
+  if (text) check_disk_directory(*text);
+  set_disk_directory(text.value_or(""));
+}
+
+void apply(Core& core, Setting setting, const std::optional<std::string>& text) {
+  const bool is_on = text == "1";
+  switch (setting) {
+    case Setting::kDeviceLimit: return core.budgets.device.set_limit(size_of(text));
+    case Setting::kHostLimit: return core.budgets.host.set_limit(size_of(text));
+    case Setting::kHostMargin: return core.budgets.host.set_margin(size_of(text));
+    case Setting::kPinnedLimit: return core.budgets.pinned.set_limit(size_of(text));
+    case Setting::kReserve: return core.rules.overflow.reserve_bytes.store(size_of(text));
+    case Setting::kHostPool: return core.host_pool.set_capacity(size_of(text));
+    case Setting::kSharedHandle: return core.rules.shared_handle_bytes.store(size_of(text));
+    case Setting::kWholeFraction: return core.rules.overflow.whole_fraction.store(fraction_of(text.value_or("")));
+    case Setting::kSkipClean: return core.rules.skip.clean.store(is_on);
+    case Setting::kSkipUnused: return core.rules.skip.unused.store(is_on);
+    case Setting::kSkipConstant: return core.rules.skip.constant.store(is_on);
+    case Setting::kCompareBytes: return core.rules.skip.must_compare.store(is_on);
+    case Setting::kDiskDirectory: return set_folder(text);
+    default: throw InvalidArgument(std::string(facts_of(setting).name) + " is no setting of saver.configure");
+  }
+}
+
+}  // namespace
+
+void configure_setting(Core& core, Setting setting, const std::optional<std::string>& text) {
+  const SettingFacts& facts = facts_of(setting);
+  if (!text && *facts.none == '\0')
+    throw InvalidArgument(std::string(facts.name) + " has no value that None could stand for");
+  apply(core, setting, text);
+  set_configured(setting, text.has_value() || setting != Setting::kDiskDirectory);
+}
+
+void read_core_settings(Core& core) {
+  for (const SettingFacts& facts : all_settings()) {
+    // Where a backup is made, the folder's variable is read again.
+    if (!facts.is_configurable || facts.id == Setting::kDiskDirectory) continue;
+    const auto text = read_variable(facts.id);
+    if (!text) continue;
+    try {
+      apply(core, facts.id, text);
+    } catch (const InvalidArgument& error) {  // well-formed, and more than there is
+      log_line(LogLevel::kError, {facts.variable, ": ", error.what(), "; it is ignored"});
+    }
+  }
+}
+
+}  // namespace ebbtide

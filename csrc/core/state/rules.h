@@ -1,0 +1,41 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/bytes.h"
+#include "policy/chunking.h"
+#include "policy/placement.h"
+
+// What settings say of the core's decisions. Any thread may change them at any time.
+namespace ebbtide {
+
+// What a pause may leave where it is. Each can be switched off.
+struct SkipRules {
+  std::atomic<bool> clean{true}, unused{true}, constant{true};
+  std::atomic<bool> must_compare{false};  // bytes are compared where a digest says that nothing changed
+};
+
+// Of all regions that overflow.
+struct OverflowRules {
+  static constexpr uint64_t kDefaultReserve = kUnlimited;
+  // Device memory that a spill leaves free. The default follows from the device's size.
+  std::atomic<uint64_t> reserve_bytes{kDefaultReserve};
+  uint64_t reserve_of(uint64_t total_bytes) const {
+    const uint64_t bytes = reserve_bytes.load();
+    return bytes == kDefaultReserve ? policy::default_reserve(total_bytes) : bytes;
+  }
+  // What large allocations leave of the limit to small ones. The default reserve never bounds it.
+  uint64_t room_for_small(uint64_t limit_bytes) const {
+    return policy::room_for_small(limit_bytes, reserve_bytes.load());
+  }
+  std::atomic<double> whole_fraction{policy::kDefaultWholeFraction};
+};
+
+struct Rules {
+  SkipRules skip;
+  OverflowRules overflow;
+  std::atomic<uint64_t> shared_handle_bytes{policy::kSharedHandleBytes};  // at most behind one handle; 0: none share
+};
+
+}  // namespace ebbtide

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "core/state/core.h"
+
+// What the core does where memory is short: it gives back what it still keeps, and asks once more.
+namespace ebbtide {
+
+// Gives back what ebbtide itself still keeps: undos that failed, frees that were put off. True if any of it went. Does
+// nothing that a capture forbids while one is known.
+// may_wait: also frees that a resume in the background puts off, for which it waits. That is worth it before somebody
+// is told that memory is out.
+bool give_back_caches(Core& core, bool may_wait = false) noexcept;
+
+// For one call: gives back at most once.
+class LastResort {
+ public:
+  LastResort(Core& core, bool may_give_back) : core_(core), may_give_back_(may_give_back) {}
+  // True where another try is worthwhile.
+  bool give_back(bool may_wait) noexcept {
+    return std::exchange(may_give_back_, false) && give_back_caches(core_, may_wait);
+  }
+
+ private:
+  Core& core_;
+  bool may_give_back_;
+};
+
+// The device, or its budget, has too little.
+bool is_device_shortage(const Error& error) noexcept;
+// The same, or the host has.
+bool is_shortage(const Error& error) noexcept;
+
+// attempt(), and once more where it found too little memory and some could be given back. Throws what attempt() throws.
+template <typename Attempt>
+auto retry_when_short(LastResort& last_resort, const Attempt& attempt) {
+  try {
+    return attempt();
+  } catch (const Error& error) {
+    if (!is_shortage(error) || !last_resort.give_back(true)) throw;
+  }
+  return attempt();
+}
+
+// What the driver says is free on the device, bytes; 0 where it does not say.
+uint64_t free_device_bytes(int device) noexcept;
+
+// error as an OutOfMemory with numbers if it is the driver's; rethrows anything else.
+[[noreturn]] void rethrow_shortage(const DriverError& error, const DeviceBudget& budget, int device,
+                                   uint64_t requested_bytes, const std::string& purpose);
+
+}  // namespace ebbtide

@@ -1,0 +1,92 @@
+#include "core/transfer/block_scan.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/error.h"
+#include "driver/context.h"
+
+namespace ebbtide {
+namespace {
+
+constexpr size_t kBlocksPerGroup = 512;  // 1 GiB: a quarter of a millisecond at the rate of device memory
+constexpr size_t kBytesPerBlock = sizeof(uint64_t) + 2 * sizeof(kernels::BlockReport);
+
+}  // namespace
+
+std::unique_ptr<BlockScan> BlockScan::create(EnginePool::Loan& loan, size_t block_count, kernels::Digest seed) {
+  if (block_count == 0) return nullptr;
+  const DeviceKernels* const kernels = DeviceKernels::of(loan.engine().device());
+  if (kernels == nullptr) return nullptr;
+  try {
+    std::byte* const table = loan.table(block_count * kBytesPerBlock);
+    return std::unique_ptr<BlockScan>(new BlockScan(loan.engine(), *kernels, table, block_count, seed));
+  } catch (const StoreError&) {
+    return nullptr;  // no room for the tables: nothing is known, and everything is copied
+  } catch (const DriverError& error) {
+    if (error.code != CUDA_ERROR_OUT_OF_MEMORY || error.call != "cuMemHostAlloc") throw;
+    return nullptr;
+  }
+}
+
+BlockScan::BlockScan(CopyEngine& engine, const DeviceKernels& kernels, std::byte* table, size_t capacity,
+                     kernels::Digest seed)
+    : engine_(engine),
+      kernels_(kernels),
+      capacity_(capacity),
+      seed_(seed),
+      addresses_(reinterpret_cast<uint64_t*>(table)),
+      reports_(reinterpret_cast<kernels::BlockReport*>(table + capacity * sizeof(uint64_t))),
+      second_reports_(reports_ + capacity) {}
+
+BlockScan::~BlockScan() {
+  if (!may_run_) return;
+  std::optional<ContextScope> scope;
+  try {
+    scope.emplace(engine_.device());
+  } catch (...) {
+    // The stream may be waited for all the same.
+  }
+  CUresult result = driver().cuStreamSynchronize(engine_.side_stream().get());
+  if (result != CUDA_SUCCESS) result = driver().cuStreamSynchronize(engine_.side_stream().get());
+  if (result != CUDA_SUCCESS) engine_.poison();
+}
+
+size_t BlockScan::add(CUdeviceptr address, size_t size_bytes) {
+  const size_t first = count_;
+  for (size_t offset = 0; offset < size_bytes && count_ < capacity_; offset += kernels::kBlockBytes) {
+    addresses_[count_++] = address + offset;
+  }
+  return first;
+}
+
+void BlockScan::launch() {
+  const ContextScope scope(engine_.device());
+  const CUstream stream = engine_.side_stream().get();
+  may_run_ = true;
+  for (size_t first = 0; first < count_;) {
+    const size_t end = std::min(first + kBlocksPerGroup, count_);
+    Group& group = groups_.emplace_back(Group{end, Event::create()});
+    kernels_.digest(stream, addresses_ + first, reports_ + first, seed_, static_cast<uint32_t>(end - first));
+    group.done.record(engine_.side_stream());
+    first = end;
+  }
+}
+
+const kernels::BlockReport& BlockScan::report(size_t number) {
+  Group& group = groups_[number / kBlocksPerGroup];
+  if (!group.is_done) group.done.synchronize();
+  group.is_done = true;
+  return reports_[number];
+}
+
+const kernels::BlockReport* BlockScan::look_again(size_t first, size_t count) {
+  const ContextScope scope(engine_.device());
+  may_run_ = true;
+  kernels_.digest(engine_.side_stream().get(), addresses_ + first, second_reports_ + first, seed_,
+                  static_cast<uint32_t>(count));
+  engine_.side_stream().synchronize();
+  return second_reports_ + first;
+}
+
+}  // namespace ebbtide

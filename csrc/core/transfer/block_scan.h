@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/transfer/engine_pool.h"
+#include "driver/device_kernels.h"
+#include "kernels/blocks.h"
+
+namespace ebbtide {
+
+// Digests blocks of device memory with a kernel, in groups, so that the first results are there while the rest is still
+// being read.
+class BlockScan {
+ public:
+  // Null where the device can't run the kernels: then every block counts as changed. loan outlives the scan.
+  static std::unique_ptr<BlockScan> create(EnginePool::Loan& loan, size_t block_count, kernels::Digest seed);
+  BlockScan(const BlockScan&) = delete;
+  BlockScan& operator=(const BlockScan&) = delete;
+  // Waits for what was launched: the kernels write into memory that others get next.
+  ~BlockScan();
+
+  // Adds the blocks of a range on the device. Returns the number of the first one.
+  size_t add(CUdeviceptr address, size_t size_bytes);
+  // Starts the scan of everything that was added. Once.
+  void launch();
+  // The result for a block, by its number. Waits for it.
+  const kernels::BlockReport& report(size_t number);
+
+  // Scans count blocks from first on again, and waits. The results are valid until the next call.
+  const kernels::BlockReport* look_again(size_t first, size_t count);
+
+ private:
+  struct Group {
+    size_t end;
+    Event done;
+    bool is_done = false;
+  };
+  BlockScan(CopyEngine& engine, const DeviceKernels& kernels, std::byte* table, size_t capacity, kernels::Digest seed);
+
+  CopyEngine& engine_;
+  const DeviceKernels& kernels_;
+  const size_t capacity_;
+  const kernels::Digest seed_;
+  uint64_t* const addresses_;
+  kernels::BlockReport* const reports_;
+  kernels::BlockReport* const second_reports_;
+  size_t count_ = 0;
+  std::vector<Group> groups_;
+  bool may_run_ = false;
+};
+
+}  // namespace ebbtide

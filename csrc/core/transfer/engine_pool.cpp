@@ -1,0 +1,205 @@
+#include "core/transfer/engine_pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "base/settings.h"
+#include "core/budget/host_reader.h"
+#include "driver/context.h"
+
+namespace ebbtide {
+namespace {
+
+constexpr int kKeptPerDevice = 2;           // a swap uses two
+constexpr uint64_t kTableUnit = 64 * kKiB;  // so that a table seldom grows
+
+// The quota of this process's cgroups. Their files are read once a second at most: that takes 0.05 ms, and a small
+// pause 0.5.
+std::optional<double> recent_cpu_quota() {
+  static constinit std::mutex mutex;
+  static std::optional<double> quota;
+  static std::optional<std::chrono::steady_clock::time_point> read_at;
+  const std::lock_guard lock(mutex);
+  const auto now = std::chrono::steady_clock::now();
+  if (!read_at || now - *read_at > std::chrono::seconds(1)) {
+    quota = read_cpu_quota("");
+    read_at = now;
+  }
+  return quota;
+}
+
+}  // namespace
+
+EnginePool::Loan::~Loan() {
+  if (entry_.engine != nullptr) pool_->give_back(std::move(entry_));
+}
+
+std::byte* EnginePool::Loan::table(size_t size_bytes) {
+  if (entry_.table == nullptr || entry_.table->size_bytes() < size_bytes) {
+    const ContextScope scope(entry_.engine->device());
+    auto table = pool_->pin(round_up(size_bytes, kTableUnit), "tables for the GPU", entry_, Staging::allocate);
+    if (entry_.table != nullptr) pool_->held_bytes_.fetch_sub(entry_.table->size_bytes());
+    // The charge keeps the smaller one's bytes as well, until the engine goes: too much, never too little.
+    entry_.table = std::move(table);
+  }
+  return entry_.table->bytes();
+}
+
+template <typename Make>
+std::unique_ptr<Staging> EnginePool::pin(uint64_t size_bytes, const char* purpose, Entry& entry, Make make_staging) {
+  PinnedCharge pinned = pinned_budget_.charge(size_bytes, purpose);
+  HostCharge charge = budget_.charge_outside_cgroups(size_bytes, purpose);
+  std::unique_ptr<Staging> staging = make_staging(size_bytes);
+  held_bytes_.fetch_add(staging->size_bytes());
+  entry.charge.merge(std::move(charge));
+  entry.pinned.merge(std::move(pinned));
+  return staging;
+}
+
+// As large as the budgets and the system allow.
+std::unique_ptr<Staging> EnginePool::pin_ring(uint64_t wanted_bytes, int threads, Entry& entry) {
+  const auto make_ring = [&](uint64_t size_bytes) { return Staging::pin(size_bytes, threads); };
+  for (uint64_t size_bytes = wanted_bytes;; size_bytes = round_up(size_bytes / 2, policy::kLeastRingBytes)) {
+    const bool is_last_try = size_bytes <= policy::kLeastRingBytes;
+    try {
+      return pin(size_bytes, "the pinned ring between device and host", entry, make_ring);
+    } catch (const StoreError&) {
+      if (is_last_try) throw;
+    } catch (const DriverError& error) {
+      const bool is_pinning = error.call == "cuMemHostAlloc" || error.call == "cuMemHostRegister";
+      if (error.code != CUDA_ERROR_OUT_OF_MEMORY || !is_pinning) throw;
+      if (is_last_try)
+        throw StoreError(std::string("the system pins no memory for the ring between device and host: ") + error.what(),
+                         {policy::kLeastRingBytes, 0, kUnlimited});
+    }
+  }
+}
+
+EnginePool::Entry EnginePool::make(int device, const policy::CopyNeed& need) {
+  const ContextScope scope(device);
+  Entry entry;
+  const uint64_t wanted_bytes = policy::wanted_ring_bytes(need);
+  auto staging = pin_ring(wanted_bytes, policy::plan_copy(need, wanted_bytes).threads, entry);
+  const uint64_t bytes = staging->size_bytes();
+  try {
+    entry.engine = std::make_unique<CopyEngine>(device, std::move(staging));
+    const std::lock_guard lock(mutex_);
+    // For the way back, which must not need memory.
+    kept_.reserve(made_ + 1);
+    poisoned_.reserve(made_ + 1);
+    ++made_;
+  } catch (...) {
+    held_bytes_.fetch_sub(bytes);
+    throw;
+  }
+  return entry;
+}
+
+// One with a ring of this size, if there is one; else whichever there is; else nothing.
+EnginePool::Entry EnginePool::take_kept(int device, uint64_t ring_bytes) {
+  const std::lock_guard lock(mutex_);
+  auto found = kept_.end();
+  for (auto entry = kept_.begin(); entry != kept_.end(); ++entry) {
+    if (entry->engine->device() != device) continue;
+    if (found == kept_.end()) found = entry;
+    if (entry->ring_bytes() < ring_bytes) continue;
+    found = entry;
+    break;
+  }
+  if (found == kept_.end()) return {};
+  Entry entry = std::move(*found);
+  kept_.erase(found);
+  return entry;
+}
+
+// A kept ring that is too small goes only when the larger one is there: memory that could be pinned once may not be had
+// again, and what is away comes back through the smaller one as well.
+EnginePool::Entry EnginePool::take_or_make(int device, const policy::CopyNeed& need) {
+  const uint64_t wanted_bytes = policy::wanted_ring_bytes(need);
+  Entry kept = take_kept(device, wanted_bytes);
+  if (kept.engine == nullptr) return make(device, need);
+  if (kept.ring_bytes() >= wanted_bytes) return kept;
+  Entry made;
+  try {
+    made = make(device, need);
+  } catch (const StoreError&) {
+    return kept;
+  } catch (...) {
+    give_back(std::move(kept));
+    throw;
+  }
+  if (made.ring_bytes() <= kept.ring_bytes()) std::swap(made, kept);
+  drop(std::move(kept));
+  return made;
+}
+
+EnginePool::Loan EnginePool::borrow(int device, const policy::CopyNeed& need) {
+  Entry entry = take_or_make(device, need);
+  const policy::CopyPlan plan = policy::plan_copy(need, entry.ring_bytes());
+  return {*this,
+          std::move(entry),
+          {plan.threads, plan.ring_bytes, plan.piece_bytes, policy::kPartBytes, policy::kRequestBytes}};
+}
+
+// Unpins, which takes long: never under the mutex.
+void EnginePool::drop(Entry entry) noexcept {
+  held_bytes_.fetch_sub(entry.ring_bytes());
+  if (entry.table != nullptr) held_bytes_.fetch_sub(entry.table->size_bytes());
+  const std::lock_guard lock(mutex_);
+  --made_;
+}
+
+bool EnginePool::try_keep(Entry& entry) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (entry.engine->is_poisoned()) {
+    // Never lent nor given back, and still in the books: its memory is there.
+    poisoned_.push_back(std::move(entry));
+    return true;
+  }
+  const auto kept_of_device = std::count_if(
+      kept_.begin(), kept_.end(), [&](const Entry& kept) { return kept.engine->device() == entry.engine->device(); });
+  if (kept_of_device >= kKeptPerDevice) return false;
+  kept_.push_back(std::move(entry));
+  return true;
+}
+
+void EnginePool::give_back(Entry entry) noexcept {
+  if (!try_keep(entry)) drop(std::move(entry));
+}
+
+void EnginePool::trim() noexcept {
+  while (true) {
+    Entry entry;
+    {
+      const std::lock_guard lock(mutex_);
+      if (kept_.empty()) return;
+      entry = std::move(kept_.back());
+      kept_.pop_back();
+    }
+    drop(std::move(entry));
+  }
+}
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  int cores = static_cast<int>(std::thread::hardware_concurrency());
+  if (::sched_getaffinity(0, sizeof set, &set) == 0) cores = CPU_COUNT(&set);
+  if (const auto quota = recent_cpu_quota()) cores = std::min(cores, std::max(1, static_cast<int>(*quota)));
+  return std::max(1, cores);
+}
+
+policy::CopyNeed copy_need(uint64_t bytes, uint64_t fresh_bytes) {
+  const auto wanted = static_cast<int>(read_number(Setting::kCopyThreads).value_or(0));
+  return {.bytes = bytes, .fresh_bytes = fresh_bytes, .cores = usable_cores(), .wanted_threads = wanted};
+}
+
+int populate_threads(uint64_t bytes) { return policy::plan_copy(copy_need(bytes, bytes), kUnlimited).threads; }
+
+}  // namespace ebbtide

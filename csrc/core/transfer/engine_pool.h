@@ -1,0 +1,87 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/budget/host_budget.h"
+#include "core/budget/pinned_budget.h"
+#include "policy/copy_plan.h"
+#include "store/copy_engine.h"
+#include "store/copy_queue.h"
+
+namespace ebbtide {
+
+// Lends copy engines and keeps them, since pinning a ring and creating streams costs more than a small copy. The rings
+// are charged to the host budget.
+class EnginePool {
+ public:
+  EnginePool(HostBudget& budget, PinnedBudget& pinned_budget) : budget_(budget), pinned_budget_(pinned_budget) {}
+
+  struct Entry {
+    HostCharge charge;
+    PinnedCharge pinned;
+    std::unique_ptr<CopyEngine> engine;
+    std::unique_ptr<Staging> table;  // pinned memory for what kernels read and write; null until it is wanted
+    uint64_t ring_bytes() const { return engine->staging().size_bytes(); }
+  };
+  // Owns an engine for the length of a copy.
+  class Loan {
+   public:
+    Loan(EnginePool& pool, Entry entry, const RingCut& cut) : pool_(&pool), entry_(std::move(entry)), cut_(cut) {}
+    Loan(Loan&& other) noexcept : pool_(other.pool_), entry_(std::move(other.entry_)), cut_(other.cut_) {}
+    Loan& operator=(Loan&&) = delete;
+    ~Loan();
+    CopyEngine& engine() { return *entry_.engine; }
+    // How the copy that it was borrowed for uses the ring.
+    const RingCut& cut() const { return cut_; }
+    // Pinned memory of this size for tables that kernels read and write. The same memory each time, with unspecified
+    // content. Throws StoreError, DriverError.
+    std::byte* table(size_t size_bytes);
+
+   private:
+    EnginePool* pool_;
+    Entry entry_;
+    RingCut cut_;
+  };
+
+  // With the ring that the copy wants, or a smaller one where the system or the budget does not allow it, down to the
+  // minimum of the policy. Throws StoreError, DriverError.
+  Loan borrow(int device, const policy::CopyNeed& need);
+  // Gives the kept engines back to the system.
+  void trim() noexcept;
+  // Pinned memory of all rings.
+  uint64_t held_bytes() const { return held_bytes_.load(); }
+
+ private:
+  Entry make(int device, const policy::CopyNeed& need);
+  Entry take_kept(int device, uint64_t ring_bytes);
+  Entry take_or_make(int device, const policy::CopyNeed& need);
+  std::unique_ptr<Staging> pin_ring(uint64_t wanted_bytes, int threads, Entry& entry);
+  template <typename Make>
+  std::unique_ptr<Staging> pin(uint64_t size_bytes, const char* purpose, Entry& entry, Make make_staging);
+  bool try_keep(Entry& entry) noexcept;
+  void give_back(Entry entry) noexcept;
+  void drop(Entry entry) noexcept;
+
+  HostBudget& budget_;
+  PinnedBudget& pinned_budget_;
+  std::mutex mutex_;
+  std::vector<Entry> kept_;
+  std::vector<Entry> poisoned_;
+  size_t made_ = 0;  // and not dropped: kept_ and poisoned_ have room for all of them
+  std::atomic<uint64_t> held_bytes_{0};
+};
+
+// The cores that this process may use: by affinity and by the cgroups' cpu quotas.
+int usable_cores();
+
+// The needs of a copy that has the cores to itself: this many staged bytes to the store, of which fresh_bytes go into
+// untouched memory. EBBTIDE_COPY_THREADS overrides the number of cores.
+policy::CopyNeed copy_need(uint64_t bytes, uint64_t fresh_bytes);
+// For taking fresh memory without a copy.
+int populate_threads(uint64_t bytes);
+
+}  // namespace ebbtide
