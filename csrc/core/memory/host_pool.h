@@ -15,7 +15,7 @@ namespace ebbtide {
 
 struct Chunk;
 
-// Host memory for chunks that the device reaches. Making it takes long (4.7 GB/s: FACTS.md, section 1), so as much as the capacity says is kept for the next spill. What is kept reads as
+// Host memory for chunks that the device reaches. Making it takes long (4.7 GB/s: csrc/DESIGN.md, F13), so as much as the capacity says is kept for the next spill. What is kept reads as
 // zeros and nobody maps it; it stays in the host budget, and gives way to whatever else that budget has no room for.
 class HostPool final : public IdleMemory {
  public:
