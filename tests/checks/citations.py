@@ -74,10 +74,8 @@ def _prose_of_python(text: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                if isinstance(first.value.value, str):
-                    yield first.lineno, first.value.value
+            if docstring := ast.get_docstring(node, clean=False):
+                yield node.body[0].lineno, docstring
 
 
 def numbers_of(match: re.Match[str]) -> set[int]:
@@ -138,7 +136,7 @@ class Citations:
         wanted = re.sub(r"^(?:\.\.?/)+", "", cited).rstrip("/")
         if wanted.rpartition("/")[2] in self.foreign or wanted in self.foreign:
             return True
-        return any(path == wanted or path.endswith(f"/{wanted}") or path.startswith(f"{wanted}/") for path in self.files)
+        return any(f"/{path}".endswith(f"/{wanted}") or path.startswith(f"{wanted}/") for path in self.files)
 
     def find_faults(self) -> list[str]:
         """A sentence for each citation that leads nowhere."""

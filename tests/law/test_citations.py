@@ -55,7 +55,7 @@ TREE = {
 
 **Invariant 2.** So do bytes. `test_map`
 """,
-    "csrc/vmm/mapping.h": '// csrc/DESIGN.md, F1 and invariants 1 and 2.\nconst char* text = "F9, gone.h";  // cuda.h\n',
+    "csrc/vmm/mapping.h": '// csrc/DESIGN.md, F1 and invariants 1 and 2.\nauto text = "F9, gone.h";  // cuda.h\n',
     "python/a.py": '"""See csrc/vmm/mapping.h and tests/law."""\n# F2; mapping.h\nx = "gone.py"\n',
     "tests/conformance/test_calls.py": "def test_map(): pass\ndef test_both(): pass\n",
     "tests/law/test_both.py": "def test_both(): pass\n",
