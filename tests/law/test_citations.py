@@ -51,9 +51,8 @@ TREE = {
 - **F2.** A figure. No test.
 
 ## Invariants
-**Invariant 1.** An address stays. `SomeTest.Invariant1_*`
-
-**Invariant 2.** So do bytes. `test_map`
+- **Invariant 1.** An address stays. `SomeTest.Invariant1_*`
+- **Invariant 2.** So do bytes. `test_map`
 """,
     "csrc/vmm/mapping.h": '// csrc/DESIGN.md, F1 and invariants 1 and 2.\nauto text = "F9, gone.h";  // cuda.h\n',
     "python/a.py": '"""See csrc/vmm/mapping.h and tests/law."""\n# F2; mapping.h\nx = "gone.py"\n',
