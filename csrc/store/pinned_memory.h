@@ -8,7 +8,7 @@
 
 namespace ebbtide {
 
-// Owns memory that is touched first and pinned then, for all devices, where it lies: many times as fast as memory that the driver allocates pinned (FACTS.md, section 2).
+// Owns memory that is touched first and pinned then, for all devices, where it lies: many times as fast as memory that the driver allocates pinned (csrc/DESIGN.md, F28).
 class PinnedMemory {
  public:
   // Pins nothing yet.

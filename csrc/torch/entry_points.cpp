@@ -13,7 +13,7 @@ namespace {
 
 using MallocFunction = void* (*)(ptrdiff_t, int, void*);
 
-// The device that torch names is the thread's current one; the slot knows the pool's (FACTS.md, section 4).
+// The device that torch names is the thread's current one; the slot knows the pool's (csrc/DESIGN.md, F36).
 template <size_t kSlot>
 void* allocate(ptrdiff_t size_bytes, int /*device*/, void* stream) {
   return size_bytes <= 0 ? nullptr

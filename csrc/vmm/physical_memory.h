@@ -13,13 +13,13 @@ inline constexpr int kOnHost = -1;
 
 // Owns one driver handle: physical memory with no address of its own. Releasing it while it is mapped is legal, the mapping keeps the memory.
 //
-// Relied on: the memory of a new handle reads as zeros, on the device (FACTS.md, section 4) and on the host.
+// Relied on: the memory of a new handle reads as zeros, on the device and on the host (csrc/DESIGN.md, F5).
 class PhysicalMemory {
  public:
   PhysicalMemory() = default;
   // On the device; size_bytes: a multiple of granularity(device). Throws DriverError (code CUDA_ERROR_OUT_OF_MEMORY where there is too little).
   static PhysicalMemory create_on_device(size_t size_bytes, int device);
-  // On the host; size_bytes: a multiple of the location's granularity. Charged to no cgroup (FACTS.md, section 5): the caller has claimed it.
+  // On the host; size_bytes: a multiple of the location's granularity. Charged to no cgroup (csrc/DESIGN.md, F15): the caller has claimed it.
   static PhysicalMemory create_on_host(size_t size_bytes, const HostLocation& location);
   PhysicalMemory(PhysicalMemory&& other) noexcept
       : handle_(std::exchange(other.handle_, 0)),

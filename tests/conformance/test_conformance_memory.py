@@ -128,6 +128,16 @@ def test_fresh_memory_reads_zeros(driver: Driver) -> None:
         driver.free_mapped(address, handle, 4 * GRANULE)
 
 
+def test_fresh_host_memory_reads_zeros(driver: Driver) -> None:
+    """Also right after the same process gave such memory back full of other bytes."""
+    for _ in range(3):
+        address, handle = driver.mapped(4 * GRANULE, HOST_NUMA)
+        assert driver.read(address, 4 * GRANULE) == bytes(4 * GRANULE)
+        assert driver.cuMemsetD8Async(address, 0xA5, 4 * GRANULE, None) == SUCCESS
+        assert driver.cuCtxSynchronize() == SUCCESS
+        driver.free_mapped(address, handle, 4 * GRANULE)
+
+
 # --- address ranges ---
 
 

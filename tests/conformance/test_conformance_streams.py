@@ -7,6 +7,7 @@ import time
 import pytest
 from driver_calls import (
     GRANULE,
+    HOST_NUMA,
     INVALID_HANDLE,
     INVALID_VALUE,
     NOT_PERMITTED,
@@ -181,6 +182,20 @@ def test_virtual_memory_calls_do_not_wait_for_queued_work(driver: Driver) -> Non
     gate.set()
     assert driver.cuStreamSynchronize(stream) == SUCCESS
     assert driver.cuStreamDestroy(stream) == SUCCESS
+
+
+def test_access_is_granted_beside_work_that_uses_the_memory(driver: Driver) -> None:
+    stream, gate = driver.stream(NON_BLOCKING), threading.Event()
+    address, handle = driver.mapped(GRANULE, HOST_NUMA)
+    assert driver.launch(stream, lambda: gate.wait(PATIENCE_S)) == SUCCESS
+    assert driver.cuMemsetD8Async(address, 7, GRANULE, stream) == SUCCESS
+    assert driver.access(address, GRANULE, location=(HOST_NUMA, 0)) == SUCCESS
+    assert not gate.is_set()
+    gate.set()
+    assert driver.cuStreamSynchronize(stream) == SUCCESS
+    assert driver.read(address, GRANULE) == ctypes.string_at(address, GRANULE) == bytes([7]) * GRANULE
+    assert driver.cuStreamDestroy(stream) == SUCCESS
+    driver.free_mapped(address, handle, GRANULE)
 
 
 def test_host_functions_may_not_call_the_driver(driver: Driver) -> None:

@@ -1,4 +1,4 @@
-"""How a process ends is judged by its exit status: FACTS.md has two ways in which torch aborts from a destructor."""
+"""How a process ends is judged by its exit status: torch can abort from a destructor (csrc/DESIGN.md, F40)."""
 
 from collections.abc import Callable
 

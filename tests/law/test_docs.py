@@ -10,14 +10,8 @@ from checks.docs import Known, find_unknown_names, read_make_targets, variables_
 
 
 def pages_of(root: Path) -> list[Path]:
-    names = [
-        "README.md",
-        "CONTRIBUTING.md",
-        "CHANGELOG.md",
-        "csrc/README.md",
-        "python/README.md",
-        "benchmarks/README.md",
-    ]
+    names = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "csrc/README.md", "csrc/DESIGN.md"]
+    names += ["python/README.md", "benchmarks/README.md"]
     return [*(root / name for name in names), *sorted((root / "docs").rglob("*.md"))]
 
 

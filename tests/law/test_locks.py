@@ -1,10 +1,37 @@
-"""Every lock of the package is made by ebbtide.locks, so that a forked child can take it."""
+"""Every Python lock is made by ebbtide.locks, so that a forked child can take it. csrc/DESIGN.md has every C++ lock."""
 
 import ast
+import re
+from collections import Counter
 from pathlib import Path
+
+import pytest
 
 WAITED_FOR = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier", "Queue", "SimpleQueue"}
 MODULES = {"threading", "_thread", "queue", "multiprocessing"}
+
+
+C_LOCK = re.compile(r"^\s*(?:static |mutable |constinit )*std::(?:recursive_|shared_|timed_)*mutex \w+;", re.MULTILINE)
+ROW = re.compile(r"^\| `([\w/]+/)` \| .* \|$", re.MULTILINE)
+LEAVES = re.compile(r"^- `([\w/]+/)`: (.*(?:\n  .*)*)", re.MULTILINE)
+
+
+def locks_by_folder(csrc: Path) -> Counter[str]:
+    """How many locks the sources of each folder declare. The simulator is a driver, with locks of its own."""
+    found: Counter[str] = Counter()
+    for path in csrc.rglob("*"):
+        if path.suffix in {".h", ".cpp"} and path.relative_to(csrc).parts[0] != "sim":
+            found[f"{path.parent.relative_to(csrc).as_posix()}/"] += len(C_LOCK.findall(path.read_text()))
+    return +found
+
+
+def documented_locks(design: str) -> Counter[str]:
+    """How many locks the section on locks lists for each folder: a row each, and the leaves, apart by semicolons."""
+    section = re.split(r"^## ", design.partition("\n## Locks\n")[2], flags=re.MULTILINE)[0]
+    found = Counter(ROW.findall(section))
+    for folder, leaves in LEAVES.findall(section):
+        found[folder] += leaves.count(";") + 1
+    return found
 
 
 def foreign_locks(source: str) -> list[int]:
@@ -34,3 +61,51 @@ def test_the_law_finds_planted_locks() -> None:
     assert foreign_locks("from threading import RLock, Thread\n") == [1]
     assert foreign_locks("import queue\nclass A:\n    q = queue.Queue()\n") == [3]
     assert foreign_locks("import threading\nthreading.Thread(target=print).start()\nthreading.local()\n") == []
+
+
+def test_the_design_has_every_lock_of_the_core(root: Path) -> None:
+    found = locks_by_folder(root / "csrc")
+    assert sum(found.values()) > 30
+    assert found == documented_locks((root / "csrc/DESIGN.md").read_text())
+
+
+DESIGN = """
+## Locks
+
+| folder | lock of |
+|---|---|
+| `a/` | one |
+| `a/b/` | two |
+
+- `a/`: three; four,
+  which is long; five
+
+What follows: `a/` is a folder.
+
+## More
+
+| `a/` | six |
+"""
+
+
+def test_documented_locks_are_counted() -> None:
+    assert documented_locks(DESIGN) == {"a/": 4, "a/b/": 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "  mutable std::mutex mutex_;  // of it\n",
+        "static constinit std::mutex mutex;\n",
+        "std::shared_mutex a;\n",
+        "std::recursive_timed_mutex b;\n",
+    ],
+)
+def test_a_planted_lock_is_found(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "sim").mkdir()
+    (tmp_path / "sim/c.h").write_text(text)
+    (tmp_path / "a/c.h").write_text("// std::mutex x;\nvoid f(std::mutex& m);\nstd::unique_lock<std::mutex> l;\n")
+    assert locks_by_folder(tmp_path) == {}
+    (tmp_path / "a/b/c.h").write_text(text)
+    assert locks_by_folder(tmp_path) == {"a/b/": 1}

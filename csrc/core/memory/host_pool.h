@@ -15,9 +15,9 @@ namespace ebbtide {
 
 struct Chunk;
 
-// Host memory that a device can reach, for chunks that spill. Allocating it is slow (4.7 GB/s on an H200 host), so the
-// pool keeps up to its capacity for the next spill. Kept memory reads as zeros and is not mapped. It counts in the host
-// budget, and is released when that budget has no room for something else.
+// Host memory that a device can reach, for chunks that spill. Allocating it is slow (4.7 GB/s on an H200 host;
+// csrc/DESIGN.md, F13), so the pool keeps up to its capacity for the next spill. Kept memory reads as zeros and is not
+// mapped. It counts in the host budget, and is released when that budget has no room for something else.
 class HostPool final : public IdleMemory {
  public:
   explicit HostPool(HostBudget& budget) : budget_(budget) { budget_.set_idle(this); }
