@@ -11,7 +11,7 @@ from ebbtide.run_options import options
 
 CONTEXT_SWITCHES = {"cuCtxGetCurrent", "cuCtxSetCurrent"}
 
-WALKTHROUGH = """
+DRIVER_CALLS = """
 import ctypes
 from pathlib import Path
 import torch
@@ -52,10 +52,10 @@ def calls_of(text: str) -> list[str]:
 
 
 @pytest.mark.sim_only
-def test_walkthrough_lists_the_driver_calls_of_a_run(root: Path, run_python_with_torch) -> None:
-    page = (root / "docs/walkthrough.md").read_text()
+def test_internals_list_the_driver_calls_of_a_run(root: Path, run_python_with_torch) -> None:
+    page = (root / "docs/internals.md").read_text()
     listed = {step: calls_of(text) for step, text in re.findall(r"^```text (\w+)\n(.*?)^```", page, re.M | re.S)}
-    result = run_python_with_torch(WALKTHROUGH, EBBTIDE_COPY_THREADS="1", EBBTIDE_DRIVER="sim")
+    result = run_python_with_torch(DRIVER_CALLS, EBBTIDE_COPY_THREADS="1", EBBTIDE_DRIVER="sim")
     assert result.returncode == 0, result.stderr
     made: dict[str, list[str]] = {}
     for line in result.stdout.splitlines():
