@@ -105,18 +105,6 @@ def test_the_job_learns_and_pauses_every_tag(saver, run_job) -> None:
         assert {tag for move in result.moves if move.report.kind == kind for tag in move.report.by_tag} == tags
 
 
-def test_the_job_fits_where_both_tenants_would_not(saver, run_job) -> None:
-    size = {"rounds": 1, "steps": 2}
-    result = run_job(**size)
-    assert 0 < result.peak_bytes < sum(result.bytes_by_tag.values())
-    saver.configure(device_limit=result.peak_bytes)
-    try:
-        assert run_job(**size).peak_bytes == result.peak_bytes
-    finally:
-        saver.configure(device_limit=None)
-
-
-
 def test_generation_with_a_cache_computes_what_the_whole_sequence_does(saver) -> None:
     import torch
     from ebbtide.demo.model import LanguageModel
