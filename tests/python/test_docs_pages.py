@@ -57,7 +57,8 @@ def calls_of(text: str) -> list[str]:
 @pytest.mark.sim_only
 def test_internals_list_the_driver_calls_of_a_run(root: Path, run_python_with_torch) -> None:
     page = (root / "docs/internals.md").read_text()
-    listed = {step: calls_of(text) for step, text in re.findall(r"^```text (\w+)\n(.*?)^```", page, re.M | re.S)}
+    blocks = re.findall(r"^Driver calls of the (\w+):\n\n```text\n(.*?)^```", page, re.M | re.S)
+    listed = {step: calls_of(text) for step, text in blocks}
     result = run_python_with_torch(DRIVER_CALLS, EBBTIDE_COPY_THREADS="1", EBBTIDE_DRIVER="sim")
     assert result.returncode == 0, result.stderr
     made: dict[str, list[str]] = {}
