@@ -25,8 +25,16 @@ GROUPS = {
 COMPARED = {
     "ebbtide": ("ebbtide", "ebbtide, retain"),
     "torch_memory_saver": ("torch_memory_saver",),
-    "vLLM sleep mode's way": ("vllm_sleep",),
+    "vLLM's algorithm": ("vllm_sleep",),
     "tensor.cpu() and .cuda()": ("plain_copy",),
+}
+# What the curves are called.
+KEEPERS = {
+    "ebbtide_retain": "ebbtide, retained host memory",
+    "ebbtide_ram": "ebbtide, fresh host memory",
+    "torch_memory_saver": "torch_memory_saver",
+    "vllm_sleep": "vLLM's algorithm",
+    "plain_copy": "tensor.cpu() and .cuda()",
 }
 # They copy everything each time, so an unchanged tag takes them what a changed one does.
 UNCHANGED, CHANGED = "pause, nothing changed", "steady pause"
@@ -101,7 +109,7 @@ def draw_bars(document: dict[str, Any]) -> "Figure":
 
 
 def paint(axes: Any, texts: list[Any]) -> None:
-    """Inks that read on light and dark, over no background of their own."""
+    """Inks that are legible on light and dark pages, over a transparent background."""
     axes.figure.patch.set_alpha(0)
     axes.patch.set_alpha(0)
     axes.tick_params(colors=INK, which="both")
@@ -135,20 +143,31 @@ def draw_sizes(document: dict[str, Any]) -> "Figure":
     for axes, metric, direction in zip(panels, ("pause", "resume"), ("to_host", "to_device"), strict=True):
         for color, (name, entry) in zip(COLORS, curves.items(), strict=False):
             sizes, medians, slowest, fastest = zip(*curve_of(entry, metric), strict=True)
-            axes.plot(sizes, medians, marker="o", markersize=3, color=color, label=name.removeprefix("curve."))
+            axes.plot(sizes, medians, marker="o", markersize=3, color=color, label=keeper_of(name))
             axes.fill_between(sizes, slowest, fastest, color=color, alpha=0.2)
         rate = link_rate(entries, direction)
         if rate is not None:
-            axes.axhline(rate, color="black", linestyle="--", label="link")
+            axes.axhline(rate, color=INK, linestyle="--", label="link")
         axes.set_xscale("log", base=2)
         ticks = sorted({point[0] for entry in curves.values() for point in curve_of(entry, metric)})
         axes.set_xticks(ticks, [format_ticks(size) for size in ticks], fontsize=8, rotation=45)
-        axes.set_xlabel("size")
+        axes.set_xlabel("size of the tag")
         axes.set_title(metric)
+        axes.grid(visible=True, color=INK, alpha=0.3)
+        paint(axes, [axes.title, axes.yaxis.label, *axes.get_xticklabels()])
     panels[0].set_ylabel("GB/s (median; band: least to most)")
-    panels[1].legend(fontsize=8)
-    figure.suptitle(title_of(document), fontsize=9)
+    handles, names = panels[1].get_legend_handles_labels()
+    legend = figure.legend(handles, names, fontsize=8, loc="outside lower center", ncols=3, frameon=False)
+    title = figure.suptitle(title_of(document), fontsize=9)
+    for text in (title, *legend.get_texts()):
+        text.set_color(INK)
     return figure
+
+
+def keeper_of(entry: str) -> str:
+    """The words for "curve.NAME"."""
+    name = entry.removeprefix("curve.")
+    return KEEPERS.get(name, name)
 
 
 def format_ticks(size_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""GPU memory that leaves and comes back: ten lines. Runs on a GPU, and on the simulated device where torch has none."""
+"""Pauses and resumes a model in ten lines, on a GPU, or on the simulated device if torch is a CPU build."""
 
 import torch
 from ebbtide import saver
@@ -7,7 +7,7 @@ with saver.region("weights"):
     model = torch.nn.Linear(4096, 4096).to(saver.device)
 before, address = model.weight.detach().cpu().clone(), model.weight.data_ptr()
 
-print(saver.pause("weights"))  # its device memory is free for others now
+print(saver.pause("weights"))  # other programs can use its device memory now
 print(saver.resume("weights"))
 
 assert torch.equal(model.weight.cpu(), before) and model.weight.data_ptr() == address

@@ -1,65 +1,46 @@
-"""Two tenants of one device: a language model trains on real text while a copy of it generates.
+"""An RL loop on one device: a trainer and a generator take turns. Each is paused while the other works."""
 
-Trainer (weights, gradients, optimizer) and generator (weights, key-value cache) take turns: each phase pauses what the
-other does not need. The same job runs first in ordinary memory, without a pause; losses, texts and final weights must
-be the same to the last bit. The phases are in python/ebbtide/demo/job.py.
+import torch
+from ebbtide import saver
+from ebbtide.demo.model import LanguageModel
+from ebbtide.demo.text import VOCABULARY_SIZE, decode, encode, load_text
+from torch.nn.functional import cross_entropy
 
-    python examples/02_rl_weight_swap.py
-    python examples/02_rl_weight_swap.py --width 1024 --layers 12 --heads 16 --batch 64    # for a GPU
-"""
+ROUNDS, STEPS, BATCH, CONTEXT = 3, 30, 16, 64
+text = torch.tensor(encode(load_text()), device=saver.device)
+torch.manual_seed(0)
+trainer_memory = saver.region("trainer", retain=True)  # retain: keep the backup, so that later pauses copy less
 
-import argparse
-import dataclasses
-import sys
+with trainer_memory:
+    trainer = LanguageModel(VOCABULARY_SIZE, CONTEXT, width=96, layers=2, heads=4).to(saver.device)
+    for parameter in trainer.parameters():  # made here, because backward allocates in threads of its own
+        parameter.grad = torch.zeros_like(parameter)
+optimizer = torch.optim.AdamW(trainer.parameters(), lr=6e-3)
+saver.pause("trainer")
+with saver.region("generator", retain=True):
+    generator = LanguageModel(VOCABULARY_SIZE, CONTEXT, width=96, layers=2, heads=4).to(saver.device)
+    generator.requires_grad_(False)
+with saver.region("kv_cache", backup=None):  # its content may be dropped: each generation fills it anew
+    cache = generator.make_cache(BATCH)
 
-from ebbtide.demo.job import JobResult, Listener, Move, run_job
-from ebbtide.demo.size import JobSize
-from ebbtide.sizes import format_size
+for round_number in range(ROUNDS):
+    print(saver.swap(pause=["generator", "kv_cache"], resume="trainer"))
+    for _ in range(STEPS):
+        starts = torch.randint(len(text) - CONTEXT - 1, (BATCH, 1), device=saver.device)
+        sequences = text[starts + torch.arange(CONTEXT + 1, device=saver.device)]
+        loss = cross_entropy(trainer(sequences[:, :-1]).flatten(0, 1), sequences[:, 1:].flatten())
+        optimizer.zero_grad(set_to_none=False)
+        loss.backward()
+        with trainer_memory:  # the first step allocates the optimizer's states
+            optimizer.step()
+    for mine, theirs in zip(trainer.parameters(), generator.parameters(), strict=True):
+        stored = saver.backup_of(theirs, writable=True)  # None if nothing is paused, as with EBBTIDE_DRIVER=off
+        (theirs if stored is None else stored).copy_(mine.detach())
+    del stored  # a backup with a live view is not retained
+    print(saver.swap(pause="trainer", resume=["generator", "kv_cache"]))
+    tokens = generator.generate(text[:16].repeat(BATCH, 1), cache, torch.Generator(saver.device).manual_seed(0))
+    print(f"round {round_number + 1}: loss {loss.item():.3f}, generated {decode(tokens[0].tolist())!r}")
 
-
-def parse_arguments() -> JobSize:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for field in dataclasses.fields(JobSize):
-        meaning = f"{field.metadata['meaning']} (default {field.default})"
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=field.type, default=field.default, help=meaning)
-    return JobSize(**vars(parser.parse_args()))
-
-
-def show_move(move: Move) -> None:
-    report = move.report
-    verb = "freed" if report.kind == "pause" else "claimed"
-    print(
-        f"round {move.round}, {move.phase}: {verb} {format_size(report.bytes)} in {report.seconds * 1000:.1f} ms "
-        f"({', '.join(report.by_tag)}); {format_size(move.held_bytes)} on the device"
-    )
-
-
-def show_text(number: int, text: str) -> None:
-    print(f"round {number}, generated: {text!r}")
-
-
-def show_result(result: JobResult) -> None:
-    print(f"mean loss of the first round {result.mean_loss(0):.3f}, of the last {result.mean_loss(-1):.3f}")
-    counts = ", ".join(f"{tag} {count}" for tag, count in result.tensors_by_tag.items())
-    print(f"every tensor lies in its tag: {counts}")
-    tenants = format_size(sum(result.bytes_by_tag.values()))
-    print(f"at most {format_size(result.peak_bytes)} were on the device at once; all tenants together are {tenants}")
-
-
-def main() -> int:
-    size = parse_arguments()
-    print("without pausing, in ordinary memory ...", flush=True)
-    reference = run_job(size, is_pausing=False)
-    print("with pausing ...", flush=True)
-    result = run_job(size, is_pausing=True, listener=Listener(on_move=show_move, on_text=show_text))
-    show_result(result)
-    differences = result.differences(reference)
-    if differences:
-        print(f"FAILED: not as without pausing: {', '.join(differences)}")
-        return 1
-    print("identical to the run without pausing: losses, generated text, final weights; same addresses throughout")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+saver.resume("trainer")
+assert all(torch.equal(mine, theirs) for mine, theirs in zip(trainer.parameters(), generator.parameters(), strict=True))
+print("the generator has the trainer's weights, bit for bit")

@@ -1,4 +1,4 @@
-"""A captured CUDA graph whose memory leaves and comes back: replay then gives the same numbers. Needs a GPU."""
+"""Pauses and resumes the memory of a captured CUDA graph, which then replays as before. Needs a GPU."""
 
 import sys
 
@@ -15,7 +15,7 @@ with saver.region("weights"):
 inputs = torch.randn(64, 2048, device="cuda")
 
 with torch.no_grad():
-    side_stream = torch.cuda.Stream()  # as torch asks before a capture: warm up on a stream of its own
+    side_stream = torch.cuda.Stream()  # torch requires a warm-up on a side stream before a capture
     side_stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side_stream):
         for _ in range(3):

@@ -1,7 +1,6 @@
-"""A notebook that is done for now lends its GPU: its model and optimizer, made without ebbtide, are adopted and paused.
+"""A notebook lends its GPU: its model and optimizer, which were made without ebbtide, are adopted and paused.
 
-An hour later they are resumed, and training goes on as if nothing had happened: a twin that was never paused ends with
-the same weights, bit for bit.
+Later they are resumed, and training continues. A twin that was never paused ends with the same weights, bit for bit.
 """
 
 import torch

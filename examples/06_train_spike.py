@@ -1,8 +1,8 @@
-"""A training loop with a spike: for some steps the model is so wide that it does not fit the device, and trains on.
+"""A training loop with a spike: for some steps the model is too wide for the device, and still trains.
 
-What does not fit lies in host memory meanwhile. The losses are those of the same run in ordinary memory, to the last
-bit; afterwards the narrow model has the device to itself again, and is as fast as before. Each model has a tag of its
-own, which is trimmed once the model is gone: so nothing that lies on the host is left in torch's cache for the next.
+What does not fit is in host memory meanwhile. The losses are bit for bit those of a run in ordinary memory. Afterwards
+the narrow model is as fast as before. Each model has a tag of its own, which is trimmed once the model is gone, so that
+torch's cache keeps no host memory for the next model.
 
     python examples/06_train_spike.py
     python examples/06_train_spike.py --width 4096 --limit 4GiB --steps 20    # for a GPU that holds 9 GiB
@@ -24,7 +24,7 @@ LAYERS = 8
 
 @dataclass
 class Phase:
-    """What one model's training was like; `host_bytes` lay in host memory."""
+    """The training of one model, of which `host_bytes` were in host memory."""
 
     losses: list[float]
     seconds: float
@@ -34,19 +34,19 @@ class Phase:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     width, limit = (2048, "1GiB") if saver.device == "cuda" else (256, "16MiB")
-    parser.add_argument("--width", type=int, default=width, help="of the narrow model; the wide one has twice as much")
-    parser.add_argument("--limit", default=limit, help="what the device may hold: the narrow model, not the wide one")
+    parser.add_argument("--width", type=int, default=width, help="of the narrow model; the wide one has twice that")
+    parser.add_argument("--limit", default=limit, help="of the device: the narrow model fits, the wide one does not")
     parser.add_argument("--steps", type=int, default=5, help="of each phase")
     parser.add_argument("--batch", type=int, default=64)
     return parser.parse_args()
 
 
 def train(width: int, may_spill: bool, arguments: argparse.Namespace) -> Phase:
-    """Makes a model, trains it, in a region that may spill or in ordinary memory, and drops it."""
+    """Makes a model, trains it in a region that may spill or in ordinary memory, and drops it."""
     losses, seconds = [], []
     torch.manual_seed(0)
     tag = f"width-{width}"
-    # Gradients are allocated by a thread of autograd's: hence threads="all".
+    # threads="all", because a thread of autograd allocates the gradients.
     scope = saver.region(tag, overflow="split", threads="all") if may_spill else nullcontext()
     with scope, torch.device(saver.device):
         model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(LAYERS)))
@@ -71,7 +71,7 @@ def train_with_a_spike(may_spill: bool, arguments: argparse.Namespace) -> list[P
         phase = train(width, may_spill, arguments)
         gc.collect()
         if may_spill:
-            saver.trim(f"width-{width}")  # nobody uses it any more
+            saver.trim(f"width-{width}")  # nothing uses it any more
         print(f"{name}: width {width}, {phase.seconds * 1e3:.2f} ms a step, {format_size(phase.host_bytes)} spilled")
         phases.append(phase)
     return phases

@@ -1,4 +1,5 @@
-# How `make` comes by an installed ebbtide, in the virtual environment .venv or (SYSTEM=1) in build/site beside the Python that is there. Stamp files make the second run quick.
+# How `make` installs ebbtide: into the virtual environment .venv, or with SYSTEM=1 into build/site for the installed
+# Python. Stamp files make the second run quick.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -45,7 +46,7 @@ PIP_BUILD = PATH="$(TOOL_PATH)" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PY) -m pip 
   $(if $(EBBTIDE_GTEST_DIR),--config-settings=cmake.define.EBBTIDE_GTEST_DIR=$(abspath $(EBBTIDE_GTEST_DIR))) \
   $(if $(SYSTEM),--config-settings=cmake.define.EBBTIDE_OFFLINE=ON)
 
-# --- the virtual environment ----------------------------------------------------------------------------------------------
+# --- the virtual environment ---
 
 .venv/.created:
 	$(call say,Making the virtual environment .venv with $(PYTHON))
@@ -82,7 +83,7 @@ PIP_BUILD = PATH="$(TOOL_PATH)" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PY) -m pip 
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/ptx.txt
 	@touch $@
 
-# --- SYSTEM=1 -------------------------------------------------------------------------------------------------------------
+# --- SYSTEM=1 ---
 
 # Another Python, or GoogleTest come or gone: build anew.
 SYSTEM_CHOICES := $(shell command -v $(PYTHON)) tests=$(TESTS_OPTION) $(EBBTIDE_GTEST_DIR)

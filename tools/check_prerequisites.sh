@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Says in one sentence what is missing before a build fails in a hundred lines. Usage: check_prerequisites.sh [--system] PYTHON
+# Says in one sentence what is missing before a build fails in a hundred lines.
+#
+#   check_prerequisites.sh [--system] PYTHON
 set -euo pipefail
 
 system=0

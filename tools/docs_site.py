@@ -1,4 +1,4 @@
-"""mkdocs hook: pages outside docs/ (README.md and its like) join the site, with their links led to its pages."""
+"""mkdocs hook: pages outside docs/ (README.md and its like) join the site, with links that lead to its pages."""
 
 import posixpath
 import re
@@ -17,6 +17,7 @@ PAGES = {
     "python/README.md": "python_sources.md",
     "benchmarks/README.md": "benchmarks.md",
 }
+NAVIGATION = "docs/README.md"  # the list of pages for those who read them without the site
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -35,14 +36,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def lead_links(text: str, source: str, target: str) -> str:
     """The links of a page of the repository (`source`), as they must be on the site (`target`). What has no page on
-    the site (a source file, an example) keeps its name and loses its link."""
+    the site (a source file, an example, the list of pages) keeps its name and loses its link."""
 
     def lead(match: re.Match[str]) -> str:
         mark, words, link, anchor = match.groups()
         in_repository = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
         page = PAGES.get(in_repository) or in_repository.removeprefix("docs/")
         has_page = in_repository in PAGES or (in_repository.startswith("docs/") and (ROOT / in_repository).is_file())
-        if not has_page and (ROOT / in_repository).exists():
+        if in_repository == NAVIGATION or (not has_page and (ROOT / in_repository).exists()):
             return words
         return f"{mark}[{words}]({posixpath.relpath(page, posixpath.dirname(target) or '.')}{anchor or ''})"
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# What CI can't do: build, test and measure on a machine with a GPU, with nothing downloaded. Results and logs go to $OUT (default build/gpu).
+# Builds, tests and measures on a machine with a GPU, and downloads nothing. Results and logs go to $OUT (default
+# build/gpu).
 #
-#   [REVISION=<git revision>] tools/gpu_ci.sh [build] [tests] [sanitizer] [examples] [measure] [bench]      (default: all)
+#   [REVISION=<git revision>] tools/gpu_ci.sh [build] [tests] [sanitizer] [examples] [measure] [bench]   (default: all)
 #
 # Steps are independent: a failed one is named at the end and makes the exit status 1, the others still run.
 set -uo pipefail
@@ -30,7 +31,8 @@ for step in $steps; do
     build) run build make --no-print-directory build/site/.ebbtide-installed SYSTEM=1 ;;
     tests)
       run gpu-test make --no-print-directory gpu-test SYSTEM=1 PYTEST_ARGS="${PYTEST_ARGS:--q --timeout=240}"
-      grep -E "^=* ?[0-9]+ (passed|failed|error|skipped|deselected).* in [0-9.]+s" "$OUT/gpu-test.log" # the totals of both passes
+      # The totals of both passes.
+      grep -E "^=* ?[0-9]+ (passed|failed|error|skipped|deselected).* in [0-9.]+s" "$OUT/gpu-test.log"
       ;;
     sanitizer) run sanitizer "${SITE[@]}" compute-sanitizer --tool memcheck --error-exitcode 9 python3 examples/01_pause_resume.py ;;
     examples)

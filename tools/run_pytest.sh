@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Runs the Python tests: those that may run side by side in several processes, then those that need the device for themselves.
+# Runs the Python tests: first those that may run side by side, in several processes, then those that need the device
+# for themselves.
 #
 #   tools/run_pytest.sh PYTHON JOBS [pytest's arguments]
 #
-# One pass, one after the other, where JOBS is 1, pytest-xdist is missing or the arguments choose by marker (-m) or want the terminal (-s, --pdb).
+# There is one pass in one process if JOBS is 1, if pytest-xdist is missing, or if the arguments choose by marker (-m)
+# or want the terminal (-s, --pdb).
 # One pass, all side by side, on the simulated device: each process has one of its own.
 set -uo pipefail
 python=$1 jobs=$2
@@ -16,7 +18,7 @@ export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
 if [[ $jobs == 1 || " $* " =~ " "(-m|-s|--pdb)" " ]] || ! "$python" -c "import xdist" 2>/dev/null; then exec "${run[@]}" "$@"; fi
 
-# A file stays in one process, with what its tests share, and files start in their order: the longest is among the first.
+# A file stays in one process, with what its tests share. Files start in their order: the longest is among the first.
 if [[ ${EBBTIDE_TEST_DRIVER:-sim} == sim ]]; then exec "${run[@]}" "$@" -n "$jobs" --dist loadfile --no-loadscope-reorder; fi
 
 "${run[@]}" "$@" -n "$jobs" -m "not device_memory"

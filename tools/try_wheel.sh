@@ -1,5 +1,8 @@
 #!/usr/bin/env bash
-# Builds the wheel in isolation, installs it into an environment that holds nothing else (no torch, no CUDA), and tries it there. Usage: try_wheel.sh PYTHON
+# Builds the wheel in isolation, installs it into an environment that holds nothing else (no torch, no CUDA), and tries
+# it there.
+#
+#   try_wheel.sh PYTHON
 set -euo pipefail
 python=$1
 

@@ -50,7 +50,7 @@ def find_unknown_names(page: Path, known: Known) -> list[str]:
     faults += unknown_words([text], r"\bEBBTIDE_[A-Z][A-Z_0-9]*\b", known.variables)
     faults += unknown_make_targets(code, known)
     faults += unknown_commands(code, known)
-    faults += unknown_words(code, r"(?<![\w./])ebbtide\.([A-Za-z_]+)\b(?!/)", known.package)
+    faults += unknown_words(code, r"(?<![\w./])ebbtide\.(?!__)([A-Za-z_]+)\b(?!/)", known.package)
     faults += unknown_words(code, r"(?<![\w./])saver\.([A-Za-z_]+)\b(?!/)", set(known.signatures))
     for language, block in blocks:
         if language in ("python", "py"):

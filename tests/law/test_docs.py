@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from checks.docs import Known, find_unknown_names, read_make_targets, variables_read, words_of
+from checks.docs import FENCE, Known, find_unknown_names, read_make_targets, variables_read, words_of
 
 
 def pages_of(root: Path) -> list[Path]:
@@ -107,7 +107,34 @@ def test_build_requirements_agree(root: Path) -> None:
     assert pins <= listed
 
 
+# What GitHub shows and the site does not: a fence with more than one word, a list right below a paragraph.
+FENCE_WITH_WORDS = re.compile(r"^```\w+ .*$", re.MULTILINE)
+LIST_IN_PARAGRAPH = re.compile(r"^(?![ \t]|[-*] |\d+\. |#|\||<).+\n(?:- |\d+\. ).*$", re.MULTILINE)
+
+
+def broken_on_the_site(text: str) -> list[str]:
+    prose = FENCE.sub("", text)
+    return [*FENCE_WITH_WORDS.findall(text), *(match[0] for match in LIST_IN_PARAGRAPH.finditer(prose))]
+
+
+def test_pages_look_alike_on_the_site_and_on_github(root: Path) -> None:
+    broken = {page.name: found for page in pages_of(root) if (found := broken_on_the_site(page.read_text()))}
+    assert broken == {}
+
+
 # --- the checker, seen to fail ---
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("```text malloc\nx\n```\n", 1),
+        ("It is used\n- here\n- there\n", 1),
+        ("It is used\n\n- here\n  and so on\n- there\n\n```sh\nx\n- y\n```\n", 0),
+    ],
+)
+def test_what_the_site_would_break_is_found(text: str, count: int) -> None:
+    assert len(broken_on_the_site(text)) == count
 
 
 @pytest.fixture

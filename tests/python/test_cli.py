@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -203,6 +204,14 @@ def test_demo_runs_the_main_job(run_command) -> None:
     assert "identical to the run without pausing" in result.stdout
     for word in ("trainer_weights", "kv_cache", "hand over", "mean loss"):
         assert word in result.stdout
+
+
+def test_demo_fits_where_both_tenants_would_not(run_command) -> None:
+    size = ("demo", "--rounds", "1", "--steps", "2")
+    result = run_command(*size)
+    peak, tenants = map(float, re.search(r"at most ([\d.]+) MiB .* are ([\d.]+) MiB", result.stdout).groups())
+    assert peak < tenants
+    assert run_command(*size, EBBTIDE_DEVICE_LIMIT=f"{peak} MiB").returncode == 0
 
 
 def test_demo_fails_where_the_runs_differ(capsys) -> None:

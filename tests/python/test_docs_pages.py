@@ -3,6 +3,9 @@
 import inspect
 import re
 import runpy
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from ebbtide.launch.run_options import options
 
 CONTEXT_SWITCHES = {"cuCtxGetCurrent", "cuCtxSetCurrent"}
 
-WALKTHROUGH = """
+DRIVER_CALLS = """
 import ctypes
 from pathlib import Path
 import torch
@@ -52,10 +55,11 @@ def calls_of(text: str) -> list[str]:
 
 
 @pytest.mark.sim_only
-def test_walkthrough_lists_the_driver_calls_of_a_run(root: Path, run_python_with_torch) -> None:
-    page = (root / "docs/walkthrough.md").read_text()
-    listed = {step: calls_of(text) for step, text in re.findall(r"^```text (\w+)\n(.*?)^```", page, re.M | re.S)}
-    result = run_python_with_torch(WALKTHROUGH, EBBTIDE_COPY_THREADS="1", EBBTIDE_DRIVER="sim")
+def test_internals_list_the_driver_calls_of_a_run(root: Path, run_python_with_torch) -> None:
+    page = (root / "docs/internals.md").read_text()
+    blocks = re.findall(r"^Driver calls of the (\w+):\n\n```text\n(.*?)^```", page, re.M | re.S)
+    listed = {step: calls_of(text) for step, text in blocks}
+    result = run_python_with_torch(DRIVER_CALLS, EBBTIDE_COPY_THREADS="1", EBBTIDE_DRIVER="sim")
     assert result.returncode == 0, result.stderr
     made: dict[str, list[str]] = {}
     for line in result.stdout.splitlines():
@@ -96,3 +100,31 @@ def test_errors_page_names_every_class(root: Path) -> None:
 def test_readme_shows_the_first_example_as_it_is(root: Path) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```", (root / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     assert block == (root / "examples/01_pause_resume.py").read_text()
+
+
+@pytest.fixture
+def c_page(root: Path) -> dict[str, str]:
+    """The program and the commands of the page."""
+    page = (root / "docs/c_api.md").read_text()
+    program, *_ = re.findall(r"^```c\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (commands,) = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return {"program": program, "commands": commands}
+
+
+def test_c_page_shows_the_example_as_it_is(root: Path, c_page: dict[str, str]) -> None:
+    assert c_page["program"] == (root / "examples/07_from_c.c").read_text()
+
+
+def test_the_commands_of_the_c_page_build_and_run_it(root: Path, c_page: dict[str, str], tmp_path: Path) -> None:
+    """As the page has them, with warnings as errors, against the package that is installed."""
+    commands = c_page["commands"].replace("python -c", f"{shlex.quote(sys.executable)} -c")
+    commands = commands.replace("cc -std=c11", "cc -std=c11 -Wall -Wextra -Werror -pedantic")
+    commands = commands.replace("examples/", f"{root}/examples/")
+    done = subprocess.run(
+        ["bash", "-eu", "-c", commands], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    size = 64 << 20
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"{size} bytes on the device at 0x")
+    assert lines[1:] == [f"paused: freed {size} bytes, 0 are left", f"resumed: {size} bytes at the same address"]

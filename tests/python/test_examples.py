@@ -47,28 +47,17 @@ def test_pause_resume_has_ten_lines(root: Path) -> None:
     assert sum(bool(line.strip()) for line in (root / "examples/01_pause_resume.py").read_text().splitlines()) == 10
 
 
-def test_weight_swap_is_identical_to_the_run_without_pausing(run_example) -> None:
-    output = run_example("02_rl_weight_swap.py", "--rounds", "2", "--steps", "30")
-    assert "identical to the run without pausing: losses, generated text, final weights" in output
-    first, last = map(float, re.search(r"first round ([\d.]+), of the last ([\d.]+)", output).groups())
-    assert last < first - 0.2
-    for tag in ("trainer_weights", "gradients", "optimizer", "rollout_weights", "kv_cache"):
-        assert re.search(rf"every tensor lies in its tag: .*\b{tag} \d+", output), tag
-        assert re.search(rf"freed [\d.]+ MiB in [\d.]+ ms \([^)]*\b{tag}\b", output), tag
-        assert re.search(rf"claimed [\d.]+ MiB in [\d.]+ ms \([^)]*\b{tag}\b", output), tag
-
-
-def test_weight_swap_runs_with_ebbtide_off(run_example) -> None:
-    output = run_example("02_rl_weight_swap.py", "--rounds", "1", "--steps", "2", EBBTIDE_DRIVER="off")
-    assert "identical" in output and "freed" not in output
-
-
-def test_weight_swap_fits_where_both_tenants_would_not(run_example) -> None:
-    size = ("--rounds", "1", "--steps", "2")
-    output = run_example("02_rl_weight_swap.py", *size)
-    peak, tenants = map(float, re.search(r"at most ([\d.]+) MiB .* are ([\d.]+) MiB", output).groups())
-    assert peak < tenants
-    run_example("02_rl_weight_swap.py", *size, EBBTIDE_DEVICE_LIMIT=f"{peak} MiB")
+def test_weight_swap(run_example, driver_name: str) -> None:
+    output = run_example("02_rl_weight_swap.py", OMP_NUM_THREADS="1")
+    for tags in (r"generator [\d.]+ MiB, kv_cache [\d.]+ MiB", r"trainer [\d.]+ MiB"):
+        assert len(re.findall(rf"pause: freed [\d.]+ MiB in [\d.]+ s \({tags}\)", output)) == 3
+    rounds = re.findall(r"^round \d: loss ([\d.]+), generated .+$", output, re.MULTILINE)
+    assert len(rounds) == 3 and float(rounds[-1]) < float(rounds[0]) - 0.1
+    assert output.endswith("the generator has the trainer's weights, bit for bit\n")
+    if driver_name == "sim":  # a GPU adds in another order in each run
+        off = run_example("02_rl_weight_swap.py", OMP_NUM_THREADS="1", EBBTIDE_DRIVER="off")
+        assert re.findall(r"^round .*$", off, re.MULTILINE) == re.findall(r"^round .*$", output, re.MULTILINE)
+        assert "freed 0 B" in off and "MiB" not in off
 
 
 def test_cuda_graph(run_example, driver_name: str) -> None:
@@ -96,7 +85,24 @@ def test_train_spike(run_example) -> None:
     assert output.endswith("the same losses as in ordinary memory\n")
 
 
-# --- the model behind them ---
+# --- what is behind them: the model, and the job that `ebbtide demo` runs ---
+
+
+@pytest.fixture
+def run_job():
+    from ebbtide.demo.job import run_job
+    from ebbtide.demo.size import JobSize
+
+    return lambda **size: run_job(JobSize(**size), is_pausing=True)
+
+
+def test_the_job_learns_and_pauses_every_tag(saver, run_job) -> None:
+    result = run_job(rounds=2, steps=30)
+    assert result.mean_loss(-1) < result.mean_loss(0) - 0.2
+    tags = {"trainer_weights", "gradients", "optimizer", "rollout_weights", "kv_cache"}
+    assert {tag for tag, count in result.tensors_by_tag.items() if count > 0} == tags
+    for kind in ("pause", "resume"):
+        assert {tag for move in result.moves if move.report.kind == kind for tag in move.report.by_tag} == tags
 
 
 def test_generation_with_a_cache_computes_what_the_whole_sequence_does(saver) -> None:
