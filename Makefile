@@ -19,6 +19,8 @@ SEED ?= 1
 MUTANTS_ARGS ?=
 # Such as --rows 2.15.0, --list, --again or --python /path/to/python3.14.
 MATRIX_ARGS ?=
+# Such as --pythons 3.12.
+WHEELS_ARGS ?=
 # python -m tests.walk --help lists them.
 WALK_ARGS ?= --steps 100000 --seed 1
 # Such as --works first_pause,swap, or --small on a machine without a GPU.
@@ -27,7 +29,7 @@ BENCH_ARGS ?=
 include tools/build.mk
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help demo test test-cpp test-python walk gpu-test matrix lint docs bench tidy format ptx asan tsan mutants wheel-test clean
+.PHONY: FORCE help demo test test-cpp test-python walk gpu-test matrix lint docs bench tidy format ptx asan tsan mutants wheels clean
 
 help: ## List these targets
 	@echo "Usage: make TARGET [SYSTEM=1] [PYTHON=python3] [JOBS=n]"
@@ -92,8 +94,8 @@ tsan: $(BUILD_TOOLS) ## C++ tests under ThreadSanitizer
 mutants: $(INSTALLED) ## Break csrc in SAMPLE=60 places drawn by SEED=1, and tell what no test notices
 	@$(RUN) $(PY) -m tools.mutants --sample $(SAMPLE) --seed $(SEED) --jobs $(JOBS) $(if $(EBBTIDE_GTEST_DIR),--cmake=-DEBBTIDE_GTEST_DIR=$(abspath $(EBBTIDE_GTEST_DIR))) $(MUTANTS_ARGS)
 
-wheel-test: $(BUILD_TOOLS) ## Build the wheel in isolation into dist/, install it apart, try it
-	tools/try_wheel.sh "$(PY)"
+wheels: ## A manylinux wheel for each Python from 3.10 to 3.13 and the sdist, in dist/, each tried apart
+	@$(PYTHON) tools/wheels.py --torch "$(TORCH)" --torch-index "$(TORCH_INDEX)" $(WHEELS_ARGS)
 
 clean: ## Remove what was built; the virtual environment stays
 	rm -rf build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -38,7 +38,7 @@ endfunction()
 # A preloaded library that needs the program's copy of libstdc++ can end the program with "symbol lookup error".
 function(ebbtide_self_contained target map)
   set(map_path "${PROJECT_SOURCE_DIR}/${map}")
-  target_link_options(${target} PRIVATE -static-libgcc "-Wl,--version-script=${map_path}" -Wl,--exclude-libs,ALL -Wl,--as-needed)
+  target_link_options(${target} PRIVATE -static-libgcc "-Wl,--version-script=${map_path}" -Wl,--as-needed)
   if(NOT EBBTIDE_SANITIZE)
     # A sanitizer's runtime comes with the program, so that its symbols stay undefined here.
     target_link_options(${target} PRIVATE -static-libstdc++)

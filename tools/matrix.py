@@ -30,6 +30,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from interpreters import find_interpreters
+
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "matrix"
 PAGE = ROOT / "docs" / "support.md"
@@ -109,33 +111,6 @@ def choose_rows(interpreters: Mapping[str, Path]) -> list[Row]:
 
 def order(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
-
-
-def find_interpreters(given: Sequence[str]) -> dict[str, Path]:
-    """Each of PYTHONS that is here -> its interpreter: of those that --python names, on PATH, of pyenv's."""
-    named = [Path(path) for path in given]
-    found: dict[str, Path] = {}
-    for python in PYTHONS:
-        on_path = shutil.which(f"python{python}")
-        pyenv = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{python}.*/bin/python{python}"))
-        for path in [*named, *([Path(on_path)] if on_path else []), *reversed(pyenv)]:
-            if is_usable(path, python):
-                found.setdefault(python, path)
-    return found
-
-
-def is_usable(interpreter: Path, python: str) -> bool:
-    """Whether it runs, is of that version, and can make environments and compile extensions."""
-    code = (
-        "import ensurepip, os, sys, sysconfig, venv; "
-        "assert os.path.exists(sysconfig.get_path('include') + '/Python.h'); "
-        "print('%d.%d' % sys.version_info[:2])"
-    )
-    try:
-        done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    except OSError:
-        return False
-    return done.returncode == 0 and done.stdout.strip() == python
 
 
 def copy_sources() -> str:
@@ -358,7 +333,7 @@ def main() -> int:
     except OSError:
         print(f"another `make matrix` is under way in {WORK}", file=sys.stderr)
         return 1
-    interpreters = find_interpreters(options.python)
+    interpreters = find_interpreters(PYTHONS, options.python)
     sources = copy_sources()
     every_row = choose_rows(interpreters)
     words = [word for word in options.rows.split(",") if word]

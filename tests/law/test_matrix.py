@@ -25,6 +25,7 @@ def matrix(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Modul
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.syspath_prepend(root / "tools")
     monkeypatch.setitem(sys.modules, "matrix", module)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "WORK", tmp_path)
@@ -54,11 +55,12 @@ def test_a_python_that_is_not_here_is_a_row_that_says_so(matrix: ModuleType) -> 
 
 
 def test_interpreters_are_those_that_can_build(matrix: ModuleType, tmp_path: Path) -> None:
+    interpreters = sys.modules["interpreters"]
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert matrix.is_usable(Path(sys.executable), version)
-    assert not matrix.is_usable(Path(sys.executable), "3.9")
-    assert not matrix.is_usable(tmp_path / "python", version)
-    assert matrix.find_interpreters([sys.executable])[version] == Path(sys.executable)
+    assert interpreters.is_usable(Path(sys.executable), version)
+    assert not interpreters.is_usable(Path(sys.executable), "3.9")
+    assert not interpreters.is_usable(tmp_path / "python", version)
+    assert interpreters.find_interpreters([version], [sys.executable])[version] == Path(sys.executable)
 
 
 def test_the_report_is_counted(matrix: ModuleType, tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def run_main(matrix: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..
             return answer(row, result) if answer else result
 
         monkeypatch.setattr(sys, "argv", ["matrix.py", *arguments])
-        monkeypatch.setattr(matrix, "find_interpreters", lambda given: ALL)
+        monkeypatch.setattr(matrix, "find_interpreters", lambda *_: ALL)
         monkeypatch.setattr(matrix, "copy_sources", lambda: sources)
         monkeypatch.setattr(matrix, "try_row", try_row)
         monkeypatch.setattr(matrix, "ROOT", matrix.WORK)
