@@ -14,6 +14,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "csrc/README.md": "sources.md",
+    "csrc/DESIGN.md": "design.md",
     "python/README.md": "python_sources.md",
     "benchmarks/README.md": "benchmarks.md",
 }
