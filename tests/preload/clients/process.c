@@ -95,7 +95,9 @@ static int fork_and(void (*child)(void), int wanted) {
 static int fork_beside_threads(void) {
   if (!has_allocated() || !start_threads()) return 1;
   for (int i = 0; i < 20; ++i) {
-    if (expect_status(forked(&exit_in_child), 5) != 0 || expect_status(forked(&exec_in_child), 0) != 0) return 1;
+    if (expect_status(forked(&exit_in_child), 5) != 0) return 1;
+    // A program that starts CUDA takes seconds on a GPU that many others use.
+    if (i % 5 == 0 && expect_status(forked(&exec_in_child), 0) != 0) return 1;
   }
   return is_intact() ? 0 : 1;
 }
