@@ -28,7 +28,7 @@ enum class Overflow { kNone = 0, kSplit = 1, kWhole = 2 };
 
 struct Policy {
   BackupKind backup = BackupKind::kRam;
-  bool retain = false;  // a resume keeps the backup's memory for the next pause; always so for pinned backups
+  bool retain = false;  // whether a resume, unless told otherwise, keeps the backup; pinned ones are kept anyway
   Overflow overflow = Overflow::kNone;
   bool flushes_first = false;    // the caller flushes its caches when refused, and asks again: only then it spills
   bool is_freed_singly = false;  // the caller frees allocations one by one, and expects the memory back each time

@@ -26,8 +26,9 @@ struct MoreFrees {
 };
 
 // Destroys allocations that have left the registry, and backups that were in view until then, once no kernel can touch
-// them (invariant 5). Where that is uncertain, during a capture or after a failed synchronisation, it keeps them.
-// drain() retries at every later allocation and operation, and at the end of a capture. It allocates no memory.
+// them (invariant 5). Where that cannot be made sure now (during a capture, under a Hold, after a failed
+// synchronisation) it keeps them. drain() retries at every later allocation and operation, and at the end of a capture
+// or of a background resume. It allocates no memory.
 class DeferredFrees {
  public:
   DeferredFrees(CaptureGate& gate, HostPool& host_pool) : gate_(gate), host_pool_(host_pool) {}

@@ -148,7 +148,7 @@ uint64_t Pause::bytes_to_touch(const Kept& kept) const {
   return bytes;
 }
 
-// One claim for all, so that an error names what the whole pause needs.
+// One charge for all, so that an error names what the whole pause needs.
 void Pause::charge_host_memory() {
   uint64_t bytes = 0;
   std::string tags;
