@@ -37,6 +37,7 @@ void hand_out(Report report, ebbtide_report** out) {
 
 // What leaves by address gets handles of its own first, where it shares them with what stays.
 std::unique_ptr<Operation> claim(OperationKind kind, OperationRequest request) {
+  require_not_forked();  // before the registry's lock, which another thread may have held at the fork
   Core& core = Core::instance();
   const bool is_leaving = kind == OperationKind::kPause || kind == OperationKind::kSwap || kind == OperationKind::kTrim;
   if (is_leaving && core.registry.is_any_shared(request.tags.addresses))
@@ -76,7 +77,6 @@ ebbtide_status ebbtide_prepare(const ebbtide_request* request, ebbtide_report** 
 ebbtide_status ebbtide_trim(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
   return guarded(error, [&] {
     OperationRequest read = api::read_request(request);
-    require_not_forked();  // before the registry's lock, which another thread may have held at the fork
     require(!read.tags.addresses.empty(), "a trim names the allocations that nobody uses, by address");
     hand_out(std::move(claim(OperationKind::kTrim, std::move(read))->commit().front()), report);
   });

@@ -1,4 +1,5 @@
 /* Invariant 10: in a forked child every function of ebbtide.h gives a STATE_ERROR or does nothing; none hangs, and what is the parent's stays as it is. */
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,6 +24,7 @@ static void visit_capability(void* user, const char* name, int available, const 
 static void visit_row(void* user, const ebbtide_report_row* row) { (void)user, (void)row, ++visits; }
 static void visit_tag(void* user, const ebbtide_tag_info* info) { (void)user, (void)info, ++visits; }
 static void visit_allocation(void* user, const ebbtide_allocation_info* info) { (void)user, (void)info, ++visits; }
+static void visit_nothing(void* user, const ebbtide_tag_info* info) { (void)user, (void)info; }
 static void visit_event(void* user, const ebbtide_event* event) { (void)user, (void)event, ++visits; }
 
 #define FORKED(call) EXPECT(EBBTIDE_STATE_ERROR, call)
@@ -116,7 +118,7 @@ static void ask_what_is_there(void) {
 }
 
 static int run_child(void) {
-  alarm(60); /* a lock that was held at the fork */
+  alarm(30); /* a lock that was held at the fork */
   ask_for_the_library();
   ask_for_memory();
   ask_for_operations();
@@ -162,14 +164,37 @@ static void go_on(void) {
   EXPECT(EBBTIDE_OK, ebbtide_free(held.resident, &error));
 }
 
-int main(void) {
-  hold_everything();
-  if (failures > 0) return report_failures();
+/* Takes the locks that look-ups take, again and again. */
+static volatile int is_busy = 1;
+static void* keep_looking(void* unused) {
+  ebbtide_error own;
+  int found = 0;
+  ebbtide_stats stats = {.struct_size = sizeof stats};
+  while (is_busy) {
+    for (int i = 0; i < 100; ++i) (void)ebbtide_find(held.away, &found, NULL, &own);
+    (void)ebbtide_visit_tags(visit_nothing, NULL, &own);
+    (void)ebbtide_get_stats(&stats, &own);
+  }
+  return unused;
+}
+
+static void fork_once(void) {
   const pid_t child = fork();
   if (child == 0) _exit(run_child());
   int status = -1;
   CHECK(child > 0 && waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+int main(void) {
+  pthread_t busy[2];
+  hold_everything();
+  if (failures > 0) return report_failures();
+  fork_once();
+  for (int i = 0; i < 2; ++i) CHECK(pthread_create(&busy[i], NULL, keep_looking, NULL) == 0);
+  for (int i = 0; i < 60 && failures == 0; ++i) fork_once();
+  is_busy = 0;
+  for (int i = 0; i < 2; ++i) pthread_join(busy[i], NULL);
   go_on();
   return report_failures();
 }
