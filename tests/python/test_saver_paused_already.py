@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from core_sim import UNKNOWN, Sim  # noqa: E402
 from ebbtide import _core  # noqa: E402
-from ebbtide.errors import DriverError  # noqa: E402
+from ebbtide.errors import DriverError, StoreError  # noqa: E402
 
 MIB = 1 << 20
 
@@ -106,6 +106,32 @@ def test_paused_brings_back_what_lay_on_the_host_as_a_whole(saver, tag, room):
         assert saver.is_paused(tag)
     assert not saver.is_paused(tag)
     assert tensor.numel()
+
+
+@pytest.mark.sim_only  # a driver call is made to fail
+def test_a_refused_paused_brings_nothing_back(saver, tag):
+    """An allocation of which a failure took a part is left as it is where the pause in paused() is refused."""
+    sim = Sim()
+    tensor = noise(saver, tag, 256)
+    want = tensor.clone()
+    sim.fail("cuMemUnmap", 2, UNKNOWN)
+    try:
+        with pytest.raises(DriverError):
+            saver.pause(tag)
+    finally:
+        sim.clear_failures()
+    before = saver.tags()[tag]
+    assert before.state == "partial" and before.stored_bytes and before.resident_bytes
+    saver.configure(host_limit=1)
+    try:
+        with pytest.raises(StoreError):
+            with saver.paused(tag):
+                raise AssertionError
+        assert saver.tags()[tag] == before
+    finally:
+        saver.configure(host_limit=None)
+    saver.resume(tag)
+    assert torch.equal(tensor, want)
 
 
 @pytest.mark.sim_only  # a driver call is made to fail

@@ -50,12 +50,14 @@ void Pause::count(Counters& counters, const ReportRow& total) const {
 
 void Pause::prepare(const Allocations& allocations) {
   chosen_ = allocations;
-  // Ahead, while it may still fail. settle() takes back what did not move.
+  // Noted ahead, while that may still fail. settle() forgets those that did not move.
   if (request_.moved != nullptr) {
     // Of an allocation that is paused or away already, only memory that a failure left behind goes.
+    noted_.reserve(chosen_.size());
     for (const auto& allocation : chosen_) {
       if (allocation->is_paused.load() || allocation->resident_bytes() == 0) continue;
-      request_.moved->note(*allocation, allocation->tag->name);
+      if (request_.moved->note(*allocation, allocation->tag->name))
+        noted_.push_back({allocation, allocation->resident_bytes()});
     }
   }
   for (const auto& allocation : chosen_) {
@@ -328,11 +330,12 @@ void Pause::settle() noexcept {
   }
   work_.clear();
   note_paused();
-  if (request_.moved != nullptr) {
-    for (const auto& allocation : chosen_) {
-      if (!allocation->wants_resume()) request_.moved->forget(*allocation);
-    }
+  for (const Noted& noted : noted_) {
+    const Allocation& allocation = *noted.allocation;
+    if (!allocation.is_paused.load() && allocation.resident_bytes() == noted.resident_bytes)
+      request_.moved->forget(allocation);
   }
+  noted_.clear();
   chosen_.clear();
   for (const Kept& kept : kept_) {
     if (kept.stored != nullptr && kept.allocation->device_bytes() > 0) forget_what_stayed(kept);

@@ -54,6 +54,10 @@ class Pause : public Move {
     bool had_backup = false;               // before this pause
     bool is_attached = false;
   };
+  struct Noted {
+    std::shared_ptr<Allocation> allocation;
+    size_t resident_bytes;  // when it was noted
+  };
   struct Leaving {
     Allocation* allocation;
     Chunk* chunk;
@@ -105,6 +109,7 @@ class Pause : public Move {
   const OperationRequest& request_;
   const bool is_trim_;
   std::vector<std::shared_ptr<Allocation>> chosen_;  // all
+  std::vector<Noted> noted_;                         // as moved, by this pause
   std::deque<Kept> kept_;
   std::map<const Backing*, size_t> departure_of_;  // in the departures, or in what is dropped, of its device
   std::map<int, DeviceWork> work_;

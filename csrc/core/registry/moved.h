@@ -14,9 +14,10 @@ namespace ebbtide {
 
 class Moved {
  public:
-  void note(const Allocation& allocation, const std::string& tag) {
+  // False if it was noted before.
+  bool note(const Allocation& allocation, const std::string& tag) {
     const std::lock_guard lock(mutex_);
-    tags_.emplace(allocation.sequence, tag);
+    return tags_.emplace(allocation.sequence, tag).second;
   }
   void forget(const Allocation& allocation) noexcept {
     const std::lock_guard lock(mutex_);
