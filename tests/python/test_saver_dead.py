@@ -293,3 +293,20 @@ def test_cached_memory_gives_way_to_the_living(saver, tag, tag2, come_back):
     assert not saver.is_paused(tag)
     assert saver.tags()[tag].trimmed_bytes == 32 * MIB
     assert torch.equal(keep.cpu(), want)
+
+
+def test_what_a_pause_did_not_look_at_is_not_taken_for_cached(saver, tag):
+    """A segment that was cached memory in one pause is used in the next, which looks at nothing: it dies like any."""
+    keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
+    del gone
+    saver.pause(tag)
+    saver.resume(tag)
+    used = noise(saver, tag, 32)
+    saver.configure(skip_unused=False)
+    try:
+        saver.pause(tag)
+    finally:
+        saver.configure(skip_unused=True)
+    del used
+    assert saver.resume(tag).bytes == 12 * MIB
+    assert keep.numel()

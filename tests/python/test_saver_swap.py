@@ -131,6 +131,29 @@ def test_unused_bytes_are_not_copied(saver, tag, tag2):
     assert other
 
 
+@pytest.mark.parametrize("backup", ["ram", None])
+def test_what_is_made_while_a_swap_looks_at_the_other_side_is_kept(saver, tag, tag2, monkeypatch, backup):
+    """What torch says of one side is valid as of that side's own look: a later one must not vouch for it."""
+    from ebbtide.saver.reclaim import unused
+
+    keep, other = noise(saver, tag, 12, 32), noise(saver, tag2, 12, backup=backup)
+    del keep[1]
+    saver.pause(tag2)
+    look = unused.find_stored
+    made = []
+
+    def enter_first(names):
+        made.extend(noise(saver, tag, 32))
+        return look(names)
+
+    monkeypatch.setattr(unused, "find_stored", enter_first)
+    saver.swap(pause=tag, resume=tag2)
+    monkeypatch.undo()
+    saver.resume(tag)
+    assert int(torch.count_nonzero(made[0])) > 0
+    assert other and keep
+
+
 def test_a_swap_that_does_not_fit_leaves_both_as_they_were(saver, tag, tag2):
     first, second = noise(saver, tag, 16), noise(saver, tag2, 16, 64)
     want = copies(first), copies(second)

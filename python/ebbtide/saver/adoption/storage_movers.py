@@ -66,6 +66,7 @@ class CudaMover:
             except torch.OutOfMemoryError:
                 self.finish()  # the old blocks are in torch's cache, out of a region's reach
                 storage.resize_(size)
+            torch.cuda.synchronize()  # the stream of the old block may be another one, which would reuse it too early
         self._left_over += size
         if self._left_over >= _FLUSH_BYTES:
             self.finish()

@@ -7,7 +7,7 @@
 - This only saves work. If anything goes wrong here, more is copied.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ebbtide import _core
 from ebbtide.saver.pools import backends, bypass, pool_segments, region_pools
@@ -38,18 +38,24 @@ def find_stored(names: list[str]) -> tuple[list[Range], int]:
 
 def find_for_swap(leaving: list[str], returning: list[str], backup: int) -> tuple[list[Range], int]:
     """Like `find`, for both sides of a swap."""
-    (ranges, as_of), (others, others_as_of) = find(leaving, backup), find_stored(returning)
-    return sorted(ranges + others), min(as_of, others_as_of) if ranges and others else max(as_of, others_as_of)
+    found = find(leaving, backup), find_stored(returning)
+    # Valid as of the older look at torch. A side without ranges says nothing about the other's.
+    as_of = min((side_as_of for ranges, side_as_of in found if ranges), default=0)
+    return sorted(each for ranges, _ in found for each in ranges), as_of
 
 
 def _find(
     names: list[str], is_wanted: Callable[["_core.TagInfo", int], bool], is_leaving: bool = False
 ) -> tuple[list[Range], int]:
     backend, own = backends.existing_backend(), program.own()
-    if (backend is None and own is None) or not _core.get_option("skip_unused"):
+    if backend is None and own is None:
         return [], 0
     as_of = _core.last_lease()
     chosen = find_tags(names)
+    if not _core.get_option("skip_unused"):
+        if is_leaving:
+            _forget_cached(chosen)
+        return [], 0
     if any(info.lease_count for info in chosen.values()):
         return [], 0
     looked_at = [
@@ -71,6 +77,12 @@ def _find(
         segments += bypass.idle_segments()
     ranges = free_ranges(segments)
     return (ranges, as_of) if are_apart(ranges) else ([], 0)
+
+
+def _forget_cached(tags: Collection[str]) -> None:
+    """Nobody looks at what leaves now, so what an earlier pause saw must not be taken for it."""
+    for _, pool in (*region_pools.registry.idle(tags), *region_pools.registry.dissolved(tags)):
+        pool.cached.clear()
 
 
 def _note_cached(tag: str, pool: region_pools.RegionPool, segments: Sequence[Segment]) -> None:
