@@ -23,7 +23,7 @@ MATRIX_ARGS ?=
 WHEELS_ARGS ?=
 # python -m tests.walk --help lists them.
 WALK_ARGS ?= --steps 100000 --seed 1
-# Such as --works first_pause,swap, or --small on a machine without a GPU.
+# Such as --workloads first_pause,swap, or --small on a machine without a GPU.
 BENCH_ARGS ?=
 
 include tools/build.mk
@@ -57,7 +57,7 @@ gpu-test: $(INSTALLED) ## The same tests on a CUDA GPU; an unexpected skip is a 
 matrix: ## By hand: every supported torch and Python, one environment after the other; writes docs/support.md
 	@tools/matrix.py $(MATRIX_ARGS)
 
-bench: $(INSTALLED) ## Measure ebbtide, its rivals and the machine: a table, and JSON in benchmarks/results/
+bench: $(INSTALLED) ## Measure ebbtide, the baselines and the machine: a table, and JSON in benchmarks/results/
 	@$(RUN) $(PY) -m benchmarks run --out benchmarks/results $(BENCH_ARGS)
 
 lint: $(LINTERS) tidy ## Formatting, naming, style and types; changes nothing

@@ -1,8 +1,8 @@
-"""The benchmark: what ebbtide, its rivals and the machine itself reach, side by side in one run.
+"""The benchmark: what ebbtide, the baselines and the machine itself reach, side by side in one run.
 
     python -m benchmarks run --out benchmarks/results           (`make bench`)
-    python -m benchmarks run --works first_pause,swap
-    python -m benchmarks run --budget 300 --out first.json      (then the others, with --works)
+    python -m benchmarks run --workloads first_pause,swap
+    python -m benchmarks run --budget 300 --out first.json      (then the others, with --workloads)
     python -m benchmarks merge first.json second.json --out benchmarks/results
     python -m benchmarks table benchmarks/results/bench-h200.json
     python -m benchmarks plots benchmarks/results/bench-h200.json
@@ -33,10 +33,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure; a table on stdout")
-    run.add_argument("--works", help="some of them, with commas between; by default all but copy_tuning")
+    run.add_argument("--workloads", help="some of them, with commas between; by default all but copy_tuning")
     run.add_argument("--small", action="store_true", help="small sizes: a test of the benchmark, on any machine")
     run.add_argument("--samples", type=int, help="how often each operation is timed (5; with --small 2)")
-    run.add_argument("--no-rivals", action="store_true", help="measure ebbtide and the limits only")
+    run.add_argument("--no-baselines", action="store_true", help="measure ebbtide and the limits only")
     run.add_argument("--budget", type=float, help="seconds after which nothing more is measured")
     run.add_argument("--timeout", type=float, default=300, help="seconds that one process may take")
     run.add_argument("--plots", action="store_true", help="draw the plots as well; needs --out")
@@ -85,8 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     from benchmarks.sizes import Sizes
 
     try:
-        works = [name for name in catalogue.WORKS if name not in catalogue.ON_DEMAND]
-        groups = choose(arguments.works.split(",") if arguments.works else works)
+        workloads = [name for name in catalogue.WORKLOADS if name not in catalogue.ON_DEMAND]
+        groups = choose(arguments.workloads.split(",") if arguments.workloads else workloads)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("the simulated device says nothing about speed: --small tests the benchmark there", file=sys.stderr)
         return 2
     budget = arguments.budget and max(0.0, arguments.budget - (time.monotonic() - started))
-    runner = Runner(groups, sizes, not arguments.no_rivals, arguments.timeout, budget)
+    runner = Runner(groups, sizes, not arguments.no_baselines, arguments.timeout, budget)
 
     def write() -> tuple[dict[str, Any], Path | None]:
         document = make_document(origin, sizes, arguments.small, runner.entries)

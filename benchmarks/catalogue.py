@@ -1,10 +1,10 @@
-"""Every work and every limit, by name.
+"""Every workload and every limit, by name.
 
-A new file in works/ or limits/ needs a line here; a new rival one in rivals/__init__.py.
+A new file in workloads/ or limits/ needs a line here; a new baseline one in baselines/__init__.py.
 """
 
 from benchmarks.limits import device_read, direct_io, driver_calls, host_touch, link, zero_copy
-from benchmarks.works import (
+from benchmarks.workloads import (
     copy_tuning,
     curve,
     disk,
@@ -38,7 +38,7 @@ LIMITS = {
 }
 
 # In the order in which they run: the most important first.
-WORKS = {
+WORKLOADS = {
     "first_pause": first_pause.parts,
     "prepared_pause": prepared_pause.parts,
     "steady": steady.parts,
@@ -66,7 +66,7 @@ STARTING_PROGRAMS = ("run_spike", "run_generate", "run_overhead", "run_pauseable
 # Those that only run where they are named.
 ON_DEMAND = ("copy_tuning",)
 
-# The limits that a work is held against, besides the link.
+# The limits that a workload is held against, besides the link.
 NEEDS = {
     "first_pause": ["host_touch"],
     "unchanged": ["device_read"],
@@ -76,5 +76,5 @@ NEEDS = {
     "run_generate": ["zero_copy"],
     "threads": ["host_touch"],
 }
-# Other works that a work is held against.
+# Other workloads that a workload is held against.
 COMPARED_WITH = {"prepared_pause": ["first_pause"], "unchanged": ["steady"]}

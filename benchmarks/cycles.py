@@ -22,11 +22,11 @@ WhilePaused = Callable[[Measured], None]
 
 
 def nothing(tensors: Sequence[torch.Tensor]) -> None:
-    """The change of works that change nothing."""
+    """The change of workloads that change nothing."""
 
 
 def no_more(measured: Measured) -> None:
-    """Between the pause and the resume of works that do no more there."""
+    """Between the pause and the resume of workloads that do no more there."""
 
 
 class Cycle:

@@ -1,4 +1,4 @@
-"""Who keeps tensors and lets their device memory go and come back: ebbtide here, its rivals in rivals/."""
+"""Who keeps tensors and lets their device memory go and come back: ebbtide here, the baselines in baselines/."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A part: what one fresh process measures. Works and limits are made of parts."""
+"""A part: what one fresh process measures. Workloads and limits are made of parts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from benchmarks.sizes import Sizes
 
 @dataclass(frozen=True)
 class Part:
-    """One entry of what a work's or a limit's `parts` gives.
+    """One entry of what a workload's or a limit's `parts` gives.
 
     Attributes:
-        name: "WORK.WHO" or "limits.WHAT": the key of its figures in the JSON.
+        name: "WORKLOAD.WHO" or "limits.WHAT": the key of its figures in the JSON.
         measure: what runs in the fresh process.
         is_first_only: a process gives one sample, since only its first operation counts; so there are as many processes
             as samples are asked for.

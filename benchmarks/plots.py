@@ -1,6 +1,6 @@
 """Drawings of results, made from their JSON on any machine that has matplotlib, as SVG.
 
-- bars: seconds beside the rivals; what the README shows
+- bars: seconds beside the baselines; what the README shows
 - sizes: GB/s over size
 """
 
@@ -68,26 +68,26 @@ def link_rate(entries: Entries, direction: str) -> float | None:
     return None if seconds is None else entries["limits.link"]["bytes"] / seconds / 1e9
 
 
-def compared_seconds(rows: list[dict[str, Any]], work: str, who: tuple[str, ...]) -> float | None:
-    """The median of a work; None where it was not measured."""
+def compared_seconds(rows: list[dict[str, Any]], workload: str, who: tuple[str, ...]) -> float | None:
+    """The median of a workload; None where it was not measured."""
     sound = [row for row in rows if row["status"] == "ok" and row["who"] in who and row.get("seconds")]
-    found = [row["seconds"]["median"] for row in sound if row["work"] == work]
-    if not found and work == UNCHANGED:
+    found = [row["seconds"]["median"] for row in sound if row["workload"] == workload]
+    if not found and workload == UNCHANGED:
         return compared_seconds(rows, CHANGED, who)
     return found[0] if found else None
 
 
 def draw_bars(document: dict[str, Any]) -> "Figure":
-    """Seconds beside the rivals, on a logarithmic axis."""
+    """Seconds beside the baselines, on a logarithmic axis."""
     rows = document["result"]["rows"]
     seconds = {
         (group, name): found
-        for group, work in GROUPS.items()
+        for group, workload in GROUPS.items()
         for name, who in COMPARED.items()
-        if (found := compared_seconds(rows, work, who)) is not None
+        if (found := compared_seconds(rows, workload, who)) is not None
     }
     if not any(name == "ebbtide" for _, name in seconds):
-        raise NotDrawnError("no work of these results compares with a rival: run first_pause or steady")
+        raise NotDrawnError("no workload of these results compares with a baseline: run first_pause or steady")
     figure = new_figure(8.5, 5.5)
     axes = figure.subplots()
     for number, (name, color) in enumerate(zip(COMPARED, COLORS, strict=False)):
@@ -137,7 +137,7 @@ def draw_sizes(document: dict[str, Any]) -> "Figure":
     sound = {name: entry for name, entry in entries.items() if entry["status"] == "ok" and not entry["faults"]}
     curves = {name: entry for name, entry in sound.items() if name.startswith("curve.")}
     if not curves:
-        raise NotDrawnError("these results have no curve: run the work curve")
+        raise NotDrawnError("these results have no curve: run the workload curve")
     figure = new_figure(11, 4.5)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, metric, direction in zip(panels, ("pause", "resume"), ("to_host", "to_device"), strict=True):

@@ -8,7 +8,7 @@ from benchmarks.goals import Entries, Goal, at_least, at_most, driver_calls, dup
 from benchmarks.sizes import Sizes
 
 T = "torch_memory_saver"
-RIVALS = (T, "vllm_sleep", "plain_copy")
+BASELINES = (T, "vllm_sleep", "plain_copy")
 HOST_CHUNKS = "host_chunks.ebbtide"
 TO_HOST, TO_DEVICE = link("to_host"), link("to_device")
 
@@ -25,7 +25,7 @@ class Row:
         statistic: what of the figures is held against the goals.
     """
 
-    work: str
+    workload: str
     who: str
     part: str
     metric: str
@@ -34,8 +34,8 @@ class Row:
     statistic: Literal["median", "least"] = "median"
 
 
-def rivals(work: str, group: str, metric: str, limit: goals.Limit) -> list[Row]:
-    return [Row(work, name, f"{group}.{name}", metric, (shown(limit),)) for name in RIVALS]
+def baselines(workload: str, group: str, metric: str, limit: goals.Limit) -> list[Row]:
+    return [Row(workload, name, f"{group}.{name}", metric, (shown(limit),)) for name in BASELINES]
 
 
 def first_pause_rows() -> list[Row]:
@@ -48,23 +48,23 @@ def first_pause_rows() -> list[Row]:
     resume_goals = (at_least(4, median(f"first_pause.{T}", "resume", "T")), at_least(0.9, TO_DEVICE))
     return [
         Row(pause, "ebbtide", "first_pause.ebbtide", "pause", pause_goals),
-        *rivals(pause, "first_pause", "pause", TO_HOST),
+        *baselines(pause, "first_pause", "pause", TO_HOST),
         Row("prepare, ahead of the first pause", "ebbtide", "prepared_pause.ebbtide", "prepare"),
         Row("first pause after prepare", "ebbtide", "prepared_pause.ebbtide", "pause", (at_least(0.9, TO_HOST),)),
         Row(resume, "ebbtide", "first_pause.ebbtide", "resume", resume_goals),
-        *rivals(resume, "first_pause", "resume", TO_DEVICE),
+        *baselines(resume, "first_pause", "resume", TO_DEVICE),
     ]
 
 
 def steady_rows() -> list[Row]:
     rows = []
     for metric, limit in (("pause", TO_HOST), ("resume", TO_DEVICE)):
-        work = f"steady {metric}"
+        workload = f"steady {metric}"
         for kind in ("retain", "pinned"):
             goal = at_least(0.98, limit)
             compared = shown(median(f"steady.{T}", metric, "T"))
-            rows.append(Row(work, f"ebbtide, {kind}", f"steady.ebbtide_{kind}", metric, (goal, compared)))
-        rows += rivals(work, "steady", metric, limit)
+            rows.append(Row(workload, f"ebbtide, {kind}", f"steady.ebbtide_{kind}", metric, (goal, compared)))
+        rows += baselines(workload, "steady", metric, limit)
     return rows
 
 
@@ -82,11 +82,11 @@ def unchanged_rows() -> list[Row]:
 def no_backup_rows() -> list[Row]:
     rows = []
     for metric, kind in (("pause", "give"), ("resume", "claim")):
-        work = f"{metric}, 40 tensors without backup"
+        workload = f"{metric}, 40 tensors without backup"
         bare = driver_calls("no_backup.ebbtide", kind)  # type: ignore[arg-type]
         own = (at_most(1.1, bare), at_most(1, median(f"no_backup.{T}", metric, "T")))
-        rows.append(Row(work, "ebbtide", "no_backup.ebbtide", metric, own))
-        rows += [Row(work, name, f"no_backup.{name}", metric, (Goal("<=", None, bare),)) for name in RIVALS[:2]]
+        rows.append(Row(workload, "ebbtide", "no_backup.ebbtide", metric, own))
+        rows += [Row(workload, name, f"no_backup.{name}", metric, (Goal("<=", None, bare),)) for name in BASELINES[:2]]
     return rows
 
 
@@ -148,8 +148,8 @@ def thread_rows() -> list[Row]:
         for metric, limit in (("pause", TO_HOST), ("resume", TO_DEVICE)):
             for group, count in parts:
                 who = f"ebbtide, {count} threads"
-                work = f"{metric}, {kind} host memory"
-                rows.append(Row(work, who, f"{group}.{count}", f"{kind}_{metric}", (shown(limit),)))
+                workload = f"{metric}, {kind} host memory"
+                rows.append(Row(workload, who, f"{group}.{count}", f"{kind}_{metric}", (shown(limit),)))
     return rows
 
 
@@ -211,15 +211,15 @@ def generate_rows() -> list[Row]:
 def run_rows() -> list[Row]:
     rows = []
     for metric, what in (("launch", "launch"), ("allocation", "cuMemAlloc and free"), ("step", "training step")):
-        work = f"{what}, all fits"
+        workload = f"{what}, all fits"
         part = "run_overhead.turns"
         plain = goals.least(part, f"{metric} plain", "without ebbtide, least of each")
-        rows.append(Row(work, "without ebbtide", part, f"{metric} plain", (), 0))
+        rows.append(Row(workload, "without ebbtide", part, f"{metric} plain", (), 0))
         for way, who, target in (("run", "ebbtide run", 1.01), ("pauseable", "ebbtide run --pauseable", None)):
-            rows.append(Row(work, who, part, f"{metric} {way}", (Goal("<=", target, plain),), 0, "least"))
+            rows.append(Row(workload, who, part, f"{metric} {way}", (Goal("<=", target, plain),), 0, "least"))
     for metric, limit in (("pause", TO_HOST), ("resume", TO_DEVICE)):
-        work = f"{metric} of a whole program"
-        rows.append(Row(work, "ebbtide run --pauseable", "run_pauseable.ebbtide", metric, (shown(limit),)))
+        workload = f"{metric} of a whole program"
+        rows.append(Row(workload, "ebbtide run --pauseable", "run_pauseable.ebbtide", metric, (shown(limit),)))
     return rows
 
 
@@ -247,7 +247,7 @@ def judge_row(row: Row, entries: Entries) -> dict[str, Any]:
     """Seconds are those of `provenance.summarize`. A row whose part failed, or whose bytes were wrong, has no ratio."""
     entry = entries[row.part]
     judged: dict[str, Any] = {
-        "work": row.work,
+        "workload": row.workload,
         "who": row.who,
         "part": row.part,
         "metric": row.metric,

@@ -1,4 +1,4 @@
-"""Runs the parts of the chosen works and of the limits they need, each in processes of its own.
+"""Runs the parts of the chosen workloads and of the limits they need, each in processes of its own.
 
 A part that fails loses nothing of the others. Parts that give one sample a process take turns, so that a machine that
 slows down or speeds up meanwhile does so for all of them.
@@ -17,9 +17,9 @@ from typing import Any
 from ebbtide import saver
 
 from benchmarks import catalogue, isolation, provenance
+from benchmarks.baselines import BASELINES
 from benchmarks.measured import Measured
 from benchmarks.parts import Part
-from benchmarks.rivals import RIVALS
 from benchmarks.sizes import Sizes
 
 Entries = dict[str, dict[str, Any]]
@@ -31,8 +31,8 @@ def say(line: str) -> None:
 
 
 def find_part(name: str, sizes: Sizes) -> Part:
-    """Raises KeyError for a name that neither a work nor a limit has."""
-    makers = [*catalogue.LIMITS.values(), *catalogue.WORKS.values()]
+    """Raises KeyError for a name that neither a workload nor a limit has."""
+    makers = [*catalogue.LIMITS.values(), *catalogue.WORKLOADS.values()]
     return {part.name: part for make in makers for part in make(sizes)}[name]
 
 
@@ -47,22 +47,22 @@ def collect_origin(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"origin": provenance.collect(arguments)}
 
 
-def choose(works: Iterable[str]) -> list[Group]:
-    """The chosen works, what they are compared with, and before each the limits that it needs.
+def choose(workloads: Iterable[str]) -> list[Group]:
+    """The chosen workloads, what they are compared with, and before each the limits that it needs.
 
     Raises:
-        ValueError: a name that is none of the works.
+        ValueError: a name that is none of the workloads.
     """
-    wanted = set(works)
-    if unknown := wanted - catalogue.WORKS.keys():
-        raise ValueError(f"no such work: {', '.join(sorted(unknown))}; there are: {', '.join(catalogue.WORKS)}")
+    wanted = set(workloads)
+    if unknown := wanted - catalogue.WORKLOADS.keys():
+        raise ValueError(f"no such workload: {', '.join(sorted(unknown))}; there are: {', '.join(catalogue.WORKLOADS)}")
     for name in list(wanted):
         wanted.update(catalogue.COMPARED_WITH.get(name, ()))
     groups: dict[str, Group] = {}
-    for work in (name for name in catalogue.WORKS if name in wanted):
-        for limit in ("link", *catalogue.NEEDS.get(work, ())):
+    for workload in (name for name in catalogue.WORKLOADS if name in wanted):
+        for limit in ("link", *catalogue.NEEDS.get(workload, ())):
             groups.setdefault(limit, (limit, catalogue.LIMITS[limit]))
-        groups[work] = (work, catalogue.WORKS[work])
+        groups[workload] = (workload, catalogue.WORKLOADS[workload])
     return list(groups.values())
 
 
@@ -71,7 +71,7 @@ class Runner:
 
     Args:
         groups: what to measure, in this order.
-        rivals: False leaves the parts of rivals out.
+        baselines: False leaves the parts of baselines out.
         timeout: seconds that one process may take.
         budget: seconds after which no process runs any more; None: no end.
     """
@@ -80,13 +80,13 @@ class Runner:
         self,
         groups: Iterable[Group],
         sizes: Sizes,
-        rivals: bool = True,
+        baselines: bool = True,
         timeout: float = 300,
         budget: float | None = None,
     ) -> None:
         self.entries: Entries = {}
         made = [make(sizes) for _, make in groups]
-        self._groups = [[part for part in parts if rivals or not is_of_rival(part.name)] for parts in made]
+        self._groups = [[part for part in parts if baselines or not is_of_baseline(part.name)] for parts in made]
         self._sizes = sizes
         self._timeout = timeout
         self._end = math.inf if budget is None else time.monotonic() + budget
@@ -144,9 +144,9 @@ def describe(entry: dict[str, Any]) -> str:
     return "; ".join(words)
 
 
-def is_of_rival(name: str) -> bool:
-    """Whether the part of this name measures a rival."""
-    return any(word in RIVALS for word in name.split("."))
+def is_of_baseline(name: str) -> bool:
+    """Whether the part of this name measures a baseline."""
+    return any(word in BASELINES for word in name.split("."))
 
 
 def merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -158,12 +158,12 @@ def merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_failures(entries: Entries) -> list[str]:
-    """A sentence for each part that failed or found something wrong; rivals' own faults are theirs."""
+    """A sentence for each part that failed or found something wrong; baselines' own faults are theirs."""
     failures = []
     for name, entry in entries.items():
         if entry["status"] == "failed":
             failures.append(f"{name}: {entry['reason']}")
         failures += [f"{name}: {fault}" for fault in dict.fromkeys(entry.get("faults", ()))]
-        if "exit_status" in entry and not is_of_rival(name):
+        if "exit_status" in entry and not is_of_baseline(name):
             failures.append(f"{name}: its process ended with status {entry['exit_status']} after its result")
     return failures

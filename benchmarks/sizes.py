@@ -1,4 +1,4 @@
-"""How much each work moves: in full on a GPU, and small, as the benchmark's test of itself."""
+"""How much each workload moves: in full on a GPU, and small, as the benchmark's test of itself."""
 
 import dataclasses
 import os
@@ -110,9 +110,9 @@ class Sizes:
 
     Attributes:
         samples: how many times each operation is timed at least; twice as often where that is soon done.
-        shown_samples: the same for a rival that is shown for comparison only.
+        shown_samples: the same for a baseline that is shown for comparison only.
         patience_seconds: how long a part goes on after that.
-        rest_seconds: before each operation of which driver calls are most. See works/no_backup.py.
+        rest_seconds: before each operation of which driver calls are most. See workloads/no_backup.py.
         scale: of the rows of Llama-8B's matrices; 1 makes 290 tensors of 15 GiB.
         disk_scale: the same for what goes to disk.
         copied_bytes, thread_counts: what so many threads copy.
@@ -121,9 +121,9 @@ class Sizes:
         link_bytes: one pinned copy.
         touched_bytes: of fresh host memory.
         handle_bytes: of the driver's handles among which the best is looked for.
-        bare_handle_bytes: the same, by turns with a work that is held against them.
+        bare_handle_bytes: the same, by turns with a workload that is held against them.
         curve_bytes: the sizes of the curve.
-        rival_curve_bytes: the same for rivals, whose first pause is slow; `steady` shows them with more.
+        baseline_curve_bytes: the same for baselines, whose first pause is slow; `steady` shows them with more.
         request_bytes, requests_in_flight: on the disk, for ebbtide and for its limit.
         activation_tokens, activation_blocks, malloc_steps, cold_steps: of allocation in a region.
     """
@@ -145,7 +145,7 @@ class Sizes:
     handle_bytes: tuple[int, ...] = (32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB, GIB)
     bare_handle_bytes: tuple[int, int] = (256 * MIB, GIB)
     curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048, 8192, 40960))
-    rival_curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048))
+    baseline_curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048))
     request_bytes: int = 8 * MIB
     requests_in_flight: int = min(8, usable_cores())
     activation_tokens: int = 4096
@@ -174,7 +174,7 @@ class Sizes:
             handle_bytes=(2 * MIB, 8 * MIB),
             bare_handle_bytes=(2 * MIB, 8 * MIB),
             curve_bytes=(2 * MIB, 16 * MIB),
-            rival_curve_bytes=(2 * MIB,),
+            baseline_curve_bytes=(2 * MIB,),
             requests_in_flight=2,
             activation_tokens=16,
             activation_blocks=2,

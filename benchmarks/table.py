@@ -60,7 +60,7 @@ def show_status(status: str) -> str:
 
 def make_rows_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(title="pause and resume", title_justify="left")
-    table.add_column("work", max_width=34)
+    table.add_column("workload", max_width=34)
     table.add_column("who")
     for name in ("median", "least .. most", "middle half", "n", "GB/s", "CPU"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -68,14 +68,14 @@ def make_rows_table(rows: list[dict[str, Any]]) -> Table:
         table.add_column(name)
     for row in rows:
         if "seconds" not in row:
-            table.add_row(row["work"], row["who"], show_status(row["status"]), *[""] * 9)
+            table.add_row(row["workload"], row["who"], show_status(row["status"]), *[""] * 9)
             continue
         summary = row["seconds"]
         figures = [format_seconds(summary["median"]), *format_spread(summary), str(summary["count"])]
         cpu = "" if row["cpu_seconds"] is None else format_seconds(row["cpu_seconds"])
         wrong = [("" if row["status"] == "ok" else show_status(row["status"]), "", "", "")]
         first, *others = [format_goal(goal) for goal in row["goals"]] or wrong
-        table.add_row(row["work"], row["who"], *figures, format_rate(row["bytes_per_second"]), cpu, *first)
+        table.add_row(row["workload"], row["who"], *figures, format_rate(row["bytes_per_second"]), cpu, *first)
         for goal in others:
             table.add_row(*[""] * 8, *goal)
     return table
@@ -107,19 +107,19 @@ def make_costs_table(rows: list[dict[str, Any]], entries: Entries) -> Table:
         table.add_column(name)
     for row in rows:
         if row["part"] == "hidden_costs.import" and "seconds" in row:
-            table.add_row(row["work"], row["who"], format_seconds(row["seconds"]["median"]))
+            table.add_row(row["workload"], row["who"], format_seconds(row["seconds"]["median"]))
         elif row["part"].startswith("malloc.") and "seconds" in row:
             default = "".join(
                 f", {goal['ratio']:.3g} times {goal['against']}" for goal in row["goals"] if goal["ratio"]
             )
-            table.add_row(row["work"], row["who"], format_seconds(row["seconds"]["median"]) + default)
+            table.add_row(row["workload"], row["who"], format_seconds(row["seconds"]["median"]) + default)
     memory = entries.get("hidden_costs.memory", {}).get("facts", {})
     for name, meaning in MEMORY_COSTS.items():
         if name in memory:
             table.add_row(meaning, "ebbtide", f"{memory[name]:,} bytes")
     for row in rows:
         if row["part"].startswith(("first_pause.", "steady.")) and row.get("cpu_seconds") is not None:
-            table.add_row(f"processor time of a {row['work']}", row["who"], format_seconds(row["cpu_seconds"]))
+            table.add_row(f"processor time of a {row['workload']}", row["who"], format_seconds(row["cpu_seconds"]))
     return table
 
 

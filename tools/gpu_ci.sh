@@ -44,7 +44,7 @@ for step in $steps; do
       run llama_cycle "${SITE[@]}" python3 -m benchmarks.llama_cycle --out "$OUT" ${REVISION:+--revision "$REVISION"}
       ;;
     bench)
-      # BENCH_ARGS: such as "--works first_pause,swap" where one call may not take long enough for all of them.
+      # BENCH_ARGS: such as "--workloads first_pause,swap" where one call may not take long enough for all of them.
       # shellcheck disable=SC2086
       run bench "${SITE[@]}" python3 -m benchmarks run --out "$OUT" ${REVISION:+--revision "$REVISION"} ${BENCH_ARGS:-}
       ;;

@@ -3,7 +3,7 @@
 `claim` is create, map and set-access, `give` unmap and release. The best handle size of each counts.
 
 What a call takes depends on what happened to the device's memory before: on whether it was cleared since it was given
-back, and on how it lies. So a work that is held against D measures it itself, in its own cycles, while its own
+back, and on how it lies. So a workload that is held against D measures it itself, in its own cycles, while its own
 memory is away (BareCalls), and has twice as many of them.
 """
 
@@ -59,14 +59,14 @@ def add_calls(measured: Measured, handles: str, seconds: tuple[float, float]) ->
 
 
 class BareCalls:
-    """D within a work's own cycles: metrics "claim HANDLES" and "give HANDLES" of the work's part.
+    """D within a workload's own cycles: metrics "claim HANDLES" and "give HANDLES" of the workload's part.
 
     One of the two sizes of handles that have been best at each turn, and the other at the next. Who gave the memory
     back counts, and how: bare claims of 15 GiB took 1.6 to 2 ms where ebbtide's pause had given it back over 0.3 s, and
     4.4 to 6.9 where bare calls had, at once (H200, handles of 1 GiB, a rest of 0.3 s before each).
 
     Args:
-        total_bytes: as much as the work's memory.
+        total_bytes: as much as the workload's memory.
     """
 
     def __init__(self, total_bytes: int, sizes: Sizes) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from nursery import Nursery, open_nursery
+from fork_server import ForkServer, open_fork_server
 
 _numbers = itertools.count(1)
 
@@ -94,9 +94,9 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """For programs that begin with torch: each is a process of its own, but does not spend seconds on the import."""
-    with open_nursery(tmp_path_factory.mktemp("programs")) as opened:
+    with open_fork_server(tmp_path_factory.mktemp("programs")) as opened:
         yield opened
 
 
@@ -107,9 +107,9 @@ def run_python_with_torch(
     """`run_python` for a program that imports torch before ebbtide, as most do. On a GPU it imports it itself."""
     if driver_name != "sim":
         return request.getfixturevalue("run_python")
-    nursery = request.getfixturevalue("nursery")
+    fork_server = request.getfixturevalue("fork_server")
 
     def run(code: str, timeout: float = 120, **environment: str | None) -> subprocess.CompletedProcess[str]:
-        return nursery.run(code, timeout, changed_environment(environment))
+        return fork_server.run(code, timeout, changed_environment(environment))
 
     return run

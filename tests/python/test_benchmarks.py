@@ -15,9 +15,9 @@ pytest.importorskip("torch")
 
 pytestmark = pytest.mark.sim_only  # on a GPU the benchmark itself is run, and checks what it does
 
-# Works that start programs; each group in less time than a test may take on a GPU machine. What is taken once a process
-# is taken from one here: `first_pause` shows that several are put together.
-PROGRAM_WORKS = (("run_spike",), ("run_generate",), ("run_overhead",), ("run_pauseable", "jax_preallocation"))
+# Workloads that start programs; each group in less time than a test may take on a GPU machine. What is taken once a
+# process is taken from one here: `first_pause` shows that several are put together.
+PROGRAM_WORKLOADS = (("run_spike",), ("run_generate",), ("run_overhead",), ("run_pauseable", "jax_preallocation"))
 SAMPLES = {"run_overhead": "1"}
 
 
@@ -47,7 +47,7 @@ def run_module(root: Path):
 
 
 @pytest.fixture(scope="module")
-def works(root: Path) -> str:
+def workloads(root: Path) -> str:
     """Everything but what starts programs, which has tests of its own."""
     sys.path.insert(0, str(root))
     try:
@@ -55,15 +55,15 @@ def works(root: Path) -> str:
     finally:
         sys.path.remove(str(root))
     apart = (*catalogue.ON_DEMAND, *catalogue.STARTING_PROGRAMS)
-    assert sorted(catalogue.STARTING_PROGRAMS) == sorted(itertools.chain(*PROGRAM_WORKS))
-    return ",".join(name for name in catalogue.WORKS if name not in apart)
+    assert sorted(catalogue.STARTING_PROGRAMS) == sorted(itertools.chain(*PROGRAM_WORKLOADS))
+    return ",".join(name for name in catalogue.WORKLOADS if name not in apart)
 
 
 @pytest.fixture(scope="module")
-def whole(run_module, works: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def whole(run_module, workloads: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One small run of these."""
     folder = tmp_path_factory.mktemp("bench")
-    done = run_module("benchmarks", "run", "--small", "--works", works, "--out", str(folder))
+    done = run_module("benchmarks", "run", "--small", "--workloads", workloads, "--out", str(folder))
     (file,) = folder.glob("*.json")
     return Run(done.returncode, done.stdout + done.stderr, file, file.read_text())
 
@@ -80,28 +80,28 @@ def test_every_part_runs_and_every_check_holds(whole: Run) -> None:
     assert_every_check_held(whole)
 
 
-@pytest.mark.parametrize("group", PROGRAM_WORKS, ids="-".join)
+@pytest.mark.parametrize("group", PROGRAM_WORKLOADS, ids="-".join)
 def test_programs_run_plainly_and_under_ebbtide(run_module, group: tuple[str, ...], tmp_path: Path) -> None:
     samples = SAMPLES.get(group[0], "2")
     done = run_module(
-        "benchmarks", "run", "--small", "--works", ",".join(group), "--samples", samples, "--out", str(tmp_path)
+        "benchmarks", "run", "--small", "--workloads", ",".join(group), "--samples", samples, "--out", str(tmp_path)
     )
     (file,) = tmp_path.glob("*.json")
     assert_every_check_held(Run(done.returncode, done.stdout + done.stderr, file, file.read_text()))
 
 
-def test_by_default_all_works_run_but_those_on_demand(run_module, works: str, tmp_path: Path) -> None:
+def test_by_default_all_workloads_run_but_those_on_demand(run_module, workloads: str, tmp_path: Path) -> None:
     done = run_module("benchmarks", "run", "--small", "--budget", "0", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = tmp_path.glob("*.json")
     left_out = json.loads(file.read_text())["result"]["measured"]
-    expected = {*works.split(","), *itertools.chain(*PROGRAM_WORKS)}
+    expected = {*workloads.split(","), *itertools.chain(*PROGRAM_WORKLOADS)}
     assert {name.partition(".")[0] for name in left_out} - {"limits"} == expected
 
 
 def test_each_row_has_its_figures_or_says_why_not(whole: Run) -> None:
     rows = whole.result["rows"]
-    assert len({row["work"] for row in rows}) >= 20
+    assert len({row["workload"] for row in rows}) >= 20
     for row in rows:
         if row["status"] == "ok":
             assert row["seconds"]["count"] >= 2 and row["seconds"]["least"] <= row["seconds"]["median"]
@@ -138,7 +138,7 @@ def test_the_table_shows_limits_rows_and_hidden_costs(whole: Run, run_module) ->
         assert words in shown.stdout and words in whole.output
 
 
-def test_rivals_that_need_a_gpu_are_left_out_with_the_reason(whole: Run) -> None:
+def test_baselines_that_need_a_gpu_are_left_out_with_the_reason(whole: Run) -> None:
     entry = whole.result["measured"]["first_pause.plain_copy"]
     assert entry["status"] == "skipped" and "needs a GPU" in entry["reason"]
     assert "left out: first_pause.plain_copy" in whole.output
@@ -154,9 +154,18 @@ def test_plots_are_drawn_from_the_json(whole: Run, run_module) -> None:
         assert "<svg" in whole.file.with_name(f"{whole.file.stem}-{name}.svg").read_text()
 
 
-def test_chosen_works_bring_what_they_are_compared_with(run_module, tmp_path: Path) -> None:
+def test_chosen_workloads_bring_what_they_are_compared_with(run_module, tmp_path: Path) -> None:
     done = run_module(
-        "benchmarks", "run", "--small", "--works", "malloc", "--no-rivals", "--samples", "3", "--out", str(tmp_path)
+        "benchmarks",
+        "run",
+        "--small",
+        "--workloads",
+        "malloc",
+        "--no-baselines",
+        "--samples",
+        "3",
+        "--out",
+        str(tmp_path),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = tmp_path.glob("*.json")
@@ -166,7 +175,9 @@ def test_chosen_works_bring_what_they_are_compared_with(run_module, tmp_path: Pa
 
 
 def test_what_no_time_is_left_for_is_said_to_be_left_out(run_module, tmp_path: Path) -> None:
-    done = run_module("benchmarks", "run", "--small", "--works", "disk,malloc", "--budget", "0", "--out", str(tmp_path))
+    done = run_module(
+        "benchmarks", "run", "--small", "--workloads", "disk,malloc", "--budget", "0", "--out", str(tmp_path)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = tmp_path.glob("*.json")
     assert {entry["status"] for entry in json.loads(file.read_text())["result"]["measured"].values()} == {"left out"}
@@ -175,7 +186,17 @@ def test_what_no_time_is_left_for_is_said_to_be_left_out(run_module, tmp_path: P
 
 
 def test_a_signal_ends_a_run_with_what_there_is(root: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks", "run", "--small", "--works", "steady,malloc", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "run",
+        "--small",
+        "--workloads",
+        "steady,malloc",
+        "--out",
+        str(tmp_path),
+    ]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -191,14 +212,14 @@ def test_a_signal_ends_a_run_with_what_there_is(root: Path, tmp_path: Path) -> N
     assert "limits of this machine" in output and "every check held" in output
 
 
-def test_runs_are_merged_into_one_table(whole: Run, works: str, run_module, tmp_path: Path) -> None:
+def test_runs_are_merged_into_one_table(whole: Run, workloads: str, run_module, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
-    done = run_module("benchmarks", "run", "--small", "--works", "copy_tuning", "--out", str(other))
+    done = run_module("benchmarks", "run", "--small", "--workloads", "copy_tuning", "--out", str(other))
     assert done.returncode == 0, done.stdout + done.stderr
     merged = run_module("benchmarks", "merge", str(whole.file), str(other), "--out", str(tmp_path / "merged.json"))
     assert merged.returncode == 0, merged.stdout + merged.stderr
     document = json.loads((tmp_path / "merged.json").read_text())
-    assert [run["arguments"]["works"] for run in document["provenance"]["runs"]] == [works, "copy_tuning"]
+    assert [run["arguments"]["workloads"] for run in document["provenance"]["runs"]] == [workloads, "copy_tuning"]
     measured = document["result"]["measured"]
     assert [measured[name]["run"] for name in ("malloc.ebbtide", "limits.link", "copy_tuning.2")] == [0, 1, 1]
     assert "first pause" in merged.stdout

@@ -58,7 +58,7 @@ def test_a_program_that_takes_too_long_is_ended_and_leaves_what_it_had_found(mon
 
 
 def test_facts_say_how_jax_ended() -> None:
-    from benchmarks.works.jax_preallocation import facts_of
+    from benchmarks.workloads.jax_preallocation import facts_of
 
     done = facts_of(outcome([SAID], figures(24)), 24)
     assert (done["has_finished"], done["pool_bytes"], done["seconds"]) == (True, 12, 2.0) and "last_words" not in done
@@ -74,12 +74,12 @@ def test_facts_say_how_jax_ended() -> None:
         assert facts.get("last_words", "") == ("its end" if ran.status else "")
 
 
-def test_the_work_puts_the_three_reports_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_workload_puts_the_three_reports_together(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
     from benchmarks import device
     from benchmarks.sizes import Sizes
-    from benchmarks.works import jax_preallocation
+    from benchmarks.workloads import jax_preallocation
 
     started: list[tuple[Any, ...]] = []
 

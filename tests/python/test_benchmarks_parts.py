@@ -253,7 +253,7 @@ def test_turns_of_parts_and_of_samples() -> None:
     assert list(turns(2, 4, patience_seconds=0)) == [0, 1]
 
 
-def test_limits_come_right_before_the_first_work_that_needs_them() -> None:
+def test_limits_come_right_before_the_first_workload_that_needs_them() -> None:
     from benchmarks.runner import choose
 
     names = [name for name, _ in choose(["unchanged", "disk"])]
@@ -305,8 +305,8 @@ def test_refusals_are_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
             status = int(exit.code or 0)
         return status, capsys.readouterr().err
 
-    status, said = refuse("run --small --works first_pause,nonsense")
-    assert status == 2 and "no such work: nonsense; there are: first_pause" in said
+    status, said = refuse("run --small --workloads first_pause,nonsense")
+    assert status == 2 and "no such workload: nonsense; there are: first_pause" in said
     status, said = refuse("run --small", {"status": "failed", "reason": "no driver"})
     assert (status, said) == (1, "ebbtide does not work here: no driver\n")
     status, said = refuse("run", {"status": "ok", "origin": {"driver": "sim"}})

@@ -34,7 +34,7 @@ def ratios(row: dict[str, Any]) -> list[tuple[float | None, bool | None]]:
 LINK = {"limits.link": entry(100, to_host=[1, 1, 9], to_device=[2], both=[2.5])}
 
 
-def test_speeds_are_judged_against_link_and_rival() -> None:
+def test_speeds_are_judged_against_link_and_baseline() -> None:
     entries = {
         **LINK,
         "first_pause.ebbtide": entry(1000, pause=[20, 20, 21], resume=[10]),
@@ -120,10 +120,10 @@ def test_merged_figures_are_held_against_their_own_run_s_limits_where_there_are_
     from benchmarks.merging import merge
 
     slow_link = entry(100, to_host=[10], to_device=[10], both=[10])
-    rival = entry(1000, pause=[300], resume=[300])
+    baseline = entry(1000, pause=[300], resume=[300])
     one = run_of(limits__link=LINK["limits.link"], steady__ebbtide_retain=entry(1000, pause=[10]))
     other = run_of(
-        limits__link=slow_link, steady__torch_memory_saver=rival, swap__ebbtide_retain=entry(1000, swap=[100])
+        limits__link=slow_link, steady__torch_memory_saver=baseline, swap__ebbtide_retain=entry(1000, swap=[100])
     )
     merged = merge([one, other])
     row, swap = (
@@ -163,15 +163,15 @@ def test_every_row_has_a_part_and_every_need_a_name() -> None:
     from benchmarks.rows import ROWS
     from benchmarks.sizes import Sizes
 
-    makers = [*catalogue.LIMITS.values(), *catalogue.WORKS.values()]
+    makers = [*catalogue.LIMITS.values(), *catalogue.WORKLOADS.values()]
     parts = [part.name for make in makers for part in make(Sizes())]
     assert len(parts) == len(set(parts))
     assert {row.part for row in ROWS} <= set(parts)
     shown = {row.part.partition(".")[0] for row in ROWS}
-    assert catalogue.WORKS.keys() - shown == {"curve", "jax_preallocation"}  # one is drawn, the other has no times
-    assert set(catalogue.ON_DEMAND) <= catalogue.WORKS.keys()
+    assert catalogue.WORKLOADS.keys() - shown == {"curve", "jax_preallocation"}  # one is drawn, the other has no times
+    assert set(catalogue.ON_DEMAND) <= catalogue.WORKLOADS.keys()
     assert {limit for limits in catalogue.NEEDS.values() for limit in limits} <= catalogue.LIMITS.keys()
-    assert {work for works in catalogue.COMPARED_WITH.values() for work in works} <= catalogue.WORKS.keys()
+    assert {name for names in catalogue.COMPARED_WITH.values() for name in names} <= catalogue.WORKLOADS.keys()
 
 
 def test_drawings_that_cannot_be_made_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -32,11 +32,11 @@ def make(build=lambda: torch.ones(1000)):
 
 
 @pytest.fixture(scope="module")
-def run(nursery):
+def run(fork_server):
     """Runs a program (after `before` and the prelude) in a process of its own."""
 
     def run_one(program: str, before: str = "", timeout: float = 120) -> CompletedProcess[str]:
-        return nursery.run(before + PRELUDE + textwrap.dedent(program), timeout)
+        return fork_server.run(before + PRELUDE + textwrap.dedent(program), timeout)
 
     return run_one
 

@@ -1,6 +1,6 @@
 """What ebbtide costs beside the time of a pause: importing it, host memory, device memory for itself.
 
-Processor time is measured with every pause and resume of the other works (`cpu_seconds`).
+Processor time is measured with every pause and resume of the other workloads (`cpu_seconds`).
 """
 
 import subprocess

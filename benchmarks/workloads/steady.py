@@ -3,11 +3,11 @@
 from functools import partial
 
 from benchmarks import tensors as kept
+from benchmarks.baselines import BASELINES, Maker, least_samples
 from benchmarks.cycles import measure_steady
 from benchmarks.keepers import Ebbtide
 from benchmarks.measured import Measured
 from benchmarks.parts import Part
-from benchmarks.rivals import RIVALS, Maker, least_samples
 from benchmarks.sizes import Sizes
 
 
@@ -19,7 +19,7 @@ MAKERS: dict[str, Maker] = {
     "ebbtide_retain": lambda: Ebbtide(backup="ram", retain=True),
     "ebbtide_pinned": lambda: Ebbtide(backup="pinned"),
 }
-MAKERS |= {name: makers["retain"] for name, makers in RIVALS.items() if "retain" in makers}
+MAKERS |= {name: makers["retain"] for name, makers in BASELINES.items() if "retain" in makers}
 
 
 def parts(sizes: Sizes) -> list[Part]:

@@ -35,7 +35,7 @@ exec(compile(program, "<program>", "exec"))
 """
 
 
-class Nursery:
+class ForkServer:
     """Runs programs, each in a fork of a process that has imported torch and nothing more."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
@@ -66,10 +66,10 @@ class Nursery:
 
 
 @contextmanager
-def open_nursery(folder: Path) -> Iterator[Nursery]:
+def open_fork_server(folder: Path) -> Iterator[ForkServer]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", SCRIPT], **pipes) as process:
         assert process.stdout is not None and process.stdin is not None
         assert process.stdout.readline() == "ready\n"
-        yield Nursery(process, folder)
+        yield ForkServer(process, folder)
         process.stdin.close()

@@ -3,11 +3,11 @@
 from functools import partial
 
 from benchmarks import tensors as kept
+from benchmarks.baselines import BASELINES, Maker, least_samples
 from benchmarks.cycles import measure_first
 from benchmarks.keepers import Ebbtide
 from benchmarks.measured import Measured
 from benchmarks.parts import Part
-from benchmarks.rivals import RIVALS, Maker, least_samples
 from benchmarks.sizes import Sizes
 
 
@@ -16,7 +16,7 @@ def measure(sizes: Sizes, make: Maker) -> Measured:
 
 
 MAKERS: dict[str, Maker] = {"ebbtide": lambda: Ebbtide(backup="ram")}
-MAKERS |= {name: makers["backup"] for name, makers in RIVALS.items() if "backup" in makers}
+MAKERS |= {name: makers["backup"] for name, makers in BASELINES.items() if "backup" in makers}
 
 
 def parts(sizes: Sizes) -> list[Part]:

@@ -3,7 +3,7 @@
 A rest comes before each operation, as between the phases of a program: the driver clears memory that was given back,
 and where there is no rest, whoever comes next waits for it, the bare calls as well.
 
-The bare calls are made while the tensors are away, those of rivals as well, so that everybody claims the memory that
+The bare calls are made while the tensors are away, those of baselines as well, so that everybody claims the memory that
 somebody else gave back just before. Beside tensors that are there they would claim other memory than these: bare calls
 alone took 3.5 ms for memory that had been free for a while, and 11.5 for what came back just before (H200, 40 GiB).
 """
@@ -11,12 +11,12 @@ alone took 3.5 ms for memory that had been free for a while, and 11.5 for what c
 from functools import partial
 
 from benchmarks import tensors as kept
+from benchmarks.baselines import BASELINES, Maker, least_samples
 from benchmarks.cycles import Cycle, repeat
 from benchmarks.keepers import Ebbtide
 from benchmarks.limits.driver_calls import BareCalls
 from benchmarks.measured import Measured
 from benchmarks.parts import Part
-from benchmarks.rivals import RIVALS, Maker, least_samples
 from benchmarks.sizes import Sizes
 
 
@@ -30,7 +30,7 @@ def measure(sizes: Sizes, make: Maker, least: int) -> Measured:
 
 
 MAKERS: dict[str, Maker] = {"ebbtide": lambda: Ebbtide(backup=None)}
-MAKERS |= {name: makers["drop"] for name, makers in RIVALS.items() if "drop" in makers}
+MAKERS |= {name: makers["drop"] for name, makers in BASELINES.items() if "drop" in makers}
 
 
 def parts(sizes: Sizes) -> list[Part]:

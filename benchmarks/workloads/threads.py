@@ -24,10 +24,10 @@ def measure(sizes: Sizes, size_bytes: int) -> Measured:
     return measured
 
 
-def parts_for(work: str, counts: tuple[int, ...], size_bytes: int) -> list[Part]:
+def parts_for(workload: str, counts: tuple[int, ...], size_bytes: int) -> list[Part]:
     """A part for each number of threads."""
     run = partial(measure, size_bytes=size_bytes)
-    return [Part(f"{work}.{count}", run, environment={"EBBTIDE_COPY_THREADS": str(count)}) for count in counts]
+    return [Part(f"{workload}.{count}", run, environment={"EBBTIDE_COPY_THREADS": str(count)}) for count in counts]
 
 
 def parts(sizes: Sizes) -> list[Part]:
