@@ -13,7 +13,8 @@ void clear(ebbtide_error* error) noexcept;
 // Inside a catch block: fills *error (where given) from the exception in flight.
 ebbtide_status translate_exception(ebbtide_error* error) noexcept;
 
-// Runs body; fills *error (where given) and returns its status. Never throws. A template, so that the body is not copied to the heap outside the try.
+// Runs body, fills *error if given, and returns its status. Never throws. A template, so that body is not copied to the
+// heap outside the try.
 template <typename Body>
 ebbtide_status guarded(ebbtide_error* error, Body&& body) noexcept {
   clear(error);
@@ -27,8 +28,8 @@ ebbtide_status guarded(ebbtide_error* error, Body&& body) noexcept {
 
 // Throw InvalidArgument.
 void require(bool condition, const char* message);
-// Structs that begin with struct_size grow at their end. least: the size in the first version that had the struct; callers that were compiled against an older header go on working,
-// what they don't know of is neither read nor written.
+// Structs that begin with struct_size grow at their end. least is the size in the first version that had the struct.
+// Callers compiled against an older header continue to work: fields that they lack are neither read nor written.
 void require_size(size_t given, size_t least, const char* name);
 
 template <typename Struct>

@@ -9,7 +9,8 @@
 #include "base/error.h"
 #include "core/state/core.h"
 
-// The opaque objects that ebbtide.h hands out, by their address, so that a handle that is unknown, or was given back before, is an error and not a wild pointer.
+// The opaque objects that ebbtide.h returns, by address. So an unknown handle, or one that was already given back, is
+// an error and not a wild pointer.
 namespace ebbtide::api {
 
 template <typename Object>
@@ -30,7 +31,8 @@ class Handles {
     if (!live_.contains(const_cast<Object*>(handle))) throw_unknown();
     return *handle;
   }
-  // Ends the handle. Throws InvalidArgument; in a forked child StateError: what the object owns is the parent's, and its locks may never open.
+  // Ends the handle. Throws InvalidArgument. In a forked child it throws StateError: the object's memory belongs to the
+  // parent, and its locks may never open.
   std::unique_ptr<Object> take(Object* handle) {
     require_not_forked();
     const std::lock_guard lock(mutex_);

@@ -296,7 +296,8 @@ void call_together(const py::args& calls) {
   }
 }
 
-// Takes the first (function, argument) from the list and calls it, in one step: each is called once, whatever interrupts the caller.
+// Removes the first (function, argument) from the list and calls it, in one step. So each is called once, even if the
+// caller is interrupted.
 void call_next(const py::list& calls) {
   const auto next = py::cast<py::tuple>(calls[0]);
   if (PySequence_DelItem(calls.ptr(), 0) != 0) throw py::error_already_set();

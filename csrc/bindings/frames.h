@@ -10,8 +10,9 @@
 
 #include "bindings/call.h"
 
-// What a thread has open: leases, and the pools that torch sees. All of it is used with the GIL held, and no function here runs bytecode where what it calls is built in: nothing can
-// interrupt it midway (scopes.cpp has the protocol).
+// The leases that a thread has open, and the pools that torch uses for it. All of it is used with the GIL held. No
+// function here runs bytecode when its callees are built in, so nothing can interrupt it midway (scopes.cpp has the
+// protocol).
 namespace ebbtide::bindings {
 
 // Of several errors the first.
@@ -36,7 +37,8 @@ class FirstError {
   std::optional<pybind11::error_already_set> error_;
 };
 
-// A lease while its Holding holds it. Without a number: memory that is kept from others, and that the core need not know of.
+// A lease while its Holding holds it. Without a number it stands for memory that is kept from others and that the core
+// need not know of.
 struct HeldLease {
   uint64_t id = 0;
   uint64_t epoch = 0;
@@ -124,8 +126,9 @@ class Frame : public Holding {
 
 using FramePointer = std::shared_ptr<Frame>;
 
-// The open frames of one thread. The innermost one decides where the thread's allocations go. torch keeps no such stack that all its versions agree on, so only what is needed is open
-// in torch at any time: the innermost frame, and below it the nearest one that takes every thread's allocations, where torch lets an inner pool win over it.
+// The open frames of one thread. The innermost one decides where the thread's allocations go. No stack of torch's own
+// behaves alike in all its versions, so only the necessary frames are open in torch: the innermost one, and the nearest
+// one below it that takes every thread's allocations, if an inner pool takes precedence over it in this torch.
 class FrameStack : public std::enable_shared_from_this<FrameStack> {
  public:
   // The calling thread's.
@@ -136,8 +139,8 @@ class FrameStack : public std::enable_shared_from_this<FrameStack> {
 
   // Makes frame the innermost one. On failure all is as before, but for the frame, which is closed.
   void push(const FramePointer& frame);
-  // Closes frame, which need not be the innermost one: generators end when they like. From another thread (a finalizer, say) too: then torch learns at the thread's next region which
-  // of its outer frames is to be seen.
+  // Closes frame, which need not be the innermost one, since generators end at any time. Another thread (a finalizer)
+  // may call it too: torch then learns at the thread's next region which of its outer frames to show.
   void close(const FramePointer& frame);
   // Leaves and enters what torch sees of this thread: it then goes before a pool that was opened since.
   void reenter();

@@ -8,14 +8,16 @@ namespace ebbtide {
 // The kernels of kernels/, loaded once for each device's primary context and kept.
 class DeviceKernels {
  public:
-  // Null where they can't be loaded, which is logged once for each device: the caller goes without. A driver that lacks the calls or refuses the PTX is not
-  // asked again; whatever else went wrong (no memory) may be right the next time.
+  // Null if they can't be loaded, which is logged once for each device; the caller works without them. A driver that
+  // lacks the calls or refuses the PTX is not asked again. After any other failure, such as a lack of memory, the next
+  // call tries again.
   //
-  // The first call for a device makes driver calls that a stream capture may not see, and may take long: for operations, never for malloc or free.
+  // The first call for a device makes driver calls that break a stream capture and may take long. So operations call
+  // it, but never malloc or free.
   static const DeviceKernels* of(int device) noexcept;
 
-  // These queue a kernel over count blocks and return; the device's primary context is current. The arrays lie in memory that the device reaches (pinned) and
-  // stay as they are until it has run. Throw DriverError.
+  // These queue a kernel over count blocks and return. The device's primary context is current. The arrays lie in
+  // memory that the device can access (pinned) and do not change until the kernel has run. Throw DriverError.
   void digest(CUstream stream, const uint64_t* addresses, kernels::BlockReport* reports, kernels::Digest seed,
               uint32_t count) const;
   void fill(CUstream stream, const kernels::BlockFill* fills, uint32_t count) const;

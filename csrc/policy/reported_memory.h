@@ -7,8 +7,9 @@
 // What a program is told when it asks how much memory a device has.
 namespace ebbtide::policy {
 
-// kDevice: the truth. kFree: free grows by what spills may still take of the host, up to the total: for programs that decide by free memory what they put on the device. kTotal: both grow:
-// for programs that size themselves by the total, and want the host's share too.
+// kDevice: the true numbers. kFree: free memory grows by the host memory that spills may still take, up to the total,
+// for programs that place data by the amount of free memory. kTotal: both numbers grow, for programs that size
+// themselves by the total and are to use the host's share too.
 enum class Report { kDevice, kFree, kTotal };
 
 struct MemoryNumbers {

@@ -32,7 +32,8 @@ uint64_t taken_bytes(uint64_t size_bytes) {
   return round_up(size_bytes, size_bytes < kLargeUnit ? kSmallUnit : kLargeUnit);
 }
 
-// Devices that the driver had no room on for a large request. From then on such requests leave a last part to small ones, with split too; before that, none of them pays for a look.
+// Devices on which the driver had no room for a large request. From then on, large requests leave a last part to small
+// ones, also under split; before that, none of them pays for the query.
 constinit std::array<std::atomic<bool>, kMaxDevices> are_full{};
 
 // EBBTIDE_HOST_POOL: made before the program needs it, once for each device that it allocates on.
@@ -50,8 +51,9 @@ void fill_host_pool(int device) {
   }
 }
 
-// The reserve is for what is spilled: what the driver gives may reach into it. What is larger than the room itself goes by the driver's word: it would lie on the host nearly whole, to spare less than
-// that.
+// The reserve restricts spills only, so memory from the driver may reach into it. A request larger than the room of
+// small ones is decided by the driver's answer: otherwise nearly all of it would go to the host to spare less than its
+// own size.
 bool takes_room_of_small(const Request& request) {
   try {
     const policy::DeviceRoom room = look_at_device(Core::instance(), request.device);
@@ -166,7 +168,8 @@ Overflowed overflow(const Request& request, CUdeviceptr* address) {
     } catch (const DriverError&) {
       throw;
     } catch (const Error& error) {
-      // A size that nothing has; a driver that is too old for the core. The program asked for memory and knows one answer.
+      // An impossible size, or a driver that is too old for the core. The program asked for memory, and the only
+      // failure it knows is out-of-memory.
       log_line(LogLevel::kError, {request.call, ": ", error.what()});
       return {CUDA_ERROR_OUT_OF_MEMORY};
     }

@@ -18,8 +18,8 @@ struct Request {
   int device = -1;
   uint64_t size_bytes = 0;
   CUstream stream = nullptr;  // only to see whether it captures
-  bool is_in_stream =
-      false;  // the memory comes in the order of `stream`: while that captures, it belongs to a graph and is left to the driver
+  // The memory is ordered by `stream`. While that captures, it belongs to a graph and is left to the driver.
+  bool is_in_stream = false;
 };
 
 // The device of the calling thread's context, or -1: then the driver says what is wrong.
@@ -36,7 +36,8 @@ uint64_t spared_for_small(const Request& request);
 CountedMemory::Entry charge(const Request& request, uint64_t spared_bytes = 0);
 void note_full(const Request& request) noexcept;  // the driver has no room for it
 CUresult refuse(const Request& request);          // out of memory, with a line on stderr
-// As the core does it for memory that it places (Policy::flushes_first): torch is refused once, gives back what it keeps, and asks again.
+// As in the core, for memory that it places (Policy::flushes_first): torch is refused once, frees its cache, and asks
+// again.
 bool must_flush_first(const Request& request);
 // Host memory for what can't lie on this device; purpose is for the error. Throws StoreError.
 HostCharge charge_host(int device, uint64_t size_bytes, const char* purpose);

@@ -1,7 +1,8 @@
 #include "preload/hook_call.h"
 #include "preload/known_captures.h"
 
-// The program's captures, so that the core knows of each: it waits for the device at a free and at a pause, and that would break one (invariant 9).
+// Tells the core of the program's captures. The core waits for the device at a free and at a pause, and that would
+// break a capture (invariant 9).
 using namespace ebbtide::preload;
 
 namespace {

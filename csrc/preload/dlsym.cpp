@@ -8,8 +8,9 @@
 
 // The hook of dlsym.
 //
-// The real one looks at its return address: RTLD_NEXT, RTLD_DEFAULT and a caller's own RUNPATH mean different things for different callers. So it must be jumped to, with the caller's
-// frame as it was, and its answer can't be looked at: what to answer is decided before. Written in assembly, since no compiler promises a tail call at -O0.
+// The real dlsym looks at its return address: RTLD_NEXT, RTLD_DEFAULT and a caller's own RUNPATH depend on the caller.
+// So the hook must jump to it with the caller's frame unchanged. It can't see the real answer, and decides before the
+// jump. It is written in assembly, since no compiler promises a tail call at -O0.
 namespace ebbtide::preload {
 namespace {
 
@@ -38,7 +39,8 @@ __attribute__((visibility("hidden"))) constinit std::atomic<FindSymbol> ebbtide_
 FindSymbol next_dlsym() noexcept {
   if (const FindSymbol known = ebbtide_next_dlsym.load(std::memory_order_acquire)) return known;
   void* found = nullptr;
-  // By dlvsym, which nobody hooks. It passes over definitions without a version, and so over other preloaded libraries' hooks.
+  // Found by dlvsym, which nobody hooks. dlvsym skips definitions without a version, and so skips the hooks of other
+  // preloaded libraries.
   for (const char* version : kVersions) {
     if (found == nullptr) found = ::dlvsym(RTLD_NEXT, "dlsym", version);
   }

@@ -8,7 +8,8 @@
 // What every hook does around its own work.
 namespace ebbtide::preload {
 
-// While one lives, calls of hooks in this thread go straight to the real functions: the driver, or another preloaded library, may come back to us from inside a real call.
+// While one lives, calls of hooks in this thread go to the real functions: the driver, or another preloaded library,
+// may call a hook from inside a real call.
 class HookScope {
  public:
   HookScope() noexcept;

@@ -2,7 +2,8 @@
 
 #include "preload/allocate.h"
 
-// Memory that a program makes with cuMemCreate and maps by itself. No part of a handle can lie elsewhere: where the device is full, all of it lies on the host, whatever the policy.
+// Memory that a program makes with cuMemCreate and maps itself. A handle can't be split between device and host: if the
+// device is full, all of it goes to the host, whatever the policy.
 namespace ebbtide::preload {
 
 // In place of memory on the device, which had no room. Fills *handle on success.

@@ -14,7 +14,8 @@ class KnownCaptures {
   void begin(CUstream stream);
   // Nothing where none was begun on it. Frees what was put off.
   void end(CUstream stream) noexcept;
-  // The same in two steps, for what may fail in between. A stream that was forgotten may be begun on again by another thread, under the same handle. False: nothing was begun on it, nothing is to be done.
+  // The same in two steps, for calls that may fail in between. Another thread may begin a capture on a forgotten stream
+  // under the same handle. False: no capture had begun on it, and nothing needs to be done.
   bool forget(CUstream stream) noexcept;
   void put_back(CUstream stream) noexcept;  // in the place that forget left
   void end_forgotten() noexcept;

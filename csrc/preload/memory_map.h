@@ -8,7 +8,8 @@
 
 namespace ebbtide::preload {
 
-// What we hold for memory of the program's that is the driver's own, by its address or its handle: unique as long as the driver does not give it again.
+// Records about the program's memory that the driver owns, by address or handle. A key is unique until the driver
+// returns it again.
 template <typename Held>
 class MemoryMap {
  public:
@@ -28,7 +29,8 @@ class MemoryMap {
     stale = entries_.extract(key);
     entries_.insert(std::move(entry));
   }
-  // Taken out before the driver frees: another thread may be given the same address at once. Empty where nothing is held.
+  // Removes the record before the driver frees, because another thread may receive the same address at once. Empty if
+  // there is none.
   Entry take(uint64_t key) noexcept {
     const std::lock_guard lock(mutex_);
     return entries_.extract(key);

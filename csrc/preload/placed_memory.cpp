@@ -14,7 +14,8 @@
 namespace ebbtide::preload {
 namespace {
 
-// Where a program is not pauseable its spills have this tag: they are seen and counted, and a pause of everything keeps their bytes.
+// The tag of spills in a program that is not pauseable. They are visible and counted, and a pause of all tags keeps
+// their bytes.
 constexpr const char* kSpillTag = "overflow";
 
 // The core rounds sizes up; a program is told what it asked for.

@@ -16,9 +16,11 @@ struct PlacedMemory {
   int device = -1;
 };
 
-// Whether the caller is torch's allocator, which gives its cache back when it is refused, and asks again. It does not while the tag of a pauseable program is away: a pool is open for all threads then.
+// Whether the caller is torch's allocator, which frees its cache and asks again when it is refused. It does not do so
+// while the tag of a pauseable program is away, because a pool is then open for all threads.
 bool will_flush();
-// Memory of the core instead of the driver's: a member of the tag where the program is pauseable, else a spill. Throws OutOfMemory, StoreError, DriverError.
+// Memory from the core instead of the driver: part of the tag if the program is pauseable, else a spill. Throws
+// OutOfMemory, StoreError, DriverError.
 AllocationResult place(int device, size_t size_bytes, CUstream stream);
 // Frees it, once the device is done with it; false where it is not the core's.
 bool free_placed(CUdeviceptr address);

@@ -5,7 +5,8 @@
 #include "preload/hook_call.h"
 #include "preload/placed_memory.h"
 
-// What the driver says of a pointer. Of the core's memory it would tell the truth: ranges that end with a chunk, host memory in between. A program must see one allocation on its device.
+// Questions about a pointer. For the core's memory the driver's true answers would be ranges that end with a chunk, and
+// host memory in between. A program must see one allocation on its device.
 using namespace ebbtide::preload;
 
 namespace {

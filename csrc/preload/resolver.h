@@ -4,10 +4,11 @@
 
 #include "preload/hooks.h"
 
-// Which functions are hooked, and the real ones behind them.
+// The hooked functions, and the real ones behind them.
 //
-// Relied on: hooks may run before this library's constructors and after its destructors, in any thread, while another thread runs them for the first time. So all state here is
-// constant-initialised, is filled with the same values by whoever comes first, and takes no lock, no memory and no destructor.
+// Relied on: hooks may run before this library's constructors and after its destructors, in any thread, while another
+// thread runs them for the first time. So all state here is constant-initialised, every thread that fills it writes the
+// same values, and it needs no lock, no allocation and no destructor.
 namespace ebbtide::preload {
 
 // Filled by load_driver and load_nvml; read through real().
@@ -37,9 +38,11 @@ decltype(kFunction) real_nvml() noexcept {
 
 // Whether dlsym must look closer at this name.
 bool is_hooked_name(const char* symbol) noexcept;
-// The hook of what a look-up of this name found, if that is the real function; else null. Another library may have a function of that name.
+// The hook for this name, if the look-up found the real function; else null. Another library may have a function of the
+// same name.
 void* hook_of_symbol(const char* symbol, const void* found) noexcept;
-// The hook of a function of the driver; the function itself where it has none. By identity: whatever name, version and flags the caller came by it.
+// The hook of a driver function, or the function itself if it has none. Compared by address, whatever name, version and
+// flags the caller used.
 void* substitute(void* function) noexcept;
 
 // Whether hooks do anything. EBBTIDE_PRELOAD=0 switches them off for a process; so does a driver that is not CUDA's.

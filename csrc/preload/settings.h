@@ -5,10 +5,12 @@
 #include "core/memory/backup_record.h"
 #include "policy/reported_memory.h"
 
-// What the environment asks of the preload library; limits are the core's own variables. docs/preload.md lists all of them.
+// The settings of the preload library, from the environment. Limits are the core's own variables. docs/preload.md lists
+// all of them.
 namespace ebbtide::preload {
 
-// What happens to an allocation that the device has no room for. kManaged is ours alone: the core knows only memory that it places itself.
+// What happens to an allocation that does not fit the device. Only the preload library has kManaged: the core handles
+// only memory that it places itself.
 enum class OnShortage { kFail, kSplit, kWhole, kManaged };
 
 struct Settings {

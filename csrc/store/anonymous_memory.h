@@ -4,7 +4,8 @@
 
 namespace ebbtide {
 
-// Owns a range of anonymous memory that begins on a huge page's boundary, in huge pages where the system has them. No page is taken before somebody touches it.
+// Owns a range of anonymous memory, aligned to a huge page and in huge pages if the system has them. Pages are taken at
+// first touch.
 class AnonymousMemory {
  public:
   // Throws StoreError where the system has no address space left.

@@ -36,7 +36,8 @@ bool is_beyond_limit(uint64_t end) {
 
 bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
 
-// When files that nobody wants have all been closed: whether that was any since there were so many. What they had may be what was missing.
+// Waits until all discarded files are closed. Returns whether any was closed since count was read: their space or
+// descriptors may be what was missing.
 bool have_more_closed(uint64_t& count) noexcept {
   wait_until_closed();
   return std::exchange(count, files_closed()) != count;
@@ -206,7 +207,8 @@ void BackupFile::write(size_t offset, const std::byte* bytes, size_t size_bytes)
     done += moved_bytes(static_cast<size_t>(count), "pwrite");
   }
   if (is_direct_) return;
-  // Written to the disk here, so that what the disk refuses is said while the bytes are still elsewhere, and so that they are not in RAM twice.
+  // Written to the disk here, so that a disk error is reported while the bytes still exist elsewhere, and so that RAM
+  // does not hold them twice.
   if (calls_->write_back(file_, static_cast<off_t>(offset), static_cast<off_t>(size_bytes)) != 0) {
     throw_error("sync_file_range", errno);
   }

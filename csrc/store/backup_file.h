@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <string>
 
-// A file that holds one backup: nameless, of fixed size, its space claimed when it is made.
+// A file that holds one backup: unnamed, of fixed size, its space claimed when it is created.
 //
-// Relied on: a file that is unlinked goes with its last descriptor, also when the process is killed. What O_DIRECT writes, later reads through a mapping see, and the reverse: the
-// kernel writes out and drops the pages of the range first.
+// Relied on: an unlinked file is freed with its last descriptor, also when the process is killed. Later reads through a
+// mapping see what O_DIRECT writes, and the reverse: the kernel first writes out and drops the pages of the range.
 namespace ebbtide {
 
 // What file systems answer each in its own way; tests give functions that fail.
@@ -33,7 +33,8 @@ class BackupFile {
   // What offsets, sizes and memory are multiples of where the page cache is passed by.
   static constexpr size_t kBlockBytes = 4096;
 
-  // Throws StoreError where the directory takes no file of this size (rounded up to blocks) or is memory itself; it is asked again when files that nobody wants have been closed. calls are never destroyed.
+  // Throws StoreError if the directory accepts no file of this size (rounded up to blocks), or is in memory itself. If
+  // it is refused, it waits for discarded files to be closed and tries again. calls must never be destroyed.
   static BackupFile create(const std::string& directory, size_t size_bytes, const FileCalls& calls);
   // Throws as create would where the directory takes no file, or is memory itself. Leaves nothing there.
   static void check_directory(const std::string& directory);
@@ -42,12 +43,14 @@ class BackupFile {
   // Its space goes back in the background.
   ~BackupFile();
 
-  // False where the file system knows no O_DIRECT: then everything may be aligned as it likes, and what was written is on the disk and out of the page cache when write() returns.
+  // False if the file system does not support O_DIRECT. Then no alignment is required, and written bytes are on the
+  // disk and out of the page cache when write() returns.
   bool is_direct() const { return is_direct_; }
   // All of it, or StoreError. In whole blocks from and to memory aligned to blocks where the file is_direct().
   void write(size_t offset, const std::byte* bytes, size_t size_bytes) const;
   void read(size_t offset, std::byte* bytes, size_t size_bytes) const;
-  // Gives back the blocks that lie wholly in the range, where the file system can; they read as zeros then, and to write them again needs space again (reclaim).
+  // Frees the blocks that lie wholly in the range, if the file system can. They then read as zeros, and writing them
+  // takes new space (reclaim).
   void punch(size_t offset, size_t size_bytes) const noexcept;
   // Claims the space of what was given back in this range; no matter where no claim can be made. Throws StoreError.
   void reclaim(size_t offset, size_t size_bytes) const;

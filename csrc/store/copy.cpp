@@ -48,7 +48,8 @@ class Copy::Worker {
     return Kind::kEnd;
   }
 
-  // Where a failure elsewhere, or nobody's interest, left copies on the bus: nobody may reuse the ring or unmap the chunks before they have ended.
+  // A failure elsewhere, or a caller that stopped early, may leave copies on the bus. They must end before the ring is
+  // reused or the chunks are unmapped.
   void drain() noexcept {
     if (!queue_.is_bus_used()) return;
     CUresult result = driver().cuStreamSynchronize(engine_.stream().get());

@@ -7,7 +7,8 @@
 #include "driver/stream.h"
 #include "store/staging.h"
 
-// What a copy needs and what takes long to make: a pinned ring, streams, events. Made once, and used for one copy at a time.
+// What a copy needs and what takes long to make: a pinned ring, streams and events. Made once, and used by one copy at
+// a time.
 namespace ebbtide {
 
 class CopyEngine {
@@ -26,7 +27,8 @@ class CopyEngine {
   // For kernels and fills beside the copies.
   const Stream& side_stream() const { return side_stream_; }
   const Staging& staging() const { return *staging_; }
-  // A failed copy could not be waited for: the device may still use the ring, and what was copied. Nothing of it is ever used again.
+  // A failed copy could not be waited for: the device may still use the ring and the copied memory. Neither is used
+  // again.
   void poison() noexcept { staging_->poison(); }
   bool is_poisoned() const { return staging_->is_poisoned(); }
 

@@ -12,7 +12,8 @@
 #include "store/ring_room.h"
 #include "store/store.h"
 
-// What the threads of one copy share: which pieces are where between their source and their target, who does what next, which jobs are complete, whether to stop. No driver calls. Thread-safe.
+// The state that the threads of one copy share: how far each piece is between its source and its target, the next step
+// for a thread, the completed jobs, and whether to stop. Makes no driver calls. Thread-safe.
 namespace ebbtide {
 
 enum class CopyDirection { kToStore, kToDevice };
@@ -104,12 +105,13 @@ class CopyQueue {
   void rethrow_failure() const;
   // Whether pieces that nobody saw land may be on the bus.
   bool is_bus_used() const;
-  // They can't be waited for: the backups among them that the copy engine itself writes to or reads are never given back.
+  // The copies can't be waited for. Backups that the copy engine itself may still read or write are never freed.
   void abandon_direct_backups() noexcept;
 
   // A job that has landed and was not handed out yet.
   std::optional<size_t> poll_landed();
-  // Waits for one. None when no more will come: everything was handed out, or a failure stopped the rest and all threads have ended.
+  // Waits for a job. None when no more will come: all jobs were returned, or a failure stopped the rest and all threads
+  // have ended.
   std::optional<size_t> wait_landed();
 
   // Of all that take steps beside the caller, as one.

@@ -8,10 +8,11 @@
 
 namespace ebbtide {
 
-// The words of pinned memory through which a delivery's threads, its kernel and the streams that wait for it talk (kernels/block_types.h).
+// The words of pinned memory through which a delivery's threads, its kernel and the streams that wait for it
+// communicate (kernels/block_types.h).
 //
-// A gate only ever rises, from one delivery to the next, and the device compares as if numbers had no end. So a board can be used again while old waits are still queued: these stay
-// satisfied. Boards are never given back to the system.
+// A gate only rises, from one delivery to the next, and the device compares cyclically. So a board can be reused while
+// old waits are still queued: they stay satisfied. Boards are never returned to the system.
 class DeliveryBoard {
  public:
   // One that nobody uses, or a new one; the device's context is made current for it. Throws DriverError.

@@ -31,7 +31,8 @@ class DiskBackup : public Backup {
   std::byte* view() override;
 
  private:
-  // The longest part at offset that one request can move, at most size_bytes: whole blocks, or what of one block is wanted.
+  // The longest part at offset that one request can move, at most size_bytes: whole blocks, or the wanted range within
+  // one block.
   static size_t part_at(size_t offset, size_t size_bytes) {
     const size_t within = offset % kBlock;
     if (within == 0 && size_bytes >= kBlock) return size_bytes / kBlock * kBlock;

@@ -8,7 +8,8 @@
 
 namespace ebbtide {
 
-// Owns memory that is touched first and pinned then, for all devices, where it lies: many times as fast as memory that the driver allocates pinned (csrc/DESIGN.md, F28).
+// Owns memory that is first touched and then pinned, for all devices. This is many times faster than memory that the
+// driver allocates pinned (csrc/DESIGN.md, F28).
 class PinnedMemory {
  public:
   // Pins nothing yet.

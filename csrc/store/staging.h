@@ -15,9 +15,11 @@ namespace ebbtide {
 // Owns one pinned block, portable to all devices.
 class Staging {
  public:
-  // Of the driver's making: for what is small, and what kernels read and write. Throws DriverError where the system pins no more.
+  // Allocated by the driver, for small memory that kernels read and write. Throws DriverError if the system pins no
+  // more.
   static std::unique_ptr<Staging> allocate(size_t size_bytes);
-  // A ring for the copy engine: touched by so many threads and then pinned, where the driver can, else as above. Throws DriverError as well; StoreError where the system has no memory.
+  // A ring for the copy engine. If the driver can, it is touched by this number of threads and then pinned; otherwise
+  // it is made as above. Throws DriverError, and StoreError if the system has no memory.
   static std::unique_ptr<Staging> pin(size_t size_bytes, int threads);
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
