@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-// What lies between a device and the host.
+// The link between a device and the host.
 namespace ebbtide {
 
 inline constexpr const char* kPciDevices = "/sys/bus/pci/devices";
@@ -13,7 +13,7 @@ inline constexpr const char* kPciDevices = "/sys/bus/pci/devices";
 // reports of the device's PCI Express link. Empty if it reports nothing.
 std::optional<uint64_t> expected_read_rate(int device, const std::string& pci_devices = kPciDevices);
 
-// "reads over the bus, at about 51 GB/s", for people; without the rate where it is not known.
+// "reads over the bus, at about 51 GB/s", for users; without the rate if it is unknown.
 std::string describe_reads(int device);
 
 }  // namespace ebbtide

@@ -11,7 +11,7 @@ inline constexpr int kMaxDevices = 128;
 CUcontext primary_context(int device);
 
 int device_count();
-// As device_count() said last: devices neither come nor go while a process lives.
+// The last result of device_count(): the number of devices does not change while a process lives.
 int known_device_count();
 
 // Makes a device's primary context current in this thread for a scope, and restores the previous one. Costs one

@@ -21,11 +21,11 @@ class DeviceKernels {
   void digest(CUstream stream, const uint64_t* addresses, kernels::BlockReport* reports, kernels::Digest seed,
               uint32_t count) const;
   void fill(CUstream stream, const kernels::BlockFill* fills, uint32_t count) const;
-  // kernels::kLanes x lane_slots slots lie behind each other; board has kernels::kBoardWords words.
+  // kernels::kLanes x lane_slots contiguous slots; board has kernels::kBoardWords words.
   void deliver(CUstream stream, const kernels::Piece* pieces, const std::byte* slots, uint32_t* board,
                uint64_t slot_bytes, uint32_t lane_slots, uint32_t count) const;
 
-  // For tests that reset the simulator: what was loaded and what was refused is forgotten. Nobody may be using it.
+  // For tests that reset the simulator: forgets the loaded and refused kernels. None may be in use.
   static void forget_all() noexcept;
 
  private:

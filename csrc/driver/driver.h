@@ -19,7 +19,7 @@ struct Driver {
 
 enum class DriverKind { kNone, kCuda, kSim };
 
-// Which library driver() will open. Throws StateError once another kind is loaded, InvalidArgument for an unknown name.
+// Chooses the library for driver(). Throws StateError once another kind is loaded, InvalidArgument for an unknown name.
 // name: "cuda", "sim", or null for EBBTIDE_DRIVER ("auto" and unset mean "cuda").
 void use_driver(const char* name);
 DriverKind driver_kind() noexcept;

@@ -22,7 +22,7 @@
 // - Parts of 1 and 2 MiB perform alike. But if a huge page does not exist yet, two threads would each clear one.
 namespace ebbtide::policy {
 
-// What a thread copies at once between the ring and memory: a huge page.
+// The bytes that a thread copies at once between the ring and memory: a huge page.
 inline constexpr uint64_t kPartBytes = 2 * kMiB;
 inline constexpr uint64_t kLeastRingBytes = 2 * kPartBytes;  // one part is on the bus while another is filled
 inline constexpr uint64_t kLargestRingBytes = 64 * kMiB;
@@ -31,21 +31,21 @@ inline constexpr uint64_t kLargestPieceBytes = 16 * kMiB;
 // twice as many, and a piece is one request.
 inline constexpr uint64_t kRequestBytes = 8 * kMiB;
 inline constexpr int kMaxCopyThreads = 16;
-// Into memory of the store that is there, and out of it.
+// Threads for copies into existing memory of the store, and out of it.
 inline constexpr int kMaxThreadsToStore = 8;
 inline constexpr int kMaxThreadsToDevice = 10;
-// Where some of it is in files, either way.
+// Threads if some of it is in files, in either direction.
 inline constexpr int kMaxThreadsWithFiles = 8;
 
 struct CopyNeed {
   bool is_to_device = false;
   uint64_t bytes = 0;        // through the ring
-  uint64_t fresh_bytes = 0;  // of which into memory of the store that nobody has touched yet
-  bool has_files = false;    // some of it, instead of memory
-  int cores = 1;             // for all copies that go on at once
-  int wanted_threads = 0;    // instead of what the cores say; 0 for none
-  int devices = 1;           // that share the cores
-  bool is_swap = false;      // the other way goes on at once, and shares them too
+  uint64_t fresh_bytes = 0;  // of these, into memory of the store that is not touched yet
+  bool has_files = false;    // some of it is in files instead of memory
+  int cores = 1;             // for all copies that run at once
+  int wanted_threads = 0;    // overrides the number from the cores; 0: does not
+  int devices = 1;           // devices that share the cores
+  bool is_swap = false;      // the other direction runs at once, and shares them too
 };
 
 struct CopyPlan {
@@ -57,7 +57,7 @@ struct CopyPlan {
 // The size of the ring to make: enough for these bytes whether they are fresh or not, so that the next copy can use the
 // same ring.
 uint64_t wanted_ring_bytes(const CopyNeed& need);
-// What to do with a ring of this size, at least kLeastRingBytes; it may be larger or smaller than the wanted one.
+// The plan for a ring of this size, at least kLeastRingBytes; it may differ from the wanted size.
 CopyPlan plan_copy(const CopyNeed& need, uint64_t ring_bytes);
 
 }  // namespace ebbtide::policy

@@ -16,7 +16,7 @@ struct FileCalls;
 // none. Frees the first free_bytes of it before that, even if another process (a child that was forked meanwhile) has a
 // descriptor.
 void close_later(int file, size_t free_bytes, const FileCalls& calls) noexcept;
-// Until nothing is left to close.
+// Waits until no file is left to close.
 void wait_until_closed() noexcept;
 // The number of files closed so far. A caller that is refused space or descriptors waits until no file is left to
 // close, and retries if this number has grown.

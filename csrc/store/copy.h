@@ -24,7 +24,7 @@ class Copy {
   Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut, bool must_have_threads = false);
   Copy(const Copy&) = delete;
   Copy& operator=(const Copy&) = delete;
-  // Takes back what has not begun, and waits until nothing is queued any more.
+  // Drops the jobs that have not begun, and waits until nothing is queued any more.
   ~Copy();
 
   // Jobs are numbered from 0. Their bytes move from now on. The ranges are read before the call returns.

@@ -19,9 +19,9 @@ class CopyEngine {
   CopyEngine& operator=(const CopyEngine&) = delete;
 
   int device() const { return device_; }
-  // Of all copies over the bus: between two of one stream it stands still for the shortest time.
+  // The stream of all copies over the bus: the engine idles least between two copies of one stream.
   const Stream& stream() const { return stream_; }
-  // One for each piece that may be under way.
+  // One event for each piece that may be under way.
   const Event& landing(size_t index) const { return landings_[index]; }
   size_t landing_count() const { return landings_.size(); }
   // For kernels and fills beside the copies.

@@ -27,13 +27,13 @@ class Delivery {
   // Whether the device's kernels can access host memory at its host addresses, and may run without a time limit.
   static bool is_possible(int device);
 
-  // Neither throws but for memory. What is added next lies behind it in the order. The engine lives until finish().
+  // Throw only if host memory is short. Bytes arrive in the order of the additions. The engine lives until finish().
   explicit Delivery(CopyEngine& engine, bool has_files = false) : engine_(engine), has_files_(has_files) {}
   Delivery(const Delivery&) = delete;
   Delivery& operator=(const Delivery&) = delete;
   // finish() must have been called if launch() was.
   ~Delivery();
-  // So much will be added.
+  // The number of additions to expect.
   void reserve(size_t size_bytes);
   // size_bytes: a multiple of kernels::kPieceUnit, as is everything here.
   void add_copy(CUdeviceptr target, Backup& backup, size_t offset, size_t size_bytes);
@@ -41,7 +41,7 @@ class Delivery {
   size_t piece_count() const { return sources_.size(); }
   size_t staged_bytes() const { return staged_bytes_; }
 
-  // Of pinned memory that prepare() wants for its table.
+  // The pinned memory that prepare() needs for its table.
   size_t table_bytes() const { return pieces_.size() * sizeof(kernels::Piece); }
   // Called once, after everything has been added. Takes the resources that it needs beside the ring, and begins to fill
   // the ring. table must not change until finish(). Throws DriverError, and StateError if the system starts no thread.
@@ -50,15 +50,15 @@ class Delivery {
   // Throws DriverError, with nothing queued.
   void launch(const DeviceKernels& kernels);
 
-  // How many pieces are in place, of those that lie before the first that is not. By any thread.
+  // The number of pieces in place before the first one that is not. By any thread.
   size_t arrived() const;
-  // Waits until so many have arrived, or something failed: finish() throws that.
+  // Waits until this many have arrived, or something failed, which finish() throws.
   void wait_for(size_t count);
   // Waits for the end, successful or not; after it, nothing uses the engine. Called by one thread. Each call throws
   // what failed: the store's error, DriverError, or StateError if the delivery was cancelled before all bytes had
   // arrived.
   void finish();
-  // Nobody wants the rest any more. By any thread.
+  // Cancels the rest. By any thread.
   void cancel() noexcept;
 
   // Makes the stream wait on the device for the first count pieces, or for the end. Any thread may call it after the

@@ -8,7 +8,7 @@
 
 namespace ebbtide {
 
-// Takes all of this memory by several threads. Throws StoreError where the system has none to give.
+// Takes all of this memory with several threads. Throws StoreError if the system has none to give.
 void populate(const AnonymousMemory& memory, int threads);
 
 // Takes the memory of these backups, sizes[i] bytes of backups[i], with several threads (fewer if the system starts no

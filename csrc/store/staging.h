@@ -27,7 +27,7 @@ class Staging {
 
   std::byte* bytes() const { return bytes_; }
   size_t size_bytes() const { return size_bytes_; }
-  // The copy engine may still use it (a synchronisation failed): the block is never given back nor lent again.
+  // The copy engine may still use the block, because a synchronisation failed. It is never freed nor used again.
   void poison() noexcept { is_poisoned_.store(true); }
   bool is_poisoned() const { return is_poisoned_.load(); }
 

@@ -19,9 +19,9 @@ class Addresses {
 
   CUdeviceptr address() const { return address_; }
   size_t size_bytes() const { return size_bytes_; }
-  // One reservation, so that one mapping may cover both where they lie side by side.
+  // Whether both are in one reservation: then one mapping may cover them if they are neighbours.
   bool is_of_one_reservation_with(const Addresses& other) const { return reservation_ == other.reservation_; }
-  // They are never given back.
+  // The addresses are never freed.
   void leak() noexcept { arena_.reset(); }
 
  private:

@@ -20,7 +20,7 @@ class Mapping {
   // device reads and writes it. The peers do too if the driver permits all of them, and otherwise none of them;
   // missing() lists those, and grant() can retry them.
   static Mapping map(CUdeviceptr address, const PhysicalMemory& memory, int device, const DeviceSet& peers = {});
-  // Of the device's own memory.
+  // Maps the device's own memory.
   static Mapping map(CUdeviceptr address, const PhysicalMemory& memory) {
     return map(address, memory, memory.device());
   }
@@ -34,13 +34,13 @@ class Mapping {
   ~Mapping();
 
   bool is_mapped() const { return address_ != 0; }
-  // Throws DriverError and stays mapped when the driver refuses.
+  // Throws DriverError and stays mapped if the driver refuses.
   void unmap();
 
   // Gives these devices read and write access; kernels may be using the memory. Devices that had access keep it,
   // whatever the driver answers. Returns the driver's first refusal; the devices that it did not refuse have access.
   CUresult grant(const DeviceSet& peers) noexcept;
-  // Those of them that have no access.
+  // Those of these devices that have no access.
   DeviceSet missing(const DeviceSet& peers) const { return is_mapped() ? peers & ~granted_ : DeviceSet{}; }
 
  private:

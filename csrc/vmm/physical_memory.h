@@ -8,7 +8,7 @@
 
 namespace ebbtide {
 
-// In place of a device's ordinal: the memory is the host's.
+// Used in place of a device's ordinal for host memory.
 inline constexpr int kOnHost = -1;
 
 // Owns one driver handle: physical memory without an address. It may be released while it is mapped; the mapping then
@@ -37,7 +37,7 @@ class PhysicalMemory {
   int device() const { return device_; }  // kOnHost: none
   bool is_on_host() const { return has_handle() && device_ == kOnHost; }
 
-  // Gives the memory back now. Throws DriverError and keeps the handle when the driver refuses.
+  // Frees the memory now. Throws DriverError and keeps the handle if the driver refuses.
   void release();
 
  private:
