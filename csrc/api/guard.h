@@ -6,11 +6,11 @@
 
 #include "api/ebbtide.h"
 
-// The wall where exceptions become codes. Every function of ebbtide.h that can fail runs its body inside guarded().
+// The boundary where exceptions become codes. Every function of ebbtide.h that can fail runs its body inside guarded().
 namespace ebbtide::api {
 
 void clear(ebbtide_error* error) noexcept;
-// Inside a catch block: fills *error (where given) from the exception in flight.
+// Called inside a catch block. Fills *error, if given, from the exception in flight.
 ebbtide_status translate_exception(ebbtide_error* error) noexcept;
 
 // Runs body, fills *error if given, and returns its status. Never throws. A template, so that body is not copied to the
@@ -40,7 +40,7 @@ void write_struct(Struct* to, const Struct& filled, size_t least, const char* na
   to->struct_size = given;
 }
 
-// defaults: what the fields mean that the caller does not know of.
+// defaults: the values of fields that the caller's version lacks.
 template <typename Struct>
 Struct read_struct(const Struct* from, const Struct& defaults, size_t least, const char* name) {
   require_size(from->struct_size, least, name);

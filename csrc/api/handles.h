@@ -24,7 +24,7 @@ class Handles {
     live_.insert(object.get());
     return object.release();
   }
-  // Throws InvalidArgument. The caller sees to it that nobody gives the object back meanwhile.
+  // Throws InvalidArgument. The caller makes sure that the object is not given back meanwhile.
   const Object& at(const Object* handle) {
     require_not_forked();
     const std::lock_guard lock(mutex_);
@@ -40,7 +40,7 @@ class Handles {
     return std::unique_ptr<Object>(handle);
   }
 
-  // For the functions that give back and report nothing: an unknown handle, or a forked child's, is left alone.
+  // For functions that give back and report no error: ignores an unknown handle, and any handle in a forked child.
   void drop(Object* handle) noexcept {
     if (handle == nullptr) return;
     guarded(nullptr, [&] { take(handle); });

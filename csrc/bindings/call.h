@@ -37,7 +37,7 @@ auto without_gil(Body&& body) {
   return result;
 }
 
-// Runs body(&error) without the GIL and raises what it reports.
+// Runs body(&error) without the GIL and raises the reported error.
 template <typename Body>
 void call(Body&& body) {
   ebbtide_error error = EBBTIDE_ERROR_INIT;

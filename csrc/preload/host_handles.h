@@ -6,11 +6,11 @@
 // device is full, all of it goes to the host, whatever the policy.
 namespace ebbtide::preload {
 
-// In place of memory on the device, which had no room. Fills *handle on success.
+// Makes a handle on the host because the device had no room. Fills *handle on success.
 Overflowed create_on_host(const Request& request, const CUmemAllocationProp& properties,
                           CUmemGenericAllocationHandle* handle);
 
-// What host handles are worth in the host budget, by handle; given back as they are released.
+// The host budget's charge of each host handle, given back at its release.
 using HostHandles = MemoryMap<HostCharge>;
 // Leaked on purpose: releases come after static destructors.
 HostHandles& host_handles();

@@ -9,9 +9,9 @@
 // or device that touches them.
 namespace ebbtide::preload {
 
-// Counted against the host budget, where pages may end up. Throws StoreError.
+// Charged to the host budget, since pages may move to the host. Throws StoreError.
 CUresult allocate_managed(int device, uint64_t size_bytes, CUdeviceptr* address);
-// Whether it begins here, and was not freed. Managed memory of the program's own is none of ours.
+// Whether managed memory of ours begins here and was not freed. The program's own managed memory does not count.
 bool is_managed(CUdeviceptr address) noexcept;
 // Frees it once the device has finished with it. If that is not possible now the free is deferred, as the core does
 // with memory that it places. Empty if the address is not ours.

@@ -14,7 +14,7 @@ template <typename Held>
 class MemoryMap {
  public:
   using Entries = std::map<uint64_t, Held>;
-  // An entry that is made before the memory is: keeping it then needs no memory of its own, and can't fail.
+  // An entry made before the memory it describes, so that recording it needs no allocation and can't fail.
   using Entry = typename Entries::node_type;
   static Entry make_entry(Held held) {
     Entries single;
@@ -24,7 +24,7 @@ class MemoryMap {
 
   void keep(uint64_t key, Entry entry) noexcept {
     entry.key() = key;
-    Entry stale;  // freed in a way that nobody told us of; what it holds goes outside the lock
+    Entry stale;  // its free was not seen; its content is destroyed outside the lock
     const std::lock_guard lock(mutex_);
     stale = entries_.extract(key);
     entries_.insert(std::move(entry));

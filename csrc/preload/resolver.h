@@ -15,17 +15,17 @@ namespace ebbtide::preload {
 template <auto kFunction>
 inline constinit std::atomic<void*> real_address{nullptr};
 
-// Look all real functions up; false where the library is not there. Neither starts the driver.
+// Look up all real functions. False if the library is missing. Neither starts the driver.
 bool load_driver() noexcept;
 bool load_nvml() noexcept;
 
-// The driver's own function of this symbol; null where the driver lacks it, or there is no driver.
+// The driver's own function of this symbol. Null if the driver lacks it, or if there is no driver.
 template <auto kFunction>
 decltype(kFunction) real() noexcept {
   load_driver();
   return reinterpret_cast<decltype(kFunction)>(real_address<kFunction>.load(std::memory_order_acquire));
 }
-// The same, but null before anything was looked up: asking must not bring the driver into the process.
+// The same, but null before the first look-up, so that the question does not load the driver.
 template <auto kFunction>
 decltype(kFunction) real_if_loaded() noexcept {
   return reinterpret_cast<decltype(kFunction)>(real_address<kFunction>.load(std::memory_order_acquire));
@@ -36,7 +36,7 @@ decltype(kFunction) real_nvml() noexcept {
   return reinterpret_cast<decltype(kFunction)>(real_address<kFunction>.load(std::memory_order_acquire));
 }
 
-// Whether dlsym must look closer at this name.
+// Whether dlsym must check this name for a hook.
 bool is_hooked_name(const char* symbol) noexcept;
 // The hook for this name, if the look-up found the real function; else null. Another library may have a function of the
 // same name.

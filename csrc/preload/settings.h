@@ -16,12 +16,12 @@ enum class OnShortage { kFail, kSplit, kWhole, kManaged };
 struct Settings {
   OnShortage on_shortage = OnShortage::kSplit;
   policy::Report report = policy::Report::kDevice;
-  bool is_pauseable = false;  // every allocation is a member of the tag
+  bool is_pauseable = false;  // every allocation belongs to the tag
   std::string tag = "default";
   BackupKind backup = BackupKind::kRam;
 };
 
-// Read at the first use. What can't be read is said in one line, and is as if it were not there.
+// Read at the first use. A malformed variable is reported in one line and then ignored.
 const Settings& settings();
 
 }  // namespace ebbtide::preload
