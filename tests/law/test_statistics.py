@@ -11,7 +11,7 @@ def read_fields(root: Path) -> dict[str, str]:
     """Each field and its meaning, in order."""
     text = (root / "csrc/api/ebbtide_queries.h").read_text()
     fields = FIELD.findall(text)
-    assert len(fields) == text.count(" FIELD(") > 0, "a line of EBBTIDE_STATS does not read as FIELD(name, meaning)"
+    assert len(fields) == text.count("\n  FIELD(") > 0, "a line of EBBTIDE_STATS does not read as FIELD(name, meaning)"
     return dict(fields)
 
 
