@@ -30,7 +30,7 @@ namespace {
 
 constexpr int kMostCloses = 1000;
 
-// Runs body() as a function of Python's: what it throws is raised.
+// Runs body() as a Python function: its C++ exceptions are raised in Python.
 template <typename Body>
 PyObject* as_python(Body&& body) noexcept {
   try {
@@ -183,7 +183,7 @@ struct Scope {
   enum class State { kNew, kOpen, kOver } state;
 };
 
-// Until it is done. Returns what it says has failed, or None; throws the first interrupt.
+// Repeats it until it completes. Returns the failure that it reports, or None; throws the first interrupt.
 py::object close_whole(PyObject* self) {
   FirstError interrupt;
   py::object failure = py::none();

@@ -24,7 +24,7 @@
 namespace ebbtide::preload {
 namespace {
 
-// What the driver takes for an allocation is not said anywhere: small ones share pages of 2 MiB.
+// The size that the driver takes for an allocation is not documented: small ones share pages of 2 MiB.
 constexpr uint64_t kSmallUnit = 512;
 constexpr uint64_t kLargeUnit = 2 * kMiB;
 
@@ -60,7 +60,7 @@ bool takes_room_of_small(const Request& request) {
     const uint64_t spared_bytes = policy::room_for_small(kUnlimited, room.reserve_bytes);
     return request.size_bytes <= spared_bytes && request.size_bytes + spared_bytes > room.free_bytes;
   } catch (const Error&) {
-    return false;  // a device that the core can't use: the driver has the word
+    return false;  // the core can't use this device: the driver decides
   }
 }
 
@@ -121,7 +121,7 @@ bool must_flush_first(const Request& request) {
   return true;
 }
 
-// What was freed and put off counts until it is gone: worth another try before the program is refused.
+// Deferred frees count until they are done, so they are retried before the program is refused.
 HostCharge charge_host(int device, uint64_t size_bytes, const char* purpose) {
   Core& core = Core::instance();
   const bool may_give_back = !is_capture_visible(device, nullptr);

@@ -20,7 +20,7 @@ constexpr const char* kVersions[] = {"GLIBC_2.34", "GLIBC_2.17"};
 constexpr const char* kVersions[] = {"GLIBC_2.34", "GLIBC_2.2.5"};
 #endif
 
-// The linker's marks: where this library begins and ends.
+// Symbols of the linker that mark the begin and the end of this library.
 extern "C" __attribute__((visibility("hidden"))) const char kLibraryStart[] asm("__ehdr_start");
 extern "C" __attribute__((visibility("hidden"))) const char kLibraryEnd[] asm("_end");
 
@@ -52,18 +52,18 @@ FindSymbol next_dlsym() noexcept {
   return reinterpret_cast<FindSymbol>(found);
 }
 
-// The hook that answers this dlsym, or null: then the real one answers.
+// The hook that answers this dlsym. Null: the real dlsym answers.
 extern "C" __attribute__((visibility("hidden"))) void* ebbtide_answer_dlsym(void* handle, const char* symbol,
                                                                             const void* caller) noexcept {
   const FindSymbol next = next_dlsym();
   if (next == nullptr || symbol == nullptr || !is_hooked_name(symbol)) return nullptr;
-  // Who is behind us in the chain asks for what is behind him. RTLD_DEFAULT finds our export by itself.
+  // A library behind us in the chain asks for the next function behind itself. RTLD_DEFAULT finds our export.
   if (handle == RTLD_NEXT || handle == RTLD_DEFAULT) return nullptr;
   // The core's table holds the driver's own functions.
   if (is_own_code(caller) || !is_active()) return nullptr;
   const void* found = next(handle, symbol);
   void* const hook = found != nullptr ? hook_of_symbol(symbol, found) : nullptr;
-  // Our own look-ups, of what the driver may lack, left a message: the caller's succeeded.
+  // Our own look-ups of optional functions left an error message, although the caller's look-up succeeded.
   if (hook != nullptr) ::dlerror();
   return hook;
 }

@@ -68,7 +68,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuPointerGetAttributes(unsigned int count, CUpointe
         const auto memory = find_placed(address);
         if (!memory) return result;
         for (unsigned int i = 0; i < count; ++i) {
-          // Here what does not apply is a null, and no error.
+          // In this call an attribute that does not apply is null, and not an error.
           if (attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER) answer<void*>(data[i], nullptr);
           answer_attribute(data[i], attributes[i], address, *memory);
         }

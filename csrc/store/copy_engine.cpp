@@ -9,7 +9,7 @@ namespace {
 // event until its last part is in place.
 constexpr size_t kPiecesUnderWay = 32;
 
-// In the device's context, which is current for the length of the expression.
+// Makes the device's context current for the length of the expression.
 Stream create_stream(int device) {
   const ContextScope scope(device);
   return Stream::create();
