@@ -1,6 +1,7 @@
 # Finds cuda.h. Only the header is needed: nothing links the CUDA libraries.
 
-# ebbtide_find_cuda_headers(VARIABLE): -DEBBTIDE_CUDA_INCLUDE, then a toolkit, then the PyPI package nvidia-cuda-runtime in the current or the building Python.
+# ebbtide_find_cuda_headers(VARIABLE): tries -DEBBTIDE_CUDA_INCLUDE, then a toolkit, then the PyPI package
+# nvidia-cuda-runtime in the current or the building Python.
 function(ebbtide_find_cuda_headers variable)
   if(EBBTIDE_CUDA_INCLUDE)
     if(NOT EXISTS "${EBBTIDE_CUDA_INCLUDE}/cuda.h")

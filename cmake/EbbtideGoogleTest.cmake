@@ -1,7 +1,8 @@
 # Finds or fetches GoogleTest; afterwards the target GTest::gtest_main exists, or the build has stopped with a sentence.
 #
-# In this order: -DEBBTIDE_GTEST_DIR, the sources of Debian's googletest, the package manager's sources unpacked into the build tree (no root needed), an installed
-# package, CMake's download. Sources come before installed libraries, because a sanitizer wants GoogleTest compiled with it.
+# Tried in this order: -DEBBTIDE_GTEST_DIR, the sources of Debian's googletest, the package manager's sources unpacked
+# into the build tree (no root needed), an installed package, CMake's download. Sources come before installed libraries,
+# because a sanitizer needs GoogleTest compiled with it.
 
 set(EBBTIDE_GTEST_VERSION 1.15.2)
 set(EBBTIDE_GTEST_SHA256 7b42b4d6ed48810c5362c265a17faebe90dc2373c885e5216439d37927f02926)

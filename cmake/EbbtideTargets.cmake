@@ -1,6 +1,7 @@
 # Helpers for ebbtide's targets.
 
-# ebbtide_sources(VARIABLE LAYER...): every .cpp of the named folders of csrc. A layer without sources is an error, since a library that silently lacks one would link.
+# ebbtide_sources(VARIABLE LAYER...): every .cpp of the named folders of csrc. A layer without sources is an error,
+# because a library without that layer would still link.
 function(ebbtide_sources variable)
   set(found)
   foreach(layer IN LISTS ARGN)
@@ -13,8 +14,9 @@ function(ebbtide_sources variable)
   set(${variable} ${found} PARENT_SCOPE)
 endfunction()
 
-# ebbtide_configure(TARGET): includes, warnings and sanitizers that all of our own targets share. A build with the tests checks each index into a container; one for a wheel,
-# which has none, does not: there a failed check would end the user's process.
+# ebbtide_configure(TARGET): includes, warnings and sanitizers that all of our own targets share. A build with the tests
+# checks each index into a container. A build for a wheel, which has no tests, does not: a failed check would end the
+# user's process.
 function(ebbtide_configure target)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/csrc")
   target_include_directories(${target} SYSTEM PRIVATE "${cuda_include}")
@@ -34,7 +36,8 @@ function(ebbtide_embed_ptx)
   set_source_files_properties("${PROJECT_SOURCE_DIR}/csrc/kernels/ptx.cpp" PROPERTIES OBJECT_DEPENDS "${ptx}" COMPILE_DEFINITIONS "EBBTIDE_PTX_FILE=\"${ptx}\"")
 endfunction()
 
-# ebbtide_self_contained(TARGET MAP): the library carries its own C++ runtime, needs nothing but libc and the loader, and exports what the version script names.
+# ebbtide_self_contained(TARGET MAP): the library contains its own C++ runtime, needs only libc and the loader, and
+# exports the names in the version script.
 # A preloaded library that needs the program's copy of libstdc++ can end the program with "symbol lookup error".
 function(ebbtide_self_contained target map)
   set(map_path "${PROJECT_SOURCE_DIR}/${map}")

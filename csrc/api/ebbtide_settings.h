@@ -32,9 +32,9 @@ typedef void (*ebbtide_visit_setting)(void* user, const ebbtide_setting* setting
 EBBTIDE_API ebbtide_status ebbtide_visit_settings(ebbtide_visit_setting visit, void* user, ebbtide_error* error);
 
 /* Whether text (size bytes) is a value of the setting: INVALID_ARGUMENT says why not, in a sentence that begins with
- * label (NULL: the setting's name). disk_directory: STORE_ERROR where no backup could be made there. Writes the value in
- * its plain form to checked ("1.5KiB" is "1536"; NULL for none) and its length, without NUL, to *length (NULL for none);
- * capacity counts the NUL. */
+ * label (NULL: the setting's name). disk_directory: STORE_ERROR where no backup could be made there. Writes the value
+ * in its plain form to checked ("1.5KiB" is "1536"; NULL for none) and its length, without NUL, to *length (NULL for
+ * none); capacity counts the NUL. */
 EBBTIDE_API ebbtide_status ebbtide_check_setting(const char* name, const char* text, size_t size, const char* label,
                                                  char* checked, size_t capacity, size_t* length, ebbtide_error* error);
 

@@ -6,14 +6,15 @@
 
 #include "api/ebbtide.h"
 
-// The wall where exceptions become codes. Every function of ebbtide.h that can fail runs its body inside guarded().
+// The boundary where exceptions become codes. Every function of ebbtide.h that can fail runs its body inside guarded().
 namespace ebbtide::api {
 
 void clear(ebbtide_error* error) noexcept;
-// Inside a catch block: fills *error (where given) from the exception in flight.
+// Called inside a catch block. Fills *error, if given, from the exception in flight.
 ebbtide_status translate_exception(ebbtide_error* error) noexcept;
 
-// Runs body; fills *error (where given) and returns its status. Never throws. A template, so that the body is not copied to the heap outside the try.
+// Runs body, fills *error if given, and returns its status. Never throws. A template, so that body is not copied to the
+// heap outside the try.
 template <typename Body>
 ebbtide_status guarded(ebbtide_error* error, Body&& body) noexcept {
   clear(error);
@@ -27,8 +28,8 @@ ebbtide_status guarded(ebbtide_error* error, Body&& body) noexcept {
 
 // Throw InvalidArgument.
 void require(bool condition, const char* message);
-// Structs that begin with struct_size grow at their end. least: the size in the first version that had the struct; callers that were compiled against an older header go on working,
-// what they don't know of is neither read nor written.
+// Structs that begin with struct_size grow at their end. least is the size in the first version that had the struct.
+// Callers compiled against an older header continue to work: fields that they lack are neither read nor written.
 void require_size(size_t given, size_t least, const char* name);
 
 template <typename Struct>
@@ -39,7 +40,7 @@ void write_struct(Struct* to, const Struct& filled, size_t least, const char* na
   to->struct_size = given;
 }
 
-// defaults: what the fields mean that the caller does not know of.
+// defaults: the values of fields that the caller's version lacks.
 template <typename Struct>
 Struct read_struct(const Struct* from, const Struct& defaults, size_t least, const char* name) {
   require_size(from->struct_size, least, name);

@@ -9,7 +9,8 @@
 #include "base/error.h"
 #include "core/state/core.h"
 
-// The opaque objects that ebbtide.h hands out, by their address, so that a handle that is unknown, or was given back before, is an error and not a wild pointer.
+// The opaque objects that ebbtide.h returns, by address. So an unknown handle, or one that was already given back, is
+// an error and not a wild pointer.
 namespace ebbtide::api {
 
 template <typename Object>
@@ -23,14 +24,15 @@ class Handles {
     live_.insert(object.get());
     return object.release();
   }
-  // Throws InvalidArgument. The caller sees to it that nobody gives the object back meanwhile.
+  // Throws InvalidArgument. The caller makes sure that the object is not given back meanwhile.
   const Object& at(const Object* handle) {
     require_not_forked();
     const std::lock_guard lock(mutex_);
     if (!live_.contains(const_cast<Object*>(handle))) throw_unknown();
     return *handle;
   }
-  // Ends the handle. Throws InvalidArgument; in a forked child StateError: what the object owns is the parent's, and its locks may never open.
+  // Ends the handle. Throws InvalidArgument. In a forked child it throws StateError: the object's memory belongs to the
+  // parent, and its locks may never open.
   std::unique_ptr<Object> take(Object* handle) {
     require_not_forked();
     const std::lock_guard lock(mutex_);
@@ -38,7 +40,7 @@ class Handles {
     return std::unique_ptr<Object>(handle);
   }
 
-  // For the functions that give back and report nothing: an unknown handle, or a forked child's, is left alone.
+  // For functions that give back and report no error: ignores an unknown handle, and any handle in a forked child.
   void drop(Object* handle) noexcept {
     if (handle == nullptr) return;
     guarded(nullptr, [&] { take(handle); });

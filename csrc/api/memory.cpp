@@ -18,7 +18,7 @@ static_assert(SlotTable::kCapacity == EBBTIDE_SLOT_COUNT);
 
 namespace {
 
-// Before the first spill. Without the pool a spill takes longer, and nothing else.
+// Runs before the first spill. Without the pool a spill only takes longer.
 void fill_host_pool(int device) {
   try {
     Core::instance().host_pool.fill(device);

@@ -35,7 +35,7 @@ void hand_out(Report report, ebbtide_report** out) {
   if (out != nullptr) *out = api::hand_out_report(std::move(report));
 }
 
-// What leaves by address gets handles of its own first, where it shares them with what stays.
+// Allocations that leave by address first get their own handles, if they share them with others that stay.
 std::unique_ptr<Operation> claim(OperationKind kind, OperationRequest request) {
   require_not_forked();  // before the registry's lock, which another thread may have held at the fork
   Core& core = Core::instance();

@@ -7,7 +7,8 @@
 #include "core/state/core.h"
 #include "vmm/deferred_undos.h"
 
-// What is there: tags, allocations, numbers, events. Snapshots are taken under the registry's lock and shown without it, so that a visitor may call back.
+// Tags, allocations, statistics and events. Snapshots are taken under the registry's lock and visited without it, so
+// that a visitor may call back.
 using namespace ebbtide;
 using api::guarded;
 using api::require;

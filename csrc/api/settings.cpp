@@ -25,7 +25,7 @@ const SettingFacts& setting_of(const char* name) {
   throw InvalidArgument("there is no setting " + quoted(name));
 }
 
-// The folder that nothing chose is looked at when a backup is made: a program may never make one.
+// The default folder is checked when a backup is made, because a program may never make one.
 std::string problem_of(Setting setting, const std::string& source) {
   std::string problem = variable_problem(setting);
   if (setting != Setting::kDiskDirectory || !problem.empty() || source == "default") return problem;

@@ -7,19 +7,20 @@
 #include "api/ebbtide.h"
 #include "core/operation/operation.h"
 
-// Between the structs of ebbtide.h and the core's.
+// Conversions between the structs of ebbtide.h and those of the core.
 namespace ebbtide::api {
 
 Policy read_policy(const ebbtide_policy* policy);  // null: the default
 OperationRequest read_request(const ebbtide_request* request);
 void add_unused(OperationRequest& request, const OperationRequest& other);  // of a swap's other side
 AddressRange read_range(const ebbtide_range& range);                        // throws InvalidArgument where it wraps
-// Throws InvalidArgument for what is no handle.
+// Throws InvalidArgument if it is no handle.
 std::shared_ptr<Moved> find_moved(const ebbtide_moved* moved);
 ebbtide_report_row show_row(const std::string& tag, int device, const ReportRow& row);
 ebbtide_allocation_info describe(const Allocation& allocation);
 
-// The sizes of the structs in the first version of ebbtide.h, up to the end of their last field: what every caller has.
+// The sizes of the structs in the first version of ebbtide.h, up to the end of their last field. Every caller has
+// these.
 #define EBBTIDE_LEAST(type, last) (offsetof(type, last) + sizeof(type::last))
 inline constexpr size_t kLeastPolicy = EBBTIDE_LEAST(ebbtide_policy, retain);
 inline constexpr size_t kLeastRequest = EBBTIDE_LEAST(ebbtide_request, order_count);

@@ -14,7 +14,7 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Null, an absurd size, a malformed tag, a pointer that is not ours.
+// Null, an absurd size, a malformed tag, a pointer that ebbtide does not own.
 class InvalidArgument : public Error {
  public:
   using Error::Error;
@@ -25,7 +25,7 @@ class StateError : public Error {
   using Error::Error;
 };
 
-// What was asked for, what there was, what was allowed; in bytes.
+// The requested, the free and the allowed bytes.
 struct Shortage {
   uint64_t requested_bytes = 0;
   uint64_t free_bytes = 0;

@@ -11,7 +11,7 @@
 namespace ebbtide {
 namespace {
 
-// What is malformed is said by say_malformed_variables(), as of every other variable.
+// say_malformed_variables() reports a malformed value, as for every other variable.
 LogLevel level_from_environment() noexcept {
   const int index = word_index(Setting::kLog);
   return index < 0 ? LogLevel::kWarning : static_cast<LogLevel>(index);

@@ -8,7 +8,7 @@
 #include "base/tag.h"
 #include "base/text.h"
 
-// What a value of each kind looks like, and what is said of one that does not.
+// The form of a value of each kind, and the error for a malformed one.
 namespace ebbtide {
 namespace {
 
@@ -80,7 +80,7 @@ std::string check_size(const SettingFacts& facts, std::string_view text, std::st
 std::string check_fraction(std::string_view text, std::string_view label) {
   const std::string_view digits = trim_spaces(text);
   double value = -1;
-  // Not strtod, to which the program's locale says what a decimal point is.
+  // Not strtod, whose decimal point depends on the program's locale.
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   const bool is_number = error == std::errc() && end == digits.data() + digits.size();
   if (!is_number || !(value >= 0 && value <= 1)) {  // NaN as well

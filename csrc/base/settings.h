@@ -6,8 +6,7 @@
 #include <string>
 #include <string_view>
 
-// The settings that settings.def lists, and the one reading of their values. Whoever reads a variable of ebbtide's does
-// it here.
+// The settings of settings.def, and the one parser of their values. All code reads ebbtide's variables through this.
 namespace ebbtide {
 
 enum class Setting {
@@ -36,7 +35,7 @@ struct SettingFacts {
 
 std::span<const SettingFacts> all_settings() noexcept;
 const SettingFacts& facts_of(Setting setting) noexcept;
-// Null where there is none of this name.
+// Null if there is no setting of this name.
 const SettingFacts* find_setting(std::string_view name) noexcept;
 const char* name_of(SettingKind kind) noexcept;
 
@@ -47,30 +46,30 @@ std::string check_setting(const SettingFacts& facts, std::string_view text, std:
 
 // --- the variables: unset and empty are the same, and as if malformed ones were not set ---
 
-// As it stands in the environment; null where it is unset or empty.
+// Its text in the environment; null if it is unset or empty.
 const char* variable_text(Setting setting) noexcept;
-// What is wrong with the variable, in a sentence; "" for nothing.
+// A sentence about the variable's fault; "" if it has none.
 std::string variable_problem(Setting setting);
-// The value in its plain form. What is malformed is said on stderr, once, and is as if it were not there.
+// The value in its plain form. A malformed one is reported on stderr once, and treated as unset.
 std::optional<std::string> read_variable(Setting setting);
-// The same as a number of bytes or a count, and of a switch.
+// The same as a number of bytes, a count, or a switch.
 std::optional<uint64_t> read_number(Setting setting);
 bool read_switch(Setting setting, bool otherwise);
 // The index of the word among the values of a choice or a switch; -1 where it is unset or malformed. Takes no memory
 // and says nothing: for the log, and for what runs before a program's start.
 int word_index(Setting setting) noexcept;
-// Says of every malformed variable what read_variable would; not of the simulator's, which says so itself.
+// Reports every malformed variable as read_variable would, except the simulator's, which it reports itself.
 void say_malformed_variables();
-// Somebody else has said it: nothing is written about this variable from now on.
+// Another component has reported it: nothing is written about this variable from now on.
 void set_said(Setting setting) noexcept;
 
-// --- what is in force, for messages ---
+// --- the values in force, for messages ---
 
 void set_configured(Setting setting, bool is_set) noexcept;
 bool is_configured(Setting setting) noexcept;
 // "saver.configure(host_limit=)", "EBBTIDE_HOST_LIMIT" or "default": what set the value that holds.
 std::string source_of(Setting setting);
-// How to set another one: what is in force; where it is the default, the variable or saver.configure.
+// How to set another value: by the source of the present one; for a default, by the variable or saver.configure.
 std::string how_to_change(Setting setting);
 
 }  // namespace ebbtide

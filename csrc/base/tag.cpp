@@ -15,8 +15,8 @@ struct Range {
   char32_t first, last;
 };
 
-// Unicode's categories Cc, Cf, Cs, Co, Zl, Zp, Zs but for U+0020, its Default_Ignorable_Code_Point, its noncharacters,
-// and the blank U+2800. Not what is unassigned, since new letters come each year.
+// Unicode's categories Cc, Cf, Cs, Co, Zl, Zp, Zs except U+0020, its Default_Ignorable_Code_Point, its noncharacters,
+// and the blank U+2800. Not unassigned characters, since new letters come each year.
 // tests/python/test_saver_tags.py compares it with Python's tables.
 constexpr Range kUnseen[] = {
     {0x0, 0x1F},         {0x7F, 0xA0},       {0xAD, 0xAD},       {0x34F, 0x34F},     {0x600, 0x605},

@@ -7,9 +7,9 @@ namespace ebbtide {
 
 inline constexpr size_t kTagBytesMax = 255;
 
-// The one rule for tags: 1 to 255 bytes of UTF-8 without '*' and '/', in which all can be seen: no control or format
-// character, no space but the plain one, and none of these at the ends. So two tags that
-// look the same are the same, but for letters of different scripts. Throws InvalidArgument.
+// The one rule for tags: 1 to 255 bytes of UTF-8 without '*' and '/', and without invisible characters: no control or
+// format characters, no space other than the plain one, and no plain ones at the ends. So two tags that look the same
+// are the same, except for letters of different scripts. Throws InvalidArgument.
 void check_tag_name(std::string_view name);
 
 }  // namespace ebbtide

@@ -12,13 +12,13 @@ bool is_utf8(std::string_view text);
 // The first characters of text, at most max_bytes of them, never half a character.
 std::string cut_utf8(std::string_view text, size_t max_bytes);
 
-// The character of well-formed UTF-8 that begins at offset at, which then is where the next one begins.
+// The character of well-formed UTF-8 that begins at offset at. Moves at to the next character.
 char32_t next_character(std::string_view text, size_t& at);
 
 // Without the spaces, tabs and line ends at both ends.
 std::string_view trim_spaces(std::string_view text);
 
-// 'text', for messages: at most 40 bytes of it, and control characters and what is no UTF-8 as \x1b.
+// 'text', for messages: at most 40 bytes of it, with control characters and invalid UTF-8 as \x1b.
 std::string quoted(std::string_view text);
 
 }  // namespace ebbtide

@@ -11,8 +11,9 @@
 
 namespace ebbtide::bindings {
 
-// Takes the GIL back. At interpreter exit Python (3.10 to 3.13) ends a daemon thread that asks for it by unwinding its stack, and on the way up pybind11's catch (...), as would a
-// destructor, ends the process. So the unwinding stops here, and the thread sleeps until the process is gone: what Python 3.14 does by itself.
+// Takes the GIL back. At interpreter exit, Python 3.10 to 3.13 ends a daemon thread that asks for the GIL by unwinding
+// its stack. The unwinding would meet pybind11's catch (...) or a destructor, and end the process. So it stops here,
+// and the thread sleeps until the process has ended, as Python 3.14 does by itself.
 inline void take_gil(PyThreadState* state) {
   try {
     PyEval_RestoreThread(state);
@@ -21,7 +22,8 @@ inline void take_gil(PyThreadState* state) {
   }
 }
 
-// The unwinder's copy in this library must have been set up before it meets a stack that glibc's copy unwinds; any use sets it up.
+// The unwinder's copy in this library must be initialised before it meets a stack that glibc's copy unwinds. Any use
+// initialises it.
 inline void prepare_unwinder() {
   _Unwind_Backtrace([](_Unwind_Context*, void*) { return _URC_END_OF_STACK; }, nullptr);
 }
@@ -35,7 +37,7 @@ auto without_gil(Body&& body) {
   return result;
 }
 
-// Runs body(&error) without the GIL and raises what it reports.
+// Runs body(&error) without the GIL and raises the reported error.
 template <typename Body>
 void call(Body&& body) {
   ebbtide_error error = EBBTIDE_ERROR_INIT;

@@ -6,7 +6,7 @@
 
 namespace ebbtide::bindings {
 
-// Raises the exception of ebbtide.errors (ValueError for malformed arguments) that a failed call asks for. The GIL is held.
+// Raises the exception of ebbtide.errors (ValueError for malformed arguments) for a failed call. The GIL is held.
 void raise_if_failed(ebbtide_status status, const ebbtide_error& error);
 [[noreturn]] void raise_state_error(const std::string& message);
 

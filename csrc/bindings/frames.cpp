@@ -14,7 +14,7 @@ namespace {
 int generation = 0;
 int open_captures = 0;
 
-// Every thread's stack, for who asks about the others. Leaked on purpose.
+// Every thread's stack, for queries about other threads. Leaked on purpose.
 std::vector<std::weak_ptr<FrameStack>>& all_stacks() {
   static auto* const stacks = new std::vector<std::weak_ptr<FrameStack>>;
   return *stacks;
@@ -22,7 +22,7 @@ std::vector<std::weak_ptr<FrameStack>>& all_stacks() {
 
 void end_counted_capture() noexcept {
   --open_captures;
-  without_gil([] { return ebbtide_end_capture(nullptr); });  // gives back what captures have put off
+  without_gil([] { return ebbtide_end_capture(nullptr); });  // runs the frees that captures deferred
 }
 
 }  // namespace
@@ -150,7 +150,7 @@ FrameStack& FrameStack::mine() {
   FrameStack& stack = **made;
   const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(made.get(), kName, [](PyObject* dying) {
     auto* const held = static_cast<std::shared_ptr<FrameStack>*>(PyCapsule_GetPointer(dying, kName));
-    // A parent's frames are not ours to touch, and at the interpreter's end there is nothing to put right: leaked.
+    // A parent's frames must not be touched, and at the interpreter's end nothing needs closing: leaked.
     if ((*held)->generation_ != generation || is_finalizing()) return;
     (*held)->end();
     delete held;
@@ -272,7 +272,7 @@ void FrameStack::reenter() {
   error.raise_if_any();
 }
 
-// Its number may be given to another thread, whose allocations torch would then take for this one's.
+// Another thread may get the same number, and torch would take its allocations for this one's.
 void FrameStack::end() noexcept {
   while (!frames_.empty()) {
     try {
@@ -287,7 +287,7 @@ void FrameStack::end() noexcept {
 
 namespace {
 
-// Several calls of built-in functions, up to the first that fails. No interrupt can part them.
+// Several calls of built-in functions, up to the first that fails. No interrupt can come between them.
 void call_together(const py::args& calls) {
   for (const py::handle entry : calls) {
     const auto pair = py::cast<py::tuple>(entry);
@@ -296,7 +296,8 @@ void call_together(const py::args& calls) {
   }
 }
 
-// Takes the first (function, argument) from the list and calls it, in one step: each is called once, whatever interrupts the caller.
+// Removes the first (function, argument) from the list and calls it, in one step. So each is called once, even if the
+// caller is interrupted.
 void call_next(const py::list& calls) {
   const auto next = py::cast<py::tuple>(calls[0]);
   if (PySequence_DelItem(calls.ptr(), 0) != 0) throw py::error_already_set();

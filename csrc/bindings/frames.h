@@ -10,11 +10,12 @@
 
 #include "bindings/call.h"
 
-// What a thread has open: leases, and the pools that torch sees. All of it is used with the GIL held, and no function here runs bytecode where what it calls is built in: nothing can
-// interrupt it midway (scopes.cpp has the protocol).
+// The leases that a thread has open, and the pools that torch uses for it. All of it is used with the GIL held. No
+// function here runs bytecode when its callees are built in, so nothing can interrupt it midway (scopes.cpp has the
+// protocol).
 namespace ebbtide::bindings {
 
-// Of several errors the first.
+// Keeps the first of several errors.
 class FirstError {
  public:
   void take(pybind11::error_already_set& error) {
@@ -25,7 +26,7 @@ class FirstError {
     take(error);
   }
   bool is_any() const { return error_.has_value(); }
-  // during: an error that is known already, or None; this one's context then.
+  // during: an error that is already known, which becomes this one's context, or None.
   void raise_if_any(const pybind11::object& during = pybind11::none()) {
     if (!error_) return;
     if (!during.is_none()) PyException_SetContext(error_->value().ptr(), Py_NewRef(during.ptr()));
@@ -36,7 +37,8 @@ class FirstError {
   std::optional<pybind11::error_already_set> error_;
 };
 
-// A lease while its Holding holds it. Without a number: memory that is kept from others, and that the core need not know of.
+// A lease while its Holding holds it. Without a number it stands for memory that is kept from others and that the core
+// need not know of.
 struct HeldLease {
   uint64_t id = 0;
   uint64_t epoch = 0;
@@ -44,14 +46,14 @@ struct HeldLease {
   bool is_open = true;
 };
 
-// Owns leases and counted captures: opened and recorded in one step, ended when it is closed or dies.
+// Owns leases and counted captures. Each is opened and recorded in one step; close() or destruction ends it.
 class Holding {
  public:
   Holding() = default;
   Holding(const Holding&) = delete;
   Holding& operator=(const Holding&) = delete;
   virtual ~Holding() { end_all(); }
-  // How often this process's line has forked: what a parent opened is not ours to close.
+  // The number of forks in this process's ancestry: a child must not close what its parent opened.
   static int fork_generation();
 
   std::shared_ptr<HeldLease> open_lease(const std::string& tag, const std::string& holder);
@@ -59,7 +61,7 @@ class Holding {
   void begin_capture();
   void end_all() noexcept;
   bool holds_lease() const { return !leases_.empty(); }
-  // Captures that any Holding counts.
+  // The number of captures that all Holdings count.
   static int capture_count();
 
  protected:
@@ -71,7 +73,7 @@ class Holding {
   const int generation_ = fork_generation();
 };
 
-// One use of a torch pool, or of a suspension: how it begins and how it ends.
+// One use of a torch pool or of a suspension, with the calls that begin and end it.
 class Use {
  public:
   Use(pybind11::object enter, pybind11::tuple arguments, pybind11::tuple leave, bool leaves_by_token)
@@ -80,7 +82,8 @@ class Use {
         leave_(std::move(leave)),
         leaves_by_token_(leaves_by_token) {}
   void begin();
-  // Runs what ends it, up to the first failure. Gives back what begin() got, which may be its thread's to let go.
+  // Runs the calls that end it, up to the first failure. Returns the result of begin(), which its thread may have to
+  // release.
   pybind11::object end(FirstError& error);
 
  private:
@@ -94,7 +97,7 @@ class FrameStack;
 
 bool is_finalizing();
 
-// One open `with`, or what is open like one.
+// One open `with`, or something that is open like one.
 class Frame : public Holding {
  public:
   ~Frame() override;
@@ -102,8 +105,8 @@ class Frame : public Holding {
   pybind11::object after = pybind11::none();  // called, if it is callable, once the frame is closed
   bool takes_all_threads = false;
   bool hides_outer = false;
-  bool beats_all = false;      // in torch it wins over a pool that is open for all threads
-  std::string refusal_beside;  // not empty: what to say where another thread is in a region
+  bool beats_all = false;      // in torch it takes precedence over a pool that is open for all threads
+  std::string refusal_beside;  // not empty: the error if another thread is in a region
 
   void add_use(pybind11::object enter, pybind11::tuple arguments, pybind11::tuple leave, bool leaves_by_token) {
     uses_.emplace_back(std::move(enter), std::move(arguments), std::move(leave), leaves_by_token);
@@ -111,7 +114,7 @@ class Frame : public Holding {
   // Begins all uses, or none.
   void activate();
   void deactivate(FirstError& error, std::vector<pybind11::object>* kept = nullptr);
-  // A frame that is on no thread's stack.
+  // Closes a frame that is on no thread's stack.
   void close(FirstError& error);
   bool is_active() const { return is_active_; }
   bool is_closed = false;
@@ -124,26 +127,27 @@ class Frame : public Holding {
 
 using FramePointer = std::shared_ptr<Frame>;
 
-// The open frames of one thread. The innermost one decides where the thread's allocations go. torch keeps no such stack that all its versions agree on, so only what is needed is open
-// in torch at any time: the innermost frame, and below it the nearest one that takes every thread's allocations, where torch lets an inner pool win over it.
+// The open frames of one thread. The innermost one decides where the thread's allocations go. No stack of torch's own
+// behaves alike in all its versions, so only the necessary frames are open in torch: the innermost one, and the nearest
+// one below it that takes every thread's allocations, if an inner pool takes precedence over it in this torch.
 class FrameStack : public std::enable_shared_from_this<FrameStack> {
  public:
   // The calling thread's.
   static FrameStack& mine();
-  // The threads, but for the calling one, that are in a region.
+  // The number of other threads that are in a region.
   static std::vector<unsigned long> others_in_regions();
   static bool is_open_elsewhere(PyObject* owner);
 
-  // Makes frame the innermost one. On failure all is as before, but for the frame, which is closed.
+  // Makes frame the innermost one. On failure the frame is closed, and everything else is as before.
   void push(const FramePointer& frame);
-  // Closes frame, which need not be the innermost one: generators end when they like. From another thread (a finalizer, say) too: then torch learns at the thread's next region which
-  // of its outer frames is to be seen.
+  // Closes frame, which need not be the innermost one, since generators end at any time. Another thread (a finalizer)
+  // may call it too: torch then learns at the thread's next region which of its outer frames to show.
   void close(const FramePointer& frame);
-  // Leaves and enters what torch sees of this thread: it then goes before a pool that was opened since.
+  // Closes and reopens this thread's frames in torch, so that they precede a pool that was opened since.
   void reenter();
   FramePointer find(PyObject* owner) const;
   bool is_mine() const;
-  bool is_of_this_process() const;  // not one that a parent had at the fork
+  bool is_of_this_process() const;  // false for a stack copied from the parent by fork
   // The thread ends.
   void end() noexcept;
 
@@ -159,7 +163,7 @@ class FrameStack : public std::enable_shared_from_this<FrameStack> {
   const unsigned long thread_;
   const int generation_;
   std::vector<FramePointer> frames_, active_;
-  std::vector<pybind11::object> left_over_;  // for its own thread to let go
+  std::vector<pybind11::object> left_over_;  // released by its own thread
 };
 
 void register_frames(pybind11::module_& module);

@@ -126,35 +126,9 @@ py::dict stats() {
   numbers.struct_size = sizeof numbers;
   call([&](ebbtide_error* error) { return ebbtide_get_stats(&numbers, error); });
   py::dict found;
-#define EBBTIDE_STAT(field) found[#field] = numbers.field
-  EBBTIDE_STAT(allocation_count);
-  EBBTIDE_STAT(device_bytes);
-  EBBTIDE_STAT(stored_bytes);
-  EBBTIDE_STAT(host_held_bytes);
-  EBBTIDE_STAT(host_available_bytes);
-  EBBTIDE_STAT(staging_bytes);
-  EBBTIDE_STAT(alloc_calls);
-  EBBTIDE_STAT(free_calls);
-  EBBTIDE_STAT(alloc_failures);
-  EBBTIDE_STAT(pauses);
-  EBBTIDE_STAT(resumes);
-  EBBTIDE_STAT(operation_failures);
-  EBBTIDE_STAT(bytes_paused);
-  EBBTIDE_STAT(bytes_resumed);
-  EBBTIDE_STAT(bytes_to_host);
-  EBBTIDE_STAT(bytes_to_device);
-  EBBTIDE_STAT(deferred_frees);
-  EBBTIDE_STAT(deferred_undos);
-  EBBTIDE_STAT(pinned_bytes);
-  EBBTIDE_STAT(bytes_clean);
-  EBBTIDE_STAT(bytes_unused);
-  EBBTIDE_STAT(bytes_constant);
-  EBBTIDE_STAT(host_bytes);
-  EBBTIDE_STAT(host_pool_bytes);
-  EBBTIDE_STAT(spills);
-  EBBTIDE_STAT(bytes_spilled);
-  EBBTIDE_STAT(bytes_promoted);
-#undef EBBTIDE_STAT
+#define EBBTIDE_STATS_FIELD(name, meaning) found[#name] = numbers.name;
+  EBBTIDE_STATS(EBBTIDE_STATS_FIELD)
+#undef EBBTIDE_STATS_FIELD
   return found;
 }
 

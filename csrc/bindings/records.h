@@ -9,7 +9,7 @@
 
 #include "api/ebbtide.h"
 
-// Plain copies of what ebbtide.h hands out, and their registration as Python classes.
+// Plain copies of the structs of ebbtide.h, and their registration as Python classes.
 namespace ebbtide::bindings {
 
 struct Row {
@@ -28,7 +28,7 @@ struct ReportRecord {
   uint64_t bytes = 0, copied = 0, skipped = 0, clean = 0, unused = 0, constant = 0;
   double seconds = 0;
   std::vector<Row> rows;
-  std::vector<LeftRow> left_rows;  // of every tag: rows for Python are made when they are asked for
+  std::vector<LeftRow> left_rows;  // of every tag; rows for Python are made on demand
   std::shared_ptr<ebbtide_report> of;
   std::vector<Row> left() const;
 };
@@ -72,7 +72,7 @@ struct LeaseRecord {
   bool is_away;
 };
 
-// Takes the report over, also when it throws.
+// Takes ownership of the report, even if it throws.
 ReportRecord read_report(ebbtide_report* report);
 AllocationRecord read_allocation(const ebbtide_allocation_info& info);
 TagRecord read_tag(const ebbtide_tag_info& info);

@@ -1,16 +1,23 @@
-// `with` blocks that no interrupt can part.
+// `with` blocks that an interrupt cannot leave half entered or half exited.
 //
-// What holds here:
-// - Python runs signal handlers and asynchronous exceptions where a call returns to bytecode, where a function begins and where a loop goes back; never inside C, and not between a C
-//   `__enter__` and the block that it guards (BEFORE_WITH, SETUP_WITH in 3.10). That was read in CPython, and no test looks at bytecode: tests interrupt loops of such blocks instead. The
-//   call of `__exit__` is one such C call, and everything before it belongs to the block. So a `with` is whole if its `__enter__` and `__exit__` run no bytecode after the step that counts.
-// - Python 3.14 calls `__enter__` by a plain CALL, after which an exception may arrive outside the block. By then it has looked `__exit__` up. So what it is given is an object (Exit) that
-//   belongs to this one `with`, and that closes the frame if it dies without having been called.
-// - That object also knows its frame when another thread calls it: a generator that waits inside a `with` may be collected anywhere.
+// Facts about CPython that this relies on:
+// - Python runs signal handlers and asynchronous exceptions where a call returns to bytecode, where a function begins
+//   and where a loop goes back. It never does so inside C, nor between a C `__enter__` and the block that it guards
+//   (BEFORE_WITH, SETUP_WITH in 3.10). This was read in CPython's source; tests do not look at bytecode, but interrupt
+//   loops of such blocks. The call of `__exit__` is one such C call, and everything before it belongs to the block. So
+//   a `with` is intact if its `__enter__` and `__exit__` run no bytecode after the step that counts.
+// - Python 3.14 calls `__enter__` by a plain CALL, after which an exception may arrive outside the block. By then it
+//   has looked `__exit__` up. So that attribute is an object (Exit) that belongs to this one `with`, and closes the
+//   frame if it is destroyed without having been called.
+// - That object also knows its frame when another thread calls it: a generator suspended inside a `with` may be
+//   collected in any thread.
 //
-// AllocationScope: short. `_prepare(frame)` in Python fills the frame and may be cut short anywhere; then C closes what the frame holds, or shows the frame to torch.
-// Scope: long. `_open()` and `_close()` in Python; `_close` runs again as often as an interrupt cuts it short, so it begins anywhere and ends what `_open` left in whatever state. It
-// returns a failure of its own instead of raising it: what is raised is an interrupt.
+// AllocationScope is short. `_prepare(frame)` in Python fills the frame and may be interrupted anywhere. Then C closes
+// what the frame holds, or shows the frame to torch.
+//
+// Scope is long. `_open()` and `_close()` are Python. An interrupted `_close` runs again until it completes, so it must
+// start from any state that `_open` or an earlier `_close` left. It returns its own failure instead of raising it; an
+// exception that it raises is an interrupt.
 #include <new>
 #include <utility>
 
@@ -23,7 +30,7 @@ namespace {
 
 constexpr int kMostCloses = 1000;
 
-// Runs body() as a function of Python's: what it throws is raised.
+// Runs body() as a Python function: its C++ exceptions are raised in Python.
 template <typename Body>
 PyObject* as_python(Body&& body) noexcept {
   try {
@@ -176,7 +183,7 @@ struct Scope {
   enum class State { kNew, kOpen, kOver } state;
 };
 
-// Until it is done. Returns what it says has failed, or None; throws the first interrupt.
+// Repeats it until it completes. Returns the failure that it reports, or None; throws the first interrupt.
 py::object close_whole(PyObject* self) {
   FirstError interrupt;
   py::object failure = py::none();

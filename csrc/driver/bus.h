@@ -4,15 +4,16 @@
 #include <optional>
 #include <string>
 
-// What lies between a device and the host.
+// The link between a device and the host.
 namespace ebbtide {
 
 inline constexpr const char* kPciDevices = "/sys/bus/pci/devices";
 
-// Bytes a second that kernels can be expected to read of host memory, by what the system says of the device's PCI Express link; none where it says nothing.
+// The rate, in bytes a second, at which kernels can be expected to read host memory, computed from what the system
+// reports of the device's PCI Express link. Empty if it reports nothing.
 std::optional<uint64_t> expected_read_rate(int device, const std::string& pci_devices = kPciDevices);
 
-// "reads over the bus, at about 51 GB/s", for people; without the rate where it is not known.
+// "reads over the bus, at about 51 GB/s", for users; without the rate if it is unknown.
 std::string describe_reads(int device);
 
 }  // namespace ebbtide

@@ -6,14 +6,16 @@ namespace ebbtide {
 
 inline constexpr int kMaxDevices = 128;
 
-// The primary context of a device, retained once per device and process and never released: torch and cudart use the same one.
+// The primary context of a device, which torch and cudart use too. It is retained once for each device and process, and
+// never released.
 CUcontext primary_context(int device);
 
 int device_count();
-// As device_count() said last: devices neither come nor go while a process lives.
+// The last result of device_count(): the number of devices does not change while a process lives.
 int known_device_count();
 
-// Makes a device's primary context current in this thread for a scope, and puts back what was there. Costs one cuCtxGetCurrent where nothing changes.
+// Makes a device's primary context current in this thread for a scope, and restores the previous one. Costs one
+// cuCtxGetCurrent if it is current already.
 class ContextScope {
  public:
   explicit ContextScope(int device);
@@ -26,8 +28,9 @@ class ContextScope {
   bool has_changed_ = false;
 };
 
-// While it lives this thread may ask after a stream of our own beside a capture of another thread: the capture does not break, as long as it is not the stream's. For where a capture can't be seen, or must
-// not be waited for. Does nothing where the driver lacks the call.
+// While it lives, this thread may query a stream of ebbtide's own while another thread captures. The capture does not
+// break, unless it is a capture of that stream. For places where a capture can't be detected or must not be waited for.
+// Does nothing if the driver lacks the call.
 class RelaxedCaptureMode {
  public:
   RelaxedCaptureMode() noexcept;
@@ -40,7 +43,8 @@ class RelaxedCaptureMode {
   bool has_changed_ = false;
 };
 
-// Waits for everything that is queued on the device. The caller makes sure that no capture is under way: this would break it.
+// Waits for all work queued on the device. The caller makes sure that no capture is under way, because the call would
+// break it.
 void synchronize_device(int device);
 
 }  // namespace ebbtide

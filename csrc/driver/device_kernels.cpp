@@ -13,7 +13,8 @@
 
 namespace ebbtide {
 
-// Its lock is taken by nobody but of(), so that driver calls under it keep no malloc waiting. Leaked: kernels may be asked for at any time.
+// Only of() takes the lock, so that driver calls made under it never block malloc. Leaked, because kernels may be
+// requested at any time.
 struct DeviceKernels::Slot {
   std::mutex mutex;
   std::atomic<const DeviceKernels*> loaded{nullptr};
@@ -137,7 +138,8 @@ void DeviceKernels::deliver(CUstream stream, const kernels::Piece* pieces, const
   launch(deliver_, kernels::kDeliverEntry, stream, kernels::kLanes, parameters);
 }
 
-// The driver may load a function at its first launch, and wait for the device then. A delivery's first launch must not come while streams wait for another one, so all come here.
+// The driver may load a function at its first launch, and wait for the device to do so. A delivery must not be launched
+// for the first time while streams wait for another one, so each function is launched here.
 void DeviceKernels::launch_with_nothing() const {
   const Stream stream = Stream::create();
   const void* nothing = nullptr;

@@ -8,22 +8,24 @@ namespace ebbtide {
 // The kernels of kernels/, loaded once for each device's primary context and kept.
 class DeviceKernels {
  public:
-  // Null where they can't be loaded, which is logged once for each device: the caller goes without. A driver that lacks the calls or refuses the PTX is not
-  // asked again; whatever else went wrong (no memory) may be right the next time.
+  // Null if they can't be loaded, which is logged once for each device; the caller works without them. A driver that
+  // lacks the calls or refuses the PTX is not asked again. After any other failure, such as a lack of memory, the next
+  // call tries again.
   //
-  // The first call for a device makes driver calls that a stream capture may not see, and may take long: for operations, never for malloc or free.
+  // The first call for a device makes driver calls that break a stream capture and may take long. So operations call
+  // it, but never malloc or free.
   static const DeviceKernels* of(int device) noexcept;
 
-  // These queue a kernel over count blocks and return; the device's primary context is current. The arrays lie in memory that the device reaches (pinned) and
-  // stay as they are until it has run. Throw DriverError.
+  // These queue a kernel over count blocks and return. The device's primary context is current. The arrays lie in
+  // memory that the device can access (pinned) and do not change until the kernel has run. Throw DriverError.
   void digest(CUstream stream, const uint64_t* addresses, kernels::BlockReport* reports, kernels::Digest seed,
               uint32_t count) const;
   void fill(CUstream stream, const kernels::BlockFill* fills, uint32_t count) const;
-  // kernels::kLanes x lane_slots slots lie behind each other; board has kernels::kBoardWords words.
+  // kernels::kLanes x lane_slots contiguous slots; board has kernels::kBoardWords words.
   void deliver(CUstream stream, const kernels::Piece* pieces, const std::byte* slots, uint32_t* board,
                uint64_t slot_bytes, uint32_t lane_slots, uint32_t count) const;
 
-  // For tests that reset the simulator: what was loaded and what was refused is forgotten. Nobody may be using it.
+  // For tests that reset the simulator: forgets the loaded and refused kernels. None may be in use.
   static void forget_all() noexcept;
 
  private:

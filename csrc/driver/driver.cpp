@@ -146,7 +146,8 @@ const Driver& driver() {
   if (const Driver* table = state.loaded.load(std::memory_order_acquire)) return *table;
   const std::lock_guard lock(state.mutex);
   if (const Driver* table = state.loaded.load()) return *table;
-  // Nobody chose, and nobody who asks for a device expects to be told of a variable: that goes to stderr.
+  // No driver was chosen explicitly, and a caller that wants a device does not expect an error about a variable. So
+  // that goes to stderr.
   if (state.kind == DriverKind::kNone) state.kind = kind_from_choice(read_variable(Setting::kDriver).value_or("auto"));
   const Driver* table = load(state.kind);
   state.loaded.store(table, std::memory_order_release);

@@ -4,9 +4,11 @@
 
 #include <string>
 
-// The table of driver functions. Nothing here links libcuda: it is opened at first use, from the name that use_driver chose.
+// The table of driver functions. Nothing here links libcuda: it is opened at first use, under the name that use_driver
+// chose.
 //
-// Relied on: libcuda.so.1 of CUDA 12.0 and later exports cuGetProcAddress_v2; it answers each name at the version asked for, so one binary serves all later drivers.
+// Relied on: libcuda.so.1 of CUDA 12.0 and later exports cuGetProcAddress_v2, which answers each name at the requested
+// version. So one binary works with all later drivers.
 namespace ebbtide {
 
 struct Driver {
@@ -17,14 +19,15 @@ struct Driver {
 
 enum class DriverKind { kNone, kCuda, kSim };
 
-// Which library driver() will open. Throws StateError once another kind is loaded, InvalidArgument for an unknown name.
+// Chooses the library for driver(). Throws StateError once another kind is loaded, InvalidArgument for an unknown name.
 // name: "cuda", "sim", or null for EBBTIDE_DRIVER ("auto" and unset mean "cuda").
 void use_driver(const char* name);
 DriverKind driver_kind() noexcept;
 const char* driver_name() noexcept;
 
-// The loaded table. The first call opens the library, resolves every function and calls cuInit. Throws StateError with one clear sentence when there is no
-// library, when it is too old, or when a required function is missing; it may be called again after that. The reference stays valid for ever.
+// The loaded table. The first call opens the library, resolves every function and calls cuInit. Throws StateError if
+// there is no library, if it is too old, or if a required function is missing; it may be called again after that. The
+// reference stays valid for ever.
 const Driver& driver();
 
 // The loaded table or null: for paths that must not load anything (exit, reporting).

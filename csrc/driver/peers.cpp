@@ -11,7 +11,7 @@ constexpr signed char kNotAsked = 0;
 constexpr signed char kNo = 1;
 constexpr signed char kYes = 2;
 
-// By the device that reaches and the one that is reached.
+// Indexed by the accessing device and the accessed one.
 std::atomic<signed char> answers[kMaxDevices][kMaxDevices]{};
 
 // The driver's handles, and 1: 0 is not asked.

@@ -4,18 +4,21 @@
 
 #include "driver/context.h"
 
-// Which devices may be using each other's memory. A program enables peer access without a word to us (torch at its first copy between two devices), and then writes a peer's memory from kernels and copies of
-// its own device. So whoever could have enabled it counts: those whose primary context is alive, and that reach the device.
+// The devices that may use each other's memory. A program enables peer access without telling ebbtide (torch does at
+// its first copy between two devices), and then writes a peer's memory from kernels and copies of its own device. So
+// every device counts that could have enabled it: its primary context is alive, and it can access the device.
 namespace ebbtide {
 
 using DeviceSet = std::bitset<kMaxDevices>;
 
 inline DeviceSet only(int device) { return DeviceSet().set(static_cast<size_t>(device)); }
 
-// The devices whose primary context is alive; none where the process sees one device, of which nothing is asked. Whom the driver says nothing of is not among them.
+// The devices whose primary context is alive. Empty if the process sees only one device; the driver is not asked then.
+// Devices whose state the driver does not report are left out.
 DeviceSet live_devices() noexcept;
 
-// Of these, the ones other than device that reach its memory, or of which the driver does not say. It is asked once for each pair.
+// The other devices among these that can access its memory, or for which the driver does not say. The driver is asked
+// once for each pair.
 DeviceSet peers_of(int device, const DeviceSet& devices) noexcept;
 
 // For tests that reset the simulator.

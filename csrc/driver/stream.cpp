@@ -23,7 +23,7 @@ Stream Stream::create() {
 
 Stream Stream::create_first() {
   if (driver().cuStreamCreateWithPriority == nullptr) return create();
-  // What lies beyond the greatest priority counts as the greatest.
+  // A priority beyond the greatest counts as the greatest.
   constexpr int kGreatest = -1000;
   CUstream handle = nullptr;
   check(driver().cuStreamCreateWithPriority(&handle, CU_STREAM_NON_BLOCKING, kGreatest), "cuStreamCreateWithPriority");

@@ -1,6 +1,6 @@
 #pragma once
 
-// What blocks.cu and the rest share: NVRTC, which has no standard headers, compiles this as well as the C++ compiler does.
+// The types that blocks.cu shares with the C++ code. NVRTC, which has no standard headers, compiles this file too.
 #ifdef __CUDACC_RTC__
 using uint32_t = unsigned int;
 using uint64_t = unsigned long long;
@@ -56,11 +56,13 @@ inline constexpr uint64_t kFromValue = 1;  // no bytes at all
 // Every piece is a multiple of it, and aligned to 16 bytes.
 inline constexpr uint64_t kPieceUnit = 64 << 10;
 
-// A delivery's pieces are dealt out to so many CTAs in turn: piece i is number i / kLanes of lane i % kLanes. Together they have 512 KiB on their way, which is several times what the bus's latency asks for.
+// The number of CTAs that a delivery's pieces are dealt to in turn: piece i is number i / kLanes of lane i % kLanes.
+// Together they keep 512 KiB in flight, several times what the latency of the bus requires.
 inline constexpr uint32_t kLanes = 8;
 inline constexpr uint32_t kMaxLaneSlots = 16;
 
-// The words through which threads, kernel and waiting streams talk: word 0 of the board is not zero when the delivery is given up; then come the lanes, a cache line each.
+// The words through which threads, kernel and waiting streams communicate. Word 0 of the board is not zero once the
+// delivery is cancelled. The lanes follow, a cache line each.
 inline constexpr uint32_t kLaneWords = 32;
 enum LaneWord : uint32_t {
   kGate = 0,  // kBase and the pieces in place; at the kernel's end, however it came, kBase and all: streams wait for it

@@ -6,7 +6,7 @@ using namespace ebbtide::kernels;
 namespace {
 
 constexpr uint32_t kWarps = kThreads / 32;
-// Words of a thread that are on their way at once: with two CTAs on an SM, 128 KiB, which is several times what latency asks for.
+// The words that a thread keeps in flight. With two CTAs on an SM that is 128 KiB, several times what latency requires.
 constexpr uint32_t kLoads = 8;
 static_assert(kWordsPerThread % kLoads == 0);
 

@@ -2,16 +2,21 @@
 
 #include "kernels/block_types.h"
 
-// What the GPU finds out about blocks, and puts into them: blocks.cu as embedded PTX, and the same on the CPU, bit for bit. digest_steps.h has the algorithm.
+// What the GPU computes about blocks and writes into them: blocks.cu as embedded PTX, and the same on the CPU, bit for
+// bit. digest_steps.h has the algorithm.
 //
 // The entries of the PTX and their parameters. These are launched with a CTA of kThreads for each block:
-//   ebbtide_digest_blocks(const uint64_t* addresses, BlockReport* reports, uint64_t seed_low, uint64_t seed_high, uint32_t count)
+//   ebbtide_digest_blocks(const uint64_t* addresses, BlockReport* reports,
+//                         uint64_t seed_low, uint64_t seed_high, uint32_t count)
 //   ebbtide_fill_blocks(const BlockFill* fills, uint32_t count)
 // and this one with kLanes of them:
-//   ebbtide_deliver(const Piece* pieces, const std::byte* slots, uint32_t* board, uint64_t slot_bytes, uint32_t lane_slots, uint32_t count)
-// All that they are given lies in memory that the GPU reaches, pinned host memory for one; blocks are kBlockBytes long and 16-byte aligned.
+//   ebbtide_deliver(const Piece* pieces, const std::byte* slots, uint32_t* board,
+//                   uint64_t slot_bytes, uint32_t lane_slots, uint32_t count)
+// Their arguments point to memory that the GPU can access, such as pinned host memory. Blocks are kBlockBytes long and
+// 16-byte aligned.
 //
-// A delivery runs while threads fill its slots, lane_slots for each lane in turn: it asks the driver for nothing, so it goes on whatever waits for the device inside the driver.
+// A delivery runs while threads fill its slots, lane_slots for each lane in turn. It makes no driver calls, so it
+// continues while other calls wait for the device inside the driver.
 namespace ebbtide::kernels {
 
 inline constexpr char kDigestEntry[] = "ebbtide_digest_blocks";

@@ -2,17 +2,21 @@
 
 #include "kernels/block_types.h"
 
-// The digest of a block, as the GPU (blocks.cu) and the CPU (blocks.cpp) compute it: both run these lines.
+// The digest of a block. The GPU (blocks.cu) and the CPU (blocks.cpp) run these same lines.
 //
-// A block is kThreads chains. Chain t takes in the 16-byte words t, t + kThreads, t + 2 kThreads, ... and ends in 128 bits; their sum is the digest.
-// - Nothing is ignored: absorb() is one to one in the word for a given state, and in the state for a given word (xor, addition, rotation and odd factors can
-//   all be undone). So a change within one word changes its chain's state, no equal word that follows undoes it, and as close_chain() and seal() are one to
-//   one too and only one term of the sum differs, the digest changes for certain.
-// - Changes of several words could cancel only by accident. After each word, both halves of the state have been through a multiplication and each holds the
-//   other, so what a later word would have to hold to cancel an earlier change looks random: odds of about 2^-128 for two contents. That is an estimate and
-//   no proof, and is meant for contents that nobody made for the purpose: who knows the seed can make collisions.
-// - Position counts: chains start from the seed and their own number, and a chain's order matters since its state is multiplied between words.
-// - Sums may be taken in any order, so the GPU's reduction has no say in the result.
+// A block is kThreads chains. Chain t absorbs the 16-byte words t, t + kThreads, t + 2 kThreads, ... and ends in 128
+// bits; the digest is the sum of these.
+// - A change within one word always changes the digest. absorb() is one to one in the word for a given state, and in
+//   the state for a given word (xor, addition, rotation and odd factors can all be undone). So the chain's state
+//   changes, and equal words that follow do not undo the change. close_chain() and seal() are one to one too, and only
+//   one term of the sum differs.
+// - Changes of several words cancel only by accident. After each word, both halves of the state have been multiplied
+//   and mixed into each other, so the word that would cancel an earlier change looks random. The odds for two contents
+//   are about 2^-128. This is an estimate, not a proof, and it does not hold for an adversary: knowing the seed, one
+//   can construct collisions.
+// - Position counts: chains start from the seed and their own number, and the order within a chain matters since its
+//   state is multiplied between words.
+// - Sums may be taken in any order, so the GPU's reduction does not affect the result.
 namespace ebbtide::kernels {
 
 struct Chain {
@@ -22,7 +26,8 @@ struct Chain {
 
 namespace steps {
 
-// Odd, with about as many ones as zeros and no pattern: 2^64 divided by the golden ratio, and the leading digits of square roots of primes.
+// Odd constants with about as many ones as zeros and no pattern: 2^64 divided by the golden ratio, and the leading
+// digits of square roots of primes.
 inline constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
 inline constexpr uint64_t kFactorX = 0x6a09e667f3bcc909;
 inline constexpr uint64_t kFactorA = 0xbb67ae8584caa73b;

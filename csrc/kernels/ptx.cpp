@@ -1,4 +1,5 @@
-// blocks.ptx as a string of the library: the assembler reads the file (EBBTIDE_PTX_FILE, which CMake sets), so that no copy of it is kept.
+// Embeds blocks.ptx in the library as a string. The assembler reads the file (EBBTIDE_PTX_FILE, which CMake sets), so
+// there is no generated copy of it.
 #include "kernels/blocks.h"
 
 // clang-format off

@@ -5,19 +5,20 @@
 namespace ebbtide::policy {
 namespace {
 
-// Of fewer bytes a thread would not earn what it takes to start it.
+// With fewer bytes a thread would not repay the cost of starting it.
 constexpr uint64_t kLeastBytesPerThread = 8 * kMiB;
-// Beyond so much of the ring for each thread it only waits. Of requests it is two.
+// With more of the ring for each thread, the thread only waits. For requests the limit is two.
 constexpr uint64_t kRingBytesPerThread = 2 * kRequestBytes;
-// A ring that is large enough holds so many pieces: two on the bus, one that is being filled or emptied, and one whose last parts are.
+// The pieces in a ring that is large enough: two on the bus, one being filled or emptied, and one whose last parts are.
 constexpr uint64_t kPiecesInRing = 4;
-// Before the first piece is there the other side has nothing to do: so a small copy has small pieces.
+// The other side is idle until the first piece arrives, so a small copy has small pieces.
 constexpr uint64_t kLeastPieces = 16;
 
 // More than any machine has, and few enough to multiply.
 constexpr int kMostThreads = 1 << 16;
 
-// Of so many in a swap: filling the ring takes more than emptying it. Clearing memory takes more than either, and what the other side does then is mostly to wait for room.
+// The threads of this side of a swap, out of count. Filling the ring takes more than emptying it. Clearing fresh memory
+// takes more than either, and the other side mostly waits for room meanwhile.
 int share_of(const CopyNeed& need, bool is_fresh, int count) {
   if (!need.is_swap) return count;
   const int for_store = is_fresh ? count / 2 : count * 3 / 8;

@@ -21,7 +21,7 @@ struct HostMemory {
   std::vector<CgroupLevel> cgroups;
 };
 
-// What ebbtide holds, by how the kernel sees it.
+// The memory that ebbtide holds, by how the kernel accounts for it.
 struct HostHoldings {
   uint64_t promised_bytes = 0;   // reserved, not touched yet: the kernel does not know of it
   uint64_t touched_bytes = 0;    // anonymous pages: the kernel counts them
@@ -36,10 +36,10 @@ struct HostRules {
   uint64_t margin_bytes = 0;          // host_margin
 };
 
-// The least of what RAM, every cgroup and host_limit leave.
+// The smallest of the amounts that RAM, each cgroup and host_limit leave.
 uint64_t host_room(const HostMemory& memory, const HostHoldings& holdings, const HostRules& rules);
 
-// What binds: the smallest limit among RAM, the cgroups and host_limit, for messages.
+// The source of the smallest limit among RAM, the cgroups and host_limit, for messages.
 uint64_t host_limit_in_force(const HostMemory& memory, const HostRules& rules);
 
 // min(1 GiB, a sixteenth of the memory that the process may use).

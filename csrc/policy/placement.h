@@ -8,24 +8,25 @@
 // How much of a new allocation lies on the device and how much on the host. Pure; all in bytes.
 namespace ebbtide::policy {
 
-// torch cuts all tensors of up to 1 MiB from segments of this size. What lies there is little and read again and again: the vector of a matrix-vector product by each of its thread blocks, over the bus where it lies
-// on the host.
+// torch cuts all tensors of up to 1 MiB from segments of this size. Such tensors are small and read repeatedly: each
+// thread block of a matrix-vector product reads the whole vector, over the bus if it is on the host.
 inline constexpr uint64_t kSmallAllocationBytes = 2 * kMiB;
 inline bool is_small(uint64_t allocation_bytes) { return allocation_bytes <= kSmallAllocationBytes; }
 
-// What large allocations leave of device_limit to small ones: a 32nd of it, at most 64 MiB and half the reserve, in whole small allocations.
+// The part of device_limit that large allocations leave to small ones: 1/32 of it, at most 64 MiB and half the reserve,
+// in whole small allocations.
 uint64_t room_for_small(uint64_t limit_bytes, uint64_t reserve_bytes);
 
 struct DeviceRoom {
-  uint64_t free_bytes = 0;             // what the driver says
-  uint64_t reserve_bytes = 0;          // of which this much is left to others, and half of it by small allocations
-  uint64_t budget_bytes = kUnlimited;  // what device_limit leaves
-  uint64_t small_bytes = 0;            // of which this much is left to small allocations
+  uint64_t free_bytes = 0;             // as the driver reports
+  uint64_t reserve_bytes = 0;          // of these, left to others; small allocations leave half of it
+  uint64_t budget_bytes = kUnlimited;  // left by device_limit
+  uint64_t small_bytes = 0;            // of these, left to small allocations
   uint64_t granularity_bytes = 2 * kMiB;
 
   void take(uint64_t size_bytes);
 };
-// What an allocation of this size may take without a spill: a multiple of the granularity.
+// The bytes that an allocation of this size may take without a spill: a multiple of the granularity.
 uint64_t usable_bytes(const DeviceRoom& room, uint64_t allocation_bytes);
 
 // The front lies on the device, the rest on the host.
@@ -35,10 +36,11 @@ struct Placement {
 };
 // size_bytes: a multiple of the granularity; room_bytes: of usable_bytes().
 Placement place_split(uint64_t size_bytes, uint64_t room_bytes);
-// All of it on the host where it is larger than this fraction (0 to 1) of the room, else all of it on the device.
+// All of it on the host if it is larger than this fraction (0 to 1) of the room, else all of it on the device.
 Placement place_whole(uint64_t size_bytes, uint64_t room_bytes, double fraction);
 
-// Sizes of host chunks, in order, whose sum is size_bytes: 64 MiB each, and the rest in powers of two of the granularity, so that chunks of few sizes serve each other's allocations.
+// Sizes of host chunks, in order, whose sum is size_bytes: 64 MiB each, and the rest in powers of two of the
+// granularity. The few different sizes let allocations reuse each other's chunks.
 std::vector<uint64_t> cut_for_host(uint64_t size_bytes, uint64_t granularity_bytes);
 inline constexpr uint64_t kHostChunkBytes = 64 * kMiB;
 

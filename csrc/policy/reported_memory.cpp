@@ -15,7 +15,7 @@ MemoryNumbers report_memory(const ReportFacts& facts, Report report) {
   }
   if (report != Report::kDevice) {
     const uint64_t before_spill_bytes = saturating_subtract(told.free_bytes, facts.reserve_bytes);
-    // What fits the device need not spill, and may use the reserve.
+    // An allocation that fits the device need not spill, and may use the reserve.
     told.free_bytes = std::max(told.free_bytes, saturating_add(before_spill_bytes, facts.host_available_bytes));
   }
   told.free_bytes = std::min(told.free_bytes, told.total_bytes);

@@ -4,11 +4,12 @@
 
 #include "base/bytes.h"
 
-// What a program is told when it asks how much memory a device has.
+// The amount of device memory that a program sees.
 namespace ebbtide::policy {
 
-// kDevice: the truth. kFree: free grows by what spills may still take of the host, up to the total: for programs that decide by free memory what they put on the device. kTotal: both grow:
-// for programs that size themselves by the total, and want the host's share too.
+// kDevice: the true numbers. kFree: free memory grows by the host memory that spills may still take, up to the total,
+// for programs that place data by the amount of free memory. kTotal: both numbers grow, for programs that size
+// themselves by the total and are to use the host's share too.
 enum class Report { kDevice, kFree, kTotal };
 
 struct MemoryNumbers {
@@ -17,13 +18,13 @@ struct MemoryNumbers {
 };
 
 struct ReportFacts {
-  MemoryNumbers driver;               // what the driver says
-  uint64_t limit_bytes = kUnlimited;  // device_limit: it makes the device small
+  MemoryNumbers driver;               // as the driver reports
+  uint64_t limit_bytes = kUnlimited;  // device_limit, which makes the device small
   uint64_t held_bytes = 0;            // of that limit
   uint64_t reserve_bytes = 0;         // of the device, which a spill leaves free
-  uint64_t host_available_bytes = 0;  // what spills may still take
-  uint64_t host_share_bytes =
-      0;  // what the host has for spills at all: a total must not change from one answer to the next
+  uint64_t host_available_bytes = 0;  // spills may still take this much
+  // All host memory for spills, taken or not: a total must not change from one answer to the next.
+  uint64_t host_share_bytes = 0;
 };
 
 // Free is never above total.

@@ -24,7 +24,7 @@
 namespace ebbtide::preload {
 namespace {
 
-// What the driver takes for an allocation is not said anywhere: small ones share pages of 2 MiB.
+// The size that the driver takes for an allocation is not documented: small ones share pages of 2 MiB.
 constexpr uint64_t kSmallUnit = 512;
 constexpr uint64_t kLargeUnit = 2 * kMiB;
 
@@ -32,7 +32,8 @@ uint64_t taken_bytes(uint64_t size_bytes) {
   return round_up(size_bytes, size_bytes < kLargeUnit ? kSmallUnit : kLargeUnit);
 }
 
-// Devices that the driver had no room on for a large request. From then on such requests leave a last part to small ones, with split too; before that, none of them pays for a look.
+// Devices on which the driver had no room for a large request. From then on, large requests leave a last part to small
+// ones, also under split; before that, none of them pays for the query.
 constinit std::array<std::atomic<bool>, kMaxDevices> are_full{};
 
 // EBBTIDE_HOST_POOL: made before the program needs it, once for each device that it allocates on.
@@ -50,15 +51,16 @@ void fill_host_pool(int device) {
   }
 }
 
-// The reserve is for what is spilled: what the driver gives may reach into it. What is larger than the room itself goes by the driver's word: it would lie on the host nearly whole, to spare less than
-// that.
+// The reserve restricts spills only, so memory from the driver may reach into it. A request larger than the room of
+// small ones is decided by the driver's answer: otherwise nearly all of it would go to the host to spare less than its
+// own size.
 bool takes_room_of_small(const Request& request) {
   try {
     const policy::DeviceRoom room = look_at_device(Core::instance(), request.device);
     const uint64_t spared_bytes = policy::room_for_small(kUnlimited, room.reserve_bytes);
     return request.size_bytes <= spared_bytes && request.size_bytes + spared_bytes > room.free_bytes;
   } catch (const Error&) {
-    return false;  // a device that the core can't use: the driver has the word
+    return false;  // the core can't use this device: the driver decides
   }
 }
 
@@ -119,7 +121,7 @@ bool must_flush_first(const Request& request) {
   return true;
 }
 
-// What was freed and put off counts until it is gone: worth another try before the program is refused.
+// Deferred frees count until they are done, so they are retried before the program is refused.
 HostCharge charge_host(int device, uint64_t size_bytes, const char* purpose) {
   Core& core = Core::instance();
   const bool may_give_back = !is_capture_visible(device, nullptr);
@@ -166,7 +168,8 @@ Overflowed overflow(const Request& request, CUdeviceptr* address) {
     } catch (const DriverError&) {
       throw;
     } catch (const Error& error) {
-      // A size that nothing has; a driver that is too old for the core. The program asked for memory and knows one answer.
+      // An impossible size, or a driver that is too old for the core. The program asked for memory, and the only
+      // failure it knows is out-of-memory.
       log_line(LogLevel::kError, {request.call, ": ", error.what()});
       return {CUDA_ERROR_OUT_OF_MEMORY};
     }

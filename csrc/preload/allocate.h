@@ -10,7 +10,7 @@
 #include "preload/counted_memory.h"
 #include "preload/managed_memory.h"
 
-// How a hook allocates: the driver's own memory where there is room, ours where there is none.
+// How a hook allocates: the driver's own memory if there is room, else ebbtide's.
 namespace ebbtide::preload {
 
 struct Request {
@@ -18,32 +18,33 @@ struct Request {
   int device = -1;
   uint64_t size_bytes = 0;
   CUstream stream = nullptr;  // only to see whether it captures
-  bool is_in_stream =
-      false;  // the memory comes in the order of `stream`: while that captures, it belongs to a graph and is left to the driver
+  // The memory is ordered by `stream`. While that captures, it belongs to a graph and is left to the driver.
+  bool is_in_stream = false;
 };
 
-// The device of the calling thread's context, or -1: then the driver says what is wrong.
+// The device of the calling thread's context, or -1; the driver then reports the error.
 int current_device() noexcept;
-// An ordinal that budgets can count for; of others the driver says what is wrong.
+// Whether budgets can count for this ordinal; for others the driver reports the error.
 inline bool is_countable(int device) noexcept { return device >= 0 && device < kMaxDevices; }
 bool is_capturing(CUstream stream) noexcept;
 
 // Steps of allocate(), below.
 bool must_place(const Request& request);
-// What a request that may overflow leaves of the device limit to small ones.
+// The bytes of the device limit that a request that may overflow leaves to small ones.
 uint64_t spared_for_small(const Request& request);
-// Empty: the device limit does not allow it, or would have less than spared_bytes left.
+// Empty if the device limit does not allow it, or would have less than spared_bytes left.
 CountedMemory::Entry charge(const Request& request, uint64_t spared_bytes = 0);
 void note_full(const Request& request) noexcept;  // the driver has no room for it
 CUresult refuse(const Request& request);          // out of memory, with a line on stderr
-// As the core does it for memory that it places (Policy::flushes_first): torch is refused once, gives back what it keeps, and asks again.
+// As in the core, for memory that it places (Policy::flushes_first): torch is refused once, frees its cache, and asks
+// again.
 bool must_flush_first(const Request& request);
-// Host memory for what can't lie on this device; purpose is for the error. Throws StoreError.
+// Host memory for a request that does not fit this device; purpose is for the error. Throws StoreError.
 HostCharge charge_host(int device, uint64_t size_bytes, const char* purpose);
 
 struct Overflowed {
   CUresult result = CUDA_SUCCESS;
-  bool is_host_full = false;  // of no use to it, though the device may have room in its reserve, or for small ones
+  bool is_host_full = false;  // the host is full, though the device may have room in its reserve or for small requests
 };
 Overflowed overflow(const Request& request, CUdeviceptr* address);
 

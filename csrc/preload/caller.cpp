@@ -6,7 +6,7 @@
 namespace ebbtide::preload {
 namespace {
 
-// From torch's allocator to the driver there are some five frames.
+// About five frames lie between torch's allocator and the driver.
 constexpr int kDeepest = 32;
 
 struct Search {

@@ -7,7 +7,8 @@ namespace ebbtide::preload {
 // The library with torch's allocator of device memory.
 inline constexpr std::string_view kTorchAllocator = "libc10_cuda.so";
 
-// Whether code of a library whose file has this name is among those who wait for the current call. Walks the stack: for rare cases only.
+// Whether code of the library with this file name is on the stack of the current call. Walks the stack, so it is for
+// rare cases only.
 bool is_called_by(std::string_view library_file) noexcept;
 
 }  // namespace ebbtide::preload

@@ -1,7 +1,8 @@
 #include "preload/hook_call.h"
 #include "preload/known_captures.h"
 
-// The program's captures, so that the core knows of each: it waits for the device at a free and at a pause, and that would break one (invariant 9).
+// Tells the core of the program's captures. The core waits for the device at a free and at a pause, and that would
+// break a capture (invariant 9).
 using namespace ebbtide::preload;
 
 namespace {
@@ -10,7 +11,7 @@ CUstream per_thread(CUstream stream) { return stream == nullptr ? CU_STREAM_PER_
 
 template <typename Native>
 CUresult begin(CUstream stream, Native&& native) {
-  known_captures().begin(stream);  // before it: nothing that would break it is under way then
+  known_captures().begin(stream);  // before the capture begins, so that no operation that would break it is under way
   const CUresult result = native();
   if (result != CUDA_SUCCESS) known_captures().end(stream);
   return result;
@@ -85,7 +86,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
   return call_hook<&cuStreamDestroy_v2>(
       "cuStreamDestroy",
       [&](auto real_function) {
-        // Before it: another thread may be given the same handle at once, and begin.
+        // Before the call: another thread may receive the same handle at once, and begin a capture.
         const bool was_capturing = known_captures().forget(stream);
         const CUresult result = real_function(stream);
         if (!was_capturing) return result;

@@ -8,7 +8,7 @@
 // Memory that stays the driver's and is counted.
 using namespace ebbtide::preload;
 
-// Never refused: managed memory may be larger than any device. What the limit has room for is counted.
+// Never refused, since managed memory may be larger than any device. The part that fits the limit is counted.
 EBBTIDE_HOOK_EXPORT CUresult cuMemAllocManaged(CUdeviceptr* address, size_t size_bytes, unsigned int flags) {
   return call_hook<&cuMemAllocManaged>(
       "cuMemAllocManaged",
@@ -41,7 +41,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, s
           if (result == CUDA_SUCCESS) counted_handles().keep(*handle, std::move(entry));
           return result;
         };
-        // All of a handle would lie on the host: one that is larger than the room of small ones goes before them.
+        // The whole handle would go to the host, so one larger than the room of small ones takes precedence over them.
         const uint64_t room_bytes = spared_for_small(request);
         const uint64_t spared_bytes = size_bytes <= room_bytes ? room_bytes : 0;
         if (const CUresult result = create_counted(spared_bytes); result != CUDA_ERROR_OUT_OF_MEMORY) return result;

@@ -3,7 +3,8 @@
 #include "core/budget/device_budget.h"
 #include "preload/memory_map.h"
 
-// Memory that is the driver's own and counts all the same: EBBTIDE_DEVICE_LIMIT makes the device small for all that the program takes, and what leaves must know what it took.
+// Memory that the driver owns and that still counts. EBBTIDE_DEVICE_LIMIT covers all memory that the program takes, so
+// every free must know how much was taken.
 namespace ebbtide::preload {
 
 using CountedMemory = MemoryMap<DeviceCharge>;

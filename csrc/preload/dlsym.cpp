@@ -8,8 +8,9 @@
 
 // The hook of dlsym.
 //
-// The real one looks at its return address: RTLD_NEXT, RTLD_DEFAULT and a caller's own RUNPATH mean different things for different callers. So it must be jumped to, with the caller's
-// frame as it was, and its answer can't be looked at: what to answer is decided before. Written in assembly, since no compiler promises a tail call at -O0.
+// The real dlsym looks at its return address: RTLD_NEXT, RTLD_DEFAULT and a caller's own RUNPATH depend on the caller.
+// So the hook must jump to it with the caller's frame unchanged. It can't see the real answer, and decides before the
+// jump. It is written in assembly, since no compiler promises a tail call at -O0.
 namespace ebbtide::preload {
 namespace {
 
@@ -19,7 +20,7 @@ constexpr const char* kVersions[] = {"GLIBC_2.34", "GLIBC_2.17"};
 constexpr const char* kVersions[] = {"GLIBC_2.34", "GLIBC_2.2.5"};
 #endif
 
-// The linker's marks: where this library begins and ends.
+// Symbols of the linker that mark the begin and the end of this library.
 extern "C" __attribute__((visibility("hidden"))) const char kLibraryStart[] asm("__ehdr_start");
 extern "C" __attribute__((visibility("hidden"))) const char kLibraryEnd[] asm("_end");
 
@@ -38,7 +39,8 @@ __attribute__((visibility("hidden"))) constinit std::atomic<FindSymbol> ebbtide_
 FindSymbol next_dlsym() noexcept {
   if (const FindSymbol known = ebbtide_next_dlsym.load(std::memory_order_acquire)) return known;
   void* found = nullptr;
-  // By dlvsym, which nobody hooks. It passes over definitions without a version, and so over other preloaded libraries' hooks.
+  // Found by dlvsym, which nobody hooks. dlvsym skips definitions without a version, and so skips the hooks of other
+  // preloaded libraries.
   for (const char* version : kVersions) {
     if (found == nullptr) found = ::dlvsym(RTLD_NEXT, "dlsym", version);
   }
@@ -50,18 +52,18 @@ FindSymbol next_dlsym() noexcept {
   return reinterpret_cast<FindSymbol>(found);
 }
 
-// The hook that answers this dlsym, or null: then the real one answers.
+// The hook that answers this dlsym. Null: the real dlsym answers.
 extern "C" __attribute__((visibility("hidden"))) void* ebbtide_answer_dlsym(void* handle, const char* symbol,
                                                                             const void* caller) noexcept {
   const FindSymbol next = next_dlsym();
   if (next == nullptr || symbol == nullptr || !is_hooked_name(symbol)) return nullptr;
-  // Who is behind us in the chain asks for what is behind him. RTLD_DEFAULT finds our export by itself.
+  // A library behind us in the chain asks for the next function behind itself. RTLD_DEFAULT finds our export.
   if (handle == RTLD_NEXT || handle == RTLD_DEFAULT) return nullptr;
   // The core's table holds the driver's own functions.
   if (is_own_code(caller) || !is_active()) return nullptr;
   const void* found = next(handle, symbol);
   void* const hook = found != nullptr ? hook_of_symbol(symbol, found) : nullptr;
-  // Our own look-ups, of what the driver may lack, left a message: the caller's succeeded.
+  // Our own look-ups of optional functions left an error message, although the caller's look-up succeeded.
   if (hook != nullptr) ::dlerror();
   return hook;
 }

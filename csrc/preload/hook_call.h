@@ -5,17 +5,18 @@
 #include "preload/no_cancel.h"
 #include "preload/resolver.h"
 
-// What every hook does around its own work.
+// The steps of every hook around its own work.
 namespace ebbtide::preload {
 
-// While one lives, calls of hooks in this thread go straight to the real functions: the driver, or another preloaded library, may come back to us from inside a real call.
+// While one lives, calls of hooks in this thread go to the real functions: the driver, or another preloaded library,
+// may call a hook from inside a real call.
 class HookScope {
  public:
   HookScope() noexcept;
   HookScope(const HookScope&) = delete;
   HookScope& operator=(const HookScope&) = delete;
   ~HookScope();
-  // Neither within another hook, nor in a forked child, nor switched off.
+  // Whether the hook may act: not within another hook, not in a forked child, not switched off.
   bool may_act() const noexcept { return may_act_; }
 
  private:
@@ -26,7 +27,7 @@ class HookScope {
 // Inside a catch block: the code for the exception in flight, and a line on stderr.
 CUresult code_of_exception(const char* call) noexcept;
 
-// Runs body(real function), or the real function alone where the hook may not act. Nothing gets out of here but a code.
+// Runs body(real function), or only the real function if the hook may not act. Never throws; returns a code.
 template <auto kFunction, typename Body, typename... Arguments>
 CUresult call_hook(const char* call, Body&& body, Arguments... arguments) noexcept {
   const HookScope scope;
@@ -40,7 +41,7 @@ CUresult call_hook(const char* call, Body&& body, Arguments... arguments) noexce
   }
 }
 
-// The same for NVML, which answers first; body() changes what it said.
+// The same for NVML, which answers first; body() changes its answer.
 template <typename Function, typename Memory, typename Body>
 NvmlResult call_nvml(Function function, NvmlDevice device, Memory* memory, Body&& body) noexcept {
   if (function == nullptr) return kNvmlUninitialized;

@@ -7,7 +7,8 @@
 
 #define EBBTIDE_HOOK_EXPORT extern "C" __attribute__((visibility("default")))
 
-// What cuda.h does not declare under the name that the library exports: the older shape of the resolver, and the functions of per-thread default streams.
+// Functions that cuda.h does not declare under the name that the library exports: the older form of the resolver, and
+// the functions of per-thread default streams.
 EBBTIDE_HOOK_EXPORT CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuuint64_t flags);
 EBBTIDE_HOOK_EXPORT decltype(cuMemAllocAsync) cuMemAllocAsync_ptsz;
 EBBTIDE_HOOK_EXPORT decltype(cuMemAllocFromPoolAsync) cuMemAllocFromPoolAsync_ptsz;

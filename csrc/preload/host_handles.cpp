@@ -28,7 +28,7 @@ void note_spill(Core& core, const Request& request, const HostLocation& location
   }
 }
 
-// The program's own wishes, but for those that only device memory knows.
+// The program's own properties, except those that only device memory has.
 CUmemAllocationProp on_host(CUmemAllocationProp properties, const HostLocation& location) {
   properties.location = location.where;
   properties.allocFlags.gpuDirectRDMACapable = 0;

@@ -2,14 +2,15 @@
 
 #include "preload/allocate.h"
 
-// Memory that a program makes with cuMemCreate and maps by itself. No part of a handle can lie elsewhere: where the device is full, all of it lies on the host, whatever the policy.
+// Memory that a program makes with cuMemCreate and maps itself. A handle can't be split between device and host: if the
+// device is full, all of it goes to the host, whatever the policy.
 namespace ebbtide::preload {
 
-// In place of memory on the device, which had no room. Fills *handle on success.
+// Makes a handle on the host because the device had no room. Fills *handle on success.
 Overflowed create_on_host(const Request& request, const CUmemAllocationProp& properties,
                           CUmemGenericAllocationHandle* handle);
 
-// What host handles are worth in the host budget, by handle; given back as they are released.
+// The host budget's charge of each host handle, given back at its release.
 using HostHandles = MemoryMap<HostCharge>;
 // Leaked on purpose: releases come after static destructors.
 HostHandles& host_handles();

@@ -68,7 +68,7 @@ EBBTIDE_HOOK_EXPORT NvmlResult nvmlDeviceGetMemoryInfo_v2(NvmlDevice device, Nvm
     const auto not_free = told.total_bytes - told.free_bytes;
     memory->total = told.total_bytes;
     memory->free = told.free_bytes;
-    // What the driver keeps for itself is not used by anybody.
+    // Memory that the driver keeps for itself is not used by programs.
     memory->used = not_free > memory->reserved ? not_free - memory->reserved : 0;
   });
 }

@@ -32,7 +32,8 @@ void KnownCaptures::put_back(CUstream stream) noexcept {
     const std::lock_guard lock(mutex_);
     streams_.push_back(stream);
   } catch (...) {
-    end_forgotten();  // another thread has taken the place, and there is no memory for one more: its end is not waited for
+    // Another thread has taken the place, and there is no memory for another one: its end is not waited for.
+    end_forgotten();
   }
 }
 

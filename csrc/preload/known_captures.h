@@ -7,16 +7,17 @@
 
 namespace ebbtide::preload {
 
-// The streams on which the program captures now, each begun at the core's gate.
+// The streams on which the program captures now. Each is counted by the core's capture gate.
 class KnownCaptures {
  public:
-  // Waits for what a capture must not meet. Several threads may name their per-thread stream alike.
+  // Waits for the running operation. Several threads may use the same handle for their per-thread streams.
   void begin(CUstream stream);
-  // Nothing where none was begun on it. Frees what was put off.
+  // Does nothing if no capture had begun on it. Runs the deferred frees.
   void end(CUstream stream) noexcept;
-  // The same in two steps, for what may fail in between. A stream that was forgotten may be begun on again by another thread, under the same handle. False: nothing was begun on it, nothing is to be done.
+  // The same in two steps, for calls that may fail in between. Another thread may begin a capture on a forgotten stream
+  // under the same handle. False: no capture had begun on it, and nothing needs to be done.
   bool forget(CUstream stream) noexcept;
-  void put_back(CUstream stream) noexcept;  // in the place that forget left
+  void put_back(CUstream stream) noexcept;  // undoes forget()
   void end_forgotten() noexcept;
 
  private:

@@ -35,7 +35,7 @@ ManagedBlocks& put_off_blocks() {
   return *instance;
 }
 
-// Nothing to free: the block went with its context, or the driver with the process.
+// Whether nothing is left to free: the block ended with its context, or the driver with the process.
 bool is_gone(CUresult result) {
   return result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_CONTEXT ||
          result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_DEINITIALIZED;
@@ -74,7 +74,7 @@ bool retry_frees(bool may_wait) noexcept {
 size_t count_put_off() noexcept { return put_off_blocks().count(); }
 constexpr MoreFrees kManagedFrees{&retry_frees, &count_put_off};
 
-// As CUDA 8 has them, which every later driver still hands out: cuda.h's own types changed with CUDA 13.
+// The types of CUDA 8, which every later driver still provides: cuda.h's own types changed with CUDA 13.
 using Advise = CUresult (*)(CUdeviceptr, size_t, CUmem_advise, CUdevice);
 using Prefetch = CUresult (*)(CUdeviceptr, size_t, CUdevice, CUstream);
 constexpr int kHintsVersion = 8000;

@@ -5,16 +5,19 @@
 #include <cstdint>
 #include <optional>
 
-// EBBTIDE_OVERFLOW=managed: CUDA managed memory where the device gets short. The driver moves its pages by what touches them.
+// EBBTIDE_OVERFLOW=managed: CUDA managed memory when the device runs short. The driver moves its pages to the processor
+// or device that touches them.
 namespace ebbtide::preload {
 
-// Counted against the host budget, where pages may end up. Throws StoreError.
+// Charged to the host budget, since pages may move to the host. Throws StoreError.
 CUresult allocate_managed(int device, uint64_t size_bytes, CUdeviceptr* address);
-// Whether it begins here, and was not freed. Managed memory of the program's own is none of ours.
+// Whether managed memory of ours begins here and was not freed. The program's own managed memory does not count.
 bool is_managed(CUdeviceptr address) noexcept;
-// Frees it once the device is done with it; what can't be freed now is put off, as the core does with what it places. None where it is not ours.
+// Frees it once the device has finished with it. If that is not possible now the free is deferred, as the core does
+// with memory that it places. Empty if the address is not ours.
 std::optional<CUresult> free_managed(CUdeviceptr address);
-// The driver has given this address anew: what we held for it went in a way that nobody told us of, with its context say.
+// The driver has returned this address for new memory. So the memory recorded for it is gone without a free that we
+// saw, for instance with its context.
 void forget_managed(CUdeviceptr address) noexcept;
 
 }  // namespace ebbtide::preload

@@ -11,7 +11,7 @@ using namespace ebbtide::preload;
 
 namespace {
 
-// What the driver's own pitch is on every device so far: rows that begin at multiples of it are copied at full speed.
+// The driver's pitch on every device so far: rows that begin at multiples of it are copied at full speed.
 constexpr size_t kPitch = 512;
 
 }  // namespace

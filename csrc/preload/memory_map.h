@@ -8,12 +8,13 @@
 
 namespace ebbtide::preload {
 
-// What we hold for memory of the program's that is the driver's own, by its address or its handle: unique as long as the driver does not give it again.
+// Records about the program's memory that the driver owns, by address or handle. A key is unique until the driver
+// returns it again.
 template <typename Held>
 class MemoryMap {
  public:
   using Entries = std::map<uint64_t, Held>;
-  // An entry that is made before the memory is: keeping it then needs no memory of its own, and can't fail.
+  // An entry made before the memory it describes, so that recording it needs no allocation and can't fail.
   using Entry = typename Entries::node_type;
   static Entry make_entry(Held held) {
     Entries single;
@@ -23,12 +24,13 @@ class MemoryMap {
 
   void keep(uint64_t key, Entry entry) noexcept {
     entry.key() = key;
-    Entry stale;  // freed in a way that nobody told us of; what it holds goes outside the lock
+    Entry stale;  // its free was not seen; its content is destroyed outside the lock
     const std::lock_guard lock(mutex_);
     stale = entries_.extract(key);
     entries_.insert(std::move(entry));
   }
-  // Taken out before the driver frees: another thread may be given the same address at once. Empty where nothing is held.
+  // Removes the record before the driver frees, because another thread may receive the same address at once. Empty if
+  // there is none.
   Entry take(uint64_t key) noexcept {
     const std::lock_guard lock(mutex_);
     return entries_.extract(key);

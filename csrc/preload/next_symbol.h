@@ -2,7 +2,8 @@
 
 namespace ebbtide::preload {
 
-// dlsym as this library would find it if it had no hook of its own: the next one in the chain, which may be another preloaded library's.
+// dlsym as this library would find it without its own hook: the next one in the chain, which may belong to another
+// preloaded library.
 using FindSymbol = void* (*)(void* handle, const char* symbol);
 FindSymbol next_dlsym() noexcept;
 

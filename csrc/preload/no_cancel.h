@@ -4,7 +4,8 @@
 
 namespace ebbtide::preload {
 
-// While one lives, its thread is not cancelled: a cancellation is an unwinding that ends the process where it meets a noexcept function (invariant 4). One that comes meanwhile is done at the next point after it.
+// While one lives, its thread is not cancelled. Cancellation unwinds the stack, which ends the process at a noexcept
+// function (invariant 4). A cancellation that arrives meanwhile happens at the next cancellation point after it.
 class NoCancel {
  public:
   NoCancel() noexcept { ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }

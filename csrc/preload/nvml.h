@@ -1,6 +1,6 @@
 #pragma once
 
-// The little of NVML that is hooked, as its ABI has it: no header of NVML is needed to build.
+// The hooked part of NVML, by its ABI, so that the build needs no header of NVML.
 extern "C" {
 
 using NvmlDevice = struct NvmlDeviceState*;

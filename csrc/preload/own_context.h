@@ -4,7 +4,8 @@
 
 namespace ebbtide::preload {
 
-// A program that made a context of its own has its work there; the core waits for the primary one by itself. The calling thread's context, or null where it is the device's primary one.
+// The calling thread's context, or null if it is the device's primary one. A program that made its own context has its
+// work there, and the core itself waits only for the primary one.
 CUcontext own_context(int device);
 
 }  // namespace ebbtide::preload

@@ -5,12 +5,14 @@
 #include "preload/allocate.h"
 #include "preload/hook_call.h"
 
-// Access of one device to another's memory: of the driver's own memory the driver knows, of what ebbtide mapped it has to be told.
+// Access of one device to another's memory. The driver knows it for its own memory; ebbtide must set it for the memory
+// that it mapped.
 using namespace ebbtide::preload;
 
 namespace {
 
-// The driver has said yes, and the program goes on with that: a copy through the host does without, and what does not fails for a reason that stands on stderr.
+// The driver has already said yes to the program. A copy through the host needs no access; other uses fail, and stderr
+// has the reason.
 void grant_to(int device) noexcept {
   static constinit ebbtide::LogThrottle throttle;
   try {

@@ -14,10 +14,11 @@
 namespace ebbtide::preload {
 namespace {
 
-// Where a program is not pauseable its spills have this tag: they are seen and counted, and a pause of everything keeps their bytes.
+// The tag of spills in a program that is not pauseable. They are visible and counted, and a pause of all tags keeps
+// their bytes.
 constexpr const char* kSpillTag = "overflow";
 
-// The core rounds sizes up; a program is told what it asked for.
+// The core rounds sizes up, but a program sees the size that it requested.
 class AskedSizes {
  public:
   void keep(CUdeviceptr address, size_t size_bytes) {
@@ -63,7 +64,7 @@ Policy policy_in_force() {
   policy.backup = settings().is_pauseable ? settings().backup : BackupKind::kRam;
   policy.overflow = overflow_of(settings().on_shortage);
   policy.is_freed_singly = true;
-  // torch gives its cached blocks back when it is refused, and asks again: don't spill beside idle gigabytes.
+  // torch frees its cached blocks when it is refused, and asks again. So nothing spills while gigabytes are idle.
   policy.flushes_first = policy.overflow != Overflow::kNone && will_flush();
   return policy;
 }

@@ -7,22 +7,24 @@
 
 #include "core/allocate/allocator.h"
 
-// What hooks place through the core, as the program sees it: an allocation like any other of the driver's.
+// Memory that hooks allocate from the core. The program sees it as an allocation of the driver.
 namespace ebbtide::preload {
 
 struct PlacedMemory {
   CUdeviceptr start = 0;
-  size_t size_bytes = 0;  // as the program asked
+  size_t size_bytes = 0;  // as requested by the program
   int device = -1;
 };
 
-// Whether the caller is torch's allocator, which gives its cache back when it is refused, and asks again. It does not while the tag of a pauseable program is away: a pool is open for all threads then.
+// Whether the caller is torch's allocator, which frees its cache and asks again when it is refused. It does not do so
+// while the tag of a pauseable program is away, because a pool is then open for all threads.
 bool will_flush();
-// Memory of the core instead of the driver's: a member of the tag where the program is pauseable, else a spill. Throws OutOfMemory, StoreError, DriverError.
+// Memory from the core instead of the driver: part of the tag if the program is pauseable, else a spill. Throws
+// OutOfMemory, StoreError, DriverError.
 AllocationResult place(int device, size_t size_bytes, CUstream stream);
-// Frees it, once the device is done with it; false where it is not the core's.
+// Frees it once the device has finished with it. False if it is not the core's.
 bool free_placed(CUdeviceptr address);
-// The allocation of the core that holds this address, whoever made it.
+// The core's allocation that contains this address, whether a hook or the program made it.
 std::optional<PlacedMemory> find_placed(CUdeviceptr address);
 
 }  // namespace ebbtide::preload

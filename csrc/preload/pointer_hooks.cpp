@@ -5,7 +5,8 @@
 #include "preload/hook_call.h"
 #include "preload/placed_memory.h"
 
-// What the driver says of a pointer. Of the core's memory it would tell the truth: ranges that end with a chunk, host memory in between. A program must see one allocation on its device.
+// Questions about a pointer. For the core's memory the driver's true answers would be ranges that end with a chunk, and
+// host memory in between. A program must see one allocation on its device.
 using namespace ebbtide::preload;
 
 namespace {
@@ -67,7 +68,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuPointerGetAttributes(unsigned int count, CUpointe
         const auto memory = find_placed(address);
         if (!memory) return result;
         for (unsigned int i = 0; i < count; ++i) {
-          // Here what does not apply is a null, and no error.
+          // In this call an attribute that does not apply is null, and not an error.
           if (attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER) answer<void*>(data[i], nullptr);
           answer_attribute(data[i], attributes[i], address, *memory);
         }

@@ -1,8 +1,9 @@
 #include "preload/hook_call.h"
 #include "preload/hooks.h"
 
-// The resolver, in both shapes: 4 arguments since CUDA 11.3, 5 since 12.0. The real one answers first, so that versions, flags and errors are its own; a hook then takes the place of the
-// function that it stands before. A resolver that the caller is given is itself one of these two, by the same rule: each keeps its own shape.
+// The resolver in both forms: 4 arguments since CUDA 11.3, 5 since 12.0. The real one answers first, so that versions,
+// flags and errors are its own. If it returns a hooked function, its hook is returned instead. By the same rule, a
+// caller that asks for a resolver receives one of these two, each in its own form.
 using namespace ebbtide::preload;
 
 namespace {

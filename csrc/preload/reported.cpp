@@ -14,7 +14,8 @@ bool has_attribute(CUdevice device, CUdevice_attribute attribute, unsigned int w
          static_cast<unsigned int>(value) == wanted;
 }
 
-// What limits the core sets, before there is one. A core that is made in a parent is of no use in a forked child, and NVML may be asked by a parent that leaves CUDA to its children.
+// Sets the limits as the core would, without a core. A core made in a parent does not work in a forked child, and a
+// parent that leaves CUDA to its children may use NVML.
 void set_limits(DeviceBudget& device_budget, HostBudget& host_budget) {
   device_budget.set_limit(read_number(Setting::kDeviceLimit).value_or(kUnlimited));
   host_budget.set_limit(read_number(Setting::kHostLimit).value_or(kUnlimited));

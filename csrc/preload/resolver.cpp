@@ -18,7 +18,8 @@ struct Function {
   const char* symbol;
   void* hook;  // null: not hooked
   std::atomic<void*>* real;
-  // The driver's alone: what cuGetProcAddress is asked for, and what it answered. The same function as by name, as far as seen; another where a preloaded library hooks one of the two ways.
+  // For the driver only: the name passed to cuGetProcAddress, and its answer. It is normally the same function as the
+  // one found by symbol; it differs if a preloaded library hooks only one of the two ways.
   const char* name;
   int version;
   cuuint64_t flags;

@@ -4,27 +4,28 @@
 
 #include "preload/hooks.h"
 
-// Which functions are hooked, and the real ones behind them.
+// The hooked functions, and the real ones behind them.
 //
-// Relied on: hooks may run before this library's constructors and after its destructors, in any thread, while another thread runs them for the first time. So all state here is
-// constant-initialised, is filled with the same values by whoever comes first, and takes no lock, no memory and no destructor.
+// Relied on: hooks may run before this library's constructors and after its destructors, in any thread, while another
+// thread runs them for the first time. So all state here is constant-initialised, every thread that fills it writes the
+// same values, and it needs no lock, no allocation and no destructor.
 namespace ebbtide::preload {
 
 // Filled by load_driver and load_nvml; read through real().
 template <auto kFunction>
 inline constinit std::atomic<void*> real_address{nullptr};
 
-// Look all real functions up; false where the library is not there. Neither starts the driver.
+// Look up all real functions. False if the library is missing. Neither starts the driver.
 bool load_driver() noexcept;
 bool load_nvml() noexcept;
 
-// The driver's own function of this symbol; null where the driver lacks it, or there is no driver.
+// The driver's own function of this symbol. Null if the driver lacks it, or if there is no driver.
 template <auto kFunction>
 decltype(kFunction) real() noexcept {
   load_driver();
   return reinterpret_cast<decltype(kFunction)>(real_address<kFunction>.load(std::memory_order_acquire));
 }
-// The same, but null before anything was looked up: asking must not bring the driver into the process.
+// The same, but null before the first look-up, so that the question does not load the driver.
 template <auto kFunction>
 decltype(kFunction) real_if_loaded() noexcept {
   return reinterpret_cast<decltype(kFunction)>(real_address<kFunction>.load(std::memory_order_acquire));
@@ -35,11 +36,13 @@ decltype(kFunction) real_nvml() noexcept {
   return reinterpret_cast<decltype(kFunction)>(real_address<kFunction>.load(std::memory_order_acquire));
 }
 
-// Whether dlsym must look closer at this name.
+// Whether dlsym must check this name for a hook.
 bool is_hooked_name(const char* symbol) noexcept;
-// The hook of what a look-up of this name found, if that is the real function; else null. Another library may have a function of that name.
+// The hook for this name, if the look-up found the real function; else null. Another library may have a function of the
+// same name.
 void* hook_of_symbol(const char* symbol, const void* found) noexcept;
-// The hook of a function of the driver; the function itself where it has none. By identity: whatever name, version and flags the caller came by it.
+// The hook of a driver function, or the function itself if it has none. Compared by address, whatever name, version and
+// flags the caller used.
 void* substitute(void* function) noexcept;
 
 // Whether hooks do anything. EBBTIDE_PRELOAD=0 switches them off for a process; so does a driver that is not CUDA's.

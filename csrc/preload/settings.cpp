@@ -14,7 +14,7 @@ namespace {
 template <typename Value>
 using Word = std::pair<std::string_view, Value>;
 
-// The words are those of settings.def; a test gives each of them.
+// The words of settings.def; a test uses each of them.
 template <typename Value, size_t kCount>
 void read_word(Setting setting, const Word<Value> (&words)[kCount], Value& value) {
   const auto text = read_variable(setting);
@@ -34,7 +34,7 @@ constexpr Word<BackupKind> kBackupWords[] = {{"ram", BackupKind::kRam},
                                              {"disk", BackupKind::kDisk},
                                              {"none", BackupKind::kNone}};
 
-// A pause would be refused for it, which may be hours from here.
+// Checked now, because a pause that is refused for it may come hours later.
 void check_backup_folder() {
   try {
     check_disk_directory(disk_directory());

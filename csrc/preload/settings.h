@@ -5,21 +5,23 @@
 #include "core/memory/backup_record.h"
 #include "policy/reported_memory.h"
 
-// What the environment asks of the preload library; limits are the core's own variables. docs/preload.md lists all of them.
+// The settings of the preload library, from the environment. Limits are the core's own variables. docs/preload.md lists
+// all of them.
 namespace ebbtide::preload {
 
-// What happens to an allocation that the device has no room for. kManaged is ours alone: the core knows only memory that it places itself.
+// What happens to an allocation that does not fit the device. Only the preload library has kManaged: the core handles
+// only memory that it places itself.
 enum class OnShortage { kFail, kSplit, kWhole, kManaged };
 
 struct Settings {
   OnShortage on_shortage = OnShortage::kSplit;
   policy::Report report = policy::Report::kDevice;
-  bool is_pauseable = false;  // every allocation is a member of the tag
+  bool is_pauseable = false;  // every allocation belongs to the tag
   std::string tag = "default";
   BackupKind backup = BackupKind::kRam;
 };
 
-// Read at the first use. What can't be read is said in one line, and is as if it were not there.
+// Read at the first use. A malformed variable is reported in one line and then ignored.
 const Settings& settings();
 
 }  // namespace ebbtide::preload

@@ -5,7 +5,8 @@
 #include "preload/managed_memory.h"
 #include "preload/placed_memory.h"
 
-// Memory in the order of a stream. The driver's pools first; ours is there at once, and goes when the device is done with all it has.
+// Stream-ordered memory. The driver's pools serve it first. Memory from ebbtide is available at once, and freed when
+// the device has finished all its work.
 using namespace ebbtide::preload;
 
 namespace {

@@ -1,9 +1,9 @@
-// Address ranges and what is mapped into them.
+// Address ranges and their mappings.
 //
-// - A reservation is PROT_NONE anonymous memory; a mapping puts a block's file pages over a part of it, still PROT_NONE;
-//   access is mprotect; unmapping puts the anonymous PROT_NONE pages back. So a lost page is a real fault.
-// - One handle mapped twice is one file range mapped twice: aliases are real.
-// - The processor is the device here: a range may be read or written by this process as soon as any location may.
+// - A reservation is PROT_NONE anonymous memory. A mapping puts a block's file pages over a part of it, still
+//   PROT_NONE. Access is mprotect. Unmapping restores the anonymous PROT_NONE pages. So a lost page is a real fault.
+// - One handle mapped twice is one file range mapped twice, so aliases are real.
+// - The processor plays the device: this process may read or write a range as soon as any location may.
 #pragma once
 
 #include <cuda.h>

@@ -1,8 +1,8 @@
 // Copies and fills.
 //
-// A range is looked up when the call is made and again when the work runs: what is not there at the call is an invalid
-// value, what has gone by then is the context's sticky "illegal address". Bytes move without the lock, between files and
-// the caller's memory; the blocks are held meanwhile.
+// A range is looked up at the call and again when the work runs. A range that does not exist at the call is an invalid
+// value; one that has gone by then is the context's sticky "illegal address". Bytes move without the lock, between
+// files and the caller's memory; the blocks are held meanwhile.
 #include <algorithm>
 #include <vector>
 

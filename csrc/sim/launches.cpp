@@ -1,8 +1,8 @@
-// Kernels: those of csrc/kernels, run on the CPU as an item of a stream. Any other entry of a module can be looked up and
-// is refused when it is launched.
+// Kernels: those of csrc/kernels run on the CPU as an item of a stream. Any other entry of a module can be looked up,
+// but its launch is refused.
 //
-// A kernel's pointers mean nothing to the driver: they are looked up when it runs, block after block, and a bad one is the
-// context's sticky error, with the blocks before it done.
+// The driver does not interpret a kernel's pointers. They are looked up when the kernel runs, block after block. A bad
+// one becomes the context's sticky error, with the blocks before it done.
 #include <algorithm>
 #include <chrono>
 #include <cstring>

@@ -26,7 +26,8 @@ int device_count_from_environment() { return static_cast<int>(read_number(Settin
 
 namespace {
 
-// Beyond the limit on the size of files there is a signal that ends the process, and no size. Where the system lets us, the limit is lifted for this one call.
+// Exceeding the limit on the size of files raises a signal that ends the process. If the system permits, the limit is
+// lifted for this one call.
 bool make_long(int fd) {
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= static_cast<rlim_t>(kBackingBytes))

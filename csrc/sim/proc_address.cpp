@@ -34,7 +34,8 @@ const Function kFunctions[] = {
 #undef EBBTIDE_FUNCTION
 };
 
-// What is asked for with the flag of per-thread default streams; all else is the plain function then, too. What is older than CUDA 7 has its variant since then: who asks at an older version finds nothing.
+// Applies to requests with the flag of per-thread default streams; all others give the plain function. Functions older
+// than CUDA 7 have a variant since CUDA 7: a request for an older version finds nothing.
 constexpr int kFirstPerThread = 7000;
 #define EBBTIDE_SIM_PER_THREAD(name) {#name, kFirstPerThread, reinterpret_cast<void*>(&name)}
 const Function kPerThreadFunctions[] = {

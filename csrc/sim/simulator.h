@@ -1,10 +1,11 @@
 // All state of the simulated driver behind one lock.
 //
-// - One mutex guards every table. What takes long (copying bytes, host functions) runs without it, on physical blocks that
-//   it holds by shared_ptr, so that an unmap in another thread can neither fault the copy nor free the block under it.
-// - The one instance is made at the first call and never destroyed: other libraries call in from static destructors.
-// - Handles given to callers (contexts, streams, events, graphs, allocations) are ever-growing numbers and never
-//   addresses: a stale one is found out, not followed.
+// - One mutex guards every table. Long work (copying bytes, host functions) runs without it, on physical blocks held by
+//   shared_ptr. So an unmap in another thread can neither fault the copy nor free the block under it.
+// - The one instance is made at the first call and never destroyed, because other libraries call from static
+//   destructors.
+// - Handles given to callers (contexts, streams, events, graphs, allocations) are increasing numbers and never
+//   addresses, so a stale one is detected and not followed.
 #pragma once
 
 #include <cuda.h>

@@ -33,7 +33,8 @@ bool is_beyond_file_limit(uint64_t end) {
   return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && end > limit.rlim_cur;
 }
 
-// A limit on the size of files is none on a device's memory: what pwrite may not write is written through a mapping. A bad address is an error here, too.
+// A limit on the size of files does not apply to a device's memory: bytes that pwrite may not write are written through
+// a mapping. A bad address is an error here too.
 bool write_mapped(const void* from, const Span& to) {
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t skipped = to.position % page;
@@ -70,7 +71,8 @@ uint32_t* as_host_number(const Spans& spans) {
   return spans.front().block == nullptr ? reinterpret_cast<uint32_t*>(spans.front().position) : nullptr;
 }
 
-// Whose access counts: cuMemAlloc's memory has none but its own device's, which stands for that of the others who may use it.
+// The device whose access counts. Memory of cuMemAlloc has the access of its own device only, which stands for other
+// devices that may use it.
 int acting_device(const Reservation& reservation, bool is_copied, int device) {
   if (!reservation.linear) return device;
   const uint64_t owner = reservation.linear->context;

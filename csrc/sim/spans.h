@@ -1,5 +1,5 @@
-// Ranges of memory as the simulator reads and writes them: by pread and pwrite where a block is behind them, so that no bad
-// address ends the process.
+// Ranges of memory as the simulator reads and writes them. If a block backs the range it uses pread and pwrite, so that
+// a bad address does not end the process.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +23,15 @@ using Spans = std::vector<Span>;
 struct Address {
   uint64_t value;
   bool is_device;
-  bool is_copied =
-      false;  // by a copy, which reaches cuMemAlloc's memory on any device; a kernel and a fill need peer access that was enabled
+  // Used by a copy, which can access cuMemAlloc's memory on any device. A kernel and a fill need enabled peer access.
+  bool is_copied = false;
 };
 
 // Nothing when the range may not be used this way now.
 std::optional<Spans> resolve(Lock&, const Address& address, uint64_t size, AccessKind kind, int device);
 
-// A number that streams, kernels and the processor hand to each other; nothing and false where the address is none any more.
+// A number that streams, kernels and the processor pass to each other. Empty, or false, if the address is no longer
+// valid.
 std::optional<uint32_t> read_number(Lock&, uint64_t address, int device);
 bool write_number(Lock&, uint64_t address, uint32_t value, int device);
 

@@ -1,12 +1,12 @@
 // Streams and events without a worker thread: asynchronous work runs in the thread that waits for it or polls it.
 //
-// - Every stream is a queue; an item is numbered in its stream, and a Point names "this stream up to this number".
-// - An item names the points that it comes after. They were all submitted before it, so running a stream up to a point by
-//   first running what its items wait for always ends.
+// - Every stream is a queue. An item is numbered in its stream, and a Point names "this stream up to this number".
+// - An item names the points that it comes after. They were all submitted before it, so running a stream up to a point
+//   always ends if the items that it waits for run first.
 // - The legacy stream's items come after everything that blocking streams of its context hold, and theirs after its.
-// - Items may give the lock back while they work: a stream that is running is left alone until its item is done.
-// - An item may wait for a number in memory. Whoever waits for such a stream looks again and again, gives the lock back
-//   meanwhile, and runs what other streams hold, one of which may be about to write the number.
+// - Items may release the lock while they work. A running stream is left alone until its item is done.
+// - An item may wait for a number in memory. A thread that waits for such a stream polls, releases the lock meanwhile,
+//   and runs the items of other streams, one of which may be about to write the number.
 #pragma once
 
 #include <cuda.h>
@@ -125,7 +125,8 @@ class Streams {
   bool is_blocking_capture_active(uint64_t context) const;
   void run_front(Lock& lock, const StreamRef& stream);
   bool is_front_ready(Lock& lock, const Stream& stream) const;
-  // Goes one step towards the point: runs an item, or waits for the thread that runs one. False: an item waits for a number.
+  // Goes one step towards the point: runs an item, or waits for the thread that runs one. False: an item waits for a
+  // number.
   bool advance(Lock& lock, const Point& point);
   // Runs the first item of any stream that may run. False: there is none.
   bool run_any(Lock& lock);

@@ -5,7 +5,7 @@
 
 namespace ebbtide {
 
-// Owns memory that begins on a boundary of 4 KiB, as a file without page cache wants it; with unspecified content.
+// Owns memory aligned to 4 KiB, as files without page cache need it. Its content is unspecified.
 class AlignedBytes {
  public:
   explicit AlignedBytes(size_t size_bytes) : bytes_(static_cast<std::byte*>(::operator new(size_bytes, kAlignment))) {}

@@ -18,7 +18,7 @@ constexpr size_t kHugePage = 2 * kMiB;
 constexpr size_t kPage = 4 * kKiB;
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE: older C libraries have no name for it
 
-// Writes each page's own byte back: nobody else may be writing there meanwhile.
+// Writes each page's own byte back, so nothing else may write there meanwhile.
 void touch_pages(std::byte* bytes, size_t size_bytes) {
   volatile std::byte* const start = bytes;
   for (size_t at = 0; at < size_bytes; at += kPage - reinterpret_cast<uintptr_t>(bytes + at) % kPage) {
@@ -40,7 +40,7 @@ AnonymousMemory AnonymousMemory::map(size_t size_bytes) {
   }
   const auto start = round_up(reinterpret_cast<uintptr_t>(mapping), kHugePage);
   auto* bytes = reinterpret_cast<std::byte*>(start);
-  ::madvise(bytes, size_bytes, MADV_HUGEPAGE);  // advice: where it is refused, small pages serve
+  ::madvise(bytes, size_bytes, MADV_HUGEPAGE);  // only advice: if it is refused, small pages are used
   return {mapping, mapping_bytes, bytes, size_bytes};
 }
 

@@ -4,10 +4,11 @@
 
 namespace ebbtide {
 
-// Owns a range of anonymous memory that begins on a huge page's boundary, in huge pages where the system has them. No page is taken before somebody touches it.
+// Owns a range of anonymous memory, aligned to a huge page and in huge pages if the system has them. Pages are taken at
+// first touch.
 class AnonymousMemory {
  public:
-  // Throws StoreError where the system has no address space left.
+  // Throws StoreError if the system has no address space left.
   static AnonymousMemory map(size_t size_bytes);
   AnonymousMemory(AnonymousMemory&& other) noexcept;
   AnonymousMemory& operator=(AnonymousMemory&&) = delete;
@@ -16,12 +17,12 @@ class AnonymousMemory {
   std::byte* bytes() const { return bytes_; }
   size_t size_bytes() const { return size_bytes_; }
 
-  // Takes the pages of this range; what they hold stays. Throws StoreError where the system has none to give.
+  // Takes the pages of this range and keeps their content. Throws StoreError if the system has none to give.
   void populate(size_t offset, size_t range_bytes) const;
   // Gives back the pages that lie wholly in this range; they read as zeros then.
   void discard(size_t offset, size_t range_bytes) const noexcept;
 
-  // For who must keep the memory mapped beyond this owner: it is his to unmap, with these two numbers.
+  // Gives up the ownership, for a caller that must keep the memory mapped: the caller unmaps it with these two numbers.
   struct Range {
     void* mapping;
     size_t mapping_bytes;

@@ -28,7 +28,7 @@ int write_back_range(int file, off_t offset, off_t size_bytes) {
                            SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
 }
 
-// Asked before: what goes beyond this limit gets a signal that ends the process.
+// Checked first, because exceeding this limit raises a signal that ends the process.
 bool is_beyond_limit(uint64_t end) {
   rlimit limit{};
   return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && end > limit.rlim_cur;
@@ -36,7 +36,8 @@ bool is_beyond_limit(uint64_t end) {
 
 bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
 
-// When files that nobody wants have all been closed: whether that was any since there were so many. What they had may be what was missing.
+// Waits until all discarded files are closed. Returns whether any was closed since count was read: their space or
+// descriptors may be what was missing.
 bool have_more_closed(uint64_t& count) noexcept {
   wait_until_closed();
   return std::exchange(count, files_closed()) != count;
@@ -149,12 +150,12 @@ void BackupFile::refuse_memory() const {
 
 void BackupFile::claim_space() const {
   if (is_beyond_limit(size_bytes_)) throw_error("fallocate", EFBIG);
-  // Some file systems would first fill themselves up and then say that it was too much.
+  // Some file systems would first fill up and only then report that it was too much.
   if (free_bytes_of(file_) < size_bytes_) throw_error("fallocate", ENOSPC);
   const int error = try_claim(0, size_bytes_);
   if (error == 0) return;
   if (error != EOPNOTSUPP) throw_error("fallocate", error);
-  // No claim can be made here: what another program takes meanwhile will be missing at a write.
+  // This file system can't claim space. If another program takes it meanwhile, a write will fail.
   if (::ftruncate(file_, static_cast<off_t>(size_bytes_)) != 0) throw_error("ftruncate", errno);
 }
 
@@ -174,7 +175,7 @@ void BackupFile::reclaim(size_t offset, size_t size_bytes) const {
   if (error != 0 && error != EOPNOTSUPP) throw_error("fallocate", error);
 }
 
-// Some file systems take the flag and refuse the first request: so one is made, before several threads write.
+// Some file systems accept the flag and refuse the first request. So one is made before several threads write.
 void BackupFile::try_direct() {
   const int flags = ::fcntl(file_, F_GETFL);
   if (flags < 0 || calls_->set_flags(file_, flags | O_DIRECT) != 0) return;
@@ -206,7 +207,8 @@ void BackupFile::write(size_t offset, const std::byte* bytes, size_t size_bytes)
     done += moved_bytes(static_cast<size_t>(count), "pwrite");
   }
   if (is_direct_) return;
-  // Written to the disk here, so that what the disk refuses is said while the bytes are still elsewhere, and so that they are not in RAM twice.
+  // Written to the disk here, so that a disk error is reported while the bytes still exist elsewhere, and so that RAM
+  // does not hold them twice.
   if (calls_->write_back(file_, static_cast<off_t>(offset), static_cast<off_t>(size_bytes)) != 0) {
     throw_error("sync_file_range", errno);
   }
@@ -231,7 +233,7 @@ void BackupFile::punch(size_t offset, size_t size_bytes) const noexcept {
 }
 
 std::byte* BackupFile::map() const {
-  // Writable: torch has no read-only tensors, and who writes where it may not is an error for nobody to catch.
+  // Writable: torch has no read-only tensors, and nothing could catch a write to read-only pages.
   void* mapping = ::mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
   if (mapping == MAP_FAILED) throw_error("mmap", errno);
   is_mapped_ = true;

@@ -7,13 +7,13 @@
 #include <cstdint>
 #include <string>
 
-// A file that holds one backup: nameless, of fixed size, its space claimed when it is made.
+// A file that holds one backup: unnamed, of fixed size, its space claimed when it is created.
 //
-// Relied on: a file that is unlinked goes with its last descriptor, also when the process is killed. What O_DIRECT writes, later reads through a mapping see, and the reverse: the
-// kernel writes out and drops the pages of the range first.
+// Relied on: an unlinked file is freed with its last descriptor, also when the process is killed. Later reads through a
+// mapping see what O_DIRECT writes, and the reverse: the kernel first writes out and drops the pages of the range.
 namespace ebbtide {
 
-// What file systems answer each in its own way; tests give functions that fail.
+// Calls whose results differ between file systems; tests pass functions that fail.
 struct FileCalls {
   int (*open)(const char* path, int flags, mode_t mode);
   int (*set_flags)(int file, int flags);
@@ -25,33 +25,36 @@ struct FileCalls {
 };
 extern const FileCalls kSystemFileCalls;
 
-// By statfs's f_type: files there are RAM (tmpfs, ramfs, hugetlbfs).
+// Whether files there are RAM (tmpfs, ramfs, hugetlbfs), by statfs's f_type.
 bool is_memory_file_system(uint64_t type);
 
 class BackupFile {
  public:
-  // What offsets, sizes and memory are multiples of where the page cache is passed by.
+  // Offsets, sizes and addresses are multiples of this if the page cache is bypassed.
   static constexpr size_t kBlockBytes = 4096;
 
-  // Throws StoreError where the directory takes no file of this size (rounded up to blocks) or is memory itself; it is asked again when files that nobody wants have been closed. calls are never destroyed.
+  // Throws StoreError if the directory accepts no file of this size (rounded up to blocks), or is in memory itself. If
+  // it is refused, it waits for discarded files to be closed and tries again. calls must never be destroyed.
   static BackupFile create(const std::string& directory, size_t size_bytes, const FileCalls& calls);
-  // Throws as create would where the directory takes no file, or is memory itself. Leaves nothing there.
+  // Throws as create() would if the directory accepts no file, or is in memory itself. Leaves nothing there.
   static void check_directory(const std::string& directory);
   BackupFile(BackupFile&& other) noexcept;
   BackupFile& operator=(BackupFile&&) = delete;
-  // Its space goes back in the background.
+  // Its space is freed in the background.
   ~BackupFile();
 
-  // False where the file system knows no O_DIRECT: then everything may be aligned as it likes, and what was written is on the disk and out of the page cache when write() returns.
+  // False if the file system does not support O_DIRECT. Then no alignment is required, and written bytes are on the
+  // disk and out of the page cache when write() returns.
   bool is_direct() const { return is_direct_; }
-  // All of it, or StoreError. In whole blocks from and to memory aligned to blocks where the file is_direct().
+  // Moves all of it or throws StoreError. If is_direct(), in whole blocks, from and to memory aligned to blocks.
   void write(size_t offset, const std::byte* bytes, size_t size_bytes) const;
   void read(size_t offset, std::byte* bytes, size_t size_bytes) const;
-  // Gives back the blocks that lie wholly in the range, where the file system can; they read as zeros then, and to write them again needs space again (reclaim).
+  // Frees the blocks that lie wholly in the range, if the file system can. They then read as zeros, and writing them
+  // takes new space (reclaim).
   void punch(size_t offset, size_t size_bytes) const noexcept;
-  // Claims the space of what was given back in this range; no matter where no claim can be made. Throws StoreError.
+  // Claims the space that was freed in this range, if the file system can claim space. Throws StoreError.
   void reclaim(size_t offset, size_t size_bytes) const;
-  // The whole file, shared and writable, until munmap of size_bytes(). By one thread at a time. Throws StoreError.
+  // Maps the whole file, shared and writable, until munmap of size_bytes(). By one thread at a time. Throws StoreError.
   std::byte* map() const;
   size_t size_bytes() const { return size_bytes_; }
 
@@ -72,7 +75,7 @@ class BackupFile {
   int file_ = -1;
   bool is_direct_ = false;
   bool is_made_ = false;
-  mutable bool is_mapped_ = false;  // ever: the child of a fork may look at it still
+  mutable bool is_mapped_ = false;  // ever: the child of a fork may still use the mapping
 };
 
 }  // namespace ebbtide

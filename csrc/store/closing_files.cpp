@@ -25,7 +25,7 @@ struct ClosingFile {
   }
 };
 
-// Leaked on purpose, as all state of the core: the thread may outlive what is destroyed at the process's end.
+// Leaked on purpose, like all state of the core: the thread may outlive objects destroyed at the process's end.
 struct ClosingFiles {
   const pid_t process = ::getpid();
   std::mutex mutex;

@@ -13,7 +13,7 @@
 namespace ebbtide {
 namespace {
 
-// What the store can't show is read in parts of this size, to be compared while they are in the cache.
+// Bytes that the store can't show are read in parts of this size, and compared while they are in the cache.
 constexpr size_t kComparedBytes = kMiB;
 
 using Kind = CopyStep::Kind;
@@ -32,7 +32,7 @@ class Copy::Worker {
     }
   }
 
-  // Does the next thing that is to be done, and says what it was. may_wait: for one to come up.
+  // Does the next step and returns which one it was. may_wait: waits until there is a step.
   Kind step(bool may_wait) noexcept {
     try {
       const CopyStep step = queue_.next(may_wait);
@@ -48,7 +48,8 @@ class Copy::Worker {
     return Kind::kEnd;
   }
 
-  // Where a failure elsewhere, or nobody's interest, left copies on the bus: nobody may reuse the ring or unmap the chunks before they have ended.
+  // A failure elsewhere, or a caller that stopped early, may leave copies on the bus. They must end before the ring is
+  // reused or the chunks are unmapped.
   void drain() noexcept {
     if (!queue_.is_bus_used()) return;
     CUresult result = driver().cuStreamSynchronize(engine_.stream().get());
@@ -75,7 +76,7 @@ class Copy::Worker {
       check(driver().cuMemcpyHtoDAsync(piece.device_address, bytes_of(flight), piece.size_bytes, stream),
             "cuMemcpyHtoDAsync", detail());
     }
-    // Another thread's copy may have come between: then it waits for that as well.
+    // Another thread's copy may have been queued in between; then this waits for it too.
     engine_.landing(flight.event).record(engine_.stream());
     queue_.launched(flight);
   }
@@ -111,7 +112,7 @@ class Copy::Worker {
   CopyEngine& engine_;
   CopyQueue& queue_;
   const CopyDirection direction_;
-  std::optional<AlignedBytes> compared_;  // made once it is wanted
+  std::optional<AlignedBytes> compared_;  // made at first use
 };
 
 Copy::Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut, bool must_have_threads)

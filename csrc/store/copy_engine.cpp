@@ -5,10 +5,11 @@
 namespace ebbtide {
 namespace {
 
-// As many as the ring of memory has room for when each is one part, as where what moves lies scattered. A piece keeps its event until its last part is in place.
+// As many pieces as the ring holds when each has one part, which is the case for scattered memory. A piece keeps its
+// event until its last part is in place.
 constexpr size_t kPiecesUnderWay = 32;
 
-// In the device's context, which is current for the length of the expression.
+// Makes the device's context current for the length of the expression.
 Stream create_stream(int device) {
   const ContextScope scope(device);
   return Stream::create();

@@ -7,7 +7,8 @@
 #include "driver/stream.h"
 #include "store/staging.h"
 
-// What a copy needs and what takes long to make: a pinned ring, streams, events. Made once, and used for one copy at a time.
+// What a copy needs and what takes long to make: a pinned ring, streams and events. Made once, and used by one copy at
+// a time.
 namespace ebbtide {
 
 class CopyEngine {
@@ -18,15 +19,16 @@ class CopyEngine {
   CopyEngine& operator=(const CopyEngine&) = delete;
 
   int device() const { return device_; }
-  // Of all copies over the bus: between two of one stream it stands still for the shortest time.
+  // The stream of all copies over the bus: the engine idles least between two copies of one stream.
   const Stream& stream() const { return stream_; }
-  // One for each piece that may be under way.
+  // One event for each piece that may be under way.
   const Event& landing(size_t index) const { return landings_[index]; }
   size_t landing_count() const { return landings_.size(); }
   // For kernels and fills beside the copies.
   const Stream& side_stream() const { return side_stream_; }
   const Staging& staging() const { return *staging_; }
-  // A failed copy could not be waited for: the device may still use the ring, and what was copied. Nothing of it is ever used again.
+  // A failed copy could not be waited for: the device may still use the ring and the copied memory. Neither is used
+  // again.
   void poison() noexcept { staging_->poison(); }
   bool is_poisoned() const { return staging_->is_poisoned(); }
 

@@ -14,7 +14,7 @@ using Kind = CopyStep::Kind;
 
 // As O_DIRECT asks for.
 constexpr size_t kRingAlignment = 4 * kKiB;
-// Direct pieces take no room: enough for the bus to stay busy while a thread maps or unmaps a chunk.
+// Direct pieces take no room in the ring. Large enough to keep the bus busy while a thread maps or unmaps a chunk.
 constexpr size_t kDirectUnderWay = 4;
 
 }  // namespace
@@ -57,7 +57,7 @@ void CopyQueue::close() {
   landed_.notify_one();
 }
 
-// In order: one that finds no room holds up those behind it, so none starves.
+// In order: a piece without room blocks those behind it, so none starves.
 void CopyQueue::begin_pieces_locked() {
   while (!pieces_.empty() && flights_.size() < events_ && try_begin_locked(pieces_.front())) pieces_.pop_front();
 }
@@ -80,7 +80,7 @@ bool CopyQueue::try_begin_locked(const CopyPiece& piece) {
   return true;
 }
 
-// The bus first, then work, then waiting; the oldest first, since its room is what the others wait for.
+// The bus first, then work, then waiting. The oldest piece first, since the others wait for its room.
 CopyStep CopyQueue::find_step_locked() {
   const auto find = [this](const auto& is_wanted) {
     const auto found = std::find_if(flights_.begin(), flights_.end(), is_wanted);

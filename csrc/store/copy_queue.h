@@ -12,12 +12,13 @@
 #include "store/ring_room.h"
 #include "store/store.h"
 
-// What the threads of one copy share: which pieces are where between their source and their target, who does what next, which jobs are complete, whether to stop. No driver calls. Thread-safe.
+// The state that the threads of one copy share: how far each piece is between its source and its target, the next step
+// for a thread, the completed jobs, and whether to stop. Makes no driver calls. Thread-safe.
 namespace ebbtide {
 
 enum class CopyDirection { kToStore, kToDevice };
 
-// A part of a job that moves; what lies between stays as it is.
+// A part of a job that moves. Bytes between parts stay unchanged.
 struct CopyRange {
   size_t offset = 0;  // in the job
   size_t size_bytes = 0;
@@ -29,7 +30,7 @@ struct CopyJob {
   Backup* backup = nullptr;
   size_t offset = 0;  // of the chunk, in the backup
   std::span<const CopyRange> ranges;
-  // To the store: what the store holds already is compared first and written only where it differs.
+  // To the store: compares with the bytes that the store holds, and writes those that differ.
   bool must_compare = false;
 };
 
@@ -44,7 +45,7 @@ struct RingCut {
 
 inline constexpr size_t kDirectPieceBytes = 32 << 20;
 
-// At most piece_bytes of a job; where the copy engine reaches the backup by itself, kDirectPieceBytes.
+// At most piece_bytes of a job, or kDirectPieceBytes if the copy engine accesses the backup directly.
 struct CopyPiece {
   size_t job = 0;
   CUdeviceptr device_address = 0;
@@ -69,7 +70,7 @@ struct Flight {
   Stage stage = Stage::kReady;
 };
 
-// What a thread does next, outside of the queue; it tells the queue when it is done.
+// A thread's next step, which it does outside of the queue and then reports to it.
 struct CopyStep {
   enum class Kind {
     kLaunch,  // put it on the bus, then launched()
@@ -86,30 +87,31 @@ struct CopyStep {
 
 class CopyQueue {
  public:
-  // With events for so many pieces at once. Throws InvalidArgument for a cut by which nothing would ever move.
+  // events: the number of pieces at once. Throws InvalidArgument for a cut with which nothing would ever move.
   CopyQueue(CopyDirection direction, const RingCut& cut, size_t events);
 
-  // Jobs are numbered from 0. One without ranges lands at once.
+  // Jobs are numbered from 0. A job without ranges lands at once.
   size_t submit(const CopyJob& job);
   // No more jobs come.
   void close();
 
-  // may_wait: until there is something to do, or the end.
+  // may_wait: waits until there is something to do, or the end.
   CopyStep next(bool may_wait);
   void launched(Flight& flight);
   void part_done(Flight& flight);
   void landed(Flight& flight);
-  // The first failure wins; nobody begins anything after it.
+  // The first failure counts. No step begins after it.
   void fail(std::exception_ptr error) noexcept;
   void rethrow_failure() const;
-  // Whether pieces that nobody saw land may be on the bus.
+  // Whether pieces may be on the bus that were not seen to land.
   bool is_bus_used() const;
-  // They can't be waited for: the backups among them that the copy engine itself writes to or reads are never given back.
+  // The copies can't be waited for. Backups that the copy engine itself may still read or write are never freed.
   void abandon_direct_backups() noexcept;
 
-  // A job that has landed and was not handed out yet.
+  // A job that has landed and was not returned yet.
   std::optional<size_t> poll_landed();
-  // Waits for one. None when no more will come: everything was handed out, or a failure stopped the rest and all threads have ended.
+  // Waits for a job. None when no more will come: all jobs were returned, or a failure stopped the rest and all threads
+  // have ended.
   std::optional<size_t> wait_landed();
 
   // Of all that take steps beside the caller, as one.
@@ -128,8 +130,8 @@ class CopyQueue {
   const RingCut cut_;
   const size_t events_;
   mutable std::mutex mutex_;
-  std::condition_variable changed_;  // something for those who work
-  std::condition_variable landed_;   // something for the one who waits
+  std::condition_variable changed_;  // there is a step for a worker
+  std::condition_variable landed_;   // a job has landed, for the waiting thread
   std::deque<CopyPiece> pieces_;     // that have not begun
   std::deque<Flight> flights_;       // in the order of the ring; the first is not done
   RingRoom room_;

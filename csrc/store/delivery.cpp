@@ -17,13 +17,13 @@ using kernels::kLanes;
 using kernels::kMaxLaneSlots;
 using kernels::kPieceUnit;
 
-// Larger ones fall out of the cache between the thread that fills them and the bus.
+// Larger slots leave the cache between the thread that fills them and the bus.
 constexpr size_t kLargestSlotBytes = 2 * kMiB;
 constexpr size_t kLargestSlotBytesWithFiles = 4 * kMiB;  // a request each
 constexpr size_t kLeastLaneSlots = 2;                    // one is filled while the other is read
 
 constexpr std::chrono::microseconds kPollInterval{20};
-// No piece for so long: then the driver is asked whether the kernel still runs.
+// After this long without a piece, the driver is asked whether the kernel still runs.
 constexpr std::chrono::milliseconds kStall{10};
 
 uint32_t lane_of(size_t index) { return static_cast<uint32_t>(index % kLanes); }
@@ -91,7 +91,7 @@ void Delivery::prepare(std::byte* table, int threads) {
   if (staged_bytes_ > 0) start_threads(threads);
 }
 
-// Where launches wait for their kernels (CUDA_LAUNCH_BLOCKING) the threads have begun already.
+// If launches wait for their kernels (CUDA_LAUNCH_BLOCKING), the threads have begun already.
 void Delivery::launch(const DeviceKernels& kernels) {
   kernels.deliver(engine_.side_stream().get(), reinterpret_cast<const kernels::Piece*>(table_),
                   engine_.staging().bytes(), board_->words(), slot_bytes(), lane_slots(),
@@ -106,7 +106,7 @@ void Delivery::start_threads(int threads) {
   }
 }
 
-// Each takes the next piece in the order of all: so the one that the kernel waits for is always in somebody's hands.
+// Each thread takes the next piece of all, so a thread is always working on the piece that the kernel waits for.
 void Delivery::feed() noexcept {
   try {
     for (size_t index = next_++; index < pieces_.size() && !is_given_up_.load(); index = next_++) {
@@ -128,7 +128,7 @@ void Delivery::fill_slot(size_t index) {
   board_->fill(lane, slot, number);
 }
 
-// Until the piece that the slot held is in place. False: nobody wants it any more.
+// Waits until the piece in the slot is in place. False: the delivery is cancelled.
 bool Delivery::await_slot(uint32_t lane, uint32_t number) const {
   while (number > board_->done(lane) + lane_slots()) {
     if (is_given_up_.load()) return false;
@@ -199,7 +199,7 @@ void Delivery::finish() {
   if (failure_ != nullptr) std::rethrow_exception(failure_);
 }
 
-// The kernel has come to its end, or the device to its own.
+// Waits until the kernel has ended, or the device has failed.
 void Delivery::drain() noexcept {
   std::exception_ptr error = try_synchronize();
   if (error != nullptr) error = try_synchronize();

@@ -14,24 +14,26 @@
 #include "store/delivery_board.h"
 #include "store/store.h"
 
-// A copy to the device that asks the driver for nothing once it has begun.
+// A copy to the device that makes no driver calls once it has begun.
 //
-// One kernel does it all, in the order of its pieces; threads here only fill the slots that it reads, and are told of its progress through words of pinned memory. So streams may wait
-// for it on the device: a call that waits for the device inside the driver (loading a kernel at its first launch, cudaFree) waits for the delivery and not the delivery for it.
+// One kernel does all of it, in the order of its pieces. Threads here only fill the slots that it reads, and follow its
+// progress through words of pinned memory. So streams may wait for it on the device: a call that waits for the device
+// inside the driver (loading a kernel at its first launch, cudaFree) waits for the delivery, but the delivery never
+// waits for such a call.
 namespace ebbtide {
 
 class Delivery {
  public:
-  // Whether the device's kernels reach host memory by the addresses that it has here, and may run for as long as it takes.
+  // Whether the device's kernels can access host memory at its host addresses, and may run without a time limit.
   static bool is_possible(int device);
 
-  // Neither throws but for memory. What is added next lies behind it in the order. The engine lives until finish().
+  // Throw only if host memory is short. Bytes arrive in the order of the additions. The engine lives until finish().
   explicit Delivery(CopyEngine& engine, bool has_files = false) : engine_(engine), has_files_(has_files) {}
   Delivery(const Delivery&) = delete;
   Delivery& operator=(const Delivery&) = delete;
   // finish() must have been called if launch() was.
   ~Delivery();
-  // So much will be added.
+  // The number of additions to expect.
   void reserve(size_t size_bytes);
   // size_bytes: a multiple of kernels::kPieceUnit, as is everything here.
   void add_copy(CUdeviceptr target, Backup& backup, size_t offset, size_t size_bytes);
@@ -39,23 +41,28 @@ class Delivery {
   size_t piece_count() const { return sources_.size(); }
   size_t staged_bytes() const { return staged_bytes_; }
 
-  // Of pinned memory that prepare() wants for its table.
+  // The pinned memory that prepare() needs for its table.
   size_t table_bytes() const { return pieces_.size() * sizeof(kernels::Piece); }
-  // Once, when all has been added: takes what it needs beside the ring, and begins to fill that. table stays as it is until finish(). Throws DriverError; StateError where the system starts no thread.
+  // Called once, after everything has been added. Takes the resources that it needs beside the ring, and begins to fill
+  // the ring. table must not change until finish(). Throws DriverError, and StateError if the system starts no thread.
   void prepare(std::byte* table, int threads);
-  // Once, after that: queues everything on the engine's side stream. The device's context is current. Throws DriverError with nothing queued.
+  // Called once, after prepare(). Queues everything on the engine's side stream. The device's context is current.
+  // Throws DriverError, with nothing queued.
   void launch(const DeviceKernels& kernels);
 
-  // How many pieces are in place, of those that lie before the first that is not. By any thread.
+  // The number of pieces in place before the first one that is not. By any thread.
   size_t arrived() const;
-  // Waits until so many have arrived, or something failed: finish() throws that.
+  // Waits until this many have arrived, or something failed, which finish() throws.
   void wait_for(size_t count);
-  // Waits for the end, however it comes; nothing of the engine is used after it. By one thread. Throws, each time, what failed: the store's error, DriverError; StateError when it was given up before all had arrived.
+  // Waits for the end, successful or not; after it, nothing uses the engine. Called by one thread. Each call throws
+  // what failed: the store's error, DriverError, or StateError if the delivery was cancelled before all bytes had
+  // arrived.
   void finish();
-  // Nobody wants the rest any more. By any thread.
+  // Cancels the rest. By any thread.
   void cancel() noexcept;
 
-  // Lets the stream wait for the first so many pieces on the device, or for the end. Once launched, by any thread. Throws DriverError; StateError where the driver can't.
+  // Makes the stream wait on the device for the first count pieces, or for the end. Any thread may call it after the
+  // launch. Throws DriverError, and StateError if the driver lacks the call.
   void stream_wait(CUstream stream, size_t count) const;
   static bool can_stream_wait() { return driver().cuStreamWaitValue32 != nullptr; }
 

@@ -8,29 +8,30 @@
 
 namespace ebbtide {
 
-// The words of pinned memory through which a delivery's threads, its kernel and the streams that wait for it talk (kernels/block_types.h).
+// The words of pinned memory through which a delivery's threads, its kernel and the streams that wait for it
+// communicate (kernels/block_types.h).
 //
-// A gate only ever rises, from one delivery to the next, and the device compares as if numbers had no end. So a board can be used again while old waits are still queued: these stay
-// satisfied. Boards are never given back to the system.
+// A gate only rises, from one delivery to the next, and the device compares cyclically. So a board can be reused while
+// old waits are still queued: they stay satisfied. Boards are never returned to the system.
 class DeliveryBoard {
  public:
-  // One that nobody uses, or a new one; the device's context is made current for it. Throws DriverError.
+  // An unused board, or a new one. Makes the device's context current meanwhile. Throws DriverError.
   explicit DeliveryBoard(int device);
   DeliveryBoard(const DeliveryBoard&) = delete;
   DeliveryBoard& operator=(const DeliveryBoard&) = delete;
   ~DeliveryBoard();
 
   uint32_t* words() const { return words_; }
-  // The pieces of the lane that are in place.
+  // The number of the lane's pieces that are in place.
   uint32_t done(uint32_t lane) const { return word(lane, kernels::kDone).load(std::memory_order_acquire); }
   // The slot holds the lane's piece of this number, counted from 1.
   void fill(uint32_t lane, uint32_t slot, uint32_t number) {
     word(lane, kernels::kFirstFilled + slot).store(number, std::memory_order_release);
   }
-  // The kernel may go on for ever: nobody uses the words again.
+  // The kernel may run for ever, so the words are never used again.
   void abandon() noexcept { is_abandoned_.store(true); }
   void cancel() noexcept { std::atomic_ref(words_[0]).store(1, std::memory_order_release); }
-  // What streams wait for, and what it shows when so many pieces of the lane are in place.
+  // The word that streams wait for, and its value when this many pieces of the lane are in place.
   const uint32_t* gate(uint32_t lane) const { return words_ + at(lane, kernels::kGate); }
   uint32_t gate_value(uint32_t lane, uint32_t pieces) const { return words_[at(lane, kernels::kBase)] + pieces; }
 

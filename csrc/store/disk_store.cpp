@@ -31,7 +31,8 @@ class DiskBackup : public Backup {
   std::byte* view() override;
 
  private:
-  // The longest part at offset that one request can move, at most size_bytes: whole blocks, or what of one block is wanted.
+  // The longest part at offset that one request can move, at most size_bytes: whole blocks, or the wanted range within
+  // one block.
   static size_t part_at(size_t offset, size_t size_bytes) {
     const size_t within = offset % kBlock;
     if (within == 0 && size_bytes >= kBlock) return size_bytes / kBlock * kBlock;
@@ -44,13 +45,13 @@ class DiskBackup : public Backup {
   size_t read_part(size_t offset, std::byte* bytes, size_t part_bytes) const;
 
   const BackupFile file_;
-  // Two threads' ranges may meet within one block: who moves part of a block does it alone.
+  // Ranges of two threads may meet within one block, so a part of a block is moved under a lock.
   mutable std::mutex partial_block_;
   std::mutex view_mutex_;
   std::byte* view_ = nullptr;
 };
 
-// What is not aligned goes through memory that is. Returns how much of the part was moved.
+// Unaligned parts go through aligned memory. Returns how much of the part was moved.
 size_t DiskBackup::write_part(size_t offset, const std::byte* bytes, size_t part_bytes) {
   if (is_aligned(bytes, part_bytes)) {
     file_.write(offset, bytes, part_bytes);

@@ -6,7 +6,8 @@
 
 namespace ebbtide {
 
-// One file for each backup, past the page cache where the file system can. Several threads make several requests at once.
+// One file for each backup, written past the page cache if the file system can. Several threads make several requests
+// at once.
 class DiskStore : public Store {
  public:
   explicit DiskStore(const FileCalls& calls = kSystemFileCalls) : calls_(calls) {}

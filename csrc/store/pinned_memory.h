@@ -8,7 +8,8 @@
 
 namespace ebbtide {
 
-// Owns memory that is touched first and pinned then, for all devices, where it lies: many times as fast as memory that the driver allocates pinned (csrc/DESIGN.md, F28).
+// Owns memory that is first touched and then pinned, for all devices. This is many times faster than memory that the
+// driver allocates pinned (csrc/DESIGN.md, F28).
 class PinnedMemory {
  public:
   // Pins nothing yet.
@@ -18,14 +19,14 @@ class PinnedMemory {
         is_pinned_(std::exchange(other.is_pinned_, false)),
         is_abandoned_(other.is_abandoned_.load()) {}
   PinnedMemory& operator=(PinnedMemory&&) = delete;
-  // Memory that the device may still reach is never unmapped.
+  // Memory that the device may still use is never unmapped.
   ~PinnedMemory();
 
-  // Whether the driver can do it at all.
+  // Whether the driver has the calls.
   static bool can_pin();
   CUresult try_pin();
   bool is_pinned() const { return is_pinned_; }
-  // The device may use it for ever: it stays pinned and mapped when the owner goes. By any thread.
+  // The device may use it for ever: it stays pinned and mapped after its owner. By any thread.
   void abandon() noexcept { is_abandoned_.store(true); }
   bool is_abandoned() const { return is_abandoned_.load(); }
   const AnonymousMemory& memory() const { return memory_; }

@@ -4,9 +4,11 @@
 
 namespace ebbtide {
 
-// Anonymous memory as in the ram store, pinned as a whole: the copy engine reaches it without the staging ring. Kept for as long as the backup lives and written in place, since pinning costs as much as a copy.
+// Anonymous memory as in the RAM store, pinned as a whole: the copy engine accesses it without the staging ring. It is
+// kept for the life of the backup and rewritten in place, since pinning costs as much as a copy.
 //
-// seal() pins: a context of the driver is current in the calling thread, and no capture is under way (cuMemHostRegister breaks one). The destructor unpins, in any thread; a capture is the owner's care there too.
+// seal() pins. It needs a current context in the calling thread and no capture under way (cuMemHostRegister breaks
+// one). The destructor unpins, in any thread; its caller makes sure that no capture is under way.
 class PinnedStore : public Store {
  public:
   std::unique_ptr<Backup> open(size_t size_bytes) override;

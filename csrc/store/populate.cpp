@@ -13,7 +13,7 @@
 namespace ebbtide {
 namespace {
 
-// Small enough that the threads end together, large enough that a range costs nothing beside its pages.
+// Small enough that the threads end together, large enough that a range costs little compared to its pages.
 constexpr size_t kRangeBytes = 8 * kMiB;
 
 using Populate = std::function<void(size_t offset, size_t size_bytes)>;
@@ -30,7 +30,7 @@ void cut_into_ranges(const Populate& populate, size_t size_bytes, std::vector<Ra
   }
 }
 
-// What the threads share: the next range, and the first failure.
+// The state that the threads share: the next range, and the first failure.
 class Work {
  public:
   explicit Work(std::vector<Range> ranges) : ranges_(std::move(ranges)) {}

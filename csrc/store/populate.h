@@ -8,11 +8,13 @@
 
 namespace ebbtide {
 
-// Takes all of this memory by several threads. Throws StoreError where the system has none to give.
+// Takes all of this memory with several threads. Throws StoreError if the system has none to give.
 void populate(const AnonymousMemory& memory, int threads);
 
-// Takes the memory of these backups, sizes[i] bytes of backups[i], by several threads (with fewer where the system starts no more; with one, the calling thread alone), and seals them one after the other
-// in the calling thread, where seal()'s needs must be met. The first error is thrown after all threads have ended: some backups are then populated and sealed, others not.
+// Takes the memory of these backups, sizes[i] bytes of backups[i], with several threads (fewer if the system starts no
+// more; one means the calling thread alone). Then seals them one after another in the calling thread, where seal()'s
+// conditions must hold. The first error is thrown after all threads have ended; some backups are then populated and
+// sealed, and others are not.
 void populate_all(std::span<Backup* const> backups, std::span<const size_t> sizes, int threads);
 
 }  // namespace ebbtide

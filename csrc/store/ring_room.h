@@ -6,14 +6,15 @@
 
 namespace ebbtide {
 
-// Which bytes of a ring are in use: who takes room first gives it back first. Pure.
+// The bytes of a ring that are in use. Room is given back in the order in which it was taken. Pure.
 class RingRoom {
  public:
   explicit RingRoom(size_t size_bytes) : size_bytes_(size_bytes) {}
 
-  // Where so many bytes in a row lie, from now on not free; none when there is no such room until others give back theirs. At most size_bytes; more than none.
+  // Takes contiguous bytes of the ring, more than 0 and at most size_bytes, and returns their offset. None if there is
+  // no such room until other room is given back.
   std::optional<size_t> take(size_t size_bytes);
-  // The oldest room that was taken is free again.
+  // Frees the oldest room that was taken.
   void give_back() { taken_.pop_front(); }
 
  private:

@@ -15,9 +15,11 @@ namespace ebbtide {
 // Owns one pinned block, portable to all devices.
 class Staging {
  public:
-  // Of the driver's making: for what is small, and what kernels read and write. Throws DriverError where the system pins no more.
+  // Allocated by the driver, for small memory that kernels read and write. Throws DriverError if the system pins no
+  // more.
   static std::unique_ptr<Staging> allocate(size_t size_bytes);
-  // A ring for the copy engine: touched by so many threads and then pinned, where the driver can, else as above. Throws DriverError as well; StoreError where the system has no memory.
+  // A ring for the copy engine. If the driver can, it is touched by this number of threads and then pinned; otherwise
+  // it is made as above. Throws DriverError, and StoreError if the system has no memory.
   static std::unique_ptr<Staging> pin(size_t size_bytes, int threads);
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
@@ -25,7 +27,7 @@ class Staging {
 
   std::byte* bytes() const { return bytes_; }
   size_t size_bytes() const { return size_bytes_; }
-  // The copy engine may still use it (a synchronisation failed): the block is never given back nor lent again.
+  // The copy engine may still use the block, because a synchronisation failed. It is never freed nor used again.
   void poison() noexcept { is_poisoned_.store(true); }
   bool is_poisoned() const { return is_poisoned_.load(); }
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <memory>
 
-// Where bytes go while they are away. The lowest seam of this layer: a store opens backups, a backup keeps the bytes of one allocation, addressed by offset.
-// Budgets are the caller's: a store takes what it is told to.
+// Where bytes are stored while their memory is away. A store opens backups. A backup keeps the bytes of one allocation,
+// addressed by offset. Stores check no budget: the caller has claimed the memory.
 namespace ebbtide {
 
 enum class BackupKind { kNone = 0, kRam = 1, kPinned = 2, kDisk = 3 };
@@ -13,25 +13,32 @@ enum class BackupKind { kNone = 0, kRam = 1, kPinned = 2, kDisk = 3 };
 class Backup {
  public:
   virtual ~Backup() = default;
-  // offset + size_bytes lie within the backup. May be called by several threads at once on disjoint ranges. Throw StoreError; what was written before stays whole.
-  // bytes: in the staging ring, or memory aligned like one (4 KiB).
+  // offset + size_bytes lies within the backup. Several threads may call these at once on disjoint ranges. bytes is in
+  // the staging ring, or in memory with the same alignment (4 KiB). Throw StoreError; bytes written before stay intact.
   virtual void write(size_t offset, const std::byte* bytes, size_t size_bytes) = 0;
   virtual void read(size_t offset, std::byte* bytes, size_t size_bytes) const = 0;
   // The whole backup where it lies in memory, so that looking at it costs no copy; else null.
   virtual const std::byte* memory() const noexcept { return nullptr; }
-  // The bytes of this range are not wanted any more: the store may give their memory back; read() of them is unspecified from then on.
+  // The bytes of this range are no longer needed, and the store may free their memory. After this, read() of them is
+  // unspecified.
   virtual void discard(size_t offset, size_t size_bytes) noexcept = 0;
-  // Takes back what discard() gave of this range, where that could be refused at once: the range can be written then as after open(). Throws StoreError.
+  // Takes back the space that discard() freed in this range, so that a refusal comes now. The range can then be written
+  // as after open(). Throws StoreError.
   virtual void reclaim(size_t /*offset*/, size_t /*size_bytes*/) {}
-  // The whole backup as one range, for as long as the backup lives: it shows what write() writes, and what is written there is what read() gives. Null where the store can't show one. Throws StoreError.
+  // The whole backup as one range, valid for the life of the backup. It shows the bytes of write(), and read() returns
+  // bytes that are written to it. Null if the store can't show one. Throws StoreError.
   virtual std::byte* view() = 0;
-  // Memory of the whole backup that the copy engine reaches by itself at full rate, or null: then the bytes go through the staging ring and write() and read(). Valid after seal().
+  // The memory of the whole backup if the copy engine can access it directly at full rate. Null: the bytes go through
+  // the staging ring with write() and read(). Valid after seal().
   virtual std::byte* direct() noexcept { return nullptr; }
-  // Takes the memory of this range now, so that nobody waits for it later. May be called by several threads at once on disjoint ranges. Throws StoreError.
+  // Takes the memory of this range now, so that later writes need not wait for it. Several threads may call it at once
+  // on disjoint ranges. Throws StoreError.
   virtual void populate(size_t /*offset*/, size_t /*size_bytes*/) {}
-  // Once, before the first byte, after whatever populate() calls there were: what must be done to the whole of it (pinning). Throws StoreError.
+  // Called once, after any populate() and before the first byte. Does the work that applies to the whole backup
+  // (pinning). Throws StoreError.
   virtual void seal() {}
-  // A copy of the copy engine's own could not be waited for, and may go on for ever: direct() memory is never given back. By any thread.
+  // A copy by the copy engine could not be waited for and may continue for ever: the memory of direct() is never freed.
+  // Any thread may call it.
   virtual void abandon() noexcept {}
   // Whether its memory will outlive it for that reason.
   virtual bool is_abandoned() const noexcept { return false; }
@@ -40,7 +47,8 @@ class Backup {
 class Store {
  public:
   virtual ~Store() = default;
-  // A backup of size_bytes with unspecified content. Throws StoreError. Takes what can be refused at once (address space, space in a file); touches no page.
+  // Opens a backup of size_bytes with unspecified content. Takes the resources that can be refused at once (address
+  // space, space in a file), and touches no page. Throws StoreError.
   virtual std::unique_ptr<Backup> open(size_t size_bytes) = 0;
 };
 

@@ -6,9 +6,11 @@
 
 #include "api/ebbtide.h"
 
-// The two C functions per slot that torch's pluggable allocators call. torch hands over size, device and stream and nothing else, so the slot's number is in the function's type.
+// The two C functions for each slot that torch's pluggable allocators call. torch passes size, device and stream and
+// nothing else, so the slot's number is part of the function's type.
 //
-// torch calls them under its allocator's lock, from any thread, during captures, and after the interpreter is gone: they take no lock that waits, and never throw.
+// torch calls them under its allocator's lock, from any thread, during captures, and after the interpreter has ended.
+// So they never wait for a lock, and never throw.
 namespace {
 
 using MallocFunction = void* (*)(ptrdiff_t, int, void*);

@@ -28,19 +28,19 @@ struct Addresses::Arena {
 
 namespace {
 
-// Whether the process may have as many addresses as there are (ulimit -v).
+// Whether the process has no limit on addresses (ulimit -v).
 bool has_all_addresses() {
   rlimit limit{};
   return ::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY;
 }
 
-// No more than is asked for where addresses are scarce, for the process or for the device.
+// Exactly the requested size if addresses are scarce, for the process or for the device.
 Reservation reserve_at_least(size_t size_bytes) {
   if (size_bytes < AddressArena::kReservationBytes && has_all_addresses()) {
     try {
       return Reservation::reserve(AddressArena::kReservationBytes);
     } catch (const DriverError&) {
-      // The next call says why, if that is refused as well.
+      // If the next call is refused too, it gives the reason.
     }
   }
   return Reservation::reserve(size_bytes);

@@ -8,7 +8,8 @@
 
 namespace ebbtide {
 
-// Owns a part of an arena's addresses, with nothing behind them. All mappings in it must be gone before it goes; where one could not be undone (deferred_undos.h), it goes after that one.
+// Owns a range of an arena's addresses, without the memory behind them. All mappings in it must be undone before it is
+// destroyed. If one could not be undone (deferred_undos.h), the range is freed after that mapping.
 class Addresses {
  public:
   Addresses() = default;
@@ -18,9 +19,9 @@ class Addresses {
 
   CUdeviceptr address() const { return address_; }
   size_t size_bytes() const { return size_bytes_; }
-  // One reservation, so that one mapping may cover both where they lie side by side.
+  // Whether both are in one reservation: then one mapping may cover them if they are neighbours.
   bool is_of_one_reservation_with(const Addresses& other) const { return reservation_ == other.reservation_; }
-  // They are never given back.
+  // The addresses are never freed.
   void leak() noexcept { arena_.reset(); }
 
  private:
@@ -34,8 +35,8 @@ class Addresses {
   size_t size_bytes_ = 0;
 };
 
-// Addresses of allocations that leave and return together. They are cut from large reservations, the lowest first, so that neighbours can be served by one handle. A reservation goes with the
-// last of its addresses.
+// Addresses of allocations that leave and return together. They are cut from large reservations, lowest first, so that
+// one handle can serve neighbours. A reservation is freed with the last of its addresses.
 class AddressArena {
  public:
   static constexpr size_t kReservationBytes = 16 * kGiB;

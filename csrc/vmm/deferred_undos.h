@@ -22,14 +22,14 @@ void add_address_free(CUdeviceptr address, size_t size_bytes) noexcept;
 // there is no such mapping.
 bool keep_if_mapped(Addresses& addresses) noexcept;
 void add_host_free(void* bytes) noexcept;  // pinned memory
-// Memory of ours that is pinned at `bytes`, within a mapping that goes once it is not pinned any more.
+// Our own memory that is pinned at `bytes`, within a mapping that is undone once the memory is unpinned.
 void add_host_unregister(void* bytes, void* mapping, size_t mapping_bytes) noexcept;
 // Whether the memory is no longer pinned after this result of cuMemHostUnregister. The end of the driver or of its
 // context unpins, too.
 bool is_unregistered(CUresult result) noexcept;
 
-// Tries every kept undo once. Never throws; what fails again stays. may_free_host_memory: no capture can be under way
-// in any thread, since cuMemFreeHost and cuMemHostUnregister break it; the undos of virtual memory are harmless.
+// Tries every kept undo once. Never throws; undos that fail again stay. may_free_host_memory: no capture can be under
+// way in any thread, since cuMemFreeHost and cuMemHostUnregister break it; the undos of virtual memory are harmless.
 void retry(bool may_free_host_memory) noexcept;
 
 size_t count() noexcept;

@@ -23,11 +23,11 @@ int attribute(int device, CUdevice_attribute which) {
   CUdevice handle = 0;
   check(driver().cuDeviceGet(&handle, device), "cuDeviceGet", "ordinal=" + std::to_string(device));
   int value = 0;
-  // A driver that does not know the attribute does not have what it asks for.
+  // A driver that does not know the attribute lacks the capability.
   return driver().cuDeviceGetAttribute(&value, which, handle) == CUDA_SUCCESS ? value : 0;
 }
 
-// Empty where the location serves the device: its granularity is then in the location.
+// Empty if the location works for the device; the location then has its granularity.
 std::string try_location(int device, HostLocation& location) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;

@@ -8,7 +8,7 @@
 
 namespace ebbtide {
 
-// Where host memory is made that a device reaches through the same mappings as its own.
+// The location of host memory that a device accesses through mappings like those of its own memory.
 struct HostLocation {
   CUmemLocation where{};
   size_t granularity_bytes = 0;
@@ -20,10 +20,10 @@ struct HostLocation {
 // "host memory near the device, NUMA node 0".
 std::string describe(const HostLocation& location);
 
-// What a real creation at each place said: on the NUMA node near the device, else on the host at large.
+// The result of creating memory at each place: on the NUMA node near the device, else on the host at large.
 struct HostProbe {
-  std::optional<HostLocation> location;  // none: the driver makes no such memory
-  std::string found;                     // a sentence for people
+  std::optional<HostLocation> location;  // none: the driver can't make such memory
+  std::string found;                     // a sentence for users
 };
 HostProbe probe_host_location(int device);
 

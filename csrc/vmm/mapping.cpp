@@ -52,7 +52,7 @@ CUresult Mapping::grant(const DeviceSet& peers) noexcept {
   CUresult first = set_access(wanted);
   if (first == CUDA_SUCCESS || wanted.count() == 1) return first;
   first = CUDA_SUCCESS;
-  // One that can't have it does not stand in the way of the others.
+  // A device that is refused does not affect the others.
   for (int device = 0; device < kMaxDevices; ++device) {
     if (!wanted.test(static_cast<size_t>(device))) continue;
     const CUresult result = set_access(only(device));

@@ -8,16 +8,19 @@
 
 namespace ebbtide {
 
-// Owns the fact that a handle stands behind a part of a reservation, readable and writable by the device and its peers. Unmapping drops the access rights as well.
+// Owns the mapping of a handle into a part of a reservation, readable and writable by the device and its peers.
+// Unmapping drops the access rights too.
 //
-// Relied on: cuMemMap takes offset 0 only, so a mapping covers its whole handle; cuMemUnmap does not wait for kernels, so the caller must have. cuMemSetAccess changes nothing for devices that it does not
-// name, so that a peer is added while kernels use the memory.
+// Relied on: cuMemMap takes offset 0 only, so a mapping covers its whole handle. cuMemUnmap does not wait for kernels,
+// so the caller must have waited. cuMemSetAccess does not change the access of devices that it does not name, so a peer
+// can be added while kernels use the memory (csrc/DESIGN.md, F2, F4, F6).
 class Mapping {
  public:
   Mapping() = default;
-  // device: who reads and writes it. peers: who does so as well, if the driver lets all of them: else none of them, which missing() says and grant() may make good.
+  // device reads and writes it. The peers do too if the driver permits all of them, and otherwise none of them;
+  // missing() lists those, and grant() can retry them.
   static Mapping map(CUdeviceptr address, const PhysicalMemory& memory, int device, const DeviceSet& peers = {});
-  // Of the device's own memory.
+  // Maps the device's own memory.
   static Mapping map(CUdeviceptr address, const PhysicalMemory& memory) {
     return map(address, memory, memory.device());
   }
@@ -31,12 +34,13 @@ class Mapping {
   ~Mapping();
 
   bool is_mapped() const { return address_ != 0; }
-  // Throws DriverError and stays mapped when the driver refuses.
+  // Throws DriverError and stays mapped if the driver refuses.
   void unmap();
 
-  // Lets these read and write it as well; kernels may be using it. Who had access keeps it, whatever the driver says: its first refusal is the answer, the others have got it.
+  // Gives these devices read and write access; kernels may be using the memory. Devices that had access keep it,
+  // whatever the driver answers. Returns the driver's first refusal; the devices that it did not refuse have access.
   CUresult grant(const DeviceSet& peers) noexcept;
-  // Those of them that have no access.
+  // Those of these devices that have no access.
   DeviceSet missing(const DeviceSet& peers) const { return is_mapped() ? peers & ~granted_ : DeviceSet{}; }
 
  private:

@@ -8,18 +8,21 @@
 
 namespace ebbtide {
 
-// In place of a device's ordinal: the memory is the host's.
+// Used in place of a device's ordinal for host memory.
 inline constexpr int kOnHost = -1;
 
-// Owns one driver handle: physical memory with no address of its own. Releasing it while it is mapped is legal, the mapping keeps the memory.
+// Owns one driver handle: physical memory without an address. It may be released while it is mapped; the mapping then
+// keeps the memory.
 //
 // Relied on: the memory of a new handle reads as zeros, on the device and on the host (csrc/DESIGN.md, F5).
 class PhysicalMemory {
  public:
   PhysicalMemory() = default;
-  // On the device; size_bytes: a multiple of granularity(device). Throws DriverError (code CUDA_ERROR_OUT_OF_MEMORY where there is too little).
+  // On the device. size_bytes is a multiple of granularity(device). Throws DriverError, with the code
+  // CUDA_ERROR_OUT_OF_MEMORY if there is too little.
   static PhysicalMemory create_on_device(size_t size_bytes, int device);
-  // On the host; size_bytes: a multiple of the location's granularity. Charged to no cgroup (csrc/DESIGN.md, F15): the caller has claimed it.
+  // On the host. size_bytes is a multiple of the location's granularity. The kernel charges this memory to no cgroup
+  // (csrc/DESIGN.md, F15), so the caller has claimed it from the host budget.
   static PhysicalMemory create_on_host(size_t size_bytes, const HostLocation& location);
   PhysicalMemory(PhysicalMemory&& other) noexcept
       : handle_(std::exchange(other.handle_, 0)),
@@ -34,7 +37,7 @@ class PhysicalMemory {
   int device() const { return device_; }  // kOnHost: none
   bool is_on_host() const { return has_handle() && device_ == kOnHost; }
 
-  // Gives the memory back now. Throws DriverError and keeps the handle when the driver refuses.
+  // Frees the memory now. Throws DriverError and keeps the handle if the driver refuses.
   void release();
 
  private:

@@ -7,7 +7,7 @@
 
 namespace ebbtide {
 
-// Owns a range of virtual addresses with nothing behind it. All mappings in it must be gone before it goes.
+// Owns a range of virtual addresses, without memory. All mappings in it must be undone before it is destroyed.
 class Reservation {
  public:
   Reservation() = default;

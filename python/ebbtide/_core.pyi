@@ -1,4 +1,7 @@
-"""The pybind11 face of ebbtide.h: marshalling only. Every call releases the GIL. Failures raise the classes of ebbtide.errors; malformed arguments ValueError."""
+"""The pybind11 binding of ebbtide.h, which only converts arguments and results. Every call releases the GIL.
+
+Failures raise the classes of ebbtide.errors; malformed arguments raise ValueError.
+"""
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -115,7 +118,7 @@ class HeldLease:
     is_open: bool
 
 class Holding:
-    """Owns leases and counted captures: each is opened and recorded in one step, and ended when this is closed or dies."""
+    """Owns leases and counted captures. Each is opened and recorded in one step; close() or destruction ends it."""
 
     def open_lease(self, tag: str, holder: str) -> HeldLease: ...
     def withhold(self) -> HeldLease: ...  # of which the core need not know
@@ -172,7 +175,7 @@ class Moved:
     def tags(self) -> list[str]: ...
 
 class Backup:
-    """The stored bytes of a range; a buffer (PEP 3118, format "B", 1-D) that keeps them alive, read-only unless asked for otherwise."""
+    """The stored bytes of a range: a buffer (PEP 3118, format "B", 1-D) that keeps them alive, read-only by default."""
 
     address: int
     size_bytes: int
@@ -185,7 +188,7 @@ class Operation:
     def abandon(self) -> None: ...
 
 class Pending:
-    """A resume under way; dropping it waits for its end. Ranges are (address, bytes); to stream_wait, none means all."""
+    """A resume under way; destruction waits for its end. Ranges are (address, bytes); none means all bytes."""
 
     def stream_wait(self, device: int, stream: int, ranges: Sequence[tuple[int, int]] = ()) -> None: ...
     def is_ready(self, address: int, size_bytes: int) -> bool: ...

@@ -1,4 +1,5 @@
-/* What a C program may do with allocations that are away, or that came back together: pause some of them by address, free and trim them. No Python in the process. */
+/* Allocations that are away, or that came back together, from C with no Python in the process: pausing some of them by
+ * address, freeing and trimming them. */
 #include <sys/resource.h>
 
 #include "capi_check.h"

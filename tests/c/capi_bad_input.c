@@ -1,4 +1,5 @@
-/* Bad input to the functions of ebbtide.h that ask, limit, allocate and free, from C with no Python in the process: each gives a code and a message, and nothing ends the process. */
+/* Bad input to the functions of ebbtide.h that query, limit, allocate and free, from C with no Python in the process.
+ * Each returns a code and a message, and none ends the process. */
 #include "capi_check.h"
 
 static void driver_choice(void) {

@@ -1,4 +1,5 @@
-/* Bad input and wrong states of leases, captures, operations, reports and queries, from C with no Python in the process. */
+/* Bad input and wrong states of leases, captures, operations, reports and queries, from C with no Python in the
+ * process. */
 #include "capi_check.h"
 
 static ebbtide_request request_of(const char* const* tags, size_t count) {

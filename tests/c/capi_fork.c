@@ -1,4 +1,5 @@
-/* Invariant 10: in a forked child every function of ebbtide.h gives a STATE_ERROR or does nothing; none hangs, and what is the parent's stays as it is. */
+/* Invariant 10: in a forked child every function of ebbtide.h returns a STATE_ERROR or does nothing. None hangs, and
+ * the parent's state does not change. */
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-/* What is there, number by number: tags, allocations, stats and events through every state that an allocation can be in. */
+/* The exact numbers of tags, allocations, stats and events in every state that an allocation can be in. */
 #include "capi_check.h"
 
 enum { BLOCK = CHUNK };
@@ -14,7 +14,7 @@ static void* take(const char* tag, int32_t backup, int32_t retain, int32_t overf
   return address;
 }
 
-/* --- tags ------------------------------------------------------------------------------------------------------------- */
+/* --- tags --------------------------------------------------------------------------------------------------------- */
 
 static void find_tag(void* user, const ebbtide_tag_info* info) {
   ebbtide_tag_info* const wanted = user;
@@ -121,7 +121,7 @@ static void a_tag_that_spilled(void) {
   EXPECT(EBBTIDE_OK, ebbtide_free(split, &error));
 }
 
-/* --- allocations ------------------------------------------------------------------------------------------------------ */
+/* --- allocations -------------------------------------------------------------------------------------------------- */
 
 struct seen {
   uint64_t count, last;
@@ -161,7 +161,7 @@ static void allocations_come_oldest_first(void) {
   for (int i = 0; i < 3; ++i) EXPECT(EBBTIDE_OK, ebbtide_free((void*[]){first, second, third}[i], &error));
 }
 
-/* --- stats ------------------------------------------------------------------------------------------------------------ */
+/* --- stats -------------------------------------------------------------------------------------------------------- */
 
 static void stats_count_what_happened(void) {
   ebbtide_stats before = {.struct_size = sizeof before}, after = before;
@@ -200,7 +200,7 @@ static void stats_count_what_happened(void) {
   SAYS("ebbtide_stats.struct_size");
 }
 
-/* --- events ----------------------------------------------------------------------------------------------------------- */
+/* --- events ------------------------------------------------------------------------------------------------------- */
 
 struct told {
   uint64_t count, last;

@@ -39,7 +39,7 @@ static ebbtide_request of_tag(const char* const* tag) {
   return request;
 }
 
-/* --- rows ------------------------------------------------------------------------------------------------------------- */
+/* --- rows --------------------------------------------------------------------------------------------------------- */
 
 struct rows {
   uint64_t count, bytes, copied, skipped;
@@ -83,7 +83,7 @@ static void a_report_has_a_row_for_each_tag(void) {
   give_back(left);
 }
 
-/* --- fields ----------------------------------------------------------------------------------------------------------- */
+/* --- fields ------------------------------------------------------------------------------------------------------- */
 
 static void a_backup_for_this_once(void) {
   const ebbtide_policy none = {sizeof none, EBBTIDE_BACKUP_NONE, 0, 0, 0};
@@ -229,7 +229,7 @@ static void some_addresses_of_a_tag(void) {
   give_back(two);
 }
 
-/* --- trims, preparations, swaps ---------------------------------------------------------------------------------------- */
+/* --- trims, preparations, swaps ----------------------------------------------------------------------------------- */
 
 static void trimmed_memory_is_gone_and_its_neighbour_stays(void) {
   unsigned char *const one = take("n", NULL, 1), *const two = take("n", NULL, 2);
@@ -287,7 +287,7 @@ static void a_swap_has_two_reports(void) {
   give_back(more);
 }
 
-/* --- pending resumes and views ---------------------------------------------------------------------------------------- */
+/* --- pending resumes and views ------------------------------------------------------------------------------------ */
 
 static void a_pending_resume(void) {
   unsigned char* const address = take("w", NULL, 1);

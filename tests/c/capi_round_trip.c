@@ -1,4 +1,5 @@
-/* The whole way in C11: allocate, write, pause, look at the stored bytes, resume, free; in one call and in two phases, and with memory that has no backup. */
+/* A whole cycle in C11: allocate, write, pause, view the stored bytes, resume, free; in one call and in two phases, and
+ * with memory that has no backup. */
 #include <stdio.h>
 #include <string.h>
 

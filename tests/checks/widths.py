@@ -78,7 +78,7 @@ PROSE: dict[str, Callable[[str], Numbered]] = {
     ".md": markdown_prose,
     **dict.fromkeys((".h", ".c", ".cpp", ".cu", ".def"), c_comments),
     **dict.fromkeys((".py", ".pyi"), python_prose),
-    **dict.fromkeys((".sh", ".mk", ".cmake", ".toml", ".yml"), hash_comments),
+    **dict.fromkeys((".sh", ".mk", ".cmake", ".txt", ".toml", ".yml"), hash_comments),
 }
 
 

@@ -1,4 +1,4 @@
-// Addresses that are cut from large reservations: where they lie, when they are handed out again, and what stands in the way of that.
+// Addresses that are cut from large reservations: their positions, when they are reused, and what prevents reuse.
 #include "vmm/address_arena.h"
 
 #include <gtest/gtest.h>

@@ -89,7 +89,7 @@ TEST_F(ViewsOfWhatIsMidway, NobodyWritesUnderThem) {
   }
 }
 
-// Whoever looks at stored bytes may write there, by ways that nobody sees: what was known of them is not believed again.
+// A viewer of stored bytes may write to them undetected, so earlier knowledge about these bytes is not used again.
 class ViewsThatAreWritten : public BackupLifetime, public ::testing::WithParamInterface<BackupKind> {
  protected:
   CUdeviceptr alloc_retained(size_t chunks) {

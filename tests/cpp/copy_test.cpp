@@ -1,4 +1,5 @@
-// Copies between a device and a store: bit-exact with one thread and with several, and honest about what did not get through.
+// Copies between a device and a store: bit-exact with one thread and with several, and correct in what they report
+// after a failure.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -191,7 +192,8 @@ TEST_P(CopyTest, PartsAreAsLargeAsTheStoreWants) {
   }
 }
 
-// While one thread is busy with its part of a piece, the others do all that the ring has room for: only what lies behind it there has to wait.
+// While one thread is busy with its part of a piece, the others do all the work that the ring has room for. Only pieces
+// behind it in the ring have to wait.
 TEST_P(CopyTest, APartThatTakesLongHoldsUpNothingButItsRoom) {
   fill(address(), kBytes, 1);
   backup_.is_shown = true;

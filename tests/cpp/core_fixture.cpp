@@ -13,7 +13,8 @@
 namespace ebbtide::testing {
 namespace {
 
-// The core keeps the contexts that it retained for good; a reset of the simulator forgets them, and handles are the same again once they are retained anew.
+// The core never releases the contexts that it retained, but a reset of the simulator forgets them. Retaining them
+// again gives the same handles.
 void reset_simulator() {
   DeviceKernels::forget_all();
   DeliveryBoard::forget_all();

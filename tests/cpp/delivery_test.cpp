@@ -1,4 +1,5 @@
-// Deliveries: bit-exact through few slots and many threads, honest about what did not get through, and waited for by streams.
+// Deliveries: bit-exact with few slots and many threads, correct in what they report after a failure, and awaited by
+// streams.
 #include <gtest/gtest.h>
 
 #include <atomic>

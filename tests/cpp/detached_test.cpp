@@ -1,4 +1,4 @@
-// A chunk that a separation left behind with its bytes whole in memory that is not mapped, and what each operation does with it.
+// A chunk whose bytes a separation left intact in unmapped memory, and the effect of each operation on it.
 #include "base/error.h"
 #include "core/operation/backup_view.h"
 #include "core/operation/pending.h"

@@ -1,4 +1,5 @@
-// The engine pool's lists grow under its lock. ThreadSanitizer sees a race where they don't; this stands inside instead: every memory that a thread takes while it makes an engine is a place to look from.
+// The engine pool's lists grow under its lock. ThreadSanitizer would report a race if they did not. This test checks it
+// directly: it looks at each allocation that a thread makes while it creates an engine.
 #include <gtest/gtest.h>
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

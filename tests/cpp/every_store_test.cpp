@@ -1,4 +1,4 @@
-// What every store promises: bytes come back whatever their alignment and however many threads move them, and the view shows them.
+// The contract of every store: bytes come back with any alignment and any number of threads, and the view shows them.
 #include <gtest/gtest.h>
 
 #include <algorithm>

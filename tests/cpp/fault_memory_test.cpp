@@ -1,4 +1,5 @@
-// Fault injection: alloc and free with every driver call failing, and operations that find too little host or device memory.
+// Fault injection: alloc and free with every driver call failing, and operations that find too little host or device
+// memory.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -308,7 +309,8 @@ TEST_F(ShortageTest, Invariant3_ResumeWithoutRoomMovesNothingAndWorksOnceThereIs
   expect_sound("resumed");
 }
 
-// The second device runs out of memory, and what is still to be given back there makes room: what the first device was given meanwhile must stay.
+// The second device runs out of memory, and memory that was still to be freed there makes room. The memory that the
+// first device received meanwhile must stay.
 TEST_F(ShortageTest, ResumeOnTwoDevicesTriesAgainWithWhatWasGivenBack) {
   build({{"w", BackupKind::kRam, 0, {kChunk}}, {"w", BackupKind::kRam, 1, {kChunk, kChunk}}});
   const CUdeviceptr stuck = alloc("stuck", kChunk, BackupKind::kNone, 1);

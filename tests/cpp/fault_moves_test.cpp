@@ -1,5 +1,6 @@
-// Fault injection for what is more than a pause or a resume of all: swap, prepare, trim, retained, pinned and disk backups, asynchronous resumes. Every driver call fails once, and of every sixth
-// all that follow fail as well. After each failure invariants 1 to 3 hold, the tags can be finished in any way, and when they are freed nothing is left.
+// Fault injection beyond a pause or resume of everything: swap, prepare, trim, retained, pinned and disk backups,
+// asynchronous resumes. Every driver call fails once, and at every sixth call all that follow fail as well. After each
+// failure invariants 1 to 3 hold, the tags can be finished in any way, and freeing them leaves nothing.
 #include "moves_faults.h"
 
 namespace ebbtide::testing {

@@ -123,7 +123,7 @@ TEST_F(StoreFaults, Invariant3_ADiskThatFailsAtAnyRequestLosesNothing) {
   EXPECT_TRUE(directory.is_empty());
 }
 
-// A chunk that came back before the failure may be called unchanged by the next pause: then its file must still have it.
+// The next pause may treat a chunk that came back before the failure as unchanged. Its file must still hold it then.
 TEST_F(StoreFaults, Invariant3_WhatCameBackFromDiskBeforeAFailureLeavesAgainWithItsBytes) {
   const DiskDirectory directory;
   DiskStore store(faulty_calls());

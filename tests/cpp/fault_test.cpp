@@ -1,5 +1,6 @@
-// Fault injection: every driver call of every operation fails once, with out-of-memory and with another code, and all calls fail from the k-th on. After each failure
-// invariants 1 to 3 hold, nothing leaks, and the operation succeeds when it is tried again.
+// Fault injection: every driver call of every operation fails once, with out-of-memory and with another code, and all
+// calls fail from the k-th on. After each failure invariants 1 to 3 hold, nothing leaks, and the operation succeeds
+// when it is repeated.
 #include <algorithm>
 #include <sstream>
 
@@ -80,7 +81,8 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
   void expect_untouched_or_partial(const std::vector<Place>& before, const Live& live_before) {
     const std::vector<Place> now = places();
     if (now == before) {
-      // Nothing was given up: all is as it was, but for the ring, which is kept, and for memory into which a copy may still be on its way.
+      // Nothing was given up, so everything is as before, except for the ring, which is kept, and for memory that a
+      // copy may still write to.
       if (!has_stale_memory()) {
         EXPECT_EQ(without_lost(Live::now()), without_lost(live_before));
       }
@@ -96,7 +98,8 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
       for (const Chunk& chunk : core().registry.find(block.address)->chunks) {
         Moved& moved = tags[block.spec.tag];
         moved.is_any_away |= !chunk.is_resident();
-        // A pause that could not release what left has something left to do; memory that a resume could not use is none of that.
+        // A pause that could not release the memory of what left has work to do; memory that a resume could not use
+        // does not count.
         moved.is_any_here |= chunk.is_resident() || (chunk.has_stale_memory() && now[index] != before[index]);
         ++index;
       }
@@ -104,7 +107,8 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
     for (const auto& [tag, moved] : tags) EXPECT_EQ(is_partial(tag), moved.is_any_away && moved.is_any_here) << tag;
   }
 
-  // From where the world was built: nothing of ebbtide's own is kept, so that every run of the operation makes the same calls.
+  // Starts from the state right after the world was built. None of ebbtide's own caches are kept, so that every run of
+  // the operation makes the same calls.
   void start_over(int code) {
     core().rules.shared_handle_bytes = GetParam().has_come_back ? policy::kSharedHandleBytes : 0;
     resume();
@@ -170,7 +174,8 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
         expect_sound("after the second try");
       }
       EXPECT_EQ(places(), wanted);
-      // Streams and events hold no memory and are lost where they can't be destroyed; a ring that the system does not pin is tried smaller, and without tables all is copied.
+      // Streams and events hold no memory, and are lost if they can't be destroyed. If the system refuses to pin a
+      // ring, a smaller one is tried; without tables, everything is copied.
       const bool is_exact = times != 0 && name != "cuStreamDestroy" && name != "cuEventDestroy" &&
                             !(code == kOutOfMemory && (name == "cuMemHostRegister" || name == "cuMemHostAlloc"));
       EXPECT_EQ(is_exact ? Live::now() : without_lost(Live::now()), is_exact ? whole : without_lost(whole));

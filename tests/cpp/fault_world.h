@@ -6,7 +6,8 @@
 
 #include "core_fixture.h"
 
-// What fault injection works on: allocations with known bytes, and the checks that must hold at every moment, whatever failed.
+// The objects of fault injection: allocations with known bytes, and the checks that must hold at every moment, whatever
+// failed.
 namespace ebbtide::testing {
 
 struct BlockSpec {
@@ -32,7 +33,8 @@ class FaultTest : public CoreTest {
 
   // The names of the driver calls that act makes, in order.
   std::vector<std::string> calls_of(const std::function<void()>& act);
-  // Without what may be lost where the driver refuses all calls: streams, events, copies that were queued, and the ring that they may still use.
+  // Leaves out the objects that may be lost if the driver refuses all calls: streams, events, queued copies, and the
+  // ring that they may still use.
   static Live without_lost(Live live);
 
   struct Block {

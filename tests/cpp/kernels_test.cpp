@@ -1,4 +1,4 @@
-// The digest of a block on the processor: what may never go unnoticed does not, and nothing but the content and the seed counts.
+// The digest of a block on the processor: changes that must be detected are, and only the content and the seed matter.
 #include "kernels/blocks.h"
 
 #include <gtest/gtest.h>

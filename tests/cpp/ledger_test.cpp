@@ -1,4 +1,5 @@
-// The ledger of a run: between objects of one process, which are strangers to each other as processes are, and between real processes that die while they hold.
+// The ledger of a run: between objects of one process, which are as separate as processes, and between real processes
+// that die while they hold memory.
 #include "core/budget/ledger.h"
 
 #include "ledger_processes.h"
@@ -69,7 +70,8 @@ TEST_F(LedgerTest, WhatIsNoLedgerIsRefused) {
   EXPECT_THROW(Ledger::open("/proc/no/such/folder"), StateError);
 }
 
-// As the next run sweeps (python/ebbtide/launch/ledger.py): it locks all of the file and removes it, while another process has it open already and waits.
+// As the next run sweeps (python/ebbtide/launch/ledger.py): it locks the whole file and removes it, while another
+// process has already opened it and waits.
 TEST_F(LedgerTest, Invariant7_WhatIsRemovedBeforeItIsLockedIsOpenedAgain) {
   const int sweeper = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   struct flock whole{};

@@ -1,4 +1,4 @@
-// What a question costs does not grow with what it is not about: counted in tags and allocations that the registry looks at.
+// The cost of a query does not grow with unrelated tags and allocations: counts those that the registry looks at.
 #include <gtest/gtest.h>
 
 #include <algorithm>

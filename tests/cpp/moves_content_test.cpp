@@ -1,4 +1,5 @@
-// Content made to fool whatever decides that bytes need not move: after each change, however small, the very bytes come back (invariant 2).
+// Content that is built to deceive the decision that bytes need not move. After each change, however small, the exact
+// bytes come back (invariant 2).
 #include <cstring>
 #include <iterator>
 
@@ -112,8 +113,8 @@ std::string name_of(const ::testing::TestParamInfo<StoreCase>& info) {
 }
 INSTANTIATE_TEST_SUITE_P(Stores, MovesContent, ::testing::ValuesIn(kCases), name_of);
 
-// Nobody should write into what is being paused. Who does is not believed to have the stored bytes: what is written between the digest and the copy comes back, what comes later is lost, and
-// neither is taken for clean at the next pause.
+// A program should not write to memory that is being paused. If it does, a write between the digest and the copy comes
+// back, and a later one is lost. The next pause treats neither as clean.
 TEST_F(MovesWorld, AWriteBetweenDigestAndCopyIsNotTakenForClean) {
   for (const size_t written : {size_t{0}, size_t{5}}) {  // already in the ring; not copied yet
     const CUdeviceptr address = alloc_chunks("w", Policy{BackupKind::kRam, true}, 0, std::vector<uint64_t>(6, kChunk));

@@ -11,8 +11,8 @@
 #include "moves_world.h"
 #include "store/delivery_board.h"
 
-// Sweeps over the driver calls of any operation: each fails once, and of every sixth all that follow fail as well. After each failure invariants 1 to 3 hold, the tags can be finished in any way, and
-// when they are freed nothing is left.
+// Sweeps over the driver calls of any operation: each fails once, and at every sixth call all that follow fail as well.
+// After each failure invariants 1 to 3 hold, the tags can be finished in any way, and freeing them leaves nothing.
 namespace ebbtide::testing {
 
 inline constexpr int kOutOfMemory = 2;
@@ -142,7 +142,8 @@ class MovesFaults : public MovesWorld {
     pending->wait();
   }
 
-  // A second cycle: of each four blocks the first is unchanged, the second of one value now and the first time not, the third changed, the fourth the reverse of the second.
+  // A second cycle. Of each four blocks the first is unchanged, the second becomes one repeated value, the third
+  // changes, and the fourth is no longer one repeated value.
   void make_second_cycle(size_t item) {
     const size_t blocks = items_[item].content.size();
     for (size_t block = 3; block < blocks; block += 4) write_block(item, block, 7);

@@ -1,4 +1,5 @@
-// What need not move, what is kept, and the operations beside pause and resume: retained backups, every store, swap, prepare, trim, views.
+// Bytes that need not move, backups that are kept, and the operations beside pause and resume: retained backups, every
+// store, swap, prepare, trim, views.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Swaps, asynchronous resumes, prepares and views beside each other in several threads. What these tests prove beside their expectations they prove under ThreadSanitizer.
+// Swaps, asynchronous resumes, prepares and views side by side in several threads. Besides their own expectations,
+// these tests rely on ThreadSanitizer.
 #include <atomic>
 #include <chrono>
 

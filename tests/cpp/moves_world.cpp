@@ -57,7 +57,8 @@ void MovesWorld::expect_nothing_left() {
   EXPECT_EQ(deferred_undos::count(), 0u);
   EXPECT_EQ(core().deferred_frees.count(), 0u);
   for (int device = 0; device < kDevices; ++device) EXPECT_EQ(core().budgets.device.held_bytes(device), 0u);
-  // A ring, or a pinned backup, that a copy may still use, since the driver refused to say that it ended, stays in the books.
+  // A ring or a pinned backup stays counted if the driver refused to confirm that a copy has ended: the copy may still
+  // use it.
   const uint64_t lost_bytes = core().budgets.pinned.lost_bytes();
   EXPECT_EQ(core().budgets.host.held_bytes(), core().engines.held_bytes() + lost_bytes);
   EXPECT_EQ(core().budgets.pinned.held_bytes(), core().engines.held_bytes() + lost_bytes);

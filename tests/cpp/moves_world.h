@@ -7,8 +7,8 @@
 #include "core_fixture.h"
 #include "store_fixture.h"
 
-// What fault injection of swap, prepare, trim, retained backups and asynchronous resumes works on: allocations whose blocks are of every kind that a pause tells apart, and the checks that
-// must hold at every moment, whatever failed.
+// The objects for fault injection of swap, prepare, trim, retained backups and asynchronous resumes: allocations with
+// every kind of block that a pause distinguishes, and the checks that must hold at every moment, whatever failed.
 namespace ebbtide::testing {
 
 struct ItemSpec {
@@ -27,7 +27,8 @@ class MovesWorld : public CoreTest {
     std::vector<bool> is_unused;    // by block: a pause may leave it behind, and then it comes back as zeros
   };
 
-  // Frees all there was and makes these allocations, each block with bytes of its own. Nothing of the ones before may be left.
+  // Frees everything and makes these allocations, each block with its own bytes. Nothing of the earlier allocations may
+  // be left.
   void build(const std::vector<ItemSpec>& specs);
   void free_all();
   // Of ebbtide nothing is left but what it keeps for good.

@@ -1,4 +1,5 @@
-// What pause and resume do when nothing fails: queued work is waited for, reports add up, real chunk sizes make the way and back.
+// Pause and resume without failures: they wait for queued work, their reports add up, and chunks of real sizes leave
+// and come back.
 #include <gtest/gtest.h>
 
 #include <cstring>

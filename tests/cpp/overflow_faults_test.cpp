@@ -1,5 +1,6 @@
-// Fault injection for what spilled: every driver call of every operation fails once, with out-of-memory and with another code, and of some all that follow fail as well. After each failure invariants
-// 1 to 3 hold, the operation can be finished, and when all is freed nothing is left.
+// Fault injection for spilled memory: every driver call of every operation fails once, with out-of-memory and with
+// another code, and at some calls all that follow fail as well. After each failure invariants 1 to 3 hold, the
+// operation can be finished, and freeing everything leaves nothing.
 #include "base/error.h"
 #include "base/scope_exit.h"
 #include "overflow_world.h"

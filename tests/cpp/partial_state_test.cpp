@@ -1,4 +1,5 @@
-// What is known of a tag that an operation left midway, and of its budgets, when other operations come before the one that finishes it.
+// The state of a tag that an operation left midway, and of its budgets, when other operations come before the one that
+// finishes it.
 #include "base/error.h"
 #include "core/operation/pending.h"
 #include "moves_world.h"

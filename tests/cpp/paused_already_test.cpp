@@ -85,7 +85,8 @@ TEST_F(PausedAlreadyTest, Invariant3_AClaimThatIsAbandonedPausesAndResumesNothin
   EXPECT_TRUE(is_paused(item));
 }
 
-// Every driver call of the pause, and of the resume, fails once; then what left is not lost to a pause without a backup.
+// Every driver call of the pause and of the resume fails once. A pause without a backup must not lose the memory that
+// already left.
 TEST_F(PausedAlreadyTest, Invariant3_AfterAFailureWhatLeftWholeIsPaused) {
   for (const bool is_resume : {false, true}) {
     size_t failures = 0;

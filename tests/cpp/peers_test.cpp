@@ -1,4 +1,5 @@
-// Peers: a device that is alive and reaches the memory may use all of it, whenever it came alive and wherever the memory has been meanwhile.
+// Peers: a device that is alive and can access the memory may use all of it, whenever it came alive and wherever the
+// memory has been meanwhile.
 #include <atomic>
 #include <thread>
 
@@ -187,7 +188,8 @@ constexpr size_t kStride = 5;
 constexpr size_t kStride = 1;
 #endif
 
-// Every driver call of every occasion fails, once and with all that follow: bytes, owners and books stay right, the device keeps its access, and the next occasion makes it good.
+// Every driver call of every occasion fails, once and with all that follow. Bytes, owners and budgets stay right, the
+// device keeps its access, and the next occasion grants the missing access.
 TEST_F(PeersTest, Invariant3_CatchingUpWithEveryCallFailing) {
   const std::vector<Act> occasions = {
       [&] { deallocate(core(), alloc("new", kChunk)); },
@@ -248,7 +250,8 @@ TEST_F(PeersTest, Invariant9_CatchingUpBreaksNoCapture) {
   core().capture_gate.end_capture();
 }
 
-// A device that comes and goes while others allocate, free, pause and resume: at the end all is usable by both, and nothing is left.
+// A device comes and goes while others allocate, free, pause and resume. At the end both can use everything, and
+// nothing is left.
 TEST_F(PeersTest, ThreadsMayDoAllOfItAtOnce) {
   start_with_one();
   for (int index = 0; index < 4; ++index) spill("w", kSplitRam, kChunk, kChunk);

@@ -1,4 +1,5 @@
-// What the preload library decides and counts, apart from the hooks themselves: tests/preload has those. With a source of csrc/preload in it, the test program might be hooked itself.
+// The decisions and counts of the preload library without its hooks, which tests/preload covers. If the test program
+// contained the hooks' sources, it might be hooked itself.
 #include <gtest/gtest.h>
 
 #include <random>

@@ -1,4 +1,5 @@
-// Forks beside the simulated device's memory: a lock that another thread holds is waited for, so that the child finds it open.
+// Forks while another thread holds a lock of the simulated device's memory: the fork waits for the lock, so that the
+// child finds it open.
 #include "torch/cpu/region_memory.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Fault injection for memory that is shared: everything has come back once before the operation under test. What shares is whole on one side or the other, whichever call fails.
+// Fault injection for shared handles: everything has come back once before the operation under test. Allocations that
+// share a handle are whole on one side or the other, whichever call fails.
 #include "moves_faults.h"
 
 namespace ebbtide::testing {

@@ -1,4 +1,5 @@
-// Random walks over all that may happen to memory that is shared, with bytes, books and addresses looked at after every step. Every walk is the same in every run.
+// Random walks over all operations on shared handles. Every step checks bytes, budgets and addresses. The walks are the
+// same in every run.
 #include <gtest/gtest.h>
 
 #include <map>

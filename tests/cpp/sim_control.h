@@ -8,7 +8,8 @@
 
 #include "sim/control.h"
 
-// The simulator's control functions. The tests never link the simulator: it is opened as the core opens it, so that both see one copy.
+// The simulator's control functions. The tests never link the simulator: they open it as the core does, so that both
+// use one copy.
 namespace ebbtide::testing {
 
 struct SimControl {

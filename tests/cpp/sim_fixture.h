@@ -70,7 +70,8 @@ struct SimControlTable {
 
 constexpr uint64_t kGranule = 2 << 20;
 
-// A simulator that was just reset, with the primary context of device 0 current. Its name differs from the core's fixture: both are in one program.
+// A simulator that was just reset, with the primary context of device 0 current. Its name differs from the core's
+// fixture because both are in one program.
 class SimTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -111,7 +112,7 @@ class SimTest : public ::testing::Test {
     return address;
   }
 
-  // One accessible mapping in a reservation of its own; the handle is released, so that unmapping gives the memory back.
+  // An accessible mapping in its own reservation. The handle is released, so that unmapping frees the memory.
   CUdeviceptr mapped(uint64_t size = kGranule) {
     const CUdeviceptr address = reserve(size);
     CUmemGenericAllocationHandle handle = 0;

@@ -1,4 +1,4 @@
-// Streams of the simulator that wait for a number in memory: who waits for them, who lets them go, and what becomes of them.
+// Streams of the simulator that wait for a number in memory: waiting for them, releasing them, and destroying them.
 #include <atomic>
 #include <chrono>
 #include <functional>

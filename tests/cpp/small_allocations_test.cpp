@@ -1,4 +1,5 @@
-// Small allocations stay on the device where large ones spill: the last of the limit, and half of the reserve, are theirs.
+// Small allocations stay on the device when large ones spill: they may use the last part of the limit and half of the
+// reserve.
 #include "base/error.h"
 #include "overflow_world.h"
 

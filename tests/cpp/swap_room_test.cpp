@@ -1,4 +1,5 @@
-// Room on the device for a swap: what the coming side needs beyond the leaving one's is there before anything moves, whatever the sizes of the chunks.
+// Room on the device for a swap: the memory that the returning side needs beyond that of the leaving one is there
+// before anything moves, whatever the sizes of the chunks.
 #include "base/error.h"
 #include "moves_world.h"
 #include "policy/chunking.h"

@@ -1,4 +1,5 @@
-// What a swap's two sides hand each other: which handles change owners, which are made anew, and how much there is at any moment.
+// The handles that the two sides of a swap pass on: which change owners, which are created, and how many exist at any
+// moment.
 #include "core/operation/swapped_memory.h"
 
 #include <gtest/gtest.h>

@@ -21,8 +21,7 @@ def package() -> Path:
 @pytest.fixture(scope="session")
 def rules(root: Path) -> dict[str, Rule]:
     """Each binary's pattern in the package -> its rule."""
-    api = read_c_functions(root / "csrc/api/ebbtide.h", "ebbtide_")
-    api |= read_c_functions(root / "csrc/api/ebbtide_settings.h", "ebbtide_")
+    api = set().union(*(read_c_functions(header, "ebbtide_") for header in (root / "csrc/api").glob("ebbtide*.h")))
     control = read_c_functions(root / "csrc/sim/control.h", "ebbtide_sim_")
     listed = set(read_driver_functions(root / "csrc/driver/functions.def"))
     driver = set(exported_driver_names(listed, find_cuda_include()).values())

@@ -18,7 +18,10 @@ def expected_files(root: Path) -> set[str]:
         for path in (root / "csrc/torch/cpu").iterdir()
         if path.suffix in (".cpp", ".h")
     }
-    headers = {"include/ebbtide.h", "include/ebbtide_settings.h", "torch_extension/csrc/api/ebbtide.h"}
+    public = {path.name for path in (root / "csrc/api").glob("ebbtide*.h")}
+    assert {"ebbtide.h", "ebbtide_limits.h", "ebbtide_queries.h", "ebbtide_settings.h"} == public
+    headers = {f"include/{name}" for name in public}
+    headers |= {f"torch_extension/csrc/api/{name}" for name in public - {"ebbtide_settings.h"}}
     return modules | extension | headers | {"py.typed", "_core.pyi"}
 
 

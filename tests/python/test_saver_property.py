@@ -10,7 +10,15 @@ from ebbtide import _core, saver  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule  # noqa: E402
+from hypothesis.stateful import (  # noqa: E402
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 TAGS = st.sampled_from(["x", "y"])
 BACKUPS = st.sampled_from(["ram", None])

@@ -25,7 +25,8 @@ def recipe(tmp_path, monkeypatch):
     original = build.find_sources()
     shutil.copytree(original / "torch" / "cpu", sources / "torch" / "cpu")
     (sources / "api").mkdir()
-    shutil.copy(original / "api" / "ebbtide.h", sources / "api")
+    for header in (original / "api").glob("ebbtide*.h"):
+        shutil.copy(header, sources / "api")
     return replace(build.Recipe.of_this_process(), source_root=sources)
 
 
@@ -71,11 +72,11 @@ def test_whatever_decides_the_binary_is_in_the_key(recipe):
         "ebbtide_version": "9.9.9",
     }
     keys = {recipe.key(), *(replace(recipe, **{name: value}).key() for name, value in other_values.items())}
-    for name in ("torch/cpu/module.cpp", "torch/cpu/pool.h", "api/ebbtide.h"):
+    for name in ("torch/cpu/module.cpp", "torch/cpu/pool.h", "api/ebbtide.h", "api/ebbtide_queries.h"):
         path = recipe.source_root / name
         path.write_text(path.read_text() + "\n")
         keys.add(recipe.key())
-    assert len(keys) == 1 + len(other_values) + 3
+    assert len(keys) == 1 + len(other_values) + 4
     assert recipe.key() == replace(recipe, core_library=Path("/elsewhere/libebbtide.so")).key(), (
         "the same wherever ebbtide is installed"
     )

@@ -27,7 +27,7 @@ class Recipe:
     """Everything that decides what the built file is.
 
     Attributes:
-        source_root: the folder that holds torch/cpu/*.cpp and api/ebbtide.h.
+        source_root: the folder that holds torch/cpu/*.cpp and api/ebbtide*.h.
         torch_folder: torch's package folder (its include/ and lib/).
         torch_version, torch_revision: as torch gives them.
         uses_new_abi: _GLIBCXX_USE_CXX11_ABI of that torch; wheels of 2.6 were mostly built without.
@@ -76,7 +76,7 @@ class Recipe:
         for path in [
             *self.sources(),
             *sorted((self.source_root / "torch" / "cpu").glob("*.h")),
-            self.source_root / "api" / "ebbtide.h",
+            *sorted((self.source_root / "api").glob("ebbtide*.h")),
         ]:
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
         abi = f"abi{int(self.uses_new_abi)}"

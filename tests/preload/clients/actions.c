@@ -21,7 +21,8 @@ static void fill(uint32_t* words, size_t count, uint32_t seed) {
   for (size_t i = 0; i < count; ++i) words[i] = (uint32_t)i * 2654435761u + seed;
 }
 
-/* fill CALL COUNT SIZE: takes COUNT blocks, writes all of them, reads all back, frees them, and finds as much free as before. */
+/* fill CALL COUNT SIZE: allocates COUNT blocks, writes and reads all of them, frees them, and finds as much free memory
+ * as before. */
 static int fill_blocks(const struct api* api, const char* call, int count, size_t size) {
   CUdeviceptr blocks[MOST_BLOCKS] = {0};
   size_t free_before = 0, free_after = 0, total = 0;
@@ -72,8 +73,8 @@ static int take(const struct api* api, const char* call, size_t size) {
   return 0;
 }
 
-/* mixed CALL COUNT LARGE SMALL: takes COUNT blocks of LARGE bytes, and one of LARGE/2; then six of SMALL, and tells what free has shrunk by with each; one more of LARGE, which is read and
- * written. */
+/* mixed CALL COUNT LARGE SMALL: allocates COUNT blocks of LARGE bytes and one of LARGE/2, then six of SMALL, and prints
+ * how much each reduces the free memory. Then allocates, writes and reads one more of LARGE. */
 static int take_mixed(const struct api* api, const char* call, int count, size_t large, size_t small) {
   CUdeviceptr blocks[MOST_BLOCKS] = {0};
   size_t before = 0, after = 0, total = 0;
@@ -152,7 +153,8 @@ static int check_pointer(const struct api* api, CUdeviceptr start, size_t size, 
   return 0;
 }
 
-/* pointers SIZE: one allocation, as the driver tells of it, is one allocation on the device. Tells what an IPC handle gives. */
+/* pointers SIZE: the driver reports one allocation as one allocation on the device. Prints the result of an IPC handle.
+ */
 static int look_at_pointers(const struct api* api, size_t size) {
   CUdeviceptr address = 0;
   CUipcMemHandle handle;
@@ -205,7 +207,8 @@ static int free_in_order(const struct api* api, size_t size) {
   return 0;
 }
 
-/* free-beside once|twice SIZE: a free in the order of one stream while another captures, in the mode that forbids most: the capture goes on, and the memory goes after it. */
+/* free-beside once|twice SIZE: a free in the order of one stream while another captures in the strictest mode. The
+ * capture continues, and the memory is freed after it. */
 static int free_beside_capture(const struct api* api, int is_twice, size_t size) {
   CUdeviceptr address = 0, start = 0;
   CUstream stream = NULL, capturing = NULL;
@@ -228,7 +231,8 @@ static int free_beside_capture(const struct api* api, int is_twice, size_t size)
   return 0;
 }
 
-/* capture SIZE: during a capture a pool's memory is the driver's business; other memory may be taken, and freed late. The capture goes on. */
+/* capture SIZE: during a capture, pool memory is left to the driver. Other memory may be allocated, and is freed late.
+ * The capture continues. */
 static int capture(const struct api* api, size_t size) {
   CUstream stream = NULL;
   CUgraph graph = NULL;
@@ -283,8 +287,8 @@ static int keep_cache(const struct api* api, size_t size) {
   return 0;
 }
 
-/* peers SIZE REFUSED: memory of device 0 that spilled; then device 1 enables access to it and copies there, where that many calls of cuMemSetAccess fail. Tells what
- * enabling gave, and the copy. */
+/* peers SIZE REFUSED: memory of device 0 spills. Then device 1 enables access to it and copies there, while REFUSED
+ * calls of cuMemSetAccess fail. Prints the results of the two calls. */
 static int copy_from_peer(const struct api* api, size_t size, int refused) {
   void (*fail)(const char*, uint64_t, int, uint64_t) = NULL;
   CUdeviceptr here = 0, there = 0;

@@ -5,7 +5,8 @@
 #include <cuda.h>
 #undef cuGetProcAddress
 
-/* name as cuda.h has it (its macros make the exported symbol of it), and the versions that cuGetProcAddress is asked for: without and with the flag of per-thread default streams, whose variants came with CUDA 7 */
+/* The name as in cuda.h, whose macros make the exported symbol of it, and the versions for cuGetProcAddress: without
+ * and with the flag of per-thread default streams, whose variants came with CUDA 7. */
 #define EVERY_FUNCTION(X)                    \
   X(cuInit, 2000, 2000)                      \
   X(cuDeviceGet, 2000, 2000)                 \

@@ -1,4 +1,5 @@
-/* Another preload library: it stands before two functions of the driver and before dlsym, in the way that most do, and counts the calls that it sees. */
+/* Another preload library. It hooks two functions of the driver and dlsym, as most such libraries do, and counts the
+ * calls that it sees. */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <dlfcn.h>

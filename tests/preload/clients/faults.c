@@ -19,7 +19,7 @@ static int find_controls(void) {
   return fail != NULL && clear != NULL && calls != NULL && live != NULL;
 }
 
-/* faults CALL SIZE: fails each driver call in turn, once, in an allocation and in a free. Tells how many calls there were. */
+/* faults CALL SIZE: fails each driver call of an allocation and a free in turn, once. Prints the number of calls. */
 int fail_each_call(const struct api* api, const char* call, size_t size) {
   REQUIRE(find_controls());
   CUdeviceptr address = 0;
@@ -74,7 +74,8 @@ int fail_to_free(const struct api* api, const char* call, size_t size) {
   return 0;
 }
 
-/* put-off SIZE: a free that could not wait for the device twice is tried again when the next allocation has no room without it. */
+/* put-off SIZE: a free that failed twice to wait for the device is tried again when the next allocation has no room
+ * without it. */
 int need_what_is_put_off(const struct api* api, size_t size) {
   CUdeviceptr address = 0;
   REQUIRE(find_controls());
@@ -87,7 +88,8 @@ int need_what_is_put_off(const struct api* api, size_t size) {
   return 0;
 }
 
-/* Takes memory that becomes managed, and loses all that the context has; is_freed: after a free that was put off. Then takes the same again: of the device, or managed once more. */
+/* Allocates memory that becomes managed, and loses the whole context; is_freed: after a free that was deferred. Then
+ * allocates the same size again, from the device or managed once more. */
 static int take_twice(const struct api* api, size_t size, int is_freed, int is_managed, CUdeviceptr* again) {
   CUresult (*let_go)(CUdevice) = NULL;
   CUdeviceptr lost = 0;
@@ -111,7 +113,8 @@ static int take_twice(const struct api* api, size_t size, int is_freed, int is_m
   return 0;
 }
 
-/* lost living|freed|living-managed|freed-managed SIZE: managed memory went with its context, and its address was given again: nobody takes the one for the other. */
+/* lost living|freed|living-managed|freed-managed SIZE: managed memory is lost with its context, and its address is used
+ * again. The two are not confused. */
 int lose_managed(const struct api* api, const char* state, size_t size) {
   const int is_managed = strstr(state, "managed") != NULL;
   CUdeviceptr again = 0, other = 0, start = 0;

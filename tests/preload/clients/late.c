@@ -1,4 +1,5 @@
-/* A library that is there before ours and after it: it takes memory in its constructor and frees it in its destructor. */
+/* A library that is loaded before ours and unloaded after it. It allocates memory in its constructor and frees it in
+ * its destructor. */
 #include <cuda.h>
 #include <stdio.h>
 

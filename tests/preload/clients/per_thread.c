@@ -1,4 +1,5 @@
-/* per_thread ACTION SIZE: a program that was compiled for per-thread default streams, or that captures into a graph of its own. It finds each variant by name. */
+/* per_thread ACTION SIZE: a program that was compiled for per-thread default streams, or that captures into its own
+ * graph. It finds each variant by name. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,7 +70,8 @@ static int capture(size_t size) {
   return status;
 }
 
-/* Memory in the order of the thread's default stream: beyond the limit it is ours, and while that stream captures it is the driver's business. */
+/* Memory in the order of the thread's default stream: beyond the limit it comes from ebbtide; while that stream
+ * captures it is left to the driver. */
 static int allocate_in_order(size_t size) {
   CUresult (*take)(CUdeviceptr*, size_t, CUstream) = NULL;
   CUresult (*take_from_pool)(CUdeviceptr*, size_t, CUmemoryPool, CUstream) = NULL;

@@ -1,4 +1,5 @@
-/* libcuda.so.1 with what the simulator lacks beside it: the variants for per-thread default streams by their own names, and captures into a graph that is there. */
+/* A libcuda.so.1 that adds what the simulator lacks: the variants for per-thread default streams under their own names,
+ * and captures into an existing graph. */
 #include <cuda.h>
 
 static CUstream per_thread(CUstream stream) { return stream == NULL ? CU_STREAM_PER_THREAD : stream; }

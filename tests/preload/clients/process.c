@@ -1,4 +1,5 @@
-/* process ACTION: what a program may do in its life, linked against libcuda.so.1. The exit status is 0 where all went well. */
+/* process ACTION: things that a program may do in its life, linked against libcuda.so.1. The exit status is 0 on
+ * success. */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <dlfcn.h>

@@ -51,7 +51,8 @@ int ask_wrongly(const struct api* api) {
   return 0;
 }
 
-/* pitch WIDTH HEIGHT: rows of a width that is no multiple of a pitch, all of them written and read. Tells the pitch, and what free has shrunk by. */
+/* pitch WIDTH HEIGHT: writes and reads rows of a width that is no multiple of a pitch. Prints the pitch, and how much
+ * the free memory has shrunk. */
 int take_pitched(const struct api* api, size_t width, size_t height) {
   CUdeviceptr address = 0;
   size_t pitch = 0, before = 0, with = 0, after = 0, total = 0, extent = 0;

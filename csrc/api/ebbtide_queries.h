@@ -1,0 +1,125 @@
+/* What ebbtide holds: allocations, tags, statistics and events. A part of the C API, version 1; ebbtide.h includes this
+ * header and has its conventions. */
+#ifndef EBBTIDE_QUERIES_H
+#define EBBTIDE_QUERIES_H
+#include "ebbtide.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* --- allocations -------------------------------------------------------------------------------------------------- */
+typedef enum ebbtide_place {
+  EBBTIDE_PLACE_DEVICE = 0,
+  EBBTIDE_PLACE_HOST = 1,
+  EBBTIDE_PLACE_STORED = 2,
+  EBBTIDE_PLACE_DROPPED = 3,
+  EBBTIDE_PLACE_MIXED = 4
+} ebbtide_place;
+typedef struct ebbtide_allocation_info {
+  size_t struct_size;
+  uint64_t address, size_bytes; /* the whole range; size as rounded */
+  uint64_t resident_bytes, stored_bytes;
+  int32_t device, place, backup, chunk_count;
+  int32_t is_trimmed; /* ebbtide_trim freed its memory or its backup */
+  uint64_t sequence;  /* rises with each allocation */
+  char tag[EBBTIDE_TAG_MAX + 1];
+  uint64_t host_bytes; /* the resident bytes in host memory that the device reaches */
+  int32_t is_paused;   /* paused and not resumed since; its bytes on the host may have stayed there, resident */
+} ebbtide_allocation_info;
+#define EBBTIDE_ALLOCATION_INFO_INIT {sizeof(ebbtide_allocation_info), 0, 0, 0, 0, -1, 0, 0, 0, 0, 0, {0}, 0, 0}
+/* address may lie anywhere inside an allocation. If ebbtide does not own it, *found is 0 and *info is unchanged. Never
+ * waits for an operation. */
+EBBTIDE_API ebbtide_status ebbtide_find(const void* address, int* found, ebbtide_allocation_info* info,
+                                        ebbtide_error* error);
+/* Whether any byte of [address, address + size) lies in an allocation of ebbtide and is not resident. Cheap enough to
+ * check before each operator. */
+EBBTIDE_API int ebbtide_is_away(const void* address, uint64_t size_bytes);
+/* ebbtide_find for signal handlers: never waits for a lock. Returns 1 and fills tag (capacity bytes) if address is
+ * known.
+ */
+EBBTIDE_API int ebbtide_find_in_handler(const void* address, char* tag, size_t capacity, int* is_away);
+
+typedef void (*ebbtide_visit_allocation)(void* user, const ebbtide_allocation_info* info);
+EBBTIDE_API ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_visit_allocation visit, void* user,
+                                                     ebbtide_error* error); /* tag NULL: all; oldest first */
+
+/* --- tags --------------------------------------------------------------------------------------------------------- */
+typedef enum ebbtide_tag_state { EBBTIDE_RESIDENT, EBBTIDE_PAUSED, EBBTIDE_PARTIAL, EBBTIDE_EMPTY } ebbtide_tag_state;
+typedef struct ebbtide_tag_info {
+  size_t struct_size;
+  const char* tag;
+  int32_t state; /* PAUSED: an allocation is, and the last operation completed; PARTIAL: it failed midway */
+  int32_t lease_count;
+  uint64_t allocation_count, size_bytes, resident_bytes, stored_bytes, dropped_bytes;
+  uint64_t trimmed_bytes;  /* of allocations that ebbtide_trim freed; not counted in dropped_bytes */
+  uint64_t retained_bytes; /* host memory and disk space of backups that are kept while their content is resident */
+  uint64_t host_bytes;     /* the resident bytes in host memory that the device reaches */
+  uint64_t left_bytes;     /* the host_bytes of paused allocations, where a pause with a backup leaves them */
+} ebbtide_tag_info;
+#define EBBTIDE_TAG_INFO_INIT {sizeof(ebbtide_tag_info), NULL, EBBTIDE_EMPTY, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+typedef void (*ebbtide_visit_tag)(void* user, const ebbtide_tag_info* info);
+EBBTIDE_API ebbtide_status ebbtide_visit_tags(ebbtide_visit_tag visit, void* user, ebbtide_error* error);
+/* The tag of this name, at a cost that does not depend on the number of tags. info may be NULL. If the tag is unknown,
+ * *found is 0 and *info is unchanged; with found NULL it is the STATE_ERROR of an operation, which lists the known
+ * tags.
+ */
+EBBTIDE_API ebbtide_status ebbtide_query_tag(const char* tag, int* found, ebbtide_tag_info* info, ebbtide_error* error);
+
+/* --- statistics --------------------------------------------------------------------------------------------------- */
+/* The one list of the statistics: FIELD(name, meaning). struct ebbtide_stats, the dictionary of saver.stats() and its
+ * table in docs/api.md follow it. New fields go to the end, so that older programs still work. */
+#define EBBTIDE_STATS(FIELD)                                                                \
+  FIELD(allocation_count, "allocations that exist now")                                     \
+  FIELD(device_bytes, "bytes of allocations on devices")                                    \
+  FIELD(stored_bytes, "bytes of allocations in backups")                                    \
+  FIELD(host_held_bytes, "host memory that ebbtide holds, all kinds together")              \
+  FIELD(host_available_bytes, "host memory it may still take: RAM, cgroups, limit, margin") \
+  FIELD(staging_bytes, "pinned memory of the rings between device and host")                \
+  FIELD(alloc_calls, "calls that allocate so far, failed ones too")                         \
+  FIELD(free_calls, "calls that free so far")                                               \
+  FIELD(alloc_failures, "allocations that failed")                                          \
+  FIELD(pauses, "pauses so far")                                                            \
+  FIELD(resumes, "resumes so far")                                                          \
+  FIELD(operation_failures, "operations that failed")                                       \
+  FIELD(bytes_paused, "device bytes freed by pauses")                                       \
+  FIELD(bytes_resumed, "device bytes claimed by resumes")                                   \
+  FIELD(bytes_to_host, "bytes that pauses copied to the host")                              \
+  FIELD(bytes_to_device, "bytes that resumes copied to the device")                         \
+  FIELD(deferred_frees, "frees deferred by a capture, not done yet")                        \
+  FIELD(deferred_undos, "releases of driver objects deferred by a failure, not done yet")   \
+  FIELD(pinned_bytes, "pinned memory: rings and pinned backups")                            \
+  FIELD(bytes_clean, "bytes that pauses skipped as unchanged")                              \
+  FIELD(bytes_unused, "bytes that pauses skipped as unused")                                \
+  FIELD(bytes_constant, "bytes that pauses skipped as one repeated value")                  \
+  FIELD(host_bytes, "bytes of allocations that lie on the host and are resident")           \
+  FIELD(host_pool_bytes, "host memory kept for the next spill")                             \
+  FIELD(spills, "allocations that spilled to the host")                                     \
+  FIELD(bytes_spilled, "bytes that spilled to the host")                                    \
+  FIELD(bytes_promoted, "bytes that promotions moved to the device")
+
+typedef struct ebbtide_stats {
+  size_t struct_size; /* set it first */
+#define EBBTIDE_STATS_FIELD(name, meaning) uint64_t name;
+  EBBTIDE_STATS(EBBTIDE_STATS_FIELD)
+#undef EBBTIDE_STATS_FIELD
+} ebbtide_stats;
+EBBTIDE_API ebbtide_status ebbtide_get_stats(ebbtide_stats* stats, ebbtide_error* error);
+
+/* --- events ------------------------------------------------------------------------------------------------------- */
+/* The newest 1,024 events, oldest first. kind: "pause", "resume", "swap", "prepare", "trim", "promote" or "separate" (a
+ * trim gives allocations that share a handle one of their own), each also with "_failed"; and "out_of_memory". */
+typedef struct ebbtide_event {
+  size_t struct_size;
+  uint64_t sequence;
+  double unix_seconds, seconds; /* when it ended; how long it took */
+  const char *kind, *tags;      /* tags joined by ", "; of many, the first ones and the number of the rest */
+  uint64_t bytes, copied;
+  const char* detail; /* the error's message, or "" */
+} ebbtide_event;
+typedef void (*ebbtide_visit_event)(void* user, const ebbtide_event* event);
+EBBTIDE_API ebbtide_status ebbtide_visit_events(uint64_t after_sequence, ebbtide_visit_event visit, void* user,
+                                                ebbtide_error* error);
+#ifdef __cplusplus
+}
+#endif
+#endif
