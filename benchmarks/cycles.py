@@ -103,22 +103,8 @@ class Cycle:
         return faults
 
 
-def measure_first(keeper: Keeper, shapes: Sequence[Shape]) -> Measured:
-    """The first cycle of a fresh process."""
-    measured = Measured()
-    Cycle(keeper, shapes).run(measured)
-    return measured
-
-
-def measure_steady(
-    keeper: Keeper, shapes: Sequence[Shape], sizes: Sizes, least: int | None = None, change: Change = kept.change
-) -> Measured:
-    """Cycles after the first one; `least` of them, by default as many as the sizes say."""
-    return repeat(Cycle(keeper, shapes, change), sizes, least)
-
-
 def repeat(cycle: Cycle, sizes: Sizes, least: int | None = None) -> Measured:
-    """The same, of a cycle that has not run yet."""
+    """Cycles after a first one that does not count; `least` of them, by default as many as the sizes say."""
     least = least or sizes.samples
     measured = Measured()
     cycle.warm_up()

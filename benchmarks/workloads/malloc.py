@@ -16,8 +16,7 @@ import torch
 from ebbtide import saver
 
 from benchmarks import device
-from benchmarks.measured import Measured
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part
 from benchmarks.sizes import Sizes
 
 HIDDEN, FEED, KEY_VALUE = 4096, 14336, 1024
