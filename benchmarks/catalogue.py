@@ -22,8 +22,6 @@ WORKLOADS = _load(
     "host_chunks run_spike run_generate run_overhead run_pauseable jax_preallocation threads hidden_costs curve "
     "copy_tuning",
 )
-# Those that start programs, which takes most of the time of a small run.
-STARTING_PROGRAMS = ("run_spike", "run_generate", "run_overhead", "run_pauseable", "jax_preallocation")
 # Those that only run where they are named.
 ON_DEMAND = ("copy_tuning",)
 

@@ -21,12 +21,8 @@ Change = Callable[[Sequence[torch.Tensor]], None]
 WhilePaused = Callable[[Measured], None]
 
 
-def nothing(tensors: Sequence[torch.Tensor]) -> None:
-    """The change of workloads that change nothing."""
-
-
-def no_more(measured: Measured) -> None:
-    """Between the pause and the resume of workloads that do no more there."""
+def nothing(_: object) -> None:
+    """The change of workloads that change nothing, and what most do while paused."""
 
 
 class Cycle:
@@ -45,7 +41,7 @@ class Cycle:
         shapes: Sequence[Shape],
         change: Change = kept.change,
         rest_seconds: float = 0,
-        while_paused: WhilePaused = no_more,
+        while_paused: WhilePaused = nothing,
     ) -> None:
         self._keeper = keeper
         self._change = change
