@@ -1,19 +1,11 @@
 """The benchmark: what ebbtide, the baselines and the machine itself reach, side by side in one run.
 
-    python -m benchmarks run --out benchmarks/results           (`make bench`)
-    python -m benchmarks run --workloads first_pause,swap
-    python -m benchmarks run --budget 300 --out first.json      (then the others, with --workloads)
-    python -m benchmarks merge first.json second.json --out benchmarks/results
-    python -m benchmarks table benchmarks/results/bench-h200.json
-    python -m benchmarks plots benchmarks/results/bench-h200.json
-
 The JSON is written anew after each part. Ctrl-C and SIGTERM end a run with the table of what there is.
 
 The exit status of `run` is 1 where something failed, a check found a fault, or a signal came; a target that is missed
 is no failure.
 """
 
-import argparse
 import dataclasses
 import json
 import signal
@@ -24,42 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
+
 from benchmarks import provenance
 
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="measure; a table on stdout")
-    run.add_argument("--workloads", help="some of them, with commas between; by default all but copy_tuning")
-    run.add_argument("--small", action="store_true", help="small sizes: a test of the benchmark, on any machine")
-    run.add_argument("--samples", type=int, help="how often each operation is timed (5; with --small 2)")
-    run.add_argument("--no-baselines", action="store_true", help="measure ebbtide and the limits only")
-    run.add_argument("--budget", type=float, help="seconds after which nothing more is measured")
-    run.add_argument("--timeout", type=float, default=300, help="seconds that one process may take")
-    run.add_argument("--plots", action="store_true", help="draw the plots as well; needs --out")
-    provenance.add_arguments(run)
-    for name, text in (("table", "show results"), ("plots", "draw results as SVG")):
-        command = commands.add_parser(name, help=text)
-        command.add_argument("files", nargs="+", type=Path, metavar="FILE")
-        if name == "plots":
-            command.add_argument("--out", type=Path, help="a folder; by default the drawings lie beside their JSON")
-    merge = commands.add_parser("merge", help="several runs of one revision on one kind of machine as one result")
-    merge.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    merge.add_argument("--out", type=Path, required=True, help="a file, or a folder for NAME.json")
-    arguments = parser.parse_args()
-    if arguments.command == "run" and arguments.plots and arguments.out is None:
-        parser.error("--plots draws beside the JSON: give --out")
-    return arguments
+FILES = click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+OUT = click.Path(path_type=Path)
 
 
-def make_document(origin: dict[str, Any], sizes: Any, is_small: bool, measured: dict[str, Any]) -> dict[str, Any]:
-    from benchmarks.rows import judge
-
-    result = {"is_small": is_small, "sizes": dataclasses.asdict(sizes), "rows": judge(measured), "measured": measured}
-    return {"provenance": origin, "result": result}
+@click.group(help=__doc__)
+def main() -> None:
+    pass
 
 
 def name_of(origin: dict[str, Any], is_small: bool) -> str:
@@ -68,60 +35,68 @@ def name_of(origin: dict[str, Any], is_small: bool) -> str:
     return f"bench-{device}{'-small' if is_small else ''}"
 
 
-def write_document(document: dict[str, Any], out: Path | None) -> Path | None:
-    if out is None:
-        return None
-    origin, result = document["provenance"], document["result"]
-    return provenance.write(out, name_of(origin, result["is_small"]), origin, result)
+def write_document(document: dict[str, Any], out: Path) -> Path:
+    name = name_of(document["provenance"], document["result"]["is_small"])
+    return provenance.write(out, name, document)
 
 
-def run(arguments: argparse.Namespace) -> int:
+@main.command()
+@click.option("--workloads", help="Some of them, with commas between; by default all but copy_tuning.")
+@click.option("--small", is_flag=True, help="Small sizes: a test of the benchmark, on any machine.")
+@click.option("--samples", type=int, help="How often each operation is timed (5; with --small 2).")
+@click.option("--no-baselines", is_flag=True, help="Measure ebbtide and the limits only.")
+@click.option("--budget", type=float, help="Seconds after which nothing more is measured.")
+@click.option("--timeout", type=float, default=300, help="Seconds that one process may take.")
+@click.option("--out", type=OUT, help="Write the result as JSON: a file, or a folder for NAME.json.")
+@click.option("--revision", default=provenance.git_revision, help="Of the sources, where there is no git.")
+def run(out: Path | None, revision: str, **options: Any) -> None:
+    """Measure; a table on stdout."""
     from benchmarks import isolation
 
     started = time.monotonic()
     isolation.start()
-    from benchmarks import catalogue, plots, table
+    from benchmarks import catalogue, table
+    from benchmarks.rows import judge
     from benchmarks.runner import Runner, choose, collect_origin, find_failures
     from benchmarks.sizes import Sizes
 
+    is_small = options["small"]
+    workloads = [name for name in catalogue.WORKLOADS if name not in catalogue.ON_DEMAND]
     try:
-        workloads = [name for name in catalogue.WORKLOADS if name not in catalogue.ON_DEMAND]
-        groups = choose(arguments.workloads.split(",") if arguments.workloads else workloads)
+        groups = choose(options["workloads"].split(",") if options["workloads"] else workloads)
     except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    sizes = Sizes.small() if arguments.small else Sizes()
-    if arguments.samples:
-        sizes = dataclasses.replace(sizes, samples=arguments.samples)
-    found = isolation.run(partial(collect_origin, arguments), {}, arguments.timeout)
+        raise click.UsageError(str(error)) from error
+    sizes = Sizes.small() if is_small else Sizes()
+    if options["samples"]:
+        sizes = dataclasses.replace(sizes, samples=options["samples"])
+    recorded = {"command": "run", **options}
+    found = isolation.run(partial(collect_origin, recorded, revision), {}, options["timeout"])
     if found["status"] != "ok":
-        print(f"ebbtide does not work here: {found['reason']}", file=sys.stderr)
-        return 1
+        raise click.ClickException(f"ebbtide does not work here: {found['reason']}")
     origin = found["origin"]
-    if origin["driver"] == "sim" and not arguments.small:
-        print("the simulated device says nothing about speed: --small tests the benchmark there", file=sys.stderr)
-        return 2
-    budget = arguments.budget and max(0.0, arguments.budget - (time.monotonic() - started))
-    runner = Runner(groups, sizes, not arguments.no_baselines, arguments.timeout, budget)
+    if origin["driver"] == "sim" and not is_small:
+        raise click.UsageError("the simulated device says nothing about speed: --small tests the benchmark there")
+    budget = options["budget"] and max(0.0, options["budget"] - (time.monotonic() - started))
+    runner = Runner(groups, sizes, not options["no_baselines"], options["timeout"], budget)
 
     def write() -> tuple[dict[str, Any], Path | None]:
-        document = make_document(origin, sizes, arguments.small, runner.entries)
-        return document, write_document(document, arguments.out)
+        rows = judge(runner.entries)
+        result = {"is_small": is_small, "sizes": dataclasses.asdict(sizes), "rows": rows, "measured": runner.entries}
+        document = {"provenance": origin, "result": result}
+        return document, out and write_document(document, out)
 
     is_stopped = not run_to_the_end(runner, write)
     document, file = write()
     table.show(document)
     if file:
         print(f"written: {file}")
-        for line in plots.draw(document, file.stem, file.parent) if arguments.plots else ():
-            print(line)
     failures = find_failures(runner.entries)
     left_out = [name for name, entry in runner.entries.items() if entry["status"] == "left out"]
     if left_out:
         print(f"not measured: {', '.join(left_out)}")
     ran = "every" if left_out else "every part ran, and every"
     print("\n".join(["FAILED:", *failures]) if failures else f"{ran} check held")
-    return 1 if failures or is_stopped else 0
+    sys.exit(1 if failures or is_stopped else 0)
 
 
 def run_to_the_end(runner: Any, after_each: Callable[[], object]) -> bool:
@@ -140,37 +115,41 @@ def run_to_the_end(runner: Any, after_each: Callable[[], object]) -> bool:
     return True
 
 
-def merge(arguments: argparse.Namespace) -> int:
+@main.command()
+@FILES
+@click.option("--out", type=OUT, required=True, help="A file, or a folder for NAME.json.")
+def merge(files: tuple[Path, ...], out: Path) -> None:
+    """Put several runs of one revision on one kind of machine together as one result."""
     from benchmarks import merging, table
 
     try:
-        document = merging.merge([json.loads(file.read_text()) for file in arguments.files])
+        document = merging.merge([json.loads(file.read_text()) for file in files])
     except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
+        raise click.UsageError(str(error)) from error
     table.show(document)
-    print(f"written: {write_document(document, arguments.out)}")
-    return 0
+    print(f"written: {write_document(document, out)}")
 
 
-def main() -> int:
-    arguments = parse_arguments()
-    if arguments.command == "run":
-        return run(arguments)
-    if arguments.command == "merge":
-        return merge(arguments)
-    for file in arguments.files:
-        document = json.loads(file.read_text())
-        if arguments.command == "table":
-            from benchmarks import table
+@main.command()
+@FILES
+def table(files: tuple[Path, ...]) -> None:
+    """Show results."""
+    from benchmarks import table
 
-            table.show(document)
-        else:  # needs neither torch nor ebbtide
-            from benchmarks import plots
+    for file in files:
+        table.show(json.loads(file.read_text()))
 
-            print("\n".join(plots.draw(document, file.stem, arguments.out or file.parent)))
-    return 0
+
+@main.command()
+@FILES
+@click.option("--out", type=OUT, help="A folder; by default the drawings lie beside their JSON.")
+def plots(files: tuple[Path, ...], out: Path | None) -> None:
+    """Draw results as SVG. Needs neither torch nor ebbtide."""
+    from benchmarks import plots
+
+    for file in files:
+        print("\n".join(plots.draw(json.loads(file.read_text()), file.stem, out or file.parent)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(prog_name="python -m benchmarks")

@@ -1,68 +1,27 @@
-"""Every workload and every limit, by name.
+"""Every workload and every limit, by the name of its file.
 
 A new file in workloads/ or limits/ needs a line here; a new baseline one in baselines/__init__.py.
 """
 
-from benchmarks.limits import device_read, direct_io, driver_calls, host_touch, link, zero_copy
-from benchmarks.workloads import (
-    copy_tuning,
-    curve,
-    disk,
-    early_kernel,
-    first_pause,
-    forward,
-    hidden_costs,
-    host_chunks,
-    jax_preallocation,
-    malloc,
-    no_backup,
-    overflow_read,
-    prepared_pause,
-    run_generate,
-    run_overhead,
-    run_pauseable,
-    run_spike,
-    steady,
-    swap,
-    threads,
-    unchanged,
-)
+from collections.abc import Callable
+from importlib import import_module
 
-LIMITS = {
-    "link": link.parts,
-    "driver_calls": driver_calls.parts,
-    "device_read": device_read.parts,
-    "host_touch": host_touch.parts,
-    "direct_io": direct_io.parts,
-    "zero_copy": zero_copy.parts,
-}
+from benchmarks.measured import Part
+from benchmarks.sizes import Sizes
 
+
+def _load(folder: str, names: str) -> dict[str, Callable[[Sizes], list[Part]]]:
+    return {name: import_module(f"benchmarks.{folder}.{name}").parts for name in names.split()}
+
+
+LIMITS = _load("limits", "link driver_calls device_read host_touch direct_io zero_copy")
 # In the order in which they run: the most important first.
-WORKLOADS = {
-    "first_pause": first_pause.parts,
-    "prepared_pause": prepared_pause.parts,
-    "steady": steady.parts,
-    "unchanged": unchanged.parts,
-    "no_backup": no_backup.parts,
-    "swap": swap.parts,
-    "early_kernel": early_kernel.parts,
-    "forward": forward.parts,
-    "disk": disk.parts,
-    "malloc": malloc.parts,
-    "overflow_read": overflow_read.parts,
-    "host_chunks": host_chunks.parts,
-    "run_spike": run_spike.parts,
-    "run_generate": run_generate.parts,
-    "run_overhead": run_overhead.parts,
-    "run_pauseable": run_pauseable.parts,
-    "jax_preallocation": jax_preallocation.parts,
-    "threads": threads.parts,
-    "hidden_costs": hidden_costs.parts,
-    "curve": curve.parts,
-    "copy_tuning": copy_tuning.parts,
-}
-# Those that start programs, which takes most of the time of a small run.
-STARTING_PROGRAMS = ("run_spike", "run_generate", "run_overhead", "run_pauseable", "jax_preallocation")
+WORKLOADS = _load(
+    "workloads",
+    "first_pause prepared_pause steady unchanged no_backup swap early_kernel forward disk malloc overflow_read "
+    "host_chunks run_spike run_generate run_overhead run_pauseable jax_preallocation threads hidden_costs curve "
+    "copy_tuning",
+)
 # Those that only run where they are named.
 ON_DEMAND = ("copy_tuning",)
 

@@ -21,12 +21,8 @@ Change = Callable[[Sequence[torch.Tensor]], None]
 WhilePaused = Callable[[Measured], None]
 
 
-def nothing(tensors: Sequence[torch.Tensor]) -> None:
-    """The change of workloads that change nothing."""
-
-
-def no_more(measured: Measured) -> None:
-    """Between the pause and the resume of workloads that do no more there."""
+def nothing(_: object) -> None:
+    """The change of workloads that change nothing, and what most do while paused."""
 
 
 class Cycle:
@@ -45,7 +41,7 @@ class Cycle:
         shapes: Sequence[Shape],
         change: Change = kept.change,
         rest_seconds: float = 0,
-        while_paused: WhilePaused = no_more,
+        while_paused: WhilePaused = nothing,
     ) -> None:
         self._keeper = keeper
         self._change = change
@@ -103,22 +99,8 @@ class Cycle:
         return faults
 
 
-def measure_first(keeper: Keeper, shapes: Sequence[Shape]) -> Measured:
-    """The first cycle of a fresh process."""
-    measured = Measured()
-    Cycle(keeper, shapes).run(measured)
-    return measured
-
-
-def measure_steady(
-    keeper: Keeper, shapes: Sequence[Shape], sizes: Sizes, least: int | None = None, change: Change = kept.change
-) -> Measured:
-    """Cycles after the first one; `least` of them, by default as many as the sizes say."""
-    return repeat(Cycle(keeper, shapes, change), sizes, least)
-
-
 def repeat(cycle: Cycle, sizes: Sizes, least: int | None = None) -> Measured:
-    """The same, of a cycle that has not run yet."""
+    """Cycles after a first one that does not count; `least` of them, by default as many as the sizes say."""
     least = least or sizes.samples
     measured = Measured()
     cycle.warm_up()

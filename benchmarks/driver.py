@@ -7,6 +7,7 @@ go to the stand-in.
 import ctypes
 from collections.abc import Sequence
 from ctypes import byref, c_int, c_size_t, c_ubyte, c_uint64, c_void_p
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -110,22 +111,11 @@ class Driver:
         self.call("cuMemcpyHtoD_v2", c_uint64(address), c_void_p(host), c_size_t(size_bytes))
 
 
-class _DeviceArray:
-    """What torch takes for an array on the GPU."""
-
-    def __init__(self, address: int, size_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 2,
-        }
-
-
 def bytes_at(address: int, size_bytes: int) -> torch.Tensor:
     """A tensor of bytes over mapped memory of the device under test; the memory is the caller's."""
     if device.is_gpu():
-        return torch.as_tensor(_DeviceArray(address, size_bytes), device=saver.device)
+        array = {"shape": (size_bytes,), "typestr": "|u1", "data": (address, False), "version": 2}
+        return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=array), device=saver.device)
     return torch.frombuffer((c_ubyte * size_bytes).from_address(address), dtype=torch.uint8)
 
 

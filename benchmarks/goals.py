@@ -13,11 +13,13 @@ Entries = dict[str, dict[str, Any]]
 Direction = Literal["to_host", "to_device"]
 
 
-def median_of(entries: Entries, part: str, metric: str) -> float | None:
+def median_of(
+    entries: Entries, part: str, metric: str, statistic: Callable[[list[float]], float] = statistics.median
+) -> float | None:
     """None where it was not measured, or where what was measured was wrong."""
     entry = entries.get(part, {})
     values = entry.get("seconds", {}).get(metric)
-    return statistics.median(values) if values and entry["status"] == "ok" and not entry["faults"] else None
+    return statistic(values) if values and entry["status"] == "ok" and not entry["faults"] else None
 
 
 @dataclass(frozen=True)
@@ -73,24 +75,14 @@ def shown(limit: Limit) -> Goal:
     return Goal(">=", None, limit)
 
 
-def median(part: str, metric: str, label: str, factor: float = 1) -> Limit:
-    """The median of another figure, times a factor."""
-
-    def seconds(entries: Entries, _: int) -> float | None:
-        found = median_of(entries, part, metric)
-        return None if found is None else factor * found
-
-    return Limit(label, seconds)
+def median(part: str, metric: str, label: str) -> Limit:
+    """The median of another figure."""
+    return Limit(label, lambda entries, _: median_of(entries, part, metric))
 
 
 def least(part: str, metric: str, label: str) -> Limit:
     """The least of another figure: for a cost to which noise only adds."""
-
-    def seconds(entries: Entries, _: int) -> float | None:
-        is_known = median_of(entries, part, metric) is not None
-        return min(entries[part]["seconds"][metric]) if is_known else None
-
-    return Limit(label, seconds)
+    return Limit(label, lambda entries, _: median_of(entries, part, metric, min))
 
 
 def scaled(part: str, metric: str, label: str) -> Limit:
@@ -112,12 +104,6 @@ def rate(gigabytes_per_second: float) -> Limit:
     return Limit(f"{gigabytes_per_second:g} GB/s", lambda _, size_bytes: size_bytes / gigabytes_per_second / 1e9)
 
 
-def link_for_fact(part: str, fact: str, direction: Direction) -> Limit:
-    """For as many bytes as a fact of a part says."""
-
-    return scaled_to_fact(fact, part, "limits.link", direction, f"{fact} / L")
-
-
 def scaled_to_fact(fact: str, of: str, part: str, metric: str, label: str) -> Limit:
     """As `scaled`, for as many bytes as a fact of the part `of` says."""
 
@@ -126,11 +112,6 @@ def scaled_to_fact(fact: str, of: str, part: str, metric: str, label: str) -> Li
         return None if size_bytes is None else scaled(part, metric, label).seconds(entries, size_bytes)
 
     return Limit(label, seconds)
-
-
-def duplex() -> Limit:
-    """The row's bytes each way, both ways at once."""
-    return scaled("limits.link", "both", "duplex link")
 
 
 def driver_calls(part: str, kind: Literal["claim", "give"], factor: float = 1) -> Limit:

@@ -1,5 +1,6 @@
 """Who keeps tensors and lets their device memory go and come back: ebbtide here, the baselines in baselines/."""
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,8 @@ from ebbtide import saver
 
 from benchmarks import tensors as kept
 from benchmarks.tensors import Shape
+
+_numbers = itertools.count(1)
 
 
 class Keeper(ABC):
@@ -52,13 +55,13 @@ class Ebbtide(Keeper):
     """`saver`, with a region of the given policy (backup=, retain=).
 
     Args:
-        tag: its tag; another one each for keepers of one process.
+        tag: its tag; by default a new one for each keeper.
         copies_all: every byte is expected to move: a report that says otherwise is a fault.
     """
 
-    def __init__(self, tag: str = "weights", copies_all: bool = True, **policy: Any) -> None:
+    def __init__(self, tag: str | None = None, copies_all: bool = True, **policy: Any) -> None:
         super().__init__()
-        self.tag = tag
+        self.tag = tag or f"weights-{next(_numbers)}"
         self.has_backup = policy.get("backup", "ram") is not None
         self.drops_to_zeros = not self.has_backup
         self._policy = policy

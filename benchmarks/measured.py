@@ -1,9 +1,11 @@
-"""What one part of the benchmark found, as plain values that JSON takes, and the watch that times it."""
+"""A part of the benchmark, what it found, as plain values that JSON takes, and the watch that times it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from benchmarks.sizes import Sizes
 
 
 @dataclass
@@ -40,6 +42,28 @@ class Measured:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One entry of what a workload's or a limit's `parts` gives.
+
+    Attributes:
+        name: "WORKLOAD.WHO" or "limits.WHAT": the key of its figures in the JSON.
+        measure: what runs in the fresh process.
+        is_first_only: a process gives one sample, since only its first operation counts; so there are as many processes
+            as samples are asked for.
+        processes: how many those are at most.
+        environment: variables that the process gets.
+        least_seconds: it is not started where the budget has less left than this.
+    """
+
+    name: str
+    measure: Callable[[Sizes], Measured]
+    is_first_only: bool = False
+    processes: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    least_seconds: float = 0
 
 
 def turns(least: int, most: int, patience_seconds: float) -> Iterator[int]:

@@ -1,25 +1,17 @@
 """What a figure needs beside it: where, with what, and how it was measured. And the statistics that it is given as."""
 
-import argparse
 import json
 import os
 import platform
 import re
 import statistics
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--out and --revision, which every benchmark takes."""
-    parser.add_argument("--out", type=Path, help="write the result as JSON: a file, or a folder for NAME.json")
-    parser.add_argument("--revision", default=git_revision(), help="of the sources, where there is no git")
 
 
 def git_revision() -> str:
@@ -38,7 +30,7 @@ def kernel_driver_version() -> str | None:
     return match[0] if match else None
 
 
-def collect(arguments: argparse.Namespace) -> dict[str, Any]:
+def collect(arguments: dict[str, Any], revision: str) -> dict[str, Any]:
     """GPU, driver, versions, revision, arguments, time. No host names and no paths."""
     import ebbtide
     import torch
@@ -54,10 +46,10 @@ def collect(arguments: argparse.Namespace) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "ebbtide": ebbtide.__version__,
-        "revision": arguments.revision,
+        "revision": revision,
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
-        "arguments": {name: value for name, value in vars(arguments).items() if name not in ("out", "revision")},
+        "arguments": arguments,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
@@ -75,23 +67,11 @@ def summarize(values: list[float]) -> dict[str, float | int]:
     }
 
 
-def describe(summary: dict[str, float | int], unit: str, factor: float = 1.0) -> str:
-    """One line of `summarize`'s result."""
-    median, low, high = (summary[name] * factor for name in ("median", "quarter", "three_quarters"))
-    return f"{median:.4g} {unit} (middle half {low:.4g} to {high:.4g}, {summary['count']} times)"
-
-
-def finish(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Writes the result with its provenance, if --out was given."""
-    if arguments.out is not None:
-        print(f"written: {write(arguments.out, Path(sys.argv[0]).stem, collect(arguments), result)}")
-
-
-def write(out: Path, name: str, origin: dict[str, Any], result: dict[str, Any]) -> Path:
+def write(out: Path, name: str, document: dict[str, Any]) -> Path:
     """The file: `out` itself where it is named as one, else `name`.json in it. Whole or not at all."""
     file = out if out.suffix == ".json" else out / f"{name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.part")
-    part.write_text(json.dumps({"provenance": origin, "result": result}, indent=1) + "\n")
+    part.write_text(json.dumps(document, indent=1) + "\n")
     part.rename(file)
     return file

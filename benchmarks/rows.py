@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from benchmarks import goals, provenance
-from benchmarks.goals import Entries, Goal, at_least, at_most, driver_calls, duplex, link, median, shown, stretch
+from benchmarks.goals import Entries, Goal, at_least, at_most, driver_calls, link, median, shown, stretch
 from benchmarks.sizes import Sizes
 
 T = "torch_memory_saver"
@@ -92,9 +92,10 @@ def no_backup_rows() -> list[Row]:
 
 def swap_rows() -> list[Row]:
     rows = []
+    duplex = goals.scaled("limits.link", "both", "duplex link")
     for kind in ("retain", "pinned"):
         part = f"swap.ebbtide_{kind}"
-        goals_of = (at_least(1.7, median(part, "pause_then_resume", "pause, then resume")), at_least(0.85, duplex()))
+        goals_of = (at_least(1.7, median(part, "pause_then_resume", "pause, then resume")), at_least(0.85, duplex))
         rows.append(Row("swap of two tags", f"ebbtide, {kind}", part, "swap", goals_of, moves=2))
         rows.append(Row("the same by pause, then resume", f"ebbtide, {kind}", part, "pause_then_resume", moves=2))
     return rows
@@ -104,7 +105,8 @@ def overlap_rows() -> list[Row]:
     claim = driver_calls("early_kernel.small_first", "claim")
     forward = median("forward.ebbtide", "forward", "forward alone")
     ideal = goals.of_all("max(forward, bytes / L)", max, forward, TO_DEVICE)
-    first = goals.link_for_fact("early_kernel.large_first", "first_bytes", "to_device")
+    large_part = "early_kernel.large_first"
+    first = goals.scaled_to_fact("first_bytes", large_part, "limits.link", "to_device", "first_bytes / L")
     small = (at_most(1.3, claim),)
     large = (Goal("<=", None, goals.of_all("D + first tensor / L", sum, claim, first)),)
     attached = (at_least(0.9, ideal),)
@@ -119,7 +121,7 @@ def overlap_rows() -> list[Row]:
             "first_kernel_after_others",
             moves=0,
         ),
-        Row(early, "ebbtide, 1 GiB first", "early_kernel.large_first", "first_kernel", large, moves=0),
+        Row(early, "ebbtide, 1 GiB first", large_part, "first_kernel", large, moves=0),
         Row("resume with attach, forward", "ebbtide, retain", "forward.ebbtide", "attached", attached, moves=0),
         Row("resume, then forward", "ebbtide, retain", "forward.ebbtide", "resume_then_forward", (shown(ideal),), 0),
         Row("forward alone", "torch", "forward.ebbtide", "forward", moves=0),

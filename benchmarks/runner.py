@@ -4,7 +4,6 @@ A part that fails loses nothing of the others. Parts that give one sample a proc
 slows down or speeds up meanwhile does so for all of them.
 """
 
-import argparse
 import itertools
 import math
 import statistics
@@ -18,8 +17,7 @@ from ebbtide import saver
 
 from benchmarks import catalogue, isolation, provenance
 from benchmarks.baselines import BASELINES
-from benchmarks.measured import Measured
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part
 from benchmarks.sizes import Sizes
 
 Entries = dict[str, dict[str, Any]]
@@ -41,10 +39,10 @@ def measure_part(name: str, sizes: Sizes) -> dict[str, Any]:
     return find_part(name, sizes).measure(sizes).to_json()
 
 
-def collect_origin(arguments: argparse.Namespace) -> dict[str, Any]:
+def collect_origin(arguments: dict[str, Any], revision: str) -> dict[str, Any]:
     """The result's provenance; to be run in a fresh process, since it uses the driver."""
     assert saver.device  # decides which driver this is
-    return {"origin": provenance.collect(arguments)}
+    return {"origin": provenance.collect(arguments, revision)}
 
 
 def choose(workloads: Iterable[str]) -> list[Group]:

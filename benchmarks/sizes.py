@@ -1,15 +1,10 @@
 """How much each workload moves: in full on a GPU, and small, as the benchmark's test of itself."""
 
-import dataclasses
 import os
 from dataclasses import dataclass
 
 MIB, GIB = 1 << 20, 1 << 30
-
-
-def usable_cores() -> int:
-    """The cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+Arguments = dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -41,67 +36,50 @@ class OverflowSize:
         jax_array_bytes: of arrays that together have 1.5 times the former.
     """
 
-    limit_bytes: int = 4 * GIB
-    host_bytes: int = 2 * GIB
-    chunks_bytes: int = 8 * GIB
-    weights_over: tuple[float, ...] = (0.1, 0.25, 0.5)
-    generate: dict[str, int] = dataclasses.field(
-        default_factory=lambda: {"width": 2048, "heads": 16, "vocabulary": 32000, "tokens": 8, "sequences": 3}
-    )
-    spike: dict[str, int] = dataclasses.field(
-        default_factory=lambda: {
-            "narrow": 4096,
-            "wide": 8192,
-            "layers": 8,
-            "batch": 256,
-            "warm_steps": 5,
-            "steps": 20,
-            "wide_steps": 4,
-        }
-    )
-    small_steps: dict[str, int] = dataclasses.field(
-        default_factory=lambda: {
-            "launches": 500,
-            "allocations": 40,
-            "allocation_bytes": 64 * MIB,
-            "width": 2048,
-            "layers": 8,
-            "batch": 1024,
-            "steps": 5,
-        }
-    )
-    overhead_turns: int = 12
-    train: dict[str, int] = dataclasses.field(
-        default_factory=lambda: {"width": 4096, "layers": 8, "batch": 256, "steps": 5}
-    )
-    jax_limit_bytes: int = 2 * GIB
-    jax_host_bytes: int = 4 * GIB
-    jax_array_bytes: int = 128 * MIB
+    limit_bytes: int
+    host_bytes: int
+    chunks_bytes: int
+    weights_over: tuple[float, ...]
+    generate: Arguments
+    spike: Arguments
+    small_steps: Arguments
+    overhead_turns: int
+    train: Arguments
+    jax_limit_bytes: int
+    jax_host_bytes: int
+    jax_array_bytes: int
 
-    @classmethod
-    def small(cls) -> "OverflowSize":
-        return cls(
-            limit_bytes=16 * MIB,
-            host_bytes=16 * MIB,
-            chunks_bytes=16 * MIB,
-            weights_over=(0.25,),
-            generate={"width": 256, "heads": 4, "vocabulary": 256, "tokens": 2, "sequences": 2},
-            spike={"narrow": 256, "wide": 1024, "layers": 2, "batch": 4, "warm_steps": 1, "steps": 2, "wide_steps": 2},
-            small_steps={
-                "launches": 50,
-                "allocations": 5,
-                "allocation_bytes": MIB,
-                "width": 32,
-                "layers": 2,
-                "batch": 4,
-                "steps": 2,
-            },
-            overhead_turns=2,
-            train={"width": 32, "layers": 2, "batch": 4, "steps": 2},
-            jax_limit_bytes=16 * MIB,
-            jax_host_bytes=32 * MIB,
-            jax_array_bytes=MIB,
-        )
+
+OVERFLOW = OverflowSize(
+    limit_bytes=4 * GIB,
+    host_bytes=2 * GIB,
+    chunks_bytes=8 * GIB,
+    weights_over=(0.1, 0.25, 0.5),
+    generate={"width": 2048, "heads": 16, "vocabulary": 32000, "tokens": 8, "sequences": 3},
+    spike={"narrow": 4096, "wide": 8192, "layers": 8, "batch": 256, "warm_steps": 5, "steps": 20, "wide_steps": 4},
+    small_steps={"launches": 500, "allocations": 40, "allocation_bytes": 64 * MIB}
+    | {"width": 2048, "layers": 8, "batch": 1024, "steps": 5},
+    overhead_turns=12,
+    train={"width": 4096, "layers": 8, "batch": 256, "steps": 5},
+    jax_limit_bytes=2 * GIB,
+    jax_host_bytes=4 * GIB,
+    jax_array_bytes=128 * MIB,
+)
+SMALL_OVERFLOW = OverflowSize(
+    limit_bytes=16 * MIB,
+    host_bytes=16 * MIB,
+    chunks_bytes=16 * MIB,
+    weights_over=(0.25,),
+    generate={"width": 256, "heads": 4, "vocabulary": 256, "tokens": 2, "sequences": 2},
+    spike={"narrow": 256, "wide": 1024, "layers": 2, "batch": 4, "warm_steps": 1, "steps": 2, "wide_steps": 2},
+    small_steps={"launches": 50, "allocations": 5, "allocation_bytes": MIB}
+    | {"width": 32, "layers": 2, "batch": 4, "steps": 2},
+    overhead_turns=2,
+    train={"width": 32, "layers": 2, "batch": 4, "steps": 2},
+    jax_limit_bytes=16 * MIB,
+    jax_host_bytes=32 * MIB,
+    jax_array_bytes=MIB,
+)
 
 
 @dataclass(frozen=True)
@@ -147,13 +125,13 @@ class Sizes:
     curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048, 8192, 40960))
     baseline_curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048))
     request_bytes: int = 8 * MIB
-    requests_in_flight: int = min(8, usable_cores())
+    requests_in_flight: int = min(8, len(os.sched_getaffinity(0)))
     activation_tokens: int = 4096
     activation_blocks: int = 32
     malloc_steps: int = 200
     cold_steps: int = 10
-    model: ModelSize = dataclasses.field(default_factory=ModelSize)
-    overflow: OverflowSize = dataclasses.field(default_factory=OverflowSize)
+    model: ModelSize = ModelSize()
+    overflow: OverflowSize = OVERFLOW
 
     @classmethod
     def small(cls, samples: int = 2) -> "Sizes":
@@ -181,5 +159,5 @@ class Sizes:
             malloc_steps=5,
             cold_steps=2,
             model=ModelSize(2, 64, 128, 4, 2, 256, 1, 16),
-            overflow=OverflowSize.small(),
+            overflow=SMALL_OVERFLOW,
         )

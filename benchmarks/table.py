@@ -16,12 +16,6 @@ HOW_TO_READ = (
     "them. T: torch_memory_saver. All are of this run."
 )
 OTHER_RUN = "*: measured in another run than the figure, maybe on another machine of the kind: no more than a hint."
-MEMORY_COSTS = {
-    "device_bytes_of_our_own": "device memory taken for itself after a first pause and resume",
-    "resident_growth_first_bytes": "growth of resident host memory over the first pause and resume",
-    "resident_growth_later_bytes": "the same over those that follow",
-    "host_held_bytes": "host memory that it says to hold while nothing is paused",
-}
 STYLES = {"failed": "red", "wrong": "red", "skipped": "yellow", "left out": "yellow"}
 
 
@@ -100,29 +94,6 @@ def make_limits_table(entries: Entries) -> Table:
     return table
 
 
-def make_costs_table(rows: list[dict[str, Any]], entries: Entries) -> Table:
-    """What is paid beside the time of a pause."""
-    table = Table(title="hidden costs", title_justify="left")
-    for name in ("cost", "who", "value"):
-        table.add_column(name)
-    for row in rows:
-        if row["part"] == "hidden_costs.import" and "seconds" in row:
-            table.add_row(row["workload"], row["who"], format_seconds(row["seconds"]["median"]))
-        elif row["part"].startswith("malloc.") and "seconds" in row:
-            default = "".join(
-                f", {goal['ratio']:.3g} times {goal['against']}" for goal in row["goals"] if goal["ratio"]
-            )
-            table.add_row(row["workload"], row["who"], format_seconds(row["seconds"]["median"]) + default)
-    memory = entries.get("hidden_costs.memory", {}).get("facts", {})
-    for name, meaning in MEMORY_COSTS.items():
-        if name in memory:
-            table.add_row(meaning, "ebbtide", f"{memory[name]:,} bytes")
-    for row in rows:
-        if row["part"].startswith(("first_pause.", "steady.")) and row.get("cpu_seconds") is not None:
-            table.add_row(f"processor time of a {row['workload']}", row["who"], format_seconds(row["cpu_seconds"]))
-    return table
-
-
 def make_facts_table(entries: Entries) -> Table:
     table = Table(title="facts beside the figures", title_justify="left")
     for name in ("part", "fact", "value"):
@@ -135,7 +106,7 @@ def make_facts_table(entries: Entries) -> Table:
 
 
 def show(document: dict[str, Any]) -> None:
-    """Prints what `write` of __main__.py wrote."""
+    """Prints what `run` of __main__.py wrote."""
     result = document["result"]
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -143,7 +114,6 @@ def show(document: dict[str, Any]) -> None:
     for table in (
         make_limits_table(result["measured"]),
         make_rows_table(result["rows"]),
-        make_costs_table(result["rows"], result["measured"]),
         make_facts_table(result["measured"]),
     ):
         console.print(table)

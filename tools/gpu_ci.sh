@@ -2,14 +2,14 @@
 # Builds, tests and measures on a machine with a GPU, and downloads nothing. Results and logs go to $OUT (default
 # build/gpu).
 #
-#   [REVISION=<git revision>] tools/gpu_ci.sh [build] [tests] [sanitizer] [examples] [measure] [bench]   (default: all)
+#   [REVISION=<git revision>] tools/gpu_ci.sh [build] [tests] [sanitizer] [examples] [bench]   (default: all)
 #
 # Steps are independent: a failed one is named at the end and makes the exit status 1, the others still run.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-build/gpu}
 mkdir -p "$OUT"
-steps=${*:-build tests sanitizer examples measure bench}
+steps=${*:-build tests sanitizer examples bench}
 failed=()
 
 run() { # run NAME COMMAND...: its output to $OUT/NAME.log, its last lines to the screen
@@ -39,9 +39,6 @@ for step in $steps; do
       for example in examples/0*.py; do
         run "$(basename "$example" .py)" "${SITE[@]}" python3 "$example"
       done
-      ;;
-    measure)
-      run llama_cycle "${SITE[@]}" python3 -m benchmarks.llama_cycle --out "$OUT" ${REVISION:+--revision "$REVISION"}
       ;;
     bench)
       # BENCH_ARGS: such as "--workloads first_pause,swap" where one call may not take long enough for all of them.

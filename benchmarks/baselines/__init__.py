@@ -29,6 +29,11 @@ BASELINES: Mapping[str, Mapping[str, Maker]] = {
 }
 
 
+def makers(use: str, **ours: Maker) -> dict[str, Maker]:
+    """Ebbtide's keepers, then that of every baseline which offers this use."""
+    return ours | {name: uses[use] for name, uses in BASELINES.items() if use in uses}
+
+
 def least_samples(name: str, sizes: Sizes) -> int:
     """How often a baseline, or ebbtide, is timed at least."""
     return sizes.shown_samples if name in BASELINES and name not in COUNTED_BASELINES else sizes.samples

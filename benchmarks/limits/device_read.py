@@ -3,10 +3,9 @@
 import torch
 from ebbtide import saver
 
-from benchmarks import device
 from benchmarks import tensors as kept
-from benchmarks.measured import Measured, Stopwatch
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part
+from benchmarks.programs.common import time_each
 from benchmarks.sizes import Sizes
 
 
@@ -14,15 +13,8 @@ def measure(sizes: Sizes) -> Measured:
     """A sum over all words, as torch does it; its result is one number."""
     count = kept.size_of(kept.llama_shapes(sizes.scale)) // 8
     array = torch.zeros(count, dtype=torch.int64, device=saver.device)
-    measured = Measured(bytes=array.nbytes)
     array.sum()
-    for _ in range(2 * sizes.samples):
-        device.synchronize()
-        watch = Stopwatch()
-        array.sum()
-        device.synchronize()
-        measured.add("read", watch.stop()[0])
-    return measured
+    return Measured(bytes=array.nbytes, seconds={"read": time_each(range(2 * sizes.samples), array.sum)})
 
 
 def parts(sizes: Sizes) -> list[Part]:

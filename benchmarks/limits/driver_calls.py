@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from benchmarks import device
 from benchmarks import tensors as kept
 from benchmarks.driver import Driver, round_up, segments_of
-from benchmarks.measured import Measured, Stopwatch
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part, Stopwatch
 from benchmarks.sizes import MIB, Sizes
 
 

@@ -7,8 +7,7 @@ import ctypes
 import mmap
 from concurrent.futures import ThreadPoolExecutor
 
-from benchmarks.measured import Measured, Stopwatch
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part, Stopwatch
 from benchmarks.sizes import Sizes
 
 RANGE_BYTES = 32 << 20

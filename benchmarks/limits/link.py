@@ -4,8 +4,8 @@ import torch
 from ebbtide import saver
 
 from benchmarks import device
-from benchmarks.measured import Measured, Stopwatch
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part
+from benchmarks.programs.common import time_each
 from benchmarks.sizes import Sizes
 
 
@@ -31,12 +31,7 @@ def measure(sizes: Sizes) -> Measured:
     measured = Measured(bytes=size)
     for name, copy in (("to_host", to_host), ("to_device", to_device), ("both", both)):
         copy()
-        for _ in range(2 * sizes.samples):
-            device.synchronize()
-            watch = Stopwatch()
-            copy()
-            device.synchronize()
-            measured.add(name, watch.stop()[0])
+        measured.seconds[name] = time_each(range(2 * sizes.samples), copy)
     return measured
 
 

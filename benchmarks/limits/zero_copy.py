@@ -4,8 +4,8 @@ import torch
 
 from benchmarks import device
 from benchmarks.driver import bytes_at
-from benchmarks.measured import Measured, Stopwatch, turns
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part, turns
+from benchmarks.programs.common import time_each
 from benchmarks.sizes import Sizes
 
 
@@ -14,12 +14,8 @@ def time_sums(array: torch.Tensor, metric: str, measured: Measured, sizes: Sizes
     expected = 3 * array.numel()
     if int(array.sum()) != expected:
         measured.faults.append("a kernel read wrong bytes")
-    for _ in turns(sizes.samples, 2 * sizes.samples, sizes.patience_seconds):
-        device.synchronize()
-        watch = Stopwatch()
-        array.sum()
-        device.synchronize()
-        measured.add(metric, watch.stop()[0])
+    times = turns(sizes.samples, 2 * sizes.samples, sizes.patience_seconds)
+    measured.seconds[metric] = time_each(times, array.sum)
 
 
 def measure(sizes: Sizes) -> Measured:

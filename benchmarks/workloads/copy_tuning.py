@@ -4,7 +4,7 @@ Not among the workloads that run by themselves: `python -m benchmarks run --work
 ring and its pieces are constants of csrc/policy/copy_plan.h: another size is another build.
 """
 
-from benchmarks.parts import Part
+from benchmarks.measured import Part
 from benchmarks.sizes import Sizes
 from benchmarks.workloads.threads import parts_for
 

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks import tensors as kept
-from benchmarks.cycles import measure_steady
+from benchmarks.cycles import Cycle, repeat
 from benchmarks.keepers import Ebbtide
 from benchmarks.limits.direct_io import directory
-from benchmarks.measured import Measured, Stopwatch
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part, Stopwatch
 from benchmarks.sizes import Sizes
 
 LONGEST_WAIT_SECONDS = 5
@@ -40,7 +39,7 @@ def measure(sizes: Sizes) -> Measured:
         waits.append(watch.stop()[0])
         kept.change(tensors)
 
-    measured = measure_steady(Ebbtide(backup="disk"), shapes, sizes, change=change)
+    measured = repeat(Cycle(Ebbtide(backup="disk"), shapes, change), sizes)
     measured.facts["longest_wait_for_space_seconds"] = max(waits)
     measured.facts["space_did_not_come_back"] = sum(waited >= LONGEST_WAIT_SECONDS for waited in waits)
     return measured

@@ -15,8 +15,7 @@ from benchmarks import device
 from benchmarks import tensors as kept
 from benchmarks.keepers import Ebbtide
 from benchmarks.limits.driver_calls import BareCalls, bytes_of_weights
-from benchmarks.measured import Measured, Stopwatch
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part, Stopwatch
 from benchmarks.sizes import Sizes
 from benchmarks.tensors import Checker
 

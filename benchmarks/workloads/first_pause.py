@@ -3,20 +3,20 @@
 from functools import partial
 
 from benchmarks import tensors as kept
-from benchmarks.baselines import BASELINES, Maker, least_samples
-from benchmarks.cycles import measure_first
+from benchmarks.baselines import Maker, least_samples, makers
+from benchmarks.cycles import Cycle
 from benchmarks.keepers import Ebbtide
-from benchmarks.measured import Measured
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part
 from benchmarks.sizes import Sizes
 
 
 def measure(sizes: Sizes, make: Maker) -> Measured:
-    return measure_first(make(), kept.llama_shapes(sizes.scale))
+    measured = Measured()
+    Cycle(make(), kept.llama_shapes(sizes.scale)).run(measured)
+    return measured
 
 
-MAKERS: dict[str, Maker] = {"ebbtide": lambda: Ebbtide(backup="ram")}
-MAKERS |= {name: makers["backup"] for name, makers in BASELINES.items() if "backup" in makers}
+MAKERS = makers("backup", ebbtide=lambda: Ebbtide(backup="ram"))
 
 
 def parts(sizes: Sizes) -> list[Part]:

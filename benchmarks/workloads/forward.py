@@ -9,8 +9,7 @@ import torch
 from ebbtide import saver
 
 from benchmarks import device
-from benchmarks.measured import Measured, Stopwatch, turns
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part, Stopwatch, turns
 from benchmarks.sizes import ModelSize, Sizes
 from benchmarks.transformer import Transformer
 

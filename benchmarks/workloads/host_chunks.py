@@ -2,8 +2,7 @@
 
 from ebbtide import _core, saver
 
-from benchmarks.measured import Measured, Stopwatch
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part, Stopwatch
 from benchmarks.sizes import Sizes
 
 SPLIT = 1

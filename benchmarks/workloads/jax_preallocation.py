@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks import device, unmodified
-from benchmarks.measured import Measured, SkippedError
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part, SkippedError
 from benchmarks.sizes import OverflowSize, Sizes
 from benchmarks.unmodified import Outcome
 

@@ -16,11 +16,10 @@ import torch
 from ebbtide import saver
 
 from benchmarks import device
-from benchmarks.measured import Measured
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part
 from benchmarks.sizes import Sizes
+from benchmarks.tensors import FEED, HIDDEN, KEY_VALUE
 
-HIDDEN, FEED, KEY_VALUE = 4096, 14336, 1024
 # What one block saves for backward: two norms, q, k, v, attention's output, gate, up, their product, two residuals.
 BLOCK_WIDTHS = (HIDDEN, HIDDEN, HIDDEN, KEY_VALUE, KEY_VALUE, HIDDEN, FEED, FEED, FEED, HIDDEN, HIDDEN)
 ENTERINGS = 200

@@ -11,12 +11,11 @@ alone took 3.5 ms for memory that had been free for a while, and 11.5 for what c
 from functools import partial
 
 from benchmarks import tensors as kept
-from benchmarks.baselines import BASELINES, Maker, least_samples
+from benchmarks.baselines import Maker, least_samples, makers
 from benchmarks.cycles import Cycle, repeat
 from benchmarks.keepers import Ebbtide
 from benchmarks.limits.driver_calls import BareCalls
-from benchmarks.measured import Measured
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part
 from benchmarks.sizes import Sizes
 
 
@@ -29,8 +28,7 @@ def measure(sizes: Sizes, make: Maker, least: int) -> Measured:
     return repeat(Cycle(keeper, shapes, kept.change, sizes.rest_seconds, bare.take_turn), sizes, 2 * least)
 
 
-MAKERS: dict[str, Maker] = {"ebbtide": lambda: Ebbtide(backup=None)}
-MAKERS |= {name: makers["drop"] for name, makers in BASELINES.items() if "drop" in makers}
+MAKERS = makers("drop", ebbtide=lambda: Ebbtide(backup=None))
 
 
 def parts(sizes: Sizes) -> list[Part]:

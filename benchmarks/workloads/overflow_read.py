@@ -5,10 +5,9 @@ from functools import partial
 import torch
 from ebbtide import _core, saver
 
-from benchmarks import device
 from benchmarks.limits.zero_copy import time_sums
-from benchmarks.measured import Measured, Stopwatch, turns
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part, turns
+from benchmarks.programs.common import time_each
 from benchmarks.sizes import Sizes
 
 TAG = "spilled"
@@ -31,12 +30,8 @@ def measure(sizes: Sizes, has_device_half: bool) -> Measured:
     if measured.facts["host_bytes"] != host_bytes:
         measured.faults.append(f"{measured.facts['host_bytes']} bytes lie on the host, of {host_bytes}")
     time_sums(array, "read", measured, sizes)
-    for _ in turns(sizes.samples, 2 * sizes.samples, sizes.patience_seconds):
-        device.synchronize()
-        watch = Stopwatch()
-        array.fill_(3)
-        device.synchronize()
-        measured.add("write", watch.stop()[0])
+    times = turns(sizes.samples, 2 * sizes.samples, sizes.patience_seconds)
+    measured.seconds["write"] = time_each(times, lambda: array.fill_(3))
     return measured
 
 

@@ -6,8 +6,7 @@ from benchmarks import device
 from benchmarks import tensors as kept
 from benchmarks.cycles import Cycle
 from benchmarks.keepers import Ebbtide
-from benchmarks.measured import Measured, Stopwatch
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part, Stopwatch
 from benchmarks.sizes import Sizes
 
 

@@ -8,8 +8,7 @@ user could make of it.
 from functools import partial
 
 from benchmarks import unmodified
-from benchmarks.measured import Measured
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part
 from benchmarks.rows import OFFLOADS, POLICIES, generating
 from benchmarks.sizes import Sizes
 

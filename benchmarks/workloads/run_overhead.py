@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from benchmarks.answering import Answering
-from benchmarks.measured import Measured, turns
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part, turns
 from benchmarks.sizes import Sizes
 
 # A pauseable program is shown for comparison only.

@@ -1,8 +1,7 @@
 """A training script under `ebbtide run --pauseable` that is paused and resumed from inside by three lines."""
 
 from benchmarks import device, unmodified
-from benchmarks.measured import Measured
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part
 from benchmarks.sizes import Sizes
 
 OPTIONS = {"pauseable": True, "tag": "default", "backup": "ram"}

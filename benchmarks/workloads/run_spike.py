@@ -13,8 +13,7 @@ import torch
 from ebbtide import saver
 
 from benchmarks import unmodified
-from benchmarks.measured import Measured
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part
 from benchmarks.programs.common import time_each
 from benchmarks.programs.mlp import Training
 from benchmarks.sizes import Sizes

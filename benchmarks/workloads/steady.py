@@ -3,23 +3,22 @@
 from functools import partial
 
 from benchmarks import tensors as kept
-from benchmarks.baselines import BASELINES, Maker, least_samples
-from benchmarks.cycles import measure_steady
+from benchmarks.baselines import Maker, least_samples, makers
+from benchmarks.cycles import Cycle, repeat
 from benchmarks.keepers import Ebbtide
-from benchmarks.measured import Measured
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part
 from benchmarks.sizes import Sizes
 
 
 def measure(sizes: Sizes, make: Maker, least: int) -> Measured:
-    return measure_steady(make(), kept.llama_shapes(sizes.scale), sizes, least)
+    return repeat(Cycle(make(), kept.llama_shapes(sizes.scale)), sizes, least)
 
 
-MAKERS: dict[str, Maker] = {
-    "ebbtide_retain": lambda: Ebbtide(backup="ram", retain=True),
-    "ebbtide_pinned": lambda: Ebbtide(backup="pinned"),
-}
-MAKERS |= {name: makers["retain"] for name, makers in BASELINES.items() if "retain" in makers}
+MAKERS = makers(
+    "retain",
+    ebbtide_retain=lambda: Ebbtide(backup="ram", retain=True),
+    ebbtide_pinned=lambda: Ebbtide(backup="pinned"),
+)
 
 
 def parts(sizes: Sizes) -> list[Part]:

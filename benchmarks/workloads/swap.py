@@ -9,8 +9,7 @@ from ebbtide import saver
 from benchmarks import device
 from benchmarks import tensors as kept
 from benchmarks.keepers import Ebbtide
-from benchmarks.measured import Measured, Stopwatch, turns
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part, Stopwatch, turns
 from benchmarks.sizes import Sizes
 from benchmarks.tensors import Checker, Sums
 
@@ -31,7 +30,7 @@ class Exchange:
 
     def __init__(self, sizes: Sizes, **policy: Any) -> None:
         self._checker = Checker()
-        self._on, self._away = (Ebbtide(tag, **policy) for tag in ("actor", "rollout"))
+        self._on, self._away = (Ebbtide(**policy) for _ in range(2))
         shapes = kept.llama_shapes(sizes.scale)
         for keeper in (self._away, self._on):
             keeper.make(shapes)

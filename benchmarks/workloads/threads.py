@@ -5,8 +5,7 @@ from functools import partial
 from benchmarks import tensors as kept
 from benchmarks.cycles import Cycle
 from benchmarks.keepers import Ebbtide
-from benchmarks.measured import Measured
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part
 from benchmarks.sizes import Sizes
 
 TENSORS = 16
@@ -15,7 +14,7 @@ TENSORS = 16
 def measure(sizes: Sizes, size_bytes: int) -> Measured:
     """Metrics are "fresh_pause" and so on."""
     measured = Measured()
-    keepers = {"fresh": Ebbtide("fresh", backup="ram"), "kept": Ebbtide("kept", backup="ram", retain=True)}
+    keepers = {"fresh": Ebbtide(backup="ram"), "kept": Ebbtide(backup="ram", retain=True)}
     for name, keeper in keepers.items():
         cycle = Cycle(keeper, kept.equal_shapes(TENSORS, size_bytes // TENSORS))
         cycle.warm_up()

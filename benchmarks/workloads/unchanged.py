@@ -12,8 +12,7 @@ from benchmarks import tensors as kept
 from benchmarks.cycles import Change, Cycle, nothing, repeat
 from benchmarks.keepers import Ebbtide
 from benchmarks.limits.driver_calls import BareCalls, bytes_of_weights
-from benchmarks.measured import Measured
-from benchmarks.parts import Part
+from benchmarks.measured import Measured, Part
 from benchmarks.sizes import Sizes
 
 
