@@ -285,7 +285,7 @@ def test_swap_and_paused_take_the_bypass(mine, saver, tag2):
     mine.check()
 
 
-def test_an_asynchronous_resume_ends_the_detour_when_it_is_over(mine, saver):
+def test_an_asynchronous_resume_ends_the_bypass_when_it_is_over(mine, saver):
     mine.make(2, 1)
     saver.pause(mine.tag)
     pending = saver.resume(mine.tag, wait=False)

@@ -24,11 +24,10 @@ def prepare_ordinary(frame: "_core.Frame") -> bool:
 
 
 class FrameScope(_core.AllocationScope):
-    """A `with` that opens a frame in its thread. It may be nested in itself and entered by several threads."""
+    """A `with` that opens a frame in its thread. It may be nested in itself and entered by several threads.
 
-    def _prepare(self, frame: "_core.Frame") -> bool:
-        """Fills the frame; False where there is nothing to open."""
-        raise NotImplementedError
+    A subclass has `_prepare(frame)`, which C calls: it fills the frame, or returns False if there is nothing to open.
+    """
 
     def _refuse_exit(self, is_open_elsewhere: bool) -> None:
         """Refuses to leave a scope that this thread is not in. Does nothing where entering it was a no-op.
