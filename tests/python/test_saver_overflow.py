@@ -149,6 +149,7 @@ def test_a_host_that_is_full_is_out_of_memory_and_one_line(saver, tag, room, cap
     del tensor
 
 
+@pytest.mark.device_memory
 def test_a_host_that_is_full_does_not_open_the_reserve(saver, tag, tag2, room):
     room(64)
     info = _core.query_device(0)
