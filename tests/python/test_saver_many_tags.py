@@ -3,7 +3,9 @@
 Nothing here measures time. The core's own share is counted in tests/cpp/many_tags_test.cpp.
 """
 
+import ctypes
 import pickle
+import sys
 
 import pytest
 
@@ -225,3 +227,37 @@ def test_one_snapshot_is_split_by_pool(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "memory_snapshot", memory_snapshot_before_2_9)
     assert backend.segments_of([Pool(1)]) == [None], "torch before 2.9 does not tell which segments are a pool's"
+
+
+def test_a_snapshot_that_takes_references_harms_no_pool(monkeypatch):
+    """torch 2.11 releases a reference to each number of the id it is given, and takes none."""
+
+    class Pool:
+        id = (0, int("100000"))  # not one of the numbers that CPython keeps
+
+    def memory_snapshot(mempool_id=None):
+        for number in mempool_id:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(number))
+        return []
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", memory_snapshot)
+    backend = cuda_pools.CudaPools.__new__(cuda_pools.CudaPools)
+    pool = Pool()
+    before = sys.getrefcount(pool.id[1])
+    for _ in range(before + 10):
+        assert backend.segments(pool) == []
+    assert sys.getrefcount(pool.id[1]) >= before
+
+
+def test_hundreds_of_tags(saver, tag):
+    """On a GPU torch numbers their pools beyond 256."""
+    names = [f"{tag}-{number}" for number in range(300)]
+    tensors = []
+    for name in names:
+        with saver.region(name):
+            tensors.append(torch.full((300,), float(len(tensors)), device=saver.device))
+    for _ in range(3):
+        for name in names[-50:]:
+            saver.pause(name)
+            saver.resume(name)
+    assert [float(tensor[-1]) for tensor in tensors] == list(range(300))

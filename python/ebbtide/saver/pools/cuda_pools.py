@@ -15,11 +15,13 @@ names and their arguments up to 2.15.
   on the way to 2.9). There no pool is dissolved.
 - Before 2.8 a pool takes every thread's allocations and needs a MemPoolContext for its thread, and
   `_cuda_endAllocateToPool` has another name.
-- Until some version before 2.11 the pool that was entered first wins, not the inner one. Regions leave the outer pool
-  before they enter an inner one. So `inner_beats_all` only matters for a pool that is open for all threads.
+- Until some version before 2.11 the pool that was entered first wins, not the inner one. There, regions leave the outer
+  pool before they enter an inner one.
 - A pool is bound to the device that is current when it is made. Making it must not create a context on that device,
   which takes half a gigabyte. Hence `_cuda_maybeExchangeDevice`.
 - `use_on_oom` would hand region memory to allocations outside. It is never set.
+- `memory_snapshot` releases a reference to each number of the pool's id that it never took (2.11). A number above 256
+  belongs to its tuple alone, so from pool 257 on the second snapshot of a pool would read freed memory.
 """
 
 import ctypes
@@ -102,6 +104,8 @@ class CudaPools:
         """See PoolBackend. torch before 2.9 does not list the segments of one pool."""
         if not _parameters(torch.cuda.memory_snapshot):
             return None
+        for number in pool.id:
+            _keep_another_reference(number)
         return read_cuda_segments(take_snapshot(pool.id))
 
     def segments_of(self, pools: Sequence[CudaPool]) -> Sequence[Sequence[Segment] | None]:
@@ -161,6 +165,10 @@ class _MadeOn(_core.Scope):
 
 def _keep_forever(thing: Any) -> None:
     _immortal[id(thing)] = thing
+    _keep_another_reference(thing)
+
+
+def _keep_another_reference(thing: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
