@@ -195,16 +195,20 @@ FramePointer FrameStack::find(PyObject* owner) const {
   return found == frames_.rend() ? nullptr : *found;
 }
 
-// Which frames torch is to see, outermost first.
+// Which frames torch is to see, outermost first. Where the inner pool takes precedence, outer ones stay open below it:
+// another thread may end the inner one, and cannot open an outer one for this thread.
 std::vector<FramePointer> FrameStack::visible() const {
-  if (frames_.empty()) return {};
-  const FramePointer& top = frames_.back();
-  if (!top->beats_all || top->takes_all_threads || top->hides_outer) return {top};
-  for (size_t index = frames_.size() - 1; index-- > 0;) {
-    if (frames_[index]->hides_outer) break;
-    if (frames_[index]->takes_all_threads) return {frames_[index], top};
+  std::vector<FramePointer> chosen;
+  bool is_below_all = false;
+  for (auto frame = frames_.rbegin(); frame != frames_.rend(); ++frame) {
+    // A thread's own pool takes precedence over one that is open for all threads, whichever was opened first.
+    if (!is_below_all || (*frame)->takes_all_threads) chosen.push_back(*frame);
+    is_below_all = is_below_all || (*frame)->takes_all_threads;
+    // Without a use of its own it hides the outer frames only by their absence.
+    if (!(*frame)->beats_all || ((*frame)->hides_outer && !(*frame)->has_uses())) break;
   }
-  return {top};
+  std::reverse(chosen.begin(), chosen.end());
+  return chosen;
 }
 
 void FrameStack::show(FirstError& error, bool must_succeed) {

@@ -117,6 +117,7 @@ class Frame : public Holding {
   // Closes a frame that is on no thread's stack.
   void close(FirstError& error);
   bool is_active() const { return is_active_; }
+  bool has_uses() const { return !uses_.empty(); }
   bool is_closed = false;
   std::weak_ptr<FrameStack> stack;
 
@@ -127,9 +128,8 @@ class Frame : public Holding {
 
 using FramePointer = std::shared_ptr<Frame>;
 
-// The open frames of one thread. The innermost one decides where the thread's allocations go. No stack of torch's own
-// behaves alike in all its versions, so only the necessary frames are open in torch: the innermost one, and the nearest
-// one below it that takes every thread's allocations, if an inner pool takes precedence over it in this torch.
+// The open frames of one thread. The innermost one decides where the thread's allocations go. The pools of the others
+// stay open below it where an inner pool takes precedence in this torch. Elsewhere only the innermost one is open.
 class FrameStack : public std::enable_shared_from_this<FrameStack> {
  public:
   // The calling thread's.
@@ -141,7 +141,8 @@ class FrameStack : public std::enable_shared_from_this<FrameStack> {
   // Makes frame the innermost one. On failure the frame is closed, and everything else is as before.
   void push(const FramePointer& frame);
   // Closes frame, which need not be the innermost one, since generators end at any time. Another thread (a finalizer)
-  // may call it too: torch then learns at the thread's next region which of its outer frames to show.
+  // may call it too. It can't open pools for this thread: an outer frame that is not open by then stays so until this
+  // thread enters or leaves a region.
   void close(const FramePointer& frame);
   // Closes and reopens this thread's frames in torch, so that they precede a pool that was opened since.
   void reenter();
@@ -151,7 +152,7 @@ class FrameStack : public std::enable_shared_from_this<FrameStack> {
   // The thread ends.
   void end() noexcept;
 
-  PyObject* awaiting_exit = nullptr;  // borrowed: the newest exit of a `with` in this thread that has no frame yet
+  PyObject* awaiting_exit = nullptr;  // borrowed: the newest exit that this thread looked up and that has no frame yet
 
  private:
   FrameStack();

@@ -55,6 +55,7 @@ py::object call_method(PyObject* self, const char* name, PyObject* argument = nu
 struct Exit {
   PyObject_HEAD PyObject* owner;
   FramePointer frame;
+  std::weak_ptr<FrameStack> awaited_by;  // the stack of the thread that looked it up
   bool opened_nothing;
 };
 
@@ -104,8 +105,8 @@ void destroy_exit(PyObject* self) {
   PyObject* trace = nullptr;
   PyErr_Fetch(&type, &value, &trace);
   try {
-    FrameStack& mine = FrameStack::mine();
-    if (mine.awaiting_exit == self) mine.awaiting_exit = nullptr;
+    const auto waiting = exit->awaited_by.lock();
+    if (waiting != nullptr && waiting->awaiting_exit == self) waiting->awaiting_exit = nullptr;
     if (const FramePointer frame = std::exchange(exit->frame, nullptr)) leave(frame, PyExc_GeneratorExit);
   } catch (py::error_already_set& error) {
     error.discard_as_unraisable("the end of a region");
@@ -114,6 +115,7 @@ void destroy_exit(PyObject* self) {
   }
   PyErr_Restore(type, value, trace);
   exit->frame.~FramePointer();
+  exit->awaited_by.~weak_ptr();
   Py_CLEAR(exit->owner);
   PyTypeObject* const own = Py_TYPE(self);
   own->tp_free(self);
@@ -129,6 +131,7 @@ PyObject* get_exit(PyObject* self, PyObject* owner, PyObject*) {
     auto* const exit = reinterpret_cast<Exit*>(exit_type->tp_alloc(exit_type, 0));
     if (exit == nullptr) throw py::error_already_set();
     new (&exit->frame) FramePointer();
+    new (&exit->awaited_by) std::weak_ptr<FrameStack>(mine.weak_from_this());
     exit->owner = Py_NewRef(owner);
     exit->opened_nothing = false;
     mine.awaiting_exit = reinterpret_cast<PyObject*>(exit);

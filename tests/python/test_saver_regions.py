@@ -1,5 +1,6 @@
 """Regions: what lands in which tag, how they nest, how they are entered, and what a lease forbids."""
 
+import contextlib
 import gc
 import threading
 
@@ -203,6 +204,78 @@ def test_a_tag_that_another_thread_leases_is_refused(saver, tag):
         leave.set()
         thread.join()
     saver.pause(tag)
+
+
+def collect_elsewhere(generators):
+    thread = threading.Thread(target=generators.clear)
+    thread.start()
+    thread.join()
+    gc.collect()
+
+
+def waits_inside(scope, inner=None):
+    with scope, inner or contextlib.nullcontext():
+        yield
+
+
+@pytest.mark.parametrize("outer", ["none", "region", "all threads", "disabled"])
+@pytest.mark.parametrize("inner", ["region", "nested", "disabled"])  # docs/limits.md has the rest
+def test_a_region_that_another_thread_ends_uncovers_the_outer_one(saver, tag, tag2, outer, inner):
+    """Its thread is in the outer region again at once, not only when it enters or leaves the next one."""
+    saver_of = {
+        "none": contextlib.nullcontext,
+        "region": lambda: saver.region(tag),
+        "all threads": lambda: saver.region(tag, threads="all"),
+        "disabled": saver.disabled,
+    }
+    inside = {
+        "region": lambda: [saver.region(tag2)],
+        "nested": lambda: [saver.region(tag), saver.region(tag2)],
+        "disabled": lambda: [saver.disabled()],
+    }
+    if inner == "disabled" and saver.device == "cuda":
+        return  # docs/limits.md: torch has no call that opens a pool for another thread
+
+    def here():
+        return tag_of(torch.ones(10, device=saver.device))
+
+    with saver.region(tag2):  # the outermost
+        with saver_of[outer]():
+            expected = here()
+            generators = [waits_inside(*inside[inner]())]
+            next(generators[0])
+            collect_elsewhere(generators)
+            assert here() == expected
+            with saver.region(tag2):
+                assert here() == tag2
+            assert here() == expected
+        assert here() == tag2
+    assert here() is None
+    assert all(info.lease_count == 0 for info in saver.tags().values())
+    saver.pause(tag2)
+    saver.resume(tag2)
+
+
+def test_an_exit_that_dies_in_another_thread_is_forgotten(saver, tag):
+    region = saver.region(tag)
+    exits = [region.__exit__]
+    collect_elsewhere(exits)
+    region.__enter__()
+    assert tag_of(torch.ones(10, device=saver.device)) == tag
+    region.__exit__(None, None, None)
+    assert tag_of(torch.ones(10, device=saver.device)) is None
+
+
+def test_regions_that_end_out_of_order(saver, tag, tag2):
+    first, second, third = (waits_inside(saver.region(name)) for name in (tag, tag2, tag))
+    for generator in (first, second, third):
+        next(generator)
+    second.close()
+    assert tag_of(torch.ones(10, device=saver.device)) == tag
+    third.close()
+    assert tag_of(torch.ones(10, device=saver.device)) == tag
+    first.close()
+    assert tag_of(torch.ones(10, device=saver.device)) is None
 
 
 def test_memory_made_while_the_tag_is_away_is_resident_and_apart(saver, tag):

@@ -18,8 +18,10 @@ def prepare_ordinary(frame: "_core.Frame") -> bool:
         return False
     frame.hides_outer = True
     backend = backends.existing_backend()
-    for use in backend.suspension() if backend is not None else ():
-        frame.add_use(*use)
+    if backend is not None:
+        frame.beats_all = backend.inner_beats_all
+        for use in backend.suspension():
+            frame.add_use(*use)
     return True
 
 
