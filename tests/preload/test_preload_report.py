@@ -83,7 +83,9 @@ def test_free_is_never_above_the_total(clients: Clients, report: str) -> None:
 
 
 def ask_nvml(clients: Clients, *words: str, preload: str | None = "ours", **settings: str) -> list[list[int]]:
-    done = clients.start([sys.executable, "-c", NVML, *words], preload, **settings)
+    # NVML numbers all devices of the machine, in the order of their buses.
+    same_device = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    done = clients.start([sys.executable, "-c", NVML, *words], preload, **same_device, **settings)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

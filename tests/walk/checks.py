@@ -142,7 +142,7 @@ def check_leaks(before: dict[str, Any], walks: "list[runner.Outcome]") -> None:
     deadline = time.monotonic() + 10
     while True:  # files of the disk store are given back behind
         now = device.resources()
-        grown = {name: (before[name], now[name]) for name in before if now[name] > before[name]}
+        grown = {name: (before[name], now[name]) for name in before if now[name] > before[name] + device.SLACK.get(name, 0)}
         if not grown or time.monotonic() > deadline:
             break
         time.sleep(0.05)
