@@ -200,10 +200,14 @@ FramePointer FrameStack::find(PyObject* owner) const {
 std::vector<FramePointer> FrameStack::visible() const {
   std::vector<FramePointer> chosen;
   bool is_below_all = false;
+  bool is_hidden = false;
   for (auto frame = frames_.rbegin(); frame != frames_.rend(); ++frame) {
-    // A thread's own pool takes precedence over one that is open for all threads, whichever was opened first.
-    if (!is_below_all || (*frame)->takes_all_threads) chosen.push_back(*frame);
-    is_below_all = is_below_all || (*frame)->takes_all_threads;
+    const bool takes_all = (*frame)->takes_all_threads;
+    // A thread's own pool takes precedence over one that is open for all threads, whichever was opened first. What is
+    // hidden from its own thread is hidden from the others.
+    if (takes_all ? !is_hidden : !is_below_all) chosen.push_back(*frame);
+    is_below_all = is_below_all || takes_all;
+    is_hidden = is_hidden || (*frame)->hides_outer;
     // Without a use of its own it hides the outer frames only by their absence.
     if (!(*frame)->beats_all || ((*frame)->hides_outer && !(*frame)->has_uses())) break;
   }

@@ -233,8 +233,8 @@ def test_a_region_that_another_thread_ends_uncovers_the_outer_one(saver, tag, ta
         "nested": lambda: [saver.region(tag), saver.region(tag2)],
         "disabled": lambda: [saver.disabled()],
     }
-    if inner == "disabled" and saver.device == "cuda":
-        return  # docs/limits.md: torch has no call that opens a pool for another thread
+    if inner == "disabled" and (saver.device == "cuda" or outer == "all threads"):
+        return  # docs/limits.md: nobody can open a pool for another thread
 
     def here():
         return tag_of(torch.ones(10, device=saver.device))
@@ -264,6 +264,25 @@ def test_an_exit_that_dies_in_another_thread_is_forgotten(saver, tag):
     assert tag_of(torch.ones(10, device=saver.device)) == tag
     region.__exit__(None, None, None)
     assert tag_of(torch.ones(10, device=saver.device)) is None
+
+
+def test_what_is_hidden_from_its_thread_is_hidden_from_all(saver, tag, tag2):
+    def elsewhere():
+        found = []
+        thread = threading.Thread(target=lambda: found.append(tag_of(torch.ones(10, device=saver.device))))
+        thread.start()
+        thread.join()
+        return found[0]
+
+    with saver.region(tag, threads="all"):
+        assert elsewhere() == tag
+        with saver.region(tag2):
+            assert elsewhere() == tag
+            with saver.disabled():
+                assert elsewhere() is None
+        with saver.disabled():
+            assert elsewhere() is None
+        assert elsewhere() == tag
 
 
 def test_regions_that_end_out_of_order(saver, tag, tag2):
