@@ -143,7 +143,9 @@ def check_leaks(before: dict[str, Any], walks: "list[runner.Outcome]") -> None:
     deadline = time.monotonic() + 10
     while True:  # files of the disk store are closed in the background
         now = device.resources()
-        grown = {name: (before[name], now[name]) for name in before if now[name] > before[name] + device.SLACK.get(name, 0)}
+        grown = {
+            name: (before[name], now[name]) for name in before if now[name] > before[name] + device.SLACK.get(name, 0)
+        }
         if not grown or time.monotonic() > deadline:
             break
         time.sleep(0.05)
