@@ -20,7 +20,7 @@ BlockReport digest_block(const std::byte* block, Digest seed) {
   for (uint32_t number = 0; number < kThreads; ++number) chains[number] = open_chain(seed, number);
   const Value first = word_at(block, 0);
   uint64_t difference = 0;
-  // In the order of memory, not chain by chain: the same result, kinder to the cache.
+  // In memory order, not chain by chain: the result is the same, and the cache is used better.
   for (size_t index = 0; index < kBlockBytes / sizeof(Value); ++index) {
     const Value word = word_at(block, index);
     absorb(chains[index % kThreads], word.low, word.high);

@@ -13,7 +13,7 @@ void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
 constexpr int kNothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
-// Reserves at `hint` if that is free, else anywhere; 0 when there is no room.
+// Reserves at `hint` if that is free, else anywhere. Returns 0 if there is no room.
 uint64_t reserve_pages(uint64_t size, uint64_t alignment, uint64_t hint) {
   if (hint != 0 && hint % alignment == 0) {
     void* at_hint = mmap(pointer(hint), size, PROT_NONE, kNothing | MAP_FIXED_NOREPLACE, -1, 0);
@@ -40,7 +40,7 @@ int protection_of(const std::map<LocationKey, CUmemAccess_flags>& access) {
   return protection;
 }
 
-// The device cannot be told to let the host, or the host's memory to let an unknown place, at its pages.
+// Devices may access all memory. The host may access host memory only.
 bool may_be_accessed_by(const PhysicalBlock& block, const CUmemLocation& location) {
   return location.type == CU_MEM_LOCATION_TYPE_DEVICE || !block.is_on_device();
 }
@@ -161,7 +161,7 @@ CUresult AddressSpace::check_descriptions(const MappingRange& range, const CUmem
 CUresult AddressSpace::set_access(uint64_t address, uint64_t size, const CUmemAccessDesc* descriptions, size_t count,
                                   const Peers& peers) {
   if (descriptions == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
-  // As in the driver: both ends must be mapped, and what lies behind a hole is left as it was, without an error.
+  // As in the driver: both ends must be mapped. Mappings behind a hole keep their access, without an error.
   const auto range = whole_mappings(address, size);
   if (!range || !find_mapping(address) || !find_mapping(address + size - 1)) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult wrong = check_descriptions(*range, descriptions, count, peers); wrong != CUDA_SUCCESS)
@@ -246,7 +246,7 @@ uint64_t AddressSpace::linear_count() const {
   }));
 }
 
-// What cuMemAlloc made is neither a reservation nor a mapping to those who count them.
+// Memory of cuMemAlloc counts neither as a reservation nor as a mapping.
 uint64_t AddressSpace::reservation_count() const { return reservations_.size() - linear_count(); }
 uint64_t AddressSpace::mapping_count() const { return mappings_.size() - linear_count(); }
 

@@ -1,8 +1,9 @@
 // Address ranges and their mappings.
 //
-// - A reservation is PROT_NONE anonymous memory. A mapping puts a block's file pages over a part of it, still
-//   PROT_NONE. Access is mprotect. Unmapping restores the anonymous PROT_NONE pages. So a lost page is a real fault.
-// - One handle mapped twice is one file range mapped twice, so aliases are real.
+// - A reservation is anonymous memory with PROT_NONE. A mapping puts a block's file pages over a part of it, still with
+//   PROT_NONE. Access is granted by mprotect. Unmapping restores the anonymous PROT_NONE pages, so an access to a lost
+//   page is a real fault.
+// - A handle that is mapped twice is one file range mapped twice, so the two mappings alias.
 // - The processor plays the device: this process may read or write a range as soon as any location may.
 #pragma once
 
@@ -28,7 +29,8 @@ struct Mapping {
   std::map<LocationKey, CUmemAccess_flags> access;
 };
 
-// What cuMemAlloc and its kin made: one reservation that is one mapping, sized as the caller asked.
+// Set if the reservation was made by cuMemAlloc or a similar call. Such a reservation is one mapping, with the size
+// that the caller asked for.
 struct LinearMemory {
   uint64_t requested_bytes;
   uint64_t context;
@@ -40,7 +42,7 @@ struct Reservation {
   std::optional<LinearMemory> linear;
 };
 
-// A part of a block, as a range of addresses sees it.
+// The part of a block that is behind a range of addresses.
 struct BlockRange {
   Block block;
   uint64_t offset;
@@ -59,20 +61,20 @@ class AddressSpace {
                       const Peers& peers);
   CUresult get_access(uint64_t& flags, LocationKey location, uint64_t address) const;
 
-  // device: who may use it, beside the place where it lies.
+  // `device` gets access, besides the location of the memory.
   CUresult allocate_linear(uint64_t& address, const LinearMemory& linear, const Block& block, int device);
   CUresult free_linear(uint64_t address);
   void free_linear_of_context(uint64_t context);
 
-  // The blocks behind a range, or nothing where a part of it is unmapped or forbidden to `device`.
+  // The blocks behind a range. Nothing if a part of it is unmapped or forbidden to `device`.
   std::optional<std::vector<BlockRange>> resolve(uint64_t address, uint64_t size, AccessKind kind, int device) const;
-  // The mapping and its start that hold this address.
+  // The mapping that contains this address, with its start.
   std::optional<std::pair<uint64_t, const Mapping*>> find_mapping(uint64_t address) const;
   std::optional<std::pair<uint64_t, const Reservation*>> find_reservation(uint64_t address) const;
 
   uint64_t reservation_count() const;
   uint64_t mapping_count() const;
-  // Unmaps everything and gives every reservation back.
+  // Unmaps everything and frees every reservation.
   void reset();
 
  private:
@@ -80,9 +82,9 @@ class AddressSpace {
 
   using MappingRange = std::pair<Mappings::iterator, Mappings::iterator>;
 
-  // The mappings within a reserved range; nothing where its ends cut one.
+  // The mappings within a reserved range. Nothing if an end of the range cuts a mapping.
   std::optional<MappingRange> whole_mappings(uint64_t address, uint64_t size);
-  // Whether the range lies in reservations; it may go on from one into the next.
+  // Whether the range lies in reservations. It may continue from one into the next.
   bool is_reserved(uint64_t address, uint64_t size) const;
   static CUresult check_descriptions(const MappingRange& range, const CUmemAccessDesc* descriptions, size_t count,
                                      const Peers& peers);

@@ -37,7 +37,7 @@ CUresult unmap(CUdeviceptr ptr, size_t size) {
 CUresult set_access(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* desc, size_t count) {
   Lock lock(simulator().mutex);
   for (size_t i = 0; desc != nullptr && i < count; ++i) {
-    // The number of a host node is looked at after its kind is found fit for the memory, and then by nobody.
+    // The driver checks that the memory can be accessed from a host node, but never the node's number.
     const CUmemLocation& location = desc[i].location;
     const bool is_node = location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
     if (!is_node && simulator().physical.check_location(location) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;

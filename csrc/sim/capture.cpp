@@ -109,7 +109,7 @@ CUresult Streams::end_capture(Lock&, const StreamRef& stream, uint64_t& graph) {
     return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
   }
   drop_capture(capture);
-  // The wrong thread gets an error, and the capture is over all the same.
+  // A call from the wrong thread is an error, and ends the capture all the same.
   if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != std::this_thread::get_id()) {
     return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
   }
@@ -159,7 +159,7 @@ CUresult is_capturing(CUstream hStream, CUstreamCaptureStatus* captureStatus) {
 }
 
 CUresult exchange_mode(CUstreamCaptureMode* mode) {
-  // An unknown mode is not refused, here as there; it forbids nothing.
+  // Neither the driver nor the simulator refuses an unknown mode. It forbids nothing.
   if (mode == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::swap(thread_mode, *mode);
   return CUDA_SUCCESS;

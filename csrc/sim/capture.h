@@ -1,7 +1,7 @@
-// Stream capture: work given to a capturing stream is counted into a graph and never runs.
+// Stream capture: work that is given to a capturing stream is counted into a graph and never runs.
 //
-// Which calls a capture forbids follows the driver's documentation of cuThreadExchangeStreamCaptureMode, and for
-// cuCtxSynchronize what was measured: in any thread, in every mode, it is refused and breaks every capture.
+// The set of forbidden calls follows the driver's documentation of cuThreadExchangeStreamCaptureMode. The rule for
+// cuCtxSynchronize was measured: in any thread and in every mode, it is refused and breaks every capture.
 #pragma once
 
 #include <cuda.h>
@@ -18,7 +18,7 @@ namespace ebbtide::sim {
 
 struct Stream;
 
-// How far each stream of a capture had come, at some point of one of them.
+// For each stream of a capture, how many of its nodes precede some point of one of them.
 using Progress = std::map<uint64_t, uint64_t>;
 
 struct Capture {
@@ -28,13 +28,13 @@ struct Capture {
   std::thread::id thread;
   bool is_invalidated = false;
   uint64_t node_count = 0;
-  // Per stream that takes part: what it has seen of all of them.
+  // For each stream that takes part: the progress of all streams that it has seen.
   std::map<uint64_t, Progress> seen;
 
   void add_node(uint64_t stream);
-  // Work given to `stream` from now on comes after `progress`.
+  // Orders the work that `stream` gets from now on after `progress`.
   void wait_for(uint64_t stream, const Progress& progress);
-  // Whether the origin has waited for everything that the other streams did.
+  // Whether the origin has waited for all work of the other streams.
   bool is_joined() const;
 };
 
@@ -46,7 +46,7 @@ class Captures {
   void remove(const CaptureRef& capture);
   bool empty() const { return active_.empty(); }
   void invalidate_all();
-  // Invalidates what a potentially unsafe call of this thread may not be made under, and says whether there was any.
+  // Invalidates the captures that forbid a potentially unsafe call by this thread. Returns whether there was any.
   bool invalidate_for_unsafe_call(CUstreamCaptureMode thread_mode);
   void clear() { active_.clear(); }
 
@@ -54,7 +54,8 @@ class Captures {
   std::vector<CaptureRef> active_;
 };
 
-// Answers for the calling thread's mode whether a potentially unsafe call may go on.
+// Checks a potentially unsafe call against the calling thread's capture mode. If a capture forbids it, the capture is
+// invalidated and the answer is an error.
 CUresult refuse_unsafe_call(Lock& lock);
 
 }  // namespace ebbtide::sim

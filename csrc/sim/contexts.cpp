@@ -86,7 +86,7 @@ CUresult release(CUdevice dev) {
   simulator().host_memory.free_of_context(id);
   simulator().modules.drop_context(id);
   simulator().peers.drop_context(id);
-  // Draining gave the lock back for a while: somebody may have reset everything meanwhile.
+  // drop_context() released the lock for a while: another thread may have reset everything meanwhile.
   if (Context* context = simulator().contexts.find(id); context != nullptr && context->retain_count > 0) {
     --context->retain_count;
     context->sticky_error = CUDA_SUCCESS;

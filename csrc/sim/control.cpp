@@ -1,4 +1,4 @@
-// control.h. In a forked child everything here does nothing: the tables describe the parent's memory.
+// The functions of control.h. In a forked child they do nothing, because the tables describe the parent's memory.
 #include "sim/control.h"
 
 #include "sim/entry.h"
@@ -23,7 +23,7 @@ EBBTIDE_SIM_EXPORT void ebbtide_sim_reset(void) {
   {
     Lock lock(sim.mutex);
     sim.is_initialised = false;
-    // Emptied queues let threads that wait for a stream go before the tables do.
+    // Emptying the queues first releases the threads that wait for a stream, before the tables are cleared.
     sim.streams.reset();
     sim.work_done.notify_all();
     while (sim.unlocked_work > 0) sim.work_done.wait(lock);

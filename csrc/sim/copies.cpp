@@ -1,8 +1,8 @@
 // Copies and fills.
 //
-// A range is looked up at the call and again when the work runs. A range that does not exist at the call is an invalid
-// value; one that has gone by then is the context's sticky "illegal address". Bytes move without the lock, between
-// files and the caller's memory; the blocks are held meanwhile.
+// A range is looked up at the call and again when the work runs. If it does not exist at the call, the call returns an
+// invalid value. If it has been unmapped by the time the work runs, the context gets the sticky error "illegal
+// address". Bytes move without the lock, between files and the caller's memory; the spans hold the blocks meanwhile.
 #include <algorithm>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// Starting the driver, and what it says of itself and of its devices.
+// Initialisation of the driver, and queries about the driver and its devices.
 #include <unistd.h>
 
 #include <cstdio>
@@ -11,7 +11,7 @@
 namespace ebbtide::sim {
 namespace {
 
-// What a client may ask before it decides what to use. Everything else answers 0.
+// Attributes that a client may query before it decides what to use. All others are 0.
 const std::map<int, int>& attributes() {
   static const auto* const values = new std::map<int, int>{
       {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
@@ -24,7 +24,7 @@ const std::map<int, int>& attributes() {
       {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
       {CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1},
       {CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR, 1},
-      // Only kernels that are known by name run here, so no architecture is claimed.
+      // Only kernels that the simulator knows by name run here, so no architecture is claimed.
       {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0},
       {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
       {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
@@ -34,7 +34,7 @@ const std::map<int, int>& attributes() {
       {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 0},
       {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
       {CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 1},
-      {CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 0xffff},  // where the machine itself has no devices
+      {CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 0xffff},  // a domain in which the machine itself has no devices
       {CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, 0},
   };
   return *values;

@@ -1,11 +1,13 @@
-// The one door into the simulator. Every exported driver function is a signature and one EBBTIDE_SIM_FORWARD line; the
-// guard behind it counts the call, applies failure rules and delays, checks what the call needs, and logs the result.
+// The single entry point of the simulator. Every exported driver function is a signature and one EBBTIDE_SIM_FORWARD
+// line. The guard behind it counts the call, applies failure rules and delays, checks what the call needs, and logs the
+// result.
 //
-// What it relies on:
+// Rules:
 // - A failure rule comes first: a call that it fails has no effect and checks nothing.
-// - Nothing here throws into C, and nothing here is destroyed at exit, so calls from static destructors still work.
-// - In a forked child a call answers CUDA_ERROR_NOT_INITIALIZED before it takes any lock, as the real driver does:
-//   the pages belong to the parent, and another thread may have held the locks at the fork.
+// - Nothing here throws into C, and nothing here is destroyed at exit, so that calls from static destructors still
+//   work.
+// - In a forked child, a call returns CUDA_ERROR_NOT_INITIALIZED before it takes any lock, as in the real driver. The
+//   pages belong to the parent, and another thread may have held the locks at the fork.
 #pragma once
 
 #include <cuda.h>
@@ -22,14 +24,14 @@
 
 namespace ebbtide::sim {
 
-// What a function needs before its body may run.
+// The state that a function needs before its body may run.
 enum Needs : unsigned {
   kAnytime = 0,          // works before cuInit
-  kStateless = 16,       // touches nothing of the simulator's: works in a forked child, too
+  kStateless = 16,       // uses no state of the simulator: also works in a forked child
   kDriver = 1,           // cuInit has been called
   kCurrent = 2 | 1,      // the calling thread has a current context
-  kContext = 4 | 2 | 1,  // and no error sticks to it
-  kNoCapture = 8,        // "potentially unsafe": forbidden by captures that the calling thread's capture mode minds
+  kContext = 4 | 2 | 1,  // and the context has no sticky error
+  kNoCapture = 8,        // "potentially unsafe": forbidden by captures that the calling thread's capture mode respects
 };
 
 struct EntryPoint {
@@ -37,7 +39,7 @@ struct EntryPoint {
   unsigned needs;
 };
 
-// Counts the call and answers what a rule, a delay or an unmet need makes of it; nothing means: go on.
+// Counts the call. Returns a result if a rule or an unmet need ends the call here, and nothing if the body is to run.
 std::optional<CUresult> before_call(const EntryPoint& point);
 void after_call(const EntryPoint& point, const char* argument_names, std::initializer_list<std::string> values,
                 CUresult result);
@@ -45,7 +47,8 @@ void after_call(const EntryPoint& point, const char* argument_names, std::initia
 // True in a process that was forked after cuInit.
 bool is_forked_child();
 
-// While one of these lives, the calling thread runs a stream's host function, where driver calls are not permitted.
+// While an object of this class lives, the calling thread runs a stream's host function, where driver calls are not
+// permitted.
 class HostFunctionScope {
  public:
   HostFunctionScope();
@@ -96,8 +99,8 @@ CUresult enter(const EntryPoint& point, const char* argument_names, Body&& body,
 #define EBBTIDE_SIM_JOIN_OF(a, b) a##b
 #define EBBTIDE_SIM_JOIN(a, b) EBBTIDE_SIM_JOIN_OF(a, b)
 
-// For a function that cuda.h exports with a suffix: the plain name as well, for clients that look that up. (The real
-// driver keeps 32-bit versions of long ago under most of these names.) Stands after the definition, in the same file.
+// For a function that cuda.h exports with a suffix: exports the plain name as well, for clients that look it up. (Under
+// most of these names the real driver has old 32-bit versions.) Place it after the definition, in the same file.
 #define EBBTIDE_SIM_PLAIN_NAME(function)                                                               \
   EBBTIDE_SIM_EXPORT decltype(function) EBBTIDE_SIM_JOIN(plain_name_in_line_, __LINE__) asm(#function) \
       __attribute__((alias(EBBTIDE_SIM_TEXT(function))))

@@ -1,4 +1,4 @@
-// Names and texts of errors.
+// The names and texts of errors.
 #include "sim/entry.h"
 
 namespace ebbtide::sim {

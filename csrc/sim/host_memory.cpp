@@ -111,7 +111,7 @@ CUresult free_host(void* p) {
   Lock lock(simulator().mutex);
   const auto range = simulator().host_memory.find(reinterpret_cast<uint64_t>(p));
   if (!range || range->first != reinterpret_cast<uint64_t>(p)) return CUDA_ERROR_INVALID_VALUE;
-  // The driver waits for the device before pinned memory goes: queued copies may still use it.
+  // The driver waits for the device before it frees pinned memory, because queued copies may still use it.
   simulator().streams.drain(lock, range->second.context);
   return simulator().host_memory.free_block(reinterpret_cast<uint64_t>(p));
 }

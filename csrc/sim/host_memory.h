@@ -1,4 +1,4 @@
-// Pinned host memory: what cuMemHostAlloc made and what cuMemHostRegister was told of.
+// Pinned host memory: the blocks of cuMemHostAlloc and the ranges of cuMemHostRegister.
 #pragma once
 
 #include <cuda.h>
@@ -24,9 +24,9 @@ class HostMemory {
   CUresult unregister_range(uint64_t address);
   void free_of_context(uint64_t context);
 
-  // The pinned range that holds this address, and its start.
+  // The pinned range that contains this address, with its start.
   std::optional<std::pair<uint64_t, PinnedRange>> find(uint64_t address) const;
-  // Whether all of the range is pinned in one piece.
+  // Whether one pinned range contains all of this range.
   bool holds(uint64_t address, uint64_t size) const;
 
   uint64_t allocated_count() const;

@@ -1,8 +1,8 @@
-// Kernels: those of csrc/kernels run on the CPU as an item of a stream. Any other entry of a module can be looked up,
-// but its launch is refused.
+// Kernel launches. The kernels of csrc/kernels run on the CPU, each as an item of a stream. Any other entry of a module
+// can be looked up, but its launch is refused.
 //
 // The driver does not interpret a kernel's pointers. They are looked up when the kernel runs, block after block. A bad
-// one becomes the context's sticky error, with the blocks before it done.
+// pointer becomes the context's sticky error; the blocks before it are done.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -26,7 +26,7 @@ struct Dimensions {
   uint64_t count() const { return uint64_t{x} * y * z; }
 };
 
-// The memory that a kernel on `device` sees.
+// The memory that a kernel on `device` can access.
 class DeviceMemory {
  public:
   DeviceMemory(Lock& lock, int device) : lock_(lock), device_(device) {}
@@ -93,7 +93,7 @@ struct FillLaunch {
   }
 };
 
-// The lanes advance in step, a piece of each in turn; whoever waits for a slot gives the lock back.
+// The lanes advance in turn, one piece each. A lane that waits for a slot releases the lock.
 struct DeliverLaunch {
   uint64_t pieces;
   uint64_t slots;
@@ -188,7 +188,7 @@ T parameter(void** parameters, int index) {
   return *static_cast<const T*>(parameters[index]);
 }
 
-// What the entry does with these parameters, which are read now; nothing where the simulator doesn't know it.
+// The work of this entry with these parameters, which are read now. Null if the simulator does not know the entry.
 Work make_work(const std::string& entry, void** parameters, unsigned grid, int device) {
   if (entry == kernels::kDigestEntry) {
     const DigestLaunch launch{parameter<uint64_t>(parameters, 0),
@@ -228,7 +228,7 @@ CUresult launch_kernel(CUfunction f, unsigned gridDimX, unsigned gridDimY, unsig
   if (function->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
   if (!may_be_launched(grid, block, sharedMemBytes)) return CUDA_ERROR_INVALID_VALUE;
   if (extra != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
-  // A device would run them with any number of threads or CTAs, and get nonsense.
+  // A device would run these kernels with any number of threads or CTAs, and compute nonsense.
   if (kernelParams == nullptr || block.x != kernels::kThreads || block.count() != kernels::kThreads) {
     return CUDA_ERROR_INVALID_VALUE;
   }

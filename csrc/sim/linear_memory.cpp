@@ -1,4 +1,4 @@
-// cuMemAlloc's memory and managed memory, and how much a device has.
+// Memory of cuMemAlloc and managed memory, and the amount of memory that a device has.
 #include "sim/linear_memory.h"
 
 #include <cstdint>
@@ -39,7 +39,7 @@ CUresult free_memory(CUdeviceptr dptr) {
   Lock lock(simulator().mutex);
   const auto reservation = simulator().address_space.find_reservation(dptr);
   if (!reservation || reservation->first != dptr || !reservation->second->linear) return CUDA_ERROR_INVALID_VALUE;
-  // The driver waits for the device before it takes the memory away, and programs rely on it.
+  // The driver waits for the device before it frees the memory, and programs rely on that.
   simulator().streams.drain(lock, reservation->second->linear->context);
   return simulator().address_space.free_linear(dptr);
 }
@@ -55,7 +55,7 @@ CUresult memory_info(size_t* free, size_t* total) {
 
 }  // namespace
 
-// Managed memory lies with the host and is as large as that is: pages that move are not simulated.
+// Managed memory is in the host's file, and no device's capacity bounds it. The simulator does not migrate pages.
 CUresult allocate_linear(CUdeviceptr& address, size_t size_bytes, bool is_managed) {
   if (size_bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t mapped = (size_bytes + kPage - 1) / kPage * kPage;

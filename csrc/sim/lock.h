@@ -1,4 +1,5 @@
-// A function that takes a Lock& wants the simulator's mutex held; it may give it back for a while, and says so.
+// A function with a Lock& parameter requires that the simulator's mutex is held. If it may release the lock for a
+// while, its comment says so.
 #pragma once
 
 #include <mutex>

@@ -20,8 +20,8 @@ CUresult Modules::read_ptx(const char* image, int driver_version, std::set<std::
   std::smatch found;
   static const auto* const version = new std::regex(R"(^\s*\.version\s+(\d{1,4})\.(\d{1,4})\s)");
   if (!std::regex_search(text, found, *version)) return CUDA_ERROR_INVALID_IMAGE;
-  // CUDA 12.0 came with PTX 8.0 and 13.0 with 9.0. In between the minor version may lag behind, which is not modelled
-  // here.
+  // CUDA 12.0 came with PTX 8.0, and 13.0 with 9.0. In between, the real minor version may lag behind; that is not
+  // modelled.
   const int asked_for = 10 * std::stoi(found[1]) + std::stoi(found[2]);
   if (asked_for > driver_version / 100 - 40 + driver_version % 100 / 10) return CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
   static const auto* const target = new std::regex(R"(^\s*\.version\s+\S+\s+\.target\s+sm_\d+)");

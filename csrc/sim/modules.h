@@ -1,4 +1,4 @@
-// Modules and their functions: a module is a list of the kernels that the simulator knows by name.
+// Modules and their functions. A module is the list of the kernels in its image.
 #pragma once
 
 #include <cuda.h>
@@ -12,7 +12,7 @@ namespace ebbtide::sim {
 
 struct Module {
   uint64_t context;
-  // The entries of the image, known or not.
+  // The entries of the image, whether or not the simulator knows them.
   std::set<std::string> entries;
 };
 
@@ -24,7 +24,7 @@ struct Function {
 
 class Modules {
  public:
-  // The entries of a PTX text, or what is wrong with it for a driver of this version.
+  // Reads the entries of a PTX text. Returns an error if a driver of this version would refuse the text.
   static CUresult read_ptx(const char* image, int driver_version, std::set<std::string>& entries);
 
   uint64_t add(Module module);

@@ -15,7 +15,7 @@
 namespace ebbtide::sim {
 namespace {
 
-// Far more than any test creates in one process: offsets are never used twice.
+// Far more than any test creates in one process. Offsets are never reused.
 constexpr off_t kBackingBytes = 1ll << 50;
 
 uint64_t capacity_from_environment() { return read_number(Setting::kSimCapacity).value_or(kDefaultCapacity); }
@@ -26,8 +26,8 @@ int device_count_from_environment() { return static_cast<int>(read_number(Settin
 
 namespace {
 
-// Exceeding the limit on the size of files raises a signal that ends the process. If the system permits, the limit is
-// lifted for this one call.
+// Exceeding the limit on the size of files raises a signal that ends the process. If the system permits it, the limit
+// is lifted for this one call.
 bool make_long(int fd) {
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= static_cast<rlim_t>(kBackingBytes))
@@ -166,7 +166,7 @@ CUresult granularity_of(size_t* granularity, const CUmemAllocationProp* prop, CU
   if (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM && option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  // The driver does not look at the location here.
+  // The driver ignores the location here.
   *granularity = kGranularity;
   return CUDA_SUCCESS;
 }

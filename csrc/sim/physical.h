@@ -1,8 +1,10 @@
 // Physical memory: blocks of a sparse file.
 //
-// - Every device has one memfd, the host another. Offsets only grow, and a block's pages are punched out when its last
-//   holder (a handle, a mapping, a copy that runs) goes: so fresh memory reads zeros, as on the real device.
-// - Bytes are moved with pread and pwrite, never through an address: no copy can fault, whatever is mapped meanwhile.
+// - Every device has one memfd, and the host has another. Offsets only grow. A block's pages are punched out when its
+//   last holder (a handle, a mapping, a running copy) releases it, so fresh memory reads as zeros, as on the real
+//   device.
+// - Bytes are moved with pread and pwrite, never through an address, so no copy can fault, whatever is mapped
+//   meanwhile.
 #pragma once
 
 #include <cuda.h>
@@ -52,9 +54,9 @@ class PhysicalMemory {
  public:
   PhysicalMemory();
 
-  // Opens the files of all devices; an operating-system error when that fails.
+  // Opens the files of the host and of all devices. Returns CUDA_ERROR_OPERATING_SYSTEM if that fails.
   CUresult open();
-  // Memory that no handle names; checks the capacity, not the size.
+  // Makes a block without a handle. Checks the capacity, not the size.
   CUresult allocate(uint64_t size, CUmemLocation location, uint64_t id, Block& block);
 
   CUresult create(uint64_t& handle, uint64_t size, const CUmemAllocationProp* prop, uint64_t flags, uint64_t new_id);
@@ -71,7 +73,7 @@ class PhysicalMemory {
   uint64_t free_bytes(int device) const;
   uint64_t device_bytes() const;
   uint64_t handle_count() const { return handles_.size(); }
-  // Gives every handle back and reads the environment again.
+  // Releases every handle and reads the environment again.
   void reset();
 
  private:

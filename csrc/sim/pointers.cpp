@@ -1,4 +1,4 @@
-// What the driver says of a pointer.
+// Queries about pointers.
 #include <cstring>
 
 #include "sim/entry.h"
@@ -16,7 +16,7 @@ struct PointerFacts {
   bool is_managed = false;
 };
 
-// Nothing for pointers that the driver does not know.
+// Nothing if the driver does not know the pointer.
 std::optional<PointerFacts> facts_of(uint64_t address) {
   const AddressSpace& space = simulator().address_space;
   if (const auto mapping = space.find_mapping(address)) {
@@ -73,7 +73,7 @@ CUresult pointer_attributes(unsigned int numAttributes, CUpointer_attribute* att
   for (unsigned int i = 0; i < numAttributes; ++i) {
     if (pointer_attribute(data[i], attributes[i], ptr) == CUDA_SUCCESS) continue;
     if (data[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    // What the driver does not know of a pointer is no error here.
+    // An attribute that the driver cannot determine is not an error in this call.
     if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
       answer<int>(data[i], -2);
     } else if (attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE || attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED) {
@@ -100,7 +100,7 @@ CUresult address_range(CUdeviceptr* pbase, size_t* psize, CUdeviceptr dptr) {
   Lock lock(simulator().mutex);
   const auto facts = facts_of(dptr);
   if (!facts) return CUDA_ERROR_NOT_FOUND;
-  // The real driver answers base 0 for host memory behind a device address.
+  // The real driver returns base 0 for host memory behind a device address.
   if (pbase != nullptr) *pbase = facts->type == CU_MEMORYTYPE_HOST ? 0 : facts->start;
   if (psize != nullptr) *psize = facts->size;
   return CUDA_SUCCESS;

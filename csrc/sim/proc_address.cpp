@@ -1,4 +1,4 @@
-// cuGetProcAddress, in the two shapes that clients ask for: 4 arguments since 11.3, 5 arguments since 12.0.
+// cuGetProcAddress, in the two shapes that clients request: 4 arguments since 11.3, 5 arguments since 12.0.
 #include <cstring>
 #include <span>
 
@@ -25,7 +25,7 @@ struct Function {
 };
 
 const Function kFunctions[] = {
-    // Newest shape first: the first whose least version is met is the answer.
+    // The newest shape comes first, because look_up_in() takes the first entry whose least version is met.
     {"cuGetProcAddress", 12000, reinterpret_cast<void*>(&cuGetProcAddress_v2)},
     {"cuGetProcAddress", 11030,
      reinterpret_cast<void*>(static_cast<CUresult (*)(const char*, void**, int, cuuint64_t)>(&cuGetProcAddress))},
@@ -34,15 +34,15 @@ const Function kFunctions[] = {
 #undef EBBTIDE_FUNCTION
 };
 
-// Applies to requests with the flag of per-thread default streams; all others give the plain function. Functions older
-// than CUDA 7 have a variant since CUDA 7: a request for an older version finds nothing.
+// Applies to requests with the flag of per-thread default streams. Functions that are not in this list have no variant.
+// Functions older than CUDA 7 have had one since CUDA 7: a request for an older version finds nothing.
 constexpr int kFirstPerThread = 7000;
 #define EBBTIDE_SIM_PER_THREAD(name) {#name, kFirstPerThread, reinterpret_cast<void*>(&name)}
 const Function kPerThreadFunctions[] = {
     {"cuMemAllocAsync", 11020, reinterpret_cast<void*>(&cuMemAllocAsync_ptsz)},
     {"cuMemAllocFromPoolAsync", 11020, reinterpret_cast<void*>(&cuMemAllocFromPoolAsync_ptsz)},
     {"cuMemFreeAsync", 11020, reinterpret_cast<void*>(&cuMemFreeAsync_ptsz)},
-    // No variant is simulated of these: the plain function is handed out.
+    // The simulator has no variant of these, so it hands out the plain function.
     EBBTIDE_SIM_PER_THREAD(cuMemcpyHtoD),
     EBBTIDE_SIM_PER_THREAD(cuMemcpyDtoH),
     EBBTIDE_SIM_PER_THREAD(cuMemcpyHtoDAsync),
@@ -92,7 +92,7 @@ CUresult get_address(const char* symbol, void** pfn, int cudaVersion, cuuint64_t
   if (symbol == nullptr || pfn == nullptr || (flags & ~kKnownFlags) != 0) return CUDA_ERROR_INVALID_VALUE;
   *pfn = nullptr;
   const auto status = look_up(symbol, cudaVersion, flags, pfn);
-  // Not to know a name is no error in this shape, whether the caller wants the status or not.
+  // In this shape, an unknown name is not an error, whether or not the caller wants the status.
   if (symbolStatus != nullptr) *symbolStatus = status;
   return CUDA_SUCCESS;
 }

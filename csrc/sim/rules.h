@@ -1,5 +1,5 @@
-// What tests ask of the entry guard: failures on demand, delays, hidden functions, counts and the log of calls.
-// It has a lock of its own, which is never held while anything else of the simulator runs.
+// What tests can set and read at the entry guard: planted failures, delays, hidden functions, call counts and the log.
+// The class has a lock of its own, which is never held while other code of the simulator runs.
 #pragma once
 
 #include <cuda.h>
@@ -25,11 +25,11 @@ struct Verdict {
 class Rules {
  public:
   Verdict count_call(const std::string& function);
-  // A step of something longer, which rules meet by its name only and which is no call.
+  // A step of a longer piece of work. It is not a call: only rules that name it apply.
   Verdict count_step(const std::string& name);
   void log(std::string line);
 
-  // `function` empty means every function.
+  // An empty `function` means every function.
   void fail(const std::string& function, uint64_t first, CUresult code, uint64_t times);
   void clear_failures();
   void set_delay(const std::string& function, uint64_t microseconds);

@@ -1,11 +1,11 @@
 // All state of the simulated driver behind one lock.
 //
-// - One mutex guards every table. Long work (copying bytes, host functions) runs without it, on physical blocks held by
-//   shared_ptr. So an unmap in another thread can neither fault the copy nor free the block under it.
+// - One mutex guards every table. Long work (copying bytes, host functions) runs without it, on physical blocks that a
+//   shared_ptr holds. So an unmap in another thread can neither make the copy fault nor free its block.
 // - The one instance is made at the first call and never destroyed, because other libraries call from static
 //   destructors.
-// - Handles given to callers (contexts, streams, events, graphs, allocations) are increasing numbers and never
-//   addresses, so a stale one is detected and not followed.
+// - Handles that callers get (contexts, streams, events, graphs, allocations) are increasing numbers, never addresses.
+//   So a stale handle is detected and never dereferenced.
 #pragma once
 
 #include <cuda.h>
@@ -31,14 +31,14 @@ constexpr int kDefaultDriverVersion = 13000;
 
 struct Simulator {
   std::mutex mutex;
-  // Notified whenever something that ran without the lock has ended.
+  // Notified whenever work that ran without the lock has ended.
   std::condition_variable work_done;
-  // Who called cuInit; 0 before that.
+  // The process that called cuInit; 0 before that.
   std::atomic<pid_t> owner{0};
   bool is_initialised = false;
   int driver_version = kDefaultDriverVersion;
   uint64_t last_id = 0;
-  // Copies and host functions that run without the lock just now.
+  // The number of copies and host functions that run without the lock at the moment.
   uint64_t unlocked_work = 0;
 
   PhysicalMemory physical;
@@ -54,7 +54,7 @@ struct Simulator {
 
 Simulator& simulator();
 
-// Gives the lock back for the length of a piece of work.
+// Releases the lock for the duration of a piece of work.
 class Unlocked {
  public:
   explicit Unlocked(Lock& lock) : lock_(lock) {

@@ -16,7 +16,8 @@ namespace {
 
 constexpr uint64_t kBounceBytes = 1 << 20;
 
-// Every loop over a file or a caller's memory ends in one of these two; a bad address is EFAULT, not a signal.
+// All reads and writes of a block's file end in read_file() or write_file(). A bad address is EFAULT there, not a
+// signal.
 bool read_file(const Span& from, void* to) {
   auto* target = static_cast<char*>(to);
   for (uint64_t done = 0; done < from.size;) {
@@ -33,7 +34,7 @@ bool is_beyond_file_limit(uint64_t end) {
   return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && end > limit.rlim_cur;
 }
 
-// A limit on the size of files does not apply to a device's memory: bytes that pwrite may not write are written through
+// A limit on the size of files does not apply to a device's memory. Bytes that pwrite may not write are written through
 // a mapping. A bad address is an error here too.
 bool write_mapped(const void* from, const Span& to) {
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -54,7 +55,7 @@ bool write_mapped(const void* from, const Span& to) {
 }
 
 bool write_file(const void* from, const Span& to) {
-  // Asked before: what goes beyond the limit gets a signal that ends the process.
+  // Checked first, because a write beyond the limit raises a signal that ends the process.
   if (is_beyond_file_limit(to.position + to.size)) return write_mapped(from, to);
   const auto* source = static_cast<const char*>(from);
   for (uint64_t done = 0; done < to.size;) {
@@ -66,13 +67,14 @@ bool write_file(const void* from, const Span& to) {
   return true;
 }
 
-// A number in pinned memory is one that the processor may be writing just now.
+// A number in pinned memory may be written by the processor at the same time, so it is accessed atomically. Null if the
+// number is not in pinned memory.
 uint32_t* as_host_number(const Spans& spans) {
   return spans.front().block == nullptr ? reinterpret_cast<uint32_t*>(spans.front().position) : nullptr;
 }
 
-// The device whose access counts. Memory of cuMemAlloc has the access of its own device only, which stands for other
-// devices that may use it.
+// The device whose access rights apply. Memory of cuMemAlloc has only the access of its own device, which also stands
+// for other devices that may use the memory.
 int acting_device(const Reservation& reservation, bool is_copied, int device) {
   if (!reservation.linear) return device;
   const uint64_t owner = reservation.linear->context;

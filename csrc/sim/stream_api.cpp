@@ -7,7 +7,7 @@ namespace {
 
 constexpr unsigned kEventFlags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
 
-// Looks the stream up and hands it, with the lock held, to `use`.
+// Looks the stream up and passes it to `use`, with the lock held.
 template <typename Use>
 CUresult with_stream(CUstream handle, Use use) {
   Lock lock(simulator().mutex);
@@ -79,7 +79,7 @@ CUresult record_event(CUevent hEvent, CUstream hStream) {
   });
 }
 
-// Finds what the event stands for, or says why it may not be asked.
+// Finds the point that the event stands for. Returns an error if the event may not be queried now.
 CUresult point_of(Lock& lock, CUevent handle, Point& point, uint64_t& context) {
   const Event* event = simulator().streams.find_event(id_of(handle));
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
@@ -129,7 +129,7 @@ EBBTIDE_SIM_EXPORT CUresult cuStreamCreate(CUstream* phStream, unsigned int Flag
 }
 
 EBBTIDE_SIM_EXPORT CUresult cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, int priority) {
-  // Any priority is taken for the nearest that there is, and there is one.
+  // The driver replaces a priority out of range by the nearest one. The simulator has only one priority.
   EBBTIDE_SIM_FORWARD(
       cuStreamCreateWithPriority, kContext,
       [](CUstream* made, unsigned wanted, int) { return create_stream(made, wanted); }, phStream, flags, priority);

@@ -1,7 +1,7 @@
-// Memory that is allocated and freed in the order of a stream.
+// Stream-ordered allocation.
 //
-// There is one pool a device, which keeps nothing. Memory is there at once; it goes when the stream comes to the free.
-// A capture would make nodes of these calls: that is not simulated.
+// Each device has one pool, which keeps nothing. Memory is available at once, and is freed when the stream reaches the
+// free. A capture would record these calls as nodes; the simulator does not support that.
 #include "sim/entry.h"
 #include "sim/linear_memory.h"
 #include "sim/simulator.h"
@@ -40,7 +40,7 @@ CUresult allocate(CUdeviceptr* dptr, size_t bytesize, CUstream hStream) {
     StreamRef stream;
     if (const CUresult wrong = check_stream(lock, hStream, stream); wrong != CUDA_SUCCESS) return wrong;
   }
-  // Unlike the other calls that allocate.
+  // Unlike the other calls that allocate, this one accepts zero bytes.
   if (bytesize == 0) {
     *dptr = 0;
     return CUDA_SUCCESS;

@@ -1,4 +1,4 @@
-// Waiting for a number in memory, and writing one, as items of a stream.
+// Items of a stream that wait for a number in memory or write one.
 #include "sim/entry.h"
 #include "sim/simulator.h"
 #include "sim/spans.h"
@@ -15,7 +15,7 @@ bool is_met(unsigned flags, uint32_t number, uint32_t value) {
   }
 }
 
-// Looks the stream up, checks the address, and hands both on with the lock held.
+// Looks the stream up, checks the address, and passes both to `use`, with the lock held.
 template <typename Use>
 CUresult with_number(CUstream handle, uint64_t address, AccessKind kind, Use use) {
   Lock lock(simulator().mutex);
@@ -31,7 +31,7 @@ CUresult with_number(CUstream handle, uint64_t address, AccessKind kind, Use use
 CUresult wait_value(CUstream hStream, CUdeviceptr addr, cuuint32_t value, unsigned flags) {
   if (flags > CU_STREAM_WAIT_VALUE_NOR) return CUDA_ERROR_INVALID_VALUE;
   return with_number(hStream, addr, AccessKind::kRead, [&](Lock& lock, const StreamRef& stream, int device) {
-    // An address that has gone ends the wait too: the work finds it out again, and fails.
+    // If the address is no longer valid, the wait ends too. The work then finds the same and fails.
     const auto is_ready = [=](Lock& held) {
       const auto number = read_number(held, addr, device);
       return !number || is_met(flags, *number, value);

@@ -1,4 +1,4 @@
-// Everything that waits for, polls, or orders streams.
+// The functions that wait for, poll, or order streams.
 #include "sim/simulator.h"
 #include "sim/streams.h"
 
@@ -97,7 +97,7 @@ CUresult Streams::wait(Lock& lock, const StreamRef& stream, uint64_t event_id) {
     return CUDA_SUCCESS;
   }
   if (stream->capture != nullptr) {
-    // A captured stream may not depend on work outside of its capture.
+    // A captured stream may not depend on work outside its capture.
     stream->capture->is_invalidated = true;
     return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
   }

@@ -9,7 +9,7 @@
 namespace ebbtide::sim {
 namespace {
 
-// How often a number that somebody waits for is looked at.
+// The interval at which a waiting thread checks a number.
 constexpr std::chrono::microseconds kPollInterval{50};
 
 StreamRef make_stream(uint64_t context) {
@@ -116,7 +116,7 @@ void Streams::run_front(Lock& lock, const StreamRef& stream) {
   const Item item = std::move(stream->queue.front());
   stream->queue.pop_front();
   stream->is_running = true;
-  // A harmed context's work is thrown away, not run.
+  // Work of a context with a sticky error is discarded, not run.
   CUresult result = CUDA_SUCCESS;
   try {
     if (sticky_error(stream->context) == CUDA_SUCCESS) result = item.work(lock);
@@ -127,7 +127,7 @@ void Streams::run_front(Lock& lock, const StreamRef& stream) {
     if (Context* context = simulator().contexts.find(stream->context)) context->sticky_error = result;
   }
   stream->is_running = false;
-  // A reset while the item ran has already counted everything as completed.
+  // A reset during the item has already counted everything as completed.
   if (stream->completed < stream->submitted) ++stream->completed;
   std::erase_if(orphans_, [](const StreamRef& orphan) { return orphan->completed == orphan->submitted; });
   simulator().work_done.notify_all();
@@ -208,7 +208,7 @@ void Streams::run_available(Lock& lock) {
   std::vector<Point> tails;
   for (const StreamRef& stream : all_of(0)) tails.push_back({stream, stream->submitted});
   for (const Point& tail : tails) run_until_blocked(lock, tail);
-  // What was blocked then may have been let go by what ran after it.
+  // Items that were blocked above may have become ready through items that ran after them.
   while (run_any(lock)) {
   }
 }

@@ -1,10 +1,10 @@
 // Streams and events without a worker thread: asynchronous work runs in the thread that waits for it or polls it.
 //
-// - Every stream is a queue. An item is numbered in its stream, and a Point names "this stream up to this number".
-// - An item names the points that it comes after. They were all submitted before it, so running a stream up to a point
-//   always ends if the items that it waits for run first.
-// - The legacy stream's items come after everything that blocking streams of its context hold, and theirs after its.
-// - Items may release the lock while they work. A running stream is left alone until its item is done.
+// - Every stream is a queue. Items are numbered within their stream, and a Point means "this stream up to this number".
+// - An item lists the points that it must follow. Their items were all submitted before it, so running a stream up to a
+//   point always ends if the items that it waits for run first.
+// - The legacy stream's items follow everything that blocking streams of its context hold, and the reverse.
+// - Items may release the lock while they work. Other threads leave a running stream alone until its item is done.
 // - An item may wait for a number in memory. A thread that waits for such a stream polls, releases the lock meanwhile,
 //   and runs the items of other streams, one of which may be about to write the number.
 #pragma once
@@ -35,16 +35,16 @@ struct Point {
   bool is_reached() const;
 };
 
-// Called with the lock held; may give it back while it works. An error becomes the context's sticky error.
+// Called with the lock held; may release it while it works. An error becomes the context's sticky error.
 using Work = std::function<CUresult(Lock&)>;
 
-// Whether an item need not wait for a number any longer. Called with the lock held, which it keeps.
+// Whether an item no longer has to wait for a number. Called with the lock held, and does not release it.
 using Readiness = std::function<bool(Lock&)>;
 
 struct Item {
   Work work;
   std::vector<Point> after;
-  Readiness is_ready;  // null: at once
+  Readiness is_ready;  // null: the item is always ready
 };
 
 struct Stream {
@@ -64,7 +64,7 @@ inline bool Point::is_reached() const { return stream == nullptr || stream->comp
 struct Event {
   uint64_t context;
   Point recorded;
-  // Set while the last record went into a capture.
+  // Set if the last record was captured.
   CaptureRef capture;
   Progress progress;
 };
@@ -73,21 +73,22 @@ enum class AsyncMode { kLate = 0, kEager = 1, kRandom = 2 };
 
 class Streams {
  public:
-  // Finds what a caller's handle names: the null handle and CU_STREAM_LEGACY are the current context's legacy stream.
+  // Finds the stream of a caller's handle: the null handle and CU_STREAM_LEGACY are the current context's legacy
+  // stream.
   CUresult find(Lock& lock, CUstream handle, StreamRef& stream);
   Event* find_event(uint64_t id);
   uint64_t add_stream(Lock& lock, bool is_blocking);
   uint64_t add_event(Lock& lock);
   void remove_event(uint64_t id) { events_.erase(id); }
 
-  // Queues work, or records it where the stream captures. May give the lock back.
+  // Queues work, or records it if the stream captures. May release the lock.
   CUresult submit(Lock& lock, const StreamRef& stream, Work work, std::vector<Point> after = {},
                   Readiness is_ready = nullptr);
-  // Runs everything up to the point. May give the lock back.
+  // Runs everything up to the point. May release the lock.
   void run_until(Lock& lock, const Point& point);
-  // The same, but stops where an item waits for a number.
+  // The same, but stops at an item that waits for a number.
   void run_until_blocked(Lock& lock, const Point& point);
-  // Runs one item on the way to the point, if another thread is not at it.
+  // Runs one item on the way to the point, unless another thread is running one.
   void run_one(Lock& lock, const Point& point);
 
   CUresult synchronize(Lock& lock, const StreamRef& stream);
@@ -102,12 +103,13 @@ class Streams {
   CUresult capture_status(const StreamRef& stream, CUstreamCaptureStatus& status);
   bool remove_graph(uint64_t graph) { return graphs_.erase(graph) == 1; }
   Captures& captures() { return captures_; }
-  // Whether the legacy stream may be used now; a blocking stream's capture forbids it and is broken by the try.
+  // Whether the legacy stream may be used now. A capture on a blocking stream forbids it, and the attempt breaks the
+  // capture.
   CUresult use_legacy(uint64_t context);
 
-  // Runs all work of the context (all contexts for 0) whatever captures go on.
+  // Runs all work of the context (of all contexts for 0), whatever captures are in progress.
   void drain(Lock& lock, uint64_t context);
-  // Runs all work of all contexts that waits for no number.
+  // Runs all work of all contexts that does not wait for a number.
   void run_available(Lock& lock);
   void drop_context(Lock& lock, uint64_t context);
   void set_mode(AsyncMode mode, uint64_t seed);
@@ -125,17 +127,17 @@ class Streams {
   bool is_blocking_capture_active(uint64_t context) const;
   void run_front(Lock& lock, const StreamRef& stream);
   bool is_front_ready(Lock& lock, const Stream& stream) const;
-  // Goes one step towards the point: runs an item, or waits for the thread that runs one. False: an item waits for a
+  // Takes one step towards the point: runs an item, or waits for the thread that runs one. False if an item waits for a
   // number.
   bool advance(Lock& lock, const Point& point);
-  // Runs the first item of any stream that may run. False: there is none.
+  // Runs the first item of any stream that is ready. False if there is none.
   bool run_any(Lock& lock);
   CUresult sticky_error(uint64_t context) const;
 
   std::map<uint64_t, StreamRef> streams_;
   std::map<uint64_t, StreamRef> legacy_;
   std::map<std::pair<uint64_t, std::thread::id>, StreamRef> per_thread_;
-  // Destroyed while an item waited for a number: they live until their work is done.
+  // Streams that were destroyed while an item waited for a number. They live until their work is done.
   std::vector<StreamRef> orphans_;
   std::map<uint64_t, Event> events_;
   std::set<uint64_t> graphs_;

@@ -27,7 +27,7 @@ class AddressArenaTest : public CoreTest {
   static constexpr uint64_t kLarge = AddressArena::kReservationBytes;
   static CUdeviceptr end_of(const Addresses& addresses) { return addresses.address() + addresses.size_bytes(); }
 
-  // Leaves behind a mapping of these bytes that the driver would not undo.
+  // Leaves a mapping of these bytes that the driver has refused to undo.
   static void leave_mapped(CUdeviceptr address, size_t size_bytes) {
     const PhysicalMemory memory = PhysicalMemory::create_on_device(size_bytes, 0);
     const Mapping mapping = Mapping::map(address, memory);

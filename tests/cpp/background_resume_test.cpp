@@ -1,4 +1,4 @@
-// Resumes whose bytes come while others work: arrivals, streams that wait, frees meanwhile, and every way to fail.
+// Resumes in the background: arrivals, waiting streams, frees meanwhile, and every way to fail.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 class BackgroundResume : public CoreTest {
  protected:
-  // Long enough for a thread on a busy machine to do what it does in the middle of a resume.
+  // Long enough for a thread on a busy machine to act in the middle of a resume.
   static constexpr uint64_t kPieceDelay = 300'000;  // microseconds
   static unsigned char* bytes_at(CUdeviceptr address) { return reinterpret_cast<unsigned char*>(address); }
 };
@@ -156,11 +156,11 @@ TEST_F(BackgroundResume, WhatAForegroundResumeDoesWithoutIsNoReasonToFail) {
     pause();
     core().engines.trim();
     resume();
-    // Without its table for looking at blocks.
+    // A ring without the table for the digests of blocks.
     const uint64_t ring_bytes = core().engines.held_bytes();
     pause();
     core().engines.trim();
-    // Room for the ring and for no table; or no words.
+    // Limited: room for the ring but not for the table. Otherwise: no memory for the words of the board.
     core().budgets.pinned.set_limit(is_limited ? ring_bytes : kUnlimited);
     DeliveryBoard::forget_all();
     if (!is_limited) sim().fail("cuMemHostAlloc", 2, CUDA_ERROR_OUT_OF_MEMORY, 0);
@@ -180,7 +180,8 @@ TEST_F(BackgroundResume, OneValueBlocksComeBackInTheForegroundAfterATryInTheBack
   pause();
   core().engines.trim();
   DeliveryBoard::forget_all();
-  sim().fail("cuMemHostAlloc", 2, CUDA_ERROR_OUT_OF_MEMORY, 0);  // there is a table, and are no words
+  // The table is allocated, and the words of the board are not.
+  sim().fail("cuMemHostAlloc", 2, CUDA_ERROR_OUT_OF_MEMORY, 0);
   const auto pending = PendingResume::start(claim(OperationKind::kResume));
   sim().clear_failures();
   EXPECT_TRUE(pending->is_over());
@@ -259,14 +260,14 @@ TEST_F(BackgroundResume, WhereTheDeviceHasNoSuchWaitsTheCallingThreadWaits) {
   other->wait();
 }
 
-// Use of unmapped memory would be a fault.
+// An access to unmapped memory would be a fault.
 TEST_F(BackgroundResume, WhatWasQueuedBehindBytesThatDoNotComeFindsMappedMemory) {
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
   fill(address, 2 * kChunk, 3);
   pause();
   const ContextScope scope(0);
   const Stream stream = Stream::create();
-  // Nothing runs until the driver is asked, which takes long enough for the stream to be waiting, and fails.
+  // Nothing runs until the driver is polled. The poll takes long enough for the stream to be waiting, and then fails.
   sim().set_delay("cuStreamQuery", kPieceDelay);
   sim().fail("cuStreamQuery", 1, 999, 1);
   const auto failing = PendingResume::start(claim(OperationKind::kResume));

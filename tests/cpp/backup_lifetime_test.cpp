@@ -1,4 +1,4 @@
-// What becomes of backups that outlive their use: the device may still write into them, or somebody looks at them.
+// Backups that outlive their use: the device may still write into them, or a view of them exists.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -39,7 +39,7 @@ TEST_F(BackupLifetime, APinnedBackupThatTheDeviceMayStillWriteIntoStaysInTheBook
   EXPECT_EQ(host_bytes_of_backups(), kChunk);
 }
 
-// What an operation leaves midway goes on with the backup that it has.
+// Memory that an operation leaves partly away keeps its backup.
 class ViewsOfWhatIsMidway : public BackupLifetime {
  protected:
   void resume_midway() {
@@ -89,7 +89,7 @@ TEST_F(ViewsOfWhatIsMidway, NobodyWritesUnderThem) {
   }
 }
 
-// A viewer of stored bytes may write to them undetected, so earlier knowledge about these bytes is not used again.
+// The holder of a view may write to the stored bytes undetected, so what was known about these bytes is not used again.
 class ViewsThatAreWritten : public BackupLifetime, public ::testing::WithParamInterface<BackupKind> {
  protected:
   CUdeviceptr alloc_retained(size_t chunks) {
@@ -165,7 +165,7 @@ std::string name_of(const ::testing::TestParamInfo<BackupKind>& info) {
 INSTANTIATE_TEST_SUITE_P(Kinds, ViewsThatAreWritten,
                          ::testing::Values(BackupKind::kRam, BackupKind::kPinned, BackupKind::kDisk), name_of);
 
-// The memory is back in the region, and only the view still has the backup.
+// The memory is back in the region, and only the view still holds the backup.
 class ViewsAndCaptures : public BackupLifetime {
  protected:
   ViewsAndCaptures() {

@@ -67,7 +67,7 @@ TEST(Text, Utf8IsToldFromWhatIsNot) {
 }
 
 TEST(Text, ACutIsNeverInsideACharacter) {
-  const std::string text = "a\xC3\xBC\xE2\x9C\x93";  // of 1, 2 and 3 bytes
+  const std::string text = "a\xC3\xBC\xE2\x9C\x93";  // 1, 2 and 3 bytes long
   EXPECT_EQ(cut_utf8(text, 0), "");
   EXPECT_EQ(cut_utf8(text, 1), "a");
   EXPECT_EQ(cut_utf8(text, 2), "a");
@@ -77,7 +77,7 @@ TEST(Text, ACutIsNeverInsideACharacter) {
   EXPECT_EQ(cut_utf8(text, 7), text);
 }
 
-// The level is read once: each of these tests has a process of its own.
+// The level is read once, so each of these tests runs in its own process.
 std::string logged(const char* level) {
   if (level != nullptr) ::setenv("EBBTIDE_LOG", level, 1);
   if (level == nullptr) ::unsetenv("EBBTIDE_LOG");

@@ -1,4 +1,4 @@
-// What is expected of the bus, by what a made-up system says of it.
+// The expected rate of the bus, read from a faked system.
 #include "driver/bus.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ class BusTest : public CoreTest {
   BusTest() { std::filesystem::create_directories(device()); }
   ~BusTest() override { std::filesystem::remove_all(folder_); }
 
-  std::filesystem::path device() const { return folder_ / "ffff:01:00.0"; }  // the simulated device 0
+  std::filesystem::path device() const { return folder_ / "ffff:01:00.0"; }  // simulated device 0
   void say(const std::string& name, const std::string& words) { std::ofstream(device() / name) << words << "\n"; }
 
   std::filesystem::path folder_ =
@@ -34,7 +34,7 @@ TEST_F(BusTest, TheRateFollowsFromTheLink) {
   EXPECT_EQ(expected_read_rate(0, folder_), 12'800'000'000u);
 }
 
-// In which "32.0" is no number: a point stands between groups of three digits.
+// A locale in which "32.0" is no number: points separate groups of three digits.
 class GroupedByPoints : public std::numpunct<char> {
   char do_decimal_point() const override { return ','; }
   char do_thousands_sep() const override { return '.'; }

@@ -28,7 +28,7 @@ TEST_F(ThreadsTest, Invariant9_ACaptureWaitsForTheOperationAndKeepsOthersOut) {
   EXPECT_EQ(core().deferred_frees.count(), 2u);
   EXPECT_EQ(core().registry.find(freed), nullptr);
   EXPECT_EQ(core().budgets.device.held_bytes(0), 2 * kChunk) << "put off, and still counted";
-  deallocate(core(), address);  // nothing of it is resident: it goes at once
+  deallocate(core(), address);  // nothing of it is resident, so it is freed at once
   EXPECT_EQ(core().deferred_frees.count(), 2u);
   core().capture_gate.end_capture();
   EXPECT_TRUE(give_back_caches(core()));
@@ -36,7 +36,7 @@ TEST_F(ThreadsTest, Invariant9_ACaptureWaitsForTheOperationAndKeepsOthersOut) {
   EXPECT_EQ(Live::now().reservations, 0u);
 }
 
-// As the preload library has them, of memory that is the driver's own.
+// As the preload library has them for memory that belongs to the driver.
 TEST_F(ThreadsTest, FreesOfALayerAboveAreTriedWithOurs) {
   static size_t waiting = 0;
   static DeferredFrees* frees = nullptr;
@@ -83,7 +83,7 @@ TEST_F(ThreadsTest, Invariant9_AVisibleCaptureOfTheDriverIsRespected) {
   deallocate(core(), address);
 }
 
-// A stream that does not block the legacy one shows its capture to nobody but who asks it.
+// A stream that does not block the legacy stream shows its capture only to a query of that stream.
 TEST_F(ThreadsTest, Invariant9_AnAllocationAsksTheStreamThatItIsGiven) {
   check(driver().cuCtxSetCurrent(primary_context(0)), "cuCtxSetCurrent");
   sim().fail("cuCtxSynchronize", 1, kIllegalAddress, 1);
@@ -109,7 +109,7 @@ TEST_F(ThreadsTest, Invariant9_AnAllocationAsksTheStreamThatItIsGiven) {
 
 TEST_F(ThreadsTest, Invariant5_AFreeWaitsForEveryContextThatMayUseTheMemory) {
   const CUdeviceptr address = alloc("w", kChunk);
-  // The simulator has no contexts but the primary ones: another device's stands for a program's own.
+  // The simulator has only primary contexts, so that of another device stands for a program's own context.
   core().registry.find(address)->other_contexts = {primary_context(1), nullptr};
   sim().clear_log();
   sim().fail("cuCtxSynchronize", 1, kIllegalAddress, 1);

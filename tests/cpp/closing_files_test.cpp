@@ -1,4 +1,5 @@
-// Files of backups that nobody wants: closed in the background, and waited for where what they hold is missing.
+// Files of backups that are no longer used: they are closed in the background. An operation that needs their space
+// waits for that.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -18,11 +19,11 @@ namespace {
 
 constexpr size_t kSize = 2 * kMiB;
 
-// What the calls below do instead of the system's.
+// The behaviour of the calls below, which replace the system's.
 std::atomic<bool> is_close_slow{false};
-std::atomic<bool> must_close_meanwhile{false};  // a disk that is full says so when all has been closed
-std::atomic<int> closes{0};                     // counts
-std::atomic<int> closes_before_room{0};         // until there were so many, the disk is full
+std::atomic<bool> must_close_meanwhile{false};  // a full disk refuses only after everything has been closed
+std::atomic<int> closes{0};                     // a count
+std::atomic<int> closes_before_room{0};         // the disk is full until this many files are closed
 
 std::atomic<int> last_file{-1};
 
@@ -57,7 +58,7 @@ const FileCalls& slow_calls() {
 class ClosingFilesTest : public ::testing::Test {
  protected:
   ClosingFilesTest() {
-    wait_until_closed();  // of other tests
+    wait_until_closed();  // files of other tests
     must_close_meanwhile = false;
     closes = 0;
     closes_before_room = 0;
@@ -92,7 +93,7 @@ TEST_F(ClosingFilesTest, AFullDiskIsAskedAgainWhenTheyHaveGone) {
     staying->discard(0, kSize);
     is_close_slow = true;
     going.reset();
-    closes_before_room = is_soon ? 1 : 2;  // with the file that it is asked for first
+    closes_before_room = is_soon ? 1 : 2;  // the refused file itself counts as one
     going = store_.open(kSize);
     EXPECT_EQ(closes, 2);
     is_close_slow = true;
@@ -100,7 +101,7 @@ TEST_F(ClosingFilesTest, AFullDiskIsAskedAgainWhenTheyHaveGone) {
     closes_before_room = 3;
     staying->reclaim(0, kSize);
     EXPECT_EQ(closes, 3);
-    // A disk on which no space can be claimed says it at a write.
+    // A disk on which no space can be claimed refuses at a write.
     going = store_.open(kSize);
     is_close_slow = true;
     going.reset();
@@ -117,7 +118,7 @@ TEST_F(ClosingFilesTest, AFullDiskIsAskedOnceWhereNothingGoes) {
   EXPECT_EQ(closes, 1) << "the file that was refused, at once";
 }
 
-// Somebody else may have a descriptor: a child that was forked. But what it may look at stays as it is.
+// Another process, such as a forked child, may have a descriptor. A file that it may view keeps its content.
 TEST_F(ClosingFilesTest, TheirSpaceGoesBackWhoeverHasThem) {
   for (const bool is_looked_at : {false, true}) {
     auto backup = store_.open(kSize);
@@ -134,7 +135,7 @@ TEST_F(ClosingFilesTest, TheirSpaceGoesBackWhoeverHasThem) {
   }
 }
 
-// It has no thread that would.
+// The child has no thread that closes files.
 TEST_F(ClosingFilesTest, TheChildOfAForkClosesAtOnce) {
   store_.open(kSize).reset();
   const pid_t child = ::fork();

@@ -1,4 +1,4 @@
-// Who does what next in a copy, without a driver: the test does the steps in an order of its own.
+// The order of steps in a copy, without a driver: the test takes the steps in an order of its own.
 #include "store/copy_queue.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ using Kind = CopyStep::Kind;
 constexpr size_t kPart = 4 * kKiB;
 constexpr RingCut kCut = {2, 8 * kPart, 2 * kPart, kPart, 2 * kPart};
 
-// Holds nothing: nobody moves bytes here.
+// Holds nothing, because no bytes are moved here.
 class EmptyBackup final : public Backup {
  public:
   explicit EmptyBackup(bool is_direct) : is_direct_(is_direct) {}
@@ -115,7 +115,7 @@ TEST_F(CopyQueueTest, OneThreadAwaitsTheBusAndTheOthersHaveTheirHandsFree) {
   EXPECT_EQ(queue_.next(false).kind, Kind::kPart);
 }
 
-// What landed is told, and the end only when nobody works any more.
+// Jobs that landed are reported at once, the end only after all threads have stopped working.
 TEST_F(CopyQueueTest, AFailureIsToldWhenTheThreadsHaveEnded) {
   submit(staged_, kPart);
   queue_.threads_started();

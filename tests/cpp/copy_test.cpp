@@ -19,7 +19,7 @@
 namespace ebbtide::testing {
 namespace {
 
-// Fails when asked to.
+// Fails on demand.
 class TestBackup final : public Backup {
  public:
   explicit TestBackup(size_t size_bytes) : inner_(store_of(BackupKind::kRam).open(size_bytes)) {}
@@ -51,7 +51,7 @@ class TestBackup final : public Backup {
 
 constexpr size_t kUnit = 64 * kKiB;
 
-// In units; a file's requests are of two.
+// Sizes are in units. A file's requests are of two units.
 constexpr RingCut cut(int threads, size_t piece, size_t part) {
   return {threads, 16 * kUnit, piece * kUnit, part * kUnit, 2 * kUnit};
 }
@@ -63,7 +63,7 @@ class CopyTest : public CoreTest, public ::testing::WithParamInterface<RingCut> 
     memory_ = PhysicalMemory::create_on_device(kBytes, 0);
     mapping_ = Mapping::map(range_.address(), memory_);
     engine_ = std::make_unique<CopyEngine>(0, Staging::allocate(16 * kUnit));
-    // Jobs of odd sizes: less than a unit, a unit exactly, many units and a rest.
+    // Jobs of odd sizes: less than a unit, exactly one unit, many units and a rest.
     size_t offset = 0;
     for (const size_t size : {size_t{8}, kUnit, 5 * kUnit + 24, kUnit - 8, 2 * kUnit, size_t{4096}, 11 * kUnit + 8}) {
       ranges_.push_back({0, size});
@@ -73,7 +73,7 @@ class CopyTest : public CoreTest, public ::testing::WithParamInterface<RingCut> 
     used_bytes_ = offset;
   }
   ~CopyTest() override { engine_.reset(); }
-  // Everything that the class promises to whoever uses it once: submit all, take what lands.
+  // Uses the class once in the intended way: submits everything, and takes what has landed.
   void run(CopyDirection direction, std::span<const CopyJob> jobs, const std::function<void(size_t)>& landed) {
     Copy copy(*engine_, direction, GetParam());
     for (const CopyJob& job : jobs) {
@@ -128,7 +128,7 @@ TEST_P(CopyTest, BothWaysBitForBitEachJobAnnouncedOnceInTheCallingThread) {
   }
 }
 
-// Of each job two parts: what lies between them stays as it is, on both sides.
+// Two ranges of each job: the bytes between them keep their content on both sides.
 TEST_P(CopyTest, OnlyTheRangesOfAJobMove) {
   fill(address(), kBytes, 1);
   const std::vector<CopyRange> ranges = {{kUnit, 2 * kUnit + 8}, {5 * kUnit, kUnit}};
@@ -166,7 +166,7 @@ TEST_P(CopyTest, WhatIsComparedIsWrittenOnlyWhereItDiffers) {
   for (const CopyJob& job : jobs_) EXPECT_TRUE(is_same(job));
 }
 
-// What lies in memory is cut between the threads; a file gets requests of its own size.
+// Backups in memory are cut into parts between the threads. A file gets requests of its own size.
 TEST_P(CopyTest, PartsAreAsLargeAsTheStoreWants) {
   fill(address(), kBytes, 1);
   const auto count = [&](size_t most) {
@@ -197,8 +197,8 @@ TEST_P(CopyTest, PartsAreAsLargeAsTheStoreWants) {
 TEST_P(CopyTest, APartThatTakesLongHoldsUpNothingButItsRoom) {
   fill(address(), kBytes, 1);
   backup_.is_shown = true;
-  const bool has_others = GetParam().threads > 1;  // one thread alone waits for nobody
-  // Twice the ring in one job: of its first half all parts but one can be written.
+  const bool has_others = GetParam().threads > 1;  // a single thread waits for no other
+  // One job is twice as large as the ring. All parts of its first half but one can be written.
   const CopyRange range = {0, 2 * GetParam().ring_bytes};
   size_t awaited = 0;
   for (size_t piece = 0; piece + GetParam().piece_bytes <= GetParam().ring_bytes; piece += GetParam().piece_bytes)
@@ -221,7 +221,7 @@ TEST_P(CopyTest, APartThatTakesLongHoldsUpNothingButItsRoom) {
   EXPECT_TRUE(is_same(job));
 }
 
-// Pieces that are compared in several parts, on a backup that must be read for it and on one that shows its memory.
+// Pieces that are compared in several parts, on a backup that must be read and on one that shows its memory.
 TEST_P(CopyTest, ALargePieceIsComparedToItsEnd) {
   constexpr size_t kPiece = kMiB + 4096;
   const RingCut cut = {GetParam().threads, kPiece, kPiece, kPiece, kPiece};
@@ -249,13 +249,13 @@ TEST_P(CopyTest, ALargePieceIsComparedToItsEnd) {
   }
 }
 
-// A backup that the copy engine reaches by itself needs no ring.
+// A backup that the copy engine can access directly needs no ring.
 TEST_P(CopyTest, DirectBackupsMoveWithoutTheRing) {
   fill(address(), kBytes, 1);
   void* pinned = nullptr;
   check(driver().cuMemHostAlloc(&pinned, kBytes, 0), "cuMemHostAlloc");
   backup_.direct_bytes = static_cast<std::byte*>(pinned);
-  backup_.calls_left = 1;  // any read() or write() fails
+  backup_.calls_left = 1;  // the first read() or write() would fail
   run(CopyDirection::kToStore, jobs_, [](size_t) {});
   EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(pinned), used_bytes_ / 8 * 8, 1));
   fill(address(), kBytes, 2);
@@ -298,7 +298,7 @@ TEST_P(CopyTest, AFailingStoreEndsTheCopyWithItsErrorAndNothingQueued) {
       backup_.calls_left = 0;
       for (const size_t job : landed) EXPECT_TRUE(is_same(jobs_[job]));
       expect_idle();
-      // Used again after a failure, it copies all.
+      // After a failure the engine copies everything.
       run(CopyDirection::kToStore, jobs_, [](size_t) {});
       EXPECT_TRUE(holds(view(), used_bytes_ / 8 * 8, 1));
     }

@@ -13,7 +13,7 @@
 namespace ebbtide::testing {
 namespace {
 
-// The core never releases the contexts that it retained, but a reset of the simulator forgets them. Retaining them
+// The core never releases the contexts that it has retained, but a reset of the simulator forgets them. Retaining them
 // again gives the same handles.
 void reset_simulator() {
   DeviceKernels::forget_all();
@@ -32,7 +32,7 @@ void reset_simulator() {
     check(driver().cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
     ASSERT_EQ(context, primary_context(device));
   }
-  // Asked once, as the granularity is: so that every run makes the same calls.
+  // Queried once, as the granularity is, so that every run makes the same calls.
   for (int device = 0; device < kDevices; ++device) peers_of(device, live_devices());
   check(driver().cuCtxSetCurrent(primary_context(0)), "cuCtxSetCurrent");
 }
@@ -67,7 +67,7 @@ CoreTest::CoreTest() {
   restart();
 }
 
-// A resume in the background may still give back what was freed meanwhile.
+// A resume in the background may still be releasing what was freed meanwhile.
 void CoreTest::end_core() {
   BackgroundWork::wait_for_all();
   core_.reset();

@@ -15,7 +15,7 @@
 #include "core/state/shortage.h"
 #include "sim_control.h"
 
-// A core of its own for each test, on a simulator that was just reset.
+// Gives each test its own core, on a simulator that was just reset.
 namespace ebbtide::testing {
 
 constexpr int kDevices = 2;
@@ -32,19 +32,20 @@ class CoreTest : public ::testing::Test {
  protected:
   CoreTest();
   ~CoreTest() override;
-  // Ends the core and starts another, on a simulator with nothing in it.
+  // Ends the core and starts another one on an empty simulator.
   void restart();
 
   Core& core() { return *core_; }
-  // Ends the core; afterwards nothing may live in the simulator.
+  // Ends the core. After that, nothing may live in the simulator.
   void expect_no_leak();
 
-  // Deterministic content by (address-independent) seed, and its check; through the mapping, as a kernel would.
+  // Fills memory with content that the seed alone determines, and checks it. Both go through the mapping, as a kernel
+  // would.
   static void fill(CUdeviceptr address, size_t size_bytes, uint64_t seed);
   static ::testing::AssertionResult holds(CUdeviceptr address, size_t size_bytes, uint64_t seed);
   static ::testing::AssertionResult is_zero(CUdeviceptr address, size_t size_bytes);
 
-  // An allocation whose chunks have these sizes: small ones, so that an operation of many chunks is quick.
+  // Makes an allocation whose chunks have these sizes. Small chunks keep operations of many chunks quick.
   CUdeviceptr alloc_chunks(const std::string& tag, const Policy& policy, int device,
                            const std::vector<uint64_t>& chunk_bytes);
   CUdeviceptr alloc_chunks(const std::string& tag, BackupKind backup, int device,

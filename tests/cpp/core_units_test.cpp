@@ -1,4 +1,4 @@
-// The small parts of the core, each by itself: registry, capture gate, event log, slots, device budget.
+// Unit tests of small parts of the core: registry, capture gate, event log, slots, device budget.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -70,7 +70,8 @@ TEST_F(RegistryTest, TheSignalHandlersLookUpNeverWaits) {
   EXPECT_FALSE(core().registry.find_in_handler(address, tag, 0, &is_away));
   EXPECT_FALSE(core().registry.find_in_handler(0x1000, tag, sizeof tag, &is_away));
   bool found = true;
-  core().registry.visit_tags([&](const Tag&) {  // the lock is held here: another thread's handler must give up
+  // The lock is held here, so another thread's signal handler must give up.
+  core().registry.visit_tags([&](const Tag&) {
     std::thread([&] { found = core().registry.find_in_handler(address, tag, sizeof tag, &is_away); }).join();
   });
   EXPECT_FALSE(found);
@@ -84,7 +85,7 @@ TEST_F(RegistryTest, AnUnknownTagListsTheKnownOnes) {
   EXPECT_TRUE(mentions(message, "'t0'")) << message;
   EXPECT_TRUE(mentions(message, "11 more")) << message;
   EXPECT_EQ(resident_bytes("weights"), kChunk);
-  // One wrong name among right ones: nothing moves, no epoch is counted, no tag stays held.
+  // One wrong name among right ones: nothing moves, no epoch advances, no tag stays held.
   EXPECT_THROW(pause({"weights", "nobody"}), StateError);
   EXPECT_EQ(core().registry.open_lease("weights", "me").epoch, 0u);
 }
@@ -103,7 +104,7 @@ TEST_F(RegistryTest, ALeaseRefusesPauseNamesItsHolderAndCountsPauses) {
   alloc("w", kChunk);
   EXPECT_TRUE(mentions(message_of([&] { pause(); }), "thread 'trainer'"));
   EXPECT_EQ(resident_bytes("w"), kChunk);
-  resume();  // resume does not care
+  resume();  // leases do not hinder a resume
   registry.close_lease(lease.id);
   EXPECT_THROW(registry.close_lease(lease.id), InvalidArgument);
   EXPECT_THROW(registry.close_lease(12345), InvalidArgument);
@@ -117,7 +118,7 @@ TEST_F(RegistryTest, ALeaseRefusesPauseNamesItsHolderAndCountsPauses) {
   EXPECT_FALSE(registry.open_lease("w", "y").is_away);
 }
 
-// Else a region that is entered beside a prepare would be given a new pool, which lives as long as the process.
+// Otherwise a region that is entered during a prepare would get a new pool, which lives as long as the process.
 TEST_F(RegistryTest, ATagIsPresentWhileItsBackupsArePrepared) {
   alloc("w", kChunk);
   const auto take_lease = [&] {
@@ -273,7 +274,7 @@ TEST(DeviceBudgetTest, ChargesAreMovedSplitAndGivenBack) {
     DeviceCharge all = moved.split(1000);
     EXPECT_EQ(budget.held_bytes(0), 80u);
     EXPECT_THROW(budget.charge(0, 21), OutOfMemory);
-    const DeviceCharge other = budget.charge(1, 100);  // each device has its own
+    const DeviceCharge other = budget.charge(1, 100);  // each device has its own limit
     EXPECT_EQ(budget.held_bytes(1), 100u);
   }
   EXPECT_EQ(budget.held_bytes(0), 0u);
@@ -282,7 +283,7 @@ TEST(DeviceBudgetTest, ChargesAreMovedSplitAndGivenBack) {
   EXPECT_THROW(budget.charge(-1, 1), InvalidArgument);
   EXPECT_THROW(budget.charge(kMaxDevices, 1), InvalidArgument);
   EXPECT_THROW(budget.charge(0, UINT64_MAX), OutOfMemory);
-  // A limit lowered beneath what is held refuses everything and wraps nowhere.
+  // A limit below the held amount refuses everything, and no subtraction wraps.
   const DeviceCharge held = budget.charge(0, 50);
   budget.set_limit(10);
   EXPECT_THROW(budget.charge(0, 1), OutOfMemory);

@@ -1,5 +1,5 @@
-// Deliveries: bit-exact with few slots and many threads, correct in what they report after a failure, and awaited by
-// streams.
+// Deliveries: bit-exact with few slots and many threads, and correct in what they report after a failure. Streams can
+// wait for them.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -50,7 +50,7 @@ class DeliveryTest : public CoreTest {
   bool is_there(size_t offset, size_t size_bytes) const {
     return std::memcmp(reinterpret_cast<const void*>(address() + offset), content_.data() + offset, size_bytes) == 0;
   }
-  // What comes next in the stream runs as soon as it may: before the kernel, if the stream did not wait for that.
+  // The next work of the stream runs as soon as it may. Without the wait it would run before the kernel.
   bool reads_what_must_come(const Stream& stream, size_t unit) {
     std::vector<std::byte> seen(kUnit);
     check(driver().cuMemcpyDtoHAsync(seen.data(), address() + unit * kUnit, kUnit, stream.get()), "cuMemcpyDtoHAsync");
@@ -135,7 +135,7 @@ TEST_F(DeliveryTest, StreamsWaitForWhatTheyNeed) {
   stream.synchronize();
 }
 
-// The board is in use again, by a delivery whose gates never come as far as what the stream waits for.
+// The board is in use again by a delivery whose gates never reach the number that the stream waits for.
 TEST_F(DeliveryTest, AStreamThatIsLateFindsItsWaitOver) {
   const auto backup = make_backup();
   const auto deliver = [&](size_t units, const Stream* waiting) {

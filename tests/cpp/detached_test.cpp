@@ -12,7 +12,8 @@ constexpr int kOther = 999;  // a code that is not out of memory
 const Policy kRam = {BackupKind::kRam};
 const Policy kRetained = {BackupKind::kRam, true};
 
-// Three that share, separated because of the first; then its mapping failed, or that of the first two.
+// Three chunks share a handle and are separated because of the first. Then the mapping of the first, or of the first
+// two, has failed.
 class DetachedTest : public SharedTest {
  protected:
   void detach(const Policy& policy = kRam, uint64_t count = 1) {
@@ -21,7 +22,7 @@ class DetachedTest : public SharedTest {
     if (policy.backup == BackupKind::kNone) {
       for (const CUdeviceptr address : parts_) write(address, kChunk);
     }
-    sim().fail("cuMemMap", 4, kOther, count);  // the first three are of the spare range
+    sim().fail("cuMemMap", 4, kOther, count);  // the first three map the spare range
     EXPECT_THROW(separate({parts_[0]}), DriverError);
     sim().clear_failures();
     expect_detached(count);
@@ -40,7 +41,7 @@ class DetachedTest : public SharedTest {
     EXPECT_EQ(Live::now().mappings + count, Live::now().handles);
   }
   bool is_detached(CUdeviceptr address) { return core().registry.find(address)->chunks.front().is_detached.load(); }
-  // All of it back, and nothing left when it is freed.
+  // All of it is back, and after the frees nothing is left.
   void expect_end() {
     EXPECT_FALSE(is_partial("w"));
     expect_device_bytes(parts_.size() * kChunk);
@@ -120,7 +121,7 @@ TEST_F(DetachedTest, Invariant3_APauseTakesItOutWhole) {
   expect_no_leak();
 }
 
-// What is partly away goes on with the backup that it has.
+// Memory that is partly away keeps its backup.
 TEST_F(DetachedTest, Invariant3_SoDoesOneIntoAnotherStore) {
   for (const Policy& policy : {kRam, kRetained}) {
     detach(policy);
@@ -162,7 +163,7 @@ TEST_F(DetachedTest, Invariant3_APauseThatCantMapItChangesNothing) {
     expect_detached(2);
     EXPECT_EQ(Live::now(), before);
     EXPECT_EQ(core().budgets.host.held_bytes(), host_bytes);
-    // The first is mapped by then, and stays so.
+    // The first is mapped by then and stays mapped.
     sim().fail("cuMemMap", 2, kOther, 1);
     EXPECT_THROW(pause(), DriverError);
     sim().clear_failures();
@@ -179,7 +180,7 @@ TEST_F(DetachedTest, Invariant3_APauseThatCantMapItChangesNothing) {
   expect_no_leak();
 }
 
-// What a pause maps and then can't take stays mapped: all of it is there again.
+// If a pause maps chunks and then cannot take them, they stay mapped: all memory is resident again.
 TEST_F(DetachedTest, Invariant3_APauseThatFailsAfterItMappedItLeavesItResident) {
   detach(kRam, 2);
   core().budgets.host.set_limit(1);
@@ -249,7 +250,7 @@ TEST_F(DetachedTest, Invariant3_AFreeOfItLeavesTheOthers) {
   expect_end();
 }
 
-// None of these is about it.
+// These operations do not concern the detached chunk.
 TEST_F(DetachedTest, Invariant3_OtherOperationsLeaveItAsItIs) {
   detach(kRam, 2);
   const Live before = Live::now();
@@ -265,7 +266,7 @@ TEST_F(DetachedTest, Invariant3_OtherOperationsLeaveItAsItIs) {
   expect_end();
 }
 
-// Those beside it share with others, and are separated later.
+// The chunks beside it share another handle, and are separated later.
 TEST_F(DetachedTest, Invariant3_AnotherHandleOfItsTagIsSeparatedBesideIt) {
   detach();
   const auto more = make("w", 2);

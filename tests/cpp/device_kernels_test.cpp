@@ -1,4 +1,5 @@
-// The kernels as the core gets them: loaded once, refused once, tried again where that may help.
+// The kernels as the core loads them: once on success. A refusal for good is not repeated; a failure that may pass is
+// tried again.
 #include "driver/device_kernels.h"
 
 #include <gtest/gtest.h>
@@ -167,7 +168,7 @@ TEST_F(DeviceKernelsTest, TheProbesSayWhatFails) {
   expect_no_leak();
 }
 
-// The table is filled once in a process: here before anything else is called.
+// The table is filled once in a process. This test fills it before any other call.
 TEST(DeviceKernelsWithout, ADriverThatLacksTheCallsIsAskedNothing) {
   ::setenv("EBBTIDE_LOG", "error", 1);
   for (const char* name : {"cuModuleLoadData", "cuStreamWaitValue32"}) sim().hide_function(name);

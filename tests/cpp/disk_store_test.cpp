@@ -1,4 +1,4 @@
-// The disk store: where its files are, what a file system may refuse, and that no refusal costs a byte.
+// The disk store: the location of its files, and the refusals of a file system, none of which loses a byte.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -21,20 +21,20 @@ namespace {
 
 constexpr size_t kSize = 2 * kMiB;
 
-// What the calls below do instead of the system's; 0 and empty: nothing else.
+// The behaviour of the calls below, which replace the system's. 0 and empty mean no fault.
 struct Faults {
   std::atomic<int> open_error{0};
-  std::atomic<int> direct_error{0};  // of turning O_DIRECT on
+  std::atomic<int> direct_error{0};  // when O_DIRECT is turned on
   std::atomic<int> fallocate_error{0};
   std::atomic<int> write_error{0};
   std::atomic<int> writes_before_error{0};
   std::atomic<int> read_error{0};
   std::atomic<int> write_back_error{0};
-  std::atomic<size_t> most_bytes{SIZE_MAX};  // a request says that it moved at most so much
-  std::atomic<int> interrupts{0};            // so many requests are interrupted first
-  std::atomic<int> writes_back{0};           // counts
+  std::atomic<size_t> most_bytes{SIZE_MAX};  // a request reports at most this many bytes as moved
+  std::atomic<int> interrupts{0};            // this many requests are interrupted first
+  std::atomic<int> writes_back{0};           // a count
   std::atomic<int> punches{0};
-  std::atomic<uint64_t> claimed_bytes{0};  // what the disk gave to the last file when it was asked to
+  std::atomic<uint64_t> claimed_bytes{0};  // the bytes that the disk gave to the last file on request
   std::atomic<int> writes_before_claim{0};
 };
 Faults* faults = nullptr;
@@ -86,11 +86,11 @@ class DiskStoreTest : public ::testing::Test {
  protected:
   DiskStoreTest() { faults = &faults_; }
   ~DiskStoreTest() override {
-    wait_until_closed();  // by these calls
+    wait_until_closed();  // those of these calls
     faults = nullptr;
   }
 
-  // What act throws; it must be a StoreError that names the directory and another way.
+  // The error that act throws. It must be a StoreError that names the directory and an alternative.
   StoreError refusal(const std::function<void()>& act) {
     try {
       act();
@@ -108,7 +108,7 @@ class DiskStoreTest : public ::testing::Test {
   static bool has_text(const StoreError& error, const std::string& text) {
     return std::string(error.what()).find(text) != std::string::npos;
   }
-  // The way of bytes that are not aligned, and the straight one.
+  // Takes the path of unaligned bytes and that of aligned ones.
   static void expect_round_trip(Backup& backup) {
     const std::vector<std::byte> content = random_bytes(kSize, 1);
     const AlignedBytes aligned(kSize);
@@ -128,7 +128,7 @@ class DiskStoreTest : public ::testing::Test {
 };
 
 TEST_F(DiskStoreTest, NoNameIsLeftWhileItIsOpen) {
-  for (const int error : {0, EOPNOTSUPP, EISDIR, EINVAL}) {  // but for 0: file systems that know no nameless files
+  for (const int error : {0, EOPNOTSUPP, EISDIR, EINVAL}) {  // all but 0: file systems without nameless files
     faults_.open_error = error;
     const auto backup = store_.open(kSize);
     EXPECT_TRUE(directory_.is_empty());
@@ -150,7 +150,7 @@ TEST_F(DiskStoreTest, SpaceIsClaimedBeforeAnythingIsWritten) {
   EXPECT_GE(faults_.claimed_bytes, kSize);
 }
 
-// A file system that takes O_DIRECT and refuses each such request is as one that knows none.
+// A file system that accepts O_DIRECT and refuses each such request is treated as one without it.
 TEST_F(DiskStoreTest, WithoutDirectRequestsBytesAreOnTheDiskWhenWriteReturns) {
   for (const bool is_refused_late : {false, true}) {
     faults_.direct_error = is_refused_late ? 0 : EINVAL;
@@ -219,7 +219,7 @@ TEST_F(DiskStoreTest, AWriteThatFailsMidwayLeavesWhatWasWritten) {
     backup->write(0, before.data(), kSize);
     faults_.writes_before_error = 1;
     faults_.write_error = code;
-    // Not aligned: this goes in several requests.
+    // Not aligned, so this takes several requests.
     refusal([&] { backup->write(4096, after.data() + 1, kSize - 4097); });
     faults_.write_error = 0;
     std::vector<std::byte> start(4096);
@@ -240,7 +240,7 @@ TEST_F(DiskStoreTest, AReadThatFailsIsAStoreError) {
   expect_round_trip(*backup);
 }
 
-// A limit of the process, which the system holds against each write as a full disk would.
+// A limit of the process, which the system applies to each write as a full disk would.
 TEST_F(DiskStoreTest, ALimitOnFilesIsAStoreErrorAndNoSignal) {
   const auto open_before = store_.open(kSize);
   rlimit before{};
@@ -248,7 +248,8 @@ TEST_F(DiskStoreTest, ALimitOnFilesIsAStoreErrorAndNoSignal) {
   const rlimit tight = {kMiB, before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &tight), 0);
   const StoreError at_open = refusal([&] { store_.open(kSize); });
-  // Lowered while a backup is open: nothing is written, as that would send a signal whose default ends the process.
+  // Lowered while a backup is open. Nothing is written then, because a write would raise a signal whose default action
+  // ends the process.
   const AlignedBytes bytes(kSize);
   const std::vector<std::byte> content = random_bytes(kSize, 4);
   std::memcpy(bytes.get(), content.data(), kSize);
@@ -337,7 +338,7 @@ TEST_F(DiskStoreTest, WhatWasGivenBackIsClaimedAgain) {
     EXPECT_TRUE(has_text(refusal([&] { backup->reclaim(0, kSize); }), "too little space"));
   }
   faults_.fallocate_error = EOPNOTSUPP;
-  backup->reclaim(0, kSize);  // where there are no claims, a full disk shows at the write
+  backup->reclaim(0, kSize);  // where space cannot be claimed, a full disk shows at the write
   faults_.fallocate_error = 0;
   faults_.interrupts = 2;
   backup->reclaim(0, kSize / 2);

@@ -1,4 +1,4 @@
-// The first use of the driver in a process. Each of these tests has a process of its own.
+// The first use of the driver in a process. Each of these tests runs in its own process.
 #include "driver/driver.h"
 
 #include <gtest/gtest.h>
@@ -56,7 +56,7 @@ TEST(DriverTest, AnUnknownNameIsSaidAndCut) {
   EXPECT_EQ(driver_if_loaded(), nullptr);
 }
 
-// What fails once is tried again: a driver may be there later.
+// A failure is not remembered, because a driver may become available later.
 TEST(DriverTest, ADriverThatDoesNotStartIsAskedAgain) {
   sim().reset();
   use_driver("sim");

@@ -1,5 +1,5 @@
 // The engine pool's lists grow under its lock. ThreadSanitizer would report a race if they did not. This test checks it
-// directly: it looks at each allocation that a thread makes while it creates an engine.
+// directly: it examines each allocation that a thread makes while it creates an engine.
 #include <gtest/gtest.h>
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -17,7 +17,7 @@
 
 namespace {
 
-// Called by `new` in this thread, but for what it takes itself.
+// Called by `new` in this thread. Allocations of the hook itself do not call it.
 using NewHook = void (*)(size_t size_bytes);
 thread_local constinit NewHook on_new = nullptr;
 
@@ -46,7 +46,7 @@ struct Probe {
 };
 constinit Probe* probe = nullptr;
 
-// Another thread wants the pool's lists, where one of them grows to its first entry.
+// When a list of the pool grows to its first entry, another thread tries to use the lists.
 void look(size_t size_bytes) {
   if (size_bytes != sizeof(EnginePool::Entry)) return;
   const auto seen = std::make_shared<std::atomic<bool>>(false);

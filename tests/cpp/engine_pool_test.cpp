@@ -16,7 +16,7 @@ using EnginePoolTest = ThreadsTest;
 
 constexpr uint64_t kBytesPerThread = 8 * kMiB;
 
-// For so many threads, whether it is fresh or not, and a ring for all of its bytes.
+// A copy that gets this many threads, whether or not its memory is fresh, and a ring for all of its bytes.
 policy::CopyNeed need(int threads) {
   const uint64_t bytes = kBytesPerThread * static_cast<uint64_t>(threads);
   return {.bytes = bytes, .fresh_bytes = bytes, .cores = 1, .wanted_threads = threads};
@@ -66,7 +66,7 @@ TEST_F(EnginePoolTest, AKeptRingThatIsTooSmallServesWhereNoLargerOneCanBeHad) {
   EnginePool& pool = core().engines;
   pool.borrow(0, need(1));
   const Live before = Live::now();
-  core().budgets.host.set_limit(0);  // as where somebody else took the host's memory meanwhile
+  core().budgets.host.set_limit(0);  // as if another process had taken the host's memory meanwhile
   EXPECT_EQ(pool.borrow(0, need(4)).engine().staging().size_bytes(), kBytesPerThread);
   core().budgets.host.set_limit(kUnlimited);
   sim().fail("cuStreamCreateWithPriority", 1, CUDA_ERROR_UNKNOWN, 100);
@@ -104,7 +104,7 @@ TEST_F(EnginePoolTest, OneRingServesCopiesThatCutItDifferently) {
   EXPECT_EQ(Live::now(), before) << "nothing was pinned or made anew";
 }
 
-// It is kept, and serves a copy into memory with as much of it as that wants.
+// The ring is kept. A copy into memory then uses as much of it as that copy wants.
 TEST_F(EnginePoolTest, TheRingOfFilesIsLarger) {
   EnginePool& pool = core().engines;
   const policy::CopyNeed memory = {.bytes = kGiB, .cores = 16};
@@ -136,7 +136,7 @@ TEST_F(EnginePoolTest, AnEngineIsMadeWholeOrNotAtAll) {
   EXPECT_EQ(pool.borrow(0, need(4)).cut().threads, 4);
 }
 
-// Unpinning takes long.
+// Other threads do not wait for the unpinning, which takes long.
 TEST_F(EnginePoolTest, NobodyWaitsForARingThatIsGivenUp) {
   EnginePool& pool = core().engines;
   pool.borrow(0, need(1));
@@ -158,7 +158,7 @@ TEST_F(EnginePoolTest, NobodyWaitsForARingThatIsGivenUp) {
   EXPECT_EQ(core().budgets.host.held_bytes(), 0u);
 }
 
-// What is leaked on purpose stays counted: the memory is still there.
+// A ring that is leaked on purpose still counts, because its memory still exists.
 TEST_F(EnginePoolTest, APoisonedRingIsNeverLentAgainAndStaysInTheBooks) {
   const uint64_t small = kBytesPerThread;
   {

@@ -13,7 +13,7 @@
 namespace ebbtide::testing {
 namespace {
 
-// Not a multiple of anything, so that the last piece is never whole.
+// Not a multiple of any unit, so that the last piece is never whole.
 constexpr size_t kSize = kMiB + 3 * 4096 + 1234;
 
 class EveryStore : public CoreTest, public ::testing::WithParamInterface<BackupKind> {
@@ -37,7 +37,7 @@ std::vector<Part> random_parts(uint64_t seed) {
   std::mt19937_64 random(seed);
   std::set<size_t> cuts = {0, kSize};
   while (cuts.size() < 60) cuts.insert(random() % kSize);
-  // Some on boundaries, so that whole blocks lie beside parts of blocks.
+  // Some cuts are on boundaries, so that whole blocks lie beside parts of blocks.
   for (int cut = 0; cut < 30; ++cut) cuts.insert(random() % kSize / 4096 * 4096);
   std::vector<Part> parts;
   for (auto cut = cuts.begin(); std::next(cut) != cuts.end(); ++cut) parts.push_back({*cut, *std::next(cut) - *cut});
@@ -141,7 +141,7 @@ TEST_P(EveryStore, WhatIsDiscardedCanBeWrittenAgainAndItsNeighboursStay) {
   backup_->write(kGone.offset, after.data(), kGone.size_bytes);
   backup_->read(kGone.offset, now.data(), kGone.size_bytes);
   EXPECT_EQ(std::memcmp(now.data(), after.data(), kGone.size_bytes), 0);
-  backup_->discard(10, 20);  // less than a page: nothing can go
+  backup_->discard(10, 20);  // less than a page: nothing can be freed
   EXPECT_EQ(std::memcmp(backup_->view(), before.data(), kGone.offset), 0);
 }
 

@@ -1,5 +1,5 @@
-// Fault injection: alloc and free with every driver call failing, and operations that find too little host or device
-// memory.
+// Fault injection: allocations and frees with every driver call failing, and operations that find too little host or
+// device memory.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -97,11 +97,11 @@ TEST_P(FreeFaults, Invariant3_AFreeThatFailsIsDoneLater) {
       sim().clear_failures();
       EXPECT_EQ(core().registry.find(address), nullptr);
       EXPECT_THROW(deallocate(core(), address), InvalidArgument);
-      // What was not given back is counted: as memory, and as something to be done.
+      // Memory that was not released still counts, both as held memory and as deferred work.
       const uint64_t held_bytes = core().budgets.device.held_bytes(1);
       EXPECT_EQ(held_bytes, Live::now().device_bytes);
       EXPECT_EQ(core().deferred_frees.count() + deferred_undos::count() > 0, !(Live::now() == Live{}));
-      deallocate(core(), alloc("next", kChunk));  // any later call finishes it
+      deallocate(core(), alloc("next", kChunk));  // any later call releases it
       EXPECT_EQ(Live::now(), Live{});
       EXPECT_EQ(core().budgets.device.held_bytes(1), 0u);
       EXPECT_EQ(core().budgets.host.held_bytes(), 0u);
@@ -115,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(States, FreeFaults,
                                                               Before::kDropped),
                                             ::testing::Values(kOutOfMemory, kOther)));
 
-// Several threads copy: which call is the k-th is chance, what must hold is not.
+// Several threads copy. Which call is the k-th is random; the guarantees are not.
 TEST_F(FaultTest, Invariant3_SeveralCopyThreadsWithEveryCallFailing) {
   ::setenv("EBBTIDE_COPY_THREADS", "4", 1);
   const std::vector<BlockSpec> specs = {{"w", BackupKind::kRam, 0, std::vector<uint64_t>(12, kChunk)},
@@ -157,7 +157,7 @@ TEST_F(FaultTest, Invariant3_SeveralCopyThreadsWithEveryCallFailing) {
 
 class ShortageTest : public FaultTest {
  protected:
-  // act throws E, and then all is as it was, but for the ring.
+  // act throws E. Then everything is as before, except for the ring.
   template <typename E>
   E expect_refused(const std::function<void()>& act) {
     const std::vector<Place> before = places();
@@ -198,7 +198,7 @@ TEST_F(ShortageTest, Invariant7_HostLimitRefusesAPauseBeforeAnythingMoves) {
     EXPECT_EQ(error.shortage.free_bytes, limit);
     EXPECT_EQ(error.shortage.limit_bytes, limit);
   }
-  // The backups fit, and not even the least ring beside them.
+  // The backups fit, but not even the smallest ring does beside them.
   core().budgets.host.set_limit(3 * kChunk);
   expect_refused<StoreError>([&] { pause(); });
   core().budgets.host.set_limit(3 * kChunk + policy::kLeastRingBytes);
@@ -236,7 +236,7 @@ TEST_F(ShortageTest, APartialPauseNeedsNoHostMemoryTwice) {
     EXPECT_THROW(resume(), DriverError);
     sim().clear_failures();
     EXPECT_TRUE(is_partial("w"));
-    pause();  // what is back leaves again, into the place that it had
+    pause();  // what is back is paused again, into its place in the backup
     EXPECT_EQ(core().budgets.host.held_bytes() - core().engines.held_bytes(), 3 * kChunk);
     resume();
     expect_sound("resumed");
@@ -309,8 +309,8 @@ TEST_F(ShortageTest, Invariant3_ResumeWithoutRoomMovesNothingAndWorksOnceThereIs
   expect_sound("resumed");
 }
 
-// The second device runs out of memory, and memory that was still to be freed there makes room. The memory that the
-// first device received meanwhile must stay.
+// The second device runs out of memory, and memory of a deferred free makes room there. The memory that the first
+// device received meanwhile must stay.
 TEST_F(ShortageTest, ResumeOnTwoDevicesTriesAgainWithWhatWasGivenBack) {
   build({{"w", BackupKind::kRam, 0, {kChunk}}, {"w", BackupKind::kRam, 1, {kChunk, kChunk}}});
   const CUdeviceptr stuck = alloc("stuck", kChunk, BackupKind::kNone, 1);
@@ -327,7 +327,7 @@ TEST_F(ShortageTest, ResumeOnTwoDevicesTriesAgainWithWhatWasGivenBack) {
   EXPECT_EQ(resident_bytes("w"), 3 * kChunk);
 }
 
-// The same where the budget is what refuses.
+// The same if the budget refuses.
 TEST_F(ShortageTest, ResumeOnTwoDevicesTriesAgainWithTheBudgetThatWasGivenBack) {
   build({{"w", BackupKind::kRam, 0, {kChunk}}, {"w", BackupKind::kRam, 1, {kChunk, kChunk}}});
   const CUdeviceptr stuck = alloc("stuck", kChunk, BackupKind::kNone, 1);

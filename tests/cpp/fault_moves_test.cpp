@@ -15,7 +15,7 @@ TEST_F(SwapFaults, Invariant3_LessComesBackThanLeaves) {
 TEST_F(SwapFaults, Invariant3_MoreComesBackThanLeaves) {
   sweep_swap({{"out", kRetained, 0, {1}}, {"in", kRam, 0, {3}}, {"in", kNone, 0, {1}}}, {"out"}, {"in"}, kUnlimited);
 }
-// Where the limit leaves no room for a margin, and no chunk fits into the difference.
+// The limit leaves no room for a margin, and no chunk fits into the difference.
 TEST_F(SwapFaults, Invariant3_TheDifferenceIsHeldUntilAChunkFits) {
   sweep_swap({{"out", kRam, 0, {1, 1}}, {"in", kRam, 0, {3}}}, {"out"}, {"in"}, 3 * kChunk);
 }
@@ -55,7 +55,7 @@ TEST_F(MovesFaults, Invariant3_TrimAndItsReturn) {
   sweep_all({.items = items, .prepare = trim, .act = bring_back, .finishes = {trim, bring_back}, .trimmed = idle});
 }
 
-// Blocks that are clean, of one value, changed and unused.
+// Blocks that are unchanged, constant, changed and unused.
 TEST_F(MovesFaults, Invariant3_TheSecondPauseOfWhatIsRetainedAndItsResume) {
   const Act pause_it = [&] { pause_but_unused(); };
   const Act resume_all = [&] { resume(); };

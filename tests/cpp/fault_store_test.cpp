@@ -1,4 +1,4 @@
-// Fault injection: stores that fail midway of a pause, a resume or a swap, and host memory that is not enough.
+// Fault injection: stores that fail in the middle of a pause, a resume or a swap, and too little host memory.
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,16 +17,16 @@ const Policy kRam = {BackupKind::kRam};
 const Policy kDisk = {BackupKind::kDisk};
 const Policy kNone = {BackupKind::kNone};
 
-// What the file calls below do; counted from when it was set.
+// The behaviour of the file calls below. Calls are counted from the last assignment.
 struct FileFaults {
   int calls = 0;
   int failing_call = 0;  // 0: none
   int error = 0;
-  size_t most_bytes = SIZE_MAX;  // what one request says that it moved
+  size_t most_bytes = SIZE_MAX;  // how much one request reports as moved
 };
 FileFaults file_faults;
 
-// What was claimed, as offset and size, and whether there is nothing to be had.
+// The claimed ranges, as offset and size, and whether every claim is refused.
 std::vector<std::pair<off_t, off_t>> claims;
 bool is_disk_full = false;
 
@@ -65,7 +65,7 @@ const FileCalls& faulty_calls() {
 
 class StoreFaults : public MovesWorld {
  protected:
-  // As if prepared, by a store that fails.
+  // As after a prepare with a store that fails.
   void install(size_t item, std::unique_ptr<Backup> backup) {
     const auto allocation = core().registry.find(items_[item].address);
     core().registry.set_backup(*allocation, std::make_shared<BackupRecord>(allocation->policy.backup, std::move(backup),
@@ -77,7 +77,7 @@ class StoreFaults : public MovesWorld {
     };
     install(item, std::make_unique<HookedBackup>(items_[item].content.size() * kChunk, count, count));
   }
-  // Call number k of whatever store fails; 0: none.
+  // Makes call number k of any store fail. 0 means none.
   void fail_at(int k) {
     calls_ = 0;
     failing_call_ = k;
@@ -100,7 +100,7 @@ TEST_F(StoreFaults, Invariant3_ADiskThatFailsAtAnyRequestLosesNothing) {
       file_faults = {};
       install(0, store.open(4 * kChunk));
       if (!is_pause) pause();
-      // Each request moves less than it was asked to.
+      // Each request moves fewer bytes than requested.
       file_faults = {0, k, k % 2 == 0 ? ENOSPC : EIO, 600'000};
       const OperationKind kind = is_pause ? OperationKind::kPause : OperationKind::kResume;
       has_failed = false;
@@ -123,7 +123,8 @@ TEST_F(StoreFaults, Invariant3_ADiskThatFailsAtAnyRequestLosesNothing) {
   EXPECT_TRUE(directory.is_empty());
 }
 
-// The next pause may treat a chunk that came back before the failure as unchanged. Its file must still hold it then.
+// The next pause may treat a chunk that came back before the failure as unchanged. Its file must still hold the bytes
+// then.
 TEST_F(StoreFaults, Invariant3_WhatCameBackFromDiskBeforeAFailureLeavesAgainWithItsBytes) {
   const DiskDirectory directory;
   DiskStore store(faulty_calls());
@@ -150,7 +151,7 @@ TEST_F(StoreFaults, Invariant3_WhatCameBackFromDiskBeforeAFailureLeavesAgainWith
   }
 }
 
-// What a failed pause gave back of a file may be somebody else's by then.
+// Another file may meanwhile own the space that a failed pause has released.
 TEST_F(StoreFaults, Invariant3_ADiskThatIsFullAtTheNextTryRefusesItBeforeAnythingMoves) {
   const DiskDirectory directory;
   DiskStore store(faulty_calls());
@@ -178,7 +179,7 @@ TEST_F(StoreFaults, Invariant3_ADiskThatIsFullAtTheNextTryRefusesItBeforeAnythin
   EXPECT_EQ(claims, (std::vector<std::pair<off_t, off_t>>{{kSize, kSize}, {2 * kSize, kSize}}));
   expect_sound("paused");
   fail_midway(OperationKind::kResume, {Place::kDevice, Place::kStored, Place::kStored});
-  // What came back is still in the file, which goes whole at the end.
+  // Chunks that came back are still in the file, which is freed as a whole at the end.
   is_disk_full = true;
   claims.clear();
   pause();
@@ -217,7 +218,7 @@ TEST_F(StoreFaults, Invariant3_HostMemoryThatRunsOutMidwayOfAPauseOrAResume) {
 }
 
 TEST_F(StoreFaults, Invariant3_HostMemoryThatRunsOutMidwayOfASwap) {
-  for (const uint64_t limit : {3 * kChunk, kUnlimited}) {  // handed over, and all made ahead
+  for (const uint64_t limit : {3 * kChunk, kUnlimited}) {  // with handles passed over, and with all handles made ahead
     for (int k = 1; k <= 6; ++k) {                         // three writes and three reads, in any order
       SCOPED_TRACE(k);
       build({{"out", kRam, 0, {1, 1, 1}}, {"in", kRam, 0, {1, 1, 1}}});
@@ -248,7 +249,7 @@ TEST_F(StoreFaults, Invariant7_ASwapWithoutHostMemoryLeavesBothAsTheyWere) {
   pause({"in"});
   core().engines.trim();
   const std::vector<Place> before = places();
-  // One chunk is stored; two more need room, and both directions a ring.
+  // One chunk is stored. Two more need room, and each direction needs a ring.
   for (const uint64_t room : {uint64_t{0}, kChunk, 2 * kChunk, 2 * kChunk + policy::kLeastRingBytes}) {
     core().budgets.host.set_limit(kChunk + room);
     EXPECT_THROW(swap({"out"}, {"in"}), StoreError);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kOutOfMemory = 2;
 constexpr int kOther = 999;
-// One thread makes all the calls: under ThreadSanitizer, which is slow, a sample is enough.
+// One thread makes all the calls, so under ThreadSanitizer, which is slow, a sample is enough.
 #if defined(__SANITIZE_THREAD__)
 constexpr size_t kStride = 9;
 #else
@@ -26,7 +26,7 @@ struct Case {
   std::vector<BlockSpec> blocks;
   std::vector<std::string> tags;
   std::optional<BackupKind> backup;
-  bool has_come_back = false;  // so that neighbours share a handle
+  bool has_come_back = false;  // makes neighbours share a handle
   friend void PrintTo(const Case& shown, std::ostream* out) { *out << shown.name; }
 };
 
@@ -62,7 +62,7 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
   void pause_it() { pause(GetParam().tags, GetParam().backup); }
   void resume_it() { resume(GetParam().tags); }
 
-  // True where act threw.
+  // Whether act threw.
   bool fails(const std::function<void()>& act) {
     try {
       act();
@@ -116,12 +116,12 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
     core().engines.trim();
     refill_blank();
     if (without_handles(Live::now()) != built_) rebuild();
-    // Whose context the caller has must not matter: a device's, or none.
+    // The caller's current context must not matter: that of a device, or none.
     check(driver().cuCtxSetCurrent(code == kOther ? nullptr : primary_context(0)), "cuCtxSetCurrent");
   }
   void rebuild() {
     build(GetParam().blocks);
-    // Loaded once for the process: no part of an operation.
+    // Loaded once for the process, so not part of an operation.
     for (int device = 0; device < kDevices; ++device) ASSERT_NE(DeviceKernels::of(device), nullptr);
     if (GetParam().has_come_back) {
       pause();
@@ -130,13 +130,13 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
     }
     built_ = without_handles(Live::now());
   }
-  // A resume that was tried may have left more to a handle than one before.
+  // A resume after a failed one may have put more behind a handle than the resume before.
   static Live without_handles(Live live) {
     live.handles = live.mappings = 0;
     return live;
   }
 
-  // Fails calls from the k-th on for every k; times 0 is for ever.
+  // Makes calls from the k-th on fail, for every k. times 0 means for ever.
   void sweep(const std::function<void()>& prepare, const std::function<void()>& act, int code, uint64_t times) {
     rebuild();
     start_over(code);
@@ -150,7 +150,7 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
     const uint64_t host_bytes = core().budgets.host.held_bytes();
     const std::vector<Place> wanted = places();
     size_t failures = 0;
-    // What is shared takes part in shared_faults_test.cpp as well: here a sample is enough.
+    // shared_faults_test.cpp also covers shared handles, so a sample is enough here.
     const size_t stride = GetParam().has_come_back ? 3 * kStride : kStride;
     for (size_t k = 1; k <= names.size(); k += stride) {
       const std::string& name = names[k - 1];
@@ -174,8 +174,8 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
         expect_sound("after the second try");
       }
       EXPECT_EQ(places(), wanted);
-      // Streams and events hold no memory, and are lost if they can't be destroyed. If the system refuses to pin a
-      // ring, a smaller one is tried; without tables, everything is copied.
+      // Streams and events hold no memory, and are lost if they cannot be destroyed. If the system refuses to pin a
+      // ring, a smaller one is tried. Without tables, everything is copied.
       const bool is_exact = times != 0 && name != "cuStreamDestroy" && name != "cuEventDestroy" &&
                             !(code == kOutOfMemory && (name == "cuMemHostRegister" || name == "cuMemHostAlloc"));
       EXPECT_EQ(is_exact ? Live::now() : without_lost(Live::now()), is_exact ? whole : without_lost(whole));

@@ -83,7 +83,7 @@ void FaultTest::expect_sound(const std::string& when) {
   core().registry.visit_tags([&](const Tag& tag) {
     EXPECT_FALSE(tag.is_busy);
     const auto [is_away, is_here] = away_and_here[tag.name];
-    // A tag of which nothing is away is resident and one of which nothing is here is paused, whatever failed.
+    // A tag without memory away is resident, and a tag without memory here is paused, whatever failed.
     if (!is_away || !is_here) {
       EXPECT_FALSE(tag.is_partial) << tag.name;
     }

@@ -6,7 +6,7 @@
 
 #include "core_fixture.h"
 
-// The objects of fault injection: allocations with known bytes, and the checks that must hold at every moment, whatever
+// The fixture of fault injection: allocations with known bytes, and the checks that must hold at every moment, whatever
 // failed.
 namespace ebbtide::testing {
 
@@ -22,13 +22,13 @@ class FaultTest : public CoreTest {
   // Starts anew with these allocations, filled.
   void build(const std::vector<BlockSpec>& specs);
 
-  // Invariants 1 to 3 for what is there now: addresses, bytes, owners, budgets, the state of each tag.
+  // Checks invariants 1 to 3 for the present state: addresses, bytes, owners, budgets, the state of each tag.
   void expect_sound(const std::string& when);
-  // Of every chunk.
+  // The place of every chunk.
   std::vector<Place> places();
-  // Remembers what was dropped until now. expect_sound does it first.
+  // Records which chunks were dropped until now. expect_sound does it first.
   void note_dropped();
-  // Writes what was dropped anew.
+  // Writes the dropped chunks anew.
   void refill_blank();
 
   // The names of the driver calls that act makes, in order.

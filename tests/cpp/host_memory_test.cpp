@@ -1,4 +1,4 @@
-// What the system says of memory, read from made-up trees, and the budget on top.
+// The system's figures for memory, read from faked trees, and the budget that is based on them.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -69,7 +69,7 @@ TEST_F(HostTree, Version2LevelsUpToTheRootAreRead) {
   EXPECT_EQ(levels[1].limit_bytes, 6 * kGiB);
 }
 
-// In a container the namespace's root is the process's own group.
+// In a container the root of the namespace is the process's own group.
 TEST_F(HostTree, Version2InANamespaceIsTheRootItself) {
   write("/proc/self/cgroup", "0::/\n");
   group_v2("", std::to_string(2 * kGiB), kGiB);
@@ -93,7 +93,7 @@ TEST_F(HostTree, Version1IsReadWithItsTotals) {
   EXPECT_EQ(levels[0].reclaimable_bytes, 1024u);
 }
 
-// Docker with v1: the path in /proc is the host's, what is mounted is the container's own group at the mount's root.
+// Docker with v1: the path in /proc is that of the host, and the mount's root is the container's own group.
 TEST_F(HostTree, Version1WhosePathIsNotMountedFallsBackToTheMount) {
   write("/proc/self/cgroup", "7:memory:/docker/abc\n");
   write("/sys/fs/cgroup/memory/memory.limit_in_bytes", std::to_string(kGiB));
@@ -125,7 +125,7 @@ TEST_F(HostTree, NonsenseDoesNotBindAndDoesNotThrow) {
   EXPECT_TRUE(read().cgroups.empty());
 }
 
-// MemTotal that can't be read must not read as "no memory at all".
+// A MemTotal that cannot be read must not read as "no memory at all".
 TEST_F(HostTree, AMeminfoWithoutTheNumbersDoesNotBind) {
   write("/proc/meminfo", "Something: 1 kB\n");
   EXPECT_EQ(read().total_bytes, kUnlimited);
@@ -155,7 +155,7 @@ TEST_F(HostTree, Invariant7_TheContainersLimitCountsForBackups) {
     EXPECT_EQ(error.shortage.limit_bytes, 4 * kGiB);
     EXPECT_NE(std::string(error.what()).find("the backup of 'w'"), std::string::npos);
   }
-  // What others take counts at once.
+  // Memory that other processes take counts at once.
   group_v2("/a", std::to_string(4 * kGiB), 3 * kGiB);
   EXPECT_THROW(budget.charge(1, "x"), StoreError);
 }
@@ -165,7 +165,7 @@ TEST_F(HostTree, ChargesMoveFromPromisedToTouchedAndBack) {
   budget.set_margin(0);
   HostCharge charge = budget.charge(6 * kGiB, "x");
   EXPECT_EQ(budget.available_bytes(), 2 * kGiB);
-  charge.touch(4 * kGiB);  // the kernel counts these from now on; this tree's MemAvailable stays as it is
+  charge.touch(4 * kGiB);  // the kernel counts these from now on; this tree's MemAvailable does not change
   EXPECT_EQ(budget.available_bytes(), 6 * kGiB);
   EXPECT_EQ(budget.held_bytes(), 6 * kGiB);
   charge.touch(100 * kGiB);

@@ -1,4 +1,5 @@
-// The digest of a block on the processor: changes that must be detected are, and only the content and the seed matter.
+// The digest of a block on the CPU: it detects the changes that it must detect, and depends on the content and the seed
+// only.
 #include "kernels/blocks.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +36,8 @@ struct BlockTest : ::testing::Test {
   std::vector<std::byte> block = std::vector<std::byte>(kBlockBytes);
 };
 
-// First and last word of the block, of the first and the last thread, of an unrolled run of loads, and some in between.
+// The first and the last word of the block, of the first and the last thread, and of an unrolled run of loads, and some
+// in between.
 const size_t kPositions[] = {
     0,    1,          15,         16,           31,           511,          512,        513,       4095,
     4096, kWords / 2, kWords / 3, kWords - 513, kWords - 512, kWords - 511, kWords - 2, kWords - 1};
@@ -183,7 +185,7 @@ TEST_F(BlockTest, FillWritesTheWholeBlockAndNothingElse) {
   EXPECT_EQ(found.value, (Value{1, 2}));
 }
 
-// From the formula of digest_steps.h, worked out apart from this code.
+// Computed from the formula of digest_steps.h, independently of this code.
 TEST_F(BlockTest, KnownAnswers) {
   EXPECT_EQ(digest(), (Digest{0x7f54f40054a097ae, 0xf4507876eb30a70d}));
   fill({});

@@ -24,13 +24,13 @@
 #include "vmm/deferred_undos.h"
 #include "vmm/physical_memory.h"
 
-// Processes of their own for the ledger's tests: this program again, in one of the roles of ledger_roles.cpp.
+// Separate processes for the ledger's tests: this program again, in one of the roles of ledger_roles.cpp.
 namespace ebbtide::testing {
 
 inline constexpr const char* kPathVariable = "EBBTIDE_TEST_LEDGER";
 inline constexpr const char* kRoleVariable = "EBBTIDE_TEST_LEDGER_ROLE";
 
-// A process of its own in one of the roles below.
+// A process in one of the roles of ledger_roles.cpp.
 class Process {
  public:
   Process(const char* role, const std::string& path) {
@@ -61,7 +61,7 @@ class Process {
     ::close(to_);
     ::close(from_);
   }
-  // Waits for what it says; '\0' where it ended instead.
+  // Waits for the next letter from the process. Returns '\0' if it ended instead.
   char listen() const {
     char said = '\0';
     return ::read(from_, &said, 1) == 1 ? said : '\0';
@@ -88,7 +88,7 @@ inline void wait_for_word() {
   if (::read(STDIN_FILENO, &word, 1) != 1) ::_exit(97);
 }
 
-// How many files of this process are this one.
+// How many open files of this process are this file.
 inline int count_of_files(const std::filesystem::path& path) {
   int count = 0;
   for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {

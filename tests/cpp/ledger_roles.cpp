@@ -1,4 +1,4 @@
-// What the processes of the ledger's tests do.
+// The roles that processes of the ledger's tests can have.
 #include "core/budget/ledger.h"
 #include "ledger_processes.h"
 
@@ -61,7 +61,7 @@ std::unique_ptr<Ledger> try_open(const std::string& path) {
   }
 }
 
-// A file system of two pages, which this process alone sees.
+// Mounts a file system of two pages that only this process sees.
 bool mount_tiny(const std::string& folder) {
   const std::string user = "0 " + std::to_string(::geteuid()) + " 1";
   const std::string group = "0 " + std::to_string(::getegid()) + " 1";
@@ -110,7 +110,7 @@ void fork_and_wait(const std::string& path) {
   while (true) ::pause();
 }
 
-// Instead of main, where the environment gives this process a role.
+// Runs instead of main if the environment gives this process a role.
 [[maybe_unused]] const bool has_no_role = [] {
   const char* role = std::getenv(kRoleVariable);
   if (role == nullptr) return true;

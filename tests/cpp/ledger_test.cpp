@@ -1,4 +1,4 @@
-// The ledger of a run: between objects of one process, which are as separate as processes, and between real processes
+// The ledger of a run, between objects of one process, which are as separate as processes, and between real processes
 // that die while they hold memory.
 #include "core/budget/ledger.h"
 
@@ -15,7 +15,7 @@ class LedgerTest : public ::testing::Test {
   ~LedgerTest() override { std::filesystem::remove(path_); }
 
   std::unique_ptr<Ledger> open() { return Ledger::open(path_); }
-  // A budget that may hold so much together with all others of the run.
+  // A budget that limits the sum of all participants of the run.
   std::unique_ptr<HostBudget> budget(uint64_t limit_bytes) {
     auto made = std::make_unique<HostBudget>();
     made->set_margin(0);
@@ -70,8 +70,8 @@ TEST_F(LedgerTest, WhatIsNoLedgerIsRefused) {
   EXPECT_THROW(Ledger::open("/proc/no/such/folder"), StateError);
 }
 
-// As the next run sweeps (python/ebbtide/launch/ledger.py): it locks the whole file and removes it, while another
-// process has already opened it and waits.
+// As the sweep of the next run (python/ebbtide/launch/ledger.py): it locks the whole file and removes it, while another
+// process has already opened the file and waits.
 TEST_F(LedgerTest, Invariant7_WhatIsRemovedBeforeItIsLockedIsOpenedAgain) {
   const int sweeper = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   struct flock whole{};
@@ -191,7 +191,7 @@ TEST_F(LedgerTest, Invariant7_OneOfTwoProcessesGetsTheLastBytes) {
     second.say();
     const std::string said = {first.listen(), second.listen()};
     EXPECT_TRUE(said == "yn" || said == "ny") << said;
-    // The one that lost gets them when the winner is dead.
+    // The loser gets the bytes once the winner is dead.
     Process& loser = said == "yn" ? second : first;
     (said == "yn" ? first : second).kill();
     loser.say();
@@ -202,7 +202,7 @@ TEST_F(LedgerTest, Invariant7_OneOfTwoProcessesGetsTheLastBytes) {
 TEST_F(LedgerTest, Invariant10_AForkedChildDoesNotKeepADeadParentsSlot) {
   const auto watcher = open();
   Process process("fork", path_);
-  ASSERT_EQ(process.listen(), 'f');  // its child lives, with all that it inherits
+  ASSERT_EQ(process.listen(), 'f');  // its child lives, with everything that it has inherited
   EXPECT_EQ(policy::total(watcher->others()), 5 * kMiB);
   process.kill();
   EXPECT_EQ(policy::total(watcher->others()), 0u);

@@ -1,4 +1,5 @@
-// The cost of a query does not grow with unrelated tags and allocations: counts those that the registry looks at.
+// The cost of a query does not grow with unrelated tags and allocations. The tests count those that the registry
+// examines.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -139,7 +140,7 @@ TEST_F(ManyTags, SlotsAreFoundByTagPolicyAndDevice) {
   EXPECT_EQ(slots.bind("a", Policy{BackupKind::kRam}, 0), first);
 }
 
-// csrc/core/operation/backup_view.cpp: the tests are built so that an index past the end of a container ends them.
+// csrc/core/operation/backup_view.cpp: in this build, an index past the end of a container ends the process.
 using ChecksDeathTest = ManyTags;
 TEST_F(ChecksDeathTest, AnIndexPastTheEndOfAContainerIsFound) {
   const std::vector<int> blocks(3);

@@ -1,5 +1,5 @@
-// Content that is built to deceive the decision that bytes need not move. After each change, however small, the exact
-// bytes come back (invariant 2).
+// Content that could deceive the decision to skip a block. After each change, however small, the exact bytes come back
+// (invariant 2).
 #include <cstring>
 #include <iterator>
 
@@ -27,7 +27,7 @@ class MovesContent : public MovesWorld, public ::testing::WithParamInterface<Sto
   }
   ~MovesContent() override { deallocate(core(), address_); }
 
-  // Pauses and resumes, and looks at each byte.
+  // Pauses, resumes, and compares every byte.
   ReportRow expect_back(const std::string& what) {
     const std::vector<unsigned char> wanted(bytes_, bytes_ + kBytes);
     const ReportRow row = pause().totals();
@@ -68,7 +68,7 @@ TEST_P(MovesContent, WhatIsNearlyOneValueIsNone) {
     EXPECT_EQ(expect_back("all but one byte").constant, 2 * kChunk);
     EXPECT_EQ(bytes_[kChunk + offset], 0x5b);
   }
-  // A value of 16 bytes, and what repeats only after 32.
+  // A value of 16 bytes, and a pattern that repeats only after 32.
   fill_words(0, {1, 2, 3, 4});
   fill_words(1, {1, 2, 3, 4, 1, 2, 3, 5});
   fill_words(2, {0, 0, 0, 0x80000000});  // negative zeros
@@ -88,13 +88,13 @@ TEST_P(MovesContent, NaNsKeepTheirBits) {
   EXPECT_EQ(expect_back("unchanged").copied, GetParam().policy.retain && !GetParam().must_compare ? 0 : kChunk);
 }
 
-// The store still holds what was there two pauses ago, under blocks that were of one value meanwhile.
+// The store still holds the bytes of two pauses ago for blocks that were constant meanwhile.
 TEST_P(MovesContent, WhatComesAndGoesIsNeverTakenForWhatIsStored) {
   for (const uint64_t seed : {1, 2, 1, 1}) {
     fill(address_, kBytes, seed);
     expect_back("seed " + std::to_string(seed));
     std::memset(bytes_, static_cast<int>(seed), kChunk);
-    std::memcpy(bytes_ + kChunk, bytes_ + 2 * kChunk, kChunk);  // two blocks alike
+    std::memcpy(bytes_ + kChunk, bytes_ + 2 * kChunk, kChunk);  // makes two blocks alike
     expect_back("half of one value");
     fill(address_, kChunk, seed);
     expect_back("as it was");

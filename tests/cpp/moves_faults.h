@@ -41,11 +41,11 @@ class MovesFaults : public MovesWorld {
     std::vector<ItemSpec> items;
     Act prepare;
     Act act;
-    std::vector<Act> finishes;                                    // ways to finish what failed; each in turn
+    std::vector<Act> finishes;                                    // ways to finish what failed, used in turn
     std::function<std::vector<CUdeviceptr>()> trimmed = nullptr;  // what else must be named to come back
   };
 
-  // True where act threw.
+  // Whether act threw.
   static bool fails(const Act& act) {
     try {
       act();
@@ -56,7 +56,7 @@ class MovesFaults : public MovesWorld {
     }
   }
 
-  // Which call a rule made fail.
+  // The call that a rule made fail.
   static std::string failed_call(int code) {
     std::string text(sim().log(nullptr, 0) + 1, '\0');
     sim().log(text.data(), text.size());
@@ -76,7 +76,7 @@ class MovesFaults : public MovesWorld {
 
   void try_once(const Sweep& sweep, size_t k, int code, uint64_t times) {
     core().engines.trim();
-    // The board of a delivery that could not be waited for is lost: those that this try will use are made before.
+    // A delivery that could not be waited for loses its board. So the boards that this try uses are made before.
     {
       const DeliveryBoard boards[] = {DeliveryBoard(0), DeliveryBoard(1)};
     }
@@ -103,14 +103,14 @@ class MovesFaults : public MovesWorld {
     ASSERT_FALSE(fails(sweep.finishes[k % sweep.finishes.size()])) << "finished";
     bring_all_back(sweep);
     if (k % 2 == 1) {
-      // What is known of the stored bytes must be right as well.
+      // The digests of the stored bytes must be right as well.
       pause();
       bring_all_back(sweep);
     }
     expect_bytes("back");
     free_all();
     expect_nothing_left();
-    // Streams and events that can't be destroyed are lost; memory never is.
+    // Streams and events that cannot be destroyed are lost; memory never is.
     if (times != 0 && call != "cuStreamDestroy" && call != "cuEventDestroy") {
       EXPECT_EQ(Live::now(), before);
     }
@@ -136,7 +136,7 @@ class MovesFaults : public MovesWorld {
     EXPECT_GT(failures_, calls / kStride / 4);
   }
 
-  // Whoever waits for a resume gets its error.
+  // A thread that waits for a resume gets its error.
   void resume_pending() {
     const auto pending = PendingResume::start(claim(OperationKind::kResume));
     pending->wait();
@@ -160,7 +160,7 @@ class MovesFaults : public MovesWorld {
 
 class SwapFaults : public MovesFaults {
  protected:
-  // Both ways to finish a swap, and both back where they were.
+  // Finishes a swap in both ways, and brings both sides back.
   void sweep_swap(const std::vector<ItemSpec>& items, const std::vector<std::string>& leaving,
                   const std::vector<std::string>& returning, uint64_t limit_bytes) {
     const auto pause_first = [&, returning] {

@@ -1,5 +1,5 @@
-// Bytes that need not move, backups that are kept, and the operations beside pause and resume: retained backups, every
-// store, swap, prepare, trim, views.
+// Skipped blocks, backups that are kept, and the operations beside pause and resume: retained backups, every store,
+// swap, prepare, trim, views.
 #include <gtest/gtest.h>
 
 #include <algorithm>

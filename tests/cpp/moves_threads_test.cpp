@@ -1,5 +1,5 @@
-// Swaps, asynchronous resumes, prepares and views side by side in several threads. Besides their own expectations,
-// these tests rely on ThreadSanitizer.
+// Swaps, asynchronous resumes, prepares and views in several threads at once. Besides their own expectations, these
+// tests rely on ThreadSanitizer.
 #include <atomic>
 #include <chrono>
 
@@ -97,7 +97,7 @@ TEST_F(MovesThreads, AFailedAsynchronousResumeLetsWaitingPausesAndStreamsGoOn) {
       }
       while (thread == 2 && !pending->is_ready({address, 5 * kChunk})) std::this_thread::yield();
       if (thread != 3 || !has_begun) return;
-      // Somebody who waits for the device makes it work.
+      // The simulated device works only while a thread waits for it.
       const ContextScope scope(0);
       const Stream stream = Stream::create();
       pending->stream_wait(0, stream.get(), {});

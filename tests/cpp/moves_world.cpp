@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint64_t kFirstSeed = 256;
 
-// What a block holds that was written with this content. Blocks of different seeds differ in every page.
+// The bytes of a block that was written with this content. Blocks of different seeds differ in every page.
 const std::byte* bytes_of(uint64_t content) {
   static std::vector<std::byte> one_value(kChunk);
   static const std::vector<std::byte> noise = random_bytes(2 * kChunk, 1);
@@ -27,7 +27,7 @@ const std::byte* bytes_of(uint64_t content) {
   return ::testing::AssertionFailure() << "byte " << at << " of a block is not what content " << content << " wrote";
 }
 
-// What would come back for a block that is away.
+// The bytes that would come back for a block that is away.
 std::vector<std::byte> stored_block(const BackupRecord& stored, size_t block) {
   std::vector<std::byte> bytes(kChunk);
   if (stored.blocks[block].is_constant) {
@@ -57,8 +57,8 @@ void MovesWorld::expect_nothing_left() {
   EXPECT_EQ(deferred_undos::count(), 0u);
   EXPECT_EQ(core().deferred_frees.count(), 0u);
   for (int device = 0; device < kDevices; ++device) EXPECT_EQ(core().budgets.device.held_bytes(device), 0u);
-  // A ring or a pinned backup stays counted if the driver refused to confirm that a copy has ended: the copy may still
-  // use it.
+  // A ring or a pinned backup still counts if the driver did not confirm that a copy has ended, because the copy may
+  // still use it.
   const uint64_t lost_bytes = core().budgets.pinned.lost_bytes();
   EXPECT_EQ(core().budgets.host.held_bytes(), core().engines.held_bytes() + lost_bytes);
   EXPECT_EQ(core().budgets.pinned.held_bytes(), core().engines.held_bytes() + lost_bytes);

@@ -7,7 +7,7 @@
 #include "core_fixture.h"
 #include "store_fixture.h"
 
-// The objects for fault injection of swap, prepare, trim, retained backups and asynchronous resumes: allocations with
+// The fixture for fault injection of swap, prepare, trim, retained backups and asynchronous resumes: allocations with
 // every kind of block that a pause distinguishes, and the checks that must hold at every moment, whatever failed.
 namespace ebbtide::testing {
 
@@ -23,29 +23,29 @@ class MovesWorld : public CoreTest {
   struct Item {
     ItemSpec spec;
     CUdeviceptr address = 0;
-    std::vector<uint64_t> content;  // by block: what it was written with; 0 reads as zeros
-    std::vector<bool> is_unused;    // by block: a pause may leave it behind, and then it comes back as zeros
+    std::vector<uint64_t> content;  // by block: the content it was written with; 0 reads as zeros
+    std::vector<bool> is_unused;    // by block: a pause may skip it, and then it comes back as zeros
   };
 
   // Frees everything and makes these allocations, each block with its own bytes. Nothing of the earlier allocations may
   // be left.
   void build(const std::vector<ItemSpec>& specs);
   void free_all();
-  // Of ebbtide nothing is left but what it keeps for good.
+  // Nothing of ebbtide is left except what it keeps for good.
   void expect_nothing_left();
-  // Small numbers are one repeated byte, larger ones the seed of bytes that repeat nowhere.
+  // A small number is one repeated byte; a larger one is the seed of bytes that repeat nowhere.
   void write_block(size_t item, size_t block, uint64_t content);
 
-  // Remembers what was dropped or left behind as unused until now: it comes back as zeros. expect_sound does it first.
+  // Records what was dropped or skipped as unused until now: it comes back as zeros. expect_sound does it first.
   void note_dropped();
-  // Invariants 1 to 3 for what is there now: addresses, bytes, owners, budgets, the state of each tag.
+  // Checks invariants 1 to 3 for the present state: addresses, bytes, owners, budgets, the state of each tag.
   void expect_sound(const std::string& when);
   void expect_bytes(const std::string& when);  // all of it resident and right
   std::vector<Place> places() const;
-  // Whose bytes are in memory that could not be mapped again.
+  // The allocation whose bytes are in memory that could not be mapped again.
   bool is_any_detached();
 
-  // With the blocks that are marked unused.
+  // The same, with the blocks that are marked unused.
   void pause_but_unused();
   std::vector<Report> swap(const std::vector<std::string>& leaving, const std::vector<std::string>& returning);
   void run_at(OperationKind kind, const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses);
@@ -57,7 +57,7 @@ class MovesWorld : public CoreTest {
   void expect_budgets_match();
 };
 
-// How many driver calls, of any thread, act makes.
+// The number of driver calls, of any thread, that act makes.
 size_t count_calls(const std::function<void()>& act);
 
 }  // namespace ebbtide::testing

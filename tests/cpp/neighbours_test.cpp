@@ -1,4 +1,4 @@
-// Which pieces of memory share a handle: the decision by itself.
+// The decision which pieces of memory share a handle, without a driver.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -87,7 +87,7 @@ TEST(Neighbours, EveryPieceIsInOneGroupWhateverTheSizes) {
       }
       EXPECT_TRUE(group.size() == 1 || bytes <= most_bytes);
       if (before != nullptr) {
-        // Nothing that could have joined the group before was left out of it.
+        // The group before has taken everything that could join it.
         const Extent& last = pieces[before->back()];
         const Extent& first = pieces[group.front()];
         uint64_t joined_bytes = first.size_bytes;

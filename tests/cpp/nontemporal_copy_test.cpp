@@ -1,4 +1,4 @@
-// The copy that passes the cache: exact at any alignment and size.
+// The copy that bypasses the cache is exact at any alignment and size.
 #include <gtest/gtest.h>
 
 #include <cstddef>

@@ -15,7 +15,7 @@ namespace {
 class OperationsTest : public CoreTest {
  protected:
   OperationsTest() { check(driver().cuCtxSetCurrent(primary_context(0)), "cuCtxSetCurrent"); }
-  // Work that the simulated device does at the last moment: when somebody waits for it.
+  // Work that the simulated device does at the last moment, when a thread waits for it.
   void queue_memset(const Stream& stream, CUdeviceptr address, size_t size_bytes, unsigned char value) {
     check(driver().cuMemsetD8Async(address, value, size_bytes, stream.get()), "cuMemsetD8Async");
   }
@@ -38,7 +38,7 @@ TEST_F(OperationsTest, Invariant5_PauseWaitsForWhatIsQueuedOnEveryStream) {
     pause();
     EXPECT_EQ(Live::now().queued_items, 0u);
     resume();
-    check(driver().cuCtxSynchronize(), "cuCtxSynchronize");  // says so where the device touched what was not there
+    check(driver().cuCtxSynchronize(), "cuCtxSynchronize");  // fails if the device accessed memory that was not mapped
   }
   EXPECT_TRUE(is_all(kept, kChunk, 7));
   EXPECT_TRUE(is_all(kept + kChunk, kChunk, 8));
@@ -86,7 +86,7 @@ TEST_F(OperationsTest, Invariant1And2_RealChunksMakeTheWayAndBack) {
   }
 }
 
-// Pieces of 1/16 of it, which threads share; the last chunk is a piece by itself.
+// Pieces of a sixteenth of the allocation, which threads share. The last chunk is one piece.
 TEST_F(OperationsTest, Invariant2_PiecesThatThreadsShareAreBitForBit) {
   ::setenv("EBBTIDE_COPY_THREADS", "2", 1);
   const uint64_t pieces = 16;
@@ -104,7 +104,7 @@ TEST_F(OperationsTest, Invariant2_PiecesThatThreadsShareAreBitForBit) {
   EXPECT_EQ(Live::now().registered_ranges, 1u) << "one ring for all of them";
 }
 
-// A call that fails in the middle of a real allocation: one chunk away, one here.
+// A call that fails in the middle of a real allocation: one chunk is away, one is here.
 TEST_F(OperationsTest, Invariant3_ARealAllocationInTwoPlacesIsMixedAndComesBack) {
   const uint64_t size = 128 * kMiB + kChunk;
   const CUdeviceptr address = alloc("w", size);
@@ -199,7 +199,7 @@ TEST_F(OperationsTest, ResumeOfSomeAddressesBringsOnlyThese) {
   EXPECT_TRUE(holds(first, kChunk, 1));
 }
 
-// The driver has too little until what was freed and put off is gone.
+// The driver has too little memory until the deferred frees are done.
 TEST_F(OperationsTest, Invariant7_AResumeThatIsTriedAgainIsChargedOnce) {
   const CUdeviceptr first = alloc("w", kChunk);
   const CUdeviceptr second = alloc("w", kChunk);

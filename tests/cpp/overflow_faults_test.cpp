@@ -57,7 +57,7 @@ class OverflowFaults : public OverflowWorld {
     expect_nothing_left();
   }
 
-  // finish: as act, unless given.
+  // If finish is not given, act finishes.
   void sweep(const Act& prepare, const Act& act, Act finish = nullptr) {
     if (finish == nullptr) finish = act;
     start();
@@ -107,7 +107,7 @@ TEST_F(OverflowFaults, Invariant3_AnAllocationThatSpillsLeavesNothingWhereItFail
   }
 }
 
-// 64 MiB, of which the last 2 are for small ones.
+// 64 MiB, the last 2 of which are for small allocations.
 TEST_F(OverflowFaults, Invariant3_ASmallAllocationBesideALargeOneThatSpills) {
   for (const Policy& policy : {kSplitRam, kWholeRam}) {
     const Act both = [&] {
@@ -153,7 +153,7 @@ TEST_F(OverflowFaults, Invariant3_AFreeThatFailsIsDoneLater) {
       sim().fail(nullptr, k, kOther, times);
       EXPECT_NO_THROW(free_one());
       sim().clear_failures();
-      // In the books until it is done.
+      // It counts until it is released.
       if (core().deferred_frees.count() > 0) {
         EXPECT_GE(core().budgets.host.held_bytes(), spilled_bytes() + kChunk);
       }
@@ -198,12 +198,12 @@ TEST_F(OverflowFaults, Invariant3_TrimOfWhatSpilledAndItsReturn) {
   sweep([&] { make_three(); }, trim_all);
 }
 
-// Two calls in a row: the new memory is not mapped, nor the old one again.
+// Two calls in a row fail: the mapping of the new memory, and the repeated mapping of the old.
 TEST_F(OverflowFaults, Invariant3_AChunkThatCouldNotBeMappedAgainIsWholeAndComesBack) {
   for (const bool is_freed : {false, true}) {
     start();
     const size_t item = spill("w", kSplitRam, kChunk, kChunk);
-    sim().fail("cuMemMap", 2, kOther, 2);  // the first maps the spare range
+    sim().fail("cuMemMap", 2, kOther, 2);  // the first call maps the spare range
     EXPECT_THROW(promote(), DriverError);
     sim().clear_failures();
     EXPECT_TRUE(find(item).chunks.back().is_detached.load());

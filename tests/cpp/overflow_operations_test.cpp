@@ -1,4 +1,4 @@
-// What each operation does with allocations that lie in part, or as a whole, on the host.
+// Operations on allocations that are partly or wholly on the host.
 #include "base/error.h"
 #include "core/operation/backup_view.h"
 #include "overflow_world.h"
@@ -140,7 +140,7 @@ TEST_F(OverflowTest, WhatWasTrimmedComesBackOnTheDeviceIfThereIsRoom) {
     EXPECT_EQ(host_bytes(item), has_room ? 0 : 2 * kChunk);
     expect_resident("back");
   }
-  // A device chunk now, and memory that nobody uses: it spills as a new one would.
+  // The dropped memory comes back as a new allocation would: a chunk on the device, and the rest spills.
   trim({"w"}, {address});
   core().budgets.device.set_limit(2 * kChunk);
   EXPECT_EQ(resume_at({"w"}, {address}).totals().bytes, kChunk);

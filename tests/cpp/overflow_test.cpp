@@ -1,4 +1,4 @@
-// What spills, where it lies, and what every operation does with it.
+// What spills, where it is, and how every operation treats it.
 #include <clocale>
 #include <cstdlib>
 #include <thread>
@@ -51,7 +51,7 @@ TEST_F(OverflowTest, TheReserveStaysFree) {
   core().rules.overflow.reserve_bytes = 6 * kChunk;
   alloc_with("w", kSplitRam, 32 * kChunk);
   EXPECT_EQ(free_device_bytes(0), 6 * kChunk);
-  // Without an overflow policy the reserve is there to be used.
+  // Without an overflow policy, an allocation may use the reserve.
   alloc_with("plain", Policy{}, 6 * kChunk);
   EXPECT_EQ(free_device_bytes(0), 0u);
 }
@@ -281,7 +281,7 @@ TEST_F(OverflowTest, APoolBeyondTheMachineIsRefusedAndTheOldSizeStays) {
 }
 
 TEST_F(OverflowTest, AFractionIsReadAlikeInEveryLocale) {
-  std::setlocale(LC_NUMERIC, "de_DE.UTF-8");  // where the machine has it
+  std::setlocale(LC_NUMERIC, "de_DE.UTF-8");  // if the machine has this locale
   const auto read = [&](const char* text) {
     ::setenv("EBBTIDE_WHOLE_FRACTION", text, 1);
     start();

@@ -1,4 +1,4 @@
-// Spills, frees and operations of several threads at once.
+// Spills, frees and operations of several threads at the same time.
 #include <thread>
 
 #include "overflow_world.h"

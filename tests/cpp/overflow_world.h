@@ -7,7 +7,7 @@
 
 #include "core_fixture.h"
 
-// Allocations that spilled, and the checks that must hold at every moment, whatever failed.
+// Allocations that have spilled, and the checks that must hold at every moment, whatever failed.
 namespace ebbtide::testing {
 
 inline constexpr Policy kSplitRam = {BackupKind::kRam, false, Overflow::kSplit, false};
@@ -25,7 +25,7 @@ class OverflowWorld : public CoreTest {
   };
 
   OverflowWorld() { start(); }
-  // A core of its own whose spills leave nothing free on the device.
+  // A new core whose spills leave nothing free on the device.
   void start() {
     restart();
     items_.clear();
@@ -33,11 +33,11 @@ class OverflowWorld : public CoreTest {
   }
 
   CUdeviceptr alloc_with(const std::string& tag, const Policy& policy, uint64_t size_bytes, int device = 0);
-  // Whether it would have to spill, and the caller is to give back its caches first.
+  // Whether the allocation would have to spill, so that the caller must release its caches first.
   bool must_flush(const std::string& tag, const Policy& policy, uint64_t size_bytes) {
     return try_allocate(core(), core().registry.tag(tag), policy, 0, size_bytes).must_flush();
   }
-  // An allocation with this much on the device and the rest on the host, filled. Leaves the device unlimited.
+  // A filled allocation with this much on the device and the rest on the host. Leaves the device unlimited.
   size_t spill(const std::string& tag, const Policy& policy, uint64_t device_bytes, uint64_t host_bytes,
                int device = 0);
   void fill_item(size_t index);
@@ -53,12 +53,12 @@ class OverflowWorld : public CoreTest {
   Report trim(const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses);
   Report resume_at(const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses);
 
-  // Remembers what was dropped until now. expect_sound does it first.
+  // Records what was dropped until now. expect_sound does it first.
   void note_dropped();
-  // Invariants 1 to 3 for what is there now: addresses, bytes, owners, budgets.
+  // Checks invariants 1 to 3 for the present state: addresses, bytes, owners, budgets.
   void expect_sound(const std::string& when);
   void expect_resident(const std::string& when);
-  // What is left once all is freed: what the pool keeps, in the books.
+  // Checks what is left once everything is freed: the pool's memory, and it counts.
   void expect_nothing_left();
 
   std::vector<Item> items_;

@@ -1,4 +1,4 @@
-// The state of a tag that an operation left midway, and of its budgets, when other operations come before the one that
+// The state of a tag that an operation left partial, and of its budgets, if other operations run before the one that
 // finishes it.
 #include "base/error.h"
 #include "core/operation/pending.h"
@@ -67,7 +67,7 @@ TEST_F(PartialState, Invariant7_APinnedBackupIsCountedWholeWhereSomeOfItWasDropp
   expect_nothing_left();
 }
 
-// Whatever fails before a resume in the background has moved a byte is told as other failures are, and changes nothing.
+// A failure before a resume in the background has moved a byte is reported as other failures are, and changes nothing.
 TEST_F(PartialState, Invariant3_AResumeThatFailsBeforeItsBytesMoveIsInTheLog) {
   for (const bool is_midway : {false, true}) {
     build(items_of_ram_);
@@ -79,7 +79,7 @@ TEST_F(PartialState, Invariant3_AResumeThatFailsBeforeItsBytesMoveIsInTheLog) {
       const uint64_t failures = core().counters.operation_failures;
       const uint64_t sequence = core().events.after(0).back().sequence;
       DeliveryBoard::forget_all();
-      // Access is asked for twice: with the peers, and for the device alone.
+      // Access is requested twice: with the peers, and for the device alone.
       sim().fail(call, 1, 999, call == std::string("cuMemSetAccess") ? 2 : 1);
       EXPECT_THROW(PendingResume::start(claim(OperationKind::kResume)), DriverError);
       sim().clear_failures();

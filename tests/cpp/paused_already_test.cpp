@@ -1,4 +1,4 @@
-// What a pause has left where it is, in host memory, is paused: no later operation but a resume selects it.
+// Memory that a pause has left in place on the host is paused: no later operation but a resume selects it.
 #include "base/error.h"
 #include "overflow_world.h"
 
@@ -86,7 +86,7 @@ TEST_F(PausedAlreadyTest, Invariant3_AClaimThatIsAbandonedPausesAndResumesNothin
 }
 
 // Every driver call of the pause and of the resume fails once. A pause without a backup must not lose the memory that
-// already left.
+// has already left.
 TEST_F(PausedAlreadyTest, Invariant3_AfterAFailureWhatLeftWholeIsPaused) {
   for (const bool is_resume : {false, true}) {
     size_t failures = 0;

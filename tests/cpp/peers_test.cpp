@@ -1,5 +1,5 @@
-// Peers: a device that is alive and can access the memory may use all of it, whenever it came alive and wherever the
-// memory has been meanwhile.
+// Peers: a device that is alive and can access the memory may use all of it, at whatever time it came alive and
+// wherever the memory has been meanwhile.
 #include <atomic>
 #include <thread>
 
@@ -131,7 +131,7 @@ TEST_F(PeersTest, WhatAnOperationHoldsIsCaughtUpWithWhenItEnds) {
     start_with_one();
     spill("w", kSplitRam, 2 * kChunk, kChunk);
     pause({"w"});
-    auto operation = claim(OperationKind::kResume, {"w"});  // has decided for whom it maps
+    auto operation = claim(OperationKind::kResume, {"w"});  // the claim has decided which devices get access
     set_alive(1, true);
     const CUdeviceptr other = alloc("other", kChunk);
     EXPECT_TRUE(is_usable_by_all(other));
@@ -145,7 +145,7 @@ TEST_F(PeersTest, WhatAnOperationHoldsIsCaughtUpWithWhenItEnds) {
   }
 }
 
-// Two operations, one after the other: the second begins between the first one's end and its catching up.
+// Two operations in sequence: the second begins between the end of the first and the first one's catching up.
 TEST_F(PeersTest, WhatPassesFromHandToHandIsCaughtUpWithByTheLast) {
   start_with_one();
   spill("w", kSplitRam, 2 * kChunk, kChunk);
@@ -250,8 +250,8 @@ TEST_F(PeersTest, Invariant9_CatchingUpBreaksNoCapture) {
   core().capture_gate.end_capture();
 }
 
-// A device comes and goes while others allocate, free, pause and resume. At the end both can use everything, and
-// nothing is left.
+// A device comes and goes while other threads allocate, free, pause and resume. At the end both devices can use
+// everything, and nothing is left.
 TEST_F(PeersTest, ThreadsMayDoAllOfItAtOnce) {
   start_with_one();
   for (int index = 0; index < 4; ++index) spill("w", kSplitRam, kChunk, kChunk);

@@ -6,7 +6,7 @@
 #include "driver/stream.h"
 #include "overflow_world.h"
 
-// Two devices, both alive, that may use each other's memory.
+// Two devices, both alive, that can access each other's memory.
 namespace ebbtide::testing {
 
 inline constexpr int kOther = 999;  // a code that is not out of memory
@@ -18,13 +18,13 @@ class PeersWorld : public OverflowWorld {
     check(is_alive ? driver().cuDevicePrimaryCtxRetain(&context, device) : driver().cuDevicePrimaryCtxRelease(device),
           "a primary context");
   }
-  // A world in which device 1 sleeps.
+  // A world in which device 1 is not in use yet.
   void start_with_one() {
     start();
     set_alive(1, false);
   }
 
-  // Of every resident chunk of the allocation; as the driver says it.
+  // The access to every resident chunk of the allocation, as the driver reports it.
   bool is_usable_by(int device, CUdeviceptr address) {
     const auto allocation = core().registry.find(address);
     bool is_usable = true;

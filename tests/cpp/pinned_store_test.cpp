@@ -1,4 +1,4 @@
-// The pinned store: what is refused, and memory that the driver doesn't let go.
+// The pinned store: refusals, and memory that the driver does not unpin.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -44,7 +44,7 @@ TEST_F(PinnedStoreTest, SealingPinsAllOfItOnceAndTheEndUnpins) {
   EXPECT_EQ(pinned_count(), 1u);
   backup->discard(0, kChunk);
   EXPECT_EQ(backup->direct(), view);
-  // The copy engine reaches all of it.
+  // The copy engine can access all of it.
   const Reservation range = Reservation::reserve(kChunk);
   const PhysicalMemory memory = PhysicalMemory::create_on_device(kChunk, 0);
   const Mapping mapping = Mapping::map(range.address(), memory);
@@ -89,7 +89,7 @@ TEST_F(PinnedStoreTest, ARefusalIsAStoreErrorThatSaysWhatToDoAndLeavesThePlainMe
     backup->write(5, &byte, 1);
     EXPECT_EQ(backup->view()[5], byte);
     EXPECT_EQ(pinned_count(), 0u);
-    backup->seal();  // a second try is allowed where the first did nothing
+    backup->seal();  // a second attempt is allowed if the first did nothing
     EXPECT_NE(backup->direct(), nullptr);
   }
   expect_no_leak();
@@ -116,7 +116,7 @@ TEST_F(PinnedStoreTest, MemoryThatCantBeUnpinnedStaysMappedUntilItIs) {
   expect_no_leak();
 }
 
-// The driver has ended, or its context has: both unpin.
+// The end of the driver or of its context has unpinned the memory.
 TEST_F(PinnedStoreTest, WhatIsPinnedNoLongerIsUnmappedAtOnce) {
   auto backup = open();
   backup->seal();
@@ -133,7 +133,7 @@ TEST_F(PinnedStoreTest, WhatIsPinnedNoLongerIsUnmappedAtOnce) {
   restart();
 }
 
-// Also where its undo is deferred.
+// Also if its undo is deferred.
 TEST_F(PinnedStoreTest, LimboLetsGoOfWhatIsPinnedNoLonger) {
   auto backup = open();
   backup->seal();
@@ -155,7 +155,7 @@ TEST_F(PinnedStoreTest, AnyThreadMayEndIt) {
   EXPECT_EQ(deferred_undos::count(), 0u);
 }
 
-// In a process of its own: the driver's functions are looked up once.
+// Runs in its own process, because the driver's functions are looked up once.
 TEST(PinnedStoreWithoutRegistration, IsAStoreErrorThatNamesTheOtherStore) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (const char* missing : {"cuMemHostRegister", "cuMemHostUnregister"}) {

@@ -1,4 +1,4 @@
-// Where a new allocation lies: pure decisions, swept.
+// The placement of a new allocation: sweeps of a pure decision.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -33,7 +33,7 @@ TEST(Placement, UsableBytesRespectReserveAndBudget) {
         EXPECT_LE(usable + spared, room.budget_bytes);
         EXPECT_LE(usable + reserve, room.free_bytes);
       }
-      // One unit more would reach into what is not ours.
+      // One unit more would exceed what this allocation may use.
       const uint64_t more = usable + kUnit;
       EXPECT_TRUE(more > saturating_subtract(room.budget_bytes, spared) || more + reserve > room.free_bytes);
       EXPECT_LE(usable, usable_bytes(room, 1)) << "small ones have all that large ones have";

@@ -1,4 +1,4 @@
-// Pure decisions, swept: chunking, the copy plan, host room.
+// Sweeps of pure decisions: chunking, the copy plan, host room.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -50,7 +50,7 @@ TEST(Chunking, EverySizeIsCoveredInOrderByFewEnoughChunks) {
           EXPECT_GT(chunk, 0u);
           EXPECT_EQ(chunk % granularity, 0u);
         }
-        // All alike but the last, which is no larger.
+        // All alike except the last, which is no larger.
         EXPECT_TRUE(std::all_of(chunks.begin(), std::prev(chunks.end()),
                                 [&](uint64_t chunk) { return chunk == chunks.front(); }));
         EXPECT_LE(chunks.back(), chunks.front());
@@ -92,7 +92,7 @@ TEST(CopyPlan, EveryPlanFitsItsRingItsThreadsAndItsBytes) {
     EXPECT_GE(plan.piece_bytes, kPartBytes);
     EXPECT_LE(plan.piece_bytes, kLargestPieceBytes);
     EXPECT_LE(2 * plan.piece_bytes, plan.ring_bytes) << "else bus and threads take turns";
-    // A larger ring never makes a copy smaller, and beyond the wanted one nothing changes.
+    // A larger ring never makes a copy smaller, and beyond the wanted size it changes nothing.
     EXPECT_LE(plan.piece_bytes, plan_copy(need, ring_bytes + random() % kGiB).piece_bytes);
     EXPECT_LE(plan.threads, plan_copy(need, ring_bytes + random() % kGiB).threads);
     const uint64_t wanted_bytes = wanted_ring_bytes(need);
@@ -122,7 +122,7 @@ TEST(CopyPlan, FreshMemoryWantsAllCoresAndTheBusFewer) {
   EXPECT_EQ(plan_copy(touched, 64 * kMiB).threads, 8);
   touched.fresh_bytes += 1;
   EXPECT_EQ(plan_copy(touched, 64 * kMiB).threads, 16);
-  // With fewer cores as well, the ring of the first pause serves the resume.
+  // With fewer cores as well, the resume can use the ring of the first pause.
   for (int cores = 1; cores <= 64; ++cores) {
     const auto ring = [&](bool is_to_device, uint64_t fresh_bytes) {
       return wanted_ring_bytes(
@@ -205,19 +205,19 @@ TEST(HostRoom, EachBoundBinds) {
   EXPECT_EQ(host_room(memory, {}, {}), 32 * kGiB);
   EXPECT_EQ(host_room(memory, {}, {kUnlimited, kGiB}), 31 * kGiB);
   EXPECT_EQ(host_room(memory, {}, {4 * kGiB, 0}), 4 * kGiB);
-  // Promised pages are unknown to the kernel, touched ones are known.
+  // The kernel does not know of promised pages, and counts touched ones.
   EXPECT_EQ(host_room(memory, {.promised_bytes = 2 * kGiB, .touched_bytes = 3 * kGiB, .uncharged_bytes = 0}, {}),
             30 * kGiB);
   EXPECT_EQ(host_room(memory, {.promised_bytes = 2 * kGiB, .touched_bytes = 3 * kGiB, .uncharged_bytes = kGiB},
                       {10 * kGiB, 0}),
             4 * kGiB);
-  // A cgroup does not know of what the driver pins; page cache that it would give up is no use.
+  // A cgroup does not count what the driver pins. Page cache that the kernel can reclaim does not count as used.
   memory.cgroups = {{8 * kGiB, 5 * kGiB, kGiB}, {kUnlimited, 60 * kGiB, 0}};
   EXPECT_EQ(host_room(memory, {}, {}), 4 * kGiB);
   EXPECT_EQ(
       host_room(memory, {.promised_bytes = kGiB, .touched_bytes = 0, .uncharged_bytes = kGiB}, {kUnlimited, kGiB}),
       kGiB);
-  // Already beyond: nothing, and no wrap.
+  // Already beyond the limit: the room is 0, and does not wrap.
   memory.cgroups = {{kGiB, 5 * kGiB, 0}};
   EXPECT_EQ(host_room(memory, {}, {}), 0u);
   EXPECT_EQ(host_room(machine(0, 0), {}, {}), 0u);

@@ -1,5 +1,5 @@
-// The cutting of pools on a fake segment source: sizes as torch's CUDA allocator cuts, best fit, split and
-// coalesce, out of memory, frees from any thread.
+// Pools of CPU memory on a fake segment source: sizes as torch's CUDA allocator cuts them, best fit, splitting and
+// coalescing, out of memory, frees from any thread.
 #include "torch/cpu/pool.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ class FakeSource final : public SegmentSource {
     held_bytes += size_bytes;
     slots.push_back(slot);
     sizes.push_back(size_bytes);
-    // The address only: no test touches the bytes, as the arena must not.
+    // Only an address: neither the tests nor the arena may touch the bytes.
     void* address = std::aligned_alloc(kMinBlockBytes, size_bytes);
     live[address] = size_bytes;
     return address;
@@ -52,7 +52,7 @@ class FakeSource final : public SegmentSource {
 
 class PoolTest : public ::testing::Test {
  protected:
-  // Blocks tile each segment, no two free ones are neighbours, and the free lists hold the free blocks exactly.
+  // Blocks tile each segment, no two free blocks are neighbours, and the free lists contain exactly the free blocks.
   void expect_whole(Pool& pool) {
     size_t free_blocks = 0;
     for (const SegmentView& segment : arena.snapshot(pool)) {

@@ -1,4 +1,4 @@
-// Memory of backups taken ahead: by many threads or by one, and what comes of a failure.
+// Memory of backups that is taken ahead, by many threads or by one, and the effects of a failure.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -47,7 +47,7 @@ TEST(AnonymousMemoryTest, PopulatingTakesTheRangeAndNoMore) {
   EXPECT_EQ(memory.bytes()[9 * kPage], std::byte{0});
 }
 
-// The system's own call refuses such a range, as it refuses all of them before Linux 5.14.
+// The system's own call refuses such a range. Before Linux 5.14 it refuses all of them.
 TEST(AnonymousMemoryTest, WhereTheSystemCantPopulateEachPageIsTouched) {
   const AnonymousMemory memory = small_pages(64 * kPage);
   memory.bytes()[4 * kPage - 1] = std::byte{7};
@@ -84,7 +84,7 @@ TEST(AnonymousMemoryTest, AMovedOrReleasedOwnerUnmapsNothing) {
   EXPECT_EQ(memory.bytes(), nullptr);  // NOLINT(bugprone-use-after-move): what a moved-from owner is
 }
 
-// Remembers what is asked of it; fails when told to.
+// Records the requests. Fails on demand.
 class ListedBackup final : public Backup {
  public:
   void write(size_t, const std::byte*, size_t) override {}
@@ -175,7 +175,7 @@ TEST(PopulateAllTest, AStoresOwnErrorArrivesFromAnyThread) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// Too little address space for a thread's stack.
+// Too little address space for the stack of a thread.
 TEST_F(PopulateAll, WithoutThreadsTheCallerDoesItAll) {
   long pages = 0;
   std::FILE* file = std::fopen("/proc/self/statm", "r");

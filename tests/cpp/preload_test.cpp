@@ -1,5 +1,5 @@
-// The decisions and counts of the preload library without its hooks, which tests/preload covers. If the test program
-// contained the hooks' sources, it might be hooked itself.
+// Decisions and counts of the preload library. tests/preload covers the hooks: a test program that contained their
+// sources might be hooked itself.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -83,7 +83,7 @@ TEST(CountedMemory, WhatIsTakenOutGivesItsChargeBack) {
   {
     auto entry = counted.take(100);
     EXPECT_FALSE(entry.empty());
-    EXPECT_EQ(budget.held_bytes(0), 30u);  // until the driver has freed
+    EXPECT_EQ(budget.held_bytes(0), 30u);  // until the driver has freed it
     EXPECT_TRUE(counted.take(100).empty());
   }
   EXPECT_EQ(budget.held_bytes(0), 20u);

@@ -1,4 +1,4 @@
-// Peers whom the driver refuses access: the device itself goes on, and what was refused is tried again.
+// The driver refuses access to peers: the device itself continues, and the refused access is tried again.
 #include "base/error.h"
 #include "core/allocate/allocator.h"
 #include "core/allocate/build.h"
@@ -14,7 +14,7 @@ class RefusedPeersTest : public PeersWorld {};
 TEST_F(RefusedPeersTest, AMappingThatThePeersAreRefusedIsTheDevicesAlone) {
   ::testing::internal::CaptureStderr();
   ::setenv("EBBTIDE_LOG", "warning", 1);
-  sim().fail("cuMemSetAccess", 1, kOther, 1);  // for both
+  sim().fail("cuMemSetAccess", 1, kOther, 1);  // for both devices
   sim().fail("cuMemSetAccess", 3, kOther, 1);  // for the peer
   const CUdeviceptr address = alloc("a", kChunk);
   sim().clear_failures();
@@ -30,7 +30,7 @@ TEST_F(RefusedPeersTest, AMappingThatThePeersAreRefusedIsTheDevicesAlone) {
 }
 
 TEST_F(RefusedPeersTest, ARefusalIsNotForgottenWhereAnOperationHoldsTheMemory) {
-  sim().fail("cuMemSetAccess", 1, kOther, 1);  // for both
+  sim().fail("cuMemSetAccess", 1, kOther, 1);  // for both devices
   sim().fail("cuMemSetAccess", 3, kOther, 0);  // for the peer
   const CUdeviceptr address = alloc("a", kChunk);
   auto operation = claim(OperationKind::kPrepare, {"a"});
@@ -43,10 +43,10 @@ TEST_F(RefusedPeersTest, ARefusalIsNotForgottenWhereAnOperationHoldsTheMemory) {
   EXPECT_TRUE(is_usable_by_all(address));
 }
 
-// As a thread is between mapping and registering while another visits all.
+// The state of a thread between mapping and registering while another thread visits all allocations.
 TEST_F(RefusedPeersTest, ARefusalIsNotForgottenWhereTheMemoryIsNotRegisteredYet) {
   core().peers.refresh(false);
-  sim().fail("cuMemSetAccess", 1, kOther, 1);  // for both
+  sim().fail("cuMemSetAccess", 1, kOther, 1);  // for both devices
   sim().fail("cuMemSetAccess", 3, kOther, 1);  // for the peer
   std::vector<HostPool::Handle> none;
   std::shared_ptr<Allocation> allocation =
@@ -72,7 +72,7 @@ TEST_F(RefusedPeersTest, OnlyWhoAskedIsToldOfARefusal) {
   start_with_one();
   spill("w", kSplitRam, kChunk, kChunk);
   set_alive(1, true);
-  sim().fail("cuMemSetAccess", 1, kOther, 1);  // of the first chunk; the second gets it
+  sim().fail("cuMemSetAccess", 1, kOther, 1);  // for the first chunk; the second gets it
   try {
     core().peers.enable(1);
     ADD_FAILURE() << "no error";

@@ -14,7 +14,7 @@
 namespace ebbtide::cpu {
 namespace {
 
-// A child that takes both locks; true where it ended.
+// Forks a child that takes both locks. True if it ended.
 bool is_child_free() {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -27,7 +27,7 @@ bool is_child_free() {
   return ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-// Whether a fork waits for who holds it.
+// Whether a fork waits for the thread that holds the lock.
 bool is_waited_for(const std::function<void()>& lock, const std::function<void()>& unlock) {
   region_memory();
   std::atomic<bool> has_forked{false};

@@ -1,4 +1,4 @@
-// The room of the pinned ring: never twice at once, always in a row, and all of it usable.
+// The room of the pinned ring: never handed out twice at once, always contiguous, and all of it usable.
 #include "store/ring_room.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Fault injection for the separation of what shares a handle, for a trim.
+// Fault injection for the separation of shared handles before a trim.
 #include <set>
 
 #include "base/scope_exit.h"
@@ -16,7 +16,7 @@ class SeparateFaults : public MovesFaults {
   }
   void separate() { run_at(OperationKind::kSeparate, {}, named()); }
   std::vector<CUdeviceptr> named() { return {items_[0].address}; }
-  // As a trim of the interface does it.
+  // As a trim through the public interface does it.
   void separate_and_trim() {
     if (core().registry.is_any_shared(named())) separate();
     run_at(OperationKind::kTrim, {}, named());
@@ -28,7 +28,7 @@ class SeparateFaults : public MovesFaults {
     }
     return handles.size();
   }
-  // Sweeps over the act, which is a separation; of its failures some leave chunks that are not mapped.
+  // Sweeps over an act that separates. Some of its failures leave chunks that are not mapped.
   void sweep_separation(const std::vector<ItemSpec>& items, const Act& act) {
     has_detached_ = false;
     sweep_all(sweep_of(items, [&] {
@@ -73,7 +73,7 @@ TEST_F(SeparateFaults, Invariant3_TrimsThatSeparateFirst) {
   sweep_separation({{"w", kRam, 0, {1}}, {"w", kRam, 0, {1}}, {"w", kRam, 0, {1}}}, [&] { separate_and_trim(); });
 }
 
-// Of a driver that never has memory again, and of one that has some the next time.
+// A driver that never has memory again, and one that has some the next time.
 TEST_F(SeparateFaults, Invariant2_OutOfMemoryAtAnyCreationIsNoError) {
   for (const uint64_t times : {0, 1}) {
     for (uint64_t k = 1; k <= 3; ++k) {

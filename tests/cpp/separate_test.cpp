@@ -1,4 +1,4 @@
-// Before a trim: what shares a handle with an allocation that is to go gets handles of its own.
+// Before a trim, allocations that share a handle with a trimmed one get handles of their own.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ class SeparateTest : public SharedTest {
   void expect_all_alone(const std::vector<CUdeviceptr>& addresses) {
     for (const CUdeviceptr address : addresses) EXPECT_TRUE(stands_alone(address));
   }
-  // Two that share a handle, and three that share another.
+  // Two allocations share a handle, and three share another.
   void make_two_groups() {
     small_ = make("small", 2);
     large_ = make("large", 3);
@@ -153,7 +153,7 @@ TEST_F(SeparateTest, HandlesOfSeveralDevicesAndTagsAtOnce) {
   expect_device_bytes(3 * kChunk, 1);
 }
 
-// One of them shares with itself, and with one of its neighbours.
+// One allocation shares a handle among its own chunks and with a neighbour.
 TEST_F(SeparateTest, AnAllocationOfSeveralChunks) {
   const CUdeviceptr address = alloc_chunks("w", {BackupKind::kRam}, 0, {kChunk, 2 * kChunk});
   write(address, 3 * kChunk);
@@ -189,7 +189,7 @@ TEST_F(SeparateTest, WhereNothingSharesOrAllAreNamedNothingIsDone) {
   EXPECT_FALSE(is_any_shared({parts[0] + kChunk / 2})) << "no allocation begins there";
 }
 
-// The smaller one comes first.
+// The smaller group comes first.
 TEST_F(SeparateTest, Invariant2_WhatFindsNoRoomGoesOnSharing) {
   make_two_groups();
   for (const uint64_t room_chunks : {0, 1}) {
@@ -208,7 +208,7 @@ TEST_F(SeparateTest, Invariant2_WhatFindsNoRoomGoesOnSharing) {
   expect_device_bytes(4 * kChunk);
   expect_whole({small_[1]});
   expect_whole(large_);
-  // The chunk that went makes room for the rest.
+  // The chunk that was freed makes room for the rest.
   EXPECT_EQ(separate_both().totals().copied, 3 * kChunk);
   EXPECT_EQ(trim_both().totals().bytes, kChunk);
   expect_device_bytes(3 * kChunk);
@@ -262,7 +262,7 @@ TEST_F(SeparateTest, WhatWasFreedOfASharedHandleGoes) {
 TEST_F(SeparateTest, Invariant5_AFreeThatWasPutOffKeepsTheOldMemoryUntilItIsDone) {
   const auto parts = make("w", 3);
   come_back();
-  sim().fail("cuCtxSynchronize", 1, 999, 2);  // of the free, and as the claim tries it again
+  sim().fail("cuCtxSynchronize", 1, 999, 2);  // once for the free, and once when the claim tries the free again
   deallocate(core(), parts[1]);
   EXPECT_EQ(core().deferred_frees.count(), 1u);
   separate({parts[0]});
@@ -338,7 +338,7 @@ class WithoutCopies : public SeparateTest {
   }
 };
 
-// In a process of its own: the driver's functions are looked up once.
+// Runs in its own process, because the driver's functions are looked up once.
 TEST(SeparateWithout, ADriverThatCantCopyOnTheDeviceLeavesThemSharing) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto run = [] {

@@ -1,4 +1,4 @@
-// The separation of what shares a handle, beside frees of other threads, and the peers of its device.
+// The separation of shared handles, beside frees of other threads, and with the peers of the device.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -12,7 +12,7 @@ namespace {
 
 class SeparateThreadsTest : public ThreadsTest {
  protected:
-  // Four that share; separated because of the first, slowly.
+  // Four allocations share a handle. They are separated, slowly, because of the first.
   void start() {
     for (uint64_t seed = 0; seed < 4; ++seed) {
       parts_.push_back(alloc("w", kChunk));
@@ -67,7 +67,8 @@ TEST_F(SeparateThreadsTest, Invariant12_AllThatShareMayBeFreedInTheMiddle) {
   expect_no_leak();
 }
 
-// While bytes are on their way to the device nothing is freed on it: the shared memory goes when they have arrived.
+// While bytes are on their way to the device, nothing is freed on it. The shared memory is released when they have
+// arrived.
 TEST_F(SeparateThreadsTest, Invariant5_BesideAResumeInTheBackground) {
   start();
   const CUdeviceptr other = alloc("other", kChunk);
@@ -132,8 +133,8 @@ TEST_F(SeparatePeersTest, ADeviceThatWakesLaterGetsAccessToEach) {
 
 TEST_F(SeparatePeersTest, APeerThatIsRefusedIsGrantedAccessLater) {
   const auto parts = make_three();
-  sim().fail("cuMemSetAccess", 4, kOther, 1);  // the first three are of the spare range
-  sim().fail("cuMemSetAccess", 6, kOther, 1);  // as the own device has got it
+  sim().fail("cuMemSetAccess", 4, kOther, 1);  // the first three map the spare range
+  sim().fail("cuMemSetAccess", 6, kOther, 1);  // after the own device got access
   separate(parts[1]);
   sim().clear_failures();
   for (const CUdeviceptr address : parts) EXPECT_TRUE(is_usable_by(0, address) && holds(address, kChunk, address));

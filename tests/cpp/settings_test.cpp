@@ -1,4 +1,4 @@
-// The reading of settings: one rule for each kind, and the words of settings.def in the preload library.
+// Parsing of settings: one rule for each kind, and the words of settings.def in the preload library.
 #include "base/settings.h"
 
 #include <gtest/gtest.h>

@@ -16,7 +16,7 @@ class SharedFaults : public SwapFaults {
     resume();
     expect_shared();
   }
-  // Chunks that share are in one state, also those of different allocations.
+  // Chunks that share a handle are in one state, also those of different allocations.
   void expect_shared() {
     std::map<const Backing*, Place> places;
     size_t chunks = 0;
@@ -84,7 +84,7 @@ TEST_F(SharedFaults, Invariant3_SwapsInWhichSharedHandlesChangeHands) {
   sweep_all({items, prepare, swap_it, {swap_freely, undo, pause_all_}});
 }
 
-// Two leave behind one handle, and three come back behind another.
+// Two allocations leave behind one handle, and three come back behind another.
 TEST_F(SharedFaults, Invariant3_SwapsBetweenHandlesOfDifferentSizes) {
   const std::vector<ItemSpec> items = {
       {"out", kRam, 0, {1}}, {"out", kRam, 0, {1}}, {"in", kRam, 0, {1}}, {"in", kRam, 0, {1}}, {"in", kRam, 0, {1}}};

@@ -7,12 +7,12 @@
 
 #include "core_fixture.h"
 
-// Allocations that lie side by side, so that they come back behind one handle.
+// Adjacent allocations, which come back behind one handle.
 namespace ebbtide::testing {
 
 class SharedTest : public CoreTest {
  protected:
-  // So many, each of size_bytes and with bytes of its own.
+  // Makes this many allocations of size_bytes, each with its own bytes.
   std::vector<CUdeviceptr> make(const std::string& tag, size_t count, const Policy& policy = {BackupKind::kRam},
                                 int device = 0, uint64_t size_bytes = kChunk) {
     std::vector<CUdeviceptr> made;
@@ -63,7 +63,7 @@ class SharedTest : public CoreTest {
     return Operation::claim(core(), OperationKind::kResume, std::move(request));
   }
 
-  // Physical memory, as the books and the driver say it.
+  // Physical memory, as the budgets and the driver count it.
   void expect_device_bytes(uint64_t size_bytes, int device = 0) {
     EXPECT_EQ(core().budgets.device.held_bytes(device), size_bytes);
     uint64_t all_bytes = 0;

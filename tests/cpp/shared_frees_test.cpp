@@ -1,4 +1,4 @@
-// What becomes of memory that several allocations share when one of them is freed, trimmed, or paused alone.
+// Memory that several allocations share, when one of them is freed, trimmed, or paused alone.
 #include <gtest/gtest.h>
 
 #include "base/error.h"
@@ -10,7 +10,7 @@ namespace {
 
 class SharedFreesTest : public SharedTest {
  protected:
-  // Three that share.
+  // Three allocations that share a handle.
   void start() {
     parts_ = make("w", 3);
     come_back();
@@ -46,7 +46,7 @@ TEST_F(SharedFreesTest, Invariant1_NobodyGetsAddressesThatAreStillMapped) {
   for (const CUdeviceptr address : fresh) EXPECT_GE(address, parts_[2] + kChunk);
   expect_device_bytes(5 * kChunk);
   expect_whole({parts_[0], parts_[2], fresh[0], fresh[1]});
-  // With the pause the memory goes, and the addresses with it.
+  // The pause releases the memory, and with it the addresses.
   EXPECT_EQ(pause().totals().bytes, 5 * kChunk);
   const auto in_gap = make("w", 1);
   EXPECT_EQ(in_gap.front(), parts_[1]);
@@ -118,7 +118,7 @@ TEST_F(SharedFreesTest, Invariant5_AFreeThatCouldNotWaitKeepsItsShareThroughAPau
   sim().fail("cuCtxSynchronize", 1, 999, 1);
   deallocate(core(), parts_[1]);
   EXPECT_EQ(core().deferred_frees.count(), 1u);
-  // Of the pause's own claim the first try fails as well.
+  // The first attempt of the pause's own claim fails as well.
   sim().fail("cuCtxSynchronize", 1, 999, 1);
   EXPECT_EQ(pause().totals().bytes, 3 * kChunk);
   sim().clear_failures();

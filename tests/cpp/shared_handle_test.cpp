@@ -1,4 +1,4 @@
-// Who shares a handle once it has come back, and who does not.
+// Which allocations share a handle after they have come back, and which do not.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Memory that is shared, moved in every way: swaps, resumes in an order and in the background, every store, peers.
+// Moves of shared memory: swaps, resumes in a given order and in the background, every store, peers.
 #include <gtest/gtest.h>
 
 #include "base/error.h"
@@ -91,7 +91,7 @@ TEST_F(SharedMovesTest, Invariant3_ABackgroundResumeThatFailsLeavesAllOfAHandleA
   for (const char* call : {"cuStreamQuery", "cuMemMap", "cuMemSetAccess", "cuLaunchKernel"}) {
     SCOPED_TRACE(call);
     pause();
-    sim().fail(call, 1, 999, 2);  // access is asked for again without the peers
+    sim().fail(call, 1, 999, 2);  // access is requested again without the peers
     EXPECT_THROW(PendingResume::start(claim_in_order({parts[3], parts[1]}))->wait(), DriverError);
     sim().clear_failures();
     give_back_caches(core());
@@ -105,7 +105,7 @@ TEST_F(SharedMovesTest, Invariant3_ABackgroundResumeThatFailsLeavesAllOfAHandleA
 }
 
 TEST_F(SharedMovesTest, PeersUseWhatIsShared) {
-  // Side by side with allocations of its own that never were away.
+  // Adjacent to allocations that were never paused and have handles of their own.
   const auto parts = make("w", 3);
   come_back();
   const auto fresh = make("w", 1);
@@ -144,7 +144,7 @@ TEST_F(SharedPeersTest, ADeviceThatWakesLaterGetsAccessToWhatIsSharedOnce) {
   }
 }
 
-// Two tags of six allocations of 32 MiB each, of which the first block has content.
+// Two tags of six allocations of 32 MiB each. The first block of each has content.
 class SharedSwapTest : public SharedTest {
  protected:
   static constexpr uint64_t kPart = 32 * kMiB;

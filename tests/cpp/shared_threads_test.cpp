@@ -1,4 +1,4 @@
-// Frees, allocations and operations at the same time, on memory that is shared.
+// Frees, allocations and operations at the same time on shared memory.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -75,7 +75,7 @@ TEST_F(SharedThreadsTest, AllThatShareMayBeFreedInTheMiddleOfAResumeInTheBackgro
   EXPECT_EQ(Live::now().reservations, 0u);
 }
 
-// A free waits for the device; what shares with it may leave meanwhile.
+// A free waits for the device. Allocations that share the handle may be paused meanwhile.
 TEST_F(SharedThreadsTest, Invariant12_APauseOfTheOthersInTheMiddleOfAFree) {
   start();
   {

@@ -115,7 +115,7 @@ class SharedWalk : public CoreTest, public ::testing::WithParamInterface<Walk> {
     Operation::claim(core(), OperationKind::kResume, std::move(request))->commit();
   }
 
-  // Somebody may free in the middle.
+  // Another thread may free in the middle.
   void resume_in_background(size_t tag) {
     const auto pending = PendingResume::start(claim(OperationKind::kResume, {tags_[tag].name}));
     if (pick(2) == 0) remove();
@@ -168,7 +168,7 @@ class SharedWalk : public CoreTest, public ::testing::WithParamInterface<Walk> {
   std::mt19937_64 random_{GetParam().seed};
   std::map<CUdeviceptr, Part> parts_;
   uint64_t last_seed_ = 0;
-  uint64_t most_shared_ = 0;  // chunks beyond the handles behind them
+  uint64_t most_shared_ = 0;  // how many more chunks there were than handles
 };
 
 TEST_P(SharedWalk, EveryStepLeavesBytesAndBooksRight) {
@@ -182,7 +182,7 @@ TEST_P(SharedWalk, EveryStepLeavesBytesAndBooksRight) {
       sim().fail(nullptr, 1 + pick(40), pick(2) == 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_UNKNOWN, pick(3));
     try {
       step();
-    } catch (const StateError&) {  // a pause of one that shares
+    } catch (const StateError&) {  // a pause of an allocation that shares a handle
       ++errors;
     } catch (const Error& error) {
       ++errors;

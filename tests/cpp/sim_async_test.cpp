@@ -1,4 +1,5 @@
-// When the simulator runs asynchronous work, in what order, and what it makes of memory that has gone by then.
+// When and in what order the simulator runs asynchronous work, and its errors for memory that has been unmapped by
+// then.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -11,7 +12,7 @@ namespace {
 
 class SimAsync : public SimTest {
  protected:
-  // Queues a note of `number` in `ran`.
+  // Queues work that appends `number` to `ran`.
   void note(CUstream stream, int number) {
     notes_.push_back(std::make_unique<Note>(Note{&ran, number}));
     ASSERT_EQ(driver.f_cuLaunchHostFunc(stream, &write_down, notes_.back().get()), CUDA_SUCCESS);

@@ -1,4 +1,4 @@
-// The simulator's control interface: failures on demand, counting, the log, capacity, versions, and starting over.
+// The simulator's control interface: failures on demand, counting, the log, capacity, versions, and reset.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -150,7 +150,7 @@ TEST_F(SimControlInterface, BadHandlesAreErrorsWhereTheRealDriverCrashes) {
   EXPECT_EQ(driver.f_cuCtxSetCurrent(reinterpret_cast<CUcontext>(0xDEAD)), CUDA_ERROR_INVALID_CONTEXT);
 }
 
-// The real driver's answer here depends on what else it has reserved nearby.
+// The real driver's answer here depends on its other reservations nearby.
 TEST_F(SimControlInterface, NothingReachesBeyondReservations) {
   const CUdeviceptr address = reserve(2 * kGranule);
   CUmemGenericAllocationHandle handle = 0;
@@ -263,7 +263,7 @@ int status_of_child(const std::function<void()>& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 256;
 }
 
-// Invariant 10: a forked child may exit in peace; any other use is an error.
+// Invariant 10: a forked child may exit normally. Any other use is an error.
 TEST_F(SimControlInterface, AForkedChildIsRefusedAndExits) {
   const CUdeviceptr address = mapped();
   *bytes_at(address) = 'p';

@@ -38,7 +38,7 @@ Function* sim_function(const char* name) {
 
 #define EBBTIDE_SYMBOL_OF(name) #name
 #define EBBTIDE_SYMBOL(name) EBBTIDE_SYMBOL_OF(name)
-// The exported symbol is what cuda.h's macro makes of the name; the member keeps the plain one by a prefix.
+// cuda.h's macro turns the name into that of the exported symbol. The prefix keeps the plain name for the member.
 struct SimDriver {
 #define EBBTIDE_FUNCTION(name, least_version, necessity) \
   decltype(::name)* f_##name = sim_function<decltype(::name)>(EBBTIDE_SYMBOL(name));
@@ -70,8 +70,8 @@ struct SimControlTable {
 
 constexpr uint64_t kGranule = 2 << 20;
 
-// A simulator that was just reset, with the primary context of device 0 current. Its name differs from the core's
-// fixture because both are in one program.
+// A simulator that was just reset, with the primary context of device 0 current. Its name differs from that of the
+// core's fixture because both are in one program.
 class SimTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -135,7 +135,7 @@ class SimTest : public ::testing::Test {
     return made;
   }
 
-  // What the device memory holds, seen by the processor: simulated device memory is memory of this process.
+  // The content of device memory as the processor sees it: simulated device memory is memory of this process.
   static char* bytes_at(CUdeviceptr address) { return reinterpret_cast<char*>(address); }
 
   ebbtide_sim_counts live() const {

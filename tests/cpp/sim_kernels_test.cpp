@@ -1,4 +1,5 @@
-// Modules, kernels and numbers that streams wait for, as the simulator has them: what no test of both drivers can say.
+// Modules, kernels, and numbers that streams wait for: behaviour of the simulator that no test of both drivers can
+// check.
 #include <array>
 #include <atomic>
 #include <chrono>

@@ -1,4 +1,5 @@
-// Peers on the simulator: who reaches whom, what enabling does, and whose access a copy, a fill and a kernel need.
+// Peers on the simulator: which devices reach each other, what enabling does, and the access that copies, fills and
+// kernels need.
 #include "kernels/blocks.h"
 #include "sim_fixture.h"
 
@@ -79,7 +80,7 @@ TEST_F(SimPeers, VirtualMemoryIsUsedByThoseWhoseAccessWasSet) {
   EXPECT_EQ(fill(memory), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(copy(memory, own), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(copy(own, memory), CUDA_ERROR_INVALID_VALUE);
-  // Enabled access is for the driver's own memory.
+  // Enabled access applies to the driver's own memory.
   ASSERT_EQ(driver.f_cuCtxEnablePeerAccess(first_, 0), CUDA_SUCCESS);
   EXPECT_EQ(copy(memory, own), CUDA_ERROR_INVALID_VALUE);
   ASSERT_EQ(grant(memory, 1), CUDA_SUCCESS);

@@ -1,4 +1,5 @@
-// Many threads on the simulator: copies, mappings, captures and resets at once. Run under ThreadSanitizer as well.
+// Many threads on the simulator: copies, mappings, captures and resets at the same time. Also run under
+// ThreadSanitizer.
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -13,7 +14,7 @@ class SimThreads : public SimTest {
   uint64_t queued_items() const { return live().queued_items; }
 
  protected:
-  // Runs the bodies at once, each with the context current, and waits for them.
+  // Runs the bodies at the same time, each with the context current, and waits for them.
   void together(std::vector<std::function<void()>> bodies) {
     CUcontext context = nullptr;
     ASSERT_EQ(driver.f_cuCtxGetCurrent(&context), CUDA_SUCCESS);
@@ -132,13 +133,13 @@ TEST_F(SimThreads, AResetDoesNotWaitForeverNorCrash) {
   const CUstream shared = stream();
   static std::atomic<int> started;
   started = 0;
-  // The first item ends when the reset has emptied the queues: no other one may begin.
+  // The first item ends when the reset has emptied the queues. No other item may begin.
   const auto until_emptied = [](void* self) {
     ++started;
     while (static_cast<SimThreads*>(self)->queued_items() != 0) std::this_thread::yield();
   };
   for (int i = 0; i < 50; ++i) ASSERT_EQ(driver.f_cuLaunchHostFunc(shared, until_emptied, this), CUDA_SUCCESS);
-  // Nobody may come after the reset: there is no context then.
+  // No thread may come after the reset, because there is no context then.
   std::atomic<int> waiting = 0;
   const auto waiter = [&] {
     ++waiting;

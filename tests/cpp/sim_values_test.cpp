@@ -60,7 +60,7 @@ TEST_F(SimValues, EveryComparison) {
                                  {CU_STREAM_WAIT_VALUE_NOR, 0xff, 0xffffff00, 0x7fffff00}}) {
     SCOPED_TRACE(::testing::Message() << each.flags << ": " << each.value << ", " << each.unmet << ", " << each.met);
     const CUstream queue = stream();
-    const bool is_geq_around = each.value == 0xffffffff;  // 7 is later than 2^32 - 1: the count went round
+    const bool is_geq_around = each.value == 0xffffffff;  // 7 is later than 2^32 - 1: the count has wrapped
     store(number, each.unmet);
     ASSERT_EQ(wait(queue, number, each.value, each.flags), CUDA_SUCCESS);
     EXPECT_EQ(query(queue), CUDA_ERROR_NOT_READY);
@@ -121,7 +121,7 @@ TEST_F(SimValues, TheWriteMayBeQueuedInAStreamThatNobodyWaitsFor) {
   EXPECT_EQ(*number, 0u);
   EXPECT_EQ(synchronize(waiting), CUDA_SUCCESS) << "a device works on all of its streams";
   EXPECT_EQ(*number, 1u);
-  // And so when it is polled.
+  // The same when it is polled.
   ASSERT_EQ(wait(waiting, number, 2), CUDA_SUCCESS);
   ASSERT_EQ(write(writing, number, 2), CUDA_SUCCESS);
   EXPECT_EQ(query(waiting), CUDA_ERROR_NOT_READY);

@@ -8,13 +8,13 @@ namespace {
 
 constexpr uint64_t kSmall = policy::kSmallAllocationBytes;
 constexpr uint64_t kLimit = 128 * kMiB;
-constexpr uint64_t kRoom = 4 * kMiB;  // of that limit, for small ones
+constexpr uint64_t kRoom = 4 * kMiB;  // the part of that limit that is for small allocations
 
 class SmallAllocations : public OverflowWorld {
  protected:
   SmallAllocations() { use_default_reserve(); }
   void use_default_reserve() { core().rules.overflow.reserve_bytes = OverflowRules::kDefaultReserve; }
-  // The device has this much, of which the reserve is 16 MiB.
+  // The device has this much memory, and the reserve is 16 MiB of it.
   void make_device_small(uint64_t free_bytes) {
     sim().set_capacity(0, free_bytes);
     core().rules.overflow.reserve_bytes = 16 * kMiB;
@@ -109,7 +109,7 @@ TEST_F(SmallAllocations, PromoteOfASmallOneMayUseIt) {
   EXPECT_EQ(host_bytes(small), 0u);
 }
 
-// Of chunks that were trimmed a small allocation finds the room that a new one would.
+// When trimmed chunks come back, a small allocation finds the same room as a new one.
 TEST_F(SmallAllocations, AResumeByRoomGoesByTheAllocationsSize) {
   const size_t large = spill("w", kSplitRam, 0, 2 * kSmall);
   const size_t small = spill("w", kSplitRam, 0, kSmall);

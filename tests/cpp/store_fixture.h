@@ -11,10 +11,10 @@
 
 #include "store/disk_store.h"
 
-// What the tests of the stores share: a directory for files, and bytes that repeat nowhere.
+// Helpers for the tests of the stores: a directory for files, and bytes that repeat nowhere.
 namespace ebbtide::testing {
 
-// An empty directory of its own for the disk store, on a disk: /tmp may be RAM.
+// An empty directory for the disk store. It is on a disk, because /tmp may be in RAM.
 class DiskDirectory {
  public:
   DiskDirectory() {

@@ -1,5 +1,5 @@
-// Room on the device for a swap: the memory that the returning side needs beyond that of the leaving one is there
-// before anything moves, whatever the sizes of the chunks.
+// Room on the device for a swap: the memory that the returning side needs beyond that of the leaving side exists before
+// anything moves, whatever the sizes of the chunks.
 #include "base/error.h"
 #include "moves_world.h"
 #include "policy/chunking.h"
@@ -14,11 +14,11 @@ struct Sizes {
   const char* name;
   std::vector<uint64_t> out;
   std::vector<uint64_t> in;
-  uint64_t difference;  // blocks
+  uint64_t difference;  // in blocks
   uint64_t shared_handle_bytes = policy::kSharedHandleBytes;
 };
 
-// What a test has of the device beside the margin.
+// The fixture gives each test the device memory that it needs beside the margin.
 class SwapRoom : public MovesWorld, public ::testing::WithParamInterface<Sizes> {
  protected:
   void make() {
@@ -33,9 +33,9 @@ class SwapRoom : public MovesWorld, public ::testing::WithParamInterface<Sizes> 
     request.resume_tags.names = {"in"};
     return Operation::claim(core(), OperationKind::kSwap, std::move(request));
   }
-  // So much room beside what is there.
+  // Leaves this much room beside the present memory.
   static void leave_room(uint64_t blocks) { sim().set_capacity(0, Live::now().device_bytes + blocks * kChunk); }
-  // What was left out by the swap comes back where there is room.
+  // Memory that the swap left out comes back once there is room.
   void finish() {
     EXPECT_EQ(resident_bytes("out"), 0u);
     sim().set_capacity(0, kGiB);
@@ -67,7 +67,7 @@ TEST_P(SwapRoom, Invariant3_LessThanTheDifferenceIsRefusedBeforeAnythingMoves) {
   finish();
 }
 
-// Another process takes what is free once the swap is claimed.
+// Another process takes the free memory once the swap is claimed.
 TEST_P(SwapRoom, WhatIsFreeLaterDoesNotMatter) {
   make();
   leave_room(GetParam().difference + 1);
@@ -112,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, SwapRoom,
                                            Sizes{"a_piece_and_a_rest", {1, 1}, {2, 3}, 3},
                                            Sizes{"equal_sizes", {1, 1}, {1, 1, 1}, 1},
                                            Sizes{"less_comes_back", {2, 2}, {3}, 0},
-                                           // Neighbours share a handle otherwise, and then sizes are seldom uneven.
+                                           // Otherwise neighbours share a handle, and then sizes are seldom uneven.
                                            Sizes{"handles_of_one_chunk", {1, 1, 1}, {1, 2}, 0, 0},
                                            Sizes{"pieces_across_the_difference", {2, 2}, {3, 3}, 2, 0},
                                            Sizes{"a_rest_and_a_piece", {3, 1}, {1, 1, 3}, 1, 0}),

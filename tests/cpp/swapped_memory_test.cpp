@@ -1,5 +1,5 @@
-// The handles that the two sides of a swap pass on: which change owners, which are created, and how many exist at any
-// moment.
+// Handles that pass from one side of a swap to the other: which change owners, which are created, and how many exist at
+// any moment.
 #include "core/operation/swapped_memory.h"
 
 #include <gtest/gtest.h>
@@ -54,7 +54,7 @@ TEST_F(SwappedMemoryTest, AHandleGoesToWhoWantsItsSize) {
   EXPECT_EQ(held_bytes(), kOne);
 }
 
-// Several of one size are wanted: the second finds a taker as well.
+// Several handles of one size are wanted, so the second finds a taker as well.
 TEST_F(SwappedMemoryTest, AsManyHandlesAreHandedOverAsWereAnnounced) {
   std::vector<Held> leaving;
   for (int count = 0; count < 3; ++count) leaving.push_back(hold(kOne));
@@ -104,7 +104,7 @@ TEST_F(SwappedMemoryTest, WhatTheLimitAllowsIsMadeAheadAndNoMore) {
   EXPECT_EQ(held_bytes(), 3 * kOne);
 }
 
-// What was made ahead has its taker: a handle of the same size that is offered later goes to the system.
+// A piece that was made ahead has its taker. A handle of the same size that is offered later is released.
 TEST_F(SwappedMemoryTest, APieceThatWasMadeAheadIsNotWantedTwice) {
   Held leaving = hold(kOne);
   SwappedMemory swapped(0, kOne, kTwo);
@@ -130,7 +130,7 @@ TEST_F(SwappedMemoryTest, ThePlaceholderKeepsWhatNoWholePieceFitsInto) {
   EXPECT_EQ(live_bytes(), kTwo) << "the placeholder went before";
 }
 
-// The margin is not there: the limit is lowered, and the required part is there all the same.
+// There is no room for the margin: the limit is lowered, but the required part is available.
 TEST_F(SwappedMemoryTest, WhatCanNotBeHadBeyondTheRequiredBytesIsDoneWithout) {
   Held leaving = hold(kTwo);
   SwappedMemory swapped(0, kTwo, kTwo + kTwo);

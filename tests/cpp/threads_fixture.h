@@ -13,7 +13,7 @@ namespace ebbtide::testing {
 
 class ThreadsTest : public CoreTest {
  protected:
-  // Runs an operation in a thread of its own and slows `call` down, so that the test can stand in the middle of it.
+  // Runs an operation in its own thread and delays `call`, so that the test can act in the middle of the operation.
   class Slow {
    public:
     Slow(const char* call, uint64_t microseconds, std::function<void()> act) : call_(call) {

@@ -1,4 +1,4 @@
-// Several threads on one core. What these tests prove beside their expectations they prove under ThreadSanitizer.
+// Several threads on one core. Besides their own expectations, these tests rely on ThreadSanitizer.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -142,7 +142,7 @@ TEST_F(ThreadsTest, EightThreadsAllocateAndFreeBesidePauseAndResumeOfTheirTags) 
   for (size_t i = 0; i < steady.size(); ++i) EXPECT_TRUE(holds(steady[i], 2 * kChunk, i));
   give_back_caches(core());
   EXPECT_EQ(Live::now().reservations, 4u);
-  // What was freed of a handle that others share goes with them.
+  // A freed allocation that shares a handle leaves with the others.
   pause();
   EXPECT_EQ(Live::now().device_bytes, 0u);
   resume();
@@ -191,7 +191,7 @@ TEST_F(ThreadsTest, AClaimHoldsItsTagsUntilItIsCommittedOrAbandoned) {
     pause({"w"});
     is_paused = true;
   });
-  pause({"other"});  // not concerned
+  pause({"other"});  // this tag is not concerned
   deallocate(core(), alloc("w", kChunk));
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_FALSE(is_paused);

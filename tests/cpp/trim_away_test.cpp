@@ -1,4 +1,4 @@
-// A trim of allocations that are away: their backups go, and a resume leaves them out.
+// A trim of allocations that are away frees their backups, and a resume leaves them out.
 #include "base/error.h"
 #include "core/operation/backup_view.h"
 #include "moves_faults.h"
@@ -104,13 +104,13 @@ TEST_F(TrimAwayTest, Invariant3_TrimsOfWhatIsAwayBesideWhatIsNot) {
   EXPECT_TRUE(directory.is_empty());
 }
 
-// What died in part while it was away.
+// Allocations of which a part died while they were away.
 TEST_F(TrimAwayTest, Invariant2_UnusedBlocksNeedNotComeBack) {
   build({{"w", kRetained, 0, {2, 2}}, {"w", kRam, 0, {1}}});
   pause();
   OperationRequest request;
   request.unused =
-      AddressRanges({{items_[0].address + kChunk / 2, 3 * kChunk}});  // of it only blocks 1 and 2 as a whole
+      AddressRanges({{items_[0].address + kChunk / 2, 3 * kChunk}});  // covers only blocks 1 and 2 as a whole
   request.unused_as_of = core().registry.last_lease();
   const Report report = Operation::claim(core(), OperationKind::kResume, request)->commit().front();
   EXPECT_EQ(report.totals().copied, 3 * kChunk);

@@ -1,4 +1,4 @@
-// The owners of driver objects, and where they go when the driver refuses to take them back.
+// The owners of driver objects, and what becomes of objects that the driver refuses to release.
 #include <gtest/gtest.h>
 
 #include <type_traits>
@@ -97,7 +97,7 @@ TEST_F(VmmTest, LimboTakesWhatADestructorCouldNotGiveBackAndTriesInOrder) {
     FAIL() << "nothing was thrown";
   } catch (const DriverError&) {
   }
-  // The unmap failed, so did the release, and the range can't go while something is mapped in it.
+  // The unmap failed, and so did the release. The range cannot be freed while something is mapped in it.
   EXPECT_EQ(deferred_undos::count(), 3u);
   EXPECT_EQ(deferred_undos::held_bytes(0), kChunk) << "one chunk, whether its unmap or its release is due";
   EXPECT_EQ(deferred_undos::held_bytes(1), 0u);

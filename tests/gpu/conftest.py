@@ -1,4 +1,4 @@
-"""Tests of what only a GPU can show. Most run in a process of their own: they are judged by its exit status too."""
+"""Tests of behaviour that only a GPU can show. Most run in their own process and are judged by its exit status, too."""
 
 import gc
 import itertools
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def program() -> Callable[..., str]:
-    """Runs a program with torch, saver, free() and MIB at hand; it must end with status 0. Gives its stdout."""
+    """Runs a program with torch, saver, free() and MIB defined. It must end with status 0. Returns its stdout."""
 
     def run(code: str, timeout: float = 180) -> str:
         done = subprocess.run(
@@ -57,7 +57,8 @@ def tag(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def saver() -> Iterator[object]:
-    """`ebbtide.saver` in this process; afterwards all is resident, without limits, and what nobody uses is given up."""
+    """`ebbtide.saver` in this process. After the test everything is resident, limits are reset, and unused memory is
+    released."""
     torch = pytest.importorskip("torch")
     from ebbtide import saver as module
 

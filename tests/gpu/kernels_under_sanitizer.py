@@ -1,8 +1,8 @@
-"""Pauses and resumes 64 MiB without torch, so that compute-sanitizer watches ebbtide's kernels and nothing else.
+"""Pauses and resumes some 64 MiB without torch, so that compute-sanitizer watches ebbtide's kernels and nothing else.
 
     compute-sanitizer --tool memcheck --error-exitcode 1 python tests/gpu/kernels_under_sanitizer.py
 
-EBBTIDE_DRIVER=sim runs it without a GPU. Status 0 and "content is right" where it is.
+With EBBTIDE_DRIVER=sim it runs without a GPU. Prints "content is right" and ends with status 0 on success.
 """
 
 import ctypes
@@ -15,12 +15,12 @@ from ebbtide import _core
 MIB = 1 << 20
 BLOCK = 2 * MIB
 RAM = 1
-# Odd sizes are rounded up to blocks; one block, some, and more than one launch would hold of the smaller ones.
+# One block, several blocks, and sizes that are no multiple of a block, which are rounded up.
 SIZES = (1, BLOCK, BLOCK + 1, 5 * MIB + 12345, 10 * MIB, 17 * MIB - 7, 25 * MIB)
 
 
 class Device:
-    """Plain copies by the driver that the core has chosen."""
+    """Copies through the driver that the core has chosen."""
 
     def __init__(self) -> None:
         is_simulated = _core.driver_name() == "sim"
@@ -47,7 +47,7 @@ class Device:
 
 
 def make_content(source: random.Random, size_bytes: int) -> bytearray:
-    """Blocks in turn: noise, zeros, one value of 16 bytes, all equal but the last byte, NaNs."""
+    """Blocks of each kind in turn: noise, zeros, one value of 16 bytes, all equal but the last byte, NaNs."""
     data = bytearray()
     for index in range(0, size_bytes, BLOCK):
         kind = (index // BLOCK + size_bytes) % 5
@@ -63,7 +63,8 @@ def make_content(source: random.Random, size_bytes: int) -> bytearray:
 
 
 def change(source: random.Random, data: bytearray) -> None:
-    """One bit at the end, and one somewhere: some blocks are clean, some are not, some are constant no more."""
+    """Changes one bit at the end and one elsewhere: some blocks stay clean, some do not, some are no longer
+    constant."""
     data[-1] ^= 0x80
     data[source.randrange(len(data))] ^= 1 << source.randrange(8)
 

@@ -1,6 +1,6 @@
-"""resume(wait=False) where bytes really are on their way while kernels run.
+"""resume(wait=False) while bytes are really on their way and kernels run.
 
-Each program ends or is killed: a stream that waits for ever would show as a timeout.
+Each program ends or is killed: a stream that waits for ever shows as a timeout.
 """
 
 from collections.abc import Callable
@@ -134,8 +134,8 @@ torch.cuda.synchronize()
 
 
 def test_waiting_streams_never_hold_up_the_bytes(program: Callable[..., str]) -> None:
-    """More waiting streams than the hardware has queues; the first launch of the kernel that fills; memory that is
-    unpinned at the end of a resume: each could wait for the stream that waits for it."""
+    """More waiting streams than the hardware has queues, the first launch of the kernel that fills, and memory that is
+    unpinned at the end of a resume. Each of these could wait for a stream that in turn waits for it."""
     program(
         SETUP
         + """
@@ -175,8 +175,8 @@ for one in going:
 
 
 def test_calls_that_wait_for_the_device_inside_the_driver_come_back(program: Callable[..., str]) -> None:
-    """The first launch of a kernel, which the driver loads then, and what frees device memory: each holds the driver
-    while it waits for a stream that waits for the bytes."""
+    """The first launch of a kernel, which loads it, and functions that free device memory. Each holds the driver while
+    it waits for a stream that waits for the bytes."""
     program(
         SETUP
         + """

@@ -1,4 +1,4 @@
-"""Fifty random cycles over all stores, with real amounts: the bytes are right, and nothing grows."""
+"""Fifty random cycles over all stores, with realistic sizes: the bytes are right, and no resource grows."""
 
 from collections.abc import Callable
 from pathlib import Path

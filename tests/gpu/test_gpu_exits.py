@@ -1,4 +1,4 @@
-"""How a process ends is judged by its exit status: torch can abort from a destructor (csrc/DESIGN.md, F40)."""
+"""The end of a process is judged by its exit status, because torch can abort in a destructor (csrc/DESIGN.md, F40)."""
 
 from collections.abc import Callable
 

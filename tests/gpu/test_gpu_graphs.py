@@ -1,4 +1,4 @@
-"""CUDA graphs whose memory leaves and comes back, and captures that operations must not break (invariant 9)."""
+"""CUDA graphs whose memory is paused and resumed, and captures that operations must not break (invariant 9)."""
 
 from collections.abc import Callable
 

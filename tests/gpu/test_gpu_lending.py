@@ -1,4 +1,4 @@
-"""What other libraries and processes do with a region's tensors, or with tensors that are adopted."""
+"""Use by other libraries and processes of a region's tensors, or of tensors that are adopted."""
 
 import importlib.util
 from collections.abc import Callable
@@ -43,10 +43,11 @@ def test_a_partner_of_dlpack(program: Callable[..., str]) -> None:
 @pytest.mark.parametrize("lend", ["cupy.asarray", "cupy.from_dlpack", "(lambda t: cupy.asarray(t[:]))"])
 @pytest.mark.parametrize("is_in_use", [False, True])
 def test_a_partner_in_cupy(program: Callable[..., str], lend: str, is_in_use: bool) -> None:
-    """Before the first region nobody notes that an address was read: the object that refers to the tensor is found."""
+    """Before the first region, ebbtide does not record reads of an address. It finds the object that refers to the
+    tensor."""
     need("cupy")
     first = "with saver.region('first'): pass\n" if is_in_use else ""
-    # A tensor whose own interface was read stays as long as it lives: so a view of it is lent.
+    # A tensor whose own interface was read keeps its place as long as it lives, so a view of it is lent.
     lent = lend if lend != "cupy.asarray" else "(lambda t: cupy.asarray(t.detach()))"
     program("import cupy\n" + first + LENT.replace("LEND", lent))
 

@@ -1,4 +1,4 @@
-"""Device memory that really leaves, really comes back, and is really somebody else's in between."""
+"""Device memory really leaves, other processes can really use it meanwhile, and it really comes back."""
 
 from collections.abc import Callable
 

@@ -1,5 +1,5 @@
-"""Programs under `ebbtide run --pauseable`: all of torch's memory leaves and comes back, and nobody is given what is
-away."""
+"""Programs under `ebbtide run --pauseable`: all of torch's memory is paused and resumed, and no thread gets paused
+memory."""
 
 import os
 import subprocess
@@ -66,7 +66,7 @@ def run_command(command: list[str], **variables: str) -> str:
 
 @pytest.fixture
 def program() -> Callable[..., str]:
-    """Runs a pauseable program with the prelude's names at hand; options as `ebbtide.env` takes them."""
+    """Runs a pauseable program with the names of the prelude defined. Options are those of `ebbtide.env`."""
 
     def run(code: str, **options: object) -> str:
         import ebbtide
@@ -89,7 +89,7 @@ def test_a_training_script_loses_nothing(backup: str) -> None:
 
 @pytest.mark.device_memory
 def test_memory_that_is_away_is_not_handed_out(program: Callable[..., str]) -> None:
-    """Not to any thread, autograd's among them; what is in torch's cache has these very sizes."""
+    """No thread gets it, autograd's threads included, although torch's cache has blocks of exactly these sizes."""
     program(
         """
 sizes = [1 << 10, 1 << 19, 3 << 20, 12 << 20, 40 << 20]
@@ -177,7 +177,7 @@ for cycle in range(3):
 
 
 def test_a_capture_while_the_tag_is_away(program: Callable[..., str]) -> None:
-    """Its memory is the graph's, not the bypass pool's, which others are given once it is over."""
+    """Its memory belongs to the graph, not to the bypass pool, which other allocations use after the capture."""
     program(
         """
 old = torch.ones(4 * MIB, device="cuda")

@@ -1,4 +1,4 @@
-"""Two GPUs that use each other's memory: tensors of regions as source and as destination of copies between them."""
+"""Two GPUs that access each other's memory: tensors of regions as source and as destination of copies between them."""
 
 from collections.abc import Callable
 
@@ -80,7 +80,7 @@ check_copies(inside, outside)
 
 
 def test_a_device_that_is_touched_after_the_region_was_entered(program: Callable[..., str]) -> None:
-    """What was mapped before is caught up with when a region is entered next."""
+    """Memory that was mapped before gets the access when a region is entered next."""
     program(f"""{TWO}
 with saver.region("w"):
     inside = noise(*{SHAPE}, device=first)
@@ -109,7 +109,8 @@ check_copies(one, two)
 
 
 def test_what_spilled_is_reached_by_the_other_device(program: Callable[..., str]) -> None:
-    """Its front lies on the device, the rest on the host; promoted, all of it on the device."""
+    """The start of the memory is on the device and the rest on the host. After the promotion, all of it is on the
+    device."""
     program(f"""{TWO}
 torch.zeros(1, device=second)
 torch.zeros(1, device=first)

@@ -1,6 +1,6 @@
-"""Real programs under `ebbtide run`: 1.5 times the device's limit, all of it computed on; and pauses from inside.
+"""Real programs under `ebbtide run`: they compute on 1.5 times the device's limit, and some pause from inside.
 
-The programs in programs/ know nothing of ebbtide, but for the lines that pause. JAX, CuPy and nvcc may be missing.
+The programs in programs/ do not use ebbtide, except for the lines that pause. JAX, CuPy and nvcc may be missing.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ def python(name: str, *words: object) -> list[str]:
 
 
 def start(command: list[str], *options: object, is_preloaded: bool = True, **environment: str):
-    """Runs a command under `ebbtide run` with these options, or plainly."""
+    """Runs a command under `ebbtide run` with these options, or without it."""
     if is_preloaded:
         command = [sys.executable, "-m", "ebbtide.cli", "run", *map(str, options), "--", *command]
     return subprocess.run(
@@ -53,7 +53,7 @@ def need(module: str) -> None:
 
 
 def spilled_bytes(stderr: str) -> float:
-    """What --summary says of all that went to the host."""
+    """The bytes that went to the host, from the line of --summary."""
     units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB}
     found = re.findall(r"^ebbtide: summary: ([\d.]+) (\w+) of \d+ allocations went to the host", stderr, re.MULTILINE)
     return sum(float(number) * units[unit] for number, unit in found)
@@ -72,7 +72,7 @@ def native_program(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @contextmanager
 def full_device(left_bytes: int) -> Iterator[int]:
-    """Another process holds all of the device but so much. Gives what is free then."""
+    """Another process holds the device except for this much. Returns how much is free then."""
     command = python("hold.py", left_bytes)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdin is not None and holder.stdout is not None
@@ -128,7 +128,7 @@ def test_jax_with_the_platform_allocator() -> None:
 
 @pytest.mark.expected_skip("jax is only needed here")
 def test_jax_with_its_preallocation_needs_to_be_told_of_the_host() -> None:
-    """It takes three quarters of what it is told is free, at once, and no more later."""
+    """JAX takes three quarters of the free memory that it sees, all at once, and no more later."""
     need("jax")
     command = python("jax_overflow.py", WANTED)
     options = ("--device-limit", LIMIT, "--host-limit", 8 * GIB, "--summary")
@@ -152,12 +152,13 @@ def test_cupy(allocator: str) -> None:
     assert refused.returncode != 0 and re.search("OutOfMemory|out of memory", refused.stderr)
 
 
-# --- a device that others have filled ---
+# --- a device that other processes have filled ---
 
 
 @pytest.mark.device_memory
 def test_torch_where_others_have_the_device() -> None:
-    """No limit: the driver itself refuses. Without ebbtide the program dies, with it the program goes on."""
+    """There is no limit: the driver itself refuses. Without ebbtide the program dies; with it, the program
+    continues."""
     command = python("torch_overflow.py", WANTED)
     with full_device(5 * GIB) as free_bytes:
         assert free_bytes < WANTED
@@ -180,10 +181,10 @@ def test_a_program_with_the_static_runtime_where_others_have_the_device(native_p
 
 
 def run_ranks(host_limit: int) -> tuple[list[tuple[int, bool, int]], str]:
-    """Of each rank: its pieces of 256 MiB, whether it was refused, and what both held on the host. And stderr."""
+    """For each rank: its pieces of 256 MiB, whether it was refused, and how much both held on the host. Also stderr."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, str(PROGRAMS / "rank_overflow.py"), str(3 * GIB)]
-    variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}  # no name of this machine need be known
+    variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}  # the name of this machine need not resolve
     done = start(command, "--device-limit", 2 * GIB, "--host-limit", host_limit, **variables)
     assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
     lines = re.findall(r"rank \d: (\d+) pieces, refused (\w+), together (\d+) bytes", done.stdout)

@@ -1,4 +1,4 @@
-"""The kernels under compute-sanitizer, which a CUDA toolkit brings: no access out of bounds, no race."""
+"""The kernels under compute-sanitizer, which is part of a CUDA toolkit: no access out of bounds, no race."""
 
 import re
 import shutil
@@ -21,7 +21,7 @@ def test_the_kernels_are_clean(tool: str) -> None:
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         pytest.skip("compute-sanitizer is not on PATH")
-    # The core asks the driver for what it may lack: calls that answer with an error are no finding.
+    # The core queries functions that the driver may lack. A call that returns an error is no finding.
     options = ["--report-api-errors", "no"] if tool == "memcheck" else []
     command = [sanitizer, "--tool", tool, *options, "--error-exitcode", "3", sys.executable, str(SCRIPT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

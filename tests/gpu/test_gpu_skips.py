@@ -1,4 +1,4 @@
-"""Bytes that need not move, found by the GPU's kernels and in torch's own account of its pools."""
+"""Blocks that a pause skips, as found by the GPU's kernels and in torch's own record of its pools."""
 
 import pytest
 
@@ -79,7 +79,7 @@ def test_a_graphs_intermediate_memory_is_never_unused(switches, tag):
 
 
 def test_what_a_stream_still_uses_is_not_unused(switches, tag):
-    """torch holds such a block back (active_pending_free) until it next looks at its events."""
+    """torch holds such a block back (active_pending_free) until it next checks its events."""
     saver = switches
     side = torch.cuda.Stream()
     used = noise(saver, tag, 64)
@@ -92,8 +92,8 @@ def test_what_a_stream_still_uses_is_not_unused(switches, tag):
     report = saver.pause(tag)
     assert report.unused == 0 and report.bytes == 64 * MIB
     saver.resume(tag)
-    assert total.item() == want  # the pause waited for what was queued
-    torch.empty(MIB, dtype=torch.uint8, device="cuda")  # torch looks at its events here, but not while a pool is open
+    assert total.item() == want  # the pause waited for the queued work
+    torch.empty(MIB, dtype=torch.uint8, device="cuda")  # torch checks its events here, but not while a pool is open
     assert cycle(saver, tag).unused >= 64 * MIB
 
 
@@ -125,11 +125,11 @@ def test_clean_switched_off_or_compared(switches, tag, setting):
     cycle(saver, tag)
     saver.configure(**setting)
     report = cycle(saver, tag)
-    # Bytes that are compared cross the bus.
+    # Comparing copies the bytes over the bus.
     assert (report.clean, report.copied) == (0, 64 * MIB) if "skip_clean" in setting else report.copied == 64 * MIB
     assert torch.equal(bits(data), want)
     saver.configure(skip_clean=True, compare_bytes=False)
-    cycle(saver, tag)  # makes the digests that were left out
+    cycle(saver, tag)  # makes the digests that were skipped
     assert cycle(saver, tag).clean == 64 * MIB
     assert torch.equal(bits(data), want)
 
@@ -155,7 +155,7 @@ def test_constant_blocks_come_back(switches, tag, is_on):
     assert all(torch.equal(bits(tensor), other) for tensor, other in zip(tensors, want, strict=True))
 
 
-# --- content that is made to be mistaken ---
+# --- content that could be mistaken ---
 
 
 def all_but_the_last_byte(data):
@@ -182,7 +182,7 @@ def sixteen_bytes_again_and_again(data):
     data.view(torch.int64)[1::2] = 2
 
 
-def thirty_two_bytes_again_and_again(data):  # no one value of 16
+def thirty_two_bytes_again_and_again(data):  # not one value of 16 bytes
     data.view(torch.int64).copy_(torch.arange(data.numel() // 8, device="cuda") % 4)
 
 
@@ -214,7 +214,7 @@ def test_adversarial_content_is_bit_exact_over_retained_cycles(switches, tag, ma
         assert torch.equal(bits(data), want)
         assert report.copied + report.skipped == 32 * MIB
     assert cycle(saver, tag).copied == 0
-    # Two equal blocks that change places, and one that takes the other's content.
+    # Two equal blocks change places, and one block gets the content of the other.
     blocks = data.view(-1, BLOCK)
     blocks[[0, 5]] = blocks[[5, 0]]
     blocks[3] = blocks[7]
@@ -226,7 +226,8 @@ def test_adversarial_content_is_bit_exact_over_retained_cycles(switches, tag, ma
 
 
 def test_one_bit_anywhere_is_seen(switches, tag):
-    """Every bit of a byte, every byte of a lane's 16, and both ends of what each thread of the kernel reads."""
+    """Every bit of a byte, every byte of a lane's 16, and both ends of the range that each thread of the kernel
+    reads."""
     saver = switches
     data = noise(saver, tag, 64, retain=True)
     cycle(saver, tag)

@@ -1,4 +1,4 @@
-"""A spike in one tag on a GPU: nothing that torch caches afterwards is slow, and the loop is at its old speed."""
+"""A spike in one tag on a GPU: afterwards, torch caches no memory on the host, and the loop has its old speed."""
 
 import statistics
 
@@ -19,15 +19,15 @@ WARM_STEPS, STEPS = 3, 30
 
 @pytest.fixture
 def limited(saver):
-    """The device has room for the narrow phase, and for half of the wide one."""
+    """A device with room for the narrow phase, and for half of the wide one."""
     saver.configure(device_limit=_core.query_device(0).held_bytes + LIMIT, reserve=0)
     yield saver
     saver.configure(device_limit=None, reserve=None)
 
 
 def phase(saver, tag, sizes, threads="own"):
-    """Median seconds of a step that reads and writes all of its tensors, made in the region, and what lay on the
-    host."""
+    """Median seconds of a step that reads and writes all of its tensors, which are made in the region, and the bytes on
+    the host."""
     with saver.region(tag, overflow="split", threads=threads):
         tensors = [torch.zeros(size, dtype=torch.uint8, device="cuda") for size in sizes]
         seconds = []
@@ -84,7 +84,7 @@ def test_what_lives_in_the_pool_of_a_spike_stays(limited, tag):
 
 
 def test_a_spike_while_another_region_is_open(limited, tag):
-    """A pool that is dissolved while others are open must not end the process."""
+    """Dissolving a pool while others are open must not end the process."""
     saver = limited
     with saver.region(f"{tag}-outer", threads="all"):
         outer = torch.ones(4 * MIB, dtype=torch.uint8, device="cuda")

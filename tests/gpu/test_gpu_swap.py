@@ -1,4 +1,4 @@
-"""Two tags that fit on the device one at a time."""
+"""Two tags that fit on the device only one at a time."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_two_tags_that_fit_one_at_a_time(saver, tag, options):
 
 
 def test_device_memory_stays_within_the_larger_side_and_the_margin(saver, tag):
-    """Sampled from another thread: what the device has free, and what ebbtide says that it holds."""
+    """Another thread samples the device's free memory, and what ebbtide reports to hold."""
     import threading
 
     first, second = noise(saver, tag, 700, 300), noise(saver, f"{tag}-second", 1100)
@@ -62,7 +62,7 @@ def test_device_memory_stays_within_the_larger_side_and_the_margin(saver, tag):
     larger = saver.tags()[f"{tag}-second"].size_bytes
     elsewhere = _core.query_device(0).held_bytes - saver.tags()[tag].size_bytes - larger
     saver.pause(f"{tag}-second")
-    saver.swap(pause=tag, resume=f"{tag}-second")  # the second ring is there now
+    saver.swap(pause=tag, resume=f"{tag}-second")  # makes the second ring
     torch.cuda.empty_cache()
     samples, is_over = [], threading.Event()
 

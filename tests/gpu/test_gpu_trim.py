@@ -1,4 +1,4 @@
-"""saver.trim on a GPU: what torch caches and nobody uses is free for other programs."""
+"""saver.trim on a GPU: memory that torch caches and nothing uses becomes free for other programs."""
 
 import pytest
 
@@ -26,9 +26,9 @@ def device_free():
 
 def test_free_segments_go_and_come_back_with_the_next_region(saver, tag):
     keep, gone = noise(saver, tag, 100), [noise(saver, tag, mib) for mib in (300, 64, 12)]
-    saver.pause(tag)  # what the first pause takes for itself is there from now on
+    saver.pause(tag)  # allocates what the first pause keeps
     saver.resume(tag)
-    assert not torch.zeros(1, device="cuda").any()  # and the kernels of torch that are used below
+    assert not torch.zeros(1, device="cuda").any()  # loads the kernels of torch that are used below
     want, addresses = keep.cpu(), {tensor.data_ptr() for tensor in gone}
     assert saver.trim(tag).bytes == 0
     gone.clear()
@@ -38,7 +38,7 @@ def test_free_segments_go_and_come_back_with_the_next_region(saver, tag):
     assert abs(device_free() - full - report.bytes) <= SLACK
     assert not saver.is_paused(tag) and saver.tags()[tag].trimmed_bytes == report.bytes
     assert torch.equal(keep.cpu(), want)
-    keep.add_(1)  # it is in use meanwhile
+    keep.add_(1)  # in use meanwhile
     want.add_(1)
     saver.pause(tag)
     saver.resume(tag)
@@ -62,10 +62,10 @@ def test_a_block_that_still_waits_for_a_stream_is_in_use(saver, tag):
         torch.cuda._sleep(1_000_000_000)
         total = used.sum()
     del used
-    saver.trim(tag)  # the block may be free or not, but the sum must not see its memory go
+    saver.trim(tag)  # the block may be free or not, but its memory must not go before the sum has run
     side.synchronize()
     assert total.item() == 5 * 64 * MIB
-    torch.empty(MIB, dtype=torch.uint8, device="cuda")  # torch looks at its events here, but not while a pool is open
+    torch.empty(MIB, dtype=torch.uint8, device="cuda")  # torch checks its events here, but not while a pool is open
     assert saver.trim(tag).bytes >= 64 * MIB
 
 

@@ -1,4 +1,4 @@
-"""What torch keeps for itself must not leave with a tag (workspaces.py says how it would)."""
+"""Memory that torch keeps for itself must not leave with a tag (workspaces.py explains how it could)."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The clients as fixtures: preload_clients.py has what they are."""
+"""The clients as fixtures. preload_clients.py describes them."""
 
 from collections.abc import Callable, Iterator
 
@@ -27,5 +27,5 @@ def clients(build: Callable[[str], Clients]) -> Clients:
 
 @pytest.fixture(scope="session", params=["-O0", "-O2"])
 def each_clients(request: pytest.FixtureRequest, build: Callable[[str], Clients]) -> Clients:
-    """Clients compiled without and with optimisation: tail calls and frames differ."""
+    """The clients compiled without and with optimisation, because tail calls and stack frames differ."""
     return build(request.param)

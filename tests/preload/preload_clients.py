@@ -1,6 +1,6 @@
-"""Clients written in C, which find the driver in every way seen in the field, and how to run them.
+"""Clients written in C, which find the driver in every way known from real programs, and functions to run them.
 
-On the simulated device its library stands on a library path as libcuda.so.1; on a GPU the same clients run on the
+On the simulated device, the simulator is on the library path as libcuda.so.1. On a GPU, the same clients run on the
 real driver.
 """
 
@@ -17,7 +17,7 @@ ACTIONS = ("actions.c", "captures.c", "faults.c", "mapped.c", "refusals.c")
 IS_SIMULATED = os.environ.get("EBBTIDE_TEST_DRIVER", "sim") == "sim"
 MIB = 1 << 20
 
-# Ways of a client that opens libcuda.so.1 itself.
+# How a client that opens libcuda.so.1 itself finds the functions.
 LOADED_WAYS = (
     "names",
     "names-global",
@@ -28,7 +28,7 @@ LOADED_WAYS = (
     "cudart11",
     "per-thread",
 )
-# Ways of a client that was linked against it: a program, and a library that a program opens.
+# Clients that are linked against it: a program, and a library that a program opens.
 LINKED_WAYS = ("linked", "library-local", "library-global")
 WAYS = (*LINKED_WAYS, *LOADED_WAYS)
 
@@ -41,10 +41,10 @@ def package() -> Path:
 
 @dataclass
 class Clients:
-    """The clients as built, and how to run them.
+    """The compiled clients, and functions to run them.
 
     Attributes:
-        folder: where they are.
+        folder: contains the clients.
         drivers: a folder with libcuda.so.1 and libnvidia-ml.so.1, first on the library path; None for the system's.
     """
 
@@ -73,7 +73,7 @@ class Clients:
     def start(
         self, command: list[str], preload: str | None = "ours", **settings: str
     ) -> subprocess.CompletedProcess[str]:
-        """Runs any command; preload: "ours", None, or what stands in LD_PRELOAD."""
+        """Runs any command. preload is "ours", None, or the content of LD_PRELOAD."""
         libraries = self.preload if preload == "ours" else preload
         return subprocess.run(
             command,
@@ -99,7 +99,7 @@ def compile_c(output: Path, sources: list[str], *options: str) -> None:
 
 
 def make_drivers(folder: Path) -> Path:
-    """libcuda.so.1 that is the simulator, and a stand-in for NVML."""
+    """Makes a folder with the simulator as libcuda.so.1, and with a stand-in for NVML."""
     folder.mkdir()
     (folder / "libcuda.so.1").symlink_to(package() / "libebbtide_sim.so")
     compile_c(folder / "libnvidia-ml.so.1", ["nvml.c"], "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1")
@@ -107,7 +107,7 @@ def make_drivers(folder: Path) -> Path:
 
 
 def make_link_library(folder: Path, without: str = "") -> Path:
-    """What clients are linked against: libcuda.so.1 by name, with the symbols and nothing behind them; all but one."""
+    """Makes the library that clients are linked against: a libcuda.so.1 with all symbols but one, and without code."""
     names = subprocess.run(
         ["nm", "-D", "--defined-only", str(package() / "libebbtide_sim.so")], check=True, capture_output=True, text=True
     ).stdout.split()
@@ -127,7 +127,7 @@ def build_clients(folder: Path, optimisation: str, drivers: Path | None) -> Clie
     compile_c(folder / "linked", ["main.c", "linked.c", *ACTIONS], optimisation, link_library, "-ldl")
     shared = ("-shared", "-fPIC", optimisation)
     compile_c(folder / "liblinked.so", ["library.c", "linked.c", *ACTIONS], *shared, link_library, "-ldl")
-    # torch's allocator is known by the name of its file.
+    # torch's allocator is recognised by the name of its file.
     compile_c(folder / "libc10_cuda.so", ["library.c", "linked.c", *ACTIONS], *shared, link_library, "-ldl")
     compile_c(folder / "host", ["host.c"], optimisation, "-ldl")
     compile_c(folder / "process", ["process.c"], optimisation, link_library, "-ldl", "-pthread")

@@ -1,6 +1,6 @@
-"""What the device has no room for: by each policy, by each call, as each kind of client finds them.
+"""Memory for which the device has no room: for each policy, each call, and each kind of client.
 
-Every client writes and reads all that it takes.
+Every client writes and reads all memory that it allocates.
 """
 
 import re
@@ -43,7 +43,7 @@ def test_without_the_library_it_fails(clients: Clients, way: str) -> None:
 @pytest.mark.parametrize("policy", ["split", "whole", "managed"])
 @pytest.mark.parametrize("call", ["alloc", "pitch", "async", "pool", "mapped"])
 def test_a_full_device_overflows_without_a_limit(clients: Clients, call: str, policy: str) -> None:
-    """96 MiB on a device of 64."""
+    """96 MiB on a device of 64 MiB."""
     done = clients.run("cudart12", "fill", call, 16, 6 * MIB, EBBTIDE_OVERFLOW=policy, EBBTIDE_RESERVE="0")
     assert (done.returncode, done.stdout) == (0, f"free {64 * MIB} before, {64 * MIB} after\n"), done.stderr
 
@@ -78,7 +78,7 @@ def test_a_split_keeps_the_reserve(clients: Clients) -> None:
     assert with_it >= 16 * MIB
 
 
-# Of 128 MiB the last 4 are for small allocations.
+# The last 4 of the 128 MiB are for small allocations.
 ROOMY = {"EBBTIDE_DEVICE_LIMIT": str(128 * MIB), "EBBTIDE_SIM_CAPACITY": str(256 * MIB), "EBBTIDE_WHOLE_FRACTION": "1"}
 
 
@@ -88,7 +88,7 @@ ROOMY = {"EBBTIDE_DEVICE_LIMIT": str(128 * MIB), "EBBTIDE_SIM_CAPACITY": str(256
 def test_small_ones_stay_on_the_device_where_large_ones_spill(
     clients: Clients, way: str, call: str, is_pauseable: str
 ) -> None:
-    """Large ones of 20 MiB fill 124; the seventh is split."""
+    """Large allocations of 20 MiB fill 124 MiB; the seventh is split."""
     settings = {**ROOMY, "EBBTIDE_PAUSEABLE": is_pauseable}
     done = clients.run(way, "mixed", call, 7, 20 * MIB, 2 * MIB, **settings)
     assert (done.returncode, done.stdout) == (0, "2 2 0 0 0 0 0 free 128\n"), done.stderr
@@ -96,9 +96,9 @@ def test_small_ones_stay_on_the_device_where_large_ones_spill(
 
 @pytest.mark.parametrize("policy", ["split", "whole", "managed"])
 def test_native_memory_leaves_them_their_room(clients: Clients, policy: str) -> None:
-    """Of 31 blocks of 4 MiB each fits."""
+    """Each of 31 blocks of 4 MiB fits."""
     done = clients.run("cudart12", "mixed", "alloc", 33, 4 * MIB, 2 * MIB, EBBTIDE_OVERFLOW=policy, **ROOMY)
-    # The first of the two is half a large one.
+    # The first of the two is half a large block.
     assert (done.returncode, done.stdout) == (0, "2 0 0 0 0 0 0 free 128\n"), done.stderr
 
 
@@ -111,8 +111,8 @@ def test_handles_leave_it_too_unless_they_are_larger_than_it(clients: Clients, l
 @pytest.mark.sim_only
 @pytest.mark.parametrize(("policy", "said"), [("split", "2 2 0 0"), ("whole", "2 2 2 2"), ("managed", "2 2 2 2")])
 def test_large_ones_leave_the_reserve_of_a_full_device(clients: Clients, policy: str, said: str) -> None:
-    """64 MiB in blocks of 6: with split the driver's own until it has none, and of what is left then
-    8, half the reserve, are not for large ones."""
+    """64 MiB in blocks of 6 MiB. With split, the driver's own memory serves them until it is full; 8 MiB of the
+    remaining memory, half the reserve, are not for large allocations."""
     settings = {"EBBTIDE_OVERFLOW": policy, "EBBTIDE_WHOLE_FRACTION": "1", "EBBTIDE_RESERVE": str(16 * MIB)}
     done = clients.run("linked", "mixed", "alloc", 11, 6 * MIB, 2 * MIB, **settings)
     assert (done.returncode, done.stdout) == (0, f"{said} 0 0 0 free 64\n"), done.stderr
@@ -130,7 +130,7 @@ def test_what_fits_the_limit_is_never_refused_for_want_of_host_memory(clients: C
 
 @pytest.mark.parametrize("policy", ["split", "whole", "managed"])
 def test_the_host_budget_bounds_what_spills(clients: Clients, policy: str) -> None:
-    """Need, free and limit in one line, and the plain error of the call."""
+    """One line with the need, the free memory and the limit, and the plain error of the call."""
     done = clients.run("names", "fill", "alloc", *BLOCKS, EBBTIDE_OVERFLOW=policy, EBBTIDE_HOST_LIMIT="4MiB", **LIMIT)
     own = [line for line in done.stderr.splitlines() if line.startswith("ebbtide: ")]
     assert done.returncode == OUT_OF_MEMORY
@@ -177,7 +177,7 @@ def test_memory_that_a_program_maps_lies_on_the_host_handle_by_handle(clients: C
     done = clients.run("cudart12", "fill", "mapped", *BLOCKS, EBBTIDE_OVERFLOW=policy, **LIMIT)
     assert "ebbtide: device 0 is full: all 6 MiB of a cuMemCreate lie in " in done.stderr
     assert done.stderr.count("ebbtide: ") == 1
-    # Of three and more that lie there the first is said, and all are counted.
+    # If three or more handles are on the host, the first is reported, and the summary counts all.
     many = clients.run("cudart12", "fill", "mapped", 9, 6 * MIB, EBBTIDE_OVERFLOW=policy, EBBTIDE_SUMMARY="1", **LIMIT)
     first, summary = many.stderr.splitlines()
     assert first.startswith("ebbtide: device 0 is full: all 6 MiB of a cuMemCreate lie in ")
@@ -205,7 +205,7 @@ def test_managed_memory_is_never_refused(clients: Clients) -> None:
 @pytest.mark.parametrize("size", [6 * MIB, 32 * MIB, 32 * MIB - 512])
 @pytest.mark.parametrize("way", WAYS)
 def test_an_allocation_looks_like_one_on_the_device(clients: Clients, way: str, size: int) -> None:
-    """Native, and split 24 to 8."""
+    """An allocation by the driver, and one that is split 24 to 8 MiB."""
     done = clients.run(way, "pointers", size, **LIMIT)
     assert done.returncode == 0, done.stderr
     is_split = size > 24 * MIB
@@ -234,7 +234,7 @@ def test_a_free_in_the_order_of_a_stream_comes_after_its_work(
 )
 @pytest.mark.parametrize("way", ["linked", "per-thread"])
 def test_a_free_beside_a_capture_is_put_off(clients: Clients, way: str, policy: str, times: str) -> None:
-    """Its bytes count until the memory is gone."""
+    """Its bytes count until the memory is released."""
     host = {"EBBTIDE_REPORT": "total", "EBBTIDE_HOST_LIMIT": str(64 * MIB), "EBBTIDE_HOST_MARGIN": "0"}
     done = clients.run(way, "free-beside", times, 32 * MIB, EBBTIDE_OVERFLOW=policy, **LIMIT, **host)
     assert done.returncode == 0, done.stderr
@@ -260,7 +260,8 @@ def test_an_address_that_is_given_again_is_new_memory(clients: Clients, state: s
 @pytest.mark.parametrize("is_pauseable", ["0", "1"])
 @pytest.mark.parametrize("way", ["cudart12", "per-thread"])
 def test_a_capture_is_left_alone(clients: Clients, way: str, is_pauseable: str, size: int, policy: str) -> None:
-    """What a graph allocates is the driver's: not even the limit stands in its way. (The simulator refuses it: 801.)"""
+    """A graph's allocations are left to the driver, and not even the limit prevents them. (The simulator refuses them:
+    801.)"""
     done = clients.run(way, "capture", size, EBBTIDE_OVERFLOW=policy, EBBTIDE_PAUSEABLE=is_pauseable, **LIMIT)
     assert (done.returncode, done.stdout) == (0, "allocate 801\n"), done.stderr
 
@@ -268,7 +269,7 @@ def test_a_capture_is_left_alone(clients: Clients, way: str, is_pauseable: str, 
 @pytest.mark.sim_only
 @pytest.mark.parametrize("way", ["linked", "cudart12"])
 def test_a_stream_that_goes_takes_its_capture_along(clients: Clients, way: str) -> None:
-    """Else a free would be put off for ever."""
+    """Otherwise a free would be deferred for ever."""
     done = clients.run(way, "destroyed", 32 * MIB, **LIMIT)
     assert (done.returncode, done.stdout) == (0, f"{24 * MIB} {24 * MIB}\n"), done.stderr
 
@@ -277,7 +278,7 @@ def test_a_stream_that_goes_takes_its_capture_along(clients: Clients, way: str) 
 @pytest.mark.parametrize("policy", ["split", "managed"])
 @pytest.mark.parametrize("way", ["linked", "per-thread"])
 def test_captures_are_remembered_as_long_as_they_run(clients: Clients, way: str, policy: str, action: str) -> None:
-    """One that does not begin is none: else it would be waited for for ever."""
+    """A capture that does not begin must not be remembered, or frees would wait for it for ever."""
     host = {"EBBTIDE_REPORT": "total", "EBBTIDE_HOST_LIMIT": str(64 * MIB), "EBBTIDE_HOST_MARGIN": "0"}
     done = clients.run(way, action, 32 * MIB, EBBTIDE_OVERFLOW=policy, **LIMIT, **host)
     assert done.returncode == 0, done.stderr
@@ -298,7 +299,8 @@ def test_what_the_driver_refuses_is_refused_as_by_the_driver(clients: Clients, w
 def test_any_failing_call_leaves_everything_as_it_was(
     clients: Clients, call: str, policy: str, is_pauseable: str
 ) -> None:
-    """Every k-th driver call of an allocation that overflows fails once: a code comes back, and nothing stays held."""
+    """Each driver call of an allocation that overflows fails once. The call returns an error, and nothing stays
+    held."""
     done = clients.run(
         "cudart12",
         "faults",
@@ -332,7 +334,7 @@ def test_the_summary_of_what_fits(clients: Clients) -> None:
 
 
 def test_the_host_pool_is_made_ahead_and_used(clients: Clients) -> None:
-    """It stays in the host budget: with it, 64 MiB are held before anything spills."""
+    """The pool counts in the host budget: with it, 64 MiB are held before anything spills."""
     pool = {"EBBTIDE_HOST_POOL": str(64 * MIB), "EBBTIDE_HOST_LIMIT": str(80 * MIB), "EBBTIDE_HOST_MARGIN": "0"}
     done = clients.run("names", "take", "alloc", 6 * MIB, EBBTIDE_REPORT="total", **pool, **LIMIT)
     assert [int(word) // MIB for word in done.stdout.split()] == [24 + 80, 18 + 16, 24 + 16], done.stderr

@@ -1,4 +1,4 @@
-"""EBBTIDE_PAUSEABLE=1: all that an unmodified program allocates has a tag, and can be paused from inside."""
+"""EBBTIDE_PAUSEABLE=1: everything that an unmodified program allocates has a tag, and can be paused from inside."""
 
 import sys
 
@@ -161,7 +161,7 @@ _core.free(inner)
 
 
 def test_a_region_in_a_pauseable_program_keeps_its_own_tag(clients: Clients) -> None:
-    """And what is away may be freed."""
+    """Paused memory may also be freed."""
     done = clients.start([sys.executable, "-c", PROGRAM + NESTED], EBBTIDE_PAUSEABLE="1")
     assert done.stdout == "[('default', 6), ('inner', 0)]\n[('default', 0), ('inner', 0)] 0\n", done.stderr
 
@@ -228,7 +228,7 @@ run("linked", "cached", str(32 * MIB))
 
 @pytest.mark.parametrize("policy", ["split", "whole", "managed"])
 def test_torch_is_not_refused_while_the_tag_is_away(clients: Clients, policy: str) -> None:
-    """Its pool is open for all threads then, and it neither flushes nor asks again."""
+    """Its pool is open for all threads then, and such a pool neither flushes nor asks again."""
     done = clients.start(
         [sys.executable, "-c", PROGRAM + REFUSED_ONCE, str(clients.folder / "libc10_cuda.so")],
         EBBTIDE_PAUSEABLE="1",

@@ -1,4 +1,4 @@
-"""A program whose devices use each other's memory: what ebbtide placed is theirs as well once they enabled access."""
+"""Programs whose devices access each other's memory: enabling access also opens the memory that ebbtide has placed."""
 
 import pytest
 from preload_clients import MIB, Clients
@@ -26,7 +26,7 @@ def test_native_memory_is_the_drivers_business(clients: Clients, way: str) -> No
 
 @pytest.mark.parametrize("way", ["linked", "cudart12"])
 def test_what_cant_be_granted_is_a_line_and_no_failure_of_the_call(clients: Clients, way: str) -> None:
-    """The device itself goes on; a copy of the peer's is refused by the driver."""
+    """The device itself continues. The driver refuses a copy by the peer."""
     done = clients.run(way, "peers", 32 * MIB, 1, EBBTIDE_LOG="error", **TWO)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"enabled 0, then {ALREADY_ENABLED}, copied {INVALID_VALUE}: not there\n"
@@ -37,7 +37,7 @@ def test_what_cant_be_granted_is_a_line_and_no_failure_of_the_call(clients: Clie
 
 @pytest.mark.parametrize("settings", [{"EBBTIDE_OVERFLOW": "none"}, {}], ids=["no overflow", "overflow"])
 def test_without_memory_of_ours_enabling_says_nothing(clients: Clients, settings: dict[str, str]) -> None:
-    """Nothing was placed: the hook has nothing to do."""
+    """ebbtide has placed no memory, so the hook has nothing to do."""
     plain = clients.run("cudart12", "peers", 6 * MIB, 0, preload=None, EBBTIDE_SIM_DEVICES="2")
     hooked = clients.run("cudart12", "peers", 6 * MIB, 0, EBBTIDE_SIM_DEVICES="2", **settings)
     assert (hooked.stdout, hooked.stderr) == (plain.stdout, plain.stderr)

@@ -1,6 +1,6 @@
-"""Functions that only a real driver has by a name of their own: for per-thread default streams, and into a graph.
+"""Functions with names that only a real driver has: those for per-thread default streams, and captures into a graph.
 
-The simulator stands behind a library that adds them.
+The simulator is behind a library that adds them.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""A preloaded program's life: starts, forks, threads, exits. Judged by exit status and by what is printed."""
+"""The life of a preloaded program: starts, forks, threads, exits. Judged by exit status and output."""
 
 import shutil
 import sys
@@ -32,7 +32,7 @@ def test_a_program_ends_in_peace(clients: Clients, action: str) -> None:
 @pytest.mark.sim_only
 @pytest.mark.parametrize("report", ["device", "total"])
 def test_nvml_in_a_parent_leaves_its_children_all_of_ebbtide(clients: Clients, report: str) -> None:
-    """NVML starts no CUDA: a child forked after it may use the device, here past its limit."""
+    """NVML starts no CUDA, so a child that is forked afterwards may use the device, here beyond its limit."""
     host = {"EBBTIDE_HOST_LIMIT": str(16 * MIB), "EBBTIDE_HOST_MARGIN": "0", "EBBTIDE_REPORT": report}
     done = clients.start([str(clients.folder / "process"), "fork-nvml"], **LIMIT, **host)
     assert (done.returncode, done.stderr) == (0, "")
@@ -63,14 +63,14 @@ def test_what_a_program_starts_is_preloaded_too(clients: Clients, action: str) -
 
 @pytest.mark.sim_only
 def test_a_child_need_not_inherit(clients: Clients) -> None:
-    """One variable keeps a child out, though LD_PRELOAD goes on to it."""
+    """One variable excludes a child, although LD_PRELOAD still reaches it."""
     command = ["env", "EBBTIDE_PRELOAD=0", str(clients.folder / "process"), "info"]
     assert clients.start(command, **LIMIT).stdout == f"{64 * MIB} {64 * MIB}\n"
 
 
 @pytest.mark.sim_only
 def test_calls_before_our_constructors_and_after_our_destructors(clients: Clients) -> None:
-    """The library that stands behind ours in LD_PRELOAD is initialised before it, and ends after it."""
+    """The library after ours in LD_PRELOAD is initialised before ours and finalised after it."""
     late = str(clients.folder / "liblate.so")
     done = clients.start(["/bin/true"], preload=f"{clients.preload}:{late}", **LIMIT)
     assert done.returncode == 0
@@ -112,6 +112,6 @@ print(len({line.split()[-1] for line in open("/proc/self/maps") if "/libebbtide"
 
 
 def test_one_core_in_one_process(clients: Clients) -> None:
-    """Invariant 8: Python's module is given the core that is already there."""
+    """Invariant 8: Python's module gets the core that is already loaded."""
     done = clients.start([sys.executable, "-c", ONE_CORE])
     assert done.stdout.split() == [clients.preload, "1"], done.stderr

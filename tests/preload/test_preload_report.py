@@ -1,4 +1,5 @@
-"""What a program is told of memory: EBBTIDE_REPORT, within EBBTIDE_DEVICE_LIMIT, by the driver and by NVML."""
+"""The amount of memory that a program sees (EBBTIDE_REPORT), within EBBTIDE_DEVICE_LIMIT, from the driver and from
+NVML."""
 
 import json
 import sys
@@ -70,7 +71,7 @@ def test_free_grows_by_what_the_host_has_left(clients: Clients, report: str, wit
 
 @pytest.mark.parametrize(("report", "with_it"), [("device", 0), ("free", 8), ("total", 8)])
 def test_a_spill_is_no_more_free(clients: Clients, report: str, with_it: int) -> None:
-    """32 MiB of a device of 24: the 8 that lie on the host are taken from the host's 16."""
+    """32 MiB on a device of 24 MiB: the 8 MiB on the host are subtracted from the host's 16."""
     done = clients.run("cudart12", "take", "alloc", 32 * MIB, EBBTIDE_REPORT=report, **LIMIT, **HOST)
     assert [int(word) // MIB for word in done.stdout.split()][1] == with_it, done.stderr
 
@@ -83,7 +84,7 @@ def test_free_is_never_above_the_total(clients: Clients, report: str) -> None:
 
 
 def ask_nvml(clients: Clients, *words: str, preload: str | None = "ours", **settings: str) -> list[list[int]]:
-    # NVML numbers all devices of the machine, in the order of their buses.
+    # NVML numbers all devices of the machine in the order of their buses.
     same_device = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     done = clients.start([sys.executable, "-c", NVML, *words], preload, **same_device, **settings)
     assert done.returncode == 0, done.stderr
@@ -99,12 +100,12 @@ def test_nvml_knows_what_the_program_took(clients: Clients) -> None:
     assert ask_nvml(clients, "take", **LIMIT) == [[24, 24], [24, 18]]
 
 
-@pytest.mark.sim_only  # reads what the stand-in for NVML says
+@pytest.mark.sim_only  # checks the numbers of the stand-in for NVML
 def test_nvml_without_a_limit_tells_the_truth(clients: Clients) -> None:
     assert ask_nvml(clients) == ask_nvml(clients, preload=None) == [[1024, 600]]
 
 
-# What the driver takes is not said anywhere: small ones are counted in units of 512 bytes, others in units of 2 MiB.
+# The driver documents no rounding. Small allocations count in units of 512 bytes, others in units of 2 MiB.
 @pytest.mark.parametrize(
     ("size", "counted"), [(1, 512), (513, 1024), (2 * MIB - 1, 2 * MIB), (2 * MIB, 2 * MIB), (2 * MIB + 1, 4 * MIB)]
 )
@@ -113,7 +114,7 @@ def test_an_allocation_counts_as_the_driver_cuts_it(clients: Clients, size: int,
     assert [int(word) for word in done.stdout.split()] == [24 * MIB, 24 * MIB - counted, 24 * MIB], done.stderr
 
 
-# 8 MiB in rows of 1024 bytes, and 32 that don't fit.
+# 8 MiB in rows of 1024 bytes, and 32 MiB that do not fit.
 @pytest.mark.parametrize(("height", "took"), [(8 << 10, 8), (32 << 10, 24)])
 def test_rows_are_as_wide_as_the_driver_makes_them(clients: Clients, height: int, took: int) -> None:
     done = clients.run("linked", "pitch", 1000, height, **LIMIT)
@@ -136,10 +137,10 @@ print(json.dumps(answers))
 """
 
 
-@pytest.mark.sim_only  # the stand-in for NVML has as many devices as are asked for
+@pytest.mark.sim_only  # the stand-in for NVML has as many devices as the test wants
 @pytest.mark.parametrize(("device", "free"), [(0, [[24, 18], [24, 24], [24, 24]]), (1, [[24, 24], [24, 18], [24, 24]])])
 def test_nvml_tells_of_the_device_that_it_is_asked_about(clients: Clients, device: int, free: list[list[int]]) -> None:
-    """6 MiB are taken on one of two; the third is no device of this process."""
+    """6 MiB are taken on one of two devices. The third is no device of this process."""
     program = NVML.replace("(ctypes.byref(context), 0)", f"(ctypes.byref(context), {device})") + EACH_DEVICE
     done = clients.start([sys.executable, "-c", program, "take"], EBBTIDE_SIM_DEVICES="2", **LIMIT)
     assert done.returncode == 0, done.stderr

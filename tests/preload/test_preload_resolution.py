@@ -1,4 +1,4 @@
-"""Every way to find the driver leads to the hooks, and to nothing else."""
+"""Every way to find the driver leads to the hooks, and nothing else does."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_without_the_library_a_client_sees_the_driver(clients: Clients, way: str
 
 @pytest.mark.sim_only
 def test_a_deep_bound_library_is_out_of_reach(clients: Clients) -> None:
-    """Known limit: such a library finds its own libc and its own libcuda before anything that is preloaded."""
+    """Known limit: such a library finds its own libc and its own libcuda before any preloaded library."""
     done = clients.run("library-deepbind", "info", EBBTIDE_DEVICE_LIMIT=str(LIMIT))
     assert (done.returncode, done.stdout.split()) == (0, [str(64 * MIB)] * 3)
 
@@ -57,7 +57,7 @@ def test_a_hook_of_dlsym_behind_ours_is_called(clients: Clients, way: str) -> No
 
 @pytest.mark.sim_only
 def test_a_hook_of_dlsym_before_ours_hides_ours(clients: Clients) -> None:
-    """Known limit: such libraries ask for libc's dlsym by its version. `ebbtide run` puts ours first."""
+    """Known limit: such libraries request libc's dlsym by its version. `ebbtide run` puts our library first."""
     theirs = str(clients.folder / "libchain_dlsym.so")
     done = clients.run("names", "info", preload=f"{theirs}:{clients.preload}", EBBTIDE_DEVICE_LIMIT=str(LIMIT))
     assert (done.returncode, done.stdout.split()) == (0, [str(64 * MIB)] * 3)
@@ -72,7 +72,7 @@ def test_a_library_before_ours_sees_the_calls_of_linked_programs(clients: Client
 
 @pytest.mark.sim_only
 def test_a_driver_that_lacks_a_hooked_function_leaves_no_error(clients: Clients, tmp_path: Path) -> None:
-    """Our own look-ups fail there; the program's succeeded, and programs ask dlerror for that."""
+    """Our own look-ups of it fail, but the program's look-up succeeded, and programs query dlerror for that."""
     make_link_library(tmp_path, without="cuDeviceGetAttribute").rename(tmp_path / "libcuda.so.1")
     done = Clients(clients.folder, tmp_path).start([str(clients.folder / "process"), "look-up"])
     assert (done.returncode, done.stderr) == (0, "")

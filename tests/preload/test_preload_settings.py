@@ -1,4 +1,4 @@
-"""Malformed variables in a preloaded program: each is said once, and the program runs as if it were not set."""
+"""Malformed variables in a preloaded program: each is reported once, and the program runs as if it were not set."""
 
 from pathlib import Path
 
@@ -6,13 +6,13 @@ import pytest
 from checks.settings import BAD_VARIABLES, bad_values, sentences
 from preload_clients import IS_SIMULATED, MIB, Clients
 
-# Of these the program would have no device, or none to overflow.
+# With these, the program would have no device, or none that can overflow.
 KEPT = {} if IS_SIMULATED else {"EBBTIDE_SIM_DEVICES", "EBBTIDE_SIM_CAPACITY"}
 
 
 @pytest.mark.parametrize("way", ["linked", "cudart12"])
 def test_all_at_once_are_said_once_each_and_ignored(clients: Clients, way: str) -> None:
-    plain = clients.run(way, "take", "alloc", 6 * MIB, EBBTIDE_SIM_CAPACITY="")  # the default's
+    plain = clients.run(way, "take", "alloc", 6 * MIB, EBBTIDE_SIM_CAPACITY="")  # with the default capacity
     done = clients.run(way, "take", "alloc", 6 * MIB, **bad_values())
     assert done.returncode == plain.returncode == 0
     if IS_SIMULATED:  # another program may use a GPU's memory meanwhile

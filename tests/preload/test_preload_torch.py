@@ -1,4 +1,4 @@
-"""torch's own allocator, as a library of that name plays it: it flushes when it is refused, and asks again."""
+"""torch's own allocator, played by a library of that name: it flushes its cache when it is refused, and asks again."""
 
 import subprocess
 
@@ -15,7 +15,7 @@ def run_torch(clients: Clients, size: int, policy: str) -> subprocess.CompletedP
 
 @pytest.mark.parametrize("policy", ["split", "whole", "managed"])
 def test_torch_is_refused_once_and_what_it_gives_back_is_used(clients: Clients, policy: str) -> None:
-    """Two blocks of 10 MiB are kept in its cache; the third fits once they are gone."""
+    """Its cache keeps two blocks of 10 MiB. The third fits once they are freed."""
     done = run_torch(clients, 10 * MIB, policy)
     assert (done.returncode, done.stdout, done.stderr) == (0, "refused, then taken\n", "")
 

@@ -1,4 +1,4 @@
-"""What the Python tests share. They run on the simulated device and, with EBBTIDE_TEST_DRIVER=cuda, on a GPU."""
+"""Fixtures for all Python tests. The tests run on the simulated device and, with EBBTIDE_TEST_DRIVER=cuda, on a GPU."""
 
 import contextlib
 import gc
@@ -16,11 +16,12 @@ from fork_server import ForkServer, open_fork_server
 
 _numbers = itertools.count(1)
 
-# From Python 3.12 on os.fork says this of any process that has threads, and the core has some. It is no line of ours.
+# From Python 3.12 on, os.fork warns in any process that has threads, and the core has some.
 FORK_WARNING = "ignore:This process:DeprecationWarning"
 os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), FORK_WARNING]))
 
-# Free memory that regions cached stays with their pools for the life of the process: room for that of all tests.
+# Free memory that regions have cached stays with their pools for the life of the process, so the device needs room for
+# that of all tests.
 os.environ.setdefault("EBBTIDE_SIM_CAPACITY", "4GiB")
 
 
@@ -32,13 +33,14 @@ def tag(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def tag2(tag: str) -> str:
-    """A second one."""
+    """A second such tag."""
     return f"{tag}-second"
 
 
 @pytest.fixture(scope="module")
 def few_objects_to_collect() -> None:
-    """What torch and pytest made until now lives on: looking through it takes longer than most tests do."""
+    """Exempts the objects that torch and pytest have made so far from garbage collection. Scanning them takes longer
+    than most tests."""
     pytest.importorskip("torch")
     gc.collect()
     gc.freeze()
@@ -46,7 +48,7 @@ def few_objects_to_collect() -> None:
 
 @pytest.fixture
 def saver(few_objects_to_collect: None) -> Iterator[object]:
-    """`ebbtide.saver`; afterwards all memory is resident again, so that the next test finds nothing away."""
+    """`ebbtide.saver`. After the test all memory is resident again, so that the next test finds nothing paused."""
     torch = pytest.importorskip("torch")
     from ebbtide import saver as module
 
@@ -60,7 +62,7 @@ def saver(few_objects_to_collect: None) -> Iterator[object]:
 
 @pytest.fixture(params=["as here", "as on a GPU"])
 def mover(request: pytest.FixtureRequest, saver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `adopt` moves storages with. That of GPUs needs little of CUDA."""
+    """Runs the test with the storage mover of this device, and with that of GPUs, which needs little of CUDA."""
     if request.param == "as here" or saver.device == "cuda":
         return
     torch = pytest.importorskip("torch")
@@ -72,13 +74,13 @@ def mover(request: pytest.FixtureRequest, saver: Any, monkeypatch: pytest.Monkey
 
 
 def changed_environment(changes: dict[str, str | None]) -> dict[str, str]:
-    """This process's variables with these; None unsets one."""
+    """The variables of this process with these changes. None unsets a variable."""
     return {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
 
 
 @pytest.fixture
 def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a program in a Python of its own: `run_python(code, EBBTIDE_DRIVER="off")`; None unsets the variable."""
+    """Runs a program in its own Python process: `run_python(code, EBBTIDE_DRIVER="off")`. None unsets a variable."""
 
     def run(code: str, timeout: float = 120, **environment: str | None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -95,7 +97,8 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """For programs that begin with torch: each is a process of its own, but does not spend seconds on the import."""
+    """For programs that begin by importing torch: each runs in its own process, but without the seconds that the import
+    takes."""
     with open_fork_server(tmp_path_factory.mktemp("programs")) as opened:
         yield opened
 
@@ -104,7 +107,8 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
 def run_python_with_torch(
     driver_name: str, request: pytest.FixtureRequest
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`run_python` for a program that imports torch before ebbtide, as most do. On a GPU it imports it itself."""
+    """`run_python` for a program that imports torch before ebbtide, as most do. On a GPU the program imports torch
+    itself."""
     if driver_name != "sim":
         return request.getfixturevalue("run_python")
     fork_server = request.getfixturevalue("fork_server")

@@ -1,4 +1,4 @@
-"""The core under `ebbtide._core` on the simulator: its control interface, and device memory through plain pointers."""
+"""The core (`ebbtide._core`) on the simulator: the control interface, and device memory through plain pointers."""
 
 import ctypes
 import functools
@@ -15,7 +15,7 @@ UNKNOWN = 999
 
 
 class Live(ctypes.Structure):
-    """ebbtide_sim_counts."""
+    """The struct ebbtide_sim_counts."""
 
     _fields_ = [
         (name, ctypes.c_uint64)
@@ -37,7 +37,7 @@ class Live(ctypes.Structure):
 
 
 class Sim:
-    """The simulator that the core has opened, or will open."""
+    """The simulator that the core has opened or will open."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(str(Path(_core.loaded_library()).with_name("libebbtide_sim.so")))
@@ -67,7 +67,7 @@ class Sim:
 
 @functools.lru_cache(maxsize=300)
 def _pattern(value: int) -> bytes:
-    """The content of one chunk that `value` stands for: no block of it is one repeated value, but for 0."""
+    """The content of one chunk for `value`. Except for 0, none of its blocks is one repeated value."""
     return bytes(CHUNK) if value == 0 else random.Random(value).randbytes(CHUNK)
 
 

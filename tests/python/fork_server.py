@@ -1,4 +1,4 @@
-"""Programs in processes of their own that need not import torch anew, which takes two seconds."""
+"""Runs programs in their own processes without importing torch again, which takes two seconds."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-# A process that has imported torch, and nothing of ebbtide. It forks for each program; the child runs it at the end of
+# A process that has imported torch but not ebbtide. It forks for each program. The child runs the program at the end of
 # the script, so that it ends as any Python program does.
 SCRIPT = """
 import json, os, select, sys
@@ -36,7 +36,7 @@ exec(compile(program, "<program>", "exec"))
 
 
 class ForkServer:
-    """Runs programs, each in a fork of a process that has imported torch and nothing more."""
+    """Runs each program in a fork of a process that has imported torch and nothing else."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self._process = process
@@ -45,7 +45,7 @@ class ForkServer:
     def run(
         self, program: str, timeout: float = 120, environment: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """The program's end; `environment` is all of its variables, by default this process's."""
+        """Runs a program to its end. `environment` is its whole environment, by default that of this process."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         out, err = self._folder / "stdout", self._folder / "stderr"

@@ -1,4 +1,4 @@
-"""Interrupts at every point where Python may raise one: where a call returns, and where a function begins."""
+"""Raises an interrupt at every point where Python may raise one: where a call returns, and where a function begins."""
 
 import itertools
 import sys
@@ -11,11 +11,12 @@ MOST_POINTS = 20_000
 
 
 class Planted(KeyboardInterrupt):
-    """A Ctrl-C of a test."""
+    """Stands in for the KeyboardInterrupt of a Ctrl-C."""
 
 
 class AtPoint:
-    """Raises at the k-th point of this thread. Python itself takes a profile function away that has raised."""
+    """A profile function that raises at the k-th point of this thread. Python removes a profile function that has
+    raised."""
 
     def __init__(self, k: int) -> None:
         self.left = k
@@ -29,7 +30,8 @@ class AtPoint:
 
 @contextmanager
 def second_at_call(j: int) -> Iterator[None]:
-    """Raises where the j-th function begins inside: the profile function's place may be taken."""
+    """Raises inside the block where the j-th function begins. It uses the trace function, because the profile function
+    may be in use."""
     left = j
 
     def trace(_frame: Any, event: str, _arg: Any) -> None:
@@ -48,7 +50,8 @@ def second_at_call(j: int) -> Iterator[None]:
 
 
 def interrupted_everywhere(work: Callable[[], Any], check: Callable[[], None]) -> int:
-    """Runs `work` once for each of its points, interrupted there, and `check` after each; the number of points."""
+    """Runs `work` once for each of its points, interrupted there, and `check` after each run. Returns the number of
+    points."""
     for k in itertools.count(1):
         assert k < MOST_POINTS
         at = AtPoint(k)
@@ -68,7 +71,8 @@ def interrupted_everywhere(work: Callable[[], Any], check: Callable[[], None]) -
         except BaseException as error:
             error.add_note(f"after an interrupt at point {k}") if hasattr(error, "add_note") else None
             raise
-        # What is raised while a generator or a weak reference dies Python itself reports and drops; we drop none.
+        # Python itself reports and drops what is raised while a generator or a weak reference dies. Our own code drops
+        # none.
         assert all(not isinstance(entry.object, str) for entry in lost), lost
         assert was_interrupted or at.left > 0 or lost, "an interrupt was lost"
         if at.left > 0:

@@ -1,5 +1,5 @@
-"""A pauseable program on the simulator, and a model of the torch in it: whatever torch asks the driver for has its tag,
-as the preload library sees to it."""
+"""A pauseable program on the simulator, with a model of its torch. As with the preload library, everything that this
+torch requests from the driver has the program's tag."""
 
 import ctypes
 
@@ -16,7 +16,8 @@ DEFAULT = bypass.DEFAULT_POOL
 
 
 class CachingTorch(TorchModel):
-    """The model, with memory: segments of the program's tag, whole ones, and a cache of free ones in each pool."""
+    """The torch model with memory: segments of the program's tag, never split, and a cache of free ones in each
+    pool."""
 
     def __init__(self, tag):
         super().__init__((2, 13))
@@ -105,7 +106,7 @@ class PauseableProgram:
 
 
 def start(saver, monkeypatch, tag):
-    """The program, in this process, whose saver takes it for its own."""
+    """Makes this process the program; its saver then acts as the saver of a pauseable program."""
     model = CachingTorch(tag)
     model.install(monkeypatch)
     monkeypatch.setattr(backends, "_backend", cuda_pools.CudaPools((2, 13)))

@@ -1,4 +1,4 @@
-"""The benchmarks run, small, on the simulated device; their figures are not looked at here."""
+"""Small runs of the benchmarks on the simulated device. The figures are not checked."""
 
 import itertools
 import json
@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.sim_only  # on a GPU the benchmark itself is run, and checks what it does
+pytestmark = pytest.mark.sim_only  # on a GPU, the benchmark itself is run and checks its results
 
-# Workloads that start programs; each group in less time than a test may take on a GPU machine. What is taken once a
-# process is taken from one here: `first_pause` shows that several are put together.
+# Workloads that start programs. Each group takes less time than a test may take on a GPU machine. Workloads that need a
+# new process for each sample take one sample here; `first_pause` covers combining several.
 PROGRAM_WORKLOADS = (("run_spike",), ("run_generate",), ("run_overhead",), ("run_pauseable", "jax_preallocation"))
 SAMPLES = {"run_overhead": "1"}
 
@@ -34,7 +34,7 @@ class Run(NamedTuple):
 
 @pytest.fixture(scope="module")
 def run_module(root: Path):
-    """Runs `python -m MODULE ARGUMENTS` in the root."""
+    """Runs `python -m MODULE ARGUMENTS` in the root of the repository."""
 
     def run(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", module, *arguments]
@@ -48,7 +48,7 @@ def run_module(root: Path):
 
 @pytest.fixture(scope="module")
 def workloads(root: Path) -> str:
-    """Everything but what starts programs, which has tests of its own."""
+    """All workloads except those that start programs, which have tests of their own."""
     sys.path.insert(0, str(root))
     try:
         from benchmarks import catalogue
@@ -60,7 +60,7 @@ def workloads(root: Path) -> str:
 
 @pytest.fixture(scope="module")
 def whole(run_module, workloads: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """One small run of these."""
+    """One small run of these workloads."""
     folder = tmp_path_factory.mktemp("bench")
     done = run_module("benchmarks", "run", "--small", "--workloads", workloads, "--out", str(folder))
     (file,) = folder.glob("*.json")

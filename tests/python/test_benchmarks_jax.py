@@ -1,4 +1,4 @@
-"""What is recorded of JAX and its preallocation: from programs that stand in for JAX, which is not at hand here."""
+"""The benchmark's records of JAX and its preallocation. Programs stand in for JAX, which is not installed here."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.sim_only  # on a GPU the benchmark itself is run
+pytestmark = pytest.mark.sim_only  # on a GPU, the benchmark itself is run
 
 
 @pytest.fixture(autouse=True)

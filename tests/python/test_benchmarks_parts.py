@@ -1,4 +1,4 @@
-"""What the benchmark is made of: checks that find planted faults, processes that fail."""
+"""The parts of the benchmark: checks that find planted faults, and processes that fail."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.sim_only  # on a GPU the benchmark itself is run
+pytestmark = pytest.mark.sim_only  # on a GPU, the benchmark itself is run
 
 
 @pytest.fixture(autouse=True)
@@ -183,7 +183,7 @@ def fail() -> dict[str, Any]:
 
 
 def end_badly() -> dict[str, Any]:
-    """Ends after the result is written, as a library's exit handler may."""
+    """Ends the process after the result is written, as a library's exit handler may."""
     from multiprocessing.util import Finalize
 
     Finalize(None, os._exit, (5,), exitpriority=1)
@@ -219,7 +219,7 @@ def test_whatever_happens_in_a_process_comes_back_as_plain_values() -> None:
 
 
 class Scripted:
-    """Stands in for isolation.run: gives prepared results."""
+    """Stands in for isolation.run and returns prepared results."""
 
     def __init__(self, results: Sequence[dict[str, Any]]) -> None:
         self._results = iter(results)

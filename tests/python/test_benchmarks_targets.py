@@ -1,4 +1,4 @@
-"""Targets judged from figures, of one run and of several that are merged."""
+"""Targets that are judged from the figures of one run, and of several merged runs."""
 
 import sys
 from collections.abc import Sequence
@@ -168,7 +168,8 @@ def test_every_row_has_a_part_and_every_need_a_name() -> None:
     assert len(parts) == len(set(parts))
     assert {row.part for row in ROWS} <= set(parts)
     shown = {row.part.partition(".")[0] for row in ROWS}
-    assert catalogue.WORKLOADS.keys() - shown == {"curve", "jax_preallocation"}  # one is drawn, the other has no times
+    # One is plotted, the other has no times.
+    assert catalogue.WORKLOADS.keys() - shown == {"curve", "jax_preallocation"}
     assert set(catalogue.ON_DEMAND) <= catalogue.WORKLOADS.keys()
     assert {limit for limits in catalogue.NEEDS.values() for limit in limits} <= catalogue.LIMITS.keys()
     assert {name for names in catalogue.COMPARED_WITH.values() for name in names} <= catalogue.WORKLOADS.keys()

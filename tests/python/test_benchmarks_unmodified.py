@@ -1,4 +1,4 @@
-"""How the benchmark starts programs that know nothing of ebbtide."""
+"""How the benchmark starts programs that do not use ebbtide."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def test_a_program_runs_the_same_with_and_without_ebbtide() -> None:
 def test_a_program_that_fails_is_an_error_with_its_last_words() -> None:
     from benchmarks import unmodified
 
-    outcome = unmodified.start("train", None, **TRAIN)  # it misses an argument
+    outcome = unmodified.start("train", None, **TRAIN)  # an argument is missing
     assert outcome.status == 1 and outcome.figures == {}
     with pytest.raises(unmodified.ProgramError, match=r"(?s)train ended with status 1: .*no attribute 'pauses'"):
         unmodified.run("train", None, **TRAIN)
@@ -77,7 +77,7 @@ def test_a_program_that_stays_and_fails_says_how() -> None:
 
 
 def test_a_program_ends_with_the_process_that_started_it() -> None:
-    """Read from a pipe that only the program holds open: it ends when the program does."""
+    """The test reads from a pipe that only the program holds open, so the read ends when the program does."""
     code = """
         import os, signal, subprocess, sys
         from benchmarks.unmodified import die_with_parent

@@ -1,4 +1,4 @@
-"""`ebbtide doctor` and `ebbtide demo`: what they say, and their exit status."""
+"""`ebbtide doctor` and `ebbtide demo`: their output and exit status."""
 
 import json
 import os
@@ -36,7 +36,7 @@ main(["doctor", "--json"])
 
 @pytest.fixture
 def run_command():
-    """`python -m ebbtide.cli ARGUMENTS`; a variable of None is unset."""
+    """Runs `python -m ebbtide.cli ARGUMENTS`. None unsets a variable."""
 
     def run(*arguments: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
         variables = {**os.environ, "COLUMNS": "160", **environment}
@@ -138,7 +138,7 @@ def test_doctor_without_torch_says_what_to_install(run_python) -> None:
 @pytest.mark.sim_only
 @pytest.mark.parametrize(("cuda", "found"), [(None, "torch is a CPU build"), ("13.0", "no working NVIDIA driver (")])
 def test_doctor_without_a_gpu_that_is_told_to_use_cuda(run_python, cuda, found) -> None:
-    """torch's kind is made up, the missing driver is real."""
+    """The kind of torch is faked; the missing driver is real."""
     result = run_python(
         f"import torch; torch.version.cuda = {cuda!r}; from ebbtide.cli import main; main(['doctor', '--json'])",
         EBBTIDE_DRIVER="cuda",

@@ -1,4 +1,4 @@
-"""`ebbtide run`: the program is what it would be without it, but for the variables; nonsense is refused."""
+"""`ebbtide run` changes nothing about the program except its environment, and refuses invalid arguments."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ ADDED = {"EBBTIDE_PRELOAD", "EBBTIDE_LEDGER", "LD_PRELOAD"}
 
 @pytest.fixture
 def variables(tmp_path):
-    """This process's environment without ebbtide's settings, with a folder of its own for ledgers."""
+    """This process's environment without ebbtide's settings, and with a folder for ledgers of the test's own."""
     folder = tmp_path / "runtime"
     folder.mkdir()
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("EBBTIDE_", "LD_PRELOAD"))}
@@ -32,13 +32,13 @@ def variables(tmp_path):
 
 @pytest.fixture
 def package():
-    """The folder of the package, where its libraries are."""
+    """The folder of the package, with its libraries."""
     return Path(ebbtide.__file__).resolve().parent
 
 
 @pytest.fixture
 def start(variables):
-    """`ebbtide run ARGUMENTS` as a Popen with pipes; further keywords are variables, None unsets one."""
+    """`ebbtide run ARGUMENTS` as a Popen with pipes. Other keywords are variables; None unsets one."""
 
     def start(*arguments, **environment):
         everything = {name: value for name, value in {**variables, **environment}.items() if value is not None}
@@ -55,7 +55,7 @@ def start(variables):
 
 @pytest.fixture
 def run(start):
-    """The same to its end: status, stdout, stderr."""
+    """The same, run to its end: status, stdout, stderr."""
 
     def run(*arguments, given=b"", **environment):
         process = start(*arguments, **environment)
@@ -75,7 +75,7 @@ def environment_of(result):
     return {os.fsdecode(name): os.fsdecode(value) for name, value in parse_environment(out).items()}
 
 
-# --- the program is what it would be without us ---
+# --- the program is as it would be without `ebbtide run` ---
 
 
 @pytest.mark.parametrize("status", [0, 1, 7, 126, 255])
@@ -154,7 +154,7 @@ def test_nothing_but_our_variables_is_added_to_the_environment(run, variables, l
 
 
 def test_signals_and_files_are_as_without_us(run, variables):
-    # Not SigQ: what all of the user's processes have queued.
+    # Not SigQ, which counts the queued signals of all processes of the user.
     command = ["sh", "-c", "grep '^Sig[BIC]' /proc/self/status; cd /proc/self/fd; echo *"]
     plain = subprocess.run(command, env=variables, stdin=subprocess.PIPE, capture_output=True, check=True)
     assert run("--", *command) == (0, plain.stdout, "")
@@ -180,7 +180,7 @@ def test_inside_another_run_the_inner_options_win_and_the_rest_stays(run, packag
     assert environment["EBBTIDE_RESERVE"] == str(1 << 20)
     assert environment["EBBTIDE_SUMMARY"] == "0"
     assert (environment["EBBTIDE_OVERFLOW"], environment["EBBTIDE_TAG"]) == ("whole", "job")
-    # What belongs to an option of the outer run may be given inside.
+    # An option that belongs to an option of the outer run may be given inside.
     environment = environment_of(run(*outer, *nested, "--tag", "other", "--", "env", "-0"))
     assert (environment["EBBTIDE_PAUSEABLE"], environment["EBBTIDE_TAG"]) == ("1", "other")
 
@@ -194,7 +194,7 @@ def test_unified_memory_of_ggml_is_unset_with_a_line(run):
     assert run("--", "true")[2] == ""
 
 
-# --- nonsense ---
+# --- invalid arguments ---
 
 COMMAND = ["--", "true"]
 
@@ -277,7 +277,7 @@ def test_a_file_that_is_no_program_is_refused(run, tmp_path):
 
 
 def test_a_program_that_can_not_be_preloaded_is_named(run, tmp_path):
-    """It is started all the same: what it starts may well be preloaded."""
+    """The program is started all the same, because its children may be preloaded."""
     program = tmp_path / "static"
     header = b"\x7fELF\x02\x01\x01".ljust(18, b"\0") + Path(sys.executable).read_bytes()[18:20]
     program.write_bytes(header + struct.pack("<IQQQIHHHHHH", 1, 0, 0, 0, 0, 64, 56, 0, 0, 0, 0))
@@ -307,7 +307,7 @@ OPTIONS = {
 
 
 def as_arguments(options):
-    """Keywords of `ebbtide.env` -> the command's options."""
+    """Converts keywords of `ebbtide.env` to the command's options."""
     words = []
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"

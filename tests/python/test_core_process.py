@@ -1,4 +1,4 @@
-"""Forks, exits, signals and interpreter shutdown with `ebbtide._core` alone: judged by the exit status of a process."""
+"""Forks, exits, signals and interpreter shutdown with `ebbtide._core` alone, judged by the exit status of a process."""
 
 import signal
 
@@ -66,7 +66,8 @@ def expect_refused(address, operation, abandoned, slot):
 
 @pytest.fixture
 def run(run_python, request):
-    """Runs a program after the preamble; it must end with this status and say nothing on stderr, unless told."""
+    """Runs a program after the preamble. It must end with this status and, unless told otherwise, write nothing to
+    stderr."""
 
     def run_program(code, status=0, stderr="", **environment):
         tests = str(request.path.parent)

@@ -1,4 +1,4 @@
-"""Random programs on `ebbtide._core` against a plain model, on the simulator; failing driver calls included."""
+"""Random programs on `ebbtide._core` against a plain model, on the simulator, with driver calls that fail."""
 
 import itertools
 
@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 pytestmark = pytest.mark.sim_only
 
 _runs = itertools.count(1)
-RING_BYTES = 16 * MIB  # at most: what a copy of these sizes borrows, with a ring that is about to go
+RING_BYTES = 16 * MIB  # at most: the ring of a copy of these sizes, and a ring that is about to be freed
 TAGS = ("a", "b", "c")
 SOME_TAGS = st.lists(st.sampled_from(TAGS), min_size=1, max_size=4)
 ONE_TAG = st.sampled_from(TAGS)
@@ -24,17 +24,18 @@ PICKS = st.integers(min_value=0, max_value=10**6)
 
 
 class Block:
-    """One allocation, as the model sees it."""
+    """One allocation in the model."""
 
     def __init__(self, address: int, tag: str, size: int, backup: int) -> None:
         self.address, self.tag, self.size, self.backup = address, tag, size, backup
-        self.value = 0  # which pattern it holds, or held when it was stored
+        self.value = 0  # the pattern that it holds, or held when it was stored
         self.place = "device"
-        self.was_seen = False  # since it was stored
+        self.was_seen = False  # through a view, since it was stored
 
     @property
     def copied_bytes(self) -> int:
-        """Zeros are constant blocks: they do not travel, unless somebody looked at them, who may have written there."""
+        """Zeros are constant blocks, so they are not copied. Once a view has been given out they are, since its holder
+        may have written."""
         return self.size if self.value or self.was_seen else 0
 
 
@@ -133,7 +134,7 @@ class Core(RuleBasedStateMachine):
             if needed > room:
                 assert (error.requested_bytes, error.free_bytes) == (needed, room)
             for tag in set(tags):
-                self.epochs[tag] += 1  # it was taken, and let go
+                self.epochs[tag] += 1  # the tag was claimed and released
         else:
             assert needed <= room
             self.expect_report(report, self.leave(tags, _core.BACKUP_AS_ALLOCATED))
@@ -155,7 +156,7 @@ class Core(RuleBasedStateMachine):
                 self.epochs[tag] += 1
         held = self.of(tags)
         if frees and held:
-            block = held[number % len(held)]  # doomed where the operation holds it, gone where it does not
+            block = held[number % len(held)]  # the operation dooms a block that it holds; another is freed at once
             _core.free(block.address)
             self.blocks.remove(block)
             assert _core.find(block.address) is None
@@ -165,7 +166,7 @@ class Core(RuleBasedStateMachine):
             operation.commit()
             if kind == "pause":
                 for tag in set(tags):
-                    self.epochs[tag] -= 1  # leave counts it
+                    self.epochs[tag] -= 1  # `leave` counts it
                 self.leave(tags, _core.BACKUP_AS_ALLOCATED)
             else:
                 self.come_back(tags)
@@ -266,7 +267,8 @@ class Core(RuleBasedStateMachine):
         return moved, copied
 
     def take_over_places(self, kind: str, selected: list[Block]) -> None:
-        """After a failure the core says what moved; only what the operation was asked to do may have happened."""
+        """Updates the model from the core after a failure. Only the moves that the operation was to make may have
+        happened."""
         for block in selected:
             place = _core.find(block.address).place
             if place == block.place:
@@ -321,7 +323,7 @@ class Core(RuleBasedStateMachine):
             _core.close_lease(lease)
         for block in self.blocks:
             _core.free(block.address)
-        _core.free(_core.alloc(self.prefix + "last", 1))  # gives back what a failing call left behind
+        _core.free(_core.alloc(self.prefix + "last", 1))  # releases what a failing call has left behind
         assert _core.query_device(0).held_bytes == self.base_bytes
         stats = _core.stats()
         assert (stats["deferred_frees"], stats["deferred_undos"]) == (0, 0)

@@ -1,4 +1,4 @@
-"""Pages that repeat what the code says are compared with it."""
+"""Pages that repeat facts of the code must agree with it."""
 
 import inspect
 import re
@@ -48,7 +48,7 @@ show("resume")
 
 
 def calls_of(text: str) -> list[str]:
-    """A call a line, or "16 x cuEventCreate"."""
+    """The calls in a text with one call a line, or "16 x cuEventCreate"."""
     lines = re.findall(r"^(?:(\d+) x )?(\w+)$", text, re.M)
     assert len(lines) == len(text.splitlines())
     return [call for count, call in lines for _ in range(int(count or 1))]
@@ -104,7 +104,7 @@ def test_readme_shows_the_first_example_as_it_is(root: Path) -> None:
 
 @pytest.fixture
 def c_page(root: Path) -> dict[str, str]:
-    """The program and the commands of the page."""
+    """The program and the commands of docs/c_api.md."""
     page = (root / "docs/c_api.md").read_text()
     program, *_ = re.findall(r"^```c\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (commands,) = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
@@ -116,7 +116,7 @@ def test_c_page_shows_the_example_as_it_is(root: Path, c_page: dict[str, str]) -
 
 
 def test_the_commands_of_the_c_page_build_and_run_it(root: Path, c_page: dict[str, str], tmp_path: Path) -> None:
-    """As the page has them, with warnings as errors, against the package that is installed."""
+    """Runs the commands of the page, with warnings as errors, against the installed package."""
     commands = c_page["commands"].replace("python -c", f"{shlex.quote(sys.executable)} -c")
     commands = commands.replace("cc -std=c11", "cc -std=c11 -Wall -Wextra -Werror -pedantic")
     commands = commands.replace("examples/", f"{root}/examples/")

@@ -1,4 +1,4 @@
-"""Every example runs in a process of its own on the device under test, and says what it should."""
+"""Every example runs in its own process on the device under test and prints what it should."""
 
 import os
 import re
@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 @pytest.fixture
 def run_example(root: Path):
-    """Runs examples/NAME and gives its output; anything but exit status 0 is a failure."""
+    """Runs examples/NAME and returns its output. Any exit status but 0 is a failure."""
 
     def run(name: str, *arguments: str, **environment: str) -> str:
         result = subprocess.run(
@@ -85,7 +85,7 @@ def test_train_spike(run_example) -> None:
     assert output.endswith("the same losses as in ordinary memory\n")
 
 
-# --- what is behind them: the model, and the job that `ebbtide demo` runs ---
+# --- shared parts: the model, and the job of `ebbtide demo` ---
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ STRESS = """
 
 
 def test_invariant_10_forks_beside_busy_threads_never_hang(saver, run_python_with_torch):
-    assert saver.device  # builds the torch extension, which says so on stderr
+    assert saver.device  # builds the torch extension, which prints a line on stderr
     done = run_python_with_torch(STRESS.replace("FORKS", "120"), timeout=110)
     assert done.stdout.endswith("well\n"), done.stdout + done.stderr
 

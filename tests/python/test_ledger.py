@@ -1,4 +1,4 @@
-"""Ledgers of runs: one name a run, and none left behind for long."""
+"""Ledgers of runs: each run has one, and none stays behind for long."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ import pytest
 from ebbtide.errors import StateError
 from ebbtide.launch import ledger
 
-# What a process of a run does: it holds a part of the file for as long as it lives.
+# A process of a run: it holds a part of the file as long as it lives.
 HOLD = """
 import fcntl, os, struct, sys
 descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
@@ -24,7 +24,7 @@ SHOW_NAME = ["sh", "-c", "echo $EBBTIDE_LEDGER; echo $EBBTIDE_LEDGER"]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where ledgers go in this test; no other folder is looked at."""
+    """The folder for ledgers in this test. No other folder is searched."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("EBBTIDE_LEDGER", raising=False)
     monkeypatch.setattr(ledger, "folders", lambda: [tmp_path])
@@ -35,7 +35,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def hold():
-    """Starts a process that holds a part of a ledger, which it makes; gives the process."""
+    """Starts a process that creates a ledger and holds a part of it. Returns the process."""
     started = []
 
     def hold(path, offset=0):
@@ -65,7 +65,7 @@ def test_a_run_has_one_name_and_two_runs_have_two(folder):
     assert all(Path(name).parent == folder and Path(name).name.startswith(ledger.PREFIX) for name in first + second)
     outer, *inner = run("sh", "-c", f"echo $EBBTIDE_LEDGER; {sys.executable} -m ebbtide.cli run -- env")
     assert f"EBBTIDE_LEDGER={outer}" in inner
-    assert list(folder.iterdir()) == []  # a name is no file
+    assert list(folder.iterdir()) == []  # a name creates no file
 
 
 def test_all_that_a_program_starts_is_one_run(folder):
@@ -122,7 +122,7 @@ def test_what_is_not_ours_stays(folder, monkeypatch):
 
 
 def test_a_file_that_lost_its_name_meanwhile_is_not_removed_twice(folder, monkeypatch):
-    """Another run removed it between open and lock, and a process made a new one of that name."""
+    """Another run removed the file between open and lock, and a process created a new one of that name."""
     path = folder / f"{ledger.PREFIX}0"
     path.touch()
     plain = fcntl.fcntl

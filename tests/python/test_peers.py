@@ -1,4 +1,4 @@
-"""Two simulated devices that use each other's memory, with `ebbtide._core` alone; one may come alive late."""
+"""Two simulated devices that access each other's memory, with `ebbtide._core` alone. One of them may start late."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def native(context):
 
 @pytest.fixture
 def run(run_python, request):
-    """Runs a program after the preamble; it must end with status 0 and say nothing on stderr."""
+    """Runs a program after the preamble. It must end with status 0 and write nothing to stderr."""
 
     def run_program(code, **environment):
         settings = {"EBBTIDE_DRIVER": "sim", "EBBTIDE_SIM_DEVICES": "2"} | environment

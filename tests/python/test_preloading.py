@@ -1,4 +1,4 @@
-"""`ebbtide.env`, `ebbtide.preloaded`, and what doctor says of preloading."""
+"""`ebbtide.env`, `ebbtide.preloaded`, and the findings of `ebbtide doctor` about preloading."""
 
 import json
 import os
@@ -21,7 +21,7 @@ UNIFIED_MEMORY = "GGML_CUDA_ENABLE_UNIFIED_MEMORY"
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch, tmp_path):
-    """No settings of ebbtide's, and a ledger of the test's own."""
+    """Removes ebbtide's settings, and gives the test a folder for ledgers."""
     for name in [name for name in os.environ if name.startswith(("EBBTIDE_", "LD_PRELOAD"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("EBBTIDE_LEDGER", str(tmp_path / "ledger"))
@@ -120,7 +120,7 @@ def test_env_refuses_with_a_sentence(options, error, sentence):
 
 
 def test_every_choice_and_its_absence(monkeypatch):
-    """What is not given is not set, whatever the environment says of it."""
+    """An option that is not given is not set, whatever the environment says."""
     for option in run_options.options():
         assert option.variable not in ebbtide.env()
         for choice in option.form.split("|") if "|" in option.form else []:
@@ -137,7 +137,7 @@ def test_the_largest_host_sizes_are_this_machines(monkeypatch):
     assert ebbtide.env(host_limit=ram_bytes)["EBBTIDE_HOST_LIMIT"] == str(ram_bytes)
     with pytest.raises(ValueError, match="of RAM: ask for less"):
         ebbtide.env(host_limit=ram_bytes + 1)
-    monkeypatch.setenv("EBBTIDE_HOST_LIMIT", "4096TiB")  # the core takes the least anyway
+    monkeypatch.setenv("EBBTIDE_HOST_LIMIT", "4096TiB")  # the core takes the smallest limit anyway
     assert ebbtide.env()
 
 
@@ -149,12 +149,12 @@ def test_ours_is_first_and_once_and_the_others_keep_their_order(entries):
         assert preloading.preload_list(LIBRARY, ":".join(result)).split(":") == result
 
 
-# --- a package without the library, or where the loader can't find it ---
+# --- a package without the library, or with a path that the loader cannot use ---
 
 
 @pytest.fixture
 def copy_package(tmp_path):
-    """A copy of the package in a folder of that name -> what PYTHONPATH must be."""
+    """Copies the package into a folder of that name. Returns the PYTHONPATH for it."""
 
     def copy(folder, *left_out):
         shutil.copytree(
@@ -201,7 +201,7 @@ def test_doctor_says_whether_this_process_is_preloaded():
     assert (found["this process"]["found"], found["this process"]["status"]) == ("preloaded", "ok")
     found = preloading_findings(*command_line("run", "--"), "env", "EBBTIDE_PRELOAD=0")
     assert found["this process"]["found"] == "preloaded, and not active"
-    found = preloading_findings(LD_PRELOAD=str(LIBRARY))  # by hand
+    found = preloading_findings(LD_PRELOAD=str(LIBRARY))  # set by hand
     assert found["this process"]["found"] == "preloaded"
     found = preloading_findings(LD_PRELOAD=f"/nowhere/{LIBRARY.name}")
     assert found["this process"]["status"] == "note" and "was not loaded" in found["this process"]["found"]

@@ -1,4 +1,4 @@
-"""Which file a command names, and which programs the system would not preload."""
+"""The file that a command names, and programs that the system would not preload."""
 
 import os
 import struct
@@ -14,7 +14,7 @@ MACHINE = struct.unpack_from("<H", LIBRARY.read_bytes(), 18)[0]
 
 
 def write_program(path, *, interpreter=b"/lib64/ld-linux-x86-64.so.2\0", bits=64, machine=MACHINE):
-    """The head of an ELF file: enough for who reads it, and nothing to run."""
+    """Writes the header of an ELF file: enough to be examined, but not to be run."""
     header = b"\x7fELF" + bytes([2 if bits == 64 else 1, 1, 1]).ljust(12, b"\0") + struct.pack("<HHI", 3, machine, 1)
     count = 2 if interpreter else 1
     header += struct.pack("<QQQIHHHHHH", 0, 64, 0, 0, 64, 56, count, 0, 0, 0)
@@ -56,7 +56,7 @@ def test_other_rights_are_told_by_owner_and_mode(tmp_path, monkeypatch):
     program = write_program(tmp_path / "program")
     for mode, function in ((0o4755, "geteuid"), (0o2755, "getegid")):
         program.chmod(mode)
-        assert obstacle(program) == ""  # the rights are ours
+        assert obstacle(program) == ""  # its owner and its rights are ours
         with monkeypatch.context() as other:
             other.setattr(os, function, lambda: 12345)
             assert "runs with other rights than yours" in obstacle(program)
@@ -95,4 +95,4 @@ def test_the_first_executable_on_path_is_found(tmp_path):
         programs.find_program("tool", {"PATH": str(tmp_path / "a")})
     with pytest.raises(FileNotFoundError, match="'tool'"):
         programs.find_program("tool", {"PATH": str(tmp_path)})
-    assert programs.find_program("sh", {}).name == "sh"  # without PATH, the system's own
+    assert programs.find_program("sh", {}).name == "sh"  # without PATH, the system's default path is searched

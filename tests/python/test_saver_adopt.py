@@ -1,4 +1,4 @@
-"""saver.adopt: what exists moves into a tag, and everything that shares memory goes on sharing it."""
+"""saver.adopt moves existing tensors into a tag; everything that shares their memory continues to share it."""
 
 import collections
 import copy
@@ -62,7 +62,7 @@ def test_ties_stay_ties(saver, tag):
     embedding = torch.nn.Embedding(10, 4, device=saver.device)
     head = torch.nn.Linear(4, 10, bias=False, device=saver.device)
     head.weight = embedding.weight
-    outside = embedding.weight.data  # known to nobody else
+    outside = embedding.weight.data  # known to no other object
     saver.adopt({"base": base}, embedding, tag=tag)
     assert tag_of(view) == tag_of(typed) == tag_of(head.weight) == tag_of(outside) == tag
     base[15] = -1
@@ -192,7 +192,7 @@ def test_a_paused_tensor_is_refused_before_anything_moves(saver, tag, tag2):
 
 def test_out_of_memory_midway_loses_nothing(saver, tag):
     tensors = [torch.full((4 * MIB,), float(i), device=saver.device) for i in range(4)]  # 16 MiB each
-    # On a GPU, torch keeps the free segments of other pools; the simulated device gives them back first.
+    # On a GPU, torch keeps the free segments of other pools; the simulated device releases them first.
     held = sum(status.resident_bytes for status in saver.tags().values()) if saver.device == "cuda" else 0
     saver.configure(device_limit=held + 40 * MIB)
     with pytest.raises(torch.OutOfMemoryError):

@@ -1,4 +1,4 @@
-"""saver.adopt leaves alone what somebody else may know by its address, and nothing else."""
+"""saver.adopt does not move a tensor whose address another library may know, and moves every other tensor."""
 
 import gc
 import sys
@@ -13,7 +13,7 @@ from ebbtide import _core  # noqa: E402
 from ebbtide.saver.adoption import adopt, external_references  # noqa: E402
 from ebbtide.saver.tensors import address_reads  # noqa: E402
 
-CPU_ONLY = pytest.mark.sim_only  # NumPy borrows CPU tensors
+CPU_ONLY = pytest.mark.sim_only  # NumPy uses CPU tensors without a copy
 
 
 def tag_of(tensor):
@@ -23,7 +23,7 @@ def tag_of(tensor):
 
 @pytest.fixture
 def make(saver):
-    """Makes the tensor that is lent out."""
+    """Makes the tensor that is lent."""
     return lambda: torch.arange(64.0, device=saver.device).view(8, 8)
 
 
@@ -115,7 +115,7 @@ def test_what_is_in_the_tag_already_is_not_asked(saver, tag, make):
 
 
 class _Borrower:
-    """Keeps an address beside the tensor, as the classes of other libraries do."""
+    """Stores an address beside the tensor, as classes of other libraries do."""
 
     def __init__(self, tensor):
         self.owner, self.address = tensor, tensor.data_ptr()
@@ -123,7 +123,7 @@ class _Borrower:
 
 @pytest.fixture(params=["a Python class of a library that is known to", "a class of an extension"])
 def borrower(request, monkeypatch):
-    """Such a class, from another library."""
+    """Such a class of another library."""
     if "Python" in request.param:
         return type("MemoryPointer", (_Borrower,), {"__module__": "numba.cuda.cudadrv.driver"})
     module = types.ModuleType("compiled")
@@ -176,7 +176,7 @@ def test_plain_objects_frames_and_closures_are_no_borrowers(saver, tag, make):
 
 
 class _Readable(torch.Tensor):
-    """Has the property that torch gives CUDA tensors only."""
+    """Has the property that torch gives to CUDA tensors only."""
 
     @property
     def __cuda_array_interface__(self):
@@ -184,7 +184,7 @@ class _Readable(torch.Tensor):
 
 
 def test_an_address_that_was_read_keeps_the_tensor_where_it_is(saver, tag, make):
-    saver.adopt(tag=tag)  # the first use
+    saver.adopt(tag=tag)  # the first use installs the hooks
     address_reads.install(_Readable)
     tensor = make()
     alias = tensor.as_subclass(_Readable)

@@ -1,4 +1,4 @@
-"""saver.adopt without force moves whatever only torch uses: each user of a tensor sees the move."""
+"""saver.adopt without force moves a tensor that only torch uses, and each user of the tensor sees the move."""
 
 import copy
 import io
@@ -33,7 +33,7 @@ def train(model, optimizer, data, steps=2):
 
 
 class World:
-    """A trained model, and what else a test keeps alive."""
+    """A trained model, and other objects that a test keeps alive."""
 
     def __init__(self, device, **options):
         self.model = make_model(device)

@@ -156,7 +156,7 @@ def test_a_write_is_noticed_whatever_the_way(saver, tag, backup, writable, write
     write(saver.backup_of(tensor, writable=writable), new)
     gc.collect()
     saver.resume(tag)
-    assert torch.equal(tensor.cpu(), new)  # as it was written
+    assert torch.equal(tensor.cpu(), new)  # as written through the view
     tensor.copy_(old)
     saver.pause(tag)
     saver.resume(tag)
@@ -196,7 +196,7 @@ def test_what_was_only_looked_at_comes_back_as_it_was(saver, tag):
         assert torch.equal(saver.backup_of(seen), want[0])
         saver.resume(tag)
         report = saver.pause(tag)
-        assert report.clean >= 24 * 2**20  # only what was looked at is copied
+        assert report.clean >= 24 * 2**20  # only the blocks that a view showed are copied
         assert 0 < report.copied <= 6 * 2**20
         saver.resume(tag)
     assert torch.equal(seen.cpu(), want[0])
@@ -214,7 +214,7 @@ def test_a_view_that_is_held_across_pauses_neither_changes_nor_is_believed(saver
         saver.resume(tag)
         assert torch.equal(tensor.cpu(), first)
         saver.pause(tag)
-        view.fill_(9.0)  # of the first pause: nobody's any more
+        view.fill_(9.0)  # the view of the first pause, which belongs to no backup any more
         assert torch.equal(saver.backup_of(tensor), first)
     saver.resume(tag)
     assert torch.equal(tensor.cpu(), first)

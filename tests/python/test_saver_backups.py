@@ -1,4 +1,4 @@
-"""Where the bytes are while a tag is away: each kind of backup, kept for the next pause or not."""
+"""The bytes of a paused tag: each kind of backup, with and without keeping it for the next pause."""
 
 import pytest
 
@@ -11,7 +11,7 @@ KINDS = ["ram", "pinned", "disk"]
 
 
 def build(saver, tag, **options):
-    """A module and its buffers: several segments, odd sizes, all kinds of content."""
+    """Makes a module and its buffers: several segments, odd sizes, all kinds of content."""
     with saver.region(tag, **options):
         model = torch.nn.Sequential(torch.nn.Linear(700, 900), torch.nn.LayerNorm(900), torch.nn.Linear(900, 1500))
         model = model.to(saver.device)
@@ -75,7 +75,7 @@ def test_what_is_kept_at_resume(saver, tag, backup, retain, is_kept):
     want = keep.cpu().clone()
     held = saver.stats()["host_held_bytes"]
     saver.pause(tag)
-    assert saver.tags()[tag].retained_bytes == 0  # it is in use, not kept
+    assert saver.tags()[tag].retained_bytes == 0  # in use, and so not counted as retained
     saver.resume(tag)
     assert saver.tags()[tag].retained_bytes == (16 * MIB if is_kept else 0)
     if backup != "disk":
@@ -103,7 +103,7 @@ def test_a_resume_may_say_otherwise(saver, tag, tag2):
     assert (again.copied, again.clean) == (
         16 * MIB,
         0,
-    )  # into the memory that was kept; digests are for those that retain
+    )  # into the memory that was kept; digests are made for tags that retain
     assert saver.stats()["host_held_bytes"] == held
     assert saver.pause(tag2).clean == 0
     saver.resume(tag, tag2)

@@ -1,4 +1,4 @@
-"""Captures are known to the core while they last, however they end. With a stand-in for torch's graphs."""
+"""The core knows of a capture while it lasts, however it ends. A class stands in for torch's graphs."""
 
 import gc
 import threading
@@ -14,7 +14,7 @@ from ebbtide.saver.regions import graphs  # noqa: E402
 
 
 class Allocator:
-    """What torch's allocator would be told of a capture."""
+    """Records what torch's allocator is told of a capture."""
 
     is_broken_open = False
     last = None
@@ -132,7 +132,7 @@ def test_torchs_allocator_is_told_of_a_failed_capture(graph_class, fails_at, giv
 
 
 def test_an_end_that_may_be_tried_again(saver, graph_class, monkeypatch):
-    """torch refuses to end a capture on another stream than it began on."""
+    """torch refuses to end a capture on another stream than the one it began on."""
     graph = graph_class()
     graph.capture_begin(pool=None)
     graph.fails_at = "end"
@@ -286,7 +286,7 @@ class FakeBackend:
 
 @pytest.fixture
 def fake_cuda(saver, monkeypatch):
-    """cuda_graph over a backend and a torch.cuda.graph that only note what they are asked for."""
+    """cuda_graph with a backend and a torch.cuda.graph that only record their calls."""
     graph_class = make_graph_class()
 
     class GraphContext:
@@ -300,7 +300,7 @@ def fake_cuda(saver, monkeypatch):
         def __exit__(self, *_):
             self.graph.capture_end()
 
-    assert saver.device  # the real backend first: regions of other tests use it
+    assert saver.device  # starts the real backend first, because regions of other tests use it
     backend = FakeBackend()
     monkeypatch.setattr(backends, "_backend", backend)
     monkeypatch.setattr(graphs, "_pools", {})

@@ -21,7 +21,7 @@ VERSIONS = [(2, minor) for minor in range(LEAST_TORCH[1], NEWEST_TORCH[1] + 1)]
 
 @pytest.fixture(params=VERSIONS, ids=lambda version: ".".join(map(str, version)))
 def model(request, saver, monkeypatch):
-    assert saver.device  # the real backend first: regions of other tests use it
+    assert saver.device  # starts the real backend first, because regions of other tests use it
     model = TorchModel(request.param)
     model.dissolved = set()
     model.install(monkeypatch)
@@ -29,7 +29,7 @@ def model(request, saver, monkeypatch):
     monkeypatch.setattr(entry, "registry", region_pools.RegionPools())
     yield model
     assert model.recording == {0: [], 1: []}
-    # The object's own, and the one that is never given back but where the pool is dissolved.
+    # One use is that of the pool object. The other is released only when the pool is dissolved.
     assert {key for key, count in model.use_counts.items() if count != 2} == model.freeable
     assert model.freeable == model.dissolved
     assert model.deadly_ends == []
@@ -98,14 +98,14 @@ def test_dissolved_pools_are_torchs_to_free(model, saver, tag, tag2):
     with saver.region(tag):
         assert (model.route() == first) is not model.may_die_in_use
     assert len(entry.registry.dissolved()) == len(model.dissolved)
-    model.dissolved |= set(dissolve_all(tag))  # again, and none twice
+    model.dissolved |= set(dissolve_all(tag))  # once more: no pool is dissolved twice
     assert len(model.dissolved) == (4 if model.may_die_in_use else 0)
 
 
 def test_a_pool_that_somebody_else_uses_is_not_dissolved(model, saver, tag):
     with saver.region(tag):
         first = model.route()
-    model.use_counts[first] += 1  # a graph was captured into it
+    model.use_counts[first] += 1  # as if a graph had been captured into it
     model.dissolved |= set(dissolve_all(tag))
     model.use_counts[first] -= 1
     assert first not in model.dissolved
@@ -134,7 +134,7 @@ def test_nothing_is_given_back_during_a_capture(saver, tag, monkeypatch, is_capt
     monkeypatch.setattr(captures, "is_capturing", lambda: is_capturing)
     assert spilled.release_dissolved([tag]) == []
     assert given == ([] if is_capturing else [["a pool"]])
-    assert registry.dissolved() == [(region_pools.PoolKey(tag, 1, 0), pool)]  # its segments are still there
+    assert registry.dissolved() == [(region_pools.PoolKey(tag, 1, 0), pool)]  # its segments still exist
 
 
 def test_threads_all_and_what_is_inside(model, saver, tag, tag2):
@@ -218,7 +218,7 @@ def test_a_failure_while_entering_leaves_nothing_open(model, saver, tag, tag2, m
             begin(device, key)
 
         with saver.region(tag):
-            pass  # the pools are there
+            pass  # makes the pools
         monkeypatch.setattr(backend, "_begin", fail_on_the_last_device)
         with pytest.raises(RuntimeError, match="planted"):
             saver.region(tag).__enter__()

@@ -1,4 +1,4 @@
-"""Random cycles over all stores with small tensors; tests/gpu runs the same with large ones."""
+"""Random cycles over all stores with small tensors. tests/gpu runs the same with large ones."""
 
 import pytest
 

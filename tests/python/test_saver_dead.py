@@ -1,4 +1,4 @@
-"""Tensors that die while their tag is paused: their backups go, and a resume brings the living alone."""
+"""Tensors that die while their tag is paused: their backups are freed, and a resume brings back only the living."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_a_resume_claims_nothing_for_the_dead(saver, tag, backup):
     saver.pause(tag)
     held = _core.query_device(0).held_bytes
     del gone
-    saver.configure(device_limit=held + 12 * MIB)  # the dead would not fit
+    saver.configure(device_limit=held + 12 * MIB)  # too little if the dead tensors came back
     try:
         report = saver.resume(tag)
     finally:
@@ -241,7 +241,7 @@ def test_a_capture_refuses_the_trim_and_not_the_program(saver, tag):
 
 @pytest.mark.parametrize("backup", ["ram", "pinned", "disk", None])
 def test_what_died_while_resident_is_cached_memory_and_comes_back(saver, tag, tag2, backup):
-    """torch would have to map it anew, in each cycle."""
+    """It comes back because torch would otherwise map it anew in each cycle."""
     keep, gone, late = (noise(saver, tag, mib, backup=backup) for mib in (12, 32, 20))
     with saver.region(tag2):
         pass
@@ -266,7 +266,8 @@ def test_what_died_while_resident_is_cached_memory_and_comes_back(saver, tag, ta
         saver.configure(device_limit=None)
     saver.pause(tag)
     del again
-    assert saver.resume(tag).bytes == 32 * MIB  # the entry brought the 20 back: they were free when they left
+    # Entering the region brought the 20 MiB back, because they were free when they left.
+    assert saver.resume(tag).bytes == 32 * MIB
     assert saver.tags()[tag].trimmed_bytes == 32 * MIB
 
 
@@ -296,7 +297,8 @@ def test_cached_memory_gives_way_to_the_living(saver, tag, tag2, come_back):
 
 
 def test_what_a_pause_did_not_look_at_is_not_taken_for_cached(saver, tag):
-    """A segment that was cached memory in one pause is used in the next, which looks at nothing: it dies like any."""
+    """A segment that was cached memory in one pause is in use in the next, which looks for no free memory. When it dies
+    it counts as any other."""
     keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
     del gone
     saver.pause(tag)

@@ -1,4 +1,4 @@
-"""EBBTIDE_DRIVER: every combination of setting, torch and driver has one outcome and one line."""
+"""EBBTIDE_DRIVER: every combination of setting, torch and driver has one outcome and one line of explanation."""
 
 import itertools
 
@@ -8,8 +8,8 @@ from ebbtide.driver_choice import decide, needs_probe, parse_setting
 
 WORKS, BROKEN = None, "no CUDA driver: libcuda.so.1 is not there"
 
-# (setting, torch, driver's problem) -> driver, or a piece of the line that refuses it.
-# TENSORS: where torch's tensors are to live in our memory. PLAIN: memory that torch does not know of.
+# (setting, torch, the driver's problem) -> the driver, or a part of the line that refuses the combination. TENSORS:
+# torch's tensors are to be in ebbtide's memory. PLAIN: memory that torch does not know of.
 TENSORS = {
     ("auto", "none", WORKS): "install torch",
     ("auto", "none", BROKEN): "install torch",
@@ -90,7 +90,7 @@ def test_every_combination(setting, torch_kind, problem, on_tensors):
         assert f"{found}: {advice}" == outcome.line
         assert advice.startswith(("run where there is", "install")) and found.count("(") == found.count(")")
     if outcome.driver is None and torch_kind != "none":
-        assert "EBBTIDE_DRIVER=sim" in outcome.line  # the way to try ebbtide with the torch that is there
+        assert "EBBTIDE_DRIVER=sim" in outcome.line  # suggests a way to try ebbtide with the torch that is installed
 
 
 @pytest.mark.parametrize("on_tensors", [True, False])
@@ -222,7 +222,7 @@ def test_off_is_a_no_op_everywhere(run_python):
 
 @pytest.mark.sim_only
 def test_a_cuda_torch_without_a_driver_is_one_clear_sentence(run_python):
-    """As on a machine without a GPU; torch's kind is made up, the missing driver is real."""
+    """As on a machine without a GPU. The kind of torch is faked; the missing driver is real."""
     result = run_python(
         """
         import torch
@@ -245,7 +245,7 @@ def test_a_cuda_torch_without_a_driver_is_one_clear_sentence(run_python):
 @pytest.mark.sim_only
 @pytest.mark.parametrize("build", [{"cuda": "13.2"}, {"cuda": None, "hip": "7.0"}, {"cuda": None, "hip": None}])
 def test_sim_serves_every_build_of_torch(run_python, build):
-    """Also one whose GPUs are in use: they are left alone. Where torch is a CPU build, its kind is made up."""
+    """Also a build whose GPUs are in use: they are left alone. If torch is a CPU build, its kind is faked."""
     result = run_python(
         f"""
         import torch

@@ -1,4 +1,4 @@
-"""The error classes: fields, pickling, and how OutOfMemoryError becomes torch's."""
+"""The error classes: fields, pickling, and the conversion of OutOfMemoryError to torch's."""
 
 import copy
 import pickle

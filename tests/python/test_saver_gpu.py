@@ -1,4 +1,4 @@
-"""Regions, graphs and adoption on a GPU, beside tests/gpu: where a capture's memory goes, and what adopt needs."""
+"""Regions, graphs and adoption on a GPU, beside tests/gpu: the memory of captures, and the requirements of adopt."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def tag_of(tensor):
 
 
 def warmed_up(work):
-    """`work` run on a side stream, as torch wants it before a capture."""
+    """Runs `work` on a side stream, as torch requires before a capture."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -31,14 +31,15 @@ def test_a_matmul_in_a_graph_has_a_workspace_of_its_own(saver, tag):
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        want = x @ y  # this stream has a workspace now
+        want = x @ y  # gives this stream a workspace
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with saver.cuda_graph(graph, tag=tag, stream=stream):
         result = x @ y
     for _ in range(3):
         saver.pause(tag)
-        noise = [torch.randn(4 * MIB, device="cuda") for _ in range(8)]  # whoever gets the old workspace now
+        # These may reuse the memory of the old workspace.
+        noise = [torch.randn(4 * MIB, device="cuda") for _ in range(8)]
         x @ y
         saver.resume(tag)
         graph.replay()
@@ -92,7 +93,7 @@ def test_random_numbers_in_graphs_survive_a_pause(saver, tag):
 def test_failed_captures_leave_everything_usable(saver, tag):
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError), saver.cuda_graph(graph, tag=tag):
-        torch.ones(1000, device="cuda").sum().item()  # a synchronisation: not allowed in a capture
+        torch.ones(1000, device="cuda").sum().item()  # a synchronisation, which a capture forbids
     torch.cuda.synchronize()
     saver.pause()
     saver.resume()
@@ -107,19 +108,20 @@ def test_failed_captures_leave_everything_usable(saver, tag):
 @pytest.mark.device_memory
 @pytest.mark.parametrize("whose", ["torch", "ebbtide"])
 def test_torch_gives_its_cache_back_after_a_failed_capture(saver, tag, whose):
-    """By itself it would not: where a capture fails, its capture_end leaves the allocator in it."""
+    """torch by itself would not: when a capture fails, capture_end leaves the allocator in the capture."""
     with saver.region(tag):
-        pass  # from here on ebbtide knows of captures
+        pass  # from here on ebbtide is told of captures
     capture = torch.cuda.graph if whose == "torch" else saver.cuda_graph
     with pytest.raises(RuntimeError), capture(torch.cuda.CUDAGraph()):
         torch.ones(1000, device="cuda").sum().item()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
-    torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")  # made, and gone
+    torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")  # allocated and freed at once
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() <= before
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):  # one that ends takes torch's random numbers out of the failed one
+    # A capture that succeeds takes torch's random number generators out of the failed capture.
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.ones(1000, device="cuda")
 
 

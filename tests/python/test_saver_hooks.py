@@ -1,4 +1,4 @@
-"""saver.on: hooks around operations."""
+"""saver.on: hooks that run before and after operations."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def sim():
 
 @pytest.fixture
 def log(saver, tag):
-    """A list that every hook of `tag` writes to, with whether the tag was away then."""
+    """A list to which every hook of `tag` adds its event, and whether the tag was paused at the time."""
     entries = []
 
     def note(event):
@@ -233,7 +233,7 @@ def test_a_before_hook_that_raises_answers_the_tags_that_it_reached(saver, tag, 
     assert [event for event, *_ in log] == ["before_pause", "after_resume"]
     with pytest.raises(KeyError):
         saver.pause(tag2, tag)
-    assert len(log) == 2  # its own before-hooks were not reached
+    assert len(log) == 2  # the before-hooks of this call were not reached
     remove()
     assert all(float(t[0]) == 1 for t in keep)
 

@@ -1,4 +1,4 @@
-"""Ctrl-C at every point of entering and leaving: all is as before, or wholly done."""
+"""Ctrl-C at every point of entering and leaving: the operation is done completely or not at all."""
 
 import gc
 import os
@@ -28,7 +28,7 @@ def make(saver):
 
 
 def assert_outside(saver, *tags):
-    """This thread is in no region, nothing is leased, and each tag can be paused, resumed and entered."""
+    """Asserts that this thread is in no region, nothing is leased, and each tag can be paused, resumed and entered."""
     assert tag_of(make(saver)) is None
     assert _core.capture_count() == 0
     assert not _core.others_in_regions()
@@ -98,7 +98,7 @@ NAMES = ("plain", "nested", "all_threads", "overflowing", "decorated", "decorate
 @pytest.mark.parametrize("name", NAMES)
 def test_regions_are_whole(saver, tag, tag2, name):
     work = scopes(saver, tag, tag2)[name]
-    work()  # what is made at first need is made
+    work()  # makes everything that is made at first use
     assert interrupted_everywhere(work, lambda: assert_outside(saver, tag, tag2)) > 20
 
 
@@ -132,14 +132,15 @@ def test_the_outer_region_goes_on(saver, tag, tag2):
 
 @pytest.mark.timeout(400)  # some 350 pauses, and as many resumes
 def test_paused_is_whole(saver, tag):
-    """What was away before stays so; the rest is back, bit for bit, and each before-hook was answered once."""
+    """Memory that was paused before stays paused. The rest is back bit for bit, and each before-hook had one
+    after-hook."""
     with saver.region(tag):
         away = torch.full((3 << 20,), 5, dtype=torch.uint8, device=saver.device)
     saver.pause(tag)
     with saver.region(tag):
         here = torch.full((1000,), 7, dtype=torch.uint8, device=saver.device)
     ran = {event: [] for event in ("before_pause", "after_pause", "before_resume", "after_resume")}
-    # Built-in functions: an interrupt inside a hook would be the hook's own.
+    # Hooks are built-in functions, because an interrupt inside a hook would be that of the hook.
     removers = [saver.on(event, tag, ran[event].append) for event in ran]
 
     def work():
@@ -169,7 +170,7 @@ def test_paused_is_whole(saver, tag):
 
 
 def test_adopt_is_whole(saver, tag, tag2, mover):
-    """Each tensor is whole in its old or its new place; nothing is leased."""
+    """Each tensor is whole in its old or its new place, and nothing is leased."""
     with saver.region(tag2):
         from_tag = torch.full((1000,), 3.0, device=saver.device)
     ordinary = torch.full((1000,), 4.0, device=saver.device)
@@ -263,7 +264,7 @@ def test_cuda_graph_is_whole(saver, tag, fake_cuda):
 
 
 def test_a_capture_that_began_is_not_forgotten(saver, tag, fake_cuda):
-    """Whatever interrupts torch's begin or end, ebbtide and the stream agree."""
+    """Whatever interrupts torch's begin or end, ebbtide and the stream agree about the capture."""
     graphs_made = []
 
     def work():
@@ -309,7 +310,7 @@ def test_withheld_and_preloaded_are_whole(saver, tag, monkeypatch):
 
 
 def test_a_second_entry_with_an_interrupt_pending_in_the_block(saver, tag):
-    """The interrupt of the block itself arrives, and the region is left."""
+    """The interrupt of the block itself is raised, and the region is left."""
     sys.setprofile(None)
     with pytest.raises(Planted):
         with saver.region(tag):
@@ -320,7 +321,7 @@ def test_a_second_entry_with_an_interrupt_pending_in_the_block(saver, tag):
 
 
 def test_real_signals_at_many_moments(saver, tag, tag2):
-    """SIGALRM, whose handler raises, at 300 moments within entering, leaving, pausing and adopting."""
+    """SIGALRM, whose handler raises, at 300 moments during entering, leaving, pausing and adopting."""
     data = torch.full((1000,), 2.0, device=saver.device)
     saver.adopt(data, tag=tag)
     region = saver.region(tag2)
@@ -330,7 +331,7 @@ def test_real_signals_at_many_moments(saver, tag, tag2):
 
     before = signal.signal(signal.SIGALRM, raise_it)
     arrived = 0
-    gc.disable()  # Python drops what is raised in a collector's callback, and pytest's plugins have such
+    gc.disable()  # Python drops exceptions in the callbacks of the collector, and pytest's plugins have such callbacks
     try:
         for trial in range(300):
             try:

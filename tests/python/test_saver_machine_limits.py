@@ -1,4 +1,4 @@
-"""What the machine does not allow is said before anything is taken, and nothing is lost to it."""
+"""Limits of the machine are reported before anything is taken, and no data is lost to them."""
 
 import resource
 
@@ -20,7 +20,7 @@ def noise(saver, tag, mib, **options):
 
 @pytest.fixture
 def file_limit():
-    """`file_limit(size)`: from then on, and until the end of the test, no file may grow beyond it."""
+    """`file_limit(size)`: until the end of the test, no file may grow beyond this size."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,4 +1,4 @@
-"""What a call about some tags costs does not grow with the others: nothing walks the tables of all of them.
+"""The cost of a call on some tags does not grow with the number of other tags: no call walks the tables of all tags.
 
 Nothing here measures time. The core's own share is counted in tests/cpp/many_tags_test.cpp.
 """
@@ -17,12 +17,12 @@ from ebbtide.saver.pools import backends, cuda_pools, pool_segments, region_pool
 from ebbtide.saver.state import hooks  # noqa: E402
 
 MIB = 2**20
-SEGMENT = 20 * MIB  # that torch's allocator, and the simulator's, takes for a tensor of 4 MiB
+SEGMENT = 20 * MIB  # what the allocators of torch and of the simulated device take for a tensor of 4 MiB
 
 
 @pytest.fixture
 def tables(monkeypatch):
-    """The names of the calls that gave a table of everything."""
+    """The names of the calls that returned a whole table."""
     asked = []
     tags, allocations = _core.tags, _core.allocations
 
@@ -42,7 +42,7 @@ def tables(monkeypatch):
 
 @pytest.fixture
 def looks(monkeypatch):
-    """The pools that were looked into."""
+    """The pools that were examined."""
     seen = []
     look = pool_segments.look
     monkeypatch.setattr(pool_segments, "look", lambda backend, pool: (seen.append(pool), look(backend, pool))[1])
@@ -172,7 +172,7 @@ def test_hooks_of_a_tag_and_of_all_run_in_the_order_in_which_they_were_added(sav
 
 
 class ManyPools:
-    """A backend that counts what it is asked."""
+    """A backend that counts its calls."""
 
     def __init__(self, backend):
         self.backend, self.single, self.together = backend, 0, 0
@@ -230,10 +230,10 @@ def test_one_snapshot_is_split_by_pool(monkeypatch):
 
 
 def test_a_snapshot_that_takes_references_harms_no_pool(monkeypatch):
-    """torch 2.11 releases a reference to each number of the id it is given, and takes none."""
+    """torch 2.11 releases a reference to each number of the id that it is given, without having taken one."""
 
     class Pool:
-        id = (0, int("100000"))  # not one of the numbers that CPython keeps
+        id = (0, int("100000"))  # not one of the small integers that CPython caches
 
     def memory_snapshot(mempool_id=None):
         for number in mempool_id:
@@ -250,7 +250,7 @@ def test_a_snapshot_that_takes_references_harms_no_pool(monkeypatch):
 
 
 def test_hundreds_of_tags(saver, tag):
-    """On a GPU torch numbers their pools beyond 256."""
+    """On a GPU, torch gives their pools numbers beyond 256, which CPython does not cache."""
     names = [f"{tag}-{number}" for number in range(300)]
     tensors = []
     for name in names:

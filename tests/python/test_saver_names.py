@@ -1,4 +1,4 @@
-"""Bad input to the public functions: refused at once, with a sentence, and nothing changes."""
+"""Bad input to the public functions is refused at once, with one sentence, and nothing changes."""
 
 import pytest
 from ebbtide import _core
@@ -33,7 +33,7 @@ def all_uses(saver):
         lambda tag: saver.is_paused(tag),
         lambda tag: (
             saver.on("before_pause", tag, print) if tag != "*" else arguments.check_tag(tag)
-        ),  # "*" is every tag there
+        ),  # "*" means every tag there
         lambda tag: saver.adopt(tag=tag),
         lambda tag: saver.cuda_graph(None, tag).__enter__(),
         lambda tag: saver.graph_pool(tag),
@@ -71,7 +71,7 @@ def test_python_and_the_core_agree_about_tags(saver, tag):
         is_good = True
     except ValueError:
         is_good = False
-    if tag in ("\ud800", "nul\0"):  # what C's strings can't hold never reaches the core as a tag
+    if tag in ("\ud800", "nul\0"):  # a tag that a C string cannot hold never reaches the core
         assert not is_good
         return
     try:

@@ -113,7 +113,7 @@ def test_backup_this_once(saver, tag, tag2):
     saver.resume(tag, tag2)
     assert float(kept.sum()) == MIB
     assert int(torch.count_nonzero(dropped)) == 0
-    saver.pause(tag, tag2)  # the policies themselves are as they were
+    saver.pause(tag, tag2)  # the policies themselves have not changed
     saver.resume(tag, tag2)
     assert int(torch.count_nonzero(kept)) == 0
 
@@ -133,7 +133,7 @@ def test_paused_is_for_the_length_of_a_with(saver, tag, tag2):
         assert saver.is_paused(tag)
         assert set(report.by_tag) == {tag}
     assert not saver.is_paused(tag)
-    assert saver.is_paused(tag2)  # it was so before
+    assert saver.is_paused(tag2)  # it was paused before
     saver.resume(tag2)
     with pytest.raises(KeyError), saver.paused(tag):
         raise KeyError
@@ -208,7 +208,7 @@ def test_out_of_memory_in_a_region_is_torchs_and_the_region_stays_usable(saver, 
     saver.configure(device_limit=limit)
     with saver.region(tag):
         with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(limit // 4 + MIB, device=saver.device)  # does not fit, however much is given back
+            torch.empty(limit // 4 + MIB, device=saver.device)  # does not fit, whatever torch releases
         keep = torch.ones(MIB, device=saver.device)
     assert float(keep[0]) == 1
     assert any(event.kind == "out_of_memory" for event in saver.timeline)
@@ -267,7 +267,8 @@ def test_the_cublas_map_is_emptied_only_where_torch_uses_cuda(monkeypatch):
 
 
 def test_paused_brings_back_what_it_moved_and_nothing_else(saver, tag):
-    """By allocation: a tag of which a part was away is so again; what died or was resumed meanwhile is passed by."""
+    """Per allocation: a tag that was partly paused before is so again. Allocations that died or were resumed meanwhile
+    are skipped."""
     with saver.region(tag):
         away = torch.full((3 * MIB,), 1, dtype=torch.uint8, device=saver.device)
     saver.pause(tag)

@@ -1,4 +1,4 @@
-"""Regions that overflow: what the device has no room for lies in host memory behind the same address."""
+"""Regions that overflow: memory for which the device has no room is host memory behind the same address."""
 
 import gc
 
@@ -17,10 +17,10 @@ MIB = 1 << 20
 
 @pytest.fixture
 def room(saver):
-    """`room(mib)` leaves so much of device_limit for what is allocated next; all is as before after the test."""
+    """`room(mib)` leaves this much of device_limit for the next allocations. The limits are reset after the test."""
 
     def leave(mib, keeps_cached=False):
-        if not keeps_cached:  # torch would give back what earlier tests left
+        if not keeps_cached:  # torch would otherwise release what earlier tests left
             gc.collect()
             saver.trim()
         held = _core.query_device(0).held_bytes
@@ -57,13 +57,13 @@ def test_what_does_not_fit_spills(saver, tag, room):
 
 
 def test_small_tensors_stay_on_the_device_where_large_ones_spill(saver, tag, tag2, room):
-    """Of 128 MiB the last 4 are for torch's segments of 2 MiB."""
+    """The last 4 of the 128 MiB are for torch's segments of 2 MiB."""
     room(0)
     held = saver.stats()["device_bytes"]
     saver.configure(device_limit=held + 128 * MIB, reserve=8 * MIB)
     large = noise(saver, tag, 160, overflow="split")
     with saver.region(tag2, overflow="split"):
-        small = [torch.ones(256 << 10, device=saver.device) for _ in range(4)]  # two to a segment
+        small = [torch.ones(256 << 10, device=saver.device) for _ in range(4)]  # two in each segment
     assert spilled(saver, tag) >= 36 * MIB
     assert spilled(saver, tag2) == 0
     assert all(bool((tensor == 1).all()) for tensor in small)
@@ -102,7 +102,7 @@ def test_a_spilled_tag_pauses_and_resumes(saver, tag, room):
 
 def test_promote_moves_what_fits(saver, tag, room):
     room(16)
-    tensor = noise(saver, tag, 52, overflow="split")  # host chunks of 32 and 4
+    tensor = noise(saver, tag, 52, overflow="split")  # host chunks of 32 and 4 MiB
     want, address = tensor.cpu().clone(), tensor.data_ptr()
     assert saver.promote(tag).bytes == 0
     room(32)
@@ -209,7 +209,7 @@ def test_trim_and_promote_give_up_free_spilled_segments(saver, tag, room):
 
 def test_the_pool_is_made_ahead_and_reused(saver, tag, tag2, room):
     saver.configure(host_pool="64MiB")
-    noise(saver, tag2, 2, overflow="split")  # the first region fills it, if nobody has before
+    noise(saver, tag2, 2, overflow="split")  # the first region fills the pool, unless it is full already
     assert _core.stats()["host_pool_bytes"] == 64 * MIB
     room(0)
     tensor = noise(saver, tag, 64, overflow="split")

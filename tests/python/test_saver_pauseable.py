@@ -1,4 +1,4 @@
-"""A pauseable program's torch, without a GPU: while the program's tag is away nobody is given memory that is."""
+"""The torch of a pauseable program, without a GPU: while the program's tag is paused, no thread gets paused memory."""
 
 import ctypes
 import threading
@@ -17,13 +17,13 @@ from ebbtide.saver.pools import bypass, captures  # noqa: E402
 from ebbtide.saver.reclaim import unused  # noqa: E402
 from pauseable_model import DEFAULT, MIB, RAM, start  # noqa: E402
 
-# The model of torch's cache reads and writes the device's memory as the CPU does.
+# The model of torch's cache reads and writes device memory as the CPU does.
 pytestmark = pytest.mark.sim_only
 
 
 @pytest.fixture
 def make_program(saver, monkeypatch):
-    assert saver.device  # the real backend first: regions of other tests use it
+    assert saver.device  # starts the real backend first, because regions of other tests use it
     made = []
 
     def make(tag):
@@ -41,7 +41,7 @@ def mine(make_program, tag):
 
 
 def routes_of_threads(model):
-    """Where another thread's allocations go."""
+    """The pool of another thread's allocations."""
     seen = []
     thread = threading.Thread(target=lambda: seen.append(model.route()))
     thread.start()
@@ -64,7 +64,7 @@ def test_while_the_tag_is_away_all_threads_have_a_fresh_pool(mine, saver):
     inside = mine.model.route()
     assert inside not in (None, DEFAULT)
     assert routes_of_threads(mine.model) == inside
-    other = mine.make(4, 3)  # the cache has one of this size, which is away
+    other = mine.make(4, 3)  # the cache has a paused segment of this size
     assert [held.bytes for held in report.left if held.tag == mine.tag] == []
     saver.resume(mine.tag)
     assert mine.model.route() is None is routes_of_threads(mine.model)
@@ -195,7 +195,7 @@ def test_a_pause_that_is_refused_leaves_torch_as_it_was(mine, saver, tag2):
     with pytest.raises(StateError, match="was ever named"):
         saver.pause(mine.tag, "never named")
     mine.make(2, 2)
-    assert mine.model.route() not in (None, inside)  # whatever the failure left of it
+    assert mine.model.route() not in (None, inside)  # whatever route the failure has left
     assert saver.is_paused(mine.tag)
 
 
@@ -258,7 +258,7 @@ def test_a_pause_that_came_since_keeps_the_bypass(mine, saver):
     mine.make(2, 1)
     saver.pause(mine.tag)
     inside = mine.model.route()
-    bypass.close_if_resident([mine.tag])  # as after a resume that is over by now
+    bypass.close_if_resident([mine.tag])  # as after a resume that has ended meanwhile
     assert mine.model.route() == inside
 
 

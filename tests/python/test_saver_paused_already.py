@@ -1,4 +1,5 @@
-"""What is paused already is skipped, whatever the arguments: also what a pause has left in host memory."""
+"""Memory that is already paused is skipped, whatever the arguments. That includes what a pause has left in host
+memory."""
 
 import gc
 
@@ -15,7 +16,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def room(saver):
-    """`room(mib)` leaves so much of device_limit for what is allocated next."""
+    """`room(mib)` leaves this much of device_limit for the next allocations."""
 
     def leave(mib):
         gc.collect()
@@ -99,7 +100,7 @@ def test_dead_memory_that_was_left_on_the_host_goes(saver, tag, room):
 
 
 def test_paused_brings_back_what_lay_on_the_host_as_a_whole(saver, tag, room):
-    """Nothing of it had to move, and it was paused all the same."""
+    """None of it had to move, and yet it was paused."""
     room(0)
     tensor = noise(saver, tag, 20, overflow="split")
     with saver.paused(tag):
@@ -108,9 +109,9 @@ def test_paused_brings_back_what_lay_on_the_host_as_a_whole(saver, tag, room):
     assert tensor.numel()
 
 
-@pytest.mark.sim_only  # a driver call is made to fail
+@pytest.mark.sim_only  # makes a driver call fail
 def test_a_refused_paused_brings_nothing_back(saver, tag):
-    """An allocation of which a failure took a part is left as it is where the pause in paused() is refused."""
+    """An allocation that a failure has left partly paused stays so if the pause in paused() is refused."""
     sim = Sim()
     tensor = noise(saver, tag, 256)
     want = tensor.clone()
@@ -134,7 +135,7 @@ def test_a_refused_paused_brings_nothing_back(saver, tag):
     assert torch.equal(tensor, want)
 
 
-@pytest.mark.sim_only  # a driver call is made to fail
+@pytest.mark.sim_only  # makes a driver call fail
 def test_paused_leaves_away_what_a_failed_pause_left_with_its_memory(saver, tag):
     sim = Sim()
     away, living = noise(saver, tag, 12), noise(saver, tag, 12)
@@ -147,7 +148,7 @@ def test_paused_leaves_away_what_a_failed_pause_left_with_its_memory(saver, tag)
         sim.clear_failures()
     assert saver.tags()[tag].state == "partial"
     before = [_core.is_away(tensor.data_ptr(), tensor.nbytes) for tensor in (away, living)]
-    assert any(before)  # else the failure came before anything left, and there is nothing to leave away
+    assert any(before)  # else the failure came before any memory left, and the test shows nothing
     with saver.paused(tag):
         assert saver.tags()[tag].state == "paused"
     assert [_core.is_away(tensor.data_ptr(), tensor.nbytes) for tensor in (away, living)] == before

@@ -1,4 +1,4 @@
-"""saver.resume(wait=False): the Pending, on the simulated device and against a model of the core's."""
+"""saver.resume(wait=False) and its Pending, on the simulated device and against a model of the core's Pending."""
 
 import gc
 
@@ -66,7 +66,7 @@ def test_one_that_is_dropped_goes_on(saver, tag):
     saver.pause(tag)
     saver.resume(tag)
     assert torch.equal(data.cpu(), want)
-    assert len(running_resumes._running) <= 2  # those that are over are forgotten
+    assert len(running_resumes._running) <= 2  # those that have ended are forgotten
 
 
 def test_what_is_refused_is_refused_at_once(saver, tag):
@@ -160,7 +160,7 @@ def test_ranges_are_in_the_order_of_the_forward_and_each_once():
 
 
 class ModelCore:
-    """What `_core.Pending` does, under the test's control."""
+    """Acts as `_core.Pending`, under the control of the test."""
 
     def __init__(self, error=None):
         self.is_finished, self.error, self.waits, self.there = False, error, [], set()
@@ -205,7 +205,7 @@ def test_streams_wait_for_all_or_for_some(streams):
     going.stream_wait(tensors=tensor)
     assert core.waits == [(1, 7, []), (1, 7, [reached]), (0, 100, [reached])]
     core.waits.clear()
-    going.stream_wait(ModelStream(1, 7), [])  # nothing to wait for is not everything
+    going.stream_wait(ModelStream(1, 7), [])  # an empty list means nothing, not everything
     going.stream_wait(ModelStream(1, 7), torch.empty(0))
     going.stream_wait(tensors=[])
     assert core.waits == []
@@ -240,7 +240,7 @@ def test_attach_waits_for_each_layer_before_its_forward(streams):
     assert [waited for _, _, waited in core.waits] == [
         [one for _, one in ranges_of(layer, "test")] for layer in (model[0], model[2], model[3])
     ]
-    assert seen == [3]  # ours came first
+    assert seen == [3]  # our hook ran first
     core.is_finished = True
     core.waits.clear()
     model(torch.ones(3, 4))
@@ -303,7 +303,7 @@ def test_hold_stream(streams, saver, tag, monkeypatch):
     core = ModelCore(DriverError("planted"))
     monkeypatch.setattr(core, "stream_wait", lambda *_: (_ for _ in ()).throw(DriverError("no wait")))
     going = pending.start(core, [tag], hooked_operation.HookedOperation([], False), hold_stream=True)
-    assert going.done  # the stream can't wait, so the thread did
+    assert going.done  # the stream cannot wait, so the thread did
     with pytest.raises(DriverError, match="planted"):
         going.wait()
     running_resumes._running.clear()

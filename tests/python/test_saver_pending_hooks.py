@@ -1,4 +1,4 @@
-"""Whose after-hooks a Pending runs: those of what nobody paused again meanwhile."""
+"""A Pending runs the after-hooks of those tags only that were not paused again meanwhile."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from test_saver_pending import noise  # noqa: E402
 
 @pytest.fixture
 def hooked(saver):
-    """Hooks of a tag on every event; gives the list that they write to."""
+    """Adds hooks of a tag on every event. Returns the list to which they add the events."""
     removers = []
 
     def add(tag):
@@ -25,7 +25,7 @@ def hooked(saver):
 
 
 def test_hooks_of_what_was_paused_again_do_not_run(saver, hooked, tag, tag2):
-    """The pause's own hooks ran; that the tag is resident would be a lie."""
+    """The hooks of the new pause ran. after_resume would wrongly say that the tag is resident."""
     data, other = noise(saver, tag, 4), noise(saver, tag2, 4)
     saver.pause(tag, tag2)
     ran, others = hooked(tag), hooked(tag2)

@@ -1,4 +1,4 @@
-"""saver.prepare: memory for backups, taken before the pause that will want it."""
+"""saver.prepare allocates memory for backups before the pause that needs it."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_the_next_pause_claims_nothing_more(saver, tag, backup, wait):
     assert "made ready 32.0 MiB" in str(report)
     assert not saver.is_paused(tag)
     held = saver.stats()["host_held_bytes"]
-    # The copying threads' ring is made as well, unless an earlier test did.
+    # The ring of the copying threads is made as well, unless an earlier test made it.
     assert held - saver.stats()["staging_bytes"] - before == (0 if backup == "disk" else 32 * MIB)
     saver.configure(host_limit=held)
     saver.pause(tag)
@@ -44,7 +44,7 @@ def test_what_has_memory_is_left_alone(saver, tag):
     saver.pause(tag)
     assert saver.prepare(tag).bytes == 0
     saver.resume(tag)
-    assert saver.prepare(tag).bytes == 16 * MIB  # it went back to the system
+    assert saver.prepare(tag).bytes == 16 * MIB  # the backup's memory went back to the system
     saver.pause(tag)
     saver.resume(tag, retain=True)
     assert saver.prepare(tag).bytes == 0
@@ -59,7 +59,7 @@ def test_nothing_where_there_is_no_backup(saver, tag):
 
 
 def test_what_dies_gives_it_back(saver, tag):
-    """At the latest when its segment goes: at the resume after which it is not retained."""
+    """The memory goes back at the latest with the backup: at a resume that does not retain it."""
     keep = noise(saver, tag, 16)
     held = saver.stats()["host_held_bytes"]
     saver.prepare(tag)

@@ -1,4 +1,4 @@
-"""How processes end, fork and start others while regions are open or tags are paused: judged by exit status."""
+"""Processes that end, fork and start others while regions are open or tags are paused, judged by exit status."""
 
 import pytest
 
@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 
 @pytest.fixture(autouse=True)
 def extension_is_built(saver):
-    """The torch extension says on stderr when it is built, which is no part of these tests."""
+    """Builds the torch extension first: the build prints a line on stderr, which these tests do not expect."""
     assert saver.device
 
 

@@ -1,4 +1,4 @@
-"""Which programs are pauseable, and that all others are left alone."""
+"""Programs that are pauseable, and programs that are not and stay unchanged."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Random programs against a plain model: memory holds what the model says, whatever the order of what was done."""
+"""Random programs against a plain model: memory holds what the model says, whatever the order of operations."""
 
 import gc
 
@@ -22,12 +22,13 @@ from hypothesis.stateful import (  # noqa: E402
 
 TAGS = st.sampled_from(["x", "y"])
 BACKUPS = st.sampled_from(["ram", None])
-SIZES = st.sampled_from([1000, 600_000, 3_000_000])  # segments of 2 and 20 MiB that are split, and one of its own
+# Segments of 2 and 20 MiB that are split, and one that a tensor has for itself.
+SIZES = st.sampled_from([1000, 600_000, 3_000_000])
 VALUES = st.integers(min_value=1, max_value=100)
 
 
 class Held:
-    """One tensor, and what the model says of it: its value while resident or stored, 0 once it was dropped."""
+    """One tensor in the model. Its value counts while it is resident or stored, and is 0 once it was dropped."""
 
     def __init__(self, tensor, tag, backup, value):
         self.tensor, self.tag, self.backup, self.value = tensor, tag, backup, float(value)
@@ -44,7 +45,7 @@ class Program(RuleBasedStateMachine):
         self.scopes = []
 
     def name(self, tag):
-        return f"property-{tag}"  # the same in each run, so that memory is used again
+        return f"property-{tag}"  # the same in each run, so that memory is reused
 
     def leased(self):
         return {tag for tag, _, scope in self.scopes if tag is not None}
@@ -153,4 +154,4 @@ Program.TestCase.settings = settings(
 
 
 class TestRandomPrograms(Program.TestCase):
-    """hypothesis drives it."""
+    """Driven by hypothesis."""

@@ -1,4 +1,4 @@
-"""Regions: what lands in which tag, how they nest, how they are entered, and what a lease forbids."""
+"""Regions: the tag of an allocation, nesting, entry, and the operations that a lease forbids."""
 
 import contextlib
 import gc
@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
 
-BIG = 3 << 20  # elements of float32: 12 MiB, a segment of its own
+BIG = 3 << 20  # elements of float32: 12 MiB, in a segment of its own
 
 
 def tag_of(tensor):
@@ -219,9 +219,9 @@ def waits_inside(scope, inner=None):
 
 
 @pytest.mark.parametrize("outer", ["none", "region", "all threads", "disabled"])
-@pytest.mark.parametrize("inner", ["region", "nested", "disabled"])  # docs/limits.md has the rest
+@pytest.mark.parametrize("inner", ["region", "nested", "disabled"])  # docs/limits.md has the other cases
 def test_a_region_that_another_thread_ends_uncovers_the_outer_one(saver, tag, tag2, outer, inner):
-    """Its thread is in the outer region again at once, not only when it enters or leaves the next one."""
+    """The thread is in the outer region again at once, not only when it enters or leaves the next region."""
     saver_of = {
         "none": contextlib.nullcontext,
         "region": lambda: saver.region(tag),
@@ -239,7 +239,7 @@ def test_a_region_that_another_thread_ends_uncovers_the_outer_one(saver, tag, ta
     def here():
         return tag_of(torch.ones(10, device=saver.device))
 
-    with saver.region(tag2):  # the outermost
+    with saver.region(tag2):  # the outermost region
         with saver_of[outer]():
             expected = here()
             generators = [waits_inside(*inside[inner]())]
@@ -298,7 +298,7 @@ def test_regions_that_end_out_of_order(saver, tag, tag2):
 
 
 def test_memory_made_while_the_tag_is_away_is_resident_and_apart(saver, tag):
-    """Cached free blocks of a paused tag are never served."""
+    """Cached free blocks of a paused tag are never handed out."""
     with saver.region(tag):
         keep = torch.full((BIG,), 1.0, device=saver.device)
         gone = torch.full((BIG,), 2.0, device=saver.device)

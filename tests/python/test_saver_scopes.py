@@ -1,4 +1,4 @@
-"""How `with` blocks close: again and again under interrupts, from another thread, when they are dropped."""
+"""Closing `with` blocks: repeatedly under interrupts, from another thread, and when they are dropped."""
 
 import contextlib
 import gc
@@ -68,8 +68,8 @@ def test_a_scope_closes_until_it_is_done():
 
 
 def test_an_exit_that_was_looked_up_closes_its_region_when_it_dies(saver, tag):
-    """Python 3.14 calls __enter__ by a plain CALL, after which an exception leaves the block unprotected: what is left
-    is the __exit__ that it has looked up before."""
+    """Python 3.14 calls __enter__ by a plain CALL. An exception after it leaves the block unprotected: only the
+    __exit__ that was looked up before remains."""
     region = saver.region(tag)
     leave = region.__exit__
     region.__enter__()
@@ -157,7 +157,7 @@ def test_a_suspension_that_is_collected_in_another_thread_ends(saver, tag):
         assert tag_of(make(saver)) is None
         collect_elsewhere(holder)
         with saver.region(tag):
-            pass  # from here on torch sees again what this thread is in
+            pass  # from here on torch uses this thread's region again
         assert tag_of(make(saver)) == tag
     assert_outside(saver, tag)
 
@@ -203,9 +203,9 @@ def test_a_decorated_generator_ends_where_its_region_cannot_be_entered(saver, ta
     holder = [steps()]
     assert tag_of(next(holder[0])) == tag
     gc.collect()
-    saver.trim(tag)  # of what died here
+    saver.trim(tag)  # the segments of tensors that died here
     assert saver.tags()[tag].trimmed_bytes > 0
-    ordinary = make(saver)  # leaves torch free memory outside
+    ordinary = make(saver)  # leaves free memory outside regions in torch's cache
     saver.configure(device_limit=_core.query_device(0).held_bytes)
     try:
         with pytest.raises(torch.OutOfMemoryError), saver.region(tag):

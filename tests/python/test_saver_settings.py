@@ -1,4 +1,4 @@
-"""Settings: one list, one reading, the same sentence wherever a bad value meets a user."""
+"""Settings: one list, one parser, and the same sentence wherever a user meets a bad value."""
 
 import json
 import os
@@ -28,7 +28,7 @@ except ValueError as error:
 
 @pytest.fixture
 def clean(monkeypatch):
-    """No variable of ebbtide's, and none looked at yet."""
+    """Unsets every variable of ebbtide, and makes the next check read them anew."""
     for name in [name for name in os.environ if name.startswith("EBBTIDE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(settings, "_environment_is_checked", False)
@@ -65,7 +65,7 @@ def test_every_entry_says_something():
 
 
 def test_every_setting_is_read_by_those_who_are_said_to_and_nothing_else_reads_a_variable(root: Path):
-    """In C++ by its name in settings.def, in Python by its own."""
+    """C++ reads a setting by its name in settings.def, Python by its own name."""
     native = "\n".join(path.read_text() for path in (root / "csrc").rglob("*.cpp"))
     names = dict(re.findall(r'EBBTIDE_SETTING\((k\w+), "(\w+)"', (root / "csrc/base/settings.def").read_text()))
     python = "\n".join(path.read_text() for path in (root / "python").rglob("*.py"))
@@ -85,7 +85,7 @@ def test_each_has_a_bad_value_in_the_tests():
     assert set(driver_choice.SETTINGS) == set(settings.find("driver").choices)
 
 
-# --- the same sentence everywhere; tests/preload has the preloaded program ---
+# --- the same sentence everywhere; tests/preload has the case of the preloaded program ---
 
 
 @pytest.mark.parametrize("variable", BAD_VARIABLES)
@@ -95,7 +95,7 @@ def test_a_bad_variable_is_the_same_error_at_run_time_and_in_run(clean, variable
     expected = f"^{re.escape(sentences()[variable])}$"
     for use in (
         settings.check_environment,
-        settings.check_environment,  # it stays so
+        settings.check_environment,  # the second check fails as the first
         lambda: run_options.to_variables({}, os.environ),
         lambda: settings.read(variable.removeprefix("EBBTIDE_").lower(), os.environ),
     ):
@@ -192,7 +192,7 @@ def test_doctor_sees_a_cache_that_can_not_be_written(tmp_path):
     assert problem["advice"] == "set EBBTIDE_CACHE_DIR to a folder that can"
 
 
-# --- errors say what is in force ---
+# --- errors name the limit in force ---
 
 
 def test_a_shortage_names_what_set_the_limit(run_python):

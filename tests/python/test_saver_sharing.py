@@ -1,4 +1,4 @@
-"""Sending a region's tensor to another process is an error that names the tag; all else is sent as before."""
+"""Sending a region's tensor to another process is an error that names the tag. Every other object is sent as before."""
 
 import io
 import pickle
@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-pytest.importorskip("torch.multiprocessing")  # registers how tensors are sent
+pytest.importorskip("torch.multiprocessing")  # registers the reducers of tensors
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
@@ -16,7 +16,7 @@ from ebbtide.saver.tensors import process_sharing  # noqa: E402
 
 
 def send(thing):
-    """What a queue of torch.multiprocessing does."""
+    """Does what a queue of torch.multiprocessing does."""
     ForkingPickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(thing)
 
 
@@ -59,7 +59,7 @@ def test_on_the_simulated_device_torch_moves_it_out_of_its_tag(saver, tag, share
 
 
 def test_every_way_of_a_storage_is_refused_with_its_arguments(saver, tag):
-    """What torch's CUDA storages do, which is not to be had without a GPU."""
+    """The methods of torch's CUDA storages are faked, because they need a GPU."""
     calls = []
 
     class Storage:

@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Parsing of sizes in the forms that people write."""
 
 import pytest
 from ebbtide.sizes import format_size, parse_size

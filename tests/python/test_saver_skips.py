@@ -1,4 +1,4 @@
-"""Bytes that need not move: what is clean, unused or constant is counted, is right, and can be switched off."""
+"""Blocks that a pause skips (clean, unused or constant) are counted, come back correctly, and can be switched off."""
 
 import logging
 
@@ -56,7 +56,7 @@ def test_clean_switched_off_or_compared(switches, tag, setting):
     assert report.clean == 0 if "skip_clean" in setting else report.copied == 8 * MIB
     assert torch.equal(data.cpu(), want)
     saver.configure(skip_clean=True, compare_bytes=False)
-    cycle(saver, tag)  # makes the digests that were left out
+    cycle(saver, tag)  # makes the digests that were skipped
     assert cycle(saver, tag).clean == 8 * MIB
 
 
@@ -98,7 +98,7 @@ def test_free_blocks_are_unused(switches, tag):
 
 def test_the_free_part_of_a_segment_is_unused(switches, tag):
     saver = switches
-    with saver.region(tag):  # 20 MiB segments: two tensors of 4 MiB, one of which dies
+    with saver.region(tag):  # segments of 20 MiB: two tensors of 4 MiB, one of which dies
         first = torch.randint(0, 256, (4 * MIB,), dtype=torch.uint8, device=saver.device)
         second = torch.randint(0, 256, (4 * MIB,), dtype=torch.uint8, device=saver.device)
     want = second.cpu().clone()
@@ -130,12 +130,13 @@ def test_a_pool_is_looked_at_once_a_pause(switches, tag, tag2, monkeypatch):
     monkeypatch.setattr(pool_segments, "look", lambda backend, pool: asked.append(pool))
     assert saver.pause(tag).unused == 0
     saver.pause(tag2, backup=None)
-    assert len(asked) == 2  # also where nothing is kept: what is free by now comes back, and what dies does not
+    # Also without a backup: memory that is free by now comes back, and memory that dies later does not.
+    assert len(asked) == 2
     saver.resume()
     asked.clear()  # what died meanwhile need not come back
     saver.pause(tag, backup="ram")
     assert len(asked) == 1
-    saver.pause(tag)  # away already: only what died meanwhile is looked for
+    saver.pause(tag)  # already paused: only what died meanwhile is searched for
     assert len(asked) == 2
     del keep
 
@@ -176,7 +177,7 @@ def test_a_lease_between_snapshot_and_claim_makes_the_ranges_void(switches, tag)
 
 
 def test_a_lease_that_is_open_at_the_snapshot_gives_no_ranges(switches, tag, tag2):
-    """It may end before the claim, with a block in use that the snapshot called free."""
+    """The lease may end before the claim, with a block in use that the snapshot called free."""
     saver = switches
     keep = noise(saver, tag, 12), noise(saver, tag2, 12)
     gone = noise(saver, tag, 32)
@@ -195,11 +196,11 @@ def idle_pools(tag):
 
 def test_pools_that_a_capture_reached_are_never_unused(switches, tag, tag2):
     saver = switches
-    with saver.region(tag, threads="all"):  # open for all threads while somebody captures
+    with saver.region(tag, threads="all"):  # open for all threads during a capture
         keep = torch.randint(0, 256, (12 * MIB,), dtype=torch.uint8, device=saver.device)
         with _core.Holding() as capture:
             region_pools.registry.begin_capture(capture)
-    with saver.region(tag2):  # its own thread's only: what is captured goes elsewhere
+    with saver.region(tag2):  # open for its own thread only, so the capture allocates elsewhere
         with _core.Holding() as capture:
             region_pools.registry.begin_capture(capture)
     gone = noise(saver, tag, 32), noise(saver, tag2, 32)

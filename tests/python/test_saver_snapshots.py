@@ -1,4 +1,4 @@
-"""What torch says of a pool, as plain values: the shapes that are known are read, all others refused."""
+"""torch's snapshot of a pool as plain values: known shapes are read, and all others are refused."""
 
 import pytest
 from ebbtide.saver.values.segments import Segment, are_apart, free_ranges, make_segment, read_cuda_segments

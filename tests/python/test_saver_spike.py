@@ -1,4 +1,4 @@
-"""After a spike nothing that torch caches is slow, though the device is full of what the same pool caches."""
+"""After a spike, no memory that torch caches is on the host, even if the same pool's cache fills the device."""
 
 import gc
 import threading
@@ -17,12 +17,12 @@ MIB = 1 << 20
 
 @pytest.fixture
 def room(saver):
-    """`room(mib)` leaves so much of device_limit for what is allocated next; all is as before after the test."""
+    """`room(mib)` leaves this much of device_limit for the next allocations. The limits are reset after the test."""
 
     def leave(mib):
         gc.collect()
         saver.trim()
-        # What captures of other tests have marked can't be trimmed, and would make room in the midst of a test.
+        # Pools that captures of other tests have marked cannot be trimmed, and would make room in the middle of a test.
         startup.backend().give_back([pool.handle for _, pool in region_pools.registry.idle() if pool.is_captured])
         saver.configure(device_limit=_core.query_device(0).held_bytes + mib * MIB, reserve=0)
 
@@ -31,7 +31,7 @@ def room(saver):
 
 
 def fill(saver, tag, *sizes_mib, **options):
-    """Tensors of these sizes, each full of its number, made in one region."""
+    """Makes tensors of these sizes in one region, each filled with its number."""
     with saver.region(tag, overflow="split", **options):
         return [
             torch.full((mib * MIB,), number + 1, dtype=torch.uint8, device=saver.device)
@@ -160,7 +160,7 @@ def test_where_torch_can_not_dissolve_all_stays_as_it_is(saver, tag, room, monke
 
 
 def test_a_flush_that_fails_is_made_up_for(saver, tag, room, monkeypatch):
-    """As one during a capture, which gives back nothing."""
+    """Such as a flush during a capture, which releases nothing."""
     room(20)
     wide = fill(saver, tag, 60)
     del wide

@@ -133,7 +133,7 @@ def test_unused_bytes_are_not_copied(saver, tag, tag2):
 
 @pytest.mark.parametrize("backup", ["ram", None])
 def test_what_is_made_while_a_swap_looks_at_the_other_side_is_kept(saver, tag, tag2, monkeypatch, backup):
-    """What torch says of one side is valid as of that side's own look: a later one must not vouch for it."""
+    """A snapshot of one side is valid as of its own time. The later snapshot of the other side must not extend that."""
     from ebbtide.saver.reclaim import unused
 
     keep, other = noise(saver, tag, 12, 32), noise(saver, tag2, 12, backup=backup)

@@ -1,4 +1,4 @@
-"""The one rule for tags, over all of Unicode."""
+"""The single rule for tags, over all of Unicode."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ from ebbtide.launch import run_options
 from ebbtide.saver.values.arguments import check_tag
 
 UNSEEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp", "Zs"}
-# Of other categories, and drawn as nothing: Default_Ignorable_Code_Point, and the blank of Braille.
+# Invisible characters of other categories: Default_Ignorable_Code_Point, and the blank of Braille.
 IGNORABLE = {
     *(0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2065, 0x3164, 0xFFA0, 0x2800),
     *(*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xFFF0, 0xFFF9), *range(0xE0000, 0xE1000)),
@@ -31,7 +31,7 @@ def test_of_all_characters_those_are_refused_that_can_not_be_seen():
         character = chr(code)
         category = unicodedata.category(character)
         expected = (category in UNSEEN and character != " ") or code in IGNORABLE or character in "*/"
-        if category == "Cn" and code not in IGNORABLE:  # another Unicode than Python's may know it
+        if category == "Cn" and code not in IGNORABLE:  # Python's Unicode version may lack it
             continue
         assert is_refused(f"a{character}b") == expected, (hex(code), category)
     assert all(is_refused(f"a{chr(plane << 16 | 0xFFFE | low)}") for plane in range(17) for low in (0, 1))
@@ -55,7 +55,7 @@ def test_what_looks_like_another_tag_is_refused_everywhere(saver, tag):
 
 @pytest.mark.parametrize("known", ["short", "long" * 14])
 def test_an_unknown_tag_is_worded_in_one_way(saver, known):
-    """However many there are, and however long: an error of the C API has 1,023 bytes."""
+    """However many tags there are, and however long: an error of the C API has 1,023 bytes."""
     for number in range(25):
         with saver.region(f"{known} {number}".strip()):
             pass

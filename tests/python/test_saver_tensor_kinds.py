@@ -1,5 +1,5 @@
-"""Every kind of tensor that torch makes, given to every public function that takes tensors: a result, a counted skip,
-or an error of ours, never one of torch's, and never a crash. Also while the tensor is paused."""
+"""Passes every kind of tensor that torch makes, also paused ones, to every public function that takes tensors. Each
+call gives a result, a counted skip, or an error of ebbtide, never an error of torch and never a crash."""
 
 import pytest
 
@@ -96,14 +96,14 @@ KINDS = {
 
 @pytest.fixture(params=KINDS)
 def kind(request, saver):
-    """How to make one kind of tensor, whether it is adopted, and the words of backup_of."""
+    """How to make one kind of tensor, whether it is adopted, and the words of backup_of's error."""
     if request.param in ("quantized",) and saver.device == "cuda":
         return KINDS["scalar"]  # torch quantizes on the CPU
     return KINDS[request.param]
 
 
 def look_at_all(saver, tag, tensor, words):
-    """backup_of, and the functions that take tensors to say what comes first."""
+    """Calls backup_of, and the functions that take tensors to choose what comes first."""
     if words:
         with pytest.raises(TypeError, match=words) as caught:
             saver.backup_of(tensor)

@@ -1,4 +1,4 @@
-"""Several threads in regions, and regions that take every thread's allocations."""
+"""Several threads in regions, and regions that take the allocations of all threads."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -116,7 +116,7 @@ def test_a_thread_that_ends_inside_a_region_gives_it_back(saver, tag, tag2):
 
 
 def test_allocation_and_frees_beside_pause_and_resume(saver, tag, tag2):
-    """Threads work in one tag while another one leaves and returns, and free memory of the one that is away."""
+    """Threads work in one tag while another tag is paused and resumed, and free memory of the paused tag."""
     with saver.region(tag):
         keep = [torch.full((200_000,), float(i), device=saver.device) for i in range(8)]
         doomed = [torch.ones(50_000, device=saver.device) for _ in range(64)]
@@ -147,7 +147,8 @@ def test_allocation_and_frees_beside_pause_and_resume(saver, tag, tag2):
 
 
 def test_entering_a_tag_that_is_paused_and_resumed_by_others(saver, tag):
-    """Whoever leases a pool while pauses come and go gets resident memory; pauses meet leases as StateErrors only."""
+    """A thread that leases a pool while the tag is paused and resumed gets resident memory. A pause that meets a lease
+    is a StateError and nothing else."""
     stop = threading.Event()
     refused = []
 
@@ -181,7 +182,7 @@ def test_entering_a_tag_that_is_paused_and_resumed_by_others(saver, tag):
 
 
 class Thread:
-    """Does what it is told; regions belong to it."""
+    """Executes the functions that it is given. Its regions belong to it."""
 
     def __init__(self):
         self._executor = ThreadPoolExecutor(1)
@@ -190,7 +191,7 @@ class Thread:
         return self._executor.submit(function).result(240)
 
 
-@pytest.mark.sim_only  # on a GPU, torch's version decides
+@pytest.mark.sim_only  # on a GPU, it depends on torch's version
 @pytest.mark.parametrize("is_own_first", [True, False])
 def test_a_threads_own_region_goes_before_one_for_all(saver, tag, tag2, is_own_first):
     own, for_all, other = saver.region(tag2), saver.region(tag, threads="all"), Thread()
@@ -205,7 +206,7 @@ def test_a_threads_own_region_goes_before_one_for_all(saver, tag, tag2, is_own_f
     assert (tag_of(made), tag_of(after)) == (tag2, tag)
 
 
-@pytest.mark.sim_only  # on a GPU, torch's version decides
+@pytest.mark.sim_only  # on a GPU, it depends on torch's version
 def test_a_region_for_all_that_rested_is_the_newest_afterwards(saver, tag, tag2):
     other, made = Thread(), []
 

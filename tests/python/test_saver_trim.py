@@ -1,4 +1,4 @@
-"""saver.trim: the memory behind free segments goes, and comes back before their pool is leased again."""
+"""saver.trim releases the memory behind free segments. It comes back before their pool is leased again."""
 
 import threading
 
@@ -128,7 +128,7 @@ def test_a_region_entered_while_the_tag_is_away(saver, tag):
     del gone
     saver.trim(tag)
     saver.pause(tag)
-    fresh = noise(saver, tag, 12)  # something is in use in the old pool: this is another one
+    fresh = noise(saver, tag, 12)  # memory of the old pool is in use, so this is another pool
     want_fresh = fresh.cpu().clone()
     assert saver.tags()[tag].trimmed_bytes == 32 * MIB
     del fresh
@@ -164,7 +164,7 @@ def test_where_it_does_not_fit_the_region_is_not_entered(saver, tag):
     assert torch.equal(keep.cpu(), want)
 
 
-@pytest.mark.sim_only  # by a call of the extension for CPU tensors
+@pytest.mark.sim_only  # through a call of the extension for CPU tensors
 def test_a_segment_that_torch_gave_back_meanwhile_is_not_missed(saver, tag, tag2):
     gone = noise(saver, tag, 32)
     del gone

@@ -1,4 +1,4 @@
-"""Which versions of torch and Python are refused, warned of, or simply used."""
+"""Versions of torch and Python that are refused, that give a warning, or that are simply used."""
 
 import sys
 import warnings
@@ -62,7 +62,7 @@ def test_what_is_newer_than_any_tried_is_one_warning(torch, python, words, monke
 @pytest.mark.sim_only
 @pytest.mark.parametrize("is_refused", [True, False])
 def test_regions_of_a_process_say_it_once(run_python, is_refused):
-    """The range is made up: another version of torch would be another extension to build."""
+    """The range is faked, because another version of torch would need another extension."""
     result = run_python(
         f"""
         import ebbtide, torch

@@ -1,4 +1,5 @@
-"""How `_torch` is built at first need: cache, lock, and what is said where it can't be. Stand-ins compile here."""
+"""Building `_torch` at first use: cache, lock, and the error if it cannot be built. Scripts stand in for the
+compiler."""
 
 import os
 import pickle
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.sim_only
 
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
-    """The recipe of this process over a copy of the sources, with an empty cache."""
+    """The build recipe of this process over a copy of the sources, with an empty cache."""
     monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "cache"))
     sources = tmp_path / "csrc"
     original = build.find_sources()

@@ -1,4 +1,4 @@
-"""EBBTIDE_CHECK: an op that takes a tensor of a paused tag is refused by name, everything else passes."""
+"""EBBTIDE_CHECK: an op on a tensor of a paused tag is refused with its name, and every other op passes."""
 
 import copy
 import gc
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.sim_only
 
 @pytest.fixture
 def make(request):
-    """Makes tensors in a tag of the test's own; the tag is resident again at the end."""
+    """Makes tensors in a tag of the test's own. The tag is resident again at the end."""
     _core.use_driver("sim")
     extension = torch_extension.load()
     extension.install()

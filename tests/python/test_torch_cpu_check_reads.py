@@ -1,4 +1,4 @@
-"""EBBTIDE_CHECK: what reads a paused tensor without being an op is an error, too, and nothing else is."""
+"""EBBTIDE_CHECK: reading a paused tensor other than by an op is an error too, and nothing else is."""
 
 import copy
 import io
@@ -34,7 +34,7 @@ class Things:
 
 @pytest.fixture
 def away(saver, tag):
-    """Things, paused."""
+    """Such tensors, paused."""
     with saver.region(tag):
         things = Things()
     saver.pause(tag)

@@ -1,4 +1,4 @@
-"""Deleters of region tensors where no Python is left: after the interpreter, at a thread's end, of raw pointers."""
+"""Deleters of region tensors that run without Python: after the interpreter, at a thread's end, and of raw pointers."""
 
 import subprocess
 import textwrap
@@ -56,7 +56,7 @@ int clone_is_equal(size_t size) {
 
 @pytest.fixture(scope="module")
 def holder(tmp_path_factory):
-    """A library that keeps memory of torch's CPU allocator in a static object, freed after the interpreter."""
+    """A library that keeps memory of torch's CPU allocator in a static object, which is freed after the interpreter."""
     folder = tmp_path_factory.mktemp("holder")
     source, library = folder / "holder.cpp", folder / "holder.so"
     source.write_text(HOLDER)
@@ -70,7 +70,7 @@ def holder(tmp_path_factory):
 
 @pytest.fixture
 def run_program(run_python_with_torch, holder):
-    """Runs a program that has the library as H; it must end with status 0 and say nothing."""
+    """Runs a program that has the library as H. It must end with status 0 and print nothing."""
 
     def run(program: str) -> None:
         result = run_python_with_torch(PRELUDE.format(holder=str(holder)) + textwrap.dedent(program))

@@ -1,4 +1,4 @@
-"""Regions on the CPU and the life of a process: faults, forks, ends; judged by the exit statuses of programs."""
+"""Regions on the CPU and the life of a process: faults, forks and ends, judged by the exit statuses of programs."""
 
 import re
 import signal
@@ -33,7 +33,7 @@ def make(build=lambda: torch.ones(1000)):
 
 @pytest.fixture(scope="module")
 def run(fork_server):
-    """Runs a program (after `before` and the prelude) in a process of its own."""
+    """Runs a program (after `before` and the prelude) in its own process."""
 
     def run_one(program: str, before: str = "", timeout: float = 120) -> CompletedProcess[str]:
         return fork_server.run(before + PRELUDE + textwrap.dedent(program), timeout)
@@ -43,7 +43,7 @@ def run(fork_server):
 
 @pytest.fixture(scope="module")
 def expect_clean(run):
-    """Runs a program that must end with status 0 and an empty stderr; gives its stdout."""
+    """Runs a program that must end with status 0 and an empty stderr. Returns its stdout."""
 
     def run_clean(program: str) -> str:
         result = run(program)

@@ -1,4 +1,4 @@
-"""CPU tensors in pools of the simulated device, through `_torch` itself: who gets which memory, and what then."""
+"""CPU tensors in pools of the simulated device, through `_torch` itself: which memory they get, and its later life."""
 
 import gc
 import threading
@@ -249,7 +249,7 @@ def test_out_of_memory_is_torchs_error_and_passes(pools, pool, request):
             torch.empty(capacity * 2, dtype=torch.uint8)
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(2**60, dtype=torch.uint8)
-        # What was cached is given back before anybody is refused.
+        # Cached memory is released before an allocation is refused.
         most = int(capacity * 0.6)
         for extra in range(3):
             torch.empty(most + extra * 2 * MIB, dtype=torch.uint8)

@@ -1,6 +1,6 @@
-"""Each private name of torch that ebbtide uses: is it in the torch that is installed, and does it take what we give?
+"""Each private name of torch that ebbtide uses exists in the installed torch and accepts ebbtide's arguments.
 
-A CUDA build answers this without a GPU; on a CPU build the rows of CUDA are left out.
+A CUDA build answers this without a GPU. On a CPU build, the rows of CUDA are left out.
 """
 
 import importlib
@@ -39,7 +39,7 @@ PATTERNS = {
 
 
 def read_pybind_arguments(text, name):
-    """The types of each overload's arguments that pybind11 writes into a function's docstring."""
+    """The argument types of each overload, as pybind11 writes them into a function's docstring."""
     overloads = []
     for line in text.splitlines():
         match = re.match(rf"(?:\d+\. )?{name}\((.*)\) -> ", line)
@@ -58,7 +58,7 @@ def read_pybind_arguments(text, name):
 
 
 def argument_fault(function, row, is_method):
-    """Why the function does not take what ebbtide gives it; "" where it does."""
+    """Why the function does not accept what ebbtide passes; "" if it does."""
     overloads = read_pybind_arguments(function.__doc__ or "", row.path.rpartition(".")[2])
     if overloads:
         fits = any(
@@ -79,8 +79,8 @@ def argument_fault(function, row, is_method):
 
 
 def count_fault(function, row, is_method):
-    """The same of a built-in that has no signature, as most have before Python 3.13: called with a wrong count of
-    arguments, it says which is the right one. Only none and one are told like that."""
+    """The same for a built-in without a signature, as most are before Python 3.13. Called with a wrong number of
+    arguments, it names the right number in its error. That works for none and for one only."""
     instance = [torch.ones(1)] if is_method else []
     wrong, right = ([None], "takes no arguments") if not row.takes else ([], "takes exactly one argument")
     try:
@@ -92,7 +92,7 @@ def count_fault(function, row, is_method):
 
 
 def find_fault(row, root=torch):
-    """Why this torch does not have what the row says; "" where it has."""
+    """Why this torch does not have what the row describes; "" if it does."""
     path, _, own = row.path.rpartition(".")
     if path.startswith("_subclasses."):
         importlib.import_module(FAKE_TENSOR)
@@ -124,7 +124,7 @@ def test_a_cuda_build_is_asked_for_more():
 
 @pytest.mark.parametrize("version", ALL_VERSIONS, ids=versions.format_version)
 def test_a_name_that_a_version_lacks_has_something_instead(version):
-    """What is named instead, with a path in it, is expected of that version."""
+    """An alternative that is named with a path must be expected of that version."""
     there = {name.path for name in NAMES if name.is_expected(version, is_cuda=True)}
     for row in NAMES:
         if row.is_expected(version, is_cuda=True):
@@ -149,7 +149,7 @@ def test_the_headers_have_what_the_extension_uses(header):
     assert header_faults(Recipe.of_this_process().torch_folder / "include", header) == []
 
 
-# --- what a missing name becomes ---
+# --- the effect of a missing name ---
 
 
 def test_the_first_name_that_there_is_counts(monkeypatch):
@@ -166,7 +166,7 @@ def test_a_name_that_is_gone_is_a_sentence(monkeypatch):
         find("_C._cuda_releasePool")
 
 
-# --- the checker, seen to fail ---
+# --- the checker finds planted faults ---
 
 
 class Planted:

@@ -1,4 +1,4 @@
-"""A model of torch's CUDA allocator, as far as pools go, without a GPU."""
+"""A model of the pools of torch's CUDA allocator, without a GPU."""
 
 import threading
 
@@ -6,7 +6,8 @@ import torch
 
 
 class TorchModel:
-    """What torch.cuda does with pools in one version: use counts, routes, which names exist. Two devices."""
+    """The pool functions of torch.cuda in one version, for two devices: use counts, routes, and the names that
+    exist."""
 
     def __init__(self, version):
         self.by_thread = version >= (2, 8)
@@ -19,7 +20,7 @@ class TorchModel:
         self.active = threading.local()
         self.next_id = 1
         self.bare_ids = set()
-        self.freeable = set()  # of these torch gives back what is free, whenever it likes
+        self.freeable = set()  # torch frees the free segments of these at any time
         self.deadly_ends = []
 
     def install(self, monkeypatch):
@@ -35,7 +36,7 @@ class TorchModel:
                 lambda device, key: self.begin(device, key, threading.get_ident()),
             )
             set_name(bindings, "_cuda_endAllocateToPool", self.end)
-            # The torch that is installed may be an older one, and have these.
+            # The installed torch may be older and have these names.
             monkeypatch.delattr(bindings, "_cuda_endAllocateCurrentStreamToPool", raising=False)
             monkeypatch.delattr(torch.cuda, "MemPoolContext", raising=False)
         else:
@@ -79,13 +80,13 @@ class TorchModel:
             self.freeable.add(key)
 
     def make_bare_id(self):
-        """As torch.cuda.graph_pool_handle: a pool without an object, made where it is first entered."""
+        """As torch.cuda.graph_pool_handle: an id without a pool object. The pool is made where it is first entered."""
         self.bare_ids.add((self.next_id, 0))
         self.next_id += 1
         return self.next_id - 1, 0
 
     def route(self, device=0):
-        """The pool that an allocation of this thread goes to."""
+        """The pool of this thread's next allocation."""
         order = reversed(self.recording[device]) if self.newest_first else self.recording[device]
         key = next((key for key, thread in order if thread in (None, threading.get_ident())), None)
         if key is not None and not self.by_thread:
@@ -106,10 +107,12 @@ class ModelPool:
         return self.model.use_counts[self.id]
 
     def __del__(self):
-        is_refused = self.use_count() != 1 and not self.model.may_die_in_use  # an assertion, in a destructor
+        # Torch has an assertion for this in a destructor.
+        is_refused = self.use_count() != 1 and not self.model.may_die_in_use
         self.model.release(self.made_on, self.id)
         if is_refused or self.id in self.model.freeable:
-            self.model.deadly_ends.append(self.id)  # the last one waits for events, and fails where any pool is open
+            # Freeing the last use waits for events, which fails while any pool is open.
+            self.model.deadly_ends.append(self.id)
 
 
 class ModelContext:

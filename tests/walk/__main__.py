@@ -1,4 +1,4 @@
-"""The walk's command: see the package's docstring."""
+"""The command of the walk; the docstring of the package explains it."""
 
 import argparse
 import faulthandler
@@ -8,7 +8,7 @@ import sys
 import traceback
 from pathlib import Path
 
-# Before ebbtide is imported: the first use of the device fixes these.
+# Set before ebbtide is imported, because the first use of the device fixes these.
 os.environ.setdefault("EBBTIDE_DRIVER", os.environ.get("EBBTIDE_TEST_DRIVER", "sim"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -40,11 +40,11 @@ def main() -> int:
         for seed in arguments.seed or [1]:
             for part, begin in enumerate(range(0, arguments.steps, arguments.length)):
                 steps = min(arguments.length, arguments.steps - begin)
-                name = seed + part * 1_000_000  # even stays even: see World.waits_may_fail
+                name = seed + part * 1_000_000  # an even seed stays even: see world.waits_may_fail
                 outcomes.append(runner.Walk(name, f"walk{len(outcomes)}").run(steps))
                 if outcomes[-1].failure:
                     break
-                if len(outcomes) == 1 and not device.IS_SIM:  # what CUDA itself takes at first
+                if len(outcomes) == 1 and not device.IS_SIM:  # memory that CUDA takes at first use
                     before[device.ANONYMOUS] = device.resources()[device.ANONYMOUS]
                 if begin + steps < arguments.steps:
                     print(f"seed {seed}: {begin + steps} steps", flush=True)

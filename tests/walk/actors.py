@@ -1,4 +1,5 @@
-"""Threads that do what they are told, one thing at a time: regions belong to the thread that enters them."""
+"""Threads that run functions one at a time. The walk needs them because a region belongs to the thread that enters
+it."""
 
 import queue
 import threading
@@ -7,7 +8,7 @@ from typing import Any
 
 
 class Worker:
-    """A thread; `run` waits for the end of what it does."""
+    """A thread. `run` waits until the function has ended."""
 
     def __init__(self, number: int) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
@@ -26,7 +27,7 @@ class Worker:
                 result = (False, error)
             del task
             self._results.put(result)
-            del result  # a thread that waits must keep nothing alive
+            del result  # a waiting thread must keep nothing alive
 
     def run(self, task: Callable[[], Any]) -> Any:
         self._tasks.put(task)
@@ -37,7 +38,7 @@ class Worker:
                 raise result
             return result
         finally:
-            del result  # an error that is named in a frame of its own traceback lives until the next collection
+            del result  # an error that a frame of its own traceback refers to lives until the next collection
 
     def stop(self) -> None:
         self._tasks.put(None)

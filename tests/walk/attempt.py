@@ -1,7 +1,7 @@
-"""One call of ebbtide in the walk: what may come of it, and what the model makes of that.
+"""One call of ebbtide in the walk: its permitted outcomes, and their effect on the model.
 
-A call succeeds, or is refused and then has changed nothing, or is hit midway (a fault, Ctrl-C) and then each memory
-that it was about is whole somewhere.
+A call succeeds; or it is refused, and then has changed nothing; or it is hit midway (by a fault or Ctrl-C), and then
+each memory that it concerned is whole somewhere.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ def no_effect(_: Any) -> None:
 
 
 def changed_nothing(model: Model, before: dict[int, bool], what: str) -> None:
-    """After a refusal: all is where it was. Bytes are compared after each step anyway."""
+    """After a refusal, everything is where it was. The bytes are compared after each step anyway."""
     for number, was_away in before.items():
         memory = model.memories.get(number)
         if memory is not None and memory.is_away() != was_away:
@@ -31,11 +31,11 @@ def changed_nothing(model: Model, before: dict[int, bool], what: str) -> None:
 
 
 class Attempt:
-    """A call and what is known of it beforehand.
+    """A call and what is known about it beforehand.
 
-    refuses: the class of error that must come, or None for none; comes_first: what may come instead of it. may_fail:
-    what may come besides, given the error; it has changed nothing, unless is_doubtful_after says so. touched: the
-    memories that the call moves; drops: those of them whose content it may drop.
+    refuses: the class of error that the call must raise, or None. comes_first: errors that it may raise instead of
+    that. may_fail: other errors that it may raise; such a call has changed nothing, unless is_doubtful_after says so.
+    touched: the memories that the call moves. drops: those of them whose content it may drop.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Attempt:
         self._is_doubtful_after = is_doubtful_after
 
     def run(self) -> str:
-        """Makes the call; what came of it, in a word.
+        """Makes the call. Returns the outcome in one word.
 
         Raises:
-            Failure: what the model does not allow.
+            Failure: an outcome that the model does not allow.
         """
         before = {number: memory.is_away() for number, memory in self._model.memories.items() if memory.policy}
         befallen = perturb.Trouble()
@@ -110,7 +110,7 @@ class Attempt:
 
 
 def host_may_refuse(model: Model) -> Callable[[BaseException], bool]:
-    """A StoreError may come where a limit of the host is set."""
+    """A StoreError is permitted where a limit of the host is set."""
 
     def may(error: BaseException) -> bool:
         return isinstance(error, StoreError) and any(name in model.limits for name in LIMITS_OF_HOST)

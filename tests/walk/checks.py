@@ -1,4 +1,4 @@
-"""What holds after each step, and what is left at the end. Each raises Failure."""
+"""Checks that hold after each step, and at the end of a walk. Each raises Failure."""
 
 import gc
 import time
@@ -44,7 +44,7 @@ def _check_memory(memory: Memory, is_thorough: bool) -> None:
             raise Failure("a view of it lies elsewhere")
     if memory.policy is not None:
         is_away = memory.is_away()
-        # What has spilled stays where it is, so it may look resident.
+        # Spilled memory stays where it is in a pause, so it may look resident.
         if is_away and not memory.is_paused:
             raise Failure("it is away, and nobody paused it")
         if memory.is_paused and not is_away and not memory.policy.overflow:
@@ -82,14 +82,14 @@ def _check_tags(world: World) -> None:
     if stats["device_bytes"] < resident:
         raise Failure(f"the tags hold {resident} bytes on the device, and all in all it is {stats['device_bytes']}")
     if world.simulator is not None:
-        # More than the tags have: what died behind a shared handle goes with its neighbours.
+        # This may be more than the tags have: dead memory behind a shared handle is released with its neighbours.
         live, counted = world.simulator.live()["device_bytes"], _core.query_device(0).held_bytes
         if live != counted:
             raise Failure(f"the driver holds {live} bytes of the device, and ebbtide counts {counted}")
 
 
 def _check_hooks(world: World) -> None:
-    """Each before-hook that ran was answered, unless its tag was left midway."""
+    """Each before-hook that ran was followed by an after-hook, unless its tag is partial."""
     open_moves: dict[tuple[int, str], str] = {}
     for number, event, tag in world.calls_of_hooks:
         if event.startswith("before"):
@@ -100,13 +100,13 @@ def _check_hooks(world: World) -> None:
     table = saver.tags()
     for (_, tag), event in open_moves.items():
         if event == "before_resume" and world.last_step == "resume_behind":
-            continue  # the wait() of its Pending answers
+            continue  # the wait() of its Pending runs the after-hooks
         if table[tag].state != "partial" and not world.was_interrupted:
             raise Failure(f"a {event} hook of {tag!r} ran, and no hook afterwards")
 
 
 def end(world: World) -> None:
-    """Everything is given back: nothing is open, nothing is held."""
+    """Everything is released: nothing is open, nothing is held."""
     model = world.model
     if world.simulator is not None:
         world.simulator.set_foreign_bytes(0)
@@ -117,7 +117,7 @@ def end(world: World) -> None:
     if not world.ends_paused:
         saver.resume()
         resume_all(world, [])
-    world.checks = -1  # the next one is thorough
+    world.checks = -1  # makes the next check thorough
     check_step(world)
     model.memories.clear()
     model.views.clear()
@@ -136,13 +136,16 @@ def _is_left(status: saver.TagStatus) -> bool:
 
 
 def check_leaks(before: dict[str, Any], walks: "list[runner.Outcome]") -> None:
-    """Of these walks nothing is left in the process but its first use of the device."""
+    """These walks leave nothing in the process except its first use of the device."""
     if any(waits_may_fail(walk.seed) for walk in walks):
-        del before["host bytes"]  # what a copy that could not be waited for may still reach is kept for ever
+        # Memory that a copy may still reach, and that could not be waited for, is kept for ever.
+        del before["host bytes"]
     deadline = time.monotonic() + 10
-    while True:  # files of the disk store are given back behind
+    while True:  # files of the disk store are closed in the background
         now = device.resources()
-        grown = {name: (before[name], now[name]) for name in before if now[name] > before[name] + device.SLACK.get(name, 0)}
+        grown = {
+            name: (before[name], now[name]) for name in before if now[name] > before[name] + device.SLACK.get(name, 0)
+        }
         if not grown or time.monotonic() > deadline:
             break
         time.sleep(0.05)

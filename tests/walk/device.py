@@ -1,4 +1,4 @@
-"""The device under the walk: its bytes, its faults, and what the process holds."""
+"""The device under the walk: its bytes, its faults, and the resources of the process."""
 
 import ctypes
 import gc
@@ -14,11 +14,11 @@ from ebbtide import _core, saver
 MIB = 1 << 20
 GRANULE = 2 * MIB
 PAGE = 4096
-CAPACITY = 80 * MIB  # too little for what a walk holds at its height: the simulated device's, or device_limit
-LARGE_CAPACITY = 64 * CAPACITY  # enough for all that it holds
+CAPACITY = 80 * MIB  # less than a walk holds at its height: the size of the simulated device, or device_limit
+LARGE_CAPACITY = 64 * CAPACITY  # enough for all that a walk holds
 
 ANONYMOUS = "anonymous memory"
-SLACK = {ANONYMOUS: 512 * MIB}  # torch and CUDA take their own at first needs
+SLACK = {ANONYMOUS: 512 * MIB}  # torch and CUDA allocate memory of their own at first use
 IS_SIM = os.environ.get("EBBTIDE_DRIVER") == "sim"
 
 _libc = ctypes.CDLL(None)
@@ -30,7 +30,7 @@ _NOISE = np.frombuffer(
 
 
 def pattern(kind: str, value: int, size_bytes: int) -> np.ndarray:
-    """Bytes that `value` stands for: "noise", "constant" (one byte), or "blocks" (both, by turns of a granule)."""
+    """The bytes for `value`: "noise", "constant" (one byte), or "blocks" (both, alternating by granule)."""
     if kind == "constant":
         return np.full(size_bytes, value % 256, dtype=np.uint8)
     start = (value * 4099) % (16 * MIB)
@@ -42,15 +42,16 @@ def pattern(kind: str, value: int, size_bytes: int) -> np.ndarray:
 
 
 def read(tensor: torch.Tensor) -> np.ndarray:
-    """The bytes of a contiguous resident tensor of bytes. On the simulated device torch is not asked: looking must
-    leave no trace in the storage."""
+    """The bytes of a contiguous resident tensor of bytes. On the simulated device, torch is not used, because reading
+    must leave no trace in the storage."""
     if not IS_SIM:
         return tensor.cpu().numpy()
     return np.frombuffer((ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr()), dtype=np.uint8)
 
 
 def holds(tensor: torch.Tensor, expected: np.ndarray, thorough: bool = True) -> bool:
-    """Whether these bytes are in the tensor; where that need not be thorough, a page at each end of a large one."""
+    """Whether the tensor contains these bytes. If the check need not be thorough, compares a page at each end of a
+    large one."""
     size = len(expected)
     if not thorough and size > 16 * PAGE:
         return holds(tensor[:PAGE], expected[:PAGE]) and holds(tensor[size - PAGE :], expected[size - PAGE :])
@@ -60,12 +61,12 @@ def holds(tensor: torch.Tensor, expected: np.ndarray, thorough: bool = True) -> 
 
 
 def write(tensor: torch.Tensor, data: np.ndarray) -> None:
-    """Through torch, as a program does."""
+    """Writes through torch, as a program does."""
     tensor.copy_(torch.from_numpy(data))
 
 
 class _Live(ctypes.Structure):
-    """ebbtide_sim_counts."""
+    """The struct ebbtide_sim_counts."""
 
     _fields_ = [
         (name, ctypes.c_uint64)
@@ -102,7 +103,8 @@ class Simulator:
 
 
 def room_bytes(spills: bool = False) -> int:
-    """What ebbtide may still take on the device. `spills`: for a region that overflows, which leaves a reserve free."""
+    """The bytes that ebbtide may still take on the device. `spills`: for a region that overflows, which leaves a
+    reserve free."""
     info = _core.query_device(0)
     if spills:
         return info.room_bytes
@@ -113,7 +115,7 @@ def room_bytes(spills: bool = False) -> int:
 
 
 def segment_bytes(size_bytes: int) -> int:
-    """What torch asks for, where it has no free block."""
+    """The size that torch requests if it has no free block."""
     if size_bytes <= MIB:
         return 2 * MIB
     if size_bytes < 10 * MIB:
@@ -123,13 +125,13 @@ def segment_bytes(size_bytes: int) -> int:
 
 def _anonymous_bytes() -> int:
     gc.collect()
-    _libc.malloc_trim(0)  # what malloc keeps is no leak
+    _libc.malloc_trim(0)  # memory that malloc keeps is no leak
     status = Path("/proc/self/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) * 1024
 
 
 def resources() -> dict[str, Any]:
-    """What must not grow."""
+    """The resources that must not grow."""
     stats = saver.stats()
     return {
         "files": len(list(Path("/proc/self/fd").iterdir())),

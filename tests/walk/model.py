@@ -1,4 +1,4 @@
-"""What the walk knows: plain values, no logic of ebbtide's but its promises."""
+"""The state that the walk expects: plain values, and no logic of ebbtide except its promises."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +13,11 @@ ORDINARY = None  # in place of a tag: memory outside all regions
 
 
 class Failure(AssertionError):  # noqa: N818
-    """What is there is not what the model says."""
+    """The real state differs from the model."""
 
 
 class Skip(Exception):  # noqa: N818
-    """The step's objects are gone: an earlier step was left out by the shrinker, or refused."""
+    """An object of the step does not exist: an earlier step was removed by the shrinker, or refused."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Policy:
 
 @dataclass(eq=False)
 class Stored:
-    """The stored bytes of one pause, as far as somebody looks at them."""
+    """The stored bytes of one pause, as its views show them."""
 
     bytes: np.ndarray
 
 
 @dataclass(eq=False)
 class View:
-    """A tensor that `backup_of` gave: `length` bytes from `offset` of what is stored."""
+    """A tensor that `backup_of` returned: `length` bytes from `offset` of the stored bytes."""
 
     tensor: torch.Tensor
     memory: int
@@ -51,11 +51,11 @@ class View:
 
 @dataclass(eq=False)
 class Memory:
-    """A storage: its tensors, and its bytes as they should be.
+    """A storage: its tensors, and its expected bytes.
 
-    is_paused: nobody may touch it. is_doubtful: an operation failed midway, so parts of it may be away. may_be_zero:
-    some granules may have been dropped, others not. may_be_lent: somebody knew its address once; is_lent: somebody
-    does now.
+    is_paused: nothing may access it. is_doubtful: an operation failed midway, so parts of it may be away. may_be_zero:
+    some granules may have been dropped, others not. may_be_lent: another library knew its address once. is_lent:
+    another library knows it now.
     """
 
     base: torch.Tensor
@@ -64,7 +64,7 @@ class Memory:
     address: int
     aliases: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)  # tensor, offset
     partners: dict[int, Any] = field(default_factory=dict)  # tensors that came through DLPack, and arrays
-    holder: Any = None  # a module or an optimizer that has it
+    holder: Any = None  # a module or an optimizer that contains it
     is_paused: bool = False
     is_doubtful: bool = False
     may_be_zero: bool = False
@@ -86,18 +86,18 @@ class Memory:
 
     @property
     def has_spilled(self) -> bool:
-        """Whether a part of it lies on the host (or may)."""
+        """Whether a part of it is (or may be) on the host."""
         info = _core.find(self.address) if self.policy is not None and self.policy.overflow else None
         return info is not None and info.host_bytes > 0
 
     def detach(self) -> None:
-        """It is resident again: who looks at its backup keeps those bytes."""
+        """Called when the memory is resident again: views of its backup keep those bytes."""
         if self.stored is not None:
             self.stored.bytes = self.expected.copy()
             self.stored = None
 
     def settle_zeros(self) -> None:
-        """Finds out which granules were dropped: all of one is zeros, or nothing of it was dropped."""
+        """Determines which granules were dropped: a granule is all zeros, or nothing of it was dropped."""
         found = device.read(self.base)
         begin = 0
         while begin < self.size_bytes:
@@ -115,7 +115,8 @@ class Memory:
 
 @dataclass(eq=False)
 class Scope:
-    """One open region or `disabled()` of an actor. `policy` None: disabled. `generator`: it lives in one."""
+    """One open region or `disabled()` of an actor. `policy` None means `disabled()`. `generator` is set if a generator
+    holds it."""
 
     number: int
     policy: Policy | None
@@ -128,7 +129,7 @@ class Scope:
 
 
 class Routes:
-    """Whose region an allocation falls into: the rules of `frames.visible_frames` and `csrc/torch/cpu/routing.h`."""
+    """The region of an allocation, by the rules of `frames.visible_frames` and `csrc/torch/cpu/routing.h`."""
 
     def __init__(self, actors: int) -> None:
         self.scopes: list[list[Scope]] = [[] for _ in range(actors)]
@@ -144,8 +145,8 @@ class Routes:
         self._show(actor)
 
     def visit(self, actor: int, policy: Policy, *, is_disabled: bool) -> None:
-        """A region was entered and left, perhaps with `disabled()` inside. A region for all threads that rested
-        meanwhile is the newest one afterwards."""
+        """Records that a region was entered and left, perhaps with `disabled()` inside. A region for all threads that
+        was suspended meanwhile is the newest one afterwards."""
         scopes = [Scope(0, policy, None)]
         if is_disabled:
             scopes.append(Scope(0, None, None))
@@ -183,7 +184,7 @@ class Routes:
         return [top]
 
     def policy(self, actor: int) -> Policy | None:
-        """The policy of what the actor allocates now."""
+        """The policy of the actor's next allocation."""
         shown = self._shown[actor]
         if shown and not shown[-1].takes_all_threads:
             return shown[-1].policy
@@ -216,7 +217,8 @@ class Model:
         self._last_number = 0
 
     def new_number(self) -> int:
-        """For what a step makes. It is an argument of the step, so that the step means the same in a shorter walk."""
+        """A number for an object that a step makes. It is an argument of the step, so that the step means the same in a
+        shorter walk."""
         self._last_number += 1
         return self._last_number
 
@@ -226,20 +228,20 @@ class Model:
         return self.memories[number]
 
     def of_tags(self, tags: list[str]) -> list[Memory]:
-        """The memories of these tags (none: of every tag)."""
+        """The memories of these tags, or of every tag if there are none."""
         return [memory for memory in self.memories.values() if memory.policy and (not tags or memory.tag in tags)]
 
     def known_tags(self) -> list[str]:
         return sorted(self.named)
 
-    # --- what operations do to memory ---------------------------------------------------------------------------------
+    # --- effects of operations on memory ------------------------------------------------------------------------------
 
     def pause(self, memory: Memory, keeps: bool) -> None:
-        """A pause of its tag went well. `keeps`: with a backup."""
+        """A pause of its tag succeeded. `keeps`: with a backup."""
         if memory.is_paused and not memory.is_doubtful:
             return
         if not keeps:
-            if memory.is_doubtful:  # what was away then is kept
+            if memory.is_doubtful:  # memory that was away then is kept
                 memory.may_be_zero = True
             else:
                 memory.expected[:] = 0
@@ -247,15 +249,15 @@ class Model:
         memory.is_paused, memory.is_doubtful = True, False
 
     def resume(self, memory: Memory) -> None:
-        """A resume of its tag went well."""
+        """A resume of its tag succeeded."""
         memory.is_paused = memory.is_doubtful = False
         memory.detach()
 
     def doubt(self, memory: Memory, may_drop: bool) -> None:
-        """An operation that would have moved it failed midway, or was interrupted: what is there is looked up."""
+        """An operation that would have moved it failed midway, or was interrupted: asks the core for its state."""
         was_paused = memory.is_paused
         info = _core.find(memory.address)
-        has_been_left = info is not None and info.is_paused  # in host memory, by a pause: it looks resident
+        has_been_left = info is not None and info.is_paused  # left in host memory by a pause: it looks resident
         memory.is_paused = memory.is_away() or has_been_left
         memory.is_doubtful = True
         memory.may_be_zero |= may_drop

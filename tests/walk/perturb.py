@@ -1,8 +1,9 @@
-"""What befalls an operation: the k-th driver call fails, Ctrl-C comes, a hook raises.
+"""Perturbations of an operation: the k-th driver call fails, Ctrl-C arrives, or a hook raises.
 
-Ctrl-C is exact: a trace function counts the instructions of ebbtide's own Python code, and at the k-th one the signal
-is pending. Python then does what it does with a real one: it runs the handler at the next instruction that looks (a
-call's end, a function's start, a jump back), so that nothing is interrupted that could not be.
+Ctrl-C is exact: a trace function counts the instructions of ebbtide's own Python code and makes the signal pending at
+the k-th one. Python then treats it as a real signal: it runs the handler at the next instruction that checks for
+signals (the end of a call, the start of a function, a jump back). So nothing is interrupted that a real Ctrl-C could
+not interrupt.
 """
 
 import _thread
@@ -32,12 +33,13 @@ DRIVER_FUNCTIONS = (
 
 
 class HookFailed(Exception):  # noqa: N818
-    """What the walk's hooks raise."""
+    """The error that the walk's hooks raise."""
 
 
 @dataclass
 class Trouble:
-    """What befell. `kind`: "none", "fault", "interrupt" or "hook"; `is_before`: the hook runs before the operation."""
+    """The perturbation of one operation. `kind` is "none", "fault", "interrupt" or "hook". `is_before`: the hook runs
+    before the operation."""
 
     kind: str = "none"
     is_before: bool = False
@@ -45,7 +47,8 @@ class Trouble:
 
 
 class _Trip(dict):
-    """`trip[SIGINT]` makes the signal pending. Not a call: Python looks for signals at the end of one."""
+    """`trip[SIGINT]` makes the signal pending. It is not a call, because Python checks for signals at the end of a
+    call."""
 
     __missing__ = staticmethod(_thread.interrupt_main)
 
@@ -90,7 +93,7 @@ def _interrupted(instruction: int) -> Iterator[Trouble]:
     finally:
         try:
             sys.settrace(None)
-        except KeyboardInterrupt:  # it was pending until now, so nothing was interrupted
+        except KeyboardInterrupt:  # the signal was pending until now, so nothing was interrupted
             trouble.has_fired = False
         signal.signal(signal.SIGINT, before)
 
@@ -126,7 +129,7 @@ def _nothing() -> Iterator[Trouble]:
 
 
 def befall(what: list[Any] | None) -> "contextlib.AbstractContextManager[Trouble]":
-    """A context manager; `what` is what `draw_trouble` drew."""
+    """A context manager for the perturbation `what`, which `draw_trouble` has drawn."""
     if what is None:
         return _nothing()
     makers = {"fault": _failing, "interrupt": _interrupted, "hook": _hooked}

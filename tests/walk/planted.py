@@ -1,6 +1,6 @@
-"""Faults that are planted in ebbtide, each of which the walk must find: a check that cannot fail is none.
+"""Faults that are planted in ebbtide. The walk must find each of them, because a check that cannot fail checks nothing.
 
-`python -m tests.walk.planted` prints what the walk says of each, as JSON.
+`python -m tests.walk.planted` prints the walk's message for each, as JSON.
 """
 
 import os

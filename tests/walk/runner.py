@@ -1,4 +1,4 @@
-"""One walk: steps drawn from a seed, or read from a file, and compared with the model."""
+"""One walk: its steps are drawn from a seed or read from a file, and compared with the model."""
 
 import gc
 import json
@@ -21,12 +21,12 @@ from .ops.limits import set_defaults
 from .world import World
 
 Step = tuple[str, dict[str, Any]]
-STEP_SECONDS_MAX = 120  # then it hangs, and the alarm ends the process
+STEP_SECONDS_MAX = 120  # a longer step hangs, and the alarm ends the process
 
 
 @dataclass
 class Outcome:
-    """What became of a walk. `failure` is empty where all went well."""
+    """The result of a walk. `failure` is empty if it succeeded."""
 
     seed: int
     steps: list[Step] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Outcome:
     seconds: float = 0.0
 
     def save(self, path: Path) -> None:
-        """For --replay and --shrink."""
+        """Writes the file for --replay and --shrink."""
         path.write_text(json.dumps({"seed": self.seed, "failure": self.failure, "steps": self.steps}))
 
 
@@ -45,7 +45,7 @@ def read_steps(path: Path) -> list[Step]:
 
 
 class Walk:
-    """A walk of this process. Several may follow each other, each with tags of its own."""
+    """A walk in this process. Several may follow each other, each with its own tags."""
 
     def __init__(self, seed: int, prefix: str) -> None:
         self._operations = load()
@@ -55,7 +55,7 @@ class Walk:
         self.outcome = Outcome(seed)
 
     def run(self, step_count: int) -> Outcome:
-        """So many steps, drawn."""
+        """Draws and runs this many steps."""
         names = [name for name, one in self._operations.items() if device.IS_SIM or not one.sim_only]
         weights = [self._operations[name].weight for name in names]
 
@@ -69,7 +69,7 @@ class Walk:
         return self._go(draw() for _ in range(step_count))
 
     def replay(self, steps: list[Step]) -> Outcome:
-        """These steps; what refers to something that is gone is passed by."""
+        """Runs these steps. A step whose objects do not exist is skipped."""
         return self._go(iter(steps))
 
     def _go(self, steps: Any) -> Outcome:
@@ -117,7 +117,7 @@ class Walk:
 
 
 def warm_up() -> dict[str, Any]:
-    """Uses everything once that the process keeps; what it holds then is what it may hold at the end."""
+    """Uses once everything that the process keeps. The result is what the process may hold at the end."""
     import torch
 
     from .ops.moves import BACKUPS, options_of
@@ -133,7 +133,7 @@ def warm_up() -> dict[str, Any]:
 
 
 def failure_text(outcome: Outcome, path: Path) -> str:
-    """What to read and what to type."""
+    """The message of a failure, with the command that repeats it."""
     last = [f"  {number}: {name} {json.dumps(arguments)}" for number, (name, arguments) in enumerate(outcome.steps)][
         -12:
     ]

@@ -1,6 +1,6 @@
-"""Delta debugging: the shortest list of steps that still fails in the same way.
+"""Delta debugging: finds the shortest list of steps that still fails in the same way.
 
-Each try is a child of this process, which has imported everything and used no device.
+Each try runs in a child of this process, which has imported everything and used no device.
 """
 
 import os
@@ -16,13 +16,13 @@ Step = tuple[str, dict[str, Any]]
 
 
 def kind_of(failure: str) -> str:
-    """The failure without what differs from try to try: numbers, addresses, names."""
+    """The failure without the parts that differ from try to try: numbers, addresses, names."""
     return re.sub(r"0x[0-9a-f]+|\d+|'[^']*'", "#", failure)[:80]
 
 
 def outcome_of(steps: list[Step], seconds: int, plant: Callable[[], None] | None = None) -> str:
-    """The failure of these steps, "" where there is none; a crash or a hang is one as well. `plant` breaks something in
-    the child, to see what the walk says of it."""
+    """The failure of these steps, or "" if there is none. A crash or a hang is a failure, too. `plant` breaks something
+    in the child, to show what the walk reports."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     child = os.fork()
@@ -46,7 +46,7 @@ def outcome_of(steps: list[Step], seconds: int, plant: Callable[[], None] | None
 
 
 def shrink(steps: list[Step], seconds: int, say: Any = print, plant: Callable[[], None] | None = None) -> list[Step]:
-    """Removes what is not needed, halves first."""
+    """Removes the steps that are not needed, halves first."""
     wanted = kind_of(outcome_of(steps, seconds, plant))
     if not wanted:
         say("these steps do not fail")

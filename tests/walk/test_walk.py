@@ -1,5 +1,5 @@
-"""Short walks, a few seeds: `python -m tests.walk --steps 100000 --seed N` is the long one. And faults that are planted
-in ebbtide: the walk must find each."""
+"""Short walks with a few seeds, and walks with planted faults, each of which the walk must find. For a long walk, run
+`python -m tests.walk --steps 100000 --seed N`."""
 
 import json
 import os
@@ -12,11 +12,11 @@ pytest.importorskip("torch")
 
 from walk.planted import PLANTED
 
-SECONDS_MAX = 900  # on a machine that does much else
+SECONDS_MAX = 900  # on a machine with much other load
 
 
 def run(root, module, *arguments, **environment):
-    # In processes of its own: a walk pauses every tag there is, and its device is small.
+    # Runs in processes of its own: a walk pauses every tag of the process, and its device is small.
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=root,

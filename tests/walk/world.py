@@ -1,4 +1,4 @@
-"""What operations work with: the model, the threads, and a few things that many of them draw."""
+"""The context of operations: the model, the threads, and random choices that many operations share."""
 
 from random import Random
 from typing import Any
@@ -34,13 +34,14 @@ WAITS = (None, "cuStreamSynchronize", "cuCtxSynchronize", "cuEventQuery")
 
 
 def waits_may_fail(seed: int) -> bool:
-    """Whether a walk's faults may hit what waits for the device. Memory that the device may still use is then kept for
-    ever, so only the other walks can tell whether host memory leaks."""
+    """Whether a walk's faults may hit functions that wait for the device. Memory that the device may still use is then
+    kept for ever, so only the other walks can detect leaks of host memory."""
     return seed % 2 == 1
 
 
 class World:
-    """One walk's world. Its tags have a prefix of their own: the core keeps tags for the life of the process."""
+    """The world of one walk. Its tags have a prefix of their own, because the core keeps tags for the life of the
+    process."""
 
     def __init__(self, prefix: str, seed: int) -> None:
         self.prefix = prefix
@@ -53,7 +54,7 @@ class World:
             self.simulator.set_capacity(CAPACITY)
         self.unraisable: list[str] = []
         self.calls_of_hooks: list[tuple[int, str, str]] = []
-        self.was_interrupted = False  # the last step
+        self.was_interrupted = False  # of the last step
         self.last_step = ""
         self.checks = 0
         self.ends_paused = False
@@ -63,9 +64,10 @@ class World:
         return f"{self.prefix}-{letter}"
 
     def draw_policy(self, rng: Random) -> list[Any]:
-        """A region's arguments as JSON can hold them."""
+        """The arguments of a region in a form that JSON can hold."""
         letter, backup, retain, overflow = rng.choice(POLICIES)
-        # On a GPU torch's version decides whose allocations a region for all threads takes beside another's.
+        # On a GPU, torch's version decides which threads' allocations a region for all threads takes beside another
+        # region.
         threads = "all" if rng.random() < 0.15 and IS_SIM else "own"
         return [self.tag(letter), backup, retain, overflow, threads]
 
@@ -98,7 +100,7 @@ class World:
         return rng.choice(found) if found else None
 
     def draw_trouble(self, rng: Random, actor: int, tags: list[str], events: tuple[str, ...] = ()) -> list[Any] | None:
-        """What is to befall the call, mostly nothing."""
+        """The perturbation of the next call; mostly none."""
         roll = rng.random()
         if roll < 0.06 and IS_SIM:
             function = rng.choice(self.faulty)
@@ -111,7 +113,7 @@ class World:
         return None
 
     def is_leased(self, tags: list[str]) -> bool:
-        """Whether any of these (none: any tag) has its region open."""
+        """Whether any of these tags (or any tag, if there are none) has its region open."""
         leased = self.model.routes.leased_tags()
         return bool(leased & set(tags)) if tags else bool(leased)
 
@@ -119,7 +121,7 @@ class World:
         return any(tag not in self.model.named for tag in tags)
 
     def forget(self, number: int) -> Memory:
-        """Takes a memory out of the model; who holds the result last lets it die."""
+        """Removes a memory from the model. It dies when the caller drops the result."""
         if number not in self.model.memories:
             raise Skip
         return self.model.memories.pop(number)

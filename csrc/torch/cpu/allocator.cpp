@@ -1,6 +1,6 @@
-// The c10 side of regions on the CPU. allocate and the deleter run in any thread, with or without the GIL, also
-// after the interpreter is gone: they never take it, never wait for an operation, and find a block by its address,
-// because raw_deallocate hands over pointers of any allocator.
+// The c10 allocator of regions on the CPU. allocate and the deleter run in any thread, with or without the GIL, also
+// after the interpreter is gone. They never take the GIL and never wait for an operation. They find a block by its
+// address, because raw_deallocate passes pointers of any allocator.
 #include "torch/cpu/allocator.h"
 
 #include <c10/core/Allocator.h>
@@ -16,7 +16,7 @@ namespace ebbtide::cpu {
 
 namespace {
 
-// What was there before us.
+// The allocator before ours.
 c10::Allocator* ordinary = nullptr;
 
 void give_back(void* address) {
@@ -47,7 +47,7 @@ class RegionAllocator final : public c10::Allocator {
       c10::profiledCPUMemoryReporter().OutOfMemory(size_bytes);
       TORCH_CHECK_WITH(OutOfMemoryError, false, out_of_memory_message(*pool, size_bytes));
     }
-    // raw_allocate wants the context to be the data.
+    // raw_allocate requires that the context is the data.
     c10::DataPtr data(address, address, &give_back, c10::Device(c10::DeviceType::CPU));
     c10::profiledCPUMemoryReporter().New(address, size_bytes);
     return data;
@@ -66,7 +66,7 @@ bool install_allocator() {
   static RegionAllocator& own = *new RegionAllocator();
   if (c10::GetCPUAllocator() == &own) return true;
   if (ordinary != nullptr)
-    return false;  // somebody came after us; two allocators that pass on to one another would never end
+    return false;  // another library has installed its allocator after ours; two that call each other would never end
   region_memory();
   ordinary = c10::GetCPUAllocator();
   c10::SetCPUAllocator(&own, std::numeric_limits<uint8_t>::max());

@@ -2,9 +2,9 @@
 
 namespace ebbtide::cpu {
 
-// Puts our allocator in front of torch's CPU allocator: what a region's thread allocates comes from its pool, all
-// else from the allocator that was there. Once in a process, never taken back: tensors hold its deleter. False
-// where another allocator has the higher priority and stays.
+// Replaces torch's CPU allocator by one that serves the threads of a region from the region's pool, and passes every
+// other request to the previous allocator. Done once in a process and never undone, because tensors hold its deleter.
+// False if another allocator has the higher priority and stays.
 bool install_allocator();
 
 }  // namespace ebbtide::cpu

@@ -1,5 +1,5 @@
-// What runs in the handler is async-signal-safe: write(2), poll(2), sigaction(2), raise(3), and
-// ebbtide_find_in_handler, which takes no lock that it can't get at once.
+// Everything that runs in the handler is async-signal-safe: write(2), poll(2), sigaction(2), raise(3), and
+// ebbtide_find_in_handler, which only tries locks and never waits for one.
 #include "torch/cpu/fault_handler.h"
 
 #include <poll.h>
@@ -21,12 +21,12 @@ namespace {
 
 struct sigaction previous_segv, previous_bus;
 
-// The process is about to end, and several threads of one op may fault at once: one of them writes the line, the
-// others give it the time to.
+// Several threads of one op may fault at once, and the process is about to end. One of them writes the line; the others
+// wait until it is written.
 enum class Telling : int { kNothing, kWriting, kDone };
 std::atomic<Telling> telling{Telling::kNothing};
 static_assert(std::atomic<Telling>::is_always_lock_free);
-constexpr int kMaxWaits = 200;  // of a millisecond each
+constexpr int kMaxWaits = 200;  // one millisecond each
 
 std::atomic<bool> is_checked{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
@@ -62,9 +62,9 @@ class Line {
   size_t length_ = 0;
 };
 
-// Where the fault was. A handler that was installed after this one (faulthandler's, say) raises the signal again
-// when it is done, and such a signal carries no address: the processor's last fault address, which the kernel keeps
-// for the thread, is the one it came from.
+// The address of the fault. A handler that was installed after this one (that of faulthandler, for example) may raise
+// the signal again when it is done. Such a signal carries no address, but the kernel keeps the thread's last fault
+// address.
 uintptr_t fault_address(const siginfo_t* info, const void* context) {
   if (info->si_code > 0) return reinterpret_cast<uintptr_t>(info->si_addr);
   if (info->si_code != SI_TKILL || info->si_pid != getpid()) return 0;
@@ -115,8 +115,8 @@ void chain(int signal_number, siginfo_t* info, void* context) {
     return;
   }
   if (previous.sa_handler == SIG_IGN && info->si_code <= 0) return;
-  // The default action, taken where the fault is: the instruction runs again and faults again. A signal that
-  // somebody sent does not come back by itself.
+  // Restores the default action. The instruction then runs again and faults again. A signal that was sent does not
+  // recur, so it is raised again.
   struct sigaction standard = {};
   standard.sa_handler = SIG_DFL;
   sigaction(signal_number, &standard, nullptr);
@@ -136,8 +136,8 @@ bool install_for(int signal_number) {
   struct sigaction own = {};
   own.sa_sigaction = handle;
   own.sa_mask = previous.sa_mask;
-  // What the previous handler was promised: its mask, and whether the signal may nest. An alternate stack is used
-  // where the thread has one.
+  // Keeps what the previous handler was promised: its mask, and whether the signal may nest. An alternate stack is used
+  // if the thread has one.
   own.sa_flags = SA_SIGINFO | SA_ONSTACK | (previous.sa_flags & (SA_NODEFER | SA_RESTART));
   return sigaction(signal_number, &own, nullptr) == 0;
 }

@@ -1,4 +1,5 @@
-// `_torch`: regions for CPU tensors, for ebbtide.saver only. Marshalling; every function is called with the GIL held.
+// `_torch`: regions for CPU tensors, for ebbtide.saver only. This file only converts arguments. Every function is
+// called with the GIL held.
 #include <c10/core/StorageImpl.h>
 #include <pybind11/pybind11.h>
 
@@ -36,7 +37,7 @@ Pool& pool_of(int64_t id) {
   return *pool;
 }
 
-// In a forked child too: regions that were open at the fork are left there one by one, and what it allocates is
+// Also allowed in a forked child: it leaves the regions that were open at the fork one by one, and what it allocates is
 // ordinary memory anyway.
 Pool& open_pool(int64_t id) {
   Pool& pool = pool_of(id);
@@ -107,12 +108,12 @@ py::list pool_snapshot(int64_t id) {
 size_t pool_trim(int64_t id) {
   refuse_in_child("memory was given back");
   Pool& pool = pool_of(id);
-  py::gil_scoped_release without_gil;  // giving a segment back waits for the device
+  py::gil_scoped_release without_gil;  // releasing a segment waits for the device
   return region_memory().arena.trim(&pool);
 }
 
-// Of a tensor or an UntypedStorage. Python's storage says where its StorageImpl is, so that this file needs no
-// header above c10.
+// The storage of a tensor or an UntypedStorage. Python's storage object has the address of its StorageImpl, so this
+// file needs no header above c10.
 c10::StorageImpl& storage_of(const py::object& owner) {
   const py::object storage = py::hasattr(owner, "untyped_storage") ? owner.attr("untyped_storage")() : owner;
   if (!py::isinstance(storage, py::module_::import("torch").attr("UntypedStorage")))
@@ -131,7 +132,7 @@ void exchange(const py::object& left, const py::object& right) {
     throw py::value_error("storages on " + first.device().str() + " and " + second.device().str() +
                           " can't change places");
   if (&first == &second) return;
-  // A copy-on-write context belongs to its storage: make both their own.
+  // A copy-on-write context belongs to its storage, so each storage gets a copy of its own first.
   first.mutable_data_ptr();
   second.mutable_data_ptr();
   first.set_data_ptr(second.set_data_ptr(first.set_data_ptr(c10::DataPtr())));

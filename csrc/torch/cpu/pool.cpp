@@ -11,7 +11,8 @@ namespace {
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// What is left of a block is worth keeping apart: 512 bytes in a small segment, more than 1 MiB in a large one.
+// The rest of a block becomes a block of its own if it is large enough: 512 bytes in a small segment, more than 1 MiB
+// in a large one.
 bool is_worth_splitting(size_t rest_bytes, bool is_small) {
   return is_small ? rest_bytes >= kMinBlockBytes : rest_bytes > kSmallRequestBytes;
 }
@@ -32,7 +33,7 @@ void* serve(FreeList& list, Block& block) {
   return block.address;
 }
 
-// Makes a free block of the list exactly size_bytes long, where the rest is worth it.
+// Cuts a free block of the list to size_bytes, if the rest is large enough.
 void split(Segment& segment, FreeList& list, Block& block, size_t size_bytes) {
   const size_t rest_bytes = block.size_bytes - size_bytes;
   if (!is_worth_splitting(rest_bytes, segment.is_small)) return;
@@ -92,7 +93,7 @@ bool Arena::close(Pool& pool) {
 }
 
 void* Arena::allocate(Pool& pool, size_t request_bytes, bool* was_closed) {
-  // Under the lock: another thread that closes the pool may pause its memory next.
+  // Checked under the lock: another thread that closes the pool may pause its memory next.
   const auto is_refused = [&] { return was_closed != nullptr && (*was_closed = !pool.is_open); };
   if (request_bytes > kMaxRequestBytes) return nullptr;
   const size_t size_bytes = round_request(request_bytes);
@@ -126,7 +127,7 @@ void* Arena::allocate(Pool& pool, size_t request_bytes, bool* was_closed) {
 void* Arena::take_from_source(Pool& pool, size_t segment_bytes) {
   void* memory = source_.acquire(pool.slot, segment_bytes);
   if (memory != nullptr) return memory;
-  // As torch does, whether or not that gives anything: a source may wait for the second call.
+  // As torch does, whether or not the trim releases anything: a source may refuse the first call and serve the second.
   if (trim(&pool) == 0) trim(nullptr);
   memory = source_.acquire(pool.slot, segment_bytes);
   if (memory == nullptr && trim(nullptr) > 0) memory = source_.acquire(pool.slot, segment_bytes);
@@ -181,8 +182,7 @@ bool Arena::deallocate(void* address) noexcept {
   if (segment == segments_.end()) return false;
   auto& blocks = segment->second.blocks;
   auto block = blocks.find(static_cast<std::byte*>(address));
-  if (block == blocks.end() || !block->second.is_allocated)
-    return true;  // a second free of a block: keep what is there
+  if (block == blocks.end() || !block->second.is_allocated) return true;  // a second free of a block: nothing changes
   FreeList& list = segment->second.pool->free_list(segment->second.is_small);
 
   const auto after = std::next(block);

@@ -1,15 +1,15 @@
-// Pools of CPU memory cut as torch's CUDA caching allocator cuts device memory, so that the same questions arise:
-// free blocks, leases, fragmentation.
+// Pools of CPU memory. They are cut as torch's CUDA caching allocator cuts device memory, so that the same questions
+// arise: free blocks, leases, fragmentation.
 //
-// What holds here:
-// - Sizes are rounded to 512 bytes. Up to 1 MiB a block comes from a 2 MiB segment, below 10 MiB from a 20 MiB
-//   segment, above from a segment of its own, rounded to 2 MiB.
-// - A block is found by its address alone, from any thread and at any time. Giving one back takes no memory, calls
-//   nobody and touches no byte of the block: its memory may be away.
-// - The segment source is called with no lock of ours held.
-// - Free blocks are served again only by `allocate` on their own pool. Who calls that only while the pool is open
-//   never gets memory that is away.
-// - Pools and the arena are made to be leaked: blocks come back after everything else is gone.
+// Rules:
+// - Sizes are rounded up to 512 bytes. A block of up to 1 MiB comes from a segment of 2 MiB, a block below 10 MiB from
+//   a segment of 20 MiB, and a larger one from a segment of its own, rounded up to 2 MiB.
+// - A block is found by its address alone, from any thread and at any time. Returning one allocates no memory, calls no
+//   other component, and touches no byte of the block, because the block may be paused.
+// - The segment source is called while no lock of ours is held.
+// - Only `allocate` on their own pool hands out free blocks again. A caller that uses it only while the pool is open
+//   never gets paused memory.
+// - Pools and the arena are leaked, because blocks are returned after everything else has been destroyed.
 #pragma once
 
 #include <atomic>
@@ -32,8 +32,8 @@ inline constexpr size_t kLargeSegmentBytes = size_t{20} << 20;
 inline constexpr size_t kSegmentRoundBytes = size_t{2} << 20;
 inline constexpr size_t kMaxRequestBytes = size_t{1} << 47;
 
-// Where segments come from. acquire returns null when out of memory; its memory is aligned to 512 bytes at least.
-// Both are called from any thread.
+// The source of segments. acquire returns null when out of memory; its memory is aligned to at least 512 bytes. Both
+// functions are called from any thread.
 class SegmentSource {
  public:
   virtual ~SegmentSource() = default;
@@ -59,7 +59,7 @@ struct Block {
   std::byte* address;
   size_t size_bytes;
   bool is_allocated;
-  FreeList::node_type free_node;  // kept while allocated, so that giving the block back takes no memory
+  FreeList::node_type free_node;  // kept while allocated, so that returning the block allocates nothing
 };
 
 struct Pool {
@@ -91,24 +91,24 @@ class Arena {
 
   Pool& make_pool(int32_t slot, std::string tag);
   Pool* find_pool(int64_t id);  // null where there is none
-  // A pool is open in one place at a time, as torch's are: false where it already is, or where it is not.
+  // A pool is open in one place at a time, as torch's pools are. False if it is already open, or if it is not open.
   bool open(Pool& pool);
   bool close(Pool& pool);
 
-  // Null when out of memory, after wholly free segments were given back: those of this pool first, then those of all.
-  // was_closed, where given: true, and null, where the pool is not open (any more).
+  // Null when out of memory, after wholly free segments were released: first those of this pool, then those of all
+  // pools. If was_closed is given, a pool that is not open (any more) sets it to true and gets null.
   void* allocate(Pool& pool, size_t request_bytes, bool* was_closed = nullptr);
-  // False where the address is not in any of our segments. Never throws.
+  // False if the address is in none of our segments. Never throws.
   bool deallocate(void* address) noexcept;
   bool owns(const void* address) noexcept;
 
-  // Gives the wholly free segments of one pool (or, with null, of all) back; returns how many bytes.
+  // Releases the wholly free segments of one pool, or of all pools for null. Returns their bytes.
   size_t trim(Pool* pool);
   std::vector<SegmentView> snapshot(const Pool& pool);
-  // How many segments were looked at for both so far: tests hold its growth.
+  // How many segments `trim` and `snapshot` have examined so far. Tests bound its growth.
   uint64_t look_count() const { return look_count_.load(); }
 
-  // Around fork, so that a child never finds the lock held by a thread that it does not have.
+  // Held around a fork, so that a child never finds the lock held by a thread that it does not have.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
 

@@ -11,7 +11,7 @@ namespace ebbtide::cpu {
 
 namespace {
 
-// Tensors live on the simulator's first device: torch's CPU has one ordinal.
+// Tensors are on the simulator's first device, because torch's CPU has a single ordinal.
 constexpr int32_t kDevice = 0;
 
 class SlotSource final : public SegmentSource {

@@ -1,5 +1,5 @@
-// The one arena of the process, over ebbtide's slots, and the fork rule: a child shares its parent's pages, so
-// there it takes and gives back nothing.
+// The one arena of the process, over ebbtide's slots, and its rule for forks: a child shares its parent's pages, so it
+// neither allocates nor frees region memory.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ struct RegionMemory {
 RegionMemory& region_memory();
 bool is_forked_child();
 
-// "tag 'weights'", as well as it is known.
+// "tag 'weights'", or the slot if the tag is unknown.
 std::string describe(const Pool& pool);
-// What to tell who asked for request_bytes in vain: what there is, and what to do.
+// The message for a failed request of request_bytes: how much there is, and what to do.
 std::string out_of_memory_message(const Pool& pool, uint64_t request_bytes);
 
 }  // namespace ebbtide::cpu

@@ -15,7 +15,7 @@ struct Frame {
 
 constinit thread_local Frame* innermost = nullptr;
 
-// Takes away what is over, whoever ended it.
+// Removes the frames whose use is over, whichever thread ended it.
 void prune() {
   for (Frame** link = &innermost; *link != nullptr;) {
     if (!(*link)->use->is_over.load(std::memory_order_acquire)) {

@@ -1,9 +1,9 @@
-// Which pool a thread allocates from: the innermost region of its own, else the newest one that was opened for
-// every thread, else none (ordinary memory).
+// The pool that a thread allocates from: that of its own innermost region, else the newest one that was opened for all
+// threads, else none (ordinary memory).
 //
-// Each thread has a stack of frames; a frame without a pool means ordinary memory (saver.disabled()). The thread's
-// part is one plain pointer, so it has no destructor that could run before the thread's last allocation; the frames
-// of a thread that ends inside a region are leaked.
+// Each thread has a stack of frames. A frame without a pool means ordinary memory (saver.disabled()). The thread-local
+// part is one plain pointer, so it has no destructor that could run before the thread's last allocation. The frames of
+// a thread that ends inside a region are leaked.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ namespace ebbtide::cpu {
 
 struct Pool;
 
-// Of a pool, or (null) of ordinary memory, by one thread.
+// One thread's use of a pool, or of ordinary memory if `pool` is null.
 struct Use {
   Pool* pool = nullptr;
   std::atomic<bool> is_over{false};
@@ -25,11 +25,12 @@ struct Use {
 
 class Routing {
  public:
-  // The pool that serves this thread now; null for ordinary memory.
+  // The pool that serves this thread now. Null means ordinary memory.
   Pool* current() const;
 
-  // For this thread. enter gives the frame's token; leave ends the newest use of that pool, restore that of the token.
-  // Any thread may end it: a generator that waits in a region may be collected anywhere. False where there is none.
+  // enter applies to this thread and returns the token of the frame. leave ends the newest use of that pool, and
+  // restore ends the use with that token. Any thread may end a use, because a generator that is suspended in a region
+  // may be collected in any thread. False if there is no such use.
   uint64_t enter(Pool* pool);
   bool leave(const Pool* pool);
   bool restore(uint64_t token);

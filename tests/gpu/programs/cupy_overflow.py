@@ -1,6 +1,6 @@
-"""Plain CuPy: as many bytes as the argument says in arrays of 256 MiB, every one computed on and checked.
+"""Plain CuPy: allocates as many bytes as the argument says in arrays of 256 MiB, computes on each and checks it.
 
-A second argument, "async", takes them from the driver's own pools (cupy.cuda.malloc_async).
+With a second argument, "async", the arrays come from the driver's own pools (cupy.cuda.malloc_async).
 """
 
 import sys

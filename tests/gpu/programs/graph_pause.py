@@ -1,4 +1,4 @@
-"""A CUDA graph in a pool of torch's own, paused and resumed between replays, again and again."""
+"""A CUDA graph in one of torch's own pools, which is paused and resumed between replays, several times."""
 
 import torch
 from ebbtide import saver

@@ -1,4 +1,4 @@
-"""Takes device memory until no more is free than the argument says, and keeps it until its standard input ends."""
+"""Takes device memory until no more is free than the argument says, and holds it until standard input ends."""
 
 import sys
 

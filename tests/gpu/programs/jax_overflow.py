@@ -1,4 +1,4 @@
-"""Plain JAX: as many bytes as the argument says in arrays of 256 MiB, every one computed on and checked."""
+"""Plain JAX: allocates as many bytes as the argument says in arrays of 256 MiB, computes on each and checks it."""
 
 import sys
 

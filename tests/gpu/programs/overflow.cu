@@ -1,5 +1,5 @@
-// One allocation of as many bytes as the argument says: every word is written, read by another kernel, and checked.
-// Built by nvcc with its defaults, so with the static CUDA runtime.
+// Makes one allocation of as many bytes as the argument says. Every word is written, read by another kernel, and
+// checked. Built by nvcc with its defaults, and therefore with the static CUDA runtime.
 #include <cstdio>
 #include <cstdlib>
 
@@ -22,7 +22,7 @@ __global__ void fill(Word* words, Word count) {
   }
 }
 
-// Counts the words that are wrong, and turns every bit.
+// Counts the wrong words, and inverts every bit.
 __global__ void check_and_turn(Word* words, Word count, Word turned, Word* wrong) {
   Word found = 0;
   for (Word i = blockIdx.x * Word(blockDim.x) + threadIdx.x; i < count; i += Word(gridDim.x) * blockDim.x) {
@@ -44,7 +44,7 @@ int main(int count_of_arguments, char** arguments) {
   check_and_turn<<<1024, 256>>>(words, count, 0, wrong);
   check_and_turn<<<512, 512>>>(words, count, ~0ull, wrong);
   CHECK(cudaGetLastError());
-  // A copy across all of it, both ways, in the middle of which the parts meet.
+  // A copy of the whole allocation, in both directions. The two parts meet in the middle of it.
   const Word middle = count / 3 * 2;
   Word some[64], want = value_at(middle);
   CHECK(cudaMemcpy(some, words + middle, sizeof(some), cudaMemcpyDeviceToHost));

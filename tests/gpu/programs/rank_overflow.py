@@ -1,6 +1,6 @@
-"""One rank of torchrun: fills as many bytes as the argument says, meets the other, and checks.
+"""One rank of torchrun: allocates as many bytes as the argument says, waits for the other rank, and checks.
 
-Says how much its own ledger entry holds on the host, and whether it was refused memory.
+Prints how much its own ledger entry holds on the host, and whether it was refused memory.
 """
 
 import os
@@ -26,11 +26,11 @@ held = torch.tensor([saver.stats()["host_bytes"]])
 dist.all_reduce(held)
 count = len(pieces)
 if is_refused:
-    pieces.pop()  # room to compute in
+    pieces.pop()  # makes room for the computation
 for number, piece in enumerate(pieces):
     low, high = torch.aminmax(piece.mul_(3))
     assert low.item() == high.item() == 3 * (number + rank)
 dist.barrier()
 line = f"rank {rank}: {count} pieces, refused {is_refused}, together {held.item()} bytes on the host\n"
-os.write(1, line.encode())  # one call, so that the two ranks' lines do not mix
+os.write(1, line.encode())  # one call, so that the lines of the two ranks do not mix
 dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Plain torch: as many bytes as the argument says in tensors of 256 MiB, every one computed on and checked."""
+"""Plain torch: allocates as many bytes as the argument says in tensors of 256 MiB, computes on each and checks it."""
 
 import sys
 

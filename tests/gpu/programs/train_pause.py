@@ -1,6 +1,6 @@
-"""A training script. With "pause" as argument, three lines in the middle pause and resume all that it has.
+"""A training script. With "pause" as argument, three lines in the middle pause and resume everything that it holds.
 
-Prints the losses, bit for bit, and with the pause how many bytes were free more meanwhile.
+Prints the losses, bit for bit. With the pause, it also prints how many more bytes were free during it.
 """
 
 import sys

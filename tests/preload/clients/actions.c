@@ -1,4 +1,4 @@
-/* What a client does with the driver that it has found. */
+/* The actions of a client, with the driver that it has found. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -21,8 +21,8 @@ static void fill(uint32_t* words, size_t count, uint32_t seed) {
   for (size_t i = 0; i < count; ++i) words[i] = (uint32_t)i * 2654435761u + seed;
 }
 
-/* fill CALL COUNT SIZE: allocates COUNT blocks, writes and reads all of them, frees them, and finds as much free memory
- * as before. */
+/* fill CALL COUNT SIZE: allocates COUNT blocks, writes and reads all of them, and frees them. Prints the free memory
+ * before and after. */
 static int fill_blocks(const struct api* api, const char* call, int count, size_t size) {
   CUdeviceptr blocks[MOST_BLOCKS] = {0};
   size_t free_before = 0, free_after = 0, total = 0;
@@ -41,7 +41,7 @@ static int fill_blocks(const struct api* api, const char* call, int count, size_
     TRY(api->cuMemcpyDtoH(found, blocks[i], size));
     REQUIRE(memcmp(found, wanted, size) == 0);
   }
-  /* The first ones first, then from the end: no order is special. */
+  /* Frees the first half in order, then the rest from the end, so that no order is special. */
   for (int i = 0; i < count / 2; ++i) TRY(release(api, call, blocks[i]));
   for (int i = count - 1; i >= count / 2; --i) TRY(release(api, call, blocks[i]));
   TRY(api->cuMemGetInfo(&free_after, &total));
@@ -51,7 +51,7 @@ static int fill_blocks(const struct api* api, const char* call, int count, size_
   return 0;
 }
 
-/* info: free bytes, total bytes, the device's total. */
+/* info: prints the free bytes, the total bytes, and the device's total. */
 static int tell_info(const struct api* api) {
   size_t free_bytes = 0, total = 0, of_device = 0;
   TRY(api->cuMemGetInfo(&free_bytes, &total));
@@ -60,7 +60,7 @@ static int tell_info(const struct api* api) {
   return 0;
 }
 
-/* take CALL SIZE: free bytes before, with and after one allocation. */
+/* take CALL SIZE: prints the free bytes before, during and after one allocation. */
 static int take(const struct api* api, const char* call, size_t size) {
   size_t before = 0, with = 0, after = 0, total = 0;
   CUdeviceptr address = 0;
@@ -96,7 +96,7 @@ static int take_mixed(const struct api* api, const char* call, int count, size_t
   return 0;
 }
 
-/* probe SIZE: asks a thousand times for more than there is. */
+/* probe SIZE: requests a thousand times more than there is. */
 static int probe(const struct api* api, size_t size) {
   CUdeviceptr address = 0;
   for (int i = 0; i < 1000; ++i) REQUIRE(api->cuMemAlloc(&address, size) == CUDA_ERROR_OUT_OF_MEMORY);
@@ -153,8 +153,8 @@ static int check_pointer(const struct api* api, CUdeviceptr start, size_t size, 
   return 0;
 }
 
-/* pointers SIZE: the driver reports one allocation as one allocation on the device. Prints the result of an IPC handle.
- */
+/* pointers SIZE: the driver reports one allocation as one allocation on the device. Prints the result of an IPC
+ * handle. */
 static int look_at_pointers(const struct api* api, size_t size) {
   CUdeviceptr address = 0;
   CUipcMemHandle handle;
@@ -169,7 +169,7 @@ static int look_at_pointers(const struct api* api, size_t size) {
   return 0;
 }
 
-/* free-waits SIZE: what was queued before a free has run when the free is back. */
+/* free-waits SIZE: work that was queued before a free has run when the free returns. */
 static int free_waits(const struct api* api, size_t size) {
   CUdeviceptr freed = 0, kept = 0;
   CUstream stream = NULL;
@@ -188,7 +188,7 @@ static int free_waits(const struct api* api, size_t size) {
   return 0;
 }
 
-/* free-in-order SIZE: what was queued before a free in the order of a stream finds its memory there. */
+/* free-in-order SIZE: work that was queued before a stream-ordered free can still access the memory. */
 static int free_in_order(const struct api* api, size_t size) {
   CUdeviceptr freed = 0, kept = 0;
   CUstream stream = NULL;
@@ -207,7 +207,7 @@ static int free_in_order(const struct api* api, size_t size) {
   return 0;
 }
 
-/* free-beside once|twice SIZE: a free in the order of one stream while another captures in the strictest mode. The
+/* free-beside once|twice SIZE: a stream-ordered free on one stream while another captures in the strictest mode. The
  * capture continues, and the memory is freed after it. */
 static int free_beside_capture(const struct api* api, int is_twice, size_t size) {
   CUdeviceptr address = 0, start = 0;
@@ -231,8 +231,8 @@ static int free_beside_capture(const struct api* api, int is_twice, size_t size)
   return 0;
 }
 
-/* capture SIZE: during a capture, pool memory is left to the driver. Other memory may be allocated, and is freed late.
- * The capture continues. */
+/* capture SIZE: during a capture, stream-ordered memory is left to the driver. Other memory may be allocated, and is
+ * freed late. The capture continues. */
 static int capture(const struct api* api, size_t size) {
   CUstream stream = NULL;
   CUgraph graph = NULL;
@@ -251,7 +251,8 @@ static int capture(const struct api* api, size_t size) {
   return 0;
 }
 
-/* destroyed SIZE: a stream goes while it captures. Free bytes before and after what is allocated and freed then. */
+/* destroyed SIZE: a stream is destroyed while it captures. Prints the free bytes before and after an allocation and its
+ * free. */
 static int destroy_capturing(const struct api* api, size_t size) {
   CUdeviceptr address = 0;
   CUstream stream = NULL;
@@ -270,7 +271,7 @@ static int destroy_capturing(const struct api* api, size_t size) {
   return 0;
 }
 
-/* cached SIZE: as torch's allocator does: two blocks are kept; who is refused gives them back, and asks again. */
+/* cached SIZE: acts as torch's allocator does. It keeps two blocks; if it is refused, it frees them and asks again. */
 static int keep_cache(const struct api* api, size_t size) {
   CUdeviceptr cached[2] = {0}, address = 0;
   const int count = size > ((size_t)12 << 20) ? 0 : 2;

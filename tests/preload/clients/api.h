@@ -1,11 +1,11 @@
-/* The driver as a client of the tests has found it: a table of functions. */
+/* The driver functions that a client has found, as a table. */
 #ifndef EBBTIDE_PRELOAD_CLIENT_API_H
 #define EBBTIDE_PRELOAD_CLIENT_API_H
 
 #include <cuda.h>
 #undef cuGetProcAddress
 
-/* The name as in cuda.h, whose macros make the exported symbol of it, and the versions for cuGetProcAddress: without
+/* The name as in cuda.h, whose macros turn it into the exported symbol, and the versions for cuGetProcAddress: without
  * and with the flag of per-thread default streams, whose variants came with CUDA 7. */
 #define EVERY_FUNCTION(X)                    \
   X(cuInit, 2000, 2000)                      \
@@ -53,12 +53,12 @@ struct api {
 #undef MEMBER
 };
 
-/* 0 where every function was found. */
+/* 0 if every function was found. */
 int resolve(const char* way, struct api* api);
-/* The exit status: 0, 1 for what should not be, 2 for out of memory. */
+/* The exit status: 0 for success, 1 for an unexpected result, 2 for out of memory. */
 int run_action(const struct api* api, int count, char** words);
 
 #define TEXT_OF(symbol) #symbol
-#define SYMBOL(name) TEXT_OF(name) /* the exported name: cuda.h's macros at work */
+#define SYMBOL(name) TEXT_OF(name) /* the exported name, through cuda.h's macros */
 
 #endif

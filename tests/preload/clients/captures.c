@@ -1,7 +1,7 @@
-/* What a client does with captures that don't begin, or don't end as they should. */
+/* Actions with captures that do not begin, or do not end normally. */
 #include "steps.h"
 
-/* What a spill that was freed leaves: nothing, unless a capture is still thought to run. */
+/* The memory that a freed spill still takes: none, unless ebbtide believes that a capture is running. */
 static int expect_no_capture(const struct api* api, size_t size) {
   CUdeviceptr address = 0;
   size_t before = 0, with = 0, after = 0, total = 0;
@@ -14,7 +14,7 @@ static int expect_no_capture(const struct api* api, size_t size) {
   return 0;
 }
 
-/* A free of SIZE bytes that is put off as long as the capture runs. */
+/* A free of SIZE bytes that is deferred as long as the capture runs. */
 static int expect_capture(const struct api* api, CUstream stream, size_t size) {
   CUdeviceptr address = 0;
   CUgraph graph = NULL;
@@ -31,7 +31,7 @@ static int expect_capture(const struct api* api, CUstream stream, size_t size) {
   return 0;
 }
 
-/* begins SIZE: captures that fail to begin are no captures, and leave alone the one that runs. */
+/* begins SIZE: a capture that fails to begin is no capture, and does not disturb the one that runs. */
 int begin_captures(const struct api* api, size_t size) {
   CUstream stream = NULL, other = NULL;
   CUgraph graph = NULL;
@@ -49,7 +49,7 @@ int begin_captures(const struct api* api, size_t size) {
   return expect_no_capture(api, size);
 }
 
-/* two-captures SIZE: of two captures one ends, and what is put off waits for the other. */
+/* two-captures SIZE: one of two captures ends, and the deferred free waits for the other. */
 int end_one_of_two(const struct api* api, size_t size) {
   CUstream stream = NULL, other = NULL;
   CUgraph graph = NULL;
@@ -59,7 +59,7 @@ int end_one_of_two(const struct api* api, size_t size) {
   TRY(api->cuStreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_RELAXED));
   TRY(api->cuStreamEndCapture(stream, &graph));
   TRY(api->cuGraphDestroy(graph));
-  /* A stream that goes and did not capture ends nobody's capture. */
+  /* A stream that is destroyed without capturing ends no capture. */
   TRY(api->cuStreamDestroy(stream));
   return expect_capture(api, other, size);
 }

@@ -1,4 +1,4 @@
-/* Another preload library that hooks dlsym, and calls the next one as such libraries do: not by a jump. */
+/* Another preload library that hooks dlsym. It calls the next dlsym as such libraries do: by a call, not by a jump. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* What a client does on a simulator that fails when it is told to. */
+/* Actions on a simulator that fails on demand. */
 #include <dlfcn.h>
 #include <stdint.h>
 
@@ -25,7 +25,7 @@ int fail_each_call(const struct api* api, const char* call, size_t size) {
   CUdeviceptr address = 0;
   ebbtide_sim_counts before, after;
   size_t free_before = 0, free_after = 0, total = 0;
-  /* What is made once is made now. */
+  /* Makes everything that is made only once. */
   if (allocate(api, call, &address, size) == CUDA_SUCCESS) TRY(release(api, call, address));
   live(&before);
   TRY(api->cuMemGetInfo(&free_before, &total));
@@ -38,7 +38,7 @@ int fail_each_call(const struct api* api, const char* call, size_t size) {
     has_failed = calls(NULL) - first >= (uint64_t)k;
     clear();
     if (freed != CUDA_SUCCESS) TRY(give_back(api, call, address));
-    /* What could not be undone then is undone at the next allocation. */
+    /* An undo that failed is repeated at the next allocation. */
     if (allocate(api, call, &address, size) == CUDA_SUCCESS) TRY(release(api, call, address));
     TRY(api->cuCtxSynchronize());
     live(&after);
@@ -52,7 +52,7 @@ int fail_each_call(const struct api* api, const char* call, size_t size) {
   return 0;
 }
 
-/* free-fails CALL SIZE: what the driver does not free is taken still, and told so, until it is freed. */
+/* free-fails CALL SIZE: memory that the driver does not free still counts as taken until it is freed. */
 int fail_to_free(const struct api* api, const char* call, size_t size) {
   CUdeviceptr address = 0;
   size_t before = 0, with = 0, refused = 0, after = 0, total = 0;
@@ -74,8 +74,8 @@ int fail_to_free(const struct api* api, const char* call, size_t size) {
   return 0;
 }
 
-/* put-off SIZE: a free that failed twice to wait for the device is tried again when the next allocation has no room
- * without it. */
+/* put-off SIZE: a free that failed twice to wait for the device is tried again when the next allocation needs its
+ * memory. */
 int need_what_is_put_off(const struct api* api, size_t size) {
   CUdeviceptr address = 0;
   REQUIRE(find_controls());
@@ -89,7 +89,7 @@ int need_what_is_put_off(const struct api* api, size_t size) {
 }
 
 /* Allocates memory that becomes managed, and loses the whole context; is_freed: after a free that was deferred. Then
- * allocates the same size again, from the device or managed once more. */
+ * allocates the same size again, from the device or again managed. */
 static int take_twice(const struct api* api, size_t size, int is_freed, int is_managed, CUdeviceptr* again) {
   CUresult (*let_go)(CUdevice) = NULL;
   CUdeviceptr lost = 0;
@@ -101,10 +101,10 @@ static int take_twice(const struct api* api, size_t size, int is_freed, int is_m
   if (is_freed) TRY(api->cuMemFree(lost));
   clear();
   while (let_go(0) == CUDA_SUCCESS) continue;
-  /* Ours, and the library's. */
+  /* One for the client, and one for the library. */
   for (int i = 0; i < 2; ++i) TRY(api->cuDevicePrimaryCtxRetain(&context, 0));
   TRY(api->cuCtxSetCurrent(context));
-  /* What was put off can't be tried before. */
+  /* Keeps the deferred free from being tried before. */
   if (is_managed) fail("cuCtxSynchronize", 1, CUDA_ERROR_UNKNOWN, 0);
   if (is_managed) fail("cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY, 1);
   TRY(api->cuMemAlloc(again, size));
@@ -114,7 +114,7 @@ static int take_twice(const struct api* api, size_t size, int is_freed, int is_m
 }
 
 /* lost living|freed|living-managed|freed-managed SIZE: managed memory is lost with its context, and its address is used
- * again. The two are not confused. */
+ * again. ebbtide does not confuse the two. */
 int lose_managed(const struct api* api, const char* state, size_t size) {
   const int is_managed = strstr(state, "managed") != NULL;
   CUdeviceptr again = 0, other = 0, start = 0;
@@ -124,7 +124,7 @@ int lose_managed(const struct api* api, const char* state, size_t size) {
   const int status = take_twice(api, size, strncmp(state, "freed", 5) == 0, is_managed, &again);
   if (status != 0) return status;
   fail("cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY, 1);
-  TRY(api->cuMemAlloc(&other, size)); /* managed: tries again what was put off */
+  TRY(api->cuMemAlloc(&other, size)); /* managed: tries the deferred free again */
   clear();
   TRY(api->cuMemFree(other));
   TRY(api->cuMemGetAddressRange(&start, &extent, again));

@@ -1,4 +1,5 @@
-/* host FLAG LIBRARY WAY ACTION [WORDS]: a program that opens a client as a library. FLAG: local, global or deepbind. */
+/* host FLAG LIBRARY WAY ACTION [WORDS]: a program that opens a client as a library. FLAG is local, global or
+ * deepbind. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>

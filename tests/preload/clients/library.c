@@ -1,4 +1,4 @@
-/* A client as a library: what host.c opens. */
+/* A client as a library, which host.c opens. */
 #include "api.h"
 
 int run_client(int count, char** words);

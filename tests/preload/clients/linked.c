@@ -1,4 +1,4 @@
-/* Linked against libcuda.so.1. */
+/* A client that is linked against libcuda.so.1. */
 #include "api.h"
 
 int resolve(const char* way, struct api* api) {

@@ -1,4 +1,4 @@
-/* Finds the driver at run time, in the ways that programs do. */
+/* A client that finds the driver at run time, in each of the ways that programs use. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +13,7 @@ static int missing(const char* name) {
   return 1;
 }
 
-/* XLA: dlsym for each name. */
+/* As XLA: dlsym for each name. */
 static int by_name(void* library, struct api* api) {
 #define TAKE(name, version, per_thread_version)       \
   *(void**)&api->name = dlsym(library, SYMBOL(name)); \
@@ -23,7 +23,7 @@ static int by_name(void* library, struct api* api) {
   return 0;
 }
 
-/* cudart 12 and later. */
+/* As cudart 12 and later. */
 static int by_resolver_5(resolver_5 find, int is_per_thread, struct api* api) {
   const cuuint64_t flags = is_per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_DEFAULT;
 #define TAKE(name, version, per_thread_version)                                                                     \
@@ -35,7 +35,7 @@ static int by_resolver_5(resolver_5 find, int is_per_thread, struct api* api) {
   return 0;
 }
 
-/* cudart 11.3 to 11.8. */
+/* As cudart 11.3 to 11.8. */
 static int by_resolver_4(resolver_4 find, struct api* api) {
 #define TAKE(name, version, per_thread_version) \
   if (find(#name, (void**)&api->name, version, 0) != CUDA_SUCCESS || api->name == NULL) return missing(#name);

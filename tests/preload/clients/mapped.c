@@ -1,11 +1,11 @@
-/* Memory that a client makes by cuMemCreate and maps by itself, as newer frameworks do. */
+/* Memory that a client creates with cuMemCreate and maps itself, as newer frameworks do. */
 #include <stdint.h>
 
 #include "steps.h"
 
 #define MOST_MAPPED 64
 
-/* What is left to undo, by address. */
+/* The steps that are still to be undone, by address. */
 static struct mapped {
   CUdeviceptr address;
   size_t size;
@@ -49,12 +49,12 @@ CUresult map_memory(const struct api* api, CUdeviceptr* address, size_t size) {
   block->size = size;
   *address = block->address;
   result = fill_block(api, block, size);
-  /* Once more where a call of this fails, as it may be told to. */
+  /* A second attempt, since a test may make a call of the first one fail. */
   if (result != CUDA_SUCCESS && unmap_memory(api, *address) != CUDA_SUCCESS) unmap_memory(api, *address);
   return result;
 }
 
-/* Goes on where it failed before. */
+/* Continues where it failed before. */
 CUresult unmap_memory(const struct api* api, CUdeviceptr address) {
   struct mapped* block = find(address);
   CUresult result = CUDA_SUCCESS;

@@ -1,4 +1,4 @@
-/* A stand-in for libnvidia-ml.so.1: devices of 1 GiB. A handle is the place on the simulator's bus, from 0. */
+/* A stand-in for libnvidia-ml.so.1 with devices of 1 GiB. A handle is the position on the simulator's bus, from 0. */
 #include <stddef.h>
 #include <string.h>
 
@@ -37,7 +37,7 @@ int nvmlDeviceGetMemoryInfo_v2(void* device, struct memory_v2* memory) {
 
 int nvmlDeviceGetPciInfo_v3(void* device, struct pci* pci) {
   memset(pci, 0, sizeof *pci);
-  pci->domain = 0xffff; /* as the simulated device says */
+  pci->domain = 0xffff; /* as the simulated device reports */
   pci->bus = 1 + (unsigned int)(size_t)device;
   return 0;
 }

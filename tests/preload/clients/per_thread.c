@@ -1,5 +1,5 @@
 /* per_thread ACTION SIZE: a program that was compiled for per-thread default streams, or that captures into its own
- * graph. It finds each variant by name. */
+ * graph. It looks each variant up by name. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ typedef CUresult (*begin_in_graph)(CUstream, CUgraph, const CUgraphNode*, const 
                                    CUstreamCaptureMode);
 static CUgraph const own_graph = (CUgraph)16;
 
-/* The capture of a stream, begun by one of four functions. A wrong mode begins none. */
+/* Begins the capture of a stream by one of four functions. A wrong mode begins none. */
 static CUresult begin(const char* name, CUstream stream, CUstreamCaptureMode mode) {
   void* const function = find(name);
   if (strstr(name, "ToGraph") == NULL) return ((begin_function)function)(stream, mode);
@@ -31,7 +31,7 @@ static size_t free_bytes(void) {
   return cuMemGetInfo(&free, &total) == CUDA_SUCCESS ? free : 0;
 }
 
-/* What is left taken by a spill that was freed. */
+/* The memory that a freed spill still takes. */
 static size_t lost_by_a_free(size_t size) {
   CUdeviceptr address = 0;
   const size_t before = free_bytes();
@@ -64,14 +64,14 @@ static int capture(size_t size) {
   for (int i = 0; i < 2 && status == 0; ++i) {
     status = capture_by(both[i], "cuStreamEndCapture", stream, size);
     if (status == 0) status = capture_by(per_thread[i], "cuStreamEndCapture_ptsz", stream, size);
-    /* Null is the thread's own stream, by whichever name it ends. */
+    /* Null is the thread's own stream, whichever variant ends the capture. */
     if (status == 0) status = capture_by(per_thread[i], "cuStreamEndCapture_ptsz", NULL, size);
   }
   return status;
 }
 
-/* Memory in the order of the thread's default stream: beyond the limit it comes from ebbtide; while that stream
- * captures it is left to the driver. */
+/* Stream-ordered memory of the thread's default stream. Beyond the limit, it comes from ebbtide. While that stream
+ * captures, it is left to the driver. */
 static int allocate_in_order(size_t size) {
   CUresult (*take)(CUdeviceptr*, size_t, CUstream) = NULL;
   CUresult (*take_from_pool)(CUdeviceptr*, size_t, CUmemoryPool, CUstream) = NULL;

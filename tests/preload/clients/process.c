@@ -1,4 +1,4 @@
-/* process ACTION: things that a program may do in its life, linked against libcuda.so.1. The exit status is 0 on
+/* process ACTION: events in the life of a program that is linked against libcuda.so.1. The exit status is 0 on
  * success. */
 #define _GNU_SOURCE
 #include <cuda.h>
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define SMALL ((size_t)4 << 20)
-#define LARGE ((size_t)32 << 20) /* more than the tests' limit: a part of it lies on the host */
+#define LARGE ((size_t)32 << 20) /* more than the tests' limit: a part of it is on the host */
 
 static CUdeviceptr small, large;
 static char* own_path;
@@ -35,7 +35,7 @@ static int is_intact(void) {
          cuMemcpyDtoH(&found, end, sizeof found) == CUDA_SUCCESS && found == value;
 }
 
-/* 0 where the child ended with this status. */
+/* 0 if the child ended with this status. */
 static int expect_status(pid_t child, int wanted) {
   int status = -1;
   if (child < 0 || waitpid(child, &status, 0) != child) return 1;
@@ -97,7 +97,7 @@ static int fork_beside_threads(void) {
   if (!has_allocated() || !start_threads()) return 1;
   for (int i = 0; i < 20; ++i) {
     if (expect_status(forked(&exit_in_child), 5) != 0) return 1;
-    // A program that starts CUDA takes seconds on a GPU that many others use.
+    // Starting CUDA takes seconds on a GPU that many other processes use.
     if (i % 5 == 0 && expect_status(forked(&exec_in_child), 0) != 0) return 1;
   }
   return is_intact() ? 0 : 1;
@@ -125,7 +125,7 @@ static void* refused_as_it_is_cancelled(void* unused) {
   (void)unused;
   if (!is_started()) return NULL;
   pthread_cancel(pthread_self());
-  cuMemAlloc(&address, (size_t)1 << 40); /* writes a line, where a thread may be cancelled */
+  cuMemAlloc(&address, (size_t)1 << 40); /* writes a line, and a thread may be cancelled there */
   pthread_testcancel();
   return NULL;
 }
@@ -139,7 +139,7 @@ static int cancel(void) {
 
 static void allocate_in_child(void) { exit(has_allocated() && is_intact() && has_freed() && tell_info() == 0 ? 5 : 6); }
 
-/* A parent that asks NVML only, as torch and vLLM do, and leaves CUDA to its child. */
+/* The parent uses NVML only, as torch and vLLM do, and leaves CUDA to its child. */
 static int ask_nvml_and_fork(void) {
   unsigned long long memory[3] = {0};
   void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW);

@@ -1,4 +1,4 @@
-/* What a client asks for that the driver refuses, or gives in another size than asked. */
+/* Requests that the driver refuses, or answers with another size than requested. */
 #include <stdint.h>
 
 #include "steps.h"
@@ -31,7 +31,7 @@ static void wrong_pitches(const struct api* api) {
   printf("%d ", (int)api->cuMemAllocPitch(&address, &pitch, (size_t)1 << 40, (size_t)1 << 40, 4));
 }
 
-/* wrong: what the driver refuses is refused as by the driver. */
+/* wrong: a request that the driver refuses gets the driver's own error. */
 int ask_wrongly(const struct api* api) {
   CUdeviceptr address = 0;
   size_t free_bytes = 0, total = 0;
@@ -51,8 +51,8 @@ int ask_wrongly(const struct api* api) {
   return 0;
 }
 
-/* pitch WIDTH HEIGHT: writes and reads rows of a width that is no multiple of a pitch. Prints the pitch, and how much
- * the free memory has shrunk. */
+/* pitch WIDTH HEIGHT: writes and reads rows whose width is no multiple of a pitch. Prints the pitch, and how much the
+ * free memory has shrunk. */
 int take_pitched(const struct api* api, size_t width, size_t height) {
   CUdeviceptr address = 0;
   size_t pitch = 0, before = 0, with = 0, after = 0, total = 0, extent = 0;

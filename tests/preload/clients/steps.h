@@ -1,4 +1,4 @@
-/* What actions are made of. */
+/* The building blocks of actions. */
 #ifndef EBBTIDE_PRELOAD_CLIENT_STEPS_H
 #define EBBTIDE_PRELOAD_CLIENT_STEPS_H
 

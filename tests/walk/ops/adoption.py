@@ -1,4 +1,4 @@
-"""saver.adopt: single tensors, views, modules with gradients and tied weights, and what may not move."""
+"""saver.adopt: single tensors, views, modules with gradients and tied weights, and tensors that must not move."""
 
 from collections.abc import Callable
 from random import Random
@@ -18,7 +18,7 @@ from .allocate import MEMORIES_MAX, is_out_of_memory, may_be_out_of_memory, may_
 
 
 class Tied(torch.nn.Module):
-    """Two parameters over one storage, and a gradient."""
+    """A module with two parameters over one storage, and a gradient."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Tied(torch.nn.Module):
 
 @register
 class MakeModule(Operation):
-    """A module with tied weights and a gradient: two memories with one holder."""
+    """Makes a module with tied weights and a gradient: two memories with one holder."""
 
     name = "make_module"
     weight = 2
@@ -69,7 +69,7 @@ class MakeModule(Operation):
 
 @register
 class MakeForeign(Operation):
-    """A tensor over an array's memory: not torch's own, so it never moves."""
+    """Makes a tensor over an array's memory. The memory is not torch's own, so it never moves."""
 
     name = "make_foreign"
     weight = 0.5
@@ -91,7 +91,7 @@ class MakeForeign(Operation):
 
 @register
 class Adopt(Operation):
-    """saver.adopt."""
+    """Calls saver.adopt."""
 
     name = "adopt"
     weight = 6
@@ -167,7 +167,8 @@ class Adopt(Operation):
 
         def may_fail(error: BaseException) -> bool:
             if isinstance(error, StateError):
-                return is_lent_away  # what is lent is passed by, or it is paused: both are right
+                # A lent tensor is skipped, or the call is refused because it is paused: both are right.
+                return is_lent_away
             if is_out_of_memory(error):
                 return may_enter_fail(world, policy, error) or any(
                     device.room_bytes() < device.segment_bytes(memory.size_bytes) for memory in reached
@@ -199,7 +200,7 @@ class Adopt(Operation):
 
     @staticmethod
     def _follow(memory: Memory, policy: Policy) -> None:
-        """It may have moved: then it is resident, in the new tag, and all its views went with it."""
+        """Updates the model if the memory has moved: it is then resident, in the new tag, with all its views."""
         address = memory.base.data_ptr()
         if address == memory.address:
             return

@@ -1,4 +1,4 @@
-"""Tensors: made (in whatever region is open, or in one of their own), written, viewed, lent, and let go."""
+"""Tensors: made (in the open region or in one of their own), written, viewed, lent, and freed."""
 
 from random import Random
 from typing import Any
@@ -29,7 +29,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def make_memory(world: World, actor: int, size: int, kind: str, value: int) -> Memory:
-    """A tensor of bytes with this content, and the model's account of it, checked."""
+    """Makes a tensor of bytes with this content and its entry in the model, and checks both."""
     policy = world.model.routes.policy(actor)
     tensor = torch.empty(size, dtype=torch.uint8, device=saver.device)
     memory = Memory(tensor, device.pattern(kind, value, size), policy, tensor.data_ptr())
@@ -44,7 +44,7 @@ def make_memory(world: World, actor: int, size: int, kind: str, value: int) -> M
 
 
 def may_be_out_of_memory(size: int, policy: Policy | None) -> Any:
-    """Out of memory must be true: no room for the segment that torch would ask for."""
+    """An out-of-memory error must be true: there is no room for the segment that torch would request."""
 
     def may(error: BaseException) -> bool:
         if not is_out_of_memory(error):
@@ -59,7 +59,7 @@ def may_be_out_of_memory(size: int, policy: Policy | None) -> Any:
 
 @register
 class Allocate(Operation):
-    """A tensor in whatever is open in the actor's thread."""
+    """Makes a tensor in the innermost scope of the actor's thread."""
 
     name = "allocate"
     weight = 10
@@ -95,7 +95,7 @@ class Allocate(Operation):
 
 @register
 class AllocateInRegion(Operation):
-    """`with saver.region(...)`, whole: one tensor in a region of its own, perhaps interrupted."""
+    """A whole `with saver.region(...)` with one tensor in it, perhaps interrupted."""
 
     name = "allocate_in_region"
     weight = 16
@@ -108,7 +108,8 @@ class AllocateInRegion(Operation):
         size = rng.choice(BIG_SIZES if policy[3] and rng.random() < 0.25 else SIZES)
         trouble = world.draw_trouble(rng, actor, [])
         if trouble and trouble[0] == "interrupt" and world.model.routes.is_for_all_threads():
-            trouble = None  # whether the thread's other regions were entered anew decides which is the newest
+            # The newest region would depend on whether the interrupted call entered the thread's other regions anew.
+            trouble = None
         return {
             "number": world.model.new_number(),
             "actor": actor,
@@ -171,7 +172,7 @@ class AllocateInRegion(Operation):
 
 
 def may_enter_fail(world: World, policy: Policy, error: BaseException) -> bool:
-    """Trimmed memory comes back when a region is entered, or the region is not."""
+    """Entering a region brings trimmed memory back, or fails."""
     if not isinstance(error, OutOfMemoryError):
         return False
     status = saver.tags().get(policy.tag)
@@ -182,7 +183,7 @@ def may_enter_fail(world: World, policy: Policy, error: BaseException) -> bool:
 
 @register
 class Write(Operation):
-    """New content, in the whole or in a part, through the tensor, a view of it or a partner."""
+    """Writes new content to the whole or a part, through the tensor, a view of it or a partner."""
 
     name = "write"
     weight = 8
@@ -228,7 +229,7 @@ class Write(Operation):
 
 @register
 class Alias(Operation):
-    """A view of a memory: another tensor of the same storage."""
+    """Makes a view of a memory: another tensor of the same storage."""
 
     name = "alias"
     weight = 2
@@ -247,7 +248,7 @@ class Alias(Operation):
 
 @register
 class Lend(Operation):
-    """A partner that knows the memory by its address, through DLPack or (without a GPU) NumPy."""
+    """Makes a partner that knows the memory by its address, through DLPack or (without a GPU) NumPy."""
 
     name = "lend"
     weight = 2
@@ -269,7 +270,7 @@ class Lend(Operation):
 
 @register
 class Return(Operation):
-    """Views and partners go, the memory stays."""
+    """Drops views and partners. The memory stays."""
 
     name = "return"
     weight = 2
@@ -290,7 +291,7 @@ class Return(Operation):
 
 @register
 class Free(Operation):
-    """The last reference goes, in whatever thread and state; views of its backup live on."""
+    """Drops the last reference, in whatever thread and state. Views of its backup live on."""
 
     name = "free"
     weight = 9

@@ -1,4 +1,4 @@
-"""saver.resume(wait=False): the Pending is asked, waited for and dropped, in any order with other steps."""
+"""saver.resume(wait=False): its Pending is queried, waited for and dropped, in any order with other steps."""
 
 from random import Random
 from typing import Any
@@ -17,7 +17,7 @@ from .moves import RESUME_EVENTS, may_resume_fail, resume_all
 
 @register
 class ResumeBehind(Operation):
-    """resume(wait=False); its Pending is kept, dropped, or waited for in a `with`."""
+    """Calls resume(wait=False). The Pending is kept, dropped, or waited for in a `with`."""
 
     name = "resume_behind"
     weight = 5
@@ -68,7 +68,7 @@ class ResumeBehind(Operation):
 
 @register
 class AskPending(Operation):
-    """done, ready, stream_wait, attach, wait: as often as one likes, also long after."""
+    """Calls done, ready, stream_wait, attach or wait: any number of times, also long after the resume has ended."""
 
     name = "ask_pending"
     weight = 4

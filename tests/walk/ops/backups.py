@@ -19,7 +19,7 @@ VIEWS_MAX = 6
 
 @register
 class Look(Operation):
-    """backup_of a memory, or of a part of it."""
+    """Calls backup_of for a memory, or for a part of it."""
 
     name = "look"
     weight = 7
@@ -77,7 +77,7 @@ class Look(Operation):
 
     @staticmethod
     def _check_none(memory: Memory, part: torch.Tensor) -> None:
-        """None is right for what is resident, empty or dropped."""
+        """None is right for memory that is resident, empty or dropped."""
         if not memory.is_paused or memory.may_be_zero or memory.is_doubtful or not part.numel():
             return
         if memory.policy is not None and memory.policy.overflow:
@@ -101,14 +101,15 @@ class Look(Operation):
         if memory.may_be_zero or memory.is_doubtful:
             return
         if memory.stored is None:
-            memory.stored = Stored(memory.expected)  # one and the same, until the resume
+            memory.stored = Stored(memory.expected)  # one object for all views, until the resume
         if step == 1 and end > begin:
             world.model.views[view] = View(tensor, number, memory.stored, begin, end - begin)
 
 
 @register
 class WriteBackup(Operation):
-    """Writes through a view, writable or not in name. What is written before the resume comes back."""
+    """Writes through a view, whether or not it was requested as writable. What is written before the resume comes
+    back."""
 
     name = "write_backup"
     weight = 3
@@ -145,7 +146,7 @@ class WriteBackup(Operation):
 
 @register
 class DropView(Operation):
-    """A view goes."""
+    """Drops a view."""
 
     name = "drop_view"
     weight = 4

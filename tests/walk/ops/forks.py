@@ -1,4 +1,4 @@
-"""Children: they end in peace, and any use of ebbtide in them raises; never may one hang."""
+"""Forked children end normally. Any use of ebbtide in them raises, and none hangs."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ RAISED, DID_NOT_RAISE, RAISED_WRONG = 0, 3, 4
 
 
 def uses(world: World, number: int | None) -> dict[str, Callable[[], object]]:
-    """What a child may try. Each raises StateError there."""
+    """The calls that a child may try. Each raises StateError there."""
     tag = world.tag("a")
     found: dict[str, Callable[[], object]] = {
         "enter": lambda: saver.region(tag).__enter__(),
@@ -42,7 +42,7 @@ def uses(world: World, number: int | None) -> dict[str, Callable[[], object]]:
 
 
 def tried(use: Callable[[], object]) -> int:
-    """The status for what came of this."""
+    """The exit status for the outcome of this call."""
     try:
         use()
     except StateError:
@@ -53,7 +53,7 @@ def tried(use: Callable[[], object]) -> int:
 
 
 def in_child(child: Callable[[], int]) -> int:
-    """The status of a child that ends by what `child` gives; a negative number is a signal."""
+    """The exit status of a child that runs `child` and ends with its result. A negative number is a signal."""
     number = os.fork()
     if number == 0:
         status = 5
@@ -67,7 +67,7 @@ def in_child(child: Callable[[], int]) -> int:
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Threads that use ebbtide meanwhile, and may hold any of its locks at the moment of the fork."""
+    """Runs threads that use ebbtide meanwhile, and may hold any of its locks at the moment of the fork."""
     is_over = threading.Event()
 
     def ask() -> None:
@@ -89,7 +89,7 @@ def busy(count: int) -> Iterator[None]:
 
 @register
 class Fork(Operation):
-    """A child that exits, reads, lets go of tensors, or tries to use ebbtide."""
+    """Forks a child that exits, reads, drops tensors, or tries to use ebbtide."""
 
     name = "fork"
     weight = 0.7

@@ -1,4 +1,4 @@
-"""saver.on: hooks that watch, and whether each one that ran before an operation is answered."""
+"""saver.on: hooks that record their calls. Each before-hook that ran must be followed by an after-hook."""
 
 from random import Random
 
@@ -15,7 +15,8 @@ EVENTS = ("before_pause", "after_pause", "before_resume", "after_resume")
 
 @register
 class Watch(Operation):
-    """Hooks of all four events on a tag, which note that they ran. checks.py compares the notes after each step."""
+    """Adds hooks for all four events of a tag, which record their calls. checks.py examines the records after each
+    step."""
 
     name = "watch"
     weight = 1
@@ -36,7 +37,7 @@ class Watch(Operation):
 
 @register
 class Unwatch(Operation):
-    """The hooks go; twice does nothing."""
+    """Removes the hooks. A second removal does nothing."""
 
     name = "unwatch"
     weight = 1
@@ -54,7 +55,7 @@ class Unwatch(Operation):
 
 @register
 class HookThatAsks(Operation):
-    """A hook that uses ebbtide itself, around a pause: queries, and an operation on another tag."""
+    """Adds a hook around a pause that uses ebbtide itself: queries, and an operation on another tag."""
 
     name = "hook_that_asks"
     weight = 1
@@ -84,7 +85,7 @@ class HookThatAsks(Operation):
                 refuses=refusal(world, tags, False, leased_counts=True),
                 may_fail=may_pause_fail(world, tags),
                 touched=world.model.of_tags(tags),
-                is_doubtful_after=lambda: True,  # what the hook asked for may have been refused, after the pause
+                is_doubtful_after=lambda: True,  # the call of the hook may have been refused after the pause
             ).run()
         finally:
             remove()

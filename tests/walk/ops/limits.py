@@ -1,4 +1,5 @@
-"""saver.configure: limits that make operations fail for want of room, and switches; and a device that others use."""
+"""saver.configure: limits that make operations fail for lack of room, and switches. Also other processes on the
+device."""
 
 from random import Random
 from typing import Any
@@ -17,7 +18,7 @@ SWITCHES = ("skip_clean", "skip_unused", "skip_constant", "compare_bytes")
 
 @register
 class Configure(Operation):
-    """One limit or switch."""
+    """Sets one limit or switch."""
 
     name = "configure"
     weight = 4
@@ -79,7 +80,7 @@ DEFAULTS = {
 
 
 def set_defaults(world: World) -> None:
-    """All limits and switches are as at the start, but for what bounds the device."""
+    """Resets all limits and switches, except the one that bounds the device."""
     world.model.limits.clear()
     device_limit = CAPACITY if world.is_bound_by_limit else None
     saver.configure(device_limit=device_limit, **DEFAULTS)  # type: ignore[arg-type]
@@ -87,7 +88,7 @@ def set_defaults(world: World) -> None:
 
 @register
 class Relax(Operation):
-    """All limits and switches are as at the start."""
+    """Resets all limits and switches."""
 
     name = "relax"
     weight = 4
@@ -101,7 +102,7 @@ class Relax(Operation):
 
 @register
 class Bound(Operation):
-    """What makes the device small: its own size, or device_limit on a large one, as on a GPU."""
+    """Changes what makes the device small: its own size, or device_limit on a large device, as on a GPU."""
 
     name = "bound"
     weight = 0.5
@@ -113,7 +114,7 @@ class Bound(Operation):
     def run(self, world: World, by_limit: bool) -> None:
         assert world.simulator is not None
         world.is_bound_by_limit = by_limit
-        world.model.foreign_bytes = 0  # others never have more than there is
+        world.model.foreign_bytes = 0  # other processes never hold more than the device has
         world.simulator.set_foreign_bytes(0)
         world.simulator.set_capacity(LARGE_CAPACITY if by_limit else CAPACITY)
         saver.configure(device_limit=CAPACITY if by_limit else None)
@@ -121,7 +122,7 @@ class Bound(Operation):
 
 @register
 class TakeDevice(Operation):
-    """Another process takes device memory, or gives it back."""
+    """Another process takes device memory, or releases it."""
 
     name = "take_device"
     weight = 3
@@ -134,7 +135,7 @@ class TakeDevice(Operation):
 
     def run(self, world: World, size: int) -> None:
         assert world.simulator is not None
-        # In a shorter walk there may be less room than there was.
+        # In a shorter walk, there may be less room than there was.
         size = min(size, world.model.foreign_bytes + _core.query_device(0).free_bytes)
         world.model.foreign_bytes = size
         world.simulator.set_foreign_bytes(size)

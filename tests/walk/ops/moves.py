@@ -37,7 +37,7 @@ def refusal(world: World, tags: list[str], missing_ok: bool, *, leased_counts: b
 
 
 def may_pause_fail(world: World, tags: list[str]) -> Any:
-    """A limit of the host; a view of what a failure left midway."""
+    """May fail at a limit of the host, or because of a view of memory that a failure has left partly away."""
     is_looked_at = bool(world.model.views) and any(memory.is_doubtful for memory in world.model.of_tags(tags))
 
     def may(error: BaseException) -> bool:
@@ -47,7 +47,7 @@ def may_pause_fail(world: World, tags: list[str]) -> Any:
 
 
 def may_resume_fail(world: World, tags: list[str], *, is_after_pause: bool = False) -> Any:
-    """Out of memory, which must be true; a limit of the host."""
+    """May be out of memory, which must be true, or fail at a limit of the host."""
     wanted = sum(
         status.stored_bytes + status.dropped_bytes + (status.resident_bytes if is_after_pause else 0)
         for tag, status in saver.tags().items()
@@ -81,7 +81,7 @@ def droppable(world: World, tags: list[str], backup: str | None) -> list[Memory]
 
 @register
 class Pause(Operation):
-    """saver.pause."""
+    """Calls saver.pause."""
 
     name = "pause"
     weight = 14
@@ -115,7 +115,7 @@ class Pause(Operation):
 
 @register
 class Resume(Operation):
-    """saver.resume, also in an order of its own and with patience."""
+    """Calls saver.resume, also in an order of its own and with patience."""
 
     name = "resume"
     weight = 14
@@ -151,7 +151,7 @@ class Resume(Operation):
 
 @register
 class Swap(Operation):
-    """saver.swap."""
+    """Calls saver.swap."""
 
     name = "swap"
     weight = 8
@@ -205,7 +205,8 @@ class Swap(Operation):
 
 @register
 class Paused(Operation):
-    """`with saver.paused(...)`, with things done inside: a tensor of one of the tags is made, another dies."""
+    """A `with saver.paused(...)` in which other things happen: a tensor of one of the tags is made, another one
+    dies."""
 
     name = "paused"
     weight = 6
@@ -216,7 +217,7 @@ class Paused(Operation):
         memories = [
             number
             for number, memory in world.model.memories.items()
-            if memory.tag in tags and memory.holder is None  # a module would keep it
+            if memory.tag in tags and memory.holder is None  # a module would keep it alive
         ]
         return {
             "actor": actor,
@@ -284,7 +285,7 @@ class Paused(Operation):
 
 @register
 class Prepare(Operation):
-    """saver.prepare, waited for at once or not."""
+    """Calls saver.prepare, and waits for it at once or not at all."""
 
     name = "prepare"
     weight = 4
@@ -310,7 +311,7 @@ class Prepare(Operation):
 
 @register
 class TrimOrPromote(Operation):
-    """saver.trim and saver.promote: nothing that lives changes its address or its bytes."""
+    """Calls saver.trim or saver.promote: no living memory changes its address or its bytes."""
 
     name = "trim_or_promote"
     weight = 8

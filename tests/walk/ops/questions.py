@@ -1,4 +1,4 @@
-"""Queries, which change nothing, and bad arguments, which are refused before anything is looked at."""
+"""Queries, which change nothing, and bad arguments, which are refused before anything else happens."""
 
 from collections.abc import Callable
 from random import Random
@@ -15,7 +15,7 @@ from . import Arguments, Operation, register
 
 @register
 class Ask(Operation):
-    """stats, tags, timeline, is_paused: from any thread, in any state."""
+    """Calls stats, tags, timeline or is_paused, from any thread and in any state."""
 
     name = "ask"
     weight = 3
@@ -49,7 +49,7 @@ class Ask(Operation):
             raise Failure(f"is_paused({tag!r}) is False, and a tensor of it is away")
 
 
-SPARSE = torch.eye(3).to_sparse()  # made here: where a mistake is made the device may be full
+SPARSE = torch.eye(3).to_sparse()  # made here, because the device may be full at the time of the mistake
 MISTAKES: dict[str, tuple[Callable[[World], Any], tuple[type[BaseException], ...]]] = {
     "tag_type": (lambda world: saver.region(3), (TypeError,)),  # type: ignore[arg-type]
     "tag_empty": (lambda world: saver.region(""), (ValueError,)),
@@ -98,7 +98,7 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], tuple[type[BaseException], ...
 
 @register
 class Mistake(Operation):
-    """One bad call, anywhere."""
+    """Makes one bad call."""
 
     name = "mistake"
     weight = 3

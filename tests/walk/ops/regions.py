@@ -1,4 +1,4 @@
-"""Regions that stay open over many steps, in every thread; generators that wait in and outside of them."""
+"""Regions that stay open over many steps, in every thread, and generators that are suspended in and outside of them."""
 
 from collections.abc import Callable, Generator
 from random import Random
@@ -19,7 +19,8 @@ DEPTH_MAX = 3
 
 @register
 class Enter(Operation):
-    """`__enter__` of a region or of `disabled()`; or a generator that waits inside its own `with`."""
+    """Calls `__enter__` of a region or of `disabled()`, or makes a generator that is suspended inside its own
+    `with`."""
 
     name = "enter"
     weight = 2.5
@@ -114,7 +115,8 @@ class Leave(Operation):
 
 @register
 class Generate(Operation):
-    """A decorated generator: inside while its body runs, in whatever thread that is; outside while it waits."""
+    """Runs a decorated generator: it is inside the region while its body runs, in any thread, and outside while
+    suspended."""
 
     name = "generate"
     weight = 4
