@@ -238,6 +238,35 @@ void FrameStack::show(FirstError& error, bool must_succeed) {
   }
 }
 
+// What a thread that is not the stack's own can do: it ends uses, and begins those that are open for all threads.
+void FrameStack::show_from_elsewhere(FirstError& error) {
+  const std::vector<FramePointer> wanted = visible();
+  const auto is_in = [](const std::vector<FramePointer>& frames, const FramePointer& frame) {
+    return std::find(frames.begin(), frames.end(), frame) != frames.end();
+  };
+  while (true) {
+    const auto found = std::find_if(active_.rbegin(), active_.rend(),
+                                    [&](const FramePointer& frame) { return !is_in(wanted, frame); });
+    if (found == active_.rend()) break;
+    const FramePointer frame = *found;
+    std::erase(active_, frame);
+    frame->deactivate(error, &left_over_);
+  }
+  std::vector<FramePointer> shown;
+  for (const FramePointer& frame : wanted) {
+    try {
+      if (!is_in(active_, frame)) {
+        if (!frame->takes_all_threads) continue;
+        frame->activate();
+      }
+      shown.push_back(frame);
+    } catch (py::error_already_set& failure) {
+      error.take(failure);
+    }
+  }
+  active_ = std::move(shown);
+}
+
 void FrameStack::push(const FramePointer& frame) {
   FirstError error;
   if (!frame->refusal_beside.empty() && !others_in_regions().empty()) {
@@ -261,8 +290,8 @@ void FrameStack::close(const FramePointer& frame) {
   if (std::erase(frames_, kept) > 0) {
     if (is_mine()) {
       show(error, false);
-    } else if (std::erase(active_, kept) > 0) {
-      kept->deactivate(error, &left_over_);
+    } else {
+      show_from_elsewhere(error);
     }
   }
   kept->close(error);

@@ -141,8 +141,8 @@ class FrameStack : public std::enable_shared_from_this<FrameStack> {
   // Makes frame the innermost one. On failure the frame is closed, and everything else is as before.
   void push(const FramePointer& frame);
   // Closes frame, which need not be the innermost one, since generators end at any time. Another thread (a finalizer)
-  // may call it too. It can't open pools for this thread: an outer frame that is not open by then stays so until this
-  // thread enters or leaves a region.
+  // may call it too. It can't open a pool for this thread alone: an outer frame that is not open by then stays so until
+  // this thread enters or leaves a region.
   void close(const FramePointer& frame);
   // Closes and reopens this thread's frames in torch, so that they precede a pool that was opened since.
   void reenter();
@@ -159,7 +159,7 @@ class FrameStack : public std::enable_shared_from_this<FrameStack> {
   bool is_in_region() const;
   std::vector<FramePointer> visible() const;
   void show(FirstError& error, bool must_succeed);
-  void close_from_elsewhere(const FramePointer& frame, FirstError& error);
+  void show_from_elsewhere(FirstError& error);
 
   const unsigned long thread_;
   const int generation_;
