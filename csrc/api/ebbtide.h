@@ -81,8 +81,9 @@ typedef struct ebbtide_device_info {
   uint64_t total_bytes, free_bytes, granularity_bytes;
   uint64_t held_bytes, limit_bytes; /* device memory that ebbtide holds there; device_limit, or EBBTIDE_UNLIMITED */
   uint64_t room_bytes;              /* new memory beyond this spills; allocations of up to 2 MiB may get more */
+  uint64_t peak_bytes;              /* the most that was held since the start, or since ebbtide_reset_peaks */
 } ebbtide_device_info;
-#define EBBTIDE_DEVICE_INFO_INIT {sizeof(ebbtide_device_info), -1, 0, {0}, 0, 0, 0, 0, 0, 0}
+#define EBBTIDE_DEVICE_INFO_INIT {sizeof(ebbtide_device_info), -1, 0, {0}, 0, 0, 0, 0, 0, 0, 0}
 EBBTIDE_API ebbtide_status ebbtide_device_count(int32_t* count, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_query_device(int32_t device, ebbtide_device_info* info, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_driver_version(int32_t* version, ebbtide_error* error); /* 13000 for CUDA 13.0 */
@@ -328,5 +329,6 @@ EBBTIDE_API void ebbtide_release_backup(ebbtide_backup* backup);
 }
 #endif
 #include "ebbtide_limits.h"
+#include "ebbtide_lms.h"
 #include "ebbtide_queries.h"
 #endif

@@ -116,6 +116,7 @@ ebbtide_status ebbtide_query_device(int32_t device, ebbtide_device_info* info, e
     filled.granularity_bytes = facts.granularity_bytes;
     filled.held_bytes = Core::instance().budgets.device.held_bytes(device);
     filled.limit_bytes = Core::instance().budgets.device.limit_bytes();
+    filled.peak_bytes = Core::instance().budgets.device.peak_bytes(device);
     filled.room_bytes = usable_device_bytes(Core::instance(), device, kUnlimited);
     api::write_struct(info, filled, api::kLeastDeviceInfo, "ebbtide_device_info");
   });

@@ -18,7 +18,7 @@ DeviceRecord query_device(int device) {
   call([&](ebbtide_error* error) { return ebbtide_query_device(device, &info, error); });
   return {info.device,      info.name,        info.compute_capability,
           info.total_bytes, info.free_bytes,  info.granularity_bytes,
-          info.held_bytes,  info.limit_bytes, info.room_bytes};
+          info.held_bytes,  info.limit_bytes, info.room_bytes, info.peak_bytes};
 }
 
 std::vector<CapabilityRecord> capabilities(int device) {
@@ -156,6 +156,7 @@ void register_queries(py::module_& module) {
   });
   module.def("query_device", &query_device, py::arg("device"));
   module.def("capabilities", &capabilities, py::arg("device"));
+  module.def("reset_peaks", [] { call([](ebbtide_error* error) { return ebbtide_reset_peaks(error); }); });
   module.def("set_limit", &set_limit, py::arg("name"), py::arg("size_bytes"));
   module.def("get_limit", &get_limit, py::arg("name"));
   module.def(

@@ -94,7 +94,7 @@ void register_records(py::module_& module) {
       EBBTIDE_READ(DeviceRecord, compute_capability) EBBTIDE_READ(DeviceRecord, total_bytes)
           EBBTIDE_READ(DeviceRecord, free_bytes) EBBTIDE_READ(DeviceRecord, granularity_bytes)
               EBBTIDE_READ(DeviceRecord, held_bytes) EBBTIDE_READ(DeviceRecord, limit_bytes)
-                  EBBTIDE_READ(DeviceRecord, room_bytes);
+                  EBBTIDE_READ(DeviceRecord, room_bytes) EBBTIDE_READ(DeviceRecord, peak_bytes);
   py::class_<CapabilityRecord>(module, "Capability") EBBTIDE_READ(CapabilityRecord, name) EBBTIDE_READ(
       CapabilityRecord, available) EBBTIDE_READ(CapabilityRecord, found) EBBTIDE_READ(CapabilityRecord, advice);
   py::class_<AllocationRecord>(module, "AllocationInfo") EBBTIDE_READ(AllocationRecord, address)

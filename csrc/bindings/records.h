@@ -36,7 +36,7 @@ struct DeviceRecord {
   int device;
   std::string name;
   int compute_capability;
-  uint64_t total_bytes, free_bytes, granularity_bytes, held_bytes, limit_bytes, room_bytes;
+  uint64_t total_bytes, free_bytes, granularity_bytes, held_bytes, limit_bytes, room_bytes, peak_bytes;
 };
 struct CapabilityRecord {
   std::string name;

@@ -19,7 +19,7 @@ def expected_files(root: Path) -> set[str]:
         if path.suffix in (".cpp", ".h")
     }
     public = {path.name for path in (root / "csrc/api").glob("ebbtide*.h")}
-    assert {"ebbtide.h", "ebbtide_limits.h", "ebbtide_queries.h", "ebbtide_settings.h"} == public
+    assert {"ebbtide.h", "ebbtide_limits.h", "ebbtide_lms.h", "ebbtide_queries.h", "ebbtide_settings.h"} == public
     headers = {f"include/{name}" for name in public}
     headers |= {f"torch_extension/csrc/api/{name}" for name in public - {"ebbtide_settings.h"}}
     return modules | extension | headers | {"py.typed", "_core.pyi"}

@@ -51,13 +51,24 @@ DeviceCharge DeviceBudget::charge(int device, uint64_t size_bytes, uint64_t spar
                           how_to_change(Setting::kDeviceLimit),
                       device, {size_bytes, room, limit});
   }
-  held.fetch_add(size_bytes);
+  const uint64_t held_now = held.fetch_add(size_bytes) + size_bytes;
+  std::atomic<uint64_t>& peak = peak_bytes_[static_cast<size_t>(device)];
+  if (held_now > peak.load()) peak.store(held_now);  // charges are made under the lock
   return DeviceCharge(this, device, size_bytes);
 }
 
 uint64_t DeviceBudget::held_bytes(int device) const {
   if (device < 0 || device >= kMaxDevices) return 0;
   return held_bytes_[static_cast<size_t>(device)].load() + deferred_undos::held_bytes(device);
+}
+
+uint64_t DeviceBudget::peak_bytes(int device) const {
+  return device < 0 || device >= kMaxDevices ? 0 : peak_bytes_[static_cast<size_t>(device)].load();
+}
+
+void DeviceBudget::reset_peaks() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (size_t device = 0; device < peak_bytes_.size(); ++device) peak_bytes_[device].store(held_bytes_[device].load());
 }
 
 uint64_t DeviceBudget::available_bytes(int device) const {

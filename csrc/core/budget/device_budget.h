@@ -45,6 +45,9 @@ class DeviceBudget {
   // Throws OutOfMemory where the limit does not allow it, or would have less than spared_bytes left.
   DeviceCharge charge(int device, uint64_t size_bytes, uint64_t spared_bytes = 0);
   uint64_t held_bytes(int device) const;
+  // The most that was held since the start, or since reset_peaks().
+  uint64_t peak_bytes(int device) const;
+  void reset_peaks() noexcept;
   // What the limit leaves; kUnlimited where there is none.
   uint64_t available_bytes(int device) const;
   uint64_t limit_bytes() const { return limit_bytes_.load(); }
@@ -54,6 +57,7 @@ class DeviceBudget {
   friend class DeviceCharge;
   std::mutex mutex_;
   std::array<std::atomic<uint64_t>, kMaxDevices> held_bytes_{};
+  std::array<std::atomic<uint64_t>, kMaxDevices> peak_bytes_{};
   std::atomic<uint64_t> limit_bytes_{kUnlimited};
 };
 

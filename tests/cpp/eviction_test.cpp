@@ -1,0 +1,113 @@
+// What leaves the device for large model support, and the host memory that it leaves for.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "api/ebbtide.h"
+#include "base/error.h"
+#include "core/budget/device_budget.h"
+#include "core/budget/host_budget.h"
+#include "lms/evicted_memory.h"
+#include "policy/eviction.h"
+
+namespace ebbtide {
+namespace {
+
+uint64_t total(const std::vector<policy::Evictable>& candidates, const std::vector<size_t>& chosen) {
+  return std::accumulate(chosen.begin(), chosen.end(), uint64_t{0},
+                         [&](uint64_t sum, size_t index) { return sum + candidates[index].size_bytes; });
+}
+
+TEST(Eviction, WhatIsUsedLastLeavesFirst) {
+  const std::vector<policy::Evictable> candidates = {{10, 1}, {10, 3}, {10, 2}};
+  EXPECT_EQ(policy::choose_evictions(candidates, 1), std::vector<size_t>({1}));
+  EXPECT_EQ(policy::choose_evictions(candidates, 11), std::vector<size_t>({1, 2}));
+  EXPECT_EQ(policy::choose_evictions(candidates, 30), std::vector<size_t>({1, 2, 0}));
+  EXPECT_EQ(policy::choose_evictions(candidates, 31), std::vector<size_t>({1, 2, 0}));
+  EXPECT_TRUE(policy::choose_evictions(candidates, 0).empty());
+  EXPECT_TRUE(policy::choose_evictions({}, 1).empty());
+}
+
+TEST(Eviction, ALargeOneSparesTheSmallOnesBeforeIt) {
+  EXPECT_EQ(policy::choose_evictions({{2, 9}, {3, 8}, {100, 7}}, 50), std::vector<size_t>({2}));
+  EXPECT_EQ(policy::choose_evictions({{60, 9}, {3, 8}, {100, 7}}, 150), std::vector<size_t>({0, 2}));
+}
+
+TEST(Eviction, EnoughLeavesAndNothingThatNeedNot) {
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<policy::Evictable> candidates(random() % 20);
+    for (auto& candidate : candidates) candidate = {random() % 100, random() % 50};
+    const uint64_t wanted = random() % 800;
+    const std::vector<size_t> chosen = policy::choose_evictions(candidates, wanted);
+    EXPECT_EQ(std::set<size_t>(chosen.begin(), chosen.end()).size(), chosen.size());
+    std::vector<size_t> all(candidates.size());
+    std::iota(all.begin(), all.end(), size_t{0});
+    if (total(candidates, all) < wanted) {
+      EXPECT_EQ(total(candidates, chosen), total(candidates, all));
+      continue;
+    }
+    EXPECT_GE(total(candidates, chosen), wanted);
+    for (const size_t index : chosen)
+      EXPECT_LT(total(candidates, chosen) - candidates[index].size_bytes, wanted) << "it need not leave";
+  }
+}
+
+TEST(EvictedMemory, PiecesAreExactAndCharged) {
+  HostBudget budget;
+  lms::EvictedMemory memory(budget);
+  const uint64_t before = budget.held_bytes();
+  std::byte* const piece = memory.take(5000);
+  std::byte* const other = memory.take(4096);
+  EXPECT_EQ(memory.held_bytes(), 3u * 4096);
+  EXPECT_EQ(budget.held_bytes(), before + 3 * 4096);
+  std::memset(piece, 7, 5000);
+  std::memset(other, 8, 4096);
+  EXPECT_EQ(piece[4999], std::byte{7});
+  memory.give_back(piece);
+  EXPECT_THROW(memory.give_back(piece), InvalidArgument);
+  EXPECT_THROW(memory.give_back(nullptr), InvalidArgument);
+  memory.give_back(other);
+  EXPECT_EQ(memory.held_bytes(), 0u);
+  EXPECT_EQ(budget.held_bytes(), before);
+}
+
+TEST(EvictedMemory, ARefusedPieceTakesNothing) {
+  HostBudget budget;
+  lms::EvictedMemory memory(budget);
+  budget.set_limit(2 * 4096);
+  std::byte* const piece = memory.take(4096);
+  EXPECT_THROW(memory.take(2 * 4096), StoreError);
+  EXPECT_THROW(memory.take(0), InvalidArgument);
+  EXPECT_EQ(budget.held_bytes(), 4096u);
+  memory.give_back(piece);
+  EXPECT_EQ(budget.held_bytes(), 0u);
+}
+
+TEST(DeviceBudget, PeaksAreKeptUntilTheyAreReset) {
+  DeviceBudget budget;
+  EXPECT_EQ(budget.peak_bytes(0), 0u);
+  DeviceCharge first = budget.charge(0, 100);
+  {
+    const DeviceCharge second = budget.charge(0, 50);
+  }
+  const DeviceCharge elsewhere = budget.charge(1, 7);
+  EXPECT_EQ(budget.peak_bytes(0), 150u);
+  EXPECT_EQ(budget.peak_bytes(1), 7u);
+  budget.reset_peaks();
+  EXPECT_EQ(budget.peak_bytes(0), 100u);
+  first.reset();
+  EXPECT_EQ(budget.peak_bytes(0), 100u);
+  budget.set_limit(10);
+  EXPECT_THROW(budget.charge(0, 11), OutOfMemory);
+  EXPECT_EQ(budget.peak_bytes(0), 100u) << "a refused charge is none";
+  EXPECT_EQ(budget.peak_bytes(-1), 0u);
+}
+
+}  // namespace
+}  // namespace ebbtide
