@@ -10,7 +10,7 @@ from ebbtide.errors import DriverError, Error, OutOfMemoryError, StateError, Sto
 from ebbtide.launch.preloading import env
 
 if TYPE_CHECKING:
-    from ebbtide import saver
+    from ebbtide import lms, saver
     from ebbtide.launch.preloaded import preloaded
 
     __version__: str
@@ -23,6 +23,7 @@ __all__ = [
     "StoreError",
     "__version__",
     "env",
+    "lms",
     "preloaded",
     "saver",
 ]
@@ -31,6 +32,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "saver":
         return importlib.import_module("ebbtide.saver")
+    if name == "lms":
+        return importlib.import_module("ebbtide.lms")
     if name == "preloaded":
         return importlib.import_module("ebbtide.launch.preloaded").preloaded
     if name == "__version__":

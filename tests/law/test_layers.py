@@ -13,10 +13,10 @@ TABLE_ROW = re.compile(r"^\| `(?P<layer>[a-z_/]+)/` \|(?P<what>[^|]*)\|(?P<allow
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"(?P<own>[^"]+)"|<(?P<system>[^>]+)>)', re.MULTILINE)
 # Headers that belong to one layer alone, by what they start with.
 FOREIGN = {
-    "pybind11/": {"bindings", "torch/cpu"},
-    "torch/": {"torch/cpu"},
-    "c10/": {"torch/cpu"},
-    "ATen/": {"torch/cpu"},
+    "pybind11/": {"bindings", "torch/cpu", "torch/lms"},
+    "torch/": {"torch/cpu", "torch/lms"},
+    "c10/": {"torch/cpu", "torch/lms"},
+    "ATen/": {"torch/cpu", "torch/lms"},
     "Python.h": set(),
 }
 FREE_OF_CUDA = {"base", "kernels", "policy", "api", "bindings", "torch"}

@@ -19,7 +19,7 @@ LATE = {
     "ebbtide._core": "compiled: `ebbtide doctor` reports where it does not load, and `ebbtide --help` does without",
 }
 # Packages whose `__init__` is a public surface. Those of all other rooms hold a docstring and nothing else.
-SURFACES = {"ebbtide", "ebbtide.saver", "ebbtide.cli", "ebbtide.torch_extension"}
+SURFACES = {"ebbtide", "ebbtide.saver", "ebbtide.lms", "ebbtide.cli", "ebbtide.torch_extension"}
 
 
 def read_law(readme: str) -> dict[str, set[str]]:
@@ -30,7 +30,7 @@ def read_law(readme: str) -> dict[str, set[str]]:
 def room_of(path: Path, package: Path) -> str:
     """The row that a module belongs to: its folder, or the module itself where it is a surface."""
     folder = path.relative_to(package).parent.as_posix()
-    if path.name == "__init__.py" and folder in (".", "saver"):
+    if path.name == "__init__.py" and folder in (".", "saver", "lms"):
         return "__init__.py" if folder == "." else f"{folder}/__init__.py"
     return f"{folder}/"
 

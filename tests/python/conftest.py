@@ -117,3 +117,21 @@ def run_python_with_torch(
         return fork_server.run(code, timeout, changed_environment(environment))
 
     return run
+
+
+@pytest.fixture
+def lms(saver: Any) -> Iterator[Any]:
+    """`ebbtide.lms`, which is off afterwards and has given all host memory back."""
+    from ebbtide import _core
+    from ebbtide import lms as module
+
+    gc.collect()
+    saver.trim()
+    yield module
+    module.disable()
+    module.limit, module.min_size = None, "1MiB"
+    gc.collect()
+    saver.trim()
+    assert module.stats()["host_bytes"] == 0
+    assert saver.tags().get("lms") is None or saver.tags()["lms"].lease_count == 0
+    assert _core.get_limit("device") == _core.get_limit("host") == _core.UNLIMITED

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "torch/cpu/reclaim.h"
 #include "torch/cpu/region_memory.h"
 
 namespace ebbtide::cpu {
@@ -36,12 +37,16 @@ class RegionAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t size_bytes) override {
     Pool* pool = nullptr;
     void* address = nullptr;
-    bool was_closed = true;
-    while (was_closed) {
+    while (true) {
       pool = region_memory().routing.current();
       if (pool == nullptr || size_bytes == 0 || is_forked_child()) return ordinary->allocate(size_bytes);
-      was_closed = false;
+      bool was_closed = false;
       address = region_memory().arena.allocate(*pool, size_bytes, &was_closed);
+      if (address != nullptr) break;
+      // What was evicted may lie in several places: again, as long as anything leaves.
+      if (was_closed || (size_bytes <= kMaxRequestBytes && reclaim(round_request(size_bytes)) > 0)) continue;
+      if (can_reclaim()) address = region_memory().arena.allocate(*pool, size_bytes, &was_closed, true);
+      if (!was_closed) break;
     }
     if (address == nullptr) {
       c10::profiledCPUMemoryReporter().OutOfMemory(size_bytes);

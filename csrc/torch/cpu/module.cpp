@@ -10,6 +10,7 @@
 #include "api/ebbtide.h"
 #include "torch/cpu/allocator.h"
 #include "torch/cpu/fault_handler.h"
+#include "torch/cpu/reclaim.h"
 #include "torch/cpu/region_memory.h"
 
 namespace py = pybind11;
@@ -157,6 +158,13 @@ PYBIND11_MODULE(_torch, module) {
   module.def("pool_enter_all", &pool_enter_all, py::arg("id"),
              "The same for every thread that has no pool of its own.");
   module.def("pool_leave_all", &pool_leave_all, py::arg("id"));
+  module.def(
+      "set_reclaimer",
+      [](uintptr_t evict, uintptr_t explain) {
+        set_reclaimer(
+            {reinterpret_cast<uint64_t (*)(uint64_t)>(evict), reinterpret_cast<void (*)(char*, size_t)>(explain)});
+      },
+      py::arg("evict"), py::arg("explain"), "Addresses of C functions (torch/cpu/reclaim.h); 0 and 0: none.");
   module.def("pool_suspend", &pool_suspend,
              "Ordinary memory for this thread until pool_restore(token), or until a pool is entered inside.");
   module.def("pool_restore", &pool_restore, py::arg("token"));

@@ -67,6 +67,8 @@ size_t segment_size(size_t block_bytes) {
   return round_up(block_bytes, kSegmentRoundBytes);
 }
 
+size_t least_segment_size(size_t block_bytes) { return round_up(block_bytes, kSegmentRoundBytes); }
+
 Pool& Arena::make_pool(int32_t slot, std::string tag) {
   std::lock_guard<std::mutex> guard(mutex_);
   auto pool = std::make_unique<Pool>();
@@ -92,13 +94,13 @@ bool Arena::close(Pool& pool) {
   return std::exchange(pool.is_open, false);
 }
 
-void* Arena::allocate(Pool& pool, size_t request_bytes, bool* was_closed) {
+void* Arena::allocate(Pool& pool, size_t request_bytes, bool* was_closed, bool takes_least) {
   // Checked under the lock: another thread that closes the pool may pause its memory next.
   const auto is_refused = [&] { return was_closed != nullptr && (*was_closed = !pool.is_open); };
   if (request_bytes > kMaxRequestBytes) return nullptr;
   const size_t size_bytes = round_request(request_bytes);
   const bool is_small = size_bytes <= kSmallRequestBytes;
-  const size_t segment_bytes = segment_size(size_bytes);
+  const size_t segment_bytes = takes_least ? least_segment_size(size_bytes) : segment_size(size_bytes);
   try {
     {
       std::lock_guard<std::mutex> guard(mutex_);

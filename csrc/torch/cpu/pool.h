@@ -97,7 +97,8 @@ class Arena {
 
   // Null when out of memory, after wholly free segments were released: first those of this pool, then those of all
   // pools. If was_closed is given, a pool that is not open (any more) sets it to true and gets null.
-  void* allocate(Pool& pool, size_t request_bytes, bool* was_closed = nullptr);
+  // takes_least: a new segment is no larger than the block needs, for when one of the usual size does not fit.
+  void* allocate(Pool& pool, size_t request_bytes, bool* was_closed = nullptr, bool takes_least = false);
   // False if the address is in none of our segments. Never throws.
   bool deallocate(void* address) noexcept;
   bool owns(const void* address) noexcept;
@@ -129,5 +130,6 @@ class Arena {
 
 size_t round_request(size_t request_bytes);
 size_t segment_size(size_t block_bytes);
+size_t least_segment_size(size_t block_bytes);
 
 }  // namespace ebbtide::cpu

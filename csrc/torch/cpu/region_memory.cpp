@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "api/ebbtide.h"
+#include "torch/cpu/reclaim.h"
 
 namespace ebbtide::cpu {
 
@@ -80,6 +81,8 @@ std::string out_of_memory_message(const Pool& pool, uint64_t request_bytes) {
       message +=
           ", and device_limit is " + format_size(info.limit_bytes) + " with " + format_size(info.held_bytes) + " held";
   }
+  if (const std::string reason = explain_reclaim(); !reason.empty())
+    message += "; saved tensors could not leave it: " + reason;
   return message +
          ". Pause or free what is not needed now, raise device_limit, or give the simulator more with "
          "EBBTIDE_SIM_CAPACITY.";

@@ -1,4 +1,5 @@
-"""`_torch`, the part of ebbtide that links torch: compiled once for the torch, Python and ABI that are there, and kept.
+"""`_torch` (regions on the simulated device) and `_lms` (large model support), the parts of ebbtide that link torch:
+compiled once for the torch, Python and ABI that are there, and kept.
 
 The cache is `$EBBTIDE_CACHE_DIR`, else `$XDG_CACHE_HOME/ebbtide`, else `~/.cache/ebbtide`. `$CXX` names the compiler
 (default: c++, g++ or clang++, whichever is found first). Several processes that need it at once build it once.
@@ -13,34 +14,39 @@ from ebbtide.errors import StateError
 from ebbtide.locks import make_lock
 from ebbtide.torch_extension.build import Recipe, build_once
 
-__all__ = ["load"]
+__all__ = ["is_loaded", "load"]
 
-_NAME = "ebbtide._torch"
 _lock = make_lock()
 
 
-def load() -> ModuleType:
-    """The module `_torch`, built at first need (then one line on stderr says so).
+def load(name: str = "_torch") -> ModuleType:
+    """The module `_torch` or `_lms`, built at first need (then one line on stderr says so).
 
     Raises:
         StateError: there is no compiler, the build failed, or what was built does not load; the message says what to
             install or where to look.
         ImportError: there is no torch.
     """
-    module = sys.modules.get(_NAME)
+    full_name = f"ebbtide.{name}"
+    module = sys.modules.get(full_name)
     if module is not None:
         return module
     with _lock:
-        module = sys.modules.get(_NAME)
-        return module if module is not None else _load()
+        module = sys.modules.get(full_name)
+        return module if module is not None else _load(name, full_name)
 
 
-def _load() -> ModuleType:
+def is_loaded(name: str = "_torch") -> bool:
+    """Whether `load(name)` has succeeded in this process."""
+    return f"ebbtide.{name}" in sys.modules
+
+
+def _load(name: str, full_name: str) -> ModuleType:
     # The recipe imports torch and the core: the extension binds to the libc10.so and the libebbtide.so that are in
     # the process by then.
-    library = build_once(Recipe.of_this_process())
-    loader = importlib.machinery.ExtensionFileLoader(_NAME, str(library))
-    spec = importlib.util.spec_from_file_location(_NAME, library, loader=loader)
+    library = build_once(Recipe.of_this_process(name))
+    loader = importlib.machinery.ExtensionFileLoader(full_name, str(library))
+    spec = importlib.util.spec_from_file_location(full_name, library, loader=loader)
     assert spec is not None
     try:
         module = importlib.util.module_from_spec(spec)
@@ -50,5 +56,5 @@ def _load() -> ModuleType:
             f"ebbtide's torch extension {library} does not load ({error}). Delete {library.parent} to have it built "
             "anew; if that does not help, torch was replaced while this process ran, or its libraries are damaged."
         ) from error
-    sys.modules[_NAME] = module
+    sys.modules[full_name] = module
     return module

@@ -14,12 +14,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ebbtide.errors import StateError
 
 CACHE_VARIABLE = "EBBTIDE_CACHE_DIR"
 _TOOLS = "a C++20 compiler (g++ 10 or newer, or clang++ 12 or newer; on Debian and Ubuntu: apt install g++)"
+
+
+class _Parts(NamedTuple):
+    folder: str  # below torch/
+    others: tuple[str, ...]  # sources of other folders
+    libraries: tuple[str, ...]
+
+
+_PARTS = {
+    "_torch": _Parts("cpu", (), ("c10",)),
+    "_lms": _Parts("lms", ("policy/eviction.cpp",), ("c10", "torch_cpu", "torch_python")),
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,7 @@ class Recipe:
         python_include: the folder of Python.h.
         ebbtide_version: ebbtide's.
         core_library: the libebbtide.so of this process, or the preload library that stands for it.
+        module: "_torch" or "_lms".
     """
 
     source_root: Path
@@ -46,9 +59,10 @@ class Recipe:
     python_include: Path
     ebbtide_version: str
     core_library: Path
+    module: str = "_torch"
 
     @classmethod
-    def of_this_process(cls) -> "Recipe":
+    def of_this_process(cls, module: str = "_torch") -> "Recipe":
         """The recipe for the torch, the Python and the core of this process."""
         import torch
 
@@ -65,17 +79,28 @@ class Recipe:
             python_include=Path(sysconfig.get_path("include")),
             ebbtide_version=_core.version(),
             core_library=Path(_core.loaded_library()),
+            module=module,
         )
 
+    def folder(self) -> Path:
+        """The folder of the module's own sources."""
+        return self.source_root / "torch" / _PARTS[self.module].folder
+
     def sources(self) -> list[Path]:
-        return sorted((self.source_root / "torch" / "cpu").glob("*.cpp"))
+        """What is compiled."""
+        return [*sorted(self.folder().glob("*.cpp")), *(self.source_root / name for name in _PARTS[self.module].others)]
+
+    def libraries(self) -> tuple[str, ...]:
+        """Libraries of torch that it is linked with."""
+        return _PARTS[self.module].libraries
 
     def key(self) -> str:
         """The name of the cache folder: what must agree, and a hash of all of it with the sources."""
         digest = hashlib.sha256(repr((self.torch_revision, self.uses_new_abi, compile_flags(self))).encode())
         for path in [
             *self.sources(),
-            *sorted((self.source_root / "torch" / "cpu").glob("*.h")),
+            *sorted(self.folder().glob("*.h")),
+            *(path.with_suffix(".h") for path in self.sources() if path.parent != self.folder()),
             *sorted((self.source_root / "api").glob("ebbtide*.h")),
         ]:
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -119,7 +144,7 @@ def command_line(recipe: Recipe, compiler: list[str], output: Path) -> list[str]
         *("-I", str(recipe.source_root)),
         *("-isystem", str(recipe.torch_folder / "include"), "-isystem", str(recipe.python_include)),
         *map(str, recipe.sources()),
-        *("-shared", "-o", str(output), f"-L{torch_libraries}", "-lc10"),
+        *("-shared", "-o", str(output), f"-L{torch_libraries}", *(f"-l{name}" for name in recipe.libraries())),
         *([f"-L{core_folder}", "-l:libebbtide.so"] if plain_core.exists() else [str(recipe.core_library)]),
         *(f"-Wl,-rpath,{core_folder}", f"-Wl,-rpath,{torch_libraries}"),
     ]
@@ -158,7 +183,7 @@ def build_once(recipe: Recipe) -> Path:
         StateError: no compiler, no Python.h, no writable cache, or the compiler failed.
     """
     folder = cache_folder() / "torch_extension" / recipe.key()
-    library = folder / "_torch.so"
+    library = folder / f"{recipe.module}.so"
     if library.is_file():
         return library
     with _lock(folder):

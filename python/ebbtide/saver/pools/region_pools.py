@@ -149,6 +149,11 @@ class RegionPools:
         with self._lock:
             return [(key, pool) for key in self._keys(tags) for pool in self._idle_of(key)]
 
+    def pools(self, tag: str) -> list[RegionPool]:
+        """All pools of the tag that are not dissolved, leased ones too."""
+        with self._lock:
+            return [pool for key in self._keys([tag]) for pool in self._pools[key] if not pool.is_dissolved]
+
     def withheld(self, tags: Sequence[str]) -> "Withheld":
         """For a `with`: the idle pools of these tags, except those that a capture has marked. No thread leases them
         meanwhile, nor afterwards those that were dissolved by then.

@@ -1,0 +1,35 @@
+#include "torch/cpu/reclaim.h"
+
+#include <array>
+#include <atomic>
+
+namespace ebbtide::cpu {
+namespace {
+
+// Two atomics, not one struct: a reader that meets a change may see the new evict with the old explain, which is fine.
+std::atomic<uint64_t (*)(uint64_t)> evict{nullptr};
+std::atomic<void (*)(char*, size_t)> explain{nullptr};
+
+}  // namespace
+
+void set_reclaimer(const Reclaimer& reclaimer) {
+  evict.store(reclaimer.evict);
+  explain.store(reclaimer.explain);
+}
+
+bool can_reclaim() { return evict.load() != nullptr; }
+
+uint64_t reclaim(uint64_t wanted_bytes) {
+  const auto function = evict.load();
+  return function == nullptr ? 0 : function(wanted_bytes);
+}
+
+std::string explain_reclaim() {
+  std::array<char, 512> text{};
+  const auto function = explain.load();
+  if (function == nullptr) return "";
+  function(text.data(), text.size());
+  return text.data();
+}
+
+}  // namespace ebbtide::cpu

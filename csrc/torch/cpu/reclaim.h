@@ -1,0 +1,23 @@
+// Memory that somebody else can free when an allocation finds none: ebbtide.lms evicts saved tensors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace ebbtide::cpu {
+
+// evict: makes so many bytes free, or as many as it can, and returns how many. It is called by the allocating thread,
+// with no lock held, and allocates no device memory. explain: why it could do no more; it ends the text with NUL.
+struct Reclaimer {
+  uint64_t (*evict)(uint64_t wanted_bytes);
+  void (*explain)(char* text, size_t capacity);
+};
+
+// For all threads. Null functions: nobody can free memory.
+void set_reclaimer(const Reclaimer& reclaimer);
+bool can_reclaim();
+uint64_t reclaim(uint64_t wanted_bytes);
+std::string explain_reclaim();
+
+}  // namespace ebbtide::cpu

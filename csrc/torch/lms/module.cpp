@@ -1,0 +1,98 @@
+// `_lms`: saved tensors that leave the device, for ebbtide.lms only. Marshalling.
+#include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "torch/lms/ledger.h"
+#include "torch/lms/packed.h"
+
+namespace py = pybind11;
+
+namespace ebbtide::lms {
+namespace {
+
+// For the allocator of the simulated device (torch/cpu/reclaim.h), which has both as function pointers.
+uint64_t evict(uint64_t wanted_bytes) { return Ledger::instance().evict(wanted_bytes); }
+
+void explain(char* text, size_t capacity) {
+  const std::string problem = Ledger::instance().host_problem();
+  std::strncpy(text, problem.c_str(), capacity - 1);
+  text[capacity - 1] = '\0';
+}
+
+std::atomic<uint64_t> pack_count{0};
+
+std::unique_ptr<Packed> pack(const py::object& object) {
+  pack_count.fetch_add(1, std::memory_order_relaxed);
+  if (!THPVariable_Check(object.ptr())) throw py::type_error("pack takes a tensor");
+  auto packed = std::make_unique<Packed>(THPVariable_Unpack(object.ptr()));
+  if (packed->can_leave() && rules().evicts_at_once.load(std::memory_order_relaxed)) {
+    const py::gil_scoped_release without_gil;
+    Ledger::instance().evict(UINT64_MAX);
+  }
+  return packed;
+}
+
+py::object unpack(const Packed& packed) {
+  at::Tensor tensor;
+  try {
+    const py::gil_scoped_release without_gil;  // a copy, and perhaps another thread's
+    tensor = packed.unpack();
+  } catch (const c10::OutOfMemoryError& error) {
+    PyErr_SetString(py::module_::import("torch").attr("OutOfMemoryError").ptr(), error.what_without_backtrace());
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+}
+
+py::dict statistics() {
+  const Statistics found = Ledger::instance().statistics();
+  py::dict result;
+  result["evictions"] = found.evictions;
+  result["evicted_bytes"] = found.evicted_bytes;
+  result["loads"] = found.loads;
+  result["loaded_bytes"] = found.loaded_bytes;
+  result["host_bytes"] = found.host_bytes;
+  result["saved_bytes"] = found.saved_bytes;
+  result["saved_count"] = found.saved_count;
+  result["waited_seconds"] = found.waited_seconds;
+  return result;
+}
+
+void set_rules(bool is_on, uint64_t min_bytes, bool evicts_at_once) {
+  rules().min_bytes.store(min_bytes);
+  rules().evicts_at_once.store(evicts_at_once);
+  rules().is_on.store(is_on);
+}
+
+}  // namespace
+}  // namespace ebbtide::lms
+
+PYBIND11_MODULE(_lms, module) {
+  using namespace ebbtide::lms;
+  py::class_<Packed>(module, "Packed").def_property_readonly("can_leave", &Packed::can_leave);
+  module.def("pack", &pack, py::arg("tensor"), "The hook of torch.autograd.graph.saved_tensors_hooks.");
+  module.def("unpack", &unpack, py::arg("packed"));
+  module.def("set_rules", &set_rules, py::arg("is_on"), py::arg("min_bytes"), py::arg("evicts_at_once"));
+  module.def("pack_count", [] { return pack_count.load(); }, "How often pack was called.");
+  module.def("statistics", &statistics);
+  module.def("reset_statistics", [] { Ledger::instance().reset_statistics(); });
+  module.def(
+      "evict",
+      [](uint64_t wanted_bytes) {
+        const py::gil_scoped_release without_gil;
+        return evict(wanted_bytes);
+      },
+      py::arg("wanted_bytes"), "How many bytes left the device.");
+  module.def("host_problem", [] { return Ledger::instance().host_problem(); });
+  module.def(
+      "reclaim_functions",
+      [] { return py::make_tuple(reinterpret_cast<uintptr_t>(&evict), reinterpret_cast<uintptr_t>(&explain)); },
+      "For `_torch.set_reclaim`.");
+}

@@ -1,0 +1,81 @@
+#include "torch/lms/packed.h"
+
+#include <ATen/ATen.h>
+
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+#include "api/ebbtide.h"
+
+namespace ebbtide::lms {
+namespace {
+
+// Tensors whose content is not just a view of bytes, and those that a transform or a subclass stands before, stay.
+bool is_plain(const at::Tensor& tensor) {
+  constexpr c10::DispatchKeySet kOthers({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+                                         c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchBatched,
+                                         c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::NestedTensor,
+                                         c10::DispatchKey::ZeroTensor});
+  return tensor.layout() == c10::kStrided && tensor.device().is_cpu() && tensor.has_storage() &&
+         !tensor.is_quantized() && !tensor.is_inference() && !tensor.key_set().has_any(kOthers);
+}
+
+// Memory that ebbtide did not allocate may be reached by others, or have an owner that torch does not know.
+bool is_ours(const void* address) {
+  int is_found = 0;
+  ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
+  return ebbtide_find(address, &is_found, &info, nullptr) == EBBTIDE_OK && is_found != 0;
+}
+
+bool may_leave(const at::Tensor& tensor) {
+  if (!rules().is_on.load(std::memory_order_relaxed) || !is_plain(tensor)) return false;
+  const c10::Storage& storage = tensor.storage();
+  return storage.nbytes() >= rules().min_bytes.load(std::memory_order_relaxed) && is_ours(storage.data());
+}
+
+std::string describe_change(c10::ScalarType type, c10::IntArrayRef sizes, uint32_t version, uint32_t expected) {
+  std::ostringstream text;
+  text << "one of the variables needed for gradient computation has been modified by an inplace operation: [torch."
+       << c10::toString(type) << "Tensor [";
+  for (size_t index = 0; index < sizes.size(); ++index) text << (index == 0 ? "" : ", ") << sizes[index];
+  text << "]] is at version " << version << "; expected version " << expected
+       << " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+          "torch.autograd.set_detect_anomaly(True).";
+  return text.str();
+}
+
+}  // namespace
+
+Rules& rules() {
+  static Rules& only = *new Rules();
+  return only;
+}
+
+Packed::Packed(const at::Tensor& tensor) : has_version_(tensor.defined() && !tensor.is_inference()) {
+  if (has_version_) {
+    version_ = tensor.unsafeGetTensorImpl()->version_counter();
+    saved_version_ = version_.current_version();
+  }
+  if (!tensor.defined() || !may_leave(tensor)) {
+    kept_ = tensor;
+    return;
+  }
+  view_ = View{tensor.key_set(), tensor.dtype(), tensor.storage_offset(), tensor.sizes().vec(), tensor.strides().vec()};
+  saved_ = Ledger::instance().find_or_add(tensor.storage());
+}
+
+at::Tensor Packed::unpack() const {
+  if (has_version_ && version_.current_version() != saved_version_) {
+    throw std::runtime_error(describe_change(view_ ? view_->type.toScalarType() : kept_.scalar_type(),
+                                             view_ ? c10::IntArrayRef(view_->sizes) : kept_.sizes(),
+                                             version_.current_version(), saved_version_));
+  }
+  if (saved_ == nullptr) return kept_;
+  at::Tensor tensor =
+      at::detail::make_tensor<c10::TensorImpl>(Ledger::instance().bring_back(*saved_), view_->keys, view_->type);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(view_->sizes, view_->strides, view_->offset);
+  return tensor;
+}
+
+}  // namespace ebbtide::lms

@@ -1,0 +1,49 @@
+// What autograd keeps instead of a tensor that it saves for backward.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "torch/lms/ledger.h"
+
+namespace ebbtide::lms {
+
+// Which saved tensors may leave. Read and set by any thread.
+struct Rules {
+  std::atomic<bool> is_on{false};
+  std::atomic<uint64_t> min_bytes{uint64_t{1} << 20};
+  std::atomic<bool> evicts_at_once{false};  // a limit of 0: as little as can be stays on the device
+};
+Rules& rules();
+
+class Packed {
+ public:
+  explicit Packed(const at::Tensor& tensor);
+  // Throws std::runtime_error, in torch's words, if the tensor was changed in place since, and what bring_back throws.
+  at::Tensor unpack() const;
+  bool can_leave() const { return saved_ != nullptr; }
+
+ private:
+  // A view of a storage that may leave.
+  struct View {
+    c10::DispatchKeySet keys;
+    caffe2::TypeMeta type;
+    int64_t offset;
+    std::vector<int64_t> sizes, strides;
+  };
+
+  at::Tensor kept_;  // a tensor that stays; undefined for the others
+  std::shared_ptr<SavedStorage> saved_;
+  std::optional<View> view_;
+  c10::VariableVersion version_;
+  bool has_version_;
+  uint32_t saved_version_ = 0;
+};
+
+}  // namespace ebbtide::lms

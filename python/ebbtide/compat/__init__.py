@@ -1,0 +1,1 @@
+"""Names that programs know from other projects, over ebbtide."""

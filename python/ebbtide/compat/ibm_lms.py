@@ -1,0 +1,107 @@
+"""The names of IBM's Large Model Support for PyTorch, over `ebbtide.lms`.
+
+    import ebbtide.compat.ibm_lms
+
+    ebbtide.compat.ibm_lms.install()
+    torch.cuda.set_limit_lms(12 * 2**30)
+    torch.cuda.set_enabled_lms(True)
+
+As there: the limit is in bytes, and 0 keeps device memory as small as can be; tensors smaller than the size stay.
+`torch.cuda.memory_stats()` gets IBM's counters, as far as they have a meaning here.
+"""
+
+import functools
+from typing import Any
+
+import ebbtide.lms as lms
+from ebbtide.lms import control
+
+_NAMES = (
+    *("set_enabled_lms", "get_enabled_lms", "set_limit_lms", "get_limit_lms", "set_size_lms", "get_size_lms"),
+    *("reclaim_inactive", "memory_stats"),
+)
+_original_memory_stats: Any = None
+
+
+def install() -> None:
+    """Adds the functions to `torch.cuda`. Called again, it does nothing."""
+    global _original_memory_stats
+    import torch
+
+    if _original_memory_stats is not None:
+        return
+    _original_memory_stats = torch.cuda.memory_stats
+    control.set_limit(0)  # IBM's default
+    for name in _NAMES:
+        setattr(torch.cuda, name, globals()[name])
+
+
+def uninstall() -> None:
+    """Takes them away again."""
+    global _original_memory_stats
+    import torch
+
+    if _original_memory_stats is None:
+        return
+    for name in _NAMES:
+        delattr(torch.cuda, name)
+    torch.cuda.memory_stats = _original_memory_stats
+    _original_memory_stats = None
+
+
+def set_enabled_lms(enable: bool) -> None:
+    """Turns LMS on or off."""
+    lms.enabled = bool(enable)  # type: ignore[attr-defined]
+
+
+def get_enabled_lms() -> bool:
+    """Whether LMS is on."""
+    return control.is_enabled()
+
+
+def set_limit_lms(limit: int) -> None:
+    """The most device memory, in bytes; 0: as little as can be."""
+    control.set_limit(int(limit))
+
+
+def get_limit_lms() -> int:
+    """The limit in bytes; 0 where there is none."""
+    return control.limit() or 0
+
+
+def set_size_lms(size: int) -> None:
+    """Tensors with less storage, in bytes, stay on the device."""
+    control.set_min_size(int(size))
+
+
+def get_size_lms() -> int:
+    """See `set_size_lms`."""
+    return control.min_size()
+
+
+def reclaim_inactive() -> None:
+    """Evicts everything that can leave."""
+    if control.is_enabled():
+        control.evict(2**63 - 1)
+
+
+def memory_stats(device: Any = None) -> dict[str, Any]:
+    """torch's counters, with IBM's beside them."""
+    numbers = lms.stats()
+    counters = {
+        "reclaimed_bytes": numbers["evicted_bytes"],
+        "reclaimed": numbers["evictions"],
+        "swapped_in_bytes": numbers["loaded_bytes"],
+        "reclaim_host_bytes": numbers["host_bytes"],
+    }
+    return {**_torch_stats(device), **counters}
+
+
+@functools.wraps(memory_stats)
+def _torch_stats(device: Any) -> dict[str, Any]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    found: dict[str, Any] = _original_memory_stats(device)
+    return found

@@ -1,0 +1,55 @@
+"""Large model support: a training step that needs more device memory than there is.
+
+    import ebbtide.lms
+
+    ebbtide.lms.enable(limit="16GiB")       # or: with ebbtide.lms.enable(limit="16GiB"): ...
+
+What autograd saves for backward leaves the device when memory is short, and comes back when backward wants it.
+docs/lms.md says how it decides, and what it can't see. So far it runs on the simulated device.
+
+`enabled`, `limit` (bytes, or None) and `min_size` (bytes) can be read, and set while it runs:
+`ebbtide.lms.limit = "12GiB"`.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from ebbtide.lms import control
+from ebbtide.lms.control import disable, enable, stats
+from ebbtide.lms.report import report
+
+__all__ = ["disable", "enable", "report", "stats"]
+
+
+class _Module(ModuleType):
+    """This module, with attributes that can be set."""
+
+    @property
+    def enabled(self) -> bool:
+        return control.is_enabled()
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        if not isinstance(value, bool):
+            raise TypeError(f"enabled must be True or False, not {value!r}")
+        control.enable_again() if value else control.disable()
+
+    @property
+    def limit(self) -> int | None:
+        return control.limit()
+
+    @limit.setter
+    def limit(self, value: Any) -> None:
+        control.set_limit(value)
+
+    @property
+    def min_size(self) -> int:
+        return control.min_size()
+
+    @min_size.setter
+    def min_size(self, value: Any) -> None:
+        control.set_min_size(value)
+
+
+sys.modules[__name__].__class__ = _Module

@@ -1,0 +1,39 @@
+"""`ebbtide.lms.report`: what left, in a table and one sentence."""
+
+from ebbtide.lms import control
+from ebbtide.sizes import format_size
+
+
+def report() -> str:
+    """What left the device since LMS was turned on, what that cost, and one sentence of advice.
+
+    Print it after some steps: print(ebbtide.lms.report()).
+    """
+    numbers = control.stats()
+    limit = control.limit()
+    rows = [
+        ("limit", "the device" if limit is None else format_size(limit)),
+        ("device memory, now and at most", _pair(numbers["device_bytes"], numbers["peak_device_bytes"])),
+        ("left and came back", _pair(numbers["evicted_bytes"], numbers["loaded_bytes"])),
+        ("storages that left", f"{numbers['evictions']:,}"),
+        ("on the host now", format_size(int(numbers["host_bytes"]))),
+        ("copies waited for, and hidden", f"{numbers['waited_seconds']:.3f} s, {numbers['hidden_seconds']:.3f} s"),
+        ("prefetches in time, and late", f"{numbers['prefetch_hits']:,}, {numbers['prefetch_late']:,}"),
+        ("slow reads", f"{numbers['slow_reads']:,}"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([*(f"{name:<{width}}  {value}" for name, value in rows), _advice(numbers)])
+
+
+def _pair(first: float, second: float) -> str:
+    return f"{format_size(int(first))}, {format_size(int(second))}"
+
+
+def _advice(numbers: dict[str, int | float]) -> str:
+    if not control.is_enabled() and not numbers["evictions"]:
+        return "Large model support is off: ebbtide.lms.enable(limit=...) turns it on."
+    if not numbers["evictions"]:
+        return "Nothing had to leave: the limit can be lower, or the batch larger."
+    if numbers["evicted_bytes"] > numbers["loaded_bytes"] + numbers["host_bytes"]:
+        return "Some bytes left and were never wanted again: graphs were dropped before their backward."
+    return "What left came back: a higher limit makes fewer bytes leave, and the step faster."

@@ -1,0 +1,136 @@
+"""`ebbtide.lms`: its settings while it runs, its limits beside the user's, its report, and IBM's names."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ebbtide import _core  # noqa: E402
+from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
+from lms_model import MIB, SMALL, evict_all, train  # noqa: E402
+
+pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
+
+
+def test_settings_while_it_runs(lms, saver):
+    assert lms.min_size == MIB
+    lms.enable("64MiB", "2MiB")
+    assert (lms.enabled, lms.limit, lms.min_size) == (True, 64 * MIB, 2 * MIB)
+    lms.limit, lms.min_size = "32MiB", 4096
+    assert (lms.limit, lms.min_size, _core.get_limit("device")) == (32 * MIB, 4096, 32 * MIB)
+    lms.limit = None
+    assert lms.limit is None
+    lms.enabled = False
+    assert not lms.enabled
+    lms.enabled = True
+    assert (lms.enabled, lms.min_size) == (True, 4096)
+    saver.configure(device_limit="48MiB")  # the user's word is the last
+    lms.disable()
+    assert _core.get_limit("device") == 48 * MIB
+    saver.configure(device_limit=None)
+    for wrong in ("lots", -1, True, 1.5, b"1"):
+        with pytest.raises((TypeError, ValueError)):
+            lms.enable(limit=wrong)
+        with pytest.raises((TypeError, ValueError)):
+            lms.enable(min_size=wrong)
+        assert not lms.enabled
+    with pytest.raises(TypeError, match="True or False"):
+        lms.enabled = 1
+
+
+def test_a_limit_of_the_user_stays(lms, saver):
+    saver.configure(device_limit="32MiB")
+    with lms.enable(limit="64MiB"):
+        assert _core.get_limit("device") == 32 * MIB
+    assert _core.get_limit("device") == 32 * MIB
+    saver.configure(device_limit=None)
+
+
+def test_a_limit_below_what_is_held_evicts_or_refuses(lms):
+    lms.enable(limit="1GiB", min_size=SMALL)
+    given = torch.randn(4 * MIB, requires_grad=True)  # 16 MiB
+    loss = (given * 1.0).exp().sum()  # 16 MiB more
+    before = lms.stats()["device_bytes"]
+    lms.limit = before - 16 * MIB
+    assert lms.stats()["device_bytes"] <= before - 16 * MIB
+    with pytest.raises(OutOfMemoryError, match="can't leave"):
+        lms.limit = "8MiB"
+    assert lms.limit == before - 16 * MIB
+    lms.limit = "1GiB"
+    loss.backward()
+    assert torch.equal(given.grad, given.detach().exp())
+
+
+def test_beside_regions_and_pauses(lms, saver, tag):
+    lms.enable(limit="1GiB", min_size=SMALL)
+    with saver.region(tag):
+        inside = torch.full((64 * 1024,), 3.0, requires_grad=True)
+    assert _core.find(inside.data_ptr()).tag == tag
+    assert _core.find(torch.ones(1000).data_ptr()).tag == "lms"
+    loss = (inside * 1.0).exp().sum()
+    evict_all()
+    saver.pause(tag)
+    saver.resume(tag)
+    loss.backward()
+    torch.testing.assert_close(inside.grad, inside.detach().exp())
+    with pytest.raises(StateError, match="lms"):
+        saver.pause()
+    lms.disable()
+    saver.pause()
+    saver.resume()
+    assert float(inside.detach().sum()) == 3 * 64 * 1024
+
+
+def test_the_report_says_what_left(lms):
+    assert "is off" in lms.report() or "never wanted" in lms.report() or "came back" in lms.report()
+    lms.enable(limit="1GiB", min_size=SMALL)
+    assert "Nothing had to leave" in lms.report()
+    given = torch.randn(256 * 1024, requires_grad=True)
+    loss = (given * 1.0).exp().sum()
+    evict_all()
+    loss.backward()
+    text = lms.report()
+    assert "What left came back" in text and "1.0 MiB, 1.0 MiB" in text and "limit" in text
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_everything_is_a_no_op_where_ebbtide_is_off(run_python):
+    result = run_python(
+        """
+        import ebbtide, torch
+        with ebbtide.lms.enable(limit="1MiB"):
+            x = torch.randn(2**20, requires_grad=True)
+            (x * 1.0).exp().sum().backward()
+            assert ebbtide.lms.stats()["evictions"] == 0 and not ebbtide.lms.enabled
+        print(ebbtide.lms.report())
+        """,
+        EBBTIDE_DRIVER="off",
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_ibm_names(lms, monkeypatch):
+    from ebbtide.compat import ibm_lms
+
+    had_stats = torch.cuda.memory_stats
+    ibm_lms.install()
+    ibm_lms.install()
+    try:
+        plain = train()
+        torch.cuda.set_limit_lms(0)
+        torch.cuda.set_size_lms(4096)
+        torch.cuda.set_enabled_lms(True)
+        assert torch.cuda.get_enabled_lms() and torch.cuda.get_limit_lms() == 0 and torch.cuda.get_size_lms() == 4096
+        assert train() == plain
+        assert torch.cuda.memory_stats()["reclaimed"] > 0
+        torch.cuda.set_limit_lms(512 * MIB)
+        given = torch.randn(256 * 1024, requires_grad=True)
+        loss = (given * 1.0).exp().sum()
+        before = torch.cuda.memory_stats()["reclaimed_bytes"]
+        torch.cuda.reclaim_inactive()
+        assert torch.cuda.memory_stats()["reclaimed_bytes"] == before + MIB
+        loss.backward()
+        torch.cuda.set_enabled_lms(False)
+        assert not torch.cuda.get_enabled_lms()
+    finally:
+        ibm_lms.uninstall()
+    assert torch.cuda.memory_stats is had_stats and not hasattr(torch.cuda, "set_limit_lms")
