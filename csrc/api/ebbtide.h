@@ -301,7 +301,7 @@ EBBTIDE_API ebbtide_status ebbtide_pending_ready(ebbtide_pending* pending, const
 /* Waits for the end, and returns the resume's error or report. May be called repeatedly. report may be NULL. */
 EBBTIDE_API ebbtide_status ebbtide_pending_wait(ebbtide_pending* pending, ebbtide_report** report,
                                                 ebbtide_error* error);
-/* Waits for the end and frees the handle. */
+/* Frees the handle. The resume goes on, and the end of the process waits for it. */
 EBBTIDE_API void ebbtide_free_pending(ebbtide_pending* pending);
 
 /* What an operation of this kind would meet now, for callers that must prepare for it. Waits until no other operation

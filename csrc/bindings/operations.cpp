@@ -131,13 +131,7 @@ class PendingHandle {
   explicit PendingHandle(ebbtide_pending* pending) : pending_(pending) {}
   PendingHandle(PendingHandle&& other) noexcept : pending_(std::exchange(other.pending_, nullptr)) {}
   PendingHandle& operator=(PendingHandle&&) = delete;
-  ~PendingHandle() {
-    if (pending_ == nullptr) return;
-    without_gil([&] {  // waits for the end
-      ebbtide_free_pending(pending_);
-      return 0;
-    });
-  }
+  ~PendingHandle() { ebbtide_free_pending(pending_); }
   void stream_wait(int device, uint64_t stream, const Ranges& ranges) {
     const std::vector<ebbtide_range> copied = Request::copy(ranges);
     call([&](ebbtide_error* error) {

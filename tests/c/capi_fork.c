@@ -62,7 +62,7 @@ static void ask_for_memory(void) {
   FORKED(ebbtide_free(held.resident, &error));
   EXPECT(EBBTIDE_OK, ebbtide_free(NULL, &error));
   FORKED(ebbtide_find(held.resident, &found, NULL, &error));
-  CHECK(ebbtide_is_away(held.away, 1) == 0);
+  CHECK(ebbtide_is_away(held.away, 1) == 0 && ebbtide_is_missing(held.away, 1) == 0);
   FORKED(ebbtide_bind_slot("w", NULL, 0, &slot, &error));
   CHECK(ebbtide_slot_alloc(held.slot, CHUNK, NULL) == NULL);
   ebbtide_slot_free(held.resident);

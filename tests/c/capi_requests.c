@@ -312,6 +312,19 @@ static void what_would_move(void) {
   give_back(address);
 }
 
+static void a_pending_resume_that_is_let_go_of(void) {
+  unsigned char* const address = take("w", NULL, 1);
+  ebbtide_pending* pending = NULL;
+  EXPECT(EBBTIDE_OK, ebbtide_pause(EBBTIDE_TAG("w"), NULL, &error));
+  CHECK(ebbtide_is_missing(address, 1) == 1);
+  EXPECT(EBBTIDE_OK, ebbtide_resume_async(EBBTIDE_TAG("w"), &pending, &error));
+  CHECK(ebbtide_is_missing(address, 1) == 0);
+  ebbtide_free_pending(pending);
+  EXPECT(EBBTIDE_OK, ebbtide_wait_for_tags(EBBTIDE_TAG("w"), &error));
+  CHECK(ebbtide_is_away(address, 1) == 0 && is_filled(address, 1));
+  give_back(address);
+}
+
 static void a_pending_resume(void) {
   unsigned char* const address = take("w", NULL, 1);
   ebbtide_pending* pending = NULL;
@@ -380,6 +393,7 @@ int main(void) {
   a_swap_has_two_reports();
   what_would_move();
   a_pending_resume();
+  a_pending_resume_that_is_let_go_of();
   a_view_that_is_written();
   return report_failures();
 }

@@ -128,6 +128,8 @@ class Registry {
   // The allocation that contains address and was not freed; null if none.
   std::shared_ptr<Allocation> find(CUdeviceptr address) const;
   bool is_away(CUdeviceptr address, size_t size_bytes) const;
+  // The same, without what a resume in the background is bringing.
+  bool is_missing(CUdeviceptr address, size_t size_bytes) const;
   bool is_any_away(const Tag& tag) const;  // also while an operation moves it
   // For signal handlers: gives up instead of waiting. Copies the tag's name.
   bool find_in_handler(CUdeviceptr address, char* tag, size_t capacity, bool* is_away) const noexcept;
