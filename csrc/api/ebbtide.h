@@ -302,8 +302,17 @@ EBBTIDE_API ebbtide_status ebbtide_pending_ready(ebbtide_pending* pending, const
 /* Waits for the end, and returns the resume's error or report. May be called repeatedly. report may be NULL. */
 EBBTIDE_API ebbtide_status ebbtide_pending_wait(ebbtide_pending* pending, ebbtide_report** report,
                                                 ebbtide_error* error);
-/* Waits for the end and frees the handle. */
+/* Frees the handle. The resume goes on, and the end of the process waits for it. */
 EBBTIDE_API void ebbtide_free_pending(ebbtide_pending* pending);
+
+/* What an operation of this kind would meet now, for callers that must prepare for it. Waits until no other operation
+ * holds the tags, refuses unknown and leased tags and captures as the operation would, and visits the tags whose
+ * content would move. Nothing is held afterwards, so the operation itself may still be refused; too little memory shows
+ * only there. A trim without addresses stands for all allocations. */
+EBBTIDE_API ebbtide_status ebbtide_preview(ebbtide_operation_kind kind, const ebbtide_request* request,
+                                           ebbtide_visit_name visit, void* user, ebbtide_error* error);
+/* Waits until no operation holds any of the request's tags. Whether an operation failed is told by its own call. */
+EBBTIDE_API ebbtide_status ebbtide_wait_for_tags(const ebbtide_request* request, ebbtide_error* error);
 
 /* The two phases of an operation, for ranks that decide together. A claim holds its tags (other operations on them
  * wait), its budgets and its physical memory until it is committed or abandoned. Both consume the operation, even if

@@ -34,6 +34,8 @@ EBBTIDE_API ebbtide_status ebbtide_find(const void* address, int* found, ebbtide
 /* Whether any byte of [address, address + size) lies in an allocation of ebbtide and is not resident. Cheap enough to
  * check before each operator. */
 EBBTIDE_API int ebbtide_is_away(const void* address, uint64_t size_bytes);
+/* The same, but bytes that a resume in the background is bringing count as resident: streams can wait for them. */
+EBBTIDE_API int ebbtide_is_missing(const void* address, uint64_t size_bytes);
 /* ebbtide_find for signal handlers: never waits for a lock. Returns 1 and fills tag (capacity bytes) if address is
  * known.
  */

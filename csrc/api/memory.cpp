@@ -29,6 +29,17 @@ void fill_host_pool(int device) {
 
 CUdeviceptr as_address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
+// No, where there is no answer: in a forked child.
+template <typename Question>
+int answer(const Question& question) noexcept {
+  if (is_forked_child()) return 0;
+  try {
+    return question() ? 1 : 0;
+  } catch (...) {
+    return 0;
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -65,12 +76,11 @@ ebbtide_status ebbtide_find(const void* address, int* found, ebbtide_allocation_
 }
 
 int ebbtide_is_away(const void* address, uint64_t size_bytes) {
-  if (is_forked_child()) return 0;
-  try {
-    return Core::instance().registry.is_away(as_address(address), size_bytes) ? 1 : 0;
-  } catch (...) {
-    return 0;
-  }
+  return answer([&] { return Core::instance().registry.is_away(as_address(address), size_bytes); });
+}
+
+int ebbtide_is_missing(const void* address, uint64_t size_bytes) {
+  return answer([&] { return Core::instance().registry.is_missing(as_address(address), size_bytes); });
 }
 
 int ebbtide_find_in_handler(const void* address, char* tag, size_t capacity, int* is_away) {

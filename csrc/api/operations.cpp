@@ -111,6 +111,25 @@ ebbtide_status ebbtide_resume_async(const ebbtide_request* request, ebbtide_pend
   });
 }
 
+ebbtide_status ebbtide_preview(ebbtide_operation_kind kind, const ebbtide_request* request, ebbtide_visit_name visit,
+                               void* user, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(visit != nullptr, "visit is null");
+    require(kind <= EBBTIDE_PROMOTE, "there is no operation of this kind");
+    require_not_forked();
+    const auto names =
+        Operation::preview(Core::instance(), static_cast<OperationKind>(kind), api::read_request(request));
+    for (const std::string& name : names) visit(user, name.c_str());
+  });
+}
+
+ebbtide_status ebbtide_wait_for_tags(const ebbtide_request* request, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require_not_forked();
+    Core::instance().registry.wait_for(api::read_request(request).tags);
+  });
+}
+
 ebbtide_status ebbtide_claim(ebbtide_operation_kind kind, const ebbtide_request* request, ebbtide_operation** operation,
                              ebbtide_error* error) {
   return guarded(error, [&] {

@@ -88,6 +88,10 @@ void register_memory(py::module_& module) {
       [](uint64_t address, uint64_t size_bytes) { return ebbtide_is_away(as_pointer(address), size_bytes) != 0; },
       py::arg("address"), py::arg("size_bytes"));
   module.def(
+      "is_missing",
+      [](uint64_t address, uint64_t size_bytes) { return ebbtide_is_missing(as_pointer(address), size_bytes) != 0; },
+      py::arg("address"), py::arg("size_bytes"));
+  module.def(
       "bind_slot",
       [](const std::string& tag, int device, int backup, bool retain, int overflow, bool flushes_first) {
         check_text(tag);

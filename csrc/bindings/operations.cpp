@@ -17,6 +17,8 @@ namespace {
 
 using Ranges = std::vector<std::pair<uint64_t, uint64_t>>;  // address, bytes
 
+void add_name(void* names, const char* name) { static_cast<std::vector<std::string>*>(names)->push_back(name); }
+
 class MovedHandle {
  public:
   MovedHandle() {
@@ -28,8 +30,7 @@ class MovedHandle {
   ebbtide_moved* get() const { return moved_; }
   std::vector<std::string> tags() const {
     std::vector<std::string> names;
-    const auto add = [](void* user, const char* tag) { static_cast<std::vector<std::string>*>(user)->push_back(tag); };
-    call([&](ebbtide_error* error) { return ebbtide_visit_moved(moved_, add, &names, error); });
+    call([&](ebbtide_error* error) { return ebbtide_visit_moved(moved_, add_name, &names, error); });
     return names;
   }
 
@@ -130,13 +131,7 @@ class PendingHandle {
   explicit PendingHandle(ebbtide_pending* pending) : pending_(pending) {}
   PendingHandle(PendingHandle&& other) noexcept : pending_(std::exchange(other.pending_, nullptr)) {}
   PendingHandle& operator=(PendingHandle&&) = delete;
-  ~PendingHandle() {
-    if (pending_ == nullptr) return;
-    without_gil([&] {  // waits for the end
-      ebbtide_free_pending(pending_);
-      return 0;
-    });
-  }
+  ~PendingHandle() { ebbtide_free_pending(pending_); }
   void stream_wait(int device, uint64_t stream, const Ranges& ranges) {
     const std::vector<ebbtide_range> copied = Request::copy(ranges);
     call([&](ebbtide_error* error) {
@@ -254,15 +249,35 @@ ReportRecord trim(const std::vector<std::string>& tags, const std::vector<uint64
   return operate(ebbtide_trim, Request(tags, false).addresses(addresses));
 }
 
+ebbtide_operation_kind kind_of(const std::string& name) {
+  if (name == "pause") return EBBTIDE_PAUSE;
+  if (name == "resume") return EBBTIDE_RESUME;
+  if (name == "trim") return EBBTIDE_TRIM;
+  if (name == "promote") return EBBTIDE_PROMOTE;
+  throw py::value_error("there is no operation \"" + name + "\"");
+}
+
+std::vector<std::string> preview(const std::string& kind, const std::vector<std::string>& tags, bool is_missing_ok,
+                                 const MovedHandle* moved) {
+  Request request(tags, is_missing_ok);
+  request.moved(moved);
+  const ebbtide_operation_kind code = kind_of(kind);
+  std::vector<std::string> names;
+  call([&](ebbtide_error* error) { return ebbtide_preview(code, request.get(), add_name, &names, error); });
+  return names;
+}
+
+void wait_for_tags(const std::vector<std::string>& tags) {
+  const Request request(tags, true);
+  call([&](ebbtide_error* error) { return ebbtide_wait_for_tags(request.get(), error); });
+}
+
 OperationHandle claim(const std::string& kind, const std::vector<std::string>& tags, bool is_missing_ok, int backup) {
-  if (kind != "pause" && kind != "resume")
-    throw py::value_error("kind is \"pause\" or \"resume\", not \"" + kind + "\"");
   Request request(tags, is_missing_ok);
   request.backup(backup);
+  const ebbtide_operation_kind code = kind_of(kind);
   ebbtide_operation* operation = nullptr;
-  call([&](ebbtide_error* error) {
-    return ebbtide_claim(kind == "pause" ? EBBTIDE_PAUSE : EBBTIDE_RESUME, request.get(), &operation, error);
-  });
+  call([&](ebbtide_error* error) { return ebbtide_claim(code, request.get(), &operation, error); });
   return OperationHandle(operation);
 }
 
@@ -302,6 +317,9 @@ void register_operations(py::module_& module) {
   module.def("prepare", &prepare, py::arg("tags"), py::arg("missing_ok") = false);
   module.def("promote", &promote, py::arg("tags"), py::arg("missing_ok") = false);
   module.def("trim", &trim, py::arg("tags"), py::arg("addresses"));
+  module.def("preview", &preview, py::arg("kind"), py::arg("tags"), py::arg("missing_ok") = false,
+             py::arg("moved") = nullptr);
+  module.def("wait_for_tags", &wait_for_tags, py::arg("tags"));
   module.def("claim", &claim, py::arg("kind"), py::arg("tags"), py::arg("missing_ok") = false,
              py::arg("backup") = kAsAllocated);
   module.def("backup_of", &backup_of, py::arg("address"), py::arg("size_bytes"), py::arg("writable") = false);

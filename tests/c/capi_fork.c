@@ -24,6 +24,7 @@ static void visit_capability(void* user, const char* name, int available, const 
 }
 static void visit_row(void* user, const ebbtide_report_row* row) { (void)user, (void)row, ++visits; }
 static void visit_tag(void* user, const ebbtide_tag_info* info) { (void)user, (void)info, ++visits; }
+static void visit_name(void* user, const char* name) { (void)user, (void)name, ++visits; }
 static void visit_allocation(void* user, const ebbtide_allocation_info* info) { (void)user, (void)info, ++visits; }
 static void visit_nothing(void* user, const ebbtide_tag_info* info) { (void)user, (void)info; }
 static void visit_event(void* user, const ebbtide_event* event) { (void)user, (void)event, ++visits; }
@@ -61,7 +62,7 @@ static void ask_for_memory(void) {
   FORKED(ebbtide_free(held.resident, &error));
   EXPECT(EBBTIDE_OK, ebbtide_free(NULL, &error));
   FORKED(ebbtide_find(held.resident, &found, NULL, &error));
-  CHECK(ebbtide_is_away(held.away, 1) == 0);
+  CHECK(ebbtide_is_away(held.away, 1) == 0 && ebbtide_is_missing(held.away, 1) == 0);
   FORKED(ebbtide_bind_slot("w", NULL, 0, &slot, &error));
   CHECK(ebbtide_slot_alloc(held.slot, CHUNK, NULL) == NULL);
   ebbtide_slot_free(held.resident);
@@ -88,6 +89,8 @@ static void ask_for_operations(void) {
   FORKED(ebbtide_swap(EBBTIDE_TAG("w"), EBBTIDE_TAG("away"), NULL, NULL, &error));
   FORKED(ebbtide_resume_async(EBBTIDE_TAG("away"), &pending, &error));
   FORKED(ebbtide_claim(EBBTIDE_PAUSE, NULL, &operation, &error));
+  FORKED(ebbtide_preview(EBBTIDE_PAUSE, NULL, visit_name, NULL, &error));
+  FORKED(ebbtide_wait_for_tags(NULL, &error));
   FORKED(ebbtide_commit(held.operation, NULL, &error));
   FORKED(ebbtide_abandon(held.operation, &error));
 }

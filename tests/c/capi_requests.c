@@ -289,6 +289,42 @@ static void a_swap_has_two_reports(void) {
 
 /* --- pending resumes and views ------------------------------------------------------------------------------------ */
 
+static void count_name(void* user, const char* tag) {
+  CHECK(strcmp(tag, "w") == 0);
+  ++*(int*)user;
+}
+static int preview(ebbtide_operation_kind kind) {
+  int count = 0;
+  EXPECT(EBBTIDE_OK, ebbtide_preview(kind, EBBTIDE_TAG("w"), count_name, &count, &error));
+  return count;
+}
+
+static void what_would_move(void) {
+  unsigned char* const address = take("w", NULL, 1);
+  CHECK(preview(EBBTIDE_PAUSE) == 1 && preview(EBBTIDE_RESUME) == 0 && preview(EBBTIDE_PREPARE) == 1);
+  CHECK(preview(EBBTIDE_TRIM) == 1 && preview(EBBTIDE_PROMOTE) == 0);
+  EXPECT(EBBTIDE_OK, ebbtide_pause(EBBTIDE_TAG("w"), NULL, &error));
+  CHECK(preview(EBBTIDE_PAUSE) == 0 && preview(EBBTIDE_RESUME) == 1);
+  EXPECT(EBBTIDE_STATE_ERROR, ebbtide_preview(EBBTIDE_PAUSE, EBBTIDE_TAG("never"), count_name, NULL, &error));
+  REFUSED(ebbtide_preview(EBBTIDE_PAUSE, EBBTIDE_TAG("w"), NULL, NULL, &error));
+  REFUSED(ebbtide_preview((ebbtide_operation_kind)5, NULL, count_name, NULL, &error));
+  REFUSED(ebbtide_preview((ebbtide_operation_kind)8, NULL, count_name, NULL, &error)); /* the core's own */
+  give_back(address);
+}
+
+static void a_pending_resume_that_is_let_go_of(void) {
+  unsigned char* const address = take("w", NULL, 1);
+  ebbtide_pending* pending = NULL;
+  EXPECT(EBBTIDE_OK, ebbtide_pause(EBBTIDE_TAG("w"), NULL, &error));
+  CHECK(ebbtide_is_missing(address, 1) == 1);
+  EXPECT(EBBTIDE_OK, ebbtide_resume_async(EBBTIDE_TAG("w"), &pending, &error));
+  CHECK(ebbtide_is_missing(address, 1) == 0);
+  ebbtide_free_pending(pending);
+  EXPECT(EBBTIDE_OK, ebbtide_wait_for_tags(EBBTIDE_TAG("w"), &error));
+  CHECK(ebbtide_is_away(address, 1) == 0 && is_filled(address, 1));
+  give_back(address);
+}
+
 static void a_pending_resume(void) {
   unsigned char* const address = take("w", NULL, 1);
   ebbtide_pending* pending = NULL;
@@ -355,7 +391,9 @@ int main(void) {
   trimmed_memory_is_gone_and_its_neighbour_stays();
   a_preparation_takes_the_backup_ahead();
   a_swap_has_two_reports();
+  what_would_move();
   a_pending_resume();
+  a_pending_resume_that_is_let_go_of();
   a_view_that_is_written();
   return report_failures();
 }

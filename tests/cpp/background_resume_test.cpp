@@ -57,6 +57,42 @@ TEST_F(BackgroundResume, AnAsynchronousResumeTellsOfArrivalsAndEndsWithItsReport
   }
 }
 
+TEST_F(BackgroundResume, OneThatEverybodyLetGoOfGoesOn) {
+  const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
+  fill(address, 2 * kChunk, 1);
+  pause();
+  sim().set_delay("ebbtide_deliver", kPieceDelay);
+  PendingResume::start(claim(OperationKind::kResume));
+  EXPECT_TRUE(core().registry.is_away(address, 2 * kChunk)) << "nobody waited for it";
+  sim().set_delay("ebbtide_deliver", 0);
+  core().registry.wait_for({.names = {"w"}, .addresses = {}, .only = nullptr});
+  EXPECT_TRUE(holds(address, 2 * kChunk, 1));
+  BackgroundWork::wait_for_all();
+  EXPECT_EQ(core().events.after(0).back().kind, "resume");
+}
+
+TEST_F(BackgroundResume, WhatIsOnItsWayIsAwayAndNotMissing) {
+  const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
+  const CUdeviceptr other = alloc("other", kChunk);
+  const auto is_missing = [&](CUdeviceptr each) { return core().registry.is_missing(each, 2 * kChunk); };
+  fill(address, 2 * kChunk, 1);
+  EXPECT_FALSE(is_missing(address));
+  pause();
+  EXPECT_TRUE(is_missing(address));
+  sim().set_delay("ebbtide_deliver", kPieceDelay);
+  sim().fail("cuStreamQuery", 1, 999, 1);
+  const auto failing = PendingResume::start(claim(OperationKind::kResume, {"w"}));
+  EXPECT_TRUE(core().registry.is_away(address, 2 * kChunk));
+  EXPECT_FALSE(is_missing(address));
+  EXPECT_TRUE(is_missing(other)) << "not a part of the resume";
+  sim().set_delay("ebbtide_deliver", 0);
+  EXPECT_THROW(failing->wait(), DriverError);
+  EXPECT_TRUE(is_missing(address)) << "it does not come";
+  sim().clear_failures();
+  resume();
+  EXPECT_FALSE(is_missing(address));
+}
+
 TEST_F(BackgroundResume, BlocksOfOneValueComeBackInTheBackgroundToo) {
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {2 * kChunk, kChunk});
   std::memset(bytes_at(address), 7, kChunk);

@@ -68,6 +68,14 @@ class CoreTest : public ::testing::Test {
     return Operation::claim(core(), kind, std::move(request));
   }
 
+  std::vector<std::string> preview(OperationKind kind, const std::vector<std::string>& tags = {},
+                                   bool is_missing_ok = false) {
+    OperationRequest request;
+    request.tags.names = tags;
+    request.tags.is_missing_ok = is_missing_ok;
+    return Operation::preview(core(), kind, std::move(request));
+  }
+
   bool is_partial(const std::string& tag);
   uint64_t resident_bytes(const std::string& tag);
   Place place_of(CUdeviceptr address) {

@@ -41,6 +41,7 @@ TEST_F(ManyTags, AQuestionAboutOneCostsTheSameWithAnyNumberOfOthers) {
     ask([&] { core().registry.close_lease(open_lease(core(), "t1", "a test").id); });
     ask([&] { core().registry.find(address); });
     ask([&] { core().registry.is_away(address, 1); });
+    ask([&] { preview(OperationKind::kPause, {"t1"}); });
     ask([&] { pause({"t1"}); });
     ask([&] { EXPECT_TRUE(view_backup(core(), {address, kChunk})); });
     ask([&] { resume({"t1"}); });

@@ -191,6 +191,15 @@ ENDINGS = {
     "resumed": "block('w'); _core.pause([]); _core.resume([])",
     "a claim in hand": "block('w'); operation = _core.claim('pause', [])",
     "a claim to resume in hand": "block('w'); _core.pause([]); operation = _core.claim('resume', [])",
+    "a resume on its way": """
+block('w', size=8 * CHUNK); _core.pause([])
+sim.delay('ebbtide_deliver', 0.02)
+going = _core.resume_async([])""",
+    "a resume on its way that was dropped": """
+a = block('w', size=8 * CHUNK); _core.pause([])
+sim.delay('ebbtide_deliver', 0.02)
+_core.resume_async([])
+assert _core.is_away(a, 1)""",
     "a lease open": "lease = _core.open_lease('w', 'main')",
     "a capture open": "a = block('w'); _core.begin_capture(); _core.free(a)",
     "a backup in hand": "a = block('w'); _core.pause([]); backup = _core.backup_of(a, CHUNK)",

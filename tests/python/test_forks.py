@@ -124,9 +124,9 @@ def test_every_lock_of_the_saver_is_one_of_these(saver):
     from ebbtide import driver_choice, errors, torch_extension
     from ebbtide.saver.pools import bypass, captures, region_pools
     from ebbtide.saver.regions import graphs, startup
-    from ebbtide.saver.state import hooks, running_resumes
+    from ebbtide.saver.state import hooks
 
-    modules = (driver_choice, torch_extension, captures, bypass, graphs, hooks, running_resumes, startup)
+    modules = (driver_choice, torch_extension, captures, bypass, graphs, hooks, startup)
     for lock in [*(module._lock for module in modules), errors._join_lock, region_pools.registry._lock]:
         assert lock in locks._made
 

@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ebbtide import _core  # noqa: E402
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError, StoreError  # noqa: E402
 from ebbtide.saver.state import hooks  # noqa: E402
 
@@ -257,6 +258,53 @@ def test_what_a_hook_raises_after_a_failure_is_a_warning(saver, tag):
         remove()
     assert seen == [tag]
     assert float(keep[0]) == 1
+
+
+def test_no_hook_runs_for_a_resume_that_only_waits_for_another(saver, tag, log):
+    keep = block(saver, tag)
+    saver.pause(tag)
+    log.clear()
+    _core.resume_async([tag])
+    saver.resume(tag)
+    assert log == []
+    assert float(keep[0]) == 1
+
+
+def test_no_hook_runs_at_the_end_of_paused_where_nothing_comes_back(saver, tag, log):
+    keep = block(saver, tag)
+    saver.pause(tag)
+    gone = block(saver, tag)
+    with saver.paused(tag):
+        log.clear()
+        del gone
+        saver.trim(tag)
+    assert log == []
+    assert saver.is_paused(tag)
+    saver.resume(tag)
+    assert float(keep[0]) == 1
+
+
+def test_a_hook_may_use_the_tag(saver, tag):
+    """Nothing is held while it runs: it allocates, frees, promotes, reads and writes the stored bytes."""
+    keep, gone, made = block(saver, tag), [block(saver, tag)], []
+
+    def before_pause(_):
+        gone.clear()
+        made.append(block(saver, tag, 2.0))
+        saver.promote(tag)
+        saver.trim(tag)
+
+    def before_resume(_):
+        saver.backup_of(keep)[0] = 3
+        saver.prepare(tag)
+
+    removers = [saver.on("before_pause", tag, before_pause), saver.on("before_resume", tag, before_resume)]
+    saver.pause(tag)
+    assert saver.tags()[tag].resident_bytes == 0
+    saver.resume(tag)
+    assert [float(keep[0]), float(keep[1]), float(made[0][0])] == [3, 1, 2]
+    for remove in removers:
+        remove()
 
 
 def test_a_hook_may_use_ebbtide(saver, tag, tag2):

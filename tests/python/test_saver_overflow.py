@@ -118,7 +118,7 @@ def test_promote_moves_what_fits(saver, tag, room):
 
 
 def test_promote_refuses_open_regions_and_unknown_tags(saver, tag):
-    with saver.region(tag, overflow="split"), pytest.raises(StateError, match="leave the region first"):
+    with saver.region(tag, overflow="split"), pytest.raises(StateError, match="inside its region"):
         saver.promote(tag)
     with pytest.raises(StateError, match="no region was ever named"):
         saver.promote("nobody")

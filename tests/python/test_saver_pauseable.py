@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from core_sim import UNKNOWN, Sim  # noqa: E402
 from ebbtide import _core  # noqa: E402
-from ebbtide.errors import DriverError, OutOfMemoryError, StateError  # noqa: E402
+from ebbtide.errors import DriverError, OutOfMemoryError, StateError, StoreError  # noqa: E402
 from ebbtide.saver.check import enabling  # noqa: E402
 from ebbtide.saver.pools import bypass, captures  # noqa: E402
 from ebbtide.saver.reclaim import unused  # noqa: E402
@@ -194,7 +194,12 @@ def test_a_pause_that_is_refused_leaves_torch_as_it_was(mine, saver, tag2):
     inside = mine.model.route()
     with pytest.raises(StateError, match="was ever named"):
         saver.pause(mine.tag, "never named")
+    assert mine.model.route() == inside
     mine.make(2, 2)
+    saver.configure(host_limit=1)
+    with pytest.raises(StoreError):  # which only the claim can tell, when the pools are open
+        saver.pause(mine.tag)
+    saver.configure(host_limit=None)
     assert mine.model.route() not in (None, inside)  # whatever route the failure has left
     assert saver.is_paused(mine.tag)
 

@@ -10,7 +10,6 @@ from ebbtide import _core  # noqa: E402
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError  # noqa: E402
 from ebbtide.saver.operations import hooked_operation, pending  # noqa: E402
 from ebbtide.saver.operations.pending import Pending  # noqa: E402
-from ebbtide.saver.state import running_resumes  # noqa: E402
 from ebbtide.saver.tensors.ranges import range_of, ranges_of  # noqa: E402
 
 MIB = 1 << 20
@@ -66,7 +65,6 @@ def test_one_that_is_dropped_goes_on(saver, tag):
     saver.pause(tag)
     saver.resume(tag)
     assert torch.equal(data.cpu(), want)
-    assert len(running_resumes._running) <= 2  # those that have ended are forgotten
 
 
 def test_what_is_refused_is_refused_at_once(saver, tag):
@@ -306,17 +304,7 @@ def test_hold_stream(streams, saver, tag, monkeypatch):
     assert going.done  # the stream cannot wait, so the thread did
     with pytest.raises(DriverError, match="planted"):
         going.wait()
-    running_resumes._running.clear()
     assert data.numel()
-
-
-def test_at_exit_all_are_waited_for():
-    cores = [ModelCore(), ModelCore(DriverError("planted"))]
-    for core in cores:
-        running_resumes.keep(core, [])
-    running_resumes.wait_for_all()
-    assert all(core.is_finished for core in cores)
-    running_resumes._running.clear()
 
 
 @pytest.mark.parametrize("ending", ["", "del going", "raise SystemExit(0)"])

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from ebbtide import _core
 from ebbtide.errors import Error, OutOfMemoryError, StateError, StoreError
-from ebbtide.saver.state import running_resumes
 
 from . import perturb
 from .model import Failure, Memory, Model
@@ -81,8 +81,8 @@ class Attempt:
             is_interrupted = True
         except (Error, torch.OutOfMemoryError, MemoryError) as error:
             return self._judge(error, befallen, before)
-        if is_interrupted:  # the error and its frames are gone by now, and a resume that they held is over
-            running_resumes.wait_for_all()
+        if is_interrupted:  # a resume in the background may be under way
+            _core.wait_for_tags([])
             self._doubt()
             return "interrupted"
         if self._refuses is not None and befallen.kind != "fault":

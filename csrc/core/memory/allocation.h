@@ -97,6 +97,8 @@ struct Allocation {
   // there, resident, if there is a backup; the allocation is paused all the same. Operations write it; any thread may
   // read it at any time.
   std::atomic<bool> is_paused{false};
+  // A resume in the background brings it: streams may wait for its bytes. The resume writes it; any thread may read it.
+  std::atomic<bool> is_arriving{false};
   bool is_unused = false;   // nobody used any of it when it was last paused
   bool is_trimmed = false;  // its memory was given up as unused; only a claim that asks for it brings it back
   bool is_doomed = false;   // freed while held: the operation finishes the free

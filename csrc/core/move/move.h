@@ -27,6 +27,8 @@ class Move {
   // The kind that its report names.
   virtual OperationKind kind() const = 0;
   virtual TagClaim claim() const = 0;
+  // Of an allocation that it claims: whether its content moves, or only what an earlier failure left is put right.
+  virtual bool moves_content(const Allocation& /*allocation*/) const { return true; }
   // Takes what the move will need. If it throws, settle() undoes all of it.
   virtual void prepare(const Allocations& allocations) = 0;
   // Whether kernels may still use the memory. Then the devices are synchronised before anything moves.

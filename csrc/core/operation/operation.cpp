@@ -17,6 +17,30 @@
 #include "driver/context.h"
 
 namespace ebbtide {
+namespace {
+
+// What can be refused before any tag is looked at.
+CaptureGate::Permit enter(Core& core, OperationKind kind, const OperationRequest& request) {
+  require_not_forked();
+  if (request.backup && *request.backup != BackupKind::kNone) store_of(*request.backup);
+  if (kind == OperationKind::kSwap) require_apart(request);
+  auto permit = core.capture_gate.try_enter();
+  if (!permit) {
+    throw StateError(
+        "a stream capture is under way: pause and resume would break it; do it before or after the capture");
+  }
+  return std::move(*permit);
+}
+
+void require_no_capture(const std::set<int>& devices) {
+  for (const int device : devices) {
+    if (!is_capture_visible(device, nullptr)) continue;
+    throw StateError("a stream of device " + std::to_string(device) +
+                     " captures: pause and resume would break the capture; do it before or after");
+  }
+}
+
+}  // namespace
 
 Operation::Operation(Core& core, OperationKind kind, OperationRequest request, CaptureGate::Permit permit)
     : core_(core), kind_(kind), request_(std::move(request)), permit_(std::move(permit)) {
@@ -56,18 +80,11 @@ std::vector<TagClaim> Operation::claims() const {
 }
 
 std::unique_ptr<Operation> Operation::claim(Core& core, OperationKind kind, OperationRequest request) {
-  require_not_forked();
-  if (request.backup && *request.backup != BackupKind::kNone) store_of(*request.backup);
-  if (kind == OperationKind::kSwap) require_apart(request);
-  auto permit = core.capture_gate.try_enter();
-  if (!permit) {
-    throw StateError(
-        "a stream capture is under way: pause and resume would break it; do it before or after the capture");
-  }
+  auto permit = enter(core, kind, request);
   give_back_caches(core);
   const uint64_t peer_generation = core.peers.refresh(true);
   // Made before anything is held: from the claim on, its destructor lets go whatever happens.
-  std::unique_ptr<Operation> operation(new Operation(core, kind, std::move(request), std::move(*permit)));
+  std::unique_ptr<Operation> operation(new Operation(core, kind, std::move(request), std::move(permit)));
   operation->peer_generation_ = peer_generation;
   operation->selection_ = core.registry.claim(operation->claims());
   try {
@@ -77,6 +94,22 @@ std::unique_ptr<Operation> Operation::claim(Core& core, OperationKind kind, Oper
     throw;
   }
   return operation;
+}
+
+std::vector<std::string> Operation::preview(Core& core, OperationKind kind, OperationRequest request) {
+  auto permit = enter(core, kind, request);
+  Operation asked(core, kind, std::move(request), std::move(permit));
+  asked.is_finished_ = true;  // it holds no tags that it must let go
+  std::vector<std::string> names;
+  std::set<const Tag*> seen;
+  std::set<int> devices;
+  core.registry.preview(asked.claims(), [&](size_t index, const Allocation& allocation) {
+    devices.insert(allocation.device);
+    if (asked.moves_[index]->moves_content(allocation) && seen.insert(allocation.tag).second)
+      names.push_back(allocation.tag->name);
+  });
+  require_no_capture(devices);
+  return names;
 }
 
 // For the event, of which there are many: of many tags the first ones.
@@ -98,11 +131,7 @@ void Operation::prepare() {
   for (const auto& group : selection_.groups) {
     for (const auto& allocation : group.allocations) devices.insert(allocation->device);
   }
-  for (const int device : devices) {
-    if (!is_capture_visible(device, nullptr)) continue;
-    throw StateError("a stream of device " + std::to_string(device) +
-                     " captures: pause and resume would break the capture; do it before or after");
-  }
+  require_no_capture(devices);
   for (size_t index = 0; index < moves_.size(); ++index) moves_[index]->prepare(selection_.groups[index].allocations);
 }
 

@@ -25,6 +25,9 @@ class Resume;
 class Operation {
  public:
   static std::unique_ptr<Operation> claim(Core& core, OperationKind kind, OperationRequest request);
+  // The tags whose content claim() would move, in the order of the request. Waits for the tags, and refuses tags and
+  // captures, as it does; but takes nothing, so that what is scarce shows only there. Nothing is held afterwards.
+  static std::vector<std::string> preview(Core& core, OperationKind kind, OperationRequest request);
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
   ~Operation() { abandon(); }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -18,20 +19,20 @@ constexpr std::chrono::microseconds kPollInterval{50};
 
 std::shared_ptr<PendingResume> PendingResume::start(std::unique_ptr<Operation> operation) {
   BackgroundWork work;
-  const std::shared_ptr<PendingResume> pending(new PendingResume(std::move(operation)));
+  std::shared_ptr<PendingResume> pending(new PendingResume(std::move(operation)));
   pending->arrivals_ = pending->operation_->launch();
   if (pending->arrivals_ == nullptr) {
     pending->run();
     return pending;
   }
   try {
-    pending->thread_ = std::thread([&moved = *pending, work = std::move(work)] {
-      DeferredFrees& frees = moved.operation_->core().deferred_frees;
-      moved.run();
-      // What was freed meanwhile may wait for anything that the device does, and nobody waits for that: from here on
-      // the object may be gone.
+    std::thread([pending, work = std::move(work)]() mutable {
+      DeferredFrees& frees = pending->operation_->core().deferred_frees;
+      pending->run();
+      pending.reset();
+      // What was freed meanwhile may wait for anything that the device does, and nobody waits for that.
       if (frees.count() > 0) frees.drain();
-    });
+    }).detach();
   } catch (...) {
     // The system starts no thread: this one waits for the end.
     pending->run();
@@ -56,13 +57,6 @@ void PendingResume::run() noexcept {
   is_over_ = true;
   arrivals_.reset();
   ended_.notify_all();
-}
-
-PendingResume::~PendingResume() {
-  if (!thread_.joinable()) return;
-  std::unique_lock lock(mutex_);
-  ended_.wait(lock, [&] { return is_over_; });
-  thread_.detach();
 }
 
 std::shared_ptr<const Arrivals> PendingResume::arrivals() const {

@@ -4,7 +4,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "core/operation/operation.h"
@@ -12,16 +11,15 @@
 namespace ebbtide {
 
 // A background resume: its memory is mapped, its copies are queued on the device, and a thread sees it to its end.
-// Until then it holds its tags, so that a pause waits for it, and frees are deferred. Where a device can't be copied to
-// in the background, the resume is over when start() returns.
+// Until then it holds its tags, so that a pause waits for it, and frees are deferred. The thread owns it, too: it goes
+// on when everybody else has let go of it, and the process does not end before it is over. Where a device can't be
+// copied to in the background, the resume is over when start() returns.
 class PendingResume {
  public:
   // Throws if mapping or queueing fails; nothing has moved then.
   static std::shared_ptr<PendingResume> start(std::unique_ptr<Operation> operation);
   PendingResume(const PendingResume&) = delete;
   PendingResume& operator=(const PendingResume&) = delete;
-  // Waits for the end.
-  ~PendingResume();
 
   // Makes a stream of this device wait for the bytes of these ranges (none: for everything). Ranges that are not being
   // resumed count as arrived. Where the device has no such waits, the calling thread waits. Throws StateError while the
@@ -48,7 +46,6 @@ class PendingResume {
   std::shared_ptr<const Arrivals> arrivals_;  // null once it is over
   Report report_;
   std::exception_ptr error_;
-  std::thread thread_;
 };
 
 }  // namespace ebbtide

@@ -26,9 +26,11 @@ BackupKind Pause::kind_of(const Allocation& allocation) const {
 
 TagClaim Pause::claim() const {
   if (is_trim_) {
+    // Of named allocations, what is away loses no memory.
+    const bool is_named = !request_.tags.addresses.empty();
     return {.tags = request_.tags,
             .concerns = [](const Allocation& allocation) { return allocation.wants_trim(); },
-            .leases = TagClaim::Leases::kRefusedWhereMemoryIs,  // what is away loses none
+            .leases = is_named ? TagClaim::Leases::kRefusedWhereMemoryIs : TagClaim::Leases::kRefused,
             .marks_trimmed = true};
   }
   return {.tags = request_.tags,
@@ -36,6 +38,12 @@ TagClaim Pause::claim() const {
           .leases = TagClaim::Leases::kRefused,
           .finishes_tags = request_.tags.addresses.empty(),
           .counts_as_pause = true};
+}
+
+// Of an allocation that is paused or away already, a pause takes only memory that a failure left behind. A trim drops
+// backups, too.
+bool Pause::moves_content(const Allocation& allocation) const {
+  return is_trim_ || (!allocation.is_paused.load() && allocation.resident_bytes() > 0);
 }
 
 void Pause::count(Counters& counters, const ReportRow& total) const {
@@ -52,10 +60,9 @@ void Pause::prepare(const Allocations& allocations) {
   chosen_ = allocations;
   // Noted ahead, while that may still fail. settle() forgets those that did not move.
   if (request_.moved != nullptr) {
-    // Of an allocation that is paused or away already, only memory that a failure left behind goes.
     noted_.reserve(chosen_.size());
     for (const auto& allocation : chosen_) {
-      if (allocation->is_paused.load() || allocation->resident_bytes() == 0) continue;
+      if (!moves_content(*allocation)) continue;
       if (request_.moved->note(*allocation, allocation->tag->name))
         noted_.push_back({allocation, allocation->resident_bytes()});
     }

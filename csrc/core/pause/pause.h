@@ -26,6 +26,7 @@ class Pause : public Move {
       : Move(core), request_(request), is_trim_(trim == Trim::kYes) {}
   OperationKind kind() const override { return is_trim_ ? OperationKind::kTrim : OperationKind::kPause; }
   TagClaim claim() const override;
+  bool moves_content(const Allocation& allocation) const override;
 
   void prepare(const Allocations& allocations) override;
   bool takes_memory_away() const override { return true; }

@@ -111,15 +111,29 @@ std::shared_ptr<Allocation> Registry::find(CUdeviceptr address) const {
   return find_locked(address);
 }
 
+namespace {
+
+bool is_range_away(const Allocation& allocation, CUdeviceptr address, size_t size_bytes) {
+  const size_t begin = address - allocation.address();
+  const size_t end = begin + std::min(std::max<size_t>(size_bytes, 1), allocation.size_bytes() - begin);
+  return std::any_of(allocation.chunks.begin(), allocation.chunks.end(), [&](const Chunk& chunk) {
+    return chunk.offset < end && begin < chunk.offset + chunk.size_bytes && !chunk.is_resident();
+  });
+}
+
+}  // namespace
+
 bool Registry::is_away(CUdeviceptr address, size_t size_bytes) const {
   const std::lock_guard lock(mutex_);
   const auto allocation = find_locked(address);
-  if (allocation == nullptr) return false;
-  const size_t begin = address - allocation->address();
-  const size_t end = begin + std::min(std::max<size_t>(size_bytes, 1), allocation->size_bytes() - begin);
-  return std::any_of(allocation->chunks.begin(), allocation->chunks.end(), [&](const Chunk& chunk) {
-    return chunk.offset < end && begin < chunk.offset + chunk.size_bytes && !chunk.is_resident();
-  });
+  return allocation != nullptr && is_range_away(*allocation, address, size_bytes);
+}
+
+bool Registry::is_missing(CUdeviceptr address, size_t size_bytes) const {
+  const std::lock_guard lock(mutex_);
+  const auto allocation = find_locked(address);
+  // In this order: once an allocation is no longer arriving, its places are what they stay.
+  return allocation != nullptr && !allocation->is_arriving.load() && is_range_away(*allocation, address, size_bytes);
 }
 
 bool Registry::is_any_shared(const std::vector<CUdeviceptr>& addresses) const {

@@ -88,7 +88,8 @@ struct Selection {
   struct Group {
     TagClaim claim;
     std::vector<std::shared_ptr<Allocation>> allocations;
-    std::vector<Tag*> whole_tags;  // that are as they should be once all of it has moved
+    std::vector<Tag*> whole_tags;   // that are as they should be once all of it has moved
+    std::vector<Tag*> losing_tags;  // that nobody leases, so that memory of them may leave
   };
   std::vector<Group> groups;                        // as they were claimed
   uint64_t last_lease = 0;                          // the newest one that was ever opened on any of the tags
@@ -127,6 +128,8 @@ class Registry {
   // The allocation that contains address and was not freed; null if none.
   std::shared_ptr<Allocation> find(CUdeviceptr address) const;
   bool is_away(CUdeviceptr address, size_t size_bytes) const;
+  // The same, without what a resume in the background is bringing.
+  bool is_missing(CUdeviceptr address, size_t size_bytes) const;
   bool is_any_away(const Tag& tag) const;  // also while an operation moves it
   // For signal handlers: gives up instead of waiting. Copies the tag's name.
   bool find_in_handler(CUdeviceptr address, char* tag, size_t capacity, bool* is_away) const noexcept;
@@ -144,6 +147,11 @@ class Registry {
   // for each other. Waits while another operation holds one of the tags. Throws StateError for an unknown tag, and for
   // a leased one where a claim refuses that.
   Selection claim(std::vector<TagClaim> claims);
+  // Visits what claim() would hold now, by claim, and holds nothing. Waits and throws as it does. visit is called under
+  // the lock: whoever keeps an allocation would put off its free.
+  void preview(std::vector<TagClaim> claims, const std::function<void(size_t claim, const Allocation&)>& visit);
+  // Waits until no operation holds any of these tags.
+  void wait_for(const TagRequest& tags);
   // Holds those allocations that concerns() says, of the tags that no operation holds. Never waits, whatever is leased.
   // concerns is called under the lock.
   Selection claim_idle(const std::function<bool(const Allocation&)>& concerns);
@@ -169,7 +177,8 @@ class Registry {
   std::vector<Tag*> resolve(const TagRequest& request);
   std::vector<Tag*> wait_until_free(std::unique_lock<std::mutex>& lock, const std::vector<TagClaim>& claims);
   void select(const std::vector<Tag*>& tags, Selection::Group& group);
-  std::vector<Tag*> require_unleased(const std::vector<Tag*>& tags, const Selection::Group& group);
+  Selection choose(std::unique_lock<std::mutex>& lock, std::vector<TagClaim> claims);
+  void require_unleased(const std::vector<Tag*>& tags, Selection::Group& group);
   void hold(Selection& selection, bool moves_memory);
   void note_what_is_left(const Selection& selection) noexcept;
   void count_pauses(const Selection& selection) noexcept;

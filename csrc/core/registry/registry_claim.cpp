@@ -49,7 +49,7 @@ namespace {
 
 void check_leases(const Tag& tag) {
   if (tag.leases.empty()) return;
-  throw StateError("tag '" + tag.name + "' can't be paused: " + tag.leases.begin()->second +
+  throw StateError("tag '" + tag.name + "' is in use: " + tag.leases.begin()->second +
                    " is inside its region, where torch may hand out this memory at any moment. Leave the region first");
 }
 
@@ -98,43 +98,61 @@ void Registry::select(const std::vector<Tag*>& tags, Selection::Group& group) {
             [](const auto& one, const auto& other) { return one->sequence < other->sequence; });
 }
 
-// The tags whose memory a claim takes away, all of which are found unleased.
-std::vector<Tag*> Registry::require_unleased(const std::vector<Tag*>& tags, const Selection::Group& group) {
-  std::vector<Tag*> unleased;
-  if (group.claim.leases == TagClaim::Leases::kRefused) unleased = tags;
+// The tags whose memory a claim takes away. Throws where one of them is leased.
+void Registry::require_unleased(const std::vector<Tag*>& tags, Selection::Group& group) {
+  std::vector<Tag*>& losing = group.losing_tags;
+  if (group.claim.leases == TagClaim::Leases::kRefused) losing = tags;
   if (group.claim.leases == TagClaim::Leases::kRefusedWhereMemoryIs) {
     const uint64_t mark = ++mark_;
     for (const auto& allocation : group.allocations) {
       if (allocation->has_memory() && std::exchange(allocation->tag->mark, mark) != mark)
-        unleased.push_back(allocation->tag);
+        losing.push_back(allocation->tag);
     }
   }
-  for (const Tag* tag : unleased) check_leases(*tag);
-  return unleased;
+  for (const Tag* tag : losing) check_leases(*tag);
 }
 
-Selection Registry::claim(std::vector<TagClaim> claims) {
+Selection Registry::choose(std::unique_lock<std::mutex>& lock, std::vector<TagClaim> claims) {
   for (const TagClaim& claim : claims) {
     for (const std::string& name : claim.tags.names) check_tag_name(name);
   }
-  std::unique_lock lock(mutex_);
   Selection selection;
   selection.tags = wait_until_free(lock, claims);
-  std::vector<Tag*> losing_memory;
-  bool moves_memory = false;
   for (TagClaim& claim : claims) {
     const std::vector<Tag*> tags = resolve(claim.tags);
-    moves_memory |= claim.moves_memory;
-    Selection::Group& group = selection.groups.emplace_back(Selection::Group{std::move(claim), {}, {}});
+    Selection::Group& group = selection.groups.emplace_back(Selection::Group{std::move(claim), {}, {}, {}});
     for (const Tag* tag : tags) selection.last_lease = std::max(selection.last_lease, tag->last_lease);
     if (group.claim.finishes_tags) group.whole_tags = tags;
     select(tags, group);
-    const std::vector<Tag*> unleased = require_unleased(tags, group);
-    losing_memory.insert(losing_memory.end(), unleased.begin(), unleased.end());
+    require_unleased(tags, group);
   }
-  hold(selection, moves_memory);
-  for (Tag* tag : losing_memory) ++tag->epoch;
   return selection;
+}
+
+Selection Registry::claim(std::vector<TagClaim> claims) {
+  std::unique_lock lock(mutex_);
+  Selection selection = choose(lock, std::move(claims));
+  const auto& groups = selection.groups;
+  hold(selection,
+       std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group.claim.moves_memory; }));
+  for (const auto& group : groups) {
+    for (Tag* tag : group.losing_tags) ++tag->epoch;
+  }
+  return selection;
+}
+
+void Registry::preview(std::vector<TagClaim> claims,
+                       const std::function<void(size_t claim, const Allocation&)>& visit) {
+  std::unique_lock lock(mutex_);
+  const Selection selection = choose(lock, std::move(claims));
+  for (size_t index = 0; index < selection.groups.size(); ++index) {
+    for (const auto& allocation : selection.groups[index].allocations) visit(index, *allocation);
+  }
+}
+
+void Registry::wait_for(const TagRequest& tags) {
+  std::unique_lock lock(mutex_);
+  wait_until_free(lock, {{.tags = tags, .concerns = {}}});
 }
 
 // Throws, with nothing held, where there is no memory.

@@ -277,8 +277,9 @@ void Resume::run_last() {
 }
 
 void Resume::settle() noexcept {
-  chosen_.clear();
   for (auto& [device, work] : work_) abandon_delivery(device, work);
+  for (const auto& allocation : chosen_) allocation->is_arriving.store(false);
+  chosen_.clear();
   for (auto& [device, work] : work_) {
     give_back_unused(work);
     for (const Returning& returning : work.returning) {

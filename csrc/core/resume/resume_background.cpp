@@ -38,6 +38,7 @@ std::unique_ptr<Arrivals> Resume::launch() {
   }
   // Only now: where something was missing on one device, nothing is queued on any.
   for (auto& [device, work] : work_) launch_delivery(device, work);
+  for (const auto& allocation : chosen_) allocation->is_arriving.store(true);
   return arrivals;
 }
 

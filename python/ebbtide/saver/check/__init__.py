@@ -1,4 +1,4 @@
 """EBBTIDE_CHECK=1: each op and each read of a tensor whose memory is away is an error instead of a crash.
 
-Imports `state`.
+Imports nothing else of the saver.
 """

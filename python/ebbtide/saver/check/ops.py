@@ -45,7 +45,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.saver.check import reads
-from ebbtide.saver.state import running_resumes
 
 # These ops use only their argument's shape, dtype and device.
 _SHAPE_ONLY = frozenset(
@@ -170,7 +169,7 @@ def _find_whether_it_touches(func: Any) -> bool:
 def _check_value(func: Any, place: int | str, value: Any) -> None:
     for tensor in _tensors_in(value):
         for address, size_bytes in _spans(tensor):
-            if _is_missing(address, size_bytes):
+            if _core.is_missing(address, size_bytes):
                 raise StateError(_describe(func, place, tensor, address))
 
 
@@ -178,12 +177,8 @@ def _check_read(title: str, value: Any) -> None:
     _check_value(title, "self", value)
     for storage in _storages_in(value):
         address, size_bytes = storage.data_ptr(), storage.nbytes()
-        if _is_missing(address, size_bytes):
+        if _core.is_missing(address, size_bytes):
             raise StateError(f"{title}: the storage of {size_bytes} bytes {_say_where(address)}")
-
-
-def _is_missing(address: int, size_bytes: int) -> bool:
-    return _core.is_away(address, size_bytes) and not running_resumes.is_arriving(address, size_bytes)
 
 
 def _storages_in(value: Any) -> Iterator[torch.UntypedStorage]:

@@ -5,9 +5,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ebbtide import _core
-from ebbtide.saver.pools import captures
 from ebbtide.saver.state import hooks
-from ebbtide.saver.state.known_tags import find_tags
 
 Kind = Literal["pause", "resume"]
 Action = tuple[Kind, list[str]]
@@ -16,13 +14,17 @@ Action = tuple[Kind, list[str]]
 class HookedOperation(_core.Scope):
     """Runs the before-hooks, then the block, then the after-hooks.
 
+    First it asks the core which tags would move. That waits for what other operations do with the tags, and where the
+    core refuses them, no hook runs. Nothing is held while hooks run, so that they may use the tags: a claim would make
+    them wait for themselves.
+
     Each before-hook that ran is answered once, however the block ends. If it succeeds, the after-hooks of its action
     run. If it fails, the after-hooks that match the tag's state run instead. A tag that was left midway gets none: the
     call that finishes it runs them.
     """
 
-    def __init__(self, actions: list[Action], missing_ok: bool) -> None:
-        self._actions, self._missing_ok = actions, missing_ok
+    def __init__(self, actions: list[Action], missing_ok: bool, moved: "_core.Moved | None" = None) -> None:
+        self._actions, self._missing_ok, self._moved = actions, missing_ok, moved
         self._announced: dict[tuple[Kind, str], None] = {}
         self._unanswered: list[Action] | None = None
         self._queue: list[tuple[Callable[[str], Any], str]] | None = None
@@ -30,9 +32,10 @@ class HookedOperation(_core.Scope):
         self._first: Exception | None = None
 
     def _open(self) -> "HookedOperation":
+        concerned = [(kind, _core.preview(kind, tags, self._missing_ok, self._moved)) for kind, tags in self._actions]
         wanted = tuple(f"{when}_{kind}" for kind, _ in self._actions for when in ("before", "after"))
         if hooks.wants(wanted):
-            for kind, tags in _concerned_tags(self._actions, self._missing_ok):
+            for kind, tags in concerned:
                 for tag in tags:
                     reach = (self._announced.__setitem__, ((kind, tag), None))
                     for function, _ in hooks.calls((f"before_{kind}", [tag])):
@@ -78,6 +81,7 @@ def run_hooks_after_failure(concerned: list[Action]) -> None:
         kind, tags = concerned[0]
         while tags:
             tag = tags[0]
+            _core.wait_for_tags([tag])  # an interrupt may have left a resume in the background
             info = _core.query_tag(tag)
             if info is None or info.state == "partial" or not hooks.is_any_registered(f"before_{kind}", tag):
                 tags.pop(0)
@@ -105,19 +109,6 @@ def unfinished(concerned: list[Action]) -> list[Action]:
 
 def _other(kind: Kind) -> Kind:
     return "resume" if kind == "pause" else "pause"
-
-
-def _concerned_tags(actions: list[Action], missing_ok: bool) -> list[Action]:
-    """For each action, the tags with something to move; none at all where the core will refuse the call."""
-    concerned: list[Action] = []
-    for kind, names in actions:
-        chosen = list(find_tags(names).values())
-        is_unknown = len(chosen) < len(names) and not missing_ok
-        is_leased = kind == "pause" and any(info.lease_count for info in chosen)
-        if is_unknown or is_leased or captures.is_capturing():
-            return []
-        concerned.append((kind, [info.tag for info in chosen if _has_something(kind, info)]))
-    return concerned
 
 
 def _has_something(kind: Kind, info: "_core.TagInfo") -> bool:

@@ -11,7 +11,6 @@ from ebbtide.saver.operations.hooked_operation import HookedOperation
 from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.pools import bypass, captures, workspaces
 from ebbtide.saver.reclaim import dead, torch_cache, unused
-from ebbtide.saver.state import running_resumes
 from ebbtide.saver.tensors.ranges import ranges_of
 from ebbtide.saver.values.arguments import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code, retain_code
 from ebbtide.saver.values.reports import Report
@@ -51,7 +50,6 @@ def _pause(names: list[str], code: int, missing_ok: bool, moved: "_core.Moved | 
     if driver_choice.is_off():
         return Report("pause")
     clear_workspaces()
-    running_resumes.wait_for(names)
     with (
         HookedOperation([("pause", names)], missing_ok),
         bypass.lock_for(names),
@@ -177,7 +175,7 @@ class Paused(DecoratingScope):
         if not names:
             return None
         try:
-            with HookedOperation([("resume", names)], True):
+            with HookedOperation([("resume", names)], True, moved):
                 torch_cache.claim_with_retries(
                     lambda: _core.resume(names, True, moved=moved), make_room=lambda: dead.make_room(names)
                 )

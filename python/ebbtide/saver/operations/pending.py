@@ -18,7 +18,7 @@ from ebbtide.errors import Error
 from ebbtide.locks import make_lock
 from ebbtide.saver.operations.hooked_operation import HookedOperation, run_hooks_after_failure, unfinished
 from ebbtide.saver.pools import bypass
-from ebbtide.saver.state import hooks, running_resumes
+from ebbtide.saver.state import hooks
 from ebbtide.saver.state.known_tags import allocations_of
 from ebbtide.saver.tensors.ranges import ranges_of
 from ebbtide.saver.values.reports import Report
@@ -203,7 +203,6 @@ def start(core: "_core.Pending", names: list[str], operation: HookedOperation, h
 
     Where there are no streams, it returns once the bytes have arrived.
     """
-    running_resumes.keep(core, names)
     pauses = {tag: _core.pause_count(tag) for _, tags in operation.announced for tag in tags}
 
     def find_devices() -> Iterable[int]:
@@ -225,14 +224,19 @@ def start(core: "_core.Pending", names: list[str], operation: HookedOperation, h
 
     made = Pending(core, find_devices, after, after_failure)
     if not _has_streams():
-        running_resumes.wait_quietly(core)
+        _wait_quietly(core)
     elif hold_stream:
         try:
             made.stream_wait()
         except Error:  # no work runs ahead of the bytes, because this thread waits
-            running_resumes.wait_quietly(core)
+            _wait_quietly(core)
     operation.hand_over()
     return made
+
+
+def _wait_quietly(core: "_core.Pending") -> None:
+    with contextlib.suppress(Error):  # `Pending.wait` raises it each time
+        core.wait()
 
 
 def _has_streams() -> bool:

@@ -1,9 +1,7 @@
 """`saver.promote`: memory that spilled to the host moves to the device."""
 
 from ebbtide import _core, driver_choice
-from ebbtide.errors import StateError
 from ebbtide.saver.reclaim import spilled
-from ebbtide.saver.state.known_tags import check_known, find_tags
 from ebbtide.saver.values.arguments import check_tags
 from ebbtide.saver.values.reports import Report
 
@@ -31,12 +29,6 @@ def promote(*tags: str, missing_ok: bool = False) -> Report:
     names = check_tags(tags)
     if driver_choice.is_off():
         return Report("promote")
-    known = find_tags(names)
-    if not missing_ok:
-        check_known([name for name in names if name not in known])
-    for name in known:
-        if known[name].lease_count:
-            raise StateError(f"tag {name!r} can't be promoted while its region is open: leave the region first")
-        if known[name].host_bytes:
-            spilled.release_free(name)
+    for name in _core.preview("promote", names, missing_ok):
+        spilled.release_free(name)
     return Report.from_core(_core.promote(names, missing_ok))

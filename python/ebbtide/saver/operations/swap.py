@@ -7,7 +7,6 @@ from ebbtide.saver.operations.hooked_operation import Action, HookedOperation
 from ebbtide.saver.operations.pause_resume import clear_workspaces
 from ebbtide.saver.pools import bypass
 from ebbtide.saver.reclaim import dead, torch_cache, unused
-from ebbtide.saver.state import running_resumes
 from ebbtide.saver.values.arguments import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code, retain_code
 from ebbtide.saver.values.reports import Report, Swap
 
@@ -52,7 +51,6 @@ def swap(
     if driver_choice.is_off():
         return Swap(Report("pause"), Report("resume"))
     clear_workspaces()
-    running_resumes.wait_for([*leaving, *returning])
     moving: list[Action] = [("pause", leaving), ("resume", returning)]
     with HookedOperation(moving, missing_ok), bypass.lock_for(leaving), bypass.during_pause(leaving):
         dead.release([*leaving, *returning])

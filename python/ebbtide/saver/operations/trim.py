@@ -5,10 +5,9 @@ pool is leased again. Segments of dissolved pools are freed by torch.
 """
 
 from ebbtide import _core, driver_choice
-from ebbtide.errors import StateError
 from ebbtide.saver.pools import backends, pool_segments, region_pools
 from ebbtide.saver.reclaim import spilled
-from ebbtide.saver.state.known_tags import allocations_of, check_known, find_tags
+from ebbtide.saver.state.known_tags import allocations_of
 from ebbtide.saver.values.arguments import check_tags
 from ebbtide.saver.values.reports import Report
 
@@ -41,13 +40,7 @@ def trim(*tags: str, missing_ok: bool = False) -> Report:
     names = check_tags(tags)
     if driver_choice.is_off():
         return Report("trim")
-    known = find_tags(names)
-    if not missing_ok:
-        check_known([name for name in names if name not in known])
-    chosen = list(known)
-    for name in chosen:
-        if known[name].lease_count:
-            raise StateError(f"tag {name!r} can't be trimmed while its region is open: leave the region first")
+    chosen = _core.preview("trim", names, missing_ok)
     backend = backends.existing_backend()
     if backend is None:
         return Report("trim")

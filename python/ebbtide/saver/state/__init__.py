@@ -1,4 +1,4 @@
-"""What this process has registered or has under way: known tags, hooks, running resumes, a pauseable program.
+"""What this process has registered: known tags, hooks, a pauseable program.
 
 Asks the core and remembers, but moves nothing. Imports `values`.
 """

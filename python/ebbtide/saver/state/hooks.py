@@ -33,6 +33,8 @@ def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[
     `resume(wait=False)`, the first `wait()` of the Pending runs "after_resume", unless the tag was paused again by
     then.
 
+    No hook runs for an operation that is refused at once: unknown tags, an open region, a capture under way.
+
     Hooks run in the order in which they were added. If a before-hook raises, the operation does not start and nothing
     moves. If an after-hook raises, the other hooks still run, the operation stands, and the caller gets the first
     exception.
@@ -45,8 +47,8 @@ def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[
     Args:
         event: "before_pause", "after_pause", "before_resume" or "after_resume".
         tag: a tag, which need not exist yet, or "*" for every tag.
-        function: called with the tag. It may use ebbtide, but a pause or resume of the same tag would wait for
-            itself.
+        function: called with the tag. It may use the tag, and ebbtide: nothing is held meanwhile. A pause or resume of
+            the same tag runs its hooks again.
 
     Returns:
         A callable that removes the hook; calling it twice does nothing.
