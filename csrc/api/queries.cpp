@@ -35,6 +35,7 @@ ebbtide_tag_info describe(const Tag& tag) {
   info.retained_bytes = amounts.retained_bytes;
   info.host_bytes = amounts.host_bytes;
   info.left_bytes = amounts.left_bytes;
+  info.detached_bytes = amounts.detached_bytes;
   info.tag = tag.name.c_str();  // which lives as long as the process
   info.state = state_of(tag, info);
   return info;

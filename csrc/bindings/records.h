@@ -58,7 +58,7 @@ struct TagRecord {
   std::string tag, state;
   int lease_count;
   uint64_t allocation_count, size_bytes, resident_bytes, stored_bytes, dropped_bytes, trimmed_bytes, retained_bytes,
-      host_bytes, left_bytes;
+      host_bytes, left_bytes, detached_bytes;
 };
 struct EventRow {
   uint64_t sequence;

@@ -94,6 +94,7 @@ class TagInfo:
     retained_bytes: int
     host_bytes: int
     left_bytes: int
+    detached_bytes: int
 
 class Event:
     sequence: int

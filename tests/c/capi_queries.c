@@ -34,7 +34,8 @@ static void check_tag(const char* tag, const ebbtide_tag_info* wanted, int line)
                        got.allocation_count == wanted->allocation_count && got.size_bytes == wanted->size_bytes &&
                        got.resident_bytes == wanted->resident_bytes && got.stored_bytes == wanted->stored_bytes &&
                        got.dropped_bytes == wanted->dropped_bytes && got.trimmed_bytes == wanted->trimmed_bytes &&
-                       got.retained_bytes == wanted->retained_bytes && got.host_bytes == wanted->host_bytes;
+                       got.retained_bytes == wanted->retained_bytes && got.host_bytes == wanted->host_bytes &&
+                       got.detached_bytes == wanted->detached_bytes;
   if (is_right) return;
   ++failures;
   fprintf(stderr,

@@ -172,4 +172,17 @@ uint64_t CoreTest::resident_bytes(const std::string& tag) {
   return total;
 }
 
+Amounts CoreTest::amounts(const std::string& tag) {
+  Amounts found;
+  core().registry.visit_tag(tag, [&](const Tag& known) { found = known.total_now(); });
+  return found;
+}
+
+::testing::AssertionResult CoreTest::has_every_byte_once(const Amounts& amounts) {
+  const uint64_t parts = amounts.resident_bytes + amounts.stored_bytes + amounts.dropped_bytes +
+                         amounts.detached_bytes + amounts.trimmed_bytes;
+  if (parts == amounts.size_bytes) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "of " << amounts.size_bytes << " bytes, " << parts << " are counted";
+}
+
 }  // namespace ebbtide::testing

@@ -78,6 +78,9 @@ class CoreTest : public ::testing::Test {
 
   bool is_partial(const std::string& tag);
   uint64_t resident_bytes(const std::string& tag);
+  Amounts amounts(const std::string& tag);
+  // The parts add up to the size.
+  static ::testing::AssertionResult has_every_byte_once(const Amounts& amounts);
   Place place_of(CUdeviceptr address) {
     return core().registry.find(address)->chunk_at(address - core().registry.find(address)->address()).place.load();
   }

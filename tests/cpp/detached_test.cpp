@@ -12,31 +12,38 @@ constexpr int kOther = 999;  // a code that is not out of memory
 const Policy kRam = {BackupKind::kRam};
 const Policy kRetained = {BackupKind::kRam, true};
 
-// Three chunks share a handle and are separated because of the first. Then the mapping of the first, or of the first
-// two, has failed.
+// Three chunks share a handle and are separated because of the first. Then some of them could not be mapped, or could
+// not be given access: the first ones, unless a test says otherwise.
 class DetachedTest : public SharedTest {
  protected:
-  void detach(const Policy& policy = kRam, uint64_t count = 1) {
+  void detach(const Policy& policy = kRam, uint64_t count = 1, const char* call = "cuMemMap", uint64_t first = 0) {
     parts_ = make("w", 3, policy);
     come_back();
     if (policy.backup == BackupKind::kNone) {
       for (const CUdeviceptr address : parts_) write(address, kChunk);
     }
-    sim().fail("cuMemMap", 4, kOther, count);  // the first three map the spare range
+    // Access that is refused with the peers is asked for without them.
+    const bool is_asked_twice = std::string(call) == "cuMemSetAccess" && core().peers.of(0).any();
+    sim().fail(call, 4 + first, kOther, is_asked_twice ? 2 * count : count);  // the first three: the spare range
     EXPECT_THROW(separate({parts_[0]}), DriverError);
     sim().clear_failures();
-    expect_detached(count);
+    give_back_caches(core());  // an undo may have failed as well
+    expect_detached(count, first);
   }
-  void expect_detached(uint64_t count) {
+  void expect_detached(uint64_t count, uint64_t first = 0) {
     for (uint64_t index = 0; index < parts_.size(); ++index) {
-      EXPECT_EQ(is_detached(parts_[index]), index < count);
-      EXPECT_EQ(core().registry.is_away(parts_[index], 1), index < count);
-      if (index >= count) {
+      const bool is_one = index >= first && index < first + count;
+      EXPECT_EQ(is_detached(parts_[index]), is_one);
+      EXPECT_EQ(core().registry.is_away(parts_[index], 1), is_one);
+      if (!is_one) {
         EXPECT_TRUE(is_whole(parts_[index]));
       }
     }
     EXPECT_TRUE(is_partial("w"));
     EXPECT_EQ(resident_bytes("w"), (parts_.size() - count) * kChunk);
+    const Amounts found = amounts("w");
+    EXPECT_EQ(found.detached_bytes, count * kChunk);
+    EXPECT_TRUE(has_every_byte_once(found));
     expect_device_bytes(parts_.size() * kChunk);
     EXPECT_EQ(Live::now().mappings + count, Live::now().handles);
   }
@@ -67,6 +74,23 @@ TEST_F(DetachedTest, Invariant3_ItIsAwayAndItsTagIsPartial) {
     free_all(parts_);
     EXPECT_FALSE(is_partial("w"));
     expect_device_bytes(0);
+  }
+  expect_no_leak();
+}
+
+// Whichever call failed, for whichever of them, and whether or not the mapping could be undone.
+TEST_F(DetachedTest, Invariant3_ItsBytesAreWholeAndCountedWhereTheyAre) {
+  for (const char* call : {"cuMemMap", "cuMemSetAccess"}) {
+    for (const uint64_t first : {0, 1, 2}) {
+      for (const bool is_undone : {true, false}) {
+        SCOPED_TRACE(std::string(call) + " of chunk " + std::to_string(first) + (is_undone ? "" : ", and its undo"));
+        if (!is_undone) sim().fail("cuMemUnmap", 8, kOther, 0);  // three in a pause, four in a separation
+        detach(kRam, 1, call, first);
+        EXPECT_EQ(resume().totals().copied, 0u);
+        EXPECT_EQ(amounts("w").detached_bytes, 0u);
+        expect_end();
+      }
+    }
   }
   expect_no_leak();
 }
@@ -226,6 +250,26 @@ TEST_F(DetachedTest, Invariant3_ATrimTakesItAndAResumeThatNamesItGivesNewMemory)
   EXPECT_TRUE(is_zero(parts_[0], kChunk));
   write(parts_[0], kChunk);
   expect_end();
+}
+
+// It counts as trimmed, since only a resume that names it brings it back. Its bytes are in its memory still.
+TEST_F(DetachedTest, Invariant3_ATrimThatFailsBeforeItTookItLeavesItWhole) {
+  detach(kRam, 1, "cuMemSetAccess", 2);
+  sim().fail("cuMemUnmap", 2, kOther, 1);  // the second one's
+  EXPECT_THROW(trim(parts_), DriverError);
+  sim().clear_failures();
+  EXPECT_TRUE(is_detached(parts_[2]));
+  const Amounts found = amounts("w");
+  EXPECT_EQ(found.trimmed_bytes, 2 * kChunk);
+  EXPECT_EQ(found.detached_bytes, 0u);
+  EXPECT_TRUE(has_every_byte_once(found));
+  expect_device_bytes(2 * kChunk);
+  run_at(OperationKind::kResume, {"w"}, {parts_[2]});
+  expect_whole({parts_[1], parts_[2]});
+  EXPECT_EQ(trim(parts_).totals().bytes, 2 * kChunk);
+  EXPECT_EQ(amounts("w").trimmed_bytes, 3 * kChunk);
+  free_all(parts_);
+  expect_device_bytes(0);
 }
 
 TEST_F(DetachedTest, Invariant3_ATrimOfAnotherLeavesItAsItIs) {

@@ -109,6 +109,7 @@ void MovesWorld::expect_item_sound(Item& item) {
   ASSERT_NE(allocation, nullptr);
   EXPECT_EQ(allocation->address(), item.address);
   EXPECT_FALSE(allocation->is_held);
+  EXPECT_TRUE(has_every_byte_once(allocation->amounts()));
   const auto stored = core().registry.backup_of(*allocation);
   for (const Chunk& chunk : allocation->chunks) {
     SCOPED_TRACE(item.spec.tag + ", chunk " + std::to_string(chunk.index));

@@ -108,6 +108,7 @@ void OverflowWorld::expect_sound(const std::string& when) {
     const Allocation& allocation = find(index);
     EXPECT_EQ(allocation.address(), items_[index].address);
     EXPECT_FALSE(allocation.is_held);
+    EXPECT_TRUE(has_every_byte_once(allocation.amounts()));
     arenas.emplace(allocation.tag->name, allocation.device);
     const auto stored = core().registry.backup_of(allocation);
     host_held_bytes += stored == nullptr ? 0 : stored->charge.size_bytes();

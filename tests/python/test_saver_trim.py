@@ -7,10 +7,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
-from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
+from ebbtide.errors import DriverError, OutOfMemoryError, StateError  # noqa: E402
 from ebbtide.saver.pools import region_pools  # noqa: E402
 
 MIB = 1 << 20
+UNKNOWN = 999
 
 
 def noise(saver, tag, mib, **options):
@@ -70,6 +71,44 @@ def test_what_came_back_behind_one_handle_with_it_stays_as_it_is(saver, tag):
     saver.resume(tag)
     assert [keep.data_ptr(), other.data_ptr(), noise(saver, tag, 32).data_ptr()] == addresses
     assert all(torch.equal(tensor.cpu(), want) for tensor, want in zip((keep, other), wants, strict=True))
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(
+    ("first", "times", "ends"), [(4, 1, "resume"), (5, 1, "pause"), (6, 1, "resume"), (4, 3, "pause")]
+)
+def test_what_could_not_be_mapped_again_is_counted_and_comes_back(saver, tag, first, times, ends):
+    from core_sim import Sim
+
+    sim = Sim()
+    tensors = [noise(saver, tag, 12), noise(saver, tag, 20), noise(saver, tag, 32)]
+    saver.pause(tag)
+    saver.resume(tag)
+    sizes = [tensor.numel() for tensor in tensors]
+    wants = [tensor.cpu().clone() for tensor in tensors[:2]]
+    del tensors[2]
+    sim.fail("cuMemSetAccess", first, UNKNOWN, times)  # the first three are for the memory that is copied into
+    with pytest.raises(DriverError):
+        saver.trim(tag)
+    sim.clear_failures()
+    status = saver.tags()[tag]
+    detached = sum(sizes[first - 4 : first - 4 + times])
+    assert (status.state, status.detached_bytes, status.resident_bytes) == ("partial", detached, sum(sizes) - detached)
+    assert "detached" in str(saver.tags())
+    log = []
+    removers = [saver.on(f"{when}_{ends}", tag, lambda name: log.append(name)) for when in ("before", "after")]
+    if ends == "pause":
+        assert saver.pause(tag).bytes == sum(sizes)
+        assert saver.tags()[tag].state == "paused"
+    else:
+        saver.resume(tag)
+    assert log == [tag, tag]
+    for remove in removers:
+        remove()
+    saver.resume(tag)
+    status = saver.tags()[tag]
+    assert (status.state, status.detached_bytes) == ("resident", 0)
+    assert all(torch.equal(tensor.cpu(), want) for tensor, want in zip(tensors, wants, strict=True))
 
 
 def test_where_the_device_has_no_room_to_separate_it_the_memory_stays(saver, tag):

@@ -72,10 +72,11 @@ def _check_tags(world: World) -> None:
             continue
         if status.lease_count != leases.get(tag, 0):
             raise Failure(f"{tag!r} has {status.lease_count} regions open, and should have {leases.get(tag, 0)}")
-        parts = status.resident_bytes + status.stored_bytes + status.dropped_bytes + status.trimmed_bytes
+        away = status.stored_bytes + status.dropped_bytes + status.detached_bytes
+        parts = status.resident_bytes + away + status.trimmed_bytes
         if parts != status.size_bytes:
             raise Failure(f"{tag!r} has {status.size_bytes} bytes, and its parts are {parts}")
-        if status.state == "resident" and status.stored_bytes + status.dropped_bytes:
+        if status.state == "resident" and away:
             raise Failure(f"{tag!r} is called resident: {status}")
     stats = saver.stats()
     resident = sum(status.resident_bytes - status.host_bytes for status in table.values())
@@ -132,7 +133,8 @@ def end(world: World) -> None:
 
 
 def _is_left(status: saver.TagStatus) -> bool:
-    return bool(status.resident_bytes or status.lease_count or status.stored_bytes or status.dropped_bytes)
+    away = status.stored_bytes + status.dropped_bytes + status.detached_bytes
+    return bool(status.resident_bytes or status.lease_count or away)
 
 
 def check_leaks(before: dict[str, Any], walks: "list[runner.Outcome]") -> None:

@@ -18,6 +18,7 @@ Amounts& Amounts::operator+=(const Amounts& other) {
   left_bytes += other.left_bytes;
   stored_bytes += other.stored_bytes;
   dropped_bytes += other.dropped_bytes;
+  detached_bytes += other.detached_bytes;
   trimmed_bytes += other.trimmed_bytes;
   retained_bytes += other.retained_bytes;
   away_count += other.away_count;
@@ -34,6 +35,7 @@ Amounts& Amounts::operator-=(const Amounts& other) {
   left_bytes -= other.left_bytes;
   stored_bytes -= other.stored_bytes;
   dropped_bytes -= other.dropped_bytes;
+  detached_bytes -= other.detached_bytes;
   trimmed_bytes -= other.trimmed_bytes;
   retained_bytes -= other.retained_bytes;
   away_count -= other.away_count;
@@ -46,13 +48,21 @@ Amounts Allocation::amounts() const {
   found.allocation_count = 1;
   found.size_bytes = size_bytes();
   for (const Chunk& chunk : chunks) {
+    // Read once each, so that an operation that runs now makes no byte count twice or not at all.
+    const bool is_detached = chunk.is_detached.load();
     const Place place = chunk.place.load();
-    const bool is_resident = chunk.is_resident();
-    found.resident_bytes += is_resident ? chunk.size_bytes : 0;
+    const bool is_resident = (place == Place::kDevice || place == Place::kHost) && !is_detached;
     found.device_bytes += place == Place::kDevice ? chunk.size_bytes : 0;
     found.host_bytes += place == Place::kHost && is_resident ? chunk.size_bytes : 0;
-    found.stored_bytes += place == Place::kStored ? chunk.size_bytes : 0;
-    (is_trimmed ? found.trimmed_bytes : found.dropped_bytes) += place == Place::kDropped ? chunk.size_bytes : 0;
+    if (is_resident) {
+      found.resident_bytes += chunk.size_bytes;
+    } else if (place == Place::kStored) {
+      found.stored_bytes += chunk.size_bytes;
+    } else if (is_trimmed) {
+      found.trimmed_bytes += chunk.size_bytes;
+    } else {
+      (place == Place::kDropped ? found.dropped_bytes : found.detached_bytes) += chunk.size_bytes;
+    }
     found.retained_bytes += place == Place::kDevice && stored != nullptr ? chunk.size_bytes : 0;
   }
   found.left_bytes = is_paused.load() ? found.host_bytes : 0;

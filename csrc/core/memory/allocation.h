@@ -65,15 +65,17 @@ struct Chunk {
   bool has_stale_memory() const { return !is_resident() && !is_detached.load() && backing->has_memory(); }
 };
 
-// Totals of one allocation, or of several.
+// Totals of one allocation, or of several. Each byte is resident, stored, dropped, detached or trimmed.
 struct Amounts {
   uint64_t allocation_count = 0;
   uint64_t size_bytes = 0, resident_bytes = 0, device_bytes = 0, host_bytes = 0, stored_bytes = 0;
-  uint64_t dropped_bytes = 0, trimmed_bytes = 0;  // the latter of trimmed allocations, and not among the former
-  uint64_t retained_bytes = 0;                    // on the device, and in a backup
-  uint64_t left_bytes = 0;                        // of the ones on the host: of paused allocations
-  uint64_t away_count = 0;                        // allocations that a resume brings back: not trimmed ones
-  uint64_t here_count = 0;  // allocations with something on the device, or with memory that a pause must give back
+  uint64_t dropped_bytes = 0;
+  uint64_t detached_bytes = 0;  // away, and still in their memory, which counts in the budget
+  uint64_t trimmed_bytes = 0;   // the dropped and detached bytes of trimmed allocations; not among the two above
+  uint64_t retained_bytes = 0;  // on the device, and in a backup
+  uint64_t left_bytes = 0;      // of the ones on the host: of paused allocations
+  uint64_t away_count = 0;      // allocations that a resume brings back: not trimmed ones
+  uint64_t here_count = 0;      // allocations with something on the device, or with memory that a pause must give back
   Amounts& operator+=(const Amounts& other);
   Amounts& operator-=(const Amounts& other);
   friend bool operator==(const Amounts&, const Amounts&) = default;

@@ -113,5 +113,7 @@ def _other(kind: Kind) -> Kind:
 
 def _has_something(kind: Kind, info: "_core.TagInfo") -> bool:
     if kind == "pause":
-        return info.resident_bytes > info.left_bytes  # memory that a pause left on the host counts as paused
-    return info.stored_bytes + info.dropped_bytes + info.left_bytes > 0
+        # Memory that a pause left on the host counts as paused. What a failure left unmapped has yet to be paused.
+        is_detached = info.state == "partial" and info.detached_bytes > 0
+        return info.resident_bytes > info.left_bytes or is_detached
+    return info.stored_bytes + info.dropped_bytes + info.detached_bytes + info.left_bytes > 0

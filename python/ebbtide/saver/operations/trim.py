@@ -35,7 +35,8 @@ def trim(*tags: str, missing_ok: bool = False) -> Report:
     Raises:
         TypeError, ValueError: malformed arguments.
         StateError: an unknown tag, a tag whose region is open, a capture under way. Nothing moved.
-        DriverError: a driver call failed; trim again finishes.
+        DriverError: a driver call failed; trim again finishes. Where memory could not be mapped again, its tag is
+            "partial" (`detached_bytes` in `saver.tags()`), and a resume maps it.
     """
     names = check_tags(tags)
     if driver_choice.is_off():

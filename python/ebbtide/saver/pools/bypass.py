@@ -238,7 +238,7 @@ def _check_threads() -> None:
 
 def _is_away(tag: str) -> bool:
     info = _core.query_tag(tag)
-    return info is not None and info.stored_bytes + info.dropped_bytes + info.left_bytes > 0
+    return info is not None and info.stored_bytes + info.dropped_bytes + info.detached_bytes + info.left_bytes > 0
 
 
 def _forget_parent() -> None:

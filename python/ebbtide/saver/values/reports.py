@@ -175,6 +175,8 @@ class TagStatus:
         retained_bytes: host memory and disk space of backups that are kept while their content is resident.
         host_bytes: the part of resident_bytes that spilled to host memory, which the device reads over the bus.
         left_bytes: the part of host_bytes that a pause with a backup left there; it counts as paused.
+        detached_bytes: whole in memory that a trim or promote which failed could not map again. They are away until a
+            resume maps them.
     """
 
     tag: str
@@ -189,6 +191,7 @@ class TagStatus:
     retained_bytes: int = 0
     host_bytes: int = 0
     left_bytes: int = 0
+    detached_bytes: int = 0
 
     @classmethod
     def from_core(cls, info: "_core.TagInfo") -> "TagStatus":
@@ -210,7 +213,7 @@ class TagTable(dict[str, TagStatus]):
     def __str__(self) -> str:
         columns = ["size", "resident", "stored", "dropped"]
         # Few programs have these: shown only where they are not zero.
-        rare = ("trimmed", "retained", "host")
+        rare = ("trimmed", "retained", "host", "detached")
         columns += [name for name in rare if any(getattr(status, f"{name}_bytes") for status in self.values())]
         rows: list[tuple[str, ...]] = [("tag", "state", "regions", *columns)]
         for status in self.values():
