@@ -17,7 +17,7 @@ FOREIGN = {
     "torch/": {"torch/cpu", "torch/lms"},
     "c10/": {"torch/cpu", "torch/lms"},
     "ATen/": {"torch/cpu", "torch/lms"},
-    "Python.h": set(),
+    "Python.h": {"torch/lms"},
 }
 FREE_OF_CUDA = {"base", "kernels", "policy", "api", "bindings", "torch"}
 

@@ -380,8 +380,7 @@ except StateError as error:
 
 
 def test_multiprocessing_workers_of_every_start_method(run, tmp_path):
-    program = tmp_path / "workers.py"
-    program.write_text(
+    (program := tmp_path / "workers.py").write_text(
         PREAMBLE
         + """
 import multiprocessing

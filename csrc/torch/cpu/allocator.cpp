@@ -7,6 +7,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
+#include <atomic>
 #include <cstdint>
 #include <limits>
 
@@ -32,30 +33,40 @@ void give_back(void* address) {
   arena.deallocate(address);
 }
 
+// Null if the pool is closed, which sets was_closed, or if there is no memory.
+void* take(Pool& pool, size_t size_bytes, bool& was_closed) {
+  while (true) {
+    void* const address = region_memory().arena.allocate(pool, size_bytes, &was_closed);
+    if (address != nullptr || was_closed) return address;
+    // What was evicted may lie in several places: again, as long as anything leaves.
+    if (size_bytes <= kMaxRequestBytes && reclaim(round_request(size_bytes)) > 0) continue;
+    return can_reclaim() ? region_memory().arena.allocate(pool, size_bytes, &was_closed, true) : nullptr;
+  }
+}
+
+c10::DataPtr own(const Pool& pool, void* address, size_t size_bytes) {
+  if (address == nullptr) {
+    c10::profiledCPUMemoryReporter().OutOfMemory(size_bytes);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, out_of_memory_message(pool, size_bytes));
+  }
+  // raw_allocate requires that the context is the data.
+  c10::DataPtr data(address, address, &give_back, c10::Device(c10::DeviceType::CPU));
+  c10::profiledCPUMemoryReporter().New(address, size_bytes);
+  return data;
+}
+
+std::atomic<Pool*> pool_apart{nullptr};
+
 class RegionAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t size_bytes) override {
-    Pool* pool = nullptr;
-    void* address = nullptr;
     while (true) {
-      pool = region_memory().routing.current();
+      Pool* const pool = region_memory().routing.current();
       if (pool == nullptr || size_bytes == 0 || is_forked_child()) return ordinary->allocate(size_bytes);
       bool was_closed = false;
-      address = region_memory().arena.allocate(*pool, size_bytes, &was_closed);
-      if (address != nullptr) break;
-      // What was evicted may lie in several places: again, as long as anything leaves.
-      if (was_closed || (size_bytes <= kMaxRequestBytes && reclaim(round_request(size_bytes)) > 0)) continue;
-      if (can_reclaim()) address = region_memory().arena.allocate(*pool, size_bytes, &was_closed, true);
-      if (!was_closed) break;
+      void* const address = take(*pool, size_bytes, was_closed);
+      if (!was_closed) return own(*pool, address, size_bytes);
     }
-    if (address == nullptr) {
-      c10::profiledCPUMemoryReporter().OutOfMemory(size_bytes);
-      TORCH_CHECK_WITH(OutOfMemoryError, false, out_of_memory_message(*pool, size_bytes));
-    }
-    // raw_allocate requires that the context is the data.
-    c10::DataPtr data(address, address, &give_back, c10::Device(c10::DeviceType::CPU));
-    c10::profiledCPUMemoryReporter().New(address, size_bytes);
-    return data;
   }
 
   c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
@@ -66,6 +77,15 @@ class RegionAllocator final : public c10::Allocator {
 };
 
 }  // namespace
+
+void set_pool_apart(Pool* pool) { pool_apart.store(pool); }
+
+void allocate_apart(size_t size_bytes, c10::DataPtr* data) {
+  Pool* const pool = is_forked_child() ? nullptr : pool_apart.load();
+  bool was_closed = pool == nullptr;
+  void* const address = was_closed ? nullptr : take(*pool, size_bytes, was_closed);
+  *data = was_closed ? ordinary->allocate(size_bytes) : own(*pool, address, size_bytes);
+}
 
 bool install_allocator() {
   static RegionAllocator& own = *new RegionAllocator();

@@ -1,10 +1,21 @@
 #pragma once
 
+#include <c10/core/Allocator.h>
+
+#include <cstddef>
+
+#include "torch/cpu/pool.h"
+
 namespace ebbtide::cpu {
 
 // Replaces torch's CPU allocator by one that serves the threads of a region from the region's pool, and passes every
 // other request to the previous allocator. Done once in a process and never undone, because tensors hold its deleter.
 // False if another allocator has the higher priority and stays.
 bool install_allocator();
+// Sets the pool that allocate_apart() takes memory from; null: none.
+void set_pool_apart(Pool* pool);
+// Memory of that pool, or ordinary memory if there is none or it is not open. The region that the thread is in plays no
+// part. Throws c10::OutOfMemoryError.
+void allocate_apart(size_t size_bytes, c10::DataPtr* data);
 
 }  // namespace ebbtide::cpu

@@ -159,6 +159,10 @@ PYBIND11_MODULE(_torch, module) {
              "The same for every thread that has no pool of its own.");
   module.def("pool_leave_all", &pool_leave_all, py::arg("id"));
   module.def(
+      "set_pool_apart", [](int64_t id) { set_pool_apart(id == 0 ? nullptr : &pool_of(id)); }, py::arg("pool"),
+      "The pool of memory that comes back, wherever its thread is; 0: none.");
+  module.def("allocate_function", [] { return reinterpret_cast<uintptr_t>(&allocate_apart); });
+  module.def(
       "set_reclaimer",
       [](uintptr_t evict, uintptr_t explain) {
         set_reclaimer(

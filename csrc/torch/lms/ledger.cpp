@@ -1,12 +1,15 @@
 #include "torch/lms/ledger.h"
 
+#include <Python.h>
 #include <c10/core/Allocator.h>
 #include <pthread.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <exception>
 #include <new>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -24,7 +27,21 @@ class Stopwatch {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-std::mutex* mutex_over_fork = nullptr;
+// For a wait for another thread, which may want the GIL. No lock is held at the construction and the destruction.
+class GilReleased {
+ public:
+  GilReleased() : state_(Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
+  ~GilReleased() {
+    if (state_ != nullptr) PyEval_RestoreThread(state_);
+  }
+
+ private:
+  PyThreadState* const state_;
+};
+
+Ledger* only = nullptr;
 
 }  // namespace
 
@@ -34,6 +51,7 @@ SavedStorage::SavedStorage(Ledger& ledger, c10::Storage storage, uint64_t number
     : ledger_(ledger),
       size_bytes_(storage.nbytes()),
       device_(storage.device()),
+      address_(storage.data()),
       storage_(std::move(storage)),
       saved_(number) {}
 
@@ -47,19 +65,35 @@ Ledger& Ledger::instance() {
 }
 
 Ledger::Ledger() {
-  mutex_over_fork = &mutex_;
+  only = this;
   // A child may free its parent's graphs; it never finds the lock held by a thread that it does not have.
-  ::pthread_atfork([] { mutex_over_fork->lock(); }, [] { mutex_over_fork->unlock(); },
-                   [] { mutex_over_fork->unlock(); });
+  ::pthread_atfork([] { only->mutex_.lock(); }, [] { only->mutex_.unlock(); }, [] { only->become_child(); });
+}
+
+void Ledger::become_child() noexcept {
+  is_child_ = true;
+  are_evictions_allowed_ = false;
+  leaving_ = 0;
+  mutex_.unlock();
+}
+
+void Ledger::allow_evictions(bool are_allowed) {
+  std::unique_lock lock(mutex_);
+  are_evictions_allowed_ = are_allowed && !is_child_;
+  if (!are_allowed) moved_.wait(lock, [&] { return leaving_ == 0; });
 }
 
 std::shared_ptr<SavedStorage> Ledger::find_or_add(const c10::Storage& storage) {
+  std::shared_ptr<SavedStorage> known;  // before the lock, which their destructor takes
+  std::shared_ptr<SavedStorage> made;
   const std::lock_guard lock(mutex_);
   auto& entry = by_storage_[storage.unsafeGetStorageImpl()];
-  if (auto known = entry.lock()) return known;
-  const auto made = std::make_shared<SavedStorage>(*this, storage, ++last_number_);
-  entry = made;
+  known = entry.lock();
+  // A storage that was resized since is another one. Neither leaves then, since each refers to it.
+  if (known != nullptr && known->size_bytes_ == storage.nbytes() && known->address_ == storage.data()) return known;
+  made = std::make_shared<SavedStorage>(*this, storage, ++last_number_);
   by_age_.emplace(made->saved_, made);
+  entry = made;
   return made;
 }
 
@@ -80,23 +114,34 @@ void Ledger::forget(SavedStorage& saved) noexcept {
 }
 
 bool Ledger::can_leave(const SavedStorage& saved) const {
-  return saved.place_ == SavedStorage::Place::kDevice && saved.storage_.use_count() == 1;
+  if (saved.place_ != SavedStorage::Place::kDevice || saved.storage_.use_count() != 1) return false;
+  std::atomic_thread_fence(std::memory_order_acquire);  // with the last release: what its last user wrote is there
+  return saved.storage_.nbytes() == saved.size_bytes_ && saved.storage_.data() == saved.address_ &&
+         ebbtide_is_away(saved.address_, saved.size_bytes_) == 0;
 }
 
 c10::Storage Ledger::bring_back(SavedStorage& saved) {
+  const auto rests = [&] {
+    return saved.place_ == SavedStorage::Place::kDevice || saved.place_ == SavedStorage::Place::kHost;
+  };
   std::unique_lock lock(mutex_);
-  moved_.wait(
-      lock, [&] { return saved.place_ == SavedStorage::Place::kDevice || saved.place_ == SavedStorage::Place::kHost; });
+  if (is_child_ && !rests()) throw std::runtime_error("a thread of the parent was moving this tensor at the fork");
+  moved_.wait(lock, rests);
   if (saved.place_ == SavedStorage::Place::kDevice) return saved.storage_;
   saved.place_ = SavedStorage::Place::kReturning;
+  const Hooks hooks = hooks_;
   lock.unlock();
-  const Stopwatch watch;
+  double seconds = 0;
   c10::Storage returned;
   std::exception_ptr failure;
   try {
-    c10::Allocator* const allocator = c10::GetAllocator(saved.device_.type());
-    returned = c10::Storage(c10::Storage::use_byte_size_t(), saved.size_bytes_, allocator, /*resizable=*/true);
+    c10::DataPtr data;
+    hooks.allocate(saved.size_bytes_, &data);
+    returned = c10::Storage(c10::Storage::use_byte_size_t(), saved.size_bytes_, std::move(data),
+                            c10::GetAllocator(saved.device_.type()), /*resizable=*/true);
+    const Stopwatch watch;
     std::memcpy(returned.mutable_data(), saved.on_host_, saved.size_bytes_);
+    seconds = watch.seconds();
   } catch (...) {
     failure = std::current_exception();
   }
@@ -112,10 +157,11 @@ c10::Storage Ledger::bring_back(SavedStorage& saved) {
   if (failure == nullptr) {
     no_longer_needed = std::exchange(saved.on_host_, nullptr);
     saved.storage_ = returned;
+    saved.address_ = returned.data();
     ++statistics_.loads;
     statistics_.loaded_bytes += saved.size_bytes_;
     statistics_.host_bytes -= saved.size_bytes_;
-    statistics_.waited_seconds += watch.seconds();
+    statistics_.waited_seconds += seconds;
   }
   saved.place_ = failure == nullptr ? SavedStorage::Place::kDevice : SavedStorage::Place::kHost;
   lock.unlock();
@@ -149,7 +195,7 @@ bool Ledger::move_out(std::unique_lock<std::mutex>& lock, const std::shared_ptr<
     statistics_.evicted_bytes += saved->size_bytes_;
     statistics_.host_bytes += saved->size_bytes_;
     statistics_.waited_seconds += watch.seconds();
-    host_problem_.clear();
+    ever_evicted_bytes_ += saved->size_bytes_;
   } else {
     saved->storage_ = std::move(leaving);
     saved->place_ = SavedStorage::Place::kDevice;
@@ -171,6 +217,8 @@ uint64_t Ledger::evict(uint64_t wanted_bytes) noexcept {
   try {
     std::vector<policy::Evictable> numbers;
     std::unique_lock lock(mutex_);
+    host_problem_.clear();
+    if (!are_evictions_allowed_) return 0;
     for (const auto& [number, entry] : by_age_) {
       candidates.push_back(entry.lock());
       const bool is_free = candidates.back() != nullptr && can_leave(*candidates.back());
@@ -178,18 +226,31 @@ uint64_t Ledger::evict(uint64_t wanted_bytes) noexcept {
     }
     for (const size_t index : policy::choose_evictions(numbers, wanted_bytes)) {
       const auto& saved = candidates[index];
+      if (!are_evictions_allowed_) break;
       if (saved == nullptr || !can_leave(*saved)) continue;
       if (!move_out(lock, saved)) break;
       freed_bytes += saved->size_bytes_;
     }
-    if (freed_bytes == 0 && leaving_ > 0) {  // what another thread evicts now is about to become free, and counts
-      const uint64_t before = statistics_.evicted_bytes;
-      moved_.wait(lock, [&] { return leaving_ == 0 || statistics_.evicted_bytes != before; });
-      freed_bytes = statistics_.evicted_bytes - before;
-    }
+    if (freed_bytes == 0 && leaving_ > 0) freed_bytes = await_others(lock);
   } catch (const std::bad_alloc&) {
     // No memory for the lists: nothing leaves.
   }
+  return freed_bytes;
+}
+
+// What another thread evicts now is about to become free, and counts.
+uint64_t Ledger::await_others(std::unique_lock<std::mutex>& lock) {
+  const uint64_t before = ever_evicted_bytes_;
+  uint64_t freed_bytes = 0;
+  lock.unlock();
+  {
+    const GilReleased released;
+    lock.lock();
+    moved_.wait(lock, [&] { return leaving_ == 0 || ever_evicted_bytes_ != before; });
+    freed_bytes = ever_evicted_bytes_ - before;
+    lock.unlock();
+  }
+  lock.lock();
   return freed_bytes;
 }
 

@@ -4,8 +4,10 @@
 //   lives.
 // - A storage can be evicted while nobody but this ledger refers to it: then no kernel and no caller can reach its
 //   bytes except through bring_back().
-// - evict() is called from inside torch's allocator. So it takes no GIL, allocates no device memory, and no lock of
-//   ours is held where memory is given back to torch.
+// - Only memory of LMS's own tag leaves: while LMS is on, nobody can pause that, and torch frees it without the GIL. It
+//   comes back to where LMS's memory is, whatever region the thread is in.
+// - evict() is called from inside torch's allocator. So it allocates no device memory, waits for nobody while it has
+//   the GIL, and no lock of ours is held where memory is given back to torch.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -38,10 +40,17 @@ class SavedStorage {
   const uint64_t size_bytes_;
   const c10::Device device_;
   // All below are guarded by the ledger's mutex.
+  const void* address_;  // where its bytes were when it was saved, or when they came back
   Place place_ = Place::kDevice;
   c10::Storage storage_;     // kDevice
   void* on_host_ = nullptr;  // kHost
   uint64_t saved_;           // the order in which storages were saved: backward wants them in reverse
+};
+
+// What the module that serves CPU tensors offers. Plain functions, since it is another library.
+struct Hooks {
+  // Memory that belongs to LMS, or ordinary memory where LMS is off. Throws c10::OutOfMemoryError.
+  void (*allocate)(size_t size_bytes, c10::DataPtr* data);
 };
 
 struct Statistics {
@@ -64,8 +73,12 @@ class Ledger {
   // The storage, on the device. Throws what torch's allocator throws if it does not fit; nothing is lost then, and the
   // same call may work later. Waits for another thread that moves it: call it without the GIL.
   c10::Storage bring_back(SavedStorage& saved);
-  // Evicts so that wanted_bytes become free, or all that can leave. Returns how many bytes left.
+  // Evicts so that wanted_bytes become free, or all that can leave. Returns how many bytes left. Nothing leaves while
+  // evictions are not allowed.
   uint64_t evict(uint64_t wanted_bytes) noexcept;
+  // On return no eviction is under way. Call it without the GIL.
+  void allow_evictions(bool are_allowed);
+  void set_hooks(const Hooks& hooks) { hooks_ = hooks; }
   Statistics statistics() const;
   void reset_statistics();
   // Why the last eviction stopped: the host's answer, or "".
@@ -77,13 +90,19 @@ class Ledger {
   void forget(SavedStorage& saved) noexcept;
   bool move_out(std::unique_lock<std::mutex>& lock, const std::shared_ptr<SavedStorage>& saved) noexcept;
   bool can_leave(const SavedStorage& saved) const;
+  void become_child() noexcept;
+  uint64_t await_others(std::unique_lock<std::mutex>& lock);
 
   mutable std::mutex mutex_;
   std::condition_variable moved_;
   std::unordered_map<const c10::StorageImpl*, std::weak_ptr<SavedStorage>> by_storage_;  // of those on the device
   std::map<uint64_t, std::weak_ptr<SavedStorage>> by_age_;                               // all, oldest first
   uint64_t last_number_ = 0;
+  Hooks hooks_{};
+  bool are_evictions_allowed_ = false;
+  bool is_child_ = false;  // of a fork: the threads that moved something are not here
   int leaving_ = 0;
+  uint64_t ever_evicted_bytes_ = 0;
   Statistics statistics_;
   std::string host_problem_;
 };

@@ -69,6 +69,8 @@ void set_rules(bool is_on, uint64_t min_bytes, bool evicts_at_once) {
   rules().min_bytes.store(min_bytes);
   rules().evicts_at_once.store(evicts_at_once);
   rules().is_on.store(is_on);
+  const py::gil_scoped_release without_gil;  // waits for what is leaving
+  Ledger::instance().allow_evictions(is_on);
 }
 
 }  // namespace
@@ -91,6 +93,12 @@ PYBIND11_MODULE(_lms, module) {
       },
       py::arg("wanted_bytes"), "How many bytes left the device.");
   module.def("host_problem", [] { return Ledger::instance().host_problem(); });
+  module.def(
+      "set_hooks",
+      [](uintptr_t allocate) {
+        Ledger::instance().set_hooks({reinterpret_cast<void (*)(size_t, c10::DataPtr*)>(allocate)});
+      },
+      py::arg("allocate"), "The address that `_torch.allocate_function` returns.");
   module.def(
       "reclaim_functions",
       [] { return py::make_tuple(reinterpret_cast<uintptr_t>(&evict), reinterpret_cast<uintptr_t>(&explain)); },

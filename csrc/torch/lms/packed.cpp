@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <cstring>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
@@ -10,6 +11,8 @@
 
 namespace ebbtide::lms {
 namespace {
+
+constexpr const char* kTag = "lms";  // python/ebbtide/lms/control.py
 
 // Tensors whose content is not just a view of bytes, and those that a transform or a subclass stands before, stay.
 bool is_plain(const at::Tensor& tensor) {
@@ -21,17 +24,22 @@ bool is_plain(const at::Tensor& tensor) {
          !tensor.is_quantized() && !tensor.is_inference() && !tensor.key_set().has_any(kOthers);
 }
 
-// Memory that ebbtide did not allocate may be reached by others, or have an owner that torch does not know.
-bool is_ours(const void* address) {
+// Whether the storage owns memory of LMS's own tag. Other memory may be paused, or be reached by owners that torch does
+// not know: an array of numpy, another storage.
+bool is_ours(const c10::Storage& storage) {
+  const c10::DataPtr& data = storage.data_ptr();
+  const bool is_owner =
+      data.get_deleter() == c10::GetAllocator(storage.device_type())->raw_deleter() && data.get() == data.get_context();
   int is_found = 0;
   ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
-  return ebbtide_find(address, &is_found, &info, nullptr) == EBBTIDE_OK && is_found != 0;
+  return is_owner && ebbtide_find(data.get(), &is_found, &info, nullptr) == EBBTIDE_OK && is_found != 0 &&
+         std::strcmp(info.tag, kTag) == 0;
 }
 
 bool may_leave(const at::Tensor& tensor) {
   if (!rules().is_on.load(std::memory_order_relaxed) || !is_plain(tensor)) return false;
   const c10::Storage& storage = tensor.storage();
-  return storage.nbytes() >= rules().min_bytes.load(std::memory_order_relaxed) && is_ours(storage.data());
+  return storage.nbytes() >= rules().min_bytes.load(std::memory_order_relaxed) && is_ours(storage);
 }
 
 std::string describe_change(c10::ScalarType type, c10::IntArrayRef sizes, uint32_t version, uint32_t expected) {
@@ -75,6 +83,7 @@ at::Tensor Packed::unpack() const {
   at::Tensor tensor =
       at::detail::make_tensor<c10::TensorImpl>(Ledger::instance().bring_back(*saved_), view_->keys, view_->type);
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(view_->sizes, view_->strides, view_->offset);
+  tensor.unsafeGetTensorImpl()->set_version_counter(version_);  // a change of this tensor is one of the saved tensor
   return tensor;
 }
 

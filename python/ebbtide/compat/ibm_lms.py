@@ -31,7 +31,8 @@ def install() -> None:
     if _original_memory_stats is not None:
         return
     _original_memory_stats = torch.cuda.memory_stats
-    control.set_limit(0)  # IBM's default
+    if not control.is_enabled():
+        control.set_limit(0)  # IBM's default
     for name in _NAMES:
         setattr(torch.cuda, name, globals()[name])
 

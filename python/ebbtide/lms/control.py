@@ -37,13 +37,17 @@ _now = _Settings()
 
 
 class Enabled:
-    """What `enable` returns: a `with` over it disables LMS at its end."""
+    """What `enable` returns. The end of a `with` over it disables LMS, if that call turned it on."""
+
+    def __init__(self, turned_on: bool) -> None:
+        self._turned_on = turned_on
 
     def __enter__(self) -> "Enabled":
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        disable()
+        if self._turned_on:
+            disable()
 
     def __repr__(self) -> str:
         limit = "the device" if _now.limit is None else format_size(_now.limit)
@@ -53,8 +57,8 @@ class Enabled:
 def enable(
     limit: str | int | None = None, min_size: str | int = "1MiB", host_limit: str | int | None = None
 ) -> Enabled:
-    """Turns large model support on, in this thread and in each that is started from now on. Called again, it changes
-    the limits.
+    """Turns large model support on, in this thread and in each that is started from now on. If it is on, the call
+    changes the settings, which all threads share, and covers this thread if it was not covered yet.
 
     Args:
         limit: the most device memory ("16GiB" or bytes) that torch and ebbtide may hold on each device, cached memory
@@ -64,33 +68,36 @@ def enable(
         host_limit: the most host memory that ebbtide may hold meanwhile; None: as `saver.configure` has it.
 
     Returns:
-        A context manager that disables LMS at its end. Without `with`, it stays on until `disable()`.
+        A context manager that disables LMS at its end if this call turned it on. Without `with`, LMS stays on until
+        `disable()`.
 
     Raises:
         TypeError, ValueError: malformed sizes; nothing is changed.
-        StateError: no device that LMS supports (a GPU is not supported yet), a forked child, a transform of torch.func
-            around the call.
+        StateError: no device that LMS supports (a GPU is not supported yet), a forked child, or a transform of
+            torch.func or other saved-tensor hooks around the call.
         OutOfMemoryError: more is held than the limit allows, and cannot leave. Nothing is changed.
     """
     wanted = None if limit is None else parse_size(limit, "limit")
     least = parse_size(min_size, "min_size")
     host = None if host_limit is None else parse_size(host_limit, "host_limit")
     if driver_choice.is_off():
-        return Enabled()
+        return Enabled(False)
     with _lock:
         was_off = not _now.is_on
-        if was_off:
-            _turn_on()
         try:
+            if was_off:
+                _turn_on()
+            else:
+                saved_tensors.install(_extension())
             _apply_device_limit(wanted)
             _apply_limit("host_limit", host)
         except BaseException:
             if was_off:
-                disable()
+                _turn_off()
             raise
         _now.min_size, _now.host_limit = least, host
         _apply_rules()
-    return Enabled()
+    return Enabled(was_off)
 
 
 def _turn_on() -> None:
@@ -100,17 +107,15 @@ def _turn_on() -> None:
         raise StateError("large model support runs on the simulated device only, so far: set EBBTIDE_DRIVER=sim")
     settings.check_environment()
     extension = _extension()
+    allocator = torch_extension.load()
     saved_tensors.install(extension)
-    frame = _core.Frame()
-    try:
-        entry.prepare_region(frame, entry.RegionPolicy(TAG, backup_code("ram"), False), takes_all_threads=True)
-        frame.push()
-    except BaseException:
-        frame.close()
-        saved_tensors.remove(extension)
-        raise
-    _now.frame = frame
-    torch_extension.load().set_reclaimer(*extension.reclaim_functions())
+    _now.frame = _core.Frame()  # noted first, so that an interrupt leaves nothing that `disable` does not end
+    entry.prepare_region(_now.frame, entry.RegionPolicy(TAG, backup_code("ram"), False), takes_all_threads=True)
+    _now.frame.push()
+    open_pools = [pool for pool in registry.pools(TAG) if pool.is_leased]
+    allocator.set_pool_apart(open_pools[0].handle)
+    extension.set_hooks(allocator.allocate_function())
+    allocator.set_reclaimer(*extension.reclaim_functions())
     saved_tensors.follow_threads(extension)
     extension.reset_statistics()
     _core.reset_peaks()
@@ -123,23 +128,32 @@ def enable_again() -> None:
 
 
 def disable() -> None:
-    """Turns LMS off. What is on the host comes back when backward wants it, into ordinary memory. Does nothing if it is
-    off."""
+    """Turns LMS off. What is on the host comes back when backward wants it, into ordinary memory.
+
+    torch's hooks of this thread go, if no others lie above them. Those of other threads stay, and leave every tensor
+    where it is, until that thread calls this too, or ends.
+    """
     with _lock:
-        if not _now.is_on:
-            return
-        _now.is_on = False
-        extension = _extension()
-        extension.set_rules(False, _now.min_size, False)
-        saved_tensors.leave_threads()
-        saved_tensors.remove(extension)
-        torch_extension.load().set_reclaimer(0, 0)
-        for name in _LIMITS:
-            _restore(name)
-        frame, _now.frame = _now.frame, None
-        if frame is not None:
-            frame.close()
-        _trim()
+        if _was_used():
+            _turn_off()
+
+
+def _turn_off() -> None:
+    """Every step can be done again: an interrupt leaves the rest to the next call."""
+    extension, allocator = _extension(), torch_extension.load()
+    saved_tensors.remove(extension)
+    if _now.frame is None:
+        return
+    extension.set_rules(False, _now.min_size, False)
+    saved_tensors.leave_threads()
+    allocator.set_reclaimer(0, 0)
+    for name in _LIMITS:
+        _restore(name)
+    _now.frame.close()
+    allocator.set_pool_apart(0)
+    _trim()
+    _now.is_on = False
+    _now.frame = None
 
 
 def is_enabled() -> bool:
@@ -259,17 +273,19 @@ def _trim() -> None:
 
 def _apply_limit(name: str, wanted: int | None) -> None:
     """Sets a limit of ebbtide, but never above the one that the user set."""
-    short = name.removesuffix("_limit")
-    before = _now.changed[name][0] if name in _now.changed else _core.get_limit(short)
+    before, made = _now.changed.get(name, (0, None))
+    if (current := _core.get_limit(name.removesuffix("_limit"))) != made:  # the user's, who has the last word
+        before = current
     if wanted is None:
         _restore(name)
         return
     made = min(wanted, before)
+    _now.changed[name] = (before, made)  # first: an interrupt in between must not leave a limit that nobody ends
     configure(**{name: made})  # type: ignore[arg-type]
-    _now.changed[name] = (before, made)
 
 
 def _restore(name: str) -> None:
-    before, made = _now.changed.pop(name, (0, None))
+    before, made = _now.changed.get(name, (0, None))
     if made is not None and _core.get_limit(name.removesuffix("_limit")) == made:  # nobody has changed it since
         configure(**{name: None if before == _core.UNLIMITED else before})  # type: ignore[arg-type]
+    _now.changed.pop(name, None)

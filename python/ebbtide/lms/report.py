@@ -32,7 +32,7 @@ def _pair(first: float, second: float) -> str:
 def _advice(numbers: dict[str, int | float]) -> str:
     if not control.is_enabled() and not numbers["evictions"]:
         return "Large model support is off: ebbtide.lms.enable(limit=...) turns it on."
-    if not numbers["evictions"]:
+    if not numbers["evictions"] and not numbers["loaded_bytes"]:
         return "Nothing had to leave: the limit can be lower, or the batch larger."
     if numbers["evicted_bytes"] > numbers["loaded_bytes"] + numbers["host_bytes"]:
         return "Some bytes left and were never wanted again: graphs were dropped before their backward."
