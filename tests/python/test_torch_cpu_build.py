@@ -178,7 +178,7 @@ def test_a_builder_that_was_killed_leaves_no_lock_and_no_library(recipe, use_com
 
 def test_a_damaged_library_says_to_delete_it(recipe, use_compiler, monkeypatch):
     use_compiler("echo this is no library > $out")
-    monkeypatch.setattr(build.Recipe, "of_this_process", classmethod(lambda cls: recipe))
+    monkeypatch.setattr(build.Recipe, "of_this_process", classmethod(lambda cls, module: recipe))
     monkeypatch.delitem(sys.modules, "ebbtide._torch", raising=False)
     with pytest.raises(StateError, match=r"does not load .*\. Delete \S+ to have it built anew"):
         torch_extension.load()

@@ -40,10 +40,12 @@ TagClaim Pause::claim() const {
           .counts_as_pause = true};
 }
 
-// Of an allocation that is paused or away already, a pause takes only memory that a failure left behind. A trim drops
-// backups, too.
+// Of an allocation that is paused or away already, a pause takes only memory that a failure left behind. What a failure
+// left unmapped has yet to be paused. A trim drops backups, too.
 bool Pause::moves_content(const Allocation& allocation) const {
-  return is_trim_ || (!allocation.is_paused.load() && allocation.resident_bytes() > 0);
+  if (is_trim_) return true;
+  const Amounts amounts = allocation.amounts();
+  return !allocation.is_paused.load() && amounts.resident_bytes + amounts.detached_bytes > 0;
 }
 
 void Pause::count(Counters& counters, const ReportRow& total) const {
@@ -62,7 +64,7 @@ void Pause::prepare(const Allocations& allocations) {
   if (request_.moved != nullptr) {
     noted_.reserve(chosen_.size());
     for (const auto& allocation : chosen_) {
-      if (!moves_content(*allocation)) continue;
+      if (allocation->is_paused.load() || allocation->resident_bytes() == 0) continue;
       if (request_.moved->note(*allocation, allocation->tag->name))
         noted_.push_back({allocation, allocation->resident_bytes()});
     }
