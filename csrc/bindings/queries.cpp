@@ -18,7 +18,8 @@ DeviceRecord query_device(int device) {
   call([&](ebbtide_error* error) { return ebbtide_query_device(device, &info, error); });
   return {info.device,      info.name,        info.compute_capability,
           info.total_bytes, info.free_bytes,  info.granularity_bytes,
-          info.held_bytes,  info.limit_bytes, info.room_bytes, info.peak_bytes};
+          info.held_bytes,  info.limit_bytes, info.room_bytes,
+          info.peak_bytes};
 }
 
 std::vector<CapabilityRecord> capabilities(int device) {
