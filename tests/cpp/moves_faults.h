@@ -133,7 +133,8 @@ class MovesFaults : public MovesWorld {
       try_once(sweep, k, k % 2 == 0 ? kOutOfMemory : kOther, 1);
       if (k % 6 == 0 && !HasFailure()) try_once(sweep, k, k % 2 == 0 ? kOther : kOutOfMemory, 0);
     }
-    EXPECT_GT(failures_, calls / kStride / 4);
+    // Under a sanitizer few calls are tried, and the operation may survive all of those.
+    if (kStride == 1) EXPECT_GT(failures_, calls / 4);
   }
 
   // A thread that waits for a resume gets its error.

@@ -92,7 +92,7 @@ def enable(
             _apply_device_limit(wanted)
             _apply_limit("host_limit", host)
         except BaseException:
-            if was_off:
+            if was_off and _was_used():
                 _turn_off()
             raise
         _now.min_size, _now.host_limit = least, host
