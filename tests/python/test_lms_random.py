@@ -51,7 +51,7 @@ def make_mixed_step(seed):
     return step
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_random_evictions_at_every_op_for_200_steps(lms):
     step = make_mixed_step(3)
     plain = [step() for _ in range(200)]
@@ -62,7 +62,7 @@ def test_random_evictions_at_every_op_for_200_steps(lms):
     assert lms.stats()["evictions"] > 200
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_random_limits_while_it_runs_and_no_growth(lms, saver):
     chooser = random.Random(5)
     plain = train(60, depth=4, batch=1024)
