@@ -1,11 +1,10 @@
 """Regions that overflow: memory for which the device has no room is host memory behind the same address."""
 
-import gc
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import caches  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
 from ebbtide.saver.regions import startup  # noqa: E402
@@ -21,8 +20,7 @@ def room(saver):
 
     def leave(mib, keeps_cached=False):
         if not keeps_cached:  # torch would otherwise release what earlier tests left
-            gc.collect()
-            saver.trim()
+            caches.release(saver)
         held = _core.query_device(0).held_bytes
         saver.configure(device_limit=held + mib * MIB, reserve=0)
 

@@ -1,12 +1,11 @@
 """Memory that is already paused is skipped, whatever the arguments. That includes what a pause has left in host
 memory."""
 
-import gc
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import caches  # noqa: E402
 from core_sim import UNKNOWN, Sim  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import DriverError, StoreError  # noqa: E402
@@ -19,8 +18,7 @@ def room(saver):
     """`room(mib)` leaves this much of device_limit for the next allocations."""
 
     def leave(mib):
-        gc.collect()
-        saver.trim()
+        caches.release(saver)
         saver.configure(device_limit=_core.query_device(0).held_bytes + mib * MIB, reserve=0)
 
     yield leave

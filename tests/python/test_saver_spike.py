@@ -1,12 +1,12 @@
 """After a spike, no memory that torch caches is on the host, even if the same pool's cache fills the device."""
 
-import gc
 import threading
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import caches  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.saver.pools import pool_segments, region_pools  # noqa: E402
 from ebbtide.saver.reclaim import spilled  # noqa: E402
@@ -20,8 +20,7 @@ def room(saver):
     """`room(mib)` leaves this much of device_limit for the next allocations. The limits are reset after the test."""
 
     def leave(mib):
-        gc.collect()
-        saver.trim()
+        caches.release(saver)
         # Pools that captures of other tests have marked cannot be trimmed, and would make room in the middle of a test.
         startup.backend().give_back([pool.handle for _, pool in region_pools.registry.idle() if pool.is_captured])
         saver.configure(device_limit=_core.query_device(0).held_bytes + mib * MIB, reserve=0)
