@@ -60,6 +60,19 @@ def test_a_limit_below_what_is_held_evicts_or_refuses(lms):
     assert torch.equal(given.grad, given.detach().exp())
 
 
+def test_what_an_earlier_lms_left_makes_room_for_a_new_limit(lms):
+    lms.enable(limit="1GiB", min_size=SMALL)
+    given = torch.randn(4 * MIB, requires_grad=True)  # 16 MiB
+    loss = (given * 1.0).exp().sum()  # 16 MiB more
+    lms.disable()
+    held = lms.stats()["device_bytes"]
+    lms.enable(limit=held - 16 * MIB, min_size=SMALL)
+    assert lms.stats()["host_bytes"] == 16 * MIB
+    lms.limit = "1GiB"
+    loss.backward()
+    assert torch.equal(given.grad, given.detach().exp())
+
+
 def test_beside_regions_and_pauses(lms, saver, tag):
     lms.enable(limit="1GiB", min_size=SMALL)
     with saver.region(tag):

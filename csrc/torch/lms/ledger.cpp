@@ -158,7 +158,6 @@ c10::Storage Ledger::bring_back(SavedStorage& saved) {
     no_longer_needed = std::exchange(saved.on_host_, nullptr);
     saved.storage_ = returned;
     saved.address_ = returned.data();
-    ++statistics_.loads;
     statistics_.loaded_bytes += saved.size_bytes_;
     statistics_.host_bytes -= saved.size_bytes_;
     statistics_.waited_seconds += seconds;
@@ -256,13 +255,7 @@ uint64_t Ledger::await_others(std::unique_lock<std::mutex>& lock) {
 
 Statistics Ledger::statistics() const {
   const std::lock_guard lock(mutex_);
-  Statistics found = statistics_;
-  found.saved_count = by_age_.size();
-  for (const auto& [storage, entry] : by_storage_) {
-    // Not lock(): the last reference must not die under the mutex.
-    if (!entry.expired()) found.saved_bytes += storage->nbytes();
-  }
-  return found;
+  return statistics_;
 }
 
 void Ledger::reset_statistics() {

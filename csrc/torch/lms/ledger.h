@@ -56,11 +56,8 @@ struct Hooks {
 struct Statistics {
   uint64_t evictions = 0;
   uint64_t evicted_bytes = 0;
-  uint64_t loads = 0;
   uint64_t loaded_bytes = 0;
   uint64_t host_bytes = 0;    // of storages that are on the host now
-  uint64_t saved_bytes = 0;   // of storages that are known and on the device now
-  uint64_t saved_count = 0;   // storages that are known
   double waited_seconds = 0;  // spent in copies that a thread waited for
 };
 

@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -26,10 +25,7 @@ void explain(char* text, size_t capacity) {
   text[capacity - 1] = '\0';
 }
 
-std::atomic<uint64_t> pack_count{0};
-
 std::unique_ptr<Packed> pack(const py::object& object) {
-  pack_count.fetch_add(1, std::memory_order_relaxed);
   if (!THPVariable_Check(object.ptr())) throw py::type_error("pack takes a tensor");
   auto packed = std::make_unique<Packed>(THPVariable_Unpack(object.ptr()));
   if (packed->can_leave() && rules().evicts_at_once.load(std::memory_order_relaxed)) {
@@ -56,11 +52,8 @@ py::dict statistics() {
   py::dict result;
   result["evictions"] = found.evictions;
   result["evicted_bytes"] = found.evicted_bytes;
-  result["loads"] = found.loads;
   result["loaded_bytes"] = found.loaded_bytes;
   result["host_bytes"] = found.host_bytes;
-  result["saved_bytes"] = found.saved_bytes;
-  result["saved_count"] = found.saved_count;
   result["waited_seconds"] = found.waited_seconds;
   return result;
 }
@@ -78,11 +71,10 @@ void set_rules(bool is_on, uint64_t min_bytes, bool evicts_at_once) {
 
 PYBIND11_MODULE(_lms, module) {
   using namespace ebbtide::lms;
-  py::class_<Packed>(module, "Packed").def_property_readonly("can_leave", &Packed::can_leave);
+  py::class_<Packed>(module, "Packed");
   module.def("pack", &pack, py::arg("tensor"), "The hook of torch.autograd.graph.saved_tensors_hooks.");
   module.def("unpack", &unpack, py::arg("packed"));
   module.def("set_rules", &set_rules, py::arg("is_on"), py::arg("min_bytes"), py::arg("evicts_at_once"));
-  module.def("pack_count", [] { return pack_count.load(); }, "How often pack was called.");
   module.def("statistics", &statistics);
   module.def("reset_statistics", [] { Ledger::instance().reset_statistics(); });
   module.def(
@@ -92,7 +84,6 @@ PYBIND11_MODULE(_lms, module) {
         return evict(wanted_bytes);
       },
       py::arg("wanted_bytes"), "How many bytes left the device.");
-  module.def("host_problem", [] { return Ledger::instance().host_problem(); });
   module.def(
       "set_hooks",
       [](uintptr_t allocate) {

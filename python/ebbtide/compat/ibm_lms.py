@@ -7,10 +7,9 @@
     torch.cuda.set_enabled_lms(True)
 
 As there: the limit is in bytes, and 0 keeps device memory as small as can be; tensors smaller than the size stay.
-`torch.cuda.memory_stats()` gets IBM's counters, as far as they have a meaning here.
+`torch.cuda.memory_stats()` gets counters of what was reclaimed and swapped in. Their names are ebbtide's own.
 """
 
-import functools
 from typing import Any
 
 import ebbtide.lms as lms
@@ -87,7 +86,7 @@ def reclaim_inactive() -> None:
 
 
 def memory_stats(device: Any = None) -> dict[str, Any]:
-    """torch's counters, with IBM's beside them."""
+    """torch's counters, with those of LMS beside them."""
     numbers = lms.stats()
     counters = {
         "reclaimed_bytes": numbers["evicted_bytes"],
@@ -98,7 +97,6 @@ def memory_stats(device: Any = None) -> dict[str, Any]:
     return {**_torch_stats(device), **counters}
 
 
-@functools.wraps(memory_stats)
 def _torch_stats(device: Any) -> dict[str, Any]:
     import torch
 

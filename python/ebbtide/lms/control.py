@@ -119,6 +119,7 @@ def _turn_on() -> None:
     saved_tensors.follow_threads(extension)
     extension.reset_statistics()
     _core.reset_peaks()
+    _apply_rules()  # what an earlier LMS left on the device may leave for the limit
     _now.is_on = True
 
 
