@@ -1,0 +1,215 @@
+#include "policy/step_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <queue>
+#include <utility>
+
+#include "policy/range_minimum.h"
+
+namespace ebbtide::policy {
+namespace {
+
+// The links are planned for as if each copy took this much longer. Copies out beyond what is needed in time fill host
+// memory too early; a load that is early costs only room that nothing else needs.
+constexpr double kOutMargin = 1.25;
+constexpr double kInMargin = 2.0;
+// Numbers beyond these make no sense. Sums of them do not overflow, since a step has at most kMostStepEvents.
+constexpr uint64_t kMostStorageBytes = uint64_t{1} << 41;
+constexpr uint64_t kMostBytes = uint64_t{1} << 61;
+constexpr uint32_t kNone = UINT32_MAX;
+
+class Planner {
+ public:
+  Planner(const StepRecord& record, const StepLimits& limits)
+      : record_(record),
+        limits_(limits),
+        limit_bytes_(static_cast<int64_t>(std::min(limits.limit_bytes, kMostBytes))),
+        event_count_(static_cast<uint32_t>(record.events.size())) {}
+
+  StepPlan plan() {
+    const auto exceeds = [&](const StepEvent& event) { return event.demand_bytes > limits_.limit_bytes; };
+    if (std::none_of(record_.events.begin(), record_.events.end(), exceeds)) return {};
+    find_gaps();
+    choose();
+    settle();
+    std::vector<Departure>& departures = plan_.departures;
+    schedule_loads(departures);
+    schedule_copies(departures);
+    list_actions();
+    return std::move(plan_);
+  }
+
+ private:
+  int64_t size_of(uint32_t storage) const {
+    return static_cast<int64_t>(std::min(record_.sizes_bytes[storage], kMostStorageBytes));
+  }
+  int64_t demand_at(uint32_t event) const {
+    return static_cast<int64_t>(std::min(record_.events[event].demand_bytes, kMostBytes));
+  }
+
+  // Finds when each storage may be away. gaps_ are in the order of their beginnings.
+  void find_gaps() {
+    std::vector<uint32_t> open(record_.sizes_bytes.size(), kNone);
+    std::vector<bool> is_gone(record_.sizes_bytes.size(), false);
+    gap_begins_.assign(event_count_, kNone);
+    gap_ends_.assign(event_count_, kNone);
+    seconds_.resize(event_count_);
+    double latest = 0;
+    for (uint32_t index = 0; index < event_count_; ++index) {
+      const StepEvent& event = record_.events[index];
+      if (std::isfinite(event.seconds)) latest = index == 0 ? event.seconds : std::max(latest, event.seconds);
+      seconds_[index] = latest;
+      if (event.storage >= open.size() || is_gone[event.storage]) continue;
+      uint32_t& gap = open[event.storage];
+      if (event.kind == StepEventKind::kFree && gap == kNone && record_.sizes_bytes[event.storage] > 0) {
+        gap = gap_begins_[index] = static_cast<uint32_t>(gaps_.size());
+        gaps_.push_back({.storage = event.storage, .free_at = index, .release_at = kNoEvent, .end_at = event_count_});
+      } else if (event.kind == StepEventKind::kWanted || event.kind == StepEventKind::kDropped) {
+        is_gone[event.storage] = event.kind == StepEventKind::kDropped;
+        if (gap == kNone) continue;
+        gaps_[gap].end_at = index;
+        gap_ends_[index] = std::exchange(gap, kNone);
+      }
+    }
+  }
+
+  bool is_wanted_at_end(const Departure& gap) const {
+    return gap.end_at < event_count_ && record_.events[gap.end_at].kind == StepEventKind::kWanted;
+  }
+
+  // Releases what is wanted farthest in the future whenever the demand does not fit.
+  void choose() {
+    using NextUse = std::pair<uint64_t, uint32_t>;  // and the gap
+    std::priority_queue<NextUse> candidates;
+    int64_t away_bytes = 0;
+    for (uint32_t event = 0; event < event_count_; ++event) {
+      if (const uint32_t ended = gap_ends_[event]; ended != kNone && gaps_[ended].release_at != kNoEvent)
+        away_bytes -= size_of(gaps_[ended].storage);
+      if (const uint32_t begun = gap_begins_[event]; begun != kNone) {
+        const uint64_t end = gaps_[begun].end_at;
+        candidates.emplace(is_wanted_at_end(gaps_[begun]) ? end : end + event_count_, begun);
+      }
+      while (demand_at(event) - away_bytes > limit_bytes_ && !candidates.empty()) {
+        Departure& gap = gaps_[candidates.top().second];
+        candidates.pop();
+        if (gap.end_at <= event) continue;
+        gap.release_at = event;
+        away_bytes += size_of(gap.storage);
+      }
+      plan_.excess_bytes =
+          std::max(plan_.excess_bytes,
+                   static_cast<uint64_t>(std::max<int64_t>(demand_at(event) - away_bytes - limit_bytes_, 0)));
+    }
+  }
+
+  // A large storage may have made earlier ones unnecessary, for all the time or at first.
+  void settle() {
+    std::vector<Departure> chosen;
+    for (const Departure& gap : gaps_)
+      if (gap.release_at != kNoEvent) chosen.push_back(gap);
+    std::sort(chosen.begin(), chosen.end(),
+              [](const Departure& left, const Departure& right) { return left.end_at < right.end_at; });
+    std::vector<int64_t> changes(event_count_ + size_t{1}, 0);
+    for (const Departure& departure : chosen) {
+      changes[departure.release_at] += size_of(departure.storage);
+      changes[departure.end_at] -= size_of(departure.storage);
+    }
+    std::vector<int64_t> spare(event_count_);
+    int64_t away_bytes = 0;
+    for (uint32_t event = 0; event < event_count_; ++event) {
+      away_bytes += changes[event];
+      spare[event] = limit_bytes_ - demand_at(event) + away_bytes;
+    }
+    spare_ = RangeMinimum(spare);
+    for (Departure& departure : chosen) {
+      const int64_t size_bytes = size_of(departure.storage);
+      const size_t needed_at = spare_.first_below(departure.release_at, departure.end_at, size_bytes);
+      spare_.add(departure.release_at, needed_at, -size_bytes);
+      departure.release_at = static_cast<uint32_t>(needed_at);
+      if (needed_at < departure.end_at) plan_.departures.push_back(departure);
+    }
+  }
+
+  double copy_seconds(const Departure& departure, double bytes_per_second) const {
+    const double seconds = static_cast<double>(record_.sizes_bytes[departure.storage]) / bytes_per_second;
+    return seconds >= 0 ? seconds : std::numeric_limits<double>::infinity();
+  }
+
+  // The last event that is no later, or the first one.
+  uint32_t last_event_until(double seconds) const {
+    const auto after = std::upper_bound(seconds_.begin(), seconds_.end(), seconds);
+    return after == seconds_.begin() ? 0 : static_cast<uint32_t>(after - seconds_.begin()) - 1;
+  }
+
+  void schedule_loads(std::vector<Departure>& departures) {
+    double link_until = std::numeric_limits<double>::infinity();
+    for (size_t index = departures.size(); index-- > 0;) {
+      Departure& departure = departures[index];
+      if (!is_wanted_at_end(departure)) continue;
+      link_until = std::min(link_until, seconds_[departure.end_at]) -
+                   kInMargin * copy_seconds(departure, limits_.in_bytes_per_second);
+      departure.load_at = last_event_until(link_until);
+    }
+    uint32_t earlier_load = 0;
+    for (Departure& departure : departures) {
+      if (departure.load_at == kNoEvent) continue;
+      const int64_t size_bytes = size_of(departure.storage);
+      const uint32_t soonest = std::max({departure.load_at, departure.release_at + 1, earlier_load});
+      const uint32_t wished = std::min(soonest, departure.end_at);
+      departure.load_at = static_cast<uint32_t>(spare_.after_last_below(wished, departure.end_at, size_bytes));
+      spare_.add(departure.load_at, departure.end_at, -size_bytes);
+      earlier_load = departure.load_at;
+    }
+  }
+
+  void schedule_copies(std::vector<Departure>& departures) {
+    by_release_.resize(departures.size());
+    for (uint32_t index = 0; index < by_release_.size(); ++index) by_release_[index] = index;
+    std::sort(by_release_.begin(), by_release_.end(), [&](uint32_t left, uint32_t right) {
+      return std::pair(departures[left].release_at, departures[left].free_at) <
+             std::pair(departures[right].release_at, departures[right].free_at);
+    });
+    double link_until = std::numeric_limits<double>::infinity();
+    for (size_t index = by_release_.size(); index-- > 0;) {
+      Departure& departure = departures[by_release_[index]];
+      link_until = std::min(link_until, seconds_[departure.release_at]) -
+                   kOutMargin * copy_seconds(departure, limits_.out_bytes_per_second);
+      departure.copy_at = std::clamp(last_event_until(link_until), departure.free_at, departure.release_at);
+    }
+  }
+
+  void list_actions() {
+    for (const uint32_t index : by_release_) {
+      plan_.actions.push_back({plan_.departures[index].copy_at, StepActionKind::kCopyOut, index});
+      plan_.actions.push_back({plan_.departures[index].release_at, StepActionKind::kRelease, index});
+    }
+    for (uint32_t index = 0; index < plan_.departures.size(); ++index)
+      if (plan_.departures[index].load_at != kNoEvent)
+        plan_.actions.push_back({plan_.departures[index].load_at, StepActionKind::kLoad, index});
+    std::stable_sort(plan_.actions.begin(), plan_.actions.end(), [](const StepAction& left, const StepAction& right) {
+      return std::pair(left.event, left.kind) < std::pair(right.event, right.kind);
+    });
+  }
+
+  const StepRecord& record_;
+  const StepLimits& limits_;
+  const int64_t limit_bytes_;
+  const uint32_t event_count_;
+  std::vector<double> seconds_;  // of the events, never backwards
+  std::vector<Departure> gaps_;
+  std::vector<uint32_t> gap_begins_, gap_ends_;  // for each event the gap that it begins or ends, or kNone
+  RangeMinimum spare_{{}};                       // for each event the bytes below the limit
+  std::vector<uint32_t> by_release_;
+  StepPlan plan_;
+};
+
+}  // namespace
+
+StepPlan make_plan(const StepRecord& record, const StepLimits& limits) {
+  if (record.events.size() > kMostStepEvents) return {};
+  return Planner(record, limits).plan();
+}
+
+}  // namespace ebbtide::policy

@@ -1,0 +1,125 @@
+// A follower of training steps whose actions are checked, and steps that are run through it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "policy/step_follower.h"
+#include "step_replay.h"
+
+namespace ebbtide::policy {
+
+// Calls a follower, and checks that each action makes sense after the calls and actions before it.
+class CheckedFollower {
+ public:
+  uint64_t saved(uint64_t size_bytes, uint64_t demand_bytes, double now) {
+    const uint64_t storage = follower.saved(size_bytes, demand_bytes, now);
+    EXPECT_TRUE(storages_.emplace(storage, Storage{}).second) << "numbers are unique";
+    check();
+    return storage;
+  }
+  void became_free(uint64_t storage) {
+    follower.became_free(storage);
+    if (storages_.contains(storage)) storages_[storage].is_free = !storages_[storage].is_gone;
+    check();
+  }
+  void wanted(uint64_t storage, uint64_t demand_bytes, double now) {
+    follower.wanted(storage, demand_bytes, now);
+    check();
+    if (!storages_.contains(storage) || storages_[storage].is_gone) return;
+    if (storages_[storage].is_released) ++late_loads;
+    storages_[storage] = {};
+  }
+  void dropped(uint64_t storage) {
+    follower.dropped(storage);
+    if (storages_.contains(storage)) storages_[storage] = {.is_gone = true};
+    check();
+  }
+  void missed(uint64_t demand_bytes) {
+    follower.missed(demand_bytes);
+    check();
+  }
+  void end_step(const StepLimits& limits) {
+    follower.end_step(limits);
+    check();
+    storages_.clear();
+  }
+
+  StepFollower follower;
+  size_t late_loads = 0;  // released, and wanted before an action loaded it
+
+ private:
+  struct Storage {
+    bool is_free = false, is_copied = false, is_released = false, is_gone = false;
+  };
+
+  void check() {
+    for (const uint64_t storage : follower.actions().copies_out) {
+      EXPECT_TRUE(storages_.at(storage).is_free);
+      EXPECT_FALSE(std::exchange(storages_.at(storage).is_copied, true));
+    }
+    for (const uint64_t storage : follower.actions().releases) {
+      EXPECT_TRUE(storages_.at(storage).is_free && storages_.at(storage).is_copied);
+      EXPECT_FALSE(std::exchange(storages_.at(storage).is_released, true));
+    }
+    for (const uint64_t storage : follower.actions().loads) {
+      EXPECT_TRUE(std::exchange(storages_.at(storage).is_released, false));
+      storages_.at(storage).is_copied = false;
+    }
+  }
+
+  std::map<uint64_t, Storage> storages_;
+};
+
+// What happened at each event of a step, as a plan that can be replayed.
+struct FollowedStep {
+  StepPlan done;
+  std::vector<int64_t> held;
+  bool was_followed = false;
+};
+
+inline FollowedStep run_step(CheckedFollower& checked, const StepRecord& record, const StepLimits& limits,
+                             double speed = 1) {
+  FollowedStep run;
+  std::map<uint64_t, uint32_t> indices;
+  std::map<uint32_t, uint32_t> open;  // storage -> its departure
+  std::vector<uint64_t> numbers(record.sizes_bytes.size());
+  const auto event_count = static_cast<uint32_t>(record.events.size());
+  for (uint32_t index = 0; index < event_count; ++index) {
+    const StepEvent& event = record.events[index];
+    const double now = event.seconds / speed;
+    if (event.kind == StepEventKind::kSaved) {
+      numbers[event.storage] = checked.saved(record.sizes_bytes[event.storage], event.demand_bytes, now);
+      indices[numbers[event.storage]] = event.storage;
+    }
+    if (event.kind == StepEventKind::kFree) checked.became_free(numbers[event.storage]);
+    if (event.kind == StepEventKind::kWanted) checked.wanted(numbers[event.storage], event.demand_bytes, now);
+    if (event.kind == StepEventKind::kDropped) checked.dropped(numbers[event.storage]);
+    const StepActions& actions = checked.follower.actions();
+    for (const uint64_t number : actions.copies_out) {
+      open[indices.at(number)] = static_cast<uint32_t>(run.done.departures.size());
+      run.done.departures.push_back({indices.at(number), index, index, kNoEvent, kNoEvent, event_count});
+    }
+    for (const uint64_t number : actions.releases) run.done.departures[open.at(indices.at(number))].release_at = index;
+    for (const uint64_t number : actions.loads) run.done.departures[open.at(indices.at(number))].load_at = index;
+    if (event.kind != StepEventKind::kSaved && event.kind != StepEventKind::kFree && open.contains(event.storage)) {
+      run.done.departures[open[event.storage]].end_at = index;
+      open.erase(event.storage);
+    }
+    run.was_followed = checked.follower.is_following();
+  }
+  std::erase_if(run.done.departures, [](const Departure& departure) { return departure.release_at == kNoEvent; });
+  std::sort(run.done.departures.begin(), run.done.departures.end(),
+            [](const Departure& left, const Departure& right) { return left.end_at < right.end_at; });
+  run.done.actions = actions_of(run.done.departures);
+  run.held = held_bytes(record, run.done.departures);
+  checked.end_step(limits);
+  return run;
+}
+
+}  // namespace ebbtide::policy
