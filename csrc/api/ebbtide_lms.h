@@ -16,8 +16,8 @@ extern "C" {
  * make, so it comes in slabs that are kept when their pieces are given back, for the next step; ordinary memory goes
  * back to the system at once. Both are charged on host_limit, slabs as a whole.
  *
- * STORE_ERROR, and *address is NULL, if the host has too little room, even after all free slabs were given back. Nothing
- * is taken then. INVALID_ARGUMENT where there is no such device. */
+ * STORE_ERROR, and *address is NULL, if the host has too little room, even after all free slabs were given back.
+ * Nothing is taken then. INVALID_ARGUMENT where there is no such device. */
 EBBTIDE_API ebbtide_status ebbtide_take_host_memory(int32_t device, uint64_t size_bytes, void** address,
                                                     ebbtide_error* error);
 /* No copy may use the piece any more. INVALID_ARGUMENT for an address that was not taken, or was given back already. */
@@ -58,11 +58,11 @@ enum ebbtide_copy_direction { EBBTIDE_TO_HOST, EBBTIDE_TO_DEVICE };
  * Does not wait for the device if the host memory is page-locked. With ordinary memory the driver may wait, until the
  * copy is complete and everything before it; so may the begin of any other copy in the same direction meanwhile.
  *
- * STATE_ERROR during a capture that ebbtide knows of, and where after_stream or the calling thread captures: the capture
- * goes on unharmed. After any error no copy is under way and *copy is NULL, with one exception: if a queued copy could
- * not even be waited for, the DRIVER_ERROR says so. The device may write the destination and read the source for ever
- * then. Host memory of ebbtide_take_host_memory is not used again, even if it is given back; the caller must not free
- * or reuse the device memory. All later copies of this device and direction are a STATE_ERROR. */
+ * STATE_ERROR during a capture that ebbtide knows of, and where after_stream or the calling thread captures: the
+ * capture goes on unharmed. After any error no copy is under way and *copy is NULL, with one exception: if a queued
+ * copy could not even be waited for, the DRIVER_ERROR says so. The device may write the destination and read the source
+ * for ever then. Host memory of ebbtide_take_host_memory is not used again, even if it is given back; the caller must
+ * not free or reuse the device memory. All later copies of this device and direction are a STATE_ERROR. */
 EBBTIDE_API ebbtide_status ebbtide_begin_copy(int32_t device, void* destination, const void* source,
                                               uint64_t size_bytes, int32_t direction, void* after_stream,
                                               ebbtide_copy** copy, ebbtide_error* error);
