@@ -34,10 +34,26 @@ Stream::~Stream() {
   if (handle_ != nullptr) report("cuStreamDestroy", driver_if_loaded()->cuStreamDestroy(handle_));
 }
 
-Event Event::create() {
+void Stream::wait_for(const Event& event) const {
+  check(driver().cuStreamWaitEvent(handle_, event.get(), CU_EVENT_WAIT_DEFAULT), "cuStreamWaitEvent");
+}
+
+Event Event::create(unsigned flags) {
   CUevent handle = nullptr;
-  check(driver().cuEventCreate(&handle, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+  check(driver().cuEventCreate(&handle, flags), "cuEventCreate");
   return Event(handle);
+}
+
+Event Event::create() { return create(CU_EVENT_DISABLE_TIMING); }
+
+Event Event::create_timed() { return create(CU_EVENT_DEFAULT); }
+
+double Event::seconds_since(const Event& begin) const noexcept {
+  const Driver& table = driver();
+  float milliseconds = 0;
+  if (table.cuEventElapsedTime == nullptr) return 0;
+  if (table.cuEventElapsedTime(&milliseconds, begin.handle_, handle_) != CUDA_SUCCESS) return 0;
+  return milliseconds / 1000.0;
 }
 
 Event::~Event() {

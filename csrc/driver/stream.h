@@ -6,6 +6,8 @@
 
 namespace ebbtide {
 
+class Event;
+
 // Owns a non-blocking stream of the context that is current when it is made. Destroying it does not wait.
 class Stream {
  public:
@@ -17,24 +19,33 @@ class Stream {
   ~Stream();
   CUstream get() const { return handle_; }
   void synchronize() const { check(driver().cuStreamSynchronize(handle_), "cuStreamSynchronize"); }
+  // What is queued from now on begins after the event as it was recorded last. Needs cuStreamWaitEvent, which is
+  // optional.
+  void wait_for(const Event& event) const;
 
  private:
   explicit Stream(CUstream handle) : handle_(handle) {}
   CUstream handle_;
 };
 
-// Owns an event without timing.
+// Owns an event.
 class Event {
  public:
-  static Event create();
+  static Event create();  // without timing, which is faster
+  static Event create_timed();
   Event(Event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   Event& operator=(Event&&) = delete;
   ~Event();
-  void record(const Stream& stream) const { check(driver().cuEventRecord(handle_, stream.get()), "cuEventRecord"); }
+  CUevent get() const { return handle_; }
+  void record(const Stream& stream) const { record(stream.get()); }
+  void record(CUstream stream) const { check(driver().cuEventRecord(handle_, stream), "cuEventRecord"); }
   void synchronize() const { check(driver().cuEventSynchronize(handle_), "cuEventSynchronize"); }
+  // Between the last records of two timed events that have been reached; 0 where the driver does not tell.
+  double seconds_since(const Event& begin) const noexcept;
 
  private:
   explicit Event(CUevent handle) : handle_(handle) {}
+  static Event create(unsigned flags);
   CUevent handle_;
 };
 

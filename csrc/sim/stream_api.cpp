@@ -62,7 +62,7 @@ CUresult launch(CUstream hStream, CUhostFn fn, void* userData) {
 CUresult create_event(CUevent* phEvent, unsigned int Flags) {
   if (phEvent == nullptr || (Flags & ~kEventFlags) != 0) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(simulator().mutex);
-  *phEvent = handle_of<CUevent>(simulator().streams.add_event(lock));
+  *phEvent = handle_of<CUevent>(simulator().streams.add_event(lock, (Flags & CU_EVENT_DISABLE_TIMING) == 0));
   return CUDA_SUCCESS;
 }
 
@@ -117,6 +117,20 @@ CUresult synchronize_event(CUevent hEvent) {
   if (const CUresult wrong = point_of(lock, hEvent, point, context); wrong != CUDA_SUCCESS) return wrong;
   simulator().streams.run_until(lock, point);
   return sticky_error(context);
+}
+
+CUresult elapsed_time(float* pMilliseconds, CUevent hStart, CUevent hEnd) {
+  if (pMilliseconds == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(simulator().mutex);
+  const Event* const start = simulator().streams.find_event(id_of(hStart));
+  const Event* const end = simulator().streams.find_event(id_of(hEnd));
+  for (const Event* event : {start, end}) {
+    if (event == nullptr || !event->has_timing || event->time == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  }
+  if (const CUresult sticky = sticky_error(end->context); sticky != CUDA_SUCCESS) return sticky;
+  if (!start->time->has_value() || !end->time->has_value()) return CUDA_ERROR_NOT_READY;
+  *pMilliseconds = std::chrono::duration<float, std::milli>(**end->time - **start->time).count();
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -175,5 +189,12 @@ EBBTIDE_SIM_EXPORT CUresult cuEventSynchronize(CUevent hEvent) {
   EBBTIDE_SIM_FORWARD(cuEventSynchronize, kDriver, synchronize_event, hEvent);
 }
 
+EBBTIDE_SIM_EXPORT CUresult cuEventElapsedTime(float* pMilliseconds, CUevent hStart, CUevent hEnd) {
+  EBBTIDE_SIM_FORWARD(cuEventElapsedTime, kDriver, elapsed_time, pMilliseconds, hStart, hEnd);
+}
+
 EBBTIDE_SIM_PLAIN_NAME(cuStreamDestroy);
 EBBTIDE_SIM_PLAIN_NAME(cuEventDestroy);
+#if CUDA_VERSION >= 12080  // older headers have no suffix here
+EBBTIDE_SIM_PLAIN_NAME(cuEventElapsedTime);
+#endif

@@ -80,7 +80,11 @@ CUresult Streams::record(Lock& lock, uint64_t event_id, const StreamRef& stream)
   }
   event->capture = nullptr;
   event->recorded = {stream, stream->submitted + 1};
-  return submit(lock, stream, do_nothing);
+  event->time = std::make_shared<RecordTime>();
+  return submit(lock, stream, [time = event->time](Lock&) {
+    *time = std::chrono::steady_clock::now();
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult Streams::wait(Lock& lock, const StreamRef& stream, uint64_t event_id) {

@@ -64,9 +64,14 @@ uint64_t Streams::add_stream(Lock& lock, bool is_blocking) {
   return stream->id;
 }
 
-uint64_t Streams::add_event(Lock& lock) {
+uint64_t Streams::add_event(Lock& lock, bool has_timing) {
   const uint64_t id = simulator().next_id();
-  events_[id] = {.context = current_context(lock), .recorded = {}, .capture = nullptr, .progress = {}};
+  events_[id] = {.context = current_context(lock),
+                 .has_timing = has_timing,
+                 .recorded = {},
+                 .time = nullptr,
+                 .capture = nullptr,
+                 .progress = {}};
   return id;
 }
 

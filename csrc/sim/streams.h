@@ -11,6 +11,7 @@
 
 #include <cuda.h>
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -61,9 +62,14 @@ struct Stream {
 
 inline bool Point::is_reached() const { return stream == nullptr || stream->completed >= sequence; }
 
+// When an event's last record ran; empty until then.
+using RecordTime = std::optional<std::chrono::steady_clock::time_point>;
+
 struct Event {
   uint64_t context;
+  bool has_timing;
   Point recorded;
+  std::shared_ptr<RecordTime> time;  // null if it was never recorded
   // Set if the last record was captured.
   CaptureRef capture;
   Progress progress;
@@ -78,7 +84,7 @@ class Streams {
   CUresult find(Lock& lock, CUstream handle, StreamRef& stream);
   Event* find_event(uint64_t id);
   uint64_t add_stream(Lock& lock, bool is_blocking);
-  uint64_t add_event(Lock& lock);
+  uint64_t add_event(Lock& lock, bool has_timing);
   void remove_event(uint64_t id) { events_.erase(id); }
 
   // Queues work, or records it if the stream captures. May release the lock.

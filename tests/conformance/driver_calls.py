@@ -53,7 +53,7 @@ SIGNATURES = {
     "cuStreamWaitEvent": "ppI", "cuStreamIsCapturing": "pp", "cuStreamBeginCapture": "pi", "cuStreamEndCapture": "pp",
     "cuGraphDestroy": "p", "cuThreadExchangeStreamCaptureMode": "p", "cuLaunchHostFunc": "ppp",
     "cuEventCreate": "pI", "cuEventDestroy": "p", "cuEventRecord": "pp", "cuEventQuery": "p",
-    "cuEventSynchronize": "p",
+    "cuEventSynchronize": "p", "cuEventElapsedTime": "ppp",
     "cuModuleLoadData": "pp", "cuModuleGetFunction": "ppp", "cuModuleUnload": "p", "cuLaunchKernel": "pIIIIIIIppp",
     "cuStreamWaitValue32": "pdII", "cuStreamWriteValue32": "pdII",
 }  # fmt: skip

@@ -1,18 +1,15 @@
-// What leaves the device for large model support, and the host memory that it leaves for.
+// What leaves the device for large model support, and the peaks that it keeps down. evicted_memory_test.cpp has the
+// host memory that it leaves for.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <random>
 #include <set>
 #include <vector>
 
-#include "api/ebbtide.h"
 #include "base/error.h"
 #include "core/budget/device_budget.h"
-#include "core/budget/host_budget.h"
-#include "lms/evicted_memory.h"
 #include "policy/eviction.h"
 
 namespace ebbtide {
@@ -56,37 +53,6 @@ TEST(Eviction, EnoughLeavesAndNothingThatNeedNot) {
     for (const size_t index : chosen)
       EXPECT_LT(total(candidates, chosen) - candidates[index].size_bytes, wanted) << "it need not leave";
   }
-}
-
-TEST(EvictedMemory, PiecesAreExactAndCharged) {
-  HostBudget budget;
-  lms::EvictedMemory memory(budget);
-  const uint64_t before = budget.held_bytes();
-  std::byte* const piece = memory.take(5000);
-  std::byte* const other = memory.take(4096);
-  EXPECT_EQ(memory.held_bytes(), 3u * 4096);
-  EXPECT_EQ(budget.held_bytes(), before + 3 * 4096);
-  std::memset(piece, 7, 5000);
-  std::memset(other, 8, 4096);
-  EXPECT_EQ(piece[4999], std::byte{7});
-  memory.give_back(piece);
-  EXPECT_THROW(memory.give_back(piece), InvalidArgument);
-  EXPECT_THROW(memory.give_back(nullptr), InvalidArgument);
-  memory.give_back(other);
-  EXPECT_EQ(memory.held_bytes(), 0u);
-  EXPECT_EQ(budget.held_bytes(), before);
-}
-
-TEST(EvictedMemory, ARefusedPieceTakesNothing) {
-  HostBudget budget;
-  lms::EvictedMemory memory(budget);
-  budget.set_limit(2 * 4096);
-  std::byte* const piece = memory.take(4096);
-  EXPECT_THROW(memory.take(2 * 4096), StoreError);
-  EXPECT_THROW(memory.take(0), InvalidArgument);
-  EXPECT_EQ(budget.held_bytes(), 4096u);
-  memory.give_back(piece);
-  EXPECT_EQ(budget.held_bytes(), 0u);
 }
 
 TEST(DeviceBudget, PeaksAreKeptUntilTheyAreReset) {

@@ -180,7 +180,8 @@ bool Ledger::move_out(std::unique_lock<std::mutex>& lock, const std::shared_ptr<
   const Stopwatch watch;
   ebbtide_error error = EBBTIDE_ERROR_INIT;
   void* on_host = nullptr;
-  const bool has_room = ebbtide_take_host_memory(saved->size_bytes_, &on_host, &error) == EBBTIDE_OK;
+  const int device = saved->device_.has_index() ? saved->device_.index() : 0;
+  const bool has_room = ebbtide_take_host_memory(device, saved->size_bytes_, &on_host, &error) == EBBTIDE_OK;
   if (has_room) {
     std::memcpy(on_host, leaving.data(), saved->size_bytes_);
     leaving = c10::Storage();  // gives the device memory back
