@@ -19,6 +19,8 @@ BAD_VARIABLES = {
     "EBBTIDE_PAUSEABLE": ("yes", " must be 0 or 1, not 'yes'"),
     "EBBTIDE_TAG": ("a\u200bb", ": a tag has no characters that can't be seen, and 'a\u200bb' has U+200B"),
     "EBBTIDE_BACKUP": ("tape", " must be one of ram, pinned, disk, none, not 'tape'"),
+    "EBBTIDE_LMS": ("16 gigs", " has the unknown unit 'gigs' (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB)"),
+    "EBBTIDE_LMS_MIN_SIZE": ("small", f" {SIZE} 'small'"),
     "EBBTIDE_SUMMARY": ("2", " must be 0 or 1, not '2'"),
     "EBBTIDE_LOG": ("loud", " must be one of error, warning, info, not 'loud'"),
     "EBBTIDE_PINNED_LIMIT": ("1 2", f" {SIZE} '1 2'"),

@@ -51,6 +51,7 @@ def environment_seen_by(command):
             {"device_limit": "2GB", "host_limit": "1GiB", "host_margin": 0, "host_pool": "1MiB"},
             ["--device-limit", "2GB", "--host-limit", "1GiB", "--host-margin", "0", "--host-pool", "1MiB"],
         ),
+        ({"lms": 1 << 30, "lms_min_size": "4KiB"}, ["--lms", "1GiB", "--lms-min-size", "4096"]),
     ],
 )
 def test_env_and_preloaded_are_what_the_command_sets(options, arguments, monkeypatch):
@@ -111,6 +112,10 @@ def test_env_changes_nothing(tmp_path):
         ({"overflow": "whole", "whole_fraction": float("inf")}, ValueError, "whole_fraction must be a number"),
         ({"pauseable": True, "tag": 5}, TypeError, "a tag is a str"),
         ({"tag": "job"}, ValueError, "tag means nothing without pauseable"),
+        ({"lms": True}, TypeError, "lms must be a size"),
+        ({"lms": "5x"}, ValueError, "lms has the unknown unit 'x'"),
+        ({"lms_min_size": 5}, ValueError, "lms_min_size means nothing without lms: give both or neither"),
+        ({"lms": 5, "pauseable": True}, ValueError, "lms and pauseable each tag all of a program's memory: leave one"),
         ({"host_pool": 2, "host_limit": 1}, ValueError, "host_pool is 2 B, and host_limit allows 1 B"),
     ],
 )
@@ -147,6 +152,32 @@ def test_ours_is_first_and_once_and_the_others_keep_their_order(entries):
         result = preloading.preload_list(LIBRARY, separator.join(entries)).split(":")
         assert result == [str(LIBRARY), *(entry for entry in entries if not entry.endswith(LIBRARY.name))]
         assert preloading.preload_list(LIBRARY, ":".join(result)).split(":") == result
+
+
+STARTUP = preloading.startup_path()
+
+
+@pytest.mark.parametrize(
+    ("inherited", "result"),
+    [
+        ("", f"{STARTUP}"),
+        ("a:/b", f"{STARTUP}:a:/b"),
+        ("a:", f"{STARTUP}:a:"),  # the last entry is the working directory
+        (f"{STARTUP}:a", f"{STARTUP}:a"),
+        (f"a:{STARTUP}", f"{STARTUP}:a"),
+        (f"{STARTUP}", f"{STARTUP}"),
+    ],
+)
+def test_our_modules_are_first_and_once_and_the_users_path_goes_on(inherited, result):
+    assert preloading.module_path(STARTUP, inherited) == result
+
+
+def test_only_large_model_support_needs_modules_of_ours(monkeypatch):
+    assert (STARTUP / "sitecustomize.py").is_file()
+    assert "PYTHONPATH" not in ebbtide.env(overflow="split")
+    monkeypatch.setenv("EBBTIDE_LMS", "5")  # set by hand, or by an outer run
+    assert "PYTHONPATH" in ebbtide.env()
+    assert "EBBTIDE_LMS" not in ebbtide.env()
 
 
 # --- a package without the library, or with a path that the loader cannot use ---

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from ebbtide import settings
 from ebbtide.errors import StateError
 from ebbtide.launch import ledger
 from ebbtide.launch.run_options import as_keyword, to_variables
@@ -15,6 +16,7 @@ from ebbtide.launch.run_options import as_keyword, to_variables
 LIBRARY_NAME = "libebbtide_preload.so"
 LOADER_VARIABLE = "LD_PRELOAD"
 ACTIVE_VARIABLE = "EBBTIDE_PRELOAD"
+MODULES_VARIABLE = "PYTHONPATH"
 # Read by llama.cpp: with any value, all its memory would be managed, and none of it ours.
 UNIFIED_MEMORY_VARIABLE = "GGML_CUDA_ENABLE_UNIFIED_MEMORY"
 
@@ -26,12 +28,13 @@ def env(**options: Any) -> dict[str, str]:
 
     Args:
         options: those of `ebbtide run` as keywords: overflow, device_limit, host_limit, host_margin, host_pool,
-            reserve, whole_fraction, report, pauseable, tag, backup, summary, log. Sizes are "16GiB" or bytes; None for
-            overflow or backup is "none". What is not given stays as this process's environment says.
+            reserve, whole_fraction, report, pauseable, tag, backup, lms, lms_min_size, summary, log. Sizes are "16GiB"
+            or bytes; None for overflow or backup is "none". What is not given stays as this process's environment says.
 
     Returns:
-        All of them, with LD_PRELOAD (ours first, then what it holds here). Processes that are started with them by one
-        program share one budget of host memory. GGML_CUDA_ENABLE_UNIFIED_MEMORY is to be removed by the caller.
+        All of them, with LD_PRELOAD and, for lms, PYTHONPATH (ours first, then what they hold here). Processes that are
+        started with them by one program share one budget of host memory. GGML_CUDA_ENABLE_UNIFIED_MEMORY is to be
+        removed by the caller.
 
     Raises:
         TypeError, ValueError: as the command refuses it; also a malformed EBBTIDE_* variable that is there already.
@@ -48,12 +51,19 @@ def variables_for(
     added[ACTIVE_VARIABLE] = "1"
     added[ledger.VARIABLE] = ledger.name_for(inherited)
     added[LOADER_VARIABLE] = preload_list(find_library(), inherited.get(LOADER_VARIABLE, ""))
+    if settings.read("lms", {**inherited, **added}):
+        added[MODULES_VARIABLE] = module_path(startup_path(), inherited.get(MODULES_VARIABLE, ""))
     return added
 
 
 def library_path() -> Path:
     """The path of the preload library beside libebbtide.so, whether or not it exists."""
     return Path(__file__).resolve().parents[1] / LIBRARY_NAME
+
+
+def startup_path() -> Path:
+    """The folder whose sitecustomize.py every Python runs that finds it on its path."""
+    return Path(__file__).resolve().parents[1] / "startup_path"
 
 
 def find_library() -> Path:
@@ -74,6 +84,13 @@ def preload_list(library: Path, inherited: str) -> str:
     """The value of LD_PRELOAD: our library first and once, then the user's own libraries in their order."""
     own = [entry for entry in re.split(r"[ :]+", inherited) if entry and Path(entry).name != LIBRARY_NAME]
     return ":".join([str(library), *own])
+
+
+def module_path(folder: Path, inherited: str) -> str:
+    """The value of PYTHONPATH: our folder first and once, then the own entries of the user. An empty entry is the
+    working directory, but an empty value is no entry."""
+    own = [entry for entry in inherited.split(os.pathsep) if entry != str(folder)] if inherited else []
+    return os.pathsep.join([str(folder), *own])
 
 
 def drop_unified_memory(environment: MutableMapping[str, str]) -> None:

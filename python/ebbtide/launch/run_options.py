@@ -13,11 +13,12 @@ def options() -> tuple[Setting, ...]:
     return tuple(setting for setting in settings.all_settings() if setting.is_run_option)
 
 
-# Options that do nothing unless another option has this value.
+# Options that do nothing unless another option has this value; "": any.
 _NEEDS = {
     "tag": ("pauseable", "1"),
     "backup": ("pauseable", "1"),
     "whole_fraction": ("overflow", "whole"),
+    "lms_min_size": ("lms", ""),
 }
 
 
@@ -59,14 +60,16 @@ def to_variables(
 
 def _check_needs(given: Mapping[str, str], in_force: Mapping[str, str], spell: Callable[[str], str]) -> None:
     for name, (other, value) in _NEEDS.items():
-        if name in given and in_force.get(other) != value:
-            needed = spell(other) if value == "1" else f"{spell(other)} {value}"
+        if name in given and (in_force.get(other) != value if value else other not in in_force):
+            needed = spell(other) if value in ("1", "") else f"{spell(other)} {value}"
             raise ValueError(f"{spell(name)} means nothing without {needed}: give both or neither")
     report = given.get("report", "device")
     if report != "device" and in_force.get("overflow") == "none":
         raise ValueError(
             f"{spell('report')} {report} promises what nothing delivers with {spell('overflow')} none: leave one out"
         )
+    if "lms" in in_force and in_force.get("pauseable") == "1":
+        raise ValueError(f"{spell('lms')} and {spell('pauseable')} each tag all of a program's memory: leave one out")
 
 
 def _check_host_sizes(given: Mapping[str, str], in_force: Mapping[str, str], spell: Callable[[str], str]) -> None:

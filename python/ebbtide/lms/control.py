@@ -82,6 +82,7 @@ def enable(
     host = None if host_limit is None else parse_size(host_limit, "host_limit")
     if driver_choice.is_off():
         return Enabled(False)
+    startup.backend()  # imports torch; under `ebbtide run --lms` that import enables LMS by itself
     with _lock:
         was_off = not _now.is_on
         try:

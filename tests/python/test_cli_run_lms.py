@@ -1,0 +1,375 @@
+"""`ebbtide run --lms`: an unmodified program trains with large model support, and is otherwise as without it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
+
+MIB = 2**20
+TRAIN = """
+import torch
+
+
+def train(steps=2, depth=16, width=128, batch=8192):
+    torch.manual_seed(0)
+    layers = [part for _ in range(depth) for part in (torch.nn.Linear(width, width), torch.nn.GELU())]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.randn(batch, width)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        print(loss.item().hex())
+    return 7
+
+
+if __name__ == "__main__":
+    raise SystemExit(train())
+"""
+PEAK = """
+import contextlib, runpy
+with contextlib.suppress(SystemExit):
+    runpy.run_path("train.py", run_name="__main__")
+import ebbtide
+print(ebbtide.lms.stats()["peak_device_bytes"])
+"""
+SHOW = "import torch, ebbtide; print(ebbtide.lms.limit, ebbtide.lms.enabled)"
+REPORT = "ebbtide: large model support\nlimit "
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs a command in a folder that has `train.py`; with options, under `ebbtide run`. Keywords are variables; None
+    unsets one. Gives status, stdout and stderr."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "runtime").mkdir()
+    kept = {"EBBTIDE_CACHE_DIR"}
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_") or name in kept}
+
+    def run(options, *command, **variables):
+        under_run = [sys.executable, "-m", "ebbtide.cli", "run", *options.split(), "--"] if options else []
+        ours = {"EBBTIDE_DRIVER": "sim", "XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
+        everything = {**plain, **ours, **variables}
+        done = subprocess.run(
+            [*under_run, *command],
+            env={name: value for name, value in everything.items() if value is not None},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def python(code):
+    return sys.executable, "-c", code
+
+
+def modules_before(folder):
+    """PYTHONPATH with a folder before what this process has."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
+
+
+# --- it trains ---
+
+
+def test_a_script_trains_in_a_third_of_what_it_needs_with_equal_losses(run):
+    script = sys.executable, "train.py"
+    plain = run("", *script)
+    assert plain[0] == 7 and plain[1].count("\n") == 2
+    status, out, error = run("--lms 1GiB", *python(PEAK))
+    assert status == 0, error
+    *losses, needed = out.splitlines()
+    assert losses == plain[1].splitlines()
+    limit = int(needed) // 3
+    assert run(f"--lms {limit}", *script) == plain
+    # In the same memory, where nothing may leave:
+    status, out, error = run(f"--lms {limit} --lms-min-size 1TiB", *script)
+    assert (status, out) == (1, "") and "torch.OutOfMemoryError: ebbtide: " in error
+
+
+def test_summary_prints_the_report_once(run):
+    forking = "import os, sys, train; train.train(1); pid = os.fork(); os.waitpid(pid, 0) if pid else sys.exit()"
+    status, out, error = run("--lms 64MiB --summary", *python(forking))
+    assert status == 0 and out.count("\n") == 1
+    assert error.count(REPORT) == 1 and "\nstorages that left " in error
+    assert REPORT not in run("--lms 64MiB", *python(SHOW))[2]
+    assert REPORT not in run("--lms 64MiB --summary", *python("pass"))[2]
+
+
+# --- the program is as it would be ---
+
+
+def test_a_program_without_torch_is_as_ever(run):
+    code = "import sys; print(sys.path, sorted(sys.modules), sys.argv, sys.flags)"
+    assert run("--lms 1GiB", *python(code)) == run("", *python(code))
+
+
+# `ebbtide run` is itself a Python that imports it.
+OWN = """
+import sys
+if sys.orig_argv[1] == "-c":
+    {}
+"""
+SHOW_ITSELF = "print('own', __name__, __spec__.origin, sys.modules[__name__].__file__, sys.path)"
+
+
+def test_the_users_own_sitecustomize_runs_once_and_first(run, tmp_path):
+    (tmp_path / "own").mkdir()
+    path = modules_before(tmp_path / "own")
+    code = "import sitecustomize; print(sitecustomize)"
+    for own in (SHOW_ITSELF, "raise ValueError('mine')", "import there_is_no_such_module"):
+        (tmp_path / "own" / "sitecustomize.py").write_text(OWN.format(own))
+        plain = run("", *python(code), PYTHONPATH=path)
+        assert ("own sitecustomize" in plain[1]) == (own is SHOW_ITSELF)
+        assert run("--lms 1GiB", *python(code), PYTHONPATH=path) == plain
+    (tmp_path / "own" / "sitecustomize.py").write_text(OWN.format("import torch"))
+    assert run("--lms 1GiB", *python(SHOW), PYTHONPATH=path) == (0, f"{1024 * MIB} True\n", "")
+
+
+def test_the_users_own_usercustomize_runs(run, tmp_path):
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    folder = tmp_path / "base" / "lib" / version / "site-packages"
+    folder.mkdir(parents=True)
+    (folder / "usercustomize.py").write_text("print('usercustomize')")
+    python_of_user = str(Path(sys._base_executable).resolve())  # in a virtual environment there is no user's folder
+    plain = run("", python_of_user, "-c", "pass", PYTHONUSERBASE=str(tmp_path / "base"))
+    assert plain == (0, "usercustomize\n", "")
+    assert run("--lms 1GiB", python_of_user, "-c", "pass", PYTHONUSERBASE=str(tmp_path / "base")) == plain
+
+
+def test_an_import_leaves_no_trace(run):
+    code = """
+        import importlib.util, pickle, sys
+        def finders():
+            return [getattr(finder, "__name__", type(finder)) for finder in sys.meta_path]
+        before = finders()
+        importlib.util.find_spec("torch")  # as libraries do that ask whether it is there
+        import torch
+        import ebbtide
+        spec, found = torch.__spec__, importlib.util.find_spec("torch")
+        print(type(spec), type(spec.loader), sorted(vars(spec.loader)), torch.__loader__ is spec.loader, found is spec)
+        print(finders())
+        print(pickle.loads(pickle.dumps(torch.nn.Linear(2, 2).state_dict())).keys())
+        print(ebbtide.lms.enabled, len(before) - len(finders()), file=sys.stderr)
+    """
+    code = re.sub(r"^ {8}", "", code, flags=re.M)
+    status, out, error = run("--lms 1GiB", *python(code))
+    plain = run("", *python(code))
+    assert error == "True 1\n" and plain[2] == "False 0\n"
+    assert (status, out) == plain[:2] == (0, out)
+
+
+@pytest.mark.parametrize("text", ["import there_is_no_such_module", "1 / 0", "def f(): raise KeyError\nf()"])
+def test_a_failing_import_of_torch_has_its_own_traceback(run, tmp_path, text):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(text)
+    code = "def load():\n    import torch\ntry:\n    load()\nexcept KeyError:\n    load()"
+    plain = run("", *python(code))
+    assert plain[0] == 1 and plain[2].startswith("Traceback")
+    assert run("--lms 1GiB", *python(code)) == plain
+
+
+# --- ways to start Python ---
+
+
+def test_every_way_to_start_python(run):
+    shown = (0, f"{1024 * MIB} True\n", "")
+    assert run("--lms 1GiB", *python(SHOW)) == shown
+    assert run("--lms 1GiB", "bash", "-c", f"{sys.executable} -c '{SHOW}'") == shown
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SHOW!r}], check=True)"
+    assert run("--lms 1GiB", *python(child)) == shown
+    assert run("--lms 1GiB", sys.executable, "-m", "train")[0] == 7
+    status, out, error = run("--lms 8MiB", sys.executable, "-m", "train")
+    assert (status, out) == (1, "") and "torch.OutOfMemoryError: ebbtide: " in error
+
+
+def test_a_run_inside_a_run_changes_what_it_names(run):
+    inner = [sys.executable, "-m", "ebbtide.cli", "run"]
+    assert run("--lms 1GiB", *inner, "--lms", "8MiB", "--", *python(SHOW))[1] == f"{8 * MIB} True\n"
+    code = "import os; print(os.environ['PYTHONPATH'].count('startup_path'))\n" + SHOW
+    assert run("--lms 1GiB", *inner, "--host-limit", "8MiB", "--", *python(code))[1] == f"1\n{1024 * MIB} True\n"
+    assert run("--overflow none", *python(SHOW), EBBTIDE_LMS="8MiB")[1] == f"{8 * MIB} True\n"
+
+
+# --- programs that know ebbtide ---
+
+
+@pytest.mark.parametrize("before", ["import torch", "import ebbtide", "import ebbtide.lms"])
+def test_the_scripts_own_limit_wins(run, before):
+    code = f"{before}\nimport ebbtide\nwith ebbtide.lms.enable('64MiB', '4KiB'): pass\n{SHOW}, ebbtide.lms.min_size"
+    code += "\nprint(ebbtide.lms.min_size)\nimport train; train.train(1)\nprint(ebbtide.lms.stats()['evictions'] > 9)"
+    status, out, error = run("--lms 1GiB", *python(code))
+    assert (status, error) == (0, "")
+    assert re.fullmatch(rf"{64 * MIB} True\n4096\n0x\S+\nTrue\n", out)
+
+
+def test_a_region_that_imports_torch(run):
+    code = f"from ebbtide import saver\nwith saver.region('w'):\n    {SHOW}\n    tensor = torch.ones(1000)\n"
+    code += "print(saver.tags()['w'].size_bytes > 0)"
+    status, out, error = run("--lms 1GiB", *python(code))
+    assert (status, out, error) == (0, f"{1024 * MIB} True\nTrue\n", "")
+
+
+# --- multiprocessing ---
+
+PROCESSES = """
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+import torch
+
+
+def is_on():
+    lms = sys.modules.get("ebbtide.lms")
+    return lms is not None and lms.enabled
+
+
+def show(name, *rest):
+    print(name, is_on(), flush=True)
+
+
+def rank(number):
+    show("rank")
+
+
+def of_worker(number):
+    return is_on()
+
+
+class Own(multiprocessing.get_context(sys.argv[1]).Process):
+    def run(self):
+        show("own class")
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return float(is_on())
+
+
+if __name__ == "__main__":
+    method = sys.argv[1]
+    context = multiprocessing.get_context(method)
+    for process in (context.Process(target=show, args=("target",)), Own(), context.Process(target=exit, args=(9,))):
+        process.start()
+        process.join()
+    print("status", process.exitcode)
+    torch.multiprocessing.start_processes(rank, nprocs=1, start_method=method)
+    loader = torch.utils.data.DataLoader(Numbers(), num_workers=1, multiprocessing_context=method)
+    print("loader", [bool(batch) for batch in loader])
+    with context.Pool(1) as pool:
+        print("pool", pool.map(of_worker, [1]))
+    with ProcessPoolExecutor(1, mp_context=context) as executor:
+        print("executor", list(executor.map(of_worker, [1])))
+    show("main")
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_that_train_have_it_and_helpers_have_not(run, tmp_path, method):
+    (tmp_path / "processes.py").write_text(PROCESSES)
+    status, out, error = run("--lms 1GiB", sys.executable, "processes.py", method)
+    assert (status, error) == (0, "")
+    assert out.splitlines() == [
+        *("target True", "own class True", "status 9", "rank True"),
+        *("loader [False]", "pool [False]", "executor [False]", "main True"),
+    ]
+
+
+def test_a_forked_child_that_is_first_to_import_torch_has_it(run):
+    code = f"import multiprocessing\ndef show():\n    {SHOW}\n"
+    code += "child = multiprocessing.get_context('fork').Process(target=show)\nchild.start()\nchild.join()"
+    assert run("--lms 1GiB", *python(code))[:2] == (0, f"{1024 * MIB} True\n")
+
+
+# --- refusals, and other options ---
+
+REFUSED = "ebbtide: large model support can't start, so the program ends: "
+
+
+@pytest.mark.parametrize("code", ["import torch", "try:\n    import torch\nexcept Exception:\n    pass"])
+def test_what_can_not_start_ends_the_program(run, code):
+    status, out, error = run("--lms 1GiB", *python(f"print('begun')\n{code}\nprint('trains')"), EBBTIDE_DRIVER="cuda")
+    assert (status, out) == (1, "begun\n")
+    assert error.startswith(f"{REFUSED}EBBTIDE_DRIVER=cuda, but torch is a CPU build: ") and error.count("\n") == 1
+
+
+def test_a_child_that_can_not_start_ends_with_an_error(run, tmp_path):
+    (tmp_path / "processes.py").write_text(PROCESSES)
+    code = "import os, processes, multiprocessing\nos.environ['EBBTIDE_LMS'] = '5x'\n"
+    code += "child = multiprocessing.get_context('spawn').Process(target=processes.show, args=('target',))\n"
+    code += "child.start()\nchild.join()\nprint(child.exitcode)"
+    status, out, error = run("--lms 1GiB", *python(code), "spawn")
+    assert (status, out) == (0, "1\n") and error.startswith(f"{REFUSED}EBBTIDE_LMS has the unknown unit 'x'")
+
+
+def test_a_python_without_ebbtide_ends_at_torch(run):
+    code = "import sys\nsys.modules['ebbtide'] = None\nimport torch\nprint('trains')"
+    status, out, error = run("--lms 1GiB", *python(code))
+    assert (status, out) == (1, "") and error.count("\n") == 1
+    assert error.startswith(f"ebbtide: no large model support for {sys.executable}, so it ends: ")
+
+
+def test_python_that_ignores_the_environment_is_left_alone(run):
+    for option in ("-I", "-S"):
+        code = "import sys; print(any('sitecustomize' in repr(finder) for finder in sys.meta_path))"
+        assert run("--lms 1GiB", sys.executable, option, "-c", code) == (0, "False\n", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--lms 5x", "--lms has the unknown unit 'x'"),
+        ("--lms -1", "--lms must not be negative"),
+        ("--lms-min-size 1MiB", "--lms-min-size means nothing without --lms: give both or neither"),
+        ("--lms 1GiB --lms-min-size x", "--lms-min-size must be a size"),
+        ("--lms 1GiB --pauseable", "--lms and --pauseable each tag all of a program's memory: leave one out"),
+    ],
+)
+def test_run_refuses_before_the_program_starts(run, options, sentence):
+    status, out, error = run(options, *python("print('begun')"))
+    assert (status, out) == (2, "") and f"Error: {sentence}" in error
+
+
+def test_pauseable_from_an_outer_run_is_refused_too(run):
+    assert run("--lms 1GiB", *python("pass"), EBBTIDE_PAUSEABLE="1")[0] == 2
+    assert run("--lms 1GiB --no-pauseable", *python("pass"), EBBTIDE_PAUSEABLE="1")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "in_force"),
+    [
+        ("--lms 1GiB --device-limit 8MiB", 8 * MIB),
+        ("--lms 8MiB --device-limit 1GiB", 8 * MIB),
+        ("--lms 8MiB --overflow none", 8 * MIB),
+        ("--lms 8MiB --overflow whole --whole-fraction 0.5 --report total --reserve 0", 8 * MIB),
+    ],
+)
+def test_the_lower_limit_holds_whatever_the_overflow_policy(run, options, in_force):
+    code = "import torch; from ebbtide import _core, lms; print(lms.enabled, _core.get_limit('device'))"
+    assert run(options, *python(code)) == (0, f"True {in_force}\n", "")
+
+
+def test_the_host_limit_holds_for_what_leaves(run):
+    status, _, error = run("--lms 64MiB --host-limit 8MiB", sys.executable, "train.py")
+    assert status == 1 and "torch.OutOfMemoryError" in error and "host_limit" in error
+
+
+def test_a_run_with_ebbtide_off_has_no_lms(run):
+    plain = run("", sys.executable, "train.py")
+    assert run("--lms 8MiB --summary", sys.executable, "train.py", EBBTIDE_DRIVER="off") == plain
