@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "policy/step_follower.h"
+#include "policy/lms/step_follower.h"
 #include "step_replay.h"
 
 namespace ebbtide::policy {

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "core/budget/device_budget.h"
-#include "policy/eviction.h"
+#include "policy/lms/eviction.h"
 
 namespace ebbtide {
 namespace {

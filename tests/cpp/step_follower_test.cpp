@@ -1,5 +1,5 @@
 // Steps that are recorded and followed: equal ones, others, and sequences that no training makes.
-#include "policy/step_follower.h"
+#include "policy/lms/step_follower.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "checked_follower.h"
-#include "policy/step_plan.h"
+#include "policy/lms/step_plan.h"
 #include "step_replay.h"
 
 namespace ebbtide::policy {

@@ -1,5 +1,5 @@
 // Plans for training steps: what they promise of any step, and what they cost in replays.
-#include "policy/step_plan.h"
+#include "policy/lms/step_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 #include <set>
 #include <vector>
 
-#include "policy/range_minimum.h"
-#include "policy/step_record.h"
+#include "policy/lms/range_minimum.h"
+#include "policy/lms/step_record.h"
 #include "step_replay.h"
 
 namespace ebbtide::policy {

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "policy/step_plan.h"
-#include "policy/step_record.h"
+#include "policy/lms/step_plan.h"
+#include "policy/lms/step_record.h"
 
 namespace ebbtide::policy {
 

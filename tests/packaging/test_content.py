@@ -19,7 +19,7 @@ def expected_files(root: Path) -> set[str]:
         for path in (root / folder).iterdir()
         if path.suffix in (".cpp", ".h")
     }
-    extension |= {f"torch_extension/csrc/policy/eviction{suffix}" for suffix in (".cpp", ".h")}
+    extension |= {f"torch_extension/csrc/policy/lms/eviction{suffix}" for suffix in (".cpp", ".h")}
     public = {path.name for path in (root / "csrc/api").glob("ebbtide*.h")}
     assert {"ebbtide.h", "ebbtide_limits.h", "ebbtide_lms.h", "ebbtide_queries.h", "ebbtide_settings.h"} == public
     headers = {f"include/{name}" for name in public}

@@ -98,7 +98,7 @@ def test_the_command_binds_to_the_core_and_the_abi_that_are_there(recipe, tmp_pa
 def test_each_module_has_sources_and_libraries_of_its_own(tmp_path):
     recipe = build.Recipe.of_this_process("_lms")
     names = {path.relative_to(recipe.source_root).as_posix() for path in recipe.sources()}
-    assert {"torch/lms/module.cpp", "policy/eviction.cpp"} <= names
+    assert {"torch/lms/module.cpp", "policy/lms/eviction.cpp"} <= names
     assert not any(name.startswith("torch/cpu/") for name in names)
     command = build.command_line(recipe, ["c++"], tmp_path / "out.so")
     assert {"-lc10", "-ltorch_cpu", "-ltorch_python"} <= set(command)

@@ -87,6 +87,8 @@ void allocate_apart(size_t size_bytes, c10::DataPtr* data) {
   *data = was_closed ? ordinary->allocate(size_bytes) : own(*pool, address, size_bytes);
 }
 
+uint64_t used_bytes() { return region_memory().arena.used_bytes(); }
+
 bool install_allocator() {
   static RegionAllocator& own = *new RegionAllocator();
   if (c10::GetCPUAllocator() == &own) return true;

@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "torch/cpu/pool.h"
 
@@ -17,5 +18,7 @@ void set_pool_apart(Pool* pool);
 // Memory of that pool, or ordinary memory if there is none or it is not open. The region that the thread is in plays no
 // part. Throws c10::OutOfMemoryError.
 void allocate_apart(size_t size_bytes, c10::DataPtr* data);
+// What tensors of all pools have now, without what is cached.
+uint64_t used_bytes();
 
 }  // namespace ebbtide::cpu

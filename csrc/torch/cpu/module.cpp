@@ -161,7 +161,12 @@ PYBIND11_MODULE(_torch, module) {
   module.def(
       "set_pool_apart", [](int64_t id) { set_pool_apart(id == 0 ? nullptr : &pool_of(id)); }, py::arg("pool"),
       "The pool of memory that comes back, wherever its thread is; 0: none.");
-  module.def("allocate_function", [] { return reinterpret_cast<uintptr_t>(&allocate_apart); });
+  module.def(
+      "lms_functions",
+      [] {
+        return py::make_tuple(reinterpret_cast<uintptr_t>(&allocate_apart), reinterpret_cast<uintptr_t>(&used_bytes));
+      },
+      "For `_lms.set_hooks`.");
   module.def(
       "set_reclaimer",
       [](uintptr_t evict, uintptr_t explain) {

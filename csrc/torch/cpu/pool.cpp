@@ -27,12 +27,6 @@ void insert_free(FreeList& list, Block& block) noexcept {
   list.insert(std::move(block.free_node));
 }
 
-void* serve(FreeList& list, Block& block) {
-  block.free_node = list.extract(&block);
-  block.is_allocated = true;
-  return block.address;
-}
-
 // Cuts a free block of the list to size_bytes, if the rest is large enough.
 void split(Segment& segment, FreeList& list, Block& block, size_t size_bytes) {
   const size_t rest_bytes = block.size_bytes - size_bytes;
@@ -136,6 +130,13 @@ void* Arena::take_from_source(Pool& pool, size_t segment_bytes) {
   return memory;
 }
 
+void* Arena::serve(FreeList& list, Block& block) {
+  block.free_node = list.extract(&block);
+  block.is_allocated = true;
+  used_bytes_ += block.size_bytes;
+  return block.address;
+}
+
 void* Arena::take_free_block(Pool& pool, size_t size_bytes, bool is_small) {
   FreeList& list = pool.free_list(is_small);
   Block least{nullptr, size_bytes, false, {}};
@@ -186,6 +187,7 @@ bool Arena::deallocate(void* address) noexcept {
   auto block = blocks.find(static_cast<std::byte*>(address));
   if (block == blocks.end() || !block->second.is_allocated) return true;  // a second free of a block: nothing changes
   FreeList& list = segment->second.pool->free_list(segment->second.is_small);
+  used_bytes_ -= block->second.size_bytes;
 
   const auto after = std::next(block);
   if (after != blocks.end() && !after->second.is_allocated) {

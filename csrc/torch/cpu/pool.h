@@ -106,6 +106,8 @@ class Arena {
   // Releases the wholly free segments of one pool, or of all pools for null. Returns their bytes.
   size_t trim(Pool* pool);
   std::vector<SegmentView> snapshot(const Pool& pool);
+  // In blocks that are allocated, of all pools.
+  uint64_t used_bytes() const { return used_bytes_.load(); }
   // How many segments `trim` and `snapshot` have examined so far. Tests bound its growth.
   uint64_t look_count() const { return look_count_.load(); }
 
@@ -117,6 +119,7 @@ class Arena {
   using Segments = std::map<std::byte*, Segment>;
 
   Segments::iterator find_segment(const void* address);
+  void* serve(FreeList& list, Block& block);
   void* take_free_block(Pool& pool, size_t size_bytes, bool is_small);
   void* add_segment(Pool& pool, std::byte* memory, size_t segment_bytes, size_t size_bytes, bool is_small);
   void* take_from_source(Pool& pool, size_t segment_bytes);
@@ -124,6 +127,7 @@ class Arena {
   SegmentSource& source_;
   std::mutex mutex_;
   Segments segments_;
+  std::atomic<uint64_t> used_bytes_{0};
   std::atomic<uint64_t> look_count_{0};
   std::vector<std::unique_ptr<Pool>> pools_;
 };

@@ -4,28 +4,21 @@
 #include <c10/core/Allocator.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <exception>
+#include <iterator>
 #include <new>
 #include <stdexcept>
 #include <utility>
-#include <vector>
 
 #include "api/ebbtide.h"
-#include "policy/eviction.h"
+#include "policy/lms/eviction.h"
+#include "torch/lms/device_side.h"
 
 namespace ebbtide::lms {
 namespace {
-
-class Stopwatch {
- public:
-  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
-
- private:
-  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-};
 
 // For a wait for another thread, which may want the GIL. No lock is held at the construction and the destruction.
 class GilReleased {
@@ -42,15 +35,20 @@ class GilReleased {
 };
 
 Ledger* only = nullptr;
+// How often a storage is looked at before it counts as one that stays in use.
+constexpr int kLooks = 64;
+// In this thread an allocation is made ahead of need.
+thread_local bool is_prefetching = false;
 
 }  // namespace
 
 // --- SavedStorage ---
 
-SavedStorage::SavedStorage(Ledger& ledger, c10::Storage storage, uint64_t number)
+SavedStorage::SavedStorage(Ledger& ledger, c10::Storage storage, c10::Stream stream, uint64_t number)
     : ledger_(ledger),
       size_bytes_(storage.nbytes()),
       device_(storage.device()),
+      stream_(stream),
       address_(storage.data()),
       storage_(std::move(storage)),
       saved_(number) {}
@@ -78,39 +76,81 @@ void Ledger::become_child() noexcept {
 }
 
 void Ledger::allow_evictions(bool are_allowed) {
-  std::unique_lock lock(mutex_);
-  are_evictions_allowed_ = are_allowed && !is_child_;
-  if (!are_allowed) moved_.wait(lock, [&] { return leaving_ == 0; });
+  {
+    Lock lock(mutex_);
+    are_evictions_allowed_ = are_allowed && !is_child_;
+    if (are_allowed) return;
+    moved_.wait(lock, [&] { return leaving_ == 0; });
+  }
+  reap();
+  ebbtide_trim_host_memory(nullptr);  // during a capture the slabs stay until the next call
 }
 
-std::shared_ptr<SavedStorage> Ledger::find_or_add(const c10::Storage& storage) {
-  std::shared_ptr<SavedStorage> known;  // before the lock, which their destructor takes
-  std::shared_ptr<SavedStorage> made;
-  const std::lock_guard lock(mutex_);
-  auto& entry = by_storage_[storage.unsafeGetStorageImpl()];
-  known = entry.lock();
-  // A storage that was resized since is another one. Neither leaves then, since each refers to it.
-  if (known != nullptr && known->size_bytes_ == storage.nbytes() && known->address_ == storage.data()) return known;
-  made = std::make_shared<SavedStorage>(*this, storage, ++last_number_);
-  by_age_.emplace(made->saved_, made);
-  entry = made;
-  return made;
+std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
+  const c10::Device device = storage.device();
+  const DeviceSide& side = side_of(device);
+  const c10::Stream stream = side.current_stream(device);
+  const uint64_t used_bytes = side.used_bytes(device);
+  std::shared_ptr<SavedStorage> saved;
+  std::shared_ptr<SavedStorage> other;  // outlives the lock, which its destructor takes
+  {
+    const Lock lock(mutex_);
+    auto& entry = by_storage_[storage.unsafeGetStorageImpl()];
+    saved = entry.lock();
+    // A storage that was resized since is another one. Neither leaves then, since each refers to it.
+    if (saved != nullptr && (saved->size_bytes_ != storage.nbytes() || saved->address_ != storage.data()))
+      other = std::exchange(saved, nullptr);
+    Steps& steps = steps_[device.index()];
+    if (saved == nullptr) {
+      if (steps.storages.empty() && steps.was_wanted) end_step(device, steps);
+      saved = std::make_shared<SavedStorage>(*this, storage, stream, ++last_number_);
+      by_age_.emplace(saved->saved_, saved);
+      entry = saved;
+      saved->number_ = steps.follower.saved(saved->size_bytes_, demand_bytes(used_bytes), now());
+      steps.storages.emplace(saved->number_, saved.get());
+      note_due(steps);
+    }
+    watch(steps, *saved);
+    note_free(steps);
+  }
+  perform(device);
+  return saved;
 }
 
 // Called by the destructor: nobody else refers to it any more, but a weak reference may still be listed.
 void Ledger::forget(SavedStorage& saved) noexcept {
   c10::Storage dying;
+  Transit transit;
+  bool is_off = false;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     by_age_.erase(saved.saved_);
     if (saved.storage_) {
       const auto found = by_storage_.find(saved.storage_.unsafeGetStorageImpl());
       if (found != by_storage_.end() && found->second.expired()) by_storage_.erase(found);
     }
     dying = std::move(saved.storage_);
-    if (saved.on_host_ != nullptr) statistics_.host_bytes -= saved.size_bytes_;
+    transit = std::move(saved.transit_);
+    if (saved.place_ == SavedStorage::Place::kHost) statistics_.host_bytes -= saved.size_bytes_;
+    forget_in_step(saved);
+    is_off = !are_evictions_allowed_;
   }
-  if (saved.on_host_ != nullptr) ebbtide_give_host_memory(saved.on_host_, nullptr);
+  if (is_child_) {  // the parent's copy: a child has no driver to ask
+    static_cast<void>(new Transit(std::move(transit)));
+    return;
+  }
+  try {
+    const DeviceSide& side = side_of(saved.device_);
+    if (dying && transit.copy) transit.waited_seconds += side.come_after(transit.copy, saved.stream_);
+    if (dying) side.let_go(std::move(dying), saved.stream_);
+  } catch (const std::exception&) {
+    static_cast<void>(new c10::Storage(std::move(dying)));  // the copy may use it for ever
+  }
+  if (!transit.host) return;
+  retire(transit);
+  if (!is_off) return;
+  reap();
+  ebbtide_trim_host_memory(nullptr);
 }
 
 bool Ledger::can_leave(const SavedStorage& saved) const {
@@ -121,103 +161,186 @@ bool Ledger::can_leave(const SavedStorage& saved) const {
 }
 
 c10::Storage Ledger::bring_back(SavedStorage& saved) {
-  const auto rests = [&] {
-    return saved.place_ == SavedStorage::Place::kDevice || saved.place_ == SavedStorage::Place::kHost;
-  };
-  std::unique_lock lock(mutex_);
-  if (is_child_ && !rests()) throw std::runtime_error("a thread of the parent was moving this tensor at the fork");
-  moved_.wait(lock, rests);
-  if (saved.place_ == SavedStorage::Place::kDevice) return saved.storage_;
-  saved.place_ = SavedStorage::Place::kReturning;
-  const Hooks hooks = hooks_;
+  using Place = SavedStorage::Place;
+  const DeviceSide& side = side_of(saved.device_);
+  const c10::Stream stream = side.current_stream(saved.device_);
+  const uint64_t used_bytes = side.used_bytes(saved.device_);
+  c10::Storage storage;
+  {
+    Lock lock(mutex_);
+    if (is_child_ && saved.place_ == Place::kMoving)
+      throw std::runtime_error("a thread of the parent was moving this tensor at the fork");
+    moved_.wait(lock, [&] { return saved.place_ != Place::kMoving; });
+    want(saved, used_bytes);
+    if (saved.place_ == Place::kHost) {
+      load(lock, saved, stream, /*is_ahead=*/false);
+    } else if (saved.transit_.is_arrival) {
+      receive(lock, saved, stream);
+    } else if (saved.transit_.host) {
+      // A departure that was begun is of no use: who gets the storage may change it.
+      retired_.push_back(std::exchange(saved.transit_, Transit()));
+    }
+    storage = saved.storage_;
+  }
+  perform(saved.device_);
+  reap();
+  return storage;
+}
+
+// The storage comes back to the device. The stream's work comes after its copy, unless the load is ahead of need. The
+// lock is held at the call and at the return, and not in between; after a failure the storage is on the host as before.
+void Ledger::load(Lock& lock, SavedStorage& saved, c10::Stream stream, bool is_ahead) {
+  const DeviceSide& side = side_of(saved.device_);
+  saved.place_ = SavedStorage::Place::kMoving;
+  Transit departure = std::move(saved.transit_);
   lock.unlock();
-  double seconds = 0;
   c10::Storage returned;
+  Transit arrival;
   std::exception_ptr failure;
   try {
-    c10::DataPtr data;
-    hooks.allocate(saved.size_bytes_, &data);
+    c10::DataPtr data = side.allocate(saved.device_, saved.size_bytes_);
     returned = c10::Storage(c10::Storage::use_byte_size_t(), saved.size_bytes_, std::move(data),
                             c10::GetAllocator(saved.device_.type()), /*resizable=*/true);
-    const Stopwatch watch;
-    std::memcpy(returned.mutable_data(), saved.on_host_, saved.size_bytes_);
-    seconds = watch.seconds();
+    if (departure.copy) side.come_after(departure.copy, stream);  // the work of its own stream does already
+    std::string problem;
+    arrival.copy = OwnedCopy::to_device(side.number_of(saved.device_), returned.mutable_data(), departure.host,
+                                   saved.size_bytes_, side.handle_of(stream), &problem);
+    if (!arrival.copy) throw std::runtime_error(problem);
+    if (!is_ahead) arrival.waited_seconds = side.come_after(arrival.copy, stream);
   } catch (...) {
     failure = std::current_exception();
+    arrival.copy = OwnedCopy();
+    returned = c10::Storage();
   }
-  void* no_longer_needed = nullptr;
   lock.lock();
   if (failure == nullptr) {
     try {
-      by_storage_[returned.unsafeGetStorageImpl()] = by_age_.at(saved.saved_);
+      retired_.reserve(retired_.size() + 2);
+      by_storage_[returned.unsafeGetStorageImpl()] = saved.weak_from_this();
     } catch (...) {
       failure = std::current_exception();
     }
   }
   if (failure == nullptr) {
-    no_longer_needed = std::exchange(saved.on_host_, nullptr);
-    saved.storage_ = returned;
     saved.address_ = returned.data();
+    saved.storage_ = std::move(returned);
+    saved.place_ = SavedStorage::Place::kDevice;
+    arrival.size_bytes = saved.size_bytes_;
+    arrival.is_arrival = true;
+    arrival.is_prefetch = is_ahead;
+    arrival.host = std::move(departure.host);
     statistics_.loaded_bytes += saved.size_bytes_;
     statistics_.host_bytes -= saved.size_bytes_;
-    statistics_.waited_seconds += seconds;
+    statistics_.waited_seconds += arrival.waited_seconds;
+    if (departure.copy) retired_.push_back(std::move(departure));
+    if (is_ahead) {
+      saved.transit_ = std::move(arrival);
+    } else {
+      retired_.push_back(std::move(arrival));
+    }
+  } else {
+    saved.transit_ = std::move(departure);
+    saved.place_ = SavedStorage::Place::kHost;
   }
-  saved.place_ = failure == nullptr ? SavedStorage::Place::kDevice : SavedStorage::Place::kHost;
-  lock.unlock();
   moved_.notify_all();
-  if (failure != nullptr) std::rethrow_exception(failure);
-  ebbtide_give_host_memory(no_longer_needed, nullptr);
-  return returned;
+  if (failure == nullptr) return;
+  lock.unlock();
+  arrival = Transit();
+  returned = c10::Storage();
+  lock.lock();
+  std::rethrow_exception(failure);
 }
 
-// The lock is held at the call and at the return, and not in between.
-bool Ledger::move_out(std::unique_lock<std::mutex>& lock, const std::shared_ptr<SavedStorage>& saved) noexcept {
-  saved->place_ = SavedStorage::Place::kLeaving;
-  by_storage_.erase(saved->storage_.unsafeGetStorageImpl());
-  c10::Storage leaving = std::move(saved->storage_);
-  ++leaving_;
+// The storage is on the device, and its copy may be under way: the stream's work comes after it.
+void Ledger::receive(Lock& lock, SavedStorage& saved, c10::Stream stream) {
+  saved.place_ = SavedStorage::Place::kMoving;
+  Transit arrival = std::move(saved.transit_);
   lock.unlock();
-  const Stopwatch watch;
-  ebbtide_error error = EBBTIDE_ERROR_INIT;
-  void* on_host = nullptr;
-  const int device = saved->device_.has_index() ? saved->device_.index() : 0;
-  const bool has_room = ebbtide_take_host_memory(device, saved->size_bytes_, &on_host, &error) == EBBTIDE_OK;
-  if (has_room) {
-    std::memcpy(on_host, leaving.data(), saved->size_bytes_);
-    leaving = c10::Storage();  // gives the device memory back
+  std::exception_ptr failure;
+  double seconds = 0;
+  const bool is_in_time = arrival.copy.is_done();
+  try {
+    seconds = side_of(saved.device_).come_after(arrival.copy, stream);
+  } catch (...) {
+    failure = std::current_exception();
   }
   lock.lock();
+  arrival.waited_seconds += seconds;
+  statistics_.waited_seconds += seconds;
+  saved.place_ = SavedStorage::Place::kDevice;
+  moved_.notify_all();
+  if (failure != nullptr) {
+    saved.transit_ = std::move(arrival);
+    std::rethrow_exception(failure);
+  }
+  if (arrival.is_prefetch) ++(is_in_time ? statistics_.prefetch_hits : statistics_.prefetch_late);
+  retired_.push_back(std::move(arrival));
+}
+
+// Gives up its device memory, after a copy to the host if there is none yet. The lock is held at the call and at the
+// return, and not in between.
+bool Ledger::send_away(Lock& lock, SavedStorage& saved) noexcept {
+  const DeviceSide& side = side_of(saved.device_);
+  saved.place_ = SavedStorage::Place::kMoving;
+  by_storage_.erase(saved.storage_.unsafeGetStorageImpl());
+  c10::Storage leaving = std::move(saved.storage_);
+  Transit transit = std::move(saved.transit_);
+  ++leaving_;
+  lock.unlock();
+  std::string problem;
+  double seconds = 0;
+  bool has_left = false;
+  try {
+    if (!transit.copy) {
+      transit.host = HostMemory::take(side.number_of(saved.device_), saved.size_bytes_, &problem);
+      if (transit.host)
+        transit.copy = OwnedCopy::to_host(side.number_of(saved.device_), transit.host, leaving.data(), saved.size_bytes_,
+                                     side.handle_of(saved.stream_), &problem);
+      if (!transit.copy) transit.host = HostMemory();
+      transit.size_bytes = saved.size_bytes_;
+    }
+    if (transit.copy) {
+      seconds = side.come_after(transit.copy, saved.stream_);
+      transit.waited_seconds += seconds;
+      has_left = true;
+    }
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  if (has_left) side.let_go(std::move(leaving), saved.stream_);
+  lock.lock();
   --leaving_;
-  if (has_room) {
-    saved->on_host_ = on_host;
-    saved->place_ = SavedStorage::Place::kHost;
+  saved.transit_ = std::move(transit);
+  if (has_left) {
+    saved.place_ = SavedStorage::Place::kHost;
     ++statistics_.evictions;
-    statistics_.evicted_bytes += saved->size_bytes_;
-    statistics_.host_bytes += saved->size_bytes_;
-    statistics_.waited_seconds += watch.seconds();
-    ever_evicted_bytes_ += saved->size_bytes_;
+    statistics_.evicted_bytes += saved.size_bytes_;
+    statistics_.waited_seconds += seconds;
+    statistics_.host_bytes += saved.size_bytes_;
+    ever_evicted_bytes_ += saved.size_bytes_;
   } else {
-    saved->storage_ = std::move(leaving);
-    saved->place_ = SavedStorage::Place::kDevice;
+    saved.storage_ = std::move(leaving);
+    saved.place_ = SavedStorage::Place::kDevice;
     try {
-      by_storage_[saved->storage_.unsafeGetStorageImpl()] = saved;
-      host_problem_ = error.message;
+      by_storage_[saved.storage_.unsafeGetStorageImpl()] = saved.weak_from_this();
+      problem_ = problem;
     } catch (const std::bad_alloc&) {
       // Views that are saved from now on know it a second time. It does not leave then: somebody else refers to it.
     }
   }
   moved_.notify_all();
-  return has_room;
+  return has_left;
 }
 
 uint64_t Ledger::evict(uint64_t wanted_bytes) noexcept {
+  reap();
   // Outlives the lock: a last reference may be among them, and the destructor takes the lock.
   std::vector<std::shared_ptr<SavedStorage>> candidates;
   uint64_t freed_bytes = 0;
   try {
     std::vector<policy::Evictable> numbers;
-    std::unique_lock lock(mutex_);
-    host_problem_.clear();
+    Lock lock(mutex_);
+    problem_.clear();
     if (!are_evictions_allowed_) return 0;
     for (const auto& [number, entry] : by_age_) {
       candidates.push_back(entry.lock());
@@ -228,7 +351,7 @@ uint64_t Ledger::evict(uint64_t wanted_bytes) noexcept {
       const auto& saved = candidates[index];
       if (!are_evictions_allowed_) break;
       if (saved == nullptr || !can_leave(*saved)) continue;
-      if (!move_out(lock, saved)) break;
+      if (!send_away(lock, *saved)) break;
       freed_bytes += saved->size_bytes_;
     }
     if (freed_bytes == 0 && leaving_ > 0) freed_bytes = await_others(lock);
@@ -238,8 +361,20 @@ uint64_t Ledger::evict(uint64_t wanted_bytes) noexcept {
   return freed_bytes;
 }
 
+uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes) noexcept {
+  if (is_prefetching) return 0;  // what is wanted later does not drive out what is wanted sooner
+  const uint64_t held_bytes = side_of(device).held_bytes(device);
+  {
+    const Lock lock(mutex_);
+    if (!are_evictions_allowed_) return 0;
+    ++statistics_.reclaims;
+    steps_[device.index()].follower.missed(demand_bytes(held_bytes + wanted_bytes));
+  }
+  return evict(wanted_bytes);
+}
+
 // What another thread evicts now is about to become free, and counts.
-uint64_t Ledger::await_others(std::unique_lock<std::mutex>& lock) {
+uint64_t Ledger::await_others(Lock& lock) {
   const uint64_t before = ever_evicted_bytes_;
   uint64_t freed_bytes = 0;
   lock.unlock();
@@ -254,21 +389,205 @@ uint64_t Ledger::await_others(std::unique_lock<std::mutex>& lock) {
   return freed_bytes;
 }
 
-Statistics Ledger::statistics() const {
-  const std::lock_guard lock(mutex_);
+// --- Steps ---
+
+// A bus of PCIe 4 until copies have shown another rate.
+double Ledger::Rate::bytes_per_second() const { return seconds > 0 ? bytes / seconds : 20e9; }
+
+void Ledger::Rate::add(const Rate& other) {
+  bytes += other.bytes;
+  seconds += other.seconds;
+}
+
+// Without the time that copies cost: a plan that hides them shall not count on it.
+double Ledger::now() const {
+  const auto since_start = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(since_start).count() - statistics_.waited_seconds;
+}
+
+void Ledger::end_step(c10::Device device, Steps& steps) {
+  steps.follower.end_step({side_of(device).limit_bytes(device), out_.bytes_per_second(), in_.bytes_per_second()});
+  steps.due = {};
+  steps.was_wanted = false;
+}
+
+// The follower's actions are those of its last call alone.
+void Ledger::note_due(Steps& steps) {
+  const policy::StepActions& actions = steps.follower.actions();
+  const auto append = [](std::vector<uint64_t>& to, const std::vector<uint64_t>& from) {
+    to.insert(to.end(), from.begin(), from.end());
+  };
+  append(steps.due.copies_out, actions.copies_out);
+  append(steps.due.releases, actions.releases);
+  append(steps.due.loads, actions.loads);
+}
+
+void Ledger::watch(Steps& steps, SavedStorage& saved) {
+  if (steps.storages.contains(saved.number_)) steps.watched[saved.number_] = kLooks;
+}
+
+// Nobody says when the program lets a saved tensor go, so each is looked at for a while. What stays in use, such as a
+// parameter, is not looked at for ever.
+void Ledger::note_free(Steps& steps) {
+  for (auto watched = steps.watched.begin(); watched != steps.watched.end();) {
+    auto& [number, looks_left] = *watched;
+    const SavedStorage& saved = *steps.storages.at(number);
+    const bool is_free = saved.place_ == SavedStorage::Place::kDevice && saved.storage_.use_count() == 1;
+    if (is_free) {
+      steps.follower.became_free(number);
+      note_due(steps);
+    }
+    watched = is_free || --looks_left == 0 ? steps.watched.erase(watched) : std::next(watched);
+  }
+}
+
+// The program reads it now.
+void Ledger::want(SavedStorage& saved, uint64_t used_bytes) {
+  Steps& steps = steps_[saved.device_.index()];
+  if (!steps.storages.contains(saved.number_)) return;  // of an earlier step
+  steps.was_wanted = true;
+  steps.follower.wanted(saved.number_, demand_bytes(used_bytes), now());
+  note_due(steps);
+  note_free(steps);
+  watch(steps, saved);
+}
+
+// It is about to die.
+void Ledger::forget_in_step(SavedStorage& saved) noexcept {
+  Steps& steps = steps_[saved.device_.index()];
+  if (steps.storages.erase(saved.number_) == 0) return;
+  steps.watched.erase(saved.number_);
+  try {
+    steps.follower.dropped(saved.number_);
+    note_due(steps);
+  } catch (const std::bad_alloc&) {
+    // The step will not look like its plan, and storages leave on demand.
+  }
+}
+
+// What the plan wants to happen now. What no longer applies is left out.
+void Ledger::perform(c10::Device device) noexcept {
+  std::vector<std::shared_ptr<SavedStorage>> kept;  // outlives the lock: their destructor takes it
+  Lock lock(mutex_);
+  Steps& steps = steps_[device.index()];
+  const policy::StepActions due = std::exchange(steps.due, {});
+  if (!are_evictions_allowed_) return;
+  const auto find = [&](uint64_t number) -> SavedStorage* {
+    const auto found = steps.storages.find(number);
+    if (found == steps.storages.end()) return nullptr;
+    kept.push_back(found->second->weak_from_this().lock());
+    return kept.back().get();
+  };
+  try {
+    for (const uint64_t number : due.copies_out) {
+      if (SavedStorage* const saved = find(number)) begin_departure(lock, *saved);
+    }
+    for (const uint64_t number : due.releases) {
+      SavedStorage* const saved = find(number);
+      if (saved != nullptr && can_leave(*saved)) send_away(lock, *saved);
+    }
+    for (const uint64_t number : due.loads) {
+      if (SavedStorage* const saved = find(number)) begin_arrival(lock, *saved);
+    }
+  } catch (const std::bad_alloc&) {
+    // What was left out leaves on demand, or comes back when it is wanted.
+  }
+}
+
+// Its copy to the host begins; its device memory stays. The lock is held at the call and at the return, and not in
+// between.
+void Ledger::begin_departure(Lock& lock, SavedStorage& saved) noexcept {
+  if (!can_leave(saved) || saved.transit_.host) return;
+  saved.place_ = SavedStorage::Place::kMoving;
+  lock.unlock();
+  std::string problem;
+  Transit transit;
+  const DeviceSide& side = side_of(saved.device_);
+  transit.host = HostMemory::take(side.number_of(saved.device_), saved.size_bytes_, &problem);
+  transit.size_bytes = saved.size_bytes_;
+  if (transit.host)
+    transit.copy = OwnedCopy::to_host(side.number_of(saved.device_), transit.host, saved.address_, saved.size_bytes_,
+                                 side.handle_of(saved.stream_), &problem);
+  if (!transit.copy) transit = Transit();
+  lock.lock();
+  saved.transit_ = std::move(transit);
+  saved.place_ = SavedStorage::Place::kDevice;
+  moved_.notify_all();
+}
+
+// It gets device memory, if there is any without an eviction, and its copy to the device begins. The lock is held at
+// the call and at the return, and not in between.
+void Ledger::begin_arrival(Lock& lock, SavedStorage& saved) noexcept {
+  if (saved.place_ != SavedStorage::Place::kHost) return;
+  try {
+    is_prefetching = true;
+    load(lock, saved, side_of(saved.device_).current_stream(saved.device_), /*is_ahead=*/true);
+  } catch (const std::exception&) {
+    // It stays on the host until it is wanted.
+  }
+  is_prefetching = false;
+}
+
+// Nobody wants its bytes, but its copy may be under way.
+void Ledger::retire(Transit& transit) noexcept {
+  try {
+    const Lock lock(mutex_);
+    retired_.push_back(std::move(transit));
+  } catch (const std::bad_alloc&) {
+    // The caller's ends then, which waits for the copy.
+  }
+}
+
+// Ends the copies that are complete and gives their host memory back.
+void Ledger::reap() noexcept {
+  std::vector<Transit> transits;
+  {
+    const Lock lock(mutex_);
+    if (is_child_) return;
+    transits.swap(retired_);
+  }
+  const auto complete = std::partition(transits.begin(), transits.end(), [](const Transit& transit) {
+    return transit.copy && !transit.copy.is_done();
+  });
+  double hidden_seconds = 0;
+  Rate in, out;
+  std::for_each(complete, transits.end(), [&](Transit& transit) {
+    const double seconds = transit.copy.end();
+    hidden_seconds += std::max(0.0, seconds - transit.waited_seconds);
+    Rate& rate = transit.is_arrival ? in : out;
+    rate.seconds += seconds;
+    if (seconds > 0) rate.bytes += static_cast<double>(transit.size_bytes);
+  });
+  transits.erase(complete, transits.end());  // outside the lock: gives host memory back
+  try {
+    const Lock lock(mutex_);
+    statistics_.hidden_seconds += hidden_seconds;
+    in_.add(in);
+    out_.add(out);
+    retired_.reserve(retired_.size() + transits.size());
+    std::move(transits.begin(), transits.end(), std::back_inserter(retired_));
+  } catch (const std::bad_alloc&) {
+    // Then they end here, which waits for them.
+  }
+}
+
+Statistics Ledger::statistics() {
+  reap();
+  const Lock lock(mutex_);
   return statistics_;
 }
 
 void Ledger::reset_statistics() {
-  const std::lock_guard lock(mutex_);
+  reap();
+  const Lock lock(mutex_);
   const uint64_t host_bytes = statistics_.host_bytes;
   statistics_ = {};
   statistics_.host_bytes = host_bytes;
 }
 
-std::string Ledger::host_problem() const {
-  const std::lock_guard lock(mutex_);
-  return host_problem_;
+std::string Ledger::problem() const {
+  const Lock lock(mutex_);
+  return problem_;
 }
 
 }  // namespace ebbtide::lms

@@ -1,16 +1,22 @@
-// The storages of tensors that autograd has saved, and where their bytes are: on the device, or on the host.
+// The storages of tensors that autograd has saved, and where their bytes are: on the device, on the host, or on the way.
 //
 // - A storage is known once, however many tensors and graphs saved views of it. It is known as long as one of them
 //   lives.
-// - A storage can be evicted while nobody but this ledger refers to it: then no kernel and no caller can reach its
-//   bytes except through bring_back().
+// - A storage can leave while nobody but this ledger refers to it: then no caller can reach its bytes except through
+//   bring_back(), and every kernel that uses them was queued before.
+// - Its way out is a copy to the host, which may begin long before the device memory is wanted, and the release of that
+//   memory, which comes after the copy in the order of the device's work. Its way back is an allocation and a copy.
 // - Only memory of LMS's own tag leaves: while LMS is on, nobody can pause that, and torch frees it without the GIL. It
 //   comes back to where LMS's memory is, whatever region the thread is in.
-// - evict() is called from inside torch's allocator. So it allocates no device memory, waits for nobody while it has
-//   the GIL, and no lock of ours is held where memory is given back to torch.
+// - Training repeats itself. What one step saved and wanted, and when, is the plan for the next: what has to leave is
+//   copied and released before memory is short, and comes back before it is wanted. Where no plan fits, or a step
+//   deviates from it, storages leave on demand, and come back when they are wanted.
+// - reclaim() is called from inside torch's allocator. So it allocates no device memory, waits for no thread while it
+//   has the GIL, and no lock of ours is held where memory is given back to torch.
 #pragma once
 
 #include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
 
 #include <condition_variable>
 #include <cstdint>
@@ -19,46 +25,52 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <vector>
+
+#include "policy/lms/step_follower.h"
+#include "torch/lms/transfer.h"
 
 namespace ebbtide::lms {
 
 class Ledger;
 
 // One storage. Its tensors share it; the last one to die forgets it.
-class SavedStorage {
+class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
  public:
-  SavedStorage(Ledger& ledger, c10::Storage storage, uint64_t number);
+  SavedStorage(Ledger& ledger, c10::Storage storage, c10::Stream stream, uint64_t number);
   SavedStorage(const SavedStorage&) = delete;
   SavedStorage& operator=(const SavedStorage&) = delete;
   ~SavedStorage();
 
  private:
   friend class Ledger;
-  enum class Place { kDevice, kLeaving, kHost, kReturning };
+  // kMoving: a thread sends it away or back, and the others wait.
+  enum class Place { kDevice, kHost, kMoving };
 
   Ledger& ledger_;
   const uint64_t size_bytes_;
   const c10::Device device_;
+  const c10::Stream stream_;  // in which it was saved: what wrote it, and what read it last, is queued there
   // All below are guarded by the ledger's mutex.
   const void* address_;  // where its bytes were when it was saved, or when they came back
   Place place_ = Place::kDevice;
-  c10::Storage storage_;     // kDevice
-  void* on_host_ = nullptr;  // kHost
-  uint64_t saved_;           // the order in which storages were saved: backward wants them in reverse
-};
-
-// What the module that serves CPU tensors offers. Plain functions, since it is another library.
-struct Hooks {
-  // Memory that belongs to LMS, or ordinary memory where LMS is off. Throws c10::OutOfMemoryError.
-  void (*allocate)(size_t size_bytes, c10::DataPtr* data);
+  c10::Storage storage_;  // kDevice
+  // kHost: its bytes. kDevice: those of a departure that was begun, or of an arrival that nobody has waited for yet.
+  Transit transit_;
+  uint64_t saved_;       // the order in which storages were saved: backward wants them in reverse
+  uint64_t number_ = 0;  // in its device's steps
 };
 
 struct Statistics {
   uint64_t evictions = 0;
+  uint64_t reclaims = 0;  // allocations that did not fit
   uint64_t evicted_bytes = 0;
   uint64_t loaded_bytes = 0;
   uint64_t host_bytes = 0;    // of storages that are on the host now
   double waited_seconds = 0;  // spent in copies that a thread waited for
+  double hidden_seconds = 0;  // of copies beside other work
+  uint64_t prefetch_hits = 0;  // loads ahead of need that were complete when their tensor was wanted
+  uint64_t prefetch_late = 0;  // those that were not
 };
 
 class Ledger {
@@ -66,42 +78,78 @@ class Ledger {
   static Ledger& instance();  // leaked: graphs may be freed at any time
 
   // Throws std::bad_alloc.
-  std::shared_ptr<SavedStorage> find_or_add(const c10::Storage& storage);
-  // The storage, on the device. Throws what torch's allocator throws if it does not fit; nothing is lost then, and the
-  // same call may work later. Waits for another thread that moves it: call it without the GIL.
+  std::shared_ptr<SavedStorage> save(const c10::Storage& storage);
+  // The storage, on the device, for work of the calling thread. Throws what torch's allocator throws if it does not
+  // fit, and std::runtime_error if the driver fails; nothing is lost then, and the same call may work later. Waits for
+  // another thread that moves it: call it without the GIL.
   c10::Storage bring_back(SavedStorage& saved);
-  // Evicts so that wanted_bytes become free, or all that can leave. Returns how many bytes left. Nothing leaves while
-  // evictions are not allowed.
+  // Sends storages away so that wanted_bytes become free, or all that can leave. Returns how many bytes left. Nothing
+  // leaves while evictions are not allowed.
   uint64_t evict(uint64_t wanted_bytes) noexcept;
+  // The same for torch's allocator, where an allocation of so many bytes does not fit: the next plan knows of it.
+  uint64_t reclaim(c10::Device device, uint64_t wanted_bytes) noexcept;
   // On return no eviction is under way. Call it without the GIL.
   void allow_evictions(bool are_allowed);
-  void set_hooks(const Hooks& hooks) { hooks_ = hooks; }
-  Statistics statistics() const;
+  Statistics statistics();
   void reset_statistics();
   // Why the last eviction stopped: the host's answer, or "".
-  std::string host_problem() const;
+  std::string problem() const;
 
  private:
   friend class SavedStorage;
+  using Lock = std::unique_lock<std::mutex>;
+
+  // The training steps on one device. A step ends when everything that it saved is gone, and some of it was wanted.
+  struct Steps {
+    policy::StepFollower follower;
+    policy::StepActions due;
+    std::unordered_map<uint64_t, SavedStorage*> storages;  // of this step, by number; those that live
+    std::map<uint64_t, int> watched;                       // those that may have become free, and for how many looks
+    bool was_wanted = false;
+  };
+  // What copies in one direction have done so far.
+  struct Rate {
+    double bytes = 0, seconds = 0;
+    double bytes_per_second() const;
+    void add(const Rate& other);
+  };
+
   Ledger();
   void forget(SavedStorage& saved) noexcept;
-  bool move_out(std::unique_lock<std::mutex>& lock, const std::shared_ptr<SavedStorage>& saved) noexcept;
   bool can_leave(const SavedStorage& saved) const;
+  bool send_away(Lock& lock, SavedStorage& saved) noexcept;
+  void receive(Lock& lock, SavedStorage& saved, c10::Stream stream);
+  void load(Lock& lock, SavedStorage& saved, c10::Stream stream, bool is_ahead);
+  void begin_departure(Lock& lock, SavedStorage& saved) noexcept;
+  void begin_arrival(Lock& lock, SavedStorage& saved) noexcept;
+  uint64_t demand_bytes(uint64_t used_bytes) const { return used_bytes + statistics_.host_bytes; }
+  double now() const;
+  void end_step(c10::Device device, Steps& steps);
+  static void note_due(Steps& steps);
+  static void watch(Steps& steps, SavedStorage& saved);
+  static void note_free(Steps& steps);
+  void want(SavedStorage& saved, uint64_t used_bytes);
+  void forget_in_step(SavedStorage& saved) noexcept;
+  void perform(c10::Device device) noexcept;
+  void retire(Transit& transit) noexcept;
+  void reap() noexcept;
   void become_child() noexcept;
-  uint64_t await_others(std::unique_lock<std::mutex>& lock);
+  uint64_t await_others(Lock& lock);
 
   mutable std::mutex mutex_;
   std::condition_variable moved_;
   std::unordered_map<const c10::StorageImpl*, std::weak_ptr<SavedStorage>> by_storage_;  // of those on the device
   std::map<uint64_t, std::weak_ptr<SavedStorage>> by_age_;                               // all, oldest first
+  std::map<c10::DeviceIndex, Steps> steps_;
+  Rate out_, in_;
+  std::vector<Transit> retired_;  // whose copies may still be under way, and whose bytes nobody wants
   uint64_t last_number_ = 0;
-  Hooks hooks_{};
   bool are_evictions_allowed_ = false;
   bool is_child_ = false;  // of a fork: the threads that moved something are not here
   int leaving_ = 0;
   uint64_t ever_evicted_bytes_ = 0;
   Statistics statistics_;
-  std::string host_problem_;
+  std::string problem_;
 };
 
 }  // namespace ebbtide::lms

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "torch/lms/device_side.h"
 #include "torch/lms/ledger.h"
 #include "torch/lms/packed.h"
 
@@ -17,10 +18,12 @@ namespace ebbtide::lms {
 namespace {
 
 // For the allocator of the simulated device (torch/cpu/reclaim.h), which has both as function pointers.
-uint64_t evict(uint64_t wanted_bytes) { return Ledger::instance().evict(wanted_bytes); }
+uint64_t reclaim(uint64_t wanted_bytes) {
+  return Ledger::instance().reclaim(c10::Device(c10::DeviceType::CPU), wanted_bytes);
+}
 
 void explain(char* text, size_t capacity) {
-  const std::string problem = Ledger::instance().host_problem();
+  const std::string problem = Ledger::instance().problem();
   std::strncpy(text, problem.c_str(), capacity - 1);
   text[capacity - 1] = '\0';
 }
@@ -51,10 +54,14 @@ py::dict statistics() {
   const Statistics found = Ledger::instance().statistics();
   py::dict result;
   result["evictions"] = found.evictions;
+  result["reclaims"] = found.reclaims;
   result["evicted_bytes"] = found.evicted_bytes;
   result["loaded_bytes"] = found.loaded_bytes;
   result["host_bytes"] = found.host_bytes;
   result["waited_seconds"] = found.waited_seconds;
+  result["hidden_seconds"] = found.hidden_seconds;
+  result["prefetch_hits"] = found.prefetch_hits;
+  result["prefetch_late"] = found.prefetch_late;
   return result;
 }
 
@@ -81,17 +88,18 @@ PYBIND11_MODULE(_lms, module) {
       "evict",
       [](uint64_t wanted_bytes) {
         const py::gil_scoped_release without_gil;
-        return evict(wanted_bytes);
+        return Ledger::instance().evict(wanted_bytes);
       },
       py::arg("wanted_bytes"), "How many bytes left the device.");
   module.def(
       "set_hooks",
-      [](uintptr_t allocate) {
-        Ledger::instance().set_hooks({reinterpret_cast<void (*)(size_t, c10::DataPtr*)>(allocate)});
+      [](uintptr_t allocate, uintptr_t used_bytes) {
+        set_simulated_hooks({reinterpret_cast<void (*)(size_t, c10::DataPtr*)>(allocate),
+                             reinterpret_cast<uint64_t (*)()>(used_bytes)});
       },
-      py::arg("allocate"), "The address that `_torch.allocate_function` returns.");
+      py::arg("allocate"), py::arg("used_bytes"), "The addresses that `_torch.lms_functions` returns.");
   module.def(
       "reclaim_functions",
-      [] { return py::make_tuple(reinterpret_cast<uintptr_t>(&evict), reinterpret_cast<uintptr_t>(&explain)); },
+      [] { return py::make_tuple(reinterpret_cast<uintptr_t>(&reclaim), reinterpret_cast<uintptr_t>(&explain)); },
       "For `_torch.set_reclaim`.");
 }

@@ -70,7 +70,7 @@ Packed::Packed(const at::Tensor& tensor) : has_version_(tensor.defined() && !ten
     return;
   }
   view_ = View{tensor.key_set(), tensor.dtype(), tensor.storage_offset(), tensor.sizes().vec(), tensor.strides().vec()};
-  saved_ = Ledger::instance().find_or_add(tensor.storage());
+  saved_ = Ledger::instance().save(tensor.storage());
 }
 
 at::Tensor Packed::unpack() const {

@@ -115,7 +115,7 @@ def _turn_on() -> None:
     _now.frame.push()
     open_pools = [pool for pool in registry.pools(TAG) if pool.is_leased]
     allocator.set_pool_apart(open_pools[0].handle)
-    extension.set_hooks(allocator.allocate_function())
+    extension.set_hooks(*allocator.lms_functions())
     allocator.set_reclaimer(*extension.reclaim_functions())
     saved_tensors.follow_threads(extension)
     extension.reset_statistics()

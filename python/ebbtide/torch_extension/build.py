@@ -23,14 +23,13 @@ _TOOLS = "a C++20 compiler (g++ 10 or newer, or clang++ 12 or newer; on Debian a
 
 
 class _Parts(NamedTuple):
-    folder: str  # below torch/
-    others: tuple[str, ...]  # sources of other folders
+    folders: tuple[str, ...]
     libraries: tuple[str, ...]
 
 
 _PARTS = {
-    "_torch": _Parts("cpu", (), ("c10",)),
-    "_lms": _Parts("lms", ("policy/eviction.cpp",), ("c10", "torch_cpu", "torch_python")),
+    "_torch": _Parts(("torch/cpu",), ("c10",)),
+    "_lms": _Parts(("torch/lms", "policy/lms"), ("c10", "torch_cpu", "torch_python")),
 }
 
 
@@ -82,13 +81,10 @@ class Recipe:
             module=module,
         )
 
-    def folder(self) -> Path:
-        """The folder of the module's own sources."""
-        return self.source_root / "torch" / _PARTS[self.module].folder
-
-    def sources(self) -> list[Path]:
-        """What is compiled."""
-        return [*sorted(self.folder().glob("*.cpp")), *(self.source_root / name for name in _PARTS[self.module].others)]
+    def sources(self, ending: str = ".cpp") -> list[Path]:
+        """What is compiled, or its headers (".h")."""
+        folders = [self.source_root / folder for folder in _PARTS[self.module].folders]
+        return [path for folder in folders for path in sorted(folder.glob(f"*{ending}"))]
 
     def libraries(self) -> tuple[str, ...]:
         """Libraries of torch that it is linked with."""
@@ -97,12 +93,8 @@ class Recipe:
     def key(self) -> str:
         """The name of the cache folder: what must agree, and a hash of all of it with the sources."""
         digest = hashlib.sha256(repr((self.torch_revision, self.uses_new_abi, compile_flags(self))).encode())
-        for path in [
-            *self.sources(),
-            *sorted(self.folder().glob("*.h")),
-            *(path.with_suffix(".h") for path in self.sources() if path.parent != self.folder()),
-            *sorted((self.source_root / "api").glob("ebbtide*.h")),
-        ]:
+        headers = [*self.sources(".h"), *sorted((self.source_root / "api").glob("ebbtide*.h"))]
+        for path in [*self.sources(), *headers]:
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
         abi = f"abi{int(self.uses_new_abi)}"
         names = ("torch", self.torch_version, self.python_tag, abi, "ebbtide", self.ebbtide_version)

@@ -1,4 +1,4 @@
-#include "policy/step_follower.h"
+#include "policy/lms/step_follower.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "policy/step_plan.h"
+#include "policy/lms/step_plan.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <queue>
 #include <utility>
 
-#include "policy/range_minimum.h"
+#include "policy/lms/range_minimum.h"
 
 namespace ebbtide::policy {
 namespace {

@@ -5,8 +5,8 @@
 #include <list>
 #include <vector>
 
-#include "policy/step_plan.h"
-#include "policy/step_record.h"
+#include "policy/lms/step_plan.h"
+#include "policy/lms/step_record.h"
 
 // Records each training step, and follows the plan that was made from an equal step before. Used by the torch extension
 // as well: standard C++ only. Not thread-safe.

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "policy/step_record.h"
+#include "policy/lms/step_record.h"
 
 // Which saved storages leave the device in a step, and when they leave and come back. Used by the torch extension as
 // well: standard C++ only.

@@ -1,4 +1,4 @@
-#include "policy/eviction.h"
+#include "policy/lms/eviction.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,0 +1,155 @@
+#include "torch/lms/cuda_side.h"
+
+#include <stdexcept>
+
+#if EBBTIDE_TORCH_VERSION >= 211
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "api/ebbtide.h"
+
+namespace ebbtide::lms {
+namespace {
+
+constexpr auto kCuda = c10::DeviceType::CUDA;
+constexpr size_t kAll = 0;  // in torch's statistics: small and large blocks together
+constexpr size_t kMostDevices = 64;
+
+std::array<std::atomic<uint64_t>, kMostDevices> limits{};
+
+const c10::impl::DeviceGuardImplInterface& guard_impl() { return *c10::impl::getDeviceGuardImpl(kCuda); }
+
+class CudaSide final : public DeviceSide {
+ public:
+  int number_of(c10::Device device) const override { return device.index(); }
+  c10::Stream current_stream(c10::Device device) const override { return guard_impl().getStream(device); }
+  void* handle_of(c10::Stream stream) const override { return guard_impl().getStreamNativeHandle(stream); }
+
+  double come_after(OwnedCopy& copy, c10::Stream stream) const override {
+    copy.come_before(handle_of(stream));
+    return 0;
+  }
+
+  c10::DataPtr allocate(c10::Device device, size_t size_bytes) const override {
+    const c10::DeviceGuard guard(device);
+    c10::DataPtr data = c10::GetAllocator(kCuda)->allocate(size_bytes);
+    int is_found = 0;
+    ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
+    if (ebbtide_find(data.get(), &is_found, &info, nullptr) == EBBTIDE_OK && is_found != 0)
+      throw std::runtime_error(
+          "a saved tensor that has left the device is wanted inside a saver.region, whose tag would take it away with "
+          "its own memory: run backward outside of the region, or inside saver.disabled()");
+    return data;
+  }
+
+  // torch hands the memory out again in the order of the stream that it was allocated in. If that is another one, torch
+  // waits for this one first.
+  void let_go(c10::Storage storage, c10::Stream stream) const noexcept override {
+    try {
+      guard_impl().recordDataPtrOnStream(storage.data_ptr(), stream);
+    } catch (const std::exception&) {
+      static_cast<void>(new c10::Storage(std::move(storage)));  // rather lost than used too early
+    }
+  }
+
+  uint64_t used_bytes(c10::Device device) const override { return stats(device).allocated_bytes[kAll].current; }
+  uint64_t held_bytes(c10::Device device) const override { return stats(device).reserved_bytes[kAll].current; }
+  uint64_t limit_bytes(c10::Device device) const override { return limits.at(device.index()).load(); }
+
+ private:
+  static c10::CachingDeviceAllocator::DeviceStats stats(c10::Device device) {
+    return c10::getDeviceAllocator(kCuda)->getDeviceStats(device.index());
+  }
+};
+
+// --- torch's allocator ---
+
+// torch asks nobody who knows the size of an allocation that does not fit: its free-memory callbacks are not told, and
+// the allocator behind a pool is asked for segments, once, and not again when blocks became free. So `allocate` of the
+// caching allocator is replaced in its table of virtual functions. Every tensor is allocated through that.
+using Allocate = c10::DataPtr (*)(c10::Allocator* self, size_t size_bytes);
+
+std::atomic<Allocate> former{nullptr};
+std::atomic<uint64_t (*)(c10::Device, uint64_t)> reclaim_function{nullptr};
+
+c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
+  while (true) {
+    try {
+      return former.load()(self, size_bytes);
+    } catch (const c10::OutOfMemoryError&) {
+      const auto reclaim = reclaim_function.load();
+      if (reclaim == nullptr || reclaim(guard_impl().getDevice(), size_bytes) == 0) throw;
+    }
+  }
+}
+
+// Where the table has the function: a pointer to a virtual member function is its offset in the table, and 1.
+std::atomic<Allocate>* find_entry(c10::Allocator* allocator) {
+  c10::DataPtr (c10::Allocator::*member)(size_t) = &c10::Allocator::allocate;
+  uintptr_t offset = 0;
+  std::memcpy(&offset, &member, sizeof offset);
+#if defined(__x86_64__)
+  if (offset % sizeof(void*) != 1) return nullptr;
+  offset -= 1;
+#endif
+  std::byte* table = nullptr;
+  std::memcpy(&table, static_cast<void*>(allocator), sizeof table);
+  return reinterpret_cast<std::atomic<Allocate>*>(table + offset);
+}
+
+void write_entry(std::atomic<Allocate>* entry, Allocate function) {
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  void* const begin = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(entry) / page * page);
+  if (::mprotect(begin, page, PROT_READ | PROT_WRITE) != 0)
+    throw std::runtime_error("torch's allocator can't be followed: its table is read-only");
+  entry->store(function);
+  ::mprotect(begin, page, PROT_READ);
+}
+
+}  // namespace
+
+bool has_cuda_side() { return true; }
+
+DeviceSide& cuda_side() {
+  static CudaSide& side = *new CudaSide();
+  return side;
+}
+
+void follow_cuda_allocations(uint64_t (*reclaim)(c10::Device device, uint64_t wanted_bytes)) {
+  std::atomic<Allocate>* const entry = find_entry(c10::getDeviceAllocator(kCuda));
+  if (entry == nullptr) throw std::runtime_error("torch's allocator can't be followed with this compiler");
+  reclaim_function.store(reclaim);
+  if (entry->load() == &allocate_or_reclaim) return;
+  former.store(entry->load());
+  write_entry(entry, &allocate_or_reclaim);
+}
+
+// The entry stays: another library may have taken it for its own since.
+void leave_cuda_allocations() { reclaim_function.store(nullptr); }
+
+void set_cuda_limit(int device, uint64_t limit_bytes) { limits.at(static_cast<size_t>(device)).store(limit_bytes); }
+
+}  // namespace ebbtide::lms
+
+#else
+
+namespace ebbtide::lms {
+
+bool has_cuda_side() { return false; }
+DeviceSide& cuda_side() { throw std::runtime_error("large model support on a GPU needs torch 2.11 or newer"); }
+void follow_cuda_allocations(uint64_t (*)(c10::Device, uint64_t)) { cuda_side(); }
+void leave_cuda_allocations() {}
+void set_cuda_limit(int, uint64_t) {}
+
+}  // namespace ebbtide::lms
+
+#endif

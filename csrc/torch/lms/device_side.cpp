@@ -1,0 +1,67 @@
+#include "torch/lms/device_side.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "api/ebbtide.h"
+
+namespace ebbtide::lms {
+namespace {
+
+SimulatedHooks hooks{};
+
+// CPU tensors. Their work is the processor's own, in no stream: so the thread waits for a copy.
+class SimulatedSide final : public DeviceSide {
+ public:
+  int number_of(c10::Device /*device*/) const override { return 0; }
+
+  c10::Stream current_stream(c10::Device device) const override {
+    return c10::Stream(c10::Stream::DEFAULT, c10::Device(device.type(), 0));
+  }
+
+  void* handle_of(c10::Stream /*stream*/) const override { return nullptr; }
+
+  double come_after(OwnedCopy& copy, c10::Stream /*stream*/) const override {
+    const auto begin = std::chrono::steady_clock::now();
+    copy.wait();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+
+  c10::DataPtr allocate(c10::Device /*device*/, size_t size_bytes) const override {
+    c10::DataPtr data;
+    hooks.allocate(size_bytes, &data);
+    return data;
+  }
+
+  void let_go(c10::Storage /*storage*/, c10::Stream /*stream*/) const noexcept override {}
+
+  uint64_t used_bytes(c10::Device /*device*/) const override { return hooks.used_bytes(); }
+  uint64_t held_bytes(c10::Device /*device*/) const override { return query().held_bytes; }
+
+  uint64_t limit_bytes(c10::Device /*device*/) const override {
+    const ebbtide_device_info info = query();
+    return std::min<uint64_t>(info.limit_bytes, info.total_bytes);
+  }
+
+ private:
+  static ebbtide_device_info query() {
+    ebbtide_device_info info = EBBTIDE_DEVICE_INFO_INIT;
+    ebbtide_query_device(0, &info, nullptr);
+    return info;
+  }
+};
+
+}  // namespace
+
+void set_simulated_hooks(const SimulatedHooks& given) { hooks = given; }
+
+DeviceSide& side_of(c10::Device device) {
+  TORCH_CHECK(device.is_cpu(), "large model support runs on the simulated device only, so far");
+  static SimulatedSide& simulated = *new SimulatedSide();
+  return simulated;
+}
+
+}  // namespace ebbtide::lms

@@ -1,0 +1,54 @@
+// What depends on the kind of device: in which stream a thread works, how its work comes after a copy, and where memory
+// comes from.
+#pragma once
+
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "torch/lms/transfer.h"
+
+namespace ebbtide::lms {
+
+class DeviceSide {
+ public:
+  DeviceSide() = default;
+  DeviceSide(const DeviceSide&) = delete;
+  DeviceSide& operator=(const DeviceSide&) = delete;
+
+  // As ebbtide counts devices.
+  virtual int number_of(c10::Device device) const = 0;
+  // In which the calling thread queues its work.
+  virtual c10::Stream current_stream(c10::Device device) const = 0;
+  // As a CUstream.
+  virtual void* handle_of(c10::Stream stream) const = 0;
+  // What this stream does from now on comes after the copy. Returns how long the thread waited, in seconds. Throws
+  // std::runtime_error.
+  virtual double come_after(OwnedCopy& copy, c10::Stream stream) const = 0;
+  // Memory of LMS's own pool, in the order of the current stream. Throws c10::OutOfMemoryError.
+  virtual c10::DataPtr allocate(c10::Device device, size_t size_bytes) const = 0;
+  // The last reference goes. What is queued in the stream may still use the memory.
+  virtual void let_go(c10::Storage storage, c10::Stream stream) const noexcept = 0;
+  // What tensors have, without what is cached, and with it.
+  virtual uint64_t used_bytes(c10::Device device) const = 0;
+  virtual uint64_t held_bytes(c10::Device device) const = 0;
+  // The most that may be held.
+  virtual uint64_t limit_bytes(c10::Device device) const = 0;
+
+ protected:
+  ~DeviceSide() = default;  // those that there are live for ever
+};
+
+// What the module that serves CPU tensors offers. Plain functions, since it is another library.
+struct SimulatedHooks {
+  // Memory that belongs to LMS, or ordinary memory where LMS is off. Throws c10::OutOfMemoryError.
+  void (*allocate)(size_t size_bytes, c10::DataPtr* data);
+  uint64_t (*used_bytes)();
+};
+void set_simulated_hooks(const SimulatedHooks& hooks);
+
+DeviceSide& side_of(c10::Device device);
+
+}  // namespace ebbtide::lms

@@ -1,0 +1,167 @@
+"""Large model support with a plan: what one step has shown is copied ahead of need in the next."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from core_sim import Sim  # noqa: E402
+from ebbtide import torch_extension  # noqa: E402
+from lms_model import SMALL, make_model, train  # noqa: E402
+
+pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
+
+SHAPE = {"depth": 12, "width": 128, "batch": 4096}
+LATE, EAGER, RANDOM = 0, 1, 2
+
+
+@pytest.fixture(params=[LATE, EAGER, RANDOM], ids=["late", "eager", "random"])
+def device_work(request):
+    """When the simulated device does its work."""
+    Sim().set_async(request.param, 5)
+    yield request.param
+    Sim().set_async(LATE)
+
+
+def reclaims():
+    """How often memory was short, so that something had to leave at once."""
+    return torch_extension.load("_lms").statistics()["reclaims"]
+
+
+def needed_bytes(lms, **shape):
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        train(**shape)
+        return lms.stats()["peak_device_bytes"]
+
+
+@pytest.mark.parametrize("share", [0.8, 0.6, 0.45])
+def test_later_steps_need_no_reclaim(lms, device_work, share):
+    plain = train(steps=6, **SHAPE)
+    limit = int(share * needed_bytes(lms, **SHAPE))
+    before_step = []
+    with lms.enable(limit=limit, min_size=SMALL):
+        assert train(steps=6, **SHAPE, before_step=lambda step: before_step.append(reclaims())) == plain
+        numbers = lms.stats()
+    assert before_step[1] > 0
+    assert before_step[5] == before_step[4] == before_step[3]
+    assert numbers["prefetch_hits"] + numbers["prefetch_late"] > 0
+    assert numbers["peak_device_bytes"] <= limit
+    assert numbers["evicted_bytes"] == numbers["loaded_bytes"]
+
+
+def test_loads_that_the_device_has_done_are_hits(lms):
+    limit = int(0.6 * needed_bytes(lms, **SHAPE))
+    Sim().set_async(EAGER)
+    try:
+        with lms.enable(limit=limit, min_size=SMALL):
+            train(steps=4, **SHAPE)
+            numbers = lms.stats()
+    finally:
+        Sim().set_async(LATE)
+    assert numbers["prefetch_hits"] > 0
+    assert numbers["prefetch_late"] == 0
+
+
+def test_a_plan_ends_with_its_limit(lms):
+    """Nothing leaves any more once everything fits."""
+    limit = int(0.6 * needed_bytes(lms, **SHAPE))
+    evictions = []
+
+    def before_step(step):
+        if step == 3:
+            lms.limit = "1GiB"
+        evictions.append(lms.stats()["evictions"])
+
+    with lms.enable(limit=limit, min_size=SMALL):
+        train(steps=7, **SHAPE, before_step=before_step)
+        evictions.append(lms.stats()["evictions"])
+    assert evictions[3] > evictions[2] > 0
+    assert evictions[7] == evictions[6] == evictions[5]
+
+
+def run_steps(model, kinds):
+    """Steps of several kinds, and what each gave."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    found = []
+    for kind in kinds:
+        optimizer.zero_grad()
+        batch = torch.randn(1024 if kind == "small" else 4096, 128)
+        if kind == "evaluation":
+            found.append(model(batch).mean().item())
+            continue
+        layers = model[: len(model) // 2] if kind == "half" else model
+        loss = layers(batch).pow(2).mean()
+        if kind == "dropped":
+            found.append(loss.item())
+            continue
+        loss.backward(retain_graph=kind == "twice")
+        if kind == "twice":
+            loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["whole", "half"] * 4,
+        ["whole", "small", "half"] * 3,
+        ["whole", "evaluation", "whole", "evaluation", "whole", "whole"],
+        ["whole", "whole", "dropped", "whole", "dropped", "dropped", "whole"],
+        ["whole", "whole", "twice", "whole", "twice", "twice", "whole"],
+    ],
+    ids=lambda kinds: "-".join(dict.fromkeys(kinds)),
+)
+def test_steps_that_differ(lms, device_work, kinds):
+    plain = run_steps(make_model(12), kinds)
+    limit = int(0.6 * needed_bytes(lms, **SHAPE))
+    with lms.enable(limit=limit, min_size=SMALL):
+        assert run_steps(make_model(12), kinds) == plain
+        assert lms.stats()["peak_device_bytes"] <= limit
+
+
+def test_an_exception_in_any_step(lms):
+    """In forward and in backward, at every layer in turn: the steps after it give what they give without LMS."""
+
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(context, given, fails_in):
+            context.fails_in = fails_in
+            if fails_in == "forward":
+                raise ArithmeticError
+            return given.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            if context.fails_in == "backward":
+                raise ArithmeticError
+            return gradient, None
+
+    def run():
+        model = make_model(6)
+        torch.manual_seed(2)
+        losses = []
+        for step in range(13):
+            hidden = torch.randn(4096, 128)
+            try:
+                for index, layer in enumerate(model):
+                    hidden = layer(hidden)
+                    if step % 2 == 1 and index == step - 1:
+                        hidden = Failing.apply(hidden, "forward" if step % 4 == 1 else "backward")
+                loss = hidden.pow(2).mean()
+                model.zero_grad()
+                loss.backward()
+                losses.append((loss.item(), model[0].weight.grad.sum().item()))
+            except ArithmeticError:
+                losses.append(None)
+            del hidden
+        return losses
+
+    plain = run()
+    assert None in plain
+    limit = int(0.7 * needed_bytes(lms, depth=6, width=128, batch=4096))
+    with lms.enable(limit=limit, min_size=SMALL):
+        assert run() == plain
+        assert lms.stats()["evictions"] > 0
+        assert lms.stats()["peak_device_bytes"] <= limit
