@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <utility>
@@ -69,6 +70,8 @@ class CheckedFollower {
     }
     for (const uint64_t storage : follower.actions().loads) {
       EXPECT_TRUE(std::exchange(storages_.at(storage).is_released, false));
+      const std::vector<uint64_t>& releases = follower.actions().releases;
+      EXPECT_EQ(std::find(releases.begin(), releases.end(), storage), releases.end()) << "in vain";
       storages_.at(storage).is_copied = false;
     }
   }
@@ -120,6 +123,33 @@ inline FollowedStep run_step(CheckedFollower& checked, const StepRecord& record,
   run.held = held_bytes(record, run.done.departures);
   checked.end_step(limits);
   return run;
+}
+
+// What a follower knows of a step without misses: nothing is sampled when a storage becomes free or is dropped.
+inline StepRecord as_recorded(StepRecord record) {
+  std::vector<bool> is_free(record.sizes_bytes.size(), false);
+  for (size_t index = 0; index < record.events.size(); ++index) {
+    StepEvent& event = record.events[index];
+    const bool was_free = is_free[event.storage];
+    is_free[event.storage] = event.kind == StepEventKind::kFree;
+    if (event.kind == StepEventKind::kSaved || event.kind == StepEventKind::kWanted) continue;
+    event.seconds = record.events[index - 1].seconds;
+    event.demand_bytes = record.events[index - 1].demand_bytes;
+    if (event.kind != StepEventKind::kDropped || !was_free) continue;
+    event.demand_bytes -= std::min(event.demand_bytes, record.sizes_bytes[event.storage]);
+  }
+  return record;
+}
+
+inline void expect_same_departures(const StepPlan& done, const StepPlan& planned) {
+  const auto sorted = [](const StepPlan& plan) {
+    std::vector<std::array<uint32_t, 4>> numbers;
+    for (const Departure& departure : plan.departures)
+      numbers.push_back({departure.storage, departure.copy_at, departure.release_at, departure.load_at});
+    std::sort(numbers.begin(), numbers.end());
+    return numbers;
+  };
+  EXPECT_EQ(sorted(done), sorted(planned));
 }
 
 }  // namespace ebbtide::policy

@@ -39,6 +39,7 @@ TEST(StepFollower, AnEqualStepFollowsThePlan) {
         const FollowedStep next = run_step(checked, record, limits);
         EXPECT_TRUE(next.was_followed);
         EXPECT_LE(most(next.held), static_cast<int64_t>(limits.limit_bytes));
+        expect_same_departures(next.done, make_plan(as_recorded(record), limits));
         EXPECT_LE(planned, 1.005 * replay(record, next.done).seconds);
         EXPECT_LE(replay(record, next.done).seconds, 1.02 * planned) << "it knows less of what is between two turns";
       }
@@ -77,6 +78,7 @@ TEST(StepFollower, RandomStepsHoldTheLimit) {
       const FollowedStep run = run_step(checked, record, limits);
       EXPECT_TRUE(run.was_followed);
       EXPECT_LE(most(run.held), bound);
+      expect_same_departures(run.done, make_plan(as_recorded(record), limits));
       departures += run.done.departures.size();
     }
     EXPECT_EQ(checked.follower.plans_made(), 1u);
@@ -144,9 +146,10 @@ TEST(StepFollower, AlternatingStepsAreKnownTogether) {
   }
   EXPECT_EQ(checked.follower.plans_made(), steps.size());
   // A fifth one takes the place of the one that was followed longest ago.
+  EXPECT_TRUE(run_step(checked, steps[0], kSmallLimits).was_followed);
   run_step(checked, small_step(30), kSmallLimits);
-  EXPECT_TRUE(run_step(checked, steps[3], kSmallLimits).was_followed);
-  EXPECT_FALSE(run_step(checked, steps[0], kSmallLimits).was_followed);
+  EXPECT_TRUE(run_step(checked, steps[0], kSmallLimits).was_followed);
+  EXPECT_FALSE(run_step(checked, steps[1], kSmallLimits).was_followed);
 }
 
 TEST(StepFollower, AStepWithTheBeginningOfAnotherIsTakenOver) {
@@ -164,6 +167,33 @@ TEST(StepFollower, AStepWithTheBeginningOfAnotherIsTakenOver) {
     EXPECT_TRUE(run_step(checked, brief, limits).was_followed);
   }
   EXPECT_EQ(checked.follower.plans_made(), 2u);
+}
+
+TEST(StepFollower, AStepThatIsTakenOverHoldsTheLimit) {
+  std::mt19937_64 random(24);
+  size_t taken_over = 0;
+  for (int round = 0; round < 3000; ++round) {
+    // Two steps with a common beginning.
+    const uint64_t seed = random();
+    std::mt19937_64 one_random(seed), other_random(seed);
+    const size_t count = 20 + random() % 100;
+    const StepRecord one = random_step(one_random, count);
+    const size_t branch = random() % count;
+    const StepRecord other = random_step(other_random, count, branch, random());
+    const StepLimits limits{part_of_peak(other, 40 + random() % 60), 1000, 1000};
+    if (make_plan(as_recorded(one), limits).excess_bytes + make_plan(as_recorded(other), limits).excess_bytes > 0)
+      continue;
+    CheckedFollower checked;
+    run_step(checked, other, limits);
+    run_step(checked, one, limits);
+    if (checked.follower.plans_made() < 2) continue;
+    const FollowedStep run = run_step(checked, other, limits);
+    if (!run.was_followed) continue;  // it became the other one in a turn that `one` does not have
+    EXPECT_LE(most(run.held), static_cast<int64_t>(limits.limit_bytes));
+    ++taken_over;
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(taken_over, 200u);
 }
 
 TEST(StepFollower, TheTimeOfAFreeDoesNotMatter) {
@@ -189,6 +219,59 @@ TEST(StepFollower, TheTimeOfAFreeDoesNotMatter) {
     EXPECT_EQ(checked.late_loads, 0u);
     EXPECT_EQ(checked.follower.plans_made(), 1u);
   }
+}
+
+TEST(StepFollower, WhatIsFreeLateLeavesLate) {
+  const StepRecord record = small_step();
+  CheckedFollower checked;
+  run_step(checked, record, kSmallLimits);
+  const FollowedStep planned = run_step(checked, record, kSmallLimits);
+  StepRecord other = record;
+  // The first storage becomes free after the last one was saved.
+  std::erase_if(other.events,
+                [](const StepEvent& event) { return event.kind == StepEventKind::kFree && event.storage == 0; });
+  const auto first_use = std::find_if(other.events.begin(), other.events.end(),
+                                      [](const StepEvent& event) { return event.kind == StepEventKind::kWanted; });
+  const auto at = static_cast<uint32_t>(first_use - other.events.begin());
+  other.events.insert(first_use, {StepEventKind::kFree, 0, (first_use - 1)->demand_bytes, (first_use - 1)->seconds});
+  const FollowedStep late = run_step(checked, other, kSmallLimits);
+  EXPECT_EQ(late.done.departures.size(), planned.done.departures.size());
+  EXPECT_EQ(late.done.departures.back().storage, 0u);
+  EXPECT_EQ(late.done.departures.back().copy_at, at);
+  EXPECT_EQ(late.done.departures.back().release_at, at);
+}
+
+TEST(StepFollower, ADropOfWhatIsAwayMakesNobodyElseLeave) {
+  StepWriter step(0);
+  const uint32_t unused = step.save(10);
+  step.set_free(unused);
+  const uint32_t used = step.save(10);
+  step.set_free(used);
+  const uint32_t last = step.save(10);
+  step.drop(unused);
+  step.want(last);
+  step.want(used);
+  const StepLimits limits{20, 1000, 1000};
+  CheckedFollower checked;
+  run_step(checked, step.record(), limits);
+  const FollowedStep run = run_step(checked, step.record(), limits);
+  ASSERT_EQ(run.done.departures.size(), 1u);
+  EXPECT_EQ(run.done.departures[0].storage, unused);
+}
+
+TEST(StepFollower, ADemandThatStillFitsMakesNoOtherPlan) {
+  StepRecord record = small_step();
+  CheckedFollower checked;
+  run_step(checked, record, {55, 1000, 1000});
+  for (StepEvent& event : record.events) event.demand_bytes += 1;
+  run_step(checked, record, {100, 1000, 1000});
+  EXPECT_EQ(checked.follower.plans_made(), 2u);
+  for (StepEvent& event : record.events) event.demand_bytes += 2;
+  run_step(checked, record, {100, 1000, 1000});
+  EXPECT_EQ(checked.follower.plans_made(), 2u);
+  for (StepEvent& event : record.events) event.demand_bytes += 20;
+  run_step(checked, record, {100, 1000, 1000});
+  EXPECT_EQ(checked.follower.plans_made(), 3u);
 }
 
 TEST(StepFollower, AnotherLimitMakesAnotherPlan) {

@@ -39,6 +39,7 @@ void expect_whole(const StepRecord& record, const StepPlan& plan) {
     EXPECT_TRUE(begins.insert(departure.free_at).second) << "it leaves twice in one absence";
     const FreeStorage& absence = by_begin.at(departure.free_at);
     EXPECT_EQ(departure.storage, absence.storage);
+    EXPECT_GT(record.sizes_bytes[departure.storage], 0u);
     EXPECT_EQ(departure.end_at, absence.end_at);
     EXPECT_LE(departure.free_at, departure.copy_at);
     EXPECT_LE(departure.copy_at, departure.release_at);
@@ -231,6 +232,37 @@ TEST(StepPlan, CopiesOutAreSpread) {
   EXPECT_GT(first, 0.06) << "5 GB take 90 ms of the 200";
 }
 
+TEST(StepPlan, CopiesOutAreInTheOrderOfTheirReleases) {
+  StepWriter step(0);
+  const uint32_t sooner_used = step.save(10), later_used = step.save(10);
+  step.set_free(sooner_used);
+  step.set_free(later_used);
+  for (int save = 0; save < 4; ++save) {
+    step.pass(5);
+    step.save(5);
+  }
+  step.want(sooner_used);
+  step.want(later_used);
+  for (const double rate : {10.0 / 7, 0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    const StepPlan plan = make_plan(step.record(), {20, rate, rate});
+    ASSERT_EQ(plan.departures.size(), 2u);
+    EXPECT_EQ(plan.departures[0].storage, sooner_used);
+    EXPECT_LT(plan.departures[1].release_at, plan.departures[0].release_at);
+    EXPECT_EQ(plan.departures[1].copy_at, plan.departures[1].free_at);
+    // Each copy takes 7 s. A useless rate is an endless copy, which begins at once.
+    EXPECT_EQ(plan.departures[0].copy_at > plan.departures[1].copy_at, rate > 0);
+  }
+}
+
+TEST(StepPlan, NothingHappensToAStorageAfterItsDrop) {
+  StepWriter step(0);
+  const uint32_t dropped = step.save(10);
+  step.drop(dropped);
+  step.set_free(dropped);
+  step.save(30);
+  EXPECT_TRUE(make_plan(step.record(), at_limit(20)).departures.empty());
+}
+
 TEST(StepPlan, ASmallWindowOfLoadsIsEnough) {
   // Half of the memory is free for all of backward, but a load begins only as early as the link needs it.
   std::vector<Layer> layers(100, {1'000'000'000, 0.05, 0.1});
@@ -325,7 +357,8 @@ TEST(StepPlan, SenselessRecordsDoNoHarm) {
   }
   EXPECT_TRUE(make_plan({}, {}).departures.empty());
   StepRecord endless;
-  endless.events.resize(kMostStepEvents + 1, {StepEventKind::kSaved, 0, 100, 0});
+  endless.sizes_bytes = {100};
+  endless.events.resize(kMostStepEvents + 1, {StepEventKind::kFree, 0, 100, 0});
   EXPECT_TRUE(make_plan(endless, {}).actions.empty());
 }
 

@@ -105,11 +105,14 @@ inline StepRecord resnet_step() {
 }
 
 // Anything that can happen: several uses, storages that are never free, never wanted, or outlive the step.
-inline StepRecord random_step(std::mt19937_64& random, size_t event_count) {
+// From event `branch` on, it is another one for each seed.
+inline StepRecord random_step(std::mt19937_64& random, size_t event_count, size_t branch = SIZE_MAX,
+                              uint64_t seed = 0) {
   enum class State { kHeld, kFree };
   StepWriter step(random() % 100);
   std::vector<std::pair<uint32_t, State>> living;
   for (size_t count = 0; count < event_count; ++count) {
+    if (count == branch) random.seed(seed);
     step.pass(static_cast<double>(random() % 100) * 1e-3);
     const uint64_t temporary_bytes = random() % 8 == 0 ? random() % 200 : 0;
     const size_t pick = living.empty() ? 0 : random() % living.size();

@@ -86,7 +86,7 @@ void StepFollower::became_free(uint64_t storage) {
 
 void StepFollower::wanted(uint64_t storage, uint64_t demand_bytes, double now) {
   clear_actions();
-  if (!is_of_this_step(storage)) return missed(demand_bytes);
+  if (!is_of_this_step(storage)) return;
   const uint64_t index = storage - first_storage_;
   if (storages_[index].is_gone || !note(StepEventKind::kWanted, storage, demand_bytes, now)) return;
   take_turn(~mix(index));
@@ -167,8 +167,6 @@ void StepFollower::take_turn(uint64_t what) {
     return turn < known.fingerprints.size() && known.fingerprints[turn] == fingerprints_[turn];
   };
   if (followed_ != nullptr && is_equal(*followed_)) return advance_to(followed_->turns[turn]);
-  // A step that equals none so far will not do so later.
-  if (followed_ == nullptr && turn > 0) return;
   followed_ = nullptr;
   const auto found = std::find_if(known_.begin(), known_.end(), is_equal);
   if (found == known_.end()) return;
@@ -213,7 +211,6 @@ void StepFollower::join(uint32_t event) {
 void StepFollower::act(StepActionKind kind, uint32_t index) {
   Storage& storage = storages_[index];
   const uint64_t number = first_storage_ + index;
-  if (storage.is_gone) return;
   if (kind == StepActionKind::kLoad) {
     storage.is_copy_due = storage.is_release_due = false;
     // In a step that frees it later than the recorded one, its release may be due only now that it has to be back.
