@@ -12,7 +12,7 @@ typedef enum ebbtide_limit {
   EBBTIDE_DEVICE_LIMIT = 0, /* device memory that ebbtide may hold on each device */
   EBBTIDE_HOST_LIMIT = 1,   /* host memory that ebbtide may hold */
   EBBTIDE_HOST_MARGIN = 2,  /* host memory left to others; default 1 GiB, or 1/16 of RAM or container if less */
-  EBBTIDE_PINNED_LIMIT = 3, /* pinned memory: rings between device and host, and pinned backups */
+  EBBTIDE_PINNED_LIMIT = 3, /* pinned memory: rings between device and host, pinned backups, LMS */
   EBBTIDE_RESERVE = 4,      /* device memory that spills leave free; UNLIMITED: 512 MiB or 1/16, whichever is smaller */
   EBBTIDE_HOST_POOL = 5,    /* host memory kept for the next spill, at most RAM; default 0 */
   EBBTIDE_SHARED_HANDLE = 6 /* size of a handle that neighbours of a tag share after a resume; default 1 GiB; 0: none */

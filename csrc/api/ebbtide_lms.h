@@ -11,10 +11,11 @@ extern "C" {
 /* Host memory for size_bytes that are copied to and from this device; it serves all other devices too. The address is
  * a multiple of 256.
  *
- * It is page-locked where possible: within pinned_limit, as far as the driver pins, and not during a capture (pinning
- * would break it). Otherwise it is ordinary memory, and copies are slower and may block. Page-locked memory is slow to
- * make, so it comes in slabs that are kept when their pieces are given back, for the next step; ordinary memory goes
- * back to the system at once. Both are charged on host_limit, slabs as a whole.
+ * It is page-locked where possible: within pinned_limit, not during a capture (pinning would break it), and as far as
+ * the driver pins; after a refusal it is asked again once slabs were given back. Otherwise it is ordinary memory, and
+ * copies are slower and may block. Page-locked memory is slow to make, so it comes in slabs that are kept when their
+ * pieces are given back, for the next step; ordinary memory goes back to the system at once. Both are charged on
+ * host_limit, slabs as a whole.
  *
  * STORE_ERROR, and *address is NULL, if the host has too little room, even after all free slabs were given back.
  * Nothing is taken then. INVALID_ARGUMENT where there is no such device. */

@@ -90,7 +90,7 @@ EBBTIDE_API ebbtide_status ebbtide_query_tag(const char* tag, int* found, ebbtid
   FIELD(bytes_to_device, "bytes that resumes copied to the device")                         \
   FIELD(deferred_frees, "frees deferred by a capture, not done yet")                        \
   FIELD(deferred_undos, "releases of driver objects deferred by a failure, not done yet")   \
-  FIELD(pinned_bytes, "pinned memory: rings and pinned backups")                            \
+  FIELD(pinned_bytes, "pinned memory: rings, pinned backups, host memory of LMS")           \
   FIELD(bytes_clean, "bytes that pauses skipped as unchanged")                              \
   FIELD(bytes_unused, "bytes that pauses skipped as unused")                                \
   FIELD(bytes_constant, "bytes that pauses skipped as one repeated value")                  \

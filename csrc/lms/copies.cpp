@@ -52,8 +52,14 @@ void CopyStream::queue(CUdeviceptr on_device, std::byte* on_host, size_t size_by
 }
 
 void CopyStream::settle(const void* on_host) {
-  const RelaxedCaptureMode relaxed;  // as in Copy::wait()
-  const CUresult result = driver().cuStreamSynchronize(stream_.get());
+  CUresult result = CUDA_ERROR_UNKNOWN;
+  try {
+    const ContextScope scope(device_);
+    const RelaxedCaptureMode relaxed;  // as in Copy::wait()
+    result = driver().cuStreamSynchronize(stream_.get());
+  } catch (const DriverError& error) {
+    result = static_cast<CUresult>(error.code);
+  }
   if (result == CUDA_SUCCESS || is_gone(result)) return;
   is_poisoned_ = true;
   memory_.abandon(on_host);
@@ -122,8 +128,14 @@ double Copy::end() {
   } catch (const DriverError&) {
     stream_.settle(on_host_);
   }
-  const RelaxedCaptureMode relaxed;
-  const double seconds = events_.end.seconds_since(events_.begin);
+  double seconds = 0;
+  try {
+    const ContextScope scope(stream_.device());
+    const RelaxedCaptureMode relaxed;
+    seconds = events_.end.seconds_since(events_.begin);
+  } catch (const DriverError&) {
+    // The copy is complete all the same.
+  }
   stream_.give_back(std::move(events_));
   return seconds;
 }

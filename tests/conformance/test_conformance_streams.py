@@ -120,6 +120,26 @@ def test_a_wait_means_the_event_as_it_was_recorded_then(driver: Driver) -> None:
     assert [driver.cuStreamDestroy(stream) for stream in (first, second)] == [SUCCESS] * 2
 
 
+def test_two_events_with_timing_measure_what_is_between_them(driver: Driver) -> None:
+    stream, begin, end, untimed = driver.stream(NON_BLOCKING), driver.event(0), driver.event(0), driver.event()
+    milliseconds = ctypes.c_float(-1)
+    assert driver.cuEventElapsedTime(milliseconds, begin, end) == INVALID_HANDLE  # never recorded
+    for event in (begin, untimed):
+        assert driver.cuEventRecord(event, stream) == SUCCESS
+    assert driver.launch(stream, lambda: time.sleep(0.05)) == SUCCESS
+    assert driver.cuEventRecord(end, stream) == SUCCESS
+    assert driver.cuEventElapsedTime(milliseconds, begin, end) == NOT_READY
+    assert driver.cuStreamSynchronize(stream) == SUCCESS
+    assert driver.cuEventElapsedTime(milliseconds, begin, end) == SUCCESS
+    assert 45 < milliseconds.value < 1000 * PATIENCE_S
+    assert driver.cuEventElapsedTime(milliseconds, begin, begin) == SUCCESS
+    assert milliseconds.value == 0
+    assert driver.cuEventElapsedTime(milliseconds, untimed, end) == INVALID_HANDLE
+    assert driver.cuEventElapsedTime(None, begin, end) == INVALID_VALUE
+    assert [driver.cuEventDestroy(event) for event in (begin, end, untimed)] == [SUCCESS] * 3
+    assert driver.cuStreamDestroy(stream) == SUCCESS
+
+
 def test_the_legacy_stream_orders_blocking_streams(driver: Driver) -> None:
     blocking, ran = driver.stream(), []
     assert driver.launch(blocking, lambda: (time.sleep(0.05), ran.append("blocking"))) == SUCCESS

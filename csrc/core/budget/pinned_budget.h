@@ -7,8 +7,8 @@
 
 #include "base/bytes.h"
 
-// How much memory may be pinned: staging rings and pinned backups. The host budget counts the same memory. This is a
-// second limit for the user, since pinned memory can't be swapped out and burdens other users of the machine.
+// How much memory may be pinned: staging rings, pinned backups, evicted memory. The host budget counts the same memory.
+// This is a second limit for the user, since pinned memory can't be swapped out and burdens other users of the machine.
 namespace ebbtide {
 
 class PinnedBudget;
