@@ -152,4 +152,15 @@ inline void expect_same_departures(const StepPlan& done, const StepPlan& planned
   EXPECT_EQ(sorted(done), sorted(planned));
 }
 
+inline uint64_t part_of_peak(const StepRecord& record, uint64_t percent) { return peak_bytes(record) / 100 * percent; }
+
+inline int64_t most(const std::vector<int64_t>& held) { return *std::max_element(held.begin(), held.end()); }
+
+inline StepRecord small_step(uint64_t first_bytes = 10, size_t layers = 8) {
+  std::vector<Layer> all(layers, {10, 0.01, 0.02});
+  all.front().saved_bytes = first_bytes;
+  return layered_step(all, 5, 3);
+}
+inline constexpr StepLimits kSmallLimits{50, 1000, 1000};
+
 }  // namespace ebbtide::policy

@@ -11,7 +11,6 @@
 #include <set>
 #include <vector>
 
-#include "policy/lms/range_minimum.h"
 #include "policy/lms/step_record.h"
 #include "step_replay.h"
 
@@ -375,28 +374,6 @@ TEST(StepPlan, ThousandsOfStoragesTakeMilliseconds) {
     EXPECT_GT(plan.departures.size(), 2000u);
   }
   EXPECT_LT(best, 0.5) << "a tenth of it in a release build";
-}
-
-TEST(RangeMinimum, AnswersLikeALoop) {
-  std::mt19937_64 random(9);
-  for (int round = 0; round < 300; ++round) {
-    std::vector<int64_t> values(random() % 40);
-    const auto number = [&] { return static_cast<int64_t>(random() % 100) - 50; };
-    for (int64_t& value : values) value = number();
-    RangeMinimum minimum(values);
-    for (int step = 0; step < 50; ++step) {
-      size_t begin = random() % (values.size() + 1), end = random() % (values.size() + 1);
-      if (begin > end) std::swap(begin, end);
-      const int64_t bound = number();
-      size_t first = begin, after_last = end;
-      while (first < end && values[first] >= bound) ++first;
-      while (after_last > begin && values[after_last - 1] >= bound) --after_last;
-      EXPECT_EQ(minimum.first_below(begin, end, bound), first);
-      EXPECT_EQ(minimum.after_last_below(begin, end, bound), after_last);
-      minimum.add(begin, end, bound);
-      for (size_t index = begin; index < end; ++index) values[index] += bound;
-    }
-  }
 }
 
 }  // namespace
