@@ -1,5 +1,5 @@
 // Ranges that are added to, and small numbers that are found.
-#include "policy/range_minimum.h"
+#include "policy/lms/range_minimum.h"
 
 #include <gtest/gtest.h>
 

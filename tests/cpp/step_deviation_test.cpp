@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "checked_follower.h"
-#include "policy/step_plan.h"
+#include "policy/lms/step_plan.h"
 #include "step_replay.h"
 
 namespace ebbtide::policy {

@@ -22,10 +22,16 @@ def test_a_backward_that_never_comes_gives_host_memory_back(lms):
     given = torch.randn(256 * 1024, requires_grad=True)
     loss = (given * 1.0).exp().sum()
     assert evict_all() == MIB
-    assert _core.stats()["host_held_bytes"] == held + MIB
+    assert _core.stats()["host_held_bytes"] >= held + MIB
     del loss
-    assert _core.stats()["host_held_bytes"] == held
     assert lms.stats()["host_bytes"] == 0
+    kept = _core.stats()["host_held_bytes"]
+    again = (given * 1.0).exp().sum()
+    assert evict_all() == MIB
+    assert _core.stats()["host_held_bytes"] == kept, "what is kept for the next step serves it"
+    lms.disable()
+    del again
+    assert _core.stats()["host_held_bytes"] == held
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])

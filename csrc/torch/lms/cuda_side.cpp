@@ -51,6 +51,8 @@ class CudaSide final : public DeviceSide {
     return data;
   }
 
+  bool is_on_device(const void* /*address*/) const override { return true; }
+
   // torch hands the memory out again in the order of the stream that it was allocated in. If that is another one, torch
   // waits for this one first.
   void let_go(c10::Storage storage, c10::Stream stream) const noexcept override {

@@ -36,6 +36,12 @@ class SimulatedSide final : public DeviceSide {
     return data;
   }
 
+  bool is_on_device(const void* address) const override {
+    int is_found = 0;
+    ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
+    return ebbtide_find(address, &is_found, &info, nullptr) == EBBTIDE_OK && is_found != 0;
+  }
+
   void let_go(c10::Storage /*storage*/, c10::Stream /*stream*/) const noexcept override {}
 
   uint64_t used_bytes(c10::Device /*device*/) const override { return hooks.used_bytes(); }

@@ -29,6 +29,8 @@ class DeviceSide {
   virtual double come_after(OwnedCopy& copy, c10::Stream stream) const = 0;
   // Memory of LMS's own pool, in the order of the current stream. Throws c10::OutOfMemoryError.
   virtual c10::DataPtr allocate(c10::Device device, size_t size_bytes) const = 0;
+  // False for ordinary memory, which CPU tensors get where LMS is off.
+  virtual bool is_on_device(const void* address) const = 0;
   // The last reference goes. What is queued in the stream may still use the memory.
   virtual void let_go(c10::Storage storage, c10::Stream stream) const noexcept = 0;
   // What tensors have, without what is cached, and with it.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <exception>
 #include <iterator>
 #include <new>
@@ -35,6 +36,8 @@ class GilReleased {
 };
 
 Ledger* only = nullptr;
+// A rate is that of the latest copies, as many as have these bytes at most.
+constexpr double kRememberedBytes = 4e9;
 // How often a storage is looked at before it counts as one that stays in use.
 constexpr int kLooks = 64;
 // In this thread an allocation is made ahead of need.
@@ -83,7 +86,6 @@ void Ledger::allow_evictions(bool are_allowed) {
     moved_.wait(lock, [&] { return leaving_ == 0; });
   }
   reap();
-  ebbtide_trim_host_memory(nullptr);  // during a capture the slabs stay until the next call
 }
 
 std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
@@ -130,7 +132,7 @@ void Ledger::forget(SavedStorage& saved) noexcept {
       if (found != by_storage_.end() && found->second.expired()) by_storage_.erase(found);
     }
     dying = std::move(saved.storage_);
-    transit = std::move(saved.transit_);
+    transit = std::exchange(saved.transit_, Transit());
     if (saved.place_ == SavedStorage::Place::kHost) statistics_.host_bytes -= saved.size_bytes_;
     forget_in_step(saved);
     is_off = !are_evictions_allowed_;
@@ -148,9 +150,7 @@ void Ledger::forget(SavedStorage& saved) noexcept {
   }
   if (!transit.host) return;
   retire(transit);
-  if (!is_off) return;
-  reap();
-  ebbtide_trim_host_memory(nullptr);
+  if (is_off) reap();
 }
 
 bool Ledger::can_leave(const SavedStorage& saved) const {
@@ -192,7 +192,7 @@ c10::Storage Ledger::bring_back(SavedStorage& saved) {
 void Ledger::load(Lock& lock, SavedStorage& saved, c10::Stream stream, bool is_ahead) {
   const DeviceSide& side = side_of(saved.device_);
   saved.place_ = SavedStorage::Place::kMoving;
-  Transit departure = std::move(saved.transit_);
+  Transit departure = std::exchange(saved.transit_, Transit());
   lock.unlock();
   c10::Storage returned;
   Transit arrival;
@@ -202,11 +202,15 @@ void Ledger::load(Lock& lock, SavedStorage& saved, c10::Stream stream, bool is_a
     returned = c10::Storage(c10::Storage::use_byte_size_t(), saved.size_bytes_, std::move(data),
                             c10::GetAllocator(saved.device_.type()), /*resizable=*/true);
     if (departure.copy) side.come_after(departure.copy, stream);  // the work of its own stream does already
-    std::string problem;
-    arrival.copy = OwnedCopy::to_device(side.number_of(saved.device_), returned.mutable_data(), departure.host,
-                                   saved.size_bytes_, side.handle_of(stream), &problem);
-    if (!arrival.copy) throw std::runtime_error(problem);
-    if (!is_ahead) arrival.waited_seconds = side.come_after(arrival.copy, stream);
+    if (side.is_on_device(returned.data())) {
+      std::string problem;
+      arrival.copy = OwnedCopy::to_device(side.number_of(saved.device_), returned.mutable_data(), departure.host,
+                                          saved.size_bytes_, side.handle_of(stream), &problem);
+      if (!arrival.copy) throw std::runtime_error(problem);
+      if (!is_ahead) arrival.waited_seconds = side.come_after(arrival.copy, stream);
+    } else {
+      std::memcpy(returned.mutable_data(), departure.host.address(), saved.size_bytes_);
+    }
   } catch (...) {
     failure = std::current_exception();
     arrival.copy = OwnedCopy();
@@ -254,7 +258,7 @@ void Ledger::load(Lock& lock, SavedStorage& saved, c10::Stream stream, bool is_a
 // The storage is on the device, and its copy may be under way: the stream's work comes after it.
 void Ledger::receive(Lock& lock, SavedStorage& saved, c10::Stream stream) {
   saved.place_ = SavedStorage::Place::kMoving;
-  Transit arrival = std::move(saved.transit_);
+  Transit arrival = std::exchange(saved.transit_, Transit());
   lock.unlock();
   std::exception_ptr failure;
   double seconds = 0;
@@ -284,7 +288,7 @@ bool Ledger::send_away(Lock& lock, SavedStorage& saved) noexcept {
   saved.place_ = SavedStorage::Place::kMoving;
   by_storage_.erase(saved.storage_.unsafeGetStorageImpl());
   c10::Storage leaving = std::move(saved.storage_);
-  Transit transit = std::move(saved.transit_);
+  Transit transit = std::exchange(saved.transit_, Transit());
   ++leaving_;
   lock.unlock();
   std::string problem;
@@ -363,12 +367,18 @@ uint64_t Ledger::evict(uint64_t wanted_bytes) noexcept {
 
 uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes) noexcept {
   if (is_prefetching) return 0;  // what is wanted later does not drive out what is wanted sooner
-  const uint64_t held_bytes = side_of(device).held_bytes(device);
+  const DeviceSide& side = side_of(device);
+  const uint64_t limit_bytes = side.limit_bytes(device);
+  const uint64_t room_bytes = limit_bytes - std::min(limit_bytes, side.held_bytes(device));
+  // Where there is room for it, but not in one piece, all of it has to leave.
+  const uint64_t short_bytes = room_bytes < wanted_bytes ? wanted_bytes - room_bytes : wanted_bytes;
   {
     const Lock lock(mutex_);
     if (!are_evictions_allowed_) return 0;
     ++statistics_.reclaims;
-    steps_[device.index()].follower.missed(demand_bytes(held_bytes + wanted_bytes));
+    Steps& steps = steps_[device.index()];
+    steps.follower.missed(demand_bytes(limit_bytes + short_bytes));
+    if (steps.follower.is_following()) steps.short_bytes += short_bytes;
   }
   return evict(wanted_bytes);
 }
@@ -397,6 +407,9 @@ double Ledger::Rate::bytes_per_second() const { return seconds > 0 ? bytes / sec
 void Ledger::Rate::add(const Rate& other) {
   bytes += other.bytes;
   seconds += other.seconds;
+  if (bytes < kRememberedBytes) return;
+  bytes /= 2;
+  seconds /= 2;
 }
 
 // Without the time that copies cost: a plan that hides them shall not count on it.
@@ -406,7 +419,11 @@ double Ledger::now() const {
 }
 
 void Ledger::end_step(c10::Device device, Steps& steps) {
-  steps.follower.end_step({side_of(device).limit_bytes(device), out_.bytes_per_second(), in_.bytes_per_second()});
+  const uint64_t limit_bytes = side_of(device).limit_bytes(device);
+  if (std::exchange(steps.limit_bytes, limit_bytes) != limit_bytes) steps.margin_bytes = 0;
+  // Free memory lies in pieces. A plan that fills the device to its limit is short of memory in spite of it.
+  steps.margin_bytes = std::min(steps.margin_bytes + std::exchange(steps.short_bytes, 0), limit_bytes / 4);
+  steps.follower.end_step({limit_bytes - steps.margin_bytes, out_.bytes_per_second(), in_.bytes_per_second()});
   steps.due = {};
   steps.was_wanted = false;
 }
@@ -559,8 +576,10 @@ void Ledger::reap() noexcept {
     if (seconds > 0) rate.bytes += static_cast<double>(transit.size_bytes);
   });
   transits.erase(complete, transits.end());  // outside the lock: gives host memory back
+  bool is_off = false;
   try {
     const Lock lock(mutex_);
+    is_off = !are_evictions_allowed_;
     statistics_.hidden_seconds += hidden_seconds;
     in_.add(in);
     out_.add(out);
@@ -569,6 +588,8 @@ void Ledger::reap() noexcept {
   } catch (const std::bad_alloc&) {
     // Then they end here, which waits for them.
   }
+  // What is kept for the next step is of no use then. During a capture it stays, until the next call.
+  if (is_off) ebbtide_trim_host_memory(nullptr);
 }
 
 Statistics Ledger::statistics() {

@@ -14,9 +14,13 @@ HostMemory HostMemory::take(int device, uint64_t size_bytes, std::string* proble
 }
 
 HostMemory& HostMemory::operator=(HostMemory&& other) noexcept {
-  void* const old = std::exchange(address_, std::exchange(other.address_, nullptr));
-  if (old != nullptr) ebbtide_give_host_memory(old, nullptr);
+  give_back();
+  address_ = std::exchange(other.address_, nullptr);
   return *this;
+}
+
+void HostMemory::give_back() noexcept {
+  if (address_ != nullptr) ebbtide_give_host_memory(std::exchange(address_, nullptr), nullptr);
 }
 
 // --- OwnedCopy ---

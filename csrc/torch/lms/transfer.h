@@ -18,11 +18,12 @@ class HostMemory {
   static HostMemory take(int device, uint64_t size_bytes, std::string* problem);
   HostMemory(HostMemory&& other) noexcept : address_(std::exchange(other.address_, nullptr)) {}
   HostMemory& operator=(HostMemory&& other) noexcept;
-  ~HostMemory() { *this = HostMemory(); }
+  ~HostMemory() { give_back(); }
   void* address() const { return address_; }
   explicit operator bool() const { return address_ != nullptr; }
 
  private:
+  void give_back() noexcept;
   void* address_ = nullptr;
 };
 
