@@ -15,6 +15,9 @@ namespace {
 // memory too early; a load that is early costs only room that nothing else needs.
 constexpr double kOutMargin = 1.25;
 constexpr double kInMargin = 2.0;
+// Times of events say when the program asked, which a device that lags behind does not feel. So a load begins at least
+// so many events ahead, if memory allows.
+constexpr uint32_t kLeastEventsAhead = 8;
 // Numbers beyond these make no sense. Sums of them do not overflow, since a step has at most kMostStepEvents.
 constexpr uint64_t kMostStorageBytes = uint64_t{1} << 41;
 constexpr uint64_t kMostBytes = uint64_t{1} << 61;
@@ -150,7 +153,8 @@ class Planner {
       if (!is_wanted_at_end(departure)) continue;
       link_until = std::min(link_until, seconds_[departure.end_at]) -
                    kInMargin * copy_seconds(departure, limits_.in_bytes_per_second);
-      departure.load_at = last_event_until(link_until);
+      const uint32_t near = departure.end_at - std::min(departure.end_at, kLeastEventsAhead);
+      departure.load_at = std::min(last_event_until(link_until), near);
     }
     uint32_t earlier_load = 0;
     for (Departure& departure : departures) {
