@@ -172,7 +172,8 @@ typedef enum ebbtide_operation_kind {
   EBBTIDE_RESUME = 1,
   EBBTIDE_PREPARE = 3,
   EBBTIDE_TRIM = 4,
-  EBBTIDE_PROMOTE = 6
+  EBBTIDE_PROMOTE = 6,
+  EBBTIDE_DEMOTE = 7
 } ebbtide_operation_kind;
 
 typedef struct ebbtide_range {
@@ -203,13 +204,14 @@ typedef struct ebbtide_request {
   /* pause: receives the allocations that moved, also if the pause fails midway. resume: only these are resumed; those
    * freed or trimmed since are skipped. Default NULL. */
   ebbtide_moved* moved;
+  uint64_t max_bytes; /* demote: at most this much device memory leaves; default UINT64_MAX */
 } ebbtide_request;
 #define EBBTIDE_REQUEST_INIT \
-  {sizeof(ebbtide_request), NULL, 0, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, 0, -1, NULL, 0, 0, NULL, 0, NULL}
+  {sizeof(ebbtide_request), NULL, 0, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, 0, -1, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX}
 #ifndef __cplusplus
 #define EBBTIDE_TAG(name)                                                                                            \
   (&(ebbtide_request){sizeof(ebbtide_request), (const char* const[]){name}, 1, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, \
-                      0, -1, NULL, 0, 0, NULL, 0, NULL})
+                      0, -1, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX})
 #endif
 
 typedef struct ebbtide_report ebbtide_report; /* free it with ebbtide_free_report */
@@ -217,7 +219,8 @@ typedef struct ebbtide_report_row {
   size_t struct_size;
   const char* tag;
   int32_t device;
-  uint64_t bytes;    /* device bytes freed (pause, trim) or claimed (resume, promote); host bytes prepared (prepare) */
+  uint64_t
+      bytes; /* device bytes freed (pause, trim, demote) or claimed (resume, promote); host bytes prepared (prepare) */
   uint64_t copied;   /* bytes that crossed the bus */
   uint64_t skipped;  /* bytes with a backup that needed no copy: clean + unused + constant */
   uint64_t clean;    /* the backup held them already */
@@ -285,6 +288,14 @@ EBBTIDE_API ebbtide_status ebbtide_trim(const ebbtide_request* request, ebbtide_
  * and bytes stay the same. Nothing may use the tags meanwhile. STATE_ERROR while a lease on one of them is open. */
 EBBTIDE_API ebbtide_status ebbtide_promote(const ebbtide_request* request, ebbtide_report** report,
                                            ebbtide_error* error);
+
+/* Moves memory from the device to host memory that the device reads and writes at the same addresses, over the bus: in
+ * the order of addresses, until request->max_bytes have gone. Allocations of every policy move; those that are paused
+ * or on the host are skipped. Memory moves by driver handles; one that is larger than what is left of max_bytes stays.
+ * Nothing may use the tags meanwhile. STATE_ERROR while a lease on one of them is open. STORE_ERROR, with nothing
+ * moved, where the host has too little memory for all of it. ebbtide_promote is the way back. */
+EBBTIDE_API ebbtide_status ebbtide_demote(const ebbtide_request* request, ebbtide_report** report,
+                                          ebbtide_error* error);
 
 /* A resume that returns once everything is mapped; kernels may use the bytes that have arrived. The tags are held until
  * all bytes have arrived: a pause waits for that. */

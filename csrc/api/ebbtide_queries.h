@@ -57,7 +57,8 @@ typedef struct ebbtide_tag_info {
   uint64_t retained_bytes; /* host memory and disk space of backups that are kept while their content is resident */
   uint64_t host_bytes;     /* the resident bytes in host memory that the device reaches */
   uint64_t left_bytes;     /* the host_bytes of paused allocations, where a pause with a backup leaves them */
-  uint64_t detached_bytes; /* whole in memory that a failed trim or promote could not map again: away until a resume */
+  uint64_t detached_bytes; /* whole in memory that a failed trim, promote or demote could not map again: away until a
+                              resume */
 } ebbtide_tag_info;
 #define EBBTIDE_TAG_INFO_INIT {sizeof(ebbtide_tag_info), NULL, EBBTIDE_EMPTY, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 typedef void (*ebbtide_visit_tag)(void* user, const ebbtide_tag_info* info);
@@ -98,7 +99,8 @@ EBBTIDE_API ebbtide_status ebbtide_query_tag(const char* tag, int* found, ebbtid
   FIELD(host_pool_bytes, "host memory kept for the next spill")                             \
   FIELD(spills, "allocations that spilled to the host")                                     \
   FIELD(bytes_spilled, "bytes that spilled to the host")                                    \
-  FIELD(bytes_promoted, "bytes that promotions moved to the device")
+  FIELD(bytes_promoted, "bytes that promotions moved to the device")                        \
+  FIELD(bytes_demoted, "bytes that demotions moved to the host")
 
 typedef struct ebbtide_stats {
   size_t struct_size; /* set it first */
@@ -109,8 +111,9 @@ typedef struct ebbtide_stats {
 EBBTIDE_API ebbtide_status ebbtide_get_stats(ebbtide_stats* stats, ebbtide_error* error);
 
 /* --- events ------------------------------------------------------------------------------------------------------- */
-/* The newest 1,024 events, oldest first. kind: "pause", "resume", "swap", "prepare", "trim", "promote" or "separate" (a
- * trim gives allocations that share a handle one of their own), each also with "_failed"; and "out_of_memory". */
+/* The newest 1,024 events, oldest first. kind: "pause", "resume", "swap", "prepare", "trim", "promote", "demote" or
+ * "separate" (a trim gives allocations that share a handle one of their own), each also with "_failed"; and
+ * "out_of_memory". */
 typedef struct ebbtide_event {
   size_t struct_size;
   uint64_t sequence;

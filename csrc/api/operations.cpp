@@ -39,7 +39,8 @@ void hand_out(Report report, ebbtide_report** out) {
 std::unique_ptr<Operation> claim(OperationKind kind, OperationRequest request) {
   require_not_forked();  // before the registry's lock, which another thread may have held at the fork
   Core& core = Core::instance();
-  const bool is_leaving = kind == OperationKind::kPause || kind == OperationKind::kSwap || kind == OperationKind::kTrim;
+  const bool is_leaving = kind == OperationKind::kPause || kind == OperationKind::kSwap ||
+                          kind == OperationKind::kTrim || kind == OperationKind::kDemote;
   if (is_leaving && core.registry.is_any_shared(request.tags.addresses))
     Operation::claim(core, OperationKind::kSeparate, request)->commit();
   return Operation::claim(core, kind, std::move(request));
@@ -88,6 +89,10 @@ ebbtide_status ebbtide_promote(const ebbtide_request* request, ebbtide_report** 
   });
 }
 
+ebbtide_status ebbtide_demote(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
+  return run(OperationKind::kDemote, request, report, error);
+}
+
 ebbtide_status ebbtide_swap(const ebbtide_request* leaving, const ebbtide_request* returning,
                             ebbtide_report** pause_report, ebbtide_report** resume_report, ebbtide_error* error) {
   return guarded(error, [&] {
@@ -115,7 +120,7 @@ ebbtide_status ebbtide_preview(ebbtide_operation_kind kind, const ebbtide_reques
                                void* user, ebbtide_error* error) {
   return guarded(error, [&] {
     require(visit != nullptr, "visit is null");
-    require(kind <= EBBTIDE_PROMOTE, "there is no operation of this kind");
+    require(kind <= EBBTIDE_DEMOTE, "there is no operation of this kind");
     require_not_forked();
     const auto names =
         Operation::preview(Core::instance(), static_cast<OperationKind>(kind), api::read_request(request));

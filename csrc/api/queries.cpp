@@ -132,6 +132,7 @@ ebbtide_status ebbtide_get_stats(ebbtide_stats* stats, ebbtide_error* error) {
     filled.spills = counters.spills;
     filled.bytes_spilled = counters.bytes_spilled;
     filled.bytes_promoted = counters.bytes_promoted;
+    filled.bytes_demoted = counters.bytes_demoted;
     api::write_struct(stats, filled, api::kLeastStats, "ebbtide_stats");
   });
 }

@@ -74,6 +74,10 @@ class Request {
     request_.unused_as_of = as_of;
     return *this;
   }
+  Request& max_bytes(uint64_t bytes) {
+    request_.max_bytes = bytes;
+    return *this;
+  }
   Request& order(const Ranges& ranges) {
     order_ = copy(ranges);
     request_.order = order_.data();
@@ -245,6 +249,10 @@ ReportRecord promote(const std::vector<std::string>& tags, bool is_missing_ok) {
   return operate(ebbtide_promote, Request(tags, is_missing_ok));
 }
 
+ReportRecord demote(const std::vector<std::string>& tags, bool is_missing_ok, uint64_t max_bytes) {
+  return operate(ebbtide_demote, Request(tags, is_missing_ok).max_bytes(max_bytes));
+}
+
 ReportRecord trim(const std::vector<std::string>& tags, const std::vector<uint64_t>& addresses) {
   return operate(ebbtide_trim, Request(tags, false).addresses(addresses));
 }
@@ -254,6 +262,7 @@ ebbtide_operation_kind kind_of(const std::string& name) {
   if (name == "resume") return EBBTIDE_RESUME;
   if (name == "trim") return EBBTIDE_TRIM;
   if (name == "promote") return EBBTIDE_PROMOTE;
+  if (name == "demote") return EBBTIDE_DEMOTE;
   throw py::value_error("there is no operation \"" + name + "\"");
 }
 
@@ -316,6 +325,7 @@ void register_operations(py::module_& module) {
              py::arg("unused_as_of") = 0);
   module.def("prepare", &prepare, py::arg("tags"), py::arg("missing_ok") = false);
   module.def("promote", &promote, py::arg("tags"), py::arg("missing_ok") = false);
+  module.def("demote", &demote, py::arg("tags"), py::arg("missing_ok") = false, py::arg("max_bytes") = UINT64_MAX);
   module.def("trim", &trim, py::arg("tags"), py::arg("addresses"));
   module.def("preview", &preview, py::arg("kind"), py::arg("tags"), py::arg("missing_ok") = false,
              py::arg("moved") = nullptr);

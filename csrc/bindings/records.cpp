@@ -24,7 +24,8 @@ void add_left(void* user, const ebbtide_report_row* row) {
 }
 
 constexpr std::array<const char*, 5> kPlaces = {"device", "host", "stored", "dropped", "mixed"};
-constexpr std::array<const char*, 7> kKinds = {"pause", "resume", "swap", "prepare", "trim", "show", "promote"};
+constexpr std::array<const char*, 8> kKinds = {"pause", "resume", "swap",    "prepare",
+                                               "trim",  "show",   "promote", "demote"};
 constexpr std::array<const char*, 4> kStates = {"resident", "paused", "partial", "empty"};
 
 }  // namespace

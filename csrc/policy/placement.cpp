@@ -43,6 +43,11 @@ std::vector<uint64_t> cut_for_host(uint64_t size_bytes, uint64_t granularity_byt
   return chunks;
 }
 
+// A granularity is a power of two, and 0 where the driver did not tell it.
+bool is_cut_for_host(uint64_t size_bytes, uint64_t granularity_bytes) {
+  return std::has_single_bit(size_bytes) && size_bytes <= std::max(kHostChunkBytes, granularity_bytes);
+}
+
 uint64_t default_reserve(uint64_t total_bytes) { return std::min(512 * kMiB, total_bytes / 16); }
 
 }  // namespace ebbtide::policy

@@ -43,6 +43,8 @@ Placement place_whole(uint64_t size_bytes, uint64_t room_bytes, double fraction)
 // granularity. The few different sizes let allocations reuse each other's chunks.
 std::vector<uint64_t> cut_for_host(uint64_t size_bytes, uint64_t granularity_bytes);
 inline constexpr uint64_t kHostChunkBytes = 64 * kMiB;
+// Whether it is one of these sizes. Demoted chunks have others as well.
+bool is_cut_for_host(uint64_t size_bytes, uint64_t granularity_bytes);
 
 // min(512 MiB, a sixteenth of the device).
 uint64_t default_reserve(uint64_t total_bytes);

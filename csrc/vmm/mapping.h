@@ -34,6 +34,7 @@ class Mapping {
   ~Mapping();
 
   bool is_mapped() const { return address_ != 0; }
+  CUdeviceptr address() const { return address_; }  // 0: none
   // Throws DriverError and stays mapped if the driver refuses.
   void unmap();
 

@@ -86,6 +86,7 @@ static void ask_for_operations(void) {
   FORKED(ebbtide_prepare(NULL, NULL, &error));
   FORKED(ebbtide_trim(&request, NULL, &error));
   FORKED(ebbtide_promote(NULL, NULL, &error));
+  FORKED(ebbtide_demote(NULL, NULL, &error));
   FORKED(ebbtide_swap(EBBTIDE_TAG("w"), EBBTIDE_TAG("away"), NULL, NULL, &error));
   FORKED(ebbtide_resume_async(EBBTIDE_TAG("away"), &pending, &error));
   FORKED(ebbtide_claim(EBBTIDE_PAUSE, NULL, &operation, &error));

@@ -87,6 +87,30 @@ static void a_tag_through_its_states(void) {
   TAG_IS("t", .state = EBBTIDE_EMPTY);
 }
 
+/* The front of "spill", of 1 block: the rest is larger than what is allowed. */
+static void demote_some(void) {
+  ebbtide_request request = EBBTIDE_REQUEST_INIT;
+  ebbtide_report* report = NULL;
+  ebbtide_report_totals totals = EBBTIDE_REPORT_TOTALS_INIT;
+  ebbtide_stats stats = {.struct_size = sizeof stats};
+  const char* const tags[] = {"spill"};
+  CHECK(request.max_bytes == UINT64_MAX);
+  request.tags = tags;
+  request.tag_count = 1;
+  request.max_bytes = BLOCK;
+  EXPECT(EBBTIDE_OK, ebbtide_demote(&request, &report, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_read_report(report, &totals, &error));
+  CHECK(totals.kind == EBBTIDE_DEMOTE && totals.bytes == BLOCK && totals.copied == BLOCK);
+  ebbtide_free_report(report);
+  EXPECT(EBBTIDE_OK, ebbtide_get_stats(&stats, &error));
+  CHECK(stats.device_bytes == 2 * BLOCK && stats.host_bytes == BLOCK && stats.bytes_demoted == BLOCK);
+  request.struct_size = offsetof(ebbtide_request, max_bytes); /* an earlier version's caller: all of it */
+  request.max_bytes = 0;
+  EXPECT(EBBTIDE_OK, ebbtide_demote(&request, NULL, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_get_stats(&stats, &error));
+  CHECK(stats.device_bytes == 0 && stats.host_bytes == 3 * BLOCK && stats.bytes_demoted == 3 * BLOCK);
+}
+
 static void a_tag_that_spilled(void) {
   EXPECT(EBBTIDE_OK, ebbtide_set_limit(EBBTIDE_DEVICE_LIMIT, BLOCK, &error));
   EXPECT(EBBTIDE_OK, ebbtide_set_limit(EBBTIDE_RESERVE, 0, &error));
@@ -118,6 +142,7 @@ static void a_tag_that_spilled(void) {
          .resident_bytes = 3 * BLOCK);
   EXPECT(EBBTIDE_OK, ebbtide_get_stats(&stats, &error));
   CHECK(stats.device_bytes == 3 * BLOCK && stats.host_bytes == 0 && stats.bytes_promoted == 2 * BLOCK);
+  demote_some();
   EXPECT(EBBTIDE_OK, ebbtide_set_limit(EBBTIDE_RESERVE, EBBTIDE_UNLIMITED, &error));
   EXPECT(EBBTIDE_OK, ebbtide_free(split, &error));
 }

@@ -302,7 +302,7 @@ static int preview(ebbtide_operation_kind kind) {
 static void what_would_move(void) {
   unsigned char* const address = take("w", NULL, 1);
   CHECK(preview(EBBTIDE_PAUSE) == 1 && preview(EBBTIDE_RESUME) == 0 && preview(EBBTIDE_PREPARE) == 1);
-  CHECK(preview(EBBTIDE_TRIM) == 1 && preview(EBBTIDE_PROMOTE) == 0);
+  CHECK(preview(EBBTIDE_TRIM) == 1 && preview(EBBTIDE_PROMOTE) == 0 && preview(EBBTIDE_DEMOTE) == 1);
   EXPECT(EBBTIDE_OK, ebbtide_pause(EBBTIDE_TAG("w"), NULL, &error));
   CHECK(preview(EBBTIDE_PAUSE) == 0 && preview(EBBTIDE_RESUME) == 1);
   EXPECT(EBBTIDE_STATE_ERROR, ebbtide_preview(EBBTIDE_PAUSE, EBBTIDE_TAG("never"), count_name, NULL, &error));

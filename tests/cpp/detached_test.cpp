@@ -298,7 +298,7 @@ TEST_F(DetachedTest, Invariant3_AFreeOfItLeavesTheOthers) {
 TEST_F(DetachedTest, Invariant3_OtherOperationsLeaveItAsItIs) {
   detach(kRam, 2);
   const Live before = Live::now();
-  for (const OperationKind kind : {OperationKind::kSeparate, OperationKind::kPromote}) {
+  for (const OperationKind kind : {OperationKind::kSeparate, OperationKind::kPromote, OperationKind::kDemote}) {
     EXPECT_EQ(run_at(kind, {"w"}, {parts_[0]}).totals().copied, 0u);
     expect_detached(2);
     EXPECT_EQ(Live::now(), before);

@@ -189,6 +189,57 @@ TEST_F(OverflowFaults, Invariant3_Promote) {
   sweep([&] { make_three(); }, [&] { promote(); }, [&] { pause({}, BackupKind::kNone); });
 }
 
+TEST_F(OverflowFaults, Invariant3_Demote) {
+  const Act make_some = [&] {
+    make("w", kSplitRam, {1, 2});
+    make("w", {BackupKind::kRam}, {1}, 1);
+    spill("v", kSplitNone, kChunk, kChunk);
+  };
+  const Act demote_all = [&] { demote(); };
+  sweep(make_some, demote_all);
+  sweep(make_some, demote_all, [&] { pause(); });
+  sweep(make_some, demote_all, [&] { promote(); });
+  sweep(make_some, demote_all, [&] { pause({}, BackupKind::kNone); });
+}
+
+// The host memory comes from the pool, and the chunks share a handle.
+TEST_F(OverflowFaults, Invariant3_DemoteOfWhatSharesAndItsPromotion) {
+  const Act make_shared = [&] {
+    make("w", {BackupKind::kRam}, {1, 1});
+    make("w", {BackupKind::kRam}, {1});
+    make("w", {BackupKind::kRam, true}, {1});
+    demote();
+    promote();
+    pause();
+    resume();
+  };
+  const Act demote_all = [&] { demote(); };
+  const Act round_trip = [&] {
+    demote();
+    promote();
+  };
+  sweep(make_shared, demote_all);
+  sweep(make_shared, round_trip);
+  sweep(make_shared, demote_all, [&] { pause(); });
+}
+
+TEST_F(OverflowFaults, Invariant3_OperationsOnWhatWasDemoted) {
+  const Act make_demoted = [&] {
+    make("w", {BackupKind::kRam}, {1, 1});
+    make("w", {BackupKind::kPinned}, {1}, 1);
+    make("w", {BackupKind::kNone}, {1, 1});
+    demote({}, 4 * kChunk);
+  };
+  sweep(make_demoted, [&] { pause(); });
+  sweep(make_demoted, [&] { promote(); });
+  sweep(
+      [&] {
+        make_demoted();
+        pause();
+      },
+      [&] { resume(); });
+}
+
 TEST_F(OverflowFaults, Invariant3_TrimOfWhatSpilledAndItsReturn) {
   const Act trim_all = [&] {
     std::vector<CUdeviceptr> addresses;

@@ -24,6 +24,20 @@ size_t OverflowWorld::spill(const std::string& tag, const Policy& policy, uint64
   return items_.size() - 1;
 }
 
+size_t OverflowWorld::make(const std::string& tag, const Policy& policy, const std::vector<uint64_t>& chunks,
+                           int device) {
+  std::vector<uint64_t> sizes;
+  uint64_t size_bytes = 0;
+  for (const uint64_t count : chunks) {
+    sizes.push_back(count * kChunk);
+    size_bytes += sizes.back();
+  }
+  items_.push_back({tag, device, alloc_chunks(tag, policy, device, sizes), size_bytes,
+                    std::vector<bool>(size_bytes / kChunk, false)});
+  fill_item(items_.size() - 1);
+  return items_.size() - 1;
+}
+
 void OverflowWorld::fill_item(size_t index) {
   Item& item = items_[index];
   for (size_t block = 0; block < item.is_blank.size(); ++block) {

@@ -40,6 +40,8 @@ class OverflowWorld : public CoreTest {
   // A filled allocation with this much on the device and the rest on the host. Leaves the device unlimited.
   size_t spill(const std::string& tag, const Policy& policy, uint64_t device_bytes, uint64_t host_bytes,
                int device = 0);
+  // A filled allocation on the device whose chunks have these sizes, in units of kChunk.
+  size_t make(const std::string& tag, const Policy& policy, const std::vector<uint64_t>& chunks, int device = 0);
   void fill_item(size_t index);
   void free_all();
 
@@ -49,6 +51,12 @@ class OverflowWorld : public CoreTest {
   const Allocation& find(size_t index) { return *core().registry.find(items_[index].address); }
   Report promote(const std::vector<std::string>& tags = {}) {
     return claim(OperationKind::kPromote, tags)->commit().front();
+  }
+  Report demote(const std::vector<std::string>& tags = {}, uint64_t max_bytes = kUnlimited) {
+    OperationRequest request;
+    request.tags.names = tags;
+    request.max_bytes = max_bytes;
+    return Operation::claim(core(), OperationKind::kDemote, std::move(request))->commit().front();
   }
   Report trim(const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses);
   Report resume_at(const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses);

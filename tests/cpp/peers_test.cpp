@@ -99,6 +99,9 @@ TEST_F(PeersTest, AccessIsKeptWhereverTheMemoryWas) {
   promote();
   EXPECT_EQ(host_bytes(spilled), 0u);
   expect_usable("promoted");
+  demote();
+  EXPECT_EQ(device_bytes(spilled), 0u);
+  expect_usable("demoted");
 }
 
 TEST_F(PeersTest, MemoryMappedBeforeADeviceCameAliveIsCaughtUpWith) {

@@ -19,6 +19,15 @@ struct Draw {
   uint64_t bytes() { return random() >> (18 + random() % 46); }
 };
 
+TEST(Placement, TheSizesThatSpillsHave) {
+  for (const uint64_t size_bytes : {2 * kMiB, 4 * kMiB, 32 * kMiB, 64 * kMiB})
+    EXPECT_TRUE(is_cut_for_host(size_bytes, kUnit)) << size_bytes;
+  for (const uint64_t size_bytes : {6 * kMiB, 40 * kMiB, 66 * kMiB, 128 * kMiB, kGiB})
+    EXPECT_FALSE(is_cut_for_host(size_bytes, kUnit)) << size_bytes;
+  EXPECT_TRUE(is_cut_for_host(64 * kMiB, 0)) << "the driver did not tell it";
+  for (const uint64_t piece : cut_for_host(302 * kMiB, kUnit)) EXPECT_TRUE(is_cut_for_host(piece, kUnit));
+}
+
 TEST(Placement, UsableBytesRespectReserveAndBudget) {
   Draw draw;
   for (int round = 0; round < 2000; ++round) {

@@ -56,7 +56,8 @@ TEST_F(PreviewTest, RefusesWhatTheOperationRefuses) {
   EXPECT_THROW(preview(OperationKind::kPause, {"a\nb"}), InvalidArgument);
   EXPECT_THROW(preview(OperationKind::kSwap, {"w"}), InvalidArgument);
   const LeaseInfo lease = core().registry.open_lease("w", "a test");
-  for (const OperationKind kind : {OperationKind::kPause, OperationKind::kTrim, OperationKind::kPromote})
+  for (const OperationKind kind :
+       {OperationKind::kPause, OperationKind::kTrim, OperationKind::kPromote, OperationKind::kDemote})
     EXPECT_THROW(preview(kind), StateError);
   EXPECT_EQ(preview(OperationKind::kResume), Names{});
   core().registry.close_lease(lease.id);

@@ -35,6 +35,34 @@ assert torch.allclose(out, (layer(static).relu() + 1).detach(), atol=1e-4)
     )
 
 
+def test_a_captured_graph_replays_right_over_demoted_memory(program: Callable[..., str]) -> None:
+    """Kernels, copies and memsets of the graph meet its memory on the device and on the host in turn."""
+    program(
+        """
+with saver.region("weights"):
+    weight = torch.randn(1 << 20, device="cuda")
+    static = torch.randn(1 << 20, device="cuda")
+graph = torch.cuda.CUDAGraph()
+torch.cuda.synchronize()
+with saver.cuda_graph(graph, tag="graphs"):
+    copied = torch.empty_like(static)
+    copied.copy_(static)
+    cleared = torch.ones_like(static)
+    cleared.zero_()
+    out = weight * copied + cleared
+for round in range(3):
+    for move in (saver.demote, saver.promote):
+        move("weights", "graphs")
+        static.copy_(torch.randn(1 << 20, device="cuda"))
+        weight.add_(1)
+        graph.replay(); torch.cuda.synchronize()
+        assert torch.equal(out, weight * static), (round, move.__name__)
+        assert torch.equal(copied, static) and not cleared.any()
+assert saver.demote("weights", "graphs").bytes > 0
+"""
+    )
+
+
 def test_state_that_replays_never_write_comes_back(program: Callable[..., str]) -> None:
     program(
         """

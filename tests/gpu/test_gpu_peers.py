@@ -110,7 +110,7 @@ check_copies(one, two)
 
 def test_what_spilled_is_reached_by_the_other_device(program: Callable[..., str]) -> None:
     """The start of the memory is on the device and the rest on the host. After the promotion, all of it is on the
-    device."""
+    device, and after the demotion on the host."""
     program(f"""{TWO}
 torch.zeros(1, device=second)
 torch.zeros(1, device=first)
@@ -124,6 +124,9 @@ check_copies(inside, outside)
 saver.configure(device_limit=None)
 saver.promote("acts")
 assert saver.tags()["acts"].host_bytes == 0
+check_copies(inside, outside)
+saver.demote("acts")
+assert saver.tags()["acts"].host_bytes == saver.tags()["acts"].resident_bytes
 check_copies(inside, outside)
 """)
 

@@ -44,7 +44,8 @@ STRESS = """
         uses, saver.pause, saver.resume, lambda: saver.resume(wait=False), saver.tags, saver.stats,
         lambda: saver.swap(pause="w", resume="v"), lambda: saver.paused("w").__enter__(), saver.trim,
         lambda: saver.prepare("w"), lambda: saver.adopt(torch.ones(3), tag="w"), lambda: saver.configure(reserve=None),
-        saver.promote, lambda: saver.is_paused("w"), lambda: saver.backup_of(keep), preparation.wait, pending.wait,
+        saver.promote, saver.demote, lambda: saver.is_paused("w"), lambda: saver.backup_of(keep), preparation.wait,
+        pending.wait,
     ]
 
     def child():

@@ -75,9 +75,11 @@ CALLS = {
     "prepare": lambda saver, tag, tensor: saver.prepare(tag, wait=False).wait(),
     "trim": lambda saver, tag, tensor: saver.trim(tag),
     "promote": lambda saver, tag, tensor: saver.promote(tag),
+    "demote": lambda saver, tag, tensor: saver.demote(tag),
     "missing_ok": lambda saver, tag, tensor: (
         saver.trim(tag, f"{tag}-unknown", missing_ok=True),
         saver.promote(tag, f"{tag}-unknown", missing_ok=True),
+        saver.demote(tag, f"{tag}-unknown", missing_ok=True),
     ),
 }
 
@@ -101,7 +103,8 @@ def test_no_table_of_everything_for_a_call_about_one_tag(saver, tag, tag2, table
 
 def test_an_unknown_tag_is_an_error_that_lists_the_known_ones(saver, tag, tag2, tables):
     kept = make(saver, tag)
-    for call in (saver.is_paused, saver.trim, saver.promote, lambda unknown: saver.prepare(unknown, wait=False)):
+    calls = (saver.is_paused, saver.trim, saver.promote, saver.demote)
+    for call in (*calls, lambda unknown: saver.prepare(unknown, wait=False)):
         with pytest.raises(StateError, match=tag2) as caught:
             call(tag2)
         assert tag in str(caught.value)

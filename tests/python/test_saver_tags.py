@@ -60,7 +60,7 @@ def test_an_unknown_tag_is_worded_in_one_way(saver, known):
         with saver.region(f"{known} {number}".strip()):
             pass
     said = set()
-    for use in (saver.pause, saver.resume, saver.prepare, saver.trim, saver.promote, saver.is_paused):
+    for use in (saver.pause, saver.resume, saver.prepare, saver.trim, saver.promote, saver.demote, saver.is_paused):
         with pytest.raises(StateError, match="no region was ever named 'never'; known tags: ") as error:
             use("never")
         said.add(str(error.value))

@@ -44,10 +44,10 @@ def _check_memory(memory: Memory, is_thorough: bool) -> None:
             raise Failure("a view of it lies elsewhere")
     if memory.policy is not None:
         is_away = memory.is_away()
-        # Spilled memory stays where it is in a pause, so it may look resident.
+        # Memory on the host stays where it is in a pause, so it may look resident.
         if is_away and not memory.is_paused:
             raise Failure("it is away, and nobody paused it")
-        if memory.is_paused and not is_away and not memory.policy.overflow:
+        if memory.is_paused and not is_away and not memory.has_spilled:
             raise Failure("it is resident, and nobody resumed it")
     if memory.is_paused:
         return

@@ -87,7 +87,7 @@ class Memory:
     @property
     def has_spilled(self) -> bool:
         """Whether a part of it is (or may be) on the host."""
-        info = _core.find(self.address) if self.policy is not None and self.policy.overflow else None
+        info = _core.find(self.address) if self.policy is not None else None
         return info is not None and info.host_bytes > 0
 
     def detach(self) -> None:

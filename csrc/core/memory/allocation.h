@@ -112,11 +112,12 @@ struct Allocation {
   size_t device_bytes() const;
   size_t host_bytes() const;
   bool is_away() const { return resident_bytes() != size_bytes(); }
-  // Whether an operation of this kind selects it. Pauses and promotions leave out what is paused already.
+  // Whether an operation of this kind selects it. Pauses, promotions and demotions leave out what is paused already.
   bool wants_pause() const { return has_stale_memory() || (has_memory() && !is_paused.load()); }
   bool wants_resume() const { return is_paused.load() || is_away(); }
   bool wants_trim() const { return !is_trimmed || has_memory() || stored != nullptr; }
   bool wants_promotion() const { return host_bytes() > 0 && !is_paused.load(); }
+  bool wants_demotion() const { return device_bytes() > 0 && !is_paused.load(); }
   bool is_any_stored() const;
   bool has_stale_memory() const;
   bool has_memory() const;  // behind any chunk, whatever its state

@@ -139,6 +139,7 @@ void HostPool::put_back(int device, std::vector<Handle> handles) noexcept {
 
 void HostPool::recycle(int device, CUdeviceptr address, Chunk& chunk) {
   const auto location = host_location(device);
+  if (location && chunk.backing->mapping.is_mapped()) make_room_for({*location, chunk.size_bytes});
   const bool is_kept =
       location && chunk.backing->mapping.is_mapped() && has_room(chunk.size_bytes) && clear(address, chunk.size_bytes);
   chunk.backing->mapping.unmap();
@@ -185,13 +186,19 @@ void HostPool::set_capacity(uint64_t bytes) {
   shrink_to(bytes);
 }
 
-void HostPool::shrink_to(uint64_t bytes) noexcept {
+void HostPool::make_room_for(const Key& key) {
+  const uint64_t capacity = capacity_bytes();
+  if (key.second <= capacity && !is_for_spills(key)) shrink_to(capacity - key.second, true);
+}
+
+void HostPool::shrink_to(uint64_t bytes, bool spills_only) noexcept {
   for (bool is_done = false; !is_done;) {
     Handle gone;  // goes without the lock: giving memory back takes long
     const std::lock_guard lock(mutex_);
     is_done = true;
     for (auto& [key, handles] : kept_) {
       if (handles.empty() || kept_bytes_.load() <= bytes) continue;
+      if (spills_only && !is_for_spills(key)) continue;
       gone = std::move(handles.back());
       handles.pop_back();
       kept_bytes_.fetch_sub(key.second);

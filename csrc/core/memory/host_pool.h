@@ -9,13 +9,14 @@
 #include <vector>
 
 #include "core/budget/host_budget.h"
+#include "policy/placement.h"
 #include "vmm/physical_memory.h"
 
 namespace ebbtide {
 
 struct Chunk;
 
-// Host memory that a device can reach, for chunks that spill. Allocating it is slow (4.7 GB/s on an H200 host;
+// Host memory that a device can reach, for chunks on the host. Allocating it is slow (4.7 GB/s on an H200 host;
 // csrc/DESIGN.md, F13), so the pool keeps up to its capacity for the next spill. Kept memory reads as zeros and is not
 // mapped. It counts in the host budget, and is released when that budget has no room for something else.
 class HostPool final : public IdleMemory {
@@ -57,7 +58,10 @@ class HostPool final : public IdleMemory {
   Handle take_kept(const Key& key);
   bool keep(const Key& key, Handle handle) noexcept;  // false: it has gone to the system
   bool has_room(uint64_t size_bytes) const { return kept_bytes_.load() + size_bytes <= capacity_bytes_.load(); }
-  void shrink_to(uint64_t bytes) noexcept;
+  static bool is_for_spills(const Key& key) { return policy::is_cut_for_host(key.second, key.first.granularity_bytes); }
+  // Handles that were made ahead for spills make room for those of a demotion, which come and go.
+  void make_room_for(const Key& key);
+  void shrink_to(uint64_t bytes, bool spills_only = false) noexcept;
 
   HostBudget& budget_;
   std::mutex mutex_;

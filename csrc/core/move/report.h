@@ -12,7 +12,16 @@
 namespace ebbtide {
 
 // The numbers are those of the C API, where it has the kind. kSeparate ends the sharing of handles, for a trim.
-enum class OperationKind { kPause = 0, kResume = 1, kSwap = 2, kPrepare = 3, kTrim = 4, kPromote = 6, kSeparate = 8 };
+enum class OperationKind {
+  kPause = 0,
+  kResume = 1,
+  kSwap = 2,
+  kPrepare = 3,
+  kTrim = 4,
+  kPromote = 6,
+  kDemote = 7,
+  kSeparate = 8
+};
 
 struct ReportRow {
   uint64_t bytes = 0;   // device bytes freed or claimed

@@ -21,6 +21,7 @@ struct OperationRequest {
   // Ignored where a tag was leased after that.
   AddressRanges unused;
   uint64_t unused_as_of = 0;
+  uint64_t max_bytes = kUnlimited;  // demote: no more device memory than this leaves
   std::vector<AddressRange> order;  // resume: what comes first; the rest follows in the order of allocation
 };
 

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "core/move/demotion.h"
 #include "core/move/preparation.h"
 #include "core/move/promotion.h"
 #include "core/move/separation.h"
@@ -68,6 +69,7 @@ void Operation::add_moves() {
     }
     case OperationKind::kPrepare: add("prepare", std::make_unique<Preparation>(core_, request_)); return;
     case OperationKind::kPromote: add("promote", std::make_unique<Promotion>(core_, request_)); return;
+    case OperationKind::kDemote: add("demote", std::make_unique<Demotion>(core_, request_)); return;
     case OperationKind::kSeparate: add("separate", std::make_unique<Separation>(core_, request_)); return;
   }
   throw InvalidArgument("there is no operation of kind " + std::to_string(static_cast<int>(kind_)));

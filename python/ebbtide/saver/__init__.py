@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ebbtide.saver.adoption.adopt import adopt
 from ebbtide.saver.operations import queries
 from ebbtide.saver.operations.configuration import configure
+from ebbtide.saver.operations.demote import demote
 from ebbtide.saver.operations.pause_resume import pause, paused, resume
 from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.operations.prepare import Preparation, prepare
@@ -50,6 +51,7 @@ __all__ = [
     "backup_of",
     "configure",
     "cuda_graph",
+    "demote",
     "device",
     "disabled",
     "graph_pool",

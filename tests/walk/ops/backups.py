@@ -64,7 +64,7 @@ class Look(Operation):
             return self._keep(world, number, view, memory, tensor, (begin, end, step))
 
         def may_fail(error: BaseException) -> bool:
-            is_split = isinstance(error, StateError) and memory.policy is not None and bool(memory.policy.overflow)
+            is_split = isinstance(error, StateError) and memory.has_spilled
             return is_split or memory.is_doubtful or host_may_refuse(world.model)(error)
 
         return Attempt(
@@ -80,7 +80,7 @@ class Look(Operation):
         """None is right for memory that is resident, empty or dropped."""
         if not memory.is_paused or memory.may_be_zero or memory.is_doubtful or not part.numel():
             return
-        if memory.policy is not None and memory.policy.overflow:
+        if memory.has_spilled:
             return
         if memory.expected.any():
             raise Failure("backup_of knows nothing of bytes that come back")

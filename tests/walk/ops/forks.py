@@ -32,6 +32,7 @@ def uses(world: World, number: int | None) -> dict[str, Callable[[], object]]:
         "swap": lambda: saver.swap(pause=tag, resume=world.tag("b"), missing_ok=True),
         "prepare": saver.prepare,
         "promote": saver.promote,
+        "demote": saver.demote,
         "paused": lambda: saver.paused(tag).__enter__(),
         "adopt": lambda: saver.adopt(torch.ones(3), tag=tag),
     }

@@ -1,11 +1,12 @@
-"""pause, resume, swap, paused(), prepare, trim and promote."""
+"""pause, resume, swap, paused(), prepare, trim, promote and demote."""
 
 from random import Random
 from typing import Any
 
 import torch
-from ebbtide import saver
+from ebbtide import _core, saver
 from ebbtide.errors import OutOfMemoryError, StateError
+from ebbtide.sizes import parse_size
 
 from .. import device
 from ..attempt import Attempt, host_may_refuse
@@ -333,4 +334,53 @@ class TrimOrPromote(Operation):
             refuses=refusal(world, tags, False, leased_counts=True),
             may_fail=host_may_refuse(world.model),
             touched=world.model.of_tags(tags),
+        ).run()
+
+
+@register
+class Demote(Operation):
+    """Calls saver.demote: no memory changes its address or its bytes, and nothing is away that was not before."""
+
+    name = "demote"
+    weight = 8
+
+    def draw(self, world: World, rng: Random) -> Arguments | None:
+        actor, tags = world.draw_actor(rng), world.draw_tags(rng)
+        return {
+            "actor": actor,
+            "tags": tags,
+            "max_bytes": rng.choice((None, None, None, 0, 2 << 20, "20MiB", "64MiB")),
+            "missing_ok": rng.random() < 0.2,
+            "trouble": world.draw_trouble(rng, actor, tags),
+        }
+
+    def run(
+        self,
+        world: World,
+        actor: int,
+        tags: list[str],
+        max_bytes: int | str | None,
+        missing_ok: bool,
+        trouble: list[Any] | None,
+    ) -> str:
+        touched = world.model.of_tags(tags)
+
+        def effect(report: Any) -> None:
+            if report is None:
+                return
+            if max_bytes is not None and report.bytes > parse_size(max_bytes):
+                raise Failure(f"{report.bytes} bytes left the device, and {max_bytes} were allowed")
+            for memory in touched if max_bytes is None else ():
+                info = _core.find(memory.address)
+                if info is not None and not info.is_paused and info.resident_bytes > info.host_bytes:
+                    raise Failure(f"memory of {memory.tag!r} is still on the device")
+
+        return Attempt(
+            world.model,
+            lambda: world.actors.run(actor, lambda: saver.demote(*tags, max_bytes=max_bytes, missing_ok=missing_ok)),
+            effect,
+            trouble=trouble,
+            refuses=refusal(world, tags, missing_ok, leased_counts=True),
+            may_fail=host_may_refuse(world.model),
+            touched=touched,
         ).run()

@@ -70,6 +70,9 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], tuple[type[BaseException], ...
     "prepare_unknown": (lambda world: saver.prepare(world.tag("never"), wait=False), (StateError,)),
     "trim_unknown": (lambda world: saver.trim(world.tag("never")), (StateError,)),
     "promote_unknown": (lambda world: saver.promote(world.tag("never")), (StateError,)),
+    "demote_unknown": (lambda world: saver.demote(world.tag("never")), (StateError,)),
+    "demote_bytes": (lambda world: saver.demote(world.tag("a"), max_bytes=-1), (ValueError,)),
+    "demote_bytes_type": (lambda world: saver.demote(max_bytes=1.5), (TypeError,)),  # type: ignore[arg-type]
     "paused_unknown": (lambda world: saver.paused(world.tag("never")).__enter__(), (StateError,)),
     "is_paused_unknown": (lambda world: saver.is_paused(world.tag("never")), (StateError,)),
     "is_paused_type": (lambda world: saver.is_paused(None), (TypeError,)),  # type: ignore[arg-type]

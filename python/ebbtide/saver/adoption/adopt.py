@@ -7,7 +7,7 @@ A storage may only move if each of its users sees the move; `external_references
 before anything moves. One storage moves at a time, so the extra memory is that of one storage. The tag is leased
 meanwhile, so that no thread pauses it. After a failure midway the call may be repeated: it skips what is in the tag.
 
-Other operations move no storage. pause, resume, promote and trim change the memory behind an address, never the
+Other operations move no storage. pause, resume, promote, demote and trim change the memory behind an address, never the
 address. A DLPack partner then shares the tensor's fate, and a view of a backup (`saver.backup_of`) owns its bytes.
 """
 

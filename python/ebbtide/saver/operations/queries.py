@@ -76,8 +76,8 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False) -> "torch.Tensor |
 
     Raises:
         TypeError: not a tensor with plain strided memory.
-        StateError: a part of the tensor has spilled to host memory, where a pause leaves it, so that no single range
-            holds all of its bytes. Call `promote` before the pause.
+        StateError: a part of the tensor has spilled to host memory, or was demoted to it, where a pause leaves it, so
+            that no single range holds all of its bytes. Call `promote` before the pause.
         StoreError: a block that is stored as one repeated value must be expanded, and there is no room.
     """
     import torch

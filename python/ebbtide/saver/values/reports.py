@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 _TOTALS = ("bytes", "copied", "skipped", "clean", "unused", "constant")
-_VERBS = {"pause": "freed", "trim": "freed", "prepare": "made ready"}
+_VERBS = {"pause": "freed", "trim": "freed", "demote": "freed", "prepare": "made ready"}
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ class Report:
     """The result of an operation. Sizes are bytes.
 
     Attributes:
-        kind: "pause", "resume", "prepare", "trim" or "promote".
-        bytes: device bytes freed (pause, trim) or claimed (resume, promote); bytes made ready for backups (prepare).
+        kind: "pause", "resume", "prepare", "trim", "promote" or "demote".
+        bytes: device bytes freed (pause, trim, demote) or claimed (resume, promote); bytes made ready for backups
+            (prepare).
         copied: bytes that crossed the bus.
         skipped: bytes with a backup that needed no copy: the sum of clean, unused and constant.
         clean: bytes that the backup held already.
@@ -99,7 +100,7 @@ class Report:
         lines = [
             f"{self.kind}: {verb} {format_size(self.bytes)} in {self.seconds:.3f} s"
             + (f" ({whose})" if whose else "")
-            + (self._describe_bytes() if self.kind in ("pause", "resume", "promote") else "")
+            + (self._describe_bytes() if self.kind in ("pause", "resume", "promote", "demote") else "")
         ]
         if len(self.by_device) > 1:
             lines += [f"  device {device}: {format_size(size)}" for device, size in sorted(self.by_device.items())]
@@ -173,10 +174,11 @@ class TagStatus:
         resident_bytes, stored_bytes, dropped_bytes: how many of its bytes are in each place.
         trimmed_bytes: bytes of free segments that were trimmed; not part of dropped_bytes.
         retained_bytes: host memory and disk space of backups that are kept while their content is resident.
-        host_bytes: the part of resident_bytes that spilled to host memory, which the device reads over the bus.
+        host_bytes: the part of resident_bytes that spilled to host memory or was demoted to it, which the device reads
+            over the bus.
         left_bytes: the part of host_bytes that a pause with a backup left there; it counts as paused.
-        detached_bytes: whole in memory that a trim or promote which failed could not map again. They are away until a
-            resume maps them.
+        detached_bytes: whole in memory that a trim, promote or demote which failed could not map again. They are away
+            until a resume maps them.
     """
 
     tag: str
@@ -228,8 +230,8 @@ class Event:
     """One event of the timeline. Sizes are bytes.
 
     Attributes:
-        kind: "pause", "resume", "swap", "prepare", "trim", "separate" (before a trim: of what shared a handle) or
-            "promote", each also with "_failed" (then some bytes may have moved), or "out_of_memory".
+        kind: "pause", "resume", "swap", "prepare", "trim", "separate" (before a trim: of what shared a handle),
+            "promote" or "demote", each also with "_failed" (then some bytes may have moved), or "out_of_memory".
         unix_seconds, seconds: when it ended (seconds since 1970), and its duration.
         tags: the tags concerned; of many, the first ones and the number of the others.
         bytes, copied: as in a Report.

@@ -1,0 +1,162 @@
+#include "core/move/demotion.h"
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "driver/context.h"
+#include "driver/stream.h"
+
+namespace ebbtide {
+
+// torch may hand out memory of a leased tag at any moment, to a thread that would use it while it is not mapped.
+TagClaim Demotion::claim() const {
+  return {.tags = request_.tags,
+          .concerns = [](const Allocation& allocation) { return allocation.wants_demotion(); },
+          .leases = TagClaim::Leases::kRefused};
+}
+
+void Demotion::prepare(const Allocations& allocations) {
+  if (driver().cuMemcpyDtoDAsync == nullptr) throw StateError("demote needs cuMemcpyDtoDAsync: update the driver");
+  select(allocations);
+  for (auto& [device, work] : work_) take_host_memory(device, work);
+}
+
+// In the order of addresses, whole handles as far as they fit into what is allowed.
+void Demotion::select(const Allocations& allocations) {
+  std::map<const Backing*, std::vector<Moving>> by_backing;
+  for (const auto& allocation : allocations) {
+    add_row(*allocation);
+    for (Chunk& chunk : allocation->chunks) {
+      if (chunk.is_on_device() && chunk.is_resident()) by_backing[chunk.backing.get()].push_back({allocation, &chunk});
+    }
+  }
+  std::vector<std::pair<const Backing*, std::vector<Moving>>> handles;
+  for (auto& [backing, chunks] : by_backing) {
+    // Of allocations that were named one by one: what others share stays.
+    const bool has_others = chunks.size() < static_cast<size_t>(chunks.front().chunk->backing.use_count());
+    if (!has_others || request_.tags.addresses.empty()) handles.emplace_back(backing, std::move(chunks));
+  }
+  std::sort(handles.begin(), handles.end(), [](const auto& one, const auto& other) {
+    return one.first->mapping.address() < other.first->mapping.address();
+  });
+  uint64_t allowed_bytes = request_.max_bytes;
+  for (auto& [backing, chunks] : handles) {
+    const uint64_t size_bytes = backing->memory.size_bytes();
+    if (size_bytes > allowed_bytes) continue;
+    allowed_bytes -= size_bytes;
+    const int device = chunks.front().allocation->device;
+    work_[device].leaving.push_back({.chunks = std::move(chunks)});
+  }
+}
+
+void Demotion::take_host_memory(int device, DeviceWork& work) {
+  const ContextScope scope(device);
+  work.peers = core().peers.of(device);
+  work.spare = std::make_shared<Allocation>();
+  work.spare->device = device;
+  std::vector<uint64_t> sizes;
+  uint64_t size_bytes = 0;
+  for (Leaving& leaving : work.leaving) {
+    leaving.first_spare = sizes.size();
+    for (const Moving& moving : leaving.chunks) {
+      sizes.push_back(moving.chunk->size_bytes);
+      work.spare->chunks.emplace_back(work.spare->chunks.size(), size_bytes, sizes.back()).place.store(Place::kDropped);
+      size_bytes += sizes.back();
+    }
+  }
+  work.memory = core().host_pool.take(device, sizes, "the demotion to host memory");
+  work.spare->addresses = std::make_shared<const Addresses>(core().spare_addresses.take(size_bytes));
+}
+
+std::vector<int> Demotion::devices() const {
+  std::vector<int> devices;
+  for (const auto& [device, work] : work_) devices.push_back(device);
+  return devices;
+}
+
+void Demotion::run_device(int device) {
+  DeviceWork& work = work_.at(device);
+  copy(device, work);
+  for (const Leaving& leaving : work.leaving) remap(device, work, leaving);
+}
+
+// All copies are queued while later chunks are mapped: mapping host memory takes almost as long as copying it.
+void Demotion::copy(int device, DeviceWork& work) {
+  const Stream stream = Stream::create();
+  for (const Leaving& leaving : work.leaving) {
+    for (size_t index = 0; index < leaving.chunks.size(); ++index) {
+      Chunk& spare = work.spare->chunks[leaving.first_spare + index];
+      HostPool::Handle& handle = work.memory[leaving.first_spare + index];
+      spare.backing->host_charge = std::move(handle.charge);
+      spare.backing->memory = std::move(handle.memory);
+      const CUdeviceptr to = work.spare->address() + spare.offset;
+      spare.backing->mapping = Mapping::map(to, spare.backing->memory, device);
+      check(driver().cuMemcpyDtoDAsync(to, leaving.chunks[index].address(), spare.size_bytes, stream.get()),
+            "cuMemcpyDtoDAsync", "size=" + std::to_string(spare.size_bytes));
+    }
+  }
+  stream.synchronize();
+}
+
+// The bytes are in both memories, and whichever is mapped reads the same, until the device memory goes. From then on
+// each chunk is whole in its host memory, mapped or not.
+void Demotion::remap(int device, DeviceWork& work, const Leaving& leaving) {
+  const auto spare_of = [&](size_t index) -> Chunk& { return work.spare->chunks[leaving.first_spare + index]; };
+  const std::shared_ptr<Backing> old = leaving.chunks.front().chunk->backing;
+  const CUdeviceptr address = old->mapping.address();
+  for (size_t index = 0; index < leaving.chunks.size(); ++index) spare_of(index).backing->mapping.unmap();
+  old->mapping.unmap();
+  std::exception_ptr first_error;
+  for (size_t index = 0; index < leaving.chunks.size(); ++index) {
+    Backing& backing = *spare_of(index).backing;
+    try {
+      backing.mapping = core().peers.map(leaving.chunks[index].address(), backing.memory, device, work.peers);
+    } catch (...) {
+      if (index == 0 && map_back(device, work, *old, address)) throw;
+      if (first_error == nullptr) first_error = std::current_exception();
+    }
+  }
+  note_released();
+  for (size_t index = 0; index < leaving.chunks.size(); ++index) {
+    const auto& [allocation, chunk] = leaving.chunks[index];
+    chunk->backing = std::exchange(spare_of(index).backing, old);
+    if (!chunk->backing->mapping.is_mapped()) chunk->is_detached.store(true, std::memory_order_release);
+    chunk->home = Place::kHost;
+    chunk->place.store(Place::kHost, std::memory_order_release);
+    row(*allocation).copied += chunk->size_bytes;
+  }
+  uint64_t freed_bytes = old->memory.size_bytes();
+  old->release();
+  for (size_t index = 0; index < leaving.chunks.size(); ++index) {
+    const auto& [allocation, chunk] = leaving.chunks[index];
+    spare_of(index).backing = Backing::nothing();
+    row(*allocation).bytes += chunk->size_bytes;
+    freed_bytes = saturating_subtract(freed_bytes, chunk->size_bytes);
+  }
+  // What was freed of the handle goes as well, and counts with the first.
+  row(*leaving.chunks.front().allocation).bytes += freed_bytes;
+  if (first_error != nullptr) std::rethrow_exception(first_error);
+}
+
+bool Demotion::map_back(int device, const DeviceWork& work, Backing& backing, CUdeviceptr address) noexcept {
+  try {
+    backing.mapping = core().peers.map(address, backing.memory, device, work.peers);
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+void Demotion::settle() noexcept {
+  for (auto& [device, work] : work_) {
+    work.leaving.clear();
+    core().host_pool.put_back(device, std::move(work.memory));
+    if (work.spare != nullptr && work.spare->addresses != nullptr) core().deferred_frees.destroy(std::move(work.spare));
+  }
+  work_.clear();
+}
+
+}  // namespace ebbtide

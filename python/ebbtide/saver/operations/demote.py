@@ -1,0 +1,39 @@
+"""`saver.demote`: memory on the device moves to the host, where the device still reaches it."""
+
+from ebbtide import _core, driver_choice
+from ebbtide.saver.values.arguments import check_tags
+from ebbtide.saver.values.reports import Report
+from ebbtide.sizes import parse_size
+
+
+def demote(*tags: str, max_bytes: int | str | None = None, missing_ok: bool = False) -> Report:
+    """Moves memory from the device to the host, where kernels, graphs and copies still read and write it at the same
+    addresses, over the bus (docs/overflow.md says how slowly). `promote` is the way back.
+
+    Every policy allows it, also without `overflow`. What is paused, or on the host already, is skipped. What moves then
+    counts and behaves as spilled memory does: a pause with a backup leaves it there, one without drops it. Memory moves
+    in the order of addresses and in whole pieces, which are driver handles: of up to 1 GiB, if a resume has put
+    neighbours behind one (configure(shared_handle=)). A piece that is larger than what is left of `max_bytes` is passed
+    over. Free segments that torch caches move as well: call `trim` first. Launch nothing that touches the tags
+    meanwhile.
+
+    Args:
+        tags: none means every tag.
+        max_bytes: no more device memory than this is given up, such as "4GiB"; None: no bound.
+        missing_ok: skip tags that no region ever named.
+
+    Returns:
+        A Report: `bytes` is the device memory that is free now; `saver.tags()` shows what is on the host.
+
+    Raises:
+        TypeError, ValueError: malformed arguments.
+        StateError: an unknown tag, a tag whose region is open, a capture under way. Nothing moved.
+        StoreError: the host has too little memory for all of it. Nothing moved.
+        DriverError: a driver call failed. Every byte is safe; demote again goes on, and resume brings back what a tag
+            that is partial lacks.
+    """
+    names = check_tags(tags)
+    limit = None if max_bytes is None else parse_size(max_bytes, "max_bytes")
+    if driver_choice.is_off():
+        return Report("demote")
+    return Report.from_core(_core.demote(names, missing_ok, **({} if limit is None else {"max_bytes": limit})))
