@@ -271,8 +271,18 @@ TEST(StepPlan, ASmallWindowOfLoadsIsEnough) {
   const StepPlan plan = make_plan(record, at_limit(50'000'000'000));
   EXPECT_GE(plan.departures.size(), 49u);
   for (const Departure& departure : plan.departures) {
-    EXPECT_LT(record.events[departure.end_at].seconds - record.events[departure.load_at].seconds, 0.21);
+    EXPECT_LT(record.events[departure.end_at].seconds - record.events[departure.load_at].seconds, 0.45);
     EXPECT_GT(record.events[departure.end_at].seconds - record.events[departure.load_at].seconds, 0.03);
+  }
+}
+
+TEST(StepPlan, LoadsBeginAheadOverTheFastestLink) {
+  std::vector<Layer> layers(20, {1'000'000'000, 0.05, 0.1});
+  const StepRecord record = layered_step(layers, 0, 0);
+  const StepPlan plan = make_plan(record, {10'000'000'000, 1e15, 1e15});
+  EXPECT_GE(plan.departures.size(), 9u);
+  for (const Departure& departure : plan.departures) {
+    if (departure.load_at != kNoEvent) EXPECT_LT(departure.load_at, departure.end_at);
   }
 }
 
