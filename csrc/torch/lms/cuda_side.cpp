@@ -7,15 +7,13 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <array>
 #include <atomic>
-#include <cstring>
 #include <utility>
 
 #include "api/ebbtide.h"
+#include "torch/lms/virtual_entry.h"
 
 namespace ebbtide::lms {
 namespace {
@@ -78,9 +76,9 @@ class CudaSide final : public DeviceSide {
 // torch asks nobody who knows the size of an allocation that does not fit: its free-memory callbacks are not told, and
 // the allocator behind a pool is asked for segments, once, and not again when blocks became free. So `allocate` of the
 // caching allocator is replaced in its table of virtual functions. Every tensor is allocated through that.
-using Allocate = c10::DataPtr (*)(c10::Allocator* self, size_t size_bytes);
+using AllocateEntry = VirtualEntry<c10::Allocator, c10::DataPtr, size_t>;
 
-std::atomic<Allocate> former{nullptr};
+std::atomic<AllocateEntry::Function> former{nullptr};
 std::atomic<uint64_t (*)(c10::Device, uint64_t)> reclaim_function{nullptr};
 
 c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
@@ -94,29 +92,6 @@ c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
   }
 }
 
-// Where the table has the function: a pointer to a virtual member function is its offset in the table, and 1.
-std::atomic<Allocate>* find_entry(c10::Allocator* allocator) {
-  c10::DataPtr (c10::Allocator::*member)(size_t) = &c10::Allocator::allocate;
-  uintptr_t offset = 0;
-  std::memcpy(&offset, &member, sizeof offset);
-#if defined(__x86_64__)
-  if (offset % sizeof(void*) != 1) return nullptr;
-  offset -= 1;
-#endif
-  std::byte* table = nullptr;
-  std::memcpy(&table, static_cast<void*>(allocator), sizeof table);
-  return reinterpret_cast<std::atomic<Allocate>*>(table + offset);
-}
-
-void write_entry(std::atomic<Allocate>* entry, Allocate function) {
-  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-  void* const begin = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(entry) / page * page);
-  if (::mprotect(begin, page, PROT_READ | PROT_WRITE) != 0)
-    throw std::runtime_error("torch's allocator can't be followed: its table is read-only");
-  entry->store(function);
-  ::mprotect(begin, page, PROT_READ);
-}
-
 }  // namespace
 
 bool has_cuda_side() { return true; }
@@ -127,12 +102,13 @@ DeviceSide& cuda_side() {
 }
 
 void follow_cuda_allocations(uint64_t (*reclaim)(c10::Device device, uint64_t wanted_bytes)) {
-  std::atomic<Allocate>* const entry = find_entry(c10::getDeviceAllocator(kCuda));
-  if (entry == nullptr) throw std::runtime_error("torch's allocator can't be followed with this compiler");
+  const AllocateEntry entry(c10::getDeviceAllocator(kCuda), &c10::Allocator::allocate);
+  if (!entry.is_virtual()) throw std::runtime_error("torch's allocator can't be followed with this compiler");
   reclaim_function.store(reclaim);
-  if (entry->load() == &allocate_or_reclaim) return;
-  former.store(entry->load());
-  write_entry(entry, &allocate_or_reclaim);
+  if (entry.get() == &allocate_or_reclaim) return;
+  former.store(entry.get());
+  if (!entry.set(&allocate_or_reclaim))
+    throw std::runtime_error("torch's allocator can't be followed: its table of functions can't be written");
 }
 
 // The entry stays: another library may have taken it for its own since.

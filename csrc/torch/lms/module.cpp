@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "torch/lms/cuda_side.h"
 #include "torch/lms/device_side.h"
 #include "torch/lms/ledger.h"
 #include "torch/lms/packed.h"
@@ -20,6 +21,10 @@ namespace {
 // For the allocator of the simulated device (torch/cpu/reclaim.h), which has both as function pointers.
 uint64_t reclaim(uint64_t wanted_bytes) {
   return Ledger::instance().reclaim(c10::Device(c10::DeviceType::CPU), wanted_bytes);
+}
+
+uint64_t reclaim_on_gpu(c10::Device device, uint64_t wanted_bytes) {
+  return Ledger::instance().reclaim(device, wanted_bytes);
 }
 
 void explain(char* text, size_t capacity) {
@@ -98,6 +103,19 @@ PYBIND11_MODULE(_lms, module) {
                              reinterpret_cast<uint64_t (*)()>(used_bytes)});
       },
       py::arg("allocate"), py::arg("used_bytes"), "The addresses that `_torch.lms_functions` returns.");
+  module.def("has_cuda", &has_cuda_side, "Whether this torch has what LMS needs on a GPU.");
+  module.def(
+      "follow_cuda",
+      [] {
+        follow_cuda_allocations(&reclaim_on_gpu);
+        rules().device_type.store(c10::DeviceType::CUDA);
+      },
+      "From now on tensors on GPUs are meant, and torch's allocator asks before it fails.");
+  module.def("leave_cuda", [] {
+    leave_cuda_allocations();
+    rules().device_type.store(c10::DeviceType::CPU);
+  });
+  module.def("set_cuda_limit", &set_cuda_limit, py::arg("device"), py::arg("limit_bytes"));
   module.def(
       "reclaim_functions",
       [] { return py::make_tuple(reinterpret_cast<uintptr_t>(&reclaim), reinterpret_cast<uintptr_t>(&explain)); },

@@ -12,7 +12,7 @@
 namespace ebbtide::lms {
 namespace {
 
-constexpr const char* kTag = "lms";  // python/ebbtide/lms/control.py
+constexpr const char* kTag = "lms";  // python/ebbtide/lms/devices.py
 
 // Tensors whose content is not just a view of bytes, and those that a transform or a subclass stands before, stay.
 bool is_plain(const at::Tensor& tensor) {
@@ -20,20 +20,22 @@ bool is_plain(const at::Tensor& tensor) {
                                          c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchBatched,
                                          c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::NestedTensor,
                                          c10::DispatchKey::ZeroTensor});
-  return tensor.layout() == c10::kStrided && tensor.device().is_cpu() && tensor.has_storage() &&
+  return tensor.layout() == c10::kStrided && tensor.device().type() == rules().device_type.load() && tensor.has_storage() &&
          !tensor.is_quantized() && !tensor.is_inference() && !tensor.key_set().has_any(kOthers);
 }
 
-// Whether the storage owns memory of LMS's own tag. Other memory may be paused, or be reached by owners that torch does
-// not know: an array of numpy, another storage.
+// Whether the storage owns memory that LMS may move. Memory of regions may be paused, and other memory may be reached by
+// owners that torch does not know: an array of numpy, another storage.
 bool is_ours(const c10::Storage& storage) {
   const c10::DataPtr& data = storage.data_ptr();
   const bool is_owner =
       data.get_deleter() == c10::GetAllocator(storage.device_type())->raw_deleter() && data.get() == data.get_context();
+  if (!is_owner) return false;
   int is_found = 0;
   ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
-  return is_owner && ebbtide_find(data.get(), &is_found, &info, nullptr) == EBBTIDE_OK && is_found != 0 &&
-         std::strcmp(info.tag, kTag) == 0;
+  if (ebbtide_find(data.get(), &is_found, &info, nullptr) != EBBTIDE_OK) return false;
+  return storage.device_type() == c10::DeviceType::CPU ? is_found != 0 && std::strcmp(info.tag, kTag) == 0
+                                                       : is_found == 0;
 }
 
 bool may_leave(const at::Tensor& tensor) {

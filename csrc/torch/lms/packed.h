@@ -17,6 +17,7 @@ namespace ebbtide::lms {
 // Which saved tensors may leave. Read and set by any thread.
 struct Rules {
   std::atomic<bool> is_on{false};
+  std::atomic<c10::DeviceType> device_type{c10::DeviceType::CPU};
   std::atomic<uint64_t> min_bytes{uint64_t{1} << 20};
   std::atomic<bool> evicts_at_once{false};  // a limit of 0: as little as can be stays on the device
 };

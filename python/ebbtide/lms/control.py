@@ -3,20 +3,19 @@
 from types import TracebackType
 from typing import Any
 
-from ebbtide import _core, driver_choice, settings, torch_extension
+from ebbtide import driver_choice, settings, torch_extension
 from ebbtide.errors import OutOfMemoryError, StateError
 from ebbtide.lms import saved_tensors
+from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
+from ebbtide.lms.limits import BorrowedLimit
 from ebbtide.locks import make_lock
-from ebbtide.saver.operations.configuration import configure
-from ebbtide.saver.pools.region_pools import registry
-from ebbtide.saver.regions import entry, startup
-from ebbtide.saver.values.arguments import backup_code
+from ebbtide.saver.regions import startup
 from ebbtide.sizes import format_size, parse_size
 
-TAG = "lms"
 DEFAULT_MIN_SIZE = 1 << 20
-_RESERVE_BYTES = 512 << 20  # what a limit of None leaves free, or a sixteenth of the device where that is less
-_LIMITS = ("device_limit", "host_limit")
+# Whether the tests have passed on a GPU. What a GPU needs is written (devices.py, csrc/torch/lms/cuda_side.cpp), and has
+# been compiled against torch 2.11 and 2.13, but has not run on one.
+GPU_IS_TRIED = False
 
 _lock = make_lock()
 
@@ -29,8 +28,8 @@ class _Settings:
         self.limit: int | None = None
         self.min_size = DEFAULT_MIN_SIZE
         self.host_limit: int | None = None
-        self.frame: _core.Frame | None = None
-        self.changed: dict[str, tuple[int, int]] = {}  # limits of ebbtide: what each was, and what LMS made it
+        self.device: Device | None = None  # while LMS is on, or could not be turned off whole
+        self.host = BorrowedLimit("host")
 
 
 _now = _Settings()
@@ -73,7 +72,7 @@ def enable(
 
     Raises:
         TypeError, ValueError: malformed sizes; nothing is changed.
-        StateError: no device that LMS supports (a GPU is not supported yet), a forked child, or a transform of
+        StateError: a GPU, which is not supported yet, a forked child, or a transform of
             torch.func or other saved-tensor hooks around the call.
         OutOfMemoryError: more is held than the limit allows, and cannot leave. Nothing is changed.
     """
@@ -91,7 +90,7 @@ def enable(
             else:
                 saved_tensors.install(_extension())
             _apply_device_limit(wanted)
-            _apply_limit("host_limit", host)
+            _now.host.set(host)
         except BaseException:
             if was_off and _was_used():
                 _turn_off()
@@ -104,24 +103,25 @@ def enable(
 def _turn_on() -> None:
     backend = startup.backend()
     assert backend is not None
-    if backend.device_type != "cpu":
-        raise StateError("large model support runs on the simulated device only, so far: set EBBTIDE_DRIVER=sim")
     settings.check_environment()
+    device = _device_of(backend.device_type)
     extension = _extension()
-    allocator = torch_extension.load()
     saved_tensors.install(extension)
-    _now.frame = _core.Frame()  # noted first, so that an interrupt leaves nothing that `disable` does not end
-    entry.prepare_region(_now.frame, entry.RegionPolicy(TAG, backup_code("ram"), False), takes_all_threads=True)
-    _now.frame.push()
-    open_pools = [pool for pool in registry.pools(TAG) if pool.is_leased]
-    allocator.set_pool_apart(open_pools[0].handle)
-    extension.set_hooks(*allocator.lms_functions())
-    allocator.set_reclaimer(*extension.reclaim_functions())
+    _now.device = device  # noted first: `disable` ends what an interrupt leaves
+    device.attach(extension)
     saved_tensors.follow_threads(extension)
     extension.reset_statistics()
-    _core.reset_peaks()
+    device.reset_peaks()
     _apply_rules()  # what an earlier LMS left on the device may leave for the limit
     _now.is_on = True
+
+
+def _device_of(kind: str) -> Device:
+    if kind == "cpu":
+        return SimulatedDevice()
+    if not GPU_IS_TRIED:
+        raise StateError("large model support runs on the simulated device only, so far: set EBBTIDE_DRIVER=sim")
+    return CudaDevice()
 
 
 def enable_again() -> None:
@@ -142,20 +142,16 @@ def disable() -> None:
 
 def _turn_off() -> None:
     """Every step can be done again: an interrupt leaves the rest to the next call."""
-    extension, allocator = _extension(), torch_extension.load()
+    extension = _extension()
     saved_tensors.remove(extension)
-    if _now.frame is None:
+    if _now.device is None:
         return
     extension.set_rules(False, _now.min_size, False)
     saved_tensors.leave_threads()
-    allocator.set_reclaimer(0, 0)
-    for name in _LIMITS:
-        _restore(name)
-    _now.frame.close()
-    allocator.set_pool_apart(0)
-    _trim()
+    _now.host.restore()
+    _now.device.detach(extension)
     _now.is_on = False
-    _now.frame = None
+    _now.device = None
 
 
 def is_enabled() -> bool:
@@ -207,9 +203,8 @@ def stats() -> dict[str, int | float]:
         return found
     extension = _extension().statistics()
     found.update({name: extension[name] for name in _COUNTERS if name in extension})
-    devices = [_core.query_device(number) for number in range(_core.device_count())]
-    found["device_bytes"] = max(device.held_bytes for device in devices)
-    found["peak_device_bytes"] = max(device.peak_bytes for device in devices)
+    device = _now.device or SimulatedDevice()
+    found["device_bytes"], found["peak_device_bytes"] = device.held_bytes(), device.peak_bytes()
     return found
 
 
@@ -237,14 +232,12 @@ def _apply_rules() -> None:
 
 
 def _apply_device_limit(wanted: int | None) -> None:
-    device = _core.query_device(0)
-    if wanted is None:
-        allowed: int | None = device.total_bytes - min(_RESERVE_BYTES, device.total_bytes // 16)
-    else:
-        allowed = wanted or None
-    if allowed is not None and device.held_bytes > allowed:
-        _make_room(allowed)
-        held = _core.query_device(0).held_bytes
+    device = _now.device
+    assert device is not None
+    allowed = device.most_bytes() if wanted is None else wanted or None
+    if allowed is not None and device.held_bytes() > allowed:
+        _make_room(device, allowed)
+        held = device.held_bytes()
         if held > allowed:
             raise OutOfMemoryError(
                 f"{format_size(held)} of device memory are held and can't leave, more than the limit of "
@@ -255,39 +248,12 @@ def _apply_device_limit(wanted: int | None) -> None:
                 0,
             )
     _now.limit = wanted
-    _apply_limit("device_limit", allowed)
+    device.set_limit(allowed)
     _apply_rules()
 
 
-def _make_room(allowed_bytes: int) -> None:
+def _make_room(device: Device, allowed_bytes: int) -> None:
     """Evicts until no more is held, or until nothing can leave: what leaves need not free whole segments."""
-    _trim()
-    while (held := _core.query_device(0).held_bytes) > allowed_bytes and evict(held - allowed_bytes) > 0:
-        _trim()
-
-
-def _trim() -> None:
-    """Gives back the segments of LMS's pools that are free as a whole."""
-    extension = torch_extension.load()
-    for pool in registry.pools(TAG):
-        extension.pool_trim(pool.handle)
-
-
-def _apply_limit(name: str, wanted: int | None) -> None:
-    """Sets a limit of ebbtide, but never above the one that the user set."""
-    before, made = _now.changed.get(name, (0, None))
-    if (current := _core.get_limit(name.removesuffix("_limit"))) != made:  # the user's, who has the last word
-        before = current
-    if wanted is None:
-        _restore(name)
-        return
-    made = min(wanted, before)
-    _now.changed[name] = (before, made)  # first: an interrupt in between must not leave a limit that nobody ends
-    configure(**{name: made})  # type: ignore[arg-type]
-
-
-def _restore(name: str) -> None:
-    before, made = _now.changed.get(name, (0, None))
-    if made is not None and _core.get_limit(name.removesuffix("_limit")) == made:  # nobody has changed it since
-        configure(**{name: None if before == _core.UNLIMITED else before})  # type: ignore[arg-type]
-    _now.changed.pop(name, None)
+    device.trim()
+    while (held := device.held_bytes()) > allowed_bytes and evict(held - allowed_bytes) > 0:
+        device.trim()

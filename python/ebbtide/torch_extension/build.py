@@ -4,6 +4,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -123,7 +124,14 @@ def compile_flags(recipe: Recipe) -> list[str]:
     return [
         *("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-pthread", "-fvisibility=hidden"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(recipe.uses_new_abi)}",
+        f"-DEBBTIDE_TORCH_VERSION={_version_number(recipe.torch_version)}",
     ]
+
+
+def _version_number(torch_version: str) -> int:
+    """213 for "2.13.0+cpu"."""
+    major, minor = re.match(r"(\d+)\.(\d+)", torch_version).groups()  # type: ignore[union-attr]
+    return 100 * int(major) + int(minor)
 
 
 def command_line(recipe: Recipe, compiler: list[str], output: Path) -> list[str]:
