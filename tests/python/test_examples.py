@@ -85,6 +85,25 @@ def test_train_spike(run_example) -> None:
     assert output.endswith("the same losses as in ordinary memory\n")
 
 
+@pytest.mark.sim_only  # large model support runs on the simulated device so far
+def test_resnet152(run_example) -> None:
+    output = run_example("07_resnet152.py", "--compare", OMP_NUM_THREADS="1")
+    left, returned = re.findall(r"^left and came back +(\d+\.\d) MiB, (\d+\.\d) MiB$", output, re.MULTILINE)[0]
+    assert left == returned and float(left) > 10
+    assert output.endswith("the same losses as without a limit\n")
+
+
+@pytest.mark.sim_only
+def test_resnet152_with_images_of_a_folder(run_example, tmp_path: Path) -> None:
+    import torch
+
+    for name in ("cats", "dogs"):
+        (tmp_path / name).mkdir()
+        torch.save(torch.randint(256, (3, 40, 50), dtype=torch.uint8), tmp_path / name / "first.pt")
+    arguments = ("--data", str(tmp_path), "--batch", "4", "--steps", "2", "--limit", "1GiB")
+    assert "Nothing had to leave" in run_example("07_resnet152.py", *arguments)
+
+
 # --- shared parts: the model, and the job of `ebbtide demo` ---
 
 
