@@ -20,7 +20,7 @@ WORKLOADS = _load(
     "workloads",
     "first_pause prepared_pause steady unchanged no_backup swap early_kernel forward disk malloc overflow_read "
     "host_chunks run_spike run_generate run_overhead run_pauseable jax_preallocation threads hidden_costs curve "
-    "copy_tuning",
+    "lms_blocks copy_tuning",
 )
 # Those that only run where they are named.
 ON_DEMAND = ("copy_tuning",)
@@ -34,6 +34,7 @@ NEEDS = {
     "overflow_read": ["zero_copy", "device_read"],
     "run_generate": ["zero_copy"],
     "threads": ["host_touch"],
+    "lms_blocks": ["link"],
 }
 # Other workloads that a workload is held against.
 COMPARED_WITH = {"prepared_pause": ["first_pause"], "unchanged": ["steady"]}

@@ -225,6 +225,29 @@ def run_rows() -> list[Row]:
     return rows
 
 
+def training_rows() -> list[Row]:
+    """Each held against its ideal: the bytes that it moved, hidden behind forward and backward."""
+    rows = [Row("training step", "plain", "lms_blocks.plain", "step", moves=0)]
+    plain = {metric: median("lms_blocks.plain", metric, metric) for metric in ("forward", "backward", "rest")}
+    for share in Sizes().training.shares:
+        workload = f"training step in {share} % of the memory"
+        hooks = median(f"lms_blocks.hooks_{share}", "step", "hooks")
+        for who in ("ebbtide", "hooks"):
+            part = f"lms_blocks.{who}_{share}"
+            moved = {
+                direction: goals.scaled_to_fact("moved_bytes", part, "limits.link", direction, "X / L")
+                for direction in ("to_host", "to_device")
+            }
+            forward = goals.of_all("max(forward, X / L)", max, plain["forward"], moved["to_host"])
+            backward = goals.of_all("max(backward, X / L)", max, plain["backward"], moved["to_device"])
+            ideal = goals.of_all("ideal of these bytes", sum, forward, backward, plain["rest"])
+            mine = (at_least(0.95, ideal), at_least(1, hooks)) if who == "ebbtide" else (shown(ideal),)
+            rows.append(Row(workload, who, part, "step", mine, 0))
+    for kind in ("checkpoint", "save_on_cpu"):
+        rows.append(Row("training step in less memory", kind, f"lms_blocks.{kind}", "step", moves=0))
+    return rows
+
+
 ROWS = (
     *first_pause_rows(),
     *steady_rows(),
@@ -237,6 +260,7 @@ ROWS = (
     *spike_rows(),
     *generate_rows(),
     *run_rows(),
+    *training_rows(),
 )
 
 

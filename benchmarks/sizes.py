@@ -83,6 +83,26 @@ SMALL_OVERFLOW = OverflowSize(
 
 
 @dataclass(frozen=True)
+class TrainingSize:
+    """Blocks of a transformer that are trained in less memory than they need.
+
+    Attributes:
+        shares: of the peak without a limit, in percent, that are the limits.
+        ahead_bytes: what the hooks that a user would write load ahead of need.
+        least_bytes: tensors with less storage stay on the device.
+    """
+
+    blocks: ModelSize = ModelSize(layers=8, batch=8)
+    shares: tuple[int, ...] = (80, 60, 40)
+    steps: int = 8
+    ahead_bytes: int = 6 * GIB
+    least_bytes: int = MIB
+
+
+SMALL_TRAINING = TrainingSize(ModelSize(4, 128, 256, 4, 2, 256, 4, 64), (80, 60), 4, 64 << 10, 16 << 10)
+
+
+@dataclass(frozen=True)
 class Sizes:
     """Sizes are bytes unless the name says otherwise.
 
@@ -132,6 +152,7 @@ class Sizes:
     cold_steps: int = 10
     model: ModelSize = ModelSize()
     overflow: OverflowSize = OVERFLOW
+    training: TrainingSize = TrainingSize()
 
     @classmethod
     def small(cls, samples: int = 2) -> "Sizes":
@@ -160,4 +181,5 @@ class Sizes:
             cold_steps=2,
             model=ModelSize(2, 64, 128, 4, 2, 256, 1, 16),
             overflow=SMALL_OVERFLOW,
+            training=SMALL_TRAINING,
         )

@@ -13,8 +13,8 @@ from ebbtide.saver.regions import startup
 from ebbtide.sizes import format_size, parse_size
 
 DEFAULT_MIN_SIZE = 1 << 20
-# Whether the tests have passed on a GPU. What a GPU needs is written (devices.py, csrc/torch/lms/cuda_side.cpp), and has
-# been compiled against torch 2.11 and 2.13, but has not run on one.
+# Whether the tests have passed on a GPU. What a GPU needs is written (devices.py, csrc/torch/lms/cuda_side.cpp) and was
+# compiled against torch 2.11 and 2.13, but has not run on one.
 GPU_IS_TRIED = False
 
 _lock = make_lock()

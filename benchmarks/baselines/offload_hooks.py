@@ -1,0 +1,77 @@
+"""What a user would write: saved-tensor hooks over whole storages, side streams both ways, and a look-ahead.
+
+First come, first offloaded, until `quota_bytes` have left in a step; backward loads `ahead_bytes` ahead of need. Good
+enough for a model whose steps are all equal and whose saved tensors nobody else holds.
+"""
+
+from typing import Any
+
+import torch
+
+
+class _Saved:
+    """One storage that left, or is about to."""
+
+    def __init__(self, storage: torch.UntypedStorage, stream: torch.cuda.Stream) -> None:
+        self.size_bytes, self.device = storage.nbytes(), storage.device
+        self.host = torch.empty(self.size_bytes, dtype=torch.uint8, pin_memory=True)
+        self.on_device: torch.Tensor | None = None
+        self.loaded: torch.cuda.Event | None = None
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            source = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
+            self.host.copy_(source, non_blocking=True)
+            source.record_stream(stream)
+
+    def load(self, stream: torch.cuda.Stream) -> None:
+        if self.on_device is not None:
+            return
+        self.on_device = torch.empty(self.size_bytes, dtype=torch.uint8, device=self.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.on_device.copy_(self.host, non_blocking=True)
+            self.loaded = stream.record_event()
+        self.on_device.record_stream(stream)
+
+
+class OffloadHooks(torch.autograd.graph.saved_tensors_hooks):
+    """Open it around forward and backward; call `begin_step` before each step."""
+
+    def __init__(self, quota_bytes: int, ahead_bytes: int, least_bytes: int = 1 << 20) -> None:
+        self._quota, self._ahead, self._least = quota_bytes, ahead_bytes, least_bytes
+        self._out, self._in = torch.cuda.Stream(), torch.cuda.Stream()
+        self.moved_bytes = 0
+        self.begin_step()
+        super().__init__(self._pack, self._unpack)
+
+    def begin_step(self) -> None:
+        self._known: dict[int, _Saved] = {}
+        self._order: list[_Saved] = []
+        self.moved_bytes = 0
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        storage = tensor.untyped_storage()
+        is_kept = not tensor.is_cuda or tensor.is_leaf or storage.nbytes() < self._least
+        if is_kept or (storage.data_ptr() not in self._known and self.moved_bytes + storage.nbytes() > self._quota):
+            return tensor
+        saved = self._known.get(storage.data_ptr())
+        if saved is None or saved.size_bytes != storage.nbytes():
+            saved = self._known[storage.data_ptr()] = _Saved(storage, self._out)
+            self._order.append(saved)
+            self.moved_bytes += saved.size_bytes
+        return saved, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        saved, dtype, size, stride, offset = packed
+        while self._order and saved in self._order:
+            self._order.pop().load(self._in)
+        ahead = 0
+        while self._order and ahead + self._order[-1].size_bytes <= self._ahead:
+            ahead += self._order[-1].size_bytes
+            self._order.pop().load(self._in)
+        torch.cuda.current_stream().wait_event(saved.loaded)
+        return torch.empty(0, dtype=dtype, device=saved.device).set_(
+            saved.on_device.untyped_storage(), offset, size, stride
+        )
