@@ -112,6 +112,15 @@ def test_stdin_is_the_programs_to_the_last_byte(run):
     assert run("--", "cat", given=given) == (0, given, "")
 
 
+def test_help_says_what_holds_where_nothing_is_given(run):
+    status, out, _ = run("--help")
+    words = " ".join(out.decode().split())
+    assert status == 0
+    assert "[EBBTIDE_HOST_POOL; default: 0]" in words
+    assert "[EBBTIDE_SUMMARY; default: no]" in words
+    assert "[EBBTIDE_RESERVE; default: 512 MiB, or a sixteenth of the device if that is less]" in words
+
+
 ARGUMENTS = [
     "a b",
     "",

@@ -41,7 +41,8 @@ class _RunCommand(click.Command):
 
 
 def _option_of(setting: Setting) -> click.Option:
-    name, words = _spell(setting.name), f"{setting.meaning} [{setting.variable}]"
+    fallback = setting.fallback if setting.form else {"0": "no", "1": "yes"}[setting.fallback]
+    name, words = _spell(setting.name), f"{setting.meaning} [{setting.variable}; default: {fallback}]"
     if setting.form:
         return click.Option([name], metavar=setting.form, help=words)
     return click.Option([f"{name}/{name.replace('--', '--no-', 1)}"], default=None, help=words)
