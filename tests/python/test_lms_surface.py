@@ -134,7 +134,10 @@ def test_ibm_names(lms, monkeypatch):
         torch.cuda.set_enabled_lms(True)
         assert torch.cuda.get_enabled_lms() and torch.cuda.get_limit_lms() == 0 and torch.cuda.get_size_lms() == 4096
         assert train() == plain
-        assert torch.cuda.memory_stats()["reclaimed"] > 0
+        counters = torch.cuda.memory_stats()
+        assert counters["reclaimed"] > 0
+        sources = ("freelist", "cudamalloc", "reclaim_one", "reclaim_fragments", "reclaim_all", "cudamalloc_retry")
+        assert all(counters[f"alloc_distribution.{source}"] >= 0 for source in sources)
         torch.cuda.set_limit_lms(512 * MIB)
         given = torch.randn(256 * 1024, requires_grad=True)
         loss = (given * 1.0).exp().sum()

@@ -7,7 +7,7 @@
     torch.cuda.set_enabled_lms(True)
 
 As there: the limit is in bytes, and 0 keeps device memory as small as can be; tensors smaller than the size stay.
-`torch.cuda.memory_stats()` gets counters of what was reclaimed and swapped in. Their names are ebbtide's own.
+`torch.cuda.memory_stats()` gets `reclaimed`, `reclaimed_bytes` and `alloc_distribution.*`, but not IBM's `pinned`.
 """
 
 from typing import Any
@@ -86,15 +86,25 @@ def reclaim_inactive() -> None:
 
 
 def memory_stats(device: Any = None) -> dict[str, Any]:
-    """torch's counters, with those of LMS beside them."""
-    numbers = lms.stats()
-    counters = {
-        "reclaimed_bytes": numbers["evicted_bytes"],
+    """torch's counters, with those that IBM added.
+
+    reclaimed, reclaimed_bytes: storages that left. alloc_distribution.*: how allocations were served. reclaim_one
+    counts those that had to wait for an eviction, whatever left for them; reclaim_fragments and reclaim_all, which IBM
+    told apart, stay 0. freelist, cudamalloc and cudamalloc_retry are torch's, and 0 on the simulated device.
+    """
+    numbers, found = lms.stats(), _torch_stats(device)
+    segments, retries = found.get("num_device_alloc", 0), found.get("num_alloc_retries", 0)
+    return {
+        **found,
         "reclaimed": numbers["evictions"],
-        "swapped_in_bytes": numbers["loaded_bytes"],
-        "reclaim_host_bytes": numbers["host_bytes"],
+        "reclaimed_bytes": numbers["evicted_bytes"],
+        "alloc_distribution.freelist": max(0, found.get("allocation.all.allocated", 0) - segments),
+        "alloc_distribution.cudamalloc": max(0, segments - retries),
+        "alloc_distribution.reclaim_one": control.reclaims(),
+        "alloc_distribution.reclaim_fragments": 0,
+        "alloc_distribution.reclaim_all": 0,
+        "alloc_distribution.cudamalloc_retry": retries,
     }
-    return {**_torch_stats(device), **counters}
 
 
 def _torch_stats(device: Any) -> dict[str, Any]:

@@ -219,6 +219,11 @@ def evict(wanted_bytes: int) -> int:
     return int(_extension().evict(wanted_bytes))
 
 
+def reclaims() -> int:
+    """How many allocations had to wait for an eviction since the last `enable` that turned LMS on."""
+    return int(_extension().statistics()["reclaims"]) if _was_used() else 0
+
+
 def _extension() -> Any:
     return torch_extension.load("_lms")
 
