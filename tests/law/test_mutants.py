@@ -12,6 +12,7 @@ from tools.mutants.__main__ import EQUIVALENTS, main
 from tools.mutants.operators import find_mutations
 from tools.mutants.report import Equivalents
 from tools.mutants.sample import Sample, collect, find_rooms
+from tools.mutants.workbench import Workbench
 
 
 def changed(line: str) -> set[str]:
@@ -185,3 +186,16 @@ def test_the_tool_on_a_toy_tree(toy: Path, capsys: pytest.CaptureFixture[str]) -
     (toy / "csrc" / "room" / "calc.cpp").write_text(CALC.replace("kThree", "4"))
     assert run_tool(toy, ":3") == (2, {})
     assert "the Python tests fail on the unbroken tree" in capsys.readouterr().err
+
+
+def test_the_unbroken_tree_is_built_again_before_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies there may be the mutant before."""
+    bench = Workbench(tmp_path, tmp_path, 1, with_sweeps=True)
+    stage = plan.Stage("the tests", plan.PROGRAM, ("true",))
+    calls: list[str] = []
+    monkeypatch.setattr(bench, "stages", lambda path: [stage])
+    monkeypatch.setattr(bench, "make", lambda targets: calls.append("make") or True)
+    monkeypatch.setattr(bench, "ask", lambda stage, timeout_s: calls.append("ask") or 0)
+    bench.check_baseline("csrc/a/x.cpp")
+    bench.check_baseline("csrc/b/y.cpp")
+    assert calls == ["make", "ask"]

@@ -152,6 +152,9 @@ class Workbench:
         for stage in self.stages(path):
             if stage in self._seconds:
                 continue
+            # What is built may still be the mutant before.
+            if not self.make(stage.targets):
+                raise BaselineError(f"the unbroken tree does not build: {self.log} says why")
             begin = time.monotonic()
             if self.ask(stage, None) != 0:
                 raise BaselineError(f"{stage.name} fail on the unbroken tree: {self.log} says why")
