@@ -1,11 +1,13 @@
 """Large model support with a plan: what one step has shown is copied ahead of need in the next."""
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from core_sim import Sim  # noqa: E402
-from ebbtide import torch_extension  # noqa: E402
+from ebbtide import _core, torch_extension  # noqa: E402
 from lms_model import SMALL, make_model, train  # noqa: E402
 
 pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
@@ -165,3 +167,46 @@ def test_an_exception_in_any_step(lms):
         assert run() == plain
         assert lms.stats()["evictions"] > 0
         assert lms.stats()["peak_device_bytes"] <= limit
+
+
+def test_disable_ends_planned_actions_of_other_threads(lms):
+    """Nothing leaves after it has returned, and copies that had begun have given their host memory back."""
+    plain = train(steps=8, **SHAPE)
+    limit = int(0.5 * needed_bytes(lms, **SHAPE))
+    sim = Sim()
+    for moment in range(4):
+        results = []
+        reached = threading.Event()
+
+        def before_step(step, reached=reached):
+            if step == 4:
+                reached.set()
+
+        def work(results=results, before_step=before_step):
+            results.append(train(steps=8, **SHAPE, before_step=before_step))
+
+        lms.enable(limit=limit, min_size=SMALL)
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert reached.wait(60)
+        for copy in ("cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"):
+            sim.delay(copy, 0.003)
+        threading.Event().wait(0.02 * moment)
+        lms.disable()
+        evictions = torch_extension.load("_lms").statistics()["evictions"]
+        for copy in ("cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"):
+            sim.delay(copy, 0)
+        thread.join()
+        assert results == [plain]
+        numbers = torch_extension.load("_lms").statistics()
+        assert numbers["evictions"] == evictions
+        assert numbers["host_bytes"] == 0
+
+
+def test_disable_gives_back_what_planned_copies_took(lms):
+    limit = int(0.6 * needed_bytes(lms, **SHAPE))
+    held = _core.stats()["host_held_bytes"]
+    lms.enable(limit=limit, min_size=SMALL)
+    train(steps=4, **SHAPE)
+    lms.disable()
+    assert _core.stats()["host_held_bytes"] == held
