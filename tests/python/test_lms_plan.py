@@ -1,5 +1,7 @@
 """Large model support with a plan: what one step has shown is copied ahead of need in the next."""
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -165,3 +167,37 @@ def test_an_exception_in_any_step(lms):
         assert run() == plain
         assert lms.stats()["evictions"] > 0
         assert lms.stats()["peak_device_bytes"] <= limit
+
+
+def test_disable_ends_planned_actions_of_other_threads(lms):
+    """Nothing leaves after it has returned."""
+    plain = train(steps=8, **SHAPE)
+    limit = int(0.5 * needed_bytes(lms, **SHAPE))
+    sim = Sim()
+    for moment in range(4):
+        results = []
+        reached = threading.Event()
+
+        def before_step(step, reached=reached):
+            if step == 4:
+                reached.set()
+
+        def work(results=results, before_step=before_step):
+            results.append(train(steps=8, **SHAPE, before_step=before_step))
+
+        lms.enable(limit=limit, min_size=SMALL)
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert reached.wait(60)
+        for copy in ("cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"):
+            sim.delay(copy, 0.003)
+        threading.Event().wait(0.02 * moment)
+        lms.disable()
+        evictions = torch_extension.load("_lms").statistics()["evictions"]
+        for copy in ("cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"):
+            sim.delay(copy, 0)
+        thread.join()
+        assert results == [plain]
+        numbers = torch_extension.load("_lms").statistics()
+        assert numbers["evictions"] == evictions
+        assert numbers["host_bytes"] == 0

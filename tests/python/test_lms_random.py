@@ -7,8 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from core_sim import UNKNOWN, Sim  # noqa: E402
 from ebbtide import torch_extension  # noqa: E402
-from lms_model import SMALL, train  # noqa: E402
+from lms_model import SMALL, make_model, train  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
@@ -80,3 +81,119 @@ def test_random_limits_while_it_runs_and_no_growth(lms, saver):
     assert all(host == 0 for host, _ in held)
     assert max(device for _, device in held[30:]) <= max(device for _, device in held[:30]) + 20 * 2**20
     assert lms.stats()["evictions"] > 0
+
+
+LATE, RANDOM = 0, 2
+
+
+def run_random_steps(seed, steps, before_step=lambda step: None):
+    """Steps that repeat a few shapes; some keep their graph for a second backward, some fail in backward."""
+    chooser = random.Random(seed)
+    model = make_model(8)
+    torch.manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    found = []
+    for step in range(steps):
+        before_step(step)
+        batch, depth = chooser.choice([(2048, 16), (2048, 16), (1024, 16), (2048, 9)])
+        kind = chooser.choice(["plain"] * 5 + ["twice", "dropped", "fails"])
+        optimizer.zero_grad()
+        hidden = torch.randn(batch, 128)
+        fails_at = chooser.randrange(depth)
+        for index, layer in enumerate(model[:depth]):
+            hidden = layer(hidden)
+            if kind == "fails" and index == fails_at:
+                hidden.register_hook(fail)
+        loss = hidden.pow(2).mean()
+        del hidden
+        found.append(loss.item())
+        if kind == "dropped":
+            continue
+        try:
+            loss.backward(retain_graph=kind == "twice")
+            if kind == "twice":
+                loss.backward()
+        except ArithmeticError:
+            continue
+        optimizer.step()
+    return found
+
+
+def fail(gradient):
+    raise ArithmeticError
+
+
+@pytest.fixture
+def sim():
+    simulator = Sim()
+    yield simulator
+    simulator.clear_failures()
+    simulator.set_async(LATE)
+
+
+@pytest.mark.timeout(400)
+def test_planned_steps_under_random_limits(lms, sim):
+    plain = run_random_steps(3, 100)
+    chooser = random.Random(4)
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        run_random_steps(3, 12)
+        needed = lms.stats()["peak_device_bytes"]
+    negative = []
+
+    def change(step):
+        if step % 8 == 0:
+            sim.set_async(chooser.randrange(3), step)
+            lms.limit = int(needed * chooser.uniform(0.7, 1.1))
+        numbers = lms.stats()
+        negative.extend(name for name, value in numbers.items() if not 0 <= value < 2**50)
+
+    with lms.enable(limit=int(0.8 * needed), min_size=SMALL):
+        assert run_random_steps(3, 100, change) == plain
+        gc.collect()
+        numbers = lms.stats()
+    assert negative == []
+    assert numbers["evictions"] > 0
+    assert numbers["prefetch_hits"] + numbers["prefetch_late"] > 0
+    assert numbers["host_bytes"] == 0
+
+
+COPY_CALLS = ("cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuEventRecord", "cuEventSynchronize", "cuStreamWaitEvent")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("function", COPY_CALLS)
+def test_each_call_of_planned_copies_fails_once(lms, sim, function):
+    """The step raises or recovers. Nothing is lost: the next steps give what they give without LMS."""
+    model = make_model(4)
+    batch = torch.randn(1024, 128, generator=torch.Generator().manual_seed(1))
+
+    def step():
+        model.zero_grad()
+        loss = model(batch).pow(2).mean()
+        loss.backward()
+        return loss.item(), [parameter.grad.sum().item() for parameter in model.parameters()]
+
+    plain = step()
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        model.zero_grad()
+        step()
+        needed = lms.stats()["peak_device_bytes"]
+    with lms.enable(limit=int(0.75 * needed), min_size=SMALL):
+        for _ in range(3):
+            assert step() == plain
+        before = sim.calls(function)
+        assert step() == plain
+        calls = sim.calls(function) - before
+        assert calls > 0
+        for k in range(1, calls + 1):
+            sim.fail(function, k, UNKNOWN)
+            try:
+                assert step() == plain
+            except RuntimeError:
+                model.zero_grad()
+            sim.clear_failures()
+            gc.collect()
+            assert step() == plain
+            assert lms.stats()["host_bytes"] == 0
+            assert lms.stats()["device_bytes"] <= needed
+        assert step() == plain

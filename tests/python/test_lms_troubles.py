@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -250,3 +252,52 @@ def test_a_host_budget_that_is_gone(lms):
         assert train(2, depth=1, batch=256)
     with lms.enable(limit=needed // 2, min_size=SMALL):
         assert train() == plain
+
+
+def test_hooks_go_before_their_thread_ends(lms):
+    """torch would free them after `Thread.join`, and take the GIL for that, perhaps while the interpreter ends."""
+    later = threading.local()
+    found = []
+
+    class AtEnd:
+        def __del__(self):
+            found.append(torch._C._autograd._top_saved_tensors_default_hooks(True))
+
+    def enable():
+        lms.enable(limit="1GiB")
+        later.value = AtEnd()  # goes after what the thread noted before
+
+    def train_a_little():
+        later.value = AtEnd()
+
+    for work in (enable, train_a_little):  # the second one is hooked at its start
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert found == [None, None]
+
+
+def test_a_fork_leaves_the_hooks_of_the_thread_that_forks(lms):
+    lms.enable(limit="1GiB")
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)  # its hooks go in the child, in the thread that is left
+    thread.start()
+    child = os.fork()
+    if child == 0:
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        os._exit(0 if hooks is not None else 1)
+    end.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.timeout(200)
+def test_a_program_that_enables_in_threads_ends_well():
+    program = (
+        "import threading, torch, ebbtide.lms as lms\n"
+        "threads = [threading.Thread(target=lambda: lms.enable(limit='1GiB')) for _ in range(40)]\n"
+        "[thread.start() for thread in threads]\n"
+        "[thread.join() for thread in threads]\n"
+    )
+    for _ in range(5):
+        subprocess.run([sys.executable, "-c", program], check=True)

@@ -74,7 +74,7 @@ Ledger::Ledger() {
 void Ledger::become_child() noexcept {
   is_child_ = true;
   are_evictions_allowed_ = false;
-  leaving_ = 0;
+  leaving_ = arriving_ = 0;
   mutex_.unlock();
 }
 
@@ -83,9 +83,16 @@ void Ledger::allow_evictions(bool are_allowed) {
     Lock lock(mutex_);
     are_evictions_allowed_ = are_allowed && !is_child_;
     if (are_allowed) return;
-    moved_.wait(lock, [&] { return leaving_ == 0; });
+    moved_.wait(lock, [&] { return leaving_ == 0 && arriving_ == 0; });
+    // What has begun to leave stays.
+    for (auto& [device, steps] : steps_) {
+      for (const auto& [number, saved] : steps.storages) {
+        const bool is_leaving = saved->place_ == SavedStorage::Place::kDevice && !saved->transit_.is_arrival;
+        if (is_leaving && saved->transit_.host) retired_.push_back(std::exchange(saved->transit_, Transit()));
+      }
+    }
   }
-  reap();
+  reap(/*waits_for_all=*/true);
 }
 
 std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
@@ -141,13 +148,13 @@ void Ledger::forget(SavedStorage& saved) noexcept {
     static_cast<void>(new Transit(std::move(transit)));
     return;
   }
+  const DeviceSide& side = side_of(saved.device_);
   try {
-    const DeviceSide& side = side_of(saved.device_);
     if (dying && transit.copy) transit.waited_seconds += side.come_after(transit.copy, saved.stream_);
-    if (dying) side.let_go(std::move(dying), saved.stream_);
   } catch (const std::exception&) {
-    static_cast<void>(new c10::Storage(std::move(dying)));  // the copy may use it for ever
+    if (!transit.copy.end()) static_cast<void>(new c10::Storage(std::move(dying)));  // the copy may use it for ever
   }
+  if (dying) side.let_go(std::move(dying), saved.stream_);
   if (!transit.host) return;
   retire(transit);
   if (is_off) reap();
@@ -213,7 +220,7 @@ void Ledger::load(Lock& lock, SavedStorage& saved, c10::Stream stream, bool is_a
     }
   } catch (...) {
     failure = std::current_exception();
-    arrival.copy = OwnedCopy();
+    if (!arrival.copy.end()) static_cast<void>(new c10::Storage(std::move(returned)));  // the copy may use it for ever
     returned = c10::Storage();
   }
   lock.lock();
@@ -237,7 +244,7 @@ void Ledger::load(Lock& lock, SavedStorage& saved, c10::Stream stream, bool is_a
     statistics_.host_bytes -= saved.size_bytes_;
     statistics_.waited_seconds += arrival.waited_seconds;
     if (departure.copy) retired_.push_back(std::move(departure));
-    if (is_ahead) {
+    if (is_ahead && arrival.copy) {
       saved.transit_ = std::move(arrival);
     } else {
       retired_.push_back(std::move(arrival));
@@ -298,8 +305,8 @@ bool Ledger::send_away(Lock& lock, SavedStorage& saved) noexcept {
     if (!transit.copy) {
       transit.host = HostMemory::take(side.number_of(saved.device_), saved.size_bytes_, &problem);
       if (transit.host)
-        transit.copy = OwnedCopy::to_host(side.number_of(saved.device_), transit.host, leaving.data(), saved.size_bytes_,
-                                     side.handle_of(saved.stream_), &problem);
+        transit.copy = OwnedCopy::to_host(side.number_of(saved.device_), transit.host, leaving.data(),
+                                          saved.size_bytes_, side.handle_of(saved.stream_), &problem);
       if (!transit.copy) transit.host = HostMemory();
       transit.size_bytes = saved.size_bytes_;
     }
@@ -338,31 +345,55 @@ bool Ledger::send_away(Lock& lock, SavedStorage& saved) noexcept {
 
 uint64_t Ledger::evict(uint64_t wanted_bytes) noexcept {
   reap();
+  try {
+    {
+      const Lock lock(mutex_);
+      problem_.clear();
+    }
+    while (true) {
+      Attempt attempt = evict_among(Candidates::kAll, wanted_bytes);
+      if (attempt.freed_bytes == 0 && attempt.has_failed) {
+        // The host may be full. It gets room from copies that nobody wants; and what was copied needs no more of it.
+        reap(/*waits_for_all=*/true);
+        attempt = evict_among(Candidates::kAll, wanted_bytes);
+        if (attempt.freed_bytes == 0 && attempt.has_failed) attempt = evict_among(Candidates::kCopied, wanted_bytes);
+      }
+      if (attempt.freed_bytes > 0) return attempt.freed_bytes;
+      if (!attempt.have_others_begun) return 0;
+      if (const uint64_t freed_bytes = await_others(attempt); freed_bytes > 0) return freed_bytes;
+    }
+  } catch (const std::bad_alloc&) {
+    return 0;  // no memory for the lists: nothing leaves
+  }
+}
+
+Ledger::Attempt Ledger::evict_among(Candidates which, uint64_t wanted_bytes) {
   // Outlives the lock: a last reference may be among them, and the destructor takes the lock.
   std::vector<std::shared_ptr<SavedStorage>> candidates;
-  uint64_t freed_bytes = 0;
-  try {
-    std::vector<policy::Evictable> numbers;
-    Lock lock(mutex_);
-    problem_.clear();
-    if (!are_evictions_allowed_) return 0;
-    for (const auto& [number, entry] : by_age_) {
-      candidates.push_back(entry.lock());
-      const bool is_free = candidates.back() != nullptr && can_leave(*candidates.back());
-      numbers.push_back({is_free ? candidates.back()->size_bytes_ : 0, UINT64_MAX - number});
-    }
-    for (const size_t index : policy::choose_evictions(numbers, wanted_bytes)) {
-      const auto& saved = candidates[index];
-      if (!are_evictions_allowed_) break;
-      if (saved == nullptr || !can_leave(*saved)) continue;
-      if (!send_away(lock, *saved)) break;
-      freed_bytes += saved->size_bytes_;
-    }
-    if (freed_bytes == 0 && leaving_ > 0) freed_bytes = await_others(lock);
-  } catch (const std::bad_alloc&) {
-    // No memory for the lists: nothing leaves.
+  std::vector<policy::Evictable> numbers;
+  Attempt attempt;
+  Lock lock(mutex_);
+  if (!are_evictions_allowed_) return attempt;
+  attempt.have_others_begun = leaving_ > 0;
+  candidates.reserve(by_age_.size());
+  for (const auto& [number, entry] : by_age_) {
+    candidates.push_back(entry.lock());
+    const SavedStorage* const saved = candidates.back().get();
+    const bool is_free = saved != nullptr && can_leave(*saved) && (which == Candidates::kAll || saved->transit_.host);
+    numbers.push_back({is_free ? saved->size_bytes_ : 0, UINT64_MAX - number});
   }
-  return freed_bytes;
+  for (const size_t index : policy::choose_evictions(numbers, wanted_bytes)) {
+    const auto& saved = candidates[index];
+    if (!are_evictions_allowed_) break;
+    if (saved == nullptr || !can_leave(*saved)) continue;
+    if (!send_away(lock, *saved)) {
+      attempt.has_failed = true;
+      break;
+    }
+    attempt.freed_bytes += saved->size_bytes_;
+  }
+  attempt.ever_evicted_bytes = ever_evicted_bytes_;
+  return attempt;
 }
 
 uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes) noexcept {
@@ -383,20 +414,12 @@ uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes) noexcept {
   return evict(wanted_bytes);
 }
 
-// What another thread evicts now is about to become free, and counts.
-uint64_t Ledger::await_others(Lock& lock) {
-  const uint64_t before = ever_evicted_bytes_;
-  uint64_t freed_bytes = 0;
-  lock.unlock();
-  {
-    const GilReleased released;
-    lock.lock();
-    moved_.wait(lock, [&] { return leaving_ == 0 || ever_evicted_bytes_ != before; });
-    freed_bytes = ever_evicted_bytes_ - before;
-    lock.unlock();
-  }
-  lock.lock();
-  return freed_bytes;
+// What other threads have evicted since the attempt counts. 0: nothing, but what they began to copy may leave now.
+uint64_t Ledger::await_others(const Attempt& attempt) {
+  const GilReleased released;
+  Lock lock(mutex_);
+  moved_.wait(lock, [&] { return leaving_ == 0 || ever_evicted_bytes_ != attempt.ever_evicted_bytes; });
+  return ever_evicted_bytes_ - attempt.ever_evicted_bytes;
 }
 
 // --- Steps ---
@@ -491,11 +514,12 @@ void Ledger::perform(c10::Device device) noexcept {
   if (!are_evictions_allowed_) return;
   const auto find = [&](uint64_t number) -> SavedStorage* {
     const auto found = steps.storages.find(number);
-    if (found == steps.storages.end()) return nullptr;
+    if (!are_evictions_allowed_ || found == steps.storages.end()) return nullptr;
     kept.push_back(found->second->weak_from_this().lock());
     return kept.back().get();
   };
   try {
+    kept.reserve(due.copies_out.size() + due.releases.size() + due.loads.size());
     for (const uint64_t number : due.copies_out) {
       if (SavedStorage* const saved = find(number)) begin_departure(lock, *saved);
     }
@@ -516,6 +540,7 @@ void Ledger::perform(c10::Device device) noexcept {
 void Ledger::begin_departure(Lock& lock, SavedStorage& saved) noexcept {
   if (!can_leave(saved) || saved.transit_.host) return;
   saved.place_ = SavedStorage::Place::kMoving;
+  ++leaving_;
   lock.unlock();
   std::string problem;
   Transit transit;
@@ -524,9 +549,10 @@ void Ledger::begin_departure(Lock& lock, SavedStorage& saved) noexcept {
   transit.size_bytes = saved.size_bytes_;
   if (transit.host)
     transit.copy = OwnedCopy::to_host(side.number_of(saved.device_), transit.host, saved.address_, saved.size_bytes_,
-                                 side.handle_of(saved.stream_), &problem);
+                                      side.handle_of(saved.stream_), &problem);
   if (!transit.copy) transit = Transit();
   lock.lock();
+  --leaving_;
   saved.transit_ = std::move(transit);
   saved.place_ = SavedStorage::Place::kDevice;
   moved_.notify_all();
@@ -536,6 +562,7 @@ void Ledger::begin_departure(Lock& lock, SavedStorage& saved) noexcept {
 // the call and at the return, and not in between.
 void Ledger::begin_arrival(Lock& lock, SavedStorage& saved) noexcept {
   if (saved.place_ != SavedStorage::Place::kHost) return;
+  ++arriving_;
   try {
     is_prefetching = true;
     load(lock, saved, side_of(saved.device_).current_stream(saved.device_), /*is_ahead=*/true);
@@ -543,6 +570,8 @@ void Ledger::begin_arrival(Lock& lock, SavedStorage& saved) noexcept {
     // It stays on the host until it is wanted.
   }
   is_prefetching = false;
+  --arriving_;
+  moved_.notify_all();
 }
 
 // Nobody wants its bytes, but its copy may be under way.
@@ -555,21 +584,28 @@ void Ledger::retire(Transit& transit) noexcept {
   }
 }
 
-// Ends the copies that are complete and gives their host memory back.
-void Ledger::reap() noexcept {
+// Ends the copies that are complete, or waits for all of them, and gives their host memory back.
+void Ledger::reap(bool waits_for_all) noexcept {
   std::vector<Transit> transits;
   {
     const Lock lock(mutex_);
     if (is_child_) return;
     transits.swap(retired_);
   }
-  const auto complete = std::partition(transits.begin(), transits.end(), [](const Transit& transit) {
-    return transit.copy && !transit.copy.is_done();
+  const auto complete = std::partition(transits.begin(), transits.end(), [&](const Transit& transit) {
+    return transit.copy && !transit.copy.is_done() && !waits_for_all;
   });
-  double hidden_seconds = 0;
+  double hidden_seconds = 0, waited_seconds = 0;
   Rate in, out;
   std::for_each(complete, transits.end(), [&](Transit& transit) {
-    const double seconds = transit.copy.end();
+    double seconds = 0;
+    const auto begin = std::chrono::steady_clock::now();
+    transit.copy.end(&seconds);
+    if (waits_for_all) {
+      const double waited = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      transit.waited_seconds += waited;
+      waited_seconds += waited;
+    }
     hidden_seconds += std::max(0.0, seconds - transit.waited_seconds);
     Rate& rate = transit.is_arrival ? in : out;
     rate.seconds += seconds;
@@ -581,6 +617,7 @@ void Ledger::reap() noexcept {
     const Lock lock(mutex_);
     is_off = !are_evictions_allowed_;
     statistics_.hidden_seconds += hidden_seconds;
+    statistics_.waited_seconds += waited_seconds;
     in_.add(in);
     out_.add(out);
     retired_.reserve(retired_.size() + transits.size());

@@ -1,4 +1,5 @@
-// The storages of tensors that autograd has saved, and where their bytes are: on the device, on the host, or on the way.
+// The storages of tensors that autograd has saved, and where their bytes are: on the device, on the host, or on the
+// way.
 //
 // - A storage is known once, however many tensors and graphs saved views of it. It is known as long as one of them
 //   lives.
@@ -57,8 +58,8 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   c10::Storage storage_;  // kDevice
   // kHost: its bytes. kDevice: those of a departure that was begun, or of an arrival that nobody has waited for yet.
   Transit transit_;
-  uint64_t saved_;       // the order in which storages were saved: backward wants them in reverse
-  uint64_t number_ = 0;  // in its device's steps
+  uint64_t saved_;                // the order in which storages were saved: backward wants them in reverse
+  uint64_t number_ = UINT64_MAX;  // in its device's steps
 };
 
 struct Statistics {
@@ -66,9 +67,9 @@ struct Statistics {
   uint64_t reclaims = 0;  // allocations that did not fit
   uint64_t evicted_bytes = 0;
   uint64_t loaded_bytes = 0;
-  uint64_t host_bytes = 0;    // of storages that are on the host now
-  double waited_seconds = 0;  // spent in copies that a thread waited for
-  double hidden_seconds = 0;  // of copies beside other work
+  uint64_t host_bytes = 0;     // of storages that are on the host now
+  double waited_seconds = 0;   // spent in copies that a thread waited for
+  double hidden_seconds = 0;   // of copies beside other work
   uint64_t prefetch_hits = 0;  // loads ahead of need that were complete when their tensor was wanted
   uint64_t prefetch_late = 0;  // those that were not
 };
@@ -88,7 +89,8 @@ class Ledger {
   uint64_t evict(uint64_t wanted_bytes) noexcept;
   // The same for torch's allocator, where an allocation of so many bytes does not fit: the next plan knows of it.
   uint64_t reclaim(c10::Device device, uint64_t wanted_bytes) noexcept;
-  // On return no eviction is under way. Call it without the GIL.
+  // On return of a call that ends them, no eviction and no planned action is under way, and copies to the host that
+  // nobody needs any more are complete and have given their memory back. Call it without the GIL.
   void allow_evictions(bool are_allowed);
   Statistics statistics();
   void reset_statistics();
@@ -135,9 +137,17 @@ class Ledger {
   void forget_in_step(SavedStorage& saved) noexcept;
   void perform(c10::Device device) noexcept;
   void retire(Transit& transit) noexcept;
-  void reap() noexcept;
+  void reap(bool waits_for_all = false) noexcept;
   void become_child() noexcept;
-  uint64_t await_others(Lock& lock);
+  enum class Candidates { kAll, kCopied };
+  struct Attempt {
+    uint64_t freed_bytes = 0;
+    bool has_failed = false;          // to send one away
+    bool have_others_begun = false;   // what other threads begin to copy, or send away, could not be looked at
+    uint64_t ever_evicted_bytes = 0;  // at its end
+  };
+  Attempt evict_among(Candidates which, uint64_t wanted_bytes);
+  uint64_t await_others(const Attempt& attempt);
 
   mutable std::mutex mutex_;
   std::condition_variable moved_;
@@ -149,7 +159,8 @@ class Ledger {
   uint64_t last_number_ = 0;
   bool are_evictions_allowed_ = false;
   bool is_child_ = false;  // of a fork: the threads that moved something are not here
-  int leaving_ = 0;
+  int leaving_ = 0;        // departures that threads begin or complete now
+  int arriving_ = 0;       // loads ahead of need, likewise
   uint64_t ever_evicted_bytes_ = 0;
   Statistics statistics_;
   std::string problem_;

@@ -26,7 +26,7 @@ void HostMemory::give_back() noexcept {
 // --- OwnedCopy ---
 
 OwnedCopy OwnedCopy::begin(int device, void* to, const void* from, uint64_t size_bytes, int32_t direction, void* stream,
-                 std::string* problem) {
+                           std::string* problem) {
   ebbtide_error error = EBBTIDE_ERROR_INIT;
   OwnedCopy copy;
   if (ebbtide_begin_copy(device, to, from, size_bytes, direction, stream, &copy.handle_, &error) != EBBTIDE_OK)
@@ -35,12 +35,12 @@ OwnedCopy OwnedCopy::begin(int device, void* to, const void* from, uint64_t size
 }
 
 OwnedCopy OwnedCopy::to_host(int device, const HostMemory& to, const void* from, uint64_t size_bytes, void* stream,
-                   std::string* problem) {
+                             std::string* problem) {
   return begin(device, to.address(), from, size_bytes, EBBTIDE_TO_HOST, stream, problem);
 }
 
 OwnedCopy OwnedCopy::to_device(int device, void* to, const HostMemory& from, uint64_t size_bytes, void* stream,
-                     std::string* problem) {
+                               std::string* problem) {
   return begin(device, to, from.address(), size_bytes, EBBTIDE_TO_DEVICE, stream, problem);
 }
 
@@ -60,10 +60,8 @@ void OwnedCopy::come_before(void* stream) {
   if (ebbtide_order_after_copy(handle_, stream, &error) != EBBTIDE_OK) throw std::runtime_error(error.message);
 }
 
-double OwnedCopy::end() noexcept {
-  double seconds = 0;
-  if (handle_ != nullptr) ebbtide_end_copy(std::exchange(handle_, nullptr), &seconds, nullptr);
-  return seconds;
+bool OwnedCopy::end(double* seconds) noexcept {
+  return handle_ == nullptr || ebbtide_end_copy(std::exchange(handle_, nullptr), seconds, nullptr) == EBBTIDE_OK;
 }
 
 // --- Transit ---

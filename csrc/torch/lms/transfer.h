@@ -33,9 +33,9 @@ class OwnedCopy {
   OwnedCopy() = default;
   // After what is queued in the stream now. Empty if it could not begin; problem says why.
   static OwnedCopy to_host(int device, const HostMemory& to, const void* from, uint64_t size_bytes, void* stream,
-                      std::string* problem);
+                           std::string* problem);
   static OwnedCopy to_device(int device, void* to, const HostMemory& from, uint64_t size_bytes, void* stream,
-                        std::string* problem);
+                             std::string* problem);
   OwnedCopy(OwnedCopy&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   OwnedCopy& operator=(OwnedCopy&& other) noexcept;
   ~OwnedCopy() { end(); }
@@ -46,12 +46,13 @@ class OwnedCopy {
   void wait();
   // What is queued in the stream from now on begins after the copy. Throws std::runtime_error.
   void come_before(void* stream);
-  // How long the copy itself took, in seconds; 0 where that is unknown.
-  double end() noexcept;
+  // The thread waits. False if the copy can't be waited for and may run for ever. seconds: how long the copy itself
+  // took; unchanged where that is unknown.
+  bool end(double* seconds = nullptr) noexcept;
 
  private:
   static OwnedCopy begin(int device, void* to, const void* from, uint64_t size_bytes, int32_t direction, void* stream,
-                    std::string* problem);
+                         std::string* problem);
   ebbtide_copy* handle_ = nullptr;
 };
 

@@ -143,7 +143,7 @@ def disable() -> None:
 def _turn_off() -> None:
     """Every step can be done again: an interrupt leaves the rest to the next call."""
     extension = _extension()
-    saved_tensors.remove(extension)
+    saved_tensors.remove()
     if _now.device is None:
         return
     extension.set_rules(False, _now.min_size, False)

@@ -1,18 +1,47 @@
 """autograd's hooks for saved tensors, in each thread that trains.
 
 torch keeps these hooks by thread. The thread that enables LMS gets them, and so does each one that
-`threading.Thread` starts while LMS is on.
+`threading.Thread` starts while LMS is on. They go before their thread ends: torch would free them in the destructor of
+a thread-local variable, which takes the GIL after `Thread.join` has returned. If the interpreter ends at that moment,
+that ends the process.
 """
 
+import sys
 import threading
 from typing import Any
 
 from ebbtide.errors import StateError
 from ebbtide.torch_support.torch_names import find
 
-_hooks = threading.local()  # .installed: the hooks of this thread, which may lie below others
+_hooks = threading.local()  # .installed: this thread's _Installed
 _start = threading.Thread.start
 _hooked_start: Any = None
+
+
+class _Installed:
+    """The hooks of one thread. They may lie below others, and they may not be open yet."""
+
+    def __init__(self, extension: Any, hooks: Any) -> None:
+        self._extension = extension
+        self._hooks = hooks
+        self._thread = threading.get_ident()
+
+    def remove(self) -> bool:
+        """Takes them away; False if others lie above them."""
+        innermost = _innermost()
+        if innermost is None:  # they were never open
+            return True
+        pack = self._extension.pack
+        if innermost[0] is not pack and innermost[0] != pack:
+            return False
+        self._hooks.__exit__(None, None, None)
+        return True
+
+    def __del__(self) -> None:
+        """Runs when Python's part of the thread ends, before `Thread.join` returns. In a forked child, Python ends its
+        parent's other threads in the only thread that there is, whose hooks are others."""
+        if not sys.is_finalizing() and threading.get_ident() == self._thread:
+            self.remove()
 
 
 def install(extension: Any) -> None:
@@ -32,7 +61,8 @@ def install(extension: Any) -> None:
             "take its hooks away: enable it outside"
         )
     hooks = torch.autograd.graph.saved_tensors_hooks(extension.pack, extension.unpack)
-    _hooks.installed = hooks  # first: where an interrupt leaves it at this, `remove` finds that they are not open
+    # First: where an interrupt leaves it at this, `remove` finds that they are not open.
+    _hooks.installed = _Installed(extension, hooks)
     try:
         hooks.__enter__()
     except RuntimeError as error:
@@ -40,16 +70,10 @@ def install(extension: Any) -> None:
         raise StateError(f"LMS can't be enabled here: {error}") from error
 
 
-def remove(extension: Any) -> None:
+def remove() -> None:
     """Takes this thread's hooks away. If others lie above them they stay, and leave every tensor where it is."""
-    hooks = getattr(_hooks, "installed", None)
-    if hooks is None:
-        return
-    innermost = _innermost()
-    if innermost is None:  # they were never open
-        _hooks.installed = None
-    elif innermost[0] is extension.pack or innermost[0] == extension.pack:
-        hooks.__exit__(None, None, None)
+    installed = getattr(_hooks, "installed", None)
+    if installed is not None and installed.remove():
         _hooks.installed = None
 
 
