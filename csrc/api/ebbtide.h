@@ -204,7 +204,9 @@ typedef struct ebbtide_request {
   /* pause: receives the allocations that moved, also if the pause fails midway. resume: only these are resumed; those
    * freed or trimmed since are skipped. Default NULL. */
   ebbtide_moved* moved;
-  uint64_t max_bytes; /* demote: at most this much device memory leaves; default UINT64_MAX */
+  /* demote: at most this much device memory leaves. promote: at most this much is taken on each device. Default
+   * UINT64_MAX. */
+  uint64_t max_bytes;
 } ebbtide_request;
 #define EBBTIDE_REQUEST_INIT \
   {sizeof(ebbtide_request), NULL, 0, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, 0, -1, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX}
@@ -284,8 +286,9 @@ EBBTIDE_API ebbtide_status ebbtide_prepare(const ebbtide_request* request, ebbti
  * DRIVER_ERROR may leave some of those away until ebbtide_resume or ebbtide_pause. */
 EBBTIDE_API ebbtide_status ebbtide_trim(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error);
 
-/* Moves spilled memory from the host to the device, oldest first, while there is room beyond EBBTIDE_RESERVE. Addresses
- * and bytes stay the same. Nothing may use the tags meanwhile. STATE_ERROR while a lease on one of them is open. */
+/* Moves spilled memory from the host to the device, oldest first, while there is room beyond EBBTIDE_RESERVE, and until
+ * request->max_bytes have come. Addresses and bytes stay the same. Nothing may use the tags meanwhile. STATE_ERROR
+ * while a lease on one of them is open. */
 EBBTIDE_API ebbtide_status ebbtide_promote(const ebbtide_request* request, ebbtide_report** report,
                                            ebbtide_error* error);
 

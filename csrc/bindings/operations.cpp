@@ -245,8 +245,8 @@ ReportRecord prepare(const std::vector<std::string>& tags, bool is_missing_ok) {
   return operate(ebbtide_prepare, Request(tags, is_missing_ok));
 }
 
-ReportRecord promote(const std::vector<std::string>& tags, bool is_missing_ok) {
-  return operate(ebbtide_promote, Request(tags, is_missing_ok));
+ReportRecord promote(const std::vector<std::string>& tags, bool is_missing_ok, uint64_t max_bytes) {
+  return operate(ebbtide_promote, Request(tags, is_missing_ok).max_bytes(max_bytes));
 }
 
 ReportRecord demote(const std::vector<std::string>& tags, bool is_missing_ok, uint64_t max_bytes) {
@@ -324,7 +324,7 @@ void register_operations(py::module_& module) {
              py::arg("backup") = kAsAllocated, py::arg("retain") = -1, py::arg("unused") = Ranges{},
              py::arg("unused_as_of") = 0);
   module.def("prepare", &prepare, py::arg("tags"), py::arg("missing_ok") = false);
-  module.def("promote", &promote, py::arg("tags"), py::arg("missing_ok") = false);
+  module.def("promote", &promote, py::arg("tags"), py::arg("missing_ok") = false, py::arg("max_bytes") = UINT64_MAX);
   module.def("demote", &demote, py::arg("tags"), py::arg("missing_ok") = false, py::arg("max_bytes") = UINT64_MAX);
   module.def("trim", &trim, py::arg("tags"), py::arg("addresses"));
   module.def("preview", &preview, py::arg("kind"), py::arg("tags"), py::arg("missing_ok") = false,

@@ -66,6 +66,19 @@ TEST_F(DemoteTest, GoesByAddressAndKeepsToTheBytesAllowed) {
   expect_resident("demoted");
 }
 
+TEST_F(DemoteTest, APromotionKeepsToTheBytesAllowed) {
+  const size_t first = make("w", kRam, {2, 1});
+  const size_t second = make("w", kRam, {1});
+  demote();
+  EXPECT_EQ(promote({}, 2 * kChunk - 1).totals().bytes, 0u);
+  EXPECT_EQ(promote({}, 3 * kChunk).totals().bytes, 3 * kChunk) << "the oldest first";
+  EXPECT_EQ(host_bytes(first), 0u);
+  EXPECT_EQ(host_bytes(second), kChunk);
+  expect_resident("promoted in part");
+  EXPECT_EQ(promote().totals().bytes, kChunk);
+  expect_resident("promoted");
+}
+
 TEST_F(DemoteTest, WhatSharesAHandleGoesTogetherToHandlesOfItsOwn) {
   for (size_t index = 0; index < 3; ++index) make("w", kRam, {1, 1});
   come_back();

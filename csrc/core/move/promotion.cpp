@@ -37,6 +37,7 @@ void Promotion::create_memory(int device, DeviceWork& work) {
   uint64_t size_bytes = 0;
   for (const Moving& moving : work.moving) {
     const uint64_t chunk_bytes = moving.chunk->size_bytes;
+    if (chunk_bytes > request_.max_bytes - size_bytes) break;
     if (chunk_bytes > policy::usable_bytes(room, moving.allocation->size_bytes())) break;
     auto& chunks = work.spare->chunks;
     Chunk& chunk = chunks.emplace_back(chunks.size(), size_bytes, chunk_bytes);

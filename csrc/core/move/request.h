@@ -21,7 +21,8 @@ struct OperationRequest {
   // Ignored where a tag was leased after that.
   AddressRanges unused;
   uint64_t unused_as_of = 0;
-  uint64_t max_bytes = kUnlimited;  // demote: no more device memory than this leaves
+  // demote: no more device memory than this leaves. promote: no more is taken on each device.
+  uint64_t max_bytes = kUnlimited;
   std::vector<AddressRange> order;  // resume: what comes first; the rest follows in the order of allocation
 };
 

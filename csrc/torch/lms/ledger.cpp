@@ -1,6 +1,5 @@
 #include "torch/lms/ledger.h"
 
-#include <Python.h>
 #include <c10/core/Allocator.h>
 #include <pthread.h>
 
@@ -17,23 +16,11 @@
 #include "api/ebbtide.h"
 #include "policy/lms/eviction.h"
 #include "torch/lms/device_side.h"
+#include "torch/lms/gil.h"
+#include "torch/lms/optimizer_states.h"
 
 namespace ebbtide::lms {
 namespace {
-
-// For a wait for another thread, which may want the GIL. No lock is held at the construction and the destruction.
-class GilReleased {
- public:
-  GilReleased() : state_(Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}
-  GilReleased(const GilReleased&) = delete;
-  GilReleased& operator=(const GilReleased&) = delete;
-  ~GilReleased() {
-    if (state_ != nullptr) PyEval_RestoreThread(state_);
-  }
-
- private:
-  PyThreadState* const state_;
-};
 
 Ledger* only = nullptr;
 // A rate is that of the latest copies, as many as have these bytes at most.
@@ -411,7 +398,8 @@ uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes) noexcept {
     steps.follower.missed(demand_bytes(limit_bytes + short_bytes));
     if (steps.follower.is_following()) steps.short_bytes += short_bytes;
   }
-  return evict(wanted_bytes);
+  const uint64_t freed_bytes = evict(wanted_bytes);
+  return freed_bytes > 0 ? freed_bytes : OptimizerStates::instance().make_room(short_bytes);
 }
 
 // What other threads have evicted since the attempt counts. 0: nothing, but what they began to copy may leave now.

@@ -6,11 +6,14 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 
 #include "torch/lms/cuda_side.h"
 #include "torch/lms/device_side.h"
 #include "torch/lms/ledger.h"
+#include "torch/lms/optimizer_states.h"
 #include "torch/lms/packed.h"
 
 namespace py = pybind11;
@@ -28,7 +31,8 @@ uint64_t reclaim_on_gpu(c10::Device device, uint64_t wanted_bytes) {
 }
 
 void explain(char* text, size_t capacity) {
-  const std::string problem = Ledger::instance().problem();
+  std::string problem = Ledger::instance().problem();
+  if (problem.empty()) problem = OptimizerStates::instance().problem();
   std::strncpy(text, problem.c_str(), capacity - 1);
   text[capacity - 1] = '\0';
 }
@@ -70,6 +74,61 @@ py::dict statistics() {
   return result;
 }
 
+// For a `with` around a step of an optimizer. Both ends are C, so that no interrupt comes between them and the block;
+// where one comes before the block (Python 3.14), the destructor ends the step.
+class Step {
+ public:
+  Step() = default;
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+  ~Step() { leave(); }
+  void enter() {
+    OptimizerStates::instance().begin_step();
+    thread_ = std::this_thread::get_id();
+  }
+  void leave() noexcept {
+    if (thread_) OptimizerStates::instance().end_step(*thread_);
+    thread_.reset();
+  }
+
+ private:
+  std::optional<std::thread::id> thread_;
+};
+
+void add_states(py::module_& module) {
+  using Released = py::call_guard<py::gil_scoped_release>;
+  const auto states = []() -> OptimizerStates& { return OptimizerStates::instance(); };
+  py::class_<Step>(module, "Step")
+      .def(py::init<>())
+      .def("__enter__", &Step::enter, Released())
+      .def("__exit__", [](Step& step, const py::args&) { step.leave(); });
+  module.def("is_in_step", [=] { return states().is_in_step(); });
+  module.def(
+      "allow_state_moves", [=](bool are_allowed) { states().allow_moves(are_allowed); }, py::arg("are_allowed"),
+      Released());
+  module.def(
+      "make_room_of_states", [=](uint64_t wanted_bytes) { return states().make_room(wanted_bytes); },
+      py::arg("wanted_bytes"), "How many bytes left the device: more than wanted, or all that can.");
+  module.def(
+      "send_states_away", [=](uint64_t most_bytes) { return states().send_away(most_bytes); }, py::arg("most_bytes"),
+      Released());
+  module.def(
+      "bring_states_back", [=](uint64_t most_bytes) { return states().bring_back(most_bytes); }, py::arg("most_bytes"),
+      Released());
+  module.def("state_host_bytes", &OptimizerStates::host_bytes);
+  module.def("count_slow_read", [=] { states().count_slow_read(); });
+  module.def("state_statistics", [=] {
+    const StateStatistics found = states().statistics();
+    py::dict result;
+    result["state_evicted_bytes"] = found.evicted_bytes;
+    result["state_loaded_bytes"] = found.loaded_bytes;
+    result["slow_reads"] = found.slow_reads;
+    result["short_bytes"] = found.short_bytes;
+    result["step_short_bytes"] = found.step_short_bytes;
+    return result;
+  });
+}
+
 void set_rules(bool is_on, uint64_t min_bytes, bool evicts_at_once) {
   rules().min_bytes.store(min_bytes);
   rules().evicts_at_once.store(evicts_at_once);
@@ -88,7 +147,11 @@ PYBIND11_MODULE(_lms, module) {
   module.def("unpack", &unpack, py::arg("packed"));
   module.def("set_rules", &set_rules, py::arg("is_on"), py::arg("min_bytes"), py::arg("evicts_at_once"));
   module.def("statistics", &statistics);
-  module.def("reset_statistics", [] { Ledger::instance().reset_statistics(); });
+  module.def("reset_statistics", [] {
+    Ledger::instance().reset_statistics();
+    OptimizerStates::instance().reset_statistics();
+  });
+  add_states(module);
   module.def(
       "evict",
       [](uint64_t wanted_bytes) {

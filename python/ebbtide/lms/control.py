@@ -5,7 +5,7 @@ from typing import Any
 
 from ebbtide import driver_choice, settings, torch_extension
 from ebbtide.errors import OutOfMemoryError, StateError
-from ebbtide.lms import saved_tensors
+from ebbtide.lms import optimizer_states, saved_tensors
 from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
 from ebbtide.lms.limits import BorrowedLimit
 from ebbtide.locks import make_lock
@@ -112,6 +112,7 @@ def _turn_on() -> None:
     saved_tensors.follow_threads(extension)
     extension.reset_statistics()
     device.reset_peaks()
+    optimizer_states.install(extension, device.trim)
     _apply_rules()  # what an earlier LMS left on the device may leave for the limit
     _now.is_on = True
 
@@ -150,6 +151,7 @@ def _turn_off() -> None:
     saved_tensors.leave_threads()
     _now.host.restore()
     _now.device.detach(extension)
+    optimizer_states.remove(extension)
     _now.is_on = False
     _now.device = None
 
@@ -194,15 +196,17 @@ def stats() -> dict[str, int | float]:
     device_bytes and peak_device_bytes: device memory that ebbtide holds, of the fullest device. evictions,
     evicted_bytes, loaded_bytes: storages that left, and bytes that left and came back. waited_seconds: copies that a
     thread waited for; hidden_seconds: copies beside other work. prefetch_hits, prefetch_late: loads that were, or were
-    not, complete when their tensor was wanted. slow_reads: reads of evicted memory over the bus. host_bytes: evicted
-    bytes on the host now.
+    not, complete when their tensor was wanted. host_bytes: evicted bytes on the host now. state_evicted_bytes,
+    state_loaded_bytes, state_host_bytes: the same of optimizer states, which the counters before leave out. slow_reads:
+    optimizer steps that found states on the host, and read them over the bus.
     """
     found: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
     found["waited_seconds"] = found["hidden_seconds"] = 0.0
     if driver_choice.is_off() or not _was_used():
         return found
-    extension = _extension().statistics()
+    extension = {**_extension().statistics(), **_extension().state_statistics()}
     found.update({name: extension[name] for name in _COUNTERS if name in extension})
+    found["state_host_bytes"] = _extension().state_host_bytes()
     device = _now.device or SimulatedDevice()
     found["device_bytes"], found["peak_device_bytes"] = device.held_bytes(), device.peak_bytes()
     return found
@@ -211,6 +215,7 @@ def stats() -> dict[str, int | float]:
 _COUNTERS = (
     *("device_bytes", "peak_device_bytes", "evicted_bytes", "loaded_bytes", "evictions", "prefetch_hits"),
     *("prefetch_late", "waited_seconds", "hidden_seconds", "slow_reads", "host_bytes"),
+    *("state_evicted_bytes", "state_loaded_bytes", "state_host_bytes"),
 )
 
 
@@ -254,11 +259,14 @@ def _apply_device_limit(wanted: int | None) -> None:
             )
     _now.limit = wanted
     device.set_limit(allowed)
+    optimizer_states.forget_shortage()
     _apply_rules()
 
 
 def _make_room(device: Device, allowed_bytes: int) -> None:
     """Evicts until no more is held, or until nothing can leave: what leaves need not free whole segments."""
     device.trim()
-    while (held := device.held_bytes()) > allowed_bytes and evict(held - allowed_bytes) > 0:
+    while (held := device.held_bytes()) > allowed_bytes:
+        if not evict(held - allowed_bytes) and not _extension().make_room_of_states(held - allowed_bytes):
+            return
         device.trim()

@@ -19,7 +19,9 @@ def report() -> str:
         ("on the host now", format_size(int(numbers["host_bytes"]))),
         ("copies waited for, and hidden", f"{numbers['waited_seconds']:.3f} s, {numbers['hidden_seconds']:.3f} s"),
         ("prefetches in time, and late", f"{numbers['prefetch_hits']:,}, {numbers['prefetch_late']:,}"),
-        ("slow reads", f"{numbers['slow_reads']:,}"),
+        ("optimizer states left, came back", _pair(numbers["state_evicted_bytes"], numbers["state_loaded_bytes"])),
+        ("optimizer states on the host now", format_size(int(numbers["state_host_bytes"]))),
+        ("steps with states on the host", f"{numbers['slow_reads']:,}"),
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join([*(f"{name:<{width}}  {value}" for name, value in rows), _advice(numbers)])

@@ -1,0 +1,78 @@
+// The memory of optimizer states, which has a tag of its own, and when it moves between the device and the host.
+//
+// - States keep their addresses, and the device reaches them wherever they are. So they may be read at any time, except
+//   while they move.
+// - They move only where no other thread is in an optimizer's step; a step waits for a move that is under way. The
+//   thread that moves them may be in a step itself: it uses no state while it allocates.
+// - make_room() is called from inside torch's allocator. It holds no lock while the core moves memory, and waits for no
+//   thread while it has the GIL.
+// - While a region of the tag is open, the core refuses to move any of it.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace ebbtide::lms {
+
+struct StateStatistics {
+  uint64_t evicted_bytes = 0;
+  uint64_t loaded_bytes = 0;
+  uint64_t slow_reads = 0;        // steps that found states on the host
+  uint64_t short_bytes = 0;       // of evicted_bytes: for an allocation outside steps
+  uint64_t step_short_bytes = 0;  // of evicted_bytes: for an allocation inside a step
+};
+
+class OptimizerStates {
+ public:
+  static OptimizerStates& instance();  // leaked: an allocation may come at any time
+
+  // Whether allocations may move states. On return of false no such move is under way. Call it without the GIL.
+  void allow_moves(bool are_allowed);
+
+  // Brackets a step of an optimizer in a thread. Steps may be nested. begin_step() waits for a move that is under way:
+  // call it without the GIL. Throws std::runtime_error if an earlier move left states without memory that is mapped,
+  // and that can't be mended.
+  void begin_step();
+  void end_step(std::thread::id thread) noexcept;
+  bool is_in_step();
+
+  // Moves states to the host until so many bytes of the device are free, or nothing more can leave. Returns how many
+  // bytes left; 0 where a move is not allowed now.
+  uint64_t make_room(uint64_t wanted_bytes) noexcept;
+  // At most so many bytes leave or come back, if that is allowed now. What does not fit stays where it is. Call them
+  // without the GIL.
+  uint64_t send_away(uint64_t most_bytes) noexcept;
+  uint64_t bring_back(uint64_t most_bytes) noexcept;
+  // Of the tag, on the host now.
+  static uint64_t host_bytes();
+
+  void count_slow_read();
+  StateStatistics statistics();
+  void reset_statistics();
+  // Why states could not leave when that was last tried, or "".
+  std::string problem();
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  class Turn;
+
+  OptimizerStates();
+  bool demote(uint64_t most_bytes, uint64_t* moved_bytes) noexcept;
+  void note_failure(int status, const char* message) noexcept;
+  static bool mend() noexcept;
+
+  std::mutex mutex_;
+  std::condition_variable moved_;
+  std::map<std::thread::id, int> steps_;  // of each thread that is in one, how many
+  bool is_moving_ = false;
+  bool are_moves_allowed_ = false;
+  bool is_broken_ = false;  // a move failed, and some of the memory may not be mapped
+  StateStatistics statistics_;
+  std::string problem_;
+};
+
+}  // namespace ebbtide::lms

@@ -1,0 +1,228 @@
+"""Optimizer states that leave the device where memory stays short without them.
+
+While LMS is on, `step` of every torch optimizer runs inside a `with`. torch's own hooks around a step would not do:
+where the step raises, torch calls no hook at its end.
+
+Before a step, states come back as far as the device has room, without anything else leaving for them. A step that may
+make states does so in a region of its own, which overflows to the host. After a step, as much leaves as the time
+between two steps was short of. csrc/torch/lms/optimizer_states.h has the moves themselves.
+"""
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from ebbtide import _core
+from ebbtide.errors import StateError
+from ebbtide.saver.adoption.adopt import adopt
+from ebbtide.saver.operations.trim import trim
+from ebbtide.saver.pools import backends
+from ebbtide.saver.reclaim import spilled
+from ebbtide.saver.regions.region import region
+
+TAG = "lms.optimizer"  # csrc/torch/lms/optimizer_states.cpp
+_ACTIVATIONS = "lms"  # control.TAG
+_MARK = "_ebbtide_moves_states"
+
+
+class _Shortage:
+    """What earlier steps were short of, in bytes, under the present limit."""
+
+    def __init__(self) -> None:
+        self.between_steps = 0  # leaves after each step
+        self.in_steps = 0  # stays free when states come back for a step
+        self.seen = 0  # the short_bytes of the extension's statistics that are included already
+
+
+class _State:
+    def __init__(self) -> None:
+        self.extension: Any = None  # None: LMS is off
+        self.give_back: Callable[[], None] = lambda: None
+        self.shortage = _Shortage()
+        self.tried: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # see _adopt_loaded
+        self.wrapped: list[tuple[type, Any, Any]] = []  # classes, and what `step` was and is
+
+
+_now = _State()
+
+
+def install(extension: Any, give_back: Callable[[], None]) -> None:
+    """Moves states from now on.
+
+    Args:
+        extension: the module `_lms`.
+        give_back: gives the cached memory of activations back, so that states find room.
+    """
+    from torch.optim import Optimizer
+
+    _now.give_back = give_back
+    _now.shortage = _Shortage()
+    extension.allow_state_moves(True)
+    _now.extension = extension
+    _wrap_tree(Optimizer)
+    if "__init_subclass__" not in vars(Optimizer):
+        Optimizer.__init_subclass__ = classmethod(_on_new_class)  # type: ignore[assignment, arg-type]
+
+
+def remove(extension: Any) -> None:
+    """Ends `install`. States come back as far as there is room; the others stay on the host, where they can be read.
+    Every step can be done again.
+    """
+    from torch.optim import Optimizer
+
+    _now.extension = None
+    hook = vars(Optimizer).get("__init_subclass__")
+    if getattr(hook, "__func__", None) is _on_new_class:
+        del Optimizer.__init_subclass__
+    while _now.wrapped:
+        owner, plain, guarded = _now.wrapped[-1]
+        if vars(owner).get("step") is guarded:  # where torch has wrapped it since, it stays and does nothing
+            owner.step = plain  # type: ignore[attr-defined]
+        _now.wrapped.pop()
+    if extension.state_host_bytes() > 0:
+        _release_free()
+        extension.bring_states_back(_core.UNLIMITED)
+    extension.allow_state_moves(False)
+
+
+def forget_shortage() -> None:
+    """Under a new limit, memory is short of something else."""
+    _now.shortage = _Shortage()
+    if _now.extension is not None:
+        _now.shortage.seen = _now.extension.state_statistics()["short_bytes"]
+
+
+# --- which steps ---
+
+
+def _wrap_tree(owner: Any) -> None:
+    _wrap(owner)
+    for subclass in owner.__subclasses__():
+        _wrap_tree(subclass)
+
+
+def _on_new_class(owner: type, /, **options: Any) -> None:
+    from torch.optim import Optimizer
+
+    super(Optimizer, owner).__init_subclass__(**options)
+    _wrap(owner)
+
+
+def _wrap(owner: type) -> None:
+    plain = vars(owner).get("step")
+    if not callable(plain) or hasattr(plain, _MARK):  # torch's wrappers copy the mark
+        return
+
+    @functools.wraps(plain)
+    def guarded(*arguments: Any, **options: Any) -> Any:
+        extension = _now.extension
+        if extension is None or backends.is_forked_child() or extension.is_in_step():
+            return plain(*arguments, **options)
+        return _run_step(extension, plain, arguments, options)
+
+    setattr(guarded, _MARK, True)
+    _now.wrapped.append((owner, plain, guarded))
+    owner.step = guarded  # type: ignore[attr-defined]
+
+
+# --- one step ---
+
+
+def _run_step(extension: Any, plain: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    optimizer, *others = arguments
+    closure = others[0] if others else options.get("closure")
+    with extension.Step():
+        _adopt_loaded(optimizer)
+        short_before = extension.state_statistics()["step_short_bytes"]
+        _before_step(extension, callable(closure))
+        if makes_states := _may_make_states(optimizer, callable(closure)):
+            if callable(closure):
+                inner = _outside_region(closure)
+                others, options = ([inner, *others[1:]], options) if others else ([], {**options, "closure": inner})
+            with region(TAG, overflow="split"):
+                result = plain(optimizer, *others, **options)
+        else:
+            result = plain(*arguments, **options)
+        _now.shortage.in_steps += extension.state_statistics()["step_short_bytes"] - short_before
+        _after_step(extension, makes_states)
+    return result
+
+
+def _before_step(extension: Any, has_closure: bool) -> None:
+    away = extension.state_host_bytes()
+    if not away:
+        return
+    shortage = _now.shortage
+    short = extension.state_statistics()["short_bytes"]
+    if shortage.between_steps or short > shortage.seen:
+        shortage.between_steps, shortage.seen = away, short
+    if not has_closure:  # whose activations would want the room
+        _release_free()
+        rooms = [_core.query_device(number).room_bytes for number in range(_core.device_count())]
+        allowed = max(0, min(rooms) - shortage.in_steps) if shortage.in_steps else _core.UNLIMITED
+        extension.bring_states_back(allowed)
+    if extension.state_host_bytes() > 0:
+        extension.count_slow_read()
+
+
+def _after_step(extension: Any, made_states: bool) -> None:
+    if made_states:
+        with contextlib.suppress(StateError):  # another thread makes states
+            trim(TAG, missing_ok=True)  # what else the step had there
+    wanted = _now.shortage.between_steps - extension.state_host_bytes()
+    if wanted > 0:
+        extension.send_states_away(wanted)
+
+
+def _adopt_loaded(optimizer: Any) -> None:
+    """Takes over states that were made outside a step, by `load_state_dict` or by the optimizer's `__init__`. One state
+    stands for all, and is tried once: what cannot move, or finds no room, stays.
+    """
+    import torch
+
+    states = (each for state in optimizer.state.values() if isinstance(state, dict) for each in state.values())
+    tensors = (each for each in states if isinstance(each, torch.Tensor) and each.numel() > 0)
+    first = next(tensors, None)
+    if first is None or _tag_of(first) != _ACTIVATIONS or _now.tried.get(optimizer) == first.data_ptr():
+        return
+    _now.tried[optimizer] = first.data_ptr()
+    with contextlib.suppress(StateError, torch.OutOfMemoryError):
+        adopt([first, *(each for each in tensors if _tag_of(each) == _ACTIVATIONS)], tag=TAG)
+
+
+def _tag_of(tensor: Any) -> str | None:
+    found = _core.find(tensor.data_ptr())
+    return None if found is None else found.tag
+
+
+def _release_free() -> None:
+    _now.give_back()
+    spilled.release_free(TAG)
+
+
+def _may_make_states(optimizer: Any, has_closure: bool) -> bool:
+    """Whether a parameter has no state yet, and the thread is in no region of the program's, whose tag it would get."""
+    if not any(
+        (has_closure or parameter.grad is not None) and not optimizer.state.get(parameter)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ):
+        return False
+    import torch
+
+    backend = backends.existing_backend()
+    assert backend is not None
+    return _tag_of(torch.empty(1, device=backend.device_type)) == _ACTIVATIONS
+
+
+def _outside_region(closure: Callable[[], Any]) -> Callable[[], Any]:
+    """What a closure allocates is no state: it runs forward and backward."""
+
+    @functools.wraps(closure)
+    def outside() -> Any:
+        with region(_ACTIVATIONS):
+            return closure()
+
+    return outside

@@ -1,0 +1,264 @@
+"""Optimizer states of large model support where something else happens: errors, threads, budgets that are gone."""
+
+import contextlib
+import gc
+import random
+import signal
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from core_sim import OUT_OF_MEMORY, UNKNOWN, Sim  # noqa: E402
+from ebbtide import _core  # noqa: E402
+from lms_model import MIB, SMALL  # noqa: E402
+from lms_states import FOR_GROWING, GROWING, STEADY, TAG, Training, extension, run  # noqa: E402
+
+pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
+
+
+@pytest.fixture(autouse=True)
+def _no_states_left(saver, lms):
+    yield
+    gc.collect()
+    lms.disable()
+    status = saver.tags().get(TAG)
+    assert status is None or status.lease_count == 0
+    assert not extension().is_in_step()
+
+
+class Failing(torch.optim.AdamW):
+    fails = True
+
+    def step(self, closure=None):
+        result = super().step(closure)
+        if Failing.fails:
+            raise ValueError("planted")
+        return result
+
+
+def test_exceptions_leave_no_region_open(lms, saver):
+    lms.enable(limit="1GiB", min_size=SMALL)
+    Failing.fails = True
+    training = Training(make=Failing, depth=1)
+    try:
+        training.step()
+    except ValueError:
+        assert _core.find(torch.empty(1).data_ptr()).tag == "lms", "while the traceback lives, too"
+        assert saver.tags()[TAG].lease_count == 0 and not extension().is_in_step()
+    else:
+        raise AssertionError("the step has not failed")
+    Failing.fails = False
+    training.step()
+    assert extension().send_states_away(2**62) > 0
+
+
+class InterruptError(Exception):
+    pass
+
+
+@pytest.mark.timeout(200)
+def test_interrupts_leave_no_region_open(lms, saver):
+    def interrupt(*_):
+        raise InterruptError
+
+    chooser = random.Random(2)
+    lms.enable(limit="1GiB", min_size=SMALL)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    count = 0
+    try:
+        for _ in range(150):
+            training = Training(depth=1, width=256)
+            training.forward(16).backward()
+            extension().send_states_away(2**62)
+            with contextlib.suppress(InterruptError):
+                signal.setitimer(signal.ITIMER_REAL, chooser.uniform(1e-5, 4e-3))
+                try:
+                    for _ in range(100):
+                        training.optimizer.step()
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                finally:
+                    count += 1
+            torch.set_grad_enabled(True)  # torch's own step may leave it off
+            assert not extension().is_in_step()
+            assert saver.tags()[TAG].lease_count == 0
+            assert _core.find(torch.empty(1).data_ptr()).tag == "lms"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        torch.set_grad_enabled(True)
+    assert count == 150
+
+
+def test_threads_with_optimizers_of_their_own(lms):
+    def work(training, results, index):
+        results[index] = [training.step(512) for _ in range(8)]
+
+    def train():
+        results = [None] * 3
+        trainings = [Training(depth=2, width=512) for _ in range(3)]  # here, since it seeds torch's one generator
+        threads = [threading.Thread(target=work, args=(trainings[index], results, index)) for index in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        gc.collect()
+        return results
+
+    plain = train()
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        train()
+        needed = lms.stats()["peak_device_bytes"]
+    gc.collect()
+    limit = int(0.8 * needed)
+    with lms.enable(limit=FOR_GROWING, min_size=SMALL):
+        is_over = threading.Event()
+
+        def move():
+            while not is_over.is_set():
+                extension().send_states_away(4 * MIB)
+
+        mover = threading.Thread(target=move)
+        mover.start()
+        try:
+            found = train()
+        finally:
+            is_over.set()
+            mover.join()
+        assert found == plain
+        assert lms.stats()["peak_device_bytes"] <= limit
+
+
+def test_random_limits_while_it_trains(lms):
+    chooser = random.Random(11)
+    batches = [chooser.choice([64, 256, 2048]) for _ in range(25)]
+    plain = run(batches)
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        training, losses = Training(), []
+        for batch in batches:
+            lms.limit = chooser.choice([None, "1GiB", chooser.randrange(44, 80) * MIB])
+            losses.append(training.step(batch))
+            allowed = lms.limit
+            assert allowed is None or lms.stats()["device_bytes"] <= allowed
+        assert (losses, training.result()) == plain
+        assert lms.stats()["state_evicted_bytes"] > 0
+        assert lms.stats()["state_loaded_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemcpyDtoDAsync", "cuMemAddressReserve"],
+)
+@pytest.mark.parametrize("code", [OUT_OF_MEMORY, UNKNOWN])
+def test_driver_calls_that_fail_in_a_move(lms, function, code):
+    sim = Sim()
+    plain = run(STEADY, depth=2)
+    lms.enable(limit="1GiB", min_size=SMALL)
+    training, losses = Training(depth=2), []
+    losses.append(training.step())
+    want = [each.clone() for each in training.states()]
+    moves = [extension().send_states_away, extension().bring_states_back]
+    try:
+        for k in range(1, 9):
+            for move in moves:
+                sim.fail(function, k, code)
+                move(2**62)
+                sim.clear_failures()
+                assert all(map(torch.equal, want, training.states()))
+    finally:
+        sim.clear_failures()
+    assert extension().bring_states_back(2**62) >= 0
+    losses += [training.step() for _ in STEADY[1:]]
+    assert (losses, training.result()) == plain
+    assert lms.stats()["state_host_bytes"] == 0
+
+
+def test_states_that_no_address_reaches_stop_the_step(lms):
+    """The move fails, and so does every way back; no step may touch such states."""
+    sim = Sim()
+    plain = run(STEADY, depth=2)
+    lms.enable(limit="1GiB", min_size=SMALL)
+    training, losses = Training(depth=2), []
+    losses.append(training.step())
+    training.optimizer.zero_grad()
+    loss = training.forward()
+    loss.backward()
+    try:
+        # Each of the copies in the host's memory is mapped once; then everything fails.
+        k = 1
+        while not _detached():
+            assert k < 40
+            sim.clear_failures()
+            sim.fail("cuMemSetAccess", k, UNKNOWN, 1000)
+            extension().send_states_away(2**62)
+            k += 1
+        with pytest.raises(RuntimeError, match="not mapped since a move failed: .*cuMemSetAccess"):
+            training.optimizer.step()
+        assert not extension().is_in_step()
+    finally:
+        sim.clear_failures()
+    training.optimizer.step()
+    losses += [loss.item(), *(training.step() for _ in STEADY[2:])]
+    assert (losses, training.result()) == plain
+
+
+def _detached():
+    return _core.query_tag(TAG).detached_bytes
+
+
+def test_copies_that_fail_in_training(lms):
+    """The allocation that demanded them fails, and nothing is lost."""
+    plain = run(GROWING)
+    sim = Sim()
+    with lms.enable(limit=FOR_GROWING, min_size=SMALL):
+        training, losses = Training(), []
+        for batch in GROWING[:2]:
+            losses.append(training.step(batch))
+        sim.fail("cuMemcpyDtoDAsync", 1, UNKNOWN, 1000)
+        state = training.generator.get_state()
+        with pytest.raises(torch.OutOfMemoryError, match=r"could not leave it: .*cuMemcpyDtoDAsync"):
+            training.step(GROWING[2])
+        sim.clear_failures()
+        gc.collect()
+        training.generator.set_state(state)
+        losses += [training.step(batch) for batch in GROWING[2:]]
+        assert (losses, training.result()) == plain
+
+
+def test_a_host_budget_that_is_gone(lms):
+    plain = run(GROWING)
+    with lms.enable(limit=FOR_GROWING, min_size=SMALL, host_limit=_core.stats()["host_held_bytes"] + 34 * MIB):
+        training, losses = Training(), []
+        for batch in GROWING[:2]:
+            losses.append(training.step(batch))
+        state = training.generator.get_state()
+        with pytest.raises(torch.OutOfMemoryError, match="host_limit"):
+            training.step(GROWING[2])
+        gc.collect()
+        lms.enable(limit=FOR_GROWING, min_size=SMALL)
+        training.generator.set_state(state)
+        losses += [training.step(batch) for batch in GROWING[2:]]
+        assert (losses, training.result()) == plain
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_disable_amid_training(lms, saver, room):
+    plain = run(STEADY)
+    lms.enable(limit="1GiB", min_size=SMALL)
+    training = Training()
+    losses = [training.step() for _ in range(2)]
+    extension().send_states_away(2**62)
+    if not room:
+        saver.configure(device_limit=_core.query_device(0).held_bytes)
+    try:
+        lms.disable()
+        assert lms.stats()["state_host_bytes"] == saver.tags()[TAG].host_bytes
+        assert (saver.tags()[TAG].host_bytes == 0) is room
+        losses.append(training.step())
+        assert (losses, training.result()) == plain
+        assert extension().send_states_away(2**62) == 0, "nothing moves by itself"
+    finally:
+        saver.configure(device_limit=None)
+    saver.promote(TAG)
+    assert saver.tags()[TAG].host_bytes == 0
