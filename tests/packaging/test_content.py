@@ -15,11 +15,10 @@ def expected_files(root: Path) -> set[str]:
     modules = {p.relative_to(python).as_posix() for p in python.rglob("*") if p.is_file() and p.suffix != ".pyc"}
     extension = {
         f"torch_extension/{path.relative_to(root).as_posix()}"
-        for folder in ("csrc/torch/cpu", "csrc/torch/lms")
+        for folder in ("csrc/torch/cpu", "csrc/torch/lms", "csrc/policy/lms")
         for path in (root / folder).iterdir()
         if path.suffix in (".cpp", ".h")
     }
-    extension |= {f"torch_extension/csrc/policy/lms/eviction{suffix}" for suffix in (".cpp", ".h")}
     public = {path.name for path in (root / "csrc/api").glob("ebbtide*.h")}
     assert {"ebbtide.h", "ebbtide_limits.h", "ebbtide_lms.h", "ebbtide_queries.h", "ebbtide_settings.h"} == public
     headers = {f"include/{name}" for name in public}

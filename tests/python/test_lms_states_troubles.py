@@ -107,11 +107,6 @@ def test_threads_with_optimizers_of_their_own(lms):
         return results
 
     plain = train()
-    with lms.enable(limit="1GiB", min_size=SMALL):
-        train()
-        needed = lms.stats()["peak_device_bytes"]
-    gc.collect()
-    limit = int(0.8 * needed)
     with lms.enable(limit=FOR_GROWING, min_size=SMALL):
         is_over = threading.Event()
 
@@ -127,7 +122,6 @@ def test_threads_with_optimizers_of_their_own(lms):
             is_over.set()
             mover.join()
         assert found == plain
-        assert lms.stats()["peak_device_bytes"] <= limit
 
 
 def test_random_limits_while_it_trains(lms):

@@ -1,5 +1,5 @@
 // The storages of tensors that autograd has saved, and where their bytes are: on the device, on the host, or on the
-// way.
+// way between them.
 //
 // - A storage is known once, however many tensors and graphs saved views of it. It is known as long as one of them
 //   lives.
@@ -24,6 +24,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -86,7 +87,7 @@ class Ledger {
   c10::Storage bring_back(SavedStorage& saved);
   // Sends storages away so that wanted_bytes become free, or all that can leave. Returns how many bytes left. Nothing
   // leaves while evictions are not allowed.
-  uint64_t evict(uint64_t wanted_bytes) noexcept;
+  uint64_t evict(uint64_t wanted_bytes, std::optional<c10::Device> only_from = {}) noexcept;
   // The same for torch's allocator, where an allocation of so many bytes does not fit: the next plan knows of it.
   uint64_t reclaim(c10::Device device, uint64_t wanted_bytes) noexcept;
   // On return of a call that ends them, no eviction and no planned action is under way, and copies to the host that
@@ -119,14 +120,31 @@ class Ledger {
     void add(const Rate& other);
   };
 
+  enum class Candidates { kAll, kCopied };
+  struct Attempt {
+    uint64_t freed_bytes = 0;
+    bool has_failed = false;          // to send one away
+    bool have_others_begun = false;   // what other threads begin to copy, or send away, could not be looked at
+    uint64_t ever_evicted_bytes = 0;  // at its end
+  };
+
   Ledger();
+  void become_child() noexcept;
   void forget(SavedStorage& saved) noexcept;
+  Attempt evict_among(Candidates which, uint64_t wanted_bytes, std::optional<c10::Device> only_from);
+  uint64_t await_others(const Attempt& attempt);
+
+  // ledger_moves.cpp
   bool can_leave(const SavedStorage& saved) const;
   bool send_away(Lock& lock, SavedStorage& saved) noexcept;
   void receive(Lock& lock, SavedStorage& saved, c10::Stream stream);
   void load(Lock& lock, SavedStorage& saved, c10::Stream stream, bool is_ahead);
   void begin_departure(Lock& lock, SavedStorage& saved) noexcept;
   void begin_arrival(Lock& lock, SavedStorage& saved) noexcept;
+  void retire(Transit& transit) noexcept;
+  void reap(bool waits_for_all = false) noexcept;
+
+  // ledger_steps.cpp
   uint64_t demand_bytes(uint64_t used_bytes) const { return used_bytes + statistics_.host_bytes; }
   double now() const;
   void end_step(c10::Device device, Steps& steps);
@@ -136,19 +154,8 @@ class Ledger {
   void want(SavedStorage& saved, uint64_t used_bytes);
   void forget_in_step(SavedStorage& saved) noexcept;
   void perform(c10::Device device) noexcept;
-  void retire(Transit& transit) noexcept;
-  void reap(bool waits_for_all = false) noexcept;
-  void become_child() noexcept;
-  enum class Candidates { kAll, kCopied };
-  struct Attempt {
-    uint64_t freed_bytes = 0;
-    bool has_failed = false;          // to send one away
-    bool have_others_begun = false;   // what other threads begin to copy, or send away, could not be looked at
-    uint64_t ever_evicted_bytes = 0;  // at its end
-  };
-  Attempt evict_among(Candidates which, uint64_t wanted_bytes);
-  uint64_t await_others(const Attempt& attempt);
 
+  static thread_local bool is_prefetching_;  // in this thread an allocation is made ahead of need
   mutable std::mutex mutex_;
   std::condition_variable moved_;
   std::unordered_map<const c10::StorageImpl*, std::weak_ptr<SavedStorage>> by_storage_;  // of those on the device

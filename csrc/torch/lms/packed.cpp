@@ -20,12 +20,12 @@ bool is_plain(const at::Tensor& tensor) {
                                          c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchBatched,
                                          c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::NestedTensor,
                                          c10::DispatchKey::ZeroTensor});
-  return tensor.layout() == c10::kStrided && tensor.device().type() == rules().device_type.load() && tensor.has_storage() &&
-         !tensor.is_quantized() && !tensor.is_inference() && !tensor.key_set().has_any(kOthers);
+  return tensor.layout() == c10::kStrided && tensor.device().type() == rules().device_type.load() &&
+         tensor.has_storage() && !tensor.is_quantized() && !tensor.is_inference() && !tensor.key_set().has_any(kOthers);
 }
 
-// Whether the storage owns memory that LMS may move. Memory of regions may be paused, and other memory may be reached by
-// owners that torch does not know: an array of numpy, another storage.
+// Whether the storage owns memory that LMS may move. Memory of regions may be paused, and other memory may be reached
+// by owners that torch does not know: an array of numpy, another storage.
 bool is_ours(const c10::Storage& storage) {
   const c10::DataPtr& data = storage.data_ptr();
   const bool is_owner =
