@@ -107,7 +107,7 @@ def test_threads_with_optimizers_of_their_own(lms):
         return results
 
     plain = train()
-    with lms.enable(limit=FOR_GROWING, min_size=SMALL):
+    with lms.enable(limit=2 * FOR_GROWING, min_size=SMALL):
         is_over = threading.Event()
 
         def move():
@@ -187,7 +187,7 @@ def test_states_that_no_address_reaches_stop_the_step(lms):
             sim.fail("cuMemSetAccess", k, UNKNOWN, 1000)
             extension().send_states_away(2**62)
             k += 1
-        with pytest.raises(RuntimeError, match="not mapped since a move failed: .*cuMemSetAccess"):
+        with pytest.raises(RuntimeError, match=r"not mapped since a move failed: .*cuMemSetAccess"):
             training.optimizer.step()
         assert not extension().is_in_step()
     finally:
