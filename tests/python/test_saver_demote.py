@@ -93,8 +93,7 @@ def test_it_makes_room_for_others(saver, tag, tag2):
 
 
 @pytest.mark.parametrize("backup", ["ram", "pinned", "disk"])
-def test_invariant_2_a_pause_leaves_it_on_the_host(saver, tag, backup, tmp_path):
-    saver.configure(disk_directory=str(tmp_path))
+def test_invariant_2_a_pause_leaves_it_on_the_host(saver, tag, backup):
     tensors = [noise(saver, tag, 24, backup=backup), noise(saver, tag, 32, backup=backup)]
     want = [tensor.cpu().clone() for tensor in tensors]
     saver.demote(tag, max_bytes="40MiB")
