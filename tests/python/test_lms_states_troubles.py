@@ -122,6 +122,7 @@ def test_threads_with_optimizers_of_their_own(lms):
             is_over.set()
             mover.join()
         assert found == plain
+        assert lms.stats()["peak_device_bytes"] <= 2 * FOR_GROWING
 
 
 def test_random_limits_while_it_trains(lms):

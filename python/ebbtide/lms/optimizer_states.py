@@ -16,6 +16,7 @@ from typing import Any
 
 from ebbtide import _core
 from ebbtide.errors import StateError
+from ebbtide.lms import devices
 from ebbtide.saver.adoption.adopt import adopt
 from ebbtide.saver.operations.trim import trim
 from ebbtide.saver.pools import backends
@@ -23,7 +24,6 @@ from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.regions.region import region
 
 TAG = "lms.optimizer"  # csrc/torch/lms/optimizer_states.cpp
-_ACTIVATIONS = "lms"  # control.TAG
 _MARK = "_ebbtide_moves_states"
 
 
@@ -185,11 +185,11 @@ def _adopt_loaded(optimizer: Any) -> None:
     states = (each for state in optimizer.state.values() if isinstance(state, dict) for each in state.values())
     tensors = (each for each in states if isinstance(each, torch.Tensor) and each.numel() > 0)
     first = next(tensors, None)
-    if first is None or _tag_of(first) != _ACTIVATIONS or _now.tried.get(optimizer) == first.data_ptr():
+    if first is None or _tag_of(first) != devices.TAG or _now.tried.get(optimizer) == first.data_ptr():
         return
     _now.tried[optimizer] = first.data_ptr()
     with contextlib.suppress(StateError, torch.OutOfMemoryError):
-        adopt([first, *(each for each in tensors if _tag_of(each) == _ACTIVATIONS)], tag=TAG)
+        adopt([first, *(each for each in tensors if _tag_of(each) == devices.TAG)], tag=TAG)
 
 
 def _tag_of(tensor: Any) -> str | None:
@@ -214,7 +214,7 @@ def _may_make_states(optimizer: Any, has_closure: bool) -> bool:
 
     backend = backends.existing_backend()
     assert backend is not None
-    return _tag_of(torch.empty(1, device=backend.device_type)) == _ACTIVATIONS
+    return _tag_of(torch.empty(1, device=backend.device_type)) == devices.TAG
 
 
 def _outside_region(closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -222,7 +222,7 @@ def _outside_region(closure: Callable[[], Any]) -> Callable[[], Any]:
 
     @functools.wraps(closure)
     def outside() -> Any:
-        with region(_ACTIVATIONS):
+        with region(devices.TAG):
             return closure()
 
     return outside
