@@ -227,7 +227,7 @@ typedef struct ebbtide_report_row {
   uint64_t skipped;  /* bytes with a backup that needed no copy: clean + unused + constant */
   uint64_t clean;    /* the backup held them already */
   uint64_t unused;   /* not in use */
-  uint64_t constant; /* one repeated value; in a resume, unused ones too */
+  uint64_t constant; /* one repeated value */
 } ebbtide_report_row;
 typedef struct ebbtide_report_totals {
   size_t struct_size;

@@ -45,6 +45,29 @@ typedef void (*ebbtide_visit_allocation)(void* user, const ebbtide_allocation_in
 EBBTIDE_API ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_visit_allocation visit, void* user,
                                                      ebbtide_error* error); /* tag NULL: all; oldest first */
 
+/* What the last pause with a backup did about a block of 2 MiB. */
+typedef enum ebbtide_verdict {
+  EBBTIDE_VERDICT_NONE = 0,    /* it did not take the block away, or there was none, or it dropped the content */
+  EBBTIDE_VERDICT_COPIED = 1,  /* copied, since no earlier copy of it was known */
+  EBBTIDE_VERDICT_CHANGED = 2, /* copied, since it differed from the copy of an earlier pause */
+  EBBTIDE_VERDICT_CLEAN = 3,   /* not copied: the backup held it already */
+  EBBTIDE_VERDICT_UNUSED = 4,  /* not copied: not in use */
+  EBBTIDE_VERDICT_CONSTANT = 5 /* not copied: one repeated value */
+} ebbtide_verdict;
+/* Bytes that lie one after the other, in the same place and with the same verdict. */
+typedef struct ebbtide_stretch {
+  size_t struct_size;
+  uint64_t address, size_bytes;
+  int32_t place;   /* ebbtide_place, never mixed */
+  int32_t verdict; /* ebbtide_verdict */
+} ebbtide_stretch;
+typedef void (*ebbtide_visit_stretch)(void* user, const ebbtide_stretch* stretch);
+/* Visits [address, address + size) in order, as far as it lies in one allocation of ebbtide; nothing if address does
+ * not. Never waits for an operation: while one moves the allocation, places are as of now, and verdicts are those of
+ * the pause before. */
+EBBTIDE_API ebbtide_status ebbtide_visit_stretches(const void* address, uint64_t size_bytes,
+                                                   ebbtide_visit_stretch visit, void* user, ebbtide_error* error);
+
 /* --- tags --------------------------------------------------------------------------------------------------------- */
 typedef enum ebbtide_tag_state { EBBTIDE_RESIDENT, EBBTIDE_PAUSED, EBBTIDE_PARTIAL, EBBTIDE_EMPTY } ebbtide_tag_state;
 typedef struct ebbtide_tag_info {

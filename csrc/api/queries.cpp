@@ -41,6 +41,27 @@ ebbtide_tag_info describe(const Tag& tag) {
   return info;
 }
 
+// In order, from begin to end (offsets in the allocation), cut where a block ends.
+std::vector<ebbtide_stretch> stretches(const Allocation& allocation, const Verdicts* verdicts, size_t begin,
+                                       size_t end) {
+  std::vector<ebbtide_stretch> found;
+  for (const Chunk& chunk : allocation.chunks) {
+    const auto place = static_cast<int32_t>(chunk.place.load());
+    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
+      const size_t first = std::max(begin, block * kernels::kBlockBytes);
+      const size_t last = std::min(end, (block + 1) * kernels::kBlockBytes);
+      if (first >= last) continue;
+      const auto verdict = static_cast<int32_t>(verdicts == nullptr ? Verdict::kNone : (*verdicts)[block]);
+      if (!found.empty() && found.back().place == place && found.back().verdict == verdict) {
+        found.back().size_bytes += last - first;
+      } else {
+        found.push_back({sizeof(ebbtide_stretch), allocation.address() + first, last - first, place, verdict});
+      }
+    }
+  }
+  return found;
+}
+
 void add_places(const Tag& tag, ebbtide_stats& stats) {
   const Amounts amounts = tag.total_now();
   stats.allocation_count += amounts.allocation_count;
@@ -96,6 +117,22 @@ ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_visit_allocati
     }
     std::sort(infos.begin(), infos.end(), [](const auto& a, const auto& b) { return a.sequence < b.sequence; });
     for (const ebbtide_allocation_info& info : infos) visit(user, &info);
+  });
+}
+
+ebbtide_status ebbtide_visit_stretches(const void* address, uint64_t size_bytes, ebbtide_visit_stretch visit,
+                                       void* user, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(visit != nullptr, "visit is null");
+    require_not_forked();
+    const auto begin = reinterpret_cast<CUdeviceptr>(address);
+    const Registry& registry = Core::instance().registry;
+    const auto allocation = registry.find(begin);
+    if (allocation == nullptr) return;
+    const size_t offset = begin - allocation->address();
+    const size_t end = offset + std::min<uint64_t>(size_bytes, allocation->size_bytes() - offset);
+    const auto verdicts = registry.verdicts_of(*allocation);
+    for (const ebbtide_stretch& stretch : stretches(*allocation, verdicts.get(), offset, end)) visit(user, &stretch);
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "bindings/call.h"
@@ -113,6 +114,21 @@ std::vector<AllocationRecord> allocations(const std::optional<std::string>& tag)
   return found;
 }
 
+using StretchRow = std::tuple<uint64_t, uint64_t, std::string, std::string>;  // address, bytes, place, verdict
+std::vector<StretchRow> stretches(uint64_t address, uint64_t size_bytes) {
+  std::vector<StretchRow> found;
+  const auto add = [](void* user, const ebbtide_stretch* stretch) {
+    static constexpr const char* kPlaces[] = {"device", "host", "stored", "dropped"};
+    static constexpr const char* kVerdicts[] = {"none", "copied", "changed", "clean", "unused", "constant"};
+    static_cast<std::vector<StretchRow>*>(user)->emplace_back(stretch->address, stretch->size_bytes,
+                                                              kPlaces[stretch->place], kVerdicts[stretch->verdict]);
+  };
+  call([&](ebbtide_error* error) {
+    return ebbtide_visit_stretches(reinterpret_cast<const void*>(address), size_bytes, add, &found, error);
+  });
+  return found;
+}
+
 std::vector<EventRow> events(uint64_t after_sequence) {
   std::vector<EventRow> found;
   const auto add = [](void* user, const ebbtide_event* event) {
@@ -181,6 +197,7 @@ void register_queries(py::module_& module) {
   module.def("query_tag", &query_tag, py::arg("tag"));
   module.def("require_tag", &require_tag, py::arg("tag"));
   module.def("allocations", &allocations, py::arg("tag") = py::none());
+  module.def("stretches", &stretches, py::arg("address"), py::arg("size_bytes"));
   module.def("events", &events, py::arg("after_sequence") = 0);
   module.def("stats", &stats);
 }

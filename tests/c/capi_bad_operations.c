@@ -193,6 +193,7 @@ static void bad_queries(void) {
   int visits = 0;
   REFUSED(ebbtide_visit_tags(NULL, NULL, &error));
   REFUSED(ebbtide_visit_allocations(NULL, NULL, NULL, &error));
+  REFUSED(ebbtide_visit_stretches(&visits, 1, NULL, NULL, &error));
   int found = 9;
   ebbtide_tag_info info = EBBTIDE_TAG_INFO_INIT;
   REFUSED(ebbtide_query_tag(NULL, &found, &info, &error));

@@ -26,6 +26,7 @@ static void visit_row(void* user, const ebbtide_report_row* row) { (void)user, (
 static void visit_tag(void* user, const ebbtide_tag_info* info) { (void)user, (void)info, ++visits; }
 static void visit_name(void* user, const char* name) { (void)user, (void)name, ++visits; }
 static void visit_allocation(void* user, const ebbtide_allocation_info* info) { (void)user, (void)info, ++visits; }
+static void visit_stretch(void* user, const ebbtide_stretch* stretch) { (void)user, (void)stretch, ++visits; }
 static void visit_nothing(void* user, const ebbtide_tag_info* info) { (void)user, (void)info; }
 static void visit_event(void* user, const ebbtide_event* event) { (void)user, (void)event, ++visits; }
 
@@ -118,6 +119,7 @@ static void ask_what_is_there(void) {
   ebbtide_stats stats = {.struct_size = sizeof stats};
   FORKED(ebbtide_visit_tags(visit_tag, NULL, &error));
   FORKED(ebbtide_visit_allocations(NULL, visit_allocation, NULL, &error));
+  FORKED(ebbtide_visit_stretches(&stats, 1, visit_stretch, NULL, &error));
   FORKED(ebbtide_get_stats(&stats, &error));
   FORKED(ebbtide_visit_events(0, visit_event, NULL, &error));
 }

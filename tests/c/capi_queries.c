@@ -187,6 +187,49 @@ static void allocations_come_oldest_first(void) {
   for (int i = 0; i < 3; ++i) EXPECT(EBBTIDE_OK, ebbtide_free((void*[]){first, second, third}[i], &error));
 }
 
+/* --- stretches ---------------------------------------------------------------------------------------------------- */
+
+struct stretches {
+  uint64_t count;
+  ebbtide_stretch rows[8];
+};
+static void note_stretch(void* user, const ebbtide_stretch* stretch) {
+  struct stretches* const found = user;
+  CHECK(stretch->struct_size == sizeof *stretch && stretch->size_bytes > 0 && found->count < 8);
+  found->rows[found->count++] = *stretch;
+}
+static void stretch_is(struct stretches* found, uint64_t index, const unsigned char* address, uint64_t size_bytes,
+                       ebbtide_place place, ebbtide_verdict verdict) {
+  const ebbtide_stretch* const row = &found->rows[index];
+  CHECK(index < found->count && row->address == (uint64_t)(uintptr_t)address && row->size_bytes == size_bytes);
+  CHECK(row->place == (int32_t)place && row->verdict == (int32_t)verdict);
+}
+
+static void stretches_tell_place_and_verdict(void) {
+  unsigned char* const kept = take("x", EBBTIDE_BACKUP_PINNED, 1, 0, 4 * BLOCK);
+  fill(kept, 3 * BLOCK, 5); /* the last block is zeros */
+  struct stretches found = {0};
+  EXPECT(EBBTIDE_OK, ebbtide_visit_stretches(kept + 1, 9 * BLOCK, note_stretch, &found, &error));
+  CHECK(found.count == 1);
+  stretch_is(&found, 0, kept + 1, 4 * BLOCK - 1, EBBTIDE_PLACE_DEVICE, EBBTIDE_VERDICT_NONE);
+  EXPECT(EBBTIDE_OK, ebbtide_pause(EBBTIDE_TAG("x"), NULL, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_resume(EBBTIDE_TAG("x"), NULL, &error));
+  kept[BLOCK + 7] ^= 1;
+  EXPECT(EBBTIDE_OK, ebbtide_pause(EBBTIDE_TAG("x"), NULL, &error));
+  found.count = 0;
+  EXPECT(EBBTIDE_OK, ebbtide_visit_stretches(kept + 5, 4 * BLOCK - 10, note_stretch, &found, &error));
+  CHECK(found.count == 4);
+  stretch_is(&found, 0, kept + 5, BLOCK - 5, EBBTIDE_PLACE_STORED, EBBTIDE_VERDICT_CLEAN);
+  stretch_is(&found, 1, kept + BLOCK, BLOCK, EBBTIDE_PLACE_STORED, EBBTIDE_VERDICT_CHANGED);
+  stretch_is(&found, 2, kept + 2 * BLOCK, BLOCK, EBBTIDE_PLACE_STORED, EBBTIDE_VERDICT_CLEAN);
+  stretch_is(&found, 3, kept + 3 * BLOCK, BLOCK - 5, EBBTIDE_PLACE_STORED, EBBTIDE_VERDICT_CONSTANT);
+  found.count = 0;
+  EXPECT(EBBTIDE_OK, ebbtide_visit_stretches(&found, 1, note_stretch, &found, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_visit_stretches(kept, 0, note_stretch, &found, &error));
+  CHECK(found.count == 0);
+  EXPECT(EBBTIDE_OK, ebbtide_free(kept, &error));
+}
+
 /* --- stats -------------------------------------------------------------------------------------------------------- */
 
 static void stats_count_what_happened(void) {
@@ -270,6 +313,7 @@ int main(void) {
   a_tag_through_its_states();
   a_tag_that_spilled();
   allocations_come_oldest_first();
+  stretches_tell_place_and_verdict();
   stats_count_what_happened();
   events_tell_of_the_newest();
   return report_failures();

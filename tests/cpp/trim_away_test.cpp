@@ -114,7 +114,7 @@ TEST_F(TrimAwayTest, Invariant2_UnusedBlocksNeedNotComeBack) {
   request.unused_as_of = core().registry.last_lease();
   const Report report = Operation::claim(core(), OperationKind::kResume, request)->commit().front();
   EXPECT_EQ(report.totals().copied, 3 * kChunk);
-  EXPECT_EQ(report.totals().constant, 2 * kChunk);
+  EXPECT_EQ(report.totals().unused, 2 * kChunk);
   items_[0].content[1] = items_[0].content[2] = 0;
   expect_bytes("back");
   pause();

@@ -17,7 +17,7 @@
 // The tag, the policy, the device and the addresses never change. The backing of a chunk belongs to whoever holds the
 // allocation: the allocator until it is registered, an operation while is_held, the free once it has left the registry.
 // Any thread may read place at any time. is_unused belongs to the operations. The registry's lock guards is_held,
-// is_doomed, is_trimmed, stored and counted.
+// is_doomed, is_trimmed, stored, verdicts and counted.
 namespace ebbtide {
 
 struct Tag;
@@ -36,6 +36,11 @@ struct Policy {
 };
 
 enum class Place { kDevice = 0, kHost = 1, kStored = 2, kDropped = 3 };
+
+// What the last pause with a backup did about a block. kNone: it did not take the block away. kCopied: no earlier copy
+// was known. kChanged: it differed from the copy of an earlier pause. The others were not copied.
+enum class Verdict : uint8_t { kNone = 0, kCopied = 1, kChanged = 2, kClean = 3, kUnused = 4, kConstant = 5 };
+using Verdicts = std::vector<Verdict>;  // by block
 
 struct Chunk {
   Chunk(size_t chunk_index, size_t chunk_offset, size_t chunk_bytes)
@@ -90,6 +95,7 @@ struct Allocation {
   std::deque<Chunk> chunks;
 
   std::shared_ptr<BackupRecord> stored;
+  std::shared_ptr<const Verdicts> verdicts;   // of the last pause; null if it dropped the content, or there was none
   std::shared_ptr<Allocation> next_deferred;  // of DeferredFrees
   // Contexts other than the primary one that may have work queued on it: those of the allocating and of the freeing
   // thread.

@@ -18,8 +18,20 @@ struct StoredBlock {
   kernels::Digest digest;    // of the bytes in the store, where has_digest
   kernels::Value value;      // stands for the block while it is away, where is_constant
   bool is_constant = false;  // else the bytes in the store do
+  bool is_unused = false;    // a constant one of zeros, since nobody used the block when it left
   bool has_digest = false;
   bool is_touched = false;  // its pages in the store are in the charge
+
+  void stand_for(const kernels::Value& constant) {
+    value = constant;
+    is_constant = true;
+    is_unused = false;
+  }
+  void stand_for_nothing() {
+    stand_for({});
+    is_unused = true;
+  }
+  void stand_for_bytes() { is_constant = is_unused = false; }
 };
 
 // The bytes of an allocation while they are away, and after that where they are retained. It owns the charge for the

@@ -48,7 +48,7 @@ void show(Core& core, BackupRecord& stored, size_t first, size_t end) {
       stored.charge.merge(std::move(shown));
     }
     kept.is_touched = true;
-    kept.is_constant = false;
+    kept.stand_for_bytes();
   }
 }
 

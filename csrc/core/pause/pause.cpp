@@ -111,6 +111,9 @@ void Pause::select(const std::shared_ptr<Allocation>& allocation) {
     kept->allocation = allocation;
     kept->stored = usable_backup(*allocation, kind);
     kept->had_backup = kept->stored != nullptr;
+    const auto earlier = allocation->is_away() ? core().registry.verdicts_of(*allocation) : nullptr;
+    kept->verdicts = earlier != nullptr ? std::make_shared<Verdicts>(*earlier)
+                                        : std::make_shared<Verdicts>(allocation->size_bytes() / kernels::kBlockBytes);
   }
   std::vector<bool> is_unused = unused_blocks(core(), request_, *allocation);
   allocation->is_unused = is_trim_ || std::find(is_unused.begin(), is_unused.end(), false) == is_unused.end();
@@ -276,38 +279,40 @@ void Pause::decide(DeviceWork& work, Leaving& leaving) {
   for (size_t index = 0; index < leaving.chunk->block_count(); ++index) {
     const kernels::BlockReport* const report =
         work.scan == nullptr ? nullptr : &work.scan->report(leaving.first_scanned + index);
-    if (must_copy(leaving, leaving.chunk->first_block() + index, report)) {
-      add_block(leaving.ranges, index * kernels::kBlockBytes);
+    const size_t block = leaving.chunk->first_block() + index;
+    const Verdict verdict = judge(*leaving.kept, block, report);
+    (*leaving.kept->verdicts)[block] = verdict;
+    ReportRow& entry = row(*leaving.allocation);
+    switch (verdict) {
+      case Verdict::kNone:
+      case Verdict::kCopied:
+      case Verdict::kChanged: add_block(leaving.ranges, index * kernels::kBlockBytes); break;
+      case Verdict::kClean: entry.clean += kernels::kBlockBytes; break;
+      case Verdict::kUnused: entry.unused += kernels::kBlockBytes; break;
+      case Verdict::kConstant: entry.constant += kernels::kBlockBytes; break;
     }
   }
 }
 
 // Says what will stand for the block while it is away. Until its chunk leaves, the block on the device stands for
 // itself.
-bool Pause::must_copy(Leaving& leaving, size_t block, const kernels::BlockReport* report) {
+Verdict Pause::judge(Kept& kept, size_t block, const kernels::BlockReport* report) {
   const SkipRules& skip = core().rules.skip;
-  StoredBlock& stored = leaving.kept->stored->blocks[block];
-  ReportRow& entry = row(*leaving.allocation);
-  if (leaving.kept->is_unused[block]) {
-    stored.is_constant = true;
-    stored.value = {};
-    entry.unused += kernels::kBlockBytes;
-    return false;
+  StoredBlock& stored = kept.stored->blocks[block];
+  if (kept.is_unused[block]) {
+    stored.stand_for_nothing();
+    return Verdict::kUnused;
   }
   if (report != nullptr && report->is_constant != 0 && skip.constant.load()) {
-    stored.is_constant = true;
-    stored.value = report->value;
-    entry.constant += kernels::kBlockBytes;
-    return false;
+    stored.stand_for(report->value);
+    return Verdict::kConstant;
   }
-  stored.is_constant = false;
-  const bool is_clean = report != nullptr && skip.clean.load() && stored.has_digest && stored.digest == report->digest;
-  if (is_clean && !skip.must_compare.load()) {
-    entry.clean += kernels::kBlockBytes;
-    return false;
-  }
+  stored.stand_for_bytes();
+  const bool is_known = report != nullptr && skip.clean.load() && stored.has_digest;
+  const bool is_clean = is_known && stored.digest == report->digest;
+  if (is_clean && !skip.must_compare.load()) return Verdict::kClean;
   stored.has_digest = false;  // before its bytes in the store change
-  return true;
+  return is_known && !is_clean ? Verdict::kChanged : Verdict::kCopied;
 }
 
 void Pause::run_last() {
@@ -332,6 +337,7 @@ void Pause::settle() noexcept {
     // What was retained of an earlier pause is of no use once the content was dropped.
     for (const Departure& departure : work.dropped) {
       for (const auto& [allocation, chunk] : departure.chunks) {
+        core().registry.set_verdicts(*allocation, nullptr);
         if (allocation->resident_bytes() == 0 && !allocation->is_any_stored())
           core().registry.set_backup(*allocation, nullptr);
       }
@@ -347,6 +353,7 @@ void Pause::settle() noexcept {
   noted_.clear();
   chosen_.clear();
   for (const Kept& kept : kept_) {
+    if (kept.is_attached) core().registry.set_verdicts(*kept.allocation, kept.verdicts);
     if (kept.stored != nullptr && kept.allocation->device_bytes() > 0) forget_what_stayed(kept);
   }
   kept_.clear();

@@ -52,6 +52,7 @@ class Pause : public Move {
     std::shared_ptr<BackupRecord> stored;  // what the allocation has, or a new one that it gets with its first chunk
     HostCharge charge;                     // for the pages that will be touched
     std::vector<bool> is_unused;           // by block
+    std::shared_ptr<Verdicts> verdicts;    // of this pause
     bool had_backup = false;               // before this pause
     bool is_attached = false;
   };
@@ -96,7 +97,7 @@ class Pause : public Move {
 
   void move_out(DeviceWork& work);
   void decide(DeviceWork& work, Leaving& leaving);
-  bool must_copy(Leaving& leaving, size_t block, const kernels::BlockReport* report);
+  Verdict judge(Kept& kept, size_t block, const kernels::BlockReport* report);
   void land(DeviceWork& work, Leaving& leaving);
   void leave(DeviceWork& work, Departure& departure);
   void note_digests(DeviceWork& work, const Leaving& leaving);

@@ -186,6 +186,16 @@ void Registry::set_backup(Allocation& allocation, std::shared_ptr<BackupRecord> 
   // What stood there before goes here, outside the lock.
 }
 
+std::shared_ptr<const Verdicts> Registry::verdicts_of(const Allocation& allocation) const {
+  const std::lock_guard lock(mutex_);
+  return allocation.verdicts;
+}
+
+void Registry::set_verdicts(Allocation& allocation, std::shared_ptr<const Verdicts> verdicts) noexcept {
+  const std::lock_guard lock(mutex_);
+  allocation.verdicts.swap(verdicts);
+}
+
 LeaseInfo Registry::open_lease(const std::string& tag_name, const std::string& holder) {
   check_tag_name(tag_name);
   const std::lock_guard lock(mutex_);

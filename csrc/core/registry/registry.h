@@ -136,6 +136,8 @@ class Registry {
   // Under the lock of the registry, so that a free at the same time is harmless.
   std::shared_ptr<BackupRecord> backup_of(const Allocation& allocation) const;
   void set_backup(Allocation& allocation, std::shared_ptr<BackupRecord> stored);
+  std::shared_ptr<const Verdicts> verdicts_of(const Allocation& allocation) const;
+  void set_verdicts(Allocation& allocation, std::shared_ptr<const Verdicts> verdicts) noexcept;
 
   // The number of the newest lease of all.
   uint64_t last_lease() const;

@@ -84,9 +84,7 @@ void Resume::forget_unused(const Allocation& allocation, BackupRecord& stored) {
   for (const Chunk& chunk : allocation.chunks) {
     if (chunk.place.load() != Place::kStored) continue;
     for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
-      if (!is_unused[block]) continue;
-      stored.blocks[block].is_constant = true;
-      stored.blocks[block].value = {};
+      if (is_unused[block]) stored.blocks[block].stand_for_nothing();
     }
   }
 }
@@ -250,10 +248,10 @@ void Resume::note_arrival(const Group& group, Returning& returning) {
   chunk.is_detached.store(false, std::memory_order_release);
   chunk.home = chunk.place.load();
   if (returning.stored == nullptr) return;
-  uint64_t copied_bytes = 0;
-  for (const CopyRange& range : returning.ranges) copied_bytes += range.size_bytes;
-  entry.copied += copied_bytes;
-  entry.constant += chunk.size_bytes - copied_bytes;
+  for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
+    const StoredBlock& stored = returning.stored->blocks[block];
+    (stored.is_unused ? entry.unused : stored.is_constant ? entry.constant : entry.copied) += kernels::kBlockBytes;
+  }
   if (!returning.keeps_bytes) forget(returning);
 }
 

@@ -52,7 +52,7 @@ class Report:
         skipped: bytes with a backup that needed no copy: the sum of clean, unused and constant.
         clean: bytes that the backup held already.
         unused: free blocks inside torch's segments, whose content is not needed.
-        constant: blocks of one repeated value, stored as that value (in a resume also blocks that were unused).
+        constant: blocks of one repeated value, stored as that value.
         seconds: the duration.
         by_tag, by_device: `bytes`, by tag and by device ordinal.
         left: the bytes that ebbtide still holds on devices afterwards, by tag and device.

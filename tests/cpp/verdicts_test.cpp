@@ -1,0 +1,84 @@
+// What the last pause did about each block: for whoever asks why it copied so much.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "core_fixture.h"
+
+namespace ebbtide::testing {
+namespace {
+
+class VerdictsTest : public CoreTest {
+ protected:
+  CUdeviceptr alloc_retained(uint64_t size_bytes) {
+    return allocate(core(), core().registry.tag("w"), Policy{BackupKind::kRam, true}, 0, size_bytes);
+  }
+  Verdicts verdicts(CUdeviceptr address) {
+    const auto found = core().registry.verdicts_of(*core().registry.find(address));
+    return found == nullptr ? Verdicts{} : *found;
+  }
+  static unsigned char* bytes_at(CUdeviceptr address) { return reinterpret_cast<unsigned char*>(address); }
+};
+
+TEST_F(VerdictsTest, EachBlockIsCopiedChangedCleanUnusedOrConstant) {
+  const CUdeviceptr address = alloc_retained(5 * kChunk);
+  EXPECT_TRUE(verdicts(address).empty());
+  fill(address, 3 * kChunk, 1);
+  fill(address + 4 * kChunk, kChunk, 2);
+  pause();
+  EXPECT_EQ(verdicts(address),
+            (Verdicts{Verdict::kCopied, Verdict::kCopied, Verdict::kCopied, Verdict::kConstant, Verdict::kCopied}));
+  resume();
+  bytes_at(address)[kChunk] ^= 1;
+  bytes_at(address)[4 * kChunk - 1] = 9;  // constant no more, and no copy of it is known
+  OperationRequest request;
+  request.unused = AddressRanges({{address + 2 * kChunk, kChunk}});
+  request.unused_as_of = core().registry.last_lease();
+  const ReportRow row = Operation::claim(core(), OperationKind::kPause, request)->commit().front().totals();
+  EXPECT_EQ(verdicts(address),
+            (Verdicts{Verdict::kClean, Verdict::kChanged, Verdict::kUnused, Verdict::kCopied, Verdict::kClean}));
+  EXPECT_EQ(row.copied, 2 * kChunk);
+  EXPECT_EQ(row.clean, 2 * kChunk);
+  const ReportRow back = resume().totals();
+  EXPECT_EQ(back.unused, kChunk);
+  EXPECT_EQ(back.constant, 0u);
+  EXPECT_EQ(back.copied, 4 * kChunk);
+  EXPECT_EQ(verdicts(address)[1], Verdict::kChanged) << "the answer stays until the next pause";
+}
+
+TEST_F(VerdictsTest, ComparedBytesAreNoChange) {
+  const CUdeviceptr address = alloc_retained(2 * kChunk);
+  fill(address, 2 * kChunk, 1);
+  pause();
+  resume();
+  core().rules.skip.must_compare = true;
+  bytes_at(address)[0] ^= 1;
+  pause();
+  EXPECT_EQ(verdicts(address), (Verdicts{Verdict::kChanged, Verdict::kCopied}));
+}
+
+TEST_F(VerdictsTest, WhatDropsTheContentForgetsThem) {
+  const CUdeviceptr address = alloc_retained(2 * kChunk);
+  fill(address, 2 * kChunk, 1);
+  pause();
+  resume();
+  OperationRequest request;
+  request.backup = BackupKind::kNone;
+  Operation::claim(core(), OperationKind::kPause, request)->commit();
+  EXPECT_TRUE(verdicts(address).empty());
+}
+
+// Of the blocks that left before the failure, the first pause's verdicts stay.
+TEST_F(VerdictsTest, APauseThatFinishesAnotherAddsToItsVerdicts) {
+  const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk, kChunk, kChunk});
+  fill(address, 4 * kChunk, 1);
+  sim().fail("cuMemUnmap", 3, 999, 1);
+  EXPECT_THROW(pause(), Error);
+  sim().clear_failures();
+  EXPECT_TRUE(is_partial("w"));
+  pause();
+  EXPECT_EQ(verdicts(address), (Verdicts{Verdict::kCopied, Verdict::kCopied, Verdict::kCopied, Verdict::kCopied}));
+}
+
+}  // namespace
+}  // namespace ebbtide::testing
