@@ -235,8 +235,9 @@ typedef struct ebbtide_report_totals {
   uint64_t bytes, copied, skipped;
   double seconds;
   uint64_t clean, unused, constant;
+  const char* note; /* why a promotion stopped before all was on the device, or ""; lives as long as the report */
 } ebbtide_report_totals;
-#define EBBTIDE_REPORT_TOTALS_INIT {sizeof(ebbtide_report_totals), 0, 0, 0, 0, 0.0, 0, 0, 0}
+#define EBBTIDE_REPORT_TOTALS_INIT {sizeof(ebbtide_report_totals), 0, 0, 0, 0, 0.0, 0, 0, 0, ""}
 typedef void (*ebbtide_visit_row)(void* user, const ebbtide_report_row* row);
 EBBTIDE_API ebbtide_status ebbtide_read_report(const ebbtide_report* report, ebbtide_report_totals* totals,
                                                ebbtide_error* error);

@@ -42,8 +42,10 @@ EBBTIDE_API ebbtide_status ebbtide_check_setting(const char* name, const char* t
  * and nothing is set then. */
 EBBTIDE_API ebbtide_status ebbtide_configure(const char* name, const char* value, ebbtide_error* error);
 
-/* The folder of disk backups in force, whatever chose it: capacity of path in bytes, with the NUL. */
-EBBTIDE_API ebbtide_status ebbtide_get_disk_directory(char* path, size_t capacity, ebbtide_error* error);
+/* The value in force of what saver.configure sets, whatever set it, in its plain form: "" where NULL would set it. A
+ * NULL value only tells the length. capacity counts the NUL. */
+EBBTIDE_API ebbtide_status ebbtide_get_setting(const char* name, char* value, size_t capacity, size_t* length,
+                                               ebbtide_error* error);
 
 /* Whether text (size bytes) is a tag, which ebbtide.h describes: INVALID_ARGUMENT says why not. */
 EBBTIDE_API ebbtide_status ebbtide_check_tag(const char* text, size_t size, ebbtide_error* error);

@@ -172,7 +172,7 @@ ebbtide_status ebbtide_read_report(const ebbtide_report* report, ebbtide_report_
                                           sum.bytes,     sum.copied,
                                           sum.skipped(), found.seconds,
                                           sum.clean,     sum.unused,
-                                          sum.constant};
+                                          sum.constant,  found.note.c_str()};
     api::write_struct(totals, filled, api::kLeastReportTotals, "ebbtide_report_totals");
   });
 }

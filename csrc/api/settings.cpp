@@ -94,12 +94,14 @@ ebbtide_status ebbtide_configure(const char* name, const char* value, ebbtide_er
   });
 }
 
-ebbtide_status ebbtide_get_disk_directory(char* path, size_t capacity, ebbtide_error* error) {
+ebbtide_status ebbtide_get_setting(const char* name, char* value, size_t capacity, size_t* length,
+                                   ebbtide_error* error) {
   return guarded(error, [&] {
-    require(path != nullptr, "path is null");
-    const std::string directory = disk_directory();
-    require(directory.size() < capacity, "the path is longer than the room for it");
-    std::memcpy(path, directory.c_str(), directory.size() + 1);
+    require_not_forked();
+    const std::string text = show_setting(Core::instance(), setting_of(name).id);
+    require(value == nullptr || text.size() < capacity, "the value is longer than the room for it");
+    if (value != nullptr) std::memcpy(value, text.c_str(), text.size() + 1);
+    if (length != nullptr) *length = text.size();
   });
 }
 

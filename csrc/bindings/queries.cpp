@@ -2,7 +2,6 @@
 
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "bindings/call.h"
@@ -114,14 +113,10 @@ std::vector<AllocationRecord> allocations(const std::optional<std::string>& tag)
   return found;
 }
 
-using StretchRow = std::tuple<uint64_t, uint64_t, std::string, std::string>;  // address, bytes, place, verdict
 std::vector<StretchRow> stretches(uint64_t address, uint64_t size_bytes) {
   std::vector<StretchRow> found;
   const auto add = [](void* user, const ebbtide_stretch* stretch) {
-    static constexpr const char* kPlaces[] = {"device", "host", "stored", "dropped"};
-    static constexpr const char* kVerdicts[] = {"none", "copied", "changed", "clean", "unused", "constant"};
-    static_cast<std::vector<StretchRow>*>(user)->emplace_back(stretch->address, stretch->size_bytes,
-                                                              kPlaces[stretch->place], kVerdicts[stretch->verdict]);
+    static_cast<std::vector<StretchRow>*>(user)->push_back(read_stretch(*stretch));
   };
   call([&](ebbtide_error* error) {
     return ebbtide_visit_stretches(reinterpret_cast<const void*>(address), size_bytes, add, &found, error);

@@ -23,6 +23,7 @@ void add_left(void* user, const ebbtide_report_row* row) {
   static_cast<std::vector<LeftRow>*>(user)->push_back({row->tag, row->device, row->bytes});
 }
 
+constexpr std::array<const char*, 6> kVerdicts = {"none", "copied", "changed", "clean", "unused", "constant"};
 constexpr std::array<const char*, 5> kPlaces = {"device", "host", "stored", "dropped", "mixed"};
 constexpr std::array<const char*, 8> kKinds = {"pause", "resume", "swap",    "prepare",
                                                "trim",  "show",   "promote", "demote"};
@@ -56,6 +57,7 @@ ReportRecord read_report(ebbtide_report* report) {
   record.unused = totals.unused;
   record.constant = totals.constant;
   record.seconds = totals.seconds;
+  record.note = totals.note;
   return record;
 }
 
@@ -68,13 +70,25 @@ AllocationRecord read_allocation(const ebbtide_allocation_info& info) {
 }
 
 TagRecord read_tag(const ebbtide_tag_info& info) {
-  return {info.tag,           kStates.at(static_cast<size_t>(info.state)),
-          info.lease_count,   info.allocation_count,
-          info.size_bytes,    info.resident_bytes,
-          info.stored_bytes,  info.dropped_bytes,
-          info.trimmed_bytes, info.retained_bytes,
-          info.host_bytes,    info.left_bytes,
-          info.detached_bytes};
+  return {info.tag,
+          kStates.at(static_cast<size_t>(info.state)),
+          info.lease_count,
+          info.allocation_count,
+          info.size_bytes,
+          info.resident_bytes,
+          info.stored_bytes,
+          info.dropped_bytes,
+          info.trimmed_bytes,
+          info.retained_bytes,
+          info.host_bytes,
+          info.left_bytes,
+          info.detached_bytes,
+          info.backups};
+}
+
+StretchRow read_stretch(const ebbtide_stretch& stretch) {
+  return {stretch.address, stretch.size_bytes, kPlaces.at(static_cast<size_t>(stretch.place)),
+          kVerdicts.at(static_cast<size_t>(stretch.verdict))};
 }
 
 EventRow read_event(const ebbtide_event& event) {
@@ -90,7 +104,7 @@ void register_records(py::module_& module) {
   py::class_<ReportRecord>(module, "Report") EBBTIDE_READ(ReportRecord, kind) EBBTIDE_READ(ReportRecord, bytes)
       EBBTIDE_READ(ReportRecord, copied) EBBTIDE_READ(ReportRecord, skipped) EBBTIDE_READ(ReportRecord, seconds)
           EBBTIDE_READ(ReportRecord, clean) EBBTIDE_READ(ReportRecord, unused) EBBTIDE_READ(ReportRecord, constant)
-              EBBTIDE_READ(ReportRecord, rows)
+              EBBTIDE_READ(ReportRecord, rows) EBBTIDE_READ(ReportRecord, note)
                   .def_property_readonly("left", &ReportRecord::left);
   py::class_<DeviceRecord>(module, "DeviceInfo") EBBTIDE_READ(DeviceRecord, device) EBBTIDE_READ(DeviceRecord, name)
       EBBTIDE_READ(DeviceRecord, compute_capability) EBBTIDE_READ(DeviceRecord, total_bytes)
@@ -111,7 +125,8 @@ void register_records(py::module_& module) {
           EBBTIDE_READ(TagRecord, resident_bytes) EBBTIDE_READ(TagRecord, stored_bytes)
               EBBTIDE_READ(TagRecord, dropped_bytes) EBBTIDE_READ(TagRecord, trimmed_bytes)
                   EBBTIDE_READ(TagRecord, retained_bytes) EBBTIDE_READ(TagRecord, host_bytes)
-                      EBBTIDE_READ(TagRecord, left_bytes) EBBTIDE_READ(TagRecord, detached_bytes);
+                      EBBTIDE_READ(TagRecord, left_bytes) EBBTIDE_READ(TagRecord, detached_bytes)
+                          EBBTIDE_READ(TagRecord, backups);
   py::class_<EventRow>(module, "Event") EBBTIDE_READ(EventRow, sequence) EBBTIDE_READ(EventRow, unix_seconds)
       EBBTIDE_READ(EventRow, seconds) EBBTIDE_READ(EventRow, kind) EBBTIDE_READ(EventRow, tags)
           EBBTIDE_READ(EventRow, bytes) EBBTIDE_READ(EventRow, copied) EBBTIDE_READ(EventRow, detail);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "api/ebbtide.h"
@@ -27,6 +28,7 @@ struct ReportRecord {
   std::string kind;
   uint64_t bytes = 0, copied = 0, skipped = 0, clean = 0, unused = 0, constant = 0;
   double seconds = 0;
+  std::string note;
   std::vector<Row> rows;
   std::vector<LeftRow> left_rows;  // of every tag; rows for Python are made on demand
   std::shared_ptr<ebbtide_report> of;
@@ -59,6 +61,7 @@ struct TagRecord {
   int lease_count;
   uint64_t allocation_count, size_bytes, resident_bytes, stored_bytes, dropped_bytes, trimmed_bytes, retained_bytes,
       host_bytes, left_bytes, detached_bytes;
+  int backups;
 };
 struct EventRow {
   uint64_t sequence;
@@ -75,6 +78,8 @@ struct LeaseRecord {
 // Takes ownership of the report, even if it throws.
 ReportRecord read_report(ebbtide_report* report);
 AllocationRecord read_allocation(const ebbtide_allocation_info& info);
+using StretchRow = std::tuple<uint64_t, uint64_t, std::string, std::string>;  // address, bytes, place, verdict
+StretchRow read_stretch(const ebbtide_stretch& stretch);
 TagRecord read_tag(const ebbtide_tag_info& info);
 EventRow read_event(const ebbtide_event& event);
 

@@ -53,10 +53,13 @@ void configure(const std::string& name, const std::optional<std::string>& value)
   call([&](ebbtide_error* error) { return ebbtide_configure(name.c_str(), value ? value->c_str() : nullptr, error); });
 }
 
-py::bytes disk_directory() {
-  std::string path(4096, '\0');
-  call([&](ebbtide_error* error) { return ebbtide_get_disk_directory(path.data(), path.size(), error); });
-  return py::bytes(path.c_str());
+py::bytes get_setting(const std::string& name) {
+  std::string value(4096, '\0');
+  size_t length = 0;
+  call([&](ebbtide_error* error) {
+    return ebbtide_get_setting(name.c_str(), value.data(), value.size(), &length, error);
+  });
+  return py::bytes(value.data(), length);
 }
 
 void check_tag(const std::string& text) {
@@ -69,7 +72,7 @@ void register_settings(py::module_& module) {
   module.def("settings", &settings);
   module.def("check_setting", &check_setting, py::arg("name"), py::arg("text"), py::arg("label") = py::none());
   module.def("configure", &configure, py::arg("name"), py::arg("value"));
-  module.def("disk_directory", &disk_directory);
+  module.def("get_setting", &get_setting, py::arg("name"));
   module.def("check_tag", &check_tag, py::arg("text"));
 }
 

@@ -9,6 +9,7 @@
 namespace ebbtide {
 
 enum class BackupKind { kNone = 0, kRam = 1, kPinned = 2, kDisk = 3 };
+inline constexpr size_t kBackupKinds = 4;
 
 class Backup {
  public:

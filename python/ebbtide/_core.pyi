@@ -44,6 +44,7 @@ class Report:
     unused: int
     constant: int
     seconds: float
+    note: str
     rows: list[Row]
     @property
     def left(self) -> list[Row]: ...  # made at each use
@@ -95,6 +96,7 @@ class TagInfo:
     host_bytes: int
     left_bytes: int
     detached_bytes: int
+    backups: int  # bit 1 << code of each kind
 
 class Event:
     sequence: int
@@ -219,7 +221,7 @@ def set_disk_directory(path: str | None) -> None: ...
 def settings() -> list[dict[str, Any]]: ...  # what ebbtide.settings.Setting has, and source, problem
 def check_setting(name: str, text: bytes, label: str | None = None) -> bytes: ...  # in its plain form
 def configure(name: str, value: bytes | None) -> None: ...
-def disk_directory() -> bytes: ...
+def get_setting(name: str) -> bytes: ...  # in its plain form; "" where None would set it
 def check_tag(text: bytes) -> None: ...
 def alloc(
     tag: str,

@@ -38,8 +38,9 @@ int main(void) {
   REFUSED(ebbtide_configure("disk_directory", "", &error));
   REFUSED(ebbtide_set_disk_directory("", &error));
   EXPECT(EBBTIDE_STORE_ERROR, ebbtide_set_disk_directory("/nowhere", &error));
-  REFUSED(ebbtide_get_disk_directory(text, 2, &error));
-  REFUSED(ebbtide_get_disk_directory(NULL, 100, &error));
+  REFUSED(ebbtide_get_setting("disk_directory", text, 2, &length, &error));
+  REFUSED(ebbtide_get_setting("log", text, sizeof text, &length, &error));
+  REFUSED(ebbtide_get_setting(NULL, text, sizeof text, &length, &error));
 
   EXPECT(EBBTIDE_OK, ebbtide_check_tag("weights", 7, &error));
   REFUSED(ebbtide_check_tag("a\xe2\x80\x8b", 4, &error));

@@ -158,11 +158,11 @@ def test_a_folder_is_looked_at_when_it_is_chosen(saver, clean, tmp_path):
         "/dev/shm": "is no disk but RAM",
         "/proc/self": "no file for a backup can be made",
     }.items():
-        before = _core.disk_directory()
+        before = _core.get_setting("disk_directory")
         with pytest.raises(StoreError, match=words) as refused:
             saver.configure(device_limit=1, disk_directory=bad)
         assert "saver.configure(disk_directory=)" in str(refused.value)
-        assert _core.disk_directory() == before and _core.get_limit("device") != 1
+        assert _core.get_setting("disk_directory") == before and _core.get_limit("device") != 1
         clean.setenv("EBBTIDE_DISK_DIRECTORY", bad)
         for use in (settings.check_environment, lambda: run_options.to_variables({}, os.environ)):
             with pytest.raises(ValueError, match=words) as said:

@@ -23,6 +23,7 @@ Amounts& Amounts::operator+=(const Amounts& other) {
   retained_bytes += other.retained_bytes;
   away_count += other.away_count;
   here_count += other.here_count;
+  for (size_t kind = 0; kind < with_backup.size(); ++kind) with_backup[kind] += other.with_backup[kind];
   return *this;
 }
 
@@ -40,12 +41,14 @@ Amounts& Amounts::operator-=(const Amounts& other) {
   retained_bytes -= other.retained_bytes;
   away_count -= other.away_count;
   here_count -= other.here_count;
+  for (size_t kind = 0; kind < with_backup.size(); ++kind) with_backup[kind] -= other.with_backup[kind];
   return *this;
 }
 
 Amounts Allocation::amounts() const {
   Amounts found;
   found.allocation_count = 1;
+  found.with_backup[static_cast<size_t>(policy.backup)] = 1;
   found.size_bytes = size_bytes();
   for (const Chunk& chunk : chunks) {
     // Read once each, so that an operation that runs now makes no byte count twice or not at all.

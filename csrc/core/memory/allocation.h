@@ -80,7 +80,8 @@ struct Amounts {
   uint64_t retained_bytes = 0;  // on the device, and in a backup
   uint64_t left_bytes = 0;      // of the ones on the host: of paused allocations
   uint64_t away_count = 0;      // allocations that a resume brings back: not trimmed ones
-  uint64_t here_count = 0;      // allocations with something on the device, or with memory that a pause must give back
+  std::array<uint64_t, kBackupKinds> with_backup{};  // allocations by the BackupKind of their policy
+  uint64_t here_count = 0;  // allocations with something on the device, or with memory that a pause must give back
   Amounts& operator+=(const Amounts& other);
   Amounts& operator-=(const Amounts& other);
   friend bool operator==(const Amounts&, const Amounts&) = default;

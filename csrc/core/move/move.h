@@ -46,6 +46,9 @@ class Move {
   // Once all has moved.
   virtual void count(Counters& /*counters*/, const ReportRow& /*total*/) const {}
 
+  // What a caller wants to know beside the numbers, or "".
+  virtual std::string note() const { return {}; }
+
   const ReportRows& rows() const { return rows_; }
   bool has_released_any() const { return has_released_any_.load(); }
 

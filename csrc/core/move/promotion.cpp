@@ -27,6 +27,11 @@ void Promotion::prepare(const Allocations& allocations) {
   for (auto& [device, work] : work_) create_memory(device, work);
 }
 
+void Promotion::note_stop(int device, uint64_t chunk_bytes, uint64_t usable_bytes) {
+  note_ += (note_.empty() ? "" : "; ") + ("device " + std::to_string(device)) + ": the next chunk has " +
+           format_bytes(chunk_bytes) + ", and promotions may use " + format_bytes(usable_bytes) + " more";
+}
+
 // As much as there is: the oldest first.
 void Promotion::create_memory(int device, DeviceWork& work) {
   const ContextScope scope(device);
@@ -38,7 +43,11 @@ void Promotion::create_memory(int device, DeviceWork& work) {
   for (const Moving& moving : work.moving) {
     const uint64_t chunk_bytes = moving.chunk->size_bytes;
     if (chunk_bytes > request_.max_bytes - size_bytes) break;
-    if (chunk_bytes > policy::usable_bytes(room, moving.allocation->size_bytes())) break;
+    const uint64_t usable_bytes = policy::usable_bytes(room, moving.allocation->size_bytes());
+    if (chunk_bytes > usable_bytes) {
+      note_stop(device, chunk_bytes, usable_bytes);
+      break;
+    }
     auto& chunks = work.spare->chunks;
     Chunk& chunk = chunks.emplace_back(chunks.size(), size_bytes, chunk_bytes);
     chunk.place.store(Place::kDropped);
@@ -48,6 +57,7 @@ void Promotion::create_memory(int device, DeviceWork& work) {
     } catch (const Error& error) {
       chunks.pop_back();
       if (!is_device_shortage(error)) throw;
+      note_stop(device, chunk_bytes, 0);
       break;
     }
     room.take(chunk_bytes);

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/move/move.h"
@@ -23,6 +24,7 @@ class Promotion final : public Move {
   std::vector<int> devices() const override;
   void run_device(int device) override;
   void settle() noexcept override;
+  std::string note() const override { return note_; }
   void count(Counters& counters, const ReportRow& total) const override { counters.bytes_promoted += total.bytes; }
 
  private:
@@ -36,12 +38,14 @@ class Promotion final : public Move {
     std::shared_ptr<Allocation> spare;  // a chunk for each that moves, in order
   };
 
+  void note_stop(int device, uint64_t chunk_bytes, uint64_t usable_bytes);
   void create_memory(int device, DeviceWork& work);
   void copy(int device, DeviceWork& work);
   void remap(int device, DeviceWork& work, size_t index);
 
   const OperationRequest& request_;
   std::map<int, DeviceWork> work_;
+  std::string note_;  // where it stopped for lack of room
 };
 
 }  // namespace ebbtide

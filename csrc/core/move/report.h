@@ -42,6 +42,7 @@ struct Report {
   OperationKind kind = OperationKind::kPause;
   double seconds = 0;
   ReportRows rows;
+  std::string note;  // why a promotion stopped before all was on the device
   // What was on devices after the operation.
   std::shared_ptr<const std::vector<HeldBytes>> held = std::make_shared<const std::vector<HeldBytes>>();
   ReportRows left() const;  // the same, as rows

@@ -263,6 +263,7 @@ Report Operation::report_of(const Move& move, double seconds) {
   Report report;
   report.kind = move.kind();
   report.seconds = seconds;
+  report.note = move.note();
   for (const auto& [key, row] : move.rows()) {
     if (!row.is_empty()) report.rows.emplace(key, row);
   }

@@ -1,7 +1,9 @@
 #include "core/state/core_settings.h"
 
+#include <array>
 #include <charconv>
 #include <cstdint>
+#include <string>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -48,7 +50,35 @@ void apply(Core& core, Setting setting, const std::optional<std::string>& text) 
   }
 }
 
+std::string text_of(uint64_t bytes) { return bytes == kUnlimited ? "" : std::to_string(bytes); }
+
+std::string text_of(bool is_on) { return is_on ? "1" : "0"; }
+
+std::string text_of(double fraction) {
+  std::array<char, 32> text{};
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), fraction).ptr};
+}
+
 }  // namespace
+
+std::string show_setting(Core& core, Setting setting) {
+  switch (setting) {
+    case Setting::kDeviceLimit: return text_of(core.budgets.device.limit_bytes());
+    case Setting::kHostLimit: return text_of(core.budgets.host.limit_bytes());
+    case Setting::kHostMargin: return text_of(core.budgets.host.margin_bytes());
+    case Setting::kPinnedLimit: return text_of(core.budgets.pinned.limit_bytes());
+    case Setting::kReserve: return text_of(core.rules.overflow.reserve_bytes.load());
+    case Setting::kHostPool: return text_of(core.host_pool.capacity_bytes());
+    case Setting::kSharedHandle: return text_of(core.rules.shared_handle_bytes.load());
+    case Setting::kWholeFraction: return text_of(core.rules.overflow.whole_fraction.load());
+    case Setting::kSkipClean: return text_of(core.rules.skip.clean.load());
+    case Setting::kSkipUnused: return text_of(core.rules.skip.unused.load());
+    case Setting::kSkipConstant: return text_of(core.rules.skip.constant.load());
+    case Setting::kCompareBytes: return text_of(core.rules.skip.must_compare.load());
+    case Setting::kDiskDirectory: return disk_directory();
+    default: throw InvalidArgument(std::string(facts_of(setting).name) + " is no setting of saver.configure");
+  }
+}
 
 void configure_setting(Core& core, Setting setting, const std::optional<std::string>& text) {
   const SettingFacts& facts = facts_of(setting);

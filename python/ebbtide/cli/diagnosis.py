@@ -218,7 +218,7 @@ def _disk_backups() -> Finding:
     """Where nothing chose the folder, only disk backups would miss it."""
     from ebbtide import _core
 
-    folder = _core.disk_directory()
+    folder = _core.get_setting("disk_directory")
     try:
         _core.check_setting("disk_directory", folder)
     except Error as error:

@@ -16,19 +16,21 @@ from typing import TYPE_CHECKING
 from ebbtide.saver.adoption.adopt import adopt
 from ebbtide.saver.operations import queries
 from ebbtide.saver.operations.configuration import configure
+from ebbtide.saver.operations.configuration import settings_in_force as settings
 from ebbtide.saver.operations.demote import demote
 from ebbtide.saver.operations.pause_resume import pause, paused, resume
 from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.operations.prepare import Preparation, prepare
 from ebbtide.saver.operations.promote import promote
-from ebbtide.saver.operations.queries import backup_of, is_paused, stats, tags
+from ebbtide.saver.operations.queries import backup_of, is_paused, stats, tags, where
 from ebbtide.saver.operations.swap import swap
 from ebbtide.saver.operations.trim import trim
 from ebbtide.saver.regions import startup
 from ebbtide.saver.regions.graphs import cuda_graph, graph_pool
 from ebbtide.saver.regions.region import disabled, region
 from ebbtide.saver.state.hooks import on
-from ebbtide.saver.values.reports import Adoption, Event, Held, Report, Swap, TagStatus, TagTable
+from ebbtide.saver.values.reports import Adoption, Event, Held, Moved, Report, Swap, TagStatus, TagTable
+from ebbtide.saver.values.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
     device: str
@@ -41,12 +43,14 @@ __all__ = [
     "Adoption",
     "Event",
     "Held",
+    "Moved",
     "Pending",
     "Preparation",
     "Report",
     "Swap",
     "TagStatus",
     "TagTable",
+    "Whereabouts",
     "adopt",
     "backup_of",
     "configure",
@@ -63,11 +67,13 @@ __all__ = [
     "promote",
     "region",
     "resume",
+    "settings",
     "stats",
     "swap",
     "tags",
     "timeline",
     "trim",
+    "where",
 ]
 
 

@@ -1,6 +1,7 @@
 """`saver.configure`: how much ebbtide may hold, and what a pause may skip."""
 
 import os
+from collections.abc import Callable
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
@@ -100,6 +101,33 @@ def configure(
         _core.configure(name, None if text is None else os.fsencode(text))
     if "host_pool" in texts:
         _fill_host_pool()
+
+
+def settings_in_force() -> dict[str, str | int | float | bool | None]:
+    """What `saver.configure` set, or a variable, or the default: maps each of its arguments to its value, which
+    `configure` takes again. Sizes are bytes. Empty where ebbtide is off.
+
+        before = saver.settings()
+        saver.configure(device_limit="16GiB", skip_clean=False)
+        saver.configure(**before)
+
+    Raises:
+        ValueError: a malformed variable of ebbtide's.
+    """
+    if driver_choice.is_off():
+        return {}
+    settings.check_environment()
+    configurable = [setting for setting in settings.all_settings() if setting.is_configurable]
+    return {setting.name: _value(setting, os.fsdecode(_core.get_setting(setting.name))) for setting in configurable}
+
+
+def _value(setting: Setting, text: str) -> str | int | float | bool | None:
+    if not text:
+        return None
+    if setting.kind == "switch":
+        return text == "1"
+    readers: dict[str, Callable[[str], int | float]] = {"size": int, "fraction": float}
+    return readers[setting.kind](text) if setting.kind in readers else text
 
 
 def _check(setting: Setting, value: object, is_off: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""Questions that change nothing: `saver.stats`, `saver.tags`, `saver.timeline`, `saver.backup_of`."""
+"""Questions that change nothing: `saver.stats`, `saver.tags`, `saver.timeline`, `saver.where`, `saver.backup_of`."""
 
 import warnings
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from ebbtide.saver.tensors.ranges import range_of
 from ebbtide.saver.tensors.walk import why_without_memory
 from ebbtide.saver.values.arguments import check_tag
 from ebbtide.saver.values.reports import Event, TagStatus, TagTable
+from ebbtide.saver.values.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
     import torch
@@ -92,6 +93,34 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False) -> "torch.Tensor |
         return None
     backup = _core.backup_of(*reached, writable)
     return None if backup is None else _view(backup, tensor)
+
+
+def where(tensor: "torch.Tensor") -> Whereabouts:
+    """Where a tensor's bytes are: on the device, on the host, in a backup, dropped, or in memory that is not ebbtide's.
+
+        print(saver.where(model.fc.weight))  # 64.0 MiB stored (tag weights)
+
+    It never touches the bytes, so it may be asked while they are away, and while an operation moves them.
+
+    Raises:
+        TypeError: not a tensor with plain strided memory.
+    """
+    import torch
+
+    unusual = _unusual_kind(tensor) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+    if unusual:
+        raise TypeError(f"where takes a plain strided tensor, not {unusual}")
+    device = tensor.get_device() if tensor.is_cuda else None
+    reached = range_of(tensor)
+    if reached is None:
+        return Whereabouts(None, device)
+    info = None if driver_choice.is_off() else _core.find(reached[0])
+    if info is None:
+        return Whereabouts(None, device, outside_bytes=reached[1])
+    found = dict.fromkeys(("device", "host", "stored", "dropped"), 0)
+    for _, size_bytes, place, _ in _core.stretches(*reached):
+        found[place] += size_bytes
+    return Whereabouts(info.tag, info.device, **{f"{place}_bytes": size for place, size in found.items()})
 
 
 def _view(backup: "_core.Backup", tensor: "torch.Tensor") -> "torch.Tensor":

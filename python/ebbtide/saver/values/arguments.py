@@ -61,6 +61,11 @@ def backup_code(backup: object) -> int:
     return _code_of(backup, _BACKUP_CODES, meaning)
 
 
+def backup_names(mask: int) -> tuple[str | None, ...]:
+    """The kinds in a mask of the core, bit 1 << code for each."""
+    return tuple(name for name, code in _BACKUP_CODES.items() if mask >> code & 1)
+
+
 def overflow_code(overflow: object) -> int:
     """The C API's code of an overflow policy: "split", "whole", or None for out of memory.
 

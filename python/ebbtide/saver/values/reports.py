@@ -1,11 +1,14 @@
 """The results of operations and queries: plain values with a readable `str`."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ebbtide.saver.values.arguments import backup_names
+from ebbtide.saver.values.shown import Shown, html_table
 from ebbtide.sizes import format_size
 
 if TYPE_CHECKING:
@@ -17,12 +20,26 @@ _VERBS = {"pause": "freed", "trim": "freed", "demote": "freed", "prepare": "made
 
 
 @dataclass(frozen=True)
-class Held:
+class Held(Shown):
     """Bytes that ebbtide holds on a device for a tag."""
 
     tag: str
     device: int
     bytes: int
+
+
+@dataclass(frozen=True)
+class Moved(Shown):
+    """What an operation did with one tag on one device: the fields of a Report, for that part alone. Sizes are bytes."""
+
+    tag: str
+    device: int
+    bytes: int = 0
+    copied: int = 0
+    skipped: int = 0
+    clean: int = 0
+    unused: int = 0
+    constant: int = 0
 
 
 class _Left:
@@ -40,8 +57,26 @@ class _Left:
         report.__dict__["left"] = left
 
 
+class _Rows:
+    """`Report.rows`: likewise, with a row for every tag and device that moved."""
+
+    def __get__(self, report: "Report | None", owner: type) -> tuple[Moved, ...]:
+        if report is None:
+            return ()  # the default
+        rows = report.__dict__["rows"]
+        if not isinstance(rows, tuple):
+            rows = report.__dict__["rows"] = tuple(Moved(*_moved_fields(row)) for row in rows.rows)
+        return rows
+
+    def __set__(self, report: "Report", rows: "tuple[Moved, ...] | _core.Report") -> None:
+        report.__dict__["rows"] = rows
+
+
+_moved_fields = attrgetter(*Moved.__dataclass_fields__)
+
+
 @dataclass(frozen=True)
-class Report:
+class Report(Shown):
     """The result of an operation. Sizes are bytes.
 
     Attributes:
@@ -55,6 +90,8 @@ class Report:
         constant: blocks of one repeated value, stored as that value.
         seconds: the duration.
         by_tag, by_device: `bytes`, by tag and by device ordinal.
+        note: why a promotion stopped before everything was on the device; else "".
+        rows: the same numbers for each tag and device that moved.
         left: the bytes that ebbtide still holds on devices afterwards, by tag and device.
     """
 
@@ -68,10 +105,12 @@ class Report:
     seconds: float = 0.0
     by_tag: dict[str, int] = field(default_factory=dict)
     by_device: dict[int, int] = field(default_factory=dict)
+    note: str = ""
+    rows: _Rows = _Rows()
     left: _Left = _Left()
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "left": self.left}
+        return {**self.__dict__, "rows": self.rows, "left": self.left}
 
     @classmethod
     def from_core(cls, report: "_core.Report") -> "Report":
@@ -82,7 +121,16 @@ class Report:
             by_tag[row.tag] = by_tag.get(row.tag, 0) + row.bytes
             by_device[row.device] = by_device.get(row.device, 0) + row.bytes
         totals = {name: getattr(report, name) for name in _TOTALS}
-        return cls(report.kind, **totals, seconds=report.seconds, by_tag=by_tag, by_device=by_device, left=report)
+        return cls(
+            report.kind,
+            **totals,
+            seconds=report.seconds,
+            by_tag=by_tag,
+            by_device=by_device,
+            note=report.note,
+            rows=report,
+            left=report,
+        )
 
     def with_freed(self, freed: Iterable[tuple[str, int, int]]) -> "Report":
         """A copy with these bytes added: (tag, device ordinal, bytes)."""
@@ -92,7 +140,11 @@ class Report:
             by_tag[tag] = by_tag.get(tag, 0) + size_bytes
             by_device[device] = by_device.get(device, 0) + size_bytes
         total = self.bytes + sum(row[2] for row in rows)
-        return replace(self, bytes=total, by_tag=by_tag, by_device=by_device)
+        by_place = {(moved.tag, moved.device): moved for moved in self.rows}
+        for tag, device, size_bytes in rows:
+            moved = by_place.get((tag, device), Moved(tag, device))
+            by_place[tag, device] = replace(moved, bytes=moved.bytes + size_bytes)
+        return replace(self, bytes=total, by_tag=by_tag, by_device=by_device, rows=tuple(by_place.values()))
 
     def __str__(self) -> str:
         verb = _VERBS.get(self.kind, "claimed")
@@ -107,6 +159,8 @@ class Report:
         if self.left:
             left = ", ".join(f"{held.tag} {format_size(held.bytes)} on device {held.device}" for held in self.left)
             lines.append(f"  still held: {left}")
+        if self.note:
+            lines.append(f"  {self.note}")
         return "\n".join(lines)
 
     def _describe_bytes(self) -> str:
@@ -117,7 +171,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Swap:
+class Swap(Shown):
     """The result of a swap.
 
     Attributes:
@@ -134,7 +188,7 @@ class Swap:
 
 
 @dataclass(frozen=True)
-class Adoption:
+class Adoption(Shown):
     """The result of `adopt`. Sizes are bytes.
 
     Attributes:
@@ -163,7 +217,7 @@ class Adoption:
 
 
 @dataclass(frozen=True)
-class TagStatus:
+class TagStatus(Shown):
     """The state of one tag. Sizes are bytes.
 
     Attributes:
@@ -179,6 +233,7 @@ class TagStatus:
         left_bytes: the part of host_bytes that a pause with a backup left there; it counts as paused.
         detached_bytes: whole in memory that a trim, promote or demote which failed could not map again. They are away
             until a resume maps them.
+        backups: the kinds of backup that its allocations ask for: "ram", "pinned", "disk", or None for none.
     """
 
     tag: str
@@ -194,14 +249,20 @@ class TagStatus:
     host_bytes: int = 0
     left_bytes: int = 0
     detached_bytes: int = 0
+    backups: tuple[str | None, ...] = ()
+
+    @property
+    def device_bytes(self) -> int:
+        """The part of resident_bytes in the device's own memory."""
+        return self.resident_bytes - self.host_bytes
 
     @classmethod
     def from_core(cls, info: "_core.TagInfo") -> "TagStatus":
         """Converts the core's row."""
-        return cls(*_status_fields(info))
+        return cls(*_status_numbers(info), backups=backup_names(info.backups))
 
 
-_status_fields = attrgetter(*TagStatus.__dataclass_fields__)
+_status_numbers = attrgetter(*(name for name in TagStatus.__dataclass_fields__ if name != "backups"))
 
 
 class TagTable(dict[str, TagStatus]):
@@ -212,21 +273,37 @@ class TagTable(dict[str, TagStatus]):
         """The table of these rows."""
         return cls({status.tag: status for status in statuses})
 
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """The fields of each status as plain dictionaries, by tag."""
+        return {tag: status.to_dict() for tag, status in self.items()}
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict())
+
     def __str__(self) -> str:
-        columns = ["size", "resident", "stored", "dropped"]
-        # Few programs have these: shown only where they are not zero.
-        rare = ("trimmed", "retained", "host", "detached")
-        columns += [name for name in rare if any(getattr(status, f"{name}_bytes") for status in self.values())]
-        rows: list[tuple[str, ...]] = [("tag", "state", "regions", *columns)]
-        for status in self.values():
-            sizes = [format_size(getattr(status, f"{name}_bytes")) for name in columns]
-            rows.append((status.tag, status.state, str(status.lease_count), *sizes))
+        rows = self._rows()
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
+    def _repr_html_(self) -> str:
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        columns = ["size", "device", "stored", "dropped"]
+        # Few programs have these: shown only where they are not zero.
+        rare = ("host", "trimmed", "retained", "detached")
+        columns += [name for name in rare if any(getattr(status, f"{name}_bytes") for status in self.values())]
+        rows: list[tuple[str, ...]] = [("tag", "state", "regions", "backup", *columns)]
+        for status in self.values():
+            sizes = [format_size(getattr(status, f"{name}_bytes")) for name in columns]
+            backup = " ".join(kind or "none" for kind in status.backups)
+            rows.append((status.tag, status.state, str(status.lease_count), backup, *sizes))
+        return rows
+
 
 @dataclass(frozen=True)
-class Event:
+class Event(Shown):
     """One event of the timeline. Sizes are bytes.
 
     Attributes:

@@ -1,0 +1,40 @@
+"""What every result has beside its `str`: a dictionary, JSON, and HTML for notebooks."""
+
+import dataclasses
+import html
+import json
+from typing import Any
+
+
+class Shown:
+    """The base of results: dataclasses with a readable `str`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain dictionaries, lists, strings and numbers."""
+        return {each.name: _plain(getattr(self, each.name)) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON. Keys that are numbers become strings."""
+        return json.dumps(self.to_dict())
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Shown):
+        return value.to_dict()
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+def html_table(rows: list[tuple[str, ...]]) -> str:
+    """An HTML table; the first row is its head."""
+
+    def line(cells: tuple[str, ...], kind: str) -> str:
+        return "<tr>" + "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in cells) + "</tr>"
+
+    return "<table>" + line(rows[0], "th") + "".join(line(row, "td") for row in rows[1:]) + "</table>"
