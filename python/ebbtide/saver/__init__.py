@@ -28,7 +28,9 @@ from ebbtide.saver.regions import startup
 from ebbtide.saver.regions.graphs import cuda_graph, graph_pool
 from ebbtide.saver.regions.region import disabled, region
 from ebbtide.saver.state.hooks import on
+from ebbtide.saver.survey.survivors import survivors
 from ebbtide.saver.values.reports import Adoption, Event, Held, Report, Swap, TagStatus, TagTable
+from ebbtide.saver.values.survivors import Survivor, Survivors
 
 if TYPE_CHECKING:
     device: str
@@ -44,6 +46,8 @@ __all__ = [
     "Pending",
     "Preparation",
     "Report",
+    "Survivor",
+    "Survivors",
     "Swap",
     "TagStatus",
     "TagTable",
@@ -64,6 +68,7 @@ __all__ = [
     "region",
     "resume",
     "stats",
+    "survivors",
     "swap",
     "tags",
     "timeline",
