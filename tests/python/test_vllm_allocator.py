@@ -55,11 +55,11 @@ def test_a_sleep_frees_and_a_wake_up_restores_the_default_tag(saver, allocator):
         y = torch.ones(1024, 1024, device=saver.device)
         z = torch.full((1024, 1024), 2.0, device=saver.device)
     assert torch.equal(outside + y + z, torch.full_like(outside, 3.0))
-    before, device_before = held(allocator), _core.query_device(0).free_bytes
+    before, device_before = held(allocator), _core.query_device(0).held_bytes
     assert before >= y.nbytes + z.nbytes
     allocator.sleep()
     assert held(allocator) == 0
-    assert _core.query_device(0).free_bytes - device_before == before
+    assert device_before - _core.query_device(0).held_bytes == before
     allocator.wake_up()
     assert held(allocator) == before and torch.equal(own, noise)
     assert torch.equal(outside + y + z, torch.full_like(outside, 3.0))

@@ -193,3 +193,59 @@ def uninstall():
     sys.modules.pop("ebbtide.integrations.vllm_backend", None)
     TheirAllocator.instance = None
     WorkerBase.__init__ = _construct
+
+
+# --- for vLLM's own tests of its allocator, which import more names ---
+
+
+class Engine:
+    """Stands where tests of whole engines name theirs. Those tests are not run."""
+
+
+class Platform:
+    """What the tests ask of the platform: CUDA's names, or the simulated device's, whose tensors are CPU tensors."""
+
+    def __init__(self, device_type):
+        self.device_type = device_type
+
+    def is_cuda(self):
+        return True
+
+    is_cuda_alike = is_cuda
+
+    def is_rocm(self):
+        return False
+
+    is_xpu = is_rocm
+
+    def mem_get_info(self):
+        import torch
+        from ebbtide import _core
+
+        if self.device_type == "cuda":
+            return torch.cuda.mem_get_info()
+        info = _core.query_device(0)
+        return info.free_bytes, info.total_bytes
+
+
+def install_for_upstream_tests(device_type):
+    """Like `install`, with the names that vLLM's tests import, and ebbtide's allocator in the place of vLLM's."""
+    import torch
+    from ebbtide.integrations import vllm as integration
+
+    install()
+    integration.use()
+    platform = Platform(device_type)
+    for name in ("LLM", "SamplingParams", "AsyncEngineArgs", "AsyncLLMEngine"):
+        setattr(sys.modules["vllm"], name, Engine)
+    for name, content in {
+        "vllm.platforms": {"current_platform": platform},
+        "vllm.utils": {"GiB_bytes": 1 << 30},
+        "vllm.utils.mem_constants": {"GiB_bytes": 1 << 30},
+    }.items():
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__dict__.update(content)
+    if device_type == "cpu":
+        torch.cuda.mem_get_info = torch.accelerator.get_memory_info = platform.mem_get_info
+    elif not hasattr(torch.accelerator, "get_memory_info"):
+        torch.accelerator.get_memory_info = platform.mem_get_info
