@@ -15,6 +15,7 @@ MAX_MODULES = 10
 LATE = {
     "torch": "large, and optional: only regions need it",
     "rich": "slow to import: only commands that print a table need it",
+    "vllm": "optional: only its own processes have it",
     "pydoc_data": "optional: distributions leave it out",
     "ebbtide._core": "compiled: `ebbtide doctor` reports where it does not load, and `ebbtide --help` does without",
 }

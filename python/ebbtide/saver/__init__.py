@@ -29,7 +29,11 @@ from ebbtide.saver.regions import startup
 from ebbtide.saver.regions.graphs import cuda_graph, graph_pool
 from ebbtide.saver.regions.region import disabled, region
 from ebbtide.saver.state.hooks import on
+from ebbtide.saver.survey.explain import explain
+from ebbtide.saver.survey.survivors import survivors
+from ebbtide.saver.values.explanation import CopiedTensor, Explanation
 from ebbtide.saver.values.reports import Adoption, Event, Held, Moved, Report, Swap, TagStatus, TagTable
+from ebbtide.saver.values.survivors import Survivor, Survivors
 from ebbtide.saver.values.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
@@ -41,12 +45,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Adoption",
+    "CopiedTensor",
     "Event",
+    "Explanation",
     "Held",
     "Moved",
     "Pending",
     "Preparation",
     "Report",
+    "Survivor",
+    "Survivors",
     "Swap",
     "TagStatus",
     "TagTable",
@@ -58,6 +66,7 @@ __all__ = [
     "demote",
     "device",
     "disabled",
+    "explain",
     "graph_pool",
     "is_paused",
     "on",
@@ -69,6 +78,7 @@ __all__ = [
     "resume",
     "settings",
     "stats",
+    "survivors",
     "swap",
     "tags",
     "timeline",

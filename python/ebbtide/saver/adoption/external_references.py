@@ -11,19 +11,17 @@ read since the first region.
 """
 
 import gc
-import inspect
 import sys
-import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ebbtide.saver.adoption import saved_tensors
 from ebbtide.saver.tensors import address_reads
+from ebbtide.saver.tensors.living import living_objects
 from ebbtide.saver.tensors.walk import sparse_parts
 
 LENT_OUT = (
@@ -97,7 +95,7 @@ class _World:
         self._read_all()
 
     def _read_all(self) -> None:
-        for thing in _living_objects():
+        for thing in living_objects(globals()):
             kind = self._kinds.get(type(thing)) or self._kind_of(type(thing))
             if kind == "tensor":
                 self._read_tensor(thing)
@@ -248,47 +246,3 @@ def _is_of_extension(kind: type) -> bool:
     """Whether a type that was made at run time comes from a compiled file (pybind11, nanobind, newer Cython)."""
     module = sys.modules.get(str(kind.__module__))
     return str(getattr(module, "__file__", "") or "").endswith((".so", ".pyd"))
-
-
-def _living_objects() -> list[Any]:
-    """All objects that Python's collector tracks, including those that `gc.freeze` hides from its lists: whatever lives
-    is referred to.
-    """
-    objects = gc.get_objects()
-    if not gc.get_freeze_count():
-        return objects
-    seen: dict[int, Any] = {id(thing): thing for thing in objects}
-    newest = [*objects, sys.modules, *_running_locals()]
-    while newest:
-        fresh = []
-        for thing in gc.get_referents(*newest):
-            if id(thing) not in seen and gc.is_tracked(thing):
-                seen[id(thing)] = thing
-                fresh.append(thing)
-        newest = fresh
-    return list(seen.values())
-
-
-def _running_locals() -> list[list[Any]]:
-    """The variables of running functions, since the collector does not traverse a running frame."""
-    found = []
-    for frame in _running_frames():
-        names = frame.f_locals
-        found.append(list(names.values()))
-        is_copy = isinstance(names, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
-        # Before Python 3.13 the frame keeps the copy, and so what the function deletes. A debugger writes it back.
-        if is_copy and frame.f_trace is None and sys.gettrace() is None:
-            names.clear()
-    return found
-
-
-def _running_frames() -> Iterator[FrameType]:
-    """All running frames except those of this file, whose variables would be found and counted as owners."""
-    own = threading.get_ident()
-    tops = [sys._getframe(), *(frame for thread, frame in sys._current_frames().items() if thread != own)]
-    while tops:
-        frame: FrameType | None = tops.pop()
-        while frame is not None:
-            if frame.f_globals is not globals():
-                yield frame
-            frame = frame.f_back

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ebbtide.saver.values.segments import Segment
+from ebbtide.saver.values.survivors import UsedBlock
 
 
 class PoolBackend(Protocol):
@@ -42,6 +43,9 @@ class PoolBackend(Protocol):
 
     def segments_of(self, pools: Sequence[Any]) -> Sequence[Sequence[Segment] | None]:
         """The `segments` of each of these pools, from one snapshot."""
+
+    def used_blocks(self, pools: Sequence[Any]) -> Sequence[UsedBlock]:
+        """The blocks of at least these pools that are in use, with where they were made as far as torch knows it."""
 
     def dissolve(self, pool: Any) -> bool:
         """From now on nothing may enter the pool, and `give_back` frees its free segments.

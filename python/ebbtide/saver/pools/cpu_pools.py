@@ -6,6 +6,7 @@ from typing import Any
 from ebbtide import _core, torch_extension
 from ebbtide.saver.pools.backends import PoolUse
 from ebbtide.saver.values.segments import Segment, make_segment
+from ebbtide.saver.values.survivors import UsedBlock
 
 
 class CpuPools:
@@ -37,6 +38,16 @@ class CpuPools:
     def segments_of(self, pools: Sequence[int]) -> Sequence[Sequence[Segment] | None]:
         """See PoolBackend. One pool after the other: nothing is gained by asking at once."""
         return [self.segments(pool) for pool in pools]
+
+    def used_blocks(self, pools: Sequence[int]) -> Sequence[UsedBlock]:
+        """See PoolBackend. Nobody records where a block was made."""
+        return [
+            UsedBlock(address + offset, length)
+            for pool in pools
+            for address, _, blocks in self._extension.pool_snapshot(pool)
+            for offset, length, is_used in blocks
+            if is_used
+        ]
 
     def dissolve(self, pool: int) -> bool:
         """See PoolBackend."""

@@ -27,7 +27,7 @@ names and their arguments up to 2.15.
 import ctypes
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -37,6 +37,7 @@ from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.saver.pools.backends import PoolUse
 from ebbtide.saver.values.segments import Segment, read_cuda_segments
+from ebbtide.saver.values.survivors import UsedBlock
 from ebbtide.torch_support.allocator_settings import expandable_segments_problem
 from ebbtide.torch_support.torch_names import end_allocate, find
 from ebbtide.torch_support.versions import torch_version
@@ -117,6 +118,10 @@ class CudaPools:
             by_pool.get(tuple(segment["segment_pool_id"]), []).append(segment)
         return [read_cuda_segments(by_pool[pool.id]) for pool in pools]
 
+    def used_blocks(self, pools: Sequence[CudaPool]) -> Sequence[UsedBlock]:
+        """See PoolBackend. Of all pools, those of graphs and the default one too."""
+        return read_used_blocks(take_snapshot())
+
     def dissolve(self, pool: CudaPool) -> bool:
         """See PoolBackend."""
         if not self._can_dissolve or pool.mem_pool.use_count() != OWN_USES:
@@ -189,6 +194,22 @@ def take_snapshot(*pool_id: Any) -> Any:
     known = _parameters(torch.cuda.memory_snapshot)
     without_traces = {"include_traces": False} if "include_traces" in known else {}
     return torch.cuda.memory_snapshot(*pool_id, **without_traces)
+
+
+def read_used_blocks(snapshot: Sequence[Mapping[str, Any]]) -> list[UsedBlock]:
+    """The blocks in a result of `torch.cuda.memory_snapshot` that are in use. Their frames are those of Python, and
+    there only where `torch.cuda.memory._record_memory_history` was called before."""
+    return [
+        UsedBlock(block["address"], block["size"], tuple(_python_frames(block.get("frames", ()))))
+        for segment in snapshot
+        for block in segment["blocks"]
+        if block["state"] != "inactive"
+    ]
+
+
+def _python_frames(frames: Sequence[Mapping[str, Any]]) -> list[str]:
+    python = [frame for frame in frames if str(frame["filename"]).endswith(".py")]
+    return [f"{frame['filename']}:{frame['line']} in {frame['name']}" for frame in python]
 
 
 def make_backend() -> CudaPools:

@@ -1,0 +1,183 @@
+"""Every object of this process that Python's collector tracks, and among them the tensors and what holds them."""
+
+import gc
+import inspect
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePath
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ebbtide.saver.tensors.walk import why_without_memory
+
+if TYPE_CHECKING:
+    import torch
+
+Globals = dict[str, Any]
+
+
+def living_objects(*hidden: Globals) -> list[Any]:
+    """All objects that Python's collector tracks, including those that `gc.freeze` hides from its lists: whatever lives
+    is referred to.
+
+    Args:
+        hidden: the globals of modules whose running functions don't count as users of what they look at.
+    """
+    objects = gc.get_objects()
+    if not gc.get_freeze_count():
+        return objects
+    seen: dict[int, Any] = {id(thing): thing for thing in objects}
+    newest = [*objects, sys.modules, *_running_locals(hidden)]
+    while newest:
+        fresh = []
+        for thing in gc.get_referents(*newest):
+            if id(thing) not in seen and gc.is_tracked(thing):
+                seen[id(thing)] = thing
+                fresh.append(thing)
+        newest = fresh
+    return list(seen.values())
+
+
+def _running_locals(hidden: Sequence[Globals]) -> list[list[Any]]:
+    """The variables of running functions, since the collector does not traverse a running frame."""
+    return [list(variables.values()) for _, variables in _running_variables(hidden)]
+
+
+def _running_variables(hidden: Sequence[Globals]) -> Iterator[tuple[FrameType, dict[str, Any]]]:
+    for frame in _running_frames(hidden):
+        names = frame.f_locals
+        yield frame, dict(names)
+        is_copy = isinstance(names, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        # Before Python 3.13 the frame keeps the copy, and so what the function deletes. A debugger writes it back.
+        if is_copy and frame.f_trace is None and sys.gettrace() is None:
+            names.clear()
+
+
+def _running_frames(hidden: Sequence[Globals]) -> Iterator[FrameType]:
+    """All running frames except those of this file and of hidden modules, whose variables would count as owners."""
+    own = threading.get_ident()
+    tops = [sys._getframe(), *(frame for thread, frame in sys._current_frames().items() if thread != own)]
+    left_out = {id(globals()), *map(id, hidden)}
+    while tops:
+        frame: FrameType | None = tops.pop()
+        while frame is not None:
+            if id(frame.f_globals) not in left_out:
+                yield frame
+            frame = frame.f_back
+
+
+def living_tensors(objects: Iterable[Any]) -> "list[torch.Tensor]":
+    """The tensors among these objects that hold bytes, and those that only torch refers to: gradients and the bases of
+    views. Each once."""
+    import torch
+
+    is_tensor: dict[type, bool] = {}
+    found: dict[int, torch.Tensor] = {}
+    waiting = []
+    for thing in objects:
+        kind = type(thing)
+        if is_tensor.get(kind) is None:
+            is_tensor[kind] = torch.Tensor in kind.__mro__
+        if is_tensor[kind]:
+            waiting.append(thing)
+    with torch._C.DisableTorchFunction():
+        while waiting:
+            tensor = waiting.pop()
+            if id(tensor) not in found and why_without_memory(tensor) is None:
+                found[id(tensor)] = tensor
+                waiting += [owned for owned in (_gradient_of(tensor), _base_of(tensor)) if owned is not None]
+    return list(found.values())
+
+
+def storage_range(tensor: "torch.Tensor") -> tuple[int, int] | None:
+    """Address and bytes of its storage; None where it has none, or an empty one."""
+    try:
+        storage = tensor.untyped_storage()
+        return (storage.data_ptr(), storage.nbytes()) if storage.nbytes() else None
+    except (NotImplementedError, RuntimeError):  # a subclass without bytes of its own
+        return None
+
+
+def _gradient_of(tensor: "torch.Tensor") -> "torch.Tensor | None":
+    try:
+        return tensor.grad if tensor.is_leaf else None
+    except RuntimeError:  # one of several views that one function made, after a write to their base
+        return None
+
+
+def maker_of(tensor: "torch.Tensor") -> str:
+    """The name of the autograd function that made it; "" for a leaf."""
+    try:
+        return "" if tensor.grad_fn is None else tensor.grad_fn.name()
+    except RuntimeError:  # the same
+        return ""
+
+
+def _base_of(tensor: "torch.Tensor") -> "torch.Tensor | None":
+    return tensor._base if tensor._is_view() else None
+
+
+class Holders:
+    """Names that lead to tensors: attributes of modules, states of optimizers, variables, and else what kind of object
+    refers to them."""
+
+    def __init__(self, objects: Iterable[Any], *hidden: Globals) -> None:
+        import torch
+
+        modules, optimizers, namespaces = [], [], []
+        for thing in objects:
+            kinds = type(thing).__mro__
+            if torch.nn.Module in kinds:
+                modules.append(thing)
+            elif torch.optim.Optimizer in kinds:
+                optimizers.append(thing)
+            elif type(thing) is ModuleType:
+                namespaces.append(thing)
+        self._tensor = torch.Tensor
+        self._names: dict[int, str] = {}
+        self._read_modules(modules)
+        self._read_optimizers(optimizers)
+        for frame, variables in _running_variables(hidden):
+            code = frame.f_code
+            if code.co_flags & inspect.CO_OPTIMIZED:  # a function's; a module's variables are its globals
+                where = f"in {code.co_name} ({PurePath(code.co_filename).name}:{frame.f_lineno})"
+                self._read((f"{name} {where}", value) for name, value in variables.items())
+        for module in namespaces:
+            self._read((f"{module.__name__}.{name}", value) for name, value in list(vars(module).items()))
+
+    def _read(self, named: Iterable[tuple[str, Any]]) -> None:
+        for name, value in named:
+            if self._tensor in type(value).__mro__:
+                self._names.setdefault(id(value), name)
+
+    def _read_modules(self, modules: list[Any]) -> None:
+        children = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
+        for root in [module for module in modules if id(module) not in children]:
+            for path, module in root.named_modules(prefix=type(root).__name__):
+                for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+                    self._read([(f"{path}.{name}", tensor)])
+                    gradient = None if tensor is None else _gradient_of(tensor)
+                    self._read([(f"the gradient of {path}.{name}", gradient)])
+
+    def _read_optimizers(self, optimizers: list[Any]) -> None:
+        for optimizer in optimizers:
+            for parameter, state in list(optimizer.state.items()):
+                whose = self._names.get(id(parameter), "a parameter")
+                values = state.items() if isinstance(state, dict) else ()
+                self._read((f"{type(optimizer).__name__} {key} of {whose}", value) for key, value in values)
+
+    def name_others(self, tensors: "Sequence[torch.Tensor]", own: Sequence[Any]) -> None:
+        """Names those that have no name yet by the kinds of objects that refer to them, except `own`."""
+        unnamed = {id(tensor): tensor for tensor in tensors if id(tensor) not in self._names}
+        hidden = {id(thing) for thing in (*own, unnamed, tensors)}
+        for referrer in gc.get_referrers(*unnamed.values()) if unnamed else ():
+            if id(referrer) in hidden or isinstance(referrer, FrameType):
+                continue
+            for thing in gc.get_referents(referrer):
+                if id(thing) in unnamed:
+                    self._names.setdefault(id(thing), f"a {type(referrer).__name__}")
+
+    def name_of(self, tensor: "torch.Tensor") -> str:
+        """A name that leads to it, or ""."""
+        return self._names.get(id(tensor), "")

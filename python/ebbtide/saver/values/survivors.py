@@ -1,0 +1,67 @@
+"""The result of `saver.survivors`: what still lies in a tag, as plain values that keep nothing alive."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ebbtide.sizes import format_size
+
+_SHOWN_FRAMES = 3
+
+
+class UsedBlock(NamedTuple):
+    """A block of torch's that is in use. `frames`: where it was made, the innermost first; empty where unknown."""
+
+    address: int
+    size_bytes: int
+    frames: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """Memory of a tag that is in use: the tensors that share one storage, or a block that no Python object shows.
+
+    Attributes:
+        bytes: what its storage has in the tag, or the size of the block.
+        kind: the type of the tensor ("Parameter"), and "" for a block.
+        shape, dtype: of the tensor; of the largest one, where several share the storage. () and "" for a block.
+        views: how many more tensors share the storage.
+        held_by: a name that leads to it: "MLP.fc.weight", "Adam exp_avg of MLP.fc.weight", "x in train (train.py:7)",
+            "a list"; "" where there is none.
+        made_by: the autograd function that made it ("MulBackward0"), and "" for a leaf or a block.
+        made_at: the lines of Python that allocated it ("train.py:7 in step"), the innermost first, where torch records
+            the history of its memory; else empty.
+        device: the device's ordinal.
+        address: the first byte.
+    """
+
+    bytes: int
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    views: int
+    held_by: str
+    made_by: str
+    made_at: tuple[str, ...]
+    device: int
+    address: int
+
+    def __str__(self) -> str:
+        if self.kind:
+            what = f"{self.kind}{list(self.shape)} {self.dtype}" + (f", {self.views} more views" if self.views else "")
+        else:
+            what = "held by what Python does not show"
+        words = [f"{format_size(self.bytes)} at {self.address:#x}: {what}"]
+        words += [self.held_by] * bool(self.held_by) + [f"made by {self.made_by}"] * bool(self.made_by)
+        return "\n    at ".join([", ".join(words), *self.made_at[:_SHOWN_FRAMES]])
+
+
+class Survivors(list[Survivor]):
+    """Survivors, the largest first; its `str` has a line for each, and what they sum up to."""
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all of them."""
+        return sum(survivor.bytes for survivor in self)
+
+    def __str__(self) -> str:
+        return "\n".join([f"{len(self)} survivors, {format_size(self.bytes)}", *map(str, self)])

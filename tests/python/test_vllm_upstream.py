@@ -1,0 +1,79 @@
+"""vLLM's own tests of its allocator, unmodified, on the stub: those of the file that EBBTIDE_VLLM_TESTS names.
+
+That is tests/basic_correctness/test_cumem.py of vLLM, which newer releases call test_mem.py. Each test runs in its own
+process. Tests that load a model are left out.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+HERE = Path(__file__).parent
+# These run on the simulated device as well. The others capture graphs, or fill the GPU from outside of the pools.
+ANYWHERE = ("test_basic_cumem", "test_discard_tags")
+ON_A_GPU = ("test_python_error", "test_cumem_with_cudagraph", "test_selective_wake_restores_internal_tags")
+
+CONFTEST = """
+import sys
+import vllm_stub
+vllm_stub.install_for_upstream_tests({device!r})
+"""
+UTILS = """
+def create_new_process_for_each_test(method=None):
+    return lambda function: function
+def requires_fp8(function):
+    return function
+"""
+
+
+def lay_out(source: Path, folder: Path, device: str) -> Path:
+    """Puts the file as deep into a package `tests` as its relative imports say; returns its place."""
+    text = source.read_text()
+    depth = max((len(dots) for dots in re.findall(r"^from (\.+)utils import", text, re.MULTILINE)), default=1)
+    package = folder / "tests"
+    place = package.joinpath(*[f"level{number}" for number in range(1, depth)])
+    place.mkdir(parents=True)
+    for each in [place, *place.parents]:
+        if package in (each, *each.parents):
+            (each / "__init__.py").write_text("")
+    (package / "utils.py").write_text(UTILS)
+    (folder / "conftest.py").write_text(CONFTEST.format(device=device))
+    copy = place / source.name
+    copy.write_text(text)
+    return copy
+
+
+@pytest.mark.device_memory
+@pytest.mark.expected_skip("EBBTIDE_VLLM_TESTS names a file of vLLM's, in which not every release has every test")
+@pytest.mark.parametrize("name", [*ANYWHERE, *ON_A_GPU])
+def test_of_vllm(name: str, driver_name: str, tmp_path: Path) -> None:
+    source = Path(os.environ.get("EBBTIDE_VLLM_TESTS", ""))
+    if not source.is_file():
+        pytest.skip("EBBTIDE_VLLM_TESTS is not set")
+    if f"def {name}(" not in source.read_text():
+        pytest.skip("this release has no such test")
+    if driver_name == "sim" and name in ON_A_GPU:
+        pytest.skip("needs a GPU")
+    copy = lay_out(source, tmp_path, "cpu" if driver_name == "sim" else "cuda")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", f"{name}", str(copy)]
+    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_failing_test_of_vllm_is_seen(tmp_path: Path, driver_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = tmp_path / "test_planted.py"
+    planted.write_text("from ...utils import requires_fp8\ndef test_basic_cumem(): assert False\n")
+    monkeypatch.setenv("EBBTIDE_VLLM_TESTS", str(planted))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(AssertionError, match="assert False"):
+        test_of_vllm("test_basic_cumem", driver_name, tmp_path / "out")
