@@ -1,0 +1,176 @@
+"""`saver.explain` names every block that a pause copied, and `saver.where` tells where a tensor's bytes are."""
+
+import json
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ebbtide import _core  # noqa: E402
+from ebbtide.errors import StateError  # noqa: E402
+
+MIB = 1 << 20
+BLOCK = 2 * MIB
+
+
+def noise(saver, tag, mib, **options):
+    with saver.region(tag, **options):
+        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+
+
+def blocks_of(explanation, verdict):
+    return {
+        address + offset
+        for address, size_bytes, found in explanation.blocks
+        if found == verdict
+        for offset in range(0, size_bytes, BLOCK)
+    }
+
+
+def test_the_first_pause_copies_and_the_next_only_what_changed(saver, tag):
+    data = noise(saver, tag, 16, retain=True)
+    assert saver.explain(tag).blocks == ()
+    saver.pause(tag)
+    first = saver.explain(tag)
+    assert (first.copied, first.changed, first.clean) == (16 * MIB, 0, 0)
+    saver.resume(tag)
+    data[5 * MIB] ^= 1
+    saver.pause(tag)
+    second = saver.explain(tag)
+    assert (second.copied, second.changed, second.clean) == (0, BLOCK, 14 * MIB)
+    assert blocks_of(second, "changed") == {data.data_ptr() + 4 * MIB}
+    saver.resume(tag)
+    assert saver.explain(tag) == second, "the answer stays until the next pause"
+
+
+def test_it_names_the_tensors_in_the_blocks(saver, tag):
+    with saver.region(tag, retain=True):
+        model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Linear(1024, 1024)).to(saver.device)
+    saver.pause(tag)
+    saver.resume(tag)
+    with torch.no_grad():
+        model[1].weight[7, 9] += 1
+    saver.pause(tag)
+    explanation = saver.explain(tag)
+    names = {tensor.name: tensor for tensor in explanation.tensors}
+    assert names["Sequential.1.weight"].changed == names["Sequential.1.weight"].bytes > 0
+    assert "Sequential.0.weight" not in names or names["Sequential.0.weight"].bytes < 4 * MIB
+    assert explanation.changed == sum(tensor.bytes for tensor in explanation.tensors) + explanation.unnamed
+    text = str(explanation)
+    assert "had changed since they were last copied" in text
+    assert "Sequential.1.weight" in text
+    saver.resume(tag)
+
+
+def test_on_a_random_walk_every_named_block_changed_and_every_changed_one_is_named(saver, tag):
+    chooser = random.Random(7)
+    tensors = [noise(saver, tag, mib, retain=True) for mib in (2, 6, 14, 1, 3)]
+    saver.pause(tag)
+    saver.resume(tag)
+    for _ in range(12):
+        touched = set()
+        for _ in range(chooser.randrange(4)):
+            tensor = chooser.choice(tensors)
+            index = chooser.randrange(len(tensor))
+            tensor[index] ^= chooser.randrange(1, 256)
+            touched.add(tensor.data_ptr() + index)
+        report = saver.pause(tag)
+        explanation = saver.explain(tag)
+        starts = {info.address: info.size_bytes for info in _core.allocations(tag)}
+        changed = set()
+        for address in touched:
+            start = max(each for each in starts if each <= address)
+            changed.add(address - (address - start) % BLOCK)
+        named = blocks_of(explanation, "changed")
+        assert named <= changed, "every block that it names changed"
+        # A block that two writes of the same bit left as it was is not changed.
+        assert len(changed - named) * 2 <= len(touched)
+        assert explanation.changed + explanation.copied == report.copied
+        assert (explanation.clean, explanation.unused) == (report.clean, report.unused)
+        assert sum(tensor.bytes for tensor in explanation.tensors) + explanation.unnamed == report.copied
+        saver.resume(tag)
+
+
+def test_dropped_content_has_no_verdicts(saver, tag):
+    noise(saver, tag, 2)
+    saver.pause(tag, backup=None)
+    assert saver.explain(tag).blocks == ()
+    assert str(saver.explain(tag)) == f"{tag}: the last pause copied 0 B"
+    saver.resume(tag)
+
+
+def test_explain_refuses_what_is_no_known_tag(saver, tag):
+    with pytest.raises(StateError, match="no region was ever named"):
+        saver.explain(tag)
+    with pytest.raises(TypeError):
+        saver.explain(7)
+
+
+def test_where_a_tensor_is(saver, tag):
+    outside = torch.ones(3, device=saver.device)
+    assert str(saver.where(outside)) == "12 B outside of ebbtide"
+    assert saver.where(outside).tag is None
+    data = noise(saver, tag, 8)
+    here = saver.where(data)
+    assert (here.tag, here.device, here.device_bytes) == (tag, 0, 8 * MIB)
+    saver.demote(tag, max_bytes=4 * MIB)
+    assert (saver.where(data).host_bytes, saver.where(data).device_bytes) == (4 * MIB, 4 * MIB)
+    assert saver.promote(tag).note == ""
+    saver.pause(tag)
+    assert str(saver.where(data[: MIB + 1])) == f"1.0 MiB stored (tag {tag})"
+    assert saver.where(data[:0]).stored_bytes == 0
+    saver.resume(tag)
+    saver.pause(tag, backup=None)
+    assert saver.where(data).dropped_bytes == 8 * MIB
+    assert json.loads(saver.where(data).to_json())["dropped_bytes"] == 8 * MIB
+    saver.resume(tag)
+    with pytest.raises(TypeError, match="plain strided tensor"):
+        saver.where([data])
+    with pytest.raises(TypeError, match="plain strided tensor"):
+        saver.where(torch.eye(3).to_sparse())
+
+
+def test_a_promotion_that_stops_says_at_which_chunk(saver, tag):
+    data = noise(saver, tag, 16)
+    saver.demote(tag)
+    saver.configure(device_limit=saver.stats()["device_bytes"] + 4 * MIB)
+    report = saver.promote(tag)
+    assert report.bytes < 16 * MIB
+    assert report.note.startswith("device 0: the next chunk has "), report.note
+    assert report.note in str(report)
+    saver.configure(device_limit=None)
+    assert saver.promote(tag).note == ""
+    assert saver.where(data).device_bytes == 16 * MIB
+
+
+def test_results_as_dictionaries_json_and_html(saver, tag, tag2):
+    noise(saver, tag, 4)
+    noise(saver, tag2, 2, backup="pinned")
+    report = saver.pause(tag, tag2)
+    assert {row.tag: row.copied for row in report.rows} == {tag: 4 * MIB, tag2: 2 * MIB}
+    shown = report.to_dict()
+    assert shown["by_tag"] == {tag: 4 * MIB, tag2: 2 * MIB}
+    assert [row["tag"] for row in shown["rows"]] == [row.tag for row in report.rows]
+    assert json.loads(report.to_json())["copied"] == 6 * MIB
+    table = saver.tags()
+    assert table[tag].backups == ("ram",)
+    assert table[tag2].backups == ("pinned",)
+    assert json.loads(table.to_json())[tag]["backups"] == ["ram"]
+    assert f"<td>{tag}</td>" in table._repr_html_()
+    assert "pinned" in str(table)
+    assert report._repr_html_().startswith("<pre>pause: freed ")
+    assert saver.timeline[-1].to_dict()["kind"] == "pause"
+    saver.resume(tag, tag2)
+
+
+def test_settings_can_be_read_and_set_again(saver):
+    before = saver.settings()
+    assert before["skip_clean"] is True
+    assert before["device_limit"] is None
+    saver.configure(device_limit="3GiB", skip_clean=False, whole_fraction=0.25, host_margin="5MiB")
+    found = saver.settings()
+    assert (found["device_limit"], found["skip_clean"], found["whole_fraction"]) == (3 << 30, False, 0.25)
+    assert found["host_margin"] == 5 * MIB
+    saver.configure(**before)
+    assert saver.settings() == before
