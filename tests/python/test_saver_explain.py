@@ -41,7 +41,7 @@ def test_the_first_pause_copies_and_the_next_only_what_changed(saver, tag):
     assert (second.copied, second.changed, second.clean) == (0, BLOCK, 14 * MIB)
     assert blocks_of(second, "changed") == {data.data_ptr() + 4 * MIB}
     saver.resume(tag)
-    assert saver.explain(tag) == second, "the answer stays until the next pause"
+    assert saver.explain(tag).blocks == second.blocks, "the answer stays until the next pause"
 
 
 def test_it_names_the_tensors_in_the_blocks(saver, tag):
@@ -114,8 +114,8 @@ def test_where_a_tensor_is(saver, tag):
     data = noise(saver, tag, 8)
     here = saver.where(data)
     assert (here.tag, here.device, here.device_bytes) == (tag, 0, 8 * MIB)
-    saver.demote(tag, max_bytes=4 * MIB)
-    assert (saver.where(data).host_bytes, saver.where(data).device_bytes) == (4 * MIB, 4 * MIB)
+    saver.demote(tag)
+    assert (saver.where(data).host_bytes, saver.where(data).device_bytes) == (8 * MIB, 0)
     assert saver.promote(tag).note == ""
     saver.pause(tag)
     assert str(saver.where(data[: MIB + 1])) == f"1.0 MiB stored (tag {tag})"
@@ -145,14 +145,13 @@ def test_a_promotion_that_stops_says_at_which_chunk(saver, tag):
 
 
 def test_results_as_dictionaries_json_and_html(saver, tag, tag2):
-    noise(saver, tag, 4)
-    noise(saver, tag2, 2, backup="pinned")
+    kept = noise(saver, tag, 16), noise(saver, tag2, 12, backup="pinned")
     report = saver.pause(tag, tag2)
-    assert {row.tag: row.copied for row in report.rows} == {tag: 4 * MIB, tag2: 2 * MIB}
+    assert {row.tag: row.copied for row in report.rows} == {tag: 16 * MIB, tag2: 12 * MIB}
     shown = report.to_dict()
-    assert shown["by_tag"] == {tag: 4 * MIB, tag2: 2 * MIB}
+    assert shown["by_tag"] == {tag: 16 * MIB, tag2: 12 * MIB}
     assert [row["tag"] for row in shown["rows"]] == [row.tag for row in report.rows]
-    assert json.loads(report.to_json())["copied"] == 6 * MIB
+    assert json.loads(report.to_json())["copied"] == sum(map(len, kept))
     table = saver.tags()
     assert table[tag].backups == ("ram",)
     assert table[tag2].backups == ("pinned",)
