@@ -30,7 +30,7 @@ class Held(Shown):
 
 @dataclass(frozen=True)
 class Moved(Shown):
-    """What an operation did with one tag on one device: the fields of a Report, for that part alone. Sizes are bytes."""
+    """What an operation did with one tag on one device. The fields are those of a Report; sizes are bytes."""
 
     tag: str
     device: int
@@ -259,7 +259,7 @@ class TagStatus(Shown):
     @classmethod
     def from_core(cls, info: "_core.TagInfo") -> "TagStatus":
         """Converts the core's row."""
-        return cls(*_status_numbers(info), backups=backup_names(info.backups))
+        return cls(*_status_numbers(info), backup_names(info.backups))
 
 
 _status_numbers = attrgetter(*(name for name in TagStatus.__dataclass_fields__ if name != "backups"))

@@ -11,7 +11,8 @@ class Shown:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain dictionaries, lists, strings and numbers."""
-        return {each.name: _plain(getattr(self, each.name)) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return {each.name: _plain(getattr(self, each.name)) for each in fields}
 
     def to_json(self) -> str:
         """`to_dict` as JSON. Keys that are numbers become strings."""

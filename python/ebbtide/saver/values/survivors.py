@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ebbtide.saver.values.shown import Shown
 from ebbtide.sizes import format_size
 
 _SHOWN_FRAMES = 3
@@ -17,7 +18,7 @@ class UsedBlock(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Survivor:
+class Survivor(Shown):
     """Memory of a tag that is in use: the tensors that share one storage, or a block that no Python object shows.
 
     Attributes:
