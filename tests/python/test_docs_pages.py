@@ -117,7 +117,7 @@ def test_c_page_shows_the_example_as_it_is(root: Path, c_page: dict[str, str]) -
 
 def test_the_commands_of_the_c_page_build_and_run_it(root: Path, c_page: dict[str, str], tmp_path: Path) -> None:
     """Runs the commands of the page, with warnings as errors, against the installed package."""
-    commands = c_page["commands"].replace("python -c", f"{shlex.quote(sys.executable)} -c")
+    commands = c_page["commands"].replace("$(ebbtide ", f"$({shlex.quote(sys.executable)} -m ebbtide.cli ")
     commands = commands.replace("cc -std=c11", "cc -std=c11 -Wall -Wextra -Werror -pedantic")
     commands = commands.replace("examples/", f"{root}/examples/")
     done = subprocess.run(

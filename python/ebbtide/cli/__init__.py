@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 import ebbtide
+from ebbtide.cli import compiling
 from ebbtide.cli.demo import demo
 from ebbtide.cli.doctor import doctor
 from ebbtide.cli.run import run
@@ -27,7 +28,7 @@ class _Group(click.Group):
             raise click.ClickException(str(error)) from error
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.option(
     "--version",
     is_flag=True,
@@ -36,11 +37,20 @@ class _Group(click.Group):
     callback=_show_version,
     help="Say which version this is.",
 )
-def main() -> None:
+@click.option("--cflags", is_flag=True, help="Print what a C compiler needs for <ebbtide.h>.")
+@click.option("--libs", is_flag=True, help="Print what a linker needs. The program finds the library where it is now.")
+@click.option("--cmake-dir", is_flag=True, help="Print the folder for ebbtide_DIR, where find_package(ebbtide) looks.")
+@click.option("--pkgconfig-dir", is_flag=True, help="Print the folder for PKG_CONFIG_PATH.")
+@click.pass_context
+def main(context: click.Context, **asked: bool) -> None:
     """GPU memory for PyTorch that leaves and comes back at the same addresses.
 
     Begin with `ebbtide doctor`: it says what works here.
     """
+    if context.invoked_subcommand is None:
+        click.echo(compiling.describe(**asked) if any(asked.values()) else context.get_help())
+    elif any(asked.values()):
+        raise click.UsageError("--cflags and its like go without a command")
 
 
 main.add_command(demo)

@@ -259,10 +259,11 @@ class TagStatus(Shown):
     @classmethod
     def from_core(cls, info: "_core.TagInfo") -> "TagStatus":
         """Converts the core's row."""
-        return cls(*_status_numbers(info), backup_names(info.backups))
+        numbers = {name: getattr(info, name) for name in _STATUS_NUMBERS}
+        return cls(**numbers, backups=backup_names(info.backups))
 
 
-_status_numbers = attrgetter(*(name for name in TagStatus.__dataclass_fields__ if name != "backups"))
+_STATUS_NUMBERS = tuple(name for name in TagStatus.__dataclass_fields__ if name != "backups")
 
 
 class TagTable(dict[str, TagStatus]):

@@ -1,0 +1,14 @@
+"""`ebbtide --cflags --libs`: what compiles and links a C or C++ program against the installed library."""
+
+import shlex
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def describe(*, cflags: bool, libs: bool, cmake_dir: bool, pkgconfig_dir: bool) -> str:
+    """What was asked for: the flags in one line, and a line for each folder."""
+    flags = [f"-I{_PACKAGE / 'include'}"] * cflags
+    flags += [f"-L{_PACKAGE}", "-lebbtide", f"-Wl,-rpath,{_PACKAGE}"] * libs
+    folders = [str(_PACKAGE / "cmake")] * cmake_dir + [str(_PACKAGE / "pkgconfig")] * pkgconfig_dir
+    return "\n".join([shlex.join(flags)] * bool(flags) + folders)
