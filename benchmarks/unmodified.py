@@ -116,9 +116,11 @@ def spilled_bytes(said: Iterable[str]) -> int | None:
     """What --summary says of all that went to the host; None: there is no summary."""
     units = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
     for line in said:
-        if line.startswith("ebbtide: summary: nothing "):
+        if not line.startswith("ebbtide: summary of "):
+            continue
+        if line.endswith("; nothing went to the host"):
             return 0
-        if found := re.match(r"ebbtide: summary: ([\d.]+) (\w+) of \d+ allocations went to the host", line):
+        if found := re.search(r"; ([\d.]+) (\w+) of \d+ allocations went to the host", line):
             return int(float(found[1]) * units[found[2]])
     return None
 

@@ -4,11 +4,13 @@ Every client writes and reads all memory that it allocates.
 """
 
 import re
+import sys
 
 import pytest
 from preload_clients import MIB, WAYS, Clients
 
 OUT_OF_MEMORY = 2
+SUMMARY = r"ebbtide: summary of \S+ \(PID \d+\): "
 LIMIT = {"EBBTIDE_DEVICE_LIMIT": str(24 * MIB), "EBBTIDE_RESERVE": "0"}
 # 36 MiB: one and a half times the limit.
 BLOCKS = (6, 6 * MIB)
@@ -181,7 +183,8 @@ def test_memory_that_a_program_maps_lies_on_the_host_handle_by_handle(clients: C
     many = clients.run("cudart12", "fill", "mapped", 9, 6 * MIB, EBBTIDE_OVERFLOW=policy, EBBTIDE_SUMMARY="1", **LIMIT)
     first, summary = many.stderr.splitlines()
     assert first.startswith("ebbtide: device 0 is full: all 6 MiB of a cuMemCreate lie in ")
-    assert summary == "ebbtide: summary: 30 MiB of 5 allocations went to the host, 0 bytes were promoted"
+    went = r"at most 24 MiB on device 0; 30 MiB of 5 allocations went to the host, 0 bytes were promoted"
+    assert re.fullmatch(SUMMARY + went, summary), summary
     took = clients.run("cudart12", "take", "mapped", 32 * MIB, EBBTIDE_OVERFLOW=policy, **LIMIT)
     assert [int(word) // MIB for word in took.stdout.split()] == [24, 24, 24], took.stderr
 
@@ -323,14 +326,22 @@ def test_the_first_spill_says_so_and_the_summary_counts(clients: Clients, policy
     done = clients.run("names", "fill", "alloc", *BLOCKS, EBBTIDE_OVERFLOW=policy, EBBTIDE_SUMMARY="1", **LIMIT)
     first, summary = done.stderr.splitlines()
     assert first.startswith("ebbtide: device 0 is full: 6 MiB")
-    assert re.fullmatch(
-        r"ebbtide: summary: \d+ MiB of \d+ allocations went to the host, 0 bytes were promoted", summary
-    )
+    went = r"at most \d+ MiB on device 0; \d+ MiB of \d+ allocations went to the host, 0 bytes were promoted"
+    assert re.fullmatch(SUMMARY + went, summary), summary
 
 
 def test_the_summary_of_what_fits(clients: Clients) -> None:
     done = clients.run("names", "take", "alloc", 6 * MIB, EBBTIDE_SUMMARY="1", EBBTIDE_LOG="error")
-    assert done.stderr == "ebbtide: summary: nothing went to the host\n"
+    assert re.fullmatch(SUMMARY + r"at most \d+ MiB on device 0; nothing went to the host\n", done.stderr), done.stderr
+
+
+def test_the_summary_of_a_program_that_never_asked_for_memory(clients: Clients) -> None:
+    """It has the driver's library, and calls nothing of it. A program without the library says nothing."""
+    load = "import ctypes, os; ctypes.CDLL('libcuda.so.1'); pid = os.fork(); pid and os.waitpid(pid, 0)"
+    done = clients.start([sys.executable, "-c", load], EBBTIDE_SUMMARY="1")
+    assert re.fullmatch(SUMMARY + "it never asked CUDA for device memory\n", done.stderr), done.stderr
+    assert clients.start([sys.executable, "-c", load], EBBTIDE_SUMMARY="0").stderr == ""
+    assert clients.start([sys.executable, "-c", "pass"], EBBTIDE_SUMMARY="1").stderr == ""
 
 
 def test_the_host_pool_is_made_ahead_and_used(clients: Clients) -> None:

@@ -18,7 +18,7 @@ def importable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(root)
 
 
-SAID = "ebbtide: summary: 3.6 GiB of 2 allocations went to the host, 0 bytes were promoted"
+SAID = "ebbtide: summary of python (PID 7): at most 2 GiB on device 0; 3.6 GiB of 2 allocations went to the host, 0 bytes were promoted"
 
 
 def figures(held_bytes: int, refusal: str = "", is_right: bool = True) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def test_what_went_to_the_host_is_read_from_the_summary() -> None:
     from benchmarks.unmodified import spilled_bytes
 
     assert spilled_bytes(["ebbtide: something else", SAID]) == int(3.6 * (1 << 30))
-    assert spilled_bytes(["ebbtide: summary: nothing went to the host"]) == 0
+    assert spilled_bytes(["ebbtide: summary of python (PID 7): no device memory; nothing went to the host"]) == 0
     assert spilled_bytes(["ebbtide: something else"]) is None
 
 

@@ -1,9 +1,13 @@
 #include "core/state/exit.h"
 
+#include <errno.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
+#include <string>
 
 #include "base/bytes.h"
 #include "base/log.h"
@@ -15,14 +19,24 @@ namespace {
 
 std::atomic<const Core*> summarized{nullptr};
 
+std::string peaks_of(const Core& core) {
+  std::string peaks;
+  for (int device = 0; device < kMaxDevices; ++device) {
+    const uint64_t bytes = core.budgets.device.peak_bytes(device);
+    if (bytes > 0) peaks += (peaks.empty() ? "" : ", ") + format_bytes(bytes) + " on device " + std::to_string(device);
+  }
+  return peaks.empty() ? "no device memory" : "at most " + peaks;
+}
+
 void write_summary(const Core& core) {
   try {
     const Counters& counters = core.counters;
-    // Asked for: not held back by EBBTIDE_LOG.
-    if (counters.spills == 0) return log_line(LogLevel::kError, {"summary: nothing went to the host"});
-    log_line(LogLevel::kError,
-             {"summary: ", format_bytes(counters.bytes_spilled), " of ", std::to_string(counters.spills.load()),
-              " allocations went to the host, ", format_bytes(counters.bytes_promoted), " were promoted"});
+    const std::string spilled = counters.spills == 0
+                                    ? "nothing went to the host"
+                                    : format_bytes(counters.bytes_spilled) + " of " +
+                                          std::to_string(counters.spills.load()) + " allocations went to the host, " +
+                                          format_bytes(counters.bytes_promoted) + " were promoted";
+    write_summary_line(peaks_of(core) + "; " + spilled);
   } catch (...) {
     // No memory for the text: the process ends anyway.
   }
@@ -57,6 +71,12 @@ void summarize_at_exit(const Core& core) {
   if (!read_switch(Setting::kSummary, false)) return;
   summarized.store(&core);
   std::atexit(&run_at_exit);
+}
+
+void write_summary_line(const std::string& what) {
+  // Asked for: not held back by EBBTIDE_LOG.
+  log_line(LogLevel::kError,
+           {"summary of ", program_invocation_short_name, " (PID ", std::to_string(::getpid()), "): ", what});
 }
 
 void BackgroundWork::change(int by) noexcept {

@@ -1,0 +1,45 @@
+// EBBTIDE_SUMMARY=1 in a program of CUDA or torch that never asked for device memory: it says so at exit, since its
+// user expects a summary.
+#include <link.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include "core/state/core.h"
+#include "core/state/exit.h"
+
+namespace ebbtide::preload {
+namespace {
+
+pid_t watched_process = 0;
+
+int is_of_cuda(dl_phdr_info* library, size_t /*size*/, void* found) {
+  const char* const slash = std::strrchr(library->dlpi_name, '/');
+  const std::string_view name = slash == nullptr ? library->dlpi_name : slash + 1;
+  if (name.starts_with("libcuda") || name.starts_with("libtorch")) *static_cast<bool*>(found) = true;
+  return 0;
+}
+
+void tell_if_unused() {
+  if (::getpid() != watched_process || Core::instance_if_made() != nullptr) return;
+  bool has_cuda = false;
+  ::dl_iterate_phdr(&is_of_cuda, &has_cuda);
+  if (!has_cuda) return;  // a shell, say
+  try {
+    write_summary_line("it never asked CUDA for device memory");
+  } catch (...) {
+    // No memory for the text: the process ends anyway.
+  }
+}
+
+__attribute__((constructor)) void watch_exit() {
+  const char* const summary = std::getenv("EBBTIDE_SUMMARY");
+  if (summary == nullptr || std::string_view(summary) != "1") return;
+  watched_process = ::getpid();
+  std::atexit(&tell_if_unused);
+}
+
+}  // namespace
+}  // namespace ebbtide::preload
