@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "base/settings.h"
 #include "core/state/core.h"
 #include "core/state/exit.h"
 
@@ -35,8 +36,7 @@ void tell_if_unused() {
 }
 
 __attribute__((constructor)) void watch_exit() {
-  const char* const summary = std::getenv("EBBTIDE_SUMMARY");
-  if (summary == nullptr || std::string_view(summary) != "1") return;
+  if (!read_switch(Setting::kSummary, false)) return;
   watched_process = ::getpid();
   std::atexit(&tell_if_unused);
 }

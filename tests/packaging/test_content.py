@@ -23,7 +23,8 @@ def expected_files(root: Path) -> set[str]:
     assert {"ebbtide.h", "ebbtide_limits.h", "ebbtide_lms.h", "ebbtide_queries.h", "ebbtide_settings.h"} == public
     headers = {f"include/{name}" for name in public}
     headers |= {f"torch_extension/csrc/api/{name}" for name in public - {"ebbtide_settings.h"}}
-    return modules | extension | headers | {"py.typed", "_core.pyi"}
+    for_c = {"cmake/ebbtide-config.cmake", "cmake/ebbtide-config-version.cmake", "pkgconfig/ebbtide.pc"}
+    return modules | extension | headers | for_c | {"py.typed", "_core.pyi"}
 
 
 def find_faults(files: Iterable[str], expected: set[str]) -> list[str]:
