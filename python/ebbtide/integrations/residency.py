@@ -29,8 +29,7 @@ def tag_of(owner: Any, kind: str) -> str:
 
 
 def offload(tag: str, *things: Any, backup: BackupName | None = "ram", empty_cache: bool = False) -> None:
-    """Moves the tensors of `things` into the tag, unless they are there, and pauses it. A tag that is paused stays as it
-    is."""
+    """Moves the tensors of `things` into the tag, unless they are there, and pauses it. A paused tag stays as it is."""
     if driver_choice.is_off():
         return
     if tag not in saver.tags() or not saver.is_paused(tag):
