@@ -1,7 +1,7 @@
 """vLLM's own tests of its allocator, unmodified, on the stub: those of the file that EBBTIDE_VLLM_TESTS names.
 
-That is tests/basic_correctness/test_cumem.py of vLLM, which newer releases call test_mem.py. Each test runs in its own
-process. Tests that load a model are left out.
+That is vLLM's test_cumem.py, which newer releases call otherwise. Each test runs in its own process. Tests that load a
+model are left out.
 """
 
 import os
