@@ -207,13 +207,31 @@ typedef struct ebbtide_request {
   /* demote: at most this much device memory leaves. promote: at most this much is taken on each device. Default
    * UINT64_MAX. */
   uint64_t max_bytes;
+  /* pause: the ebbtide_backup_kind of each of tags, tag_count of them, instead of `backup`, which stands for those that
+   * say AS_ALLOCATED. A tag that is listed twice says the same twice. All tags leave in one operation. Default NULL. */
+  const int32_t* backups;
 } ebbtide_request;
-#define EBBTIDE_REQUEST_INIT \
-  {sizeof(ebbtide_request), NULL, 0, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, 0, -1, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX}
+#define EBBTIDE_REQUEST_INIT    \
+  {sizeof(ebbtide_request),     \
+   NULL,                        \
+   0,                           \
+   0,                           \
+   EBBTIDE_BACKUP_AS_ALLOCATED, \
+   NULL,                        \
+   0,                           \
+   -1,                          \
+   NULL,                        \
+   0,                           \
+   0,                           \
+   NULL,                        \
+   0,                           \
+   NULL,                        \
+   UINT64_MAX,                  \
+   NULL}
 #ifndef __cplusplus
 #define EBBTIDE_TAG(name)                                                                                            \
   (&(ebbtide_request){sizeof(ebbtide_request), (const char* const[]){name}, 1, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, \
-                      0, -1, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX})
+                      0, -1, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX, NULL})
 #endif
 
 typedef struct ebbtide_report ebbtide_report; /* free it with ebbtide_free_report */

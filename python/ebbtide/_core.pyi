@@ -257,6 +257,7 @@ def pause(
     unused: Sequence[tuple[int, int]] = (),
     unused_as_of: int = 0,
     moved: Moved | None = None,
+    backups: Sequence[int] = (),
 ) -> Report: ...
 def resume(
     tags: Sequence[str],
@@ -284,6 +285,7 @@ def swap(
     retain: int = -1,
     unused: Sequence[tuple[int, int]] = (),
     unused_as_of: int = 0,
+    backups: Sequence[int] = (),
 ) -> tuple[Report, Report]: ...
 def prepare(tags: Sequence[str], missing_ok: bool = False) -> Report: ...
 def promote(tags: Sequence[str], missing_ok: bool = False, max_bytes: int = ...) -> Report: ...

@@ -21,7 +21,10 @@ void add_block(std::vector<CopyRange>& ranges, size_t offset) {
 }  // namespace
 
 BackupKind Pause::kind_of(const Allocation& allocation) const {
-  return is_trim_ ? BackupKind::kNone : request_.backup.value_or(allocation.policy.backup);
+  if (is_trim_) return BackupKind::kNone;
+  const auto found = request_.backup_by_tag.find(allocation.tag->name);
+  if (found != request_.backup_by_tag.end()) return found->second;
+  return request_.backup.value_or(allocation.policy.backup);
 }
 
 TagClaim Pause::claim() const {
