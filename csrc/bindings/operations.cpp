@@ -197,11 +197,11 @@ class BackupView {
   ebbtide_backup* backup_;
 };
 
-std::optional<BackupView> backup_of(uint64_t address, uint64_t size_bytes, bool is_writable) {
+std::optional<BackupView> backup_of(uint64_t address, uint64_t size_bytes, bool is_writable, bool is_retained) {
   void* bytes = nullptr;
   ebbtide_backup* backup = nullptr;
-  call(
-      [&](ebbtide_error* error) { return ebbtide_backup_of(as_pointer(address), size_bytes, &bytes, &backup, error); });
+  const auto ask = is_retained ? ebbtide_retained_backup_of : ebbtide_backup_of;
+  call([&](ebbtide_error* error) { return ask(as_pointer(address), size_bytes, &bytes, &backup, error); });
   if (bytes == nullptr) return std::nullopt;
   return BackupView(bytes, size_bytes, is_writable, backup);
 }
@@ -345,7 +345,8 @@ void register_operations(py::module_& module) {
   module.def("wait_for_tags", &wait_for_tags, py::arg("tags"));
   module.def("claim", &claim, py::arg("kind"), py::arg("tags"), py::arg("missing_ok") = false,
              py::arg("backup") = kAsAllocated);
-  module.def("backup_of", &backup_of, py::arg("address"), py::arg("size_bytes"), py::arg("writable") = false);
+  module.def("backup_of", &backup_of, py::arg("address"), py::arg("size_bytes"), py::arg("writable") = false,
+             py::arg("retained") = false);
 }
 
 }  // namespace ebbtide::bindings
