@@ -15,7 +15,8 @@ typedef enum ebbtide_limit {
   EBBTIDE_PINNED_LIMIT = 3, /* pinned memory: rings between device and host, pinned backups, LMS */
   EBBTIDE_RESERVE = 4,      /* device memory that spills leave free; UNLIMITED: 512 MiB or 1/16, whichever is smaller */
   EBBTIDE_HOST_POOL = 5,    /* host memory kept for the next spill, at most RAM; default 0 */
-  EBBTIDE_SHARED_HANDLE = 6 /* size of a handle that neighbours of a tag share after a resume; default 1 GiB; 0: none */
+  EBBTIDE_SHARED_HANDLE = 6, /* size of a handle that neighbours share after a resume; default 1 GiB; 0: none */
+  EBBTIDE_DEVICE_MARGIN = 7  /* free device memory that allocations leave to others; default 0 */
 } ebbtide_limit;
 EBBTIDE_API ebbtide_status ebbtide_set_limit(ebbtide_limit limit, uint64_t bytes, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* bytes, ebbtide_error* error);

@@ -37,6 +37,7 @@ Setting setting_of(ebbtide_limit limit) {
     case EBBTIDE_RESERVE: return Setting::kReserve;
     case EBBTIDE_HOST_POOL: return Setting::kHostPool;
     case EBBTIDE_SHARED_HANDLE: return Setting::kSharedHandle;
+    case EBBTIDE_DEVICE_MARGIN: return Setting::kDeviceMargin;
   }
   throw InvalidArgument("unknown limit " + std::to_string(static_cast<int>(limit)));
 }
@@ -154,6 +155,7 @@ ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* bytes, ebbtide_e
       case EBBTIDE_RESERVE: *bytes = core.rules.overflow.reserve_bytes.load(); return;
       case EBBTIDE_HOST_POOL: *bytes = core.host_pool.capacity_bytes(); return;
       case EBBTIDE_SHARED_HANDLE: *bytes = core.rules.shared_handle_bytes.load(); return;
+      case EBBTIDE_DEVICE_MARGIN: *bytes = core.budgets.device_margin.bytes(); return;
     }
     throw InvalidArgument("unknown limit " + std::to_string(static_cast<int>(limit)));
   });

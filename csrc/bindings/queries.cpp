@@ -39,8 +39,10 @@ ebbtide_limit limit_of(const std::string& name) {
   if (name == "reserve") return EBBTIDE_RESERVE;
   if (name == "host_pool") return EBBTIDE_HOST_POOL;
   if (name == "shared_handle") return EBBTIDE_SHARED_HANDLE;
+  if (name == "device_margin") return EBBTIDE_DEVICE_MARGIN;
   throw py::value_error("unknown limit '" + name +
-                        "': it is device, host, host_margin, pinned, reserve, host_pool or shared_handle");
+                        "': it is device, device_margin, host, host_margin, pinned, reserve, host_pool or "
+                        "shared_handle");
 }
 
 ebbtide_option option_of(const std::string& name) {

@@ -5,7 +5,7 @@
 #include "capi_check.h"
 #include "sim/control.h"
 
-enum { LIMITS = EBBTIDE_SHARED_HANDLE + 1, OPTIONS = EBBTIDE_COMPARE_BYTES + 1 };
+enum { LIMITS = EBBTIDE_DEVICE_MARGIN + 1, OPTIONS = EBBTIDE_COMPARE_BYTES + 1 };
 
 static void (*fail)(const char*, uint64_t, int, uint64_t);
 
@@ -38,9 +38,9 @@ static void every_limit_is_its_own(void) {
   for (int limit = 0; limit < LIMITS; ++limit) CHECK(limit_of((ebbtide_limit)limit) == before[limit]);
   uint64_t bytes = 0;
   REFUSED(ebbtide_set_limit((ebbtide_limit)LIMITS, 1, &error));
-  SAYS("7");
+  SAYS("8");
   REFUSED(ebbtide_get_limit((ebbtide_limit)LIMITS, &bytes, &error));
-  SAYS("7");
+  SAYS("8");
 }
 
 static void every_option_is_its_own(void) {
@@ -115,6 +115,19 @@ static void a_device_says_what_it_has(void) {
   --old.struct_size;
   REFUSED(ebbtide_query_device(0, &old, &error));
   SAYS("ebbtide_device_info.struct_size");
+}
+
+static void the_device_margin(void) {
+  const ebbtide_device_info before = device_info();
+  void* address = NULL;
+  EXPECT(EBBTIDE_OK, ebbtide_set_limit(EBBTIDE_DEVICE_MARGIN, before.free_bytes - CHUNK, &error));
+  CHECK(device_info().room_bytes == 0); /* beyond the reserve there is nothing */
+  EXPECT(EBBTIDE_OUT_OF_MEMORY, ebbtide_alloc("w", NULL, 0, 2 * CHUNK, &address, &error));
+  CHECK(error.requested_bytes == 2 * CHUNK && error.free_bytes == CHUNK && error.device == 0);
+  SAYS("device_margin");
+  EXPECT(EBBTIDE_OK, ebbtide_alloc("w", NULL, 0, CHUNK, &address, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_free(address, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_set_limit(EBBTIDE_DEVICE_MARGIN, 0, &error));
 }
 
 static void the_host_pool(void) {
@@ -199,6 +212,7 @@ int main(void) {
   every_option_is_its_own();
   the_whole_fraction();
   a_device_says_what_it_has();
+  the_device_margin();
   the_host_pool();
   a_folder_of_disk_backups();
   errors_carry_their_numbers();

@@ -7,6 +7,7 @@ BAD_VARIABLES = {
     "EBBTIDE_DRIVER": ("gpu", " must be one of auto, cuda, sim, off, not 'gpu'"),
     "EBBTIDE_OVERFLOW": ("foo", " must be one of split, managed, whole, none, not 'foo'"),
     "EBBTIDE_DEVICE_LIMIT": ("nonsense", f" {SIZE} 'nonsense'"),
+    "EBBTIDE_DEVICE_MARGIN": ("1GiB less", f" {SIZE} '1GiB less'"),
     "EBBTIDE_HOST_LIMIT": (
         "16G",
         " has the unknown unit 'G' (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB); write 16GiB or 16GB",

@@ -32,6 +32,7 @@ void apply(Core& core, Setting setting, const std::optional<std::string>& text) 
   const bool is_on = text == "1";
   switch (setting) {
     case Setting::kDeviceLimit: return core.budgets.device.set_limit(size_of(text));
+    case Setting::kDeviceMargin: return core.budgets.device_margin.set_bytes(size_of(text));
     case Setting::kHostLimit: return core.budgets.host.set_limit(size_of(text));
     case Setting::kHostMargin: return core.budgets.host.set_margin(size_of(text));
     case Setting::kPinnedLimit: return core.budgets.pinned.set_limit(size_of(text));

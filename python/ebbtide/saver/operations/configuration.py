@@ -27,6 +27,7 @@ Folder: TypeAlias = str | os.PathLike[str] | Literal[_Unchanged.UNCHANGED] | Non
 def configure(
     *,
     device_limit: Limit = UNCHANGED,
+    device_margin: Limit = UNCHANGED,
     host_limit: Limit = UNCHANGED,
     host_margin: Limit = UNCHANGED,
     pinned_limit: Limit = UNCHANGED,
@@ -44,6 +45,9 @@ def configure(
 
     Args:
         device_limit: the most that ebbtide may hold on each device ("16GiB" or bytes); None: no limit.
+        device_margin: free memory of each device that new allocations leave to others ("1GiB" or bytes); 0 leaves
+            nothing. One that would leave less is out of memory, so that torch gives its cache back and asks again; in
+            a region that overflows it lies on the host. A resume may use it.
         host_limit: the most host memory that it may hold; None: no limit but RAM and the container's.
         host_margin: host memory that it leaves to others ("1GiB" or bytes).
         pinned_limit: the most pinned memory that it may hold, for its rings and for pinned backups; None: no limit.
@@ -77,6 +81,7 @@ def configure(
     everything: dict[str, object] = {
         "disk_directory": disk_directory,  # first, since the file system may refuse it
         "device_limit": device_limit,
+        "device_margin": device_margin,
         "host_limit": host_limit,
         "host_margin": host_margin,
         "pinned_limit": pinned_limit,
