@@ -48,16 +48,19 @@ Setting setting_of(ebbtide_option option) {
     case EBBTIDE_SKIP_UNUSED: return Setting::kSkipUnused;
     case EBBTIDE_SKIP_CONSTANT: return Setting::kSkipConstant;
     case EBBTIDE_COMPARE_BYTES: return Setting::kCompareBytes;
+    case EBBTIDE_POISON: return Setting::kPoison;
   }
   throw InvalidArgument("unknown option " + std::to_string(static_cast<int>(option)));
 }
 
 const std::atomic<bool>& switch_of(ebbtide_option option) {
-  const SkipRules& skip = Core::instance().rules.skip;
+  const Rules& rules = Core::instance().rules;
+  const SkipRules& skip = rules.skip;
   switch (setting_of(option)) {
     case Setting::kSkipClean: return skip.clean;
     case Setting::kSkipUnused: return skip.unused;
     case Setting::kSkipConstant: return skip.constant;
+    case Setting::kPoison: return rules.must_poison;
     default: return skip.must_compare;
   }
 }

@@ -50,7 +50,9 @@ ebbtide_option option_of(const std::string& name) {
   if (name == "skip_unused") return EBBTIDE_SKIP_UNUSED;
   if (name == "skip_constant") return EBBTIDE_SKIP_CONSTANT;
   if (name == "compare_bytes") return EBBTIDE_COMPARE_BYTES;
-  throw py::value_error("unknown option '" + name + "': it is skip_clean, skip_unused, skip_constant or compare_bytes");
+  if (name == "poison") return EBBTIDE_POISON;
+  throw py::value_error("unknown option '" + name +
+                        "': it is skip_clean, skip_unused, skip_constant, compare_bytes or poison");
 }
 
 void set_option(const std::string& name, bool is_on) {

@@ -5,7 +5,8 @@
 #include "capi_check.h"
 #include "sim/control.h"
 
-enum { LIMITS = EBBTIDE_DEVICE_MARGIN + 1, OPTIONS = EBBTIDE_COMPARE_BYTES + 1 };
+enum { LIMITS = EBBTIDE_DEVICE_MARGIN + 1, OPTIONS = EBBTIDE_POISON + 1 };
+static int is_usual(int option) { return option != EBBTIDE_COMPARE_BYTES && option != EBBTIDE_POISON; }
 
 static void (*fail)(const char*, uint64_t, int, uint64_t);
 
@@ -47,21 +48,21 @@ static void every_option_is_its_own(void) {
   int32_t value = 9;
   for (int option = 0; option < OPTIONS; ++option) {
     EXPECT(EBBTIDE_OK, ebbtide_get_option((ebbtide_option)option, &value, &error));
-    CHECK(value == (option != EBBTIDE_COMPARE_BYTES));
+    CHECK(value == is_usual(option));
   }
   for (int option = 0; option < OPTIONS; ++option) {
-    const int32_t usual = option != EBBTIDE_COMPARE_BYTES;
+    const int32_t usual = is_usual(option);
     EXPECT(EBBTIDE_OK, ebbtide_set_option((ebbtide_option)option, !usual, &error));
     for (int other = 0; other < OPTIONS; ++other) {
       EXPECT(EBBTIDE_OK, ebbtide_get_option((ebbtide_option)other, &value, &error));
-      CHECK(value == ((other != EBBTIDE_COMPARE_BYTES) != (other == option)));
+      CHECK(value == (is_usual(other) != (other == option)));
     }
     EXPECT(EBBTIDE_OK, ebbtide_set_option((ebbtide_option)option, usual, &error));
   }
   for (const int32_t* bad = (const int32_t[]){-1, 2, INT32_MAX, INT32_MIN, 0}; *bad != 0; ++bad)
     REFUSED(ebbtide_set_option(EBBTIDE_SKIP_CLEAN, *bad, &error));
   REFUSED(ebbtide_set_option((ebbtide_option)OPTIONS, 1, &error));
-  SAYS("4");
+  SAYS("5");
   REFUSED(ebbtide_get_option((ebbtide_option)-1, &value, &error));
   REFUSED(ebbtide_get_option(EBBTIDE_SKIP_CLEAN, NULL, &error));
   EXPECT(EBBTIDE_OK, ebbtide_get_option(EBBTIDE_SKIP_CLEAN, &value, &error));
@@ -128,6 +129,21 @@ static void the_device_margin(void) {
   EXPECT(EBBTIDE_OK, ebbtide_alloc("w", NULL, 0, CHUNK, &address, &error));
   EXPECT(EBBTIDE_OK, ebbtide_free(address, &error));
   EXPECT(EBBTIDE_OK, ebbtide_set_limit(EBBTIDE_DEVICE_MARGIN, 0, &error));
+}
+
+static void poison(void) {
+  unsigned char* const address = make("kv");
+  ebbtide_request request = EBBTIDE_REQUEST_INIT;
+  request.backup = EBBTIDE_BACKUP_NONE;
+  EXPECT(EBBTIDE_OK, ebbtide_set_option(EBBTIDE_POISON, 1, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_pause(&request, NULL, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_resume(NULL, NULL, &error));
+  CHECK(address[0] == 0xEB && address[CHUNK - 1] == 0xEB);
+  EXPECT(EBBTIDE_OK, ebbtide_set_option(EBBTIDE_POISON, 0, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_pause(&request, NULL, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_resume(NULL, NULL, &error));
+  CHECK(address[0] == 0 && address[CHUNK - 1] == 0);
+  EXPECT(EBBTIDE_OK, ebbtide_free(address, &error));
 }
 
 static void the_host_pool(void) {
@@ -213,6 +229,7 @@ int main(void) {
   the_whole_fraction();
   a_device_says_what_it_has();
   the_device_margin();
+  poison();
   the_host_pool();
   a_folder_of_disk_backups();
   errors_carry_their_numbers();

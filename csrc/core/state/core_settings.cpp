@@ -44,6 +44,7 @@ void apply(Core& core, Setting setting, const std::optional<std::string>& text) 
     case Setting::kSkipUnused: return core.rules.skip.unused.store(is_on);
     case Setting::kSkipConstant: return core.rules.skip.constant.store(is_on);
     case Setting::kCompareBytes: return core.rules.skip.must_compare.store(is_on);
+    case Setting::kPoison: return core.rules.must_poison.store(is_on);
     case Setting::kDiskDirectory: return set_folder(text);
     case Setting::kDiskFiles: return set_disk_files(text == "named" ? DiskFiles::kNamed : DiskFiles::kHidden);
     default: throw InvalidArgument(std::string(facts_of(setting).name) + " is no setting of saver.configure");

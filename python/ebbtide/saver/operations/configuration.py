@@ -42,6 +42,7 @@ def configure(
     skip_unused: Switch = UNCHANGED,
     skip_constant: Switch = UNCHANGED,
     compare_bytes: Switch = UNCHANGED,
+    poison: Switch = UNCHANGED,
 ) -> None:
     """Sets limits and switches; what is left out stays as it is. All are checked before any is set.
 
@@ -78,6 +79,8 @@ def configure(
         skip_constant: whether it keeps blocks of one repeated value of 16 bytes as that value.
         compare_bytes: whether, where a digest says that nothing changed, the bytes are copied and compared all the
             same. Pinned backups are simply written again.
+        poison: whether memory whose content was dropped (by backup=None, as unused, or by a trim) comes back as bytes
+            0xEB and not as zeros, so that a program that relied on its content is found.
 
     Raises:
         TypeError, ValueError: malformed sizes, switches that are no bool, a host_pool beyond the machine's RAM; a
@@ -101,6 +104,7 @@ def configure(
         "skip_unused": skip_unused,
         "skip_constant": skip_constant,
         "compare_bytes": compare_bytes,
+        "poison": poison,
     }
     given = {name: value for name, value in everything.items() if value is not UNCHANGED}
     is_off = driver_choice.is_off()
