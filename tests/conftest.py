@@ -2,6 +2,8 @@
 
 EBBTIDE_TEST_DRIVER=sim|cuda (default sim) chooses the driver. EBBTIDE_NO_SKIPS=1 turns a skip into a failure, unless
 the test is marked `expected_skip(reason)`: on a GPU machine a test that did not run must not look like one that passed.
+EBBTIDE_VLLM_TESTS is a file of vLLM's allocator tests to run, and EBBTIDE_VLLM_SOURCES a folder with a folder of vLLM's
+sources for each release that the tests know.
 """
 
 import os

@@ -62,6 +62,10 @@ py::bytes get_setting(const std::string& name) {
   return py::bytes(value.data(), length);
 }
 
+void check_disk_directory(const std::string& path, const std::string& files) {
+  call([&](ebbtide_error* error) { return ebbtide_check_disk_directory(path.c_str(), files.c_str(), error); });
+}
+
 void check_tag(const std::string& text) {
   call([&](ebbtide_error* error) { return ebbtide_check_tag(text.data(), text.size(), error); });
 }
@@ -73,6 +77,7 @@ void register_settings(py::module_& module) {
   module.def("check_setting", &check_setting, py::arg("name"), py::arg("text"), py::arg("label") = py::none());
   module.def("configure", &configure, py::arg("name"), py::arg("value"));
   module.def("get_setting", &get_setting, py::arg("name"));
+  module.def("check_disk_directory", &check_disk_directory, py::arg("path"), py::arg("files"));
   module.def("check_tag", &check_tag, py::arg("text"));
 }
 

@@ -19,7 +19,7 @@ FILE = re.compile(rf"(?<![\w/.$*{{<%@-])((?:[\w.-]+/)*\w[\w-]*\.(?:{SUFFIXES}))\
 TOP_FOLDERS = "benchmarks|cmake|csrc|docs|examples|python|requirements|tests|tools"
 FOLDER = re.compile(rf"(?<![\w/.$*{{<%@-])((?:\.\./)*(?:{TOP_FOLDERS})/(?:[\w.-]+/)*[\w-]*)(?![\w/*<{{-]|\.\w)")
 # Files that are cited and are not the repository's: headers of others, and a program.
-FOREIGN = {"Python.h", "cuda.h", "cudaTypedefs.h", "llama.cpp"}
+FOREIGN = {"Python.h", "cuda.h", "cudaTypedefs.h", "llama.cpp", "test_cumem.py"}
 # What a build, a tool or a user makes, and placeholders in usage lines.
 MADE = {"NAME", "PROGRAM.py", "compile_commands.json", "first.json", "second.json", "tuning.json"}
 MADE |= {"walk-7.json"}

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
+from ebbtide.errors import StoreError  # noqa: E402
 from ebbtide.integrations import vllm_allocator  # noqa: E402
 
 MIB = 1 << 20
@@ -129,6 +130,20 @@ def test_what_is_asleep_keeps_the_policy_of_its_first_sleep(saver, allocator, ca
     assert [record.args[0] for record in caplog.records] == ["weights", "kv_cache", "weights"]
     allocator.wake_up()
     assert is_full_of(weights, 7) and is_full_of(cache, 0)
+
+
+def test_a_sleep_without_room_for_the_weights_drops_nothing(saver, allocator):
+    with allocator.use_memory_pool("weights"):
+        weights = torch.randn(8 << 20, device=saver.device)
+    cache = make(saver, allocator, "kv_cache", 12, 8)
+    before = held(allocator)
+    saver.configure(host_limit=saver.stats()["host_held_bytes"] + MIB)
+    with pytest.raises(StoreError):
+        allocator.sleep(offload_tags=("weights",))
+    assert held(allocator) == before and is_full_of(cache, 8) and bool(weights.any())
+    saver.configure(host_limit=None)
+    allocator.sleep(offload_tags=("weights",))
+    assert held(allocator) == 0
 
 
 def test_a_repeated_sleep_and_wake_up_do_nothing(saver, allocator, caplog):

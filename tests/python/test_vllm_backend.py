@@ -155,12 +155,25 @@ def test_register_again_does_nothing(saver, allocator):
     assert sorted(vllm_stub.SleepModeBackendFactory._registry) == ["cumem", "ebbtide"]
 
 
-def test_use_again_does_nothing_but_set_the_backup(saver, allocator):
+def test_workers_in_another_place_leave_vllm_alone_and_the_backend_says_so(saver, allocator, monkeypatch):
+    vllm_stub.install()
+    monkeypatch.delitem(sys.modules, "vllm.v1.worker.worker_base")
+    integration.register()
+    backend = vllm_stub.SleepModeBackendFactory.get_backend_class("ebbtide")
+    with pytest.raises(StateError, match="EBBTIDE_VLLM=1"):
+        backend()
+    integration.use()
+    assert backend().state() == "RUNNING"
+
+
+def test_use_again_does_nothing_but_set_the_backup(saver, allocator, monkeypatch):
     vllm_stub.install()
     integration.use()
     empty = torch.accelerator.empty_cache
     integration.use(backup="pinned", retain=True)
     assert torch.accelerator.empty_cache is empty
+    monkeypatch.setenv("EBBTIDE_VLLM", "1")
+    integration.register()
     assert (allocator.backup, allocator.retain) == ("pinned", True)
 
 

@@ -1,7 +1,7 @@
 """vLLM's own tests of its allocator, unmodified, on the stub: those of the file that EBBTIDE_VLLM_TESTS names.
 
-That is tests/basic_correctness/test_cumem.py of vLLM, which newer releases call test_mem.py. Each test runs in its own
-process. Tests that load a model are left out.
+That is vLLM's test_cumem.py, which newer releases call otherwise. Each test runs in its own process. Tests that load a
+model are left out. With EBBTIDE_VLLM_SOURCES, also vLLM's own modules around the allocator.
 """
 
 import os
@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from vllm_signatures import RELEASES  # noqa: E402
 
 HERE = Path(__file__).parent
 # These run on the simulated device as well. The others capture graphs, or fill the GPU from outside of the pools.
@@ -77,3 +79,14 @@ def test_a_failing_test_of_vllm_is_seen(tmp_path: Path, driver_name: str, monkey
     (tmp_path / "out").mkdir()
     with pytest.raises(AssertionError, match="assert False"):
         test_of_vllm("test_basic_cumem", driver_name, tmp_path / "out")
+
+
+@pytest.mark.expected_skip("EBBTIDE_VLLM_SOURCES is a folder of vLLM's sources, one folder for each release")
+@pytest.mark.parametrize("release", RELEASES)
+def test_vllms_own_factory_and_backends_run_on_ebbtide(release: str) -> None:
+    sources = Path(os.environ.get("EBBTIDE_VLLM_SOURCES", ""), release)
+    if not (sources / "vllm").is_dir():
+        pytest.skip("no sources of this release")
+    command = [sys.executable, str(HERE / "vllm_around_sources.py"), str(sources)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["ok"]), done.stdout + done.stderr

@@ -18,17 +18,20 @@ struct StoredBlock {
   kernels::Digest digest;    // of the bytes in the store, where has_digest
   kernels::Value value;      // stands for the block while it is away, where is_constant
   bool is_constant = false;  // else the bytes in the store do
-  bool is_unused = false;    // a constant one of zeros, since nobody used the block when it left
+  bool is_unused = false;    // the constant of dropped content, since nobody used the block when it left
   bool has_digest = false;
   bool is_touched = false;  // its pages in the store are in the charge
+  // The value, or the bytes in the store, are those of the last time that the block left. False after a pause that
+  // failed before it left, and where nothing was ever stored.
+  bool has_content = false;
 
   void stand_for(const kernels::Value& constant) {
     value = constant;
     is_constant = true;
     is_unused = false;
   }
-  void stand_for_nothing() {
-    stand_for({});
+  void stand_for_nothing(const kernels::Value& dropped) {
+    stand_for(dropped);
     is_unused = true;
   }
   void stand_for_bytes() { is_constant = is_unused = false; }
@@ -37,8 +40,9 @@ struct StoredBlock {
 // The bytes of an allocation while they are away, and after that where they are retained. It owns the charge for the
 // host memory that they take.
 //
-// It belongs to whoever holds the allocation. A view of the bytes (backup_of) holds the record and `views`. Bytes in
-// view are neither overwritten nor given back.
+// It belongs to whoever holds the allocation. A view of the bytes (backup_of) holds the record, and `views` or
+// `windows`. While there are views, the bytes are neither overwritten nor given back. While there are windows, they are
+// not given back, and a pause that overwrites them writes all that the windows show, also blocks of one value.
 struct BackupRecord {
   BackupRecord(BackupKind backup_kind, std::unique_ptr<Backup> opened, size_t size_bytes)
       : kind(backup_kind), backup(std::move(opened)), blocks(size_bytes / kernels::kBlockBytes) {}
@@ -56,6 +60,7 @@ struct BackupRecord {
   const std::unique_ptr<Backup> backup;  // goes before its charges do
   std::vector<StoredBlock> blocks;
   std::shared_ptr<void> views = std::make_shared<char>();
+  std::shared_ptr<void> windows = std::make_shared<char>();
 
   int device = 0;  // of the allocation
   // Of DeferredFrees.
@@ -63,6 +68,8 @@ struct BackupRecord {
   bool is_deferred = false;
 
   bool has_views() const { return views.use_count() > 1; }
+  bool has_windows() const { return windows.use_count() > 1; }
+  bool is_looked_at() const { return has_views() || has_windows(); }
 };
 
 }  // namespace ebbtide

@@ -21,7 +21,10 @@ void add_block(std::vector<CopyRange>& ranges, size_t offset) {
 }  // namespace
 
 BackupKind Pause::kind_of(const Allocation& allocation) const {
-  return is_trim_ ? BackupKind::kNone : request_.backup.value_or(allocation.policy.backup);
+  if (is_trim_) return BackupKind::kNone;
+  const auto found = request_.backup_by_tag.find(allocation.tag->name);
+  if (found != request_.backup_by_tag.end()) return found->second;
+  return request_.backup.value_or(allocation.policy.backup);
 }
 
 TagClaim Pause::claim() const {
@@ -300,18 +303,21 @@ Verdict Pause::judge(Kept& kept, size_t block, const kernels::BlockReport* repor
   const SkipRules& skip = core().rules.skip;
   StoredBlock& stored = kept.stored->blocks[block];
   if (kept.is_unused[block]) {
-    stored.stand_for_nothing();
+    stored.stand_for_nothing(core().rules.dropped_value());
+    stored.has_content = false;
     return Verdict::kUnused;
   }
-  if (report != nullptr && report->is_constant != 0 && skip.constant.load()) {
+  const bool is_in_window = stored.is_touched && kept.stored->has_windows();
+  if (report != nullptr && report->is_constant != 0 && skip.constant.load() && !is_in_window) {
     stored.stand_for(report->value);
+    stored.has_content = false;
     return Verdict::kConstant;
   }
   stored.stand_for_bytes();
   const bool is_known = report != nullptr && skip.clean.load() && stored.has_digest;
   const bool is_clean = is_known && stored.digest == report->digest;
   if (is_clean && !skip.must_compare.load()) return Verdict::kClean;
-  stored.has_digest = false;  // before its bytes in the store change
+  stored.has_digest = stored.has_content = false;  // before its bytes in the store change
   return is_known && !is_clean ? Verdict::kChanged : Verdict::kCopied;
 }
 
@@ -322,7 +328,21 @@ void Pause::run_last() {
     const ContextScope scope(device);
     drop(work);
   }
-  for (const auto& allocation : chosen_) allocation->is_paused.store(!is_trim_);
+  for (const auto& allocation : chosen_) {
+    allocation->is_paused.store(!is_trim_);
+    note_what_was_left(*allocation);
+  }
+}
+
+// What lies on the host stayed there: a backup that was retained has older bytes of it.
+void Pause::note_what_was_left(const Allocation& allocation) noexcept {
+  const auto stored = core().registry.backup_of(allocation);
+  if (stored == nullptr) return;
+  for (const Chunk& chunk : allocation.chunks) {
+    if (!chunk.is_on_host()) continue;
+    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)
+      stored->blocks[block].has_content = false;
+  }
 }
 
 // After a failure: what left whole is paused, though the rest is not.

@@ -34,6 +34,7 @@ void apply(Core& core, Setting setting, const std::optional<std::string>& text) 
   const bool is_on = text == "1";
   switch (setting) {
     case Setting::kDeviceLimit: return core.budgets.device.set_limit(size_of(text));
+    case Setting::kDeviceMargin: return core.budgets.device_margin.set_bytes(size_of(text));
     case Setting::kHostLimit: return core.budgets.host.set_limit(size_of(text));
     case Setting::kHostMargin: return core.budgets.host.set_margin(size_of(text));
     case Setting::kPinnedLimit: return core.budgets.pinned.set_limit(size_of(text));
@@ -45,7 +46,9 @@ void apply(Core& core, Setting setting, const std::optional<std::string>& text) 
     case Setting::kSkipUnused: return core.rules.skip.unused.store(is_on);
     case Setting::kSkipConstant: return core.rules.skip.constant.store(is_on);
     case Setting::kCompareBytes: return core.rules.skip.must_compare.store(is_on);
+    case Setting::kPoison: return core.rules.must_poison.store(is_on);
     case Setting::kDiskDirectory: return set_folder(text);
+    case Setting::kDiskFiles: return set_disk_files(text == "named" ? DiskFiles::kNamed : DiskFiles::kHidden);
     default: throw InvalidArgument(std::string(facts_of(setting).name) + " is no setting of saver.configure");
   }
 }
@@ -64,6 +67,7 @@ std::string text_of(double fraction) {
 std::string show_setting(Core& core, Setting setting) {
   switch (setting) {
     case Setting::kDeviceLimit: return text_of(core.budgets.device.limit_bytes());
+    case Setting::kDeviceMargin: return text_of(core.budgets.device_margin.bytes());
     case Setting::kHostLimit: return text_of(core.budgets.host.limit_bytes());
     case Setting::kHostMargin: return text_of(core.budgets.host.margin_bytes());
     case Setting::kPinnedLimit: return text_of(core.budgets.pinned.limit_bytes());
@@ -75,7 +79,9 @@ std::string show_setting(Core& core, Setting setting) {
     case Setting::kSkipUnused: return text_of(core.rules.skip.unused.load());
     case Setting::kSkipConstant: return text_of(core.rules.skip.constant.load());
     case Setting::kCompareBytes: return text_of(core.rules.skip.must_compare.load());
+    case Setting::kPoison: return text_of(core.rules.must_poison.load());
     case Setting::kDiskDirectory: return disk_directory();
+    case Setting::kDiskFiles: return disk_files() == DiskFiles::kNamed ? "named" : "hidden";
     default: throw InvalidArgument(std::string(facts_of(setting).name) + " is no setting of saver.configure");
   }
 }

@@ -83,7 +83,7 @@ def states_of(optimizer: Any) -> list[Any]:
     return list(optimizer.state.values())
 
 
-def adopt(thing: Any, tag: str, backup: BackupName) -> None:
+def adopt(thing: Any, tag: str, backup: BackupName | None) -> None:
     """`saver.adopt`, with a line in the log for tensors that stay outside of the tag."""
     for reason, count in saver.adopt(thing, tag=tag, backup=backup).skipped.items():
         _logger.info("%d tensors stay outside of tag %r: %s", count, tag, reason)

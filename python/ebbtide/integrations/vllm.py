@@ -9,7 +9,9 @@ selects by name, and nothing changes for those who select another backend. The o
 place of vLLM's own, whatever calls it: the backend "cumem" then sleeps and wakes ebbtide's memory.
 """
 
+import contextlib
 import functools
+import logging
 import os
 from typing import Any
 
@@ -20,6 +22,8 @@ from ebbtide.saver.values.arguments import BackupName, backup_code, retain_flag
 
 BACKEND_NAME = "ebbtide"
 
+_logger = logging.getLogger(__name__)
+
 
 def register() -> None:
     """Makes the backend "ebbtide" known to vLLM, and uses it throughout where EBBTIDE_VLLM=1. Called again, it does
@@ -28,11 +32,12 @@ def register() -> None:
     In a vLLM without pluggable backends (before 0.26) only EBBTIDE_VLLM=1 and `use` have an effect.
     """
     factory = _factory()
-    if factory is not None and BACKEND_NAME not in factory._registry:
-        factory.register_backend(BACKEND_NAME, "ebbtide.integrations.vllm_backend", "EbbtideBackend")
+    if factory is not None:
+        with contextlib.suppress(ValueError):  # it is registered already
+            factory.register_backend(BACKEND_NAME, "ebbtide.integrations.vllm_backend", "EbbtideBackend")
         _watch_workers()
     if settings.read_or_fallback("vllm", os.environ) == "1":
-        use()
+        _take_over()
 
 
 def use(backup: BackupName = "ram", retain: bool = False) -> None:
@@ -51,6 +56,17 @@ def use(backup: BackupName = "ram", retain: bool = False) -> None:
         raise ValueError('backup must be "ram", "pinned" or "disk": without one, level 1 would lose the weights')
     own = vllm_allocator.allocator()
     own.backup, own.retain = backup, retain_flag(retain, code)
+    _take_over()
+
+
+def is_in_use() -> bool:
+    """Whether vLLM in this process gets its memory from ebbtide."""
+    from vllm.device_allocator import cumem
+
+    return cumem.CuMemAllocator.instance is vllm_allocator.allocator()
+
+
+def _take_over() -> None:
     _take_the_place_of_vllms()
     _trim_where_torch_empties_its_cache()
 
@@ -94,17 +110,22 @@ def _trimming(empty: Any) -> Any:
 
 def _watch_workers() -> None:
     """A worker allocates before it asks for its backend. So each notes at its construction which one is selected."""
-    from vllm.v1.worker.worker_base import WorkerBase
-
+    try:
+        from vllm.v1.worker.worker_base import WorkerBase
+    except ImportError as error:  # the backend says so where it is selected, and others are not concerned
+        _logger.debug("vLLM's workers are not where they were, so that only EBBTIDE_VLLM=1 has an effect: %r", error)
+        return
     construct = WorkerBase.__init__
+    if hasattr(construct, "_ebbtide_watches"):
+        return
 
     @functools.wraps(construct)
     def construct_and_look(worker: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         if getattr(vllm_config.model_config, "sleep_mode_backend", "") == BACKEND_NAME:
-            _take_the_place_of_vllms()
-            _trim_where_torch_empties_its_cache()
+            _take_over()
         construct(worker, vllm_config, *args, **kwargs)
 
+    construct_and_look._ebbtide_watches = True  # type: ignore[attr-defined]
     WorkerBase.__init__ = construct_and_look
 
 

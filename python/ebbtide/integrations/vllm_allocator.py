@@ -25,7 +25,6 @@ from ebbtide import _core, saver
 from ebbtide.errors import OutOfMemoryError
 from ebbtide.saver.reclaim import retired, torch_cache
 from ebbtide.saver.values.arguments import BackupName
-from ebbtide.saver.values.reports import Report
 
 if TYPE_CHECKING:
     import torch
@@ -222,8 +221,8 @@ class Allocator:
             elif info is not None and (info.stored_bytes if backup is None else info.dropped_bytes):
                 _logger.warning("vLLM's tag %r is asleep already, and stays as it is", name.removeprefix(PREFIX))
         _run_vllm_hooks("run_before_unmap_hooks", self.pointer_to_data, [name.removeprefix(PREFIX) for name in awake])
-        for report in _pause(awake):
-            _logger.info("%s", report)
+        if awake:
+            _logger.info("%s", saver.pause(awake))
         torch_cache.empty()
 
 
@@ -256,14 +255,6 @@ class _OpenPool:
         finally:
             self.is_left = False
             self.__enter__()
-
-
-def _pause(policies: Mapping[str, BackupName | None]) -> list[Report]:
-    """Pauses each tag with its backup: first what is kept, so that nothing is dropped if there is no room for it."""
-    reports = []
-    for backup in sorted(set(policies.values()), key=lambda each: each is None):
-        reports.append(saver.pause(*(name for name, own in policies.items() if own == backup), backup=backup))
-    return reports
 
 
 def _run_vllm_hooks(name: str, allocations: Mapping[int, Allocation], *tags: Any) -> None:

@@ -3,7 +3,8 @@
 from vllm.device_allocator.sleep_mode_backend import SleepModeBackend
 
 from ebbtide import driver_choice
-from ebbtide.integrations import vllm_allocator
+from ebbtide.errors import StateError
+from ebbtide.integrations import vllm, vllm_allocator
 
 
 class EbbtideBackend(SleepModeBackend):
@@ -11,10 +12,18 @@ class EbbtideBackend(SleepModeBackend):
 
     Level 1 keeps the weights and drops the KV cache; level 2 drops both. What vLLM calls "runtime" and "cudagraph" is
     kept at every level. A failed call leaves the state as it was, and nothing moved.
+
+    Raises:
+        StateError: made in a process whose vLLM allocates elsewhere.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        if not vllm.is_in_use():
+            raise StateError(
+                "vLLM has allocated with its own allocator, and this backend can't move that memory: "
+                "start vLLM with EBBTIDE_VLLM=1"
+            )
         self._allocator = vllm_allocator.allocator()
 
     def suspend(self, level: int = 1) -> None:

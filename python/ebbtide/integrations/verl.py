@@ -1,0 +1,128 @@
+"""verl's functions that offload and load models and optimizers, by the same names and arguments, over ebbtide.
+
+    from ebbtide.integrations.verl import load_fsdp_model_to_gpu, offload_fsdp_model_to_cpu
+
+They replace those of `verl.utils.fsdp_utils` and `verl.utils.megatron_utils`. No tensor moves to another device. An
+offloaded parameter still says that it is on the GPU, at the address that it had, and must not be read until it is
+loaded. verl itself does that in one place: FSDPEngine.get_per_tensor_param reads the state dict after it has
+offloaded the model. Load the model before those parameters are consumed. EBBTIDE_CHECK=1 finds such reads.
+"""
+
+import gc
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ebbtide import saver
+from ebbtide.integrations.residency import load, offload, tag_of
+from ebbtide.integrations.resting import states_of
+from ebbtide.saver.reclaim import torch_cache
+
+
+def offload_fsdp_model_to_cpu(model: Any, empty_cache: bool = True) -> None:
+    """Takes a model's parameters, buffers and gradients off the device: FSDP 1 or 2, or a plain module.
+
+    Raises:
+        As `saver.adopt` and `saver.pause`.
+    """
+    offload(tag_of(model, "verl.model"), model, empty_cache=empty_cache)
+
+
+def load_fsdp_model_to_gpu(model: Any) -> None:
+    """Brings them back. What was on another device from the start moves to this process's device.
+
+    Raises:
+        As `saver.resume`.
+    """
+    load(tag_of(model, "verl.model"))
+    if any(tensor.device.type not in (saver.device, "meta") for tensor in [*model.parameters(), *model.buffers()]):
+        model.to(saver.device)
+
+
+offload_fsdp2_model_to_cpu = offload_fsdp_model_to_cpu
+load_fsdp2_model_to_gpu = load_fsdp_model_to_gpu
+
+
+def offload_fsdp_optimizer(optimizer: Any) -> None:
+    """Takes the states of an optimizer off the device. One that has made none yet is left alone."""
+    if optimizer.state:
+        offload(tag_of(optimizer, "verl.optimizer"), *states_of(optimizer))
+
+
+def load_fsdp_optimizer(optimizer: Any, device_id: Any) -> None:
+    """Brings them back. States on another device, from a checkpoint say, move to `device_id`."""
+    import torch
+
+    load(tag_of(optimizer, "verl.optimizer"))
+    for state in states_of(optimizer):
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.device.type != saver.device:
+                state[key] = value.to(device_id, non_blocking=True)
+
+
+def offload_megatron_model_to_cpu(models: Sequence[Any]) -> None:
+    """Takes the chunks of a model off the device. The content of DistributedDataParallel's gradient buffers is dropped,
+    as verl drops it."""
+    for chunk in models:
+        buffers = _buffers_of(chunk)
+        if buffers is None:
+            offload(tag_of(chunk, "verl.model"), chunk)
+        else:
+            offload(tag_of(chunk, "verl.model"), *(buffer.param_data for buffer in buffers))
+            offload(tag_of(chunk, "verl.gradients"), *(buffer.grad_data for buffer in buffers), backup=None)
+    gc.collect()
+    torch_cache.empty()
+
+
+def load_megatron_model_to_gpu(models: Sequence[Any], load_grad: bool = True) -> None:
+    """Brings the chunks back. With `load_grad`, the gradient buffers too, as zeros."""
+    for chunk in models:
+        load(tag_of(chunk, "verl.model"))
+        tag = tag_of(chunk, "verl.gradients")
+        if load_grad and tag in saver.tags() and saver.is_paused(tag):
+            load(tag)
+            for buffer in _buffers_of(chunk) or ():
+                buffer.grad_data.zero_()
+
+
+def offload_megatron_copy_params(optimizers: Any) -> None:
+    """Takes the optimizer's fp32 copies of parameters off the device."""
+    for optimizer in _chained(optimizers):
+        groups = getattr(optimizer, "shard_fp32_from_float16_groups", None)
+        if groups is not None:
+            offload(tag_of(optimizer, "verl.copies"), groups)
+
+
+def load_megatron_copy_params(optimizers: Any) -> None:
+    """Brings them back."""
+    for optimizer in _chained(optimizers):
+        load(tag_of(optimizer, "verl.copies"))
+
+
+def offload_megatron_optimizer(optimizers: Any) -> None:
+    """Takes the optimizer's copies of parameters and its states off the device. States on the CPU stay there."""
+    for optimizer in _chained(optimizers):
+        offload_megatron_copy_params(optimizer)
+        inner = optimizer.optimizer
+        if inner is not None:  # a pipeline stage may have no parameters
+            parts = getattr(inner, "sub_optimizers", [inner])
+            offload(tag_of(optimizer, "verl.optimizer"), *(state for part in parts for state in states_of(part)))
+    gc.collect()
+    torch_cache.empty()
+
+
+def load_megatron_optimizer(optimizers: Any) -> None:
+    """Brings them back."""
+    for optimizer in _chained(optimizers):
+        load(tag_of(optimizer, "verl.copies"), tag_of(optimizer, "verl.optimizer"))
+
+
+def _chained(optimizers: Any) -> Iterable[Any]:
+    found: Iterable[Any] = getattr(optimizers, "chained_optimizers", (optimizers,))
+    return found
+
+
+def _buffers_of(chunk: Any) -> list[Any] | None:
+    """The buffers of Megatron's DistributedDataParallel; None for any other module, whose `buffers` is a method."""
+    if callable(chunk.buffers):
+        return None
+    return [*chunk.buffers, *getattr(chunk, "expert_parallel_buffers", ())]
