@@ -145,8 +145,9 @@ def test_regions_win_whether_they_began_before_or_after(mine, saver, tag2):
     assert mine.model.route() == routes_of_threads(mine.model)
     with saver.region(tag2):
         assert mine.model.route() == before
-        with saver.disabled():
-            assert mine.model.route() == routes_of_threads(mine.model)
+        with saver.disabled():  # memory of its own, since what torch caches is tagged
+            assert mine.model.route() not in (None, before, routes_of_threads(mine.model))
+        assert mine.model.route() == before
         saver.resume(mine.tag)
         assert mine.model.route() == before
     assert mine.model.route() is None
