@@ -123,6 +123,7 @@ class Disabled(_AllocationScope):
     """The context manager that `saver.disabled` returns."""
 
     def _prepare(self, frame: "_core.Frame") -> bool:
+        frame.leave_thread_untagged()
         return ordinary_memory.prepare_ordinary(frame)
 
     def __repr__(self) -> str:
