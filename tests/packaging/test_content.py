@@ -20,7 +20,8 @@ def expected_files(root: Path) -> set[str]:
         if path.suffix in (".cpp", ".h")
     }
     public = {path.name for path in (root / "csrc/api").glob("ebbtide*.h")}
-    assert {"ebbtide.h", "ebbtide_limits.h", "ebbtide_lms.h", "ebbtide_queries.h", "ebbtide_settings.h"} == public
+    named = {"limits", "lms", "queries", "settings", "threads"}
+    assert {"ebbtide.h", *(f"ebbtide_{name}.h" for name in named)} == public
     headers = {f"include/{name}" for name in public}
     headers |= {f"torch_extension/csrc/api/{name}" for name in public - {"ebbtide_settings.h"}}
     return modules | extension | headers | {"py.typed", "_core.pyi"}

@@ -55,7 +55,7 @@ def test_a_full_device_overflows_without_a_limit(clients: Clients, call: str, po
 def test_every_call_overflows_by_every_policy(
     clients: Clients, way: str, call: str, policy: str, is_pauseable: str
 ) -> None:
-    settings = {"EBBTIDE_OVERFLOW": policy, "EBBTIDE_PAUSEABLE": is_pauseable, **LIMIT}
+    settings = {"EBBTIDE_OVERFLOW": policy, "EBBTIDE_PAUSEABLE": is_pauseable, "EBBTIDE_PAUSEABLE_ALL": "1", **LIMIT}
     done = clients.run(way, "fill", call, *BLOCKS, **settings)
     assert (done.returncode, done.stdout) == (0, f"free {24 * MIB} before, {24 * MIB} after\n"), done.stderr
 
@@ -89,7 +89,7 @@ def test_small_ones_stay_on_the_device_where_large_ones_spill(
     clients: Clients, way: str, call: str, is_pauseable: str
 ) -> None:
     """Large allocations of 20 MiB fill 124 MiB; the seventh is split."""
-    settings = {**ROOMY, "EBBTIDE_PAUSEABLE": is_pauseable}
+    settings = {**ROOMY, "EBBTIDE_PAUSEABLE": is_pauseable, "EBBTIDE_PAUSEABLE_ALL": "1"}
     done = clients.run(way, "mixed", call, 7, 20 * MIB, 2 * MIB, **settings)
     assert (done.returncode, done.stdout) == (0, "2 2 0 0 0 0 0 free 128\n"), done.stderr
 
@@ -262,7 +262,15 @@ def test_an_address_that_is_given_again_is_new_memory(clients: Clients, state: s
 def test_a_capture_is_left_alone(clients: Clients, way: str, is_pauseable: str, size: int, policy: str) -> None:
     """A graph's allocations are left to the driver, and not even the limit prevents them. (The simulator refuses them:
     801.)"""
-    done = clients.run(way, "capture", size, EBBTIDE_OVERFLOW=policy, EBBTIDE_PAUSEABLE=is_pauseable, **LIMIT)
+    done = clients.run(
+        way,
+        "capture",
+        size,
+        EBBTIDE_OVERFLOW=policy,
+        EBBTIDE_PAUSEABLE=is_pauseable,
+        EBBTIDE_PAUSEABLE_ALL="1",
+        **LIMIT,
+    )
     assert (done.returncode, done.stdout) == (0, "allocate 801\n"), done.stderr
 
 
@@ -311,6 +319,7 @@ def test_any_failing_call_leaves_everything_as_it_was(
         EBBTIDE_HOST_MARGIN="0",
         EBBTIDE_OVERFLOW=policy,
         EBBTIDE_PAUSEABLE=is_pauseable,
+        EBBTIDE_PAUSEABLE_ALL="1",
         EBBTIDE_LOG="error",
         **LIMIT,
     )

@@ -142,6 +142,7 @@ class Registry {
   uint64_t pause_count(const std::string& tag_name) const;
   LeaseInfo open_lease(const std::string& tag_name, const std::string& holder);
   void close_lease(uint64_t id);
+  bool is_lease_open(uint64_t id) const;
 
   // Holds the tags, and those of their allocations that are claimed, all in one step, so that two operations never wait
   // for each other. Waits while another operation holds one of the tags. Throws StateError for an unknown tag, and for

@@ -126,7 +126,10 @@ class Disabled(_AllocationScope):
 
     def _prepare(self, frame: "_core.Frame") -> bool:
         # What torch has cached in a pauseable program is tagged.
-        return ordinary_memory.prepare_ordinary(frame) if program.own() is None else _prepare_separate(frame)
+        if program.own() is not None:
+            return _prepare_separate(frame)
+        frame.leave_thread_untagged()
+        return ordinary_memory.prepare_ordinary(frame)
 
     def __repr__(self) -> str:
         return "saver.disabled()"
@@ -155,6 +158,18 @@ def _prepare_separate(frame: "_core.Frame") -> bool:
 
     frame.after = give_back
     return True
+
+
+class Tagged(_AllocationScope):
+    """In a preloaded program, what torch allocates in this thread outside our pools gets the tag. `backup` is a core
+    code."""
+
+    def __init__(self, tag: str, backup: int) -> None:
+        self._tag, self._backup = tag, backup
+
+    def _prepare(self, frame: "_core.Frame") -> bool:
+        frame.tag_thread(self._tag, self._backup, False)
+        return True
 
 
 def separate_memory() -> Separate:
