@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "compat/backups.h"
 #include "compat/names.h"
+#include "compat/policy.h"
 #include "compat/variables.h"
 
 // What torch_memory_saver keeps for each thread, as the thread's policy. So a region of the saver shows here, too.
@@ -24,7 +25,16 @@ int32_t backend() noexcept { return own_backend >= 0 ? own_backend : variables()
 
 bool is_on_cpu(int32_t backup) noexcept { return backup == EBBTIDE_BACKUP_RAM || backup == EBBTIDE_BACKUP_PINNED; }
 
-// With a tag and a backup in any case.
+void set_policy(const char* call, ebbtide_thread_policy policy) noexcept {
+  ebbtide_error error = EBBTIDE_ERROR_INIT;
+  policy.retain = policy.backup != EBBTIDE_BACKUP_NONE && compat::retains() ? 1 : 0;
+  if (ebbtide_set_thread_policy(&policy, &error) != EBBTIDE_OK) log_line(LogLevel::kError, {call, ": ", error.message});
+}
+
+}  // namespace
+
+namespace ebbtide::compat {
+
 ebbtide_thread_policy policy_in_force() noexcept {
   ebbtide_thread_policy policy = EBBTIDE_THREAD_POLICY_INIT;
   ebbtide_get_thread_policy(&policy, nullptr);
@@ -42,13 +52,9 @@ ebbtide_thread_policy policy_in_force() noexcept {
   return policy;
 }
 
-void set_policy(const char* call, ebbtide_thread_policy policy) noexcept {
-  ebbtide_error error = EBBTIDE_ERROR_INIT;
-  policy.retain = policy.backup != EBBTIDE_BACKUP_NONE && compat::retains() ? 1 : 0;
-  if (ebbtide_set_thread_policy(&policy, &error) != EBBTIDE_OK) log_line(LogLevel::kError, {call, ": ", error.message});
-}
+}  // namespace ebbtide::compat
 
-}  // namespace
+using compat::policy_in_force;
 
 extern "C" {
 

@@ -57,7 +57,8 @@ def held():
 
 def use_torch(folder):
     global torch, torch_cuda, nccl
-    torch, torch_cuda, nccl = (ctypes.CDLL(f"{folder}/lib{name}") for name in ("c10_cuda.so", "torch_cuda.so", "nccl.so.2"))
+    names = ("c10_cuda.so", "torch_cuda.so", "nccl.so.2")
+    torch, torch_cuda, nccl = (ctypes.CDLL(f"{folder}/lib{name}") for name in names)
 
 context = ctypes.c_void_p()
 check(cuda.cuInit(0))

@@ -176,12 +176,43 @@ def test_another_threads_region_stands_against_the_pause(mine, saver, tag2):
     saver.pause(mine.tag)
 
 
-def test_old_torch_is_refused(mine, saver, monkeypatch):
-    mine.make(2, 1)
+def test_old_torch_gets_no_pool_but_a_warning(mine, saver, monkeypatch):
+    """As torch_memory_saver does it there: what torch has cached goes back, and the rest leaves."""
     monkeypatch.setattr(torch, "__version__", "2.10.1")
-    with pytest.raises(StateError, match=r"torch 2\.11 or newer, and this is 2\.10\.1"):
-        saver.pause()
-    assert not saver.is_paused(mine.tag)
+    monkeypatch.setattr(bypass, "_has_warned", False)
+    mine.drop(mine.make(4, 1))
+    kept = mine.make(2, 2)
+    with pytest.warns(RuntimeWarning, match=r"torch 2\.10\.1.*allocate nothing") as said:
+        assert saver.pause().bytes == 2 * MIB
+        assert saver.resume(mine.tag).bytes == 2 * MIB
+        assert saver.pause(mine.tag).bytes == 2 * MIB
+    assert len(said) == 1
+    assert mine.model.route() is None is routes_of_threads(mine.model)
+    assert _core.find(kept).is_paused
+    saver.resume(mine.tag)
+    mine.check()
+
+
+def test_old_torch_may_be_paused_while_another_thread_is_in_a_region(mine, saver, tag2, monkeypatch):
+    """That thread keeps its own pool, since none is opened."""
+    monkeypatch.setattr(torch, "__version__", "2.10.1")
+    monkeypatch.setattr(bypass, "_has_warned", True)
+    mine.make(2, 1)
+    inside, leave = threading.Event(), threading.Event()
+
+    def stay():
+        with saver.region(tag2):
+            inside.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    try:
+        assert inside.wait(30)
+        assert saver.pause(mine.tag).bytes == 2 * MIB
+    finally:
+        leave.set()
+        thread.join(30)
 
 
 def test_a_pause_that_is_refused_leaves_torch_as_it_was(mine, saver, tag2):

@@ -28,8 +28,9 @@ def env(**options: Any) -> dict[str, str]:
 
     Args:
         options: those of `ebbtide run` as keywords: overflow, device_limit, host_limit, host_margin, host_pool,
-            reserve, whole_fraction, report, pauseable, tag, backup, lms, lms_min_size, summary, log. Sizes are "16GiB"
-            or bytes; None for overflow or backup is "none". What is not given stays as this process's environment says.
+            reserve, whole_fraction, report, pauseable, pauseable_all, tag, backup, lms, lms_min_size, summary, log.
+            Sizes are "16GiB" or bytes; None for overflow or backup is "none". What is not given stays as this
+            process's environment says.
 
     Returns:
         All of them, with LD_PRELOAD and, for lms, PYTHONPATH (ours first, then what they hold here). Processes that are

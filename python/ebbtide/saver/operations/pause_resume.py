@@ -37,7 +37,7 @@ def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool =
         TypeError, ValueError: malformed arguments.
         StateError: an unknown tag, a tag whose region is open (in whatever thread), a capture under way; a tag that an
             earlier failure left midway while somebody has a view of its backup; for the tag of a pauseable program
-            also another thread's open region, or torch before 2.11. Nothing moved.
+            also another thread's open region. Nothing moved.
         StoreError: the host (or the disk) has too little room for the backup; nothing moved. Or the disk failed; every
             byte is safe, as after a DriverError.
         DriverError: a driver call failed; every byte with a backup is safe, and pause or resume, called again,

@@ -13,13 +13,15 @@ own is open for all threads, on each device where the tag has memory.
 - The free blocks of a pool that torch no longer allocates from count as unused. A graph's pool never does: a replay
   uses blocks that torch calls free.
 
-Read in torch 2.11 and newer.
+Read in torch 2.11 and newer. In older torch the pool that was opened first may win. There, no pool is opened: torch's
+cache is emptied, and a warning says once that nothing may be allocated until the resume.
 """
 
 import contextlib
 import logging
 import os
 import threading
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -43,6 +45,7 @@ _lock = make_lock()
 _open: "list[_BypassPools]" = []
 _closed: set[PoolId] = set()
 _is_guarded = False
+_has_warned = False
 
 
 class _BypassPools:
@@ -93,7 +96,7 @@ class during_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
     nothing in a program that is not pauseable.
 
     Raises:
-        StateError: torch is too old, or another thread is in a region. Nothing moved.
+        StateError: another thread is in a region. Nothing moved.
     """
 
     def __init__(self, names: list[str]) -> None:
@@ -108,7 +111,9 @@ class during_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
         global _is_guarded
         enabling.enable_if_asked()
         captures.install()
-        _check_torch()
+        if not _can_redirect():
+            _empty_cache_and_warn()
+            return
         _check_threads()
         guard = _BypassPools()
         guard.fill(self._tag)
@@ -214,15 +219,26 @@ def _has_cuda() -> bool:
     return driver_choice.torch_on_gpu() is not None
 
 
-def _check_torch() -> None:
+def _can_redirect() -> bool:
     import torch
 
     from ebbtide.saver.pools.cuda_pools import INNER_BEATS_ALL_FROM
 
-    if torch_version(torch.__version__) < INNER_BEATS_ALL_FROM:
-        raise StateError(
-            f"pausing a whole program needs torch 2.11 or newer, and this is {torch.__version__}: "
-            "upgrade torch, or use regions"
+    return torch_version(torch.__version__) >= INNER_BEATS_ALL_FROM
+
+
+def _empty_cache_and_warn() -> None:
+    import torch
+
+    torch.cuda.empty_cache()
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
+        warnings.warn(
+            f"this is torch {torch.__version__}, and torch before 2.11 hands out free parts of memory that a pause "
+            "took away: allocate nothing on the device between the pause of a whole program and its resume",
+            RuntimeWarning,
+            stacklevel=2,
         )
 
 
