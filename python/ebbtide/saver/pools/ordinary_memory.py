@@ -26,7 +26,8 @@ def prepare_ordinary(frame: "_core.Frame") -> bool:
 
 
 def prepare_separate(frame: "_core.Frame", separation: backends.Separation, beats_all: bool) -> None:
-    """Fills the frame with memory of its own."""
+    """Fills the frame with memory of its own, which is not tagged."""
+    frame.leave_thread_untagged()
     frame.hides_outer = True
     frame.beats_all = beats_all
     for use in separation.uses:
