@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/own_library.h"
 #include "base/settings.h"
 #include "compat/variables.h"
 #include "preload/resolver.h"
@@ -65,6 +66,8 @@ ThreadPolicy read_program_policy() {
 
 Settings read_settings() {
   Settings read;
+  // A program of torch_memory_saver expects an error where memory is short.
+  if (own_library().is_torch_memory_savers()) read.on_shortage = OnShortage::kFail;
   read_word(Setting::kOverflow, kOverflowWords, read.on_shortage);
   read_word(Setting::kReport, kReportWords, read.report);
   read.tags_all = read_switch(Setting::kPauseableAll, read.tags_all);

@@ -6,6 +6,7 @@ Every client writes and reads all memory that it allocates.
 import re
 
 import pytest
+from ebbtide.launch.preloading import TMS_LIBRARY_NAMES, compat_path
 from preload_clients import MIB, WAYS, Clients
 
 OUT_OF_MEMORY = 2
@@ -31,6 +32,15 @@ def test_without_overflow_it_fails_with_the_plain_error_and_one_line(clients: Cl
     assert len(own) == 1
     assert "cuMemAlloc: device 0 has too little memory: 6 MiB wanted" in own[0]
     assert "device_limit 24 MiB, of which 24 MiB are taken" in own[0]
+
+
+@pytest.mark.parametrize("name", TMS_LIBRARY_NAMES)
+def test_under_a_name_of_torch_memory_saver_only_the_variable_brings_overflow(clients: Clients, name: str) -> None:
+    library = str(compat_path() / name)
+    done = clients.run("cudart12", "fill", "alloc", *BLOCKS, preload=library, **LIMIT)
+    assert done.returncode == OUT_OF_MEMORY and "device 0 has too little memory" in done.stderr
+    done = clients.run("cudart12", "fill", "alloc", *BLOCKS, preload=library, EBBTIDE_OVERFLOW="split", **LIMIT)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.sim_only
