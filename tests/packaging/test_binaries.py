@@ -8,6 +8,7 @@ import pytest
 from checks.binaries import Rule, find_faults, read_exports
 from checks.names import RESOLVERS, exported_driver_names, read_c_functions, read_driver_functions, read_hooks
 from checks.toolchain import find_cuda_include
+from ebbtide.launch import preloading
 
 # The C symbols of torch_memory_saver.
 TMS = re.compile(r"^EBBTIDE_API [a-z0-9_* ]+ (tms_\w+|set_memory_margin_bytes)\(", re.MULTILINE)
@@ -54,8 +55,10 @@ def test_binary_needs_and_exports_only_what_it_promises(package: Path, rules: di
 
 
 def test_no_other_binary_is_in_the_package(package: Path) -> None:
-    names = sorted(path.name.split(".")[0] for path in package.rglob("*.so"))
+    names = sorted(path.name.split(".")[0] for path in package.glob("*.so"))
     assert names == ["_core", "libebbtide", "libebbtide_preload", "libebbtide_sim"]
+    others = set(package.rglob("*.so")) - {*package.glob("*.so")}
+    assert others == {package / "compat" / "tms" / name for name in preloading.TMS_LIBRARY_NAMES}
 
 
 def test_header_is_plain_c(root: Path, tmp_path: Path) -> None:
