@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 
+#include "base/text.h"
 #include "core/allocate/allocator.h"
 #include "core/state/core.h"
 #include "preload/allocate.h"
@@ -111,6 +112,17 @@ std::optional<PlacedMemory> find_placed(CUdeviceptr address) {
   if (found == nullptr) return std::nullopt;
   const CUdeviceptr start = found->address();
   return PlacedMemory{start, asked_sizes().find(start, found->size_bytes()), found->device};
+}
+
+std::string why_not_shared(CUdeviceptr address) {
+  const auto found = Core::instance().registry.find(address);
+  const std::string tag = found != nullptr ? found->tag->name : "";
+  if (tag == kSpillTag)
+    return "memory that has spilled can't be shared with another process: share what fits on the device, or run with "
+           "EBBTIDE_OVERFLOW=none";
+  const std::string advice = settings().tags_all ? ", or run without EBBTIDE_PAUSEABLE_ALL" : "";
+  return "memory of the tag " + quoted(tag) +
+         " can't be shared with another process: allocate what you share inside saver.disabled()" + advice;
 }
 
 }  // namespace ebbtide::preload

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <string>
 
 #include "core/allocate/allocator.h"
 
@@ -28,5 +29,7 @@ AllocationResult place(const Request& request);
 bool free_placed(CUdeviceptr address);
 // The core's allocation that contains this address, whether a hook or the program made it.
 std::optional<PlacedMemory> find_placed(CUdeviceptr address);
+// A sentence about memory that find_placed() finds: it can't be shared with another process, and what to do.
+std::string why_not_shared(CUdeviceptr address);
 
 }  // namespace ebbtide::preload

@@ -1,5 +1,6 @@
 """Which tag an allocation of a preloaded program gets: by who allocates, by the thread's policy, by the program's."""
 
+import subprocess
 import sys
 
 import pytest
@@ -21,11 +22,15 @@ def tag_thread(tag, cpu_backup=False):
 """
 
 
-def run(clients: Clients, program: str, *words: str, **settings: str) -> str:
+def start(clients: Clients, program: str, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", PROGRAM + TMS + program, str(clients.folder / "torch"), *words]
     done = clients.start(command, **settings)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
+
+
+def run(clients: Clients, program: str, *words: str, **settings: str) -> str:
+    return start(clients, program, *words, **settings).stdout
 
 
 CALLERS = """
@@ -47,12 +52,17 @@ for address in (by_torch, *blocks):
 def test_torchs_own_allocations_are_tagged(clients: Clients) -> None:
     """Not those of NCCL, and not those of an allocator that is plugged into torch. Their memory can be shared."""
     settings = {**ON, "EBBTIDE_SIM_CAPACITY": str(128 << 20)}
-    assert run(clients, CALLERS, **settings) == "{'default': 2} [True, True, True, True]\n801 False\n"
+    done = start(clients, CALLERS, **settings)
+    assert done.stdout == "{'default': 2} [True, True, True, True]\n801 False\n"
+    why = "memory of the tag 'default' can't be shared with another process: allocate what you share inside "
+    assert done.stderr == f"ebbtide: cuIpcGetMemHandle: {why}saver.disabled()\n"
 
 
 def test_with_pauseable_all_every_allocation_is_tagged(clients: Clients) -> None:
     settings = {**ON, "EBBTIDE_PAUSEABLE_ALL": "1", "EBBTIDE_SIM_CAPACITY": str(128 << 20)}
-    assert run(clients, CALLERS, **settings) == "{'default': 46} [False, False, False, False]\n801 True\n"
+    done = start(clients, CALLERS, **settings)
+    assert done.stderr.count("saver.disabled(), or run without EBBTIDE_PAUSEABLE_ALL") == 2
+    assert done.stdout == "{'default': 46} [False, False, False, False]\n801 True\n"
 
 
 def test_pauseable_all_alone_makes_no_program_pauseable(clients: Clients) -> None:
