@@ -195,6 +195,12 @@ def test_the_symbols_show_where_the_thread_is(tms, cdll):
     assert state(cdll) == outside
 
 
+def test_a_configuration_alone_leaves_the_region_its_pool(saver, tms, tag):
+    with tms.region(tag=tag, enable_cpu_backup=True), tms._impl._with_region_config("other", False, None):
+        tensor = make(saver, 1)
+    assert _core.find(tensor.data_ptr()).tag == tag
+
+
 def test_a_caller_that_turns_tagging_off_for_a_while(tms, cdll):
     """As slime and miles do around DeepEP's buffers."""
     with tms.region(tag="model"):
@@ -239,6 +245,21 @@ def test_the_hook_mode_is_accepted_at_any_time(tms, tag):
     assert tms.hook_mode == "preload"
     with pytest.raises(ValueError, match="preload or torch, not 'both'"):
         tms.hook_mode = "both"
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pinned"])
+def test_what_is_retained_is_not_copied_again(saver, tms, tag, backend):
+    tms.retain_cpu_backup = True
+    with tms.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend=backend):
+        tensor = torch.arange(4 * MIB, dtype=torch.int32, device=saver.device)
+    tms.pause(tag)
+    tms.resume(tag)
+    assert saver.tags()[tag].retained_bytes >= tensor.nbytes
+    assert saver.pause(tag).copied == 0
+    tms.retain_cpu_backup = False
+    tms.resume(tag)
+    assert saver.tags()[tag].retained_bytes == 0
+    assert torch.equal(tensor.cpu(), torch.arange(4 * MIB, dtype=torch.int32))
 
 
 def test_a_resume_without_room_is_torchs_error_and_works_later(saver, tms, tag, tag2):

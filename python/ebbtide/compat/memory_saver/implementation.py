@@ -37,7 +37,7 @@ class Implementation:
             key = Key(tag, enable_cpu_backup, enable_disk_backup, backend, _current_device())
             self._mem_pools.note(key, saver_tag(tag), backup_code(backup))
 
-        return _NotedRegion(saver_tag(tag), backup, note)
+        return _NotedRegion(saver_tag(tag), backup, self._retains() and backup is not None, note)
 
     def cuda_graph(
         self,
@@ -70,8 +70,7 @@ class Implementation:
 
     def resume(self, tag: str | None) -> None:
         """See `TorchMemorySaver.resume`."""
-        retain = bool(self._binary_wrapper.cdll.tms_get_retain_cpu_backup())
-        saver.resume(*_tags(tag), missing_ok=True, retain=retain)
+        saver.resume(*_tags(tag), missing_ok=True, retain=self._retains())
 
     def get_cpu_backup(self, x: "torch.Tensor", zero_copy: bool) -> "torch.Tensor | None":
         """See `TorchMemorySaver.get_cpu_backup`."""
@@ -95,6 +94,9 @@ class Implementation:
             return _BACKUPS[cpu_backup_backend or self._thread_backend()]
         return "disk" if enable_disk_backup else None
 
+    def _retains(self) -> bool:
+        return bool(self._binary_wrapper.cdll.tms_get_retain_cpu_backup())
+
     def _thread_backend(self) -> str:
         backend: bytes = self._binary_wrapper.cdll.tms_get_cpu_backup_backend()
         return backend.decode()
@@ -103,8 +105,8 @@ class Implementation:
 class _NotedRegion(Region):
     """A region that calls a function whenever it is entered."""
 
-    def __init__(self, tag: str, backup: BackupName | None, note: Callable[[], None]) -> None:
-        super().__init__(tag, backup=backup)
+    def __init__(self, tag: str, backup: BackupName | None, retain: bool, note: Callable[[], None]) -> None:
+        super().__init__(tag, backup=backup, retain=retain)
         self._note = note
 
     def _prepare(self, frame: "_core.Frame") -> bool:

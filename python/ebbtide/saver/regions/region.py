@@ -168,8 +168,12 @@ class Tagged(_AllocationScope):
         self._tag, self._backup = tag, backup
 
     def _prepare(self, frame: "_core.Frame") -> bool:
+        frame.beats_all = True  # without pools of its own it leaves the outer ones as they are
         frame.tag_thread(self._tag, self._backup, False)
         return True
+
+    def __repr__(self) -> str:
+        return f"region.Tagged({self._tag!r})"
 
 
 def separate_memory() -> Separate:

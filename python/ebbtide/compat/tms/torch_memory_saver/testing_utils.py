@@ -22,8 +22,12 @@ def empty_cache() -> None:
 
 def get_and_print_gpu_memory(message: str, gpu_id: int = 0) -> int:
     """Prints and returns how many bytes of a device are in use, by all processes; of the simulated one, by this."""
-    assert saver.device  # starts the driver
-    info = _core.query_device(gpu_id)
-    used = info.total_bytes - info.free_bytes
-    print(f"GPU {gpu_id} memory: {used / 1024**3:.2f} GB ({message})")
-    return used
+    import torch
+
+    if saver.device == "cuda":
+        free, total = torch.cuda.mem_get_info(gpu_id)
+    else:
+        info = _core.query_device(gpu_id)
+        free, total = info.free_bytes, info.total_bytes
+    print(f"GPU {gpu_id} memory: {(total - free) / 1024**3:.2f} GB ({message})")
+    return total - free
