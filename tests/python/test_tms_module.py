@@ -45,10 +45,6 @@ def make(saver, value, count=MIB):
     return torch.full((count,), value, dtype=torch.uint8, device=saver.device)
 
 
-def used(module):
-    return module.testing_utils.get_and_print_gpu_memory("now")
-
-
 def test_a_pause_frees_the_memory_and_a_resume_brings_back_the_bytes(saver, tms, tag, capsys):
     from torch_memory_saver.testing_utils import get_and_print_gpu_memory
 
@@ -260,6 +256,37 @@ def test_what_is_retained_is_not_copied_again(saver, tms, tag, backend):
     tms.resume(tag)
     assert saver.tags()[tag].retained_bytes == 0
     assert torch.equal(tensor.cpu(), torch.arange(4 * MIB, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pinned"])
+def test_a_retained_backup_is_read_at_one_address_from_cycle_to_cycle(saver, tms, tag, backend):
+    def pattern(offset):
+        return torch.arange(4096, dtype=torch.int64).add(offset).remainder(251).to(torch.uint8)
+
+    with tms.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend=backend):
+        tensor = pattern(0).to(saver.device, copy=True)
+    tms.pause(tag)
+    address = tms.get_cpu_backup(tensor, zero_copy=True).data_ptr()
+    tms.retain_cpu_backup = True
+    for turn in range(3):
+        expected = pattern(turn)
+        tms.resume(tag)
+        resident = tms.get_cpu_backup(tensor, zero_copy=True)
+        assert resident.data_ptr() == address and torch.equal(resident, expected)
+        assert torch.equal(tms.get_cpu_backup(tensor), expected)
+        assert torch.equal(tensor.cpu(), expected)
+        del resident
+        tms.retain_cpu_backup = False  # concerns the next resume
+        assert tms.get_cpu_backup(tensor) is not None
+        tms.retain_cpu_backup = True
+        tensor.copy_(pattern(turn + 1))
+        tms.pause(tag)
+        away = tms.get_cpu_backup(tensor, zero_copy=True)
+        assert away.data_ptr() == address and torch.equal(away, pattern(turn + 1))
+        del away
+    tms.retain_cpu_backup = False
+    tms.resume(tag)
+    assert tms.get_cpu_backup(tensor) is None and torch.equal(tensor.cpu(), pattern(3))
 
 
 def test_a_resume_without_room_is_torchs_error_and_works_later(saver, tms, tag, tag2):

@@ -1,6 +1,7 @@
 """How a program gets ebbtide's torch_memory_saver: by PYTHONPATH, by `install()`, as SGLang's plug-in."""
 
 import json
+import os
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import ebbtide
 import pytest
 from ebbtide.launch import preloading
+
+torch = pytest.importorskip("torch")
 
 COMPAT = preloading.compat_path()
 OURS = f"{COMPAT}/torch_memory_saver/__init__.py"
@@ -188,6 +191,33 @@ def test_the_module_needs_no_torch_to_be_imported(site, run_python):
     assert output_of(run_python, code) == [f"{COMPAT}/{preloading.TMS_LIBRARY_NAMES[0]}"]
 
 
+def test_configure_subprocess_changes_the_environment_for_the_length_of_its_block(monkeypatch, saver):
+    monkeypatch.syspath_prepend(str(COMPAT))
+    own = str(Path(ebbtide.__file__).resolve().with_name(preloading.LIBRARY_NAME))
+    monkeypatch.setenv("LD_PRELOAD", f"libm.so.6:{own}")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    from torch_memory_saver import configure_subprocess
+
+    library = str(COMPAT / preloading.TMS_LIBRARY_NAMES[0])
+    seen = []
+    with pytest.raises(KeyError), configure_subprocess():
+        seen.append((os.environ["LD_PRELOAD"], os.environ["PYTHONPATH"]))
+        raise KeyError
+    monkeypatch.setattr(torch.version, "cuda", "12.9")
+    with configure_subprocess():
+        seen.append((os.environ["LD_PRELOAD"], os.environ["PYTHONPATH"]))
+    # One copy of the library, whichever name it had.
+    names = (library, library.replace(".abi3", "_cu12.abi3"))
+    assert seen == [(f"{name}:libm.so.6", str(COMPAT)) for name in names]
+    assert os.environ["LD_PRELOAD"] == f"libm.so.6:{own}" and "PYTHONPATH" not in os.environ
+    forget_module()
+
+
+def forget_module():
+    for name in [name for name in sys.modules if name.startswith("torch_memory_saver")]:
+        del sys.modules[name]
+
+
 def test_a_library_that_is_missing_is_said(tmp_path, monkeypatch, saver):
     monkeypatch.syspath_prepend(str(COMPAT))
     from torch_memory_saver import utils
@@ -195,5 +225,4 @@ def test_a_library_that_is_missing_is_said(tmp_path, monkeypatch, saver):
     monkeypatch.setattr(utils, "__file__", str(tmp_path / "package" / "utils.py"))
     with pytest.raises(RuntimeError, match=r"there is no any\.abi3\.so in .*: install ebbtide again"):
         utils.get_binary_path_from_package("any")
-    for name in [name for name in sys.modules if name.startswith("torch_memory_saver")]:
-        del sys.modules[name]
+    forget_module()

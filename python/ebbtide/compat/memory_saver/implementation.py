@@ -74,7 +74,7 @@ class Implementation:
 
     def get_cpu_backup(self, x: "torch.Tensor", zero_copy: bool) -> "torch.Tensor | None":
         """See `TorchMemorySaver.get_cpu_backup`."""
-        view = saver.backup_of(x)
+        view = saver.backup_of(x, retained=True)
         if view is None and _core.is_away(x.data_ptr(), x.nbytes):
             raise StateError(
                 f"a tensor of shape {tuple(x.shape)} is paused, and its content was dropped: allocate it in a region "
