@@ -50,11 +50,8 @@ def _pause(names: list[str], code: int, missing_ok: bool, moved: "_core.Moved | 
     if driver_choice.is_off():
         return Report("pause")
     clear_workspaces()
-    with (
-        HookedOperation([("pause", names)], missing_ok),
-        bypass.lock_for(names),
-        bypass.during_pause(names),
-    ):
+    shared = bypass.shared_tags(names)
+    with HookedOperation([("pause", names)], missing_ok), bypass.lock_for(shared), bypass.during_pause(shared):
         dead.release(names)
         ranges, as_of = unused.find(names, code)
         report = _core.pause(names, missing_ok, code, unused=ranges, unused_as_of=as_of, moved=moved)
