@@ -68,13 +68,20 @@ AllocationRecord read_allocation(const ebbtide_allocation_info& info) {
 }
 
 TagRecord read_tag(const ebbtide_tag_info& info) {
-  return {info.tag,           kStates.at(static_cast<size_t>(info.state)),
-          info.lease_count,   info.allocation_count,
-          info.size_bytes,    info.resident_bytes,
-          info.stored_bytes,  info.dropped_bytes,
-          info.trimmed_bytes, info.retained_bytes,
-          info.host_bytes,    info.left_bytes,
-          info.detached_bytes, info.is_hooked != 0};
+  return {info.tag,
+          kStates.at(static_cast<size_t>(info.state)),
+          info.lease_count,
+          info.allocation_count,
+          info.size_bytes,
+          info.resident_bytes,
+          info.stored_bytes,
+          info.dropped_bytes,
+          info.trimmed_bytes,
+          info.retained_bytes,
+          info.host_bytes,
+          info.left_bytes,
+          info.detached_bytes,
+          info.is_hooked != 0};
 }
 
 EventRow read_event(const ebbtide_event& event) {
