@@ -21,16 +21,12 @@ api::Handles<ebbtide_backup>& backups() {
   return *table;
 }
 
-}  // namespace
-
-extern "C" {
-
-ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, void** bytes, ebbtide_backup** backup,
-                                 ebbtide_error* error) {
+ebbtide_status view(ViewKind kind, const void* address, uint64_t size_bytes, void** bytes, ebbtide_backup** backup,
+                    ebbtide_error* error) {
   return guarded(error, [&] {
     require(bytes != nullptr && backup != nullptr, "bytes or backup is null");
     require_not_forked();
-    auto view = view_backup(Core::instance(), {reinterpret_cast<CUdeviceptr>(address), size_bytes});
+    auto view = view_backup(Core::instance(), {reinterpret_cast<CUdeviceptr>(address), size_bytes}, kind);
     *bytes = nullptr;
     *backup = nullptr;
     if (!view) return;
@@ -39,6 +35,20 @@ ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, void*
     *backup = backups().add(std::move(handle));
     *bytes = shown;
   });
+}
+
+}  // namespace
+
+extern "C" {
+
+ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, void** bytes, ebbtide_backup** backup,
+                                 ebbtide_error* error) {
+  return view(ViewKind::kSnapshot, address, size_bytes, bytes, backup, error);
+}
+
+ebbtide_status ebbtide_retained_backup_of(const void* address, uint64_t size_bytes, void** bytes,
+                                          ebbtide_backup** backup, ebbtide_error* error) {
+  return view(ViewKind::kWindow, address, size_bytes, bytes, backup, error);
 }
 
 void ebbtide_release_backup(ebbtide_backup* backup) { backups().drop(backup); }

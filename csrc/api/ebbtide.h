@@ -208,13 +208,31 @@ typedef struct ebbtide_request {
   /* demote: at most this much device memory leaves. promote: at most this much is taken on each device. Default
    * UINT64_MAX. */
   uint64_t max_bytes;
+  /* pause: the ebbtide_backup_kind of each of tags, tag_count of them, instead of `backup`, which stands for those that
+   * say AS_ALLOCATED. A tag that is listed twice says the same twice. All tags leave in one operation. Default NULL. */
+  const int32_t* backups;
 } ebbtide_request;
-#define EBBTIDE_REQUEST_INIT \
-  {sizeof(ebbtide_request), NULL, 0, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, 0, -1, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX}
+#define EBBTIDE_REQUEST_INIT    \
+  {sizeof(ebbtide_request),     \
+   NULL,                        \
+   0,                           \
+   0,                           \
+   EBBTIDE_BACKUP_AS_ALLOCATED, \
+   NULL,                        \
+   0,                           \
+   -1,                          \
+   NULL,                        \
+   0,                           \
+   0,                           \
+   NULL,                        \
+   0,                           \
+   NULL,                        \
+   UINT64_MAX,                  \
+   NULL}
 #ifndef __cplusplus
 #define EBBTIDE_TAG(name)                                                                                            \
   (&(ebbtide_request){sizeof(ebbtide_request), (const char* const[]){name}, 1, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, \
-                      0, -1, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX})
+                      0, -1, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX, NULL})
 #endif
 
 typedef struct ebbtide_report ebbtide_report; /* free it with ebbtide_free_report */
@@ -347,6 +365,15 @@ EBBTIDE_API ebbtide_status ebbtide_abandon(ebbtide_operation* operation, ebbtide
 typedef struct ebbtide_backup ebbtide_backup;
 EBBTIDE_API ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, void** bytes,
                                              ebbtide_backup** backup, ebbtide_error* error);
+/* The same, and also of a range that is on the device as a whole, if a resume retained its backup (retain 1, or a
+ * pinned one): its bytes as they were when it was paused last, at the address that they had then. A resume retains a
+ * backup that is viewed this way, if it would have otherwise, and the next pause refreshes the bytes at the same
+ * address; while it runs they are of no use. That pause makes another backup, and *bytes keeps showing the old one, if
+ * it is told another kind or if ebbtide_backup_of views the backup as well. After ebbtide_release_backup *bytes can be
+ * read until the backup is given back (a resume that does not retain, ebbtide_free), but a pause no longer writes
+ * blocks of one value there: ask again. */
+EBBTIDE_API ebbtide_status ebbtide_retained_backup_of(const void* address, uint64_t size_bytes, void** bytes,
+                                                      ebbtide_backup** backup, ebbtide_error* error);
 EBBTIDE_API void ebbtide_release_backup(ebbtide_backup* backup);
 
 #ifdef __cplusplus

@@ -1,7 +1,9 @@
 #include "api/view.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
+#include <string_view>
 
 #include "api/guard.h"
 #include "base/error.h"
@@ -63,6 +65,24 @@ ebbtide_report_row show_row(const std::string& tag, int device, const ReportRow&
           row.constant};
 }
 
+namespace {
+
+// By tag, what is said for it; nothing for AS_ALLOCATED.
+std::map<std::string, BackupKind, std::less<>> read_backups(const ebbtide_request& given) {
+  std::map<std::string, BackupKind, std::less<>> backups;
+  if (given.backups == nullptr) return backups;
+  std::map<std::string_view, int32_t> said;
+  for (size_t index = 0; index < given.tag_count; ++index) {
+    const int32_t value = given.backups[index];
+    const auto [found, is_new] = said.emplace(given.tags[index], value);
+    require(is_new || found->second == value, "a tag is listed with two kinds of backup");
+    if (value != EBBTIDE_BACKUP_AS_ALLOCATED) backups[given.tags[index]] = read_backup(value);
+  }
+  return backups;
+}
+
+}  // namespace
+
 OperationRequest read_request(const ebbtide_request* request) {
   OperationRequest read;
   if (request == nullptr) return read;
@@ -79,6 +99,7 @@ OperationRequest read_request(const ebbtide_request* request) {
   }
   read.tags.is_missing_ok = given.missing_ok != 0;
   if (given.backup != EBBTIDE_BACKUP_AS_ALLOCATED) read.backup = read_backup(given.backup);
+  read.backup_by_tag = read_backups(given);
   require(given.retain >= -1 && given.retain <= 1, "retain is 0, 1, or -1 for what the policies say");
   if (given.retain != -1) read.retain = given.retain == 1;
   require(given.unused_count == 0 || given.unused != nullptr, "unused is null");

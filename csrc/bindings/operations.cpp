@@ -57,6 +57,14 @@ class Request {
     request_.backup = code;
     return *this;
   }
+  // A code for each of the tags, or none.
+  Request& backups(const std::vector<int>& codes) {
+    if (codes.empty()) return *this;
+    if (codes.size() != names_.size()) throw py::value_error("backups has a code for each of the tags");
+    backups_.assign(codes.begin(), codes.end());
+    request_.backups = backups_.data();
+    return *this;
+  }
   Request& retain(int code) {
     request_.retain = code;
     return *this;
@@ -98,6 +106,7 @@ class Request {
 
  private:
   std::vector<const char*> names_;
+  std::vector<int32_t> backups_;
   std::vector<const void*> addresses_;
   std::vector<ebbtide_range> unused_, order_;
   ebbtide_request request_ = EBBTIDE_REQUEST_INIT;
@@ -188,11 +197,11 @@ class BackupView {
   ebbtide_backup* backup_;
 };
 
-std::optional<BackupView> backup_of(uint64_t address, uint64_t size_bytes, bool is_writable) {
+std::optional<BackupView> backup_of(uint64_t address, uint64_t size_bytes, bool is_writable, bool is_retained) {
   void* bytes = nullptr;
   ebbtide_backup* backup = nullptr;
-  call(
-      [&](ebbtide_error* error) { return ebbtide_backup_of(as_pointer(address), size_bytes, &bytes, &backup, error); });
+  const auto ask = is_retained ? ebbtide_retained_backup_of : ebbtide_backup_of;
+  call([&](ebbtide_error* error) { return ask(as_pointer(address), size_bytes, &bytes, &backup, error); });
   if (bytes == nullptr) return std::nullopt;
   return BackupView(bytes, size_bytes, is_writable, backup);
 }
@@ -206,8 +215,10 @@ ReportRecord operate(Operate operation, const Request& request) {
 }
 
 ReportRecord pause(const std::vector<std::string>& tags, bool is_missing_ok, int backup, const Ranges& unused,
-                   uint64_t unused_as_of, const MovedHandle* moved) {
-  return operate(ebbtide_pause, Request(tags, is_missing_ok).backup(backup).unused(unused, unused_as_of).moved(moved));
+                   uint64_t unused_as_of, const MovedHandle* moved, const std::vector<int>& backups) {
+  Request request(tags, is_missing_ok);
+  request.backup(backup).backups(backups).unused(unused, unused_as_of).moved(moved);
+  return operate(ebbtide_pause, request);
 }
 
 ReportRecord resume(const std::vector<std::string>& tags, bool is_missing_ok, const std::vector<uint64_t>& addresses,
@@ -229,9 +240,10 @@ PendingHandle resume_async(const std::vector<std::string>& tags, bool is_missing
 
 std::pair<ReportRecord, ReportRecord> swap(const std::vector<std::string>& leaving,
                                            const std::vector<std::string>& returning, bool is_missing_ok, int backup,
-                                           int retain, const Ranges& unused, uint64_t unused_as_of) {
+                                           int retain, const Ranges& unused, uint64_t unused_as_of,
+                                           const std::vector<int>& backups) {
   Request out(leaving, is_missing_ok);
-  out.backup(backup).unused(unused, unused_as_of);
+  out.backup(backup).backups(backups).unused(unused, unused_as_of);
   Request in(returning, is_missing_ok);
   in.retain(retain);
   ebbtide_report* paused = nullptr;
@@ -314,7 +326,8 @@ void register_operations(py::module_& module) {
     return count;
   });
   module.def("pause", &pause, py::arg("tags"), py::arg("missing_ok") = false, py::arg("backup") = kAsAllocated,
-             py::arg("unused") = Ranges{}, py::arg("unused_as_of") = 0, py::arg("moved") = nullptr);
+             py::arg("unused") = Ranges{}, py::arg("unused_as_of") = 0, py::arg("moved") = nullptr,
+             py::arg("backups") = std::vector<int>{});
   module.def("resume", &resume, py::arg("tags"), py::arg("missing_ok") = false,
              py::arg("addresses") = std::vector<uint64_t>{}, py::arg("retain") = -1, py::arg("order") = Ranges{},
              py::arg("unused") = Ranges{}, py::arg("unused_as_of") = 0, py::arg("moved") = nullptr);
@@ -322,7 +335,7 @@ void register_operations(py::module_& module) {
              py::arg("order") = Ranges{}, py::arg("unused") = Ranges{}, py::arg("unused_as_of") = 0);
   module.def("swap", &swap, py::arg("leaving"), py::arg("returning"), py::arg("missing_ok") = false,
              py::arg("backup") = kAsAllocated, py::arg("retain") = -1, py::arg("unused") = Ranges{},
-             py::arg("unused_as_of") = 0);
+             py::arg("unused_as_of") = 0, py::arg("backups") = std::vector<int>{});
   module.def("prepare", &prepare, py::arg("tags"), py::arg("missing_ok") = false);
   module.def("promote", &promote, py::arg("tags"), py::arg("missing_ok") = false, py::arg("max_bytes") = UINT64_MAX);
   module.def("demote", &demote, py::arg("tags"), py::arg("missing_ok") = false, py::arg("max_bytes") = UINT64_MAX);
@@ -332,7 +345,8 @@ void register_operations(py::module_& module) {
   module.def("wait_for_tags", &wait_for_tags, py::arg("tags"));
   module.def("claim", &claim, py::arg("kind"), py::arg("tags"), py::arg("missing_ok") = false,
              py::arg("backup") = kAsAllocated);
-  module.def("backup_of", &backup_of, py::arg("address"), py::arg("size_bytes"), py::arg("writable") = false);
+  module.def("backup_of", &backup_of, py::arg("address"), py::arg("size_bytes"), py::arg("writable") = false,
+             py::arg("retained") = false);
 }
 
 }  // namespace ebbtide::bindings

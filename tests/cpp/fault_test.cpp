@@ -27,6 +27,7 @@ struct Case {
   std::vector<std::string> tags;
   std::optional<BackupKind> backup;
   bool has_come_back = false;  // makes neighbours share a handle
+  std::map<std::string, BackupKind, std::less<>> backup_by_tag = {};
   friend void PrintTo(const Case& shown, std::ostream* out) { *out << shown.name; }
 };
 
@@ -54,12 +55,24 @@ std::vector<Case> cases() {
        true},
       {"backup_refused_this_once", {{"w", kRam, 0, kTwo}}, {}, kNone},
       {"backup_wanted_this_once", {{"kv", kNone, 1, kTwo}, {"w", kRam, 0, kOne}}, {}, kRam},
+      {"a_backup_for_each_tag",
+       {{"w", kNone, 0, kTwo}, {"kv", kRam, 0, kTwo}, {"other", kRam, 1, kOne}},
+       {"w", "kv", "other"},
+       {},
+       false,
+       {{"w", kRam}, {"kv", kNone}}},
   };
 }
 
 class OperationFaults : public FaultTest, public ::testing::WithParamInterface<Case> {
  protected:
-  void pause_it() { pause(GetParam().tags, GetParam().backup); }
+  void pause_it() {
+    OperationRequest request;
+    request.tags.names = GetParam().tags;
+    request.backup = GetParam().backup;
+    request.backup_by_tag = GetParam().backup_by_tag;
+    Operation::claim(core(), OperationKind::kPause, std::move(request))->commit();
+  }
   void resume_it() { resume(GetParam().tags); }
 
   // Whether act threw.

@@ -183,6 +183,49 @@ TEST_F(OperationsTest, BackupOnceAgainstThePolicy) {
   EXPECT_TRUE(is_zero(kept, kChunk));
 }
 
+TEST_F(OperationsTest, ABackupForEachTagInOnePause) {
+  const CUdeviceptr weights = alloc("w", kChunk, BackupKind::kNone);
+  const CUdeviceptr cache = alloc("kv", kChunk);
+  const CUdeviceptr other = alloc("other", kChunk);
+  const CUdeviceptr as_allocated = alloc("plain", kChunk);
+  fill(weights, kChunk, 1);
+  fill(cache, kChunk, 2);
+  fill(other, kChunk, 3);
+  fill(as_allocated, kChunk, 4);
+  OperationRequest request;
+  request.backup = BackupKind::kPinned;  // for those that backup_by_tag leaves out
+  request.backup_by_tag = {{"w", BackupKind::kRam}, {"kv", BackupKind::kNone}, {"other", BackupKind::kDisk}};
+  const Report report = Operation::claim(core(), OperationKind::kPause, request)->commit().front();
+  EXPECT_EQ(report.totals().bytes, 4 * kChunk);
+  EXPECT_EQ(report.totals().copied, 3 * kChunk);
+  const auto kind_of = [&](CUdeviceptr address) {
+    return core().registry.backup_of(*core().registry.find(address))->kind;
+  };
+  EXPECT_EQ(kind_of(weights), BackupKind::kRam);
+  EXPECT_EQ(place_of(cache), Place::kDropped);
+  EXPECT_EQ(kind_of(other), BackupKind::kDisk);
+  EXPECT_EQ(kind_of(as_allocated), BackupKind::kPinned);
+  resume();
+  EXPECT_TRUE(holds(weights, kChunk, 1));
+  EXPECT_TRUE(is_zero(cache, kChunk));
+  EXPECT_TRUE(holds(other, kChunk, 3));
+  EXPECT_TRUE(holds(as_allocated, kChunk, 4));
+}
+
+TEST_F(OperationsTest, Invariant3_WhereOneTagIsRefusedItsBackupNoTagOfThePauseLeaves) {
+  const CUdeviceptr cache = alloc("kv", kChunk, BackupKind::kNone);
+  const CUdeviceptr weights = alloc("w", kChunk, BackupKind::kNone);
+  fill(cache, kChunk, 1);
+  fill(weights, kChunk, 2);
+  core().budgets.host.set_limit(core().budgets.host.held_bytes());
+  OperationRequest request;
+  request.backup_by_tag = {{"w", BackupKind::kRam}, {"kv", BackupKind::kNone}};
+  EXPECT_THROW(Operation::claim(core(), OperationKind::kPause, request), StoreError);
+  EXPECT_TRUE(holds(cache, kChunk, 1));
+  EXPECT_TRUE(holds(weights, kChunk, 2));
+  core().budgets.host.set_limit(kUnlimited);
+}
+
 TEST_F(OperationsTest, ResumeOfSomeAddressesBringsOnlyThese) {
   const CUdeviceptr first = alloc("w", kChunk);
   const CUdeviceptr second = alloc("w", kChunk);

@@ -219,3 +219,67 @@ def test_a_view_that_is_held_across_pauses_neither_changes_nor_is_believed(saver
     saver.resume(tag)
     assert torch.equal(tensor.cpu(), first)
     assert bool((view == 9.0).all())
+
+
+# --- retained=True: the backup of resident memory ---
+
+
+@pytest.mark.parametrize("backup", ["ram", "pinned", "disk"])
+def test_a_retained_backup_is_readable_while_resident_at_one_address(saver, tag, backup):
+    with saver.region(tag, backup=backup, retain=True):
+        tensor = torch.arange(3_000_000, device=saver.device)
+    assert saver.backup_of(tensor, retained=True) is None
+    saver.pause(tag)
+    first = saver.backup_of(tensor, retained=True)
+    address = first.data_ptr()
+    assert torch.equal(first, torch.arange(3_000_000))
+    saver.resume(tag)
+    tensor.add_(1)
+    assert saver.backup_of(tensor) is None
+    kept = saver.backup_of(tensor, retained=True)
+    assert kept.data_ptr() == first.data_ptr() == address
+    assert torch.equal(kept, torch.arange(3_000_000))
+    saver.pause(tag)
+    assert torch.equal(first, torch.arange(1, 3_000_001))  # refreshed where it was
+    part = saver.backup_of(tensor[1000::2], retained=True)
+    assert part.data_ptr() == address + 8000
+    assert torch.equal(part, torch.arange(1001, 3_000_001, 2))
+    saver.resume(tag)
+    assert torch.equal(tensor.cpu(), torch.arange(1, 3_000_001))
+
+
+def test_a_resume_may_retain_for_this_once(saver, tag):
+    with saver.region(tag):
+        tensor = torch.arange(3_000_000, device=saver.device)
+    saver.pause(tag)
+    saver.resume(tag)
+    assert saver.backup_of(tensor, retained=True) is None
+    saver.pause(tag)
+    shown = saver.backup_of(tensor, retained=True)
+    saver.resume(tag, retain=True)
+    assert saver.backup_of(tensor, retained=True).data_ptr() == shown.data_ptr()
+    saver.pause(tag)
+    saver.resume(tag, retain=False)
+    assert saver.backup_of(tensor, retained=True) is None
+    assert torch.equal(shown, torch.arange(3_000_000))  # it keeps its bytes
+    with pytest.raises(TypeError):
+        saver.backup_of(tensor, False, True)
+
+
+def test_values_that_were_noted_as_one_are_shown_and_refreshed(saver, tag):
+    with saver.region(tag, retain=True):
+        tensor = torch.full((4 << 20,), 7, dtype=torch.uint8, device=saver.device)
+    assert saver.pause(tag).constant >= 2 << 20
+    saver.resume(tag)
+    shown = saver.backup_of(tensor, retained=True)
+    assert bool((shown == 7).all())
+    tensor.fill_(9)
+    assert bool((shown == 7).all())
+    saver.pause(tag)
+    assert bool((shown == 9).all())
+    saver.resume(tag)
+    shown.fill_(3)  # reaches nothing: the memory is resident
+    saver.pause(tag)
+    assert bool((shown == 9).all())
+    saver.resume(tag)
+    assert bool((tensor == 9).all())

@@ -15,6 +15,7 @@ from ebbtide.errors import DriverError, OutOfMemoryError, StateError, StoreError
 from ebbtide.saver.check import enabling  # noqa: E402
 from ebbtide.saver.pools import bypass, captures  # noqa: E402
 from ebbtide.saver.reclaim import unused  # noqa: E402
+from ebbtide.saver.values.arguments import Leaving  # noqa: E402
 from pauseable_model import DEFAULT, MIB, RAM, start  # noqa: E402
 
 # The model of torch's cache reads and writes device memory as the CPU does.
@@ -112,7 +113,7 @@ def test_free_blocks_are_unused_and_those_of_graphs_are_not(mine, saver):
 
 def test_nothing_is_unused_outside_a_pause_or_where_the_snapshot_is_not_understood(mine, saver, monkeypatch):
     mine.drop(mine.make(4, 1))
-    assert unused.find([mine.tag], -1)[0] == []
+    assert unused.find(Leaving([mine.tag], -1))[0] == []
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [{"address": 0}])
     assert saver.pause(mine.tag).unused == 0
 

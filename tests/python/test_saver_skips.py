@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from ebbtide.saver.pools import backends, pool_segments, region_pools  # noqa: E402
 from ebbtide.saver.reclaim import unused  # noqa: E402
+from ebbtide.saver.values.arguments import Leaving  # noqa: E402
 
 MIB = 1 << 20
 BLOCK = 2 * MIB
@@ -159,12 +160,16 @@ def test_a_block_that_is_handed_out_again_is_kept(switches, tag):
     assert keep.numel()
 
 
+def as_allocated(*tags):
+    return Leaving(list(tags), _core.BACKUP_AS_ALLOCATED)
+
+
 def test_a_lease_between_snapshot_and_claim_makes_the_ranges_void(switches, tag):
     saver = switches
     keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
     address = gone.data_ptr()
     del gone
-    ranges, as_of = unused.find([tag], _core.BACKUP_AS_ALLOCATED)
+    ranges, as_of = unused.find(as_allocated(tag))
     assert (address, 32 * MIB) in ranges
     again = noise(saver, tag, 32)  # another thread might do this
     assert again.data_ptr() == address
@@ -183,10 +188,10 @@ def test_a_lease_that_is_open_at_the_snapshot_gives_no_ranges(switches, tag, tag
     gone = noise(saver, tag, 32)
     del gone
     with saver.region(tag):
-        assert unused.find([tag], _core.BACKUP_AS_ALLOCATED) == ([], 0)
-        assert unused.find([], _core.BACKUP_AS_ALLOCATED) == ([], 0)
-        assert unused.find([tag2], _core.BACKUP_AS_ALLOCATED)[1] > 0
-    assert unused.find([tag], _core.BACKUP_AS_ALLOCATED)[0]
+        assert unused.find(as_allocated(tag)) == ([], 0)
+        assert unused.find(as_allocated()) == ([], 0)
+        assert unused.find(as_allocated(tag2))[1] > 0
+    assert unused.find(as_allocated(tag))[0]
     del keep
 
 

@@ -118,6 +118,19 @@ def test_backup_and_retain_for_this_once(saver, tag, tag2):
     assert_same(second, want)
 
 
+def test_a_backup_for_each_tag_that_leaves(saver, tag, tag2):
+    first, second, third = noise(saver, tag, 12), noise(saver, tag2, 12), noise(saver, f"{tag}-third", 12)
+    want = copies(second), copies(third)
+    saver.pause(tag2)
+    done = saver.swap(pause={tag: None, f"{tag}-third": "disk"}, resume=tag2)
+    assert done.paused.by_tag == {tag: 12 * MIB, f"{tag}-third": 12 * MIB}
+    assert_same(second, want[0])
+    saver.swap(pause={tag2: None}, resume=[tag, f"{tag}-third"])
+    assert int(torch.count_nonzero(first[0])) == 0
+    assert_same(third, want[1])
+    del second
+
+
 def test_unused_bytes_are_not_copied(saver, tag, tag2):
     keep, other = noise(saver, tag, 12, 32), noise(saver, tag2, 12)
     want = copies(keep[:1])

@@ -120,12 +120,13 @@ def warm_up() -> dict[str, Any]:
     """Uses once everything that the process keeps. The result is what the process may hold at the end."""
     import torch
 
-    from .ops.moves import BACKUPS, options_of
+    from .overrides import BACKUPS, leaving_of
 
     for backup in dict.fromkeys(BACKUPS):
         with saver.region("warm-up"):
             made = torch.ones(30 << 20, dtype=torch.uint8, device=saver.device)
-        saver.pause("warm-up", **options_of(backup))
+        leaving, options = leaving_of(["warm-up"], backup)
+        saver.pause(*leaving, **options)
         saver.resume("warm-up", wait=False).wait()
         del made
         saver.trim("warm-up")

@@ -20,13 +20,17 @@ struct StoredBlock {
   bool is_constant = false;  // else the bytes in the store do
   bool has_digest = false;
   bool is_touched = false;  // its pages in the store are in the charge
+  // The value, or the bytes in the store, are those of the last time that the block left. False after a pause that
+  // failed before it left, and where nothing was ever stored.
+  bool has_content = false;
 };
 
 // The bytes of an allocation while they are away, and after that where they are retained. It owns the charge for the
 // host memory that they take.
 //
-// It belongs to whoever holds the allocation. A view of the bytes (backup_of) holds the record and `views`. Bytes in
-// view are neither overwritten nor given back.
+// It belongs to whoever holds the allocation. A view of the bytes (backup_of) holds the record, and `views` or
+// `windows`. While there are views, the bytes are neither overwritten nor given back. While there are windows, they are
+// not given back, and a pause that overwrites them writes all that the windows show, also blocks of one value.
 struct BackupRecord {
   BackupRecord(BackupKind backup_kind, std::unique_ptr<Backup> opened, size_t size_bytes)
       : kind(backup_kind), backup(std::move(opened)), blocks(size_bytes / kernels::kBlockBytes) {}
@@ -44,6 +48,7 @@ struct BackupRecord {
   const std::unique_ptr<Backup> backup;  // goes before its charges do
   std::vector<StoredBlock> blocks;
   std::shared_ptr<void> views = std::make_shared<char>();
+  std::shared_ptr<void> windows = std::make_shared<char>();
 
   int device = 0;  // of the allocation
   // Of DeferredFrees.
@@ -51,6 +56,8 @@ struct BackupRecord {
   bool is_deferred = false;
 
   bool has_views() const { return views.use_count() > 1; }
+  bool has_windows() const { return windows.use_count() > 1; }
+  bool is_looked_at() const { return has_views() || has_windows(); }
 };
 
 }  // namespace ebbtide

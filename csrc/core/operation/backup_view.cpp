@@ -25,6 +25,15 @@ bool is_stored(const Allocation& allocation, size_t begin, size_t end) {
   return !is_any(Place::kDevice) && !is_any(Place::kHost) && !is_any(Place::kDropped);
 }
 
+// Of what is on the device: the backup has all of it as it was when it left last.
+bool is_retained(const Allocation& allocation, const BackupRecord& stored, size_t begin, size_t end) {
+  const auto is_any = [&](Place place) { return is_any_at(place, allocation, begin, end); };
+  if (is_any(Place::kStored) || is_any(Place::kHost) || is_any(Place::kDropped)) return false;
+  const auto block_at = [&](size_t offset) { return stored.blocks.begin() + offset / kernels::kBlockBytes; };
+  return std::all_of(block_at(begin), block_at(end - 1) + 1,
+                     [](const StoredBlock& block) { return block.has_content; });
+}
+
 // Blocks [first, end) get their bytes where they are one value, and nothing is known of them any more.
 void show(Core& core, BackupRecord& stored, size_t first, size_t end) {
   uint64_t missing_bytes = 0;
@@ -54,14 +63,14 @@ void show(Core& core, BackupRecord& stored, size_t first, size_t end) {
 
 }  // namespace
 
-std::optional<BackupView> view_backup(Core& core, const AddressRange& range) {
+std::optional<BackupView> view_backup(Core& core, const AddressRange& range, ViewKind kind) {
   const auto allocation = core.registry.find(range.address);
   if (allocation == nullptr) throw InvalidArgument("this address is in no allocation of ebbtide");
   const size_t begin = range.address - allocation->address();
   if (range.size_bytes > allocation->size_bytes() - begin)
     throw InvalidArgument("the range reaches beyond its allocation");
   TagClaim claim{.tags = {.names = {allocation->tag->name}, .addresses = {allocation->address()}, .only = nullptr},
-                 .concerns = [](const Allocation& each) { return each.is_away(); },
+                 .concerns = [kind](const Allocation& each) { return kind == ViewKind::kWindow || each.is_away(); },
                  .moves_memory = false};
   const uint64_t peer_generation = core.peers.generation();
   Selection selection = core.registry.claim({std::move(claim)});
@@ -72,13 +81,16 @@ std::optional<BackupView> view_backup(Core& core, const AddressRange& range) {
   if (selection.groups.front().allocations.empty()) return std::nullopt;
   const size_t end = begin + std::max<size_t>(range.size_bytes, 1);
   const auto stored = core.registry.backup_of(*allocation);
-  if (stored == nullptr || !is_stored(*allocation, begin, end)) return std::nullopt;
+  if (stored == nullptr) return std::nullopt;
+  const bool is_shown = is_stored(*allocation, begin, end) ||
+                        (kind == ViewKind::kWindow && is_retained(*allocation, *stored, begin, end));
+  if (!is_shown) return std::nullopt;
   std::byte* const bytes = stored->backup->view();
   if (bytes == nullptr) return std::nullopt;
   const size_t first = begin / kernels::kBlockBytes;
   const size_t last = (end + kernels::kBlockBytes - 1) / kernels::kBlockBytes;
   show(core, *stored, first, last);
-  return BackupView(core.deferred_frees, stored, bytes + begin);
+  return BackupView(core.deferred_frees, stored, kind, bytes + begin);
 }
 
 }  // namespace ebbtide

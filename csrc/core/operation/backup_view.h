@@ -10,11 +10,18 @@
 
 namespace ebbtide {
 
-// A view of stored bytes. They stay readable, and are neither overwritten nor given back, for as long as it lives.
+// kSnapshot: of what is away; the bytes are neither overwritten nor given back. kWindow: also of a backup that a resume
+// retained; the bytes are not given back, and the next pause into this backup refreshes them where they are.
+enum class ViewKind { kSnapshot, kWindow };
+
+// A view of stored bytes. They stay readable for as long as it lives.
 class BackupView {
  public:
-  BackupView(DeferredFrees& frees, std::shared_ptr<BackupRecord> stored, std::byte* bytes)
-      : frees_(&frees), hold_(stored->views), stored_(std::move(stored)), bytes_(bytes) {}
+  BackupView(DeferredFrees& frees, std::shared_ptr<BackupRecord> stored, ViewKind kind, std::byte* bytes)
+      : frees_(&frees),
+        hold_(kind == ViewKind::kSnapshot ? stored->views : stored->windows),
+        stored_(std::move(stored)),
+        bytes_(bytes) {}
   BackupView(BackupView&& other) noexcept = default;
   BackupView& operator=(BackupView&&) = delete;
   ~BackupView() {
@@ -31,9 +38,10 @@ class BackupView {
 };
 
 // The stored bytes of a range inside one allocation. None while any of it is resident or dropped, or where the store
-// can't show its bytes. Blocks kept as one value are written out first. Bytes written through the view come back with
-// the resume; the next pause copies these blocks again. Waits for an operation on the tag. Throws InvalidArgument,
+// can't show its bytes; a window also shows a range that is on the device as a whole, if the backup has what it was
+// when it left last. Blocks kept as one value are written out first. Bytes written through the view come back with the
+// resume; the next pause copies these blocks again. Waits for an operation on the tag. Throws InvalidArgument,
 // StoreError (no room to write out).
-std::optional<BackupView> view_backup(Core& core, const AddressRange& range);
+std::optional<BackupView> view_backup(Core& core, const AddressRange& range, ViewKind kind = ViewKind::kSnapshot);
 
 }  // namespace ebbtide

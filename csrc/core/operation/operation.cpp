@@ -24,6 +24,9 @@ namespace {
 CaptureGate::Permit enter(Core& core, OperationKind kind, const OperationRequest& request) {
   require_not_forked();
   if (request.backup && *request.backup != BackupKind::kNone) store_of(*request.backup);
+  for (const auto& [tag, kind] : request.backup_by_tag) {
+    if (kind != BackupKind::kNone) store_of(kind);
+  }
   if (kind == OperationKind::kSwap) require_apart(request);
   auto permit = core.capture_gate.try_enter();
   if (!permit) {

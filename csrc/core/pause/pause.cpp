@@ -21,7 +21,10 @@ void add_block(std::vector<CopyRange>& ranges, size_t offset) {
 }  // namespace
 
 BackupKind Pause::kind_of(const Allocation& allocation) const {
-  return is_trim_ ? BackupKind::kNone : request_.backup.value_or(allocation.policy.backup);
+  if (is_trim_) return BackupKind::kNone;
+  const auto found = request_.backup_by_tag.find(allocation.tag->name);
+  if (found != request_.backup_by_tag.end()) return found->second;
+  return request_.backup.value_or(allocation.policy.backup);
 }
 
 TagClaim Pause::claim() const {
@@ -290,12 +293,15 @@ bool Pause::must_copy(Leaving& leaving, size_t block, const kernels::BlockReport
   ReportRow& entry = row(*leaving.allocation);
   if (leaving.kept->is_unused[block]) {
     stored.is_constant = true;
+    stored.has_content = false;
     stored.value = {};
     entry.unused += kernels::kBlockBytes;
     return false;
   }
-  if (report != nullptr && report->is_constant != 0 && skip.constant.load()) {
+  const bool is_in_window = stored.is_touched && leaving.kept->stored->has_windows();
+  if (report != nullptr && report->is_constant != 0 && skip.constant.load() && !is_in_window) {
     stored.is_constant = true;
+    stored.has_content = false;
     stored.value = report->value;
     entry.constant += kernels::kBlockBytes;
     return false;
@@ -306,7 +312,7 @@ bool Pause::must_copy(Leaving& leaving, size_t block, const kernels::BlockReport
     entry.clean += kernels::kBlockBytes;
     return false;
   }
-  stored.has_digest = false;  // before its bytes in the store change
+  stored.has_digest = stored.has_content = false;  // before its bytes in the store change
   return true;
 }
 
@@ -317,7 +323,21 @@ void Pause::run_last() {
     const ContextScope scope(device);
     drop(work);
   }
-  for (const auto& allocation : chosen_) allocation->is_paused.store(!is_trim_);
+  for (const auto& allocation : chosen_) {
+    allocation->is_paused.store(!is_trim_);
+    note_what_was_left(*allocation);
+  }
+}
+
+// What lies on the host stayed there: a backup that was retained has older bytes of it.
+void Pause::note_what_was_left(const Allocation& allocation) noexcept {
+  const auto stored = core().registry.backup_of(allocation);
+  if (stored == nullptr) return;
+  for (const Chunk& chunk : allocation.chunks) {
+    if (!chunk.is_on_host()) continue;
+    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)
+      stored->blocks[block].has_content = false;
+  }
 }
 
 // After a failure: what left whole is paused, though the rest is not.

@@ -106,6 +106,7 @@ class Pause : public Move {
   void forget_what_is_away() noexcept;
   void forget_what_stayed(const Kept& kept) noexcept;
   void note_paused() noexcept;
+  void note_what_was_left(const Allocation& allocation) noexcept;
 
   const OperationRequest& request_;
   const bool is_trim_;

@@ -41,7 +41,10 @@ std::map<int, uint64_t> Pause::leaving_bytes() const {
 
 // The store holds what the chunk held when its digest was taken, if it still has that digest now that all is copied.
 void Pause::note_digests(DeviceWork& work, const Leaving& leaving) {
-  const bool is_kept = leaving.allocation->policy.retain || leaving.kept->stored->kind == BackupKind::kPinned;
+  const BackupRecord& record = *leaving.kept->stored;
+  // What lies in a window may be written, by ways that nobody sees.
+  const bool is_kept =
+      (leaving.allocation->policy.retain || record.kind == BackupKind::kPinned) && !record.has_windows();
   if (work.scan == nullptr || !core().rules.skip.clean.load() || leaving.ranges.empty() || !is_kept) return;
   const kernels::BlockReport* const again = work.scan->look_again(leaving.first_scanned, leaving.chunk->block_count());
   for (const CopyRange& range : leaving.ranges) {
@@ -74,6 +77,9 @@ void Pause::leave(DeviceWork& work, Departure& departure) {
     chunk->place.store(Place::kStored, std::memory_order_release);
   for (const size_t index : departure.leaving) {
     const Leaving& leaving = work.leaving[index];
+    const Chunk& chunk = *leaving.chunk;
+    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)
+      leaving.kept->stored->blocks[block].has_content = true;
     for (const CopyRange& range : leaving.ranges) {
       row(*leaving.allocation).copied += range.size_bytes;
       note_touched(*leaving.kept, leaving.chunk->first_block() + range.offset / kernels::kBlockBytes,

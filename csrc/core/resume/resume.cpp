@@ -69,7 +69,7 @@ void Resume::select(const std::shared_ptr<Allocation>& allocation) {
                                               .chunk = &chunk,
                                               .stored = is_stored ? stored : nullptr,
                                               .is_retained = is_retained,
-                                              .keeps_bytes = is_retained || (is_stored && stored->has_views()),
+                                              .keeps_bytes = is_retained || (is_stored && stored->is_looked_at()),
                                               .is_on_host = is_on_host,
                                               .ranges = {}});
     if (is_stored) add_ranges(work, returning);
@@ -79,7 +79,7 @@ void Resume::select(const std::shared_ptr<Allocation>& allocation) {
 // What died while it was away comes back as zeros. Where somebody looks at the stored bytes, all of them go on standing
 // for themselves.
 void Resume::forget_unused(const Allocation& allocation, BackupRecord& stored) {
-  if (stored.has_views()) return;
+  if (stored.is_looked_at()) return;
   const std::vector<bool> is_unused = unused_blocks(core(), request_, allocation);
   for (const Chunk& chunk : allocation.chunks) {
     if (chunk.place.load() != Place::kStored) continue;
@@ -266,7 +266,7 @@ void Resume::forget(Returning& returning) {
   uint64_t bytes = 0;
   for (size_t block = chunk.first_block(); block < chunk.first_block() + chunk.block_count(); ++block) {
     bytes += stored.blocks[block].is_touched ? kernels::kBlockBytes : 0;
-    stored.blocks[block].is_touched = stored.blocks[block].has_digest = false;
+    stored.blocks[block].is_touched = stored.blocks[block].has_digest = stored.blocks[block].has_content = false;
   }
   stored.charge.give_back_touched(bytes);
 }

@@ -6,9 +6,10 @@ from ebbtide import saver
 
 from ..attempt import Attempt
 from ..model import Skip
+from ..overrides import AS_ALLOCATED
 from ..world import World
 from . import Arguments, Operation, register
-from .moves import AS_ALLOCATED, may_pause_fail, pause_all, refusal
+from .moves import may_pause_fail, pause_all, refusal
 
 EVENTS = ("before_pause", "after_pause", "before_resume", "after_resume")
 

@@ -11,23 +11,12 @@ from ebbtide.sizes import parse_size
 from .. import device
 from ..attempt import Attempt, host_may_refuse
 from ..model import Failure, Memory
+from ..overrides import Override, draw_override, keeps, leaving_of
 from ..world import World
 from . import Arguments, Operation, register
 
-AS_ALLOCATED = "as allocated"
-BACKUPS = (AS_ALLOCATED, AS_ALLOCATED, AS_ALLOCATED, "ram", "pinned", "disk", None)
 PAUSE_EVENTS = ("before_pause", "after_pause")
 RESUME_EVENTS = ("before_resume", "after_resume")
-
-
-def keeps(memory: Memory, backup: str | None) -> bool:
-    """Whether a pause with this override has a backup for the memory."""
-    chosen = memory.policy.backup if backup == AS_ALLOCATED and memory.policy else backup
-    return chosen is not None
-
-
-def options_of(backup: str | None) -> dict[str, Any]:
-    return {} if backup == AS_ALLOCATED else {"backup": backup}
 
 
 def refusal(world: World, tags: list[str], missing_ok: bool, *, leased_counts: bool) -> type[BaseException] | None:
@@ -66,7 +55,7 @@ def may_resume_fail(world: World, tags: list[str], *, is_after_pause: bool = Fal
     return may
 
 
-def pause_all(world: World, tags: list[str], backup: str | None) -> None:
+def pause_all(world: World, tags: list[str], backup: Override) -> None:
     for memory in world.model.of_tags(tags):
         world.model.pause(memory, keeps(memory, backup))
 
@@ -76,7 +65,7 @@ def resume_all(world: World, tags: list[str]) -> None:
         world.model.resume(memory)
 
 
-def droppable(world: World, tags: list[str], backup: str | None) -> list[Memory]:
+def droppable(world: World, tags: list[str], backup: Override) -> list[Memory]:
     return [memory for memory in world.model.of_tags(tags) if not memory.is_paused and not keeps(memory, backup)]
 
 
@@ -94,17 +83,18 @@ class Pause(Operation):
         return {
             "actor": actor,
             "tags": tags,
-            "backup": rng.choice(BACKUPS),
+            "backup": draw_override(rng, tags),
             "missing_ok": rng.random() < 0.2,
             "trouble": world.draw_trouble(rng, actor, tags, PAUSE_EVENTS),
         }
 
     def run(
-        self, world: World, actor: int, tags: list[str], backup: str | None, missing_ok: bool, trouble: list[Any] | None
+        self, world: World, actor: int, tags: list[str], backup: Override, missing_ok: bool, trouble: list[Any] | None
     ) -> str:
+        leaving, options = leaving_of(tags, backup)
         return Attempt(
             world.model,
-            lambda: world.actors.run(actor, lambda: saver.pause(*tags, missing_ok=missing_ok, **options_of(backup))),
+            lambda: world.actors.run(actor, lambda: saver.pause(*leaving, missing_ok=missing_ok, **options)),
             lambda _: pause_all(world, tags, backup),
             trouble=trouble,
             refuses=refusal(world, tags, missing_ok, leased_counts=True),
@@ -167,7 +157,7 @@ class Swap(Operation):
             "actor": actor,
             "leaving": leaving,
             "returning": returning,
-            "backup": rng.choice(BACKUPS),
+            "backup": draw_override(rng, leaving),
             "retain": rng.choice((None, None, True, False)),
             "trouble": world.draw_trouble(rng, actor, leaving, (*PAUSE_EVENTS, *RESUME_EVENTS)),
         }
@@ -178,12 +168,15 @@ class Swap(Operation):
         actor: int,
         leaving: list[str],
         returning: list[str],
-        backup: str | None,
+        backup: Override,
         retain: bool | None,
         trouble: list[Any] | None,
     ) -> str:
+        out, options = leaving_of(leaving, backup)
+
         def call() -> Any:
-            return saver.swap(pause=leaving, resume=returning, retain=retain, **options_of(backup))
+            one = out[0] if isinstance(backup, dict) else out
+            return saver.swap(pause=one, resume=returning, retain=retain, **options)
 
         def effect(_: Any) -> None:
             pause_all(world, leaving, backup)
@@ -223,7 +216,7 @@ class Paused(Operation):
         return {
             "actor": actor,
             "tags": tags,
-            "backup": rng.choice(BACKUPS),
+            "backup": draw_override(rng, tags),
             "dies": rng.choice(memories) if memories and rng.random() < 0.3 else None,
             "allocates": bool(tags) and rng.random() < 0.3,
             "trouble": world.draw_trouble(rng, actor, tags),
@@ -234,7 +227,7 @@ class Paused(Operation):
         world: World,
         actor: int,
         tags: list[str],
-        backup: str | None,
+        backup: Override,
         dies: int | None,
         allocates: bool,
         trouble: list[Any] | None,
@@ -245,9 +238,10 @@ class Paused(Operation):
         del dying
         returning = [memory for memory in staying if not memory.is_paused]
         has_begun: list[bool] = []
+        leaving, options = leaving_of(tags, backup)
 
         def call() -> None:
-            with saver.paused(*tags, **options_of(backup)):
+            with saver.paused(*leaving, **options):
                 has_begun.append(True)
                 if dies in model.memories:
                     world.forget(dies)

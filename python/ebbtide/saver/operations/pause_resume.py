@@ -12,12 +12,24 @@ from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.pools import bypass, captures, workspaces
 from ebbtide.saver.reclaim import dead, torch_cache, unused
 from ebbtide.saver.tensors.ranges import ranges_of
-from ebbtide.saver.values.arguments import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code, retain_code
+from ebbtide.saver.values.arguments import (
+    AS_ALLOCATED,
+    BackupByTag,
+    Leaving,
+    OperationBackup,
+    check_leaving,
+    check_tags,
+    retain_code,
+)
 from ebbtide.saver.values.reports import Report
 from ebbtide.scopes import DecoratingScope
 
 
-def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report:
+@overload
+def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report: ...
+@overload
+def pause(tags: BackupByTag, /, *, missing_ok: bool = False) -> Report: ...
+def pause(*tags: str | BackupByTag, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report:
     """Takes the memory of `tags` off the device; addresses stay. Waits for what is queued on their devices.
 
     Launch nothing that touches the tags until they are resumed. Memory that is already paused is skipped, whatever the
@@ -25,7 +37,8 @@ def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool =
     torch's pools, or one repeated value (see `configure`); the report counts them.
 
     Args:
-        tags: none means every tag.
+        tags: none means every tag. A dict, alone, has a backup for each tag: `pause({"weights": "ram", "kv_cache":
+            None})`. It is one operation: all of the tags leave, or none does, and what is dropped goes last.
         backup: "ram", "pinned", "disk" or None (the content is dropped), for this pause of all tags. By default,
             the backup of each region.
         missing_ok: skip tags that no region ever named.
@@ -34,7 +47,7 @@ def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool =
         A Report: `bytes` is the device memory that other programs can use now.
 
     Raises:
-        TypeError, ValueError: malformed arguments.
+        TypeError, ValueError: malformed arguments; a dict without a tag, beside other tags, or beside `backup`.
         StateError: an unknown tag, a tag whose region is open (in whatever thread), a capture under way; a tag that an
             earlier failure left midway while somebody has a view of its backup; for the tag of a pauseable program
             also another thread's open region. Nothing moved.
@@ -43,18 +56,21 @@ def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool =
         DriverError: a driver call failed; every byte with a backup is safe, and pause or resume, called again,
             finishes.
     """
-    return _pause(check_tags(tags), operation_backup_code(backup), missing_ok, None)
+    return _pause(check_leaving(tags, backup, "pause"), missing_ok, None)
 
 
-def _pause(names: list[str], code: int, missing_ok: bool, moved: "_core.Moved | None") -> Report:
+def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> Report:
     if driver_choice.is_off():
         return Report("pause")
+    names = leaving.names
     clear_workspaces()
     shared = bypass.shared_tags(names)
     with HookedOperation([("pause", names)], missing_ok), bypass.lock_for(shared), bypass.during_pause(shared):
         dead.release(names)
-        ranges, as_of = unused.find(names, code)
-        report = _core.pause(names, missing_ok, code, unused=ranges, unused_as_of=as_of, moved=moved)
+        ranges, as_of = unused.find(leaving)
+        report = _core.pause(
+            names, missing_ok, leaving.code, unused=ranges, unused_as_of=as_of, moved=moved, backups=leaving.codes
+        )
     return Report.from_core(report)
 
 
@@ -152,7 +168,7 @@ def resume(
 class Paused(DecoratingScope):
     """The context manager that `saver.paused` returns."""
 
-    def __init__(self, tags: tuple[str, ...], backup: OperationBackup, missing_ok: bool) -> None:
+    def __init__(self, tags: "tuple[str | BackupByTag, ...]", backup: OperationBackup, missing_ok: bool) -> None:
         self._arguments = tags, backup, missing_ok
         self._moved: _core.Moved | None = None
 
@@ -161,10 +177,10 @@ class Paused(DecoratingScope):
 
     def _open(self) -> Report:
         tags, backup, missing_ok = self._arguments
-        names, code = check_tags(tags), operation_backup_code(backup)
+        leaving = check_leaving(tags, backup, "paused")
         if not driver_choice.is_off():
             self._moved = _core.Moved()
-        return _pause(names, code, missing_ok, self._moved)
+        return _pause(leaving, missing_ok, self._moved)
 
     def _close(self) -> Exception | None:
         moved = self._moved
@@ -182,7 +198,11 @@ class Paused(DecoratingScope):
         return None
 
 
-def paused(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Paused:
+@overload
+def paused(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Paused: ...
+@overload
+def paused(tags: BackupByTag, /, *, missing_ok: bool = False) -> Paused: ...
+def paused(*tags: str | BackupByTag, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Paused:
     """Pauses `tags` for the length of a `with`, which gets the Report.
 
     Afterwards exactly the memory that it moved is back. What was paused before stays paused, even where that is only

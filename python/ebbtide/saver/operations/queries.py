@@ -59,7 +59,7 @@ def timeline() -> list[Event]:
     return [Event.from_core(event) for event in _core.events()]
 
 
-def backup_of(tensor: "torch.Tensor", writable: bool = False) -> "torch.Tensor | None":
+def backup_of(tensor: "torch.Tensor", writable: bool = False, *, retained: bool = False) -> "torch.Tensor | None":
     """A view of a paused tensor's stored bytes: a CPU tensor of its dtype, shape and strides, made without a copy.
 
     None while the tensor is resident, for tensors outside all regions, and where the content was dropped.
@@ -73,6 +73,12 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False) -> "torch.Tensor |
     Args:
         writable: True states that you mean to write. torch has no read-only tensors, so a write has the same effect
             either way.
+        retained: True also shows the backup of a resident tensor, if a resume retained it (`retain=True`, or a pinned
+            backup): its bytes as they were when it was paused last, at the same address as then. Such a view does not
+            keep a resume from retaining the backup, and the next pause refreshes its bytes where they are. While that
+            pause runs they are of no use. If it is told another kind of backup, or if an ordinary view lives as well,
+            it makes another backup, and this view stays with the old one. A write into the view of a resident tensor
+            reaches nothing: the next pause overwrites it.
 
     Raises:
         TypeError: not a tensor with plain strided memory.
@@ -90,7 +96,7 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False) -> "torch.Tensor |
     reached = range_of(tensor)
     if reached is None or _core.find(reached[0]) is None:
         return None
-    backup = _core.backup_of(*reached, writable)
+    backup = _core.backup_of(*reached, writable, retained)
     return None if backup is None else _view(backup, tensor)
 
 

@@ -1,19 +1,26 @@
 """`saver.swap`: pauses some tags while it resumes others."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ebbtide import _core, driver_choice
 from ebbtide.saver.operations.hooked_operation import Action, HookedOperation
 from ebbtide.saver.operations.pause_resume import clear_workspaces
 from ebbtide.saver.pools import bypass
 from ebbtide.saver.reclaim import dead, torch_cache, unused
-from ebbtide.saver.values.arguments import AS_ALLOCATED, OperationBackup, check_tags, operation_backup_code, retain_code
+from ebbtide.saver.values.arguments import (
+    AS_ALLOCATED,
+    BackupByTag,
+    OperationBackup,
+    check_leaving,
+    check_tags,
+    retain_code,
+)
 from ebbtide.saver.values.reports import Report, Swap
 
 
 def swap(
     *,
-    pause: str | Sequence[str],
+    pause: str | Sequence[str] | BackupByTag,
     resume: str | Sequence[str],
     backup: OperationBackup = AS_ALLOCATED,
     retain: bool | None = None,
@@ -26,7 +33,7 @@ def swap(
     cleared first where its new owner had no backup.
 
     Args:
-        pause: a tag, or a list or tuple of tags, that leave; as in `pause`.
+        pause: a tag, or a list or tuple of tags, that leave, or a dict of each of them to its backup; as in `pause`.
         resume: a tag, or a list or tuple of tags, that come back; as in `resume`. No tag may be on both sides.
         backup: as in `pause`, for what leaves.
         retain: as in `resume`, for what comes back.
@@ -36,18 +43,19 @@ def swap(
         A Swap, which holds the Report of either side.
 
     Raises:
-        TypeError, ValueError: malformed arguments; a tag on both sides; no tag on one.
+        TypeError, ValueError: malformed arguments; a tag on both sides; no tag on one; a dict beside `backup`.
         StateError: an unknown tag, a tag to pause whose region is open, a capture under way. Nothing moved.
         OutOfMemoryError, StoreError: the device (also after torch gave its cached blocks back) or the host has too
             little room. Nothing moved, unless somebody else took the room midway: then as after a DriverError.
         DriverError: a driver call failed; every byte with a backup is safe, and pause or resume of either side
             finishes.
     """
-    leaving, returning = _check_side(pause, "pause"), _check_side(resume, "resume")
+    moving_out = check_leaving([pause] if isinstance(pause, Mapping) else _check_side(pause, "pause"), backup, "swap")
+    leaving, returning = moving_out.names, _check_side(resume, "resume")
     both = [tag for tag in leaving if tag in returning]
     if both:
         raise ValueError(f"{both[0]!r} can't leave and come back in one swap: name it on one side")
-    backup_code, kept = operation_backup_code(backup), retain_code(retain)
+    kept = retain_code(retain)
     if driver_choice.is_off():
         return Swap(Report("pause"), Report("resume"))
     clear_workspaces()
@@ -55,9 +63,18 @@ def swap(
     shared = bypass.shared_tags(leaving)
     with HookedOperation(moving, missing_ok), bypass.lock_for(shared), bypass.during_pause(shared):
         dead.release([*leaving, *returning])
-        ranges, as_of = unused.find_for_swap(leaving, returning, backup_code)
+        ranges, as_of = unused.find_for_swap(moving_out, returning)
         paused, resumed = torch_cache.claim_with_retries(
-            lambda: _core.swap(leaving, returning, missing_ok, backup_code, kept, unused=ranges, unused_as_of=as_of),
+            lambda: _core.swap(
+                leaving,
+                returning,
+                missing_ok,
+                moving_out.code,
+                kept,
+                unused=ranges,
+                unused_as_of=as_of,
+                backups=moving_out.codes,
+            ),
             make_room=lambda: dead.make_room(returning),
         )
         bypass.close_if_resident(returning)

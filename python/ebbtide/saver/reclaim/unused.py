@@ -12,22 +12,20 @@ from collections.abc import Callable, Collection, Sequence
 from ebbtide import _core
 from ebbtide.saver.pools import backends, bypass, pool_segments, region_pools
 from ebbtide.saver.state.known_tags import find_tags
-from ebbtide.saver.values.arguments import AS_ALLOCATED_CODE, NO_BACKUP_CODE
+from ebbtide.saver.values.arguments import Leaving
 from ebbtide.saver.values.segments import Range, Segment, are_apart, free_ranges
 
 
-def find(names: list[str], backup: int) -> tuple[list[Range], int]:
-    """The unused ranges of these tags (none: all), sorted and disjoint, and the lease as of which they are valid.
+def find(leaving: Leaving) -> tuple[list[Range], int]:
+    """The unused ranges of what leaves, sorted and disjoint, and the lease as of which they are valid.
 
-    Args:
-        backup: the backup code of the pause. Without a backup there is nothing to skip.
+    Without a backup there is nothing to skip.
     """
 
     def is_wanted(info: "_core.TagInfo", own_backup: int) -> bool:
-        is_kept = backup != NO_BACKUP_CODE and (backup != AS_ALLOCATED_CODE or own_backup != NO_BACKUP_CODE)
-        return is_kept and info.resident_bytes > 0
+        return leaving.is_kept(info.tag, own_backup) and info.resident_bytes > 0
 
-    return _find(names, is_wanted, is_leaving=True)
+    return _find(leaving.names, is_wanted, is_leaving=True)
 
 
 def find_stored(names: list[str]) -> tuple[list[Range], int]:
@@ -35,9 +33,9 @@ def find_stored(names: list[str]) -> tuple[list[Range], int]:
     return _find(names, lambda info, _: info.stored_bytes > 0)
 
 
-def find_for_swap(leaving: list[str], returning: list[str], backup: int) -> tuple[list[Range], int]:
+def find_for_swap(leaving: Leaving, returning: list[str]) -> tuple[list[Range], int]:
     """Like `find`, for both sides of a swap."""
-    found = find(leaving, backup), find_stored(returning)
+    found = find(leaving), find_stored(returning)
     # Valid as of the older look at torch. A side without ranges says nothing about the other's.
     as_of = min((side_as_of for ranges, side_as_of in found if ranges), default=0)
     return sorted(each for ranges, _ in found for each in ranges), as_of

@@ -1,6 +1,7 @@
 """The arguments that callers write for tags, backups and overflow, checked and turned into core codes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
@@ -30,6 +31,7 @@ class _AsAllocated(Enum):
 
 AS_ALLOCATED: Final = _AsAllocated.AS_ALLOCATED
 OperationBackup: TypeAlias = BackupName | Literal[_AsAllocated.AS_ALLOCATED] | None
+BackupByTag: TypeAlias = Mapping[str, OperationBackup]
 
 
 def check_tag(tag: object) -> str:
@@ -82,6 +84,47 @@ def _code_of(value: object, codes: Mapping[str | None, int], meaning: str) -> in
 def operation_backup_code(backup: object) -> int:
     """As `backup_code`, and -1 for AS_ALLOCATED."""
     return AS_ALLOCATED_CODE if backup is AS_ALLOCATED else backup_code(backup)
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """What a pause takes away, and with which backup.
+
+    `code` stands for the tags that `own_codes` leaves out.
+    """
+
+    names: list[str]
+    code: int
+    own_codes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def codes(self) -> list[int]:
+        """A code for each of the names; empty where `code` stands for all."""
+        return [self.own_codes[name] for name in self.names] if self.own_codes else []
+
+    def is_kept(self, tag: str, own_backup: int) -> bool:
+        """Whether memory of the tag that was allocated with this backup leaves with one."""
+        code = self.own_codes.get(tag, self.code)
+        return (own_backup if code == AS_ALLOCATED_CODE else code) != NO_BACKUP_CODE
+
+
+def check_leaving(tags: Sequence[object], backup: object, label: str) -> Leaving:
+    """The tags that leave: names, which `backup` stands for, or one mapping of each tag to its own backup.
+
+    Raises:
+        TypeError: neither; a mapping beside other tags, or beside `backup`.
+        ValueError: a malformed tag or backup; a mapping without a tag, which would read as every tag.
+    """
+    if not any(isinstance(tag, Mapping) for tag in tags):
+        return Leaving(check_tags(tuple(tags)), operation_backup_code(backup))
+    if len(tags) > 1 or backup is not AS_ALLOCATED:
+        raise TypeError(f"{label} takes tags and backup=, or one dict of each tag to its backup, and nothing beside it")
+    given = tags[0]
+    assert isinstance(given, Mapping)
+    codes = {check_tag(tag): operation_backup_code(one) for tag, one in given.items()}
+    if not codes:
+        raise ValueError(f"{label} was given a dict that names no tag")
+    return Leaving(list(codes), AS_ALLOCATED_CODE, codes)
 
 
 def retain_flag(retain: object, backup: int) -> bool:
