@@ -36,6 +36,7 @@ ebbtide_tag_info describe(const Tag& tag) {
   info.host_bytes = amounts.host_bytes;
   info.left_bytes = amounts.left_bytes;
   info.detached_bytes = amounts.detached_bytes;
+  info.is_hooked = tag.is_hooked.load() ? 1 : 0;
   info.tag = tag.name.c_str();  // which lives as long as the process
   info.state = state_of(tag, info);
   return info;

@@ -68,13 +68,20 @@ AllocationRecord read_allocation(const ebbtide_allocation_info& info) {
 }
 
 TagRecord read_tag(const ebbtide_tag_info& info) {
-  return {info.tag,           kStates.at(static_cast<size_t>(info.state)),
-          info.lease_count,   info.allocation_count,
-          info.size_bytes,    info.resident_bytes,
-          info.stored_bytes,  info.dropped_bytes,
-          info.trimmed_bytes, info.retained_bytes,
-          info.host_bytes,    info.left_bytes,
-          info.detached_bytes};
+  return {info.tag,
+          kStates.at(static_cast<size_t>(info.state)),
+          info.lease_count,
+          info.allocation_count,
+          info.size_bytes,
+          info.resident_bytes,
+          info.stored_bytes,
+          info.dropped_bytes,
+          info.trimmed_bytes,
+          info.retained_bytes,
+          info.host_bytes,
+          info.left_bytes,
+          info.detached_bytes,
+          info.is_hooked != 0};
 }
 
 EventRow read_event(const ebbtide_event& event) {
@@ -111,7 +118,8 @@ void register_records(py::module_& module) {
           EBBTIDE_READ(TagRecord, resident_bytes) EBBTIDE_READ(TagRecord, stored_bytes)
               EBBTIDE_READ(TagRecord, dropped_bytes) EBBTIDE_READ(TagRecord, trimmed_bytes)
                   EBBTIDE_READ(TagRecord, retained_bytes) EBBTIDE_READ(TagRecord, host_bytes)
-                      EBBTIDE_READ(TagRecord, left_bytes) EBBTIDE_READ(TagRecord, detached_bytes);
+                      EBBTIDE_READ(TagRecord, left_bytes) EBBTIDE_READ(TagRecord, detached_bytes)
+                          EBBTIDE_READ(TagRecord, is_hooked);
   py::class_<EventRow>(module, "Event") EBBTIDE_READ(EventRow, sequence) EBBTIDE_READ(EventRow, unix_seconds)
       EBBTIDE_READ(EventRow, seconds) EBBTIDE_READ(EventRow, kind) EBBTIDE_READ(EventRow, tags)
           EBBTIDE_READ(EventRow, bytes) EBBTIDE_READ(EventRow, copied) EBBTIDE_READ(EventRow, detail);

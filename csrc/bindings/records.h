@@ -59,6 +59,7 @@ struct TagRecord {
   int lease_count;
   uint64_t allocation_count, size_bytes, resident_bytes, stored_bytes, dropped_bytes, trimmed_bytes, retained_bytes,
       host_bytes, left_bytes, detached_bytes;
+  bool is_hooked;
 };
 struct EventRow {
   uint64_t sequence;

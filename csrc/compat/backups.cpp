@@ -34,8 +34,8 @@ bool retains() noexcept {
 }
 
 void use_disk_directory() noexcept {
-  const std::string& directory = variables().disk_directory;
-  if (!directory.empty() && !is_directory_chosen.load()) choose_directory("TMS_DISK_BACKUP_DIR", directory.c_str());
+  const char* const directory = variables().disk_directory;
+  if (directory != nullptr && !is_directory_chosen.load()) choose_directory("TMS_DISK_BACKUP_DIR", directory);
 }
 
 }  // namespace ebbtide::compat

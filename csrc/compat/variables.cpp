@@ -1,6 +1,7 @@
 #include "compat/variables.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 
 #include "api/ebbtide.h"
@@ -52,7 +53,9 @@ Variables read() {
   }
   const int32_t kind = has_cpu ? read.cpu_backup : static_cast<int32_t>(EBBTIDE_BACKUP_NONE);
   read.backup = has_disk ? static_cast<int32_t>(EBBTIDE_BACKUP_DISK) : kind;
-  if (text_of("EBBTIDE_DISK_DIRECTORY").empty()) read.disk_directory = text_of("TMS_DISK_BACKUP_DIR");
+  const std::string_view directory = text_of("TMS_DISK_BACKUP_DIR");
+  // A copy, since the program may change its environment. Leaked on purpose.
+  if (!directory.empty() && text_of("EBBTIDE_DISK_DIRECTORY").empty()) read.disk_directory = ::strdup(directory.data());
   return read;
 }
 
@@ -65,8 +68,8 @@ int32_t read_backend(const char* word) noexcept {
 }
 
 const Variables& variables() noexcept {
-  static const Variables* const instance = new Variables(read());
-  return *instance;
+  static const Variables instance = read();
+  return instance;
 }
 
 }  // namespace ebbtide::compat

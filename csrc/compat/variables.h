@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 // The environment variables of torch_memory_saver.
 namespace ebbtide::compat {
@@ -11,7 +10,7 @@ struct Variables {
   bool retains = false;        // TMS_RETAIN_CPU_BACKUP
   int32_t cpu_backup = 0;      // TMS_INIT_CPU_BACKUP_BACKEND, as an ebbtide_backup_kind
   int32_t backup = 0;          // of TMS_INIT_ENABLE_CPU_BACKUP and TMS_INIT_ENABLE_DISK_BACKUP, likewise
-  std::string disk_directory;  // TMS_DISK_BACKUP_DIR; empty where EBBTIDE_DISK_DIRECTORY is set
+  const char* disk_directory = nullptr;  // TMS_DISK_BACKUP_DIR; null where EBBTIDE_DISK_DIRECTORY is set
 };
 
 // Read at the first use. A malformed variable is reported in one line and then ignored.

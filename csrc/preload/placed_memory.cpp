@@ -86,6 +86,7 @@ AllocationResult place(const Request& request) {
   const AllocationResult placed =
       try_allocate(core, tag, policy_of(request), request.device, request.size_bytes, request.stream);
   if (placed.must_flush()) return placed;
+  if (request.tagged_as && request.tagged_as->lease == 0) tag.is_hooked.store(true);
   if (const auto found = core.registry.find(placed.address)) found->other_contexts[0] = own_context(request.device);
   try {
     asked_sizes().keep(placed.address, request.size_bytes);

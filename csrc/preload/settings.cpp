@@ -59,7 +59,7 @@ ThreadPolicy read_program_policy() {
   policy.retain = tms.is_enabled && tms.retains && policy.backup != BackupKind::kNone;
   const std::string tag = read_variable(Setting::kTag).value_or("default");
   std::memcpy(policy.tag.data(), tag.c_str(), tag.size() + 1);
-  if (!tms.disk_directory.empty()) set_disk_directory(tms.disk_directory);
+  if (tms.disk_directory != nullptr) set_disk_directory(tms.disk_directory);
   if (policy.tagging == Tagging::kOn && policy.backup == BackupKind::kDisk) check_backup_folder();
   return policy;
 }

@@ -98,6 +98,7 @@ class TagInfo:
     host_bytes: int
     left_bytes: int
     detached_bytes: int
+    is_hooked: bool  # memory that the program allocated outside regions has it
 
 class Event:
     sequence: int
@@ -231,7 +232,7 @@ def configure(name: str, value: bytes | None) -> None: ...
 def disk_directory() -> bytes: ...
 def check_tag(text: bytes) -> None: ...
 def encode_tag(text: str | bytes) -> str:
-    """Any string as a tag. A str with lone surrogates is a UnicodeEncodeError."""
+    """Any string as a tag. A str with lone surrogates is a TypeError."""
 
 def decode_tag(tag: str) -> bytes:
     """The string that became this tag."""

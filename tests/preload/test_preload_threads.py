@@ -155,6 +155,9 @@ thread = threading.Thread(target=closed.close)
 thread.start(); thread.join()
 take_by(torch.take, 4 * MIB)
 print(now(), held())
+region = frame("region")
+take_by(torch.take, 6 * MIB)
+print(held()["region"], sorted(tag.tag for tag in _core.tags() if tag.is_hooked))
 """
 
 
@@ -164,6 +167,7 @@ def test_a_region_sets_the_policy_of_its_thread(clients: Clients) -> None:
         "0 outer 1 inner inner inner outer 0",
         "mine",
         "0 {'default': 4, 'mine': 2}",
+        "6 ['default', 'mine']",
     ]
 
 

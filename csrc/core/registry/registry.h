@@ -48,6 +48,8 @@ struct Tag {
     return arenas[device];
   }
   std::atomic<bool> was_swapped{false};  // and may be again
+  // The hooks of the preload library gave it to memory that no region holds.
+  std::atomic<bool> is_hooked{false};
   std::mutex arenas_mutex;
   std::map<int, AddressArena> arenas;
 };

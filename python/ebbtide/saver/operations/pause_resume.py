@@ -64,11 +64,8 @@ def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> R
         return Report("pause")
     names = leaving.names
     clear_workspaces()
-    with (
-        HookedOperation([("pause", names)], missing_ok),
-        bypass.lock_for(names),
-        bypass.during_pause(names),
-    ):
+    shared = bypass.shared_tags(names)
+    with HookedOperation([("pause", names)], missing_ok), bypass.lock_for(shared), bypass.during_pause(shared):
         dead.release(names)
         ranges, as_of = unused.find(leaving)
         report = _core.pause(

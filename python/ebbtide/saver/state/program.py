@@ -26,6 +26,11 @@ def read() -> Program | None:
 _own = read()
 
 
+def has_hooks() -> bool:
+    """Whether the preload library acts in this process."""
+    return _core.program_policy()[0] != _core.TAGGING_UNSET
+
+
 def own() -> Program | None:
     """This program; None where it is not pauseable."""
     return _own
