@@ -195,6 +195,7 @@ MILES_ACTOR = """
 import shutil
 torch_memory_saver.memory_margin_bytes = MIB
 folder = os.environ["TMS_DISK_BACKUP_DIR"]
+assert os.path.isdir(folder) or not IS_GPU  # made when the hooks began
 shutil.rmtree(folder, ignore_errors=True)  # what an earlier run left
 os.makedirs(folder)
 with nullcontext() if IS_GPU else torch_memory_saver.region(enable_disk_backup=True):
@@ -206,6 +207,7 @@ with torch_memory_saver.region(tag="param_buffer", enable_cpu_backup=False):
 for turn in range(2):
     torch_memory_saver.pause(tag="grad_buffer")
     torch_memory_saver.pause(tag="default")
+    assert len(os.listdir(folder)) >= 1  # completing the run is only half of what miles checks
     assert is_away(weights) and is_away(grads) and not is_away(params)
     with torch_memory_saver.disable():
         assert int(full(4).sum()) == 32 * MIB

@@ -289,6 +289,42 @@ def test_a_retained_backup_is_read_at_one_address_from_cycle_to_cycle(saver, tms
     assert tms.get_cpu_backup(tensor) is None and torch.equal(tensor.cpu(), pattern(3))
 
 
+def test_backups_on_disk_are_files_in_the_folder_that_was_set(saver, tms, tag, tmp_path):
+    before = _core.disk_directory()
+    folder = tmp_path / "made" / "here"
+    tms.set_disk_backup_dir(str(folder))
+    with tms.region(tag=tag, enable_disk_backup=True):
+        big = torch.arange(3 * MIB + 12345, dtype=torch.float32, device=saver.device)
+    with tms.region(tag=f"{tag}-small", enable_disk_backup=True):
+        small = make(saver, 10, 7)
+    with tms.region(tag=tag):
+        dropped = make(saver, 20)
+    sizes = set()
+    for _ in range(3):
+        tms.pause()
+        files = list(folder.iterdir())
+        assert len(files) == 2
+        sizes.add(sum(file.stat().st_size for file in files))
+        assert torch.equal(tms.get_cpu_backup(big), torch.arange(3 * MIB + 12345, dtype=torch.float32))
+        tms.resume()
+        assert torch.equal(big.cpu(), torch.arange(3 * MIB + 12345, dtype=torch.float32))
+        assert bool((small == 10).all()) and not dropped.any()
+    assert len(sizes) == 1 and sizes.pop() >= big.nbytes
+    saver.configure(disk_directory=before.decode(), disk_files="hidden")
+
+
+def test_a_margin_refuses_what_would_leave_less(saver, tms, tag):
+    free = _core.query_device(0).free_bytes
+    tms.memory_margin_bytes = free - 8 * MIB
+    try:
+        with tms.region(tag=tag), pytest.raises(torch.OutOfMemoryError if saver.device == "cuda" else RuntimeError):
+            make(saver, 1, 64 * MIB)
+    finally:
+        tms.memory_margin_bytes = 0
+    with tms.region(tag=tag):
+        assert bool((make(saver, 1, 64 * MIB) == 1).all())
+
+
 def test_a_resume_without_room_is_torchs_error_and_works_later(saver, tms, tag, tag2):
     with tms.region(tag=tag, enable_cpu_backup=True):
         tensor = make(saver, 1, 8 * MIB)
