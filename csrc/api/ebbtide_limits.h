@@ -15,7 +15,8 @@ typedef enum ebbtide_limit {
   EBBTIDE_PINNED_LIMIT = 3, /* pinned memory: rings between device and host, pinned backups, LMS */
   EBBTIDE_RESERVE = 4,      /* device memory that spills leave free; UNLIMITED: 512 MiB or 1/16, whichever is smaller */
   EBBTIDE_HOST_POOL = 5,    /* host memory kept for the next spill, at most RAM; default 0 */
-  EBBTIDE_SHARED_HANDLE = 6 /* size of a handle that neighbours of a tag share after a resume; default 1 GiB; 0: none */
+  EBBTIDE_SHARED_HANDLE = 6, /* size of a handle that neighbours share after a resume; default 1 GiB; 0: none */
+  EBBTIDE_DEVICE_MARGIN = 7  /* free device memory that allocations leave to others; default 0 */
 } ebbtide_limit;
 EBBTIDE_API ebbtide_status ebbtide_set_limit(ebbtide_limit limit, uint64_t bytes, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* bytes, ebbtide_error* error);
@@ -27,12 +28,14 @@ EBBTIDE_API ebbtide_status ebbtide_get_whole_fraction(double* fraction, ebbtide_
  * the part already made stays, and is given up when backups or spills need the room. */
 EBBTIDE_API ebbtide_status ebbtide_fill_host_pool(int32_t device, ebbtide_error* error);
 
-/* Which blocks a pause may skip: 1 or 0. The default is 1, and 0 for COMPARE_BYTES. */
+/* Which blocks a pause may skip, and what dropped memory comes back as: 1 or 0. The default is 1, and 0 for
+ * COMPARE_BYTES and POISON. */
 typedef enum ebbtide_option {
   EBBTIDE_SKIP_CLEAN = 0,    /* blocks of 2 MiB with the 128-bit digest of their backup (false with odds of 2^-128) */
   EBBTIDE_SKIP_UNUSED = 1,   /* ranges that the request lists as unused */
   EBBTIDE_SKIP_CONSTANT = 2, /* blocks of one repeated value of 16 bytes */
-  EBBTIDE_COMPARE_BYTES = 3  /* copies and compares blocks with equal digests; rewrites them in pinned backups */
+  EBBTIDE_COMPARE_BYTES = 3, /* copies and compares blocks with equal digests; rewrites them in pinned backups */
+  EBBTIDE_POISON = 4         /* memory whose content was dropped comes back as bytes 0xEB instead of zeros */
 } ebbtide_option;
 EBBTIDE_API ebbtide_status ebbtide_set_option(ebbtide_option option, int32_t value, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_get_option(ebbtide_option option, int32_t* value, ebbtide_error* error);

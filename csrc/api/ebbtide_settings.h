@@ -38,6 +38,10 @@ EBBTIDE_API ebbtide_status ebbtide_visit_settings(ebbtide_visit_setting visit, v
 EBBTIDE_API ebbtide_status ebbtide_check_setting(const char* name, const char* text, size_t size, const char* label,
                                                  char* checked, size_t capacity, size_t* length, ebbtide_error* error);
 
+/* Whether backups could be made in path if both disk_directory and disk_files were set to these: STORE_ERROR says why
+ * not. For a caller that checks all before it sets any. */
+EBBTIDE_API ebbtide_status ebbtide_check_disk_directory(const char* path, const char* files, ebbtide_error* error);
+
 /* Sets what saver.configure sets, from now on; value NULL: what `none` says. Errors are those of ebbtide_check_setting,
  * and nothing is set then. */
 EBBTIDE_API ebbtide_status ebbtide_configure(const char* name, const char* value, ebbtide_error* error);

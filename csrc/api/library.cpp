@@ -37,6 +37,7 @@ Setting setting_of(ebbtide_limit limit) {
     case EBBTIDE_RESERVE: return Setting::kReserve;
     case EBBTIDE_HOST_POOL: return Setting::kHostPool;
     case EBBTIDE_SHARED_HANDLE: return Setting::kSharedHandle;
+    case EBBTIDE_DEVICE_MARGIN: return Setting::kDeviceMargin;
   }
   throw InvalidArgument("unknown limit " + std::to_string(static_cast<int>(limit)));
 }
@@ -47,16 +48,19 @@ Setting setting_of(ebbtide_option option) {
     case EBBTIDE_SKIP_UNUSED: return Setting::kSkipUnused;
     case EBBTIDE_SKIP_CONSTANT: return Setting::kSkipConstant;
     case EBBTIDE_COMPARE_BYTES: return Setting::kCompareBytes;
+    case EBBTIDE_POISON: return Setting::kPoison;
   }
   throw InvalidArgument("unknown option " + std::to_string(static_cast<int>(option)));
 }
 
 const std::atomic<bool>& switch_of(ebbtide_option option) {
-  const SkipRules& skip = Core::instance().rules.skip;
+  const Rules& rules = Core::instance().rules;
+  const SkipRules& skip = rules.skip;
   switch (setting_of(option)) {
     case Setting::kSkipClean: return skip.clean;
     case Setting::kSkipUnused: return skip.unused;
     case Setting::kSkipConstant: return skip.constant;
+    case Setting::kPoison: return rules.must_poison;
     default: return skip.must_compare;
   }
 }
@@ -154,6 +158,7 @@ ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* bytes, ebbtide_e
       case EBBTIDE_RESERVE: *bytes = core.rules.overflow.reserve_bytes.load(); return;
       case EBBTIDE_HOST_POOL: *bytes = core.host_pool.capacity_bytes(); return;
       case EBBTIDE_SHARED_HANDLE: *bytes = core.rules.shared_handle_bytes.load(); return;
+      case EBBTIDE_DEVICE_MARGIN: *bytes = core.budgets.device_margin.bytes(); return;
     }
     throw InvalidArgument("unknown limit " + std::to_string(static_cast<int>(limit)));
   });

@@ -85,6 +85,16 @@ ebbtide_status ebbtide_check_setting(const char* name, const char* text, size_t 
   });
 }
 
+ebbtide_status ebbtide_check_disk_directory(const char* path, const char* files, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(path != nullptr && files != nullptr, "path or files is null");
+    const SettingFacts& of_files = facts_of(Setting::kDiskFiles);
+    const SettingFacts& of_path = facts_of(Setting::kDiskDirectory);
+    const bool is_named = check_setting(of_files, files, of_files.name) == "named";
+    check_disk_directory(check_setting(of_path, path, of_path.name), is_named ? DiskFiles::kNamed : DiskFiles::kHidden);
+  });
+}
+
 ebbtide_status ebbtide_configure(const char* name, const char* value, ebbtide_error* error) {
   return guarded(error, [&] {
     require_not_forked();

@@ -39,8 +39,10 @@ ebbtide_limit limit_of(const std::string& name) {
   if (name == "reserve") return EBBTIDE_RESERVE;
   if (name == "host_pool") return EBBTIDE_HOST_POOL;
   if (name == "shared_handle") return EBBTIDE_SHARED_HANDLE;
+  if (name == "device_margin") return EBBTIDE_DEVICE_MARGIN;
   throw py::value_error("unknown limit '" + name +
-                        "': it is device, host, host_margin, pinned, reserve, host_pool or shared_handle");
+                        "': it is device, device_margin, host, host_margin, pinned, reserve, host_pool or "
+                        "shared_handle");
 }
 
 ebbtide_option option_of(const std::string& name) {
@@ -48,7 +50,9 @@ ebbtide_option option_of(const std::string& name) {
   if (name == "skip_unused") return EBBTIDE_SKIP_UNUSED;
   if (name == "skip_constant") return EBBTIDE_SKIP_CONSTANT;
   if (name == "compare_bytes") return EBBTIDE_COMPARE_BYTES;
-  throw py::value_error("unknown option '" + name + "': it is skip_clean, skip_unused, skip_constant or compare_bytes");
+  if (name == "poison") return EBBTIDE_POISON;
+  throw py::value_error("unknown option '" + name +
+                        "': it is skip_clean, skip_unused, skip_constant, compare_bytes or poison");
 }
 
 void set_option(const std::string& name, bool is_on) {

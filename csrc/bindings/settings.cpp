@@ -54,6 +54,10 @@ void configure(const std::string& name, const std::optional<std::string>& value)
   call([&](ebbtide_error* error) { return ebbtide_configure(name.c_str(), value ? value->c_str() : nullptr, error); });
 }
 
+void check_disk_directory(const std::string& path, const std::string& files) {
+  call([&](ebbtide_error* error) { return ebbtide_check_disk_directory(path.c_str(), files.c_str(), error); });
+}
+
 py::bytes disk_directory() {
   std::string path(4096, '\0');
   call([&](ebbtide_error* error) { return ebbtide_get_disk_directory(path.data(), path.size(), error); });
@@ -103,6 +107,7 @@ void register_settings(py::module_& module) {
   module.def("check_setting", &check_setting, py::arg("name"), py::arg("text"), py::arg("label") = py::none());
   module.def("configure", &configure, py::arg("name"), py::arg("value"));
   module.def("disk_directory", &disk_directory);
+  module.def("check_disk_directory", &check_disk_directory, py::arg("path"), py::arg("files"));
   module.def("check_tag", &check_tag, py::arg("text"));
   module.def("encode_tag", &encode_tag, py::arg("text"));
   module.def("decode_tag", &decode_tag, py::arg("tag"));

@@ -18,7 +18,7 @@ inline bool is_small(uint64_t allocation_bytes) { return allocation_bytes <= kSm
 uint64_t room_for_small(uint64_t limit_bytes, uint64_t reserve_bytes);
 
 struct DeviceRoom {
-  uint64_t free_bytes = 0;             // as the driver reports
+  uint64_t free_bytes = 0;             // as the driver reports, less device_margin
   uint64_t reserve_bytes = 0;          // of these, left to others; small allocations leave half of it
   uint64_t budget_bytes = kUnlimited;  // left by device_limit
   uint64_t small_bytes = 0;            // of these, left to small allocations

@@ -148,15 +148,27 @@ CountedMemory::Entry charge(const Request& request, uint64_t spared_bytes) {
   }
 }
 
+std::optional<DeviceMargin::Hold> keep_margin(const Request& request) {
+  try {
+    return Core::instance().budgets.device_margin.require_room(request.device, taken_bytes(request.size_bytes));
+  } catch (const OutOfMemory&) {
+    return std::nullopt;
+  } catch (const Error&) {
+    return DeviceMargin::Hold();  // the core can't use this device: the driver decides
+  }
+}
+
 CUresult refuse(const Request& request) {
   static constinit LogThrottle throttle;
   if (!throttle.allows()) return CUDA_ERROR_OUT_OF_MEMORY;
   const DeviceBudget& budget = Core::instance().budgets.device;
+  const uint64_t margin_bytes = Core::instance().budgets.device_margin.bytes();
   const std::string message = std::string(request.call) + ": device " + std::to_string(request.device) +
                               " has too little memory: " + format_bytes(request.size_bytes) + " wanted, " +
                               format_bytes(free_device_bytes(request.device)) + " free, device_limit " +
                               format_bytes(budget.limit_bytes()) + ", of which " +
-                              format_bytes(budget.held_bytes(request.device)) + " are taken";
+                              format_bytes(budget.held_bytes(request.device)) + " are taken" +
+                              (margin_bytes == 0 ? "" : ", device_margin " + format_bytes(margin_bytes));
   log_line(LogLevel::kError, {message});
   return CUDA_ERROR_OUT_OF_MEMORY;
 }

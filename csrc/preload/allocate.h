@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/allocate/thread_policy.h"
+#include "core/budget/device_margin.h"
 #include "core/budget/host_budget.h"
 #include "driver/context.h"
 #include "preload/counted_memory.h"
@@ -40,6 +41,8 @@ bool must_place(const Request& request);
 uint64_t spared_for_small(const Request& request);
 // Empty if the device limit does not allow it, or would have less than spared_bytes left.
 CountedMemory::Entry charge(const Request& request, uint64_t spared_bytes = 0);
+// None if the device would have less than device_margin left. Held until the driver has answered.
+std::optional<DeviceMargin::Hold> keep_margin(const Request& request);
 void note_full(const Request& request) noexcept;  // the driver has no room for it
 CUresult refuse(const Request& request);          // out of memory, with a line on stderr
 // As in the core, for memory that it places (Policy::flushes_first): torch is refused once, frees its cache, and asks
@@ -59,7 +62,10 @@ template <typename Native>
 CUresult allocate_counted(const Request& request, CUdeviceptr* address, uint64_t spared_bytes, Native&& native) {
   auto entry = charge(request, spared_bytes);
   if (entry.empty()) return CUDA_ERROR_OUT_OF_MEMORY;
+  auto margin = keep_margin(request);
+  if (!margin) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult result = native();
+  margin.reset();
   if (result == CUDA_ERROR_OUT_OF_MEMORY) note_full(request);
   if (result != CUDA_SUCCESS) return result;
   forget_managed(*address);

@@ -37,7 +37,10 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, s
         const auto create_counted = [&](uint64_t spared_bytes) {
           auto entry = charge(request, spared_bytes);
           if (entry.empty()) return CUDA_ERROR_OUT_OF_MEMORY;
+          auto margin = keep_margin(request);
+          if (!margin) return CUDA_ERROR_OUT_OF_MEMORY;
           const CUresult result = real_function(handle, size_bytes, properties, flags);
+          margin.reset();
           if (result == CUDA_SUCCESS) counted_handles().keep(*handle, std::move(entry));
           return result;
         };

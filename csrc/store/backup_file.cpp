@@ -6,6 +6,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +14,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "store/aligned_bytes.h"
 #include "store/closing_files.h"
@@ -77,41 +79,43 @@ bool is_memory_file_system(uint64_t type) {
   return type == kTmpfs || type == kRamfs || type == kHugetlbfs;
 }
 
-BackupFile::BackupFile(std::string directory, size_t size_bytes, const FileCalls& calls)
-    : directory_(std::move(directory)), size_bytes_(size_bytes), calls_(&calls) {}
+BackupFile::BackupFile(const DiskPlace& place, size_t size_bytes, const FileCalls& calls)
+    : place_(place), size_bytes_(size_bytes), calls_(&calls) {}
 
-BackupFile BackupFile::create(const std::string& directory, size_t size_bytes, const FileCalls& calls) {
+BackupFile BackupFile::create(const DiskPlace& place, size_t size_bytes, const FileCalls& calls) {
   uint64_t closed = files_closed();
   try {
-    BackupFile file(directory, round_up(size_bytes, kBlockBytes), calls);
+    BackupFile file(place, round_up(size_bytes, kBlockBytes), calls);
     file.make();
     return file;
   } catch (const StoreError&) {
     if (!have_more_closed(closed)) throw;
   }
-  BackupFile file(directory, round_up(size_bytes, kBlockBytes), calls);
+  BackupFile file(place, round_up(size_bytes, kBlockBytes), calls);
   file.make();
   return file;
 }
 
-void BackupFile::check_directory(const std::string& directory) {
-  BackupFile file(directory, 0, kSystemFileCalls);
+void BackupFile::check_directory(const DiskPlace& place) {
+  BackupFile file(place, 0, kSystemFileCalls);
   file.open_nameless();
   file.refuse_memory();
 }
 
 void BackupFile::make() {
-  open_nameless();
+  place_.files == DiskFiles::kNamed ? open_with_name() : open_nameless();
   refuse_memory();
+  warn_of_memory();
   claim_space();
   try_direct();
   is_made_ = true;
 }
 
 BackupFile::BackupFile(BackupFile&& other) noexcept
-    : directory_(std::move(other.directory_)),
+    : place_(std::move(other.place_)),
       size_bytes_(other.size_bytes_),
       calls_(other.calls_),
+      name_(std::move(other.name_)),
       file_(std::exchange(other.file_, -1)),
       is_direct_(other.is_direct_),
       is_made_(other.is_made_),
@@ -127,25 +131,43 @@ BackupFile::~BackupFile() {
 }
 
 void BackupFile::open_nameless() {
-  file_ = calls_->open(directory_.c_str(), O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
+  file_ = calls_->open(place_.directory.c_str(), O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
   if (file_ < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {
-    std::string name = directory_ + "/ebbtide-XXXXXX";
+    std::string name = place_.directory + "/ebbtide-XXXXXX";
     file_ = ::mkostemp(name.data(), O_CLOEXEC);
     if (file_ >= 0) ::unlink(name.c_str());
   }
-  if (file_ >= 0) return;
-  const int error = errno;
-  throw StoreError("no file for a backup can be made in " + shown(directory_) + ": " + std::strerror(error) +
-                       ". Either " + advice_on(error) + ", " + advice_on_disk_directory(directory_),
+  if (file_ < 0) throw_not_opened(errno);
+}
+
+void BackupFile::open_with_name() {
+  file_ = open_named(place_.directory, *calls_, name_);
+  if (file_ < 0) throw_not_opened(errno);
+}
+
+void BackupFile::throw_not_opened(int error) const {
+  throw StoreError("no file for a backup can be made in " + shown(place_.directory) + ": " + std::strerror(error) +
+                       ". Either " + advice_on(error) + ", " + advice_on_disk_directory(place_.directory),
                    {size_bytes_, 0, kUnlimited});
 }
 
-void BackupFile::refuse_memory() const {
+bool BackupFile::is_in_memory() const {
   struct statfs info{};
-  if (::fstatfs(file_, &info) != 0 || !is_memory_file_system(static_cast<uint64_t>(info.f_type))) return;
-  throw StoreError(shown(directory_) + " is no disk but RAM (tmpfs), which no budget would count: " +
-                       advice_on_disk_directory(directory_),
+  return ::fstatfs(file_, &info) == 0 && is_memory_file_system(static_cast<uint64_t>(info.f_type));
+}
+
+void BackupFile::refuse_memory() const {
+  if (place_.may_be_memory || !is_in_memory()) return;
+  throw StoreError(shown(place_.directory) + " is no disk but RAM (tmpfs), which no budget would count: " +
+                       advice_on_disk_directory(place_.directory),
                    {size_bytes_, 0, kUnlimited});
+}
+
+void BackupFile::warn_of_memory() const {
+  static constinit std::atomic<bool> is_said{false};
+  if (!is_in_memory() || is_said.exchange(true)) return;
+  log_line(LogLevel::kWarning, {"the folder of disk backups, ", shown(place_.directory),
+                                ", is no disk but RAM (tmpfs): backups there take host memory that no budget counts"});
 }
 
 void BackupFile::claim_space() const {
@@ -244,20 +266,21 @@ void BackupFile::throw_error(const char* call, int error) const {
   const std::string reason = std::strerror(error);
   if (is_full(error)) {
     const uint64_t free_bytes = free_bytes_of(file_);
-    throw StoreError("the disk of " + shown(directory_) + " has too little space for a backup: " +
+    throw StoreError("the disk of " + shown(place_.directory) + " has too little space for a backup: " +
                          format_bytes(size_bytes_) + " wanted, " + format_bytes(free_bytes) + " free (" + reason +
-                         "). Free some there, " + advice_on_disk_directory(directory_),
+                         "). Free some there, " + advice_on_disk_directory(place_.directory),
                      {size_bytes_, free_bytes, kUnlimited});
   }
   if (error == EFBIG) {
     rlimit limit{};
     const bool is_known = ::getrlimit(RLIMIT_FSIZE, &limit) == 0;
-    throw StoreError("files in " + shown(directory_) + " may not have the " + format_bytes(size_bytes_) +
-                         " of a backup: " + reason + ". Raise `ulimit -f`, " + advice_on_disk_directory(directory_),
+    throw StoreError("files in " + shown(place_.directory) + " may not have the " + format_bytes(size_bytes_) +
+                         " of a backup: " + reason + ". Raise `ulimit -f`, " +
+                         advice_on_disk_directory(place_.directory),
                      {size_bytes_, 0, is_known ? limit.rlim_cur : kUnlimited});
   }
-  throw StoreError(std::string(call) + " failed for a backup in " + shown(directory_) + ": " + reason +
-                       ". If it stays so, " + advice_on_disk_directory(directory_),
+  throw StoreError(std::string(call) + " failed for a backup in " + shown(place_.directory) + ": " + reason +
+                       ". If it stays so, " + advice_on_disk_directory(place_.directory),
                    {size_bytes_, 0, kUnlimited});
 }
 

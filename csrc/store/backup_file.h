@@ -7,7 +7,11 @@
 #include <cstdint>
 #include <string>
 
-// A file that holds one backup: unnamed, of fixed size, its space claimed when it is created.
+#include "store/disk_directory.h"
+#include "store/named_file.h"
+
+// A file that holds one backup: of fixed size, its space claimed when it is created. It has no name unless the user
+// wants to see it (named_file.h).
 //
 // Relied on: an unlinked file is freed with its last descriptor, also when the process is killed. Later reads through a
 // mapping see what O_DIRECT writes, and the reverse: the kernel first writes out and drops the pages of the range.
@@ -33,11 +37,13 @@ class BackupFile {
   // Offsets, sizes and addresses are multiples of this if the page cache is bypassed.
   static constexpr size_t kBlockBytes = 4096;
 
-  // Throws StoreError if the directory accepts no file of this size (rounded up to blocks), or is in memory itself. If
-  // it is refused, it waits for discarded files to be closed and tries again. calls must never be destroyed.
-  static BackupFile create(const std::string& directory, size_t size_bytes, const FileCalls& calls);
-  // Throws as create() would if the directory accepts no file, or is in memory itself. Leaves nothing there.
-  static void check_directory(const std::string& directory);
+  // Throws StoreError if the directory accepts no file of this size (rounded up to blocks), or is in memory itself and
+  // may not be. If it is refused, it waits for discarded files to be closed and tries again. calls must never be
+  // destroyed.
+  static BackupFile create(const DiskPlace& place, size_t size_bytes, const FileCalls& calls);
+  // Throws as create() would if the directory accepts no file, or is in memory itself and may not be. Leaves nothing
+  // there, and makes no file with a name.
+  static void check_directory(const DiskPlace& place);
   BackupFile(BackupFile&& other) noexcept;
   BackupFile& operator=(BackupFile&&) = delete;
   // Its space is freed in the background.
@@ -59,19 +65,24 @@ class BackupFile {
   size_t size_bytes() const { return size_bytes_; }
 
  private:
-  BackupFile(std::string directory, size_t size_bytes, const FileCalls& calls);
+  BackupFile(const DiskPlace& place, size_t size_bytes, const FileCalls& calls);
   void make();
+  void open_with_name();
   void open_nameless();
   void refuse_memory() const;
+  void warn_of_memory() const;
+  bool is_in_memory() const;
   void claim_space() const;
   int try_claim(size_t offset, size_t size_bytes) const;
   void try_direct();
   size_t moved_bytes(size_t count, const char* call) const;
   [[noreturn]] void throw_error(const char* call, int error) const;
+  [[noreturn]] void throw_not_opened(int error) const;
 
-  std::string directory_;
+  DiskPlace place_;
   size_t size_bytes_;
   const FileCalls* calls_;
+  FileName name_;  // none unless the place says so
   int file_ = -1;
   bool is_direct_ = false;
   bool is_made_ = false;

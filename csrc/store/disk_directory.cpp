@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 
 #include "base/settings.h"
 #include "store/backup_file.h"
@@ -13,6 +14,7 @@ namespace {
 struct Directory {
   std::mutex mutex;
   std::string chosen;
+  std::optional<DiskFiles> files;
 };
 Directory& directory() {
   static Directory* const instance = new Directory;
@@ -23,8 +25,6 @@ std::string chosen_directory() {
   const std::lock_guard lock(directory().mutex);
   return directory().chosen;
 }
-
-const char* or_empty(const char* text) { return text == nullptr ? "" : text; }
 
 }  // namespace
 
@@ -41,7 +41,28 @@ std::string disk_directory() {
   return "/var/tmp";
 }
 
-void check_disk_directory(const std::string& directory) { BackupFile::check_directory(directory); }
+void set_disk_files(DiskFiles chosen) {
+  const std::lock_guard lock(directory().mutex);
+  directory().files = chosen;
+}
+
+DiskFiles disk_files() {
+  {
+    const std::lock_guard lock(directory().mutex);
+    if (directory().files) return *directory().files;
+  }
+  return word_index(Setting::kDiskFiles) == 1 ? DiskFiles::kNamed : DiskFiles::kHidden;
+}
+
+DiskPlace disk_place() {
+  const DiskFiles files = disk_files();
+  const bool is_named_by_user = !chosen_directory().empty() || variable_text(Setting::kDiskDirectory) != nullptr;
+  return {disk_directory(), files, files == DiskFiles::kNamed && is_named_by_user};
+}
+
+void check_disk_directory(const std::string& directory, DiskFiles files) {
+  BackupFile::check_directory({directory, files, files == DiskFiles::kNamed});
+}
 
 std::string advice_on_disk_directory(const std::string& directory) {
   const bool is_from_variables = chosen_directory() != directory && disk_directory() == directory;

@@ -117,7 +117,7 @@ std::byte* DiskBackup::view() {
 }  // namespace
 
 std::unique_ptr<Backup> DiskStore::open(size_t size_bytes) {
-  return std::make_unique<DiskBackup>(BackupFile::create(disk_directory(), size_bytes, calls_));
+  return std::make_unique<DiskBackup>(BackupFile::create(disk_place(), size_bytes, calls_));
 }
 
 }  // namespace ebbtide

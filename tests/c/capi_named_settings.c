@@ -41,6 +41,17 @@ int main(void) {
   REFUSED(ebbtide_get_disk_directory(text, 2, &error));
   REFUSED(ebbtide_get_disk_directory(NULL, 100, &error));
 
+  EXPECT(EBBTIDE_OK, ebbtide_check_disk_directory("/var/tmp", "named", &error));
+  EXPECT(EBBTIDE_STORE_ERROR, ebbtide_check_disk_directory("/nowhere", "named", &error));
+  EXPECT(EBBTIDE_STORE_ERROR, ebbtide_check_disk_directory("/proc/self", "hidden", &error));
+  REFUSED(ebbtide_check_disk_directory("/var/tmp", "visible", &error));
+  REFUSED(ebbtide_check_disk_directory("", "named", &error));
+  REFUSED(ebbtide_check_disk_directory(NULL, "named", &error));
+  REFUSED(ebbtide_check_disk_directory("/var/tmp", NULL, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_configure("disk_files", "named", &error));
+  EXPECT(EBBTIDE_OK, ebbtide_configure("disk_files", "hidden", &error));
+  REFUSED(ebbtide_configure("disk_files", NULL, &error));
+
   EXPECT(EBBTIDE_OK, ebbtide_check_tag("weights", 7, &error));
   REFUSED(ebbtide_check_tag("a\xe2\x80\x8b", 4, &error));
   REFUSED(ebbtide_check_tag("a\0b", 3, &error));

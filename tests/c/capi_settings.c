@@ -5,7 +5,8 @@
 #include "capi_check.h"
 #include "sim/control.h"
 
-enum { LIMITS = EBBTIDE_SHARED_HANDLE + 1, OPTIONS = EBBTIDE_COMPARE_BYTES + 1 };
+enum { LIMITS = EBBTIDE_DEVICE_MARGIN + 1, OPTIONS = EBBTIDE_POISON + 1 };
+static int is_usual(int option) { return option != EBBTIDE_COMPARE_BYTES && option != EBBTIDE_POISON; }
 
 static void (*fail)(const char*, uint64_t, int, uint64_t);
 
@@ -38,30 +39,30 @@ static void every_limit_is_its_own(void) {
   for (int limit = 0; limit < LIMITS; ++limit) CHECK(limit_of((ebbtide_limit)limit) == before[limit]);
   uint64_t bytes = 0;
   REFUSED(ebbtide_set_limit((ebbtide_limit)LIMITS, 1, &error));
-  SAYS("7");
+  SAYS("8");
   REFUSED(ebbtide_get_limit((ebbtide_limit)LIMITS, &bytes, &error));
-  SAYS("7");
+  SAYS("8");
 }
 
 static void every_option_is_its_own(void) {
   int32_t value = 9;
   for (int option = 0; option < OPTIONS; ++option) {
     EXPECT(EBBTIDE_OK, ebbtide_get_option((ebbtide_option)option, &value, &error));
-    CHECK(value == (option != EBBTIDE_COMPARE_BYTES));
+    CHECK(value == is_usual(option));
   }
   for (int option = 0; option < OPTIONS; ++option) {
-    const int32_t usual = option != EBBTIDE_COMPARE_BYTES;
+    const int32_t usual = is_usual(option);
     EXPECT(EBBTIDE_OK, ebbtide_set_option((ebbtide_option)option, !usual, &error));
     for (int other = 0; other < OPTIONS; ++other) {
       EXPECT(EBBTIDE_OK, ebbtide_get_option((ebbtide_option)other, &value, &error));
-      CHECK(value == ((other != EBBTIDE_COMPARE_BYTES) != (other == option)));
+      CHECK(value == (is_usual(other) != (other == option)));
     }
     EXPECT(EBBTIDE_OK, ebbtide_set_option((ebbtide_option)option, usual, &error));
   }
   for (const int32_t* bad = (const int32_t[]){-1, 2, INT32_MAX, INT32_MIN, 0}; *bad != 0; ++bad)
     REFUSED(ebbtide_set_option(EBBTIDE_SKIP_CLEAN, *bad, &error));
   REFUSED(ebbtide_set_option((ebbtide_option)OPTIONS, 1, &error));
-  SAYS("4");
+  SAYS("5");
   REFUSED(ebbtide_get_option((ebbtide_option)-1, &value, &error));
   REFUSED(ebbtide_get_option(EBBTIDE_SKIP_CLEAN, NULL, &error));
   EXPECT(EBBTIDE_OK, ebbtide_get_option(EBBTIDE_SKIP_CLEAN, &value, &error));
@@ -115,6 +116,34 @@ static void a_device_says_what_it_has(void) {
   --old.struct_size;
   REFUSED(ebbtide_query_device(0, &old, &error));
   SAYS("ebbtide_device_info.struct_size");
+}
+
+static void the_device_margin(void) {
+  const ebbtide_device_info before = device_info();
+  void* address = NULL;
+  EXPECT(EBBTIDE_OK, ebbtide_set_limit(EBBTIDE_DEVICE_MARGIN, before.free_bytes - CHUNK, &error));
+  CHECK(device_info().room_bytes == 0); /* beyond the reserve there is nothing */
+  EXPECT(EBBTIDE_OUT_OF_MEMORY, ebbtide_alloc("w", NULL, 0, 2 * CHUNK, &address, &error));
+  CHECK(error.requested_bytes == 2 * CHUNK && error.free_bytes == CHUNK && error.device == 0);
+  SAYS("device_margin");
+  EXPECT(EBBTIDE_OK, ebbtide_alloc("w", NULL, 0, CHUNK, &address, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_free(address, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_set_limit(EBBTIDE_DEVICE_MARGIN, 0, &error));
+}
+
+static void poison(void) {
+  unsigned char* const address = make("kv");
+  ebbtide_request request = EBBTIDE_REQUEST_INIT;
+  request.backup = EBBTIDE_BACKUP_NONE;
+  EXPECT(EBBTIDE_OK, ebbtide_set_option(EBBTIDE_POISON, 1, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_pause(&request, NULL, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_resume(NULL, NULL, &error));
+  CHECK(address[0] == 0xEB && address[CHUNK - 1] == 0xEB);
+  EXPECT(EBBTIDE_OK, ebbtide_set_option(EBBTIDE_POISON, 0, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_pause(&request, NULL, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_resume(NULL, NULL, &error));
+  CHECK(address[0] == 0 && address[CHUNK - 1] == 0);
+  EXPECT(EBBTIDE_OK, ebbtide_free(address, &error));
 }
 
 static void the_host_pool(void) {
@@ -199,6 +228,8 @@ int main(void) {
   every_option_is_its_own();
   the_whole_fraction();
   a_device_says_what_it_has();
+  the_device_margin();
+  poison();
   the_host_pool();
   a_folder_of_disk_backups();
   errors_carry_their_numbers();

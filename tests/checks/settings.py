@@ -7,6 +7,7 @@ BAD_VARIABLES = {
     "EBBTIDE_DRIVER": ("gpu", " must be one of auto, cuda, sim, off, not 'gpu'"),
     "EBBTIDE_OVERFLOW": ("foo", " must be one of split, managed, whole, none, not 'foo'"),
     "EBBTIDE_DEVICE_LIMIT": ("nonsense", f" {SIZE} 'nonsense'"),
+    "EBBTIDE_DEVICE_MARGIN": ("1GiB less", f" {SIZE} '1GiB less'"),
     "EBBTIDE_HOST_LIMIT": (
         "16G",
         " has the unknown unit 'G' (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB); write 16GiB or 16GB",
@@ -26,6 +27,8 @@ BAD_VARIABLES = {
     "EBBTIDE_LOG": ("loud", " must be one of error, warning, info, not 'loud'"),
     "EBBTIDE_PINNED_LIMIT": ("1 2", f" {SIZE} '1 2'"),
     "EBBTIDE_SHARED_HANDLE": ("5.GiB", f" {SIZE} '5.GiB'"),
+    "EBBTIDE_DISK_FILES": ("visible", " must be one of hidden, named, not 'visible'"),
+    "EBBTIDE_POISON": ("0xEB", " must be 0 or 1, not '0xEB'"),
     "EBBTIDE_SKIP_CLEAN": ("true", " must be 0 or 1, not 'true'"),
     "EBBTIDE_SKIP_UNUSED": ("on", " must be 0 or 1, not 'on'"),
     "EBBTIDE_SKIP_CONSTANT": ("\x1b[0m", " must be 0 or 1, not '\\x1b[0m'"),

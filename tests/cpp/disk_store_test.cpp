@@ -140,7 +140,7 @@ TEST_F(DiskStoreTest, NoNameIsLeftWhileItIsOpen) {
 TEST_F(DiskStoreTest, ThePageCacheIsPassedByWhereTheFileSystemCan) {
   const std::string name = directory_.path() + "/probe";
   const int probe = ::open(name.c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600);
-  EXPECT_EQ(BackupFile::create(directory_.path(), kSize, kSystemFileCalls).is_direct(), probe >= 0);
+  EXPECT_EQ(BackupFile::create({directory_.path()}, kSize, kSystemFileCalls).is_direct(), probe >= 0);
   if (probe >= 0) ::close(probe);
 }
 

@@ -97,8 +97,9 @@ void MovesWorld::note_dropped() {
         const Place place = chunk.place.load();
         const bool is_left_behind = item.is_unused[block] && place == Place::kStored &&
                                     stored->blocks[block].is_constant &&
-                                    stored->blocks[block].value == kernels::Value{};
-        if (is_left_behind || place == Place::kDropped) item.content[block] = 0;
+                                    stored->blocks[block].value == core().rules.dropped_value();
+        if (is_left_behind || place == Place::kDropped)
+          item.content[block] = core().rules.must_poison ? kPoisonByte : 0;
       }
     }
   }

@@ -48,6 +48,30 @@ def test_a_full_device_overflows_without_a_limit(clients: Clients, call: str, po
     assert (done.returncode, done.stdout) == (0, f"free {64 * MIB} before, {64 * MIB} after\n"), done.stderr
 
 
+MARGIN = {"EBBTIDE_DEVICE_MARGIN": "40MiB", "EBBTIDE_RESERVE": "0"}  # leaves 24 of 64 MiB
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("call", ["alloc", "pitch", "async", "pool", "mapped"])
+@pytest.mark.parametrize("policy", ["split", "whole", "managed"])
+def test_a_margin_is_left_free(clients: Clients, call: str, policy: str) -> None:
+    done = clients.run("cudart12", "fill", call, *BLOCKS, EBBTIDE_OVERFLOW=policy, **MARGIN)
+    assert (done.returncode, done.stdout) == (0, f"free {64 * MIB} before, {64 * MIB} after\n"), done.stderr
+    assert "device 0 is full" in done.stderr
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("call", ["alloc", "pitch", "async", "pool", "mapped"])
+@pytest.mark.parametrize("is_pauseable", ["0", "1"])
+def test_without_overflow_a_margin_is_the_plain_error(clients: Clients, call: str, is_pauseable: str) -> None:
+    settings = {"EBBTIDE_OVERFLOW": "none", "EBBTIDE_PAUSEABLE": is_pauseable, **MARGIN}
+    done = clients.run("cudart12", "fill", call, *BLOCKS, **settings)
+    assert done.returncode == OUT_OF_MEMORY, done.stderr
+    assert "device_margin" in done.stderr or is_pauseable == "1"
+    fits = clients.run("cudart12", "fill", call, 4, 6 * MIB, **settings)
+    assert fits.returncode == 0, fits.stderr
+
+
 @pytest.mark.parametrize("is_pauseable", ["0", "1"])
 @pytest.mark.parametrize("policy", ["split", "whole", "managed"])
 @pytest.mark.parametrize("call", ["alloc", "pitch", "async", "pool", "mapped"])

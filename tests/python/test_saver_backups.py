@@ -1,5 +1,7 @@
 """The bytes of a paused tag: each kind of backup, with and without keeping it for the next pause."""
 
+import gc
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -8,6 +10,15 @@ from ebbtide.errors import StoreError  # noqa: E402
 
 MIB = 1 << 20
 KINDS = ["ram", "pinned", "disk"]
+PAUSED_AND_THEN = """
+import os, signal, sys, torch
+from ebbtide import saver
+with saver.region("w", backup="disk"):
+    tensor = torch.ones(1 << 20, device=saver.device)
+saver.pause("w")
+print(len(os.listdir(os.environ["EBBTIDE_DISK_DIRECTORY"])), flush=True)
+{}
+"""
 
 
 def build(saver, tag, **options):
@@ -199,3 +210,65 @@ def test_disk_backups_lie_where_they_are_told_to_and_leave_no_name(saver, tag, t
     finally:
         saver.configure(disk_directory=None)
     assert torch.equal(keep.cpu(), want)
+
+
+@pytest.fixture
+def named_files(saver, tmp_path):
+    saver.configure(disk_files="named", disk_directory=tmp_path)
+    yield tmp_path
+    saver.configure(disk_files="hidden", disk_directory=None)
+
+
+def test_named_files_show_what_is_stored_and_only_that(saver, tag, named_files):
+    with saver.region(tag, backup="disk"):
+        large = torch.randn(3 * MIB, device=saver.device)
+        small = torch.full((7,), 10, dtype=torch.uint8, device=saver.device)
+    want = large.cpu().clone()
+    sizes = set()
+    for _ in range(3):
+        saver.pause(tag)
+        files = list(named_files.iterdir())
+        assert len(files) == 2 and all(file.name.startswith("ebbtide_backup_") for file in files)
+        sizes.add(sum(file.stat().st_size for file in files))
+        saver.resume(tag)
+        assert list(named_files.iterdir()) == []
+        assert torch.equal(large.cpu(), want) and small.tolist() == [10] * 7
+    assert len(sizes) == 1 and sizes.pop() >= large.nbytes
+    saver.pause(tag)
+    assert list(named_files.iterdir())
+    del large, small
+    gc.collect()
+    saver.resume(tag)
+    saver.trim(tag)
+    assert list(named_files.iterdir()) == []
+
+
+def test_named_files_of_retained_backups_stay_and_take_the_same_space(saver, tag, named_files):
+    with saver.region(tag, backup="disk", retain=True):
+        tensor = torch.randn(3 * MIB, device=saver.device)
+    saver.pause(tag)
+    (file,) = named_files.iterdir()
+    before = file.stat().st_blocks
+    for _ in range(3):
+        saver.resume(tag)
+        tensor.add_(1)
+        saver.pause(tag)
+        assert [file] == list(named_files.iterdir())
+        assert file.stat().st_blocks <= before
+    saver.resume(tag, retain=False)
+    assert list(named_files.iterdir()) == []
+
+
+def test_named_files_go_at_exit_and_those_of_a_killed_process_with_the_next(run_python_with_torch, tmp_path):
+    environment = {"EBBTIDE_DISK_DIRECTORY": str(tmp_path), "EBBTIDE_DISK_FILES": "named"}
+    ended = run_python_with_torch(PAUSED_AND_THEN.format("sys.exit(3)"), **environment)
+    assert (ended.returncode, ended.stdout) == (3, "1\n")
+    assert list(tmp_path.iterdir()) == []
+    killed = run_python_with_torch(PAUSED_AND_THEN.format("os.kill(os.getpid(), signal.SIGKILL)"), **environment)
+    assert killed.stdout == "1\n"
+    (left,) = tmp_path.iterdir()
+    (tmp_path / "ebbtide_backup_list").write_text("somebody's own")
+    last = "print(sorted(os.listdir(os.environ['EBBTIDE_DISK_DIRECTORY'])))"
+    again = run_python_with_torch(PAUSED_AND_THEN.format(last), **environment)
+    assert left.name not in again.stdout
+    assert [file.name for file in tmp_path.iterdir()] == ["ebbtide_backup_list"]

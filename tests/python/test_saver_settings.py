@@ -127,11 +127,12 @@ def test_configure_refuses_with_the_same_words_and_sets_nothing(saver, setting):
         value, words = BAD_VARIABLES[setting.variable]
         with pytest.raises(ValueError, match=f"^{re.escape(setting.name + words)}$"):
             saver.configure(**{"device_limit": 12345678, setting.name: value})
+    kind_of_error = ValueError if setting.kind == "choice" else TypeError
     for wrong in (object(), b"1", 1.5 if setting.kind == "size" else "1" if setting.kind != "folder" else 1):
-        with pytest.raises(TypeError, match=f"^{setting.name} must be "):
+        with pytest.raises(kind_of_error, match=f"^{setting.name} must be "):
             saver.configure(**{"device_limit": 12345678, setting.name: wrong})
     if not setting.none:
-        with pytest.raises(TypeError, match=f"^{setting.name} must be .*None"):
+        with pytest.raises(kind_of_error, match=f"^{setting.name} must be .*None"):
             saver.configure(**{setting.name: None})
     assert _core.get_limit("device") == before
 
@@ -173,6 +174,28 @@ def test_a_folder_is_looked_at_when_it_is_chosen(saver, clean, tmp_path):
         clean.delenv("EBBTIDE_DISK_DIRECTORY")
     with pytest.raises(ValueError, match=r"^disk_directory must be a path, and not empty$"):
         saver.configure(disk_directory="")
+
+
+def test_a_folder_in_memory_is_one_for_files_that_are_wanted_to_be_seen(saver, clean, tmp_path):
+    before = _core.disk_directory()
+    for files in ("hidden", "named"):
+        with pytest.raises(StoreError, match="make that directory"):
+            saver.configure(device_limit=1, disk_files=files, disk_directory=tmp_path / "missing")
+    with pytest.raises(StoreError, match="is no disk but RAM"):
+        saver.configure(device_limit=1, disk_files="hidden", disk_directory="/dev/shm")
+    with pytest.raises(ValueError, match=r"^disk_directory must be a path, and not empty$"):
+        saver.configure(disk_files="named", disk_directory="")
+    assert _core.disk_directory() == before and _core.get_limit("device") != 1
+    with pytest.raises(StoreError, match="is no disk but RAM"):
+        saver.configure(disk_directory="/dev/shm")  # the kind of file was not set either
+    try:
+        saver.configure(disk_files="named", disk_directory="/dev/shm")
+        assert _core.disk_directory() == b"/dev/shm"
+        saver.configure(disk_directory="/dev/shm")
+    finally:
+        saver.configure(disk_files="hidden", disk_directory=None)
+    clean.setenv("EBBTIDE_DISK_DIRECTORY", "/dev/shm")
+    assert "is no disk but RAM" in settings.problems()["disk_directory"]
 
 
 def test_what_the_system_chose_is_a_note_of_doctors(clean, tmp_path):

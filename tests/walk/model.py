@@ -9,6 +9,7 @@ from ebbtide import _core
 
 from . import device
 
+POISON = 0xEB
 ORDINARY = None  # in place of a tag: memory outside all regions
 
 
@@ -71,6 +72,8 @@ class Memory:
     may_be_lent: bool = False
     is_foreign: bool = False
     stored: Stored | None = None
+    is_dropped: bool = False  # it is away, and nothing has its bytes
+    kept: np.ndarray | None = None  # its bytes as they came back last, where that is known
 
     @property
     def tag(self) -> str | None:
@@ -97,15 +100,17 @@ class Memory:
             self.stored = None
 
     def settle_zeros(self) -> None:
-        """Determines which granules were dropped: a granule is all zeros, or nothing of it was dropped."""
+        """Determines which granules were dropped: a granule is all zeros or all poison, or nothing of it was
+        dropped."""
         found = device.read(self.base)
         begin = 0
         while begin < self.size_bytes:
             end = min(begin + device.GRANULE - (self.address + begin) % device.GRANULE, self.size_bytes)
             if not np.array_equal(found[begin:end], self.expected[begin:end]):
-                if found[begin:end].any():
-                    raise Failure(f"bytes {begin} to {end} are neither what they were nor zeros")
-                self.expected[begin:end] = 0
+                blank = found[begin]
+                if blank not in (0, POISON) or (found[begin:end] != blank).any():
+                    raise Failure(f"bytes {begin} to {end} are neither what they were nor zeros nor poison")
+                self.expected[begin:end] = blank
             begin = end
         self.may_be_zero = False
 
@@ -240,17 +245,26 @@ class Model:
         """A pause of its tag succeeded. `keeps`: with a backup."""
         if memory.is_paused and not memory.is_doubtful:
             return
+        memory.may_be_zero |= memory.is_dropped  # and some of it may have come back before
         if not keeps:
             if memory.is_doubtful:  # memory that was away then is kept
                 memory.may_be_zero = True
             else:
+                memory.is_dropped = True
                 memory.expected[:] = 0
                 memory.may_be_zero = False
         memory.is_paused, memory.is_doubtful = True, False
 
     def resume(self, memory: Memory) -> None:
         """A resume of its tag succeeded."""
-        memory.is_paused = memory.is_doubtful = False
+        if memory.is_dropped and memory.is_doubtful:  # some of it may have come back before, when poison was otherwise
+            memory.may_be_zero = True
+        elif memory.is_dropped:
+            memory.expected[:] = POISON if _core.get_option("poison") else 0
+        if memory.is_paused:
+            is_known = not (memory.is_dropped or memory.is_doubtful or memory.may_be_zero)
+            memory.kept = memory.expected.copy() if is_known else None
+        memory.is_paused = memory.is_doubtful = memory.is_dropped = False
         memory.detach()
 
     def doubt(self, memory: Memory, may_drop: bool) -> None:
@@ -261,5 +275,8 @@ class Model:
         memory.is_paused = memory.is_away() or has_been_left
         memory.is_doubtful = True
         memory.may_be_zero |= may_drop
+        memory.kept = None
         if was_paused and not memory.is_paused:
+            memory.may_be_zero |= memory.is_dropped
+            memory.is_dropped = False
             memory.detach()

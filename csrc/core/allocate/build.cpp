@@ -48,7 +48,10 @@ std::shared_ptr<Allocation> build_allocation(Core& core, const AllocationRequest
   DeviceCharge charge = core.budgets.device.charge(request.device, device_bytes);
   allocation->addresses = std::make_shared<const Addresses>(request.tag.arena(request.device).take(request.size_bytes));
   const DeviceSet peers = core.peers.of(request.device);
-  add_device_chunks(core, *allocation, std::move(charge), peers);
+  {
+    const DeviceMargin::Hold hold = core.budgets.device_margin.require_room(request.device, device_bytes);
+    add_device_chunks(core, *allocation, std::move(charge), peers);
+  }
   // All that can be refused for want of device memory is over.
   for (HostPool::Handle& handle : host_memory) add_host_chunk(core, *allocation, handle, peers);
   return allocation;

@@ -294,7 +294,7 @@ bool Pause::must_copy(Leaving& leaving, size_t block, const kernels::BlockReport
   if (leaving.kept->is_unused[block]) {
     stored.is_constant = true;
     stored.has_content = false;
-    stored.value = {};
+    stored.value = core().rules.dropped_value();
     entry.unused += kernels::kBlockBytes;
     return false;
   }

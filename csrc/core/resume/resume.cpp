@@ -70,14 +70,16 @@ void Resume::select(const std::shared_ptr<Allocation>& allocation) {
                                               .stored = is_stored ? stored : nullptr,
                                               .is_retained = is_retained,
                                               .keeps_bytes = is_retained || (is_stored && stored->is_looked_at()),
+                                              .is_dropped = chunk.place.load() == Place::kDropped,
                                               .is_on_host = is_on_host,
                                               .ranges = {}});
+    work.has_poison |= must_poison_ && returning.is_dropped;
     if (is_stored) add_ranges(work, returning);
   }
 }
 
-// What died while it was away comes back as zeros. Where somebody looks at the stored bytes, all of them go on standing
-// for themselves.
+// What died while it was away comes back as what was dropped does. Where somebody looks at the stored bytes, all of
+// them go on standing for themselves.
 void Resume::forget_unused(const Allocation& allocation, BackupRecord& stored) {
   if (stored.is_looked_at()) return;
   const std::vector<bool> is_unused = unused_blocks(core(), request_, allocation);
@@ -86,7 +88,7 @@ void Resume::forget_unused(const Allocation& allocation, BackupRecord& stored) {
     for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
       if (!is_unused[block]) continue;
       stored.blocks[block].is_constant = true;
-      stored.blocks[block].value = {};
+      stored.blocks[block].value = core().rules.dropped_value();
     }
   }
 }
@@ -96,7 +98,8 @@ void Resume::add_ranges(DeviceWork& work, Returning& returning) {
   for (size_t index = 0; index < chunk.block_count(); ++index) {
     const StoredBlock& block = returning.stored->blocks[chunk.first_block() + index];
     if (block.is_constant) {
-      work.fill_count += block.value == kernels::Value{} ? 0 : 1;
+      work.fill_count += block.value == kernels::Value{} || block.value == kPoison ? 0 : 1;
+      work.has_poison |= block.value == kPoison;
       continue;
     }
     const size_t offset = index * kernels::kBlockBytes;
@@ -140,7 +143,7 @@ void Resume::put_in_order(DeviceWork& work) {
 
 void Resume::borrow_engine(int device, DeviceWork& work) {
   // Memory that changes hands may have to be cleared.
-  if (work.copied_bytes == 0 && work.fill_count == 0 && !takes_over_memory()) return;
+  if (work.copied_bytes == 0 && work.fill_count == 0 && !work.has_poison && !takes_over_memory()) return;
   policy::CopyNeed need = copy_need(work.staged_bytes, 0);
   need.is_to_device = true;
   need.has_files = work.has_files;
@@ -183,34 +186,42 @@ void Resume::run_device(int device) {
   while (const auto job = copy ? copy->finish_next() : std::nullopt) arrive(work, *submitted[*job]);
 }
 
+void Resume::set_bytes(DeviceWork& work, Returning& returning, size_t offset, size_t size_bytes, unsigned char value) {
+  work.is_filling = returning.has_fills = true;
+  check(driver().cuMemsetD8Async(returning.address() + offset, value, size_bytes,
+                                 work.engine->engine().side_stream().get()),
+        "cuMemsetD8Async", "size=" + std::to_string(size_bytes));
+}
+
 // Blocks of one value, and, in memory that somebody else had, of zeros.
 void Resume::fill(DeviceWork& work, Returning& returning) {
-  const CUdeviceptr address = returning.address();
-  const auto clear = [&](size_t offset, size_t size_bytes) {
-    work.is_filling = returning.has_fills = true;
-    check(driver().cuMemsetD8Async(address + offset, 0, size_bytes, work.engine->engine().side_stream().get()),
-          "cuMemsetD8Async", "size=" + std::to_string(size_bytes));
-  };
   const bool is_fresh = work.groups[returning.group].is_fresh;
   if (returning.stored == nullptr) {
-    if (!is_fresh) clear(0, returning.chunk->size_bytes);
+    const bool is_poisoned = must_poison_ && returning.is_dropped;
+    if (is_poisoned || !is_fresh)
+      set_bytes(work, returning, 0, returning.chunk->size_bytes, is_poisoned ? kPoisonByte : 0);
     return;
   }
   const size_t first_fill = work.fills_used;
-  size_t zeros_bytes = 0;  // before the block at hand: one call for all that lie together
+  // Before the block at hand: one call for all that lie together.
+  std::optional<unsigned char> byte;
+  size_t run_bytes = 0;
   for (size_t index = 0; index < returning.chunk->block_count(); ++index) {
     const StoredBlock& block = returning.stored->blocks[returning.chunk->first_block() + index];
     const size_t offset = index * kernels::kBlockBytes;
-    if (block.is_constant && block.value == kernels::Value{} && !is_fresh) {
-      zeros_bytes += kernels::kBlockBytes;
-      continue;
+    std::optional<unsigned char> next;
+    if (block.is_constant && block.value == kernels::Value{} && !is_fresh) next = 0;
+    if (block.is_constant && block.value == kPoison) next = kPoisonByte;
+    if (byte && next != byte) {
+      set_bytes(work, returning, offset - run_bytes, run_bytes, *byte);
+      run_bytes = 0;
     }
-    if (zeros_bytes > 0) clear(offset - zeros_bytes, zeros_bytes);
-    zeros_bytes = 0;
-    if (block.is_constant && block.value != kernels::Value{})
-      work.fills[work.fills_used++] = {address + offset, block.value};
+    byte = next;
+    run_bytes += next ? kernels::kBlockBytes : 0;
+    if (!next && block.is_constant && block.value != kernels::Value{})
+      work.fills[work.fills_used++] = {returning.address() + offset, block.value};
   }
-  if (zeros_bytes > 0) clear(returning.chunk->size_bytes - zeros_bytes, zeros_bytes);
+  if (byte) set_bytes(work, returning, returning.chunk->size_bytes - run_bytes, run_bytes, *byte);
   if (work.fills_used == first_fill) return;
   const DeviceKernels* const kernels = DeviceKernels::of(returning.allocation->device);
   if (kernels == nullptr) throw StateError("the kernels that found constant blocks can't be loaded any more");

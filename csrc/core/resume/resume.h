@@ -21,7 +21,7 @@ class Resume : public Move {
  public:
   // Both outlive it. tags: what comes back.
   Resume(Core& core, const OperationRequest& request, const TagRequest& tags)
-      : Move(core), request_(request), tags_(tags) {}
+      : Move(core), request_(request), tags_(tags), must_poison_(core.rules.must_poison.load()) {}
   OperationKind kind() const override { return OperationKind::kResume; }
   TagClaim claim() const override;
   void prepare(const Allocations& allocations) override;
@@ -60,6 +60,7 @@ class Resume : public Move {
     std::shared_ptr<BackupRecord> stored;  // null for what was dropped
     bool is_retained;                      // the store's bytes stay for the next pause
     bool keeps_bytes;                      // or for somebody who looks at them
+    bool is_dropped = false;               // nothing has its bytes
     bool is_on_host = false;               // where it goes
     bool has_fills = false;                // the device is writing into it, beside the copies
     size_t group = 0;                      // of the work's groups
@@ -87,7 +88,8 @@ class Resume : public Move {
     uint64_t copied_bytes = 0;
     uint64_t staged_bytes = 0;         // of which through the ring
     bool has_files = false;            // some of these
-    size_t fill_count = 0;             // blocks of one value that is not zero
+    size_t fill_count = 0;             // blocks of one value that kernels write
+    bool has_poison = false;           // some blocks are kPoison
     std::vector<Returning> returning;  // in the order in which they come
     std::vector<Group> groups;
     std::unique_ptr<EnginePool::Loan> engine;
@@ -114,6 +116,7 @@ class Resume : public Move {
 
   void map(int device, DeviceWork& work, Group& group);
   void fill(DeviceWork& work, Returning& returning);
+  void set_bytes(DeviceWork& work, Returning& returning, size_t offset, size_t size_bytes, unsigned char value);
   void abandon_fills(DeviceWork& work) noexcept;
   void arrive(DeviceWork& work, const Returning& returning);
   void note_arrival(const Group& group, Returning& returning);
@@ -127,6 +130,7 @@ class Resume : public Move {
 
   const OperationRequest& request_;
   const TagRequest& tags_;
+  const bool must_poison_;  // what was dropped; else it reads as zeros
   std::vector<std::shared_ptr<Allocation>> chosen_;
   std::map<int, DeviceWork> work_;  // by device
 };

@@ -43,9 +43,17 @@ std::unique_ptr<Arrivals> Resume::launch() {
 }
 
 void Resume::plan_delivery(DeviceWork& work, Returning& returning) {
-  if (returning.stored == nullptr) return;
   Delivery& delivery = *work.delivery;
   const size_t count_before = delivery.piece_count();
+  const auto add_value = [&](size_t index, kernels::Value value) {
+    delivery.add_value(returning.address() + index * kernels::kBlockBytes, value, kernels::kBlockBytes);
+  };
+  if (returning.stored == nullptr) {
+    const size_t poisoned = must_poison_ && returning.is_dropped ? returning.chunk->block_count() : 0;
+    for (size_t index = 0; index < poisoned; ++index) add_value(index, kPoison);
+    if (poisoned > 0) returning.delivered = delivery.piece_count();
+    return;
+  }
   for (const CopyRange& range : returning.ranges) {
     delivery.add_copy(returning.address() + range.offset, *returning.stored->backup,
                       returning.chunk->offset + range.offset, range.size_bytes);
@@ -53,7 +61,7 @@ void Resume::plan_delivery(DeviceWork& work, Returning& returning) {
   for (size_t index = 0; index < returning.chunk->block_count(); ++index) {
     const StoredBlock& block = returning.stored->blocks[returning.chunk->first_block() + index];
     if (!block.is_constant || block.value == kernels::Value{}) continue;  // its memory is fresh, and reads as zeros
-    delivery.add_value(returning.address() + index * kernels::kBlockBytes, block.value, kernels::kBlockBytes);
+    add_value(index, block.value);
   }
   if (delivery.piece_count() > count_before) returning.delivered = delivery.piece_count();
 }

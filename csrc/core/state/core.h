@@ -1,6 +1,7 @@
 #pragma once
 
 #include "core/budget/device_budget.h"
+#include "core/budget/device_margin.h"
 #include "core/budget/host_budget.h"
 #include "core/budget/pinned_budget.h"
 #include "core/memory/capture_gate.h"
@@ -19,6 +20,7 @@ namespace ebbtide {
 
 struct Budgets {
   DeviceBudget device;
+  DeviceMargin device_margin;
   HostBudget host;
   PinnedBudget pinned;
 };

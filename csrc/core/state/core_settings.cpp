@@ -32,6 +32,7 @@ void apply(Core& core, Setting setting, const std::optional<std::string>& text) 
   const bool is_on = text == "1";
   switch (setting) {
     case Setting::kDeviceLimit: return core.budgets.device.set_limit(size_of(text));
+    case Setting::kDeviceMargin: return core.budgets.device_margin.set_bytes(size_of(text));
     case Setting::kHostLimit: return core.budgets.host.set_limit(size_of(text));
     case Setting::kHostMargin: return core.budgets.host.set_margin(size_of(text));
     case Setting::kPinnedLimit: return core.budgets.pinned.set_limit(size_of(text));
@@ -43,7 +44,9 @@ void apply(Core& core, Setting setting, const std::optional<std::string>& text) 
     case Setting::kSkipUnused: return core.rules.skip.unused.store(is_on);
     case Setting::kSkipConstant: return core.rules.skip.constant.store(is_on);
     case Setting::kCompareBytes: return core.rules.skip.must_compare.store(is_on);
+    case Setting::kPoison: return core.rules.must_poison.store(is_on);
     case Setting::kDiskDirectory: return set_folder(text);
+    case Setting::kDiskFiles: return set_disk_files(text == "named" ? DiskFiles::kNamed : DiskFiles::kHidden);
     default: throw InvalidArgument(std::string(facts_of(setting).name) + " is no setting of saver.configure");
   }
 }

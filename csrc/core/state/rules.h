@@ -4,11 +4,16 @@
 #include <cstdint>
 
 #include "base/bytes.h"
+#include "kernels/block_types.h"
 #include "policy/chunking.h"
 #include "policy/placement.h"
 
 // What settings say of the core's decisions. Any thread may change them at any time.
 namespace ebbtide {
+
+// In place of zeros, so that whoever relied on dropped content notices.
+inline constexpr unsigned char kPoisonByte = 0xEB;
+inline constexpr kernels::Value kPoison = {0xEBEBEBEBEBEBEBEB, 0xEBEBEBEBEBEBEBEB};
 
 // What a pause may leave where it is. Each can be switched off.
 struct SkipRules {
@@ -36,6 +41,9 @@ struct Rules {
   SkipRules skip;
   OverflowRules overflow;
   std::atomic<uint64_t> shared_handle_bytes{policy::kSharedHandleBytes};  // at most behind one handle; 0: none share
+  std::atomic<bool> must_poison{false};                                   // dropped memory comes back as kPoison
+  // What a block holds whose content was dropped.
+  kernels::Value dropped_value() const { return must_poison.load() ? kPoison : kernels::Value{}; }
 };
 
 }  // namespace ebbtide

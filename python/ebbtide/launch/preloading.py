@@ -27,10 +27,10 @@ def env(**options: Any) -> dict[str, str]:
         subprocess.Popen(command, env={**os.environ, **ebbtide.env(overflow="split", host_limit="64GiB")})
 
     Args:
-        options: those of `ebbtide run` as keywords: overflow, device_limit, host_limit, host_margin, host_pool,
-            reserve, whole_fraction, report, pauseable, pauseable_all, tag, backup, lms, lms_min_size, summary, log.
-            Sizes are "16GiB" or bytes; None for overflow or backup is "none". What is not given stays as this
-            process's environment says.
+        options: those of `ebbtide run` as keywords: overflow, device_limit, device_margin, host_limit, host_margin,
+            host_pool, reserve, whole_fraction, report, pauseable, pauseable_all, tag, backup, lms, lms_min_size,
+            summary, log. Sizes are "16GiB" or bytes; None for overflow or backup is "none". What is not given stays
+            as this process's environment says.
 
     Returns:
         All of them, with LD_PRELOAD and, for lms, PYTHONPATH (ours first, then what they hold here). Processes that are

@@ -107,6 +107,50 @@ class Look(Operation):
 
 
 @register
+class LookAtRetained(Operation):
+    """Calls backup_of(retained=True) for a part of a memory, resident or not, and drops the view."""
+
+    name = "look_at_retained"
+    weight = 5
+
+    def draw(self, world: World, rng: Random) -> Arguments | None:
+        number = world.draw_memory(rng, is_paused=rng.random() < 0.3)
+        if number is None:
+            return None
+        begin, end = sorted(rng.randrange(world.model.memories[number].size_bytes + 1) for _ in range(2))
+        return {
+            "number": number,
+            "actor": world.draw_actor(rng),
+            "begin": begin,
+            "end": end,
+            "trouble": world.draw_trouble(rng, 1, []),
+        }
+
+    def run(self, world: World, number: int, actor: int, begin: int, end: int, trouble: list[Any] | None) -> str:
+        memory = world.model.memory(number)
+        part = memory.base[begin:end]
+
+        def effect(tensor: torch.Tensor | None) -> None:
+            if tensor is None or memory.is_doubtful or memory.may_be_zero:
+                return
+            wanted = memory.expected if memory.is_paused else memory.kept
+            if wanted is not None and not np.array_equal(tensor.numpy(), wanted[begin:end]):
+                raise Failure("backup_of(retained=True) shows other bytes than those that were paused last")
+
+        def may_fail(error: BaseException) -> bool:
+            is_split = isinstance(error, StateError) and memory.has_spilled
+            return is_split or memory.is_doubtful or host_may_refuse(world.model)(error)
+
+        return Attempt(
+            world.model,
+            lambda: world.actors.run(actor, lambda: saver.backup_of(part, retained=True)),
+            effect,
+            trouble=trouble,
+            may_fail=may_fail,
+        ).run()
+
+
+@register
 class WriteBackup(Operation):
     """Writes through a view, whether or not it was requested as writable. What is written before the resume comes
     back."""

@@ -13,7 +13,7 @@ from ..world import World
 from . import Arguments, Operation, register
 
 SIZES = (0, MIB, 3 * MIB, 8 * MIB, 30 * MIB, 100 * MIB)
-SWITCHES = ("skip_clean", "skip_unused", "skip_constant", "compare_bytes")
+SWITCHES = ("skip_clean", "skip_unused", "skip_constant", "compare_bytes", "poison")
 
 
 @register
@@ -33,6 +33,7 @@ class Configure(Operation):
                 "reserve",
                 "host_pool",
                 "shared_handle",
+                "disk_files",
                 "switch",
             )
         )
@@ -40,6 +41,8 @@ class Configure(Operation):
         if what == "switch":
             return {"options": {rng.choice(SWITCHES): rng.random() < 0.5}}
         extra = rng.choice(SIZES)
+        if what == "disk_files":
+            return {"options": {what: rng.choice(("hidden", "named"))}}
         values: dict[str, Any] = {
             "device_limit": stats["device_bytes"] + extra,
             "host_limit": stats["host_held_bytes"] + extra,
@@ -76,6 +79,8 @@ DEFAULTS = {
     "skip_unused": True,
     "skip_constant": True,
     "compare_bytes": False,
+    "poison": False,
+    "disk_files": "hidden",
 }
 
 

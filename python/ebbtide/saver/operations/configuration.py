@@ -22,11 +22,13 @@ Limit: TypeAlias = str | int | Literal[_Unchanged.UNCHANGED] | None
 Fraction: TypeAlias = float | Literal[_Unchanged.UNCHANGED]
 Switch: TypeAlias = bool | Literal[_Unchanged.UNCHANGED]
 Folder: TypeAlias = str | os.PathLike[str] | Literal[_Unchanged.UNCHANGED] | None
+Files: TypeAlias = Literal["hidden", "named", _Unchanged.UNCHANGED]
 
 
 def configure(
     *,
     device_limit: Limit = UNCHANGED,
+    device_margin: Limit = UNCHANGED,
     host_limit: Limit = UNCHANGED,
     host_margin: Limit = UNCHANGED,
     pinned_limit: Limit = UNCHANGED,
@@ -35,15 +37,20 @@ def configure(
     shared_handle: Limit = UNCHANGED,
     whole_fraction: Fraction = UNCHANGED,
     disk_directory: Folder = UNCHANGED,
+    disk_files: Files = UNCHANGED,
     skip_clean: Switch = UNCHANGED,
     skip_unused: Switch = UNCHANGED,
     skip_constant: Switch = UNCHANGED,
     compare_bytes: Switch = UNCHANGED,
+    poison: Switch = UNCHANGED,
 ) -> None:
     """Sets limits and switches; what is left out stays as it is. All are checked before any is set.
 
     Args:
         device_limit: the most that ebbtide may hold on each device ("16GiB" or bytes); None: no limit.
+        device_margin: free memory of each device that new allocations leave to others ("1GiB" or bytes); 0 leaves
+            nothing. One that would leave less is out of memory, so that torch gives its cache back and asks again; in
+            a region that overflows it lies on the host. A resume may use it.
         host_limit: the most host memory that it may hold; None: no limit but RAM and the container's.
         host_margin: host memory that it leaves to others ("1GiB" or bytes).
         pinned_limit: the most pinned memory that it may hold, for its rings and for pinned backups; None: no limit.
@@ -59,6 +66,11 @@ def configure(
             the host.
         disk_directory: the folder of disk backups that are made from now on; None: EBBTIDE_DISK_DIRECTORY, else TMPDIR,
             else /var/tmp. It must exist, be writable and lie on a disk, not on tmpfs.
+        disk_files: "hidden": files of disk backups that are made from now on have no name, and nothing of them is left
+            however the process ends. "named": the folder shows a file for each allocation, `ebbtide_backup_...`, while
+            its bytes are stored. It goes when the backup does and at exit; what a killed process left goes when the
+            next process makes named files there. A disk_directory in RAM is allowed then, with one warning: no budget
+            counts what lies there.
         skip_clean: whether a pause leaves out blocks of 2 MiB that did not change since their backup was made, by a
             seeded digest of 128 bits. A change within 16 bytes is always seen; that another one is missed has odds of
             about 2**-128 (an estimate, not a proof).
@@ -67,6 +79,8 @@ def configure(
         skip_constant: whether it keeps blocks of one repeated value of 16 bytes as that value.
         compare_bytes: whether, where a digest says that nothing changed, the bytes are copied and compared all the
             same. Pinned backups are simply written again.
+        poison: whether memory whose content was dropped (by backup=None, as unused, or by a trim) comes back as bytes
+            0xEB and not as zeros, so that a program that relied on its content is found.
 
     Raises:
         TypeError, ValueError: malformed sizes, switches that are no bool, a host_pool beyond the machine's RAM; a
@@ -75,8 +89,10 @@ def configure(
             host_pool; then all is set, and what was made stays.
     """
     everything: dict[str, object] = {
-        "disk_directory": disk_directory,  # first, since the file system may refuse it
+        "disk_files": disk_files,  # before the folder, which may depend on it
+        "disk_directory": disk_directory,  # before the others, since the file system may refuse it
         "device_limit": device_limit,
+        "device_margin": device_margin,
         "host_limit": host_limit,
         "host_margin": host_margin,
         "pinned_limit": pinned_limit,
@@ -88,13 +104,21 @@ def configure(
         "skip_unused": skip_unused,
         "skip_constant": skip_constant,
         "compare_bytes": compare_bytes,
+        "poison": poison,
     }
     given = {name: value for name, value in everything.items() if value is not UNCHANGED}
     is_off = driver_choice.is_off()
-    texts = {name: _check(settings.find(name), value, is_off) for name, value in given.items()}
+    has_files = given.get("disk_files") is not None
+    texts = {
+        name: _check(settings.find(name), value, is_off or (has_files and name == "disk_directory"))
+        for name, value in given.items()
+    }
     _check_host_pool(texts)
     if is_off:
         return
+    files, folder = texts.get("disk_files"), texts.get("disk_directory")
+    if files is not None and folder is not None:
+        _core.check_disk_directory(os.fsencode(folder), files)
     settings.check_environment()
     for name, text in texts.items():
         _core.configure(name, None if text is None else os.fsencode(text))
@@ -102,10 +126,10 @@ def configure(
         _fill_host_pool()
 
 
-def _check(setting: Setting, value: object, is_off: bool) -> str | None:
+def _check(setting: Setting, value: object, is_form_enough: bool) -> str | None:
     if value is None and setting.none:
         return None
-    if is_off and setting.kind == "folder":  # no backup will be made there
+    if is_form_enough and setting.kind == "folder":  # no backup will be made there, or what it is for is checked apart
         return settings.as_text(setting, value, setting.name, takes_text=False)
     return settings.check(setting, value, setting.name, takes_text=False)
 

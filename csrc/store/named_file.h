@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <utility>
+
+// Files of backups that a folder shows: "ebbtide_backup_<process>_<random>_<number>".
+//
+// A living file is locked (flock) by the process that made it, for as long as the process or a child of its has the
+// descriptor. So a file that can be locked belongs to nobody any more: the next process that makes a named file in the
+// folder removes it. Where the file system has no such locks, nothing is removed that way.
+namespace ebbtide {
+
+struct FileCalls;
+
+// Owns the name of a file. The name goes with it, and at the exit of the process; in a forked child it stays.
+class FileName {
+ public:
+  FileName() = default;
+  explicit FileName(std::string path);
+  FileName(FileName&& other) noexcept : path_(std::exchange(other.path_, {})) {}
+  FileName& operator=(FileName&& other) noexcept {
+    std::swap(path_, other.path_);
+    return *this;
+  }
+  ~FileName();
+
+ private:
+  std::string path_;
+};
+
+// Makes and opens a new file in the directory, for reading and writing. Returns its descriptor, or -1 with errno.
+int open_named(const std::string& directory, const FileCalls& calls, FileName& name);
+
+}  // namespace ebbtide
