@@ -54,7 +54,7 @@ EBBTIDE_API int tms_resume(const char* tag) {
   return run("tms_resume", &ebbtide_resume, tag, compat::retains() ? 1 : 0);
 }
 
-// Null for what is resident or has no backup in host memory. The bytes stay until the next resume.
+// Null for what has no backup in host memory: a resume that does not retain frees it. Until then the bytes stay there.
 EBBTIDE_API uint8_t* tms_get_cpu_backup_pointer(const uint8_t* address, uint64_t size_bytes) {
   constexpr const char* kCall = "tms_get_cpu_backup_pointer";
   ebbtide_error error = EBBTIDE_ERROR_INIT;
@@ -63,7 +63,7 @@ EBBTIDE_API uint8_t* tms_get_cpu_backup_pointer(const uint8_t* address, uint64_t
   void* bytes = nullptr;
   ebbtide_backup* backup = nullptr;
   if (ebbtide_find(address, &is_found, &info, &error) != EBBTIDE_OK || (is_found != 0 && !is_kept_in_memory(info)) ||
-      ebbtide_backup_of(address, size_bytes, &bytes, &backup, &error) != EBBTIDE_OK) {
+      ebbtide_retained_backup_of(address, size_bytes, &bytes, &backup, &error) != EBBTIDE_OK) {
     if (error.status != EBBTIDE_OK) log_line(LogLevel::kError, {kCall, ": ", error.message});
     return nullptr;
   }

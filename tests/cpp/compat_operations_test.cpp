@@ -195,6 +195,31 @@ TEST_F(CompatOperations, PinnedBackupsGoUnlessTheyAreRetained) {
   tms_torch_free(address, kSize, 0, nullptr);
 }
 
+// As torch_memory_saver's own test: retaining may begin between a pause and its resume.
+TEST_F(CompatOperations, ARetainedBackupStaysAtItsAddressAndIsRefreshed) {
+  for (const char* backend : {"mmap", "pinned"}) {
+    tms_set_cpu_backup_backend(backend);
+    void* const address = take(backend, true);
+    fill(address, 8);
+    ASSERT_EQ(tms_pause(backend), 0);
+    const uint8_t* const bytes = backup_of(address);
+    ASSERT_NE(bytes, nullptr);
+    tms_set_retain_cpu_backup(true);
+    ASSERT_EQ(tms_resume(backend), 0);
+    EXPECT_EQ(backup_of(address), bytes) << backend;
+    fill(address, 9);
+    EXPECT_TRUE(holds(backup_of(address), 8)) << backend << ": as it was when it left";
+    ASSERT_EQ(tms_pause(backend), 0);
+    EXPECT_EQ(backup_of(address), bytes) << backend;
+    EXPECT_TRUE(holds(bytes, 9)) << backend;
+    tms_set_retain_cpu_backup(false);
+    ASSERT_EQ(tms_resume(backend), 0);
+    EXPECT_EQ(backup_of(address), nullptr) << backend;
+    EXPECT_TRUE(holds(address, 9)) << backend;
+    tms_torch_free(address, kSize, 0, nullptr);
+  }
+}
+
 TEST_F(CompatOperations, AnAllocationThatIsRefusedIsNull) {
   EXPECT_EQ(take("weights", true, 0), nullptr);
   EXPECT_EQ(take("weights", true, -1), nullptr);

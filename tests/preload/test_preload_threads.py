@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from preload_clients import PROGRAM, Clients
@@ -208,6 +209,35 @@ print(held())
 def test_what_holds_for_threads_that_say_nothing(clients: Clients, settings: dict[str, str], expected: str) -> None:
     """EBBTIDE_PAUSEABLE and TMS_INIT_ENABLE. Without a variable of its own, TMS keeps no backup."""
     assert run(clients, PROGRAM_POLICY, **settings) == expected
+
+
+ON_DISK = """
+block = take_by(torch.take, 2 * MIB)
+data = bytes(range(256)) * (2 * MIB // 256)
+write(block, data)
+print(_core.program_policy(), _core.disk_directory() == sys.argv[2].encode())
+_core.pause([])
+print(held())
+_core.resume([])
+print(read(block, len(data)) == data)
+"""
+TMS_DISK = {"TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_DISK_BACKUP": "1"}
+
+
+def test_tms_disk_backups_go_to_its_folder(clients: Clients, tmp_path: Path) -> None:
+    folder, other = tmp_path / "tms", tmp_path / "ours"
+    folder.mkdir()
+    other.mkdir()
+    settings = {**TMS_DISK, "TMS_DISK_BACKUP_DIR": str(folder)}
+    expected = "(2, 'default', 3) True\n{}\nTrue\n"
+    assert run(clients, ON_DISK, str(folder), **settings) == expected
+    assert run(clients, ON_DISK, str(other), EBBTIDE_DISK_DIRECTORY=str(other), **settings) == expected
+
+
+def test_a_tms_folder_that_no_pause_could_use_is_said_at_the_start(clients: Clients, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    done = start(clients, "take_by(torch.take, 2 * MIB)", **TMS_DISK, TMS_DISK_BACKUP_DIR=str(missing))
+    assert done.stderr.startswith(f"ebbtide: no file for a backup can be made in '{missing}'"), done.stderr
 
 
 @pytest.mark.parametrize("settings", [{"EBBTIDE_PRELOAD": "0"}, {"EBBTIDE_DRIVER": "sim"}, {"EBBTIDE_DRIVER": "off"}])
