@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from ebbtide import saver
+from ebbtide.compat.torch_memory_saver import install
 
 from benchmarks import tensors as kept
 from benchmarks.tensors import Shape
@@ -92,3 +93,30 @@ class Ebbtide(Keeper):
 
     def facts(self) -> dict[str, Any]:
         return {"copied_bytes": [report.copied for report in self._reports]}
+
+
+class DropIn(Keeper):
+    """Ebbtide through torch_memory_saver's calls (`enable_cpu_backup` as `backup`, `retain_cpu_backup` as `retain`).
+
+    Args:
+        backend: of its CPU backup: "mmap" is the saver's "ram", "pinned" its "pinned".
+    """
+
+    def __init__(self, backup: bool = True, retain: bool = False, backend: str = "mmap") -> None:
+        super().__init__()
+        self.has_backup, self.drops_to_zeros = backup, not backup
+        self._tag = f"weights-{next(_numbers)}"
+        self._backend = backend if backup else None
+        self._saver = install().torch_memory_saver
+        if retain:
+            self._saver.retain_cpu_backup = True
+
+    def make(self, shapes: Sequence[Shape]) -> None:
+        with self._saver.region(self._tag, enable_cpu_backup=self.has_backup, cpu_backup_backend=self._backend):
+            self.tensors = kept.make(shapes)
+
+    def pause(self) -> None:
+        self._saver.pause(self._tag)
+
+    def resume(self) -> None:
+        self._saver.resume(self._tag)

@@ -9,6 +9,7 @@ from benchmarks.sizes import Sizes
 
 T = "torch_memory_saver"
 BASELINES = (T, "vllm_sleep", "plain_copy")
+DROP_IN = "ebbtide, torch_memory_saver's calls"
 HOST_CHUNKS = "host_chunks.ebbtide"
 TO_HOST, TO_DEVICE = link("to_host"), link("to_device")
 
@@ -38,6 +39,12 @@ def baselines(workload: str, group: str, metric: str, limit: goals.Limit) -> lis
     return [Row(workload, name, f"{group}.{name}", metric, (shown(limit),)) for name in BASELINES]
 
 
+def drop_in(workload: str, group: str, metric: str, of: str) -> Row:
+    """The saver through torch_memory_saver's calls: at most 2 % slower than the saver itself."""
+    same, compared = median(f"{group}.{of}", metric, "saver"), median(f"{group}.{T}", metric, "T")
+    return Row(workload, DROP_IN, f"{group}.ebbtide_tms", metric, (at_most(1.02, same), shown(compared)))
+
+
 def first_pause_rows() -> list[Row]:
     pause, resume = "first pause", "resume, host memory given back"
     pause_goals = (
@@ -48,10 +55,12 @@ def first_pause_rows() -> list[Row]:
     resume_goals = (at_least(4, median(f"first_pause.{T}", "resume", "T")), at_least(0.9, TO_DEVICE))
     return [
         Row(pause, "ebbtide", "first_pause.ebbtide", "pause", pause_goals),
+        drop_in(pause, "first_pause", "pause", "ebbtide"),
         *baselines(pause, "first_pause", "pause", TO_HOST),
         Row("prepare, ahead of the first pause", "ebbtide", "prepared_pause.ebbtide", "prepare"),
         Row("first pause after prepare", "ebbtide", "prepared_pause.ebbtide", "pause", (at_least(0.9, TO_HOST),)),
         Row(resume, "ebbtide", "first_pause.ebbtide", "resume", resume_goals),
+        drop_in(resume, "first_pause", "resume", "ebbtide"),
         *baselines(resume, "first_pause", "resume", TO_DEVICE),
     ]
 
@@ -64,6 +73,7 @@ def steady_rows() -> list[Row]:
             goal = at_least(0.98, limit)
             compared = shown(median(f"steady.{T}", metric, "T"))
             rows.append(Row(workload, f"ebbtide, {kind}", f"steady.ebbtide_{kind}", metric, (goal, compared)))
+        rows.append(drop_in(workload, "steady", metric, "ebbtide_pinned"))
         rows += baselines(workload, "steady", metric, limit)
     return rows
 
@@ -86,6 +96,7 @@ def no_backup_rows() -> list[Row]:
         bare = driver_calls("no_backup.ebbtide", kind)  # type: ignore[arg-type]
         own = (at_most(1.1, bare), at_most(1, median(f"no_backup.{T}", metric, "T")))
         rows.append(Row(workload, "ebbtide", "no_backup.ebbtide", metric, own))
+        rows.append(drop_in(workload, "no_backup", metric, "ebbtide"))
         rows += [Row(workload, name, f"no_backup.{name}", metric, (Goal("<=", None, bare),)) for name in BASELINES[:2]]
     return rows
 

@@ -5,7 +5,7 @@ from functools import partial
 from benchmarks import tensors as kept
 from benchmarks.baselines import Maker, least_samples, makers
 from benchmarks.cycles import Cycle
-from benchmarks.keepers import Ebbtide
+from benchmarks.keepers import DropIn, Ebbtide
 from benchmarks.measured import Measured, Part
 from benchmarks.sizes import Sizes
 
@@ -16,7 +16,7 @@ def measure(sizes: Sizes, make: Maker) -> Measured:
     return measured
 
 
-MAKERS = makers("backup", ebbtide=lambda: Ebbtide(backup="ram"))
+MAKERS = makers("backup", ebbtide=lambda: Ebbtide(backup="ram"), ebbtide_tms=DropIn)
 
 
 def parts(sizes: Sizes) -> list[Part]:

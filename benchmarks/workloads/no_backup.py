@@ -13,7 +13,7 @@ from functools import partial
 from benchmarks import tensors as kept
 from benchmarks.baselines import Maker, least_samples, makers
 from benchmarks.cycles import Cycle, repeat
-from benchmarks.keepers import Ebbtide
+from benchmarks.keepers import DropIn, Ebbtide
 from benchmarks.limits.driver_calls import BareCalls
 from benchmarks.measured import Measured, Part
 from benchmarks.sizes import Sizes
@@ -28,7 +28,7 @@ def measure(sizes: Sizes, make: Maker, least: int) -> Measured:
     return repeat(Cycle(keeper, shapes, kept.change, sizes.rest_seconds, bare.take_turn), sizes, 2 * least)
 
 
-MAKERS = makers("drop", ebbtide=lambda: Ebbtide(backup=None))
+MAKERS = makers("drop", ebbtide=lambda: Ebbtide(backup=None), ebbtide_tms=lambda: DropIn(backup=False))
 
 
 def parts(sizes: Sizes) -> list[Part]:

@@ -19,7 +19,8 @@ from benchmarks.sizes import Sizes
 
 # A pauseable program is shown for comparison only.
 SHOWN = ("pauseable",)
-WAYS: dict[str, Mapping[str, object] | None] = {"plain": None, "run": {}, "pauseable": {"pauseable": True}}
+PAUSEABLE = {"pauseable": True, "pauseable_all": True}  # the allocations are not made by torch
+WAYS: dict[str, Mapping[str, object] | None] = {"plain": None, "run": {}, "pauseable": PAUSEABLE}
 METRICS = ("launch", "allocation", "step")
 # A training step runs in two threads, one of them at a time. The last cores: the first ones serve interrupts.
 CORES = 2

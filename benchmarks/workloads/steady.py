@@ -5,7 +5,7 @@ from functools import partial
 from benchmarks import tensors as kept
 from benchmarks.baselines import Maker, least_samples, makers
 from benchmarks.cycles import Cycle, repeat
-from benchmarks.keepers import Ebbtide
+from benchmarks.keepers import DropIn, Ebbtide
 from benchmarks.measured import Measured, Part
 from benchmarks.sizes import Sizes
 
@@ -18,6 +18,7 @@ MAKERS = makers(
     "retain",
     ebbtide_retain=lambda: Ebbtide(backup="ram", retain=True),
     ebbtide_pinned=lambda: Ebbtide(backup="pinned"),
+    ebbtide_tms=lambda: DropIn(retain=True, backend="pinned"),
 )
 
 

@@ -54,6 +54,15 @@ EBBTIDE_API ebbtide_status ebbtide_get_setting(const char* name, char* value, si
 /* Whether text (size bytes) is a tag, which ebbtide.h describes: INVALID_ARGUMENT says why not. */
 EBBTIDE_API ebbtide_status ebbtide_check_tag(const char* text, size_t size, ebbtide_error* error);
 
+/* Any string (size bytes) as a tag, for programs whose tags are not restricted. A tag without '%' stays as it is. What
+ * a tag cannot hold, and '%', becomes '%' and two hexadecimal digits for each byte; "" becomes "%". What is longer than
+ * EBBTIDE_TAG_MAX then becomes its beginning after "%~" and a hash. tag has room for EBBTIDE_TAG_MAX + 1 bytes. */
+EBBTIDE_API ebbtide_status ebbtide_encode_tag(const char* text, size_t size, char* tag, ebbtide_error* error);
+/* The string that became this tag; one that was cut is known to the process that encoded it, others get the tag. Writes
+ * the string and a NUL if capacity suffices (text NULL: nothing), and its length without the NUL to *length. */
+EBBTIDE_API ebbtide_status ebbtide_decode_tag(const char* tag, char* text, size_t capacity, size_t* length,
+                                              ebbtide_error* error);
+
 #ifdef __cplusplus
 }
 #endif

@@ -38,6 +38,7 @@ ebbtide_tag_info describe(const Tag& tag) {
   info.detached_bytes = amounts.detached_bytes;
   for (size_t kind = 0; kind < amounts.with_backup.size(); ++kind)
     info.backups |= amounts.with_backup[kind] > 0 ? 1 << kind : 0;
+  info.is_hooked = tag.is_hooked.load() ? 1 : 0;
   info.tag = tag.name.c_str();  // which lives as long as the process
   info.state = state_of(tag, info);
   return info;

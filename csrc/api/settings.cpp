@@ -7,6 +7,7 @@
 #include "api/guard.h"
 #include "base/error.h"
 #include "base/tag.h"
+#include "base/tag_code.h"
 #include "base/text.h"
 #include "core/state/core.h"
 #include "core/state/core_settings.h"
@@ -119,6 +120,23 @@ ebbtide_status ebbtide_check_tag(const char* text, size_t size, ebbtide_error* e
   return guarded(error, [&] {
     require(text != nullptr, "text is null");
     check_tag_name({text, size});
+  });
+}
+
+ebbtide_status ebbtide_encode_tag(const char* text, size_t size, char* tag, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(text != nullptr && tag != nullptr, "text or tag is null");
+    const std::string encoded = encode_tag({text, size});
+    std::memcpy(tag, encoded.c_str(), encoded.size() + 1);
+  });
+}
+
+ebbtide_status ebbtide_decode_tag(const char* tag, char* text, size_t capacity, size_t* length, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require(tag != nullptr && length != nullptr, "tag or length is null");
+    const std::string decoded = decode_tag(tag);
+    if (text != nullptr && decoded.size() < capacity) std::memcpy(text, decoded.c_str(), decoded.size() + 1);
+    *length = decoded.size();
   });
 }
 

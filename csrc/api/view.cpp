@@ -11,14 +11,6 @@
 namespace ebbtide::api {
 namespace {
 
-BackupKind read_backup(int32_t value) {
-  if (value < EBBTIDE_BACKUP_NONE || value > EBBTIDE_BACKUP_DISK) {
-    throw InvalidArgument("unknown backup kind " + std::to_string(value) +
-                          ": it is 0 (none), 1 (ram), 2 (pinned) or 3 (disk)");
-  }
-  return static_cast<BackupKind>(value);
-}
-
 Overflow read_overflow(int32_t value) {
   if (value < EBBTIDE_OVERFLOW_NONE || value > EBBTIDE_OVERFLOW_WHOLE) {
     throw InvalidArgument("unknown overflow policy " + std::to_string(value) +
@@ -36,6 +28,14 @@ ebbtide_place place_of(const Allocation& allocation) {
 }
 
 }  // namespace
+
+BackupKind read_backup(int32_t value) {
+  if (value < EBBTIDE_BACKUP_NONE || value > EBBTIDE_BACKUP_DISK) {
+    throw InvalidArgument("unknown backup kind " + std::to_string(value) +
+                          ": it is 0 (none), 1 (ram), 2 (pinned) or 3 (disk)");
+  }
+  return static_cast<BackupKind>(value);
+}
 
 Policy read_policy(const ebbtide_policy* policy) {
   if (policy == nullptr) return Policy{};

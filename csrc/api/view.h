@@ -11,6 +11,7 @@
 namespace ebbtide::api {
 
 Policy read_policy(const ebbtide_policy* policy);  // null: the default
+BackupKind read_backup(int32_t value);             // throws InvalidArgument
 OperationRequest read_request(const ebbtide_request* request);
 void add_unused(OperationRequest& request, const OperationRequest& other);  // of a swap's other side
 AddressRange read_range(const ebbtide_range& range);                        // throws InvalidArgument where it wraps
@@ -30,6 +31,7 @@ inline constexpr size_t kLeastAllocationInfo = EBBTIDE_LEAST(ebbtide_allocation_
 inline constexpr size_t kLeastReportTotals = EBBTIDE_LEAST(ebbtide_report_totals, constant);
 inline constexpr size_t kLeastTagInfo = EBBTIDE_LEAST(ebbtide_tag_info, host_bytes);
 inline constexpr size_t kLeastStats = EBBTIDE_LEAST(ebbtide_stats, bytes_constant);
+inline constexpr size_t kLeastThreadPolicy = EBBTIDE_LEAST(ebbtide_thread_policy, tag);
 #undef EBBTIDE_LEAST
 
 }  // namespace ebbtide::api

@@ -31,13 +31,17 @@ constexpr Range kUnseen[] = {
     {0xEFFFE, 0x10FFFF},
 };
 
-bool is_unseen(char32_t character) {
+bool is_reserved(char32_t character) noexcept { return character == '*' || character == '/'; }
+
+bool is_unseen(char32_t character) noexcept {
   const Range* const found = std::lower_bound(std::begin(kUnseen), std::end(kUnseen), character,
                                               [](const Range& range, char32_t wanted) { return range.last < wanted; });
   return found != std::end(kUnseen) && character >= found->first;
 }
 
 }  // namespace
+
+bool is_tag_character(char32_t character) noexcept { return !is_reserved(character) && !is_unseen(character); }
 
 void check_tag_name(std::string_view name) {
   if (name.empty()) throw InvalidArgument("a tag must not be empty");
@@ -48,7 +52,7 @@ void check_tag_name(std::string_view name) {
   }
   for (size_t at = 0; at < name.size();) {
     const char32_t character = next_character(name, at);
-    if (character == '*' || character == '/') {
+    if (is_reserved(character)) {
       throw InvalidArgument("'*' and '/' are reserved in tags: " + quoted(name));
     }
     if (!is_unseen(character)) continue;

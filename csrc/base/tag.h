@@ -12,4 +12,7 @@ inline constexpr size_t kTagBytesMax = 255;
 // are the same, except for letters of different scripts. Throws InvalidArgument.
 void check_tag_name(std::string_view name);
 
+// Whether the character may stand in a tag; a plain space may not stand at its ends.
+bool is_tag_character(char32_t character) noexcept;
+
 }  // namespace ebbtide

@@ -1,10 +1,9 @@
 #include "bindings/frames.h"
 
-#include <pthread.h>
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <utility>
+
+#include "api/ebbtide_settings.h"
 
 namespace py = pybind11;
 
@@ -40,6 +39,11 @@ bool is_finalizing() {
 int Holding::fork_generation() { return generation; }
 
 int Holding::capture_count() { return open_captures; }
+
+void Holding::forget_parent() {
+  ++generation;
+  open_captures = 0;
+}
 
 std::shared_ptr<HeldLease> Holding::open_lease(const std::string& tag, const std::string& holder) {
   if (tag.find('\0') != std::string::npos) throw py::value_error("a tag can't hold control characters");
@@ -96,6 +100,17 @@ py::object Use::end(FirstError& error) {
 }
 
 // --- Frame ---
+
+void Frame::tag_thread(const std::string& tag, int32_t backup, bool retain) {
+  ebbtide_thread_policy inside = EBBTIDE_THREAD_POLICY_INIT;
+  call([&](ebbtide_error* error) { return ebbtide_check_tag(tag.data(), tag.size(), error); });
+  inside.tagging = EBBTIDE_TAGGING_ON;
+  inside.backup = backup;
+  inside.retain = retain ? 1 : 0;
+  inside.lease = newest_lease();
+  tag.copy(inside.tag, sizeof inside.tag - 1);
+  policy = inside;
+}
 
 Frame::~Frame() {
   if (!is_active_ || !is_ours() || is_finalizing()) return;
@@ -276,7 +291,7 @@ void FrameStack::push(const FramePointer& frame) {
   frames_.push_back(frame);
   frame->stack = weak_from_this();
   show(error, true);
-  if (!error.is_any()) return;
+  if (!error.is_any()) return apply_policy(*frame);
   std::erase(frames_, frame);
   show(error, false);
   frame->close(error);
@@ -287,6 +302,7 @@ void FrameStack::close(const FramePointer& frame) {
   if (!is_of_this_process()) return;
   const FramePointer kept = frame;  // until all is done
   FirstError error;
+  undo_policy(kept);
   if (std::erase(frames_, kept) > 0) {
     if (is_mine()) {
       show(error, false);
@@ -296,6 +312,33 @@ void FrameStack::close(const FramePointer& frame) {
   }
   kept->close(error);
   error.raise_if_any();
+}
+
+void FrameStack::apply_policy(Frame& frame) {
+  if (frame.policy.tagging == EBBTIDE_TAGGING_UNSET) return;
+  ebbtide_get_thread_policy(&frame.replaced_policy, nullptr);
+  ebbtide_thread_policy inside = frame.policy;
+  if (inside.tagging == EBBTIDE_TAGGING_OFF) {
+    inside = frame.replaced_policy;
+    inside.tagging = EBBTIDE_TAGGING_OFF;
+    inside.lease = 0;
+  }
+  ebbtide_set_thread_policy(&inside, nullptr);
+}
+
+// Frames need not end in order. The policy that one replaced belongs to the next inner one then. Another thread cannot
+// set this one's: a region's ends with its lease, and that of `disabled()` when this thread next leaves or enters one.
+void FrameStack::undo_policy(const FramePointer& frame) {
+  auto place = std::find(frames_.begin(), frames_.end(), frame);
+  if (place == frames_.end() || frame->policy.tagging == EBBTIDE_TAGGING_UNSET) return;
+  const auto inner = std::find_if(std::next(place), frames_.end(), [](const FramePointer& other) {
+    return other->policy.tagging != EBBTIDE_TAGGING_UNSET;
+  });
+  if (inner != frames_.end()) {
+    (*inner)->replaced_policy = frame->replaced_policy;
+  } else if (is_mine()) {
+    ebbtide_set_thread_policy(&frame->replaced_policy, nullptr);
+  }
 }
 
 void FrameStack::reenter() {
@@ -318,79 +361,6 @@ void FrameStack::end() noexcept {
       error.discard_as_unraisable("a thread that ended inside a region");
     }
   }
-}
-
-// --- for Python ---
-
-namespace {
-
-// Several calls of built-in functions, up to the first that fails. No interrupt can come between them.
-void call_together(const py::args& calls) {
-  for (const py::handle entry : calls) {
-    const auto pair = py::cast<py::tuple>(entry);
-    const auto result = py::reinterpret_steal<py::object>(PyObject_CallObject(pair[0].ptr(), pair[1].ptr()));
-    if (!result) throw py::error_already_set();
-  }
-}
-
-// Removes the first (function, argument) from the list and calls it, in one step. So each is called once, even if the
-// caller is interrupted.
-void call_next(const py::list& calls) {
-  const auto next = py::cast<py::tuple>(calls[0]);
-  if (PySequence_DelItem(calls.ptr(), 0) != 0) throw py::error_already_set();
-  const auto result =
-      py::reinterpret_steal<py::object>(PyObject_CallFunctionObjArgs(next[0].ptr(), next[1].ptr(), nullptr));
-  if (!result) throw py::error_already_set();
-}
-
-void close_frame(const FramePointer& frame) {
-  const auto stack = frame->stack.lock();
-  if (stack != nullptr && frame->is_closed) return;
-  if (stack != nullptr) return stack->close(frame);
-  FirstError error;
-  frame->close(error);
-  error.raise_if_any();
-}
-
-}  // namespace
-
-void register_frames(py::module_& module) {
-  pthread_atfork(nullptr, nullptr, [] {
-    ++generation;
-    open_captures = 0;
-  });
-  py::class_<HeldLease, std::shared_ptr<HeldLease>>(module, "HeldLease")
-      .def_readonly("id", &HeldLease::id)
-      .def_readonly("epoch", &HeldLease::epoch)
-      .def_readonly("is_away", &HeldLease::is_away)
-      .def_readonly("is_open", &HeldLease::is_open);
-  py::class_<Holding, std::shared_ptr<Holding>>(module, "Holding")
-      .def(py::init<>())
-      .def("open_lease", &Holding::open_lease, py::arg("tag"), py::arg("holder"))
-      .def("withhold", &Holding::withhold)
-      .def("begin_capture", &Holding::begin_capture)
-      .def("close", &Holding::end_all)
-      .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__", [](Holding& self, const py::args&) { self.end_all(); });
-  py::class_<Frame, Holding, std::shared_ptr<Frame>>(module, "Frame")
-      .def(py::init<>())
-      .def_readwrite("after", &Frame::after)
-      .def_readwrite("takes_all_threads", &Frame::takes_all_threads)
-      .def_readwrite("hides_outer", &Frame::hides_outer)
-      .def_readwrite("beats_all", &Frame::beats_all)
-      .def_readwrite("refusal_beside", &Frame::refusal_beside)
-      .def_readonly("is_closed", &Frame::is_closed)
-      .def_property_readonly("is_active", &Frame::is_active)
-      .def("add_use", &Frame::add_use, py::arg("enter"), py::arg("arguments"), py::arg("leave"),
-           py::arg("leaves_by_token") = false)
-      .def("push", [](const FramePointer& self) { FrameStack::mine().push(self); })
-      .def("activate", [](Frame& self) { self.activate(); })
-      .def("close", &close_frame);
-  module.def("others_in_regions", &FrameStack::others_in_regions);
-  module.def("reenter", [] { FrameStack::mine().reenter(); });
-  module.def("capture_count", &Holding::capture_count);
-  module.def("call_together", &call_together);
-  module.def("call_next", &call_next, py::arg("calls"));
 }
 
 }  // namespace ebbtide::bindings

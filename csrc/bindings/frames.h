@@ -63,9 +63,12 @@ class Holding {
   bool holds_lease() const { return !leases_.empty(); }
   // The number of captures that all Holdings count.
   static int capture_count();
+  // In a forked child.
+  static void forget_parent();
 
  protected:
   bool is_ours() const { return generation_ == fork_generation(); }
+  uint64_t newest_lease() const { return leases_.empty() ? 0 : leases_.back()->id; }
 
  private:
   std::vector<std::shared_ptr<HeldLease>> leases_;
@@ -105,7 +108,13 @@ class Frame : public Holding {
   pybind11::object after = pybind11::none();  // called, if it is callable, once the frame is closed
   bool takes_all_threads = false;
   bool hides_outer = false;
-  bool beats_all = false;      // in torch it takes precedence over a pool that is open for all threads
+  bool beats_all = false;  // in torch it takes precedence over a pool that is open for all threads
+  // What the thread's own allocations get in a preloaded program, besides the pools: UNSET is as outside. OFF keeps the
+  // tag and backup from outside.
+  ebbtide_thread_policy policy = EBBTIDE_THREAD_POLICY_INIT;
+  ebbtide_thread_policy replaced_policy = EBBTIDE_THREAD_POLICY_INIT;
+  // As long as the newest lease of this frame is open. Throws for a malformed tag.
+  void tag_thread(const std::string& tag, int32_t backup, bool retain);
   std::string refusal_beside;  // not empty: the error if another thread is in a region
 
   void add_use(pybind11::object enter, pybind11::tuple arguments, pybind11::tuple leave, bool leaves_by_token) {
@@ -160,6 +169,8 @@ class FrameStack : public std::enable_shared_from_this<FrameStack> {
   std::vector<FramePointer> visible() const;
   void show(FirstError& error, bool must_succeed);
   void show_from_elsewhere(FirstError& error);
+  static void apply_policy(Frame& frame);
+  void undo_policy(const FramePointer& frame);
 
   const unsigned long thread_;
   const int generation_;

@@ -15,6 +15,9 @@ PYBIND11_MODULE(_core, module) {
   module.attr("BACKUP_RAM") = static_cast<int>(EBBTIDE_BACKUP_RAM);
   module.attr("BACKUP_PINNED") = static_cast<int>(EBBTIDE_BACKUP_PINNED);
   module.attr("BACKUP_DISK") = static_cast<int>(EBBTIDE_BACKUP_DISK);
+  module.attr("TAGGING_UNSET") = static_cast<int>(EBBTIDE_TAGGING_UNSET);
+  module.attr("TAGGING_OFF") = static_cast<int>(EBBTIDE_TAGGING_OFF);
+  module.attr("TAGGING_ON") = static_cast<int>(EBBTIDE_TAGGING_ON);
   module.attr("OVERFLOW_NONE") = static_cast<int>(EBBTIDE_OVERFLOW_NONE);
   module.attr("OVERFLOW_SPLIT") = static_cast<int>(EBBTIDE_OVERFLOW_SPLIT);
   module.attr("OVERFLOW_WHOLE") = static_cast<int>(EBBTIDE_OVERFLOW_WHOLE);

@@ -62,6 +62,7 @@ struct TagRecord {
   uint64_t allocation_count, size_bytes, resident_bytes, stored_bytes, dropped_bytes, trimmed_bytes, retained_bytes,
       host_bytes, left_bytes, detached_bytes;
   int backups;
+  bool is_hooked;
 };
 struct EventRow {
   uint64_t sequence;

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "api/ebbtide_settings.h"
@@ -70,6 +71,38 @@ void check_tag(const std::string& text) {
   call([&](ebbtide_error* error) { return ebbtide_check_tag(text.data(), text.size(), error); });
 }
 
+std::string encode_tag(const std::string& text) {
+  std::string tag(EBBTIDE_TAG_MAX + 1, '\0');
+  call([&](ebbtide_error* error) { return ebbtide_encode_tag(text.data(), text.size(), tag.data(), error); });
+  return tag.c_str();
+}
+
+// bytes, since the string need not be UTF-8.
+py::bytes decode_tag(const std::string& tag) {
+  std::string text;
+  size_t length = 0;
+  const auto decode = [&](ebbtide_error* error) {
+    return ebbtide_decode_tag(tag.c_str(), text.data(), text.size() + 1, &length, error);
+  };
+  call(decode);
+  text.resize(length);
+  call(decode);
+  return py::bytes(text);
+}
+
+// Its tagging, tag and backup.
+std::tuple<int, std::string, int> program_policy() {
+  ebbtide_thread_policy policy = EBBTIDE_THREAD_POLICY_INIT;
+  call([&](ebbtide_error* error) { return ebbtide_get_program_policy(&policy, error); });
+  return {policy.tagging, policy.tag, policy.backup};
+}
+
+std::tuple<int, std::string, int> thread_policy() {
+  ebbtide_thread_policy policy = EBBTIDE_THREAD_POLICY_INIT;
+  call([&](ebbtide_error* error) { return ebbtide_get_thread_policy(&policy, error); });
+  return {policy.tagging, policy.tag, policy.backup};
+}
+
 }  // namespace
 
 void register_settings(py::module_& module) {
@@ -79,6 +112,10 @@ void register_settings(py::module_& module) {
   module.def("get_setting", &get_setting, py::arg("name"));
   module.def("check_disk_directory", &check_disk_directory, py::arg("path"), py::arg("files"));
   module.def("check_tag", &check_tag, py::arg("text"));
+  module.def("encode_tag", &encode_tag, py::arg("text"));
+  module.def("decode_tag", &decode_tag, py::arg("tag"));
+  module.def("program_policy", &program_policy);
+  module.def("thread_policy", &thread_policy);
 }
 
 }  // namespace ebbtide::bindings

@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/own_library.h"
 #include "base/settings.h"
 
 namespace ebbtide {
@@ -30,12 +31,8 @@ using GetProcAddress = CUresult (*)(const char*, void**, int, cuuint64_t, CUdriv
 
 std::string library_file(DriverKind kind) {
   if (kind == DriverKind::kCuda) return "libcuda.so.1";
-  Dl_info info{};
-  if (::dladdr(reinterpret_cast<const void*>(&library_file), &info) == 0 || info.dli_fname == nullptr)
-    return "libebbtide_sim.so";
-  const std::string own = info.dli_fname;
-  const size_t slash = own.rfind('/');
-  return (slash == std::string::npos ? "" : own.substr(0, slash + 1)) + "libebbtide_sim.so";
+  const OwnLibrary own = own_library();
+  return own.folder + (own.is_torch_memory_savers() ? "../../" : "") + "libebbtide_sim.so";
 }
 
 void* open_library(DriverKind kind) {

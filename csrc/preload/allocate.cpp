@@ -81,9 +81,17 @@ bool is_capturing(CUstream stream) noexcept {
          (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
+std::optional<ThreadPolicy> choose_tag() {
+  ThreadPolicy policy = thread_policy();
+  if (policy.tagging == Tagging::kUnset) policy = settings().program;
+  // Others share their memory with processes and devices (NCCL), which only the driver's own can do.
+  const bool is_tagged = policy.tagging == Tagging::kOn && (settings().tags_all || is_called_by_torch());
+  return is_tagged ? std::optional(policy) : std::nullopt;
+}
+
 bool must_place(const Request& request) {
   fill_host_pool(request.device);
-  if (settings().is_pauseable) return true;
+  if (request.tagged_as) return true;
   if (request.size_bytes < kLargeUnit) return false;
   Core& core = Core::instance();
   switch (settings().on_shortage) {
@@ -168,15 +176,15 @@ CUresult refuse(const Request& request) {
 Overflowed overflow(const Request& request, CUdeviceptr* address) {
   const OnShortage on_shortage = settings().on_shortage;
   const bool may_spill = on_shortage == OnShortage::kSplit || on_shortage == OnShortage::kWhole;
-  if (may_spill || settings().is_pauseable) {
+  if (may_spill || request.tagged_as) {
     try {
-      const AllocationResult placed = place(request.device, request.size_bytes, request.stream);
+      const AllocationResult placed = place(request);
       if (placed.must_flush()) return {CUDA_ERROR_OUT_OF_MEMORY};
       *address = placed.address;
       return {CUDA_SUCCESS};
     } catch (const OutOfMemory&) {
       // Of a spill the core has said why.
-      if (may_spill) return {CUDA_ERROR_OUT_OF_MEMORY, !settings().is_pauseable};
+      if (may_spill) return {CUDA_ERROR_OUT_OF_MEMORY, !request.tagged_as};
     } catch (const DriverError&) {
       throw;
     } catch (const Error& error) {
@@ -193,7 +201,7 @@ Overflowed overflow(const Request& request, CUdeviceptr* address) {
   } catch (const StoreError& error) {
     static constinit LogThrottle throttle;
     if (throttle.allows()) log_line(LogLevel::kError, {request.call, ": ", error.what()});
-    return {CUDA_ERROR_OUT_OF_MEMORY, !settings().is_pauseable};
+    return {CUDA_ERROR_OUT_OF_MEMORY, !request.tagged_as};
   }
 }
 

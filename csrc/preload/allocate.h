@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/allocate/thread_policy.h"
 #include "core/budget/device_margin.h"
 #include "core/budget/host_budget.h"
 #include "driver/context.h"
@@ -22,6 +23,7 @@ struct Request {
   CUstream stream = nullptr;  // only to see whether it captures
   // The memory is ordered by `stream`. While that captures, it belongs to a graph and is left to the driver.
   bool is_in_stream = false;
+  std::optional<ThreadPolicy> tagged_as{};  // none: the driver's own memory, and the host where that is short
 };
 
 // The device of the calling thread's context, or -1; the driver then reports the error.
@@ -29,6 +31,9 @@ int current_device() noexcept;
 // Whether budgets can count for this ordinal; for others the driver reports the error.
 inline bool is_countable(int device) noexcept { return device >= 0 && device < kMaxDevices; }
 bool is_capturing(CUstream stream) noexcept;
+
+// The policy that the calling thread's allocation gets, by that of the thread, that of the program, and the caller.
+std::optional<ThreadPolicy> choose_tag();
 
 // Steps of allocate(), below.
 bool must_place(const Request& request);
@@ -70,8 +75,9 @@ CUresult allocate_counted(const Request& request, CUdeviceptr* address, uint64_t
 
 // address: filled on success. native: asks the driver, fills *address.
 template <typename Native>
-CUresult allocate(const Request& request, CUdeviceptr* address, Native&& native) {
+CUresult allocate(Request request, CUdeviceptr* address, Native&& native) {
   if (request.is_in_stream && is_capturing(request.stream)) return native();
+  request.tagged_as = choose_tag();
   const bool is_placed = must_place(request);
   const uint64_t spared_bytes = spared_for_small(request);
   if (!is_placed) {

@@ -5,8 +5,10 @@
 #include <memory>
 #include <mutex>
 
+#include "base/text.h"
 #include "core/allocate/allocator.h"
 #include "core/state/core.h"
+#include "preload/allocate.h"
 #include "preload/caller.h"
 #include "preload/own_context.h"
 #include "preload/settings.h"
@@ -14,7 +16,7 @@
 namespace ebbtide::preload {
 namespace {
 
-// The tag of spills in a program that is not pauseable. They are visible and counted, and a pause of all tags keeps
+// The tag of spills of memory that has no tag of its own. They are visible and counted, and a pause of all tags keeps
 // their bytes.
 constexpr const char* kSpillTag = "overflow";
 
@@ -54,14 +56,12 @@ Overflow overflow_of(OnShortage on_shortage) {
   return Overflow::kNone;
 }
 
-Tag& own_tag() {
-  static Tag* const tag = &Core::instance().registry.tag(settings().is_pauseable ? settings().tag : kSpillTag);
-  return *tag;
-}
-
-Policy policy_in_force() {
+Policy policy_of(const Request& request) {
   Policy policy;
-  policy.backup = settings().is_pauseable ? settings().backup : BackupKind::kRam;
+  if (request.tagged_as) {
+    policy.backup = request.tagged_as->backup;
+    policy.retain = request.tagged_as->retain;
+  }
   policy.overflow = overflow_of(settings().on_shortage);
   policy.is_freed_singly = true;
   // torch frees its cached blocks when it is refused, and asks again. So nothing spills while gigabytes are idle.
@@ -69,20 +69,27 @@ Policy policy_in_force() {
   return policy;
 }
 
-}  // namespace
-
-bool will_flush() {
-  const bool has_bypass_pool = settings().is_pauseable && Core::instance().registry.is_any_away(own_tag());
-  return !has_bypass_pool && is_called_by(kTorchAllocator);
+// While the tag of a pauseable program is away, torch allocates from a pool that neither flushes nor asks again.
+bool has_bypass_pool() {
+  const ThreadPolicy& program = settings().program;
+  Registry& registry = Core::instance().registry;
+  return program.tagging == Tagging::kOn && registry.is_any_away(registry.tag(program.tag.data()));
 }
 
-AllocationResult place(int device, size_t size_bytes, CUstream stream) {
+}  // namespace
+
+bool will_flush() { return !has_bypass_pool() && is_called_by(kTorchAllocator); }
+
+AllocationResult place(const Request& request) {
   Core& core = Core::instance();
-  const AllocationResult placed = try_allocate(core, own_tag(), policy_in_force(), device, size_bytes, stream);
+  Tag& tag = core.registry.tag(request.tagged_as ? request.tagged_as->tag.data() : kSpillTag);
+  const AllocationResult placed =
+      try_allocate(core, tag, policy_of(request), request.device, request.size_bytes, request.stream);
   if (placed.must_flush()) return placed;
-  if (const auto found = core.registry.find(placed.address)) found->other_contexts[0] = own_context(device);
+  if (request.tagged_as && request.tagged_as->lease == 0) tag.is_hooked.store(true);
+  if (const auto found = core.registry.find(placed.address)) found->other_contexts[0] = own_context(request.device);
   try {
-    asked_sizes().keep(placed.address, size_bytes);
+    asked_sizes().keep(placed.address, request.size_bytes);
   } catch (const std::bad_alloc&) {
     // Then the program is told the rounded size.
   }
@@ -106,6 +113,17 @@ std::optional<PlacedMemory> find_placed(CUdeviceptr address) {
   if (found == nullptr) return std::nullopt;
   const CUdeviceptr start = found->address();
   return PlacedMemory{start, asked_sizes().find(start, found->size_bytes()), found->device};
+}
+
+std::string why_not_shared(CUdeviceptr address) {
+  const auto found = Core::instance().registry.find(address);
+  const std::string tag = found != nullptr ? found->tag->name : "";
+  if (tag == kSpillTag)
+    return "memory that has spilled can't be shared with another process: share what fits on the device, or run with "
+           "EBBTIDE_OVERFLOW=none";
+  const std::string advice = settings().tags_all ? ", or run without EBBTIDE_PAUSEABLE_ALL" : "";
+  return "memory of the tag " + quoted(tag) +
+         " can't be shared with another process: allocate what you share inside saver.disabled()" + advice;
 }
 
 }  // namespace ebbtide::preload

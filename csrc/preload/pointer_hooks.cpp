@@ -82,9 +82,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdevicep
       "cuIpcGetMemHandle",
       [&](auto real_function) {
         if (!find_placed(address)) return real_function(handle, address);
-        ebbtide::log_line(ebbtide::LogLevel::kError,
-                          {"cuIpcGetMemHandle: memory that ebbtide placed can't be shared with another process. Share "
-                           "what fits on the device, or run without EBBTIDE_PAUSEABLE or with EBBTIDE_OVERFLOW=none"});
+        ebbtide::log_line(ebbtide::LogLevel::kError, {"cuIpcGetMemHandle: ", why_not_shared(address)});
         return CUDA_ERROR_NOT_SUPPORTED;
       },
       handle, address);

@@ -1,11 +1,17 @@
 #include "preload/settings.h"
 
+#include <cstring>
+#include <string>
 #include <string_view>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/own_library.h"
 #include "base/settings.h"
+#include "compat/backups.h"
+#include "compat/variables.h"
+#include "preload/resolver.h"
 #include "store/disk_directory.h"
 
 namespace ebbtide::preload {
@@ -43,15 +49,35 @@ void check_backup_folder() {
   }
 }
 
+// EBBTIDE_* come before the variables of torch_memory_saver.
+ThreadPolicy read_program_policy() {
+  ThreadPolicy policy;
+  if (!is_active()) return policy;
+  const compat::Variables& tms = compat::variables();
+  policy.tagging = read_switch(Setting::kPauseable, false) || tms.is_enabled ? Tagging::kOn : Tagging::kOff;
+  if (tms.is_enabled) policy.backup = static_cast<BackupKind>(tms.backup);
+  read_word(Setting::kBackup, kBackupWords, policy.backup);
+  policy.retain = tms.is_enabled && tms.retains && policy.backup != BackupKind::kNone;
+  const std::string tag = read_variable(Setting::kTag).value_or("default");
+  std::memcpy(policy.tag.data(), tag.c_str(), tag.size() + 1);
+  if (tms.disk_directory != nullptr) {
+    compat::make_directory(tms.disk_directory);
+    set_disk_directory(tms.disk_directory);
+    if (compat::shows_files()) set_disk_files(DiskFiles::kNamed);
+  }
+  if (policy.tagging == Tagging::kOn && policy.backup == BackupKind::kDisk) check_backup_folder();
+  return policy;
+}
+
 Settings read_settings() {
   Settings read;
+  // A program of torch_memory_saver expects an error where memory is short.
+  if (own_library().is_torch_memory_savers()) read.on_shortage = OnShortage::kFail;
   read_word(Setting::kOverflow, kOverflowWords, read.on_shortage);
   read_word(Setting::kReport, kReportWords, read.report);
-  read_word(Setting::kBackup, kBackupWords, read.backup);
-  read.is_pauseable = read_switch(Setting::kPauseable, read.is_pauseable);
-  read.tag = read_variable(Setting::kTag).value_or(read.tag);
+  read.tags_all = read_switch(Setting::kPauseableAll, read.tags_all);
+  read.program = read_program_policy();
   say_malformed_variables();
-  if (read.is_pauseable && read.backup == BackupKind::kDisk) check_backup_folder();
   return read;
 }
 
@@ -63,3 +89,5 @@ const Settings& settings() {
 }
 
 }  // namespace ebbtide::preload
+
+ebbtide::ThreadPolicy ebbtide::program_policy() { return preload::settings().program; }

@@ -1,8 +1,6 @@
 #pragma once
 
-#include <string>
-
-#include "core/memory/backup_record.h"
+#include "core/allocate/thread_policy.h"
 #include "policy/reported_memory.h"
 
 // The settings of the preload library, from the environment. Limits are the core's own variables. docs/preload.md lists
@@ -16,9 +14,8 @@ enum class OnShortage { kFail, kSplit, kWhole, kManaged };
 struct Settings {
   OnShortage on_shortage = OnShortage::kSplit;
   policy::Report report = policy::Report::kDevice;
-  bool is_pauseable = false;  // every allocation belongs to the tag
-  std::string tag = "default";
-  BackupKind backup = BackupKind::kRam;
+  bool tags_all = false;  // also what others than torch allocate
+  ThreadPolicy program;   // of threads without a policy of their own
 };
 
 // Read at the first use. A malformed variable is reported in one line and then ignored.

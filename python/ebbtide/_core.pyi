@@ -14,6 +14,9 @@ BACKUP_NONE: int  # 0
 BACKUP_RAM: int  # 1
 BACKUP_PINNED: int  # 2
 BACKUP_DISK: int  # 3
+TAGGING_UNSET: int  # 0
+TAGGING_OFF: int  # 1
+TAGGING_ON: int  # 2
 OVERFLOW_NONE: int  # 0
 OVERFLOW_SPLIT: int  # 1
 OVERFLOW_WHOLE: int  # 2
@@ -97,6 +100,7 @@ class TagInfo:
     left_bytes: int
     detached_bytes: int
     backups: int  # bit 1 << code of each kind
+    is_hooked: bool  # memory that the program allocated outside regions has it
 
 class Event:
     sequence: int
@@ -152,6 +156,12 @@ class Frame(Holding):
         leave: tuple[Callable[..., Any], ...],
         leaves_by_token: bool = False,
     ) -> None: ...
+    def tag_thread(self, tag: str, backup: int, retain: bool) -> None:
+        """In a preloaded program: what torch allocates besides the pools has this tag, as long as the newest lease."""
+
+    def leave_thread_untagged(self) -> None:
+        """In a preloaded program: what torch allocates besides the pools is the driver's own."""
+
     def push(self) -> None: ...  # makes it the innermost one of this thread
     def activate(self) -> None: ...  # of a frame that is on no thread's stack
 
@@ -224,6 +234,18 @@ def configure(name: str, value: bytes | None) -> None: ...
 def get_setting(name: str) -> bytes: ...  # in its plain form; "" where None would set it
 def check_disk_directory(path: bytes, files: str) -> None: ...
 def check_tag(text: bytes) -> None: ...
+def encode_tag(text: str | bytes) -> str:
+    """Any string as a tag. A str with lone surrogates is a TypeError."""
+
+def decode_tag(tag: str) -> bytes:
+    """The string that became this tag."""
+
+def program_policy() -> tuple[int, str, int]:
+    """The tagging (TAGGING_...), tag and backup of threads of a preloaded program that have no policy of their own."""
+
+def thread_policy() -> tuple[int, str, int]:
+    """Those of the calling thread."""
+
 def alloc(
     tag: str,
     size_bytes: int,

@@ -18,6 +18,7 @@ BAD_VARIABLES = {
     "EBBTIDE_WHOLE_FRACTION": ("1.1", " must be a number from 0 to 1, not '1.1'"),
     "EBBTIDE_REPORT": ("all", " must be one of device, free, total, not 'all'"),
     "EBBTIDE_PAUSEABLE": ("yes", " must be 0 or 1, not 'yes'"),
+    "EBBTIDE_PAUSEABLE_ALL": ("all", " must be 0 or 1, not 'all'"),
     "EBBTIDE_TAG": ("a\u200bb", ": a tag has no characters that can't be seen, and 'a\u200bb' has U+200B"),
     "EBBTIDE_BACKUP": ("tape", " must be one of ram, pinned, disk, none, not 'tape'"),
     "EBBTIDE_LMS": ("16 gigs", " has the unknown unit 'gigs' (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB)"),

@@ -17,10 +17,14 @@ LATE = {
     "rich": "slow to import: only commands that print a table need it",
     "vllm": "optional: only its own processes have it",
     "pydoc_data": "optional: distributions leave it out",
+    "torch_memory_saver": "found only where its folder has become an entry of sys.path",
     "ebbtide._core": "compiled: `ebbtide doctor` reports where it does not load, and `ebbtide --help` does without",
 }
 # Packages whose `__init__` is a public surface. Those of all other rooms hold a docstring and nothing else.
-SURFACES = {"ebbtide", "ebbtide.saver", "ebbtide.lms", "ebbtide.cli", "ebbtide.torch_extension"}
+SURFACES = {
+    *("ebbtide", "ebbtide.saver", "ebbtide.lms", "ebbtide.cli", "ebbtide.torch_extension"),
+    "ebbtide.compat.tms.torch_memory_saver",
+}
 
 
 def read_law(readme: str) -> dict[str, set[str]]:

@@ -1,5 +1,6 @@
 """The binaries need only libc and the loader, and export only what they promise."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -7,6 +8,10 @@ import pytest
 from checks.binaries import Rule, find_faults, read_exports
 from checks.names import RESOLVERS, exported_driver_names, read_c_functions, read_driver_functions, read_hooks
 from checks.toolchain import find_cuda_include
+from ebbtide.launch import preloading
+
+# The C symbols of torch_memory_saver.
+TMS = re.compile(r"^EBBTIDE_API [a-z0-9_* ]+ (tms_\w+|set_memory_margin_bytes)\(", re.MULTILINE)
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +27,9 @@ def package() -> Path:
 def rules(root: Path) -> dict[str, Rule]:
     """Each binary's pattern in the package -> its rule."""
     api = set().union(*(read_c_functions(header, "ebbtide_") for header in (root / "csrc/api").glob("ebbtide*.h")))
+    tms = set().union(*(TMS.findall(path.read_text()) for path in (root / "csrc/compat").glob("*.cpp")))
+    assert "set_memory_margin_bytes" in tms
+    api |= tms
     control = read_c_functions(root / "csrc/sim/control.h", "ebbtide_sim_")
     listed = set(read_driver_functions(root / "csrc/driver/functions.def"))
     driver = set(exported_driver_names(listed, find_cuda_include()).values())
@@ -47,8 +55,10 @@ def test_binary_needs_and_exports_only_what_it_promises(package: Path, rules: di
 
 
 def test_no_other_binary_is_in_the_package(package: Path) -> None:
-    names = sorted(path.name.split(".")[0] for path in package.rglob("*.so"))
+    names = sorted(path.name.split(".")[0] for path in package.glob("*.so"))
     assert names == ["_core", "libebbtide", "libebbtide_preload", "libebbtide_sim"]
+    others = set(package.rglob("*.so")) - {*package.glob("*.so")}
+    assert others == {package / "compat" / "tms" / name for name in preloading.TMS_LIBRARY_NAMES}
 
 
 def test_header_is_plain_c(root: Path, tmp_path: Path) -> None:
@@ -106,3 +116,18 @@ def test_a_symbol_version_is_a_fault(tmp_path: Path) -> None:
     script.write_text("NODE_1 { global: ebbtide_*; local: *; };\n")
     library = build(tmp_path, GOOD, f"-Wl,--version-script={script}")
     assert any("NODE_1" in fault or "@@" in fault for fault in find_faults(library, RULE))
+
+
+def test_every_symbol_of_torch_memory_saver_is_there(package: Path) -> None:
+    """Those that its csrc/entrypoint.cpp exports for CUDA. Launchers also look for the name of one variable in the
+    file."""
+    flags = ("interesting_region", "enable_cpu_backup", "enable_disk_backup", "retain_cpu_backup")
+    texts = ("current_tag", "cpu_backup_backend")
+    symbols = {f"tms_{verb}_{name}" for name in (*flags, *texts) for verb in ("get", "set")}
+    symbols |= {"tms_set_disk_backup_dir", "set_memory_margin_bytes", "tms_pause", "tms_resume"}
+    symbols |= {"tms_get_cpu_backup_pointer", "tms_torch_malloc", "tms_torch_free"}
+    for name in ("libebbtide.so", "libebbtide_preload.so"):
+        exports = read_exports(package / name)
+        assert {each for each in exports if each.startswith("tms_")} | {"set_memory_margin_bytes"} == symbols, name
+        assert "set_memory_margin_bytes" in exports
+        assert b"TMS_INIT_ENABLE_DISK_BACKUP" in (package / name).read_bytes()

@@ -6,7 +6,11 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-BINARIES = ("libebbtide.so", "libebbtide_preload.so", "libebbtide_sim.so", "_core.")
+# The last three are the preload library once more, for launchers of torch_memory_saver.
+BINARIES = (
+    *("libebbtide.so", "libebbtide_preload.so", "libebbtide_sim.so", "_core."),
+    *(f"compat/tms/torch_memory_saver_hook_mode_preload{cuda}.abi3.so" for cuda in ("", "_cu12", "_cu13")),
+)
 
 
 def expected_files(root: Path) -> set[str]:
@@ -20,7 +24,8 @@ def expected_files(root: Path) -> set[str]:
         if path.suffix in (".cpp", ".h")
     }
     public = {path.name for path in (root / "csrc/api").glob("ebbtide*.h")}
-    assert {"ebbtide.h", "ebbtide_limits.h", "ebbtide_lms.h", "ebbtide_queries.h", "ebbtide_settings.h"} == public
+    named = {"limits", "lms", "queries", "settings", "threads"}
+    assert {"ebbtide.h", *(f"ebbtide_{name}.h" for name in named)} == public
     headers = {f"include/{name}" for name in public}
     headers |= {f"torch_extension/csrc/api/{name}" for name in public - {"ebbtide_settings.h"}}
     for_c = {"cmake/ebbtide-config.cmake", "cmake/ebbtide-config-version.cmake", "pkgconfig/ebbtide.pc"}
@@ -63,6 +68,7 @@ GOOD = {
     "ebbtide/libebbtide_preload.so",
     "ebbtide/libebbtide_sim.so",
     "ebbtide/_core.cpython-312-x86_64-linux-gnu.so",
+    *(f"ebbtide/{name}" for name in BINARIES if name.startswith("compat/")),
     "ebbtide-0.1.0.dist-info/RECORD",
     "ebbtide-0.1.0.dist-info/licenses/LICENSE",
     "../../../bin/ebbtide",
@@ -76,6 +82,7 @@ GOOD = {
         (None, "ebbtide/tests/x.py", "not wanted: tests/x.py"),
         (None, "tests/x.py", "outside the package"),
         ("ebbtide/libebbtide_sim.so", None, "binaries"),
+        ("ebbtide/compat/tms/torch_memory_saver_hook_mode_preload_cu12.abi3.so", None, "binaries"),
         ("ebbtide-0.1.0.dist-info/licenses/LICENSE", None, "the licence"),
         (None, "ebbtide/libcudart.so.13", "not wanted: libcudart.so.13"),
     ],

@@ -17,6 +17,55 @@ ACTIONS = ("actions.c", "captures.c", "faults.c", "mapped.c", "refusals.c")
 IS_SIMULATED = os.environ.get("EBBTIDE_TEST_DRIVER", "sim") == "sim"
 MIB = 1 << 20
 
+# The beginning of Python programs that call the driver by ctypes. `take` is a call of the program's own, `torch.take`
+# one of torch's allocator; sys.argv[1] is the folder of the libraries that play torch and NCCL.
+PROGRAM = """
+import ctypes, sys
+from ebbtide import _core
+cuda = ctypes.CDLL("libcuda.so.1")
+MIB = 1 << 20
+
+def check(code):
+    assert code == 0, code
+
+def take_by(call, size):
+    address = ctypes.c_uint64()
+    check(call(ctypes.byref(address), ctypes.c_size_t(size)))
+    return address.value
+
+def take(size):
+    return take_by(cuda.cuMemAlloc_v2, size)
+
+def free(address):
+    check(cuda.cuMemFree_v2(ctypes.c_uint64(address)))
+
+def free_mib():
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    check(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+    return free.value // MIB
+
+def write(address, data):
+    check(cuda.cuMemcpyHtoD_v2(ctypes.c_uint64(address), data, ctypes.c_size_t(len(data))))
+
+def read(address, size):
+    data = ctypes.create_string_buffer(size)
+    check(cuda.cuMemcpyDtoH_v2(data, ctypes.c_uint64(address), ctypes.c_size_t(size)))
+    return data.raw
+
+def held():
+    return {tag.tag: tag.resident_bytes // MIB for tag in _core.tags() if tag.resident_bytes}
+
+def use_torch(folder):
+    global torch, torch_cuda, nccl
+    names = ("c10_cuda.so", "torch_cuda.so", "nccl.so.2")
+    torch, torch_cuda, nccl = (ctypes.CDLL(f"{folder}/lib{name}") for name in names)
+
+context = ctypes.c_void_p()
+check(cuda.cuInit(0))
+check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+check(cuda.cuCtxSetCurrent(context))
+"""
+
 # How a client that opens libcuda.so.1 itself finds the functions.
 LOADED_WAYS = (
     "names",
@@ -129,6 +178,9 @@ def build_clients(folder: Path, optimisation: str, drivers: Path | None) -> Clie
     compile_c(folder / "liblinked.so", ["library.c", "linked.c", *ACTIONS], *shared, link_library, "-ldl")
     # torch's allocator is recognised by the name of its file.
     compile_c(folder / "libc10_cuda.so", ["library.c", "linked.c", *ACTIONS], *shared, link_library, "-ldl")
+    (folder / "torch").mkdir()
+    for name in ("libc10_cuda.so", "libtorch_cuda.so", "libnccl.so.2"):
+        compile_c(folder / "torch" / name, ["torch.c"], *shared, link_library)
     compile_c(folder / "host", ["host.c"], optimisation, "-ldl")
     compile_c(folder / "process", ["process.c"], optimisation, link_library, "-ldl", "-pthread")
     compile_c(folder / "liblate.so", ["late.c"], *shared, link_library, "-ldl")

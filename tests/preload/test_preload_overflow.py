@@ -7,6 +7,7 @@ import re
 import sys
 
 import pytest
+from ebbtide.launch.preloading import TMS_LIBRARY_NAMES, compat_path
 from preload_clients import MIB, WAYS, Clients
 
 OUT_OF_MEMORY = 2
@@ -33,6 +34,15 @@ def test_without_overflow_it_fails_with_the_plain_error_and_one_line(clients: Cl
     assert len(own) == 1
     assert "cuMemAlloc: device 0 has too little memory: 6 MiB wanted" in own[0]
     assert "device_limit 24 MiB, of which 24 MiB are taken" in own[0]
+
+
+@pytest.mark.parametrize("name", TMS_LIBRARY_NAMES)
+def test_under_a_name_of_torch_memory_saver_only_the_variable_brings_overflow(clients: Clients, name: str) -> None:
+    library = str(compat_path() / name)
+    done = clients.run("cudart12", "fill", "alloc", *BLOCKS, preload=library, **LIMIT)
+    assert done.returncode == OUT_OF_MEMORY and "device 0 has too little memory" in done.stderr
+    done = clients.run("cudart12", "fill", "alloc", *BLOCKS, preload=library, EBBTIDE_OVERFLOW="split", **LIMIT)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.sim_only
@@ -81,7 +91,7 @@ def test_without_overflow_a_margin_is_the_plain_error(clients: Clients, call: st
 def test_every_call_overflows_by_every_policy(
     clients: Clients, way: str, call: str, policy: str, is_pauseable: str
 ) -> None:
-    settings = {"EBBTIDE_OVERFLOW": policy, "EBBTIDE_PAUSEABLE": is_pauseable, **LIMIT}
+    settings = {"EBBTIDE_OVERFLOW": policy, "EBBTIDE_PAUSEABLE": is_pauseable, "EBBTIDE_PAUSEABLE_ALL": "1", **LIMIT}
     done = clients.run(way, "fill", call, *BLOCKS, **settings)
     assert (done.returncode, done.stdout) == (0, f"free {24 * MIB} before, {24 * MIB} after\n"), done.stderr
 
@@ -115,7 +125,7 @@ def test_small_ones_stay_on_the_device_where_large_ones_spill(
     clients: Clients, way: str, call: str, is_pauseable: str
 ) -> None:
     """Large allocations of 20 MiB fill 124 MiB; the seventh is split."""
-    settings = {**ROOMY, "EBBTIDE_PAUSEABLE": is_pauseable}
+    settings = {**ROOMY, "EBBTIDE_PAUSEABLE": is_pauseable, "EBBTIDE_PAUSEABLE_ALL": "1"}
     done = clients.run(way, "mixed", call, 7, 20 * MIB, 2 * MIB, **settings)
     assert (done.returncode, done.stdout) == (0, "2 2 0 0 0 0 0 free 128\n"), done.stderr
 
@@ -289,7 +299,15 @@ def test_an_address_that_is_given_again_is_new_memory(clients: Clients, state: s
 def test_a_capture_is_left_alone(clients: Clients, way: str, is_pauseable: str, size: int, policy: str) -> None:
     """A graph's allocations are left to the driver, and not even the limit prevents them. (The simulator refuses them:
     801.)"""
-    done = clients.run(way, "capture", size, EBBTIDE_OVERFLOW=policy, EBBTIDE_PAUSEABLE=is_pauseable, **LIMIT)
+    done = clients.run(
+        way,
+        "capture",
+        size,
+        EBBTIDE_OVERFLOW=policy,
+        EBBTIDE_PAUSEABLE=is_pauseable,
+        EBBTIDE_PAUSEABLE_ALL="1",
+        **LIMIT,
+    )
     assert (done.returncode, done.stdout) == (0, "allocate 801\n"), done.stderr
 
 
@@ -338,6 +356,7 @@ def test_any_failing_call_leaves_everything_as_it_was(
         EBBTIDE_HOST_MARGIN="0",
         EBBTIDE_OVERFLOW=policy,
         EBBTIDE_PAUSEABLE=is_pauseable,
+        EBBTIDE_PAUSEABLE_ALL="1",
         EBBTIDE_LOG="error",
         **LIMIT,
     )

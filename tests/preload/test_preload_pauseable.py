@@ -3,36 +3,9 @@
 import sys
 
 import pytest
-from preload_clients import MIB, Clients
+from preload_clients import MIB, PROGRAM, Clients
 
-PROGRAM = """
-import ctypes, sys
-from ebbtide import _core
-cuda = ctypes.CDLL("libcuda.so.1")
-MIB = 1 << 20
-
-def take(size):
-    address = ctypes.c_uint64()
-    assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
-    return address.value
-
-def free_mib():
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
-    return free.value // MIB
-
-def write(address, data):
-    assert cuda.cuMemcpyHtoD_v2(ctypes.c_uint64(address), data, ctypes.c_size_t(len(data))) == 0
-
-def read(address, size):
-    data = ctypes.create_string_buffer(size)
-    assert cuda.cuMemcpyDtoH_v2(data, ctypes.c_uint64(address), ctypes.c_size_t(size)) == 0
-    return data.raw
-
-context = ctypes.c_void_p()
-assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-assert cuda.cuCtxSetCurrent(context) == 0
-"""
+ALL = {"EBBTIDE_PAUSEABLE": "1", "EBBTIDE_PAUSEABLE_ALL": "1"}  # the programs call the driver themselves
 
 CYCLE = """
 data = bytes(range(256)) * (6 * MIB // 256)
@@ -55,7 +28,7 @@ print(free_mib() - before)
 @pytest.mark.device_memory
 @pytest.mark.parametrize(("tag", "backup"), [("default", "ram"), ("job", "pinned"), ("job", "disk")])
 def test_a_program_is_paused_from_inside(clients: Clients, tag: str, backup: str) -> None:
-    settings = {"EBBTIDE_PAUSEABLE": "1", "EBBTIDE_BACKUP": backup}
+    settings = {**ALL, "EBBTIDE_BACKUP": backup}
     if tag != "default":
         settings["EBBTIDE_TAG"] = tag
     done = clients.start([sys.executable, "-c", PROGRAM + CYCLE, tag], **settings)
@@ -65,9 +38,7 @@ def test_a_program_is_paused_from_inside(clients: Clients, tag: str, backup: str
 
 @pytest.mark.device_memory
 def test_without_a_backup_the_content_goes(clients: Clients) -> None:
-    done = clients.start(
-        [sys.executable, "-c", PROGRAM + CYCLE, "default"], EBBTIDE_PAUSEABLE="1", EBBTIDE_BACKUP="none"
-    )
+    done = clients.start([sys.executable, "-c", PROGRAM + CYCLE, "default"], EBBTIDE_BACKUP="none", **ALL)
     assert done.stdout == "[('default', 10)] 10 False True\n10\n", done.stderr
 
 
@@ -87,7 +58,7 @@ assert cuda.cuMemFree_v2(ctypes.c_uint64(block)) == 0
 def test_a_pauseable_program_overflows(clients: Clients) -> None:
     done = clients.start(
         [sys.executable, "-c", PROGRAM + SPILL],
-        EBBTIDE_PAUSEABLE="1",
+        **ALL,
         EBBTIDE_DEVICE_LIMIT=str(24 * MIB),
         EBBTIDE_RESERVE="0",
     )
@@ -110,7 +81,7 @@ print(before, given, _core.tags()[0].resident_bytes // MIB, _core.stats()["spill
 def test_what_the_program_gives_back_after_a_cycle_is_room(clients: Clients, overflow: str) -> None:
     done = clients.start(
         [sys.executable, "-c", PROGRAM + GIVEN_BACK],
-        EBBTIDE_PAUSEABLE="1",
+        **ALL,
         EBBTIDE_OVERFLOW=overflow,
         EBBTIDE_DEVICE_LIMIT=str(24 * MIB),
         EBBTIDE_RESERVE="0",
@@ -128,7 +99,7 @@ print(code)
 def test_a_pauseable_program_may_be_refused(clients: Clients) -> None:
     done = clients.start(
         [sys.executable, "-c", PROGRAM + REFUSED],
-        EBBTIDE_PAUSEABLE="1",
+        **ALL,
         EBBTIDE_OVERFLOW="none",
         EBBTIDE_DEVICE_LIMIT=str(24 * MIB),
     )
@@ -162,7 +133,7 @@ _core.free(inner)
 
 def test_a_region_in_a_pauseable_program_keeps_its_own_tag(clients: Clients) -> None:
     """Paused memory may also be freed."""
-    done = clients.start([sys.executable, "-c", PROGRAM + NESTED], EBBTIDE_PAUSEABLE="1")
+    done = clients.start([sys.executable, "-c", PROGRAM + NESTED], **ALL)
     assert done.stdout == "[('default', 6), ('inner', 0)]\n[('default', 0), ('inner', 0)] 0\n", done.stderr
 
 
@@ -191,7 +162,7 @@ print(read(block, len(data)) == data, saver.pause(tag).bytes // MIB)
 def test_the_saver_knows_the_programs_tag_from_the_start(clients: Clients, tag: str) -> None:
     done = clients.start(
         [sys.executable, "-c", PROGRAM + SAVER, tag],
-        EBBTIDE_PAUSEABLE="1",
+        **ALL,
         **({"EBBTIDE_TAG": tag} if tag != "default" else {}),
     )
     assert done.returncode == 0, done.stderr
@@ -231,7 +202,7 @@ def test_torch_is_not_refused_while_the_tag_is_away(clients: Clients, policy: st
     """Its pool is open for all threads then, and such a pool neither flushes nor asks again."""
     done = clients.start(
         [sys.executable, "-c", PROGRAM + REFUSED_ONCE, str(clients.folder / "libc10_cuda.so")],
-        EBBTIDE_PAUSEABLE="1",
+        **ALL,
         EBBTIDE_OVERFLOW=policy,
         EBBTIDE_DEVICE_LIMIT=str(24 * MIB),
         EBBTIDE_RESERVE="0",

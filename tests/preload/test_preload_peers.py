@@ -12,7 +12,9 @@ INVALID_VALUE, ALREADY_ENABLED = 1, 704
 @pytest.mark.parametrize("is_pauseable", ["0", "1"])
 @pytest.mark.parametrize("way", ["linked", "names", "cudart11", "cudart12", "per-thread"])
 def test_a_peer_writes_what_was_placed_before_it_came(clients: Clients, way: str, is_pauseable: str) -> None:
-    done = clients.run(way, "peers", 32 * MIB, 0, EBBTIDE_PAUSEABLE=is_pauseable, EBBTIDE_LOG="error", **TWO)
+    done = clients.run(
+        way, "peers", 32 * MIB, 0, EBBTIDE_PAUSEABLE=is_pauseable, EBBTIDE_PAUSEABLE_ALL="1", EBBTIDE_LOG="error", **TWO
+    )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert done.stdout == f"enabled 0, then {ALREADY_ENABLED}, copied 0: right\n"
 

@@ -48,6 +48,15 @@ def test_speeds_are_judged_against_link_and_baseline() -> None:
     assert ratios(judged(entries, "first_pause.ebbtide", "pause"))[0] == (None, None)
 
 
+def test_the_drop_in_may_be_two_percent_slower_than_the_saver() -> None:
+    entries = {
+        "first_pause.ebbtide": entry(1000, pause=[10], resume=[10]),
+        "first_pause.ebbtide_tms": entry(1000, pause=[10.1], resume=[10.3]),
+    }
+    assert ratios(judged(entries, "first_pause.ebbtide_tms", "pause")) == [(1.01, True), (None, None)]
+    assert ratios(judged(entries, "first_pause.ebbtide_tms", "resume")) == [(1.03, False), (None, None)]
+
+
 def test_times_are_judged_against_driver_calls_at_the_best_handle_size() -> None:
     calls = {"give__2_MiB": [9], "give__64_MiB": [3, 3], "claim__2_MiB": [4], "claim__64_MiB": [5]}
     entries = {"no_backup.ebbtide": entry(1000, pause=[3.3], resume=[4.8], **calls)}

@@ -52,6 +52,9 @@ def environment_seen_by(command):
             ["--device-limit", "2GB", "--host-limit", "1GiB", "--host-margin", "0", "--host-pool", "1MiB"],
         ),
         ({"lms": 1 << 30, "lms_min_size": "4KiB"}, ["--lms", "1GiB", "--lms-min-size", "4096"]),
+        ({"compat": "tms"}, ["--compat", "tms"]),
+        ({"compat": "tms", "overflow": "split", "lms": 0}, ["--compat", "tms", "--overflow", "split", "--lms", "0"]),
+        ({"compat": None}, ["--compat", "none"]),
     ],
 )
 def test_env_and_preloaded_are_what_the_command_sets(options, arguments, monkeypatch):
@@ -178,6 +181,50 @@ def test_only_large_model_support_needs_modules_of_ours(monkeypatch):
     monkeypatch.setenv("EBBTIDE_LMS", "5")  # set by hand, or by an outer run
     assert "PYTHONPATH" in ebbtide.env()
     assert "EBBTIDE_LMS" not in ebbtide.env()
+
+
+# --- programs for torch_memory_saver ---
+
+COMPAT = LIBRARY.parent / "compat" / "tms"
+TMS_LIBRARY = str(COMPAT / "torch_memory_saver_hook_mode_preload.abi3.so")
+
+
+def test_compat_gives_the_module_the_library_by_its_name_and_no_overflow(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    monkeypatch.setenv("LD_PRELOAD", f"/wheel/{Path(TMS_LIBRARY).name}:libm.so.6:{LIBRARY}")
+    added = ebbtide.env(compat="tms")
+    assert added["LD_PRELOAD"] == f"{TMS_LIBRARY}:libm.so.6"
+    assert added["PYTHONPATH"] == f"{COMPAT}:/mine"
+    assert (added["EBBTIDE_COMPAT"], added["EBBTIDE_OVERFLOW"]) == ("tms", "none")
+    monkeypatch.setenv("EBBTIDE_OVERFLOW", "whole")
+    assert ebbtide.env(compat="tms")["EBBTIDE_OVERFLOW"] == "whole"
+    assert ebbtide.env(compat="tms", overflow="split")["EBBTIDE_OVERFLOW"] == "split"
+
+
+def test_a_run_inside_a_run_with_compat_goes_on_with_it(monkeypatch):
+    monkeypatch.setenv("EBBTIDE_COMPAT", "tms")
+    monkeypatch.setenv("LD_PRELOAD", TMS_LIBRARY)
+    monkeypatch.setenv("PYTHONPATH", str(COMPAT))
+    added = ebbtide.env(reserve=5)
+    assert (added["LD_PRELOAD"], added["PYTHONPATH"]) == (TMS_LIBRARY, str(COMPAT))
+    assert "EBBTIDE_COMPAT" not in added
+    assert ebbtide.env(compat=None)["LD_PRELOAD"] == str(LIBRARY)
+
+
+def test_another_librarys_hooks_stay_where_nobody_asks_for_compat():
+    wheel = f"/wheel/{Path(TMS_LIBRARY).name}"
+    assert preloading.preload_list(LIBRARY, f"{wheel}:{TMS_LIBRARY}") == f"{LIBRARY}:{wheel}"
+
+
+def test_lms_and_compat_each_have_their_folder():
+    assert ebbtide.env(compat="tms", lms=0)["PYTHONPATH"].split(":")[:2] == [str(STARTUP), str(COMPAT)]
+
+
+@pytest.mark.parametrize("name", preloading.TMS_LIBRARY_NAMES)
+def test_the_library_is_whole_under_each_name(name):
+    assert (COMPAT / name).read_bytes() == LIBRARY.read_bytes()
+    assert preloading.is_preload_library(COMPAT / name) and preloading.is_preload_library(LIBRARY)
+    assert not preloading.is_preload_library(LIBRARY.with_name("libebbtide.so"))
 
 
 # --- a package without the library, or with a path that the loader cannot use ---

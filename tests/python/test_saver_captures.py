@@ -351,3 +351,39 @@ def test_an_exception_in_the_capture_leaves_nothing_open(saver, tag, fake_cuda):
         raise KeyError
     assert saver.tags()[tag].lease_count == 0
     saver.pause(tag)
+
+
+def capture_beside(graph, pool, tag, backup="ram"):
+    with graphs.cuda_graph_in_place_of(pool, graph, tag, backup, {"stream": "s"}):
+        assert _core.query_tag(tag).lease_count > 0
+    assert graph.seen == {"stream": "s"}
+    return graph.pool_id
+
+
+def test_a_pool_of_the_caller_is_replaced_by_one_that_its_graphs_share(saver, tag, tag2, fake_cuda):
+    kept = [fake_cuda() for _ in range(7)]
+    made = [
+        capture_beside(kept[0], (0, 1), tag),
+        capture_beside(kept[1], (0, 1), tag),
+        capture_beside(kept[2], (0, 2), tag),
+        capture_beside(kept[3], (0, 1), tag2),
+        capture_beside(kept[4], (0, 1), tag, None),
+        capture_beside(kept[5], None, tag),
+    ]
+    assert made[0] == made[1]
+    assert len(set(made)) == 5
+    assert saver.graph_pool(tag) not in made
+    # A pool of ours, which the caller got from a graph, is used as it is.
+    assert capture_beside(kept[6], list(made[3]), tag2) == made[3]
+
+
+def test_a_replaced_pool_that_is_paused_refuses_the_capture(saver, tag, fake_cuda):
+    graph = fake_cuda()
+    capture_beside(graph, (0, 1), tag)
+    address = _core.alloc(tag, 1 << 21, 0, 1)
+    saver.pause(tag)
+    with pytest.raises(StateError, match=f"graph pool of tag '{tag}' is paused"):
+        capture_beside(fake_cuda(), (0, 1), tag)
+    saver.resume(tag)
+    capture_beside(fake_cuda(), (0, 1), tag)
+    _core.free(address)

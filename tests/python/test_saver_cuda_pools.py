@@ -7,10 +7,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
 from ebbtide.saver.pools import backends, captures, cuda_pools, pool_segments, region_pools  # noqa: E402
-from ebbtide.saver.reclaim import spilled  # noqa: E402
+from ebbtide.saver.reclaim import spilled, torch_cache  # noqa: E402
 from ebbtide.saver.regions import entry  # noqa: E402
+from ebbtide.saver.regions.region import separate_memory  # noqa: E402
+from ebbtide.saver.state import program  # noqa: E402
 from ebbtide.saver.values.segments import Segment  # noqa: E402
 from ebbtide.torch_support.allocator_settings import ALLOCATOR_VARIABLES, expandable_segments_problem  # noqa: E402
 from ebbtide.torch_support.versions import LEAST_TORCH, NEWEST_TORCH  # noqa: E402
@@ -82,6 +85,44 @@ def test_pools_are_entered_again(model, saver, tag):
     assert len(seen) == 1
 
 
+def test_separate_memory_is_torchs_in_pools_that_die(model, saver, tag, tag2, monkeypatch):
+    flushes = []
+    monkeypatch.setattr(torch_cache, "empty", lambda: flushes.append(set(model.freeable)))
+    inside = []
+    for scope in (separate_memory(), separate_memory()):
+        with saver.region(tag):
+            outer = model.route()
+            with scope:
+                own = {model.route(device) for device in model.covered}
+                with saver.region(tag2):
+                    assert model.route() not in own | {outer}
+                _core.reenter()  # as a pause of a pauseable program does
+                assert {model.route(device) for device in model.covered} == own and outer not in own
+            assert model.route() == outer
+        inside.append(own)
+    assert inside[0].isdisjoint(inside[1]) and None not in inside[0]
+    assert flushes == [inside[0], inside[0] | inside[1]]  # torch may free what is in them
+    model.dissolved |= inside[0] | inside[1]
+
+
+def test_separate_memory_ends_with_an_exception_and_is_refused_to_nobody(model, saver, monkeypatch):
+    flushes = []
+    monkeypatch.setattr(torch_cache, "empty", lambda: flushes.append(None))
+    with pytest.raises(KeyError):
+        with separate_memory():
+            model.dissolved |= {model.route(device) for device in model.covered}
+            raise KeyError
+    assert model.route() is None and flushes == [None]
+
+
+def test_in_a_pauseable_program_disabled_takes_nothing_from_torchs_cache(model, saver, monkeypatch):
+    monkeypatch.setattr(program, "_own", program.Program("job", 1))
+    with saver.disabled():
+        own = {model.route(device) for device in model.covered}
+    assert None not in own
+    model.dissolved |= own
+
+
 def dissolve_all(tag):
     with entry.registry.withheld([tag]) as withheld:
         for _, pool in withheld:
@@ -100,6 +141,22 @@ def test_dissolved_pools_are_torchs_to_free(model, saver, tag, tag2):
     assert len(entry.registry.dissolved()) == len(model.dissolved)
     model.dissolved |= set(dissolve_all(tag))  # once more: no pool is dissolved twice
     assert len(model.dissolved) == (4 if model.may_die_in_use else 0)
+
+
+def test_the_pools_of_one_backup_are_dissolved(model, saver, tag, monkeypatch):
+    monkeypatch.setattr(region_pools, "registry", entry.registry)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None, raising=False)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda *_, include_traces: [])
+
+    def pools(backup):
+        with saver.region(tag, backup=backup):
+            return {model.route(device) for device in model.covered}
+
+    first, second = pools("ram"), pools(None)
+    spilled.dissolve(tag, 1)
+    gone = first if model.may_die_in_use else set()
+    assert pools(None) == second and (pools("ram") == first) == (not gone)
+    model.dissolved |= gone
 
 
 def test_a_pool_that_somebody_else_uses_is_not_dissolved(model, saver, tag):

@@ -12,6 +12,9 @@ pytest.importorskip("torch.multiprocessing")  # registers the reducers of tensor
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
+from ebbtide.saver.pools import captures  # noqa: E402
+from ebbtide.saver.regions import startup  # noqa: E402
+from ebbtide.saver.state import program  # noqa: E402
 from ebbtide.saver.tensors import process_sharing  # noqa: E402
 
 
@@ -80,6 +83,28 @@ def test_every_way_of_a_storage_is_refused_with_its_arguments(saver, tag):
         assert getattr(Storage(outside), name)(1, two=2) == "handle"
         assert getattr(Storage(torch.empty(0)), name)() == "handle"
     assert calls == [((1,), {"two": 2}), ((), {})]
+
+
+def test_in_a_pauseable_program_sharing_is_refused_without_a_region(saver, tag, monkeypatch):
+    """On a GPU, that is; here torch is said to have one, and its storages are not touched."""
+    installed = []
+    monkeypatch.setattr(program, "_own", program.Program(tag, 1))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(captures, "install", lambda: None)
+    monkeypatch.setattr(process_sharing, "install", lambda: installed.append(None))
+    startup.introduce_program()
+    assert installed == [None]
+
+
+def test_installing_twice_refuses_once():
+    class Storage:
+        def _share_cuda_(self):
+            return "handle"
+
+    process_sharing.install(Storage)
+    first = Storage._share_cuda_
+    process_sharing.install(Storage)
+    assert Storage._share_cuda_ is first
 
 
 def test_torchs_storages_have_these_methods(saver, tag):

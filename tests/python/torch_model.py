@@ -20,6 +20,7 @@ class TorchModel:
         self.active = threading.local()
         self.next_id = 1
         self.bare_ids = set()
+        self.bare_pools = set()  # without an object, so that no MemPoolContext can name them
         self.freeable = set()  # torch frees the free segments of these at any time
         self.deadly_ends = []
 
@@ -63,6 +64,7 @@ class TorchModel:
     def begin(self, device, key, thread):
         if key in self.bare_ids:
             self.bare_ids.remove(key)
+            self.bare_pools.add(key)
             self.use_counts[key] = 0
         else:
             assert self.use_counts.get(key, 0) > 0, "a pool whose use count fell to zero cannot be entered again"
@@ -89,7 +91,7 @@ class TorchModel:
         """The pool of this thread's next allocation."""
         order = reversed(self.recording[device]) if self.newest_first else self.recording[device]
         key = next((key for key, thread in order if thread in (None, threading.get_ident())), None)
-        if key is not None and not self.by_thread:
+        if key is not None and not self.by_thread and key not in self.bare_pools:
             assert self.active.stack[-1].id == key, "MemPoolContext and recording are out of step"
         return key
 

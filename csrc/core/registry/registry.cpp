@@ -225,6 +225,11 @@ void Registry::close_lease(uint64_t id) {
   leases_.erase(found);
 }
 
+bool Registry::is_lease_open(uint64_t id) const {
+  const std::lock_guard lock(mutex_);
+  return leases_.contains(id);
+}
+
 void Registry::visit_tags(const std::function<void(const Tag&)>& visit) const {
   const std::lock_guard lock(mutex_);
   look(tags_.size());

@@ -48,6 +48,8 @@ struct Tag {
     return arenas[device];
   }
   std::atomic<bool> was_swapped{false};  // and may be again
+  // The hooks of the preload library gave it to memory that no region holds.
+  std::atomic<bool> is_hooked{false};
   std::mutex arenas_mutex;
   std::map<int, AddressArena> arenas;
 };
@@ -144,6 +146,7 @@ class Registry {
   uint64_t pause_count(const std::string& tag_name) const;
   LeaseInfo open_lease(const std::string& tag_name, const std::string& holder);
   void close_lease(uint64_t id);
+  bool is_lease_open(uint64_t id) const;
 
   // Holds the tags, and those of their allocations that are claimed, all in one step, so that two operations never wait
   // for each other. Waits while another operation holds one of the tags. Throws StateError for an unknown tag, and for

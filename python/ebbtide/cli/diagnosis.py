@@ -4,8 +4,10 @@ Looking changes nothing but that it starts the driver. Whatever is missing or br
 exception.
 """
 
+import importlib.util
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,7 +38,8 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        section: "software", "driver", "device 0", "torch extension", "host memory", "preloading" or "settings".
+        section: "software", "driver", "device 0", "torch extension", "host memory", "preloading", "compatibility" or
+            "settings".
         found: what is there.
         status: "problem" where regions cannot work before it is solved.
         advice: what to do about it; "" if nothing.
@@ -66,7 +69,8 @@ def diagnose() -> list[Finding]:
         else:
             findings += _guarded("torch extension", _torch_extension)
         findings += _guarded("host memory", _host_memory)
-    return [*findings, *_guarded("preloading", _preloading), *in_force]
+    findings += _guarded("preloading", _preloading)
+    return [*findings, *_guarded("compatibility", _compatibility), *in_force]
 
 
 def is_usable(findings: list[Finding]) -> bool:
@@ -245,12 +249,26 @@ def _preloading() -> Iterator[Finding]:
 def _preloaded_process() -> Finding:
     from ebbtide import _core
 
-    if Path(_core.loaded_library()).name == preloading.LIBRARY_NAME:
+    if preloading.is_preload_library(_core.loaded_library()):
         is_active = settings.read_or_fallback("preload", os.environ) != "0"
         return Finding("preloading", "this process", "preloaded" if is_active else "preloaded, and not active")
-    if preloading.LIBRARY_NAME in os.environ.get(preloading.LOADER_VARIABLE, ""):
+    named = re.split(r"[ :]+", os.environ.get(preloading.LOADER_VARIABLE, ""))
+    if any(preloading.is_preload_library(entry) for entry in named):
         return Finding("preloading", "this process", "LD_PRELOAD names a library, and it was not loaded", "note")
     return Finding("preloading", "this process", "not preloaded: `ebbtide run -- COMMAND` does that")
+
+
+def _compatibility() -> Iterator[Finding]:
+    """Which torch_memory_saver a program would get that is started as this one was."""
+    name = "torch_memory_saver"
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None:
+        yield Finding("compatibility", name, "none: `ebbtide run --compat tms` gives ebbtide's")
+    elif preloading.compat_path() in Path(found.origin).parents:
+        yield Finding("compatibility", name, f"ebbtide's, {found.origin}")
+    else:
+        advice = "`ebbtide run --compat tms`, EBBTIDE_COMPAT=tms for SGLang, or install() give ebbtide's"
+        yield Finding("compatibility", name, f"another one, {found.origin}", "ok", advice)
 
 
 def _settings() -> Iterator[Finding]:

@@ -14,6 +14,8 @@ from ebbtide.launch import ledger
 from ebbtide.launch.run_options import as_keyword, to_variables
 
 LIBRARY_NAME = "libebbtide_preload.so"
+# The same library under the names that launchers of torch_memory_saver look for, in `compat_path()`.
+TMS_LIBRARY_NAMES = tuple(f"torch_memory_saver_hook_mode_preload{cuda}.abi3.so" for cuda in ("", "_cu12", "_cu13"))
 LOADER_VARIABLE = "LD_PRELOAD"
 ACTIVE_VARIABLE = "EBBTIDE_PRELOAD"
 MODULES_VARIABLE = "PYTHONPATH"
@@ -28,14 +30,14 @@ def env(**options: Any) -> dict[str, str]:
 
     Args:
         options: those of `ebbtide run` as keywords: overflow, device_limit, device_margin, host_limit, host_margin,
-            host_pool, reserve, whole_fraction, report, pauseable, tag, backup, lms, lms_min_size, summary, log. Sizes
-            are "16GiB" or bytes; None for overflow or backup is "none". What is not given stays as this process's
-            environment says.
+            host_pool, reserve, whole_fraction, report, pauseable, pauseable_all, tag, backup, lms, lms_min_size,
+            compat, summary, log. Sizes are "16GiB" or bytes; None for overflow, backup or compat is "none". What is not
+            given stays as this process's environment says.
 
     Returns:
-        All of them, with LD_PRELOAD and, for lms, PYTHONPATH (ours first, then what they hold here). Processes that are
-        started with them by one program share one budget of host memory. GGML_CUDA_ENABLE_UNIFIED_MEMORY is to be
-        removed by the caller.
+        All of them, with LD_PRELOAD and, for lms and compat, PYTHONPATH (ours first, then what they hold here).
+        Processes that are started with them by one program share one budget of host memory.
+        GGML_CUDA_ENABLE_UNIFIED_MEMORY is to be removed by the caller.
 
     Raises:
         TypeError, ValueError: as the command refuses it; also a malformed EBBTIDE_* variable that is there already.
@@ -51,15 +53,39 @@ def variables_for(
     added = to_variables(options, inherited, spell)
     added[ACTIVE_VARIABLE] = "1"
     added[ledger.VARIABLE] = ledger.name_for(inherited)
-    added[LOADER_VARIABLE] = preload_list(find_library(), inherited.get(LOADER_VARIABLE, ""))
-    if settings.read("lms", {**inherited, **added}):
-        added[MODULES_VARIABLE] = module_path(startup_path(), inherited.get(MODULES_VARIABLE, ""))
+    in_force = {**inherited, **added}
+    folders = []
+    library = find_library()
+    if settings.read_or_fallback("compat", in_force) == "tms":
+        library = tms_library_path()
+        folders.append(compat_path())
+        added[settings.find("overflow").variable] = settings.read("overflow", in_force) or "none"
+    if settings.read("lms", in_force):
+        folders.append(startup_path())
+    added[LOADER_VARIABLE] = preload_list(library, inherited.get(LOADER_VARIABLE, ""))
+    for folder in folders:
+        added[MODULES_VARIABLE] = module_path(folder, {**inherited, **added}.get(MODULES_VARIABLE, ""))
     return added
 
 
 def library_path() -> Path:
     """The path of the preload library beside libebbtide.so, whether or not it exists."""
     return Path(__file__).resolve().parents[1] / LIBRARY_NAME
+
+
+def compat_path() -> Path:
+    """The folder with the package torch_memory_saver, for sys.path, and with its preload libraries."""
+    return Path(__file__).resolve().parents[1] / "compat" / "tms"
+
+
+def tms_library_path() -> Path:
+    """The preload library under a name that programs for torch_memory_saver look for in LD_PRELOAD."""
+    return compat_path() / TMS_LIBRARY_NAMES[0]
+
+
+def is_preload_library(path: str | Path) -> bool:
+    """Whether this is the preload library, under whichever of its names."""
+    return Path(path).name == LIBRARY_NAME or Path(path).name in TMS_LIBRARY_NAMES
 
 
 def startup_path() -> Path:
@@ -81,9 +107,16 @@ def find_library() -> Path:
     return path
 
 
-def preload_list(library: Path, inherited: str) -> str:
-    """The value of LD_PRELOAD: our library first and once, then the user's own libraries in their order."""
-    own = [entry for entry in re.split(r"[ :]+", inherited) if entry and Path(entry).name != LIBRARY_NAME]
+def preload_list(library: Path | str, inherited: str) -> str:
+    """The value of LD_PRELOAD: this library first and once, then the user's own libraries in their order.
+
+    Our library goes under its other names, and torch_memory_saver's own where ours has its name: a program has one."""
+
+    def is_replaced(entry: str) -> bool:
+        has_its_name = Path(library).name in TMS_LIBRARY_NAMES or Path(entry).parent == compat_path()
+        return Path(entry).name == LIBRARY_NAME or (is_preload_library(entry) and has_its_name)
+
+    own = [entry for entry in re.split(r"[ :]+", inherited) if entry and not is_replaced(entry)]
     return ":".join([str(library), *own])
 
 

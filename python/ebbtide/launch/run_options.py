@@ -15,6 +15,7 @@ def options() -> tuple[Setting, ...]:
 
 # Options that do nothing unless another option has this value; "": any.
 _NEEDS = {
+    "pauseable_all": ("pauseable", "1"),
     "tag": ("pauseable", "1"),
     "backup": ("pauseable", "1"),
     "whole_fraction": ("overflow", "whole"),

@@ -50,7 +50,7 @@ def pause(*tags: str | BackupByTag, backup: OperationBackup = AS_ALLOCATED, miss
         TypeError, ValueError: malformed arguments; a dict without a tag, beside other tags, or beside `backup`.
         StateError: an unknown tag, a tag whose region is open (in whatever thread), a capture under way; a tag that an
             earlier failure left midway while somebody has a view of its backup; for the tag of a pauseable program
-            also another thread's open region, or torch before 2.11. Nothing moved.
+            also another thread's open region. Nothing moved.
         StoreError: the host (or the disk) has too little room for the backup; nothing moved. Or the disk failed; every
             byte is safe, as after a DriverError.
         DriverError: a driver call failed; every byte with a backup is safe, and pause or resume, called again,
@@ -64,11 +64,8 @@ def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> R
         return Report("pause")
     names = leaving.names
     clear_workspaces()
-    with (
-        HookedOperation([("pause", names)], missing_ok),
-        bypass.lock_for(names),
-        bypass.during_pause(names),
-    ):
+    shared = bypass.shared_tags(names)
+    with HookedOperation([("pause", names)], missing_ok), bypass.lock_for(shared), bypass.during_pause(shared):
         dead.release(names)
         ranges, as_of = unused.find(leaving)
         report = _core.pause(

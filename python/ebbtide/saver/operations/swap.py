@@ -60,7 +60,8 @@ def swap(
         return Swap(Report("pause"), Report("resume"))
     clear_workspaces()
     moving: list[Action] = [("pause", leaving), ("resume", returning)]
-    with HookedOperation(moving, missing_ok), bypass.lock_for(leaving), bypass.during_pause(leaving):
+    shared = bypass.shared_tags(leaving)
+    with HookedOperation(moving, missing_ok), bypass.lock_for(shared), bypass.during_pause(shared):
         dead.release([*leaving, *returning])
         ranges, as_of = unused.find_for_swap(moving_out, returning)
         paused, resumed = torch_cache.claim_with_retries(

@@ -70,6 +70,9 @@ class PoolBackend(Protocol):
     def suspension(self) -> "Sequence[PoolUse]":
         """The uses that give this thread ordinary memory, as far as the backend can."""
 
+    def separate(self) -> "Separation":
+        """Makes pools of ordinary memory for this thread, which die after their last use."""
+
 
 class PoolUse(NamedTuple):
     """What begins a use of torch's allocator and what ends it: built-in functions, so that no interrupt comes between.
@@ -83,6 +86,16 @@ class PoolUse(NamedTuple):
     arguments: tuple[Any, ...]
     leave: tuple[Callable[..., Any], ...]
     leaves_by_token: bool = False
+
+
+class Separation(NamedTuple):
+    """Ordinary memory of which nothing is from torch's cache.
+
+    The uses may begin and end several times. After `give_back`, torch frees what is free of it at the next flush.
+    """
+
+    uses: Sequence[PoolUse]
+    give_back: Callable[[], None]
 
 
 _backend: PoolBackend | None = None

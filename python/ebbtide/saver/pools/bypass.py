@@ -1,11 +1,12 @@
-"""Pools that torch allocates from while the tag of a pauseable program is away.
+"""Pools that torch allocates from while tags of its default pool are away: that of a pauseable program, and tags that
+threads gave to their own allocations outside regions.
 
 torch hands out free blocks of its default pool without asking. While these are paused it must not. So a pool of our
-own is open for all threads, on each device where the tag has memory.
+own is open for all threads, on each device where the tags have memory.
 
 - Such a pool is a bare id, like the pool of a capture. The driver hooks provide its memory, which therefore carries
-  the program's tag. After the pool is closed and released, torch's cached blocks in it are freed like any other: at
-  `empty_cache`, and when memory is short.
+  the tag of the program or of the thread. After the pool is closed and released, torch's cached blocks in it are freed
+  like any other: at `empty_cache`, and when memory is short.
 - A pause also takes memory that lies in the open pool. So one pool is opened before the pause, and from then on torch
   hands out no block that is about to leave. A second one, in which nothing is paused, replaces it after the pause.
 - The pool that was opened last wins. Captures and regions that begin later have pools of their own. Regions that this
@@ -13,13 +14,16 @@ own is open for all threads, on each device where the tag has memory.
 - The free blocks of a pool that torch no longer allocates from count as unused. A graph's pool never does: a replay
   uses blocks that torch calls free.
 
-Read in torch 2.11 and newer.
+Read in torch 2.11 and newer. In older torch the pool that was opened first may win. There, no pool is opened: torch's
+cache is emptied, and a warning says once that nothing may be allocated until the resume.
 """
 
 import contextlib
 import logging
 import os
 import threading
+import warnings
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -29,6 +33,8 @@ from ebbtide.locks import make_lock
 from ebbtide.saver.check import enabling
 from ebbtide.saver.pools import captures, workspaces
 from ebbtide.saver.state import program
+from ebbtide.saver.state.known_tags import find_tags
+from ebbtide.saver.values.arguments import backup_code
 from ebbtide.saver.values.segments import Segment, read_cuda_segments
 from ebbtide.torch_support import torch_names
 from ebbtide.torch_support.versions import torch_version
@@ -38,11 +44,15 @@ _logger = logging.getLogger(__name__)
 PoolId = tuple[int, int]
 
 DEFAULT_POOL: PoolId = (0, 0)
+_RAM = backup_code("ram")
 
 _lock = make_lock()
 _open: "list[_BypassPools]" = []
+_tags_behind: set[str] = set()  # the tags for which pools are open
 _closed: set[PoolId] = set()
 _is_guarded = False
+_guarded: list[str] = []  # the tags of the pause that is under way
+_has_warned = False
 
 
 class _BypassPools:
@@ -52,13 +62,13 @@ class _BypassPools:
         self._frame = _core.Frame()
         self.ids: list[PoolId] = []
 
-    def fill(self, tag: str) -> None:
+    def fill(self, tags: Collection[str]) -> None:
         """Prepares the pools. May be called again after an interrupt."""
         import torch
 
         begin, release = (torch_names.find(f"_C._cuda_{name}") for name in ("beginAllocateToPool", "releasePool"))
         frame, ids = _core.Frame(), []
-        for device in sorted({info.device for info in _core.allocations(tag)}):
+        for device in sorted({info.device for tag in tags for info in _core.allocations(tag)}):
             pool_id = tuple(torch.cuda.graph_pool_handle())
             ids.append(pool_id)
             frame.add_use(begin, (device, pool_id), (torch_names.end_allocate(), release))
@@ -80,53 +90,71 @@ class _BypassPools:
         self._frame.close()
 
 
-def lock_for(names: list[str]) -> AbstractContextManager[Any]:
-    """The lock that a call holds while it pauses these tags (none: all); no lock in a program that is not pauseable."""
+def shared_tags(names: list[str]) -> list[str]:
+    """Those of these tags (none: all) that memory of torch's default pool may have."""
     own = program.own()
-    return nullcontext() if own is None or not _concerns(own.tag, names) else _lock
+    tags = [own.tag] if own is not None and _concerns(own.tag, names) else []
+    return [*tags, *(tag for tag in _hooked_tags(names) if tag not in tags)]
+
+
+def _hooked_tags(names: list[str]) -> list[str]:
+    if not program.has_hooks():
+        return []
+    return [tag for tag, info in find_tags(names).items() if info.is_hooked]
+
+
+def lock_for(shared: list[str]) -> AbstractContextManager[Any]:
+    """The lock that a call holds while it pauses these `shared_tags`; no lock where there are none."""
+    return _lock if shared else nullcontext()
 
 
 class during_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
-    """Wraps the core's call that pauses these tags (none: all); the caller holds `lock_for`.
+    """Wraps the core's call that pauses these `shared_tags`; the caller holds `lock_for`.
 
-    Afterwards torch allocates from where the state of the program's tag requires, whether the call failed or not. Does
-    nothing in a program that is not pauseable.
+    Afterwards torch allocates from where the state of the tags requires, whether the call failed or not. Does nothing
+    where there are none.
 
     Raises:
-        StateError: torch is too old, or another thread is in a region. Nothing moved.
+        StateError: another thread is in a region. Nothing moved.
     """
 
-    def __init__(self, names: list[str]) -> None:
-        own = program.own()
-        self._tag = own.tag if own is not None and _concerns(own.tag, names) else None
+    def __init__(self, shared: list[str]) -> None:
+        self._shared = shared
+        self._tags: list[str] = []
         self._guard: _BypassPools | None = None
         self._fresh: _BypassPools | None = None
 
     def _open(self) -> None:
-        if self._tag is None or not _has_cuda() or captures.is_capturing():
+        if not self._shared or not _has_cuda() or captures.is_capturing():
             return
-        global _is_guarded
+        self._tags = _in_default_pool(self._shared)
+        if not self._tags:
+            return
+        global _is_guarded, _guarded
         enabling.enable_if_asked()
         captures.install()
-        _check_torch()
+        if not _can_redirect():
+            _empty_cache_and_warn()
+            return
         _check_threads()
         guard = _BypassPools()
-        guard.fill(self._tag)
+        guard.fill(self._tags)
         self._guard = guard
         guard.open()
-        _is_guarded = True
+        _is_guarded, _guarded = True, self._tags
         workspaces.clear()  # workspaces that were made since the pause began
 
     def _close(self) -> Exception | None:
         guard = self._guard
-        if guard is None or self._tag is None:
+        if guard is None:
             return None
-        global _is_guarded, _open
-        _is_guarded = False
+        global _is_guarded, _guarded, _open
+        _is_guarded, _guarded = False, []
         try:
-            if self._fresh is None and _is_away(self._tag):
+            _tags_behind.update(self._tags)
+            if self._fresh is None and _is_any_away():
                 fresh = _BypassPools()
-                fresh.fill(self._tag)
+                fresh.fill(_tags_behind)
                 self._fresh = fresh
             if self._fresh is not None:
                 self._fresh.open()
@@ -141,24 +169,23 @@ class during_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
 
 
 def close_if_resident(names: list[str]) -> None:
-    """After a resume of these tags (none: all): torch allocates from its own pool again, unless memory of the program's
-    tag is still away.
+    """After a resume of these tags (none: all): torch allocates from its own pool again, unless memory of a tag of that
+    pool is still away.
     """
-    own = program.own()
-    if own is None or not _concerns(own.tag, names):
+    if not _is_any_behind(names):
         return
     global _open
     with _lock:
-        if _open and not _is_away(own.tag):
+        if _open and not _is_any_away():
             for pools in _open:
                 pools.close()
             _open = []
+            _tags_behind.clear()
 
 
 def close_when_over(names: list[str], core: "_core.Pending") -> None:
     """Calls `close_if_resident` once this resume is over, whether anybody waits for it or not."""
-    own = program.own()
-    if own is None or not _concerns(own.tag, names) or not _open:
+    if not _open or not _is_any_behind(names):
         return
 
     def wait_and_close() -> None:
@@ -171,17 +198,22 @@ def close_when_over(names: list[str], core: "_core.Pending") -> None:
 
 def renew() -> None:
     """Lets torch free its cached blocks in the open pool: a fresh pool takes its place."""
-    own = program.own()
     global _open
     with _lock:
-        if own is not None and _open and not _is_guarded:
+        if _open and not _is_guarded:
             over, fresh = _open, _BypassPools()
-            fresh.fill(own.tag)
+            fresh.fill(_tags_behind)
             _open = [*over, fresh]
             fresh.open()
             for pools in over:
                 pools.close()
             _open = [fresh]
+
+
+def guarded_tags() -> dict[str, int]:
+    """The tags of torch's default pool that a pause takes now, each with a backup code of its memory."""
+    own = program.own()
+    return {tag: own.backup if own is not None and tag == own.tag else _RAM for tag in _guarded}
 
 
 def idle_segments() -> list[Segment]:
@@ -205,6 +237,31 @@ def idle_segments() -> list[Segment]:
         return []
 
 
+def _in_default_pool(tags: list[str]) -> list[str]:
+    """The program's own tag, and those of the others that a segment of torch's default pool has."""
+    own = program.own()
+    others = [tag for tag in tags if own is None or tag != own.tag]
+    mine = [tag for tag in tags if tag not in others]
+    if not others:
+        return mine
+    from ebbtide.saver.pools.cuda_pools import take_snapshot
+
+    try:
+        segments = {one["address"] for one in take_snapshot() if tuple(one["segment_pool_id"]) == DEFAULT_POOL}
+    except Exception as error:  # the format of torch's snapshot is not stable
+        _logger.debug("torch's snapshot is not understood, so every tag counts as one of its default pool: %r", error)
+        return tags
+    return [*mine, *(tag for tag in others if any(info.address in segments for info in _core.allocations(tag)))]
+
+
+def _is_any_behind(names: list[str]) -> bool:
+    return any(_concerns(tag, names) for tag in set(_tags_behind))
+
+
+def _is_any_away() -> bool:
+    return any(_is_away(tag) for tag in set(_tags_behind))
+
+
 def _concerns(tag: str, names: list[str]) -> bool:
     return not names or tag in names
 
@@ -214,15 +271,26 @@ def _has_cuda() -> bool:
     return driver_choice.torch_on_gpu() is not None
 
 
-def _check_torch() -> None:
+def _can_redirect() -> bool:
     import torch
 
     from ebbtide.saver.pools.cuda_pools import INNER_BEATS_ALL_FROM
 
-    if torch_version(torch.__version__) < INNER_BEATS_ALL_FROM:
-        raise StateError(
-            f"pausing a whole program needs torch 2.11 or newer, and this is {torch.__version__}: "
-            "upgrade torch, or use regions"
+    return torch_version(torch.__version__) >= INNER_BEATS_ALL_FROM
+
+
+def _empty_cache_and_warn() -> None:
+    import torch
+
+    torch.cuda.empty_cache()
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
+        warnings.warn(
+            f"this is torch {torch.__version__}, and torch before 2.11 hands out free parts of memory that a pause "
+            "took away: allocate nothing on the device between the pause of a whole program and its resume",
+            RuntimeWarning,
+            stacklevel=2,
         )
 
 
@@ -242,8 +310,9 @@ def _is_away(tag: str) -> bool:
 
 
 def _forget_parent() -> None:
-    global _open, _is_guarded
-    _open, _is_guarded = [], False
+    global _open, _is_guarded, _guarded
+    _open, _is_guarded, _guarded = [], False, []
+    _tags_behind.clear()
 
 
 os.register_at_fork(after_in_child=_forget_parent)

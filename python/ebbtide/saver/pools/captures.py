@@ -132,6 +132,11 @@ def name_pool(pool_id: tuple[int, int], tag: str, pool: region_pools.RegionPool)
     _tagged[pool_id] = (tag, pool)
 
 
+def is_named(pool_id: Any) -> bool:
+    """Whether this is the id of a pool of ours."""
+    return pool_id in _tagged
+
+
 def is_capturing() -> bool:
     """Whether any capture that ebbtide knows of is under way."""
     return any(capture.is_open for capture in list(_open.values()))

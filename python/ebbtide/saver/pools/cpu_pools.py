@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ebbtide import _core, torch_extension
-from ebbtide.saver.pools.backends import PoolUse
+from ebbtide.saver.pools.backends import PoolUse, Separation
 from ebbtide.saver.values.segments import Segment, make_segment
 from ebbtide.saver.values.survivors import UsedBlock
 
@@ -68,6 +68,10 @@ class CpuPools:
     def suspension(self) -> Sequence[PoolUse]:
         """See PoolBackend. Pools that other threads opened for all are left as well."""
         return (PoolUse(self._extension.pool_suspend, (), (self._extension.pool_restore,), True),)
+
+    def separate(self) -> Separation:
+        """See PoolBackend. torch caches no CPU memory."""
+        return Separation(self.suspension(), lambda: None)
 
 
 def make_backend() -> CpuPools:

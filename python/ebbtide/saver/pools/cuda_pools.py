@@ -35,7 +35,7 @@ import torch
 
 from ebbtide import _core
 from ebbtide.errors import StateError
-from ebbtide.saver.pools.backends import PoolUse
+from ebbtide.saver.pools.backends import PoolUse, Separation
 from ebbtide.saver.values.segments import Segment, read_cuda_segments
 from ebbtide.saver.values.survivors import UsedBlock
 from ebbtide.torch_support.allocator_settings import expandable_segments_problem
@@ -149,6 +149,14 @@ class CudaPools:
     def suspension(self) -> Sequence[PoolUse]:
         """See PoolBackend. torch cannot exclude one thread: pools that other threads opened for all stay open."""
         return ()
+
+    def separate(self) -> Separation:
+        """See PoolBackend. Each pool is a bare id, like that of a capture. One use of it is ours until `give_back`:
+        a pool without uses can't be entered again."""
+        pools = [(device, torch.cuda.graph_pool_handle()) for device in self.devices()]
+        _core.call_together(*((function, pool) for pool in pools for function in (self._begin, self._end)))
+        uses = [PoolUse(self._begin, pool, (self._end, self._release)) for pool in pools]
+        return Separation(uses, lambda: _core.call_together(*((self._release, pool) for pool in pools)))
 
 
 class _MadeOn(_core.Scope):

@@ -25,6 +25,15 @@ def prepare_ordinary(frame: "_core.Frame") -> bool:
     return True
 
 
+def prepare_separate(frame: "_core.Frame", separation: backends.Separation, beats_all: bool) -> None:
+    """Fills the frame with memory of its own, which is not tagged."""
+    frame.leave_thread_untagged()
+    frame.hides_outer = True
+    frame.beats_all = beats_all
+    for use in separation.uses:
+        frame.add_use(*use)
+
+
 class FrameScope(_core.AllocationScope):
     """A `with` that opens a frame in its thread. It may be nested in itself and entered by several threads.
 

@@ -48,12 +48,23 @@ def prefer_device(tag: str) -> None:
                 found = [slow[segment.address] for segment in segments if segment.is_free and segment.address in slow]
                 needed_bytes = sum(info.size_bytes if info.is_trimmed else info.host_bytes for info in found)
                 if needed_bytes > room.get(pool.device, 0):
-                    pool.is_dissolved = True  # set before: a failure may leave it half dissolved
-                    if not backend.dissolve(pool.handle):
-                        pool.is_dissolved = False
+                    _dissolve(backend, pool)
                 elif found:
                     room[pool.device] -= needed_bytes
                     _trim(tag, pool, {info.address for info in found if not info.is_trimmed})
+    release_dissolved([tag])
+
+
+def dissolve(tag: str, backup: int) -> None:
+    """Ends the idle pools of this tag and backup, a core code: torch frees what is free in them now, and the rest at
+    the first flush after it became free. Nothing happens to pools that a capture has marked, and before torch 2.10."""
+    backend = backends.existing_backend()
+    if backend is None:
+        return
+    with region_pools.registry.withheld([tag]) as withheld:
+        for key, pool in withheld:
+            if key.backup == backup:
+                _dissolve(backend, pool)
     release_dissolved([tag])
 
 
@@ -74,6 +85,12 @@ def release_dissolved(tags: Sequence[str]) -> "list[_core.AllocationInfo]":
     region_pools.registry.forget([(key, pool) for key, pool in dissolved if held[pool] == []])
     kept = {segment.address for segments in held.values() for segment in segments or ()}
     return [info for info in found if info.address not in kept]
+
+
+def _dissolve(backend: backends.PoolBackend, pool: region_pools.RegionPool) -> None:
+    pool.is_dissolved = True  # set before: a failure may leave it half dissolved
+    if not backend.dissolve(pool.handle):
+        pool.is_dissolved = False
 
 
 def _trim(tag: str, pool: region_pools.RegionPool, addresses: set[int]) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from ebbtide import _core
 from ebbtide.saver.pools import backends, bypass, pool_segments, region_pools
-from ebbtide.saver.state import program
 from ebbtide.saver.state.known_tags import find_tags
 from ebbtide.saver.values.arguments import Leaving
 from ebbtide.saver.values.segments import Range, Segment, are_apart, free_ranges
@@ -45,8 +44,8 @@ def find_for_swap(leaving: Leaving, returning: list[str]) -> tuple[list[Range], 
 def _find(
     names: list[str], is_wanted: Callable[["_core.TagInfo", int], bool], is_leaving: bool = False
 ) -> tuple[list[Range], int]:
-    backend, own = backends.existing_backend(), program.own()
-    if backend is None and own is None:
+    backend, shared = backends.existing_backend(), bypass.guarded_tags()
+    if backend is None and not shared:
         return [], 0
     as_of = _core.last_lease()
     chosen = find_tags(names)
@@ -71,7 +70,7 @@ def _find(
                 _note_cached(key.tag, pool, seen[pool] or ())
             if is_wanted(chosen[key.tag], key.backup):
                 segments += seen[pool] or ()
-    if own is not None and own.tag in chosen and is_wanted(chosen[own.tag], own.backup):
+    if any(tag in chosen and is_wanted(chosen[tag], backup) for tag, backup in shared.items()):
         segments += bypass.idle_segments()
     ranges = free_ranges(segments)
     return (ranges, as_of) if are_apart(ranges) else ([], 0)

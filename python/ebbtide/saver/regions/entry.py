@@ -64,6 +64,7 @@ def prepare_region(frame: "_core.Frame", policy: RegionPolicy, takes_all_threads
     frame.takes_all_threads = takes_all_threads
     frame.beats_all = backend.inner_beats_all
     lease = frame.open_lease(policy.tag, holder_name())
+    frame.tag_thread(policy.tag, policy.backup, policy.retain)
     if lease.is_away:
         dead.release([policy.tag])
     reaches_all_threads = takes_all_threads or backend.one_thread_only

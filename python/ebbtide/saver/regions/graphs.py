@@ -21,7 +21,8 @@ from ebbtide.scopes import DecoratingScope
 @dataclass(eq=False)
 class _GraphPool:
     region_pool: RegionPool
-    graph: "weakref.ref[Any] | None"  # None: the shared pool of `graph_pool`
+    graph: "weakref.ref[Any] | None"  # None: a shared pool
+    replaced: Any = None  # the id of the caller's pool that a shared one takes the place of; None: that of `graph_pool`
 
     def serves(self, graph: Any) -> bool:
         """Whether this pool belongs to `graph`, or to a graph that is gone."""
@@ -60,15 +61,18 @@ def _pool_for(backend: backends.PoolBackend, key: PoolKey, graph: Any, lease: "_
 class GraphCapture(DecoratingScope):
     """The context manager that `saver.cuda_graph` returns."""
 
-    def __init__(self, graph: Any, tag: str, backup: BackupName | None, arguments: dict[str, Any]) -> None:
+    def __init__(
+        self, graph: Any, tag: str, backup: BackupName | None, arguments: dict[str, Any], replaced: Any = None
+    ) -> None:
         self._graph, self._tag, self._backup, self._arguments = graph, tag, backup, arguments
+        self._replaced = replaced
         self._holding = _core.Holding()
         self._inner: Any = None  # torch's own context manager, set before it is entered
         self._stream: Any = None  # the current stream before it
         self._has_entered = self._has_left = False
 
     def _again(self) -> "GraphCapture":
-        return GraphCapture(self._graph, self._tag, self._backup, self._arguments)
+        return GraphCapture(self._graph, self._tag, self._backup, self._arguments, self._replaced)
 
     def _open(self) -> None:
         key_tag, code = check_tag(self._tag), backup_code(self._backup)
@@ -84,8 +88,14 @@ class GraphCapture(DecoratingScope):
         if backend is not None:
             key = PoolKey(key_tag, code, torch.cuda.current_device())
             registry.slot(key)
-            lease = self._holding.open_lease(key_tag, f"a capture in {holder_name()}")
-            arguments = {**arguments, "pool": _pool_for(backend, key, self._graph, lease).region_pool.handle.id}
+            if captures.is_named(self._replaced):
+                pool_id = self._replaced
+            elif self._replaced is not None:
+                pool_id = _shared(backend, key, self._replaced).region_pool.handle.id
+            else:
+                lease = self._holding.open_lease(key_tag, f"a capture in {holder_name()}")
+                pool_id = _pool_for(backend, key, self._graph, lease).region_pool.handle.id
+            arguments = {**arguments, "pool": pool_id}
         inner = torch.cuda.graph(self._graph, **arguments)
         self._stream = torch.cuda.current_stream()
         self._inner = inner
@@ -151,20 +161,37 @@ def graph_pool(tag: str = "graphs", *, backup: BackupName | None = "ram") -> Any
 
     if backend is None:
         return torch.cuda.graph_pool_handle()
-    key = PoolKey(key_tag, code, torch.cuda.current_device())
-    shared = _shared_pool(key)
+    return _shared(backend, PoolKey(key_tag, code, torch.cuda.current_device())).region_pool.handle.id
+
+
+def cuda_graph_in_place_of(
+    pool: Any, graph: Any, tag: str, backup: BackupName | None, arguments: dict[str, Any]
+) -> GraphCapture:
+    """`cuda_graph` for callers that bring a pool of their own.
+
+    Args:
+        pool: the id of torch's that they give, or None. The graphs of one tag and backup that are given the same id
+            share a pool of ours in its place. A pool of ours is used as it is.
+    """
+    return GraphCapture(graph, tag, backup, arguments, None if pool is None else tuple(pool))
+
+
+def _shared(backend: backends.PoolBackend, key: PoolKey, replaced: Any = None) -> _GraphPool:
+    shared = _find_shared(key, replaced)
     if shared is None:
         registry.slot(key)
         with _core.Holding() as holding:
-            made = _make(backend, key, holding.open_lease(key_tag, holder_name()).epoch, None)
+            made = _make(backend, key, holding.open_lease(key.tag, holder_name()).epoch, None)
+        made.replaced = replaced
         with _lock:  # if another thread was faster, its pool is used, and ours stays empty
-            shared = _shared_pool(key)
+            shared = _find_shared(key, replaced)
             if shared is None:
                 shared = made
                 _pools.setdefault(key, []).append(made)
-    return shared.region_pool.handle.id
+    return shared
 
 
-def _shared_pool(key: PoolKey) -> _GraphPool | None:
+def _find_shared(key: PoolKey, replaced: Any) -> _GraphPool | None:
     with _lock:
-        return next((pool for pool in _pools.get(key, []) if pool.graph is None), None)
+        pools = _pools.get(key, [])
+        return next((pool for pool in pools if pool.graph is None and pool.replaced == replaced), None)

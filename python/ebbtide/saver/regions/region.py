@@ -7,8 +7,10 @@ from collections.abc import Callable, Generator
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from ebbtide import _core
-from ebbtide.saver.pools import ordinary_memory
-from ebbtide.saver.regions import entry
+from ebbtide.saver.pools import backends, ordinary_memory
+from ebbtide.saver.reclaim import torch_cache
+from ebbtide.saver.regions import entry, startup
+from ebbtide.saver.state import program
 from ebbtide.saver.values.arguments import BackupName, OverflowName, backup_code, check_tag, overflow_code, retain_flag
 
 _P = ParamSpec("_P")
@@ -123,10 +125,61 @@ class Disabled(_AllocationScope):
     """The context manager that `saver.disabled` returns."""
 
     def _prepare(self, frame: "_core.Frame") -> bool:
+        # What torch has cached in a pauseable program is tagged.
+        if program.own() is not None:
+            return _prepare_separate(frame)
+        frame.leave_thread_untagged()
         return ordinary_memory.prepare_ordinary(frame)
 
     def __repr__(self) -> str:
         return "saver.disabled()"
+
+
+class Separate(_AllocationScope):
+    """The context manager that `separate_memory` returns."""
+
+    def _prepare(self, frame: "_core.Frame") -> bool:
+        return _prepare_separate(frame)
+
+    def __repr__(self) -> str:
+        return "region.separate_memory()"
+
+
+def _prepare_separate(frame: "_core.Frame") -> bool:
+    backend = startup.backend()
+    if backend is None or backends.is_forked_child():
+        return False
+    separation = backend.separate()
+    ordinary_memory.prepare_separate(frame, separation, backend.inner_beats_all)
+
+    def give_back() -> None:
+        separation.give_back()
+        torch_cache.empty()
+
+    frame.after = give_back
+    return True
+
+
+class Tagged(_AllocationScope):
+    """In a preloaded program, what torch allocates in this thread outside our pools gets the tag. `backup` is a core
+    code."""
+
+    def __init__(self, tag: str, backup: int) -> None:
+        self._tag, self._backup = tag, backup
+
+    def _prepare(self, frame: "_core.Frame") -> bool:
+        frame.beats_all = True  # without pools of its own it leaves the outer ones as they are
+        frame.tag_thread(self._tag, self._backup, False)
+        return True
+
+    def __repr__(self) -> str:
+        return f"region.Tagged({self._tag!r})"
+
+
+def separate_memory() -> Separate:
+    """`disabled` with memory from the driver instead of from torch's cache: in a pauseable program the cache is tagged,
+    and other processes cannot open it. At the end torch's cache is emptied."""
+    return Separate()
 
 
 def region(
@@ -170,6 +223,9 @@ def region(
 
 def disabled() -> Disabled:
     """Gives ordinary memory inside a region, for the length of a `with` or of the decorated function.
+
+    In a pauseable program (`ebbtide run --pauseable`) it comes from the driver, since all that torch caches is tagged,
+    and torch's cache is emptied at the end.
 
     Inside a region with threads="all" that this thread opened, the whole region is suspended meanwhile, for every
     thread. Afterwards it counts as the newest: it wins over regions that other threads opened for all threads

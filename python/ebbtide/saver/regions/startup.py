@@ -70,8 +70,8 @@ def device_type() -> str:
 
 
 def introduce_program() -> None:
-    """In a pauseable program: registers its tag before anything is allocated, and hooks captures if torch is
-    imported."""
+    """In a pauseable program: registers its tag before anything is allocated, and hooks captures and the sharing of
+    tensors if torch is imported."""
     own = program.own()
     if own is None:
         return
@@ -79,4 +79,7 @@ def introduce_program() -> None:
         _core.bind_slot(own.tag, 0, own.backup)
     torch = sys.modules.get("torch")
     if torch is not None and torch.version.cuda is not None:
+        from ebbtide.saver.tensors import process_sharing
+
         captures.install()
+        process_sharing.install()

@@ -1,17 +1,12 @@
-"""The program of `ebbtide run --pauseable`, whose every allocation has one tag.
+"""The program of `ebbtide run --pauseable`, whose every allocation by torch has one tag.
 
-The preload library tags everything that the program allocates on a device, before Python starts and outside of it. This
-module tells the saver which tag and which backup that is.
+The preload library tags what the program allocates on a device, before Python starts and outside of it. This module
+tells the saver which tag and which backup that is.
 """
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from ebbtide import _core, settings
-from ebbtide.launch.preloading import LIBRARY_NAME
-from ebbtide.saver.values.arguments import backup_code
+from ebbtide import _core
 
 
 @dataclass(frozen=True)
@@ -22,24 +17,20 @@ class Program:
     backup: int
 
 
-def read(environment: Mapping[str, str], library: str) -> Program | None:
-    """What the preload library reads from the environment; None where it tags nothing.
-
-    Args:
-        library: the file that the core was loaded from.
-    """
-    if Path(library).name != LIBRARY_NAME or settings.read_or_fallback("preload", environment) == "0":
-        return None
-    is_cuda = settings.read_or_fallback("driver", environment) not in ("sim", "off")
-    if not is_cuda or settings.read_or_fallback("pauseable", environment) != "1":
-        return None
-    backup = settings.read_or_fallback("backup", environment)
-    return Program(settings.read_or_fallback("tag", environment), backup_code(None if backup == "none" else backup))
+def read() -> Program | None:
+    """What the preload library does in threads that have no policy of their own; None where it tags nothing."""
+    tagging, tag, backup = _core.program_policy()
+    return Program(tag, backup) if tagging == _core.TAGGING_ON else None
 
 
-_own = read(os.environ, _core.loaded_library())
+_own = read()
+
+
+def has_hooks() -> bool:
+    """Whether the preload library acts in this process."""
+    return _core.program_policy()[0] != _core.TAGGING_UNSET
 
 
 def own() -> Program | None:
-    """This program as it was when the saver was imported; None where it is not pauseable."""
+    """This program; None where it is not pauseable."""
     return _own

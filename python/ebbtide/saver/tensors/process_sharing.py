@@ -16,8 +16,14 @@ from ebbtide.errors import StateError
 METHODS = ("_share_cuda_",)
 
 
+_refusing_classes: set[type] = set()
+
+
 def install(owner: type = torch.UntypedStorage) -> None:
-    """From now on, storages in regions refuse to be shared. To be called once for a class."""
+    """From now on, storages in regions refuse to be shared. Called again for a class, it does nothing."""
+    if owner in _refusing_classes:
+        return
+    _refusing_classes.add(owner)
     for name in METHODS:
         setattr(owner, name, _refusing(getattr(owner, name)))
 

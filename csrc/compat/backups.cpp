@@ -1,0 +1,79 @@
+#include "compat/backups.h"
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <system_error>
+
+#include "api/ebbtide.h"
+#include "api/ebbtide_settings.h"
+#include "base/log.h"
+#include "compat/variables.h"
+
+namespace ebbtide::compat {
+namespace {
+
+enum class Choice { kVariable, kKeep, kDrop };
+constinit std::atomic<Choice> retain_choice{Choice::kVariable};
+constinit std::atomic<bool> is_directory_chosen{false};
+
+void configure(const char* call, const char* setting, const char* value) noexcept {
+  ebbtide_error error = EBBTIDE_ERROR_INIT;
+  if (ebbtide_configure(setting, value, &error) != EBBTIDE_OK) log_line(LogLevel::kError, {call, ": ", error.message});
+}
+
+void choose_directory(const char* call, const char* directory) noexcept {
+  is_directory_chosen.store(true);
+  make_directory(directory);
+  if (shows_files()) configure(call, "disk_files", "named");
+  configure(call, "disk_directory", directory);
+}
+
+}  // namespace
+
+void make_directory(const char* path) noexcept {
+  std::error_code ignored;  // what is wrong with it is said where it is checked
+  std::filesystem::create_directories(path, ignored);
+}
+
+bool shows_files() noexcept {
+  const char* const chosen = std::getenv("EBBTIDE_DISK_FILES");
+  return chosen == nullptr || *chosen == '\0';
+}
+
+bool retains() noexcept {
+  const Choice choice = retain_choice.load();
+  return choice == Choice::kVariable ? variables().retains : choice == Choice::kKeep;
+}
+
+void use_disk_directory() noexcept {
+  const char* const directory = variables().disk_directory;
+  if (directory != nullptr && !is_directory_chosen.load()) choose_directory("TMS_DISK_BACKUP_DIR", directory);
+}
+
+}  // namespace ebbtide::compat
+
+using namespace ebbtide;
+
+extern "C" {
+
+EBBTIDE_API void tms_set_retain_cpu_backup(bool is_on) {
+  compat::retain_choice.store(is_on ? compat::Choice::kKeep : compat::Choice::kDrop);
+}
+EBBTIDE_API bool tms_get_retain_cpu_backup() { return compat::retains(); }
+
+EBBTIDE_API void tms_set_disk_backup_dir(const char* directory) {
+  if (directory == nullptr) {
+    log_line(LogLevel::kError, {"tms_set_disk_backup_dir: the folder is null"});
+    return;
+  }
+  compat::choose_directory("tms_set_disk_backup_dir", directory);
+}
+
+EBBTIDE_API void set_memory_margin_bytes(uint64_t bytes) {
+  compat::configure("set_memory_margin_bytes", "device_margin", std::to_string(bytes).c_str());
+}
+
+}  // extern "C"

@@ -1,0 +1,144 @@
+"""`TorchMemorySaver._impl`: each call in the words of the saver."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ebbtide import _core, saver
+from ebbtide.compat.memory_saver.library import BinaryWrapper
+from ebbtide.compat.memory_saver.pools import Key, MemPools
+from ebbtide.errors import StateError
+from ebbtide.saver.regions.graphs import GraphCapture, cuda_graph_in_place_of
+from ebbtide.saver.regions.region import Region, Separate, Tagged, separate_memory
+from ebbtide.saver.values.arguments import BackupName, backup_code
+
+if TYPE_CHECKING:
+    import torch
+
+_BACKUPS: dict[str, BackupName] = {"mmap": "ram", "pinned": "pinned"}
+
+
+class Implementation:
+    """Moves the memory of this process's core. Its instances share everything but `_mem_pools`."""
+
+    def __init__(self) -> None:
+        self._binary_wrapper = BinaryWrapper()
+        self._mem_pools = MemPools()
+        _use_disk_directory(self._binary_wrapper.cdll.tms_set_disk_backup_dir)
+
+    def region(
+        self, tag: str, enable_cpu_backup: bool, enable_disk_backup: bool, cpu_backup_backend: str | None
+    ) -> Region:
+        """See `TorchMemorySaver.region`."""
+        backup = self._backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
+        backend = (cpu_backup_backend or self._thread_backend()) if enable_cpu_backup else ""
+
+        def note() -> None:
+            key = Key(tag, enable_cpu_backup, enable_disk_backup, backend, _current_device())
+            self._mem_pools.note(key, saver_tag(tag), backup_code(backup))
+
+        return _NotedRegion(saver_tag(tag), backup, self._retains() and backup is not None, note)
+
+    def cuda_graph(
+        self,
+        graph: Any,
+        pool: Any,
+        arguments: dict[str, Any],
+        tag: str,
+        enable_cpu_backup: bool,
+        cpu_backup_backend: str | None,
+    ) -> GraphCapture:
+        """See `TorchMemorySaver.cuda_graph`."""
+        backup = self._backup(enable_cpu_backup, False, cpu_backup_backend)
+        return cuda_graph_in_place_of(pool, graph, saver_tag(tag), backup, arguments)
+
+    def disable(self) -> Separate:
+        """See `TorchMemorySaver.disable`."""
+        return separate_memory()
+
+    def _with_region_config(
+        self, tag: str, enable_cpu_backup: bool, cpu_backup_backend: str | None, enable_disk_backup: bool = False
+    ) -> Tagged:
+        """What a region is to memory outside its pools: in a preloaded program, what this thread allocates is
+        tagged."""
+        backup = self._backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
+        return Tagged(saver_tag(tag), backup_code(backup))
+
+    def pause(self, tag: str | None) -> None:
+        """See `TorchMemorySaver.pause`."""
+        saver.pause(*_tags(tag), missing_ok=True)
+
+    def resume(self, tag: str | None) -> None:
+        """See `TorchMemorySaver.resume`."""
+        saver.resume(*_tags(tag), missing_ok=True, retain=self._retains())
+
+    def get_cpu_backup(self, x: "torch.Tensor", zero_copy: bool) -> "torch.Tensor | None":
+        """See `TorchMemorySaver.get_cpu_backup`."""
+        view = saver.backup_of(x, retained=True)
+        if view is None and _core.is_away(x.data_ptr(), x.nbytes):
+            raise StateError(
+                f"a tensor of shape {tuple(x.shape)} is paused, and its content was dropped: allocate it in a region "
+                "with enable_cpu_backup=True, or read it after a resume"
+            )
+        return view if view is None or zero_copy else view.clone()
+
+    def set_disk_backup_dir(self, path: str) -> None:
+        """See `TorchMemorySaver.set_disk_backup_dir`."""
+        Path(path).mkdir(parents=True, exist_ok=True)
+        self._binary_wrapper.cdll.tms_set_disk_backup_dir(os.fsencode(path))
+
+    def _backup(
+        self, enable_cpu_backup: bool, enable_disk_backup: bool, cpu_backup_backend: str | None
+    ) -> BackupName | None:
+        if enable_cpu_backup:
+            return _BACKUPS[cpu_backup_backend or self._thread_backend()]
+        return "disk" if enable_disk_backup else None
+
+    def _retains(self) -> bool:
+        return bool(self._binary_wrapper.cdll.tms_get_retain_cpu_backup())
+
+    def _thread_backend(self) -> str:
+        backend: bytes = self._binary_wrapper.cdll.tms_get_cpu_backup_backend()
+        return backend.decode()
+
+
+_is_disk_directory_read = False
+
+
+def _use_disk_directory(choose: Callable[[bytes], object]) -> None:
+    """At the first call, disk backups go to TMS_DISK_BACKUP_DIR, if it is set. EBBTIDE_DISK_DIRECTORY comes first."""
+    global _is_disk_directory_read
+    directory = os.environ.get("TMS_DISK_BACKUP_DIR")
+    if directory and not os.environ.get("EBBTIDE_DISK_DIRECTORY") and not _is_disk_directory_read:
+        choose(os.fsencode(directory))
+    _is_disk_directory_read = True
+
+
+class _NotedRegion(Region):
+    """A region that calls a function whenever it is entered."""
+
+    def __init__(self, tag: str, backup: BackupName | None, retain: bool, note: Callable[[], None]) -> None:
+        super().__init__(tag, backup=backup, retain=retain)
+        self._note = note
+
+    def _prepare(self, frame: "_core.Frame") -> bool:
+        is_on = super()._prepare(frame)
+        if is_on:
+            self._note()
+        return is_on
+
+
+def _tags(tag: str | None) -> tuple[str, ...]:
+    return (saver_tag(tag),) if tag else ()
+
+
+def saver_tag(tag: str) -> str:
+    """The saver's tag for any text: the text itself where it can be a tag."""
+    return _core.encode_tag(tag)
+
+
+def _current_device() -> int:
+    import torch
+
+    return torch.cuda.current_device() if saver.device == "cuda" else 0

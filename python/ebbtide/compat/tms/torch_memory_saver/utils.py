@@ -1,0 +1,54 @@
+"""Where the preload library is, which torch this is, and changes of the environment for a while."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+from ebbtide.driver_choice import installed_torch_kind
+
+
+@lru_cache(maxsize=1)
+def is_xpu() -> bool:
+    """Whether torch has an Intel GPU here, which ebbtide cannot serve."""
+    if installed_torch_kind() == "none":
+        return False
+    import torch
+
+    return hasattr(torch, "xpu") and bool(torch.xpu.is_available())
+
+
+def get_binary_path_from_package(stem: str) -> Path:
+    """The file of the preload library under the name that launchers look for.
+
+    Args:
+        stem: "torch_memory_saver_hook_mode_preload". The files of all CUDA versions are the same library.
+
+    Raises:
+        RuntimeError: there is no such file beside this package.
+    """
+    version = sys.modules["torch"].version.cuda if installed_torch_kind() == "cuda" else None
+    folder = Path(__file__).parent
+    suffixes = (f"_cu{version.partition('.')[0]}", "") if version else ("",)
+    names = [f"{stem}{suffix}.abi3.so" for suffix in suffixes]
+    for name in names:
+        for path in (folder / name, folder.parent / name):
+            if path.is_file():
+                return path
+    raise RuntimeError(f"there is no {' and no '.join(names)} in {folder.parent}: install ebbtide again")
+
+
+@contextmanager
+def change_env(key: str, value: str) -> Iterator[None]:
+    """Sets a variable of this process's environment inside the block."""
+    before = os.environ.get(key)
+    os.environ[key] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = before

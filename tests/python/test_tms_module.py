@@ -1,0 +1,401 @@
+"""The module torch_memory_saver over ebbtide: its surface, and what each of its calls does."""
+
+import ctypes
+import gc
+import sys
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ebbtide.compat.torch_memory_saver as ways_in  # noqa: E402
+from ebbtide import _core  # noqa: E402
+from ebbtide.compat.memory_saver import implementation  # noqa: E402
+from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def module(saver, monkeypatch):
+    """The module; afterwards no import finds it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = {name for name in sys.modules if name.startswith("torch_memory_saver")}
+    assert not before
+    yield ways_in.install()
+    for name in [name for name in sys.modules if name.startswith("torch_memory_saver")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def tms(module):
+    """An instance like the singleton."""
+    made = module.TorchMemorySaver()
+    yield made
+    made.retain_cpu_backup = False
+
+
+@pytest.fixture
+def cdll(tms):
+    return tms._ensure_initialized()._binary_wrapper.cdll
+
+
+def make(saver, value, count=MIB):
+    return torch.full((count,), value, dtype=torch.uint8, device=saver.device)
+
+
+def test_a_pause_frees_the_memory_and_a_resume_brings_back_the_bytes(saver, tms, tag, capsys):
+    from torch_memory_saver.testing_utils import get_and_print_gpu_memory
+
+    outside = make(saver, 100)
+    with tms.region(tag=tag, enable_cpu_backup=True):
+        inside = make(saver, 7, 64 * MIB)
+    address, before = inside.data_ptr(), get_and_print_gpu_memory("before")
+    tms.pause(tag)
+    paused = get_and_print_gpu_memory("paused")
+    tms.resume(tag)
+    assert before - paused >= 64 * MIB <= get_and_print_gpu_memory("resumed") - paused
+    assert inside.data_ptr() == address and bool((inside == 7).all()) and bool((outside == 100).all())
+    assert capsys.readouterr().out.splitlines()[1].endswith("(paused)")
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pinned", None])
+def test_content_with_a_backup_stays_and_without_one_goes(saver, tms, tag, backend):
+    """Both lie in one tag."""
+    with tms.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend=backend):
+        kept = make(saver, 10)
+        typed = torch.randn(10, 20, 30, device=saver.device)
+    with tms.region(tag=tag):
+        dropped = make(saver, 20)
+    expected = typed.detach().to("cpu", copy=True)
+    assert tms.get_cpu_backup(typed) is None
+    tms.pause()
+    copy, view = tms.get_cpu_backup(typed), tms.get_cpu_backup(typed, zero_copy=True)
+    assert torch.equal(copy, expected) and torch.equal(view, expected)
+    assert copy.data_ptr() != view.data_ptr() == tms.get_cpu_backup(typed, zero_copy=True).data_ptr()
+    with pytest.raises(StateError, match=r"its content was dropped: .*enable_cpu_backup=True"):
+        tms.get_cpu_backup(dropped)
+    del view
+    tms.resume()
+    assert bool((kept == 10).all()) and not dropped.any()
+    assert tms.get_cpu_backup(typed) is None
+    assert _core.find(kept.data_ptr()).backup == {"mmap": 1}.get(backend, 2)
+
+
+def test_tensors_outside_have_no_backup(saver, tms):
+    assert tms.get_cpu_backup(make(saver, 1)) is None
+
+
+def test_a_backend_needs_a_backup_and_there_are_two(tms):
+    for call in (tms.region, lambda **given: tms.cuda_graph(None, **given)):
+        with pytest.raises(ValueError, match="requires enable_cpu_backup=True"):
+            call(cpu_backup_backend="mmap")
+        with pytest.raises(ValueError, match="mmap or pinned, not 'paper'"):
+            call(enable_cpu_backup=True, cpu_backup_backend="paper")
+    with pytest.raises(ValueError, match="mutually exclusive"):
+        tms.region(enable_cpu_backup=True, enable_disk_backup=True)
+    assert tms._impl is None
+
+
+@pytest.mark.parametrize("name", [None, ""])
+def test_no_tag_is_every_tag(saver, tms, tag, tag2, name):
+    with tms.region(tag=tag):
+        first = make(saver, 1)
+    with saver.region(tag2):
+        second = make(saver, 2)
+    tms.pause(name)
+    assert saver.is_paused(tag) and saver.is_paused(tag2)
+    tms.resume(name)
+    assert not saver.is_paused(tag) and bool((second == 2).all()) and not first.any()
+
+
+def test_what_is_empty_unknown_or_done_already_is_no_error(saver, tms, tag):
+    tms.pause("never named")
+    tms.resume("never named")
+    with tms.region(tag=tag, enable_cpu_backup=True):
+        tensor = make(saver, 3)
+    tms.resume(tag)
+    tms.pause(tag)
+    tms.pause(tag)
+    with tms.region(tag=tag, enable_cpu_backup=True):  # a part of the tag is resident
+        other = make(saver, 4)
+    assert bool((other == 4).all())
+    tms.pause()
+    tms.resume(tag)
+    tms.resume()
+    assert bool((tensor == 3).all()) and bool((other == 4).all())
+
+
+@pytest.mark.parametrize("name", ["a/b", "*", " ", "Gewichte ü", "%", "x" * 1000, "tab\there", "kv_cache"])
+def test_any_text_is_a_tag(saver, tms, cdll, name):
+    with tms.region(tag=name, enable_cpu_backup=True):
+        assert cdll.tms_get_current_tag() == name.encode()
+        tensor = make(saver, 5)
+    tms.pause(f"{name}?")
+    assert not _core.is_away(tensor.data_ptr(), 1)
+    tms.pause(name)
+    assert _core.is_away(tensor.data_ptr(), 1)
+    tms.resume(name)
+    assert bool((tensor == 5).all())
+
+
+def test_a_tag_of_the_savers_is_the_same_tag_here(saver, tms, tag):
+    with saver.region(tag):
+        tensor = make(saver, 6)
+    tms.pause(tag)
+    assert saver.is_paused(tag)
+    saver.resume(tag)
+    assert bool((tensor == 6).all())
+
+
+def test_instances_share_one_core(saver, module, tms, tag):
+    with tms.region(tag=tag, enable_cpu_backup=True):
+        tensor = make(saver, 8)
+    module.torch_memory_saver.pause(tag)
+    assert torch.equal(module.TorchMemorySaver().get_cpu_backup(tensor), torch.full((MIB,), 8, dtype=torch.uint8))
+    tms.resume(tag)
+    assert bool((tensor == 8).all())
+
+
+def state(cdll):
+    return (
+        cdll.tms_get_interesting_region(),
+        cdll.tms_get_current_tag().decode(),
+        cdll.tms_get_enable_cpu_backup(),
+        cdll.tms_get_enable_disk_backup(),
+        cdll.tms_get_cpu_backup_backend().decode(),
+    )
+
+
+def test_the_symbols_show_where_the_thread_is(tms, cdll):
+    outside = state(cdll)
+    assert outside == (False, "default", False, False, "pinned")
+    with tms.region(tag="model", enable_cpu_backup=True, cpu_backup_backend="mmap"):
+        model = (True, "model", True, False, "mmap")
+        assert state(cdll) == model
+        with tms.region(tag="grads"):
+            assert state(cdll)[:4] == (True, "grads", False, False)
+            with tms.disable():
+                assert not cdll.tms_get_interesting_region()
+            with tms.region(enable_disk_backup=True):
+                assert state(cdll)[:4] == (True, "default", False, True)
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(state(cdll)))
+        thread.start()
+        thread.join(30)
+        assert seen == [outside] and state(cdll) == model
+        with tms._impl._with_region_config(tag="raw", enable_cpu_backup=True, cpu_backup_backend="pinned"):
+            assert state(cdll) == (True, "raw", True, False, "pinned")
+        assert state(cdll) == model
+    assert state(cdll) == outside
+
+
+def test_a_configuration_alone_leaves_the_region_its_pool(saver, tms, tag):
+    with tms.region(tag=tag, enable_cpu_backup=True), tms._impl._with_region_config("other", False, None):
+        tensor = make(saver, 1)
+    assert _core.find(tensor.data_ptr()).tag == tag
+
+
+def test_a_caller_that_turns_tagging_off_for_a_while(tms, cdll):
+    """As slime and miles do around DeepEP's buffers."""
+    with tms.region(tag="model"):
+        original = cdll.tms_get_interesting_region()
+        cdll.tms_set_interesting_region(False)
+        assert not cdll.tms_get_interesting_region()
+        cdll.tms_set_interesting_region(original)
+        assert state(cdll)[:2] == (True, "model")
+
+
+def test_an_exception_or_a_decorator_leaves_nothing_open(saver, tms, cdll, tag):
+    with pytest.raises(KeyError), tms.region(tag=tag), tms.disable():
+        raise KeyError
+    assert not cdll.tms_get_interesting_region()
+
+    @tms.region(tag=tag, enable_cpu_backup=True)
+    def build():
+        return make(saver, 9)
+
+    assert [_core.find(build().data_ptr()).tag for _ in range(2)] == [tag, tag]
+    tms.pause(tag)
+    tms.resume(tag)
+
+
+def test_disable_gives_memory_that_no_pause_takes(saver, tms, tag):
+    with tms.region(tag=tag):
+        inside = make(saver, 1)
+        with tms.disable():
+            outside = make(saver, 2)
+    assert _core.find(outside.data_ptr()) is None is not _core.find(inside.data_ptr())
+    tms.pause()
+    with tms.disable():  # while everything is away
+        assert bool((make(saver, 3) == 3).all()) and bool((outside == 2).all())
+    tms.resume()
+
+
+def test_the_hook_mode_is_accepted_at_any_time(tms, tag):
+    assert tms.hook_mode == "preload" and tms.enabled
+    tms.hook_mode = "torch"
+    with tms.region(tag=tag):
+        tms.hook_mode = "preload"
+    assert tms.hook_mode == "preload"
+    with pytest.raises(ValueError, match="preload or torch, not 'both'"):
+        tms.hook_mode = "both"
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pinned"])
+def test_what_is_retained_is_not_copied_again(saver, tms, tag, backend):
+    tms.retain_cpu_backup = True
+    with tms.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend=backend):
+        tensor = torch.arange(4 * MIB, dtype=torch.int32, device=saver.device)
+    tms.pause(tag)
+    tms.resume(tag)
+    assert saver.tags()[tag].retained_bytes >= tensor.nbytes
+    assert saver.pause(tag).copied == 0
+    tms.retain_cpu_backup = False
+    tms.resume(tag)
+    assert saver.tags()[tag].retained_bytes == 0
+    assert torch.equal(tensor.cpu(), torch.arange(4 * MIB, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pinned"])
+def test_a_retained_backup_is_read_at_one_address_from_cycle_to_cycle(saver, tms, tag, backend):
+    def pattern(offset):
+        return torch.arange(4096, dtype=torch.int64).add(offset).remainder(251).to(torch.uint8)
+
+    with tms.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend=backend):
+        tensor = pattern(0).to(saver.device, copy=True)
+    tms.pause(tag)
+    address = tms.get_cpu_backup(tensor, zero_copy=True).data_ptr()
+    tms.retain_cpu_backup = True
+    for turn in range(3):
+        expected = pattern(turn)
+        tms.resume(tag)
+        resident = tms.get_cpu_backup(tensor, zero_copy=True)
+        assert resident.data_ptr() == address and torch.equal(resident, expected)
+        assert torch.equal(tms.get_cpu_backup(tensor), expected)
+        assert torch.equal(tensor.cpu(), expected)
+        del resident
+        tms.retain_cpu_backup = False  # concerns the next resume
+        assert tms.get_cpu_backup(tensor) is not None
+        tms.retain_cpu_backup = True
+        tensor.copy_(pattern(turn + 1))
+        tms.pause(tag)
+        away = tms.get_cpu_backup(tensor, zero_copy=True)
+        assert away.data_ptr() == address and torch.equal(away, pattern(turn + 1))
+        del away
+    tms.retain_cpu_backup = False
+    tms.resume(tag)
+    assert tms.get_cpu_backup(tensor) is None and torch.equal(tensor.cpu(), pattern(3))
+
+
+def test_backups_on_disk_are_files_in_the_folder_that_was_set(saver, tms, tag, tmp_path):
+    before = _core.disk_directory()
+    folder = tmp_path / "made" / "here"
+    tms.set_disk_backup_dir(str(folder))
+    with tms.region(tag=tag, enable_disk_backup=True):
+        big = torch.arange(3 * MIB + 12345, dtype=torch.float32, device=saver.device)
+    with tms.region(tag=f"{tag}-small", enable_disk_backup=True):
+        small = make(saver, 10, 7)
+    with tms.region(tag=tag):
+        dropped = make(saver, 20)
+    sizes = set()
+    for _ in range(3):
+        tms.pause()
+        files = list(folder.iterdir())
+        assert len(files) == 2
+        sizes.add(sum(file.stat().st_size for file in files))
+        assert torch.equal(tms.get_cpu_backup(big), torch.arange(3 * MIB + 12345, dtype=torch.float32))
+        tms.resume()
+        assert torch.equal(big.cpu(), torch.arange(3 * MIB + 12345, dtype=torch.float32))
+        assert bool((small == 10).all()) and not dropped.any()
+    assert len(sizes) == 1 and sizes.pop() >= big.nbytes
+    saver.configure(disk_directory=before.decode(), disk_files="hidden")
+
+
+def test_a_margin_refuses_what_would_leave_less(saver, tms, tag):
+    free = _core.query_device(0).free_bytes
+    tms.memory_margin_bytes = free - 8 * MIB
+    try:
+        with tms.region(tag=tag), pytest.raises(torch.OutOfMemoryError if saver.device == "cuda" else RuntimeError):
+            make(saver, 1, 64 * MIB)
+    finally:
+        tms.memory_margin_bytes = 0
+    with tms.region(tag=tag):
+        assert bool((make(saver, 1, 64 * MIB) == 1).all())
+
+
+def test_a_resume_without_room_is_torchs_error_and_works_later(saver, tms, tag, tag2):
+    with tms.region(tag=tag, enable_cpu_backup=True):
+        tensor = make(saver, 1, 8 * MIB)
+    tms.pause(tag)
+    held = _core.query_device(0).held_bytes
+    saver.configure(device_limit=held + 4 * MIB)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        tms.resume(tag)
+    assert isinstance(caught.value, OutOfMemoryError) and saver.is_paused(tag)
+    saver.configure(device_limit=None)
+    tms.resume(tag)
+    assert bool((tensor == 1).all())
+
+
+def test_a_pause_inside_the_region_is_a_clear_error(tms, tag):
+    with tms.region(tag=tag), pytest.raises(StateError, match=tag):
+        tms.pause(tag)
+
+
+def test_a_graph_gets_the_callers_arguments_and_a_pool_in_place_of_theirs(tms, tag, monkeypatch):
+    calls = []
+    monkeypatch.setattr(implementation, "cuda_graph_in_place_of", lambda *given: calls.append(given))
+    tms.cuda_graph(cuda_graph="graph", pool=(0, 1), stream="side", tag=f"{tag}/")
+    tms.cuda_graph("graph", capture_error_mode="relaxed", enable_cpu_backup=True, cpu_backup_backend="mmap")
+    assert calls == [
+        ((0, 1), "graph", f"{tag}%2F", None, {"stream": "side", "capture_error_mode": "global"}),
+        (None, "graph", "default", "ram", {"stream": None, "capture_error_mode": "relaxed"}),
+    ]
+
+
+def test_a_pool_that_the_caller_drops_gives_its_memory_back(saver, tms, tag):
+    with tms.region(tag=tag, enable_cpu_backup=True):
+        tensor = make(saver, 1, 32 * MIB)
+    pool = tms._impl._mem_pools.pop((tag, True, False, "pinned", 0))
+    assert (tag, True, False, "pinned", 0) not in tms._impl._mem_pools
+    with tms._impl._with_region_config(tag=tag, enable_cpu_backup=True, cpu_backup_backend="pinned"):
+        del tensor, pool
+        gc.collect()
+        if saver.device == "cuda":
+            torch.cuda.empty_cache()
+    assert saver.tags()[tag].size_bytes == 0
+    with tms.region(tag=tag, enable_cpu_backup=True):
+        again = make(saver, 2)
+    assert bool((again == 2).all())
+
+
+def test_a_pool_that_is_dropped_while_its_tensors_live_keeps_them(saver, tms, tag):
+    with tms.region(tag=tag, enable_cpu_backup=True):
+        tensor = make(saver, 3)
+    del tms._impl._mem_pools[tag, True, False, "pinned", 0]
+    tms.pause(tag)
+    tms.resume(tag)
+    assert bool((tensor == 3).all())
+
+
+def test_the_library_finds_other_names_in_the_process(cdll):
+    assert cdll.getpid() == ctypes.CDLL(None).getpid()
+    with pytest.raises(AttributeError, match="tms_no_such_name"):
+        cdll.tms_no_such_name  # noqa: B018
+
+
+def test_the_margin_can_be_set_and_not_read(tms):
+    with pytest.raises(NotImplementedError):
+        tms.memory_margin_bytes  # noqa: B018
+
+
+def test_the_surface_has_the_names_of_torch_memory_saver(module):
+    from torch_memory_saver import entrypoint, testing_utils, utils
+    from torch_memory_saver.hooks import mode_preload
+
+    assert isinstance(module.torch_memory_saver, module.TorchMemorySaver)
+    assert entrypoint.TorchMemorySaver is module.TorchMemorySaver
+    assert mode_preload.configure_subprocess is module.configure_subprocess
+    assert testing_utils.is_xpu is utils.is_xpu and not utils.is_xpu()
