@@ -18,7 +18,10 @@ def importable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(root)
 
 
-SAID = "ebbtide: summary of python (PID 7): at most 2 GiB on device 0; 3.6 GiB of 2 allocations went to the host, 0 bytes were promoted"
+SAID = (
+    "ebbtide: summary of python (PID 7): at most 2 GiB on device 0; 3.6 GiB of 2 allocations went to the host, "
+    "0 bytes were promoted"
+)
 
 
 def figures(held_bytes: int, refusal: str = "", is_right: bool = True) -> dict[str, Any]:

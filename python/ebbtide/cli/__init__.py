@@ -42,7 +42,7 @@ class _Group(click.Group):
 @click.option("--cmake-dir", is_flag=True, help="Print the folder for ebbtide_DIR, where find_package(ebbtide) looks.")
 @click.option("--pkgconfig-dir", is_flag=True, help="Print the folder for PKG_CONFIG_PATH.")
 @click.pass_context
-def main(context: click.Context, **asked: bool) -> None:
+def main(context: click.Context, /, **asked: bool) -> None:
     """GPU memory for PyTorch that leaves and comes back at the same addresses.
 
     Begin with `ebbtide doctor`: it says what works here.
