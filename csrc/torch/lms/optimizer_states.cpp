@@ -97,6 +97,10 @@ uint64_t OptimizerStates::make_room(uint64_t wanted_bytes) noexcept {
   const GilReleased released;
   const Turn turn(*this);
   if (!turn) return 0;
+  {
+    const Lock lock(mutex_);
+    problem_.clear();
+  }
   uint64_t freed_bytes = 0;
   // Memory leaves by whole handles, so more than is wanted may have to go.
   for (uint64_t most_bytes = wanted_bytes; freed_bytes < wanted_bytes;) {

@@ -262,6 +262,10 @@ uint64_t Weights::make_room(int device, uint64_t wanted_bytes) noexcept {
   const GilReleased released;
   const Turn turn(*this);
   if (!turn) return 0;
+  {
+    const Lock lock(mutex_);
+    problem_.clear();
+  }
   uint64_t freed_bytes = 0;
   try {
     static const Units none;
