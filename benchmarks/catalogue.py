@@ -20,7 +20,7 @@ WORKLOADS = _load(
     "workloads",
     "first_pause prepared_pause steady unchanged no_backup swap early_kernel forward disk malloc overflow_read "
     "host_chunks run_spike run_generate run_overhead run_pauseable jax_preallocation threads hidden_costs curve "
-    "lms_blocks copy_tuning",
+    "lms_blocks lms_weights copy_tuning",
 )
 # Those that only run where they are named.
 ON_DEMAND = ("copy_tuning",)
@@ -35,6 +35,7 @@ NEEDS = {
     "run_generate": ["zero_copy"],
     "threads": ["host_touch"],
     "lms_blocks": ["link"],
+    "lms_weights": ["link"],
 }
 # Other workloads that a workload is held against.
 COMPARED_WITH = {"prepared_pause": ["first_pause"], "unchanged": ["steady"]}

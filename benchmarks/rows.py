@@ -259,6 +259,21 @@ def training_rows() -> list[Row]:
     return rows
 
 
+def weight_rows() -> list[Row]:
+    """Each held against its ideal: the weights that are not on the device come over the bus, hidden behind forward."""
+    rows = [Row("forward pass", "plain", "lms_weights.plain", "forward", moves=0)]
+    plain = median("lms_weights.plain", "forward", "forward")
+    for share in Sizes().training.shares:
+        others = [median(f"lms_weights.{who}_{share}", "forward", who) for who in ("hooks", "split")]
+        for who in ("ebbtide", "hooks", "split"):
+            part = f"lms_weights.{who}_{share}"
+            moved = goals.scaled_to_fact("moved_bytes", part, "limits.link", "to_device", "X / L")
+            ideal = goals.of_all("max(forward, X / L)", max, plain, moved)
+            mine = (shown(ideal), *(at_least(1, other) for other in others)) if who == "ebbtide" else (shown(ideal),)
+            rows.append(Row(f"forward pass in {share} % of the memory", who, part, "forward", mine, 0))
+    return rows
+
+
 ROWS = (
     *first_pause_rows(),
     *steady_rows(),
@@ -272,6 +287,7 @@ ROWS = (
     *generate_rows(),
     *run_rows(),
     *training_rows(),
+    *weight_rows(),
 )
 
 

@@ -26,10 +26,12 @@ def _no_states_left(saver, lms):
 
 @contextlib.contextmanager
 def pinned():
-    """States stay on the device."""
+    """States and weights stay on the device."""
     extension().allow_state_moves(False)
+    extension().allow_weight_moves(False)
     yield
     extension().allow_state_moves(True)
+    extension().allow_weight_moves(True)
 
 
 def test_with_room_nothing_leaves(lms, saver):
@@ -41,7 +43,7 @@ def test_with_room_nothing_leaves(lms, saver):
         big = [each for each in training.states() if each.nbytes >= MIB]
         assert len(big) == 16
         assert {_core.find(each.data_ptr()).tag for each in training.states()} == {TAG}
-        assert {_core.find(each.data_ptr()).tag for each in training.model.parameters()} == {"lms"}
+        assert {_core.find(layer.weight.data_ptr()).tag for layer in training.model[::2]} == {"lms.weights"}
         assert lms.stats()["state_host_bytes"] == lms.stats()["slow_reads"] == 0
         assert saver.tags()[TAG].lease_count == 0
 
@@ -71,7 +73,7 @@ def test_states_leave_on_demand_then_ahead_and_come_back(lms):
     assert all(numbers["state_host_bytes"] > 0 for numbers in left[2:]), "ahead"
 
 
-def test_with_states_pinned_to_the_device_memory_runs_out(lms):
+def test_with_states_and_weights_pinned_to_the_device_memory_runs_out(lms):
     with lms.enable(limit=FOR_GROWING, min_size=SMALL):
         training = Training()
         with pinned():

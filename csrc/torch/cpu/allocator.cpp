@@ -87,6 +87,10 @@ void allocate_apart(size_t size_bytes, c10::DataPtr* data) {
   *data = was_closed ? ordinary->allocate(size_bytes) : own(*pool, address, size_bytes);
 }
 
+void release_apart() {
+  if (Pool* const pool = is_forked_child() ? nullptr : pool_apart.load()) region_memory().arena.trim(pool);
+}
+
 uint64_t used_bytes() { return region_memory().arena.used_bytes(); }
 
 bool install_allocator() {

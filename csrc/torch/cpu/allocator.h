@@ -18,6 +18,8 @@ void set_pool_apart(Pool* pool);
 // Memory of that pool, or ordinary memory if there is none or it is not open. The region that the thread is in plays no
 // part. Throws c10::OutOfMemoryError.
 void allocate_apart(size_t size_bytes, c10::DataPtr* data);
+// Gives back the free memory of that pool.
+void release_apart();
 // What tensors of all pools have now, without what is cached.
 uint64_t used_bytes();
 

@@ -164,7 +164,8 @@ PYBIND11_MODULE(_torch, module) {
   module.def(
       "lms_functions",
       [] {
-        return py::make_tuple(reinterpret_cast<uintptr_t>(&allocate_apart), reinterpret_cast<uintptr_t>(&used_bytes));
+        return py::make_tuple(reinterpret_cast<uintptr_t>(&allocate_apart), reinterpret_cast<uintptr_t>(&used_bytes),
+                              reinterpret_cast<uintptr_t>(&release_apart));
       },
       "For `_lms.set_hooks`.");
   module.def(

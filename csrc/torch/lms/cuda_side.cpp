@@ -63,6 +63,15 @@ class CudaSide final : public DeviceSide {
 
   uint64_t used_bytes(c10::Device device) const override { return stats(device).allocated_bytes[kAll].current; }
   uint64_t held_bytes(c10::Device device) const override { return stats(device).reserved_bytes[kAll].current; }
+
+  void release_cached(c10::Device /*device*/) const noexcept override {
+    try {
+      c10::getDeviceAllocator(kCuda)->emptyCache();
+    } catch (const std::exception&) {
+      // What is cached stays.
+    }
+  }
+
   uint64_t limit_bytes(c10::Device device) const override { return limits.at(device.index()).load(); }
 
  private:

@@ -46,6 +46,7 @@ class SimulatedSide final : public DeviceSide {
 
   uint64_t used_bytes(c10::Device /*device*/) const override { return hooks.used_bytes(); }
   uint64_t held_bytes(c10::Device /*device*/) const override { return query().held_bytes; }
+  void release_cached(c10::Device /*device*/) const noexcept override { hooks.release_cached(); }
 
   uint64_t limit_bytes(c10::Device /*device*/) const override {
     const ebbtide_device_info info = query();

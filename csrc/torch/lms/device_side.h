@@ -36,6 +36,8 @@ class DeviceSide {
   // What tensors have, without what is cached, and with it.
   virtual uint64_t used_bytes(c10::Device device) const = 0;
   virtual uint64_t held_bytes(c10::Device device) const = 0;
+  // Gives back what is cached.
+  virtual void release_cached(c10::Device device) const noexcept = 0;
   // The most that may be held.
   virtual uint64_t limit_bytes(c10::Device device) const = 0;
 
@@ -48,6 +50,7 @@ struct SimulatedHooks {
   // Memory that belongs to LMS, or ordinary memory where LMS is off. Throws c10::OutOfMemoryError.
   void (*allocate)(size_t size_bytes, c10::DataPtr* data);
   uint64_t (*used_bytes)();
+  void (*release_cached)();
 };
 void set_simulated_hooks(const SimulatedHooks& hooks);
 

@@ -13,6 +13,7 @@
 #include "torch/lms/device_side.h"
 #include "torch/lms/gil.h"
 #include "torch/lms/optimizer_states.h"
+#include "torch/lms/weights.h"
 
 namespace ebbtide::lms {
 namespace {
@@ -236,7 +237,10 @@ uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes) noexcept {
     if (steps.follower.is_following()) steps.short_bytes += short_bytes;
   }
   const uint64_t freed_bytes = evict(wanted_bytes, device);
-  return freed_bytes > 0 ? freed_bytes : OptimizerStates::instance().make_room(short_bytes);
+  if (freed_bytes > 0) return freed_bytes;
+  const uint64_t of_states_bytes = OptimizerStates::instance().make_room(short_bytes);
+  if (of_states_bytes > 0) return of_states_bytes;
+  return Weights::instance().make_room(side.number_of(device), short_bytes);
 }
 
 // What other threads have evicted since the attempt counts. 0: nothing, but what they began to copy may leave now.

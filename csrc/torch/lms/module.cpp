@@ -9,12 +9,14 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "torch/lms/cuda_side.h"
 #include "torch/lms/device_side.h"
 #include "torch/lms/ledger.h"
 #include "torch/lms/optimizer_states.h"
 #include "torch/lms/packed.h"
+#include "torch/lms/weights.h"
 
 namespace py = pybind11;
 
@@ -33,6 +35,7 @@ uint64_t reclaim_on_gpu(c10::Device device, uint64_t wanted_bytes) {
 void explain(char* text, size_t capacity) {
   std::string problem = Ledger::instance().problem();
   if (problem.empty()) problem = OptimizerStates::instance().problem();
+  if (problem.empty()) problem = Weights::instance().problem();
   std::strncpy(text, problem.c_str(), capacity - 1);
   text[capacity - 1] = '\0';
 }
@@ -85,9 +88,12 @@ class Step {
   void enter() {
     OptimizerStates::instance().begin_step();
     thread_ = std::this_thread::get_id();
+    Weights::instance().begin_use(this, {});
   }
   void leave() noexcept {
-    if (thread_) OptimizerStates::instance().end_step(*thread_);
+    if (!thread_) return;
+    Weights::instance().end_use(this, *thread_);
+    OptimizerStates::instance().end_step(*thread_);
     thread_.reset();
   }
 
@@ -129,6 +135,68 @@ void add_states(py::module_& module) {
   });
 }
 
+// Of the parameters that may move, those that have not been adopted yet.
+py::list begin_use(uintptr_t user, const py::dict& parameters) {
+  std::vector<const void*> addresses;
+  py::list others;
+  for (const auto& [name, parameter] : parameters) {
+    if (!THPVariable_Check(parameter.ptr())) continue;
+    const at::Tensor& tensor = THPVariable_Unpack(parameter.ptr());
+    if (!is_large(tensor)) continue;
+    if (Weights::instance().is_weight(tensor.storage())) {
+      addresses.push_back(tensor.storage().data());
+    } else {
+      others.append(parameter);
+    }
+  }
+  const py::gil_scoped_release without_gil;
+  Weights::instance().begin_use(reinterpret_cast<const void*>(user), addresses);
+  return others;
+}
+
+bool states_have_left() {
+  return OptimizerStates::instance().statistics().evicted_bytes > 0 || OptimizerStates::host_bytes() > 0;
+}
+
+void add_weights(py::module_& module) {
+  using Released = py::call_guard<py::gil_scoped_release>;
+  const auto weights = []() -> Weights& { return Weights::instance(); };
+  module.def(
+      "may_be_weight",
+      [](const py::object& object) {
+        return THPVariable_Check(object.ptr()) && is_large(THPVariable_Unpack(object.ptr()));
+      },
+      py::arg("parameter"));
+  module.def(
+      "is_short",
+      [=] { return weights().statistics().evicted_bytes > 0 || Weights::host_bytes() > 0 || states_have_left(); },
+      "Whether memory was so short that some that lives long had to leave.");
+  module.def("begin_use", &begin_use, py::arg("user"), py::arg("parameters"));
+  module.def(
+      "end_use",
+      [=](uintptr_t user) { weights().end_use(reinterpret_cast<const void*>(user), std::this_thread::get_id()); },
+      py::arg("user"));
+  module.def(
+      "allow_weight_moves", [=](bool are_allowed) { weights().allow_moves(are_allowed); }, py::arg("are_allowed"),
+      Released());
+  module.def(
+      "make_room_of_weights",
+      [=](int device, uint64_t wanted_bytes) { return weights().make_room(device, wanted_bytes); }, py::arg("device"),
+      py::arg("wanted_bytes"), "How many bytes left the device: more than wanted, or all that can.");
+  module.def(
+      "bring_weights_back", [=](uint64_t most_bytes) { return weights().bring_back(most_bytes); },
+      py::arg("most_bytes"), Released());
+  module.def("weight_statistics", [=] {
+    const WeightStatistics found = weights().statistics();
+    py::dict result;
+    result["weight_evicted_bytes"] = found.evicted_bytes;
+    result["weight_loaded_bytes"] = found.loaded_bytes;
+    result["weight_host_bytes"] = Weights::host_bytes();
+    result["slow_reads"] = found.slow_reads;
+    return result;
+  });
+}
+
 void set_rules(bool is_on, uint64_t min_bytes, bool evicts_at_once) {
   rules().min_bytes.store(min_bytes);
   rules().evicts_at_once.store(evicts_at_once);
@@ -150,8 +218,10 @@ PYBIND11_MODULE(_lms, module) {
   module.def("reset_statistics", [] {
     Ledger::instance().reset_statistics();
     OptimizerStates::instance().reset_statistics();
+    Weights::instance().reset_statistics();
   });
   add_states(module);
+  add_weights(module);
   module.def(
       "evict",
       [](uint64_t wanted_bytes) {
@@ -161,11 +231,13 @@ PYBIND11_MODULE(_lms, module) {
       py::arg("wanted_bytes"), "How many bytes left the device.");
   module.def(
       "set_hooks",
-      [](uintptr_t allocate, uintptr_t used_bytes) {
+      [](uintptr_t allocate, uintptr_t used_bytes, uintptr_t release_cached) {
         set_simulated_hooks({reinterpret_cast<void (*)(size_t, c10::DataPtr*)>(allocate),
-                             reinterpret_cast<uint64_t (*)()>(used_bytes)});
+                             reinterpret_cast<uint64_t (*)()>(used_bytes),
+                             reinterpret_cast<void (*)()>(release_cached)});
       },
-      py::arg("allocate"), py::arg("used_bytes"), "The addresses that `_torch.lms_functions` returns.");
+      py::arg("allocate"), py::arg("used_bytes"), py::arg("release_cached"),
+      "The addresses that `_torch.lms_functions` returns.");
   module.def("has_cuda", &has_cuda_side, "Whether this torch has what LMS needs on a GPU.");
   module.def(
       "follow_cuda",

@@ -12,33 +12,10 @@
 namespace ebbtide::lms {
 namespace {
 
-constexpr const char* kTag = "lms.optimizer";  // python/ebbtide/lms/optimizer_states.py
+constexpr const char* kTags[] = {"lms.optimizer"};  // python/ebbtide/lms/optimizer_states.py
+constexpr TagMemory memory(kTags);
 
 OptimizerStates* only = nullptr;
-
-ebbtide_tag_info query_tag() {
-  ebbtide_tag_info info = EBBTIDE_TAG_INFO_INIT;
-  int is_found = 0;
-  ebbtide_query_tag(kTag, &is_found, &info, nullptr);
-  return info;
-}
-
-ebbtide_request request_for(uint64_t most_bytes) {
-  static const char* const tags[] = {kTag};
-  ebbtide_request request = EBBTIDE_REQUEST_INIT;
-  request.tags = tags;
-  request.tag_count = 1;
-  request.missing_ok = 1;
-  request.max_bytes = most_bytes;
-  return request;
-}
-
-uint64_t bytes_of(ebbtide_report* report) {
-  ebbtide_report_totals totals = EBBTIDE_REPORT_TOTALS_INIT;
-  ebbtide_read_report(report, &totals, nullptr);
-  ebbtide_free_report(report);
-  return totals.bytes;
-}
 
 }  // namespace
 
@@ -95,7 +72,7 @@ void OptimizerStates::begin_step() {
   if (is_broken_) {
     is_moving_ = true;
     lock.unlock();
-    const bool is_mended = mend();
+    const bool is_mended = memory.mend();
     lock.lock();
     is_moving_ = false;
     is_broken_ = !is_mended;
@@ -120,10 +97,14 @@ uint64_t OptimizerStates::make_room(uint64_t wanted_bytes) noexcept {
   const GilReleased released;
   const Turn turn(*this);
   if (!turn) return 0;
+  {
+    const Lock lock(mutex_);
+    problem_.clear();
+  }
   uint64_t freed_bytes = 0;
   // Memory leaves by whole handles, so more than is wanted may have to go.
   for (uint64_t most_bytes = wanted_bytes; freed_bytes < wanted_bytes;) {
-    const ebbtide_tag_info info = query_tag();
+    const TagMemory::Amounts info = memory.query();
     uint64_t moved_bytes = 0;
     if (info.resident_bytes <= info.host_bytes || !demote(most_bytes, &moved_bytes)) break;
     freed_bytes += moved_bytes;
@@ -144,54 +125,38 @@ uint64_t OptimizerStates::send_away(uint64_t most_bytes) noexcept {
 uint64_t OptimizerStates::bring_back(uint64_t most_bytes) noexcept {
   const Turn turn(*this);
   if (!turn) return 0;
-  const ebbtide_request request = request_for(most_bytes);
-  ebbtide_report* report = nullptr;
-  ebbtide_error error = EBBTIDE_ERROR_INIT;
-  const ebbtide_status status = ebbtide_promote(&request, &report, &error);
-  if (status != EBBTIDE_OK) {
-    note_failure(status, error.message);
-    return 0;
-  }
-  const uint64_t moved_bytes = bytes_of(report);
+  const Moved moved = memory.promote(most_bytes);
+  if (moved.has_failed) note_failure(moved);
   const Lock lock(mutex_);
-  statistics_.loaded_bytes += moved_bytes;
-  return moved_bytes;
+  statistics_.loaded_bytes += moved.bytes;
+  return moved.bytes;
 }
 
 bool OptimizerStates::demote(uint64_t most_bytes, uint64_t* moved_bytes) noexcept {
-  const ebbtide_request request = request_for(most_bytes);
-  ebbtide_report* report = nullptr;
-  ebbtide_error error = EBBTIDE_ERROR_INIT;
-  const ebbtide_status status = ebbtide_demote(&request, &report, &error);
-  if (status != EBBTIDE_OK) {
-    note_failure(status, error.message);
+  const Moved moved = memory.demote(most_bytes);
+  if (moved.has_failed) {
+    note_failure(moved);
     return false;
   }
-  *moved_bytes = bytes_of(report);
+  *moved_bytes = moved.bytes;
   const Lock lock(mutex_);
-  statistics_.evicted_bytes += *moved_bytes;
+  statistics_.evicted_bytes += moved.bytes;
   problem_.clear();
   return true;
 }
 
-// A driver call that failed may have left memory whole, but not mapped. What reads it next can't wait for a step.
-void OptimizerStates::note_failure(int status, const char* message) noexcept {
-  const bool is_broken = !mend();
+// What reads memory next that is not mapped can't wait for a step.
+void OptimizerStates::note_failure(const Moved& moved) noexcept {
   const Lock lock(mutex_);
-  is_broken_ = is_broken;
+  is_broken_ = moved.is_broken;
   try {
-    problem_ = status == EBBTIDE_STATE_ERROR ? "" : message;  // refused: as where nothing was tried
+    problem_ = moved.problem;
   } catch (const std::bad_alloc&) {
     problem_.clear();
   }
 }
 
-bool OptimizerStates::mend() noexcept {
-  const ebbtide_request request = request_for(UINT64_MAX);
-  return query_tag().detached_bytes == 0 || ebbtide_resume(&request, nullptr, nullptr) == EBBTIDE_OK;
-}
-
-uint64_t OptimizerStates::host_bytes() { return query_tag().host_bytes; }
+uint64_t OptimizerStates::host_bytes() { return memory.query().host_bytes; }
 
 void OptimizerStates::count_slow_read() {
   const Lock lock(mutex_);

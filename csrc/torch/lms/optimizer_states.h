@@ -16,6 +16,8 @@
 #include <string>
 #include <thread>
 
+#include "torch/lms/tag_memory.h"
+
 namespace ebbtide::lms {
 
 struct StateStatistics {
@@ -62,8 +64,7 @@ class OptimizerStates {
 
   OptimizerStates();
   bool demote(uint64_t most_bytes, uint64_t* moved_bytes) noexcept;
-  void note_failure(int status, const char* message) noexcept;
-  static bool mend() noexcept;
+  void note_failure(const Moved& moved) noexcept;
 
   std::mutex mutex_;
   std::condition_variable moved_;

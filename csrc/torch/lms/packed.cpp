@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "api/ebbtide.h"
+#include "torch/lms/weights.h"
 
 namespace ebbtide::lms {
 namespace {
@@ -39,9 +40,7 @@ bool is_ours(const c10::Storage& storage) {
 }
 
 bool may_leave(const at::Tensor& tensor) {
-  if (!rules().is_on.load(std::memory_order_relaxed) || !is_plain(tensor)) return false;
-  const c10::Storage& storage = tensor.storage();
-  return storage.nbytes() >= rules().min_bytes.load(std::memory_order_relaxed) && is_ours(storage);
+  return rules().is_on.load(std::memory_order_relaxed) && is_large(tensor) && is_ours(tensor.storage());
 }
 
 std::string describe_change(c10::ScalarType type, c10::IntArrayRef sizes, uint32_t version, uint32_t expected) {
@@ -57,6 +56,10 @@ std::string describe_change(c10::ScalarType type, c10::IntArrayRef sizes, uint32
 
 }  // namespace
 
+bool is_large(const at::Tensor& tensor) {
+  return is_plain(tensor) && tensor.storage().nbytes() >= rules().min_bytes.load(std::memory_order_relaxed);
+}
+
 Rules& rules() {
   static Rules& only = *new Rules();
   return only;
@@ -69,6 +72,8 @@ Packed::Packed(const at::Tensor& tensor) : has_version_(tensor.defined() && !ten
   }
   if (!tensor.defined() || !may_leave(tensor)) {
     kept_ = tensor;
+    is_weight_ = tensor.defined() && rules().is_on.load(std::memory_order_relaxed) && is_large(tensor) &&
+                 Weights::instance().is_weight(tensor.storage());
     return;
   }
   view_ = View{tensor.key_set(), tensor.dtype(), tensor.storage_offset(), tensor.sizes().vec(), tensor.strides().vec()};
@@ -81,7 +86,10 @@ at::Tensor Packed::unpack() const {
                                              view_ ? c10::IntArrayRef(view_->sizes) : kept_.sizes(),
                                              version_.current_version(), saved_version_));
   }
-  if (saved_ == nullptr) return kept_;
+  if (saved_ == nullptr) {
+    if (is_weight_) Weights::instance().use_in_backward(kept_.storage().data());
+    return kept_;
+  }
   at::Tensor tensor =
       at::detail::make_tensor<c10::TensorImpl>(Ledger::instance().bring_back(*saved_), view_->keys, view_->type);
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(view_->sizes, view_->strides, view_->offset);

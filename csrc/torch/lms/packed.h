@@ -23,6 +23,9 @@ struct Rules {
 };
 Rules& rules();
 
+// Whether it is a view of bytes on a device of that kind, and no fewer than the rules say.
+bool is_large(const at::Tensor& tensor);
+
 class Packed {
  public:
   explicit Packed(const at::Tensor& tensor);
@@ -44,6 +47,7 @@ class Packed {
   std::optional<View> view_;
   c10::VariableVersion version_;
   bool has_version_;
+  bool is_weight_ = false;  // kept_ is
   uint32_t saved_version_ = 0;
 };
 

@@ -4,7 +4,8 @@
 
     ebbtide.lms.enable(limit="16GiB")       # or: with ebbtide.lms.enable(limit="16GiB"): ...
 
-What autograd saves for backward leaves the device when memory is short, and comes back when backward wants it.
+What autograd saves for backward leaves the device when memory is short, and comes back when backward wants it. Where
+that is not enough, optimizer states, gradients and weights leave, too.
 docs/lms.md says how it decides, and what it can't see. So far it runs on the simulated device.
 
 `enabled`, `limit` (bytes, or None) and `min_size` (bytes) can be read, and set while it runs:

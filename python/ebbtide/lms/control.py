@@ -3,9 +3,9 @@
 from types import TracebackType
 from typing import Any
 
-from ebbtide import driver_choice, settings, torch_extension
+from ebbtide import _core, driver_choice, settings, torch_extension
 from ebbtide.errors import OutOfMemoryError, StateError
-from ebbtide.lms import optimizer_states, saved_tensors
+from ebbtide.lms import optimizer_states, saved_tensors, weights
 from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
 from ebbtide.lms.limits import BorrowedLimit
 from ebbtide.locks import make_lock
@@ -90,6 +90,9 @@ def enable(
             else:
                 saved_tensors.install(_extension())
             _apply_device_limit(wanted)
+            if was_off:
+                assert _now.device is not None
+                _now.device.reset_peaks()  # what was held before is gone
             _now.host.set(host)
         except BaseException:
             if was_off and _was_used():
@@ -111,8 +114,8 @@ def _turn_on() -> None:
     device.attach(extension)
     saved_tensors.follow_threads(extension)
     extension.reset_statistics()
-    device.reset_peaks()
     optimizer_states.install(extension, device.trim)
+    weights.install(extension)
     _apply_rules()  # what an earlier LMS left on the device may leave for the limit
     _now.is_on = True
 
@@ -152,6 +155,7 @@ def _turn_off() -> None:
     _now.host.restore()
     _now.device.detach(extension)
     optimizer_states.remove(extension)
+    weights.remove(extension)
     _now.is_on = False
     _now.device = None
 
@@ -197,15 +201,17 @@ def stats() -> dict[str, int | float]:
     evicted_bytes, loaded_bytes: storages that left, and bytes that left and came back. waited_seconds: copies that a
     thread waited for; hidden_seconds: copies beside other work. prefetch_hits, prefetch_late: loads that were, or were
     not, complete when their tensor was wanted. host_bytes: evicted bytes on the host now. state_evicted_bytes,
-    state_loaded_bytes, state_host_bytes: the same of optimizer states, which the counters before leave out. slow_reads:
-    optimizer steps that found states on the host, and read them over the bus.
+    state_loaded_bytes, state_host_bytes: the same of optimizer states, which the counters before leave out.
+    weight_evicted_bytes, weight_loaded_bytes, weight_host_bytes: the same of weights. slow_reads: optimizer steps that
+    found states on the host, and uses of weights that found them there, and read them over the bus.
     """
     found: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
     found["waited_seconds"] = found["hidden_seconds"] = 0.0
     if driver_choice.is_off() or not _was_used():
         return found
-    extension = {**_extension().statistics(), **_extension().state_statistics()}
+    extension = {**_extension().statistics(), **_extension().state_statistics(), **_extension().weight_statistics()}
     found.update({name: extension[name] for name in _COUNTERS if name in extension})
+    found["slow_reads"] += _extension().state_statistics()["slow_reads"]
     found["state_host_bytes"] = _extension().state_host_bytes()
     device = _now.device or SimulatedDevice()
     found["device_bytes"], found["peak_device_bytes"] = device.held_bytes(), device.peak_bytes()
@@ -216,6 +222,7 @@ _COUNTERS = (
     *("device_bytes", "peak_device_bytes", "evicted_bytes", "loaded_bytes", "evictions", "prefetch_hits"),
     *("prefetch_late", "waited_seconds", "hidden_seconds", "slow_reads", "host_bytes"),
     *("state_evicted_bytes", "state_loaded_bytes", "state_host_bytes"),
+    *("weight_evicted_bytes", "weight_loaded_bytes", "weight_host_bytes"),
 )
 
 
@@ -267,6 +274,13 @@ def _make_room(device: Device, allowed_bytes: int) -> None:
     """Evicts until no more is held, or until nothing can leave: what leaves need not free whole segments."""
     device.trim()
     while (held := device.held_bytes()) > allowed_bytes:
-        if not evict(held - allowed_bytes) and not _extension().make_room_of_states(held - allowed_bytes):
+        if not evict(held - allowed_bytes) and not _make_room_of_long_lived(held - allowed_bytes):
             return
         device.trim()
+
+
+def _make_room_of_long_lived(wanted_bytes: int) -> int:
+    extension = _extension()
+    if freed := extension.make_room_of_states(wanted_bytes):
+        return int(freed)
+    return sum(extension.make_room_of_weights(device, wanted_bytes) for device in range(_core.device_count()))

@@ -151,6 +151,13 @@ def _run_step(extension: Any, plain: Callable[..., Any], arguments: tuple[Any, .
 
 
 def _before_step(extension: Any, has_closure: bool) -> None:
+    _bring_states_back(extension, has_closure)
+    if not has_closure and extension.weight_statistics()["weight_host_bytes"] > 0:
+        _now.give_back()
+        extension.bring_weights_back(_core.UNLIMITED)
+
+
+def _bring_states_back(extension: Any, has_closure: bool) -> None:
     away = extension.state_host_bytes()
     if not away:
         return

@@ -21,7 +21,9 @@ def report() -> str:
         ("prefetches in time, and late", f"{numbers['prefetch_hits']:,}, {numbers['prefetch_late']:,}"),
         ("optimizer states left, came back", _pair(numbers["state_evicted_bytes"], numbers["state_loaded_bytes"])),
         ("optimizer states on the host now", format_size(int(numbers["state_host_bytes"]))),
-        ("steps with states on the host", f"{numbers['slow_reads']:,}"),
+        ("weights left, came back", _pair(numbers["weight_evicted_bytes"], numbers["weight_loaded_bytes"])),
+        ("weights on the host now", format_size(int(numbers["weight_host_bytes"]))),
+        ("reads of states and weights on the host", f"{numbers['slow_reads']:,}"),
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join([*(f"{name:<{width}}  {value}" for name, value in rows), _advice(numbers)])

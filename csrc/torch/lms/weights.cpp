@@ -1,0 +1,317 @@
+#include "torch/lms/weights.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <pthread.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <iterator>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+#include "api/ebbtide.h"
+#include "policy/lms/eviction.h"
+#include "torch/lms/device_side.h"
+#include "torch/lms/gil.h"
+#include "torch/lms/ledger.h"
+#include "torch/lms/packed.h"
+
+namespace ebbtide::lms {
+namespace {
+
+constexpr const char* kTags[] = {"lms.weights", "lms.gradients"};  // python/ebbtide/lms/weights.py
+constexpr TagMemory memory(kTags);
+
+Weights* only = nullptr;
+
+bool find(const void* address, ebbtide_allocation_info* info) {
+  int is_found = 0;
+  return ebbtide_find(address, &is_found, info, nullptr) == EBBTIDE_OK && is_found != 0 && memory.has(info->tag);
+}
+
+bool contains(const std::vector<ebbtide_allocation_info>& units, uint64_t sequence) {
+  return std::any_of(units.begin(), units.end(), [&](const auto& unit) { return unit.sequence == sequence; });
+}
+
+// The units that lie behind these addresses, each once.
+std::vector<ebbtide_allocation_info> units_of(const std::vector<const void*>& addresses) {
+  std::vector<ebbtide_allocation_info> units;
+  for (const void* const address : addresses) {
+    ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
+    if (find(address, &info) && !contains(units, info.sequence)) units.push_back(info);
+  }
+  return units;
+}
+
+uint64_t on_device_bytes(const ebbtide_allocation_info& unit) { return unit.resident_bytes - unit.host_bytes; }
+
+const void* address_of(const ebbtide_allocation_info& unit) {
+  return reinterpret_cast<const void*>(static_cast<uintptr_t>(unit.address));
+}
+
+c10::Device device_of(int number) {
+  const c10::DeviceType type = rules().device_type.load();
+  return type == c10::DeviceType::CPU ? c10::Device(type) : c10::Device(type, static_cast<c10::DeviceIndex>(number));
+}
+
+uint64_t room_bytes(int device) {
+  ebbtide_device_info info = EBBTIDE_DEVICE_INFO_INIT;
+  return ebbtide_query_device(device, &info, nullptr) == EBBTIDE_OK ? info.room_bytes : 0;
+}
+
+}  // namespace
+
+// The right to move weights, if this thread gets it.
+class Weights::Turn {
+ public:
+  explicit Turn(Weights& weights) : weights_(weights) {
+    const Lock lock(weights_.mutex_);
+    is_taken_ = weights_.are_moves_allowed_ && !weights_.is_moving_ && !weights_.is_broken_ &&
+                !weights_.has_other_users() && !at::in_parallel_region();
+    if (is_taken_) weights_.is_moving_ = true;
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  ~Turn() {
+    if (!is_taken_) return;
+    {
+      const Lock lock(weights_.mutex_);
+      weights_.is_moving_ = false;
+    }
+    weights_.moved_.notify_all();
+  }
+  explicit operator bool() const { return is_taken_; }
+
+ private:
+  Weights& weights_;
+  bool is_taken_ = false;
+};
+
+Weights& Weights::instance() {
+  static Weights& weights = *new Weights();
+  return weights;
+}
+
+Weights::Weights() {
+  only = this;
+  // A child never finds the lock held, nor waits, for a thread that it does not have.
+  ::pthread_atfork([] { only->mutex_.lock(); }, [] { only->mutex_.unlock(); },
+                   [] {
+                     only->is_moving_ = only->are_moves_allowed_ = false;
+                     only->mutex_.unlock();
+                   });
+}
+
+void Weights::allow_moves(bool are_allowed) {
+  Lock lock(mutex_);
+  are_moves_allowed_ = are_allowed;
+  if (!are_allowed) moved_.wait(lock, [&] { return !is_moving_; });
+}
+
+bool Weights::has_other_users() const {
+  const std::thread::id own = std::this_thread::get_id();
+  return std::any_of(uses_.begin(), uses_.end(), [&](const auto& entry) { return entry.first != own; }) ||
+         std::any_of(in_backward_.begin(), in_backward_.end(), [&](std::thread::id thread) { return thread != own; });
+}
+
+// --- uses ---
+
+void Weights::wait_and_mend(Lock& lock) {
+  moved_.wait(lock, [&] { return !is_moving_; });
+  if (!is_broken_) return;
+  is_moving_ = true;
+  lock.unlock();
+  const bool is_mended = memory.mend();
+  lock.lock();
+  is_moving_ = false;
+  is_broken_ = !is_mended;
+  moved_.notify_all();
+  if (!is_mended) throw std::runtime_error("weights are not mapped since a move failed: " + problem_);
+}
+
+void Weights::begin_use(const void* user, const std::vector<const void*>& addresses) {
+  const std::thread::id thread = std::this_thread::get_id();
+  {
+    Lock lock(mutex_);
+    // After a backward that failed, and that nobody told of its end.
+    if (torch::autograd::get_current_graph_task_id() == -1) in_backward_.erase(thread);
+    wait_and_mend(lock);
+    uses_[thread].push_back({user, {}});
+  }
+  try {
+    const Units units = units_of(addresses);
+    {
+      const Lock lock(mutex_);
+      expects_backward_ = at::GradMode::is_enabled();
+      auto& pinned = uses_[thread].back().units;
+      for (const auto& unit : units) pinned.push_back(unit.sequence);
+      note_used(units);
+    }
+    bring(units);
+    Lock lock(mutex_);
+    wait_and_mend(lock);  // what could not be mapped is not read now
+  } catch (...) {
+    end_use(user, thread);
+    throw;
+  }
+}
+
+void Weights::end_use(const void* user, std::thread::id thread) noexcept {
+  const Lock lock(mutex_);
+  const auto found = uses_.find(thread);
+  if (found == uses_.end()) return;
+  auto& open = found->second;
+  const auto is_own = [&](const Use& use) { return use.user == user; };
+  const auto own = std::find_if(open.rbegin(), open.rend(), is_own);
+  if (own == open.rend()) return;
+  open.erase(std::prev(own.base()), open.end());
+  if (open.empty()) uses_.erase(found);
+}
+
+void Weights::use_in_backward(const void* address) {
+  const std::thread::id thread = std::this_thread::get_id();
+  const Units units = units_of({address});
+  bool is_first = false;
+  {
+    Lock lock(mutex_);
+    wait_and_mend(lock);
+    is_first = torch::autograd::get_current_graph_task_id() != -1 && in_backward_.insert(thread).second;
+    note_used(units);
+  }
+  if (is_first) {
+    torch::autograd::Engine::get_default_engine().queue_callback([this, thread] {
+      const Lock lock(mutex_);
+      in_backward_.erase(thread);
+    });
+  }
+  bring(units);
+}
+
+bool Weights::is_weight(const c10::Storage& storage) const {
+  ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
+  return find(storage.data(), &info);
+}
+
+void Weights::note_used(const Units& units) {
+  for (const auto& unit : units) order_.used(unit.sequence);
+}
+
+// --- moves ---
+
+// The units come to the device: into free room, then into that of weights that are used later, then into that of saved
+// tensors. What does not come is read on the host.
+void Weights::bring(const Units& units) {
+  std::map<int, std::vector<const void*>> away;
+  std::map<int, uint64_t> wanted_bytes;
+  for (const auto& unit : units) {
+    if (unit.host_bytes == 0) continue;
+    away[unit.device].push_back(address_of(unit));
+    wanted_bytes[unit.device] += unit.host_bytes;
+  }
+  if (away.empty()) return;
+  for (const auto& [device, addresses] : away) {
+    const uint64_t wanted = wanted_bytes.at(device);
+    const auto missing_bytes = [&, device = device] { return wanted - std::min(wanted, room_bytes(device)); };
+    const DeviceSide& side = side_of(device_of(device));
+    if (missing_bytes() > 0) side.release_cached(device_of(device));
+    if (const Turn turn(*this); turn && missing_bytes() > 0) send_away(device, missing_bytes(), &units);
+    if (missing_bytes() > 0 && Ledger::instance().evict(missing_bytes(), device_of(device)) > 0)
+      side.release_cached(device_of(device));
+    if (const Turn turn(*this); turn && missing_bytes() < wanted)
+      note(memory.promote(addresses), statistics_.loaded_bytes);
+  }
+  const auto is_on_host = [](const ebbtide_allocation_info& unit) {
+    ebbtide_allocation_info now = EBBTIDE_ALLOCATION_INFO_INIT;
+    return find(address_of(unit), &now) && now.host_bytes > 0;
+  };
+  const bool is_slow = std::any_of(units.begin(), units.end(), is_on_host);
+  const Lock lock(mutex_);
+  if (is_slow) ++statistics_.slow_reads;
+}
+
+// The caller has the turn. spared: units that stay, beside those of open uses; null: the latter may leave, too.
+uint64_t Weights::send_away(int device, uint64_t wanted_bytes, const Units* spared) {
+  Units candidates = memory.allocations();
+  std::vector<policy::Evictable> numbers;
+  {
+    const Lock lock(mutex_);
+    std::set<uint64_t> pinned;
+    for (const auto& [thread, uses] : uses_)
+      for (const Use& use : uses) pinned.insert(use.units.begin(), use.units.end());
+    const auto stays = [&](const ebbtide_allocation_info& unit) {
+      return unit.device != device || on_device_bytes(unit) == 0 ||
+             (spared != nullptr && (pinned.contains(unit.sequence) || contains(*spared, unit.sequence)));
+    };
+    candidates.erase(std::remove_if(candidates.begin(), candidates.end(), stays), candidates.end());
+    for (const auto& unit : candidates)
+      numbers.push_back({on_device_bytes(unit), policy::eviction_order(order_, unit.sequence, expects_backward_)});
+  }
+  std::vector<const void*> leaving;
+  for (const size_t index : policy::choose_evictions(numbers, wanted_bytes))
+    leaving.push_back(address_of(candidates[index]));
+  if (leaving.empty()) return 0;
+  const Moved moved = memory.demote(leaving);
+  note(moved, statistics_.evicted_bytes);
+  return moved.bytes;
+}
+
+uint64_t Weights::make_room(int device, uint64_t wanted_bytes) noexcept {
+  const GilReleased released;
+  const Turn turn(*this);
+  if (!turn) return 0;
+  {
+    const Lock lock(mutex_);
+    problem_.clear();
+  }
+  uint64_t freed_bytes = 0;
+  try {
+    static const Units none;
+    for (const Units* spared : {&none, static_cast<const Units*>(nullptr)}) {
+      if (freed_bytes < wanted_bytes) freed_bytes += send_away(device, wanted_bytes - freed_bytes, spared);
+    }
+  } catch (const std::bad_alloc&) {
+    // No memory for the lists: nothing more leaves.
+  }
+  return freed_bytes;
+}
+
+uint64_t Weights::bring_back(uint64_t most_bytes) noexcept {
+  const Turn turn(*this);
+  if (!turn) return 0;
+  const Moved moved = memory.promote(most_bytes);
+  note(moved, statistics_.loaded_bytes);
+  return moved.bytes;
+}
+
+void Weights::note(const Moved& moved, uint64_t& counter) noexcept {
+  const Lock lock(mutex_);
+  counter += moved.bytes;
+  is_broken_ = moved.is_broken;
+  try {
+    problem_ = moved.problem;
+  } catch (const std::bad_alloc&) {
+    problem_.clear();
+  }
+}
+
+uint64_t Weights::host_bytes() { return memory.query().host_bytes; }
+
+WeightStatistics Weights::statistics() {
+  const Lock lock(mutex_);
+  return statistics_;
+}
+
+void Weights::reset_statistics() {
+  const Lock lock(mutex_);
+  statistics_ = {};
+}
+
+std::string Weights::problem() {
+  const Lock lock(mutex_);
+  return problem_;
+}
+
+}  // namespace ebbtide::lms

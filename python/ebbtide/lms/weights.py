@@ -1,0 +1,201 @@
+"""Weights and gradients that leave the device where memory stays short without them.
+
+While LMS is on, a parameter that a module registers gets memory of a tag of its own; so does one that a module finds at
+its forward, as after `model.to`. torch's global hooks of modules tell which weights are about to be used. Backward
+tells it as it unpacks them. Once memory was so short that such memory had to leave, a gradient gets memory of its own
+tag as soon as it is accumulated. csrc/torch/lms/weights.h has the moves themselves.
+"""
+
+import contextlib
+import sys
+import warnings
+from typing import Any
+
+from ebbtide import _core
+from ebbtide.errors import StateError
+from ebbtide.lms import devices
+from ebbtide.saver.adoption.storage_movers import make_mover
+from ebbtide.saver.operations.trim import trim
+from ebbtide.saver.pools import backends
+from ebbtide.saver.regions.region import region
+
+TAG, TAG_OF_GRADIENTS = "lms.weights", "lms.gradients"  # csrc/torch/lms/weights.cpp
+
+
+class _State:
+    def __init__(self) -> None:
+        self.extension: Any = None  # None: LMS is off
+        self.hooks: list[Any] = []  # torch's handles
+        self.are_uses_told = False
+        self.tried: Any = None  # parameters that could not be adopted: where they were then
+        self.followed: Any = None  # parameters whose gradients are followed
+        # Of a parameter and of a gradient that nothing else knows: see _count_owners.
+        self.counts_alone: tuple[int, ...] = ()
+        self.counts_of_gradient: tuple[int, ...] = ()
+
+
+_now = _State()
+
+
+def install(extension: Any) -> None:
+    """Adopts and moves weights from now on."""
+    import torch
+    from torch.nn.modules import module
+    from torch.utils.weak import WeakIdKeyDictionary
+
+    _now.tried = WeakIdKeyDictionary()
+    if _now.followed is None:
+        _now.followed = WeakIdKeyDictionary()
+    probe = torch.nn.Parameter(torch.empty(1))
+    probe.grad = torch.empty(1)
+    _now.counts_alone = _count_owners(probe)
+    _now.counts_of_gradient = _count_owners(probe.grad)
+    _trim()  # what an earlier LMS could not, since it was in use
+    _now.extension = extension
+    extension.allow_weight_moves(True)
+    _now.hooks.append(module.register_module_parameter_registration_hook(_on_registration))
+    _follow_uses()
+
+
+def remove(extension: Any) -> None:
+    """Ends `install`. Weights come back as far as there is room; the others stay on the host, where they can be used.
+    Every step can be done again.
+    """
+    _now.extension = None
+    while _now.hooks:
+        _now.hooks[-1].remove()
+        _now.hooks.pop()
+    _now.are_uses_told = False
+    _trim()
+    if extension.weight_statistics()["weight_host_bytes"] > 0:
+        extension.bring_weights_back(_core.UNLIMITED)
+    extension.allow_weight_moves(False)
+
+
+def _trim() -> None:
+    for tag in (TAG, TAG_OF_GRADIENTS):
+        with contextlib.suppress(StateError):  # a thread makes a module
+            trim(tag, missing_ok=True)
+
+
+# --- which weights ---
+
+
+def _on_registration(module: Any, name: str, parameter: Any) -> None:
+    _adopt([parameter])
+
+
+def _adopt(parameters: list[Any]) -> None:
+    """Gives them memory of the tag, as far as that is LMS's own now and nobody but the parameter may know its address:
+    one that has a view, is saved by a graph, or was lent to another library stays.
+    """
+    if _now.extension is None or backends.is_forked_child():
+        return
+    chosen = [parameter for parameter in parameters if _is_to_adopt(parameter)]
+    if not chosen:
+        return
+    _move(chosen, TAG)
+    for parameter in chosen:
+        if parameter.requires_grad and parameter not in _now.followed:
+            _now.followed[parameter] = True
+            parameter.register_post_accumulate_grad_hook(_on_gradient)
+    _follow_uses()
+
+
+def _move(tensors: list[Any], tag: str) -> None:
+    """Tensors that find no room stay where they are."""
+    import torch
+
+    with contextlib.suppress(StateError, torch.OutOfMemoryError), region(tag, overflow="split"):
+        mover = make_mover(tensors[0].device.type)
+        try:
+            for tensor in tensors:
+                mover.move(tensor.untyped_storage())
+        finally:
+            mover.finish()
+
+
+def _is_to_adopt(parameter: Any) -> bool:
+    import torch
+
+    if not isinstance(parameter, torch.nn.Parameter) or not _now.extension.may_be_weight(parameter):
+        return False
+    address = parameter.data_ptr()
+    if _now.tried.get(parameter) == address:
+        return False
+    if _is_alone(parameter, _now.counts_alone):
+        return True
+    _now.tried[parameter] = address
+    return False
+
+
+def _is_alone(tensor: Any, counts: tuple[int, ...]) -> bool:
+    """Whether its memory is LMS's own, and known to nothing but the tensor."""
+    if _count_owners(tensor) != counts:
+        return False
+    storage = tensor.untyped_storage()
+    found = _core.find(storage.data_ptr())
+    # A storage that was lent to NumPy can't be resized.
+    return found is not None and found.tag == devices.TAG and storage.resizable()
+
+
+def _count_owners(tensor: Any) -> tuple[int, ...]:
+    """Of the tensor, of its storage, and of the storage's Python object. What torch itself owns of them depends on its
+    version.
+    """
+    import torch
+
+    storage = tensor.untyped_storage()
+    return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+
+
+# --- gradients ---
+
+
+def _on_gradient(parameter: Any) -> None:
+    """Its gradient has been accumulated."""
+    import torch
+
+    extension = _now.extension
+    if torch.compiler.is_compiling() or extension is None or backends.is_forked_child():
+        return
+    gradient = parameter.grad
+    if gradient is None or not extension.is_short() or not extension.may_be_weight(gradient):
+        return
+    if _is_alone(gradient, _now.counts_of_gradient):
+        _move([gradient], TAG_OF_GRADIENTS)
+
+
+# --- who uses them ---
+
+
+def _follow_uses() -> None:
+    """Hooks every module, once there are weights that may move: torch calls a module faster without hooks."""
+    from torch.nn.modules import module
+
+    if not _now.are_uses_told and _core.query_tag(TAG) is not None:
+        # torch.compile says that hooks of modules are called once more, which is what ours are for.
+        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
+        _now.hooks.append(module.register_module_forward_pre_hook(_before_forward))
+        _now.hooks.append(module.register_module_forward_hook(_after_forward, always_call=True))
+        _now.are_uses_told = True
+
+
+def _before_forward(module: Any, inputs: Any) -> None:
+    import torch
+
+    if torch.compiler.is_compiling() or _now.extension is None or backends.is_forked_child():
+        return
+    parameters = vars(module).get("_parameters") or {}
+    compiled = vars(module).get("_modules", {}).get("_orig_mod")
+    if compiled is not None:  # what torch.compile made of it calls no hook inside
+        parameters = dict(compiled.named_parameters())
+    if others := _now.extension.begin_use(id(module), parameters):
+        _adopt(others)
+
+
+def _after_forward(module: Any, inputs: Any, outputs: Any) -> None:
+    import torch
+
+    if not torch.compiler.is_compiling() and _now.extension is not None:
+        _now.extension.end_use(id(module))

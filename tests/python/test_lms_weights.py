@@ -1,0 +1,224 @@
+"""Large model support: weights leave the device where memory stays short without them, and come by module."""
+
+import contextlib
+import copy
+import gc
+import io
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ebbtide import _core  # noqa: E402
+from lms_model import MIB, SMALL, make_model  # noqa: E402
+from lms_states import content  # noqa: E402
+from lms_weights import DEPTH, GRADIENTS, LIMIT, TAG, evaluate, on_host, send_all_away, tag_of  # noqa: E402
+
+pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
+
+
+@pytest.fixture(autouse=True)
+def _no_weights_left(saver, lms):
+    yield
+    gc.collect()
+    lms.disable()
+    for tag in (TAG, GRADIENTS):
+        status = saver.tags().get(tag)
+        assert status is None or status.lease_count == 0
+
+
+# --- forward by module ---
+
+
+def test_a_model_of_twice_the_limit_is_made_and_evaluated(lms):
+    plain = evaluate(make_model(DEPTH, 512))
+    with lms.enable(limit=LIMIT, min_size=SMALL):
+        model = make_model(DEPTH, 512)
+        assert {tag_of(layer.weight) for layer in model[::2]} == {TAG}
+        assert tag_of(model[0].bias) == "lms", "small ones stay"
+        assert evaluate(model) == plain
+        numbers = lms.stats()
+        assert numbers["peak_device_bytes"] <= LIMIT
+        assert numbers["weight_loaded_bytes"] > 0
+        assert numbers["slow_reads"] == 0
+        assert "weights left" in lms.report()
+
+
+def test_what_is_used_last_leaves_so_that_a_part_stays(lms):
+    """Least recently used weights would be those that are wanted next: each forward would load all of them."""
+    with lms.enable(limit=LIMIT, min_size=SMALL):
+        model = make_model(DEPTH, 512)
+        evaluate(model, 2)
+        before = lms.stats()["weight_loaded_bytes"]
+        evaluate(model, 4)
+        loaded = lms.stats()["weight_loaded_bytes"] - before
+        assert 0 < loaded <= 4 * (DEPTH - 2) * MIB
+
+
+def test_with_room_nothing_leaves(lms):
+    plain = evaluate(make_model(DEPTH, 512))
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        assert evaluate(make_model(DEPTH, 512)) == plain
+        assert lms.stats()["weight_evicted_bytes"] == lms.stats()["weight_host_bytes"] == 0
+
+
+def test_weights_can_be_read_and_written_anywhere_while_they_are_on_the_host(lms):
+    plain = make_model(DEPTH, 512)
+    want = content(plain.parameters())
+    with torch.no_grad():
+        for each in plain.parameters():
+            each.mul_(1.5)
+    want_then = content(plain.parameters())
+    lms.enable(limit="1GiB", min_size=SMALL)
+    model = make_model(DEPTH, 512)
+    addresses = [each.data_ptr() for each in model.parameters()]
+    assert send_all_away() >= DEPTH * MIB
+    assert content(model.parameters()) == want, "raw reads"
+    assert len(on_host(*model.parameters())) == DEPTH
+    with torch.no_grad():
+        for each in model.parameters():
+            each.mul_(1.5)
+    assert content(model.parameters()) == want_then
+    assert evaluate(model) == evaluate(plain)
+    assert on_host(*model.parameters()) == []
+    assert addresses == [each.data_ptr() for each in model.parameters()]
+
+
+def test_uses_without_room_are_counted_as_slow_reads(lms, saver):
+    plain = evaluate(make_model(2, 512))
+    lms.enable(limit="1GiB", min_size=SMALL)
+    model = make_model(2, 512)
+    send_all_away()
+    saver.configure(device_limit=_core.query_device(0).held_bytes)
+    try:
+        assert evaluate(model) == plain
+    finally:
+        saver.configure(device_limit=None)
+    assert lms.stats()["slow_reads"] > 0
+
+
+# --- which parameters ---
+
+
+def test_tied_and_shared_weights_and_views(lms):
+    def build():
+        torch.manual_seed(0)
+        model = torch.nn.ModuleDict({"a": torch.nn.Linear(512, 512), "b": torch.nn.Linear(512, 512)})
+        model["b"].weight = model["a"].weight
+        return model, model["a"].weight.view(-1)[: 512 * 256].view(256, 512)
+
+    def train(model, view):
+        losses = []
+        for _ in range(3):
+            hidden = model["b"](torch.relu(model["a"](torch.ones(64, 512) / 50)))
+            loss = (hidden @ view.T).pow(2).mean()
+            loss.backward()
+            with torch.no_grad():
+                for each in model.parameters():
+                    each.sub_(each.grad, alpha=1e-2)
+                    each.grad = None
+            if _core.find(model["a"].weight.data_ptr()) is not None:
+                send_all_away()
+                assert view.data_ptr() == model["a"].weight.data_ptr() == model["b"].weight.data_ptr()
+            losses.append(loss.item())
+        return losses
+
+    plain = train(*build())
+    lms.enable(limit="1GiB", min_size=SMALL)
+    assert train(*build()) == plain
+    assert lms.stats()["weight_loaded_bytes"] > 0
+
+
+@pytest.mark.parametrize("kind", ["detached", "numpy", "frozen numpy", "dlpack", "graph"])
+def test_a_parameter_whose_memory_is_known_elsewhere_stays(lms, kind):
+    lms.enable(limit="1GiB", min_size=SMALL)
+    data = torch.ones(512, 512)
+    parameter = torch.nn.Parameter(data, requires_grad=kind != "frozen numpy")
+    if kind != "detached":
+        del data
+    other = {
+        "detached": lambda: data,
+        "numpy": lambda: parameter.detach().numpy(),
+        "frozen numpy": lambda: parameter.numpy(),
+        "dlpack": lambda: torch.utils.dlpack.to_dlpack(parameter.detach()),
+        "graph": lambda: (parameter * parameter).sum(),
+    }
+    keeper = None
+    with contextlib.suppress(KeyError, RuntimeError):
+        keeper = other[kind]()
+    assert keeper is not None
+    module = torch.nn.Module()
+    module.weight = parameter
+    assert tag_of(parameter) == "lms"
+
+
+def test_frozen_parameters_leave_too(lms):
+    lms.enable(limit="1GiB", min_size=SMALL)
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(torch.ones(512, 512), requires_grad=False)
+    assert tag_of(module.weight) == TAG
+    model = make_model(2, 512).requires_grad_(False)
+    send_all_away()
+    assert len(on_host(module.weight, model[0].weight, model[2].weight)) == 3
+
+
+def test_parameters_get_their_tag_at_the_next_forward_where_registration_missed_it(lms):
+    lms.enable(limit="1GiB", min_size=SMALL)
+    model = copy.deepcopy(make_model(2, 512)).double()
+    assert tag_of(model[0].weight) == "lms"
+    with torch.no_grad():
+        model(torch.randn(4, 512, dtype=torch.float64))
+    assert tag_of(model[0].weight) == tag_of(model[2].weight) == TAG
+
+
+def test_functional_calls_vmap_and_parametrizations(lms):
+    def calls():
+        model = make_model(2, 512)
+        given = torch.ones(8, 512) / 10
+        other = {name: each.detach() * 2 for name, each in model.named_parameters()}
+        found = [torch.func.functional_call(model, other, (given,)).sum().item()]
+        torch.nn.utils.parametrizations.weight_norm(model[0])
+        found.append(model(given).sum().item())
+        if lms.enabled:
+            send_all_away()
+        found.append(model(given).sum().item())
+        return found
+
+    plain = calls()
+    lms.enable(limit="1GiB", min_size=SMALL)
+    assert calls() == plain
+
+
+def test_checkpoints_and_copies_of_a_model_on_the_host(lms):
+    plain = make_model(4, 512)
+    want = content(plain.parameters())
+    lms.enable(limit=4 * MIB, min_size=SMALL)
+    model = make_model(4, 512)
+    assert on_host(*model.parameters()) != []
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    lms.disable()  # what a copy needs is more than the limit
+    other = copy.deepcopy(model)
+    assert content(other.parameters()) == content(model.parameters()) == want
+    file.seek(0)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.zero_()
+    model.load_state_dict(torch.load(file))
+    assert content(model.parameters()) == want
+    assert not model._forward_pre_hooks and not model._forward_hooks
+
+
+@pytest.mark.filterwarnings("error:Using .torch.compile")
+def test_a_compiled_module(lms):
+    torch._dynamo.reset()
+    model = make_model(4, 512)
+    plain = evaluate(model)
+    lms.enable(limit="1GiB", min_size=SMALL)
+    model = make_model(4, 512)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert evaluate(compiled) == plain
+    send_all_away()
+    before = lms.stats()["weight_loaded_bytes"]
+    assert evaluate(compiled) == plain
+    assert lms.stats()["weight_loaded_bytes"] - before >= 4 * MIB
