@@ -2,10 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
 #include <string>
-#include <system_error>
 
 #include "api/ebbtide.h"
 #include "api/ebbtide_settings.h"
@@ -26,22 +23,10 @@ void configure(const char* call, const char* setting, const char* value) noexcep
 
 void choose_directory(const char* call, const char* directory) noexcept {
   is_directory_chosen.store(true);
-  make_directory(directory);
-  if (shows_files()) configure(call, "disk_files", "named");
   configure(call, "disk_directory", directory);
 }
 
 }  // namespace
-
-void make_directory(const char* path) noexcept {
-  std::error_code ignored;  // what is wrong with it is said where it is checked
-  std::filesystem::create_directories(path, ignored);
-}
-
-bool shows_files() noexcept {
-  const char* const chosen = std::getenv("EBBTIDE_DISK_FILES");
-  return chosen == nullptr || *chosen == '\0';
-}
 
 bool retains() noexcept {
   const Choice choice = retain_choice.load();
