@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 #include "api/ebbtide.h"
@@ -21,8 +22,16 @@ void configure(const char* call, const char* setting, const char* value) noexcep
   if (ebbtide_configure(setting, value, &error) != EBBTIDE_OK) log_line(LogLevel::kError, {call, ": ", error.message});
 }
 
+// torch_memory_saver's users look for the files in the folder. A folder in RAM is allowed for named files alone, so the
+// names come first.
+void name_files(const char* call) noexcept {
+  const char* const chosen = std::getenv("EBBTIDE_DISK_FILES");
+  if (chosen == nullptr || *chosen == '\0') configure(call, "disk_files", "named");
+}
+
 void choose_directory(const char* call, const char* directory) noexcept {
   is_directory_chosen.store(true);
+  name_files(call);
   configure(call, "disk_directory", directory);
 }
 
@@ -34,8 +43,10 @@ bool retains() noexcept {
 }
 
 void use_disk_directory() noexcept {
+  if (is_directory_chosen.load()) return;
   const char* const directory = variables().disk_directory;
-  if (directory != nullptr && !is_directory_chosen.load()) choose_directory("TMS_DISK_BACKUP_DIR", directory);
+  if (directory != nullptr) return choose_directory("TMS_DISK_BACKUP_DIR", directory);
+  name_files("tms_set_enable_disk_backup");
 }
 
 }  // namespace ebbtide::compat

@@ -59,6 +59,8 @@ ThreadPolicy read_program_policy() {
   policy.retain = tms.is_enabled && tms.retains && policy.backup != BackupKind::kNone;
   const std::string tag = read_variable(Setting::kTag).value_or("default");
   std::memcpy(policy.tag.data(), tag.c_str(), tag.size() + 1);
+  const bool is_disk_of_tms = policy.tagging == Tagging::kOn && tms.backup == static_cast<int>(BackupKind::kDisk);
+  if (is_disk_of_tms && variable_text(Setting::kDiskFiles) == nullptr) set_disk_files(DiskFiles::kNamed);
   if (tms.disk_directory != nullptr) set_disk_directory(tms.disk_directory);
   if (policy.tagging == Tagging::kOn && policy.backup == BackupKind::kDisk) check_backup_folder();
   return policy;

@@ -212,12 +212,13 @@ def test_what_holds_for_threads_that_say_nothing(clients: Clients, settings: dic
 
 
 ON_DISK = """
+import os
 block = take_by(torch.take, 2 * MIB)
 data = bytes(range(256)) * (2 * MIB // 256)
 write(block, data)
 print(_core.program_policy(), _core.disk_directory() == sys.argv[2].encode())
 _core.pause([])
-print(held())
+print(held(), len(os.listdir(sys.argv[2])))
 _core.resume([])
 print(read(block, len(data)) == data)
 """
@@ -229,7 +230,7 @@ def test_tms_disk_backups_go_to_its_folder(clients: Clients, tmp_path: Path) -> 
     folder.mkdir()
     other.mkdir()
     settings = {**TMS_DISK, "TMS_DISK_BACKUP_DIR": str(folder)}
-    expected = "(2, 'default', 3) True\n{}\nTrue\n"
+    expected = "(2, 'default', 3) True\n{} 1\nTrue\n"
     assert run(clients, ON_DISK, str(folder), **settings) == expected
     assert run(clients, ON_DISK, str(other), EBBTIDE_DISK_DIRECTORY=str(other), **settings) == expected
 

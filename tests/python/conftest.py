@@ -154,3 +154,26 @@ def tms(tms_module: Any) -> Iterator[Any]:
     made = tms_module.TorchMemorySaver()
     yield made
     made.retain_cpu_backup = False
+
+
+@pytest.fixture
+def make_program(saver: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Makes this process a pauseable program with this tag (pauseable_model.py), on the simulated device only."""
+    from pauseable_model import start
+
+    assert saver.device  # starts the real backend first, because regions of other tests use it
+    made: list[Any] = []
+
+    def make(tag: str) -> Any:
+        made.append(start(saver, monkeypatch, tag))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+@pytest.fixture
+def mine(make_program: Callable[[str], Any], tag: str) -> Any:
+    """A pauseable program."""
+    return make_program(tag)
