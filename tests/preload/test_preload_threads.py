@@ -227,8 +227,7 @@ TMS_DISK = {"TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_DISK_BACKUP": "1"}
 
 def test_tms_disk_backups_go_to_its_folder(clients: Clients, tmp_path: Path) -> None:
     folder, other = tmp_path / "tms", tmp_path / "ours"
-    folder.mkdir()
-    other.mkdir()
+    other.mkdir()  # TMS's own is made, as by TMS
     settings = {**TMS_DISK, "TMS_DISK_BACKUP_DIR": str(folder)}
     expected = "(2, 'default', 3) True\n{} 1\nTrue\n"
     assert run(clients, ON_DISK, str(folder), **settings) == expected
@@ -236,7 +235,8 @@ def test_tms_disk_backups_go_to_its_folder(clients: Clients, tmp_path: Path) -> 
 
 
 def test_a_tms_folder_that_no_pause_could_use_is_said_at_the_start(clients: Clients, tmp_path: Path) -> None:
-    missing = tmp_path / "missing"
+    (tmp_path / "file").touch()
+    missing = tmp_path / "file" / "missing"
     done = start(clients, "take_by(torch.take, 2 * MIB)", **TMS_DISK, TMS_DISK_BACKUP_DIR=str(missing))
     assert done.stderr.startswith(f"ebbtide: no file for a backup can be made in '{missing}'"), done.stderr
 
