@@ -26,6 +26,11 @@ std::string chosen_directory() {
   return directory().chosen;
 }
 
+std::optional<DiskFiles> chosen_files() {
+  const std::lock_guard lock(directory().mutex);
+  return directory().files;
+}
+
 }  // namespace
 
 void set_disk_directory(const std::string& chosen) {
@@ -47,10 +52,7 @@ void set_disk_files(DiskFiles chosen) {
 }
 
 DiskFiles disk_files() {
-  {
-    const std::lock_guard lock(directory().mutex);
-    if (directory().files) return *directory().files;
-  }
+  if (const auto chosen = chosen_files()) return *chosen;
   return word_index(Setting::kDiskFiles) == 1 ? DiskFiles::kNamed : DiskFiles::kHidden;
 }
 

@@ -29,9 +29,10 @@ bool is_stored(const Allocation& allocation, size_t begin, size_t end) {
 bool is_retained(const Allocation& allocation, const BackupRecord& stored, size_t begin, size_t end) {
   const auto is_any = [&](Place place) { return is_any_at(place, allocation, begin, end); };
   if (is_any(Place::kStored) || is_any(Place::kHost) || is_any(Place::kDropped)) return false;
-  const auto block_at = [&](size_t offset) { return stored.blocks.begin() + offset / kernels::kBlockBytes; };
-  return std::all_of(block_at(begin), block_at(end - 1) + 1,
-                     [](const StoredBlock& block) { return block.has_content; });
+  for (size_t block = begin / kernels::kBlockBytes; block * kernels::kBlockBytes < end; ++block) {
+    if (!stored.blocks[block].has_content) return false;
+  }
+  return true;
 }
 
 // Blocks [first, end) get their bytes where they are one value, and nothing is known of them any more.
