@@ -2,14 +2,12 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
 #include <string>
-#include <system_error>
 
 #include "api/ebbtide.h"
 #include "api/ebbtide_settings.h"
 #include "base/log.h"
+#include "base/settings.h"
 #include "compat/variables.h"
 
 namespace ebbtide::compat {
@@ -24,24 +22,19 @@ void configure(const char* call, const char* setting, const char* value) noexcep
   if (ebbtide_configure(setting, value, &error) != EBBTIDE_OK) log_line(LogLevel::kError, {call, ": ", error.message});
 }
 
+// torch_memory_saver's users look for the files in the folder. A folder in RAM is allowed for named files alone, so the
+// names come first.
+void name_files(const char* call) noexcept {
+  if (variable_text(Setting::kDiskFiles) == nullptr) configure(call, "disk_files", "named");
+}
+
 void choose_directory(const char* call, const char* directory) noexcept {
   is_directory_chosen.store(true);
-  make_directory(directory);
-  if (shows_files()) configure(call, "disk_files", "named");
+  name_files(call);
   configure(call, "disk_directory", directory);
 }
 
 }  // namespace
-
-void make_directory(const char* path) noexcept {
-  std::error_code ignored;  // what is wrong with it is said where it is checked
-  std::filesystem::create_directories(path, ignored);
-}
-
-bool shows_files() noexcept {
-  const char* const chosen = std::getenv("EBBTIDE_DISK_FILES");
-  return chosen == nullptr || *chosen == '\0';
-}
 
 bool retains() noexcept {
   const Choice choice = retain_choice.load();
@@ -49,8 +42,10 @@ bool retains() noexcept {
 }
 
 void use_disk_directory() noexcept {
+  if (is_directory_chosen.load()) return;
   const char* const directory = variables().disk_directory;
-  if (directory != nullptr && !is_directory_chosen.load()) choose_directory("TMS_DISK_BACKUP_DIR", directory);
+  if (directory != nullptr) return choose_directory("TMS_DISK_BACKUP_DIR", directory);
+  name_files("tms_set_enable_disk_backup");
 }
 
 }  // namespace ebbtide::compat

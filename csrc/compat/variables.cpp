@@ -2,7 +2,9 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 
 #include "api/ebbtide.h"
 #include "base/log.h"
@@ -54,8 +56,13 @@ Variables read() {
   const int32_t kind = has_cpu ? read.cpu_backup : static_cast<int32_t>(EBBTIDE_BACKUP_NONE);
   read.backup = has_disk ? static_cast<int32_t>(EBBTIDE_BACKUP_DISK) : kind;
   const std::string_view directory = text_of("TMS_DISK_BACKUP_DIR");
-  // A copy, since the program may change its environment. Leaked on purpose.
-  if (!directory.empty() && text_of("EBBTIDE_DISK_DIRECTORY").empty()) read.disk_directory = ::strdup(directory.data());
+  if (!directory.empty() && text_of("EBBTIDE_DISK_DIRECTORY").empty()) {
+    // A copy, since the program may change its environment. Leaked on purpose.
+    read.disk_directory = ::strdup(directory.data());
+    // As torch_memory_saver makes it. What is wrong with it is said where it is checked.
+    std::error_code ignored;
+    std::filesystem::create_directories(directory, ignored);
+  }
   return read;
 }
 

@@ -6,10 +6,10 @@
 namespace ebbtide::compat {
 
 struct Variables {
-  bool is_enabled = false;     // TMS_INIT_ENABLE: everything is tagged from the start
-  bool retains = false;        // TMS_RETAIN_CPU_BACKUP
-  int32_t cpu_backup = 0;      // TMS_INIT_CPU_BACKUP_BACKEND, as an ebbtide_backup_kind
-  int32_t backup = 0;          // of TMS_INIT_ENABLE_CPU_BACKUP and TMS_INIT_ENABLE_DISK_BACKUP, likewise
+  bool is_enabled = false;               // TMS_INIT_ENABLE: everything is tagged from the start
+  bool retains = false;                  // TMS_RETAIN_CPU_BACKUP
+  int32_t cpu_backup = 0;                // TMS_INIT_CPU_BACKUP_BACKEND, as an ebbtide_backup_kind
+  int32_t backup = 0;                    // of TMS_INIT_ENABLE_CPU_BACKUP and TMS_INIT_ENABLE_DISK_BACKUP, likewise
   const char* disk_directory = nullptr;  // TMS_DISK_BACKUP_DIR; null where EBBTIDE_DISK_DIRECTORY is set
 };
 

@@ -9,7 +9,6 @@
 #include "base/log.h"
 #include "base/own_library.h"
 #include "base/settings.h"
-#include "compat/backups.h"
 #include "compat/variables.h"
 #include "preload/resolver.h"
 #include "store/disk_directory.h"
@@ -60,11 +59,9 @@ ThreadPolicy read_program_policy() {
   policy.retain = tms.is_enabled && tms.retains && policy.backup != BackupKind::kNone;
   const std::string tag = read_variable(Setting::kTag).value_or("default");
   std::memcpy(policy.tag.data(), tag.c_str(), tag.size() + 1);
-  if (tms.disk_directory != nullptr) {
-    compat::make_directory(tms.disk_directory);
-    set_disk_directory(tms.disk_directory);
-    if (compat::shows_files()) set_disk_files(DiskFiles::kNamed);
-  }
+  const bool is_disk_of_tms = policy.tagging == Tagging::kOn && tms.backup == static_cast<int>(BackupKind::kDisk);
+  if (is_disk_of_tms && variable_text(Setting::kDiskFiles) == nullptr) set_disk_files(DiskFiles::kNamed);
+  if (tms.disk_directory != nullptr) set_disk_directory(tms.disk_directory);
   if (policy.tagging == Tagging::kOn && policy.backup == BackupKind::kDisk) check_backup_folder();
   return policy;
 }

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <filesystem>
+#include <string>
 
 #include "api/ebbtide.h"
+#include "api/ebbtide_settings.h"
 #include "sim_control.h"
 
 extern "C" {
@@ -15,6 +18,7 @@ void tms_set_cpu_backup_backend(const char* name);
 void tms_set_enable_disk_backup(bool is_on);
 void tms_set_disk_backup_dir(const char* directory);
 void tms_set_retain_cpu_backup(bool is_on);
+void set_memory_margin_bytes(uint64_t bytes);
 int tms_pause(const char* tag);
 int tms_resume(const char* tag);
 uint8_t* tms_get_cpu_backup_pointer(const uint8_t* address, uint64_t size_bytes);
@@ -169,6 +173,50 @@ TEST_F(CompatOperations, WithoutABackupInMemoryThereIsNoPointer) {
   EXPECT_EQ(backup_of(dropped, 1 << 30), nullptr) << "beyond the allocation";
   tms_torch_free(dropped, kSize, 0, nullptr);
   tms_torch_free(on_disk, kSize, 0, nullptr);
+}
+
+TEST_F(CompatOperations, ADiskBackupIsAFileInTheFolderThatWasSet) {
+  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / "ebbtide-compat-files";
+  std::filesystem::create_directory(folder);
+  const auto count = [&] {
+    const std::filesystem::directory_iterator files(folder);
+    return std::distance(begin(files), end(files));
+  };
+  void* const address = take("weights", false);
+  tms_torch_free(address, kSize, 0, nullptr);
+  tms_set_disk_backup_dir(folder.c_str());
+  tms_set_enable_disk_backup(true);
+  void* const on_disk = tms_torch_malloc(kSize, 0, nullptr);
+  fill(on_disk, 10);
+  EXPECT_EQ(count(), 0);
+  ASSERT_EQ(tms_pause("weights"), 0);
+  EXPECT_EQ(count(), 1);
+  ASSERT_EQ(tms_resume("weights"), 0);
+  EXPECT_TRUE(holds(on_disk, 10));
+  tms_torch_free(on_disk, kSize, 0, nullptr);
+  EXPECT_EQ(count(), 0);
+  std::filesystem::remove_all(folder);
+}
+
+TEST_F(CompatOperations, AFolderThatIsNotThereIsLeft) {
+  tms_set_disk_backup_dir(::testing::TempDir().c_str());
+  tms_set_disk_backup_dir("/nowhere/at/all");
+  tms_set_disk_backup_dir(nullptr);
+  char path[4096];
+  ASSERT_EQ(ebbtide_get_disk_directory(path, sizeof path, nullptr), EBBTIDE_OK);
+  EXPECT_EQ(std::string(path), ::testing::TempDir());
+}
+
+TEST_F(CompatOperations, AMarginIsLeftFree) {
+  void* const first = take("weights", false);
+  ASSERT_NE(first, nullptr);
+  set_memory_margin_bytes(uint64_t{1} << 60);
+  EXPECT_EQ(take("weights", false), nullptr);
+  set_memory_margin_bytes(0);
+  void* const second = take("weights", false);
+  EXPECT_NE(second, nullptr);
+  tms_torch_free(first, kSize, 0, nullptr);
+  tms_torch_free(second, kSize, 0, nullptr);
 }
 
 TEST_F(CompatOperations, PinnedBackupsGoUnlessTheyAreRetained) {

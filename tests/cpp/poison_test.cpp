@@ -192,18 +192,24 @@ TEST_F(PoisonAndDetachedBytes, AreKept) {
   EXPECT_FALSE(is_poison(address, kChunk));
 }
 
-TEST_F(MovesFaults, Invariant3_WithPoison) {
-  core().rules.must_poison = true;
-  const Act pause_it = [&] { pause_but_unused(); };
-  const Act resume_all = [&] { resume(); };
-  const Act wait_for_it = [&] { resume_pending(); };
-  const std::vector<ItemSpec> items = {{"w", kRetained, 0, {1, 2, 1}}, {"n", kNone, 0, {1, 1}}, {"n", kNone, 1, {1}}};
-  const Act paused_before = [&] {
-    items_[0].is_unused[1] = items_[0].is_unused[3] = true;
-    pause_it();
+class PoisonFaults : public MovesFaults {
+ protected:
+  PoisonFaults() { core().rules.must_poison = true; }
+  const std::vector<ItemSpec> specs_ = {{"w", kRetained, 0, {1, 2}}, {"n", kNone, 0, {1}}, {"n", kNone, 1, {1}}};
+  const Act paused_before_ = [this] {
+    items_[0].is_unused[1] = true;
+    pause_but_unused();
   };
-  sweep_all({items, paused_before, resume_all, {resume_all, pause_it}});
-  sweep_all({items, paused_before, wait_for_it, {resume_all, pause_it, wait_for_it}});
+};
+
+TEST_F(PoisonFaults, Invariant3_AResume) {
+  const Act resume_all = [&] { resume(); };
+  sweep_all({specs_, paused_before_, resume_all, {resume_all, [&] { pause(); }}});
+}
+
+TEST_F(PoisonFaults, Invariant3_AResumeInTheBackground) {
+  const Act wait_for_it = [&] { resume_pending(); };
+  sweep_all({specs_, paused_before_, wait_for_it, {[&] { resume(); }, [&] { pause(); }, wait_for_it}});
 }
 
 TEST_F(SwapFaults, Invariant3_WithPoison) {

@@ -185,35 +185,49 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Windows, ::testing::Values(BackupKind::kRam, Bac
                          name_of);
 
 // With a window on everything that was retained, over the second pause and its resume.
-TEST_F(MovesFaults, Invariant3_UnderWindows) {
-  const DiskDirectory directory;
-  std::vector<BackupView> windows;
-  const Act resume_all = [&] { resume(); };
-  const Act pause_it = [&] { pause_but_unused(); };
-  const Act look = [&] {
-    windows.clear();
+class WindowFaults : public MovesFaults {
+ protected:
+  void look() {
+    windows_.clear();
     make_second_cycle(0);
     for (const Item& item : items_) {
       auto window = view_backup(core(), {item.address, kChunk}, ViewKind::kWindow);
-      if (window) windows.push_back(std::move(*window));
+      if (window) windows_.push_back(std::move(*window));
     }
-    EXPECT_EQ(windows.size(), 3u);
-  };
+    EXPECT_EQ(windows_.size(), items_.size());
+  }
   // Nobody looks any more when the world looks for what is left.
-  const auto and_let_go = [&](const Act& act) {
-    return Act([&windows, act] {
+  Act and_let_go(const Act& act) {
+    return [this, act] {
       act();
-      windows.clear();
-    });
-  };
-  const std::vector<ItemSpec> items = {
-      {"w", kRetained, 0, {1, 2, 1}}, {"w", kRam, 0, {1}}, {"w", kPinned, 1, {1}}, {"d", kRetainedDisk, 0, {1}}};
-  sweep_all({items, look, and_let_go(pause_it), {and_let_go(pause_it), and_let_go(resume_all)}});
+      windows_.clear();
+    };
+  }
+  const Act pause_it_ = and_let_go([this] { pause_but_unused(); });
+  const Act resume_all_ = and_let_go([this] { resume(); });
+
+ private:
+  std::vector<BackupView> windows_;
+};
+
+TEST_F(WindowFaults, Invariant3_APauseThatRefreshesThem) {
+  const std::vector<ItemSpec> items = {{"w", kRetained, 0, {1, 2}}, {"w", kPinned, 1, {1}}};
+  sweep_all({items, [&] { look(); }, pause_it_, {pause_it_, resume_all_}});
+}
+
+TEST_F(WindowFaults, Invariant3_AResumeUnderThem) {
   const Act paused_before = [&] {
     look();
-    pause_it();
+    pause_but_unused();
   };
-  sweep_all({items, paused_before, and_let_go(resume_all), {and_let_go(resume_all), and_let_go(pause_it)}});
+  const std::vector<ItemSpec> items = {{"w", kRetained, 0, {1, 2}}, {"w", kPinned, 1, {1}}};
+  sweep_all({items, paused_before, resume_all_, {resume_all_, pause_it_}});
+}
+
+TEST_F(WindowFaults, Invariant3_OnDisk) {
+  const DiskDirectory directory;
+  sweep_all({{{"d", kRetainedDisk, 0, {1, 1}}}, [&] { look(); }, pause_it_, {pause_it_, resume_all_}});
+  EXPECT_TRUE(directory.is_empty());
 }
 
 }  // namespace

@@ -224,6 +224,49 @@ assert (third == 1).all()
     )
 
 
+def test_only_what_torch_allocates_for_itself_is_tagged(program: Callable[..., str]) -> None:
+    """Not the program's own call of the driver, and not what torch takes in `saver.disabled()`."""
+    program(
+        """
+import ctypes
+kept = torch.ones(96 * MIB, dtype=torch.uint8, device="cuda")
+driver, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64()
+assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(64 * MIB)) == 0
+with saver.disabled():
+    plain = torch.ones(160 * MIB, dtype=torch.uint8, device="cuda")
+assert tag_of(kept) == "default" and info_of(plain) is None and _core.find(address.value) is None
+handle = ctypes.create_string_buffer(64)
+assert driver.cuIpcGetMemHandle(handle, address) == 0
+saver.pause()
+assert is_away(kept) and (plain == 1).all()
+saver.resume()
+assert (kept == 1).all()
+assert driver.cuMemFree_v2(address) == 0
+"""
+    )
+
+
+def test_a_graph_that_is_captured_in_a_region_has_its_tag(program: Callable[..., str]) -> None:
+    program(
+        """
+static = torch.ones(1 << 20, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with saver.region("graphs"), torch.cuda.graph(graph):
+    out = static * 2 + 1
+graph.replay()
+torch.cuda.synchronize()
+assert tag_of(out) == "graphs" and tag_of(static) == "default"
+saver.pause("graphs")
+assert is_away(out) and not is_away(static)
+saver.resume("graphs")
+assert (out == 3).all()
+static.fill_(2)
+graph.replay()
+assert (out == 5).all()
+"""
+    )
+
+
 @pytest.mark.device_memory
 def test_cycles_leave_nothing_behind(program: Callable[..., str]) -> None:
     program(

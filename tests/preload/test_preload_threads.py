@@ -212,12 +212,13 @@ def test_what_holds_for_threads_that_say_nothing(clients: Clients, settings: dic
 
 
 ON_DISK = """
+import os
 block = take_by(torch.take, 2 * MIB)
 data = bytes(range(256)) * (2 * MIB // 256)
 write(block, data)
 print(_core.program_policy(), _core.disk_directory() == sys.argv[2].encode())
 _core.pause([])
-print(held())
+print(held(), len(os.listdir(sys.argv[2])))
 _core.resume([])
 print(read(block, len(data)) == data)
 """
@@ -226,16 +227,16 @@ TMS_DISK = {"TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_DISK_BACKUP": "1"}
 
 def test_tms_disk_backups_go_to_its_folder(clients: Clients, tmp_path: Path) -> None:
     folder, other = tmp_path / "tms", tmp_path / "ours"
-    folder.mkdir()
-    other.mkdir()
+    other.mkdir()  # TMS's own is made, as by TMS
     settings = {**TMS_DISK, "TMS_DISK_BACKUP_DIR": str(folder)}
-    expected = "(2, 'default', 3) True\n{}\nTrue\n"
+    expected = "(2, 'default', 3) True\n{} 1\nTrue\n"
     assert run(clients, ON_DISK, str(folder), **settings) == expected
     assert run(clients, ON_DISK, str(other), EBBTIDE_DISK_DIRECTORY=str(other), **settings) == expected
 
 
 def test_a_tms_folder_that_no_pause_could_use_is_said_at_the_start(clients: Clients, tmp_path: Path) -> None:
-    missing = tmp_path / "missing"
+    (tmp_path / "file").touch()
+    missing = tmp_path / "file" / "missing"
     done = start(clients, "take_by(torch.take, 2 * MIB)", **TMS_DISK, TMS_DISK_BACKUP_DIR=str(missing))
     assert done.stderr.startswith(f"ebbtide: no file for a backup can be made in '{missing}'"), done.stderr
 

@@ -135,3 +135,45 @@ def lms(saver: Any) -> Iterator[Any]:
     assert module.stats()["host_bytes"] == 0
     assert saver.tags().get("lms") is None or saver.tags()["lms"].lease_count == 0
     assert _core.get_limit("device") == _core.get_limit("host") == _core.UNLIMITED
+
+
+@pytest.fixture
+def tms_module(saver: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """ebbtide's module torch_memory_saver; afterwards no import finds it."""
+    from ebbtide.compat.torch_memory_saver import install
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield install()
+    for name in [name for name in sys.modules if name.startswith("torch_memory_saver")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def tms(tms_module: Any) -> Iterator[Any]:
+    """An instance of its class."""
+    made = tms_module.TorchMemorySaver()
+    yield made
+    made.retain_cpu_backup = False
+
+
+@pytest.fixture
+def make_program(saver: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Makes this process a pauseable program with this tag (pauseable_model.py), on the simulated device only."""
+    from pauseable_model import start
+
+    assert saver.device  # starts the real backend first, because regions of other tests use it
+    made: list[Any] = []
+
+    def make(tag: str) -> Any:
+        made.append(start(saver, monkeypatch, tag))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+@pytest.fixture
+def mine(make_program: Callable[[str], Any], tag: str) -> Any:
+    """A pauseable program."""
+    return make_program(tag)

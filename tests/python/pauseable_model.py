@@ -2,6 +2,7 @@
 torch requests from the driver has the program's tag."""
 
 import ctypes
+import threading
 
 import torch
 from ebbtide import _core, driver_choice
@@ -116,3 +117,12 @@ def start(saver, monkeypatch, tag):
     monkeypatch.setattr(bypass, "_closed", set())
     startup.introduce_program()
     return PauseableProgram(saver, tag, model)
+
+
+def routes_of_threads(model):
+    """The pool of another thread's allocations."""
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(model.route()))
+    thread.start()
+    thread.join(30)
+    return seen[0]

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
 from ebbtide.saver.pools import backends, captures, region_pools  # noqa: E402
-from ebbtide.saver.regions import graphs  # noqa: E402
+from ebbtide.saver.regions import graphs, startup  # noqa: E402
 
 
 class Allocator:
@@ -387,3 +387,11 @@ def test_a_replaced_pool_that_is_paused_refuses_the_capture(saver, tag, fake_cud
     saver.resume(tag)
     capture_beside(fake_cuda(), (0, 1), tag)
     _core.free(address)
+
+
+def test_where_ebbtide_is_off_the_callers_pool_is_used(saver, tag, fake_cuda, monkeypatch):
+    monkeypatch.setattr(startup, "backend", lambda: None)
+    graph = fake_cuda()
+    with graphs.cuda_graph_in_place_of((0, 1), graph, tag, "ram", {}):
+        pass
+    assert graph.pool_id == (0, 1)

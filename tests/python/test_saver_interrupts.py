@@ -14,6 +14,7 @@ import ebbtide  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.saver.pools import backends, captures, region_pools  # noqa: E402
 from ebbtide.saver.regions import graphs  # noqa: E402
+from ebbtide.saver.regions.region import Tagged, separate_memory  # noqa: E402
 from interrupts import AtPoint, Planted, interrupted_everywhere  # noqa: E402
 from test_saver_captures import FakeBackend  # noqa: E402
 
@@ -100,6 +101,20 @@ def test_regions_are_whole(saver, tag, tag2, name):
     work = scopes(saver, tag, tag2)[name]
     work()  # makes everything that is made at first use
     assert interrupted_everywhere(work, lambda: assert_outside(saver, tag, tag2)) > 20
+
+
+def test_memory_of_its_own_and_a_tag_without_pools_are_whole(saver, tag, tag2):
+    region, inner = saver.region(tag), saver.region(tag2)
+
+    def work():
+        with region:
+            with separate_memory():
+                with inner, Tagged(tag, 1):
+                    make(saver)
+
+    work()
+    assert interrupted_everywhere(work, lambda: assert_outside(saver, tag, tag2)) > 20
+    assert _core.thread_policy()[0] == _core.TAGGING_UNSET
 
 
 def test_a_first_entry_is_whole(saver, tag):

@@ -2,38 +2,17 @@
 
 import ctypes
 import gc
-import sys
 import threading
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-import ebbtide.compat.torch_memory_saver as ways_in  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.compat.memory_saver import implementation  # noqa: E402
 from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def module(saver, monkeypatch):
-    """The module; afterwards no import finds it."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    before = {name for name in sys.modules if name.startswith("torch_memory_saver")}
-    assert not before
-    yield ways_in.install()
-    for name in [name for name in sys.modules if name.startswith("torch_memory_saver")]:
-        del sys.modules[name]
-
-
-@pytest.fixture
-def tms(module):
-    """An instance like the singleton."""
-    made = module.TorchMemorySaver()
-    yield made
-    made.retain_cpu_backup = False
 
 
 @pytest.fixture
@@ -58,33 +37,6 @@ def test_a_pause_frees_the_memory_and_a_resume_brings_back_the_bytes(saver, tms,
     assert before - paused >= 64 * MIB <= get_and_print_gpu_memory("resumed") - paused
     assert inside.data_ptr() == address and bool((inside == 7).all()) and bool((outside == 100).all())
     assert capsys.readouterr().out.splitlines()[1].endswith("(paused)")
-
-
-@pytest.mark.parametrize("backend", ["mmap", "pinned", None])
-def test_content_with_a_backup_stays_and_without_one_goes(saver, tms, tag, backend):
-    """Both lie in one tag."""
-    with tms.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend=backend):
-        kept = make(saver, 10)
-        typed = torch.randn(10, 20, 30, device=saver.device)
-    with tms.region(tag=tag):
-        dropped = make(saver, 20)
-    expected = typed.detach().to("cpu", copy=True)
-    assert tms.get_cpu_backup(typed) is None
-    tms.pause()
-    copy, view = tms.get_cpu_backup(typed), tms.get_cpu_backup(typed, zero_copy=True)
-    assert torch.equal(copy, expected) and torch.equal(view, expected)
-    assert copy.data_ptr() != view.data_ptr() == tms.get_cpu_backup(typed, zero_copy=True).data_ptr()
-    with pytest.raises(StateError, match=r"its content was dropped: .*enable_cpu_backup=True"):
-        tms.get_cpu_backup(dropped)
-    del view
-    tms.resume()
-    assert bool((kept == 10).all()) and not dropped.any()
-    assert tms.get_cpu_backup(typed) is None
-    assert _core.find(kept.data_ptr()).backup == {"mmap": 1}.get(backend, 2)
-
-
-def test_tensors_outside_have_no_backup(saver, tms):
-    assert tms.get_cpu_backup(make(saver, 1)) is None
 
 
 def test_a_backend_needs_a_backup_and_there_are_two(tms):
@@ -149,11 +101,11 @@ def test_a_tag_of_the_savers_is_the_same_tag_here(saver, tms, tag):
     assert bool((tensor == 6).all())
 
 
-def test_instances_share_one_core(saver, module, tms, tag):
+def test_instances_share_one_core(saver, tms_module, tms, tag):
     with tms.region(tag=tag, enable_cpu_backup=True):
         tensor = make(saver, 8)
-    module.torch_memory_saver.pause(tag)
-    assert torch.equal(module.TorchMemorySaver().get_cpu_backup(tensor), torch.full((MIB,), 8, dtype=torch.uint8))
+    tms_module.torch_memory_saver.pause(tag)
+    assert torch.equal(tms_module.TorchMemorySaver().get_cpu_backup(tensor), torch.full((MIB,), 8, dtype=torch.uint8))
     tms.resume(tag)
     assert bool((tensor == 8).all())
 
@@ -243,88 +195,6 @@ def test_the_hook_mode_is_accepted_at_any_time(tms, tag):
         tms.hook_mode = "both"
 
 
-@pytest.mark.parametrize("backend", ["mmap", "pinned"])
-def test_what_is_retained_is_not_copied_again(saver, tms, tag, backend):
-    tms.retain_cpu_backup = True
-    with tms.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend=backend):
-        tensor = torch.arange(4 * MIB, dtype=torch.int32, device=saver.device)
-    tms.pause(tag)
-    tms.resume(tag)
-    assert saver.tags()[tag].retained_bytes >= tensor.nbytes
-    assert saver.pause(tag).copied == 0
-    tms.retain_cpu_backup = False
-    tms.resume(tag)
-    assert saver.tags()[tag].retained_bytes == 0
-    assert torch.equal(tensor.cpu(), torch.arange(4 * MIB, dtype=torch.int32))
-
-
-@pytest.mark.parametrize("backend", ["mmap", "pinned"])
-def test_a_retained_backup_is_read_at_one_address_from_cycle_to_cycle(saver, tms, tag, backend):
-    def pattern(offset):
-        return torch.arange(4096, dtype=torch.int64).add(offset).remainder(251).to(torch.uint8)
-
-    with tms.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend=backend):
-        tensor = pattern(0).to(saver.device, copy=True)
-    tms.pause(tag)
-    address = tms.get_cpu_backup(tensor, zero_copy=True).data_ptr()
-    tms.retain_cpu_backup = True
-    for turn in range(3):
-        expected = pattern(turn)
-        tms.resume(tag)
-        resident = tms.get_cpu_backup(tensor, zero_copy=True)
-        assert resident.data_ptr() == address and torch.equal(resident, expected)
-        assert torch.equal(tms.get_cpu_backup(tensor), expected)
-        assert torch.equal(tensor.cpu(), expected)
-        del resident
-        tms.retain_cpu_backup = False  # concerns the next resume
-        assert tms.get_cpu_backup(tensor) is not None
-        tms.retain_cpu_backup = True
-        tensor.copy_(pattern(turn + 1))
-        tms.pause(tag)
-        away = tms.get_cpu_backup(tensor, zero_copy=True)
-        assert away.data_ptr() == address and torch.equal(away, pattern(turn + 1))
-        del away
-    tms.retain_cpu_backup = False
-    tms.resume(tag)
-    assert tms.get_cpu_backup(tensor) is None and torch.equal(tensor.cpu(), pattern(3))
-
-
-def test_backups_on_disk_are_files_in_the_folder_that_was_set(saver, tms, tag, tmp_path):
-    before = _core.disk_directory()
-    folder = tmp_path / "made" / "here"
-    tms.set_disk_backup_dir(str(folder))
-    with tms.region(tag=tag, enable_disk_backup=True):
-        big = torch.arange(3 * MIB + 12345, dtype=torch.float32, device=saver.device)
-    with tms.region(tag=f"{tag}-small", enable_disk_backup=True):
-        small = make(saver, 10, 7)
-    with tms.region(tag=tag):
-        dropped = make(saver, 20)
-    sizes = set()
-    for _ in range(3):
-        tms.pause()
-        files = list(folder.iterdir())
-        assert len(files) == 2
-        sizes.add(sum(file.stat().st_size for file in files))
-        assert torch.equal(tms.get_cpu_backup(big), torch.arange(3 * MIB + 12345, dtype=torch.float32))
-        tms.resume()
-        assert torch.equal(big.cpu(), torch.arange(3 * MIB + 12345, dtype=torch.float32))
-        assert bool((small == 10).all()) and not dropped.any()
-    assert len(sizes) == 1 and sizes.pop() >= big.nbytes
-    saver.configure(disk_directory=before.decode(), disk_files="hidden")
-
-
-def test_a_margin_refuses_what_would_leave_less(saver, tms, tag):
-    free = _core.query_device(0).free_bytes
-    tms.memory_margin_bytes = free - 8 * MIB
-    try:
-        with tms.region(tag=tag), pytest.raises(torch.OutOfMemoryError if saver.device == "cuda" else RuntimeError):
-            make(saver, 1, 64 * MIB)
-    finally:
-        tms.memory_margin_bytes = 0
-    with tms.region(tag=tag):
-        assert bool((make(saver, 1, 64 * MIB) == 1).all())
-
-
 def test_a_resume_without_room_is_torchs_error_and_works_later(saver, tms, tag, tag2):
     with tms.region(tag=tag, enable_cpu_backup=True):
         tensor = make(saver, 1, 8 * MIB)
@@ -386,16 +256,11 @@ def test_the_library_finds_other_names_in_the_process(cdll):
         cdll.tms_no_such_name  # noqa: B018
 
 
-def test_the_margin_can_be_set_and_not_read(tms):
-    with pytest.raises(NotImplementedError):
-        tms.memory_margin_bytes  # noqa: B018
-
-
-def test_the_surface_has_the_names_of_torch_memory_saver(module):
+def test_the_surface_has_the_names_of_torch_memory_saver(tms_module):
     from torch_memory_saver import entrypoint, testing_utils, utils
     from torch_memory_saver.hooks import mode_preload
 
-    assert isinstance(module.torch_memory_saver, module.TorchMemorySaver)
-    assert entrypoint.TorchMemorySaver is module.TorchMemorySaver
-    assert mode_preload.configure_subprocess is module.configure_subprocess
+    assert isinstance(tms_module.torch_memory_saver, tms_module.TorchMemorySaver)
+    assert entrypoint.TorchMemorySaver is tms_module.TorchMemorySaver
+    assert mode_preload.configure_subprocess is tms_module.configure_subprocess
     assert testing_utils.is_xpu is utils.is_xpu and not utils.is_xpu()

@@ -16,6 +16,7 @@ from ebbtide.saver.values.arguments import BackupName, backup_code
 if TYPE_CHECKING:
     import torch
 
+_is_disk_directory_read = False
 _BACKUPS: dict[str, BackupName] = {"mmap": "ram", "pinned": "pinned"}
 
 
@@ -25,7 +26,7 @@ class Implementation:
     def __init__(self) -> None:
         self._binary_wrapper = BinaryWrapper()
         self._mem_pools = MemPools()
-        _use_disk_directory(self._binary_wrapper.cdll.tms_set_disk_backup_dir)
+        self._use_disk_directory()
 
     def region(
         self, tag: str, enable_cpu_backup: bool, enable_disk_backup: bool, cpu_backup_backend: str | None
@@ -88,6 +89,15 @@ class Implementation:
         Path(path).mkdir(parents=True, exist_ok=True)
         self._binary_wrapper.cdll.tms_set_disk_backup_dir(os.fsencode(path))
 
+    def _use_disk_directory(self) -> None:
+        """Once in a process, disk backups go to TMS_DISK_BACKUP_DIR, if it is set. EBBTIDE_DISK_DIRECTORY comes
+        first."""
+        global _is_disk_directory_read
+        directory = os.environ.get("TMS_DISK_BACKUP_DIR")
+        if directory and not os.environ.get("EBBTIDE_DISK_DIRECTORY") and not _is_disk_directory_read:
+            self.set_disk_backup_dir(directory)
+        _is_disk_directory_read = True
+
     def _backup(
         self, enable_cpu_backup: bool, enable_disk_backup: bool, cpu_backup_backend: str | None
     ) -> BackupName | None:
@@ -101,18 +111,6 @@ class Implementation:
     def _thread_backend(self) -> str:
         backend: bytes = self._binary_wrapper.cdll.tms_get_cpu_backup_backend()
         return backend.decode()
-
-
-_is_disk_directory_read = False
-
-
-def _use_disk_directory(choose: Callable[[bytes], object]) -> None:
-    """At the first call, disk backups go to TMS_DISK_BACKUP_DIR, if it is set. EBBTIDE_DISK_DIRECTORY comes first."""
-    global _is_disk_directory_read
-    directory = os.environ.get("TMS_DISK_BACKUP_DIR")
-    if directory and not os.environ.get("EBBTIDE_DISK_DIRECTORY") and not _is_disk_directory_read:
-        choose(os.fsencode(directory))
-    _is_disk_directory_read = True
 
 
 class _NotedRegion(Region):

@@ -91,11 +91,12 @@ class PoolUse(NamedTuple):
 class Separation(NamedTuple):
     """Ordinary memory of which nothing is from torch's cache.
 
-    The uses may begin and end several times. After `give_back`, torch frees what is free of it at the next flush.
+    The uses may begin and end several times. After the calls of `ends`, built-in functions with their arguments, torch
+    frees what is free of it at the next flush.
     """
 
     uses: Sequence[PoolUse]
-    give_back: Callable[[], None]
+    ends: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
 _backend: PoolBackend | None = None

@@ -71,7 +71,7 @@ class CpuPools:
 
     def separate(self) -> Separation:
         """See PoolBackend. torch caches no CPU memory."""
-        return Separation(self.suspension(), lambda: None)
+        return Separation(self.suspension(), ())
 
 
 def make_backend() -> CpuPools:

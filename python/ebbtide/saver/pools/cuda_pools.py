@@ -151,12 +151,12 @@ class CudaPools:
         return ()
 
     def separate(self) -> Separation:
-        """See PoolBackend. Each pool is a bare id, like that of a capture. One use of it is ours until `give_back`:
-        a pool without uses can't be entered again."""
+        """See PoolBackend. Each pool is a bare id, like that of a capture. One use of it is ours until the end: a pool
+        without uses can't be entered again."""
         pools = [(device, torch.cuda.graph_pool_handle()) for device in self.devices()]
         _core.call_together(*((function, pool) for pool in pools for function in (self._begin, self._end)))
         uses = [PoolUse(self._begin, pool, (self._end, self._release)) for pool in pools]
-        return Separation(uses, lambda: _core.call_together(*((self._release, pool) for pool in pools)))
+        return Separation(uses, [(self._release, pool) for pool in pools])
 
 
 class _MadeOn(_core.Scope):

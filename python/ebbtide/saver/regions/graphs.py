@@ -96,6 +96,8 @@ class GraphCapture(DecoratingScope):
                 lease = self._holding.open_lease(key_tag, f"a capture in {holder_name()}")
                 pool_id = _pool_for(backend, key, self._graph, lease).region_pool.handle.id
             arguments = {**arguments, "pool": pool_id}
+        elif self._replaced is not None:
+            arguments = {**arguments, "pool": self._replaced}
         inner = torch.cuda.graph(self._graph, **arguments)
         self._stream = torch.cuda.current_stream()
         self._inner = inner

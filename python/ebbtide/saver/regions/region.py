@@ -151,12 +151,8 @@ def _prepare_separate(frame: "_core.Frame") -> bool:
         return False
     separation = backend.separate()
     ordinary_memory.prepare_separate(frame, separation, backend.inner_beats_all)
-
-    def give_back() -> None:
-        separation.give_back()
-        torch_cache.empty()
-
-    frame.after = give_back
+    # In one call, so that an interrupt leaves at most a cache that is not emptied.
+    frame.after = functools.partial(_core.call_together, *separation.ends, (torch_cache.empty, ()))
     return True
 
 

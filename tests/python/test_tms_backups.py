@@ -1,0 +1,148 @@
+"""What torch_memory_saver's calls keep while memory is away: in host memory, on disk, retained. And the margin."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ebbtide import _core  # noqa: E402
+from ebbtide.compat.memory_saver import implementation  # noqa: E402
+from ebbtide.errors import StateError  # noqa: E402
+
+MIB = 1 << 20
+
+
+def make(saver, value, count=MIB):
+    return torch.full((count,), value, dtype=torch.uint8, device=saver.device)
+
+
+@pytest.fixture
+def disk_settings(saver):
+    """They are as before afterwards."""
+    yield
+    saver.configure(disk_directory=None, disk_files="hidden")
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pinned", None])
+def test_content_with_a_backup_stays_and_without_one_goes(saver, tms, tag, backend):
+    """Both lie in one tag."""
+    with tms.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend=backend):
+        kept = make(saver, 10)
+        typed = torch.randn(10, 20, 30, device=saver.device)
+    with tms.region(tag=tag):
+        dropped = make(saver, 20)
+    expected = typed.detach().to("cpu", copy=True)
+    assert tms.get_cpu_backup(typed) is None
+    tms.pause()
+    copy, view = tms.get_cpu_backup(typed), tms.get_cpu_backup(typed, zero_copy=True)
+    assert torch.equal(copy, expected) and torch.equal(view, expected)
+    assert copy.data_ptr() != view.data_ptr() == tms.get_cpu_backup(typed, zero_copy=True).data_ptr()
+    with pytest.raises(StateError, match=r"its content was dropped: .*enable_cpu_backup=True"):
+        tms.get_cpu_backup(dropped)
+    del view
+    tms.resume()
+    assert bool((kept == 10).all()) and not dropped.any()
+    assert tms.get_cpu_backup(typed) is None
+    assert _core.find(kept.data_ptr()).backup == {"mmap": 1}.get(backend, 2)
+
+
+def test_tensors_outside_have_no_backup(saver, tms):
+    assert tms.get_cpu_backup(make(saver, 1)) is None
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pinned"])
+def test_what_is_retained_is_not_copied_again(saver, tms, tag, backend):
+    tms.retain_cpu_backup = True
+    with tms.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend=backend):
+        tensor = torch.arange(4 * MIB, dtype=torch.int32, device=saver.device)
+    tms.pause(tag)
+    tms.resume(tag)
+    assert saver.tags()[tag].retained_bytes >= tensor.nbytes
+    assert saver.pause(tag).copied == 0
+    tms.retain_cpu_backup = False
+    tms.resume(tag)
+    assert saver.tags()[tag].retained_bytes == 0
+    assert torch.equal(tensor.cpu(), torch.arange(4 * MIB, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pinned"])
+def test_a_retained_backup_is_read_at_one_address_from_cycle_to_cycle(saver, tms, tag, backend):
+    def pattern(offset):
+        return torch.arange(4096, dtype=torch.int64).add(offset).remainder(251).to(torch.uint8)
+
+    with tms.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend=backend):
+        tensor = pattern(0).to(saver.device, copy=True)
+    tms.pause(tag)
+    address = tms.get_cpu_backup(tensor, zero_copy=True).data_ptr()
+    tms.retain_cpu_backup = True
+    for turn in range(3):
+        expected = pattern(turn)
+        tms.resume(tag)
+        resident = tms.get_cpu_backup(tensor, zero_copy=True)
+        assert resident.data_ptr() == address and torch.equal(resident, expected)
+        assert torch.equal(tms.get_cpu_backup(tensor), expected)
+        assert torch.equal(tensor.cpu(), expected)
+        del resident
+        tms.retain_cpu_backup = False  # concerns the next resume
+        assert tms.get_cpu_backup(tensor) is not None
+        tms.retain_cpu_backup = True
+        tensor.copy_(pattern(turn + 1))
+        tms.pause(tag)
+        away = tms.get_cpu_backup(tensor, zero_copy=True)
+        assert away.data_ptr() == address and torch.equal(away, pattern(turn + 1))
+        del away
+    tms.retain_cpu_backup = False
+    tms.resume(tag)
+    assert tms.get_cpu_backup(tensor) is None and torch.equal(tensor.cpu(), pattern(3))
+
+
+def test_backups_on_disk_are_files_in_the_folder_that_was_set(saver, tms, tag, tmp_path, disk_settings):
+    folder = tmp_path / "made" / "here"
+    tms.set_disk_backup_dir(str(folder))
+    with tms.region(tag=tag, enable_disk_backup=True):
+        big = torch.arange(3 * MIB + 12345, dtype=torch.float32, device=saver.device)
+    with tms.region(tag=f"{tag}-small", enable_disk_backup=True):
+        small = make(saver, 10, 7)
+    with tms.region(tag=tag):
+        dropped = make(saver, 20)
+    sizes = set()
+    for _ in range(3):
+        tms.pause()
+        files = list(folder.iterdir())
+        assert len(files) == 2
+        sizes.add(sum(file.stat().st_size for file in files))
+        assert torch.equal(tms.get_cpu_backup(big), torch.arange(3 * MIB + 12345, dtype=torch.float32))
+        tms.resume()
+        assert torch.equal(big.cpu(), torch.arange(3 * MIB + 12345, dtype=torch.float32))
+        assert bool((small == 10).all()) and not dropped.any()
+    assert len(sizes) == 1 and sizes.pop() >= big.nbytes
+
+
+def test_the_variable_chooses_the_folder_once_and_ours_comes_first(tms_module, disk_settings, tmp_path, monkeypatch):
+    first, second = tmp_path / "first", tmp_path / "second"
+    monkeypatch.setattr(implementation, "_is_disk_directory_read", False)
+    monkeypatch.setenv("TMS_DISK_BACKUP_DIR", str(first))
+    tms_module.TorchMemorySaver()._ensure_initialized()
+    assert _core.disk_directory() == str(first).encode() and first.is_dir()
+    monkeypatch.setenv("TMS_DISK_BACKUP_DIR", str(second))
+    tms_module.TorchMemorySaver()._ensure_initialized()
+    monkeypatch.setattr(implementation, "_is_disk_directory_read", False)
+    monkeypatch.setenv("EBBTIDE_DISK_DIRECTORY", str(tmp_path))
+    tms_module.TorchMemorySaver()._ensure_initialized()
+    assert _core.disk_directory() == str(first).encode() and not second.exists()
+
+
+def test_a_margin_refuses_what_would_leave_less(saver, tms, tag):
+    free = _core.query_device(0).free_bytes
+    tms.memory_margin_bytes = free - 8 * MIB
+    try:
+        with tms.region(tag=tag), pytest.raises(torch.OutOfMemoryError if saver.device == "cuda" else RuntimeError):
+            make(saver, 1, 64 * MIB)
+    finally:
+        tms.memory_margin_bytes = 0
+    with tms.region(tag=tag):
+        assert bool((make(saver, 1, 64 * MIB) == 1).all())
+
+
+def test_the_margin_can_be_set_and_not_read(tms):
+    with pytest.raises(NotImplementedError):
+        tms.memory_margin_bytes  # noqa: B018
