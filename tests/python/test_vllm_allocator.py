@@ -347,6 +347,19 @@ def test_a_pool_that_cannot_be_entered_again_after_a_trim_is_left(saver, allocat
     assert is_full_of(weights, 9)
 
 
+def test_dropped_memory_can_come_back_as_a_pattern(saver, allocator):
+    weights, scratch = make(saver, allocator, "weights", 12, 7), make(saver, allocator, "workspace", 12, 8)
+    addresses = weights.data_ptr(), scratch.data_ptr()
+    saver.configure(poison=True)
+    try:
+        allocator.sleep(offload_tags="weights")
+        allocator.wake_up()
+    finally:
+        saver.configure(poison=False)
+    assert is_full_of(weights, 7) and is_full_of(scratch, 0xEB)
+    assert (weights.data_ptr(), scratch.data_ptr()) == addresses
+
+
 def test_backups_can_be_pinned_and_kept(saver, prefix):
     allocator = vllm_allocator.Allocator(backup="pinned", retain=True)
     weights = make(saver, allocator, "weights", 12, 9)
