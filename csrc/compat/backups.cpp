@@ -2,12 +2,12 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "api/ebbtide.h"
 #include "api/ebbtide_settings.h"
 #include "base/log.h"
+#include "base/settings.h"
 #include "compat/variables.h"
 
 namespace ebbtide::compat {
@@ -25,8 +25,7 @@ void configure(const char* call, const char* setting, const char* value) noexcep
 // torch_memory_saver's users look for the files in the folder. A folder in RAM is allowed for named files alone, so the
 // names come first.
 void name_files(const char* call) noexcept {
-  const char* const chosen = std::getenv("EBBTIDE_DISK_FILES");
-  if (chosen == nullptr || *chosen == '\0') configure(call, "disk_files", "named");
+  if (variable_text(Setting::kDiskFiles) == nullptr) configure(call, "disk_files", "named");
 }
 
 void choose_directory(const char* call, const char* directory) noexcept {

@@ -6,6 +6,7 @@
 
 #include "api/ebbtide.h"
 #include "base/log.h"
+#include "base/settings.h"
 #include "base/text.h"
 
 namespace ebbtide::compat {
@@ -55,7 +56,8 @@ Variables read() {
   read.backup = has_disk ? static_cast<int32_t>(EBBTIDE_BACKUP_DISK) : kind;
   const std::string_view directory = text_of("TMS_DISK_BACKUP_DIR");
   // A copy, since the program may change its environment. Leaked on purpose.
-  if (!directory.empty() && text_of("EBBTIDE_DISK_DIRECTORY").empty()) read.disk_directory = ::strdup(directory.data());
+  if (!directory.empty() && variable_text(Setting::kDiskDirectory) == nullptr)
+    read.disk_directory = ::strdup(directory.data());
   return read;
 }
 

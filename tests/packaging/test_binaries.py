@@ -116,7 +116,7 @@ def test_a_symbol_version_is_a_fault(tmp_path: Path) -> None:
 
 
 def test_every_symbol_of_torch_memory_saver_is_there(package: Path) -> None:
-    """Those that its csrc/entrypoint.cpp exports for CUDA. Launchers also look for the name of one variable in the
+    """Those that its library exports for CUDA. Launchers also look for the name of one variable in the
     file."""
     flags = ("interesting_region", "enable_cpu_backup", "enable_disk_backup", "retain_cpu_backup")
     texts = ("current_tag", "cpu_backup_backend")
