@@ -54,10 +54,10 @@ Variables read() {
   }
   const int32_t kind = has_cpu ? read.cpu_backup : static_cast<int32_t>(EBBTIDE_BACKUP_NONE);
   read.backup = has_disk ? static_cast<int32_t>(EBBTIDE_BACKUP_DISK) : kind;
-  const std::string_view directory = text_of("TMS_DISK_BACKUP_DIR");
+  const char* const directory = std::getenv("TMS_DISK_BACKUP_DIR");
+  const bool is_ours = directory == nullptr || *directory == '\0' || variable_text(Setting::kDiskDirectory) != nullptr;
   // A copy, since the program may change its environment. Leaked on purpose.
-  if (!directory.empty() && variable_text(Setting::kDiskDirectory) == nullptr)
-    read.disk_directory = ::strdup(directory.data());
+  if (!is_ours) read.disk_directory = ::strdup(directory);
   return read;
 }
 
