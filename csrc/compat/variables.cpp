@@ -8,6 +8,7 @@
 
 #include "api/ebbtide.h"
 #include "base/log.h"
+#include "base/settings.h"
 #include "base/text.h"
 
 namespace ebbtide::compat {
@@ -56,7 +57,7 @@ Variables read() {
   const int32_t kind = has_cpu ? read.cpu_backup : static_cast<int32_t>(EBBTIDE_BACKUP_NONE);
   read.backup = has_disk ? static_cast<int32_t>(EBBTIDE_BACKUP_DISK) : kind;
   const std::string_view directory = text_of("TMS_DISK_BACKUP_DIR");
-  if (!directory.empty() && text_of("EBBTIDE_DISK_DIRECTORY").empty()) {
+  if (!directory.empty() && variable_text(Setting::kDiskDirectory) == nullptr) {
     // A copy, since the program may change its environment. Leaked on purpose.
     read.disk_directory = ::strdup(directory.data());
     // As torch_memory_saver makes it. What is wrong with it is said where it is checked.
