@@ -203,7 +203,7 @@ TEST_F(CompatOperations, AFolderThatIsNotThereIsLeft) {
   tms_set_disk_backup_dir("/nowhere/at/all");
   tms_set_disk_backup_dir(nullptr);
   char path[4096];
-  ASSERT_EQ(ebbtide_get_disk_directory(path, sizeof path, nullptr), EBBTIDE_OK);
+  ASSERT_EQ(ebbtide_get_setting("disk_directory", path, sizeof path, nullptr, nullptr), EBBTIDE_OK);
   EXPECT_EQ(std::string(path), ::testing::TempDir());
 }
 

@@ -122,13 +122,13 @@ def test_the_variable_chooses_the_folder_once_and_ours_comes_first(tms_module, d
     monkeypatch.setattr(implementation, "_is_disk_directory_read", False)
     monkeypatch.setenv("TMS_DISK_BACKUP_DIR", str(first))
     tms_module.TorchMemorySaver()._ensure_initialized()
-    assert _core.disk_directory() == str(first).encode() and first.is_dir()
+    assert _core.get_setting("disk_directory") == str(first).encode() and first.is_dir()
     monkeypatch.setenv("TMS_DISK_BACKUP_DIR", str(second))
     tms_module.TorchMemorySaver()._ensure_initialized()
     monkeypatch.setattr(implementation, "_is_disk_directory_read", False)
     monkeypatch.setenv("EBBTIDE_DISK_DIRECTORY", str(tmp_path))
     tms_module.TorchMemorySaver()._ensure_initialized()
-    assert _core.disk_directory() == str(first).encode() and not second.exists()
+    assert _core.get_setting("disk_directory") == str(first).encode() and not second.exists()
 
 
 def test_a_margin_refuses_what_would_leave_less(saver, tms, tag):
