@@ -207,13 +207,31 @@ typedef struct ebbtide_request {
   /* demote: at most this much device memory leaves. promote: at most this much is taken on each device. Default
    * UINT64_MAX. */
   uint64_t max_bytes;
+  /* promote: 1 keeps the host memory that the bytes come from, as long as nothing else needs it, so that a later demote
+   * copies only what has changed. It counts on host_limit. Default 0. */
+  int32_t keeps_host;
 } ebbtide_request;
-#define EBBTIDE_REQUEST_INIT \
-  {sizeof(ebbtide_request), NULL, 0, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, 0, -1, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX}
+#define EBBTIDE_REQUEST_INIT    \
+  {sizeof(ebbtide_request),     \
+   NULL,                        \
+   0,                           \
+   0,                           \
+   EBBTIDE_BACKUP_AS_ALLOCATED, \
+   NULL,                        \
+   0,                           \
+   -1,                          \
+   NULL,                        \
+   0,                           \
+   0,                           \
+   NULL,                        \
+   0,                           \
+   NULL,                        \
+   UINT64_MAX,                  \
+   0}
 #ifndef __cplusplus
 #define EBBTIDE_TAG(name)                                                                                            \
   (&(ebbtide_request){sizeof(ebbtide_request), (const char* const[]){name}, 1, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, \
-                      0, -1, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX})
+                      0, -1, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX, 0})
 #endif
 
 typedef struct ebbtide_report ebbtide_report; /* free it with ebbtide_free_report */
@@ -296,7 +314,8 @@ EBBTIDE_API ebbtide_status ebbtide_promote(const ebbtide_request* request, ebbti
  * the order of addresses, until request->max_bytes have gone. Allocations of every policy move; those that are paused
  * or on the host are skipped. Memory moves by driver handles; one that is larger than what is left of max_bytes stays.
  * Nothing may use the tags meanwhile. STATE_ERROR while a lease on one of them is open. STORE_ERROR, with nothing
- * moved, where the host has too little memory for all of it. ebbtide_promote is the way back. */
+ * moved, where the host has too little memory for all of it. ebbtide_promote is the way back; what one with keeps_host
+ * brought, and has not changed since, is not copied. */
 EBBTIDE_API ebbtide_status ebbtide_demote(const ebbtide_request* request, ebbtide_report** report,
                                           ebbtide_error* error);
 

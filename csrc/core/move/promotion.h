@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/move/move.h"
+#include "core/transfer/block_scan.h"
 
 namespace ebbtide {
 
@@ -34,10 +35,14 @@ class Promotion final : public Move {
     DeviceSet peers;
     std::vector<Moving> moving;
     std::shared_ptr<Allocation> spare;  // a chunk for each that moves, in order
+    std::unique_ptr<EnginePool::Loan> engine;
+    std::unique_ptr<BlockScan> scan;  // of the spare's blocks, in order; null where the host memory is not kept
   };
 
   void create_memory(int device, DeviceWork& work);
+  void prepare_scan(int device, DeviceWork& work);
   void copy(int device, DeviceWork& work);
+  void keep_host_memory(DeviceWork& work, size_t index) noexcept;
   void remap(int device, DeviceWork& work, size_t index);
 
   const OperationRequest& request_;
