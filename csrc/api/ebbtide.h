@@ -211,6 +211,9 @@ typedef struct ebbtide_request {
   /* pause: the ebbtide_backup_kind of each of tags, tag_count of them, instead of `backup`, which stands for those that
    * say AS_ALLOCATED. A tag that is listed twice says the same twice. All tags leave in one operation. Default NULL. */
   const int32_t* backups;
+  /* promote: 1 keeps the host memory that the bytes come from, as long as nothing else needs it, so that a later demote
+   * copies only what has changed. It counts on host_limit. Default 0. */
+  int32_t keeps_host;
 } ebbtide_request;
 #define EBBTIDE_REQUEST_INIT    \
   {sizeof(ebbtide_request),     \
@@ -228,11 +231,12 @@ typedef struct ebbtide_request {
    0,                           \
    NULL,                        \
    UINT64_MAX,                  \
-   NULL}
+   NULL,                        \
+   0}
 #ifndef __cplusplus
 #define EBBTIDE_TAG(name)                                                                                            \
   (&(ebbtide_request){sizeof(ebbtide_request), (const char* const[]){name}, 1, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, \
-                      0, -1, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX, NULL})
+                      0, -1, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX, NULL, 0})
 #endif
 
 typedef struct ebbtide_report ebbtide_report; /* free it with ebbtide_free_report */
@@ -316,7 +320,8 @@ EBBTIDE_API ebbtide_status ebbtide_promote(const ebbtide_request* request, ebbti
  * the order of addresses, until request->max_bytes have gone. Allocations of every policy move; those that are paused
  * or on the host are skipped. Memory moves by driver handles; one that is larger than what is left of max_bytes stays.
  * Nothing may use the tags meanwhile. STATE_ERROR while a lease on one of them is open. STORE_ERROR, with nothing
- * moved, where the host has too little memory for all of it. ebbtide_promote is the way back. */
+ * moved, where the host has too little memory for all of it. ebbtide_promote is the way back; what one with keeps_host
+ * brought, and has not changed since, is not copied. */
 EBBTIDE_API ebbtide_status ebbtide_demote(const ebbtide_request* request, ebbtide_report** report,
                                           ebbtide_error* error);
 

@@ -23,8 +23,8 @@ EBBTIDE_API ebbtide_status ebbtide_take_host_memory(int32_t device, uint64_t siz
                                                     ebbtide_error* error);
 /* No copy may use the piece any more. INVALID_ARGUMENT for an address that was not taken, or was given back already. */
 EBBTIDE_API ebbtide_status ebbtide_give_host_memory(void* address, ebbtide_error* error);
-/* Gives back to the system all slabs of which no piece is taken. STATE_ERROR during a capture, which unpinning would
- * break: nothing is given back then. */
+/* Gives back to the system all slabs of which no piece is taken, and what ebbtide_promote kept. STATE_ERROR during a
+ * capture, which unpinning would break: nothing is given back then. */
 EBBTIDE_API ebbtide_status ebbtide_trim_host_memory(ebbtide_error* error);
 
 typedef struct ebbtide_host_memory_info {

@@ -48,6 +48,7 @@ ebbtide_status ebbtide_trim_host_memory(ebbtide_error* error) {
   return guarded(error, [&] {
     require_not_forked();
     lms::evicted_memory().trim();
+    Core::instance().host_pool.twins().give_way(kUnlimited);
   });
 }
 

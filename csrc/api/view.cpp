@@ -110,6 +110,7 @@ OperationRequest read_request(const ebbtide_request* request) {
   read.unused_as_of = given.unused_as_of;
   for (size_t index = 0; index < given.order_count; ++index) read.order.push_back(read_range(given.order[index]));
   read.max_bytes = given.max_bytes;
+  read.keeps_host = given.keeps_host != 0;
   if (given.moved != nullptr) {
     read.moved = find_moved(given.moved);
     read.tags.only = read.moved;

@@ -223,6 +223,27 @@ TEST_F(OverflowFaults, Invariant3_DemoteOfWhatSharesAndItsPromotion) {
   sweep(make_shared, demote_all, [&] { pause(); });
 }
 
+// Of two chunks, one has a block that changes before it goes back.
+TEST_F(OverflowFaults, Invariant3_MovesThatKeepTheHostMemory) {
+  const Act promote_all = [&] { promote({}, kUnlimited, true); };
+  const Act demote_all = [&] { demote(); };
+  const Act make_demoted = [&] {
+    make("w", {BackupKind::kRam}, {1, 2});
+    demote();
+  };
+  const Act make_kept = [&] {
+    make("w", {BackupKind::kRam}, {1, 2});
+    fill(items_[0].address + kChunk, kChunk, 77);
+    demote();
+    promote_all();
+    fill_item(0);
+  };
+  sweep(make_demoted, promote_all);
+  sweep(make_demoted, promote_all, demote_all);
+  sweep(make_kept, demote_all);
+  sweep(make_kept, demote_all, promote_all);
+}
+
 TEST_F(OverflowFaults, Invariant3_OperationsOnWhatWasDemoted) {
   const Act make_demoted = [&] {
     make("w", {BackupKind::kRam}, {1, 1});

@@ -1,5 +1,7 @@
 #include "overflow_world.h"
 
+#include <numeric>
+
 #include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
@@ -114,7 +116,9 @@ void OverflowWorld::expect_sound(const std::string& when) {
   SCOPED_TRACE(when);
   note_dropped();
   std::vector<uint64_t> device_bytes(kDevices, 0);
-  uint64_t host_held_bytes = core().engines.held_bytes() + core().host_pool.kept_bytes();
+  const std::vector<uint64_t> twins = core().host_pool.twins().sizes();
+  uint64_t host_held_bytes = core().engines.held_bytes() + core().host_pool.kept_bytes() +
+                             std::accumulate(twins.begin(), twins.end(), uint64_t{0});
   std::set<std::pair<std::string, int>> arenas;
   std::set<const Backing*> handles;
   std::set<const Backing*> mappings;
@@ -137,7 +141,7 @@ void OverflowWorld::expect_sound(const std::string& when) {
   }
   const Live live = Live::now();
   EXPECT_EQ(live.reservations, arenas.size());
-  EXPECT_EQ(live.handles, handles.size() + core().host_pool.kept_count());
+  EXPECT_EQ(live.handles, handles.size() + core().host_pool.kept_count() + twins.size());
   EXPECT_EQ(live.mappings, mappings.size());
   EXPECT_EQ(live.device_bytes, device_bytes[0] + device_bytes[1]);
   for (int device = 0; device < kDevices; ++device)

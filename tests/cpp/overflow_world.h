@@ -49,10 +49,11 @@ class OverflowWorld : public CoreTest {
   uint64_t host_bytes(size_t index) { return find(index).host_bytes(); }
   uint64_t spilled_bytes();  // of all items
   const Allocation& find(size_t index) { return *core().registry.find(items_[index].address); }
-  Report promote(const std::vector<std::string>& tags = {}, uint64_t max_bytes = kUnlimited) {
+  Report promote(const std::vector<std::string>& tags = {}, uint64_t max_bytes = kUnlimited, bool keeps_host = false) {
     OperationRequest request;
     request.tags.names = tags;
     request.max_bytes = max_bytes;
+    request.keeps_host = keeps_host;
     return Operation::claim(core(), OperationKind::kPromote, std::move(request))->commit().front();
   }
   Report demote(const std::vector<std::string>& tags = {}, uint64_t max_bytes = kUnlimited) {

@@ -10,9 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from core_sim import UNKNOWN, Sim  # noqa: E402
-from lms_model import MIB, SMALL, make_model  # noqa: E402
+from lms_model import MIB, SMALL, evict_all, make_model  # noqa: E402
 from lms_states import Training, content, extension, run  # noqa: E402
 from lms_weights import GRADIENTS, STEPS, TAG, evaluate, send_all_away, tag_of  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
 
@@ -196,6 +197,52 @@ def test_driver_calls_that_fail_in_a_move(lms, function):
     finally:
         sim.clear_failures()
     assert found == plain
+
+
+class MoveAtRandom(TorchDispatchMode):
+    """Before every op, something that can leave leaves."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.random = random.Random(seed)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        move = self.random.choice([evict_all, send_all_away, lambda: extension().send_states_away(2**62), None, None])
+        if move is not None:
+            move()
+        return func(*args, **(kwargs or {}))
+
+
+def test_random_moves_at_every_op(lms):
+    plain = run([64] * 10, depth=3, width=256)
+    lms.enable(limit="1GiB", min_size=SMALL)
+    with MoveAtRandom(9):
+        assert run([64] * 10, depth=3, width=256) == plain
+    numbers = lms.stats()
+    assert min(numbers["evicted_bytes"], numbers["weight_loaded_bytes"], numbers["state_evicted_bytes"]) > 0
+
+
+def test_weights_that_have_not_changed_leave_without_a_copy(lms, saver):
+    lms.enable(limit="1GiB", min_size=SMALL)
+    model = make_model(4, 512)
+    plain = evaluate(model)
+    before = [saver.stats()["bytes_demoted"], Sim().calls("cuMemcpyDtoDAsync")]
+    send_all_away()
+    assert evaluate(model) == plain
+    copies = Sim().calls("cuMemcpyDtoDAsync")
+    assert copies > before[1]
+    send_all_away()
+    assert Sim().calls("cuMemcpyDtoDAsync") == copies
+    assert saver.stats()["bytes_demoted"] - before[0] >= 8 * MIB
+    assert evaluate(model) == plain
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    changed = evaluate(model)
+    send_all_away()
+    assert evaluate(model) == changed != plain
+    held = saver.stats()["host_held_bytes"]
+    lms.disable()
+    assert saver.stats()["host_held_bytes"] <= held - 4 * MIB, "the host memory of what came back"
 
 
 def test_random_limits_and_evictions_while_it_trains(lms):

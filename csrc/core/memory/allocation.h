@@ -10,6 +10,7 @@
 
 #include "core/memory/backing.h"
 #include "core/memory/backup_record.h"
+#include "core/memory/host_twins.h"
 #include "vmm/address_arena.h"
 
 // One contiguous address range that was handed to the caller, and the chunks behind it.
@@ -57,6 +58,7 @@ struct Chunk {
   Place home = Place::kDevice;
   // Its memory holds its bytes, but could not be mapped again. It counts as away until a resume maps it.
   std::atomic<bool> is_detached{false};
+  std::shared_ptr<HostTwins::Place> twin;  // of a chunk on the device; null: none
 
   // The device can reach the bytes, in its own memory or in the host's. A chunk that is not resident is away.
   bool is_resident() const {

@@ -107,9 +107,8 @@ std::vector<HostPool::Handle> HostPool::take(int device, const std::vector<uint6
 
 bool HostPool::give_way(uint64_t bytes) noexcept {
   const uint64_t kept = kept_bytes();
-  if (kept == 0) return false;
   shrink_to(saturating_subtract(kept, bytes));
-  return true;
+  return kept > 0 || twins_.give_way(bytes) > 0;
 }
 
 bool HostPool::keep(const Key& key, Handle handle) noexcept {

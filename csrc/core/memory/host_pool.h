@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/budget/host_budget.h"
+#include "core/memory/host_twins.h"
 #include "policy/placement.h"
 #include "vmm/physical_memory.h"
 
@@ -51,6 +52,8 @@ class HostPool final : public IdleMemory {
   size_t kept_count();
   void trim() noexcept { shrink_to(0); }
   bool give_way(uint64_t bytes) noexcept override;
+  // Of chunks that came to the device; they go after what is kept for spills.
+  HostTwins& twins() { return twins_; }
 
  private:
   using Key = std::pair<HostLocation, uint64_t>;  // and size
@@ -64,6 +67,7 @@ class HostPool final : public IdleMemory {
   void shrink_to(uint64_t bytes, bool spills_only = false) noexcept;
 
   HostBudget& budget_;
+  HostTwins twins_;
   std::mutex mutex_;
   std::map<Key, std::vector<Handle>> kept_;
   std::atomic<uint64_t> kept_bytes_{0};

@@ -24,7 +24,20 @@ void Promotion::prepare(const Allocations& allocations) {
       if (chunk.is_on_host() && chunk.is_resident()) work_[allocation->device].moving.push_back({allocation, &chunk});
     }
   }
-  for (auto& [device, work] : work_) create_memory(device, work);
+  for (auto& [device, work] : work_) {
+    create_memory(device, work);
+    if (request_.keeps_host && core().rules.skip.clean.load() && !work.moving.empty()) prepare_scan(device, work);
+  }
+}
+
+void Promotion::prepare_scan(int device, DeviceWork& work) {
+  const ContextScope scope(device);
+  try {
+    work.engine = std::make_unique<EnginePool::Loan>(core().engines.borrow(device, copy_need(0, 0)));
+    work.scan = BlockScan::create(*work.engine, work.spare->chunks.back().end_block(), core().digest_seed);
+  } catch (const StoreError&) {
+    // No room for its tables: then the host memory is not kept.
+  }
 }
 
 void Promotion::note_stop(int device, uint64_t chunk_bytes, uint64_t usable_bytes) {
@@ -94,6 +107,27 @@ void Promotion::copy(int device, DeviceWork& work) {
           "cuMemcpyDtoDAsync", "size=" + std::to_string(spare.size_bytes));
   }
   stream.synchronize();
+  if (work.scan == nullptr) return;
+  for (const Chunk& spare : work.spare->chunks) work.scan->add(work.spare->address() + spare.offset, spare.size_bytes);
+  work.scan->launch();
+  // Waits for the last: the blocks lose this address next.
+  for (size_t block = 0; block < work.spare->chunks.back().end_block(); ++block) work.scan->report(block);
+}
+
+// Of a chunk that has come: what lies behind the spare address is the memory that it came from.
+void Promotion::keep_host_memory(DeviceWork& work, size_t index) noexcept {
+  Chunk& chunk = *work.moving[index].chunk;
+  Chunk& spare = work.spare->chunks[index];
+  try {
+    HostTwin twin;
+    for (size_t block = spare.first_block(); block < spare.end_block(); ++block)
+      twin.digests.push_back(work.scan->report(block).digest);
+    twin.charge = std::move(spare.backing->host_charge);
+    twin.memory = std::move(spare.backing->memory);
+    chunk.twin = core().host_pool.twins().keep(std::move(twin));
+  } catch (const std::exception&) {
+    // It goes to the system.
+  }
 }
 
 // The bytes are in both memories: whichever is mapped in the end, the address reads the same.
@@ -124,7 +158,8 @@ void Promotion::remap(int device, DeviceWork& work, size_t index) {
   ReportRow& entry = row(*moving.allocation);
   entry.bytes += chunk.size_bytes;
   entry.copied += chunk.size_bytes;
-  if (core().host_pool.capacity_bytes() == 0) return;
+  if (work.scan != nullptr) keep_host_memory(work, index);
+  if (core().host_pool.capacity_bytes() == 0 || !spare.backing->has_memory()) return;
   try {
     // Behind the spare address the pool can clear it.
     spare.backing->mapping = Mapping::map(work.spare->address() + spare.offset, spare.backing->memory, device);
@@ -136,6 +171,8 @@ void Promotion::remap(int device, DeviceWork& work, size_t index) {
 void Promotion::settle() noexcept {
   for (auto& [device, work] : work_) {
     work.moving.clear();
+    work.scan.reset();
+    work.engine.reset();
     if (work.spare != nullptr) core().deferred_frees.destroy(std::move(work.spare));
   }
   work_.clear();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/move/move.h"
+#include "core/transfer/block_scan.h"
 
 namespace ebbtide {
 
@@ -36,11 +37,15 @@ class Promotion final : public Move {
     DeviceSet peers;
     std::vector<Moving> moving;
     std::shared_ptr<Allocation> spare;  // a chunk for each that moves, in order
+    std::unique_ptr<EnginePool::Loan> engine;
+    std::unique_ptr<BlockScan> scan;  // of the spare's blocks, in order; null where the host memory is not kept
   };
 
   void note_stop(int device, uint64_t chunk_bytes, uint64_t usable_bytes);
   void create_memory(int device, DeviceWork& work);
+  void prepare_scan(int device, DeviceWork& work);
   void copy(int device, DeviceWork& work);
+  void keep_host_memory(DeviceWork& work, size_t index) noexcept;
   void remap(int device, DeviceWork& work, size_t index);
 
   const OperationRequest& request_;

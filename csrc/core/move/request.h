@@ -27,6 +27,7 @@ struct OperationRequest {
   uint64_t unused_as_of = 0;
   // demote: no more device memory than this leaves. promote: no more is taken on each device.
   uint64_t max_bytes = kUnlimited;
+  bool keeps_host = false;          // promote: the host memory is kept beside the device's, as long as there is room
   std::vector<AddressRange> order;  // resume: what comes first; the rest follows in the order of allocation
 };
 

@@ -115,6 +115,7 @@ void Pause::release_memory(const Departure& departure) {
   release(first_allocation->device, backing);
   for (const auto& [allocation, chunk] : departure.chunks) {
     chunk->backing = Backing::nothing();
+    chunk->twin.reset();
     row(*allocation).bytes += chunk->size_bytes;
     freed_bytes = saturating_subtract(freed_bytes, chunk->size_bytes);
   }

@@ -125,7 +125,7 @@ uint64_t OptimizerStates::send_away(uint64_t most_bytes) noexcept {
 uint64_t OptimizerStates::bring_back(uint64_t most_bytes) noexcept {
   const Turn turn(*this);
   if (!turn) return 0;
-  const Moved moved = memory.promote(most_bytes);
+  const Moved moved = memory.promote(most_bytes, /*keeps_host=*/false);
   if (moved.has_failed) note_failure(moved);
   const Lock lock(mutex_);
   statistics_.loaded_bytes += moved.bytes;

@@ -40,12 +40,13 @@ bool TagMemory::mend() const noexcept {
   return query().detached_bytes == 0 || ebbtide_resume(&all, nullptr, nullptr) == EBBTIDE_OK;
 }
 
-Moved TagMemory::move(Operation operation, const std::vector<const void*>& addresses,
-                      uint64_t most_bytes) const noexcept {
+Moved TagMemory::move(Operation operation, const std::vector<const void*>& addresses, uint64_t most_bytes,
+                      bool keeps_host) const noexcept {
   ebbtide_request wanted = request();
   wanted.addresses = addresses.data();
   wanted.address_count = addresses.size();
   wanted.max_bytes = most_bytes;
+  wanted.keeps_host = keeps_host ? 1 : 0;
   ebbtide_report* report = nullptr;
   ebbtide_error error = EBBTIDE_ERROR_INIT;
   const ebbtide_status status = operation(&wanted, &report, &error);

@@ -38,16 +38,20 @@ class TagMemory {
   Moved demote(const std::vector<const void*>& addresses) const noexcept {
     return move(&ebbtide_demote, addresses, UINT64_MAX);
   }
-  Moved promote(uint64_t most_bytes) const noexcept { return move(&ebbtide_promote, {}, most_bytes); }
-  Moved promote(const std::vector<const void*>& addresses) const noexcept {
-    return move(&ebbtide_promote, addresses, UINT64_MAX);
+  // keeps_host: what does not change goes back without a copy.
+  Moved promote(uint64_t most_bytes, bool keeps_host) const noexcept {
+    return move(&ebbtide_promote, {}, most_bytes, keeps_host);
+  }
+  Moved promote(const std::vector<const void*>& addresses, bool keeps_host) const noexcept {
+    return move(&ebbtide_promote, addresses, UINT64_MAX, keeps_host);
   }
   // Maps what a failed move left without a mapping. Whether all is mapped now.
   bool mend() const noexcept;
 
  private:
   using Operation = ebbtide_status (*)(const ebbtide_request*, ebbtide_report**, ebbtide_error*);
-  Moved move(Operation operation, const std::vector<const void*>& addresses, uint64_t most_bytes) const noexcept;
+  Moved move(Operation operation, const std::vector<const void*>& addresses, uint64_t most_bytes,
+             bool keeps_host = false) const noexcept;
   ebbtide_request request() const noexcept;
 
   const char* const* const tags_;

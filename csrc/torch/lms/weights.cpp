@@ -106,9 +106,13 @@ Weights::Weights() {
 }
 
 void Weights::allow_moves(bool are_allowed) {
-  Lock lock(mutex_);
-  are_moves_allowed_ = are_allowed;
-  if (!are_allowed) moved_.wait(lock, [&] { return !is_moving_; });
+  {
+    Lock lock(mutex_);
+    are_moves_allowed_ = are_allowed;
+    if (are_allowed) return;
+    moved_.wait(lock, [&] { return !is_moving_; });
+  }
+  ebbtide_trim_host_memory(nullptr);  // what was kept for weights that have not changed
 }
 
 bool Weights::has_other_users() const {
@@ -221,7 +225,7 @@ void Weights::bring(const Units& units) {
     if (missing_bytes() > 0 && Ledger::instance().evict(missing_bytes(), device_of(device)) > 0)
       side.release_cached(device_of(device));
     if (const Turn turn(*this); turn && missing_bytes() < wanted)
-      note(memory.promote(addresses), statistics_.loaded_bytes);
+      note(memory.promote(addresses, /*keeps_host=*/true), statistics_.loaded_bytes);
   }
   const auto is_on_host = [](const ebbtide_allocation_info& unit) {
     ebbtide_allocation_info now = EBBTIDE_ALLOCATION_INFO_INIT;
@@ -281,7 +285,7 @@ uint64_t Weights::make_room(int device, uint64_t wanted_bytes) noexcept {
 uint64_t Weights::bring_back(uint64_t most_bytes) noexcept {
   const Turn turn(*this);
   if (!turn) return 0;
-  const Moved moved = memory.promote(most_bytes);
+  const Moved moved = memory.promote(most_bytes, /*keeps_host=*/true);
   note(moved, statistics_.loaded_bytes);
   return moved.bytes;
 }

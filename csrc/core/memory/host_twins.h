@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/budget/host_budget.h"
+#include "kernels/blocks.h"
+#include "vmm/physical_memory.h"
+
+namespace ebbtide {
+
+// Host memory that holds the bytes that a chunk had when it came from there to the device. As long as the chunk has not
+// changed, it can go back without a copy.
+struct HostTwin {
+  HostCharge charge;
+  PhysicalMemory memory;  // nothing: the twin is gone
+  std::vector<kernels::Digest> digests;
+};
+
+// The twins of all chunks. They count in the host budget, and are released when that has no room for something else.
+class HostTwins {
+ public:
+  class Place;  // of one twin, which may be gone; the end of its life gives the twin back
+
+  // Throws std::bad_alloc.
+  std::shared_ptr<Place> keep(HostTwin twin);
+  // The twin is the caller's then. place may be null.
+  HostTwin take(const std::shared_ptr<Place>& place);
+  // Gives back this much, or all there is: the oldest first. Returns how much it was.
+  uint64_t give_way(uint64_t bytes) noexcept;
+  // By twin, how much it holds.
+  std::vector<uint64_t> sizes();
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Place>> places_;
+};
+
+}  // namespace ebbtide
