@@ -94,7 +94,7 @@ std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
       saved = std::make_shared<SavedStorage>(*this, storage, stream, ++last_number_);
       by_age_.emplace(saved->saved_, saved);
       entry = saved;
-      saved->number_ = steps.follower.saved(saved->size_bytes_, demand_bytes(used_bytes), now());
+      saved->number_ = steps.follower.saved(saved->size_bytes_, demand_bytes(steps, used_bytes), now());
       steps.storages.emplace(saved->number_, saved.get());
       note_due(steps);
     }
@@ -233,7 +233,7 @@ uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes) noexcept {
     if (!are_evictions_allowed_) return 0;
     ++statistics_.reclaims;
     Steps& steps = steps_[device.index()];
-    steps.follower.missed(demand_bytes(limit_bytes + short_bytes));
+    steps.follower.missed(limit_bytes + short_bytes + statistics_.host_bytes);
     if (steps.follower.is_following()) steps.short_bytes += short_bytes;
   }
   const uint64_t freed_bytes = evict(wanted_bytes, device);

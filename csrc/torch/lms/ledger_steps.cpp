@@ -9,6 +9,8 @@
 
 #include "torch/lms/device_side.h"
 #include "torch/lms/ledger.h"
+#include "torch/lms/optimizer_states.h"
+#include "torch/lms/weights.h"
 
 namespace ebbtide::lms {
 namespace {
@@ -45,6 +47,7 @@ void Ledger::end_step(c10::Device device, Steps& steps) {
   steps.follower.end_step({limit_bytes - steps.margin_bytes, out_.bytes_per_second(), in_.bytes_per_second()});
   steps.due = {};
   steps.was_wanted = false;
+  steps.elsewhere_bytes = OptimizerStates::host_bytes() + Weights::host_bytes();
 }
 
 // The follower's actions are those of its last call alone.
@@ -82,7 +85,7 @@ void Ledger::want(SavedStorage& saved, uint64_t used_bytes) {
   Steps& steps = steps_[saved.device_.index()];
   if (!steps.storages.contains(saved.number_)) return;  // of an earlier step
   steps.was_wanted = true;
-  steps.follower.wanted(saved.number_, demand_bytes(used_bytes), now());
+  steps.follower.wanted(saved.number_, demand_bytes(steps, used_bytes), now());
   note_due(steps);
   note_free(steps);
   watch(steps, saved);

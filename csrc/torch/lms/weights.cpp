@@ -115,6 +115,17 @@ void Weights::allow_moves(bool are_allowed) {
   ebbtide_trim_host_memory(nullptr);  // what was kept for weights that have not changed
 }
 
+// A thread may end after a backward that failed, and that nobody told of its end.
+struct Weights::ThreadEnd {
+  ~ThreadEnd() {
+    const Lock lock(only->mutex_);
+    only->uses_.erase(std::this_thread::get_id());
+    only->in_backward_.erase(std::this_thread::get_id());
+  }
+};
+
+void Weights::watch_thread() { [[maybe_unused]] static thread_local const ThreadEnd end{}; }
+
 bool Weights::has_other_users() const {
   const std::thread::id own = std::this_thread::get_id();
   return std::any_of(uses_.begin(), uses_.end(), [&](const auto& entry) { return entry.first != own; }) ||
@@ -143,6 +154,7 @@ void Weights::begin_use(const void* user, const std::vector<const void*>& addres
     // After a backward that failed, and that nobody told of its end.
     if (torch::autograd::get_current_graph_task_id() == -1) in_backward_.erase(thread);
     wait_and_mend(lock);
+    watch_thread();
     uses_[thread].push_back({user, {}});
   }
   try {
@@ -182,6 +194,7 @@ void Weights::use_in_backward(const void* address) {
   {
     Lock lock(mutex_);
     wait_and_mend(lock);
+    watch_thread();
     is_first = torch::autograd::get_current_graph_task_id() != -1 && in_backward_.insert(thread).second;
     note_used(units);
   }

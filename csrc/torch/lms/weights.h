@@ -77,6 +77,8 @@ class Weights {
   class Turn;
 
   Weights();
+  struct ThreadEnd;
+  void watch_thread();
   bool has_other_users() const;
   void wait_and_mend(Lock& lock);
   void note_used(const Units& units);

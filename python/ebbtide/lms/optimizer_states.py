@@ -57,6 +57,8 @@ def install(extension: Any, give_back: Callable[[], None]) -> None:
     """
     from torch.optim import Optimizer
 
+    with contextlib.suppress(StateError):  # a region of the tag is open
+        trim(TAG, missing_ok=True)  # what an earlier LMS left, and nothing uses
     _now.give_back = give_back
     _now.shortage = _Shortage()
     extension.allow_state_moves(True)
