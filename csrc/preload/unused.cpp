@@ -10,6 +10,7 @@
 #include "base/settings.h"
 #include "core/state/core.h"
 #include "core/state/exit.h"
+#include "preload/resolver.h"
 
 namespace ebbtide::preload {
 namespace {
@@ -36,7 +37,7 @@ void tell_if_unused() {
 }
 
 __attribute__((constructor)) void watch_exit() {
-  if (!read_switch(Setting::kSummary, false)) return;
+  if (!is_active() || !read_switch(Setting::kSummary, false)) return;
   watched_process = ::getpid();
   std::atexit(&tell_if_unused);
 }

@@ -23,6 +23,7 @@ BAD_VARIABLES = {
     "EBBTIDE_BACKUP": ("tape", " must be one of ram, pinned, disk, none, not 'tape'"),
     "EBBTIDE_LMS": ("16 gigs", " has the unknown unit 'gigs' (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB)"),
     "EBBTIDE_LMS_MIN_SIZE": ("small", f" {SIZE} 'small'"),
+    "EBBTIDE_COMPAT": ("sglang", " must be one of none, tms, not 'sglang'"),
     "EBBTIDE_SUMMARY": ("2", " must be 0 or 1, not '2'"),
     "EBBTIDE_LOG": ("loud", " must be one of error, warning, info, not 'loud'"),
     "EBBTIDE_PINNED_LIMIT": ("1 2", f" {SIZE} '1 2'"),

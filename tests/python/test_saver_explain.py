@@ -173,3 +173,4 @@ def test_settings_can_be_read_and_set_again(saver):
     assert found["host_margin"] == 5 * MIB
     saver.configure(**before)
     assert saver.settings() == before
+    saver.configure(disk_directory=None)  # chosen by nobody again
