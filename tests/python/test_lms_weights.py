@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gc
 import io
+import threading
 
 import pytest
 
@@ -222,3 +223,50 @@ def test_a_compiled_module(lms):
     before = lms.stats()["weight_loaded_bytes"]
     assert evaluate(compiled) == plain
     assert lms.stats()["weight_loaded_bytes"] - before >= 4 * MIB
+
+
+def test_modules_of_torchscript_run(lms):
+    torch.nn.Linear(512, 512)
+    scripted = torch.jit.script(torch.nn.Linear(512, 512))
+    inputs = torch.ones(2, 512)
+    plain = scripted(inputs)
+    lms.enable("1GiB", min_size="64KiB")
+    torch.nn.Linear(512, 512)  # so that there are weights to follow
+    assert torch.equal(scripted(inputs), plain)
+
+
+def test_parameters_can_be_swapped(lms):
+    """torch refuses that where there is a weak reference."""
+    lms.enable("1GiB", min_size="64KiB")
+    first, second = torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)
+    want = second.weight.detach().clone()
+    torch.utils.swap_tensors(first.weight, second.weight)
+    assert torch.equal(first.weight, want)
+
+
+def test_lms_can_be_enabled_after_a_backward_that_disabled_it(lms):
+    lms.enable("1GiB", min_size="64KiB")
+    layer = torch.nn.Linear(512, 512)
+    layer.weight.register_hook(lambda gradient: lms.disable())
+    layer(torch.ones(2, 512)).sum().backward()
+    lms.enable("1GiB", min_size="64KiB")
+    assert lms.enabled
+    layer(torch.ones(2, 512)).sum()
+
+
+def test_an_interrupted_forward_bars_no_thread_from_memory_for_ever(lms):
+    class Interrupted(torch.nn.Module):
+        def forward(self, inputs):
+            raise KeyboardInterrupt
+
+    lms.enable("10MiB", min_size="64KiB")
+    layers = [torch.nn.Linear(512, 512) for _ in range(6)]
+    with pytest.raises(KeyboardInterrupt):
+        Interrupted()(torch.ones(1))
+    lms.disable()
+    lms.enable("10MiB", min_size="64KiB")
+    made = []
+    thread = threading.Thread(target=lambda: made.append(torch.empty(1 << 20)))
+    thread.start()
+    thread.join()
+    assert made and layers

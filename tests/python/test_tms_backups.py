@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.compat.memory_saver import implementation  # noqa: E402
-from ebbtide.errors import StateError  # noqa: E402
+from ebbtide.errors import StateError, StoreError  # noqa: E402
 
 MIB = 1 << 20
 
@@ -120,17 +120,17 @@ def test_backups_on_disk_are_files_in_the_folder_that_was_set(saver, tms, tag, t
 
 
 def test_the_variable_chooses_the_folder_once_and_ours_comes_first(tms_module, disk_settings, tmp_path, monkeypatch):
+    def ask(folder):
+        monkeypatch.setenv("TMS_DISK_BACKUP_DIR", str(folder))
+        tms_module.TorchMemorySaver().region(enable_disk_backup=True)
+        return _core.get_setting("disk_directory")
+
     first, second = tmp_path / "first", tmp_path / "second"
     monkeypatch.setattr(implementation, "_is_disk_directory_read", False)
-    monkeypatch.setenv("TMS_DISK_BACKUP_DIR", str(first))
-    tms_module.TorchMemorySaver()._ensure_initialized()
-    assert _core.get_setting("disk_directory") == str(first).encode() and first.is_dir()
-    monkeypatch.setenv("TMS_DISK_BACKUP_DIR", str(second))
-    tms_module.TorchMemorySaver()._ensure_initialized()
+    assert ask(first) == str(first).encode() == ask(second)
+    assert first.is_dir() and not second.exists()
     monkeypatch.setattr(implementation, "_is_disk_directory_read", False)
-    monkeypatch.setenv("EBBTIDE_DISK_DIRECTORY", str(tmp_path))
-    tms_module.TorchMemorySaver()._ensure_initialized()
-    assert _core.get_setting("disk_directory") == str(first).encode() and not second.exists()
+    assert ask(second) == str(first).encode(), "what was chosen comes before variables"
 
 
 def test_a_margin_refuses_what_would_leave_less(saver, tms, tag):
@@ -150,3 +150,28 @@ def test_a_margin_refuses_what_would_leave_less(saver, tms, tag):
 def test_the_margin_can_be_set_and_not_read(tms):
     with pytest.raises(NotImplementedError):
         tms.memory_margin_bytes  # noqa: B018
+
+
+def test_a_folder_that_can_not_be_used_is_an_error_and_the_old_one_stays(saver, tms, tmp_path, disk_settings):
+    tms.set_disk_backup_dir(str(tmp_path))
+    with pytest.raises(ValueError, match="has no name"):
+        tms.set_disk_backup_dir("")
+    with pytest.raises(StoreError, match="no file for a backup can be made"):
+        tms.set_disk_backup_dir("/proc/self")
+    assert saver.settings()["disk_directory"] == str(tmp_path)
+
+
+def test_the_variable_is_read_by_the_first_disk_backup_alone(saver, tms, tag, monkeypatch, tmp_path, disk_settings):
+    monkeypatch.setattr(implementation, "_is_disk_directory_read", False)
+    monkeypatch.setenv("TMS_DISK_BACKUP_DIR", "/proc/nowhere")
+    with tms.region(tag=tag, enable_cpu_backup=True):
+        make(saver, 1)
+    with pytest.raises(OSError, match="nowhere"), tms.region(tag=tag, enable_disk_backup=True):
+        pass
+    saver.configure(disk_directory=str(tmp_path))
+    with tms.region(tag=tag, enable_disk_backup=True):
+        kept = make(saver, 3)
+    tms.pause(tag)
+    assert len(list(tmp_path.iterdir())) >= 1
+    tms.resume(tag)
+    assert bool((kept == 3).all())

@@ -109,7 +109,11 @@ void Weights::allow_moves(bool are_allowed) {
   {
     Lock lock(mutex_);
     are_moves_allowed_ = are_allowed;
-    if (are_allowed) return;
+    if (are_allowed) {  // uses that nobody told of their end: an interrupt ended them
+      uses_.clear();
+      in_backward_.clear();
+      return;
+    }
     moved_.wait(lock, [&] { return !is_moving_; });
   }
   ebbtide_trim_host_memory(nullptr);  // what was kept for weights that have not changed

@@ -75,8 +75,9 @@ class EbbtideCallback(TrainerCallback):
     on_epoch_end = on_step_end
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Pauses where nothing told of the evaluation before."""
-        if self._around:
+        """Pauses where nothing told of the evaluation before. Whether it is one or a prediction is not told either."""
+        is_left_out = control.should_evaluate and "evaluate" not in self._around
+        if self._around and not is_left_out:
             self._resting.begin(self._optimizers)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -55,12 +55,17 @@ def install(extension: Any) -> None:
 
     if getattr(_hooks, "installed", None) is not None:
         return
-    if _innermost() is not None:
+    innermost = _innermost()
+    hooks = torch.autograd.graph.saved_tensors_hooks(extension.pack, extension.unpack)
+    if innermost is not None and innermost[0] == extension.pack:
+        # Removed amid a backward, which brings the hooks of its thread back at its end.
+        _hooks.installed = _Installed(extension, hooks)
+        return
+    if innermost is not None:
         raise StateError(
             "LMS can't be enabled inside other saved-tensor hooks (saved_tensors_hooks, save_on_cpu), whose end would "
             "take its hooks away: enable it outside"
         )
-    hooks = torch.autograd.graph.saved_tensors_hooks(extension.pack, extension.unpack)
     # First: where an interrupt leaves it at this, `remove` finds that they are not open.
     _hooks.installed = _Installed(extension, hooks)
     try:

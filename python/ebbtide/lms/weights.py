@@ -27,8 +27,7 @@ class _State:
         self.extension: Any = None  # None: LMS is off
         self.hooks: list[Any] = []  # torch's handles
         self.are_uses_told = False
-        self.tried: Any = None  # parameters that could not be adopted: where they were then
-        self.followed: Any = None  # parameters whose gradients are followed
+        self.tried: dict[int, int] = {}  # parameters that could not be adopted, by id, and where they were then
         # Of a parameter and of a gradient that nothing else knows: see _count_owners.
         self.counts_alone: tuple[int, ...] = ()
         self.counts_of_gradient: tuple[int, ...] = ()
@@ -41,11 +40,8 @@ def install(extension: Any) -> None:
     """Adopts and moves weights from now on."""
     import torch
     from torch.nn.modules import module
-    from torch.utils.weak import WeakIdKeyDictionary
 
-    _now.tried = WeakIdKeyDictionary()
-    if _now.followed is None:
-        _now.followed = WeakIdKeyDictionary()
+    _now.tried.clear()
     probe = torch.nn.Parameter(torch.empty(1))
     probe.grad = torch.empty(1)
     _now.counts_alone = _count_owners(probe)
@@ -96,10 +92,14 @@ def _adopt(parameters: list[Any]) -> None:
         return
     _move(chosen, TAG)
     for parameter in chosen:
-        if parameter.requires_grad and parameter not in _now.followed:
-            _now.followed[parameter] = True
+        if parameter.requires_grad and not _is_followed(parameter):
             parameter.register_post_accumulate_grad_hook(_on_gradient)
     _follow_uses()
+
+
+def _is_followed(parameter: Any) -> bool:
+    """A weak reference in place of this would keep torch.utils.swap_tensors from swapping it."""
+    return _on_gradient in (parameter._post_accumulate_grad_hooks or {}).values()
 
 
 def _move(tensors: list[Any], tag: str) -> None:
@@ -121,11 +121,11 @@ def _is_to_adopt(parameter: Any) -> bool:
     if not isinstance(parameter, torch.nn.Parameter) or not _now.extension.may_be_weight(parameter):
         return False
     address = parameter.data_ptr()
-    if _now.tried.get(parameter) == address:
+    if _now.tried.get(id(parameter)) == address:
         return False
     if _is_alone(parameter, _now.counts_alone):
         return True
-    _now.tried[parameter] = address
+    _now.tried[id(parameter)] = address
     return False
 
 
@@ -186,9 +186,10 @@ def _before_forward(module: Any, inputs: Any) -> None:
 
     if torch.compiler.is_compiling() or _now.extension is None or backends.is_forked_child():
         return
-    parameters = vars(module).get("_parameters") or {}
-    compiled = vars(module).get("_modules", {}).get("_orig_mod")
-    if compiled is not None:  # what torch.compile made of it calls no hook inside
+    parameters, modules = vars(module).get("_parameters"), vars(module).get("_modules")
+    if not isinstance(parameters, dict) or not isinstance(modules, dict):
+        return  # TorchScript's, whose parameters no hook sees
+    if (compiled := modules.get("_orig_mod")) is not None:  # what torch.compile made of it calls no hook inside
         parameters = dict(compiled.named_parameters())
     if others := _now.extension.begin_use(id(module), parameters):
         _adopt(others)

@@ -135,6 +135,7 @@ NAMES: tuple[Name, ...] = (
     Name("_C._autograd._top_saved_tensors_default_hooks", "the saved-tensor hooks of a thread", ("",)),
     # Tensors, storages and modules.
     Name("UntypedStorage._cdata", "the address of a storage's C++ object", is_of_instances=True),
+    Name("Tensor._post_accumulate_grad_hooks", "whether a parameter's gradients are followed"),
     Name("Tensor._indices", "a part of a sparse tensor", ()),
     Name("Tensor._values", "a part of a sparse tensor", ()),
     Name("Tensor._neg_view", "the negative of a backup's bytes", ()),

@@ -26,7 +26,6 @@ class Implementation:
     def __init__(self) -> None:
         self._binary_wrapper = BinaryWrapper()
         self._mem_pools = MemPools()
-        self._use_disk_directory()
 
     def region(
         self, tag: str, enable_cpu_backup: bool, enable_disk_backup: bool, cpu_backup_backend: str | None
@@ -86,16 +85,23 @@ class Implementation:
 
     def set_disk_backup_dir(self, path: str) -> None:
         """See `TorchMemorySaver.set_disk_backup_dir`."""
+        if not path:
+            raise ValueError("the folder of disk backups has no name")
         Path(path).mkdir(parents=True, exist_ok=True)
-        self._binary_wrapper.cdll.tms_set_disk_backup_dir(os.fsencode(path))
+        _choose_files(path)
+        self._binary_wrapper.cdll.tms_set_disk_backup_dir(os.fsencode(path))  # so that C asks no variable any more
 
     def _use_disk_directory(self) -> None:
-        """Once in a process, disk backups go to TMS_DISK_BACKUP_DIR, if it is set. EBBTIDE_DISK_DIRECTORY comes
-        first."""
+        """Once in a process, disk backups are named files, in TMS_DISK_BACKUP_DIR if it is set and nobody chose a
+        folder."""
         global _is_disk_directory_read
+        if _is_disk_directory_read:
+            return
         directory = os.environ.get("TMS_DISK_BACKUP_DIR")
-        if directory and not os.environ.get("EBBTIDE_DISK_DIRECTORY") and not _is_disk_directory_read:
+        if directory and _source_of("disk_directory") == "default":
             self.set_disk_backup_dir(directory)
+        else:
+            _choose_files()
         _is_disk_directory_read = True
 
     def _backup(
@@ -103,6 +109,8 @@ class Implementation:
     ) -> BackupName | None:
         if enable_cpu_backup:
             return _BACKUPS[cpu_backup_backend or self._thread_backend()]
+        if enable_disk_backup:
+            self._use_disk_directory()
         return "disk" if enable_disk_backup else None
 
     def _retains(self) -> bool:
@@ -111,6 +119,20 @@ class Implementation:
     def _thread_backend(self) -> str:
         backend: bytes = self._binary_wrapper.cdll.tms_get_cpu_backup_backend()
         return backend.decode()
+
+
+def _source_of(setting: str) -> str:
+    """What set it: "default", its variable, or "saver.configure(...)"."""
+    return next(str(row["source"]) for row in _core.settings() if row["name"] == setting)
+
+
+def _choose_files(folder: str | None = None) -> None:
+    """torch_memory_saver's users look for the files in the folder, so they have names. ebbtide's variable comes
+    first."""
+    if not _source_of("disk_files").startswith("EBBTIDE_"):
+        saver.configure(disk_files="named")
+    if folder is not None:
+        saver.configure(disk_directory=folder)
 
 
 class _NotedRegion(Region):

@@ -23,7 +23,8 @@ def explain(tag: str) -> Explanation:
         saver.pause("weights")
         print(saver.explain("weights"))
 
-    It may be asked while the tag is paused and until it is paused again. What has died since is not listed. It looks at
+    It may be asked while the tag is paused and until it is paused again. What was away already when the tag was last
+    paused counts as in the pause that took it away. What has died since is not listed. It looks at
     every object of the process, which takes about a second for each million of them, and costs nothing where it is not
     asked.
 

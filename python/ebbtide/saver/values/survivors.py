@@ -1,7 +1,8 @@
 """The result of `saver.survivors`: what still lies in a tag, as plain values that keep nothing alive."""
 
+import json
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ebbtide.saver.values.shown import Shown
 from ebbtide.sizes import format_size
@@ -63,6 +64,14 @@ class Survivors(list[Survivor]):
     def bytes(self) -> int:
         """The bytes of all of them."""
         return sum(survivor.bytes for survivor in self)
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """A dictionary for each."""
+        return [survivor.to_dict() for survivor in self]
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict())
 
     def __str__(self) -> str:
         return "\n".join([f"{len(self)} survivors, {format_size(self.bytes)}", *map(str, self)])
