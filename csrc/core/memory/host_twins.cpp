@@ -31,7 +31,8 @@ uint64_t HostTwins::give_way(uint64_t bytes) noexcept {
     HostTwin gone;
     const std::lock_guard lock(mutex_);
     for (const std::weak_ptr<Place>& each : places_) {
-      if ((place = each.lock()) != nullptr && place->twin.memory.has_handle()) break;
+      place = each.lock();
+      if (place != nullptr && place->twin.memory.has_handle()) break;
     }
     if (given_bytes >= bytes || place == nullptr || !place->twin.memory.has_handle()) return given_bytes;
     given_bytes += place->twin.memory.size_bytes();
