@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ebbtide import _core, saver
-from ebbtide.compat.memory_saver.library import BinaryWrapper
+from ebbtide.compat.memory_saver.binary_wrapper import BinaryWrapper
 from ebbtide.compat.memory_saver.pools import Key, MemPools
 from ebbtide.errors import StateError
 from ebbtide.saver.regions.graphs import GraphCapture, cuda_graph_in_place_of
