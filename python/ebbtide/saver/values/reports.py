@@ -1,11 +1,11 @@
 """The results of operations and queries: plain values with a readable `str`."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ebbtide.saver.values.arguments import backup_names
 from ebbtide.saver.values.shown import Shown, html_table
@@ -42,34 +42,29 @@ class Moved(Shown):
     constant: int = 0
 
 
-class _Left:
-    """`Report.left`: a tuple that is made on first access, since it has a row for every resident tag."""
+Row = TypeVar("Row", bound=Shown)
 
-    def __get__(self, report: "Report | None", owner: type) -> tuple[Held, ...]:
+
+class _Lazy(Generic[Row]):
+    """A field of Report: a tuple that is made from the core's report on first access, since it may have a row for every
+    tag."""
+
+    def __init__(self, make: "Callable[[_core.Report], Iterable[Row]]") -> None:
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, report: "Report | None", owner: type) -> tuple[Row, ...]:
         if report is None:
             return ()  # the default
-        left = report.__dict__["left"]
-        if not isinstance(left, tuple):
-            left = report.__dict__["left"] = tuple(Held(row.tag, row.device, row.bytes) for row in left.left)
-        return left
+        found = report.__dict__[self._name]
+        if not isinstance(found, tuple):
+            found = report.__dict__[self._name] = tuple(self._make(found))
+        return found
 
-    def __set__(self, report: "Report", left: "tuple[Held, ...] | _core.Report") -> None:
-        report.__dict__["left"] = left
-
-
-class _Rows:
-    """`Report.rows`: likewise, with a row for every tag and device that moved."""
-
-    def __get__(self, report: "Report | None", owner: type) -> tuple[Moved, ...]:
-        if report is None:
-            return ()  # the default
-        rows = report.__dict__["rows"]
-        if not isinstance(rows, tuple):
-            rows = report.__dict__["rows"] = tuple(Moved(*_moved_fields(row)) for row in rows.rows)
-        return rows
-
-    def __set__(self, report: "Report", rows: "tuple[Moved, ...] | _core.Report") -> None:
-        report.__dict__["rows"] = rows
+    def __set__(self, report: "Report", value: "tuple[Row, ...] | _core.Report") -> None:
+        report.__dict__[self._name] = value
 
 
 _moved_fields = attrgetter(*Moved.__dataclass_fields__)
@@ -106,8 +101,8 @@ class Report(Shown):
     by_tag: dict[str, int] = field(default_factory=dict)
     by_device: dict[int, int] = field(default_factory=dict)
     note: str = ""
-    rows: _Rows = _Rows()
-    left: _Left = _Left()
+    rows: _Lazy[Moved] = _Lazy(lambda report: (Moved(*_moved_fields(row)) for row in report.rows))
+    left: _Lazy[Held] = _Lazy(lambda report: (Held(row.tag, row.device, row.bytes) for row in report.left))
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "rows": self.rows, "left": self.left}
