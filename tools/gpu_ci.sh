@@ -4,6 +4,7 @@
 #
 #   [REVISION=<git revision>] tools/gpu_ci.sh [build] [tests] [sanitizer] [examples] [bench]   (default: all)
 #
+# With two GPUs, "two" in place of "tests" gives each of the two passes a GPU, and then both to the tests that need both.
 # Steps are independent: a failed one is named at the end and makes the exit status 1, the others still run.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -33,6 +34,20 @@ for step in $steps; do
       run gpu-test make --no-print-directory gpu-test SYSTEM=1 PYTEST_ARGS="${PYTEST_ARGS:--q --timeout=240}"
       # The totals of both passes.
       grep -E "^=* ?[0-9]+ (passed|failed|error|skipped|deselected).* in [0-9.]+s" "$OUT/gpu-test.log"
+      ;;
+    two)
+      export EBBTIDE_TEST_DRIVER=cuda EBBTIDE_NO_SKIPS=1
+      pytest=("${SITE[@]}" python3 -m pytest --tb=short -q --timeout=240)
+      (
+        failed=()
+        CUDA_VISIBLE_DEVICES=0 run beside "${pytest[@]}" -n "${PYTEST_JOBS:-16}" -m "not device_memory"
+        exit ${#failed[@]}
+      ) &
+      beside=$!
+      CUDA_VISIBLE_DEVICES=1 run alone "${pytest[@]}" -m device_memory
+      wait "$beside" || failed+=(beside)
+      run both "${pytest[@]}" tests/gpu/test_gpu_peers.py tests/gpu/test_gpu_nccl.py tests/gpu/test_gpu_lms.py -k "peers or nccl or two_gpus"
+      grep -hE "^(FAILED|ERROR) |^=* ?[0-9]+ (passed|failed|error|skipped|deselected).* in [0-9.]+s" "$OUT"/{beside,alone,both}.log
       ;;
     sanitizer) run sanitizer "${SITE[@]}" compute-sanitizer --tool memcheck --error-exitcode 9 python3 examples/01_pause_resume.py ;;
     examples)
