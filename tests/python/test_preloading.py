@@ -208,7 +208,18 @@ def test_a_run_inside_a_run_with_compat_goes_on_with_it(monkeypatch):
     added = ebbtide.env(reserve=5)
     assert (added["LD_PRELOAD"], added["PYTHONPATH"]) == (TMS_LIBRARY, str(COMPAT))
     assert "EBBTIDE_COMPAT" not in added
-    assert ebbtide.env(compat=None)["LD_PRELOAD"] == str(LIBRARY)
+
+
+def test_a_run_without_compat_inside_one_with_it_has_the_programs_own_modules(monkeypatch):
+    monkeypatch.setenv("EBBTIDE_COMPAT", "tms")
+    monkeypatch.setenv("LD_PRELOAD", TMS_LIBRARY)
+    monkeypatch.setenv("PYTHONPATH", f"/mine:{COMPAT}::/other")
+    added = ebbtide.env(compat=None)
+    assert (added["LD_PRELOAD"], added["PYTHONPATH"]) == (str(LIBRARY), "/mine::/other")
+    assert added["EBBTIDE_COMPAT"] == "none"
+    assert ebbtide.env(compat=None, lms=0)["PYTHONPATH"] == f"{STARTUP}:/mine::/other"
+    monkeypatch.setenv("PYTHONPATH", str(COMPAT))
+    assert ebbtide.env(compat=None)["PYTHONPATH"] == ""
 
 
 def test_another_librarys_hooks_stay_where_nobody_asks_for_compat():

@@ -60,6 +60,8 @@ def variables_for(
         library = tms_library_path()
         folders.append(compat_path())
         added[settings.find("overflow").variable] = settings.read("overflow", in_force) or "none"
+    elif str(compat_path()) in (modules := inherited.get(MODULES_VARIABLE, "")).split(os.pathsep):
+        added[MODULES_VARIABLE] = os.pathsep.join(_own_entries(compat_path(), modules))  # an outer run's
     if settings.read("lms", in_force):
         folders.append(startup_path())
     added[LOADER_VARIABLE] = preload_list(library, inherited.get(LOADER_VARIABLE, ""))
@@ -123,8 +125,11 @@ def preload_list(library: Path | str, inherited: str) -> str:
 def module_path(folder: Path, inherited: str) -> str:
     """The value of PYTHONPATH: our folder first and once, then the own entries of the user. An empty entry is the
     working directory, but an empty value is no entry."""
-    own = [entry for entry in inherited.split(os.pathsep) if entry != str(folder)] if inherited else []
-    return os.pathsep.join([str(folder), *own])
+    return os.pathsep.join([str(folder), *_own_entries(folder, inherited)])
+
+
+def _own_entries(folder: Path, inherited: str) -> list[str]:
+    return [entry for entry in inherited.split(os.pathsep) if entry != str(folder)] if inherited else []
 
 
 def drop_unified_memory(environment: MutableMapping[str, str]) -> None:
