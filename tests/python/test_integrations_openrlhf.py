@@ -1,5 +1,6 @@
 """OpenRLHF's functions over ebbtide, on what DeepSpeed's engines look like; neither package is needed."""
 
+import gc
 import inspect
 from types import SimpleNamespace
 
@@ -68,6 +69,20 @@ def test_the_states_leave_and_come_back_and_the_model_stays(saver, stage, pin_me
         openrlhf.reload_deepspeed_states(engine)
         assert all(torch.equal(now, then) for now, then in zip(engine.states, before, strict=True))
     assert engine.emptied == 2
+
+
+@pytest.mark.parametrize("is_away_at_the_end", [False, True])
+def test_an_engine_that_is_gone_leaves_no_memory_behind(saver, is_away_at_the_end):
+    engine = Engine(saver.device, 3)
+    openrlhf.offload_deepspeed_states(engine)
+    if not is_away_at_the_end:
+        openrlhf.reload_deepspeed_states(engine)
+    tag = tag_of(engine, "openrlhf.states")
+    del engine
+    gc.collect()
+    openrlhf.offload_deepspeed_states(Engine(saver.device, 3))
+    left = saver.tags()[tag]
+    assert left.device_bytes == 0 and left.host_bytes == 0, left
 
 
 def test_states_that_deepspeed_keeps_on_the_cpu_are_left_to_it(saver):
