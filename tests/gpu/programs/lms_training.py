@@ -14,9 +14,7 @@ SMALL = "64KiB"
 
 def make_model(depth: int, width: int) -> torch.nn.Module:
     torch.manual_seed(0)
-    blocks = (
-        (torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.LayerNorm(width)) for _ in range(depth)
-    )
+    blocks = ((torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.LayerNorm(width)) for _ in range(depth))
     return torch.nn.Sequential(*(part for block in blocks for part in block)).cuda()
 
 
