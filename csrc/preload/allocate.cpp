@@ -140,12 +140,17 @@ HostCharge charge_host(int device, uint64_t size_bytes, const char* purpose) {
 
 CountedMemory::Entry charge(const Request& request, uint64_t spared_bytes) {
   try {
-    DeviceCharge charge =
-        Core::instance().budgets.device.charge(request.device, taken_bytes(request.size_bytes), spared_bytes);
-    return CountedMemory::make_entry(std::move(charge));
+    DeviceBudget& budget = Core::instance().budgets.device;
+    return CountedMemory::make_entry(
+        budget.charge_provisionally(request.device, taken_bytes(request.size_bytes), spared_bytes));
   } catch (const OutOfMemory&) {
     return {};
   }
+}
+
+void keep_counted(CountedMemory& memory, uint64_t key, CountedMemory::Entry entry, const Request& request) noexcept {
+  memory.keep(key, std::move(entry));
+  Core::instance().budgets.device.note_peak(request.device);
 }
 
 std::optional<DeviceMargin::Hold> keep_margin(const Request& request) {

@@ -41,6 +41,8 @@ bool must_place(const Request& request);
 uint64_t spared_for_small(const Request& request);
 // Empty if the device limit does not allow it, or would have less than spared_bytes left.
 CountedMemory::Entry charge(const Request& request, uint64_t spared_bytes = 0);
+// Records what the driver has given for a charge.
+void keep_counted(CountedMemory& memory, uint64_t key, CountedMemory::Entry entry, const Request& request) noexcept;
 // None if the device would have less than device_margin left. Held until the driver has answered.
 std::optional<DeviceMargin::Hold> keep_margin(const Request& request);
 void note_full(const Request& request) noexcept;  // the driver has no room for it
@@ -69,7 +71,7 @@ CUresult allocate_counted(const Request& request, CUdeviceptr* address, uint64_t
   if (result == CUDA_ERROR_OUT_OF_MEMORY) note_full(request);
   if (result != CUDA_SUCCESS) return result;
   forget_managed(*address);
-  counted_addresses().keep(*address, std::move(entry));
+  keep_counted(counted_addresses(), *address, std::move(entry), request);
   return result;
 }
 

@@ -19,7 +19,8 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemAllocManaged(CUdeviceptr* address, size_t size
         auto entry = charge(request);
         const CUresult result = real_function(address, size_bytes, flags);
         if (result == CUDA_SUCCESS) forget_managed(*address);
-        if (result == CUDA_SUCCESS && !entry.empty()) counted_addresses().keep(*address, std::move(entry));
+        if (result == CUDA_SUCCESS && !entry.empty())
+          keep_counted(counted_addresses(), *address, std::move(entry), request);
         return result;
       },
       address, size_bytes, flags);
@@ -41,7 +42,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, s
           if (!margin) return CUDA_ERROR_OUT_OF_MEMORY;
           const CUresult result = real_function(handle, size_bytes, properties, flags);
           margin.reset();
-          if (result == CUDA_SUCCESS) counted_handles().keep(*handle, std::move(entry));
+          if (result == CUDA_SUCCESS) keep_counted(counted_handles(), *handle, std::move(entry), request);
           return result;
         };
         // The whole handle would go to the host, so one larger than the room of small ones takes precedence over them.

@@ -6,12 +6,25 @@
 namespace ebbtide::sim {
 namespace {
 
+// The driver has no limit. Programs go a few contexts deep.
+constexpr int kMaxDepth = 64;
+
 // Plain data, so that it outlives every destructor of the thread.
-struct Current {
+struct Stack {
   uint64_t generation;
-  uint64_t context;
+  int depth;
+  uint64_t contexts[kMaxDepth];
 };
-thread_local Current current{0, 0};
+thread_local Stack stack{0, 0, {}};
+
+Stack& stack_of_thread() {
+  const uint64_t generation = simulator().contexts.generation();
+  if (stack.generation != generation) {
+    stack.generation = generation;
+    stack.depth = 0;
+  }
+  return stack;
+}
 
 }  // namespace
 
@@ -20,6 +33,11 @@ uint64_t Contexts::retain(int device) {
   Context& context = contexts_[id];
   context.device = device;
   ++context.retain_count;
+  return id;
+}
+
+uint64_t Contexts::make(int device, uint64_t id) {
+  contexts_[id] = {.device = device, .retain_count = 1};
   return id;
 }
 
@@ -45,7 +63,34 @@ void Contexts::reset() {
 }
 
 uint64_t current_context(Lock&) {
-  return current.generation == simulator().contexts.generation() ? current.context : 0;
+  const Stack& own = stack_of_thread();
+  return own.depth > 0 ? own.contexts[own.depth - 1] : 0;
+}
+
+void set_current_context(Lock& lock, uint64_t context) {
+  Stack& own = stack_of_thread();
+  if (own.depth > 0) --own.depth;
+  if (context != 0) push_context(lock, context);
+}
+
+bool push_context(Lock&, uint64_t context) {
+  Stack& own = stack_of_thread();
+  if (own.depth == kMaxDepth) return false;
+  own.contexts[own.depth++] = context;
+  return true;
+}
+
+void end_context(Lock& lock, uint64_t context) {
+  simulator().streams.drop_context(lock, context);
+  simulator().address_space.free_linear_of_context(context);
+  simulator().host_memory.free_of_context(context);
+  simulator().modules.drop_context(context);
+  simulator().peers.drop_context(context);
+  // drop_context() released the lock for a while: another thread may have reset everything meanwhile.
+  if (Context* found = simulator().contexts.find(context); found != nullptr && found->retain_count > 0) {
+    --found->retain_count;
+    found->sticky_error = CUDA_SUCCESS;
+  }
 }
 
 CUresult current_context_state(Lock& lock) {
@@ -81,16 +126,7 @@ CUresult release(CUdevice dev) {
     --simulator().contexts.find(id)->retain_count;
     return CUDA_SUCCESS;
   }
-  simulator().streams.drop_context(lock, id);
-  simulator().address_space.free_linear_of_context(id);
-  simulator().host_memory.free_of_context(id);
-  simulator().modules.drop_context(id);
-  simulator().peers.drop_context(id);
-  // drop_context() released the lock for a while: another thread may have reset everything meanwhile.
-  if (Context* context = simulator().contexts.find(id); context != nullptr && context->retain_count > 0) {
-    --context->retain_count;
-    context->sticky_error = CUDA_SUCCESS;
-  }
+  end_context(lock, id);
   return CUDA_SUCCESS;
 }
 
@@ -113,7 +149,7 @@ CUresult get_current(CUcontext* pctx) {
 CUresult set_current(CUcontext ctx) {
   Lock lock(simulator().mutex);
   if (ctx != nullptr && !simulator().contexts.is_active(id_of(ctx))) return CUDA_ERROR_INVALID_CONTEXT;
-  current = {simulator().contexts.generation(), id_of(ctx)};
+  set_current_context(lock, id_of(ctx));
   return CUDA_SUCCESS;
 }
 

@@ -1,4 +1,4 @@
-// The primary contexts of the devices, and the current context of each thread.
+// The primary contexts of the devices, the contexts that programs make, and each thread's stack of current contexts.
 #pragma once
 
 #include <cuda.h>
@@ -23,6 +23,8 @@ class Contexts {
   static uint64_t id_of_device(int device) { return 0x1000 + 16 * static_cast<uint64_t>(device); }
 
   uint64_t retain(int device);
+  // A context of the caller's own, with one holder.
+  uint64_t make(int device, uint64_t id);
   // The context with this id, or nullptr if there never was one.
   Context* find(uint64_t id);
   bool is_active(uint64_t id) const;
@@ -37,8 +39,15 @@ class Contexts {
   uint64_t generation_ = 1;
 };
 
+// Gives up everything that belongs to a context, and its last holder. Releases the lock for a while.
+void end_context(Lock& lock, uint64_t context);
+
 // The calling thread's context, or 0.
 uint64_t current_context(Lock& lock);
+// Replaces the calling thread's context, or with 0 takes it off the thread's stack.
+void set_current_context(Lock& lock, uint64_t context);
+// False if the stack is full.
+bool push_context(Lock& lock, uint64_t context);
 // CUDA_SUCCESS if the calling thread has a current context that is alive and has no sticky error.
 CUresult current_context_state(Lock& lock);
 // The device of `context`, or of the current context if `context` is 0.

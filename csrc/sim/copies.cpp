@@ -15,8 +15,9 @@ namespace {
 
 constexpr uint64_t kPatternBytes = 1 << 20;
 
-bool fill_bytes(const Spans& to, unsigned char value) {
-  std::vector<char> pattern(kPatternBytes, static_cast<char>(value));
+template <typename Value>
+bool fill(const Spans& to, Value value) {
+  std::vector<Value> pattern(kPatternBytes / sizeof(Value), value);
   for (const Span& span : to) {
     for (uint64_t done = 0; done < span.size; done += kPatternBytes) {
       const uint64_t step = std::min(kPatternBytes, span.size - done);
@@ -91,20 +92,42 @@ CUresult dtod_async(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCou
   return copy_later({dstDevice, true, true}, {srcDevice, true, true}, ByteCount, hStream);
 }
 
-CUresult memset_async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream) {
+CUresult dtod(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount) {
+  // The driver does not wait for a copy within devices.
+  return dtod_async(dstDevice, srcDevice, ByteCount, nullptr);
+}
+
+CUresult copy_any(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount) {
+  return copy_now({dst, false, true}, {src, false, true}, ByteCount);
+}
+
+CUresult copy_any_async(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream) {
+  return copy_later({dst, false, true}, {src, false, true}, ByteCount, hStream);
+}
+
+template <typename Value>
+CUresult fill_later(CUdeviceptr dstDevice, Value value, size_t N, CUstream hStream) {
   Lock lock(simulator().mutex);
   StreamRef stream;
   if (const CUresult wrong = simulator().streams.find(lock, hStream, stream); wrong != CUDA_SUCCESS) return wrong;
   const int device = device_of_context(lock, stream->context);
   const Address to{dstDevice, true};
   if (N == 0) return CUDA_SUCCESS;
-  if (!resolve(lock, to, N, AccessKind::kWrite, device)) return CUDA_ERROR_INVALID_VALUE;
-  return simulator().streams.submit(lock, stream, [to, uc, N, device](Lock& held) {
-    const auto target = resolve(held, to, N, AccessKind::kWrite, device);
+  if (dstDevice % sizeof(Value) != 0 || N > UINT64_MAX / sizeof(Value)) return CUDA_ERROR_INVALID_VALUE;
+  const uint64_t size = N * sizeof(Value);
+  if (!resolve(lock, to, size, AccessKind::kWrite, device)) return CUDA_ERROR_INVALID_VALUE;
+  return simulator().streams.submit(lock, stream, [to, value, size, device](Lock& held) {
+    const auto target = resolve(held, to, size, AccessKind::kWrite, device);
     if (!target) return CUDA_ERROR_ILLEGAL_ADDRESS;
     const Unlocked unlocked(held);
-    return fill_bytes(*target, uc) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
+    return fill(*target, value) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
   });
+}
+
+// The driver does not wait for a fill of device memory either.
+template <typename Value>
+CUresult fill_by_default(CUdeviceptr dstDevice, Value value, size_t N) {
+  return fill_later(dstDevice, value, N, nullptr);
 }
 
 }  // namespace
@@ -136,7 +159,41 @@ EBBTIDE_SIM_EXPORT CUresult cuMemcpyDtoDAsync(CUdeviceptr dstDevice, CUdeviceptr
 }
 
 EBBTIDE_SIM_EXPORT CUresult cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream) {
-  EBBTIDE_SIM_FORWARD(cuMemsetD8Async, kDriver, memset_async, dstDevice, uc, N, hStream);
+  EBBTIDE_SIM_FORWARD(cuMemsetD8Async, kDriver, fill_later, dstDevice, uc, N, hStream);
+}
+
+// The next eight are for programs (program_functions.def).
+
+EBBTIDE_SIM_EXPORT CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount) {
+  EBBTIDE_SIM_FORWARD(cuMemcpy, kContext, copy_any, dst, src, ByteCount);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream) {
+  EBBTIDE_SIM_FORWARD(cuMemcpyAsync, kDriver, copy_any_async, dst, src, ByteCount, hStream);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemcpyDtoD(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount) {
+  EBBTIDE_SIM_FORWARD(cuMemcpyDtoD, kContext, dtod, dstDevice, srcDevice, ByteCount);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemsetD8(CUdeviceptr dstDevice, unsigned char uc, size_t N) {
+  EBBTIDE_SIM_FORWARD(cuMemsetD8, kContext, fill_by_default, dstDevice, uc, N);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemsetD16(CUdeviceptr dstDevice, unsigned short us, size_t N) {
+  EBBTIDE_SIM_FORWARD(cuMemsetD16, kContext, fill_by_default, dstDevice, us, N);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemsetD32(CUdeviceptr dstDevice, unsigned int ui, size_t N) {
+  EBBTIDE_SIM_FORWARD(cuMemsetD32, kContext, fill_by_default, dstDevice, ui, N);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream) {
+  EBBTIDE_SIM_FORWARD(cuMemsetD16Async, kDriver, fill_later, dstDevice, us, N, hStream);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream) {
+  EBBTIDE_SIM_FORWARD(cuMemsetD32Async, kDriver, fill_later, dstDevice, ui, N, hStream);
 }
 
 EBBTIDE_SIM_PLAIN_NAME(cuMemcpyHtoD);
@@ -144,3 +201,7 @@ EBBTIDE_SIM_PLAIN_NAME(cuMemcpyDtoH);
 EBBTIDE_SIM_PLAIN_NAME(cuMemcpyHtoDAsync);
 EBBTIDE_SIM_PLAIN_NAME(cuMemcpyDtoHAsync);
 EBBTIDE_SIM_PLAIN_NAME(cuMemcpyDtoDAsync);
+EBBTIDE_SIM_PLAIN_NAME(cuMemcpyDtoD);
+EBBTIDE_SIM_PLAIN_NAME(cuMemsetD8);
+EBBTIDE_SIM_PLAIN_NAME(cuMemsetD16);
+EBBTIDE_SIM_PLAIN_NAME(cuMemsetD32);

@@ -106,6 +106,18 @@ CUresult host_alloc(void** pp, size_t bytesize, unsigned int Flags) {
   return result;
 }
 
+CUresult host_alloc_plain(void** pp, size_t bytesize) { return host_alloc(pp, bytesize, 0); }
+
+// Pinned memory has one address for the processor and the devices.
+CUresult device_pointer(CUdeviceptr* pdptr, void* p, unsigned int Flags) {
+  if (pdptr == nullptr || Flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(simulator().mutex);
+  const auto address = reinterpret_cast<uint64_t>(p);
+  if (!simulator().host_memory.find(address)) return CUDA_ERROR_INVALID_VALUE;
+  *pdptr = address;
+  return CUDA_SUCCESS;
+}
+
 CUresult free_host(void* p) {
   if (p == nullptr) return CUDA_SUCCESS;
   Lock lock(simulator().mutex);
@@ -155,4 +167,15 @@ EBBTIDE_SIM_EXPORT CUresult cuMemHostUnregister(void* p) {
   EBBTIDE_SIM_FORWARD(cuMemHostUnregister, kDriver | kNoCapture, host_unregister, p);
 }
 
+// For programs (program_functions.def).
+EBBTIDE_SIM_EXPORT CUresult cuMemAllocHost(void** pp, size_t bytesize) {
+  EBBTIDE_SIM_FORWARD(cuMemAllocHost, kContext | kNoCapture, host_alloc_plain, pp, bytesize);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemHostGetDevicePointer(CUdeviceptr* pdptr, void* p, unsigned int Flags) {
+  EBBTIDE_SIM_FORWARD(cuMemHostGetDevicePointer, kContext, device_pointer, pdptr, p, Flags);
+}
+
 EBBTIDE_SIM_PLAIN_NAME(cuMemHostRegister);
+EBBTIDE_SIM_PLAIN_NAME(cuMemAllocHost);
+EBBTIDE_SIM_PLAIN_NAME(cuMemHostGetDevicePointer);

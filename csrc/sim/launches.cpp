@@ -4,11 +4,13 @@
 // The driver does not interpret a kernel's pointers. They are looked up when the kernel runs, block after block. A bad
 // pointer becomes the context's sticky error; the blocks before it are done.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <thread>
 #include <vector>
 
+#include "base/log.h"
 #include "kernels/blocks.h"
 #include "sim/entry.h"
 #include "sim/rules.h"
@@ -188,7 +190,7 @@ T parameter(void** parameters, int index) {
   return *static_cast<const T*>(parameters[index]);
 }
 
-// The work of this entry with these parameters, which are read now. Null if the simulator does not know the entry.
+// The work of an entry that the simulator knows, with these parameters, which are read now.
 Work make_work(const std::string& entry, void** parameters, unsigned grid, int device) {
   if (entry == kernels::kDigestEntry) {
     const DigestLaunch launch{parameter<uint64_t>(parameters, 0),
@@ -200,15 +202,23 @@ Work make_work(const std::string& entry, void** parameters, unsigned grid, int d
   if (entry == kernels::kFillEntry) {
     return work_of(FillLaunch{parameter<uint64_t>(parameters, 0), parameter<uint32_t>(parameters, 1)}, grid, device);
   }
-  if (entry == kernels::kDeliverEntry) {
-    const DeliverLaunch launch{parameter<uint64_t>(parameters, 0), parameter<uint64_t>(parameters, 1),
-                               parameter<uint64_t>(parameters, 2), parameter<uint64_t>(parameters, 3),
-                               parameter<uint32_t>(parameters, 4), parameter<uint32_t>(parameters, 5)};
-    return [launch, device](Lock& lock) {
-      return launch.count == 0 ? CUDA_SUCCESS : launch.run(DeviceMemory(lock, device));
-    };
-  }
-  return nullptr;
+  const DeliverLaunch launch{parameter<uint64_t>(parameters, 0), parameter<uint64_t>(parameters, 1),
+                             parameter<uint64_t>(parameters, 2), parameter<uint64_t>(parameters, 3),
+                             parameter<uint32_t>(parameters, 4), parameter<uint32_t>(parameters, 5)};
+  return [launch, device](Lock& lock) {
+    return launch.count == 0 ? CUDA_SUCCESS : launch.run(DeviceMemory(lock, device));
+  };
+}
+
+bool is_known(const std::string& entry) {
+  return entry == kernels::kDigestEntry || entry == kernels::kFillEntry || entry == kernels::kDeliverEntry;
+}
+
+void say_unknown(const std::string& entry) {
+  static std::atomic<bool> is_said{false};
+  if (is_said.exchange(true)) return;
+  log_line(LogLevel::kWarning, {"the simulated device runs no kernels of programs: it refuses to launch ", entry,
+                                ", as not supported (801), and every other"});
 }
 
 bool may_be_launched(const Dimensions& grid, const Dimensions& block, unsigned shared_bytes) {
@@ -227,6 +237,10 @@ CUresult launch_kernel(CUfunction f, unsigned gridDimX, unsigned gridDimY, unsig
   if (const CUresult wrong = simulator().streams.find(lock, hStream, stream); wrong != CUDA_SUCCESS) return wrong;
   if (function->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
   if (!may_be_launched(grid, block, sharedMemBytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (!is_known(function->entry)) {
+    say_unknown(function->entry);
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   if (extra != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   // A device would run these kernels with any number of threads or CTAs, and compute nonsense.
   if (kernelParams == nullptr || block.x != kernels::kThreads || block.count() != kernels::kThreads) {
@@ -234,7 +248,6 @@ CUresult launch_kernel(CUfunction f, unsigned gridDimX, unsigned gridDimY, unsig
   }
   if (function->entry == kernels::kDeliverEntry && grid.x != kernels::kLanes) return CUDA_ERROR_INVALID_VALUE;
   Work work = make_work(function->entry, kernelParams, grid.x, device_of_context(lock, stream->context));
-  if (work == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   return simulator().streams.submit(lock, stream, std::move(work));
 }
 

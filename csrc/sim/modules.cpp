@@ -87,6 +87,12 @@ CUresult load(CUmodule* module, const void* image) {
   return CUDA_SUCCESS;
 }
 
+CUresult load_with_options(CUmodule* module, const void* image, unsigned int numOptions, CUjit_option* options,
+                           void** optionValues) {
+  if (numOptions > 0 && (options == nullptr || optionValues == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  return load(module, image);  // nothing is compiled
+}
+
 CUresult get_function(CUfunction* hfunc, CUmodule hmod, const char* name) {
   if (hfunc == nullptr || name == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(simulator().mutex);
@@ -108,6 +114,13 @@ using namespace ebbtide::sim;
 
 EBBTIDE_SIM_EXPORT CUresult cuModuleLoadData(CUmodule* module, const void* image) {
   EBBTIDE_SIM_FORWARD(cuModuleLoadData, kContext | kNoCapture, load, module, image);
+}
+
+// For programs (program_functions.def).
+EBBTIDE_SIM_EXPORT CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned int numOptions,
+                                               CUjit_option* options, void** optionValues) {
+  EBBTIDE_SIM_FORWARD(cuModuleLoadDataEx, kContext | kNoCapture, load_with_options, module, image, numOptions, options,
+                      optionValues);
 }
 
 EBBTIDE_SIM_EXPORT CUresult cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name) {

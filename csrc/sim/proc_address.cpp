@@ -1,7 +1,9 @@
 // cuGetProcAddress, in the two shapes that clients request: 4 arguments since 11.3, 5 arguments since 12.0.
+#include <atomic>
 #include <cstring>
 #include <span>
 
+#include "base/log.h"
 #include "sim/entry.h"
 #include "sim/rules.h"
 #include "sim/simulator.h"
@@ -11,6 +13,9 @@
 EBBTIDE_SIM_EXPORT CUresult cuGetProcAddress(const char* symbol, void** pfn, int cudaVersion, cuuint64_t flags);
 EBBTIDE_SIM_EXPORT CUresult cuGetProcAddress_v2(const char* symbol, void** pfn, int cudaVersion, cuuint64_t flags,
                                                 CUdriverProcAddressQueryResult* symbolStatus);
+// programs.cpp
+EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v2(CUcontext*, unsigned int, CUdevice) asm("cuCtxCreate_v2");
+EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v4(CUcontext*, void*, unsigned int, CUdevice) asm("cuCtxCreate_v4");
 EBBTIDE_SIM_EXPORT decltype(cuMemAllocAsync) cuMemAllocAsync_ptsz;
 EBBTIDE_SIM_EXPORT decltype(cuMemAllocFromPoolAsync) cuMemAllocFromPoolAsync_ptsz;
 EBBTIDE_SIM_EXPORT decltype(cuMemFreeAsync) cuMemFreeAsync_ptsz;
@@ -29,8 +34,11 @@ const Function kFunctions[] = {
     {"cuGetProcAddress", 12000, reinterpret_cast<void*>(&cuGetProcAddress_v2)},
     {"cuGetProcAddress", 11030,
      reinterpret_cast<void*>(static_cast<CUresult (*)(const char*, void**, int, cuuint64_t)>(&cuGetProcAddress))},
+    {"cuCtxCreate", 12050, reinterpret_cast<void*>(&ebbtide_context_v4)},
+    {"cuCtxCreate", 3020, reinterpret_cast<void*>(&ebbtide_context_v2)},
 #define EBBTIDE_FUNCTION(name, least_version, necessity) {#name, least_version, reinterpret_cast<void*>(&name)},
 #include "driver/functions.def"
+#include "sim/program_functions.def"
 #undef EBBTIDE_FUNCTION
 };
 
@@ -48,7 +56,15 @@ const Function kPerThreadFunctions[] = {
     EBBTIDE_SIM_PER_THREAD(cuMemcpyHtoDAsync),
     EBBTIDE_SIM_PER_THREAD(cuMemcpyDtoHAsync),
     EBBTIDE_SIM_PER_THREAD(cuMemcpyDtoDAsync),
+    EBBTIDE_SIM_PER_THREAD(cuMemcpy),
+    EBBTIDE_SIM_PER_THREAD(cuMemcpyAsync),
+    EBBTIDE_SIM_PER_THREAD(cuMemcpyDtoD),
+    EBBTIDE_SIM_PER_THREAD(cuMemsetD8),
+    EBBTIDE_SIM_PER_THREAD(cuMemsetD16),
+    EBBTIDE_SIM_PER_THREAD(cuMemsetD32),
     EBBTIDE_SIM_PER_THREAD(cuMemsetD8Async),
+    EBBTIDE_SIM_PER_THREAD(cuMemsetD16Async),
+    EBBTIDE_SIM_PER_THREAD(cuMemsetD32Async),
     EBBTIDE_SIM_PER_THREAD(cuLaunchKernel),
     EBBTIDE_SIM_PER_THREAD(cuStreamSynchronize),
     EBBTIDE_SIM_PER_THREAD(cuStreamQuery),
@@ -73,6 +89,15 @@ CUdriverProcAddressQueryResult look_up_in(std::span<const Function> functions, c
   return status;
 }
 
+// The CUDA runtime asks for this table at its start, and gives up without it.
+void explain_the_runtimes_error(const char* symbol) {
+  static std::atomic<bool> is_said{false};
+  if (std::strcmp(symbol, "cuGetExportTable") != 0 || is_said.exchange(true)) return;
+  log_line(LogLevel::kWarning,
+           {"this program uses the CUDA runtime, as torch's CUDA builds do, and will find no device: the simulated "
+            "device serves programs of the driver API only. Run this one without --simulate, on a GPU"});
+}
+
 CUdriverProcAddressQueryResult look_up(const char* symbol, int version, cuuint64_t flags, void** address) {
   int driver_version;
   {
@@ -84,7 +109,9 @@ CUdriverProcAddressQueryResult look_up(const char* symbol, int version, cuuint64
     const auto status = look_up_in(kPerThreadFunctions, symbol, version, driver_version, address);
     if (status != CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND) return status;
   }
-  return look_up_in(kFunctions, symbol, version, driver_version, address);
+  const auto status = look_up_in(kFunctions, symbol, version, driver_version, address);
+  if (status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND) explain_the_runtimes_error(symbol);
+  return status;
 }
 
 CUresult get_address(const char* symbol, void** pfn, int cudaVersion, cuuint64_t flags,

@@ -11,11 +11,16 @@ decide, once, at first need.
 A torch with CUDA and no working driver is an error that names EBBTIDE_DRIVER=sim, never a silent simulation. With
 that setting the simulated device serves every build of torch, one for ROCm too: regions then cover CPU tensors, and
 torch's own devices are left alone. Importing torch is left to the caller: only regions need it.
+
+Under `ebbtide run --simulate` libcuda.so.1 is the simulated driver. Regions then use it as with EBBTIDE_DRIVER=sim,
+except that a torch with CUDA is refused.
 """
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from ebbtide import settings
@@ -28,6 +33,9 @@ Driver = Literal["cuda", "sim", "off"]
 
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
 VARIABLE = "EBBTIDE_DRIVER"
+LIBRARY_PATH_VARIABLE = "LD_LIBRARY_PATH"
+# The driver's problem under `ebbtide run --simulate`.
+SIMULATED = "it is the simulated one of `ebbtide run --simulate`"
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,11 @@ def _refuse_tensors(setting: Setting, torch_kind: TorchKind) -> str:
 
 
 def _explain_driver(torch_kind: TorchKind, driver_problem: str) -> str:
+    if driver_problem == SIMULATED:
+        return (
+            "torch is built with CUDA, whose kernels do not run on the simulated device of `ebbtide run --simulate`: "
+            f"leave --simulate out, and where there is no GPU set {VARIABLE}=sim to try ebbtide with CPU tensors"
+        )
     what = "there is no working NVIDIA driver"
     if torch_kind == "cuda":
         what = f"torch is built with CUDA, but {what}"
@@ -134,14 +147,24 @@ def torch_on_gpu() -> Any:
     return torch if torch is not None and is_cuda and torch.cuda.is_initialized() else None
 
 
+def simulated_folder() -> Path:
+    """The folder with the simulated driver as libcuda.so.1, for LD_LIBRARY_PATH; whether or not it is there."""
+    return Path(__file__).resolve().parent / "simulated"
+
+
+def is_simulated_run(environment: Mapping[str, str]) -> bool:
+    """Whether a process with this environment is one of `ebbtide run --simulate`."""
+    return str(simulated_folder()) in environment.get(LIBRARY_PATH_VARIABLE, "").split(os.pathsep)
+
+
 def find_driver_problem() -> str | None:
-    """Why the CUDA driver does not work here; None where it does. Fixes this process's driver to "cuda"."""
+    """Why torch can't use the CUDA driver here; None where it can. Fixes this process's driver to "cuda"."""
     from ebbtide import _core
 
     try:
         _core.use_driver("cuda")
         if _core.device_count() > 0:
-            return None
+            return SIMULATED if is_simulated_run(os.environ) else None
     except Error as error:
         return str(error).partition(". ")[0]  # what is wrong; what to do about it depends on torch as well
     return "it shows no GPU"
@@ -187,6 +210,6 @@ def _choose() -> Driver:
         from ebbtide import _core
 
         _core.use_driver("sim")
-    if outcome.line:
+    if outcome.line and not is_simulated_run(os.environ):  # who asks for it there need not be told
         print(f"ebbtide: {outcome.line}", file=sys.stderr, flush=True)
     return outcome.driver

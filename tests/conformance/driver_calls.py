@@ -1,6 +1,7 @@
 """The CUDA driver API through ctypes, over whichever library it is given: libcuda or the simulator.
 
-Functions are found as ebbtide finds them: by cuGetProcAddress, at the version that csrc/driver/functions.def names.
+Functions are found as ebbtide finds them: by cuGetProcAddress, at the version that csrc/driver/functions.def names, or
+csrc/sim/program_functions.def.
 A call returns its CUresult as an int; the helpers of `Driver` in lower case assert success and return what was made.
 """
 
@@ -9,7 +10,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-FUNCTIONS_DEF = Path(__file__).resolve().parents[2] / "csrc/driver/functions.def"
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+FUNCTION_LISTS = (CSRC / "driver/functions.def", CSRC / "sim/program_functions.def")
 
 GRANULE = 2 << 20  # allocation granularity, bytes
 
@@ -30,7 +32,8 @@ DEVICE, HOST, HOST_NUMA, HOST_NUMA_CURRENT = 1, 2, 3, 4  # CUmemLocationType
 PROT_NONE, PROT_READ, PROT_READWRITE = 0, 1, 3
 CAPTURE_GLOBAL, CAPTURE_THREAD_LOCAL, CAPTURE_RELAXED = 0, 1, 2
 
-# p: pointer (an int address, a ctypes object by reference, or None); d: 64-bit unsigned; z: size_t; i, I: int; b: byte
+# p: pointer (an int address, a ctypes object by reference, or None); d: 64-bit unsigned; z: size_t; i, I: int;
+# H: short; b: byte
 SIGNATURES = {
     "cuInit": "I", "cuDriverGetVersion": "p", "cuGetErrorName": "ip", "cuGetErrorString": "ip",
     "cuDeviceGetCount": "p", "cuDeviceGet": "pi", "cuDeviceGetName": "pii", "cuDeviceGetAttribute": "pii",
@@ -55,6 +58,10 @@ SIGNATURES = {
     "cuEventCreate": "pI", "cuEventDestroy": "p", "cuEventRecord": "pp", "cuEventQuery": "p",
     "cuEventSynchronize": "p", "cuEventElapsedTime": "ppp",
     "cuModuleLoadData": "pp", "cuModuleGetFunction": "ppp", "cuModuleUnload": "p", "cuLaunchKernel": "pIIIIIIIppp",
+    "cuCtxDestroy": "p", "cuCtxPushCurrent": "p", "cuCtxPopCurrent": "p",
+    "cuMemAllocHost": "pz", "cuMemHostGetDevicePointer": "ppI", "cuMemcpy": "ddz", "cuMemcpyAsync": "ddzp",
+    "cuMemcpyDtoD": "ddz", "cuMemsetD8": "dbz", "cuMemsetD16": "dHz", "cuMemsetD32": "dIz",
+    "cuMemsetD16Async": "dHzp", "cuMemsetD32Async": "dIzp", "cuModuleLoadDataEx": "ppIpp",
     "cuStreamWaitValue32": "pdII", "cuStreamWriteValue32": "pdII",
 }  # fmt: skip
 CTYPES = {
@@ -63,6 +70,7 @@ CTYPES = {
     "z": ctypes.c_size_t,
     "i": ctypes.c_int,
     "I": ctypes.c_uint,
+    "H": ctypes.c_ushort,
     "b": ctypes.c_ubyte,
 }
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -95,8 +103,9 @@ def properties(location_type: int = DEVICE, location_id: int = 0, allocation_typ
 
 
 def least_versions() -> dict[str, int]:
-    """Every function of functions.def and the version that it is asked for at."""
-    rows = re.findall(r"^EBBTIDE_FUNCTION\((\w+), (\d+), \w+\)", FUNCTIONS_DEF.read_text(), re.MULTILINE)
+    """Every function of the two lists and the version that it is asked for at."""
+    text = "".join(file.read_text() for file in FUNCTION_LISTS)
+    rows = re.findall(r"^EBBTIDE_FUNCTION\((\w+), (\d+), \w+\)", text, re.MULTILINE)
     return {name: int(version) for name, version in rows}
 
 

@@ -49,6 +49,13 @@ def test_list_agrees_with_cuda_h(root: Path) -> None:
     assert find_faults(root / "csrc/driver/functions.def", find_cuda_include()) == []
 
 
+def test_the_programs_list_agrees_with_cuda_h(root: Path) -> None:
+    """What the simulator has for programs only. No function is in both lists."""
+    programs = root / "csrc/sim/program_functions.def"
+    assert find_faults(programs, find_cuda_include()) == []
+    assert not set(read_driver_functions(programs)) & set(read_driver_functions(root / "csrc/driver/functions.def"))
+
+
 def test_table_and_loader_are_made_from_the_list(root: Path) -> None:
     """No second list: the table's members and the loader's loop come from the include."""
     for file in ("csrc/driver/driver.h", "csrc/driver/driver.cpp"):
@@ -84,11 +91,15 @@ def symbol_addresses(library: ctypes.CDLL, names: dict[str, str]) -> dict[str, i
 
 def test_simulator_hands_out_every_listed_function(root: Path, simulator: ctypes.CDLL) -> None:
     listed = read_driver_functions(root / "csrc/driver/functions.def")
+    listed |= read_driver_functions(root / "csrc/sim/program_functions.def")
     symbols = symbol_addresses(simulator, exported_driver_names(set(listed), find_cuda_include()))
     resolve = resolver_of(simulator)
     assert find_unresolved(listed, symbols, resolve) == []
     assert resolve("cuNoSuchFunction", 13000) == 0
     assert all(hasattr(simulator, name) for name in RESOLVERS)
+    by_version = {version: resolve("cuCtxCreate", version) for version in (3020, 12040, 12050, 13000)}
+    shapes = symbol_addresses(simulator, {name: name for name in ("cuCtxCreate_v2", "cuCtxCreate_v4")})
+    assert list(by_version.values()) == [shapes["cuCtxCreate_v2"]] * 2 + [shapes["cuCtxCreate_v4"]] * 2
 
 
 # --- the checks above, seen to fail ---

@@ -32,23 +32,37 @@ def rules(root: Path) -> dict[str, Rule]:
     api |= tms
     control = read_c_functions(root / "csrc/sim/control.h", "ebbtide_sim_")
     listed = set(read_driver_functions(root / "csrc/driver/functions.def"))
+    listed |= set(read_driver_functions(root / "csrc/sim/program_functions.def"))
     driver = set(exported_driver_names(listed, find_cuda_include()).values())
     # Programs ask for old names as well, so that the plain name may stand beside the versioned one.
     any_version = tuple(f"{name}{suffix}" for name in listed for suffix in ("", "_v2", "_v3", "_ptsz"))
     hooks = read_hooks(root / "csrc/preload/hooks.def") | {"dlsym"}
-    simulator = (*any_version, *RESOLVERS, *control)
+    creators = {"cuCtxCreate_v2", "cuCtxCreate_v4"}
+    driver |= creators | RESOLVERS
+    simulator = (*any_version, *creators, *RESOLVERS, *control)
+    in_package = {"may_need": frozenset({"libebbtide_sim.so"}), "runpath": "$ORIGIN/.."}
     return {
         "libebbtide.so": Rule("libebbtide.so", may_export=tuple(api), must_export=frozenset(api)),
         # The same core under the same name: a process that preloads it has no other.
         "libebbtide_preload.so": Rule("libebbtide.so", tuple(api | hooks), must_export=frozenset(api | hooks)),
-        "libebbtide_sim.so": Rule("libebbtide_sim.so", simulator, must_export=frozenset(driver | control | RESOLVERS)),
+        "libebbtide_sim.so": Rule(
+            "libebbtide_sim.so", (*simulator, "cuCtxCreate"), must_export=frozenset(driver | control)
+        ),
+        "simulated/libcuda.so.1": Rule("libcuda.so.1", (), frozenset(), **in_package),
+        "simulated/libcuda.so": Rule("libcuda.so.1", (), frozenset(), **in_package),
+        "simulated/stubs/libcuda.so": Rule("libcuda.so.1", (*any_version, *creators, *RESOLVERS), frozenset(driver)),
         "_core.*.so": Rule(
             "", ("PyInit__core",), frozenset({"PyInit__core"}), frozenset({"libebbtide.so"}), runpath="$ORIGIN"
         ),
     }
 
 
-@pytest.mark.parametrize("pattern", ["libebbtide.so", "libebbtide_preload.so", "libebbtide_sim.so", "_core.*.so"])
+SIMULATED = ("simulated/libcuda.so.1", "simulated/libcuda.so", "simulated/stubs/libcuda.so")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["libebbtide.so", "libebbtide_preload.so", "libebbtide_sim.so", "_core.*.so", *SIMULATED]
+)
 def test_binary_needs_and_exports_only_what_it_promises(package: Path, rules: dict[str, Rule], pattern: str) -> None:
     (binary,) = package.glob(pattern)
     assert find_faults(binary, rules[pattern]) == []
@@ -57,8 +71,14 @@ def test_binary_needs_and_exports_only_what_it_promises(package: Path, rules: di
 def test_no_other_binary_is_in_the_package(package: Path) -> None:
     names = sorted(path.name.split(".")[0] for path in package.glob("*.so"))
     assert names == ["_core", "libebbtide", "libebbtide_preload", "libebbtide_sim"]
-    others = set(package.rglob("*.so")) - {*package.glob("*.so")}
-    assert others == {package / "compat" / "tms" / name for name in preloading.TMS_LIBRARY_NAMES}
+    others = set(package.rglob("*.so*")) - {*package.glob("*.so")}
+    names_of_tms = {package / "compat" / "tms" / name for name in preloading.TMS_LIBRARY_NAMES}
+    assert others == names_of_tms | {package / name for name in SIMULATED}
+
+
+def test_the_drivers_names_cost_a_few_kilobytes(package: Path) -> None:
+    """They need the simulator, and are no copies of it."""
+    assert sum((package / name).stat().st_size for name in SIMULATED) < 100_000
 
 
 def test_header_is_plain_c(root: Path, tmp_path: Path) -> None:

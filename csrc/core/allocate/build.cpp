@@ -45,7 +45,7 @@ std::shared_ptr<Allocation> build_allocation(Core& core, const AllocationRequest
   allocation->device = request.device;
   uint64_t device_bytes = request.size_bytes;
   for (const HostPool::Handle& handle : host_memory) device_bytes -= handle.memory.size_bytes();
-  DeviceCharge charge = core.budgets.device.charge(request.device, device_bytes);
+  DeviceCharge charge = core.budgets.device.charge_provisionally(request.device, device_bytes);
   allocation->addresses = std::make_shared<const Addresses>(request.tag.arena(request.device).take(request.size_bytes));
   const DeviceSet peers = core.peers.of(request.device);
   {
@@ -53,6 +53,7 @@ std::shared_ptr<Allocation> build_allocation(Core& core, const AllocationRequest
     add_device_chunks(core, *allocation, std::move(charge), peers);
   }
   // All that can be refused for want of device memory is over.
+  core.budgets.device.note_peak(request.device);
   for (HostPool::Handle& handle : host_memory) add_host_chunk(core, *allocation, handle, peers);
   return allocation;
 }

@@ -38,6 +38,12 @@ void DeviceCharge::merge(DeviceCharge&& other) noexcept {
 }
 
 DeviceCharge DeviceBudget::charge(int device, uint64_t size_bytes, uint64_t spared_bytes) {
+  DeviceCharge made = charge_provisionally(device, size_bytes, spared_bytes);
+  note_peak(device);
+  return made;
+}
+
+DeviceCharge DeviceBudget::charge_provisionally(int device, uint64_t size_bytes, uint64_t spared_bytes) {
   if (device < 0 || device >= kMaxDevices) throw InvalidArgument("there is no device " + std::to_string(device));
   std::atomic<uint64_t>& held = held_bytes_[static_cast<size_t>(device)];
   const std::lock_guard lock(mutex_);
@@ -51,10 +57,16 @@ DeviceCharge DeviceBudget::charge(int device, uint64_t size_bytes, uint64_t spar
                           how_to_change(Setting::kDeviceLimit),
                       device, {size_bytes, room, limit});
   }
-  const uint64_t held_now = held.fetch_add(size_bytes) + size_bytes;
-  std::atomic<uint64_t>& peak = peak_bytes_[static_cast<size_t>(device)];
-  if (held_now > peak.load()) peak.store(held_now);  // charges are made under the lock
+  held.fetch_add(size_bytes);
   return DeviceCharge(this, device, size_bytes);
+}
+
+void DeviceBudget::note_peak(int device) noexcept {
+  const uint64_t held_now = held_bytes_[static_cast<size_t>(device)].load();
+  std::atomic<uint64_t>& peak = peak_bytes_[static_cast<size_t>(device)];
+  uint64_t before = peak.load();
+  while (held_now > before && !peak.compare_exchange_weak(before, held_now)) {
+  }
 }
 
 uint64_t DeviceBudget::held_bytes(int device) const {

@@ -44,6 +44,9 @@ class DeviceBudget {
  public:
   // Throws OutOfMemory where the limit does not allow it, or would have less than spared_bytes left.
   DeviceCharge charge(int device, uint64_t size_bytes, uint64_t spared_bytes = 0);
+  // For memory that the driver may refuse: it is no peak before note_peak(), which follows the driver's yes.
+  DeviceCharge charge_provisionally(int device, uint64_t size_bytes, uint64_t spared_bytes = 0);
+  void note_peak(int device) noexcept;
   uint64_t held_bytes(int device) const;
   // The most that was held since the start, or since reset_peaks().
   uint64_t peak_bytes(int device) const;

@@ -6,9 +6,10 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def describe(*, cflags: bool, libs: bool, cmake_dir: bool, pkgconfig_dir: bool) -> str:
+def describe(*, cflags: bool, libs: bool, cmake_dir: bool, pkgconfig_dir: bool, stubs_dir: bool) -> str:
     """What was asked for: the flags in one line, and a line for each folder."""
     flags = [f"-I{_PACKAGE / 'include'}"] * cflags
     flags += [f"-L{_PACKAGE}", "-lebbtide", f"-Wl,-rpath,{_PACKAGE}"] * libs
-    folders = [str(_PACKAGE / "cmake")] * cmake_dir + [str(_PACKAGE / "pkgconfig")] * pkgconfig_dir
-    return "\n".join([shlex.join(flags)] * bool(flags) + folders)
+    folders = {"cmake": cmake_dir, "pkgconfig": pkgconfig_dir, "simulated/stubs": stubs_dir}
+    asked = [str(_PACKAGE / folder) for folder, is_asked in folders.items() if is_asked]
+    return "\n".join([shlex.join(flags)] * bool(flags) + asked)

@@ -241,6 +241,8 @@ def _preloading() -> Iterator[Finding]:
         return
     yield Finding("preloading", "library", str(library))
     yield _preloaded_process()
+    if driver_choice.is_simulated_run(os.environ):
+        yield Finding("preloading", "libcuda.so.1", f"the simulated driver, {driver_choice.simulated_folder()}")
     obstacle = preload_obstacle(Path(sys.executable), library)
     if obstacle:
         yield Finding("preloading", "this Python", obstacle, "note", "`ebbtide run` needs a Python without that")

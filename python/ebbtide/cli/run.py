@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 import click
 
-from ebbtide.launch import ledger, preloading
+from ebbtide.driver_choice import is_simulated_run
+from ebbtide.launch import ledger, preloading, simulated
 from ebbtide.launch.preloading import LOADER_VARIABLE, UNIFIED_MEMORY_VARIABLE, drop_unified_memory
 from ebbtide.launch.programs import find_program, preload_obstacle
 from ebbtide.launch.run_options import options
@@ -49,6 +50,15 @@ def _option_of(setting: Setting) -> click.Option:
 
 
 @click.command(cls=_RunCommand, context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] [--]")
+@click.option(
+    "--simulate",
+    is_flag=False,
+    flag_value=True,
+    type=click.UNPROCESSED,
+    metavar="[SIZE]",
+    help="Give programs of CUDA's driver API a simulated device of this size in place of the GPU. Neither kernels nor "
+    "the CUDA runtime work on it. [LD_LIBRARY_PATH, EBBTIDE_SIM_CAPACITY; default size: 1 GiB]",
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be set, as lines for a shell, and start nothing.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGUMENTS]...")
 def run(command: tuple[str, ...], dry_run: bool, **values: Any) -> None:
@@ -62,8 +72,9 @@ def run(command: tuple[str, ...], dry_run: bool, **values: Any) -> None:
     started, and 127 where it is not found.
     """
     environment = _inherited_environment()
+    given = {name: value for name, value in values.items() if value is not None}
+    _check_simulate(given.get("simulate"))
     try:
-        given = {name: value for name, value in values.items() if value is not None}
         added = preloading.variables_for(given, environment, _spell)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
@@ -74,6 +85,13 @@ def run(command: tuple[str, ...], dry_run: bool, **values: Any) -> None:
         _print_changes(added, environment)
     elif program is not None:
         _become(program, command, added, environment)
+
+
+def _check_simulate(size: object) -> None:
+    """`--simulate PROGRAM` takes the program for the size."""
+    if isinstance(size, str) and not size.lstrip()[:1].isdecimal():
+        advice = f": write `--simulate -- {size}` if it is the program" if size else ""
+        raise click.UsageError(f'--simulate must be a size like "16GiB", or nothing, not {size!r}{advice}')
 
 
 def _inherited_environment() -> dict[str, str]:
@@ -114,8 +132,11 @@ def _print_changes(added: dict[str, str], environment: dict[str, str]) -> None:
 
 def _become(program: Path, command: tuple[str, ...], added: dict[str, str], environment: dict[str, str]) -> NoReturn:
     """Replaces this process by the program."""
-    obstacle = preload_obstacle(program, Path(added[LOADER_VARIABLE].split(":")[0]))
-    if obstacle:
+    is_simulated = is_simulated_run(environment | added)
+    if obstacle := preload_obstacle(program, Path(added[LOADER_VARIABLE].split(":")[0])):
+        also = ", and it has no simulated device" if is_simulated else ""
+        print(f"ebbtide: {obstacle}{also}", file=sys.stderr)
+    elif is_simulated and (obstacle := simulated.obstacle(program)):
         print(f"ebbtide: {obstacle}", file=sys.stderr)
     drop_unified_memory(environment)
     ledger.sweep()

@@ -10,8 +10,9 @@ from typing import Any
 
 from ebbtide import settings
 from ebbtide.errors import StateError
-from ebbtide.launch import ledger
+from ebbtide.launch import ledger, simulated
 from ebbtide.launch.run_options import as_keyword, to_variables
+from ebbtide.launch.search_path import own_entries, with_first
 
 LIBRARY_NAME = "libebbtide_preload.so"
 # The same library under the names that launchers of torch_memory_saver look for, in `compat_path()`.
@@ -31,17 +32,19 @@ def env(**options: Any) -> dict[str, str]:
     Args:
         options: those of `ebbtide run` as keywords: overflow, device_limit, device_margin, host_limit, host_margin,
             host_pool, reserve, whole_fraction, report, pauseable, pauseable_all, tag, backup, lms, lms_min_size,
-            compat, summary, log. Sizes are "16GiB" or bytes; None for overflow, backup or compat is "none". What is not
-            given stays as this process's environment says.
+            compat, summary, log, simulate. Sizes are "16GiB" or bytes; None for overflow, backup or compat is "none".
+            simulate is True or a size; False leaves an outer run's simulated device. What is not given stays as this
+            process's environment says.
 
     Returns:
-        All of them, with LD_PRELOAD and, for lms and compat, PYTHONPATH (ours first, then what they hold here).
+        All of them, with LD_PRELOAD and, for lms and compat, PYTHONPATH, for simulate, LD_LIBRARY_PATH (ours first,
+        then what they hold here).
         Processes that are started with them by one program share one budget of host memory.
         GGML_CUDA_ENABLE_UNIFIED_MEMORY is to be removed by the caller.
 
     Raises:
         TypeError, ValueError: as the command refuses it; also a malformed EBBTIDE_* variable that is there already.
-        StateError: the preload library is missing or can't be named in LD_PRELOAD.
+        StateError: the preload library is missing or can't be named in LD_PRELOAD; simulate: its driver is missing.
     """
     return variables_for(options, os.environ)
 
@@ -50,7 +53,9 @@ def variables_for(
     options: Mapping[str, object], inherited: Mapping[str, str], spell: Callable[[str], str] = as_keyword
 ) -> dict[str, str]:
     """`env` over any environment. Args and errors as `run_options.to_variables`."""
-    added = to_variables(options, inherited, spell)
+    added = to_variables({name: value for name, value in options.items() if name != simulated.OPTION}, inherited, spell)
+    if simulated.OPTION in options:
+        added |= simulated.to_variables(options[simulated.OPTION], inherited, spell)
     added[ACTIVE_VARIABLE] = "1"
     added[ledger.VARIABLE] = ledger.name_for(inherited)
     in_force = {**inherited, **added}
@@ -61,12 +66,12 @@ def variables_for(
         folders.append(compat_path())
         added[settings.find("overflow").variable] = settings.read("overflow", in_force) or "none"
     elif str(compat_path()) in (modules := inherited.get(MODULES_VARIABLE, "")).split(os.pathsep):
-        added[MODULES_VARIABLE] = os.pathsep.join(_own_entries(compat_path(), modules))  # an outer run's
+        added[MODULES_VARIABLE] = os.pathsep.join(own_entries(str(compat_path()), modules))  # an outer run's
     if settings.read("lms", in_force):
         folders.append(startup_path())
     added[LOADER_VARIABLE] = preload_list(library, inherited.get(LOADER_VARIABLE, ""))
     for folder in folders:
-        added[MODULES_VARIABLE] = module_path(folder, {**inherited, **added}.get(MODULES_VARIABLE, ""))
+        added[MODULES_VARIABLE] = with_first(str(folder), {**inherited, **added}.get(MODULES_VARIABLE, ""))
     return added
 
 
@@ -120,16 +125,6 @@ def preload_list(library: Path | str, inherited: str) -> str:
 
     own = [entry for entry in re.split(r"[ :]+", inherited) if entry and not is_replaced(entry)]
     return ":".join([str(library), *own])
-
-
-def module_path(folder: Path, inherited: str) -> str:
-    """The value of PYTHONPATH: our folder first and once, then the own entries of the user. An empty entry is the
-    working directory, but an empty value is no entry."""
-    return os.pathsep.join([str(folder), *_own_entries(folder, inherited)])
-
-
-def _own_entries(folder: Path, inherited: str) -> list[str]:
-    return [entry for entry in inherited.split(os.pathsep) if entry != str(folder)] if inherited else []
 
 
 def drop_unified_memory(environment: MutableMapping[str, str]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from ebbtide.launch import preloading
+from ebbtide.launch.search_path import with_first
 
 from torch_memory_saver.utils import change_env, get_binary_path_from_package
 
@@ -16,7 +17,7 @@ def configure_subprocess() -> Iterator[None]:
     Other preloaded libraries stay. What the children start inherits it.
     """
     library = str(get_binary_path_from_package("torch_memory_saver_hook_mode_preload"))
-    modules = preloading.module_path(preloading.compat_path(), os.environ.get(preloading.MODULES_VARIABLE, ""))
+    modules = with_first(str(preloading.compat_path()), os.environ.get(preloading.MODULES_VARIABLE, ""))
     with ExitStack() as changes:
         changes.enter_context(change_env(preloading.MODULES_VARIABLE, modules))
         inherited = os.environ.get(preloading.LOADER_VARIABLE, "")
