@@ -3,5 +3,5 @@
  * process has one simulated device, by whichever name it opens it. */
 extern int cuInit(unsigned int flags);
 
-/* A use, so that no linker leaves the dependency out. */
-__attribute__((visibility("hidden"), used)) int (*const ebbtide_simulated_driver)(unsigned int) = &cuInit;
+/* An exported use, so that no linker leaves the dependency out: some drop what nothing in the library reads. */
+__attribute__((visibility("default"))) int (*const ebbtide_simulated_driver)(unsigned int) = &cuInit;
