@@ -51,7 +51,9 @@ TEST_F(DeviceMarginTest, OthersTakeFromIt) {
   sim().set_foreign_bytes(0, 15 * kChunk);  // less than the margin is left
   EXPECT_THROW(alloc("w", kChunk), OutOfMemory);
   set_margin(0);
+  EXPECT_THROW(alloc("w", 2 * kChunk), OutOfMemory);
   deallocate(core(), alloc("w", kChunk));
+  EXPECT_EQ(core().budgets.device.peak_bytes(0), 2 * kChunk) << "what was refused is no peak";
   sim().set_foreign_bytes(0, 0);
 }
 

@@ -75,5 +75,18 @@ TEST(DeviceBudget, PeaksAreKeptUntilTheyAreReset) {
   EXPECT_EQ(budget.peak_bytes(-1), 0u);
 }
 
+TEST(DeviceBudget, WhatTheDriverRefusesIsNoPeak) {
+  DeviceBudget budget;
+  const DeviceCharge held = budget.charge(0, 100);
+  {
+    const DeviceCharge refused = budget.charge_provisionally(0, 1000);
+    EXPECT_EQ(budget.held_bytes(0), 1100u);
+  }
+  EXPECT_EQ(budget.peak_bytes(0), 100u);
+  const DeviceCharge given = budget.charge_provisionally(0, 20);
+  budget.note_peak(0);
+  EXPECT_EQ(budget.peak_bytes(0), 120u);
+}
+
 }  // namespace
 }  // namespace ebbtide

@@ -255,6 +255,12 @@ def test_a_package_without_the_driver_says_so(run, tmp_path, missing):
     assert run("--", "true", PYTHONPATH=str(tmp_path))[0] == 0
 
 
+def test_a_folder_that_the_loader_can_not_name_is_said(run, tmp_path):
+    shutil.copytree(PACKAGE, tmp_path / "a;b" / "ebbtide", ignore=shutil.ignore_patterns("__pycache__"))
+    status, _, error = run("--simulate", "--", "true", PYTHONPATH=str(tmp_path / "a;b"))
+    assert status == 1 and error.startswith("Error: LD_LIBRARY_PATH takes no path") and error.count("\n") == 1
+
+
 def test_a_driver_setting_for_cpu_tensors_does_not_switch_the_options_off(run, example):
     """EBBTIDE_DRIVER=sim alone makes the preload library step aside."""
     status, _, error = run("--simulate=256MiB", "--", example, EBBTIDE_DRIVER="sim")

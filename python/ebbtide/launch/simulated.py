@@ -1,11 +1,12 @@
 """`ebbtide run --simulate`: the simulated device for plain programs of CUDA's driver API.
 
-The folder `simulated/` of the package has the simulated driver as libcuda.so.1. On LD_LIBRARY_PATH it comes before the
-libraries of the system, and so does a program that is linked against the driver, or opens it by its name, meet it. The
-preload library stands before it as before the real one.
+The folder `simulated/` of the package has the simulated driver as libcuda.so.1. On LD_LIBRARY_PATH the folder comes
+before the libraries of the system, so a program that is linked against the driver, or opens it by its name, gets the
+simulated one. The preload library stands before it as before the real one.
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def to_variables(wanted: object, inherited: Mapping[str, str], spell: Callable[[
 
     Raises:
         TypeError, ValueError: `wanted` is neither, or a malformed size.
-        StateError: this package lacks the simulated driver.
+        StateError: this package lacks the simulated driver, or LD_LIBRARY_PATH can't name its folder.
     """
     folder, path = str(simulated_folder()), inherited.get(LIBRARY_PATH_VARIABLE, "")
     if wanted is False:
@@ -63,3 +64,7 @@ def _check_library() -> None:
     for library in (folder / LIBRARY_NAME, folder.with_name("libebbtide_sim.so")):
         if not library.is_file():
             raise StateError(f"the simulated driver is missing, {library}: install ebbtide again")
+    if re.search(r"[;$]", str(folder)):  # more than LD_PRELOAD refuses
+        raise StateError(
+            f"LD_LIBRARY_PATH takes no path with semicolons or dollar signs, like {folder}: install ebbtide elsewhere"
+        )
