@@ -107,7 +107,7 @@ ONE_CORE = """
 import ctypes
 from ebbtide import _core
 print(_core.loaded_library())
-print(len({line.split()[-1] for line in open("/proc/self/maps") if "/libebbtide" in line and "sim" not in line}))
+print(len({line.split()[-1] for line in open("/proc/self/maps") if "/libebbtide" in line and "libebbtide_sim" not in line}))
 """
 
 
