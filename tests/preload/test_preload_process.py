@@ -107,7 +107,8 @@ ONE_CORE = """
 import ctypes
 from ebbtide import _core
 print(_core.loaded_library())
-print(len({line.split()[-1] for line in open("/proc/self/maps") if "/libebbtide" in line and "libebbtide_sim" not in line}))
+paths = {line.split()[-1] for line in open("/proc/self/maps") if "/libebbtide" in line}
+print(len({path for path in paths if "/libebbtide_sim" not in path}))
 """
 
 
