@@ -17,6 +17,7 @@ from ebbtide.saver.values.arguments import (
     BackupByTag,
     Leaving,
     OperationBackup,
+    Tags,
     check_leaving,
     check_tags,
     retain_code,
@@ -26,10 +27,10 @@ from ebbtide.scopes import DecoratingScope
 
 
 @overload
-def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report: ...
-@overload
 def pause(tags: BackupByTag, /, *, missing_ok: bool = False) -> Report: ...
-def pause(*tags: str | BackupByTag, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report:
+@overload
+def pause(*tags: Tags, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report: ...
+def pause(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report:
     """Takes the memory of `tags` off the device; addresses stay. Waits for what is queued on their devices.
 
     Launch nothing that touches the tags until they are resumed. Memory that is already paused is skipped, whatever the
@@ -37,8 +38,9 @@ def pause(*tags: str | BackupByTag, backup: OperationBackup = AS_ALLOCATED, miss
     torch's pools, or one repeated value (see `configure`); the report counts them.
 
     Args:
-        tags: none means every tag. A dict, alone, has a backup for each tag: `pause({"weights": "ram", "kv_cache":
-            None})`. It is one operation: all of the tags leave, or none does, and what is dropped goes last.
+        tags: tags, or a list of tags; none means every tag. A dict, alone, has a backup for each tag:
+            `pause({"weights": "ram", "kv_cache": None})`. It is one operation: all of the tags leave, or none does,
+            and what is dropped goes last.
         backup: "ram", "pinned", "disk" or None (the content is dropped), for this pause of all tags. By default,
             the backup of each region.
         missing_ok: skip tags that no region ever named.
@@ -76,7 +78,7 @@ def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> R
 
 @overload
 def resume(
-    *tags: str,
+    *tags: Tags,
     timeout: float | None = None,
     missing_ok: bool = False,
     retain: bool | None = None,
@@ -86,7 +88,7 @@ def resume(
 ) -> Report: ...
 @overload
 def resume(
-    *tags: str,
+    *tags: Tags,
     timeout: float | None = None,
     missing_ok: bool = False,
     retain: bool | None = None,
@@ -95,7 +97,7 @@ def resume(
     hold_stream: bool = True,
 ) -> Pending: ...
 def resume(
-    *tags: str,
+    *tags: Tags,
     timeout: float | None = None,
     missing_ok: bool = False,
     retain: bool | None = None,
@@ -110,7 +112,7 @@ def resume(
     as zeros, if there is room for them.
 
     Args:
-        tags: none means every tag.
+        tags: tags, or a list of tags; none means every tag.
         timeout: seconds to keep trying while the device has too little memory (another process may hold it); None
             tries once.
         missing_ok: skip tags that no region ever named.
@@ -168,7 +170,7 @@ def resume(
 class Paused(DecoratingScope):
     """The context manager that `saver.paused` returns."""
 
-    def __init__(self, tags: "tuple[str | BackupByTag, ...]", backup: OperationBackup, missing_ok: bool) -> None:
+    def __init__(self, tags: "tuple[Tags | BackupByTag, ...]", backup: OperationBackup, missing_ok: bool) -> None:
         self._arguments = tags, backup, missing_ok
         self._moved: _core.Moved | None = None
 
@@ -199,10 +201,10 @@ class Paused(DecoratingScope):
 
 
 @overload
-def paused(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Paused: ...
-@overload
 def paused(tags: BackupByTag, /, *, missing_ok: bool = False) -> Paused: ...
-def paused(*tags: str | BackupByTag, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Paused:
+@overload
+def paused(*tags: Tags, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Paused: ...
+def paused(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Paused:
     """Pauses `tags` for the length of a `with`, which gets the Report.
 
     Afterwards exactly the memory that it moved is back. What was paused before stays paused, even where that is only

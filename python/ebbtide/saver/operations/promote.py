@@ -2,11 +2,11 @@
 
 from ebbtide import _core, driver_choice
 from ebbtide.saver.reclaim import spilled
-from ebbtide.saver.values.arguments import check_tags
+from ebbtide.saver.values.arguments import Tags, check_tags
 from ebbtide.saver.values.reports import Report
 
 
-def promote(*tags: str, missing_ok: bool = False) -> Report:
+def promote(*tags: Tags, missing_ok: bool = False) -> Report:
     """Moves memory that has spilled to the host to the device, the oldest first. Addresses and bytes stay the same.
 
     It leaves free the reserve, and the part of the device's limit that only small allocations get (docs/overflow.md).
@@ -14,7 +14,7 @@ def promote(*tags: str, missing_ok: bool = False) -> Report:
     `trim`. Launch nothing that touches the tags meanwhile.
 
     Args:
-        tags: none means every tag.
+        tags: tags, or a list of tags; none means every tag.
         missing_ok: skip tags that no region ever named.
 
     Returns:
