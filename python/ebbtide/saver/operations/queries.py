@@ -4,6 +4,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from ebbtide import _core, driver_choice
+from ebbtide.errors import StateError
 from ebbtide.saver.pools.region_pools import registry
 from ebbtide.saver.state.known_tags import check_known
 from ebbtide.saver.tensors.ranges import range_of
@@ -63,7 +64,7 @@ def timeline() -> list[Event]:
 def backup_of(tensor: "torch.Tensor", writable: bool = False, *, retained: bool = False) -> "torch.Tensor | None":
     """A view of a paused tensor's stored bytes: a CPU tensor of its dtype, shape and strides, made without a copy.
 
-    None while the tensor is resident, for tensors outside all regions, and where the content was dropped.
+    None while the tensor is resident (`where` tells), and for a tensor without bytes.
 
     The view keeps its bytes alive, also after a resume. A resume does not retain a backup that has a view.
 
@@ -83,8 +84,9 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False, *, retained: bool 
 
     Raises:
         TypeError: not a tensor with plain strided memory.
-        StateError: a part of the tensor has spilled to host memory, or was demoted to it, where a pause leaves it, so
-            that no single range holds all of its bytes. Call `promote` before the pause.
+        StateError: the tensor is in no region's memory, or its content was dropped: neither has a backup. Or a part of
+            it has spilled to host memory, or was demoted to it, where a pause leaves it, so that no single range holds
+            all of its bytes. Call `promote` before the pause.
         StoreError: a block that is stored as one repeated value must be expanded, and there is no room.
     """
     import torch
@@ -95,10 +97,23 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False, *, retained: bool 
     if driver_choice.is_off():
         return None
     reached = range_of(tensor)
-    if reached is None or _core.find(reached[0]) is None:
+    if reached is None:
         return None
+    info = _core.find(reached[0])
+    if info is None:
+        raise StateError(
+            f"{_described(tensor)} is not in memory of ebbtide, so nothing backs it up: make it in a region, or "
+            "move it into a tag with saver.adopt"
+        )
     backup = _core.backup_of(*reached, writable, retained)
-    return None if backup is None else _view(backup, tensor)
+    if backup is not None:
+        return _view(backup, tensor)
+    if any(place == "dropped" for _, _, place, _ in _core.stretches(*reached)):
+        raise StateError(
+            f"{_described(tensor)} was dropped with its tag '{info.tag}', which keeps no backup: nothing of it is "
+            "left. It comes back as zeros; give the region or the pause a backup to keep its bytes"
+        )
+    return None
 
 
 def where(tensor: "torch.Tensor") -> Whereabouts:
@@ -127,6 +142,10 @@ def where(tensor: "torch.Tensor") -> Whereabouts:
     for _, size_bytes, place, _ in _core.stretches(*reached):
         found[place] += size_bytes
     return Whereabouts(info.tag, info.device, **{f"{place}_bytes": size for place, size in found.items()})
+
+
+def _described(tensor: "torch.Tensor") -> str:
+    return f"a tensor of shape {tuple(tensor.shape)} on {tensor.device}"
 
 
 def _view(backup: "_core.Backup", tensor: "torch.Tensor") -> "torch.Tensor":

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 _TOTALS = ("bytes", "copied", "skipped", "clean", "unused", "constant")
+_MOST_PASSED_BY = 8  # that a text names
 _VERBS = {"pause": "freed", "trim": "freed", "demote": "freed", "prepare": "made ready"}
 
 
@@ -193,6 +194,8 @@ class Adoption(Shown):
         already: storages that were in the tag before.
         skipped: maps a reason to the number of tensors that stay where they are.
         seconds: the duration.
+        passed_by: what was in a container, may hold tensors, and was not looked into: maps how it was reached, such as
+            "trainer" in `adopt(locals(), ...)`, to the name of its type. Adopt its parts.
     """
 
     tag: str
@@ -201,6 +204,7 @@ class Adoption(Shown):
     already: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    passed_by: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         text = f"adopt into {self.tag}: {format_size(self.bytes)} in {self.storages} storages, {self.seconds:.3f} s"
@@ -208,6 +212,10 @@ class Adoption(Shown):
             text += f", {self.already} already there"
         for reason, count in self.skipped.items():
             text += f"\n  skipped {count}: {reason}"
+        if self.passed_by:
+            shown = [f"{path} ({kind})" for path, kind in list(self.passed_by.items())[:_MOST_PASSED_BY]]
+            left = len(self.passed_by) - len(shown)
+            text += f"\n  not looked into: {', '.join(shown)}" + (f" and {left} more" if left else "")
         return text
 
 
