@@ -36,6 +36,8 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: boo
     """Moves the tensors in `objects` into `tag`, as if they had been made in its region. Tensors that share memory go
     on sharing it.
 
+        saver.adopt(model, optimizer, tag="trainer")
+
     Addresses change once, here; so do it before CUDA graphs are captured over them and before libraries are told the
     addresses.
 

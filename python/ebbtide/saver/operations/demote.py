@@ -10,6 +10,8 @@ def demote(*tags: Tags, max_bytes: int | str | None = None, missing_ok: bool = F
     """Moves memory from the device to the host, where kernels, graphs and copies still read and write it at the same
     addresses, over the bus (docs/overflow.md says how slowly). `promote` is the way back.
 
+        saver.demote("weights", max_bytes="4GiB")
+
     Every policy allows it, also without `overflow`. What is paused, or on the host already, is skipped. What moves then
     counts and behaves as spilled memory does: a pause with a backup leaves it there, one without drops it. Memory moves
     in the order of addresses and in whole pieces, which are driver handles: of up to 1 GiB, if a resume has put

@@ -33,6 +33,8 @@ def pause(*tags: Tags, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool 
 def pause(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report:
     """Takes the memory of `tags` off the device; addresses stay. Waits for what is queued on their devices.
 
+        saver.pause("weights")
+
     Launch nothing that touches the tags until they are resumed. Memory that is already paused is skipped, whatever the
     arguments, and backups of tensors that died since are deleted. A pause skips blocks that are unchanged, free in
     torch's pools, or one repeated value (see `configure`); the report counts them.
@@ -106,6 +108,8 @@ def resume(
     hold_stream: bool = True,
 ) -> Report | Pending:
     """Brings the memory of `tags` back to the same addresses, with the same bytes (zeros where there was no backup).
+
+        saver.resume("weights")
 
     Resident memory is skipped. So are segments in which every tensor died while the tag was paused: no memory is
     claimed for them, and their backups are deleted. Segments that torch had cached as free before the pause come back,
@@ -206,6 +210,9 @@ def paused(tags: BackupByTag, /, *, missing_ok: bool = False) -> Paused: ...
 def paused(*tags: Tags, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Paused: ...
 def paused(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Paused:
     """Pauses `tags` for the length of a `with`, which gets the Report.
+
+        with saver.paused("weights", "kv_cache"):
+            train()
 
     Afterwards exactly the memory that it moved is back. What was paused before stays paused, even where that is only
     part of a tag. A context manager and a decorator. Arguments and errors are those of `pause`, and at the end of

@@ -21,6 +21,8 @@ def stats() -> dict[str, int]:
     """The core's counters and sizes in bytes, and `pools_made`, the number of pools made for regions. Empty where
     ebbtide is off.
 
+        print(saver.stats()["host_held_bytes"])
+
     `device_bytes` counts what the tags have on the device. It leaves out tensors that died behind a handle that others
     share (see `configure(shared_handle=)`), although the device lacks that memory until the next pause.
     """
@@ -30,7 +32,12 @@ def stats() -> dict[str, int]:
 
 
 def tags() -> TagTable:
-    """Every tag that was ever named, with its state and sizes; `print` shows a table. Empty where ebbtide is off."""
+    """Every tag that was ever named, with its state and sizes; `print` shows a table. Empty where ebbtide is off.
+
+    For example:
+
+        print(saver.tags())
+    """
     if driver_choice.is_off():
         return TagTable()
     return TagTable.of(TagStatus.from_core(info) for info in _core.tags())
@@ -39,6 +46,9 @@ def tags() -> TagTable:
 def is_paused(tag: str) -> bool:
     """Whether `tag` is paused, or left midway: any of its memory is away, or spilled and left where it is by a pause.
     False where ebbtide is off.
+
+        if saver.is_paused("weights"):
+            saver.resume("weights")
 
     Raises:
         TypeError, ValueError: not a tag.
@@ -63,6 +73,9 @@ def timeline() -> list[Event]:
 
 def backup_of(tensor: "torch.Tensor", writable: bool = False, *, retained: bool = False) -> "torch.Tensor | None":
     """A view of a paused tensor's stored bytes: a CPU tensor of its dtype, shape and strides, made without a copy.
+
+        saver.pause("weights")
+        stored = saver.backup_of(model.weight)
 
     None while the tensor is resident (`where` tells), and for a tensor without bytes.
 
@@ -119,7 +132,7 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False, *, retained: bool 
 def where(tensor: "torch.Tensor") -> Whereabouts:
     """Where a tensor's bytes are: on the device, on the host, in a backup, dropped, or in memory that is not ebbtide's.
 
-        print(saver.where(model.fc.weight))  # 64.0 MiB stored (tag weights)
+        print(saver.where(model.weight))  # 64.0 MiB stored (tag weights)
 
     It never touches the bytes, so it may be asked while they are away, and while an operation moves them.
 

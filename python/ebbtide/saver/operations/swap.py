@@ -29,6 +29,8 @@ def swap(
 ) -> Swap:
     """Pauses some tags and resumes others, with both directions of the bus at once.
 
+        saver.swap(pause="weights", resume="kv_cache")
+
     Device memory stays within the larger of the two sides plus 256 MiB (or the largest chunk that comes back), host
     memory within what both need. The hooks of `on` run as for a pause and a resume. Memory that changes hands is
     cleared first where its new owner had no backup.

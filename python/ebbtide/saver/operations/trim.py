@@ -16,6 +16,8 @@ def trim(*tags: Tags, missing_ok: bool = False) -> Report:
     """Releases the memory of free segments in the tags' pools: device memory that dead tensors have left behind and, of
     a paused tag, the backups of tensors that died since.
 
+        saver.trim("weights")
+
     The tags are not paused, but launch nothing on their tensors meanwhile. A segment that shares a driver handle with a
     free one since a resume (configure(shared_handle=)) first gets a handle of its own, by a copy on the device at the
     same address. Without room for the copy, the free segment keeps its memory.

@@ -22,7 +22,12 @@ _VERBS = {"pause": "freed", "trim": "freed", "demote": "freed", "prepare": "made
 
 @dataclass(frozen=True)
 class Held(Shown):
-    """Bytes that ebbtide holds on a device for a tag."""
+    """Bytes that ebbtide holds on a device for a tag.
+
+    For example:
+
+        print(sum(held.bytes for held in saver.pause("weights").left))
+    """
 
     tag: str
     device: int
@@ -31,7 +36,12 @@ class Held(Shown):
 
 @dataclass(frozen=True)
 class Moved(Shown):
-    """What an operation did with one tag on one device. The fields are those of a Report; sizes are bytes."""
+    """What an operation did with one tag on one device. The fields are those of a Report; sizes are bytes.
+
+    For example:
+
+        print(saver.pause("weights").rows[0].device)
+    """
 
     tag: str
     device: int
@@ -74,6 +84,8 @@ _moved_fields = attrgetter(*Moved.__dataclass_fields__)
 @dataclass(frozen=True)
 class Report(Shown):
     """The result of an operation. Sizes are bytes.
+
+        print(saver.pause("weights").copied)
 
     Attributes:
         kind: "pause", "resume", "prepare", "trim", "promote" or "demote".
@@ -170,6 +182,8 @@ class Report(Shown):
 class Swap(Shown):
     """The result of a swap.
 
+        print(saver.swap(pause="weights", resume="kv_cache").paused.bytes)
+
     Attributes:
         paused, resumed: the Reports of the two sides.
         seconds: the duration of both together.
@@ -186,6 +200,8 @@ class Swap(Shown):
 @dataclass(frozen=True)
 class Adoption(Shown):
     """The result of `adopt`. Sizes are bytes.
+
+        print(saver.adopt(model, tag="trainer").skipped)
 
     Attributes:
         tag: the tag that the tensors are in now.
@@ -222,6 +238,8 @@ class Adoption(Shown):
 @dataclass(frozen=True)
 class TagStatus(Shown):
     """The state of one tag. Sizes are bytes.
+
+        print(saver.tags()["weights"].resident_bytes)
 
     Attributes:
         state: "resident", "paused", "partial" (an operation failed midway: pause or resume again finishes it) or
@@ -270,7 +288,12 @@ _STATUS_NUMBERS = tuple(name for name in TagStatus.__dataclass_fields__ if name 
 
 
 class TagTable(dict[str, TagStatus]):
-    """Maps a tag to its TagStatus; its `str` is a table."""
+    """Maps a tag to its TagStatus; its `str` is a table.
+
+    For example:
+
+        print(saver.tags().to_json())
+    """
 
     @classmethod
     def of(cls, statuses: Iterable[TagStatus]) -> "TagTable":
@@ -309,6 +332,8 @@ class TagTable(dict[str, TagStatus]):
 @dataclass(frozen=True)
 class Event(Shown):
     """One event of the timeline. Sizes are bytes.
+
+        print(saver.timeline[-1].kind)
 
     Attributes:
         kind: "pause", "resume", "swap", "prepare", "trim", "separate" (before a trim: of what shared a handle),
