@@ -4,7 +4,8 @@
 #
 #   [REVISION=<git revision>] tools/gpu_ci.sh [build] [tests] [sanitizer] [examples] [bench]   (default: all)
 #
-# With two GPUs, "two" in place of "tests" gives each of the two passes a GPU, and then both to the tests that need both.
+# With two GPUs, "two" in place of "tests" gives each of the two passes a GPU, and then both to the tests that need
+# both.
 # Steps are independent: a failed one is named at the end and makes the exit status 1, the others still run.
 set -uo pipefail
 cd "$(dirname "$0")/.."

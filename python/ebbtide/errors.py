@@ -20,7 +20,15 @@ UNLIMITED = 2**64 - 1
 
 
 class Error(Exception):
-    """The base of what ebbtide raises on purpose, besides ValueError and TypeError for malformed arguments."""
+    """The base of what ebbtide raises on purpose, besides ValueError and TypeError for malformed arguments.
+
+    For example:
+
+        try:
+            saver.pause("weights", "no such tag")
+        except ebbtide.Error as error:
+            print(error)
+    """
 
     _fields: tuple[str, ...] = ()
 
@@ -35,7 +43,15 @@ class Error(Exception):
 
 
 class StateError(Error):
-    """The call does not fit the state of things: an unknown or leased tag, a capture under way, a forked child."""
+    """The call does not fit the state of things: an unknown or leased tag, a capture under way, a forked child.
+
+    For example:
+
+        try:
+            saver.pause("no such tag")
+        except ebbtide.StateError as error:
+            print(error)
+    """
 
 
 class _MemoryError(Error):
@@ -55,6 +71,11 @@ class _MemoryError(Error):
 class StoreError(_MemoryError):
     """The host has too little room for a backup, or a store failed. Nothing that was backed up is lost.
 
+        try:
+            saver.pause("weights")
+        except ebbtide.StoreError as error:
+            saver.pause("weights", backup="disk")
+
     Attributes: requested_bytes, free_bytes, limit_bytes (None: no limit is set).
     """
 
@@ -62,6 +83,11 @@ class StoreError(_MemoryError):
 class OutOfMemoryError(_MemoryError):
     """The device has too little memory, or `device_limit` does not allow it; nothing moved, and the same call works
     once there is room.
+
+        try:
+            saver.resume("weights")
+        except ebbtide.OutOfMemoryError as error:
+            print(error)
 
     Attributes: requested_bytes, free_bytes, limit_bytes (None: no limit is set), device (CUDA ordinal, -1 where
     unknown). Also a `torch.OutOfMemoryError` as soon as torch is imported.
@@ -84,6 +110,11 @@ class OutOfMemoryError(_MemoryError):
 
 class DriverError(Error):
     """A driver call failed in a way that is not out of memory.
+
+        try:
+            saver.pause("weights")
+        except ebbtide.DriverError as error:
+            print(error)
 
     Attributes: call ("cuMemMap"), code (the CUresult), arguments (the call's, as text).
     """

@@ -8,16 +8,23 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
+from ebbtide.errors import StateError  # noqa: E402
 
 
-def test_none_while_resident_and_outside_regions(saver, tag):
-    plain = torch.ones(10, device=saver.device)
+def test_none_while_resident_and_without_bytes(saver, tag):
     with saver.region(tag):
         inside = torch.ones(10, device=saver.device)
-    assert saver.backup_of(plain) is None
     assert saver.backup_of(inside) is None
+    assert saver.backup_of(inside, retained=True) is None
     assert saver.backup_of(torch.ones(3, device="meta")) is None
     assert saver.backup_of(torch.empty(0)) is None
+
+
+def test_memory_of_others_is_named(saver):
+    plain = torch.ones(10, 3, device=saver.device)
+    for options in ({}, {"retained": True}, {"writable": True}):
+        with pytest.raises(StateError, match=r"shape \(10, 3\).*not in memory of ebbtide.*saver.adopt"):
+            saver.backup_of(plain, **options)
 
 
 @pytest.mark.parametrize(
@@ -66,10 +73,14 @@ def test_it_keeps_its_bytes_alive(saver, tag):
     assert int(stored[-1]) == 4_999_999
 
 
-def test_none_where_the_content_was_dropped(saver, tag):
+def test_dropped_content_is_named(saver, tag):
     with saver.region(tag, backup=None):
         tensor = torch.ones(1000, device=saver.device)
     saver.pause(tag)
+    for options in ({}, {"retained": True}):
+        with pytest.raises(StateError, match=f"dropped with its tag '{tag}'"):
+            saver.backup_of(tensor, **options)
+    saver.resume(tag)
     assert saver.backup_of(tensor) is None
 
 

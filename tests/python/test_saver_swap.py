@@ -214,7 +214,7 @@ def test_what_is_refused(saver, tag, tag2):
             saver.swap(pause=bad, resume=tag2)
         with pytest.raises(ValueError, match="names no tag"):
             saver.swap(pause=tag, resume=bad)
-    for bad in (None, 1, {tag}, [1], b"x"):
+    for bad in (None, 1, [1], [[tag]], b"x"):
         with pytest.raises(TypeError):
             saver.swap(pause=bad, resume=tag2)
     with pytest.raises(ValueError, match="reserved"):

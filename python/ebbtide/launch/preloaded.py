@@ -37,6 +37,9 @@ class Preloaded(DecoratingScope):
 def preloaded(**options: Any) -> Preloaded:
     """Gives this process the environment of `env(**options)`, so that its children start with the preload library.
 
+        with ebbtide.preloaded(overflow="split"):
+            subprocess.run(["true"], check=True)
+
     Afterwards the environment is as before. It belongs to the whole process: children that other threads start
     meanwhile get it as well. This process itself is not preloaded by it. Options and errors are those of `env`.
     """

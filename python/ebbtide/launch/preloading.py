@@ -27,7 +27,7 @@ UNIFIED_MEMORY_VARIABLE = "GGML_CUDA_ENABLE_UNIFIED_MEMORY"
 def env(**options: Any) -> dict[str, str]:
     """The variables to add to the environment of a process that is to start as under `ebbtide run`.
 
-        subprocess.Popen(command, env={**os.environ, **ebbtide.env(overflow="split", host_limit="64GiB")})
+        subprocess.Popen(command, env={**os.environ, **ebbtide.env(overflow="split", host_limit="8GiB")})
 
     Args:
         options: those of `ebbtide run` as keywords: overflow, device_limit, device_margin, host_limit, host_margin,

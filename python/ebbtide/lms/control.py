@@ -59,6 +59,8 @@ def enable(
     """Turns large model support on, in this thread and in each that is started from now on. If it is on, the call
     changes the settings, which all threads share, and covers this thread if it was not covered yet.
 
+        ebbtide.lms.enable(limit="1GiB")
+
     Args:
         limit: the most device memory ("16GiB" or bytes) that torch and ebbtide may hold on each device, cached memory
             included. None: the device's memory less 512 MiB, or less a sixteenth where that is less. 0: what is saved
@@ -136,6 +138,8 @@ def enable_again() -> None:
 def disable() -> None:
     """Turns LMS off. What is on the host comes back when backward wants it, into ordinary memory.
 
+        ebbtide.lms.disable()
+
     torch's hooks of this thread go, if no others lie above them. Those of other threads stay, and leave every tensor
     where it is, until that thread calls this too, or ends.
     """
@@ -196,6 +200,8 @@ def set_min_size(value: str | int) -> None:
 
 def stats() -> dict[str, int | float]:
     """Counters since the last `enable` that turned LMS on, and what is held now, in bytes.
+
+        print(ebbtide.lms.stats())
 
     device_bytes and peak_device_bytes: device memory that ebbtide holds, of the fullest device. evictions,
     evicted_bytes, loaded_bytes: storages that left, and bytes that left and came back. waited_seconds: copies that a

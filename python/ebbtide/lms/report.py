@@ -7,6 +7,8 @@ from ebbtide.sizes import format_size
 def report() -> str:
     """What left the device since LMS was turned on, what that cost, and one sentence of advice.
 
+        print(ebbtide.lms.report())
+
     Print it after some steps: print(ebbtide.lms.report()).
     """
     numbers = control.stats()

@@ -7,8 +7,46 @@
     saver.pause("weights")      # the device memory is free for others
     saver.resume("weights")     # same addresses, same bytes
 
-Importing this decides nothing. The first region chooses the driver (`EBBTIDE_DRIVER`) and checks whether torch fits it.
-Under `ebbtide run --pauseable` everything that the program allocates has a tag already.
+Make and tag memory:
+
+    region(tag)         a `with` block: what torch allocates inside has the tag
+    adopt(x, tag=tag)   moves tensors that exist into a tag
+    disabled()          a `with` block: ordinary memory inside a region
+    cuda_graph(graph)   torch.cuda.graph with its memory under a tag
+    graph_pool(tag)     the pool of a tag's graphs, for torch.cuda.graph(pool=)
+
+Move it (without tags: every tag):
+
+    pause(tags)         takes their memory off the device
+    resume(tags)        brings it back
+    paused(tags)        a `with` block: paused inside, and back afterwards
+    swap(pause, resume) pauses some tags while it resumes others
+    prepare(tags)       takes the host memory of the next pause ahead of time
+    trim(tags)          gives up the memory of dead tensors
+    promote(tags)       moves what lies on the host to the device
+    demote(tags)        moves what lies on the device to the host
+    on(event, tag, f)   calls a function around pauses and resumes
+
+Ask:
+
+    tags()              a table of all tags
+    is_paused(tag)      whether any of it is away
+    where(tensor)       where its bytes are
+    backup_of(tensor)   its stored bytes, as a CPU tensor
+    explain(tag)        why the last pause copied what it copied
+    survivors(tag)      what still lives in a tag
+    stats()             counters and sizes
+    timeline            the newest 1,024 events
+    device              where tensors must be to live in regions: "cuda", or "cpu" on the simulated device
+
+Settings:
+
+    configure(...)      limits and switches
+    settings()          those in force
+
+Each has a docstring of its own: `help(saver.pause)`. Importing this decides nothing. The first region chooses the
+driver (`EBBTIDE_DRIVER`) and checks whether torch fits it. Under `ebbtide run --pauseable` everything that the program
+allocates has a tag already.
 """
 
 from typing import TYPE_CHECKING

@@ -65,7 +65,8 @@ class Look(Operation):
 
         def may_fail(error: BaseException) -> bool:
             is_split = isinstance(error, StateError) and memory.has_spilled
-            return is_split or memory.is_doubtful or host_may_refuse(world.model)(error)
+            is_nowhere = isinstance(error, StateError) and (memory.policy is None or memory.may_be_zero)
+            return is_split or is_nowhere or memory.is_doubtful or host_may_refuse(world.model)(error)
 
         return Attempt(
             world.model,

@@ -75,12 +75,15 @@ class Implementation:
 
     def get_cpu_backup(self, x: "torch.Tensor", zero_copy: bool) -> "torch.Tensor | None":
         """See `TorchMemorySaver.get_cpu_backup`."""
-        view = saver.backup_of(x, retained=True)
-        if view is None and _core.is_away(x.data_ptr(), x.nbytes):
+        where = saver.where(x)
+        if where.tag is None:
+            return None
+        if where.dropped_bytes:
             raise StateError(
                 f"a tensor of shape {tuple(x.shape)} is paused, and its content was dropped: allocate it in a region "
                 "with enable_cpu_backup=True, or read it after a resume"
             )
+        view = saver.backup_of(x, retained=True)
         return view if view is None or zero_copy else view.clone()
 
     def set_disk_backup_dir(self, path: str) -> None:

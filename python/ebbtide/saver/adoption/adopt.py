@@ -36,6 +36,8 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: boo
     """Moves the tensors in `objects` into `tag`, as if they had been made in its region. Tensors that share memory go
     on sharing it.
 
+        saver.adopt(model, optimizer, tag="trainer")
+
     Addresses change once, here; so do it before CUDA graphs are captured over them and before libraries are told the
     addresses.
 
@@ -47,7 +49,8 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: boo
             writes memory that belongs to others.
 
     Returns:
-        An Adoption. It counts the tensors that it skips, by reason:
+        An Adoption. Its `passed_by` names what it did not look into, such as the objects of other classes in
+        `adopt(locals(), tag=...)`. It counts the tensors that it skips, by reason:
 
         - tensors on other devices, and tensors without memory of their own (fake, meta, uninitialized, opaque);
         - memory that is not torch's own, or that NumPy has a view of or had: NumPy never says that it is done;
@@ -75,7 +78,7 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: boo
     if captures.is_capturing():
         raise StateError("a CUDA graph capture is under way, and adopt changes addresses: adopt before or after it")
     start = time.perf_counter()
-    found, users, skipped = _find_storages(objects, backend.device_type)
+    found, users, skipped, passed_by = _find_storages(objects, backend.device_type)
     moved = 0
     with _core.Holding() as leases, region(tag, backup=backup):
         moves = _choose_moves(found, tag, code, leases)
@@ -89,16 +92,17 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: boo
                 moved += storage.nbytes()
         finally:
             mover.finish()
-    return Adoption(tag, moved, len(moves), already, dict(skipped), time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return Adoption(tag, moved, len(moves), already, dict(skipped), seconds, passed_by)
 
 
 def _find_storages(
     objects: tuple[Any, ...], device_type: str
-) -> "tuple[list[torch.UntypedStorage], Counter[int], Counter[str]]":
-    """The storages that could move, each once; how many tensors use each, by `_cdata`; and how many tensors can't move,
-    by reason.
+) -> "tuple[list[torch.UntypedStorage], Counter[int], Counter[str], dict[str, str]]":
+    """The storages that could move, each once; how many tensors use each, by `_cdata`; how many tensors can't move, by
+    reason; and what was not looked into.
     """
-    walk = TensorWalk()
+    walk = TensorWalk()  # gone before anybody counts who refers to the tensors
     storages: dict[int, torch.UntypedStorage] = {}
     users: Counter[int] = Counter()
     skipped: Counter[str] = Counter()
@@ -110,7 +114,7 @@ def _find_storages(
             elif storage is not None:
                 storages[storage._cdata] = storage
                 users[storage._cdata] += 1
-    return list(storages.values()), users, skipped
+    return list(storages.values()), users, skipped, walk.passed_by
 
 
 def _leave_lent(

@@ -47,6 +47,8 @@ def configure(
 ) -> None:
     """Sets limits and switches; what is left out stays as it is. All are checked before any is set.
 
+        saver.configure(host_margin="2GiB", skip_constant=False)
+
     Args:
         device_limit: the most that ebbtide may hold on each device ("16GiB" or bytes); None: no limit.
         device_margin: free memory of each device that new allocations leave to others ("1GiB" or bytes); 0 leaves

@@ -1,14 +1,16 @@
 """`saver.demote`: memory on the device moves to the host, where the device still reaches it."""
 
 from ebbtide import _core, driver_choice
-from ebbtide.saver.values.arguments import check_tags
+from ebbtide.saver.values.arguments import Tags, check_tags
 from ebbtide.saver.values.reports import Report
 from ebbtide.sizes import parse_size
 
 
-def demote(*tags: str, max_bytes: int | str | None = None, missing_ok: bool = False) -> Report:
+def demote(*tags: Tags, max_bytes: int | str | None = None, missing_ok: bool = False) -> Report:
     """Moves memory from the device to the host, where kernels, graphs and copies still read and write it at the same
     addresses, over the bus (docs/overflow.md says how slowly). `promote` is the way back.
+
+        saver.demote("weights", max_bytes="4GiB")
 
     Every policy allows it, also without `overflow`. What is paused, or on the host already, is skipped. What moves then
     counts and behaves as spilled memory does: a pause with a backup leaves it there, one without drops it. Memory moves
@@ -18,7 +20,7 @@ def demote(*tags: str, max_bytes: int | str | None = None, missing_ok: bool = Fa
     meanwhile.
 
     Args:
-        tags: none means every tag.
+        tags: tags, or a list of tags; none means every tag.
         max_bytes: no more device memory than this is given up, such as "4GiB"; None: no bound.
         missing_ok: skip tags that no region ever named.
 

@@ -17,6 +17,7 @@ from ebbtide.saver.values.arguments import (
     BackupByTag,
     Leaving,
     OperationBackup,
+    Tags,
     check_leaving,
     check_tags,
     retain_code,
@@ -26,19 +27,22 @@ from ebbtide.scopes import DecoratingScope
 
 
 @overload
-def pause(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report: ...
-@overload
 def pause(tags: BackupByTag, /, *, missing_ok: bool = False) -> Report: ...
-def pause(*tags: str | BackupByTag, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report:
+@overload
+def pause(*tags: Tags, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report: ...
+def pause(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report:
     """Takes the memory of `tags` off the device; addresses stay. Waits for what is queued on their devices.
+
+        saver.pause("weights")
 
     Launch nothing that touches the tags until they are resumed. Memory that is already paused is skipped, whatever the
     arguments, and backups of tensors that died since are deleted. A pause skips blocks that are unchanged, free in
     torch's pools, or one repeated value (see `configure`); the report counts them.
 
     Args:
-        tags: none means every tag. A dict, alone, has a backup for each tag: `pause({"weights": "ram", "kv_cache":
-            None})`. It is one operation: all of the tags leave, or none does, and what is dropped goes last.
+        tags: tags, or a list of tags; none means every tag. A dict, alone, has a backup for each tag:
+            `pause({"weights": "ram", "kv_cache": None})`. It is one operation: all of the tags leave, or none does,
+            and what is dropped goes last.
         backup: "ram", "pinned", "disk" or None (the content is dropped), for this pause of all tags. By default,
             the backup of each region.
         missing_ok: skip tags that no region ever named.
@@ -76,7 +80,7 @@ def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> R
 
 @overload
 def resume(
-    *tags: str,
+    *tags: Tags,
     timeout: float | None = None,
     missing_ok: bool = False,
     retain: bool | None = None,
@@ -86,7 +90,7 @@ def resume(
 ) -> Report: ...
 @overload
 def resume(
-    *tags: str,
+    *tags: Tags,
     timeout: float | None = None,
     missing_ok: bool = False,
     retain: bool | None = None,
@@ -95,7 +99,7 @@ def resume(
     hold_stream: bool = True,
 ) -> Pending: ...
 def resume(
-    *tags: str,
+    *tags: Tags,
     timeout: float | None = None,
     missing_ok: bool = False,
     retain: bool | None = None,
@@ -105,12 +109,14 @@ def resume(
 ) -> Report | Pending:
     """Brings the memory of `tags` back to the same addresses, with the same bytes (zeros where there was no backup).
 
+        saver.resume("weights")
+
     Resident memory is skipped. So are segments in which every tensor died while the tag was paused: no memory is
     claimed for them, and their backups are deleted. Segments that torch had cached as free before the pause come back,
     as zeros, if there is room for them.
 
     Args:
-        tags: none means every tag.
+        tags: tags, or a list of tags; none means every tag.
         timeout: seconds to keep trying while the device has too little memory (another process may hold it); None
             tries once.
         missing_ok: skip tags that no region ever named.
@@ -168,7 +174,7 @@ def resume(
 class Paused(DecoratingScope):
     """The context manager that `saver.paused` returns."""
 
-    def __init__(self, tags: "tuple[str | BackupByTag, ...]", backup: OperationBackup, missing_ok: bool) -> None:
+    def __init__(self, tags: "tuple[Tags | BackupByTag, ...]", backup: OperationBackup, missing_ok: bool) -> None:
         self._arguments = tags, backup, missing_ok
         self._moved: _core.Moved | None = None
 
@@ -199,11 +205,14 @@ class Paused(DecoratingScope):
 
 
 @overload
-def paused(*tags: str, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Paused: ...
-@overload
 def paused(tags: BackupByTag, /, *, missing_ok: bool = False) -> Paused: ...
-def paused(*tags: str | BackupByTag, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Paused:
+@overload
+def paused(*tags: Tags, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Paused: ...
+def paused(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Paused:
     """Pauses `tags` for the length of a `with`, which gets the Report.
+
+        with saver.paused("weights", "kv_cache"):
+            train()
 
     Afterwards exactly the memory that it moved is back. What was paused before stays paused, even where that is only
     part of a tag. A context manager and a decorator. Arguments and errors are those of `pause`, and at the end of

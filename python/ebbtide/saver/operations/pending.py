@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 class Pending:
     """A resume under way. Also a context manager, which waits at its end.
 
+        with saver.resume("weights", wait=False) as pending:
+            print(pending.ready(model.weight))
+
     It may be dropped: the resume continues, and the process does not end before it is over.
     """
 

@@ -2,19 +2,21 @@
 
 from ebbtide import _core, driver_choice
 from ebbtide.saver.reclaim import spilled
-from ebbtide.saver.values.arguments import check_tags
+from ebbtide.saver.values.arguments import Tags, check_tags
 from ebbtide.saver.values.reports import Report
 
 
-def promote(*tags: str, missing_ok: bool = False) -> Report:
+def promote(*tags: Tags, missing_ok: bool = False) -> Report:
     """Moves memory that has spilled to the host to the device, the oldest first. Addresses and bytes stay the same.
+
+        saver.promote("weights")
 
     It leaves free the reserve, and the part of the device's limit that only small allocations get (docs/overflow.md).
     What does not fit stays on the host. The host memory of free segments that torch caches is released, as with
     `trim`. Launch nothing that touches the tags meanwhile.
 
     Args:
-        tags: none means every tag.
+        tags: tags, or a list of tags; none means every tag.
         missing_ok: skip tags that no region ever named.
 
     Returns:

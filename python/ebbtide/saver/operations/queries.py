@@ -4,6 +4,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from ebbtide import _core, driver_choice
+from ebbtide.errors import StateError
 from ebbtide.saver.pools.region_pools import registry
 from ebbtide.saver.state.known_tags import check_known
 from ebbtide.saver.tensors.ranges import range_of
@@ -20,6 +21,8 @@ def stats() -> dict[str, int]:
     """The core's counters and sizes in bytes, and `pools_made`, the number of pools made for regions. Empty where
     ebbtide is off.
 
+        print(saver.stats()["host_held_bytes"])
+
     `device_bytes` counts what the tags have on the device. It leaves out tensors that died behind a handle that others
     share (see `configure(shared_handle=)`), although the device lacks that memory until the next pause.
     """
@@ -29,7 +32,12 @@ def stats() -> dict[str, int]:
 
 
 def tags() -> TagTable:
-    """Every tag that was ever named, with its state and sizes; `print` shows a table. Empty where ebbtide is off."""
+    """Every tag that was ever named, with its state and sizes; `print` shows a table. Empty where ebbtide is off.
+
+    For example:
+
+        print(saver.tags())
+    """
     if driver_choice.is_off():
         return TagTable()
     return TagTable.of(TagStatus.from_core(info) for info in _core.tags())
@@ -38,6 +46,9 @@ def tags() -> TagTable:
 def is_paused(tag: str) -> bool:
     """Whether `tag` is paused, or left midway: any of its memory is away, or spilled and left where it is by a pause.
     False where ebbtide is off.
+
+        if saver.is_paused("weights"):
+            saver.resume("weights")
 
     Raises:
         TypeError, ValueError: not a tag.
@@ -63,7 +74,10 @@ def timeline() -> list[Event]:
 def backup_of(tensor: "torch.Tensor", writable: bool = False, *, retained: bool = False) -> "torch.Tensor | None":
     """A view of a paused tensor's stored bytes: a CPU tensor of its dtype, shape and strides, made without a copy.
 
-    None while the tensor is resident, for tensors outside all regions, and where the content was dropped.
+        saver.pause("weights")
+        stored = saver.backup_of(model.weight)
+
+    None while the tensor is resident (`where` tells), and for a tensor without bytes.
 
     The view keeps its bytes alive, also after a resume. A resume does not retain a backup that has a view.
 
@@ -83,8 +97,9 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False, *, retained: bool 
 
     Raises:
         TypeError: not a tensor with plain strided memory.
-        StateError: a part of the tensor has spilled to host memory, or was demoted to it, where a pause leaves it, so
-            that no single range holds all of its bytes. Call `promote` before the pause.
+        StateError: the tensor is in no region's memory, or its content was dropped: neither has a backup. Or a part of
+            it has spilled to host memory, or was demoted to it, where a pause leaves it, so that no single range holds
+            all of its bytes. Call `promote` before the pause.
         StoreError: a block that is stored as one repeated value must be expanded, and there is no room.
     """
     import torch
@@ -95,16 +110,29 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False, *, retained: bool 
     if driver_choice.is_off():
         return None
     reached = range_of(tensor)
-    if reached is None or _core.find(reached[0]) is None:
+    if reached is None:
         return None
+    info = _core.find(reached[0])
+    if info is None:
+        raise StateError(
+            f"{_described(tensor)} is not in memory of ebbtide, so nothing backs it up: make it in a region, or "
+            "move it into a tag with saver.adopt"
+        )
     backup = _core.backup_of(*reached, writable, retained)
-    return None if backup is None else _view(backup, tensor)
+    if backup is not None:
+        return _view(backup, tensor)
+    if any(place == "dropped" for _, _, place, _ in _core.stretches(*reached)):
+        raise StateError(
+            f"{_described(tensor)} was dropped with its tag '{info.tag}', which keeps no backup: nothing of it is "
+            "left. It comes back as zeros; give the region or the pause a backup to keep its bytes"
+        )
+    return None
 
 
 def where(tensor: "torch.Tensor") -> Whereabouts:
     """Where a tensor's bytes are: on the device, on the host, in a backup, dropped, or in memory that is not ebbtide's.
 
-        print(saver.where(model.fc.weight))  # 64.0 MiB stored (tag weights)
+        print(saver.where(model.weight))  # 64.0 MiB stored (tag weights)
 
     It never touches the bytes, so it may be asked while they are away, and while an operation moves them.
 
@@ -127,6 +155,10 @@ def where(tensor: "torch.Tensor") -> Whereabouts:
     for _, size_bytes, place, _ in _core.stretches(*reached):
         found[place] += size_bytes
     return Whereabouts(info.tag, info.device, **{f"{place}_bytes": size for place, size in found.items()})
+
+
+def _described(tensor: "torch.Tensor") -> str:
+    return f"a tensor of shape {tuple(tensor.shape)} on {tensor.device}"
 
 
 def _view(backup: "_core.Backup", tensor: "torch.Tensor") -> "torch.Tensor":

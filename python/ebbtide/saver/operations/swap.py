@@ -1,6 +1,6 @@
 """`saver.swap`: pauses some tags while it resumes others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ebbtide import _core, driver_choice
 from ebbtide.saver.operations.hooked_operation import Action, HookedOperation
@@ -11,6 +11,7 @@ from ebbtide.saver.values.arguments import (
     AS_ALLOCATED,
     BackupByTag,
     OperationBackup,
+    Tags,
     check_leaving,
     check_tags,
     retain_code,
@@ -20,21 +21,23 @@ from ebbtide.saver.values.reports import Report, Swap
 
 def swap(
     *,
-    pause: str | Sequence[str] | BackupByTag,
-    resume: str | Sequence[str],
+    pause: Tags | BackupByTag,
+    resume: Tags,
     backup: OperationBackup = AS_ALLOCATED,
     retain: bool | None = None,
     missing_ok: bool = False,
 ) -> Swap:
     """Pauses some tags and resumes others, with both directions of the bus at once.
 
+        saver.swap(pause="weights", resume="kv_cache")
+
     Device memory stays within the larger of the two sides plus 256 MiB (or the largest chunk that comes back), host
     memory within what both need. The hooks of `on` run as for a pause and a resume. Memory that changes hands is
     cleared first where its new owner had no backup.
 
     Args:
-        pause: a tag, or a list or tuple of tags, that leave, or a dict of each of them to its backup; as in `pause`.
-        resume: a tag, or a list or tuple of tags, that come back; as in `resume`. No tag may be on both sides.
+        pause: a tag, or a list of tags, that leave, or a dict of each of them to its backup; as in `pause`.
+        resume: a tag, or a list of tags, that come back; as in `resume`. No tag may be on both sides.
         backup: as in `pause`, for what leaves.
         retain: as in `resume`, for what comes back.
         missing_ok: skip tags that no region ever named.
@@ -82,10 +85,11 @@ def swap(
 
 
 def _check_side(tags: object, side: str) -> list[str]:
-    if isinstance(tags, str):
+    try:
         return check_tags((tags,))
-    if not isinstance(tags, list | tuple):
-        raise TypeError(f"swap({side}=) takes a tag, or a list or tuple of tags, not {type(tags).__name__}")
-    if not tags:
-        raise ValueError(f"swap({side}=) names no tag: use saver.pause or saver.resume for one side alone")
-    return check_tags(tuple(tags))
+    except TypeError as error:
+        raise TypeError(f"swap({side}=) takes a tag, or a list of tags: {error}") from None
+    except ValueError as error:
+        if isinstance(tags, str):
+            raise
+        raise ValueError(f"swap({side}=): {error}") from None

@@ -8,13 +8,15 @@ from ebbtide import _core, driver_choice
 from ebbtide.saver.pools import backends, pool_segments, region_pools
 from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.state.known_tags import allocations_of
-from ebbtide.saver.values.arguments import check_tags
+from ebbtide.saver.values.arguments import Tags, check_tags
 from ebbtide.saver.values.reports import Report
 
 
-def trim(*tags: str, missing_ok: bool = False) -> Report:
+def trim(*tags: Tags, missing_ok: bool = False) -> Report:
     """Releases the memory of free segments in the tags' pools: device memory that dead tensors have left behind and, of
     a paused tag, the backups of tensors that died since.
+
+        saver.trim("weights")
 
     The tags are not paused, but launch nothing on their tensors meanwhile. A segment that shares a driver handle with a
     free one since a resume (configure(shared_handle=)) first gets a handle of its own, by a copy on the device at the
@@ -25,7 +27,7 @@ def trim(*tags: str, missing_ok: bool = False) -> Report:
     that a CUDA graph captured into are never trimmed.
 
     Args:
-        tags: none means every tag.
+        tags: tags, or a list of tags; none means every tag.
         missing_ok: skip tags that no region ever named.
 
     Returns:

@@ -132,6 +132,9 @@ def _set_stream(stream: Any) -> None:
 def cuda_graph(graph: Any, tag: str = "graphs", *, backup: BackupName | None = "ram", **arguments: Any) -> GraphCapture:
     """`torch.cuda.graph`, with the graph's memory under a tag: pause it, resume it, replay. A context manager.
 
+        with saver.cuda_graph(graph, tag="graphs"):
+            y = model(x)
+
     Args:
         graph: the torch.cuda.CUDAGraph to capture into.
         tag: as in `region`.
@@ -149,6 +152,9 @@ def cuda_graph(graph: Any, tag: str = "graphs", *, backup: BackupName | None = "
 def graph_pool(tag: str = "graphs", *, backup: BackupName | None = "ram") -> Any:
     """The id of the tag's shared graph pool on the current device: for torch.cuda.graph(pool=) and
     make_graphed_callables(pool=).
+
+        with torch.cuda.graph(graph, pool=saver.graph_pool("graphs")):
+            y = model(x)
 
     The same id at every call. As torch says of shared pools: replay the graphs in the order of their captures, one at
     a time.

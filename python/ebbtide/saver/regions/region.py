@@ -188,6 +188,9 @@ def region(
 ) -> Region:
     """Tags what torch allocates inside with `tag`, so that it can be paused.
 
+        with saver.region("weights"):
+            model = torch.nn.Linear(64, 64).to(saver.device)
+
     A context manager and a decorator. It may be nested (the inner region wins), entered again, and entered by several
     threads at once. It covers every device that the process sees. Tensors may outlive it.
 
@@ -219,6 +222,9 @@ def region(
 
 def disabled() -> Disabled:
     """Gives ordinary memory inside a region, for the length of a `with` or of the decorated function.
+
+        with saver.region("weights"), saver.disabled():
+            scratch = torch.empty(1 << 20, device=saver.device)
 
     In a pauseable program (`ebbtide run --pauseable`) it comes from the driver, since all that torch caches is tagged,
     and torch's cache is emptied at the end.

@@ -33,6 +33,8 @@ def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[
     `resume(wait=False)`, the first `wait()` of the Pending runs "after_resume", unless the tag was paused again by
     then.
 
+        remove = saver.on("after_resume", "weights", print)
+
     No hook runs for an operation that is refused at once: unknown tags, an open region, a capture under way.
 
     Hooks run in the order in which they were added. If a before-hook raises, the operation does not start and nothing

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 def survivors(tag: str) -> Survivors:
     """What still lies in `tag`, paused or not: for the question why its memory does not become less.
 
+        print(saver.survivors("weights"))
+
     Each row is a storage with the tensors that use it, or a block that no Python object shows: what a graph saved for
     backward, a library's workspace, a result of a captured graph. The rows keep nothing alive.
 

@@ -1,12 +1,18 @@
 """Finds the tensors in modules, optimizers and containers."""
 
 import dataclasses
+import gc
 import sys
+import types
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     import torch
+
+# How a thing was reached: the path of its container, and its name there; () for an argument.
+_Path: TypeAlias = tuple[Any, ...]
 
 _SPARSE_PARTS = {
     "torch.sparse_coo": ("_indices", "_values"),
@@ -24,7 +30,8 @@ class TensorWalk:
       its groups, which hold parameters.
     - A wrapper (DTensor, a nested or a quantized tensor of torchao) gives what it wraps; a sparse tensor its indices
       and values.
-    - Anything else in a container is passed by; as an argument of its own it is refused.
+    - Anything else in a container is passed by; as an argument of its own it is refused. What might hold tensors is
+      noted: `passed_by` has the type of each, by how it was reached.
     """
 
     def __init__(self, caller: str = "adopt", *, with_gradients: bool = True) -> None:
@@ -37,6 +44,7 @@ class TensorWalk:
         self._with_gradients = with_gradients
         self._seen: set[int] = set()
         self._keep: list[Any] = []  # kept alive, so that no id is reused meanwhile
+        self.passed_by: dict[str, str] = {}
 
     def walk(self, thing: Any) -> "Iterator[torch.Tensor]":
         """The tensors in one argument.
@@ -49,7 +57,7 @@ class TensorWalk:
                 f"{self._caller} takes tensors, modules, optimizers, and containers or dataclasses of them, "
                 f"not {type(thing).__name__}"
             )
-        yield from self._visit(thing)
+        yield from self._visit(thing, ())
 
     def is_plain(self, thing: Any) -> bool:
         """Whether it is a tensor that holds its bytes itself. Hundreds of these are looked at before a resume in the
@@ -59,35 +67,44 @@ class TensorWalk:
     def _is_known(self, thing: Any) -> bool:
         return isinstance(thing, self._kinds) or _is_dataclass_object(thing)
 
-    def _visit(self, thing: Any) -> "Iterator[torch.Tensor]":
-        if not self._is_known(thing) or id(thing) in self._seen:
+    def _visit(self, thing: Any, path: _Path) -> "Iterator[torch.Tensor]":
+        if id(thing) in self._seen:
+            return
+        if not self._is_known(thing):
+            if _may_hold_tensors(thing):
+                self._note(path, thing)
             return
         self._seen.add(id(thing))
         self._keep.append(thing)
         if isinstance(thing, self._kinds[0]):
-            yield from self._visit_tensor(thing)
+            yield from self._visit_tensor(thing, path)
         else:
-            for part in _parts(thing):
-                yield from self._visit(part)
+            for name, part in _parts(thing):
+                yield from self._visit(part, (path, name))
 
-    def _visit_tensor(self, tensor: "torch.Tensor") -> "Iterator[torch.Tensor]":
+    def _note(self, path: _Path, thing: Any) -> None:
+        names = _names_in(path)
+        if not any(name.startswith("__") for name in names):  # of Python itself, as in globals()
+            self.passed_by[".".join(names)] = type(thing).__name__
+
+    def _visit_tensor(self, tensor: "torch.Tensor", path: _Path) -> "Iterator[torch.Tensor]":
         if self.is_plain(tensor):
             yield tensor
         else:
-            yield from self._visit_parts(tensor)
+            yield from self._visit_parts(tensor, path)
         if self._with_gradients and why_without_memory(tensor) is None and tensor.is_leaf and tensor.grad is not None:
-            yield from self._visit(tensor.grad)
+            yield from self._visit(tensor.grad, path)
 
-    def _visit_parts(self, tensor: "torch.Tensor") -> "Iterator[torch.Tensor]":
+    def _visit_parts(self, tensor: "torch.Tensor", path: _Path) -> "Iterator[torch.Tensor]":
         from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
         if is_traceable_wrapper_subclass(tensor):
             names, _ = tensor.__tensor_flatten__()
             for name in names:
-                yield from self._visit(getattr(tensor, name))
+                yield from self._visit(getattr(tensor, name), (path, name))
         elif str(tensor.layout) in _SPARSE_PARTS:
             for part in sparse_parts(tensor):
-                yield from self._visit(part)
+                yield from self._visit(part, path)
         else:
             yield tensor
 
@@ -118,23 +135,42 @@ def sparse_parts(tensor: "torch.Tensor") -> "list[torch.Tensor]":
     return [getattr(tensor.detach(), name)() for name in names]
 
 
-def _parts(thing: Any) -> Iterator[Any]:
+def _parts(thing: Any) -> Iterator[tuple[object, Any]]:
     import torch
 
     if isinstance(thing, torch.nn.Module):
         for module in thing.modules():
-            yield from module._parameters.values()
-            yield from module._buffers.values()
+            yield from module._parameters.items()
+            yield from module._buffers.items()
     elif isinstance(thing, torch.optim.Optimizer):
-        yield from thing.state.values()
-        yield from thing.param_groups
+        yield from (("state", state) for state in thing.state.values())
+        yield from (("param_groups", group) for group in thing.param_groups)
     elif isinstance(thing, Mapping):
-        yield from thing.values()
+        yield from thing.items()
     elif isinstance(thing, list | tuple | set | frozenset):
-        yield from thing
+        yield from enumerate(thing)
     else:
         for field in dataclasses.fields(thing):
-            yield getattr(thing, field.name, None)
+            yield field.name, getattr(thing, field.name, None)
+
+
+def _names_in(path: _Path) -> list[str]:
+    names: list[str] = []
+    while path:
+        path, name = path
+        names.append(name if isinstance(name, str) else repr(name) if isinstance(name, int) else type(name).__name__)
+    return names[::-1]
+
+
+def _may_hold_tensors(thing: Any) -> bool:
+    """Not of modules, classes, plain values and functions that close over nothing."""
+    if isinstance(thing, types.FunctionType | types.MethodType):
+        closes_over = getattr(thing, "__closure__", None)
+        return bool(closes_over) or isinstance(thing, types.MethodType)
+    if isinstance(thing, type | types.ModuleType | types.BuiltinFunctionType | Enum):
+        return False
+    # Instances of Python classes, and what C made that refers to others: generators, iterators, partial().
+    return hasattr(thing, "__dict__") or gc.is_tracked(thing)
 
 
 def _is_dataclass_object(thing: Any) -> bool:

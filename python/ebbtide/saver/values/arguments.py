@@ -1,6 +1,6 @@
 """The arguments that callers write for tags, backups and overflow, checked and turned into core codes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal, TypeAlias
@@ -32,6 +32,7 @@ class _AsAllocated(Enum):
 AS_ALLOCATED: Final = _AsAllocated.AS_ALLOCATED
 OperationBackup: TypeAlias = BackupName | Literal[_AsAllocated.AS_ALLOCATED] | None
 BackupByTag: TypeAlias = Mapping[str, OperationBackup]
+Tags: TypeAlias = str | Iterable[str]
 
 
 def check_tag(tag: object) -> str:
@@ -48,9 +49,26 @@ def check_tag(tag: object) -> str:
     return tag
 
 
-def check_tags(tags: tuple[object, ...]) -> list[str]:
-    """Each of `tags` checked, duplicates dropped, in the order given. Raises as `check_tag` does."""
-    return list(dict.fromkeys(check_tag(tag) for tag in tags))
+def check_tags(arguments: Iterable[object]) -> list[str]:
+    """The tags that a call names, in the order given and each once.
+
+    An argument is a tag, or several in a list, a tuple, a set, the keys of a dict or a generator. No argument stands
+    for every tag.
+
+    Raises:
+        TypeError: neither.
+        ValueError: a malformed tag; an empty list, which would read as every tag.
+    """
+    tags: dict[str, None] = {}
+    for argument in arguments:
+        if not isinstance(argument, list | tuple | set | frozenset | KeysView | Iterator):
+            tags[check_tag(argument)] = None
+            continue
+        several = dict.fromkeys(check_tag(tag) for tag in argument)
+        if not several:
+            raise ValueError("a list names no tag; without arguments, a call is for every tag")
+        tags |= several
+    return list(tags)
 
 
 def backup_code(backup: object) -> int:

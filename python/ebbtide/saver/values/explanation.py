@@ -12,6 +12,8 @@ _SHOWN = 10
 class CopiedTensor(Shown):
     """Tensors that share one storage, of which the pause copied blocks.
 
+        print([tensor.name for tensor in saver.explain("weights").tensors])
+
     Attributes:
         name: what leads to them ("MLP.fc.weight"), or their kind and shape where nothing does.
         bytes: what the storage has in blocks that were copied.
@@ -28,6 +30,8 @@ class CopiedTensor(Shown):
 @dataclass(frozen=True)
 class Explanation(Shown):
     """What the last pause with a backup did about each block of 2 MiB of a tag. Sizes are bytes.
+
+        print(saver.explain("weights").changed)
 
     Attributes:
         tag: the tag.

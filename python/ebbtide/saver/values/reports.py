@@ -16,12 +16,18 @@ if TYPE_CHECKING:
 
 
 _TOTALS = ("bytes", "copied", "skipped", "clean", "unused", "constant")
+_MOST_PASSED_BY = 8  # that a text names
 _VERBS = {"pause": "freed", "trim": "freed", "demote": "freed", "prepare": "made ready"}
 
 
 @dataclass(frozen=True)
 class Held(Shown):
-    """Bytes that ebbtide holds on a device for a tag."""
+    """Bytes that ebbtide holds on a device for a tag.
+
+    For example:
+
+        print(sum(held.bytes for held in saver.pause("weights").left))
+    """
 
     tag: str
     device: int
@@ -30,7 +36,12 @@ class Held(Shown):
 
 @dataclass(frozen=True)
 class Moved(Shown):
-    """What an operation did with one tag on one device. The fields are those of a Report; sizes are bytes."""
+    """What an operation did with one tag on one device. The fields are those of a Report; sizes are bytes.
+
+    For example:
+
+        print(saver.pause("weights").rows[0].device)
+    """
 
     tag: str
     device: int
@@ -73,6 +84,8 @@ _moved_fields = attrgetter(*Moved.__dataclass_fields__)
 @dataclass(frozen=True)
 class Report(Shown):
     """The result of an operation. Sizes are bytes.
+
+        print(saver.pause("weights").copied)
 
     Attributes:
         kind: "pause", "resume", "prepare", "trim", "promote" or "demote".
@@ -169,6 +182,8 @@ class Report(Shown):
 class Swap(Shown):
     """The result of a swap.
 
+        print(saver.swap(pause="weights", resume="kv_cache").paused.bytes)
+
     Attributes:
         paused, resumed: the Reports of the two sides.
         seconds: the duration of both together.
@@ -186,6 +201,8 @@ class Swap(Shown):
 class Adoption(Shown):
     """The result of `adopt`. Sizes are bytes.
 
+        print(saver.adopt(model, tag="trainer").skipped)
+
     Attributes:
         tag: the tag that the tensors are in now.
         bytes: bytes moved into the tag.
@@ -193,6 +210,8 @@ class Adoption(Shown):
         already: storages that were in the tag before.
         skipped: maps a reason to the number of tensors that stay where they are.
         seconds: the duration.
+        passed_by: what was in a container, may hold tensors, and was not looked into: maps how it was reached, such as
+            "trainer" in `adopt(locals(), ...)`, to the name of its type. Adopt its parts.
     """
 
     tag: str
@@ -201,6 +220,7 @@ class Adoption(Shown):
     already: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    passed_by: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         text = f"adopt into {self.tag}: {format_size(self.bytes)} in {self.storages} storages, {self.seconds:.3f} s"
@@ -208,12 +228,18 @@ class Adoption(Shown):
             text += f", {self.already} already there"
         for reason, count in self.skipped.items():
             text += f"\n  skipped {count}: {reason}"
+        if self.passed_by:
+            shown = [f"{path} ({kind})" for path, kind in list(self.passed_by.items())[:_MOST_PASSED_BY]]
+            left = len(self.passed_by) - len(shown)
+            text += f"\n  not looked into: {', '.join(shown)}" + (f" and {left} more" if left else "")
         return text
 
 
 @dataclass(frozen=True)
 class TagStatus(Shown):
     """The state of one tag. Sizes are bytes.
+
+        print(saver.tags()["weights"].resident_bytes)
 
     Attributes:
         state: "resident", "paused", "partial" (an operation failed midway: pause or resume again finishes it) or
@@ -262,7 +288,12 @@ _STATUS_NUMBERS = tuple(name for name in TagStatus.__dataclass_fields__ if name 
 
 
 class TagTable(dict[str, TagStatus]):
-    """Maps a tag to its TagStatus; its `str` is a table."""
+    """Maps a tag to its TagStatus; its `str` is a table.
+
+    For example:
+
+        print(saver.tags().to_json())
+    """
 
     @classmethod
     def of(cls, statuses: Iterable[TagStatus]) -> "TagTable":
@@ -301,6 +332,8 @@ class TagTable(dict[str, TagStatus]):
 @dataclass(frozen=True)
 class Event(Shown):
     """One event of the timeline. Sizes are bytes.
+
+        print(saver.timeline[-1].kind)
 
     Attributes:
         kind: "pause", "resume", "swap", "prepare", "trim", "separate" (before a trim: of what shared a handle),

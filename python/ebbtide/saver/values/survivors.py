@@ -22,6 +22,8 @@ class UsedBlock(NamedTuple):
 class Survivor(Shown):
     """Memory of a tag that is in use: the tensors that share one storage, or a block that no Python object shows.
 
+        print([row.bytes for row in saver.survivors("weights")])
+
     Attributes:
         bytes: what its storage has in the tag, or the size of the block.
         kind: the type of the tensor ("Parameter"), and "" for a block.
@@ -58,7 +60,12 @@ class Survivor(Shown):
 
 
 class Survivors(list[Survivor]):
-    """Survivors, the largest first; its `str` has a line for each, and what they sum up to."""
+    """Survivors, the largest first; its `str` has a line for each, and what they sum up to.
+
+    For example:
+
+        print(len(saver.survivors("weights")))
+    """
 
     @property
     def bytes(self) -> int:

@@ -10,6 +10,8 @@ from ebbtide.sizes import format_size
 class Whereabouts(Shown):
     """Where the bytes that a tensor spans are.
 
+        print(saver.where(model.weight).device_bytes)
+
     Attributes:
         tag: the tag that they belong to; None for memory that is not ebbtide's.
         device: the ordinal of the device that they belong to; None for CPU memory that is not ebbtide's.

@@ -1,0 +1,85 @@
+"""help() begins with what a user needs, and the examples in docstrings are right."""
+
+import inspect
+import os
+import pydoc
+import re
+import subprocess
+import textwrap
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ebbtide  # noqa: E402
+from ebbtide import saver as the_saver  # noqa: E402
+
+SURFACES = {"ebbtide": ebbtide, "ebbtide.saver": the_saver, "ebbtide.lms": ebbtide.lms}
+# They need a GPU, on which tests/gpu captures graphs.
+ONLY_COMPILED = {"ebbtide.saver.cuda_graph", "ebbtide.saver.graph_pool"}
+
+
+def public_callables():
+    for where, module in SURFACES.items():
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if callable(thing) and not isinstance(thing, types.ModuleType):
+                yield f"{where}.{name}", thing
+
+
+PUBLIC = dict(public_callables())
+
+
+def examples_in(thing):
+    """The indented blocks of a docstring before its sections."""
+    text = re.split(r"^(?:Args|Returns|Raises|Attributes|Yields):$", inspect.getdoc(thing) or "", flags=re.M)[0]
+    blocks = re.findall(r"(?:^|\n)\n((?:    .*\n|\n)+)", text + "\n")
+    return [textwrap.dedent(block) for block in blocks if block.strip()]
+
+
+@pytest.fixture
+def names(saver):
+    """What the examples use: some memory in each of two tags."""
+    with saver.region("weights"):
+        model = torch.nn.Linear(512, 512).to(saver.device)
+    with saver.region("kv_cache", backup=None):
+        cache = torch.zeros(1 << 20, device=saver.device)
+    yield {
+        "ebbtide": ebbtide,
+        "saver": saver,
+        "torch": torch,
+        "subprocess": subprocess,
+        "os": os,
+        "command": ["true"],
+        "model": model,
+        "cache": cache,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "train": lambda: None,
+    }
+    ebbtide.lms.disable()
+    saver.configure(skip_constant=True, host_margin=0)
+    saver.resume("weights", "kv_cache")
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_each_has_an_example_that_runs(name, names):
+    blocks = examples_in(PUBLIC[name])
+    assert blocks, f"{name} has no example in its docstring"
+    if "swap(" in "".join(blocks):
+        names["saver"].pause("kv_cache")
+    for block in blocks:
+        code = compile(block, name, "exec")
+        if name not in ONLY_COMPILED:
+            exec(code, names)
+
+
+def test_help_lists_every_function_first(saver):
+    text = pydoc.plain(pydoc.render_doc(the_saver))
+    summary = text[: text.index("PACKAGE CONTENTS")]
+    functions = [name for name in the_saver.__all__ if inspect.isroutine(getattr(the_saver, name))]
+    assert len(functions) > 15
+    listed = re.findall(r"^ {8}(\w+)(?:\(| )", summary, flags=re.M)
+    for name in (*functions, "timeline", "device"):
+        assert listed.count(name) == 1, f"help(saver) names {name} {listed.count(name)} times"
+    assert [name for name in listed if name not in the_saver.__all__ and name not in ("from", "with", "saver")] == []
