@@ -1,8 +1,8 @@
 /* ebbtide: GPU memory that leaves and comes back. The C API, version 1.
  *
  * This header includes ebbtide_limits.h (limits and options), ebbtide_queries.h (allocations, tags, statistics and
- * events), ebbtide_lms.h (large model support) and ebbtide_threads.h (policies of threads). ebbtide_settings.h, which
- * sets limits and options by name, is separate.
+ * events), ebbtide_lms.h (large model support), ebbtide_threads.h (policies of threads) and ebbtide_ahead.h (copies
+ * ahead of a pause). ebbtide_settings.h, which sets limits and options by name, is separate.
  *
  *   ebbtide_error error = EBBTIDE_ERROR_INIT;
  *   void *weights = NULL;
@@ -385,6 +385,7 @@ EBBTIDE_API void ebbtide_release_backup(ebbtide_backup* backup);
 #ifdef __cplusplus
 }
 #endif
+#include "ebbtide_ahead.h"
 #include "ebbtide_limits.h"
 #include "ebbtide_lms.h"
 #include "ebbtide_queries.h"

@@ -29,13 +29,14 @@ EBBTIDE_API ebbtide_status ebbtide_get_whole_fraction(double* fraction, ebbtide_
 EBBTIDE_API ebbtide_status ebbtide_fill_host_pool(int32_t device, ebbtide_error* error);
 
 /* Which blocks a pause may skip, and what dropped memory comes back as: 1 or 0. The default is 1, and 0 for
- * COMPARE_BYTES and POISON. */
+ * COMPARE_BYTES, POISON and COPY_AHEAD. */
 typedef enum ebbtide_option {
   EBBTIDE_SKIP_CLEAN = 0,    /* blocks of 2 MiB with the 128-bit digest of their backup (false with odds of 2^-128) */
   EBBTIDE_SKIP_UNUSED = 1,   /* ranges that the request lists as unused */
   EBBTIDE_SKIP_CONSTANT = 2, /* blocks of one repeated value of 16 bytes */
   EBBTIDE_COMPARE_BYTES = 3, /* copies and compares blocks with equal digests; rewrites them in pinned backups */
-  EBBTIDE_POISON = 4         /* memory whose content was dropped comes back as bytes 0xEB instead of zeros */
+  EBBTIDE_POISON = 4,        /* memory whose content was dropped comes back as bytes 0xEB instead of zeros */
+  EBBTIDE_COPY_AHEAD = 5     /* a caller keeps what was resumed ahead (ebbtide_copy_ahead); ebbtide only notes it */
 } ebbtide_option;
 EBBTIDE_API ebbtide_status ebbtide_set_option(ebbtide_option option, int32_t value, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_get_option(ebbtide_option option, int32_t* value, ebbtide_error* error);

@@ -84,8 +84,9 @@ typedef struct ebbtide_tag_info {
                               resume */
   int32_t backups;         /* bit 1 << ebbtide_backup for each kind that its allocations ask for */
   int32_t is_hooked;       /* 1: memory that the program allocated outside regions has it (ebbtide_threads.h) */
+  uint64_t ahead_bytes;    /* resident, and in a backup with a digest: a pause copies only what has changed since */
 } ebbtide_tag_info;
-#define EBBTIDE_TAG_INFO_INIT {sizeof(ebbtide_tag_info), NULL, EBBTIDE_EMPTY, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define EBBTIDE_TAG_INFO_INIT {sizeof(ebbtide_tag_info), NULL, EBBTIDE_EMPTY, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 typedef void (*ebbtide_visit_tag)(void* user, const ebbtide_tag_info* info);
 EBBTIDE_API ebbtide_status ebbtide_visit_tags(ebbtide_visit_tag visit, void* user, ebbtide_error* error);
 /* The tag of this name, at a cost that does not depend on the number of tags. info may be NULL. If the tag is unknown,

@@ -49,6 +49,7 @@ Setting setting_of(ebbtide_option option) {
     case EBBTIDE_SKIP_CONSTANT: return Setting::kSkipConstant;
     case EBBTIDE_COMPARE_BYTES: return Setting::kCompareBytes;
     case EBBTIDE_POISON: return Setting::kPoison;
+    case EBBTIDE_COPY_AHEAD: return Setting::kCopyAhead;
   }
   throw InvalidArgument("unknown option " + std::to_string(static_cast<int>(option)));
 }
@@ -61,6 +62,7 @@ const std::atomic<bool>& switch_of(ebbtide_option option) {
     case Setting::kSkipUnused: return skip.unused;
     case Setting::kSkipConstant: return skip.constant;
     case Setting::kPoison: return rules.must_poison;
+    case Setting::kCopyAhead: return rules.keeps_ahead;
     default: return skip.must_compare;
   }
 }

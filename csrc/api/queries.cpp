@@ -33,6 +33,7 @@ ebbtide_tag_info describe(const Tag& tag) {
   info.dropped_bytes = amounts.dropped_bytes;
   info.trimmed_bytes = amounts.trimmed_bytes;
   info.retained_bytes = amounts.retained_bytes;
+  info.ahead_bytes = amounts.ahead_bytes;
   info.host_bytes = amounts.host_bytes;
   info.left_bytes = amounts.left_bytes;
   info.detached_bytes = amounts.detached_bytes;

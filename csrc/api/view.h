@@ -32,6 +32,7 @@ inline constexpr size_t kLeastReportTotals = EBBTIDE_LEAST(ebbtide_report_totals
 inline constexpr size_t kLeastTagInfo = EBBTIDE_LEAST(ebbtide_tag_info, host_bytes);
 inline constexpr size_t kLeastStats = EBBTIDE_LEAST(ebbtide_stats, bytes_constant);
 inline constexpr size_t kLeastThreadPolicy = EBBTIDE_LEAST(ebbtide_thread_policy, tag);
+inline constexpr size_t kLeastAhead = EBBTIDE_LEAST(ebbtide_ahead, unused_count);
 #undef EBBTIDE_LEAST
 
 }  // namespace ebbtide::api

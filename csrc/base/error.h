@@ -25,6 +25,12 @@ class StateError : public Error {
   using Error::Error;
 };
 
+// An operation was refused since a stream capture is under way: it may be asked for again when that has ended.
+class CaptureError : public StateError {
+ public:
+  using StateError::StateError;
+};
+
 // The requested, the free and the allowed bytes.
 struct Shortage {
   uint64_t requested_bytes = 0;

@@ -206,6 +206,30 @@ std::optional<BackupView> backup_of(uint64_t address, uint64_t size_bytes, bool 
   return BackupView(bytes, size_bytes, is_writable, backup);
 }
 
+// Steps of copies ahead of a pause of one tag.
+class CopyAhead {
+ public:
+  CopyAhead(std::string tag, uint64_t step_bytes, int threads, const Ranges& unused)
+      : tag_(std::move(tag)), unused_(Request::copy(unused)) {
+    progress_.unused = unused_.data();
+    progress_.unused_count = unused_.size();
+    progress_.step_bytes = step_bytes;
+    progress_.threads = threads;
+  }
+  ReportRecord step() {
+    ebbtide_report* report = nullptr;
+    call([&](ebbtide_error* error) { return ebbtide_copy_ahead(tag_.c_str(), &progress_, &report, error); });
+    return read_report(report);
+  }
+  bool is_over() const { return progress_.is_over != 0; }
+  bool is_held_up() const { return progress_.is_held_up != 0; }
+
+ private:
+  const std::string tag_;
+  const std::vector<ebbtide_range> unused_;
+  ebbtide_ahead progress_ = EBBTIDE_AHEAD_INIT;
+};
+
 using Operate = ebbtide_status (*)(const ebbtide_request*, ebbtide_report**, ebbtide_error*);
 
 ReportRecord operate(Operate operation, const Request& request) {
@@ -319,6 +343,12 @@ void register_operations(py::module_& module) {
       .def("is_ready", &PendingHandle::is_ready, py::arg("address"), py::arg("size_bytes"))
       .def("is_over", &PendingHandle::is_over)
       .def("wait", &PendingHandle::wait);
+  py::class_<CopyAhead>(module, "CopyAhead")
+      .def(py::init<std::string, uint64_t, int, Ranges>(), py::arg("tag"), py::arg("step_bytes"), py::arg("threads"),
+           py::arg("unused"))
+      .def("step", &CopyAhead::step)
+      .def_property_readonly("is_over", &CopyAhead::is_over)
+      .def_property_readonly("is_held_up", &CopyAhead::is_held_up);
   py::class_<MovedHandle>(module, "Moved").def(py::init<>()).def("tags", &MovedHandle::tags);
   module.def("pause_count", [](const std::string& tag) {
     uint64_t count = 0;

@@ -51,8 +51,9 @@ ebbtide_option option_of(const std::string& name) {
   if (name == "skip_constant") return EBBTIDE_SKIP_CONSTANT;
   if (name == "compare_bytes") return EBBTIDE_COMPARE_BYTES;
   if (name == "poison") return EBBTIDE_POISON;
+  if (name == "copy_ahead") return EBBTIDE_COPY_AHEAD;
   throw py::value_error("unknown option '" + name +
-                        "': it is skip_clean, skip_unused, skip_constant, compare_bytes or poison");
+                        "': it is skip_clean, skip_unused, skip_constant, compare_bytes, poison or copy_ahead");
 }
 
 void set_option(const std::string& name, bool is_on) {

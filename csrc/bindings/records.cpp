@@ -84,7 +84,8 @@ TagRecord read_tag(const ebbtide_tag_info& info) {
           info.left_bytes,
           info.detached_bytes,
           info.backups,
-          info.is_hooked != 0};
+          info.is_hooked != 0,
+          info.ahead_bytes};
 }
 
 StretchRow read_stretch(const ebbtide_stretch& stretch) {
@@ -127,7 +128,8 @@ void register_records(py::module_& module) {
               EBBTIDE_READ(TagRecord, dropped_bytes) EBBTIDE_READ(TagRecord, trimmed_bytes)
                   EBBTIDE_READ(TagRecord, retained_bytes) EBBTIDE_READ(TagRecord, host_bytes)
                       EBBTIDE_READ(TagRecord, left_bytes) EBBTIDE_READ(TagRecord, detached_bytes)
-                          EBBTIDE_READ(TagRecord, backups) EBBTIDE_READ(TagRecord, is_hooked);
+                          EBBTIDE_READ(TagRecord, backups) EBBTIDE_READ(TagRecord, is_hooked)
+                              EBBTIDE_READ(TagRecord, ahead_bytes);
   py::class_<EventRow>(module, "Event") EBBTIDE_READ(EventRow, sequence) EBBTIDE_READ(EventRow, unix_seconds)
       EBBTIDE_READ(EventRow, seconds) EBBTIDE_READ(EventRow, kind) EBBTIDE_READ(EventRow, tags)
           EBBTIDE_READ(EventRow, bytes) EBBTIDE_READ(EventRow, copied) EBBTIDE_READ(EventRow, detail);

@@ -63,6 +63,7 @@ struct TagRecord {
       host_bytes, left_bytes, detached_bytes;
   int backups;
   bool is_hooked;
+  uint64_t ahead_bytes;
 };
 struct EventRow {
   uint64_t sequence;

@@ -7,6 +7,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "driver/context.h"
+#include "kernels/blocks.h"
 #include "store/aligned_bytes.h"
 #include "store/parallel.h"
 
@@ -90,12 +91,22 @@ class Copy::Worker {
     const CopyPiece& piece = step.flight->piece;
     std::byte* const bytes = bytes_of(*step.flight) + step.offset;
     const size_t offset = piece.offset + step.offset;
-    if (direction_ == CopyDirection::kToDevice) {
+    if (piece.digests != nullptr) digest(piece, step, bytes);
+    if (piece.is_direct()) {
+      // The bus has brought them to the store itself.
+    } else if (direction_ == CopyDirection::kToDevice) {
       piece.backup->read(offset, bytes, step.size_bytes);
     } else if (!piece.must_compare || !holds_already(*piece.backup, offset, bytes, step.size_bytes)) {
       piece.backup->write(offset, bytes, step.size_bytes);
     }
     queue_.part_done(*step.flight);
+  }
+
+  static void digest(const CopyPiece& piece, const CopyStep& step, const std::byte* bytes) {
+    for (size_t done = 0; done < step.size_bytes; done += kernels::kBlockBytes) {
+      piece.digests[(step.offset + done) / kernels::kBlockBytes] =
+          kernels::digest_block(bytes + done, piece.seed).digest;
+    }
   }
 
   bool holds_already(const Backup& backup, size_t offset, const std::byte* bytes, size_t size_bytes) {

@@ -17,6 +17,11 @@ constexpr size_t kRingAlignment = 4 * kKiB;
 // Direct pieces take no room in the ring. Large enough to keep the bus busy while a thread maps or unmaps a chunk.
 constexpr size_t kDirectUnderWay = 4;
 
+void cut_into_parts(Flight& flight, size_t part_bytes) {
+  flight.part_bytes = part_bytes;
+  flight.parts = (flight.piece.size_bytes + part_bytes - 1) / part_bytes;
+}
+
 }  // namespace
 
 CopyQueue::CopyQueue(CopyDirection direction, const RingCut& cut, size_t events)
@@ -35,8 +40,9 @@ size_t CopyQueue::submit(const CopyJob& job) {
   for (const CopyRange& range : job.ranges) {
     for (size_t done = 0; done < range.size_bytes; done += piece_bytes, ++count) {
       const size_t offset = range.offset + done;
+      kernels::Digest* const digests = job.digests == nullptr ? nullptr : job.digests + offset / kernels::kBlockBytes;
       pieces_.push_back({number, job.device_address + offset, job.backup, job.offset + offset,
-                         std::min(piece_bytes, range.size_bytes - done), job.must_compare});
+                         std::min(piece_bytes, range.size_bytes - done), job.must_compare, digests, job.seed});
     }
   }
   pieces_left_.push_back(count);
@@ -67,12 +73,12 @@ bool CopyQueue::try_begin_locked(const CopyPiece& piece) {
   if (piece.is_direct()) {
     if (direct_under_way_ >= kDirectUnderWay) return false;
     ++direct_under_way_;
+    if (piece.digests != nullptr) cut_into_parts(flight, cut_.part_bytes);
   } else {
     const auto offset = room_.take(round_up(piece.size_bytes, kRingAlignment));
     if (!offset) return false;
     flight.ring_offset = *offset;
-    flight.part_bytes = piece.backup->memory() != nullptr ? cut_.part_bytes : cut_.request_bytes;
-    flight.parts = (piece.size_bytes + flight.part_bytes - 1) / flight.part_bytes;
+    cut_into_parts(flight, piece.backup->memory() != nullptr ? cut_.part_bytes : cut_.request_bytes);
     if (direction_ == CopyDirection::kToDevice) flight.stage = Stage::kParts;
   }
   flight.event = next_event_++ % events_;
@@ -130,7 +136,7 @@ void CopyQueue::part_done(Flight& flight) {
 void CopyQueue::landed(Flight& flight) {
   const std::lock_guard lock(mutex_);
   is_bus_awaited_ = false;
-  if (direction_ == CopyDirection::kToDevice || flight.piece.is_direct()) return finish_locked(flight);
+  if (direction_ == CopyDirection::kToDevice || flight.parts == 0) return finish_locked(flight);
   flight.stage = Stage::kParts;
   changed_.notify_all();
 }

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "driver/driver.h"
+#include "kernels/block_types.h"
 #include "store/ring_room.h"
 #include "store/store.h"
 
@@ -32,6 +33,10 @@ struct CopyJob {
   std::span<const CopyRange> ranges;
   // To the store: compares with the bytes that the store holds, and writes those that differ.
   bool must_compare = false;
+  // To the store: not null receives, for each block of the chunk that moves, the digest of the bytes that the store
+  // got, whatever the device writes meanwhile. Ranges, pieces and parts are whole blocks then.
+  kernels::Digest* digests = nullptr;
+  kernels::Digest seed = {};
 };
 
 // How a copy uses the ring.
@@ -53,12 +58,15 @@ struct CopyPiece {
   size_t offset = 0;  // in the backup
   size_t size_bytes = 0;
   bool must_compare = false;
+  kernels::Digest* digests = nullptr;  // of its first block on
+  kernels::Digest seed = {};
   bool is_direct() const { return backup->direct() != nullptr; }
 };
 
 // A piece that has begun: it has room in the ring (unless it is direct) and an event.
 struct Flight {
-  // In this order to the device, and with the parts after the bus to the store. A direct piece has no parts.
+  // In this order to the device, and with the parts after the bus to the store. A direct piece has parts only where its
+  // bytes are digested.
   enum class Stage { kParts, kReady, kLaunching, kOnBus, kDone };
   CopyPiece piece;
   size_t ring_offset = 0;

@@ -101,6 +101,7 @@ class TagInfo:
     detached_bytes: int
     backups: int  # bit 1 << code of each kind
     is_hooked: bool  # memory that the program allocated outside regions has it
+    ahead_bytes: int
 
 class Event:
     sequence: int
@@ -312,6 +313,16 @@ def swap(
     unused_as_of: int = 0,
     backups: Sequence[int] = (),
 ) -> tuple[Report, Report]: ...
+
+class CopyAhead:
+    """Steps of copies ahead of a pause of one tag; one thread at a time."""
+
+    is_over: bool
+    is_held_up: bool  # the last step did nothing, since a capture is under way
+    # 0 threads: as many as a pause uses. unused: address and bytes of what nobody uses now.
+    def __init__(self, tag: str, step_bytes: int, threads: int, unused: Sequence[tuple[int, int]]) -> None: ...
+    def step(self) -> Report: ...
+
 def prepare(tags: Sequence[str], missing_ok: bool = False) -> Report: ...
 def promote(tags: Sequence[str], missing_ok: bool = False, max_bytes: int = ...) -> Report: ...
 def demote(tags: Sequence[str], missing_ok: bool = False, max_bytes: int = ...) -> Report: ...

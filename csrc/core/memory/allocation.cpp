@@ -21,6 +21,7 @@ Amounts& Amounts::operator+=(const Amounts& other) {
   detached_bytes += other.detached_bytes;
   trimmed_bytes += other.trimmed_bytes;
   retained_bytes += other.retained_bytes;
+  ahead_bytes += other.ahead_bytes;
   away_count += other.away_count;
   here_count += other.here_count;
   for (size_t kind = 0; kind < with_backup.size(); ++kind) with_backup[kind] += other.with_backup[kind];
@@ -39,6 +40,7 @@ Amounts& Amounts::operator-=(const Amounts& other) {
   detached_bytes -= other.detached_bytes;
   trimmed_bytes -= other.trimmed_bytes;
   retained_bytes -= other.retained_bytes;
+  ahead_bytes -= other.ahead_bytes;
   away_count -= other.away_count;
   here_count -= other.here_count;
   for (size_t kind = 0; kind < with_backup.size(); ++kind) with_backup[kind] -= other.with_backup[kind];
@@ -68,10 +70,23 @@ Amounts Allocation::amounts() const {
     }
     found.retained_bytes += place == Place::kDevice && stored != nullptr ? chunk.size_bytes : 0;
   }
+  // What an operation changes now is counted when it lets go.
+  found.ahead_bytes = is_held ? std::min<uint64_t>(counted.ahead_bytes, found.retained_bytes) : known_bytes();
   found.left_bytes = is_paused.load() ? found.host_bytes : 0;
   found.away_count = wants_resume() && !is_trimmed ? 1 : 0;
   found.here_count = found.device_bytes > 0 || has_stale_memory() ? 1 : 0;
   return found;
+}
+
+size_t Allocation::known_bytes() const {
+  if (stored == nullptr) return 0;
+  size_t blocks = 0;
+  for (const Chunk& chunk : chunks) {
+    if (!chunk.is_on_device()) continue;
+    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)
+      blocks += stored->blocks[block].has_digest ? 1 : 0;
+  }
+  return blocks * kernels::kBlockBytes;
 }
 
 size_t Allocation::device_bytes() const {

@@ -80,6 +80,7 @@ struct Amounts {
   uint64_t detached_bytes = 0;  // away, and still in their memory, which counts in the budget
   uint64_t trimmed_bytes = 0;   // the dropped and detached bytes of trimmed allocations; not among the two above
   uint64_t retained_bytes = 0;  // on the device, and in a backup
+  uint64_t ahead_bytes = 0;     // of those, whose copy is known: a pause copies only what has changed since
   uint64_t left_bytes = 0;      // of the ones on the host: of paused allocations
   uint64_t away_count = 0;      // allocations that a resume brings back: not trimmed ones
   std::array<uint64_t, kBackupKinds> with_backup{};  // allocations by the BackupKind of their policy
@@ -120,6 +121,7 @@ struct Allocation {
   size_t resident_bytes() const;
   size_t device_bytes() const;
   size_t host_bytes() const;
+  size_t known_bytes() const;  // on the device, and in the backup with a digest; not while an operation holds it
   bool is_away() const { return resident_bytes() != size_bytes(); }
   // Whether an operation of this kind selects it. Pauses, promotions and demotions leave out what is paused already.
   bool wants_pause() const { return has_stale_memory() || (has_memory() && !is_paused.load()); }

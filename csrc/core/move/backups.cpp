@@ -35,4 +35,23 @@ void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, in
   }
 }
 
+void touch_blocks(BackupRecord& stored, HostCharge& charge, size_t first, size_t count) {
+  uint64_t bytes = 0;
+  for (size_t block = first; block < first + count; ++block) {
+    bytes += stored.blocks[block].is_touched ? 0 : kernels::kBlockBytes;
+    stored.blocks[block].is_touched = true;
+  }
+  HostCharge touched = charge.split_promised(bytes);
+  touched.touch(bytes);
+  stored.charge.merge(std::move(touched));
+}
+
+void add_block(std::vector<CopyRange>& ranges, size_t offset) {
+  if (!ranges.empty() && ranges.back().offset + ranges.back().size_bytes == offset) {
+    ranges.back().size_bytes += kernels::kBlockBytes;
+  } else {
+    ranges.push_back({offset, kernels::kBlockBytes});
+  }
+}
+
 }  // namespace ebbtide

@@ -2,8 +2,10 @@
 
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "core/state/core.h"
+#include "store/copy_queue.h"
 
 // Backups of allocations: opening them, and taking their memory.
 namespace ebbtide {
@@ -15,5 +17,11 @@ std::shared_ptr<BackupRecord> open_backup(Core& core, BackupKind kind, const All
 // Takes the memory of whole backups now, in several threads. Their charges have promised it. Pinned backups are pinned
 // through the context of this device. Throws StoreError, with some of them ready and others not.
 void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, int device);
+
+// Blocks of a backup have got their pages, out of this charge.
+void touch_blocks(BackupRecord& stored, HostCharge& charge, size_t first, size_t count);
+
+// Adds the block at this offset to ranges, which are in order.
+void add_block(std::vector<CopyRange>& ranges, size_t offset);
 
 }  // namespace ebbtide

@@ -46,6 +46,9 @@ class Move {
   // Once all has moved.
   virtual void count(Counters& /*counters*/, const ReportRow& /*total*/) const {}
 
+  // Whether it is an event of its own, also when it fails; else it is a part of something that is.
+  virtual bool is_event() const { return true; }
+
   // What a caller wants to know beside the numbers, or "".
   virtual std::string note() const { return {}; }
 

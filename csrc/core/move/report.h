@@ -11,7 +11,8 @@
 
 namespace ebbtide {
 
-// The numbers are those of the C API, where it has the kind. kSeparate ends the sharing of handles, for a trim.
+// The numbers are those of the C API, where it has the kind. kSeparate ends the sharing of handles, for a trim;
+// kCopyAhead is one step of many, which report as a prepare does.
 enum class OperationKind {
   kPause = 0,
   kResume = 1,
@@ -20,7 +21,8 @@ enum class OperationKind {
   kTrim = 4,
   kPromote = 6,
   kDemote = 7,
-  kSeparate = 8
+  kSeparate = 8,
+  kCopyAhead = 9
 };
 
 struct ReportRow {

@@ -8,10 +8,20 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
 #include "core/memory/address_ranges.h"
 #include "core/registry/registry.h"
 
 namespace ebbtide {
+
+// How far copies ahead of a pause have come in one tag: in the order of its allocations, a step at a time.
+struct AheadProgress {
+  uint64_t step_bytes = 32 * kMiB;  // one step copies about this much
+  int threads = 0;                  // for one step; 0: as many as a pause uses
+  uint64_t next_sequence = 0;       // the allocation with which the next step begins
+  size_t next_offset = 0;           // in it
+  bool is_over = false;             // nothing is left
+};
 
 // What the caller of an operation asks for. Each kind reads what concerns it.
 struct OperationRequest {
@@ -28,6 +38,7 @@ struct OperationRequest {
   // demote: no more device memory than this leaves. promote: no more is taken on each device.
   uint64_t max_bytes = kUnlimited;
   bool keeps_host = false;          // promote: the host memory is kept beside the device's, as long as there is room
+  AheadProgress* ahead = nullptr;   // copy ahead: where to begin, and afterwards where to go on; outlives the operation
   std::vector<AddressRange> order;  // resume: what comes first; the rest follows in the order of allocation
 };
 

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "core/move/copy_ahead.h"
 #include "core/move/demotion.h"
 #include "core/move/preparation.h"
 #include "core/move/promotion.h"
@@ -30,7 +31,7 @@ CaptureGate::Permit enter(Core& core, OperationKind kind, const OperationRequest
   if (kind == OperationKind::kSwap) require_apart(request);
   auto permit = core.capture_gate.try_enter();
   if (!permit) {
-    throw StateError(
+    throw CaptureError(
         "a stream capture is under way: pause and resume would break it; do it before or after the capture");
   }
   return std::move(*permit);
@@ -39,8 +40,8 @@ CaptureGate::Permit enter(Core& core, OperationKind kind, const OperationRequest
 void require_no_capture(const std::set<int>& devices) {
   for (const int device : devices) {
     if (!is_capture_visible(device, nullptr)) continue;
-    throw StateError("a stream of device " + std::to_string(device) +
-                     " captures: pause and resume would break the capture; do it before or after");
+    throw CaptureError("a stream of device " + std::to_string(device) +
+                       " captures: pause and resume would break the capture; do it before or after");
   }
 }
 
@@ -73,6 +74,7 @@ void Operation::add_moves() {
     case OperationKind::kPrepare: add("prepare", std::make_unique<Preparation>(core_, request_)); return;
     case OperationKind::kPromote: add("promote", std::make_unique<Promotion>(core_, request_)); return;
     case OperationKind::kDemote: add("demote", std::make_unique<Demotion>(core_, request_)); return;
+    case OperationKind::kCopyAhead: add("copy_ahead", std::make_unique<CopyAhead>(core_, request_)); return;
     case OperationKind::kSeparate: add("separate", std::make_unique<Separation>(core_, request_)); return;
   }
   throw InvalidArgument("there is no operation of kind " + std::to_string(static_cast<int>(kind_)));
@@ -220,7 +222,7 @@ std::vector<Report> Operation::conclude(const RunDevice& run_device) {
   const double taken = seconds();
   std::vector<Report> reports;
   for (const auto& move : moves_) reports.push_back(report_of(*move, taken));
-  record("", "", taken);
+  if (is_event()) record("", "", taken);
   const auto held = std::make_shared<const std::vector<HeldBytes>>(core_.registry.held());
   for (Report& report : reports) report.held = held;
   return reports;
@@ -241,6 +243,10 @@ void Operation::record(const char* suffix, const char* detail, double seconds) n
   }
 }
 
+bool Operation::is_event() const {
+  return std::any_of(moves_.begin(), moves_.end(), [](const auto& move) { return move->is_event(); });
+}
+
 double Operation::seconds() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
 }
@@ -257,6 +263,7 @@ void Operation::fail(const char* reason) noexcept {
   const bool is_midway =
       std::any_of(moves_.begin(), moves_.end(), [](const auto& move) { return move->has_released_any(); });
   finish(is_midway ? Outcome::kMidway : Outcome::kUntouched);
+  if (!is_event()) return;
   ++core_.counters.operation_failures;
   record("_failed", reason, seconds());
 }

@@ -58,6 +58,7 @@ class Operation {
   void fail(const char* reason) noexcept;
   void record(const char* suffix, const char* detail, double seconds) noexcept;
   Report report_of(const Move& move, double seconds);
+  bool is_event() const;
   double seconds() const;
 
   Core& core_;

@@ -7,18 +7,6 @@
 #include "driver/context.h"
 
 namespace ebbtide {
-namespace {
-
-// Adds a block to the ranges, which are in order.
-void add_block(std::vector<CopyRange>& ranges, size_t offset) {
-  if (!ranges.empty() && ranges.back().offset + ranges.back().size_bytes == offset) {
-    ranges.back().size_bytes += kernels::kBlockBytes;
-  } else {
-    ranges.push_back({offset, kernels::kBlockBytes});
-  }
-}
-
-}  // namespace
 
 BackupKind Pause::kind_of(const Allocation& allocation) const {
   if (is_trim_) return BackupKind::kNone;

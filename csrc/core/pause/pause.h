@@ -101,7 +101,6 @@ class Pause : public Move {
   void land(DeviceWork& work, Leaving& leaving);
   void leave(DeviceWork& work, Departure& departure);
   void note_digests(DeviceWork& work, const Leaving& leaving);
-  void note_touched(Kept& kept, size_t first_block, size_t count);
   void release_memory(const Departure& departure);
   void drop(DeviceWork& work);
   void forget_what_is_away() noexcept;

@@ -82,23 +82,12 @@ void Pause::leave(DeviceWork& work, Departure& departure) {
       leaving.kept->stored->blocks[block].has_content = true;
     for (const CopyRange& range : leaving.ranges) {
       row(*leaving.allocation).copied += range.size_bytes;
-      note_touched(*leaving.kept, leaving.chunk->first_block() + range.offset / kernels::kBlockBytes,
+      touch_blocks(*leaving.kept->stored, leaving.kept->charge,
+                   leaving.chunk->first_block() + range.offset / kernels::kBlockBytes,
                    range.size_bytes / kernels::kBlockBytes);
     }
   }
   release_memory(departure);
-}
-
-void Pause::note_touched(Kept& kept, size_t first_block, size_t count) {
-  uint64_t bytes = 0;
-  for (size_t block = first_block; block < first_block + count; ++block) {
-    StoredBlock& stored = kept.stored->blocks[block];
-    bytes += stored.is_touched ? 0 : kernels::kBlockBytes;
-    stored.is_touched = true;
-  }
-  HostCharge touched = kept.charge.split_promised(bytes);
-  touched.touch(bytes);
-  kept.stored->charge.merge(std::move(touched));
 }
 
 // The physical memory behind chunks that nobody can reach any more goes.

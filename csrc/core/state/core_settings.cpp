@@ -47,6 +47,7 @@ void apply(Core& core, Setting setting, const std::optional<std::string>& text) 
     case Setting::kSkipConstant: return core.rules.skip.constant.store(is_on);
     case Setting::kCompareBytes: return core.rules.skip.must_compare.store(is_on);
     case Setting::kPoison: return core.rules.must_poison.store(is_on);
+    case Setting::kCopyAhead: return core.rules.keeps_ahead.store(is_on);
     case Setting::kDiskDirectory: return set_folder(text);
     case Setting::kDiskFiles: return set_disk_files(text == "named" ? DiskFiles::kNamed : DiskFiles::kHidden);
     default: throw InvalidArgument(std::string(facts_of(setting).name) + " is no setting of saver.configure");
@@ -80,6 +81,7 @@ std::string show_setting(Core& core, Setting setting) {
     case Setting::kSkipConstant: return text_of(core.rules.skip.constant.load());
     case Setting::kCompareBytes: return text_of(core.rules.skip.must_compare.load());
     case Setting::kPoison: return text_of(core.rules.must_poison.load());
+    case Setting::kCopyAhead: return text_of(core.rules.keeps_ahead.load());
     case Setting::kDiskDirectory: return disk_directory();
     case Setting::kDiskFiles: return disk_files() == DiskFiles::kNamed ? "named" : "hidden";
     default: throw InvalidArgument(std::string(facts_of(setting).name) + " is no setting of saver.configure");

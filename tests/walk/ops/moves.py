@@ -280,7 +280,7 @@ class Paused(Operation):
 
 @register
 class Prepare(Operation):
-    """Calls saver.prepare, and waits for it at once or not at all."""
+    """Calls saver.prepare with and without copies, and waits for it at once or not at all."""
 
     name = "prepare"
     weight = 4
@@ -288,11 +288,17 @@ class Prepare(Operation):
     def draw(self, world: World, rng: Random) -> Arguments | None:
         actor, tags = world.draw_actor(rng), world.draw_tags(rng)
         trouble = world.draw_trouble(rng, actor, tags)
-        return {"actor": actor, "tags": tags, "wait": rng.random() < 0.6, "trouble": trouble}
+        return {
+            "actor": actor,
+            "tags": tags,
+            "copy": rng.random() < 0.5,
+            "wait": rng.random() < 0.6,
+            "trouble": trouble,
+        }
 
-    def run(self, world: World, actor: int, tags: list[str], wait: bool, trouble: list[Any] | None) -> str:
+    def run(self, world: World, actor: int, tags: list[str], copy: bool, wait: bool, trouble: list[Any] | None) -> str:
         def call() -> Any:
-            made = saver.prepare(*tags, wait=wait)
+            made = saver.prepare(*tags, copy=copy, wait=wait)
             return made if wait else made.wait()
 
         return Attempt(

@@ -44,6 +44,7 @@ def configure(
     skip_constant: Switch = UNCHANGED,
     compare_bytes: Switch = UNCHANGED,
     poison: Switch = UNCHANGED,
+    copy_ahead: Switch = UNCHANGED,
 ) -> None:
     """Sets limits and switches; what is left out stays as it is. All are checked before any is set.
 
@@ -84,6 +85,9 @@ def configure(
             same. Pinned backups are simply written again.
         poison: whether memory whose content was dropped (by backup=None, as unused, or by a trim) comes back as bytes
             0xEB and not as zeros, so that a program that relied on its content is found.
+        copy_ahead: whether a thread keeps the backups of tags that were resumed ahead of their next pause, as
+            `prepare(copy=True, wait=False)` does once: it copies what has changed, and rests for 20 times as long,
+            a second at least. It ends for a tag that is paused.
 
     Raises:
         TypeError, ValueError: malformed sizes, switches that are no bool, a host_pool beyond the machine's RAM; a
@@ -108,6 +112,7 @@ def configure(
         "skip_constant": skip_constant,
         "compare_bytes": compare_bytes,
         "poison": poison,
+        "copy_ahead": copy_ahead,
     }
     given = {name: value for name, value in everything.items() if value is not UNCHANGED}
     is_off = driver_choice.is_off()

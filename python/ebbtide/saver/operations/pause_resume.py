@@ -6,7 +6,7 @@ Each makes one call into the core, so that Ctrl-C arrives before or after it, ne
 from typing import Any, Literal, overload
 
 from ebbtide import _core, driver_choice
-from ebbtide.saver.operations import pending
+from ebbtide.saver.operations import copy_ahead, pending
 from ebbtide.saver.operations.hooked_operation import HookedOperation
 from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.pools import bypass, captures, workspaces
@@ -161,13 +161,16 @@ def resume(
                 lambda: _core.resume_async(names, missing_ok, code, ranges, free, as_of), seconds, make_room
             )
             bypass.close_when_over(names, core)
-            return pending.start(core, names, operation, hold_stream)
+            made = pending.start(core, names, operation, hold_stream)
+            copy_ahead.keep_if_wanted(names)
+            return made
         report = torch_cache.claim_with_retries(
             lambda: _core.resume(names, missing_ok, retain=code, order=ranges, unused=free, unused_as_of=as_of),
             seconds,
             make_room,
         )
         bypass.close_if_resident(names)
+    copy_ahead.keep_if_wanted(names)
     return Report.from_core(report)
 
 
@@ -199,6 +202,7 @@ class Paused(DecoratingScope):
                     lambda: _core.resume(names, True, moved=moved), make_room=lambda: dead.make_room(names)
                 )
                 bypass.close_if_resident(names)
+            copy_ahead.keep_if_wanted(names)
         except Exception as error:
             return error
         return None

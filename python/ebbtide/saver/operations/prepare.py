@@ -1,23 +1,31 @@
-"""`saver.prepare`: takes the memory for backups ahead of the pause that needs it."""
+"""`saver.prepare`: takes the memory for backups ahead of the pause that needs it, and copies the bytes ahead of it."""
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Literal, overload
 
 from ebbtide import _core, driver_choice
 from ebbtide.errors import StateError
+from ebbtide.saver.operations import copy_ahead
+from ebbtide.saver.operations.copy_ahead import Beside
 from ebbtide.saver.reclaim import dead
-from ebbtide.saver.state.known_tags import check_known
 from ebbtide.saver.values.arguments import check_tags
 from ebbtide.saver.values.reports import Report
 
 
 class Preparation:
-    """A `prepare` that runs in a thread of its own. The process does not end before it is over."""
+    """A `prepare` that runs in a thread of its own. The process does not end before its memory is taken; copies end
+    with the process.
 
-    def __init__(self, names: list[str], missing_ok: bool) -> None:
-        self._names = names
-        self._missing_ok = missing_ok
+        copying = saver.prepare("weights", copy=True, wait=False)
+        copying.stop()
+        print(copying.wait())
+    """
+
+    def __init__(self, work: Callable[[], Report] | None, copying: Beside | None = None) -> None:
+        self._work = work
+        self._copying = copying
         self._report = Report("prepare")
         self._error: Exception | None = None
         self._process = os.getpid()
@@ -27,6 +35,13 @@ class Preparation:
     def done(self) -> bool:
         """Whether it is over, successful or not."""
         return self._thread is None or not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Ends the copying of `copy=True` after its present step, within milliseconds; what was copied stays. Taking
+        memory alone can't be stopped.
+        """
+        if self._copying is not None:
+            self._copying.stop()
 
     def wait(self) -> Report:
         """Waits for the end; the Report, each time.
@@ -43,10 +58,14 @@ class Preparation:
         return self._report
 
     def _start(self) -> None:
-        # Not a daemon, so that the interpreter waits for it before shutting down.
-        thread = threading.Thread(target=self._run, name="ebbtide-prepare", daemon=False)
+        # Without copies not a daemon, so that the interpreter waits for it before shutting down.
+        is_daemon = self._copying is not None
+        thread = threading.Thread(target=self._run, name="ebbtide-prepare", daemon=is_daemon)
         try:
-            thread.start()
+            if is_daemon:
+                copy_ahead.start_thread(thread)
+            else:
+                thread.start()
         except RuntimeError:  # the system starts no thread, or the interpreter is about to end
             self._run()
         else:
@@ -54,44 +73,67 @@ class Preparation:
 
     def _run(self) -> None:
         try:
-            self._report = Report.from_core(_core.prepare(self._names, self._missing_ok))
+            if self._work is not None:
+                self._report = self._work()
         except Exception as error:
             self._error = error
 
 
 @overload
-def prepare(*tags: str, wait: Literal[True] = True, missing_ok: bool = False) -> Report: ...
+def prepare(*tags: str, copy: bool = False, wait: Literal[True] = True, missing_ok: bool = False) -> Report: ...
 @overload
-def prepare(*tags: str, wait: Literal[False], missing_ok: bool = False) -> Preparation: ...
-def prepare(*tags: str, wait: bool = True, missing_ok: bool = False) -> Report | Preparation:
+def prepare(*tags: str, copy: bool = False, wait: Literal[False], missing_ok: bool = False) -> Preparation: ...
+def prepare(*tags: str, copy: bool = False, wait: bool = True, missing_ok: bool = False) -> Report | Preparation:
     """Takes the memory (or disk space) that backups of `tags` will need, so that the next pause need not wait for it:
-    making host memory takes longer than copying into it.
+    making host memory takes longer than copying into it. With copy=True it also copies the bytes, so that the next
+    pause copies only what has changed since.
 
     Allocations that have such memory already, have no backup, or are paused are left alone. The memory counts as held
     until the next resume of the tags, or until their tensors are gone.
 
+    Copies are made while the tensors are in use: kernels may read and write them. With wait=False a thread makes them
+    in short steps, with rests between them, and the program's own copies go first. A pause, a free or a capture that
+    comes meanwhile waits for the present step, some milliseconds; a pause takes over what is copied, and copies the
+    rest. Left out is what `backup_of` shows to somebody. Where a resume retained a backup, blocks that are copied anew
+    are no longer what `backup_of` shows of the last pause. `tags()` shows how much is `ahead`.
+
+        saver.prepare("weights", copy=True, wait=False)
+
     Args:
         tags: none means every tag.
-        wait: False returns at once; another thread does the work.
+        copy: whether the bytes are copied as well.
+        wait: False returns at once; another thread does the work. Copies then end with the process.
         missing_ok: skip tags that no region ever named.
 
     Returns:
-        A Report: `bytes` is the memory made ready. With wait=False a Preparation, whose `wait` gives the Report.
+        A Report: `bytes` is the memory made ready; with copy=True what the backups hold now, `copied` of it new. Its
+        `note` says where a pause could make no use of copies. With wait=False a Preparation, whose `wait` gives the
+        Report.
 
     Raises:
         TypeError, ValueError: malformed arguments.
-        StateError: an unknown tag, a capture under way.
-        StoreError: the host (or the disk) has too little room; nothing was taken. With wait=False in `wait`.
-        DriverError: memory could not be pinned. With wait=False in `wait`.
+        StateError: an unknown tag; with wait=True, a capture under way.
+        StoreError: the host (or the disk) has too little room; nothing was taken, or what was copied stays. With
+            wait=False in `wait`.
+        DriverError: memory could not be pinned, or a copy failed. With wait=False in `wait`.
     """
     names = check_tags(tags)
+    if not isinstance(copy, bool):
+        raise TypeError(f"copy is True or False, not {type(copy).__name__}")
     if driver_choice.is_off():
-        return Report("prepare") if wait else Preparation(names, missing_ok)
+        return Report("prepare") if wait else Preparation(None)
     dead.release(names)
-    if wait:
-        return Report.from_core(_core.prepare(names, missing_ok))
-    if not missing_ok:
-        check_known(names)
-    preparation = Preparation(names, missing_ok)
+    if copy:
+        found = copy_ahead.known(names, missing_ok)
+        if wait:
+            return copy_ahead.copy_now(found)
+        copying = Beside()
+        preparation = Preparation(lambda: copying.copy(found), copying)
+    else:
+        if wait:
+            return Report.from_core(_core.prepare(names, missing_ok))
+        if not missing_ok:
+            copy_ahead.known(names, missing_ok)
+        preparation = Preparation(lambda: Report.from_core(_core.prepare(names, missing_ok)))
     preparation._start()
     return preparation

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from ebbtide import _core
 from ebbtide.saver.pools import backends, bypass, pool_segments, region_pools
 from ebbtide.saver.state.known_tags import find_tags
-from ebbtide.saver.values.arguments import Leaving
+from ebbtide.saver.values.arguments import NO_BACKUP_CODE, Leaving
 from ebbtide.saver.values.segments import Range, Segment, are_apart, free_ranges
 
 
@@ -31,6 +31,11 @@ def find(leaving: Leaving) -> tuple[list[Range], int]:
 def find_stored(names: list[str]) -> tuple[list[Range], int]:
     """Like `find`, for memory that is away and has a backup."""
     return _find(names, lambda info, _: info.stored_bytes > 0)
+
+
+def find_resident(names: list[str]) -> list[Range]:
+    """The unused ranges of what is resident and has a backup, for copies that may be out of date."""
+    return _find(names, lambda info, backup: backup != NO_BACKUP_CODE and info.resident_bytes > 0)[0]
 
 
 def find_for_swap(leaving: Leaving, returning: list[str]) -> tuple[list[Range], int]:

@@ -1,7 +1,7 @@
 """The results of operations and queries: plain values with a readable `str`."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from operator import attrgetter
@@ -98,7 +98,7 @@ class Report(Shown):
         constant: blocks of one repeated value, stored as that value.
         seconds: the duration.
         by_tag, by_device: `bytes`, by tag and by device ordinal.
-        note: why a promotion stopped before everything was on the device; else "".
+        note: why a promotion stopped before everything was on the device, or nothing was copied ahead; else "".
         rows: the same numbers for each tag and device that moved.
         left: the bytes that ebbtide still holds on devices afterwards, by tag and device.
     """
@@ -140,6 +140,30 @@ class Report(Shown):
             left=report,
         )
 
+    @classmethod
+    def joined(cls, kind: str, reports: "Sequence[Report]", seconds: float) -> "Report":
+        """One report of the steps of one operation."""
+        rows: dict[tuple[str, int], Moved] = {}
+        by_tag: dict[str, int] = {}
+        by_device: dict[int, int] = {}
+        for row in (row for report in reports for row in report.rows):
+            sum_of = rows.get((row.tag, row.device), Moved(row.tag, row.device))
+            added = {name: getattr(sum_of, name) + getattr(row, name) for name in _TOTALS}
+            rows[row.tag, row.device] = replace(sum_of, **added)
+            by_tag[row.tag] = by_tag.get(row.tag, 0) + row.bytes
+            by_device[row.device] = by_device.get(row.device, 0) + row.bytes
+        totals = {name: sum(getattr(row, name) for row in rows.values()) for name in _TOTALS}
+        return cls(
+            kind,
+            **totals,
+            seconds=seconds,
+            by_tag=by_tag,
+            by_device=by_device,
+            note=next((report.note for report in reports if report.note), ""),
+            rows=tuple(rows.values()),
+            left=reports[-1].left if reports else (),
+        )
+
     def with_freed(self, freed: Iterable[tuple[str, int, int]]) -> "Report":
         """A copy with these bytes added: (tag, device ordinal, bytes)."""
         by_tag, by_device = dict(self.by_tag), dict(self.by_device)
@@ -160,7 +184,7 @@ class Report(Shown):
         lines = [
             f"{self.kind}: {verb} {format_size(self.bytes)} in {self.seconds:.3f} s"
             + (f" ({whose})" if whose else "")
-            + (self._describe_bytes() if self.kind in ("pause", "resume", "promote", "demote") else "")
+            + (self._describe_bytes() if self._has_copies() else "")
         ]
         if len(self.by_device) > 1:
             lines += [f"  device {device}: {format_size(size)}" for device, size in sorted(self.by_device.items())]
@@ -170,6 +194,11 @@ class Report(Shown):
         if self.note:
             lines.append(f"  {self.note}")
         return "\n".join(lines)
+
+    def _has_copies(self) -> bool:
+        if self.kind == "prepare":
+            return self.copied + self.skipped > 0
+        return self.kind in ("pause", "resume", "promote", "demote")
 
     def _describe_bytes(self) -> str:
         reasons = {"clean": self.clean, "unused": self.unused, "constant": self.constant}
@@ -249,6 +278,8 @@ class TagStatus(Shown):
         resident_bytes, stored_bytes, dropped_bytes: how many of its bytes are in each place.
         trimmed_bytes: bytes of free segments that were trimmed; not part of dropped_bytes.
         retained_bytes: host memory and disk space of backups that are kept while their content is resident.
+        ahead_bytes: the part of that whose bytes the backup has, as of some earlier moment (by a resume that retained
+            it, or `prepare` with copy=True): a pause copies only what has changed since.
         host_bytes: the part of resident_bytes that spilled to host memory or was demoted to it, which the device reads
             over the bus.
         left_bytes: the part of host_bytes that a pause with a backup left there; it counts as paused.
@@ -270,6 +301,7 @@ class TagStatus(Shown):
     host_bytes: int = 0
     left_bytes: int = 0
     detached_bytes: int = 0
+    ahead_bytes: int = 0
     backups: tuple[str | None, ...] = ()
 
     @property
@@ -319,7 +351,7 @@ class TagTable(dict[str, TagStatus]):
     def _rows(self) -> list[tuple[str, ...]]:
         columns = ["size", "device", "stored", "dropped"]
         # Few programs have these: shown only where they are not zero.
-        rare = ("host", "trimmed", "retained", "detached")
+        rare = ("host", "trimmed", "retained", "ahead", "detached")
         columns += [name for name in rare if any(getattr(status, f"{name}_bytes") for status in self.values())]
         rows: list[tuple[str, ...]] = [("tag", "state", "regions", "backup", *columns)]
         for status in self.values():

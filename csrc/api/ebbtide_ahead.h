@@ -1,0 +1,45 @@
+/* Copies ahead of a pause. A part of the C API, version 1; ebbtide.h includes this header and has its conventions. */
+#ifndef EBBTIDE_AHEAD_H
+#define EBBTIDE_AHEAD_H
+#include "ebbtide.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How far copies ahead have come in a tag, and how large a step is. Begin with EBBTIDE_AHEAD_INIT, and pass the same
+ * struct to each step. */
+typedef struct ebbtide_ahead {
+  size_t struct_size;
+  uint64_t step_bytes;      /* one call copies at most this, at least 2 MiB; default 32 MiB */
+  int32_t threads;          /* that share the copy; default 0: as many as a pause uses */
+  int32_t is_over;          /* 1: nothing is left */
+  int32_t is_held_up;       /* 1: the call did nothing, since a stream capture is under way */
+  uint64_t next_allocation; /* where the next step begins: the sequence of an allocation, and an offset in it */
+  uint64_t next_offset;
+  /* unused_count address ranges that were not in use when the copies began: no need to copy them. One that is used by
+   * now is copied by the pause. Read during each call. */
+  const ebbtide_range* unused;
+  size_t unused_count;
+} ebbtide_ahead;
+#define EBBTIDE_AHEAD_INIT {sizeof(ebbtide_ahead), 33554432, 0, 0, 0, 0, 0, NULL, 0}
+
+/* One step of copying what is in use into its backup, so that the next pause of the tag copies only what has changed
+ * since: call it until progress->is_over, in a thread of its own and with pauses between the calls where the program's
+ * own copies go first. Kernels may use the memory, and write it. What has a backup with the same bytes already, has
+ * none by its policy, is away, on the host or of one repeated value is left out, and so is what somebody looks at
+ * (ebbtide_backup_of, ebbtide_retained_backup_of).
+ *
+ * The tag is held for the length of a step: pauses and frees of it wait so long, the beginning of a capture too. Host
+ * memory is held as after ebbtide_prepare, until a resume of the tag, or until its memory is freed. What a retained
+ * backup shows of a block that is copied here is no longer what the last pause left there. After an error the same
+ * step may be tried again.
+ *
+ * report may be NULL: copied, and as clean, unused and constant what needed no copy; the note says where nothing can be
+ * copied ahead. STATE_ERROR for an unknown tag; STORE_ERROR where the host has too little memory. */
+EBBTIDE_API ebbtide_status ebbtide_copy_ahead(const char* tag, ebbtide_ahead* progress, ebbtide_report** report,
+                                              ebbtide_error* error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/move/backups.h"
+#include "core/move/move.h"
+#include "core/transfer/block_scan.h"
+#include "store/copy.h"
+
+namespace ebbtide {
+
+// One step of copies ahead of a pause: blocks of one tag that are in use, and that their backup does not have yet, are
+// copied into it with the digests of what it got. The next pause copies those that have changed since.
+//
+// A step is short, since whoever frees or pauses meanwhile waits for its end. It takes nothing away, so kernels may
+// write while it copies: then the digest, which is of the bytes in the store, is not that of the block.
+class CopyAhead final : public Move {
+ public:
+  // request outlives it; its `ahead` says where to begin, and is set to where the next step begins once all has landed.
+  CopyAhead(Core& core, const OperationRequest& request);
+  OperationKind kind() const override { return OperationKind::kPrepare; }
+  TagClaim claim() const override;
+  void prepare(const Allocations& allocations) override;
+  bool takes_memory_away() const override { return false; }
+  std::vector<int> devices() const override;
+  void run_device(int device) override;
+  void run_last() override;
+  void settle() noexcept override;
+  void count(Counters& counters, const ReportRow& total) const override;
+  bool is_event() const override { return false; }
+  std::string note() const override { return note_; }
+
+ private:
+  // An allocation that has, or gets, a backup.
+  struct Copied {
+    std::shared_ptr<Allocation> allocation;
+    std::shared_ptr<BackupRecord> stored;
+    HostCharge charge;                 // for the pages that will be touched
+    std::vector<bool> is_unused = {};  // by block
+    bool was_there = false;
+    bool has_landed_any = false;
+  };
+  // Neighbouring blocks of it that one chunk has.
+  struct Part {
+    Copied* copied;
+    const Chunk* chunk;
+    size_t first_block;  // of the allocation
+    size_t block_count;
+    size_t first_scanned;                       // the number of its first block in the scan
+    std::vector<CopyRange> ranges = {};         // of the chunk: what is copied
+    std::vector<kernels::Digest> digests = {};  // of the chunk's blocks
+    bool has_landed = false;
+  };
+
+  bool can_compare(int device);
+  bool add(const std::shared_ptr<Allocation>& allocation);
+  bool add_blocks(Copied& copied, const Chunk& chunk);
+  void charge_host_memory();
+  void borrow_engine();
+  bool choose(Part& part);
+  void submit(Part& part, std::optional<Copy>& copy, std::vector<Part*>& submitted);
+  void land(Part& part);
+
+  const OperationRequest& request_;
+  struct Window;  // what the step may look at
+  std::shared_ptr<Window> window_;
+  AheadProgress reached_;  // where the next step begins
+  std::deque<Copied> copied_;
+  std::deque<Part> parts_;
+  size_t scanned_blocks_ = 0;
+  uint64_t fresh_bytes_ = 0;  // that are copied whatever the scan says
+  uint64_t left_bytes_ = 0;   // that the step may still copy
+  std::optional<EnginePool::Loan> engine_;
+  std::unique_ptr<BlockScan> scan_;
+  std::string note_;
+};
+
+}  // namespace ebbtide
