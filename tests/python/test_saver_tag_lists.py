@@ -45,6 +45,8 @@ def test_every_function_that_takes_tags(saver, tag, tag2, both):
     with saver.paused(names) as report:
         assert set(report.by_tag) == set(names)
     saver.trim(names)
+    assert set(saver.prepare(names).by_tag) == set(names)
+    assert set(saver.prepare(names, copy=True).by_tag) == set(names)
     saver.promote(names)
     assert saver.demote(names, max_bytes=0).bytes == 0
     saver.pause(names)
@@ -61,7 +63,7 @@ def test_mixed_and_repeated(saver, tag, tag2, both):
     assert not saver.is_paused(tag) and not saver.is_paused(tag2)
 
 
-@pytest.mark.parametrize("function", ["pause", "resume", "trim", "promote", "demote"])
+@pytest.mark.parametrize("function", ["pause", "resume", "prepare", "trim", "promote", "demote"])
 def test_what_is_refused(saver, tag, both, function):
     call = getattr(saver, function)
     for empty in ([], (), set(), {}.keys(), iter([])):

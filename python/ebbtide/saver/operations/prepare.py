@@ -10,7 +10,7 @@ from ebbtide.errors import StateError
 from ebbtide.saver.operations import copy_ahead
 from ebbtide.saver.operations.copy_ahead import Beside
 from ebbtide.saver.reclaim import dead
-from ebbtide.saver.values.arguments import check_tags
+from ebbtide.saver.values.arguments import Tags, check_tags
 from ebbtide.saver.values.reports import Report
 
 
@@ -80,10 +80,10 @@ class Preparation:
 
 
 @overload
-def prepare(*tags: str, copy: bool = False, wait: Literal[True] = True, missing_ok: bool = False) -> Report: ...
+def prepare(*tags: Tags, copy: bool = False, wait: Literal[True] = True, missing_ok: bool = False) -> Report: ...
 @overload
-def prepare(*tags: str, copy: bool = False, wait: Literal[False], missing_ok: bool = False) -> Preparation: ...
-def prepare(*tags: str, copy: bool = False, wait: bool = True, missing_ok: bool = False) -> Report | Preparation:
+def prepare(*tags: Tags, copy: bool = False, wait: Literal[False], missing_ok: bool = False) -> Preparation: ...
+def prepare(*tags: Tags, copy: bool = False, wait: bool = True, missing_ok: bool = False) -> Report | Preparation:
     """Takes the memory (or disk space) that backups of `tags` will need, so that the next pause need not wait for it:
     making host memory takes longer than copying into it. With copy=True it also copies the bytes, so that the next
     pause copies only what has changed since.
@@ -100,7 +100,7 @@ def prepare(*tags: str, copy: bool = False, wait: bool = True, missing_ok: bool 
         saver.prepare("weights", copy=True, wait=False)
 
     Args:
-        tags: none means every tag.
+        tags: tags, or a list of tags; none means every tag.
         copy: whether the bytes are copied as well.
         wait: False returns at once; another thread does the work. Copies then end with the process.
         missing_ok: skip tags that no region ever named.
