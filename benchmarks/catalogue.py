@@ -18,8 +18,9 @@ LIMITS = _load("limits", "link driver_calls device_read host_touch direct_io zer
 # In the order in which they run: the most important first.
 WORKLOADS = _load(
     "workloads",
-    "first_pause prepared_pause steady unchanged no_backup swap early_kernel forward disk malloc overflow_read "
-    "host_chunks run_spike run_generate run_overhead run_pauseable jax_preallocation threads hidden_costs curve "
+    "first_pause prepared_pause copy_ahead steady unchanged no_backup swap early_kernel forward disk malloc "
+    "overflow_read host_chunks run_spike run_generate run_overhead run_pauseable jax_preallocation threads "
+    "hidden_costs curve "
     "lms_blocks lms_weights copy_tuning",
 )
 # Those that only run where they are named.
@@ -28,6 +29,7 @@ ON_DEMAND = ("copy_tuning",)
 # The limits that a workload is held against, besides the link.
 NEEDS = {
     "first_pause": ["host_touch"],
+    "copy_ahead": ["device_read"],
     "unchanged": ["device_read"],
     "no_backup": ["driver_calls"],
     "disk": ["direct_io"],
@@ -38,4 +40,4 @@ NEEDS = {
     "lms_weights": ["link"],
 }
 # Other workloads that a workload is held against.
-COMPARED_WITH = {"prepared_pause": ["first_pause"], "unchanged": ["steady"]}
+COMPARED_WITH = {"prepared_pause": ["first_pause"], "copy_ahead": ["first_pause"], "unchanged": ["steady"]}

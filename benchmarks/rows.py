@@ -89,6 +89,24 @@ def unchanged_rows() -> list[Row]:
     ]
 
 
+def copy_ahead_rows() -> list[Row]:
+    read = goals.scaled("limits.device_read", "read", "one read on the device")
+    bound = goals.of_all("2 D + one read on the device", sum, driver_calls("copy_ahead.ebbtide", "give", 2), read)
+    first = median(f"first_pause.{T}", "pause", "T")
+    alone = median("copy_ahead.beside", "forward", "forward alone")
+    return [
+        Row("copy ahead of the first pause", "ebbtide", "copy_ahead.ebbtide", "copy_ahead"),
+        Row("first pause after that", "ebbtide", "copy_ahead.ebbtide", "pause", (at_most(1, bound), shown(first)), 0),
+        Row(
+            "forward pass beside copies ahead",
+            "ebbtide",
+            "copy_ahead.beside",
+            "forward_beside",
+            (at_most(1.03, alone),),
+        ),
+    ]
+
+
 def no_backup_rows() -> list[Row]:
     rows = []
     for metric, kind in (("pause", "give"), ("resume", "claim")):
@@ -278,6 +296,7 @@ ROWS = (
     *first_pause_rows(),
     *steady_rows(),
     *unchanged_rows(),
+    *copy_ahead_rows(),
     *no_backup_rows(),
     *overlap_rows(),
     *other_rows(),
