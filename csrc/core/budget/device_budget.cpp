@@ -49,7 +49,7 @@ DeviceCharge DeviceBudget::charge(int device, uint64_t size_bytes, uint64_t spar
                           format_bytes(room) + " left of device_limit " + format_bytes(limit) + " (" +
                           source_of(Setting::kDeviceLimit) + "). Pause a tag, or raise " +
                           how_to_change(Setting::kDeviceLimit),
-                      device, {size_bytes, room, limit});
+                      device, {size_bytes, room, limit}, Cause::kDeviceLimit);
   }
   const uint64_t held_now = held.fetch_add(size_bytes) + size_bytes;
   std::atomic<uint64_t>& peak = peak_bytes_[static_cast<size_t>(device)];

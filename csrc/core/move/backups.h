@@ -16,4 +16,17 @@ std::shared_ptr<BackupRecord> open_backup(Core& core, BackupKind kind, const All
 // through the context of this device. Throws StoreError, with some of them ready and others not.
 void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, int device);
 
+// Who holds the host memory of backups, by tag: "backups of 'weights'". The last one is remembered, since allocations
+// come tag by tag.
+class BackupHolders {
+ public:
+  explicit BackupHolders(Core& core) : budget_(core.budgets.host) {}
+  HostHolder& of(const Tag& tag);
+
+ private:
+  HostBudget& budget_;
+  const Tag* last_tag_ = nullptr;
+  HostHolder* last_ = nullptr;
+};
+
 }  // namespace ebbtide
