@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "overflow_world.h"
+#include "policy/placement.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -122,12 +123,12 @@ TEST_F(RefusalTest, WhereNothingIsHeldNobodyIsNamed) {
 
 TEST_F(RefusalTest, TheHostPoolAndTwinsAreHoldersOfTheirOwn) {
   HostPool& pool = core().host_pool;
-  pool.set_capacity(8 * kChunk);
+  pool.set_capacity(2 * policy::kHostChunkBytes);
   pool.fill(0);
   EXPECT_EQ(host().holder("host pool").bytes.load(), pool.kept_bytes());
-  EXPECT_GT(pool.kept_bytes(), 0u);
-  auto handles = pool.take(0, {kChunk}, "tag 'w'");
-  EXPECT_EQ(host().holder("spilled memory").bytes.load(), kChunk);
+  EXPECT_EQ(pool.kept_bytes(), 2 * policy::kHostChunkBytes);
+  auto handles = pool.take(0, {policy::kHostChunkBytes, kChunk}, "tag 'w'");  // one is kept, one is made
+  EXPECT_EQ(host().holder("spilled memory").bytes.load(), policy::kHostChunkBytes + kChunk);
   EXPECT_EQ(host().holder("host pool").bytes.load(), pool.kept_bytes());
   pool.put_back(0, std::move(handles));
   EXPECT_EQ(host().holder("spilled memory").bytes.load(), 0u);
@@ -150,7 +151,7 @@ TEST_F(RefusalTest, OutOfMemoryNamesTheLimitThatRefusedAndOffersOverflow) {
   EXPECT_TRUE(says(by_limit, "left of device_limit 2 MiB (default). Pause a tag, or raise device_limit"));
   EXPECT_TRUE(says(by_limit, offer));
   core().budgets.device.set_limit(kUnlimited);
-  core().budgets.device_margin.set_bytes(1 << 30 << 10);
+  core().budgets.device_margin.set_bytes(1024 * kGiB);
   const OutOfMemory by_margin = refused(kRam, kChunk);
   EXPECT_EQ(by_margin.cause, Cause::kDeviceMargin);
   EXPECT_TRUE(says(by_margin, "device_margin keeps"));
