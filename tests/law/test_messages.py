@@ -85,3 +85,18 @@ def test_the_law_finds_planted_python(text: str) -> None:
 )
 def test_the_law_lets_other_text_pass(source: str) -> None:
     assert python_in(source) == []
+
+
+def quoted_names(page: str) -> list[str]:
+    """What the tables of docs/errors.md say is in a message: of the holders, and of what refused."""
+    rows = page.partition("lists what ebbtide holds there")[2].partition("\n\n")[2].partition("\n\n")[0]
+    holders = [name for row in rows.splitlines()[2:] for name in row.split("|")[1].strip().split(", ")]
+    return holders + re.findall(r'^\| "([^"]+)" \|', page, re.MULTILINE)
+
+
+def test_the_page_quotes_messages_that_there_are(root: Path) -> None:
+    names = quoted_names((root / "docs" / "errors.md").read_text())
+    said = "\n".join(text for path in sorted((root / "csrc").rglob("*.cpp")) for _, text in texts(path.read_text()))
+    said += "\n".join(text for path in sorted((root / "csrc").rglob("*.h")) for _, text in texts(path.read_text()))
+    assert len(names) >= 12
+    assert [name for name in names if name.partition("'")[0] not in said] == []
