@@ -1,8 +1,9 @@
 /* ebbtide: GPU memory that leaves and comes back. The C API, version 1.
  *
- * This header includes ebbtide_limits.h (limits and options), ebbtide_queries.h (allocations, tags, statistics and
- * events), ebbtide_lms.h (large model support), ebbtide_threads.h (policies of threads) and ebbtide_ahead.h (copies
- * ahead of a pause). ebbtide_settings.h, which sets limits and options by name, is separate.
+ * This header includes ebbtide_ahead.h (copies ahead of a pause), ebbtide_causes.h (what refused), ebbtide_limits.h
+ * (limits and options), ebbtide_queries.h (allocations, tags, statistics and events), ebbtide_lms.h (large model
+ * support) and ebbtide_threads.h (policies of threads). ebbtide_settings.h, which sets limits and options by name, is
+ * separate.
  *
  *   ebbtide_error error = EBBTIDE_ERROR_INIT;
  *   void *weights = NULL;
@@ -59,9 +60,10 @@ typedef struct ebbtide_error {
   int32_t code;                         /* DRIVER_ERROR: the CUresult */
   char call[64];                        /* DRIVER_ERROR: "cuMemMap" */
   char arguments[256];                  /* DRIVER_ERROR: "ptr=0x7f.., size=2097152, ..." */
-  char message[1024];                   /* one or two sentences that say what to do */
+  char message[1024];                   /* some sentences that say what to do */
+  int32_t cause;                        /* ebbtide_cause, of ebbtide_causes.h */
 } ebbtide_error;
-#define EBBTIDE_ERROR_INIT {sizeof(ebbtide_error), EBBTIDE_OK, -1, 0, 0, EBBTIDE_UNLIMITED, 0, {0}, {0}, {0}}
+#define EBBTIDE_ERROR_INIT {sizeof(ebbtide_error), EBBTIDE_OK, -1, 0, 0, EBBTIDE_UNLIMITED, 0, {0}, {0}, {0}, 0}
 
 /* --- the library and its driver ----------------------------------------------------------------------------------- */
 EBBTIDE_API uint32_t ebbtide_api_version(void);
@@ -137,6 +139,8 @@ EBBTIDE_API ebbtide_status ebbtide_bind_slot(const char* tag, const ebbtide_poli
 /* NULL when out of memory (after ebbtide has freed its own caches) or on any other failure, which is logged. stream is
  * used to detect captures only, and may be NULL. */
 EBBTIDE_API void* ebbtide_slot_alloc(int32_t slot, uint64_t size_bytes, void* stream);
+/* The same, for callers that want the error. It is filled on failure only. */
+EBBTIDE_API void* ebbtide_slot_alloc_or_error(int32_t slot, uint64_t size_bytes, void* stream, ebbtide_error* error);
 /* ebbtide_free for callers that can't take an error: failures are logged. In a forked child it does nothing. */
 EBBTIDE_API void ebbtide_slot_free(void* address);
 /* The two functions of this slot for torch.cuda.memory.CUDAPluggableAllocator: void *malloc(ssize_t, int, void *) and
@@ -386,6 +390,7 @@ EBBTIDE_API void ebbtide_release_backup(ebbtide_backup* backup);
 }
 #endif
 #include "ebbtide_ahead.h"
+#include "ebbtide_causes.h"
 #include "ebbtide_limits.h"
 #include "ebbtide_lms.h"
 #include "ebbtide_queries.h"

@@ -24,7 +24,7 @@ typedef struct ebbtide_setting {
   const char* none;     /* what NULL means to ebbtide_configure; "" where it is refused */
   int32_t configurable; /* 1: ebbtide_configure takes it */
   int32_t run_option;   /* 1: `ebbtide run` has an option for it */
-  const char* source;   /* what set the value that holds: "default", the variable, or "saver.configure(...)" */
+  const char* source;   /* what set the value that holds: "default", the variable, or "configured" by the program */
   const char* problem;  /* what is wrong with the variable, or with a chosen folder of disk backups; "" for nothing */
 } ebbtide_setting;
 typedef void (*ebbtide_visit_setting)(void* user, const ebbtide_setting* setting);

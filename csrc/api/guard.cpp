@@ -8,18 +8,32 @@
 #include "base/log.h"
 
 namespace ebbtide::api {
+
+static_assert(static_cast<int>(Cause::kHostMemory) == EBBTIDE_CAUSE_HOST_MEMORY &&
+              static_cast<int>(Cause::kPinnedLimit) == EBBTIDE_CAUSE_PINNED_LIMIT &&
+              static_cast<int>(Cause::kPinning) == EBBTIDE_CAUSE_PINNING &&
+              static_cast<int>(Cause::kDiskDirectory) == EBBTIDE_CAUSE_DISK_DIRECTORY &&
+              static_cast<int>(Cause::kDevice) == EBBTIDE_CAUSE_DEVICE &&
+              static_cast<int>(Cause::kDeviceLimit) == EBBTIDE_CAUSE_DEVICE_LIMIT &&
+              static_cast<int>(Cause::kDeviceMargin) == EBBTIDE_CAUSE_DEVICE_MARGIN &&
+              static_cast<int>(Cause::kBackupView) == EBBTIDE_CAUSE_BACKUP_VIEW);
+
 namespace {
 
-ebbtide_status fill(ebbtide_error* error, ebbtide_status status, const char* message) noexcept {
-  if (error != nullptr && error->struct_size >= sizeof(ebbtide_error)) {
-    error->status = status;
-    copy_text(error->message, sizeof error->message, message);
-  }
+bool has_room(const ebbtide_error* error) noexcept { return error != nullptr && error->struct_size >= kLeastError; }
+
+ebbtide_status fill(ebbtide_error* error, ebbtide_status status, const char* message,
+                    Cause cause = Cause::kOther) noexcept {
+  if (!has_room(error)) return status;
+  error->status = status;
+  copy_text(error->message, sizeof error->message, message);
+  const bool has_cause = error->struct_size >= offsetof(ebbtide_error, cause) + sizeof(ebbtide_error::cause);
+  if (has_cause) error->cause = static_cast<int32_t>(cause);
   return status;
 }
 
 void fill_shortage(ebbtide_error* error, int device, const Shortage& shortage) noexcept {
-  if (error == nullptr || error->struct_size < sizeof(ebbtide_error)) return;
+  if (!has_room(error)) return;
   error->device = device;
   error->requested_bytes = shortage.requested_bytes;
   error->free_bytes = shortage.free_bytes;
@@ -29,7 +43,11 @@ void fill_shortage(ebbtide_error* error, int device, const Shortage& shortage) n
 }  // namespace
 
 void clear(ebbtide_error* error) noexcept {
-  if (error != nullptr && error->struct_size >= sizeof(ebbtide_error)) *error = EBBTIDE_ERROR_INIT;
+  if (!has_room(error)) return;
+  const ebbtide_error empty = EBBTIDE_ERROR_INIT;
+  const size_t given = error->struct_size;
+  std::memcpy(static_cast<void*>(error), &empty, std::min(given, sizeof empty));
+  error->struct_size = given;
 }
 
 ebbtide_status translate_exception(ebbtide_error* error) noexcept {
@@ -39,14 +57,14 @@ ebbtide_status translate_exception(ebbtide_error* error) noexcept {
     return fill(error, EBBTIDE_INVALID_ARGUMENT, exception.what());
   } catch (const OutOfMemory& exception) {
     fill_shortage(error, exception.device, exception.shortage);
-    return fill(error, EBBTIDE_OUT_OF_MEMORY, exception.what());
+    return fill(error, EBBTIDE_OUT_OF_MEMORY, exception.what(), exception.cause);
   } catch (const StateError& exception) {
-    return fill(error, EBBTIDE_STATE_ERROR, exception.what());
+    return fill(error, EBBTIDE_STATE_ERROR, exception.what(), exception.cause);
   } catch (const StoreError& exception) {
     fill_shortage(error, -1, exception.shortage);
-    return fill(error, EBBTIDE_STORE_ERROR, exception.what());
+    return fill(error, EBBTIDE_STORE_ERROR, exception.what(), exception.cause);
   } catch (const DriverError& exception) {
-    if (error != nullptr && error->struct_size >= sizeof(ebbtide_error)) {
+    if (has_room(error)) {
       error->code = exception.code;
       copy_text(error->call, sizeof error->call, exception.call.c_str());
       copy_text(error->arguments, sizeof error->arguments, exception.arguments.c_str());

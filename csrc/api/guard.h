@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -8,6 +9,9 @@
 
 // The boundary where exceptions become codes. Every function of ebbtide.h that can fail runs its body inside guarded().
 namespace ebbtide::api {
+
+// The size of ebbtide_error in the first version of ebbtide.h. A smaller one is left as it is.
+inline constexpr size_t kLeastError = offsetof(ebbtide_error, message) + sizeof(ebbtide_error::message);
 
 void clear(ebbtide_error* error) noexcept;
 // Called inside a catch block. Fills *error, if given, from the exception in flight.

@@ -106,9 +106,13 @@ ebbtide_status ebbtide_bind_slot(const char* tag, const ebbtide_policy* policy, 
 }
 
 void* ebbtide_slot_alloc(int32_t slot, uint64_t size_bytes, void* stream) {
-  ebbtide_error error = EBBTIDE_ERROR_INIT;
+  return ebbtide_slot_alloc_or_error(slot, size_bytes, stream, nullptr);
+}
+
+void* ebbtide_slot_alloc_or_error(int32_t slot, uint64_t size_bytes, void* stream, ebbtide_error* error) {
+  ebbtide_error found = EBBTIDE_ERROR_INIT;
   void* address = nullptr;
-  const ebbtide_status status = guarded(&error, [&] {
+  const ebbtide_status status = guarded(&found, [&] {
     const SlotBinding* binding = Core::instance().slots.find(slot);
     require(binding != nullptr, "this slot was never bound");
     address = reinterpret_cast<void*>(
@@ -116,7 +120,9 @@ void* ebbtide_slot_alloc(int32_t slot, uint64_t size_bytes, void* stream) {
   });
   // Out of memory is the caller's business (torch raises it); anything else would be lost without a line.
   if (status != EBBTIDE_OK && status != EBBTIDE_OUT_OF_MEMORY)
-    log_line(LogLevel::kWarning, {"an allocation failed: ", error.message});
+    log_line(LogLevel::kWarning, {"an allocation failed: ", found.message});
+  if (status != EBBTIDE_OK && error != nullptr && error->struct_size >= api::kLeastError)
+    api::write_struct(error, found, api::kLeastError, "ebbtide_error");
   return address;
 }
 

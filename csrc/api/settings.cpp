@@ -99,7 +99,7 @@ ebbtide_status ebbtide_configure(const char* name, const char* value, ebbtide_er
   return guarded(error, [&] {
     require_not_forked();
     const SettingFacts& facts = setting_of(name);
-    require(facts.is_configurable, "saver.configure has no such setting: only its variable sets it");
+    require(facts.is_configurable, "this setting can't be configured: only its variable sets it");
     const auto plain = value == nullptr ? std::nullopt : std::optional(check_setting(facts, value, facts.name));
     configure_setting(Core::instance(), facts.id, plain);
   });

@@ -9,9 +9,25 @@
 // The typed exceptions of the core. They never leave a library: api/ turns them into codes.
 namespace ebbtide {
 
+// What refused, for callers that advise in words of their own: a message is neutral, and names settings and variables
+// but no language's syntax. The numbers are those of ebbtide_cause.
+enum class Cause {
+  kOther = 0,
+  kHostMemory = 1,     // RAM, the container or host_limit
+  kPinnedLimit = 2,    // pinned_limit
+  kPinning = 3,        // the system pins no more
+  kDiskDirectory = 4,  // the folder of disk backups, or its disk
+  kDevice = 5,         // the device itself is full
+  kDeviceLimit = 6,    // device_limit
+  kDeviceMargin = 7,   // device_margin
+  kBackupView = 8,     // somebody looks at a backup
+};
+
 class Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit Error(const std::string& message, Cause what_refused = Cause::kOther)
+      : std::runtime_error(message), cause(what_refused) {}
+  Cause cause;
 };
 
 // Null, an absurd size, a malformed tag, a pointer that ebbtide does not own.
@@ -40,15 +56,16 @@ struct Shortage {
 
 class OutOfMemory : public Error {
  public:
-  OutOfMemory(const std::string& message, int device_ordinal, Shortage shortage_numbers)
-      : Error(message), device(device_ordinal), shortage(shortage_numbers) {}
+  OutOfMemory(const std::string& message, int device_ordinal, Shortage shortage_numbers, Cause what_refused)
+      : Error(message, what_refused), device(device_ordinal), shortage(shortage_numbers) {}
   int device;
   Shortage shortage;
 };
 
 class StoreError : public Error {
  public:
-  StoreError(const std::string& message, Shortage shortage_numbers) : Error(message), shortage(shortage_numbers) {}
+  StoreError(const std::string& message, Shortage shortage_numbers, Cause what_refused = Cause::kOther)
+      : Error(message, what_refused), shortage(shortage_numbers) {}
   Shortage shortage;
 };
 

@@ -110,21 +110,20 @@ void say_malformed_variables() {
   }
 }
 
-void set_said(Setting setting) noexcept { flag_of(said, setting).store(true); }
+bool set_said(Setting setting) noexcept { return flag_of(said, setting).exchange(true); }
 
 void set_configured(Setting setting, bool is_set) noexcept { flag_of(configured, setting).store(is_set); }
 bool is_configured(Setting setting) noexcept { return flag_of(configured, setting).load(); }
 
 std::string source_of(Setting setting) {
   const SettingFacts& facts = facts_of(setting);
-  if (is_configured(setting)) return std::string("saver.configure(") + facts.name + "=)";
+  if (is_configured(setting)) return "configured";
   return variable_text(setting) != nullptr && variable_problem(setting).empty() ? facts.variable : "default";
 }
 
 std::string how_to_change(Setting setting) {
-  const std::string source = source_of(setting);
   const SettingFacts& facts = facts_of(setting);
-  return source == "default" ? std::string(facts.variable) + " or saver.configure(" + facts.name + "=)" : source;
+  return is_configured(setting) ? facts.name : std::string(facts.name) + " (" + facts.variable + ")";
 }
 
 }  // namespace ebbtide

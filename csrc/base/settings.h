@@ -60,16 +60,16 @@ bool read_switch(Setting setting, bool otherwise);
 int word_index(Setting setting) noexcept;
 // Reports every malformed variable as read_variable would, except the simulator's, which it reports itself.
 void say_malformed_variables();
-// Another component has reported it: nothing is written about this variable from now on.
-void set_said(Setting setting) noexcept;
+// Another component has reported it: nothing is written about this variable from now on. Whether one had before.
+bool set_said(Setting setting) noexcept;
 
 // --- the values in force, for messages ---
 
 void set_configured(Setting setting, bool is_set) noexcept;
 bool is_configured(Setting setting) noexcept;
-// "saver.configure(host_limit=)", "EBBTIDE_HOST_LIMIT" or "default": what set the value that holds.
+// "configured" (by the program), "EBBTIDE_HOST_LIMIT" or "default": what set the value that holds.
 std::string source_of(Setting setting);
-// How to set another value: by the source of the present one; for a default, by the variable or saver.configure.
+// What to set instead: the setting where the program has configured it, else the setting with its variable.
 std::string how_to_change(Setting setting);
 
 }  // namespace ebbtide

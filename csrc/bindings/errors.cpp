@@ -11,15 +11,16 @@ namespace {
 
 py::object make_exception(ebbtide_status status, const ebbtide_error& error) {
   const py::module_ errors = py::module_::import("ebbtide.errors");
+  const py::object message = errors.attr("advise")(error.message, error.cause);
   switch (status) {
     case EBBTIDE_OUT_OF_MEMORY:
-      return errors.attr("OutOfMemoryError")(error.message, error.requested_bytes, error.free_bytes, error.limit_bytes,
+      return errors.attr("OutOfMemoryError")(message, error.requested_bytes, error.free_bytes, error.limit_bytes,
                                              error.device);
-    case EBBTIDE_STATE_ERROR: return errors.attr("StateError")(error.message);
+    case EBBTIDE_STATE_ERROR: return errors.attr("StateError")(message);
     case EBBTIDE_DRIVER_ERROR:
       return errors.attr("DriverError")(error.message, error.call, error.code, error.arguments);
     case EBBTIDE_STORE_ERROR:
-      return errors.attr("StoreError")(error.message, error.requested_bytes, error.free_bytes, error.limit_bytes);
+      return errors.attr("StoreError")(message, error.requested_bytes, error.free_bytes, error.limit_bytes);
     default: return errors.attr("Error")(std::string("internal error, please report it: ") + error.message);
   }
 }

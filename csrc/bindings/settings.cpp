@@ -28,7 +28,8 @@ std::vector<py::dict> settings() {
   };
   call([&](ebbtide_error* error) { return ebbtide_visit_settings(add, &rows, error); });
   std::vector<py::dict> found;
-  for (const SettingRow& row : rows) {
+  for (SettingRow& row : rows) {
+    if (row.source == "configured") row.source = "saver.configure(" + row.name + "=)";
     using py::literals::operator""_a;
     found.push_back(py::dict("name"_a = row.name, "variable"_a = row.variable, "kind"_a = row.kind,
                              "values"_a = row.values, "fallback"_a = row.fallback, "readers"_a = row.readers,

@@ -22,7 +22,7 @@ void note_spill(Core& core, const Request& request, const HostLocation& location
     log_line(LogLevel::kWarning,
              {"device ", std::to_string(request.device), " is full: all ", format_bytes(request.size_bytes), " of a ",
               request.call, " lie in ", describe(location), ", which the device ", describe_reads(request.device),
-              ". Said once; saver.stats() counts on"});
+              ". Said once; the statistics count on"});
   } catch (const std::exception&) {
     // No memory for the line: the program has its handle all the same.
   }

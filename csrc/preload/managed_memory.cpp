@@ -102,7 +102,7 @@ void note_managed(Core& core, int device, uint64_t size_bytes) noexcept {
   try {
     log_line(LogLevel::kWarning,
              {"device ", std::to_string(device), " is full: ", format_bytes(size_bytes),
-              " become managed memory, whose pages move between device and host. Said once; saver.stats() counts on"});
+              " become managed memory, whose pages move between device and host. Said once; the statistics count on"});
   } catch (const std::exception&) {
     // No memory for the line: the program has its block all the same.
   }

@@ -123,7 +123,7 @@ std::string why_not_shared(CUdeviceptr address) {
            "EBBTIDE_OVERFLOW=none";
   const std::string advice = settings().tags_all ? ", or run without EBBTIDE_PAUSEABLE_ALL" : "";
   return "memory of the tag " + quoted(tag) +
-         " can't be shared with another process: allocate what you share inside saver.disabled()" + advice;
+         " can't be shared with another process: allocate what you share in a thread whose tagging is off" + advice;
 }
 
 }  // namespace ebbtide::preload

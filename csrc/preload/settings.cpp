@@ -44,7 +44,7 @@ void check_backup_folder() {
   try {
     check_disk_directory(disk_directory());
   } catch (const Error& error) {
-    log_line(LogLevel::kError, {error.what(), ". Until then no pause works"});
+    if (!set_said(Setting::kDiskDirectory)) log_line(LogLevel::kError, {error.what(), ". Until then no pause works"});
   }
 }
 

@@ -96,10 +96,14 @@ BackupFile BackupFile::create(const DiskPlace& place, size_t size_bytes, const F
   return file;
 }
 
-void BackupFile::check_directory(const DiskPlace& place) {
+void BackupFile::check_directory(const DiskPlace& place, uint64_t least_bytes) {
   BackupFile file(place, 0, kSystemFileCalls);
   file.open_nameless();
   file.refuse_memory();
+  const uint64_t free_bytes = free_bytes_of(file.file_);
+  if (free_bytes >= least_bytes) return;
+  log_line(LogLevel::kWarning, {"the disk of ", shown(place.directory), " has ", format_bytes(free_bytes),
+                                " free: disk backups there need more"});
 }
 
 void BackupFile::make() {
@@ -148,7 +152,7 @@ void BackupFile::open_with_name() {
 void BackupFile::throw_not_opened(int error) const {
   throw StoreError("no file for a backup can be made in " + shown(place_.directory) + ": " + std::strerror(error) +
                        ". Either " + advice_on(error) + ", " + advice_on_disk_directory(place_.directory),
-                   {size_bytes_, 0, kUnlimited});
+                   {size_bytes_, 0, kUnlimited}, Cause::kDiskDirectory);
 }
 
 bool BackupFile::is_in_memory() const {
@@ -160,7 +164,7 @@ void BackupFile::refuse_memory() const {
   if (place_.may_be_memory || !is_in_memory()) return;
   throw StoreError(shown(place_.directory) + " is no disk but RAM (tmpfs), which no budget would count: " +
                        advice_on_disk_directory(place_.directory),
-                   {size_bytes_, 0, kUnlimited});
+                   {size_bytes_, 0, kUnlimited}, Cause::kDiskDirectory);
 }
 
 void BackupFile::warn_of_memory() const {
@@ -269,7 +273,7 @@ void BackupFile::throw_error(const char* call, int error) const {
     throw StoreError("the disk of " + shown(place_.directory) + " has too little space for a backup: " +
                          format_bytes(size_bytes_) + " wanted, " + format_bytes(free_bytes) + " free (" + reason +
                          "). Free some there, " + advice_on_disk_directory(place_.directory),
-                     {size_bytes_, free_bytes, kUnlimited});
+                     {size_bytes_, free_bytes, kUnlimited}, Cause::kDiskDirectory);
   }
   if (error == EFBIG) {
     rlimit limit{};
@@ -277,11 +281,11 @@ void BackupFile::throw_error(const char* call, int error) const {
     throw StoreError("files in " + shown(place_.directory) + " may not have the " + format_bytes(size_bytes_) +
                          " of a backup: " + reason + ". Raise `ulimit -f`, " +
                          advice_on_disk_directory(place_.directory),
-                     {size_bytes_, 0, is_known ? limit.rlim_cur : kUnlimited});
+                     {size_bytes_, 0, is_known ? limit.rlim_cur : kUnlimited}, Cause::kDiskDirectory);
   }
   throw StoreError(std::string(call) + " failed for a backup in " + shown(place_.directory) + ": " + reason +
                        ". If it stays so, " + advice_on_disk_directory(place_.directory),
-                   {size_bytes_, 0, kUnlimited});
+                   {size_bytes_, 0, kUnlimited}, Cause::kDiskDirectory);
 }
 
 }  // namespace ebbtide

@@ -36,14 +36,17 @@ class BackupFile {
  public:
   // Offsets, sizes and addresses are multiples of this if the page cache is bypassed.
   static constexpr size_t kBlockBytes = 4096;
+  // The smallest backup.
+  static constexpr uint64_t kLeastFreeBytes = 2ULL << 20;
 
   // Throws StoreError if the directory accepts no file of this size (rounded up to blocks), or is in memory itself and
   // may not be. If it is refused, it waits for discarded files to be closed and tries again. calls must never be
   // destroyed.
   static BackupFile create(const DiskPlace& place, size_t size_bytes, const FileCalls& calls);
   // Throws as create() would if the directory accepts no file, or is in memory itself and may not be. Leaves nothing
-  // there, and makes no file with a name.
-  static void check_directory(const DiskPlace& place);
+  // there, and makes no file with a name. A disk with less than least_bytes free is a warning on stderr: there may be
+  // more by the time of a backup.
+  static void check_directory(const DiskPlace& place, uint64_t least_bytes = kLeastFreeBytes);
   BackupFile(BackupFile&& other) noexcept;
   BackupFile& operator=(BackupFile&&) = delete;
   // Its space is freed in the background.

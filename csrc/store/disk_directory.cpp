@@ -4,6 +4,8 @@
 #include <mutex>
 #include <optional>
 
+#include "base/error.h"
+#include "base/log.h"
 #include "base/settings.h"
 #include "store/backup_file.h"
 
@@ -66,11 +68,22 @@ void check_disk_directory(const std::string& directory, DiskFiles files) {
   BackupFile::check_directory({directory, files, files == DiskFiles::kNamed});
 }
 
+void say_bad_disk_variable() {
+  const char* const path = variable_text(Setting::kDiskDirectory);
+  if (path == nullptr) return;
+  try {
+    check_disk_directory(path);
+  } catch (const Error& error) {
+    if (!set_said(Setting::kDiskDirectory))
+      log_line(LogLevel::kError, {"EBBTIDE_DISK_DIRECTORY: ", error.what(), ". Until then no disk backup works"});
+  }
+}
+
 std::string advice_on_disk_directory(const std::string& directory) {
   const bool is_from_variables = chosen_directory() != directory && disk_directory() == directory;
   return std::string(is_from_variables ? "set EBBTIDE_DISK_DIRECTORY to another directory"
-                                       : "give saver.configure(disk_directory=) another directory") +
-         ", or use backup=\"ram\"";
+                                       : "configure another directory as disk_directory") +
+         ", or keep backups in RAM";
 }
 
 }  // namespace ebbtide

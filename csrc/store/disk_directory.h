@@ -26,6 +26,9 @@ DiskPlace disk_place();
 // Throws the StoreError that a backup there would cause, as a folder that the user named: it is missing, not writable,
 // or not on a disk.
 void check_disk_directory(const std::string& directory, DiskFiles files = disk_files());
+// Where EBBTIDE_DISK_DIRECTORY names a folder in which no backup could be made: one line on stderr, now and not when a
+// pause fails hours later. Once, and not where the problem was shown before.
+void say_bad_disk_variable();
 // Advice for a user whose folder can't be used: to change the setting that chose it.
 std::string advice_on_disk_directory(const std::string& directory);
 

@@ -37,14 +37,14 @@ void PinnedBackup::seal() {
   const size_t size_bytes = memory_.memory().size_bytes();
   const Shortage shortage = {size_bytes, 0, kUnlimited};
   if (!PinnedMemory::can_pin()) {
-    throw StoreError("this driver can't pin memory that is there already: use backup=\"ram\"", shortage);
+    throw StoreError("this driver can't pin memory that is there already: use ram backups", shortage, Cause::kPinning);
   }
   const CUresult result = memory_.try_pin();
   if (result != CUDA_SUCCESS) {
     throw StoreError("the system pins no " + format_bytes(size_bytes) +
                          " for a backup: cuMemHostRegister failed with " + result_name(result) +
-                         ". Raise `ulimit -l`, pin less, or use backup=\"ram\"",
-                     shortage);
+                         ". Raise `ulimit -l`, pin less, or use ram backups",
+                     shortage, Cause::kPinning);
   }
 }
 

@@ -19,6 +19,41 @@ from ebbtide.locks import make_lock
 UNLIMITED = 2**64 - 1
 
 
+# Between what the core says and _ADVICE.
+_IN_PYTHON = ". In Python: "
+
+# By ebbtide_cause: what the core's message, which is neutral, comes to in Python.
+_ADVICE = {
+    1: 'backup="disk", backup=None, saver.trim(), saver.configure(host_limit=..., host_margin=...)',
+    2: 'backup="ram", saver.configure(pinned_limit=...)',
+    3: 'backup="ram"',
+    4: 'saver.configure(disk_directory=...), backup="ram"',
+    5: "saver.pause(...), saver.resume(..., timeout=...)",
+    6: "saver.pause(...), saver.configure(device_limit=...)",
+    7: "saver.pause(...), saver.configure(device_margin=...)",
+    8: "saver.backup_of gave the view",
+}
+
+
+def advise(message: str, cause: int) -> str:
+    """The core's message for Python.
+
+    Args:
+        message: what the core says, without Python's syntax.
+        cause: the `ebbtide_cause` of csrc/api/ebbtide.h.
+
+    Returns:
+        The message, and what there is in Python for this cause. Example: advise("the disk is full", 4)
+    """
+    advice = _ADVICE.get(cause)
+    return message if advice is None else message + _IN_PYTHON + advice
+
+
+def neutral(error: Exception) -> str:
+    """What the core said, without what `advise` added: for readers who write no Python."""
+    return str(error).partition(_IN_PYTHON)[0]
+
+
 class Error(Exception):
     """The base of what ebbtide raises on purpose, besides ValueError and TypeError for malformed arguments.
 

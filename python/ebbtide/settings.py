@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ebbtide.errors import StoreError
+from ebbtide.errors import StoreError, neutral
 
 _FORMS = {"size": "SIZE", "fraction": "FRACTION", "count": "NUMBER", "tag": "TAG", "folder": "PATH", "file": "PATH"}
 _BEYOND_ANY_SIZE = 2**64
@@ -97,7 +97,7 @@ def read(name: str, environment: Mapping[str, str]) -> str:
     try:
         return check(setting, text, setting.variable) if text else ""
     except StoreError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(neutral(error)) from None  # a variable was set outside of Python
 
 
 def read_or_fallback(name: str, environment: Mapping[str, str]) -> str:

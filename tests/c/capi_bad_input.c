@@ -1,5 +1,6 @@
 /* Bad input to the functions of ebbtide.h that query, limit, allocate and free, from C with no Python in the process.
  * Each returns a code and a message, and none ends the process. */
+#include "api/ebbtide_settings.h"
 #include "capi_check.h"
 
 static void driver_choice(void) {
@@ -74,9 +75,15 @@ static void limits(void) {
   CHECK(error.device == 0 && error.requested_bytes == 2 * CHUNK && error.free_bytes == CHUNK &&
         error.limit_bytes == CHUNK);
   SAYS("device_limit");
+  SAYS("(overflow: split)");
+  CHECK(error.cause == EBBTIDE_CAUSE_DEVICE_LIMIT);
   EXPECT(EBBTIDE_OK, ebbtide_set_limit(EBBTIDE_DEVICE_LIMIT, EBBTIDE_UNLIMITED, &error));
   EXPECT(EBBTIDE_OUT_OF_MEMORY, ebbtide_alloc("w", NULL, 0, UINT64_C(1) << 46, &address, &error));
   CHECK(error.limit_bytes == EBBTIDE_UNLIMITED && error.requested_bytes == UINT64_C(1) << 46);
+  CHECK(error.cause == EBBTIDE_CAUSE_DEVICE);
+  SAYS("on the device itself");
+  EXPECT(EBBTIDE_INVALID_ARGUMENT, ebbtide_alloc("w", NULL, 0, 0, &address, &error));
+  CHECK(error.cause == EBBTIDE_CAUSE_OTHER);
 }
 
 static void bad_tags(void) {
@@ -250,6 +257,31 @@ static void without_an_error_struct(void) {
   CHECK(ebbtide_free(&small, (ebbtide_error*)&small) == EBBTIDE_INVALID_ARGUMENT);
   CHECK(ebbtide_torch_functions(-1, NULL, NULL, (ebbtide_error*)&small) == EBBTIDE_INVALID_ARGUMENT);
   for (size_t i = 0; i < sizeof small.rest; ++i) CHECK(small.rest[i] == 0);
+  /* One of the first version has all but the cause, and what lies behind it is left alone. */
+  struct {
+    _Alignas(ebbtide_error) unsigned char bytes[sizeof(ebbtide_error)];
+  } old;
+  memset(old.bytes, 0x5a, sizeof old.bytes);
+  const size_t old_size = offsetof(ebbtide_error, cause);
+  memcpy(old.bytes, &old_size, sizeof old_size);
+  ebbtide_error* const first_version = (ebbtide_error*)(void*)old.bytes;
+  CHECK(ebbtide_check_tag("", 0, first_version) == EBBTIDE_INVALID_ARGUMENT);
+  CHECK(first_version->struct_size == old_size && first_version->status == EBBTIDE_INVALID_ARGUMENT);
+  CHECK(strstr(first_version->message, "must not be empty") != NULL);
+  for (size_t i = old_size; i < sizeof old.bytes; ++i) CHECK(old.bytes[i] == 0x5a);
+  /* A slot's allocation says why it failed, to those who ask. */
+  int32_t slot = -1;
+  CHECK(ebbtide_bind_slot("w", NULL, 0, &slot, &error) == EBBTIDE_OK);
+  CHECK(ebbtide_set_limit(EBBTIDE_DEVICE_LIMIT, 0, NULL) == EBBTIDE_OK);
+  CHECK(ebbtide_slot_alloc_or_error(slot, CHUNK, NULL, &error) == NULL);
+  CHECK(error.status == EBBTIDE_OUT_OF_MEMORY && error.cause == EBBTIDE_CAUSE_DEVICE_LIMIT);
+  CHECK(ebbtide_slot_alloc_or_error(slot, CHUNK, NULL, NULL) == NULL);
+  CHECK(ebbtide_slot_alloc_or_error(slot, CHUNK, NULL, (ebbtide_error*)&small) == NULL);
+  for (size_t i = 0; i < sizeof small.rest; ++i) CHECK(small.rest[i] == 0);
+  CHECK(ebbtide_set_limit(EBBTIDE_DEVICE_LIMIT, EBBTIDE_UNLIMITED, NULL) == EBBTIDE_OK);
+  void* placed = ebbtide_slot_alloc_or_error(slot, CHUNK, NULL, &error);
+  CHECK(placed != NULL);
+  ebbtide_slot_free(placed);
   /* Used again, an error tells of the last call alone. */
   void* address = NULL;
   CHECK(ebbtide_set_limit(EBBTIDE_DEVICE_LIMIT, 0, &error) == EBBTIDE_OK);

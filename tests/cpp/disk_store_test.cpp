@@ -97,8 +97,9 @@ class DiskStoreTest : public ::testing::Test {
     } catch (const StoreError& error) {
       const std::string text = error.what();
       EXPECT_NE(text.find(disk_directory()), std::string::npos) << text;
-      EXPECT_NE(text.find("give saver.configure(disk_directory=) another"), std::string::npos) << text;
-      EXPECT_NE(text.find("backup=\"ram\""), std::string::npos) << text;
+      EXPECT_NE(text.find("configure another directory as disk_directory"), std::string::npos) << text;
+      EXPECT_NE(text.find("keep backups in RAM"), std::string::npos) << text;
+      EXPECT_EQ(error.cause, Cause::kDiskDirectory);
       EXPECT_TRUE(directory_.is_empty());
       return error;
     }
@@ -298,6 +299,17 @@ TEST_F(DiskStoreTest, ANameThatIsNoTextIsNotShown) {
     EXPECT_TRUE(has_text(error, "no UTF-8"));
     EXPECT_FALSE(has_text(error, "\xff"));
   }
+}
+
+TEST_F(DiskStoreTest, ADiskThatIsNearlyFullIsAWarningWhereItIsChosen) {
+  const DiskPlace place{disk_directory()};
+  ::testing::internal::CaptureStderr();
+  for (const uint64_t least_bytes : {uint64_t{1}, kUnlimited}) BackupFile::check_directory(place, least_bytes);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(said.find("the disk of '" + disk_directory() + "' has "), std::string("ebbtide: ").size()) << said;
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1);
+  EXPECT_NE(said.find("free: disk backups there need more"), std::string::npos) << said;
+  EXPECT_TRUE(directory_.is_empty());
 }
 
 TEST_F(DiskStoreTest, MemoryIsNoDisk) {

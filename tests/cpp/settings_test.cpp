@@ -92,9 +92,10 @@ TEST(SettingsTest, AMalformedVariableIsAsIfItWereNotSet) {
   EXPECT_EQ(read_number(Setting::kCopyThreads), 3U);
   EXPECT_EQ(source_of(Setting::kCopyThreads), "EBBTIDE_COPY_THREADS");
   set_configured(Setting::kHostLimit, true);
-  EXPECT_EQ(how_to_change(Setting::kHostLimit), "saver.configure(host_limit=)");
+  EXPECT_EQ(source_of(Setting::kHostLimit), "configured");
+  EXPECT_EQ(how_to_change(Setting::kHostLimit), "host_limit");
   set_configured(Setting::kHostLimit, false);
-  EXPECT_EQ(how_to_change(Setting::kHostLimit), "EBBTIDE_HOST_LIMIT or saver.configure(host_limit=)");
+  EXPECT_EQ(how_to_change(Setting::kHostLimit), "host_limit (EBBTIDE_HOST_LIMIT)");
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ def test_without_overflow_it_fails_with_the_plain_error_and_one_line(clients: Cl
     own = [line for line in done.stderr.splitlines() if line.startswith("ebbtide: ")]
     assert len(own) == 1
     assert "cuMemAlloc: device 0 has too little memory: 6 MiB wanted" in own[0]
-    assert "device_limit 24 MiB, of which 24 MiB are taken" in own[0]
+    assert "device_limit 24 MiB, of which 24 MiB are taken. With EBBTIDE_OVERFLOW=split, what does not" in own[0]
 
 
 @pytest.mark.parametrize("name", TMS_LIBRARY_NAMES)

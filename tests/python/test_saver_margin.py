@@ -20,7 +20,8 @@ def test_a_margin_refuses_allocations_and_no_resume(saver, tag):
         with saver.region(f"{tag}-other"), pytest.raises(torch.OutOfMemoryError):
             torch.empty(12 * MIB, dtype=torch.uint8, device=saver.device)
         events = [event for event in saver.timeline if event.kind == "out_of_memory" and event.tags == f"{tag}-other"]
-        assert "saver.configure(device_margin=)" in events[-1].detail
+        assert "of which device_margin keeps 1 TiB (configured)" in events[-1].detail
+        assert "(overflow: split)" in events[-1].detail
         with saver.region(f"{tag}-spills", overflow="split"):
             spilled = torch.ones(32 * MIB, dtype=torch.uint8, device=saver.device)
         assert saver.tags()[f"{tag}-spills"].host_bytes == 32 * MIB

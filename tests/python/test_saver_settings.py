@@ -162,7 +162,7 @@ def test_a_folder_is_looked_at_when_it_is_chosen(saver, clean, tmp_path):
         before = _core.get_setting("disk_directory")
         with pytest.raises(StoreError, match=words) as refused:
             saver.configure(device_limit=1, disk_directory=bad)
-        assert "saver.configure(disk_directory=)" in str(refused.value)
+        assert "saver.configure(disk_directory=...)" in str(refused.value)
         assert _core.get_setting("disk_directory") == before and _core.get_limit("device") != 1
         clean.setenv("EBBTIDE_DISK_DIRECTORY", bad)
         for use in (settings.check_environment, lambda: run_options.to_variables({}, os.environ)):
@@ -239,9 +239,13 @@ def test_a_shortage_names_what_set_the_limit(run_python):
     by_variable = result.stdout.splitlines()
     assert len(by_variable) == 4, result.stderr
     device, host, configured_device, configured_host = by_variable
-    assert "device_limit 8 MiB (EBBTIDE_DEVICE_LIMIT)" in device and device.endswith("or raise EBBTIDE_DEVICE_LIMIT")
+    assert "left of device_limit 8 MiB (EBBTIDE_DEVICE_LIMIT). Pause a tag, or raise device_limit" in device
     assert "limit 2 MiB by EBBTIDE_HOST_LIMIT, margin" in host and "by default" in host
-    assert "change EBBTIDE_HOST_LIMIT and EBBTIDE_HOST_MARGIN or saver.configure(host_margin=)" in host
-    assert configured_device.endswith("or raise saver.configure(device_limit=)")
-    assert "limit 2 MiB by saver.configure(host_limit=)" in configured_host
+    assert "change host_limit (EBBTIDE_HOST_LIMIT) and host_margin (EBBTIDE_HOST_MARGIN). In Python: " in host
+    assert "device_limit 8 MiB (configured). Pause a tag, or raise device_limit, or" in configured_device
+    assert "limit 2 MiB as configured, margin 2 MiB as configured" in configured_host
+    assert "change host_limit and host_margin. In Python: " in configured_host
+    for line in by_variable:
+        assert ("saver.configure(host_limit=..., host_margin=...)" in line) == (line in (host, configured_host))
+        assert ("saver.configure(device_limit=...)" in line) == (line in (device, configured_device))
     assert "EBBTIDE_" not in configured_device + configured_host

@@ -35,6 +35,13 @@ void record_out_of_memory(Core& core, const AllocationRequest& request, const ch
   }
 }
 
+// What the caller may do besides: nothing more where overflow is on.
+OutOfMemory with_offer(const OutOfMemory& error, const Policy& policy) {
+  if (policy.overflow != Overflow::kNone) return error;
+  return {std::string(error.what()) + ", or let what does not fit lie on the host (overflow: split)", error.device,
+          error.shortage, error.cause};
+}
+
 // Builds and registers it.
 AllocationResult try_once(Core& core, const AllocationRequest& request, bool may_spill) {
   SpillResult built;
@@ -58,12 +65,19 @@ AllocationResult try_with_last_resort(Core& core, const AllocationRequest& reque
   try {
     AllocationResult result = retry_when_short(last_resort, attempt);
     return result.must_flush() && last_resort.give_back(false) ? attempt() : result;
-  } catch (const OutOfMemory& error) {
-    record_out_of_memory(core, request, error.what());
-    throw;
   } catch (const DriverError& error) {
-    if (is_shortage(error)) record_out_of_memory(core, request, error.what());
     rethrow_shortage(error, core.budgets.device, request.device, request.size_bytes, "tag '" + request.tag.name + "'");
+  }
+}
+
+// The same. Out of memory is recorded, and says what else the caller may do.
+AllocationResult try_and_record(Core& core, const AllocationRequest& request, bool may_spill, bool may_give_back) {
+  try {
+    return try_with_last_resort(core, request, may_spill, may_give_back);
+  } catch (const OutOfMemory& error) {
+    const OutOfMemory offered = with_offer(error, request.policy);
+    record_out_of_memory(core, request, offered.what());
+    throw offered;
   }
 }
 
@@ -83,7 +97,7 @@ AllocationResult try_allocate(Core& core, Tag& tag, const Policy& policy, int de
   // During a capture nobody flushes, nor asks again.
   const bool may_flush = policy.flushes_first && may_give_back && !core.capture_gate.is_capturing();
   const bool may_spill = flush_first.is_second(call) || !may_flush;
-  const AllocationResult result = try_with_last_resort(core, request, may_spill, may_give_back);
+  const AllocationResult result = try_and_record(core, request, may_spill, may_give_back);
   if (result.must_flush()) {
     flush_first.note_refused(call);
   } else {
@@ -98,7 +112,8 @@ CUdeviceptr allocate(Core& core, Tag& tag, const Policy& policy, int device, uin
   throw OutOfMemory("device " + std::to_string(device) + " has too little memory for tag '" + tag.name +
                         "': give back what is cached, and ask again",
                     device,
-                    {round_up(size_bytes, granularity(device)), result.room_bytes, core.budgets.device.limit_bytes()});
+                    {round_up(size_bytes, granularity(device)), result.room_bytes, core.budgets.device.limit_bytes()},
+                    Cause::kDevice);
 }
 
 void deallocate(Core& core, CUdeviceptr address) {

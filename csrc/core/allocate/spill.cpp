@@ -55,7 +55,8 @@ std::vector<HostPool::Handle> take_host_memory(Core& core, const std::string& pu
   }
   throw OutOfMemory("device " + std::to_string(device) + " has too little memory for " + purpose + " (" +
                         format_bytes(size_bytes) + "), and the host has too little for the rest: " + error.what(),
-                    device, {size_bytes, saturating_add(free_device_bytes(device), host.free_bytes), host.limit_bytes});
+                    device, {size_bytes, saturating_add(free_device_bytes(device), host.free_bytes), host.limit_bytes},
+                    error.cause);
 }
 
 void note_spill(Core& core, const std::string& purpose, int device, uint64_t size_bytes,
@@ -65,7 +66,7 @@ void note_spill(Core& core, const std::string& purpose, int device, uint64_t siz
   log_line(LogLevel::kWarning,
            {"device ", std::to_string(device), " is full: ", format_bytes(placement.host_bytes), " of ",
             format_bytes(size_bytes), " of ", purpose, " lie in ", location ? describe(*location) : "host memory",
-            ", which the device ", describe_reads(device), ". Said once; saver.stats() counts on"});
+            ", which the device ", describe_reads(device), ". Said once; the statistics count on"});
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ DeviceCharge DeviceBudget::charge_provisionally(int device, uint64_t size_bytes,
                           format_bytes(room) + " left of device_limit " + format_bytes(limit) + " (" +
                           source_of(Setting::kDeviceLimit) + "). Pause a tag, or raise " +
                           how_to_change(Setting::kDeviceLimit),
-                      device, {size_bytes, room, limit});
+                      device, {size_bytes, room, limit}, Cause::kDeviceLimit);
   }
   held.fetch_add(size_bytes);
   return DeviceCharge(this, device, size_bytes);

@@ -24,7 +24,7 @@ DeviceMargin::Hold DeviceMargin::require_room(int device, uint64_t size_bytes) {
                           format_bytes(margin_bytes) + " (" + source_of(Setting::kDeviceMargin) +
                           "). Pause a tag, free memory of this or other processes, or lower " +
                           how_to_change(Setting::kDeviceMargin),
-                      device, {size_bytes, room_bytes, kUnlimited});
+                      device, {size_bytes, room_bytes, kUnlimited}, Cause::kDeviceMargin);
   }
   return hold;
 }

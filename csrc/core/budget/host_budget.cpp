@@ -1,9 +1,11 @@
 #include "core/budget/host_budget.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "base/error.h"
 #include "base/settings.h"
+#include "base/text.h"
 #include "core/budget/host_reader.h"
 #include "vmm/deferred_undos.h"
 #include "vmm/physical_memory.h"
@@ -11,9 +13,19 @@
 namespace ebbtide {
 namespace {
 
+// A refusal has 1023 bytes in an ebbtide_error, and its advice comes last.
+constexpr size_t kMostHolders = 4;
+constexpr size_t kMostNameBytes = 60;
+constexpr size_t kMostPurposeBytes = 200;
+
 // What set a number, in an error; RAM and the container set a limit as well.
 std::string by(bool is_setting, Setting setting) {
-  return is_setting ? " by " + source_of(setting) : std::string(" by RAM or the container");
+  if (!is_setting) return " by RAM or the container";
+  return is_configured(setting) ? " as configured" : " by " + source_of(setting);
+}
+
+std::string cut(std::string_view text, size_t max_bytes) {
+  return text.size() <= max_bytes ? std::string(text) : cut_utf8(text, max_bytes) + "...";
 }
 
 }  // namespace
@@ -40,6 +52,7 @@ void HostCharge::give_back_promised() noexcept {
   if (budget_ == nullptr) return;
   const std::lock_guard lock(budget_->mutex_);
   budget_->holdings_.promised_bytes -= promised_bytes_;
+  if (holder_ != nullptr) holder_->bytes.fetch_sub(promised_bytes_);
   promised_bytes_ = 0;
   budget_->publish();
 }
@@ -49,12 +62,19 @@ void HostCharge::give_back_touched(uint64_t bytes) noexcept {
   const std::lock_guard lock(budget_->mutex_);
   const uint64_t given = std::min(bytes, touched_bytes_);
   touched_bytes_ -= given;
+  if (holder_ != nullptr) holder_->bytes.fetch_sub(given);
   budget_->holdings_.touched_bytes -= given;
   budget_->publish();
 }
 
 void HostCharge::merge(HostCharge&& other) noexcept {
   if (other.budget_ == nullptr) return;
+  if (holder_ != nullptr) {
+    other.hold_for(*holder_);
+  } else {
+    holder_ = other.holder_;
+  }
+  other.holder_ = nullptr;
   budget_ = std::exchange(other.budget_, nullptr);
   promised_bytes_ += std::exchange(other.promised_bytes_, 0);
   touched_bytes_ += std::exchange(other.touched_bytes_, 0);
@@ -64,14 +84,24 @@ void HostCharge::merge(HostCharge&& other) noexcept {
 HostCharge HostCharge::split_promised(uint64_t bytes) {
   HostCharge part;
   part.budget_ = budget_;
+  part.holder_ = holder_;
   part.promised_bytes_ = std::min(bytes, promised_bytes_);
   promised_bytes_ -= part.promised_bytes_;
   return part;
 }
 
+void HostCharge::hold_for(HostHolder& holder) noexcept {
+  if (budget_ == nullptr || holder_ == &holder) return;
+  holder.bytes.fetch_add(size_bytes());
+  if (holder_ != nullptr) holder_->bytes.fetch_sub(size_bytes());
+  holder_ = &holder;
+}
+
 void HostCharge::reset() noexcept {
   if (budget_ == nullptr) return;
   const std::lock_guard lock(budget_->mutex_);
+  if (holder_ != nullptr) holder_->bytes.fetch_sub(size_bytes());
+  holder_ = nullptr;
   budget_->holdings_.promised_bytes -= std::exchange(promised_bytes_, 0);
   budget_->holdings_.touched_bytes -= std::exchange(touched_bytes_, 0);
   budget_->holdings_.uncharged_bytes -= std::exchange(uncharged_bytes_, 0);
@@ -122,6 +152,40 @@ void HostBudget::publish() noexcept {
   if (ledger_ != nullptr) ledger_->publish(holdings());
 }
 
+HostHolder& HostBudget::holder(std::string_view name) {
+  const std::lock_guard lock(mutex_);
+  return holder_locked(name);
+}
+
+HostHolder& HostBudget::holder_locked(std::string_view name) {
+  const auto found = holders_.find(name);
+  return found != holders_.end() ? found->second : holders_[std::string(name)];
+}
+
+// " ebbtide holds 36 MiB: backups of 'weights' 16 MiB, staging rings 20 MiB." The largest ones; "" where it holds none.
+std::string HostBudget::describe_holders() const {
+  std::vector<std::pair<uint64_t, std::string_view>> found;
+  for (const auto& [name, holder] : holders_) {
+    if (const uint64_t bytes = holder.bytes.load(); bytes > 0) found.emplace_back(bytes, name);
+  }
+  if (const uint64_t bytes = deferred_undos::held_bytes(kOnHost); bytes > 0)
+    found.emplace_back(bytes, "what the driver has not given back");
+  if (found.empty()) return "";
+  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::string text = " ebbtide holds " + format_bytes(policy::total(holdings())) + ": ";
+  uint64_t rest_bytes = 0;
+  for (size_t index = 0; index < found.size(); ++index) {
+    const auto& [bytes, name] = found[index];
+    if (index < kMostHolders) {
+      text += (index == 0 ? "" : ", ") + cut(name, kMostNameBytes) + " " + format_bytes(bytes);
+    } else {
+      rest_bytes += bytes;
+    }
+  }
+  if (rest_bytes == 0) return text + ".";
+  return text + ", and " + std::to_string(found.size() - kMostHolders) + " more " + format_bytes(rest_bytes) + ".";
+}
+
 void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
   const policy::HostHoldings elsewhere = others();  // before the system is asked
   const policy::HostMemory memory = read_host_memory(root_);
@@ -131,25 +195,29 @@ void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
   const uint64_t limit = policy::host_limit_in_force(memory, now);
   const uint64_t held_elsewhere = policy::total(elsewhere);
   throw StoreError(
-      purpose + " needs " + format_bytes(bytes) + " of host memory; " + format_bytes(room) +
+      cut(purpose, kMostPurposeBytes) + " needs " + format_bytes(bytes) + " of host memory; " + format_bytes(room) +
           " are free for it (limit " + format_bytes(limit) + by(limit == limit_bytes_, Setting::kHostLimit) +
           ", margin " + format_bytes(now.margin_bytes) + by(true, Setting::kHostMargin) +
-          (held_elsewhere == 0 ? "" : ", other processes of this run hold " + format_bytes(held_elsewhere)) +
-          "). Pause less, use backup=None where the content may go, or change " + how_to_change(Setting::kHostLimit) +
-          " and " + how_to_change(Setting::kHostMargin),
-      {bytes, room, limit});
+          (held_elsewhere == 0 ? "" : ", other processes of this run hold " + format_bytes(held_elsewhere)) + ")." +
+          describe_holders() +
+          " Pause less at once, keep backups on disk, or none where the content may go, trim what is unused, or "
+          "change " +
+          how_to_change(Setting::kHostLimit) + " and " + how_to_change(Setting::kHostMargin),
+      {bytes, room, limit}, Cause::kHostMemory);
 }
 
-HostCharge HostBudget::charge(uint64_t bytes, const std::string& purpose) {
+HostCharge HostBudget::charge(uint64_t bytes, const std::string& purpose, HostHolder* holder) {
   return try_charge(bytes, [&] {
     const std::lock_guard lock(mutex_);
     const auto turn = take_turn();
     check_room(bytes, purpose);
+    HostHolder& held_for = holder != nullptr ? *holder : holder_locked(purpose);  // may throw
     holdings_.promised_bytes += bytes;
     publish();
     HostCharge charge;
     charge.budget_ = this;
     charge.promised_bytes_ = bytes;
+    charge.hold_for(held_for);
     return charge;
   });
 }
@@ -162,11 +230,13 @@ HostCharge HostBudget::charge_idle(uint64_t bytes, const std::string& purpose) {
   const std::lock_guard lock(mutex_);
   const auto turn = take_turn();
   check_room(bytes, purpose);
+  HostHolder& held_for = holder_locked(purpose);  // may throw
   holdings_.uncharged_bytes += bytes;
   publish();
   HostCharge charge;
   charge.budget_ = this;
   charge.uncharged_bytes_ = bytes;
+  charge.hold_for(held_for);
   return charge;
 }
 

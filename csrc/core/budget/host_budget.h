@@ -2,10 +2,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "core/budget/ledger.h"
@@ -25,6 +27,11 @@ class IdleMemory {
   virtual bool give_way(uint64_t bytes) noexcept = 0;
 };
 
+// What some of the memory is held for, and how much it is: for the text of a refusal. Made by HostBudget::holder().
+struct HostHolder {
+  std::atomic<uint64_t> bytes{0};
+};
+
 // Owns a charge. It is promised until its pages are touched; from then on the kernel counts them too. The destructor
 // gives all of it back.
 class HostCharge {
@@ -34,16 +41,19 @@ class HostCharge {
       : budget_(std::exchange(other.budget_, nullptr)),
         promised_bytes_(std::exchange(other.promised_bytes_, 0)),
         touched_bytes_(std::exchange(other.touched_bytes_, 0)),
-        uncharged_bytes_(std::exchange(other.uncharged_bytes_, 0)) {}
+        uncharged_bytes_(std::exchange(other.uncharged_bytes_, 0)),
+        holder_(std::exchange(other.holder_, nullptr)) {}
   HostCharge& operator=(HostCharge&& other) noexcept;
   ~HostCharge() { reset(); }
 
   void touch(uint64_t bytes) noexcept;              // promised pages that are touched now; capped at what is promised
   void give_back_promised() noexcept;               // what was never touched
   void give_back_touched(uint64_t bytes) noexcept;  // pages that went back to the system; capped at what is touched
-  void merge(HostCharge&& other) noexcept;          // of the same budget
+  void merge(HostCharge&& other) noexcept;          // of the same budget; counts with this holder, if there is one
   HostCharge split_promised(uint64_t bytes);        // capped at what is promised
   uint64_t size_bytes() const { return promised_bytes_ + touched_bytes_ + uncharged_bytes_; }
+  // Of the same budget. From now on it counts there, and so does what is merged into it or split from it.
+  void hold_for(HostHolder& holder) noexcept;
   void reset() noexcept;
   // The memory stays for ever, and counts for ever.
   void keep_for_good() noexcept { budget_ = nullptr; }
@@ -54,6 +64,7 @@ class HostCharge {
   uint64_t promised_bytes_ = 0;
   uint64_t touched_bytes_ = 0;
   uint64_t uncharged_bytes_ = 0;
+  HostHolder* holder_ = nullptr;
 };
 
 class HostBudget {
@@ -61,8 +72,9 @@ class HostBudget {
   // root: where /proc and /sys are looked for; "" is the real system.
   explicit HostBudget(std::string root = "") : root_(std::move(root)) {}
 
-  // For anonymous memory. Throws StoreError naming need, free and limit. purpose: "the backup of tag 'weights'".
-  HostCharge charge(uint64_t bytes, const std::string& purpose);
+  // For anonymous memory. Throws StoreError naming need, free, limit and the largest holders. purpose, for that text:
+  // "the backup of 'weights'". The charge counts with holder; null: with the one that is called as the purpose is.
+  HostCharge charge(uint64_t bytes, const std::string& purpose, HostHolder* holder = nullptr);
   // For memory that the driver pins. No cgroup counts it, so only this budget bounds it.
   HostCharge charge_outside_cgroups(uint64_t bytes, const std::string& purpose);
   // The same for memory that will itself be idle. Other idle memory is not released for it.
@@ -71,6 +83,8 @@ class HostBudget {
   void require_room(uint64_t bytes, const std::string& purpose);
   // Idle memory that is released before a charge is refused; null: none. It outlives the use of the budget.
   void set_idle(IdleMemory* idle) { idle_.store(idle); }
+  // The holder of this name: "backups of 'weights'". The same one each time; it lives as long as the budget.
+  HostHolder& holder(std::string_view name);
 
   uint64_t held_bytes() const;
   uint64_t available_bytes() const;
@@ -91,6 +105,8 @@ class HostBudget {
   std::optional<Ledger::Turn> take_turn() const;
   void publish() noexcept;
   void check_room(uint64_t bytes, const std::string& purpose) const;
+  std::string describe_holders() const;
+  HostHolder& holder_locked(std::string_view name);
   template <typename Charge>
   auto try_charge(uint64_t bytes, const Charge& charge);
 
@@ -98,6 +114,7 @@ class HostBudget {
   std::atomic<IdleMemory*> idle_{nullptr};
   mutable std::mutex mutex_;
   policy::HostHoldings holdings_;
+  std::map<std::string, HostHolder, std::less<>> holders_;
   std::unique_ptr<Ledger> ledger_;  // null: this process counts itself only
   uint64_t limit_bytes_ = kUnlimited;
   std::optional<uint64_t> margin_bytes_;

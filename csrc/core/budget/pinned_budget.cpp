@@ -38,8 +38,8 @@ PinnedCharge PinnedBudget::charge(uint64_t size_bytes, const std::string& purpos
       throw StoreError(purpose + " needs " + format_bytes(size_bytes) + " of pinned memory; " + format_bytes(room) +
                            " are left of pinned_limit " + format_bytes(limit) + " (" +
                            source_of(Setting::kPinnedLimit) + "). Raise " + how_to_change(Setting::kPinnedLimit) +
-                           ", or keep less in backup=\"pinned\"",
-                       {size_bytes, room, limit});
+                           ", or keep less in pinned backups",
+                       {size_bytes, room, limit}, Cause::kPinnedLimit);
     }
   } while (!held_bytes_.compare_exchange_weak(held, held + size_bytes));
   return PinnedCharge(this, size_bytes);

@@ -50,10 +50,19 @@ bool clear(CUdeviceptr address, size_t size_bytes) {
 
 }  // namespace
 
+HostPool::HostPool(HostBudget& budget)
+    : budget_(budget),
+      kept_holder_(budget.holder("host pool")),
+      spilled_holder_(budget.holder(kSpilledMemory)),
+      twins_(budget) {
+  budget_.set_idle(this);
+}
+
 HostPool::Handle HostPool::make(const HostLocation& location, HostCharge charge, uint64_t size_bytes,
                                 const std::string& purpose) {
   Handle handle;
   handle.charge = std::move(charge);
+  handle.charge.hold_for(spilled_holder_);
   try {
     handle.memory = PhysicalMemory::create_on_host(size_bytes, location);
   } catch (const DriverError& error) {
@@ -76,6 +85,7 @@ HostPool::Handle HostPool::take_kept(const Key& key) {
   Handle handle = std::move(found->second.back());
   found->second.pop_back();
   kept_bytes_.fetch_sub(key.second);
+  handle.charge.hold_for(spilled_holder_);
   return handle;
 }
 
@@ -115,7 +125,9 @@ bool HostPool::keep(const Key& key, Handle handle) noexcept {
   const std::lock_guard lock(mutex_);
   if (!has_room(key.second)) return false;
   try {
-    kept_[key].push_back(std::move(handle));
+    std::vector<Handle>& kept = kept_[key];
+    kept.push_back(std::move(handle));
+    kept.back().charge.hold_for(kept_holder_);
     kept_bytes_.fetch_add(key.second);
     return true;
   } catch (...) {

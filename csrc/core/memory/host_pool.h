@@ -22,7 +22,7 @@ struct Chunk;
 // mapped. It counts in the host budget, and is released when that budget has no room for something else.
 class HostPool final : public IdleMemory {
  public:
-  explicit HostPool(HostBudget& budget) : budget_(budget) { budget_.set_idle(this); }
+  explicit HostPool(HostBudget& budget);
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
   ~HostPool() override { budget_.set_idle(nullptr); }
@@ -67,6 +67,8 @@ class HostPool final : public IdleMemory {
   void shrink_to(uint64_t bytes, bool spills_only = false) noexcept;
 
   HostBudget& budget_;
+  HostHolder& kept_holder_;
+  HostHolder& spilled_holder_;
   HostTwins twins_;
   std::mutex mutex_;
   std::map<Key, std::vector<Handle>> kept_;

@@ -9,7 +9,11 @@ class HostTwins::Place {
   HostTwin twin;
 };
 
+HostTwins::HostTwins(HostBudget& budget)
+    : twins_holder_(budget.holder("host copies of promoted memory")), spilled_holder_(budget.holder(kSpilledMemory)) {}
+
 std::shared_ptr<HostTwins::Place> HostTwins::keep(HostTwin twin) {
+  twin.charge.hold_for(twins_holder_);
   auto place = std::make_shared<Place>();
   place->twin = std::move(twin);
   const std::lock_guard lock(mutex_);
@@ -21,7 +25,9 @@ std::shared_ptr<HostTwins::Place> HostTwins::keep(HostTwin twin) {
 HostTwin HostTwins::take(const std::shared_ptr<Place>& place) {
   if (place == nullptr) return {};
   const std::lock_guard lock(mutex_);
-  return std::exchange(place->twin, {});
+  HostTwin twin = std::exchange(place->twin, {});
+  twin.charge.hold_for(spilled_holder_);
+  return twin;
 }
 
 uint64_t HostTwins::give_way(uint64_t bytes) noexcept {

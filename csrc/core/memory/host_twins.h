@@ -20,13 +20,16 @@ struct HostTwin {
 };
 
 // The twins of all chunks. They count in the host budget, and are released when that has no room for something else.
+inline constexpr const char* kSpilledMemory = "spilled memory";
+
 class HostTwins {
  public:
+  explicit HostTwins(HostBudget& budget);
   class Place;  // of one twin, which may be gone; the end of its life gives the twin back
 
   // Throws std::bad_alloc.
   std::shared_ptr<Place> keep(HostTwin twin);
-  // The twin is the caller's then. place may be null.
+  // The twin is the caller's then, and counts as spilled memory. place may be null.
   HostTwin take(const std::shared_ptr<Place>& place);
   // Gives back this much, or all there is: the oldest first. Returns how much it was.
   uint64_t give_way(uint64_t bytes) noexcept;
@@ -34,6 +37,8 @@ class HostTwins {
   std::vector<uint64_t> sizes();
 
  private:
+  HostHolder& twins_holder_;
+  HostHolder& spilled_holder_;
   std::mutex mutex_;
   std::vector<std::weak_ptr<Place>> places_;
 };

@@ -17,6 +17,14 @@ std::shared_ptr<BackupRecord> open_backup(Core& core, BackupKind kind, const All
   return stored;
 }
 
+HostHolder& BackupHolders::of(const Tag& tag) {
+  if (last_tag_ != &tag) {
+    last_ = &budget_.holder("backups of '" + tag.name + "'");
+    last_tag_ = &tag;
+  }
+  return *last_;
+}
+
 void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, int device) {
   if (backups.empty()) return;
   const ContextScope scope(device);

@@ -24,4 +24,17 @@ void touch_blocks(BackupRecord& stored, HostCharge& charge, size_t first, size_t
 // Adds the block at this offset to ranges, which are in order.
 void add_block(std::vector<CopyRange>& ranges, size_t offset);
 
+// Who holds the host memory of backups, by tag: "backups of 'weights'". The last one is remembered, since allocations
+// come tag by tag.
+class BackupHolders {
+ public:
+  explicit BackupHolders(Core& core) : budget_(core.budgets.host) {}
+  HostHolder& of(const Tag& tag);
+
+ private:
+  HostBudget& budget_;
+  const Tag* last_tag_ = nullptr;
+  HostHolder* last_ = nullptr;
+};
+
 }  // namespace ebbtide

@@ -138,8 +138,9 @@ void CopyAhead::charge_host_memory() {
     }
   }
   if (bytes + whole_bytes > 0) {
+    const Tag& tag = *copied_.front().allocation->tag;
     HostCharge charge = core().budgets.host.charge(
-        bytes + whole_bytes, "what is copied ahead of a pause of '" + copied_.front().allocation->tag->name + "'");
+        bytes + whole_bytes, "what is copied ahead of a pause of '" + tag.name + "'", &BackupHolders(core()).of(tag));
     for (const auto& stored : pinned) stored->charge = charge.split_promised(stored->size_bytes());
     for (auto& [copied, needed] : fresh_bytes) copied->charge = charge.split_promised(needed);
   }

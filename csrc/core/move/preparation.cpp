@@ -23,9 +23,11 @@ void Preparation::prepare(const Allocations& allocations) {
   }
   if (bytes > 0) {
     HostCharge charge = core().budgets.host.charge(bytes, "the memory of the prepared backups");
+    BackupHolders holders(core());
     for (const Ready& ready : ready_) {
-      if (ready.stored->kind != BackupKind::kDisk)
-        ready.stored->charge = charge.split_promised(ready.stored->size_bytes());
+      if (ready.stored->kind == BackupKind::kDisk) continue;
+      ready.stored->charge = charge.split_promised(ready.stored->size_bytes());
+      ready.stored->charge.hold_for(holders.of(*ready.allocation->tag));
     }
   }
   make_engines();

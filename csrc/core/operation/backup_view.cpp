@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/scope_exit.h"
+#include "core/move/backups.h"
 
 namespace ebbtide {
 namespace {
@@ -36,13 +37,14 @@ bool is_retained(const Allocation& allocation, const BackupRecord& stored, size_
 }
 
 // Blocks [first, end) get their bytes where they are one value, and nothing is known of them any more.
-void show(Core& core, BackupRecord& stored, size_t first, size_t end) {
+void show(Core& core, const Tag& tag, BackupRecord& stored, size_t first, size_t end) {
   uint64_t missing_bytes = 0;
   for (size_t block = first; block < end; ++block) {
     const bool is_missing = stored.blocks[block].is_constant && !stored.blocks[block].is_touched;
     missing_bytes += is_missing && stored.kind != BackupKind::kDisk ? kernels::kBlockBytes : 0;
   }
-  HostCharge charge = core.budgets.host.charge(missing_bytes, "showing blocks that were kept as one value");
+  HostCharge charge = core.budgets.host.charge(missing_bytes, "showing blocks that were kept as one value",
+                                               &BackupHolders(core).of(tag));
   std::vector<std::byte> bytes(kernels::kBlockBytes);
   for (size_t block = first; block < end; ++block) {
     StoredBlock& kept = stored.blocks[block];
@@ -90,7 +92,7 @@ std::optional<BackupView> view_backup(Core& core, const AddressRange& range, Vie
   if (bytes == nullptr) return std::nullopt;
   const size_t first = begin / kernels::kBlockBytes;
   const size_t last = (end + kernels::kBlockBytes - 1) / kernels::kBlockBytes;
-  show(core, *stored, first, last);
+  show(core, *allocation->tag, *stored, first, last);
   return BackupView(core.deferred_frees, stored, kind, bytes + begin);
 }
 

@@ -77,8 +77,9 @@ std::shared_ptr<BackupRecord> Pause::usable_backup(const Allocation& allocation,
   if (stored == nullptr) return stored;
   if (allocation.is_away() && stored->has_views()) {
     throw StateError("tag '" + allocation.tag->name +
-                     "' is partly away, and somebody still looks at its backup (saver.backup_of), which this pause "
-                     "would write into: resume the tag, or let go of the view first");
+                         "' is partly away, and somebody still looks at its backup, which this pause would write "
+                         "into: resume the tag, or let go of the view first",
+                     Cause::kBackupView);
   }
   if (allocation.is_away()) return stored;
   return stored->kind == kind && !stored->has_views() ? stored : nullptr;
@@ -158,6 +159,7 @@ void Pause::charge_host_memory() {
   uint64_t bytes = 0;
   std::string tags;
   const Tag* last = nullptr;
+  BackupHolders holders(core());
   for (const Kept& kept : kept_) {
     const uint64_t needed = bytes_to_touch(kept);
     if (needed > 0 && kept.allocation->tag != last)
@@ -166,8 +168,12 @@ void Pause::charge_host_memory() {
     bytes += needed;
   }
   if (bytes == 0) return;
-  HostCharge charge = core().budgets.host.charge(bytes, "the backup of " + tags);
-  for (Kept& kept : kept_) kept.charge = charge.split_promised(bytes_to_touch(kept));
+  HostBudget& budget = core().budgets.host;
+  HostCharge charge = budget.charge(bytes, "the backup of " + tags, &budget.holder("backups"));
+  for (Kept& kept : kept_) {
+    kept.charge = charge.split_promised(bytes_to_touch(kept));
+    kept.charge.hold_for(holders.of(*kept.allocation->tag));
+  }
 }
 
 void Pause::open_backups() {

@@ -51,10 +51,9 @@ Capability probe_rdma(int device) {
 }
 
 Capability probe_host_memory(int device) {
-  Capability capability{
-      "host_memory", false, "",
-      "overflow=\"split\" and \"whole\" need it: update the driver; containers: allow the NUMA calls in "
-      "the seccomp profile"};
+  Capability capability{"host_memory", false, "",
+                        "overflow (split and whole) needs it: update the driver; containers: allow the NUMA calls in "
+                        "the seccomp profile"};
   const HostProbe probe = probe_host_location(device);
   capability.found = probe.found;
   if (!probe.location) return capability;

@@ -50,7 +50,9 @@ void apply(Core& core, Setting setting, const std::optional<std::string>& text) 
     case Setting::kCopyAhead: return core.rules.keeps_ahead.store(is_on);
     case Setting::kDiskDirectory: return set_folder(text);
     case Setting::kDiskFiles: return set_disk_files(text == "named" ? DiskFiles::kNamed : DiskFiles::kHidden);
-    default: throw InvalidArgument(std::string(facts_of(setting).name) + " is no setting of saver.configure");
+    default:
+      throw InvalidArgument(std::string(facts_of(setting).name) + " can't be configured: only " +
+                            facts_of(setting).variable + " sets it");
   }
 }
 
@@ -84,14 +86,15 @@ std::string show_setting(Core& core, Setting setting) {
     case Setting::kCopyAhead: return text_of(core.rules.keeps_ahead.load());
     case Setting::kDiskDirectory: return disk_directory();
     case Setting::kDiskFiles: return disk_files() == DiskFiles::kNamed ? "named" : "hidden";
-    default: throw InvalidArgument(std::string(facts_of(setting).name) + " is no setting of saver.configure");
+    default:
+      throw InvalidArgument(std::string(facts_of(setting).name) + " can't be configured: only " +
+                            facts_of(setting).variable + " sets it");
   }
 }
 
 void configure_setting(Core& core, Setting setting, const std::optional<std::string>& text) {
   const SettingFacts& facts = facts_of(setting);
-  if (!text && *facts.none == '\0')
-    throw InvalidArgument(std::string(facts.name) + " has no value that None could stand for");
+  if (!text && *facts.none == '\0') throw InvalidArgument(std::string(facts.name) + " can't be unset: give a value");
   apply(core, setting, text);
   set_configured(setting, text.has_value() || setting != Setting::kDiskDirectory);
 }

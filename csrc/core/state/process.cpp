@@ -12,6 +12,7 @@
 #include "base/settings.h"
 #include "core/state/core_settings.h"
 #include "core/state/exit.h"
+#include "store/disk_directory.h"
 
 namespace ebbtide {
 namespace {
@@ -47,6 +48,7 @@ Core::Core() : digest_seed(make_seed()) {
   }
   read_core_settings(*this);
   say_malformed_variables();
+  say_bad_disk_variable();
 }
 
 Core& Core::instance() {

@@ -43,9 +43,9 @@ void rethrow_shortage(const DriverError& error, const DeviceBudget& budget, int 
   const uint64_t free_bytes = free_device_bytes(device);
   throw OutOfMemory("device " + std::to_string(device) + " has too little memory for " + purpose + ": " +
                         format_bytes(requested_bytes) + " wanted, " + format_bytes(free_bytes) +
-                        " free, device_limit " + format_bytes(budget.limit_bytes()) +
-                        ". Pause another tag, or free memory of this or other processes",
-                    device, {requested_bytes, free_bytes, budget.limit_bytes()});
+                        " free on the device itself (device_limit: " + format_bytes(budget.limit_bytes()) +
+                        "). Pause another tag, or free memory of this or other processes",
+                    device, {requested_bytes, free_bytes, budget.limit_bytes()}, Cause::kDevice);
 }
 
 }  // namespace ebbtide

@@ -76,7 +76,7 @@ std::unique_ptr<Staging> EnginePool::pin_ring(uint64_t wanted_bytes, int threads
       if (error.code != CUDA_ERROR_OUT_OF_MEMORY || !is_pinning) throw;
       if (is_last_try)
         throw StoreError(std::string("the system pins no memory for the ring between device and host: ") + error.what(),
-                         {policy::kLeastRingBytes, 0, kUnlimited});
+                         {policy::kLeastRingBytes, 0, kUnlimited}, Cause::kPinning);
     }
   }
 }

@@ -35,6 +35,7 @@ void give_back(void* address) {
 
 // Null if the pool is closed, which sets was_closed, or if there is no memory.
 void* take(Pool& pool, size_t size_bytes, bool& was_closed) {
+  forget_refusal();
   while (true) {
     void* const address = region_memory().arena.allocate(pool, size_bytes, &was_closed);
     if (address != nullptr || was_closed) return address;

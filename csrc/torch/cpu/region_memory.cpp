@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstring>
 
 #include "api/ebbtide.h"
 #include "torch/cpu/reclaim.h"
@@ -15,10 +16,13 @@ namespace {
 // Tensors are on the simulator's first device, because torch's CPU has a single ordinal.
 constexpr int32_t kDevice = 0;
 
+// Of this thread's newest request that ebbtide refused.
+thread_local ebbtide_error refusal = EBBTIDE_ERROR_INIT;
+
 class SlotSource final : public SegmentSource {
  public:
   void* acquire(int32_t slot, size_t size_bytes) noexcept override {
-    return ebbtide_slot_alloc(slot, size_bytes, nullptr);
+    return ebbtide_slot_alloc_or_error(slot, size_bytes, nullptr, &refusal);
   }
   void release(void* address) noexcept override { ebbtide_slot_free(address); }
 };
@@ -71,21 +75,27 @@ std::string describe(const Pool& pool) {
   return "the region of slot " + std::to_string(pool.slot);
 }
 
+void forget_refusal() noexcept { refusal.status = EBBTIDE_OK; }
+
 std::string out_of_memory_message(const Pool& pool, uint64_t request_bytes) {
   std::string message =
       "ebbtide: the simulated device is out of memory: " + describe(pool) + " asked for " + format_size(request_bytes);
   ebbtide_device_info info = EBBTIDE_DEVICE_INFO_INIT;
-  if (ebbtide_query_device(kDevice, &info, nullptr) == EBBTIDE_OK) {
-    message += "; " + format_size(info.free_bytes) + " of " + format_size(info.total_bytes) + " are free";
-    if (info.limit_bytes != EBBTIDE_UNLIMITED)
-      message +=
-          ", and device_limit is " + format_size(info.limit_bytes) + " with " + format_size(info.held_bytes) + " held";
-  }
+  if (ebbtide_query_device(kDevice, &info, nullptr) == EBBTIDE_OK)
+    message += "; " + format_size(info.free_bytes) + " of " + format_size(info.total_bytes) +
+               " are free, and ebbtide holds " + format_size(info.held_bytes);
   if (const std::string reason = explain_reclaim(); !reason.empty())
     message += "; saved tensors could not leave it: " + reason;
-  return message +
-         ". Pause or free what is not needed now, raise device_limit, or give the simulator more with "
-         "EBBTIDE_SIM_CAPACITY.";
+  if (refusal.status == EBBTIDE_OK) return message + ". Pause or free what is not needed now.";
+  message += std::string(". ") + refusal.message + ".";
+  if (refusal.cause == EBBTIDE_CAUSE_DEVICE) message += " EBBTIDE_SIM_CAPACITY gives the simulator more.";
+  // The refusal is neutral, and who reads this uses Python. The core offers overflow where it is off.
+  std::string advice;
+  if (refusal.cause == EBBTIDE_CAUSE_DEVICE_LIMIT) advice = "saver.configure(device_limit=...)";
+  if (refusal.cause == EBBTIDE_CAUSE_DEVICE_MARGIN) advice = "saver.configure(device_margin=...)";
+  if (std::strstr(refusal.message, "(overflow: split)") != nullptr)
+    advice += std::string(advice.empty() ? "" : ", ") + "saver.region(..., overflow=\"split\")";
+  return advice.empty() ? message : message + " In Python: " + advice + ".";
 }
 
 }  // namespace ebbtide::cpu

@@ -21,7 +21,9 @@ bool is_forked_child();
 
 // "tag 'weights'", or the slot if the tag is unknown.
 std::string describe(const Pool& pool);
-// The message for a failed request of request_bytes: how much there is, and what to do.
+// The message for a failed request of request_bytes, for Python: how much there is, what refused, and what to do.
+// Before the request, forget_refusal() was called in this thread.
+void forget_refusal() noexcept;
 std::string out_of_memory_message(const Pool& pool, uint64_t request_bytes);
 
 }  // namespace ebbtide::cpu

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from ebbtide import driver_choice, settings
-from ebbtide.errors import Error, StateError
+from ebbtide.errors import Error, StateError, neutral
 from ebbtide.launch import preloading
 from ebbtide.launch.programs import preload_obstacle
 from ebbtide.sizes import format_size
@@ -226,9 +227,10 @@ def _disk_backups() -> Finding:
     try:
         _core.check_setting("disk_directory", folder)
     except Error as error:
-        problem, _, advice = str(error).rpartition(": ")
+        problem, _, advice = neutral(error).rpartition(": ")  # doctor's reader may write no Python
         return Finding("host memory", "disk backups", problem or advice, "note", advice)
-    return Finding("host memory", "disk backups", os.fsdecode(folder))
+    free = shutil.disk_usage(folder).free
+    return Finding("host memory", "disk backups", f"{os.fsdecode(folder)} ({format_size(free)} free)")
 
 
 def _preloading() -> Iterator[Finding]:
