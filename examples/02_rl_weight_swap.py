@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 ROUNDS, STEPS, BATCH, CONTEXT = 3, 30, 16, 64
 text = torch.tensor(encode(load_text()), device=saver.device)
 torch.manual_seed(0)
-trainer_memory = saver.region("trainer", retain=True)  # retain: keep the backup, so that later pauses copy less
+trainer_memory = saver.region("trainer", retain=True)  # later pauses need no fresh host memory
 
 with trainer_memory:
     trainer = LanguageModel(VOCABULARY_SIZE, CONTEXT, width=96, layers=2, heads=4).to(saver.device)
@@ -37,6 +37,7 @@ for round_number in range(ROUNDS):
         stored = saver.backup_of(theirs, writable=True)  # None if nothing is paused, as with EBBTIDE_DRIVER=off
         (theirs if stored is None else stored).copy_(mine.detach())
     del stored  # a backup with a live view is not retained
+    assert not saver.outside(trainer, optimizer)  # weights, gradients and states: all leave with the trainer
     print(saver.swap(pause="trainer", resume=["generator", "kv_cache"]))
     tokens = generator.generate(text[:16].repeat(BATCH, 1), cache, torch.Generator(saver.device).manual_seed(0))
     print(f"round {round_number + 1}: loss {loss.item():.3f}, generated {decode(tokens[0].tolist())!r}")

@@ -145,3 +145,55 @@ def test_the_commands_of_the_c_page_build_and_run_it(root: Path, c_page: dict[st
     lines = done.stdout.splitlines()
     assert lines[0].startswith(f"{size} bytes on the device at 0x")
     assert lines[1:] == [f"paused: freed {size} bytes, 0 are left", f"resumed: {size} bytes at the same address"]
+
+
+@pytest.fixture
+def rl_blocks(root: Path) -> list[str]:
+    """The programs of the first section of docs/walkthrough.md."""
+    section = (root / "docs/walkthrough.md").read_text().split("\n## ")[1]
+    return re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+
+
+AFTER_THE_LOOP = """
+assert saver.tags()["trainer"].stored_bytes > 48 << 20, "weights and AdamW's states"
+for tag in ("trainer", "generator"):
+    why = saver.explain(tag)
+    assert why.clean == 0 and why.copied + why.changed >= 16 << 20, "each pause copies both tags whole"
+saver.resume("trainer")
+assert all(map(torch.equal, generator.parameters(), trainer.parameters()))
+"""
+
+
+def test_the_loop_of_the_walkthrough_keeps_adamw_in_its_tag(rl_blocks, run_python_with_torch) -> None:
+    done = run_python_with_torch(rl_blocks[0] + AFTER_THE_LOOP, EBBTIDE_CHECK="1", PYTHONWARNINGS="error:the pause of")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == re.findall(r"# (all .* lie in tags)$", rl_blocks[0], re.M) * 3
+
+
+def test_the_loop_of_the_walkthrough_would_leave_adamw_behind(rl_blocks, run_python_with_torch) -> None:
+    """The planted fault: the step is made outside of the region."""
+    wrong = rl_blocks[0].replace("    with trainer_memory:\n        optimizer", "    if True:\n        optimizer")
+    assert wrong != rl_blocks[0]
+    done = run_python_with_torch(wrong, EBBTIDE_CHECK="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("32.0 MiB of 48.0 MiB lie in no tag: 32.0 MiB of optimizer states\n")
+    assert done.stderr.count("the pause of 'trainer' leaves 32.0 MiB of optimizer states on the device") == 1
+
+
+TRAINING = """
+import torch
+from ebbtide import saver
+
+def train_one_step(trainer, optimizer):
+    trainer(torch.ones(4, 512, device=saver.device)).sum().backward()
+    optimizer.step()
+
+with saver.region("trainer"):
+    trainer = torch.nn.Linear(512, 512).to(saver.device)
+optimizer = torch.optim.AdamW(trainer.parameters())
+"""
+
+
+def test_the_walkthrough_adopts_what_the_first_step_made(rl_blocks, run_python_with_torch) -> None:
+    done = run_python_with_torch(TRAINING + rl_blocks[1])
+    assert (done.returncode, done.stdout) == (0, "all 4.0 MiB lie in tag trainer\n"), done.stderr

@@ -68,8 +68,10 @@ from ebbtide.saver.regions.graphs import cuda_graph, graph_pool
 from ebbtide.saver.regions.region import disabled, region
 from ebbtide.saver.state.hooks import on
 from ebbtide.saver.survey.explain import explain
+from ebbtide.saver.survey.outside import outside
 from ebbtide.saver.survey.survivors import survivors
 from ebbtide.saver.values.explanation import CopiedTensor, Explanation
+from ebbtide.saver.values.outside import Outside, OutsideTensor
 from ebbtide.saver.values.reports import Adoption, Event, Held, Moved, Report, Swap, TagStatus, TagTable
 from ebbtide.saver.values.survivors import Survivor, Survivors
 from ebbtide.saver.values.whereabouts import Whereabouts
@@ -88,6 +90,8 @@ __all__ = [
     "Explanation",
     "Held",
     "Moved",
+    "Outside",
+    "OutsideTensor",
     "Pending",
     "Preparation",
     "Report",
@@ -108,6 +112,7 @@ __all__ = [
     "graph_pool",
     "is_paused",
     "on",
+    "outside",
     "pause",
     "paused",
     "prepare",

@@ -15,19 +15,22 @@ from . import Arguments, Operation, register
 
 @register
 class Ask(Operation):
-    """Calls stats, tags, timeline or is_paused, from any thread and in any state."""
+    """Calls stats, tags, timeline, is_paused or outside, from any thread and in any state."""
 
     name = "ask"
     weight = 3
 
     def draw(self, world: World, rng: Random) -> Arguments | None:
-        return {"actor": world.draw_actor(rng), "what": rng.choice(("stats", "tags", "timeline", "is_paused", "print"))}
+        what = rng.choice(("stats", "tags", "timeline", "is_paused", "print", "outside"))
+        return {"actor": world.draw_actor(rng), "what": what}
 
     def run(self, world: World, actor: int, what: str) -> None:
         def ask() -> None:
             if what == "is_paused":
                 for tag in world.model.known_tags():
                     self._check(world, tag)
+            elif what == "outside":
+                self._check_outside(world)
             elif what == "print":
                 assert str(saver.tags()) and all(str(event) for event in saver.timeline[-5:])
             elif what == "timeline":
@@ -47,6 +50,20 @@ class Ask(Operation):
         memories = [memory for memory in world.model.of_tags([tag]) if not memory.policy.overflow]
         if any(memory.is_paused for memory in memories) and not saver.is_paused(tag):
             raise Failure(f"is_paused({tag!r}) is False, and a tensor of it is away")
+
+    @staticmethod
+    def _check_outside(world: World) -> None:
+        memories = [memory for memory in world.model.memories.values() if memory.size_bytes]
+        if not memories:
+            return
+        found = {row.address for row in saver.outside([memory.base for memory in memories]).rows}
+        expected = {memory.address for memory in memories if memory.tag is None}
+        if found != expected:
+            raise Failure(f"outside gave {sorted(found)}, not {sorted(expected)}")
+        for tag in world.model.known_tags():
+            elsewhere = {row.address: row.tag for row in saver.outside([memories[0].base], tag=tag).rows}
+            if elsewhere != ({} if memories[0].tag == tag else {memories[0].address: memories[0].tag}):
+                raise Failure(f"outside of {tag!r} gave {elsewhere}")
 
 
 SPARSE = torch.eye(3).to_sparse()  # made here, because the device may be full at the time of the mistake

@@ -1,4 +1,5 @@
-"""EBBTIDE_CHECK=1: each op and each read of a tensor whose memory is away is an error instead of a crash.
+"""EBBTIDE_CHECK=1: each op and each read of a tensor whose memory is away is an error instead of a crash, and
+an optimizer that lies outside of a paused tag is a warning.
 
-Imports nothing else of the saver.
+Imports `values` and `tensors`.
 """

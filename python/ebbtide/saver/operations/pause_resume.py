@@ -6,6 +6,7 @@ Each makes one call into the core, so that Ctrl-C arrives before or after it, ne
 from typing import Any, Literal, overload
 
 from ebbtide import _core, driver_choice
+from ebbtide.saver.check import enabling
 from ebbtide.saver.operations import copy_ahead, pending
 from ebbtide.saver.operations.hooked_operation import HookedOperation
 from ebbtide.saver.operations.pending import Pending
@@ -70,6 +71,7 @@ def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> R
     clear_workspaces()
     shared = bypass.shared_tags(names)
     with HookedOperation([("pause", names)], missing_ok), bypass.lock_for(shared), bypass.during_pause(shared):
+        enabling.look_before_pause(names)
         dead.release(names)
         ranges, as_of = unused.find(leaving)
         report = _core.pause(

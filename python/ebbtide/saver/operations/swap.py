@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from ebbtide import _core, driver_choice
+from ebbtide.saver.check import enabling
 from ebbtide.saver.operations import copy_ahead
 from ebbtide.saver.operations.hooked_operation import Action, HookedOperation
 from ebbtide.saver.operations.pause_resume import clear_workspaces
@@ -66,6 +67,7 @@ def swap(
     moving: list[Action] = [("pause", leaving), ("resume", returning)]
     shared = bypass.shared_tags(leaving)
     with HookedOperation(moving, missing_ok), bypass.lock_for(shared), bypass.during_pause(shared):
+        enabling.look_before_pause(leaving)
         dead.release([*leaving, *returning])
         ranges, as_of = unused.find_for_swap(moving_out, returning)
         paused, resumed = torch_cache.claim_with_retries(

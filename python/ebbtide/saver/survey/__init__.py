@@ -1,4 +1,4 @@
-"""What lies in a tag, and what keeps it there. Moves nothing.
+"""What lies in a tag, what keeps it there, and what lies outside. Moves nothing.
 
-Imports `values`, `state`, `tensors` and `pools`.
+Imports `values`, `state`, `tensors`, `pools` and `regions`.
 """

@@ -95,6 +95,4 @@ def _share(blocks: Sequence[Block], address: int, size_bytes: int) -> "Counter[s
 
 def _name(group: "Sequence[torch.Tensor]", holders: living.Holders) -> str:
     tensor = max(group, key=lambda each: each.numel())
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    shown = f"{type(tensor).__name__}{list(tensor.shape)} {dtype}"
-    return next(filter(None, map(holders.name_of, [tensor, *group])), shown)
+    return next(filter(None, map(holders.name_of, [tensor, *group])), living.describe(tensor))

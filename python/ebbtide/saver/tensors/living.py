@@ -86,7 +86,7 @@ def living_tensors(objects: Iterable[Any]) -> "list[torch.Tensor]":
             tensor = waiting.pop()
             if id(tensor) not in found and why_without_memory(tensor) is None:
                 found[id(tensor)] = tensor
-                waiting += [owned for owned in (_gradient_of(tensor), _base_of(tensor)) if owned is not None]
+                waiting += [owned for owned in (gradient_of(tensor), _base_of(tensor)) if owned is not None]
     return list(found.values())
 
 
@@ -99,7 +99,20 @@ def storage_range(tensor: "torch.Tensor") -> tuple[int, int] | None:
         return None
 
 
-def _gradient_of(tensor: "torch.Tensor") -> "torch.Tensor | None":
+def device_range(tensor: "torch.Tensor", device_type: str) -> tuple[int, int] | None:
+    """The same; None also for tensors that must not be asked, and for those of another type of device."""
+    is_there = why_without_memory(tensor) is None and tensor.device.type == device_type
+    return storage_range(tensor) if is_there else None
+
+
+def describe(tensor: "torch.Tensor") -> str:
+    """Its type, shape and dtype: what it is called where nothing leads to it."""
+    shape = "(nested)" if tensor.is_nested else str(list(tensor.shape))  # a nested tensor's sizes may be away
+    return f"{type(tensor).__name__}{shape} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def gradient_of(tensor: "torch.Tensor") -> "torch.Tensor | None":
+    """The gradient of a leaf."""
     try:
         return tensor.grad if tensor.is_leaf else None
     except RuntimeError:  # one of several views that one function made, after a write to their base
@@ -116,6 +129,13 @@ def maker_of(tensor: "torch.Tensor") -> str:
 
 def _base_of(tensor: "torch.Tensor") -> "torch.Tensor | None":
     return tensor._base if tensor._is_view() else None
+
+
+def _places_in_groups(optimizer: Any) -> "Iterator[tuple[str, torch.Tensor]]":
+    """The parameters of an optimizer, each with its place."""
+    for number, group in enumerate(getattr(optimizer, "param_groups", ())):
+        for index, parameter in enumerate(group["params"]):
+            yield f"parameter {index} of group {number}", parameter
 
 
 class Holders:
@@ -145,6 +165,7 @@ class Holders:
                 self._read((f"{name} {where}", value) for name, value in variables.items())
         for module in namespaces:
             self._read((f"{module.__name__}.{name}", value) for name, value in list(vars(module).items()))
+        self._read_groups(optimizers)
 
     def _read(self, named: Iterable[tuple[str, Any]]) -> None:
         for name, value in named:
@@ -157,15 +178,24 @@ class Holders:
             for path, module in root.named_modules(prefix=type(root).__name__):
                 for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
                     self._read([(f"{path}.{name}", tensor)])
-                    gradient = None if tensor is None else _gradient_of(tensor)
+                    gradient = None if tensor is None else gradient_of(tensor)
                     self._read([(f"the gradient of {path}.{name}", gradient)])
 
     def _read_optimizers(self, optimizers: list[Any]) -> None:
         for optimizer in optimizers:
+            places = {id(parameter): place for place, parameter in _places_in_groups(optimizer)}
             for parameter, state in list(optimizer.state.items()):
-                whose = self._names.get(id(parameter), "a parameter")
+                whose = self._names.get(id(parameter)) or places.get(id(parameter), "a parameter")
                 values = state.items() if isinstance(state, dict) else ()
                 self._read((f"{type(optimizer).__name__} {key} of {whose}", value) for key, value in values)
+
+    def _read_groups(self, optimizers: list[Any]) -> None:
+        """Names the parameters that nothing else names, and their gradients."""
+        for optimizer in optimizers:
+            for place, parameter in _places_in_groups(optimizer):
+                self._read([(f"{type(optimizer).__name__} {place}", parameter)])
+                name = self._names.get(id(parameter), place)
+                self._read([(f"the gradient of {name}", gradient_of(parameter))])
 
     def name_others(self, tensors: "Sequence[torch.Tensor]", own: Sequence[Any]) -> None:
         """Names those that have no name yet by the kinds of objects that refer to them, except `own`."""

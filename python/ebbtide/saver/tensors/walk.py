@@ -6,7 +6,7 @@ import sys
 import types
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +21,15 @@ _SPARSE_PARTS = {
     "torch.sparse_csc": ("ccol_indices", "row_indices", "values"),
     "torch.sparse_bsc": ("ccol_indices", "row_indices", "values"),
 }
+
+
+class Found(NamedTuple):
+    """A tensor of a walk, and what it is: "parameter", "buffer", "gradient", "state" (of an optimizer) or "tensor".
+    `owner` is the wrapper or the sparse tensor that it is a part of, else the tensor itself."""
+
+    tensor: "torch.Tensor"
+    kind: str
+    owner: "torch.Tensor"
 
 
 class TensorWalk:
@@ -39,6 +48,7 @@ class TensorWalk:
 
         self._kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, Mapping, list, tuple, set, frozenset)
         self._plain = (torch.Tensor, torch.nn.Parameter)
+        self._parameter = torch.nn.Parameter
         self._strided = torch.strided
         self._caller = caller
         self._with_gradients = with_gradients
@@ -52,12 +62,22 @@ class TensorWalk:
         Raises:
             TypeError: nothing that can hold tensors.
         """
+        for found in self.find(thing):
+            yield found.tensor
+
+    def find(self, thing: Any) -> Iterator[Found]:
+        """The same, and what each of them is."""
         if not self._is_known(thing):
             raise TypeError(
                 f"{self._caller} takes tensors, modules, optimizers, and containers or dataclasses of them, "
                 f"not {type(thing).__name__}"
             )
-        yield from self._visit(thing, ())
+        yield from self._visit(thing, "")
+
+    @property
+    def seen(self) -> list[Any]:
+        """The tensors, modules, optimizers and containers that it came by. The modules inside a module are left out."""
+        return list(self._keep)
 
     def is_plain(self, thing: Any) -> bool:
         """Whether it is a tensor that holds its bytes itself. Hundreds of these are looked at before a resume in the
@@ -67,7 +87,7 @@ class TensorWalk:
     def _is_known(self, thing: Any) -> bool:
         return isinstance(thing, self._kinds) or _is_dataclass_object(thing)
 
-    def _visit(self, thing: Any, path: _Path) -> "Iterator[torch.Tensor]":
+    def _visit(self, thing: Any, kind: str, owner: "torch.Tensor | None" = None, path: _Path = ()) -> Iterator[Found]:
         if id(thing) in self._seen:
             return
         if not self._is_known(thing):
@@ -77,36 +97,37 @@ class TensorWalk:
         self._seen.add(id(thing))
         self._keep.append(thing)
         if isinstance(thing, self._kinds[0]):
-            yield from self._visit_tensor(thing, path)
+            kind = kind or ("parameter" if isinstance(thing, self._parameter) else "tensor")
+            yield from self._visit_tensor(thing, kind, thing if owner is None else owner)
         else:
-            for name, part in _parts(thing):
-                yield from self._visit(part, (path, name))
+            for part_kind, name, part in _parts(thing):
+                yield from self._visit(part, part_kind or kind, path=(path, name))
 
     def _note(self, path: _Path, thing: Any) -> None:
         names = _names_in(path)
         if not any(name.startswith("__") for name in names):  # of Python itself, as in globals()
             self.passed_by[".".join(names)] = type(thing).__name__
 
-    def _visit_tensor(self, tensor: "torch.Tensor", path: _Path) -> "Iterator[torch.Tensor]":
+    def _visit_tensor(self, tensor: "torch.Tensor", kind: str, owner: "torch.Tensor") -> Iterator[Found]:
         if self.is_plain(tensor):
-            yield tensor
+            yield Found(tensor, kind, owner)
         else:
-            yield from self._visit_parts(tensor, path)
+            yield from self._visit_parts(tensor, kind, owner)
         if self._with_gradients and why_without_memory(tensor) is None and tensor.is_leaf and tensor.grad is not None:
-            yield from self._visit(tensor.grad, path)
+            yield from self._visit(tensor.grad, "gradient")
 
-    def _visit_parts(self, tensor: "torch.Tensor", path: _Path) -> "Iterator[torch.Tensor]":
+    def _visit_parts(self, tensor: "torch.Tensor", kind: str, owner: "torch.Tensor") -> Iterator[Found]:
         from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
         if is_traceable_wrapper_subclass(tensor):
             names, _ = tensor.__tensor_flatten__()
             for name in names:
-                yield from self._visit(getattr(tensor, name), (path, name))
+                yield from self._visit(getattr(tensor, name), kind, owner)
         elif str(tensor.layout) in _SPARSE_PARTS:
             for part in sparse_parts(tensor):
-                yield from self._visit(part, path)
+                yield from self._visit(part, kind, owner)
         else:
-            yield tensor
+            yield Found(tensor, kind, owner)
 
 
 def why_without_memory(tensor: "torch.Tensor") -> str | None:
@@ -135,23 +156,25 @@ def sparse_parts(tensor: "torch.Tensor") -> "list[torch.Tensor]":
     return [getattr(tensor.detach(), name)() for name in names]
 
 
-def _parts(thing: Any) -> Iterator[tuple[object, Any]]:
+def _parts(thing: Any) -> Iterator[tuple[str, object, Any]]:
+    """What an object holds, each with its kind, "" for that of the object, and its name there."""
     import torch
 
     if isinstance(thing, torch.nn.Module):
         for module in thing.modules():
-            yield from module._parameters.items()
-            yield from module._buffers.items()
+            yield from (("parameter", name, each) for name, each in module._parameters.items())
+            yield from (("buffer", name, each) for name, each in module._buffers.items())
     elif isinstance(thing, torch.optim.Optimizer):
-        yield from (("state", state) for state in thing.state.values())
-        yield from (("param_groups", group) for group in thing.param_groups)
+        yield from (("state", "state", each) for each in list(thing.state.values()))
+        for group in thing.param_groups:  # the learning rate, for one, may be a tensor
+            yield from (("parameter" if key == "params" else "state", key, each) for key, each in group.items())
     elif isinstance(thing, Mapping):
-        yield from thing.items()
+        yield from (("", name, each) for name, each in list(thing.items()))
     elif isinstance(thing, list | tuple | set | frozenset):
-        yield from enumerate(thing)
+        yield from (("", number, each) for number, each in enumerate(thing))
     else:
         for field in dataclasses.fields(thing):
-            yield field.name, getattr(thing, field.name, None)
+            yield "", field.name, getattr(thing, field.name, None)
 
 
 def _names_in(path: _Path) -> list[str]:

@@ -1,0 +1,84 @@
+"""The result of `saver.outside`: the tensors of some objects that lie outside of tags, as plain values."""
+
+from dataclasses import dataclass, field
+
+from ebbtide.saver.values.shown import Shown, html_table
+from ebbtide.sizes import format_size
+
+_SHOWN = 10
+_PLURALS = {"parameter": "parameters", "buffer": "buffers", "gradient": "gradients", "state": "optimizer states"}
+
+
+def sum_up(by_kind: dict[str, int]) -> str:
+    """ "64.0 MiB of gradients, 128.0 MiB of optimizer states"."""
+    return ", ".join(f"{format_size(size)} of {_PLURALS.get(kind, 'tensors')}" for kind, size in by_kind.items())
+
+
+@dataclass(frozen=True)
+class OutsideTensor(Shown):
+    """A storage that lies outside.
+
+    Attributes:
+        name: what leads to it ("MLP.fc.weight", "the gradient of MLP.fc.weight", "AdamW exp_avg of MLP.fc.weight"), or
+            its kind and shape where nothing does.
+        kind: "parameter", "buffer", "gradient", "state" (of an optimizer) or "tensor".
+        bytes: the size of the storage.
+        device: the device's ordinal.
+        tag: the other tag that it lies in; None where it lies in none.
+        address: the storage's first byte.
+    """
+
+    name: str
+    kind: str
+    bytes: int
+    device: int
+    tag: str | None
+    address: int
+
+
+@dataclass(frozen=True)
+class Outside(Shown):
+    """What lies outside a tag, or outside every tag. It is false if nothing does. Sizes are bytes.
+
+    Attributes:
+        tag: the tag that was asked for; None for every tag.
+        bytes: what lies outside. Tensors that share a storage count once.
+        inside: what lies in the tag, or in any tag.
+        by_kind: `bytes`, by the kind of tensor.
+        rows: the storages outside, the largest first.
+    """
+
+    tag: str | None
+    bytes: int = 0
+    inside: int = 0
+    by_kind: dict[str, int] = field(default_factory=dict)
+    rows: tuple[OutsideTensor, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    def __str__(self) -> str:
+        total = format_size(self.bytes + self.inside)
+        if not self.rows:
+            return f"all {total} lie in {'tags' if self.tag is None else f'tag {self.tag}'}"
+        where = "in no tag" if self.tag is None else f"outside of tag {self.tag}"
+        lines = [f"{format_size(self.bytes)} of {total} lie {where}: {sum_up(self.by_kind)}"]
+        table = self._table()
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines += ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        if rest := self.rows[_SHOWN:]:
+            lines.append(f"  and {format_size(sum(row.bytes for row in rest))} in {len(rest)} more")
+        return "\n".join([*lines, self._advice()])
+
+    def _repr_html_(self) -> str:
+        if not self.rows:
+            return super()._repr_html_()
+        return html_table(self._table(len(self.rows)))
+
+    def _table(self, count: int = _SHOWN) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [("size", "kind", "tag", "name")]
+        return rows + [(format_size(row.bytes), row.kind, row.tag or "-", row.name) for row in self.rows[:count]]
+
+    def _advice(self) -> str:
+        tag = "..." if self.tag is None else repr(self.tag)
+        return f"make them in the tag's region, or move them with saver.adopt(*objects, tag={tag})"
