@@ -35,6 +35,7 @@ Ask:
     backup_of(tensor)   its stored bytes, as a CPU tensor
     explain(tag)        why the last pause copied what it copied
     survivors(tag)      what still lives in a tag
+    outside(x)          what of models and optimizers lies in no tag
     stats()             counters and sizes
     timeline            the newest 1,024 events
     device              where tensors must be to live in regions: "cuda", or "cpu" on the simulated device

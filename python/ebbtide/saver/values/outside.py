@@ -18,6 +18,10 @@ def sum_up(by_kind: dict[str, int]) -> str:
 class OutsideTensor(Shown):
     """A storage that lies outside.
 
+    For example:
+
+        print([row.name for row in saver.outside(model, optimizer).rows])
+
     Attributes:
         name: what leads to it ("MLP.fc.weight", "the gradient of MLP.fc.weight", "AdamW exp_avg of MLP.fc.weight"), or
             its kind and shape where nothing does.
@@ -39,6 +43,10 @@ class OutsideTensor(Shown):
 @dataclass(frozen=True)
 class Outside(Shown):
     """What lies outside a tag, or outside every tag. It is false if nothing does. Sizes are bytes.
+
+    For example:
+
+        print(saver.outside(model, optimizer).by_kind)
 
     Attributes:
         tag: the tag that was asked for; None for every tag.
