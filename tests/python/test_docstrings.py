@@ -1,5 +1,6 @@
 """help() begins with what a user needs, and the examples in docstrings are right."""
 
+import ast
 import inspect
 import os
 import pydoc
@@ -7,6 +8,7 @@ import re
 import subprocess
 import textwrap
 import types
+from pathlib import Path
 
 import pytest
 
@@ -29,11 +31,26 @@ def public_callables():
 
 
 PUBLIC = dict(public_callables())
+# Read, not imported: most import the framework that they are for.
+INTEGRATIONS = Path(ebbtide.__file__).parent / "integrations"
+SHARED_BY_INTEGRATIONS = {"__init__", "residency", "resting", "vllm_allocator"}
 
 
-def examples_in(thing):
+def docstrings_of_integrations():
+    for path in sorted(INTEGRATIONS.glob("*.py")):
+        if path.stem in SHARED_BY_INTEGRATIONS:
+            continue
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                yield f"{path.stem}.{node.name}", ast.get_docstring(node)
+
+
+INTEGRATION_DOCSTRINGS = dict(docstrings_of_integrations())
+
+
+def examples_in(docstring):
     """The indented blocks of a docstring before its sections."""
-    text = re.split(r"^(?:Args|Returns|Raises|Attributes|Yields):$", inspect.getdoc(thing) or "", flags=re.M)[0]
+    text = re.split(r"^(?:Args|Returns|Raises|Attributes|Yields):$", docstring or "", flags=re.M)[0]
     blocks = re.findall(r"(?:^|\n)\n((?:    .*\n|\n)+)", text + "\n")
     return [textwrap.dedent(block) for block in blocks if block.strip()]
 
@@ -64,7 +81,7 @@ def names(saver):
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_each_has_an_example_that_runs(name, names):
-    blocks = examples_in(PUBLIC[name])
+    blocks = examples_in(inspect.getdoc(PUBLIC[name]))
     assert blocks, f"{name} has no example in its docstring"
     if "swap(" in "".join(blocks):
         names["saver"].pause("kv_cache")
@@ -72,6 +89,28 @@ def test_each_has_an_example_that_runs(name, names):
         code = compile(block, name, "exec")
         if name not in ONLY_COMPILED:
             exec(code, names)
+
+
+@pytest.mark.parametrize("name", INTEGRATION_DOCSTRINGS)
+def test_each_integration_has_an_example(name):
+    blocks = examples_in(INTEGRATION_DOCSTRINGS[name])
+    assert blocks, f"{name} has no example in its docstring"
+    for block in blocks:
+        assert name.split(".")[1] in block
+        compile(block, name, "exec")
+
+
+@pytest.mark.parametrize("what", ["fsdp_model", "fsdp_optimizer"])
+def test_the_examples_for_verl_run(what, names):
+    from ebbtide.integrations import verl
+
+    names["model"](torch.ones(1, 512, device=names["saver"].device)).sum().backward()
+    names["optimizer"] = torch.optim.AdamW(names["model"].parameters())
+    names["optimizer"].step()
+    for function in (f"offload_{what}", f"load_{what}"):
+        [name] = [name for name in INTEGRATION_DOCSTRINGS if name.startswith(f"verl.{function}")]
+        for block in examples_in(INTEGRATION_DOCSTRINGS[name]):
+            exec(compile(block, name, "exec"), {**vars(verl), **names})
 
 
 def test_help_lists_every_function_first(saver):

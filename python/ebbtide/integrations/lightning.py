@@ -26,6 +26,8 @@ _PHASES = ("validation", "test", "predict")
 class EbbtideCallback(Callback):
     """Moves model and optimizers into tags, and pauses tags around validation, test and prediction.
 
+        trainer = Trainer(callbacks=[EbbtideCallback(pause=["model", "optimizer"], around=["test"])])
+
     Args:
         model_tag: the tag of the model; None leaves it where it is.
         optimizer_tag: the tag of the optimizers' states; None leaves them where they are.

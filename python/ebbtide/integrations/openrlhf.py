@@ -26,6 +26,8 @@ _PARTS = (
 def offload_deepspeed_states(model: Any, pin_memory: bool = True, non_blocking: bool = True) -> None:
     """Takes the states of a DeepSpeed engine off the device. Does nothing where DeepSpeed keeps them on the CPU.
 
+        offload_deepspeed_states(engine)
+
     Args:
         model: the engine.
         pin_memory: keep them in pinned memory, which stays for the next time.
@@ -48,6 +50,8 @@ def offload_deepspeed_states(model: Any, pin_memory: bool = True, non_blocking: 
 
 def reload_deepspeed_states(model: Any, non_blocking: bool = True) -> None:
     """Brings them back.
+
+        reload_deepspeed_states(engine)
 
     Args:
         model: the engine.

@@ -23,6 +23,8 @@ _PHASES = ("evaluate", "predict")
 class EbbtideCallback(TrainerCallback):
     """Moves model and optimizer into tags, and pauses tags around evaluation and prediction.
 
+        trainer = Trainer(model, callbacks=[EbbtideCallback(around=["evaluate"])])
+
     Evaluation that the trainer begins by itself finds the tags paused. Where you call `trainer.evaluate()` or
     `predict()`, transformers has no event before it: the tags are paused after its first batch. Wrap the call in
     `phase()` to have them paused before.

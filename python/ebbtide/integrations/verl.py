@@ -21,6 +21,8 @@ from ebbtide.saver.reclaim import torch_cache
 def offload_fsdp_model_to_cpu(model: Any, empty_cache: bool = True) -> None:
     """Takes a model's parameters, buffers and gradients off the device: FSDP 1 or 2, or a plain module.
 
+        offload_fsdp_model_to_cpu(model)
+
     Raises:
         As `saver.adopt` and `saver.pause`.
     """
@@ -29,6 +31,8 @@ def offload_fsdp_model_to_cpu(model: Any, empty_cache: bool = True) -> None:
 
 def load_fsdp_model_to_gpu(model: Any) -> None:
     """Brings them back. What was on another device from the start moves to this process's device.
+
+        load_fsdp_model_to_gpu(model)
 
     Raises:
         As `saver.resume`.
@@ -43,13 +47,23 @@ load_fsdp2_model_to_gpu = load_fsdp_model_to_gpu
 
 
 def offload_fsdp_optimizer(optimizer: Any) -> None:
-    """Takes the states of an optimizer off the device. One that has made none yet is left alone."""
+    """Takes the states of an optimizer off the device. One that has made none yet is left alone.
+
+    For example:
+
+        offload_fsdp_optimizer(optimizer)
+    """
     if optimizer.state:
         offload(tag_of(optimizer, "verl.optimizer"), *states_of(optimizer))
 
 
 def load_fsdp_optimizer(optimizer: Any, device_id: Any) -> None:
-    """Brings them back. States on another device, from a checkpoint say, move to `device_id`."""
+    """Brings them back. States on another device, from a checkpoint say, move to `device_id`.
+
+    For example:
+
+        load_fsdp_optimizer(optimizer, saver.device)
+    """
     import torch
 
     load(tag_of(optimizer, "verl.optimizer"))
@@ -61,7 +75,12 @@ def load_fsdp_optimizer(optimizer: Any, device_id: Any) -> None:
 
 def offload_megatron_model_to_cpu(models: Sequence[Any]) -> None:
     """Takes the chunks of a model off the device. The content of DistributedDataParallel's gradient buffers is dropped,
-    as verl drops it."""
+    as verl drops it.
+
+    For example:
+
+        offload_megatron_model_to_cpu([model])
+    """
     for chunk in models:
         buffers = _buffers_of(chunk)
         if buffers is None:
@@ -74,7 +93,12 @@ def offload_megatron_model_to_cpu(models: Sequence[Any]) -> None:
 
 
 def load_megatron_model_to_gpu(models: Sequence[Any], load_grad: bool = True) -> None:
-    """Brings the chunks back. With `load_grad`, the gradient buffers too, as zeros."""
+    """Brings the chunks back. With `load_grad`, the gradient buffers too, as zeros.
+
+    For example:
+
+        load_megatron_model_to_gpu([model])
+    """
     for chunk in models:
         load(tag_of(chunk, "verl.model"))
         tag = tag_of(chunk, "verl.gradients")
@@ -85,7 +109,12 @@ def load_megatron_model_to_gpu(models: Sequence[Any], load_grad: bool = True) ->
 
 
 def offload_megatron_copy_params(optimizers: Any) -> None:
-    """Takes the optimizer's fp32 copies of parameters off the device."""
+    """Takes the optimizer's fp32 copies of parameters off the device.
+
+    For example:
+
+        offload_megatron_copy_params(optimizer)
+    """
     for optimizer in _chained(optimizers):
         groups = getattr(optimizer, "shard_fp32_from_float16_groups", None)
         if groups is not None:
@@ -93,13 +122,23 @@ def offload_megatron_copy_params(optimizers: Any) -> None:
 
 
 def load_megatron_copy_params(optimizers: Any) -> None:
-    """Brings them back."""
+    """Brings them back.
+
+    For example:
+
+        load_megatron_copy_params(optimizer)
+    """
     for optimizer in _chained(optimizers):
         load(tag_of(optimizer, "verl.copies"))
 
 
 def offload_megatron_optimizer(optimizers: Any) -> None:
-    """Takes the optimizer's copies of parameters and its states off the device. States on the CPU stay there."""
+    """Takes the optimizer's copies of parameters and its states off the device. States on the CPU stay there.
+
+    For example:
+
+        offload_megatron_optimizer(optimizer)
+    """
     for optimizer in _chained(optimizers):
         offload_megatron_copy_params(optimizer)
         inner = optimizer.optimizer
@@ -111,7 +150,12 @@ def offload_megatron_optimizer(optimizers: Any) -> None:
 
 
 def load_megatron_optimizer(optimizers: Any) -> None:
-    """Brings them back."""
+    """Brings them back.
+
+    For example:
+
+        load_megatron_optimizer(optimizer)
+    """
     for optimizer in _chained(optimizers):
         load(tag_of(optimizer, "verl.copies"), tag_of(optimizer, "verl.optimizer"))
 

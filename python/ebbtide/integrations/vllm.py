@@ -29,6 +29,8 @@ def register() -> None:
     """Makes the backend "ebbtide" known to vLLM, and uses it throughout where EBBTIDE_VLLM=1. Called again, it does
     nothing.
 
+        ebbtide.integrations.vllm.register()
+
     In a vLLM without pluggable backends (before 0.26) only EBBTIDE_VLLM=1 and `use` have an effect.
     """
     factory = _factory()
@@ -42,6 +44,8 @@ def register() -> None:
 
 def use(backup: BackupName = "ram", retain: bool = False) -> None:
     """From now on vLLM's sleep mode in this process uses ebbtide's memory, whichever backend is selected.
+
+        ebbtide.integrations.vllm.use(backup="pinned", retain=True)
 
     Args:
         backup: where the content of weights goes at level 1: "ram", "pinned" or "disk", as in `saver.region`.
@@ -60,7 +64,12 @@ def use(backup: BackupName = "ram", retain: bool = False) -> None:
 
 
 def is_in_use() -> bool:
-    """Whether vLLM in this process gets its memory from ebbtide."""
+    """Whether vLLM in this process gets its memory from ebbtide.
+
+    For example:
+
+        print(ebbtide.integrations.vllm.is_in_use())
+    """
     from vllm.device_allocator import cumem
 
     return cumem.CuMemAllocator.instance is vllm_allocator.allocator()

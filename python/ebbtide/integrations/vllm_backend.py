@@ -10,6 +10,10 @@ from ebbtide.integrations import vllm, vllm_allocator
 class EbbtideBackend(SleepModeBackend):
     """Sleeps and wakes what vLLM allocated in ebbtide's pools.
 
+        backend = EbbtideBackend()
+        backend.suspend(level=1)
+        backend.resume()
+
     Level 1 keeps the weights and drops the KV cache; level 2 drops both. What vLLM calls "runtime" and "cudagraph" is
     kept at every level. A failed call leaves the state as it was, and nothing moved.
 
