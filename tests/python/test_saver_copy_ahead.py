@@ -122,9 +122,9 @@ def test_no_backup_and_no_digests(saver, tag):
 
 
 def test_too_little_room_keeps_what_was_copied(saver, tag, monkeypatch):
-    from ebbtide.saver.operations import copy_ahead
+    from ebbtide.saver.copying import beside
 
-    monkeypatch.setattr(copy_ahead, "_LARGE_STEP", 32 * MIB)
+    monkeypatch.setattr(beside, "_LARGE_STEP", 32 * MIB)
     warm = noise(saver, f"{tag}.warm", 32)
     saver.prepare(f"{tag}.warm", copy=True)  # which makes the ring
     keep = noise(saver, tag, 96)
@@ -366,13 +366,13 @@ def test_where_ebbtide_is_off(run_python_with_torch):
 
 
 def test_where_no_thread_starts_it_is_done_at_once(saver, tag, monkeypatch):
-    from ebbtide.saver.operations import copy_ahead
+    from ebbtide.saver.copying import beside
 
     def refuse(_thread):
         raise RuntimeError("can't start new thread")
 
     keep = noise(saver, tag, 16)
-    monkeypatch.setattr(copy_ahead, "start_thread", refuse)
+    monkeypatch.setattr(beside, "start_thread", refuse)
     done = saver.prepare(tag, copy=True, wait=False)
     assert done.done
     assert done.wait().copied == 16 * MIB

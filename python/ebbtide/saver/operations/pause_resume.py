@@ -7,7 +7,8 @@ from typing import Any, Literal, overload
 
 from ebbtide import _core, driver_choice
 from ebbtide.saver.check import enabling
-from ebbtide.saver.operations import copy_ahead, pending
+from ebbtide.saver.copying import keeper
+from ebbtide.saver.operations import pending
 from ebbtide.saver.operations.hooked_operation import HookedOperation
 from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.pools import bypass, captures, workspaces
@@ -164,7 +165,7 @@ def resume(
             )
             bypass.close_when_over(names, core)
             made = pending.start(core, names, operation, hold_stream)
-            copy_ahead.keep_if_wanted(names)
+            keeper.keep_if_wanted(names)
             return made
         report = torch_cache.claim_with_retries(
             lambda: _core.resume(names, missing_ok, retain=code, order=ranges, unused=free, unused_as_of=as_of),
@@ -172,7 +173,7 @@ def resume(
             make_room,
         )
         bypass.close_if_resident(names)
-    copy_ahead.keep_if_wanted(names)
+    keeper.keep_if_wanted(names)
     return Report.from_core(report)
 
 
@@ -204,7 +205,7 @@ class Paused(DecoratingScope):
                     lambda: _core.resume(names, True, moved=moved), make_room=lambda: dead.make_room(names)
                 )
                 bypass.close_if_resident(names)
-            copy_ahead.keep_if_wanted(names)
+            keeper.keep_if_wanted(names)
         except Exception as error:
             return error
         return None

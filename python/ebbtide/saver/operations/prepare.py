@@ -7,8 +7,8 @@ from typing import Literal, overload
 
 from ebbtide import _core, driver_choice
 from ebbtide.errors import StateError
-from ebbtide.saver.operations import copy_ahead
-from ebbtide.saver.operations.copy_ahead import Beside
+from ebbtide.saver.copying import beside
+from ebbtide.saver.copying.beside import Beside
 from ebbtide.saver.reclaim import dead
 from ebbtide.saver.values.arguments import Tags, check_tags
 from ebbtide.saver.values.reports import Report
@@ -63,7 +63,7 @@ class Preparation:
         thread = threading.Thread(target=self._run, name="ebbtide-prepare", daemon=is_daemon)
         try:
             if is_daemon:
-                copy_ahead.start_thread(thread)
+                beside.start_thread(thread)
             else:
                 thread.start()
         except RuntimeError:  # the system starts no thread, or the interpreter is about to end
@@ -124,16 +124,16 @@ def prepare(*tags: Tags, copy: bool = False, wait: bool = True, missing_ok: bool
         return Report("prepare") if wait else Preparation(None)
     dead.release(names)
     if copy:
-        found = copy_ahead.known(names, missing_ok)
+        found = beside.known(names, missing_ok)
         if wait:
-            return copy_ahead.copy_now(found)
+            return beside.copy_now(found)
         copying = Beside()
         preparation = Preparation(lambda: copying.copy(found), copying)
     else:
         if wait:
             return Report.from_core(_core.prepare(names, missing_ok))
         if not missing_ok:
-            copy_ahead.known(names, missing_ok)
+            beside.known(names, missing_ok)
         preparation = Preparation(lambda: Report.from_core(_core.prepare(names, missing_ok)))
     preparation._start()
     return preparation

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from ebbtide import _core, driver_choice
 from ebbtide.saver.check import enabling
-from ebbtide.saver.operations import copy_ahead
+from ebbtide.saver.copying import keeper
 from ebbtide.saver.operations.hooked_operation import Action, HookedOperation
 from ebbtide.saver.operations.pause_resume import clear_workspaces
 from ebbtide.saver.pools import bypass
@@ -84,7 +84,7 @@ def swap(
             make_room=lambda: dead.make_room(returning),
         )
         bypass.close_if_resident(returning)
-    copy_ahead.keep_if_wanted(returning)
+    keeper.keep_if_wanted(returning)
     return Swap(Report.from_core(paused), Report.from_core(resumed), max(paused.seconds, resumed.seconds))
 
 

@@ -1,0 +1,94 @@
+"""Keeps tags ahead of their next pause after each resume, in a thread: `saver.configure(copy_ahead=True)`."""
+
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+
+from ebbtide import _core
+from ebbtide.errors import DriverError, StateError, StoreError
+from ebbtide.locks import make_lock
+from ebbtide.saver.copying.beside import LONGEST_SLEEP, Beside, start_thread
+from ebbtide.saver.state.known_tags import find_tags
+
+_LEAST_REST = 1.0  # seconds between two passes over a tag
+_REST = 20.0  # and as a multiple of what the pass took
+
+
+class _Keeper:
+    """The tags that are kept ahead, and the thread that does."""
+
+    def __init__(self) -> None:
+        self._lock = make_lock()
+        self._due: dict[str, float] = {}  # when the next pass over a tag begins
+        self._beside: Beside | None = None
+        self._thread: threading.Thread | None = None
+        self._has_news = False
+
+    def keep(self, names: Sequence[str]) -> None:
+        due = dict.fromkeys(find_tags(names), time.monotonic())
+        with self._lock:
+            self._due |= due
+            self._has_news = True
+            if self._due and (self._thread is None or not self._thread.is_alive()):
+                self._beside = Beside()
+                self._thread = threading.Thread(target=self._run, name="ebbtide-copy-ahead", daemon=True)
+                try:
+                    start_thread(self._thread)
+                except RuntimeError:  # no thread: no pause is worse for it
+                    self._thread = None
+                    self._due.clear()
+
+    def _run(self) -> None:
+        beside = self._beside
+        assert beside is not None
+        while not beside.is_stopped:
+            with self._lock:
+                self._has_news = False
+                if not self._due:
+                    self._thread = None
+                    return
+                name = min(self._due, key=lambda tag: self._due[tag])
+                due = self._due[name]
+            wait = due - time.monotonic()
+            if wait > 0:
+                self._sleep(beside, wait)
+                continue
+            rest = self._pass(beside, name)
+            with self._lock:
+                if self._due.get(name) != due:
+                    continue  # it was resumed again meanwhile
+                if rest is None:
+                    del self._due[name]
+                else:
+                    self._due[name] = time.monotonic() + rest
+
+    def _sleep(self, beside: Beside, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not beside.is_stopped and not self._has_news and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, LONGEST_SLEEP))
+
+    def _pass(self, beside: Beside, name: str) -> float | None:
+        """One pass over a tag. How long to rest before the next, or None: the tag is no longer kept ahead."""
+        try:
+            info = _core.query_tag(name)
+            if info is None or info.resident_bytes == info.left_bytes or not _core.get_option("copy_ahead"):
+                return None
+            seconds = beside.copy([name]).seconds
+        except (StateError, StoreError, DriverError) as error:
+            warnings.warn(
+                f"tag '{name}' is not copied ahead of its next pause, which copies it then: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
+        return max(_LEAST_REST, _REST * seconds)
+
+
+_keeper = _Keeper()
+
+
+def keep_if_wanted(names: Sequence[str]) -> None:
+    """After a resume of these tags (none: all): where `copy_ahead` is on, a thread keeps them ahead of a pause."""
+    if _core.get_option("copy_ahead"):
+        _keeper.keep(names)
