@@ -8,7 +8,7 @@ from ebbtide import _core, saver
 from ebbtide.errors import OutOfMemoryError
 
 from .. import device
-from ..attempt import Attempt
+from ..attempt import Attempt, host_may_refuse
 from ..device import MIB
 from ..model import Failure, Memory, Policy, Skip
 from ..world import World
@@ -172,7 +172,9 @@ class AllocateInRegion(Operation):
 
 
 def may_enter_fail(world: World, policy: Policy, error: BaseException) -> bool:
-    """Entering a region brings trimmed memory back, or fails."""
+    """Entering a region brings trimmed memory back, or fails. What lay on the host may need the host again."""
+    if host_may_refuse(world.model)(error):
+        return True
     if not isinstance(error, OutOfMemoryError):
         return False
     status = saver.tags().get(policy.tag)

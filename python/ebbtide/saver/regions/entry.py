@@ -36,6 +36,7 @@ def prepare_region(frame: "_core.Frame", policy: RegionPolicy, takes_all_threads
     Raises:
         StateError: this process is a forked child; also what `startup.backend` raises.
         OutOfMemoryError: the trimmed memory of the pools does not fit on the device.
+        StoreError: nor on the host, where some of it lay.
     """
     if backends.is_forked_child():
         raise StateError(

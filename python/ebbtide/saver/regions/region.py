@@ -216,6 +216,7 @@ def region(
         StateError: when entered: this torch and this driver do not go together, an allocator setting that cannot
             work, a forked child.
         OutOfMemoryError: when entered: trimmed memory does not fit on the device. The region is not entered.
+        StoreError: the same, for memory that lay on the host and finds too little room there, too.
     """
     return Region(tag, backup=backup, threads=threads, retain=retain, overflow=overflow)
 
