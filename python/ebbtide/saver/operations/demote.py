@@ -1,6 +1,7 @@
 """`saver.demote`: memory on the device moves to the host, where the device still reaches it."""
 
 from ebbtide import _core, driver_choice
+from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.values.arguments import check_tags
 from ebbtide.saver.values.reports import Report
 from ebbtide.sizes import parse_size
@@ -36,4 +37,5 @@ def demote(*tags: str, max_bytes: int | str | None = None, missing_ok: bool = Fa
     limit = None if max_bytes is None else parse_size(max_bytes, "max_bytes")
     if driver_choice.is_off():
         return Report("demote")
-    return Report.from_core(_core.demote(names, missing_ok, **({} if limit is None else {"max_bytes": limit})))
+    report = _core.demote(names, missing_ok, **({} if limit is None else {"max_bytes": limit}))
+    return log_report(Report.from_core(report))

@@ -11,6 +11,7 @@ from ebbtide.saver.operations.hooked_operation import HookedOperation
 from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.pools import bypass, captures, workspaces
 from ebbtide.saver.reclaim import dead, torch_cache, unused
+from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.tensors.ranges import ranges_of
 from ebbtide.saver.values.arguments import (
     AS_ALLOCATED,
@@ -71,7 +72,7 @@ def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> R
         report = _core.pause(
             names, missing_ok, leaving.code, unused=ranges, unused_as_of=as_of, moved=moved, backups=leaving.codes
         )
-    return Report.from_core(report)
+    return log_report(Report.from_core(report))
 
 
 @overload
@@ -162,7 +163,7 @@ def resume(
             make_room,
         )
         bypass.close_if_resident(names)
-    return Report.from_core(report)
+    return log_report(Report.from_core(report))
 
 
 class Paused(DecoratingScope):
@@ -189,10 +190,11 @@ class Paused(DecoratingScope):
             return None
         try:
             with HookedOperation([("resume", names)], True, moved):
-                torch_cache.claim_with_retries(
+                report = torch_cache.claim_with_retries(
                     lambda: _core.resume(names, True, moved=moved), make_room=lambda: dead.make_room(names)
                 )
                 bypass.close_if_resident(names)
+            log_report(Report.from_core(report))
         except Exception as error:
             return error
         return None

@@ -7,6 +7,7 @@ from ebbtide.saver.operations.hooked_operation import Action, HookedOperation
 from ebbtide.saver.operations.pause_resume import clear_workspaces
 from ebbtide.saver.pools import bypass
 from ebbtide.saver.reclaim import dead, torch_cache, unused
+from ebbtide.saver.telling.log_lines import log_swap
 from ebbtide.saver.values.arguments import (
     AS_ALLOCATED,
     BackupByTag,
@@ -78,7 +79,8 @@ def swap(
             make_room=lambda: dead.make_room(returning),
         )
         bypass.close_if_resident(returning)
-    return Swap(Report.from_core(paused), Report.from_core(resumed), max(paused.seconds, resumed.seconds))
+    swapped = Swap(Report.from_core(paused), Report.from_core(resumed), max(paused.seconds, resumed.seconds))
+    return log_swap(swapped)
 
 
 def _check_side(tags: object, side: str) -> list[str]:
