@@ -32,6 +32,7 @@ from ebbtide.saver.state.hooks import on
 from ebbtide.saver.survey.explain import explain
 from ebbtide.saver.survey.survivors import survivors
 from ebbtide.saver.values.explanation import CopiedTensor, Explanation
+from ebbtide.saver.values.progress import Progress
 from ebbtide.saver.values.reports import Adoption, Event, Held, Moved, Report, Swap, TagStatus, TagTable
 from ebbtide.saver.values.survivors import Survivor, Survivors
 from ebbtide.saver.values.whereabouts import Whereabouts
@@ -52,6 +53,7 @@ __all__ = [
     "Moved",
     "Pending",
     "Preparation",
+    "Progress",
     "Report",
     "Survivor",
     "Survivors",

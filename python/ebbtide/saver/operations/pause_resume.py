@@ -12,6 +12,7 @@ from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.pools import bypass, captures, workspaces
 from ebbtide.saver.reclaim import dead, torch_cache, unused
 from ebbtide.saver.telling.log_lines import log_report
+from ebbtide.saver.telling.watch import Watched
 from ebbtide.saver.tensors.ranges import ranges_of
 from ebbtide.saver.values.arguments import (
     AS_ALLOCATED,
@@ -69,9 +70,10 @@ def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> R
     with HookedOperation([("pause", names)], missing_ok), bypass.lock_for(shared), bypass.during_pause(shared):
         dead.release(names)
         ranges, as_of = unused.find(leaving)
-        report = _core.pause(
-            names, missing_ok, leaving.code, unused=ranges, unused_as_of=as_of, moved=moved, backups=leaving.codes
-        )
+        with Watched("pause", names):
+            report = _core.pause(
+                names, missing_ok, leaving.code, unused=ranges, unused_as_of=as_of, moved=moved, backups=leaving.codes
+            )
     return log_report(Report.from_core(report))
 
 
@@ -157,11 +159,12 @@ def resume(
             )
             bypass.close_when_over(names, core)
             return pending.start(core, names, operation, hold_stream)
-        report = torch_cache.claim_with_retries(
-            lambda: _core.resume(names, missing_ok, retain=code, order=ranges, unused=free, unused_as_of=as_of),
-            seconds,
-            make_room,
-        )
+        with Watched("resume", (), names):
+            report = torch_cache.claim_with_retries(
+                lambda: _core.resume(names, missing_ok, retain=code, order=ranges, unused=free, unused_as_of=as_of),
+                seconds,
+                make_room,
+            )
         bypass.close_if_resident(names)
     return log_report(Report.from_core(report))
 
@@ -189,7 +192,7 @@ class Paused(DecoratingScope):
         if not names:
             return None
         try:
-            with HookedOperation([("resume", names)], True, moved):
+            with HookedOperation([("resume", names)], True, moved), Watched("resume", (), names):
                 report = torch_cache.claim_with_retries(
                     lambda: _core.resume(names, True, moved=moved), make_room=lambda: dead.make_room(names)
                 )

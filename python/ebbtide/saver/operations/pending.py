@@ -21,6 +21,7 @@ from ebbtide.saver.pools import bypass
 from ebbtide.saver.state import hooks
 from ebbtide.saver.state.known_tags import allocations_of
 from ebbtide.saver.telling.log_lines import log_report
+from ebbtide.saver.telling.watch import watch_pending
 from ebbtide.saver.tensors.ranges import ranges_of
 from ebbtide.saver.values.reports import Report
 from ebbtide.saver.values.segments import Range
@@ -227,6 +228,7 @@ def start(core: "_core.Pending", names: list[str], operation: HookedOperation, h
         return _core.pause_count(tag) == pauses[tag]
 
     made = Pending(core, find_devices, after, after_failure)
+    watch_pending(core, names)
     if not _has_streams():
         _wait_quietly(core)
     elif hold_stream:

@@ -9,6 +9,7 @@ from ebbtide.errors import StateError
 from ebbtide.saver.reclaim import dead
 from ebbtide.saver.state.known_tags import check_known
 from ebbtide.saver.telling.log_lines import log_report
+from ebbtide.saver.telling.watch import Watched
 from ebbtide.saver.values.arguments import check_tags
 from ebbtide.saver.values.reports import Report
 
@@ -55,7 +56,9 @@ class Preparation:
 
     def _run(self) -> None:
         try:
-            self._report = log_report(Report.from_core(_core.prepare(self._names, self._missing_ok)))
+            with Watched("prepare", self._names):
+                report = _core.prepare(self._names, self._missing_ok)
+            self._report = log_report(Report.from_core(report))
         except Exception as error:
             self._error = error
 
@@ -90,7 +93,9 @@ def prepare(*tags: str, wait: bool = True, missing_ok: bool = False) -> Report |
         return Report("prepare") if wait else Preparation(names, missing_ok)
     dead.release(names)
     if wait:
-        return log_report(Report.from_core(_core.prepare(names, missing_ok)))
+        with Watched("prepare", names):
+            report = _core.prepare(names, missing_ok)
+        return log_report(Report.from_core(report))
     if not missing_ok:
         check_known(names)
     preparation = Preparation(names, missing_ok)
