@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from ebbtide import saver as saver_module  # noqa: E402
 from ebbtide.errors import StateError, StoreError  # noqa: E402
 from ebbtide.saver.telling import bars, watch  # noqa: E402
+from interrupts import interrupted_everywhere  # noqa: E402
 
 BLOCK = 1 << 22  # numbers of 4 bytes
 SIZE = 4 * BLOCK
@@ -38,7 +39,7 @@ def as_before(monkeypatch):
     monkeypatch.setattr(watch, "LINGER_SECONDS", 0.1)
     yield
     saver_module.configure(progress=None)
-    wait_until(lambda: watch._thread is None)
+    wait_until(lambda: watch._watcher is None)
     assert watch._running == {} and watch._ended == []
 
 
@@ -230,7 +231,7 @@ def test_short_operations_are_not_told_and_start_no_thread_where_nobody_looks(sa
         saver.configure(progress=display)
         saver.pause(tag)
         saver.resume(tag)
-        assert watch._thread is None
+        assert watch._watcher is None
     saver.configure(progress=seen.append)
     saver.pause(tag)
     saver.resume(tag)
@@ -255,7 +256,7 @@ def test_progress_is_a_setting_like_others(saver):
     assert before["progress"] is None and before["skip_clean"] is True
     saver.configure(progress=False)
     assert saver.settings()["progress"] is False
-    saver.configure(**before)
+    saver.configure(progress=before["progress"])
     assert saver.settings()["progress"] is None
 
 
@@ -351,7 +352,7 @@ if child == 0:
     try:
         saver.resume("weights")
     except errors.StateError:
-        os._exit(0 if watch._thread is None and not watch._running else 1)
+        os._exit(0 if watch._watcher is None and not watch._running else 1)
     os._exit(2)
 assert os.waitpid(child, 0)[1] == 0
 """)
@@ -363,3 +364,28 @@ assert os.waitpid(child, 0)[1] == 0
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ebbtide pause weights" in done.stdout
     assert done.stdout.rindex("\x1b[?25h") > done.stdout.rindex("\x1b[?25l")  # the cursor is shown again
+
+
+def test_an_interrupt_anywhere_leaves_no_operation_that_seems_to_run(saver, tag):
+    keep = block(saver, tag)
+    saver.configure(progress=lambda progress: None)
+
+    def work():
+        with watch.Watched("pause", [tag]):
+            pass
+
+    def check():
+        assert watch._running == {}
+        in_other = []
+
+        def take():
+            with watch._lock:
+                in_other.append(True)
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join(10)
+        assert in_other == [True]
+
+    assert interrupted_everywhere(work, check) > 10
+    assert int(keep[-1]) == BLOCK - 1

@@ -7,6 +7,7 @@ So an operation never waits for a callback or a terminal, and where nobody would
 No lock is held while a callback runs. In a forked child nothing is shown.
 """
 
+import _thread
 import atexit
 import itertools
 import os
@@ -36,7 +37,7 @@ _changed = make_condition(_lock)
 _keys = itertools.count()
 _running: "dict[int, _Operation]" = {}
 _ended: "list[_Operation]" = []  # those that were shown and are over
-_thread: threading.Thread | None = None
+_watcher: object = None  # stands for the thread that is to go on
 _display: Display = None
 _is_child = False
 
@@ -154,20 +155,21 @@ def _is_wanted() -> bool:
 
 
 def _note(operation: _Operation) -> None:
-    global _thread
+    global _watcher
     with _lock:
         _running[operation.key] = operation
-        if _thread is not None:
+        if _watcher is not None:
             return
-        started = threading.Thread(target=_watch, name="ebbtide-progress", daemon=True)
-        _thread = started
+        own = object()
         try:
-            started.start()
+            _watcher = own
+            # Not a threading.Thread, whose start waits for the thread, and can turn an interrupt into a RuntimeError.
+            _thread.start_new_thread(_watch, (own,))
         except RuntimeError:  # the system starts no thread, or the interpreter is about to end
-            _thread = None
+            _watcher = None
             del _running[operation.key]
-        except BaseException:  # an interrupt: it may have started, and then finds that another took its place
-            _thread = None
+        except BaseException:  # an interrupt: if the thread has started, it finds that it is not the watcher
+            _watcher = None
             raise
 
 
@@ -182,14 +184,15 @@ def _end(operation: _Operation, has_succeeded: bool) -> None:
         del _running[operation.key]
 
 
-def _watch() -> None:
+def _watch(own: object) -> None:
+    threading.current_thread().name = "ebbtide-progress"
     drawn: bars.Bars | None = None
     last_seconds = time.monotonic()
     while True:
         with _lock:
             if not _ended:
                 _changed.wait(POLL_SECONDS)
-            if _is_over(last_seconds):
+            if _is_over(own, last_seconds):
                 return
             ended, running = list(_ended), list(_running.values())
             due = [each for each in running if each.is_due()]
@@ -217,13 +220,13 @@ def _has_succeeded(core: "_core.Pending") -> bool:
     return True
 
 
-def _is_over(last_seconds: float) -> bool:
-    global _thread
-    if _thread is not threading.current_thread():
+def _is_over(own: object, last_seconds: float) -> bool:
+    global _watcher
+    if _watcher is not own:
         return True
     if _running or _ended or time.monotonic() - last_seconds < LINGER_SECONDS:
         return False
-    _thread = None
+    _watcher = None
     return True
 
 
@@ -276,12 +279,12 @@ class _Guard:
 def _settle() -> None:
     """Waits until the bars of operations that are over are gone, so that the terminal is as it was."""
     with _lock:
-        _changed.wait_for(lambda: not _ended or _thread is None, timeout=1)
+        _changed.wait_for(lambda: not _ended or _watcher is None, timeout=1)
 
 
 def _forget() -> None:
-    global _is_child, _thread
-    _is_child, _thread = True, None
+    global _is_child, _watcher
+    _is_child, _watcher = True, None
     _running.clear()
     _ended.clear()
 
