@@ -19,6 +19,12 @@ def make_lock() -> Any:
     return lock
 
 
+def make_condition(lock: Any) -> threading.Condition:
+    """A threading.Condition over a lock of `make_lock`. Take the lock by `with lock`: an interrupt as `with condition`
+    begins would leave it taken. In a forked child nobody may wait for it."""
+    return threading.Condition(lock)
+
+
 def _renew() -> None:
     for lock in list(_made):
         if not lock._is_owned():

@@ -1,9 +1,10 @@
 """`ebbtide.lms.enable` and what it turns on."""
 
+import logging
 from types import TracebackType
 from typing import Any
 
-from ebbtide import _core, driver_choice, settings, torch_extension
+from ebbtide import _core, driver_choice, logs, settings, torch_extension
 from ebbtide.errors import OutOfMemoryError, StateError
 from ebbtide.lms import optimizer_states, saved_tensors, weights
 from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
@@ -102,7 +103,15 @@ def enable(
             raise
         _now.min_size, _now.host_limit = least, host
         _apply_rules()
+    if logs.is_enabled():
+        logs.log(logging.INFO, "%s", _describe_limits("on" if was_off else "changed", wanted, least, host))
     return Enabled(was_off)
+
+
+def _describe_limits(state: str, limit: int | None, min_size: int, host_limit: int | None) -> str:
+    device = "the device's memory" if limit is None else format_size(limit)
+    text = f"lms {state}: limit {device}, min_size {format_size(min_size)}"
+    return text if host_limit is None else f"{text}, host_limit {format_size(host_limit)}"
 
 
 def _turn_on() -> None:
@@ -144,8 +153,11 @@ def disable() -> None:
     where it is, until that thread calls this too, or ends.
     """
     with _lock:
+        was_on = _now.is_on
         if _was_used():
             _turn_off()
+    if was_on:
+        logs.log(logging.INFO, "lms off")
 
 
 def _turn_off() -> None:

@@ -17,8 +17,8 @@ from typing import Any
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.lms import devices
-from ebbtide.saver.adoption.adopt import adopt
-from ebbtide.saver.operations.trim import trim
+from ebbtide.saver.adoption.adopt import adopt_quietly
+from ebbtide.saver.operations.trim import trim_quietly
 from ebbtide.saver.pools import backends
 from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.regions.region import region
@@ -58,7 +58,7 @@ def install(extension: Any, give_back: Callable[[], None]) -> None:
     from torch.optim import Optimizer
 
     with contextlib.suppress(StateError):  # a region of the tag is open
-        trim(TAG, missing_ok=True)  # what an earlier LMS left, and nothing uses
+        trim_quietly([TAG], missing_ok=True)  # what an earlier LMS left, and nothing uses
     _now.give_back = give_back
     _now.shortage = _Shortage()
     extension.allow_state_moves(True)
@@ -179,7 +179,7 @@ def _bring_states_back(extension: Any, has_closure: bool) -> None:
 def _after_step(extension: Any, made_states: bool) -> None:
     if made_states:
         with contextlib.suppress(StateError):  # another thread makes states
-            trim(TAG, missing_ok=True)  # what else the step had there
+            trim_quietly([TAG], missing_ok=True)  # what else the step had there
     wanted = _now.shortage.between_steps - extension.state_host_bytes()
     if wanted > 0:
         extension.send_states_away(wanted)
@@ -198,7 +198,7 @@ def _adopt_loaded(optimizer: Any) -> None:
         return
     _now.tried[optimizer] = first.data_ptr()
     with contextlib.suppress(StateError, torch.OutOfMemoryError):
-        adopt([first, *(each for each in tensors if _tag_of(each) == devices.TAG)], tag=TAG)
+        adopt_quietly([first, *(each for each in tensors if _tag_of(each) == devices.TAG)], tag=TAG)
 
 
 def _tag_of(tensor: Any) -> str | None:

@@ -15,7 +15,7 @@ from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.lms import devices
 from ebbtide.saver.adoption.storage_movers import make_mover
-from ebbtide.saver.operations.trim import trim
+from ebbtide.saver.operations.trim import trim_quietly
 from ebbtide.saver.pools import backends
 from ebbtide.saver.regions.region import region
 
@@ -71,7 +71,7 @@ def remove(extension: Any) -> None:
 def _trim() -> None:
     for tag in (TAG, TAG_OF_GRADIENTS):
         with contextlib.suppress(StateError):  # a thread makes a module
-            trim(tag, missing_ok=True)
+            trim_quietly([tag], missing_ok=True)
 
 
 # --- which weights ---

@@ -73,6 +73,7 @@ from ebbtide.saver.survey.outside import outside
 from ebbtide.saver.survey.survivors import survivors
 from ebbtide.saver.values.explanation import CopiedTensor, Explanation
 from ebbtide.saver.values.outside import Outside, OutsideTensor
+from ebbtide.saver.values.progress import Progress
 from ebbtide.saver.values.reports import Adoption, Event, Held, Moved, Report, Swap, TagStatus, TagTable
 from ebbtide.saver.values.survivors import Survivor, Survivors
 from ebbtide.saver.values.whereabouts import Whereabouts
@@ -95,6 +96,7 @@ __all__ = [
     "OutsideTensor",
     "Pending",
     "Preparation",
+    "Progress",
     "Report",
     "Survivor",
     "Survivors",

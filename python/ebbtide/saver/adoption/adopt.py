@@ -22,6 +22,7 @@ from ebbtide.saver.pools import captures
 from ebbtide.saver.pools.region_pools import holder_name
 from ebbtide.saver.regions import startup
 from ebbtide.saver.regions.region import region
+from ebbtide.saver.telling.log_lines import log_adoption
 from ebbtide.saver.tensors.walk import TensorWalk, why_without_memory
 from ebbtide.saver.values.arguments import BackupName, backup_code, check_tag
 from ebbtide.saver.values.reports import Adoption
@@ -72,6 +73,15 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: boo
         raise TypeError(f"force is True or False, not {type(force).__name__}")
     if driver_choice.is_off():
         return Adoption(tag)
+    return log_adoption(_adopt(objects, tag, code, backup, force))
+
+
+def adopt_quietly(*objects: Any, tag: str, backup: BackupName | None = "ram", force: bool = False) -> Adoption:
+    """`adopt`, for callers inside ebbtide, which hold locks: it logs nothing."""
+    return _adopt(objects, tag, backup_code(backup), backup, force)
+
+
+def _adopt(objects: tuple[Any, ...], tag: str, code: int, backup: BackupName | None, force: bool) -> Adoption:
     backend = startup.backend()
     if backend is None:
         return Adoption(tag)

@@ -3,10 +3,11 @@
 import os
 from collections.abc import Callable
 from enum import Enum
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from ebbtide import _core, driver_choice, settings
 from ebbtide.saver.pools import backends
+from ebbtide.saver.telling import watch
 from ebbtide.settings import Setting
 from ebbtide.sizes import format_size
 
@@ -23,6 +24,7 @@ Limit: TypeAlias = str | int | Literal[_Unchanged.UNCHANGED] | None
 Fraction: TypeAlias = float | Literal[_Unchanged.UNCHANGED]
 Switch: TypeAlias = bool | Literal[_Unchanged.UNCHANGED]
 Folder: TypeAlias = str | os.PathLike[str] | Literal[_Unchanged.UNCHANGED] | None
+Shows: TypeAlias = watch.Display | Literal[_Unchanged.UNCHANGED]
 Files: TypeAlias = Literal["hidden", "named", _Unchanged.UNCHANGED]
 
 
@@ -45,6 +47,7 @@ def configure(
     compare_bytes: Switch = UNCHANGED,
     poison: Switch = UNCHANGED,
     copy_ahead: Switch = UNCHANGED,
+    progress: Shows = UNCHANGED,
 ) -> None:
     """Sets limits and switches; what is left out stays as it is. All are checked before any is set.
 
@@ -88,6 +91,10 @@ def configure(
         copy_ahead: whether a thread keeps the backups of tags that were resumed ahead of their next pause, as
             `prepare(copy=True, wait=False)` does once: it copies what has changed, and rests for 20 times as long,
             a second at least. It ends for a tag that is paused.
+        progress: a function that gets a Progress, at most ten times a second, from a thread of ebbtide's, while an
+            operation runs that takes longer than 0.1 s, and once at its end if it succeeds. An exception of it becomes
+            one RuntimeWarning, and the function is not called again. None: operations that take longer than 1 s draw a
+            bar if stderr is a terminal and rich or tqdm is installed. True: they draw it in any case. False: nothing.
 
     Raises:
         TypeError, ValueError: malformed sizes, switches that are no bool, a host_pool beyond the machine's RAM; a
@@ -115,6 +122,8 @@ def configure(
         "copy_ahead": copy_ahead,
     }
     given = {name: value for name, value in everything.items() if value is not UNCHANGED}
+    if progress is not UNCHANGED:
+        watch.check_display(progress)
     is_off = driver_choice.is_off()
     has_files = given.get("disk_files") is not None
     texts = {
@@ -130,11 +139,13 @@ def configure(
     settings.check_environment()
     for name, text in texts.items():
         _core.configure(name, None if text is None else os.fsencode(text))
+    if progress is not UNCHANGED:
+        watch.set_display(progress)
     if "host_pool" in texts:
         _fill_host_pool()
 
 
-def settings_in_force() -> dict[str, str | int | float | bool | None]:
+def settings_in_force() -> dict[str, Any]:
     """What `saver.configure` set, or a variable, or the default: maps each of its arguments to its value, which
     `configure` takes again. Sizes are bytes. Empty where ebbtide is off.
 
@@ -149,7 +160,8 @@ def settings_in_force() -> dict[str, str | int | float | bool | None]:
         return {}
     settings.check_environment()
     configurable = [setting for setting in settings.all_settings() if setting.is_configurable]
-    return {setting.name: _value(setting, os.fsdecode(_core.get_setting(setting.name))) for setting in configurable}
+    found = {setting.name: _value(setting, os.fsdecode(_core.get_setting(setting.name))) for setting in configurable}
+    return {**found, "progress": watch.display()}
 
 
 def _value(setting: Setting, text: str) -> str | int | float | bool | None:

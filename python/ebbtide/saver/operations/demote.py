@@ -1,6 +1,8 @@
 """`saver.demote`: memory on the device moves to the host, where the device still reaches it."""
 
 from ebbtide import _core, driver_choice
+from ebbtide.saver.telling.log_lines import log_report
+from ebbtide.saver.telling.watch import Watched
 from ebbtide.saver.values.arguments import Tags, check_tags
 from ebbtide.saver.values.reports import Report
 from ebbtide.sizes import parse_size
@@ -38,4 +40,6 @@ def demote(*tags: Tags, max_bytes: int | str | None = None, missing_ok: bool = F
     limit = None if max_bytes is None else parse_size(max_bytes, "max_bytes")
     if driver_choice.is_off():
         return Report("demote")
-    return Report.from_core(_core.demote(names, missing_ok, **({} if limit is None else {"max_bytes": limit})))
+    with Watched("demote", names):
+        report = _core.demote(names, missing_ok, **({} if limit is None else {"max_bytes": limit}))
+    return log_report(Report.from_core(report))

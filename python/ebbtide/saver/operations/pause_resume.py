@@ -13,6 +13,8 @@ from ebbtide.saver.operations.hooked_operation import HookedOperation
 from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.pools import bypass, captures, workspaces
 from ebbtide.saver.reclaim import dead, torch_cache, unused
+from ebbtide.saver.telling.log_lines import log_report
+from ebbtide.saver.telling.watch import Watched
 from ebbtide.saver.tensors.ranges import ranges_of
 from ebbtide.saver.values.arguments import (
     AS_ALLOCATED,
@@ -75,10 +77,11 @@ def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> R
         enabling.look_before_pause(names)
         dead.release(names)
         ranges, as_of = unused.find(leaving)
-        report = _core.pause(
-            names, missing_ok, leaving.code, unused=ranges, unused_as_of=as_of, moved=moved, backups=leaving.codes
-        )
-    return Report.from_core(report)
+        with Watched("pause", names):
+            report = _core.pause(
+                names, missing_ok, leaving.code, unused=ranges, unused_as_of=as_of, moved=moved, backups=leaving.codes
+            )
+    return log_report(Report.from_core(report))
 
 
 @overload
@@ -167,14 +170,15 @@ def resume(
             made = pending.start(core, names, operation, hold_stream)
             keeper.keep_if_wanted(names)
             return made
-        report = torch_cache.claim_with_retries(
-            lambda: _core.resume(names, missing_ok, retain=code, order=ranges, unused=free, unused_as_of=as_of),
-            seconds,
-            make_room,
-        )
+        with Watched("resume", (), names):
+            report = torch_cache.claim_with_retries(
+                lambda: _core.resume(names, missing_ok, retain=code, order=ranges, unused=free, unused_as_of=as_of),
+                seconds,
+                make_room,
+            )
         bypass.close_if_resident(names)
     keeper.keep_if_wanted(names)
-    return Report.from_core(report)
+    return log_report(Report.from_core(report))
 
 
 class Paused(DecoratingScope):
@@ -200,12 +204,13 @@ class Paused(DecoratingScope):
         if not names:
             return None
         try:
-            with HookedOperation([("resume", names)], True, moved):
-                torch_cache.claim_with_retries(
+            with HookedOperation([("resume", names)], True, moved), Watched("resume", (), names):
+                report = torch_cache.claim_with_retries(
                     lambda: _core.resume(names, True, moved=moved), make_room=lambda: dead.make_room(names)
                 )
                 bypass.close_if_resident(names)
             keeper.keep_if_wanted(names)
+            log_report(Report.from_core(report))
         except Exception as error:
             return error
         return None

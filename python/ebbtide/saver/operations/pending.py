@@ -20,6 +20,8 @@ from ebbtide.saver.operations.hooked_operation import HookedOperation, run_hooks
 from ebbtide.saver.pools import bypass
 from ebbtide.saver.state import hooks
 from ebbtide.saver.state.known_tags import allocations_of
+from ebbtide.saver.telling.log_lines import log_report
+from ebbtide.saver.telling.watch import watch_pending
 from ebbtide.saver.tensors.ranges import ranges_of
 from ebbtide.saver.values.reports import Report
 from ebbtide.saver.values.segments import Range
@@ -50,6 +52,7 @@ class Pending:
         self._calls: list[tuple[Callable[[str], Any], str]] = []
         self._after_failure = after_failure
         self._lock = make_lock()
+        self._is_logged = core is None
 
     @property
     def done(self) -> bool:
@@ -80,7 +83,9 @@ class Pending:
                 self._calls = self._after()
                 self._after = None
             hooks.run_all(self._calls)
-            return report
+            is_first = not self._is_logged
+            self._is_logged = True
+        return log_report(report) if is_first else report
 
     def _check(self) -> Report:
         return Report("resume") if self._core is None else Report.from_core(self._core.wait())
@@ -226,6 +231,7 @@ def start(core: "_core.Pending", names: list[str], operation: HookedOperation, h
         return _core.pause_count(tag) == pauses[tag]
 
     made = Pending(core, find_devices, after, after_failure)
+    watch_pending(core, names)
     if not _has_streams():
         _wait_quietly(core)
     elif hold_stream:

@@ -10,6 +10,8 @@ from ebbtide.errors import StateError
 from ebbtide.saver.copying import beside
 from ebbtide.saver.copying.beside import Beside
 from ebbtide.saver.reclaim import dead
+from ebbtide.saver.telling.log_lines import log_report
+from ebbtide.saver.telling.watch import Watched
 from ebbtide.saver.values.arguments import Tags, check_tags
 from ebbtide.saver.values.reports import Report
 
@@ -74,7 +76,7 @@ class Preparation:
     def _run(self) -> None:
         try:
             if self._work is not None:
-                self._report = self._work()
+                self._report = log_report(self._work())
         except Exception as error:
             self._error = error
 
@@ -126,14 +128,20 @@ def prepare(*tags: Tags, copy: bool = False, wait: bool = True, missing_ok: bool
     if copy:
         found = beside.known(names, missing_ok)
         if wait:
-            return beside.copy_now(found)
+            return log_report(beside.copy_now(found))
         copying = Beside()
         preparation = Preparation(lambda: copying.copy(found), copying)
     else:
         if wait:
-            return Report.from_core(_core.prepare(names, missing_ok))
+            return log_report(_take_memory(names, missing_ok))
         if not missing_ok:
             beside.known(names, missing_ok)
-        preparation = Preparation(lambda: Report.from_core(_core.prepare(names, missing_ok)))
+        preparation = Preparation(lambda: _take_memory(names, missing_ok))
     preparation._start()
     return preparation
+
+
+def _take_memory(names: list[str], missing_ok: bool) -> Report:
+    with Watched("prepare", names):
+        report = _core.prepare(names, missing_ok)
+    return Report.from_core(report)

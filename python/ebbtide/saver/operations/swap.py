@@ -9,6 +9,8 @@ from ebbtide.saver.operations.hooked_operation import Action, HookedOperation
 from ebbtide.saver.operations.pause_resume import clear_workspaces
 from ebbtide.saver.pools import bypass
 from ebbtide.saver.reclaim import dead, torch_cache, unused
+from ebbtide.saver.telling.log_lines import log_swap
+from ebbtide.saver.telling.watch import Watched
 from ebbtide.saver.values.arguments import (
     AS_ALLOCATED,
     BackupByTag,
@@ -70,22 +72,24 @@ def swap(
         enabling.look_before_pause(leaving)
         dead.release([*leaving, *returning])
         ranges, as_of = unused.find_for_swap(moving_out, returning)
-        paused, resumed = torch_cache.claim_with_retries(
-            lambda: _core.swap(
-                leaving,
-                returning,
-                missing_ok,
-                moving_out.code,
-                kept,
-                unused=ranges,
-                unused_as_of=as_of,
-                backups=moving_out.codes,
-            ),
-            make_room=lambda: dead.make_room(returning),
-        )
+        with Watched("swap", leaving, returning):
+            paused, resumed = torch_cache.claim_with_retries(
+                lambda: _core.swap(
+                    leaving,
+                    returning,
+                    missing_ok,
+                    moving_out.code,
+                    kept,
+                    unused=ranges,
+                    unused_as_of=as_of,
+                    backups=moving_out.codes,
+                ),
+                make_room=lambda: dead.make_room(returning),
+            )
         bypass.close_if_resident(returning)
     keeper.keep_if_wanted(returning)
-    return Swap(Report.from_core(paused), Report.from_core(resumed), max(paused.seconds, resumed.seconds))
+    swapped = Swap(Report.from_core(paused), Report.from_core(resumed), max(paused.seconds, resumed.seconds))
+    return log_swap(swapped)
 
 
 def _check_side(tags: object, side: str) -> list[str]:

@@ -8,6 +8,7 @@ from ebbtide import _core, driver_choice
 from ebbtide.saver.pools import backends, pool_segments, region_pools
 from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.state.known_tags import allocations_of
+from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.values.arguments import Tags, check_tags
 from ebbtide.saver.values.reports import Report
 
@@ -43,6 +44,11 @@ def trim(*tags: Tags, missing_ok: bool = False) -> Report:
     names = check_tags(tags)
     if driver_choice.is_off():
         return Report("trim")
+    return log_report(trim_quietly(names, missing_ok))
+
+
+def trim_quietly(names: list[str], missing_ok: bool = False) -> Report:
+    """`trim`, for callers inside ebbtide, which hold locks: it logs nothing."""
     chosen = _core.preview("trim", names, missing_ok)
     backend = backends.existing_backend()
     if backend is None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _TOTALS = ("bytes", "copied", "skipped", "clean", "unused", "constant")
 _MOST_PASSED_BY = 8  # that a text names
-_VERBS = {"pause": "freed", "trim": "freed", "demote": "freed", "prepare": "made ready"}
+VERBS = {"pause": "freed", "trim": "freed", "demote": "freed", "prepare": "made ready"}
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Report(Shown):
         return replace(self, bytes=total, by_tag=by_tag, by_device=by_device, rows=tuple(by_place.values()))
 
     def __str__(self) -> str:
-        verb = _VERBS.get(self.kind, "claimed")
+        verb = VERBS.get(self.kind, "claimed")
         whose = ", ".join(f"{tag} {format_size(size)}" for tag, size in self.by_tag.items())
         lines = [
             f"{self.kind}: {verb} {format_size(self.bytes)} in {self.seconds:.3f} s"

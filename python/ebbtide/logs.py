@@ -1,0 +1,71 @@
+"""The logger "ebbtide": what operations moved at INFO, each tag of them at DEBUG.
+
+The logger has a NullHandler, as the logging how-to asks of libraries, so that a program without handlers sees nothing.
+EBBTIDE_LOG sets the logger's level, unless the program has set one. As long as no handler takes the lines, they then go
+to stderr, in the form of the core's own lines. The core's lines stay on stderr in any case.
+
+Lines are logged when an operation is over and no lock of this package is held, so that a handler may use ebbtide,
+raise, or be interrupted.
+"""
+
+import logging
+import os
+import sys
+import warnings
+from typing import Any
+
+from ebbtide import settings
+
+logger = logging.getLogger("ebbtide")
+
+
+class _StderrWithoutHandlers(logging.Handler):
+    """Writes "ebbtide: <message>" to stderr, as the core does, if no handler of the program takes the record."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if _has_other_handlers(self):
+            return
+        try:
+            if sys.stderr is not None:
+                sys.stderr.write(f"ebbtide: {record.getMessage()}\n")
+                sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
+
+
+def is_enabled(level: int = logging.INFO) -> bool:
+    """Whether a line of this level goes anywhere. Ask before building its text."""
+    return logger.isEnabledFor(level)
+
+
+def log(level: int, text: str, *values: Any) -> None:
+    """Logs one line. An exception of a handler becomes a warning, since the operation that it reports stands."""
+    try:
+        logger.log(level, text, *values)
+    except Exception as error:
+        warnings.warn(f"a handler of the logger 'ebbtide' failed: {error!r}", RuntimeWarning, stacklevel=2)
+
+
+def _has_other_handlers(own: logging.Handler) -> bool:
+    at: logging.Logger | None = logger
+    while at is not None:
+        if any(each is not own and not isinstance(each, logging.NullHandler) for each in at.handlers):
+            return True
+        at = at.parent if at.propagate else None
+    return False
+
+
+def _set_up() -> None:
+    logger.addHandler(logging.NullHandler())
+    try:
+        word = settings.read("log", os.environ)
+    except ValueError:  # the core has said so
+        return
+    if not word:
+        return
+    if logger.level == logging.NOTSET:
+        logger.setLevel(word.upper())
+    logger.addHandler(_StderrWithoutHandlers())
+
+
+_set_up()

@@ -1,0 +1,293 @@
+"""Progress of long operations, for `saver.configure(progress=)`.
+
+An operation only notes that it runs. One thread, which starts with the first operation that is watched and ends when
+there were none for some seconds, looks at what runs, asks the core how much has moved, and calls the program or draws.
+So an operation never waits for a callback or a terminal, and where nobody would see progress, no thread starts.
+
+No lock is held while a callback runs. In a forked child nothing is shown.
+"""
+
+import _thread
+import atexit
+import itertools
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from ebbtide import _core
+from ebbtide.errors import Error
+from ebbtide.locks import make_condition, make_lock
+from ebbtide.saver.state.known_tags import allocations_of, find_tags
+from ebbtide.saver.telling import bars
+from ebbtide.saver.values.progress import Progress
+
+Display: TypeAlias = Callable[[Progress], object] | bool | None
+
+CALLBACK_SECONDS = 0.1  # an operation is told to a callback from this age on
+BAR_SECONDS = 1.0
+POLL_SECONDS = 0.1
+LINGER_SECONDS = 10.0
+
+_lock = make_lock()
+_changed = make_condition(_lock)
+_keys = itertools.count()
+_running: "dict[int, _Operation]" = {}
+_ended: "list[_Operation]" = []  # those that were shown and are over
+_watcher: object = None  # stands for the thread that is to go on
+_display: Display = None
+_is_child = False
+
+
+class _Operation:
+    """One that runs. Only the thread that shows it touches what has no comment."""
+
+    def __init__(
+        self, operation: str, leaving: Sequence[str], returning: Sequence[str], pending: "_core.Pending | None"
+    ) -> None:
+        self.key = next(_keys)
+        self.operation, self.leaving, self.returning, self.pending = operation, leaving, returning, pending
+        self.start = time.monotonic()
+        self.display = _display  # as it was when the operation began
+        self.is_shown = False  # whoever ends the operation reads it, under the lock
+        self.has_succeeded = False
+        self.ranges: list[tuple[int, int]] | None = None
+        self.total_bytes = 0
+
+    def is_due(self) -> bool:
+        age = time.monotonic() - self.start
+        return age >= (CALLBACK_SECONDS if callable(self.display) else BAR_SECONDS)
+
+    def measure(self) -> Progress:
+        done, total = self._count_pending() if self.pending is not None else self._count_tags()
+        self.total_bytes = total
+        return self.progress(min(done, total))
+
+    def progress(self, done_bytes: int) -> Progress:
+        tags = (*self.leaving, *self.returning)
+        return Progress(self.operation, tags, done_bytes, self.total_bytes, time.monotonic() - self.start)
+
+    def _count_pending(self) -> tuple[int, int]:
+        assert self.pending is not None
+        if self.ranges is None:
+            self.ranges = [(info.address, info.size_bytes) for info in allocations_of(self.returning)]
+        done = sum(size for address, size in self.ranges if self.pending.is_ready(address, size))
+        return done, sum(size for _, size in self.ranges)
+
+    def _count_tags(self) -> tuple[int, int]:
+        if self.operation == "swap":
+            sides = [("pause", self.leaving), ("resume", self.returning)]
+        else:
+            sides = [(self.operation, self.leaving or self.returning)]
+        counts = [_COUNTS[kind](info) for kind, names in sides for info in find_tags(names).values()]
+        return sum(done for done, _ in counts), sum(total for _, total in counts)
+
+
+def _count_paused(info: "_core.TagInfo") -> tuple[int, int]:
+    return info.stored_bytes + info.dropped_bytes + info.left_bytes, info.size_bytes - info.trimmed_bytes
+
+
+def _count_resumed(info: "_core.TagInfo") -> tuple[int, int]:
+    return info.resident_bytes - info.left_bytes, info.size_bytes - info.trimmed_bytes
+
+
+_COUNTS: "dict[str, Callable[[_core.TagInfo], tuple[int, int]]]" = {
+    "pause": _count_paused,
+    "resume": _count_resumed,
+    "prepare": lambda info: (0, info.resident_bytes),
+    "promote": lambda info: (info.resident_bytes - info.host_bytes, info.resident_bytes),
+    "demote": lambda info: (info.host_bytes, info.resident_bytes),
+}
+
+
+class Watched(_core.Scope):
+    """Shows the progress of an operation while the block runs."""
+
+    def __init__(self, operation: str, leaving: Sequence[str] = (), returning: Sequence[str] = ()) -> None:
+        self._arguments = operation, leaving, returning
+        self._noted: _Operation | None = None
+
+    def _open(self) -> "Watched":
+        if _is_wanted():
+            self._noted = _Operation(*self._arguments, None)
+            _note(self._noted)
+        return self
+
+    def _close(self) -> None:
+        if self._noted is not None:
+            _end(self._noted, self._failure is None)
+
+
+def watch_pending(core: "_core.Pending", names: Sequence[str]) -> None:
+    """Shows the progress of a resume that goes on by itself."""
+    if _is_wanted() and not core.is_over():
+        _note(_Operation("resume", (), names, core))
+
+
+def check_display(value: object) -> None:
+    """Raises TypeError for what `configure(progress=)` does not take."""
+    if value is not None and not isinstance(value, bool) and not callable(value):
+        raise TypeError(f"progress must be a callable, True, False or None, not {type(value).__name__}")
+
+
+def set_display(value: Display) -> None:
+    """What operations that begin from now on show."""
+    global _display
+    _display = value
+
+
+def display() -> Display:
+    """What `set_display` set."""
+    return _display
+
+
+def _is_wanted() -> bool:
+    if _display is None:
+        stream = sys.stderr
+        try:
+            return stream is not None and stream.isatty() and not _is_child
+        except (AttributeError, ValueError):  # something else stands there, or it is closed
+            return False
+    return _display is not False and not _is_child
+
+
+def _note(operation: _Operation) -> None:
+    global _watcher
+    with _lock:
+        _running[operation.key] = operation
+        if _watcher is not None:
+            return
+        own = object()
+        try:
+            _watcher = own
+            # Not a threading.Thread, whose start waits for the thread, and can turn an interrupt into a RuntimeError.
+            _thread.start_new_thread(_watch, (own,))
+        except RuntimeError:  # the system starts no thread, or the interpreter is about to end
+            _watcher = None
+            del _running[operation.key]
+        except BaseException:  # an interrupt: if the thread has started, it finds that it is not the watcher
+            _watcher = None
+            raise
+
+
+def _end(operation: _Operation, has_succeeded: bool) -> None:
+    with _lock:
+        if _running.get(operation.key) is None:
+            return
+        operation.has_succeeded = has_succeeded
+        if operation.is_shown:
+            _ended.append(operation)
+            _changed.notify_all()
+        del _running[operation.key]
+
+
+def _watch(own: object) -> None:
+    threading.current_thread().name = "ebbtide-progress"
+    drawn: bars.Bars | None = None
+    last_seconds = time.monotonic()
+    while True:
+        with _lock:
+            if not _ended:
+                _changed.wait(POLL_SECONDS)
+            if _is_over(own, last_seconds):
+                return
+            ended, running = list(_ended), list(_running.values())
+            due = [each for each in running if each.is_due()]
+            for each in due:
+                each.is_shown = True
+            if running or ended:
+                last_seconds = time.monotonic()
+        for each in due:
+            if each.pending is not None and each.pending.is_over():
+                _end(each, _has_succeeded(each.pending))
+            else:
+                drawn = _show(each, drawn)
+        for each in ended:
+            _finish(each, drawn)
+        with _lock:
+            del _ended[: len(ended)]
+            _changed.notify_all()
+
+
+def _has_succeeded(core: "_core.Pending") -> bool:
+    try:
+        core.wait()  # at once, since it is over
+    except Error:
+        return False
+    return True
+
+
+def _is_over(own: object, last_seconds: float) -> bool:
+    global _watcher
+    if _watcher is not own:
+        return True
+    if _running or _ended or time.monotonic() - last_seconds < LINGER_SECONDS:
+        return False
+    _watcher = None
+    return True
+
+
+def _show(operation: _Operation, drawn: bars.Bars | None) -> bars.Bars | None:
+    with _Guard(operation):
+        progress = operation.measure()
+        if callable(operation.display):
+            if operation.display is _display:  # not one that failed, or was replaced, meanwhile
+                operation.display(progress)
+        else:
+            if drawn is None:
+                drawn = bars.make_bars(is_forced=operation.display is True)
+            if drawn is not None:
+                drawn.show(operation.key, progress)
+            elif operation.display is not None:
+                raise ImportError("neither rich nor tqdm is installed")
+    return drawn
+
+
+def _finish(operation: _Operation, drawn: bars.Bars | None) -> None:
+    with _Guard(operation):
+        if not callable(operation.display):
+            if drawn is not None:
+                drawn.end(operation.key)
+        elif operation.has_succeeded and operation.display is _display:
+            operation.display(operation.progress(operation.total_bytes))
+
+
+class _Guard:
+    """Turns progress off after an exception, and reports it once."""
+
+    def __init__(self, operation: _Operation) -> None:
+        self._operation = operation
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
+        if error is None:
+            return True
+        if self._operation.display is _display:
+            set_display(False)
+            try:
+                warnings.warn(f"progress is off from now on, since it failed: {error!r}", RuntimeWarning, stacklevel=2)
+            except RuntimeWarning:  # warnings are errors
+                sys.excepthook(type(error), error, error.__traceback__)
+        return True
+
+
+def _settle() -> None:
+    """Waits until the bars of operations that are over are gone, so that the terminal is as it was."""
+    with _lock:
+        _changed.wait_for(lambda: not _ended or _watcher is None, timeout=1)
+
+
+def _forget() -> None:
+    global _is_child, _watcher
+    _is_child, _watcher = True, None
+    _running.clear()
+    _ended.clear()
+
+
+atexit.register(_settle)
+os.register_at_fork(after_in_child=_forget)

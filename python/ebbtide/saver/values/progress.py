@@ -1,0 +1,31 @@
+"""How far an operation is: what callbacks of `saver.configure(progress=)` get."""
+
+from dataclasses import dataclass
+
+from ebbtide.saver.values.shown import Shown
+from ebbtide.sizes import format_size
+
+
+@dataclass(frozen=True)
+class Progress(Shown):
+    """How far an operation is.
+
+    Attributes:
+        operation: "pause", "resume", "swap", "prepare", "promote" or "demote".
+        tags: the tags that were given; empty for every tag.
+        done_bytes: how much of total_bytes is known to be where the operation moves it, what was there before
+            included. Pauses and `resume(wait=False)` count as they go. Of the others the core tells only the end.
+        total_bytes: the bytes of the tags.
+        seconds: since the operation began.
+    """
+
+    operation: str
+    tags: tuple[str, ...]
+    done_bytes: int
+    total_bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        whose = f" {', '.join(self.tags)}" if self.tags else ""
+        moved = f"{format_size(self.done_bytes)} of {format_size(self.total_bytes)}"
+        return f"{self.operation}{whose}: {moved} in {self.seconds:.1f} s"
