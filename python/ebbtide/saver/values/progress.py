@@ -10,6 +10,10 @@ from ebbtide.sizes import format_size
 class Progress(Shown):
     """How far an operation is.
 
+    For example:
+
+        saver.configure(progress=lambda now: print(now.operation, now.done_bytes, now.total_bytes))
+
     Attributes:
         operation: "pause", "resume", "swap", "prepare", "promote" or "demote".
         tags: the tags that were given; empty for every tag.
