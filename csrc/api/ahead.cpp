@@ -7,7 +7,6 @@
 #include "api/guard.h"
 #include "api/pending.h"
 #include "api/view.h"
-#include "kernels/block_types.h"
 
 // Copies ahead of a pause.
 using namespace ebbtide;
@@ -30,7 +29,7 @@ ebbtide_status ebbtide_copy_ahead(const char* tag, ebbtide_ahead* progress, ebbt
     require(progress != nullptr, "progress is null");
     const ebbtide_ahead defaults = EBBTIDE_AHEAD_INIT;
     ebbtide_ahead given = api::read_struct(progress, defaults, api::kLeastAhead, kName);
-    require(given.step_bytes >= kernels::kBlockBytes, "step_bytes is less than 2 MiB");
+    require(given.step_bytes >= AheadProgress::kLeastStepBytes, "step_bytes is less than 2 MiB");
     require(given.threads >= 0, "threads is negative");
     AheadProgress reached{.step_bytes = given.step_bytes,
                           .threads = given.threads,

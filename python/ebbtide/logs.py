@@ -1,8 +1,8 @@
 """The logger "ebbtide": what operations moved at INFO, each tag of them at DEBUG.
 
-The logger has a NullHandler, as the logging how-to asks of libraries, so that a program without handlers sees nothing.
-EBBTIDE_LOG sets the logger's level, unless the program has set one. As long as no handler takes the lines, they then go
-to stderr, in the form of the core's own lines. The core's lines stay on stderr in any case.
+EBBTIDE_LOG sets the logger's level, unless the program has set one; without either it is that of the root logger,
+which lets warnings through. As long as no handler takes the lines, they go to stderr, in the form of the core's own
+lines, which stay there in any case.
 
 Lines are logged when an operation is over and no lock of this package is held, so that a handler may use ebbtide,
 raise, or be interrupted.
@@ -56,16 +56,13 @@ def _has_other_handlers(own: logging.Handler) -> bool:
 
 
 def _set_up() -> None:
-    logger.addHandler(logging.NullHandler())
+    logger.addHandler(_StderrWithoutHandlers())
     try:
         word = settings.read("log", os.environ)
     except ValueError:  # the core has said so
         return
-    if not word:
-        return
-    if logger.level == logging.NOTSET:
+    if word and logger.level == logging.NOTSET:
         logger.setLevel(word.upper())
-    logger.addHandler(_StderrWithoutHandlers())
 
 
 _set_up()

@@ -307,13 +307,24 @@ def test_the_variable_sets_the_level_and_stderr_stands_in(run_python_with_torch,
     assert all(line.startswith(start) for line, start in zip(lines, expected, strict=True)), lines
 
 
+def test_warnings_are_seen_without_the_variable_and_without_handlers(run_python_with_torch, driver_name):
+    code = """
+        import logging
+        import ebbtide.saver
+        logging.getLogger("ebbtide.integrations.vllm").warning("asleep already")
+        logging.getLogger("ebbtide").info("not asked for")
+    """
+    done = run_python_with_torch(code, EBBTIDE_DRIVER=driver_name, EBBTIDE_LOG=None)
+    assert (done.returncode, done.stderr) == (0, "ebbtide: asleep already\n")
+
+
 def test_a_malformed_level_is_none(run_python_with_torch, driver_name):
     code = """
         import logging
         import ebbtide.saver
         logger = logging.getLogger("ebbtide")
         assert logger.level == logging.NOTSET, logger.level
-        assert [type(each) for each in logger.handlers] == [logging.NullHandler]
+        assert [type(each).__name__ for each in logger.handlers] == ["_StderrWithoutHandlers"]
     """
     done = run_python_with_torch(code, EBBTIDE_DRIVER=driver_name, EBBTIDE_LOG="loud")
     assert done.returncode == 0, done.stderr

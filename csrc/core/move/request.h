@@ -16,6 +16,7 @@ namespace ebbtide {
 
 // How far copies ahead of a pause have come in one tag: in the order of its allocations, a step at a time.
 struct AheadProgress {
+  static constexpr uint64_t kLeastStepBytes = 2 * kMiB;
   uint64_t step_bytes = 32 * kMiB;  // one step copies about this much
   int threads = 0;                  // for one step; 0: as many as a pause uses
   uint64_t next_sequence = 0;       // the allocation with which the next step begins

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "core/move/copy_ahead.h"
+#include "core/ahead/copy_ahead.h"
 #include "core/move/demotion.h"
 #include "core/move/preparation.h"
 #include "core/move/promotion.h"

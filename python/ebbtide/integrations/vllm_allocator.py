@@ -222,7 +222,7 @@ class Allocator:
                 _logger.warning("vLLM's tag %r is asleep already, and stays as it is", name.removeprefix(PREFIX))
         _run_vllm_hooks("run_before_unmap_hooks", self.pointer_to_data, [name.removeprefix(PREFIX) for name in awake])
         if awake:
-            _logger.info("%s", saver.pause(awake))
+            saver.pause(awake)
         torch_cache.empty()
 
 

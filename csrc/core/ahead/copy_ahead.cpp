@@ -1,4 +1,4 @@
-#include "core/move/copy_ahead.h"
+#include "core/ahead/copy_ahead.h"
 
 #include <algorithm>
 #include <map>
