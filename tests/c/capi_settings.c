@@ -5,7 +5,7 @@
 #include "capi_check.h"
 #include "sim/control.h"
 
-enum { LIMITS = EBBTIDE_DEVICE_MARGIN + 1, OPTIONS = EBBTIDE_POISON + 1 };
+enum { LIMITS = EBBTIDE_DEVICE_MARGIN + 1, OPTIONS = EBBTIDE_COPY_AHEAD + 1 };
 static int is_usual(int option) { return option != EBBTIDE_COMPARE_BYTES && option != EBBTIDE_POISON; }
 
 static void (*fail)(const char*, uint64_t, int, uint64_t);
@@ -62,7 +62,7 @@ static void every_option_is_its_own(void) {
   for (const int32_t* bad = (const int32_t[]){-1, 2, INT32_MAX, INT32_MIN, 0}; *bad != 0; ++bad)
     REFUSED(ebbtide_set_option(EBBTIDE_SKIP_CLEAN, *bad, &error));
   REFUSED(ebbtide_set_option((ebbtide_option)OPTIONS, 1, &error));
-  SAYS("5");
+  SAYS("6");
   REFUSED(ebbtide_get_option((ebbtide_option)-1, &value, &error));
   REFUSED(ebbtide_get_option(EBBTIDE_SKIP_CLEAN, NULL, &error));
   EXPECT(EBBTIDE_OK, ebbtide_get_option(EBBTIDE_SKIP_CLEAN, &value, &error));

@@ -142,10 +142,10 @@ TEST_P(CopyAheadTest, BytesThatAreWrittenMeanwhileComeBackRight) {
     std::atomic<bool> must_end = false;
     std::thread writing([&] {
       // The same two contents by turns, and at the end the first.
-      while (!must_end) {
+      do {
         fill(address + kChunk, kChunk, 100 + round);
         fill(address + kChunk, kChunk, round);
-      }
+      } while (!must_end);
     });
     copy_all(core(), "w", kChunk);
     must_end = true;

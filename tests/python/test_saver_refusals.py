@@ -18,7 +18,7 @@ def noise(saver, tag, mib, **options):
 
 
 def test_a_store_error_says_who_holds_the_host_memory(saver, tag, tag2):
-    first, second = noise(saver, tag, 24, retain=True), noise(saver, tag2, 40)
+    first, second = noise(saver, tag, 200, retain=True), noise(saver, tag2, 40)
     want = second.cpu().clone()
     saver.pause(tag)
     try:
@@ -26,7 +26,7 @@ def test_a_store_error_says_who_holds_the_host_memory(saver, tag, tag2):
         with pytest.raises(StoreError) as refused:
             saver.pause(tag2)
         text = str(refused.value)
-        assert re.search(rf"backups of '{tag[:20]}[^']*'?\.* 24 MiB", text), text
+        assert re.search(rf"backups of '{tag[:20]}[^']*'?\.* 200 MiB", text), text
         held = re.search(r"ebbtide holds ([\d.]+ [KMG]iB): ", text)
         assert held and "the pinned ring between device and host" in text, text
         for advice in ("keep backups on disk", "host_limit", 'backup="disk"', "saver.configure(host_limit=..."):

@@ -261,8 +261,9 @@ def test_a_snapshot_that_fails_or_is_strange_only_means_that_more_is_copied(swit
         patch.setattr(backends.existing_backend(), "segments", segments, raising=False)
         report = saver.pause(tag)
     assert (report.unused, report.copied) == (0, 44 * MIB)
-    assert not any(record.levelno > logging.DEBUG for record in caplog.records)
-    assert bool(caplog.records) == isinstance(answer, Exception)
+    said = [record for record in caplog.records if record.name != "ebbtide"]  # which has a line for each pause
+    assert not any(record.levelno > logging.DEBUG for record in said)
+    assert bool(said) == isinstance(answer, Exception)
     saver.resume(tag)
     assert torch.equal(keep.cpu(), want)
 
