@@ -6,7 +6,7 @@
 #include "sim/control.h"
 
 enum { LIMITS = EBBTIDE_DEVICE_MARGIN + 1, OPTIONS = EBBTIDE_COPY_AHEAD + 1 };
-static int is_usual(int option) { return option != EBBTIDE_COMPARE_BYTES && option != EBBTIDE_POISON; }
+static int is_usual(int option) { return option < EBBTIDE_COMPARE_BYTES; }
 
 static void (*fail)(const char*, uint64_t, int, uint64_t);
 

@@ -23,9 +23,11 @@ ONLY_COMPILED = {"ebbtide.saver.cuda_graph", "ebbtide.saver.graph_pool"}
 
 
 def public_callables():
+    """Not by getattr: to ask for `saver.device` or `saver.timeline` starts the driver, which is not this module's to do
+    while others are collected."""
     for where, module in SURFACES.items():
         for name in module.__all__:
-            thing = getattr(module, name)
+            thing = vars(module).get(name)
             if callable(thing) and not isinstance(thing, types.ModuleType):
                 yield f"{where}.{name}", thing
 
