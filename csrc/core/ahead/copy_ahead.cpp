@@ -156,7 +156,7 @@ void CopyAhead::borrow_engine() {
   policy::CopyNeed need = copy_need(staged_bytes, has_kind(BackupKind::kRam) ? staged_bytes : 0);
   need.has_files = has_kind(BackupKind::kDisk);
   if (reached_.threads > 0) need.wanted_threads = reached_.threads;
-  engine_.emplace(core().engines.borrow(device, need));
+  engine_ = std::make_unique<EnginePool::Loan>(core().engines.borrow(device, need));
   scan_ = BlockScan::create(*engine_, scanned_blocks_, core().digest_seed);
   if (scan_ == nullptr) return;
   for (const Part& part : parts_) {
@@ -166,7 +166,7 @@ void CopyAhead::borrow_engine() {
 }
 
 std::vector<int> CopyAhead::devices() const {
-  return engine_ ? std::vector<int>{copied_.front().allocation->device} : std::vector<int>{};
+  return engine_ != nullptr ? std::vector<int>{copied_.front().allocation->device} : std::vector<int>{};
 }
 
 void CopyAhead::run_device(int /*device*/) {

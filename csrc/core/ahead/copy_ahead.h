@@ -73,7 +73,7 @@ class CopyAhead final : public Move {
   size_t scanned_blocks_ = 0;
   uint64_t fresh_bytes_ = 0;  // that are copied whatever the scan says
   uint64_t left_bytes_ = 0;   // that the step may still copy
-  std::optional<EnginePool::Loan> engine_;
+  std::unique_ptr<EnginePool::Loan> engine_;
   std::unique_ptr<BlockScan> scan_;
   std::string note_;
 };
