@@ -64,7 +64,7 @@ def names(saver):
         model = torch.nn.Linear(512, 512).to(saver.device)
     with saver.region("kv_cache", backup=None):
         cache = torch.zeros(1 << 20, device=saver.device)
-    yield {
+    found = {
         "ebbtide": ebbtide,
         "saver": saver,
         "torch": torch,
@@ -76,8 +76,10 @@ def names(saver):
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
         "train": lambda: None,
     }
+    yield found
+    found.get("remove", lambda: None)()  # the hook of the example of `saver.on`
     ebbtide.lms.disable()
-    saver.configure(skip_constant=True, host_margin=0)
+    saver.configure(skip_constant=True, host_margin=0, progress=None)  # a callback would keep the memory above
     saver.resume("weights", "kv_cache")
 
 

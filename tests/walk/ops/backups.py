@@ -17,6 +17,12 @@ from . import Arguments, Operation, register
 VIEWS_MAX = 6
 
 
+def _has_none(memory: Memory, error: BaseException) -> bool:
+    """Whether it is right to say that nothing backs the memory up."""
+    is_without = memory.policy is None or memory.is_dropped or memory.may_be_zero
+    return isinstance(error, StateError) and is_without
+
+
 @register
 class Look(Operation):
     """Calls backup_of for a memory, or for a part of it."""
@@ -65,8 +71,7 @@ class Look(Operation):
 
         def may_fail(error: BaseException) -> bool:
             is_split = isinstance(error, StateError) and memory.has_spilled
-            is_nowhere = isinstance(error, StateError) and (memory.policy is None or memory.may_be_zero)
-            return is_split or is_nowhere or memory.is_doubtful or host_may_refuse(world.model)(error)
+            return is_split or _has_none(memory, error) or memory.is_doubtful or host_may_refuse(world.model)(error)
 
         return Attempt(
             world.model,
@@ -78,7 +83,9 @@ class Look(Operation):
 
     @staticmethod
     def _check_none(memory: Memory, part: torch.Tensor) -> None:
-        """None is right for memory that is resident, empty or dropped."""
+        """None is right for memory that is resident or empty."""
+        if memory.is_dropped and part.numel() and not memory.is_doubtful:
+            raise Failure("backup_of does not say that the memory was dropped")
         if not memory.is_paused or memory.may_be_zero or memory.is_doubtful or not part.numel():
             return
         if memory.has_spilled:
@@ -140,7 +147,7 @@ class LookAtRetained(Operation):
 
         def may_fail(error: BaseException) -> bool:
             is_split = isinstance(error, StateError) and memory.has_spilled
-            return is_split or memory.is_doubtful or host_may_refuse(world.model)(error)
+            return is_split or _has_none(memory, error) or memory.is_doubtful or host_may_refuse(world.model)(error)
 
         return Attempt(
             world.model,

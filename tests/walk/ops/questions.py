@@ -99,7 +99,11 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], tuple[type[BaseException], ...
     "order": (lambda world: saver.resume(order=[3]), (TypeError,)),
     "swap_both": (lambda world: saver.swap(pause="a", resume="a"), (ValueError,)),
     "swap_none": (lambda world: saver.swap(pause=[], resume="a"), (ValueError,)),
-    "swap_type": (lambda world: saver.swap(pause={"a"}, resume="b"), (TypeError,)),  # type: ignore[arg-type]
+    "swap_type": (lambda world: saver.swap(pause=3, resume="b"), (TypeError,)),  # type: ignore[arg-type]
+    "pause_empty": (lambda world: saver.pause([]), (ValueError,)),
+    "is_paused_list": (lambda world: saver.is_paused(["a"]), (TypeError,)),  # type: ignore[arg-type]
+    "explain_list": (lambda world: saver.explain(["a"]), (TypeError,)),  # type: ignore[arg-type]
+    "survivors_list": (lambda world: saver.survivors(["a"]), (TypeError,)),  # type: ignore[arg-type]
     "on_event": (lambda world: saver.on("during", "a", print), (ValueError,)),  # type: ignore[arg-type]
     "on_callable": (lambda world: saver.on("before_pause", "a", None), (TypeError,)),  # type: ignore[arg-type]
     "adopt_object": (lambda world: saver.adopt(object(), tag=world.tag("a")), (TypeError,)),
