@@ -11,12 +11,11 @@ from functools import partial
 import ebbtide
 import torch
 from ebbtide import _core, saver
-from ebbtide.lms import control
 from torch import nn
 
 from benchmarks import device
 from benchmarks.baselines.module_hooks import ModuleHooks
-from benchmarks.measured import Measured, Part, SkippedError, Stopwatch
+from benchmarks.measured import Measured, Part, Stopwatch
 from benchmarks.sizes import MIB, Sizes
 from benchmarks.transformer import Transformer
 from benchmarks.workloads.lms_blocks import Peak, simulated
@@ -87,8 +86,6 @@ def compare(measured: Measured, logits: torch.Tensor, expected: torch.Tensor) ->
 
 
 def measure_ebbtide(sizes: Sizes, share: int) -> Measured:
-    if device.is_gpu() and not control.GPU_IS_TRIED:
-        raise SkippedError("large model support runs on the simulated device only, so far")
     needed, expected = needed_bytes(sizes)
     limit = needed * share // 100
     measured = Measured(facts={"needed_bytes": needed, "limit_bytes": limit})

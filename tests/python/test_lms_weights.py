@@ -165,11 +165,49 @@ def test_frozen_parameters_leave_too(lms):
 
 def test_parameters_get_their_tag_at_the_next_forward_where_registration_missed_it(lms):
     lms.enable(limit="1GiB", min_size=SMALL)
-    model = copy.deepcopy(make_model(2, 512)).double()
+    model = copy.deepcopy(make_model(2, 512))
     assert tag_of(model[0].weight) == "lms"
     with torch.no_grad():
-        model(torch.randn(4, 512, dtype=torch.float64))
+        model(torch.randn(4, 512))
     assert tag_of(model[0].weight) == tag_of(model[2].weight) == TAG
+
+
+def test_a_model_that_is_converted_may_become_larger_than_the_limit(lms):
+    model = make_model(8, 512)  # 8 MiB
+    given = torch.randn(4, 512, dtype=torch.float64)
+    with torch.no_grad():
+        plain = copy.deepcopy(model).double()(given)
+    unwrapped = torch.nn.Module._apply
+    with lms.enable(limit="12MiB", min_size=SMALL):
+        assert model.double() is model
+        assert {tag_of(part.weight) for part in model[::2]} == {TAG}
+        assert lms.stats()["weight_host_bytes"] > 0
+        with torch.no_grad():
+            assert torch.equal(model(given), plain)
+    assert torch.nn.Module._apply is unwrapped
+
+
+def test_a_wrapper_of_another_library_around_conversions_stays(lms):
+    plain = torch.nn.Module._apply
+    calls = []
+    lms.enable(limit="1GiB", min_size=SMALL)
+    ours = torch.nn.Module._apply
+    torch.nn.Module._apply = lambda module, *arguments, **options: (
+        calls.append(module),
+        ours(module, *arguments, **options),
+    )[1]
+    try:
+        theirs = torch.nn.Module._apply
+        for _ in range(2):
+            lms.disable()
+            assert torch.nn.Module._apply is theirs
+            lms.enable(limit="1GiB", min_size=SMALL)
+        model = make_model(1, 512).double()
+        assert tag_of(model[0].weight) == TAG and calls
+    finally:
+        torch.nn.Module._apply = ours
+        lms.disable()
+    assert torch.nn.Module._apply is plain
 
 
 def test_functional_calls_vmap_and_parametrizations(lms):

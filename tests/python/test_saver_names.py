@@ -20,7 +20,19 @@ BAD_TAGS = [
     "x" * 1_000_000,
 ]
 NOT_TAGS = [None, 1, b"weights", [1], Ellipsis]
-GOOD_TAGS = ["w", "under_score", "x" * 255, "ä" * 127, "重み", "🙂", "with space", "a.b:c-d", "None", "'quoted'", "%s {}"]
+GOOD_TAGS = [
+    "w",
+    "under_score",
+    "x" * 255,
+    "ä" * 127,
+    "重み",
+    "🙂",
+    "with space",
+    "a.b:c-d",
+    "None",
+    "'quoted'",
+    "%s {}",
+]
 
 
 def all_uses(saver):

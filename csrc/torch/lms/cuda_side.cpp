@@ -8,6 +8,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <utility>
@@ -22,7 +23,9 @@ constexpr auto kCuda = c10::DeviceType::CUDA;
 constexpr size_t kAll = 0;  // in torch's statistics: small and large blocks together
 constexpr size_t kMostDevices = 64;
 
-std::array<std::atomic<uint64_t>, kMostDevices> limits{};
+std::array<std::atomic<uint64_t>, kMostDevices> limits{}, away{};
+std::atomic<decltype(CudaHooks::reclaim)> reclaim_hook{nullptr};
+std::atomic<decltype(CudaHooks::balance)> balance_hook{nullptr};
 
 const c10::impl::DeviceGuardImplInterface& guard_impl() { return *c10::impl::getDeviceGuardImpl(kCuda); }
 
@@ -61,8 +64,12 @@ class CudaSide final : public DeviceSide {
     }
   }
 
-  uint64_t used_bytes(c10::Device device) const override { return stats(device).allocated_bytes[kAll].current; }
-  uint64_t held_bytes(c10::Device device) const override { return stats(device).reserved_bytes[kAll].current; }
+  uint64_t used_bytes(c10::Device device) const override {
+    return on_device_bytes(device, stats(device).allocated_bytes[kAll].current);
+  }
+  uint64_t held_bytes(c10::Device device) const override {
+    return on_device_bytes(device, stats(device).reserved_bytes[kAll].current);
+  }
 
   void release_cached(c10::Device /*device*/) const noexcept override {
     try {
@@ -70,11 +77,20 @@ class CudaSide final : public DeviceSide {
     } catch (const std::exception&) {
       // What is cached stays.
     }
+    balance();
   }
 
   uint64_t limit_bytes(c10::Device device) const override { return limits.at(device.index()).load(); }
 
+  void balance() const noexcept override {
+    if (const auto hook = balance_hook.load(); hook != nullptr) hook();
+  }
+
  private:
+  static uint64_t on_device_bytes(c10::Device device, int64_t counted_bytes) {
+    const auto counted = static_cast<uint64_t>(std::max<int64_t>(counted_bytes, 0));
+    return counted - std::min(counted, away.at(device.index()).load());
+  }
   static c10::CachingDeviceAllocator::DeviceStats stats(c10::Device device) {
     return c10::getDeviceAllocator(kCuda)->getDeviceStats(device.index());
   }
@@ -88,15 +104,20 @@ class CudaSide final : public DeviceSide {
 using AllocateEntry = VirtualEntry<c10::Allocator, c10::DataPtr, size_t>;
 
 std::atomic<AllocateEntry::Function> former{nullptr};
-std::atomic<uint64_t (*)(c10::Device, uint64_t)> reclaim_function{nullptr};
+
+bool has_found_room(size_t size_bytes, bool is_first) {
+  const auto balance = balance_hook.load();
+  if (is_first && balance != nullptr && balance()) return true;  // a tag has left the device since
+  const auto reclaim = reclaim_hook.load();
+  return reclaim != nullptr && reclaim(guard_impl().getDevice(), size_bytes) > 0;
+}
 
 c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
-  while (true) {
+  for (bool is_first = true;; is_first = false) {
     try {
       return former.load()(self, size_bytes);
     } catch (const c10::OutOfMemoryError&) {
-      const auto reclaim = reclaim_function.load();
-      if (reclaim == nullptr || reclaim(guard_impl().getDevice(), size_bytes) == 0) throw;
+      if (!has_found_room(size_bytes, is_first)) throw;
     }
   }
 }
@@ -110,10 +131,11 @@ DeviceSide& cuda_side() {
   return side;
 }
 
-void follow_cuda_allocations(uint64_t (*reclaim)(c10::Device device, uint64_t wanted_bytes)) {
+void follow_cuda_allocations(const CudaHooks& hooks) {
   const AllocateEntry entry(c10::getDeviceAllocator(kCuda), &c10::Allocator::allocate);
   if (!entry.is_virtual()) throw std::runtime_error("torch's allocator can't be followed with this compiler");
-  reclaim_function.store(reclaim);
+  reclaim_hook.store(hooks.reclaim);
+  balance_hook.store(hooks.balance);
   if (entry.get() == &allocate_or_reclaim) return;
   former.store(entry.get());
   if (!entry.set(&allocate_or_reclaim))
@@ -121,9 +143,13 @@ void follow_cuda_allocations(uint64_t (*reclaim)(c10::Device device, uint64_t wa
 }
 
 // The entry stays: another library may have taken it for its own since.
-void leave_cuda_allocations() { reclaim_function.store(nullptr); }
+void leave_cuda_allocations() {
+  reclaim_hook.store(nullptr);
+  balance_hook.store(nullptr);
+}
 
 void set_cuda_limit(int device, uint64_t limit_bytes) { limits.at(static_cast<size_t>(device)).store(limit_bytes); }
+void set_cuda_away(int device, uint64_t away_bytes) { away.at(static_cast<size_t>(device)).store(away_bytes); }
 
 }  // namespace ebbtide::lms
 
@@ -133,9 +159,10 @@ namespace ebbtide::lms {
 
 bool has_cuda_side() { return false; }
 DeviceSide& cuda_side() { throw std::runtime_error("large model support on a GPU needs torch 2.11 or newer"); }
-void follow_cuda_allocations(uint64_t (*)(c10::Device, uint64_t)) { cuda_side(); }
+void follow_cuda_allocations(const CudaHooks&) { cuda_side(); }
 void leave_cuda_allocations() {}
 void set_cuda_limit(int, uint64_t) {}
+void set_cuda_away(int, uint64_t) {}
 
 }  // namespace ebbtide::lms
 

@@ -12,11 +12,19 @@ namespace ebbtide::lms {
 // Whether the torch that this was compiled for has all that it needs.
 bool has_cuda_side();
 DeviceSide& cuda_side();
-// From now on an allocation that does not fit calls reclaim, and is tried again as long as that frees anything. Throws
+struct CudaHooks {
+  // How many bytes an eviction freed.
+  uint64_t (*reclaim)(c10::Device device, uint64_t wanted_bytes);
+  // Fits the limits of torch and of ebbtide to what has moved. Whether torch may hold more than before.
+  bool (*balance)() noexcept;
+};
+// From now on an allocation that does not fit is tried again as long as the hooks find room for it. Throws
 // std::runtime_error where torch's allocator can't be followed; nothing has changed then.
-void follow_cuda_allocations(uint64_t (*reclaim)(c10::Device device, uint64_t wanted_bytes));
+void follow_cuda_allocations(const CudaHooks& hooks);
 void leave_cuda_allocations();
-// The most that torch's allocator may hold on a device: what Python has told torch.
+// The most device memory that torch and ebbtide may hold on a device.
 void set_cuda_limit(int device, uint64_t limit_bytes);
+// Of what torch's allocator holds there, how much is not on the device: tags' memory on the host, or paused.
+void set_cuda_away(int device, uint64_t away_bytes);
 
 }  // namespace ebbtide::lms

@@ -53,6 +53,8 @@ class SimulatedSide final : public DeviceSide {
     return std::min<uint64_t>(info.limit_bytes, info.total_bytes);
   }
 
+  void balance() const noexcept override {}  // one limit, ebbtide's, counts all
+
  private:
   static ebbtide_device_info query() {
     ebbtide_device_info info = EBBTIDE_DEVICE_INFO_INIT;

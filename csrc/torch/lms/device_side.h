@@ -40,6 +40,8 @@ class DeviceSide {
   virtual void release_cached(c10::Device device) const noexcept = 0;
   // The most that may be held.
   virtual uint64_t limit_bytes(c10::Device device) const = 0;
+  // Memory of tags has moved between the device and the host: the limits follow. No lock is held.
+  virtual void balance() const noexcept = 0;
 
  protected:
   ~DeviceSide() = default;  // those that there are live for ever

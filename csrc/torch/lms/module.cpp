@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "torch/lms/cuda_side.h"
@@ -30,6 +31,30 @@ uint64_t reclaim(uint64_t wanted_bytes) {
 
 uint64_t reclaim_on_gpu(c10::Device device, uint64_t wanted_bytes) {
   return Ledger::instance().reclaim(device, wanted_bytes);
+}
+
+// `CudaDevice.balance`, while a GPU's tensors are followed. It may be wanted in a thread that has an error set.
+py::object& balance_function() {
+  static py::object& function = *new py::object();
+  return function;
+}
+
+bool balance() noexcept {
+  if (Py_IsInitialized() == 0) return false;
+  try {
+    const py::gil_scoped_acquire gil;
+    const py::error_scope kept;
+    const py::object function = balance_function();
+    if (!function) return false;
+    try {
+      return function().cast<bool>();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("ebbtide.lms");
+    }
+  } catch (const std::exception&) {
+    // The limits stay as they were.
+  }
+  return false;
 }
 
 void explain(char* text, size_t capacity) {
@@ -241,16 +266,19 @@ PYBIND11_MODULE(_lms, module) {
   module.def("has_cuda", &has_cuda_side, "Whether this torch has what LMS needs on a GPU.");
   module.def(
       "follow_cuda",
-      [] {
-        follow_cuda_allocations(&reclaim_on_gpu);
+      [](py::object function) {
+        balance_function() = std::move(function);
+        follow_cuda_allocations({&reclaim_on_gpu, &balance});
         rules().device_type.store(c10::DeviceType::CUDA);
       },
-      "From now on tensors on GPUs are meant, and torch's allocator asks before it fails.");
+      py::arg("balance"),
+      "From now on tensors on GPUs are meant, for the rest of the process, and torch's allocator asks before it fails.");
   module.def("leave_cuda", [] {
     leave_cuda_allocations();
-    rules().device_type.store(c10::DeviceType::CPU);
+    balance_function() = py::object();
   });
   module.def("set_cuda_limit", &set_cuda_limit, py::arg("device"), py::arg("limit_bytes"));
+  module.def("set_cuda_away", &set_cuda_away, py::arg("device"), py::arg("away_bytes"));
   module.def(
       "reclaim_functions",
       [] { return py::make_tuple(reinterpret_cast<uintptr_t>(&reclaim), reinterpret_cast<uintptr_t>(&explain)); },

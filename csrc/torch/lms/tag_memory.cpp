@@ -4,6 +4,9 @@
 #include <cstring>
 #include <new>
 
+#include "torch/lms/device_side.h"
+#include "torch/lms/packed.h"
+
 namespace ebbtide::lms {
 
 bool TagMemory::has(const char* tag) const noexcept {
@@ -50,6 +53,7 @@ Moved TagMemory::move(Operation operation, const std::vector<const void*>& addre
   ebbtide_report* report = nullptr;
   ebbtide_error error = EBBTIDE_ERROR_INIT;
   const ebbtide_status status = operation(&wanted, &report, &error);
+  side_of(c10::Device(rules().device_type.load(), 0)).balance();
   Moved moved;
   if (status != EBBTIDE_OK) {
     moved.has_failed = true;

@@ -237,6 +237,7 @@ void Weights::bring(const Units& units) {
     const uint64_t wanted = wanted_bytes.at(device);
     const auto missing_bytes = [&, device = device] { return wanted - std::min(wanted, room_bytes(device)); };
     const DeviceSide& side = side_of(device_of(device));
+    side.balance();
     if (missing_bytes() > 0) side.release_cached(device_of(device));
     if (const Turn turn(*this); turn && missing_bytes() > 0) send_away(device, missing_bytes(), &units);
     if (missing_bytes() > 0 && Ledger::instance().evict(missing_bytes(), device_of(device)) > 0)

@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Any
 
 from ebbtide import _core, driver_choice, logs, settings, torch_extension
-from ebbtide.errors import OutOfMemoryError, StateError
+from ebbtide.errors import OutOfMemoryError
 from ebbtide.lms import optimizer_states, saved_tensors, weights
 from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
 from ebbtide.lms.limits import BorrowedLimit
@@ -14,9 +14,6 @@ from ebbtide.saver.regions import startup
 from ebbtide.sizes import format_size, parse_size
 
 DEFAULT_MIN_SIZE = 1 << 20
-# Whether the tests have passed on a GPU. What a GPU needs is written (devices.py, csrc/torch/lms/cuda_side.cpp) and was
-# compiled against torch 2.11 and 2.13, but has not run on one.
-GPU_IS_TRIED = False
 
 _lock = make_lock()
 
@@ -75,8 +72,8 @@ def enable(
 
     Raises:
         TypeError, ValueError: malformed sizes; nothing is changed.
-        StateError: a GPU, which is not supported yet, a forked child, or a transform of
-            torch.func or other saved-tensor hooks around the call.
+        StateError: a GPU with torch before 2.11, a forked child, or a transform of torch.func or other saved-tensor
+            hooks around the call.
         OutOfMemoryError: more is held than the limit allows, and cannot leave. Nothing is changed.
     """
     wanted = None if limit is None else parse_size(limit, "limit")
@@ -125,18 +122,14 @@ def _turn_on() -> None:
     device.attach(extension)
     saved_tensors.follow_threads(extension)
     extension.reset_statistics()
-    optimizer_states.install(extension, device.trim)
-    weights.install(extension)
+    optimizer_states.install(extension, device)
+    weights.install(extension, device)
     _apply_rules()  # what an earlier LMS left on the device may leave for the limit
     _now.is_on = True
 
 
 def _device_of(kind: str) -> Device:
-    if kind == "cpu":
-        return SimulatedDevice()
-    if not GPU_IS_TRIED:
-        raise StateError("large model support runs on the simulated device only, so far: set EBBTIDE_DRIVER=sim")
-    return CudaDevice()
+    return SimulatedDevice() if kind == "cpu" else CudaDevice()
 
 
 def enable_again() -> None:
@@ -283,7 +276,7 @@ def _apply_device_limit(wanted: int | None) -> None:
                 0,
             )
     _now.limit = wanted
-    device.set_limit(allowed)
+    device.set_limit(allowed, is_whole=wanted is None)
     optimizer_states.forget_shortage()
     _apply_rules()
 

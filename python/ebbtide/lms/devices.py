@@ -1,12 +1,18 @@
 """What large model support needs of a kind of device: whose memory it moves, and how a limit holds."""
 
+import weakref
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
 from typing import Any, Protocol
 
 from ebbtide import _core, torch_extension
 from ebbtide.errors import StateError
 from ebbtide.lms.limits import BorrowedLimit
+from ebbtide.locks import make_lock
+from ebbtide.saver.pools import captures
 from ebbtide.saver.pools.region_pools import registry
 from ebbtide.saver.regions import entry
+from ebbtide.saver.regions.region import disabled, region
 from ebbtide.saver.values.arguments import backup_code
 
 TAG = "lms"
@@ -34,11 +40,23 @@ class Device(Protocol):
     def most_bytes(self) -> int:
         """What may be held where no limit is given."""
 
-    def set_limit(self, allowed_bytes: int | None) -> None:
-        """None: no limit of LMS's."""
+    def set_limit(self, allowed_bytes: int | None, is_whole: bool = False) -> None:
+        """None: no limit of LMS's. is_whole: it is all that the device has."""
 
     def trim(self) -> None:
         """Gives back what is cached and free as a whole."""
+
+    def is_ordinary(self, tensor: Any) -> bool:
+        """Whether its memory is what a program gets from torch while LMS is on, and no tag of its own."""
+
+    def ordinary(self) -> AbstractContextManager[Any]:
+        """What is allocated in here is such memory, also inside a region."""
+
+    def making(self, trims: bool = True) -> AbstractContextManager[Any]:
+        """Around a region of LMS's, in which memory that the limit has no room for lies on the host.
+
+        trims: with all the room that there can be, which waits for the device.
+        """
 
 
 class SimulatedDevice:
@@ -81,7 +99,7 @@ class SimulatedDevice:
         total = _core.query_device(0).total_bytes
         return total - min(_RESERVE_BYTES, total // 16)
 
-    def set_limit(self, allowed_bytes: int | None) -> None:
+    def set_limit(self, allowed_bytes: int | None, is_whole: bool = False) -> None:
         self._limit.set(allowed_bytes)
 
     def trim(self) -> None:
@@ -89,20 +107,38 @@ class SimulatedDevice:
         for pool in registry.pools(TAG):
             extension.pool_trim(pool.handle)
 
+    def is_ordinary(self, tensor: Any) -> bool:
+        found = _core.find(tensor.untyped_storage().data_ptr())
+        return found is not None and found.tag == TAG
+
+    def ordinary(self) -> AbstractContextManager[Any]:
+        return region(TAG)
+
+    def making(self, trims: bool = True) -> AbstractContextManager[Any]:
+        return nullcontext()
+
 
 class CudaDevice:
-    """GPUs. The memory is what torch's caching allocator hands out, and torch's own limit holds.
+    """GPUs. The memory is what torch's caching allocator hands out. Two limits hold together (`balance`): torch's, for
+    what it reserves, and ebbtide's, for the tags among that.
 
     Only devices that have a context are limited: a limit on another one would make one there.
     """
 
     def __init__(self) -> None:
         self._fractions: dict[int, float] = {}  # by device: torch's limit before LMS, as a part of the device
+        self._tags = BorrowedLimit("device")
+        self._allowed: int | None = None
+        self._is_whole = False
+        self._peak_bytes = 0
+        self._was_away = False  # memory of a tag, since `reset_peaks`
+        self._makings: weakref.WeakSet[_Making] = weakref.WeakSet()
+        self._lock = make_lock()  # one `balance` at a time
 
     def attach(self, extension: Any) -> None:
         if not extension.has_cuda():
             raise StateError("large model support on a GPU needs torch 2.11 or newer")
-        extension.follow_cuda()
+        extension.follow_cuda(self.balance)
 
     def detach(self, extension: Any) -> None:
         extension.leave_cuda()
@@ -110,18 +146,21 @@ class CudaDevice:
         self.trim()
 
     def held_bytes(self) -> int:
-        import torch
-
-        return max(torch.cuda.memory_reserved(device) for device in _devices())
+        return max(_Memory(device).held_bytes for device in _devices())
 
     def peak_bytes(self) -> int:
         import torch
 
-        return max(torch.cuda.max_memory_reserved(device) for device in _devices())
+        most = max(torch.cuda.max_memory_reserved(device) for device in _devices())
+        if self._was_away and self._allowed is not None:
+            most = min(most, self._allowed)  # torch counts what is on the host, too
+        return max(self._peak_bytes, self.held_bytes(), most)
 
     def reset_peaks(self) -> None:
         import torch
 
+        self._peak_bytes = 0
+        self._was_away = False
         for device in _devices():
             torch.cuda.reset_peak_memory_stats(device)
 
@@ -131,26 +170,121 @@ class CudaDevice:
         room = []
         for device in _devices():
             free, total = torch.cuda.mem_get_info(device)
-            room.append(free + torch.cuda.memory_reserved(device) - min(_RESERVE_BYTES, total // 16))
+            room.append(free + _Memory(device).held_bytes - min(_RESERVE_BYTES, total // 16))
         return max(0, min(room))
 
-    def set_limit(self, allowed_bytes: int | None) -> None:
-        import torch
-
+    def set_limit(self, allowed_bytes: int | None, is_whole: bool = False) -> None:
+        self._allowed, self._is_whole = allowed_bytes, is_whole
+        if allowed_bytes is not None and not is_whole:
+            self.balance()
+            return
+        self._tags.restore()
         extension = torch_extension.load("_lms")
         for device in _devices():
-            total = torch.cuda.get_device_properties(device).total_memory
-            before = self._fractions.setdefault(device, torch.cuda.get_per_process_memory_fraction(device))
-            fraction = before if allowed_bytes is None else min(before, allowed_bytes / total)
-            torch.cuda.set_per_process_memory_fraction(fraction, device)
-            extension.set_cuda_limit(device, int(fraction * total))
-            if allowed_bytes is None:
-                del self._fractions[device]
+            if device in self._fractions:
+                _limit_torch(device, self._fractions.pop(device))
+            memory = _Memory(device)
+            extension.set_cuda_limit(device, memory.total_bytes if allowed_bytes is None else allowed_bytes)
+            extension.set_cuda_away(device, memory.away_bytes)
+
+    def balance(self) -> bool:
+        """What torch counts of a tag does not change where the memory goes to the host, so torch may reserve that much
+        more than the limit; and the tags may have on the device what the rest leaves. Both follow what moved since.
+
+        Returns:
+            Whether torch may reserve more than before.
+        """
+        with self._lock:
+            return self._balance()
+
+    def _balance(self) -> bool:
+        allowed, rooms, has_risen = self._allowed, [], False
+        extension = torch_extension.load("_lms")
+        for device in _devices():
+            memory = _Memory(device)
+            self._peak_bytes = max(self._peak_bytes, memory.held_bytes)
+            self._was_away |= memory.away_bytes > 0
+            extension.set_cuda_away(device, memory.away_bytes)
+            if allowed is None or self._is_whole:
+                continue
+            extension.set_cuda_limit(device, allowed)
+            before = self._fractions.setdefault(device, _limit_of_torch(device))
+            fraction = min(before, (allowed + memory.away_bytes) / memory.total_bytes)
+            if len(self._makings) > 0:
+                fraction = before
+            has_risen |= fraction > _limit_of_torch(device)
+            _limit_torch(device, fraction)
+            rooms.append(max(0, allowed - memory.ordinary_bytes))
+        if rooms:
+            self._tags.set(min(rooms))
+        return has_risen
 
     def trim(self) -> None:
         import torch
 
-        torch.cuda.empty_cache()
+        if not captures.is_capturing():
+            with disabled():  # while a pool is open, torch empties that one only
+                torch.cuda.empty_cache()
+        self.balance()
+
+    def is_ordinary(self, tensor: Any) -> bool:
+        return tensor.is_cuda and _core.find(tensor.untyped_storage().data_ptr()) is None
+
+    def ordinary(self) -> AbstractContextManager[Any]:
+        return disabled()
+
+    def making(self, trims: bool = True) -> AbstractContextManager[Any]:
+        return _Making(self, self._makings, trims)
+
+
+class _Making:
+    """Torch's limit is lifted while it lives, and entered: ebbtide's decides what lies on the host."""
+
+    def __init__(self, device: CudaDevice, makings: "weakref.WeakSet[_Making]", trims: bool) -> None:
+        self._device, self._makings, self._trims = device, makings, trims
+
+    def __enter__(self) -> None:
+        self._makings.add(self)
+        if self._trims:
+            self._device.trim()
+        else:
+            self._device.balance()
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._makings.discard(self)
+        self._device.balance()
+
+
+class _Memory:
+    """What a GPU's memory is used for, in bytes: by torch, and by the tags among that."""
+
+    def __init__(self, device: int) -> None:
+        import torch
+
+        self.total_bytes = int(torch.cuda.get_device_properties(device).total_memory)
+        reserved = torch.cuda.memory_reserved(device)
+        if len(_devices()) == 1:
+            held = [(tag.size_bytes, tag.resident_bytes - tag.host_bytes) for tag in _core.tags()]
+        else:
+            infos = (info for info in _core.allocations() if info.device == device)
+            held = [(info.size_bytes, info.resident_bytes - info.host_bytes) for info in infos]
+        of_tags, on_device = sum(size for size, _ in held), sum(resident for _, resident in held)
+        self.away_bytes = of_tags - on_device
+        self.ordinary_bytes = max(0, reserved - of_tags)
+        self.held_bytes = self.ordinary_bytes + on_device
+
+
+def _limit_of_torch(device: int) -> float:
+    import torch
+
+    return float(torch.cuda.get_per_process_memory_fraction(device))
+
+
+def _limit_torch(device: int, fraction: float) -> None:
+    import torch
+
+    if fraction != _limit_of_torch(device):
+        torch.cuda.set_per_process_memory_fraction(fraction, device)
 
 
 def _devices() -> list[int]:

@@ -20,7 +20,8 @@ class BorrowedLimit:
         if (current := _core.get_limit(self._kind)) != self._made:
             self._before = current  # the user's
         self._made = min(wanted, self._before)  # first: an interrupt in between must not leave a limit nobody ends
-        self._configure(self._made)
+        if self._made != current:
+            self._configure(self._made)
 
     def restore(self) -> None:
         """As it was before the first `set`, unless the user has changed it since."""

@@ -19,7 +19,7 @@ from ebbtide.errors import StateError
 from ebbtide.lms import devices
 from ebbtide.saver.adoption.adopt import adopt_quietly
 from ebbtide.saver.operations.trim import trim_quietly
-from ebbtide.saver.pools import backends
+from ebbtide.saver.pools import backends, captures
 from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.regions.region import region
 
@@ -39,7 +39,7 @@ class _Shortage:
 class _State:
     def __init__(self) -> None:
         self.extension: Any = None  # None: LMS is off
-        self.give_back: Callable[[], None] = lambda: None
+        self.device: devices.Device | None = None  # while there is an extension
         self.shortage = _Shortage()
         self.tried: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # see _adopt_loaded
         self.wrapped: list[tuple[type, Any, Any]] = []  # classes, and what `step` was and is
@@ -48,18 +48,13 @@ class _State:
 _now = _State()
 
 
-def install(extension: Any, give_back: Callable[[], None]) -> None:
-    """Moves states from now on.
-
-    Args:
-        extension: the module `_lms`.
-        give_back: gives the cached memory of activations back, so that states find room.
-    """
+def install(extension: Any, device: devices.Device) -> None:
+    """Moves states from now on. `extension` is the module `_lms`."""
     from torch.optim import Optimizer
 
     with contextlib.suppress(StateError):  # a region of the tag is open
         trim_quietly([TAG], missing_ok=True)  # what an earlier LMS left, and nothing uses
-    _now.give_back = give_back
+    _now.device = device
     _now.shortage = _Shortage()
     extension.allow_state_moves(True)
     _now.extension = extension
@@ -143,7 +138,7 @@ def _run_step(extension: Any, plain: Callable[..., Any], arguments: tuple[Any, .
             if callable(closure):
                 inner = _outside_region(closure)
                 others, options = ([inner, *others[1:]], options) if others else ([], {**options, "closure": inner})
-            with region(TAG, overflow="split"):
+            with _device().making(), region(TAG, overflow="split"):
                 result = plain(optimizer, *others, **options)
         else:
             result = plain(*arguments, **options)
@@ -155,7 +150,7 @@ def _run_step(extension: Any, plain: Callable[..., Any], arguments: tuple[Any, .
 def _before_step(extension: Any, has_closure: bool) -> None:
     _bring_states_back(extension, has_closure)
     if not has_closure and extension.weight_statistics()["weight_host_bytes"] > 0:
-        _now.give_back()
+        _device().trim()
         extension.bring_weights_back(_core.UNLIMITED)
 
 
@@ -194,26 +189,29 @@ def _adopt_loaded(optimizer: Any) -> None:
     states = (each for state in optimizer.state.values() if isinstance(state, dict) for each in state.values())
     tensors = (each for each in states if isinstance(each, torch.Tensor) and each.numel() > 0)
     first = next(tensors, None)
-    if first is None or _tag_of(first) != devices.TAG or _now.tried.get(optimizer) == first.data_ptr():
+    device = _device()
+    if first is None or not device.is_ordinary(first) or _now.tried.get(optimizer) == first.data_ptr():
         return
     _now.tried[optimizer] = first.data_ptr()
-    with contextlib.suppress(StateError, torch.OutOfMemoryError):
-        adopt_quietly([first, *(each for each in tensors if _tag_of(each) == devices.TAG)], tag=TAG)
+    with contextlib.suppress(StateError, torch.OutOfMemoryError), device.making():
+        adopt_quietly([first, *(each for each in tensors if device.is_ordinary(each))], tag=TAG)
 
 
-def _tag_of(tensor: Any) -> str | None:
-    found = _core.find(tensor.data_ptr())
-    return None if found is None else found.tag
+def _device() -> devices.Device:
+    assert _now.device is not None
+    return _now.device
 
 
 def _release_free() -> None:
-    _now.give_back()
+    _device().trim()
     spilled.release_free(TAG)
 
 
 def _may_make_states(optimizer: Any, has_closure: bool) -> bool:
-    """Whether a parameter has no state yet, and the thread is in no region of the program's, whose tag it would get."""
-    if not any(
+    """Whether a parameter has no state yet, and the thread is in no region of the program's, whose tag it would get. In
+    a capture of a GPU's graph they stay ordinary.
+    """
+    if captures.is_capturing() or not any(
         (has_closure or parameter.grad is not None) and not optimizer.state.get(parameter)
         for group in optimizer.param_groups
         for parameter in group["params"]
@@ -223,7 +221,7 @@ def _may_make_states(optimizer: Any, has_closure: bool) -> bool:
 
     backend = backends.existing_backend()
     assert backend is not None
-    return _tag_of(torch.empty(1, device=backend.device_type)) == devices.TAG
+    return _device().is_ordinary(torch.empty(1, device=backend.device_type))
 
 
 def _outside_region(closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -231,7 +229,7 @@ def _outside_region(closure: Callable[[], Any]) -> Callable[[], Any]:
 
     @functools.wraps(closure)
     def outside() -> Any:
-        with region(devices.TAG):
+        with _device().ordinary():
             return closure()
 
     return outside

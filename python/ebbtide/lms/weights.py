@@ -1,12 +1,13 @@
 """Weights and gradients that leave the device where memory stays short without them.
 
-While LMS is on, a parameter that a module registers gets memory of a tag of its own; so does one that a module finds at
-its forward, as after `model.to`. torch's global hooks of modules tell which weights are about to be used. Backward
+While LMS is on, a parameter that a module registers gets memory of a tag of its own; so does one that `model.to` has
+made, as soon as its module is done, and one that a module finds at its forward. torch's global hooks of modules tell which weights are about to be used. Backward
 tells it as it unpacks them. Once memory was so short that such memory had to leave, a gradient gets memory of its own
 tag as soon as it is accumulated. csrc/torch/lms/weights.h has the moves themselves.
 """
 
 import contextlib
+import functools
 import sys
 import warnings
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.lms import devices
-from ebbtide.saver.adoption.storage_movers import make_mover
+from ebbtide.saver.adoption.storage_movers import Mover, make_mover
 from ebbtide.saver.operations.trim import trim_quietly
 from ebbtide.saver.pools import backends
 from ebbtide.saver.regions.region import region
@@ -25,8 +26,10 @@ TAG, TAG_OF_GRADIENTS = "lms.weights", "lms.gradients"  # csrc/torch/lms/weights
 class _State:
     def __init__(self) -> None:
         self.extension: Any = None  # None: LMS is off
+        self.device: devices.Device | None = None  # while there is an extension
         self.hooks: list[Any] = []  # torch's handles
         self.are_uses_told = False
+        self.applies: tuple[Any, Any] | None = None  # torch.nn.Module's own `_apply` and ours, while it is wrapped
         self.tried: dict[int, int] = {}  # parameters that could not be adopted, by id, and where they were then
         # Of a parameter and of a gradient that nothing else knows: see _count_owners.
         self.counts_alone: tuple[int, ...] = ()
@@ -36,7 +39,7 @@ class _State:
 _now = _State()
 
 
-def install(extension: Any) -> None:
+def install(extension: Any, device: devices.Device) -> None:
     """Adopts and moves weights from now on."""
     import torch
     from torch.nn.modules import module
@@ -47,9 +50,10 @@ def install(extension: Any) -> None:
     _now.counts_alone = _count_owners(probe)
     _now.counts_of_gradient = _count_owners(probe.grad)
     _trim()  # what an earlier LMS could not, since it was in use
-    _now.extension = extension
+    _now.extension, _now.device = extension, device
     extension.allow_weight_moves(True)
     _now.hooks.append(module.register_module_parameter_registration_hook(_on_registration))
+    _follow_conversions()
     _follow_uses()
 
 
@@ -62,6 +66,7 @@ def remove(extension: Any) -> None:
         _now.hooks[-1].remove()
         _now.hooks.pop()
     _now.are_uses_told = False
+    _leave_conversions()
     _trim()
     if extension.weight_statistics()["weight_host_bytes"] > 0:
         extension.bring_weights_back(_core.UNLIMITED)
@@ -81,6 +86,36 @@ def _on_registration(module: Any, name: str, parameter: Any) -> None:
     _adopt([parameter])
 
 
+def _follow_conversions() -> None:
+    """`_apply` is what `to`, `cuda`, `half` and their like are made of: it converts the parameters of one module after
+    those of its children. So a model that is larger than the limit can be moved to the device.
+    """
+    import torch
+
+    if _now.applies is not None:
+        return
+    plain = torch.nn.Module._apply
+
+    @functools.wraps(plain)
+    def apply(module: Any, *arguments: Any, **options: Any) -> Any:
+        result = plain(module, *arguments, **options)
+        if _now.extension is not None and not torch.compiler.is_compiling():
+            _adopt([parameter for parameter in vars(module).get("_parameters", {}).values() if parameter is not None])
+        return result
+
+    _now.applies = plain, apply
+    torch.nn.Module._apply = apply  # type: ignore[method-assign]
+
+
+def _leave_conversions() -> None:
+    import torch
+
+    # Where another library has wrapped it since, it stays and does nothing.
+    if _now.applies is not None and torch.nn.Module._apply is _now.applies[1]:
+        torch.nn.Module._apply = _now.applies[0]  # type: ignore[method-assign]
+        _now.applies = None
+
+
 def _adopt(parameters: list[Any]) -> None:
     """Gives them memory of the tag, as far as that is LMS's own now and nobody but the parameter may know its address:
     one that has a view, is saved by a graph, or was lent to another library stays.
@@ -90,7 +125,7 @@ def _adopt(parameters: list[Any]) -> None:
     chosen = [parameter for parameter in parameters if _is_to_adopt(parameter)]
     if not chosen:
         return
-    _move(chosen, TAG)
+    _move(chosen, TAG, make_mover(chosen[0].device.type), trims=True)
     for parameter in chosen:
         if parameter.requires_grad and not _is_followed(parameter):
             parameter.register_post_accumulate_grad_hook(_on_gradient)
@@ -102,12 +137,13 @@ def _is_followed(parameter: Any) -> bool:
     return _on_gradient in (parameter._post_accumulate_grad_hooks or {}).values()
 
 
-def _move(tensors: list[Any], tag: str) -> None:
+def _move(tensors: list[Any], tag: str, mover: Mover, trims: bool) -> None:
     """Tensors that find no room stay where they are."""
     import torch
 
-    with contextlib.suppress(StateError, torch.OutOfMemoryError), region(tag, overflow="split"):
-        mover = make_mover(tensors[0].device.type)
+    assert _now.device is not None
+    making = _now.device.making(trims)
+    with contextlib.suppress(StateError, torch.OutOfMemoryError), making, region(tag, overflow="split"):
         try:
             for tensor in tensors:
                 mover.move(tensor.untyped_storage())
@@ -133,10 +169,9 @@ def _is_alone(tensor: Any, counts: tuple[int, ...]) -> bool:
     """Whether its memory is LMS's own, and known to nothing but the tensor."""
     if _count_owners(tensor) != counts:
         return False
-    storage = tensor.untyped_storage()
-    found = _core.find(storage.data_ptr())
+    assert _now.device is not None
     # A storage that was lent to NumPy can't be resized.
-    return found is not None and found.tag == devices.TAG and storage.resizable()
+    return _now.device.is_ordinary(tensor) and tensor.untyped_storage().resizable()
 
 
 def _count_owners(tensor: Any) -> tuple[int, ...]:
@@ -163,7 +198,8 @@ def _on_gradient(parameter: Any) -> None:
     if gradient is None or not extension.is_short() or not extension.may_be_weight(gradient):
         return
     if _is_alone(gradient, _now.counts_of_gradient):
-        _move([gradient], TAG_OF_GRADIENTS)
+        # Nobody else knows it, so the order of this stream is enough: no wait for the device.
+        _move([gradient], TAG_OF_GRADIENTS, make_mover(gradient.device.type, waits=False), trims=False)
 
 
 # --- who uses them ---

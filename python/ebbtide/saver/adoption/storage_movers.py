@@ -26,9 +26,17 @@ class Mover(Protocol):
         """Frees the memory that the moves left behind."""
 
 
-def make_mover(device_type: str) -> Mover:
-    """The mover of "cuda" or "cpu"."""
-    return CudaMover() if device_type == "cuda" else CpuMover()
+def make_mover(device_type: str, waits: bool = True) -> Mover:
+    """The mover of "cuda" or "cpu".
+
+    Args:
+        device_type: of the storages.
+        waits: False for storages that only the current stream uses, and others that torch was told of: a GPU's mover
+            does not wait for the device then, nor free what it leaves behind.
+    """
+    if device_type == "cuda":
+        return CudaMover() if waits else StreamMover()
+    return CpuMover()
 
 
 class CpuMover:
@@ -78,6 +86,19 @@ class CudaMover:
         with disabled():  # while a pool is open, torch empties that one only
             torch.cuda.empty_cache()
         self._left_over = 0
+
+
+class StreamMover:
+    """Moves storages on a GPU in the order of the current stream; the caller has the region open."""
+
+    def move(self, storage: "torch.UntypedStorage") -> None:
+        import torch
+
+        with torch.cuda.device(storage.device):
+            storage.resize_(storage.nbytes())
+
+    def finish(self) -> None:
+        """The old memory stays in torch's cache."""
 
 
 def _as_tensor(storage: "torch.UntypedStorage") -> "torch.Tensor":

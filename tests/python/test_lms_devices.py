@@ -1,0 +1,187 @@
+"""The two limits that hold together on a GPU, over a torch whose numbers the test sets. tests/gpu/test_gpu_lms.py has
+the rest.
+"""
+
+import gc
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ebbtide import _core  # noqa: E402
+from ebbtide.lms import devices  # noqa: E402
+
+pytestmark = pytest.mark.sim_only
+
+MIB = 1 << 20
+TOTAL = 1024 * MIB
+
+
+class Gpu:
+    """What torch says of the one GPU."""
+
+    def __init__(self):
+        self.ordinary = 64 * MIB
+        self.fraction = 1.0
+        self.is_capturing = False
+        self.flushes = 0
+
+    def of_tags(self):
+        return sum(tag.size_bytes for tag in _core.tags())
+
+    def empty_cache(self):
+        self.flushes += 1
+
+
+@pytest.fixture
+def gpu(saver, monkeypatch):
+    found = Gpu()
+    pretended = {
+        "init": lambda: None,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "memory_reserved": lambda device: found.ordinary + found.of_tags(),
+        "max_memory_reserved": lambda device: found.ordinary + found.of_tags(),
+        "get_device_properties": lambda device: types.SimpleNamespace(total_memory=TOTAL),
+        "get_per_process_memory_fraction": lambda device: found.fraction,
+        "set_per_process_memory_fraction": lambda fraction, device: setattr(found, "fraction", fraction),
+        "empty_cache": found.empty_cache,
+        "reset_peak_memory_stats": lambda device: None,
+    }
+    for name, function in pretended.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(devices.captures, "is_capturing", lambda: found.is_capturing)
+    return found
+
+
+@pytest.fixture
+def device(gpu):
+    made = devices.CudaDevice()
+    yield made
+    made.set_limit(None)
+    assert gpu.fraction == 1.0 and _core.get_limit("device") == _core.UNLIMITED
+
+
+def on_device_bytes():
+    return sum(tag.resident_bytes - tag.host_bytes for tag in _core.tags())
+
+
+def fraction_of(size_bytes):
+    return pytest.approx(size_bytes / TOTAL)
+
+
+def test_without_tags_on_the_host_both_limits_are_of_what_is_held(gpu, device, saver, tag):
+    with saver.region(tag):
+        kept = torch.empty(16 * MIB, dtype=torch.uint8)
+    assert device.held_bytes() == gpu.ordinary + on_device_bytes()
+    device.set_limit(256 * MIB)
+    assert gpu.fraction == fraction_of(256 * MIB + gpu.of_tags() - on_device_bytes())
+    assert _core.get_limit("device") == 256 * MIB - gpu.ordinary
+    del kept
+
+
+@pytest.mark.parametrize("how", ["demote", "pause"])
+def test_what_leaves_the_device_lets_torch_reserve_as_much_more(gpu, device, saver, tag, how):
+    with saver.region(tag):
+        kept = torch.ones(16 * MIB, dtype=torch.uint8)
+    device.set_limit(256 * MIB)
+    before, held = gpu.fraction, device.held_bytes()
+    size = saver.tags()[tag].size_bytes
+    getattr(saver, how)(tag)
+    assert device.held_bytes() == held - size
+    assert device.balance()
+    assert gpu.fraction - before == fraction_of(size)
+    assert _core.get_limit("device") == 256 * MIB - gpu.ordinary
+    saver.resume(tag, missing_ok=True)
+    saver.promote(tag)
+    assert not device.balance()
+    assert gpu.fraction == before
+    assert kept.sum().item() == 16 * MIB
+
+
+def test_what_torch_caches_is_taken_from_the_tags(gpu, device):
+    device.set_limit(256 * MIB)
+    gpu.ordinary = 200 * MIB
+    device.balance()
+    assert _core.get_limit("device") == 56 * MIB
+    gpu.ordinary = 300 * MIB
+    device.balance()
+    assert _core.get_limit("device") == 0
+
+
+def test_a_limit_of_the_users_stays_the_lower_one(gpu, device, saver):
+    saver.configure(device_limit="32MiB")
+    gpu.fraction = 0.125
+    device.set_limit(256 * MIB)
+    assert gpu.fraction == 0.125 and _core.get_limit("device") == 32 * MIB
+    device.set_limit(None)
+    assert gpu.fraction == 0.125 and _core.get_limit("device") == 32 * MIB
+    saver.configure(device_limit=None)
+    gpu.fraction = 1.0
+
+
+def test_while_tags_are_made_torch_refuses_nothing(gpu, device):
+    device.set_limit(256 * MIB)
+    limited = gpu.fraction
+    with device.making():
+        assert gpu.fraction == 1.0 and gpu.flushes == 1
+        with device.making(trims=False):
+            assert gpu.fraction == 1.0 and gpu.flushes == 1
+        assert gpu.fraction == 1.0
+        assert _core.get_limit("device") == 256 * MIB - gpu.ordinary
+    assert gpu.fraction == limited
+
+
+def test_an_interrupt_as_a_region_begins_leaves_the_limit(gpu, device, monkeypatch):
+    device.set_limit(256 * MIB)
+    limited = gpu.fraction
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "empty_cache", interrupted)
+        with pytest.raises(KeyboardInterrupt), device.making():
+            pass
+    gc.collect()
+    device.balance()
+    assert gpu.fraction == limited
+
+
+def test_the_whole_device_needs_no_limit_of_torchs(gpu, device):
+    device.set_limit(900 * MIB, is_whole=True)
+    assert gpu.fraction == 1.0 and _core.get_limit("device") == _core.UNLIMITED
+    assert not device.balance()
+    assert gpu.fraction == 1.0
+
+
+def test_a_capture_keeps_torchs_cache(gpu, device):
+    gpu.is_capturing = True
+    device.trim()
+    assert gpu.flushes == 0
+    gpu.is_capturing = False
+    device.trim()
+    assert gpu.flushes == 1
+
+
+def test_memory_of_tags_is_not_ordinary(device, saver, tag):
+    with saver.region(tag):
+        inside = torch.empty(MIB)
+        with device.ordinary():
+            outside = torch.empty(MIB)
+    assert saver.where(inside).tag == tag and saver.where(outside).tag is None
+
+
+def test_the_peak_is_that_of_the_device(gpu, device, saver, tag):
+    with saver.region(tag):
+        kept = torch.ones(16 * MIB, dtype=torch.uint8)
+    device.set_limit(256 * MIB)
+    device.reset_peaks()
+    gpu.ordinary = 100 * MIB
+    device.balance()
+    most = device.held_bytes()
+    saver.demote(tag)
+    gpu.ordinary = 10 * MIB
+    assert most <= device.peak_bytes() <= 256 * MIB
+    del kept
