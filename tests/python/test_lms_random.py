@@ -12,7 +12,7 @@ from ebbtide import torch_extension  # noqa: E402
 from lms_model import SMALL, make_model, train  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
+pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
 
 
 class EvictAtRandom(TorchDispatchMode):

@@ -11,7 +11,7 @@ from ebbtide import _core  # noqa: E402
 from lms_model import MIB, SMALL, make_model  # noqa: E402
 from lms_states import FOR_GROWING, FOR_STEADY, GROWING, STEADY, TAG, Training, content, extension, run  # noqa: E402
 
-pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
+pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
 
 
 @pytest.fixture(autouse=True)

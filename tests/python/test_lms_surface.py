@@ -8,7 +8,7 @@ from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
 from lms_model import MIB, SMALL, evict_all, train  # noqa: E402
 
-pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
+pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
 
 
 def test_settings_while_it_runs(lms, saver):

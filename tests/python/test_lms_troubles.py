@@ -15,7 +15,7 @@ from ebbtide import lms as module  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
 from lms_model import MIB, SMALL, evict_all, make_model, train  # noqa: E402
 
-pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
+pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
 
 
 def test_a_backward_that_never_comes_gives_host_memory_back(lms):

@@ -15,7 +15,7 @@ from lms_model import MIB, SMALL, make_model  # noqa: E402
 from lms_states import content  # noqa: E402
 from lms_weights import DEPTH, GRADIENTS, LIMIT, TAG, evaluate, on_host, send_all_away, tag_of  # noqa: E402
 
-pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
+pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from lms_states import Training, content, extension, run  # noqa: E402
 from lms_weights import GRADIENTS, STEPS, TAG, evaluate, send_all_away, tag_of  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-pytestmark = pytest.mark.sim_only  # LMS runs on the simulated device so far
+pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from ebbtide.lms import optimizer_states, saved_tensors, weights
 from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
 from ebbtide.lms.limits import BorrowedLimit
 from ebbtide.locks import make_lock
+from ebbtide.saver.reclaim import torch_cache
 from ebbtide.saver.regions import startup
 from ebbtide.sizes import format_size, parse_size
 
@@ -24,6 +25,7 @@ class _Settings:
     def __init__(self) -> None:
         self.is_on = False
         self.limit: int | None = None
+        self.allowed: int | None = None  # what it means on this device; None: nothing limits
         self.min_size = DEFAULT_MIN_SIZE
         self.host_limit: int | None = None
         self.device: Device | None = None  # while LMS is on, or could not be turned off whole
@@ -125,6 +127,8 @@ def _turn_on() -> None:
     optimizer_states.install(extension, device)
     weights.install(extension, device)
     _apply_rules()  # what an earlier LMS left on the device may leave for the limit
+    if _make_room_for not in torch_cache.makers_of_room:
+        torch_cache.makers_of_room.append(_make_room_for)
     _now.is_on = True
 
 
@@ -157,6 +161,8 @@ def _turn_off() -> None:
     """Every step can be done again: an interrupt leaves the rest to the next call."""
     extension = _extension()
     saved_tensors.remove()
+    if _make_room_for in torch_cache.makers_of_room:
+        torch_cache.makers_of_room.remove(_make_room_for)
     if _now.device is None:
         return
     extension.set_rules(False, _now.min_size, False)
@@ -277,6 +283,7 @@ def _apply_device_limit(wanted: int | None) -> None:
             )
     _now.limit = wanted
     device.set_limit(allowed, is_whole=wanted is None)
+    _now.allowed = allowed
     optimizer_states.forget_shortage()
     _apply_rules()
 
@@ -288,6 +295,15 @@ def _make_room(device: Device, allowed_bytes: int) -> None:
         if not evict(held - allowed_bytes) and not _make_room_of_long_lived(held - allowed_bytes):
             return
         device.trim()
+
+
+def _make_room_for(error: OutOfMemoryError) -> bool:
+    """A tag comes back, and found no room."""
+    device, allowed = _now.device, _now.allowed
+    if device is None or allowed is None:
+        return False
+    _make_room(device, max(0, allowed - error.requested_bytes))
+    return True
 
 
 def _make_room_of_long_lived(wanted_bytes: int) -> int:

@@ -1,9 +1,10 @@
 """Weights and gradients that leave the device where memory stays short without them.
 
 While LMS is on, a parameter that a module registers gets memory of a tag of its own; so does one that `model.to` has
-made, as soon as its module is done, and one that a module finds at its forward. torch's global hooks of modules tell which weights are about to be used. Backward
-tells it as it unpacks them. Once memory was so short that such memory had to leave, a gradient gets memory of its own
-tag as soon as it is accumulated. csrc/torch/lms/weights.h has the moves themselves.
+made, as soon as its module is done, and one that a module finds at its forward. torch's global hooks of modules tell
+which weights are about to be used. Backward tells it as it unpacks them. Once memory was so short that such memory had
+to leave, a gradient gets memory of its own tag as soon as it is accumulated. csrc/torch/lms/weights.h has the moves
+themselves.
 """
 
 import contextlib

@@ -13,6 +13,10 @@ _T = TypeVar("_T")
 _FIRST_WAIT_SECONDS = 0.01
 _LONGEST_WAIT_SECONDS = 0.25
 
+# Who else can make room for a claim that failed with this error, once torch's cache is empty; each says whether it
+# tried.
+makers_of_room: list[Callable[[OutOfMemoryError], bool]] = []
+
 
 def empty() -> bool:
     """Frees what torch has cached outside regions. Returns whether torch uses the GPUs that regions cover."""
@@ -28,7 +32,8 @@ def empty() -> bool:
 def claim_with_retries(
     claim: Callable[[], _T], seconds: float = 0.0, make_room: Callable[[], bool] = lambda: False
 ) -> _T:
-    """Calls `claim`, once more after emptying torch's cache, and then again until `seconds` have passed.
+    """Calls `claim`, once more after emptying torch's cache and asking who else can make room, and then again until
+    `seconds` have passed.
 
     Args:
         make_room: makes the claim smaller, and says whether it did; called once, where the first one fails.
@@ -40,9 +45,9 @@ def claim_with_retries(
     wait = _FIRST_WAIT_SECONDS
     try:
         return claim()
-    except OutOfMemoryError:
-        is_less = make_room()
-        if not empty() and not is_less and seconds == 0:
+    except OutOfMemoryError as error:
+        tried = [make_room(), empty(), *[make(error) for make in makers_of_room]]
+        if not any(tried) and seconds == 0:
             raise
     while True:
         try:
