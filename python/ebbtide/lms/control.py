@@ -63,8 +63,8 @@ def enable(
 
     Args:
         limit: the most device memory ("16GiB" or bytes) that torch and ebbtide may hold on each device, cached memory
-            included. None: the device's memory less 512 MiB, or less a sixteenth where that is less. 0: what is saved
-            for backward leaves as soon as nothing else uses it.
+            included. None: all that a GPU gives; on the simulated device its memory less 512 MiB, or less a sixteenth
+            where that is less. 0: what is saved for backward leaves as soon as nothing else uses it.
         min_size: tensors with less storage ("1MiB" or bytes) stay on the device.
         host_limit: the most host memory that ebbtide may hold meanwhile; None: as `saver.configure` has it.
 
