@@ -10,11 +10,21 @@ SIZE = 1 << 16
 MakeContext = Callable[[], int]
 
 
-def creator(driver: Driver) -> Callable[..., int]:
-    """cuCtxCreate in the shape that it has had since CUDA 3.2."""
-    code, _, address = driver.address_of("cuCtxCreate", 12000)
+# What cuCtxCreate takes between the pointer and the device: the version, and the types.
+SHAPES = {
+    11030: (ctypes.c_uint,),
+    11040: (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint),
+    12040: (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint),
+    12050: (ctypes.c_void_p, ctypes.c_uint),
+    13000: (ctypes.c_void_p, ctypes.c_uint),
+}
+
+
+def creator(driver: Driver, version: int = 11030) -> Callable[..., int]:
+    """cuCtxCreate in the shape that it had in this version of CUDA."""
+    code, _, address = driver.address_of("cuCtxCreate", version)
     assert code == SUCCESS
-    function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)(address or 0)
+    function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *SHAPES[version], ctypes.c_int)(address or 0)
     return lambda pointer, *arguments: function(ctypes.byref(pointer) if pointer is not None else None, *arguments)
 
 
@@ -48,6 +58,15 @@ def test_a_context_is_current_when_it_is_made(driver: Driver, make_context: Make
     assert current(driver) == own != before
     assert driver.make("cuCtxGetDevice", ctypes.c_int) == 0
     assert driver.make("cuCtxPopCurrent", ctypes.c_void_p) == own
+    assert current(driver) == before
+
+
+@pytest.mark.parametrize("version", SHAPES)
+def test_a_context_is_made_in_the_shape_of_each_version(driver: Driver, version: int) -> None:
+    before, context = current(driver), ctypes.c_void_p()
+    assert creator(driver, version)(context, *(0 for _ in SHAPES[version]), 0) == SUCCESS
+    assert current(driver) == context.value != before
+    assert driver.cuCtxDestroy(context.value) == SUCCESS
     assert current(driver) == before
 
 

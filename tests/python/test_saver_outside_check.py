@@ -252,6 +252,7 @@ def test_nothing_is_watched_where_nobody_checks(run_python_with_torch):
     assert (on.stdout, on.stderr.count("the pause of 'weights' leaves")) == ("True 1\n", 1), on.stderr
 
 
+@pytest.mark.sim_only  # a forked child has no CUDA, which torch's optimizers ask
 def test_a_forked_child_of_a_checked_process_goes_on(run_python_with_torch):
     code = """
     import os, torch

@@ -200,6 +200,7 @@ def test_configure_subprocess_changes_the_environment_for_the_length_of_its_bloc
 
     library = str(COMPAT / preloading.TMS_LIBRARY_NAMES[0])
     seen = []
+    monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(KeyError), configure_subprocess():
         seen.append((os.environ["LD_PRELOAD"], os.environ["PYTHONPATH"]))
         raise KeyError
@@ -223,6 +224,7 @@ def test_a_library_that_is_missing_is_said(tmp_path, monkeypatch, saver):
     from torch_memory_saver import utils
 
     monkeypatch.setattr(utils, "__file__", str(tmp_path / "package" / "utils.py"))
+    monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(RuntimeError, match=r"there is no any\.abi3\.so in .*: install ebbtide again"):
         utils.get_binary_path_from_package("any")
     forget_module()

@@ -272,7 +272,8 @@ PYBIND11_MODULE(_lms, module) {
         rules().device_type.store(c10::DeviceType::CUDA);
       },
       py::arg("balance"),
-      "From now on tensors on GPUs are meant, for the rest of the process, and torch's allocator asks before it fails.");
+      "From now on tensors on GPUs are meant, for the rest of the process, and torch's allocator asks before it "
+      "fails.");
   module.def("leave_cuda", [] {
     leave_cuda_allocations();
     balance_function() = py::object();

@@ -58,7 +58,8 @@ def offload_fsdp_optimizer(optimizer: Any) -> None:
 
 
 def load_fsdp_optimizer(optimizer: Any, device_id: Any) -> None:
-    """Brings them back. States on another device, from a checkpoint say, move to `device_id`.
+    """Brings them back. States on another device, from a checkpoint say, move to `device_id`; those without a dimension
+    stay, since optimizers count their steps on the host.
 
     For example:
 
@@ -69,7 +70,7 @@ def load_fsdp_optimizer(optimizer: Any, device_id: Any) -> None:
     load(tag_of(optimizer, "verl.optimizer"))
     for state in states_of(optimizer):
         for key, value in state.items():
-            if isinstance(value, torch.Tensor) and value.device.type != saver.device:
+            if isinstance(value, torch.Tensor) and value.dim() > 0 and value.device.type != saver.device:
                 state[key] = value.to(device_id, non_blocking=True)
 
 
