@@ -185,3 +185,21 @@ def test_the_peak_is_that_of_the_device(gpu, device, saver, tag):
     gpu.ordinary = 10 * MIB
     assert most <= device.peak_bytes() <= 256 * MIB
     del kept
+
+
+def test_of_two_devices_each_is_limited_and_the_fuller_one_limits_the_tags(gpu, device, monkeypatch):
+    fractions = {0: 1.0, 1: 0.75}
+    reserved = {0: lambda: gpu.ordinary + gpu.of_tags(), 1: lambda: 200 * MIB}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved[device]())
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: reserved[device]())
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", fractions.get)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: fractions.update({device: fraction})
+    )
+    assert device.held_bytes() == max(gpu.ordinary + on_device_bytes(), 200 * MIB)
+    device.set_limit(256 * MIB)
+    assert fractions[1] == fraction_of(256 * MIB)
+    assert _core.get_limit("device") == 56 * MIB
+    device.set_limit(None)
+    assert fractions == {0: 1.0, 1: 0.75}

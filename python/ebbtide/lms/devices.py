@@ -146,7 +146,7 @@ class CudaDevice:
         self.trim()
 
     def held_bytes(self) -> int:
-        return max(_Memory(device).held_bytes for device in _devices())
+        return max(memory.held_bytes for memory in _memories().values())
 
     def peak_bytes(self) -> int:
         import torch
@@ -168,9 +168,9 @@ class CudaDevice:
         import torch
 
         room = []
-        for device in _devices():
+        for device, memory in _memories().items():
             free, total = torch.cuda.mem_get_info(device)
-            room.append(free + _Memory(device).held_bytes - min(_RESERVE_BYTES, total // 16))
+            room.append(free + memory.held_bytes - min(_RESERVE_BYTES, total // 16))
         return max(0, min(room))
 
     def set_limit(self, allowed_bytes: int | None, is_whole: bool = False) -> None:
@@ -180,10 +180,9 @@ class CudaDevice:
             return
         self._tags.restore()
         extension = torch_extension.load("_lms")
-        for device in _devices():
+        for device, memory in _memories().items():
             if device in self._fractions:
                 _limit_torch(device, self._fractions.pop(device))
-            memory = _Memory(device)
             extension.set_cuda_limit(device, memory.total_bytes if allowed_bytes is None else allowed_bytes)
             extension.set_cuda_away(device, memory.away_bytes)
 
@@ -200,8 +199,7 @@ class CudaDevice:
     def _balance(self) -> bool:
         allowed, rooms, has_risen = self._allowed, [], False
         extension = torch_extension.load("_lms")
-        for device in _devices():
-            memory = _Memory(device)
+        for device, memory in _memories().items():
             self._peak_bytes = max(self._peak_bytes, memory.held_bytes)
             self._was_away |= memory.away_bytes > 0
             extension.set_cuda_away(device, memory.away_bytes)
@@ -258,12 +256,12 @@ class _Making:
 class _Memory:
     """What a GPU's memory is used for, in bytes: by torch, and by the tags among that."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, is_only_one: bool) -> None:
         import torch
 
         self.total_bytes = int(torch.cuda.get_device_properties(device).total_memory)
         reserved = torch.cuda.memory_reserved(device)
-        if len(_devices()) == 1:
+        if is_only_one:  # sums that the core keeps
             held = [(tag.size_bytes, tag.resident_bytes - tag.host_bytes) for tag in _core.tags()]
         else:
             infos = (info for info in _core.allocations() if info.device == device)
@@ -272,6 +270,11 @@ class _Memory:
         self.away_bytes = of_tags - on_device
         self.ordinary_bytes = max(0, reserved - of_tags)
         self.held_bytes = self.ordinary_bytes + on_device
+
+
+def _memories() -> dict[int, _Memory]:
+    devices = _devices()
+    return {device: _Memory(device, len(devices) == 1) for device in devices}
 
 
 def _limit_of_torch(device: int) -> float:
