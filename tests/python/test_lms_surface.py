@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
+from ebbtide.lms import control  # noqa: E402
 from lms_model import MIB, SMALL, evict_all, train  # noqa: E402
 
 pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
@@ -104,6 +105,16 @@ def test_the_report_says_what_left(lms):
     text = lms.report()
     assert "What left came back" in text and "1.0 MiB, 1.0 MiB" in text and "limit" in text
     assert all(len(line) <= 120 for line in text.splitlines())
+
+
+@pytest.mark.parametrize("name", ["state_host_bytes", "weight_host_bytes", "state_evicted_bytes"])
+def test_the_report_knows_of_what_lives_long(lms, monkeypatch, name):
+    numbers = {**lms.stats(), name: MIB}
+    monkeypatch.setattr(control, "is_enabled", lambda: True)
+    monkeypatch.setattr(control, "stats", lambda: numbers)
+    assert "Nothing had to leave" not in lms.report()
+    numbers["slow_reads"] = 3
+    assert ("used on the host" in lms.report()) == (name != "state_evicted_bytes")
 
 
 def test_everything_is_a_no_op_where_ebbtide_is_off(run_python):

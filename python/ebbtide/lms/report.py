@@ -31,6 +31,12 @@ def report() -> str:
     return "\n".join([*(f"{name:<{width}}  {value}" for name, value in rows), _advice(numbers)])
 
 
+_LEFT = (
+    *("evictions", "loaded_bytes", "state_evicted_bytes", "state_host_bytes", "weight_evicted_bytes"),
+    "weight_host_bytes",
+)
+
+
 def _pair(first: float, second: float) -> str:
     return f"{format_size(int(first))}, {format_size(int(second))}"
 
@@ -38,8 +44,13 @@ def _pair(first: float, second: float) -> str:
 def _advice(numbers: dict[str, int | float]) -> str:
     if not control.is_enabled() and not numbers["evictions"]:
         return "Large model support is off: ebbtide.lms.enable(limit=...) turns it on."
-    if not numbers["evictions"] and not numbers["loaded_bytes"]:
+    if not any(numbers[name] for name in _LEFT):
         return "Nothing had to leave: the limit can be lower, or the batch larger."
+    if numbers["slow_reads"] and numbers["state_host_bytes"] + numbers["weight_host_bytes"] > 0:
+        return (
+            "Optimizer states or weights are used on the host, over the bus: a higher limit or a smaller batch brings "
+            "them back."
+        )
     if numbers["evicted_bytes"] > numbers["loaded_bytes"] + numbers["host_bytes"]:
         return "Some bytes left and were never wanted again: graphs were dropped before their backward."
     return "What left came back: a higher limit makes fewer bytes leave, and the step faster."
