@@ -15,6 +15,7 @@ EBBTIDE_SIM_EXPORT CUresult cuGetProcAddress_v2(const char* symbol, void** pfn, 
                                                 CUdriverProcAddressQueryResult* symbolStatus);
 // programs.cpp
 EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v2(CUcontext*, unsigned int, CUdevice) asm("cuCtxCreate_v2");
+EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v3(CUcontext*, void*, int, unsigned int, CUdevice) asm("cuCtxCreate_v3");
 EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v4(CUcontext*, void*, unsigned int, CUdevice) asm("cuCtxCreate_v4");
 EBBTIDE_SIM_EXPORT decltype(cuMemAllocAsync) cuMemAllocAsync_ptsz;
 EBBTIDE_SIM_EXPORT decltype(cuMemAllocFromPoolAsync) cuMemAllocFromPoolAsync_ptsz;
@@ -35,6 +36,7 @@ const Function kFunctions[] = {
     {"cuGetProcAddress", 11030,
      reinterpret_cast<void*>(static_cast<CUresult (*)(const char*, void**, int, cuuint64_t)>(&cuGetProcAddress))},
     {"cuCtxCreate", 12050, reinterpret_cast<void*>(&ebbtide_context_v4)},
+    {"cuCtxCreate", 11040, reinterpret_cast<void*>(&ebbtide_context_v3)},
     {"cuCtxCreate", 3020, reinterpret_cast<void*>(&ebbtide_context_v2)},
 #define EBBTIDE_FUNCTION(name, least_version, necessity) {#name, least_version, reinterpret_cast<void*>(&name)},
 #include "driver/functions.def"

@@ -19,9 +19,15 @@ CUresult make_context(CUcontext* pctx, unsigned int flags, CUdevice dev) {
   return CUDA_SUCCESS;
 }
 
+// Parameters divide a device among processes or partitions; this one is nobody else's.
 CUresult make_context_with(CUcontext* pctx, const void* parameters, unsigned int flags, CUdevice dev) {
-  // They divide a device among processes or partitions; this one is nobody else's.
   return parameters != nullptr ? CUDA_ERROR_NOT_SUPPORTED : make_context(pctx, flags, dev);
+}
+
+CUresult make_context_with_affinity(CUcontext* pctx, const void* parameters, int count, unsigned int flags,
+                                    CUdevice dev) {
+  if ((parameters == nullptr) != (count == 0)) return CUDA_ERROR_INVALID_VALUE;
+  return make_context_with(pctx, parameters, flags, dev);
 }
 
 CUresult destroy_context(CUcontext ctx) {
@@ -54,14 +60,21 @@ CUresult pop(CUcontext* pctx) {
 
 using namespace ebbtide::sim;
 
-// The shapes of cuCtxCreate: since CUDA 3.2, and since CUDA 12.5. Headers before 12.5 lack the type of the second one's
-// parameters, and each header declares one of the two, so these have names of their own.
+// The shapes of cuCtxCreate: since CUDA 3.2, since 11.4 and since 12.5. Older headers lack the types of the later two's
+// parameters, and each header gives the plain name to another one, so these have names of their own.
 EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v2(CUcontext* pctx, unsigned int flags, CUdevice dev) asm("cuCtxCreate_v2");
+EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v3(CUcontext* pctx, void* parameters, int count, unsigned int flags,
+                                               CUdevice dev) asm("cuCtxCreate_v3");
 EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v4(CUcontext* pctx, void* parameters, unsigned int flags,
                                                CUdevice dev) asm("cuCtxCreate_v4");
 
 EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v2(CUcontext* pctx, unsigned int flags, CUdevice dev) {
   EBBTIDE_SIM_FORWARD(cuCtxCreate, kDriver, make_context, pctx, flags, dev);
+}
+
+EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v3(CUcontext* pctx, void* parameters, int count, unsigned int flags,
+                                               CUdevice dev) {
+  EBBTIDE_SIM_FORWARD(cuCtxCreate, kDriver, make_context_with_affinity, pctx, parameters, count, flags, dev);
 }
 
 EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v4(CUcontext* pctx, void* parameters, unsigned int flags, CUdevice dev) {

@@ -120,7 +120,7 @@ CUresult synchronize_event(CUevent hEvent) {
 }
 
 CUresult elapsed_time(float* pMilliseconds, CUevent hStart, CUevent hEnd) {
-  if (pMilliseconds == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (pMilliseconds == nullptr) return CUDA_ERROR_INVALID_HANDLE;  // not INVALID_VALUE, as the driver's page has it
   Lock lock(simulator().mutex);
   const Event* const start = simulator().streams.find_event(id_of(hStart));
   const Event* const end = simulator().streams.find_event(id_of(hEnd));

@@ -14,6 +14,7 @@ CUresult ebbtide_stub(void) { return CUDA_ERROR_STUB_LIBRARY; }
 #define EBBTIDE_FUNCTION(name, least_version, necessity) EBBTIDE_ALIAS(EBBTIDE_TEXT(name))
 EBBTIDE_ALIAS("cuGetProcAddress")
 EBBTIDE_ALIAS("cuCtxCreate_v2")
+EBBTIDE_ALIAS("cuCtxCreate_v3")
 EBBTIDE_ALIAS("cuCtxCreate_v4")
 #include "driver/functions.def"
 #include "sim/program_functions.def"

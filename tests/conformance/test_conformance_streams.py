@@ -135,7 +135,7 @@ def test_two_events_with_timing_measure_what_is_between_them(driver: Driver) -> 
     assert driver.cuEventElapsedTime(milliseconds, begin, begin) == SUCCESS
     assert milliseconds.value == 0
     assert driver.cuEventElapsedTime(milliseconds, untimed, end) == INVALID_HANDLE
-    assert driver.cuEventElapsedTime(None, begin, end) == INVALID_VALUE
+    assert driver.cuEventElapsedTime(None, begin, end) == INVALID_HANDLE
     assert [driver.cuEventDestroy(event) for event in (begin, end, untimed)] == [SUCCESS] * 3
     assert driver.cuStreamDestroy(stream) == SUCCESS
 

@@ -37,7 +37,7 @@ def rules(root: Path) -> dict[str, Rule]:
     # Programs ask for old names as well, so that the plain name may stand beside the versioned one.
     any_version = tuple(f"{name}{suffix}" for name in listed for suffix in ("", "_v2", "_v3", "_ptsz"))
     hooks = read_hooks(root / "csrc/preload/hooks.def") | {"dlsym"}
-    creators = {"cuCtxCreate_v2", "cuCtxCreate_v4"}
+    creators = {"cuCtxCreate_v2", "cuCtxCreate_v3", "cuCtxCreate_v4"}
     driver |= creators | RESOLVERS
     simulator = (*any_version, *creators, *RESOLVERS, *control)
     root_of_use = "ebbtide_simulated_driver"
