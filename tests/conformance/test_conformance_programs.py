@@ -10,21 +10,11 @@ SIZE = 1 << 16
 MakeContext = Callable[[], int]
 
 
-# What cuCtxCreate takes between the pointer and the device: the version, and the types.
-SHAPES = {
-    11030: (ctypes.c_uint,),
-    11040: (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint),
-    12040: (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint),
-    12050: (ctypes.c_void_p, ctypes.c_uint),
-    13000: (ctypes.c_void_p, ctypes.c_uint),
-}
-
-
-def creator(driver: Driver, version: int = 11030) -> Callable[..., int]:
-    """cuCtxCreate in the shape that it had in this version of CUDA."""
-    code, _, address = driver.address_of("cuCtxCreate", version)
+def creator(driver: Driver) -> Callable[..., int]:
+    """cuCtxCreate in the shape that it has had since CUDA 3.2, and that no version after 11.3 asks for."""
+    code, _, address = driver.address_of("cuCtxCreate", 11030)
     assert code == SUCCESS
-    function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *SHAPES[version], ctypes.c_int)(address or 0)
+    function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)(address or 0)
     return lambda pointer, *arguments: function(ctypes.byref(pointer) if pointer is not None else None, *arguments)
 
 
@@ -61,18 +51,32 @@ def test_a_context_is_current_when_it_is_made(driver: Driver, make_context: Make
     assert current(driver) == before
 
 
-@pytest.mark.parametrize("version", SHAPES)
-def test_a_context_is_made_in_the_shape_of_each_version(driver: Driver, version: int) -> None:
-    before, context = current(driver), ctypes.c_void_p()
-    assert creator(driver, version)(context, *(0 for _ in SHAPES[version]), 0) == SUCCESS
-    assert current(driver) == context.value != before
-    assert driver.cuCtxDestroy(context.value) == SUCCESS
-    assert current(driver) == before
-
-
 def test_a_context_wants_a_device_and_a_pointer(driver: Driver) -> None:
     assert creator(driver)(ctypes.c_void_p(), 0, 99) == INVALID_DEVICE
     assert creator(driver)(None, 0, 0) == INVALID_VALUE
+
+
+# What comes between the pointer and the flags, by the first CUDA version that asks for that shape.
+PARAMETERS: dict[int, tuple[int | None, ...]] = {3020: (), 11040: (None, 0), 12050: (None,)}
+
+
+@pytest.mark.parametrize("version", [3020, 11030, 11040, 12040, 12050, 13000])
+def test_each_version_makes_contexts_in_its_own_shape(driver: Driver, version: int) -> None:
+    """A function that took another shape's arguments would read the flags or the parameters as the device."""
+    if driver.make("cuDriverGetVersion", ctypes.c_int) < version:
+        return
+    before = current(driver)
+    code, status, address = driver.address_of("cuCtxCreate", version)
+    assert (code, status) == (SUCCESS, 0) and address
+    parameters = PARAMETERS[max(first for first in PARAMETERS if first <= version)]
+    types = [ctypes.c_void_p, ctypes.c_int][: len(parameters)]
+    create = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types, ctypes.c_uint, ctypes.c_int)(address)
+    context = ctypes.c_void_p()
+    assert create(ctypes.byref(context), *parameters, 0, 99) == INVALID_DEVICE
+    assert create(ctypes.byref(context), *parameters, 0, 0) == SUCCESS
+    assert current(driver) == context.value != before
+    assert driver.cuCtxDestroy(context.value) == SUCCESS
+    assert current(driver) == before
 
 
 def test_setting_replaces_the_top_of_the_stack(driver: Driver, make_context: MakeContext) -> None:

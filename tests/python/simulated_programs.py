@@ -23,21 +23,21 @@ __attribute__((unused)) static void start(void) {
 
 OWN_CONTEXTS = """
 typedef CUresult (*Create)(CUcontext*, unsigned, CUdevice);
-typedef CUresult (*CreateAmong)(CUcontext*, void*, int, unsigned, CUdevice);
+typedef CUresult (*CreateOn)(CUcontext*, void*, int, unsigned, CUdevice);
 typedef CUresult (*CreateNow)(CUcontext*, void*, unsigned, CUdevice);
 
 int main(void) {
   CUcontext first, second, third, current;
   Create create;
-  CreateAmong create_among;
+  CreateOn create_on;
   CreateNow create_now;
   CHECK(cuInit(0));
   CHECK(cuGetProcAddress("cuCtxCreate", (void**)&create, 11030, 0, NULL));
-  CHECK(cuGetProcAddress("cuCtxCreate", (void**)&create_among, 12000, 0, NULL));
+  CHECK(cuGetProcAddress("cuCtxCreate", (void**)&create_on, 12000, 0, NULL));
   CHECK(cuGetProcAddress("cuCtxCreate", (void**)&create_now, 13000, 0, NULL));
-  CHECK(create(&first, CU_CTX_SCHED_AUTO, 0));
-  CHECK(create_among(&third, NULL, 0, 0, 0));
+  CHECK(create_on(&third, NULL, 0, CU_CTX_SCHED_AUTO, 0));
   CHECK(cuCtxDestroy(third));
+  CHECK(create(&first, CU_CTX_SCHED_AUTO, 0));
   CHECK(create_now(&second, NULL, 0, 0));
   CHECK(cuCtxPopCurrent(&current));
   CHECK(cuCtxGetCurrent(&current));

@@ -149,6 +149,19 @@ def test_states_from_a_checkpoint_on_another_device_move(saver, monkeypatch):
     assert moved == [(7, True)] and torch.equal(state["exp_avg"], torch.ones(1))
 
 
+@pytest.mark.parametrize("kind", [None, "capturable", "fused"])
+def test_step_counts_move_only_where_torch_wants_them_on_the_device(saver, monkeypatch, kind):
+    model, optimizer = make(saver.device)
+    step(model, optimizer, saver.device)
+    if kind is not None:
+        optimizer.param_groups[0][kind] = True
+    monkeypatch.setattr(verl, "saver", SimpleNamespace(device="elsewhere"))
+    verl.load_fsdp_optimizer(optimizer, "meta")
+    state = optimizer.state[model[0].weight]
+    assert state["exp_avg"].is_meta
+    assert state["step"].device.type == ("cpu" if kind is None else "meta")
+
+
 def test_a_model_from_another_device_moves(saver, monkeypatch):
     model, _ = make(saver.device)
     moved = []
@@ -309,12 +322,13 @@ def test_all_of_it_does_nothing_where_ebbtide_is_off(run_python):
     done = run_python(
         """
         import torch
+        from ebbtide import saver
         from ebbtide.integrations import verl
-        model = torch.nn.Linear(3, 3)
+        model = torch.nn.Linear(3, 3, device=saver.device)
         before = model.weight.detach().clone()
         verl.offload_fsdp_model_to_cpu(model)
         verl.load_fsdp_model_to_gpu(model)
-        assert torch.equal(model.weight.cpu(), before)  # as verl does, it goes where it belongs
+        assert torch.equal(model.weight, before)
         print("same")
         """,
         EBBTIDE_DRIVER="off",

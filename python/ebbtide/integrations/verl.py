@@ -58,8 +58,10 @@ def offload_fsdp_optimizer(optimizer: Any) -> None:
 
 
 def load_fsdp_optimizer(optimizer: Any, device_id: Any) -> None:
-    """Brings them back. States on another device, from a checkpoint say, move to `device_id`; those without a dimension
-    stay, since optimizers count their steps on the host.
+    """Brings them back. States on another device, from a checkpoint say, move to `device_id`.
+
+    Step counts that torch keeps on the host, as it does without `fused` and `capturable`, stay there: on the device,
+    each would be waited for in each step.
 
     For example:
 
@@ -68,9 +70,13 @@ def load_fsdp_optimizer(optimizer: Any, device_id: Any) -> None:
     import torch
 
     load(tag_of(optimizer, "verl.optimizer"))
-    for state in states_of(optimizer):
+    groups = [group for group in optimizer.param_groups if not (group.get("fused") or group.get("capturable"))]
+    counted_on_host = {id(parameter) for group in groups for parameter in group["params"]}
+    for parameter, state in optimizer.state.items():
         for key, value in state.items():
-            if isinstance(value, torch.Tensor) and value.dim() > 0 and value.device.type != saver.device:
+            if key == "step" and id(parameter) in counted_on_host:
+                continue
+            if isinstance(value, torch.Tensor) and value.device.type != saver.device:
                 state[key] = value.to(device_id, non_blocking=True)
 
 
