@@ -19,15 +19,16 @@ CUresult make_context(CUcontext* pctx, unsigned int flags, CUdevice dev) {
   return CUDA_SUCCESS;
 }
 
-// Parameters divide a device among processes or partitions; this one is nobody else's.
-CUresult make_context_with(CUcontext* pctx, const void* parameters, unsigned int flags, CUdevice dev) {
-  return parameters != nullptr ? CUDA_ERROR_NOT_SUPPORTED : make_context(pctx, flags, dev);
+// Execution affinities divide a device's multiprocessors, of which this one has none.
+CUresult make_context_among(CUcontext* pctx, const void* affinities, int affinity_count, unsigned int flags,
+                            CUdevice dev) {
+  if (affinity_count < 0 || (affinity_count > 0 && affinities == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  return affinity_count > 0 ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : make_context(pctx, flags, dev);
 }
 
-CUresult make_context_with_affinity(CUcontext* pctx, const void* parameters, int count, unsigned int flags,
-                                    CUdevice dev) {
-  if ((parameters == nullptr) != (count == 0)) return CUDA_ERROR_INVALID_VALUE;
-  return make_context_with(pctx, parameters, flags, dev);
+CUresult make_context_with(CUcontext* pctx, const void* parameters, unsigned int flags, CUdevice dev) {
+  // They divide a device among processes or partitions; this one is nobody else's.
+  return parameters != nullptr ? CUDA_ERROR_NOT_SUPPORTED : make_context(pctx, flags, dev);
 }
 
 CUresult destroy_context(CUcontext ctx) {
@@ -60,11 +61,11 @@ CUresult pop(CUcontext* pctx) {
 
 using namespace ebbtide::sim;
 
-// The shapes of cuCtxCreate: since CUDA 3.2, since 11.4 and since 12.5. Older headers lack the types of the later two's
-// parameters, and each header gives the plain name to another one, so these have names of their own.
+// The shapes of cuCtxCreate: since CUDA 3.2, since 11.4, and since 12.5. Older headers lack the types of the newer
+// ones' parameters, and each header declares one of them, so these have names of their own.
 EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v2(CUcontext* pctx, unsigned int flags, CUdevice dev) asm("cuCtxCreate_v2");
-EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v3(CUcontext* pctx, void* parameters, int count, unsigned int flags,
-                                               CUdevice dev) asm("cuCtxCreate_v3");
+EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v3(CUcontext* pctx, void* affinities, int affinity_count,
+                                               unsigned int flags, CUdevice dev) asm("cuCtxCreate_v3");
 EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v4(CUcontext* pctx, void* parameters, unsigned int flags,
                                                CUdevice dev) asm("cuCtxCreate_v4");
 
@@ -72,9 +73,9 @@ EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v2(CUcontext* pctx, unsigned int fla
   EBBTIDE_SIM_FORWARD(cuCtxCreate, kDriver, make_context, pctx, flags, dev);
 }
 
-EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v3(CUcontext* pctx, void* parameters, int count, unsigned int flags,
-                                               CUdevice dev) {
-  EBBTIDE_SIM_FORWARD(cuCtxCreate, kDriver, make_context_with_affinity, pctx, parameters, count, flags, dev);
+EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v3(CUcontext* pctx, void* affinities, int affinity_count,
+                                               unsigned int flags, CUdevice dev) {
+  EBBTIDE_SIM_FORWARD(cuCtxCreate, kDriver, make_context_among, pctx, affinities, affinity_count, flags, dev);
 }
 
 EBBTIDE_SIM_EXPORT CUresult ebbtide_context_v4(CUcontext* pctx, void* parameters, unsigned int flags, CUdevice dev) {
