@@ -271,6 +271,144 @@ def test_every_resume_keeps_it_ahead(saver, tag):
     assert torch.equal(keep.cpu(), want)
 
 
+def test_a_resume_keeps_what_is_there_for_the_next_pause(saver, tag):
+    keep = noise(saver, tag, 32)
+    saver.configure(copy_ahead=True)
+    try:
+        saver.pause(tag)
+        saver.resume(tag)
+        assert saver.tags()[tag].ahead_bytes == 32 * MIB
+        before = saver.stats()["bytes_to_host"]
+        keep[0] += 1
+        until(lambda: saver.stats()["bytes_to_host"] > before)
+        until(lambda: saver.prepare(tag, copy=True).copied == 0)
+        assert saver.stats()["bytes_to_host"] == before + 2 * MIB, "only what has changed"
+        saver.pause(tag)
+        saver.configure(copy_ahead=False)
+        saver.resume(tag, retain=False)
+        assert saver.tags()[tag].retained_bytes == 0
+    finally:
+        saver.configure(copy_ahead=False)
+
+
+def test_what_was_copied_ahead_gives_way_to_the_pause_of_another_tag(saver, tag):
+    ahead, other = noise(saver, f"{tag}.ahead", 48), noise(saver, f"{tag}.other", 48)
+    want = other.cpu().clone()
+    saver.prepare(f"{tag}.ahead", copy=True)
+
+    def bytes_ahead():
+        return sum(row.ahead_bytes for row in saver.tags().values())  # of other tests, too
+
+    before = bytes_ahead()
+    saver.configure(host_limit=saver.stats()["host_held_bytes"] + 8 * MIB)
+    try:
+        assert saver.pause(f"{tag}.other").copied == 48 * MIB
+        assert bytes_ahead() <= before - 40 * MIB
+        saver.resume(f"{tag}.other")
+    finally:
+        saver.configure(host_limit=None)
+    assert torch.equal(other.cpu(), want)
+    paused = saver.pause(f"{tag}.ahead")
+    assert paused.copied + paused.clean == 48 * MIB
+    saver.resume(f"{tag}.ahead")
+    assert ahead.numel()
+
+
+def test_switching_it_off_ends_a_pass(saver, tag, monkeypatch):
+    from ebbtide.saver.copying import beside
+
+    monkeypatch.setattr(beside, "_LEAST_SLEEP", 0.05)  # a slow pass
+    keep = noise(saver, tag, 32 * 12)
+    saver.pause(tag)
+    saver.resume(tag)
+    saver.configure(copy_ahead=True)
+    try:
+        saver.resume(tag)
+        until(lambda: saver.tags()[tag].ahead_bytes > 0)
+    finally:
+        saver.configure(copy_ahead=False)
+    time.sleep(0.3)  # the step under way
+    before = saver.tags()[tag].ahead_bytes
+    time.sleep(0.3)
+    assert saver.tags()[tag].ahead_bytes == before < 32 * 12 * MIB
+    assert keep.numel()
+
+
+def test_a_resume_of_everything_keeps_ahead_what_was_ever_paused(saver, tag):
+    never, once = noise(saver, f"{tag}.never", 8), noise(saver, f"{tag}.once", 8)
+    saver.configure(copy_ahead=True)
+    try:
+        saver.pause(f"{tag}.once")
+        saver.resume()
+        until(lambda: saver.tags()[f"{tag}.once"].ahead_bytes == 8 * MIB)
+        time.sleep(0.1)
+        assert saver.tags()[f"{tag}.never"].ahead_bytes == 0
+    finally:
+        saver.configure(copy_ahead=False)
+    assert never.numel() == once.numel()
+
+
+def test_each_tag_has_a_best_rate_of_its_own():
+    from ebbtide.saver.copying.beside import Beside
+
+    beside = Beside()
+    for _ in range(3):
+        assert beside._rest_after("fast", 32 * MIB, 0.008) == pytest.approx(0.002)
+        assert beside._rest_after("slow", 32 * MIB, 0.040) == pytest.approx(0.010), "slow for its kind alone"
+    assert beside._rest_after("fast", 32 * MIB, 0.016) == pytest.approx(0.050), "slowed: the program goes first"
+    assert beside._rest_after("fast", 0, 0.0001) == pytest.approx(0.001)
+
+
+def test_where_warnings_are_errors_the_thread_goes_on(run_python_with_torch):
+    result = run_python_with_torch(
+        """
+        import time, warnings
+        warnings.simplefilter("error")
+        import torch
+        from ebbtide import saver
+        from ebbtide.saver.copying.keeper import _keeper
+        def noise(tag, mib):
+            with saver.region(tag):
+                return torch.randint(0, 256, (mib << 20,), dtype=torch.uint8, device=saver.device)
+        warm, small, large = noise("warm", 32), noise("small", 4), noise("large", 64)
+        saver.prepare("warm", copy=True)
+        saver.configure(host_limit=saver.stats()["host_held_bytes"] + (12 << 20))
+        saver.configure(copy_ahead=True)
+        _keeper.keep(["large", "small"])
+        end = time.monotonic() + 20
+        while saver.tags()["small"].ahead_bytes < 4 << 20:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        """
+    )
+    assert result.returncode == 0, result.stderr
+    assert "'large' is not copied ahead" in result.stderr and "Exception in thread" not in result.stderr
+
+
+def test_no_thread_begins_once_the_interpreter_ends(run_python_with_torch):
+    result = run_python_with_torch(
+        """
+        import atexit, threading
+        def late():  # runs after what ebbtide registers
+            from ebbtide import saver
+            saver.pause("w")
+            saver.resume("w")
+            assert saver.prepare("w", copy=True, wait=False).done
+            assert not [each for each in threading.enumerate() if each.name.startswith("ebbtide-")]
+            print("resumed late", flush=True)
+        atexit.register(late)
+        import torch
+        from ebbtide import saver
+        with saver.region("w"):
+            x = torch.randint(0, 256, (64 << 20,), dtype=torch.uint8, device=saver.device)
+        saver.configure(copy_ahead=True)
+        saver.pause("w")
+        saver.resume("w")
+        """
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "resumed late\n", "")
+
+
 def test_where_the_host_is_full_it_warns_once_and_goes_on(saver, tag):
     keep = noise(saver, tag, 64)
     saver.pause(tag)
