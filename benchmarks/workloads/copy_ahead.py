@@ -44,7 +44,7 @@ def measure_beside(sizes: Sizes) -> Measured:
     for _ in turns(sizes.samples, 4 * sizes.samples, sizes.patience_seconds):
         saver.pause(TAG)
         saver.resume(TAG, retain=False)  # nothing is ahead
-        for _ in turns(1, 1000, sizes.patience_seconds):
+        for _ in turns(1, 6 * sizes.samples, sizes.patience_seconds):
             model(tokens)
             device.synchronize()
         for _ in range(sizes.samples):
