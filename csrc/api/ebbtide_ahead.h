@@ -11,7 +11,8 @@ extern "C" {
 typedef struct ebbtide_ahead {
   size_t struct_size;
   uint64_t step_bytes;      /* one call copies at most this, at least 2 MiB; default 32 MiB */
-  int32_t threads;          /* that share the copy; default 0: as many as a pause uses */
+  int32_t threads;          /* at most so many share the copy, and at most one for every 4 cores that the process may
+                             * use; default 0: as many as a pause uses */
   int32_t is_over;          /* 1: nothing is left */
   int32_t is_held_up;       /* 1: the call did nothing, since a stream capture is under way */
   uint64_t next_allocation; /* where the next step begins: the sequence of an allocation, and an offset in it */
@@ -29,10 +30,16 @@ typedef struct ebbtide_ahead {
  * none by its policy, is away, on the host or of one repeated value is left out, and so is what somebody looks at
  * (ebbtide_backup_of, ebbtide_retained_backup_of).
  *
- * The tag is held for the length of a step: pauses and frees of it wait so long, the beginning of a capture too. Host
- * memory is held as after ebbtide_prepare, until a resume of the tag, or until its memory is freed. What a retained
- * backup shows of a block that is copied here is no longer what the last pause left there. After an error the same
- * step may be tried again.
+ * The tag is held for the length of a step: pauses of it wait so long, the beginning of a capture too. Memory that is
+ * freed meanwhile goes back at the end of the step, and an allocation that finds too little waits for that. A step that
+ * reaches an allocation with a pinned backup pins all of that backup first (8 GiB: 0.2 s and more). Captures that
+ * ebbtide was not told of stay whole, unless memory was freed beside the step: a free waits for the device.
+ *
+ * Host memory is held until a resume of the tag that does not retain it, or until the tag's memory is freed. It goes
+ * earlier where a pause or an allocation would else be refused for want of host memory. With the setting copy_ahead, a
+ * resume keeps the backup unless it is told otherwise, so that later steps copy only what has changed. What a retained
+ * backup shows of a block that is copied here is no longer what the last pause left there. After an error the same step
+ * may be tried again.
  *
  * report may be NULL: copied, and as clean, unused and constant what needed no copy; the note says where nothing can be
  * copied ahead. STATE_ERROR for an unknown tag; STORE_ERROR where the host has too little memory. */

@@ -9,6 +9,8 @@
 namespace ebbtide {
 namespace {
 
+thread_local int relaxed_count = 0;
+
 struct Contexts {
   std::mutex mutex;
   std::atomic<CUcontext> primary[kMaxDevices]{};
@@ -73,12 +75,16 @@ ContextScope::~ContextScope() {
 }
 
 RelaxedCaptureMode::RelaxedCaptureMode() noexcept {
+  ++relaxed_count;
   const Driver& table = driver();
   has_changed_ = table.cuThreadExchangeStreamCaptureMode != nullptr &&
                  table.cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
 }
 
+bool RelaxedCaptureMode::is_on() noexcept { return relaxed_count > 0; }
+
 RelaxedCaptureMode::~RelaxedCaptureMode() {
+  --relaxed_count;
   if (has_changed_) driver().cuThreadExchangeStreamCaptureMode(&mode_);
 }
 

@@ -28,8 +28,9 @@ class ContextScope {
   bool has_changed_ = false;
 };
 
-// While it lives, this thread may query a stream of ebbtide's own while another thread captures. The capture does not
-// break, unless it is a capture of that stream. For places where a capture can't be detected or must not be waited for.
+// While it lives, this thread may pin, query and wait for streams of ebbtide's own while another thread captures. The
+// capture does not break, unless it is a capture of that stream. For places where a capture can't be detected or must
+// not be waited for.
 // Does nothing if the driver lacks the call.
 class RelaxedCaptureMode {
  public:
@@ -37,6 +38,8 @@ class RelaxedCaptureMode {
   RelaxedCaptureMode(const RelaxedCaptureMode&) = delete;
   RelaxedCaptureMode& operator=(const RelaxedCaptureMode&) = delete;
   ~RelaxedCaptureMode();
+  // Whether the calling thread is in it: threads that work for it should be, too.
+  static bool is_on() noexcept;
 
  private:
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;

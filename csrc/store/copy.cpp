@@ -137,9 +137,11 @@ Copy::Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut, bool
 }
 
 void Copy::start_threads(int thread_count) {
-  const auto work = [this](int number) noexcept {
+  const auto work = [this, is_relaxed = RelaxedCaptureMode::is_on()](int number) noexcept {
     try {
       const ContextScope scope(engine_.device());
+      std::optional<RelaxedCaptureMode> relaxed;
+      if (is_relaxed) relaxed.emplace();
       workers_[static_cast<size_t>(number)]->work();
     } catch (...) {
       queue_.fail(std::current_exception());

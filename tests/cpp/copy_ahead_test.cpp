@@ -11,6 +11,7 @@
 #include "api/ebbtide.h"
 #include "base/error.h"
 #include "core/operation/backup_view.h"
+#include "driver/device_kernels.h"
 #include "moves_faults.h"
 #include "threads_fixture.h"
 
@@ -270,6 +271,16 @@ TEST_F(CopyAheadRules, NothingIsCopiedWhereAPauseWouldNotCompare) {
   EXPECT_NE(ahead.note.find("skip_clean"), std::string::npos);
   core().rules.skip.clean.store(true);
   EXPECT_EQ(copy_all(core(), "w").copied, 2 * kChunk);
+}
+
+TEST_F(CopyAheadRules, ADeviceWithoutKernelsIsPassedOver) {
+  for (const int device : {0, 1, 0}) fill(alloc("w", 2 * kChunk, BackupKind::kRam, device), 2 * kChunk, 1);
+  DeviceKernels::forget_all();
+  sim().fail("cuModuleLoadData", 1, CUDA_ERROR_NOT_SUPPORTED, 1);
+  const Ahead ahead = copy_all(core(), "w");
+  EXPECT_EQ(ahead.copied, 2 * kChunk) << "of device 1";
+  EXPECT_NE(ahead.note.find("from device 0"), std::string::npos);
+  DeviceKernels::forget_all();
 }
 
 TEST_F(CopyAheadRules, AHostThatIsTooSmallRefusesAndKeepsWhatIsThere) {

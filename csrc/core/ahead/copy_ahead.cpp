@@ -12,6 +12,9 @@ namespace {
 // At most this much is compared in one step; at the rate of device memory a quarter of a millisecond.
 constexpr uint64_t kMostLookedAtBytes = kGiB;
 
+// Of the cores, one thread at most for each so many copies beside the program.
+constexpr int kCoresPerThread = 4;
+
 }  // namespace
 
 // Filled by the claim, under the registry's lock.
@@ -19,7 +22,24 @@ struct CopyAhead::Window {
   uint64_t looked_at_bytes = 0;
   int device = -1;
   bool is_full = false;  // there are more than the step looks at
+
+  // What a pause of the tag would look at now, by device. Only for the first step.
+  struct Whole {
+    uint64_t looked_at_bytes = 0;
+    uint64_t staged_bytes = 0;
+    bool has_files = false;
+  };
+  std::map<int, Whole> whole;
+  void add_to_whole(const Allocation& allocation);
 };
+
+void CopyAhead::Window::add_to_whole(const Allocation& allocation) {
+  Whole& of_device = whole[allocation.device];
+  const uint64_t bytes = allocation.device_bytes();
+  of_device.looked_at_bytes += bytes;
+  of_device.staged_bytes += allocation.policy.backup == BackupKind::kPinned ? 0 : bytes;
+  of_device.has_files |= allocation.policy.backup == BackupKind::kDisk;
+}
 
 CopyAhead::CopyAhead(Core& core, const OperationRequest& request)
     : Move(core), request_(request), window_(std::make_shared<Window>()) {}
@@ -28,10 +48,13 @@ CopyAhead::CopyAhead(Core& core, const OperationRequest& request)
 TagClaim CopyAhead::claim() const {
   return {.tags = request_.tags,
           .concerns =
-              [window = window_, begin = request_.ahead->next_sequence](const Allocation& allocation) {
-                if (allocation.sequence < begin || window->is_full) return false;
+              [window = window_, begin = request_.ahead->next_sequence,
+               is_first_step = is_first_step()](const Allocation& allocation) {
+                if (allocation.sequence < begin || (window->is_full && !is_first_step)) return false;
                 if (allocation.policy.backup == BackupKind::kNone || allocation.is_away()) return false;
                 if (allocation.is_paused.load() || allocation.device_bytes() == 0) return false;
+                if (is_first_step) window->add_to_whole(allocation);
+                if (window->is_full) return false;
                 const bool is_first = window->device < 0;
                 window->is_full = !is_first && (window->device != allocation.device ||
                                                 window->looked_at_bytes + allocation.size_bytes() > kMostLookedAtBytes);
@@ -40,22 +63,31 @@ TagClaim CopyAhead::claim() const {
                 window->looked_at_bytes += allocation.size_bytes();
                 return true;
               },
-          .moves_memory = false};
+          .moves_memory = false,
+          .is_step = true};
 }
 
-// Else nothing that is copied now would spare the pause anything.
-bool CopyAhead::can_compare(int device) {
-  return core().rules.skip.clean.load() && DeviceKernels::of(device) != nullptr;
+bool CopyAhead::is_first_step() const { return request_.ahead->next_sequence == 0 && request_.ahead->next_offset == 0; }
+
+// False where nothing that is copied now would spare a pause anything: then this says why, and where to go on.
+bool CopyAhead::is_of_use(const Allocations& allocations) {
+  if (!core().rules.skip.clean.load()) {
+    note_ = "nothing was copied ahead, since a pause would not compare it (skip_clean is off)";
+    reached_.is_over = true;
+    return false;
+  }
+  if (allocations.empty() || DeviceKernels::of(allocations.front()->device) != nullptr) return true;
+  note_ = "nothing was copied ahead from device " + std::to_string(allocations.front()->device) +
+          ", since a pause would not compare it (the device has no kernels)";
+  reached_.next_sequence = allocations.back()->sequence + 1;
+  reached_.next_offset = 0;
+  return false;
 }
 
 void CopyAhead::prepare(const Allocations& allocations) {
   reached_ = *request_.ahead;
   left_bytes_ = reached_.step_bytes;
-  if (!allocations.empty() && !can_compare(allocations.front()->device)) {
-    note_ = "nothing was copied ahead: a pause would not compare it (skip_clean is off, or the device has no kernels)";
-    reached_.is_over = true;
-    return;
-  }
+  if (!is_of_use(allocations)) return;
   for (const auto& allocation : allocations) add_row(*allocation);
   for (const auto& allocation : allocations) {
     if (!add(allocation)) break;
@@ -80,7 +112,10 @@ bool CopyAhead::add(const std::shared_ptr<Allocation>& allocation) {
     copied.allocation = allocation;
     copied.is_unused = unused_blocks(core(), request_, *allocation);
     copied.was_there = stored != nullptr;
-    if (stored == nullptr) stored = open_backup(core(), kind, *allocation);
+    if (stored == nullptr) {
+      stored = open_backup(core(), kind, *allocation);
+      stored->is_spare = true;
+    }
     copied.stored = std::move(stored);
     for (const Chunk& chunk : allocation->chunks) {
       if (!chunk.is_resident() || !chunk.is_on_device()) continue;
@@ -139,7 +174,7 @@ void CopyAhead::charge_host_memory() {
   }
   if (bytes + whole_bytes > 0) {
     const Tag& tag = *copied_.front().allocation->tag;
-    HostCharge charge = core().budgets.host.charge(
+    HostCharge charge = core().budgets.host.charge_spare(
         bytes + whole_bytes, "what is copied ahead of a pause of '" + tag.name + "'", &BackupHolders(core()).of(tag));
     for (const auto& stored : pinned) stored->charge = charge.split_promised(stored->size_bytes());
     for (auto& [copied, needed] : fresh_bytes) copied->charge = charge.split_promised(needed);
@@ -155,14 +190,27 @@ void CopyAhead::borrow_engine() {
   const uint64_t staged_bytes = has_kind(BackupKind::kRam) || has_kind(BackupKind::kDisk) ? left_bytes_ : 0;
   policy::CopyNeed need = copy_need(staged_bytes, has_kind(BackupKind::kRam) ? staged_bytes : 0);
   need.has_files = has_kind(BackupKind::kDisk);
-  if (reached_.threads > 0) need.wanted_threads = reached_.threads;
-  engine_ = std::make_unique<EnginePool::Loan>(core().engines.borrow(device, need));
-  scan_ = BlockScan::create(*engine_, scanned_blocks_, core().digest_seed);
+  if (reached_.threads > 0) need.wanted_threads = std::clamp(usable_cores() / kCoresPerThread, 1, reached_.threads);
+  // The first step takes what the pause will want, so that the pause need not pin it.
+  const auto whole = window_->whole.find(device);
+  const uint64_t all_blocks = whole == window_->whole.end() ? 0 : whole->second.looked_at_bytes / kernels::kBlockBytes;
+  engine_ = std::make_unique<EnginePool::Loan>(core().engines.borrow(device, need, ring_of_pause(device)));
+  scan_ = BlockScan::create(*engine_, scanned_blocks_, core().digest_seed, all_blocks);
   if (scan_ == nullptr) return;
   for (const Part& part : parts_) {
     scan_->add(part.copied->allocation->address() + part.first_block * kernels::kBlockBytes,
                part.block_count * kernels::kBlockBytes);
   }
+}
+
+// The size of the ring that a pause of all that there is would borrow; 0 after the first step.
+uint64_t CopyAhead::ring_of_pause(int device) const {
+  const auto whole = window_->whole.find(device);
+  if (whole == window_->whole.end()) return 0;
+  policy::CopyNeed need = copy_need(whole->second.staged_bytes, 0);
+  need.has_files = whole->second.has_files;
+  need.devices = static_cast<int>(window_->whole.size());
+  return policy::wanted_ring_bytes(need);
 }
 
 std::vector<int> CopyAhead::devices() const {

@@ -55,11 +55,13 @@ class CopyAhead final : public Move {
     bool has_landed = false;
   };
 
-  bool can_compare(int device);
+  bool is_first_step() const;
+  bool is_of_use(const Allocations& allocations);
   bool add(const std::shared_ptr<Allocation>& allocation);
   bool add_blocks(Copied& copied, const Chunk& chunk);
   void charge_host_memory();
   void borrow_engine();
+  uint64_t ring_of_pause(int device) const;
   bool choose(Part& part);
   void submit(Part& part, std::optional<Copy>& copy, std::vector<Part*>& submitted);
   void land(Part& part);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/scope_exit.h"
 #include "base/settings.h"
 #include "base/text.h"
 #include "core/budget/host_reader.h"
@@ -120,18 +121,24 @@ policy::HostHoldings HostBudget::holdings() const {
   return all;
 }
 
-// Before anybody is refused, idle memory gives way: first what is missing, then all of it, since the budget may be
-// short of more than it says (what is free is never below 0).
+// Before anybody is refused, idle memory gives way, and then spare memory: first what is missing, then all of it, since
+// the budget may be short of more than it says (what is free is never below 0).
 template <typename Charge>
 auto HostBudget::try_charge(uint64_t bytes, const Charge& charge) {
-  for (const bool gives_all : {false, true}) {
-    uint64_t missing_bytes = kUnlimited;
-    try {
-      return charge();
-    } catch (const StoreError& error) {
-      if (!gives_all) missing_bytes = saturating_subtract(bytes, error.shortage.free_bytes);
-      IdleMemory* const idle = idle_.load();
-      if (idle == nullptr || bytes == 0 || !idle->give_way(missing_bytes)) throw;
+  bool is_counted = false;
+  const ScopeExit end([&]() noexcept { short_count_ -= is_counted ? 1 : 0; });
+  for (const auto* source : {&idle_, &spare_}) {
+    for (const bool gives_all : {false, true}) {
+      uint64_t missing_bytes = kUnlimited;
+      try {
+        return charge();
+      } catch (const StoreError& error) {
+        if (bytes == 0) throw;
+        if (!gives_all) missing_bytes = saturating_subtract(bytes, error.shortage.free_bytes);
+      }
+      if (source == &spare_ && !std::exchange(is_counted, true)) ++short_count_;
+      IdleMemory* const memory = source->load();
+      if (memory == nullptr || !memory->give_way(missing_bytes)) break;
     }
   }
   return charge();
@@ -206,20 +213,31 @@ void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
       {bytes, room, limit}, Cause::kHostMemory);
 }
 
+HostCharge HostBudget::charge_once(uint64_t bytes, const std::string& purpose, HostHolder* holder) {
+  const std::lock_guard lock(mutex_);
+  const auto turn = take_turn();
+  check_room(bytes, purpose);
+  HostHolder& held_for = holder != nullptr ? *holder : holder_locked(purpose);  // may throw
+  holdings_.promised_bytes += bytes;
+  publish();
+  HostCharge charge;
+  charge.budget_ = this;
+  charge.promised_bytes_ = bytes;
+  charge.hold_for(held_for);
+  return charge;
+}
+
 HostCharge HostBudget::charge(uint64_t bytes, const std::string& purpose, HostHolder* holder) {
-  return try_charge(bytes, [&] {
-    const std::lock_guard lock(mutex_);
-    const auto turn = take_turn();
-    check_room(bytes, purpose);
-    HostHolder& held_for = holder != nullptr ? *holder : holder_locked(purpose);  // may throw
-    holdings_.promised_bytes += bytes;
-    publish();
-    HostCharge charge;
-    charge.budget_ = this;
-    charge.promised_bytes_ = bytes;
-    charge.hold_for(held_for);
-    return charge;
-  });
+  return try_charge(bytes, [&] { return charge_once(bytes, purpose, holder); });
+}
+
+HostCharge HostBudget::charge_spare(uint64_t bytes, const std::string& purpose, HostHolder* holder) {
+  if (short_count_.load() > 0) {
+    throw StoreError(cut(purpose, kMostPurposeBytes) + " needs " + format_bytes(bytes) +
+                         " of host memory, which others need more at this moment: try again later",
+                     {bytes, 0, limit_bytes()}, Cause::kHostMemory);
+  }
+  return try_charge(bytes, [&] { return charge_once(bytes, purpose, holder); });
 }
 
 HostCharge HostBudget::charge_outside_cgroups(uint64_t bytes, const std::string& purpose) {

@@ -19,7 +19,7 @@ namespace ebbtide {
 
 class HostBudget;
 
-// Host memory that serves nothing yet, and can be given back at once.
+// Host memory that serves nothing yet, or that others need more, and can be given back at once.
 class IdleMemory {
  public:
   virtual ~IdleMemory() = default;
@@ -75,6 +75,8 @@ class HostBudget {
   // For anonymous memory. Throws StoreError naming need, free, limit and the largest holders. purpose, for that text:
   // "the backup of 'weights'". The charge counts with holder; null: with the one that is called as the purpose is.
   HostCharge charge(uint64_t bytes, const std::string& purpose, HostHolder* holder = nullptr);
+  // The same for memory that gives way itself (set_spare). Refused, too, while somebody else is short.
+  HostCharge charge_spare(uint64_t bytes, const std::string& purpose, HostHolder* holder = nullptr);
   // For memory that the driver pins. No cgroup counts it, so only this budget bounds it.
   HostCharge charge_outside_cgroups(uint64_t bytes, const std::string& purpose);
   // The same for memory that will itself be idle. Other idle memory is not released for it.
@@ -83,6 +85,8 @@ class HostBudget {
   void require_room(uint64_t bytes, const std::string& purpose);
   // Idle memory that is released before a charge is refused; null: none. It outlives the use of the budget.
   void set_idle(IdleMemory* idle) { idle_.store(idle); }
+  // The same for memory that is of some use where it is: it is released where releasing the idle memory is not enough.
+  void set_spare(IdleMemory* spare) { spare_.store(spare); }
   // The holder of this name: "backups of 'weights'". The same one each time; it lives as long as the budget.
   HostHolder& holder(std::string_view name);
 
@@ -107,11 +111,14 @@ class HostBudget {
   void check_room(uint64_t bytes, const std::string& purpose) const;
   std::string describe_holders() const;
   HostHolder& holder_locked(std::string_view name);
+  HostCharge charge_once(uint64_t bytes, const std::string& purpose, HostHolder* holder);
   template <typename Charge>
   auto try_charge(uint64_t bytes, const Charge& charge);
 
   const std::string root_;
   std::atomic<IdleMemory*> idle_{nullptr};
+  std::atomic<IdleMemory*> spare_{nullptr};
+  std::atomic<int> short_count_{0};  // callers for whom spare memory is being released
   mutable std::mutex mutex_;
   policy::HostHoldings holdings_;
   std::map<std::string, HostHolder, std::less<>> holders_;

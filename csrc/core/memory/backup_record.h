@@ -63,6 +63,9 @@ struct BackupRecord {
   std::shared_ptr<void> windows = std::make_shared<char>();
 
   int device = 0;  // of the allocation
+  // Nobody asked to keep it: while the content is on the device, it may go at any time (SpareBackups). Whoever holds
+  // the allocation writes it; the registry's lock guards it.
+  bool is_spare = false;
   // Of DeferredFrees.
   std::shared_ptr<BackupRecord> next_deferred;
   bool is_deferred = false;

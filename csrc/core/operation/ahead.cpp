@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "core/operation/operation.h"
+#include "driver/context.h"
 
 namespace ebbtide {
 
@@ -14,6 +15,10 @@ std::optional<Report> copy_ahead(Core& core, const std::string& tag, AheadProgre
   // Memory that is used since is copied by the pause: here it does no harm to be out of date.
   request.unused = std::move(unused);
   request.unused_as_of = UINT64_MAX;
+  // Captures that ebbtide was not told of stay whole (F20): a thread of its own may copy, at a moment that nobody
+  // chose.
+  std::optional<RelaxedCaptureMode> relaxed;
+  if (driver_if_loaded() != nullptr) relaxed.emplace();
   try {
     return std::move(Operation::claim(core, OperationKind::kCopyAhead, std::move(request))->commit().front());
   } catch (const CaptureError&) {

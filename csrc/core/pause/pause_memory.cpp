@@ -43,8 +43,9 @@ std::map<int, uint64_t> Pause::leaving_bytes() const {
 void Pause::note_digests(DeviceWork& work, const Leaving& leaving) {
   const BackupRecord& record = *leaving.kept->stored;
   // What lies in a window may be written, by ways that nobody sees.
-  const bool is_kept =
-      (leaving.allocation->policy.retain || record.kind == BackupKind::kPinned) && !record.has_windows();
+  const bool may_be_kept =
+      leaving.allocation->policy.retain || record.kind == BackupKind::kPinned || core().rules.keeps_ahead.load();
+  const bool is_kept = may_be_kept && !record.has_windows();
   if (work.scan == nullptr || !core().rules.skip.clean.load() || leaving.ranges.empty() || !is_kept) return;
   const kernels::BlockReport* const again = work.scan->look_again(leaving.first_scanned, leaving.chunk->block_count());
   for (const CopyRange& range : leaving.ranges) {

@@ -93,6 +93,8 @@ std::shared_ptr<Allocation> Registry::take(CUdeviceptr address, bool* is_ours) {
   std::shared_ptr<Allocation> allocation = found->second;
   if (allocation->is_held) {
     allocation->is_doomed = true;
+    if (const auto step = steps_.find(allocation->tag->step); step != steps_.end())
+      step->second.has_freed_memory = true;
     return nullptr;
   }
   erase_locked(allocation);

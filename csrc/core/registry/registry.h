@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/tag.h"
@@ -27,6 +28,7 @@ struct Tag {
   uint64_t pause_count = 0;                // of them those that moved something, and no trims
   bool is_busy = false;                    // an operation holds it
   bool is_moving = false;                  // and takes memory away, or brings it back
+  uint64_t step = 0;                       // the step that holds it; 0: none does
   bool is_partial = false;                 // an operation on it failed midway and none has finished it since
   std::map<int, Amounts> amounts;          // by device: the sum of what its allocations have in `counted`
   std::map<int, size_t> held_rows;         // by device: which row of the registry's table it has
@@ -75,6 +77,7 @@ struct TagClaim {
   enum class Leases { kAllowed, kRefused, kRefusedWhereMemoryIs };
   Leases leases = Leases::kAllowed;
   bool moves_memory = true;  // the tags count as moving while they are held
+  bool is_step = false;      // it ends within milliseconds: whoever is short of memory may wait for that
 
   // How the tags are left.
   bool finishes_tags = false;      // once everything has moved, no tag is partial
@@ -97,6 +100,7 @@ struct Selection {
   uint64_t last_lease = 0;                          // the newest one that was ever opened on any of the tags
   std::vector<std::shared_ptr<Allocation>> doomed;  // room for those that are freed meanwhile
   bool has_left_any = false;                        // there were tags that others held
+  uint64_t step = 0;                                // the number of this step, where it is one
 };
 
 // How an operation ended: nothing given up, all done, or failed in between.
@@ -163,6 +167,16 @@ class Registry {
   // Lets go of the tags. Returns the allocations that were freed meanwhile, which the caller destroys outside every
   // lock.
   std::vector<std::shared_ptr<Allocation>> release(Selection& selection, Outcome outcome) noexcept;
+  // After that, once the caller has destroyed them: a step of this number is over. Nothing for any other operation.
+  void end_step(uint64_t step) noexcept;
+  // Waits for the end of the steps that are under way now (TagClaim::is_step): of those only in which memory was freed,
+  // or of all. True if there was one. Never waits in a thread that is itself in a step: no step waits for another.
+  enum class Steps { kWithFreedMemory, kAll };
+  bool wait_for_steps(Steps which);
+  // How many steps have ended in which memory was freed.
+  uint64_t freeing_steps() const { return freeing_steps_.load(); }
+  // Whether the calling thread is in a step.
+  bool is_in_step() const;
 
   // Whether one of these allocations shares a handle with one that is not among them.
   bool is_any_shared(const std::vector<CUdeviceptr>& addresses) const;
@@ -185,6 +199,8 @@ class Registry {
   Selection choose(std::unique_lock<std::mutex>& lock, std::vector<TagClaim> claims);
   void require_unleased(const std::vector<Tag*>& tags, Selection::Group& group);
   void hold(Selection& selection, bool moves_memory);
+  void begin_step(Selection& selection);
+  bool is_in_step_locked() const;
   void note_what_is_left(const Selection& selection) noexcept;
   void count_pauses(const Selection& selection) noexcept;
   void add_held_row(Tag& tag, int device);
@@ -205,6 +221,14 @@ class Registry {
   uint64_t mark_ = 0;  // the newest one of any tag
   std::vector<HeldBytes> held_;
   size_t busy_count_ = 0;  // tags that operations hold
+  // The steps under way, by number.
+  struct Step {
+    std::thread::id thread;
+    bool has_freed_memory = false;  // that waits for the end of the step
+  };
+  std::map<uint64_t, Step> steps_;
+  uint64_t step_sequence_ = 0;
+  std::atomic<uint64_t> freeing_steps_{0};
   mutable std::atomic<uint64_t> look_count_{0};
 };
 

@@ -160,6 +160,7 @@ void Registry::hold(Selection& selection, bool moves_memory) {
   size_t count = 0;
   for (const auto& group : selection.groups) count += group.allocations.size();
   selection.doomed.reserve(count);
+  begin_step(selection);
   // Nothing below throws.
   for (const auto& group : selection.groups) {
     for (const auto& allocation : group.allocations) allocation->is_held = true;
@@ -167,8 +168,49 @@ void Registry::hold(Selection& selection, bool moves_memory) {
   for (Tag* tag : selection.tags) {
     tag->is_busy = true;
     tag->is_moving = moves_memory;
+    tag->step = selection.step;
   }
   busy_count_ += selection.tags.size();
+}
+
+void Registry::begin_step(Selection& selection) {
+  const bool is_step = !selection.groups.empty() && std::all_of(selection.groups.begin(), selection.groups.end(),
+                                                                [](const auto& group) { return group.claim.is_step; });
+  if (!is_step) return;
+  steps_.emplace(step_sequence_ + 1, Step{std::this_thread::get_id()});
+  selection.step = ++step_sequence_;
+}
+
+void Registry::end_step(uint64_t step) noexcept {
+  if (step == 0) return;
+  const std::lock_guard lock(mutex_);
+  const auto ended = steps_.find(step);
+  freeing_steps_ += ended->second.has_freed_memory ? 1 : 0;
+  steps_.erase(ended);
+  released_.notify_all();
+}
+
+bool Registry::is_in_step_locked() const {
+  return std::any_of(steps_.begin(), steps_.end(),
+                     [self = std::this_thread::get_id()](const auto& each) { return each.second.thread == self; });
+}
+
+bool Registry::is_in_step() const {
+  const std::lock_guard lock(mutex_);
+  return is_in_step_locked();
+}
+
+bool Registry::wait_for_steps(Steps which) {
+  std::unique_lock lock(mutex_);
+  if (is_in_step_locked()) return false;
+  const auto is_over = [&, newest = step_sequence_] {
+    return std::none_of(steps_.begin(), steps_.end(), [&](const auto& each) {
+      return each.first <= newest && (which == Steps::kAll || each.second.has_freed_memory);
+    });
+  };
+  if (is_over()) return false;
+  released_.wait(lock, is_over);
+  return true;
 }
 
 Selection Registry::claim_idle(const std::function<bool(const Allocation&)>& concerns) {
@@ -240,6 +282,7 @@ std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection,
   busy_count_ -= selection.tags.size();
   for (Tag* tag : selection.tags) {
     tag->is_busy = tag->is_moving = false;
+    tag->step = 0;
     const Amounts sum = tag->total();
     if (sum.away_count == 0 || sum.here_count == 0) tag->is_partial = false;
   }

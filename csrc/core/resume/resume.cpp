@@ -50,8 +50,12 @@ void Resume::select(const std::shared_ptr<Allocation>& allocation) {
   // (invariant 2). A copy into it may still be queued (invariant 5).
   if (allocation->has_stale_memory()) synchronize_device(allocation->device);
   const auto stored = core().registry.backup_of(*allocation);
-  const bool is_retained =
-      stored != nullptr && request_.retain.value_or(allocation->policy.retain || stored->kind == BackupKind::kPinned);
+  // Where a caller copies ahead, what did not change must not be copied again: but nobody asked for the memory.
+  const bool is_wanted = stored != nullptr && (allocation->policy.retain || stored->kind == BackupKind::kPinned);
+  const bool is_spare = !request_.retain && stored != nullptr && !is_wanted && core().rules.keeps_ahead.load() &&
+                        stored->kind == allocation->policy.backup;
+  const bool is_retained = stored != nullptr && (request_.retain.value_or(is_wanted) || is_spare);
+  if (stored != nullptr) stored->is_spare = is_spare;
   // Memory that nobody uses comes back as new memory would be made.
   const bool may_spill =
       allocation->is_trimmed && allocation->policy.overflow != Overflow::kNone && !takes_over_memory();

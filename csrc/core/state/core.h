@@ -13,6 +13,7 @@
 #include "core/state/counters.h"
 #include "core/state/event_log.h"
 #include "core/state/rules.h"
+#include "core/state/spare_backups.h"
 #include "core/transfer/engine_pool.h"
 
 // The state of a process's core. What it does is in the rooms above: core/allocate, core/operation.
@@ -43,6 +44,7 @@ struct Core {
   const kernels::Digest digest_seed;
   DeferredFrees deferred_frees{capture_gate, host_pool};
   PeerAccess peers{registry, deferred_frees};
+  SpareBackups spare_backups{budgets.host, registry, deferred_frees, peers};
   SlotTable slots{registry};
   EventLog events;
   Counters counters;

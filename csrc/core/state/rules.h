@@ -42,7 +42,9 @@ struct Rules {
   OverflowRules overflow;
   std::atomic<uint64_t> shared_handle_bytes{policy::kSharedHandleBytes};  // at most behind one handle; 0: none share
   std::atomic<bool> must_poison{false};                                   // dropped memory comes back as kPoison
-  std::atomic<bool> keeps_ahead{false};  // a caller takes steps of copies ahead after each resume; kept here for it
+  // A caller takes steps of copies ahead after each resume, which therefore keeps the backup as long as nobody needs
+  // the memory more.
+  std::atomic<bool> keeps_ahead{false};
   // What a block holds whose content was dropped.
   kernels::Value dropped_value() const { return must_poison.load() ? kPoison : kernels::Value{}; }
 };

@@ -7,13 +7,14 @@
 namespace ebbtide {
 
 bool give_back_caches(Core& core, bool may_wait) noexcept {
+  const bool has_ended = may_wait && core.registry.wait_for_steps(Registry::Steps::kWithFreedMemory);
   const size_t undos = deferred_undos::count();
   if (undos > 0) {
     const auto permit = core.capture_gate.try_enter();
     deferred_undos::retry(permit.has_value());
   }
   const bool has_freed = core.deferred_frees.drain(may_wait);
-  return has_freed || deferred_undos::count() < undos;
+  return has_ended || has_freed || deferred_undos::count() < undos;
 }
 
 bool is_device_shortage(const Error& error) noexcept {

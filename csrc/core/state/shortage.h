@@ -11,22 +11,26 @@ namespace ebbtide {
 
 // Gives back what ebbtide itself still keeps: undos that failed, frees that were put off. True if any of it went. Does
 // nothing that a capture forbids while one is known.
-// may_wait: also frees that a resume in the background puts off, for which it waits. That is worth it before somebody
-// is told that memory is out.
+// may_wait: also frees that a step of copies ahead or a resume in the background puts off, for whose end it waits. That
+// is worth it before somebody is told that memory is out.
 bool give_back_caches(Core& core, bool may_wait = false) noexcept;
 
 // For one call: gives back at most once.
 class LastResort {
  public:
-  LastResort(Core& core, bool may_give_back) : core_(core), may_give_back_(may_give_back) {}
+  LastResort(Core& core, bool may_give_back)
+      : core_(core), may_give_back_(may_give_back), freeing_steps_(core.registry.freeing_steps()) {}
   // True where another try is worthwhile.
   bool give_back(bool may_wait) noexcept {
-    return std::exchange(may_give_back_, false) && give_back_caches(core_, may_wait);
+    if (!std::exchange(may_give_back_, false)) return false;
+    // Or a step has ended and given memory back since the first try.
+    return give_back_caches(core_, may_wait) || core_.registry.freeing_steps() != freeing_steps_;
   }
 
  private:
   Core& core_;
   bool may_give_back_;
+  const uint64_t freeing_steps_;
 };
 
 // The device, or its budget, has too little.

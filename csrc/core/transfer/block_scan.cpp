@@ -14,12 +14,13 @@ constexpr size_t kBytesPerBlock = sizeof(uint64_t) + 2 * sizeof(kernels::BlockRe
 
 }  // namespace
 
-std::unique_ptr<BlockScan> BlockScan::create(EnginePool::Loan& loan, size_t block_count, kernels::Digest seed) {
+std::unique_ptr<BlockScan> BlockScan::create(EnginePool::Loan& loan, size_t block_count, kernels::Digest seed,
+                                             size_t later_block_count) {
   if (block_count == 0) return nullptr;
   const DeviceKernels* const kernels = DeviceKernels::of(loan.engine().device());
   if (kernels == nullptr) return nullptr;
   try {
-    std::byte* const table = loan.table(block_count * kBytesPerBlock);
+    std::byte* const table = loan.table(std::max(block_count, later_block_count) * kBytesPerBlock);
     return std::unique_ptr<BlockScan>(new BlockScan(loan.engine(), *kernels, table, block_count, seed));
   } catch (const StoreError&) {
     return nullptr;  // no room for the tables: nothing is known, and everything is copied

@@ -15,7 +15,9 @@ namespace ebbtide {
 class BlockScan {
  public:
   // Null where the device can't run the kernels: then every block counts as changed. loan outlives the scan.
-  static std::unique_ptr<BlockScan> create(EnginePool::Loan& loan, size_t block_count, kernels::Digest seed);
+  // later_block_count: of a later scan by the same engine, for which it takes the table now.
+  static std::unique_ptr<BlockScan> create(EnginePool::Loan& loan, size_t block_count, kernels::Digest seed,
+                                           size_t later_block_count = 0);
   BlockScan(const BlockScan&) = delete;
   BlockScan& operator=(const BlockScan&) = delete;
   // Waits for what was launched: the kernels write into memory that others get next.

@@ -81,11 +81,10 @@ std::unique_ptr<Staging> EnginePool::pin_ring(uint64_t wanted_bytes, int threads
   }
 }
 
-EnginePool::Entry EnginePool::make(int device, const policy::CopyNeed& need) {
+EnginePool::Entry EnginePool::make(int device, const policy::CopyNeed& need, uint64_t ring_bytes) {
   const ContextScope scope(device);
   Entry entry;
-  const uint64_t wanted_bytes = policy::wanted_ring_bytes(need);
-  auto staging = pin_ring(wanted_bytes, policy::plan_copy(need, wanted_bytes).threads, entry);
+  auto staging = pin_ring(ring_bytes, policy::plan_copy(need, ring_bytes).threads, entry);
   const uint64_t bytes = staging->size_bytes();
   try {
     entry.engine = std::make_unique<CopyEngine>(device, std::move(staging));
@@ -120,14 +119,13 @@ EnginePool::Entry EnginePool::take_kept(int device, uint64_t ring_bytes) {
 
 // A kept ring that is too small goes only when the larger one is there: memory that could be pinned once may not be had
 // again, and what is away comes back through the smaller one as well.
-EnginePool::Entry EnginePool::take_or_make(int device, const policy::CopyNeed& need) {
-  const uint64_t wanted_bytes = policy::wanted_ring_bytes(need);
-  Entry kept = take_kept(device, wanted_bytes);
-  if (kept.engine == nullptr) return make(device, need);
-  if (kept.ring_bytes() >= wanted_bytes) return kept;
+EnginePool::Entry EnginePool::take_or_make(int device, const policy::CopyNeed& need, uint64_t ring_bytes) {
+  Entry kept = take_kept(device, ring_bytes);
+  if (kept.engine == nullptr) return make(device, need, ring_bytes);
+  if (kept.ring_bytes() >= ring_bytes) return kept;
   Entry made;
   try {
-    made = make(device, need);
+    made = make(device, need, ring_bytes);
   } catch (const StoreError&) {
     return kept;
   } catch (...) {
@@ -139,8 +137,8 @@ EnginePool::Entry EnginePool::take_or_make(int device, const policy::CopyNeed& n
   return made;
 }
 
-EnginePool::Loan EnginePool::borrow(int device, const policy::CopyNeed& need) {
-  Entry entry = take_or_make(device, need);
+EnginePool::Loan EnginePool::borrow(int device, const policy::CopyNeed& need, uint64_t later_ring_bytes) {
+  Entry entry = take_or_make(device, need, std::max(policy::wanted_ring_bytes(need), later_ring_bytes));
   const policy::CopyPlan plan = policy::plan_copy(need, entry.ring_bytes());
   return {*this,
           std::move(entry),

@@ -48,17 +48,18 @@ class EnginePool {
   };
 
   // With the ring that the copy wants, or a smaller one where the system or the budget does not allow it, down to the
-  // minimum of the policy. Throws StoreError, DriverError.
-  Loan borrow(int device, const policy::CopyNeed& need);
+  // minimum of the policy. later_ring_bytes: a ring that a later copy will want, and that is made now. Throws
+  // StoreError, DriverError.
+  Loan borrow(int device, const policy::CopyNeed& need, uint64_t later_ring_bytes = 0);
   // Gives the kept engines back to the system.
   void trim() noexcept;
   // Pinned memory of all rings.
   uint64_t held_bytes() const { return held_bytes_.load(); }
 
  private:
-  Entry make(int device, const policy::CopyNeed& need);
+  Entry make(int device, const policy::CopyNeed& need, uint64_t ring_bytes);
   Entry take_kept(int device, uint64_t ring_bytes);
-  Entry take_or_make(int device, const policy::CopyNeed& need);
+  Entry take_or_make(int device, const policy::CopyNeed& need, uint64_t ring_bytes);
   std::unique_ptr<Staging> pin_ring(uint64_t wanted_bytes, int threads, Entry& entry);
   template <typename Make>
   std::unique_ptr<Staging> pin(uint64_t size_bytes, const char* purpose, Entry& entry, Make make_staging);

@@ -1,10 +1,11 @@
 """Copies ahead of a pause: what is in use goes to its backup in short steps, and the pause copies what changed since.
 
-A step holds its tag for a few milliseconds. So a pause, a free or the beginning of a capture waits that long at most,
-and needs nobody to be told: a step finds what has left, or was freed, no longer there.
+A step holds its tag for some milliseconds. So a pause or the beginning of a capture waits that long at most, and needs
+nobody to be told: a step finds what has left, or was freed, no longer there. Memory that is freed during a step goes
+back at its end; an allocation that needs it waits for that. A step that opens a pinned backup pins all of it first.
 
-A thread that copies beside the program sleeps between two steps: as long as the step took, and several times as long
-where the step was slow, since then the program uses the bus itself.
+A thread that copies beside the program sleeps between two steps: a quarter of what the step took, and several times as
+long as that where the step was slow, since then the program uses the bus itself. csrc/DESIGN.md has the figures.
 """
 
 import atexit
@@ -12,21 +13,25 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ebbtide import _core
 from ebbtide.errors import StateError
+from ebbtide.locks import make_lock
 from ebbtide.saver.reclaim import unused
 from ebbtide.saver.state.known_tags import check_known, find_tags
 from ebbtide.saver.values.reports import Report
 
 _LARGE_STEP = 256 << 20  # where the program waits for it
 _SMALL_STEP = 32 << 20
-_THREADS_BESIDE = 2
+_THREADS_BESIDE = 4  # at most: the core takes a quarter of the cores
 
-# What a step needs of the best rate so far, or it counts as slowed down by the program's own copies.
+# Rests, as multiples of what the step took. A step is slowed down by the program's own copies where it has less than
+# this share of the best rate of its tag so far; a tag mostly has backups of one kind, and kinds differ in their rates.
+_REST = 0.25
 _FAIR_SHARE = 0.6
-_SLOWDOWN = 4.0
+_REST_IF_SLOWED = 4.0
+_LEAST_SLEEP = 0.001  # so that whoever waits for the tag gets it
 LONGEST_SLEEP = 0.05
 _CAPTURE_POLL = 0.01
 
@@ -72,16 +77,20 @@ class Beside:
     """
 
     def __init__(self) -> None:
-        self.is_stopped = False
-        self._best_rate = 0.0
-        _running.add(self)
+        self._best_rates: dict[str, float] = {}  # by tag
+        with _lock:
+            self.is_stopped = _is_ending
+            _running.add(self)
 
     def stop(self) -> None:
         """Ends the copying after its present step."""
         self.is_stopped = True
 
-    def copy(self, names: Sequence[str]) -> Report:
+    def copy(self, names: Sequence[str], is_wanted: Callable[[], bool] = lambda: True) -> Report:
         """As copy_now, with rests; waits for the end of captures.
+
+        Args:
+            is_wanted: asked after each step; False ends the copying, as `stop` does.
 
         Raises:
             StateError, StoreError, DriverError: as in copy_now.
@@ -93,25 +102,29 @@ class Beside:
             for copying, report in _steps(name, _SMALL_STEP, _THREADS_BESIDE):
                 if not copying.is_held_up:
                     reports.append(report)
-                if self.is_stopped:
+                if self.is_stopped or not is_wanted():
                     break
                 taken = time.monotonic() - before
-                time.sleep(_CAPTURE_POLL if copying.is_held_up else self._rest_after(report.copied, taken))
+                time.sleep(_CAPTURE_POLL if copying.is_held_up else self._rest_after(name, report.copied, taken))
                 before = time.monotonic()
         return Report.joined("prepare", reports, time.monotonic() - start)
 
-    def _rest_after(self, copied: int, seconds: float) -> float:
-        if copied < _SMALL_STEP // 2:  # too little to tell a rate
-            return min(seconds, LONGEST_SLEEP)
-        rate = copied / max(seconds, 1e-9)
-        is_slowed = rate < _FAIR_SHARE * self._best_rate
-        self._best_rate = max(rate, 0.99 * self._best_rate)
-        return min(seconds * (_SLOWDOWN if is_slowed else 1.0), LONGEST_SLEEP)
+    def _rest_after(self, name: str, copied: int, seconds: float) -> float:
+        is_slowed = False
+        if copied >= _SMALL_STEP // 2:  # else too little to tell a rate
+            rate = copied / max(seconds, 1e-9)
+            best = self._best_rates.get(name, 0.0)
+            is_slowed = rate < _FAIR_SHARE * best
+            self._best_rates[name] = max(rate, 0.99 * best)
+        rest = seconds * (_REST_IF_SLOWED if is_slowed else _REST)
+        return min(max(rest, _LEAST_SLEEP), LONGEST_SLEEP)
 
 
 # Those that may be copying when the interpreter ends: their threads are daemons, which must not be in the core then.
+_lock = make_lock()
 _running: "weakref.WeakSet[Beside]" = weakref.WeakSet()
 _threads: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
+_is_ending = False
 
 
 def start_thread(thread: threading.Thread) -> None:
@@ -120,16 +133,23 @@ def start_thread(thread: threading.Thread) -> None:
     Raises:
         RuntimeError: the system starts no thread, or the interpreter is about to end.
     """
-    thread.start()
-    _threads.add(thread)
+    with _lock:
+        if _is_ending:
+            raise RuntimeError("the interpreter is about to end: no more copies begin")
+        thread.start()
+        _threads.add(thread)
 
 
 def _stop_all(process: int = os.getpid()) -> None:
+    global _is_ending
     if os.getpid() != process:
         return
-    for beside in list(_running):
+    with _lock:
+        _is_ending = True
+        running, threads = list(_running), list(_threads)
+    for beside in running:
         beside.stop()
-    for thread in list(_threads):
+    for thread in threads:
         if thread is not threading.current_thread():
             thread.join()
 

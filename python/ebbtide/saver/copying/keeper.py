@@ -1,12 +1,12 @@
 """Keeps tags ahead of their next pause after each resume, in a thread: `saver.configure(copy_ahead=True)`."""
 
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Sequence
 
 from ebbtide import _core
-from ebbtide.errors import DriverError, StateError, StoreError
 from ebbtide.locks import make_lock
 from ebbtide.saver.copying.beside import LONGEST_SLEEP, Beside, start_thread
 from ebbtide.saver.state.known_tags import find_tags
@@ -26,7 +26,9 @@ class _Keeper:
         self._has_news = False
 
     def keep(self, names: Sequence[str]) -> None:
-        due = dict.fromkeys(find_tags(names), time.monotonic())
+        # Where a resume named no tag: those that it may have brought back.
+        known = [name for name in find_tags(names) if names or _core.pause_count(name) > 0]
+        due = dict.fromkeys(known, time.monotonic())
         with self._lock:
             self._due |= due
             self._has_news = True
@@ -72,23 +74,35 @@ class _Keeper:
         """One pass over a tag. How long to rest before the next, or None: the tag is no longer kept ahead."""
         try:
             info = _core.query_tag(name)
-            if info is None or info.resident_bytes == info.left_bytes or not _core.get_option("copy_ahead"):
+            if info is None or info.resident_bytes == info.left_bytes or not _is_on():
                 return None
-            seconds = beside.copy([name]).seconds
-        except (StateError, StoreError, DriverError) as error:
-            warnings.warn(
-                f"tag '{name}' is not copied ahead of its next pause, which copies it then: {error}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            seconds = beside.copy([name], _is_on).seconds
+        except Exception as error:
+            _say_not_copied(name, error)
             return None
         return max(_LEAST_REST, _REST * seconds)
+
+
+def _is_on() -> bool:
+    return bool(_core.get_option("copy_ahead"))
+
+
+def _say_not_copied(name: str, error: Exception) -> None:
+    try:
+        warnings.warn(
+            f"tag '{name}' is not copied ahead of its next pause, which copies it then: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    except RuntimeWarning as warning:  # warnings are errors: the thread goes on with the other tags
+        sys.excepthook(type(warning), warning, warning.__traceback__)
 
 
 _keeper = _Keeper()
 
 
 def keep_if_wanted(names: Sequence[str]) -> None:
-    """After a resume of these tags (none: all): where `copy_ahead` is on, a thread keeps them ahead of a pause."""
-    if _core.get_option("copy_ahead"):
+    """After a resume of these tags (none: all that were ever paused): where `copy_ahead` is on, a thread keeps them
+    ahead of a pause."""
+    if _is_on():
         _keeper.keep(names)

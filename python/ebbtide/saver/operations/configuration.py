@@ -90,7 +90,10 @@ def configure(
             0xEB and not as zeros, so that a program that relied on its content is found.
         copy_ahead: whether a thread keeps the backups of tags that were resumed ahead of their next pause, as
             `prepare(copy=True, wait=False)` does once: it copies what has changed, and rests for 20 times as long,
-            a second at least. It ends for a tag that is paused.
+            a second at least. It ends for a tag that is paused, and for all with copy_ahead=False. Resumes keep the
+            backups for it unless they say retain=False; that host memory gives way to pauses and spills that need it.
+            Where a region has retain=True, what is copied anew is no longer what the last pause left:
+            `backup_of(retained=True)` then gives None.
         progress: a function that gets a Progress, at most ten times a second, from a thread of ebbtide's, while an
             operation runs that takes longer than 0.1 s, and once at its end if it succeeds. An exception of it becomes
             one RuntimeWarning, and the function is not called again. None: operations that take longer than 1 s draw a

@@ -127,8 +127,8 @@ def resume(
             tries once.
         missing_ok: skip tags that no region ever named.
         retain: True keeps the memory of the backups for the next pause, False frees it, None follows each region
-            (and keeps pinned backups). Unchanged blocks are found only in regions that retain or are pinned, since
-            digests are made for those alone.
+            (and keeps pinned backups, and all with `copy_ahead` on). Unchanged blocks are found only in regions that
+            retain or are pinned, or with `copy_ahead` on, since digests are made for those alone.
         wait: False returns as soon as everything is mapped and queued, while the bytes are still on their way. It
             waits all the same on the simulated device, whose CPU ops have no stream, where ebbtide's kernels can't be
             loaded, and on a device that limits how long kernels run.

@@ -39,8 +39,8 @@ class Preparation:
         return self._thread is None or not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Ends the copying of `copy=True` after its present step, within milliseconds; what was copied stays. Taking
-        memory alone can't be stopped.
+        """Ends the copying of `copy=True` after its present step, mostly within milliseconds; what was copied stays.
+        Taking memory alone can't be stopped.
         """
         if self._copying is not None:
             self._copying.stop()
@@ -94,10 +94,14 @@ def prepare(*tags: Tags, copy: bool = False, wait: bool = True, missing_ok: bool
     until the next resume of the tags, or until their tensors are gone.
 
     Copies are made while the tensors are in use: kernels may read and write them. With wait=False a thread makes them
-    in short steps, with rests between them, and the program's own copies go first. A pause, a free or a capture that
-    comes meanwhile waits for the present step, some milliseconds; a pause takes over what is copied, and copies the
-    rest. Left out is what `backup_of` shows to somebody. Where a resume retained a backup, blocks that are copied anew
-    are no longer what `backup_of` shows of the last pause. `tags()` shows how much is `ahead`.
+    in short steps, with rests between them, and the program's own copies go first. A pause or a capture that comes
+    meanwhile waits for the present step: some milliseconds, or as long as a whole backup takes to pin, where the step
+    begins a pinned one. A pause takes over what is copied, and copies the rest. Memory that is freed meanwhile goes
+    back at the end of the step; an allocation that needs it waits for that.
+
+    Where a pause or a spill would else be refused for want of host memory, the copies of other tags are given up. Left
+    out is what `backup_of` shows to somebody. Where a resume retained a backup, blocks that are copied anew are no
+    longer what `backup_of` shows of the last pause. `tags()` shows how much is `ahead`.
 
         saver.prepare("weights", copy=True, wait=False)
 

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+
+#include "core/budget/host_budget.h"
+#include "core/memory/deferred_frees.h"
+#include "core/registry/peer_access.h"
+#include "core/registry/registry.h"
+
+namespace ebbtide {
+
+// The backups that nobody asked to keep (BackupRecord::is_spare) of what is on the device: they spare the next pause a
+// copy, and nothing is lost with them. So they go before anybody is told that the host has too little memory.
+class SpareBackups final : public IdleMemory {
+ public:
+  SpareBackups(HostBudget& budget, Registry& registry, DeferredFrees& frees, PeerAccess& peers)
+      : budget_(budget), registry_(registry), frees_(frees), peers_(peers) {
+    budget_.set_spare(this);
+  }
+  SpareBackups(const SpareBackups&) = delete;
+  SpareBackups& operator=(const SpareBackups&) = delete;
+  ~SpareBackups() override { budget_.set_spare(nullptr); }
+
+  // Those of tags that no operation holds; those of a step under way after its end. Nothing for a step: what is copied
+  // ahead never goes for what is copied ahead.
+  bool give_way(uint64_t bytes) noexcept override;
+
+ private:
+  uint64_t drop(uint64_t bytes) noexcept;  // what it gave back
+
+  HostBudget& budget_;
+  Registry& registry_;
+  DeferredFrees& frees_;
+  PeerAccess& peers_;
+};
+
+}  // namespace ebbtide
