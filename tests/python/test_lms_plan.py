@@ -1,6 +1,7 @@
 """Large model support with a plan: what one step has shown is copied ahead of need in the next."""
 
 import threading
+import time
 
 import pytest
 
@@ -8,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from core_sim import Sim  # noqa: E402
 from ebbtide import torch_extension  # noqa: E402
+from ebbtide.lms import control  # noqa: E402
 from lms_model import SMALL, make_model, train  # noqa: E402
 
 pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
@@ -201,3 +203,53 @@ def test_disable_ends_planned_actions_of_other_threads(lms):
         numbers = torch_extension.load("_lms").statistics()
         assert numbers["evictions"] == evictions
         assert numbers["host_bytes"] == 0
+
+
+@pytest.mark.parametrize("late", ["saved_tensors.leave_threads", "optimizer_states.remove"])
+def test_no_allocation_fails_while_it_is_switched_off(lms, monkeypatch, late):
+    plain = train(steps=8, **SHAPE)
+    limit = int(0.5 * needed_bytes(lms, **SHAPE))
+    results, reached = [], threading.Event()
+    step_of_disable = getattr(control, late.split(".")[0]), late.split(".")[1]
+    original = getattr(*step_of_disable)
+
+    def slow(*arguments):
+        time.sleep(0.3)
+        return original(*arguments)
+
+    lms.enable(limit=limit, min_size=SMALL)
+    monkeypatch.setattr(*step_of_disable, slow)
+    thread = threading.Thread(
+        target=lambda: results.append(
+            train(steps=8, **SHAPE, before_step=lambda step: reached.set() if step == 2 else None)
+        )
+    )
+    thread.start()
+    assert reached.wait(60)
+    lms.disable()
+    thread.join()
+    assert results == [plain]
+
+
+def test_one_of_a_fitting_size_makes_way(lms):
+    """What torch's allocator on a GPU asks for before it would wait for the device."""
+    extension = torch_extension.load("_lms")
+    given = torch.randn(1 << 20, requires_grad=True)
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        first, small, last = ((given[: mib << 18] * 1.0).exp() for mib in (4, 1, 4))
+        losses = [first.sum(), small.sum(), last.sum()]
+        kept = [tensor.detach().clone() for tensor in (first, small, last)]
+        del first, small, last
+        numbers = extension.statistics()
+        assert extension.make_fit(16 << 20) is False
+        assert extension.statistics() == numbers
+        assert extension.make_fit(3 << 20) is True
+        assert extension.statistics()["evicted_bytes"] == numbers["evicted_bytes"] + (4 << 20)
+        assert extension.statistics()["fits"] == numbers["fits"] + 1
+        assert extension.make_fit(1) is True
+        assert extension.statistics()["evicted_bytes"] == numbers["evicted_bytes"] + (5 << 20)
+        grads = [
+            torch.autograd.grad(loss, given)[0][: tensor.numel()] for loss, tensor in zip(losses, kept, strict=True)
+        ]
+        assert all(torch.equal(grad, tensor) for grad, tensor in zip(grads, kept, strict=True))
+    assert extension.make_fit(1) is False

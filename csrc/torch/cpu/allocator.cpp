@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "torch/cpu/reclaim.h"
 #include "torch/cpu/region_memory.h"
@@ -36,12 +37,15 @@ void give_back(void* address) {
 // Null if the pool is closed, which sets was_closed, or if there is no memory.
 void* take(Pool& pool, size_t size_bytes, bool& was_closed) {
   forget_refusal();
+  bool could_reclaim = can_reclaim();
   while (true) {
     void* const address = region_memory().arena.allocate(pool, size_bytes, &was_closed);
     if (address != nullptr || was_closed) return address;
     // What was evicted may lie in several places: again, as long as anything leaves.
     if (size_bytes <= kMaxRequestBytes && reclaim(round_request(size_bytes)) > 0) continue;
-    return can_reclaim() ? region_memory().arena.allocate(pool, size_bytes, &was_closed, true) : nullptr;
+    if (can_reclaim()) return region_memory().arena.allocate(pool, size_bytes, &was_closed, true);
+    // Who could free memory has gone meanwhile, and took its limit away before.
+    if (!std::exchange(could_reclaim, false)) return nullptr;
   }
 }
 

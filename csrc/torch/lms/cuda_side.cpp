@@ -11,9 +11,11 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <exception>
 #include <utility>
 
 #include "api/ebbtide.h"
+#include "torch/lms/memory_callback.h"
 #include "torch/lms/virtual_entry.h"
 
 namespace ebbtide::lms {
@@ -25,6 +27,7 @@ constexpr size_t kMostDevices = 64;
 
 std::array<std::atomic<uint64_t>, kMostDevices> limits{}, away{};
 std::atomic<decltype(CudaHooks::reclaim)> reclaim_hook{nullptr};
+std::atomic<decltype(CudaHooks::make_fit)> fit_hook{nullptr};
 std::atomic<decltype(CudaHooks::balance)> balance_hook{nullptr};
 
 const c10::impl::DeviceGuardImplInterface& guard_impl() { return *c10::impl::getDeviceGuardImpl(kCuda); }
@@ -112,12 +115,57 @@ bool has_found_room(size_t size_bytes, bool is_first) {
   return reclaim != nullptr && reclaim(guard_impl().getDevice(), size_bytes) > 0;
 }
 
+// What the thread is about to allocate; 0: nothing.
+thread_local size_t wanted_bytes = 0;
+
+struct NoRoomAheadOfNeed final : std::exception {
+  const char* what() const noexcept override { return "memory that is wanted later has no room yet"; }
+};
+
+// torch's kSmallSize, kSmallBuffer, kMinLargeAlloc, kLargeBuffer and kRoundLarge.
+constexpr size_t kMiB = size_t{1} << 20, kLargestSmall = kMiB;
+size_t segment_bytes(size_t size_bytes) {
+  if (size_bytes <= kLargestSmall) return 2 * kMiB;
+  return size_bytes < 10 * kMiB ? 20 * kMiB : (size_bytes + 2 * kMiB - 1) / (2 * kMiB) * (2 * kMiB);
+}
+
+// torch's callback. Where the limit has room for a segment, torch gets one.
+bool has_made_fit() {
+  const auto make_fit = fit_hook.load();
+  if (wanted_bytes <= kLargestSmall || make_fit == nullptr) return false;
+  const c10::Device device = guard_impl().getDevice();
+  const DeviceSide& side = cuda_side();
+  if (side.held_bytes(device) + segment_bytes(wanted_bytes) <= side.limit_bytes(device)) return false;
+  switch (make_fit(device, (wanted_bytes + 511) / 512 * 512)) {
+    case Ledger::Fit::kMade: return true;
+    case Ledger::Fit::kNone: return false;
+    case Ledger::Fit::kForbidden: break;
+  }
+  throw NoRoomAheadOfNeed();
+}
+
+class Wanting {
+ public:
+  explicit Wanting(size_t size_bytes) : before_(std::exchange(wanted_bytes, size_bytes)) {}
+  Wanting(const Wanting&) = delete;
+  Wanting& operator=(const Wanting&) = delete;
+  ~Wanting() { wanted_bytes = before_; }
+
+ private:
+  const size_t before_;
+};
+
 c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
+  const Wanting wanting(size_bytes);
+  bool could_reclaim = reclaim_hook.load() != nullptr;
   for (bool is_first = true;; is_first = false) {
     try {
       return former.load()(self, size_bytes);
     } catch (const c10::OutOfMemoryError&) {
-      if (!has_found_room(size_bytes, is_first)) throw;
+      if (has_found_room(size_bytes, is_first)) continue;
+      // LMS was switched off meanwhile, and its limit lifted before.
+      if (!could_reclaim || reclaim_hook.load() != nullptr) throw;
+      could_reclaim = false;
     }
   }
 }
@@ -135,6 +183,8 @@ void follow_cuda_allocations(const CudaHooks& hooks) {
   const AllocateEntry entry(c10::getDeviceAllocator(kCuda), &c10::Allocator::allocate);
   if (!entry.is_virtual()) throw std::runtime_error("torch's allocator can't be followed with this compiler");
   reclaim_hook.store(hooks.reclaim);
+  fit_hook.store(hooks.make_fit);
+  add_memory_callback(&has_made_fit);  // without it, torch waits for the device more often
   balance_hook.store(hooks.balance);
   if (entry.get() == &allocate_or_reclaim) return;
   former.store(entry.get());
@@ -145,6 +195,7 @@ void follow_cuda_allocations(const CudaHooks& hooks) {
 // The entry stays: another library may have taken it for its own since.
 void leave_cuda_allocations() {
   reclaim_hook.store(nullptr);
+  fit_hook.store(nullptr);
   balance_hook.store(nullptr);
 }
 

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "api/ebbtide.h"
-#include "policy/lms/eviction.h"
 #include "torch/lms/device_side.h"
 #include "torch/lms/gil.h"
 #include "torch/lms/optimizer_states.h"
@@ -191,24 +190,27 @@ uint64_t Ledger::evict(uint64_t wanted_bytes, std::optional<c10::Device> only_fr
   }
 }
 
+void Ledger::look_for(Candidates which, std::optional<c10::Device> only_from, Choice& found) const {
+  found.storages.reserve(by_age_.size());
+  found.numbers.reserve(by_age_.size());
+  for (const auto& [number, entry] : by_age_) {
+    found.storages.push_back(entry.lock());
+    const SavedStorage* const saved = found.storages.back().get();
+    const bool is_meant = saved != nullptr && (!only_from || saved->device_ == *only_from);
+    const bool is_free = is_meant && can_leave(*saved) && (which == Candidates::kAll || saved->transit_.host);
+    found.numbers.push_back({is_free ? saved->size_bytes_ : 0, UINT64_MAX - number});
+  }
+}
+
 Ledger::Attempt Ledger::evict_among(Candidates which, uint64_t wanted_bytes, std::optional<c10::Device> only_from) {
-  // Outlives the lock: a last reference may be among them, and the destructor takes the lock.
-  std::vector<std::shared_ptr<SavedStorage>> candidates;
-  std::vector<policy::Evictable> numbers;
+  Choice choice;
   Attempt attempt;
   Lock lock(mutex_);
   if (!are_evictions_allowed_) return attempt;
   attempt.have_others_begun = leaving_ > 0;
-  candidates.reserve(by_age_.size());
-  for (const auto& [number, entry] : by_age_) {
-    candidates.push_back(entry.lock());
-    const SavedStorage* const saved = candidates.back().get();
-    const bool is_meant = saved != nullptr && (!only_from || saved->device_ == *only_from);
-    const bool is_free = is_meant && can_leave(*saved) && (which == Candidates::kAll || saved->transit_.host);
-    numbers.push_back({is_free ? saved->size_bytes_ : 0, UINT64_MAX - number});
-  }
-  for (const size_t index : policy::choose_evictions(numbers, wanted_bytes)) {
-    const auto& saved = candidates[index];
+  look_for(which, only_from, choice);
+  for (const size_t index : policy::choose_evictions(choice.numbers, wanted_bytes)) {
+    const auto& saved = choice.storages[index];
     if (!are_evictions_allowed_) break;
     if (saved == nullptr || !can_leave(*saved)) continue;
     if (!send_away(lock, *saved)) {
@@ -241,6 +243,42 @@ uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes) noexcept {
   const uint64_t of_states_bytes = OptimizerStates::instance().make_room(short_bytes);
   if (of_states_bytes > 0) return of_states_bytes;
   return Weights::instance().make_room(side.number_of(device), short_bytes);
+}
+
+// What leaves costs its copy. What torch would do costs more: it gives back all that it caches, waits for the device,
+// and gets it again from the driver.
+Ledger::Fit Ledger::make_fit(c10::Device device, uint64_t wanted_bytes) noexcept {
+  if (is_prefetching_) return Fit::kForbidden;
+  const DeviceSide& side = side_of(device);
+  try {
+    const c10::Stream stream = side.current_stream(device);
+    const uint64_t used_bytes = side.used_bytes(device), limit_bytes = side.limit_bytes(device);
+    for (const auto which : {Candidates::kCopied, Candidates::kAll}) {
+      Choice choice;
+      Lock lock(mutex_);
+      if (!are_evictions_allowed_) return Fit::kNone;
+      look_for(which, device, choice);
+      for (size_t index = 0; index < choice.numbers.size(); ++index) {
+        // Blocks that were used in another stream are that stream's.
+        if (choice.storages[index] != nullptr && choice.storages[index]->stream_ != stream)
+          choice.numbers[index].size_bytes = 0;
+      }
+      const auto chosen = policy::choose_fitting(choice.numbers, wanted_bytes);
+      if (!chosen) continue;
+      const uint64_t demand_bytes = used_bytes + wanted_bytes;
+      if (demand_bytes > limit_bytes) {  // else there is room, but not in one piece
+        Steps& steps = steps_[device.index()];
+        steps.follower.missed(demand_bytes + statistics_.host_bytes);
+        if (steps.follower.is_following()) steps.short_bytes += demand_bytes - limit_bytes;
+      }
+      if (!send_away(lock, *choice.storages[*chosen])) return Fit::kNone;
+      ++statistics_.fits;
+      return Fit::kMade;
+    }
+  } catch (const std::exception&) {
+    // No memory for the lists, or no answer of torch's: torch goes on as without us.
+  }
+  return Fit::kNone;
 }
 
 // What other threads have evicted since the attempt counts. 0: nothing, but what they began to copy may leave now.

@@ -30,6 +30,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "policy/lms/eviction.h"
 #include "policy/lms/step_follower.h"
 #include "torch/lms/transfer.h"
 
@@ -67,6 +68,7 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
 struct Statistics {
   uint64_t evictions = 0;
   uint64_t reclaims = 0;  // allocations that did not fit
+  uint64_t fits = 0;      // those for which one storage made way, so that torch kept what it caches
   uint64_t evicted_bytes = 0;
   uint64_t loaded_bytes = 0;
   uint64_t host_bytes = 0;     // of storages that are on the host now
@@ -91,6 +93,11 @@ class Ledger {
   uint64_t evict(uint64_t wanted_bytes, std::optional<c10::Device> only_from = {}) noexcept;
   // The same for torch's allocator, where an allocation of so many bytes does not fit: the next plan knows of it.
   uint64_t reclaim(c10::Device device, uint64_t wanted_bytes) noexcept;
+  // For torch's allocator on a GPU, under its lock, where the limit has no room for another segment, and torch would
+  // wait for the device to give back what it caches: one storage leaves whose memory serves the allocation, in the
+  // caller's stream. It waits for nobody.
+  enum class Fit { kNone, kMade, kForbidden };  // kForbidden: the allocation is ahead of need, and can be left out
+  Fit make_fit(c10::Device device, uint64_t wanted_bytes) noexcept;
   // On return of a call that ends them, no eviction and no planned action is under way, and copies to the host that
   // nobody needs any more are complete and have given their memory back. Call it without the GIL.
   void allow_evictions(bool are_allowed);
@@ -107,6 +114,7 @@ class Ledger {
   struct Steps {
     policy::StepFollower follower;
     policy::StepActions due;
+    std::vector<uint64_t> postponed;                       // loads for which there was no room yet, in the order of use
     std::unordered_map<uint64_t, SavedStorage*> storages;  // of this step, by number; those that live
     std::map<uint64_t, int> watched;                       // those that may have become free, and for how many looks
     bool was_wanted = false;
@@ -125,6 +133,10 @@ class Ledger {
   };
 
   enum class Candidates { kAll, kCopied };
+  struct Choice {
+    std::vector<std::shared_ptr<SavedStorage>> storages;  // outlive the lock: the last reference may be among them
+    std::vector<policy::Evictable> numbers;               // size 0: can't leave
+  };
   struct Attempt {
     uint64_t freed_bytes = 0;
     bool has_failed = false;          // to send one away
@@ -135,6 +147,7 @@ class Ledger {
   Ledger();
   void become_child() noexcept;
   void forget(SavedStorage& saved) noexcept;
+  void look_for(Candidates which, std::optional<c10::Device> only_from, Choice& found) const;
   Attempt evict_among(Candidates which, uint64_t wanted_bytes, std::optional<c10::Device> only_from);
   uint64_t await_others(const Attempt& attempt);
 
@@ -144,7 +157,7 @@ class Ledger {
   void receive(Lock& lock, SavedStorage& saved, c10::Stream stream);
   void load(Lock& lock, SavedStorage& saved, c10::Stream stream, bool is_ahead);
   void begin_departure(Lock& lock, SavedStorage& saved) noexcept;
-  void begin_arrival(Lock& lock, SavedStorage& saved) noexcept;
+  bool begin_arrival(Lock& lock, SavedStorage& saved) noexcept;
   void retire(Transit& transit) noexcept;
   void reap(bool waits_for_all = false) noexcept;
 

@@ -197,19 +197,21 @@ void Ledger::begin_departure(Lock& lock, SavedStorage& saved) noexcept {
 }
 
 // It gets device memory, if there is any without an eviction, and its copy to the device begins. The lock is held at
-// the call and at the return, and not in between.
-void Ledger::begin_arrival(Lock& lock, SavedStorage& saved) noexcept {
-  if (saved.place_ != SavedStorage::Place::kHost) return;
+// the call and at the return, and not in between. False: it did not fit, or could not begin.
+bool Ledger::begin_arrival(Lock& lock, SavedStorage& saved) noexcept {
+  if (saved.place_ != SavedStorage::Place::kHost) return true;
+  bool has_begun = true;
   ++arriving_;
   try {
     is_prefetching_ = true;
     load(lock, saved, side_of(saved.device_).current_stream(saved.device_), /*is_ahead=*/true);
   } catch (const std::exception&) {
-    // It stays on the host until it is wanted.
+    has_begun = false;  // it stays on the host
   }
   is_prefetching_ = false;
   --arriving_;
   moved_.notify_all();
+  return has_begun;
 }
 
 // Nobody wants its bytes, but its copy may be under way.

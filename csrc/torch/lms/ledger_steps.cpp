@@ -46,6 +46,7 @@ void Ledger::end_step(c10::Device device, Steps& steps) {
   steps.margin_bytes = std::min(steps.margin_bytes + std::exchange(steps.short_bytes, 0), limit_bytes / 4);
   steps.follower.end_step({limit_bytes - steps.margin_bytes, out_.bytes_per_second(), in_.bytes_per_second()});
   steps.due = {};
+  steps.postponed.clear();
   steps.was_wanted = false;
   steps.elsewhere_bytes = OptimizerStates::host_bytes() + Weights::host_bytes();
 }
@@ -104,7 +105,8 @@ void Ledger::forget_in_step(SavedStorage& saved) noexcept {
   }
 }
 
-// What the plan wants to happen now. What no longer applies is left out.
+// What the plan wants to happen now. What no longer applies is left out. A load that does not fit, since free memory
+// lies in pieces or was not yet given back, comes at the next call, before later ones.
 void Ledger::perform(c10::Device device) noexcept {
   std::vector<std::shared_ptr<SavedStorage>> kept;  // outlives the lock: their destructor takes it
   Lock lock(mutex_);
@@ -118,7 +120,9 @@ void Ledger::perform(c10::Device device) noexcept {
     return kept.back().get();
   };
   try {
-    kept.reserve(due.copies_out.size() + due.releases.size() + due.loads.size());
+    std::vector<uint64_t> loads = std::exchange(steps.postponed, {});
+    loads.insert(loads.end(), due.loads.begin(), due.loads.end());
+    kept.reserve(due.copies_out.size() + due.releases.size() + loads.size());
     for (const uint64_t number : due.copies_out) {
       if (SavedStorage* const saved = find(number)) begin_departure(lock, *saved);
     }
@@ -126,8 +130,11 @@ void Ledger::perform(c10::Device device) noexcept {
       SavedStorage* const saved = find(number);
       if (saved != nullptr && can_leave(*saved)) send_away(lock, *saved);
     }
-    for (const uint64_t number : due.loads) {
-      if (SavedStorage* const saved = find(number)) begin_arrival(lock, *saved);
+    for (auto load = loads.begin(); load != loads.end(); ++load) {
+      SavedStorage* const saved = find(*load);
+      if (saved == nullptr || begin_arrival(lock, *saved)) continue;
+      steps.postponed.insert(steps.postponed.begin(), load, loads.end());
+      break;
     }
   } catch (const std::bad_alloc&) {
     // What was left out leaves on demand, or comes back when it is wanted.

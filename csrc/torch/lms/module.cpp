@@ -33,6 +33,10 @@ uint64_t reclaim_on_gpu(c10::Device device, uint64_t wanted_bytes) {
   return Ledger::instance().reclaim(device, wanted_bytes);
 }
 
+Ledger::Fit make_fit(c10::Device device, uint64_t wanted_bytes) noexcept {
+  return Ledger::instance().make_fit(device, wanted_bytes);
+}
+
 // `CudaDevice.balance`, while a GPU's tensors are followed. It may be wanted in a thread that has an error set.
 py::object& balance_function() {
   static py::object& function = *new py::object();
@@ -92,6 +96,7 @@ py::dict statistics() {
   py::dict result;
   result["evictions"] = found.evictions;
   result["reclaims"] = found.reclaims;
+  result["fits"] = found.fits;
   result["evicted_bytes"] = found.evicted_bytes;
   result["loaded_bytes"] = found.loaded_bytes;
   result["host_bytes"] = found.host_bytes;
@@ -255,6 +260,13 @@ PYBIND11_MODULE(_lms, module) {
       },
       py::arg("wanted_bytes"), "How many bytes left the device.");
   module.def(
+      "make_fit",
+      [](uint64_t wanted_bytes) {
+        const py::gil_scoped_release without_gil;
+        return Ledger::instance().make_fit(c10::Device(c10::DeviceType::CPU), wanted_bytes) == Ledger::Fit::kMade;
+      },
+      py::arg("wanted_bytes"), "On the simulated device, as torch's allocator asks on a GPU: whether one left.");
+  module.def(
       "set_hooks",
       [](uintptr_t allocate, uintptr_t used_bytes, uintptr_t release_cached) {
         set_simulated_hooks({reinterpret_cast<void (*)(size_t, c10::DataPtr*)>(allocate),
@@ -268,7 +280,7 @@ PYBIND11_MODULE(_lms, module) {
       "follow_cuda",
       [](py::object function) {
         balance_function() = std::move(function);
-        follow_cuda_allocations({&reclaim_on_gpu, &balance});
+        follow_cuda_allocations({&reclaim_on_gpu, &make_fit, &balance});
         rules().device_type.store(c10::DeviceType::CUDA);
       },
       py::arg("balance"),

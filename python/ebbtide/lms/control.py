@@ -165,6 +165,7 @@ def _turn_off() -> None:
         torch_cache.makers_of_room.remove(_make_room_for)
     if _now.device is None:
         return
+    _now.device.release(extension)
     extension.set_rules(False, _now.min_size, False)
     saved_tensors.leave_threads()
     _now.host.restore()

@@ -25,8 +25,11 @@ class Device(Protocol):
     def attach(self, extension: Any) -> None:
         """From now on an allocation that does not fit asks LMS to evict."""
 
+    def release(self, extension: Any) -> None:
+        """Lifts the limit, and then the asking: no allocation fails because LMS is switched off meanwhile."""
+
     def detach(self, extension: Any) -> None:
-        """Undoes `attach`, and the limit. It can be called again, and does what is left then."""
+        """Undoes `attach`, after `release`. Both can be called again, and do what is left then."""
 
     def held_bytes(self) -> int:
         """Of the fullest device."""
@@ -76,10 +79,12 @@ class SimulatedDevice:
         extension.set_hooks(*allocator.lms_functions())
         allocator.set_reclaimer(*extension.reclaim_functions())
 
+    def release(self, extension: Any) -> None:
+        self._limit.restore()
+        torch_extension.load().set_reclaimer(0, 0)
+
     def detach(self, extension: Any) -> None:
         allocator = torch_extension.load()
-        allocator.set_reclaimer(0, 0)
-        self._limit.restore()
         if self._frame is not None:
             self._frame.close()
         allocator.set_pool_apart(0)
@@ -140,9 +145,11 @@ class CudaDevice:
             raise StateError("large model support on a GPU needs torch 2.11 or newer")
         extension.follow_cuda(self.balance)
 
-    def detach(self, extension: Any) -> None:
-        extension.leave_cuda()
+    def release(self, extension: Any) -> None:
         self.set_limit(None)
+        extension.leave_cuda()
+
+    def detach(self, extension: Any) -> None:
         self.trim()
 
     def held_bytes(self) -> int:
@@ -178,13 +185,14 @@ class CudaDevice:
         if allowed_bytes is not None and not is_whole:
             self.balance()
             return
-        self._tags.restore()
         extension = torch_extension.load("_lms")
-        for device, memory in _memories().items():
-            if device in self._fractions:
-                _limit_torch(device, self._fractions.pop(device))
-            extension.set_cuda_limit(device, memory.total_bytes if allowed_bytes is None else allowed_bytes)
-            extension.set_cuda_away(device, memory.away_bytes)
+        with self._lock:  # a `balance` that is under way would set the limit again
+            self._tags.restore()
+            for device, memory in _memories().items():
+                if device in self._fractions:
+                    _limit_torch(device, self._fractions.pop(device))
+                extension.set_cuda_limit(device, memory.total_bytes if allowed_bytes is None else allowed_bytes)
+                extension.set_cuda_away(device, memory.away_bytes)
 
     def balance(self) -> bool:
         """What torch counts of a tag does not change where the memory goes to the host, so torch may reserve that much

@@ -1,0 +1,52 @@
+#include "torch/lms/memory_callback.h"
+
+#include <c10/util/Registry.h>
+#include <dlfcn.h>
+
+#include <memory>
+#include <string>
+
+// As c10/cuda/CUDACachingAllocator.h declares it. That header includes CUDA's, which need not be installed.
+namespace c10 {
+class FreeMemoryCallback {
+ public:
+  virtual ~FreeMemoryCallback() = default;
+  virtual bool Execute() = 0;
+};
+}  // namespace c10
+
+namespace ebbtide::lms {
+namespace {
+
+using Callbacks = c10::Registry<std::string, std::unique_ptr<c10::FreeMemoryCallback>>;
+
+bool (*called)() = nullptr;
+
+class Callback final : public c10::FreeMemoryCallback {
+ public:
+  bool Execute() override { return called(); }
+};
+
+// c10::FreeCudaMemoryCallbacksRegistry(), of the library that is in the process.
+Callbacks* find_callbacks() {
+  void* const library = ::dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) return nullptr;
+  void* const found = ::dlsym(library, "_ZN3c1031FreeCudaMemoryCallbacksRegistryEv");
+  ::dlclose(library);
+  return found == nullptr ? nullptr : reinterpret_cast<Callbacks* (*)()>(found)();
+}
+
+}  // namespace
+
+bool add_memory_callback(bool (*function)()) {
+  static const bool is_added = [function] {
+    Callbacks* const callbacks = find_callbacks();
+    if (callbacks == nullptr) return false;
+    called = function;
+    callbacks->Register("ebbtide.lms", [] { return std::make_unique<Callback>(); });
+    return true;
+  }();
+  return is_added;
+}
+
+}  // namespace ebbtide::lms
