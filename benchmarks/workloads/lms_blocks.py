@@ -69,9 +69,18 @@ def simulated(sizes: Sizes) -> AbstractContextManager[Any]:
     return nullcontext() if device.is_gpu() else ebbtide.lms.enable(min_size=sizes.training.least_bytes)
 
 
-def time_steps(measured: Measured, step: Callable[[], torch.Tensor], steps: int) -> list[float]:
-    """Times whole steps, after two that are not counted, and returns the losses of all."""
-    losses = [step().item() for _ in range(2)]
+FIRST_STEPS = 2
+PLANNED_AFTER = 12  # steps: the first are recorded, and the next show how much room the plan has to leave
+
+
+def time_steps(
+    measured: Measured, step: Callable[[], torch.Tensor], steps: int, uncounted: int = FIRST_STEPS
+) -> list[float]:
+    """Times whole steps, after some that are not counted, and returns the losses of all."""
+    watch = Stopwatch()
+    losses = [step().item()]
+    measured.facts["first_step_seconds"] = watch.stop()[0]
+    losses += [step().item() for _ in range(uncounted - 1)]
     for _ in range(steps):
         device.synchronize()
         watch = Stopwatch()
@@ -82,11 +91,11 @@ def time_steps(measured: Measured, step: Callable[[], torch.Tensor], steps: int)
     return losses
 
 
-def needed_bytes(sizes: Sizes) -> tuple[int, list[float]]:
+def needed_bytes(sizes: Sizes, uncounted: int = FIRST_STEPS) -> tuple[int, list[float]]:
     """The peak of training without a limit, and its losses."""
     with simulated(sizes):
         peak, training = Peak(), Training(sizes)
-        losses = [training.step().item() for _ in range(sizes.training.steps + 2)]
+        losses = [training.step().item() for _ in range(sizes.training.steps + uncounted)]
         return peak.read(), losses
 
 
@@ -147,7 +156,7 @@ def measure_hooks(sizes: Sizes, share: int) -> Measured:
 
 
 def measure_ebbtide(sizes: Sizes, share: int) -> Measured:
-    needed, losses = needed_bytes(sizes)
+    needed, losses = needed_bytes(sizes, PLANNED_AFTER)
     limit = needed * share // 100
     measured = Measured(facts={"needed_bytes": needed, "limit_bytes": limit})
     with ebbtide.lms.enable(limit=limit, min_size=sizes.training.least_bytes):
@@ -159,7 +168,7 @@ def measure_ebbtide(sizes: Sizes, share: int) -> Measured:
             loaded.append(ebbtide.lms.stats()["loaded_bytes"])
             return loss
 
-        found = time_steps(measured, step, sizes.training.steps)
+        found = time_steps(measured, step, sizes.training.steps, PLANNED_AFTER)
         measured.facts.update(ebbtide.lms.stats())
         measured.facts["moved_bytes"] = round(loaded[-1] - loaded[-2])
     if found != losses:

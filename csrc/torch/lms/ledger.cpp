@@ -271,8 +271,11 @@ Ledger::Fit Ledger::make_fit(c10::Device device, uint64_t wanted_bytes) noexcept
         steps.follower.missed(demand_bytes + statistics_.host_bytes);
         if (steps.follower.is_following()) steps.short_bytes += demand_bytes - limit_bytes;
       }
-      if (!send_away(lock, *choice.storages[*chosen])) return Fit::kNone;
+      SavedStorage& saved = *choice.storages[*chosen];
+      if (!send_away(lock, saved)) return Fit::kNone;
       ++statistics_.fits;
+      Steps& steps = steps_[device.index()];
+      if (which == Candidates::kAll && steps.follower.is_following()) steps.unforeseen_bytes += saved.size_bytes_;
       return Fit::kMade;
     }
   } catch (const std::exception&) {

@@ -118,9 +118,10 @@ class Ledger {
     std::unordered_map<uint64_t, SavedStorage*> storages;  // of this step, by number; those that live
     std::map<uint64_t, int> watched;                       // those that may have become free, and for how many looks
     bool was_wanted = false;
-    uint64_t limit_bytes = 0;   // of the latest plan
-    uint64_t margin_bytes = 0;  // what a plan leaves free of it
-    uint64_t short_bytes = 0;   // by which this step was short of memory in spite of its plan
+    uint64_t limit_bytes = 0;       // of the latest plan
+    uint64_t margin_bytes = 0;      // what a plan leaves free of it
+    uint64_t short_bytes = 0;       // by which this step was short of memory in spite of its plan
+    uint64_t unforeseen_bytes = 0;  // that left to make a fit, and whose copies the plan had not begun
     // Optimizer states, weights and gradients that lay on the host when this step began. Tensors use them, but they
     // take no device memory.
     uint64_t elsewhere_bytes = 0;

@@ -42,8 +42,10 @@ double Ledger::now() const {
 void Ledger::end_step(c10::Device device, Steps& steps) {
   const uint64_t limit_bytes = side_of(device).limit_bytes(device);
   if (std::exchange(steps.limit_bytes, limit_bytes) != limit_bytes) steps.margin_bytes = 0;
-  // Free memory lies in pieces. A plan that fills the device to its limit is short of memory in spite of it.
-  steps.margin_bytes = std::min(steps.margin_bytes + std::exchange(steps.short_bytes, 0), limit_bytes / 4);
+  // Free memory lies in pieces. A plan that fills the device to its limit is short of memory in spite of it. What had
+  // to leave only because of the pieces comes to less where a plan leaves room for some of it.
+  const uint64_t added_bytes = std::exchange(steps.short_bytes, 0) + std::exchange(steps.unforeseen_bytes, 0) / 4;
+  steps.margin_bytes = std::min(steps.margin_bytes + added_bytes, limit_bytes / 4);
   steps.follower.end_step({limit_bytes - steps.margin_bytes, out_.bytes_per_second(), in_.bytes_per_second()});
   steps.due = {};
   steps.postponed.clear();

@@ -27,11 +27,18 @@ class Callback final : public c10::FreeMemoryCallback {
   bool Execute() override { return called(); }
 };
 
-// c10::FreeCudaMemoryCallbacksRegistry(), of the library that is in the process.
+// c10::FreeCudaMemoryCallbacksRegistry(), of the library that is in the process. Where std::string is the one of C++11,
+// the compiler adds a tag to the function's name, for the string in the type that it returns.
+constexpr const char* kNames[] = {"_ZN3c1031FreeCudaMemoryCallbacksRegistryB5cxx11Ev",
+                                  "_ZN3c1031FreeCudaMemoryCallbacksRegistryEv"};
+
 Callbacks* find_callbacks() {
   void* const library = ::dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return nullptr;
-  void* const found = ::dlsym(library, "_ZN3c1031FreeCudaMemoryCallbacksRegistryEv");
+  void* found = nullptr;
+  for (const char* const name : kNames) {
+    if (found == nullptr) found = ::dlsym(library, name);
+  }
   ::dlclose(library);
   return found == nullptr ? nullptr : reinterpret_cast<Callbacks* (*)()>(found)();
 }
