@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-// As c10/cuda/CUDACachingAllocator.h declares it. That header includes CUDA's, which need not be installed.
+// As torch declares it in a header that includes CUDA's, which need not be installed.
 namespace c10 {
 class FreeMemoryCallback {
  public:
