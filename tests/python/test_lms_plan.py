@@ -259,13 +259,13 @@ def test_a_later_plan_leaves_room_for_what_made_way(lms):
     """So that its copy begins ahead, where its memory is wanted because free memory lies in pieces."""
     extension = torch_extension.load("_lms")
     block = 4096 * 128 * 4
-    limit = int(0.8 * needed_bytes(lms, **SHAPE))
+    limit = int(0.95 * needed_bytes(lms, **SHAPE))
     evicted, made_way = [], []
 
     class Wanting(torch.nn.Module):
         def forward(self, given):
-            if len(evicted) in (2, 3):
-                made_way.extend(extension.make_fit(block) for _ in range(4))
+            if 2 <= len(evicted) < 6:
+                made_way.extend(extension.make_fit(block) for _ in range(6))  # far below the limit
             return given
 
     def step():
@@ -278,10 +278,10 @@ def test_a_later_plan_leaves_room_for_what_made_way(lms):
         evicted.append((after["evicted_bytes"] - before["evicted_bytes"]) // block - fits)
 
     model = make_model(SHAPE["depth"], SHAPE["width"])
-    model.insert(12, Wanting())
+    model.insert(10, Wanting())
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     with lms.enable(limit=limit, min_size=SMALL):
-        for _ in range(7):
+        for _ in range(9):
             step()
-    assert made_way == [True] * 8
-    assert evicted[5] == evicted[6] > evicted[1]
+    assert made_way == [True] * 24
+    assert evicted[-1] >= evicted[1] + 6
