@@ -7,6 +7,7 @@ enough for a model whose steps are all equal and whose saved tensors nobody else
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class _Saved:
@@ -34,6 +35,20 @@ class _Saved:
         self.on_device.record_stream(stream)
 
 
+class KnownStorages:
+    """What was noted for a storage, as long as it lives: its address, and so its memory, is another's afterwards."""
+
+    def __init__(self) -> None:
+        self._noted: dict[int, tuple[StorageWeakRef, Any]] = {}
+
+    def find(self, storage: torch.UntypedStorage) -> Any:
+        reference, noted = self._noted.get(storage._cdata, (None, None))
+        return None if reference is None or reference.expired() else noted
+
+    def note(self, storage: torch.UntypedStorage, noted: Any) -> None:
+        self._noted[storage._cdata] = StorageWeakRef(storage), noted  # _cdata is not used again while this lives
+
+
 class OffloadHooks(torch.autograd.graph.saved_tensors_hooks):
     """Open it around forward and backward; call `begin_step` before each step."""
 
@@ -45,18 +60,20 @@ class OffloadHooks(torch.autograd.graph.saved_tensors_hooks):
         super().__init__(self._pack, self._unpack)
 
     def begin_step(self) -> None:
-        self._known: dict[int, _Saved] = {}
+        self._known = KnownStorages()
         self._order: list[_Saved] = []
         self.moved_bytes = 0
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         storage = tensor.untyped_storage()
-        is_kept = not tensor.is_cuda or tensor.is_leaf or storage.nbytes() < self._least
-        if is_kept or (storage.data_ptr() not in self._known and self.moved_bytes + storage.nbytes() > self._quota):
+        if not tensor.is_cuda or tensor.is_leaf or storage.nbytes() < self._least:
             return tensor
-        saved = self._known.get(storage.data_ptr())
-        if saved is None or saved.size_bytes != storage.nbytes():
-            saved = self._known[storage.data_ptr()] = _Saved(storage, self._out)
+        saved = self._known.find(storage)
+        if saved is None and self.moved_bytes + storage.nbytes() > self._quota:
+            return tensor
+        if saved is None:
+            saved = _Saved(storage, self._out)
+            self._known.note(storage, saved)
             self._order.append(saved)
             self.moved_bytes += saved.size_bytes
         return saved, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()

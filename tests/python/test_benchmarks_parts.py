@@ -117,6 +117,22 @@ def test_growth_over_the_cycles_is_a_fault() -> None:
         assert find_growth(before, {**before, name: before[name] + (64 << 20)}) == [f"{name} grew by {64 << 20} bytes"]
 
 
+def test_what_is_known_of_a_storage_ends_with_it() -> None:
+    """The memory of a dead one is soon that of another: the baseline's losses were wrong for that."""
+    from benchmarks.baselines.offload_hooks import KnownStorages
+
+    known, memory = KnownStorages(), bytearray(4096)
+    first = torch.frombuffer(memory, dtype=torch.uint8)
+    known.note(first.untyped_storage(), "first")
+    assert known.find(first[100:].untyped_storage()) == "first"
+    address = first.data_ptr()
+    del first
+    later = torch.frombuffer(memory, dtype=torch.uint8)
+    assert later.data_ptr() == address and known.find(later.untyped_storage()) is None
+    known.note(later.untyped_storage(), "later")
+    assert known.find(later.untyped_storage()) == "later"
+
+
 def test_segments_are_cut_as_torch_cuts_them() -> None:
     from benchmarks.driver import segments_of
 
