@@ -20,7 +20,7 @@ WORKLOADS = _load(
     "workloads",
     "first_pause prepared_pause copy_ahead steady unchanged no_backup swap early_kernel forward disk malloc "
     "overflow_read host_chunks run_spike run_generate run_overhead run_pauseable jax_preallocation threads "
-    "hidden_costs curve "
+    "hidden_costs small_tags curve "
     "lms_blocks lms_weights copy_tuning",
 )
 # Those that only run where they are named.

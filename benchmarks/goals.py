@@ -104,6 +104,10 @@ def rate(gigabytes_per_second: float) -> Limit:
     return Limit(f"{gigabytes_per_second:g} GB/s", lambda _, size_bytes: size_bytes / gigabytes_per_second / 1e9)
 
 
+def fixed(seconds: float) -> Limit:
+    return Limit(f"{1000 * seconds:g} ms", lambda *_: seconds)
+
+
 def scaled_to_fact(fact: str, of: str, part: str, metric: str, label: str) -> Limit:
     """As `scaled`, for as many bytes as a fact of the part `of` says."""
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.goals import Entries
-from benchmarks.rows import ROWS, judge_row
+from benchmarks.rows import ROWS, judge_row, was_run
 
 # What the runs must have in common.
 SAME = ("driver", "device", "cuda_driver", "cores", "torch", "ebbtide", "revision")
@@ -25,7 +25,7 @@ def merge(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     results = [document["result"] for document in documents]
     measured = choose([result["measured"] for result in results])
     origin = {name: value for name, value in origins[0].items() if all(other[name] == value for other in origins)}
-    rows = [judge(row, results, measured) for row in ROWS if row.part in measured]
+    rows = [judge(row, results, measured) for row in ROWS if was_run(row, measured)]
     return {
         "provenance": {**origin, "runs": origins},
         "result": {**results[0], "rows": rows, "measured": measured},

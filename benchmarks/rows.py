@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from benchmarks import goals, provenance
 from benchmarks.goals import Entries, Goal, at_least, at_most, driver_calls, link, median, shown, stretch
-from benchmarks.sizes import Sizes
+from benchmarks.sizes import MIB, Sizes
 
 T = "torch_memory_saver"
 BASELINES = (T, "vllm_sleep", "plain_copy")
@@ -24,6 +24,7 @@ class Row:
     Attributes:
         moves: how often the part's bytes cross the bus in this figure; 0 where a rate says nothing.
         statistic: what of the figures is held against the goals.
+        is_of_full_size: a small run has no such figure.
     """
 
     workload: str
@@ -33,6 +34,7 @@ class Row:
     goals: tuple[Goal, ...] = ()
     moves: int = 1
     statistic: Literal["median", "least"] = "median"
+    is_of_full_size: bool = False
 
 
 def baselines(workload: str, group: str, metric: str, limit: goals.Limit) -> list[Row]:
@@ -292,6 +294,38 @@ def weight_rows() -> list[Row]:
     return rows
 
 
+SMALL_TAG_VARIANTS = (
+    *("whole", "without digests", "without looking at torch", "in the core alone"),
+    *("of what is paused", "of what is resident", "by bare calls"),
+)
+
+
+def small_tag_rows() -> list[Row]:
+    rows = []
+    for metric in ("pause", "resume"):
+        for variant in SMALL_TAG_VARIANTS:
+            if variant == ("of what is resident" if metric == "pause" else "of what is paused"):
+                continue
+            goal = at_most(1, goals.fixed(0.0003)) if variant == "whole" else shown(goals.fixed(0.0003))
+            who = "driver" if variant == "by bare calls" else f"ebbtide, {variant}"
+            rows.append(Row(f"{metric}, 2 MiB", who, "small_tags.ebbtide", f"{metric} {variant}", (goal,), 0))
+    return rows
+
+
+def curve_rows() -> list[Row]:
+    rows = []
+    for size in Sizes.baseline_curve_bytes:
+        for metric in ("pause", "resume"):
+            name = f"{metric} {size}"
+            compared, bare = median(f"curve.{T}", name, "T"), median("curve.vllm_sleep", name, "copy and bare calls")
+            for kind in ("retain", "pinned"):
+                wanted = (at_most(1, compared), at_most(1.25, bare) if size == 32 * MIB else Goal("<=", None, bare))
+                workload = f"{metric}, {size // MIB} MiB"
+                part = f"curve.ebbtide_{kind}"
+                rows.append(Row(workload, f"ebbtide, {kind}", part, name, wanted, 0, is_of_full_size=True))
+    return rows
+
+
 ROWS = (
     *first_pause_rows(),
     *steady_rows(),
@@ -301,6 +335,8 @@ ROWS = (
     *overlap_rows(),
     *other_rows(),
     *thread_rows(),
+    *small_tag_rows(),
+    *curve_rows(),
     *overflow_rows(),
     *spike_rows(),
     *generate_rows(),
@@ -312,7 +348,14 @@ ROWS = (
 
 def judge(entries: Entries) -> list[dict[str, Any]]:
     """Every row whose part was run, as plain values."""
-    return [judge_row(row, entries) for row in ROWS if row.part in entries]
+    return [judge_row(row, entries) for row in ROWS if was_run(row, entries)]
+
+
+def was_run(row: Row, entries: Entries) -> bool:
+    entry = entries.get(row.part)
+    if entry is None or not row.is_of_full_size:
+        return entry is not None
+    return entry["status"] != "ok" or row.metric in entry["seconds"]
 
 
 def judge_row(row: Row, entries: Entries) -> dict[str, Any]:

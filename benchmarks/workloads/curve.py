@@ -13,6 +13,7 @@ from benchmarks.measured import Measured, Part
 from benchmarks.sizes import GIB, Sizes
 
 TENSOR_BYTES = GIB
+SMALL_BYTES, SMALL_SAMPLES = GIB // 2, 3  # up to which size, so many times as many samples
 MAKERS = makers(
     "retain",
     ebbtide_retain=lambda: Ebbtide(backup="ram", retain=True),
@@ -28,7 +29,8 @@ def measure(sizes: Sizes, name: str) -> Measured:
         count = max(1, size // TENSOR_BYTES)
         cycle = Cycle(MAKERS[name](), kept.equal_shapes(count, size // count))
         cycle.warm_up()
-        for _ in range(least_samples(name, sizes)):
+        samples = least_samples(name, sizes) * (SMALL_SAMPLES if size <= SMALL_BYTES else 1)
+        for _ in range(samples):
             cycle.run(measured, f"pause {size}", f"resume {size}")
     measured.bytes = 0
     return measured

@@ -177,11 +177,20 @@ def test_every_row_has_a_part_and_every_need_a_name() -> None:
     assert len(parts) == len(set(parts))
     assert {row.part for row in ROWS} <= set(parts)
     shown = {row.part.partition(".")[0] for row in ROWS}
-    # One is plotted, the other has no times.
-    assert catalogue.WORKLOADS.keys() - shown == {"curve", "jax_preallocation"}
+    assert catalogue.WORKLOADS.keys() - shown == {"jax_preallocation"}  # it has no times
     assert set(catalogue.ON_DEMAND) <= catalogue.WORKLOADS.keys()
     assert {limit for limits in catalogue.NEEDS.values() for limit in limits} <= catalogue.LIMITS.keys()
     assert {name for names in catalogue.COMPARED_WITH.values() for name in names} <= catalogue.WORKLOADS.keys()
+
+
+def test_a_figure_of_full_size_is_no_row_of_a_small_run() -> None:
+    from benchmarks.rows import Row, was_run
+
+    row = Row("pause, 32 MiB", "ebbtide", "curve.ebbtide", "pause 33554432", is_of_full_size=True)
+    assert not was_run(row, {})
+    assert not was_run(row, {"curve.ebbtide": {"status": "ok", "seconds": {"pause 2097152": [1.0]}}})
+    assert was_run(row, {"curve.ebbtide": {"status": "ok", "seconds": {"pause 33554432": [1.0]}}})
+    assert was_run(row, {"curve.ebbtide": {"status": "skipped"}}), "so that the row says why"
 
 
 def test_drawings_that_cannot_be_made_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
