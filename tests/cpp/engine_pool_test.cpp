@@ -62,6 +62,40 @@ TEST_F(EnginePoolTest, TheEnginePoolKeepsEnginesWithinTheBudgets) {
   EXPECT_EQ(Live::now().registered_ranges, 0u);
 }
 
+TEST_F(EnginePoolTest, TheRingLeavesRoomForTheTables) {
+  EnginePool& pool = core().engines;
+  constexpr uint64_t kTable = 64 * kKiB;
+  const auto ring_bytes = [&](uint64_t limit_bytes, bool has_table) {
+    pool.trim();
+    core().budgets.host.set_limit(limit_bytes);
+    EnginePool::Loan loan = pool.borrow(0, need(8), {.table_bytes = kTable});
+    EXPECT_EQ(loan.try_table(kTable) != nullptr, has_table);
+    EXPECT_EQ(core().budgets.host.held_bytes(), pool.held_bytes());
+    EXPECT_EQ(core().budgets.pinned.held_bytes(), pool.held_bytes());
+    return loan.engine().staging().size_bytes();
+  };
+  const uint64_t least = policy::kLeastRingBytes;
+  EXPECT_EQ(ring_bytes(2 * least, true), least) << "a ring of all of it would leave none";
+  EXPECT_EQ(ring_bytes(2 * least + kTable, true), 2 * least);
+  EXPECT_EQ(ring_bytes(least, false), least) << "the ring that everything needs comes first";
+  EXPECT_EQ(ring_bytes(least + kTable - 1, false), least);
+  pool.trim();
+  EXPECT_EQ(core().budgets.host.held_bytes(), 0u);
+  core().budgets.host.set_limit(least - 1);
+  EXPECT_THROW(pool.borrow(0, need(8), {.table_bytes = kTable}), StoreError);
+  EXPECT_EQ(core().budgets.host.held_bytes(), 0u);
+  core().budgets.host.set_limit(kUnlimited);
+  for (const char* call : {"cuMemHostRegister", "cuStreamCreateWithPriority"}) {
+    sim().fail(call, 1, CUDA_ERROR_UNKNOWN, 100);
+    EXPECT_THROW(pool.borrow(0, need(8), {.table_bytes = kTable}), DriverError) << call;
+    sim().clear_failures();
+    EXPECT_EQ(core().budgets.host.held_bytes(), 0u) << call;
+    EXPECT_EQ(pool.held_bytes(), 0u) << call;
+  }
+  EXPECT_EQ(Live::now().registered_ranges, 0u);
+  EXPECT_EQ(Live::now().pinned_blocks, 0u);
+}
+
 TEST_F(EnginePoolTest, AKeptRingThatIsTooSmallServesWhereNoLargerOneCanBeHad) {
   EnginePool& pool = core().engines;
   pool.borrow(0, need(1));

@@ -92,11 +92,27 @@ def test_on_a_random_walk_every_named_block_changed_and_every_changed_one_is_nam
         saver.resume(tag)
 
 
+def test_tensors_that_share_a_changed_block_are_not_said_to_have_changed(saver, tag):
+    with saver.region(tag, retain=True):
+        layers = {f"layer{number}": [torch.rand(64, device=saver.device)] for number in range(9)}
+    saver.pause(tag)
+    saver.resume(tag)
+    layers["layer7"][0].add_(1)
+    saver.pause(tag)
+    explanation = saver.explain(tag)
+    assert explanation.changed == BLOCK and len(explanation.tensors) == 9
+    text = str(explanation)
+    assert ": a block of 2.0 MiB, with 9 tensors. One changed byte moves its block" in text
+    names = {tensor.name.partition(" in ")[0] for tensor in explanation.tensors}
+    assert names == {f"layers['layer{number}'][0]" for number in range(9)}
+    saver.resume(tag)
+
+
 def test_dropped_content_has_no_verdicts(saver, tag):
     noise(saver, tag, 2)
     saver.pause(tag, backup=None)
     assert saver.explain(tag).blocks == ()
-    assert str(saver.explain(tag)) == f"{tag}: the last pause copied 0 B"
+    assert str(saver.explain(tag)) == f"{tag}: not paused with a backup yet"
     saver.resume(tag)
 
 

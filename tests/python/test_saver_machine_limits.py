@@ -33,6 +33,33 @@ def test_a_pool_beyond_the_machine_is_refused_and_nothing_is_set(saver):
     assert (_core.get_limit("host_pool"), _core.get_limit("device")) == before
 
 
+RING_LIMITS = """
+import torch
+from ebbtide import saver
+
+saver.configure(disk_directory=folder, host_limit=host_limit)
+with saver.region("weights", backup=backup, retain=True):
+    tensor = torch.randint(0, 256, (32 << 20,), dtype=torch.uint8, device=saver.device)
+for copied in (32, later):
+    report = saver.pause("weights")
+    saver.resume("weights")
+    assert report.copied == copied << 20, report
+assert ("no memory could be pinned for the tables" in report.note) == (later == 32), report
+"""
+
+
+@pytest.mark.parametrize(
+    ("backup", "host_limit", "later"),
+    [("disk", "8MiB", 0), ("disk", "16MiB", 0), ("ram", "48MiB", 0), ("ram", "36MiB", 32)],
+)
+def test_the_ring_leaves_room_to_find_out_what_has_not_changed(
+    run_python_with_torch, tmp_path, backup, host_limit, later
+):
+    given = f"folder, backup, host_limit, later = {str(tmp_path)!r}, {backup!r}, {host_limit!r}, {later}\n"
+    result = run_python_with_torch(given + RING_LIMITS)
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.device_memory
 def test_the_pool_gives_way_to_a_backup(saver, tag):
     tensor = noise(saver, tag, 32)

@@ -88,11 +88,13 @@ def test_variables_modules_and_containers_lead_to_a_tensor(saver, tag, monkeypat
     with saver.region(tag):
         in_a_function = torch.ones(1 << 20, device=saver.device)
         monkeypatch.setattr(torch_model, "planted", torch.ones(1 << 19, device=saver.device), raising=False)
-        box = [torch.ones(1 << 18, device=saver.device)]
+        box = [torch.ones(1 << 18, device=saver.device), {"key": torch.ones(1 << 17, device=saver.device)}]
+        box.append({frozenset(): torch.ones(1 << 16, device=saver.device)})  # a key that nobody shows
     found = names(saver.survivors(tag))
     this = "test_variables_modules_and_containers_lead_to_a_tensor"
     assert found[0].startswith(f"in_a_function in {this} (test_saver_survivors.py:")
-    assert found[1:] == ["torch_model.planted", "a list"]
+    assert found[1] == "torch_model.planted"
+    assert [name.partition(f" in {this}")[0] for name in found[2:]] == ["box[0]", "box[1]['key']", "a dict"]
     assert in_a_function.numel() > len(box)
 
 

@@ -194,7 +194,9 @@ void CopyAhead::borrow_engine() {
   // The first step takes what the pause will want, so that the pause need not pin it.
   const auto whole = window_->whole.find(device);
   const uint64_t all_blocks = whole == window_->whole.end() ? 0 : whole->second.looked_at_bytes / kernels::kBlockBytes;
-  engine_ = std::make_unique<EnginePool::Loan>(core().engines.borrow(device, need, ring_of_pause(device)));
+  const EngineExtras extras{.table_bytes = BlockScan::table_bytes(std::max(scanned_blocks_, all_blocks)),
+                            .later_ring_bytes = ring_of_pause(device)};
+  engine_ = std::make_unique<EnginePool::Loan>(core().engines.borrow(device, need, extras));
   scan_ = BlockScan::create(*engine_, scanned_blocks_, core().digest_seed, all_blocks);
   if (scan_ == nullptr) return;
   for (const Part& part : parts_) {

@@ -95,7 +95,8 @@ void Demotion::prepare_scan(int device, DeviceWork& work) {
   for (const HostTwin& twin : work.twins) block_count += twin.digests.size();
   if (block_count == 0) return;
   try {
-    work.engine = std::make_unique<EnginePool::Loan>(core().engines.borrow(device, copy_need(0, 0)));
+    work.engine = std::make_unique<EnginePool::Loan>(
+        core().engines.borrow(device, copy_need(0, 0), {.table_bytes = BlockScan::table_bytes(block_count)}));
     work.scan = BlockScan::create(*work.engine, block_count, core().digest_seed);
   } catch (const StoreError&) {
     // No room for its tables: then all of it is copied.

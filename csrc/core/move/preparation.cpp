@@ -1,5 +1,6 @@
 #include "core/move/preparation.h"
 
+#include "core/transfer/block_scan.h"
 #include "driver/device_kernels.h"
 
 namespace ebbtide {
@@ -36,14 +37,17 @@ void Preparation::prepare(const Allocations& allocations) {
 // The first pause of a process would wait for them: a ring to be pinned, kernels to be translated for the device.
 void Preparation::make_engines() {
   std::map<int, policy::CopyNeed> needs;
+  std::map<int, size_t> block_counts;
   for (const Ready& ready : ready_) {
+    block_counts[ready.allocation->device] += ready.allocation->size_bytes() / kernels::kBlockBytes;
     policy::CopyNeed& need = needs.try_emplace(ready.allocation->device, copy_need(0, 0)).first->second;
     need.bytes += ready.stored->kind == BackupKind::kPinned ? 0 : ready.allocation->size_bytes();
     need.has_files |= ready.stored->kind == BackupKind::kDisk;
   }
   for (auto& [device, need] : needs) {
     need.devices = static_cast<int>(needs.size());
-    engines_.push_back(core().engines.borrow(device, need));
+    const uint64_t table_bytes = BlockScan::table_bytes(block_counts.at(device));
+    engines_.push_back(core().engines.borrow(device, need, {.table_bytes = table_bytes}));
     DeviceKernels::of(device);
   }
 }

@@ -33,8 +33,10 @@ void Promotion::prepare(const Allocations& allocations) {
 void Promotion::prepare_scan(int device, DeviceWork& work) {
   const ContextScope scope(device);
   try {
-    work.engine = std::make_unique<EnginePool::Loan>(core().engines.borrow(device, copy_need(0, 0)));
-    work.scan = BlockScan::create(*work.engine, work.spare->chunks.back().end_block(), core().digest_seed);
+    const size_t block_count = work.spare->chunks.back().end_block();
+    work.engine = std::make_unique<EnginePool::Loan>(
+        core().engines.borrow(device, copy_need(0, 0), {.table_bytes = BlockScan::table_bytes(block_count)}));
+    work.scan = BlockScan::create(*work.engine, block_count, core().digest_seed);
   } catch (const StoreError&) {
     // No room for its tables: then the host memory is not kept.
   }

@@ -225,15 +225,23 @@ void Pause::borrow_engine(int device, DeviceWork& work) {
   need.has_files = has_files;
   need.devices = static_cast<int>(work_.size());
   need.is_swap = hands_over_memory();
-  work.engine = std::make_unique<EnginePool::Loan>(core().engines.borrow(device, need));
   const SkipRules& skip = core().rules.skip;
-  if (!skip.constant.load() && !skip.clean.load()) return;
-  work.scan = BlockScan::create(*work.engine, bytes / kernels::kBlockBytes, core().digest_seed);
-  if (work.scan == nullptr) return;
+  const size_t scanned_blocks = skip.constant.load() || skip.clean.load() ? bytes / kernels::kBlockBytes : 0;
+  work.engine = std::make_unique<EnginePool::Loan>(
+      core().engines.borrow(device, need, {.table_bytes = BlockScan::table_bytes(scanned_blocks)}));
+  work.scan = BlockScan::create(*work.engine, scanned_blocks, core().digest_seed);
+  if (work.scan == nullptr) return note_blindness(device, scanned_blocks);
   for (Leaving& leaving : work.leaving) {
     leaving.first_scanned =
         work.scan->add(leaving.allocation->address() + leaving.chunk->offset, leaving.chunk->size_bytes);
   }
+}
+
+void Pause::note_blindness(int device, size_t scanned_blocks) {
+  if (scanned_blocks == 0 || DeviceKernels::of(device) == nullptr) return;  // not wanted; logged
+  note_ += (note_.empty() ? "" : "; ") + ("device " + std::to_string(device)) +
+           ": everything was copied, since no memory could be pinned for the tables that tell what has not changed: "
+           "raise host_limit or pinned_limit";
 }
 
 std::vector<int> Pause::devices() const {

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -31,6 +32,7 @@ class Pause : public Move {
   void prepare(const Allocations& allocations) override;
   bool takes_memory_away() const override { return true; }
   std::vector<int> devices() const override;
+  std::string note() const override { return note_; }
   void run_device(int device) override;
   void run_last() override;
   void settle() noexcept override;
@@ -94,6 +96,7 @@ class Pause : public Move {
   void open_backups();
   void reclaim(const Kept& kept);
   void borrow_engine(int device, DeviceWork& work);
+  void note_blindness(int device, size_t scanned_blocks);
 
   void move_out(DeviceWork& work);
   void decide(DeviceWork& work, Leaving& leaving);
@@ -115,6 +118,7 @@ class Pause : public Move {
   std::deque<Kept> kept_;
   std::map<const Backing*, size_t> departure_of_;  // in the departures, or in what is dropped, of its device
   std::map<int, DeviceWork> work_;
+  std::string note_;  // why nothing could be recognised as unchanged
 };
 
 }  // namespace ebbtide

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "base/error.h"
 #include "driver/context.h"
 
 namespace ebbtide {
@@ -19,16 +18,12 @@ std::unique_ptr<BlockScan> BlockScan::create(EnginePool::Loan& loan, size_t bloc
   if (block_count == 0) return nullptr;
   const DeviceKernels* const kernels = DeviceKernels::of(loan.engine().device());
   if (kernels == nullptr) return nullptr;
-  try {
-    std::byte* const table = loan.table(std::max(block_count, later_block_count) * kBytesPerBlock);
-    return std::unique_ptr<BlockScan>(new BlockScan(loan.engine(), *kernels, table, block_count, seed));
-  } catch (const StoreError&) {
-    return nullptr;  // no room for the tables: nothing is known, and everything is copied
-  } catch (const DriverError& error) {
-    if (error.code != CUDA_ERROR_OUT_OF_MEMORY || error.call != "cuMemHostAlloc") throw;
-    return nullptr;
-  }
+  std::byte* const table = loan.try_table(table_bytes(std::max(block_count, later_block_count)));
+  if (table == nullptr) return nullptr;  // nothing is known, and everything is copied
+  return std::unique_ptr<BlockScan>(new BlockScan(loan.engine(), *kernels, table, block_count, seed));
 }
+
+uint64_t BlockScan::table_bytes(size_t block_count) { return block_count * kBytesPerBlock; }
 
 BlockScan::BlockScan(CopyEngine& engine, const DeviceKernels& kernels, std::byte* table, size_t capacity,
                      kernels::Digest seed)

@@ -18,6 +18,8 @@ class BlockScan {
   // later_block_count: of a later scan by the same engine, for which it takes the table now.
   static std::unique_ptr<BlockScan> create(EnginePool::Loan& loan, size_t block_count, kernels::Digest seed,
                                            size_t later_block_count = 0);
+  // Of the table that a scan of so many blocks takes from its loan.
+  static uint64_t table_bytes(size_t block_count);
   BlockScan(const BlockScan&) = delete;
   BlockScan& operator=(const BlockScan&) = delete;
   // Waits for what was launched: the kernels write into memory that others get next.

@@ -34,6 +34,20 @@ std::optional<double> recent_cpu_quota() {
   return quota;
 }
 
+// Whether the budgets and the system allowed it.
+template <typename Pin>
+bool has_room(Pin pin) {
+  try {
+    pin();
+    return true;
+  } catch (const StoreError&) {
+    return false;
+  } catch (const DriverError& error) {
+    if (error.code != CUDA_ERROR_OUT_OF_MEMORY || error.call != "cuMemHostAlloc") throw;
+    return false;
+  }
+}
+
 }  // namespace
 
 EnginePool::Loan::~Loan() {
@@ -43,12 +57,26 @@ EnginePool::Loan::~Loan() {
 std::byte* EnginePool::Loan::table(size_t size_bytes) {
   if (entry_.table == nullptr || entry_.table->size_bytes() < size_bytes) {
     const ContextScope scope(entry_.engine->device());
-    auto table = pool_->pin(round_up(size_bytes, kTableUnit), "tables for the GPU", entry_, Staging::allocate);
-    if (entry_.table != nullptr) pool_->held_bytes_.fetch_sub(entry_.table->size_bytes());
-    // The charge keeps the smaller one's bytes as well, until the engine goes: too much, never too little.
-    entry_.table = std::move(table);
+    pool_->pin_table(size_bytes, entry_);
   }
   return entry_.table->bytes();
+}
+
+std::byte* EnginePool::Loan::try_table(size_t size_bytes) {
+  return has_room([&] { table(size_bytes); }) ? entry_.table->bytes() : nullptr;
+}
+
+void EnginePool::pin_table(uint64_t size_bytes, Entry& entry) {
+  auto table = pin(round_up(size_bytes, kTableUnit), "tables for the GPU", entry, Staging::allocate);
+  if (entry.table != nullptr) held_bytes_.fetch_sub(entry.table->size_bytes());
+  // The charge keeps the smaller one's bytes as well, until the engine goes: too much, never too little.
+  entry.table = std::move(table);
+}
+
+// Of an entry that has no engine yet: with its charges.
+void EnginePool::drop_table(Entry& entry) noexcept {
+  if (entry.table != nullptr) held_bytes_.fetch_sub(entry.table->size_bytes());
+  entry = {};
 }
 
 template <typename Make>
@@ -81,10 +109,24 @@ std::unique_ptr<Staging> EnginePool::pin_ring(uint64_t wanted_bytes, int threads
   }
 }
 
-EnginePool::Entry EnginePool::make(int device, const policy::CopyNeed& need, uint64_t ring_bytes) {
+EnginePool::Entry EnginePool::make(int device, const policy::CopyNeed& need, uint64_t ring_bytes,
+                                   uint64_t table_bytes) {
   const ContextScope scope(device);
+  const int threads = policy::plan_copy(need, ring_bytes).threads;
   Entry entry;
-  auto staging = pin_ring(ring_bytes, policy::plan_copy(need, ring_bytes).threads, entry);
+  std::unique_ptr<Staging> staging;
+  try {
+    // Before the ring, which takes all that it gets.
+    if (table_bytes > 0 && !has_room([&] { pin_table(table_bytes, entry); })) table_bytes = 0;
+    staging = pin_ring(ring_bytes, threads, entry);
+  } catch (const StoreError&) {
+    drop_table(entry);
+    if (table_bytes == 0) throw;
+    return make(device, need, ring_bytes, 0);
+  } catch (...) {
+    drop_table(entry);
+    throw;
+  }
   const uint64_t bytes = staging->size_bytes();
   try {
     entry.engine = std::make_unique<CopyEngine>(device, std::move(staging));
@@ -95,6 +137,7 @@ EnginePool::Entry EnginePool::make(int device, const policy::CopyNeed& need, uin
     ++made_;
   } catch (...) {
     held_bytes_.fetch_sub(bytes);
+    drop_table(entry);
     throw;
   }
   return entry;
@@ -119,13 +162,14 @@ EnginePool::Entry EnginePool::take_kept(int device, uint64_t ring_bytes) {
 
 // A kept ring that is too small goes only when the larger one is there: memory that could be pinned once may not be had
 // again, and what is away comes back through the smaller one as well.
-EnginePool::Entry EnginePool::take_or_make(int device, const policy::CopyNeed& need, uint64_t ring_bytes) {
+EnginePool::Entry EnginePool::take_or_make(int device, const policy::CopyNeed& need, uint64_t ring_bytes,
+                                           uint64_t table_bytes) {
   Entry kept = take_kept(device, ring_bytes);
-  if (kept.engine == nullptr) return make(device, need, ring_bytes);
+  if (kept.engine == nullptr) return make(device, need, ring_bytes, table_bytes);
   if (kept.ring_bytes() >= ring_bytes) return kept;
   Entry made;
   try {
-    made = make(device, need, ring_bytes);
+    made = make(device, need, ring_bytes, table_bytes);
   } catch (const StoreError&) {
     return kept;
   } catch (...) {
@@ -137,8 +181,9 @@ EnginePool::Entry EnginePool::take_or_make(int device, const policy::CopyNeed& n
   return made;
 }
 
-EnginePool::Loan EnginePool::borrow(int device, const policy::CopyNeed& need, uint64_t later_ring_bytes) {
-  Entry entry = take_or_make(device, need, std::max(policy::wanted_ring_bytes(need), later_ring_bytes));
+EnginePool::Loan EnginePool::borrow(int device, const policy::CopyNeed& need, const EngineExtras& extras) {
+  const uint64_t ring_bytes = std::max(policy::wanted_ring_bytes(need), extras.later_ring_bytes);
+  Entry entry = take_or_make(device, need, ring_bytes, extras.table_bytes);
   const policy::CopyPlan plan = policy::plan_copy(need, entry.ring_bytes());
   return {*this,
           std::move(entry),

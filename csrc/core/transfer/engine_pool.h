@@ -14,6 +14,12 @@
 
 namespace ebbtide {
 
+// What an engine is to have beside the ring of the copy that it is borrowed for.
+struct EngineExtras {
+  uint64_t table_bytes = 0;       // that table() will be asked for: a ring would take all the room that is left
+  uint64_t later_ring_bytes = 0;  // a ring that a later copy will want, and that is made now
+};
+
 // Lends copy engines and keeps them, since pinning a ring and creating streams costs more than a small copy. The rings
 // are charged to the host budget.
 class EnginePool {
@@ -40,6 +46,8 @@ class EnginePool {
     // Pinned memory of this size for tables that kernels read and write. The same memory each time, with unspecified
     // content. Throws StoreError, DriverError.
     std::byte* table(size_t size_bytes);
+    // The same, or null where there is no room for it.
+    std::byte* try_table(size_t size_bytes);
 
    private:
     EnginePool* pool_;
@@ -48,18 +56,19 @@ class EnginePool {
   };
 
   // With the ring that the copy wants, or a smaller one where the system or the budget does not allow it, down to the
-  // minimum of the policy. later_ring_bytes: a ring that a later copy will want, and that is made now. Throws
-  // StoreError, DriverError.
-  Loan borrow(int device, const policy::CopyNeed& need, uint64_t later_ring_bytes = 0);
+  // minimum of the policy. The table yields to that minimum. Throws StoreError, DriverError.
+  Loan borrow(int device, const policy::CopyNeed& need, const EngineExtras& extras = {});
   // Gives the kept engines back to the system.
   void trim() noexcept;
   // Pinned memory of all rings.
   uint64_t held_bytes() const { return held_bytes_.load(); }
 
  private:
-  Entry make(int device, const policy::CopyNeed& need, uint64_t ring_bytes);
+  Entry make(int device, const policy::CopyNeed& need, uint64_t ring_bytes, uint64_t table_bytes);
   Entry take_kept(int device, uint64_t ring_bytes);
-  Entry take_or_make(int device, const policy::CopyNeed& need, uint64_t ring_bytes);
+  Entry take_or_make(int device, const policy::CopyNeed& need, uint64_t ring_bytes, uint64_t table_bytes);
+  void pin_table(uint64_t size_bytes, Entry& entry);
+  void drop_table(Entry& entry) noexcept;
   std::unique_ptr<Staging> pin_ring(uint64_t wanted_bytes, int threads, Entry& entry);
   template <typename Make>
   std::unique_ptr<Staging> pin(uint64_t size_bytes, const char* purpose, Entry& entry, Make make_staging);

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import torch
 
 Globals = dict[str, Any]
+_CONTAINERS = (dict, list, tuple)
+_MOST_DEPTH = 2  # of containers in containers that tensors are named in
+_MOST_PARTS = 10_000  # longer ones are no containers of tensors
 
 
 def living_objects(*hidden: Globals) -> list[Any]:
@@ -138,6 +141,11 @@ def _places_in_groups(optimizer: Any) -> "Iterator[tuple[str, torch.Tensor]]":
             yield f"parameter {index} of group {number}", parameter
 
 
+def _is_plain(key: Any) -> bool:
+    """Whether it can be shown: the `repr` of others is the program's code."""
+    return type(key) in (int, str)
+
+
 class Holders:
     """Names that lead to tensors: attributes of modules, states of optimizers, variables, and else what kind of object
     refers to them."""
@@ -162,15 +170,25 @@ class Holders:
             code = frame.f_code
             if code.co_flags & inspect.CO_OPTIMIZED:  # a function's; a module's variables are its globals
                 where = f"in {code.co_name} ({PurePath(code.co_filename).name}:{frame.f_lineno})"
-                self._read((f"{name} {where}", value) for name, value in variables.items())
+                self._read_variables((name, f" {where}", value) for name, value in variables.items())
         for module in namespaces:
-            self._read((f"{module.__name__}.{name}", value) for name, value in list(vars(module).items()))
+            self._read_variables((f"{module.__name__}.{name}", "", value) for name, value in list(vars(module).items()))
         self._read_groups(optimizers)
 
     def _read(self, named: Iterable[tuple[str, Any]]) -> None:
         for name, value in named:
             if self._tensor in type(value).__mro__:
                 self._names.setdefault(id(value), name)
+
+    def _read_variables(self, named: Iterable[tuple[str, str, Any]]) -> None:
+        """Names and what follows them, with values; and what lies in plain containers, and in containers in these."""
+        waiting = [(name, end, value, 0) for name, end, value in named]
+        while waiting:
+            name, end, value, depth = waiting.pop()
+            self._read([(name + end, value)])
+            if type(value) in _CONTAINERS and depth < _MOST_DEPTH and len(value) <= _MOST_PARTS:
+                parts = list(value.items()) if type(value) is dict else list(enumerate(value))
+                waiting += [(f"{name}[{key!r}]", end, part, depth + 1) for key, part in parts if _is_plain(key)]
 
     def _read_modules(self, modules: list[Any]) -> None:
         children = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}

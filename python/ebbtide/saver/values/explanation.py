@@ -6,6 +6,7 @@ from ebbtide.saver.values.shown import Shown
 from ebbtide.sizes import format_size
 
 _SHOWN = 10
+_BLOCK_BYTES = 2 << 20  # csrc/kernels/block_types.h
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Explanation(Shown):
     unnamed: int
 
     def __str__(self) -> str:
+        if not (self.changed or self.copied or self.clean or self.unused or self.constant):
+            return f"{self.tag}: not paused with a backup yet"
         skipped = {"unchanged": self.clean, "unused": self.unused, "constant": self.constant}
         left_out = ", ".join(f"{format_size(size)} {reason}" for reason, size in skipped.items() if size)
         lines = [
@@ -62,11 +65,12 @@ class Explanation(Shown):
             + (f" and left out {left_out}" if left_out else "")
         ]
         if self.changed:
-            lines.append(f"  {format_size(self.changed)} had changed since they were last copied")
+            lines.append(f"  {format_size(self.changed)} had changed since they were last copied{self._sharing()}")
         if self.copied:
             lines.append(
                 f"  {format_size(self.copied)} had no earlier copy: it was the first pause, the backup was not kept "
-                "(saver.region(retain=True) keeps it), or somebody looked at it (saver.backup_of)"
+                "(saver.region(retain=True) keeps it), it was of another kind (backup=), somebody looked at it "
+                "(saver.backup_of), or there was no memory for tables (then the report's note says so)"
             )
         for tensor in self.tensors[:_SHOWN]:
             changed = f", {format_size(tensor.changed)} in changed blocks" if tensor.changed else ""
@@ -77,3 +81,15 @@ class Explanation(Shown):
         if self.unnamed:
             lines.append(f"  {format_size(self.unnamed)} that no tensor of Python shows, or that is free")
         return "\n".join(lines)
+
+    def _sharing(self) -> str:
+        """What to think of tensors that changed blocks have in common."""
+        sharing = sum(1 for tensor in self.tensors if tensor.changed)
+        count = self.changed // _BLOCK_BYTES
+        if sharing <= count:
+            return ""
+        blocks = "a block" if count == 1 else f"{count} blocks"
+        return (
+            f": {blocks} of {format_size(_BLOCK_BYTES)}, with {sharing} tensors. One changed byte moves its block, so "
+            "most of them need not have changed. Give what changes often a region of its own"
+        )
