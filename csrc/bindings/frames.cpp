@@ -101,6 +101,10 @@ py::object Use::end(FirstError& error) {
 
 // --- Frame ---
 
+std::string Frame::name() const {
+  return policy.tag[0] != '\0' ? "region '" + std::string(policy.tag) + "'" : "disabled()";
+}
+
 void Frame::tag_thread(const std::string& tag, int32_t backup, bool retain) {
   ebbtide_thread_policy inside = EBBTIDE_THREAD_POLICY_INIT;
   call([&](ebbtide_error* error) { return ebbtide_check_tag(tag.data(), tag.size(), error); });
@@ -210,6 +214,14 @@ FramePointer FrameStack::find(PyObject* owner) const {
   return found == frames_.rend() ? nullptr : *found;
 }
 
+FramePointer FrameStack::inside(const FramePointer& frame) const {
+  const auto end = std::find(frames_.rbegin(), frames_.rend(), frame);
+  if (end == frames_.rend()) return nullptr;
+  const auto found =
+      std::find_if(frames_.rbegin(), end, [](const FramePointer& each) { return !each->owner.is_none(); });
+  return found == end ? nullptr : *found;
+}
+
 // Which frames torch is to see, outermost first. Where the inner pool takes precedence, outer ones stay open below it:
 // another thread may end the inner one, and cannot open an outer one for this thread.
 std::vector<FramePointer> FrameStack::visible() const {
@@ -282,8 +294,23 @@ void FrameStack::show_from_elsewhere(FirstError& error) {
   active_ = std::move(shown);
 }
 
+// Tasks take turns in one thread, and torch knows only threads.
+FramePointer FrameStack::of_another_task(const Frame& frame) const {
+  const auto found = std::find_if(frames_.rbegin(), frames_.rend(), [&](const FramePointer& open) {
+    return !open->task.is_none() && !open->task.is(frame.task);
+  });
+  return found == frames_.rend() ? nullptr : *found;
+}
+
 void FrameStack::push(const FramePointer& frame) {
   FirstError error;
+  if (const FramePointer other = of_another_task(*frame)) {
+    const std::string message = "another task of this thread is inside " + other->name() +
+                                " and awaits there. Tasks share their thread, so " + frame->name() +
+                                " would take over what that task allocates: don't await inside a region";
+    frame->close(error);
+    raise_state_error(message);
+  }
   if (!frame->refusal_beside.empty() && !others_in_regions().empty()) {
     frame->close(error);
     raise_state_error(frame->refusal_beside);

@@ -106,6 +106,7 @@ class Frame : public Holding {
   ~Frame() override;
   pybind11::object owner = pybind11::none();
   pybind11::object after = pybind11::none();  // called, if it is callable, once the frame is closed
+  pybind11::object task = pybind11::none();   // the asyncio task that entered it, of those that share the thread
   bool takes_all_threads = false;
   bool hides_outer = false;
   bool beats_all = false;  // in torch it takes precedence over a pool that is open for all threads
@@ -115,6 +116,7 @@ class Frame : public Holding {
   ebbtide_thread_policy replaced_policy = EBBTIDE_THREAD_POLICY_INIT;
   // As long as the newest lease of this frame is open. Throws for a malformed tag.
   void tag_thread(const std::string& tag, int32_t backup, bool retain);
+  std::string name() const;    // for messages
   std::string refusal_beside;  // not empty: the error if another thread is in a region
 
   void add_use(pybind11::object enter, pybind11::tuple arguments, pybind11::tuple leave, bool leaves_by_token) {
@@ -156,6 +158,8 @@ class FrameStack : public std::enable_shared_from_this<FrameStack> {
   // Closes and reopens this thread's frames in torch, so that they precede a pool that was opened since.
   void reenter();
   FramePointer find(PyObject* owner) const;
+  // The innermost `with` that was entered inside it; null if there is none, or this stack does not have it.
+  FramePointer inside(const FramePointer& frame) const;
   bool is_mine() const;
   bool is_of_this_process() const;  // false for a stack copied from the parent by fork
   // The thread ends.
@@ -166,6 +170,7 @@ class FrameStack : public std::enable_shared_from_this<FrameStack> {
  private:
   FrameStack();
   bool is_in_region() const;
+  FramePointer of_another_task(const Frame& frame) const;
   std::vector<FramePointer> visible() const;
   void show(FirstError& error, bool must_succeed);
   void show_from_elsewhere(FirstError& error);

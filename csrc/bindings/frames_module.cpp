@@ -57,6 +57,7 @@ void register_frames(py::module_& module) {
   py::class_<Frame, Holding, std::shared_ptr<Frame>>(module, "Frame")
       .def(py::init<>())
       .def_readwrite("after", &Frame::after)
+      .def_readwrite("task", &Frame::task)
       .def_readwrite("takes_all_threads", &Frame::takes_all_threads)
       .def_readwrite("hides_outer", &Frame::hides_outer)
       .def_readwrite("beats_all", &Frame::beats_all)

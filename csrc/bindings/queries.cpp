@@ -174,6 +174,10 @@ void register_queries(py::module_& module) {
   module.def("query_device", &query_device, py::arg("device"));
   module.def("capabilities", &capabilities, py::arg("device"));
   module.def("reset_peaks", [] { call([](ebbtide_error* error) { return ebbtide_reset_peaks(error); }); });
+  module.def(
+      "set_lms_limit",
+      [](uint64_t size_bytes) { call([&](ebbtide_error* error) { return ebbtide_set_lms_limit(size_bytes, error); }); },
+      py::arg("size_bytes"));
   module.def("set_limit", &set_limit, py::arg("name"), py::arg("size_bytes"));
   module.def("get_limit", &get_limit, py::arg("name"));
   module.def(

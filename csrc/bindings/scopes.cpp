@@ -61,20 +61,36 @@ struct Exit {
 
 PyTypeObject* exit_type = nullptr;
 
+bool is_generator_exit(PyObject* kind) {
+  return kind != nullptr && kind != Py_None && PyErr_GivenExceptionMatches(kind, PyExc_GeneratorExit) != 0;
+}
+
+// What was entered inside it is still open: somebody stands in there, and took what was allocated since.
+void warn_of_inner(const Frame& frame, const Frame& inner) {
+  const std::string message =
+      frame.name() + " ends before " + inner.name() +
+      ", which was entered inside it: a generator or a task waits in there, and what this thread allocated meanwhile "
+      "belongs to the latter. Don't yield or await inside a region";
+  if (PyErr_WarnEx(PyExc_RuntimeWarning, message.c_str(), 1) != 0) throw py::error_already_set();
+}
+
 void leave(const FramePointer& frame, PyObject* kind) {
   const auto stack = frame->stack.lock();
   // The thread that entered it has ended, or is a parent's.
   if (stack == nullptr || frame->is_closed || !stack->is_of_this_process()) return;
   const bool is_elsewhere = !stack->is_mine();
+  const FramePointer inner = is_elsewhere ? nullptr : stack->inside(frame);
   stack->close(frame);
-  if (is_elsewhere && (kind == nullptr || kind == Py_None || !PyErr_GivenExceptionMatches(kind, PyExc_GeneratorExit))) {
+  if (is_elsewhere && !is_generator_exit(kind)) {
     raise_state_error(
         "another thread entered this: it is left now, and that thread has not been inside since; leave it in the "
         "thread that entered it");
   }
-  if (frame->after.is_none()) return;
-  const auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(frame->after.ptr()));
-  if (!result) throw py::error_already_set();
+  if (!frame->after.is_none()) {
+    const auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(frame->after.ptr()));
+    if (!result) throw py::error_already_set();
+  }
+  if (inner != nullptr && !is_generator_exit(kind)) warn_of_inner(*frame, *inner);
 }
 
 // By hand: the innermost frame of this thread that owner has opened.

@@ -87,6 +87,11 @@ class RegionPools:
                 )
             return slot
 
+    def policies(self, tag: str) -> list[PoolKey]:
+        """The keys of this tag that were ever asked for, one for each policy and device."""
+        with self._lock:
+            return [key for key in self._slots if key.tag == tag]
+
     def take(
         self, backend: PoolBackend, key: PoolKey, lease: "_core.HeldLease", *, takes_all_threads: bool = False
     ) -> RegionPool:

@@ -3,15 +3,28 @@
 import functools
 import inspect
 import logging
+import sys
+import warnings
 from collections.abc import Callable, Generator
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from ebbtide import _core
 from ebbtide.saver.pools import backends, ordinary_memory
+from ebbtide.saver.pools.region_pools import registry
 from ebbtide.saver.reclaim import torch_cache
 from ebbtide.saver.regions import entry, startup
 from ebbtide.saver.state import program
-from ebbtide.saver.values.arguments import BackupName, OverflowName, backup_code, check_tag, overflow_code, retain_flag
+from ebbtide.saver.values.arguments import (
+    NO_OVERFLOW_CODE,
+    BackupName,
+    OverflowName,
+    backup_code,
+    backup_names,
+    check_tag,
+    overflow_code,
+    overflow_name,
+    retain_flag,
+)
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -19,6 +32,18 @@ _R = TypeVar("_R")
 _logger = logging.getLogger(__name__)
 
 Threads = Literal["own", "all"]
+_RAM = backup_code("ram")
+
+
+def _running_task() -> Any:
+    """The asyncio task that runs in this thread; None outside of one."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return None
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs
+        return None
 
 
 class _AllocationScope(ordinary_memory.FrameScope):
@@ -111,8 +136,12 @@ class Region(_AllocationScope):
         if threads not in ("own", "all"):
             raise ValueError(f'threads must be "own" (what this thread allocates) or "all", not {threads!r}')
         self.threads: Threads = threads
+        self._is_plain = backup == "ram" and not self.retain and overflow is None
 
     def _prepare(self, frame: "_core.Frame") -> bool:
+        frame.task = _running_task()
+        if self._is_plain:
+            _warn_of_another_policy(self.tag)
         return entry.prepare_region(frame, self._policy, self.threads == "all")
 
     def __repr__(self) -> str:
@@ -121,10 +150,30 @@ class Region(_AllocationScope):
         return text + (f", overflow={self.overflow!r})" if self.overflow else ")")
 
 
+def _warn_of_another_policy(tag: str) -> None:
+    """For a region without arguments, the first of its tag: what another region of the tag has is easily taken for the
+    tag's own."""
+    others = registry.policies(tag)
+    if not others or any(key.backup == _RAM and not key.retain and key.overflow == NO_OVERFLOW_CODE for key in others):
+        return
+    latest = others[-1]
+    (backup,) = backup_names(1 << latest.backup)
+    stated = f"backup={backup!r}" + (", retain=True" if latest.retain else "")
+    stated += "" if latest.overflow == NO_OVERFLOW_CODE else f", overflow={overflow_name(latest.overflow)!r}"
+    warnings.warn(
+        f"saver.region({tag!r}) has the default policy (backup='ram'), while an earlier region of the tag has "
+        f"{stated}: a policy belongs to a region. State the same arguments, or keep the region in a variable and enter "
+        "it again",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
 class Disabled(_AllocationScope):
     """The context manager that `saver.disabled` returns."""
 
     def _prepare(self, frame: "_core.Frame") -> bool:
+        frame.task = _running_task()
         # What torch has cached in a pauseable program is tagged.
         if program.own() is not None:
             return _prepare_separate(frame)
@@ -192,7 +241,8 @@ def region(
             model = torch.nn.Linear(64, 64).to(saver.device)
 
     A context manager and a decorator. It may be nested (the inner region wins), entered again, and entered by several
-    threads at once. It covers every device that the process sees. Tensors may outlive it.
+    threads at once. It covers every device that the process sees. Tensors may outlive it. Don't `await` or `yield`
+    inside: the thread stays in the region, and what others allocate there meanwhile gets its tag.
 
     Args:
         tag: 1 to 255 bytes of UTF-8 without '*', '/' and control characters.
@@ -214,7 +264,7 @@ def region(
     Raises:
         TypeError, ValueError: malformed arguments, at once; retain without a backup is one.
         StateError: when entered: this torch and this driver do not go together, an allocator setting that cannot
-            work, a forked child.
+            work, a forked child, another asyncio task of this thread that awaits inside a region.
         OutOfMemoryError: when entered: trimmed memory does not fit on the device. The region is not entered.
         StoreError: the same, for memory that lay on the host and finds too little room there, too.
     """

@@ -96,6 +96,11 @@ def overflow_code(overflow: object) -> int:
     return _code_of(overflow, _OVERFLOW_CODES, meaning)
 
 
+def overflow_name(code: int) -> str:
+    """The name of an overflow policy that is on, from its code."""
+    return next(name for name, known in _OVERFLOW_CODES.items() if known == code and name is not None)
+
+
 def _code_of(value: object, codes: Mapping[str | None, int], meaning: str) -> int:
     if value is None or isinstance(value, str):
         code = codes.get(value)
