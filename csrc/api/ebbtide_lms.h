@@ -84,6 +84,11 @@ EBBTIDE_API ebbtide_status ebbtide_order_after_copy(ebbtide_copy* copy, void* st
  * INVALID_ARGUMENT for what is no copy, or was ended already. */
 EBBTIDE_API ebbtide_status ebbtide_end_copy(ebbtide_copy* copy, double* seconds, ebbtide_error* error);
 
+/* --- the limit ---------------------------------------------------------------------------------------------------- */
+/* The most device memory that ebbtide may hold on each device while large model support is on, beside device_limit: the
+ * lower of the two holds. EBBTIDE_UNLIMITED ends it. What is held already stays. */
+EBBTIDE_API ebbtide_status ebbtide_set_lms_limit(uint64_t bytes, ebbtide_error* error);
+
 /* --- peaks -------------------------------------------------------------------------------------------------------- */
 /* Starts a new peak_bytes of ebbtide_query_device, at what is held now, on every device. */
 EBBTIDE_API ebbtide_status ebbtide_reset_peaks(ebbtide_error* error);

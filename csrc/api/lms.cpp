@@ -107,6 +107,13 @@ ebbtide_status ebbtide_end_copy(ebbtide_copy* copy, double* seconds, ebbtide_err
   });
 }
 
+ebbtide_status ebbtide_set_lms_limit(uint64_t bytes, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require_not_forked();
+    Core::instance().budgets.device.set_lms_limit(bytes);
+  });
+}
+
 ebbtide_status ebbtide_reset_peaks(ebbtide_error* error) {
   return guarded(error, [&] {
     require_not_forked();

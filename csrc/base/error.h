@@ -21,6 +21,7 @@ enum class Cause {
   kDeviceLimit = 6,    // device_limit
   kDeviceMargin = 7,   // device_margin
   kBackupView = 8,     // somebody looks at a backup
+  kLmsLimit = 9,       // the limit of large model support
 };
 
 class Error : public std::runtime_error {

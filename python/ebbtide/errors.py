@@ -32,6 +32,7 @@ _ADVICE = {
     6: "saver.pause(...), saver.configure(device_limit=...)",
     7: "saver.pause(...), saver.configure(device_margin=...)",
     8: "saver.backup_of gave the view",
+    9: "ebbtide.lms.limit = ...",
 }
 
 

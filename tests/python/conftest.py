@@ -134,7 +134,7 @@ def lms(saver: Any) -> Iterator[Any]:
     saver.trim()
     assert module.stats()["host_bytes"] == 0
     assert saver.tags().get("lms") is None or saver.tags()["lms"].lease_count == 0
-    assert _core.get_limit("device") == _core.get_limit("host") == _core.UNLIMITED
+    assert _core.query_device(0).limit_bytes == _core.get_limit("host") == _core.UNLIMITED
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def device(gpu):
     made = devices.CudaDevice()
     yield made
     made.set_limit(None)
-    assert gpu.fraction == 1.0 and _core.get_limit("device") == _core.UNLIMITED
+    assert gpu.fraction == 1.0 and _core.query_device(0).limit_bytes == _core.UNLIMITED
 
 
 def on_device_bytes():
@@ -77,7 +77,7 @@ def test_without_tags_on_the_host_both_limits_are_of_what_is_held(gpu, device, s
     assert device.held_bytes() == gpu.ordinary + on_device_bytes()
     device.set_limit(256 * MIB)
     assert gpu.fraction == fraction_of(256 * MIB + gpu.of_tags() - on_device_bytes())
-    assert _core.get_limit("device") == 256 * MIB - gpu.ordinary
+    assert _core.query_device(0).limit_bytes == 256 * MIB - gpu.ordinary
     del kept
 
 
@@ -92,7 +92,7 @@ def test_what_leaves_the_device_lets_torch_reserve_as_much_more(gpu, device, sav
     assert device.held_bytes() == held - size
     assert device.balance()
     assert gpu.fraction - before == fraction_of(size)
-    assert _core.get_limit("device") == 256 * MIB - gpu.ordinary
+    assert _core.query_device(0).limit_bytes == 256 * MIB - gpu.ordinary
     saver.resume(tag, missing_ok=True)
     saver.promote(tag)
     assert not device.balance()
@@ -104,19 +104,19 @@ def test_what_torch_caches_is_taken_from_the_tags(gpu, device):
     device.set_limit(256 * MIB)
     gpu.ordinary = 200 * MIB
     device.balance()
-    assert _core.get_limit("device") == 56 * MIB
+    assert _core.query_device(0).limit_bytes == 56 * MIB
     gpu.ordinary = 300 * MIB
     device.balance()
-    assert _core.get_limit("device") == 0
+    assert _core.query_device(0).limit_bytes == 0
 
 
 def test_a_limit_of_the_users_stays_the_lower_one(gpu, device, saver):
     saver.configure(device_limit="32MiB")
     gpu.fraction = 0.125
     device.set_limit(256 * MIB)
-    assert gpu.fraction == 0.125 and _core.get_limit("device") == 32 * MIB
+    assert gpu.fraction == 0.125 and _core.query_device(0).limit_bytes == 32 * MIB
     device.set_limit(None)
-    assert gpu.fraction == 0.125 and _core.get_limit("device") == 32 * MIB
+    assert gpu.fraction == 0.125 and _core.query_device(0).limit_bytes == 32 * MIB
     saver.configure(device_limit=None)
     gpu.fraction = 1.0
 
@@ -129,7 +129,7 @@ def test_while_tags_are_made_torch_refuses_nothing(gpu, device):
         with device.making(trims=False):
             assert gpu.fraction == 1.0 and gpu.flushes == 1
         assert gpu.fraction == 1.0
-        assert _core.get_limit("device") == 256 * MIB - gpu.ordinary
+        assert _core.query_device(0).limit_bytes == 256 * MIB - gpu.ordinary
     assert gpu.fraction == limited
 
 
@@ -151,7 +151,7 @@ def test_an_interrupt_as_a_region_begins_leaves_the_limit(gpu, device, monkeypat
 
 def test_the_whole_device_needs_no_limit_of_torchs(gpu, device):
     device.set_limit(900 * MIB, is_whole=True)
-    assert gpu.fraction == 1.0 and _core.get_limit("device") == _core.UNLIMITED
+    assert gpu.fraction == 1.0 and _core.query_device(0).limit_bytes == _core.UNLIMITED
     assert not device.balance()
     assert gpu.fraction == 1.0
 
@@ -200,6 +200,6 @@ def test_of_two_devices_each_is_limited_and_the_fuller_one_limits_the_tags(gpu, 
     assert device.held_bytes() == max(gpu.ordinary + on_device_bytes(), 200 * MIB)
     device.set_limit(256 * MIB)
     assert fractions[1] == fraction_of(256 * MIB)
-    assert _core.get_limit("device") == 56 * MIB
+    assert _core.query_device(0).limit_bytes == 56 * MIB
     device.set_limit(None)
     assert fractions == {0: 1.0, 1: 0.75}

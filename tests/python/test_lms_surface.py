@@ -17,7 +17,7 @@ def test_settings_while_it_runs(lms, saver):
     lms.enable("64MiB", "2MiB")
     assert (lms.enabled, lms.limit, lms.min_size) == (True, 64 * MIB, 2 * MIB)
     lms.limit, lms.min_size = "32MiB", 4096
-    assert (lms.limit, lms.min_size, _core.get_limit("device")) == (32 * MIB, 4096, 32 * MIB)
+    assert (lms.limit, lms.min_size, _core.query_device(0).limit_bytes) == (32 * MIB, 4096, 32 * MIB)
     lms.limit = None
     assert lms.limit is None
     lms.enabled = False
@@ -26,7 +26,7 @@ def test_settings_while_it_runs(lms, saver):
     assert (lms.enabled, lms.min_size) == (True, 4096)
     saver.configure(device_limit="48MiB")  # the user's word is the last
     lms.disable()
-    assert _core.get_limit("device") == 48 * MIB
+    assert _core.query_device(0).limit_bytes == 48 * MIB
     saver.configure(device_limit=None)
     for wrong in ("lots", -1, True, 1.5, b"1"):
         with pytest.raises((TypeError, ValueError)):
@@ -41,9 +41,31 @@ def test_settings_while_it_runs(lms, saver):
 def test_a_limit_of_the_user_stays(lms, saver):
     saver.configure(device_limit="32MiB")
     with lms.enable(limit="64MiB"):
-        assert _core.get_limit("device") == 32 * MIB
-    assert _core.get_limit("device") == 32 * MIB
+        assert _core.query_device(0).limit_bytes == 32 * MIB
+    assert _core.query_device(0).limit_bytes == 32 * MIB
     saver.configure(device_limit=None)
+
+
+def test_the_lower_one_of_both_limits_holds_and_is_named(lms, saver):
+    lms.enable(limit="24MiB")
+    saver.configure(device_limit="512MiB")  # does not lift the other one
+    assert saver.settings()["device_limit"] == 512 * MIB
+    assert (lms.limit, _core.query_device(0).limit_bytes) == (24 * MIB, 24 * MIB)
+    with pytest.raises(torch.OutOfMemoryError) as refused:
+        torch.empty(16 * MIB)
+    assert "left of what large model support allows, 24 MiB" in str(refused.value)
+    assert "In Python: ebbtide.lms.limit = ..." in str(refused.value)
+    assert "device_limit" not in str(refused.value) and "overflow" not in str(refused.value)
+    saver.configure(device_limit="16MiB")
+    with pytest.raises(torch.OutOfMemoryError, match=r"left of device_limit 16 MiB .*In Python: saver\.configure"):
+        torch.empty(16 * MIB)
+    lms.limit = "1GiB"
+    assert _core.query_device(0).limit_bytes == 16 * MIB
+    saver.configure(device_limit=None)
+    assert torch.empty(16 * MIB).numel() == 16 * MIB
+    lms.disable()
+    assert _core.query_device(0).limit_bytes == _core.UNLIMITED
+    assert saver.settings()["device_limit"] is None
 
 
 def test_a_limit_below_what_is_held_evicts_or_refuses(lms):

@@ -35,9 +35,9 @@ void record_out_of_memory(Core& core, const AllocationRequest& request, const ch
   }
 }
 
-// What the caller may do besides: nothing more where overflow is on.
+// What the caller may do besides: nothing more where overflow is on, or large model support chooses what leaves.
 OutOfMemory with_offer(const OutOfMemory& error, const Policy& policy) {
-  if (policy.overflow != Overflow::kNone) return error;
+  if (policy.overflow != Overflow::kNone || error.cause == Cause::kLmsLimit) return error;
   return {std::string(error.what()) + ", or let what does not fit lie on the host (overflow: split)", error.device,
           error.shortage, error.cause};
 }

@@ -51,11 +51,18 @@ DeviceCharge DeviceBudget::charge_provisionally(int device, uint64_t size_bytes,
   const uint64_t used = saturating_add(held.load(), deferred_undos::held_bytes(device));
   const uint64_t room = saturating_subtract(limit, saturating_add(used, spared_bytes));
   if (limit != kUnlimited && size_bytes > room) {
-    throw OutOfMemory("device " + std::to_string(device) + ": " + format_bytes(size_bytes) + " wanted, " +
-                          format_bytes(room) + " left of device_limit " + format_bytes(limit) + " (" +
+    const std::string refused =
+        "device " + std::to_string(device) + ": " + format_bytes(size_bytes) + " wanted, " + format_bytes(room);
+    const Shortage shortage{size_bytes, room, limit};
+    if (limit < own_limit_bytes()) {
+      throw OutOfMemory(refused + " left of what large model support allows, " + format_bytes(limit) +
+                            ". Raise its limit, or take a smaller step",
+                        device, shortage, Cause::kLmsLimit);
+    }
+    throw OutOfMemory(refused + " left of device_limit " + format_bytes(limit) + " (" +
                           source_of(Setting::kDeviceLimit) + "). Pause a tag, or raise " +
                           how_to_change(Setting::kDeviceLimit),
-                      device, {size_bytes, room, limit}, Cause::kDeviceLimit);
+                      device, shortage, Cause::kDeviceLimit);
   }
   held.fetch_add(size_bytes);
   return DeviceCharge(this, device, size_bytes);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -53,8 +54,14 @@ class DeviceBudget {
   void reset_peaks() noexcept;
   // What the limit leaves; kUnlimited where there is none.
   uint64_t available_bytes(int device) const;
-  uint64_t limit_bytes() const { return limit_bytes_.load(); }
+  // The lower one of the two that follow.
+  uint64_t limit_bytes() const { return std::min(limit_bytes_.load(), lms_limit_bytes_.load()); }
+  // device_limit.
+  uint64_t own_limit_bytes() const { return limit_bytes_.load(); }
   void set_limit(uint64_t bytes) { limit_bytes_.store(bytes); }
+  // What large model support leaves to tags; kUnlimited while it is off.
+  uint64_t lms_limit_bytes() const { return lms_limit_bytes_.load(); }
+  void set_lms_limit(uint64_t bytes) { lms_limit_bytes_.store(bytes); }
 
  private:
   friend class DeviceCharge;
@@ -62,6 +69,7 @@ class DeviceBudget {
   std::array<std::atomic<uint64_t>, kMaxDevices> held_bytes_{};
   std::array<std::atomic<uint64_t>, kMaxDevices> peak_bytes_{};
   std::atomic<uint64_t> limit_bytes_{kUnlimited};
+  std::atomic<uint64_t> lms_limit_bytes_{kUnlimited};
 };
 
 }  // namespace ebbtide

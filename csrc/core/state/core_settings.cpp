@@ -69,7 +69,7 @@ std::string text_of(double fraction) {
 
 std::string show_setting(Core& core, Setting setting) {
   switch (setting) {
-    case Setting::kDeviceLimit: return text_of(core.budgets.device.limit_bytes());
+    case Setting::kDeviceLimit: return text_of(core.budgets.device.own_limit_bytes());
     case Setting::kDeviceMargin: return text_of(core.budgets.device_margin.bytes());
     case Setting::kHostLimit: return text_of(core.budgets.host.limit_bytes());
     case Setting::kHostMargin: return text_of(core.budgets.host.margin_bytes());

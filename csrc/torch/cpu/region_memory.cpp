@@ -92,6 +92,7 @@ std::string out_of_memory_message(const Pool& pool, uint64_t request_bytes) {
   // The refusal is neutral, and who reads this uses Python. The core offers overflow where it is off.
   std::string advice;
   if (refusal.cause == EBBTIDE_CAUSE_DEVICE_LIMIT) advice = "saver.configure(device_limit=...)";
+  if (refusal.cause == EBBTIDE_CAUSE_LMS_LIMIT) advice = "ebbtide.lms.limit = ...";
   if (refusal.cause == EBBTIDE_CAUSE_DEVICE_MARGIN) advice = "saver.configure(device_margin=...)";
   if (std::strstr(refusal.message, "(overflow: split)") != nullptr)
     advice += std::string(advice.empty() ? "" : ", ") + "saver.region(..., overflow=\"split\")";

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from ebbtide import _core, torch_extension
 from ebbtide.errors import StateError
-from ebbtide.lms.limits import BorrowedLimit
 from ebbtide.locks import make_lock
 from ebbtide.saver.pools import captures
 from ebbtide.saver.pools.region_pools import registry
@@ -67,7 +66,6 @@ class SimulatedDevice:
 
     def __init__(self) -> None:
         self._frame: _core.Frame | None = None
-        self._limit = BorrowedLimit("device")
 
     def attach(self, extension: Any) -> None:
         allocator = torch_extension.load()
@@ -80,7 +78,7 @@ class SimulatedDevice:
         allocator.set_reclaimer(*extension.reclaim_functions())
 
     def release(self, extension: Any) -> None:
-        self._limit.restore()
+        _core.set_lms_limit(_core.UNLIMITED)
         torch_extension.load().set_reclaimer(0, 0)
 
     def detach(self, extension: Any) -> None:
@@ -105,7 +103,7 @@ class SimulatedDevice:
         return total - min(_RESERVE_BYTES, total // 16)
 
     def set_limit(self, allowed_bytes: int | None, is_whole: bool = False) -> None:
-        self._limit.set(allowed_bytes)
+        _core.set_lms_limit(_core.UNLIMITED if allowed_bytes is None else allowed_bytes)
 
     def trim(self) -> None:
         extension = torch_extension.load()
@@ -132,7 +130,6 @@ class CudaDevice:
 
     def __init__(self) -> None:
         self._fractions: dict[int, float] = {}  # by device: torch's limit before LMS, as a part of the device
-        self._tags = BorrowedLimit("device")
         self._allowed: int | None = None
         self._is_whole = False
         self._peak_bytes = 0
@@ -187,7 +184,7 @@ class CudaDevice:
             return
         extension = torch_extension.load("_lms")
         with self._lock:  # a `balance` that is under way would set the limit again
-            self._tags.restore()
+            _core.set_lms_limit(_core.UNLIMITED)
             for device, memory in _memories().items():
                 if device in self._fractions:
                     _limit_torch(device, self._fractions.pop(device))
@@ -222,7 +219,7 @@ class CudaDevice:
             _limit_torch(device, fraction)
             rooms.append(max(0, allowed - memory.ordinary_bytes))
         if rooms:
-            self._tags.set(min(rooms))
+            _core.set_lms_limit(min(rooms))
         return has_risen
 
     def trim(self) -> None:
