@@ -162,3 +162,35 @@ def test_a_difference_between_runs_is_found() -> None:
     assert result(weights={"w": torch.tensor([1.0, 1.0 + 1e-6])}).differences(result()) == ["final weights"]
     assert result(weights={}).differences(result()) == ["final weights"]
     assert result(are_addresses_kept=False).differences(result()) == ["addresses"]
+
+
+FINISHED_SCRIPT = """
+import os, signal, sys, threading
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
+model.to("cuda" if torch.cuda.is_available() else "cpu")
+optimizer = torch.optim.AdamW(model.parameters())
+data = torch.randn(6, 64, 256).to(model[0].weight.device)
+for step, batch in enumerate(data):
+    if step in (2, 4) and len(sys.argv) > 1:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+    loss = model(batch).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, loss.item().hex())
+"""
+
+
+def test_a_finished_script_is_pausable(run_example, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(FINISHED_SCRIPT)
+    plain = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True).stdout
+    output = run_example("10_pausable_script.py", str(script), "lend")
+    assert re.findall(r"^\d 0x.*\n", output, re.MULTILINE) == plain.splitlines(keepends=True)
+    assert len(re.findall(r"^adopt into job: [1-9].*$", output, re.MULTILINE)) >= 1
+    assert len(re.findall(r"^pause: freed [1-9][\d.]* MiB", output, re.MULTILINE)) == 2
+    assert len(re.findall(r"^resume: claimed [1-9][\d.]* MiB", output, re.MULTILINE)) == 2
