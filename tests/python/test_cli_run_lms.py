@@ -208,7 +208,7 @@ def test_a_run_inside_a_run_changes_what_it_names(run):
 
 @pytest.mark.parametrize("before", ["import torch", "import ebbtide", "import ebbtide.lms"])
 def test_the_scripts_own_limit_wins(run, before):
-    code = f"{before}\nimport ebbtide\nwith ebbtide.lms.enable('64MiB', '4KiB'): pass\n{SHOW}, ebbtide.lms.min_size"
+    code = f"{before}\nimport ebbtide\nebbtide.lms.enable('64MiB', '4KiB')\n{SHOW}, ebbtide.lms.min_size"
     code += "\nprint(ebbtide.lms.min_size)\nimport train; train.train(1)\nprint(ebbtide.lms.stats()['evictions'] > 9)"
     status, out, error = run("--lms 1GiB", *python(code))
     assert (status, error) == (0, "")
@@ -362,7 +362,7 @@ def test_pauseable_from_an_outer_run_is_refused_too(run):
     ],
 )
 def test_the_lower_limit_holds_whatever_the_overflow_policy(run, options, in_force):
-    code = "import torch; from ebbtide import _core, lms; print(lms.enabled, _core.get_limit('device'))"
+    code = "import torch; from ebbtide import _core, lms; print(lms.enabled, _core.query_device(0).limit_bytes)"
     assert run(options, *python(code)) == (0, f"True {in_force}\n", "")
 
 

@@ -38,6 +38,31 @@ def test_settings_while_it_runs(lms, saver):
         lms.enabled = 1
 
 
+def test_the_end_of_a_with_puts_back_what_was_before(lms):
+    with lms.enable("64MiB", "2MiB", "8GiB"):
+        with lms.enable("32MiB", SMALL):
+            assert (lms.limit, lms.min_size, _core.get_limit("host")) == (32 * MIB, SMALL, _core.UNLIMITED)
+        assert (lms.limit, lms.min_size, _core.get_limit("host")) == (64 * MIB, 2 * MIB, 8 << 30)
+        with pytest.raises(ValueError), lms.enable("16MiB"):
+            raise ValueError
+        assert (lms.enabled, lms.limit) == (True, 64 * MIB)
+        with lms.enable("16MiB"):
+            lms.disable()
+        assert not lms.enabled
+    assert not lms.enabled
+    later = lms.enable("48MiB")
+    lms.disable()
+    with later:
+        assert (lms.enabled, lms.limit) == (True, 48 * MIB)
+    assert not lms.enabled
+
+
+def test_a_misspelt_setting_is_refused(lms):
+    with pytest.raises(AttributeError, match="no setting 'limt': enabled, limit and min_size can be set"):
+        lms.limt = "1GiB"
+    assert not hasattr(lms, "limt")
+
+
 def test_a_limit_of_the_user_stays(lms, saver):
     saver.configure(device_limit="32MiB")
     with lms.enable(limit="64MiB"):

@@ -6,7 +6,7 @@
 
 What autograd saves for backward leaves the device when memory is short, and comes back when backward wants it. Where
 that is not enough, optimizer states, gradients and weights leave, too.
-docs/lms.md says how it decides, and what it can't see. So far it runs on the simulated device.
+docs/lms.md says how it decides, and what it can't see. On a GPU it needs torch 2.11 or newer.
 
 `enabled`, `limit` (bytes, or None) and `min_size` (bytes) can be read, and set while it runs:
 `ebbtide.lms.limit = "12GiB"`.
@@ -25,6 +25,12 @@ __all__ = ["disable", "enable", "report", "stats"]
 
 class _Module(ModuleType):
     """This module, with attributes that can be set."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_known = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
+        if not is_known and not isinstance(value, ModuleType):  # importing a submodule sets it
+            raise AttributeError(f"ebbtide.lms has no setting {name!r}: enabled, limit and min_size can be set")
+        super().__setattr__(name, value)
 
     @property
     def enabled(self) -> bool:

@@ -35,18 +35,36 @@ class _Settings:
 _now = _Settings()
 
 
-class Enabled:
-    """What `enable` returns. The end of a `with` over it disables LMS, if that call turned it on."""
+_Given = tuple[int | None, int, int | None]  # limit, min_size, host_limit
 
-    def __init__(self, turned_on: bool) -> None:
-        self._turned_on = turned_on
+
+class Enabled:
+    """What `enable` returns. The end of a `with` over it puts back what was before that call: off, or other settings.
+
+    Args:
+        given: the settings of the call.
+        before: those that it changed; None if it turned LMS on.
+    """
+
+    def __init__(self, given: _Given, before: _Given | None) -> None:
+        self._given, self._before = given, before
 
     def __enter__(self) -> "Enabled":
+        if not _now.is_on and not driver_choice.is_off():  # turned off since
+            self._before = enable(*self._given)._before
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._turned_on:
+        if self._before is None:
             disable()
+            return
+        if not _now.is_on:  # turned off inside
+            return
+        try:
+            enable(*self._before)
+        except OutOfMemoryError:
+            if error is None:
+                raise
 
     def __repr__(self) -> str:
         limit = "the device" if _now.limit is None else format_size(_now.limit)
@@ -69,8 +87,8 @@ def enable(
         host_limit: the most host memory that ebbtide may hold meanwhile; None: as `saver.configure` has it.
 
     Returns:
-        A context manager that disables LMS at its end if this call turned it on. Without `with`, LMS stays on until
-        `disable()`.
+        A context manager. At its end LMS is off again if this call turned it on, and has its earlier settings if it
+        was on. Without `with`, LMS stays on until `disable()`.
 
     Raises:
         TypeError, ValueError: malformed sizes; nothing is changed.
@@ -82,10 +100,11 @@ def enable(
     least = parse_size(min_size, "min_size")
     host = None if host_limit is None else parse_size(host_limit, "host_limit")
     if driver_choice.is_off():
-        return Enabled(False)
+        return Enabled((wanted, least, host), None)
     startup.backend()  # imports torch; under `ebbtide run --lms` that import enables LMS by itself
     with _lock:
         was_off = not _now.is_on
+        before = None if was_off else (_now.limit, _now.min_size, _now.host_limit)
         try:
             if was_off:
                 _turn_on()
@@ -104,7 +123,7 @@ def enable(
         _apply_rules()
     if logs.is_enabled():
         logs.log(logging.INFO, "%s", _describe_limits("on" if was_off else "changed", wanted, least, host))
-    return Enabled(was_off)
+    return Enabled((wanted, least, host), before)
 
 
 def _describe_limits(state: str, limit: int | None, min_size: int, host_limit: int | None) -> str:
