@@ -68,11 +68,14 @@ std::string check_size(const SettingFacts& facts, std::string_view text, std::st
       const std::string number(size.number);
       const std::string unit(size.unit);
       const bool is_ambiguous = find_word("k|m|g|t", unit) >= 0;
+      const std::string capital(1, unit.empty() ? ' ' : static_cast<char>(unit[0] & ~0x20));
       refuse(label, " has the unknown unit " + quoted(unit) + " (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB)" +
-                        (is_ambiguous ? "; write " + number + unit + "iB or " + number + unit + "B" : ""));
+                        (is_ambiguous ? "; write " + number + capital + "iB or " + number + capital + "B" : ""));
     }
     case SizeProblem::kNone: break;
   }
+  if (size.unit.empty() && size.number.find('.') != std::string_view::npos)
+    refuse(label, " has no unit: write " + std::string(size.number) + "GiB, or whole bytes");
   if (size.bytes == 0 && *facts.values != '\0') refuse(label, " must be more than 0 bytes");
   return std::to_string(size.bytes);
 }

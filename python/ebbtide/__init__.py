@@ -29,16 +29,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "saver":
-        return importlib.import_module("ebbtide.saver")
-    if name == "lms":
-        return importlib.import_module("ebbtide.lms")
-    if name == "preloaded":
-        return importlib.import_module("ebbtide.launch.preloaded").preloaded
-    if name == "__version__":
-        return str(importlib.import_module("ebbtide._core").version())
-    raise AttributeError(f"module 'ebbtide' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a checker would take any name for one of them
+
+    def __getattr__(name: str) -> Any:
+        if name == "saver":
+            return importlib.import_module("ebbtide.saver")
+        if name == "lms":
+            return importlib.import_module("ebbtide.lms")
+        if name == "preloaded":
+            return importlib.import_module("ebbtide.launch.preloaded").preloaded
+        if name == "__version__":
+            return str(importlib.import_module("ebbtide._core").version())
+        raise AttributeError(f"module 'ebbtide' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

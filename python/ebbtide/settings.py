@@ -14,6 +14,7 @@ from ebbtide.errors import StoreError, neutral
 
 _FORMS = {"size": "SIZE", "fraction": "FRACTION", "count": "NUMBER", "tag": "TAG", "folder": "PATH", "file": "PATH"}
 _BEYOND_ANY_SIZE = 2**64
+_LEAST_WITHOUT_UNIT = 4096  # no size of ebbtide's is less: text with less than that forgot its unit
 
 
 @dataclass(frozen=True)
@@ -147,13 +148,15 @@ def as_text(setting: Setting, value: object, label: str, takes_text: bool) -> st
 
 def _number_as_text(setting: Setting, value: object, label: str, takes_text: bool) -> str:
     if isinstance(value, str) and (takes_text or setting.kind == "size"):
+        if setting.kind == "size" and value.strip().isdecimal() and 0 < int(value) < _LEAST_WITHOUT_UNIT:
+            raise ValueError(f"{label} has no unit: write {value.strip()}GiB, or {value.strip()}B for bytes")
         return value
     if setting.kind == "switch":
         if isinstance(value, bool):
             return str(int(value))
         raise TypeError(f"{label} must be True or False, not {value!r}")
     if isinstance(value, int) and not isinstance(value, bool):
-        return str(max(-1, min(value, _BEYOND_ANY_SIZE)))  # thousands of digits would be an error of Python's
+        return str(max(-_BEYOND_ANY_SIZE, min(value, _BEYOND_ANY_SIZE)))  # more digits may be an error of Python's
     if setting.kind == "fraction":
         if isinstance(value, float):
             return repr(value)

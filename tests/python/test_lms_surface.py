@@ -41,7 +41,7 @@ def test_settings_while_it_runs(lms, saver):
 def test_the_end_of_a_with_puts_back_what_was_before(lms):
     with lms.enable("64MiB", "2MiB", "8GiB"):
         with lms.enable("32MiB", SMALL):
-            assert (lms.limit, lms.min_size, _core.get_limit("host")) == (32 * MIB, SMALL, _core.UNLIMITED)
+            assert (lms.limit, lms.min_size, _core.get_limit("host")) == (32 * MIB, 16 << 10, _core.UNLIMITED)
         assert (lms.limit, lms.min_size, _core.get_limit("host")) == (64 * MIB, 2 * MIB, 8 << 30)
         with pytest.raises(ValueError), lms.enable("16MiB"):
             raise ValueError

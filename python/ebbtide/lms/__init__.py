@@ -14,11 +14,16 @@ docs/lms.md says how it decides, and what it can't see. On a GPU it needs torch 
 
 import sys
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ebbtide.lms import control
 from ebbtide.lms.control import disable, enable, stats
 from ebbtide.lms.report import report
+
+if TYPE_CHECKING:  # attributes of _Module; a size may be set as text, and is read in bytes
+    enabled: bool
+    limit: Any
+    min_size: Any
 
 __all__ = ["disable", "enable", "report", "stats"]
 

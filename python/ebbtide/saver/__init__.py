@@ -133,12 +133,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> str | list[Event]:
-    if name == "device":
-        return startup.device_type()
-    if name == "timeline":
-        return queries.timeline()
-    raise AttributeError(f"module 'ebbtide.saver' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a checker would take any name for one of them
+
+    def __getattr__(name: str) -> str | list[Event]:
+        if name == "device":
+            return startup.device_type()
+        if name == "timeline":
+            return queries.timeline()
+        raise AttributeError(f"module 'ebbtide.saver' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

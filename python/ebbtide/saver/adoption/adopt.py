@@ -21,7 +21,7 @@ from ebbtide.saver.adoption import storage_movers
 from ebbtide.saver.pools import captures
 from ebbtide.saver.pools.region_pools import holder_name
 from ebbtide.saver.regions import startup
-from ebbtide.saver.regions.region import region
+from ebbtide.saver.regions.region import Region
 from ebbtide.saver.telling.log_lines import log_adoption
 from ebbtide.saver.tensors.walk import TensorWalk, why_without_memory
 from ebbtide.saver.values.arguments import BackupName, backup_code, check_tag
@@ -90,7 +90,7 @@ def _adopt(objects: tuple[Any, ...], tag: str, code: int, backup: BackupName | N
     start = time.perf_counter()
     found, users, skipped, passed_by = _find_storages(objects, backend.device_type)
     moved = 0
-    with _core.Holding() as leases, region(tag, backup=backup):
+    with _core.Holding() as leases, Region(tag, backup=backup):
         moves = _choose_moves(found, tag, code, leases)
         already = len(found) - len(moves)
         if not force:

@@ -3,7 +3,8 @@
 Each makes one call into the core, so that Ctrl-C arrives before or after it, never in between.
 """
 
-from typing import Any, Literal, overload
+import math
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ebbtide import _core, driver_choice
 from ebbtide.saver.check import enabling
@@ -184,12 +185,22 @@ def resume(
 class Paused(DecoratingScope):
     """The context manager that `saver.paused` returns."""
 
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Report: ...
+
     def __init__(self, tags: "tuple[Tags | BackupByTag, ...]", backup: OperationBackup, missing_ok: bool) -> None:
         self._arguments = tags, backup, missing_ok
         self._moved: _core.Moved | None = None
 
     def _again(self) -> "Paused":
         return Paused(*self._arguments)
+
+    def __repr__(self) -> str:
+        names = [
+            name for tags in self._arguments[0] for name in (tags if isinstance(tags, list | tuple | dict) else [tags])
+        ]
+        return f"saver.paused({', '.join(map(repr, names))})"
 
     def _open(self) -> Report:
         tags, backup, missing_ok = self._arguments
@@ -244,6 +255,8 @@ def _check_timeout(timeout: float | None) -> float:
         return 0.0
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise TypeError(f"timeout is a number of seconds or None, not {type(timeout).__name__}")
-    if not timeout >= 0:
+    if math.isnan(timeout):
+        raise ValueError("timeout must be a number of seconds, not nan")
+    if timeout < 0:
         raise ValueError(f"timeout must not be negative: {timeout!r}")
     return float(timeout)

@@ -126,7 +126,10 @@ class Region(_AllocationScope):
         threads: Threads = "own",
         retain: bool = False,
         overflow: OverflowName | None = None,
+        warns: bool = False,
     ) -> None:
+        if inspect.isfunction(tag):
+            raise TypeError('a region needs a tag: @saver.region("tag")')
         self.tag = check_tag(tag)
         self.backup = backup
         code = backup_code(backup)
@@ -136,11 +139,11 @@ class Region(_AllocationScope):
         if threads not in ("own", "all"):
             raise ValueError(f'threads must be "own" (what this thread allocates) or "all", not {threads!r}')
         self.threads: Threads = threads
-        self._is_plain = backup == "ram" and not self.retain and overflow is None
+        self._warns = warns and backup == "ram" and not self.retain and overflow is None
 
     def _prepare(self, frame: "_core.Frame") -> bool:
         frame.task = _running_task()
-        if self._is_plain:
+        if self._warns:
             _warn_of_another_policy(self.tag)
         return entry.prepare_region(frame, self._policy, self.threads == "all")
 
@@ -268,7 +271,7 @@ def region(
         OutOfMemoryError: when entered: trimmed memory does not fit on the device. The region is not entered.
         StoreError: the same, for memory that lay on the host and finds too little room there, too.
     """
-    return Region(tag, backup=backup, threads=threads, retain=retain, overflow=overflow)
+    return Region(tag, backup=backup, threads=threads, retain=retain, overflow=overflow, warns=True)
 
 
 def disabled() -> Disabled:

@@ -32,7 +32,8 @@ class _AsAllocated(Enum):
 AS_ALLOCATED: Final = _AsAllocated.AS_ALLOCATED
 OperationBackup: TypeAlias = BackupName | Literal[_AsAllocated.AS_ALLOCATED] | None
 BackupByTag: TypeAlias = Mapping[str, OperationBackup]
-Tags: TypeAlias = str | Iterable[str]
+# Not Iterable: a dict is one, and has a meaning of its own.
+Tags: TypeAlias = str | list[str] | tuple[str, ...] | set[str] | frozenset[str] | KeysView[str] | Iterator[str]
 
 
 def check_tag(tag: object) -> str:

@@ -1,5 +1,6 @@
 """The result of `saver.outside`: the tensors of some objects that lie outside of tags, as plain values."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ebbtide.saver.values.shown import Shown, html_table
@@ -42,7 +43,7 @@ class OutsideTensor(Shown):
 
 @dataclass(frozen=True)
 class Outside(Shown):
-    """What lies outside a tag, or outside every tag. It is false if nothing does. Sizes are bytes.
+    """What lies outside a tag, or outside every tag: a sequence of `rows`, false if nothing does. Sizes are bytes.
 
     For example:
 
@@ -62,8 +63,11 @@ class Outside(Shown):
     by_kind: dict[str, int] = field(default_factory=dict)
     rows: tuple[OutsideTensor, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.rows)
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[OutsideTensor]:
+        return iter(self.rows)
 
     def __str__(self) -> str:
         total = format_size(self.bytes + self.inside)

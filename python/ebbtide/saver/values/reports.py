@@ -353,7 +353,7 @@ class TagTable(dict[str, TagStatus]):
         # Few programs have these: shown only where they are not zero.
         rare = ("host", "trimmed", "retained", "ahead", "detached")
         columns += [name for name in rare if any(getattr(status, f"{name}_bytes") for status in self.values())]
-        rows: list[tuple[str, ...]] = [("tag", "state", "regions", "backup", *columns)]
+        rows: list[tuple[str, ...]] = [("tag", "state", "open", "backup", *columns)]
         for status in self.values():
             sizes = [format_size(getattr(status, f"{name}_bytes")) for name in columns]
             backup = " ".join(kind or "none" for kind in status.backups)
