@@ -118,7 +118,7 @@ def spilled_bytes(said: Iterable[str]) -> int | None:
     for line in said:
         if not line.startswith("ebbtide: summary of "):
             continue
-        if line.endswith("; nothing went to the host"):
+        if line.endswith("; nothing overflowed to the host"):
             return 0
         if found := re.search(r"; ([\d.]+) (\w+) of \d+ allocations went to the host", line):
             return int(float(found[1]) * units[found[2]])

@@ -4,6 +4,7 @@
 from here. A value is turned into text and given to the core, which has the one rule for each kind.
 """
 
+import difflib
 import functools
 import os
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from ebbtide.errors import StoreError, neutral
 
 _FORMS = {"size": "SIZE", "fraction": "FRACTION", "count": "NUMBER", "tag": "TAG", "folder": "PATH", "file": "PATH"}
 _BEYOND_ANY_SIZE = 2**64
+_PREFIX = "EBBTIDE_"
+_ALIKE = 0.8  # of difflib's ratio: one or two slips in a name
 _LEAST_WITHOUT_UNIT = 4096  # no size of ebbtide's is less: text with less than that forgot its unit
 
 
@@ -67,6 +70,18 @@ def find(name: str) -> Setting:
 def problems() -> dict[str, str]:
     """What is wrong with the variables of this process: maps the name of a setting to a sentence."""
     return {row["name"]: row["problem"] for row in _rows() if row["problem"]}
+
+
+def misspelt(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that ebbtide does not read and that look like one of its own: maps each to that one."""
+    known = {setting.variable.removeprefix(_PREFIX): setting.variable for setting in all_settings()}
+    found = {}
+    for name in sorted(name for name in environment if name.startswith(_PREFIX)):
+        rest = name.removeprefix(_PREFIX)
+        near = [] if rest in known else difflib.get_close_matches(rest, known, 1, _ALIKE)
+        if near:
+            found[name] = known[near[0]]
+    return found
 
 
 def check(setting: Setting, value: object, label: str, takes_text: bool = True) -> str:

@@ -375,7 +375,9 @@ def test_the_first_spill_says_so_and_the_summary_counts(clients: Clients, policy
 
 def test_the_summary_of_what_fits(clients: Clients) -> None:
     done = clients.run("names", "take", "alloc", 6 * MIB, EBBTIDE_SUMMARY="1", EBBTIDE_LOG="error")
-    assert re.fullmatch(SUMMARY + r"at most \d+ MiB on device 0; nothing went to the host\n", done.stderr), done.stderr
+    assert re.fullmatch(SUMMARY + r"at most \d+ MiB on device 0; nothing overflowed to the host\n", done.stderr), (
+        done.stderr
+    )
 
 
 def test_the_summary_of_a_program_that_never_asked_for_memory(clients: Clients) -> None:

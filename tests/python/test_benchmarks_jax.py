@@ -38,7 +38,7 @@ def test_what_went_to_the_host_is_read_from_the_summary() -> None:
     from benchmarks.unmodified import spilled_bytes
 
     assert spilled_bytes(["ebbtide: something else", SAID]) == int(3.6 * (1 << 30))
-    assert spilled_bytes(["ebbtide: summary of python (PID 7): no device memory; nothing went to the host"]) == 0
+    assert spilled_bytes(["ebbtide: summary of python (PID 7): no device memory; nothing overflowed to the host"]) == 0
     assert spilled_bytes(["ebbtide: something else"]) is None
 
 

@@ -80,7 +80,7 @@ def test_the_options_of_run_apply(run, example):
     assert status == 1 and error.splitlines()[-1] == "cuMemAlloc failed: 2"
     # The peak is what was held: the fifth buffer was refused.
     _, _, error = run("--simulate=256MiB", "--overflow", "none", "--summary", "--", example)
-    assert error.splitlines()[-1].endswith(": at most 256 MiB on device 0; nothing went to the host")
+    assert error.splitlines()[-1].endswith(": at most 256 MiB on device 0; nothing overflowed to the host")
     _, out, _ = run("--simulate=256MiB", "--device-limit", "128MiB", "--report", "device", "--", example)
     assert out.startswith("device 0: ebbtide simulated device, 128 MiB\n")
 

@@ -57,6 +57,14 @@ def test_the_end_of_a_with_puts_back_what_was_before(lms):
     assert not lms.enabled
 
 
+def test_a_pause_of_every_tag_says_what_is_in_its_way(lms, saver):
+    with lms.enable():
+        with pytest.raises(
+            StateError, match=r"large model support \(name the tags.*ebbtide.lms.disable\(\)\) is inside"
+        ):
+            saver.pause()
+
+
 def test_a_misspelt_setting_is_refused(lms):
     with pytest.raises(AttributeError, match="no setting 'limt': enabled, limit and min_size can be set"):
         lms.limt = "1GiB"

@@ -106,6 +106,25 @@ def test_a_bad_variable_is_the_same_error_at_run_time_and_in_run(clean, variable
     assert run_options.to_variables({}, os.environ) == {}
 
 
+MISSPELT = {"EBBTIDE_DEVICE_LIMT": "EBBTIDE_DEVICE_LIMIT", "EBBTIDE_LMS_MINSIZE": "EBBTIDE_LMS_MIN_SIZE"}
+
+
+def test_misspelt_variables_are_noticed_and_others_are_nobodys_business(run_python_with_torch):
+    variables = {**dict.fromkeys(MISSPELT, "1GiB"), "EBBTIDE_TEST_DRIVER": "sim", "EBBTIDE_WEATHER": "fine"}
+    assert settings.misspelt(variables) == MISSPELT
+    assert settings.misspelt({setting.variable: "" for setting in settings.all_settings()}) == {}
+    expected = [f"{name} is none of ebbtide's variables; is {meant} meant?" for name, meant in MISSPELT.items()]
+    code = "from ebbtide import saver\nfor _ in range(2):\n    with saver.region('x'):\n        pass"
+    result = run_python_with_torch(code, **variables)
+    assert result.returncode == 0
+    assert [result.stderr.count(f"RuntimeWarning: {line}") for line in expected] == [1, 1], result.stderr
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")}
+    command = [sys.executable, "-m", "ebbtide.cli", "run", "--", sys.executable, "-c", "print('ran')"]
+    done = subprocess.run(command, env=plain | variables, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert done.stderr.splitlines() == [f"ebbtide: {line}" for line in expected]
+
+
 def test_doctor_says_of_each_what_the_run_would():
     findings, error = doctor(**bad_values())
     found = {each["name"]: each for each in findings if each["section"] == "settings" and each["status"] == "problem"}

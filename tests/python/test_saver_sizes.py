@@ -98,7 +98,7 @@ def test_a_forgotten_unit_is_noticed():
     with pytest.raises(ValueError, match=r"limit has no unit: write 1\.5GiB"):
         parse_size("1.5", "limit")
     assert parse_size("1.5KiB") == 1536 and parse_size(16) == 16
-    with pytest.raises(ValueError, match="write 16GiB or 16GB$"):
+    with pytest.raises(ValueError, match=r"write 16GiB or 16GB$"):
         parse_size("16g")
 
 

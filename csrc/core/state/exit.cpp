@@ -32,7 +32,7 @@ void write_summary(const Core& core) {
   try {
     const Counters& counters = core.counters;
     const std::string spilled = counters.spills == 0
-                                    ? "nothing went to the host"
+                                    ? "nothing overflowed to the host"
                                     : format_bytes(counters.bytes_spilled) + " of " +
                                           std::to_string(counters.spills.load()) + " allocations went to the host, " +
                                           format_bytes(counters.bytes_promoted) + " were promoted";

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
+from ebbtide import settings
 from ebbtide.driver_choice import is_simulated_run
 from ebbtide.launch import ledger, preloading, simulated
 from ebbtide.launch.preloading import LOADER_VARIABLE, UNIFIED_MEMORY_VARIABLE, drop_unified_memory
@@ -138,6 +139,8 @@ def _become(program: Path, command: tuple[str, ...], added: dict[str, str], envi
         print(f"ebbtide: {obstacle}{also}", file=sys.stderr)
     elif is_simulated and (obstacle := simulated.obstacle(program)):
         print(f"ebbtide: {obstacle}", file=sys.stderr)
+    for name, meant in settings.misspelt(environment).items():
+        print(f"ebbtide: {name} is none of ebbtide's variables; is {meant} meant?", file=sys.stderr)
     drop_unified_memory(environment)
     ledger.sweep()
     # Python ignores these two, and what is ignored stays so in the program.

@@ -15,6 +15,7 @@ from ebbtide.saver.regions.region import disabled, region
 from ebbtide.saver.values.arguments import backup_code
 
 TAG = "lms"
+_HOLDER = "large model support (name the tags that you mean, or call ebbtide.lms.disable())"
 _RESERVE_BYTES = 512 << 20  # what a limit of None leaves free, or a sixteenth of the device where that is less
 
 
@@ -70,7 +71,8 @@ class SimulatedDevice:
     def attach(self, extension: Any) -> None:
         allocator = torch_extension.load()
         self._frame = _core.Frame()  # noted first, so that an interrupt leaves nothing that `detach` does not end
-        entry.prepare_region(self._frame, entry.RegionPolicy(TAG, backup_code("ram"), False), takes_all_threads=True)
+        policy = entry.RegionPolicy(TAG, backup_code("ram"), False)
+        entry.prepare_region(self._frame, policy, takes_all_threads=True, holder=_HOLDER)
         self._frame.push()
         open_pools = [pool for pool in registry.pools(TAG) if pool.is_leased]
         allocator.set_pool_apart(open_pools[0].handle)

@@ -30,8 +30,13 @@ class RegionPolicy(NamedTuple):
     overflow: int = NO_OVERFLOW_CODE
 
 
-def prepare_region(frame: "_core.Frame", policy: RegionPolicy, takes_all_threads: bool) -> bool:
+def prepare_region(
+    frame: "_core.Frame", policy: RegionPolicy, takes_all_threads: bool, holder: str | None = None
+) -> bool:
     """Fills the frame with a lease on the tag and a pool of it for each device; False where ebbtide is off.
+
+    Args:
+        holder: who is said to be inside; None: this thread.
 
     Raises:
         StateError: this process is a forked child; also what `startup.backend` raises.
@@ -64,7 +69,7 @@ def prepare_region(frame: "_core.Frame", policy: RegionPolicy, takes_all_threads
         )
     frame.takes_all_threads = takes_all_threads
     frame.beats_all = backend.inner_beats_all
-    lease = frame.open_lease(policy.tag, holder_name())
+    lease = frame.open_lease(policy.tag, holder or holder_name())
     frame.tag_thread(policy.tag, policy.backup, policy.retain)
     if lease.is_away:
         dead.release([policy.tag])

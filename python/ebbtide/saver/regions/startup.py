@@ -4,7 +4,9 @@ This module composes. Only here are the backends of both devices known, and the 
 """
 
 import contextlib
+import os
 import sys
+import warnings
 
 from ebbtide import _core, settings
 from ebbtide.driver_choice import choose_for_tensors
@@ -43,6 +45,8 @@ def _start(is_cuda: bool) -> PoolBackend:
 
     versions.check(torch.__version__)
     settings.check_environment()
+    for name, meant in settings.misspelt(os.environ).items():
+        warnings.warn(f"{name} is none of ebbtide's variables; is {meant} meant?", RuntimeWarning, stacklevel=2)
     made = _start_on_gpu() if is_cuda else cpu_pools.make_backend()
     address_reads.install()
     process_sharing.install()
