@@ -91,10 +91,13 @@ const Driver* load(DriverKind kind) {
               format_bytes(files.rlim_max) + ". Raise it (`ulimit -f unlimited`)",
           "cuInit", result, "flags=0");
     }
-    throw DriverError("the CUDA driver does not start: cuInit gives " + std::to_string(result) +
-                          (text != nullptr ? " (" + std::string(text) + ")" : "") +
-                          ". Look at `nvidia-smi` and CUDA_VISIBLE_DEVICES; `ebbtide doctor` says more",
-                      "cuInit", result, "flags=0");
+    const bool is_sim = kind == DriverKind::kSim;
+    throw DriverError(
+        std::string(is_sim ? "the simulated device" : "the CUDA driver") + " does not start: cuInit gives " +
+            std::to_string(result) + (text != nullptr ? " (" + std::string(text) + ")" : "") + ". Look at " +
+            (is_sim ? "EBBTIDE_SIM_DEVICES and EBBTIDE_SIM_CAPACITY" : "`nvidia-smi` and CUDA_VISIBLE_DEVICES") +
+            "; `ebbtide doctor` says more",
+        "cuInit", result, "flags=0");
   }
   return new Driver(table);
 }

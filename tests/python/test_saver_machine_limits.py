@@ -131,3 +131,12 @@ def test_a_hard_limit_on_files_is_said_where_the_device_starts(run_python_with_t
         """
     )
     assert "ulimit -f" in done.stdout, done.stderr
+
+
+@pytest.mark.sim_only
+def test_a_simulated_device_that_is_not_there_names_its_own_variables(run_python_with_torch):
+    code = "from ebbtide import saver\nwith saver.region('weights'):\n    pass"
+    done = run_python_with_torch(code, EBBTIDE_SIM_DEVICES="0")
+    assert done.returncode == 1
+    assert "the simulated device does not start: cuInit gives" in done.stderr
+    assert "Look at EBBTIDE_SIM_DEVICES and EBBTIDE_SIM_CAPACITY" in done.stderr and "nvidia-smi" not in done.stderr

@@ -162,7 +162,7 @@ def test_resume_keeps_trying_for_its_timeout(saver, tag):
     saver.pause(tag)
     saver.configure(device_limit=1)
     start = time.monotonic()
-    with pytest.raises(OutOfMemoryError):
+    with pytest.raises(OutOfMemoryError, match=r"\(tried for 0\.3 s\)$"):
         saver.resume(tag, timeout=0.3)
     assert 0.3 <= time.monotonic() - start < 5
     timer = threading.Timer(0.3, lambda: saver.configure(device_limit=None))

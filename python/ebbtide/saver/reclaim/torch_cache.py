@@ -52,9 +52,11 @@ def claim_with_retries(
     while True:
         try:
             return claim()
-        except OutOfMemoryError:
+        except OutOfMemoryError as error:
             left = deadline - time.monotonic()
             if left <= 0:
+                if seconds > 0:
+                    error.args = (f"{error} (tried for {seconds:g} s)",)
                 raise
         time.sleep(min(wait, left))
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
