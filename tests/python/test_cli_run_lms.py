@@ -348,7 +348,8 @@ def test_run_refuses_before_the_program_starts(run, options, sentence):
 
 
 def test_pauseable_from_an_outer_run_is_refused_too(run):
-    assert run("--lms 1GiB", *python("pass"), EBBTIDE_PAUSEABLE="1")[0] == 2
+    status, _, error = run("--lms 1GiB", *python("pass"), EBBTIDE_PAUSEABLE="1")
+    assert status == 2 and "Error: --lms and EBBTIDE_PAUSEABLE each tag all of a program's memory" in error
     assert run("--lms 1GiB --no-pauseable", *python("pass"), EBBTIDE_PAUSEABLE="1")[0] == 0
 
 

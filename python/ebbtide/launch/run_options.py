@@ -70,7 +70,10 @@ def _check_needs(given: Mapping[str, str], in_force: Mapping[str, str], spell: C
             f"{spell('report')} {report} promises what nothing delivers with {spell('overflow')} none: leave one out"
         )
     if "lms" in in_force and in_force.get("pauseable") == "1":
-        raise ValueError(f"{spell('lms')} and {spell('pauseable')} each tag all of a program's memory: leave one out")
+        lms, pauseable = (
+            spell(name) if name in given else settings.find(name).variable for name in ("lms", "pauseable")
+        )
+        raise ValueError(f"{lms} and {pauseable} each tag all of a program's memory: leave one out")
 
 
 def _check_host_sizes(given: Mapping[str, str], in_force: Mapping[str, str], spell: Callable[[str], str]) -> None:
