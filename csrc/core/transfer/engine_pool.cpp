@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kKeptPerDevice = 2;           // a swap uses two
 constexpr uint64_t kTableUnit = 64 * kKiB;  // so that a table seldom grows
+constexpr char kRing[] = "the pinned ring between device and host";
 
 // The quota of this process's cgroups. Their files are read once a second at most: that takes 0.05 ms, and a small
 // pause 0.5.
@@ -67,7 +68,9 @@ std::byte* EnginePool::Loan::try_table(size_t size_bytes) {
 }
 
 void EnginePool::pin_table(uint64_t size_bytes, Entry& entry) {
-  auto table = pin(round_up(size_bytes, kTableUnit), "tables for the GPU", entry, Staging::allocate);
+  // An entry's first charge names the holder of all: the table that comes before the ring has its name.
+  const char* const purpose = entry.engine == nullptr ? kRing : "tables for the GPU";
+  auto table = pin(round_up(size_bytes, kTableUnit), purpose, entry, Staging::allocate);
   if (entry.table != nullptr) held_bytes_.fetch_sub(entry.table->size_bytes());
   // The charge keeps the smaller one's bytes as well, until the engine goes: too much, never too little.
   entry.table = std::move(table);
@@ -96,7 +99,7 @@ std::unique_ptr<Staging> EnginePool::pin_ring(uint64_t wanted_bytes, int threads
   for (uint64_t size_bytes = wanted_bytes;; size_bytes = round_up(size_bytes / 2, policy::kLeastRingBytes)) {
     const bool is_last_try = size_bytes <= policy::kLeastRingBytes;
     try {
-      return pin(size_bytes, "the pinned ring between device and host", entry, make_ring);
+      return pin(size_bytes, kRing, entry, make_ring);
     } catch (const StoreError&) {
       if (is_last_try) throw;
     } catch (const DriverError& error) {
