@@ -297,7 +297,7 @@ void FrameStack::show_from_elsewhere(FirstError& error) {
 // Tasks take turns in one thread, and torch knows only threads.
 FramePointer FrameStack::of_another_task(const Frame& frame) const {
   const auto found = std::find_if(frames_.rbegin(), frames_.rend(), [&](const FramePointer& open) {
-    return !open->task.is_none() && !open->task.is(frame.task);
+    return open->task != 0 && open->task != frame.task;
   });
   return found == frames_.rend() ? nullptr : *found;
 }

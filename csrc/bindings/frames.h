@@ -106,7 +106,9 @@ class Frame : public Holding {
   ~Frame() override;
   pybind11::object owner = pybind11::none();
   pybind11::object after = pybind11::none();  // called, if it is callable, once the frame is closed
-  pybind11::object task = pybind11::none();   // the asyncio task that entered it, of those that share the thread
+  // The asyncio task that entered it, of those that share the thread: its id(), since a reference would keep a task
+  // that nobody runs any more inside for ever. 0: none.
+  uint64_t task = 0;
   bool takes_all_threads = false;
   bool hides_outer = false;
   bool beats_all = false;  // in torch it takes precedence over a pool that is open for all threads

@@ -142,7 +142,7 @@ class Frame(Holding):
     """One open `with`, or what is open like one: the uses of torch's allocator that begin and end with it."""
 
     after: Callable[[], Any] | None  # called once it is closed, by the `with`
-    task: Any  # the asyncio task that entered it, or None: another one of this thread can't enter a frame inside it
+    task: int  # the id of the asyncio task that enters it, or 0: another one of this thread can't enter one inside it
     takes_all_threads: bool
     hides_outer: bool
     beats_all: bool

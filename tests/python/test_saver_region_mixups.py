@@ -1,6 +1,7 @@
 """Regions whose memory would get another tag than one expects: tasks, generators, and policies that differ."""
 
 import asyncio
+import gc
 import warnings
 
 import pytest
@@ -42,6 +43,21 @@ def test_a_task_cannot_enter_a_region_while_another_one_awaits_in_one(saver, tag
         assert [tag_of(each) for each in made] == [tag, tag]
         assert tag_of(torch.ones(10, device=saver.device)) == tag2
     assert saver.tags()[tag].lease_count == saver.tags()[tag2].lease_count == 0
+
+
+def test_a_task_that_nobody_runs_any_more_leaves_its_region(saver, tag):
+    async def wait():
+        with saver.region(tag):
+            await asyncio.Event().wait()
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(wait())
+    loop.run_until_complete(asyncio.sleep(0))
+    assert saver.tags()[tag].lease_count == 1
+    loop.close()
+    del task, loop
+    gc.collect()
+    assert saver.tags()[tag].lease_count == 0
 
 
 def test_a_region_that_ends_before_one_inside_it_warns(saver, tag, tag2):

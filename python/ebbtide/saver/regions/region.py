@@ -35,15 +35,16 @@ Threads = Literal["own", "all"]
 _RAM = backup_code("ram")
 
 
-def _running_task() -> Any:
-    """The asyncio task that runs in this thread; None outside of one."""
+def _running_task() -> int:
+    """The id of the asyncio task that runs in this thread; 0 outside of one."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is None:
-        return None
+        return 0
     try:
-        return asyncio.current_task()
+        task = asyncio.current_task()
     except RuntimeError:  # no loop runs
-        return None
+        return 0
+    return 0 if task is None else id(task)
 
 
 class _AllocationScope(ordinary_memory.FrameScope):
