@@ -17,7 +17,6 @@ _FORMS = {"size": "SIZE", "fraction": "FRACTION", "count": "NUMBER", "tag": "TAG
 _BEYOND_ANY_SIZE = 2**64
 _PREFIX = "EBBTIDE_"
 _ALIKE = 0.8  # of difflib's ratio: one or two slips in a name
-_LEAST_WITHOUT_UNIT = 4096  # no size of ebbtide's is less: text with less than that forgot its unit
 
 
 @dataclass(frozen=True)
@@ -163,8 +162,6 @@ def as_text(setting: Setting, value: object, label: str, takes_text: bool) -> st
 
 def _number_as_text(setting: Setting, value: object, label: str, takes_text: bool) -> str:
     if isinstance(value, str) and (takes_text or setting.kind == "size"):
-        if setting.kind == "size" and value.strip().isdecimal() and 0 < int(value) < _LEAST_WITHOUT_UNIT:
-            raise ValueError(f"{label} has no unit: write {value.strip()}GiB, or {value.strip()}B for bytes")
         return value
     if setting.kind == "switch":
         if isinstance(value, bool):

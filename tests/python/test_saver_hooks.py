@@ -284,25 +284,6 @@ def test_no_hook_runs_at_the_end_of_paused_where_nothing_comes_back(saver, tag, 
     assert float(keep[0]) == 1
 
 
-def test_a_hook_that_starts_its_own_operation_is_refused(saver, tag, tag2):
-    keep, other = block(saver, tag), block(saver, tag2)
-    remove = [saver.on("before_pause", tag, lambda name: saver.pause(name))]
-    with pytest.raises(StateError, match=f"a before_pause hook of '{tag}' calls pause for this tag"):
-        saver.pause(tag)
-    assert saver.tags()[tag].state == "resident"
-    remove.pop()()
-    remove = [saver.on("before_pause", tag, lambda _: saver.pause(tag2))]
-    saver.pause(tag)
-    assert saver.is_paused(tag) and saver.is_paused(tag2), "another tag's is no circle"
-    remove.append(saver.on("before_resume", "*", lambda _: saver.resume()))
-    with pytest.raises(StateError, match=r"a before_resume hook of .* calls resume for this tag"):
-        saver.resume(tag)
-    for each in remove:
-        each()
-    saver.resume()
-    assert float(keep[0]) == float(other[0]) == 1
-
-
 def test_a_hook_may_use_the_tag(saver, tag):
     """Nothing is held while it runs: it allocates, frees, promotes, reads and writes the stored bytes."""
     keep, gone, made = block(saver, tag), [block(saver, tag)], []

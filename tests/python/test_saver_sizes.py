@@ -84,17 +84,10 @@ def test_formats(size, text):
 
 @given(st.integers(min_value=0, max_value=2**62))
 def test_an_int_and_its_text_are_the_same(size):
-    assert parse_size(size) == parse_size(f"{size} B") == size
-    if size == 0 or size >= 4096:
-        assert parse_size(str(size)) == size
+    assert parse_size(size) == parse_size(str(size)) == parse_size(f"{size} B") == size
 
 
 def test_a_forgotten_unit_is_noticed():
-    for text in ("16", " 1 ", "4095"):
-        with pytest.raises(
-            ValueError, match=f"limit has no unit: write {text.strip()}GiB, or {text.strip()}B for bytes"
-        ):
-            parse_size(text, "limit")
     with pytest.raises(ValueError, match=r"limit has no unit: write 1\.5GiB"):
         parse_size("1.5", "limit")
     assert parse_size("1.5KiB") == 1536 and parse_size(16) == 16

@@ -23,7 +23,7 @@ void Registry::throw_unknown(const std::string& name) const {
     known += (listed++ == 0 ? "'" : ", '") + tag_name + "'";
   }
   throw StateError("no region was ever named '" + name + "'; known tags: " + (known.empty() ? "none" : known) +
-                   ". Operations that take missing_ok skip unknown ones with it");
+                   ". Operations skip unknown ones with missing_ok");
 }
 
 std::vector<Tag*> Registry::resolve(const TagRequest& request) {

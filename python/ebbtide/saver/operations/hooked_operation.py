@@ -1,26 +1,14 @@
 """The hooks of `saver.on`, run around one call into the core: shared by pause, resume and swap."""
 
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
 from ebbtide import _core
-from ebbtide.errors import StateError
 from ebbtide.saver.state import hooks
 
 Kind = Literal["pause", "resume"]
 Action = tuple[Kind, list[str]]
-
-
-class _Announcing(threading.local):
-    """The before-hooks that this thread is in."""
-
-    def __init__(self) -> None:
-        self.actions: list[tuple[Kind, str]] = []
-
-
-_announcing = _Announcing()
 
 
 class HookedOperation(_core.Scope):
@@ -49,23 +37,11 @@ class HookedOperation(_core.Scope):
         if hooks.wants(wanted):
             for kind, tags in concerned:
                 for tag in tags:
-                    self._announce(kind, tag)
+                    reach = (self._announced.__setitem__, ((kind, tag), None))
+                    for function, _ in hooks.calls((f"before_{kind}", [tag])):
+                        _core.call_together(reach, (function, (tag,)))
+                    _core.call_together(reach)
         return self
-
-    def _announce(self, kind: Kind, tag: str) -> None:
-        if (kind, tag) in _announcing.actions:
-            raise StateError(
-                f"a before_{kind} hook of '{tag}' calls {kind} for this tag, which would call the hook again: the "
-                f"{kind} that runs the hook follows by itself"
-            )
-        reach = (self._announced.__setitem__, ((kind, tag), None))
-        _announcing.actions.append((kind, tag))
-        try:
-            for function, _ in hooks.calls((f"before_{kind}", [tag])):
-                _core.call_together(reach, (function, (tag,)))
-        finally:
-            _announcing.actions.remove((kind, tag))
-        _core.call_together(reach)
 
     @property
     def announced(self) -> list[Action]:
