@@ -144,27 +144,30 @@ def test_unused_bytes_are_not_copied(saver, tag, tag2):
     assert other
 
 
+@pytest.mark.parametrize("step", ["release", "find", "find_stored"])
 @pytest.mark.parametrize("backup", ["ram", None])
-def test_what_is_made_while_a_swap_looks_at_the_other_side_is_kept(saver, tag, tag2, monkeypatch, backup):
-    """A snapshot of one side is valid as of its own time. The later snapshot of the other side must not extend that."""
-    from ebbtide.saver.reclaim import unused
+def test_what_is_made_while_a_swap_looks_at_torch_is_kept(saver, tag, tag2, monkeypatch, backup, step):
+    """Another thread takes a block that torch called free, at any moment between the look and the swap."""
+    from ebbtide.saver.reclaim import dead, unused
 
+    where = dead if step == "release" else unused
     keep, other = noise(saver, tag, 12, 32), noise(saver, tag2, 12, backup=backup)
     del keep[1]
     saver.pause(tag2)
-    look = unused.find_stored
+    ask = getattr(where, step)
     made = []
 
-    def enter_first(names):
+    def enter_afterwards(*arguments):
+        found = ask(*arguments)
         made.extend(noise(saver, tag, 32))
-        return look(names)
+        return found
 
-    monkeypatch.setattr(unused, "find_stored", enter_first)
+    monkeypatch.setattr(where, step, enter_afterwards)
     saver.swap(pause=tag, resume=tag2)
     monkeypatch.undo()
     saver.resume(tag)
-    assert int(torch.count_nonzero(made[0])) > 0
-    assert other and keep
+    assert all(int(torch.count_nonzero(each)) > 0 for each in made)
+    assert made and other and keep
 
 
 def test_a_swap_that_does_not_fit_leaves_both_as_they_were(saver, tag, tag2):

@@ -13,6 +13,7 @@ from ebbtide.saver.operations import pending
 from ebbtide.saver.operations.hooked_operation import HookedOperation
 from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.pools import bypass, captures, workspaces
+from ebbtide.saver.pools.pool_segments import Look
 from ebbtide.saver.reclaim import dead, torch_cache, unused
 from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.telling.watch import Watched
@@ -76,8 +77,9 @@ def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> R
     shared = bypass.shared_tags(names)
     with HookedOperation([("pause", names)], missing_ok), bypass.lock_for(shared), bypass.during_pause(shared):
         enabling.look_before_pause(names)
-        dead.release(names)
-        ranges, as_of = unused.find(leaving)
+        look = Look(names)
+        dead.release(look)
+        ranges, as_of = unused.find(leaving, look)
         with Watched("pause", names):
             report = _core.pause(
                 names, missing_ok, leaving.code, unused=ranges, unused_as_of=as_of, moved=moved, backups=leaving.codes
@@ -157,8 +159,9 @@ def resume(
     if driver_choice.is_off():
         return Report("resume") if wait else Pending(None)
     with HookedOperation([("resume", names)], missing_ok) as operation:
-        dead.release(names)
-        free, as_of = unused.find_stored(names)
+        look = Look(names)
+        dead.release(look)
+        free, as_of = unused.find_stored(names, look)
 
         def make_room() -> bool:
             return dead.make_room(names)

@@ -9,6 +9,7 @@ from ebbtide import _core, driver_choice
 from ebbtide.errors import StateError
 from ebbtide.saver.copying import beside
 from ebbtide.saver.copying.beside import Beside
+from ebbtide.saver.pools.pool_segments import Look
 from ebbtide.saver.reclaim import dead
 from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.telling.watch import Watched
@@ -128,7 +129,7 @@ def prepare(*tags: Tags, copy: bool = False, wait: bool = True, missing_ok: bool
         raise TypeError(f"copy is True or False, not {type(copy).__name__}")
     if driver_choice.is_off():
         return Report("prepare") if wait else Preparation(None)
-    dead.release(names)
+    dead.release(Look(names))
     if copy:
         found = beside.known(names, missing_ok)
         if wait:

@@ -8,6 +8,7 @@ from ebbtide.saver.copying import keeper
 from ebbtide.saver.operations.hooked_operation import Action, HookedOperation
 from ebbtide.saver.operations.pause_resume import clear_workspaces
 from ebbtide.saver.pools import bypass
+from ebbtide.saver.pools.pool_segments import Look
 from ebbtide.saver.reclaim import dead, torch_cache, unused
 from ebbtide.saver.telling.log_lines import log_swap
 from ebbtide.saver.telling.watch import Watched
@@ -70,8 +71,9 @@ def swap(
     shared = bypass.shared_tags(leaving)
     with HookedOperation(moving, missing_ok), bypass.lock_for(shared), bypass.during_pause(shared):
         enabling.look_before_pause(leaving)
-        dead.release([*leaving, *returning])
-        ranges, as_of = unused.find_for_swap(moving_out, returning)
+        look = Look([*leaving, *returning])
+        dead.release(look)
+        ranges, as_of = unused.find_for_swap(moving_out, returning, look)
         with Watched("swap", leaving, returning):
             paused, resumed = torch_cache.claim_with_retries(
                 lambda: _core.swap(

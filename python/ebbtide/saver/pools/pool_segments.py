@@ -3,7 +3,9 @@
 import logging
 from collections.abc import Sequence
 
+from ebbtide import _core
 from ebbtide.saver.pools import backends, region_pools
+from ebbtide.saver.state.known_tags import find_tags
 from ebbtide.saver.values.segments import Segment
 
 FEW_POOLS = 8  # asked about one by one; the snapshot of all pools lists everything that torch holds
@@ -33,3 +35,27 @@ def look(backend: backends.PoolBackend, pool: region_pools.RegionPool) -> list[S
         _logger.debug("torch's snapshot of a pool is not understood, so all of it counts as used: %r", error)
         return None
     return None if segments is None else list(segments)
+
+
+class Look:
+    """What torch says of the pools of some tags, asked once for one operation.
+
+    It is valid as of the lease `as_of`: the number of the newest lease is read first, then which tags have an open one,
+    and torch last. Only a leaseholder allocates free blocks, so what was free is free as long as no newer lease was
+    opened and `infos` has none open.
+
+    Attributes:
+        infos: what the core knew of the tags (none given: of all) before torch was asked.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.as_of = _core.last_lease()
+        self.infos = find_tags(names)
+        self._seen: dict[region_pools.RegionPool, list[Segment] | None] = {}
+
+    def at(
+        self, backend: backends.PoolBackend, pools: Sequence[region_pools.RegionPool]
+    ) -> dict[region_pools.RegionPool, list[Segment] | None]:
+        """Like `look_at`; pools that were looked at before are as they were then."""
+        self._seen |= look_at(backend, [pool for pool in pools if pool not in self._seen])
+        return {pool: self._seen[pool] for pool in pools}

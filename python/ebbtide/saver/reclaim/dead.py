@@ -18,18 +18,19 @@ from collections.abc import Sequence
 
 from ebbtide import _core
 from ebbtide.errors import Error
-from ebbtide.saver.pools import backends, pool_segments, region_pools
+from ebbtide.saver.pools import backends, region_pools
+from ebbtide.saver.pools.pool_segments import Look
 from ebbtide.saver.reclaim import spilled
-from ebbtide.saver.state.known_tags import find_tags
 
 _logger = logging.getLogger(__name__)
 
 
-def release(names: Sequence[str], *, also_cached: bool = False) -> bool:
-    """Trims segments of these tags (none: all) that are away and wholly free by now: their backups are deleted, and a
-    resume claims no device memory for them.
+def release(look: Look, *, also_cached: bool = False) -> bool:
+    """Trims segments that are away and wholly free by now: their backups are deleted, and a resume claims no device
+    memory for them.
 
     Args:
+        look: a new one, at the tags that this is for.
         also_cached: include segments that were free already when they left.
 
     Returns:
@@ -38,19 +39,18 @@ def release(names: Sequence[str], *, also_cached: bool = False) -> bool:
     backend = backends.existing_backend()
     if backend is None or not _core.get_option("skip_unused"):
         return False
-    infos = find_tags(list(names))
-    away = [tag for tag, info in infos.items() if info.stored_bytes or info.dropped_bytes or info.left_bytes]
+    away = [tag for tag, info in look.infos.items() if info.stored_bytes or info.dropped_bytes or info.left_bytes]
     is_any = False
     if not away:
         return is_any
     try:
         spilled.release_dissolved(away)
         with region_pools.registry.withheld(away) as withheld:
-            seen = pool_segments.look_at(backend, [pool for _, pool in withheld])
+            seen = look.at(backend, [pool for _, pool in withheld])
             for key, pool in withheld:
                 free = {segment.address for segment in seen[pool] or () if segment.is_free}
                 free -= set() if also_cached else pool.cached
-                is_any |= _trim(key.tag, pool, free, is_leased=bool(infos[key.tag].lease_count))
+                is_any |= _trim(key.tag, pool, free, is_leased=bool(look.infos[key.tag].lease_count))
     except (Error, RuntimeError) as error:  # torch's own are RuntimeErrors
         _logger.debug("what died while it was paused stays where it is: %r", error)
     return is_any
@@ -60,7 +60,7 @@ def make_room(names: Sequence[str]) -> bool:
     """Shrinks a resume of these tags, for which the device has too little room, to living tensors. Returns whether that
     is less.
     """
-    return release(names, also_cached=True)
+    return release(Look(names), also_cached=True)
 
 
 def _trim(tag: str, pool: region_pools.RegionPool, free: set[int], *, is_leased: bool) -> bool:

@@ -1,8 +1,7 @@
 """Free blocks inside torch's segments: memory of a tag that no pause or resume needs to copy.
 
-- The ranges are valid as of one lease. The number of the newest lease is read first, then every tag is checked to have
-  no open lease, then torch is asked. Only a leaseholder allocates free blocks. So the core ignores the ranges if a
-  newer lease was opened since, and an older lease is closed.
+- The ranges are valid as of one lease (see `Look`), and none are given while a tag has an open one. The core ignores
+  the ranges if a newer lease was opened since.
 - Pools that a capture may have allocated from are never asked: a replay uses blocks that torch calls free.
 - This only saves work. If anything goes wrong here, more is copied.
 """
@@ -10,50 +9,50 @@
 from collections.abc import Callable, Collection, Sequence
 
 from ebbtide import _core
-from ebbtide.saver.pools import backends, bypass, pool_segments, region_pools
-from ebbtide.saver.state.known_tags import find_tags
+from ebbtide.saver.pools import backends, bypass, region_pools
+from ebbtide.saver.pools.pool_segments import Look
 from ebbtide.saver.values.arguments import NO_BACKUP_CODE, Leaving
 from ebbtide.saver.values.segments import Range, Segment, are_apart, free_ranges
 
 
-def find(leaving: Leaving) -> tuple[list[Range], int]:
+def find(leaving: Leaving, look: Look | None = None) -> tuple[list[Range], int]:
     """The unused ranges of what leaves, sorted and disjoint, and the lease as of which they are valid.
 
     Without a backup there is nothing to skip.
+
+    Args:
+        look: one at these tags, or more, that served `dead.release`; None takes a new one.
     """
 
     def is_wanted(info: "_core.TagInfo", own_backup: int) -> bool:
         return leaving.is_kept(info.tag, own_backup) and info.resident_bytes > 0
 
-    return _find(leaving.names, is_wanted, is_leaving=True)
+    return _find(leaving.names, look or Look(leaving.names), is_wanted, is_leaving=True)
 
 
-def find_stored(names: list[str]) -> tuple[list[Range], int]:
+def find_stored(names: list[str], look: Look) -> tuple[list[Range], int]:
     """Like `find`, for memory that is away and has a backup."""
-    return _find(names, lambda info, _: info.stored_bytes > 0)
+    return _find(names, look, lambda info, _: info.stored_bytes > 0)
 
 
 def find_resident(names: list[str]) -> list[Range]:
     """The unused ranges of what is resident and has a backup, for copies that may be out of date."""
-    return _find(names, lambda info, backup: backup != NO_BACKUP_CODE and info.resident_bytes > 0)[0]
+    return _find(names, Look(names), lambda info, backup: backup != NO_BACKUP_CODE and info.resident_bytes > 0)[0]
 
 
-def find_for_swap(leaving: Leaving, returning: list[str]) -> tuple[list[Range], int]:
+def find_for_swap(leaving: Leaving, returning: list[str], look: Look) -> tuple[list[Range], int]:
     """Like `find`, for both sides of a swap."""
-    found = find(leaving), find_stored(returning)
-    # Valid as of the older look at torch. A side without ranges says nothing about the other's.
-    as_of = min((side_as_of for ranges, side_as_of in found if ranges), default=0)
-    return sorted(each for ranges, _ in found for each in ranges), as_of
+    found = find(leaving, look)[0] + find_stored(returning, look)[0]
+    return sorted(found), look.as_of
 
 
 def _find(
-    names: list[str], is_wanted: Callable[["_core.TagInfo", int], bool], is_leaving: bool = False
+    names: list[str], look: Look, is_wanted: Callable[["_core.TagInfo", int], bool], is_leaving: bool = False
 ) -> tuple[list[Range], int]:
     backend, shared = backends.existing_backend(), bypass.guarded_tags()
     if backend is None and not shared:
         return [], 0
-    as_of = _core.last_lease()
-    chosen = find_tags(names)
+    chosen = {name: look.infos[name] for name in names if name in look.infos} if names else look.infos
     if not _core.get_option("skip_unused"):
         if is_leaving:
             _forget_cached(chosen)
@@ -69,7 +68,7 @@ def _find(
     ]
     segments: list[Segment] = []
     if backend is not None:
-        seen = pool_segments.look_at(backend, [pool for _, pool in looked_at])
+        seen = look.at(backend, [pool for _, pool in looked_at])
         for key, pool in looked_at:
             if is_leaving:
                 _note_cached(key.tag, pool, seen[pool] or ())
@@ -78,7 +77,7 @@ def _find(
     if any(tag in chosen and is_wanted(chosen[tag], backup) for tag, backup in shared.items()):
         segments += bypass.idle_segments()
     ranges = free_ranges(segments)
-    return (ranges, as_of) if are_apart(ranges) else ([], 0)
+    return (ranges, look.as_of) if are_apart(ranges) else ([], 0)
 
 
 def _forget_cached(tags: Collection[str]) -> None:

@@ -13,6 +13,7 @@ from ebbtide import _core
 from ebbtide.errors import Error, StateError
 from ebbtide.saver.check import enabling
 from ebbtide.saver.pools import backends
+from ebbtide.saver.pools.pool_segments import Look
 from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, holder_name, registry
 from ebbtide.saver.reclaim import dead, spilled, torch_cache
 from ebbtide.saver.regions import startup
@@ -72,7 +73,7 @@ def prepare_region(
     lease = frame.open_lease(policy.tag, holder or holder_name())
     frame.tag_thread(policy.tag, policy.backup, policy.retain)
     if lease.is_away:
-        dead.release([policy.tag])
+        dead.release(Look([policy.tag]))
     reaches_all_threads = takes_all_threads or backend.one_thread_only
     pools = [registry.take(backend, key, lease, takes_all_threads=reaches_all_threads) for key in keys]
     restore_trimmed(policy.tag, pools)
