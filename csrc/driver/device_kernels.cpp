@@ -56,8 +56,9 @@ void unload(CUmodule module) noexcept {
     log_line(LogLevel::kInfo, {"cuModuleUnload failed with ", result_name(result)});
 }
 
-void launch(CUfunction function, const char* entry, CUstream stream, uint32_t grid, void** parameters) {
-  check(driver().cuLaunchKernel(function, grid, 1, 1, kernels::kThreads, 1, 1, 0, stream, parameters, nullptr),
+void launch(CUfunction function, const char* entry, CUstream stream, uint32_t grid, void** parameters,
+            uint32_t rows = 1) {
+  check(driver().cuLaunchKernel(function, grid, rows, 1, kernels::kThreads, 1, 1, 0, stream, parameters, nullptr),
         "cuLaunchKernel", std::string("function=") + entry + ", grid=" + std::to_string(grid));
 }
 
@@ -116,9 +117,19 @@ const DeviceKernels* DeviceKernels::of(int device) noexcept try {
 
 void DeviceKernels::digest(CUstream stream, const uint64_t* addresses, kernels::BlockReport* reports,
                            kernels::Digest seed, uint32_t count) const {
+  launch_digest(stream, addresses, reports, seed, count, 1);
+}
+
+void DeviceKernels::digest_sections(CUstream stream, const uint64_t* addresses, kernels::BlockReport* reports,
+                                    kernels::Digest seed, uint32_t count) const {
+  launch_digest(stream, addresses, reports, seed, count, kernels::kSections);
+}
+
+void DeviceKernels::launch_digest(CUstream stream, const uint64_t* addresses, kernels::BlockReport* reports,
+                                  kernels::Digest seed, uint32_t count, uint32_t sections) const {
   if (count == 0) return;
   void* parameters[] = {static_cast<void*>(&addresses), static_cast<void*>(&reports), &seed.low, &seed.high, &count};
-  launch(digest_, kernels::kDigestEntry, stream, count, parameters);
+  launch(digest_, kernels::kDigestEntry, stream, count, parameters, sections);
 }
 
 void DeviceKernels::fill(CUstream stream, const kernels::BlockFill* fills, uint32_t count) const {

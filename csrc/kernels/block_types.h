@@ -13,9 +13,12 @@ namespace ebbtide::kernels {
 
 // Every chunk is a multiple of it.
 inline constexpr size_t kBlockBytes = 2 << 20;
-// Threads that share one block on the GPU, and chains that the digest of one has: the two are one number.
-inline constexpr uint32_t kThreads = 512;
+inline constexpr uint32_t kThreads = 512;  // of a CTA
 inline constexpr uint32_t kWordsPerThread = kBlockBytes / 16 / kThreads;
+// A block's digest is made of kSections sections, one after the other in memory, each with a chain for every thread. A
+// few blocks are digested by a CTA for each section, many by a CTA for each block.
+inline constexpr uint32_t kSections = 8;
+inline constexpr uint32_t kWordsPerChain = kWordsPerThread / kSections;
 
 struct Digest {
   uint64_t low = 0;
@@ -30,9 +33,10 @@ struct Value {
   friend bool operator==(const Value&, const Value&) = default;
 };
 
+// Of a block, or of one section: then digest is what its chains add to the sum, and is_constant is about its words.
 struct BlockReport {
   Digest digest;
-  Value value;               // the first 16 bytes
+  Value value;               // the first 16 bytes of the block
   uint32_t is_constant = 0;  // 1 where all the others are equal to them
   uint32_t reserved = 0;
   friend bool operator==(const BlockReport&, const BlockReport&) = default;

@@ -8,7 +8,7 @@ namespace {
 constexpr uint32_t kWarps = kThreads / 32;
 // The words that a thread keeps in flight. With two CTAs on an SM that is 128 KiB, several times what latency requires.
 constexpr uint32_t kLoads = 8;
-static_assert(kWordsPerThread % kLoads == 0);
+static_assert(kWordsPerChain % kLoads == 0);
 
 // The sum over the CTA, in thread 0.
 Digest sum_over_threads(Digest own) {
@@ -30,6 +30,25 @@ Digest sum_over_threads(Digest own) {
   return sum;
 }
 
+// What this thread's chain of a section adds to the sum. Sets bits of difference where a word is not the first one.
+__device__ Digest digest_section(const ulonglong2* block, uint32_t section, ulonglong2 first, Digest seed,
+                                 uint64_t& difference) {
+  const ulonglong2* const words_begin = block + section * kWordsPerChain * kThreads + threadIdx.x;
+  Chain chain = open_chain(seed, section * kThreads + threadIdx.x);
+#pragma unroll 1
+  for (uint32_t done = 0; done < kWordsPerChain; done += kLoads) {
+    ulonglong2 words[kLoads];
+#pragma unroll
+    for (uint32_t i = 0; i < kLoads; ++i) words[i] = __ldcs(words_begin + (done + i) * kThreads);
+#pragma unroll
+    for (uint32_t i = 0; i < kLoads; ++i) {
+      absorb(chain, words[i].x, words[i].y);
+      difference |= (words[i].x ^ first.x) | (words[i].y ^ first.y);
+    }
+  }
+  return close_chain(chain);
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
@@ -44,22 +63,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const ulonglong2* const block = reinterpret_cast<const ulonglong2*>(address);
   const ulonglong2 first = block[0];
   const Digest seed{seed_low, seed_high};
-  Chain chain = open_chain(seed, threadIdx.x);
+  const bool is_one_section = gridDim.y == kSections;
+  const uint32_t begin = is_one_section ? blockIdx.y : 0;
+  const uint32_t end = is_one_section ? begin + 1 : kSections;
   uint64_t difference = 0;
-  for (uint32_t done = 0; done < kWordsPerThread; done += kLoads) {
-    ulonglong2 words[kLoads];
-#pragma unroll
-    for (uint32_t i = 0; i < kLoads; ++i) words[i] = __ldcs(block + (done + i) * kThreads + threadIdx.x);
-#pragma unroll
-    for (uint32_t i = 0; i < kLoads; ++i) {
-      absorb(chain, words[i].x, words[i].y);
-      difference |= (words[i].x ^ first.x) | (words[i].y ^ first.y);
-    }
+  Digest own;
+#pragma unroll 1
+  for (uint32_t section = begin; section < end; ++section) {
+    const Digest added = digest_section(block, section, first, seed, difference);
+    own.low += added.low;
+    own.high += added.high;
   }
 
   const bool is_constant = !__syncthreads_or(difference != 0);
-  const Digest sum = sum_over_threads(close_chain(chain));
-  if (threadIdx.x == 0) reports[blockIdx.x] = {seal(sum, seed), {first.x, first.y}, is_constant, 0};
+  const Digest sum = sum_over_threads(own);
+  if (threadIdx.x == 0)
+    reports[blockIdx.x * gridDim.y + blockIdx.y] = {
+        is_one_section ? sum : seal(sum, seed), {first.x, first.y}, is_constant, 0};
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) ebbtide_fill_blocks(const BlockFill* fills, uint32_t count) {

@@ -9,7 +9,7 @@
 //   ebbtide_digest_blocks(const uint64_t* addresses, BlockReport* reports,
 //                         uint64_t seed_low, uint64_t seed_high, uint32_t count)
 //   ebbtide_fill_blocks(const BlockFill* fills, uint32_t count)
-// and this one with kLanes of them:
+// the first also with a grid of (blocks, kSections), which reports each section; and this one with kLanes CTAs:
 //   ebbtide_deliver(const Piece* pieces, const std::byte* slots, uint32_t* board,
 //                   uint64_t slot_bytes, uint32_t lane_slots, uint32_t count)
 // Their arguments point to memory that the GPU can access, such as pinned host memory. Blocks are kBlockBytes long and
@@ -25,6 +25,9 @@ inline constexpr char kDeliverEntry[] = "ebbtide_deliver";
 
 // block: kBlockBytes, aligned or not.
 BlockReport digest_block(const std::byte* block, Digest seed);
+BlockReport digest_section(const std::byte* block, uint32_t section, Digest seed);
+// The block's report, from those of its kSections sections.
+BlockReport join_sections(const BlockReport* sections, Digest seed);
 void fill_block(std::byte* block, Value value);
 
 // PTX that every driver from CUDA 12.0 on compiles, as a C string.

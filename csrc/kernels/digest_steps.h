@@ -4,8 +4,8 @@
 
 // The digest of a block. The GPU (blocks.cu) and the CPU (blocks.cpp) run these same lines.
 //
-// A block is kThreads chains. Chain t absorbs the 16-byte words t, t + kThreads, t + 2 kThreads, ... and ends in 128
-// bits; the digest is the sum of these.
+// A section of a block is kThreads chains. Chain t absorbs the 16-byte words t, t + kThreads, t + 2 kThreads, ... of
+// the section and ends in 128 bits. The digest is the sum of these over all sections, sealed.
 // - A change within one word always changes the digest. absorb() is one to one in the word for a given state, and in
 //   the state for a given word (xor, addition, rotation and odd factors can all be undone). So the chain's state
 //   changes, and equal words that follow do not undo the change. close_chain() and seal() are one to one too, and only
@@ -16,7 +16,7 @@
 //   can construct collisions.
 // - Position counts: chains start from the seed and their own number, and the order within a chain matters since its
 //   state is multiplied between words.
-// - Sums may be taken in any order, so the GPU's reduction does not affect the result.
+// - Sums may be taken in any order, so neither the GPU's reduction nor the number of CTAs affects the result.
 namespace ebbtide::kernels {
 
 struct Chain {

@@ -61,6 +61,7 @@ struct DigestLaunch {
   uint64_t reports;
   kernels::Digest seed;
   uint32_t count;
+  uint32_t rows;  // 1, or a CTA for each section
 
   CUresult run(const DeviceMemory& memory, uint32_t index) const {
     uint64_t address = 0;
@@ -68,12 +69,15 @@ struct DigestLaunch {
     if (address % sizeof(kernels::Value) != 0) return CUDA_ERROR_MISALIGNED_ADDRESS;
     std::vector<std::byte> block(kernels::kBlockBytes);
     if (!memory.read(address, block.data(), block.size())) return CUDA_ERROR_ILLEGAL_ADDRESS;
-    kernels::BlockReport report;
+    std::vector<kernels::BlockReport> found(rows);
     {
       const Unlocked unlocked(memory.lock());
-      report = kernels::digest_block(block.data(), seed);
+      for (uint32_t row = 0; row < rows; ++row)
+        found[row] =
+            rows == 1 ? kernels::digest_block(block.data(), seed) : kernels::digest_section(block.data(), row, seed);
     }
-    const bool is_written = memory.write(reports + index * sizeof report, &report, sizeof report);
+    const size_t bytes = found.size() * sizeof found[0];
+    const bool is_written = memory.write(reports + index * bytes, found.data(), bytes);
     return is_written ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
   }
 };
@@ -191,16 +195,17 @@ T parameter(void** parameters, int index) {
 }
 
 // The work of an entry that the simulator knows, with these parameters, which are read now.
-Work make_work(const std::string& entry, void** parameters, unsigned grid, int device) {
+Work make_work(const std::string& entry, void** parameters, const Dimensions& grid, int device) {
   if (entry == kernels::kDigestEntry) {
     const DigestLaunch launch{parameter<uint64_t>(parameters, 0),
                               parameter<uint64_t>(parameters, 1),
                               {parameter<uint64_t>(parameters, 2), parameter<uint64_t>(parameters, 3)},
-                              parameter<uint32_t>(parameters, 4)};
-    return work_of(launch, grid, device);
+                              parameter<uint32_t>(parameters, 4),
+                              grid.y};
+    return work_of(launch, grid.x, device);
   }
   if (entry == kernels::kFillEntry) {
-    return work_of(FillLaunch{parameter<uint64_t>(parameters, 0), parameter<uint32_t>(parameters, 1)}, grid, device);
+    return work_of(FillLaunch{parameter<uint64_t>(parameters, 0), parameter<uint32_t>(parameters, 1)}, grid.x, device);
   }
   const DeliverLaunch launch{parameter<uint64_t>(parameters, 0), parameter<uint64_t>(parameters, 1),
                              parameter<uint64_t>(parameters, 2), parameter<uint64_t>(parameters, 3),
@@ -247,7 +252,9 @@ CUresult launch_kernel(CUfunction f, unsigned gridDimX, unsigned gridDimY, unsig
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (function->entry == kernels::kDeliverEntry && grid.x != kernels::kLanes) return CUDA_ERROR_INVALID_VALUE;
-  Work work = make_work(function->entry, kernelParams, grid.x, device_of_context(lock, stream->context));
+  const bool is_by_section = function->entry == kernels::kDigestEntry && grid.y == kernels::kSections;
+  if (grid.z != 1 || (grid.y != 1 && !is_by_section)) return CUDA_ERROR_INVALID_VALUE;
+  Work work = make_work(function->entry, kernelParams, grid, device_of_context(lock, stream->context));
   return simulator().streams.submit(lock, stream, std::move(work));
 }
 

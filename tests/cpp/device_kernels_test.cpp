@@ -79,6 +79,11 @@ TEST_F(DeviceKernelsTest, DigestWhatTheyFill) {
     EXPECT_EQ(reports[index].value, (kernels::Value{index, 5}));
     EXPECT_EQ(reports[index].is_constant, 1u);
   }
+  auto* sections = reports + 2;
+  kernels.digest_sections(stream.get(), addresses, sections, {1, 2}, 2);
+  stream.synchronize();
+  for (size_t index = 0; index < 2; ++index)
+    EXPECT_EQ(kernels::join_sections(sections + index * kernels::kSections, {1, 2}), reports[index]);
 }
 
 TEST_F(DeviceKernelsTest, NothingToDoIsNoLaunch) {
@@ -86,6 +91,7 @@ TEST_F(DeviceKernelsTest, NothingToDoIsNoLaunch) {
   const uint64_t launches = sim().calls("cuLaunchKernel");
   kernels.fill(nullptr, nullptr, 0);
   kernels.digest(nullptr, nullptr, nullptr, {}, 0);
+  kernels.digest_sections(nullptr, nullptr, nullptr, {}, 0);
   EXPECT_EQ(sim().calls("cuLaunchKernel"), launches);
 }
 

@@ -43,6 +43,13 @@ class SimKernels : public SimTest {
     return launch_with(function(module(), kernels::kDigestEntry), queue, grid == 0 ? count : grid, kernels::kThreads,
                        {&addresses, &reports, &low, &high, &count});
   }
+  CUresult digest_rows(uint64_t* addresses, kernels::BlockReport* reports, uint32_t count, unsigned rows,
+                       unsigned layers = 1) {
+    uint64_t low = kSeed.low, high = kSeed.high;
+    std::vector<void*> parameters{&addresses, &reports, &low, &high, &count};
+    return driver.f_cuLaunchKernel(function(module(), kernels::kDigestEntry), count, rows, layers, kernels::kThreads, 1,
+                                   1, 0, nullptr, parameters.data(), nullptr);
+  }
   CUresult fill(CUstream queue, kernels::BlockFill* fills, uint32_t count) {
     return launch_with(function(module(), kernels::kFillEntry), queue, count, kernels::kThreads, {&fills, &count});
   }
@@ -81,6 +88,26 @@ TEST_F(SimKernels, BlocksAreFilledAndDigestedAsOnTheProcessor) {
   EXPECT_EQ(reports[1].value, (kernels::Value{0, 0})) << "between them nothing was written";
   EXPECT_EQ(reports[2].value, (kernels::Value{3, 4}));
   EXPECT_EQ(reports[1].is_constant, 1u);
+}
+
+TEST_F(SimKernels, AGridWithARowForEachSectionReportsSections) {
+  const CUdeviceptr address = mapped(2 * kGranule);
+  for (uint64_t word = 0; word < 2 * kGranule / sizeof word; ++word)
+    std::memcpy(bytes_at(address) + word * sizeof word, &word, sizeof word);
+  auto* addresses = pinned<uint64_t>(2);
+  auto* sections = pinned<kernels::BlockReport>(2 * kernels::kSections);
+  addresses[0] = address + kGranule;
+  addresses[1] = address;
+  ASSERT_EQ(digest_rows(addresses, sections, 2, kernels::kSections), CUDA_SUCCESS);
+  ASSERT_EQ(driver.f_cuCtxSynchronize(), CUDA_SUCCESS);
+  for (uint32_t index = 0; index < 2; ++index) {
+    EXPECT_EQ(kernels::join_sections(sections + index * kernels::kSections, kSeed), expected(addresses[index]));
+    EXPECT_EQ(sections[index * kernels::kSections + 3],
+              kernels::digest_section(reinterpret_cast<const std::byte*>(addresses[index]), 3, kSeed));
+  }
+  for (const unsigned rows : {2U, kernels::kSections - 1, kernels::kSections + 1})
+    EXPECT_EQ(digest_rows(addresses, sections, 1, rows), CUDA_ERROR_INVALID_VALUE) << rows;
+  EXPECT_EQ(digest_rows(addresses, sections, 1, 1, 2), CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST_F(SimKernels, ListsMayLieOnTheDeviceAndBlocksInPinnedMemory) {

@@ -10,6 +10,17 @@ namespace {
 
 constexpr size_t kBlocksPerGroup = 512;  // 1 GiB: a quarter of a millisecond at the rate of device memory
 constexpr size_t kBytesPerBlock = sizeof(uint64_t) + 2 * sizeof(kernels::BlockReport);
+// A CTA reads a block in 45 us on an H200. So many blocks, with a CTA for each section, are two CTAs for each of its
+// 132 SMs.
+constexpr size_t kFewBlocks = 32;
+constexpr size_t kSectionBytesPerBlock = sizeof(kernels::BlockReport) * 2 * kernels::kSections;
+
+// Where the reports of sections lie in a table: behind everything else.
+kernels::BlockReport* sections_in(std::byte* table, size_t capacity, size_t number) {
+  if (capacity > kFewBlocks) return nullptr;
+  auto* const first = reinterpret_cast<kernels::BlockReport*>(table + capacity * kBytesPerBlock);
+  return first + number * capacity * kernels::kSections;
+}
 
 }  // namespace
 
@@ -23,7 +34,9 @@ std::unique_ptr<BlockScan> BlockScan::create(EnginePool::Loan& loan, size_t bloc
   return std::unique_ptr<BlockScan>(new BlockScan(loan.engine(), *kernels, table, block_count, seed));
 }
 
-uint64_t BlockScan::table_bytes(size_t block_count) { return block_count * kBytesPerBlock; }
+uint64_t BlockScan::table_bytes(size_t block_count) {
+  return block_count * kBytesPerBlock + std::min(block_count, kFewBlocks) * kSectionBytesPerBlock;
+}
 
 BlockScan::BlockScan(CopyEngine& engine, const DeviceKernels& kernels, std::byte* table, size_t capacity,
                      kernels::Digest seed)
@@ -33,7 +46,9 @@ BlockScan::BlockScan(CopyEngine& engine, const DeviceKernels& kernels, std::byte
       seed_(seed),
       addresses_(reinterpret_cast<uint64_t*>(table)),
       reports_(reinterpret_cast<kernels::BlockReport*>(table + capacity * sizeof(uint64_t))),
-      second_reports_(reports_ + capacity) {}
+      second_reports_(reports_ + capacity),
+      sections_(sections_in(table, capacity, 0)),
+      second_sections_(sections_in(table, capacity, 1)) {}
 
 BlockScan::~BlockScan() {
   if (!may_run_) return;
@@ -58,12 +73,11 @@ size_t BlockScan::add(CUdeviceptr address, size_t size_bytes) {
 
 void BlockScan::launch() {
   const ContextScope scope(engine_.device());
-  const CUstream stream = engine_.side_stream().get();
   may_run_ = true;
   for (size_t first = 0; first < count_;) {
     const size_t end = std::min(first + kBlocksPerGroup, count_);
-    Group& group = groups_.emplace_back(Group{end, Event::create()});
-    kernels_.digest(stream, addresses_ + first, reports_ + first, seed_, static_cast<uint32_t>(end - first));
+    Group& group = groups_.emplace_back(Group{first, end, Event::create()});
+    digest(first, end - first, reports_, sections_);
     group.done.record(engine_.side_stream());
     first = end;
   }
@@ -71,18 +85,36 @@ void BlockScan::launch() {
 
 const kernels::BlockReport& BlockScan::report(size_t number) {
   Group& group = groups_[number / kBlocksPerGroup];
-  if (!group.is_done) group.done.synchronize();
-  group.is_done = true;
+  if (!group.is_done) {
+    group.done.synchronize();
+    join(group.first, group.end - group.first, reports_, sections_);
+    group.is_done = true;
+  }
   return reports_[number];
 }
 
 const kernels::BlockReport* BlockScan::look_again(size_t first, size_t count) {
   const ContextScope scope(engine_.device());
   may_run_ = true;
-  kernels_.digest(engine_.side_stream().get(), addresses_ + first, second_reports_ + first, seed_,
-                  static_cast<uint32_t>(count));
+  digest(first, count, second_reports_, second_sections_);
   engine_.side_stream().synchronize();
+  join(first, count, second_reports_, second_sections_);
   return second_reports_ + first;
+}
+
+void BlockScan::digest(size_t first, size_t count, kernels::BlockReport* reports, kernels::BlockReport* sections) {
+  const CUstream stream = engine_.side_stream().get();
+  const auto blocks = static_cast<uint32_t>(count);
+  if (sections != nullptr)
+    kernels_.digest_sections(stream, addresses_ + first, sections + first * kernels::kSections, seed_, blocks);
+  else
+    kernels_.digest(stream, addresses_ + first, reports + first, seed_, blocks);
+}
+
+void BlockScan::join(size_t first, size_t count, kernels::BlockReport* reports,
+                     const kernels::BlockReport* sections) const {
+  for (size_t block = first; sections != nullptr && block < first + count; ++block)
+    reports[block] = kernels::join_sections(sections + block * kernels::kSections, seed_);
 }
 
 }  // namespace ebbtide

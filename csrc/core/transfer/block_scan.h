@@ -37,11 +37,14 @@ class BlockScan {
 
  private:
   struct Group {
+    size_t first;
     size_t end;
     Event done;
     bool is_done = false;
   };
   BlockScan(CopyEngine& engine, const DeviceKernels& kernels, std::byte* table, size_t capacity, kernels::Digest seed);
+  void digest(size_t first, size_t count, kernels::BlockReport* reports, kernels::BlockReport* sections);
+  void join(size_t first, size_t count, kernels::BlockReport* reports, const kernels::BlockReport* sections) const;
 
   CopyEngine& engine_;
   const DeviceKernels& kernels_;
@@ -50,6 +53,9 @@ class BlockScan {
   uint64_t* const addresses_;
   kernels::BlockReport* const reports_;
   kernels::BlockReport* const second_reports_;
+  // Of few blocks, whose sections are digested apart; else null.
+  kernels::BlockReport* const sections_;
+  kernels::BlockReport* const second_sections_;
   size_t count_ = 0;
   std::vector<Group> groups_;
   bool may_run_ = false;
