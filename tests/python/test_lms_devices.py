@@ -36,6 +36,8 @@ class Gpu:
 
 @pytest.fixture
 def gpu(saver, monkeypatch):
+    gc.collect()
+    saver.trim()  # what earlier tests left free would count on the limits
     found = Gpu()
     pretended = {
         "init": lambda: None,

@@ -5,7 +5,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
-from ebbtide import lms as module  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -215,9 +214,3 @@ def test_expandable_segments_work_or_are_refused(run_python, variable):
         **{variable: "expandable_segments:True"},
     )
     assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_large_model_support_says_that_it_has_no_gpu_yet(saver):
-    with pytest.raises(StateError, match="simulated device only"):
-        module.enable(limit="1GiB")
-    assert not module.enabled

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mypy")
 pytestmark = pytest.mark.sim_only  # no program runs
 
 RIGHT = """
@@ -43,6 +42,7 @@ SLIPS = {
 
 
 def check(program: str, folder: Path) -> str:
+    pytest.importorskip("mypy")
     (folder / "program.py").write_text(program)
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", str(folder / "cache")]
     return subprocess.run([*command, "program.py"], cwd=folder, capture_output=True, text=True, check=False).stdout
