@@ -240,6 +240,7 @@ def install_for_upstream_tests(device_type):
         setattr(sys.modules["vllm"], name, Engine)
     for name, content in {
         "vllm.platforms": {"current_platform": platform},
+        "vllm.envs": {},
         "vllm.utils": {"GiB_bytes": 1 << 30},
         "vllm.utils.mem_constants": {"GiB_bytes": 1 << 30},
     }.items():
