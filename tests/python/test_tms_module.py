@@ -24,6 +24,7 @@ def make(saver, value, count=MIB):
     return torch.full((count,), value, dtype=torch.uint8, device=saver.device)
 
 
+@pytest.mark.device_memory
 def test_a_pause_frees_the_memory_and_a_resume_brings_back_the_bytes(saver, tms, tag, capsys):
     from torch_memory_saver.testing_utils import get_and_print_gpu_memory
 
