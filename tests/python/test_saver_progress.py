@@ -1,71 +1,45 @@
-"""Progress of long operations: callbacks, bars, and what it must not do to the operation."""
+"""Progress of long operations: callbacks, and what they must not do to the operation."""
 
 import itertools
 import sys
 import threading
 import time
+import warnings
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from ebbtide import saver as saver_module  # noqa: E402
 from ebbtide.errors import StateError, StoreError  # noqa: E402
-from ebbtide.saver.telling import bars, watch  # noqa: E402
+from ebbtide.saver.telling import watch  # noqa: E402
 from interrupts import interrupted_everywhere  # noqa: E402
-
-BLOCK = 1 << 22  # numbers of 4 bytes
-SIZE = 4 * BLOCK
+from progress_model import (  # noqa: E402
+    BLOCK,
+    SIZE,
+    block,
+    settled,
+    short_thresholds,
+    simulator,
+    slow_operations,
+    wait_until,
+)
 
 pytestmark = pytest.mark.sim_only  # the simulator's delays make operations long
 
 
 @pytest.fixture
 def sim():
-    from core_sim import Sim
-
-    made = Sim()
-    yield made
-    made.delay("cuMemUnmap", 0)
-    made.clear_failures()
+    yield from simulator()
 
 
 @pytest.fixture(autouse=True)
-def as_before(monkeypatch):
-    """Short thresholds; and afterwards the default display, no operation left and no thread."""
-    monkeypatch.setattr(watch, "CALLBACK_SECONDS", 0.0)
-    monkeypatch.setattr(watch, "BAR_SECONDS", 0.0)
-    monkeypatch.setattr(watch, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(watch, "LINGER_SECONDS", 0.1)
-    yield
-    saver_module.configure(progress=None)
-    wait_until(lambda: watch._watcher is None)
-    assert watch._running == {} and watch._ended == []
-
-
-def wait_until(is_true):
-    deadline = time.monotonic() + 30
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def block(saver, tag):
-    with saver.region(tag):
-        return torch.arange(BLOCK, dtype=torch.int32, device=saver.device)
+def _as_before(monkeypatch):
+    yield from short_thresholds(monkeypatch)
 
 
 @pytest.fixture
 def slow(sim):
-    """Makes each operation that unmaps memory take a while."""
-    sim.delay("cuMemUnmap", 0.3)
-    sim.delay("cuMemMap", 0.3)
-    yield sim
-    sim.delay("cuMemMap", 0)
-
-
-def settled():
-    wait_until(lambda: not watch._running and not watch._ended)
+    yield from slow_operations(sim)
 
 
 def test_a_callback_hears_of_a_pause_and_a_resume(saver, tag, slow):
@@ -149,6 +123,23 @@ def test_other_operations_tell_too(saver, tag, sim, way, monkeypatch):
     assert int(keep[-1]) == BLOCK - 1
 
 
+def test_a_resume_counts_the_handles_that_have_arrived(saver, tag, sim):
+    keep, seen = [block(saver, tag) for _ in range(6)], []
+    saver.configure(shared_handle=2 * SIZE)
+    try:
+        saver.pause(tag)
+        sim.delay("cuMemcpyHtoDAsync_v2", 0.1)
+        saver.configure(progress=seen.append)
+        saver.resume(tag)
+    finally:
+        sim.delay("cuMemcpyHtoDAsync_v2", 0)
+        saver.configure(shared_handle="1GiB")
+    settled()
+    done = [each.done_bytes for each in seen]
+    assert done == sorted(done) and len(set(done)) >= 3 and done[-1] == seen[-1].total_bytes >= 6 * SIZE
+    assert all(int(each[-1]) == BLOCK - 1 for each in keep)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_pending_bytes_are_counted_until_it_is_over(saver, tag, fails):
     class Core:
@@ -189,6 +180,27 @@ def test_a_callback_that_fails_is_reported_once_and_not_called_again(saver, tag,
         settled()
     assert len(calls) == 1 and len(caught) == 1
     assert saver.settings()["progress"] is False
+    assert int(keep[-1]) == BLOCK - 1
+
+
+def test_a_failure_that_cannot_be_reported_ends_nothing_else(saver, tag, slow, monkeypatch):
+    keep, seen, lost = block(saver, tag), [], []
+
+    def fail(*_args, **_options):
+        raise OSError("no terminal")
+
+    monkeypatch.setattr(warnings, "warn", fail)
+    monkeypatch.setattr(sys, "excepthook", fail)
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: lost.append(args.exc_type))
+    saver.configure(progress=fail)
+    saver.pause(tag)
+    settled()
+    wait_until(lambda: lost)
+    assert lost == [OSError] and watch._watcher is None and saver.settings()["progress"] is False
+    saver.configure(progress=seen.append)
+    saver.resume(tag)
+    settled()
+    assert seen[-1].operation == "resume" and seen[-1].done_bytes == seen[-1].total_bytes >= SIZE
     assert int(keep[-1]) == BLOCK - 1
 
 
@@ -258,112 +270,6 @@ def test_progress_is_a_setting_like_others(saver):
     assert saver.settings()["progress"] is False
     saver.configure(progress=before["progress"])
     assert saver.settings()["progress"] is None
-
-
-@pytest.mark.parametrize("has", ["rich", "tqdm", "neither"])
-def test_bars_are_drawn_by_what_is_installed(saver, tag, slow, has, monkeypatch, capfd):
-    """With neither, `True` says so once."""
-    drawn = []
-
-    class Tqdm:
-        total = n = 0
-
-        def __init__(self, **options):
-            drawn.append(options["desc"])
-
-        def refresh(self):
-            drawn.append(self.n)
-
-        def close(self):
-            drawn.append("closed")
-
-    if has != "rich":
-        monkeypatch.setitem(sys.modules, "rich", None)
-        monkeypatch.setitem(sys.modules, "rich.console", None)
-        module = type(sys)("tqdm")
-        module.tqdm = Tqdm
-        monkeypatch.setitem(sys.modules, "tqdm", module if has == "tqdm" else None)
-    keep = block(saver, tag)
-    saver.configure(progress=True)
-    if has == "neither":
-        with pytest.warns(RuntimeWarning, match="neither rich nor tqdm is installed"):
-            saver.pause(tag)
-            settled()
-    else:
-        saver.pause(tag)
-        settled()
-    written = capfd.readouterr().err
-    if has == "rich":
-        assert f"ebbtide pause {tag[:20]}" in written and "\x1b[?25h" in written  # the cursor is back
-    if has == "tqdm":
-        assert drawn[0] == f"ebbtide pause {tag}" and drawn[-1] == "closed"
-    saver.resume(tag)
-    settled()
-    assert int(keep[-1]) == BLOCK - 1
-
-
-class Terminal:
-    def __init__(self, is_terminal):
-        self.is_terminal = is_terminal
-
-    def isatty(self):
-        if self.is_terminal is None:
-            raise ValueError("closed")
-        return self.is_terminal
-
-
-@pytest.mark.parametrize(
-    ("display", "is_terminal", "expected"),
-    [
-        (None, True, True),
-        (None, False, False),
-        (None, None, False),
-        (True, False, True),
-        (False, True, False),
-        (print, False, True),
-    ],
-)
-def test_who_sees_progress(monkeypatch, display, is_terminal, expected):
-    monkeypatch.setattr(sys, "stderr", Terminal(is_terminal))
-    monkeypatch.setattr(watch, "_display", display)
-    assert watch._is_wanted() is expected
-    monkeypatch.setattr(watch, "_is_child", True)
-    assert watch._is_wanted() is False
-    monkeypatch.setattr(sys, "stderr", None)
-    monkeypatch.setattr(watch, "_display", None)
-    assert watch._is_wanted() is False and bars.make_bars(is_forced=True) is None
-
-
-def test_a_terminal_gets_a_bar_of_a_long_operation_by_default_and_is_left_clean(run_python, driver_name, tmp_path):
-    """Over a pseudo-terminal. A forked child draws nothing."""
-    script = tmp_path / "program.py"
-    script.write_text("""
-import os, torch
-from ebbtide import errors, saver
-from ebbtide.saver.telling import watch
-from core_sim import Sim
-with saver.region("weights"):
-    keep = torch.ones(1 << 20)
-Sim().delay("cuMemUnmap", 1.5)
-saver.pause("weights")
-child = os.fork()
-if child == 0:
-    watch.set_display(True)
-    try:
-        saver.resume("weights")
-    except errors.StateError:
-        os._exit(0 if watch._watcher is None and not watch._running else 1)
-    os._exit(2)
-assert os.waitpid(child, 0)[1] == 0
-""")
-    code = f"""
-    import os, pty, sys
-    sys.exit(os.waitstatus_to_exitcode(pty.spawn([sys.executable, {str(script)!r}])))
-    """
-    done = run_python(code, EBBTIDE_DRIVER=driver_name, PYTHONPATH=":".join(sys.path), TERM="xterm", COLUMNS="100")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "ebbtide pause weights" in done.stdout
-    assert done.stdout.rindex("\x1b[?25h") > done.stdout.rindex("\x1b[?25l")  # the cursor is shown again
 
 
 def test_an_interrupt_anywhere_leaves_no_operation_that_seems_to_run(saver, tag):

@@ -178,14 +178,26 @@ def _end(operation: _Operation, has_succeeded: bool) -> None:
         if _running.get(operation.key) is None:
             return
         operation.has_succeeded = has_succeeded
-        if operation.is_shown:
+        if operation.is_shown and _watcher is not None:
             _ended.append(operation)
             _changed.notify_all()
         del _running[operation.key]
 
 
 def _watch(own: object) -> None:
-    threading.current_thread().name = "ebbtide-progress"
+    global _watcher
+    try:
+        threading.current_thread().name = "ebbtide-progress"
+        _show_all(own)
+    finally:  # whatever ended it, the next operation starts another, and nobody waits for this one
+        with _lock:
+            if _watcher is own:
+                _watcher = None
+                _ended.clear()
+            _changed.notify_all()
+
+
+def _show_all(own: object) -> None:
     drawn: bars.Bars | None = None
     last_seconds = time.monotonic()
     while True:
@@ -226,7 +238,7 @@ def _is_over(own: object, last_seconds: float) -> bool:
         return True
     if _running or _ended or time.monotonic() - last_seconds < LINGER_SECONDS:
         return False
-    _watcher = None
+    _watcher = None  # under the lock that an operation takes to note itself: it finds a thread that sees it, or none
     return True
 
 
@@ -271,7 +283,7 @@ class _Guard:
             set_display(False)
             try:
                 warnings.warn(f"progress is off from now on, since it failed: {error!r}", RuntimeWarning, stacklevel=2)
-            except RuntimeWarning:  # warnings are errors
+            except Exception:  # warnings are errors, or the program's own way to show them failed
                 sys.excepthook(type(error), error, error.__traceback__)
         return True
 
