@@ -114,6 +114,13 @@ ebbtide_status ebbtide_set_lms_limit(uint64_t bytes, ebbtide_error* error) {
   });
 }
 
+ebbtide_status ebbtide_leave_torch_to_lms(int32_t is_left, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require_not_forked();
+    Core::instance().rules.leaves_torch_to_lms.store(is_left != 0);
+  });
+}
+
 ebbtide_status ebbtide_reset_peaks(ebbtide_error* error) {
   return guarded(error, [&] {
     require_not_forked();

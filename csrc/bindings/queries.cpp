@@ -178,6 +178,12 @@ void register_queries(py::module_& module) {
       "set_lms_limit",
       [](uint64_t size_bytes) { call([&](ebbtide_error* error) { return ebbtide_set_lms_limit(size_bytes, error); }); },
       py::arg("size_bytes"));
+  module.def(
+      "leave_torch_to_lms",
+      [](bool is_left) {
+        call([&](ebbtide_error* error) { return ebbtide_leave_torch_to_lms(is_left ? 1 : 0, error); });
+      },
+      py::arg("is_left"));
   module.def("set_limit", &set_limit, py::arg("name"), py::arg("size_bytes"));
   module.def("get_limit", &get_limit, py::arg("name"));
   module.def(

@@ -51,6 +51,12 @@ void fill_host_pool(int device) {
   }
 }
 
+// Whether torch makes the call, and large model support makes room for it where memory is short.
+bool is_left_to_lms() {
+  const Core* const core = Core::instance_if_made();
+  return core != nullptr && core->rules.leaves_torch_to_lms.load() && is_called_by_torch();
+}
+
 // The reserve restricts spills only, so memory from the driver may reach into it. A request larger than the room of
 // small ones is decided by the driver's answer: otherwise nearly all of it would go to the host to spare less than its
 // own size.
@@ -92,6 +98,7 @@ std::optional<ThreadPolicy> choose_tag() {
 bool must_place(const Request& request) {
   fill_host_pool(request.device);
   if (request.tagged_as) return true;
+  if (is_left_to_lms()) return false;
   if (request.size_bytes < kLargeUnit) return false;
   Core& core = Core::instance();
   switch (settings().on_shortage) {
@@ -115,9 +122,10 @@ void note_full(const Request& request) noexcept {
 }
 
 uint64_t spared_for_small(const Request& request) {
+  if (is_left_to_lms()) return 0;
   if (settings().on_shortage == OnShortage::kFail || policy::is_small(request.size_bytes)) return 0;
   const Core& core = Core::instance();
-  const uint64_t limit_bytes = core.budgets.device.limit_bytes();
+  const uint64_t limit_bytes = core.budgets.device.own_limit_bytes();
   return limit_bytes == kUnlimited ? 0 : core.rules.overflow.room_for_small(limit_bytes);
 }
 
@@ -141,8 +149,8 @@ HostCharge charge_host(int device, uint64_t size_bytes, const char* purpose) {
 CountedMemory::Entry charge(const Request& request, uint64_t spared_bytes) {
   try {
     DeviceBudget& budget = Core::instance().budgets.device;
-    return CountedMemory::make_entry(
-        budget.charge_provisionally(request.device, taken_bytes(request.size_bytes), spared_bytes));
+    return CountedMemory::make_entry(budget.charge_provisionally(request.device, taken_bytes(request.size_bytes),
+                                                                 spared_bytes, DeviceHolder::kProgram));
   } catch (const OutOfMemory&) {
     return {};
   }
@@ -171,9 +179,9 @@ CUresult refuse(const Request& request) {
   const std::string message =
       std::string(request.call) + ": device " + std::to_string(request.device) +
       " has too little memory: " + format_bytes(request.size_bytes) + " wanted, " +
-      format_bytes(free_device_bytes(request.device)) + " free, device_limit " + format_bytes(budget.limit_bytes()) +
-      ", of which " + format_bytes(budget.held_bytes(request.device)) + " are taken" +
-      (margin_bytes == 0 ? "" : ", device_margin " + format_bytes(margin_bytes)) +
+      format_bytes(free_device_bytes(request.device)) + " free, device_limit " +
+      format_bytes(budget.own_limit_bytes()) + ", of which " + format_bytes(budget.held_bytes(request.device)) +
+      " are taken" + (margin_bytes == 0 ? "" : ", device_margin " + format_bytes(margin_bytes)) +
       (settings().on_shortage == OnShortage::kFail ? ". With EBBTIDE_OVERFLOW=split, what does not fit lies on the host"
                                                    : "");
   log_line(LogLevel::kError, {message});
@@ -181,6 +189,7 @@ CUresult refuse(const Request& request) {
 }
 
 Overflowed overflow(const Request& request, CUdeviceptr* address) {
+  if (!request.tagged_as && is_left_to_lms()) return {CUDA_ERROR_OUT_OF_MEMORY};
   const OnShortage on_shortage = settings().on_shortage;
   const bool may_spill = on_shortage == OnShortage::kSplit || on_shortage == OnShortage::kWhole;
   if (may_spill || request.tagged_as) {

@@ -36,7 +36,7 @@ policy::MemoryNumbers report(policy::MemoryNumbers driver_says, int device, cons
                              const HostBudget& host_budget) {
   policy::ReportFacts facts;
   facts.driver = driver_says;
-  facts.limit_bytes = device_budget.limit_bytes();
+  facts.limit_bytes = device_budget.own_limit_bytes();
   facts.held_bytes = device_budget.held_bytes(device);
   // Reading the container's limits takes a while; the truth does not need them.
   if (report_in_force() != policy::Report::kDevice) {

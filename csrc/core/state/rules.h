@@ -45,6 +45,8 @@ struct Rules {
   // A caller takes steps of copies ahead after each resume, which therefore keeps the backup as long as nobody needs
   // the memory more.
   std::atomic<bool> keeps_ahead{false};
+  // Large model support is on for GPUs: the preload library sends no memory of torch's to the host.
+  std::atomic<bool> leaves_torch_to_lms{false};
   // What a block holds whose content was dropped.
   kernels::Value dropped_value() const { return must_poison.load() ? kPoison : kernels::Value{}; }
 };

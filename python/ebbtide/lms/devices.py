@@ -143,10 +143,12 @@ class CudaDevice:
         if not extension.has_cuda():
             raise StateError("large model support on a GPU needs torch 2.11 or newer")
         extension.follow_cuda(self.balance)
+        _core.leave_torch_to_lms(True)
 
     def release(self, extension: Any) -> None:
         self.set_limit(None)
         extension.leave_cuda()
+        _core.leave_torch_to_lms(False)
 
     def detach(self, extension: Any) -> None:
         self.trim()
