@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
+from ebbtide.lms import optimizer_states  # noqa: E402
 from lms_model import MIB, SMALL, make_model  # noqa: E402
 from lms_states import FOR_GROWING, FOR_STEADY, GROWING, STEADY, TAG, Training, content, extension, run  # noqa: E402
 
@@ -261,3 +262,39 @@ def test_a_region_of_the_program_keeps_its_states(lms, saver, tag):
     with saver.region(tag):
         training.optimizer.step()
     assert {_core.find(each.data_ptr()).tag for each in training.states()} == {tag}
+
+
+class LateStates(torch.optim.SGD):
+    """Makes a state at its third step."""
+
+    steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        if self.steps == 3:
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["late"] = torch.ones_like(parameter)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"), [(torch.optim.SGD, {}), (torch.optim.SGD, {"momentum": 0.9}), (LateStates, {})]
+)
+def test_a_region_is_opened_once_also_where_there_are_no_states(lms, monkeypatch, make, options):
+    """On a GPU torch's cache is emptied around it."""
+    opened, region = [], optimizer_states.region
+
+    def counted(*arguments, **given):
+        opened.append(arguments)
+        return region(*arguments, **given)
+
+    monkeypatch.setattr(optimizer_states, "region", counted)
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        training = Training(make=make, **options)
+        losses = [training.step() for _ in range(5)]
+        assert opened == [(TAG,)]
+        assert {_core.find(each.data_ptr()).tag for each in training.states()} <= {TAG}
+        assert len(training.states()) == (0 if make is torch.optim.SGD and not options else 16)
+    monkeypatch.undo()
+    plain = Training(make=make, **options)
+    assert losses == [plain.step() for _ in range(5)]

@@ -42,6 +42,8 @@ class _State:
         self.device: devices.Device | None = None  # while there is an extension
         self.shortage = _Shortage()
         self.tried: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # see _adopt_loaded
+        # Whose first step made no state, as of SGD without momentum. If a later one does, _adopt_loaded takes it over.
+        self.stateless: weakref.WeakSet[Any] = weakref.WeakSet()
         self.wrapped: list[tuple[type, Any, Any]] = []  # classes, and what `step` was and is
 
 
@@ -135,11 +137,14 @@ def _run_step(extension: Any, plain: Callable[..., Any], arguments: tuple[Any, .
         short_before = extension.state_statistics()["step_short_bytes"]
         _before_step(extension, callable(closure))
         if makes_states := _may_make_states(optimizer, callable(closure)):
+            # Around such a step torch's cache is emptied, which waits for the device.
             if callable(closure):
                 inner = _outside_region(closure)
                 others, options = ([inner, *others[1:]], options) if others else ([], {**options, "closure": inner})
             with _device().making(), region(TAG, overflow="split"):
                 result = plain(optimizer, *others, **options)
+            if not any(optimizer.state.values()):
+                _now.stateless.add(optimizer)
         else:
             result = plain(*arguments, **options)
         _now.shortage.in_steps += extension.state_statistics()["step_short_bytes"] - short_before
@@ -211,7 +216,9 @@ def _may_make_states(optimizer: Any, has_closure: bool) -> bool:
     """Whether a parameter has no state yet, and the thread is in no region of the program's, whose tag it would get. In
     a capture of a GPU's graph they stay ordinary.
     """
-    if captures.is_capturing() or not any(
+    if captures.is_capturing() or (optimizer in _now.stateless and not any(optimizer.state.values())):
+        return False
+    if not any(
         (has_closure or parameter.grad is not None) and not optimizer.state.get(parameter)
         for group in optimizer.param_groups
         for parameter in group["params"]
