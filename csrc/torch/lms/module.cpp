@@ -17,6 +17,7 @@
 #include "torch/lms/ledger.h"
 #include "torch/lms/optimizer_states.h"
 #include "torch/lms/packed.h"
+#include "torch/lms/saved_hooks.h"
 #include "torch/lms/weights.h"
 
 namespace py = pybind11;
@@ -72,10 +73,7 @@ void explain(char* text, size_t capacity) {
 std::unique_ptr<Packed> pack(const py::object& object) {
   if (!THPVariable_Check(object.ptr())) throw py::type_error("pack takes a tensor");
   auto packed = std::make_unique<Packed>(THPVariable_Unpack(object.ptr()));
-  if (packed->can_leave() && rules().evicts_at_once.load(std::memory_order_relaxed)) {
-    const py::gil_scoped_release without_gil;
-    Ledger::instance().evict(UINT64_MAX);
-  }
+  evict_at_once(packed->can_leave());
   return packed;
 }
 
@@ -243,6 +241,10 @@ PYBIND11_MODULE(_lms, module) {
   py::class_<Packed>(module, "Packed");
   module.def("pack", &pack, py::arg("tensor"), "The hook of torch.autograd.graph.saved_tensors_hooks.");
   module.def("unpack", &unpack, py::arg("packed"));
+  module.def(
+      "follow_saved_tensors",
+      [module] { return follow_saved_tensors(module.attr("pack").ptr(), module.attr("unpack").ptr()); },
+      "Whether torch calls no Python for each tensor that it saves.");
   module.def("set_rules", &set_rules, py::arg("is_on"), py::arg("min_bytes"), py::arg("evicts_at_once"));
   module.def("statistics", &statistics);
   module.def("reset_statistics", [] {

@@ -138,6 +138,7 @@ def _turn_on() -> None:
     settings.check_environment()
     device = _device_of(backend.device_type)
     extension = _extension()
+    extension.follow_saved_tensors()
     saved_tensors.install(extension)
     _now.device = device  # noted first: `disable` ends what an interrupt leaves
     device.attach(extension)

@@ -1,0 +1,81 @@
+"""autograd's hooks of large model support are C++, and stand where its Python ones would."""
+
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from lms_model import SMALL  # noqa: E402
+from lms_states import extension  # noqa: E402
+
+NEWEST_WITHOUT = (2, 10)
+has_way_in = tuple(map(int, torch.__version__.split(".")[:2])) > NEWEST_WITHOUT
+
+pytestmark = [
+    pytest.mark.sim_only,  # tests/gpu/test_gpu_lms.py is for GPUs
+    pytest.mark.skipif(not has_way_in, reason="torch before 2.11 calls the hooks in Python"),
+    pytest.mark.expected_skip("torch before 2.11 calls the hooks in Python"),
+]
+
+
+def loss_of(x, weight):
+    return (x @ weight).sin().pow(2).sum()
+
+
+@pytest.fixture
+def leaves():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(64, 64, generator=generator, requires_grad=True) for _ in range(2)]
+
+
+def test_python_is_not_called_for_each_saved_tensor(lms, leaves, monkeypatch):
+    called = []
+
+    def profile(_frame, event, argument):
+        if event == "c_call" and getattr(argument, "__name__", "") in ("pack", "unpack"):
+            called.append(argument)
+
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        assert extension().follow_saved_tensors() is True
+        saved = loss_of(*leaves).grad_fn.next_functions[0][0]._raw_saved_self  # as Python sees it
+        sys.setprofile(profile)
+        try:
+            loss_of(*leaves).backward()
+        finally:
+            sys.setprofile(None)
+    assert called == [] and saved is not None
+    assert leaves[0].grad is not None
+
+
+def test_python_reads_a_saved_tensor_and_a_limit_of_0_evicts_it_first(lms, leaves):
+    plain = loss_of(*leaves).grad_fn.next_functions[0][0]._saved_self.clone()
+    with lms.enable(limit=0, min_size="1KiB"):
+        loss = loss_of(*leaves)
+        evicted = lms.stats()["evictions"]
+        assert evicted > 0 and torch.equal(loss.grad_fn.next_functions[0][0]._saved_self, plain)
+
+
+def test_hooks_of_the_program_lie_above_and_get_their_own_tensors(lms, leaves):
+    seen = []
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: seen.append(1) or tensor, lambda tensor: tensor):
+            loss_of(*leaves).backward()
+        count = len(seen)
+        loss_of(*leaves).backward()
+    assert count > 0 and len(seen) == count
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_compiled_autograd_gets_the_pair_in_python(lms, leaves):
+    from torch._dynamo import compiled_autograd
+
+    loss_of(*leaves).backward()
+    expected = [each.grad.clone() for each in leaves]
+    for each in leaves:
+        each.grad = None
+    with lms.enable(limit="1GiB", min_size="1KiB"):
+        loss = loss_of(*leaves)
+        with compiled_autograd._enable(torch.compile(backend="eager")):
+            loss.backward()
+    assert all(torch.equal(each.grad, wanted) for each, wanted in zip(leaves, expected, strict=True))
