@@ -21,7 +21,7 @@ WORKLOADS = _load(
     "first_pause prepared_pause copy_ahead steady unchanged no_backup swap early_kernel forward disk malloc "
     "overflow_read host_chunks run_spike run_generate run_overhead run_pauseable jax_preallocation threads "
     "hidden_costs small_tags curve "
-    "lms_blocks lms_weights copy_tuning",
+    "lms_blocks lms_weights lms_fits lms_resnet lms_states lms_trainer copy_tuning",
 )
 # Those that only run where they are named.
 ON_DEMAND = ("copy_tuning",)
@@ -38,6 +38,9 @@ NEEDS = {
     "threads": ["host_touch"],
     "lms_blocks": ["link"],
     "lms_weights": ["link"],
+    "lms_resnet": ["link"],
+    "lms_states": ["link"],
+    "lms_trainer": ["link"],
 }
 # Other workloads that a workload is held against.
 COMPARED_WITH = {"prepared_pause": ["first_pause"], "copy_ahead": ["first_pause"], "unchanged": ["steady"]}

@@ -1,10 +1,10 @@
 """The rows of the table: which figure of which part, and what it has to reach on one H200 with 16 cores."""
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from benchmarks import goals, provenance
+from benchmarks import goals, lms_rows, provenance
 from benchmarks.goals import Entries, Goal, at_least, at_most, driver_calls, link, median, shown, stretch
+from benchmarks.row import Row
 from benchmarks.sizes import MIB, Sizes
 
 T = "torch_memory_saver"
@@ -15,26 +15,6 @@ TO_HOST, TO_DEVICE = link("to_host"), link("to_device")
 
 
 POLICIES, OFFLOADS = ("split", "managed", "whole"), ("offload", "offload_pinned")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table.
-
-    Attributes:
-        moves: how often the part's bytes cross the bus in this figure; 0 where a rate says nothing.
-        statistic: what of the figures is held against the goals.
-        is_of_full_size: a small run has no such figure.
-    """
-
-    workload: str
-    who: str
-    part: str
-    metric: str
-    goals: tuple[Goal, ...] = ()
-    moves: int = 1
-    statistic: Literal["median", "least"] = "median"
-    is_of_full_size: bool = False
 
 
 def baselines(workload: str, group: str, metric: str, limit: goals.Limit) -> list[Row]:
@@ -256,44 +236,6 @@ def run_rows() -> list[Row]:
     return rows
 
 
-def training_rows() -> list[Row]:
-    """Each held against its ideal: the bytes that it moved, hidden behind forward and backward."""
-    rows = [Row("training step", "plain", "lms_blocks.plain", "step", moves=0)]
-    plain = {metric: median("lms_blocks.plain", metric, metric) for metric in ("forward", "backward", "rest")}
-    for share in Sizes().training.shares:
-        workload = f"training step in {share} % of the memory"
-        hooks = median(f"lms_blocks.hooks_{share}", "step", "hooks")
-        for who in ("ebbtide", "hooks"):
-            part = f"lms_blocks.{who}_{share}"
-            moved = {
-                direction: goals.scaled_to_fact("moved_bytes", part, "limits.link", direction, "X / L")
-                for direction in ("to_host", "to_device")
-            }
-            forward = goals.of_all("max(forward, X / L)", max, plain["forward"], moved["to_host"])
-            backward = goals.of_all("max(backward, X / L)", max, plain["backward"], moved["to_device"])
-            ideal = goals.of_all("ideal of these bytes", sum, forward, backward, plain["rest"])
-            mine = (at_least(0.95, ideal), at_least(1, hooks)) if who == "ebbtide" else (shown(ideal),)
-            rows.append(Row(workload, who, part, "step", mine, 0))
-    for kind in ("checkpoint", "save_on_cpu"):
-        rows.append(Row("training step in less memory", kind, f"lms_blocks.{kind}", "step", moves=0))
-    return rows
-
-
-def weight_rows() -> list[Row]:
-    """Each held against its ideal: the weights that are not on the device come over the bus, hidden behind forward."""
-    rows = [Row("forward pass", "plain", "lms_weights.plain", "forward", moves=0)]
-    plain = median("lms_weights.plain", "forward", "forward")
-    for share in Sizes().training.shares:
-        others = [median(f"lms_weights.{who}_{share}", "forward", who) for who in ("hooks", "split")]
-        for who in ("ebbtide", "hooks", "split"):
-            part = f"lms_weights.{who}_{share}"
-            moved = goals.scaled_to_fact("moved_bytes", part, "limits.link", "to_device", "X / L")
-            ideal = goals.of_all("max(forward, X / L)", max, plain, moved)
-            mine = (shown(ideal), *(at_least(1, other) for other in others)) if who == "ebbtide" else (shown(ideal),)
-            rows.append(Row(f"forward pass in {share} % of the memory", who, part, "forward", mine, 0))
-    return rows
-
-
 SMALL_TAG_VARIANTS = (
     *("whole", "without digests", "without looking at torch", "in the core alone"),
     *("of what is paused", "of what is resident", "by bare calls"),
@@ -341,8 +283,9 @@ ROWS = (
     *spike_rows(),
     *generate_rows(),
     *run_rows(),
-    *training_rows(),
-    *weight_rows(),
+    *lms_rows.training_rows(),
+    *lms_rows.other_training_rows(),
+    *lms_rows.weight_rows(),
 )
 
 

@@ -1,7 +1,7 @@
 """How much each workload moves: in full on a GPU, and small, as the benchmark's test of itself."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MIB, GIB = 1 << 20, 1 << 30
 Arguments = dict[str, int]
@@ -83,6 +83,16 @@ SMALL_OVERFLOW = OverflowSize(
 
 
 @dataclass(frozen=True)
+class ImagesSize:
+    """A residual network, and the square images of one step."""
+
+    blocks: tuple[int, ...]
+    width: int
+    batch: int
+    pixels: int
+
+
+@dataclass(frozen=True)
 class TrainingSize:
     """Blocks of a transformer that are trained in less memory than they need.
 
@@ -90,6 +100,13 @@ class TrainingSize:
         shares: of the peak without a limit, in percent, that are the limits.
         ahead_bytes: what the hooks that a user would write load ahead of need.
         least_bytes: tensors with less storage stay on the device.
+        states: a model in fp32 for AdamW, whose states are most of what it needs.
+        resnet: the network of examples/07_resnet152.py and its images.
+        resnet_limit_bytes: what it is trained in.
+        small_net: the same for a network whose operations take microseconds.
+        fits_steps, fits_turns: of training where everything fits.
+        trainer: the arguments of programs/trainer.py.
+        trainer_limits: what that program may have on the device, in GiB.
     """
 
     blocks: ModelSize = ModelSize(layers=8, batch=8)
@@ -97,9 +114,33 @@ class TrainingSize:
     steps: int = 8
     ahead_bytes: int = 6 * GIB
     least_bytes: int = MIB
+    states: ModelSize = ModelSize(layers=7, batch=1)
+    resnet: ImagesSize = ImagesSize((3, 8, 36, 3), 64, 256, 224)
+    resnet_limit_bytes: int = 16 * GIB
+    small_net: ImagesSize = ImagesSize((1, 1, 1, 1), 8, 16, 32)
+    fits_steps: int = 6
+    fits_turns: int = 5
+    trainer: Arguments = field(
+        default_factory=lambda: (
+            {"hidden": 1536, "layers": 18, "heads": 12, "feed": 4096}
+            | {"vocabulary": 32000, "tokens": 512, "batch": 8, "steps": 12}
+        )
+    )
+    trainer_limits: tuple[int, ...] = (9, 6)
 
 
-SMALL_TRAINING = TrainingSize(ModelSize(4, 128, 256, 4, 2, 256, 4, 64), (80, 60), 4, 64 << 10, 16 << 10)
+SMALL_TRAINING = TrainingSize(
+    ModelSize(4, 128, 256, 4, 2, 256, 4, 64),
+    (80, 60),
+    4,
+    64 << 10,
+    16 << 10,
+    states=ModelSize(2, 128, 256, 4, 2, 256, 1, 16),
+    resnet=ImagesSize((1, 1, 1, 1), 8, 4, 32),
+    resnet_limit_bytes=2 * MIB,
+    fits_steps=2,
+    fits_turns=2,
+)
 
 
 @dataclass(frozen=True)

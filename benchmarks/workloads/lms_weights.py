@@ -15,10 +15,10 @@ from torch import nn
 
 from benchmarks import device
 from benchmarks.baselines.module_hooks import ModuleHooks
+from benchmarks.lms_training import Peak, simulated, weight_bytes
 from benchmarks.measured import Measured, Part, Stopwatch
 from benchmarks.sizes import MIB, Sizes
 from benchmarks.transformer import Transformer
-from benchmarks.workloads.lms_blocks import Peak, simulated
 
 TAG = "weights"
 
@@ -32,10 +32,6 @@ def make_model(sizes: Sizes) -> nn.Module:
             return Transformer(sizes.model)
     finally:
         torch.set_default_dtype(before)
-
-
-def weight_bytes(model: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 class Passes:

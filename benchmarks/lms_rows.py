@@ -1,0 +1,77 @@
+"""The rows of large model support. Each is held against its ideal: the bytes that it moved, hidden behind computing."""
+
+from benchmarks import goals
+from benchmarks.goals import at_least, at_most, median, shown
+from benchmarks.row import Row
+from benchmarks.sizes import Sizes
+
+
+def ideal_of(part: str, plain: str) -> goals.Limit:
+    """What a step would take that hides the bytes that `part` moved behind the forward and backward of `plain`."""
+    steps = {metric: median(plain, metric, metric) for metric in ("forward", "backward", "rest")}
+    moved = {
+        direction: goals.scaled_to_fact("moved_bytes", part, "limits.link", direction, "X / L")
+        for direction in ("to_host", "to_device")
+    }
+    forward = goals.of_all("max(forward, X / L)", max, steps["forward"], moved["to_host"])
+    backward = goals.of_all("max(backward, X / L)", max, steps["backward"], moved["to_device"])
+    return goals.of_all("ideal of these bytes", sum, forward, backward, steps["rest"])
+
+
+def training_rows() -> list[Row]:
+    """Each held against its ideal: the bytes that it moved, hidden behind forward and backward."""
+    rows = [Row("training step", "plain", "lms_blocks.plain", "step", moves=0)]
+    for share in Sizes().training.shares:
+        workload = f"training step in {share} % of the memory"
+        hooks = median(f"lms_blocks.hooks_{share}", "step", "hooks")
+        for who in ("ebbtide", "hooks"):
+            part = f"lms_blocks.{who}_{share}"
+            ideal = ideal_of(part, "lms_blocks.plain")
+            mine = (at_least(0.95, ideal), at_least(1, hooks)) if who == "ebbtide" else (shown(ideal),)
+            rows.append(Row(workload, who, part, "step", mine, 0))
+    for kind in ("checkpoint", "save_on_cpu"):
+        rows.append(Row("training step in less memory", kind, f"lms_blocks.{kind}", "step", moves=0))
+    checkpoint = (at_most(1.02, median("lms_blocks.checkpoint", "step", "checkpoint")),)
+    both = "lms_blocks.ebbtide_checkpoint"
+    rows.append(Row("checkpoints in 80 % of their memory", "ebbtide", both, "step", checkpoint, 0))
+    return rows
+
+
+def other_training_rows() -> list[Row]:
+    """Of other models: large model support against the ideal, and what it costs where everything fits."""
+    rows = []
+    for name, workload in (("resnet", "ResNet-152 in 16 GiB"), ("states", "AdamW in 60 % of the memory")):
+        group = f"lms_{name}"
+        rows.append(Row(workload, "plain, all memory", f"{group}.plain", "step", moves=0))
+        ideal = ideal_of(f"{group}.ebbtide", f"{group}.plain")
+        rows.append(Row(workload, "ebbtide", f"{group}.ebbtide", "step", (at_least(0.95, ideal),), 0))
+    rows.append(Row(workload, "optimizer on the CPU", "lms_states.cpu", "step", moves=0))
+    for model, target in (("blocks", 1.01), ("resnet", 1.01), ("small_net", 1.03)):
+        plain = median(f"lms_fits.{model}", "plain", "plain")
+        goal = (at_most(target, plain),)
+        rows.append(Row(f"step of {model}, all fits", "ebbtide", f"lms_fits.{model}", "ebbtide", goal, 0))
+    rows.append(Row("Trainer", "plain, all memory", "lms_trainer.plain", "step", moves=0))
+    first, *_ = Sizes().training.trainer_limits
+    for limit in Sizes().training.trainer_limits:
+        part = f"lms_trainer.lms_{limit}"
+        goal = (at_most(1.3, ideal_of(part, "lms_trainer.plain")),)
+        rows.append(Row(f"Trainer in {limit} GiB", "ebbtide run --lms", part, "step", goal, 0))
+    for way in ("split", "managed"):
+        part = f"lms_trainer.{way}_{first}"
+        rows.append(Row(f"Trainer in {first} GiB", f"ebbtide run --overflow {way}", part, "step", moves=0))
+    return rows
+
+
+def weight_rows() -> list[Row]:
+    """Each held against its ideal: the weights that are not on the device come over the bus, hidden behind forward."""
+    rows = [Row("forward pass", "plain", "lms_weights.plain", "forward", moves=0)]
+    plain = median("lms_weights.plain", "forward", "forward")
+    for share in Sizes().training.shares:
+        others = [median(f"lms_weights.{who}_{share}", "forward", who) for who in ("hooks", "split")]
+        for who in ("ebbtide", "hooks", "split"):
+            part = f"lms_weights.{who}_{share}"
+            moved = goals.scaled_to_fact("moved_bytes", part, "limits.link", "to_device", "X / L")
+            ideal = goals.of_all("max(forward, X / L)", max, plain, moved)
+            mine = (shown(ideal), *(at_least(1, other) for other in others)) if who == "ebbtide" else (shown(ideal),)
+            rows.append(Row(f"forward pass in {share} % of the memory", who, part, "forward", mine, 0))
+    return rows
