@@ -40,6 +40,10 @@ std::vector<Row> ReportRecord::left() const {
   return made;
 }
 
+ReportRecord::Plain ReportRecord::plain() const {
+  return {kind, bytes, copied, skipped, clean, unused, constant, seconds, note};
+}
+
 ReportRecord read_report(ebbtide_report* report) {
   std::shared_ptr<ebbtide_report> owned(report, ebbtide_free_report);
   ebbtide_error error = EBBTIDE_ERROR_INIT;
@@ -107,7 +111,8 @@ void register_records(py::module_& module) {
       EBBTIDE_READ(ReportRecord, copied) EBBTIDE_READ(ReportRecord, skipped) EBBTIDE_READ(ReportRecord, seconds)
           EBBTIDE_READ(ReportRecord, clean) EBBTIDE_READ(ReportRecord, unused) EBBTIDE_READ(ReportRecord, constant)
               EBBTIDE_READ(ReportRecord, rows) EBBTIDE_READ(ReportRecord, note)
-                  .def_property_readonly("left", &ReportRecord::left);
+                  .def_property_readonly("left", &ReportRecord::left)
+                  .def_property_readonly("plain", &ReportRecord::plain);
   py::class_<DeviceRecord>(module, "DeviceInfo") EBBTIDE_READ(DeviceRecord, device) EBBTIDE_READ(DeviceRecord, name)
       EBBTIDE_READ(DeviceRecord, compute_capability) EBBTIDE_READ(DeviceRecord, total_bytes)
           EBBTIDE_READ(DeviceRecord, free_bytes) EBBTIDE_READ(DeviceRecord, granularity_bytes)

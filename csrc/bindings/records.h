@@ -33,6 +33,10 @@ struct ReportRecord {
   std::vector<LeftRow> left_rows;  // of every tag; rows for Python are made on demand
   std::shared_ptr<ebbtide_report> of;
   std::vector<Row> left() const;
+  // All but the rows at once, for the cost of one attribute.
+  using Plain =
+      std::tuple<std::string, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, double, std::string>;
+  Plain plain() const;
 };
 struct DeviceRecord {
   int device;

@@ -51,6 +51,8 @@ class Report:
     rows: list[Row]
     @property
     def left(self) -> list[Row]: ...  # made at each use
+    @property
+    def plain(self) -> tuple[str, int, int, int, int, int, int, float, str]: ...  # kind to note
 
 class DeviceInfo:
     device: int

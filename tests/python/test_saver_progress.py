@@ -277,7 +277,7 @@ def test_an_interrupt_anywhere_leaves_no_operation_that_seems_to_run(saver, tag)
     saver.configure(progress=lambda progress: None)
 
     def work():
-        with watch.Watched("pause", [tag]):
+        with watch.watched("pause", [tag]):
             pass
 
     def check():

@@ -10,6 +10,11 @@ from ebbtide.saver.state import hooks
 Kind = Literal["pause", "resume"]
 Action = tuple[Kind, list[str]]
 
+_EVENTS: dict[Kind, tuple[str, str]] = {
+    "pause": ("before_pause", "after_pause"),
+    "resume": ("before_resume", "after_resume"),
+}
+
 
 class HookedOperation(_core.Scope):
     """Runs the before-hooks, then the block, then the after-hooks.
@@ -33,8 +38,7 @@ class HookedOperation(_core.Scope):
 
     def _open(self) -> "HookedOperation":
         concerned = [(kind, _core.preview(kind, tags, self._missing_ok, self._moved)) for kind, tags in self._actions]
-        wanted = tuple(f"{when}_{kind}" for kind, _ in self._actions for when in ("before", "after"))
-        if hooks.wants(wanted):
+        if hooks.wants(event for kind, _ in self._actions for event in _EVENTS[kind]):
             for kind, tags in concerned:
                 for tag in tags:
                     reach = (self._announced.__setitem__, ((kind, tag), None))
@@ -53,6 +57,8 @@ class HookedOperation(_core.Scope):
         self._is_handed_over = True
 
     def _close(self) -> Exception | None:
+        if not self._announced:
+            return None
         if self._failure is not None:
             if self._unanswered is None:
                 self._unanswered = self.announced

@@ -16,7 +16,7 @@ from ebbtide.saver.pools import bypass, captures, workspaces
 from ebbtide.saver.pools.pool_segments import Look
 from ebbtide.saver.reclaim import dead, torch_cache, unused
 from ebbtide.saver.telling.log_lines import log_report
-from ebbtide.saver.telling.watch import Watched
+from ebbtide.saver.telling.watch import watched
 from ebbtide.saver.tensors.ranges import ranges_of
 from ebbtide.saver.values.arguments import (
     AS_ALLOCATED,
@@ -75,16 +75,25 @@ def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> R
     names = leaving.names
     clear_workspaces()
     shared = bypass.shared_tags(names)
-    with HookedOperation([("pause", names)], missing_ok), bypass.lock_for(shared), bypass.during_pause(shared):
-        enabling.look_before_pause(names)
-        look = Look(names)
-        dead.release(look)
-        ranges, as_of = unused.find(leaving, look)
-        with Watched("pause", names):
-            report = _core.pause(
-                names, missing_ok, leaving.code, unused=ranges, unused_as_of=as_of, moved=moved, backups=leaving.codes
-            )
+    with HookedOperation([("pause", names)], missing_ok):
+        if shared:
+            with bypass.lock_for(shared), bypass.during_pause(shared):
+                report = _take_away(leaving, missing_ok, moved)
+        else:
+            report = _take_away(leaving, missing_ok, moved)
     return log_report(Report.from_core(report))
+
+
+def _take_away(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> "_core.Report":
+    names = leaving.names
+    enabling.look_before_pause(names)
+    look = Look(names)
+    dead.release(look)
+    ranges, as_of = unused.find(leaving, look)
+    with watched("pause", names):
+        return _core.pause(
+            names, missing_ok, leaving.code, unused=ranges, unused_as_of=as_of, moved=moved, backups=leaving.codes
+        )
 
 
 @overload
@@ -161,7 +170,7 @@ def resume(
     with HookedOperation([("resume", names)], missing_ok) as operation:
         look = Look(names)
         dead.release(look)
-        free, as_of = unused.find_stored(names, look)
+        free, as_of = unused.find_stored(look)
 
         def make_room() -> bool:
             return dead.make_room(names)
@@ -174,7 +183,7 @@ def resume(
             made = pending.start(core, names, operation, hold_stream)
             keeper.keep_if_wanted(names)
             return made
-        with Watched("resume", (), names):
+        with watched("resume", (), names):
             report = torch_cache.claim_with_retries(
                 lambda: _core.resume(names, missing_ok, retain=code, order=ranges, unused=free, unused_as_of=as_of),
                 seconds,
@@ -218,7 +227,7 @@ class Paused(DecoratingScope):
         if not names:
             return None
         try:
-            with HookedOperation([("resume", names)], True, moved), Watched("resume", (), names):
+            with HookedOperation([("resume", names)], True, moved), watched("resume", (), names):
                 report = torch_cache.claim_with_retries(
                     lambda: _core.resume(names, True, moved=moved), make_room=lambda: dead.make_room(names)
                 )

@@ -12,7 +12,7 @@ from ebbtide.saver.copying.beside import Beside
 from ebbtide.saver.pools.pool_segments import Look
 from ebbtide.saver.reclaim import dead
 from ebbtide.saver.telling.log_lines import log_report
-from ebbtide.saver.telling.watch import Watched
+from ebbtide.saver.telling.watch import watched
 from ebbtide.saver.values.arguments import Tags, check_tags
 from ebbtide.saver.values.reports import Report
 
@@ -147,6 +147,6 @@ def prepare(*tags: Tags, copy: bool = False, wait: bool = True, missing_ok: bool
 
 
 def _take_memory(names: list[str], missing_ok: bool) -> Report:
-    with Watched("prepare", names):
+    with watched("prepare", names):
         report = _core.prepare(names, missing_ok)
     return Report.from_core(report)

@@ -3,7 +3,7 @@
 from ebbtide import _core, driver_choice
 from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.telling.log_lines import log_report
-from ebbtide.saver.telling.watch import Watched
+from ebbtide.saver.telling.watch import watched
 from ebbtide.saver.values.arguments import Tags, check_tags
 from ebbtide.saver.values.reports import Report
 
@@ -35,6 +35,6 @@ def promote(*tags: Tags, missing_ok: bool = False) -> Report:
         return Report("promote")
     for name in _core.preview("promote", names, missing_ok):
         spilled.release_free(name)
-    with Watched("promote", names):
+    with watched("promote", names):
         report = _core.promote(names, missing_ok)
     return log_report(Report.from_core(report))

@@ -11,7 +11,7 @@ from ebbtide.saver.pools import bypass
 from ebbtide.saver.pools.pool_segments import Look
 from ebbtide.saver.reclaim import dead, torch_cache, unused
 from ebbtide.saver.telling.log_lines import log_swap
-from ebbtide.saver.telling.watch import Watched
+from ebbtide.saver.telling.watch import watched
 from ebbtide.saver.values.arguments import (
     AS_ALLOCATED,
     BackupByTag,
@@ -74,7 +74,7 @@ def swap(
         look = Look([*leaving, *returning])
         dead.release(look)
         ranges, as_of = unused.find_for_swap(moving_out, returning, look)
-        with Watched("swap", leaving, returning):
+        with watched("swap", leaving, returning):
             paused, resumed = torch_cache.claim_with_retries(
                 lambda: _core.swap(
                     leaving,

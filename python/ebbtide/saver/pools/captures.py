@@ -139,7 +139,7 @@ def is_named(pool_id: Any) -> bool:
 
 def is_capturing() -> bool:
     """Whether any capture that ebbtide knows of is under way."""
-    return any(capture.is_open for capture in list(_open.values()))
+    return bool(_open) and any(capture.is_open for capture in list(_open.values()))
 
 
 class _TorchAllocator:

@@ -31,7 +31,7 @@ class CpuPools:
     def segments(self, pool: int) -> Sequence[Segment]:
         """See PoolBackend."""
         return [
-            make_segment(address, size, ((address + offset, length, not is_used) for offset, length, is_used in blocks))
+            make_segment(address, size, [(address + offset, length, not is_used) for offset, length, is_used in blocks])
             for address, size, blocks in self._extension.pool_snapshot(pool)
         ]
 

@@ -1,7 +1,9 @@
 """The segments of pools, as torch reports them. A pool whose report cannot be read has no known segments."""
 
+import copy
 import logging
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from ebbtide import _core
 from ebbtide.saver.pools import backends, region_pools
@@ -12,10 +14,10 @@ FEW_POOLS = 8  # asked about one by one; the snapshot of all pools lists everyth
 
 _logger = logging.getLogger(__name__)
 
+Seen: TypeAlias = dict[region_pools.RegionPool, list[Segment] | None]
 
-def look_at(
-    backend: backends.PoolBackend, pools: Sequence[region_pools.RegionPool]
-) -> dict[region_pools.RegionPool, list[Segment] | None]:
+
+def look_at(backend: backends.PoolBackend, pools: Sequence[region_pools.RegionPool]) -> Seen:
     """The segments of each of these pools; None where they are unknown. Many pools are read from one snapshot."""
     if len(pools) <= FEW_POOLS:
         return {pool: look(backend, pool) for pool in pools}
@@ -45,17 +47,28 @@ class Look:
     opened and `infos` has none open.
 
     Attributes:
+        may_ask: whether the caller relies on what torch says (`skip_unused`).
         infos: what the core knew of the tags (none given: of all) before torch was asked.
+        pools: the pools of these tags that nobody leases, dissolved ones too.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
+        self.may_ask = _core.get_option("skip_unused")
         self.as_of = _core.last_lease()
         self.infos = find_tags(names)
-        self._seen: dict[region_pools.RegionPool, list[Segment] | None] = {}
+        self.pools = region_pools.registry.unleased(self.infos)
+        self._seen: Seen = {}
 
-    def at(
-        self, backend: backends.PoolBackend, pools: Sequence[region_pools.RegionPool]
-    ) -> dict[region_pools.RegionPool, list[Segment] | None]:
-        """Like `look_at`; pools that were looked at before are as they were then."""
-        self._seen |= look_at(backend, [pool for pool in pools if pool not in self._seen])
-        return {pool: self._seen[pool] for pool in pools}
+    def part(self, names: Sequence[str]) -> "Look":
+        """What this look saw, and will see, of some of its tags."""
+        part = copy.copy(self)
+        part.infos = {name: self.infos[name] for name in names if name in self.infos}
+        part.pools = [(key, pool) for key, pool in self.pools if key.tag in part.infos]
+        return part
+
+    def at(self, backend: backends.PoolBackend, pools: Sequence[region_pools.RegionPool]) -> Seen:
+        """Like `look_at`, of at least these pools; those that were looked at before are as they were then."""
+        missing = [pool for pool in pools if pool not in self._seen]
+        if missing:
+            self._seen.update(look_at(backend, missing))
+        return self._seen

@@ -154,18 +154,23 @@ class RegionPools:
         with self._lock:
             return [(key, pool) for key in self._keys(tags) for pool in self._idle_of(key)]
 
+    def unleased(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, RegionPool]]:
+        """The idle pools of these tags (None: all tags), and the dissolved ones that torch may still hold memory of."""
+        with self._lock:
+            return [(key, pool) for key in self._keys(tags) for pool in self._pools[key] if not pool.is_leased]
+
     def pools(self, tag: str) -> list[RegionPool]:
         """All pools of the tag that are not dissolved, leased ones too."""
         with self._lock:
             return [pool for key in self._keys([tag]) for pool in self._pools[key] if not pool.is_dissolved]
 
-    def withheld(self, tags: Sequence[str]) -> "Withheld":
+    def withheld(self, tags: Collection[str]) -> "Withheld":
         """For a `with`: the idle pools of these tags, except those that a capture has marked. No thread leases them
         meanwhile, nor afterwards those that were dissolved by then.
         """
         return Withheld(self, tags)
 
-    def withhold(self, tags: Sequence[str], holding: "_core.Holding") -> list[tuple[PoolKey, RegionPool]]:
+    def withhold(self, tags: Collection[str], holding: "_core.Holding") -> list[tuple[PoolKey, RegionPool]]:
         """Like `withheld`, until the holding is closed."""
         with self._lock:
             chosen = [(key, pool) for key, pool in self.idle(tags) if not pool.is_captured]
@@ -203,7 +208,7 @@ class RegionPools:
 class Withheld(_core.Scope):
     """The context manager that `RegionPools.withheld` returns."""
 
-    def __init__(self, owner: RegionPools, tags: Sequence[str]) -> None:
+    def __init__(self, owner: RegionPools, tags: Collection[str]) -> None:
         self._registry, self._tags = owner, tags
         self._holding = _core.Holding()
 

@@ -10,7 +10,7 @@
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from ebbtide import _core
 from ebbtide.errors import StateError
@@ -68,7 +68,7 @@ def dissolve(tag: str, backup: int) -> None:
     release_dissolved([tag])
 
 
-def release_dissolved(tags: Sequence[str]) -> "list[_core.AllocationInfo]":
+def release_dissolved(tags: Collection[str]) -> "list[_core.AllocationInfo]":
     """Frees what is free by now in dissolved pools of these tags; returns the allocations that went."""
     backend = backends.existing_backend()
     dissolved = region_pools.registry.dissolved(tags)

@@ -21,60 +21,60 @@ def find(leaving: Leaving, look: Look | None = None) -> tuple[list[Range], int]:
     Without a backup there is nothing to skip.
 
     Args:
-        look: one at these tags, or more, that served `dead.release`; None takes a new one.
+        look: one at these tags that served `dead.release`; None takes a new one.
     """
 
     def is_wanted(info: "_core.TagInfo", own_backup: int) -> bool:
-        return leaving.is_kept(info.tag, own_backup) and info.resident_bytes > 0
+        return info.resident_bytes > 0 and leaving.is_kept(info.tag, own_backup)
 
-    return _find(leaving.names, look or Look(leaving.names), is_wanted, is_leaving=True)
+    return _find(look or Look(leaving.names), is_wanted, is_leaving=True)
 
 
-def find_stored(names: list[str], look: Look) -> tuple[list[Range], int]:
+def find_stored(look: Look) -> tuple[list[Range], int]:
     """Like `find`, for memory that is away and has a backup."""
-    return _find(names, look, lambda info, _: info.stored_bytes > 0)
+    return _find(look, lambda info, _: info.stored_bytes > 0)
 
 
 def find_resident(names: list[str]) -> list[Range]:
     """The unused ranges of what is resident and has a backup, for copies that may be out of date."""
-    return _find(names, Look(names), lambda info, backup: backup != NO_BACKUP_CODE and info.resident_bytes > 0)[0]
+    return _find(Look(names), lambda info, backup: backup != NO_BACKUP_CODE and info.resident_bytes > 0)[0]
 
 
 def find_for_swap(leaving: Leaving, returning: list[str], look: Look) -> tuple[list[Range], int]:
     """Like `find`, for both sides of a swap."""
-    found = find(leaving, look)[0] + find_stored(returning, look)[0]
+    found = find(leaving, look.part(leaving.names))[0] + find_stored(look.part(returning))[0]
     return sorted(found), look.as_of
 
 
 def _find(
-    names: list[str], look: Look, is_wanted: Callable[["_core.TagInfo", int], bool], is_leaving: bool = False
+    look: Look, is_wanted: Callable[["_core.TagInfo", int], bool], is_leaving: bool = False
 ) -> tuple[list[Range], int]:
     backend, shared = backends.existing_backend(), bypass.guarded_tags()
     if backend is None and not shared:
         return [], 0
-    chosen = {name: look.infos[name] for name in names if name in look.infos} if names else look.infos
-    if not _core.get_option("skip_unused"):
+    if not look.may_ask:
         if is_leaving:
-            _forget_cached(chosen)
+            _forget_cached(look.infos)
         return [], 0
-    if any(info.lease_count for info in chosen.values()):
+    infos = look.infos
+    if any(info.lease_count for info in infos.values()):
         return [], 0
-    looked_at = [
-        (key, pool)
-        for key, pool in (*region_pools.registry.idle(chosen), *region_pools.registry.dissolved(chosen))
-        if key.tag in chosen
-        and not pool.is_captured
-        and (is_wanted(chosen[key.tag], key.backup) or (is_leaving and chosen[key.tag].resident_bytes > 0))
-    ]
     segments: list[Segment] = []
     if backend is not None:
-        seen = look.at(backend, [pool for _, pool in looked_at])
-        for key, pool in looked_at:
+        chosen: list[tuple[str, region_pools.RegionPool, bool]] = []
+        for key, pool in look.pools:
+            info = infos[key.tag]
+            is_counted = is_wanted(info, key.backup)
+            if not pool.is_captured and (is_counted or (is_leaving and info.resident_bytes > 0)):
+                chosen.append((key.tag, pool, is_counted))
+        seen = look.at(backend, [pool for _, pool, _ in chosen])
+        for tag, pool, is_counted in chosen:
+            found = seen[pool] or ()
             if is_leaving:
-                _note_cached(key.tag, pool, seen[pool] or ())
-            if is_wanted(chosen[key.tag], key.backup):
-                segments += seen[pool] or ()
-    if any(tag in chosen and is_wanted(chosen[tag], backup) for tag, backup in shared.items()):
+                _note_cached(tag, pool, found)
+            if is_counted:
+                segments += found
+    if any(tag in infos and is_wanted(infos[tag], backup) for tag, backup in shared.items()):
         segments += bypass.idle_segments()
     ranges = free_ranges(segments)
     return (ranges, look.as_of) if are_apart(ranges) else ([], 0)
@@ -82,7 +82,7 @@ def _find(
 
 def _forget_cached(tags: Collection[str]) -> None:
     """Nobody looks at what leaves now, so what an earlier pause saw must not be taken for it."""
-    for _, pool in (*region_pools.registry.idle(tags), *region_pools.registry.dissolved(tags)):
+    for _, pool in region_pools.registry.unleased(tags):
         pool.cached.clear()
 
 

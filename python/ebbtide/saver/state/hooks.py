@@ -78,8 +78,11 @@ def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[
     return remove
 
 
-def wants(events: tuple[str, ...]) -> bool:
+def wants(events: Iterable[str]) -> bool:
     """Whether any hook is registered for one of these events."""
+    if not _hooks:  # the usual case
+        return False
+    events = set(events)
     with _lock:
         return any(hook.event in events for hook in _hooks)
 

@@ -9,8 +9,12 @@ def find_tags(names: Sequence[str]) -> "dict[str, _core.TagInfo]":
     """The known ones of these tags (none: all), by name, in the order given."""
     if not names:
         return {info.tag: info for info in _core.tags()}
-    infos = {name: _core.query_tag(name) for name in names}
-    return {name: info for name, info in infos.items() if info is not None}
+    infos = {}
+    for name in names:
+        info = _core.query_tag(name)
+        if info is not None:
+            infos[name] = info
+    return infos
 
 
 def allocations_of(names: Sequence[str]) -> "list[_core.AllocationInfo]":

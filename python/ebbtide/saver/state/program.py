@@ -17,18 +17,15 @@ class Program:
     backup: int
 
 
-def read() -> Program | None:
-    """What the preload library does in threads that have no policy of their own; None where it tags nothing."""
-    tagging, tag, backup = _core.program_policy()
-    return Program(tag, backup) if tagging == _core.TAGGING_ON else None
-
-
-_own = read()
+# What the preload library does in threads that have no policy of their own. It decides once, when it is loaded.
+_tagging, _tag, _backup = _core.program_policy()
+_has_hooks = _tagging != _core.TAGGING_UNSET
+_own = Program(_tag, _backup) if _tagging == _core.TAGGING_ON else None
 
 
 def has_hooks() -> bool:
     """Whether the preload library acts in this process."""
-    return _core.program_policy()[0] != _core.TAGGING_UNSET
+    return _has_hooks
 
 
 def own() -> Program | None:

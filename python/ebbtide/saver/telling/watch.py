@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 from ebbtide import _core
@@ -103,22 +104,25 @@ _COUNTS: "dict[str, Callable[[_core.TagInfo], tuple[int, int]]]" = {
 }
 
 
-class Watched(_core.Scope):
-    """Shows the progress of an operation while the block runs."""
+class _Watched(_core.Scope):
+    def __init__(self, operation: str, leaving: Sequence[str], returning: Sequence[str]) -> None:
+        self._operation = _Operation(operation, leaving, returning, None)
 
-    def __init__(self, operation: str, leaving: Sequence[str] = (), returning: Sequence[str] = ()) -> None:
-        self._arguments = operation, leaving, returning
-        self._noted: _Operation | None = None
-
-    def _open(self) -> "Watched":
-        if _is_wanted():
-            self._noted = _Operation(*self._arguments, None)
-            _note(self._noted)
-        return self
+    def _open(self) -> None:
+        _note(self._operation)
 
     def _close(self) -> None:
-        if self._noted is not None:
-            _end(self._noted, self._failure is None)
+        _end(self._operation, self._failure is None)
+
+
+_UNWATCHED = nullcontext()
+
+
+def watched(
+    operation: str, leaving: Sequence[str] = (), returning: Sequence[str] = ()
+) -> AbstractContextManager[object]:
+    """For a `with`: shows the progress of an operation while the block runs, if anybody is to see it."""
+    return _Watched(operation, leaving, returning) if _is_wanted() else _UNWATCHED
 
 
 def watch_pending(core: "_core.Pending", names: Sequence[str]) -> None:

@@ -34,6 +34,7 @@ OperationBackup: TypeAlias = BackupName | Literal[_AsAllocated.AS_ALLOCATED] | N
 BackupByTag: TypeAlias = Mapping[str, OperationBackup]
 # Not Iterable: a dict is one, and has a meaning of its own.
 Tags: TypeAlias = str | list[str] | tuple[str, ...] | set[str] | frozenset[str] | KeysView[str] | Iterator[str]
+_SEVERAL = (list, tuple, set, frozenset, KeysView, Iterator)
 
 
 def check_tag(tag: object) -> str:
@@ -62,7 +63,7 @@ def check_tags(arguments: Iterable[object]) -> list[str]:
     """
     tags: dict[str, None] = {}
     for argument in arguments:
-        if not isinstance(argument, list | tuple | set | frozenset | KeysView | Iterator):
+        if isinstance(argument, str) or not isinstance(argument, _SEVERAL):
             tags[check_tag(argument)] = None
             continue
         several = dict.fromkeys(check_tag(tag) for tag in argument)
@@ -144,8 +145,8 @@ def check_leaving(tags: Sequence[object], backup: object, label: str) -> Leaving
         TypeError: neither; a mapping beside other tags, or beside `backup`.
         ValueError: a malformed tag or backup; a mapping without a tag, which would read as every tag.
     """
-    if not any(isinstance(tag, Mapping) for tag in tags):
-        return Leaving(check_tags(tuple(tags)), operation_backup_code(backup))
+    if not any(isinstance(tag, Mapping) for tag in tags if not isinstance(tag, str)):
+        return Leaving(check_tags(tags), operation_backup_code(backup))
     if len(tags) > 1 or backup is not AS_ALLOCATED:
         raise TypeError(f"{label} takes tags and backup=, or one dict of each tag to its backup, and nothing beside it")
     given = tags[0]

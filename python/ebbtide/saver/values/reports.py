@@ -5,15 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from ebbtide import _core
 from ebbtide.saver.values.arguments import backup_names
 from ebbtide.saver.values.shown import Shown, html_table
 from ebbtide.sizes import format_size
-
-if TYPE_CHECKING:
-    from ebbtide import _core
-
 
 _TOTALS = ("bytes", "copied", "skipped", "clean", "unused", "constant")
 _MOST_PASSED_BY = 8  # that a text names
@@ -53,31 +50,40 @@ class Moved(Shown):
     constant: int = 0
 
 
-Row = TypeVar("Row", bound=Shown)
+Key = TypeVar("Key", str, int)
+Value = TypeVar("Value")
 
 
-class _Lazy(Generic[Row]):
-    """A field of Report: a tuple that is made from the core's report on first access, since it may have a row for every
-    tag."""
+class _Lazy(Generic[Value]):
+    """A field of Report that is made from the core's report on first access, since it may have a row for every tag, and
+    most callers do not look at it."""
 
-    def __init__(self, make: "Callable[[_core.Report], Iterable[Row]]") -> None:
-        self._make = make
+    def __init__(self, make: "Callable[[_core.Report], Value]", make_empty: "Callable[[], Value]") -> None:
+        self._make, self._make_empty = make, make_empty
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, report: "Report | None", owner: type) -> tuple[Row, ...]:
+    def __get__(self, report: "Report | None", owner: type) -> Value:
         if report is None:
-            return ()  # the default
+            return None  # type: ignore[return-value] # the default
         found = report.__dict__[self._name]
-        if not isinstance(found, tuple):
-            found = report.__dict__[self._name] = tuple(self._make(found))
-        return found
+        if isinstance(found, _core.Report):
+            found = report.__dict__[self._name] = self._make(found)
+        return found  # type: ignore[no-any-return]
 
-    def __set__(self, report: "Report", value: "tuple[Row, ...] | _core.Report") -> None:
-        report.__dict__[self._name] = value
+    def __set__(self, report: "Report", value: "Value | _core.Report") -> None:
+        report.__dict__[self._name] = self._make_empty() if value is None else value
 
 
+def _sum(sizes: Iterable[tuple[Key, int]]) -> dict[Key, int]:
+    sums: dict[Key, int] = {}
+    for key, size_bytes in sizes:
+        sums[key] = sums.get(key, 0) + size_bytes
+    return sums
+
+
+_PLAIN = ("kind", *_TOTALS, "seconds", "note")  # the fields of Report in the core's `plain`
 _moved_fields = attrgetter(*Moved.__dataclass_fields__)
 
 
@@ -111,54 +117,42 @@ class Report(Shown):
     unused: int = 0
     constant: int = 0
     seconds: float = 0.0
-    by_tag: dict[str, int] = field(default_factory=dict)
-    by_device: dict[int, int] = field(default_factory=dict)
+    by_tag: _Lazy[dict[str, int]] = _Lazy(lambda report: _sum((row.tag, row.bytes) for row in report.rows), dict)
+    by_device: _Lazy[dict[int, int]] = _Lazy(lambda report: _sum((row.device, row.bytes) for row in report.rows), dict)
     note: str = ""
-    rows: _Lazy[Moved] = _Lazy(lambda report: (Moved(*_moved_fields(row)) for row in report.rows))
-    left: _Lazy[Held] = _Lazy(lambda report: (Held(row.tag, row.device, row.bytes) for row in report.left))
+    rows: _Lazy[tuple[Moved, ...]] = _Lazy(
+        lambda report: tuple(Moved(*_moved_fields(row)) for row in report.rows), tuple
+    )
+    left: _Lazy[tuple[Held, ...]] = _Lazy(
+        lambda report: tuple(Held(row.tag, row.device, row.bytes) for row in report.left), tuple
+    )
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "rows": self.rows, "left": self.left}
+        return {name: getattr(self, name) for name in self.__dict__}
 
     @classmethod
     def from_core(cls, report: "_core.Report") -> "Report":
         """Converts the core's report."""
-        by_tag: dict[str, int] = {}
-        by_device: dict[int, int] = {}
-        for row in report.rows:
-            by_tag[row.tag] = by_tag.get(row.tag, 0) + row.bytes
-            by_device[row.device] = by_device.get(row.device, 0) + row.bytes
-        totals = {name: getattr(report, name) for name in _TOTALS}
-        return cls(
-            report.kind,
-            **totals,
-            seconds=report.seconds,
-            by_tag=by_tag,
-            by_device=by_device,
-            note=report.note,
-            rows=report,
-            left=report,
-        )
+        made = cls.__new__(cls)  # not by __init__, which sets each field of a frozen class by a call of its own
+        plain = zip(_PLAIN, report.plain, strict=True)
+        made.__dict__.update(plain, by_tag=report, by_device=report, rows=report, left=report)
+        return made
 
     @classmethod
     def joined(cls, kind: str, reports: "Sequence[Report]", seconds: float) -> "Report":
         """One report of the steps of one operation."""
         rows: dict[tuple[str, int], Moved] = {}
-        by_tag: dict[str, int] = {}
-        by_device: dict[int, int] = {}
         for row in (row for report in reports for row in report.rows):
             sum_of = rows.get((row.tag, row.device), Moved(row.tag, row.device))
             added = {name: getattr(sum_of, name) + getattr(row, name) for name in _TOTALS}
             rows[row.tag, row.device] = replace(sum_of, **added)
-            by_tag[row.tag] = by_tag.get(row.tag, 0) + row.bytes
-            by_device[row.device] = by_device.get(row.device, 0) + row.bytes
         totals = {name: sum(getattr(row, name) for row in rows.values()) for name in _TOTALS}
         return cls(
             kind,
             **totals,
             seconds=seconds,
-            by_tag=by_tag,
-            by_device=by_device,
+            by_tag=_sum((row.tag, row.bytes) for row in rows.values()),
+            by_device=_sum((row.device, row.bytes) for row in rows.values()),
             note=next((report.note for report in reports if report.note), ""),
             rows=tuple(rows.values()),
             left=reports[-1].left if reports else (),

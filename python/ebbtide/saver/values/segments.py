@@ -19,7 +19,7 @@ class Segment:
     @property
     def is_free(self) -> bool:
         """Nothing in it is in use."""
-        return sum(size for _, size in self.free) == self.size_bytes
+        return sum([size for _, size in self.free]) == self.size_bytes
 
 
 def make_segment(address: int, size_bytes: int, blocks: Iterable[tuple[int, int, bool]]) -> Segment:
@@ -51,7 +51,7 @@ def read_cuda_segments(snapshot: Sequence[Mapping[str, Any]]) -> list[Segment]:
         make_segment(
             segment["address"],
             segment["total_size"],
-            ((block["address"], block["size"], block["state"] == "inactive") for block in segment["blocks"]),
+            [(block["address"], block["size"], block["state"] == "inactive") for block in segment["blocks"]],
         )
         for segment in snapshot
     ]
@@ -59,7 +59,7 @@ def read_cuda_segments(snapshot: Sequence[Mapping[str, Any]]) -> list[Segment]:
 
 def free_ranges(segments: Iterable[Segment]) -> list[Range]:
     """All free ranges, by address."""
-    return sorted(free for segment in segments for free in segment.free)
+    return sorted([free for segment in segments for free in segment.free])
 
 
 def are_apart(ranges: Sequence[Range]) -> bool:
