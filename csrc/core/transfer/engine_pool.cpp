@@ -235,8 +235,9 @@ void EnginePool::trim() noexcept {
 int usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  int cores = static_cast<int>(std::thread::hardware_concurrency());
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) cores = CPU_COUNT(&set);
+  // hardware_concurrency() may read a file of sysfs, each time.
+  int cores = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
+                                                            : static_cast<int>(std::thread::hardware_concurrency());
   if (const auto quota = recent_cpu_quota()) cores = std::min(cores, std::max(1, static_cast<int>(*quota)));
   return std::max(1, cores);
 }
