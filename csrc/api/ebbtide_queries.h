@@ -48,7 +48,7 @@ EBBTIDE_API ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_vi
 /* What the last pause with a backup did about a block of 2 MiB. */
 typedef enum ebbtide_verdict {
   EBBTIDE_VERDICT_NONE = 0,    /* it did not take the block away, or there was none, or it dropped the content */
-  EBBTIDE_VERDICT_COPIED = 1,  /* copied, since no earlier copy of it was known */
+  EBBTIDE_VERDICT_COPIED = 1,  /* copied: no earlier copy of it was known, or a change was wrongly expected */
   EBBTIDE_VERDICT_CHANGED = 2, /* copied, since it differed from the copy of an earlier pause */
   EBBTIDE_VERDICT_CLEAN = 3,   /* not copied: the backup held it already */
   EBBTIDE_VERDICT_UNUSED = 4,  /* not copied: not in use */

@@ -77,6 +77,7 @@ class Copy::Worker {
       check(driver().cuMemcpyHtoDAsync(piece.device_address, bytes_of(flight), piece.size_bytes, stream),
             "cuMemcpyHtoDAsync", detail());
     }
+    if (const auto* then = queue_.queued(flight)) (*then)();
     // Another thread's copy may have been queued in between; then this waits for it too.
     engine_.landing(flight.event).record(engine_.stream());
     queue_.launched(flight);

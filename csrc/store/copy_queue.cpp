@@ -35,7 +35,7 @@ CopyQueue::CopyQueue(CopyDirection direction, const RingCut& cut, size_t events)
 size_t CopyQueue::submit(const CopyJob& job) {
   const size_t piece_bytes = job.backup->direct() != nullptr ? kDirectPieceBytes : cut_.piece_bytes;
   const std::lock_guard lock(mutex_);
-  const size_t number = pieces_left_.size();
+  const size_t number = jobs_.size();
   size_t count = 0;
   for (const CopyRange& range : job.ranges) {
     for (size_t done = 0; done < range.size_bytes; done += piece_bytes, ++count) {
@@ -45,7 +45,7 @@ size_t CopyQueue::submit(const CopyJob& job) {
                          std::min(piece_bytes, range.size_bytes - done), job.must_compare, digests, job.seed});
     }
   }
-  pieces_left_.push_back(count);
+  jobs_.push_back({count, count, job.then});
   if (count == 0) {
     landed_jobs_.push_back(number);
     landed_.notify_one();
@@ -120,6 +120,12 @@ CopyStep CopyQueue::next(bool may_wait) {
   return {.kind = Kind::kEnd};
 }
 
+const std::function<void()>* CopyQueue::queued(const Flight& flight) {
+  const std::lock_guard lock(mutex_);
+  Job& job = jobs_[flight.piece.job];
+  return --job.pieces_unqueued == 0 && job.then ? &job.then : nullptr;
+}
+
 void CopyQueue::launched(Flight& flight) {
   const std::lock_guard lock(mutex_);
   flight.stage = Stage::kOnBus;
@@ -150,7 +156,7 @@ void CopyQueue::finish_locked(Flight& flight) {
     flights_.pop_front();
   }
   changed_.notify_all();
-  if (--pieces_left_[job] != 0) return;
+  if (--jobs_[job].pieces_left != 0) return;
   --open_jobs_;
   landed_jobs_.push_back(job);
   landed_.notify_one();

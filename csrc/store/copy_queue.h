@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -37,6 +38,9 @@ struct CopyJob {
   // got, whatever the device writes meanwhile. Ranges, pieces and parts are whole blocks then.
   kernels::Digest* digests = nullptr;
   kernels::Digest seed = {};
+  // Queues work in the engine's stream, behind the copy of the last byte, in the context of its device. The job lands
+  // after it. May be empty, and is not called for a job without ranges.
+  std::function<void()> then = {};
 };
 
 // How a copy uses the ring.
@@ -108,6 +112,9 @@ class CopyQueue {
   void launched(Flight& flight);
   void part_done(Flight& flight);
   void landed(Flight& flight);
+  // After the copy of a piece was queued, and before its event is recorded: what must follow now, since no piece of its
+  // job is left to be queued. Else null.
+  const std::function<void()>* queued(const Flight& flight);
   // The first failure counts. No step begins after it.
   void fail(std::exception_ptr error) noexcept;
   void rethrow_failure() const;
@@ -134,6 +141,12 @@ class CopyQueue {
   bool is_over_locked() const;
   static bool is_on_bus(const Flight& flight);
 
+  struct Job {
+    size_t pieces_left;      // that have not landed
+    size_t pieces_unqueued;  // that the bus was not given
+    std::function<void()> then;
+  };
+
   const CopyDirection direction_;
   const RingCut cut_;
   const size_t events_;
@@ -145,8 +158,8 @@ class CopyQueue {
   RingRoom room_;
   size_t next_event_ = 0;
   size_t direct_under_way_ = 0;
-  bool is_bus_awaited_ = false;     // by one thread at most
-  std::deque<size_t> pieces_left_;  // by job
+  bool is_bus_awaited_ = false;  // by one thread at most
+  std::deque<Job> jobs_;
   std::deque<size_t> landed_jobs_;
   size_t open_jobs_ = 0;
   std::exception_ptr failure_;

@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "driver/context.h"
 #include "threads_fixture.h"
 
 namespace ebbtide::testing {
@@ -45,6 +46,35 @@ TEST_F(BlockScanTest, FewBlocksAndManyAreReportedAsTheyAre) {
       EXPECT_EQ(again[index - count / 2], kernels::digest_block(block_at(address, index), kSeed)) << index;
     EXPECT_EQ(scan->report(count - 1), before) << "the first look stays";
   }
+}
+
+TEST_F(BlockScanTest, ASecondLookFollowsTheCopiesInTheirStream) {
+  const CUdeviceptr address = alloc("w", 2 * kernels::kBlockBytes);
+  write(address, 2, 1);
+  EnginePool::Loan loan = core().engines.borrow(0, {.bytes = 1});
+  const auto scan = BlockScan::create(loan, 2, kSeed);
+  ASSERT_NE(scan, nullptr);
+  scan->add(address, 2 * kernels::kBlockBytes);
+  const kernels::BlockReport before = kernels::digest_block(block_at(address, 1), kSeed);
+  const CUstream stream = loan.engine().stream().get();
+  const ContextScope scope(0);
+  scan->launch_before_copies();
+  check(driver().cuMemsetD8Async(address + kernels::kBlockBytes, 9, kernels::kBlockBytes, stream), "cuMemsetD8Async");
+  scan->queue_second_look(0, 2);
+  loan.engine().stream().synchronize();
+  EXPECT_EQ(scan->report(1), before);
+  EXPECT_EQ(scan->second_look(0, 2)[1], kernels::digest_block(block_at(address, 1), kSeed));
+  EXPECT_EQ(scan->second_look(1, 1)[0], scan->second_look(0, 2)[1]);
+}
+
+TEST_F(BlockScanTest, AScanIsShortWhileItIsOneLaunch) {
+  EnginePool::Loan loan = core().engines.borrow(0, {.bytes = 1});
+  const auto scan = BlockScan::create(loan, 513, kSeed);
+  ASSERT_NE(scan, nullptr);
+  scan->add(0, 512 * kernels::kBlockBytes);
+  EXPECT_TRUE(scan->is_short());
+  scan->add(0, kernels::kBlockBytes);
+  EXPECT_FALSE(scan->is_short());
 }
 
 TEST_F(BlockScanTest, ATableForManyBlocksIsEnoughForFewer) {

@@ -266,6 +266,37 @@ TEST_P(CopyTest, DirectBackupsMoveWithoutTheRing) {
   check(driver().cuMemFreeHost(pinned), "cuMemFreeHost");
 }
 
+TEST_P(CopyTest, WhatFollowsAJobIsQueuedOnceBehindItsLastByte) {
+  fill(address(), kBytes, 1);
+  std::atomic<int> followed = 0;
+  std::vector<CopyJob> jobs = jobs_;
+  for (CopyJob& job : jobs) {
+    job.then = [&followed, &job, this] {
+      ++followed;
+      check(driver().cuMemsetD8Async(job.device_address, 0xCD, job.ranges.front().size_bytes, engine_->stream().get()),
+            "cuMemsetD8Async");
+    };
+  }
+  run(CopyDirection::kToStore, jobs, [&](size_t job) {
+    const auto* const bytes = reinterpret_cast<const unsigned char*>(jobs[job].device_address);
+    const size_t size_bytes = jobs[job].ranges.front().size_bytes;
+    EXPECT_TRUE(std::all_of(bytes, bytes + size_bytes, [](unsigned char byte) { return byte == 0xCD; })) << job;
+  });
+  EXPECT_EQ(followed, static_cast<int>(jobs.size()));
+  EXPECT_TRUE(holds(view(), used_bytes_ / 8 * 8, 1));
+  expect_idle();
+}
+
+TEST_P(CopyTest, AFailureOfWhatFollowsAJobEndsTheCopy) {
+  fill(address(), kBytes, 1);
+  std::vector<CopyJob> jobs = jobs_;
+  jobs[2].then = [] { throw DriverError("stop", "cuLaunchKernel", 999, ""); };
+  EXPECT_THROW(run(CopyDirection::kToStore, jobs, [](size_t job) { EXPECT_NE(job, 2u); }), DriverError);
+  expect_idle();
+  run(CopyDirection::kToStore, jobs_, [](size_t) {});
+  EXPECT_TRUE(holds(view(), used_bytes_ / 8 * 8, 1));
+}
+
 TEST_P(CopyTest, ACopyThatIsGivenUpLeavesNothingQueued) {
   fill(address(), kBytes, 1);
   {

@@ -83,6 +83,29 @@ TEST_F(MovesFaults, Invariant3_PinnedBackups) {
   sweep_all({items, pause_all, resume_all, {resume_all, pause_all}});
 }
 
+// Its copies are queued before anybody looks at the scan.
+TEST_F(MovesFaults, Invariant3_PinnedMemoryThatChangesEachTime) {
+  const Act pause_all = [&] { pause(); };
+  const Act resume_all = [&] { resume(); };
+  const std::vector<ItemSpec> items = {{"w", kPinned, 0, {1, 1}}, {"w", kPinned, 1, {1}}};
+  const auto change = [&](uint64_t seed) {
+    for (size_t item = 0; item < items.size(); ++item) {
+      for (size_t block = 0; block < items_[item].content.size(); ++block) write_block(item, block, seed + block);
+    }
+  };
+  const Act cycles_before = [&] {
+    for (const uint64_t seed : {1000, 2000}) {
+      pause();
+      resume();
+      change(seed);
+    }
+    pause();
+    resume();
+    change(3000);
+  };
+  sweep_all({items, cycles_before, pause_all, {pause_all, resume_all}});
+}
+
 TEST_F(MovesFaults, Invariant3_BackupsOnDisk) {
   const DiskDirectory directory;
   const Act pause_all = [&] { pause(); };

@@ -39,7 +39,8 @@ struct Policy {
 enum class Place { kDevice = 0, kHost = 1, kStored = 2, kDropped = 3 };
 
 // What the last pause with a backup did about a block. kNone: it did not take the block away. kCopied: no earlier copy
-// was known. kChanged: it differed from the copy of an earlier pause. The others were not copied.
+// was known, or a change was wrongly expected. kChanged: it differed from the copy of an earlier pause. The others were
+// not copied.
 enum class Verdict : uint8_t { kNone = 0, kCopied = 1, kChanged = 2, kClean = 3, kUnused = 4, kConstant = 5 };
 using Verdicts = std::vector<Verdict>;  // by block
 

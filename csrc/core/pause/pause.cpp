@@ -103,9 +103,10 @@ void Pause::select(const std::shared_ptr<Allocation>& allocation) {
     kept->allocation = allocation;
     kept->stored = usable_backup(*allocation, kind);
     kept->had_backup = kept->stored != nullptr;
-    const auto earlier = allocation->is_away() ? core().registry.verdicts_of(*allocation) : nullptr;
-    kept->verdicts = earlier != nullptr ? std::make_shared<Verdicts>(*earlier)
-                                        : std::make_shared<Verdicts>(allocation->size_bytes() / kernels::kBlockBytes);
+    kept->earlier = core().registry.verdicts_of(*allocation);
+    kept->verdicts = kept->earlier != nullptr && allocation->is_away()
+                         ? std::make_shared<Verdicts>(*kept->earlier)
+                         : std::make_shared<Verdicts>(allocation->size_bytes() / kernels::kBlockBytes);
   }
   std::vector<bool> is_unused = unused_blocks(core(), request_, *allocation);
   allocation->is_unused = is_trim_ || std::find(is_unused.begin(), is_unused.end(), false) == is_unused.end();
@@ -260,7 +261,11 @@ void Pause::run_device(int device) {
 }
 
 void Pause::move_out(DeviceWork& work) {
-  if (work.scan != nullptr) work.scan->launch();
+  work.expects_change = expects_change(work);
+  if (work.expects_change)
+    work.scan->launch_before_copies();
+  else if (work.scan != nullptr)
+    work.scan->launch();
   std::optional<Copy> copy;  // its threads are not started where nothing must be copied
   std::vector<Leaving*> submitted;
   for (Leaving& leaving : work.leaving) {
@@ -270,9 +275,7 @@ void Pause::move_out(DeviceWork& work) {
     } else {
       if (!copy) copy.emplace(work.engine->engine(), CopyDirection::kToStore, work.engine->cut());
       submitted.push_back(&leaving);
-      copy->submit({leaving.allocation->address() + leaving.chunk->offset, leaving.kept->stored->backup.get(),
-                    leaving.chunk->offset, leaving.ranges,
-                    core().rules.skip.must_compare.load() && leaving.kept->had_backup});
+      submit(work, *copy, leaving);
     }
     while (const auto job = copy ? copy->poll_landed() : std::nullopt) land(work, *submitted[*job]);
   }
@@ -282,8 +285,10 @@ void Pause::move_out(DeviceWork& work) {
 void Pause::decide(DeviceWork& work, Leaving& leaving) {
   leaving.ranges.clear();
   for (size_t index = 0; index < leaving.chunk->block_count(); ++index) {
+    // Where change is expected, the reports are looked at when the copy has landed.
+    const bool is_report_awaited = work.scan != nullptr && !work.expects_change;
     const kernels::BlockReport* const report =
-        work.scan == nullptr ? nullptr : &work.scan->report(leaving.first_scanned + index);
+        is_report_awaited ? &work.scan->report(leaving.first_scanned + index) : nullptr;
     const size_t block = leaving.chunk->first_block() + index;
     const Verdict verdict = judge(*leaving.kept, block, report);
     (*leaving.kept->verdicts)[block] = verdict;

@@ -51,11 +51,12 @@ class Pause : public Move {
   // An allocation that keeps its content.
   struct Kept {
     std::shared_ptr<Allocation> allocation;
-    std::shared_ptr<BackupRecord> stored;  // what the allocation has, or a new one that it gets with its first chunk
-    HostCharge charge;                     // for the pages that will be touched
-    std::vector<bool> is_unused;           // by block
-    std::shared_ptr<Verdicts> verdicts;    // of this pause
-    bool had_backup = false;               // before this pause
+    std::shared_ptr<BackupRecord> stored;     // what the allocation has, or a new one that it gets with its first chunk
+    HostCharge charge;                        // for the pages that will be touched
+    std::vector<bool> is_unused;              // by block
+    std::shared_ptr<const Verdicts> earlier;  // of the last pause, or null
+    std::shared_ptr<Verdicts> verdicts;       // of this pause
+    bool had_backup = false;                  // before this pause
     bool is_attached = false;
   };
   struct Noted {
@@ -69,6 +70,7 @@ class Pause : public Move {
     size_t departure;               // of the work's departures
     size_t first_scanned;           // the number of its first block in the scan
     std::vector<CopyRange> ranges;  // what must be copied
+    bool is_followed = false;       // by its second look, behind its copy
   };
   // Chunks that leave together, since they share one handle.
   struct Departure {
@@ -84,6 +86,7 @@ class Pause : public Move {
     bool has_dropped = false;
     std::unique_ptr<EnginePool::Loan> engine;
     std::unique_ptr<BlockScan> scan;
+    bool expects_change = false;  // of all that leaves: its copies do not wait until the scan is read
   };
 
   BackupKind kind_of(const Allocation& allocation) const;
@@ -99,10 +102,14 @@ class Pause : public Move {
   void note_blindness(int device, size_t scanned_blocks);
 
   void move_out(DeviceWork& work);
+  bool expects_change(const DeviceWork& work);
+  static bool changed_last_time(const Leaving& leaving);
   void decide(DeviceWork& work, Leaving& leaving);
+  void submit(DeviceWork& work, Copy& copy, Leaving& leaving);
   Verdict judge(Kept& kept, size_t block, const kernels::BlockReport* report);
   void land(DeviceWork& work, Leaving& leaving);
   void leave(DeviceWork& work, Departure& departure);
+  bool keeps_digests(const DeviceWork& work, const Leaving& leaving);
   void note_digests(DeviceWork& work, const Leaving& leaving);
   void release_memory(const Departure& departure);
   void drop(DeviceWork& work);

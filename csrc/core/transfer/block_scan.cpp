@@ -51,15 +51,20 @@ BlockScan::BlockScan(CopyEngine& engine, const DeviceKernels& kernels, std::byte
       second_sections_(sections_in(table, capacity, 1)) {}
 
 BlockScan::~BlockScan() {
-  if (!may_run_) return;
+  const bool is_over = std::all_of(groups_.begin(), groups_.end(), [](const Group& group) { return group.is_done; });
+  if (may_run_in_ != nullptr && !is_over) wait_for(*may_run_in_);
+  if (may_look_again_) wait_for(engine_.side_stream());
+}
+
+void BlockScan::wait_for(const Stream& stream) noexcept {
   std::optional<ContextScope> scope;
   try {
     scope.emplace(engine_.device());
   } catch (...) {
     // The stream may be waited for all the same.
   }
-  CUresult result = driver().cuStreamSynchronize(engine_.side_stream().get());
-  if (result != CUDA_SUCCESS) result = driver().cuStreamSynchronize(engine_.side_stream().get());
+  CUresult result = driver().cuStreamSynchronize(stream.get());
+  if (result != CUDA_SUCCESS) result = driver().cuStreamSynchronize(stream.get());
   if (result != CUDA_SUCCESS) engine_.poison();
 }
 
@@ -71,14 +76,16 @@ size_t BlockScan::add(CUdeviceptr address, size_t size_bytes) {
   return first;
 }
 
-void BlockScan::launch() {
+bool BlockScan::is_short() const { return count_ <= kBlocksPerGroup; }
+
+void BlockScan::launch(const Stream& stream) {
   const ContextScope scope(engine_.device());
-  may_run_ = true;
+  may_run_in_ = &stream;
   for (size_t first = 0; first < count_;) {
     const size_t end = std::min(first + kBlocksPerGroup, count_);
     Group& group = groups_.emplace_back(Group{first, end, Event::create()});
-    digest(first, end - first, reports_, sections_);
-    group.done.record(engine_.side_stream());
+    digest(stream, first, end - first, reports_, sections_);
+    group.done.record(stream);
     first = end;
   }
 }
@@ -95,20 +102,29 @@ const kernels::BlockReport& BlockScan::report(size_t number) {
 
 const kernels::BlockReport* BlockScan::look_again(size_t first, size_t count) {
   const ContextScope scope(engine_.device());
-  may_run_ = true;
-  digest(first, count, second_reports_, second_sections_);
+  may_look_again_ = true;
+  digest(engine_.side_stream(), first, count, second_reports_, second_sections_);
   engine_.side_stream().synchronize();
+  may_look_again_ = false;
+  return second_look(first, count);
+}
+
+void BlockScan::queue_second_look(size_t first, size_t count) {
+  digest(engine_.stream(), first, count, second_reports_, second_sections_);
+}
+
+const kernels::BlockReport* BlockScan::second_look(size_t first, size_t count) {
   join(first, count, second_reports_, second_sections_);
   return second_reports_ + first;
 }
 
-void BlockScan::digest(size_t first, size_t count, kernels::BlockReport* reports, kernels::BlockReport* sections) {
-  const CUstream stream = engine_.side_stream().get();
+void BlockScan::digest(const Stream& stream, size_t first, size_t count, kernels::BlockReport* reports,
+                       kernels::BlockReport* sections) const {
   const auto blocks = static_cast<uint32_t>(count);
   if (sections != nullptr)
-    kernels_.digest_sections(stream, addresses_ + first, sections + first * kernels::kSections, seed_, blocks);
+    kernels_.digest_sections(stream.get(), addresses_ + first, sections + first * kernels::kSections, seed_, blocks);
   else
-    kernels_.digest(stream, addresses_ + first, reports + first, seed_, blocks);
+    kernels_.digest(stream.get(), addresses_ + first, reports + first, seed_, blocks);
 }
 
 void BlockScan::join(size_t first, size_t count, kernels::BlockReport* reports,

@@ -27,13 +27,21 @@ class BlockScan {
 
   // Adds the blocks of a range on the device. Returns the number of the first one.
   size_t add(CUdeviceptr address, size_t size_bytes);
+  // Whether the first results are there when all are.
+  bool is_short() const;
   // Starts the scan of everything that was added. Once.
-  void launch();
+  void launch() { launch(engine_.side_stream()); }
+  // The same in the stream of copies, which copy what the scan has looked at.
+  void launch_before_copies() { launch(engine_.stream()); }
   // The result for a block, by its number. Waits for it.
   const kernels::BlockReport& report(size_t number);
 
   // Scans count blocks from first on again, and waits. The results are valid until the next call.
   const kernels::BlockReport* look_again(size_t first, size_t count);
+  // The same in two parts: the first queues it behind the copies in their stream, in the context of the device. The
+  // caller waits for that stream before the second, and in any case before the scan goes.
+  void queue_second_look(size_t first, size_t count);
+  const kernels::BlockReport* second_look(size_t first, size_t count);
 
  private:
   struct Group {
@@ -43,7 +51,10 @@ class BlockScan {
     bool is_done = false;
   };
   BlockScan(CopyEngine& engine, const DeviceKernels& kernels, std::byte* table, size_t capacity, kernels::Digest seed);
-  void digest(size_t first, size_t count, kernels::BlockReport* reports, kernels::BlockReport* sections);
+  void launch(const Stream& stream);
+  void wait_for(const Stream& stream) noexcept;
+  void digest(const Stream& stream, size_t first, size_t count, kernels::BlockReport* reports,
+              kernels::BlockReport* sections) const;
   void join(size_t first, size_t count, kernels::BlockReport* reports, const kernels::BlockReport* sections) const;
 
   CopyEngine& engine_;
@@ -58,7 +69,8 @@ class BlockScan {
   kernels::BlockReport* const second_sections_;
   size_t count_ = 0;
   std::vector<Group> groups_;
-  bool may_run_ = false;
+  const Stream* may_run_in_ = nullptr;  // the first look
+  bool may_look_again_ = false;
 };
 
 }  // namespace ebbtide

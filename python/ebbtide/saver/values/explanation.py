@@ -37,7 +37,8 @@ class Explanation(Shown):
     Attributes:
         tag: the tag.
         changed: blocks that were copied because they differed from the copy of an earlier pause.
-        copied: blocks that were copied because no earlier copy of them was known.
+        copied: blocks that were copied because no earlier copy of them was known, or because they had changed before
+            each of the two pauses before, this time without having changed.
         clean, unused, constant: blocks that were not copied, as in a Report.
         blocks: (address, bytes, "changed" or "copied") of what was copied, in the order of addresses.
         tensors: what lies in those blocks, most bytes first. One changed byte makes its whole block move, so of the

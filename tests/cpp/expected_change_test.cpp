@@ -1,0 +1,140 @@
+// What changed before each of the last two pauses is copied before anybody looks at the scan. A wrong guess costs one
+// copy.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <set>
+#include <sstream>
+
+#include "core_fixture.h"
+
+namespace ebbtide::testing {
+namespace {
+
+using Calls = std::vector<std::string>;
+
+class ExpectedChangeTest : public CoreTest {
+ protected:
+  // Memory that changed before each of the last two pauses, and again.
+  CUdeviceptr alloc_changed(const Policy& policy, const std::vector<uint64_t>& chunk_bytes) {
+    const CUdeviceptr address = alloc_chunks("w", policy, 0, chunk_bytes);
+    size_bytes_ = 0;
+    for (const uint64_t bytes : chunk_bytes) size_bytes_ += bytes;
+    for (seed_ = 1; seed_ <= 3; ++seed_) {
+      fill(address, size_bytes_, seed_);
+      pause();
+      resume();
+    }
+    fill(address, size_bytes_, seed_);
+    return address;
+  }
+  Verdicts verdicts(CUdeviceptr address) { return *core().registry.verdicts_of(*core().registry.find(address)); }
+  // The calls of a pause that copy, look or wait.
+  Calls calls_of_pause() {
+    sim().clear_log();
+    pause();
+    std::string text(sim().log(nullptr, 0) + 1, '\0');
+    sim().log(text.data(), text.size());
+    const std::set<std::string> shown = {"cuLaunchKernel", "cuMemcpyDtoHAsync", "cuEventSynchronize",
+                                         "cuStreamSynchronize", "cuMemUnmap"};
+    Calls calls;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      if (shown.contains(line.substr(0, line.find('(')))) calls.push_back(line.substr(0, line.find('(')));
+    }
+    return calls;
+  }
+  static unsigned char* bytes_at(CUdeviceptr address) { return reinterpret_cast<unsigned char*>(address); }
+
+  uint64_t size_bytes_ = 0;
+  uint64_t seed_ = 0;
+};
+
+const Calls kCareful = {"cuLaunchKernel", "cuEventSynchronize", "cuMemcpyDtoHAsync",
+                        "cuLaunchKernel", "cuEventSynchronize", "cuMemUnmap"};
+// The second wait is for the scan, which was over before the copy began.
+const Calls kExpecting = {"cuLaunchKernel",     "cuMemcpyDtoHAsync",  "cuLaunchKernel",
+                          "cuEventSynchronize", "cuEventSynchronize", "cuMemUnmap"};
+
+TEST_F(ExpectedChangeTest, ItIsCopiedBeforeAnybodyWaits) {
+  const CUdeviceptr address = alloc_chunks("w", BackupKind::kPinned, 0, {kChunk});
+  pause();  // makes what is made once
+  resume();
+  for (const Calls& calls : {kCareful, kCareful, kExpecting, kExpecting}) {
+    fill(address, kChunk, ++seed_);
+    EXPECT_EQ(calls_of_pause(), calls) << seed_;
+    EXPECT_EQ(verdicts(address), Verdicts{seed_ == 1 ? Verdict::kCopied : Verdict::kChanged});
+    EXPECT_EQ(resume().totals().copied, kChunk);
+    EXPECT_TRUE(holds(address, kChunk, seed_));
+  }
+}
+
+TEST_F(ExpectedChangeTest, AWrongGuessCostsOneCopy) {
+  const CUdeviceptr address = alloc_changed({BackupKind::kPinned}, {kChunk, kChunk});
+  pause();
+  resume();
+  bytes_at(address)[kChunk] ^= 1;  // only the second block
+  const ReportRow row = pause().totals();
+  EXPECT_EQ(row.copied, 2 * kChunk);
+  EXPECT_EQ(row.clean, 0u);
+  EXPECT_EQ(verdicts(address), (Verdicts{Verdict::kCopied, Verdict::kChanged}));
+  resume();
+  const ReportRow next = pause().totals();
+  EXPECT_EQ(next.copied, 0u);
+  EXPECT_EQ(next.clean, 2 * kChunk);
+  resume();
+  bytes_at(address)[kChunk] ^= 1;
+  EXPECT_TRUE(holds(address, 2 * kChunk, seed_));
+}
+
+TEST_F(ExpectedChangeTest, ABlockThatBecomesOneValueIsCopiedOnce) {
+  const CUdeviceptr address = alloc_changed({BackupKind::kPinned}, {kChunk});
+  std::memset(bytes_at(address), 7, kChunk);
+  EXPECT_EQ(pause().totals().copied, kChunk);
+  EXPECT_EQ(verdicts(address), Verdicts{Verdict::kCopied});
+  resume();
+  EXPECT_EQ(bytes_at(address)[kChunk - 1], 7);
+  EXPECT_EQ(pause().totals().constant, kChunk);
+  resume();
+  EXPECT_EQ(bytes_at(address)[0], 7);
+}
+
+TEST_F(ExpectedChangeTest, WhatIsUnusedIsNotCopied) {
+  const CUdeviceptr address = alloc_changed({BackupKind::kPinned}, {kChunk, kChunk});
+  OperationRequest request;
+  request.unused = AddressRanges({{address, kChunk}});
+  request.unused_as_of = core().registry.last_lease();
+  const ReportRow row = Operation::claim(core(), OperationKind::kPause, request)->commit().front().totals();
+  EXPECT_EQ(row.copied, kChunk);
+  EXPECT_EQ(row.unused, kChunk);
+  EXPECT_EQ(verdicts(address), (Verdicts{Verdict::kUnused, Verdict::kChanged}));
+}
+
+TEST_F(ExpectedChangeTest, OtherMemoryIsLookedAtFirst) {
+  const CUdeviceptr address = alloc_changed({BackupKind::kRam, true}, {kChunk});
+  EXPECT_EQ(calls_of_pause(), kCareful) << "bytes that go through the ring";
+  resume();
+  core().rules.skip.must_compare = true;
+  EXPECT_NE(calls_of_pause(), kExpecting);
+  resume();
+  EXPECT_TRUE(holds(address, kChunk, seed_));
+}
+
+TEST_F(ExpectedChangeTest, AFailedPauseLosesNothing) {
+  for (const char* const call : {"cuMemcpyDtoHAsync", "cuLaunchKernel", "cuMemUnmap"}) {
+    SCOPED_TRACE(call);
+    const CUdeviceptr address = alloc_changed({BackupKind::kPinned}, {kChunk});
+    sim().clear_log();
+    sim().fail(call, call == std::string("cuLaunchKernel") ? 2 : 1, 999, 1);
+    EXPECT_THROW(pause(), Error);
+    sim().clear_failures();
+    EXPECT_TRUE(holds(address, kChunk, seed_));
+    EXPECT_EQ(pause().totals().copied, kChunk);
+    resume();
+    EXPECT_TRUE(holds(address, kChunk, seed_));
+    deallocate(core(), address);
+  }
+}
+
+}  // namespace
+}  // namespace ebbtide::testing
