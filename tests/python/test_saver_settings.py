@@ -184,8 +184,13 @@ def test_a_folder_is_looked_at_when_it_is_chosen(saver, clean, tmp_path):
         assert "saver.configure(disk_directory=...)" in str(refused.value)
         assert _core.get_setting("disk_directory") == before and _core.get_limit("device") != 1
         clean.setenv("EBBTIDE_DISK_DIRECTORY", bad)
-        clean.setattr(settings, "_environment_is_checked", False)  # configure may have been the first to check it
-        for use in (settings.check_environment, lambda: run_options.to_variables({}, os.environ)):
+
+        def check_anew():
+            # configure may have been the first to check it, or what the collector closes meanwhile.
+            clean.setattr(settings, "_environment_is_checked", False)
+            settings.check_environment()
+
+        for use in (check_anew, lambda: run_options.to_variables({}, os.environ)):
             with pytest.raises(ValueError, match=words) as said:
                 use()
             assert "set EBBTIDE_DISK_DIRECTORY to another" in str(said.value)
