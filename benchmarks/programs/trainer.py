@@ -51,7 +51,6 @@ class PartsWatch(Watch):
 def main() -> None:
     given = arguments()
     torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True, warn_only=True)  # the losses are compared
     config = LlamaConfig(
         hidden_size=given.hidden,
         num_hidden_layers=given.layers,

@@ -42,7 +42,7 @@ def make_training(sizes: Sizes, is_on_cpu: bool = False) -> Training:
     size = sizes.training.states
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)  # not only with warnings: attention would not be deterministic then
     with torch.device(saver.device):
         blocks = nn.Sequential(*(Block(size) for _ in range(size.layers)))
         inputs = torch.randn(size.batch, size.tokens, size.hidden)

@@ -1,8 +1,10 @@
 """Hugging Face's Trainer, unmodified, in less memory than it needs: `ebbtide run --lms` and `--overflow`.
 
-`plain` has the whole device, and times the parts of its steps as well.
+`plain` has the whole device, and times the parts of its steps as well. The backward of its attention is not
+deterministic, so the losses of two runs differ in the last digit.
 """
 
+import math
 from functools import partial
 from importlib.util import find_spec
 
@@ -12,7 +14,7 @@ from benchmarks.measured import Measured, Part, SkippedError
 from benchmarks.sizes import GIB, Sizes
 
 UNCOUNTED = 4  # steps: of large model support the first ones learn
-ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # which deterministic algorithms need
+SPREAD = 1e-6  # of a loss, relative
 
 
 def train(sizes: Sizes, options: dict[str, object] | None, **arguments: object) -> unmodified.Outcome:
@@ -41,7 +43,8 @@ def measure_limited(sizes: Sizes, way: str, limit: int) -> Measured:
     if stats := ran.figures["lms"]:
         facts |= {**stats[-1], **moved_between(*stats)}
     measured = Measured(seconds={"step": seconds[UNCOUNTED:]}, facts=facts)
-    if ran.figures["losses"] != plain.figures["losses"]:
+    losses = zip(ran.figures["losses"], plain.figures["losses"], strict=True)
+    if not all(math.isclose(*pair, rel_tol=SPREAD) for pair in losses):
         measured.faults.append("the losses are not those of training without a limit")
     if facts.get("peak_device_bytes", 0) > limit * GIB:
         measured.faults.append("more was held than the limit")
@@ -52,9 +55,6 @@ def parts(sizes: Sizes) -> list[Part]:
     limits = sizes.training.trainer_limits
     ways = [("lms", limit) for limit in limits] + [(way, limits[0]) for way in ("split", "managed")]
     return [
-        Part("lms_trainer.plain", measure_plain, environment=ENVIRONMENT),
-        *(
-            Part(f"lms_trainer.{way}_{limit}", partial(measure_limited, way=way, limit=limit), environment=ENVIRONMENT)
-            for way, limit in ways
-        ),
+        Part("lms_trainer.plain", measure_plain),
+        *(Part(f"lms_trainer.{way}_{limit}", partial(measure_limited, way=way, limit=limit)) for way, limit in ways),
     ]
