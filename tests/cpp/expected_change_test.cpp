@@ -15,9 +15,17 @@ using Calls = std::vector<std::string>;
 
 class ExpectedChangeTest : public CoreTest {
  protected:
+  ~ExpectedChangeTest() override { free_all(); }
+  void free_all() {
+    for (const CUdeviceptr address : allocated_) deallocate(core(), address);
+    allocated_.clear();
+  }
+  CUdeviceptr alloc_noted(const Policy& policy, const std::vector<uint64_t>& chunk_bytes) {
+    return allocated_.emplace_back(alloc_chunks("w", policy, 0, chunk_bytes));
+  }
   // Memory that changed before each of the last two pauses, and again.
   CUdeviceptr alloc_changed(const Policy& policy, const std::vector<uint64_t>& chunk_bytes) {
-    const CUdeviceptr address = alloc_chunks("w", policy, 0, chunk_bytes);
+    const CUdeviceptr address = alloc_noted(policy, chunk_bytes);
     size_bytes_ = 0;
     for (const uint64_t bytes : chunk_bytes) size_bytes_ += bytes;
     for (seed_ = 1; seed_ <= 3; ++seed_) {
@@ -44,8 +52,15 @@ class ExpectedChangeTest : public CoreTest {
     }
     return calls;
   }
+  ReportRow pause_but(const std::vector<AddressRange>& unused) {
+    OperationRequest request;
+    request.unused = AddressRanges(unused);
+    request.unused_as_of = core().registry.last_lease();
+    return Operation::claim(core(), OperationKind::kPause, request)->commit().front().totals();
+  }
   static unsigned char* bytes_at(CUdeviceptr address) { return reinterpret_cast<unsigned char*>(address); }
 
+  std::vector<CUdeviceptr> allocated_;
   uint64_t size_bytes_ = 0;
   uint64_t seed_ = 0;
 };
@@ -57,7 +72,7 @@ const Calls kExpecting = {"cuLaunchKernel",     "cuMemcpyDtoHAsync",  "cuLaunchK
                           "cuEventSynchronize", "cuEventSynchronize", "cuMemUnmap"};
 
 TEST_F(ExpectedChangeTest, ItIsCopiedBeforeAnybodyWaits) {
-  const CUdeviceptr address = alloc_chunks("w", BackupKind::kPinned, 0, {kChunk});
+  const CUdeviceptr address = alloc_noted({BackupKind::kPinned}, {kChunk});
   pause();  // makes what is made once
   resume();
   for (const Calls& calls : {kCareful, kCareful, kExpecting, kExpecting}) {
@@ -100,14 +115,25 @@ TEST_F(ExpectedChangeTest, ABlockThatBecomesOneValueIsCopiedOnce) {
 }
 
 TEST_F(ExpectedChangeTest, WhatIsUnusedIsNotCopied) {
-  const CUdeviceptr address = alloc_changed({BackupKind::kPinned}, {kChunk, kChunk});
-  OperationRequest request;
-  request.unused = AddressRanges({{address, kChunk}});
-  request.unused_as_of = core().registry.last_lease();
-  const ReportRow row = Operation::claim(core(), OperationKind::kPause, request)->commit().front().totals();
-  EXPECT_EQ(row.copied, kChunk);
+  const CUdeviceptr address = alloc_changed({BackupKind::kPinned}, {2 * kChunk, kChunk});
+  const ReportRow row = pause_but({{address, kChunk}});
+  EXPECT_EQ(row.copied, 2 * kChunk);
   EXPECT_EQ(row.unused, kChunk);
-  EXPECT_EQ(verdicts(address), (Verdicts{Verdict::kUnused, Verdict::kChanged}));
+  EXPECT_EQ(verdicts(address), (Verdicts{Verdict::kUnused, Verdict::kChanged, Verdict::kChanged}));
+}
+
+// Nothing is copied of it, behind which its scan would be over.
+TEST_F(ExpectedChangeTest, AChunkOfWhichNothingIsUsedStaysUntilItsScanIsOver) {
+  for (const bool is_all : {false, true}) {
+    const CUdeviceptr address = alloc_changed({BackupKind::kPinned}, {kChunk, kChunk});
+    fill(address + kChunk, kChunk, 9);
+    const ReportRow row = pause_but({{address, is_all ? 2 * kChunk : kChunk}});
+    EXPECT_EQ(row.unused, is_all ? 2 * kChunk : kChunk);
+    EXPECT_EQ(driver().cuCtxSynchronize(), CUDA_SUCCESS);
+    resume();
+    EXPECT_TRUE(is_all || holds(address + kChunk, kChunk, 9));
+    free_all();
+  }
 }
 
 TEST_F(ExpectedChangeTest, OtherMemoryIsLookedAtFirst) {
@@ -132,7 +158,7 @@ TEST_F(ExpectedChangeTest, AFailedPauseLosesNothing) {
     EXPECT_EQ(pause().totals().copied, kChunk);
     resume();
     EXPECT_TRUE(holds(address, kChunk, seed_));
-    deallocate(core(), address);
+    free_all();
   }
 }
 

@@ -39,14 +39,17 @@ std::map<int, uint64_t> Pause::leaving_bytes() const {
   return bytes;
 }
 
+// Of all that is in use, which is not nothing: so something is copied behind the scan, and the chunk stays until then.
 bool Pause::changed_last_time(const Leaving& leaving) {
   const Kept& kept = *leaving.kept;
   if (kept.stored->backup->direct() == nullptr || kept.stored->has_windows() || kept.earlier == nullptr) return false;
+  bool is_used = false;
   for (size_t block = leaving.chunk->first_block(); block < leaving.chunk->end_block(); ++block) {
-    const bool has_changed = kept.stored->blocks[block].has_digest && (*kept.earlier)[block] == Verdict::kChanged;
-    if (!has_changed && !kept.is_unused[block]) return false;
+    if (kept.is_unused[block]) continue;
+    is_used = true;
+    if (!kept.stored->blocks[block].has_digest || (*kept.earlier)[block] != Verdict::kChanged) return false;
   }
-  return true;
+  return is_used;
 }
 
 // Whether the copies are queued behind the scan without a look at it: what changed before each of the last two pauses
