@@ -171,6 +171,7 @@ def test_a_fraction_is_from_0_to_1_wherever_it_is_given(saver, clean):
 
 
 def test_a_folder_is_looked_at_when_it_is_chosen(saver, clean, tmp_path):
+    saver.configure(disk_directory=None)  # a folder that was configured before comes before the variable
     (tmp_path / "file").write_text("")
     for bad, words in {
         str(tmp_path / "missing"): "make that directory",
@@ -184,13 +185,8 @@ def test_a_folder_is_looked_at_when_it_is_chosen(saver, clean, tmp_path):
         assert "saver.configure(disk_directory=...)" in str(refused.value)
         assert _core.get_setting("disk_directory") == before and _core.get_limit("device") != 1
         clean.setenv("EBBTIDE_DISK_DIRECTORY", bad)
-
-        def check_anew():
-            # configure may have been the first to check it, or what the collector closes meanwhile.
-            clean.setattr(settings, "_environment_is_checked", False)
-            settings.check_environment()
-
-        for use in (check_anew, lambda: run_options.to_variables({}, os.environ)):
+        clean.setattr(settings, "_environment_is_checked", False)  # configure may have been the first to check it
+        for use in (settings.check_environment, lambda: run_options.to_variables({}, os.environ)):
             with pytest.raises(ValueError, match=words) as said:
                 use()
             assert "set EBBTIDE_DISK_DIRECTORY to another" in str(said.value)
