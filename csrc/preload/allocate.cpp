@@ -51,12 +51,6 @@ void fill_host_pool(int device) {
   }
 }
 
-// Whether torch makes the call, and large model support makes room for it where memory is short.
-bool is_left_to_lms() {
-  const Core* const core = Core::instance_if_made();
-  return core != nullptr && core->rules.leaves_torch_to_lms.load() && is_called_by_torch();
-}
-
 // The reserve restricts spills only, so memory from the driver may reach into it. A request larger than the room of
 // small ones is decided by the driver's answer: otherwise nearly all of it would go to the host to spare less than its
 // own size.
@@ -95,10 +89,15 @@ std::optional<ThreadPolicy> choose_tag() {
   return is_tagged ? std::optional(policy) : std::nullopt;
 }
 
+bool is_left_to_lms() {
+  const Core* const core = Core::instance_if_made();
+  return core != nullptr && core->rules.leaves_torch_to_lms.load() && is_called_by_torch();
+}
+
 bool must_place(const Request& request) {
   fill_host_pool(request.device);
   if (request.tagged_as) return true;
-  if (is_left_to_lms()) return false;
+  if (request.is_left_to_lms) return false;
   if (request.size_bytes < kLargeUnit) return false;
   Core& core = Core::instance();
   switch (settings().on_shortage) {
@@ -122,7 +121,7 @@ void note_full(const Request& request) noexcept {
 }
 
 uint64_t spared_for_small(const Request& request) {
-  if (is_left_to_lms()) return 0;
+  if (request.is_left_to_lms) return 0;
   if (settings().on_shortage == OnShortage::kFail || policy::is_small(request.size_bytes)) return 0;
   const Core& core = Core::instance();
   const uint64_t limit_bytes = core.budgets.device.own_limit_bytes();
@@ -189,7 +188,7 @@ CUresult refuse(const Request& request) {
 }
 
 Overflowed overflow(const Request& request, CUdeviceptr* address) {
-  if (!request.tagged_as && is_left_to_lms()) return {CUDA_ERROR_OUT_OF_MEMORY};
+  if (request.is_left_to_lms) return {CUDA_ERROR_OUT_OF_MEMORY};
   const OnShortage on_shortage = settings().on_shortage;
   const bool may_spill = on_shortage == OnShortage::kSplit || on_shortage == OnShortage::kWhole;
   if (may_spill || request.tagged_as) {

@@ -24,6 +24,7 @@ struct Request {
   // The memory is ordered by `stream`. While that captures, it belongs to a graph and is left to the driver.
   bool is_in_stream = false;
   std::optional<ThreadPolicy> tagged_as{};  // none: the driver's own memory, and the host where that is short
+  bool is_left_to_lms = false;              // torch's, for which large model support makes room: never on the host
 };
 
 // The device of the calling thread's context, or -1; the driver then reports the error.
@@ -34,6 +35,9 @@ bool is_capturing(CUstream stream) noexcept;
 
 // The policy that the calling thread's allocation gets, by that of the thread, that of the program, and the caller.
 std::optional<ThreadPolicy> choose_tag();
+
+// Whether torch makes the call, and large model support makes room for it where memory is short.
+bool is_left_to_lms();
 
 // Steps of allocate(), below.
 bool must_place(const Request& request);
@@ -80,6 +84,7 @@ template <typename Native>
 CUresult allocate(Request request, CUdeviceptr* address, Native&& native) {
   if (request.is_in_stream && is_capturing(request.stream)) return native();
   request.tagged_as = choose_tag();
+  request.is_left_to_lms = !request.tagged_as && is_left_to_lms();
   const bool is_placed = must_place(request);
   const uint64_t spared_bytes = spared_for_small(request);
   if (!is_placed) {

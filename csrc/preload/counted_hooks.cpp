@@ -34,7 +34,10 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, s
         const bool is_on_device = properties != nullptr && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
         if (handle == nullptr || size_bytes == 0 || !is_on_device || !is_countable(properties->location.id))
           return real_function(handle, size_bytes, properties, flags);
-        const Request request{.call = "cuMemCreate", .device = properties->location.id, .size_bytes = size_bytes};
+        const Request request{.call = "cuMemCreate",
+                              .device = properties->location.id,
+                              .size_bytes = size_bytes,
+                              .is_left_to_lms = is_left_to_lms()};
         const auto create_counted = [&](uint64_t spared_bytes) {
           auto entry = charge(request, spared_bytes);
           if (entry.empty()) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -49,6 +52,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, s
         const uint64_t room_bytes = spared_for_small(request);
         const uint64_t spared_bytes = size_bytes <= room_bytes ? room_bytes : 0;
         if (const CUresult result = create_counted(spared_bytes); result != CUDA_ERROR_OUT_OF_MEMORY) return result;
+        if (request.is_left_to_lms) return CUDA_ERROR_OUT_OF_MEMORY;
         const Overflowed done = create_on_host(request, *properties, handle);
         return spared_bytes > 0 && done.is_host_full ? create_counted(0) : done.result;
       },

@@ -33,6 +33,18 @@ print(ask(torch.take, 20 * MIB), ask(torch.take, 20 * MIB), held())
     assert output == "2 {}\n" * 3 + "0 2 {}\n" and said == ""
 
 
+def test_handles_of_expandable_segments_are_refused_in_the_same_way(clients: Clients) -> None:
+    program = """
+_core.leave_torch_to_lms(True)
+print([ask(torch.create, 24 * MIB) for _ in range(3)], _core.stats()["host_bytes"])
+print(ask(nccl.create, 24 * MIB))
+_core.leave_torch_to_lms(False)
+print(ask(torch.create, 24 * MIB), ask(torch.create, 24 * MIB))  # torch is to free its cache first
+"""
+    output, said = run(clients, program, EBBTIDE_DEVICE_LIMIT=str(32 * MIB), EBBTIDE_OVERFLOW="split")
+    assert output == "[0, 2, 2] 0\n0\n2 0\n" and "all 24 MiB of a cuMemCreate lie in host memory" in said
+
+
 def test_others_overflow_beside_it_and_torch_again_once_it_is_off(clients: Clients) -> None:
     program = """
 _core.leave_torch_to_lms(True)
