@@ -12,19 +12,12 @@ from progress_model import BLOCK, block, settled, short_thresholds, simulator, s
 pytestmark = pytest.mark.sim_only  # the simulator's delays make operations long
 
 
-@pytest.fixture
-def sim():
-    yield from simulator()
-
-
 @pytest.fixture(autouse=True)
-def _as_before(monkeypatch):
-    yield from short_thresholds(monkeypatch)
-
-
-@pytest.fixture
-def slow(sim):
-    yield from slow_operations(sim)
+def slow(monkeypatch):
+    """Operations that take a while, and bars of each."""
+    for made in simulator():
+        for _ in short_thresholds(monkeypatch):
+            yield from slow_operations(made)
 
 
 @pytest.mark.parametrize("has", ["rich", "tqdm", "neither"])
