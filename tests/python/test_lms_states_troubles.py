@@ -1,6 +1,5 @@
 """Optimizer states of large model support where something else happens: errors, threads, budgets that are gone."""
 
-import contextlib
 import gc
 import random
 import signal
@@ -72,23 +71,23 @@ def test_interrupts_leave_no_region_open(lms, saver):
             training = Training(depth=1, width=256)
             training.forward(16).backward()
             extension().send_states_away(2**62)
-            with contextlib.suppress(InterruptError):
+            try:
                 signal.setitimer(signal.ITIMER_REAL, chooser.uniform(1e-5, 4e-3))
-                try:
-                    for _ in range(100):
-                        training.optimizer.step()
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                finally:
-                    count += 1
+                for _ in range(100):
+                    training.optimizer.step()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except InterruptError:
+                count += 1
             torch.set_grad_enabled(True)  # torch's own step may leave it off
             assert not extension().is_in_step()
-            assert saver.tags()[TAG].lease_count == 0
+            status = saver.tags().get(TAG)  # None: every step so far was interrupted before its region
+            assert status is None or status.lease_count == 0
             assert _core.find(torch.empty(1).data_ptr()).tag == "lms"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         torch.set_grad_enabled(True)
-    assert count == 150
+    assert count > 0
 
 
 def test_threads_with_optimizers_of_their_own(lms):
