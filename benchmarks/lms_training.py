@@ -18,7 +18,7 @@ from benchmarks.sizes import MIB, Sizes
 
 FIRST_STEPS = 2
 PLANNED_AFTER = 12  # steps: the first are recorded, and the next show how much room the plan has to leave
-LOADED = ("loaded_bytes", "state_loaded_bytes", "weight_loaded_bytes")
+LOADED = ("loaded_bytes", "state_loaded_bytes", "weight_loaded_bytes", "streamed_bytes")
 EVICTED = ("evicted_bytes", "state_evicted_bytes", "weight_evicted_bytes")
 
 

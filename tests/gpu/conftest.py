@@ -49,6 +49,24 @@ def program() -> Callable[..., str]:
     return run
 
 
+LMS_PRELUDE = f"""
+import faulthandler
+faulthandler.enable()
+sys.path.insert(0, {str(HERE / "programs")!r})
+from lms_training import *
+"""
+
+
+@pytest.fixture
+def trial(program: Callable[..., str]) -> Callable[..., str]:
+    """Runs a program with what programs/lms_training.py defines."""
+
+    def run(code: str, timeout: float = 120) -> str:
+        return program(f"{LMS_PRELUDE}{textwrap.dedent(code)}", timeout=timeout)
+
+    return run
+
+
 @pytest.fixture
 def tag(request: pytest.FixtureRequest) -> str:
     """A tag that no other test uses."""

@@ -9,6 +9,7 @@ from ebbtide.errors import OutOfMemoryError
 from ebbtide.lms import optimizer_states, saved_tensors, weights
 from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
 from ebbtide.lms.limits import BorrowedLimit
+from ebbtide.lms.streaming import optimizer_step
 from ebbtide.locks import make_lock
 from ebbtide.saver.reclaim import torch_cache
 from ebbtide.saver.regions import startup
@@ -240,8 +241,9 @@ def stats() -> dict[str, int | float]:
     thread waited for; hidden_seconds: copies beside other work. prefetch_hits, prefetch_late: loads that were, or were
     not, complete when their tensor was wanted. host_bytes: evicted bytes on the host now. state_evicted_bytes,
     state_loaded_bytes, state_host_bytes: the same of optimizer states, which the counters before leave out.
-    weight_evicted_bytes, weight_loaded_bytes, weight_host_bytes: the same of weights. slow_reads: optimizer steps that
-    found states on the host, and uses of weights that found them there, and read them over the bus.
+    weight_evicted_bytes, weight_loaded_bytes, weight_host_bytes: the same of weights. streamed_bytes: what lay on the
+    host and was copied to the device for an optimizer step, and back where the step wrote it. slow_reads: optimizer
+    steps that found states on the host, and uses of weights that found them there, and read them over the bus.
     """
     found: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
     found["waited_seconds"] = found["hidden_seconds"] = 0.0
@@ -251,6 +253,7 @@ def stats() -> dict[str, int | float]:
     found.update({name: extension[name] for name in _COUNTERS if name in extension})
     found["slow_reads"] += _extension().state_statistics()["slow_reads"]
     found["state_host_bytes"] = _extension().state_host_bytes()
+    found["streamed_bytes"] = optimizer_step.streamed_bytes()
     device = _now.device or SimulatedDevice()
     found["device_bytes"], found["peak_device_bytes"] = device.held_bytes(), device.peak_bytes()
     return found
@@ -260,7 +263,7 @@ _COUNTERS = (
     *("device_bytes", "peak_device_bytes", "evicted_bytes", "loaded_bytes", "evictions", "prefetch_hits"),
     *("prefetch_late", "waited_seconds", "hidden_seconds", "slow_reads", "host_bytes"),
     *("state_evicted_bytes", "state_loaded_bytes", "state_host_bytes"),
-    *("weight_evicted_bytes", "weight_loaded_bytes", "weight_host_bytes"),
+    *("weight_evicted_bytes", "weight_loaded_bytes", "weight_host_bytes", "streamed_bytes"),
 )
 
 

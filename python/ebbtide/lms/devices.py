@@ -46,6 +46,9 @@ class Device(Protocol):
     def set_limit(self, allowed_bytes: int | None, is_whole: bool = False) -> None:
         """None: no limit of LMS's. is_whole: it is all that the device has."""
 
+    def allowed_bytes(self) -> int:
+        """The limit that was set, or what the smallest device has."""
+
     def trim(self) -> None:
         """Gives back what is cached and free as a whole."""
 
@@ -106,6 +109,10 @@ class SimulatedDevice:
 
     def set_limit(self, allowed_bytes: int | None, is_whole: bool = False) -> None:
         _core.set_lms_limit(_core.UNLIMITED if allowed_bytes is None else allowed_bytes)
+
+    def allowed_bytes(self) -> int:
+        info = _core.query_device(0)
+        return min(info.limit_bytes, info.total_bytes)
 
     def trim(self) -> None:
         extension = torch_extension.load()
@@ -194,6 +201,11 @@ class CudaDevice:
                     _limit_torch(device, self._fractions.pop(device))
                 extension.set_cuda_limit(device, memory.total_bytes if allowed_bytes is None else allowed_bytes)
                 extension.set_cuda_away(device, memory.away_bytes)
+
+    def allowed_bytes(self) -> int:
+        if self._allowed is not None:
+            return self._allowed
+        return min(_core.query_device(device).total_bytes for device in _devices())
 
     def balance(self) -> bool:
         """What torch counts of a tag does not change where the memory goes to the host, so torch may reserve that much

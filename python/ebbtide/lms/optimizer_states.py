@@ -3,9 +3,11 @@
 While LMS is on, `step` of every torch optimizer runs inside a `with`. torch's own hooks around a step would not do:
 where the step raises, torch calls no hook at its end.
 
-Before a step, states come back as far as the device has room, without anything else leaving for them. A step that may
-make states does so in a region of its own, which overflows to the host. After a step, as much leaves as the time
-between two steps was short of. csrc/torch/lms/optimizer_states.h has the moves themselves.
+A step that may make states does so in a region of its own, which overflows to the host. Later steps of torch's own
+optimizers let what lies on the host pass through the device in pieces (streaming/optimizer_step.py). For other
+optimizers, states come back before a step as far as the device has room, without anything else leaving for them. After
+it, as much leaves as the time between two steps was short of. csrc/torch/lms/optimizer_states.h has the moves
+themselves.
 """
 
 import contextlib
@@ -17,6 +19,7 @@ from typing import Any
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.lms import devices
+from ebbtide.lms.streaming import optimizer_step
 from ebbtide.saver.adoption.adopt import adopt_quietly
 from ebbtide.saver.operations.trim import trim_quietly
 from ebbtide.saver.pools import backends, captures
@@ -44,7 +47,7 @@ class _State:
         self.tried: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # see _adopt_loaded
         # Whose first step made no state, as of SGD without momentum. If a later one does, _adopt_loaded takes it over.
         self.stateless: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.wrapped: list[tuple[type, Any, Any]] = []  # classes, and what `step` was and is
+        self.wrapped: list[_Wrapped] = []
 
 
 _now = _State()
@@ -60,6 +63,7 @@ def install(extension: Any, device: devices.Device) -> None:
     _now.shortage = _Shortage()
     extension.allow_state_moves(True)
     _now.extension = extension
+    optimizer_step.reset()
     _wrap_tree(Optimizer)
     if "__init_subclass__" not in vars(Optimizer):
         Optimizer.__init_subclass__ = classmethod(_on_new_class)  # type: ignore[assignment, arg-type]
@@ -76,9 +80,7 @@ def remove(extension: Any) -> None:
     if getattr(hook, "__func__", None) is _on_new_class:
         del Optimizer.__init_subclass__
     while _now.wrapped:
-        owner, plain, guarded = _now.wrapped[-1]
-        if vars(owner).get("step") is guarded:  # where torch has wrapped it since, it stays and does nothing
-            owner.step = plain  # type: ignore[attr-defined]
+        _now.wrapped[-1].take_away()
         _now.wrapped.pop()
     if extension.state_host_bytes() > 0:
         _release_free()
@@ -111,31 +113,72 @@ def _on_new_class(owner: type, /, **options: Any) -> None:
 
 def _wrap(owner: type) -> None:
     plain = vars(owner).get("step")
-    if not callable(plain) or hasattr(plain, _MARK):  # torch's wrappers copy the mark
+    if not callable(plain):
         return
+    # torch wraps `step` when it first makes an optimizer of the class, and others keep what it made: a learning rate
+    # scheduler calls that from then on. So what torch's wrapper calls is replaced, where there is one.
+    cell = _cell_of_torchs_wrapper(plain)
+    inner = plain if cell is None else cell.cell_contents
+    if hasattr(inner, _MARK):  # torch's wrapper copies the mark
+        return
+    can_stream = optimizer_step.is_torchs_step(inner)
 
-    @functools.wraps(plain)
+    @functools.wraps(inner)
     def guarded(*arguments: Any, **options: Any) -> Any:
         extension = _now.extension
         if extension is None or backends.is_forked_child() or extension.is_in_step():
-            return plain(*arguments, **options)
-        return _run_step(extension, plain, arguments, options)
+            return inner(*arguments, **options)
+        return _run_step(extension, inner, arguments, options, can_stream)
 
     setattr(guarded, _MARK, True)
-    _now.wrapped.append((owner, plain, guarded))
-    owner.step = guarded  # type: ignore[attr-defined]
+    _now.wrapped.append(_Wrapped(owner, cell, inner, guarded))
+    _now.wrapped[-1].put()
+
+
+class _Wrapped:
+    """A `step` that was replaced: that of a class, or what torch's wrapper of it calls."""
+
+    def __init__(self, owner: type, cell: Any, plain: Any, guarded: Any) -> None:
+        self._owner, self._cell, self._plain, self._guarded = owner, cell, plain, guarded
+
+    def put(self) -> None:
+        if self._cell is None:
+            self._owner.step = self._guarded  # type: ignore[attr-defined]
+        else:
+            self._cell.cell_contents = self._guarded
+
+    def take_away(self) -> None:
+        """Where torch has wrapped it since, it stays and does nothing."""
+        if self._cell is not None:
+            self._cell.cell_contents = self._plain
+        elif vars(self._owner).get("step") is self._guarded:
+            self._owner.step = self._plain  # type: ignore[attr-defined]
+
+
+def _cell_of_torchs_wrapper(function: Any) -> Any:
+    """Of the function that torch's wrapper of `step` calls; None where that is no such wrapper."""
+    from torch.optim import Optimizer
+
+    code = getattr(function, "__code__", None)
+    if code is not Optimizer.profile_hook_step(_wrap).__code__ or "func" not in code.co_freevars:
+        return None
+    return function.__closure__[code.co_freevars.index("func")]
 
 
 # --- one step ---
 
 
-def _run_step(extension: Any, plain: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def _run_step(
+    extension: Any, plain: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any], can_stream: bool
+) -> Any:
     optimizer, *others = arguments
     closure = others[0] if others else options.get("closure")
+    streams = can_stream and not callable(closure) and optimizer_step.is_possible(optimizer)
     with extension.Step():
         _adopt_loaded(optimizer)
         short_before = extension.state_statistics()["step_short_bytes"]
-        _before_step(extension, callable(closure))
+        _before_step(extension, callable(closure), streams)
+        result = None
         if makes_states := _may_make_states(optimizer, callable(closure)):
             # Around such a step torch's cache is emptied, which waits for the device.
             if callable(closure):
@@ -145,21 +188,22 @@ def _run_step(extension: Any, plain: Callable[..., Any], arguments: tuple[Any, .
                 result = plain(optimizer, *others, **options)
             if not any(optimizer.state.values()):
                 _now.stateless.add(optimizer)
-        else:
+        elif not (streams and optimizer_step.run(plain, optimizer, _device())):
+            _count_slow_reads(extension)
             result = plain(*arguments, **options)
         _now.shortage.in_steps += extension.state_statistics()["step_short_bytes"] - short_before
         _after_step(extension, makes_states)
     return result
 
 
-def _before_step(extension: Any, has_closure: bool) -> None:
-    _bring_states_back(extension, has_closure)
+def _before_step(extension: Any, has_closure: bool, streams: bool) -> None:
+    _bring_states_back(extension, has_closure, streams)
     if not has_closure and extension.weight_statistics()["weight_host_bytes"] > 0:
         _device().trim()
         extension.bring_weights_back(_core.UNLIMITED)
 
 
-def _bring_states_back(extension: Any, has_closure: bool) -> None:
+def _bring_states_back(extension: Any, has_closure: bool, streams: bool) -> None:
     away = extension.state_host_bytes()
     if not away:
         return
@@ -167,11 +211,17 @@ def _bring_states_back(extension: Any, has_closure: bool) -> None:
     short = extension.state_statistics()["short_bytes"]
     if shortage.between_steps or short > shortage.seen:
         shortage.between_steps, shortage.seen = away, short
-    if not has_closure:  # whose activations would want the room
-        _release_free()
-        rooms = [_core.query_device(number).room_bytes for number in range(_core.device_count())]
-        allowed = max(0, min(rooms) - shortage.in_steps) if shortage.in_steps else _core.UNLIMITED
-        extension.bring_states_back(allowed)
+    if has_closure:  # whose activations would want the room
+        return
+    if streams and shortage.between_steps:  # they would leave again
+        return
+    _release_free()
+    rooms = [_core.query_device(number).room_bytes for number in range(_core.device_count())]
+    allowed = max(0, min(rooms) - shortage.in_steps) if shortage.in_steps else _core.UNLIMITED
+    extension.bring_states_back(allowed)
+
+
+def _count_slow_reads(extension: Any) -> None:
     if extension.state_host_bytes() > 0:
         extension.count_slow_read()
 

@@ -26,6 +26,7 @@ def report() -> str:
         ("optimizer states on the host now", format_size(int(numbers["state_host_bytes"]))),
         ("weights left, came back", _pair(numbers["weight_evicted_bytes"], numbers["weight_loaded_bytes"])),
         ("weights on the host now", format_size(int(numbers["weight_host_bytes"]))),
+        ("passed through in optimizer steps", format_size(int(numbers["streamed_bytes"]))),
         ("reads of states and weights on the host", f"{numbers['slow_reads']:,}"),
     ]
     width = max(len(name) for name, _ in rows)

@@ -1,0 +1,137 @@
+"""A step of an optimizer whose states, weights or gradients lie on the host: they pass through the device in pieces.
+
+While the kernels of one piece run, the next one is copied in and the last one out, in streams of their own. So the bus
+works in both directions at once, and each byte crosses it once each way, whatever the optimizer reads and writes.
+Nothing moves for good: addresses stay, and between two steps everything is where it was.
+
+That is possible for torch's own optimizers that compute each element from the same element of the parameter, the
+gradient and the states. Then a step over slices is the step over the whole, bit for bit.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from ebbtide.lms.streaming.host_ranges import HostRanges
+from ebbtide.lms.streaming.step_copies import Joined, Lanes, make_lanes
+from ebbtide.lms.streaming.step_parts import Parts
+from ebbtide.locks import make_lock
+from ebbtide.saver.pools import captures
+
+# A slot is at most this part of the limit.
+_LIMIT_PARTS = 64
+_MOST_SLOT_BYTES, _LEAST_SLOT_BYTES = 128 << 20, 1 << 20
+_ELEMENTWISE = (
+    *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
+)
+
+
+class Device(Protocol):
+    """Of `ebbtide.lms.devices.Device`, what a step needs."""
+
+    def allowed_bytes(self) -> int:
+        """The limit."""
+
+    def ordinary(self) -> AbstractContextManager[Any]:
+        """What is allocated in here belongs to no tag of the program's."""
+
+
+_lock = make_lock()
+_streamed_bytes = 0
+
+
+def streamed_bytes() -> int:
+    """Copied in by all steps since `reset`."""
+    return _streamed_bytes
+
+
+def reset() -> None:
+    """Counts from zero again."""
+    global _streamed_bytes
+    _streamed_bytes = 0
+
+
+def _count(size_bytes: int) -> None:
+    global _streamed_bytes
+    with _lock:
+        _streamed_bytes += size_bytes
+
+
+def is_torchs_step(function: Any) -> bool:
+    """Whether it is the function that torch has for a class of its own, without anybody's wrapper."""
+    from torch.optim import optimizer
+
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename == optimizer.__file__ and not hasattr(function, "hooked")
+
+
+def is_possible(optimizer: Any) -> bool:
+    """Whether a step of this optimizer may run in pieces: one of torch's own that works element by element."""
+    import torch
+
+    kinds = {getattr(torch.optim, name) for name in _ELEMENTWISE}
+    return (
+        type(optimizer) in kinds
+        and not any(group.get("differentiable") for group in optimizer.param_groups)
+        and not captures.is_capturing()
+    )
+
+
+def run(plain: Callable[..., Any], optimizer: Any, device: Device) -> bool:
+    """Runs a step without a closure, all of whose parameters have their states.
+
+    Args:
+        plain: the function of torch that does a step, given an optimizer.
+        device: the kind of device of the parameters.
+
+    Returns:
+        Whether it did. False: nothing worth it lies on the host, or there is no room; nothing was done.
+    """
+    import torch
+
+    hosted = HostRanges.now()
+    if hosted is None:
+        return False
+    slot_bytes = max(_LEAST_SLOT_BYTES, min(_MOST_SLOT_BYTES, device.allowed_bytes() // _LIMIT_PARTS))
+    with torch.no_grad():
+        parts = Parts(optimizer, hosted, slot_bytes)
+        if not parts.chunks:
+            return False
+        try:
+            with device.ordinary():
+                lanes = {kind: make_lanes(kind, slot_bytes) for kind in {chunk.device for chunk in parts.chunks}}
+        except torch.OutOfMemoryError:
+            return False
+        with Joined(lanes):
+            _run_all(plain, optimizer, parts, lanes)
+    _count(sum(lane.copied_bytes for lane in lanes.values()))
+    return True
+
+
+def _run_all(plain: Callable[..., Any], optimizer: Any, parts: Parts, lanes: dict[Any, Lanes]) -> None:
+    for group, parameters in parts.whole:
+        plain(_view_of(optimizer, group, parameters, optimizer.state))
+    chunks = parts.chunks
+    lanes[chunks[0].device].copy_in(chunks[0])
+    for index, chunk in enumerate(chunks):
+        if index + 1 < len(chunks):
+            lanes[chunks[index + 1].device].copy_in(chunks[index + 1])
+        lane = lanes[chunk.device]
+        lane.await_copy_in(chunk)
+        states = defaultdict(dict, {piece.parameter: piece.state for piece in chunk.pieces})
+        try:
+            plain(_view_of(optimizer, chunk.group, [piece.parameter for piece in chunk.pieces], states))
+        finally:  # as without pieces: an error leaves what was done so far
+            for piece in chunk.pieces:
+                piece.keep_state()
+            lane.copy_out(chunk)
+
+
+def _view_of(optimizer: Any, group: dict[str, Any], parameters: list[Any], states: Any) -> Any:
+    """The same optimizer with these parameters alone."""
+    view = object.__new__(type(optimizer))
+    vars(view).update(vars(optimizer))
+    view.param_groups = [{**group, "params": parameters}]
+    view.state = states
+    return view

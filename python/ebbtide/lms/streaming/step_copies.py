@@ -1,0 +1,139 @@
+"""The copies of a step that runs in pieces (optimizer_step.py): into slots on the device, and back."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ebbtide import _core
+from ebbtide.lms.streaming.step_parts import Chunk, Staged, round_up
+
+SLOTS = 3  # one is copied in, one is computed, one is copied out
+
+
+def copy(to: Any, source: Any) -> None:
+    """In the current stream."""
+    to.copy_(source, non_blocking=True)
+
+
+class Lanes:
+    """The slots of one device, and the copies in and out of them. Here: of a device whose work is done at once."""
+
+    def __init__(self, device: Any, slot_bytes: int) -> None:
+        import torch
+
+        self.slots = [torch.empty(slot_bytes, dtype=torch.uint8, device=device) for _ in range(SLOTS)]
+        self.copied_bytes = 0  # in; out are as many, less the gradients
+        self._next = 0
+
+    def copy_in(self, chunk: Chunk) -> None:
+        """Gives the chunk the next slot, and begins to copy it in once the slot is free."""
+        self._assign(chunk)
+        self._copy_in(chunk)
+
+    def await_copy_in(self, chunk: Chunk) -> None:
+        """What is queued from now on comes after it."""
+
+    def copy_out(self, chunk: Chunk) -> None:
+        """Begins to copy back what the step has written."""
+        self._copy_out(chunk)
+
+    def join(self) -> None:
+        """What is queued from now on comes after all copies. It may be repeated."""
+
+    def _assign(self, chunk: Chunk) -> None:
+        chunk.slot = self._next
+        self._next = (self._next + 1) % SLOTS
+        offset = 0
+        for piece in chunk.pieces:
+            for staged in piece.staged:
+                size_bytes = staged.size_bytes
+                staged.visitor = self.slots[chunk.slot][offset : offset + size_bytes].view(staged.home.dtype)
+                offset += round_up(size_bytes)
+            piece.prepare()
+
+    def _copy_in(self, chunk: Chunk) -> None:
+        for staged in _staged_of(chunk):
+            copy(staged.visitor, staged.home)
+            self.copied_bytes += staged.size_bytes
+
+    def _copy_out(self, chunk: Chunk) -> None:
+        for staged in _staged_of(chunk):
+            if staged.is_written:
+                copy(staged.home, staged.visitor)
+
+
+class _CudaLanes(Lanes):
+    """With a stream for each direction."""
+
+    def __init__(self, device: Any, slot_bytes: int) -> None:
+        import torch
+
+        super().__init__(device, slot_bytes)
+        self._current = torch.cuda.current_stream(device)
+        self._in, self._out = _streams_of(device)
+        for slot in self.slots:  # whatever ends this early: nobody gets their memory before the copies are over
+            slot.record_stream(self._in)
+            slot.record_stream(self._out)
+        self._arrived = [torch.cuda.Event() for _ in self.slots]
+        self._computed = torch.cuda.Event()
+        self._left = [torch.cuda.Event() for _ in self.slots]
+        self._in.wait_stream(self._current)
+        self._in.wait_stream(self._out)  # of an earlier step that ended early
+
+    def copy_in(self, chunk: Chunk) -> None:
+        import torch
+
+        self._assign(chunk)
+        self._in.wait_event(self._left[chunk.slot])  # of the chunk before; none where it is the first one
+        with torch.cuda.stream(self._in):
+            self._copy_in(chunk)
+        self._arrived[chunk.slot].record(self._in)
+
+    def await_copy_in(self, chunk: Chunk) -> None:
+        self._current.wait_event(self._arrived[chunk.slot])
+
+    def copy_out(self, chunk: Chunk) -> None:
+        import torch
+
+        self._computed.record(self._current)
+        self._out.wait_event(self._computed)
+        with torch.cuda.stream(self._out):
+            self._copy_out(chunk)
+        self._left[chunk.slot].record(self._out)
+
+    def join(self) -> None:
+        self._current.wait_stream(self._in)
+        self._current.wait_stream(self._out)
+
+
+class Joined(_core.Scope):
+    """Whatever ends the block, what follows it comes after all copies."""
+
+    def __init__(self, lanes: dict[Any, Lanes]) -> None:
+        self._lanes = lanes
+
+    def _open(self) -> None:
+        pass
+
+    def _close(self) -> None:
+        for lane in self._lanes.values():
+            lane.join()
+
+
+def _staged_of(chunk: Chunk) -> Iterator[Staged]:
+    for piece in chunk.pieces:
+        yield from piece.staged
+
+
+_streams: dict[Any, tuple[Any, Any]] = {}  # by device: for copies in, and out
+
+
+def _streams_of(device: Any) -> tuple[Any, Any]:
+    import torch
+
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device), torch.cuda.Stream(device)
+    return _streams[device]
+
+
+def make_lanes(device: Any, slot_bytes: int) -> Lanes:
+    return _CudaLanes(device, slot_bytes) if device.type == "cuda" else Lanes(device, slot_bytes)

@@ -1,0 +1,183 @@
+"""How a step of an optimizer is divided into pieces that fit into a slot (optimizer_step.py)."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ebbtide.lms.streaming.host_ranges import HostRanges
+
+ALIGNMENT = 256  # bytes, of a tensor in a slot
+# What has less on the host is read and written there: copies of its own take longer.
+_LEAST_BYTES = 64 << 10
+
+
+@dataclass(eq=False)
+class Staged:
+    """A slice of a tensor that passes through the device."""
+
+    home: Any  # where it lies, flat
+    visitor: Any = None  # its copy on the device, while the slot is its
+    is_written: bool = True
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.home.numel() * self.home.element_size())
+
+
+@dataclass(eq=False)
+class Piece:
+    """A slice of a parameter with its gradient and states, all flat."""
+
+    home: Any  # of the parameter
+    gradient: Any
+    homes: dict[str, Any]  # of the states that have an element for each of the parameter's
+    counters: dict[str, Any]  # the other states
+    original: dict[str, Any]  # the parameter's states
+    is_last: bool  # of its parameter
+    is_whole: bool  # all of it
+    staged: list[Staged] = field(default_factory=list)
+    # What the optimizer sees, once prepared.
+    parameter: Any = None
+    state: dict[str, Any] = field(default_factory=dict)
+    seen: dict[str, Any] = field(default_factory=dict)  # the tensors of `state` that stand for `homes`
+
+    @property
+    def staged_bytes(self) -> int:
+        """What it needs of a slot."""
+        return sum(round_up(each.size_bytes) for each in self.staged)
+
+    def prepare(self) -> None:
+        """Makes what the optimizer sees. Each slice begins with the counters from before the step."""
+        visitors = {id(each.home): each.visitor for each in self.staged}
+        self.parameter = visitors.get(id(self.home), self.home)
+        self.parameter.grad = visitors.get(id(self.gradient), self.gradient)
+        self.seen = {name: visitors.get(id(home), home) for name, home in self.homes.items()}
+        self.state = dict(self.seen)
+        for name, value in self.counters.items():
+            self.state[name] = value.clone() if _is_tensor(value) and not self.is_whole else value
+
+    def keep_state(self) -> None:
+        """Takes over what the step has put in the place of what it saw, and the counters of the last slice."""
+        for name, seen in self.seen.items():
+            if (value := self.state.get(name)) is not seen and _is_tensor(value):
+                seen.copy_(value)
+        if not self.is_last:
+            return
+        for name, before in self.counters.items():
+            value = self.state.get(name)
+            if value is before:
+                continue
+            if _is_tensor(value) and _is_tensor(before):
+                before.copy_(value)
+            else:
+                self.original[name] = value
+
+
+@dataclass(eq=False)
+class Chunk:
+    """Pieces that share a slot, and one call of the optimizer."""
+
+    group: dict[str, Any]
+    device: Any
+    pieces: list[Piece] = field(default_factory=list)
+    slot: int = 0
+
+
+class Parts:
+    """A step, divided.
+
+    Attributes:
+        whole: groups with the parameters that need no copy.
+        chunks: what passes through the device, in order.
+    """
+
+    def __init__(self, optimizer: Any, hosted: HostRanges, slot_bytes: int) -> None:
+        self.whole: list[tuple[dict[str, Any], list[Any]]] = []
+        self.chunks: list[Chunk] = []
+        for group in optimizer.param_groups:
+            whole = []
+            open_chunks: dict[Any, tuple[Chunk, int]] = {}  # by device, and what they hold
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                pieces = _divide(parameter, optimizer.state.get(parameter, {}), hosted, slot_bytes)
+                if pieces is None:
+                    whole.append(parameter)
+                    continue
+                for piece in pieces:
+                    chunk, held = open_chunks.get(parameter.device, (None, 0))
+                    if chunk is None or held + piece.staged_bytes > slot_bytes:
+                        chunk, held = Chunk(group, parameter.device), 0
+                        self.chunks.append(chunk)
+                    chunk.pieces.append(piece)
+                    open_chunks[parameter.device] = chunk, held + piece.staged_bytes
+            if whole:
+                self.whole.append((group, whole))
+
+
+def _divide(parameter: Any, state: Any, hosted: HostRanges, slot_bytes: int) -> list[Piece] | None:
+    """None: it can't be divided, or lies on the device, but for little."""
+    gradient = parameter.grad
+    like = {name: value for name, value in state.items() if _is_tensor(value) and value.shape == parameter.shape}
+    counters = {name: value for name, value in state.items() if name not in like}
+    tensors = [parameter, gradient, *like.values()]
+    if any(_is_tensor(value) and value.numel() > 1 for value in counters.values()):
+        return None
+    if parameter.dim() == 0 or not all(_is_plain(each, parameter) for each in tensors):
+        return None
+    away = [each for each in tensors if hosted.holds_any(each.data_ptr(), each.nbytes)]
+    if sum(each.nbytes for each in away) < _LEAST_BYTES:
+        return None
+    element_bytes = sum(each.element_size() for each in away)
+    # Slices of a multiple of 64 elements are aligned as the whole is.
+    most = max(64, (slot_bytes - ALIGNMENT * len(away)) // element_bytes // 64 * 64)
+    flat = [each.detach().as_strided((each.numel(),), (1,)) for each in tensors]
+    total = parameter.numel()
+    pieces = []
+    for begin in range(0, total, most):
+        end = min(total, begin + most)
+        home, of_gradient, *of_states = slices = [each[begin:end] for each in flat]
+        homes = dict(zip(like, of_states, strict=True))
+        piece = Piece(home, of_gradient, homes, counters, state, end == total, end - begin == total)
+        for part in slices:
+            if hosted.holds_any(part.data_ptr(), part.nbytes):
+                piece.staged.append(Staged(part, is_written=part is not of_gradient))
+        pieces.append(piece)
+    return pieces
+
+
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def _is_plain(tensor: Any, parameter: Any) -> bool:
+    """Whether its elements lie one after the other, in the order of the parameter's."""
+    import torch
+
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and tensor.shape == parameter.shape
+        and tensor.stride() == parameter.stride()
+        and tensor.device == parameter.device
+        and not tensor.is_complex()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and _is_dense(tensor)
+    )
+
+
+def _is_dense(tensor: Any) -> bool:
+    expected = 1
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def round_up(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,87 @@
+"""Large model support on a GPU: what lives long. Losses and weights are as without it."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.device_memory
+
+
+def test_optimizer_states_and_weights_leave_where_activations_do_not_suffice(trial):
+    trial("""
+        numbers = trains_within(0.5, steps=4, depth=16, width=4096, batch=256)
+        assert numbers["state_evicted_bytes"] + numbers["streamed_bytes"] > 0, numbers
+    """)
+
+
+def test_weights_gradients_and_states_leave_where_nothing_else_can(trial):
+    trial("""
+        numbers = trains_within(0.35, steps=4, depth=16, width=4096, batch=256)
+        assert numbers["state_evicted_bytes"] + numbers["streamed_bytes"] > 0, numbers
+        assert numbers["weight_evicted_bytes"] + numbers["weight_host_bytes"] > 0, numbers
+    """)
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"capturable": True}])
+def test_states_on_the_host_pass_through_in_steps(trial, options):
+    trial(f"""
+        from ebbtide import _core, torch_extension
+
+        def run(away):
+            model = make_model(4, 4096)
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-4, **{options})
+            losses = []
+            for step in range(5):
+                optimizer.zero_grad()
+                loss = model(torch.randn(256, 4096, device="cuda")).pow(2).mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+                away()
+            return losses, [each.clone() for each in model.parameters()], optimizer
+
+        def away():
+            torch_extension.load("_lms").send_states_away(2**62)
+
+        plain, weights, _ = run(lambda: None)
+        from ebbtide.lms import optimizer_states
+        optimizer_states._bring_states_back = lambda *_: None
+        with lms.enable(limit="64GiB", min_size=SMALL):
+            losses, found, optimizer = run(away)
+            host_bytes, numbers = _core.query_tag("lms.optimizer").host_bytes, lms.stats()
+            assert losses == plain
+            assert all(map(torch.equal, weights, found))
+            assert host_bytes >= 8 * 4096 * 4096 * 4, host_bytes
+            assert numbers["streamed_bytes"] >= 4 * host_bytes // 2 and numbers["slow_reads"] == 0, numbers
+    """)
+
+
+def test_states_that_were_loaded_and_a_checkpoint(trial):
+    trial("""
+        import copy, io
+
+        def run():
+            model = make_model(8, 2048)
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+            losses = []
+            for step in range(4):
+                optimizer.zero_grad()
+                loss = model(torch.randn(256, 2048, device="cuda")).pow(2).mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+                if step == 1:
+                    file = io.BytesIO()
+                    torch.save([model.state_dict(), optimizer.state_dict()], file)
+                    file.seek(0)
+                    weights, states = torch.load(file)
+                    model.load_state_dict(weights)
+                    optimizer.load_state_dict(states)
+            return losses
+
+        torch.cuda.reset_peak_memory_stats()
+        plain, needed = run(), torch.cuda.max_memory_reserved()
+        torch.cuda.empty_cache()
+        with lms.enable(limit=int(0.7 * needed), min_size=SMALL):
+            assert run() == plain
+    """)
