@@ -85,3 +85,32 @@ def test_states_that_were_loaded_and_a_checkpoint(trial):
         with lms.enable(limit=int(0.7 * needed), min_size=SMALL):
             assert run() == plain
     """)
+
+
+def test_weights_on_the_host_pass_through_a_forward_pass(trial):
+    """A pass settles: nothing moves any more, each weight crosses once, and results stay equal under any timing."""
+    trial("""
+        def passes(model, times):
+            given = [torch.full((2048, 4096), 0.01 * number, device="cuda") for number in range(times)]
+            with torch.no_grad():
+                return [model(each).sum().item() for each in given]
+
+        def make():
+            torch.manual_seed(0)
+            return torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(40)))
+
+        model = make().cuda()
+        plain, needed = passes(model, 20), torch.cuda.max_memory_reserved()
+        del model
+        torch.cuda.empty_cache()
+        with lms.enable(limit=int(0.6 * needed), min_size=SMALL), Held() as held:
+            model = make().cuda()
+            assert passes(model, 20) == plain
+            before = lms.stats()
+            assert passes(model, 20) == plain
+            after = lms.stats()
+        moved = after["weight_evicted_bytes"] - before["weight_evicted_bytes"]
+        streamed = after["streamed_bytes"] - before["streamed_bytes"]
+        assert moved == 0 and streamed > 0 and after["slow_reads"] == before["slow_reads"], (before, after)
+        assert held.most_bytes <= int(0.6 * needed), (held.most_bytes, needed)
+    """)

@@ -151,14 +151,16 @@ void Weights::wait_and_mend(Lock& lock) {
   if (!is_mended) throw std::runtime_error("weights are not mapped since a move failed: " + problem_);
 }
 
-void Weights::begin_use(const void* user, const std::vector<const void*>& addresses) {
+bool Weights::begin_use(const void* user, const std::vector<const void*>& addresses, bool brings) {
   const std::thread::id thread = std::this_thread::get_id();
+  bool is_outermost = false;
   {
     Lock lock(mutex_);
     // After a backward that failed, and that nobody told of its end.
     if (torch::autograd::get_current_graph_task_id() == -1) in_backward_.erase(thread);
     wait_and_mend(lock);
     watch_thread();
+    is_outermost = !uses_.contains(thread);
     uses_[thread].push_back({user, {}});
   }
   try {
@@ -170,25 +172,34 @@ void Weights::begin_use(const void* user, const std::vector<const void*>& addres
       for (const auto& unit : units) pinned.push_back(unit.sequence);
       note_used(units);
     }
-    bring(units);
+    if (brings) bring(units);
     Lock lock(mutex_);
     wait_and_mend(lock);  // what could not be mapped is not read now
   } catch (...) {
     end_use(user, thread);
     throw;
   }
+  return is_outermost;
 }
 
-void Weights::end_use(const void* user, std::thread::id thread) noexcept {
+void Weights::bring_for_use(const std::vector<const void*>& addresses) {
+  bring(units_of(addresses));
+  Lock lock(mutex_);
+  wait_and_mend(lock);
+}
+
+bool Weights::end_use(const void* user, std::thread::id thread) noexcept {
   const Lock lock(mutex_);
   const auto found = uses_.find(thread);
-  if (found == uses_.end()) return;
+  if (found == uses_.end()) return true;
   auto& open = found->second;
   const auto is_own = [&](const Use& use) { return use.user == user; };
   const auto own = std::find_if(open.rbegin(), open.rend(), is_own);
-  if (own == open.rend()) return;
+  if (own == open.rend()) return false;
   open.erase(std::prev(own.base()), open.end());
-  if (open.empty()) uses_.erase(found);
+  if (!open.empty()) return false;
+  uses_.erase(found);
+  return true;
 }
 
 void Weights::use_in_backward(const void* address) {
@@ -209,6 +220,11 @@ void Weights::use_in_backward(const void* address) {
     });
   }
   bring(units);
+}
+
+bool Weights::is_on_host(const void* address) {
+  ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
+  return find(address, &info) && info.host_bytes > 0;
 }
 
 bool Weights::is_weight(const c10::Storage& storage) const {
@@ -245,11 +261,8 @@ void Weights::bring(const Units& units) {
     if (const Turn turn(*this); turn && missing_bytes() < wanted)
       note(memory.promote(addresses, /*keeps_host=*/true), statistics_.loaded_bytes);
   }
-  const auto is_on_host = [](const ebbtide_allocation_info& unit) {
-    ebbtide_allocation_info now = EBBTIDE_ALLOCATION_INFO_INIT;
-    return find(address_of(unit), &now) && now.host_bytes > 0;
-  };
-  const bool is_slow = std::any_of(units.begin(), units.end(), is_on_host);
+  const auto has_stayed = [](const ebbtide_allocation_info& unit) { return is_on_host(address_of(unit)); };
+  const bool is_slow = std::any_of(units.begin(), units.end(), has_stayed);
   const Lock lock(mutex_);
   if (is_slow) ++statistics_.slow_reads;
 }

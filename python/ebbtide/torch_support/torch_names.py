@@ -142,6 +142,7 @@ NAMES: tuple[Name, ...] = (
     Name("Tensor._base", "what a view is of", is_of_instances=True),
     Name("Tensor._is_view", "tells views", ()),
     Name("Tensor._use_count", "how many hold a tensor", ()),
+    Name("Tensor._version", "whether a module has written its weight", is_of_instances=True),
     Name("_C._storage_Use_Count", "how many hold a storage", ("",)),
     Name("_C._autograd.SavedTensor", "what a graph has saved"),
     Name("_C.DisableTorchFunction", "lets subclasses be looked at"),

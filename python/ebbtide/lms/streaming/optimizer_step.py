@@ -42,7 +42,7 @@ _streamed_bytes = 0
 
 
 def streamed_bytes() -> int:
-    """Copied in by all steps since `reset`."""
+    """Copied in since `reset`, by forward passes as well."""
     return _streamed_bytes
 
 
@@ -52,7 +52,8 @@ def reset() -> None:
     _streamed_bytes = 0
 
 
-def _count(size_bytes: int) -> None:
+def count(size_bytes: int) -> None:
+    """What was copied in."""
     global _streamed_bytes
     with _lock:
         _streamed_bytes += size_bytes
@@ -105,7 +106,7 @@ def run(plain: Callable[..., Any], optimizer: Any, device: Device) -> bool:
             return False
         with Joined(lanes):
             _run_all(plain, optimizer, parts, lanes)
-    _count(sum(lane.copied_bytes for lane in lanes.values()))
+    count(sum(lane.copied_bytes for lane in lanes.values()))
     return True
 
 

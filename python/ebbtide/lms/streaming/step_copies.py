@@ -69,7 +69,7 @@ class _CudaLanes(Lanes):
 
         super().__init__(device, slot_bytes)
         self._current = torch.cuda.current_stream(device)
-        self._in, self._out = _streams_of(device)
+        self._in, self._out = streams_of(device)
         for slot in self.slots:  # whatever ends this early: nobody gets their memory before the copies are over
             slot.record_stream(self._in)
             slot.record_stream(self._out)
@@ -127,7 +127,8 @@ def _staged_of(chunk: Chunk) -> Iterator[Staged]:
 _streams: dict[Any, tuple[Any, Any]] = {}  # by device: for copies in, and out
 
 
-def _streams_of(device: Any) -> tuple[Any, Any]:
+def streams_of(device: Any) -> tuple[Any, Any]:
+    """For copies to the device, and back."""
     import torch
 
     if device not in _streams:
