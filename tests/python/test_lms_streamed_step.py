@@ -357,10 +357,11 @@ def test_pieces_cover_each_element_once(seed):
     everything = [*parameters, *(each.grad for each in parameters), *states]
     chosen = [each for each in everything if chooser.random() < 0.6]
     hosted = host_ranges.HostRanges(sorted((each.data_ptr(), each.data_ptr() + each.nbytes) for each in chosen))
-    parts = step_parts.Parts(optimizer, hosted, slot_bytes)
-    whole = {id(each) for _, group in parts.whole for each in group}
-    assert len(whole) == sum(len(group) for _, group in parts.whole)
-    for chunk in parts.chunks:
+    groups = []
+    chunks = list(step_parts.divide(optimizer, hosted, slot_bytes, groups))
+    whole = {id(each) for _, group in groups for each in group}
+    assert len(whole) == sum(len(group) for _, group in groups)
+    for chunk in chunks:
         assert 0 < sum(piece.staged_bytes for piece in chunk.pieces) <= slot_bytes
         for piece in chunk.pieces:
             homes = [piece.home, piece.gradient, *piece.homes.values()]

@@ -43,8 +43,8 @@ def step_on(cuda, monkeypatch):
         tensors = [state["momentum_buffer"] for state in optimizer.state.values()]
         tensors += [each for parameter in optimizer.param_groups[0]["params"] for each in (parameter, parameter.grad)]
         hosted = sorted((each.data_ptr(), each.data_ptr() + each.nbytes) for each in tensors[:-2])
-        monkeypatch.setattr(host_ranges.HostRanges, "now", classmethod(lambda kind: kind(hosted)))
-        assert optimizer_step.run(lambda view: cuda.main.run(plain, view), optimizer, Device())
+        ranges = host_ranges.HostRanges(hosted)
+        assert optimizer_step.run(lambda view: cuda.main.run(plain, view), optimizer, Device(), ranges)
         Stream.drain()
 
     return step

@@ -20,6 +20,7 @@ from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.lms import devices
 from ebbtide.lms.streaming import optimizer_step
+from ebbtide.lms.streaming.host_ranges import HostRanges
 from ebbtide.saver.adoption.adopt import adopt_quietly
 from ebbtide.saver.operations.trim import trim_quietly
 from ebbtide.saver.pools import backends, captures
@@ -188,8 +189,12 @@ def _run_step(
                 result = plain(optimizer, *others, **options)
             if not any(optimizer.state.values()):
                 _now.stateless.add(optimizer)
-        elif not (streams and optimizer_step.run(plain, optimizer, _device())):
-            _count_slow_reads(extension)
+        elif streams and (hosted := HostRanges.now()) is not None:
+            if not optimizer_step.run(plain, optimizer, _device(), hosted):
+                extension.count_slow_read()
+        else:
+            if extension.state_host_bytes() > 0:
+                extension.count_slow_read()
             result = plain(*arguments, **options)
         _now.shortage.in_steps += extension.state_statistics()["step_short_bytes"] - short_before
         _after_step(extension, makes_states)
@@ -219,11 +224,6 @@ def _bring_states_back(extension: Any, has_closure: bool, streams: bool) -> None
     rooms = [_core.query_device(number).room_bytes for number in range(_core.device_count())]
     allowed = max(0, min(rooms) - shortage.in_steps) if shortage.in_steps else _core.UNLIMITED
     extension.bring_states_back(allowed)
-
-
-def _count_slow_reads(extension: Any) -> None:
-    if extension.state_host_bytes() > 0:
-        extension.count_slow_read()
 
 
 def _after_step(extension: Any, made_states: bool) -> None:

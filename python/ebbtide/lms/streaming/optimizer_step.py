@@ -9,13 +9,13 @@ gradient and the states. Then a step over slices is the step over the whole, bit
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from ebbtide.lms.streaming.host_ranges import HostRanges
 from ebbtide.lms.streaming.step_copies import Joined, Lanes, make_lanes
-from ebbtide.lms.streaming.step_parts import Parts
+from ebbtide.lms.streaming.step_parts import Chunk, Whole, divide
 from ebbtide.locks import make_lock
 from ebbtide.saver.pools import captures
 
@@ -79,54 +79,78 @@ def is_possible(optimizer: Any) -> bool:
     )
 
 
-def run(plain: Callable[..., Any], optimizer: Any, device: Device) -> bool:
+def run(plain: Callable[..., Any], optimizer: Any, device: Device, hosted: HostRanges) -> bool:
     """Runs a step without a closure, all of whose parameters have their states.
 
     Args:
         plain: the function of torch that does a step, given an optimizer.
         device: the kind of device of the parameters.
+        hosted: what is on the host.
 
     Returns:
-        Whether it did. False: nothing worth it lies on the host, or there is no room; nothing was done.
+        Whether there was room for copies. If not, the step has used the host's memory over the bus.
     """
     import torch
 
-    hosted = HostRanges.now()
-    if hosted is None:
-        return False
     slot_bytes = max(_LEAST_SLOT_BYTES, min(_MOST_SLOT_BYTES, device.allowed_bytes() // _LIMIT_PARTS))
-    with torch.no_grad():
-        parts = Parts(optimizer, hosted, slot_bytes)
-        if not parts.chunks:
-            return False
-        try:
-            with device.ordinary():
-                lanes = {kind: make_lanes(kind, slot_bytes) for kind in {chunk.device for chunk in parts.chunks}}
-        except torch.OutOfMemoryError:
-            return False
-        with Joined(lanes):
-            _run_all(plain, optimizer, parts, lanes)
-    count(sum(lane.copied_bytes for lane in lanes.values()))
-    return True
+    step = _Step(plain, optimizer, device, slot_bytes)
+    whole: Whole = []
+    chunks = divide(optimizer, hosted, slot_bytes, whole)
+    with torch.no_grad(), Joined(step.lanes):
+        chunk = step.begin(chunks)
+        while chunk is not None:
+            following = step.begin(chunks)
+            step.compute(chunk)
+            chunk = following
+        for group, parameters in whole:
+            plain(_view_of(optimizer, group, parameters, optimizer.state))
+    count(sum(lane.copied_bytes for lane in step.lanes.values()))
+    return not step.is_short
 
 
-def _run_all(plain: Callable[..., Any], optimizer: Any, parts: Parts, lanes: dict[Any, Lanes]) -> None:
-    for group, parameters in parts.whole:
-        plain(_view_of(optimizer, group, parameters, optimizer.state))
-    chunks = parts.chunks
-    lanes[chunks[0].device].copy_in(chunks[0])
-    for index, chunk in enumerate(chunks):
-        if index + 1 < len(chunks):
-            lanes[chunks[index + 1].device].copy_in(chunks[index + 1])
-        lane = lanes[chunk.device]
-        lane.await_copy_in(chunk)
+class _Step:
+    """One step. `lanes` is by device, as chunks come."""
+
+    def __init__(self, plain: Callable[..., Any], optimizer: Any, device: Device, slot_bytes: int) -> None:
+        self.lanes: dict[Any, Lanes] = {}
+        self.is_short = False
+        self._plain, self._optimizer, self._device, self._slot_bytes = plain, optimizer, device, slot_bytes
+
+    def begin(self, chunks: Iterator[Chunk]) -> Chunk | None:
+        """The next one, whose copy has begun."""
+        chunk = next(chunks, None)
+        if chunk is not None:
+            lane = self._lane_of(chunk.device)
+            if lane is not None:
+                lane.copy_in(chunk)
+            else:
+                chunk.stay()
+        return chunk
+
+    def compute(self, chunk: Chunk) -> None:
+        """Its part of the step; its copy back has begun then."""
+        lane = self.lanes.get(chunk.device)
+        if lane is not None:
+            lane.await_copy_in(chunk)
         states = defaultdict(dict, {piece.parameter: piece.state for piece in chunk.pieces})
         try:
-            plain(_view_of(optimizer, chunk.group, [piece.parameter for piece in chunk.pieces], states))
+            self._plain(_view_of(self._optimizer, chunk.group, [piece.parameter for piece in chunk.pieces], states))
         finally:  # as without pieces: an error leaves what was done so far
             for piece in chunk.pieces:
                 piece.keep_state()
-            lane.copy_out(chunk)
+            if lane is not None:
+                lane.copy_out(chunk)
+
+    def _lane_of(self, kind: Any) -> Lanes | None:
+        import torch
+
+        if kind not in self.lanes and not self.is_short:
+            try:
+                with self._device.ordinary():
+                    self.lanes[kind] = make_lanes(kind, self._slot_bytes)
+            except torch.OutOfMemoryError:
+                self.is_short = True
+        return self.lanes.get(kind)
 
 
 def _view_of(optimizer: Any, group: dict[str, Any], parameters: list[Any], states: Any) -> Any:

@@ -1,5 +1,6 @@
 """How a step of an optimizer is divided into pieces that fit into a slot (optimizer_step.py)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,37 +82,42 @@ class Chunk:
     pieces: list[Piece] = field(default_factory=list)
     slot: int = 0
 
+    def stay(self) -> None:
+        """Without copies: the step uses what is on the host."""
+        for piece in self.pieces:
+            piece.staged.clear()
+            piece.prepare()
 
-class Parts:
-    """A step, divided.
 
-    Attributes:
-        whole: groups with the parameters that need no copy.
-        chunks: what passes through the device, in order.
+Whole = list[tuple[dict[str, Any], list[Any]]]
+
+
+def divide(optimizer: Any, hosted: HostRanges, slot_bytes: int, whole: Whole) -> Iterator[Chunk]:
+    """What passes through the device, in order. It is divided as it is asked for, so that copies begin before all is.
+
+    whole: at the end, groups with the parameters that need no copy.
     """
-
-    def __init__(self, optimizer: Any, hosted: HostRanges, slot_bytes: int) -> None:
-        self.whole: list[tuple[dict[str, Any], list[Any]]] = []
-        self.chunks: list[Chunk] = []
-        for group in optimizer.param_groups:
-            whole = []
-            open_chunks: dict[Any, tuple[Chunk, int]] = {}  # by device, and what they hold
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                pieces = _divide(parameter, optimizer.state.get(parameter, {}), hosted, slot_bytes)
-                if pieces is None:
-                    whole.append(parameter)
-                    continue
-                for piece in pieces:
-                    chunk, held = open_chunks.get(parameter.device, (None, 0))
-                    if chunk is None or held + piece.staged_bytes > slot_bytes:
-                        chunk, held = Chunk(group, parameter.device), 0
-                        self.chunks.append(chunk)
-                    chunk.pieces.append(piece)
-                    open_chunks[parameter.device] = chunk, held + piece.staged_bytes
-            if whole:
-                self.whole.append((group, whole))
+    for group in optimizer.param_groups:
+        others = []
+        open_chunks: dict[Any, tuple[Chunk, int]] = {}  # by device, and what they hold
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            pieces = _divide(parameter, optimizer.state.get(parameter, {}), hosted, slot_bytes)
+            if pieces is None:
+                others.append(parameter)
+                continue
+            for piece in pieces:
+                chunk, held = open_chunks.get(parameter.device, (Chunk(group, parameter.device), 0))
+                if held + piece.staged_bytes > slot_bytes:
+                    yield chunk
+                    chunk, held = Chunk(group, parameter.device), 0
+                chunk.pieces.append(piece)
+                open_chunks[parameter.device] = chunk, held + piece.staged_bytes
+        for chunk, _ in open_chunks.values():
+            yield chunk
+        if others:
+            whole.append((group, others))
 
 
 def _divide(parameter: Any, state: Any, hosted: HostRanges, slot_bytes: int) -> list[Piece] | None:
@@ -122,7 +128,7 @@ def _divide(parameter: Any, state: Any, hosted: HostRanges, slot_bytes: int) -> 
     tensors = [parameter, gradient, *like.values()]
     if any(_is_tensor(value) and value.numel() > 1 for value in counters.values()):
         return None
-    if parameter.dim() == 0 or not all(_is_plain(each, parameter) for each in tensors):
+    if parameter.dim() == 0 or not _is_dense(parameter) or not all(_is_plain(each, parameter) for each in tensors):
         return None
     away = [each for each in tensors if hosted.holds_any(each.data_ptr(), each.nbytes)]
     if sum(each.nbytes for each in away) < _LEAST_BYTES:
@@ -164,7 +170,6 @@ def _is_plain(tensor: Any, parameter: Any) -> bool:
         and not tensor.is_complex()
         and not tensor.is_conj()
         and not tensor.is_neg()
-        and _is_dense(tensor)
     )
 
 
