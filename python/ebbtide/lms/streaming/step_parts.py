@@ -128,7 +128,7 @@ def _divide(parameter: Any, state: Any, hosted: HostRanges, slot_bytes: int) -> 
     tensors = [parameter, gradient, *like.values()]
     if any(_is_tensor(value) and value.numel() > 1 for value in counters.values()):
         return None
-    if parameter.dim() == 0 or not _is_dense(parameter) or not all(_is_plain(each, parameter) for each in tensors):
+    if parameter.dim() == 0 or not all(_is_plain(each, parameter) for each in tensors) or not _is_dense(parameter):
         return None
     away = [each for each in tensors if hosted.holds_any(each.data_ptr(), each.nbytes)]
     if sum(each.nbytes for each in away) < _LEAST_BYTES:
