@@ -242,7 +242,7 @@ def stats() -> dict[str, int | float]:
     not, complete when their tensor was wanted. host_bytes: evicted bytes on the host now. state_evicted_bytes,
     state_loaded_bytes, state_host_bytes: the same of optimizer states, which the counters before leave out.
     weight_evicted_bytes, weight_loaded_bytes, weight_host_bytes: the same of weights. streamed_bytes: what lay on the
-    host and was copied to the device for an optimizer step, and back where the step wrote it. slow_reads: optimizer
+    host and passed through the device in optimizer steps and in forward passes without gradients. slow_reads: optimizer
     steps that found states on the host, and uses of weights that found them there, and read them over the bus.
     """
     found: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)

@@ -16,14 +16,17 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+from ebbtide import _core
 from ebbtide.lms.streaming.forward_copies import Lane, make_lane
 from ebbtide.lms.streaming.optimizer_step import Device, count
+from ebbtide.lms.streaming.step_parts import LEAST_BYTES, is_dense
 from ebbtide.locks import make_lock
 
 # Copies have at most this part of the limit, and those that are begun ahead this many bytes.
 _LIMIT_PARTS = 8
 _MOST_AHEAD_BYTES = 512 << 20
 _MOST_MODULES_AHEAD = 8
+TAG = "lms.weights"
 
 
 class _Visit:
@@ -75,8 +78,9 @@ class Forward:
         self._visiting: dict[int, _Visit] = {}  # by the parameter's id; a visit keeps its parameter
         self._ahead: dict[int, _Visit] = {}  # likewise; the oldest first
         self._lanes: dict[Any, Lane] = {}
-        # By module: the next one that needed copies, and the parameters that it needed.
-        self._next: weakref.WeakKeyDictionary[Any, tuple[Any, list[Any]]] = weakref.WeakKeyDictionary()
+        # By module: the next one that needed copies. No reference to its parameters: torch.utils.swap_tensors swaps no
+        # tensor that has a weak one.
+        self._next: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def begin_pass(self) -> None:
         """An outermost module is called."""
@@ -126,7 +130,7 @@ class Forward:
                     self._visiting[id(visit.parameter)] = visit
                     visit.begin()
             if on_host and is_done:
-                self._learn(module, on_host)
+                self._learn(module)
                 self._look_ahead(module)
             return is_done
 
@@ -168,7 +172,7 @@ class Forward:
         import torch
 
         most_bytes = self._device.allowed_bytes() // _LIMIT_PARTS
-        if sum(each.nbytes for each in on_host) > most_bytes or any(each.is_inference() for each in on_host):
+        if sum(each.nbytes for each in on_host) > most_bytes or not all(_can_pass(each) for each in on_host):
             return None
         ahead = [self._ahead.pop(id(each), None) for each in on_host]
         try:
@@ -190,10 +194,10 @@ class Forward:
         count(visit.size_bytes)
         return visit
 
-    def _learn(self, module: Any, on_host: list[Any]) -> None:
+    def _learn(self, module: Any) -> None:
         last = self._thread.last() if self._thread.last is not None else None
         if last is not None and last is not module:
-            self._next[last] = weakref.ref(module), [weakref.ref(each) for each in on_host]
+            self._next[last] = weakref.ref(module)
         self._thread.last = weakref.ref(module)
 
     def _look_ahead(self, module: Any) -> None:
@@ -202,12 +206,12 @@ class Forward:
         most_bytes = min(_MOST_AHEAD_BYTES, self._device.allowed_bytes() // _LIMIT_PARTS // 2)
         ahead_bytes = sum(each.size_bytes for each in self._ahead.values())
         for _ in range(_MOST_MODULES_AHEAD):
-            reference, parameters = self._next.get(module, (None, []))
+            reference = self._next.get(module)
             module = reference() if reference is not None else None
             if module is None:
                 return
-            for parameter in (each() for each in parameters):
-                if parameter is None or id(parameter) in self._ahead or id(parameter) in self._visiting:
+            for parameter in _parameters_on_host(module):
+                if id(parameter) in self._ahead or id(parameter) in self._visiting:
                     continue
                 ahead_bytes += parameter.nbytes
                 if ahead_bytes > most_bytes:
@@ -216,6 +220,28 @@ class Forward:
                     self._ahead[id(parameter)] = self._copy(parameter, 2 * most_bytes)
                 except torch.OutOfMemoryError:
                     return
+
+
+def _parameters_on_host(module: Any) -> list[Any]:
+    parameters = [each for each in vars(module).get("_parameters", {}).values() if each is not None]
+    return [each for each in parameters if each.nbytes >= LEAST_BYTES and _can_pass(each) and _is_on_host(each)]
+
+
+def _is_on_host(parameter: Any) -> bool:
+    found = _core.find(parameter.data_ptr())
+    return found is not None and found.tag == TAG and found.host_bytes > 0
+
+
+def _can_pass(parameter: Any) -> bool:
+    """Whether a copy of it is like it: its elements fill its memory."""
+    import torch
+
+    return (
+        type(parameter) is torch.nn.Parameter
+        and not parameter.is_inference()
+        and parameter.nbytes == parameter.untyped_storage().nbytes()
+        and is_dense(parameter)
+    )
 
 
 def _may_write(module: Any) -> bool:

@@ -21,7 +21,7 @@ class Lanes:
         import torch
 
         self.slots = [torch.empty(slot_bytes, dtype=torch.uint8, device=device) for _ in range(SLOTS)]
-        self.copied_bytes = 0  # in; out are as many, less the gradients
+        self.copied_bytes = 0  # in, and as many out
         self._next = 0
 
     def copy_in(self, chunk: Chunk) -> None:
@@ -33,7 +33,7 @@ class Lanes:
         """What is queued from now on comes after it."""
 
     def copy_out(self, chunk: Chunk) -> None:
-        """Begins to copy back what the step has written."""
+        """Begins to copy back."""
         self._copy_out(chunk)
 
     def join(self) -> None:
@@ -56,9 +56,8 @@ class Lanes:
             self.copied_bytes += staged.size_bytes
 
     def _copy_out(self, chunk: Chunk) -> None:
-        for staged in _staged_of(chunk):
-            if staged.is_written:
-                copy(staged.home, staged.visitor)
+        for staged in _staged_of(chunk):  # gradients, too: some steps scale them
+            copy(staged.home, staged.visitor)
 
 
 class _CudaLanes(Lanes):

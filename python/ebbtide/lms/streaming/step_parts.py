@@ -8,7 +8,7 @@ from ebbtide.lms.streaming.host_ranges import HostRanges
 
 ALIGNMENT = 256  # bytes, of a tensor in a slot
 # What has less on the host is read and written there: copies of its own take longer.
-_LEAST_BYTES = 64 << 10
+LEAST_BYTES = 64 << 10
 
 
 @dataclass(eq=False)
@@ -17,7 +17,6 @@ class Staged:
 
     home: Any  # where it lies, flat
     visitor: Any = None  # its copy on the device, while the slot is its
-    is_written: bool = True
 
     @property
     def size_bytes(self) -> int:
@@ -98,12 +97,16 @@ def divide(optimizer: Any, hosted: HostRanges, slot_bytes: int, whole: Whole) ->
     whole: at the end, groups with the parameters that need no copy.
     """
     for group in optimizer.param_groups:
+        parameters = [each for each in group["params"] if each.grad is not None]
+        if not _is_uniform(parameters):
+            whole.append((group, parameters))
+            continue
+        makes_no_state = type(optimizer).__name__ == "SGD" and not group["momentum"]
         others = []
         open_chunks: dict[Any, tuple[Chunk, int]] = {}  # by device, and what they hold
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            pieces = _divide(parameter, optimizer.state.get(parameter, {}), hosted, slot_bytes)
+        for parameter in parameters:
+            state = optimizer.state.get(parameter, {})
+            pieces = _divide(parameter, state, hosted, slot_bytes) if state or makes_no_state else None
             if pieces is None:
                 others.append(parameter)
                 continue
@@ -120,18 +123,29 @@ def divide(optimizer: Any, hosted: HostRanges, slot_bytes: int, whole: Whole) ->
             whole.append((group, others))
 
 
+def _is_uniform(parameters: list[Any]) -> bool:
+    """Whether torch chooses the same implementation for a part of the group as for all of it."""
+    import torch
+
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    return (
+        all(type(each) in kinds and each.grad.layout is torch.strided for each in parameters)
+        and len({each.device.type for each in parameters}) <= 1
+    )
+
+
 def _divide(parameter: Any, state: Any, hosted: HostRanges, slot_bytes: int) -> list[Piece] | None:
     """None: it can't be divided, or lies on the device, but for little."""
     gradient = parameter.grad
     like = {name: value for name, value in state.items() if _is_tensor(value) and value.shape == parameter.shape}
     counters = {name: value for name, value in state.items() if name not in like}
     tensors = [parameter, gradient, *like.values()]
-    if any(_is_tensor(value) and value.numel() > 1 for value in counters.values()):
+    if not all(_is_counter(value) for value in counters.values()) or gradient.dtype != parameter.dtype:
         return None
-    if parameter.dim() == 0 or not all(_is_plain(each, parameter) for each in tensors) or not _is_dense(parameter):
+    if parameter.dim() == 0 or not all(_is_plain(each, parameter) for each in tensors) or not is_dense(parameter):
         return None
     away = [each for each in tensors if hosted.holds_any(each.data_ptr(), each.nbytes)]
-    if sum(each.nbytes for each in away) < _LEAST_BYTES:
+    if sum(each.nbytes for each in away) < LEAST_BYTES:
         return None
     element_bytes = sum(each.element_size() for each in away)
     # Slices of a multiple of 64 elements are aligned as the whole is.
@@ -146,9 +160,13 @@ def _divide(parameter: Any, state: Any, hosted: HostRanges, slot_bytes: int) -> 
         piece = Piece(home, of_gradient, homes, counters, state, end == total, end - begin == total)
         for part in slices:
             if hosted.holds_any(part.data_ptr(), part.nbytes):
-                piece.staged.append(Staged(part, is_written=part is not of_gradient))
+                piece.staged.append(Staged(part))
         pieces.append(piece)
     return pieces
+
+
+def _is_counter(value: Any) -> bool:
+    return value.numel() == 1 if _is_tensor(value) else isinstance(value, (int, float))
 
 
 def _is_tensor(value: Any) -> bool:
@@ -173,7 +191,8 @@ def _is_plain(tensor: Any, parameter: Any) -> bool:
     )
 
 
-def _is_dense(tensor: Any) -> bool:
+def is_dense(tensor: Any) -> bool:
+    """Whether its elements fill a stretch of memory, each once."""
     expected = 1
     for stride, size in sorted(
         (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
