@@ -187,6 +187,13 @@ def test_malformed_arguments_are_refused(wrong):
         Resting(**{**arguments, **wrong})
 
 
+def test_the_tag_of_the_optimizer_rests_where_pause_names_none(saver, tag, tag2, trained):
+    with Resting(tag, tag2, None, "ram").phase([trained[1]]):
+        assert saver.is_paused(tag2)
+    with pytest.raises(ValueError, match="without an optimizer_tag, pause names"):
+        Resting(tag, None, None, "ram")
+
+
 def test_one_tag_may_be_a_string(saver, tag):
     with Resting(None, None, tag, "ram").phase([]):
         pass

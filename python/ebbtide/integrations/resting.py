@@ -23,7 +23,7 @@ class Resting:
     Args:
         model_tag: the tag that the model's parameters, buffers and gradients move into; None leaves them alone.
         optimizer_tag: the same for the states of its optimizers.
-        pause: the tags that rest.
+        pause: the tags that rest. None: the optimizer's.
         backup: as in `saver.region`.
 
     Raises:
@@ -31,9 +31,13 @@ class Resting:
     """
 
     def __init__(
-        self, model_tag: str | None, optimizer_tag: str | None, pause: Sequence[str], backup: BackupName
+        self, model_tag: str | None, optimizer_tag: str | None, pause: Sequence[str] | None, backup: BackupName
     ) -> None:
         check_tags(tuple(tag for tag in (model_tag, optimizer_tag) if tag is not None))
+        if pause is None:
+            if optimizer_tag is None:
+                raise ValueError("without an optimizer_tag, pause names the tags that leave the device")
+            pause = (optimizer_tag,)
         self._tags = check_tags((pause,) if isinstance(pause, str) else tuple(pause))
         if not self._tags:
             raise ValueError("pause names at least one tag")
