@@ -179,6 +179,7 @@ def test_tensors_that_stay_outside_are_logged(saver, tag, caplog):
         {"pause": ()},
         {"pause": [3]},
         {"backup": "tape"},
+        {"backup": None},
     ],
 )
 def test_malformed_arguments_are_refused(wrong):

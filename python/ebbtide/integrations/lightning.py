@@ -34,7 +34,7 @@ class EbbtideCallback(Callback):
         pause: the tags that leave the device; None: the optimizer's. A phase that uses the model must not pause the
             model's tag.
         around: some of "validation", "test" and "predict".
-        backup: where the content goes, as in `saver.region`.
+        backup: where the content goes: "ram", "pinned" or "disk", as in `saver.region`.
 
     Raises:
         TypeError, ValueError: malformed arguments.

@@ -24,7 +24,7 @@ class Resting:
         model_tag: the tag that the model's parameters, buffers and gradients move into; None leaves them alone.
         optimizer_tag: the same for the states of its optimizers.
         pause: the tags that rest. None: the optimizer's.
-        backup: as in `saver.region`.
+        backup: as in `saver.region`, but not None.
 
     Raises:
         TypeError, ValueError: malformed arguments.
@@ -42,6 +42,11 @@ class Resting:
         if not self._tags:
             raise ValueError("pause names at least one tag")
         backup_code(backup)
+        if backup is None:
+            raise ValueError(
+                f'backup must be "ram", "pinned" or "disk": without one, {" and ".join(self._tags)} would be '
+                "zeros after a phase"
+            )
         self._model_tag, self._optimizer_tag, self._backup = model_tag, optimizer_tag, backup
         self._away: list[str] = []  # paused here
         self._overdue: list[str] = []  # of these, what could not come back when it should have

@@ -35,7 +35,7 @@ class EbbtideCallback(TrainerCallback):
         pause: the tags that leave the device; None: the optimizer's. A phase that uses the model must not pause the
             model's tag.
         around: "evaluate", "predict", both or none.
-        backup: where the content goes, as in `saver.region`.
+        backup: where the content goes: "ram", "pinned" or "disk", as in `saver.region`.
 
     Raises:
         TypeError, ValueError: malformed arguments.
