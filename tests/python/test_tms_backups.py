@@ -175,3 +175,17 @@ def test_the_variable_is_read_by_the_first_disk_backup_alone(saver, tms, tag, mo
     assert len(list(tmp_path.iterdir())) >= 1
     tms.resume(tag)
     assert bool((kept == 3).all())
+
+
+def test_the_files_of_a_relative_folder_go_after_the_program_moved(
+    saver, tms, tag, tmp_path, monkeypatch, disk_settings
+):
+    monkeypatch.chdir(tmp_path)
+    tms.set_disk_backup_dir("backups")
+    with tms.region(tag=tag, enable_disk_backup=True):
+        kept = make(saver, 5)
+    tms.pause(tag)
+    monkeypatch.chdir("/")
+    assert len(list((tmp_path / "backups").iterdir())) == 1
+    tms.resume(tag)
+    assert list((tmp_path / "backups").iterdir()) == [] and bool((kept == 5).all())
