@@ -1,6 +1,7 @@
 """What torch_memory_saver's calls keep while memory is away: in host memory, on disk, retained. And the margin."""
 
 import gc
+import shutil
 
 import pytest
 
@@ -189,3 +190,27 @@ def test_the_files_of_a_relative_folder_go_after_the_program_moved(
     assert len(list((tmp_path / "backups").iterdir())) == 1
     tms.resume(tag)
     assert list((tmp_path / "backups").iterdir()) == [] and bool((kept == 5).all())
+
+
+@pytest.mark.parametrize("how", ["set", "variable"])
+def test_the_folder_is_made_again_where_it_is_gone(saver, tms, tag, tmp_path, monkeypatch, disk_settings, how):
+    folder = tmp_path / "run" / "backups"
+    if how == "set":
+        tms.set_disk_backup_dir(f"{folder}/")
+    else:
+        monkeypatch.setattr(implementation, "_is_disk_directory_read", False)
+        monkeypatch.setenv("TMS_DISK_BACKUP_DIR", str(folder))
+    with tms.region(tag=tag, enable_disk_backup=True):
+        kept = make(saver, 6)
+    shutil.rmtree(tmp_path / "run")
+    tms.pause(tag)
+    assert len(list(folder.iterdir())) == 1
+    tms.resume(tag)
+    assert bool((kept == 6).all())
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(StoreError, match="No such file"):
+        saver.pause(tag)
+    saver.configure(disk_directory=None)
+    tms.pause(tag)
+    assert not folder.exists(), "another folder was chosen since"
+    tms.resume(tag)

@@ -1,11 +1,12 @@
 """`TorchMemorySaver._impl`: each call in the words of the saver."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ebbtide import _core, saver
+from ebbtide import _core, driver_choice, saver
 from ebbtide.compat.memory_saver.binary_wrapper import BinaryWrapper
 from ebbtide.compat.memory_saver.pools import Key, MemPools
 from ebbtide.errors import StateError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 _is_disk_directory_read = False
+_made_folders: set[str] = set()
 _BACKUPS: dict[str, BackupName] = {"mmap": "ram", "pinned": "pinned"}
 
 
@@ -67,6 +69,7 @@ class Implementation:
 
     def pause(self, tag: str | None) -> None:
         """See `TorchMemorySaver.pause`."""
+        _make_folder_again()
         saver.pause(*_tags(tag), missing_ok=True)
 
     def resume(self, tag: str | None) -> None:
@@ -90,9 +93,11 @@ class Implementation:
         """See `TorchMemorySaver.set_disk_backup_dir`."""
         if not path:
             raise ValueError("the folder of disk backups has no name")
-        Path(path).mkdir(parents=True, exist_ok=True)
-        _choose_files(path)
-        self._binary_wrapper.cdll.tms_set_disk_backup_dir(os.fsencode(path))  # so that C asks no variable any more
+        folder = Path(path).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        _choose_files(str(folder))
+        _made_folders.add(str(folder))
+        self._binary_wrapper.cdll.tms_set_disk_backup_dir(os.fsencode(folder))  # so that C asks no variable any more
 
     def _use_disk_directory(self) -> None:
         """Once in a process, disk backups are named files, in TMS_DISK_BACKUP_DIR if it is set and nobody chose a
@@ -136,6 +141,16 @@ def _choose_files(folder: str | None = None) -> None:
         saver.configure(disk_files="named")
     if folder is not None:
         saver.configure(disk_directory=folder)
+
+
+def _make_folder_again() -> None:
+    """torch_memory_saver makes the folder of its backups at each of them. A failure shows where the backup is made."""
+    if driver_choice.is_off():
+        return
+    folder = os.fsdecode(_core.get_setting("disk_directory"))
+    if folder in _made_folders or folder == str(Path(os.environ.get("TMS_DISK_BACKUP_DIR", "")).absolute()):
+        with contextlib.suppress(OSError):
+            Path(folder).mkdir(parents=True, exist_ok=True)
 
 
 class _NotedRegion(Region):
