@@ -267,3 +267,20 @@ def test_the_surface_has_the_names_of_torch_memory_saver(tms_module):
     assert entrypoint.TorchMemorySaver is tms_module.TorchMemorySaver
     assert mode_preload.configure_subprocess is tms_module.configure_subprocess
     assert testing_utils.is_xpu is utils.is_xpu and not utils.is_xpu()
+
+
+def test_a_region_inherits_the_backend_through_one_without_a_backup(saver, tms, tag):
+    def backup(tensor):
+        return _core.find(tensor.data_ptr()).backup
+
+    with tms.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend="mmap"):
+        with tms.region(tag=tag):
+            dropped = make(saver, 1)
+            with tms.region(tag=tag, enable_cpu_backup=True):
+                kept = make(saver, 2)
+            with tms.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend="pinned"), tms.region(tag=tag):
+                with tms.region(tag=tag, enable_cpu_backup=True):
+                    pinned = make(saver, 3)
+    with tms.region(tag=tag), tms.region(tag=tag, enable_cpu_backup=True):
+        outside = make(saver, 4)
+    assert [backup(tensor) for tensor in (dropped, kept, pinned, outside)] == [0, 1, 2, 2]

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,9 +35,11 @@ class Implementation:
     ) -> Region:
         """See `TorchMemorySaver.region`."""
         backup = self._backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
-        backend = (cpu_backup_backend or self._thread_backend()) if enable_cpu_backup else ""
+        inherited = cpu_backup_backend or self._thread_backend()
+        backend = inherited if enable_cpu_backup else ""
 
-        def note() -> None:
+        def note(frame: "_core.Frame") -> None:
+            _open_regions().append((frame, inherited))
             key = Key(tag, enable_cpu_backup, enable_disk_backup, backend, _current_device())
             self._mem_pools.note(key, saver_tag(tag), backup_code(backup))
 
@@ -125,6 +128,11 @@ class Implementation:
         return bool(self._binary_wrapper.cdll.tms_get_retain_cpu_backup())
 
     def _thread_backend(self) -> str:
+        """What a region of this thread has that names no backend: that of the region around it, also where that one
+        keeps no backup."""
+        regions = _open_regions()
+        if regions and not self._binary_wrapper.cdll.tms_get_enable_cpu_backup():
+            return regions[-1][1]
         backend: bytes = self._binary_wrapper.cdll.tms_get_cpu_backup_backend()
         return backend.decode()
 
@@ -153,17 +161,29 @@ def _make_folder_again() -> None:
             Path(folder).mkdir(parents=True, exist_ok=True)
 
 
-class _NotedRegion(Region):
-    """A region that calls a function whenever it is entered."""
+_regions = threading.local()
 
-    def __init__(self, tag: str, backup: BackupName | None, retain: bool, note: Callable[[], None]) -> None:
+
+def _open_regions() -> "list[tuple[_core.Frame, str]]":
+    """The regions that this thread is in, each with the backend that it hands on."""
+    _regions.entries = [entry for entry in getattr(_regions, "entries", ()) if not entry[0].is_closed]
+    entries: list[tuple[_core.Frame, str]] = _regions.entries
+    return entries
+
+
+class _NotedRegion(Region):
+    """A region that calls a function with its frame whenever it is entered."""
+
+    def __init__(
+        self, tag: str, backup: BackupName | None, retain: bool, note: Callable[["_core.Frame"], None]
+    ) -> None:
         super().__init__(tag, backup=backup, retain=retain)
         self._note = note
 
     def _prepare(self, frame: "_core.Frame") -> bool:
         is_on = super()._prepare(frame)
         if is_on:
-            self._note()
+            self._note(frame)
         return is_on
 
 
