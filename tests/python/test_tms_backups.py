@@ -140,8 +140,10 @@ def test_a_margin_refuses_what_would_leave_less(saver, tms, tag):
     free = _core.query_device(0).free_bytes
     tms.memory_margin_bytes = free - 8 * MIB
     try:
-        with tms.region(tag=tag), pytest.raises(torch.OutOfMemoryError if saver.device == "cuda" else RuntimeError):
+        kind = torch.OutOfMemoryError if saver.device == "cuda" else RuntimeError
+        with tms.region(tag=tag), pytest.raises(kind) as refused:
             make(saver, 1, 64 * MIB)
+        assert saver.device == "cuda" or "torch_memory_saver.memory_margin_bytes" in str(refused.value)
     finally:
         tms.memory_margin_bytes = 0
     with tms.region(tag=tag):
@@ -151,6 +153,17 @@ def test_a_margin_refuses_what_would_leave_less(saver, tms, tag):
 def test_the_margin_can_be_set_and_not_read(tms):
     with pytest.raises(NotImplementedError):
         tms.memory_margin_bytes  # noqa: B018
+
+
+def test_a_margin_that_is_none_is_an_error_and_the_old_one_stays(saver, tms):
+    tms.memory_margin_bytes = 64 * MIB
+    try:
+        for wrong, error in ((-1, ValueError), (2**63, ValueError), (1.5, TypeError), (None, TypeError)):
+            with pytest.raises(error, match=r"^memory_margin_bytes "):
+                tms.memory_margin_bytes = wrong
+            assert saver.settings()["device_margin"] == 64 * MIB
+    finally:
+        tms.memory_margin_bytes = 0
 
 
 def test_a_folder_that_can_not_be_used_is_an_error_and_the_old_one_stays(saver, tms, tmp_path, disk_settings):

@@ -284,3 +284,12 @@ def test_a_region_inherits_the_backend_through_one_without_a_backup(saver, tms, 
     with tms.region(tag=tag), tms.region(tag=tag, enable_cpu_backup=True):
         outside = make(saver, 4)
     assert [backup(tensor) for tensor in (dropped, kept, pinned, outside)] == [0, 1, 2, 2]
+
+
+def test_what_is_no_tag_is_said_in_words(tms):
+    with pytest.raises(TypeError, match=r"^a tag is a str, not int$"):
+        tms.region(tag=3)
+    for call in (tms.pause, tms.resume):
+        for wrong in (["a"], []):
+            with pytest.raises(TypeError, match=r"^a tag is a str, not list$"):
+                call(wrong)

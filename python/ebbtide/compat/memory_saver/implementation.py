@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ebbtide import _core, driver_choice, saver
+from ebbtide import _core, driver_choice, saver, settings
 from ebbtide.compat.memory_saver.binary_wrapper import BinaryWrapper
 from ebbtide.compat.memory_saver.pools import Key, MemPools
 from ebbtide.errors import StateError
@@ -91,6 +91,11 @@ class Implementation:
             )
         view = saver.backup_of(x, retained=True)
         return view if view is None or zero_copy else view.clone()
+
+    def set_memory_margin_bytes(self, value: int) -> None:
+        """See `TorchMemorySaver.memory_margin_bytes`. The C call of this name has no error to return."""
+        text = settings.check(settings.find("device_margin"), value, "memory_margin_bytes", takes_text=False)
+        saver.configure(device_margin=int(text))
 
     def set_disk_backup_dir(self, path: str) -> None:
         """See `TorchMemorySaver.set_disk_backup_dir`."""
@@ -188,11 +193,13 @@ class _NotedRegion(Region):
 
 
 def _tags(tag: str | None) -> tuple[str, ...]:
-    return (saver_tag(tag),) if tag else ()
+    return () if tag is None or tag == "" else (saver_tag(tag),)
 
 
 def saver_tag(tag: str) -> str:
-    """The saver's tag for any text: the text itself where it can be a tag."""
+    """The saver's tag for any text: the text itself where it can be a tag. Raises TypeError: no text."""
+    if not isinstance(tag, str):
+        raise TypeError(f"a tag is a str, not {type(tag).__name__}")
     return _core.encode_tag(tag)
 
 

@@ -123,12 +123,16 @@ class TorchMemorySaver:
 
     @property
     def memory_margin_bytes(self) -> int:
-        """An allocation is refused where less than this would be free on its device afterwards."""
+        """An allocation is refused where less than this would be free on its device afterwards.
+
+        Raises:
+            TypeError, ValueError: when set: no number of bytes, a negative one, or more than any memory.
+        """
         raise NotImplementedError("memory_margin_bytes can only be set")
 
     @memory_margin_bytes.setter
     def memory_margin_bytes(self, value: int) -> None:
-        self._ensure_initialized()._binary_wrapper.cdll.set_memory_margin_bytes(value)
+        self._ensure_initialized().set_memory_margin_bytes(value)
 
     @property
     def retain_cpu_backup(self) -> bool:
