@@ -293,3 +293,50 @@ def test_what_is_no_tag_is_said_in_words(tms):
         for wrong in (["a"], []):
             with pytest.raises(TypeError, match=r"^a tag is a str, not list$"):
                 call(wrong)
+
+
+def test_what_other_packages_take_of_the_inside_is_there(tms_module, saver, tag):
+    """dynamo's memory service builds on HookUtilBase and makes an implementation of its own, patches of slime call
+    set_config, and AReaL asks for the arguments of the constructor."""
+    from torch_memory_saver import entrypoint
+    from torch_memory_saver.hooks.base import HookUtilBase
+
+    made = tms_module.TorchMemorySaver()
+    made.hook_mode = "torch"
+    assert made._impl_ctor_kwargs == {"hook_mode": "torch"}
+    implementation = made._ensure_initialized()
+    assert not hasattr(made, "_impl_ctor_kwargs") and isinstance(implementation, entrypoint._TorchMemorySaverImpl)
+    made.hook_mode = "preload"
+    assert HookUtilBase.create(hook_mode="torch").get_path_binary() == _core.loaded_library()
+    assert HookUtilBase().get_allocator() is None
+    with implementation.disable(dispose_mem_pool_after_use=True):
+        assert _core.find(make(saver, 1).data_ptr()) is None
+    with pytest.raises(ValueError, match="not supported"):
+        implementation.disable(dispose_mem_pool_after_use=False)
+
+
+def test_the_configuration_of_a_thread_is_set_in_one_call(tms, cdll):
+    before = state(cdll)
+    wrapper = tms._impl._binary_wrapper
+    for changed, expected in (
+        ({"enable_cpu_backup": True}, (True, "a/b", True, False, "pinned")),
+        ({"enable_cpu_backup": True, "cpu_backup_backend": "mmap"}, (True, "a/b", True, False, "mmap")),
+        ({"enable_cpu_backup": False, "enable_disk_backup": True}, (True, "a/b", False, True, "mmap")),
+        ({"enable_cpu_backup": False}, (True, "a/b", False, False, "mmap")),
+    ):
+        wrapper.set_config(tag="a/b", interesting_region=True, **changed)
+        assert state(cdll) == expected
+    wrapper.set_config(
+        tag=before[1], interesting_region=before[0], enable_cpu_backup=before[2], cpu_backup_backend=before[4]
+    )
+    assert state(cdll) == before
+
+
+def test_a_pool_may_be_asked_for_before_its_region(saver, tms, tag):
+    pools = tms._ensure_initialized()._mem_pools
+    pool = pools[tag, True, False, "pinned", 0]
+    with tms.region(tag=tag, enable_cpu_backup=True):
+        kept = make(saver, 1)
+    assert pools[tag, True, False, "pinned", 0] is pool and bool((kept == 1).all())
+    with pytest.raises(KeyError):
+        pools["another form of key"]

@@ -24,9 +24,14 @@ _BACKUPS: dict[str, BackupName] = {"mmap": "ram", "pinned": "pinned"}
 
 
 class Implementation:
-    """Moves the memory of this process's core. Its instances share everything but `_mem_pools`."""
+    """Moves the memory of this process's core. Its instances share everything but `_mem_pools`.
 
-    def __init__(self) -> None:
+    Args:
+        hook_mode: without effect.
+    """
+
+    def __init__(self, hook_mode: str = "preload") -> None:
+        self._hook_mode = hook_mode
         self._binary_wrapper = BinaryWrapper()
         self._mem_pools = MemPools()
 
@@ -58,8 +63,10 @@ class Implementation:
         backup = self._backup(enable_cpu_backup, False, cpu_backup_backend)
         return cuda_graph_in_place_of(pool, graph, saver_tag(tag), backup, arguments)
 
-    def disable(self) -> Separate:
-        """See `TorchMemorySaver.disable`."""
+    def disable(self, dispose_mem_pool_after_use: bool = True) -> Separate:
+        """See `TorchMemorySaver.disable`. Raises ValueError: the pool would be kept."""
+        if not dispose_mem_pool_after_use:
+            raise ValueError("dispose_mem_pool_after_use=False is not supported: what is free goes back at the end")
         return separate_memory()
 
     def _with_region_config(
