@@ -340,3 +340,14 @@ def test_a_pool_may_be_asked_for_before_its_region(saver, tms, tag):
     assert pools[tag, True, False, "pinned", 0] is pool and bool((kept == 1).all())
     with pytest.raises(KeyError):
         pools["another form of key"]
+
+
+def test_the_saver_answers_for_a_tag_that_it_could_not_have(saver, tms):
+    from ebbtide.compat.torch_memory_saver import saver_tag
+
+    with tms.region(tag="layer/0"):
+        kept = make(saver, 1)
+    (row,) = saver.survivors(saver_tag("layer/0"))
+    assert row.address == kept.data_ptr() and saver_tag("plain") == "plain"
+    with pytest.raises(TypeError, match=r"^a tag is a str, not bytes$"):
+        saver_tag(b"layer/0")
