@@ -289,6 +289,8 @@ def test_a_region_inherits_the_backend_through_one_without_a_backup(saver, tms, 
 def test_what_is_no_tag_is_said_in_words(tms):
     with pytest.raises(TypeError, match=r"^a tag is a str, not int$"):
         tms.region(tag=3)
+    with pytest.raises(UnicodeEncodeError):
+        tms.region(tag="\ud800")
     for call in (tms.pause, tms.resume):
         for wrong in (["a"], []):
             with pytest.raises(TypeError, match=r"^a tag is a str, not list$"):

@@ -204,10 +204,11 @@ def _tags(tag: str | None) -> tuple[str, ...]:
 
 
 def saver_tag(tag: str) -> str:
-    """The saver's tag for any text: the text itself where it can be a tag. Raises TypeError: no text."""
+    """The saver's tag for any text: the text itself where it can be a tag. Raises TypeError, UnicodeEncodeError: no
+    text."""
     if not isinstance(tag, str):
         raise TypeError(f"a tag is a str, not {type(tag).__name__}")
-    return _core.encode_tag(tag)
+    return _core.encode_tag(tag.encode())
 
 
 def _current_device() -> int:
