@@ -41,8 +41,8 @@ typedef enum ebbtide_option {
 EBBTIDE_API ebbtide_status ebbtide_set_option(ebbtide_option option, int32_t value, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_get_option(ebbtide_option option, int32_t* value, ebbtide_error* error);
 
-/* The folder of future disk backups; NULL: EBBTIDE_DISK_DIRECTORY, else TMPDIR, else /var/tmp. STORE_ERROR, and nothing
- * changes, if no backup can be made in it. */
+/* The folder of future disk backups; NULL: EBBTIDE_DISK_DIRECTORY, else TMPDIR, else /var/tmp. A relative path means
+ * the folder that it names now. STORE_ERROR, and nothing changes, if no backup can be made in it. */
 EBBTIDE_API ebbtide_status ebbtide_set_disk_directory(const char* path, ebbtide_error* error);
 
 #ifdef __cplusplus

@@ -1,8 +1,12 @@
 #include "compat/backups.h"
 
 #include <atomic>
+#include <climits>
 #include <cstdint>
+#include <cstring>
+#include <filesystem>
 #include <string>
+#include <system_error>
 
 #include "api/ebbtide.h"
 #include "api/ebbtide_settings.h"
@@ -15,7 +19,7 @@ namespace {
 
 enum class Choice { kVariable, kKeep, kDrop };
 constinit std::atomic<Choice> retain_choice{Choice::kVariable};
-constinit std::atomic<bool> is_directory_chosen{false};
+constinit std::atomic<const char*> chosen_directory{nullptr};  // an absolute path; leaked on purpose
 
 void configure(const char* call, const char* setting, const char* value) noexcept {
   ebbtide_error error = EBBTIDE_ERROR_INIT;
@@ -29,7 +33,9 @@ void name_files(const char* call) noexcept {
 }
 
 void choose_directory(const char* call, const char* directory) noexcept {
-  is_directory_chosen.store(true);
+  std::error_code ignored;
+  const std::string full = std::filesystem::absolute(directory, ignored).string();
+  chosen_directory.store(::strdup(full.c_str()));
   name_files(call);
   configure(call, "disk_directory", directory);
 }
@@ -42,10 +48,21 @@ bool retains() noexcept {
 }
 
 void use_disk_directory() noexcept {
-  if (is_directory_chosen.load()) return;
+  if (chosen_directory.load() != nullptr) return;
   const char* const directory = variables().disk_directory;
   if (directory != nullptr) return choose_directory("TMS_DISK_BACKUP_DIR", directory);
   name_files("tms_set_enable_disk_backup");
+}
+
+void remake_disk_directory() noexcept {
+  const char* const chosen = chosen_directory.load();
+  char in_force[PATH_MAX];
+  if (chosen == nullptr ||
+      ebbtide_get_setting("disk_directory", in_force, sizeof in_force, nullptr, nullptr) != EBBTIDE_OK ||
+      std::strcmp(chosen, in_force) != 0)
+    return;
+  std::error_code ignored;
+  std::filesystem::create_directories(chosen, ignored);
 }
 
 }  // namespace ebbtide::compat

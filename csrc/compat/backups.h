@@ -10,4 +10,8 @@ bool retains() noexcept;
 // folder.
 void use_disk_directory() noexcept;
 
+// Makes the folder that the program or TMS_DISK_BACKUP_DIR chose again, where it is gone, as torch_memory_saver does at
+// each backup. A failure shows where the backup is made.
+void remake_disk_directory() noexcept;
+
 }  // namespace ebbtide::compat

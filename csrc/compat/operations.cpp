@@ -47,7 +47,10 @@ bool is_kept_in_memory(const ebbtide_allocation_info& info) noexcept {
 
 extern "C" {
 
-EBBTIDE_API int tms_pause(const char* tag) { return run("tms_pause", &ebbtide_pause, tag, -1); }
+EBBTIDE_API int tms_pause(const char* tag) {
+  compat::remake_disk_directory();
+  return run("tms_pause", &ebbtide_pause, tag, -1);
+}
 
 // Without retaining, also pinned backups are freed, which ebbtide's own resumes keep.
 EBBTIDE_API int tms_resume(const char* tag) {

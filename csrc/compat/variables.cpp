@@ -57,13 +57,14 @@ Variables read() {
   }
   const int32_t kind = has_cpu ? read.cpu_backup : static_cast<int32_t>(EBBTIDE_BACKUP_NONE);
   read.backup = has_disk ? static_cast<int32_t>(EBBTIDE_BACKUP_DISK) : kind;
-  const std::string directory(text_of("TMS_DISK_BACKUP_DIR"));
+  const std::string_view directory = text_of("TMS_DISK_BACKUP_DIR");
   if (!directory.empty() && variable_text(Setting::kDiskDirectory) == nullptr) {
-    // A copy, since the program may change its environment. Leaked on purpose.
-    read.disk_directory = ::strdup(directory.c_str());
-    // As torch_memory_saver makes it. What is wrong with it is said where it is checked.
+    // Absolute and a copy, since the program may change its folder and its environment. Leaked on purpose.
     std::error_code ignored;
-    std::filesystem::create_directories(directory, ignored);
+    const std::string full = std::filesystem::absolute(directory, ignored).string();
+    read.disk_directory = ::strdup(full.empty() ? std::string(directory).c_str() : full.c_str());
+    // As torch_memory_saver makes it. What is wrong with it is said where it is checked.
+    std::filesystem::create_directories(read.disk_directory, ignored);
   }
   return read;
 }

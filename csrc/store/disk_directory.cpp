@@ -1,8 +1,11 @@
 #include "store/disk_directory.h"
 
 #include <cstdlib>
+#include <filesystem>
+#include <map>
 #include <mutex>
 #include <optional>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -17,6 +20,7 @@ struct Directory {
   std::mutex mutex;
   std::string chosen;
   std::optional<DiskFiles> files;
+  std::map<std::string, std::string> of_variables;  // relative texts of variables, and the folders they mean
 };
 Directory& directory() {
   static Directory* const instance = new Directory;
@@ -33,17 +37,34 @@ std::optional<DiskFiles> chosen_files() {
   return directory().files;
 }
 
+// Files are removed by name, wherever the program has moved to by then. A working directory that is gone leaves a path
+// as it is: nothing can be made there.
+std::string absolute(const std::string& path) {
+  if (path.empty()) return path;
+  std::error_code ignored;
+  const std::string full = std::filesystem::absolute(path, ignored).string();
+  return full.empty() ? path : full;
+}
+
+// A relative path in a variable means the folder that it names when it is first read.
+std::string folder_of_variable(const std::string& path) {
+  if (path.starts_with('/')) return path;
+  const std::lock_guard lock(directory().mutex);
+  return directory().of_variables.try_emplace(path, absolute(path)).first->second;
+}
+
 }  // namespace
 
 void set_disk_directory(const std::string& chosen) {
+  const std::string folder = absolute(chosen);
   const std::lock_guard lock(directory().mutex);
-  directory().chosen = chosen;
+  directory().chosen = folder;
 }
 
 std::string disk_directory() {
   if (std::string chosen = chosen_directory(); !chosen.empty()) return chosen;
   for (const char* text : {variable_text(Setting::kDiskDirectory), static_cast<const char*>(std::getenv("TMPDIR"))}) {
-    if (text != nullptr && *text != '\0') return text;
+    if (text != nullptr && *text != '\0') return folder_of_variable(text);
   }
   return "/var/tmp";
 }
@@ -65,14 +86,14 @@ DiskPlace disk_place() {
 }
 
 void check_disk_directory(const std::string& directory, DiskFiles files) {
-  BackupFile::check_directory({directory, files, files == DiskFiles::kNamed});
+  BackupFile::check_directory({absolute(directory), files, files == DiskFiles::kNamed});
 }
 
 void say_bad_disk_variable() {
   const char* const path = variable_text(Setting::kDiskDirectory);
   if (path == nullptr) return;
   try {
-    check_disk_directory(path);
+    check_disk_directory(folder_of_variable(path));
   } catch (const Error& error) {
     if (!set_said(Setting::kDiskDirectory))
       log_line(LogLevel::kError, {"EBBTIDE_DISK_DIRECTORY: ", error.what(), ". Until then no disk backup works"});

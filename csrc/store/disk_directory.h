@@ -14,11 +14,11 @@ struct DiskPlace {
   bool may_be_memory = false;  // a directory in RAM that the user has named, for files that he wants to see
 };
 
-// Sets the folder from now on; "" for the choice of the variables.
+// Sets the folder from now on; "" for the choice of the variables. A relative path means the folder that it names now.
 void set_disk_directory(const std::string& chosen);
 // Sets the kind of file from now on; before that EBBTIDE_DISK_FILES says it.
 void set_disk_files(DiskFiles chosen);
-// The folder that was set, else EBBTIDE_DISK_DIRECTORY, else TMPDIR, else /var/tmp.
+// The folder that was set, else EBBTIDE_DISK_DIRECTORY, else TMPDIR, else /var/tmp, as an absolute path.
 std::string disk_directory();
 DiskFiles disk_files();
 // What the next backup is made by.

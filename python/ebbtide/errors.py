@@ -30,7 +30,7 @@ _ADVICE = {
     4: 'saver.configure(disk_directory=...), backup="ram"',
     5: "saver.pause(...), saver.resume(..., timeout=...)",
     6: "saver.pause(...), saver.configure(device_limit=...)",
-    7: "saver.pause(...), saver.configure(device_margin=...)",
+    7: "saver.pause(...), saver.configure(device_margin=...), torch_memory_saver.memory_margin_bytes",
     8: "saver.backup_of gave the view",
     9: "ebbtide.lms.limit = ...",
 }

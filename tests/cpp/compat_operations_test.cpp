@@ -1,6 +1,7 @@
 // pause, resume and memory of torch_memory_saver, on the simulated device.
 #include <cuda.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -196,6 +197,30 @@ TEST_F(CompatOperations, ADiskBackupIsAFileInTheFolderThatWasSet) {
   tms_torch_free(on_disk, kSize, 0, nullptr);
   EXPECT_EQ(count(), 0);
   std::filesystem::remove_all(folder);
+}
+
+TEST_F(CompatOperations, TheFolderIsMadeAgainAtAPauseWhereItIsGone) {
+  const std::filesystem::path parent = "/var/tmp/ebbtide-test-made-again-" + std::to_string(::getpid());
+  const std::filesystem::path folder = parent / "backups";
+  std::filesystem::create_directories(folder);
+  tms_set_disk_backup_dir(folder.c_str());
+  tms_set_current_tag("made again");
+  tms_set_interesting_region(true);
+  tms_set_enable_disk_backup(true);
+  void* const on_disk = tms_torch_malloc(kSize, 0, nullptr);
+  fill(on_disk, 11);
+  std::filesystem::remove_all(parent);
+  EXPECT_EQ(tms_pause("made again"), 0);
+  EXPECT_TRUE(std::filesystem::is_directory(folder));
+  EXPECT_EQ(tms_resume("made again"), 0);
+  EXPECT_TRUE(holds(on_disk, 11));
+  std::filesystem::remove_all(parent);
+  ebbtide_configure("disk_directory", nullptr, nullptr);
+  EXPECT_EQ(tms_pause("made again"), 0);
+  EXPECT_FALSE(std::filesystem::exists(folder)) << "another folder was chosen since";
+  EXPECT_EQ(tms_resume("made again"), 0);
+  tms_torch_free(on_disk, kSize, 0, nullptr);
+  tms_set_enable_disk_backup(false);
 }
 
 TEST_F(CompatOperations, AFolderThatIsNotThereIsLeft) {

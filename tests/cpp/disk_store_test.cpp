@@ -379,21 +379,5 @@ TEST_F(DiskStoreTest, AViewThatTheSystemRefusesIsAStoreErrorAndTheNextTryWorks) 
 #endif
 }
 
-TEST(DiskDirectoryTest, TheProgramGoesBeforeTheVariableAndThatBeforeTheSystems) {
-  ::unsetenv("EBBTIDE_DISK_DIRECTORY");
-  ::unsetenv("TMPDIR");
-  EXPECT_EQ(disk_directory(), "/var/tmp");
-  ::setenv("TMPDIR", "/scratch/tmp", 1);
-  EXPECT_EQ(disk_directory(), "/scratch/tmp");
-  ::setenv("EBBTIDE_DISK_DIRECTORY", "/scratch/backups", 1);
-  EXPECT_EQ(disk_directory(), "/scratch/backups");
-  set_disk_directory("/mnt/nvme");
-  EXPECT_EQ(disk_directory(), "/mnt/nvme");
-  set_disk_directory("");
-  ::setenv("EBBTIDE_DISK_DIRECTORY", "", 1);
-  EXPECT_EQ(disk_directory(), "/scratch/tmp");
-  ::unsetenv("TMPDIR");
-}
-
 }  // namespace
 }  // namespace ebbtide::testing

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fork_server import ForkServer, open_fork_server
+from other_environment import OtherEnvironment
 
 _numbers = itertools.count(1)
 
@@ -98,6 +99,12 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture
+def environment(tmp_path_factory: pytest.TempPathFactory) -> OtherEnvironment:
+    """A Python environment of the test's own, which may be changed."""
+    return OtherEnvironment(tmp_path_factory.mktemp("environment"))
 
 
 @pytest.fixture(scope="session")

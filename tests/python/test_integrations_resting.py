@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
-from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
+from ebbtide.errors import OutOfMemoryError, StateError, StoreError  # noqa: E402
 from ebbtide.integrations.resting import Resting, states_of  # noqa: E402
 
 MIB = 1 << 20
@@ -106,6 +106,57 @@ def test_a_pause_that_fails_leaves_nothing_away(saver, tag2, trained):
     assert not saver.is_paused(tag2)
 
 
+def test_the_phase_after_one_whose_pause_failed_pauses(saver, tag2, trained):
+    resting = Resting(None, tag2, [tag2], "ram")
+    with resting.phase([trained[1]]):
+        pass
+    saver.configure(host_limit=1)
+    with pytest.raises(StoreError), resting.phase([trained[1]]):
+        pytest.fail("the phase has begun")
+    assert not saver.is_paused(tag2)
+    saver.configure(host_limit=None)
+    with resting.phase([trained[1]]):
+        assert saver.is_paused(tag2)
+    assert not saver.is_paused(tag2)
+
+
+def test_the_phase_after_one_whose_resume_failed_brings_everything_back(saver, tag2, trained):
+    before = copy_of(*trained)
+    resting = Resting(None, tag2, [tag2], "ram")
+    with pytest.raises(OutOfMemoryError), resting.phase([trained[1]]):
+        saver.configure(device_limit=_core.query_device(0).held_bytes + MIB)
+    assert saver.is_paused(tag2)
+    saver.configure(device_limit=None)
+    with resting.phase([trained[1]]):
+        assert saver.is_paused(tag2)
+    assert not saver.is_paused(tag2) and is_same(copy_of(*trained), before)
+
+
+def test_after_a_resume_by_hand_the_next_phase_pauses(saver, tag2, trained):
+    resting = Resting(None, tag2, [tag2], "ram")
+    resting.begin([trained[1]])
+    saver.resume(tag2)
+    with resting.phase([trained[1]]):
+        assert saver.is_paused(tag2)
+    assert not saver.is_paused(tag2)
+    resting.begin([trained[1]])
+    saver.resume(tag2)
+    resting.begin([trained[1]])
+    assert saver.is_paused(tag2)
+    resting.end()
+    assert not saver.is_paused(tag2)
+
+
+def test_a_phase_leaves_away_what_an_event_took_before_it(saver, tag2, trained):
+    resting = Resting(None, tag2, [tag2], "ram")
+    resting.begin([trained[1]])
+    with resting.phase([trained[1]]):
+        assert saver.is_paused(tag2)
+    assert saver.is_paused(tag2)
+    resting.end()
+    assert not saver.is_paused(tag2)
+
+
 def test_a_tag_that_nobody_named_is_skipped(saver, tag):
     resting = Resting(None, None, [tag], "ram")
     with resting.phase([]):
@@ -128,12 +179,20 @@ def test_tensors_that_stay_outside_are_logged(saver, tag, caplog):
         {"pause": ()},
         {"pause": [3]},
         {"backup": "tape"},
+        {"backup": None},
     ],
 )
 def test_malformed_arguments_are_refused(wrong):
     arguments = {"model_tag": "m", "optimizer_tag": "o", "pause": ["o"], "backup": "ram"}
     with pytest.raises((TypeError, ValueError)):
         Resting(**{**arguments, **wrong})
+
+
+def test_the_tag_of_the_optimizer_rests_where_pause_names_none(saver, tag, tag2, trained):
+    with Resting(tag, tag2, None, "ram").phase([trained[1]]):
+        assert saver.is_paused(tag2)
+    with pytest.raises(ValueError, match="without an optimizer_tag, pause names"):
+        Resting(tag, None, None, "ram")
 
 
 def test_one_tag_may_be_a_string(saver, tag):

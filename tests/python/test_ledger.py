@@ -72,6 +72,7 @@ def test_all_that_a_program_starts_is_one_run(folder):
     name = ledger.name_for({})
     assert ledger.name_for({}) == name != ledger.name_for({"EBBTIDE_LEDGER": "/its/own"}) == "/its/own"
     assert ledger.name_for({"EBBTIDE_LEDGER": ""}) == name
+    assert ledger.name_for({"EBBTIDE_LEDGER": "relative"}) == str(Path("relative").absolute()), "children may move"
 
 
 def test_only_what_no_process_holds_is_removed(folder, hold):

@@ -272,3 +272,31 @@ def test_named_files_go_at_exit_and_those_of_a_killed_process_with_the_next(run_
     again = run_python_with_torch(PAUSED_AND_THEN.format(last), **environment)
     assert left.name not in again.stdout
     assert [file.name for file in tmp_path.iterdir()] == ["ebbtide_backup_list"]
+
+
+def test_files_in_a_relative_folder_go_after_the_program_moved_to_another(saver, tag, tmp_path, monkeypatch):
+    (tmp_path / "backups").mkdir()
+    monkeypatch.chdir(tmp_path)
+    saver.configure(disk_files="named", disk_directory="backups")
+    try:
+        assert saver.settings()["disk_directory"] == str(tmp_path / "backups")
+        with saver.region(tag, backup="disk"):
+            tensor = torch.arange(MIB, device=saver.device)
+        saver.pause(tag)
+        monkeypatch.chdir("/")
+        saver.resume(tag)
+        assert list((tmp_path / "backups").iterdir()) == [] and torch.equal(tensor.cpu(), torch.arange(MIB))
+        saver.pause(tag)
+        assert len(list((tmp_path / "backups").iterdir())) == 1
+        saver.resume(tag, retain=False)
+    finally:
+        saver.configure(disk_files="hidden", disk_directory=None)
+
+
+def test_files_in_a_relative_folder_go_at_the_exit_of_a_program_that_moved(run_python, tmp_path, monkeypatch):
+    (tmp_path / "backups").mkdir()
+    monkeypatch.chdir(tmp_path)
+    environment = {"EBBTIDE_DISK_DIRECTORY": "backups", "EBBTIDE_DISK_FILES": "named"}
+    ended = run_python(PAUSED_AND_THEN.format("os.chdir('/')"), **environment)
+    assert (ended.returncode, ended.stdout) == (0, "1\n"), ended.stderr
+    assert list((tmp_path / "backups").iterdir()) == []

@@ -49,6 +49,13 @@ def test_a_regions_tensor_is_not_sent(saver, tag, way, is_paused):
     send(copy)
 
 
+def test_a_program_for_torch_memory_saver_reads_its_own_words(saver, tms):
+    with tms.region(tag="weights/0"):
+        tensor = torch.ones(10, device=saver.device)
+    with pytest.raises(StateError, match=r"tag 'weights/0' can't be .*`with torch_memory_saver\.disable\(\): copy"):
+        tensor.untyped_storage()._share_cuda_()
+
+
 @pytest.mark.sim_only
 @pytest.mark.parametrize("share", [torch.Tensor.share_memory_, send], ids=["share_memory_", "send"])
 def test_on_the_simulated_device_torch_moves_it_out_of_its_tag(saver, tag, share):

@@ -1,6 +1,7 @@
 """What torch_memory_saver's calls keep while memory is away: in host memory, on disk, retained. And the margin."""
 
 import gc
+import shutil
 
 import pytest
 
@@ -139,8 +140,10 @@ def test_a_margin_refuses_what_would_leave_less(saver, tms, tag):
     free = _core.query_device(0).free_bytes
     tms.memory_margin_bytes = free - 8 * MIB
     try:
-        with tms.region(tag=tag), pytest.raises(torch.OutOfMemoryError if saver.device == "cuda" else RuntimeError):
+        kind = torch.OutOfMemoryError if saver.device == "cuda" else RuntimeError
+        with tms.region(tag=tag), pytest.raises(kind) as refused:
             make(saver, 1, 64 * MIB)
+        assert saver.device == "cuda" or "torch_memory_saver.memory_margin_bytes" in str(refused.value)
     finally:
         tms.memory_margin_bytes = 0
     with tms.region(tag=tag):
@@ -150,6 +153,17 @@ def test_a_margin_refuses_what_would_leave_less(saver, tms, tag):
 def test_the_margin_can_be_set_and_not_read(tms):
     with pytest.raises(NotImplementedError):
         tms.memory_margin_bytes  # noqa: B018
+
+
+def test_a_margin_that_is_none_is_an_error_and_the_old_one_stays(saver, tms):
+    tms.memory_margin_bytes = 64 * MIB
+    try:
+        for wrong, error in ((-1, ValueError), (2**63, ValueError), (1.5, TypeError), (None, TypeError)):
+            with pytest.raises(error, match=r"^memory_margin_bytes "):
+                tms.memory_margin_bytes = wrong
+            assert saver.settings()["device_margin"] == 64 * MIB
+    finally:
+        tms.memory_margin_bytes = 0
 
 
 def test_a_folder_that_can_not_be_used_is_an_error_and_the_old_one_stays(saver, tms, tmp_path, disk_settings):
@@ -175,3 +189,41 @@ def test_the_variable_is_read_by_the_first_disk_backup_alone(saver, tms, tag, mo
     assert len(list(tmp_path.iterdir())) >= 1
     tms.resume(tag)
     assert bool((kept == 3).all())
+
+
+def test_the_files_of_a_relative_folder_go_after_the_program_moved(
+    saver, tms, tag, tmp_path, monkeypatch, disk_settings
+):
+    monkeypatch.chdir(tmp_path)
+    tms.set_disk_backup_dir("backups")
+    with tms.region(tag=tag, enable_disk_backup=True):
+        kept = make(saver, 5)
+    tms.pause(tag)
+    monkeypatch.chdir("/")
+    assert len(list((tmp_path / "backups").iterdir())) == 1
+    tms.resume(tag)
+    assert list((tmp_path / "backups").iterdir()) == [] and bool((kept == 5).all())
+
+
+@pytest.mark.parametrize("how", ["set", "variable"])
+def test_the_folder_is_made_again_where_it_is_gone(saver, tms, tag, tmp_path, monkeypatch, disk_settings, how):
+    folder = tmp_path / "run" / "backups"
+    if how == "set":
+        tms.set_disk_backup_dir(f"{folder}/")
+    else:
+        monkeypatch.setattr(implementation, "_is_disk_directory_read", False)
+        monkeypatch.setenv("TMS_DISK_BACKUP_DIR", str(folder))
+    with tms.region(tag=tag, enable_disk_backup=True):
+        kept = make(saver, 6)
+    shutil.rmtree(tmp_path / "run")
+    tms.pause(tag)
+    assert len(list(folder.iterdir())) == 1
+    tms.resume(tag)
+    assert bool((kept == 6).all())
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(StoreError, match="No such file"):
+        saver.pause(tag)
+    saver.configure(disk_directory=None)
+    tms.pause(tag)
+    assert not folder.exists(), "another folder was chosen since"
+    tms.resume(tag)

@@ -12,6 +12,7 @@ import textwrap
 
 import ebbtide
 import pytest
+from ebbtide.launch import preloading
 
 pytest.importorskip("torch")
 
@@ -263,19 +264,22 @@ print("done")
 
 @pytest.fixture
 def start(tmp_path):
-    """Runs a launcher with `--compat tms` in its environment; `scheduler_code` is the module of its worker."""
+    """Runs a launcher with `--compat tms` in its environment; `scheduler_code` is the module of its worker.
 
-    def run(launcher, worker, **variables):
+    path: what replaces PYTHONPATH, as Ray's runtime environments do; None leaves it.
+    """
+
+    def run(launcher, worker, python=sys.executable, path=None, **variables):
         (tmp_path / "scheduler_code.py").write_text(WORKER + worker)
         (tmp_path / "engine_code.py").write_text(ENGINE)
         (tmp_path / "launcher.py").write_text(textwrap.dedent(launcher))
         added = ebbtide.env(compat="tms")
         environment = {**os.environ, **added, **variables}
-        environment["PYTHONPATH"] = f"{added['PYTHONPATH']}:{tmp_path}"
+        environment["PYTHONPATH"] = f"{added['PYTHONPATH'] if path is None else path}:{tmp_path}"
         if variables.get("LD_PRELOAD") == "":
             del environment["LD_PRELOAD"]
         done = subprocess.run(
-            [sys.executable, str(tmp_path / "launcher.py")],
+            [python, str(tmp_path / "launcher.py")],
             env=environment, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["done"]), done.stdout + done.stderr
@@ -284,17 +288,30 @@ def start(tmp_path):
     return run
 
 
+@pytest.fixture(params=["start-up file", "PYTHONPATH"])
+def replaced_path(request, environment):
+    """A Python with another torch_memory_saver installed, and the PYTHONPATH of a run script: the two ways in that
+    docs/migrate/torch_memory_saver.md gives for launchers that replace it."""
+    environment.add_wheel()
+    if request.param == "start-up file":
+        environment.ebbtide("compat", "install", "tms")
+        return {"python": environment.python, "path": "/root/Megatron-LM/"}
+    folder = environment.ebbtide("compat", "path", "tms").strip()
+    assert folder == str(preloading.compat_path())
+    return {"python": environment.python, "path": f"{folder}:/root/Megatron-LM/"}
+
+
 @pytest.mark.parametrize("preloaded_before", [True, False])
 def test_sglang(start, preloaded_before):
     start(SGLANG, SGLANG_SCHEDULER, **({} if preloaded_before else {"LD_PRELOAD": ""}))
 
 
-def test_slime(start):
-    start(SLIME, SLIME_ACTOR, LD_PRELOAD="")
+def test_slime(start, replaced_path):
+    start(SLIME, SLIME_ACTOR, LD_PRELOAD="", **replaced_path)
 
 
-def test_miles_with_backups_on_disk(start, tmp_path):
-    start(MILES, MILES_ACTOR, LD_PRELOAD="", DISK=str(tmp_path))
+def test_miles_with_backups_on_disk(start, tmp_path, replaced_path):
+    start(MILES, MILES_ACTOR, LD_PRELOAD="", DISK=str(tmp_path), **replaced_path)
 
 
 def test_areal(start):

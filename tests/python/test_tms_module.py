@@ -267,3 +267,89 @@ def test_the_surface_has_the_names_of_torch_memory_saver(tms_module):
     assert entrypoint.TorchMemorySaver is tms_module.TorchMemorySaver
     assert mode_preload.configure_subprocess is tms_module.configure_subprocess
     assert testing_utils.is_xpu is utils.is_xpu and not utils.is_xpu()
+
+
+def test_a_region_inherits_the_backend_through_one_without_a_backup(saver, tms, tag):
+    def backup(tensor):
+        return _core.find(tensor.data_ptr()).backup
+
+    with tms.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend="mmap"):
+        with tms.region(tag=tag):
+            dropped = make(saver, 1)
+            with tms.region(tag=tag, enable_cpu_backup=True):
+                kept = make(saver, 2)
+            with tms.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend="pinned"), tms.region(tag=tag):
+                with tms.region(tag=tag, enable_cpu_backup=True):
+                    pinned = make(saver, 3)
+    with tms.region(tag=tag), tms.region(tag=tag, enable_cpu_backup=True):
+        outside = make(saver, 4)
+    assert [backup(tensor) for tensor in (dropped, kept, pinned, outside)] == [0, 1, 2, 2]
+
+
+def test_what_is_no_tag_is_said_in_words(tms):
+    with pytest.raises(TypeError, match=r"^a tag is a str, not int$"):
+        tms.region(tag=3)
+    with pytest.raises(UnicodeEncodeError):
+        tms.region(tag="\ud800")
+    for call in (tms.pause, tms.resume):
+        for wrong in (["a"], []):
+            with pytest.raises(TypeError, match=r"^a tag is a str, not list$"):
+                call(wrong)
+
+
+def test_what_other_packages_take_of_the_inside_is_there(tms_module, saver, tag):
+    """dynamo's memory service builds on HookUtilBase and makes an implementation of its own, patches of slime call
+    set_config, and AReaL asks for the arguments of the constructor."""
+    from torch_memory_saver import entrypoint
+    from torch_memory_saver.hooks.base import HookUtilBase
+
+    made = tms_module.TorchMemorySaver()
+    made.hook_mode = "torch"
+    assert made._impl_ctor_kwargs == {"hook_mode": "torch"}
+    implementation = made._ensure_initialized()
+    assert not hasattr(made, "_impl_ctor_kwargs") and isinstance(implementation, entrypoint._TorchMemorySaverImpl)
+    made.hook_mode = "preload"
+    assert HookUtilBase.create(hook_mode="torch").get_path_binary() == _core.loaded_library()
+    assert HookUtilBase().get_allocator() is None
+    with implementation.disable(dispose_mem_pool_after_use=True):
+        assert _core.find(make(saver, 1).data_ptr()) is None
+    with pytest.raises(ValueError, match="not supported"):
+        implementation.disable(dispose_mem_pool_after_use=False)
+
+
+def test_the_configuration_of_a_thread_is_set_in_one_call(tms, cdll):
+    before = state(cdll)
+    wrapper = tms._impl._binary_wrapper
+    for changed, expected in (
+        ({"enable_cpu_backup": True}, (True, "a/b", True, False, "pinned")),
+        ({"enable_cpu_backup": True, "cpu_backup_backend": "mmap"}, (True, "a/b", True, False, "mmap")),
+        ({"enable_cpu_backup": False, "enable_disk_backup": True}, (True, "a/b", False, True, "mmap")),
+        ({"enable_cpu_backup": False}, (True, "a/b", False, False, "mmap")),
+    ):
+        wrapper.set_config(tag="a/b", interesting_region=True, **changed)
+        assert state(cdll) == expected
+    wrapper.set_config(
+        tag=before[1], interesting_region=before[0], enable_cpu_backup=before[2], cpu_backup_backend=before[4]
+    )
+    assert state(cdll) == before
+
+
+def test_a_pool_may_be_asked_for_before_its_region(saver, tms, tag):
+    pools = tms._ensure_initialized()._mem_pools
+    pool = pools[tag, True, False, "pinned", 0]
+    with tms.region(tag=tag, enable_cpu_backup=True):
+        kept = make(saver, 1)
+    assert pools[tag, True, False, "pinned", 0] is pool and bool((kept == 1).all())
+    with pytest.raises(KeyError):
+        pools["another form of key"]
+
+
+def test_the_saver_answers_for_a_tag_that_it_could_not_have(saver, tms):
+    from ebbtide.compat.torch_memory_saver import saver_tag
+
+    with tms.region(tag="layer/0"):
+        kept = make(saver, 1)
+    (row,) = saver.survivors(saver_tag("layer/0"))
+    assert row.address == kept.data_ptr() and saver_tag("plain") == "plain"
+    with pytest.raises(TypeError, match=r"^a tag is a str, not bytes$"):
+        saver_tag(b"layer/0")

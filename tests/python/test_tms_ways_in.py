@@ -229,3 +229,20 @@ def test_a_library_that_is_missing_is_said(tmp_path, monkeypatch, saver, version
         with pytest.raises(RuntimeError, match=rf"there is no {names} in .*: install ebbtide again"):
             utils.get_binary_path_from_package("any")
     forget_module()
+
+
+def test_every_call_does_nothing_where_ebbtide_is_off(run_python):
+    code = """
+    from ebbtide.compat.torch_memory_saver import install
+    install()
+    import torch
+    from torch_memory_saver import torch_memory_saver as tms
+    from torch_memory_saver.testing_utils import get_and_print_gpu_memory
+    with tms.region(tag="a", enable_cpu_backup=True), tms.disable():
+        tensor = torch.ones(3)
+    tms.pause(); tms.resume()
+    tms.memory_margin_bytes = 5
+    assert tms.get_cpu_backup(tensor) is None
+    print(get_and_print_gpu_memory("now") >= 0)
+    """
+    assert output_of(run_python, code, EBBTIDE_DRIVER="off")[-1] == "True"

@@ -93,7 +93,8 @@ std::string out_of_memory_message(const Pool& pool, uint64_t request_bytes) {
   std::string advice;
   if (refusal.cause == EBBTIDE_CAUSE_DEVICE_LIMIT) advice = "saver.configure(device_limit=...)";
   if (refusal.cause == EBBTIDE_CAUSE_LMS_LIMIT) advice = "ebbtide.lms.limit = ...";
-  if (refusal.cause == EBBTIDE_CAUSE_DEVICE_MARGIN) advice = "saver.configure(device_margin=...)";
+  if (refusal.cause == EBBTIDE_CAUSE_DEVICE_MARGIN)
+    advice = "saver.configure(device_margin=...), torch_memory_saver.memory_margin_bytes";
   if (std::strstr(refusal.message, "(overflow: split)") != nullptr)
     advice += std::string(advice.empty() ? "" : ", ") + "saver.region(..., overflow=\"split\")";
   return advice.empty() ? message : message + " In Python: " + advice + ".";

@@ -6,6 +6,7 @@ import click
 
 import ebbtide
 from ebbtide.cli import compiling
+from ebbtide.cli.compat import compat
 from ebbtide.cli.demo import demo
 from ebbtide.cli.doctor import doctor
 from ebbtide.cli.run import run
@@ -58,6 +59,7 @@ def main(context: click.Context, /, **asked: bool) -> None:
         raise click.UsageError("--cflags and its like go without a command")
 
 
+main.add_command(compat)
 main.add_command(demo)
 main.add_command(doctor)
 main.add_command(run)

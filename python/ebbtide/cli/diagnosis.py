@@ -18,7 +18,7 @@ from typing import Literal
 
 from ebbtide import driver_choice, settings
 from ebbtide.errors import Error, StateError, neutral
-from ebbtide.launch import preloading
+from ebbtide.launch import preloading, startup_file
 from ebbtide.launch.programs import preload_obstacle
 from ebbtide.sizes import format_size
 from ebbtide.torch_extension import build
@@ -273,6 +273,16 @@ def _compatibility() -> Iterator[Finding]:
     else:
         advice = "`ebbtide run --compat tms`, EBBTIDE_COMPAT=tms for SGLang, or install() give ebbtide's"
         yield Finding("compatibility", name, f"another one, {found.origin}", "ok", advice)
+    yield from _startup_file()
+
+
+def _startup_file() -> Iterator[Finding]:
+    path, state = str(startup_file.location()), startup_file.state()
+    if state == "ours":
+        yield Finding("compatibility", "start-up file", f"{path}: EBBTIDE_COMPAT=tms gives ebbtide's")
+    if state == "another":
+        advice = "`ebbtide compat install tms` writes it again"
+        yield Finding("compatibility", "start-up file", f"{path} is another ebbtide's", "note", advice)
 
 
 def _settings() -> Iterator[Finding]:

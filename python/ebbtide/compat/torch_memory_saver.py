@@ -51,6 +51,19 @@ def install() -> ModuleType:
     return importlib.import_module("torch_memory_saver")
 
 
+def saver_tag(tag: str) -> str:
+    """The tag of `ebbtide.saver` for one of torch_memory_saver's, which is any text.
+
+        saver.survivors(saver_tag("weights/0"))  # the tag 'weights%2F0'
+
+    Raises:
+        TypeError: no text.
+    """
+    from ebbtide.compat.memory_saver.implementation import saver_tag as encode
+
+    return encode(tag)
+
+
 def is_ours(module: ModuleType) -> bool:
     """Whether this torch_memory_saver is ebbtide's."""
     return (module.__file__ or "").startswith(f"{preloading.compat_path()}{os.sep}")

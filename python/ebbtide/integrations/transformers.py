@@ -32,9 +32,10 @@ class EbbtideCallback(TrainerCallback):
     Args:
         model_tag: the tag of the model; None leaves it where it is.
         optimizer_tag: the tag of the optimizer's states; None leaves them where they are.
-        pause: the tags that leave the device. A phase that uses the model must not pause the model's tag.
+        pause: the tags that leave the device; None: the optimizer's. A phase that uses the model must not pause the
+            model's tag.
         around: "evaluate", "predict", both or none.
-        backup: where the content goes, as in `saver.region`.
+        backup: where the content goes: "ram", "pinned" or "disk", as in `saver.region`.
 
     Raises:
         TypeError, ValueError: malformed arguments.
@@ -45,7 +46,7 @@ class EbbtideCallback(TrainerCallback):
         model_tag: str | None = "model",
         optimizer_tag: str | None = "optimizer",
         *,
-        pause: Sequence[str] = ("optimizer",),
+        pause: Sequence[str] | None = None,
         around: Sequence[str] = _PHASES,
         backup: BackupName = "ram",
     ) -> None:

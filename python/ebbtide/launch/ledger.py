@@ -25,8 +25,10 @@ PREFIX = "ebbtide-ledger-"
 
 
 def name_for(inherited: Mapping[str, str]) -> str:
-    """The name of the ledger of the run that this process belongs to, or else of its own."""
-    return inherited.get(VARIABLE) or own_name()
+    """The name of the ledger of the run that this process belongs to, or else of its own. An absolute path, since the
+    processes of a run may be in different folders."""
+    named = inherited.get(VARIABLE)
+    return str(Path(named).absolute()) if named else own_name()
 
 
 @functools.cache

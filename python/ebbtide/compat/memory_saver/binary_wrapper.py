@@ -56,3 +56,20 @@ class BinaryWrapper:
             getattr(self.cdll, name).argtypes = [ctypes.c_char_p]
         self.cdll.tms_get_cpu_backup_pointer.argtypes = [_BYTES, ctypes.c_uint64]
         self.cdll.tms_get_cpu_backup_pointer.restype = _BYTES
+
+    def set_config(
+        self,
+        *,
+        tag: str,
+        interesting_region: bool,
+        enable_cpu_backup: bool,
+        cpu_backup_backend: str | None = None,
+        enable_disk_backup: bool = False,
+    ) -> None:
+        """Sets what the calling thread has, by the C symbols. Inside a region that changes nothing of its pools."""
+        self.cdll.tms_set_current_tag(tag.encode())
+        self.cdll.tms_set_interesting_region(interesting_region)
+        self.cdll.tms_set_enable_cpu_backup(enable_cpu_backup)
+        if cpu_backup_backend is not None:
+            self.cdll.tms_set_cpu_backup_backend(cpu_backup_backend.encode())
+        self.cdll.tms_set_enable_disk_backup(enable_disk_backup)

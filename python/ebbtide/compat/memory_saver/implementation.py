@@ -1,11 +1,13 @@
 """`TorchMemorySaver._impl`: each call in the words of the saver."""
 
+import contextlib
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ebbtide import _core, saver
+from ebbtide import _core, driver_choice, saver, settings
 from ebbtide.compat.memory_saver.binary_wrapper import BinaryWrapper
 from ebbtide.compat.memory_saver.pools import Key, MemPools
 from ebbtide.errors import StateError
@@ -17,13 +19,19 @@ if TYPE_CHECKING:
     import torch
 
 _is_disk_directory_read = False
+_made_folders: set[str] = set()
 _BACKUPS: dict[str, BackupName] = {"mmap": "ram", "pinned": "pinned"}
 
 
 class Implementation:
-    """Moves the memory of this process's core. Its instances share everything but `_mem_pools`."""
+    """Moves the memory of this process's core. Its instances share everything but `_mem_pools`.
 
-    def __init__(self) -> None:
+    Args:
+        hook_mode: without effect.
+    """
+
+    def __init__(self, hook_mode: str = "preload") -> None:
+        self._hook_mode = hook_mode
         self._binary_wrapper = BinaryWrapper()
         self._mem_pools = MemPools()
 
@@ -32,9 +40,11 @@ class Implementation:
     ) -> Region:
         """See `TorchMemorySaver.region`."""
         backup = self._backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
-        backend = (cpu_backup_backend or self._thread_backend()) if enable_cpu_backup else ""
+        inherited = cpu_backup_backend or self._thread_backend()
+        backend = inherited if enable_cpu_backup else ""
 
-        def note() -> None:
+        def note(frame: "_core.Frame") -> None:
+            _open_regions().append((frame, inherited))
             key = Key(tag, enable_cpu_backup, enable_disk_backup, backend, _current_device())
             self._mem_pools.note(key, saver_tag(tag), backup_code(backup))
 
@@ -53,8 +63,10 @@ class Implementation:
         backup = self._backup(enable_cpu_backup, False, cpu_backup_backend)
         return cuda_graph_in_place_of(pool, graph, saver_tag(tag), backup, arguments)
 
-    def disable(self) -> Separate:
-        """See `TorchMemorySaver.disable`."""
+    def disable(self, dispose_mem_pool_after_use: bool = True) -> Separate:
+        """See `TorchMemorySaver.disable`. Raises ValueError: the pool would be kept."""
+        if not dispose_mem_pool_after_use:
+            raise ValueError("dispose_mem_pool_after_use=False is not supported: what is free goes back at the end")
         return separate_memory()
 
     def _with_region_config(
@@ -67,6 +79,7 @@ class Implementation:
 
     def pause(self, tag: str | None) -> None:
         """See `TorchMemorySaver.pause`."""
+        _make_folder_again()
         saver.pause(*_tags(tag), missing_ok=True)
 
     def resume(self, tag: str | None) -> None:
@@ -86,13 +99,20 @@ class Implementation:
         view = saver.backup_of(x, retained=True)
         return view if view is None or zero_copy else view.clone()
 
+    def set_memory_margin_bytes(self, value: int) -> None:
+        """See `TorchMemorySaver.memory_margin_bytes`. The C call of this name has no error to return."""
+        text = settings.check(settings.find("device_margin"), value, "memory_margin_bytes", takes_text=False)
+        saver.configure(device_margin=int(text))
+
     def set_disk_backup_dir(self, path: str) -> None:
         """See `TorchMemorySaver.set_disk_backup_dir`."""
         if not path:
             raise ValueError("the folder of disk backups has no name")
-        Path(path).mkdir(parents=True, exist_ok=True)
-        _choose_files(path)
-        self._binary_wrapper.cdll.tms_set_disk_backup_dir(os.fsencode(path))  # so that C asks no variable any more
+        folder = Path(path).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        _choose_files(str(folder))
+        _made_folders.add(str(folder))
+        self._binary_wrapper.cdll.tms_set_disk_backup_dir(os.fsencode(folder))  # so that C asks no variable any more
 
     def _use_disk_directory(self) -> None:
         """Once in a process, disk backups are named files, in TMS_DISK_BACKUP_DIR if it is set and nobody chose a
@@ -120,6 +140,11 @@ class Implementation:
         return bool(self._binary_wrapper.cdll.tms_get_retain_cpu_backup())
 
     def _thread_backend(self) -> str:
+        """What a region of this thread has that names no backend: that of the region around it, also where that one
+        keeps no backup."""
+        regions = _open_regions()
+        if regions and not self._binary_wrapper.cdll.tms_get_enable_cpu_backup():
+            return regions[-1][1]
         backend: bytes = self._binary_wrapper.cdll.tms_get_cpu_backup_backend()
         return backend.decode()
 
@@ -138,27 +163,52 @@ def _choose_files(folder: str | None = None) -> None:
         saver.configure(disk_directory=folder)
 
 
-class _NotedRegion(Region):
-    """A region that calls a function whenever it is entered."""
+def _make_folder_again() -> None:
+    """torch_memory_saver makes the folder of its backups at each of them. A failure shows where the backup is made."""
+    if driver_choice.is_off():
+        return
+    folder = os.fsdecode(_core.get_setting("disk_directory"))
+    if folder in _made_folders or folder == str(Path(os.environ.get("TMS_DISK_BACKUP_DIR", "")).absolute()):
+        with contextlib.suppress(OSError):
+            Path(folder).mkdir(parents=True, exist_ok=True)
 
-    def __init__(self, tag: str, backup: BackupName | None, retain: bool, note: Callable[[], None]) -> None:
+
+_regions = threading.local()
+
+
+def _open_regions() -> "list[tuple[_core.Frame, str]]":
+    """The regions that this thread is in, each with the backend that it hands on."""
+    _regions.entries = [entry for entry in getattr(_regions, "entries", ()) if not entry[0].is_closed]
+    entries: list[tuple[_core.Frame, str]] = _regions.entries
+    return entries
+
+
+class _NotedRegion(Region):
+    """A region that calls a function with its frame whenever it is entered."""
+
+    def __init__(
+        self, tag: str, backup: BackupName | None, retain: bool, note: Callable[["_core.Frame"], None]
+    ) -> None:
         super().__init__(tag, backup=backup, retain=retain)
         self._note = note
 
     def _prepare(self, frame: "_core.Frame") -> bool:
         is_on = super()._prepare(frame)
         if is_on:
-            self._note()
+            self._note(frame)
         return is_on
 
 
 def _tags(tag: str | None) -> tuple[str, ...]:
-    return (saver_tag(tag),) if tag else ()
+    return () if tag is None or tag == "" else (saver_tag(tag),)
 
 
 def saver_tag(tag: str) -> str:
-    """The saver's tag for any text: the text itself where it can be a tag."""
-    return _core.encode_tag(tag)
+    """The saver's tag for any text: the text itself where it can be a tag. Raises TypeError, UnicodeEncodeError: no
+    text."""
+    if not isinstance(tag, str):
+        raise TypeError(f"a tag is a str, not {type(tag).__name__}")
+    return _core.encode_tag(tag.encode())
 
 
 def _current_device() -> int:

@@ -1,9 +1,11 @@
 """`_impl._mem_pools`: callers take a pool out of it and drop it, to get its memory back."""
 
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ebbtide import _core
 from ebbtide.saver.reclaim import spilled
+from ebbtide.saver.values.arguments import backup_code
 
 
 class Key(NamedTuple):
@@ -24,7 +26,18 @@ class Pool:
 
 
 class MemPools(dict[Key, Pool]):
-    """The pools of all regions so far."""
+    """The pools of all regions so far. A key that is looked up before its first region gets a pool, as in a
+    defaultdict."""
+
+    def __missing__(self, key: Any) -> Pool:
+        try:
+            named = Key(*key)
+        except TypeError:
+            raise KeyError(key) from None
+        on_host = "ram" if named.cpu_backup_backend == "mmap" else "pinned"
+        backup = on_host if named.enable_cpu_backup else "disk" if named.enable_disk_backup else None
+        self.note(named, _core.encode_tag(named.tag), backup_code(backup))
+        return self[named]
 
     def note(self, key: Key, tag: str, backup: int) -> None:
         """Called before a region is entered, with the saver's names for its tag and its backup."""

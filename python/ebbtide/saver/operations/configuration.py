@@ -72,7 +72,8 @@ def configure(
         whole_fraction: overflow="whole": the share of the free device memory, 0 to 1, above which an allocation lies on
             the host.
         disk_directory: the folder of disk backups that are made from now on; None: EBBTIDE_DISK_DIRECTORY, else TMPDIR,
-            else /var/tmp. It must exist, be writable and lie on a disk, not on tmpfs.
+            else /var/tmp. It must exist, be writable and lie on a disk, not on tmpfs. A relative path means the folder
+            that it names now.
         disk_files: "hidden": files of disk backups that are made from now on have no name, and nothing of them is left
             however the process ends. "named": the folder shows a file for each allocation, `ebbtide_backup_...`, while
             its bytes are stored. It goes when the backup does and at exit; what a killed process left goes when the

@@ -6,6 +6,8 @@ moves them into shared memory and so out of their region.
 """
 
 import functools
+import os
+import sys
 from typing import Any
 
 import torch
@@ -33,10 +35,19 @@ def _refusing(share: Any) -> Any:
     def refuse_or_share(storage: Any, *args: Any, **kwargs: Any) -> Any:
         found = _core.find(storage.data_ptr())
         if found is not None:
+            tag, disabled = _words_for(found.tag)
             raise StateError(
-                f"a tensor in tag {found.tag!r} can't be shared with another process: send a copy that is made outside "
-                "of regions (`with saver.disabled(): copy = tensor.clone()`)"
+                f"a tensor in tag {tag!r} can't be shared with another process: send a copy that is made outside "
+                f"of regions (`with {disabled}: copy = tensor.clone()`)"
             )
         return share(storage, *args, **kwargs)
 
     return refuse_or_share
+
+
+def _words_for(tag: str) -> tuple[str, str]:
+    """The tag and the way out of regions, as a program writes them that uses torch_memory_saver's calls, or the
+    saver's."""
+    if "torch_memory_saver" in sys.modules:
+        return os.fsdecode(_core.decode_tag(tag)), "torch_memory_saver.disable()"
+    return tag, "saver.disabled()"

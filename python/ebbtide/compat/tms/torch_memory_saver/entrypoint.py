@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ebbtide.compat.memory_saver.implementation import Implementation
 
+from torch_memory_saver.hooks.base import HookMode
 from torch_memory_saver.utils import is_xpu
 
 if TYPE_CHECKING:
@@ -12,9 +13,9 @@ if TYPE_CHECKING:
     from ebbtide.saver.regions.region import Region, Separate
 
 CpuBackupBackend = Literal["mmap", "pinned"]
-HookMode = Literal["preload", "torch"]
 
 _TAG_DEFAULT = "default"
+_TorchMemorySaverImpl = Implementation  # by the name that patches of other packages import
 _HOOK_MODES = ("preload", "torch")
 
 
@@ -23,6 +24,7 @@ class TorchMemorySaver:
 
     def __init__(self) -> None:
         self._impl: Implementation | None = None
+        self._impl_ctor_kwargs: dict[str, Any] = {}  # there until the first use, as callers know it
         self._hook_mode: HookMode = "preload"
 
     def region(
@@ -120,15 +122,21 @@ class TorchMemorySaver:
         if hook_mode not in _HOOK_MODES:
             raise ValueError(f"hook_mode is {' or '.join(_HOOK_MODES)}, not {hook_mode!r}")
         self._hook_mode = hook_mode
+        if self._impl is None:
+            self._impl_ctor_kwargs["hook_mode"] = hook_mode
 
     @property
     def memory_margin_bytes(self) -> int:
-        """An allocation is refused where less than this would be free on its device afterwards."""
+        """An allocation is refused where less than this would be free on its device afterwards.
+
+        Raises:
+            TypeError, ValueError: when set: no number of bytes, a negative one, or more than any memory.
+        """
         raise NotImplementedError("memory_margin_bytes can only be set")
 
     @memory_margin_bytes.setter
     def memory_margin_bytes(self, value: int) -> None:
-        self._ensure_initialized()._binary_wrapper.cdll.set_memory_margin_bytes(value)
+        self._ensure_initialized().set_memory_margin_bytes(value)
 
     @property
     def retain_cpu_backup(self) -> bool:
@@ -157,7 +165,8 @@ class TorchMemorySaver:
 
     def _ensure_initialized(self) -> Implementation:
         if self._impl is None:
-            self._impl = Implementation()
+            self._impl = _TorchMemorySaverImpl(**self._impl_ctor_kwargs)
+            del self._impl_ctor_kwargs
         return self._impl
 
 

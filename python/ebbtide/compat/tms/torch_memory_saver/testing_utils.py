@@ -1,6 +1,6 @@
 """What tests of programs ask of the device."""
 
-from ebbtide import _core, saver
+from ebbtide import _core, driver_choice, saver
 
 from torch_memory_saver.utils import is_xpu
 
@@ -21,11 +21,14 @@ def empty_cache() -> None:
 
 
 def get_and_print_gpu_memory(message: str, gpu_id: int = 0) -> int:
-    """Prints and returns how many bytes of a device are in use, by all processes; of the simulated one, by this."""
+    """Prints and returns how many bytes of a device are in use, by all processes; of the simulated one, by this. Where
+    ebbtide is off and torch has no GPU, 0."""
     import torch
 
     if saver.device == "cuda":
         free, total = torch.cuda.mem_get_info(gpu_id)
+    elif driver_choice.is_off():
+        free, total = 0, 0
     else:
         info = _core.query_device(gpu_id)
         free, total = info.free_bytes, info.total_bytes
