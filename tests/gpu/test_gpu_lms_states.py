@@ -87,8 +87,8 @@ def test_states_that_were_loaded_and_a_checkpoint(trial):
     """)
 
 
-def test_weights_on_the_host_pass_through_a_forward_pass(trial):
-    """A pass settles: nothing moves any more, each weight crosses once, and results stay equal under any timing."""
+def test_layers_use_copies_of_weights_on_the_host(trial):
+    """A pass settles: nothing moves any more, and each weight on the host crosses the bus once."""
     trial("""
         def passes(model, times):
             given = [torch.full((2048, 4096), 0.01 * number, device="cuda") for number in range(times)]

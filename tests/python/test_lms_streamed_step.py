@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.lms import optimizer_states  # noqa: E402
-from ebbtide.lms.streaming import host_ranges, optimizer_step, step_parts  # noqa: E402
+from ebbtide.lms.streaming import optimizer_step  # noqa: E402
 from lms_model import MIB, SMALL  # noqa: E402
 from lms_states import TAG, Training, content, extension  # noqa: E402
 
@@ -209,6 +209,22 @@ def test_a_scheduler_that_is_older_than_lms(lms):
     training.step()
 
 
+def test_a_compiled_step_is_not_compiled_for_each_piece(states_stay_away):
+    lms = states_stay_away
+    torch._dynamo.reset()
+    lms.enable(limit="64MiB", min_size=SMALL)
+    training = Training()
+    step = torch.compile(training.optimizer.step, backend="eager")
+    for number in range(4):
+        training.optimizer.zero_grad()
+        training.forward().backward()
+        step()
+        if number == 0:
+            send_all_away()
+    assert lms.stats()["streamed_bytes"] >= 3 * 16 * MIB
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
 class Scaled(torch.optim.AdamW):
     """It might do anything."""
 
@@ -339,53 +355,3 @@ def test_interrupts_lose_no_state(states_stay_away):
     assert count > 0
     assert all(each.isfinite().all() for each in training.states())
     training.step()
-
-
-# --- how a step is divided ---
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_pieces_cover_each_element_once(seed):
-    chooser = random.Random(seed)
-    slot_bytes = chooser.choice([1, 2, 5]) * MIB
-    parameters = [torch.nn.Parameter(torch.zeros(chooser.randrange(1, 3_000_000))) for _ in range(6)]
-    optimizer = torch.optim.AdamW(parameters)
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    states = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
-    everything = [*parameters, *(each.grad for each in parameters), *states]
-    chosen = [each for each in everything if chooser.random() < 0.6]
-    hosted = host_ranges.HostRanges(sorted((each.data_ptr(), each.data_ptr() + each.nbytes) for each in chosen))
-    groups = []
-    chunks = list(step_parts.divide(optimizer, hosted, slot_bytes, groups))
-    whole = {id(each) for _, group in groups for each in group}
-    assert len(whole) == sum(len(group) for _, group in groups)
-    for chunk in chunks:
-        assert 0 < sum(piece.staged_bytes for piece in chunk.pieces) <= slot_bytes
-        for piece in chunk.pieces:
-            homes = [piece.home, piece.gradient, *piece.homes.values()]
-            assert len({each.numel() for each in homes}) == 1
-            assert len(piece.staged) == sum(any(_is_within(home, each) for each in chosen) for home in homes)
-            piece.home.add_(1)
-    for parameter in parameters:
-        assert parameter.eq(0 if id(parameter) in whole else 1).all()
-
-
-def _is_within(part, tensor):
-    begin = tensor.data_ptr()
-    return begin <= part.data_ptr() < begin + tensor.nbytes
-
-
-def test_host_ranges():
-    hosted = host_ranges.HostRanges([(100, 200), (300, 400)])
-    for address, size_bytes, expected in [
-        (0, 100, False),
-        (0, 101, True),
-        (199, 1, True),
-        (200, 100, False),
-        (200, 101, True),
-        (250, 500, True),
-        (400, 10, False),
-    ]:
-        assert hosted.holds_any(address, size_bytes) is expected

@@ -1,4 +1,4 @@
-"""The order of copies and kernels of what passes through a device, on a model of CUDA's streams."""
+"""The order of copies and kernels of a step in pieces, on a model of CUDA's streams."""
 
 import contextlib
 import random
@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cuda_streams import Cuda, Stream  # noqa: E402
-from ebbtide.lms.streaming import forward, forward_copies, host_ranges, optimizer_step, step_copies  # noqa: E402
+from ebbtide.lms.streaming import host_ranges, optimizer_step, step_copies  # noqa: E402
 
 
 class Device:
@@ -79,66 +79,3 @@ def test_a_wait_that_is_missing_shows(forgotten, monkeypatch):
 
     monkeypatch.setattr(Stream, "wait_event", forget)
     assert not all(is_right(seed, monkeypatch) for seed in range(10))
-
-
-# --- weights in a forward pass ---
-
-
-class Weights(torch.nn.Module):
-    """A module whose kernels are queued in the main stream."""
-
-    def __init__(self, value, writes):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.full((1000,), float(value)))
-        self.writes = writes
-
-    def queue(self, cuda, seen):
-        weight = self.weight.data
-        cuda.main.run(lambda: seen.append(weight.sum().item()))
-        if self.writes:
-            cuda.main.run(lambda: weight.add_(1))
-
-
-class Roomy(Device):
-    @staticmethod
-    def allowed_bytes():
-        return 8 * 3 * 4000  # three copies at once
-
-
-def passes(seed, monkeypatch):
-    """What the kernels of four passes read, and what one reads of the weights themselves after each of them."""
-    cuda = Cuda(monkeypatch, random.Random(seed))
-    monkeypatch.setattr(forward, "make_lane", forward_copies._CudaLane)
-    modules = [Weights(number, writes=number % 3 == 1) for number in range(8)]
-    visits, seen, homes = forward.Forward(Roomy()), [], []
-    for _ in range(4):
-        visits.begin_pass()
-        for module in modules:
-            assert visits.enter(module, [module.weight], [module.weight])
-            module.queue(cuda, seen)
-            visits.leave(module)
-        visits.end_pass()
-        own = [module.weight.data for module in modules]
-        cuda.main.run(lambda own=own: homes.append([each[0].item() for each in own]))
-        cuda.main.run(own[2].add_, 1)
-    Stream.drain()
-    return seen, homes
-
-
-def expected():
-    def value(number, turn):
-        return float(number + turn * (number % 3 == 1 or number == 2))
-
-    seen = [1000 * value(number, turn) for turn in range(4) for number in range(8)]
-    return seen, [[value(number, turn + (number % 3 == 1)) for number in range(8)] for turn in range(4)]
-
-
-@pytest.mark.parametrize("seed", range(15))
-def test_a_pass_is_right_in_any_order(seed, monkeypatch):
-    assert passes(seed, monkeypatch) == expected()
-
-
-@pytest.mark.parametrize("forgotten", ["await_arrival", "begin_pass", "end_pass"])
-def test_a_wait_of_a_pass_that_is_missing_shows(forgotten, monkeypatch):
-    monkeypatch.setattr(forward_copies._CudaLane, forgotten, lambda *_: None)
-    assert not all(passes(seed, monkeypatch) == expected() for seed in range(10))

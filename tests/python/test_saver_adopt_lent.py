@@ -132,10 +132,14 @@ def borrower(request, monkeypatch):
     return type("Memory", (_Borrower,), {"__module__": "compiled"})
 
 
+@pytest.mark.parametrize("has_dict", [False, True])
 @pytest.mark.parametrize("is_frozen", [False, True])
-def test_another_librarys_object_that_refers_to_it(saver, tag, make, borrower, is_frozen):
+def test_another_librarys_object_that_refers_to_it(saver, tag, make, borrower, is_frozen, has_dict):
+    """From Python 3.11 on an object gets a dict for its attributes when somebody asks for it."""
     tensor = make()
     partner = borrower(tensor[2:])
+    if has_dict:
+        assert vars(partner)["owner"].data_ptr() == partner.address
     if is_frozen:
         gc.freeze()
     assert saver.adopt(tensor, tag=tag).skipped == {external_references.BORROWED: 1}
@@ -198,5 +202,10 @@ def test_an_address_that_was_read_keeps_the_tensor_where_it_is(saver, tag, make)
 def test_the_first_region_begins_to_note_reads(saver, tag):
     with saver.region(tag):
         pass
-    assert "noting" in torch.Tensor.__dict__["__cuda_array_interface__"].fget.__code__.co_name
+    read = torch.Tensor.__dict__["__cuda_array_interface__"].fget
+    names = []
+    while read is not None:  # EBBTIDE_CHECK of another test may lie above
+        names.append(read.__code__.co_name)
+        read = getattr(read, "__wrapped__", None)
+    assert any("noting" in name for name in names), names
     assert saver.device == "cuda" or not hasattr(torch.ones(1), "__cuda_array_interface__")

@@ -69,7 +69,7 @@ def test_whatever_decides_the_binary_is_in_the_key(recipe):
         "torch_version": "2.6.0",
         "torch_revision": "0" * 40,
         "uses_new_abi": not recipe.uses_new_abi,
-        "python_tag": "cpython-310-x86_64-linux-gnu",
+        "python_tag": "cpython-39-x86_64-linux-gnu",
         "ebbtide_version": "9.9.9",
     }
     keys = {recipe.key(), *(replace(recipe, **{name: value}).key() for name, value in other_values.items())}

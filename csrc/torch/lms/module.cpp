@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -163,37 +164,34 @@ void add_states(py::module_& module) {
   });
 }
 
-// Of the parameters that may move: those that have not been adopted yet, and those that are on the host. And whether
-// the thread used no weights before.
+// Of the parameters that may move, those that have not been adopted yet. And, unless they are brought to the device,
+// whether some are on the host.
 py::tuple begin_use(uintptr_t user, const py::dict& parameters, bool brings) {
   std::vector<const void*> addresses;
-  py::list others, on_host;
+  py::list others;
   for (const auto& [name, parameter] : parameters) {
     if (!THPVariable_Check(parameter.ptr())) continue;
     const at::Tensor& tensor = THPVariable_Unpack(parameter.ptr());
     if (!is_large(tensor)) continue;
-    if (!Weights::instance().is_weight(tensor.storage())) {
+    if (Weights::instance().is_weight(tensor.storage())) {
+      addresses.push_back(tensor.storage().data());
+    } else {
       others.append(parameter);
-      continue;
     }
-    addresses.push_back(tensor.storage().data());
-    if (!brings && Weights::is_on_host(addresses.back())) on_host.append(parameter);
   }
-  bool is_outermost = false;
-  {
+  const auto use = [&] {
     const py::gil_scoped_release without_gil;
-    is_outermost = Weights::instance().begin_use(reinterpret_cast<const void*>(user), addresses, brings);
-  }
-  return py::make_tuple(others, on_host, is_outermost);
+    Weights::instance().begin_use(reinterpret_cast<const void*>(user), addresses, brings);
+    return !brings && std::any_of(addresses.begin(), addresses.end(), &Weights::is_on_host);
+  };
+  const bool are_some_on_host = use();
+  return py::make_tuple(others, are_some_on_host);
 }
 
-void bring_for_use(const py::list& parameters) {
-  std::vector<const void*> addresses;
-  for (const auto& parameter : parameters) {
-    if (THPVariable_Check(parameter.ptr())) addresses.push_back(THPVariable_Unpack(parameter.ptr()).storage().data());
-  }
-  const py::gil_scoped_release without_gil;
-  Weights::instance().bring_for_use(addresses);
+bool is_on_host(const py::object& object) {
+  if (!THPVariable_Check(object.ptr())) return false;
+  const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
+  return is_large(tensor) && Weights::is_on_host(tensor.storage().data());
 }
 
 bool states_have_left() {
@@ -214,12 +212,10 @@ void add_weights(py::module_& module) {
       [=] { return weights().statistics().evicted_bytes > 0 || Weights::host_bytes() > 0 || states_have_left(); },
       "Whether memory was so short that some that lives long had to leave.");
   module.def("begin_use", &begin_use, py::arg("user"), py::arg("parameters"), py::arg("brings"));
-  module.def("bring_for_use", &bring_for_use, py::arg("parameters"));
+  module.def("is_on_host", &is_on_host, py::arg("parameter"), "Whether it is a weight that lies on the host.");
   module.def(
       "end_use",
-      [=](uintptr_t user) {
-        return weights().end_use(reinterpret_cast<const void*>(user), std::this_thread::get_id());
-      },
+      [=](uintptr_t user) { weights().end_use(reinterpret_cast<const void*>(user), std::this_thread::get_id()); },
       py::arg("user"));
   module.def(
       "allow_weight_moves", [=](bool are_allowed) { weights().allow_moves(are_allowed); }, py::arg("are_allowed"),

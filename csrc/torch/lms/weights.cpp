@@ -151,16 +151,14 @@ void Weights::wait_and_mend(Lock& lock) {
   if (!is_mended) throw std::runtime_error("weights are not mapped since a move failed: " + problem_);
 }
 
-bool Weights::begin_use(const void* user, const std::vector<const void*>& addresses, bool brings) {
+void Weights::begin_use(const void* user, const std::vector<const void*>& addresses, bool brings) {
   const std::thread::id thread = std::this_thread::get_id();
-  bool is_outermost = false;
   {
     Lock lock(mutex_);
     // After a backward that failed, and that nobody told of its end.
     if (torch::autograd::get_current_graph_task_id() == -1) in_backward_.erase(thread);
     wait_and_mend(lock);
     watch_thread();
-    is_outermost = !uses_.contains(thread);
     uses_[thread].push_back({user, {}});
   }
   try {
@@ -179,27 +177,18 @@ bool Weights::begin_use(const void* user, const std::vector<const void*>& addres
     end_use(user, thread);
     throw;
   }
-  return is_outermost;
 }
 
-void Weights::bring_for_use(const std::vector<const void*>& addresses) {
-  bring(units_of(addresses));
-  Lock lock(mutex_);
-  wait_and_mend(lock);
-}
-
-bool Weights::end_use(const void* user, std::thread::id thread) noexcept {
+void Weights::end_use(const void* user, std::thread::id thread) noexcept {
   const Lock lock(mutex_);
   const auto found = uses_.find(thread);
-  if (found == uses_.end()) return true;
+  if (found == uses_.end()) return;
   auto& open = found->second;
   const auto is_own = [&](const Use& use) { return use.user == user; };
   const auto own = std::find_if(open.rbegin(), open.rend(), is_own);
-  if (own == open.rend()) return false;
+  if (own == open.rend()) return;
   open.erase(std::prev(own.base()), open.end());
-  if (!open.empty()) return false;
-  uses_.erase(found);
-  return true;
+  if (open.empty()) uses_.erase(found);
 }
 
 void Weights::use_in_backward(const void* address) {

@@ -49,16 +49,12 @@ class Weights {
   // earlier move left weights without memory that is mapped, and that can't be mended.
   // user: what uses them, to tell nested uses apart; end_use() also ends uses inside it that nobody has ended.
   // brings: false: what lies on the host stays there.
-  // Returns whether the thread used no weights before.
-  bool begin_use(const void* user, const std::vector<const void*>& addresses, bool brings = true);
-  // Brings weights to the device if it can, inside a use of them.
-  void bring_for_use(const std::vector<const void*>& addresses);
-  // Whether some of the memory that holds the weight at this address is on the host.
-  static bool is_on_host(const void* address);
-  // end_use() returns whether the thread uses no weights any more.
-  bool end_use(const void* user, std::thread::id thread) noexcept;
+  void begin_use(const void* user, const std::vector<const void*>& addresses, bool brings = true);
+  void end_use(const void* user, std::thread::id thread) noexcept;
   // Backward is about to read a weight. The rest is as in begin_use().
   void use_in_backward(const void* address);
+  // Whether some of the memory that holds the weight at this address is on the host.
+  static bool is_on_host(const void* address);
   // Whether it is memory of theirs.
   bool is_weight(const c10::Storage& storage) const;
 

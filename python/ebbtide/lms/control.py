@@ -9,7 +9,7 @@ from ebbtide.errors import OutOfMemoryError
 from ebbtide.lms import optimizer_states, saved_tensors, weights
 from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
 from ebbtide.lms.limits import BorrowedLimit
-from ebbtide.lms.streaming import optimizer_step
+from ebbtide.lms.streaming import counting
 from ebbtide.locks import make_lock
 from ebbtide.saver.reclaim import torch_cache
 from ebbtide.saver.regions import startup
@@ -253,7 +253,7 @@ def stats() -> dict[str, int | float]:
     found.update({name: extension[name] for name in _COUNTERS if name in extension})
     found["slow_reads"] += _extension().state_statistics()["slow_reads"]
     found["state_host_bytes"] = _extension().state_host_bytes()
-    found["streamed_bytes"] = optimizer_step.streamed_bytes()
+    found["streamed_bytes"] = counting.streamed_bytes()
     device = _now.device or SimulatedDevice()
     found["device_bytes"], found["peak_device_bytes"] = device.held_bytes(), device.peak_bytes()
     return found

@@ -19,7 +19,7 @@ from typing import Any
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.lms import devices
-from ebbtide.lms.streaming import optimizer_step
+from ebbtide.lms.streaming import counting, optimizer_step
 from ebbtide.lms.streaming.host_ranges import HostRanges
 from ebbtide.saver.adoption.adopt import adopt_quietly
 from ebbtide.saver.operations.trim import trim_quietly
@@ -64,7 +64,7 @@ def install(extension: Any, device: devices.Device) -> None:
     _now.shortage = _Shortage()
     extension.allow_state_moves(True)
     _now.extension = extension
-    optimizer_step.reset()
+    counting.reset()
     _wrap_tree(Optimizer)
     if "__init_subclass__" not in vars(Optimizer):
         Optimizer.__init_subclass__ = classmethod(_on_new_class)  # type: ignore[assignment, arg-type]
@@ -268,13 +268,15 @@ def _may_make_states(optimizer: Any, has_closure: bool) -> bool:
     """
     if captures.is_capturing() or (optimizer in _now.stateless and not any(optimizer.state.values())):
         return False
+    import torch
+
     if not any(
         (has_closure or parameter.grad is not None) and not optimizer.state.get(parameter)
         for group in optimizer.param_groups
+        if type(optimizer) is not torch.optim.SGD or group["momentum"]  # else it has none
         for parameter in group["params"]
     ):
         return False
-    import torch
 
     backend = backends.existing_backend()
     assert backend is not None

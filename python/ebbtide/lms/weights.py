@@ -16,7 +16,6 @@ from typing import Any
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.lms import devices
-from ebbtide.lms.streaming.forward import Forward
 from ebbtide.saver.adoption.storage_movers import Mover, make_mover
 from ebbtide.saver.operations.trim import trim_quietly
 from ebbtide.saver.pools import backends, captures
@@ -30,7 +29,7 @@ class _State:
         self.extension: Any = None  # None: LMS is off
         self.device: devices.Device | None = None  # while there is an extension
         self.hooks: list[Any] = []  # torch's handles
-        self.forward: Forward | None = None  # while there is an extension
+        self.layers: Any = None  # a streaming.layers.Layers, while there is an extension
         self.may_return = False  # into free room, as soon as a forward pass wants some that are away
         self.are_uses_told = False
         self.applies: tuple[Any, Any] | None = None  # torch.nn.Module's own `_apply` and ours, while it is wrapped
@@ -54,7 +53,9 @@ def install(extension: Any, device: devices.Device) -> None:
     _now.counts_alone = _count_owners(probe)
     _now.counts_of_gradient = _count_owners(probe.grad)
     _trim()  # what an earlier LMS could not, since it was in use
-    _now.forward, _now.may_return = Forward(device), True
+    from ebbtide.lms.streaming.layers import Layers
+
+    _now.layers, _now.may_return = Layers(device, _is_on_host), True
     _now.extension, _now.device = extension, device
     extension.allow_weight_moves(True)
     _now.hooks.append(module.register_module_parameter_registration_hook(_on_registration))
@@ -70,8 +71,8 @@ def remove(extension: Any) -> None:
     while _now.hooks:
         _now.hooks[-1].remove()
         _now.hooks.pop()
-    if _now.forward is not None:
-        _now.forward.end()
+    if _now.layers is not None:
+        _now.layers.restore()
     _now.are_uses_told = False
     _leave_conversions()
     _trim()
@@ -226,6 +227,7 @@ def _follow_uses() -> None:
         warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
         _now.hooks.append(module.register_module_forward_pre_hook(_before_forward))
         _now.hooks.append(module.register_module_forward_hook(_after_forward, always_call=True))
+        _layers().replace()
         _now.are_uses_told = True
 
 
@@ -237,47 +239,30 @@ def _before_forward(module: Any, inputs: Any) -> None:
     parameters, modules = vars(module).get("_parameters"), vars(module).get("_modules")
     if not isinstance(parameters, dict) or not isinstance(modules, dict):
         return  # TorchScript's, whose parameters no hook sees
-    compiled = modules.get("_orig_mod")
-    if compiled is not None:  # what torch.compile made of it calls no hook inside
+    if (compiled := modules.get("_orig_mod")) is not None:  # what torch.compile made of it calls no hook inside
         parameters = dict(compiled.named_parameters())
-    passes_through = compiled is None and not torch.is_grad_enabled() and not captures.is_capturing()
-    others, on_host, is_outermost = _now.extension.begin_use(id(module), parameters, not passes_through)
-    forward = _forward()
-    if is_outermost:
-        forward.begin_pass()
-    if others := forward.away_from_visits(others):
+    uses_copies = not torch.is_grad_enabled() and _layers().serve(module)
+    others, on_host = _now.extension.begin_use(id(module), parameters, not uses_copies)
+    if others:
         _adopt(others)
-    if not passes_through:
-        return
-    if on_host and _now.may_return:  # once for each limit: what finds no room would only leave again
-        _now.may_return = False
-        _release_and_bring_back()
-        on_host = [each for each in on_host if _is_on_host(each)]
-    if not forward.enter(module, parameters.values(), on_host):
-        _now.extension.bring_for_use(on_host)
+    if on_host and _now.may_return and not captures.is_capturing():
+        _now.may_return = False  # once for each limit: what finds no room would only leave again
+        assert _now.device is not None
+        _now.device.trim()
+        _now.extension.bring_weights_back(_core.UNLIMITED)
 
 
 def _after_forward(module: Any, inputs: Any, outputs: Any) -> None:
     import torch
 
     if not torch.compiler.is_compiling() and _now.extension is not None:
-        forward = _forward()
-        forward.leave(module)
-        if _now.extension.end_use(id(module)):
-            forward.end_pass()
+        _now.extension.end_use(id(module))
 
 
-def _forward() -> Forward:
-    assert _now.forward is not None
-    return _now.forward
+def _layers() -> Any:
+    assert _now.layers is not None
+    return _now.layers
 
 
 def _is_on_host(parameter: Any) -> bool:
-    found = _core.find(parameter.data_ptr())
-    return found is not None and found.host_bytes > 0
-
-
-def _release_and_bring_back() -> None:
-    assert _now.device is not None
-    _now.device.trim()
-    _now.extension.bring_weights_back(_core.UNLIMITED)
+    return _now.extension is not None and not backends.is_forked_child() and _now.extension.is_on_host(parameter)

@@ -8,15 +8,16 @@ That is possible for torch's own optimizers that compute each element from the s
 gradient and the states. Then a step over slices is the step over the whole, bit for bit.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from ebbtide.lms.streaming.counting import count
 from ebbtide.lms.streaming.host_ranges import HostRanges
 from ebbtide.lms.streaming.step_copies import Joined, Lanes, make_lanes
 from ebbtide.lms.streaming.step_parts import Chunk, Whole, divide
-from ebbtide.locks import make_lock
 from ebbtide.saver.pools import captures
 
 # A slot is at most this part of the limit.
@@ -35,28 +36,6 @@ class Device(Protocol):
 
     def ordinary(self) -> AbstractContextManager[Any]:
         """What is allocated in here belongs to no tag of the program's."""
-
-
-_lock = make_lock()
-_streamed_bytes = 0
-
-
-def streamed_bytes() -> int:
-    """Copied in since `reset`, by forward passes as well."""
-    return _streamed_bytes
-
-
-def reset() -> None:
-    """Counts from zero again."""
-    global _streamed_bytes
-    _streamed_bytes = 0
-
-
-def count(size_bytes: int) -> None:
-    """What was copied in."""
-    global _streamed_bytes
-    with _lock:
-        _streamed_bytes += size_bytes
 
 
 def is_torchs_step(function: Any) -> bool:
@@ -90,6 +69,10 @@ def run(plain: Callable[..., Any], optimizer: Any, device: Device, hosted: HostR
     Returns:
         Whether there was room for copies. If not, the step has used the host's memory over the bus.
     """
+    return _outside_compilation(_run)(plain, optimizer, device, hosted)
+
+
+def _run(plain: Callable[..., Any], optimizer: Any, device: Device, hosted: HostRanges) -> bool:
     import torch
 
     slot_bytes = max(_LEAST_SLOT_BYTES, min(_MOST_SLOT_BYTES, device.allowed_bytes() // _LIMIT_PARTS))
@@ -151,6 +134,15 @@ class _Step:
             except torch.OutOfMemoryError:
                 self.is_short = True
         return self.lanes.get(kind)
+
+
+def _outside_compilation(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Under torch.compile a step would be compiled anew for each piece, and this module's functions with it."""
+    if "torch._dynamo" not in sys.modules:
+        return function
+    import torch
+
+    return torch.compiler.disable(function)
 
 
 def _view_of(optimizer: Any, group: dict[str, Any], parameters: list[Any], states: Any) -> Any:

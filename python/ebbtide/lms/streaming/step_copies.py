@@ -69,9 +69,6 @@ class _CudaLanes(Lanes):
         super().__init__(device, slot_bytes)
         self._current = torch.cuda.current_stream(device)
         self._in, self._out = streams_of(device)
-        for slot in self.slots:  # whatever ends this early: nobody gets their memory before the copies are over
-            slot.record_stream(self._in)
-            slot.record_stream(self._out)
         self._arrived = [torch.cuda.Event() for _ in self.slots]
         self._computed = torch.cuda.Event()
         self._left = [torch.cuda.Event() for _ in self.slots]
@@ -105,7 +102,7 @@ class _CudaLanes(Lanes):
 
 
 class Joined(_core.Scope):
-    """Whatever ends the block, what follows it comes after all copies."""
+    """Whatever ends the block, what follows it comes after all copies: so the slots can be given back."""
 
     def __init__(self, lanes: dict[Any, Lanes]) -> None:
         self._lanes = lanes

@@ -1,5 +1,6 @@
 """How a step of an optimizer is divided into pieces that fit into a slot (optimizer_step.py)."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,9 +97,10 @@ def divide(optimizer: Any, hosted: HostRanges, slot_bytes: int, whole: Whole) ->
 
     whole: at the end, groups with the parameters that need no copy.
     """
-    for group in optimizer.param_groups:
-        parameters = [each for each in group["params"] if each.grad is not None]
-        if not _is_uniform(parameters):
+    groups = [(group, [each for each in group["params"] if each.grad is not None]) for group in optimizer.param_groups]
+    are_apart = _are_apart([each for _, parameters in groups for each in parameters])
+    for group, parameters in groups:
+        if not are_apart or not _is_uniform(parameters):
             whole.append((group, parameters))
             continue
         makes_no_state = type(optimizer).__name__ == "SGD" and not group["momentum"]
@@ -121,6 +123,12 @@ def divide(optimizer: Any, hosted: HostRanges, slot_bytes: int, whole: Whole) ->
             yield chunk
         if others:
             whole.append((group, others))
+
+
+def _are_apart(parameters: list[Any]) -> bool:
+    """Whether no two of them share memory, as one that is there twice does."""
+    ranges = sorted((each.data_ptr(), each.nbytes) for each in parameters if each.numel() > 0)
+    return all(begin + size <= after for (begin, size), (after, _) in itertools.pairwise(ranges))
 
 
 def _is_uniform(parameters: list[Any]) -> bool:

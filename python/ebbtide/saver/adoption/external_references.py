@@ -181,12 +181,18 @@ class _World:
         """The storages of which an object of another library holds a tensor."""
         found = set()
         for stranger in self._strangers:
-            for thing in gc.get_referents(stranger):
+            for thing in _referents(stranger):
                 if torch.Tensor in type(thing).__mro__:
                     found.add(storage_key(thing))
                 elif isinstance(thing, torch.UntypedStorage):
                     found.add(thing._cdata)
         return self.keys & found
+
+
+def _referents(stranger: Any) -> list[Any]:
+    """Of an object, with its attributes: those of a Python class lie in a dict, before Python 3.11 always."""
+    direct = gc.get_referents(stranger)
+    return direct + [value for thing in direct if type(thing) is dict for value in thing.values()]
 
 
 def _grad_fn_of(tensor: torch.Tensor) -> Any:
