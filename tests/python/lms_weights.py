@@ -28,3 +28,16 @@ def evaluate(model, times=3, seed=1):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         return [model(torch.randn(32, 512, generator=generator)).sum().item() for _ in range(times)]
+
+
+class Own(torch.nn.Linear):
+    """A layer that ebbtide does not know: it wants its weight on the device."""
+
+    def forward(self, given):
+        return torch.nn.functional.linear(given, self.weight, self.bias)
+
+
+def make_own_model(depth, width):
+    """As make_model."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(part for _ in range(depth) for part in (Own(width, width), torch.nn.GELU())))

@@ -318,6 +318,7 @@ def test_without_room_for_a_copy_the_weight_is_read_where_it_is(away, lms):
     weights._now.layers._device = Full
     assert evaluate(model) == plain
     assert lms.stats()["streamed_bytes"] == 0
+    assert lms.stats()["slow_reads"] == 3 * 4
     assert are_away(model)
 
 
@@ -379,7 +380,7 @@ def test_ctrl_c_at_any_time_leaves_every_weight_whole(away, lms):
 
 def test_replacing_and_restoring_can_be_repeated(saver):
     plain = torch.nn.Linear.forward
-    replaced = layers.Layers(Full, lambda weight: False)
+    replaced = layers.Layers(Full, lambda weight: False, lambda: None)
     with contextlib.ExitStack() as stack:
         stack.callback(replaced.restore)
         replaced.replace()

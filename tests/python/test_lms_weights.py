@@ -13,7 +13,17 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from lms_model import MIB, SMALL, make_model  # noqa: E402
 from lms_states import content  # noqa: E402
-from lms_weights import DEPTH, GRADIENTS, LIMIT, TAG, evaluate, on_host, send_all_away, tag_of  # noqa: E402
+from lms_weights import (  # noqa: E402
+    DEPTH,
+    GRADIENTS,
+    LIMIT,
+    TAG,
+    evaluate,
+    make_own_model,
+    on_host,
+    send_all_away,
+    tag_of,
+)
 
 pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
 
@@ -32,9 +42,9 @@ def _no_weights_left(saver, lms):
 
 
 def test_a_model_of_twice_the_limit_is_made_and_evaluated(lms):
-    plain = evaluate(make_model(DEPTH, 512))
+    plain = evaluate(make_own_model(DEPTH, 512))
     with lms.enable(limit=LIMIT, min_size=SMALL):
-        model = make_model(DEPTH, 512)
+        model = make_own_model(DEPTH, 512)
         assert {tag_of(layer.weight) for layer in model[::2]} == {TAG}
         assert tag_of(model[0].bias) == "lms", "small ones stay"
         assert evaluate(model) == plain
@@ -48,7 +58,7 @@ def test_a_model_of_twice_the_limit_is_made_and_evaluated(lms):
 def test_what_is_used_last_leaves_so_that_a_part_stays(lms):
     """Least recently used weights would be those that are wanted next: each forward would load all of them."""
     with lms.enable(limit=LIMIT, min_size=SMALL):
-        model = make_model(DEPTH, 512)
+        model = make_own_model(DEPTH, 512)
         evaluate(model, 2)
         before = lms.stats()["weight_loaded_bytes"]
         evaluate(model, 4)

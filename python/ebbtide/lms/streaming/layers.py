@@ -45,10 +45,11 @@ class Layers:
     Args:
         device: the kind of device of the weights.
         is_on_host: of a parameter, whether it is a weight that lies on the host.
+        count_slow_read: called where there is no room for a copy.
     """
 
-    def __init__(self, device: Device, is_on_host: Callable[[Any], bool]) -> None:
-        self._device, self._is_on_host = device, is_on_host
+    def __init__(self, device: Device, is_on_host: Callable[[Any], bool], count_slow_read: Callable[[], None]) -> None:
+        self._device, self._is_on_host, self._count_slow_read = device, is_on_host, count_slow_read
         self._replaced: dict[Any, tuple[Any, Any]] = {}  # what `forward` was and is
 
     def replace(self) -> None:
@@ -86,6 +87,7 @@ class Layers:
                 with self._device.ordinary():
                     copy = weight.detach().clone()
             except torch.OutOfMemoryError:
+                self._count_slow_read()
                 return None
             count(weight.nbytes)
             return copy
