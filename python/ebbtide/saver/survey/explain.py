@@ -62,7 +62,7 @@ def _tensors_in(blocks: Sequence[Block]) -> list[CopiedTensor]:
     """The storages that have bytes in these blocks, which are in the order of addresses."""
     if not blocks:
         return []
-    objects = living.living_objects(globals())
+    objects = living.living_objects(living.holds_or_names_tensors, globals())
     groups: dict[int, list[torch.Tensor]] = {}
     shares: dict[int, Counter[str]] = {}
     for tensor in living.living_tensors(objects):

@@ -39,7 +39,7 @@ def survivors(tag: str) -> Survivors:
         return Survivors()
     check_known([tag])
     places = _Places(tag)
-    objects = living.living_objects(globals())
+    objects = living.living_objects(living.holds_or_names_tensors, globals())
     groups: dict[int, list[torch.Tensor]] = {}
     for tensor in living.living_tensors(objects):
         memory = living.storage_range(tensor)

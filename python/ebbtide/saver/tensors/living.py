@@ -1,14 +1,15 @@
-"""Every object of this process that Python's collector tracks, and among them the tensors and what holds them."""
+"""The living tensors of this process and what holds them, among the objects that Python's collector tracks."""
 
 import gc
 import inspect
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePath
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ebbtide import _core
 from ebbtide.saver.tensors.walk import why_without_memory
 
 if TYPE_CHECKING:
@@ -20,31 +21,36 @@ _MOST_DEPTH = 2  # of containers in containers that tensors are named in
 _MOST_PARTS = 10_000  # longer ones are no containers of tensors
 
 
-def living_objects(*hidden: Globals) -> list[Any]:
-    """All objects that Python's collector tracks, including those that `gc.freeze` hides from its lists: whatever lives
-    is referred to.
+def living_objects(is_wanted: Callable[[type], bool], *hidden: Globals) -> list[Any]:
+    """The objects of the wanted types that Python's collector tracks, including those that `gc.freeze` hides from its
+    lists: whatever lives is referred to.
+
+    Never a plain tuple: another thread may still be filling it, and then nobody else may refer to it.
 
     Args:
+        is_wanted: is asked once for each type of which an object lives.
         hidden: the globals of modules whose running functions don't count as users of what they look at.
     """
-    objects = gc.get_objects()
+    roots = _roots(hidden)
+    return _core.living_objects([kind for kind in _core.living_types(roots) if is_wanted(kind)], roots)
+
+
+def holds_or_names_tensors(kind: type) -> bool:
+    """Whether objects of this type are what `living_tensors` and `Holders` read."""
+    import torch
+
+    kinds = kind.__mro__
+    return kind is ModuleType or any(
+        wanted in kinds for wanted in (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+    )
+
+
+def _roots(hidden: Sequence[Globals]) -> list[Any] | None:
+    """What leads to the objects that `gc.freeze` hides; None where it hides none. The collector does not traverse a
+    running frame, so the variables of each are among them."""
     if not gc.get_freeze_count():
-        return objects
-    seen: dict[int, Any] = {id(thing): thing for thing in objects}
-    newest = [*objects, sys.modules, *_running_locals(hidden)]
-    while newest:
-        fresh = []
-        for thing in gc.get_referents(*newest):
-            if id(thing) not in seen and gc.is_tracked(thing):
-                seen[id(thing)] = thing
-                fresh.append(thing)
-        newest = fresh
-    return list(seen.values())
-
-
-def _running_locals(hidden: Sequence[Globals]) -> list[list[Any]]:
-    """The variables of running functions, since the collector does not traverse a running frame."""
-    return [list(variables.values()) for _, variables in _running_variables(hidden)]
+        return None
+    return [sys.modules, *(list(variables.values()) for _, variables in _running_variables(hidden))]
 
 
 def _running_variables(hidden: Sequence[Globals]) -> Iterator[tuple[FrameType, dict[str, Any]]]:
@@ -163,6 +169,7 @@ class Holders:
             elif type(thing) is ModuleType:
                 namespaces.append(thing)
         self._tensor = torch.Tensor
+        self._hidden = hidden
         self._names: dict[int, str] = {}
         self._read_modules(modules)
         self._read_optimizers(optimizers)
@@ -217,14 +224,13 @@ class Holders:
 
     def name_others(self, tensors: "Sequence[torch.Tensor]", own: Sequence[Any]) -> None:
         """Names those that have no name yet by the kinds of objects that refer to them, except `own`."""
-        unnamed = {id(tensor): tensor for tensor in tensors if id(tensor) not in self._names}
-        hidden = {id(thing) for thing in (*own, unnamed, tensors)}
-        for referrer in gc.get_referrers(*unnamed.values()) if unnamed else ():
-            if id(referrer) in hidden or isinstance(referrer, FrameType):
-                continue
-            for thing in gc.get_referents(referrer):
-                if id(thing) in unnamed:
-                    self._names.setdefault(id(thing), f"a {type(referrer).__name__}")
+        unnamed = [tensor for tensor in tensors if id(tensor) not in self._names]
+        if not unnamed:
+            return
+        kinds = _core.referrer_types(unnamed, [*own, tensors], _roots(self._hidden))
+        for tensor, kind in zip(unnamed, kinds, strict=True):
+            if kind is not None:
+                self._names[id(tensor)] = f"a {kind.__name__}"
 
     def name_of(self, tensor: "torch.Tensor") -> str:
         """A name that leads to it, or ""."""
