@@ -21,7 +21,7 @@ from ebbtide.saver.pools import bypass
 from ebbtide.saver.state import hooks
 from ebbtide.saver.state.known_tags import allocations_of
 from ebbtide.saver.telling.log_lines import log_report
-from ebbtide.saver.telling.watch import watch_pending
+from ebbtide.saver.telling.watch import settle_pending, watch_pending
 from ebbtide.saver.tensors.ranges import ranges_of
 from ebbtide.saver.values.reports import Report
 from ebbtide.saver.values.segments import Range
@@ -73,7 +73,7 @@ class Pending:
         """
         with self._lock:
             try:
-                report = self._check()
+                report = self._wait_for_core()
             except Error:
                 failed, self._after_failure = self._after_failure, None
                 if failed is not None:
@@ -86,6 +86,13 @@ class Pending:
             is_first = not self._is_logged
             self._is_logged = True
         return log_report(report) if is_first else report
+
+    def _wait_for_core(self) -> Report:
+        try:
+            return self._check()
+        finally:
+            if self.done and self._core is not None:
+                settle_pending(self._core)
 
     def _check(self) -> Report:
         return Report("resume") if self._core is None else Report.from_core(self._core.wait())
@@ -246,6 +253,7 @@ def start(core: "_core.Pending", names: list[str], operation: HookedOperation, h
 def _wait_quietly(core: "_core.Pending") -> None:
     with contextlib.suppress(Error):  # `Pending.wait` raises it each time
         core.wait()
+    settle_pending(core)
 
 
 def _has_streams() -> bool:
