@@ -74,7 +74,7 @@ def _tensors_in(blocks: Sequence[Block]) -> list[CopiedTensor]:
         if shares[memory[0]].total():
             groups.setdefault(memory[0], []).append(tensor)
     holders = living.Holders(objects, globals())
-    holders.name_others([each for group in groups.values() for each in group], [objects, groups, *groups.values()])
+    holders.name_others(groups.values(), [objects, groups])
     return [
         CopiedTensor(_name(group, holders), shares[address].total(), shares[address]["changed"], address)
         for address, group in groups.items()
@@ -94,5 +94,5 @@ def _share(blocks: Sequence[Block], address: int, size_bytes: int) -> "Counter[s
 
 
 def _name(group: "Sequence[torch.Tensor]", holders: living.Holders) -> str:
-    tensor = max(group, key=lambda each: each.numel())
+    tensor = max(group, key=living.count_of)
     return next(filter(None, map(holders.name_of, [tensor, *group])), living.describe(tensor))
