@@ -58,7 +58,7 @@ def test_it_names_the_tensors_in_the_blocks(saver, tag):
     assert "Sequential.0.weight" not in names or names["Sequential.0.weight"].bytes < 4 * MIB
     assert explanation.changed == sum(tensor.bytes for tensor in explanation.tensors) + explanation.unnamed
     text = str(explanation)
-    assert "had changed since they were last copied" in text
+    assert "had changed since they were last stored" in text
     assert "Sequential.1.weight" in text
     saver.resume(tag)
 
@@ -108,12 +108,91 @@ def test_tensors_that_share_a_changed_block_are_not_said_to_have_changed(saver, 
     saver.resume(tag)
 
 
-def test_dropped_content_has_no_verdicts(saver, tag):
-    noise(saver, tag, 2)
-    saver.pause(tag, backup=None)
-    assert saver.explain(tag).blocks == ()
-    assert str(saver.explain(tag)) == f"{tag}: not paused with a backup yet"
+def test_what_was_dropped_or_freed_since_is_told_apart_from_no_pause(saver, tag):
+    data = noise(saver, tag, 2)
+    assert str(saver.explain(tag)) == f"{tag}: not paused yet"
+    saver.pause(tag)
     saver.resume(tag)
+    saver.pause(tag, backup=None)
+    dropped = saver.explain(tag)
+    assert dropped.blocks == () and dropped.dropped >= 2 * MIB and dropped.was_paused
+    assert str(dropped).startswith(f"{tag}: the last pause copied 0 B and left out ")
+    assert str(dropped).endswith("dropped without a backup")
+    saver.resume(tag)
+    assert len(data) == 2 * MIB
+    del data
+    saver.trim(tag)
+    assert "it was freed, or given back by a trim" in str(saver.explain(tag))
+
+
+def test_what_lies_on_the_host_has_no_verdict_of_an_earlier_pause(saver, tag):
+    kept = noise(saver, tag, 16, retain=True)
+    saver.pause(tag)
+    saver.resume(tag)
+    saver.demote(tag)
+    assert saver.pause(tag).copied == 0
+    found = saver.explain(tag)
+    assert (found.copied, found.changed, found.left, found.tensors) == (0, 0, 16 * MIB, ())
+    assert str(found) == f"{tag}: the last pause copied 0 B and left out 16.0 MiB on the host"
+    saver.resume(tag)
+    assert len(kept) == 16 * MIB
+
+
+def test_what_was_one_value_and_is_not_any_more_has_changed(saver, tag):
+    with saver.region(tag, retain=True):
+        data = torch.zeros(16 * MIB, dtype=torch.uint8, device=saver.device)
+    saver.pause(tag)
+    assert saver.explain(tag).constant == 16 * MIB
+    saver.resume(tag)
+    data.random_(0, 256)
+    saver.pause(tag)
+    assert (saver.explain(tag).changed, saver.explain(tag).copied) == (16 * MIB, 0)
+    saver.resume(tag)
+
+
+@pytest.mark.parametrize("option", [{"skip_clean": False}, {"compare_bytes": True}])
+def test_an_earlier_copy_that_nobody_looked_at_is_no_missing_one(saver, tag, option):
+    kept = noise(saver, tag, 16, retain=True)
+    saver.pause(tag)
+    saver.resume(tag)
+    before = saver.settings()
+    saver.configure(**option)
+    try:
+        saver.pause(tag)
+    finally:
+        saver.configure(**{name: before[name] for name in option})
+    found = saver.explain(tag)
+    assert (found.copied, found.uncompared) == (16 * MIB, 16 * MIB) == (len(kept), len(kept))
+    assert {verdict for _, _, verdict in found.blocks} == {"copied"}
+    assert "had no earlier copy" not in str(found) and "skip_clean was off, compare_bytes was on" in str(found)
+    saver.resume(tag, retain=False)
+    saver.pause(tag)
+    text = str(saver.explain(tag))
+    assert "had no earlier copy" in text and "resume(retain=False) does not" in text
+    saver.resume(tag)
+
+
+def test_names_are_those_of_what_lies_there_now(saver, tag):
+    region = saver.region(tag, retain=True)
+    with region:
+        before = torch.randint(0, 256, (16 * MIB,), dtype=torch.uint8, device=saver.device)
+    saver.pause(tag)
+    assert [each.name.partition(" ")[0] for each in saver.explain(tag).tensors] == ["before"]
+    saver.resume(tag)
+    del before
+    with region:
+        after = torch.zeros(16 * MIB, dtype=torch.uint8, device=saver.device)
+    text = str(saver.explain(tag)).splitlines()
+    assert text[-2] == "  what lies there now:" and text[-1].startswith("    16.0 MiB of after in ")
+    assert len(after) == 16 * MIB
+
+
+def test_the_table_of_tags_shows_the_backup_that_holds_the_bytes(saver, tag):
+    kept = noise(saver, tag, 2)
+    saver.pause(tag, backup="disk")
+    assert saver.tags()[tag].backups == ("disk",)
+    saver.resume(tag)
+    assert saver.tags()[tag].backups == ("ram",) and len(kept) == 2 * MIB
 
 
 def test_explain_refuses_what_is_no_known_tag(saver, tag):

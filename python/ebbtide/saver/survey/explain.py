@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 Block = tuple[int, int, str]  # address, bytes, verdict
+_COPIED = ("changed", "copied", "uncompared")
+_FIELDS = ("changed", "clean", "unused", "constant", "uncompared", "dropped", "left")  # by verdict
 
 
 def explain(tag: str) -> Explanation:
@@ -24,12 +26,13 @@ def explain(tag: str) -> Explanation:
         print(saver.explain("weights"))
 
     It may be asked while the tag is paused and until it is paused again. What was away already when the tag was last
-    paused counts as in the pause that took it away. What has died since is not listed. It looks at
-    every object of the process, which takes about a second for each million of them, and costs nothing where it is not
-    asked.
+    paused counts as in the pause that took it away. What has died since is not listed, nor what a trim gave back. The
+    names are those of what lies in the blocks now: ask before the resume, after which a tensor may be made in memory
+    that another has left. It looks at every object of the process, which takes some tenths of a second for each million
+    of them, and costs nothing where it is not asked.
 
     Returns:
-        An Explanation. All its numbers are 0 if the tag was never paused with a backup.
+        An Explanation. All its numbers are 0 if the tag was never paused.
 
     Raises:
         TypeError, ValueError: not a tag.
@@ -47,14 +50,20 @@ def explain(tag: str) -> Explanation:
     sums: Counter[str] = Counter()
     for _, size_bytes, verdict in blocks:
         sums[verdict] += size_bytes
-    copied = [block for block in blocks if block[2] in ("changed", "copied")]
+    copied = [
+        (address, size_bytes, "changed" if verdict == "changed" else "copied")
+        for address, size_bytes, verdict in blocks
+        if verdict in _COPIED
+    ]
     tensors = _tensors_in(copied)
     return Explanation(
         tag,
-        **{verdict: sums[verdict] for verdict in ("changed", "copied", "clean", "unused", "constant")},
+        **{verdict: sums[verdict] for verdict in _FIELDS},
+        copied=sums["copied"] + sums["uncompared"],
         blocks=tuple(copied),
         tensors=tuple(sorted(tensors, key=lambda tensor: (-tensor.bytes, tensor.address))),
-        unnamed=max(sums["changed"] + sums["copied"] - sum(tensor.bytes for tensor in tensors), 0),
+        unnamed=max(sum(size for _, size, _ in copied) - sum(tensor.bytes for tensor in tensors), 0),
+        was_paused=_core.pause_count(tag) > 0,
     )
 
 

@@ -279,7 +279,8 @@ class TagStatus(Shown):
         left_bytes: the part of host_bytes that a pause with a backup left there; it counts as paused.
         detached_bytes: whole in memory that a trim, promote or demote which failed could not map again. They are away
             until a resume maps them.
-        backups: the kinds of backup that its allocations ask for: "ram", "pinned", "disk", or None for none.
+        backups: the kinds of backup that hold its bytes, and of what is resident those that its regions ask for: "ram",
+            "pinned", "disk", or None for none.
     """
 
     tag: str
