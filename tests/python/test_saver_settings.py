@@ -219,6 +219,31 @@ def test_a_folder_in_memory_is_one_for_files_that_are_wanted_to_be_seen(saver, c
     assert "is no disk but RAM" in settings.problems()["disk_directory"]
 
 
+@pytest.mark.parametrize("folder", ["/dev/shm", "missing"])
+def test_settings_can_be_set_again_where_the_folder_of_the_system_is_of_no_use(saver, clean, tmp_path, folder):
+    clean.setenv("TMPDIR", folder if folder.startswith("/") else str(tmp_path / folder))
+    before = saver.settings()
+    assert before["disk_directory"] is None
+    saver.configure(device_limit="16GiB", skip_clean=False)
+    saver.configure(**before)
+    assert saver.settings() == before
+
+
+def test_a_setting_that_the_core_refuses_leaves_all_as_they_were(saver, clean):
+    before, configure, calls = saver.settings(), _core.configure, []
+
+    def refuse(name, text):
+        calls.append(name)
+        if calls == ["device_limit", "host_margin", "skip_clean"]:
+            raise StoreError("refused")
+        configure(name, text)
+
+    clean.setattr(_core, "configure", refuse)
+    with pytest.raises(StoreError, match="refused"):
+        saver.configure(device_limit="16GiB", host_margin="2GiB", skip_clean=False)
+    assert saver.settings() == before
+
+
 def test_what_the_system_chose_is_a_note_of_doctors(clean, tmp_path):
     findings, _ = doctor(TMPDIR=str(tmp_path / "missing"))
     (finding,) = [each for each in findings if each["name"] == "disk backups"]
