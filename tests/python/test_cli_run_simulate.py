@@ -330,3 +330,10 @@ def test_doctor_names_the_driver_that_it_meets(run, kind, expected):
     status, out, error = run("--simulate", "--", sys.executable, "-c", DOCTOR, "doctor", kind)
     assert (status, "leave --simulate out" in out) == (expected, bool(expected)), error + out
     assert f"the simulated driver, {SIMULATED}" in out
+
+
+@pytest.mark.parametrize("size", ["-5", "-5GiB"])
+def test_a_size_that_begins_with_a_dash_is_no_option(run, size):
+    status, _, said = run(f"--simulate={size}", "--", "true")
+    assert status == 2 and f"--simulate must be a size like \"16GiB\", or nothing, not '{size}'" in said
+    assert "--nope" in run("--nope", "--simulate=-5", "true")[2]

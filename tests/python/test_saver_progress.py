@@ -204,6 +204,28 @@ def test_a_failure_that_cannot_be_reported_ends_nothing_else(saver, tag, slow, m
     assert int(keep[-1]) == BLOCK - 1
 
 
+def test_a_method_that_is_set_again_hears_of_the_rest(saver, tag, slow):
+    """Each look at a method makes an object of its own."""
+
+    class Listener:
+        def __init__(self):
+            self.seen = []
+
+        def hear(self, progress):
+            self.seen.append(progress)
+            if len(self.seen) < 3:
+                saver.configure(progress=self.hear)
+
+    keep, listener = block(saver, tag), Listener()
+    saver.configure(progress=listener.hear)
+    saver.pause(tag)
+    settled()
+    assert len(listener.seen) > 3 and listener.seen[-1].done_bytes == listener.seen[-1].total_bytes
+    saver.resume(tag)
+    settled()
+    assert int(keep[-1]) == BLOCK - 1
+
+
 def test_a_callback_may_use_the_saver_and_never_holds_an_operation_up(saver, tag, tag2, slow):
     keep, other, is_free, seen = block(saver, tag), block(saver, tag2), threading.Event(), []
 

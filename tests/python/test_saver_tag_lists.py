@@ -97,3 +97,15 @@ def test_a_list_is_no_dict(saver, tag, tag2, both):
         saver.pause({tag: "ram"}, [tag2])
     saver.pause({tag: "ram"})
     saver.resume([tag])
+
+
+@pytest.mark.parametrize("name", ["pause", "resume", "prepare", "trim", "promote", "demote", "paused", "swap"])
+def test_missing_ok_is_a_bool(saver, tag, tag2, name):
+    from contextlib import ExitStack
+
+    with ExitStack() as stack, pytest.raises(TypeError, match="missing_ok is True or False, not 'x'"):
+        if name == "swap":
+            saver.swap(pause=tag, resume=tag2, missing_ok="x")
+        done = getattr(saver, name)(["nope"], missing_ok="x")
+        if name == "paused":
+            stack.enter_context(done)

@@ -24,6 +24,7 @@ from ebbtide.saver.values.arguments import (
     Leaving,
     OperationBackup,
     Tags,
+    check_flag,
     check_leaving,
     check_tags,
     retain_code,
@@ -70,6 +71,7 @@ def pause(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, mis
 
 
 def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> Report:
+    check_flag(missing_ok, "missing_ok")
     if driver_choice.is_off():
         return Report("pause")
     names = leaving.names
@@ -164,6 +166,7 @@ def resume(
             had not come.
     """
     names, seconds, code = check_tags(tags), _check_timeout(timeout), retain_code(retain)
+    check_flag(missing_ok, "missing_ok")
     ranges = [] if order is None else [reached for _, reached in ranges_of(order, "resume(order=)")]
     if driver_choice.is_off():
         return Report("resume") if wait else Pending(None)

@@ -13,7 +13,7 @@ from ebbtide.saver.pools.pool_segments import Look
 from ebbtide.saver.reclaim import dead
 from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.telling.watch import watched
-from ebbtide.saver.values.arguments import Tags, check_tags
+from ebbtide.saver.values.arguments import Tags, check_flag, check_tags
 from ebbtide.saver.values.reports import Report
 
 
@@ -125,8 +125,8 @@ def prepare(*tags: Tags, copy: bool = False, wait: bool = True, missing_ok: bool
         DriverError: memory could not be pinned, or a copy failed. With wait=False in `wait`.
     """
     names = check_tags(tags)
-    if not isinstance(copy, bool):
-        raise TypeError(f"copy is True or False, not {type(copy).__name__}")
+    check_flag(copy, "copy")
+    check_flag(missing_ok, "missing_ok")
     if driver_choice.is_off():
         return Report("prepare") if wait else Preparation(None)
     dead.release(Look(names))

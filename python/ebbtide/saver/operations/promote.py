@@ -4,7 +4,7 @@ from ebbtide import _core, driver_choice
 from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.telling.watch import watched
-from ebbtide.saver.values.arguments import Tags, check_tags
+from ebbtide.saver.values.arguments import Tags, check_flag, check_tags
 from ebbtide.saver.values.reports import Report
 
 
@@ -31,6 +31,7 @@ def promote(*tags: Tags, missing_ok: bool = False) -> Report:
             tag that is partial lacks.
     """
     names = check_tags(tags)
+    check_flag(missing_ok, "missing_ok")
     if driver_choice.is_off():
         return Report("promote")
     for name in _core.preview("promote", names, missing_ok):

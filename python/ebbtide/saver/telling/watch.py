@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import BuiltinMethodType, MethodType
 from typing import Any, TypeAlias
 
 from ebbtide import _core
@@ -161,6 +162,12 @@ def display() -> Display:
     return _display
 
 
+def _is_current(shown: Display) -> bool:
+    """Whether it is what is set now. Each look at a method makes another object, which equals the first."""
+    is_method = isinstance(shown, MethodType | BuiltinMethodType) and type(shown) is type(_display)
+    return shown is _display or (is_method and shown == _display)
+
+
 def _is_wanted() -> bool:
     if _display is None:
         return terminal.is_terminal(sys.stderr) and not _is_child
@@ -277,7 +284,7 @@ def _show(operation: _Operation, drawn: bars.Bars | None) -> bars.Bars | None:
     with _Guard(operation):
         progress = operation.measure()
         if callable(operation.display):
-            if operation.display is _display:  # not one that failed, or was replaced, meanwhile
+            if _is_current(operation.display):  # not one that failed, or was replaced, meanwhile
                 operation.display(progress)
         else:
             if drawn is None:
@@ -294,7 +301,7 @@ def _finish(operation: _Operation, drawn: bars.Bars | None) -> None:
         if not callable(operation.display):
             if drawn is not None:
                 drawn.end(operation.key)
-        elif operation.has_succeeded and operation.display is _display:
+        elif operation.has_succeeded and _is_current(operation.display):
             operation.display(operation.progress(operation.total_bytes))
 
 
@@ -310,7 +317,7 @@ class _Guard:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
         if error is None:
             return True
-        if self._operation.display is _display:
+        if _is_current(self._operation.display):
             set_display(False)
             try:
                 warnings.warn(f"progress is off from now on, since it failed: {error!r}", RuntimeWarning, stacklevel=2)
