@@ -43,4 +43,4 @@ def demote(*tags: Tags, max_bytes: int | str | None = None, missing_ok: bool = F
         return Report("demote")
     with watched("demote", names):
         report = _core.demote(names, missing_ok, **({} if limit is None else {"max_bytes": limit}))
-    return log_report(Report.from_core(report))
+    return log_report(Report.from_core(report), names)

@@ -83,7 +83,7 @@ def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> R
                 report = _take_away(leaving, missing_ok, moved)
         else:
             report = _take_away(leaving, missing_ok, moved)
-    return log_report(Report.from_core(report))
+    return log_report(Report.from_core(report), names)
 
 
 def _take_away(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> "_core.Report":
@@ -194,7 +194,7 @@ def resume(
             )
         bypass.close_if_resident(names)
     keeper.keep_if_wanted(names)
-    return log_report(Report.from_core(report))
+    return log_report(Report.from_core(report), names)
 
 
 class Paused(DecoratingScope):
@@ -236,7 +236,7 @@ class Paused(DecoratingScope):
                 )
                 bypass.close_if_resident(names)
             keeper.keep_if_wanted(names)
-            log_report(Report.from_core(report))
+            log_report(Report.from_core(report), names)
         except Exception as error:
             return error
         return None

@@ -9,7 +9,7 @@ the driver waits for, such as the load of a kernel at its first launch, or cudaF
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +45,10 @@ class Pending:
         find_devices: Callable[[], Iterable[int]] = tuple,
         after: Callable[[], list[tuple[Callable[[str], Any], str]]] | None = None,
         after_failure: Callable[[], None] | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         self._core = core
+        self._names = names
         self._find_devices = find_devices
         self._after = after
         self._calls: list[tuple[Callable[[str], Any], str]] = []
@@ -85,7 +87,7 @@ class Pending:
             hooks.run_all(self._calls)
             is_first = not self._is_logged
             self._is_logged = True
-        return log_report(report) if is_first else report
+        return log_report(report, self._names) if is_first else report
 
     def _wait_for_core(self) -> Report:
         try:
@@ -237,7 +239,7 @@ def start(core: "_core.Pending", names: list[str], operation: HookedOperation, h
         # If the tag was paused again meanwhile, that pause and its resume have run their own hooks.
         return _core.pause_count(tag) == pauses[tag]
 
-    made = Pending(core, find_devices, after, after_failure)
+    made = Pending(core, find_devices, after, after_failure, names)
     watch_pending(core, names)
     if not _has_streams():
         _wait_quietly(core)

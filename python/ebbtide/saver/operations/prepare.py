@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, overload
 
 from ebbtide import _core, driver_choice
@@ -26,8 +26,11 @@ class Preparation:
         print(copying.wait())
     """
 
-    def __init__(self, work: Callable[[], Report] | None, copying: Beside | None = None) -> None:
+    def __init__(
+        self, work: Callable[[], Report] | None, copying: Beside | None = None, names: Sequence[str] = ()
+    ) -> None:
         self._work = work
+        self._names = names
         self._copying = copying
         self._report = Report("prepare")
         self._error: Exception | None = None
@@ -77,7 +80,7 @@ class Preparation:
     def _run(self) -> None:
         try:
             if self._work is not None:
-                self._report = log_report(self._work())
+                self._report = log_report(self._work(), self._names)
         except Exception as error:
             self._error = error
 
@@ -133,17 +136,24 @@ def prepare(*tags: Tags, copy: bool = False, wait: bool = True, missing_ok: bool
     if copy:
         found = beside.known(names, missing_ok)
         if wait:
-            return log_report(beside.copy_now(found))
+            with watched("prepare", names):
+                report = beside.copy_now(found)
+            return log_report(report, names)
         copying = Beside()
-        preparation = Preparation(lambda: copying.copy(found), copying)
+        preparation = Preparation(lambda: _copy_beside(copying, found, names), copying, names)
     else:
         if wait:
-            return log_report(_take_memory(names, missing_ok))
+            return log_report(_take_memory(names, missing_ok), names)
         if not missing_ok:
             beside.known(names, missing_ok)
-        preparation = Preparation(lambda: _take_memory(names, missing_ok))
+        preparation = Preparation(lambda: _take_memory(names, missing_ok), None, names)
     preparation._start()
     return preparation
+
+
+def _copy_beside(copying: Beside, found: list[str], names: list[str]) -> Report:
+    with watched("prepare", names):
+        return copying.copy(found)
 
 
 def _take_memory(names: list[str], missing_ok: bool) -> Report:

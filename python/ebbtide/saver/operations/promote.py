@@ -38,4 +38,4 @@ def promote(*tags: Tags, missing_ok: bool = False) -> Report:
         spilled.release_free(name)
     with watched("promote", names):
         report = _core.promote(names, missing_ok)
-    return log_report(Report.from_core(report))
+    return log_report(Report.from_core(report), names)

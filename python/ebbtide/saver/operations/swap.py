@@ -93,7 +93,7 @@ def swap(
         bypass.close_if_resident(returning)
     keeper.keep_if_wanted(returning)
     swapped = Swap(Report.from_core(paused), Report.from_core(resumed), max(paused.seconds, resumed.seconds))
-    return log_swap(swapped)
+    return log_swap(swapped, leaving, returning)
 
 
 def _check_side(tags: object, side: str) -> list[str]:

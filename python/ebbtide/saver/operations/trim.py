@@ -45,7 +45,7 @@ def trim(*tags: Tags, missing_ok: bool = False) -> Report:
     check_flag(missing_ok, "missing_ok")
     if driver_choice.is_off():
         return Report("trim")
-    return log_report(trim_quietly(names, missing_ok))
+    return log_report(trim_quietly(names, missing_ok), names)
 
 
 def trim_quietly(names: list[str], missing_ok: bool = False) -> Report:

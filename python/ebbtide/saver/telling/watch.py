@@ -102,7 +102,7 @@ def _count_resumed(info: "_core.TagInfo") -> tuple[int, int]:
 _COUNTS: "dict[str, Callable[[_core.TagInfo], tuple[int, int]]]" = {
     "pause": _count_paused,
     "resume": _count_resumed,
-    "prepare": lambda info: (0, info.resident_bytes),
+    "prepare": lambda info: (info.ahead_bytes, info.resident_bytes),
     "promote": lambda info: (info.resident_bytes - info.host_bytes, info.resident_bytes),
     "demote": lambda info: (info.host_bytes, info.resident_bytes),
 }
