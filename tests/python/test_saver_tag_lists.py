@@ -109,3 +109,21 @@ def test_missing_ok_is_a_bool(saver, tag, tag2, name):
         done = getattr(saver, name)(["nope"], missing_ok="x")
         if name == "paused":
             stack.enter_context(done)
+
+
+def test_a_generator_serves_every_entry_of_paused(saver, tag, tag2):
+    kept = []
+    for name in (tag, tag2):
+        with saver.region(name):
+            kept.append(torch.ones(MIB, device=saver.device))
+
+    @saver.paused(name for name in (tag, tag2))
+    def are_away():
+        return [saver.is_paused(name) for name in (tag, tag2)]
+
+    assert are_away() == are_away() == [True, True]
+    block = saver.paused(iter([tag]))
+    assert repr(block) == f"saver.paused({tag!r})"
+    with block:
+        assert saver.is_paused(tag) and not saver.is_paused(tag2)
+    assert len(kept) == 2

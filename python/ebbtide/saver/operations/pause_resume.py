@@ -4,6 +4,7 @@ Each makes one call into the core, so that Ctrl-C arrives before or after it, ne
 """
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ebbtide import _core, driver_choice
@@ -205,7 +206,9 @@ class Paused(DecoratingScope):
         def __enter__(self) -> Report: ...
 
     def __init__(self, tags: "tuple[Tags | BackupByTag, ...]", backup: OperationBackup, missing_ok: bool) -> None:
-        self._arguments = tags, backup, missing_ok
+        # A block may be entered again, and a decorated function called again: a generator gives its tags once.
+        kept = tuple(list(each) if isinstance(each, Iterator) else each for each in tags)
+        self._arguments: tuple[tuple[Tags | BackupByTag, ...], OperationBackup, bool] = (kept, backup, missing_ok)
         self._moved: _core.Moved | None = None
 
     def _again(self) -> "Paused":

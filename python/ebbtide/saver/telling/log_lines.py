@@ -13,7 +13,8 @@ _MOST_TAGS = 8
 def log_report(report: Report, asked: Sequence[str]) -> Report:
     """Logs what an operation did: one line at INFO, and each tag and device at DEBUG. Returns the report.
 
-    The line names the tags of which something moved, and else those that were asked for (none: every tag). Call it when the operation is over and no lock is held, because handlers are code of the program.
+    The line names the tags of which something moved, and else those that were asked for (none: every tag). Call it when
+    the operation is over and no lock is held, because handlers are code of the program.
     """
     if logs.is_enabled():
         logs.log(logging.INFO, "%s", _describe(report, asked))
