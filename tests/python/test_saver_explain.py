@@ -206,8 +206,12 @@ def test_the_table_of_tags_shows_the_backup_that_holds_the_bytes(saver, tag):
 
 
 def test_explain_refuses_what_is_no_known_tag(saver, tag):
-    with pytest.raises(StateError, match="no region was ever named"):
-        saver.explain(tag)
+    for ask in (saver.explain, saver.survivors, lambda unknown: saver.outside(torch.ones(3), tag=unknown)):
+        with pytest.raises(StateError, match="no region was ever named") as refused:
+            ask(tag)
+        assert "missing_ok" not in str(refused.value), "none of these has it"
+    with pytest.raises(StateError, match="missing_ok"):
+        saver.pause(tag)
     with pytest.raises(TypeError):
         saver.explain(7)
 
@@ -234,6 +238,17 @@ def test_where_a_tensor_is(saver, tag):
         saver.where([data])
     with pytest.raises(TypeError, match="plain strided tensor"):
         saver.where(torch.eye(3).to_sparse())
+
+
+def test_where_the_bytes_of_unusual_tensors_are(saver, tag):
+    with saver.region(tag):
+        nested = torch.nested.nested_tensor([torch.ones(20), torch.ones(30)], device=saver.device)
+        plain = torch.rand(100, device=saver.device)
+        quantized = torch.quantize_per_tensor(plain, 0.1, 0, torch.qint8)
+    assert saver.where(nested).device_bytes >= 200 and saver.where(quantized).device_bytes == 100
+    saver.pause(tag)
+    assert saver.where(nested).stored_bytes >= 200 and saver.where(quantized).stored_bytes == 100
+    saver.resume(tag)
 
 
 def test_a_promotion_that_stops_says_at_which_chunk(saver, tag):

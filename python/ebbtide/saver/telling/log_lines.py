@@ -44,7 +44,8 @@ def log_adoption(adoption: Adoption) -> Adoption:
 
 def _describe(report: Report, asked: Sequence[str]) -> str:
     tags = _join(report.by_tag or asked) or "every tag"
-    text = f"{report.kind} {tags}: {VERBS.get(report.kind, 'claimed')} {format_size(report.bytes)} in {report.seconds:.3f} s"
+    did = f"{VERBS.get(report.kind, 'claimed')} {format_size(report.bytes)}"
+    text = f"{report.kind} {tags}: {did} in {report.seconds:.3f} s"
     if report.copied:
         text += f", {format_size(report.copied)} copied{_rate(report.copied, report.seconds)}"
     return f"{text}; {report.note}" if report.note else text
