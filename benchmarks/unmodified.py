@@ -120,7 +120,7 @@ def spilled_bytes(said: Iterable[str]) -> int | None:
             continue
         if line.endswith("; nothing overflowed to the host"):
             return 0
-        if found := re.search(r"; ([\d.]+) (\w+) of \d+ allocations went to the host", line):
+        if found := re.search(r"; ([\d.]+) (\w+) of \d+ allocations? went to the host", line):
             return int(float(found[1]) * units[found[2]])
     return None
 

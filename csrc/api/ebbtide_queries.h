@@ -45,14 +45,18 @@ typedef void (*ebbtide_visit_allocation)(void* user, const ebbtide_allocation_in
 EBBTIDE_API ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_visit_allocation visit, void* user,
                                                      ebbtide_error* error); /* tag NULL: all; oldest first */
 
-/* What the last pause with a backup did about a block of 2 MiB. */
+/* What the last pause did about a block of 2 MiB. */
 typedef enum ebbtide_verdict {
-  EBBTIDE_VERDICT_NONE = 0,    /* it did not take the block away, or there was none, or it dropped the content */
-  EBBTIDE_VERDICT_COPIED = 1,  /* copied: no earlier copy of it was known, or a change was wrongly expected */
-  EBBTIDE_VERDICT_CHANGED = 2, /* copied, since it differed from the copy of an earlier pause */
-  EBBTIDE_VERDICT_CLEAN = 3,   /* not copied: the backup held it already */
-  EBBTIDE_VERDICT_UNUSED = 4,  /* not copied: not in use */
-  EBBTIDE_VERDICT_CONSTANT = 5 /* not copied: one repeated value */
+  EBBTIDE_VERDICT_NONE = 0,      /* it did not take the block away, or there was none, or a trim came after it */
+  EBBTIDE_VERDICT_COPIED = 1,    /* copied: no earlier copy of it was known */
+  EBBTIDE_VERDICT_CHANGED = 2,   /* copied, since it differed from the copy of an earlier pause */
+  EBBTIDE_VERDICT_CLEAN = 3,     /* not copied: the backup held it already */
+  EBBTIDE_VERDICT_UNUSED = 4,    /* not copied: not in use */
+  EBBTIDE_VERDICT_CONSTANT = 5,  /* not copied: one repeated value */
+  EBBTIDE_VERDICT_DROPPED = 6,   /* not copied: without a backup */
+  EBBTIDE_VERDICT_LEFT = 7,      /* not copied: it lay in host memory, and stayed there */
+  EBBTIDE_VERDICT_UNCOMPARED = 8 /* copied without a look at the earlier copy: the options said so, or no memory could
+                                    be pinned for it, or a change was wrongly expected */
 } ebbtide_verdict;
 /* Bytes that lie one after the other, in the same place and with the same verdict. */
 typedef struct ebbtide_stretch {
@@ -82,7 +86,7 @@ typedef struct ebbtide_tag_info {
   uint64_t left_bytes;     /* the host_bytes of paused allocations, where a pause with a backup leaves them */
   uint64_t detached_bytes; /* whole in memory that a failed trim, promote or demote could not map again: away until a
                               resume */
-  int32_t backups;         /* bit 1 << ebbtide_backup for each kind that its allocations ask for */
+  int32_t backups;         /* bit 1 << ebbtide_backup for each kind that its allocations have, or will get by default */
   int32_t is_hooked;       /* 1: memory that the program allocated outside regions has it (ebbtide_threads.h) */
   uint64_t ahead_bytes;    /* resident, and in a backup with a digest: a pause copies only what has changed since */
 } ebbtide_tag_info;

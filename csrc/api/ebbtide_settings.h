@@ -46,8 +46,8 @@ EBBTIDE_API ebbtide_status ebbtide_check_disk_directory(const char* path, const 
  * and nothing is set then. */
 EBBTIDE_API ebbtide_status ebbtide_configure(const char* name, const char* value, ebbtide_error* error);
 
-/* The value in force of what saver.configure sets, whatever set it, in its plain form: "" where NULL would set it. A
- * NULL value only tells the length. capacity counts the NUL. */
+/* The value in force of what saver.configure sets, whatever set it, in its plain form: "" where NULL would set it,
+ * and for a disk_directory that nobody configured. A NULL value only tells the length. capacity counts the NUL. */
 EBBTIDE_API ebbtide_status ebbtide_get_setting(const char* name, char* value, size_t capacity, size_t* length,
                                                ebbtide_error* error);
 

@@ -45,6 +45,10 @@ ebbtide_tag_info describe(const Tag& tag) {
   return info;
 }
 
+int32_t told(Verdict verdict) {
+  return verdict == Verdict::kFilled ? EBBTIDE_VERDICT_CHANGED : static_cast<int32_t>(verdict);
+}
+
 // In order, from begin to end (offsets in the allocation), cut where a block ends.
 std::vector<ebbtide_stretch> stretches(const Allocation& allocation, const Verdicts* verdicts, size_t begin,
                                        size_t end) {
@@ -55,7 +59,7 @@ std::vector<ebbtide_stretch> stretches(const Allocation& allocation, const Verdi
       const size_t first = std::max(begin, block * kernels::kBlockBytes);
       const size_t last = std::min(end, (block + 1) * kernels::kBlockBytes);
       if (first >= last) continue;
-      const auto verdict = static_cast<int32_t>(verdicts == nullptr ? Verdict::kNone : (*verdicts)[block]);
+      const auto verdict = told(verdicts == nullptr ? Verdict::kNone : (*verdicts)[block]);
       if (!found.empty() && found.back().place == place && found.back().verdict == verdict) {
         found.back().size_bytes += last - first;
       } else {

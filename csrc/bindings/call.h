@@ -47,6 +47,7 @@ void call(Body&& body) {
 
 inline const void* as_pointer(uint64_t address) { return reinterpret_cast<const void*>(address); }
 
+void register_living(pybind11::module_& module);
 void register_memory(pybind11::module_& module);
 void register_operations(pybind11::module_& module);
 void register_queries(pybind11::module_& module);

@@ -28,6 +28,7 @@ PYBIND11_MODULE(_core, module) {
   register_memory(module);
   register_operations(module);
   register_queries(module);
+  register_living(module);
   register_settings(module);
   register_frames(module);
   register_scopes(module);

@@ -23,7 +23,8 @@ void add_left(void* user, const ebbtide_report_row* row) {
   static_cast<std::vector<LeftRow>*>(user)->push_back({row->tag, row->device, row->bytes});
 }
 
-constexpr std::array<const char*, 6> kVerdicts = {"none", "copied", "changed", "clean", "unused", "constant"};
+constexpr std::array<const char*, 9> kVerdicts = {"none",     "copied",  "changed", "clean",     "unused",
+                                                  "constant", "dropped", "left",    "uncompared"};
 constexpr std::array<const char*, 5> kPlaces = {"device", "host", "stored", "dropped", "mixed"};
 constexpr std::array<const char*, 8> kKinds = {"pause", "resume", "swap",    "prepare",
                                                "trim",  "show",   "promote", "demote"};

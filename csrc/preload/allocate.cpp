@@ -175,12 +175,16 @@ CUresult refuse(const Request& request) {
   if (!throttle.allows()) return CUDA_ERROR_OUT_OF_MEMORY;
   const DeviceBudget& budget = Core::instance().budgets.device;
   const uint64_t margin_bytes = Core::instance().budgets.device_margin.bytes();
+  const uint64_t limit_bytes = budget.own_limit_bytes();
+  const std::string held = format_bytes(budget.held_bytes(request.device));
+  const std::string limit = limit_bytes == kUnlimited
+                                ? "no device_limit, " + held + " taken"
+                                : "device_limit " + format_bytes(limit_bytes) + ", of which " + held + " are taken";
   const std::string message =
       std::string(request.call) + ": device " + std::to_string(request.device) +
       " has too little memory: " + format_bytes(request.size_bytes) + " wanted, " +
-      format_bytes(free_device_bytes(request.device)) + " free, device_limit " +
-      format_bytes(budget.own_limit_bytes()) + ", of which " + format_bytes(budget.held_bytes(request.device)) +
-      " are taken" + (margin_bytes == 0 ? "" : ", device_margin " + format_bytes(margin_bytes)) +
+      format_bytes(free_device_bytes(request.device)) + " free, " + limit +
+      (margin_bytes == 0 ? "" : ", device_margin " + format_bytes(margin_bytes)) +
       (settings().on_shortage == OnShortage::kFail ? ". With EBBTIDE_OVERFLOW=split, what does not fit lies on the host"
                                                    : "");
   log_line(LogLevel::kError, {message});

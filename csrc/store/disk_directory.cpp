@@ -27,11 +27,6 @@ Directory& directory() {
   return *instance;
 }
 
-std::string chosen_directory() {
-  const std::lock_guard lock(directory().mutex);
-  return directory().chosen;
-}
-
 std::optional<DiskFiles> chosen_files() {
   const std::lock_guard lock(directory().mutex);
   return directory().files;
@@ -61,8 +56,13 @@ void set_disk_directory(const std::string& chosen) {
   directory().chosen = folder;
 }
 
+std::string chosen_disk_directory() {
+  const std::lock_guard lock(directory().mutex);
+  return directory().chosen;
+}
+
 std::string disk_directory() {
-  if (std::string chosen = chosen_directory(); !chosen.empty()) return chosen;
+  if (std::string chosen = chosen_disk_directory(); !chosen.empty()) return chosen;
   for (const char* text : {variable_text(Setting::kDiskDirectory), static_cast<const char*>(std::getenv("TMPDIR"))}) {
     if (text != nullptr && *text != '\0') return folder_of_variable(text);
   }
@@ -81,7 +81,7 @@ DiskFiles disk_files() {
 
 DiskPlace disk_place() {
   const DiskFiles files = disk_files();
-  const bool is_named_by_user = !chosen_directory().empty() || variable_text(Setting::kDiskDirectory) != nullptr;
+  const bool is_named_by_user = !chosen_disk_directory().empty() || variable_text(Setting::kDiskDirectory) != nullptr;
   return {disk_directory(), files, files == DiskFiles::kNamed && is_named_by_user};
 }
 
@@ -101,7 +101,7 @@ void say_bad_disk_variable() {
 }
 
 std::string advice_on_disk_directory(const std::string& directory) {
-  const bool is_from_variables = chosen_directory() != directory && disk_directory() == directory;
+  const bool is_from_variables = chosen_disk_directory() != directory && disk_directory() == directory;
   return std::string(is_from_variables ? "set EBBTIDE_DISK_DIRECTORY to another directory"
                                        : "configure another directory as disk_directory") +
          ", or keep backups in RAM";

@@ -18,6 +18,8 @@ struct DiskPlace {
 void set_disk_directory(const std::string& chosen);
 // Sets the kind of file from now on; before that EBBTIDE_DISK_FILES says it.
 void set_disk_files(DiskFiles chosen);
+// The folder that was set, as an absolute path; "" where the variables choose.
+std::string chosen_disk_directory();
 // The folder that was set, else EBBTIDE_DISK_DIRECTORY, else TMPDIR, else /var/tmp, as an absolute path.
 std::string disk_directory();
 DiskFiles disk_files();

@@ -25,6 +25,14 @@ def make_condition(lock: Any) -> threading.Condition:
     return threading.Condition(lock)
 
 
+def make_signal() -> Any:
+    """A lock that is taken, and that another thread releases once: `acquire(timeout=)` waits for it in one call into C,
+    so that no interrupt comes in between. A forked child may not use it."""
+    signal = threading.Lock()
+    signal.acquire()
+    return signal
+
+
 def _renew() -> None:
     for lock in list(_made):
         if not lock._is_owned():

@@ -38,7 +38,9 @@ int main(void) {
   REFUSED(ebbtide_configure("disk_directory", "", &error));
   REFUSED(ebbtide_set_disk_directory("", &error));
   EXPECT(EBBTIDE_STORE_ERROR, ebbtide_set_disk_directory("/nowhere", &error));
-  REFUSED(ebbtide_get_setting("disk_directory", text, 2, &length, &error));
+  REFUSED(ebbtide_get_setting("disk_files", text, 2, &length, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_get_setting("disk_directory", text, sizeof text, &length, &error));
+  CHECK(length == 0); /* nobody configured it */
   REFUSED(ebbtide_get_setting("log", text, sizeof text, &length, &error));
   REFUSED(ebbtide_get_setting(NULL, text, sizeof text, &length, &error));
 

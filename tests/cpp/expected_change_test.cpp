@@ -78,7 +78,7 @@ TEST_F(ExpectedChangeTest, ItIsCopiedBeforeAnybodyWaits) {
   for (const Calls& calls : {kCareful, kCareful, kExpecting, kExpecting}) {
     fill(address, kChunk, ++seed_);
     EXPECT_EQ(calls_of_pause(), calls) << seed_;
-    EXPECT_EQ(verdicts(address), Verdicts{seed_ == 1 ? Verdict::kCopied : Verdict::kChanged});
+    EXPECT_EQ(verdicts(address), Verdicts{seed_ == 1 ? Verdict::kFilled : Verdict::kChanged});
     EXPECT_EQ(resume().totals().copied, kChunk);
     EXPECT_TRUE(holds(address, kChunk, seed_));
   }
@@ -92,7 +92,7 @@ TEST_F(ExpectedChangeTest, AWrongGuessCostsOneCopy) {
   const ReportRow row = pause().totals();
   EXPECT_EQ(row.copied, 2 * kChunk);
   EXPECT_EQ(row.clean, 0u);
-  EXPECT_EQ(verdicts(address), (Verdicts{Verdict::kCopied, Verdict::kChanged}));
+  EXPECT_EQ(verdicts(address), (Verdicts{Verdict::kUncompared, Verdict::kChanged}));
   resume();
   const ReportRow next = pause().totals();
   EXPECT_EQ(next.copied, 0u);
@@ -106,7 +106,7 @@ TEST_F(ExpectedChangeTest, ABlockThatBecomesOneValueIsCopiedOnce) {
   const CUdeviceptr address = alloc_changed({BackupKind::kPinned}, {kChunk});
   std::memset(bytes_at(address), 7, kChunk);
   EXPECT_EQ(pause().totals().copied, kChunk);
-  EXPECT_EQ(verdicts(address), Verdicts{Verdict::kCopied});
+  EXPECT_EQ(verdicts(address), Verdicts{Verdict::kUncompared});
   resume();
   EXPECT_EQ(bytes_at(address)[kChunk - 1], 7);
   EXPECT_EQ(pause().totals().constant, kChunk);

@@ -30,13 +30,13 @@ TEST_F(VerdictsTest, EachBlockIsCopiedChangedCleanUnusedOrConstant) {
             (Verdicts{Verdict::kCopied, Verdict::kCopied, Verdict::kCopied, Verdict::kConstant, Verdict::kCopied}));
   resume();
   bytes_at(address)[kChunk] ^= 1;
-  bytes_at(address)[4 * kChunk - 1] = 9;  // constant no more, and no copy of it is known
+  bytes_at(address)[4 * kChunk - 1] = 9;  // constant no more
   OperationRequest request;
   request.unused = AddressRanges({{address + 2 * kChunk, kChunk}});
   request.unused_as_of = core().registry.last_lease();
   const ReportRow row = Operation::claim(core(), OperationKind::kPause, request)->commit().front().totals();
   EXPECT_EQ(verdicts(address),
-            (Verdicts{Verdict::kClean, Verdict::kChanged, Verdict::kUnused, Verdict::kCopied, Verdict::kClean}));
+            (Verdicts{Verdict::kClean, Verdict::kChanged, Verdict::kUnused, Verdict::kFilled, Verdict::kClean}));
   EXPECT_EQ(row.copied, 2 * kChunk);
   EXPECT_EQ(row.clean, 2 * kChunk);
   const ReportRow back = resume().totals();
@@ -54,10 +54,40 @@ TEST_F(VerdictsTest, ComparedBytesAreNoChange) {
   core().rules.skip.must_compare = true;
   bytes_at(address)[0] ^= 1;
   pause();
-  EXPECT_EQ(verdicts(address), (Verdicts{Verdict::kChanged, Verdict::kCopied}));
+  EXPECT_EQ(verdicts(address), (Verdicts{Verdict::kChanged, Verdict::kUncompared}));
 }
 
-TEST_F(VerdictsTest, WhatDropsTheContentForgetsThem) {
+TEST_F(VerdictsTest, NothingIsComparedWhereThatIsOff) {
+  const CUdeviceptr address = alloc_retained(kChunk);
+  fill(address, kChunk, 1);
+  core().rules.skip.clean = false;
+  for (const Verdict verdict : {Verdict::kCopied, Verdict::kUncompared}) {
+    pause();
+    EXPECT_EQ(verdicts(address), Verdicts{verdict});
+    resume();
+  }
+  core().rules.skip.clean = true;
+  pause();
+  EXPECT_EQ(verdicts(address), Verdicts{Verdict::kCopied}) << "of the earlier copy there is no digest";
+}
+
+TEST_F(VerdictsTest, WhatWasOneValueAndIsSoAgainIsConstant) {
+  const CUdeviceptr address = alloc_retained(kChunk);
+  pause();
+  resume();
+  fill(address, kChunk, 1);
+  pause();
+  EXPECT_EQ(verdicts(address), Verdicts{Verdict::kFilled});
+  resume();
+  pause();
+  EXPECT_EQ(verdicts(address), Verdicts{Verdict::kClean}) << "one change is no reason to expect another";
+  resume();
+  std::memset(bytes_at(address), 0, kChunk);
+  pause();
+  EXPECT_EQ(verdicts(address), Verdicts{Verdict::kConstant});
+}
+
+TEST_F(VerdictsTest, WhatDropsTheContentSaysSoAndATrimForgets) {
   const CUdeviceptr address = alloc_retained(2 * kChunk);
   fill(address, 2 * kChunk, 1);
   pause();
@@ -65,7 +95,34 @@ TEST_F(VerdictsTest, WhatDropsTheContentForgetsThem) {
   OperationRequest request;
   request.backup = BackupKind::kNone;
   Operation::claim(core(), OperationKind::kPause, request)->commit();
+  EXPECT_EQ(verdicts(address), (Verdicts{Verdict::kDropped, Verdict::kDropped}));
+  resume();
+  OperationRequest trim;
+  trim.tags.addresses = {address};
+  Operation::claim(core(), OperationKind::kTrim, trim)->commit();
   EXPECT_TRUE(verdicts(address).empty());
+}
+
+TEST_F(VerdictsTest, WhatLiesOnTheHostIsLeftThere) {
+  const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
+  fill(address, 2 * kChunk, 1);
+  pause();
+  resume();
+  Operation::claim(core(), OperationKind::kDemote, {})->commit();
+  pause();
+  EXPECT_EQ(verdicts(address), (Verdicts{Verdict::kLeft, Verdict::kLeft}));
+}
+
+TEST_F(VerdictsTest, APauseThatFailsBeforeItsFirstByteChangesNone) {
+  const CUdeviceptr address = alloc_retained(kChunk);
+  fill(address, kChunk, 1);
+  pause();
+  resume();
+  fill(address, kChunk, 2);
+  sim().fail("cuMemUnmap", 1, 999, 1);
+  EXPECT_THROW(pause(), Error);
+  sim().clear_failures();
+  EXPECT_EQ(verdicts(address), Verdicts{Verdict::kCopied});
 }
 
 // Of the blocks that left before the failure, the first pause's verdicts stay.

@@ -56,7 +56,7 @@ def spilled_bytes(stderr: str) -> float:
     """The bytes that went to the host, from the line of --summary."""
     units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB}
     found = re.findall(
-        r"^ebbtide: summary of .*; ([\d.]+) (\w+) of \d+ allocations went to the host", stderr, re.MULTILINE
+        r"^ebbtide: summary of .*; ([\d.]+) (\w+) of \d+ allocations? went to the host", stderr, re.MULTILINE
     )
     return sum(float(number) * units[unit] for number, unit in found)
 

@@ -75,7 +75,7 @@ def test_the_options_of_run_apply(run, example):
     assert (status, out.splitlines()[-1]) == (0, "6 buffers of 64 MiB held what was written")
     spill, summary = error.splitlines()
     assert "lie in host memory" in spill
-    assert summary.startswith("ebbtide: summary of program (PID ") and "allocations went to the host" in summary
+    assert summary.startswith("ebbtide: summary of program (PID ") and " went to the host" in summary
     status, _, error = run("--simulate=256MiB", "--overflow", "none", "--", example)
     assert status == 1 and error.splitlines()[-1] == "cuMemAlloc failed: 2"
     # The peak is what was held: the fifth buffer was refused.
@@ -330,3 +330,10 @@ def test_doctor_names_the_driver_that_it_meets(run, kind, expected):
     status, out, error = run("--simulate", "--", sys.executable, "-c", DOCTOR, "doctor", kind)
     assert (status, "leave --simulate out" in out) == (expected, bool(expected)), error + out
     assert f"the simulated driver, {SIMULATED}" in out
+
+
+@pytest.mark.parametrize("size", ["-5", "-5GiB"])
+def test_a_size_that_begins_with_a_dash_is_no_option(run, size):
+    status, _, said = run(f"--simulate={size}", "--", "true")
+    assert status == 2 and f"--simulate must be a size like \"16GiB\", or nothing, not '{size}'" in said
+    assert "--nope" in run("--nope", "--simulate=-5", "true")[2]

@@ -51,6 +51,26 @@ def block(saver, tag):
         return torch.arange(BLOCK, dtype=torch.int32, device=saver.device)
 
 
+def test_an_operation_that_moves_nothing_names_its_tags(saver, tag, tag2, listen):
+    keep = [block(saver, tag), block(saver, tag2)]
+    saver.pause(tag, tag2)
+    heard = listen("INFO")
+    saver.pause(tag, tag2)
+    saver.trim(tag)
+    saver.promote(tag2)
+    saver.resume(tag)
+    saver.resume(tag, wait=False).wait()
+    saver.pause(tag)
+    saver.swap(pause=tag, resume=tag2)
+    saver.pause()
+    assert heard.heads()[:3] == [f"pause {tag}, {tag2}", f"trim {tag}", f"promote {tag2}"]
+    assert heard.heads()[3:6] == [f"resume {tag}", f"resume {tag}", f"pause {tag}"]
+    assert f": pause {tag}: freed 0 B in " in heard.lines[6][1] and f"; resume {tag2}: claimed " in heard.lines[6][1]
+    saver.resume()
+    saver.resume()
+    assert heard.heads()[-1] == "resume every tag" and len(keep) == 2
+
+
 def test_each_operation_logs_one_line(saver, tag, tag2, listen):
     keep = [block(saver, tag), block(saver, tag2)]
     heard = listen("INFO")

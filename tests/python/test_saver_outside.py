@@ -237,7 +237,7 @@ def test_it_is_empty_where_ebbtide_is_off(run_python_with_torch):
     """
     done = run_python_with_torch(code, EBBTIDE_DRIVER="off")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("False all 0 B lie in tag a\noutside takes tensors, ")
+    assert done.stdout.startswith("False no device memory of a tensor was found\noutside takes tensors, ")
 
 
 def test_before_the_first_region_everything_is_outside(run_python_with_torch):
@@ -283,3 +283,19 @@ def test_the_states_of_large_model_support_are_in_its_tags(lms, saver, tag):
     with saver.region(tag):
         elsewhere = torch.ones(4, device=saver.device)
     assert {row.tag for row in saver.outside(moments, elsewhere, tag=tag).rows} == {"lms.optimizer"}
+
+
+def test_what_was_not_looked_into_is_named(saver, tag):
+    with saver.region(tag):
+        inside = torch.ones(4, device=saver.device)
+    engine = SimpleNamespace(model=torch.nn.Linear(8, 8).to(saver.device))
+    found = saver.outside({"engine": engine})
+    assert not found and found.passed_by == {"engine": "SimpleNamespace"} == found.to_dict()["passed_by"]
+    told = "  not looked into: engine (SimpleNamespace)"
+    assert str(found) == f"no device memory of a tensor was found\n{told}"
+    assert str(saver.outside({"engine": engine, "x": inside})).splitlines()[1] == told
+    both = saver.outside(engine.model, [engine])
+    assert str(both).splitlines()[-2] == "  not looked into: 0 (SimpleNamespace)"
+    assert both._repr_html_().endswith("<p>not looked into: 0 (SimpleNamespace)</p>")
+    assert saver.outside(inside).passed_by == {}
+    assert str(saver.outside(torch.ones(0))) == "no device memory of a tensor was found"

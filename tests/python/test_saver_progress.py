@@ -79,7 +79,9 @@ def test_a_swap_counts_both_sides_and_every_tag_is_none_named(saver, tag, tag2, 
     assert int(keep[-1]) == int(other[-1]) == BLOCK - 1
 
 
-@pytest.mark.parametrize("way", ["paused", "wait", "prepare", "prepare in a thread", "demote", "promote"])
+@pytest.mark.parametrize(
+    "way", ["paused", "wait", "prepare", "prepare in a thread", "copy", "copy in a thread", "demote", "promote"]
+)
 def test_other_operations_tell_too(saver, tag, sim, way, monkeypatch):
     """Each runs into a delay of some call that it makes."""
     from ebbtide import _core
@@ -100,11 +102,14 @@ def test_other_operations_tell_too(saver, tag, sim, way, monkeypatch):
         sim.delay("cuMemcpyHtoDAsync_v2", 0.3)
         sim.delay("cuMemMap", 0.3)
         sim.delay("cuStreamQuery", 0.1)
+    sim.delay("cuMemcpyDtoHAsync_v2", 0.3 if way.startswith("copy") else 0)
     acts = {
         "paused": lambda: saver.paused(tag).__enter__() and None,
         "wait": lambda: saver.resume(tag, wait=False).wait(),
         "prepare": lambda: saver.prepare(tag),
         "prepare in a thread": lambda: saver.prepare(tag, wait=False).wait(),
+        "copy": lambda: saver.prepare(tag, copy=True),
+        "copy in a thread": lambda: saver.prepare(tag, copy=True, wait=False).wait(),
         "demote": lambda: saver.demote(tag),
         "promote": lambda: saver.promote(tag),
     }
@@ -113,10 +118,17 @@ def test_other_operations_tell_too(saver, tag, sim, way, monkeypatch):
             pass
     else:
         acts[way]()
-    for name in ("cuMemcpyHtoDAsync_v2", "cuMemMap", "cuStreamQuery"):
+    for name in ("cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemMap", "cuStreamQuery"):
         sim.delay(name, 0)
     settled()
     expected = {"paused": "resume", "wait": "resume", "prepare in a thread": "prepare"}.get(way, way)
+    expected = "prepare" if way.startswith("copy") else expected
+    if way.startswith("copy"):  # the copies of this tag would give way in the tests to come
+        done = list(seen)
+        saver.pause(tag)
+        saver.resume(tag)
+        settled()
+        seen = done
     if way != "wait":  # there its bytes may have come before the thread looks
         assert seen and seen[-1].operation == expected
         assert seen[-1].done_bytes == seen[-1].total_bytes >= SIZE
@@ -201,6 +213,28 @@ def test_a_failure_that_cannot_be_reported_ends_nothing_else(saver, tag, slow, m
     saver.resume(tag)
     settled()
     assert seen[-1].operation == "resume" and seen[-1].done_bytes == seen[-1].total_bytes >= SIZE
+    assert int(keep[-1]) == BLOCK - 1
+
+
+def test_a_method_that_is_set_again_hears_of_the_rest(saver, tag, slow):
+    """Each look at a method makes an object of its own."""
+
+    class Listener:
+        def __init__(self):
+            self.seen = []
+
+        def hear(self, progress):
+            self.seen.append(progress)
+            if len(self.seen) < 3:
+                saver.configure(progress=self.hear)
+
+    keep, listener = block(saver, tag), Listener()
+    saver.configure(progress=listener.hear)
+    saver.pause(tag)
+    settled()
+    assert len(listener.seen) > 3 and listener.seen[-1].done_bytes == listener.seen[-1].total_bytes
+    saver.resume(tag)
+    settled()
     assert int(keep[-1]) == BLOCK - 1
 
 

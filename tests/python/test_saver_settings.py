@@ -219,6 +219,31 @@ def test_a_folder_in_memory_is_one_for_files_that_are_wanted_to_be_seen(saver, c
     assert "is no disk but RAM" in settings.problems()["disk_directory"]
 
 
+@pytest.mark.parametrize("folder", ["/dev/shm", "missing"])
+def test_settings_can_be_set_again_where_the_folder_of_the_system_is_of_no_use(saver, clean, tmp_path, folder):
+    clean.setenv("TMPDIR", folder if folder.startswith("/") else str(tmp_path / folder))
+    before = saver.settings()
+    assert before["disk_directory"] is None
+    saver.configure(device_limit="16GiB", skip_clean=False)
+    saver.configure(**before)
+    assert saver.settings() == before
+
+
+def test_a_setting_that_the_core_refuses_leaves_all_as_they_were(saver, clean):
+    before, configure, calls = saver.settings(), _core.configure, []
+
+    def refuse(name, text):
+        calls.append(name)
+        if calls == ["device_limit", "host_margin", "skip_clean"]:
+            raise StoreError("refused")
+        configure(name, text)
+
+    clean.setattr(_core, "configure", refuse)
+    with pytest.raises(StoreError, match="refused"):
+        saver.configure(device_limit="16GiB", host_margin="2GiB", skip_clean=False)
+    assert saver.settings() == before
+
+
 def test_what_the_system_chose_is_a_note_of_doctors(clean, tmp_path):
     findings, _ = doctor(TMPDIR=str(tmp_path / "missing"))
     (finding,) = [each for each in findings if each["name"] == "disk backups"]
@@ -252,14 +277,17 @@ def test_a_shortage_names_what_set_the_limit(run_python):
                     print(error)
         _core.alloc("b", 4 << 20)
         shortage()
-        for name in ("device_limit", "host_limit", "host_margin"):
-            _core.configure(name, str(8 << 20 if name == "device_limit" else 2 << 20).encode())
-        shortage()
+        for names in (("device_limit", "host_limit"), ("host_margin",)):
+            for name in names:
+                _core.configure(name, str(8 << 20 if name == "device_limit" else 2 << 20).encode())
+            shortage()
     """
     result = run_python(program, EBBTIDE_DEVICE_LIMIT="8MiB", EBBTIDE_HOST_LIMIT="2MiB", EBBTIDE_DRIVER="sim")
     by_variable = result.stdout.splitlines()
-    assert len(by_variable) == 4, result.stderr
-    device, host, configured_device, configured_host = by_variable
+    assert len(by_variable) == 6, result.stderr
+    device, host, _, half_configured, configured_device, configured_host = by_variable
+    del by_variable[2:4]
+    assert "change host_limit and host_margin. In Python: " in half_configured
     assert "left of device_limit 8 MiB (EBBTIDE_DEVICE_LIMIT). Pause a tag, or raise device_limit" in device
     assert "limit 2 MiB by EBBTIDE_HOST_LIMIT, margin" in host and "by default" in host
     assert "change host_limit (EBBTIDE_HOST_LIMIT) and host_margin (EBBTIDE_HOST_MARGIN). In Python: " in host

@@ -173,8 +173,16 @@ def test_it_prints_a_line_for_each(saver, tag):
     with saver.region(tag):
         kept = torch.ones(MIB, device=saver.device)
     text = str(saver.survivors(tag)).splitlines()
-    assert text[0] == "1 survivors, 4.0 MiB"
+    assert text[0] == "1 survivor, 4.0 MiB"
     assert text[1].startswith(f"4.0 MiB at {kept.data_ptr():#x}: Tensor[1048576] float32, kept in test_it_prints")
+
+
+def test_it_is_a_table_in_a_notebook(saver, tag):
+    with saver.region(tag):
+        kept = [torch.ones(MIB, device=saver.device)]
+    table = saver.survivors(tag)._repr_html_()
+    assert table.startswith("<table><tr><th>size</th>") and "<td>Tensor[1048576] float32</td>" in table
+    assert len(kept) == 1
 
 
 def test_a_row_prints_its_views_makers_and_frames():

@@ -97,3 +97,33 @@ def test_a_list_is_no_dict(saver, tag, tag2, both):
         saver.pause({tag: "ram"}, [tag2])
     saver.pause({tag: "ram"})
     saver.resume([tag])
+
+
+@pytest.mark.parametrize("name", ["pause", "resume", "prepare", "trim", "promote", "demote", "paused", "swap"])
+def test_missing_ok_is_a_bool(saver, tag, tag2, name):
+    from contextlib import ExitStack
+
+    with ExitStack() as stack, pytest.raises(TypeError, match="missing_ok is True or False, not 'x'"):
+        if name == "swap":
+            saver.swap(pause=tag, resume=tag2, missing_ok="x")
+        done = getattr(saver, name)(["nope"], missing_ok="x")
+        if name == "paused":
+            stack.enter_context(done)
+
+
+def test_a_generator_serves_every_entry_of_paused(saver, tag, tag2):
+    kept = []
+    for name in (tag, tag2):
+        with saver.region(name):
+            kept.append(torch.ones(MIB, device=saver.device))
+
+    @saver.paused(name for name in (tag, tag2))
+    def are_away():
+        return [saver.is_paused(name) for name in (tag, tag2)]
+
+    assert are_away() == are_away() == [True, True]
+    block = saver.paused(iter([tag]))
+    assert repr(block) == f"saver.paused({tag!r})"
+    with block:
+        assert saver.is_paused(tag) and not saver.is_paused(tag2)
+    assert len(kept) == 2

@@ -8,6 +8,7 @@ import os
 os.environ.setdefault("EBBTIDE_DRIVER", os.environ.get("EBBTIDE_TEST_DRIVER", "sim"))
 
 import ctypes
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,7 @@ STEPS: list[shrink.Step] = [
         "look",
         {"number": 1, "view": 5, "actor": 0, "begin": 0, "end": 900, "step": 1, "writable": False, "trouble": None},
     ),
+    ("ask", {"actor": 0, "what": "where"}),
     _pause("never"),
     (
         "resume",
@@ -108,6 +110,21 @@ def _ignores_the_tag() -> None:
     region.Region.__exit__ = lambda self, *error: None  # type: ignore[method-assign,assignment]
 
 
+def _says_that_nothing_was_copied() -> None:
+    right = saver.explain
+    saver.explain = lambda tag: dataclasses.replace(right(tag), copied=0, blocks=())  # type: ignore[assignment]
+
+
+def _says_that_all_is_here() -> None:
+    right = saver.where
+
+    def wrong(tensor: torch.Tensor) -> Any:
+        found = right(tensor)
+        return dataclasses.replace(found, device_bytes=found.device_bytes + found.stored_bytes, stored_bytes=0)
+
+    saver.where = wrong  # type: ignore[assignment]
+
+
 PLANTED: dict[str, tuple[Callable[[], None], str]] = {
     "forgets a byte": (_forgets_a_byte, "bytes are wrong"),
     "stays away": (_stays_away, "it is away"),
@@ -116,6 +133,8 @@ PLANTED: dict[str, tuple[Callable[[], None], str]] = {
     "takes what is unknown": (_takes_what_is_unknown, "should have been refused"),
     "keeps a tensor": (_keeps_a_tensor, "something is left"),
     "shows zeros": (_shows_zeros, "other bytes than those that were paused"),
+    "says that nothing was copied": (_says_that_nothing_was_copied, "explain of"),
+    "says that all is here": (_says_that_all_is_here, "where gave"),
     "ignores the tag": (_ignores_the_tag, "has the tag"),
 }
 

@@ -29,6 +29,12 @@ std::string cut(std::string_view text, size_t max_bytes) {
   return text.size() <= max_bytes ? std::string(text) : cut_utf8(text, max_bytes) + "...";
 }
 
+// With both variables or with none: beside a setting without one, a single variable looks like the only way.
+std::string how_to_change_both() {
+  if (is_configured(Setting::kHostLimit) || is_configured(Setting::kHostMargin)) return "host_limit and host_margin";
+  return how_to_change(Setting::kHostLimit) + " and " + how_to_change(Setting::kHostMargin);
+}
+
 }  // namespace
 
 HostCharge& HostCharge::operator=(HostCharge&& other) noexcept {
@@ -209,7 +215,7 @@ void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
           describe_holders() +
           " Pause less at once, keep backups on disk, or none where the content may go, trim what is unused, or "
           "change " +
-          how_to_change(Setting::kHostLimit) + " and " + how_to_change(Setting::kHostMargin),
+          how_to_change_both(),
       {bytes, room, limit}, Cause::kHostMemory);
 }
 

@@ -50,7 +50,8 @@ Amounts& Amounts::operator-=(const Amounts& other) {
 Amounts Allocation::amounts() const {
   Amounts found;
   found.allocation_count = 1;
-  found.with_backup[static_cast<size_t>(policy.backup)] = 1;
+  const bool is_held_elsewhere = stored != nullptr && is_any_stored();
+  found.with_backup[static_cast<size_t>(is_held_elsewhere ? stored->kind : policy.backup)] = 1;
   found.size_bytes = size_bytes();
   for (const Chunk& chunk : chunks) {
     // Read once each, so that an operation that runs now makes no byte count twice or not at all.

@@ -38,10 +38,21 @@ struct Policy {
 
 enum class Place { kDevice = 0, kHost = 1, kStored = 2, kDropped = 3 };
 
-// What the last pause with a backup did about a block. kNone: it did not take the block away. kCopied: no earlier copy
-// was known, or a change was wrongly expected. kChanged: it differed from the copy of an earlier pause. The others were
-// not copied.
-enum class Verdict : uint8_t { kNone = 0, kCopied = 1, kChanged = 2, kClean = 3, kUnused = 4, kConstant = 5 };
+// What the last pause did about a block. Copied: kCopied (no earlier copy was known), kChanged (it differed from the
+// copy of an earlier pause), kUncompared (nobody looked at the earlier copy, or a change was wrongly expected), kFilled
+// (it was one repeated value when it left before). Not copied: the others. kLeft: on the host.
+enum class Verdict : uint8_t {
+  kNone = 0,
+  kCopied = 1,
+  kChanged = 2,
+  kClean = 3,
+  kUnused = 4,
+  kConstant = 5,
+  kDropped = 6,
+  kLeft = 7,
+  kUncompared = 8,
+  kFilled = 9
+};
 using Verdicts = std::vector<Verdict>;  // by block
 
 struct Chunk {
@@ -100,7 +111,7 @@ struct Allocation {
   std::deque<Chunk> chunks;
 
   std::shared_ptr<BackupRecord> stored;
-  std::shared_ptr<const Verdicts> verdicts;   // of the last pause; null if it dropped the content, or there was none
+  std::shared_ptr<const Verdicts> verdicts;   // of the last pause; null before the first, and after a trim
   std::shared_ptr<Allocation> next_deferred;  // of DeferredFrees
   // Contexts other than the primary one that may have work queued on it: those of the allocating and of the freeing
   // thread.

@@ -95,6 +95,7 @@ void Pause::select(const std::shared_ptr<Allocation>& allocation) {
   };
   Kept* kept = nullptr;
   const bool is_dropping = kind == BackupKind::kNone;
+  const Judged& judged = judged_.emplace_back(Judged{allocation, is_trim_ ? nullptr : begin_verdicts(*allocation)});
   for (Chunk& chunk : allocation->chunks) {
     if (chunk.is_detached.load() && chunk.is_on_device() && !is_dropping) attach(*allocation, chunk);
   }
@@ -104,9 +105,7 @@ void Pause::select(const std::shared_ptr<Allocation>& allocation) {
     kept->stored = usable_backup(*allocation, kind);
     kept->had_backup = kept->stored != nullptr;
     kept->earlier = core().registry.verdicts_of(*allocation);
-    kept->verdicts = kept->earlier != nullptr && allocation->is_away()
-                         ? std::make_shared<Verdicts>(*kept->earlier)
-                         : std::make_shared<Verdicts>(allocation->size_bytes() / kernels::kBlockBytes);
+    kept->verdicts = judged.verdicts;
   }
   std::vector<bool> is_unused = unused_blocks(core(), request_, *allocation);
   allocation->is_unused = is_trim_ || std::find(is_unused.begin(), is_unused.end(), false) == is_unused.end();
@@ -114,7 +113,10 @@ void Pause::select(const std::shared_ptr<Allocation>& allocation) {
   for (Chunk& chunk : allocation->chunks) {
     // What lies on the host takes no device memory: it stays, unless it is to be forgotten; and where a pause left it,
     // no later one forgets it.
-    if (chunk.is_on_host() && (!is_dropping || (allocation->is_paused.load() && !is_trim_))) continue;
+    if (chunk.is_on_host() && (!is_dropping || (allocation->is_paused.load() && !is_trim_))) {
+      judge_whole(judged, chunk, Verdict::kLeft);
+      continue;
+    }
     if (chunk.is_resident() && kept != nullptr) {
       const size_t index = departure_of(work.departures, chunk);
       Departure& departure = work.departures[index];
@@ -123,6 +125,7 @@ void Pause::select(const std::shared_ptr<Allocation>& allocation) {
       ++departure.missing;
       work.leaving.push_back({allocation.get(), &chunk, kept, index, 0, {}});
     } else if (chunk.backing->has_memory()) {
+      if (chunk.is_resident()) judge_whole(judged, chunk, Verdict::kDropped);
       work.dropped[departure_of(work.dropped, chunk)].chunks.emplace_back(allocation.get(), &chunk);
     }
   }
@@ -282,52 +285,6 @@ void Pause::move_out(DeviceWork& work) {
   while (const auto job = copy ? copy->finish_next() : std::nullopt) land(work, *submitted[*job]);
 }
 
-void Pause::decide(DeviceWork& work, Leaving& leaving) {
-  leaving.ranges.clear();
-  for (size_t index = 0; index < leaving.chunk->block_count(); ++index) {
-    // Where change is expected, the reports are looked at when the copy has landed.
-    const bool is_report_awaited = work.scan != nullptr && !work.expects_change;
-    const kernels::BlockReport* const report =
-        is_report_awaited ? &work.scan->report(leaving.first_scanned + index) : nullptr;
-    const size_t block = leaving.chunk->first_block() + index;
-    const Verdict verdict = judge(*leaving.kept, block, report);
-    (*leaving.kept->verdicts)[block] = verdict;
-    ReportRow& entry = row(*leaving.allocation);
-    switch (verdict) {
-      case Verdict::kNone:
-      case Verdict::kCopied:
-      case Verdict::kChanged: add_block(leaving.ranges, index * kernels::kBlockBytes); break;
-      case Verdict::kClean: entry.clean += kernels::kBlockBytes; break;
-      case Verdict::kUnused: entry.unused += kernels::kBlockBytes; break;
-      case Verdict::kConstant: entry.constant += kernels::kBlockBytes; break;
-    }
-  }
-}
-
-// Says what will stand for the block while it is away. Until its chunk leaves, the block on the device stands for
-// itself.
-Verdict Pause::judge(Kept& kept, size_t block, const kernels::BlockReport* report) {
-  const SkipRules& skip = core().rules.skip;
-  StoredBlock& stored = kept.stored->blocks[block];
-  if (kept.is_unused[block]) {
-    stored.stand_for_nothing(core().rules.dropped_value());
-    stored.has_content = false;
-    return Verdict::kUnused;
-  }
-  const bool is_in_window = stored.is_touched && kept.stored->has_windows();
-  if (report != nullptr && report->is_constant != 0 && skip.constant.load() && !is_in_window) {
-    stored.stand_for(report->value);
-    stored.has_content = false;
-    return Verdict::kConstant;
-  }
-  stored.stand_for_bytes();
-  const bool is_known = report != nullptr && skip.clean.load() && stored.has_digest;
-  const bool is_clean = is_known && stored.digest == report->digest;
-  if (is_clean && !skip.must_compare.load()) return Verdict::kClean;
-  stored.has_digest = stored.has_content = false;  // before its bytes in the store change
-  return is_known && !is_clean ? Verdict::kChanged : Verdict::kCopied;
-}
-
 void Pause::run_last() {
   if (is_trim_) forget_what_is_away();
   for (auto& [device, work] : work_) {
@@ -364,7 +321,6 @@ void Pause::settle() noexcept {
     // What was retained of an earlier pause is of no use once the content was dropped.
     for (const Departure& departure : work.dropped) {
       for (const auto& [allocation, chunk] : departure.chunks) {
-        core().registry.set_verdicts(*allocation, nullptr);
         if (allocation->resident_bytes() == 0 && !allocation->is_any_stored())
           core().registry.set_backup(*allocation, nullptr);
       }
@@ -379,8 +335,14 @@ void Pause::settle() noexcept {
   }
   noted_.clear();
   chosen_.clear();
+  for (const Judged& judged : judged_) {
+    // After a failure, what did not leave keeps the verdicts that it had.
+    const Allocation& allocation = *judged.allocation;
+    if (allocation.is_paused.load() || allocation.is_away())
+      core().registry.set_verdicts(*judged.allocation, judged.verdicts);
+  }
+  judged_.clear();
   for (const Kept& kept : kept_) {
-    if (kept.is_attached) core().registry.set_verdicts(*kept.allocation, kept.verdicts);
     if (kept.stored != nullptr && kept.allocation->device_bytes() > 0) forget_what_stayed(kept);
   }
   kept_.clear();

@@ -59,6 +59,10 @@ class Pause : public Move {
     bool had_backup = false;                  // before this pause
     bool is_attached = false;
   };
+  struct Judged {
+    std::shared_ptr<Allocation> allocation;
+    std::shared_ptr<Verdicts> verdicts;  // null: a trim
+  };
   struct Noted {
     std::shared_ptr<Allocation> allocation;
     size_t resident_bytes;  // when it was noted
@@ -106,6 +110,8 @@ class Pause : public Move {
   static bool changed_last_time(const Leaving& leaving);
   void decide(DeviceWork& work, Leaving& leaving);
   void submit(DeviceWork& work, Copy& copy, Leaving& leaving);
+  std::shared_ptr<Verdicts> begin_verdicts(const Allocation& allocation);
+  static void judge_whole(const Judged& judged, const Chunk& chunk, Verdict verdict);
   Verdict judge(Kept& kept, size_t block, const kernels::BlockReport* report);
   void land(DeviceWork& work, Leaving& leaving);
   void leave(DeviceWork& work, Departure& departure);
@@ -122,6 +128,7 @@ class Pause : public Move {
   const bool is_trim_;
   std::vector<std::shared_ptr<Allocation>> chosen_;  // all
   std::vector<Noted> noted_;                         // as moved, by this pause
+  std::deque<Judged> judged_;                        // all
   std::deque<Kept> kept_;
   std::map<const Backing*, size_t> departure_of_;  // in the departures, or in what is dropped, of its device
   std::map<int, DeviceWork> work_;

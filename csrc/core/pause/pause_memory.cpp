@@ -39,27 +39,6 @@ std::map<int, uint64_t> Pause::leaving_bytes() const {
   return bytes;
 }
 
-// Of all that is in use, which is not nothing: so something is copied behind the scan, and the chunk stays until then.
-bool Pause::changed_last_time(const Leaving& leaving) {
-  const Kept& kept = *leaving.kept;
-  if (kept.stored->backup->direct() == nullptr || kept.stored->has_windows() || kept.earlier == nullptr) return false;
-  bool is_used = false;
-  for (size_t block = leaving.chunk->first_block(); block < leaving.chunk->end_block(); ++block) {
-    if (kept.is_unused[block]) continue;
-    is_used = true;
-    if (!kept.stored->blocks[block].has_digest || (*kept.earlier)[block] != Verdict::kChanged) return false;
-  }
-  return is_used;
-}
-
-// Whether the copies are queued behind the scan without a look at it: what changed before each of the last two pauses
-// has probably changed again. If not, that costs one copy, and the next pause looks first.
-bool Pause::expects_change(const DeviceWork& work) {
-  const SkipRules& skip = core().rules.skip;
-  if (work.scan == nullptr || !work.scan->is_short() || !skip.clean.load() || skip.must_compare.load()) return false;
-  return std::all_of(work.leaving.begin(), work.leaving.end(), changed_last_time);
-}
-
 // Behind the last job nothing else wants the bus, so its second look follows in the stream, and nobody waits between.
 void Pause::submit(DeviceWork& work, Copy& copy, Leaving& leaving) {
   CopyJob job = {.device_address = leaving.allocation->address() + leaving.chunk->offset,
@@ -71,35 +50,6 @@ void Pause::submit(DeviceWork& work, Copy& copy, Leaving& leaving) {
   if (leaving.is_followed)
     job.then = [&] { work.scan->queue_second_look(leaving.first_scanned, leaving.chunk->block_count()); };
   copy.submit(job);
-}
-
-bool Pause::keeps_digests(const DeviceWork& work, const Leaving& leaving) {
-  const BackupRecord& record = *leaving.kept->stored;
-  // What lies in a window may be written, by ways that nobody sees.
-  const bool may_be_kept =
-      leaving.allocation->policy.retain || record.kind == BackupKind::kPinned || core().rules.keeps_ahead.load();
-  return may_be_kept && !record.has_windows() && work.scan != nullptr && core().rules.skip.clean.load();
-}
-
-// The store holds what the chunk held when its digest was taken, if it still has that digest now that all is copied.
-void Pause::note_digests(DeviceWork& work, const Leaving& leaving) {
-  if (leaving.ranges.empty() || !keeps_digests(work, leaving)) return;
-  const size_t count = leaving.chunk->block_count();
-  const kernels::BlockReport* const again = leaving.is_followed ? work.scan->second_look(leaving.first_scanned, count)
-                                                                : work.scan->look_again(leaving.first_scanned, count);
-  for (const CopyRange& range : leaving.ranges) {
-    const size_t first = range.offset / kernels::kBlockBytes;
-    for (size_t index = first; index < first + range.size_bytes / kernels::kBlockBytes; ++index) {
-      const size_t block = leaving.chunk->first_block() + index;
-      StoredBlock& stored = leaving.kept->stored->blocks[block];
-      const kernels::BlockReport& before = work.scan->report(leaving.first_scanned + index);
-      // The digest is still that of the last pause.
-      if (work.expects_change && stored.digest != before.digest && before.is_constant == 0)
-        (*leaving.kept->verdicts)[block] = Verdict::kChanged;
-      stored.digest = again[index].digest;
-      stored.has_digest = stored.digest == before.digest;
-    }
-  }
 }
 
 void Pause::land(DeviceWork& work, Leaving& leaving) {

@@ -242,7 +242,7 @@ bool Registry::visit_tag(const std::string& name, const std::function<void(const
                          bool is_required) const {
   const std::lock_guard lock(mutex_);
   const auto found = tags_.find(name);
-  if (found == tags_.end() && is_required) throw_unknown(name);
+  if (found == tags_.end() && is_required) throw_unknown(name, "");
   if (found == tags_.end()) return false;
   visit(*found->second);
   return true;

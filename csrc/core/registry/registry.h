@@ -206,7 +206,7 @@ class Registry {
   void add_held_row(Tag& tag, int device);
   void count(Allocation& allocation, const Amounts& now) noexcept;
   void look(size_t count) const noexcept { look_count_.fetch_add(count, std::memory_order_relaxed); }
-  [[noreturn]] void throw_unknown(const std::string& name) const;
+  [[noreturn]] void throw_unknown(const std::string& name, const char* advice) const;
   Tag& tag_locked(const std::string& name);
   std::shared_ptr<Allocation> find_locked(CUdeviceptr address) const;
   void erase_locked(const std::shared_ptr<Allocation>& allocation);

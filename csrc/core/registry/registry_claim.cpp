@@ -10,7 +10,7 @@
 // How operations take hold of tags, and let go.
 namespace ebbtide {
 
-void Registry::throw_unknown(const std::string& name) const {
+void Registry::throw_unknown(const std::string& name, const char* advice) const {
   constexpr size_t kMaxListed = 20;
   constexpr size_t kMaxListedBytes = 600;  // an ebbtide_error holds 1023, and the rest of the sentence matters more
   std::string known;
@@ -22,8 +22,7 @@ void Registry::throw_unknown(const std::string& name) const {
     }
     known += (listed++ == 0 ? "'" : ", '") + tag_name + "'";
   }
-  throw StateError("no region was ever named '" + name + "'; known tags: " + (known.empty() ? "none" : known) +
-                   ". Operations skip unknown ones with missing_ok");
+  throw StateError("no region was ever named '" + name + "'; known tags: " + (known.empty() ? "none" : known) + advice);
 }
 
 std::vector<Tag*> Registry::resolve(const TagRequest& request) {
@@ -38,7 +37,7 @@ std::vector<Tag*> Registry::resolve(const TagRequest& request) {
     const auto found = tags_.find(name);
     if (found == tags_.end()) {
       if (request.is_missing_ok) continue;
-      throw_unknown(name);
+      throw_unknown(name, ". Operations skip unknown ones with missing_ok");
     }
     if (std::exchange(found->second->mark, mark) != mark) tags.push_back(found->second.get());
   }

@@ -84,7 +84,7 @@ std::string show_setting(Core& core, Setting setting) {
     case Setting::kCompareBytes: return text_of(core.rules.skip.must_compare.load());
     case Setting::kPoison: return text_of(core.rules.must_poison.load());
     case Setting::kCopyAhead: return text_of(core.rules.keeps_ahead.load());
-    case Setting::kDiskDirectory: return disk_directory();
+    case Setting::kDiskDirectory: return chosen_disk_directory();
     case Setting::kDiskFiles: return disk_files() == DiskFiles::kNamed ? "named" : "hidden";
     default:
       throw InvalidArgument(std::string(facts_of(setting).name) + " can't be configured: only " +

@@ -31,11 +31,11 @@ std::string peaks_of(const Core& core) {
 void write_summary(const Core& core) {
   try {
     const Counters& counters = core.counters;
-    const std::string spilled = counters.spills == 0
-                                    ? "nothing overflowed to the host"
-                                    : format_bytes(counters.bytes_spilled) + " of " +
-                                          std::to_string(counters.spills.load()) + " allocations went to the host, " +
-                                          format_bytes(counters.bytes_promoted) + " were promoted";
+    const std::string spilled =
+        counters.spills == 0 ? "nothing overflowed to the host"
+                             : format_bytes(counters.bytes_spilled) + " of " + std::to_string(counters.spills.load()) +
+                                   (counters.spills == 1 ? " allocation" : " allocations") + " went to the host, " +
+                                   format_bytes(counters.bytes_promoted) + " were promoted";
     write_summary_line(peaks_of(core) + "; " + spilled);
   } catch (...) {
     // No memory for the text: the process ends anyway.

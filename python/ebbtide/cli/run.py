@@ -41,6 +41,20 @@ class _RunCommand(click.Command):
         self._has_options = False
         self._params = params
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """click takes the value of `--simulate=-5` for an option of its own."""
+        given = [argument.partition("=")[2] for argument in args if argument.startswith("--simulate=-")]
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            for size in given:
+                if size.startswith(error.option_name):
+                    raise click.UsageError(_NOT_A_SIZE.format(size), ctx) from None
+            raise
+
+
+_NOT_A_SIZE = '--simulate must be a size like "16GiB", or nothing, not {!r}'
+
 
 def _option_of(setting: Setting) -> click.Option:
     fallback = setting.fallback if setting.form else {"0": "no", "1": "yes"}[setting.fallback]
@@ -92,7 +106,7 @@ def _check_simulate(size: object) -> None:
     """`--simulate PROGRAM` takes the program for the size."""
     if isinstance(size, str) and not size.lstrip()[:1].isdecimal():
         advice = f": write `--simulate -- {size}` if it is the program" if size else ""
-        raise click.UsageError(f'--simulate must be a size like "16GiB", or nothing, not {size!r}{advice}')
+        raise click.UsageError(_NOT_A_SIZE.format(size) + advice)
 
 
 def _inherited_environment() -> dict[str, str]:

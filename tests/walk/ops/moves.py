@@ -1,5 +1,6 @@
 """pause, resume, swap, paused(), prepare, trim, promote and demote."""
 
+from collections import Counter
 from random import Random
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..model import Failure, Memory
 from ..overrides import Override, draw_override, keeps, leaving_of
 from ..world import World
 from . import Arguments, Operation, register
+from .questions import check_explanation
 
 PAUSE_EVENTS = ("before_pause", "after_pause")
 RESUME_EVENTS = ("before_resume", "after_resume")
@@ -92,10 +94,21 @@ class Pause(Operation):
         self, world: World, actor: int, tags: list[str], backup: Override, missing_ok: bool, trouble: list[Any] | None
     ) -> str:
         leaving, options = leaving_of(tags, backup)
+
+        def effect(report: Any) -> None:
+            pause_all(world, tags, backup)
+            if trouble is not None:  # a hook may have moved the tag since, or there is no report
+                return
+            copied = Counter[str]()
+            for row in report.rows:
+                copied[row.tag] += row.copied
+            for tag, size_bytes in copied.items():
+                check_explanation(tag, size_bytes)
+
         return Attempt(
             world.model,
             lambda: world.actors.run(actor, lambda: saver.pause(*leaving, missing_ok=missing_ok, **options)),
-            lambda _: pause_all(world, tags, backup),
+            effect,
             trouble=trouble,
             refuses=refusal(world, tags, missing_ok, leased_counts=True),
             may_fail=may_pause_fail(world, tags),

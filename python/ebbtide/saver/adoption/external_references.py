@@ -95,8 +95,8 @@ class _World:
         self._read_all()
 
     def _read_all(self) -> None:
-        for thing in living_objects(globals()):
-            kind = self._kinds.get(type(thing)) or self._kind_of(type(thing))
+        for thing in living_objects(lambda kind: self._kind_of(kind) != "plain", globals()):
+            kind = self._kinds[type(thing)]
             if kind == "tensor":
                 self._read_tensor(thing)
             elif kind == "reducing module":

@@ -1,11 +1,13 @@
 """`saver.configure`: how much ebbtide may hold, and what a pause may skip."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final, Literal, TypeAlias
 
 from ebbtide import _core, driver_choice, settings
+from ebbtide.errors import Error
 from ebbtide.saver.pools import backends
 from ebbtide.saver.telling import watch
 from ebbtide.settings import Setting
@@ -141,17 +143,32 @@ def configure(
     if files is not None and folder is not None:
         _core.check_disk_directory(os.fsencode(folder), files)
     settings.check_environment()
-    for name, text in texts.items():
-        _core.configure(name, None if text is None else os.fsencode(text))
+    _set_all(texts)
     if progress is not UNCHANGED:
         watch.set_display(progress)
     if "host_pool" in texts:
         _fill_host_pool()
 
 
+def _set_all(texts: dict[str, str | None]) -> None:
+    """Sets all of them, or none."""
+    before = {name: _core.get_setting(name) for name in texts}
+    done = []
+    try:
+        for name, text in texts.items():
+            done.append(name)
+            _core.configure(name, None if text is None else os.fsencode(text))
+    except BaseException:
+        for name in done:
+            with contextlib.suppress(Error):  # a folder that is gone by now
+                _core.configure(name, before[name] or None)
+        raise
+
+
 def settings_in_force() -> dict[str, Any]:
     """What `saver.configure` set, or a variable, or the default: maps each of its arguments to its value, which
-    `configure` takes again. Sizes are bytes. Empty where ebbtide is off.
+    `configure` takes again. Sizes are bytes. `disk_directory` is None where `configure` did not set it. Empty where
+    ebbtide is off.
 
         before = saver.settings()
         saver.configure(device_limit="16GiB", skip_clean=False)

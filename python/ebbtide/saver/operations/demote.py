@@ -3,7 +3,7 @@
 from ebbtide import _core, driver_choice
 from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.telling.watch import watched
-from ebbtide.saver.values.arguments import Tags, check_tags
+from ebbtide.saver.values.arguments import Tags, check_flag, check_tags
 from ebbtide.saver.values.reports import Report
 from ebbtide.sizes import parse_size
 
@@ -37,9 +37,10 @@ def demote(*tags: Tags, max_bytes: int | str | None = None, missing_ok: bool = F
             that is partial lacks.
     """
     names = check_tags(tags)
+    check_flag(missing_ok, "missing_ok")
     limit = None if max_bytes is None else parse_size(max_bytes, "max_bytes")
     if driver_choice.is_off():
         return Report("demote")
     with watched("demote", names):
         report = _core.demote(names, missing_ok, **({} if limit is None else {"max_bytes": limit}))
-    return log_report(Report.from_core(report))
+    return log_report(Report.from_core(report), names)

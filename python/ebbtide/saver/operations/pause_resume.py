@@ -4,6 +4,7 @@ Each makes one call into the core, so that Ctrl-C arrives before or after it, ne
 """
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ebbtide import _core, driver_choice
@@ -24,6 +25,7 @@ from ebbtide.saver.values.arguments import (
     Leaving,
     OperationBackup,
     Tags,
+    check_flag,
     check_leaving,
     check_tags,
     retain_code,
@@ -70,6 +72,7 @@ def pause(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, mis
 
 
 def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> Report:
+    check_flag(missing_ok, "missing_ok")
     if driver_choice.is_off():
         return Report("pause")
     names = leaving.names
@@ -81,7 +84,7 @@ def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> R
                 report = _take_away(leaving, missing_ok, moved)
         else:
             report = _take_away(leaving, missing_ok, moved)
-    return log_report(Report.from_core(report))
+    return log_report(Report.from_core(report), names)
 
 
 def _take_away(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> "_core.Report":
@@ -164,6 +167,7 @@ def resume(
             had not come.
     """
     names, seconds, code = check_tags(tags), _check_timeout(timeout), retain_code(retain)
+    check_flag(missing_ok, "missing_ok")
     ranges = [] if order is None else [reached for _, reached in ranges_of(order, "resume(order=)")]
     if driver_choice.is_off():
         return Report("resume") if wait else Pending(None)
@@ -191,7 +195,7 @@ def resume(
             )
         bypass.close_if_resident(names)
     keeper.keep_if_wanted(names)
-    return log_report(Report.from_core(report))
+    return log_report(Report.from_core(report), names)
 
 
 class Paused(DecoratingScope):
@@ -202,7 +206,9 @@ class Paused(DecoratingScope):
         def __enter__(self) -> Report: ...
 
     def __init__(self, tags: "tuple[Tags | BackupByTag, ...]", backup: OperationBackup, missing_ok: bool) -> None:
-        self._arguments = tags, backup, missing_ok
+        # A block may be entered again, and a decorated function called again: a generator gives its tags once.
+        kept = tuple(list(each) if isinstance(each, Iterator) else each for each in tags)
+        self._arguments: tuple[tuple[Tags | BackupByTag, ...], OperationBackup, bool] = (kept, backup, missing_ok)
         self._moved: _core.Moved | None = None
 
     def _again(self) -> "Paused":
@@ -233,7 +239,7 @@ class Paused(DecoratingScope):
                 )
                 bypass.close_if_resident(names)
             keeper.keep_if_wanted(names)
-            log_report(Report.from_core(report))
+            log_report(Report.from_core(report), names)
         except Exception as error:
             return error
         return None

@@ -9,7 +9,7 @@ the driver waits for, such as the load of a kernel at its first launch, or cudaF
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from ebbtide.saver.pools import bypass
 from ebbtide.saver.state import hooks
 from ebbtide.saver.state.known_tags import allocations_of
 from ebbtide.saver.telling.log_lines import log_report
-from ebbtide.saver.telling.watch import watch_pending
+from ebbtide.saver.telling.watch import settle_pending, watch_pending
 from ebbtide.saver.tensors.ranges import ranges_of
 from ebbtide.saver.values.reports import Report
 from ebbtide.saver.values.segments import Range
@@ -45,8 +45,10 @@ class Pending:
         find_devices: Callable[[], Iterable[int]] = tuple,
         after: Callable[[], list[tuple[Callable[[str], Any], str]]] | None = None,
         after_failure: Callable[[], None] | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         self._core = core
+        self._names = names
         self._find_devices = find_devices
         self._after = after
         self._calls: list[tuple[Callable[[str], Any], str]] = []
@@ -73,7 +75,7 @@ class Pending:
         """
         with self._lock:
             try:
-                report = self._check()
+                report = self._wait_for_core()
             except Error:
                 failed, self._after_failure = self._after_failure, None
                 if failed is not None:
@@ -85,7 +87,14 @@ class Pending:
             hooks.run_all(self._calls)
             is_first = not self._is_logged
             self._is_logged = True
-        return log_report(report) if is_first else report
+        return log_report(report, self._names) if is_first else report
+
+    def _wait_for_core(self) -> Report:
+        try:
+            return self._check()
+        finally:
+            if self.done and self._core is not None:
+                settle_pending(self._core)
 
     def _check(self) -> Report:
         return Report("resume") if self._core is None else Report.from_core(self._core.wait())
@@ -230,7 +239,7 @@ def start(core: "_core.Pending", names: list[str], operation: HookedOperation, h
         # If the tag was paused again meanwhile, that pause and its resume have run their own hooks.
         return _core.pause_count(tag) == pauses[tag]
 
-    made = Pending(core, find_devices, after, after_failure)
+    made = Pending(core, find_devices, after, after_failure, names)
     watch_pending(core, names)
     if not _has_streams():
         _wait_quietly(core)
@@ -246,6 +255,7 @@ def start(core: "_core.Pending", names: list[str], operation: HookedOperation, h
 def _wait_quietly(core: "_core.Pending") -> None:
     with contextlib.suppress(Error):  # `Pending.wait` raises it each time
         core.wait()
+    settle_pending(core)
 
 
 def _has_streams() -> bool:

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, overload
 
 from ebbtide import _core, driver_choice
@@ -13,7 +13,7 @@ from ebbtide.saver.pools.pool_segments import Look
 from ebbtide.saver.reclaim import dead
 from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.telling.watch import watched
-from ebbtide.saver.values.arguments import Tags, check_tags
+from ebbtide.saver.values.arguments import Tags, check_flag, check_tags
 from ebbtide.saver.values.reports import Report
 
 
@@ -26,8 +26,11 @@ class Preparation:
         print(copying.wait())
     """
 
-    def __init__(self, work: Callable[[], Report] | None, copying: Beside | None = None) -> None:
+    def __init__(
+        self, work: Callable[[], Report] | None, copying: Beside | None = None, names: Sequence[str] = ()
+    ) -> None:
         self._work = work
+        self._names = names
         self._copying = copying
         self._report = Report("prepare")
         self._error: Exception | None = None
@@ -77,7 +80,7 @@ class Preparation:
     def _run(self) -> None:
         try:
             if self._work is not None:
-                self._report = log_report(self._work())
+                self._report = log_report(self._work(), self._names)
         except Exception as error:
             self._error = error
 
@@ -125,25 +128,32 @@ def prepare(*tags: Tags, copy: bool = False, wait: bool = True, missing_ok: bool
         DriverError: memory could not be pinned, or a copy failed. With wait=False in `wait`.
     """
     names = check_tags(tags)
-    if not isinstance(copy, bool):
-        raise TypeError(f"copy is True or False, not {type(copy).__name__}")
+    check_flag(copy, "copy")
+    check_flag(missing_ok, "missing_ok")
     if driver_choice.is_off():
         return Report("prepare") if wait else Preparation(None)
     dead.release(Look(names))
     if copy:
         found = beside.known(names, missing_ok)
         if wait:
-            return log_report(beside.copy_now(found))
+            with watched("prepare", names):
+                report = beside.copy_now(found)
+            return log_report(report, names)
         copying = Beside()
-        preparation = Preparation(lambda: copying.copy(found), copying)
+        preparation = Preparation(lambda: _copy_beside(copying, found, names), copying, names)
     else:
         if wait:
-            return log_report(_take_memory(names, missing_ok))
+            return log_report(_take_memory(names, missing_ok), names)
         if not missing_ok:
             beside.known(names, missing_ok)
-        preparation = Preparation(lambda: _take_memory(names, missing_ok))
+        preparation = Preparation(lambda: _take_memory(names, missing_ok), None, names)
     preparation._start()
     return preparation
+
+
+def _copy_beside(copying: Beside, found: list[str], names: list[str]) -> Report:
+    with watched("prepare", names):
+        return copying.copy(found)
 
 
 def _take_memory(names: list[str], missing_ok: bool) -> Report:

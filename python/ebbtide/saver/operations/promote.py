@@ -4,7 +4,7 @@ from ebbtide import _core, driver_choice
 from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.telling.watch import watched
-from ebbtide.saver.values.arguments import Tags, check_tags
+from ebbtide.saver.values.arguments import Tags, check_flag, check_tags
 from ebbtide.saver.values.reports import Report
 
 
@@ -31,10 +31,11 @@ def promote(*tags: Tags, missing_ok: bool = False) -> Report:
             tag that is partial lacks.
     """
     names = check_tags(tags)
+    check_flag(missing_ok, "missing_ok")
     if driver_choice.is_off():
         return Report("promote")
     for name in _core.preview("promote", names, missing_ok):
         spilled.release_free(name)
     with watched("promote", names):
         report = _core.promote(names, missing_ok)
-    return log_report(Report.from_core(report))
+    return log_report(Report.from_core(report), names)

@@ -104,7 +104,7 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False, *, retained: bool 
     """
     import torch
 
-    unusual = _unusual_kind(tensor) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+    unusual = _unusual_kind(tensor, is_read=True) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
     if unusual:
         raise TypeError(f"backup_of takes a plain strided tensor, not {unusual}")
     if driver_choice.is_off():
@@ -141,7 +141,7 @@ def where(tensor: "torch.Tensor") -> Whereabouts:
     """
     import torch
 
-    unusual = _unusual_kind(tensor) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+    unusual = _unusual_kind(tensor, is_read=False) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
     if unusual:
         raise TypeError(f"where takes a plain strided tensor, not {unusual}")
     device = tensor.get_device() if tensor.is_cuda else None
@@ -172,8 +172,9 @@ def _view(backup: "_core.Backup", tensor: "torch.Tensor") -> "torch.Tensor":
     return view._neg_view() if tensor.is_neg() else view
 
 
-def _unusual_kind(tensor: "torch.Tensor") -> str | None:
-    """The kind of a tensor whose bytes are not simply its values in order; None for a plain one."""
+def _unusual_kind(tensor: "torch.Tensor", *, is_read: bool) -> str | None:
+    """The kind of a tensor that has no one range of bytes, or where it is to be read, whose bytes are not simply its
+    values in order; None for a plain one."""
     import torch
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -184,7 +185,7 @@ def _unusual_kind(tensor: "torch.Tensor") -> str | None:
     if tensor.is_meta:
         return None
     kind = why_without_memory(tensor)
-    if kind is not None:
+    if kind is not None or not is_read:
         return kind
     if tensor.is_nested:
         return "a nested tensor: resume its tag to read it"

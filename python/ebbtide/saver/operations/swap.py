@@ -17,6 +17,7 @@ from ebbtide.saver.values.arguments import (
     BackupByTag,
     OperationBackup,
     Tags,
+    check_flag,
     check_leaving,
     check_tags,
     retain_code,
@@ -64,6 +65,7 @@ def swap(
     if both:
         raise ValueError(f"{both[0]!r} can't leave and come back in one swap: name it on one side")
     kept = retain_code(retain)
+    check_flag(missing_ok, "missing_ok")
     if driver_choice.is_off():
         return Swap(Report("pause"), Report("resume"))
     clear_workspaces()
@@ -91,7 +93,7 @@ def swap(
         bypass.close_if_resident(returning)
     keeper.keep_if_wanted(returning)
     swapped = Swap(Report.from_core(paused), Report.from_core(resumed), max(paused.seconds, resumed.seconds))
-    return log_swap(swapped)
+    return log_swap(swapped, leaving, returning)
 
 
 def _check_side(tags: object, side: str) -> list[str]:

@@ -9,7 +9,7 @@ from ebbtide.saver.pools import backends, pool_segments, region_pools
 from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.state.known_tags import allocations_of
 from ebbtide.saver.telling.log_lines import log_report
-from ebbtide.saver.values.arguments import Tags, check_tags
+from ebbtide.saver.values.arguments import Tags, check_flag, check_tags
 from ebbtide.saver.values.reports import Report
 
 
@@ -42,9 +42,10 @@ def trim(*tags: Tags, missing_ok: bool = False) -> Report:
             "partial" (`detached_bytes` in `saver.tags()`), and a resume maps it.
     """
     names = check_tags(tags)
+    check_flag(missing_ok, "missing_ok")
     if driver_choice.is_off():
         return Report("trim")
-    return log_report(trim_quietly(names, missing_ok))
+    return log_report(trim_quietly(names, missing_ok), names)
 
 
 def trim_quietly(names: list[str], missing_ok: bool = False) -> Report:

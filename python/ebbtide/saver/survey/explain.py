@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 Block = tuple[int, int, str]  # address, bytes, verdict
+_COPIED = ("changed", "copied", "uncompared")
+_FIELDS = ("changed", "clean", "unused", "constant", "uncompared", "dropped", "left")  # by verdict
 
 
 def explain(tag: str) -> Explanation:
@@ -24,12 +26,13 @@ def explain(tag: str) -> Explanation:
         print(saver.explain("weights"))
 
     It may be asked while the tag is paused and until it is paused again. What was away already when the tag was last
-    paused counts as in the pause that took it away. What has died since is not listed. It looks at
-    every object of the process, which takes about a second for each million of them, and costs nothing where it is not
-    asked.
+    paused counts as in the pause that took it away. What has died since is not listed, nor what a trim gave back. The
+    names are those of what lies in the blocks now: ask before the resume, after which a tensor may be made in memory
+    that another has left. It looks at every object of the process, which takes some tenths of a second for each million
+    of them, and costs nothing where it is not asked.
 
     Returns:
-        An Explanation. All its numbers are 0 if the tag was never paused with a backup.
+        An Explanation. All its numbers are 0 if the tag was never paused.
 
     Raises:
         TypeError, ValueError: not a tag.
@@ -47,14 +50,20 @@ def explain(tag: str) -> Explanation:
     sums: Counter[str] = Counter()
     for _, size_bytes, verdict in blocks:
         sums[verdict] += size_bytes
-    copied = [block for block in blocks if block[2] in ("changed", "copied")]
+    copied = [
+        (address, size_bytes, "changed" if verdict == "changed" else "copied")
+        for address, size_bytes, verdict in blocks
+        if verdict in _COPIED
+    ]
     tensors = _tensors_in(copied)
     return Explanation(
         tag,
-        **{verdict: sums[verdict] for verdict in ("changed", "copied", "clean", "unused", "constant")},
+        **{verdict: sums[verdict] for verdict in _FIELDS},
+        copied=sums["copied"] + sums["uncompared"],
         blocks=tuple(copied),
         tensors=tuple(sorted(tensors, key=lambda tensor: (-tensor.bytes, tensor.address))),
-        unnamed=max(sums["changed"] + sums["copied"] - sum(tensor.bytes for tensor in tensors), 0),
+        unnamed=max(sum(size for _, size, _ in copied) - sum(tensor.bytes for tensor in tensors), 0),
+        was_paused=_core.pause_count(tag) > 0,
     )
 
 
@@ -62,7 +71,7 @@ def _tensors_in(blocks: Sequence[Block]) -> list[CopiedTensor]:
     """The storages that have bytes in these blocks, which are in the order of addresses."""
     if not blocks:
         return []
-    objects = living.living_objects(globals())
+    objects = living.living_objects(living.holds_or_names_tensors, globals())
     groups: dict[int, list[torch.Tensor]] = {}
     shares: dict[int, Counter[str]] = {}
     for tensor in living.living_tensors(objects):
@@ -74,7 +83,7 @@ def _tensors_in(blocks: Sequence[Block]) -> list[CopiedTensor]:
         if shares[memory[0]].total():
             groups.setdefault(memory[0], []).append(tensor)
     holders = living.Holders(objects, globals())
-    holders.name_others([each for group in groups.values() for each in group], [objects, groups, *groups.values()])
+    holders.name_others(groups.values(), [objects, groups])
     return [
         CopiedTensor(_name(group, holders), shares[address].total(), shares[address]["changed"], address)
         for address, group in groups.items()
@@ -94,5 +103,5 @@ def _share(blocks: Sequence[Block], address: int, size_bytes: int) -> "Counter[s
 
 
 def _name(group: "Sequence[torch.Tensor]", holders: living.Holders) -> str:
-    tensor = max(group, key=lambda each: each.numel())
+    tensor = max(group, key=living.count_of)
     return next(filter(None, map(holders.name_of, [tensor, *group])), living.describe(tensor))

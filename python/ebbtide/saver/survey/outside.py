@@ -28,7 +28,8 @@ def outside(*objects: Any, tag: str | None = None) -> Outside:
         tag: what lies in other tags is outside as well, with its tag. None: only what lies in no tag.
 
     Returns:
-        An Outside, which is false if nothing lies outside. It leaves out what is not device memory: tensors on the CPU
+        An Outside, which is false if nothing lies outside. Its `passed_by` names what it did not look into, such as the
+        objects of other classes in `locals()`. It leaves out what is not device memory: tensors on the CPU
         (but for the simulated device, whose memory they are) and tensors without a storage. It is empty where ebbtide
         is off.
 
@@ -71,7 +72,7 @@ def outside(*objects: Any, tag: str | None = None) -> Outside:
     for row in rows:
         by_kind[row.kind] += row.bytes
     rows.sort(key=lambda row: (-row.bytes, row.address))
-    return Outside(tag, by_kind.total(), inside, dict(by_kind), tuple(rows))
+    return Outside(tag, by_kind.total(), inside, dict(by_kind), tuple(rows), walk.passed_by)
 
 
 def _name(found: Found, holders: living.Holders | None) -> str:

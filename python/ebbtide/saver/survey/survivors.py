@@ -39,15 +39,14 @@ def survivors(tag: str) -> Survivors:
         return Survivors()
     check_known([tag])
     places = _Places(tag)
-    objects = living.living_objects(globals())
+    objects = living.living_objects(living.holds_or_names_tensors, globals())
     groups: dict[int, list[torch.Tensor]] = {}
     for tensor in living.living_tensors(objects):
         memory = living.storage_range(tensor)
         if memory is not None and places.device_of(memory[0]) is not None:
             groups.setdefault(memory[0], []).append(tensor)
-    found = [tensor for group in groups.values() for tensor in group]
     holders = living.Holders(objects, globals())
-    holders.name_others(found, [objects, groups, *groups.values()])
+    holders.name_others(groups.values(), [objects, groups])
     rows = [_describe(group, address, holders, places) for address, group in groups.items()]
     rows += [_describe_block(block, places) for block in places.blocks_without(groups)]
     return Survivors(sorted(rows, key=lambda row: (-row.bytes, row.address)))
@@ -91,14 +90,14 @@ def _describe_block(block: UsedBlock, places: _Places) -> Survivor:
 
 
 def _describe(group: "Sequence[torch.Tensor]", address: int, holders: living.Holders, places: _Places) -> Survivor:
-    tensor = max(group, key=lambda each: (each.numel(), bool(holders.name_of(each))))
+    tensor = max(group, key=lambda each: (living.count_of(each), bool(holders.name_of(each))))
     held_by = next(filter(None, map(holders.name_of, [tensor, *group])), "")
-    block = places.block_of(address)
+    block, memory = places.block_of(address), living.storage_range(tensor)
     return Survivor(
-        bytes=tensor.untyped_storage().nbytes(),
+        bytes=memory[1] if memory is not None else 0,
         kind=type(tensor).__name__,
-        shape=tuple(tensor.shape),
-        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=living.shape_of(tensor),
+        dtype=living.dtype_of(tensor),
         views=len(group) - 1,
         held_by=held_by,
         made_by=living.maker_of(tensor),

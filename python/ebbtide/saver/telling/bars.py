@@ -1,19 +1,45 @@
 """Progress bars on stderr, drawn by rich, or by tqdm where rich is missing."""
 
+import datetime
 import sys
+import time
 from typing import Any, Protocol
 
+from ebbtide.locks import make_lock
+from ebbtide.saver.telling import terminal
 from ebbtide.saver.values.progress import Progress
 
 
-class Bars(Protocol):
-    """A bar for each operation under way. One thread uses it."""
+class Bars:
+    """A bar for each operation under way. One thread shows and ends them. What any thread prints meanwhile to
+    `sys.stdout` or `sys.stderr` takes the bars away first, and the next `show` draws them anew below it."""
+
+    def __init__(self, drawing: "_Drawing") -> None:
+        self._drawing = drawing
+        self._lock = make_lock()
+        self._keys: set[int] = set()
+        self._streams: list[terminal.Clearing] = []
 
     def show(self, key: int, progress: Progress) -> None:
-        """Draws the bar of the operation `key`."""
+        """Draws the bar of the operation `key`, unless the program is midway through a line."""
+        with self._lock:
+            if not self._keys:
+                self._streams = terminal.install(self._drawing.clear, self._lock)
+            self._keys.add(key)
+            if not any(stream.is_mid_line for stream in self._streams):
+                self._drawing.draw(key, progress)
 
     def end(self, key: int) -> None:
         """Removes it from the terminal."""
+        with self._lock:
+            if key not in self._keys:
+                return
+            try:
+                self._drawing.remove(key)
+            finally:
+                self._keys.remove(key)
+                if not self._keys:
+                    terminal.uninstall()
 
 
 def make_bars(is_forced: bool) -> Bars | None:
@@ -24,19 +50,29 @@ def make_bars(is_forced: bool) -> Bars | None:
     """
     if sys.stderr is None:
         return None
-    try:
-        return _RichBars(is_forced)
-    except ImportError:
-        pass
-    try:
-        return _TqdmBars()
-    except ImportError:
-        return None
+    for drawing in (_RichBars, _TqdmBars):
+        try:
+            return Bars(drawing(is_forced))
+        except ImportError:
+            pass
+    return None
+
+
+class _Drawing(Protocol):
+    def draw(self, key: int, progress: Progress) -> None: ...
+    def remove(self, key: int) -> None: ...
+    def clear(self) -> None:
+        """Takes all bars from the terminal until they are drawn again."""
 
 
 def _name(progress: Progress) -> str:
     name = " ".join(("ebbtide", progress.operation, *progress.tags[:3]))
     return f"{name} ..." if len(progress.tags) > 3 else name
+
+
+def _known_total(progress: Progress) -> int | None:
+    """None where nothing is known of an operation until its end: its bar pulses."""
+    return progress.total_bytes if progress.done_bytes else None
 
 
 class _RichBars:
@@ -48,14 +84,15 @@ class _RichBars:
             rich_progress.TextColumn("{task.description}", markup=False),
             rich_progress.BarColumn(),
             rich_progress.DownloadColumn(binary_units=True),
-            rich_progress.TimeElapsedColumn(),
+            rich_progress.TextColumn("{task.fields[age]}", style="progress.elapsed"),
         )
         self._make = rich_progress.Progress
-        self._console = Console(stderr=True, force_terminal=True if is_forced else None)
+        self._console = Console(file=sys.stderr, force_terminal=True if is_forced else None)
         self._live: Any = None
         self._tasks: dict[int, Any] = {}
 
-    def show(self, key: int, progress: Progress) -> None:
+    def draw(self, key: int, progress: Progress) -> None:
+        age = str(datetime.timedelta(seconds=int(progress.seconds)))
         if self._live is None:
             self._live = self._make(
                 *self._columns,
@@ -67,41 +104,49 @@ class _RichBars:
             )
             self._live.start()
         if key not in self._tasks:
-            self._tasks[key] = self._live.add_task(_name(progress), total=None)
-        # Without a total the bar pulses: nothing is known of this operation until its end.
-        total = progress.total_bytes if progress.done_bytes else None
-        self._live.update(self._tasks[key], completed=progress.done_bytes, total=total)
-        self._live.refresh()
+            self._tasks[key] = self._live.add_task(_name(progress), total=None, age=age)
+        self._live.update(
+            self._tasks[key], completed=progress.done_bytes, total=_known_total(progress), age=age, refresh=True
+        )
 
-    def end(self, key: int) -> None:
+    def remove(self, key: int) -> None:
         task = self._tasks.pop(key, None)
-        if self._live is None or task is None:
-            return
-        if self._tasks:
+        if not self._tasks:
+            self.clear()
+        elif task is not None:
             self._live.remove_task(task)
-            return
+
+    def clear(self) -> None:
         live, self._live = self._live, None
-        live.stop()
+        self._tasks.clear()
+        if live is not None:
+            live.stop()
 
 
 class _TqdmBars:
-    def __init__(self) -> None:
+    def __init__(self, is_forced: bool) -> None:
         from tqdm import tqdm
 
         self._make: Any = tqdm
+        self._stream = sys.stderr
         self._bars: dict[int, Any] = {}
 
-    def show(self, key: int, progress: Progress) -> None:
+    def draw(self, key: int, progress: Progress) -> None:
         if key not in self._bars:
             self._bars[key] = self._make(
-                desc=_name(progress), unit="B", unit_scale=True, unit_divisor=1024, leave=False, file=sys.stderr
+                desc=_name(progress), unit="B", unit_scale=True, unit_divisor=1024, leave=False, file=self._stream
             )
+            self._bars[key].start_t = time.time() - progress.seconds
         bar = self._bars[key]
-        bar.total = progress.total_bytes if progress.done_bytes else None
+        bar.total = _known_total(progress)
         bar.n = progress.done_bytes
         bar.refresh()
 
-    def end(self, key: int) -> None:
+    def remove(self, key: int) -> None:
         bar = self._bars.pop(key, None)
         if bar is not None:
             bar.close()
+
+    def clear(self) -> None:
+        for bar in self._bars.values():
+            bar.clear()

@@ -1,7 +1,7 @@
 """The log lines of operations. Each is built only if the logger takes it."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ebbtide import logs
 from ebbtide.saver.values.reports import VERBS, Adoption, Report, Swap
@@ -10,21 +10,22 @@ from ebbtide.sizes import format_size
 _MOST_TAGS = 8
 
 
-def log_report(report: Report) -> Report:
+def log_report(report: Report, asked: Sequence[str]) -> Report:
     """Logs what an operation did: one line at INFO, and each tag and device at DEBUG. Returns the report.
 
-    Call it when the operation is over and no lock is held, because handlers are code of the program.
+    The line names the tags of which something moved, and else those that were asked for (none: every tag). Call it when
+    the operation is over and no lock is held, because handlers are code of the program.
     """
     if logs.is_enabled():
-        logs.log(logging.INFO, "%s", _describe(report))
+        logs.log(logging.INFO, "%s", _describe(report, asked))
         _log_rows(report)
     return report
 
 
-def log_swap(swap: Swap) -> Swap:
+def log_swap(swap: Swap, leaving: Sequence[str], returning: Sequence[str]) -> Swap:
     """Like `log_report`, with one line for both sides."""
     if logs.is_enabled():
-        sides = f"{_describe(swap.paused)}; {_describe(swap.resumed)}"
+        sides = f"{_describe(swap.paused, leaving)}; {_describe(swap.resumed, returning)}"
         logs.log(logging.INFO, "%s", f"swap in {swap.seconds:.3f} s: {sides}")
         _log_rows(swap.paused)
         _log_rows(swap.resumed)
@@ -41,10 +42,10 @@ def log_adoption(adoption: Adoption) -> Adoption:
     return adoption
 
 
-def _describe(report: Report) -> str:
-    tags = _join(report.by_tag)
-    head = f"{report.kind} {tags}" if tags else report.kind
-    text = f"{head}: {VERBS.get(report.kind, 'claimed')} {format_size(report.bytes)} in {report.seconds:.3f} s"
+def _describe(report: Report, asked: Sequence[str]) -> str:
+    tags = _join(report.by_tag or asked) or "every tag"
+    did = f"{VERBS.get(report.kind, 'claimed')} {format_size(report.bytes)}"
+    text = f"{report.kind} {tags}: {did} in {report.seconds:.3f} s"
     if report.copied:
         text += f", {format_size(report.copied)} copied{_rate(report.copied, report.seconds)}"
     return f"{text}; {report.note}" if report.note else text

@@ -2,7 +2,8 @@
 
 An operation only notes that it runs. One thread, which starts with the first operation that is watched and ends when
 there were none for some seconds, looks at what runs, asks the core how much has moved, and calls the program or draws.
-So an operation never waits for a callback or a terminal, and where nobody would see progress, no thread starts.
+So an operation never waits for a callback, and where nobody would see progress, no thread starts. Only the end of an
+operation whose bar is drawn waits until the bar is gone, so that what the program prints next has a line of its own.
 
 No lock is held while a callback runs. In a forked child nothing is shown.
 """
@@ -17,13 +18,14 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeAlias
+from types import BuiltinMethodType, MethodType
+from typing import Any, TypeAlias
 
 from ebbtide import _core
 from ebbtide.errors import Error
-from ebbtide.locks import make_condition, make_lock
+from ebbtide.locks import make_condition, make_lock, make_signal
 from ebbtide.saver.state.known_tags import allocations_of, find_tags
-from ebbtide.saver.telling import bars
+from ebbtide.saver.telling import bars, terminal
 from ebbtide.saver.values.progress import Progress
 
 Display: TypeAlias = Callable[[Progress], object] | bool | None
@@ -32,6 +34,7 @@ CALLBACK_SECONDS = 0.1  # an operation is told to a callback from this age on
 BAR_SECONDS = 1.0
 POLL_SECONDS = 0.1
 LINGER_SECONDS = 10.0
+ERASE_SECONDS = 5.0  # a terminal that takes nothing holds the end of an operation up for this long
 
 _lock = make_lock()
 _changed = make_condition(_lock)
@@ -55,6 +58,7 @@ class _Operation:
         self.display = _display  # as it was when the operation began
         self.is_shown = False  # whoever ends the operation reads it, under the lock
         self.has_succeeded = False
+        self.drawn: Any = None  # a signal that the bar is gone; None where none was drawn
         self.ranges: list[tuple[int, int]] | None = None
         self.total_bytes = 0
 
@@ -98,7 +102,7 @@ def _count_resumed(info: "_core.TagInfo") -> tuple[int, int]:
 _COUNTS: "dict[str, Callable[[_core.TagInfo], tuple[int, int]]]" = {
     "pause": _count_paused,
     "resume": _count_resumed,
-    "prepare": lambda info: (0, info.resident_bytes),
+    "prepare": lambda info: (info.ahead_bytes, info.resident_bytes),
     "promote": lambda info: (info.resident_bytes - info.host_bytes, info.resident_bytes),
     "demote": lambda info: (info.host_bytes, info.resident_bytes),
 }
@@ -113,6 +117,7 @@ class _Watched(_core.Scope):
 
     def _close(self) -> None:
         _end(self._operation, self._failure is None)
+        _wait_until_erased(self._operation)
 
 
 _UNWATCHED = nullcontext()
@@ -129,6 +134,15 @@ def watch_pending(core: "_core.Pending", names: Sequence[str]) -> None:
     """Shows the progress of a resume that goes on by itself."""
     if _is_wanted() and not core.is_over():
         _note(_Operation("resume", (), names, core))
+
+
+def settle_pending(core: "_core.Pending") -> None:
+    """For a resume of `watch_pending` that is over: its bar is gone when this returns."""
+    with _lock:
+        found = [each for each in (*_running.values(), *_ended) if each.pending is core]
+    for operation in found:
+        _end(operation, _has_succeeded(core))
+        _wait_until_erased(operation)
 
 
 def check_display(value: object) -> None:
@@ -148,13 +162,15 @@ def display() -> Display:
     return _display
 
 
+def _is_current(shown: Display) -> bool:
+    """Whether it is what is set now. Each look at a method makes another object, which equals the first."""
+    is_method = isinstance(shown, MethodType | BuiltinMethodType) and type(shown) is type(_display)
+    return shown is _display or (is_method and shown == _display)
+
+
 def _is_wanted() -> bool:
     if _display is None:
-        stream = sys.stderr
-        try:
-            return stream is not None and stream.isatty() and not _is_child
-        except (AttributeError, ValueError):  # something else stands there, or it is closed
-            return False
+        return terminal.is_terminal(sys.stderr) and not _is_child
     return _display is not False and not _is_child
 
 
@@ -183,9 +199,24 @@ def _end(operation: _Operation, has_succeeded: bool) -> None:
             return
         operation.has_succeeded = has_succeeded
         if operation.is_shown and _watcher is not None:
+            if not callable(operation.display):
+                operation.drawn = make_signal()
             _ended.append(operation)
             _changed.notify_all()
         del _running[operation.key]
+
+
+def _wait_until_erased(operation: _Operation) -> None:
+    drawn = operation.drawn
+    if drawn is not None:
+        drawn.acquire(timeout=ERASE_SECONDS)
+        operation.drawn = None
+
+
+def _note_erased(operation: _Operation) -> None:
+    drawn = operation.drawn
+    if drawn is not None and drawn.locked():
+        drawn.release()
 
 
 def _watch(own: object) -> None:
@@ -197,6 +228,8 @@ def _watch(own: object) -> None:
         with _lock:
             if _watcher is own:
                 _watcher = None
+                for each in _ended:
+                    _note_erased(each)
                 _ended.clear()
             _changed.notify_all()
 
@@ -223,6 +256,7 @@ def _show_all(own: object) -> None:
                 drawn = _show(each, drawn)
         for each in ended:
             _finish(each, drawn)
+            _note_erased(each)
         with _lock:
             del _ended[: len(ended)]
             _changed.notify_all()
@@ -250,7 +284,7 @@ def _show(operation: _Operation, drawn: bars.Bars | None) -> bars.Bars | None:
     with _Guard(operation):
         progress = operation.measure()
         if callable(operation.display):
-            if operation.display is _display:  # not one that failed, or was replaced, meanwhile
+            if _is_current(operation.display):  # not one that failed, or was replaced, meanwhile
                 operation.display(progress)
         else:
             if drawn is None:
@@ -267,7 +301,7 @@ def _finish(operation: _Operation, drawn: bars.Bars | None) -> None:
         if not callable(operation.display):
             if drawn is not None:
                 drawn.end(operation.key)
-        elif operation.has_succeeded and operation.display is _display:
+        elif operation.has_succeeded and _is_current(operation.display):
             operation.display(operation.progress(operation.total_bytes))
 
 
@@ -283,7 +317,7 @@ class _Guard:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
         if error is None:
             return True
-        if self._operation.display is _display:
+        if _is_current(self._operation.display):
             set_display(False)
             try:
                 warnings.warn(f"progress is off from now on, since it failed: {error!r}", RuntimeWarning, stacklevel=2)
@@ -303,6 +337,7 @@ def _forget() -> None:
     _is_child, _watcher = True, None
     _running.clear()
     _ended.clear()
+    terminal.forget()
 
 
 atexit.register(_settle)

@@ -1,14 +1,15 @@
-"""Every object of this process that Python's collector tracks, and among them the tensors and what holds them."""
+"""The living tensors of this process and what holds them, among the objects that Python's collector tracks."""
 
 import gc
 import inspect
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePath
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ebbtide import _core
 from ebbtide.saver.tensors.walk import why_without_memory
 
 if TYPE_CHECKING:
@@ -20,31 +21,36 @@ _MOST_DEPTH = 2  # of containers in containers that tensors are named in
 _MOST_PARTS = 10_000  # longer ones are no containers of tensors
 
 
-def living_objects(*hidden: Globals) -> list[Any]:
-    """All objects that Python's collector tracks, including those that `gc.freeze` hides from its lists: whatever lives
-    is referred to.
+def living_objects(is_wanted: Callable[[type], bool], *hidden: Globals) -> list[Any]:
+    """The objects of the wanted types that Python's collector tracks, including those that `gc.freeze` hides from its
+    lists: whatever lives is referred to.
+
+    Never a plain tuple: another thread may still be filling it, and then nobody else may refer to it.
 
     Args:
+        is_wanted: is asked once for each type of which an object lives.
         hidden: the globals of modules whose running functions don't count as users of what they look at.
     """
-    objects = gc.get_objects()
+    roots = _roots(hidden)
+    return _core.living_objects([kind for kind in _core.living_types(roots) if is_wanted(kind)], roots)
+
+
+def holds_or_names_tensors(kind: type) -> bool:
+    """Whether objects of this type are what `living_tensors` and `Holders` read."""
+    import torch
+
+    kinds = kind.__mro__
+    return kind is ModuleType or any(
+        wanted in kinds for wanted in (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+    )
+
+
+def _roots(hidden: Sequence[Globals]) -> list[Any] | None:
+    """What leads to the objects that `gc.freeze` hides; None where it hides none. The collector does not traverse a
+    running frame, so the variables of each are among them."""
     if not gc.get_freeze_count():
-        return objects
-    seen: dict[int, Any] = {id(thing): thing for thing in objects}
-    newest = [*objects, sys.modules, *_running_locals(hidden)]
-    while newest:
-        fresh = []
-        for thing in gc.get_referents(*newest):
-            if id(thing) not in seen and gc.is_tracked(thing):
-                seen[id(thing)] = thing
-                fresh.append(thing)
-        newest = fresh
-    return list(seen.values())
-
-
-def _running_locals(hidden: Sequence[Globals]) -> list[list[Any]]:
-    """The variables of running functions, since the collector does not traverse a running frame."""
-    return [list(variables.values()) for _, variables in _running_variables(hidden)]
+        return None
+    return [sys.modules, *(list(variables.values()) for _, variables in _running_variables(hidden))]
 
 
 def _running_variables(hidden: Sequence[Globals]) -> Iterator[tuple[FrameType, dict[str, Any]]]:
@@ -93,45 +99,80 @@ def living_tensors(objects: Iterable[Any]) -> "list[torch.Tensor]":
     return list(found.values())
 
 
+def ask(tensor: "torch.Tensor", name: str, otherwise: Any = None) -> Any:
+    """What torch.Tensor itself has under this name, called if it is a method; `otherwise` where torch raises an error.
+    A subclass may have one of its own, which is code of the program and may raise anything."""
+    import torch
+
+    found = getattr(torch.Tensor, name)
+    try:
+        with torch._C.DisableTorchFunction():
+            return found(tensor) if callable(found) else found.__get__(tensor)
+    except (NotImplementedError, RuntimeError, TypeError):
+        return otherwise
+
+
 def storage_range(tensor: "torch.Tensor") -> tuple[int, int] | None:
     """Address and bytes of its storage; None where it has none, or an empty one."""
+    storage = ask(tensor, "untyped_storage")
     try:
-        storage = tensor.untyped_storage()
-        return (storage.data_ptr(), storage.nbytes()) if storage.nbytes() else None
+        return (storage.data_ptr(), storage.nbytes()) if storage is not None and storage.nbytes() else None
     except (NotImplementedError, RuntimeError):  # a subclass without bytes of its own
         return None
 
 
 def device_range(tensor: "torch.Tensor", device_type: str) -> tuple[int, int] | None:
     """The same; None also for tensors that must not be asked, and for those of another type of device."""
-    is_there = why_without_memory(tensor) is None and tensor.device.type == device_type
+    is_there = why_without_memory(tensor) is None and ask(tensor, "device").type == device_type
     return storage_range(tensor) if is_there else None
+
+
+def shape_of(tensor: "torch.Tensor") -> tuple[int, ...]:
+    """() for a nested tensor: its sizes are a tensor that may be away as well."""
+    return () if ask(tensor, "is_nested", True) else tuple(ask(tensor, "shape", ()))
+
+
+def count_of(tensor: "torch.Tensor") -> int:
+    """How many numbers it has; those of its storage for a nested tensor."""
+    if not ask(tensor, "is_nested", True):
+        return int(ask(tensor, "numel", 0))
+    memory = storage_range(tensor)
+    return 0 if memory is None else memory[1] // int(ask(tensor, "element_size", 1))
+
+
+def dtype_of(tensor: "torch.Tensor") -> str:
+    """ "float32"."""
+    return str(ask(tensor, "dtype", "")).removeprefix("torch.")
 
 
 def describe(tensor: "torch.Tensor") -> str:
     """Its type, shape and dtype: what it is called where nothing leads to it."""
-    shape = "(nested)" if tensor.is_nested else str(list(tensor.shape))  # a nested tensor's sizes may be away
-    return f"{type(tensor).__name__}{shape} {str(tensor.dtype).removeprefix('torch.')}"
+    shape = "(nested)" if ask(tensor, "is_nested", True) else str(list(shape_of(tensor)))
+    return f"{type(tensor).__name__}{shape} {dtype_of(tensor)}"
 
 
 def gradient_of(tensor: "torch.Tensor") -> "torch.Tensor | None":
-    """The gradient of a leaf."""
-    try:
-        return tensor.grad if tensor.is_leaf else None
-    except RuntimeError:  # one of several views that one function made, after a write to their base
-        return None
+    """The gradient of a leaf. None for one of several views that one function made, after a write to their base."""
+    return ask(tensor, "grad") if ask(tensor, "is_leaf") else None
 
 
 def maker_of(tensor: "torch.Tensor") -> str:
-    """The name of the autograd function that made it; "" for a leaf."""
-    try:
-        return "" if tensor.grad_fn is None else tensor.grad_fn.name()
-    except RuntimeError:  # the same
-        return ""
+    """The name of the autograd function that made it; "" for a leaf, and for such a view."""
+    maker = ask(tensor, "grad_fn")
+    return "" if maker is None else str(maker.name())
 
 
 def _base_of(tensor: "torch.Tensor") -> "torch.Tensor | None":
-    return tensor._base if tensor._is_view() else None
+    return ask(tensor, "_base") if ask(tensor, "_is_view") else None
+
+
+def _parts_of(tensor: "torch.Tensor") -> "list[torch.Tensor]":
+    """The tensors that a wrapper (DTensor, for one) holds; none for a plain one."""
+    names = getattr(type(tensor), "__tensor_flatten__", None)
+    try:
+        return [] if names is None else [getattr(tensor, name) for name in names(tensor)[0]]
+    except Exception:  # the wrapper's own code
+        return []
 
 
 def _places_in_groups(optimizer: Any) -> "Iterator[tuple[str, torch.Tensor]]":
@@ -163,6 +204,7 @@ class Holders:
             elif type(thing) is ModuleType:
                 namespaces.append(thing)
         self._tensor = torch.Tensor
+        self._hidden = hidden
         self._names: dict[int, str] = {}
         self._read_modules(modules)
         self._read_optimizers(optimizers)
@@ -176,9 +218,11 @@ class Holders:
         self._read_groups(optimizers)
 
     def _read(self, named: Iterable[tuple[str, Any]]) -> None:
-        for name, value in named:
+        waiting = list(named)
+        for name, value in waiting:
             if self._tensor in type(value).__mro__:
                 self._names.setdefault(id(value), name)
+                waiting += [(name, part) for part in _parts_of(value) if id(part) not in self._names]
 
     def _read_variables(self, named: Iterable[tuple[str, str, Any]]) -> None:
         """Names and what follows them, with values; and what lies in plain containers, and in containers in these."""
@@ -215,16 +259,16 @@ class Holders:
                 name = self._names.get(id(parameter), place)
                 self._read([(f"the gradient of {name}", gradient_of(parameter))])
 
-    def name_others(self, tensors: "Sequence[torch.Tensor]", own: Sequence[Any]) -> None:
-        """Names those that have no name yet by the kinds of objects that refer to them, except `own`."""
-        unnamed = {id(tensor): tensor for tensor in tensors if id(tensor) not in self._names}
-        hidden = {id(thing) for thing in (*own, unnamed, tensors)}
-        for referrer in gc.get_referrers(*unnamed.values()) if unnamed else ():
-            if id(referrer) in hidden or isinstance(referrer, FrameType):
-                continue
-            for thing in gc.get_referents(referrer):
-                if id(thing) in unnamed:
-                    self._names.setdefault(id(thing), f"a {type(referrer).__name__}")
+    def name_others(self, groups: "Iterable[list[torch.Tensor]]", own: Sequence[Any]) -> None:
+        """Names those of groups without a name by the kinds of objects that refer to them, except `own`."""
+        groups = list(groups)
+        unnamed = [tensor for group in groups if not any(map(self.name_of, group)) for tensor in group]
+        if not unnamed:
+            return
+        kinds = _core.referrer_types(unnamed, [*own, *groups, groups], _roots(self._hidden))
+        for tensor, kind in zip(unnamed, kinds, strict=True):
+            if kind is not None:
+                self._names[id(tensor)] = f"a {kind.__name__}"
 
     def name_of(self, tensor: "torch.Tensor") -> str:
         """A name that leads to it, or ""."""

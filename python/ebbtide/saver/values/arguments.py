@@ -157,6 +157,17 @@ def check_leaving(tags: Sequence[object], backup: object, label: str) -> Leaving
     return Leaving(list(codes), AS_ALLOCATED_CODE, codes)
 
 
+def check_flag(value: object, name: str) -> bool:
+    """`value` of the argument `name`, if it is a bool.
+
+    Raises:
+        TypeError: something else.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is True or False, not {value!r}")
+    return value
+
+
 def retain_flag(retain: object, backup: int) -> bool:
     """`retain` of a region, if it goes with the backup's code.
 
@@ -164,11 +175,9 @@ def retain_flag(retain: object, backup: int) -> bool:
         TypeError: not a bool.
         ValueError: retain without a backup.
     """
-    if not isinstance(retain, bool):
-        raise TypeError(f"retain is True or False, not {retain!r}")
-    if retain and backup == NO_BACKUP_CODE:
+    if check_flag(retain, "retain") and backup == NO_BACKUP_CODE:
         raise ValueError("retain=True keeps a backup, and backup=None makes none: choose a backup, or leave retain out")
-    return retain
+    return bool(retain)
 
 
 def retain_code(retain: object) -> int:

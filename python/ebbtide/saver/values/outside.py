@@ -1,9 +1,10 @@
 """The result of `saver.outside`: the tensors of some objects that lie outside of tags, as plain values."""
 
+import html
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ebbtide.saver.values.shown import Shown, html_table
+from ebbtide.saver.values.shown import Shown, html_table, not_looked_into
 from ebbtide.sizes import format_size
 
 _SHOWN = 10
@@ -55,6 +56,7 @@ class Outside(Shown):
         inside: what lies in the tag, or in any tag.
         by_kind: `bytes`, by the kind of tensor.
         rows: the storages outside, the largest first.
+        passed_by: what was in a container, may hold tensors, and was not looked into, as in an Adoption.
     """
 
     tag: str | None
@@ -62,6 +64,7 @@ class Outside(Shown):
     inside: int = 0
     by_kind: dict[str, int] = field(default_factory=dict)
     rows: tuple[OutsideTensor, ...] = ()
+    passed_by: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -71,8 +74,10 @@ class Outside(Shown):
 
     def __str__(self) -> str:
         total = format_size(self.bytes + self.inside)
+        passed = [f"  {not_looked_into(self.passed_by)}"] if self.passed_by else []
         if not self.rows:
-            return f"all {total} lie in {'tags' if self.tag is None else f'tag {self.tag}'}"
+            inside = f"all {total} lie in {'tags' if self.tag is None else f'tag {self.tag}'}"
+            return "\n".join([inside if self.inside else "no device memory of a tensor was found", *passed])
         where = "in no tag" if self.tag is None else f"outside of tag {self.tag}"
         lines = [f"{format_size(self.bytes)} of {total} lie {where}: {sum_up(self.by_kind)}"]
         table = self._table()
@@ -80,12 +85,13 @@ class Outside(Shown):
         lines += ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
         if rest := self.rows[_SHOWN:]:
             lines.append(f"  and {format_size(sum(row.bytes for row in rest))} in {len(rest)} more")
-        return "\n".join([*lines, self._advice()])
+        return "\n".join([*lines, *passed, self._advice()])
 
     def _repr_html_(self) -> str:
         if not self.rows:
             return super()._repr_html_()
-        return html_table(self._table(len(self.rows)))
+        passed = f"<p>{html.escape(not_looked_into(self.passed_by))}</p>" if self.passed_by else ""
+        return html_table(self._table(len(self.rows))) + passed
 
     def _table(self, count: int = _SHOWN) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = [("size", "kind", "tag", "name")]

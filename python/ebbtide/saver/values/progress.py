@@ -18,7 +18,8 @@ class Progress(Shown):
         operation: "pause", "resume", "swap", "prepare", "promote" or "demote".
         tags: the tags that were given; empty for every tag.
         done_bytes: how much of total_bytes is known to be where the operation moves it, what was there before
-            included. Pauses and `resume(wait=False)` count as they go. Of the others the core tells only the end.
+            included. Pauses, `resume(wait=False)` and `prepare(copy=True)` count as they go. Of the others the core
+            tells only the end.
         total_bytes: the bytes of the tags.
         seconds: since the operation began.
     """

@@ -9,11 +9,10 @@ from typing import Any, Generic, TypeVar
 
 from ebbtide import _core
 from ebbtide.saver.values.arguments import backup_names
-from ebbtide.saver.values.shown import Shown, html_table
+from ebbtide.saver.values.shown import Shown, html_table, not_looked_into
 from ebbtide.sizes import format_size
 
 _TOTALS = ("bytes", "copied", "skipped", "clean", "unused", "constant")
-_MOST_PASSED_BY = 8  # that a text names
 VERBS = {"pause": "freed", "trim": "freed", "demote": "freed", "prepare": "made ready"}
 
 
@@ -252,9 +251,7 @@ class Adoption(Shown):
         for reason, count in self.skipped.items():
             text += f"\n  skipped {count}: {reason}"
         if self.passed_by:
-            shown = [f"{path} ({kind})" for path, kind in list(self.passed_by.items())[:_MOST_PASSED_BY]]
-            left = len(self.passed_by) - len(shown)
-            text += f"\n  not looked into: {', '.join(shown)}" + (f" and {left} more" if left else "")
+            text += f"\n  {not_looked_into(self.passed_by)}"
         return text
 
 
@@ -279,7 +276,8 @@ class TagStatus(Shown):
         left_bytes: the part of host_bytes that a pause with a backup left there; it counts as paused.
         detached_bytes: whole in memory that a trim, promote or demote which failed could not map again. They are away
             until a resume maps them.
-        backups: the kinds of backup that its allocations ask for: "ram", "pinned", "disk", or None for none.
+        backups: the kinds of backup that hold its bytes, and of what is resident those that its regions ask for: "ram",
+            "pinned", "disk", or None for none.
     """
 
     tag: str

@@ -5,6 +5,8 @@ import html
 import json
 from typing import Any
 
+_MOST_PASSED_BY = 8
+
 
 class Shown:
     """The base of results: dataclasses with a readable `str`."""
@@ -30,6 +32,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return value
+
+
+def not_looked_into(passed_by: dict[str, str]) -> str:
+    """ "not looked into: trainer (Trainer), rows.1 (partial)", of paths and types; "" for none."""
+    if not passed_by:
+        return ""
+    shown = [f"{path} ({kind})" for path, kind in list(passed_by.items())[:_MOST_PASSED_BY]]
+    left = len(passed_by) - len(shown)
+    return f"not looked into: {', '.join(shown)}" + (f" and {left} more" if left else "")
 
 
 def html_table(rows: list[tuple[str, ...]]) -> str:

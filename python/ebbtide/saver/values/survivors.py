@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ebbtide.saver.values.shown import Shown
+from ebbtide.saver.values.shown import Shown, html_table
 from ebbtide.sizes import format_size
 
 _SHOWN_FRAMES = 3
@@ -27,7 +27,8 @@ class Survivor(Shown):
     Attributes:
         bytes: what its storage has in the tag, or the size of the block.
         kind: the type of the tensor ("Parameter"), and "" for a block.
-        shape, dtype: of the tensor; of the largest one, where several share the storage. () and "" for a block.
+        shape, dtype: of the tensor; of the largest one, where several share the storage. () and "" for a block; () for
+            a nested tensor too, whose sizes may be away as well.
         views: how many more tensors share the storage.
         held_by: a name that leads to it: "MLP.fc.weight", "Adam exp_avg of MLP.fc.weight", "x in train (train.py:7)",
             "a list"; "" where there is none.
@@ -49,12 +50,15 @@ class Survivor(Shown):
     device: int
     address: int
 
+    @property
+    def what(self) -> str:
+        """The tensor's kind, shape and dtype, and how many share its storage; or that Python shows none."""
+        if not self.kind:
+            return "held by what Python does not show"
+        return f"{self.kind}{list(self.shape)} {self.dtype}" + (f", {self.views} more views" if self.views else "")
+
     def __str__(self) -> str:
-        if self.kind:
-            what = f"{self.kind}{list(self.shape)} {self.dtype}" + (f", {self.views} more views" if self.views else "")
-        else:
-            what = "held by what Python does not show"
-        words = [f"{format_size(self.bytes)} at {self.address:#x}: {what}"]
+        words = [f"{format_size(self.bytes)} at {self.address:#x}: {self.what}"]
         words += [self.held_by] * bool(self.held_by) + [f"made by {self.made_by}"] * bool(self.made_by)
         return "\n    at ".join([", ".join(words), *self.made_at[:_SHOWN_FRAMES]])
 
@@ -81,4 +85,13 @@ class Survivors(list[Survivor]):
         return json.dumps(self.to_dict())
 
     def __str__(self) -> str:
-        return "\n".join([f"{len(self)} survivors, {format_size(self.bytes)}", *map(str, self)])
+        count = "1 survivor" if len(self) == 1 else f"{len(self)} survivors"
+        return "\n".join([f"{count}, {format_size(self.bytes)}", *map(str, self)])
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[str, ...]] = [("size", "address", "what", "held by", "made by")]
+        rows += [
+            (format_size(row.bytes), f"{row.address:#x}", row.what, row.held_by or "-", row.made_by or "-")
+            for row in self
+        ]
+        return html_table(rows)
