@@ -14,6 +14,13 @@ class Planted(KeyboardInterrupt):
     """Stands in for the KeyboardInterrupt of a Ctrl-C."""
 
 
+def _is_of_import(frame: Any) -> bool:
+    """An interrupt between the taking of Python's import lock and the `try` after it leaves the lock taken, a fault of
+    Python's own: every later import in another thread would wait for ever.
+    """
+    return frame.f_code.co_filename.startswith("<frozen importlib")
+
+
 class AtPoint:
     """A profile function that raises at the k-th point of this thread. Python removes a profile function that has
     raised."""
@@ -21,8 +28,8 @@ class AtPoint:
     def __init__(self, k: int) -> None:
         self.left = k
 
-    def __call__(self, _frame: Any, event: str, _arg: Any) -> None:
-        if event in POINTS:
+    def __call__(self, frame: Any, event: str, _arg: Any) -> None:
+        if event in POINTS and not _is_of_import(frame):
             self.left -= 1
             if self.left == 0:
                 raise Planted
@@ -34,9 +41,9 @@ def second_at_call(j: int) -> Iterator[None]:
     may be in use."""
     left = j
 
-    def trace(_frame: Any, event: str, _arg: Any) -> None:
+    def trace(frame: Any, event: str, _arg: Any) -> None:
         nonlocal left
-        if event == "call":
+        if event == "call" and not _is_of_import(frame):
             left -= 1
             if left == 0:
                 raise Planted
