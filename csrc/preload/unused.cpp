@@ -1,5 +1,5 @@
-// EBBTIDE_SUMMARY=1 in a program of CUDA or torch that never asked for device memory: it says so at exit, since its
-// user expects a summary.
+// EBBTIDE_SUMMARY=1 in a program that never asked for device memory: it says so at exit, since its user expects a
+// summary. So do the processes that it starts, if they have CUDA or torch.
 #include <link.h>
 #include <unistd.h>
 
@@ -15,7 +15,15 @@
 namespace ebbtide::preload {
 namespace {
 
+// `ebbtide run --summary` becomes the program, so the program has its number (python/ebbtide/cli/run.py).
+constexpr const char* kStarted = "_EBBTIDE_STARTED";
+
 pid_t watched_process = 0;
+
+bool is_what_run_started() {
+  const char* const number = std::getenv(kStarted);
+  return number != nullptr && std::strtol(number, nullptr, 10) == watched_process;
+}
 
 int is_of_cuda(dl_phdr_info* library, size_t /*size*/, void* found) {
   const char* const slash = std::strrchr(library->dlpi_name, '/');
@@ -28,9 +36,9 @@ void tell_if_unused() {
   if (::getpid() != watched_process || Core::instance_if_made() != nullptr) return;
   bool has_cuda = false;
   ::dl_iterate_phdr(&is_of_cuda, &has_cuda);
-  if (!has_cuda) return;  // a shell, say
+  if (!has_cuda && !is_what_run_started()) return;  // what a script calls
   try {
-    write_summary_line("it never asked CUDA for device memory");
+    write_summary_line(has_cuda ? "it never asked CUDA for device memory" : "it used neither CUDA nor torch");
   } catch (...) {
     // No memory for the text: the process ends anyway.
   }

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import random
+import re
 from pathlib import Path
 
 from ebbtide import _core
@@ -12,6 +13,19 @@ CHUNK = 2 * MIB
 
 OUT_OF_MEMORY = 2
 UNKNOWN = 999
+
+
+@functools.cache
+def _functions() -> frozenset[str]:
+    sources = Path(__file__).parents[2] / "csrc"
+    lists = (sources / "driver/functions.def", sources / "sim/program_functions.def", sources / "kernels/blocks.cu")
+    return frozenset(re.findall(r"\b(?:cu[A-Z]|ebbtide_)\w+", "".join(each.read_text() for each in lists)))
+
+
+def _known(function: str) -> bytes:
+    """The simulator takes any name, and one that it does not have delays nothing."""
+    assert function in _functions(), function
+    return function.encode()
 
 
 class Live(ctypes.Structure):
@@ -43,21 +57,21 @@ class Sim:
         self._library = ctypes.CDLL(str(Path(_core.loaded_library()).with_name("libebbtide_sim.so")))
 
     def fail(self, function: str | None, k: int, code: int, times: int = 1) -> None:
-        name = None if function is None else function.encode()
+        name = None if function is None else _known(function)
         self._library.ebbtide_sim_fail(name, ctypes.c_uint64(k), code, ctypes.c_uint64(times))
 
     def clear_failures(self) -> None:
         self._library.ebbtide_sim_clear_failures()
 
     def delay(self, function: str, seconds: float) -> None:
-        self._library.ebbtide_sim_set_delay(function.encode(), ctypes.c_uint64(int(seconds * 1e6)))
+        self._library.ebbtide_sim_set_delay(_known(function), ctypes.c_uint64(int(seconds * 1e6)))
 
     def set_async(self, mode: int, seed: int = 0) -> None:
         self._library.ebbtide_sim_set_async(mode, ctypes.c_uint64(seed))
 
     def calls(self, function: str) -> int:
         self._library.ebbtide_sim_calls.restype = ctypes.c_uint64
-        return self._library.ebbtide_sim_calls(function.encode())
+        return self._library.ebbtide_sim_calls(_known(function))
 
     def live(self) -> Live:
         counts = Live()

@@ -1,6 +1,7 @@
 """`ebbtide run` changes nothing about the program except its environment, and refuses invalid arguments."""
 
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -136,7 +137,7 @@ ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize("before", [[], ["--"], ["--summary", "--"], ["--summary"]])
+@pytest.mark.parametrize("before", [[], ["--"], ["--no-summary", "--"], ["--no-summary"]])
 def test_arguments_arrive_as_they_are(run, before):
     status, out, error = run(*before, sys.executable, "-c", PRINT_ARGUMENTS, *ARGUMENTS)
     assert (status, error) == (0, "")
@@ -371,3 +372,12 @@ def test_every_option_sets_its_variable(run):
         "EBBTIDE_PRELOAD": "1",
         "EBBTIDE_LEDGER": environment["EBBTIDE_LEDGER"],
     }
+
+
+def test_the_summary_of_a_program_without_cuda(run):
+    """What it starts says nothing."""
+    program = (sys.executable, "-c", "import subprocess; subprocess.run(['ls', '/'], stdout=-3); print('hi')")
+    status, out, error = run("--summary", "--", *program)
+    assert (status, out) == (0, b"hi\n")
+    assert re.fullmatch(r"ebbtide: summary of python\S* \(PID \d+\): it used neither CUDA nor torch\n", error), error
+    assert run("--no-summary", "--", *program) == (0, b"hi\n", "")

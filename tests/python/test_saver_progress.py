@@ -99,10 +99,10 @@ def test_other_operations_tell_too(saver, tag, sim, way, monkeypatch):
     for name in ("prepare", "demote", "promote"):
         monkeypatch.setattr(_core, name, slowly(getattr(_core, name)))
     if way in ("paused", "wait"):
-        sim.delay("cuMemcpyHtoDAsync_v2", 0.3)
+        sim.delay("cuMemcpyHtoDAsync", 0.3)
         sim.delay("cuMemMap", 0.3)
         sim.delay("cuStreamQuery", 0.1)
-    sim.delay("cuMemcpyDtoHAsync_v2", 0.3 if way.startswith("copy") else 0)
+    sim.delay("cuMemcpyDtoHAsync", 0.3 if way.startswith("copy") else 0)
     acts = {
         "paused": lambda: saver.paused(tag).__enter__() and None,
         "wait": lambda: saver.resume(tag, wait=False).wait(),
@@ -118,7 +118,7 @@ def test_other_operations_tell_too(saver, tag, sim, way, monkeypatch):
             pass
     else:
         acts[way]()
-    for name in ("cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemMap", "cuStreamQuery"):
+    for name in ("cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuMemMap", "cuStreamQuery"):
         sim.delay(name, 0)
     settled()
     expected = {"paused": "resume", "wait": "resume", "prepare in a thread": "prepare"}.get(way, way)
@@ -140,11 +140,11 @@ def test_a_resume_counts_the_handles_that_have_arrived(saver, tag, sim):
     saver.configure(shared_handle=2 * SIZE)
     try:
         saver.pause(tag)
-        sim.delay("cuMemcpyHtoDAsync_v2", 0.1)
+        sim.delay("cuMemcpyHtoDAsync", 0.1)
         saver.configure(progress=seen.append)
         saver.resume(tag)
     finally:
-        sim.delay("cuMemcpyHtoDAsync_v2", 0)
+        sim.delay("cuMemcpyHtoDAsync", 0)
         saver.configure(shared_handle="1GiB")
     settled()
     done = [each.done_bytes for each in seen]

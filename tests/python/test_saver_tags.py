@@ -60,11 +60,14 @@ def test_an_unknown_tag_is_worded_in_one_way(saver, known):
         with saver.region(f"{known} {number}".strip()):
             pass
     said = set()
-    for use in (saver.pause, saver.resume, saver.prepare, saver.trim, saver.promote, saver.demote, saver.is_paused):
+    for use in (saver.pause, saver.resume, saver.prepare, saver.trim, saver.promote, saver.demote):
         with pytest.raises(StateError, match="no region was ever named 'never'; known tags: ") as error:
             use("never")
         said.add(str(error.value))
     (sentence,) = said
+    with pytest.raises(StateError) as error:
+        saver.is_paused("never")
+    assert sentence.startswith(str(error.value)), "less the advice on missing_ok, which it does not take"
     listed, others = re.fullmatch(r".*; known tags: ('.*'), and (\d+) more\. .*missing_ok", sentence).groups()
     assert 1 <= len(listed.split("', '")) <= 20
     assert len(listed.split("', '")) + int(others) == len(saver.tags())

@@ -223,7 +223,7 @@ def _disk_backups() -> Finding:
     """Where nothing chose the folder, only disk backups would miss it."""
     from ebbtide import _core
 
-    folder = _core.get_setting("disk_directory")
+    folder = _disk_folder()
     try:
         _core.check_setting("disk_directory", folder)
     except Error as error:
@@ -231,6 +231,15 @@ def _disk_backups() -> Finding:
         return Finding("host memory", "disk backups", problem or advice, "note", advice)
     free = shutil.disk_usage(folder).free
     return Finding("host memory", "disk backups", f"{os.fsdecode(folder)} ({format_size(free)} free)")
+
+
+def _disk_folder() -> bytes:
+    """What was configured, else what the core takes."""
+    from ebbtide import _core
+
+    names = (settings.find("disk_directory").variable, "TMPDIR")
+    folders = (os.fsdecode(_core.get_setting("disk_directory")), *map(os.environ.get, names))
+    return os.fsencode(Path(next(filter(None, folders), "/var/tmp")).absolute())
 
 
 def _preloading() -> Iterator[Finding]:

@@ -53,6 +53,7 @@ class _RunCommand(click.Command):
             raise
 
 
+STARTED = "_EBBTIDE_STARTED"  # the process that this one becomes (csrc/preload/unused.cpp)
 _NOT_A_SIZE = '--simulate must be a size like "16GiB", or nothing, not {!r}'
 
 
@@ -156,6 +157,8 @@ def _become(program: Path, command: tuple[str, ...], added: dict[str, str], envi
     for name, meant in settings.misspelt(environment).items():
         print(f"ebbtide: {name} is none of ebbtide's variables; is {meant} meant?", file=sys.stderr)
     drop_unified_memory(environment)
+    if settings.read_or_fallback("summary", environment | added) == "1":
+        environment[STARTED] = str(os.getpid())
     ledger.sweep()
     # Python ignores these two, and what is ignored stays so in the program.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
