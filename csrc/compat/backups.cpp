@@ -33,9 +33,13 @@ void name_files(const char* call) noexcept {
 }
 
 void choose_directory(const char* call, const char* directory) noexcept {
-  std::error_code ignored;
-  const std::string full = std::filesystem::absolute(directory, ignored).string();
-  chosen_directory.store(::strdup(full.c_str()));
+  try {
+    std::error_code ignored;
+    const std::string full = std::filesystem::absolute(directory, ignored).string();
+    chosen_directory.store(::strdup(full.empty() ? directory : full.c_str()));
+  } catch (...) {
+    // No memory for the path: the folder is used, and not made again should it vanish.
+  }
   name_files(call);
   configure(call, "disk_directory", directory);
 }
@@ -61,8 +65,12 @@ void remake_disk_directory() noexcept {
       ebbtide_get_setting("disk_directory", in_force, sizeof in_force, nullptr, nullptr) != EBBTIDE_OK ||
       std::strcmp(chosen, in_force) != 0)
     return;
-  std::error_code ignored;
-  std::filesystem::create_directories(chosen, ignored);
+  try {
+    std::error_code ignored;
+    std::filesystem::create_directories(chosen, ignored);
+  } catch (...) {
+    // No memory for the path: the backup says that there is no folder.
+  }
 }
 
 }  // namespace ebbtide::compat

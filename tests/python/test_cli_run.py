@@ -381,3 +381,11 @@ def test_the_summary_of_a_program_without_cuda(run):
     assert (status, out) == (0, b"hi\n")
     assert re.fullmatch(r"ebbtide: summary of python\S* \(PID \d+\): it used neither CUDA nor torch\n", error), error
     assert run("--no-summary", "--", *program) == (0, b"hi\n", "")
+
+
+def test_a_run_that_does_nothing_says_so(run):
+    program = (sys.executable, "-c", "print('hi')")
+    status, out, error = run("--device-limit", "4MiB", "--", *program, EBBTIDE_DRIVER="sim")
+    assert (status, out) == (0, b"hi\n")
+    assert error.startswith("ebbtide: EBBTIDE_DRIVER=sim switches the preload library off")
+    assert run("--lms", "64MiB", "--", *program, EBBTIDE_DRIVER="sim") == (0, b"hi\n", "")

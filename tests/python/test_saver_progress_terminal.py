@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ebbtide.locks import make_lock  # noqa: E402
 from ebbtide.saver.telling import bars, terminal  # noqa: E402
 from ebbtide.saver.values.progress import Progress  # noqa: E402
 
@@ -131,6 +132,8 @@ class Stream:
 
 
 class Drawing:
+    gives_way_to_prints = True
+
     def __init__(self):
         self.acts = []
 
@@ -178,3 +181,66 @@ def test_a_stream_that_is_no_terminal_stays_in_its_place(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     assert terminal.install(lambda: None, None) == [] and sys.stdout is None
     terminal.uninstall()
+
+
+# --- what stands for a stream ---
+
+
+class Screen:
+    """As programs write them: `write` returns nothing."""
+
+    def __init__(self):
+        self.text = ""
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        self.text += text
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+
+def refuse():
+    raise OSError("the other stream is gone")
+
+
+def test_a_print_arrives_whatever_the_stream_and_the_drawing_do(monkeypatch):
+    out = Screen()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", None)
+    terminal.install(refuse, make_lock())
+    kept = sys.stdout
+    try:
+        print("a line")
+        with sys.stdout as own:
+            assert own is out
+    finally:
+        terminal.uninstall()
+    assert sys.stdout is out
+    kept.write("kept")  # clears nothing any more
+    assert out.text == "a line\nkept"
+
+
+def test_tqdms_bars_leave_the_streams_alone(monkeypatch):
+    """Its one lock and ours would wait for each other."""
+    out = Screen()
+    monkeypatch.setattr(sys, "stdout", out)
+    drawing = type("Drawing", (), {"gives_way_to_prints": False, "draw": lambda *_: None, "remove": lambda *_: None})()
+    drawn = bars.Bars(drawing)
+    drawn.show(1, Progress("pause", ("w",), 0, 1, 0.0))
+    assert sys.stdout is out
+    drawn.end(1)
+    assert not bars._TqdmBars.gives_way_to_prints
+
+
+def test_a_bar_follows_stderr(monkeypatch):
+    drawing = type("Drawing", (), {"gives_way_to_prints": True, "clear": lambda *_: None})()
+    drawn = bars.Bars(drawing)
+    assert not drawn.is_of_another_stream()
+    monkeypatch.setattr(sys, "stderr", Screen())
+    assert drawn.is_of_another_stream()

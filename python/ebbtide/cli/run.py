@@ -146,6 +146,12 @@ def _print_changes(added: dict[str, str], environment: dict[str, str]) -> None:
     click.echo(os.fsencode("\n".join(lines)))
 
 
+def _does_nothing(environment: dict[str, str]) -> bool:
+    """Whether the settings leave nothing of ebbtide to the program."""
+    values = {name: settings.read_or_fallback(name, environment) for name in ("driver", "lms", "compat")}
+    return values == {"driver": "sim", "lms": "off", "compat": "none"} and not is_simulated_run(environment)
+
+
 def _become(program: Path, command: tuple[str, ...], added: dict[str, str], environment: dict[str, str]) -> NoReturn:
     """Replaces this process by the program."""
     is_simulated = is_simulated_run(environment | added)
@@ -154,6 +160,12 @@ def _become(program: Path, command: tuple[str, ...], added: dict[str, str], envi
         print(f"ebbtide: {obstacle}{also}", file=sys.stderr)
     elif is_simulated and (obstacle := simulated.obstacle(program)):
         print(f"ebbtide: {obstacle}", file=sys.stderr)
+    elif _does_nothing(environment | added):
+        print(
+            "ebbtide: EBBTIDE_DRIVER=sim switches the preload library off, so nothing limits this program and nothing "
+            "overflows: unset it, or use --simulate or --lms",
+            file=sys.stderr,
+        )
     for name, meant in settings.misspelt(environment).items():
         print(f"ebbtide: {name} is none of ebbtide's variables; is {meant} meant?", file=sys.stderr)
     drop_unified_memory(environment)

@@ -14,8 +14,8 @@ from ebbtide.launch import preloading
 
 NAME = "ebbtide-torch-memory-saver.pth"
 _LINE = (
-    'import os, sys; os.environ.get("EBBTIDE_COMPAT", "").strip().lower() == "tms" and {0!r} not in sys.path '
-    "and os.path.isdir({0!r}) and sys.path.insert(0, {0!r})\n"
+    'import os, sys; os.environ.get("EBBTIDE_COMPAT", "").strip().lower() == "tms" and {0!a} not in sys.path '
+    "and os.path.isdir({0!a}) and sys.path.insert(0, {0!a})\n"
 )
 
 
@@ -26,7 +26,7 @@ def location() -> Path:
 
 def content() -> str:
     """The line. It names the folder of this ebbtide; where that is gone, it does nothing."""
-    return _LINE.format(str(preloading.compat_path()))
+    return _LINE.format(preloading.compat_path().as_posix())
 
 
 def install() -> Path:
@@ -36,8 +36,10 @@ def install() -> Path:
         StateError: the folder can't be written.
     """
     path = location()
+    new = path.with_name(f"{NAME}.{os.getpid()}")
     try:
-        path.write_text(content())
+        new.write_text(content())
+        new.replace(path)  # at once, for a Python that starts meanwhile
     except OSError as error:
         raise StateError(
             f"{path.parent} can't be written ({os.strerror(error.errno or 0)}): put {preloading.compat_path()} first "
@@ -68,3 +70,5 @@ def state() -> str:
         return "ours" if location().read_text() == content() else "another"
     except OSError:
         return "none"
+    except ValueError:  # its text is none of ours
+        return "another"

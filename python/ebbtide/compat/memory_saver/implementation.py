@@ -44,9 +44,9 @@ class Implementation:
         backend = inherited if enable_cpu_backup else ""
 
         def note(frame: "_core.Frame") -> None:
-            _open_regions().append((frame, inherited))
             key = Key(tag, enable_cpu_backup, enable_disk_backup, backend, _current_device())
             self._mem_pools.note(key, saver_tag(tag), backup_code(backup))
+            _open_regions().append((frame, inherited))
 
         return _NotedRegion(saver_tag(tag), backup, self._retains() and backup is not None, note)
 
@@ -168,8 +168,10 @@ def _make_folder_again() -> None:
     if driver_choice.is_off():
         return
     folder = os.fsdecode(_core.get_setting("disk_directory"))
-    if folder in _made_folders or folder == str(Path(os.environ.get("TMS_DISK_BACKUP_DIR", "")).absolute()):
-        with contextlib.suppress(OSError):
+    if not folder:
+        return
+    with contextlib.suppress(OSError):  # a working directory that is gone, too
+        if folder in _made_folders or folder == str(Path(os.environ.get("TMS_DISK_BACKUP_DIR", "")).absolute()):
             Path(folder).mkdir(parents=True, exist_ok=True)
 
 

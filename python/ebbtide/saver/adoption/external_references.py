@@ -96,7 +96,7 @@ class _World:
 
     def _read_all(self) -> None:
         for thing in living_objects(lambda kind: self._kind_of(kind) != "plain", globals()):
-            kind = self._kinds[type(thing)]
+            kind = self._kinds.get(type(thing)) or self._kind_of(type(thing))
             if kind == "tensor":
                 self._read_tensor(thing)
             elif kind == "reducing module":
@@ -192,7 +192,7 @@ class _World:
 def _referents(stranger: Any) -> list[Any]:
     """Of an object, with its attributes: those of a Python class lie in a dict, before Python 3.11 always."""
     direct = gc.get_referents(stranger)
-    return direct + [value for thing in direct if type(thing) is dict for value in thing.values()]
+    return direct + [value for thing in direct if type(thing) is dict for value in list(thing.values())]
 
 
 def _grad_fn_of(tensor: torch.Tensor) -> Any:

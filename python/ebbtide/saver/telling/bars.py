@@ -16,6 +16,7 @@ class Bars:
 
     def __init__(self, drawing: "_Drawing") -> None:
         self._drawing = drawing
+        self._stream = terminal.own(sys.stderr)
         self._lock = make_lock()
         self._keys: set[int] = set()
         self._streams: list[terminal.Clearing] = []
@@ -23,11 +24,15 @@ class Bars:
     def show(self, key: int, progress: Progress) -> None:
         """Draws the bar of the operation `key`, unless the program is midway through a line."""
         with self._lock:
-            if not self._keys:
+            if not self._keys and self._drawing.gives_way_to_prints:
                 self._streams = terminal.install(self._drawing.clear, self._lock)
             self._keys.add(key)
             if not any(stream.is_mid_line for stream in self._streams):
                 self._drawing.draw(key, progress)
+
+    def is_of_another_stream(self) -> bool:
+        """Whether stderr was replaced since, and nothing is drawn."""
+        return not self._keys and terminal.own(sys.stderr) is not self._stream
 
     def end(self, key: int) -> None:
         """Removes it from the terminal."""
@@ -59,6 +64,9 @@ def make_bars(is_forced: bool) -> Bars | None:
 
 
 class _Drawing(Protocol):
+    # Whether what the program prints takes the bars away first.
+    gives_way_to_prints: bool
+
     def draw(self, key: int, progress: Progress) -> None: ...
     def remove(self, key: int) -> None: ...
     def clear(self) -> None:
@@ -76,6 +84,8 @@ def _known_total(progress: Progress) -> int | None:
 
 
 class _RichBars:
+    gives_way_to_prints = True
+
     def __init__(self, is_forced: bool) -> None:
         from rich import progress as rich_progress
         from rich.console import Console
@@ -87,7 +97,7 @@ class _RichBars:
             rich_progress.TextColumn("{task.fields[age]}", style="progress.elapsed"),
         )
         self._make = rich_progress.Progress
-        self._console = Console(file=sys.stderr, force_terminal=True if is_forced else None)
+        self._console = Console(file=terminal.own(sys.stderr), force_terminal=True if is_forced else None)
         self._live: Any = None
         self._tasks: dict[int, Any] = {}
 
@@ -124,11 +134,15 @@ class _RichBars:
 
 
 class _TqdmBars:
+    # tqdm has one lock for all bars, which a program that writes by tqdm.write holds as it prints: with another lock
+    # around ours, the two would wait for each other.
+    gives_way_to_prints = False
+
     def __init__(self, is_forced: bool) -> None:
         from tqdm import tqdm
 
         self._make: Any = tqdm
-        self._stream = sys.stderr
+        self._stream = terminal.own(sys.stderr)
         self._bars: dict[int, Any] = {}
 
     def draw(self, key: int, progress: Progress) -> None:

@@ -287,7 +287,7 @@ def _show(operation: _Operation, drawn: bars.Bars | None) -> bars.Bars | None:
             if _is_current(operation.display):  # not one that failed, or was replaced, meanwhile
                 operation.display(progress)
         else:
-            if drawn is None:
+            if drawn is None or drawn.is_of_another_stream():
                 drawn = bars.make_bars(is_forced=operation.display is True)
             if drawn is not None:
                 drawn.show(operation.key, progress)
@@ -328,8 +328,11 @@ class _Guard:
 
 def _settle() -> None:
     """Waits until the bars of operations that are over are gone, so that the terminal is as it was."""
+    global _watcher
     with _lock:
         _changed.wait_for(lambda: not _ended or _watcher is None, timeout=1)
+        _watcher = None  # what still runs is shown no more, and the thread may end at any time
+    terminal.uninstall()
 
 
 def _forget() -> None:
@@ -337,7 +340,7 @@ def _forget() -> None:
     _is_child, _watcher = True, None
     _running.clear()
     _ended.clear()
-    terminal.forget()
+    terminal.uninstall()
 
 
 atexit.register(_settle)

@@ -165,8 +165,8 @@ class TorchMemorySaver:
 
     def _ensure_initialized(self) -> Implementation:
         if self._impl is None:
-            self._impl = _TorchMemorySaverImpl(**self._impl_ctor_kwargs)
-            del self._impl_ctor_kwargs
+            # Another thread may be the first one at the same time: each makes one, over the same core.
+            self._impl = _TorchMemorySaverImpl(**vars(self).pop("_impl_ctor_kwargs", {}))
         return self._impl
 
 
