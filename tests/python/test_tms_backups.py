@@ -227,3 +227,18 @@ def test_the_folder_is_made_again_where_it_is_gone(saver, tms, tag, tmp_path, mo
     tms.pause(tag)
     assert not folder.exists(), "another folder was chosen since"
     tms.resume(tag)
+
+
+def test_a_pause_where_the_working_directory_is_gone(saver, tms, tag, tmp_path, monkeypatch):
+    with tms.region(tag=tag, enable_cpu_backup=True):
+        kept = make(saver, 10)
+    gone = tmp_path / "job"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    try:
+        tms.pause()
+        tms.resume()
+    finally:
+        monkeypatch.chdir(tmp_path)
+    assert int(kept[-1]) == 10
