@@ -125,6 +125,45 @@ TEST_F(VerdictsTest, APauseThatFailsBeforeItsFirstByteChangesNone) {
   EXPECT_EQ(verdicts(address), Verdicts{Verdict::kCopied});
 }
 
+TEST_F(VerdictsTest, WhatWasUnusedHasNoEarlierCopy) {
+  const CUdeviceptr address = alloc_retained(2 * kChunk);
+  fill(address, 2 * kChunk, 1);
+  OperationRequest request;
+  request.unused = AddressRanges({{address + kChunk, kChunk}});
+  request.unused_as_of = core().registry.last_lease();
+  Operation::claim(core(), OperationKind::kPause, request)->commit();
+  resume();
+  fill(address + kChunk, kChunk, 2);
+  core().rules.skip.clean = false;
+  pause();
+  EXPECT_EQ(verdicts(address), (Verdicts{Verdict::kUncompared, Verdict::kCopied}));
+}
+
+TEST_F(VerdictsTest, WhatAFailedPauseLeftOnTheDeviceKeepsItsVerdicts) {
+  core().rules.shared_handle_bytes = 0;  // each chunk leaves by a call of its own, after a resume as well
+  for (const BackupKind kind : {BackupKind::kRam, BackupKind::kNone}) {
+    const CUdeviceptr address = alloc_chunks("w", kind, 0, {kChunk, kChunk, kChunk, kChunk});
+    fill(address, 4 * kChunk, 1);
+    for (const Verdict before : {Verdict::kNone, kind == BackupKind::kRam ? Verdict::kCopied : Verdict::kDropped}) {
+      sim().fail("cuMemUnmap", 3, 999, 1);
+      EXPECT_THROW(pause(), Error);
+      sim().clear_failures();
+      const auto allocation = core().registry.find(address);
+      const Verdicts found = verdicts(address);
+      size_t stayed = 0;
+      for (const Chunk& chunk : allocation->chunks) {
+        if (!chunk.is_resident()) continue;
+        ++stayed;
+        EXPECT_EQ(found[chunk.first_block()], before);
+      }
+      EXPECT_GT(stayed, 0u);
+      pause();
+      resume();
+    }
+    ebbtide::deallocate(core(), address);
+  }
+}
+
 // Of the blocks that left before the failure, the first pause's verdicts stay.
 TEST_F(VerdictsTest, APauseThatFinishesAnotherAddsToItsVerdicts) {
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk, kChunk, kChunk});

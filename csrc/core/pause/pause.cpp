@@ -336,10 +336,10 @@ void Pause::settle() noexcept {
   noted_.clear();
   chosen_.clear();
   for (const Judged& judged : judged_) {
-    // After a failure, what did not leave keeps the verdicts that it had.
     const Allocation& allocation = *judged.allocation;
-    if (allocation.is_paused.load() || allocation.is_away())
-      core().registry.set_verdicts(*judged.allocation, judged.verdicts);
+    if (!allocation.is_paused.load() && !allocation.is_away()) continue;
+    keep_verdicts_of_what_stayed(judged);
+    core().registry.set_verdicts(*judged.allocation, judged.verdicts);
   }
   judged_.clear();
   for (const Kept& kept : kept_) {

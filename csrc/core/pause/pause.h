@@ -112,6 +112,7 @@ class Pause : public Move {
   void submit(DeviceWork& work, Copy& copy, Leaving& leaving);
   std::shared_ptr<Verdicts> begin_verdicts(const Allocation& allocation);
   static void judge_whole(const Judged& judged, const Chunk& chunk, Verdict verdict);
+  void keep_verdicts_of_what_stayed(const Judged& judged) noexcept;
   Verdict judge(Kept& kept, size_t block, const kernels::BlockReport* report);
   void land(DeviceWork& work, Leaving& leaving);
   void leave(DeviceWork& work, Departure& departure);

@@ -18,6 +18,17 @@ void Pause::judge_whole(const Judged& judged, const Chunk& chunk, Verdict verdic
   std::fill_n(first, chunk.block_count(), verdict);
 }
 
+// After a failure: what did not leave the device has the verdicts of the pause before.
+void Pause::keep_verdicts_of_what_stayed(const Judged& judged) noexcept {
+  if (judged.verdicts == nullptr) return;
+  const auto earlier = core().registry.verdicts_of(*judged.allocation);
+  for (const Chunk& chunk : judged.allocation->chunks) {
+    if (!chunk.is_on_device() || !chunk.is_resident()) continue;
+    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)
+      (*judged.verdicts)[block] = earlier == nullptr ? Verdict::kNone : (*earlier)[block];
+  }
+}
+
 // Of all that is in use, which is not nothing: so something is copied behind the scan, and the chunk stays until then.
 bool Pause::changed_last_time(const Leaving& leaving) {
   const Kept& kept = *leaving.kept;
@@ -75,7 +86,8 @@ Verdict Pause::judge(Kept& kept, size_t block, const kernels::BlockReport* repor
     stored.has_content = false;
     return Verdict::kConstant;
   }
-  const bool was_constant = stored.is_constant && !stored.is_unused && stored.has_content;
+  const bool was_stored = stored.has_content && !stored.is_unused;
+  const bool was_constant = was_stored && stored.is_constant;
   stored.stand_for_bytes();
   const bool is_known = report != nullptr && skip.clean.load() && stored.has_digest;
   const bool is_clean = is_known && stored.digest == report->digest;
@@ -84,7 +96,7 @@ Verdict Pause::judge(Kept& kept, size_t block, const kernels::BlockReport* repor
   if (is_known && !is_clean) return Verdict::kChanged;
   if (was_constant && report != nullptr && report->is_constant == 0) return Verdict::kFilled;
   const bool is_uncompared = report == nullptr || !skip.clean.load() || is_clean;
-  return kept.had_backup && is_uncompared ? Verdict::kUncompared : Verdict::kCopied;
+  return was_stored && is_uncompared ? Verdict::kUncompared : Verdict::kCopied;
 }
 
 bool Pause::keeps_digests(const DeviceWork& work, const Leaving& leaving) {
