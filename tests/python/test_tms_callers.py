@@ -295,10 +295,10 @@ def replaced_path(request, environment):
     environment.add_wheel()
     if request.param == "start-up file":
         environment.ebbtide("compat", "install", "tms")
-        return {"python": environment.python, "path": "/root/Megatron-LM/"}
+        return {"python": environment.python, "path": "/path/to/Megatron-LM/"}
     folder = environment.ebbtide("compat", "path", "tms").strip()
     assert folder == str(preloading.compat_path())
-    return {"python": environment.python, "path": f"{folder}:/root/Megatron-LM/"}
+    return {"python": environment.python, "path": f"{folder}:/path/to/Megatron-LM/"}
 
 
 @pytest.mark.parametrize("preloaded_before", [True, False])

@@ -19,7 +19,7 @@ def imported(environment):
     environment.add_wheel()
 
     def ask(**variables):
-        chosen = {**ebbtide.env(compat="tms"), "LD_PRELOAD": "", "PYTHONPATH": "/root/Megatron-LM/", **variables}
+        chosen = {**ebbtide.env(compat="tms"), "LD_PRELOAD": "", "PYTHONPATH": "/path/to/Megatron-LM/", **variables}
         return environment.run("-c", ASK, **chosen).strip()
 
     return ask
