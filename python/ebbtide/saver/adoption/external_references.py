@@ -71,7 +71,7 @@ def storage_key(tensor: torch.Tensor) -> int | None:
         return None
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # functorch's wrappers
+    except RuntimeError:  # functorch's wrappers
         return None
 
 

@@ -108,7 +108,7 @@ def ask(tensor: "torch.Tensor", name: str, otherwise: Any = None) -> Any:
     try:
         with torch._C.DisableTorchFunction():
             return found(tensor) if callable(found) else found.__get__(tensor)
-    except (NotImplementedError, RuntimeError, TypeError):
+    except RuntimeError:
         return otherwise
 
 
@@ -117,7 +117,7 @@ def storage_range(tensor: "torch.Tensor") -> tuple[int, int] | None:
     storage = ask(tensor, "untyped_storage")
     try:
         return (storage.data_ptr(), storage.nbytes()) if storage is not None and storage.nbytes() else None
-    except (NotImplementedError, RuntimeError):  # a subclass without bytes of its own
+    except RuntimeError:  # a subclass without bytes of its own
         return None
 
 
