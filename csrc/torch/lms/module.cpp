@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -103,6 +102,7 @@ py::dict statistics() {
   result["hidden_seconds"] = found.hidden_seconds;
   result["prefetch_hits"] = found.prefetch_hits;
   result["prefetch_late"] = found.prefetch_late;
+  result["plans_made"] = found.plans_made;
   return result;
 }
 
@@ -164,9 +164,8 @@ void add_states(py::module_& module) {
   });
 }
 
-// Of the parameters that may move, those that have not been adopted yet. And, unless they are brought to the device,
-// whether some are on the host.
-py::tuple begin_use(uintptr_t user, const py::dict& parameters, bool brings) {
+// Of the parameters that may move, those that have not been adopted yet.
+py::list begin_use(uintptr_t user, const py::dict& parameters, bool brings) {
   std::vector<const void*> addresses;
   py::list others;
   for (const auto& [name, parameter] : parameters) {
@@ -179,13 +178,9 @@ py::tuple begin_use(uintptr_t user, const py::dict& parameters, bool brings) {
       others.append(parameter);
     }
   }
-  const auto use = [&] {
-    const py::gil_scoped_release without_gil;
-    Weights::instance().begin_use(reinterpret_cast<const void*>(user), addresses, brings);
-    return !brings && std::any_of(addresses.begin(), addresses.end(), &Weights::is_on_host);
-  };
-  const bool are_some_on_host = use();
-  return py::make_tuple(others, are_some_on_host);
+  const py::gil_scoped_release without_gil;
+  Weights::instance().begin_use(reinterpret_cast<const void*>(user), addresses, brings);
+  return others;
 }
 
 bool is_on_host(const py::object& object) {

@@ -20,6 +20,7 @@ from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.lms import devices
 from ebbtide.lms.streaming import counting, optimizer_step
+from ebbtide.lms.streaming.host_ranges import STATES as TAG
 from ebbtide.lms.streaming.host_ranges import HostRanges
 from ebbtide.saver.adoption.adopt import adopt_quietly
 from ebbtide.saver.operations.trim import trim_quietly
@@ -27,7 +28,6 @@ from ebbtide.saver.pools import backends, captures
 from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.regions.region import region
 
-TAG = "lms.optimizer"  # csrc/torch/lms/optimizer_states.cpp
 _MARK = "_ebbtide_moves_states"
 
 

@@ -16,12 +16,12 @@ from typing import Any
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.lms import devices
+from ebbtide.lms.streaming.host_ranges import GRADIENTS as TAG_OF_GRADIENTS
+from ebbtide.lms.streaming.host_ranges import WEIGHTS as TAG
 from ebbtide.saver.adoption.storage_movers import Mover, make_mover
 from ebbtide.saver.operations.trim import trim_quietly
 from ebbtide.saver.pools import backends, captures
 from ebbtide.saver.regions.region import region
-
-TAG, TAG_OF_GRADIENTS = "lms.weights", "lms.gradients"  # csrc/torch/lms/weights.cpp
 
 
 class _State:
@@ -242,10 +242,9 @@ def _before_forward(module: Any, inputs: Any) -> None:
     if (compiled := modules.get("_orig_mod")) is not None:  # what torch.compile made of it calls no hook inside
         parameters = dict(compiled.named_parameters())
     uses_copies = not torch.is_grad_enabled() and _layers().serve(module)
-    others, on_host = _now.extension.begin_use(id(module), parameters, not uses_copies)
-    if others:
+    if others := _now.extension.begin_use(id(module), parameters, not uses_copies):
         _adopt(others)
-    if on_host and _now.may_return and not captures.is_capturing():
+    if uses_copies and _now.may_return and _is_on_host(module.weight) and not captures.is_capturing():
         _now.may_return = False  # once for each limit: what finds no room would only leave again
         assert _now.device is not None
         _now.device.trim()

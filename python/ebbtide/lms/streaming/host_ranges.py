@@ -4,7 +4,7 @@ import bisect
 
 from ebbtide import _core
 
-TAGS = ("lms.optimizer", "lms.weights", "lms.gradients")
+STATES, WEIGHTS, GRADIENTS = "lms.optimizer", "lms.weights", "lms.gradients"  # csrc/torch/lms/*.cpp
 
 
 class HostRanges:
@@ -18,7 +18,7 @@ class HostRanges:
     def now(cls) -> "HostRanges | None":
         """None: there are none."""
         ranges = []
-        for tag in TAGS:
+        for tag in (STATES, WEIGHTS, GRADIENTS):
             status = _core.query_tag(tag)
             if status is None or not status.host_bytes:
                 continue
