@@ -295,7 +295,9 @@ uint64_t Ledger::await_others(const Attempt& attempt) {
 Statistics Ledger::statistics() {
   reap();
   const Lock lock(mutex_);
-  return statistics_;
+  Statistics found = statistics_;
+  for (const auto& [device, steps] : steps_) found.plans_made += steps.follower.plans_made();
+  return found;
 }
 
 void Ledger::reset_statistics() {

@@ -76,6 +76,7 @@ struct Statistics {
   double hidden_seconds = 0;   // of copies beside other work
   uint64_t prefetch_hits = 0;  // loads ahead of need that were complete when their tensor was wanted
   uint64_t prefetch_late = 0;  // those that were not
+  uint64_t plans_made = 0;     // of steps, ever
 };
 
 class Ledger {
