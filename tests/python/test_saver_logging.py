@@ -370,7 +370,7 @@ def test_a_forked_child_logs_by_itself(run_python_with_torch, driver_name):
     for _ in range(20):
         child = os.fork()
         if child == 0:
-            signal.alarm(100)
+            signal.alarm(20)
             logs.log(logging.INFO, "a child of debug")
             try:
                 saver.pause("w")
