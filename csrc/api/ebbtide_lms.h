@@ -42,7 +42,7 @@ EBBTIDE_API ebbtide_status ebbtide_query_host_memory(ebbtide_host_memory_info* i
  *
  *   ebbtide_begin_copy(0, host, device_pointer, bytes, EBBTIDE_TO_HOST, torch_stream, &copy, &error);
  *   ...
- *   if (ebbtide_is_copy_done(copy)) ebbtide_end_copy(copy, &seconds, &error);  // device_pointer may be freed now
+ *   if (ebbtide_is_copy_done(copy)) ebbtide_end_copy(copy, NULL, NULL, &error);  // device_pointer may be freed now
  *
  * Until a copy was seen to be complete (is_copy_done gave 1, or wait_for_copy or end_copy gave OK), neither side may be
  * freed, and the destination may only be used, and the source only be written, by streams that were ordered after it.
@@ -79,10 +79,12 @@ EBBTIDE_API ebbtide_status ebbtide_wait_for_copy(ebbtide_copy* copy, ebbtide_err
  * captures: the capture goes on unharmed. The copy may be ended at any time after this call. */
 EBBTIDE_API ebbtide_status ebbtide_order_after_copy(ebbtide_copy* copy, void* stream, ebbtide_error* error);
 /* Ends the copy: waits for it if it is not complete, and frees its record, also if this fails. seconds, unless NULL:
- * what the copy itself took, without its time in the queue; 0 where the driver does not tell. May be called during
+ * what the copy itself took, without its time in the queue. waited_seconds, unless NULL: how long the first stream that
+ * was ordered after it had nothing else to do. Either is 0 where the driver does not tell. May be called during
  * captures. DRIVER_ERROR where it could not be waited for, with the consequences that ebbtide_begin_copy describes.
  * INVALID_ARGUMENT for what is no copy, or was ended already. */
-EBBTIDE_API ebbtide_status ebbtide_end_copy(ebbtide_copy* copy, double* seconds, ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_end_copy(ebbtide_copy* copy, double* seconds, double* waited_seconds,
+                                            ebbtide_error* error);
 
 /* --- the limit ---------------------------------------------------------------------------------------------------- */
 /* The most device memory that ebbtide's own allocations may hold on each device while large model support is on, beside

@@ -100,10 +100,11 @@ ebbtide_status ebbtide_order_after_copy(ebbtide_copy* copy, void* stream, ebbtid
   return guarded(error, [&] { known_copies().at(copy).copy->order_before(static_cast<CUstream>(stream)); });
 }
 
-ebbtide_status ebbtide_end_copy(ebbtide_copy* copy, double* seconds, ebbtide_error* error) {
+ebbtide_status ebbtide_end_copy(ebbtide_copy* copy, double* seconds, double* waited_seconds, ebbtide_error* error) {
   return guarded(error, [&] {
-    const double taken = known_copies().take(copy)->copy->end();
-    if (seconds != nullptr) *seconds = taken;
+    const lms::CopySeconds found = known_copies().take(copy)->copy->end();
+    if (seconds != nullptr) *seconds = found.copying;
+    if (waited_seconds != nullptr) *waited_seconds = found.waited;
   });
 }
 

@@ -1,5 +1,6 @@
 #include "lms/copies.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/error.h"
@@ -78,8 +79,8 @@ CopyEvents CopyStream::take_events() {
     }
     idle_events_.reserve(++made_events_);
   }
-  Event begin = Event::create_timed();
-  return {std::move(begin), Event::create_timed()};
+  Event begin = Event::create_timed(), end = Event::create_timed();
+  return {std::move(begin), std::move(end), Event::create_timed()};
 }
 
 void CopyStream::give_back(CopyEvents events) noexcept {
@@ -119,20 +120,24 @@ void Copy::order_before(CUstream stream) {
   const ContextScope scope(stream_.device());
   if (is_capture_visible(stream_.device(), stream)) throw_capturing(stream_.device());
   if (is_done_.load()) return;
+  // Where that fails, as in a stream of another device, nobody learns how long the stream waits.
+  if (!is_awaited_) is_awaited_ = driver().cuEventRecord(events_.reached.get(), stream) == CUDA_SUCCESS;
   check(driver().cuStreamWaitEvent(stream, events_.end.get(), CU_EVENT_WAIT_DEFAULT), "cuStreamWaitEvent");
 }
 
-double Copy::end() {
+CopySeconds Copy::end() {
   try {
     wait();
   } catch (const DriverError&) {
     stream_.settle(on_host_);
   }
-  double seconds = 0;
+  CopySeconds seconds;
   try {
     const ContextScope scope(stream_.device());
     const RelaxedCaptureMode relaxed;
-    seconds = events_.end.seconds_since(events_.begin);
+    seconds.copying = events_.end.seconds_since(events_.begin);
+    // Of a stream that has not come so far, the driver tells nothing: it does not wait.
+    if (is_awaited_) seconds.waited = std::max(0.0, events_.end.seconds_since(events_.reached));
   } catch (const DriverError&) {
     // The copy is complete all the same.
   }

@@ -19,10 +19,16 @@ namespace ebbtide::lms {
 
 enum class CopyDirection { kToHost = 0, kToDevice = 1 };
 
-// When a copy began and ended.
+// When a copy began and ended, and when a stream came to wait for it.
 struct CopyEvents {
   Event begin;
   Event end;
+  Event reached;
+};
+
+struct CopySeconds {
+  double copying = 0;
+  double waited = 0;  // by the first stream that was ordered after it
 };
 
 // One stream of copies: a device and a direction. Its functions need the device's context, which is current.
@@ -74,9 +80,8 @@ class Copy {
   void wait();
   // What is queued in the stream from now on comes after the copy. Throws StateError, DriverError.
   void order_before(CUstream stream);
-  // Waits, gives the events back and returns how long the copy itself took, in seconds. Throws DriverError if the copy
-  // may run for ever. Once.
-  double end();
+  // Waits and gives the events back. Throws DriverError if the copy may run for ever. Once.
+  CopySeconds end();
 
  private:
   friend class Copies;
@@ -84,6 +89,7 @@ class Copy {
   CaptureGate& gate_;
   const void* const on_host_;
   CopyEvents events_;
+  bool is_awaited_ = false;  // events_.reached is recorded
   std::atomic<bool> is_done_{false};
 };
 

@@ -31,15 +31,15 @@ static void check_copies(void) {
   EXPECT(EBBTIDE_OK, ebbtide_wait_for_copy(copy, &error));
   CHECK(ebbtide_is_copy_done(copy) == 1);
   CHECK(memcmp(device, host, CHUNK) == 0);
-  EXPECT(EBBTIDE_OK, ebbtide_end_copy(copy, &seconds, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_end_copy(copy, &seconds, NULL, &error));
   CHECK(seconds > 0);
 
   memset(device, 9, CHUNK);
   EXPECT(EBBTIDE_OK, ebbtide_begin_copy(0, host, device, CHUNK, EBBTIDE_TO_HOST, NULL, &copy, &error));
-  EXPECT(EBBTIDE_OK, ebbtide_end_copy(copy, NULL, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_end_copy(copy, NULL, NULL, &error));
   CHECK(memcmp(device, host, CHUNK) == 0);
 
-  REFUSED(ebbtide_end_copy(copy, &seconds, &error));
+  REFUSED(ebbtide_end_copy(copy, &seconds, NULL, &error));
   REFUSED(ebbtide_wait_for_copy(copy, &error));
   REFUSED(ebbtide_order_after_copy(none, NULL, &error));
   CHECK(ebbtide_is_copy_done(none) == 0 && ebbtide_is_copy_done(NULL) == 0);
@@ -67,14 +67,14 @@ static void check_copies(void) {
     const int is_refused =
         ebbtide_is_copy_done(copy) == 0 && ebbtide_wait_for_copy(copy, NULL) == EBBTIDE_STATE_ERROR &&
         ebbtide_order_after_copy(copy, NULL, NULL) == EBBTIDE_STATE_ERROR &&
-        ebbtide_end_copy(copy, NULL, NULL) == EBBTIDE_STATE_ERROR &&
+        ebbtide_end_copy(copy, NULL, NULL, NULL) == EBBTIDE_STATE_ERROR &&
         ebbtide_begin_copy(0, host, device, CHUNK, EBBTIDE_TO_HOST, NULL, &none, NULL) == EBBTIDE_STATE_ERROR;
     _exit(is_refused ? 0 : 1);
   }
   int status = 1;
   CHECK(waitpid(child, &status, 0) == child && status == 0);
   EXPECT(EBBTIDE_OK, ebbtide_end_capture(&error));
-  EXPECT(EBBTIDE_OK, ebbtide_end_copy(copy, &seconds, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_end_copy(copy, &seconds, NULL, &error));
 
   EXPECT(EBBTIDE_OK, ebbtide_give_host_memory(host, &error));
   EXPECT(EBBTIDE_OK, ebbtide_free(device, &error));

@@ -122,7 +122,7 @@ class CopiesFaults : public CopiesTest {
       expect_a_whole_trip();
       EXPECT_EQ(memory_->usage().used_bytes, 2 * kChunk);
       // With one failure, none that can't be destroyed: two events of each copy and one of each stream.
-      if (times == 1) EXPECT_EQ(Live::now().events, before.events + (is_first_use ? 6 : 0));
+      if (times == 1) EXPECT_EQ(Live::now().events, before.events + (is_first_use ? 8 : 0));
     }
   }
 

@@ -146,7 +146,7 @@ TEST_F(CopiesTest, ManyAreUnderWayAndTheirEventsAreUsedAgain) {
     if (made != 0) EXPECT_EQ(events, made) << "no new events in a later round";
     made = events;
   });
-  EXPECT_EQ(Live::now().events, before.events + 2 * kCount + 1);
+  EXPECT_EQ(Live::now().events, before.events + 3 * kCount + 1);
   EXPECT_EQ(Live::now().streams, before.streams + 1);
   copies_.reset();
   EXPECT_EQ(Live::now().events, before.events);
@@ -219,13 +219,59 @@ TEST_F(CopiesTest, TheDurationIsThatOfTheCopyItself) {
   const auto wait = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
   check(driver().cuLaunchHostFunc(stream.get(), wait, nullptr), "cuLaunchHostFunc");
   const auto begin = std::chrono::steady_clock::now();
-  const double seconds = to_host(piece, address, kChunk, stream.get())->end();
+  const double seconds = to_host(piece, address, kChunk, stream.get())->end().copying;
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
   EXPECT_GT(seconds, 0);
   EXPECT_GT(waited.count(), 0.05);
   EXPECT_LT(seconds, waited.count() - 0.045);
   sim().fail("cuEventElapsedTime", 1, 999, 1);
-  EXPECT_EQ(to_host(piece, address, kChunk, stream.get())->end(), 0) << "and no failure: the bytes are there";
+  EXPECT_EQ(to_host(piece, address, kChunk, stream.get())->end().copying, 0) << "and no failure: the bytes are there";
+}
+
+TEST_F(CopiesTest, TheWaitOfAStreamIsTimedApart) {
+  const CUdeviceptr address = alloc("lms", kChunk);
+  std::byte* const piece = memory_->take(0, kChunk);
+  const Stream busy = Stream::create(), idle = Stream::create();
+  const auto work_in = [](const Stream& stream) {
+    const auto work = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
+    check(driver().cuLaunchHostFunc(stream.get(), work, nullptr), "cuLaunchHostFunc");
+  };
+  work_in(busy);
+  const auto awaited = to_host(piece, address, kChunk, busy.get());
+  awaited->order_before(idle.get());
+  idle.synchronize();
+  const lms::CopySeconds seconds = awaited->end();
+  EXPECT_GT(seconds.waited, 0.045);
+  EXPECT_LT(seconds.copying, 0.045);
+
+  const auto complete = to_host(piece, address, kChunk, nullptr);
+  complete->wait();
+  complete->order_before(idle.get());
+  EXPECT_EQ(complete->end().waited, 0);
+
+  work_in(busy);  // which has not come to the copy when that is complete
+  const auto early = to_host(piece, address, kChunk, nullptr);
+  early->order_before(busy.get());
+  early->wait();
+  EXPECT_EQ(early->end().waited, 0);
+  busy.synchronize();
+
+  EXPECT_EQ(to_host(piece, address, kChunk, nullptr)->end().waited, 0) << "no stream waits";
+}
+
+TEST_F(CopiesTest, AStreamWhoseWaitCantBeTimedWaitsAllTheSame) {
+  const CUdeviceptr address = alloc("lms", kChunk);
+  const CUdeviceptr elsewhere = alloc("lms", kChunk);
+  std::byte* const piece = memory_->take(0, kChunk);
+  const Stream stream = Stream::create();
+  std::memset(piece, 7, kChunk);
+  const auto copy = to_device(address, piece, kChunk, nullptr);
+  sim().fail("cuEventRecord", 1, 400, 1);
+  copy->order_before(stream.get());
+  check(driver().cuMemcpyDtoDAsync(elsewhere, address, kChunk, stream.get()), "cuMemcpyDtoDAsync");
+  stream.synchronize();
+  EXPECT_TRUE(is_all_on_device(elsewhere, 7, kChunk));
+  EXPECT_EQ(copy->end().waited, 0);
 }
 
 class CopiesAndCaptures : public CopiesTest {

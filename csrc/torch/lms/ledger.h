@@ -71,12 +71,14 @@ struct Statistics {
   uint64_t fits = 0;      // those for which one storage made way, so that torch kept what it caches
   uint64_t evicted_bytes = 0;
   uint64_t loaded_bytes = 0;
-  uint64_t host_bytes = 0;     // of storages that are on the host now
-  double waited_seconds = 0;   // spent in copies that a thread waited for
-  double hidden_seconds = 0;   // of copies beside other work
-  uint64_t prefetch_hits = 0;  // loads ahead of need that were complete when their tensor was wanted
-  uint64_t prefetch_late = 0;  // those that were not
-  uint64_t plans_made = 0;     // of steps, ever
+  uint64_t host_bytes = 0;           // of storages that are on the host now
+  double waited_seconds = 0;         // spent in copies that a thread waited for
+  double stream_waited_seconds = 0;  // that a stream had nothing to do but to wait for a copy
+  double hidden_seconds = 0;         // of copies beside other work
+  uint64_t prefetch_hits = 0;        // loads ahead of need that were complete when their tensor was wanted
+  uint64_t prefetch_late = 0;        // those that were not
+  uint64_t plans_made = 0;           // of steps, ever
+  double out_bytes_per_second = 0;   // of the latest copies to the host
 };
 
 class Ledger {

@@ -235,18 +235,19 @@ void Ledger::reap(bool waits_for_all) noexcept {
   const auto complete = std::partition(transits.begin(), transits.end(), [&](const Transit& transit) {
     return transit.copy && !transit.copy.is_done() && !waits_for_all;
   });
-  double hidden_seconds = 0, waited_seconds = 0;
+  double hidden_seconds = 0, waited_seconds = 0, stream_waited_seconds = 0;
   Rate in, out;
   std::for_each(complete, transits.end(), [&](Transit& transit) {
-    double seconds = 0;
+    double seconds = 0, of_stream_seconds = 0;
     const auto begin = std::chrono::steady_clock::now();
-    transit.copy.end(&seconds);
+    transit.copy.end(&seconds, &of_stream_seconds);
+    stream_waited_seconds += of_stream_seconds;
     if (waits_for_all) {
       const double waited = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       transit.waited_seconds += waited;
       waited_seconds += waited;
     }
-    hidden_seconds += std::max(0.0, seconds - transit.waited_seconds);
+    hidden_seconds += std::max(0.0, seconds - transit.waited_seconds - of_stream_seconds);
     Rate& rate = transit.is_arrival ? in : out;
     rate.seconds += seconds;
     if (seconds > 0) rate.bytes += static_cast<double>(transit.size_bytes);
@@ -258,6 +259,7 @@ void Ledger::reap(bool waits_for_all) noexcept {
     is_off = !are_evictions_allowed_;
     statistics_.hidden_seconds += hidden_seconds;
     statistics_.waited_seconds += waited_seconds;
+    statistics_.stream_waited_seconds += stream_waited_seconds;
     in_.add(in);
     out_.add(out);
     retired_.reserve(retired_.size() + transits.size());

@@ -60,8 +60,9 @@ void OwnedCopy::come_before(void* stream) {
   if (ebbtide_order_after_copy(handle_, stream, &error) != EBBTIDE_OK) throw std::runtime_error(error.message);
 }
 
-bool OwnedCopy::end(double* seconds) noexcept {
-  return handle_ == nullptr || ebbtide_end_copy(std::exchange(handle_, nullptr), seconds, nullptr) == EBBTIDE_OK;
+bool OwnedCopy::end(double* seconds, double* waited_seconds) noexcept {
+  return handle_ == nullptr ||
+         ebbtide_end_copy(std::exchange(handle_, nullptr), seconds, waited_seconds, nullptr) == EBBTIDE_OK;
 }
 
 // --- Transit ---

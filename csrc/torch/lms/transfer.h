@@ -47,8 +47,8 @@ class OwnedCopy {
   // What is queued in the stream from now on begins after the copy. Throws std::runtime_error.
   void come_before(void* stream);
   // The thread waits. False if the copy can't be waited for and may run for ever. seconds: how long the copy itself
-  // took; unchanged where that is unknown.
-  bool end(double* seconds = nullptr) noexcept;
+  // took; waited_seconds: how long a stream waited for it. Both are unchanged where that is unknown.
+  bool end(double* seconds = nullptr, double* waited_seconds = nullptr) noexcept;
 
  private:
   static OwnedCopy begin(int device, void* to, const void* from, uint64_t size_bytes, int32_t direction, void* stream,

@@ -237,13 +237,14 @@ def stats() -> dict[str, int | float]:
         print(ebbtide.lms.stats())
 
     device_bytes and peak_device_bytes: device memory that ebbtide holds, of the fullest device. evictions,
-    evicted_bytes, loaded_bytes: storages that left, and bytes that left and came back. waited_seconds: copies that a
-    thread waited for; hidden_seconds: copies beside other work. prefetch_hits, prefetch_late: loads that were, or were
-    not, complete when their tensor was wanted. host_bytes: evicted bytes on the host now. state_evicted_bytes,
-    state_loaded_bytes, state_host_bytes: the same of optimizer states, which the counters before leave out.
-    weight_evicted_bytes, weight_loaded_bytes, weight_host_bytes: the same of weights. streamed_bytes: what lay on the
-    host and passed through the device in optimizer steps and in forward passes without gradients. slow_reads: optimizer
-    steps that found states on the host, and uses of weights that found them there, and read them over the bus.
+    evicted_bytes, loaded_bytes: storages that left, and bytes that left and came back. waited_seconds: how long the GPU
+    or a thread had nothing to do but to wait for copies; hidden_seconds: copies beside other work. prefetch_hits,
+    prefetch_late: loads that were, or were not, complete when their tensor was wanted. host_bytes: evicted bytes on the
+    host now. state_evicted_bytes, state_loaded_bytes, state_host_bytes: the same of optimizer states, which the
+    counters before leave out. weight_evicted_bytes, weight_loaded_bytes, weight_host_bytes: the same of weights.
+    streamed_bytes: what lay on the host and passed through the device in optimizer steps and in forward passes without
+    gradients. slow_reads: optimizer steps that found states on the host, and uses of weights that found them there, and
+    read them over the bus.
     """
     found: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
     found["waited_seconds"] = found["hidden_seconds"] = 0.0
