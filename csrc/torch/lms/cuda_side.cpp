@@ -68,10 +68,12 @@ class CudaSide final : public DeviceSide {
   }
 
   uint64_t used_bytes(c10::Device device) const override {
-    return on_device_bytes(device, stats(device).allocated_bytes[kAll].current);
+    return counted_bytes(stats(device).allocated_bytes[kAll].current);
   }
+  uint64_t elsewhere_bytes(c10::Device device) const override { return away.at(device.index()).load(); }
   uint64_t held_bytes(c10::Device device) const override {
-    return on_device_bytes(device, stats(device).reserved_bytes[kAll].current);
+    const uint64_t reserved_bytes = counted_bytes(stats(device).reserved_bytes[kAll].current);
+    return reserved_bytes - std::min(reserved_bytes, elsewhere_bytes(device));
   }
 
   void release_cached(c10::Device /*device*/) const noexcept override {
@@ -90,10 +92,7 @@ class CudaSide final : public DeviceSide {
   }
 
  private:
-  static uint64_t on_device_bytes(c10::Device device, int64_t counted_bytes) {
-    const auto counted = static_cast<uint64_t>(std::max<int64_t>(counted_bytes, 0));
-    return counted - std::min(counted, away.at(device.index()).load());
-  }
+  static uint64_t counted_bytes(int64_t bytes) { return static_cast<uint64_t>(std::max<int64_t>(bytes, 0)); }
   static c10::CachingDeviceAllocator::DeviceStats stats(c10::Device device) {
     return c10::getDeviceAllocator(kCuda)->getDeviceStats(device.index());
   }

@@ -7,6 +7,8 @@
 
 #include "api/ebbtide.h"
 #include "torch/lms/cuda_side.h"
+#include "torch/lms/optimizer_states.h"
+#include "torch/lms/weights.h"
 
 namespace ebbtide::lms {
 namespace {
@@ -45,6 +47,9 @@ class SimulatedSide final : public DeviceSide {
   void let_go(c10::Storage /*storage*/, c10::Stream /*stream*/) const noexcept override {}
 
   uint64_t used_bytes(c10::Device /*device*/) const override { return hooks.used_bytes(); }
+  uint64_t elsewhere_bytes(c10::Device /*device*/) const override {
+    return OptimizerStates::host_bytes() + Weights::host_bytes();
+  }
   uint64_t held_bytes(c10::Device /*device*/) const override { return query().held_bytes; }
   void release_cached(c10::Device /*device*/) const noexcept override { hooks.release_cached(); }
 

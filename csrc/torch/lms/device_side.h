@@ -33,8 +33,11 @@ class DeviceSide {
   virtual bool is_on_device(const void* address) const = 0;
   // The last reference goes. What is queued in the stream may still use the memory.
   virtual void let_go(c10::Storage storage, c10::Stream stream) const noexcept = 0;
-  // What tensors have, without what is cached, and with it.
+  // What tensors have, wherever it lies, without what is cached.
   virtual uint64_t used_bytes(c10::Device device) const = 0;
+  // Of memory in tags, what is not on the device. It counts in used_bytes.
+  virtual uint64_t elsewhere_bytes(c10::Device device) const = 0;
+  // What is on the device, with what is cached.
   virtual uint64_t held_bytes(c10::Device device) const = 0;
   // Gives back what is cached.
   virtual void release_cached(c10::Device device) const noexcept = 0;

@@ -93,7 +93,7 @@ std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
       saved = std::make_shared<SavedStorage>(*this, storage, stream, ++last_number_);
       by_age_.emplace(saved->saved_, saved);
       entry = saved;
-      saved->number_ = steps.follower.saved(saved->size_bytes_, demand_bytes(steps, used_bytes), now());
+      saved->number_ = steps.follower.saved(saved->size_bytes_, demand_bytes(used_bytes), now());
       steps.storages.emplace(saved->number_, saved.get());
       note_due(steps);
     }
@@ -235,7 +235,7 @@ uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes) noexcept {
     if (!are_evictions_allowed_) return 0;
     ++statistics_.reclaims;
     Steps& steps = steps_[device.index()];
-    steps.follower.missed(limit_bytes + short_bytes + statistics_.host_bytes);
+    steps.follower.missed(demand_bytes(limit_bytes + short_bytes + side.elsewhere_bytes(device)));
     if (steps.follower.is_following()) steps.short_bytes += short_bytes;
   }
   const uint64_t freed_bytes = evict(wanted_bytes, device);
@@ -252,7 +252,8 @@ Ledger::Fit Ledger::make_fit(c10::Device device, uint64_t wanted_bytes) noexcept
   const DeviceSide& side = side_of(device);
   try {
     const c10::Stream stream = side.current_stream(device);
-    const uint64_t used_bytes = side.used_bytes(device), limit_bytes = side.limit_bytes(device);
+    const uint64_t used_bytes = side.used_bytes(device);
+    const uint64_t allowed_bytes = side.limit_bytes(device) + side.elsewhere_bytes(device);
     for (const auto which : {Candidates::kCopied, Candidates::kAll}) {
       Choice choice;
       Lock lock(mutex_);
@@ -265,11 +266,10 @@ Ledger::Fit Ledger::make_fit(c10::Device device, uint64_t wanted_bytes) noexcept
       }
       const auto chosen = policy::choose_fitting(choice.numbers, wanted_bytes);
       if (!chosen) continue;
-      const uint64_t demand_bytes = used_bytes + wanted_bytes;
-      if (demand_bytes > limit_bytes) {  // else there is room, but not in one piece
+      if (used_bytes + wanted_bytes > allowed_bytes) {  // else there is room, but not in one piece
         Steps& steps = steps_[device.index()];
-        steps.follower.missed(demand_bytes + statistics_.host_bytes);
-        if (steps.follower.is_following()) steps.short_bytes += demand_bytes - limit_bytes;
+        steps.follower.missed(demand_bytes(used_bytes + wanted_bytes));
+        if (steps.follower.is_following()) steps.short_bytes += used_bytes + wanted_bytes - allowed_bytes;
       }
       SavedStorage& saved = *choice.storages[*chosen];
       if (!send_away(lock, saved)) return Fit::kNone;

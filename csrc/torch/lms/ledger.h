@@ -125,9 +125,7 @@ class Ledger {
     uint64_t margin_bytes = 0;      // what a plan leaves free of it
     uint64_t short_bytes = 0;       // by which this step was short of memory in spite of its plan
     uint64_t unforeseen_bytes = 0;  // that left to make a fit, and whose copies the plan had not begun
-    // Optimizer states, weights and gradients that lay on the host when this step began. Tensors use them, but they
-    // take no device memory.
-    uint64_t elsewhere_bytes = 0;
+    uint64_t elsewhere_bytes = 0;   // of the latest plan: what of the demand took no device memory
   };
   // What copies in one direction have done so far.
   struct Rate {
@@ -166,9 +164,7 @@ class Ledger {
   void reap(bool waits_for_all = false) noexcept;
 
   // ledger_steps.cpp
-  uint64_t demand_bytes(const Steps& steps, uint64_t used_bytes) const {
-    return used_bytes - std::min(used_bytes, steps.elsewhere_bytes) + statistics_.host_bytes;
-  }
+  uint64_t demand_bytes(uint64_t used_bytes) const { return used_bytes + statistics_.host_bytes; }
   double now() const;
   void end_step(c10::Device device, Steps& steps);
   static void note_due(Steps& steps);

@@ -9,8 +9,6 @@
 
 #include "torch/lms/device_side.h"
 #include "torch/lms/ledger.h"
-#include "torch/lms/optimizer_states.h"
-#include "torch/lms/weights.h"
 
 namespace ebbtide::lms {
 namespace {
@@ -46,11 +44,17 @@ void Ledger::end_step(c10::Device device, Steps& steps) {
   // to leave only because of the pieces comes to less where a plan leaves room for some of it.
   const uint64_t added_bytes = std::exchange(steps.short_bytes, 0) + std::exchange(steps.unforeseen_bytes, 0) / 4;
   steps.margin_bytes = std::min(steps.margin_bytes + added_bytes, limit_bytes / 4);
-  steps.follower.end_step({limit_bytes - steps.margin_bytes, out_.bytes_per_second(), in_.bytes_per_second()});
+  // Memory of tags that lies on the host leaves as much of the limit to the rest. A little more of it is no reason for
+  // another plan.
+  const uint64_t elsewhere_bytes = side_of(device).elsewhere_bytes(device);
+  const bool is_little_more =
+      elsewhere_bytes >= steps.elsewhere_bytes && elsewhere_bytes - steps.elsewhere_bytes <= limit_bytes / 64;
+  if (!is_little_more) steps.elsewhere_bytes = elsewhere_bytes;
+  steps.follower.end_step({limit_bytes - steps.margin_bytes + steps.elsewhere_bytes, out_.bytes_per_second(),
+                           in_.bytes_per_second()});
   steps.due = {};
   steps.postponed.clear();
   steps.was_wanted = false;
-  steps.elsewhere_bytes = OptimizerStates::host_bytes() + Weights::host_bytes();
 }
 
 // The follower's actions are those of its last call alone.
@@ -88,7 +92,7 @@ void Ledger::want(SavedStorage& saved, uint64_t used_bytes) {
   Steps& steps = steps_[saved.device_.index()];
   if (!steps.storages.contains(saved.number_)) return;  // of an earlier step
   steps.was_wanted = true;
-  steps.follower.wanted(saved.number_, demand_bytes(steps, used_bytes), now());
+  steps.follower.wanted(saved.number_, demand_bytes(used_bytes), now());
   note_due(steps);
   note_free(steps);
   watch(steps, saved);
