@@ -1,6 +1,5 @@
 """Large model support: a step whose states lie on the host runs in pieces that pass through the device."""
 
-import gc
 import random
 import signal
 import sys
@@ -15,17 +14,10 @@ from ebbtide.lms.streaming import optimizer_step  # noqa: E402
 from lms_model import MIB, SMALL  # noqa: E402
 from lms_states import TAG, Training, content, extension  # noqa: E402
 
-pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
-
-
-@pytest.fixture(autouse=True)
-def _no_states_left(saver, lms):
-    yield
-    gc.collect()
-    lms.disable()
-    status = saver.tags().get(TAG)
-    assert status is None or status.lease_count == 0
-    assert not extension().is_in_step()
+pytestmark = [  # tests/gpu/test_gpu_lms.py is for GPUs
+    pytest.mark.sim_only,
+    pytest.mark.usefixtures("no_states_left"),
+]
 
 
 @pytest.fixture
@@ -254,6 +246,46 @@ def test_a_wrapper_of_somebody_elses_sees_one_step(states_stay_away, monkeypatch
     _, _, numbers = steps_in_pieces(states_stay_away, torch.optim.AdamW, steps=3)
     assert len(calls) == 3
     assert numbers["streamed_bytes"] == 0
+
+
+class Delegate(torch.optim.Optimizer):
+    """Calls another optimizer, whose groups and states are its own, as Accelerate's wrapper does."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    state = property(lambda self: self.optimizer.state)
+    param_groups = property(lambda self: self.optimizer.param_groups)
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+
+def test_the_step_of_an_optimizer_that_another_one_calls(states_stay_away):
+    def make(parameters, lr):
+        return Delegate(torch.optim.AdamW(parameters, lr))
+
+    plain = steps_without(make)
+    losses, result, numbers = steps_in_pieces(states_stay_away, make)
+    assert (losses, result) == plain
+    assert numbers["streamed_bytes"] > 0
+    assert numbers["state_loaded_bytes"] == numbers["slow_reads"] == 0
+
+
+def test_nothing_changes_its_address(states_stay_away):
+    with states_stay_away.enable(limit="64MiB", min_size=SMALL):
+        training = Training()
+        training.step()
+        send_all_away()
+        tensors = [*training.model.parameters(), *training.states()]
+        before = [each.data_ptr() for each in tensors]
+        for _ in range(3):
+            training.step()
+        assert [each.data_ptr() for each in [*training.model.parameters(), *training.states()]] == before
+        assert states_stay_away.stats()["streamed_bytes"] > 0
 
 
 def test_without_room_for_slots_the_step_reads_over_the_bus(states_stay_away, monkeypatch):

@@ -127,13 +127,23 @@ def _wrap(owner: type) -> None:
     @functools.wraps(inner)
     def guarded(*arguments: Any, **options: Any) -> Any:
         extension = _now.extension
-        if extension is None or backends.is_forked_child() or extension.is_in_step():
+        if extension is None or backends.is_forked_child() or extension.is_in_step() or _is_delegate(arguments[0]):
             return inner(*arguments, **options)
         return _run_step(extension, inner, arguments, options, can_stream)
 
     setattr(guarded, _MARK, True)
     _now.wrapped.append(_Wrapped(owner, cell, inner, guarded))
     _now.wrapped[-1].put()
+
+
+def _is_delegate(optimizer: Any) -> bool:
+    """Whether its states are another optimizer's, whose step its own calls, as Accelerate's does: then that one's step
+    is the one that counts.
+    """
+    from torch.optim import Optimizer
+
+    others = (each for each in vars(optimizer).values() if isinstance(each, Optimizer) and each is not optimizer)
+    return any(other.state is optimizer.state for other in others)
 
 
 class _Wrapped:
