@@ -136,9 +136,14 @@ def lms(saver: Any) -> Iterator[Any]:
     """`ebbtide.lms`, which is off afterwards and has given all host memory back."""
     from ebbtide import _core
     from ebbtide import lms as module
+    from ebbtide.lms.streaming.host_ranges import GRADIENTS, STATES, WEIGHTS
+    from ebbtide.saver.reclaim import spilled
+    from ebbtide.saver.values.arguments import backup_code
 
     gc.collect()
     saver.trim()
+    for own in (STATES, WEIGHTS, GRADIENTS):  # what was trimmed would come back with the next region of the tag
+        spilled.dissolve(own, backup_code("ram"))
     yield module
     module.disable()
     module.limit, module.min_size = None, "1MiB"
@@ -147,6 +152,33 @@ def lms(saver: Any) -> Iterator[Any]:
     assert module.stats()["host_bytes"] == 0
     assert saver.tags().get("lms") is None or saver.tags()["lms"].lease_count == 0
     assert _core.query_device(0).limit_bytes == _core.get_limit("host") == _core.UNLIMITED
+
+
+@pytest.fixture
+def no_states_left(saver: Any, lms: Any) -> Iterator[None]:
+    """Afterwards no step and no region of optimizer states is open."""
+    from ebbtide import torch_extension
+    from ebbtide.lms.streaming.host_ranges import STATES
+
+    yield
+    gc.collect()
+    lms.disable()
+    assert STATES not in saver.tags() or saver.tags()[STATES].lease_count == 0
+    assert not torch_extension.load("_lms").is_in_step()
+
+
+@pytest.fixture
+def no_weights_left(saver: Any, lms: Any) -> Iterator[None]:
+    """Afterwards no region of weights or gradients is open, and torch's layers are its own again."""
+    import torch
+    from ebbtide.lms.streaming.host_ranges import GRADIENTS, WEIGHTS
+
+    plain = torch.nn.Linear.forward, torch.nn.Conv2d.forward
+    yield
+    gc.collect()
+    lms.disable()
+    assert (torch.nn.Linear.forward, torch.nn.Conv2d.forward) == plain
+    assert all(saver.tags()[tag].lease_count == 0 for tag in (WEIGHTS, GRADIENTS) if tag in saver.tags())
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import gc
 import pickle
 import random
 import signal
@@ -17,24 +16,15 @@ from ebbtide.lms import weights  # noqa: E402
 from ebbtide.lms.streaming import layers  # noqa: E402
 from lms_model import SMALL, make_model  # noqa: E402
 from lms_states import content, extension  # noqa: E402
-from lms_weights import GRADIENTS, TAG, evaluate, on_host, send_all_away  # noqa: E402
+from lms_weights import TAG, evaluate, on_host, send_all_away  # noqa: E402
 
 MIB = 2**20
-pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms_states.py is for GPUs
+pytestmark = [  # tests/gpu/test_gpu_lms_states.py is for GPUs
+    pytest.mark.sim_only,
+    pytest.mark.usefixtures("no_weights_left"),
+]
 
 DEPTH, LIMIT = 24, 16 * MIB  # 24 MiB of weights
-
-
-@pytest.fixture(autouse=True)
-def _no_weights_left(saver, lms):
-    plain = torch.nn.Linear.forward, torch.nn.Conv2d.forward
-    yield
-    gc.collect()
-    lms.disable()
-    assert (torch.nn.Linear.forward, torch.nn.Conv2d.forward) == plain
-    for tag in (TAG, GRADIENTS):
-        status = saver.tags().get(tag)
-        assert status is None or status.lease_count == 0
 
 
 @pytest.fixture

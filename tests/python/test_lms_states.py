@@ -12,17 +12,10 @@ from ebbtide.lms import optimizer_states  # noqa: E402
 from lms_model import MIB, SMALL, make_model  # noqa: E402
 from lms_states import FOR_GROWING, FOR_STEADY, GROWING, STEADY, TAG, Training, content, extension, run  # noqa: E402
 
-pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
-
-
-@pytest.fixture(autouse=True)
-def _no_states_left(saver, lms):
-    yield
-    gc.collect()
-    lms.disable()
-    status = saver.tags().get(TAG)
-    assert status is None or status.lease_count == 0
-    assert not extension().is_in_step()
+pytestmark = [  # tests/gpu/test_gpu_lms.py is for GPUs
+    pytest.mark.sim_only,
+    pytest.mark.usefixtures("no_states_left"),
+]
 
 
 @contextlib.contextmanager

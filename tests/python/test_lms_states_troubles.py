@@ -14,17 +14,10 @@ from ebbtide import _core  # noqa: E402
 from lms_model import MIB, SMALL  # noqa: E402
 from lms_states import FOR_GROWING, GROWING, STEADY, TAG, Training, extension, run  # noqa: E402
 
-pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
-
-
-@pytest.fixture(autouse=True)
-def _no_states_left(saver, lms):
-    yield
-    gc.collect()
-    lms.disable()
-    status = saver.tags().get(TAG)
-    assert status is None or status.lease_count == 0
-    assert not extension().is_in_step()
+pytestmark = [  # tests/gpu/test_gpu_lms.py is for GPUs
+    pytest.mark.sim_only,
+    pytest.mark.usefixtures("no_states_left"),
+]
 
 
 class Failing(torch.optim.AdamW):

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import gc
 import io
 import threading
 
@@ -15,7 +14,6 @@ from lms_model import MIB, SMALL, make_model  # noqa: E402
 from lms_states import content  # noqa: E402
 from lms_weights import (  # noqa: E402
     DEPTH,
-    GRADIENTS,
     LIMIT,
     TAG,
     evaluate,
@@ -25,17 +23,10 @@ from lms_weights import (  # noqa: E402
     tag_of,
 )
 
-pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
-
-
-@pytest.fixture(autouse=True)
-def _no_weights_left(saver, lms):
-    yield
-    gc.collect()
-    lms.disable()
-    for tag in (TAG, GRADIENTS):
-        status = saver.tags().get(tag)
-        assert status is None or status.lease_count == 0
+pytestmark = [  # tests/gpu/test_gpu_lms.py is for GPUs
+    pytest.mark.sim_only,
+    pytest.mark.usefixtures("no_weights_left"),
+]
 
 
 # --- forward by module ---

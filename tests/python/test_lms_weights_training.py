@@ -1,7 +1,6 @@
 """Large model support: weights and gradients leave and come back in training, whatever else happens there."""
 
 import contextlib
-import gc
 import random
 import threading
 
@@ -12,20 +11,13 @@ torch = pytest.importorskip("torch")
 from core_sim import UNKNOWN, Sim  # noqa: E402
 from lms_model import MIB, SMALL, evict_all, make_model  # noqa: E402
 from lms_states import Training, content, extension, run  # noqa: E402
-from lms_weights import GRADIENTS, STEPS, TAG, evaluate, send_all_away, tag_of  # noqa: E402
+from lms_weights import GRADIENTS, STEPS, evaluate, send_all_away, tag_of  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
-
-
-@pytest.fixture(autouse=True)
-def _no_weights_left(saver, lms):
-    yield
-    gc.collect()
-    lms.disable()
-    for tag in (TAG, GRADIENTS):
-        status = saver.tags().get(tag)
-        assert status is None or status.lease_count == 0
+pytestmark = [  # tests/gpu/test_gpu_lms.py is for GPUs
+    pytest.mark.sim_only,
+    pytest.mark.usefixtures("no_weights_left"),
+]
 
 
 @pytest.mark.parametrize("limit", [13 * MIB, 8 * MIB])
