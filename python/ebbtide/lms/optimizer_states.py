@@ -39,7 +39,7 @@ class _Shortage:
         self.between_steps = 0  # leaves after each step
         self.in_steps = 0  # stays free when states come back for a step
         self.seen = 0  # the short_bytes of the extension's statistics that are included already
-        self.last: balance.Sample | None = None  # after the step before, if that passed through the device in pieces
+        self.samples: list[balance.Sample] = []  # after the last steps that could run in pieces
 
 
 class _State:
@@ -251,17 +251,16 @@ def _after_step(extension: Any, made_states: bool) -> None:
 
 def _balance(extension: Any) -> None:
     """Where the device waits for activations, more states leave after the step, and stay away."""
-    found, shortage = extension.statistics(), _now.shortage
-    disturbances = found["plans_made"] + found["reclaims"] + found["fits"]
-    sample = balance.Sample(time.monotonic(), found["stream_waited_seconds"], disturbances)
-    before, shortage.last = shortage.last, sample
-    if before is None:
-        return
-    more = balance.more_bytes(before, sample, found["out_bytes_per_second"])
+    found, samples = extension.statistics(), _now.shortage.samples
+    samples.append(balance.Sample(time.monotonic(), found["stream_waited_seconds"]))
+    more = balance.more_bytes(samples, found["out_bytes_per_second"])
+    if more:
+        samples.clear()  # the next steps are others
+    del samples[: -balance.STEPS]
     status = _core.query_tag(TAG)
     if more and status is not None:
-        wanted = max(shortage.between_steps, status.host_bytes) + more
-        shortage.between_steps = min(wanted, status.resident_bytes)
+        wanted = max(_now.shortage.between_steps, status.host_bytes) + more
+        _now.shortage.between_steps = min(wanted, status.resident_bytes)
 
 
 def _adopt_loaded(optimizer: Any) -> None:

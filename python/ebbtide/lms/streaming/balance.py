@@ -5,9 +5,13 @@ as it hides behind computation. A byte of a state that stays on the host crosses
 optimizer step, where nothing hides it. So states stay there for what the device has to wait for, and for no more.
 """
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEAST_SHARE = 1 / 50  # of a step: shorter waits are not worth a move
+STEPS = 3  # alike in a row: before, plans are still made and memory is reclaimed on demand
+SPREAD = 1.1  # of the durations of steps that are alike
 
 
 @dataclass(frozen=True)
@@ -17,21 +21,24 @@ class Sample:
     Attributes:
         seconds: by the clock.
         waited_seconds: in which the device waited for copies of activations.
-        disturbances: what makes a step unlike the others: new plans, and allocations that did not fit.
     """
 
     seconds: float
     waited_seconds: float
-    disturbances: int
 
 
-def more_bytes(before: Sample, now: Sample, bytes_per_second: float) -> int:
-    """How many more bytes of states had better stay on the host, from the step between two samples.
+def more_bytes(samples: Sequence[Sample], bytes_per_second: float) -> int:
+    """How many more bytes of states had better stay on the host.
 
     Args:
+        samples: of the last steps, at least `STEPS` + 1 of them.
         bytes_per_second: of one direction of the bus.
     """
-    waited = now.waited_seconds - before.waited_seconds
-    if now.disturbances != before.disturbances or waited < LEAST_SHARE * (now.seconds - before.seconds):
+    pairs = list(itertools.pairwise(samples))[-STEPS:]
+    if len(pairs) < STEPS:
+        return 0
+    durations = [after.seconds - before.seconds for before, after in pairs]
+    waited = min(after.waited_seconds - before.waited_seconds for before, after in pairs)
+    if max(durations) > SPREAD * min(durations) or waited < LEAST_SHARE * max(durations):
         return 0
     return int(waited * bytes_per_second / 2)
