@@ -50,8 +50,8 @@ void Ledger::end_step(c10::Device device, Steps& steps) {
   const bool is_little_more =
       elsewhere_bytes >= steps.elsewhere_bytes && elsewhere_bytes - steps.elsewhere_bytes <= limit_bytes / 64;
   if (!is_little_more) steps.elsewhere_bytes = elsewhere_bytes;
-  steps.follower.end_step({limit_bytes - steps.margin_bytes + steps.elsewhere_bytes, out_.bytes_per_second(),
-                           in_.bytes_per_second()});
+  steps.follower.end_step(
+      {limit_bytes - steps.margin_bytes + steps.elsewhere_bytes, out_.bytes_per_second(), in_.bytes_per_second()});
   steps.due = {};
   steps.postponed.clear();
   steps.was_wanted = false;
