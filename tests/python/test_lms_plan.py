@@ -55,7 +55,7 @@ def test_later_steps_need_no_reclaim(lms, device_work, share):
         numbers = lms.stats()
     assert numbers["evictions"] > 0
     # The plan for a step is made as it begins, after the call that notes it.
-    assert before_step[5] - before_step[3] <= plans[5] - plans[2]
+    assert before_step[5] - before_step[3] <= min(2, plans[5] - plans[2])
     assert numbers["prefetch_hits"] + numbers["prefetch_late"] > 0
     assert numbers["peak_device_bytes"] <= limit
     assert numbers["evicted_bytes"] == numbers["loaded_bytes"]
