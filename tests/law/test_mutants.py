@@ -84,6 +84,12 @@ def test_every_python_test_of_the_plan_exists(root: Path) -> None:
     assert missing == []
 
 
+def test_the_nearest_folder_has_the_python_tests() -> None:
+    assert plan.python_tests("csrc/torch/lms/packed.cpp") == plan.PYTHON_TESTS["torch/lms"]
+    assert plan.python_tests("csrc/torch/cpu/pool.cpp") == plan.PYTHON_TESTS["torch"]
+    assert plan.python_tests("csrc/vmm/reservation.cpp") == plan.python_tests("csrc/store/ram.cpp")
+
+
 def test_every_equivalent_mutant_is_still_one_of_its_file(root: Path) -> None:
     stale = [
         (entry["path"], entry["diff"])

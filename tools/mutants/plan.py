@@ -36,10 +36,28 @@ _INTERFACE = (
     "tests/python/test_cli.py",
     *_SAVER,
 )
-# A short list for each room. Rooms without one have _SAVER's.
+_LMS = (
+    "tests/python/test_lms.py",
+    "tests/python/test_lms_saved_hooks.py",
+    "tests/python/test_lms_plan.py",
+    "tests/python/test_lms_states.py",
+    "tests/python/test_lms_states_troubles.py",
+    "tests/python/test_lms_weights.py",
+    "tests/python/test_lms_weights_training.py",
+    "tests/python/test_lms_surface.py",
+    "tests/python/test_lms_troubles.py",
+    "tests/python/test_lms_meets.py",
+)
+# A short list for each room, or folder of a room. Rooms without one have _SAVER's.
 PYTHON_TESTS: Mapping[str, tuple[str, ...]] = {
     "api": _INTERFACE,
     "bindings": _INTERFACE,
+    "compat": (
+        "tests/python/test_tms_backups.py",
+        "tests/python/test_tms_callers.py",
+        "tests/python/test_tms_module.py",
+        "tests/python/test_tms_ways_in.py",
+    ),
     "driver": (
         "tests/conformance",
         "tests/python/test_core_process.py",
@@ -58,6 +76,7 @@ PYTHON_TESTS: Mapping[str, tuple[str, ...]] = {
         "tests/preload/test_preload_resolution.py",
         "tests/python/test_preloading.py",
     ),
+    "lms": _LMS,
     "sim": ("tests/conformance", *_SAVER),
     "torch": (
         "tests/python/test_torch_cpu_regions.py",
@@ -67,6 +86,7 @@ PYTHON_TESTS: Mapping[str, tuple[str, ...]] = {
         "tests/python/test_saver_threads.py",
         *_SAVER,
     ),
+    "torch/lms": _LMS,
 }
 TORCH = re.compile(r"^#include <(torch|c10|ATen|pybind11)/", re.MULTILINE)
 # Rooms that the C++ test program does not contain.
@@ -117,14 +137,21 @@ def match_names(names: list[str]) -> str:
     return NAMED.format("|".join(re.escape(name) for name in names))
 
 
+def python_tests(path: str) -> tuple[str, ...]:
+    """Of the folder in csrc that is nearest to this file and has a list."""
+    folder = Path(path).parent.relative_to("csrc")
+    names = (each.as_posix() for each in (folder, *folder.parents))
+    return next((PYTHON_TESTS[name] for name in names if name in PYTHON_TESTS), _SAVER)
+
+
 def make_stages(tree: Path, path: str, ctest: tuple[str, ...], pytest: tuple[str, ...]) -> list[Stage]:
     """What is asked of a mutant of this file, the likeliest and cheapest first."""
     room = path.split("/")[1]
     named = tests_that_name(tree, path)
     sweeps = find_tests(file for file in (tree / "tests" / "cpp").glob("*.cpp") if is_sweep(file))
-    python = [file for file in PYTHON_TESTS.get(room, _SAVER) if (tree / file).exists()]
+    python = [file for file in python_tests(path) if (tree / file).exists()]
     # The C++ tests call no function of the C interface, and contain nothing that wants torch.
-    wants_torch = TORCH.search((tree / path).read_text()) is not None
+    wants_torch = path.startswith("csrc/torch/lms/") or TORCH.search((tree / path).read_text()) is not None
     is_in_program = room not in NOT_IN_CPP_TESTS and room != "api" and not wants_torch
     c_tests = Stage("the C tests", PRODUCTS, (*ctest, "--tests-regex", r"^c\."))
     stages = []
