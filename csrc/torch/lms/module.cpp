@@ -19,6 +19,7 @@
 #include "torch/lms/packed.h"
 #include "torch/lms/saved_hooks.h"
 #include "torch/lms/weights.h"
+#include "torch/lms/write_watch.h"
 
 namespace py = pybind11;
 
@@ -212,8 +213,15 @@ void add_weights(py::module_& module) {
   module.def("is_on_host", &is_on_host, py::arg("parameter"), "Whether it is a weight that lies on the host.");
   module.def(
       "end_use",
-      [=](uintptr_t user) { weights().end_use(reinterpret_cast<const void*>(user), std::this_thread::get_id()); },
-      py::arg("user"));
+      [=](uintptr_t user) {
+        return weights().end_use(reinterpret_cast<const void*>(user), std::this_thread::get_id());
+      },
+      py::arg("user"), "Whether this thread uses no weights any more.");
+  module.def("use_depth", [=] { return weights().use_depth(); }, "How many uses of this thread are open.");
+  module.def("begin_write_watch", &begin_write_watch);
+  module.def("end_write_watch", &end_write_watch);
+  module.def("take_written_weights", &take_written_weights,
+             "Whether this thread has written a weight since its watch began, or since this was asked.");
   module.def(
       "allow_weight_moves", [=](bool are_allowed) { weights().allow_moves(are_allowed); }, py::arg("are_allowed"),
       Released());

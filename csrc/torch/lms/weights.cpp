@@ -179,16 +179,24 @@ void Weights::begin_use(const void* user, const std::vector<const void*>& addres
   }
 }
 
-void Weights::end_use(const void* user, std::thread::id thread) noexcept {
+bool Weights::end_use(const void* user, std::thread::id thread) noexcept {
   const Lock lock(mutex_);
   const auto found = uses_.find(thread);
-  if (found == uses_.end()) return;
+  if (found == uses_.end()) return true;
   auto& open = found->second;
   const auto is_own = [&](const Use& use) { return use.user == user; };
   const auto own = std::find_if(open.rbegin(), open.rend(), is_own);
-  if (own == open.rend()) return;
+  if (own == open.rend()) return false;
   open.erase(std::prev(own.base()), open.end());
-  if (open.empty()) uses_.erase(found);
+  if (!open.empty()) return false;
+  uses_.erase(found);
+  return true;
+}
+
+size_t Weights::use_depth() {
+  const Lock lock(mutex_);
+  const auto found = uses_.find(std::this_thread::get_id());
+  return found == uses_.end() ? 0 : found->second.size();
 }
 
 void Weights::use_in_backward(const void* address) {

@@ -18,6 +18,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -50,7 +51,10 @@ class Weights {
   // user: what uses them, to tell nested uses apart; end_use() also ends uses inside it that nobody has ended.
   // brings: false: what lies on the host stays there.
   void begin_use(const void* user, const std::vector<const void*>& addresses, bool brings = true);
-  void end_use(const void* user, std::thread::id thread) noexcept;
+  // Whether the thread has no open use any more.
+  bool end_use(const void* user, std::thread::id thread) noexcept;
+  // How many uses of this thread are open.
+  size_t use_depth();
   // Backward is about to read a weight. The rest is as in begin_use().
   void use_in_backward(const void* address);
   // Whether some of the memory that holds the weight at this address is on the host.

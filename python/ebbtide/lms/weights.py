@@ -55,7 +55,7 @@ def install(extension: Any, device: devices.Device) -> None:
     _trim()  # what an earlier LMS could not, since it was in use
     from ebbtide.lms.streaming.layers import Layers
 
-    _now.layers, _now.may_return = Layers(device, _is_on_host, extension.count_slow_read), True
+    _now.layers, _now.may_return = Layers(device, _is_on_host, extension), True
     _now.extension, _now.device = extension, device
     extension.allow_weight_moves(True)
     _now.hooks.append(module.register_module_parameter_registration_hook(_on_registration))
@@ -254,8 +254,8 @@ def _before_forward(module: Any, inputs: Any) -> None:
 def _after_forward(module: Any, inputs: Any, outputs: Any) -> None:
     import torch
 
-    if not torch.compiler.is_compiling() and _now.extension is not None:
-        _now.extension.end_use(id(module))
+    if not torch.compiler.is_compiling() and _now.extension is not None and _now.extension.end_use(id(module)):
+        _layers().end_pass()
 
 
 def _layers() -> Any:

@@ -1,11 +1,15 @@
 """torch's own layers use a copy of a weight that lies on the host, instead of bringing it back.
 
 In a forward pass without gradients, `Linear` and the convolutions copy such a weight to the device, compute, and let
-the copy go, all in the order of the current stream. The weight stays what and where it is, and nothing else refers to
-the copy. So each weight on the host crosses the bus once in a pass, nothing is remapped, and no wait is needed.
+the copy go. The weight stays what and where it is, and nothing else refers to the copy. So each weight on the host
+crosses the bus once in a pass, nothing is remapped, and the program's thread waits for nothing.
+
+On a GPU a layer inside another module has its copy made while the device computes earlier ones (forward_copies.py).
+Otherwise it is made in the order of the current stream.
 """
 
 import functools
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -15,14 +19,28 @@ import torch.nn.functional as F  # noqa: N812 - TorchScript compiles torch's sou
 from torch import Tensor
 
 from ebbtide.lms.streaming.counting import count
+from ebbtide.lms.streaming.forward_copies import Pass, Slot, Writes
 from ebbtide.saver.pools import captures
 
 
 class Device(Protocol):
     """Of `ebbtide.lms.devices.Device`, what a layer needs."""
 
+    def allowed_bytes(self) -> int:
+        """The limit."""
+
     def ordinary(self) -> AbstractContextManager[Any]:
         """What is allocated in here belongs to no tag of the program's."""
+
+
+class Uses(Writes, Protocol):
+    """Of the extension, what tells of this thread."""
+
+    def use_depth(self) -> int:
+        """How many modules it is in."""
+
+    def count_slow_read(self) -> None:
+        """A weight is read on the host."""
 
 
 def _linear(layer: Any, given: Any, weight: Any) -> Any:
@@ -45,12 +63,13 @@ class Layers:
     Args:
         device: the kind of device of the weights.
         is_on_host: of a parameter, whether it is a weight that lies on the host.
-        count_slow_read: called where there is no room for a copy.
+        uses: the extension.
     """
 
-    def __init__(self, device: Device, is_on_host: Callable[[Any], bool], count_slow_read: Callable[[], None]) -> None:
-        self._device, self._is_on_host, self._count_slow_read = device, is_on_host, count_slow_read
+    def __init__(self, device: Device, is_on_host: Callable[[Any], bool], uses: Uses) -> None:
+        self._device, self._is_on_host, self._uses = device, is_on_host, uses
         self._replaced: dict[Any, tuple[Any, Any]] = {}  # what `forward` was and is
+        self._passes = _Passes()
 
     def replace(self) -> None:
         """From now on. It can be called again."""
@@ -72,24 +91,61 @@ class Layers:
         forward = getattr(type(module), "forward", None)
         return any(forward is ours for _, ours in self._replaced.values()) and "forward" not in vars(module)
 
+    def end_pass(self) -> None:
+        """The thread has left the outermost module."""
+        while self._passes.open:
+            self._passes.open.popitem()[1].end()
+
     def _make(self, plain: Callable[..., Any], compute: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
         def forward(self: Any, input: Tensor) -> Any:
             if torch.compiler.is_compiling() or torch.is_grad_enabled():
                 return plain(self, input)
-            copy = copy_of(self.weight)
-            return plain(self, input) if copy is None else compute(self, input, copy)
+            return stream(self, input)
 
-        def copy_of(weight: Any) -> Any:
+        def stream(layer: Any, given: Any) -> Any:
+            weight = layer.weight
             if not self._replaced or not self._is_on_host(weight) or captures.is_capturing():
-                return None
-            try:
-                with self._device.ordinary():
-                    copy = weight.detach().clone()
-            except torch.OutOfMemoryError:
-                self._count_slow_read()
-                return None
-            count(weight.nbytes)
-            return copy
+                return plain(layer, given)
+            if (begun := self._begin_copy(weight)) is not None:
+                a_pass, slot = begun
+                try:
+                    return compute(layer, given, slot.copy)
+                finally:
+                    a_pass.release(slot)
+            copy = self._copy_at_once(weight)
+            return plain(layer, given) if copy is None else compute(layer, given, copy)
 
         return forward
+
+    def _begin_copy(self, weight: Any) -> tuple[Pass, Slot] | None:
+        if weight.device.type != "cuda" or self._uses.use_depth() < 2:
+            return None
+        a_pass = self._passes.open.get(weight.device)
+        try:
+            if a_pass is None:
+                a_pass = self._passes.open[weight.device] = Pass(self._device, weight.device, self._uses)
+            slot = a_pass.begin(weight)
+        except torch.OutOfMemoryError:
+            return None
+        if slot is None:
+            return None
+        count(weight.nbytes)
+        return a_pass, slot
+
+    def _copy_at_once(self, weight: Any) -> Any:
+        try:
+            with self._device.ordinary():
+                copy = weight.detach().clone()
+        except torch.OutOfMemoryError:
+            self._uses.count_slow_read()
+            return None
+        count(weight.nbytes)
+        return copy
+
+
+class _Passes(threading.local):
+    """Of each thread, those that are under way, by device."""
+
+    def __init__(self) -> None:
+        self.open: dict[Any, Pass] = {}
