@@ -248,33 +248,6 @@ def test_a_wrapper_of_somebody_elses_sees_one_step(states_stay_away, monkeypatch
     assert numbers["streamed_bytes"] == 0
 
 
-class Delegate(torch.optim.Optimizer):
-    """Calls another optimizer, whose groups and states are its own, as Accelerate's wrapper does."""
-
-    def __init__(self, optimizer):
-        self.optimizer = optimizer
-
-    state = property(lambda self: self.optimizer.state)
-    param_groups = property(lambda self: self.optimizer.param_groups)
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
-
-    def step(self, closure=None):
-        return self.optimizer.step(closure)
-
-
-def test_the_step_of_an_optimizer_that_another_one_calls(states_stay_away):
-    def make(parameters, lr):
-        return Delegate(torch.optim.AdamW(parameters, lr))
-
-    plain = steps_without(make)
-    losses, result, numbers = steps_in_pieces(states_stay_away, make)
-    assert (losses, result) == plain
-    assert numbers["streamed_bytes"] > 0
-    assert numbers["state_loaded_bytes"] == numbers["slow_reads"] == 0
-
-
 def test_nothing_changes_its_address(states_stay_away):
     with states_stay_away.enable(limit="64MiB", min_size=SMALL):
         training = Training()

@@ -12,6 +12,7 @@ themselves.
 
 import contextlib
 import functools
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -20,10 +21,10 @@ from typing import Any
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.lms import devices
+from ebbtide.lms.loaded_states import LoadedStates
 from ebbtide.lms.streaming import balance, counting, optimizer_step
 from ebbtide.lms.streaming.host_ranges import STATES as TAG
 from ebbtide.lms.streaming.host_ranges import HostRanges
-from ebbtide.saver.adoption.adopt import adopt_quietly
 from ebbtide.saver.operations.trim import trim_quietly
 from ebbtide.saver.pools import backends, captures
 from ebbtide.saver.reclaim import spilled
@@ -47,13 +48,29 @@ class _State:
         self.extension: Any = None  # None: LMS is off
         self.device: devices.Device | None = None  # while there is an extension
         self.shortage = _Shortage()
-        self.tried: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # see _adopt_loaded
-        # Whose first step made no state, as of SGD without momentum. If a later one does, _adopt_loaded takes it over.
+        self.loaded = LoadedStates(TAG)
+        # Whose first step made no state, as of SGD without momentum. If a later one does, `loaded` takes it over.
         self.stateless: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.call_none: weakref.WeakSet[Any] = weakref.WeakSet()  # which hold others, and do not call them
         self.wrapped: list[_Wrapped] = []
 
 
+class _Outer:
+    """The step of an optimizer that holds others, which it may call."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer, self.calls_others = optimizer, False
+
+
+class _Outers(threading.local):
+    """Those that the thread is in, the outermost first."""
+
+    def __init__(self) -> None:
+        self.open: list[_Outer] = []
+
+
 _now = _State()
+_outers = _Outers()
 
 
 def install(extension: Any, device: devices.Device) -> None:
@@ -129,7 +146,7 @@ def _wrap(owner: type) -> None:
     @functools.wraps(inner)
     def guarded(*arguments: Any, **options: Any) -> Any:
         extension = _now.extension
-        if extension is None or backends.is_forked_child() or extension.is_in_step() or _is_delegate(arguments[0]):
+        if extension is None or backends.is_forked_child() or not _counts(extension, arguments[0]):
             return inner(*arguments, **options)
         return _run_step(extension, inner, arguments, options, can_stream)
 
@@ -138,14 +155,28 @@ def _wrap(owner: type) -> None:
     _now.wrapped[-1].put()
 
 
-def _is_delegate(optimizer: Any) -> bool:
-    """Whether its states are another optimizer's, whose step its own calls, as Accelerate's does: then that one's step
-    is the one that counts.
+def _counts(extension: Any, optimizer: Any) -> bool:
+    """Whether it is no part of another step: a class calls the step of its base, and a closure what it likes. But the
+    step of an optimizer that another one holds and calls counts by itself, as under Accelerate's wrapper.
     """
+    if not extension.is_in_step():
+        return True
+    if not _outers.open or any(outer.optimizer is optimizer for outer in _outers.open):
+        return False
+    _outers.open[-1].calls_others = True
+    return True
+
+
+def _holds_others(optimizer: Any) -> bool:
     from torch.optim import Optimizer
 
-    others = (each for each in vars(optimizer).values() if isinstance(each, Optimizer) and each is not optimizer)
-    return any(other.state is optimizer.state for other in others)
+    found = list(vars(optimizer).values())
+    for each in vars(optimizer).values():
+        if isinstance(each, (list, tuple)):
+            found += each
+        elif type(each) is dict:
+            found += each.values()
+    return any(isinstance(each, Optimizer) and each is not optimizer for each in found)
 
 
 class _Wrapped:
@@ -184,13 +215,36 @@ def _cell_of_torchs_wrapper(function: Any) -> Any:
 def _run_step(
     extension: Any, plain: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any], can_stream: bool
 ) -> Any:
+    optimizer = arguments[0]
+    if can_stream or optimizer in _now.call_none or not _holds_others(optimizer):
+        return _run_own_step(extension, plain, arguments, options, can_stream)
+    outer = _Outer(optimizer)
+    _outers.open.append(outer)
+    try:
+        return _run_own_step(extension, plain, arguments, options, can_stream, outer)
+    finally:
+        _outers.open.remove(outer)
+        if not outer.calls_others:
+            _now.call_none.add(optimizer)
+
+
+def _run_own_step(
+    extension: Any,
+    plain: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    can_stream: bool,
+    outer: _Outer | None = None,
+) -> Any:
+    """outer: it may call the steps of others, which see to their states and weights themselves."""
     optimizer, *others = arguments
     closure = others[0] if others else options.get("closure")
     streams = can_stream and not callable(closure) and optimizer_step.is_possible(optimizer)
     with extension.Step():
-        _adopt_loaded(optimizer)
+        _now.loaded.adopt(optimizer, _device())
         short_before = extension.state_statistics()["step_short_bytes"]
-        _before_step(extension, callable(closure), streams)
+        if outer is None:
+            _before_step(extension, callable(closure), streams)
         result = None
         if makes_states := _may_make_states(optimizer, callable(closure)):
             # Around such a step torch's cache is emptied, which waits for the device.
@@ -205,9 +259,10 @@ def _run_step(
             if not optimizer_step.run(plain, optimizer, _device(), hosted):
                 extension.count_slow_read()
         else:
-            if extension.state_host_bytes() > 0:
-                extension.count_slow_read()
+            is_away = extension.state_host_bytes() > 0
             result = plain(*arguments, **options)
+            if is_away and (outer is None or not outer.calls_others):
+                extension.count_slow_read()
         _now.shortage.in_steps += extension.state_statistics()["step_short_bytes"] - short_before
         if streams:
             _balance(extension)
@@ -261,23 +316,6 @@ def _balance(extension: Any) -> None:
     if more and status is not None:
         wanted = max(_now.shortage.between_steps, status.host_bytes) + more
         _now.shortage.between_steps = min(wanted, status.resident_bytes)
-
-
-def _adopt_loaded(optimizer: Any) -> None:
-    """Takes over states that were made outside a step, by `load_state_dict` or by the optimizer's `__init__`. One state
-    stands for all, and is tried once: what cannot move, or finds no room, stays.
-    """
-    import torch
-
-    states = (each for state in optimizer.state.values() if isinstance(state, dict) for each in state.values())
-    tensors = (each for each in states if isinstance(each, torch.Tensor) and each.numel() > 0)
-    first = next(tensors, None)
-    device = _device()
-    if first is None or not device.is_ordinary(first) or _now.tried.get(optimizer) == first.data_ptr():
-        return
-    _now.tried[optimizer] = first.data_ptr()
-    with contextlib.suppress(StateError, torch.OutOfMemoryError), device.making():
-        adopt_quietly([first, *(each for each in tensors if device.is_ordinary(each))], tag=TAG)
 
 
 def _device() -> devices.Device:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from ebbtide.lms.streaming.counting import count
 from ebbtide.lms.streaming.host_ranges import HostRanges
 from ebbtide.lms.streaming.step_copies import Joined, Lanes, make_lanes
-from ebbtide.lms.streaming.step_parts import Chunk, Whole, divide
+from ebbtide.lms.streaming.step_parts import Chunk, Undivided, divide
 from ebbtide.saver.pools import captures
 
 # A slot is at most this part of the limit.
@@ -77,16 +77,13 @@ def _run(plain: Callable[..., Any], optimizer: Any, device: Device, hosted: Host
 
     slot_bytes = max(_LEAST_SLOT_BYTES, min(_MOST_SLOT_BYTES, device.allowed_bytes() // _LIMIT_PARTS))
     step = _Step(plain, optimizer, device, slot_bytes)
-    whole: Whole = []
-    chunks = divide(optimizer, hosted, slot_bytes, whole)
+    parts = divide(optimizer, hosted, slot_bytes)
     with torch.no_grad(), Joined(step.lanes):
-        chunk = step.begin(chunks)
-        while chunk is not None:
-            following = step.begin(chunks)
-            step.compute(chunk)
-            chunk = following
-        for group, parameters in whole:
-            plain(_view_of(optimizer, group, parameters, optimizer.state))
+        part = step.begin(parts)
+        while part is not None:
+            following = step.begin(parts)
+            step.compute(part)
+            part = following
     count(sum(lane.copied_bytes for lane in step.lanes.values()))
     return not step.is_short
 
@@ -99,19 +96,25 @@ class _Step:
         self.is_short = False
         self._plain, self._optimizer, self._device, self._slot_bytes = plain, optimizer, device, slot_bytes
 
-    def begin(self, chunks: Iterator[Chunk]) -> Chunk | None:
+    def begin(self, parts: Iterator[Chunk | Undivided]) -> Chunk | Undivided | None:
         """The next one, whose copy has begun."""
-        chunk = next(chunks, None)
-        if chunk is not None:
-            lane = self._lane_of(chunk.device)
+        part = next(parts, None)
+        if isinstance(part, Chunk):
+            lane = self._lane_of(part.device)
             if lane is not None:
-                lane.copy_in(chunk)
+                lane.copy_in(part)
             else:
-                chunk.stay()
-        return chunk
+                part.stay()
+        return part
 
-    def compute(self, chunk: Chunk) -> None:
+    def compute(self, part: Chunk | Undivided) -> None:
         """Its part of the step; its copy back has begun then."""
+        if isinstance(part, Undivided):
+            self._plain(_view_of(self._optimizer, part.group, part.parameters, self._optimizer.state))
+        else:
+            self._compute_chunk(part)
+
+    def _compute_chunk(self, chunk: Chunk) -> None:
         lane = self.lanes.get(chunk.device)
         if lane is not None:
             lane.await_copy_in(chunk)

@@ -58,6 +58,8 @@ class Piece:
 
     def keep_state(self) -> None:
         """Takes over what the step has put in the place of what it saw, and the counters of the last slice."""
+        if made := self.state.keys() - self.original.keys():
+            raise RuntimeError(f"the step in pieces has made states that it did not have: {', '.join(sorted(made))}")
         for name, seen in self.seen.items():
             if (value := self.state.get(name)) is not seen and _is_tensor(value):
                 seen.copy_(value)
@@ -89,26 +91,31 @@ class Chunk:
             piece.prepare()
 
 
-Whole = list[tuple[dict[str, Any], list[Any]]]
+@dataclass(eq=False)
+class Undivided:
+    """Parameters of a group that need no copy, or allow none."""
+
+    group: dict[str, Any]
+    parameters: list[Any]
 
 
-def divide(optimizer: Any, hosted: HostRanges, slot_bytes: int, whole: Whole) -> Iterator[Chunk]:
-    """What passes through the device, in order. It is divided as it is asked for, so that copies begin before all is.
-
-    whole: at the end, groups with the parameters that need no copy.
-    """
+def divide(optimizer: Any, hosted: HostRanges, slot_bytes: int) -> Iterator[Chunk | Undivided]:
+    """The step, in order of its groups. It is divided as it is asked for, so that copies begin before all is."""
     groups = [(group, [each for each in group["params"] if each.grad is not None]) for group in optimizer.param_groups]
     are_apart = _are_apart([each for _, parameters in groups for each in parameters])
     for group, parameters in groups:
         if not are_apart or not _is_uniform(parameters):
-            whole.append((group, parameters))
+            yield Undivided(group, parameters)
             continue
-        makes_no_state = type(optimizer).__name__ == "SGD" and not group["momentum"]
+        # All others make every state at once, where there is none.
+        needs_momentum = type(optimizer).__name__ == "SGD" and bool(group["momentum"])
+        makes_no_state = type(optimizer).__name__ == "SGD" and not needs_momentum
         others = []
         open_chunks: dict[Any, tuple[Chunk, int]] = {}  # by device, and what they hold
         for parameter in parameters:
             state = optimizer.state.get(parameter, {})
-            pieces = _divide(parameter, state, hosted, slot_bytes) if state or makes_no_state else None
+            has_states = _is_tensor(state.get("momentum_buffer")) if needs_momentum else state or makes_no_state
+            pieces = _divide(parameter, state, hosted, slot_bytes) if has_states else None
             if pieces is None:
                 others.append(parameter)
                 continue
@@ -122,7 +129,7 @@ def divide(optimizer: Any, hosted: HostRanges, slot_bytes: int, whole: Whole) ->
         for chunk, _ in open_chunks.values():
             yield chunk
         if others:
-            whole.append((group, others))
+            yield Undivided(group, others)
 
 
 def _are_apart(parameters: list[Any]) -> bool:

@@ -1,0 +1,131 @@
+"""Large model support: optimizer states that were made outside the step that makes them."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ebbtide import _core  # noqa: E402
+from ebbtide.lms import devices  # noqa: E402
+from lms_model import MIB, SMALL  # noqa: E402
+from lms_states import TAG, Training, content, extension  # noqa: E402
+
+pytestmark = [
+    pytest.mark.sim_only,
+    pytest.mark.usefixtures("no_states_left"),
+]
+
+
+@pytest.fixture
+def counters_are_elsewhere(monkeypatch):
+    """As on a GPU, where most optimizers count their steps in a tensor on the CPU."""
+    is_ordinary = devices.SimulatedDevice.is_ordinary
+    monkeypatch.setattr(
+        devices.SimulatedDevice, "is_ordinary", lambda self, each: each.numel() > 1 and is_ordinary(self, each)
+    )
+
+
+def are_adopted(optimizer):
+    large = [each for state in optimizer.state.values() for each in state.values() if each.nbytes >= MIB]
+    return large != [] and all(_core.find(each.data_ptr()).tag == TAG for each in large)
+
+
+def reload(optimizer):
+    saved = optimizer.state_dict()
+    states = {
+        number: {name: value.clone() for name, value in state.items()} for number, state in saved["state"].items()
+    }
+    optimizer.load_state_dict({**saved, "state": states})
+
+
+@pytest.mark.usefixtures("counters_are_elsewhere")
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (torch.optim.AdamW, {}),
+        (torch.optim.AdamW, {"fused": True}),
+        (torch.optim.Adagrad, {}),
+        (torch.optim.SGD, {"momentum": 0.9}),
+    ],
+    ids=["AdamW", "fused", "Adagrad", "SGD"],
+)
+def test_loaded_states(lms, make, options):
+    lms.enable(limit="1GiB", min_size=SMALL)
+    training = Training(make=make, depth=4, **options)
+    training.step()
+    for _ in range(12):  # the allocator gives the same addresses again
+        training.step()
+        assert are_adopted(training.optimizer)
+        reload(training.optimizer)
+
+
+class Late(torch.optim.Optimizer):
+    """Makes some of its states in its third step."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+        self.count = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.count += 1
+        for group in self.param_groups:
+            for each in group["params"]:
+                state = self.state[each]
+                state.setdefault("mean", torch.zeros_like(each)).lerp_(each.grad, 0.1)
+                if self.count == 3:
+                    state["slow"] = each.clone()
+                each.sub_(state["mean"], alpha=group["lr"])
+
+
+def test_states_that_come_later_than_others(lms):
+    lms.enable(limit="1GiB", min_size=SMALL)
+    training = Training(make=Late, depth=4)
+    for _ in range(5):
+        training.step()
+    assert all(len(state) == 2 for state in training.optimizer.state.values())
+    assert are_adopted(training.optimizer)
+
+
+@pytest.mark.parametrize("limit", [14, 18, 22, 26])
+def test_a_state_of_the_program_beside_those_of_sgd(lms, limit):
+    """The first step makes the momentum, though there is a state already."""
+
+    def run():
+        training = Training(make=torch.optim.SGD, momentum=0.9, lr=0.1)
+        for each in training.model.parameters():
+            training.optimizer.state[each]["frozen"] = 0
+        found = []
+        for _ in range(4):
+            loss = training.step(512)
+            found.append((loss, sum("momentum_buffer" in state for state in training.optimizer.state.values())))
+        return found, content(training.model.parameters())
+
+    plain = run()
+    with lms.enable(limit=limit * MIB, min_size=SMALL):
+        assert run() == plain
+
+
+def test_groups_step_in_their_order(lms, monkeypatch):
+    """One that the optimizer refuses keeps those after it from their step, and none before it."""
+    from ebbtide.lms import optimizer_states
+
+    monkeypatch.setattr(optimizer_states, "_bring_states_back", lambda *_: None)
+
+    def run(away):
+        training = Training(depth=4)
+        parameters = list(training.model.parameters())
+        groups = [{"params": parameters[:2]}, {"params": parameters[2:4]}, {"params": parameters[4:]}]
+        training.optimizer = torch.optim.AdamW(groups, 1e-3)
+        training.step()
+        away()
+        training.optimizer.zero_grad()
+        training.forward().backward()
+        parameters[2].grad = parameters[2].grad.to_sparse()
+        with pytest.raises(RuntimeError, match="sparse"):
+            training.optimizer.step()
+        return [int(training.optimizer.state[each]["step"]) for each in parameters], content(parameters)
+
+    plain = run(lambda: None)
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        assert run(lambda: extension().send_states_away(2**62)) == plain
+        assert extension().state_host_bytes() > 0
