@@ -297,7 +297,6 @@ Statistics Ledger::statistics() {
   const Lock lock(mutex_);
   Statistics found = statistics_;
   for (const auto& [device, steps] : steps_) found.plans_made += steps.follower.plans_made();
-  found.out_bytes_per_second = out_.bytes_per_second();
   return found;
 }
 

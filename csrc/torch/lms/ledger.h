@@ -78,7 +78,6 @@ struct Statistics {
   uint64_t prefetch_hits = 0;        // loads ahead of need that were complete when their tensor was wanted
   uint64_t prefetch_late = 0;        // those that were not
   uint64_t plans_made = 0;           // of steps, ever
-  double out_bytes_per_second = 0;   // of the latest copies to the host
 };
 
 class Ledger {

@@ -100,8 +100,6 @@ py::dict statistics() {
   result["loaded_bytes"] = found.loaded_bytes;
   result["host_bytes"] = found.host_bytes;
   result["waited_seconds"] = found.waited_seconds + found.stream_waited_seconds;
-  result["stream_waited_seconds"] = found.stream_waited_seconds;
-  result["out_bytes_per_second"] = found.out_bytes_per_second;
   result["hidden_seconds"] = found.hidden_seconds;
   result["prefetch_hits"] = found.prefetch_hits;
   result["prefetch_late"] = found.prefetch_late;

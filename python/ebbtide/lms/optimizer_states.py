@@ -13,7 +13,6 @@ themselves.
 import contextlib
 import functools
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,7 @@ from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.lms import devices
 from ebbtide.lms.loaded_states import LoadedStates
-from ebbtide.lms.streaming import balance, counting, optimizer_step
+from ebbtide.lms.streaming import counting, optimizer_step
 from ebbtide.lms.streaming.host_ranges import STATES as TAG
 from ebbtide.lms.streaming.host_ranges import HostRanges
 from ebbtide.saver.operations.trim import trim_quietly
@@ -40,7 +39,6 @@ class _Shortage:
         self.between_steps = 0  # leaves after each step
         self.in_steps = 0  # stays free when states come back for a step
         self.seen = 0  # the short_bytes of the extension's statistics that are included already
-        self.samples: list[balance.Sample] = []  # after the last steps that could run in pieces
 
 
 class _State:
@@ -264,8 +262,6 @@ def _run_own_step(
             if is_away and (outer is None or not outer.calls_others):
                 extension.count_slow_read()
         _now.shortage.in_steps += extension.state_statistics()["step_short_bytes"] - short_before
-        if streams:
-            _balance(extension)
         _after_step(extension, makes_states)
     return result
 
@@ -302,20 +298,6 @@ def _after_step(extension: Any, made_states: bool) -> None:
     wanted = _now.shortage.between_steps - extension.state_host_bytes()
     if wanted > 0:
         extension.send_states_away(wanted)
-
-
-def _balance(extension: Any) -> None:
-    """Where the device waits for activations, more states leave after the step, and stay away."""
-    found, samples = extension.statistics(), _now.shortage.samples
-    samples.append(balance.Sample(time.monotonic(), found["stream_waited_seconds"]))
-    more = balance.more_bytes(samples, found["out_bytes_per_second"])
-    if more:
-        samples.clear()  # the next steps are others
-    del samples[: -balance.STEPS]
-    status = _core.query_tag(TAG)
-    if more and status is not None:
-        wanted = max(_now.shortage.between_steps, status.host_bytes) + more
-        _now.shortage.between_steps = min(wanted, status.resident_bytes)
 
 
 def _device() -> devices.Device:
