@@ -1,6 +1,7 @@
 """Large model support: how a step in pieces is divided, and what is left whole."""
 
 import gc
+import inspect
 import random
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide.lms import optimizer_states  # noqa: E402
-from ebbtide.lms.streaming import host_ranges, step_parts  # noqa: E402
+from ebbtide.lms.streaming import host_ranges, optimizer_step, step_parts  # noqa: E402
 from lms_model import MIB, SMALL  # noqa: E402
 from lms_states import content, extension  # noqa: E402
 
@@ -163,3 +164,24 @@ def test_host_ranges():
         (400, 10, False),
     ]:
         assert hosted.holds_any(address, size_bytes) is expected
+
+
+OPTIONS = [
+    *({}, {"foreach": True}, {"fused": True}, {"maximize": True}, {"weight_decay": 0.1}),
+    {"maximize": True, "foreach": True, "weight_decay": 0.1},
+]
+
+
+@pytest.mark.parametrize("name", sorted(optimizer_step._ELEMENTWISE))
+def test_steps_leave_gradients_as_they_are(name):
+    """So that those need not be copied back; this is torch's to change."""
+    make = getattr(torch.optim, name)
+    known = inspect.signature(make).parameters
+    for options in (each for each in OPTIONS if known.keys() >= each.keys()):
+        parameter = torch.nn.Parameter(torch.ones(70))
+        parameter.grad = torch.linspace(-1, 1, 70)
+        before = parameter.grad.clone()
+        optimizer = make([parameter], lr=0.1, **options)
+        for _ in range(3):
+            optimizer.step()
+        assert torch.equal(parameter.grad, before), options

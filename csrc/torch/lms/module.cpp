@@ -14,6 +14,7 @@
 
 #include "torch/lms/cuda_side.h"
 #include "torch/lms/device_side.h"
+#include "torch/lms/gradient_homes.h"
 #include "torch/lms/ledger.h"
 #include "torch/lms/optimizer_states.h"
 #include "torch/lms/packed.h"
@@ -190,8 +191,18 @@ bool is_on_host(const py::object& object) {
   return is_large(tensor) && Weights::is_on_host(tensor.storage().data());
 }
 
-bool states_have_left() {
-  return OptimizerStates::instance().statistics().evicted_bytes > 0 || OptimizerStates::host_bytes() > 0;
+bool take_gradient(const py::object& gradient) {
+  const at::Tensor& tensor = THPVariable_Unpack(gradient.ptr());
+  const py::gil_scoped_release without_gil;
+  return GradientHomes::instance().take(tensor);
+}
+
+void keep_gradient(const py::object& gradient) {
+  const at::Tensor& tensor = THPVariable_Unpack(gradient.ptr());
+  const py::gil_scoped_release without_gil;
+  const void* const address = tensor.storage().data();
+  GradientHomes::instance().keep(tensor);
+  Weights::instance().send_gradient_away(address);
 }
 
 void add_weights(py::module_& module) {
@@ -204,9 +215,9 @@ void add_weights(py::module_& module) {
       },
       py::arg("parameter"));
   module.def(
-      "is_short",
-      [=] { return weights().statistics().evicted_bytes > 0 || Weights::host_bytes() > 0 || states_have_left(); },
-      "Whether memory was so short that some that lives long had to leave.");
+      "is_short", [=] { return weights().is_short(); },
+      "Whether memory was so short that weights or gradients had to leave.");
+  module.def("forget_weight_shortage", [=] { weights().forget_shortage(); });
   module.def("begin_use", &begin_use, py::arg("user"), py::arg("parameters"), py::arg("brings"));
   module.def("is_on_host", &is_on_host, py::arg("parameter"), "Whether it is a weight that lies on the host.");
   module.def(
@@ -228,8 +239,15 @@ void add_weights(py::module_& module) {
       [=](int device, uint64_t wanted_bytes) { return weights().make_room(device, wanted_bytes); }, py::arg("device"),
       py::arg("wanted_bytes"), "How many bytes left the device: more than wanted, or all that can.");
   module.def(
-      "bring_weights_back", [=](uint64_t most_bytes) { return weights().bring_back(most_bytes); },
-      py::arg("most_bytes"), Released());
+      "bring_weights_back",
+      [=](uint64_t most_bytes, bool with_gradients) { return weights().bring_back(most_bytes, with_gradients); },
+      py::arg("most_bytes"), py::arg("with_gradients") = true, Released());
+  module.def("weights_host_bytes", &Weights::weights_host_bytes, "Without gradients.");
+  module.def(
+      "allow_gradient_homes", [](bool are_kept) { GradientHomes::instance().allow(are_kept); }, py::arg("are_kept"),
+      Released());
+  module.def("take_gradient", &take_gradient, py::arg("gradient"), "Whether a home on the host took it.");
+  module.def("keep_gradient", &keep_gradient, py::arg("gradient"), "Makes a home on the host of its memory.");
   module.def("weight_statistics", [=] {
     const WeightStatistics found = weights().statistics();
     py::dict result;

@@ -24,6 +24,8 @@ namespace {
 
 constexpr const char* kTags[] = {"lms.weights", "lms.gradients"};  // python/ebbtide/lms/weights.py
 constexpr TagMemory memory(kTags);
+constexpr const char* kOfWeights[] = {kTags[0]};
+constexpr TagMemory without_gradients(kOfWeights);
 
 Weights* only = nullptr;
 
@@ -292,6 +294,7 @@ uint64_t Weights::send_away(int device, uint64_t wanted_bytes, const Units* spar
 
 uint64_t Weights::make_room(int device, uint64_t wanted_bytes) noexcept {
   const GilReleased released;
+  is_short_.store(true);
   const Turn turn(*this);
   if (!turn) return 0;
   {
@@ -310,10 +313,24 @@ uint64_t Weights::make_room(int device, uint64_t wanted_bytes) noexcept {
   return freed_bytes;
 }
 
-uint64_t Weights::bring_back(uint64_t most_bytes) noexcept {
+uint64_t Weights::send_gradient_away(const void* address) noexcept {
   const Turn turn(*this);
   if (!turn) return 0;
-  const Moved moved = memory.promote(most_bytes, /*keeps_host=*/true);
+  Moved moved;
+  try {
+    moved = memory.demote({address});
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
+  note(moved, statistics_.evicted_bytes);
+  return moved.bytes;
+}
+
+uint64_t Weights::bring_back(uint64_t most_bytes, bool with_gradients) noexcept {
+  const Turn turn(*this);
+  if (!turn) return 0;
+  const TagMemory& which = with_gradients ? memory : without_gradients;
+  const Moved moved = which.promote(most_bytes, /*keeps_host=*/true);
   note(moved, statistics_.loaded_bytes);
   return moved.bytes;
 }
@@ -330,6 +347,8 @@ void Weights::note(const Moved& moved, uint64_t& counter) noexcept {
 }
 
 uint64_t Weights::host_bytes() { return memory.query().host_bytes; }
+
+uint64_t Weights::weights_host_bytes() { return without_gradients.query().host_bytes; }
 
 WeightStatistics Weights::statistics() {
   const Lock lock(mutex_);

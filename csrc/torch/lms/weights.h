@@ -66,8 +66,16 @@ class Weights {
   // bytes left; 0 where a move is not allowed now.
   uint64_t make_room(int device, uint64_t wanted_bytes) noexcept;
   // At most so many bytes come back into room that is there, if that is allowed now. Call it without the GIL.
-  uint64_t bring_back(uint64_t most_bytes) noexcept;
+  // with_gradients: false: those stay.
+  uint64_t bring_back(uint64_t most_bytes, bool with_gradients = true) noexcept;
+  // The gradient at this address leaves, if that is allowed now. Call it without the GIL.
+  uint64_t send_gradient_away(const void* address) noexcept;
   static uint64_t host_bytes();
+  // Without gradients.
+  static uint64_t weights_host_bytes();
+  // Whether room was wanted that only weights and gradients could make, since this was forgotten.
+  bool is_short() const { return is_short_.load(); }
+  void forget_shortage() { is_short_.store(false); }
 
   WeightStatistics statistics();
   void reset_statistics();
@@ -98,6 +106,7 @@ class Weights {
   std::map<std::thread::id, std::vector<Use>> uses_;  // by thread, the outermost first
   std::set<std::thread::id> in_backward_;
   policy::UseOrder order_;
+  std::atomic<bool> is_short_{false};
   bool expects_backward_ = false;
   bool is_moving_ = false;
   bool are_moves_allowed_ = false;

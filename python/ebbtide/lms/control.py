@@ -310,7 +310,7 @@ def _apply_device_limit(wanted: int | None) -> None:
     device.set_limit(allowed, is_whole=wanted is None)
     _now.allowed = allowed
     optimizer_states.forget_shortage()
-    weights.return_if_there_is_room()
+    weights.forget_shortage()
     _apply_rules()
 
 

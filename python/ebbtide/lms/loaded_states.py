@@ -6,23 +6,24 @@ To look at every state before every step would take too long. So one of them sta
 
 import contextlib
 import weakref
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import StateError
 from ebbtide.lms import devices
 from ebbtide.saver.adoption.adopt import adopt_quietly
 from ebbtide.saver.pools import backends
 
+if TYPE_CHECKING:
+    import torch
+
 
 class _Seen:
     """Of one optimizer, when its states were adopted, or could not be."""
 
-    def __init__(self, count: int, first: torch.Tensor) -> None:
+    def __init__(self, count: int, first: "torch.Tensor") -> None:
         self._count, self._first, self._address = count, weakref.ref(first), first.data_ptr()
 
-    def holds(self, count: int, first: torch.Tensor) -> bool:
+    def holds(self, count: int, first: "torch.Tensor") -> bool:
         """Whether they are still those."""
         return (self._count, self._address) == (count, first.data_ptr()) and self._first() is first
 
@@ -36,6 +37,8 @@ class LoadedStates:
 
     def adopt(self, optimizer: Any, device: devices.Device) -> None:
         """What cannot move, or finds no room, stays, and is not tried again."""
+        import torch
+
         states = [state for state in optimizer.state.values() if isinstance(state, dict)]
         count = sum(map(len, states))
         first = next(filter(_can_move, (each for state in states for each in state.values())), None)
@@ -52,6 +55,8 @@ class LoadedStates:
 
 def _can_move(value: Any) -> bool:
     """Whether it is a tensor on the device. Most optimizers count their steps in a tensor on the CPU."""
+    import torch
+
     backend = backends.existing_backend()
     assert backend is not None
     return isinstance(value, torch.Tensor) and value.device.type == backend.device_type and value.numel() > 0

@@ -268,9 +268,11 @@ def _run_own_step(
 
 def _before_step(extension: Any, has_closure: bool, streams: bool) -> None:
     _bring_states_back(extension, has_closure, streams)
-    if not has_closure and extension.weight_statistics()["weight_host_bytes"] > 0:
+    # Gradients on the host pass through the device in a step in pieces, and the next ones go there as well.
+    away = extension.weights_host_bytes() if streams else extension.weight_statistics()["weight_host_bytes"]
+    if not has_closure and away > 0:
         _device().trim()
-        extension.bring_weights_back(_core.UNLIMITED)
+        extension.bring_weights_back(_core.UNLIMITED, not streams)
 
 
 def _bring_states_back(extension: Any, has_closure: bool, streams: bool) -> None:

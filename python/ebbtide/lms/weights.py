@@ -3,8 +3,8 @@
 While LMS is on, a parameter that a module registers gets memory of a tag of its own; so does one that `model.to` has
 made, as soon as its module is done, and one that a module finds at its forward. torch's global hooks of modules tell
 which weights are about to be used. Backward tells it as it unpacks them. Once memory was so short that such memory had
-to leave, a gradient gets memory of its own tag as soon as it is accumulated. csrc/torch/lms/weights.h has the moves
-themselves.
+to leave, a gradient leaves as soon as it is accumulated (csrc/torch/lms/gradient_homes.h). csrc/torch/lms/weights.h has
+the other moves.
 """
 
 import contextlib
@@ -58,6 +58,8 @@ def install(extension: Any, device: devices.Device) -> None:
     _now.layers, _now.may_return = Layers(device, _is_on_host, extension), True
     _now.extension, _now.device = extension, device
     extension.allow_weight_moves(True)
+    extension.forget_weight_shortage()
+    extension.allow_gradient_homes(True)
     _now.hooks.append(module.register_module_parameter_registration_hook(_on_registration))
     _follow_conversions()
     _follow_uses()
@@ -75,15 +77,20 @@ def remove(extension: Any) -> None:
         _now.layers.restore()
     _now.are_uses_told = False
     _leave_conversions()
+    extension.allow_gradient_homes(False)
     _trim()
     if extension.weight_statistics()["weight_host_bytes"] > 0:
         extension.bring_weights_back(_core.UNLIMITED)
     extension.allow_weight_moves(False)
 
 
-def return_if_there_is_room() -> None:
-    """A new limit holds."""
+def forget_shortage() -> None:
+    """Under a new limit, weights return if there is room, and gradients stay where they are made."""
     _now.may_return = True
+    if _now.extension is not None:
+        _now.extension.forget_weight_shortage()
+        _now.extension.allow_gradient_homes(False)
+        _now.extension.allow_gradient_homes(True)
 
 
 def _trim() -> None:
@@ -210,9 +217,13 @@ def _on_gradient(parameter: Any) -> None:
     gradient = parameter.grad
     if gradient is None or not extension.is_short() or not extension.may_be_weight(gradient):
         return
-    if _is_alone(gradient, _now.counts_of_gradient):
-        # Nobody else knows it, so the order of this stream is enough: no wait for the device.
-        _move([gradient], TAG_OF_GRADIENTS, make_mover(gradient.device.type, waits=False), trims=False)
+    if not _is_alone(gradient, _now.counts_of_gradient) or extension.take_gradient(gradient):
+        return
+    # Nobody else knows it, so the order of this stream is enough: no wait for the device.
+    address = gradient.data_ptr()
+    _move([gradient], TAG_OF_GRADIENTS, make_mover(gradient.device.type, waits=False), trims=False)
+    if gradient.data_ptr() != address:
+        extension.keep_gradient(gradient)
 
 
 # --- who uses them ---

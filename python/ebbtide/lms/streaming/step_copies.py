@@ -21,7 +21,7 @@ class Lanes:
         import torch
 
         self.slots = [torch.empty(slot_bytes, dtype=torch.uint8, device=device) for _ in range(SLOTS)]
-        self.copied_bytes = 0  # in, and as many out
+        self.copied_bytes = 0  # in
         self._next = 0
 
     def copy_in(self, chunk: Chunk) -> None:
@@ -56,8 +56,9 @@ class Lanes:
             self.copied_bytes += staged.size_bytes
 
     def _copy_out(self, chunk: Chunk) -> None:
-        for staged in _staged_of(chunk):  # gradients, too: some steps scale them
-            copy(staged.home, staged.visitor)
+        for staged in _staged_of(chunk):
+            if staged.goes_back:
+                copy(staged.home, staged.visitor)
 
 
 class _CudaLanes(Lanes):

@@ -17,6 +17,7 @@ class Staged:
     """A slice of a tensor that passes through the device."""
 
     home: Any  # where it lies, flat
+    goes_back: bool = True  # since the step may change it
     visitor: Any = None  # its copy on the device, while the slot is its
 
     @property
@@ -102,6 +103,8 @@ class Undivided:
 def divide(optimizer: Any, hosted: HostRanges, slot_bytes: int) -> Iterator[Chunk | Undivided]:
     """The step, in order of its groups. It is divided as it is asked for, so that copies begin before all is."""
     groups = [(group, [each for each in group["params"] if each.grad is not None]) for group in optimizer.param_groups]
+    # All these optimizers leave gradients as they are, but that a fused step divides them by torch.amp's factor.
+    changes_gradients = getattr(optimizer, "grad_scale", None) is not None
     are_apart = _are_apart([each for _, parameters in groups for each in parameters])
     for group, parameters in groups:
         if not are_apart or not _is_uniform(parameters):
@@ -115,7 +118,7 @@ def divide(optimizer: Any, hosted: HostRanges, slot_bytes: int) -> Iterator[Chun
         for parameter in parameters:
             state = optimizer.state.get(parameter, {})
             has_states = _is_tensor(state.get("momentum_buffer")) if needs_momentum else state or makes_no_state
-            pieces = _divide(parameter, state, hosted, slot_bytes) if has_states else None
+            pieces = _divide(parameter, state, hosted, slot_bytes, changes_gradients) if has_states else None
             if pieces is None:
                 others.append(parameter)
                 continue
@@ -149,7 +152,9 @@ def _is_uniform(parameters: list[Any]) -> bool:
     )
 
 
-def _divide(parameter: Any, state: Any, hosted: HostRanges, slot_bytes: int) -> list[Piece] | None:
+def _divide(
+    parameter: Any, state: Any, hosted: HostRanges, slot_bytes: int, changes_gradients: bool
+) -> list[Piece] | None:
     """None: it can't be divided, or lies on the device, but for little."""
     gradient = parameter.grad
     like = {name: value for name, value in state.items() if _is_tensor(value) and value.shape == parameter.shape}
@@ -175,7 +180,7 @@ def _divide(parameter: Any, state: Any, hosted: HostRanges, slot_bytes: int) -> 
         piece = Piece(home, of_gradient, homes, counters, state, end == total, end - begin == total)
         for part in slices:
             if hosted.holds_any(part.data_ptr(), part.nbytes):
-                piece.staged.append(Staged(part))
+                piece.staged.append(Staged(part, part is not of_gradient or changes_gradients))
         pieces.append(piece)
     return pieces
 

@@ -1,0 +1,104 @@
+#include "torch/lms/gradient_homes.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/Storage.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <new>
+#include <utility>
+
+#include "torch/lms/device_side.h"
+
+namespace ebbtide::lms {
+namespace {
+
+GradientHomes* only = nullptr;
+
+// Bytes at an address that somebody else owns.
+at::Tensor bytes_at(void* address, size_t size_bytes, c10::Device device) {
+  c10::Storage storage(c10::Storage::use_byte_size_t(), size_bytes, c10::DataPtr(address, device), nullptr, false);
+  at::Tensor bytes = at::empty({0}, at::TensorOptions().device(device).dtype(at::kByte));
+  bytes.set_(std::move(storage), 0, {static_cast<int64_t>(size_bytes)}, {1});
+  return bytes;
+}
+
+}  // namespace
+
+GradientHomes& GradientHomes::instance() {
+  static GradientHomes& homes = *new GradientHomes();
+  return homes;
+}
+
+GradientHomes::GradientHomes() {
+  only = this;
+  // A child never finds the lock held by a thread that it does not have.
+  ::pthread_atfork([] { only->mutex_.lock(); }, [] { only->mutex_.unlock(); }, [] { only->mutex_.unlock(); });
+}
+
+std::unique_ptr<GradientHomes::Home> GradientHomes::find_free(size_t size_bytes, c10::Stream stream) {
+  const std::lock_guard lock(mutex_);
+  const auto fits = [&](const auto& home) { return home->size_bytes == size_bytes && home->stream == stream; };
+  const auto found = std::find_if(free_.rbegin(), free_.rend(), fits);
+  if (found == free_.rend()) return nullptr;
+  std::unique_ptr<Home> home = std::move(*found);
+  free_.erase(std::prev(found.base()));
+  return home;
+}
+
+bool GradientHomes::take(const at::Tensor& gradient) {
+  const c10::Storage& storage = gradient.storage();
+  const DeviceSide& side = side_of(gradient.device());
+  const c10::Stream stream = side.current_stream(gradient.device());
+  std::unique_ptr<Home> home = find_free(storage.nbytes(), stream);
+  if (home == nullptr) return false;
+  try {
+    const at::NoGradGuard no_grad;
+    bytes_at(home->memory.get(), home->size_bytes, gradient.device())
+        .copy_(bytes_at(storage.mutable_data(), home->size_bytes, gradient.device()), /*non_blocking=*/true);
+  } catch (...) {
+    give_back(home.release());
+    throw;
+  }
+  void* const address = home->memory.get();
+  c10::DataPtr former = storage.set_data_ptr(lend(std::move(home), address, gradient.device()));
+  // The copy may still read it.
+  side.let_go(c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(former), nullptr, false),
+              stream);
+  return true;
+}
+
+void GradientHomes::keep(const at::Tensor& gradient) {
+  const c10::Storage& storage = gradient.storage();
+  const c10::Stream stream = side_of(gradient.device()).current_stream(gradient.device());
+  auto home = std::make_unique<Home>(Home{c10::DataPtr(), storage.nbytes(), stream});
+  Home& kept = *home;
+  kept.memory = storage.set_data_ptr(lend(std::move(home), storage.mutable_data(), gradient.device()));
+}
+
+c10::DataPtr GradientHomes::lend(std::unique_ptr<Home> home, void* address, c10::Device device) {
+  return {address, home.release(), &give_back, device};
+}
+
+void GradientHomes::give_back(void* home) {
+  std::unique_ptr<Home> own(static_cast<Home*>(home));
+  const std::lock_guard lock(only->mutex_);
+  if (!only->are_kept_) return;
+  try {
+    only->free_.push_back(std::move(own));
+  } catch (const std::bad_alloc&) {
+    // It goes back to torch.
+  }
+}
+
+void GradientHomes::allow(bool are_kept) {
+  std::vector<std::unique_ptr<Home>> dropped;
+  const std::lock_guard lock(mutex_);
+  are_kept_ = are_kept;
+  if (!are_kept) dropped.swap(free_);
+}
+
+}  // namespace ebbtide::lms

@@ -1,0 +1,167 @@
+"""Large model support: once memory was short of weights, gradients go to homes on the host, step after step."""
+
+import copy
+import gc
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ebbtide import _core  # noqa: E402
+from lms_model import MIB, SMALL, make_model  # noqa: E402
+from lms_states import Training, content, extension  # noqa: E402
+from lms_weights import GRADIENTS, on_host, send_all_away, tag_of  # noqa: E402
+
+pytestmark = [
+    pytest.mark.sim_only,
+    pytest.mark.usefixtures("no_weights_left"),
+]
+
+
+@pytest.fixture
+def short(lms):
+    """LMS is on, and memory was short."""
+    lms.enable(limit="1GiB", min_size=SMALL)
+    keeper = make_model(1, 512)
+    assert send_all_away() > 0
+    yield lms
+    del keeper
+
+
+def gradients(model):
+    return [each.grad for each in model.parameters() if each.nbytes >= MIB]
+
+
+def host_bytes():
+    status = _core.query_tag(GRADIENTS)
+    return 0 if status is None else status.host_bytes
+
+
+def test_where_memory_is_not_short_gradients_stay_what_they_are(lms):
+    lms.enable(limit="1GiB", min_size=SMALL)
+    training = Training(depth=4)
+    training.step()
+    assert [tag_of(each) for each in gradients(training.model)] == ["lms"] * 4
+    extension().send_states_away(2**62)
+    training.step()
+    assert [tag_of(each) for each in gradients(training.model)] == ["lms"] * 4
+    assert host_bytes() == 0
+
+
+def test_homes_are_used_again(short):
+    training, seen = Training(depth=4), []
+    for _ in range(5):
+        training.step()
+        assert on_host(*gradients(training.model)) == gradients(training.model)
+        seen.append((sorted(each.data_ptr() for each in gradients(training.model)), host_bytes()))
+        numbers = short.stats()
+    assert seen == [seen[0]] * 5
+    assert host_bytes() == 4 * MIB
+    moved = numbers["weight_evicted_bytes"] + numbers["weight_loaded_bytes"]
+    training.step()
+    numbers = short.stats()
+    assert numbers["weight_evicted_bytes"] + numbers["weight_loaded_bytes"] == moved
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.optim.AdamW,
+        lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.9),
+        lambda parameters, lr: torch.optim.Adam(parameters, lr, fused=True),
+        torch.optim.Adafactor,
+    ],
+    ids=["AdamW", "SGD", "fused", "Adafactor"],
+)
+def test_training(short, make):
+    def train():
+        training, losses = Training(make=make), []
+        for step in range(6):
+            if step == 3:
+                torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.1)
+            losses.append(training.step(128 + 64 * step))
+        return losses, training.result(), content(gradients(training.model))
+
+    found = train()
+    short.disable()
+    assert train() == found
+
+
+def test_accumulation_zeroing_and_gradients_that_are_kept(short):
+    def train():
+        training, kept = Training(depth=4), []
+        for step in range(6):
+            training.forward().backward()
+            if step == 2:
+                kept = gradients(training.model)
+            if step % 2:
+                training.optimizer.step()
+                training.optimizer.zero_grad(set_to_none=step != 3)
+        return training.result(), content(kept), content(copy.deepcopy(kept))
+
+    found = train()
+    short.disable()
+    assert train() == found
+
+
+def test_a_gradient_outlives_its_model_and_lms(short):
+    training = Training(depth=2)
+    training.forward().backward()
+    kept = gradients(training.model)
+    want = content(kept)
+    del training
+    short.disable()
+    assert content(kept) == want
+    kept[0].add_(1)
+    del kept
+    gc.collect()
+    short.enable(limit="1GiB", min_size=SMALL)
+    short.disable()
+    assert _core.query_tag(GRADIENTS) is None or _core.query_tag(GRADIENTS).resident_bytes == 0
+
+
+def test_a_new_limit_gives_homes_back(short):
+    training = Training(depth=4)
+    training.step()
+    training.optimizer.zero_grad()
+    assert host_bytes() == 4 * MIB
+    short.limit = "2GiB"
+    training.step()
+    assert [tag_of(each) for each in gradients(training.model)] == ["lms"] * 4
+
+
+def test_who_resizes_or_takes_the_memory_gets_its_own(short):
+    training = Training(depth=2)
+    training.forward().backward()
+    one, other = gradients(training.model)
+    want = one.sum().item()
+    one.untyped_storage().resize_(2 * one.nbytes)
+    assert one.sum().item() == want
+    shared = other.untyped_storage()
+    training.optimizer.zero_grad()
+    training.forward().backward()
+    assert shared.data_ptr() not in [each.data_ptr() for each in gradients(training.model)]
+
+
+def test_threads_train_at_once(lms):
+    def train():
+        trainings, found = [Training(depth=4) for _ in range(3)], {}
+
+        def work(number):
+            losses = [trainings[number].step(64 + number) for _ in range(5)]
+            found[number] = losses, content(gradients(trainings[number].model))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        return found
+
+    plain = train()
+    lms.enable(limit="1GiB", min_size=SMALL)
+    keeper = make_model(1, 512)
+    send_all_away()
+    assert train() == plain
+    assert keeper is not None
