@@ -56,10 +56,10 @@ def test_what_is_built_is_kept(recipe, use_compiler, tmp_path, capfd):
     assert library.read_text() == "built\n"
     assert library.is_relative_to(tmp_path / "cache")
     assert re.fullmatch(
-        r"ebbtide: building its torch extension for torch \S+, once \(about \d+ s\)\n", capfd.readouterr().err
+        r"ebbtide: building its torch extension for torch \S+, once \(up to a minute\)\n", capfd.readouterr().err
     )
     assert build.build_once(recipe) == library
-    assert run_count(tmp_path) == 1
+    assert run_count(tmp_path) == len(recipe.sources()) + 1
     assert capfd.readouterr().err == ""
     assert sorted(path.name for path in library.parent.iterdir()) == ["_torch.so", "lock"]
 
@@ -87,11 +87,11 @@ def test_the_command_binds_to_the_core_and_the_abi_that_are_there(recipe, tmp_pa
     folder = tmp_path / "package"
     folder.mkdir()
     preload = replace(recipe, core_library=folder / "libebbtide_preload.so")
-    assert str(folder / "libebbtide_preload.so") in build.command_line(preload, ["c++"], tmp_path / "out.so")
+    assert str(folder / "libebbtide_preload.so") in build.link_line(preload, ["c++"], [], tmp_path / "out.so")
     (folder / "libebbtide.so").touch()
-    command = build.command_line(replace(preload, uses_new_abi=False), ["c++", "-g"], tmp_path / "out.so")
+    command = build.link_line(replace(preload, uses_new_abi=False), ["c++", "-g"], [Path("a.o")], tmp_path / "out.so")
     assert command[:2] == ["c++", "-g"]
-    assert {"-l:libebbtide.so", f"-L{folder}", "-lc10", "-DNDEBUG", "-D_GLIBCXX_USE_CXX11_ABI=0"} <= set(command)
+    assert {"a.o", "-l:libebbtide.so", f"-L{folder}", "-lc10", "-DNDEBUG", "-D_GLIBCXX_USE_CXX11_ABI=0"} <= set(command)
     assert "-ltorch_python" not in command
 
 
@@ -100,7 +100,7 @@ def test_each_module_has_sources_and_libraries_of_its_own(tmp_path):
     names = {path.relative_to(recipe.source_root).as_posix() for path in recipe.sources()}
     assert {"torch/lms/module.cpp", "policy/lms/eviction.cpp"} <= names
     assert not any(name.startswith("torch/cpu/") for name in names)
-    command = build.command_line(recipe, ["c++"], tmp_path / "out.so")
+    command = build.link_line(recipe, ["c++"], [], tmp_path / "out.so")
     assert {"-lc10", "-ltorch_cpu", "-ltorch_python"} <= set(command)
     assert recipe.key() != replace(recipe, module="_torch").key()
 
@@ -162,7 +162,7 @@ print(build.build_once(pickle.loads({pickle.dumps(recipe)!r})))
     children = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(4)]
     paths = {child.communicate(timeout=120)[0] for child in children}
     assert [child.returncode for child in children] == [0] * 4
-    assert len(paths) == 1 and run_count(tmp_path) == 1
+    assert len(paths) == 1 and run_count(tmp_path) == len(recipe.sources()) + 1
 
 
 def test_a_builder_that_was_killed_leaves_no_lock_and_no_library(recipe, use_compiler, tmp_path):

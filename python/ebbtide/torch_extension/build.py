@@ -11,7 +11,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 from ebbtide.errors import StateError
 
+MOST_COMPILERS = 8  # at once; each takes up to 1 GiB
 CACHE_VARIABLE = "EBBTIDE_CACHE_DIR"
 _TOOLS = "a C++20 compiler (g++ 10 or newer, or clang++ 12 or newer; on Debian and Ubuntu: apt install g++)"
 
@@ -134,16 +136,23 @@ def _version_number(torch_version: str) -> int:
     return 100 * int(major) + int(minor)
 
 
-def command_line(recipe: Recipe, compiler: list[str], output: Path) -> list[str]:
-    """The one call that compiles and links. At load the SONAME finds the libebbtide.so that is in the process."""
-    torch_libraries = recipe.torch_folder / "lib"
-    core_folder = recipe.core_library.parent
-    plain_core = core_folder / "libebbtide.so"
+def compile_line(recipe: Recipe, compiler: list[str], source: Path, output: Path) -> list[str]:
+    """The call that compiles one source."""
     return [
         *(*compiler, *compile_flags(recipe)),
         *("-I", str(recipe.source_root)),
         *("-isystem", str(recipe.torch_folder / "include"), "-isystem", str(recipe.python_include)),
-        *map(str, recipe.sources()),
+        *("-c", str(source), "-o", str(output)),
+    ]
+
+
+def link_line(recipe: Recipe, compiler: list[str], objects: Sequence[Path], output: Path) -> list[str]:
+    """The call that links. At load the SONAME finds the libebbtide.so that is in the process."""
+    torch_libraries = recipe.torch_folder / "lib"
+    core_folder = recipe.core_library.parent
+    plain_core = core_folder / "libebbtide.so"
+    return [
+        *(*compiler, *compile_flags(recipe), *map(str, objects)),
         *("-shared", "-o", str(output), f"-L{torch_libraries}", *(f"-l{name}" for name in recipe.libraries())),
         *([f"-L{core_folder}", "-l:libebbtide.so"] if plain_core.exists() else [str(recipe.core_library)]),
         *(f"-Wl,-rpath,{core_folder}", f"-Wl,-rpath,{torch_libraries}"),
@@ -232,20 +241,34 @@ def _build(recipe: Recipe, library: Path) -> None:
             f"install Python's development files (on Debian and Ubuntu: apt install {python}-dev)"
         )
     print(
-        f"ebbtide: building its torch extension for torch {recipe.torch_version}, once (about 15 s)",
+        f"ebbtide: building its torch extension for torch {recipe.torch_version}, once (up to a minute)",
         file=sys.stderr,
         flush=True,
     )
     for stale in library.parent.glob("build-*"):  # of a process that was killed: we hold the lock
         shutil.rmtree(stale, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as scratch:
+        objects = [Path(scratch) / f"{number}.o" for number in range(len(recipe.sources()))]
+        lines = [compile_line(recipe, compiler, *each) for each in zip(recipe.sources(), objects, strict=True)]
+        with ThreadPoolExecutor(min(MOST_COMPILERS, len(os.sched_getaffinity(0)))) as pool:
+            try:
+                for result in pool.map(_run, lines):
+                    _check(recipe, result, library.parent / "build.log")
+            finally:
+                pool.shutdown(cancel_futures=True)
         output = Path(scratch) / library.name
-        command = command_line(recipe, compiler, output)
-        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        result = subprocess.run(command, **pipes, text=True, errors="replace", check=False)
-        if result.returncode != 0:
-            raise StateError(_describe_failure(recipe, result, library.parent / "build.log"))
+        _check(recipe, _run(link_line(recipe, compiler, objects, output)), library.parent / "build.log")
         output.rename(library)
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(command, **pipes, text=True, errors="replace", check=False)
+
+
+def _check(recipe: Recipe, result: subprocess.CompletedProcess[str], log: Path) -> None:
+    if result.returncode != 0:
+        raise StateError(_describe_failure(recipe, result, log))
 
 
 def _describe_failure(recipe: Recipe, result: subprocess.CompletedProcess[str], log: Path) -> str:
