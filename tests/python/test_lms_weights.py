@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from lms_model import MIB, SMALL, make_model  # noqa: E402
-from lms_states import content  # noqa: E402
+from lms_states import content, extension  # noqa: E402
 from lms_weights import (  # noqa: E402
     DEPTH,
     LIMIT,
@@ -309,3 +309,27 @@ def test_an_interrupted_forward_bars_no_thread_from_memory_for_ever(lms):
     thread.start()
     thread.join()
     assert made and layers
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_no_use_stays_open_after_a_call_that_was_interrupted(lms, error):
+    class Recursive(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.depths, self.fails = make_model(1, 512), [], False
+
+        def forward(self, given, times=2):
+            self.depths.append(extension().use_depth_of(id(self)))
+            if times:
+                return self(given, times - 1)
+            if self.fails:
+                raise error
+            return self.inner(given)
+
+    lms.enable(limit="1GiB", min_size=SMALL)
+    model = Recursive()
+    for model.fails in (True, True, False):
+        with contextlib.suppress(error), torch.no_grad():
+            model(torch.ones(1, 512))
+    assert model.depths == 3 * [1, 2, 3]
+    assert extension().use_depth() == 0

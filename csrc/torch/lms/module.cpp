@@ -227,6 +227,9 @@ void add_weights(py::module_& module) {
       },
       py::arg("user"), "Whether this thread uses no weights any more.");
   module.def("use_depth", [=] { return weights().use_depth(); }, "How many uses of this thread are open.");
+  module.def(
+      "use_depth_of", [=](uintptr_t user) { return weights().use_depth(reinterpret_cast<const void*>(user)); },
+      py::arg("user"), "How many of them are this user's.");
   module.def("begin_write_watch", &begin_write_watch);
   module.def("end_write_watch", &end_write_watch);
   module.def("take_written_weights", &take_written_weights,

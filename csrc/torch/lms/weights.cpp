@@ -201,6 +201,14 @@ size_t Weights::use_depth() {
   return found == uses_.end() ? 0 : found->second.size();
 }
 
+size_t Weights::use_depth(const void* user) {
+  const Lock lock(mutex_);
+  const auto found = uses_.find(std::this_thread::get_id());
+  if (found == uses_.end()) return 0;
+  const auto is_own = [&](const Use& use) { return use.user == user; };
+  return static_cast<size_t>(std::count_if(found->second.begin(), found->second.end(), is_own));
+}
+
 void Weights::use_in_backward(const void* address) {
   const std::thread::id thread = std::this_thread::get_id();
   const Units units = units_of({address});

@@ -53,8 +53,9 @@ class Weights {
   void begin_use(const void* user, const std::vector<const void*>& addresses, bool brings = true);
   // Whether the thread has no open use any more.
   bool end_use(const void* user, std::thread::id thread) noexcept;
-  // How many uses of this thread are open.
+  // How many uses of this thread are open; of a user: how many of its own.
   size_t use_depth();
+  size_t use_depth(const void* user);
   // Backward is about to read a weight. The rest is as in begin_use().
   void use_in_backward(const void* address);
   // Whether some of the memory that holds the weight at this address is on the host.

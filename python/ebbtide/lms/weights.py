@@ -252,6 +252,7 @@ def _before_forward(module: Any, inputs: Any) -> None:
         return  # TorchScript's, whose parameters no hook sees
     if (compiled := modules.get("_orig_mod")) is not None:  # what torch.compile made of it calls no hook inside
         parameters = dict(compiled.named_parameters())
+    _end_interrupted_uses(module)
     uses_copies = not torch.is_grad_enabled() and _layers().serve(module)
     if others := _now.extension.begin_use(id(module), parameters, not uses_copies):
         _adopt(others)
@@ -260,6 +261,24 @@ def _before_forward(module: Any, inputs: Any) -> None:
         assert _now.device is not None
         _now.device.trim()
         _now.extension.bring_weights_back(_core.UNLIMITED)
+
+
+def _end_interrupted_uses(module: Any) -> None:
+    """Of a call of this module that a KeyboardInterrupt ended, after which torch calls no hook."""
+    import torch
+
+    open_uses = _now.extension.use_depth_of(id(module))
+    if not open_uses:
+        return
+    calls, frame = -1, sys._getframe()  # without this one
+    while frame is not None:
+        calls += frame.f_code is torch.nn.Module._call_impl.__code__ and frame.f_locals.get("self") is module
+        frame = frame.f_back  # type: ignore[assignment]
+    if calls < 0:
+        return  # somebody has replaced what calls modules
+    for _ in range(open_uses - calls):
+        if _now.extension.end_use(id(module)):
+            _layers().end_pass()
 
 
 def _after_forward(module: Any, inputs: Any, outputs: Any) -> None:
