@@ -56,6 +56,23 @@ TEST_F(ManyTags, AQuestionAboutOneCostsTheSameWithAnyNumberOfOthers) {
   EXPECT_EQ(looks[3], looks[300]);
 }
 
+TEST_F(ManyTags, AnUnknownOneIsToldWhichThereAre) {
+  const auto told = [&] {
+    try {
+      preview(OperationKind::kPause, {"other"});
+    } catch (const StateError& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing was thrown");
+  };
+  const std::string begin = "no region was ever named 'other'; known tags: ";
+  const std::string end = ". Operations skip unknown ones with missing_ok";
+  make(0);
+  EXPECT_EQ(told(), begin + "none" + end);
+  make(3);
+  EXPECT_EQ(told(), begin + "'t0', 't1', 't2'" + end);
+}
+
 TEST_F(ManyTags, AQuestionAboutOneAllocationCostsTheSameWithAnyNumberInItsTag) {
   std::map<size_t, std::vector<uint64_t>> looks;
   for (const size_t count : {3, 300}) {

@@ -84,6 +84,15 @@ TEST(AnonymousMemoryTest, AMovedOrReleasedOwnerUnmapsNothing) {
   EXPECT_EQ(memory.bytes(), nullptr);  // NOLINT(bugprone-use-after-move): what a moved-from owner is
 }
 
+TEST(AnonymousMemoryTest, ThreadsPopulateAllOfIt) {
+  for (const int threads : {1, 3}) {
+    const size_t size_bytes = 3 * 64 * kMiB + 5 * kPage;
+    const AnonymousMemory memory = small_pages(size_bytes);
+    populate(memory, threads);
+    EXPECT_EQ(resident_pages(memory.bytes(), size_bytes), size_bytes / kPage);
+  }
+}
+
 // Records the requests. Fails on demand.
 class ListedBackup final : public Backup {
  public:

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "core_fixture.h"
 #include "driver/context.h"
+#include "driver/peers.h"
 #include "driver/stream.h"
 #include "vmm/deferred_undos.h"
 
@@ -54,6 +55,28 @@ TEST_F(VmmTest, AssignmentGivesBackWhatStoodThere) {
   auto& same = memory;
   memory = std::move(same);
   EXPECT_TRUE(memory.has_handle());
+}
+
+// CoreTest has two devices.
+TEST(MappingTest, ADeviceThatIsRefusedKeepsNoOtherFromItsAccess) {
+  sim().reset();
+  sim().set_device_count(3);
+  use_driver("sim");
+  check(driver().cuInit(0), "cuInit");
+  check(driver().cuCtxSetCurrent(primary_context(0)), "cuCtxSetCurrent");
+  const DeviceSet peers = only(1) | only(2);
+  Reservation range = Reservation::reserve(kChunk);
+  PhysicalMemory memory = PhysicalMemory::create_on_device(kChunk, 0);
+  for (const int refused : {1, 2}) {
+    Mapping mapping = Mapping::map(range.address(), memory);
+    sim().fail("cuMemSetAccess", 1, 999, 1);                      // for both
+    sim().fail("cuMemSetAccess", 1 + unsigned(refused), 999, 1);  // for this one alone
+    EXPECT_EQ(mapping.grant(peers), 999) << refused;
+    EXPECT_EQ(mapping.missing(peers), only(refused));
+    sim().clear_failures();
+    EXPECT_EQ(mapping.grant(peers), CUDA_SUCCESS);
+    EXPECT_TRUE(mapping.missing(peers).none());
+  }
 }
 
 TEST_F(VmmTest, ReleaseAndUnmapThrowAndKeepTheObject) {

@@ -247,6 +247,8 @@ def test_out_of_memory_is_torchs_error_and_passes(pools, pool, request):
         small = torch.ones(10)
         with pytest.raises(torch.OutOfMemoryError, match=rf"tag '{request.node.name}' asked for .*[KMG]iB"):
             torch.empty(capacity * 2, dtype=torch.uint8)
+        with pytest.raises(torch.OutOfMemoryError, match=r" asked for 3\.00 TiB; "):
+            torch.empty(3 * 2**40, dtype=torch.uint8)
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(2**60, dtype=torch.uint8)
         # Cached memory is released before an allocation is refused.

@@ -60,7 +60,7 @@ uint64_t eviction_order(const UseOrder& order, uint64_t unit, bool expects_backw
   if (const auto next = order.next_use(unit)) return *next;
   const auto last = order.last_use(unit);
   if (!last) return kNever;
-  return expects_backward ? kUnknown + *last : 2 * kUnknown - *last;
+  return expects_backward ? kUnknown + *last : kUnknown - *last;
 }
 
 }  // namespace ebbtide::policy
