@@ -152,6 +152,7 @@ NAMES: tuple[Name, ...] = (
     Name("nn.Module._parameters", "a module's own parameters", is_of_instances=True),
     Name("nn.Module._buffers", "a module's own buffers", is_of_instances=True),
     Name("nn.Module._apply", "tells when a module's parameters have been converted", ("",)),
+    Name("nn.Module._call_impl.__code__", "what calls a module, to find its calls on the stack"),
     # How `_torch` is compiled.
     Name("_C._GLIBCXX_USE_CXX11_ABI", "torch's C++ ABI"),
     Name("version.git_version", "a part of the cache's key"),
