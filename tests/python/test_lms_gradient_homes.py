@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
+from ebbtide.lms import weights  # noqa: E402
 from lms_model import MIB, SMALL, make_model  # noqa: E402
 from lms_states import Training, content, extension  # noqa: E402
 from lms_weights import GRADIENTS, on_host, send_all_away, tag_of  # noqa: E402
@@ -131,6 +132,76 @@ def test_a_new_limit_gives_homes_back(short):
     assert [tag_of(each) for each in gradients(training.model)] == ["lms"] * 4
 
 
+def test_homes_of_models_that_are_gone_are_given_back(short):
+    for width in range(512, 1024, 64):
+        training = Training(depth=2, width=width)
+        training.step()
+        training.step()
+        whole = sum(each.nbytes // (2 * MIB) + 1 for each in gradients(training.model)) * 2 * MIB
+        assert 0 < host_bytes() <= whole + 20 * MIB, "a segment of torch's has 20 MiB"
+        del training
+        gc.collect()
+
+
+def test_homes_that_somebody_keeps_are_made_again(short):
+    training = Training(depth=2)
+    training.step()
+    kept = gradients(training.model)
+    for _ in range(3):
+        training.step()
+    assert not {each.data_ptr() for each in kept} & {each.data_ptr() for each in gradients(training.model)}
+    del kept
+    training.step()
+    assert on_host(*gradients(training.model)) == gradients(training.model)
+
+
+def test_homes_that_are_lent_when_the_limit_changes_are_given_back_later(short):
+    training = Training(depth=4)
+    training.step()
+    assert host_bytes() == 4 * MIB
+    short.limit = "2GiB"
+    training.step()
+    training.step()
+    torch.empty(1)
+    extension().allow_gradient_homes(True)
+    weights._trim_gradients()
+    assert host_bytes() == 0
+
+
+def test_captures_are_left_alone(short, monkeypatch):
+    monkeypatch.setattr(weights.captures, "is_capturing", lambda: True)
+    training = Training(depth=2)
+    training.forward().backward()
+    assert [tag_of(each) for each in gradients(training.model)] == ["lms"] * 2
+
+
+def test_another_thread_moves_nothing_while_a_gradient_is_copied(short):
+    """A layer whose input needs no gradient unpacks no weight in backward, so nothing else announces the use."""
+    layer = torch.nn.Linear(512, 512)
+    is_over, moved = threading.Event(), []
+
+    def move():
+        while not is_over.is_set():
+            extension().bring_weights_back(2**62)
+            moved.append(send_all_away())
+            is_over.wait(0.001)
+
+    given = torch.randn(64, 512)
+    layer(given).sum().backward()
+    want = layer.weight.grad.clone()
+    mover = threading.Thread(target=move)
+    mover.start()
+    try:
+        for _ in range(100):
+            layer.weight.grad = None
+            layer(given).sum().backward()
+            assert torch.equal(layer.weight.grad, want)
+    finally:
+        is_over.set()
+        mover.join()
+    assert sum(moved) > 0
+
+
 def test_who_resizes_or_takes_the_memory_gets_its_own(short):
     training = Training(depth=2)
     training.forward().backward()
@@ -165,3 +236,15 @@ def test_threads_train_at_once(lms):
     send_all_away()
     assert train() == plain
     assert keeper is not None
+
+
+def test_parameters_with_homes_can_be_swapped(short):
+    training = Training(depth=2)
+    training.step()
+    training.optimizer.zero_grad()
+    training.optimizer.state.clear()
+    del training.optimizer
+    weight = training.model[0].weight
+    gc.collect()
+    torch.utils.swap_tensors(weight, torch.nn.Parameter(torch.ones(512, 512)))
+    assert weight[0, 0] == 1

@@ -140,6 +140,27 @@ def test_one_that_holds_another_and_does_not_call_it(lms):
         assert lms.stats()["state_loaded_bytes"] >= 8 * MIB
 
 
+@pytest.mark.parametrize("limit", ["1GiB", "36MiB"])
+def test_a_wrapper_whose_first_step_does_nothing(lms, limit):
+    """As Accelerate's where gradients are accumulated."""
+
+    class Skipping(Delegate):
+        count = 0
+
+        def step(self, closure=None):
+            self.count += 1
+            return None if self.count % 2 else self.optimizer.step(closure)
+
+    def make(parameters, lr):
+        return Skipping(torch.optim.AdamW(parameters, lr))
+
+    plain = train(make, steps=8)[1]
+    with lms.enable(limit=limit, min_size=SMALL):
+        assert train(make, steps=8)[1] == plain
+        assert lms.stats()["streamed_bytes"] > 0 or limit == "1GiB"
+        assert lms.stats()["slow_reads"] == 0
+
+
 def test_the_step_of_the_base_is_no_step_of_its_own(lms):
     class Doubled(torch.optim.AdamW):
         def step(self, closure=None):

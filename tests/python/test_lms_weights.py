@@ -319,7 +319,7 @@ def test_no_use_stays_open_after_a_call_that_was_interrupted(lms, error):
             self.inner, self.depths, self.fails = make_model(1, 512), [], False
 
         def forward(self, given, times=2):
-            self.depths.append(extension().use_depth_of(id(self)))
+            self.depths.append(extension().module_depth())
             if times:
                 return self(given, times - 1)
             if self.fails:
@@ -332,4 +332,36 @@ def test_no_use_stays_open_after_a_call_that_was_interrupted(lms, error):
         with contextlib.suppress(error), torch.no_grad():
             model(torch.ones(1, 512))
     assert model.depths == 3 * [1, 2, 3]
-    assert extension().use_depth() == 0
+    assert extension().module_depth() == 0
+
+
+def test_an_interrupted_call_of_one_module_bars_no_thread_once_another_one_was_called(lms):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    lms.enable(limit="1GiB", min_size=SMALL)
+    one, other = make_model(2, 512), make_model(2, 512)
+    one[1].register_forward_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        one(torch.ones(1, 512))
+    assert extension().module_depth() > 0
+    evaluate(other, 1)
+    assert extension().module_depth() == 0
+    freed = []
+    thread = threading.Thread(target=lambda: freed.append(send_all_away()))
+    thread.start()
+    thread.join()
+    assert freed[0] > 0
+
+
+def test_parameters_that_are_frozen_when_they_are_made_are_followed_later(lms):
+    lms.enable(limit="1GiB", min_size=SMALL)
+    model = make_model(2, 512)
+    late = torch.nn.Parameter(torch.randn(512, 512), requires_grad=False)
+    model[0].weight = late
+    assert not late.requires_grad
+    evaluate(model, 1)
+    late.requires_grad_(True)
+    assert send_all_away() > 0
+    model(torch.ones(2, 512)).sum().backward()
+    assert [tag_of(model[number].weight.grad) for number in (0, 2)] == ["lms.gradients"] * 2

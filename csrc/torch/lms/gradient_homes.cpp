@@ -5,13 +5,13 @@
 #include <c10/core/Storage.h>
 #include <pthread.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "torch/lms/device_side.h"
+#include "torch/lms/weights.h"
 
 namespace ebbtide::lms {
 namespace {
@@ -26,6 +26,14 @@ at::Tensor bytes_at(void* address, size_t size_bytes, c10::Device device) {
   return bytes;
 }
 
+class Writing {
+ public:
+  Writing() { Weights::instance().begin_use(this, UseKind::kWrite, {}, /*brings=*/false); }
+  Writing(const Writing&) = delete;
+  Writing& operator=(const Writing&) = delete;
+  ~Writing() { Weights::instance().end_use(this, std::this_thread::get_id()); }
+};
+
 }  // namespace
 
 GradientHomes& GradientHomes::instance() {
@@ -39,22 +47,23 @@ GradientHomes::GradientHomes() {
   ::pthread_atfork([] { only->mutex_.lock(); }, [] { only->mutex_.unlock(); }, [] { only->mutex_.unlock(); });
 }
 
-std::unique_ptr<GradientHomes::Home> GradientHomes::find_free(size_t size_bytes, c10::Stream stream) {
+std::unique_ptr<GradientHomes::Home> GradientHomes::find_free(uint64_t owner, size_t size_bytes, c10::Stream stream) {
   const std::lock_guard lock(mutex_);
-  const auto fits = [&](const auto& home) { return home->size_bytes == size_bytes && home->stream == stream; };
-  const auto found = std::find_if(free_.rbegin(), free_.rend(), fits);
-  if (found == free_.rend()) return nullptr;
-  std::unique_ptr<Home> home = std::move(*found);
-  free_.erase(std::prev(found.base()));
+  const auto found = free_.find(owner);
+  if (found == free_.end() || found->second->size_bytes != size_bytes || found->second->stream != stream)
+    return nullptr;
+  std::unique_ptr<Home> home = std::move(found->second);
+  free_.erase(found);
   return home;
 }
 
-bool GradientHomes::take(const at::Tensor& gradient) {
+bool GradientHomes::take(uint64_t owner, const at::Tensor& gradient) {
   const c10::Storage& storage = gradient.storage();
   const DeviceSide& side = side_of(gradient.device());
   const c10::Stream stream = side.current_stream(gradient.device());
-  std::unique_ptr<Home> home = find_free(storage.nbytes(), stream);
+  std::unique_ptr<Home> home = find_free(owner, storage.nbytes(), stream);
   if (home == nullptr) return false;
+  const Writing writing;  // so that no other thread moves it meanwhile
   try {
     const at::NoGradGuard no_grad;
     bytes_at(home->memory.get(), home->size_bytes, gradient.device())
@@ -71,10 +80,14 @@ bool GradientHomes::take(const at::Tensor& gradient) {
   return true;
 }
 
-void GradientHomes::keep(const at::Tensor& gradient) {
+void GradientHomes::keep(uint64_t owner, const at::Tensor& gradient) {
   const c10::Storage& storage = gradient.storage();
   const c10::Stream stream = side_of(gradient.device()).current_stream(gradient.device());
-  auto home = std::make_unique<Home>(Home{c10::DataPtr(), storage.nbytes(), stream});
+  auto home = std::make_unique<Home>(Home{c10::DataPtr(), storage.nbytes(), stream, 0, owner});
+  {
+    const std::lock_guard lock(mutex_);
+    home->generation = generation_;
+  }
   Home& kept = *home;
   kept.memory = storage.set_data_ptr(lend(std::move(home), storage.mutable_data(), gradient.device()));
 }
@@ -86,19 +99,40 @@ c10::DataPtr GradientHomes::lend(std::unique_ptr<Home> home, void* address, c10:
 void GradientHomes::give_back(void* home) {
   std::unique_ptr<Home> own(static_cast<Home*>(home));
   const std::lock_guard lock(only->mutex_);
-  if (!only->are_kept_) return;
-  try {
-    only->free_.push_back(std::move(own));
-  } catch (const std::bad_alloc&) {
-    // It goes back to torch.
+  if (only->are_kept_ && own->generation == only->generation_ && only->owners_.contains(own->owner)) {
+    try {
+      std::unique_ptr<Home>& slot = only->free_[own->owner];
+      if (slot == nullptr || slot->size_bytes != own->size_bytes) slot.swap(own);
+    } catch (const std::bad_alloc&) {
+      // It goes back to torch.
+    }
   }
+  if (own != nullptr) only->has_dropped_.store(true);
 }
 
 void GradientHomes::allow(bool are_kept) {
-  std::vector<std::unique_ptr<Home>> dropped;
+  decltype(free_) dropped;
   const std::lock_guard lock(mutex_);
   are_kept_ = are_kept;
-  if (!are_kept) dropped.swap(free_);
+  ++generation_;
+  dropped.swap(free_);
+}
+
+uint64_t GradientHomes::add_owner() {
+  const std::lock_guard lock(mutex_);
+  owners_.insert(++last_owner_);
+  return last_owner_;
+}
+
+void GradientHomes::remove_owner(uint64_t owner) noexcept {
+  std::unique_ptr<Home> dropped;
+  const std::lock_guard lock(mutex_);
+  owners_.erase(owner);
+  const auto found = free_.find(owner);
+  if (found == free_.end()) return;
+  dropped = std::move(found->second);
+  free_.erase(found);
+  has_dropped_.store(true);
 }
 
 }  // namespace ebbtide::lms

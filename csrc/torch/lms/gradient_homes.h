@@ -1,18 +1,21 @@
 // Memory on the host that takes gradients as soon as they are accumulated, step after step.
 //
-// A gradient gets its memory from torch, and its bytes are copied to a home of that size in the order of the current
-// stream; the storage takes the home in place of what it had. When the storage lets go of it, the next gradient of
-// that size can have it. Nothing is allocated, mapped or moved in steps to come.
+// Each parameter has a home for its gradient. A gradient gets its memory from torch, its bytes are copied home in the
+// order of the current stream, and the storage takes the home in place of what it had. When the storage lets go of it,
+// the parameter's next gradient can have it. Nothing is allocated, mapped or moved in steps to come.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Stream.h>
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
-#include <vector>
+#include <unordered_map>
+#include <unordered_set>
 
 namespace ebbtide::lms {
 
@@ -20,29 +23,42 @@ class GradientHomes {
  public:
   static GradientHomes& instance();  // leaked: a gradient may die at any time
 
-  // Whether a free home took the gradient. Nothing but the gradient may know its memory. Throws what torch throws for a
-  // copy that fails; then the gradient is as it was.
-  bool take(const at::Tensor& gradient);
-  // The memory that the gradient has is a home from now on.
-  void keep(const at::Tensor& gradient);
-  // false: homes are given back to torch as soon as they are free. Call it without the GIL.
+  // Whether the parameter's home was free and took the gradient. Nothing but the gradient may know its memory. Throws
+  // what torch throws for a copy that fails; then the gradient is as it was.
+  bool take(uint64_t owner, const at::Tensor& gradient);
+  // The memory that the gradient has is the parameter's home from now on.
+  void keep(uint64_t owner, const at::Tensor& gradient);
+  // What is free is given back to torch, and what is lent as soon as it is free. Homes that are made from now on are
+  // kept if `are_kept`. Call it without the GIL.
   void allow(bool are_kept);
+  // A number that stands for a parameter, until it is gone: then its home is given back to torch. add_owner() throws
+  // std::bad_alloc.
+  uint64_t add_owner();
+  void remove_owner(uint64_t owner) noexcept;
+  // Whether homes were given back since this was asked last.
+  bool has_dropped() { return has_dropped_.exchange(false); }
 
  private:
   struct Home {
     c10::DataPtr memory;
     size_t size_bytes;
     c10::Stream stream;  // in whose order it is used
+    uint64_t generation = 0;
+    uint64_t owner = 0;
   };
 
   GradientHomes();
   static void give_back(void* home);
-  std::unique_ptr<Home> find_free(size_t size_bytes, c10::Stream stream);
+  std::unique_ptr<Home> find_free(uint64_t owner, size_t size_bytes, c10::Stream stream);
   static c10::DataPtr lend(std::unique_ptr<Home> home, void* address, c10::Device device);
 
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Home>> free_;
+  std::unordered_set<uint64_t> owners_;
+  std::unordered_map<uint64_t, std::unique_ptr<Home>> free_;  // by owner
+  uint64_t last_owner_ = 0;
+  std::atomic<bool> has_dropped_{false};
   bool are_kept_ = false;
+  uint64_t generation_ = 0;  // homes of an earlier one are given up
 };
 
 }  // namespace ebbtide::lms

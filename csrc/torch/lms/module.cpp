@@ -119,7 +119,7 @@ class Step {
   void enter() {
     OptimizerStates::instance().begin_step();
     thread_ = std::this_thread::get_id();
-    Weights::instance().begin_use(this, {});
+    Weights::instance().begin_use(this, UseKind::kStep, {});
   }
   void leave() noexcept {
     if (!thread_) return;
@@ -181,7 +181,7 @@ py::list begin_use(uintptr_t user, const py::dict& parameters, bool brings) {
     }
   }
   const py::gil_scoped_release without_gil;
-  Weights::instance().begin_use(reinterpret_cast<const void*>(user), addresses, brings);
+  Weights::instance().begin_use(reinterpret_cast<const void*>(user), UseKind::kModule, addresses, brings);
   return others;
 }
 
@@ -191,17 +191,17 @@ bool is_on_host(const py::object& object) {
   return is_large(tensor) && Weights::is_on_host(tensor.storage().data());
 }
 
-bool take_gradient(const py::object& gradient) {
+bool take_gradient(uint64_t owner, const py::object& gradient) {
   const at::Tensor& tensor = THPVariable_Unpack(gradient.ptr());
   const py::gil_scoped_release without_gil;
-  return GradientHomes::instance().take(tensor);
+  return GradientHomes::instance().take(owner, tensor);
 }
 
-void keep_gradient(const py::object& gradient) {
+void keep_gradient(uint64_t owner, const py::object& gradient) {
   const at::Tensor& tensor = THPVariable_Unpack(gradient.ptr());
   const py::gil_scoped_release without_gil;
   const void* const address = tensor.storage().data();
-  GradientHomes::instance().keep(tensor);
+  GradientHomes::instance().keep(owner, tensor);
   Weights::instance().send_gradient_away(address);
 }
 
@@ -225,11 +225,10 @@ void add_weights(py::module_& module) {
       [=](uintptr_t user) {
         return weights().end_use(reinterpret_cast<const void*>(user), std::this_thread::get_id());
       },
-      py::arg("user"), "Whether this thread uses no weights any more.");
-  module.def("use_depth", [=] { return weights().use_depth(); }, "How many uses of this thread are open.");
+      py::arg("user"), "Whether no module of this thread uses weights any more.");
   module.def(
-      "use_depth_of", [=](uintptr_t user) { return weights().use_depth(reinterpret_cast<const void*>(user)); },
-      py::arg("user"), "How many of them are this user's.");
+      "module_depth", [=] { return weights().module_depth(); }, "How many uses by modules are open in this thread.");
+  module.def("end_module_uses", [=] { weights().end_module_uses(); });
   module.def("begin_write_watch", &begin_write_watch);
   module.def("end_write_watch", &end_write_watch);
   module.def("take_written_weights", &take_written_weights,
@@ -247,10 +246,18 @@ void add_weights(py::module_& module) {
       py::arg("most_bytes"), py::arg("with_gradients") = true, Released());
   module.def("weights_host_bytes", &Weights::weights_host_bytes, "Without gradients.");
   module.def(
+      "have_homes_gone", [] { return GradientHomes::instance().has_dropped(); },
+      "Whether homes were given back to torch since this was asked.");
+  module.def("add_home_owner", [] { return GradientHomes::instance().add_owner(); });
+  module.def(
+      "remove_home_owner", [](uint64_t owner) { GradientHomes::instance().remove_owner(owner); }, py::arg("owner"));
+  module.def(
       "allow_gradient_homes", [](bool are_kept) { GradientHomes::instance().allow(are_kept); }, py::arg("are_kept"),
       Released());
-  module.def("take_gradient", &take_gradient, py::arg("gradient"), "Whether a home on the host took it.");
-  module.def("keep_gradient", &keep_gradient, py::arg("gradient"), "Makes a home on the host of its memory.");
+  module.def("take_gradient", &take_gradient, py::arg("owner"), py::arg("gradient"),
+             "Whether a home on the host took it.");
+  module.def("keep_gradient", &keep_gradient, py::arg("owner"), py::arg("gradient"),
+             "Makes a home on the host of its memory.");
   module.def("weight_statistics", [=] {
     const WeightStatistics found = weights().statistics();
     py::dict result;

@@ -140,6 +140,8 @@ bool Weights::has_other_users() const {
 
 // --- uses ---
 
+bool Weights::is_by_module(const Use& use) { return use.kind == UseKind::kModule; }
+
 void Weights::wait_and_mend(Lock& lock) {
   moved_.wait(lock, [&] { return !is_moving_; });
   if (!is_broken_) return;
@@ -153,7 +155,7 @@ void Weights::wait_and_mend(Lock& lock) {
   if (!is_mended) throw std::runtime_error("weights are not mapped since a move failed: " + problem_);
 }
 
-void Weights::begin_use(const void* user, const std::vector<const void*>& addresses, bool brings) {
+void Weights::begin_use(const void* user, UseKind kind, const std::vector<const void*>& addresses, bool brings) {
   const std::thread::id thread = std::this_thread::get_id();
   {
     Lock lock(mutex_);
@@ -161,13 +163,13 @@ void Weights::begin_use(const void* user, const std::vector<const void*>& addres
     if (torch::autograd::get_current_graph_task_id() == -1) in_backward_.erase(thread);
     wait_and_mend(lock);
     watch_thread();
-    uses_[thread].push_back({user, {}});
+    uses_[thread].push_back({user, kind, {}});
   }
   try {
     const Units units = units_of(addresses);
     {
       const Lock lock(mutex_);
-      expects_backward_ = at::GradMode::is_enabled();
+      if (kind != UseKind::kWrite) expects_backward_ = at::GradMode::is_enabled();
       auto& pinned = uses_[thread].back().units;
       for (const auto& unit : units) pinned.push_back(unit.sequence);
       note_used(units);
@@ -188,25 +190,26 @@ bool Weights::end_use(const void* user, std::thread::id thread) noexcept {
   auto& open = found->second;
   const auto is_own = [&](const Use& use) { return use.user == user; };
   const auto own = std::find_if(open.rbegin(), open.rend(), is_own);
-  if (own == open.rend()) return false;
-  open.erase(std::prev(own.base()), open.end());
-  if (!open.empty()) return false;
-  uses_.erase(found);
-  return true;
+  if (own != open.rend()) open.erase(std::prev(own.base()), open.end());
+  const bool is_last = std::none_of(open.begin(), open.end(), is_by_module);
+  if (open.empty()) uses_.erase(found);
+  return is_last;
 }
 
-size_t Weights::use_depth() {
-  const Lock lock(mutex_);
-  const auto found = uses_.find(std::this_thread::get_id());
-  return found == uses_.end() ? 0 : found->second.size();
-}
-
-size_t Weights::use_depth(const void* user) {
+size_t Weights::module_depth() {
   const Lock lock(mutex_);
   const auto found = uses_.find(std::this_thread::get_id());
   if (found == uses_.end()) return 0;
-  const auto is_own = [&](const Use& use) { return use.user == user; };
-  return static_cast<size_t>(std::count_if(found->second.begin(), found->second.end(), is_own));
+  return static_cast<size_t>(std::count_if(found->second.begin(), found->second.end(), is_by_module));
+}
+
+void Weights::end_module_uses() noexcept {
+  const Lock lock(mutex_);
+  const auto found = uses_.find(std::this_thread::get_id());
+  if (found == uses_.end()) return;
+  auto& open = found->second;
+  open.erase(std::remove_if(open.begin(), open.end(), is_by_module), open.end());
+  if (open.empty()) uses_.erase(found);
 }
 
 void Weights::use_in_backward(const void* address) {

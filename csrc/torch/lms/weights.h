@@ -38,6 +38,12 @@ struct WeightStatistics {
   uint64_t slow_reads = 0;  // uses that found weights on the host
 };
 
+enum class UseKind : uint8_t {
+  kModule,  // by a module, for its call
+  kStep,    // by an optimizer, for its step
+  kWrite,   // of gradients, as they are accumulated
+};
+
 class Weights {
  public:
   static Weights& instance();  // leaked: an allocation may come at any time
@@ -50,12 +56,13 @@ class Weights {
   // earlier move left weights without memory that is mapped, and that can't be mended.
   // user: what uses them, to tell nested uses apart; end_use() also ends uses inside it that nobody has ended.
   // brings: false: what lies on the host stays there.
-  void begin_use(const void* user, const std::vector<const void*>& addresses, bool brings = true);
-  // Whether the thread has no open use any more.
+  void begin_use(const void* user, UseKind kind, const std::vector<const void*>& addresses, bool brings = true);
+  // Whether no module has an open use in the thread any more.
   bool end_use(const void* user, std::thread::id thread) noexcept;
-  // How many uses of this thread are open; of a user: how many of its own.
-  size_t use_depth();
-  size_t use_depth(const void* user);
+  // How many uses by modules are open in this thread.
+  size_t module_depth();
+  // Of calls that an interrupt ended.
+  void end_module_uses() noexcept;
   // Backward is about to read a weight. The rest is as in begin_use().
   void use_in_backward(const void* address);
   // Whether some of the memory that holds the weight at this address is on the host.
@@ -88,9 +95,11 @@ class Weights {
   using Units = std::vector<ebbtide_allocation_info>;
   struct Use {
     const void* user;
+    UseKind kind;
     std::vector<uint64_t> units;
   };
   class Turn;
+  static bool is_by_module(const Use& use);
 
   Weights();
   struct ThreadEnd;

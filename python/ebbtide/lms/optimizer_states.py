@@ -19,7 +19,7 @@ from typing import Any
 
 from ebbtide import _core
 from ebbtide.errors import StateError
-from ebbtide.lms import devices
+from ebbtide.lms import devices, weights
 from ebbtide.lms.loaded_states import LoadedStates
 from ebbtide.lms.streaming import counting, optimizer_step
 from ebbtide.lms.streaming.host_ranges import STATES as TAG
@@ -49,7 +49,7 @@ class _State:
         self.loaded = LoadedStates(TAG)
         # Whose first step made no state, as of SGD without momentum. If a later one does, `loaded` takes it over.
         self.stateless: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.call_none: weakref.WeakSet[Any] = weakref.WeakSet()  # which hold others, and do not call them
+        self.callers: weakref.WeakSet[Any] = weakref.WeakSet()  # whose steps have called those of others
         self.wrapped: list[_Wrapped] = []
 
 
@@ -214,7 +214,7 @@ def _run_step(
     extension: Any, plain: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any], can_stream: bool
 ) -> Any:
     optimizer = arguments[0]
-    if can_stream or optimizer in _now.call_none or not _holds_others(optimizer):
+    if can_stream or not _holds_others(optimizer):
         return _run_own_step(extension, plain, arguments, options, can_stream)
     outer = _Outer(optimizer)
     _outers.open.append(outer)
@@ -222,8 +222,8 @@ def _run_step(
         return _run_own_step(extension, plain, arguments, options, can_stream, outer)
     finally:
         _outers.open.remove(outer)
-        if not outer.calls_others:
-            _now.call_none.add(optimizer)
+        if outer.calls_others:
+            _now.callers.add(optimizer)
 
 
 def _run_own_step(
@@ -234,14 +234,14 @@ def _run_own_step(
     can_stream: bool,
     outer: _Outer | None = None,
 ) -> Any:
-    """outer: it may call the steps of others, which see to their states and weights themselves."""
+    """outer: it may call the steps of others. Those see to their states and weights themselves."""
     optimizer, *others = arguments
     closure = others[0] if others else options.get("closure")
     streams = can_stream and not callable(closure) and optimizer_step.is_possible(optimizer)
     with extension.Step():
         _now.loaded.adopt(optimizer, _device())
         short_before = extension.state_statistics()["step_short_bytes"]
-        if outer is None:
+        if optimizer not in _now.callers:
             _before_step(extension, callable(closure), streams)
         result = None
         if makes_states := _may_make_states(optimizer, callable(closure)):
@@ -259,10 +259,12 @@ def _run_own_step(
         else:
             is_away = extension.state_host_bytes() > 0
             result = plain(*arguments, **options)
-            if is_away and (outer is None or not outer.calls_others):
+            calls_others = optimizer in _now.callers or (outer is not None and outer.calls_others)
+            if is_away and not calls_others:
                 extension.count_slow_read()
         _now.shortage.in_steps += extension.state_statistics()["step_short_bytes"] - short_before
         _after_step(extension, makes_states)
+    weights.release_homes()
     return result
 
 

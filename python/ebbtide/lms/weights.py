@@ -75,6 +75,7 @@ def remove(extension: Any) -> None:
         _now.hooks.pop()
     if _now.layers is not None:
         _now.layers.restore()
+        _now.layers.end_pass()
     _now.are_uses_told = False
     _leave_conversions()
     extension.allow_gradient_homes(False)
@@ -89,14 +90,25 @@ def forget_shortage() -> None:
     _now.may_return = True
     if _now.extension is not None:
         _now.extension.forget_weight_shortage()
-        _now.extension.allow_gradient_homes(False)
-        _now.extension.allow_gradient_homes(True)
+        _now.extension.allow_gradient_homes(True)  # anew: without those that there are
+        _trim_gradients()
+
+
+def release_homes() -> None:
+    """Releases what torch caches of homes that it got back, of parameters that are gone."""
+    if _now.extension is not None and _now.extension.have_homes_gone():
+        _trim_gradients()
 
 
 def _trim() -> None:
-    for tag in (TAG, TAG_OF_GRADIENTS):
-        with contextlib.suppress(StateError):  # a thread makes a module
-            trim_quietly([tag], missing_ok=True)
+    with contextlib.suppress(StateError):  # a thread makes a module
+        trim_quietly([TAG], missing_ok=True)
+    _trim_gradients()
+
+
+def _trim_gradients() -> None:
+    with contextlib.suppress(StateError):  # a thread makes a gradient
+        trim_quietly([TAG_OF_GRADIENTS], missing_ok=True)
 
 
 # --- which weights ---
@@ -145,16 +157,29 @@ def _adopt(parameters: list[Any]) -> None:
     chosen = [parameter for parameter in parameters if _is_to_adopt(parameter)]
     if not chosen:
         return
+    release_homes()
     _move(chosen, TAG, make_mover(chosen[0].device.type), trims=True)
     for parameter in chosen:
-        if parameter.requires_grad and not _is_followed(parameter):
-            parameter.register_post_accumulate_grad_hook(_on_gradient)
+        _follow_gradient(parameter)
     _follow_uses()
+
+
+def _follow_gradient(parameter: Any) -> None:
+    """Also of one that is frozen now."""
+    can_have_one = parameter.is_floating_point() or parameter.is_complex()
+    if _is_followed(parameter) or not can_have_one or parameter.is_inference():
+        return
+    needs_gradient = parameter.requires_grad
+    parameter.requires_grad_(True)  # torch refuses the hook otherwise
+    try:
+        parameter.register_post_accumulate_grad_hook(_GradientHook(_now.extension))
+    finally:
+        parameter.requires_grad_(needs_gradient)
 
 
 def _is_followed(parameter: Any) -> bool:
     """A weak reference in place of this would keep torch.utils.swap_tensors from swapping it."""
-    return _on_gradient in (parameter._post_accumulate_grad_hooks or {}).values()
+    return any(isinstance(hook, _GradientHook) for hook in (parameter._post_accumulate_grad_hooks or {}).values())
 
 
 def _move(tensors: list[Any], tag: str, mover: Mover, trims: bool) -> None:
@@ -207,23 +232,37 @@ def _count_owners(tensor: Any) -> tuple[int, ...]:
 # --- gradients ---
 
 
-def _on_gradient(parameter: Any) -> None:
-    """Its gradient has been accumulated."""
+class _GradientHook:
+    """Of one parameter, and gone with it. Called when its gradient has been accumulated."""
+
+    def __init__(self, extension: Any) -> None:
+        self._extension = extension
+        self._owner = extension.add_home_owner()
+
+    def __call__(self, parameter: Any) -> None:
+        _send_gradient_home(self._owner, parameter)
+
+    def __del__(self) -> None:
+        self._extension.remove_home_owner(self._owner)
+
+
+def _send_gradient_home(owner: int, parameter: Any) -> None:
     import torch
 
     extension = _now.extension
-    if torch.compiler.is_compiling() or extension is None or backends.is_forked_child():
+    if torch.compiler.is_compiling() or extension is None or backends.is_forked_child() or captures.is_capturing():
         return
     gradient = parameter.grad
     if gradient is None or not extension.is_short() or not extension.may_be_weight(gradient):
         return
-    if not _is_alone(gradient, _now.counts_of_gradient) or extension.take_gradient(gradient):
+    if not _is_alone(gradient, _now.counts_of_gradient) or extension.take_gradient(owner, gradient):
         return
+    release_homes()
     # Nobody else knows it, so the order of this stream is enough: no wait for the device.
     address = gradient.data_ptr()
     _move([gradient], TAG_OF_GRADIENTS, make_mover(gradient.device.type, waits=False), trims=False)
     if gradient.data_ptr() != address:
-        extension.keep_gradient(gradient)
+        extension.keep_gradient(owner, gradient)
 
 
 # --- who uses them ---
@@ -252,39 +291,40 @@ def _before_forward(module: Any, inputs: Any) -> None:
         return  # TorchScript's, whose parameters no hook sees
     if (compiled := modules.get("_orig_mod")) is not None:  # what torch.compile made of it calls no hook inside
         parameters = dict(compiled.named_parameters())
-    _end_interrupted_uses(module)
+    _begin_outermost(module)
     uses_copies = not torch.is_grad_enabled() and _layers().serve(module)
     if others := _now.extension.begin_use(id(module), parameters, not uses_copies):
         _adopt(others)
-    if uses_copies and _now.may_return and _is_on_host(module.weight) and not captures.is_capturing():
+    if uses_copies and _now.may_return and _is_on_host(parameters["weight"]) and not captures.is_capturing():
         _now.may_return = False  # once for each limit: what finds no room would only leave again
         assert _now.device is not None
         _now.device.trim()
         _now.extension.bring_weights_back(_core.UNLIMITED)
 
 
-def _end_interrupted_uses(module: Any) -> None:
-    """Of a call of this module that a KeyboardInterrupt ended, after which torch calls no hook."""
+def _begin_outermost(module: Any) -> None:
+    """Where no other module's call is under way in this thread, no use of one is, nor a pass. A KeyboardInterrupt
+    leaves them open, since torch calls no hook then.
+    """
     import torch
 
-    open_uses = _now.extension.use_depth_of(id(module))
-    if not open_uses:
-        return
-    calls, frame = -1, sys._getframe()  # without this one
-    while frame is not None:
-        calls += frame.f_code is torch.nn.Module._call_impl.__code__ and frame.f_locals.get("self") is module
-        frame = frame.f_back  # type: ignore[assignment]
-    if calls < 0:
-        return  # somebody has replaced what calls modules
-    for _ in range(open_uses - calls):
-        if _now.extension.end_use(id(module)):
-            _layers().end_pass()
+    if _now.extension.module_depth():
+        calls, frame = 0, sys._getframe()
+        while frame is not None and calls < 2:
+            calls += frame.f_code is torch.nn.Module._call_impl.__code__
+            frame = frame.f_back  # type: ignore[assignment]
+        if calls != 1:  # none: somebody has replaced what calls modules
+            return
+        _now.extension.end_module_uses()
+    _layers().end_pass()
 
 
 def _after_forward(module: Any, inputs: Any, outputs: Any) -> None:
     import torch
 
-    if not torch.compiler.is_compiling() and _now.extension is not None and _now.extension.end_use(id(module)):
+    if torch.compiler.is_compiling():
+        return
+    if _now.extension is None or _now.extension.end_use(id(module)):
         _layers().end_pass()
 
 

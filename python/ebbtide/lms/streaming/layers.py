@@ -36,7 +36,7 @@ class Device(Protocol):
 class Uses(Writes, Protocol):
     """Of the extension, what tells of this thread."""
 
-    def use_depth(self) -> int:
+    def module_depth(self) -> int:
         """How many modules it is in."""
 
     def count_slow_read(self) -> None:
@@ -87,9 +87,10 @@ class Layers:
             del self._replaced[kind]
 
     def serve(self, module: Any) -> bool:
-        """Whether the module's `forward` is one of these."""
+        """Whether the module's `forward` is one of these, and its weight a parameter."""
         forward = getattr(type(module), "forward", None)
-        return any(forward is ours for _, ours in self._replaced.values()) and "forward" not in vars(module)
+        is_ours = any(forward is ours for _, ours in self._replaced.values()) and "forward" not in vars(module)
+        return is_ours and _weight_of(module) is not None
 
     def end_pass(self) -> None:
         """The thread has left the outermost module."""
@@ -104,8 +105,8 @@ class Layers:
             return stream(self, input)
 
         def stream(layer: Any, given: Any) -> Any:
-            weight = layer.weight
-            if not self._replaced or not self._is_on_host(weight) or captures.is_capturing():
+            weight = _weight_of(layer)
+            if weight is None or not self._replaced or not self._is_on_host(weight) or captures.is_capturing():
                 return plain(layer, given)
             if (begun := self._begin_copy(weight)) is not None:
                 a_pass, slot = begun
@@ -119,7 +120,7 @@ class Layers:
         return forward
 
     def _begin_copy(self, weight: Any) -> tuple[Pass, Slot] | None:
-        if weight.device.type != "cuda" or self._uses.use_depth() < 2:
+        if weight.device.type != "cuda" or self._uses.module_depth() < 2 or _has_collectives():
             return None
         a_pass = self._passes.open.get(weight.device)
         try:
@@ -142,6 +143,17 @@ class Layers:
             return None
         count(weight.nbytes)
         return copy
+
+
+def _weight_of(layer: Any) -> Any:
+    """The parameter; None where something computes the weight, each time that it is asked for."""
+    return vars(layer).get("_parameters", {}).get("weight")
+
+
+def _has_collectives() -> bool:
+    """Whether weights may come from other processes: a pass may wait for that in the middle, and a copy would not."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized()
 
 
 class _Passes(threading.local):
