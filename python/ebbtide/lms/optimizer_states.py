@@ -239,7 +239,7 @@ def _run_own_step(
     closure = others[0] if others else options.get("closure")
     streams = can_stream and not callable(closure) and optimizer_step.is_possible(optimizer)
     with extension.Step():
-        _now.loaded.adopt(optimizer, _device())
+        optimizer_step.outside_compilation(_now.loaded.adopt)(optimizer, _device())
         short_before = extension.state_statistics()["step_short_bytes"]
         if optimizer not in _now.callers:
             _before_step(extension, callable(closure), streams)

@@ -32,6 +32,7 @@ class _State:
         self.layers: Any = None  # a streaming.layers.Layers, while there is an extension
         self.may_return = False  # into free room, as soon as a forward pass wants some that are away
         self.are_uses_told = False
+        self.told: _Told | None = None  # whose hooks do something
         self.applies: tuple[Any, Any] | None = None  # torch.nn.Module's own `_apply` and ours, while it is wrapped
         self.tried: dict[int, int] = {}  # parameters that could not be adopted, by id, and where they were then
         # Of a parameter and of a gradient that nothing else knows: see _count_owners.
@@ -76,7 +77,7 @@ def remove(extension: Any) -> None:
     if _now.layers is not None:
         _now.layers.restore()
         _now.layers.end_pass()
-    _now.are_uses_told = False
+    _now.are_uses_told, _now.told = False, None
     _leave_conversions()
     extension.allow_gradient_homes(False)
     _trim()
@@ -275,13 +276,27 @@ def _follow_uses() -> None:
     if not _now.are_uses_told and _core.query_tag(TAG) is not None:
         # torch.compile says that hooks of modules are called once more, which is what ours are for.
         warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
-        _now.hooks.append(module.register_module_forward_pre_hook(_before_forward))
-        _now.hooks.append(module.register_module_forward_hook(_after_forward, always_call=True))
+        told = _Told()
+        _now.told = told  # from here on no others, also those that an interrupt left in torch's list and not in ours
+        _now.hooks.append(module.register_module_forward_pre_hook(told.before_forward))
+        _now.hooks.append(module.register_module_forward_hook(told.after_forward, always_call=True))
         _layers().replace()
         _now.are_uses_told = True
 
 
-def _before_forward(module: Any, inputs: Any) -> None:
+class _Told:
+    """One pair of hooks around the call of every module."""
+
+    def before_forward(self, module: Any, inputs: Any) -> None:
+        if _now.told is self:
+            _before_forward(module)
+
+    def after_forward(self, module: Any, inputs: Any, outputs: Any) -> None:
+        if _now.told is self:
+            _after_forward(module)
+
+
+def _before_forward(module: Any) -> None:
     import torch
 
     if torch.compiler.is_compiling() or _now.extension is None or backends.is_forked_child():
@@ -319,7 +334,7 @@ def _begin_outermost(module: Any) -> None:
     _layers().end_pass()
 
 
-def _after_forward(module: Any, inputs: Any, outputs: Any) -> None:
+def _after_forward(module: Any) -> None:
     import torch
 
     if torch.compiler.is_compiling():

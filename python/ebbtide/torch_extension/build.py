@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from ebbtide.errors import StateError
 
-MOST_COMPILERS = 8  # at once; each takes up to 1 GiB
+MOST_COMPILERS = 8  # at once
+COMPILER_BYTES = 1 << 30  # what each takes at most
 CACHE_VARIABLE = "EBBTIDE_CACHE_DIR"
 _TOOLS = "a C++20 compiler (g++ 10 or newer, or clang++ 12 or newer; on Debian and Ubuntu: apt install g++)"
 
@@ -250,7 +251,7 @@ def _build(recipe: Recipe, library: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as scratch:
         objects = [Path(scratch) / f"{number}.o" for number in range(len(recipe.sources()))]
         lines = [compile_line(recipe, compiler, *each) for each in zip(recipe.sources(), objects, strict=True)]
-        with ThreadPoolExecutor(min(MOST_COMPILERS, len(os.sched_getaffinity(0)))) as pool:
+        with ThreadPoolExecutor(_job_count()) as pool:
             try:
                 for result in pool.map(_run, lines):
                     _check(recipe, result, library.parent / "build.log")
@@ -259,6 +260,11 @@ def _build(recipe: Recipe, library: Path) -> None:
         output = Path(scratch) / library.name
         _check(recipe, _run(link_line(recipe, compiler, objects, output)), library.parent / "build.log")
         output.rename(library)
+
+
+def _job_count() -> int:
+    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(MOST_COMPILERS, len(os.sched_getaffinity(0)), free_bytes // COMPILER_BYTES))
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

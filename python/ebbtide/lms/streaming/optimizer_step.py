@@ -69,7 +69,7 @@ def run(plain: Callable[..., Any], optimizer: Any, device: Device, hosted: HostR
     Returns:
         Whether there was room for copies. If not, the step has used the host's memory over the bus.
     """
-    return _outside_compilation(_run)(plain, optimizer, device, hosted)
+    return outside_compilation(_run)(plain, optimizer, device, hosted)
 
 
 def _run(plain: Callable[..., Any], optimizer: Any, device: Device, hosted: HostRanges) -> bool:
@@ -139,8 +139,8 @@ class _Step:
         return self.lanes.get(kind)
 
 
-def _outside_compilation(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Under torch.compile a step would be compiled anew for each piece, and this module's functions with it."""
+def outside_compilation(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Under torch.compile a step would be compiled anew for each piece, and our functions with it."""
     if "torch._dynamo" not in sys.modules:
         return function
     import torch
