@@ -73,7 +73,7 @@ def test_hooks_that_an_interrupt_left_with_torch_do_nothing(lms, monkeypatch):
         lms.enable(limit="1GiB", min_size=SMALL)
         begun = []
         model = make_model(2, 512)
-        monkeypatch.setattr(weights, "_begin_outermost", begun.append)
+        monkeypatch.setattr(weights, "_before_forward", begun.append)
         evaluate(model, 1)
         assert len(begun) == len({id(each) for each in begun}) == 1 + len(model)
         lms.disable()

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from lms_model import SMALL, make_model  # noqa: E402
 from lms_states import extension  # noqa: E402
+from torch import library  # noqa: E402
 
 pytestmark = [pytest.mark.sim_only, pytest.mark.usefixtures("no_weights_left")]
 
@@ -48,7 +49,7 @@ def step(weight):
     torch.optim.SGD([weight], 0.1).step()
 
 
-@torch.library.custom_op("ebbtide_test::fill", mutates_args=("given",))
+@library.custom_op("ebbtide_test::fill", mutates_args=("given",))
 def fill(given: torch.Tensor) -> None:
     given.numpy().fill(1)
 

@@ -101,8 +101,7 @@ void GradientHomes::give_back(void* home) {
   const std::lock_guard lock(only->mutex_);
   if (only->are_kept_ && own->generation == only->generation_ && only->owners_.contains(own->owner)) {
     try {
-      std::unique_ptr<Home>& slot = only->free_[own->owner];
-      if (slot == nullptr || slot->size_bytes != own->size_bytes) slot.swap(own);
+      only->free_[own->owner].swap(own);  // the latest one fits the next gradient, if any does
     } catch (const std::bad_alloc&) {
       // It goes back to torch.
     }

@@ -306,7 +306,7 @@ def _before_forward(module: Any) -> None:
         return  # TorchScript's, whose parameters no hook sees
     if (compiled := modules.get("_orig_mod")) is not None:  # what torch.compile made of it calls no hook inside
         parameters = dict(compiled.named_parameters())
-    _begin_outermost(module)
+    _begin_outermost()
     uses_copies = not torch.is_grad_enabled() and _layers().serve(module)
     if others := _now.extension.begin_use(id(module), parameters, not uses_copies):
         _adopt(others)
@@ -317,7 +317,7 @@ def _before_forward(module: Any) -> None:
         _now.extension.bring_weights_back(_core.UNLIMITED)
 
 
-def _begin_outermost(module: Any) -> None:
+def _begin_outermost() -> None:
     """Where no other module's call is under way in this thread, no use of one is, nor a pass. A KeyboardInterrupt
     leaves them open, since torch calls no hook then.
     """

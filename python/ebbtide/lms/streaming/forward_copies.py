@@ -5,26 +5,16 @@ is copied meanwhile. Such a copy waits for two things. One is the layer that has
 was queued before the pass began, or before this thread last wrote weights in it (csrc/torch/lms/write_watch.h).
 """
 
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
+from ebbtide.lms.streaming.device import Device
 from ebbtide.lms.streaming.step_copies import streams_of
 from ebbtide.lms.streaming.step_parts import is_dense, round_up
 
 SLOTS = 2  # one is computed with, one is copied to
 LIMIT_PARTS = 16  # a slot is at most this part of the limit
-
-
-class Device(Protocol):
-    """Of `ebbtide.lms.devices.Device`, what a pass needs."""
-
-    def allowed_bytes(self) -> int:
-        """The limit."""
-
-    def ordinary(self) -> AbstractContextManager[Any]:
-        """What is allocated in here belongs to no tag of the program's."""
 
 
 class Writes(Protocol):

@@ -11,7 +11,6 @@ Otherwise it is made in the order of the current stream.
 import functools
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -19,18 +18,9 @@ import torch.nn.functional as F  # noqa: N812 - TorchScript compiles torch's sou
 from torch import Tensor
 
 from ebbtide.lms.streaming.counting import count
+from ebbtide.lms.streaming.device import Device
 from ebbtide.lms.streaming.forward_copies import Pass, Slot, Writes
 from ebbtide.saver.pools import captures
-
-
-class Device(Protocol):
-    """Of `ebbtide.lms.devices.Device`, what a layer needs."""
-
-    def allowed_bytes(self) -> int:
-        """The limit."""
-
-    def ordinary(self) -> AbstractContextManager[Any]:
-        """What is allocated in here belongs to no tag of the program's."""
 
 
 class Uses(Writes, Protocol):

@@ -11,10 +11,10 @@ gradient and the states. Then a step over slices is the step over the whole, bit
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from ebbtide.lms.streaming.counting import count
+from ebbtide.lms.streaming.device import Device
 from ebbtide.lms.streaming.host_ranges import HostRanges
 from ebbtide.lms.streaming.step_copies import Joined, Lanes, make_lanes
 from ebbtide.lms.streaming.step_parts import Chunk, Undivided, divide
@@ -26,16 +26,6 @@ _MOST_SLOT_BYTES, _LEAST_SLOT_BYTES = 128 << 20, 1 << 20
 _ELEMENTWISE = (
     *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
 )
-
-
-class Device(Protocol):
-    """Of `ebbtide.lms.devices.Device`, what a step needs."""
-
-    def allowed_bytes(self) -> int:
-        """The limit."""
-
-    def ordinary(self) -> AbstractContextManager[Any]:
-        """What is allocated in here belongs to no tag of the program's."""
 
 
 def is_torchs_step(function: Any) -> bool:
