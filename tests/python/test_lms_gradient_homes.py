@@ -184,7 +184,6 @@ def test_another_thread_moves_nothing_while_a_gradient_is_copied(short):
         while not is_over.is_set():
             extension().bring_weights_back(2**62)
             moved.append(send_all_away())
-            is_over.wait(0.001)
 
     given = torch.randn(64, 512)
     layer(given).sum().backward()

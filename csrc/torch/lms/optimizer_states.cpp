@@ -25,7 +25,8 @@ class OptimizerStates::Turn {
   explicit Turn(OptimizerStates& states) : states_(states) {
     const Lock lock(states_.mutex_);
     const size_t own = states_.steps_.count(std::this_thread::get_id());
-    is_taken_ = states_.are_moves_allowed_ && !states_.is_moving_ && states_.steps_.size() == own;
+    is_taken_ =
+        states_.are_moves_allowed_ && !states_.is_moving_ && states_.waiting_ == 0 && states_.steps_.size() == own;
     if (is_taken_) states_.is_moving_ = true;
   }
   Turn(const Turn&) = delete;
@@ -56,6 +57,7 @@ OptimizerStates::OptimizerStates() {
   ::pthread_atfork([] { only->mutex_.lock(); }, [] { only->mutex_.unlock(); },
                    [] {
                      only->is_moving_ = only->are_moves_allowed_ = false;
+                     only->waiting_ = 0;
                      only->mutex_.unlock();
                    });
 }
@@ -68,7 +70,9 @@ void OptimizerStates::allow_moves(bool are_allowed) {
 
 void OptimizerStates::begin_step() {
   Lock lock(mutex_);
+  ++waiting_;
   moved_.wait(lock, [&] { return !is_moving_; });
+  --waiting_;
   if (is_broken_) {
     is_moving_ = true;
     lock.unlock();

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -70,6 +71,7 @@ class OptimizerStates {
   std::condition_variable moved_;
   std::map<std::thread::id, int> steps_;  // of each thread that is in one, how many
   bool is_moving_ = false;
+  size_t waiting_ = 0;  // steps that wait for the end of a move, before which no other one begins
   bool are_moves_allowed_ = false;
   bool is_broken_ = false;  // a move failed, and some of the memory may not be mapped
   StateStatistics statistics_;

@@ -71,7 +71,7 @@ class Weights::Turn {
  public:
   explicit Turn(Weights& weights) : weights_(weights) {
     const Lock lock(weights_.mutex_);
-    is_taken_ = weights_.are_moves_allowed_ && !weights_.is_moving_ && !weights_.is_broken_ &&
+    is_taken_ = weights_.are_moves_allowed_ && !weights_.is_moving_ && !weights_.is_broken_ && weights_.waiting_ == 0 &&
                 !weights_.has_other_users() && !at::in_parallel_region();
     if (is_taken_) weights_.is_moving_ = true;
   }
@@ -103,6 +103,7 @@ Weights::Weights() {
   ::pthread_atfork([] { only->mutex_.lock(); }, [] { only->mutex_.unlock(); },
                    [] {
                      only->is_moving_ = only->are_moves_allowed_ = false;
+                     only->waiting_ = 0;
                      only->mutex_.unlock();
                    });
 }
@@ -143,7 +144,9 @@ bool Weights::has_other_users() const {
 bool Weights::is_by_module(const Use& use) { return use.kind == UseKind::kModule; }
 
 void Weights::wait_and_mend(Lock& lock) {
+  ++waiting_;
   moved_.wait(lock, [&] { return !is_moving_; });
+  --waiting_;
   if (!is_broken_) return;
   is_moving_ = true;
   lock.unlock();

@@ -119,6 +119,7 @@ class Weights {
   std::atomic<bool> is_short_{false};
   bool expects_backward_ = false;
   bool is_moving_ = false;
+  size_t waiting_ = 0;  // uses that wait for the end of a move, before which no other one begins
   bool are_moves_allowed_ = false;
   bool is_broken_ = false;  // a move failed, and some of the memory may not be mapped
   WeightStatistics statistics_;
