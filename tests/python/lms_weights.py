@@ -1,5 +1,7 @@
 """Helpers for the tests of weights and gradients that leave."""
 
+from contextlib import contextmanager
+
 import torch
 from ebbtide import _core
 from lms_model import MIB
@@ -22,6 +24,16 @@ def on_host(*tensors):
 
 def send_all_away():
     return extension().make_room_of_weights(0, 2**62)
+
+
+@contextmanager
+def in_use():
+    """As during a module's call: no other thread moves anything."""
+    extension().begin_use(0, {}, False)
+    try:
+        yield
+    finally:
+        extension().end_use(0)
 
 
 def evaluate(model, times=3, seed=1):

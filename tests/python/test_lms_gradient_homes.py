@@ -12,7 +12,7 @@ from ebbtide import _core  # noqa: E402
 from ebbtide.lms import weights  # noqa: E402
 from lms_model import MIB, SMALL, make_model  # noqa: E402
 from lms_states import Training, content, extension  # noqa: E402
-from lms_weights import GRADIENTS, on_host, send_all_away, tag_of  # noqa: E402
+from lms_weights import GRADIENTS, in_use, on_host, send_all_away, tag_of  # noqa: E402
 
 pytestmark = [
     pytest.mark.sim_only,
@@ -194,7 +194,8 @@ def test_another_thread_moves_nothing_while_a_gradient_is_copied(short):
         for _ in range(100):
             layer.weight.grad = None
             layer(given).sum().backward()
-            assert torch.equal(layer.weight.grad, want)
+            with in_use():
+                assert torch.equal(layer.weight.grad, want)
     finally:
         is_over.set()
         mover.join()
