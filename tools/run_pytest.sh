@@ -15,11 +15,15 @@ run=("$python" -m pytest --tb=short)
 NO_TESTS=5
 # torch's threads wait for each other by spinning otherwise, and take the processors from what runs beside them.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+# A test that hangs fails, with the stacks of all threads. The slowest takes a minute on two cores.
+if "$python" -c "import pytest_timeout" 2>/dev/null; then run+=(--timeout=600); fi
 
 if [[ $jobs == 1 || " $* " =~ " "(-m|-s|--pdb)" " ]] || ! "$python" -c "import xdist" 2>/dev/null; then exec "${run[@]}" "$@"; fi
 
 # A file stays in one process, with what its tests share. Files start in their order: the longest is among the first.
-if [[ ${EBBTIDE_TEST_DRIVER:-sim} == sim ]]; then exec "${run[@]}" "$@" -n "$jobs" --dist loadfile --no-loadscope-reorder; fi
+# A process that crashed is not replaced: xdist 3.8 waits for ever then for the rest of the crashed one's files.
+side_by_side=(-n "$jobs" --dist loadfile --no-loadscope-reorder --max-worker-restart=0)
+if [[ ${EBBTIDE_TEST_DRIVER:-sim} == sim ]]; then exec "${run[@]}" "$@" "${side_by_side[@]}"; fi
 
 "${run[@]}" "$@" -n "$jobs" -m "not device_memory"
 beside=$?
