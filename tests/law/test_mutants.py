@@ -129,6 +129,8 @@ from pathlib import Path
 def test_toy():
     site = Path(os.environ["PYTHONPATH"].split(os.pathsep)[0])
     assert ctypes.CDLL(str(site / "toy" / "libebbtide.so")).seen_by_python() == 3
+def test_other():
+    pass
 """,
     "CMakeLists.txt": """\
 cmake_minimum_required(VERSION 3.20)
@@ -188,20 +190,44 @@ def test_the_tool_on_a_toy_tree(toy: Path, capsys: pytest.CaptureFixture[str]) -
     (toy / EQUIVALENTS).write_text(json.dumps(entries))
     status, outcomes = run_tool(toy, ":4")
     assert (status, outcomes) == (0, {4: {"equivalent"}})
-    # Without a tree that passes, nothing is judged.
+    # A test that fails on the unbroken tree as well kills nothing.
     (toy / "csrc" / "room" / "calc.cpp").write_text(CALC.replace("kThree", "4"))
+    assert run_tool(toy, ":3") == (1, {3: {"survived"}})
+    assert "left out, since they fail on the unbroken tree: tests/python/test_saver" in capsys.readouterr().out
+
+
+def test_a_tree_whose_tests_fail_is_no_baseline(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tests = toy / "tests" / "python" / "test_saver_operations.py"
+    tests.write_text("import pytest\n@pytest.mark.parametrize('n', range(9))\ndef test(n):\n    assert False\n")
     assert run_tool(toy, ":3") == (2, {})
-    assert "the Python tests fail on the unbroken tree" in capsys.readouterr().err
+    assert "the Python tests fail on the unbroken tree: tests/python/test_saver" in capsys.readouterr().err
 
 
-def test_the_unbroken_tree_is_built_again_before_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies there may be the mutant before."""
+def test_a_kill_counts_once_the_unbroken_tree_was_built_and_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies there is the mutant. A test that passed once is not asked again."""
     bench = Workbench(tmp_path, tmp_path, 1, with_sweeps=True)
-    stage = plan.Stage("the tests", plan.PROGRAM, ("true",))
+    stage = plan.Stage("the tests", plan.PROGRAM, ("pytest",), ("a.py",))
+    file = tmp_path / "tree" / "csrc" / "a.cpp"
+    file.parent.mkdir(parents=True)
+    file.write_text("return a < b;\n")
     calls: list[str] = []
     monkeypatch.setattr(bench, "stages", lambda path: [stage])
-    monkeypatch.setattr(bench, "make", lambda targets: calls.append("make") or True)
-    monkeypatch.setattr(bench, "ask", lambda stage, timeout_s: calls.append("ask") or 0)
-    bench.check_baseline("csrc/a/x.cpp")
-    bench.check_baseline("csrc/b/y.cpp")
-    assert calls == ["make", "ask"]
+    monkeypatch.setattr(bench, "make", lambda targets: calls.append(file.read_text()) or True)
+    monkeypatch.setattr(bench, "find_culprit", lambda: "a.py::one")
+    monkeypatch.setattr(bench, "ask", lambda stage: calls.append(stage.chosen) or int("<=" in file.read_text()))
+    mutation = find_mutations("csrc/a.cpp", file.read_text())[-1]
+    for _ in range(2):
+        assert bench.judge(mutation).by == "the tests: a.py::one"
+    broken = ["return a <= b;\n", ("a.py",)]
+    assert calls == [*broken, "return a < b;\n", ("a.py::one",), *broken]
+
+
+def test_tests_are_left_out_beside_those_that_a_stage_leaves_out() -> None:
+    ctest = plan.Stage("the C++ tests", plan.PROGRAM, ("ctest",), left_out=(r"^c\.",))
+    assert ctest.without(["A.b/0"]).command == ("ctest", "--exclude-regex", r"^c\.|^A\.b/0$")
+    assert ctest.only("A.b/0").command == ("ctest", "--tests-regex", r"^A\.b/0$")
+    pytest_stage = plan.Stage("the Python tests", plan.PRODUCTS, ("python", "-m", "pytest"), ("a.py", "b.py"))
+    assert pytest_stage.without(["a.py::x"]).command[3:] == ("--deselect=a.py::x", "a.py", "b.py")
+    assert pytest_stage.only("a.py::x").command[3:] == ("a.py::x",)

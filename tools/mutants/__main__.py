@@ -5,7 +5,8 @@
   python -m tools.mutants --sample 20 --seed 7 --rooms api,preload
 
 Works on a copy in build/mutants. A sample is drawn evenly over the rooms of csrc, but for the simulator's; a mutant
-that does not compile is replaced. Survivors are written with their diffs to the table and to build/mutants/results.
+that does not compile is replaced. A kill counts if the test that noticed passes on the unbroken tree. Survivors are
+written with their diffs to the table and to build/mutants/results.
 """
 
 from __future__ import annotations
@@ -40,9 +41,6 @@ def read_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--continue", dest="go_on", action="store_true", help="keep this seed's kills of an earlier run; try the rest"
     )
-    parser.add_argument(
-        "--no-baseline", action="store_true", help="the unbroken tree is known to pass: don't ask it first"
-    )
     return parser.parse_args(words)
 
 
@@ -67,19 +65,15 @@ class Run:
         self.bench, self.equivalents, self.known = bench, equivalents, known
         self.results: list[Result] = []
 
-    def judge(self, mutation: Mutation, diff: list[str], ask_first: bool) -> Verdict:
+    def judge(self, mutation: Mutation, diff: list[str]) -> Verdict:
         verdict = self.known.get((mutation.path, "\n".join(diff)))
-        if verdict is not None:
-            return verdict
-        if ask_first:
-            self.bench.check_baseline(mutation.path)
-        return self.bench.judge(mutation)
+        return verdict if verdict is not None else self.bench.judge(mutation)
 
-    def try_one(self, mutation: Mutation, ask_first: bool) -> Result:
+    def try_one(self, mutation: Mutation) -> Result:
         source = (self.bench.tree / mutation.path).read_text()
         diff = mutation.diff(source)
         reason = self.equivalents.reason(mutation.path, diff)
-        verdict = Verdict("survived", "", 0.0) if reason is not None else self.judge(mutation, diff, ask_first)
+        verdict = Verdict("survived", "", 0.0) if reason is not None else self.judge(mutation, diff)
         result = describe(mutation, source, verdict, reason or "")
         self.results.append(result)
         return result
@@ -112,7 +106,7 @@ def main(words: list[str] | None = None) -> int:
         # Of the copy: what is written meanwhile in the user's tree is for the next run.
         mutants = mutants_at(bench.tree, given.at) or Sample(collect(bench.tree, rooms), given.sample, given.seed)
         for mutation in mutants:
-            result = run.try_one(mutation, not given.no_baseline)
+            result = run.try_one(mutation)
             print(result.line_of_text(), flush=True)
             write_json(file, run.results, **facts)
             if result.outcome == "not compiled" and isinstance(mutants, Sample):
@@ -121,6 +115,8 @@ def main(words: list[str] | None = None) -> int:
         print(f"mutants: {error}", file=sys.stderr)
         return 2
     print(make_table(run.results))
+    if bench.failing:
+        print(f"left out, since they fail on the unbroken tree: {', '.join(bench.failing)}")
     print(f"{file} has every mutant and its diff")
     return 1 if any(result.outcome == "survived" for result in run.results) else 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 TEST = re.compile(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", re.MULTILINE)
@@ -95,16 +95,41 @@ NOT_IN_CPP_TESTS = frozenset({"bindings", "preload"})
 
 @dataclass(frozen=True)
 class Stage:
-    """One question: a command of ctest or pytest, stopped at the first failure.
+    """One question: some tests, stopped at the first failure.
 
     Attributes:
         name: what a killed mutant is said to be killed by.
         targets: what is built first.
+        tool: the command of ctest or of pytest, without a choice of tests.
+        chosen: of ctest a regular expression, or nothing for all; of pytest files or tests.
+        left_out: of ctest regular expressions, of pytest tests.
     """
 
     name: str
     targets: tuple[str, ...]
-    command: tuple[str, ...]
+    tool: tuple[str, ...]
+    chosen: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def is_ctest(self) -> bool:
+        return self.tool[0] == "ctest"
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        if not self.is_ctest:
+            return (*self.tool, *(f"--deselect={test}" for test in self.left_out), *self.chosen)
+        choice = [part for regex in self.chosen for part in ("--tests-regex", regex)]
+        return (*self.tool, *choice, *(("--exclude-regex", "|".join(self.left_out)) if self.left_out else ()))
+
+    def only(self, test: str) -> Stage:
+        return replace(self, chosen=(self._choice(test),), left_out=())
+
+    def without(self, tests: Iterable[str]) -> Stage:
+        return replace(self, left_out=(*self.left_out, *map(self._choice, tests)))
+
+    def _choice(self, test: str) -> str:
+        return f"^{re.escape(test)}$" if self.is_ctest else test
 
 
 def is_sweep(file: Path) -> bool:
@@ -153,18 +178,17 @@ def make_stages(tree: Path, path: str, ctest: tuple[str, ...], pytest: tuple[str
     # The C++ tests call no function of the C interface, and contain nothing that wants torch.
     wants_torch = path.startswith("csrc/torch/lms/") or TORCH.search((tree / path).read_text()) is not None
     is_in_program = room not in NOT_IN_CPP_TESTS and room != "api" and not wants_torch
-    c_tests = Stage("the C tests", PRODUCTS, (*ctest, "--tests-regex", r"^c\."))
+    is_c_test = r"^c\."
     stages = []
     if named and not wants_torch:
-        command = (*ctest, "--tests-regex", match_names(named))
-        stages.append(Stage("the tests that name it", PROGRAM, command))
+        stages.append(Stage("the tests that name it", PROGRAM, ctest, (match_names(named),)))
     if is_in_program:
-        others = rf"^c\.|{match_names(sweeps)}" if sweeps else r"^c\."
-        stages.append(Stage("the C++ tests", PROGRAM, (*ctest, "--exclude-regex", others)))
+        others = (is_c_test, *((match_names(sweeps),) if sweeps else ()))
+        stages.append(Stage("the C++ tests", PROGRAM, ctest, left_out=others))
     if room not in NOT_IN_CPP_TESTS:
-        stages.append(c_tests)
+        stages.append(Stage("the C tests", PRODUCTS, ctest, (is_c_test,)))
     if python:
-        stages.append(Stage("the Python tests", PRODUCTS, (*pytest, *python)))
+        stages.append(Stage("the Python tests", PRODUCTS, pytest, tuple(python)))
     if is_in_program and sweeps:
-        stages.append(Stage(SWEEPS, PROGRAM, (*ctest, "--tests-regex", match_names(sweeps))))
+        stages.append(Stage(SWEEPS, PROGRAM, ctest, (match_names(sweeps),)))
     return stages

@@ -15,9 +15,10 @@ from pathlib import Path
 from .operators import Mutation
 from .plan import PROGRAM, SWEEPS, Stage, make_stages
 
-# Beyond what the same tests take unbroken, before a mutant is said to hang.
-PATIENCE = 6
-LEAST_TIMEOUT_S = 300
+# Of a stage, before a mutant is said to hang. Each test has a limit of its own, far below.
+TIMEOUT_S = 1800
+# Tests that may fail on the unbroken tree, and are left out.
+MOST_FAILING = 5
 
 
 class BaselineError(Exception):
@@ -59,6 +60,8 @@ def run(
 class Workbench:
     """A copy of the repository under `place`, built by CMake and Ninja.
 
+    A mutant is killed by a test that passes on the unbroken tree. One that fails there is left out from then on.
+
     Args:
         root: the repository.
         place: a folder for the copy, the build and the package; kept from run to run.
@@ -78,7 +81,8 @@ class Workbench:
             # Otherwise a library that is less than a second newer than the installed one is left out.
             "CMAKE_INSTALL_ALWAYS": "1",
         }
-        self._seconds: dict[Stage, float] = {}
+        self.failing: list[str] = []  # tests, on the unbroken tree
+        self._passing: set[tuple[str, str]] = set()  # stages and tests that were asked there
 
     # --- the copy ---------------------------------------------------------------------------------------------------
 
@@ -140,25 +144,12 @@ class Workbench:
         ctest = ("ctest", "--test-dir", str(self.build), "--stop-on-failure", "--no-tests=error", "--parallel")
         pytest = (sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider", "--timeout=300")
         stages = make_stages(self.tree, path, (*ctest, str(self.jobs)), pytest)
-        return [stage for stage in stages if self.with_sweeps or stage.name != SWEEPS]
+        return [stage.without(self.failing) for stage in stages if self.with_sweeps or stage.name != SWEEPS]
 
-    def ask(self, stage: Stage, timeout_s: float | None) -> int | None:
+    def ask(self, stage: Stage) -> int | None:
         failures = self.build / "Testing" / "Temporary" / "LastTestsFailed.log"
         failures.unlink(missing_ok=True)
-        return run(list(stage.command), self.tree, self.environment, self.log, timeout_s)
-
-    def check_baseline(self, path: str) -> None:
-        """Asks the unbroken tree what a mutant of this file will be asked, once. Raises BaselineError."""
-        for stage in self.stages(path):
-            if stage in self._seconds:
-                continue
-            # What is built may still be the mutant before.
-            if not self.make(stage.targets):
-                raise BaselineError(f"the unbroken tree does not build: {self.log} says why")
-            begin = time.monotonic()
-            if self.ask(stage, None) != 0:
-                raise BaselineError(f"{stage.name} fail on the unbroken tree: {self.log} says why")
-            self._seconds[stage] = time.monotonic() - begin
+        return run(list(stage.command), self.tree, self.environment, self.log, TIMEOUT_S)
 
     def find_culprit(self) -> str:
         """The first test that failed, as far as the tools say."""
@@ -169,25 +160,44 @@ class Workbench:
         return failed[0].split()[1] if failed else ""
 
     def judge(self, mutation: Mutation) -> Verdict:
-        """Plants the mutation, asks every stage until one fails, and takes it out again."""
+        """Plants the mutation, asks every stage until one fails, and takes it out again. Raises BaselineError."""
         begin = time.monotonic()
+        while True:
+            outcome, stage, culprit = self._ask_broken(mutation)
+            if stage is None or self._passes_unbroken(stage, culprit):
+                by = f"{stage.name}: {culprit}".rstrip(": ") if stage is not None else ""
+                return Verdict(outcome, by, time.monotonic() - begin)
+            self._leave_out(stage, culprit)
+
+    def _ask_broken(self, mutation: Mutation) -> tuple[str, Stage | None, str]:
         file = self.tree / mutation.path
         source = file.read_text()
         file.write_text(mutation.apply(source))
         try:
-            return Verdict(*self._ask_all(mutation), time.monotonic() - begin)
+            for stage in self.stages(mutation.path):
+                if not self.make(stage.targets):
+                    return "not compiled", None, ""
+                status = self.ask(stage)
+                if status != 0:
+                    return "killed", stage, "" if status is None else self.find_culprit()
+            return "survived", None, ""
         finally:
             # With a new time: what was built of the mutant is stale.
             file.write_text(source)
 
-    def _ask_all(self, mutation: Mutation) -> tuple[str, str]:
-        for stage in self.stages(mutation.path):
-            if not self.make(stage.targets):
-                return "not compiled", ""
-            timeout_s = max(LEAST_TIMEOUT_S, PATIENCE * self._seconds.get(stage, LEAST_TIMEOUT_S))
-            status = self.ask(stage, timeout_s)
-            if status is None:
-                return "killed", f"{stage.name}: no end after {timeout_s:.0f} s"
-            if status != 0:
-                return "killed", f"{stage.name}: {self.find_culprit()}".rstrip(": ")
-        return "survived", ""
+    def _passes_unbroken(self, stage: Stage, culprit: str) -> bool:
+        """Whether the test passes, or all of the stage where it is not known which one failed."""
+        if (stage.name, culprit) in self._passing:
+            return True
+        if not self.make(stage.targets):
+            raise BaselineError(f"the unbroken tree does not build: {self.log} says why")
+        if self.ask(stage.only(culprit) if culprit else stage) != 0:
+            return False
+        self._passing.add((stage.name, culprit))
+        return True
+
+    def _leave_out(self, stage: Stage, culprit: str) -> None:
+        self.failing.append(culprit)
+        if not culprit or len(self.failing) > MOST_FAILING:
+            names = ", ".join(filter(None, self.failing))
+            raise BaselineError(f"{stage.name} fail on the unbroken tree: {names or f'{self.log} says why'}")

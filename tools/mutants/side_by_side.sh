@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Samples of mutants side by side, for a machine with many processors. Needs root: each sample has mounts of its own.
+#
+#   tools/mutants/side_by_side.sh SEED:COUNT...
+#
+# Every sample works in a copy of one build, mounted where that was built, so that nothing is compiled twice. Results
+# and output go to $OUT (default build/mutants/results): seed-SEED.json, seed-SEED.log. After LIMIT_S seconds (default
+# 500) of trying what is left is stopped; the results so far are there.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+python=${PYTHON:-python3}
+place=$PWD/build/mutants
+OUT=${OUT:-$place/results}
+copies=$(mktemp -d)
+trap 'rm -rf "$copies"' EXIT
+mkdir -p "$OUT"
+
+"$python" -m tools.mutants --sample 0 --jobs "$(nproc)" # copies and builds
+jobs=$((($(nproc) + $# - 1) / $#))
+
+try_sample() { # try_sample SEED COUNT
+  mount --bind "$copies/$1" "$place"
+  status=0
+  timeout --signal=INT --kill-after=20 "${LIMIT_S:-500}" \
+    "$python" -m tools.mutants --sample "$2" --seed "$1" --jobs "$jobs" || status=$?
+  cp "$place/results/seed-$1.json" "$OUT/"
+  return "$status"
+}
+export -f try_sample
+export python place copies OUT jobs
+
+for word in "$@"; do
+  seed=${word%:*}
+  cp -a "$place" "$copies/$seed"
+  unshare --mount bash -c "try_sample $seed ${word#*:}" >"$OUT/seed-$seed.log" 2>&1 &
+done
+wait
+tail -n 20 "$OUT"/seed-*.log
