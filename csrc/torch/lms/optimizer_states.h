@@ -9,14 +9,12 @@
 // - While a region of the tag is open, the core refuses to move any of it.
 #pragma once
 
-#include <condition_variable>
-#include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <thread>
 
+#include "torch/lms/move_gate.h"
 #include "torch/lms/tag_memory.h"
 
 namespace ebbtide::lms {
@@ -60,22 +58,15 @@ class OptimizerStates {
   std::string problem();
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
-  class Turn;
+  using Lock = MoveGate::Lock;
 
   OptimizerStates();
-  bool demote(uint64_t most_bytes, uint64_t* moved_bytes) noexcept;
-  void note_failure(const Moved& moved) noexcept;
+  MoveGate::Turn take_turn();
+  Moved demote(uint64_t most_bytes) noexcept;
 
-  std::mutex mutex_;
-  std::condition_variable moved_;
+  MoveGate gate_;                         // guards what follows
   std::map<std::thread::id, int> steps_;  // of each thread that is in one, how many
-  bool is_moving_ = false;
-  size_t waiting_ = 0;  // steps that wait for the end of a move, before which no other one begins
-  bool are_moves_allowed_ = false;
-  bool is_broken_ = false;  // a move failed, and some of the memory may not be mapped
   StateStatistics statistics_;
-  std::string problem_;
 };
 
 }  // namespace ebbtide::lms

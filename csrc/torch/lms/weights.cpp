@@ -2,14 +2,12 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
-#include <pthread.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <iterator>
 #include <new>
-#include <stdexcept>
 #include <utility>
 
 #include "api/ebbtide.h"
@@ -26,8 +24,6 @@ constexpr const char* kTags[] = {"lms.weights", "lms.gradients"};  // python/ebb
 constexpr TagMemory memory(kTags);
 constexpr const char* kOfWeights[] = {kTags[0]};
 constexpr TagMemory without_gradients(kOfWeights);
-
-Weights* only = nullptr;
 
 bool find(const void* address, ebbtide_allocation_info* info) {
   int is_found = 0;
@@ -66,68 +62,36 @@ uint64_t room_bytes(int device) {
 
 }  // namespace
 
-// The right to move weights, if this thread gets it.
-class Weights::Turn {
- public:
-  explicit Turn(Weights& weights) : weights_(weights) {
-    const Lock lock(weights_.mutex_);
-    is_taken_ = weights_.are_moves_allowed_ && !weights_.is_moving_ && !weights_.is_broken_ && weights_.waiting_ == 0 &&
-                !weights_.has_other_users() && !at::in_parallel_region();
-    if (is_taken_) weights_.is_moving_ = true;
-  }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
-  ~Turn() {
-    if (!is_taken_) return;
-    {
-      const Lock lock(weights_.mutex_);
-      weights_.is_moving_ = false;
-    }
-    weights_.moved_.notify_all();
-  }
-  explicit operator bool() const { return is_taken_; }
-
- private:
-  Weights& weights_;
-  bool is_taken_ = false;
-};
-
 Weights& Weights::instance() {
   static Weights& weights = *new Weights();
   return weights;
 }
 
-Weights::Weights() {
-  only = this;
-  // A child never finds the lock held, nor waits, for a thread that it does not have.
-  ::pthread_atfork([] { only->mutex_.lock(); }, [] { only->mutex_.unlock(); },
-                   [] {
-                     only->is_moving_ = only->are_moves_allowed_ = false;
-                     only->waiting_ = 0;
-                     only->mutex_.unlock();
-                   });
+Weights::Weights() : gate_(memory, "weights") {}
+
+MoveGate::Turn Weights::take_turn() {
+  return {gate_, [this] { return !has_other_users() && !at::in_parallel_region(); }};
 }
 
 void Weights::allow_moves(bool are_allowed) {
   {
-    Lock lock(mutex_);
-    are_moves_allowed_ = are_allowed;
+    Lock lock = gate_.lock();
     if (are_allowed) {  // uses that nobody told of their end: an interrupt ended them
       uses_.clear();
       in_backward_.clear();
-      return;
     }
-    moved_.wait(lock, [&] { return !is_moving_; });
+    gate_.allow(lock, are_allowed);
   }
-  ebbtide_trim_host_memory(nullptr);  // what was kept for weights that have not changed
+  if (!are_allowed) ebbtide_trim_host_memory(nullptr);  // what was kept for weights that have not changed
 }
 
 // A thread may end after a backward that failed, and that nobody told of its end.
 struct Weights::ThreadEnd {
   ~ThreadEnd() {
-    const Lock lock(only->mutex_);
-    only->uses_.erase(std::this_thread::get_id());
-    only->in_backward_.erase(std::this_thread::get_id());
+    Weights& weights = instance();
+    const Lock lock = weights.gate_.lock();
+    weights.uses_.erase(std::this_thread::get_id());
+    weights.in_backward_.erase(std::this_thread::get_id());
   }
 };
 
@@ -143,43 +107,28 @@ bool Weights::has_other_users() const {
 
 bool Weights::is_by_module(const Use& use) { return use.kind == UseKind::kModule; }
 
-void Weights::wait_and_mend(Lock& lock) {
-  ++waiting_;
-  moved_.wait(lock, [&] { return !is_moving_; });
-  --waiting_;
-  if (!is_broken_) return;
-  is_moving_ = true;
-  lock.unlock();
-  const bool is_mended = memory.mend();
-  lock.lock();
-  is_moving_ = false;
-  is_broken_ = !is_mended;
-  moved_.notify_all();
-  if (!is_mended) throw std::runtime_error("weights are not mapped since a move failed: " + problem_);
-}
-
 void Weights::begin_use(const void* user, UseKind kind, const std::vector<const void*>& addresses, bool brings) {
   const std::thread::id thread = std::this_thread::get_id();
   {
-    Lock lock(mutex_);
+    Lock lock = gate_.lock();
     // After a backward that failed, and that nobody told of its end.
     if (torch::autograd::get_current_graph_task_id() == -1) in_backward_.erase(thread);
-    wait_and_mend(lock);
+    gate_.wait_for_move(lock);
     watch_thread();
     uses_[thread].push_back({user, kind, {}});
   }
   try {
     const Units units = units_of(addresses);
     {
-      const Lock lock(mutex_);
+      const Lock lock = gate_.lock();
       if (kind != UseKind::kWrite) expects_backward_ = at::GradMode::is_enabled();
       auto& pinned = uses_[thread].back().units;
       for (const auto& unit : units) pinned.push_back(unit.sequence);
       note_used(units);
     }
     if (brings) bring(units);
-    Lock lock(mutex_);
-    wait_and_mend(lock);  // what could not be mapped is not read now
+    Lock lock = gate_.lock();
+    gate_.wait_for_move(lock);  // what could not be mapped is not read now
   } catch (...) {
     end_use(user, thread);
     throw;
@@ -187,7 +136,7 @@ void Weights::begin_use(const void* user, UseKind kind, const std::vector<const 
 }
 
 bool Weights::end_use(const void* user, std::thread::id thread) noexcept {
-  const Lock lock(mutex_);
+  const Lock lock = gate_.lock();
   const auto found = uses_.find(thread);
   if (found == uses_.end()) return true;
   auto& open = found->second;
@@ -200,14 +149,14 @@ bool Weights::end_use(const void* user, std::thread::id thread) noexcept {
 }
 
 size_t Weights::module_depth() {
-  const Lock lock(mutex_);
+  const Lock lock = gate_.lock();
   const auto found = uses_.find(std::this_thread::get_id());
   if (found == uses_.end()) return 0;
   return static_cast<size_t>(std::count_if(found->second.begin(), found->second.end(), is_by_module));
 }
 
 void Weights::end_module_uses() noexcept {
-  const Lock lock(mutex_);
+  const Lock lock = gate_.lock();
   const auto found = uses_.find(std::this_thread::get_id());
   if (found == uses_.end()) return;
   auto& open = found->second;
@@ -220,15 +169,15 @@ void Weights::use_in_backward(const void* address) {
   const Units units = units_of({address});
   bool is_first = false;
   {
-    Lock lock(mutex_);
-    wait_and_mend(lock);
+    Lock lock = gate_.lock();
+    gate_.wait_for_move(lock);
     watch_thread();
     is_first = torch::autograd::get_current_graph_task_id() != -1 && in_backward_.insert(thread).second;
     note_used(units);
   }
   if (is_first) {
     torch::autograd::Engine::get_default_engine().queue_callback([this, thread] {
-      const Lock lock(mutex_);
+      const Lock lock = gate_.lock();
       in_backward_.erase(thread);
     });
   }
@@ -268,15 +217,16 @@ void Weights::bring(const Units& units) {
     const DeviceSide& side = side_of(device_of(device));
     side.balance();
     if (missing_bytes() > 0) side.release_cached(device_of(device));
-    if (const Turn turn(*this); turn && missing_bytes() > 0) send_away(device, missing_bytes(), &units);
+    if (const MoveGate::Turn turn = take_turn(); turn && missing_bytes() > 0)
+      send_away(device, missing_bytes(), &units);
     if (missing_bytes() > 0 && Ledger::instance().evict(missing_bytes(), device_of(device)) > 0)
       side.release_cached(device_of(device));
-    if (const Turn turn(*this); turn && missing_bytes() < wanted)
+    if (const MoveGate::Turn turn = take_turn(); turn && missing_bytes() < wanted)
       note(memory.promote(addresses, /*keeps_host=*/true), statistics_.loaded_bytes);
   }
   const auto has_stayed = [](const ebbtide_allocation_info& unit) { return is_on_host(address_of(unit)); };
   const bool is_slow = std::any_of(units.begin(), units.end(), has_stayed);
-  const Lock lock(mutex_);
+  const Lock lock = gate_.lock();
   if (is_slow) ++statistics_.slow_reads;
 }
 
@@ -285,7 +235,7 @@ uint64_t Weights::send_away(int device, uint64_t wanted_bytes, const Units* spar
   Units candidates = memory.allocations();
   std::vector<policy::Evictable> numbers;
   {
-    const Lock lock(mutex_);
+    const Lock lock = gate_.lock();
     std::set<uint64_t> pinned;
     for (const auto& [thread, uses] : uses_)
       for (const Use& use : uses) pinned.insert(use.units.begin(), use.units.end());
@@ -309,12 +259,9 @@ uint64_t Weights::send_away(int device, uint64_t wanted_bytes, const Units* spar
 uint64_t Weights::make_room(int device, uint64_t wanted_bytes) noexcept {
   const GilReleased released;
   is_short_.store(true);
-  const Turn turn(*this);
+  const MoveGate::Turn turn = take_turn();
   if (!turn) return 0;
-  {
-    const Lock lock(mutex_);
-    problem_.clear();
-  }
+  gate_.forget_problem(gate_.lock());
   uint64_t freed_bytes = 0;
   try {
     static const Units none;
@@ -328,7 +275,7 @@ uint64_t Weights::make_room(int device, uint64_t wanted_bytes) noexcept {
 }
 
 uint64_t Weights::send_gradient_away(const void* address) noexcept {
-  const Turn turn(*this);
+  const MoveGate::Turn turn = take_turn();
   if (!turn) return 0;
   Moved moved;
   try {
@@ -341,7 +288,7 @@ uint64_t Weights::send_gradient_away(const void* address) noexcept {
 }
 
 uint64_t Weights::bring_back(uint64_t most_bytes, bool with_gradients) noexcept {
-  const Turn turn(*this);
+  const MoveGate::Turn turn = take_turn();
   if (!turn) return 0;
   const TagMemory& which = with_gradients ? memory : without_gradients;
   const Moved moved = which.promote(most_bytes, /*keeps_host=*/true);
@@ -350,14 +297,9 @@ uint64_t Weights::bring_back(uint64_t most_bytes, bool with_gradients) noexcept 
 }
 
 void Weights::note(const Moved& moved, uint64_t& counter) noexcept {
-  const Lock lock(mutex_);
+  const Lock lock = gate_.lock();
+  gate_.note(lock, moved);
   counter += moved.bytes;
-  is_broken_ = moved.is_broken;
-  try {
-    problem_ = moved.problem;
-  } catch (const std::bad_alloc&) {
-    problem_.clear();
-  }
 }
 
 uint64_t Weights::host_bytes() { return memory.query().host_bytes; }
@@ -365,18 +307,15 @@ uint64_t Weights::host_bytes() { return memory.query().host_bytes; }
 uint64_t Weights::weights_host_bytes() { return without_gradients.query().host_bytes; }
 
 WeightStatistics Weights::statistics() {
-  const Lock lock(mutex_);
+  const Lock lock = gate_.lock();
   return statistics_;
 }
 
 void Weights::reset_statistics() {
-  const Lock lock(mutex_);
+  const Lock lock = gate_.lock();
   statistics_ = {};
 }
 
-std::string Weights::problem() {
-  const Lock lock(mutex_);
-  return problem_;
-}
+std::string Weights::problem() { return gate_.problem(); }
 
 }  // namespace ebbtide::lms

@@ -17,17 +17,16 @@
 #include <c10/core/Storage.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "policy/lms/use_order.h"
+#include "torch/lms/move_gate.h"
 #include "torch/lms/tag_memory.h"
 
 namespace ebbtide::lms {
@@ -91,39 +90,32 @@ class Weights {
   std::string problem();
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = MoveGate::Lock;
   using Units = std::vector<ebbtide_allocation_info>;
   struct Use {
     const void* user;
     UseKind kind;
     std::vector<uint64_t> units;
   };
-  class Turn;
   static bool is_by_module(const Use& use);
 
   Weights();
   struct ThreadEnd;
   void watch_thread();
   bool has_other_users() const;
-  void wait_and_mend(Lock& lock);
+  MoveGate::Turn take_turn();
   void note_used(const Units& units);
   void bring(const Units& units);
   uint64_t send_away(int device, uint64_t wanted_bytes, const Units* spared);
   void note(const Moved& moved, uint64_t& counter) noexcept;
 
-  std::mutex mutex_;
-  std::condition_variable moved_;
+  MoveGate gate_;                                     // guards what follows
   std::map<std::thread::id, std::vector<Use>> uses_;  // by thread, the outermost first
   std::set<std::thread::id> in_backward_;
   policy::UseOrder order_;
   std::atomic<bool> is_short_{false};
   bool expects_backward_ = false;
-  bool is_moving_ = false;
-  size_t waiting_ = 0;  // uses that wait for the end of a move, before which no other one begins
-  bool are_moves_allowed_ = false;
-  bool is_broken_ = false;  // a move failed, and some of the memory may not be mapped
   WeightStatistics statistics_;
-  std::string problem_;
 };
 
 }  // namespace ebbtide::lms
