@@ -201,6 +201,7 @@ def test_a_scheduler_that_is_older_than_lms(lms):
     training.step()
 
 
+@pytest.mark.filterwarnings("error:Dynamo")
 def test_a_compiled_step_is_not_compiled_for_each_piece(states_stay_away):
     lms = states_stay_away
     torch._dynamo.reset()

@@ -144,7 +144,8 @@ def _wrap(owner: type) -> None:
     @functools.wraps(inner)
     def guarded(*arguments: Any, **options: Any) -> Any:
         extension = _now.extension
-        if extension is None or backends.is_forked_child() or not _counts(extension, arguments[0]):
+        is_off = extension is None or backends.is_forked_child()
+        if is_off or not optimizer_step.outside_compilation(_counts)(extension, arguments[0]):
             return inner(*arguments, **options)
         return _run_step(extension, inner, arguments, options, can_stream)
 
