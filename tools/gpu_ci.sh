@@ -5,14 +5,16 @@
 #   [REVISION=<git revision>] tools/gpu_ci.sh [build] [tests] [sanitizer] [examples] [bench]   (default: all)
 #
 # With two GPUs, "two" in place of "tests" gives each of the two passes a GPU, and then both to the tests that need
-# both.
+# both. "lms" is the part of the tests for large model support alone.
+# By hand, and for the sake of the machine's many processors, on the simulated device: "asan", "tsan", "walks" (random
+# walks of 100000 steps with the seeds in $SEEDS) and "mutants" (the samples in $MUTANTS, such as "7:20 8:20").
 # Steps are independent: a failed one is named at the end and makes the exit status 1, the others still run.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-build/gpu}
 mkdir -p "$OUT"
 steps=${*:-build tests sanitizer examples bench}
-failed=()
+failed=() walkers=()
 
 run() { # run NAME COMMAND...: its output to $OUT/NAME.log, its last lines to the screen
   local name=$1
@@ -49,6 +51,26 @@ for step in $steps; do
       wait "$beside" || failed+=(beside)
       run both "${pytest[@]}" tests/gpu/test_gpu_peers.py tests/gpu/test_gpu_nccl.py tests/gpu/test_gpu_lms.py -k "peers or nccl or two_gpus"
       grep -hE "^(FAILED|ERROR) |^=* ?[0-9]+ (passed|failed|error|skipped|deselected).* in [0-9.]+s" "$OUT"/{beside,alone,both}.log
+      ;;
+    lms)
+      run lms env EBBTIDE_TEST_DRIVER=cuda EBBTIDE_NO_SKIPS=1 "${SITE[@]}" \
+        python3 -m pytest --tb=short -q --timeout=240 tests/gpu/test_gpu_lms*.py
+      ;;
+    asan | tsan) run "$step" env EBBTIDE_DRIVER=sim make --no-print-directory "$step" SYSTEM=1 ;;
+    walks)
+      for seed in ${SEEDS:-1 2 3}; do
+        (
+          failed=()
+          run "walk-$seed" env EBBTIDE_DRIVER=sim "${SITE[@]}" python3 -m tests.walk --steps 100000 --seed "$seed"
+          exit ${#failed[@]}
+        ) &
+        walkers+=("$!:$seed")
+      done
+      for walker in "${walkers[@]}"; do wait "${walker%:*}" || failed+=("walk-${walker#*:}"); done
+      ;;
+    mutants)
+      # shellcheck disable=SC2086
+      run mutants env EBBTIDE_DRIVER=sim "${SITE[@]}" tools/mutants/side_by_side.sh ${MUTANTS:-1:20 2:20}
       ;;
     sanitizer) run sanitizer "${SITE[@]}" compute-sanitizer --tool memcheck --error-exitcode 9 python3 examples/01_pause_resume.py ;;
     examples)

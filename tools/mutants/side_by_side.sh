@@ -5,7 +5,7 @@
 #
 # Every sample works in a copy of one build, mounted where that was built, so that nothing is compiled twice. Results
 # and output go to $OUT (default build/mutants/results): seed-SEED.json, seed-SEED.log. After LIMIT_S seconds (default
-# 500) of trying what is left is stopped; the results so far are there.
+# 500) of trying what is left is stopped; the results so far are there. EBBTIDE_GTEST_DIR is as for make.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
@@ -13,21 +13,22 @@ place=$PWD/build/mutants
 OUT=${OUT:-$place/results}
 copies=$(mktemp -d)
 trap 'rm -rf "$copies"' EXIT
+gtest=${EBBTIDE_GTEST_DIR:+--cmake=-DEBBTIDE_GTEST_DIR=$(realpath "$EBBTIDE_GTEST_DIR")}
 mkdir -p "$OUT"
 
-"$python" -m tools.mutants --sample 0 --jobs "$(nproc)" # copies and builds
+"$python" -m tools.mutants --sample 0 --jobs "$(nproc)" $gtest # copies and builds
 jobs=$((($(nproc) + $# - 1) / $#))
 
 try_sample() { # try_sample SEED COUNT
   mount --bind "$copies/$1" "$place"
   status=0
   timeout --signal=INT --kill-after=20 "${LIMIT_S:-500}" \
-    "$python" -m tools.mutants --sample "$2" --seed "$1" --jobs "$jobs" || status=$?
+    "$python" -m tools.mutants --sample "$2" --seed "$1" --jobs "$jobs" $gtest || status=$?
   cp "$place/results/seed-$1.json" "$OUT/"
   return "$status"
 }
 export -f try_sample
-export python place copies OUT jobs
+export python place copies OUT jobs gtest
 
 for word in "$@"; do
   seed=${word%:*}
