@@ -3,8 +3,8 @@
 
 One row after the other: a fresh virtual environment in build/matrix/, torch as `pip install torch==X` gives it (the
 CUDA build, up to 7 GB), a wheel of ebbtide, the essential part of the Python tests on the simulated device, and the
-environment is removed. Each row's counts stay in build/matrix/results/. Once every row has a result, the table in
-docs/support.md is written anew. No GPU is needed.
+environment is removed. Each row's counts stay in build/matrix/results/, and go into the table in docs/support.md. A row
+that was not tried keeps what the table says of it, with its day. No GPU is needed.
 
 It works on a copy of the sources that is made when it starts, so that they may be changed meanwhile. Stopped and
 started again, it goes on where it was: what has a result for the same sources is not tried again (but with --again),
@@ -294,21 +294,35 @@ def describe(result: Result) -> str:
     return f"{result.passed} passed, {result.failed} failed{names}, {result.skipped} skipped{reason}"
 
 
-def make_table(results: Sequence[Result]) -> str:
-    lines = ["| torch | build | Python | tests |", "|---|---|---|---|"]
-    for result in results:
-        build = "" if not result.installed_torch else f"CUDA {result.cuda}" if result.cuda else "CPU"
-        lines.append(f"| {result.torch} | {build} | {result.full_python or result.python} | {describe(result)} |")
-    newest = max(result.day for result in results)
-    return "\n".join([*lines, "", f"{platform.system()} {platform.machine()}, no GPU, {newest}."])
+def make_line(result: Result) -> str:
+    build = "" if not result.installed_torch else f"CUDA {result.cuda}" if result.cuda else "CPU"
+    cells = (result.torch, build, result.full_python or result.python, describe(result), result.day)
+    return f"| {' | '.join(cells)} |"
 
 
-def write_table(table: str) -> None:
+def split_page() -> tuple[str, str, str]:
+    """The page before the table, the table, and the page after it."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
+    table, _, after = rest.partition(END)
     if not after:
         raise ValueError(f"{PAGE} lacks the lines {BEGIN} and {END}")
-    PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
+    return before, table, after
+
+
+def read_lines(table: str) -> dict[Row, str]:
+    """The line of each row that a table has."""
+    found = {}
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 5 and cells[0][:1].isdigit():
+            found[Row(cells[0], ".".join(cells[2].split(".")[:2]))] = line
+    return found
+
+
+def make_table(rows: Sequence[Row], lines: Mapping[Row, str]) -> str:
+    found = [lines.get(row, f"| {row.torch} |  | {row.python} | untried: not run yet |  |") for row in rows]
+    head = ["| torch | build | Python | tests | day |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *found, "", f"{platform.system()} {platform.machine()}, no GPU."])
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -353,14 +367,13 @@ def main() -> int:
             continue
         (WORK / "results" / f"{row.name}.json").write_text(json.dumps(asdict(result), indent=1) + "\n")
         print(f"{row.name}: {describe(result)}", flush=True)
-    results = [read_result(row, sources) for row in every_row]
-    found = [result for result in results if result is not None]
-    if found:
-        print(f"\n{make_table(found)}")
-    if len(found) == len(results) and not options.list:
-        write_table(make_table(found))
-        print(f"\nwritten to {PAGE.relative_to(ROOT)}")
-    return 1 if unsure or any(result.failed or result.reason.startswith("pytest") for result in found) else 0
+    found = {row: result for row in every_row if (result := read_result(row, sources)) is not None}
+    if found and not options.list:
+        before, table, after = split_page()
+        table = make_table(every_row, {**read_lines(table), **{row: make_line(found[row]) for row in found}})
+        PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
+        print(f"\n{table}\n\nwritten to {PAGE.relative_to(ROOT)}")
+    return 1 if unsure or any(result.failed or result.reason.startswith("pytest") for result in found.values()) else 0
 
 
 if __name__ == "__main__":

@@ -16,6 +16,11 @@ REPORT = """<testsuites><testsuite>
 <testcase classname="b" name="three"><error message="y"/></testcase>
 <testcase classname="b" name="four"><skipped message="no GPU"/></testcase>
 </testsuite></testsuites>"""
+TABLE = """
+| torch | build | Python | tests | day |
+|---|---|---|---|---|
+| 2.7.1 | CUDA 12.6 | 3.13.0 | as it was | 2026-01-01 |
+"""
 
 
 @pytest.fixture
@@ -30,7 +35,7 @@ def matrix(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Modul
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "WORK", tmp_path)
     monkeypatch.setattr(module, "PAGE", tmp_path / "support.md")
-    module.PAGE.write_text(f"before\n{module.BEGIN}\nold\n{module.END}\nafter\n")
+    module.PAGE.write_text(f"before\n{module.BEGIN}\n{TABLE}\n{module.END}\nafter\n")
     return module
 
 
@@ -98,10 +103,13 @@ def test_what_has_a_result_is_not_tried_again(matrix: ModuleType, run_main: Call
     every = [row.name for row in matrix.choose_rows(ALL)]
     assert run_main("--list") == (0, [])
     assert run_main("--rows", "2.6.0,py3.10") == (0, ["torch-2.6.0-py3.13", "torch-2.13.0-py3.10"])
-    assert "old" in matrix.PAGE.read_text(), "not every row has a result"
+    page = matrix.PAGE.read_text()
+    assert page.count("| 500 passed, 0 failed, 0 skipped |") == 2, "the others keep what was known, if anything was"
+    assert "| 2.7.1 | CUDA 12.6 | 3.13.0 | as it was | 2026-01-01 |\n" in page
+    assert page.count("| untried: not run yet |") == len(every) - 3
     assert run_main() == (0, [name for name in every if name not in ("torch-2.6.0-py3.13", "torch-2.13.0-py3.10")])
     page = matrix.PAGE.read_text()
-    assert page.startswith("before\n") and page.endswith("\nafter\n") and "old" not in page
+    assert page.startswith("before\n") and page.endswith("\nafter\n") and "as it was" not in page
     assert page.count("| 500 passed, 0 failed, 0 skipped |") == len(every)
     assert run_main() == (0, [])
     assert run_main("--rows", "2.7.1", "--again") == (0, ["torch-2.7.1-py3.13"])
