@@ -99,8 +99,11 @@ print("after", sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__)
 
 def test_a_child_that_is_forked_meanwhile_has_streams_of_its_own(on_a_terminal):
     written = on_a_terminal("""
-children = []
+import time
+children, is_over = [], []
 def fork():
+    while sys.stdout is sys.__stdout__ and not is_over:  # until the bar is there
+        time.sleep(0.01)
     kept = sys.stdout
     child = os.fork()
     if child == 0:
@@ -108,10 +111,11 @@ def fork():
         kept.write("")
         os._exit(0 if is_own else 1)
     children.append(os.waitpid(child, 0)[1])
-threading.Timer(0.55, fork).start()
+forking = threading.Thread(target=fork)
+forking.start()
 saver.pause("weights")
-while not children:
-    pass
+is_over.append(True)
+forking.join()
 print(children)
 """)
     assert screen(written) == ["[0]"]
