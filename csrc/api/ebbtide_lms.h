@@ -86,11 +86,13 @@ EBBTIDE_API ebbtide_status ebbtide_order_after_copy(ebbtide_copy* copy, void* st
 EBBTIDE_API ebbtide_status ebbtide_end_copy(ebbtide_copy* copy, double* seconds, double* waited_seconds,
                                             ebbtide_error* error);
 
-/* --- the limit ---------------------------------------------------------------------------------------------------- */
+/* --- the limits --------------------------------------------------------------------------------------------------- */
 /* The most device memory that ebbtide's own allocations may hold on each device while large model support is on, beside
  * device_limit: the one that leaves less holds. Memory that the program gets from the driver does not count here.
  * EBBTIDE_UNLIMITED ends it. What is held already stays. */
 EBBTIDE_API ebbtide_status ebbtide_set_lms_limit(uint64_t bytes, ebbtide_error* error);
+/* The same for host memory, beside host_limit. */
+EBBTIDE_API ebbtide_status ebbtide_set_lms_host_limit(uint64_t bytes, ebbtide_error* error);
 /* Whether large model support makes room for torch's allocations (1), so that the preload library refuses those that do
  * not fit, without a word, and sends none of them to the host; 0: as its settings say, which is the default. */
 EBBTIDE_API ebbtide_status ebbtide_leave_torch_to_lms(int32_t is_left, ebbtide_error* error);

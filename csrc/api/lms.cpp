@@ -115,6 +115,13 @@ ebbtide_status ebbtide_set_lms_limit(uint64_t bytes, ebbtide_error* error) {
   });
 }
 
+ebbtide_status ebbtide_set_lms_host_limit(uint64_t bytes, ebbtide_error* error) {
+  return guarded(error, [&] {
+    require_not_forked();
+    Core::instance().budgets.host.set_lms_limit(bytes);
+  });
+}
+
 ebbtide_status ebbtide_leave_torch_to_lms(int32_t is_left, ebbtide_error* error) {
   return guarded(error, [&] {
     require_not_forked();

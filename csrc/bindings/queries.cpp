@@ -179,6 +179,12 @@ void register_queries(py::module_& module) {
       [](uint64_t size_bytes) { call([&](ebbtide_error* error) { return ebbtide_set_lms_limit(size_bytes, error); }); },
       py::arg("size_bytes"));
   module.def(
+      "set_lms_host_limit",
+      [](uint64_t size_bytes) {
+        call([&](ebbtide_error* error) { return ebbtide_set_lms_host_limit(size_bytes, error); });
+      },
+      py::arg("size_bytes"));
+  module.def(
       "leave_torch_to_lms",
       [](bool is_left) {
         call([&](ebbtide_error* error) { return ebbtide_leave_torch_to_lms(is_left ? 1 : 0, error); });

@@ -43,7 +43,17 @@ def log(level: int, text: str, *values: Any) -> None:
     try:
         logger.log(level, text, *values)
     except Exception as error:
-        warnings.warn(f"a handler of the logger 'ebbtide' failed: {error!r}", RuntimeWarning, stacklevel=2)
+        warn_of(error, f"a handler of the logger 'ebbtide' failed: {error!r}")
+
+
+def warn_of(error: BaseException, text: str) -> None:
+    """Warns of an exception that ended nothing. Where warnings are errors, or the program's own way to show them fails,
+    it is printed.
+    """
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    except Exception:
+        sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _has_other_handlers(own: logging.Handler) -> bool:

@@ -212,5 +212,30 @@ TEST_F(HostTree, Invariant7_TwoThreadsNeverPassOneCheckTogether) {
   EXPECT_EQ(budget.held_bytes(), 0u);
 }
 
+TEST_F(HostTree, TheLowerOneOfBothLimitsHoldsAndIsNamed) {
+  HostBudget budget(root_);
+  budget.set_margin(0);
+  const auto refusal = [&] {
+    try {
+      budget.require_room(5 * kMiB, "it");
+    } catch (const StoreError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  budget.set_lms_limit(4 * kMiB);
+  EXPECT_NE(refusal().find("(limit 4 MiB by large model support, "), std::string::npos) << refusal();
+  EXPECT_NE(refusal().find("or change host_limit of large model support"), std::string::npos) << refusal();
+  EXPECT_EQ(budget.limit_bytes(), kUnlimited);
+  EXPECT_EQ(budget.available_bytes(), 4 * kMiB);
+  budget.set_limit(3 * kMiB);
+  EXPECT_NE(refusal().find("(limit 3 MiB by "), std::string::npos) << refusal();
+  EXPECT_EQ(refusal().find("large model support"), std::string::npos) << refusal();
+  EXPECT_EQ(budget.limit_bytes(), 3 * kMiB);
+  budget.set_limit(kUnlimited);
+  budget.set_lms_limit(kUnlimited);
+  EXPECT_EQ(refusal(), "");
+}
+
 }  // namespace
 }  // namespace ebbtide

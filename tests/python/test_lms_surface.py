@@ -1,5 +1,10 @@
 """`ebbtide.lms`: its settings while it runs, its limits beside the user's, its report, and IBM's names."""
 
+import logging
+import sys
+import threading
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -39,10 +44,13 @@ def test_settings_while_it_runs(lms, saver):
 
 
 def test_the_end_of_a_with_puts_back_what_was_before(lms):
-    with lms.enable("64MiB", "2MiB", "8GiB"):
+    def has_host_limit():
+        return _core.stats()["host_available_bytes"] <= 512 * MIB
+
+    with lms.enable("64MiB", "2MiB", "512MiB"):
         with lms.enable("32MiB", SMALL):
-            assert (lms.limit, lms.min_size, _core.get_limit("host")) == (32 * MIB, 16 << 10, _core.UNLIMITED)
-        assert (lms.limit, lms.min_size, _core.get_limit("host")) == (64 * MIB, 2 * MIB, 8 << 30)
+            assert (lms.limit, lms.min_size, has_host_limit()) == (32 * MIB, 16 << 10, False)
+        assert (lms.limit, lms.min_size, has_host_limit()) == (64 * MIB, 2 * MIB, True)
         with pytest.raises(ValueError), lms.enable("16MiB"):
             raise ValueError
         assert (lms.enabled, lms.limit) == (True, 64 * MIB)
@@ -99,6 +107,68 @@ def test_the_lower_one_of_both_limits_holds_and_is_named(lms, saver):
     lms.disable()
     assert _core.query_device(0).limit_bytes == _core.UNLIMITED
     assert saver.settings()["device_limit"] is None
+
+
+def test_the_host_limit_is_no_setting_of_the_users(lms, saver):
+    saver.configure(host_limit=None)
+    with lms.enable(limit="1GiB", host_limit="500MiB"):
+        before = saver.settings()
+        assert before["host_limit"] is None
+        assert _core.stats()["host_available_bytes"] <= 500 * MIB
+        saver.configure(**before)
+        assert _core.stats()["host_available_bytes"] <= 500 * MIB
+        saver.configure(host_limit="400MiB")
+        assert _core.stats()["host_available_bytes"] <= 400 * MIB
+    assert saver.settings()["host_limit"] == 400 * MIB
+    saver.configure(host_limit=None)
+    assert _core.stats()["host_available_bytes"] > 500 * MIB
+
+
+def test_a_region_that_is_open_keeps_what_is_made_in_it(lms, saver):
+    def tags():
+        """Of what this thread makes, and another one."""
+        found = [_core.find(torch.empty(MIB).data_ptr()).tag]
+        thread = threading.Thread(target=lambda: found.append(_core.find(torch.empty(MIB).data_ptr()).tag))
+        thread.start()
+        thread.join()
+        return found
+
+    with saver.region("weights"):
+        lms.enable(limit="1GiB")
+        assert tags() == ["weights", "lms"]
+        with saver.region("other"):
+            assert tags() == ["other", "lms"]
+        assert tags() == ["weights", "lms"]
+    assert tags() == ["lms", "lms"]
+    lms.disable()
+    with saver.region("weights"):
+        lms.enable(limit="1GiB")
+        lms.disable()
+        assert _core.find(torch.empty(MIB).data_ptr()).tag == "weights"
+    assert _core.find(torch.empty(MIB).data_ptr()) is None
+
+
+def test_a_handler_that_fails_does_not_leave_it_on_unseen(lms, monkeypatch):
+    class Failing(logging.Handler):
+        def emit(self, record):
+            raise ZeroDivisionError
+
+    failures = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: failures.append(kind))
+    logger, handler = logging.getLogger("ebbtide"), Failing()
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with lms.enable(limit="1GiB"):
+                assert lms.enabled
+            assert not lms.enabled
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    assert failures == [ZeroDivisionError] * 2
 
 
 def test_a_limit_below_what_is_held_evicts_or_refuses(lms):

@@ -117,7 +117,7 @@ void HostCharge::reset() noexcept {
 }
 
 policy::HostRules HostBudget::rules(const policy::HostMemory& memory) const {
-  return {limit_bytes_, margin_bytes_.value_or(policy::default_host_margin(memory))};
+  return {std::min(limit_bytes_, lms_limit_bytes_), margin_bytes_.value_or(policy::default_host_margin(memory))};
 }
 
 // With what could not be given back yet.
@@ -206,16 +206,18 @@ void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
   const uint64_t room = policy::host_room(memory, policy::sum(holdings(), elsewhere), now);
   if (bytes <= room) return;
   const uint64_t limit = policy::host_limit_in_force(memory, now);
+  const bool is_of_lms = limit == lms_limit_bytes_ && limit < limit_bytes_;
   const uint64_t held_elsewhere = policy::total(elsewhere);
   throw StoreError(
       cut(purpose, kMostPurposeBytes) + " needs " + format_bytes(bytes) + " of host memory; " + format_bytes(room) +
-          " are free for it (limit " + format_bytes(limit) + by(limit == limit_bytes_, Setting::kHostLimit) +
-          ", margin " + format_bytes(now.margin_bytes) + by(true, Setting::kHostMargin) +
+          " are free for it (limit " + format_bytes(limit) +
+          (is_of_lms ? " by large model support" : by(limit == limit_bytes_, Setting::kHostLimit)) + ", margin " +
+          format_bytes(now.margin_bytes) + by(true, Setting::kHostMargin) +
           (held_elsewhere == 0 ? "" : ", other processes of this run hold " + format_bytes(held_elsewhere)) + ")." +
           describe_holders() +
           " Pause less at once, keep backups on disk, or none where the content may go, trim what is unused, or "
           "change " +
-          how_to_change_both(),
+          (is_of_lms ? "host_limit of large model support" : how_to_change_both()),
       {bytes, room, limit}, Cause::kHostMemory);
 }
 
@@ -291,6 +293,11 @@ uint64_t HostBudget::ram_bytes() const { return read_host_memory(root_).total_by
 void HostBudget::set_limit(uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   limit_bytes_ = bytes;
+}
+
+void HostBudget::set_lms_limit(uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  lms_limit_bytes_ = bytes;
 }
 
 void HostBudget::set_margin(uint64_t bytes) {

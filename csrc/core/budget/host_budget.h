@@ -92,10 +92,12 @@ class HostBudget {
 
   uint64_t held_bytes() const;
   uint64_t available_bytes() const;
-  uint64_t limit_bytes() const;
+  uint64_t limit_bytes() const;  // host_limit
   uint64_t margin_bytes() const;
   uint64_t ram_bytes() const;
   void set_limit(uint64_t bytes);
+  // Of large model support, beside host_limit: the lower one holds. kUnlimited while it has none.
+  void set_lms_limit(uint64_t bytes);
   void set_margin(uint64_t bytes);
   // Counts the host memory of the other processes of the run, too, and shows them that of this one. Before the first
   // charge.
@@ -124,6 +126,7 @@ class HostBudget {
   std::map<std::string, HostHolder, std::less<>> holders_;
   std::unique_ptr<Ledger> ledger_;  // null: this process counts itself only
   uint64_t limit_bytes_ = kUnlimited;
+  uint64_t lms_limit_bytes_ = kUnlimited;
   std::optional<uint64_t> margin_bytes_;
 };
 

@@ -8,7 +8,6 @@ from ebbtide import _core, driver_choice, logs, settings, torch_extension
 from ebbtide.errors import OutOfMemoryError
 from ebbtide.lms import optimizer_states, saved_tensors, weights
 from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
-from ebbtide.lms.limits import BorrowedLimit
 from ebbtide.lms.streaming import counting
 from ebbtide.locks import make_lock
 from ebbtide.saver.reclaim import torch_cache
@@ -30,7 +29,6 @@ class _Settings:
         self.min_size = DEFAULT_MIN_SIZE
         self.host_limit: int | None = None
         self.device: Device | None = None  # while LMS is on, or could not be turned off whole
-        self.host = BorrowedLimit("host")
 
 
 _now = _Settings()
@@ -85,7 +83,8 @@ def enable(
             included. None: all that a GPU gives; on the simulated device its memory less 512 MiB, or less a sixteenth
             where that is less. 0: what is saved for backward leaves as soon as nothing else uses it.
         min_size: tensors with less storage ("1MiB" or bytes) stay on the device.
-        host_limit: the most host memory that ebbtide may hold meanwhile; None: as `saver.configure` has it.
+        host_limit: the most host memory that ebbtide may hold meanwhile, beside the host_limit of `saver.configure`:
+            the lower one holds. None: that one alone.
 
     Returns:
         A context manager. At its end LMS is off again if this call turned it on, and has its earlier settings if it
@@ -115,7 +114,7 @@ def enable(
             if was_off:
                 assert _now.device is not None
                 _now.device.reset_peaks()  # what was held before is gone
-            _now.host.set(host)
+            _core.set_lms_host_limit(_core.UNLIMITED if host is None else host)
         except BaseException:
             if was_off and _was_used():
                 _turn_off()
@@ -189,7 +188,7 @@ def _turn_off() -> None:
     _now.device.release(extension)
     extension.set_rules(False, _now.min_size, False)
     saved_tensors.leave_threads()
-    _now.host.restore()
+    _core.set_lms_host_limit(_core.UNLIMITED)
     _now.device.detach(extension)
     optimizer_states.remove(extension)
     weights.remove(extension)

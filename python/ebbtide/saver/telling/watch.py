@@ -15,13 +15,12 @@ import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import BuiltinMethodType, MethodType
 from typing import Any, TypeAlias
 
-from ebbtide import _core
+from ebbtide import _core, logs
 from ebbtide.errors import Error
 from ebbtide.locks import make_condition, make_lock, make_signal
 from ebbtide.saver.state.known_tags import allocations_of, find_tags
@@ -319,10 +318,7 @@ class _Guard:
             return True
         if _is_current(self._operation.display):
             set_display(False)
-            try:
-                warnings.warn(f"progress is off from now on, since it failed: {error!r}", RuntimeWarning, stacklevel=2)
-            except Exception:  # warnings are errors, or the program's own way to show them failed
-                sys.excepthook(type(error), error, error.__traceback__)
+            logs.warn_of(error, f"progress is off from now on, since it failed: {error!r}")
         return True
 
 
