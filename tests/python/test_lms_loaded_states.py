@@ -16,6 +16,15 @@ pytestmark = [
 
 
 @pytest.fixture
+def one_rank(tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.FileStore(str(tmp_path / "ranks"), 1), rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
 def counters_are_elsewhere(monkeypatch):
     """As on a GPU, where most optimizers count their steps in a tensor on the CPU."""
     is_ordinary = devices.SimulatedDevice.is_ordinary
@@ -27,6 +36,94 @@ def counters_are_elsewhere(monkeypatch):
 def are_adopted(optimizer):
     large = [each for state in optimizer.state.values() for each in state.values() if each.nbytes >= MIB]
     return large != [] and all(_core.find(each.data_ptr()).tag == TAG for each in large)
+
+
+class Wrapped(torch.Tensor):
+    """Half as large as it looks, as the states of an optimizer with 8 bits."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=torch.float32, device=inner.device)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), options=None):
+        plain = [each.inner.float() if isinstance(each, cls) else each for each in arguments]
+        if function is torch.ops.aten.copy_.default:
+            arguments[0].inner.copy_(plain[1])
+            return arguments[0]
+        return function(*plain, **(options or {}))
+
+
+class WithWrappedStates(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["mean"] = Wrapped(torch.zeros_like(parameter, dtype=torch.bfloat16))
+            mean = state["mean"] * 0.9 + parameter.grad
+            state["mean"].copy_(mean)
+            parameter.sub_(mean * 0.01)
+
+
+def train_layer(layer, optimizer, given):
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = layer(given).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, optimizer
+
+
+def train_with_wrapped_states():
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(512, 512)
+    return train_layer(layer, WithWrappedStates(layer.parameters()), torch.randn(8, 512))
+
+
+def train_with_sparse_states():
+    torch.manual_seed(0)
+    layer = torch.nn.Embedding(2000, 64, sparse=True)
+    return train_layer(layer, torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9), torch.arange(1000))
+
+
+def train_with_distributed_states():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (1,))
+    weight = torch.nn.Parameter(distribute_tensor(torch.randn(512, 512), mesh, [Shard(0)]))
+    given = distribute_tensor(torch.randn(64, 512), mesh, [Shard(0)])
+    return train_layer(lambda given: given @ weight, torch.optim.AdamW([weight]), given)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("train", [train_with_wrapped_states, train_with_sparse_states, train_with_distributed_states])
+def test_states_without_memory_of_their_own(lms, train):
+    plain = train()[0]
+    lms.enable(limit="64MiB", min_size=SMALL)
+    assert train()[0] == plain
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_what_a_wrapper_holds_moves(lms):
+    lms.enable(limit="1GiB", min_size=SMALL)
+    _, optimizer = train_with_distributed_states()
+    (state,) = optimizer.state.values()
+    state["exp_avg"] = state["exp_avg"].clone()
+    state["max_exp_avg_sq"] = state["exp_avg_sq"].clone()  # one more, so that they are looked at anew
+    assert _core.find(state["exp_avg"].to_local().data_ptr()).tag == "lms"
+    optimizer.step()
+    assert _core.find(state["exp_avg"].to_local().data_ptr()).tag == TAG
 
 
 def reload(optimizer):

@@ -4,6 +4,7 @@ import gc
 import random
 import signal
 import threading
+import warnings
 
 import pytest
 
@@ -81,6 +82,20 @@ def test_interrupts_leave_no_region_open(lms, saver):
         signal.signal(signal.SIGALRM, before)
         torch.set_grad_enabled(True)
     assert count > 0
+
+
+def test_steps_of_fake_tensors_are_left_alone(lms):
+    fake_tensor = pytest.importorskip("torch._subclasses.fake_tensor")
+    lms.enable(limit="64MiB", min_size=SMALL)
+    with warnings.catch_warnings(), fake_tensor.FakeTensorMode():
+        warnings.simplefilter("error")
+        model = torch.nn.Linear(512, 512)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            model(torch.randn(16, 512)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert isinstance(optimizer.state[model.weight]["exp_avg"], fake_tensor.FakeTensor)
 
 
 def test_threads_with_optimizers_of_their_own(lms):

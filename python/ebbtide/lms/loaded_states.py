@@ -6,12 +6,14 @@ To look at every state before every step would take too long. So one of them sta
 
 import contextlib
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import StateError
 from ebbtide.lms import devices
-from ebbtide.saver.adoption.adopt import adopt_quietly
+from ebbtide.saver.adoption.adopt import adopt_quietly, storage_to_move
 from ebbtide.saver.pools import backends
+from ebbtide.saver.tensors.walk import TensorWalk
 
 if TYPE_CHECKING:
     import torch
@@ -41,11 +43,11 @@ class LoadedStates:
 
         states = [state for state in optimizer.state.values() if isinstance(state, dict)]
         count = sum(map(len, states))
-        first = next(filter(_can_move, (each for state in states for each in state.values())), None)
+        first = next(_movable(states), None)
         seen = self._seen.get(optimizer)
         if first is None or (seen is not None and seen.holds(count, first)):
             return
-        tensors = [each for state in states for each in state.values() if _can_move(each)]
+        tensors = list(_movable(states))
         ordinary = list(filter(device.is_ordinary, tensors))
         if ordinary:
             with contextlib.suppress(StateError, torch.OutOfMemoryError), device.making():
@@ -53,10 +55,17 @@ class LoadedStates:
         self._seen[optimizer] = _Seen(count, first)
 
 
-def _can_move(value: Any) -> bool:
-    """Whether it is a tensor on the device. Most optimizers count their steps in a tensor on the CPU."""
+def _movable(states: "list[dict[str, Any]]") -> "Iterator[torch.Tensor]":
+    """The tensors with memory of their own on the device, also inside wrappers such as a DTensor. Most optimizers count
+    their steps in a tensor on the CPU. Sparse states, whose parts are other tensors at each look, stay.
+    """
     import torch
 
     backend = backends.existing_backend()
     assert backend is not None
-    return isinstance(value, torch.Tensor) and value.device.type == backend.device_type and value.numel() > 0
+    kind = backend.device_type
+    walk = TensorWalk("large model support", with_gradients=False)
+    for state in states:
+        for found in walk.find(state):
+            if found.owner.layout is torch.strided and storage_to_move(found.tensor, kind)[1] is not None:
+                yield found.tensor

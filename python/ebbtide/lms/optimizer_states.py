@@ -28,6 +28,7 @@ from ebbtide.saver.operations.trim import trim_quietly
 from ebbtide.saver.pools import backends, captures
 from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.regions.region import region
+from ebbtide.saver.tensors.walk import why_without_memory
 
 _MARK = "_ebbtide_moves_states"
 
@@ -155,15 +156,22 @@ def _wrap(owner: type) -> None:
 
 
 def _counts(extension: Any, optimizer: Any) -> bool:
-    """Whether it is no part of another step: a class calls the step of its base, and a closure what it likes. But the
-    step of an optimizer that another one holds and calls counts by itself, as under Accelerate's wrapper.
+    """Whether it is a step with memory, and no part of another step: a class calls the step of its base, and a closure
+    what it likes. But the step of an optimizer that another one holds and calls counts by itself, as under Accelerate's
+    wrapper.
     """
     if not extension.is_in_step():
-        return True
+        return not _is_fake(optimizer)
     if not _outers.open or any(outer.optimizer is optimizer for outer in _outers.open):
         return False
     _outers.open[-1].calls_others = True
     return True
+
+
+def _is_fake(optimizer: Any) -> bool:
+    """Whether its parameters have no memory, as where a program estimates how much it would take."""
+    first = next((parameter for group in optimizer.param_groups for parameter in group["params"]), None)
+    return first is not None and why_without_memory(first) is not None
 
 
 def _holds_others(optimizer: Any) -> bool:

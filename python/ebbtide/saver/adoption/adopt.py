@@ -118,7 +118,7 @@ def _find_storages(
     skipped: Counter[str] = Counter()
     for thing in objects:
         for tensor in walk.walk(thing):
-            reason, storage = _look_at(tensor, device_type)
+            reason, storage = storage_to_move(tensor, device_type)
             if reason:
                 skipped[reason] += 1
             elif storage is not None:
@@ -161,7 +161,7 @@ def _choose_moves(
     return moves
 
 
-def _look_at(tensor: "torch.Tensor", device_type: str) -> "tuple[str, torch.UntypedStorage | None]":
+def storage_to_move(tensor: "torch.Tensor", device_type: str) -> "tuple[str, torch.UntypedStorage | None]":
     """Why a tensor stays where it is, or else the storage that may move; neither for a tensor without bytes."""
     if tensor.device.type != device_type:
         return f"on {tensor.device.type}, not on {device_type}", None
