@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from ebbtide import lms as module  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
+from ebbtide.lms import saved_tensors  # noqa: E402
 from lms_model import MIB, SMALL, evict_all, make_model, train  # noqa: E402
 
 pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
@@ -252,6 +253,53 @@ def test_a_host_budget_that_is_gone(lms):
         assert train(2, depth=1, batch=256)
     with lms.enable(limit=needed // 2, min_size=SMALL):
         assert train() == plain
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["as it waits", "before the thread has begun"])
+def test_an_interrupt_while_a_thread_starts(lms, is_late):
+    """It comes out as what it is, and the thread is covered all the same."""
+    may_begin, found = threading.Event(), []
+
+    class Started(threading.Event):
+        def set(self):
+            super().set()
+            may_begin.wait(30)  # before it runs anything of its target's
+
+        def wait(self, timeout=None):
+            super().wait(timeout)
+            if not is_late:
+                may_begin.set()
+                thread.done.wait(30)
+            raise KeyboardInterrupt
+
+    def target():
+        found.append(torch._C._autograd._top_saved_tensors_default_hooks(True) is not None)
+        thread.done.set()
+
+    lms.enable(limit="1GiB")
+    thread = threading.Thread(target=target)
+    thread.done = threading.Event()
+    thread._started = Started()
+    with pytest.raises(KeyboardInterrupt):
+        thread.start()
+    may_begin.set()
+    thread.join()
+    assert found == [True]
+    assert "run" not in vars(thread)
+
+
+def test_a_thread_that_cannot_start_is_as_it_was(lms, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    lms.enable(limit="1GiB")
+    own = []
+    thread = threading.Thread()
+    thread.run = own.append
+    monkeypatch.setattr(saved_tensors, "_start", refuse)
+    with pytest.raises(RuntimeError, match="can't start"):
+        thread.start()
+    assert thread.run == own.append
 
 
 def test_hooks_go_before_their_thread_ends(lms):

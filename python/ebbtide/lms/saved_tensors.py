@@ -21,6 +21,8 @@ _hooked_start: Any = None
 class _Installed:
     """The hooks of one thread. They may lie below others, and they may not be open yet."""
 
+    _thread: int | None = None  # whose hooks they are, from when they may be open until they are gone
+
     def __init__(self, extension: Any, hooks: Any) -> None:
         self._extension = extension
         self._hooks = hooks
@@ -29,18 +31,18 @@ class _Installed:
     def remove(self) -> bool:
         """Takes them away; False if others lie above them."""
         innermost = _innermost()
-        if innermost is None:  # they were never open
-            return True
-        pack = self._extension.pack
-        if innermost[0] is not pack and innermost[0] != pack:
-            return False
-        self._hooks.__exit__(None, None, None)
+        if innermost is not None:  # otherwise they were never open
+            pack = self._extension.pack
+            if innermost[0] is not pack and innermost[0] != pack:
+                return False
+            self._hooks.__exit__(None, None, None)
+        self._thread = None
         return True
 
     def __del__(self) -> None:
         """Runs when Python's part of the thread ends, before `Thread.join` returns. In a forked child, Python ends its
         parent's other threads in the only thread that there is, whose hooks are others."""
-        if not sys.is_finalizing() and threading.get_ident() == self._thread:
+        if self._thread == threading.get_ident() and not sys.is_finalizing():
             self.remove()
 
 
@@ -92,18 +94,24 @@ def follow_threads(extension: Any) -> None:
     global _hooked_start
 
     def start(self: threading.Thread) -> None:
-        run = self.run
+        run, own = self.run, vars(self).get("run")
+
+        def unhook() -> None:
+            if own is None:
+                vars(self).pop("run", None)
+            else:
+                vars(self)["run"] = own
 
         def hooked_run() -> None:
-            del self.run  # type: ignore[method-assign]
+            unhook()
             install(extension)
             run()
 
-        self.run = hooked_run  # type: ignore[method-assign]
+        vars(self)["run"] = hooked_run
         try:
             _start(self)
-        except BaseException:
-            del self.run
+        except RuntimeError:  # it did not start. After an interrupt it may have, and finds what it is to run.
+            unhook()
             raise
 
     _hooked_start = start

@@ -9,6 +9,7 @@ long as that where the step was slow, since then the program uses the bus itself
 """
 
 import atexit
+import contextlib
 import os
 import threading
 import time
@@ -136,8 +137,8 @@ def start_thread(thread: threading.Thread) -> None:
     with _lock:
         if _is_ending:
             raise RuntimeError("the interpreter is about to end: no more copies begin")
+        _threads.add(thread)  # first: an interrupt may end `start` once the thread runs
         thread.start()
-        _threads.add(thread)
 
 
 def _stop_all(process: int = os.getpid()) -> None:
@@ -151,7 +152,8 @@ def _stop_all(process: int = os.getpid()) -> None:
         beside.stop()
     for thread in threads:
         if thread is not threading.current_thread():
-            thread.join()
+            with contextlib.suppress(RuntimeError):  # it never started
+                thread.join()
 
 
 atexit.register(_stop_all)
