@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ebbtide.torch_support import versions
 
-ROW = re.compile(r"^\| (\d+\.\d+)[\d.]* \| (CUDA [\d.]+|CPU|) \| (\d+\.\d+)[\d.]* \| (.*) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| (\d+\.\d+)[\d.]* \| (CUDA [\d.]+|CPU|) \| (\d+\.\d+)[\d.]* \| (.*) \| [\d-]* \|$", re.MULTILINE)
 COUNTS = re.compile(r"^(\d+) passed, 0 failed, \d+ skipped$")
 
 
@@ -80,7 +80,7 @@ def test_the_package_asks_for_the_least_and_has_no_upper_bound(root: Path) -> No
 
 # --- the checker, seen to fail ---
 
-GOOD = "| 2.6.0 | CUDA 12.4 | 3.13.0 | 500 passed, 0 failed, 3 skipped |"
+GOOD = "| 2.6.0 | CUDA 12.4 | 3.13.0 | 500 passed, 0 failed, 3 skipped | 2026-11-22 |"
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ GOOD = "| 2.6.0 | CUDA 12.4 | 3.13.0 | 500 passed, 0 failed, 3 skipped |"
     [
         (GOOD, TriedRow("2.6", "CUDA 12.4", "3.13", "500 passed, 0 failed, 3 skipped")),
         (
-            "| 2.13.0 |  | 3.14 | untried: no interpreter here |",
+            "| 2.13.0 |  | 3.14 | untried: no interpreter here |  |",
             TriedRow("2.13", "", "3.14", "untried: no interpreter here"),
         ),
     ],
 )
 def test_rows_are_read(line: str, row: TriedRow) -> None:
-    assert read_rows(f"| torch | build | Python | tests |\n|---|---|---|---|\n{line}\n") == [row]
+    assert read_rows(f"| torch | build | Python | tests | day |\n|---|---|---|---|---|\n{line}\n") == [row]
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,29 @@ def test_a_region_that_is_open_keeps_what_is_made_in_it(lms, saver):
     assert _core.find(torch.empty(MIB).data_ptr()) is None
 
 
+def test_what_a_thread_takes_itself_follows_regions_that_were_open_before(lms, saver):
+    """In a preloaded program: see test_saver_thread_policy.py."""
+
+    def policy():
+        return _core.thread_policy()[:2]
+
+    outside = policy()
+    with saver.region("weights"):
+        lms.enable(limit="1GiB")
+        assert policy() == (_core.TAGGING_ON, "weights")
+        with saver.disabled():
+            assert policy() == (_core.TAGGING_OFF, "weights")
+    assert policy() == (_core.TAGGING_ON, "lms")
+    lms.disable()
+    assert policy() == outside
+    with saver.disabled():
+        lms.enable(limit="1GiB")
+        assert policy()[0] == _core.TAGGING_OFF
+        lms.disable()
+        assert policy()[0] == _core.TAGGING_OFF
+    assert policy() == outside
+
+
 def test_a_handler_that_fails_does_not_leave_it_on_unseen(lms, monkeypatch):
     class Failing(logging.Handler):
         def emit(self, record):
