@@ -137,7 +137,7 @@ SMALL_TRAINING = TrainingSize(
     16 << 10,
     states=ModelSize(2, 128, 256, 4, 2, 256, 1, 16),
     resnet=ImagesSize((1, 1, 1, 1), 8, 4, 32),
-    resnet_limit_bytes=2 * MIB,
+    resnet_limit_bytes=8 * MIB,  # of 28; what convolutions on the CPU take beside depends on the processor
     fits_steps=2,
     fits_turns=2,
 )
