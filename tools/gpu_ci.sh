@@ -70,7 +70,7 @@ for step in $steps; do
       ;;
     mutants)
       # shellcheck disable=SC2086
-      run mutants env EBBTIDE_DRIVER=sim "${SITE[@]}" tools/mutants/side_by_side.sh ${MUTANTS:-1:20 2:20}
+      run mutants env EBBTIDE_DRIVER=sim OUT="$(realpath "$OUT")" "${SITE[@]}" tools/mutants/side_by_side.sh ${MUTANTS:-1:20 2:20}
       ;;
     sanitizer) run sanitizer "${SITE[@]}" compute-sanitizer --tool memcheck --error-exitcode 9 python3 examples/01_pause_resume.py ;;
     examples)

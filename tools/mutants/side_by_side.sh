@@ -21,19 +21,27 @@ jobs=$((($(nproc) + $# - 1) / $#))
 
 try_sample() { # try_sample SEED COUNT
   mount --bind "$copies/$1" "$place"
-  status=0
-  timeout --signal=INT --kill-after=20 "${LIMIT_S:-500}" \
-    "$python" -m tools.mutants --sample "$2" --seed "$1" --jobs "$jobs" $gtest || status=$?
-  cp "$place/results/seed-$1.json" "$OUT/"
-  return "$status"
+  exec timeout --signal=INT --kill-after=20 "${LIMIT_S:-500}" \
+    "$python" -m tools.mutants --sample "$2" --seed "$1" --jobs "$jobs" $gtest
 }
 export -f try_sample
-export python place copies OUT jobs gtest
+export python place copies jobs gtest
 
+declare -A samples
 for word in "$@"; do
   seed=${word%:*}
   cp -a "$place" "$copies/$seed"
   unshare --mount bash -c "try_sample $seed ${word#*:}" >"$OUT/seed-$seed.log" 2>&1 &
+  samples[$seed]=$!
 done
-wait
-tail -n 20 "$OUT"/seed-*.log
+
+worst=0
+for seed in "${!samples[@]}"; do
+  status=0
+  wait "${samples[$seed]}" || status=$?
+  echo "== seed $seed: status $status (1: some survived, 2: nothing to compare with, 124: stopped)"
+  tail -n 20 "$OUT/seed-$seed.log"
+  cp "$copies/$seed/results/seed-$seed.json" "$OUT/" || status=2
+  if ((status > worst)); then worst=$status; fi
+done
+exit "$worst"
