@@ -15,7 +15,8 @@ typedef enum ebbtide_cause {
   EBBTIDE_CAUSE_DEVICE_LIMIT = 6,   /* device_limit */
   EBBTIDE_CAUSE_DEVICE_MARGIN = 7,  /* device_margin */
   EBBTIDE_CAUSE_BACKUP_VIEW = 8,    /* a view of a backup exists */
-  EBBTIDE_CAUSE_LMS_LIMIT = 9       /* the limit of large model support: ebbtide_set_lms_limit */
+  EBBTIDE_CAUSE_LMS_LIMIT = 9,      /* the limit of large model support: ebbtide_set_lms_limit */
+  EBBTIDE_CAUSE_LMS_HOST_LIMIT = 10 /* its limit for host memory: ebbtide_set_lms_host_limit */
 } ebbtide_cause;
 
 #endif

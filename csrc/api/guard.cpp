@@ -17,7 +17,8 @@ static_assert(static_cast<int>(Cause::kHostMemory) == EBBTIDE_CAUSE_HOST_MEMORY 
               static_cast<int>(Cause::kDeviceLimit) == EBBTIDE_CAUSE_DEVICE_LIMIT &&
               static_cast<int>(Cause::kDeviceMargin) == EBBTIDE_CAUSE_DEVICE_MARGIN &&
               static_cast<int>(Cause::kBackupView) == EBBTIDE_CAUSE_BACKUP_VIEW &&
-              static_cast<int>(Cause::kLmsLimit) == EBBTIDE_CAUSE_LMS_LIMIT);
+              static_cast<int>(Cause::kLmsLimit) == EBBTIDE_CAUSE_LMS_LIMIT &&
+              static_cast<int>(Cause::kLmsHostLimit) == EBBTIDE_CAUSE_LMS_HOST_LIMIT);
 
 namespace {
 

@@ -154,7 +154,7 @@ ebbtide_status ebbtide_get_limit(ebbtide_limit limit, uint64_t* bytes, ebbtide_e
     const Core& core = Core::instance();
     switch (limit) {
       case EBBTIDE_DEVICE_LIMIT: *bytes = core.budgets.device.own_limit_bytes(); return;
-      case EBBTIDE_HOST_LIMIT: *bytes = core.budgets.host.limit_bytes(); return;
+      case EBBTIDE_HOST_LIMIT: *bytes = core.budgets.host.own_limit_bytes(); return;
       case EBBTIDE_HOST_MARGIN: *bytes = core.budgets.host.margin_bytes(); return;
       case EBBTIDE_PINNED_LIMIT: *bytes = core.budgets.pinned.limit_bytes(); return;
       case EBBTIDE_RESERVE: *bytes = core.rules.overflow.reserve_bytes.load(); return;

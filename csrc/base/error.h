@@ -22,6 +22,7 @@ enum class Cause {
   kDeviceMargin = 7,   // device_margin
   kBackupView = 8,     // somebody looks at a backup
   kLmsLimit = 9,       // the limit of large model support
+  kLmsHostLimit = 10,  // its limit for host memory
 };
 
 class Error : public std::runtime_error {

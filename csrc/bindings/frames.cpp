@@ -304,7 +304,8 @@ FramePointer FrameStack::of_another_task(const Frame& frame) const {
 
 void FrameStack::push(const FramePointer& frame) {
   FirstError error;
-  if (const FramePointer other = of_another_task(*frame)) {
+  // An outermost frame takes over nothing.
+  if (const FramePointer other = frame->is_outermost ? nullptr : of_another_task(*frame)) {
     const std::string message = "another task of this thread is inside " + other->name() +
                                 " and awaits there. Tasks share their thread, so " + frame->name() +
                                 " would take over what that task allocates: don't await inside a region";

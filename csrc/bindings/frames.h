@@ -178,6 +178,7 @@ class FrameStack : public std::enable_shared_from_this<FrameStack> {
   void show(FirstError& error, bool must_succeed);
   void show_from_elsewhere(FirstError& error);
   FramePointer next_with_policy(const FramePointer& frame) const;
+  void put_below(const FramePointer& inner, const ebbtide_thread_policy& policy);
   void apply_policy(const FramePointer& frame);
   void undo_policy(const FramePointer& frame);
 

@@ -33,6 +33,7 @@ _ADVICE = {
     7: "saver.pause(...), saver.configure(device_margin=...), torch_memory_saver.memory_margin_bytes",
     8: "saver.backup_of gave the view",
     9: "ebbtide.lms.limit = ...",
+    10: 'backup="disk", backup=None, saver.trim(), ebbtide.lms.enable(host_limit=...)',
 }
 
 

@@ -8,9 +8,11 @@ Lines are logged when an operation is over and no lock of this package is held, 
 raise, or be interrupted.
 """
 
+import contextlib
 import logging
 import os
 import sys
+import traceback
 import warnings
 from typing import Any
 
@@ -53,7 +55,8 @@ def warn_of(error: BaseException, text: str) -> None:
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except Exception:
-        sys.excepthook(type(error), error, error.__traceback__)
+        with contextlib.suppress(Exception):
+            traceback.print_exception(error)
 
 
 def _has_other_handlers(own: logging.Handler) -> bool:

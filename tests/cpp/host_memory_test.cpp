@@ -226,12 +226,19 @@ TEST_F(HostTree, TheLowerOneOfBothLimitsHoldsAndIsNamed) {
   budget.set_lms_limit(4 * kMiB);
   EXPECT_NE(refusal().find("(limit 4 MiB by large model support, "), std::string::npos) << refusal();
   EXPECT_NE(refusal().find("or change host_limit of large model support"), std::string::npos) << refusal();
-  EXPECT_EQ(budget.limit_bytes(), kUnlimited);
+  EXPECT_EQ(budget.own_limit_bytes(), kUnlimited);
+  EXPECT_EQ(budget.limit_bytes(), 4 * kMiB);
   EXPECT_EQ(budget.available_bytes(), 4 * kMiB);
+  write("/proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable: 2048 kB\n");  // leaves less than that limit
+  EXPECT_NE(refusal().find("(limit 4 MiB by large model support, "), std::string::npos) << refusal();
+  EXPECT_NE(refusal().find("or change host_limit (EBBTIDE_HOST_LIMIT) and host_margin"), std::string::npos)
+      << refusal();
+  write("/proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n");
   budget.set_limit(3 * kMiB);
   EXPECT_NE(refusal().find("(limit 3 MiB by "), std::string::npos) << refusal();
   EXPECT_EQ(refusal().find("large model support"), std::string::npos) << refusal();
   EXPECT_EQ(budget.limit_bytes(), 3 * kMiB);
+  EXPECT_EQ(budget.own_limit_bytes(), 3 * kMiB);
   budget.set_limit(kUnlimited);
   budget.set_lms_limit(kUnlimited);
   EXPECT_EQ(refusal(), "");

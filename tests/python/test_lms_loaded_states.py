@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
-from ebbtide.lms import devices  # noqa: E402
+from ebbtide.lms import devices, loaded_states  # noqa: E402
 from lms_model import MIB, SMALL  # noqa: E402
 from lms_states import TAG, Training, content, extension  # noqa: E402
 
@@ -124,6 +124,41 @@ def test_what_a_wrapper_holds_moves(lms):
     assert _core.find(state["exp_avg"].to_local().data_ptr()).tag == "lms"
     optimizer.step()
     assert _core.find(state["exp_avg"].to_local().data_ptr()).tag == TAG
+
+
+def test_a_parameter_that_a_state_refers_to_stays(lms):
+    """Its moves are those of weights, which are announced apart."""
+
+    class Block:
+        def __init__(self, parameter):
+            self.parameter, self.factor = parameter, torch.zeros(512, 512)
+
+    lms.enable(limit="1GiB", min_size=SMALL)
+    layer = torch.nn.Linear(512, 512)
+    tag = _core.find(layer.weight.data_ptr()).tag
+    optimizer = torch.optim.AdamW(layer.parameters())
+    _, optimizer = train_layer(layer, optimizer, torch.randn(8, 512))
+    optimizer.state[layer.weight].update(
+        same=layer.weight, block=Block(layer.weight), many=[layer.weight], late=torch.zeros(512, 512)
+    )
+    optimizer.step()
+    assert _core.find(layer.weight.data_ptr()).tag == tag
+    assert _core.find(optimizer.state[layer.weight]["late"].data_ptr()).tag == TAG
+
+
+def test_states_that_cannot_move_are_not_looked_through_at_each_step(lms, monkeypatch):
+    lms.enable(limit="1GiB", min_size=SMALL)
+    _, optimizer = train_with_sparse_states()
+    looks = []
+    movable = loaded_states._movable
+    monkeypatch.setattr(loaded_states, "_movable", lambda states: looks.append(1) or movable(states))
+    for _ in range(3):
+        optimizer.step()
+    assert looks == []
+    (state,) = optimizer.state.values()
+    state["momentum_buffer"] = state["momentum_buffer"].to_dense()
+    optimizer.step()
+    assert _core.find(state["momentum_buffer"].data_ptr()).tag == TAG
 
 
 def reload(optimizer):

@@ -98,6 +98,36 @@ def test_steps_of_fake_tensors_are_left_alone(lms):
     assert isinstance(optimizer.state[model.weight]["exp_avg"], fake_tensor.FakeTensor)
 
 
+def test_states_beside_a_lazy_parameter_are_states(lms):
+    lms.enable(limit="64MiB", min_size=SMALL)
+    lazy, weight = torch.nn.UninitializedParameter(), torch.nn.Parameter(torch.randn(512, 512))
+    optimizer = torch.optim.AdamW([lazy, weight])
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert _core.find(optimizer.state[weight]["exp_avg"].data_ptr()).tag == TAG
+
+
+def test_what_a_failed_move_left_unmapped_is_mapped_once_it_is_off(lms):
+    """No later step announces itself."""
+    plain = run(STEADY[:3])
+    training, sim = Training(), Sim()
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        losses = [training.step() for _ in STEADY[:2]]
+        try:
+            k = 1
+            while not _detached():
+                assert k < 40
+                sim.clear_failures()
+                sim.fail("cuMemSetAccess", k, UNKNOWN, 1000)
+                extension().send_states_away(2**62)
+                k += 1
+        finally:
+            sim.clear_failures()
+    assert not _detached()
+    losses.append(training.step())
+    assert (losses, training.result()) == plain
+
+
 def test_threads_with_optimizers_of_their_own(lms):
     def work(training, results, index):
         results[index] = [training.step(512) for _ in range(8)]

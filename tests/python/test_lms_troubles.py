@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from ebbtide import lms as module  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
-from ebbtide.lms import saved_tensors  # noqa: E402
 from lms_model import MIB, SMALL, evict_all, make_model, train  # noqa: E402
 
 pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
@@ -292,14 +291,46 @@ def test_a_thread_that_cannot_start_is_as_it_was(lms, monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't start new thread")
 
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     lms.enable(limit="1GiB")
     own = []
     thread = threading.Thread()
     thread.run = own.append
-    monkeypatch.setattr(saved_tensors, "_start", refuse)
     with pytest.raises(RuntimeError, match="can't start"):
         thread.start()
     assert thread.run == own.append
+    lms.disable()
+    assert threading.Thread.start is refuse
+
+
+def test_what_others_made_of_the_start_of_threads_stays(lms, monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", threading.Thread.start)  # put back at the end
+    started = []
+
+    def hooked():
+        found = []
+        thread = threading.Thread(
+            target=lambda: found.append(torch._C._autograd._top_saved_tensors_default_hooks(True))
+        )
+        thread.start()
+        thread.join()
+        return found[0] is not None
+
+    lms.enable(limit="1GiB")
+    ours = threading.Thread.start
+
+    def theirs(thread):
+        started.append(thread)
+        ours(thread)
+
+    threading.Thread.start = theirs
+    for _ in range(2):
+        assert hooked()
+        lms.disable()
+        assert threading.Thread.start is theirs
+        assert not hooked()
+        lms.enable(limit="1GiB")
+    assert len(started) == 4
 
 
 def test_hooks_go_before_their_thread_ends(lms):

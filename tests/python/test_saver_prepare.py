@@ -1,5 +1,7 @@
 """saver.prepare allocates memory for backups before the pause that needs it."""
 
+import pickle
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -94,7 +96,10 @@ def test_what_is_refused(saver, tag):
         with pytest.raises(ValueError):
             saver.prepare("a/b", wait=wait)
     assert saver.prepare(f"{tag}-unknown", missing_ok=True).bytes == 0
-    assert saver.prepare(f"{tag}-unknown", missing_ok=True, wait=False).wait().bytes == 0
+    done = saver.prepare(f"{tag}-unknown", missing_ok=True, wait=False)
+    assert done.wait().bytes == 0
+    with pytest.raises(TypeError, match="cannot pickle a Preparation"):
+        pickle.dumps(done)
 
 
 def test_where_no_thread_starts_it_is_done_at_once(saver, tag, monkeypatch):

@@ -206,19 +206,22 @@ void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
   const uint64_t room = policy::host_room(memory, policy::sum(holdings(), elsewhere), now);
   if (bytes <= room) return;
   const uint64_t limit = policy::host_limit_in_force(memory, now);
-  const bool is_of_lms = limit == lms_limit_bytes_ && limit < limit_bytes_;
+  const bool is_limit_of_lms = limit == lms_limit_bytes_ && limit < limit_bytes_;
+  // RAM may leave less than that limit does.
+  const bool is_refused_by_lms =
+      is_limit_of_lms && room == saturating_subtract(limit, policy::total(policy::sum(holdings(), elsewhere)));
   const uint64_t held_elsewhere = policy::total(elsewhere);
   throw StoreError(
       cut(purpose, kMostPurposeBytes) + " needs " + format_bytes(bytes) + " of host memory; " + format_bytes(room) +
           " are free for it (limit " + format_bytes(limit) +
-          (is_of_lms ? " by large model support" : by(limit == limit_bytes_, Setting::kHostLimit)) + ", margin " +
+          (is_limit_of_lms ? " by large model support" : by(limit == limit_bytes_, Setting::kHostLimit)) + ", margin " +
           format_bytes(now.margin_bytes) + by(true, Setting::kHostMargin) +
           (held_elsewhere == 0 ? "" : ", other processes of this run hold " + format_bytes(held_elsewhere)) + ")." +
           describe_holders() +
           " Pause less at once, keep backups on disk, or none where the content may go, trim what is unused, or "
           "change " +
-          (is_of_lms ? "host_limit of large model support" : how_to_change_both()),
-      {bytes, room, limit}, Cause::kHostMemory);
+          (is_refused_by_lms ? "host_limit of large model support" : how_to_change_both()),
+      {bytes, room, limit}, is_refused_by_lms ? Cause::kLmsHostLimit : Cause::kHostMemory);
 }
 
 HostCharge HostBudget::charge_once(uint64_t bytes, const std::string& purpose, HostHolder* holder) {
@@ -279,6 +282,11 @@ uint64_t HostBudget::available_bytes() const {
 }
 
 uint64_t HostBudget::limit_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return std::min(limit_bytes_, lms_limit_bytes_);
+}
+
+uint64_t HostBudget::own_limit_bytes() const {
   const std::lock_guard lock(mutex_);
   return limit_bytes_;
 }

@@ -92,11 +92,12 @@ class HostBudget {
 
   uint64_t held_bytes() const;
   uint64_t available_bytes() const;
-  uint64_t limit_bytes() const;  // host_limit
+  uint64_t limit_bytes() const;      // the lower one of both limits
+  uint64_t own_limit_bytes() const;  // host_limit
   uint64_t margin_bytes() const;
   uint64_t ram_bytes() const;
   void set_limit(uint64_t bytes);
-  // Of large model support, beside host_limit: the lower one holds. kUnlimited while it has none.
+  // Of large model support, beside host_limit. kUnlimited while it has none.
   void set_lms_limit(uint64_t bytes);
   void set_margin(uint64_t bytes);
   // Counts the host memory of the other processes of the run, too, and shows them that of this one. Before the first

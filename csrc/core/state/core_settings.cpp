@@ -71,7 +71,7 @@ std::string show_setting(Core& core, Setting setting) {
   switch (setting) {
     case Setting::kDeviceLimit: return text_of(core.budgets.device.own_limit_bytes());
     case Setting::kDeviceMargin: return text_of(core.budgets.device_margin.bytes());
-    case Setting::kHostLimit: return text_of(core.budgets.host.limit_bytes());
+    case Setting::kHostLimit: return text_of(core.budgets.host.own_limit_bytes());
     case Setting::kHostMargin: return text_of(core.budgets.host.margin_bytes());
     case Setting::kPinnedLimit: return text_of(core.budgets.pinned.limit_bytes());
     case Setting::kReserve: return text_of(core.rules.overflow.reserve_bytes.load());

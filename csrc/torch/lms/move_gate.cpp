@@ -21,8 +21,9 @@ MoveGate::MoveGate(const TagMemory& memory, const char* what) : memory_(memory),
 }
 
 void MoveGate::before_fork() {
-  at_fork = newest.load();
-  for (MoveGate* gate = at_fork; gate != nullptr; gate = gate->next_) gate->mutex_.lock();
+  MoveGate* const first = newest.load();
+  for (MoveGate* gate = first; gate != nullptr; gate = gate->next_) gate->mutex_.lock();
+  at_fork = first;  // the oldest one's lock, which all forks take, guards it
 }
 
 void MoveGate::after_fork() {
@@ -39,13 +40,19 @@ void MoveGate::after_fork_in_child() {
 
 void MoveGate::allow(Lock& lock, bool are_allowed) {
   are_moves_allowed_ = are_allowed;
-  if (!are_allowed) moved_.wait(lock, [&] { return !is_moving_; });
+  if (are_allowed) return;
+  moved_.wait(lock, [&] { return !is_moving_; });
+  mend(lock);  // no use announces itself from now on
 }
 
 void MoveGate::wait_for_move(Lock& lock) {
   ++waiting_;
   moved_.wait(lock, [&] { return !is_moving_; });
   --waiting_;
+  mend(lock);
+}
+
+void MoveGate::mend(Lock& lock) {
   if (!is_broken_) return;
   is_moving_ = true;
   lock.unlock();

@@ -28,7 +28,8 @@ class MoveGate {
 
   Lock lock() { return Lock(mutex_); }
 
-  // Whether moves may begin. On return of false none is under way. Call it without the GIL.
+  // Whether moves may begin. On return of false none is under way, and what a failed one left unmapped is mended. Call
+  // it without the GIL. Throws as wait_for_move() does.
   void allow(Lock& lock, bool are_allowed);
   // Before a use begins, and before it reads what it brought: no move is under way then. Call it without the GIL.
   // Throws std::runtime_error if an earlier move left memory that is not mapped, and that can't be mended.
@@ -41,6 +42,7 @@ class MoveGate {
   std::string problem();
 
  private:
+  void mend(Lock& lock);
   bool may_begin() const { return are_moves_allowed_ && !is_moving_ && !is_broken_ && waiting_ == 0; }
   static void before_fork();
   static void after_fork();

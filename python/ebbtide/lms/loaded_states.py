@@ -7,7 +7,7 @@ To look at every state before every step would take too long. So one of them sta
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ebbtide.errors import StateError
 from ebbtide.lms import devices
@@ -18,16 +18,29 @@ from ebbtide.saver.tensors.walk import TensorWalk
 if TYPE_CHECKING:
     import torch
 
+_States: TypeAlias = list[dict[str, Any]]
+
 
 class _Seen:
     """Of one optimizer, when its states were adopted, or could not be."""
 
-    def __init__(self, count: int, first: "torch.Tensor") -> None:
-        self._count, self._first, self._address = count, weakref.ref(first), first.data_ptr()
+    def __init__(self, count: int, states: "_States") -> None:
+        self._count = count
+        movable = next(_movable(states), None)
+        self._find = _tensors if movable is None else _movable  # where nothing can move, any one stands for all
+        self._address = None if movable is None else movable.data_ptr()
+        first = next(self._find(states), None)
+        self._first = None if first is None else weakref.ref(first)
 
-    def holds(self, count: int, first: "torch.Tensor") -> bool:
+    def holds(self, count: int, states: "_States") -> bool:
         """Whether they are still those."""
-        return (self._count, self._address) == (count, first.data_ptr()) and self._first() is first
+        if count != self._count:
+            return False
+        first: Any = next(self._find(states), None)
+        if first is None or self._first is None:
+            return first is self._first
+        is_where_it_was = self._address is None or self._address == first.data_ptr()
+        return self._first() is first and is_where_it_was
 
 
 class LoadedStates:
@@ -43,21 +56,27 @@ class LoadedStates:
 
         states = [state for state in optimizer.state.values() if isinstance(state, dict)]
         count = sum(map(len, states))
-        first = next(_movable(states), None)
         seen = self._seen.get(optimizer)
-        if first is None or (seen is not None and seen.holds(count, first)):
+        if not count or (seen is not None and seen.holds(count, states)):
             return
         tensors = list(_movable(states))
         ordinary = list(filter(device.is_ordinary, tensors))
         if ordinary:
             with contextlib.suppress(StateError, torch.OutOfMemoryError), device.making():
                 adopt_quietly(ordinary, tag=self._tag)
-        self._seen[optimizer] = _Seen(count, first)
+        self._seen[optimizer] = _Seen(count, states)
 
 
-def _movable(states: "list[dict[str, Any]]") -> "Iterator[torch.Tensor]":
+def _tensors(states: "_States") -> "Iterator[torch.Tensor]":
+    import torch
+
+    return (value for state in states for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def _movable(states: "_States") -> "Iterator[torch.Tensor]":
     """The tensors with memory of their own on the device, also inside wrappers such as a DTensor. Most optimizers count
-    their steps in a tensor on the CPU. Sparse states, whose parts are other tensors at each look, stay.
+    their steps in a tensor on the CPU. Sparse states stay, whose parts are other tensors at each look, and what things
+    hold that a state refers to: it may be a parameter.
     """
     import torch
 
@@ -65,7 +84,8 @@ def _movable(states: "list[dict[str, Any]]") -> "Iterator[torch.Tensor]":
     assert backend is not None
     kind = backend.device_type
     walk = TensorWalk("large model support", with_gradients=False)
-    for state in states:
-        for found in walk.find(state):
-            if found.owner.layout is torch.strided and storage_to_move(found.tensor, kind)[1] is not None:
-                yield found.tensor
+    for value in _tensors(states):
+        if value.device.type == kind and value.layout is torch.strided and not isinstance(value, torch.nn.Parameter):
+            for part in (value,) if type(value) is torch.Tensor else walk.walk(value):
+                if part.numel() > 0 and storage_to_move(part, kind)[1] is not None:
+                    yield part

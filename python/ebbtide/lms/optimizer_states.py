@@ -170,7 +170,10 @@ def _counts(extension: Any, optimizer: Any) -> bool:
 
 def _is_fake(optimizer: Any) -> bool:
     """Whether its parameters have no memory, as where a program estimates how much it would take."""
-    first = next((parameter for group in optimizer.param_groups for parameter in group["params"]), None)
+    from torch.nn.parameter import is_lazy
+
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    first = next((parameter for parameter in parameters if not is_lazy(parameter)), None)
     return first is not None and why_without_memory(first) is not None
 
 

@@ -14,7 +14,8 @@ from ebbtide.errors import StateError
 from ebbtide.torch_support.torch_names import find
 
 _hooks = threading.local()  # .installed: this thread's _Installed
-_start = threading.Thread.start
+_following: Any = None  # the extension whose hooks threads get that start now
+_plain_start: Any = None  # what our Thread.start calls, while it is in place
 _hooked_start: Any = None
 
 
@@ -91,7 +92,11 @@ def _innermost() -> Any:
 
 def follow_threads(extension: Any) -> None:
     """Hooks the threads that start from now on."""
-    global _hooked_start
+    global _following, _hooked_start, _plain_start
+    _following = extension
+    plain = threading.Thread.start
+    if plain is _hooked_start:
+        return
 
     def start(self: threading.Thread) -> None:
         run, own = self.run, vars(self).get("run")
@@ -104,21 +109,25 @@ def follow_threads(extension: Any) -> None:
 
         def hooked_run() -> None:
             unhook()
-            install(extension)
+            if _following is not None:
+                install(_following)
             run()
 
-        vars(self)["run"] = hooked_run
+        if _following is not None:
+            vars(self)["run"] = hooked_run
         try:
-            _start(self)
+            plain(self)
         except RuntimeError:  # it did not start. After an interrupt it may have, and finds what it is to run.
             unhook()
             raise
 
-    _hooked_start = start
+    _plain_start, _hooked_start = plain, start
     threading.Thread.start = start  # type: ignore[method-assign]
 
 
 def leave_threads() -> None:
     """Ends `follow_threads`. Somebody else's change of `Thread.start` stays."""
+    global _following
+    _following = None
     if threading.Thread.start is _hooked_start:
-        threading.Thread.start = _start  # type: ignore[method-assign]
+        threading.Thread.start = _plain_start  # type: ignore[method-assign]

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Literal, overload
+from typing import Literal, NoReturn, overload
 
 from ebbtide import _core, driver_choice
 from ebbtide.errors import StateError
@@ -36,6 +36,9 @@ class Preparation:
         self._error: Exception | None = None
         self._process = os.getpid()
         self._thread: threading.Thread | None = None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("cannot pickle a Preparation: it runs in a thread of this process")
 
     @property
     def done(self) -> bool:
