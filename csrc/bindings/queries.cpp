@@ -149,6 +149,25 @@ py::dict stats() {
   return found;
 }
 
+void register_lms_settings(py::module_& module) {
+  module.def(
+      "set_lms_limit",
+      [](uint64_t size_bytes) { call([&](ebbtide_error* error) { return ebbtide_set_lms_limit(size_bytes, error); }); },
+      py::arg("size_bytes"));
+  module.def(
+      "set_lms_host_limit",
+      [](uint64_t size_bytes) {
+        call([&](ebbtide_error* error) { return ebbtide_set_lms_host_limit(size_bytes, error); });
+      },
+      py::arg("size_bytes"));
+  module.def(
+      "leave_torch_to_lms",
+      [](bool is_left) {
+        call([&](ebbtide_error* error) { return ebbtide_leave_torch_to_lms(is_left ? 1 : 0, error); });
+      },
+      py::arg("is_left"));
+}
+
 }  // namespace
 
 void register_queries(py::module_& module) {
@@ -174,22 +193,7 @@ void register_queries(py::module_& module) {
   module.def("query_device", &query_device, py::arg("device"));
   module.def("capabilities", &capabilities, py::arg("device"));
   module.def("reset_peaks", [] { call([](ebbtide_error* error) { return ebbtide_reset_peaks(error); }); });
-  module.def(
-      "set_lms_limit",
-      [](uint64_t size_bytes) { call([&](ebbtide_error* error) { return ebbtide_set_lms_limit(size_bytes, error); }); },
-      py::arg("size_bytes"));
-  module.def(
-      "set_lms_host_limit",
-      [](uint64_t size_bytes) {
-        call([&](ebbtide_error* error) { return ebbtide_set_lms_host_limit(size_bytes, error); });
-      },
-      py::arg("size_bytes"));
-  module.def(
-      "leave_torch_to_lms",
-      [](bool is_left) {
-        call([&](ebbtide_error* error) { return ebbtide_leave_torch_to_lms(is_left ? 1 : 0, error); });
-      },
-      py::arg("is_left"));
+  register_lms_settings(module);
   module.def("set_limit", &set_limit, py::arg("name"), py::arg("size_bytes"));
   module.def("get_limit", &get_limit, py::arg("name"));
   module.def(
