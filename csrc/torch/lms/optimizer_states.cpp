@@ -81,7 +81,6 @@ uint64_t OptimizerStates::bring_back(uint64_t most_bytes) noexcept {
   return moved.bytes;
 }
 
-// What reads memory next that is not mapped can't wait for a step.
 Moved OptimizerStates::demote(uint64_t most_bytes) noexcept {
   Moved moved = memory.demote(most_bytes);
   const Lock lock = gate_.lock();
