@@ -161,20 +161,17 @@ def _counts(extension: Any, optimizer: Any) -> bool:
     wrapper.
     """
     if not extension.is_in_step():
-        return not _is_fake(optimizer)
+        return not _lacks_memory(optimizer)
     if not _outers.open or any(outer.optimizer is optimizer for outer in _outers.open):
         return False
     _outers.open[-1].calls_others = True
     return True
 
 
-def _is_fake(optimizer: Any) -> bool:
-    """Whether its parameters have no memory, as where a program estimates how much it would take."""
-    from torch.nn.parameter import is_lazy
-
+def _lacks_memory(optimizer: Any) -> bool:
+    """Whether no parameter has any, as where a program estimates how much it would take."""
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    first = next((parameter for parameter in parameters if not is_lazy(parameter)), None)
-    return first is not None and why_without_memory(first) is not None
+    return all(why_without_memory(parameter) is not None for parameter in parameters)
 
 
 def _holds_others(optimizer: Any) -> bool:
