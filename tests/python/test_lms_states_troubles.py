@@ -114,13 +114,7 @@ def test_what_a_failed_move_left_unmapped_is_mapped_once_it_is_off(lms):
     with lms.enable(limit="1GiB", min_size=SMALL):
         losses = [training.step() for _ in STEADY[:2]]
         try:
-            k = 1
-            while not _detached():
-                assert k < 40
-                sim.clear_failures()
-                sim.fail("cuMemSetAccess", k, UNKNOWN, 1000)
-                extension().send_states_away(2**62)
-                k += 1
+            _fail_midway(sim)
         finally:
             sim.clear_failures()
     assert not _detached()
@@ -217,14 +211,7 @@ def test_states_that_no_address_reaches_stop_the_step(lms):
     loss = training.forward()
     loss.backward()
     try:
-        # Each of the copies in the host's memory is mapped once; then everything fails.
-        k = 1
-        while not _detached():
-            assert k < 40
-            sim.clear_failures()
-            sim.fail("cuMemSetAccess", k, UNKNOWN, 1000)
-            extension().send_states_away(2**62)
-            k += 1
+        _fail_midway(sim)
         with pytest.raises(RuntimeError, match=r"not mapped since a move failed: .*cuMemSetAccess"):
             training.optimizer.step()
         assert not extension().is_in_step()
@@ -237,6 +224,18 @@ def test_states_that_no_address_reaches_stop_the_step(lms):
 
 def _detached():
     return _core.query_tag(TAG).detached_bytes
+
+
+def _fail_midway(sim):
+    """A move that leaves states unmapped. What would map them fails from then on."""
+    # Each of the copies in the host's memory is mapped once; then everything fails.
+    k = 1
+    while not _detached():
+        assert k < 40
+        sim.clear_failures()
+        sim.fail("cuMemSetAccess", k, UNKNOWN, 1000)
+        extension().send_states_away(2**62)
+        k += 1
 
 
 def test_copies_that_fail_in_training(lms):
