@@ -30,8 +30,10 @@ def main() -> None:
 
 
 def name_of(origin: dict[str, Any], is_small: bool) -> str:
-    """Such as bench-h200."""
-    device = "simulated" if origin["driver"] == "sim" else origin["device"].split()[-1].lower()
+    """Such as bench-h200: of "NVIDIA H100 80GB HBM3" the first word with a digit."""
+    words = origin["device"].lower().split()
+    model = next((word for word in words if any(map(str.isdigit, word))), words[-1])
+    device = "simulated" if origin["driver"] == "sim" else model
     return f"bench-{device}{'-small' if is_small else ''}"
 
 
