@@ -3,7 +3,6 @@
 #include <atomic>
 #include <climits>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <string>
 #include <system_error>
@@ -19,7 +18,13 @@ namespace {
 
 enum class Choice { kVariable, kKeep, kDrop };
 constinit std::atomic<Choice> retain_choice{Choice::kVariable};
-constinit std::atomic<const char*> chosen_directory{nullptr};  // an absolute path; leaked on purpose
+
+// Never freed, since other threads may read any of them: so each knows the one before.
+struct ChosenDirectory {
+  std::string path;  // absolute
+  const ChosenDirectory* before;
+};
+constinit std::atomic<const ChosenDirectory*> chosen_directory{nullptr};
 
 void configure(const char* call, const char* setting, const char* value) noexcept {
   ebbtide_error error = EBBTIDE_ERROR_INIT;
@@ -36,7 +41,9 @@ void choose_directory(const char* call, const char* directory) noexcept {
   try {
     std::error_code ignored;
     const std::string full = std::filesystem::absolute(directory, ignored).string();
-    chosen_directory.store(::strdup(full.empty() ? directory : full.c_str()));
+    auto* const chosen = new ChosenDirectory{full.empty() ? directory : full, chosen_directory.load()};
+    while (!chosen_directory.compare_exchange_weak(chosen->before, chosen)) {
+    }
   } catch (...) {
     // No memory for the path: the folder is used, and not made again should it vanish.
   }
@@ -59,15 +66,15 @@ void use_disk_directory() noexcept {
 }
 
 void remake_disk_directory() noexcept {
-  const char* const chosen = chosen_directory.load();
+  const ChosenDirectory* const chosen = chosen_directory.load();
   char in_force[PATH_MAX];
   if (chosen == nullptr ||
       ebbtide_get_setting("disk_directory", in_force, sizeof in_force, nullptr, nullptr) != EBBTIDE_OK ||
-      std::strcmp(chosen, in_force) != 0)
+      chosen->path != in_force)
     return;
   try {
     std::error_code ignored;
-    std::filesystem::create_directories(chosen, ignored);
+    std::filesystem::create_directories(chosen->path, ignored);
   } catch (...) {
     // No memory for the path: the backup says that there is no folder.
   }

@@ -34,9 +34,9 @@ struct Core {
   // Null before the first use of instance().
   static Core* instance_if_made() noexcept;
 
+  Budgets budgets;  // outlives what was charged
   Registry registry;
   CaptureGate capture_gate;
-  Budgets budgets;
   HostPool host_pool{budgets.host};
   Rules rules;
   EnginePool engines{budgets.host, budgets.pinned};
