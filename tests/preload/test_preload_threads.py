@@ -234,6 +234,24 @@ def test_tms_disk_backups_go_to_its_folder(clients: Clients, tmp_path: Path) -> 
     assert run(clients, ON_DISK, str(other), EBBTIDE_DISK_DIRECTORY=str(other), **settings) == expected
 
 
+@pytest.mark.parametrize(
+    ("settings", "files"),
+    [
+        (TMS_DISK, "named"),  # TMS's users look for them
+        ({**TMS_DISK, "EBBTIDE_DISK_FILES": "hidden"}, "hidden"),
+        ({"TMS_INIT_ENABLE": "1"}, "hidden"),
+        ({"TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1"}, "hidden"),
+        ({"TMS_INIT_ENABLE_DISK_BACKUP": "1"}, "hidden"),  # TMS's variables say nothing of the program
+        ({**ON, "EBBTIDE_BACKUP": "disk"}, "hidden"),
+    ],
+)
+def test_which_backups_have_files_with_names(
+    clients: Clients, tmp_path: Path, settings: dict[str, str], files: str
+) -> None:
+    ask = 'take_by(torch.take, 2 * MIB)\nprint(_core.get_setting("disk_files").decode())'
+    assert run(clients, ask, EBBTIDE_DISK_DIRECTORY=str(tmp_path), **settings) == f"{files}\n"
+
+
 def test_a_tms_folder_that_no_pause_could_use_is_said_at_the_start(clients: Clients, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     missing = tmp_path / "file" / "missing"
