@@ -359,13 +359,17 @@ def test_a_lost_stderr_harms_nothing(run_python_with_torch, driver_name):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_logs_by_itself(run_python_with_torch, driver_name):
-    """Also if another thread of the parent was logging at the fork."""
+    """Also if another thread of the parent was logging at the fork. It rests now and then: who fills a pipe faster than
+    it is read keeps others from writing.
+    """
     after = """
-    import os, signal, sys, threading
+    import os, signal, sys, threading, time
     from ebbtide import errors, logs
     def chatter():
         while True:
-            logs.log(logging.DEBUG, "x"), logs.log(logging.ERROR, "of debug")
+            for _ in range(50):
+                logs.log(logging.DEBUG, "x"), logs.log(logging.ERROR, "of debug")
+            time.sleep(0.005)
     threading.Thread(target=chatter, daemon=True).start()
     for _ in range(20):
         child = os.fork()
