@@ -89,11 +89,12 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False, *, retained: bool 
         writable: True states that you mean to write. torch has no read-only tensors, so a write has the same effect
             either way.
         retained: True also shows the backup of a resident tensor, if a resume retained it (`retain=True`, or a pinned
-            backup): its bytes as they were when it was paused last, at the same address as then. Such a view does not
-            keep a resume from retaining the backup, and the next pause refreshes its bytes where they are. While that
-            pause runs they are of no use. If it is told another kind of backup, or if an ordinary view lives as well,
-            it makes another backup, and this view stays with the old one. A write into the view of a resident tensor
-            reaches nothing: the next pause overwrites it.
+            backup): its bytes as they were when it was paused last, at the same address as then (of a tensor that was
+            made or adopted since: those of what lay there before). Such a view does not keep a resume from retaining
+            the backup, and the next pause refreshes its bytes where they are. While that pause runs they are of no
+            use. If it is told another kind of backup, or if an ordinary view lives as well, it makes another backup,
+            and this view stays with the old one. A write into the view of a resident tensor reaches nothing: the next
+            pause overwrites it.
 
     Raises:
         TypeError: not a tensor with plain strided memory.
