@@ -6,7 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
+#include <new>
 #include <string>
+#include <utility>
 
 #include "base/settings.h"
 #include "sim/entry.h"
@@ -15,8 +18,9 @@
 namespace ebbtide::sim {
 namespace {
 
-// Far more than any test creates in one process. Offsets are never reused.
+// Far more than any test creates in one process.
 constexpr off_t kBackingBytes = 1ll << 50;
+constexpr uint64_t kMostKeptBytes = 64 << 20;
 
 uint64_t capacity_from_environment() { return read_number(Setting::kSimCapacity).value_or(kDefaultCapacity); }
 
@@ -40,6 +44,26 @@ bool make_long(int fd) {
   return is_long;
 }
 
+void punch(int fd, uint64_t offset, uint64_t size_bytes) noexcept {
+  fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(size_bytes));
+}
+
+bool has_pages(int fd, uint64_t offset, uint64_t size_bytes) noexcept {
+  const off_t found = lseek(fd, static_cast<off_t>(offset), SEEK_DATA);
+  return found >= 0 && static_cast<uint64_t>(found) < offset + size_bytes;
+}
+
+// Through a mapping, to which no limit on the size of files applies.
+bool clear(int fd, uint64_t offset, uint64_t size_bytes) noexcept {
+  if (!has_pages(fd, offset, size_bytes)) return true;
+  void* const mapping =
+      mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, static_cast<off_t>(offset));
+  if (mapping == MAP_FAILED) return false;
+  std::memset(mapping, 0, size_bytes);
+  munmap(mapping, size_bytes);
+  return true;
+}
+
 }  // namespace
 
 std::shared_ptr<Backing> Backing::make(const char* name) {
@@ -52,17 +76,41 @@ std::shared_ptr<Backing> Backing::make(const char* name) {
   return std::make_shared<Backing>(fd);
 }
 
+Backing::Backing(int file) : fd(file), owner_(getpid()) {}
+
 Backing::~Backing() { close(fd); }
 
+bool Backing::is_own() const { return getpid() == owner_; }
+
+uint64_t Backing::take(uint64_t size_bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto kept = kept_.find(size_bytes);
+  if (kept != kept_.end()) {
+    const uint64_t offset = kept->second;
+    kept_.erase(kept);
+    kept_bytes_ -= size_bytes;
+    if (clear(fd, offset, size_bytes)) return offset;
+    punch(fd, offset, size_bytes);
+  }
+  return std::exchange(next_offset, next_offset + size_bytes);
+}
+
+void Backing::give_back(uint64_t offset, uint64_t size_bytes) noexcept try {
+  const std::lock_guard lock(mutex_);
+  if (kept_bytes_ + size_bytes > kMostKeptBytes) return punch(fd, offset, size_bytes);
+  kept_.emplace(size_bytes, offset);
+  kept_bytes_ += size_bytes;
+} catch (const std::bad_alloc&) {
+  punch(fd, offset, size_bytes);
+}
+
 PhysicalBlock::PhysicalBlock(std::shared_ptr<Backing> file, uint64_t size_bytes, CUmemLocation where, uint64_t handle)
-    : backing(std::move(file)), offset(backing->next_offset), size(size_bytes), location(where), id(handle) {
-  backing->next_offset += size;
+    : backing(std::move(file)), offset(backing->take(size_bytes)), size(size_bytes), location(where), id(handle) {
   backing->used_bytes += size;
 }
 
 PhysicalBlock::~PhysicalBlock() {
-  fallocate(backing->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-            static_cast<off_t>(size));
+  backing->give_back(offset, size);
   backing->used_bytes -= size;
 }
 
@@ -70,9 +118,15 @@ PhysicalMemory::PhysicalMemory() { reset(); }
 
 void PhysicalMemory::reset() {
   handles_.clear();
-  devices_.clear();
-  host_ = nullptr;
+  for (auto& [device, state] : devices_)
+    state = Device{.capacity = capacity_from_environment(), .backing = reusable(state.backing)};
+  host_ = reusable(host_);
   set_device_count(device_count_from_environment());
+}
+
+// Files of which nothing is in use stay, with the pages that they keep.
+std::shared_ptr<Backing> PhysicalMemory::reusable(const std::shared_ptr<Backing>& backing) {
+  return backing.use_count() == 1 && backing->is_own() ? backing : nullptr;
 }
 
 void PhysicalMemory::set_device_count(int count) {

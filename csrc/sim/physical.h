@@ -1,18 +1,20 @@
 // Physical memory: blocks of a sparse file.
 //
-// - Every device has one memfd, and the host has another. Offsets only grow. A block's pages are punched out when its
-//   last holder (a handle, a mapping, a running copy) releases it, so fresh memory reads as zeros, as on the real
-//   device.
+// - Every device has one memfd, and the host has another. Fresh memory reads as zeros, as on the real device. A block's
+//   pages go when its last holder (a handle, a mapping, a running copy) releases it. Some of them are kept, and cleared
+//   when a block of that size is made: the system takes ten times as long to give new ones.
 // - Bytes are moved with pread and pwrite, never through an address, so no copy can fault, whatever is mapped
 //   meanwhile.
 #pragma once
 
 #include <cuda.h>
+#include <sys/types.h>
 
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 
 namespace ebbtide::sim {
 
@@ -22,14 +24,26 @@ constexpr int kMaxDevices = 64;
 
 struct Backing {
   static std::shared_ptr<Backing> make(const char* name);
-  explicit Backing(int file) : fd(file) {}
+  explicit Backing(int file);
   ~Backing();
   Backing(const Backing&) = delete;
   Backing& operator=(const Backing&) = delete;
 
+  // Where the pages of a new block lie, all of them zeros.
+  uint64_t take(uint64_t size_bytes);
+  void give_back(uint64_t offset, uint64_t size_bytes) noexcept;
+  // Whether it is not the parent's of this process.
+  bool is_own() const;
+
   const int fd;
   uint64_t next_offset = 0;
   std::atomic<uint64_t> used_bytes{0};
+
+ private:
+  std::mutex mutex_;                        // a copy gives back without the simulator's lock
+  std::multimap<uint64_t, uint64_t> kept_;  // offsets, by size
+  uint64_t kept_bytes_ = 0;
+  const pid_t owner_;
 };
 
 struct PhysicalBlock {
@@ -82,6 +96,8 @@ class PhysicalMemory {
     uint64_t foreign_bytes = 0;
     std::shared_ptr<Backing> backing;
   };
+
+  static std::shared_ptr<Backing> reusable(const std::shared_ptr<Backing>& backing);
 
   int device_count_ = 1;
   std::map<int, Device> devices_;

@@ -19,9 +19,9 @@ _EVENTS: dict[Kind, tuple[str, str]] = {
 class HookedOperation(_core.Scope):
     """Runs the before-hooks, then the block, then the after-hooks.
 
-    Where there are hooks, it asks the core first which tags would move. That waits for what other operations do with the
-    tags, and where the core refuses them, no hook runs. Nothing is held while hooks run, so that they may use the tags:
-    a claim would make them wait for themselves.
+    Where there are hooks, it asks the core first which tags would move. That waits for what other operations do with
+    the tags, and where the core refuses them, no hook runs. Nothing is held while hooks run, so that they may use the
+    tags: a claim would make them wait for themselves.
 
     Each before-hook that ran is answered once, however the block ends. If it succeeds, the after-hooks of its action
     run. If it fails, the after-hooks that match the tag's state run instead. A tag that was left midway gets none: the
