@@ -43,6 +43,12 @@ bool may_leave(const at::Tensor& tensor) {
   return rules().is_on.load(std::memory_order_relaxed) && is_large(tensor) && is_ours(tensor.storage());
 }
 
+// A node that saves its own output is handed the output itself: kept as it is, the node would keep itself for ever.
+// torch puts the node back as it unpacks. A leaf has none.
+at::Tensor without_node(const at::Tensor& tensor) {
+  return !tensor.defined() || tensor.is_leaf() ? tensor : tensor.tensor_data();  // with the same version counter
+}
+
 std::string describe_change(c10::ScalarType type, c10::IntArrayRef sizes, uint32_t version, uint32_t expected) {
   std::ostringstream text;
   text << "one of the variables needed for gradient computation has been modified by an inplace operation: [torch."
@@ -71,7 +77,7 @@ Packed::Packed(const at::Tensor& tensor) : has_version_(tensor.defined() && !ten
     saved_version_ = version_.current_version();
   }
   if (!tensor.defined() || !may_leave(tensor)) {
-    kept_ = tensor;
+    kept_ = without_node(tensor);
     is_weight_ = tensor.defined() && rules().is_on.load(std::memory_order_relaxed) && is_large(tensor) &&
                  Weights::instance().is_weight(tensor.storage());
     return;

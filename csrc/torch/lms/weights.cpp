@@ -122,8 +122,10 @@ void Weights::begin_use(const void* user, UseKind kind, const std::vector<const 
     {
       const Lock lock = gate_.lock();
       if (kind != UseKind::kWrite) expects_backward_ = at::GradMode::is_enabled();
-      auto& pinned = uses_[thread].back().units;
-      for (const auto& unit : units) pinned.push_back(unit.sequence);
+      auto& own = uses_[thread];
+      // Another thread has switched moves off and on meanwhile, which ended all uses.
+      if (own.empty()) own.push_back({user, kind, {}});
+      for (const auto& unit : units) own.back().units.push_back(unit.sequence);
       note_used(units);
     }
     if (brings) bring(units);

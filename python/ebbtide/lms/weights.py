@@ -18,6 +18,7 @@ from ebbtide.errors import StateError
 from ebbtide.lms import devices
 from ebbtide.lms.streaming.host_ranges import GRADIENTS as TAG_OF_GRADIENTS
 from ebbtide.lms.streaming.host_ranges import WEIGHTS as TAG
+from ebbtide.locks import make_lock
 from ebbtide.saver.adoption.storage_movers import Mover, make_mover
 from ebbtide.saver.operations.trim import trim_quietly
 from ebbtide.saver.pools import backends, captures
@@ -41,6 +42,7 @@ class _State:
 
 
 _now = _State()
+_following = make_lock()  # between the end of LMS and a thread that is about to follow the uses of weights
 
 
 def install(extension: Any, device: devices.Device) -> None:
@@ -63,22 +65,23 @@ def install(extension: Any, device: devices.Device) -> None:
     extension.allow_gradient_homes(True)
     _now.hooks.append(module.register_module_parameter_registration_hook(_on_registration))
     _follow_conversions()
-    _follow_uses()
+    _follow_uses(extension)
 
 
 def remove(extension: Any) -> None:
     """Ends `install`. Weights come back as far as there is room; the others stay on the host, where they can be used.
     Every step can be done again.
     """
-    _now.extension = None
-    while _now.hooks:
-        _now.hooks[-1].remove()
-        _now.hooks.pop()
-    if _now.layers is not None:
-        _now.layers.restore()
-        _now.layers.end_pass()
-    _now.are_uses_told, _now.told = False, None
-    _leave_conversions()
+    with _following:
+        _now.extension = None
+        while _now.hooks:
+            _now.hooks[-1].remove()
+            _now.hooks.pop()
+        if _now.layers is not None:
+            _now.layers.restore()
+            _now.layers.end_pass()
+        _now.are_uses_told, _now.told = False, None
+        _leave_conversions()
     extension.allow_gradient_homes(False)
     _trim()
     if extension.weight_statistics()["weight_host_bytes"] > 0:
@@ -89,15 +92,16 @@ def remove(extension: Any) -> None:
 def forget_shortage() -> None:
     """Under a new limit, weights return if there is room, and gradients stay where they are made."""
     _now.may_return = True
-    if _now.extension is not None:
-        _now.extension.forget_weight_shortage()
-        _now.extension.allow_gradient_homes(True)  # anew: without those that there are
+    if (extension := _now.extension) is not None:
+        extension.forget_weight_shortage()
+        extension.allow_gradient_homes(True)  # anew: without those that there are
         _trim_gradients()
 
 
 def release_homes() -> None:
     """Releases what torch caches of homes that it got back, of parameters that are gone."""
-    if _now.extension is not None and _now.extension.have_homes_gone():
+    extension = _now.extension
+    if extension is not None and extension.have_homes_gone():
         _trim_gradients()
 
 
@@ -153,19 +157,20 @@ def _adopt(parameters: list[Any]) -> None:
     """Gives them memory of the tag, as far as that is LMS's own now and nobody but the parameter may know its address:
     one that has a view, is saved by a graph, or was lent to another library stays.
     """
-    if _now.extension is None or backends.is_forked_child():
+    extension = _now.extension  # once: another thread may switch LMS off at any moment
+    if extension is None or backends.is_forked_child():
         return
-    chosen = [parameter for parameter in parameters if _is_to_adopt(parameter)]
+    chosen = [parameter for parameter in parameters if _is_to_adopt(parameter, extension)]
     if not chosen:
         return
     release_homes()
     _move(chosen, TAG, make_mover(chosen[0].device.type), trims=True)
     for parameter in chosen:
-        _follow_gradient(parameter)
-    _follow_uses()
+        _follow_gradient(parameter, extension)
+    _follow_uses(extension)
 
 
-def _follow_gradient(parameter: Any) -> None:
+def _follow_gradient(parameter: Any, extension: Any) -> None:
     """Also of one that is frozen now."""
     can_have_one = parameter.is_floating_point() or parameter.is_complex()
     if _is_followed(parameter) or not can_have_one or parameter.is_inference():
@@ -173,7 +178,7 @@ def _follow_gradient(parameter: Any) -> None:
     needs_gradient = parameter.requires_grad
     parameter.requires_grad_(True)  # torch refuses the hook otherwise
     try:
-        parameter.register_post_accumulate_grad_hook(_GradientHook(_now.extension))
+        parameter.register_post_accumulate_grad_hook(_GradientHook(extension))
     finally:
         parameter.requires_grad_(needs_gradient)
 
@@ -197,10 +202,10 @@ def _move(tensors: list[Any], tag: str, mover: Mover, trims: bool) -> None:
             mover.finish()
 
 
-def _is_to_adopt(parameter: Any) -> bool:
+def _is_to_adopt(parameter: Any, extension: Any) -> bool:
     import torch
 
-    if not isinstance(parameter, torch.nn.Parameter) or not _now.extension.may_be_weight(parameter):
+    if not isinstance(parameter, torch.nn.Parameter) or not extension.may_be_weight(parameter):
         return False
     address = parameter.data_ptr()
     if _now.tried.get(id(parameter)) == address:
@@ -269,19 +274,25 @@ def _send_gradient_home(owner: int, parameter: Any) -> None:
 # --- who uses them ---
 
 
-def _follow_uses() -> None:
+def _follow_uses(extension: Any) -> None:
     """Hooks every module, once there are weights that may move: torch calls a module faster without hooks."""
+    if not _now.are_uses_told and _core.query_tag(TAG) is not None:
+        with _following:
+            if _now.extension is extension and not _now.are_uses_told:  # another thread may have ended LMS
+                _hook_modules()
+
+
+def _hook_modules() -> None:
     from torch.nn.modules import module
 
-    if not _now.are_uses_told and _core.query_tag(TAG) is not None:
-        # torch.compile says that hooks of modules are called once more, which is what ours are for.
-        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
-        told = _Told()
-        _now.told = told  # from here on no others, also those that an interrupt left in torch's list and not in ours
-        _now.hooks.append(module.register_module_forward_pre_hook(told.before_forward))
-        _now.hooks.append(module.register_module_forward_hook(told.after_forward, always_call=True))
-        _layers().replace()
-        _now.are_uses_told = True
+    # torch.compile says that hooks of modules are called once more, which is what ours are for.
+    warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
+    told = _Told()
+    _now.told = told  # from here on no others, also those that an interrupt left in torch's list and not in ours
+    _now.hooks.append(module.register_module_forward_pre_hook(told.before_forward))
+    _now.hooks.append(module.register_module_forward_hook(told.after_forward, always_call=True))
+    _layers().replace()
+    _now.are_uses_told = True
 
 
 class _Told:
@@ -299,38 +310,39 @@ class _Told:
 def _before_forward(module: Any) -> None:
     import torch
 
-    if torch.compiler.is_compiling() or _now.extension is None or backends.is_forked_child():
+    extension = _now.extension
+    if torch.compiler.is_compiling() or extension is None or backends.is_forked_child():
         return
     parameters, modules = vars(module).get("_parameters"), vars(module).get("_modules")
     if not isinstance(parameters, dict) or not isinstance(modules, dict):
         return  # TorchScript's, whose parameters no hook sees
     if (compiled := modules.get("_orig_mod")) is not None:  # what torch.compile made of it calls no hook inside
         parameters = dict(compiled.named_parameters())
-    _begin_outermost()
+    _begin_outermost(extension)
     uses_copies = not torch.is_grad_enabled() and _layers().serve(module)
-    if others := _now.extension.begin_use(id(module), parameters, not uses_copies):
+    if others := extension.begin_use(id(module), parameters, not uses_copies):
         _adopt(others)
     if uses_copies and _now.may_return and _is_on_host(parameters["weight"]) and not captures.is_capturing():
         _now.may_return = False  # once for each limit: what finds no room would only leave again
         assert _now.device is not None
         _now.device.trim()
-        _now.extension.bring_weights_back(_core.UNLIMITED)
+        extension.bring_weights_back(_core.UNLIMITED)
 
 
-def _begin_outermost() -> None:
+def _begin_outermost(extension: Any) -> None:
     """Where no other module's call is under way in this thread, no use of one is, nor a pass. A KeyboardInterrupt
     leaves them open, since torch calls no hook then.
     """
     import torch
 
-    if _now.extension.module_depth():
+    if extension.module_depth():
         calls, frame = 0, sys._getframe()
         while frame is not None and calls < 2:
             calls += frame.f_code is torch.nn.Module._call_impl.__code__
             frame = frame.f_back  # type: ignore[assignment]
         if calls != 1:  # none: somebody has replaced what calls modules
             return
-        _now.extension.end_module_uses()
+        extension.end_module_uses()
     _layers().end_pass()
 
 
@@ -339,7 +351,8 @@ def _after_forward(module: Any) -> None:
 
     if torch.compiler.is_compiling():
         return
-    if _now.extension is None or _now.extension.end_use(id(module)):
+    extension = _now.extension
+    if extension is None or extension.end_use(id(module)):
         _layers().end_pass()
 
 
@@ -349,4 +362,5 @@ def _layers() -> Any:
 
 
 def _is_on_host(parameter: Any) -> bool:
-    return _now.extension is not None and not backends.is_forked_child() and _now.extension.is_on_host(parameter)
+    extension = _now.extension
+    return extension is not None and not backends.is_forked_child() and extension.is_on_host(parameter)
