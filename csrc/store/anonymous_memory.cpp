@@ -41,6 +41,8 @@ AnonymousMemory AnonymousMemory::map(size_t size_bytes) {
   const auto start = round_up(reinterpret_cast<uintptr_t>(mapping), kHugePage);
   auto* bytes = reinterpret_cast<std::byte*>(start);
   ::madvise(bytes, size_bytes, MADV_HUGEPAGE);  // only advice: if it is refused, small pages are used
+  // A forked child would keep what this process gives back or overwrites, uncounted.
+  ::madvise(mapping, mapping_bytes, MADV_DONTFORK);
   return {mapping, mapping_bytes, bytes, size_bytes};
 }
 

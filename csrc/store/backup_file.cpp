@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/private_files.h"
 #include "base/text.h"
 #include "store/aligned_bytes.h"
 #include "store/closing_files.h"
@@ -130,17 +132,19 @@ BackupFile::~BackupFile() {
   if (is_made_) {
     close_later(file_, is_mapped_ ? 0 : size_bytes_, *calls_);
   } else {
-    calls_->close(file_);
+    PrivateFiles::instance().close(file_, [&] { calls_->close(file_); });
   }
 }
 
 void BackupFile::open_nameless() {
-  file_ = calls_->open(place_.directory.c_str(), O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
-  if (file_ < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {
-    std::string name = place_.directory + "/ebbtide-XXXXXX";
-    file_ = ::mkostemp(name.data(), O_CLOEXEC);
-    if (file_ >= 0) ::unlink(name.c_str());
-  }
+  std::string name = place_.directory + "/ebbtide-XXXXXX";
+  file_ = PrivateFiles::instance().open([&] {
+    const int file = calls_->open(place_.directory.c_str(), O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
+    if (file >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return file;
+    const int named = ::mkostemp(name.data(), O_CLOEXEC);
+    if (named >= 0) ::unlink(name.c_str());
+    return named;
+  });
   if (file_ < 0) throw_not_opened(errno);
 }
 
@@ -246,6 +250,7 @@ void BackupFile::read(size_t offset, std::byte* bytes, size_t size_bytes) const 
     const ssize_t count = calls_->pread(file_, bytes + done, size_bytes - done, static_cast<off_t>(offset + done));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) throw_error("pread", errno);
+    if (count == 0) throw_truncated();
     done += moved_bytes(static_cast<size_t>(count), "pread");
   }
 }
@@ -259,11 +264,20 @@ void BackupFile::punch(size_t offset, size_t size_bytes) const noexcept {
 }
 
 std::byte* BackupFile::map() const {
+  struct stat found{};
+  if (::fstat(file_, &found) == 0 && found.st_size < static_cast<off_t>(size_bytes_)) throw_truncated();
   // Writable: torch has no read-only tensors, and nothing could catch a write to read-only pages.
   void* mapping = ::mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
   if (mapping == MAP_FAILED) throw_error("mmap", errno);
   is_mapped_ = true;
   return static_cast<std::byte*>(mapping);
+}
+
+void BackupFile::throw_truncated() const {
+  throw StoreError("the file of a backup in " + shown(place_.directory) +
+                       " is shorter than the backup: somebody truncated it, and what it held is lost. Free the memory "
+                       "that it is of, trim the tag, and load the content anew",
+                   {size_bytes_, 0, kUnlimited}, Cause::kDiskDirectory);
 }
 
 void BackupFile::throw_error(const char* call, int error) const {

@@ -13,6 +13,8 @@
 // A file that holds one backup: of fixed size, its space claimed when it is created. It has no name unless the user
 // wants to see it (named_file.h).
 //
+// A forked child closes its descriptors (base/private_files.h): it would keep the space of a parent that is gone.
+//
 // Relied on: an unlinked file is freed with its last descriptor, also when the process is killed. Later reads through a
 // mapping see what O_DIRECT writes, and the reverse: the kernel first writes out and drops the pages of the range.
 namespace ebbtide {
@@ -81,6 +83,7 @@ class BackupFile {
   size_t moved_bytes(size_t count, const char* call) const;
   [[noreturn]] void throw_error(const char* call, int error) const;
   [[noreturn]] void throw_not_opened(int error) const;
+  [[noreturn]] void throw_truncated() const;
 
   DiskPlace place_;
   size_t size_bytes_;

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/private_files.h"
 #include "store/backup_file.h"
 
 namespace ebbtide {
@@ -21,7 +22,7 @@ struct ClosingFile {
   void close() const noexcept {
     if (free_bytes > 0)
       calls->fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(free_bytes));
-    calls->close(file);
+    PrivateFiles::instance().close(file, [&] { calls->close(file); });
   }
 };
 
@@ -55,7 +56,6 @@ void close_all(ClosingFiles& closing) noexcept {
 
 bool try_close_later(const ClosingFile& file) noexcept {
   ClosingFiles& closing = closing_files();
-  if (::getpid() != closing.process) return false;
   const std::lock_guard lock(closing.mutex);
   try {
     closing.files.push_back(file);
@@ -76,6 +76,7 @@ bool try_close_later(const ClosingFile& file) noexcept {
 }  // namespace
 
 void close_later(int file, size_t free_bytes, const FileCalls& calls) noexcept {
+  if (::getpid() != closing_files().process) return;  // it was closed at the fork
   const ClosingFile closing = {file, free_bytes, &calls};
   if (!try_close_later(closing)) closing.close();
 }

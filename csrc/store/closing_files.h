@@ -12,9 +12,8 @@ namespace ebbtide {
 
 struct FileCalls;
 
-// Closes the file in the background, or at once if the system starts no thread and in the child of a fork, which has
-// none. Frees the first free_bytes of it before that, even if another process (a child that was forked meanwhile) has a
-// descriptor.
+// Closes a private file in the background, or at once if the system starts no thread. In the child of a fork, which has
+// closed it, it does nothing. Frees the first free_bytes of it before that, whoever else has a mapping of it.
 void close_later(int file, size_t free_bytes, const FileCalls& calls) noexcept;
 // Waits until no file is left to close.
 void wait_until_closed() noexcept;

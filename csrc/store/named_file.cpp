@@ -17,6 +17,7 @@
 #include <set>
 #include <string_view>
 
+#include "base/private_files.h"
 #include "base/scope_exit.h"
 #include "store/backup_file.h"
 
@@ -128,7 +129,7 @@ FileName::FileName(std::string path) : path_(std::move(path)) {
 
 FileName::~FileName() {
   if (path_.empty() || !is_own_process()) return;
-  ::unlink(path_.c_str());
+  if (::unlink(path_.c_str()) != 0 && errno != ENOENT) return;  // the exit tries again
   NamedFiles& files = named_files();
   const std::lock_guard lock(files.mutex);
   files.living.erase(path_);
@@ -139,13 +140,14 @@ int open_named(const std::string& directory, const FileCalls& calls, FileName& n
   sweep(directory);
   for (int tries = 0; tries < kTries; ++tries) {
     const std::string path = next_path(directory);
-    const int file = calls.open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    const int file = PrivateFiles::instance().open(
+        [&] { return calls.open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600); });
     if (file < 0 && errno == EEXIST) continue;
     if (file < 0) return file;
     name = FileName(path);
     // Another process may have taken it for one that nobody has, until it was locked.
     if ((::flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) && has_name(file)) return file;
-    calls.close(file);
+    PrivateFiles::instance().close(file, [&] { calls.close(file); });
   }
   errno = EEXIST;
   return -1;

@@ -168,10 +168,11 @@ def _number_as_text(setting: Setting, value: object, label: str, takes_text: boo
             return str(int(value))
         raise TypeError(f"{label} must be True or False, not {value!r}")
     if isinstance(value, int) and not isinstance(value, bool):
-        return str(max(-_BEYOND_ANY_SIZE, min(value, _BEYOND_ANY_SIZE)))  # more digits may be an error of Python's
+        # More digits may be an error of Python's, and a subclass may be shown in another way.
+        return str(max(-_BEYOND_ANY_SIZE, min(int(value), _BEYOND_ANY_SIZE)))
     if setting.kind == "fraction":
         if isinstance(value, float):
-            return repr(value)
+            return float.__repr__(value)
         raise TypeError(f"{label} must be a number from 0 to 1, not {value!r}")
     what = 'a size like "16GiB" or an int of bytes' if setting.kind == "size" else "a whole number"
     raise TypeError(f"{label} must be {what}, not {value!r}")

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/private_files.h"
 #include "store/closing_files.h"
 #include "store_fixture.h"
 
@@ -136,18 +137,27 @@ TEST_F(ClosingFilesTest, TheirSpaceGoesBackWhoeverHasThem) {
 }
 
 // The child has no thread that closes files.
-TEST_F(ClosingFilesTest, TheChildOfAForkClosesAtOnce) {
+TEST_F(ClosingFilesTest, TheChildOfAForkHasClosedThem) {
   store_.open(kSize).reset();
+  PrivateFiles& files = PrivateFiles::instance();
+  const auto open_null = [] { return ::open("/dev/null", O_RDONLY | O_CLOEXEC); };
+  const int file = files.open(open_null);
+  ASSERT_GE(file, 0);
   const pid_t child = ::fork();
   if (child == 0) {
-    const int before = closes;
-    close_later(::open("/dev/null", O_RDONLY | O_CLOEXEC), 0, slow_calls());
+    if (::fcntl(file, F_GETFD) >= 0) ::_exit(1);
+    if (::dup2(0, file) != file) ::_exit(2);  // from now on the number is another file's
+    close_later(file, kSize, slow_calls());
     wait_until_closed();
-    ::_exit(closes == before + 1 && files_closed() == 0 ? 0 : 1);
+    files.close(file, [&] { ::close(file); });
+    ::_exit(files_closed() == 0 && ::fcntl(file, F_GETFD) >= 0 ? 0 : 3);
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
+  EXPECT_GE(::fcntl(file, F_GETFD), 0);
+  files.close(file, [&] { ::close(file); });
+  EXPECT_LT(::fcntl(file, F_GETFD), 0);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/scope_exit.h"
 #include "moves_faults.h"
 #include "store/closing_files.h"
 #include "store_fixture.h"
@@ -118,6 +119,45 @@ TEST_F(NamedFiles, GoAtTheExitOfTheirProcess) {
   ended.wait();
   EXPECT_FALSE(ended.is_ready()) << "the file was not there";
   EXPECT_TRUE(directory_.is_empty());
+}
+
+TEST_F(NamedFiles, WhatCouldNotBeRemovedGoesAtTheExit) {
+  Process ended([&] {
+    auto mine = store_.open(kSize);
+    const std::string path = directory_.path() + "/" + *names().begin();
+    std::filesystem::rename(path, path + "-moved");
+    std::filesystem::create_directory(path);  // as a folder, it is refused
+    mine.reset();
+    if (names().size() != 2) return;
+    std::filesystem::remove(path);
+    std::filesystem::rename(path + "-moved", path);
+    std::exit(0);
+  });
+  ended.wait();
+  EXPECT_FALSE(ended.is_ready()) << "it was removed before the exit";
+  EXPECT_TRUE(directory_.is_empty());
+}
+
+TEST_F(NamedFiles, OfAProcessThatWasKilledGoThoughAForkedChildLives) {
+  int pipe[2] = {};
+  ASSERT_EQ(::pipe(pipe), 0);
+  Process killed([&] {
+    open_and_leave();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      while (true) ::pause();
+    }
+    if (::write(pipe[1], &child, sizeof child) != sizeof child) ::_exit(1);
+  });
+  ASSERT_TRUE(killed.is_ready());
+  pid_t child = 0;
+  ASSERT_EQ(::read(pipe[0], &child, sizeof child), static_cast<ssize_t>(sizeof child));
+  const ScopeExit end_child([&]() noexcept { ::kill(child, SIGKILL); });
+  killed.kill();
+  EXPECT_EQ(names().size(), 1u);
+  const auto mine = store_.open(kSize);
+  EXPECT_EQ(names().size(), 1u) << "mine alone";
+  for (const int end : pipe) ::close(end);
 }
 
 TEST_F(NamedFiles, StayWhereAForkedChildEnds) {

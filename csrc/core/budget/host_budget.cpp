@@ -157,8 +157,13 @@ void HostBudget::require_room(uint64_t bytes, const std::string& purpose) {
   });
 }
 
-std::optional<Ledger::Turn> HostBudget::take_turn() const {
-  return ledger_ == nullptr ? std::nullopt : std::optional(ledger_->take_turn());
+// Another process may be stopped in its turn. Who waits for it does not hold the lock that every question takes.
+HostBudget::Turn HostBudget::take_turn() const {
+  if (ledger_ == nullptr) return {std::unique_lock<std::mutex>(), std::nullopt};
+  std::unique_lock in_process(turn_mutex_);
+  Ledger::Turn in_ledger = ledger_->take_turn();
+  ledger_->mend();
+  return {std::move(in_process), std::move(in_ledger)};
 }
 
 void HostBudget::publish() noexcept {
@@ -225,8 +230,8 @@ void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
 }
 
 HostCharge HostBudget::charge_once(uint64_t bytes, const std::string& purpose, HostHolder* holder) {
-  const std::lock_guard lock(mutex_);
   const auto turn = take_turn();
+  const std::lock_guard lock(mutex_);
   check_room(bytes, purpose);
   HostHolder& held_for = holder != nullptr ? *holder : holder_locked(purpose);  // may throw
   holdings_.promised_bytes += bytes;
@@ -256,8 +261,8 @@ HostCharge HostBudget::charge_outside_cgroups(uint64_t bytes, const std::string&
 }
 
 HostCharge HostBudget::charge_idle(uint64_t bytes, const std::string& purpose) {
-  const std::lock_guard lock(mutex_);
   const auto turn = take_turn();
+  const std::lock_guard lock(mutex_);
   check_room(bytes, purpose);
   HostHolder& held_for = holder_locked(purpose);  // may throw
   holdings_.uncharged_bytes += bytes;

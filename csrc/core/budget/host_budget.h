@@ -109,7 +109,12 @@ class HostBudget {
   policy::HostRules rules(const policy::HostMemory& memory) const;
   policy::HostHoldings holdings() const;
   policy::HostHoldings others() const { return ledger_ == nullptr ? policy::HostHoldings{} : ledger_->others(); }
-  std::optional<Ledger::Turn> take_turn() const;
+  // The ledger knows processes: its turn is one thread's after the other.
+  struct Turn {
+    std::unique_lock<std::mutex> in_process;
+    std::optional<Ledger::Turn> in_ledger;
+  };
+  Turn take_turn() const;
   void publish() noexcept;
   void check_room(uint64_t bytes, const std::string& purpose) const;
   std::string describe_holders() const;
@@ -122,6 +127,7 @@ class HostBudget {
   std::atomic<IdleMemory*> idle_{nullptr};
   std::atomic<IdleMemory*> spare_{nullptr};
   std::atomic<int> short_count_{0};  // callers for whom spare memory is being released
+  mutable std::mutex turn_mutex_;
   mutable std::mutex mutex_;
   policy::HostHoldings holdings_;
   std::map<std::string, HostHolder, std::less<>> holders_;

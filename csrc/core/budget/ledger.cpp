@@ -1,7 +1,6 @@
 #include "core/budget/ledger.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -13,17 +12,18 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <mutex>
 #include <utility>
 
 #include "base/error.h"
+#include "base/private_files.h"
 
 namespace ebbtide {
 namespace {
 
 constexpr uint64_t kMagic = 0x656262746c646772ULL;
 constexpr uint32_t kVersion = 1;
-constexpr uint32_t kPageBytes = 4096;  // the header's and a slot's size: there is room for more in both
+constexpr uint32_t kPageBytes = 4096;      // the header's and a slot's size: there is room for more in both
+constexpr char kOpened[] = "of this run";  // where its path is not known any more
 constexpr size_t kFileBytes = static_cast<size_t>(kPageBytes) * (1 + Ledger::kSlotCount);
 
 [[noreturn]] void throw_system_error(const std::string& path, const char* what, int error = errno) {
@@ -97,49 +97,6 @@ bool is_locked_by_another(int file, off_t offset) {
   return ::fcntl(file, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
-// A forked child shares its parent's open files, and with them its locks: it would keep a dead parent's slot alive.
-class OpenFiles {
- public:
-  // While it is held nobody forks: what is opened is remembered, or closed again, before a child can have it.
-  std::unique_lock<std::mutex> hold_forks() { return std::unique_lock(mutex_); }
-  // The descriptor, or -1 and errno.
-  int open(const char* path, int flags) {
-    const auto held = hold_forks();
-    const int file = ::open(path, flags | O_CLOEXEC, 0600);
-    if (file >= 0) exchange_one(-1, file);
-    return file;
-  }
-  void close(int file) noexcept {
-    const auto held = hold_forks();
-    exchange_one(file, -1);
-    ::close(file);
-  }
-  static OpenFiles& instance() {
-    static OpenFiles* const files = [] {
-      static OpenFiles* const made = new OpenFiles;
-      ::pthread_atfork([] { made->mutex_.lock(); }, [] { made->mutex_.unlock(); }, [] { made->close_all(); });
-      return made;
-    }();
-    return *files;
-  }
-
- private:
-  OpenFiles() { files_.fill(-1); }
-  void exchange_one(int from, int to) noexcept {
-    const auto found = std::find(files_.begin(), files_.end(), from);
-    if (found != files_.end()) *found = to;
-  }
-  // In the child, whose lock it is.
-  void close_all() noexcept {
-    for (int& file : files_) {
-      if (file >= 0) ::close(std::exchange(file, -1));
-    }
-    mutex_.unlock();
-  }
-  std::mutex mutex_;
-  std::array<int, 16> files_{};
-};
-
 }  // namespace
 
 struct Ledger::Header {
@@ -162,7 +119,8 @@ Ledger::Slot& Ledger::slot(uint32_t index) const {
 
 std::unique_ptr<Ledger> Ledger::open(const std::string& path) {
   while (true) {
-    const int lock_file = OpenFiles::instance().open(path.c_str(), O_RDWR | O_CREAT);
+    const int lock_file =
+        PrivateFiles::instance().open([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600); });
     if (lock_file < 0) throw_system_error(path, "open");
     std::unique_ptr<Ledger> ledger(new Ledger(lock_file));
     const Turn turn = ledger->take_turn();
@@ -180,7 +138,7 @@ std::unique_ptr<Ledger> Ledger::open(const std::string& path) {
 // The mapping keeps its file open in forked children too: it must not be the one that the locks hang on, yet the same
 // file.
 void Ledger::map(const std::string& path) {
-  const auto held = OpenFiles::instance().hold_forks();
+  const auto held = PrivateFiles::instance().hold_forks();
   const int map_file = ::open(("/proc/self/fd/" + std::to_string(lock_file_)).c_str(), O_RDWR | O_CLOEXEC);
   if (map_file < 0) throw_system_error(path, "open");
   void* mapping = ::mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, map_file, 0);
@@ -190,14 +148,16 @@ void Ledger::map(const std::string& path) {
   mapping_ = mapping;
 }
 
+void Ledger::write_header(Header& fresh) {
+  fresh.version = kVersion;
+  fresh.header_bytes = fresh.slot_bytes = kPageBytes;
+  fresh.slot_count = kSlotCount;
+  fresh.magic.store(kMagic);
+}
+
 void Ledger::check_or_make_header(const std::string& path) {
   Header& found = header();
-  if (found.magic.load() == 0) {
-    found.version = kVersion;
-    found.header_bytes = found.slot_bytes = kPageBytes;
-    found.slot_count = kSlotCount;
-    found.magic.store(kMagic);
-  }
+  if (found.magic.load() == 0) write_header(found);
   if (found.magic.load() != kMagic || found.version != kVersion || found.slot_count != kSlotCount)
     throw_no_ledger(path);
 }
@@ -215,7 +175,7 @@ void Ledger::take_slot(const std::string& path) {
 }
 
 Ledger::~Ledger() {
-  OpenFiles::instance().close(lock_file_);
+  PrivateFiles::instance().close(lock_file_, [&] { ::close(lock_file_); });
   if (mapping_ != nullptr) ::munmap(mapping_, kFileBytes);
 }
 
@@ -233,8 +193,25 @@ Ledger::Turn Ledger::take_turn() const {
   return Turn(lock_file_);
 }
 
+// Somebody may have made it shorter, and an access behind its end would end the process.
+bool Ledger::is_whole() const noexcept {
+  struct stat found{};
+  return ::fstat(lock_file_, &found) == 0 && found.st_size >= static_cast<off_t>(kFileBytes);
+}
+
+void Ledger::mend() const {
+  if (is_whole()) return;
+  grow(lock_file_, kOpened);
+  for (off_t offset = 0; offset < static_cast<off_t>(kFileBytes); offset += kPageBytes)
+    take_page(lock_file_, offset, kOpened);
+  Header& emptied = header();
+  write_header(emptied);
+  emptied.used_slots.store(kSlotCount);  // whose slot is taken, its lock tells
+}
+
 policy::HostHoldings Ledger::others() const {
   policy::HostHoldings sum;
+  if (!is_whole()) return sum;
   const uint32_t used = std::min(header().used_slots.load(), kSlotCount);
   for (uint32_t index = 0; index < used; ++index) {
     if (index == own_slot_ || !is_locked_by_another(lock_file_, offset_of_slot(index))) continue;
@@ -248,6 +225,7 @@ policy::HostHoldings Ledger::others() const {
 
 // What is touched has grown before what is promised shrinks: who looks in between sees too much, never too little.
 void Ledger::publish(const policy::HostHoldings& mine) noexcept {
+  if (!is_whole()) return;  // until the next claim has mended it
   Slot& own = slot(own_slot_);
   own.touched_bytes.store(mine.touched_bytes);
   own.uncharged_bytes.store(mine.uncharged_bytes);

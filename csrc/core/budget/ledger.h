@@ -35,6 +35,9 @@ class Ledger {
     int file_;
   };
   Turn take_turn() const;
+  // In a turn: makes a file whole that somebody has truncated. What others hold counts again when they tell it next.
+  // Throws StateError where the system refuses.
+  void mend() const;
 
   // The holdings of all other living processes. Read before the system's numbers, so that pages touched in between
   // count twice rather than never.
@@ -51,6 +54,8 @@ class Ledger {
   Header& header() const;
   Slot& slot(uint32_t index) const;
   void map(const std::string& path);
+  bool is_whole() const noexcept;
+  static void write_header(Header& fresh);
   void check_or_make_header(const std::string& path);
   void take_slot(const std::string& path);
 

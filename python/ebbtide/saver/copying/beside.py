@@ -138,7 +138,7 @@ def start_thread(thread: threading.Thread) -> None:
         if _is_ending:
             raise RuntimeError("the interpreter is about to end: no more copies begin")
         _threads.add(thread)  # first: an interrupt may end `start` once the thread runs
-        thread.start()
+    thread.start()  # without the lock: it waits for the thread, in which a finalizer may start another one
 
 
 def _stop_all(process: int = os.getpid()) -> None:

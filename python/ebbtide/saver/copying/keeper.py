@@ -21,7 +21,6 @@ class _Keeper:
     def __init__(self) -> None:
         self._lock = make_lock()
         self._due: dict[str, float] = {}  # when the next pass over a tag begins
-        self._beside: Beside | None = None
         self._thread: threading.Thread | None = None
         self._has_news = False
 
@@ -29,23 +28,34 @@ class _Keeper:
         # Where a resume named no tag: those that it may have brought back.
         known = [name for name in find_tags(names) if names or _core.pause_count(name) > 0]
         due = dict.fromkeys(known, time.monotonic())
-        with self._lock:
-            self._due |= due
-            self._has_news = True
-            if self._due and (self._thread is None or not self._thread.is_alive()):
-                self._beside = Beside()
-                self._thread = threading.Thread(target=self._run, name="ebbtide-copy-ahead", daemon=True)
-                try:
-                    start_thread(self._thread)
-                except RuntimeError:  # no thread: no pause is worse for it
+        thread = None
+        try:
+            with self._lock:
+                self._due |= due
+                self._has_news = True
+                if not self._due or self._is_under_way():
+                    return
+                thread = self._thread = threading.Thread(
+                    target=self._run, args=(Beside(),), name="ebbtide-copy-ahead", daemon=True
+                )
+            start_thread(thread)  # without the lock: it waits for the thread, in which a finalizer may come here first
+        except BaseException as error:  # if it has started all the same, it finds that it is not the one
+            with self._lock:
+                if thread is not None and self._thread is thread:
                     self._thread = None
                     self._due.clear()
+            if not isinstance(error, RuntimeError):  # of no thread no pause is worse; an interrupt goes on
+                raise
 
-    def _run(self) -> None:
-        beside = self._beside
-        assert beside is not None
+    def _is_under_way(self) -> bool:
+        thread = self._thread
+        return thread is not None and (thread.ident is None or thread.is_alive())
+
+    def _run(self, beside: Beside) -> None:
         while not beside.is_stopped:
             with self._lock:
+                if self._thread is not threading.current_thread():
+                    return
                 self._has_news = False
                 if not self._due:
                     self._thread = None

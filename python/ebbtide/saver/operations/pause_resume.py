@@ -3,7 +3,6 @@
 Each makes one call into the core, so that Ctrl-C arrives before or after it, never in between.
 """
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -268,13 +267,16 @@ def clear_workspaces() -> None:
         workspaces.clear()
 
 
+_LONGEST_TIMEOUT = 1e9  # seconds; a longer one is as long
+
+
 def _check_timeout(timeout: float | None) -> float:
     if timeout is None:
         return 0.0
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise TypeError(f"timeout is a number of seconds or None, not {type(timeout).__name__}")
-    if math.isnan(timeout):
+    if timeout != timeout:
         raise ValueError("timeout must be a number of seconds, not nan")
     if timeout < 0:
         raise ValueError(f"timeout must not be negative: {timeout!r}")
-    return float(timeout)
+    return float(min(timeout, _LONGEST_TIMEOUT))
