@@ -46,7 +46,9 @@ void* open_library(DriverKind kind) {
                      ". Install the NVIDIA driver, or set EBBTIDE_DRIVER=sim for the simulated device or "
                      "EBBTIDE_DRIVER=off to do nothing");
   }
-  throw StateError("the simulated driver can't be opened: " + std::string(reason != nullptr ? reason : file));
+  throw StateError("the simulated driver can't be opened: " + std::string(reason != nullptr ? reason : file) +
+                   (override_path != nullptr ? ". Unset EBBTIDE_SIM_LIBRARY, or set it to a simulated driver"
+                                             : ". Install ebbtide anew"));
 }
 
 void resolve_all(GetProcAddress get_proc_address, Driver& table) {

@@ -59,9 +59,15 @@ def get_enabled_lms() -> bool:
     return control.is_enabled()
 
 
+def _bytes(value: object, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is a number of bytes, not {value!r}")
+    return int(value)
+
+
 def set_limit_lms(limit: int) -> None:
     """The most device memory, in bytes; 0: as little as can be."""
-    control.set_limit(int(limit))
+    control.set_limit(_bytes(limit, "limit"))
 
 
 def get_limit_lms() -> int:
@@ -71,7 +77,7 @@ def get_limit_lms() -> int:
 
 def set_size_lms(size: int) -> None:
     """Tensors with less storage, in bytes, stay on the device."""
-    control.set_min_size(int(size))
+    control.set_min_size(_bytes(size, "size"))
 
 
 def get_size_lms() -> int:
