@@ -19,9 +19,9 @@ _EVENTS: dict[Kind, tuple[str, str]] = {
 class HookedOperation(_core.Scope):
     """Runs the before-hooks, then the block, then the after-hooks.
 
-    Where there are hooks, it asks the core first which tags would move. That waits for what other operations do with
-    the tags, and where the core refuses them, no hook runs. Nothing is held while hooks run, so that they may use the
-    tags: a claim would make them wait for themselves.
+    First it asks the core which tags would move. That waits for what other operations do with the tags, and where the
+    core refuses them, no hook runs. Nothing is held while hooks run, so that they may use the tags: a claim would make
+    them wait for themselves.
 
     Each before-hook that ran is answered once, however the block ends. If it succeeds, the after-hooks of its action
     run. If it fails, the after-hooks that match the tag's state run instead. A tag that was left midway gets none: the
@@ -37,15 +37,14 @@ class HookedOperation(_core.Scope):
         self._first: Exception | None = None
 
     def _open(self) -> "HookedOperation":
-        if not hooks.wants(event for kind, _ in self._actions for event in _EVENTS[kind]):
-            return self
         concerned = [(kind, _core.preview(kind, tags, self._missing_ok, self._moved)) for kind, tags in self._actions]
-        for kind, tags in concerned:
-            for tag in tags:
-                reach = (self._announced.__setitem__, ((kind, tag), None))
-                for function, _ in hooks.calls((f"before_{kind}", [tag])):
-                    _core.call_together(reach, (function, (tag,)))
-                _core.call_together(reach)
+        if hooks.wants(event for kind, _ in self._actions for event in _EVENTS[kind]):
+            for kind, tags in concerned:
+                for tag in tags:
+                    reach = (self._announced.__setitem__, ((kind, tag), None))
+                    for function, _ in hooks.calls((f"before_{kind}", [tag])):
+                        _core.call_together(reach, (function, (tag,)))
+                    _core.call_together(reach)
         return self
 
     @property
