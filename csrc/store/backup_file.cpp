@@ -124,13 +124,12 @@ BackupFile::BackupFile(BackupFile&& other) noexcept
       name_(std::move(other.name_)),
       file_(std::exchange(other.file_, -1)),
       is_direct_(other.is_direct_),
-      is_made_(other.is_made_),
-      is_mapped_(other.is_mapped_) {}
+      is_made_(other.is_made_) {}
 
 BackupFile::~BackupFile() {
   if (file_ < 0) return;
   if (is_made_) {
-    close_later(file_, is_mapped_ ? 0 : size_bytes_, *calls_);
+    close_later(file_, size_bytes_, *calls_);
   } else {
     PrivateFiles::instance().close(file_, [&] { calls_->close(file_); });
   }
@@ -269,7 +268,7 @@ std::byte* BackupFile::map() const {
   // Writable: torch has no read-only tensors, and nothing could catch a write to read-only pages.
   void* mapping = ::mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
   if (mapping == MAP_FAILED) throw_error("mmap", errno);
-  is_mapped_ = true;
+  ::madvise(mapping, size_bytes_, MADV_DONTFORK);  // as base/private_files.h says of its descriptor
   return static_cast<std::byte*>(mapping);
 }
 

@@ -13,7 +13,8 @@
 // A file that holds one backup: of fixed size, its space claimed when it is created. It has no name unless the user
 // wants to see it (named_file.h).
 //
-// A forked child closes its descriptors (base/private_files.h): it would keep the space of a parent that is gone.
+// A forked child has neither its descriptor (base/private_files.h) nor its mapping: it would keep the space of a parent
+// that is gone.
 //
 // Relied on: an unlinked file is freed with its last descriptor, also when the process is killed. Later reads through a
 // mapping see what O_DIRECT writes, and the reverse: the kernel first writes out and drops the pages of the range.
@@ -92,7 +93,6 @@ class BackupFile {
   int file_ = -1;
   bool is_direct_ = false;
   bool is_made_ = false;
-  mutable bool is_mapped_ = false;  // ever: the child of a fork may still use the mapping
 };
 
 }  // namespace ebbtide

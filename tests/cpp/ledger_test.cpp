@@ -70,6 +70,47 @@ TEST_F(LedgerTest, WhatIsNoLedgerIsRefused) {
   EXPECT_THROW(Ledger::open("/proc/no/such/folder"), StateError);
 }
 
+TEST_F(LedgerTest, Invariant7_WhoOpensOneThatWasTruncatedSeesThoseThatLive) {
+  auto first = open();
+  const auto second = open();
+  second->publish({8, 0, 0});
+  first.reset();
+  ASSERT_EQ(::truncate(path_.c_str(), 0), 0);
+  second->publish({9, 0, 0});  // into no page that is not there
+  const auto third = open();
+  EXPECT_EQ(policy::total(third->others()), 0u) << "until the other one tells again";
+  second->publish({10, 0, 0});
+  EXPECT_EQ(policy::total(third->others()), 10u);
+}
+
+TEST_F(LedgerTest, Invariant7_OneThatWasEmptiedIsMendedWhateverItsSize) {
+  constexpr off_t kLedgerBytes = off_t{4096} * (1 + Ledger::kSlotCount);
+  const auto first = open();
+  const auto second = open();
+  for (const off_t size_bytes : {off_t{0}, off_t{5000}, kLedgerBytes}) {
+    ASSERT_EQ(::truncate(path_.c_str(), 0), 0);
+    ASSERT_EQ(::truncate(path_.c_str(), size_bytes), 0);
+    first->publish({3, 0, 0});
+    EXPECT_EQ(policy::total(second->others()), 0u);
+    const auto turn = second->take_turn();
+    second->mend();
+    first->publish({4, 0, 0});
+    second->publish({5, 0, 0});
+    EXPECT_EQ(policy::total(second->others()), 4u);
+    EXPECT_EQ(policy::total(first->others()), 5u);
+  }
+}
+
+TEST_F(LedgerTest, Invariant7_AClaimThatMendsAndIsRefusedTellsWhatIsHeld) {
+  const auto first = budget(20);
+  const HostCharge held = first->charge(15, "what the first one holds");
+  const auto second = budget(20);
+  ASSERT_EQ(::truncate(path_.c_str(), 0), 0);
+  EXPECT_THROW(first->charge(10, "too much"), StoreError);
+  EXPECT_THROW(second->charge(10, "as much"), StoreError);
+  EXPECT_NO_THROW(second->charge(5, "what is left"));
+}
+
 // As the sweep of the next run (python/ebbtide/launch/ledger.py): it locks the whole file and removes it, while another
 // process has already opened the file and waits.
 TEST_F(LedgerTest, Invariant7_WhatIsRemovedBeforeItIsLockedIsOpenedAgain) {

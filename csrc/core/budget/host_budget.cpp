@@ -232,6 +232,7 @@ void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
 HostCharge HostBudget::charge_once(uint64_t bytes, const std::string& purpose, HostHolder* holder) {
   const auto turn = take_turn();
   const std::lock_guard lock(mutex_);
+  publish();  // the ledger may have been mended, and this refused
   check_room(bytes, purpose);
   HostHolder& held_for = holder != nullptr ? *holder : holder_locked(purpose);  // may throw
   holdings_.promised_bytes += bytes;
@@ -263,6 +264,7 @@ HostCharge HostBudget::charge_outside_cgroups(uint64_t bytes, const std::string&
 HostCharge HostBudget::charge_idle(uint64_t bytes, const std::string& purpose) {
   const auto turn = take_turn();
   const std::lock_guard lock(mutex_);
+  publish();  // the ledger may have been mended, and this refused
   check_room(bytes, purpose);
   HostHolder& held_for = holder_locked(purpose);  // may throw
   holdings_.uncharged_bytes += bytes;

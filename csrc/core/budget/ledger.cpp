@@ -22,8 +22,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x656262746c646772ULL;
 constexpr uint32_t kVersion = 1;
-constexpr uint32_t kPageBytes = 4096;      // the header's and a slot's size: there is room for more in both
-constexpr char kOpened[] = "of this run";  // where its path is not known any more
+constexpr uint32_t kPageBytes = 4096;  // the header's and a slot's size: there is room for more in both
 constexpr size_t kFileBytes = static_cast<size_t>(kPageBytes) * (1 + Ledger::kSlotCount);
 
 [[noreturn]] void throw_system_error(const std::string& path, const char* what, int error = errno) {
@@ -148,16 +147,9 @@ void Ledger::map(const std::string& path) {
   mapping_ = mapping;
 }
 
-void Ledger::write_header(Header& fresh) {
-  fresh.version = kVersion;
-  fresh.header_bytes = fresh.slot_bytes = kPageBytes;
-  fresh.slot_count = kSlotCount;
-  fresh.magic.store(kMagic);
-}
-
 void Ledger::check_or_make_header(const std::string& path) {
   Header& found = header();
-  if (found.magic.load() == 0) write_header(found);
+  if (found.magic.load() == 0) make_whole(path);
   if (found.magic.load() != kMagic || found.version != kVersion || found.slot_count != kSlotCount)
     throw_no_ledger(path);
 }
@@ -193,20 +185,34 @@ Ledger::Turn Ledger::take_turn() const {
   return Turn(lock_file_);
 }
 
-// Somebody may have made it shorter, and an access behind its end would end the process.
+// Somebody may have made it shorter, and an access behind its end, or into a page that a full file system can't give,
+// would end the process. The number comes last when it is made whole.
 bool Ledger::is_whole() const noexcept {
   struct stat found{};
-  return ::fstat(lock_file_, &found) == 0 && found.st_size >= static_cast<off_t>(kFileBytes);
+  uint64_t magic = 0;
+  return ::fstat(lock_file_, &found) == 0 && found.st_size >= static_cast<off_t>(kFileBytes) &&
+         ::pread(lock_file_, &magic, sizeof(magic), 0) == sizeof(magic) && magic == kMagic;
 }
 
 void Ledger::mend() const {
-  if (is_whole()) return;
-  grow(lock_file_, kOpened);
-  for (off_t offset = 0; offset < static_cast<off_t>(kFileBytes); offset += kPageBytes)
-    take_page(lock_file_, offset, kOpened);
-  Header& emptied = header();
-  write_header(emptied);
-  emptied.used_slots.store(kSlotCount);  // whose slot is taken, its lock tells
+  if (!is_whole()) make_whole("of this run");
+}
+
+// The room of all slots that are taken, then the size, then what the header says.
+void Ledger::make_whole(const std::string& path) const {
+  uint32_t used = own_slot_ < kSlotCount ? own_slot_ + 1 : 0;
+  for (uint32_t index = used; index < kSlotCount; ++index) {
+    if (is_locked_by_another(lock_file_, offset_of_slot(index))) used = index + 1;
+  }
+  take_page(lock_file_, 0, path);
+  for (uint32_t index = 0; index < used; ++index) take_page(lock_file_, offset_of_slot(index), path);
+  grow(lock_file_, path);
+  Header& fresh = header();
+  fresh.version = kVersion;
+  fresh.header_bytes = fresh.slot_bytes = kPageBytes;
+  fresh.slot_count = kSlotCount;
+  fresh.used_slots.store(used);
+  fresh.magic.store(kMagic);
 }
 
 policy::HostHoldings Ledger::others() const {

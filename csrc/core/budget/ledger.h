@@ -55,7 +55,7 @@ class Ledger {
   Slot& slot(uint32_t index) const;
   void map(const std::string& path);
   bool is_whole() const noexcept;
-  static void write_header(Header& fresh);
+  void make_whole(const std::string& path) const;
   void check_or_make_header(const std::string& path);
   void take_slot(const std::string& path);
 

@@ -1,6 +1,7 @@
 #include "torch/lms/packed.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstring>
 #include <sstream>
@@ -44,9 +45,13 @@ bool may_leave(const at::Tensor& tensor) {
 }
 
 // A node that saves its own output is handed the output itself: kept as it is, the node would keep itself for ever.
-// torch puts the node back as it unpacks. A leaf has none.
+// torch puts the node back as it unpacks. A leaf has none. No mode of the program sees it, and subclasses, which might
+// refuse, stay as they are.
 at::Tensor without_node(const at::Tensor& tensor) {
-  return !tensor.defined() || tensor.is_leaf() ? tensor : tensor.tensor_data();  // with the same version counter
+  constexpr c10::DispatchKeySet kOfPython({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
+  if (!tensor.defined() || tensor.is_leaf() || tensor.key_set().has_any(kOfPython)) return tensor;
+  const c10::impl::ExcludeDispatchKeyGuard unseen(kOfPython);
+  return tensor.tensor_data();  // with the same version counter
 }
 
 std::string describe_change(c10::ScalarType type, c10::IntArrayRef sizes, uint32_t version, uint32_t expected) {

@@ -322,6 +322,9 @@ def _before_forward(module: Any) -> None:
     uses_copies = not torch.is_grad_enabled() and _layers().serve(module)
     if others := extension.begin_use(id(module), parameters, not uses_copies):
         _adopt(others)
+    if _now.extension is not extension:  # ended meanwhile, and no hook ends this use
+        extension.end_use(id(module))
+        return
     if uses_copies and _now.may_return and _is_on_host(parameters["weight"]) and not captures.is_capturing():
         _now.may_return = False  # once for each limit: what finds no room would only leave again
         assert _now.device is not None

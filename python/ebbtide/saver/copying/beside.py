@@ -99,6 +99,8 @@ class Beside:
         start = time.monotonic()
         reports = []
         for name in names:
+            if self.is_stopped:  # also before the first step: the interpreter may be ending
+                break
             before = time.monotonic()
             for copying, report in _steps(name, _SMALL_STEP, _THREADS_BESIDE):
                 if not copying.is_held_up:

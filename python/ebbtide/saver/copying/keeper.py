@@ -43,7 +43,8 @@ class _Keeper:
             with self._lock:
                 if thread is not None and self._thread is thread:
                     self._thread = None
-                    self._due.clear()
+                    for name in due:
+                        self._due.pop(name, None)
             if not isinstance(error, RuntimeError):  # of no thread no pause is worse; an interrupt goes on
                 raise
 
