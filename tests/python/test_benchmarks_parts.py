@@ -330,3 +330,17 @@ def test_refusals_are_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert status == 1 and "ebbtide does not work here: no driver" in said
     status, said = refuse("run", {"status": "ok", "origin": {"driver": "sim"}})
     assert status == 2 and "--small" in said
+
+
+def test_a_result_is_named_after_the_model_of_the_gpu() -> None:
+    from benchmarks.__main__ import name_of
+
+    names = {
+        "NVIDIA H200": "h200",
+        "NVIDIA H100 80GB HBM3": "h100",
+        "NVIDIA GeForce RTX 4090": "4090",
+        "TITAN": "titan",
+    }
+    for device, name in names.items():
+        assert name_of({"driver": "cuda", "device": device}, False) == f"bench-{name}"
+    assert name_of({"driver": "sim", "device": "ebbtide simulated"}, True) == "bench-simulated-small"

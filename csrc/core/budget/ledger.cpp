@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <utility>
 
 #include "base/error.h"
 #include "base/private_files.h"

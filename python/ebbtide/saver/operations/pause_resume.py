@@ -32,6 +32,8 @@ from ebbtide.saver.values.arguments import (
 from ebbtide.saver.values.reports import Report
 from ebbtide.scopes import DecoratingScope
 
+_LONGEST_TIMEOUT = 1e9  # seconds; a longer one, which may be beyond any float, is as long
+
 
 @overload
 def pause(tags: BackupByTag, /, *, missing_ok: bool = False) -> Report: ...
@@ -267,15 +269,12 @@ def clear_workspaces() -> None:
         workspaces.clear()
 
 
-_LONGEST_TIMEOUT = 1e9  # seconds; a longer one is as long
-
-
 def _check_timeout(timeout: float | None) -> float:
     if timeout is None:
         return 0.0
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise TypeError(f"timeout is a number of seconds or None, not {type(timeout).__name__}")
-    if timeout != timeout:
+    if timeout != timeout:  # math.isnan refuses an int beyond any float
         raise ValueError("timeout must be a number of seconds, not nan")
     if timeout < 0:
         raise ValueError(f"timeout must not be negative: {timeout!r}")
