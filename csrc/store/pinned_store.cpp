@@ -5,32 +5,20 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "store/pinned_memory.h"
+#include "store/memory_backup.h"
 
 namespace ebbtide {
 namespace {
 
-class PinnedBackup : public Backup {
+class PinnedBackup : public MemoryBackup {
  public:
-  explicit PinnedBackup(AnonymousMemory memory) : memory_(std::move(memory)) {}
+  using MemoryBackup::MemoryBackup;
 
   void write(size_t offset, const std::byte* bytes, size_t size_bytes) override {
     std::memcpy(memory_.bytes() + offset, bytes, size_bytes);
   }
-  void read(size_t offset, std::byte* bytes, size_t size_bytes) const override {
-    std::memcpy(bytes, memory_.bytes() + offset, size_bytes);
-  }
-  const std::byte* memory() const noexcept override { return memory_.bytes(); }
   void discard(size_t /*offset*/, size_t /*size_bytes*/) noexcept override {}
-  std::byte* view() override { return memory_.bytes(); }
-  std::byte* direct() noexcept override { return memory_.is_pinned() ? memory_.bytes() : nullptr; }
-  void populate(size_t offset, size_t size_bytes) override { memory_.memory().populate(offset, size_bytes); }
   void seal() override;
-  void abandon() noexcept override { memory_.abandon(); }
-  bool is_abandoned() const noexcept override { return memory_.is_pinned() && memory_.is_abandoned(); }
-
- private:
-  PinnedMemory memory_;
 };
 
 void PinnedBackup::seal() {

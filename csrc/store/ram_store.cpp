@@ -1,32 +1,34 @@
 #include "store/ram_store.h"
 
-#include <cstring>
-
-#include "store/anonymous_memory.h"
+#include "base/log.h"
+#include "store/memory_backup.h"
 #include "store/nontemporal_copy.h"
 
 namespace ebbtide {
 namespace {
 
-class RamBackup : public Backup {
+class RamBackup : public MemoryBackup {
  public:
-  explicit RamBackup(AnonymousMemory memory) : memory_(std::move(memory)) {}
+  using MemoryBackup::MemoryBackup;
 
   void write(size_t offset, const std::byte* bytes, size_t size_bytes) override {
     copy_nontemporal(memory_.bytes() + offset, bytes, size_bytes);
   }
-  void read(size_t offset, std::byte* bytes, size_t size_bytes) const override {
-    // It may stay in the cache: the copy engine reads it next.
-    std::memcpy(bytes, memory_.bytes() + offset, size_bytes);
+  void discard(size_t offset, size_t size_bytes) noexcept override {
+    // The device would go on using the pages that were pinned, and the host would see others.
+    if (!memory_.is_pinned()) memory_.memory().discard(offset, size_bytes);
   }
-  const std::byte* memory() const noexcept override { return memory_.bytes(); }
-  void discard(size_t offset, size_t size_bytes) noexcept override { memory_.discard(offset, size_bytes); }
-  std::byte* view() override { return memory_.bytes(); }
-  void populate(size_t offset, size_t size_bytes) override { memory_.populate(offset, size_bytes); }
-
- private:
-  const AnonymousMemory memory_;
+  bool try_pin() noexcept override;
 };
+
+bool RamBackup::try_pin() noexcept {
+  if (memory_.is_pinned()) return true;
+  if (!PinnedMemory::can_pin()) return false;
+  const CUresult result = memory_.try_pin();
+  if (result != CUDA_SUCCESS)
+    log_line(LogLevel::kInfo, {"a backup stays unpinned: cuMemHostRegister failed with ", result_name(result)});
+  return result == CUDA_SUCCESS;
+}
 
 }  // namespace
 

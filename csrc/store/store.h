@@ -38,6 +38,9 @@ class Backup {
   // Called once, after any populate() and before the first byte. Does the work that applies to the whole backup
   // (pinning). Throws StoreError.
   virtual void seal() {}
+  // Pins memory of an open backup whose every page was touched, where the store can, so that direct() has it from now
+  // on. Its conditions are those of seal(). False: nothing has changed. Nobody else uses the backup meanwhile.
+  virtual bool try_pin() noexcept { return false; }
   // A copy by the copy engine could not be waited for and may continue for ever: the memory of direct() is never freed.
   // Any thread may call it.
   virtual void abandon() noexcept {}

@@ -137,6 +137,7 @@ TEST_F(ExpectedChangeTest, AChunkOfWhichNothingIsUsedStaysUntilItsScanIsOver) {
 }
 
 TEST_F(ExpectedChangeTest, OtherMemoryIsLookedAtFirst) {
+  core().budgets.pinned.set_limit(5 * kMiB);  // for the ring, and not for the backup
   const CUdeviceptr address = alloc_changed({BackupKind::kRam, true}, {kChunk});
   EXPECT_EQ(calls_of_pause(), kCareful) << "bytes that go through the ring";
   resume();

@@ -83,11 +83,11 @@ TEST_F(MovesFaults, Invariant3_PinnedBackups) {
   sweep_all({items, pause_all, resume_all, {resume_all, pause_all}});
 }
 
-// Its copies are queued before anybody looks at the scan.
+// Its copies are queued before anybody looks at the scan. What is kept in RAM is pinned by then.
 TEST_F(MovesFaults, Invariant3_PinnedMemoryThatChangesEachTime) {
   const Act pause_all = [&] { pause(); };
   const Act resume_all = [&] { resume(); };
-  const std::vector<ItemSpec> items = {{"w", kPinned, 0, {1, 1}}, {"w", kPinned, 1, {1}}};
+  const std::vector<ItemSpec> items = {{"w", kPinned, 0, {1, 1}}, {"w", kRetained, 1, {1}}};
   const auto change = [&](uint64_t seed) {
     for (size_t item = 0; item < items.size(); ++item) {
       for (size_t block = 0; block < items_[item].content.size(); ++block) write_block(item, block, seed + block);
@@ -104,6 +104,16 @@ TEST_F(MovesFaults, Invariant3_PinnedMemoryThatChangesEachTime) {
     change(3000);
   };
   sweep_all({items, cycles_before, pause_all, {pause_all, resume_all}});
+  const Act give_back = [&] {
+    OperationRequest request;
+    request.retain = false;
+    Operation::claim(core(), OperationKind::kResume, std::move(request))->commit();
+  };
+  const Act paused_before = [&] {
+    cycles_before();
+    pause();
+  };
+  sweep_all({items, paused_before, give_back, {pause_all, resume_all, give_back}});
 }
 
 TEST_F(MovesFaults, Invariant3_BackupsOnDisk) {

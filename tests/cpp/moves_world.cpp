@@ -154,7 +154,7 @@ void MovesWorld::expect_budgets_match() {
     uint64_t touched_bytes = 0;
     for (const StoredBlock& block : stored->blocks) touched_bytes += block.is_touched ? kChunk : 0;
     EXPECT_EQ(stored->charge.size_bytes(), stored->kind == BackupKind::kDisk ? 0 : touched_bytes);
-    if (stored->kind != BackupKind::kPinned) continue;
+    if (!stored->is_pinned()) continue;
     pinned_bytes += stored->size_bytes();
     ++wanted.registered_ranges;
   }

@@ -96,6 +96,7 @@ TEST_F(OperationsTest, Invariant2_PiecesThatThreadsShareAreBitForBit) {
     fill(address, size + kChunk, round);
     sim().clear_log();
     EXPECT_EQ(pause().totals().copied, size + kChunk);
+    core().registry.backup_of(*core().registry.find(address))->may_be_pinned = false;
     EXPECT_EQ(sim().calls("cuMemcpyDtoHAsync"), pieces + 1);
     EXPECT_EQ(resume().totals().copied, size + kChunk);
     EXPECT_EQ(sim().calls("cuMemcpyHtoDAsync"), pieces + 1);

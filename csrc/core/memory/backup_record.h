@@ -66,10 +66,13 @@ struct BackupRecord {
   // Nobody asked to keep it: while the content is on the device, it may go at any time (SpareBackups). Whoever holds
   // the allocation writes it; the registry's lock guards it.
   bool is_spare = false;
+  bool may_be_pinned = true;  // false: it was tried, or judged, and is not tried again
   // Of DeferredFrees.
   std::shared_ptr<BackupRecord> next_deferred;
   bool is_deferred = false;
 
+  // Unpinning breaks a capture, so it can't go beside one.
+  bool is_pinned() const { return backup->direct() != nullptr; }
   bool has_views() const { return views.use_count() > 1; }
   bool has_windows() const { return windows.use_count() > 1; }
   bool is_looked_at() const { return has_views() || has_windows(); }

@@ -55,7 +55,7 @@ bool DeferredFrees::try_destroy(std::shared_ptr<Allocation>& allocation, bool ma
     const ContextScope scope(allocation->device);
     const bool is_in_use = allocation->may_have_memory();
     // Nobody else has it any more. What is pinned can't be unpinned beside a capture: that would break it.
-    const bool is_pinned = allocation->stored != nullptr && allocation->stored->kind == BackupKind::kPinned;
+    const bool is_pinned = allocation->stored != nullptr && allocation->stored->is_pinned();
     if (!is_in_use && !is_pinned) {
       allocation.reset();
       return true;
@@ -91,7 +91,7 @@ void DeferredFrees::destroy(std::shared_ptr<Allocation> allocation) noexcept {
 }
 
 bool DeferredFrees::try_let_go(std::shared_ptr<BackupRecord>& stored) noexcept {
-  if (stored->kind != BackupKind::kPinned) {
+  if (!stored->is_pinned()) {
     stored.reset();
     return true;
   }

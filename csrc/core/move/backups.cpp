@@ -1,8 +1,11 @@
 #include "core/move/backups.h"
 
+#include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "driver/context.h"
+#include "policy/pinning.h"
 #include "store/populate.h"
 
 namespace ebbtide {
@@ -40,6 +43,24 @@ void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, in
   for (const auto& stored : backups) {
     stored->charge.touch(stored->size_bytes());
     for (StoredBlock& block : stored->blocks) block.is_touched = true;
+  }
+}
+
+void try_pin_kept(Core& core, BackupRecord& stored, HostCharge& charge, uint64_t pause_bytes) noexcept {
+  if (!std::exchange(stored.may_be_pinned, false)) return;
+  uint64_t missing = 0;
+  for (const StoredBlock& block : stored.blocks) missing += block.is_touched ? 0 : kernels::kBlockBytes;
+  try {
+    const policy::KeptBackup kept = {stored.size_bytes(), stored.size_bytes() - missing, pause_bytes};
+    if (!is_worth_pinning(kept, {core.budgets.pinned.held_bytes(), core.budgets.host.ram_bytes()})) return;
+    PinnedCharge pinned = core.budgets.pinned.charge(stored.size_bytes(), "a small backup");
+    const uint64_t uncharged = saturating_subtract(missing, charge.size_bytes());
+    if (uncharged > 0) charge.merge(core.budgets.host.charge(uncharged, "a small backup"));
+    touch_blocks(stored, charge, 0, stored.blocks.size());
+    if (missing > 0) stored.backup->populate(0, stored.size_bytes());
+    if (stored.backup->try_pin()) stored.pinned = std::move(pinned);
+  } catch (const std::exception& error) {
+    log_line(LogLevel::kInfo, {"a small backup stays unpinned: ", error.what()});
   }
 }
 

@@ -67,6 +67,7 @@ void Pause::prepare(const Allocations& allocations) {
   if (!request_.tags.addresses.empty()) leave_what_others_share();
   charge_host_memory();
   open_backups();
+  pin_kept_backups();
   for (auto& [device, work] : work_) borrow_engine(device, work);
 }
 
@@ -196,6 +197,20 @@ void Pause::open_backups() {
     kept.stored = std::move(stored);
   }
   if (!pinned.empty()) populate_backups(pinned, kept_.front().allocation->device);
+}
+
+// A tag that goes and comes again and again need not pay for threads and a ring each time.
+void Pause::pin_kept_backups() {
+  uint64_t bytes = 0;
+  for (const Kept& kept : kept_) bytes += kept.stored->size_bytes();
+  for (Kept& kept : kept_) {
+    const Allocation& allocation = *kept.allocation;
+    const bool is_repeated = kept.had_backup && kept.earlier != nullptr && !allocation.is_away();
+    if (!is_repeated || kept.stored->kind != BackupKind::kRam || kept.stored->is_pinned()) continue;
+    if (!allocation.policy.retain || !kept.stored->may_be_pinned) continue;
+    const ContextScope scope(allocation.device);
+    try_pin_kept(core(), *kept.stored, kept.charge, bytes);
+  }
 }
 
 // What an earlier failure gave back of a backup that goes on.

@@ -101,6 +101,7 @@ class Pause : public Move {
   uint64_t bytes_to_touch(const Kept& kept) const;
   void charge_host_memory();
   void open_backups();
+  void pin_kept_backups();
   void reclaim(const Kept& kept);
   void borrow_engine(int device, DeviceWork& work);
   void note_blindness(int device, size_t scanned_blocks);

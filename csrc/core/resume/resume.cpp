@@ -273,7 +273,7 @@ void Resume::note_arrival(const Group& group, Returning& returning) {
 // The chunk's backup has done its duty: its pages go back now, beside the copies of the others.
 void Resume::forget(Returning& returning) {
   BackupRecord& stored = *returning.stored;
-  if (stored.kind != BackupKind::kRam) return;  // goes whole, at the end
+  if (stored.kind != BackupKind::kRam || stored.is_pinned()) return;  // goes whole, at the end
   const Chunk& chunk = *returning.chunk;
   stored.backup->discard(chunk.offset, chunk.size_bytes);
   uint64_t bytes = 0;
