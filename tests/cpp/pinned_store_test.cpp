@@ -11,6 +11,7 @@
 #include "core_fixture.h"
 #include "driver/context.h"
 #include "driver/stream.h"
+#include "store/staging.h"
 #include "store/store.h"
 #include "vmm/deferred_undos.h"
 
@@ -172,6 +173,22 @@ TEST(PinnedStoreWithoutRegistration, IsAStoreErrorThatNamesTheOtherStore) {
     };
     EXPECT_EXIT(seal(), ::testing::ExitedWithCode(0), "can't pin.*use ram backups");
   }
+}
+
+TEST(PinnedStoreWithoutRegistration, RingsAreOfTheDriverAndBackupsInRamStayPlain) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto try_both = [] {
+    sim().hide_function("cuMemHostRegister");
+    use_driver("sim");
+    const ContextScope scope(0);
+    const auto ring = Staging::pin(kChunk, 1);
+    ring->bytes()[kChunk - 1] = std::byte{1};
+    const auto backup = store_of(BackupKind::kRam).open(kChunk);
+    backup->populate(0, kChunk);
+    const bool is_plain = !backup->try_pin() && backup->direct() == nullptr;
+    std::_Exit(is_plain && Live::now().pinned_blocks == 1 ? 0 : 1);
+  };
+  EXPECT_EXIT(try_both(), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace
