@@ -7,11 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import DriverError, Error, OutOfMemoryError, StateError, StoreError
-from ebbtide.launch.preloading import env
 
 if TYPE_CHECKING:
     from ebbtide import lms, saver
     from ebbtide.launch.preloaded import preloaded
+    from ebbtide.launch.preloading import env
 
     __version__: str
 
@@ -36,6 +36,8 @@ if not TYPE_CHECKING:  # a checker would take any name for one of them
             return importlib.import_module("ebbtide.saver")
         if name == "lms":
             return importlib.import_module("ebbtide.lms")
+        if name == "env":
+            return importlib.import_module("ebbtide.launch.preloading").env
         if name == "preloaded":
             return importlib.import_module("ebbtide.launch.preloaded").preloaded
         if name == "__version__":
