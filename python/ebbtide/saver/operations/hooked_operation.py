@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ebbtide import _core
+from ebbtide.saver.pools import captures
 from ebbtide.saver.state import hooks
 
 Kind = Literal["pause", "resume"]
@@ -14,6 +15,38 @@ _EVENTS: dict[Kind, tuple[str, str]] = {
     "pause": ("before_pause", "after_pause"),
     "resume": ("before_resume", "after_resume"),
 }
+
+
+class WithoutHooks:
+    """What stands in for a `HookedOperation` where no hook is registered. The call into the core asks all it needs."""
+
+    announced: tuple[Action, ...] = ()
+
+    def __enter__(self) -> "WithoutHooks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def hand_over(self) -> None:
+        """No after-hook is to run."""
+
+
+_WITHOUT_HOOKS = WithoutHooks()
+
+
+def hooked(
+    actions: list[Action], missing_ok: bool, moved: "_core.Moved | None" = None
+) -> "HookedOperation | WithoutHooks":
+    """For a `with` around the call into the core that does these actions.
+
+    When the block begins, no other operation is busy with the tags, so that what it asks torch about them is so.
+    """
+    if hooks.wants(event for kind, _ in actions for event in _EVENTS[kind]) or captures.is_capturing():
+        return HookedOperation(actions, missing_ok, moved)  # which refuses a capture before torch is asked
+    for _, tags in actions:
+        _core.wait_for_tags(tags)
+    return _WITHOUT_HOOKS
 
 
 class HookedOperation(_core.Scope):
@@ -48,9 +81,9 @@ class HookedOperation(_core.Scope):
         return self
 
     @property
-    def announced(self) -> list[Action]:
+    def announced(self) -> tuple[Action, ...]:
         """The actions whose before-hooks ran, each with one tag."""
-        return [(kind, [tag]) for kind, tag in self._announced]
+        return tuple((kind, [tag]) for kind, tag in self._announced)
 
     def hand_over(self) -> None:
         """From now on a `Pending` runs the after-hooks."""
@@ -61,7 +94,7 @@ class HookedOperation(_core.Scope):
             return None
         if self._failure is not None:
             if self._unanswered is None:
-                self._unanswered = self.announced
+                self._unanswered = list(self.announced)
             run_hooks_after_failure(self._unanswered)
             return None
         if self._is_handed_over:

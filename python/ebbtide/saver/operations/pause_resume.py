@@ -10,7 +10,7 @@ from ebbtide import _core, driver_choice
 from ebbtide.saver.check import enabling
 from ebbtide.saver.copying import keeper
 from ebbtide.saver.operations import pending
-from ebbtide.saver.operations.hooked_operation import HookedOperation
+from ebbtide.saver.operations.hooked_operation import hooked
 from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.pools import bypass, captures, workspaces
 from ebbtide.saver.pools.pool_segments import Look
@@ -79,7 +79,7 @@ def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> R
     names = leaving.names
     clear_workspaces()
     shared = bypass.shared_tags(names)
-    with HookedOperation([("pause", names)], missing_ok):
+    with hooked([("pause", names)], missing_ok):
         if shared:
             with bypass.lock_for(shared), bypass.during_pause(shared):
                 report = _take_away(leaving, missing_ok, moved)
@@ -172,7 +172,7 @@ def resume(
     ranges = [] if order is None else [reached for _, reached in ranges_of(order, "resume(order=)")]
     if driver_choice.is_off():
         return Report("resume") if wait else Pending(None)
-    with HookedOperation([("resume", names)], missing_ok) as operation:
+    with hooked([("resume", names)], missing_ok) as operation:
         look = Look(names)
         dead.release(look)
         free, as_of = unused.find_stored(look)
@@ -234,7 +234,7 @@ class Paused(DecoratingScope):
         if not names:
             return None
         try:
-            with HookedOperation([("resume", names)], True, moved), watched("resume", (), names):
+            with hooked([("resume", names)], True, moved), watched("resume", (), names):
                 report = torch_cache.claim_with_retries(
                     lambda: _core.resume(names, True, moved=moved), make_room=lambda: dead.make_room(names)
                 )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ebbtide import _core
 from ebbtide.errors import Error
 from ebbtide.locks import make_lock
-from ebbtide.saver.operations.hooked_operation import HookedOperation, run_hooks_after_failure, unfinished
+from ebbtide.saver.operations.hooked_operation import HookedOperation, WithoutHooks, run_hooks_after_failure, unfinished
 from ebbtide.saver.pools import bypass
 from ebbtide.saver.state import hooks
 from ebbtide.saver.state.known_tags import allocations_of
@@ -215,7 +215,9 @@ def _tensors_read_by(module: "torch.nn.Module") -> "list[torch.Tensor]":
     return [*module.parameters(recurse=is_deep), *module.buffers(recurse=is_deep)]
 
 
-def start(core: "_core.Pending", names: list[str], operation: HookedOperation, hold_stream: bool) -> Pending:
+def start(
+    core: "_core.Pending", names: list[str], operation: HookedOperation | WithoutHooks, hold_stream: bool
+) -> Pending:
     """The Pending of a resume that has begun. It takes over the after-hooks of `operation`.
 
     Where there are no streams, it returns once the bytes have arrived.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ebbtide import _core, driver_choice
 from ebbtide.saver.check import enabling
 from ebbtide.saver.copying import keeper
-from ebbtide.saver.operations.hooked_operation import Action, HookedOperation
+from ebbtide.saver.operations.hooked_operation import Action, hooked
 from ebbtide.saver.operations.pause_resume import clear_workspaces
 from ebbtide.saver.pools import bypass
 from ebbtide.saver.pools.pool_segments import Look
@@ -71,7 +71,7 @@ def swap(
     clear_workspaces()
     moving: list[Action] = [("pause", leaving), ("resume", returning)]
     shared = bypass.shared_tags(leaving)
-    with HookedOperation(moving, missing_ok), bypass.lock_for(shared), bypass.during_pause(shared):
+    with hooked(moving, missing_ok), bypass.lock_for(shared), bypass.during_pause(shared):
         enabling.look_before_pause(leaving)
         look = Look([*leaving, *returning])
         dead.release(look)
