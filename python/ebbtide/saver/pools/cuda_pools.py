@@ -27,6 +27,7 @@ names and their arguments up to 2.15.
 import ctypes
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -46,6 +47,8 @@ THREAD_POOLS_FROM = (2, 8)
 INNER_BEATS_ALL_FROM = (2, 11)
 DISSOLVE_FROM = (2, 10)
 POOLS_FLUSH_FROM = (2, 13)
+_MOST_SMALL_NUMBER = 256  # CPython has each up to this once
+_SMALL_NUMBERS_ARE_IMMORTAL = sys.version_info >= (3, 12)
 OWN_USES = 2  # use counts of a pool: the object's, and the one from `make`
 
 _immortal: dict[int, Any] = {}  # by id()
@@ -106,7 +109,8 @@ class CudaPools:
         if not _parameters(torch.cuda.memory_snapshot):
             return None
         for number in pool.id:
-            _keep_another_reference(number)
+            if not _SMALL_NUMBERS_ARE_IMMORTAL or number > _MOST_SMALL_NUMBER:
+                _keep_another_reference(number)
         return read_cuda_segments(take_snapshot(pool.id))
 
     def segments_of(self, pools: Sequence[CudaPool]) -> Sequence[Sequence[Segment] | None]:

@@ -1,9 +1,9 @@
 """The arguments that callers write for tags, backups and overflow, checked and turned into core codes."""
 
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Literal, TypeAlias
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ebbtide import _core
 
@@ -116,8 +116,7 @@ def operation_backup_code(backup: object) -> int:
     return AS_ALLOCATED_CODE if backup is AS_ALLOCATED else backup_code(backup)
 
 
-@dataclass(frozen=True)
-class Leaving:
+class Leaving(NamedTuple):
     """What a pause takes away, and with which backup.
 
     `code` stands for the tags that `own_codes` leaves out.
@@ -125,7 +124,7 @@ class Leaving:
 
     names: list[str]
     code: int
-    own_codes: Mapping[str, int] = field(default_factory=dict)
+    own_codes: Mapping[str, int] = MappingProxyType({})
 
     @property
     def codes(self) -> list[int]:
@@ -145,6 +144,8 @@ def check_leaving(tags: Sequence[object], backup: object, label: str) -> Leaving
         TypeError: neither; a mapping beside other tags, or beside `backup`.
         ValueError: a malformed tag or backup; a mapping without a tag, which would read as every tag.
     """
+    if len(tags) == 1 and isinstance(tags[0], str) and backup is AS_ALLOCATED:  # the usual case
+        return Leaving([check_tag(tags[0])], AS_ALLOCATED_CODE)
     if not any(isinstance(tag, Mapping) for tag in tags if not isinstance(tag, str)):
         return Leaving(check_tags(tags), operation_backup_code(backup))
     if len(tags) > 1 or backup is not AS_ALLOCATED:
