@@ -7,6 +7,7 @@ a context runs in a process of its own (`fresh`).
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator
@@ -30,9 +31,13 @@ def library_path() -> str:
 
 
 @pytest.fixture(scope="session")
-def library() -> Driver:
-    """The driver as loaded; nothing has been called."""
-    return Driver(library_path())
+def library(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """The driver as loaded; nothing has been called. Of the simulator a copy, since each test resets it: ebbtide's own
+    one serves other tests of this process."""
+    path = library_path()
+    if IS_SIMULATED:
+        path = str(shutil.copy2(path, tmp_path_factory.mktemp("driver")))
+    return Driver(path)
 
 
 @pytest.fixture
