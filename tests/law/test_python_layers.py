@@ -19,6 +19,7 @@ LATE = {
     "vllm": "optional: only its own processes have it",
     "pydoc_data": "optional: distributions leave it out",
     "torch_memory_saver": "found only where its folder has become an entry of sys.path",
+    "ebbtide.launch.preloading": "slow to import: only programs that start others call `ebbtide.env`",
     "ebbtide._core": "compiled: `ebbtide doctor` reports where it does not load, and `ebbtide --help` does without",
 }
 # Packages whose `__init__` is a public surface. Those of all other rooms hold a docstring and nothing else.

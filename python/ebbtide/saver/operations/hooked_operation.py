@@ -36,14 +36,18 @@ _WITHOUT_HOOKS = WithoutHooks()
 
 
 def hooked(
-    actions: list[Action], missing_ok: bool, moved: "_core.Moved | None" = None
+    actions: list[Action], missing_ok: bool, moved: "_core.Moved | None" = None, *, asks_first: bool = False
 ) -> "HookedOperation | WithoutHooks":
     """For a `with` around the call into the core that does these actions.
 
     When the block begins, no other operation is busy with the tags, so that what it asks torch about them is so.
+
+    Args:
+        asks_first: what the core refuses is refused before the block begins, with hooks or without.
     """
-    if hooks.wants(event for kind, _ in actions for event in _EVENTS[kind]) or captures.is_capturing():
-        return HookedOperation(actions, missing_ok, moved)  # which refuses a capture before torch is asked
+    asks_first = asks_first or captures.is_capturing()
+    if asks_first or hooks.wants(event for kind, _ in actions for event in _EVENTS[kind]):
+        return HookedOperation(actions, missing_ok, moved)
     for _, tags in actions:
         _core.wait_for_tags(tags)
     return _WITHOUT_HOOKS

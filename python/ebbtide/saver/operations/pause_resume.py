@@ -79,7 +79,7 @@ def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> R
     names = leaving.names
     clear_workspaces()
     shared = bypass.shared_tags(names)
-    with hooked([("pause", names)], missing_ok):
+    with hooked([("pause", names)], missing_ok, asks_first=bool(shared)):
         if shared:
             with bypass.lock_for(shared), bypass.during_pause(shared):
                 report = _take_away(leaving, missing_ok, moved)

@@ -71,7 +71,7 @@ def swap(
     clear_workspaces()
     moving: list[Action] = [("pause", leaving), ("resume", returning)]
     shared = bypass.shared_tags(leaving)
-    with hooked(moving, missing_ok), bypass.lock_for(shared), bypass.during_pause(shared):
+    with hooked(moving, missing_ok, asks_first=bool(shared)), bypass.lock_for(shared), bypass.during_pause(shared):
         enabling.look_before_pause(leaving)
         look = Look([*leaving, *returning])
         dead.release(look)
