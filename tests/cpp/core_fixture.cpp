@@ -1,5 +1,6 @@
 #include "core_fixture.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 
@@ -123,11 +124,13 @@ void CoreTest::expect_right_amounts() {
 }
 
 ::testing::AssertionResult CoreTest::is_zero(CUdeviceptr address, size_t size_bytes) {
-  const auto* words = reinterpret_cast<const uint64_t*>(address);
-  for (size_t index = 0; index < size_bytes / sizeof *words; ++index) {
-    if (words[index] != 0) return ::testing::AssertionFailure() << "word " << index << " is not zero";
-  }
-  return ::testing::AssertionSuccess();
+  const auto* bytes = reinterpret_cast<const unsigned char*>(address);
+  // Each byte is like the one before it.
+  if (size_bytes == 0 || (bytes[0] == 0 && std::memcmp(bytes, bytes + 1, size_bytes - 1) == 0))
+    return ::testing::AssertionSuccess();
+  const unsigned char* const found =
+      std::find_if(bytes, bytes + size_bytes, [](unsigned char byte) { return byte != 0; });
+  return ::testing::AssertionFailure() << "byte " << found - bytes << " is not zero";
 }
 
 CUdeviceptr CoreTest::alloc_chunks(const std::string& tag, const Policy& policy, int device,
