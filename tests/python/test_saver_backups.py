@@ -300,3 +300,43 @@ def test_files_in_a_relative_folder_go_at_the_exit_of_a_program_that_moved(run_p
     ended = run_python(PAUSED_AND_THEN.format("os.chdir('/')"), **environment)
     assert (ended.returncode, ended.stdout) == (0, "1\n"), ended.stderr
     assert list((tmp_path / "backups").iterdir()) == []
+
+
+def test_a_small_backup_in_ram_that_is_kept_is_pinned_at_its_second_pause(saver, tag):
+    def cycle():
+        before = tensor.clone()
+        saver.pause(tag)
+        saver.resume(tag)
+        assert torch.equal(tensor, before)
+        return saver.stats()["pinned_bytes"]
+
+    with saver.region(tag, retain=True):
+        tensor = torch.arange(4 * MIB, device=saver.device)
+    first = cycle()
+    tensor.add_(1)
+    host_bytes = saver.stats()["host_held_bytes"]
+    assert cycle() - first >= tensor.nbytes
+    assert saver.stats()["host_held_bytes"] == host_bytes, "the same memory"
+    tensor.add_(1)
+    saver.pause(tag)
+    saver.resume(tag, retain=False)
+    assert saver.stats()["pinned_bytes"] == first
+    assert int(tensor[7]) == 9
+
+
+def test_without_pinned_memory_to_spare_it_stays_as_it_is(saver, tag):
+    with saver.region(tag, retain=True):
+        tensor = torch.arange(4 * MIB, device=saver.device)
+    saver.pause(tag)
+    saver.resume(tag)
+    held = saver.stats()["pinned_bytes"]
+    saver.configure(pinned_limit=held)
+    try:
+        for _ in range(2):
+            tensor.add_(1)
+            saver.pause(tag)
+            saver.resume(tag)
+            assert saver.stats()["pinned_bytes"] <= held
+    finally:
+        saver.configure(pinned_limit=None)
+    assert int(tensor[7]) == 9
