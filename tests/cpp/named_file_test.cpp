@@ -143,11 +143,10 @@ TEST_F(NamedFiles, OfAProcessThatWasKilledGoThoughAForkedChildLives) {
   ASSERT_EQ(::pipe(pipe), 0);
   Process killed([&] {
     open_and_leave();
-    const pid_t child = ::fork();
-    if (child == 0) {
-      while (true) ::pause();
-    }
+    if (::fork() != 0) return;
+    const pid_t child = ::getpid();  // said by itself: by then it has let go of the lock
     if (::write(pipe[1], &child, sizeof child) != sizeof child) ::_exit(1);
+    while (true) ::pause();
   });
   ASSERT_TRUE(killed.is_ready());
   pid_t child = 0;
