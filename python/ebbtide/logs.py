@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 import traceback
 import warnings
 from typing import Any
@@ -19,6 +20,30 @@ from typing import Any
 from ebbtide import settings
 
 logger = logging.getLogger("ebbtide")
+
+
+# A file of Python has a lock, which a forked child finds taken for ever if a thread of its parent was writing at the
+# fork. So no line of ours is being written then, unless whoever reads stderr is that slow.
+_writing = threading.RLock()
+_at_fork = threading.local()
+_FORK_SECONDS = 1.0
+
+
+def _before_fork() -> None:
+    _at_fork.is_held = _writing.acquire(timeout=_FORK_SECONDS)
+
+
+def _after_fork() -> None:
+    if _at_fork.is_held:
+        _writing.release()
+
+
+def _after_fork_in_child() -> None:
+    global _writing
+    _writing = threading.RLock()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 
 
 class _StderrWithoutHandlers(logging.Handler):
@@ -29,8 +54,9 @@ class _StderrWithoutHandlers(logging.Handler):
             return
         try:
             if sys.stderr is not None:
-                sys.stderr.write(f"ebbtide: {record.getMessage()}\n")
-                sys.stderr.flush()
+                with _writing:
+                    sys.stderr.write(f"ebbtide: {record.getMessage()}\n")
+                    sys.stderr.flush()
         except Exception:
             self.handleError(record)
 

@@ -363,7 +363,7 @@ def test_a_forked_child_logs_by_itself(run_python_with_torch, driver_name):
     it is read keeps others from writing.
     """
     after = """
-    import faulthandler, os, signal, threading, time
+    import os, signal, threading, time
     from ebbtide import errors, logs
     def chatter():
         while True:
@@ -375,7 +375,6 @@ def test_a_forked_child_logs_by_itself(run_python_with_torch, driver_name):
         child = os.fork()
         if child == 0:
             signal.alarm(20)
-            faulthandler.dump_traceback_later(15)
             logs.log(logging.INFO, "a child of debug")
             try:
                 saver.pause("w")
