@@ -1,6 +1,7 @@
 /* Invariant 10: in a forked child every function of ebbtide.h returns a STATE_ERROR or does nothing. None hangs, and
  * the parent's state does not change. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -172,7 +173,7 @@ static void go_on(void) {
 }
 
 /* Takes the locks that look-ups take, again and again. */
-static volatile int is_busy = 1;
+static atomic_int is_busy = 1;
 static void* keep_looking(void* unused) {
   ebbtide_error own;
   int found = 0;
