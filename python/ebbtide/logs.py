@@ -18,13 +18,14 @@ import warnings
 from typing import Any
 
 from ebbtide import settings
+from ebbtide.locks import make_lock
 
 logger = logging.getLogger("ebbtide")
 
 
 # A file of Python has a lock, which a forked child finds taken for ever if a thread of its parent was writing at the
 # fork. So no line of ours is being written then, unless whoever reads stderr is that slow.
-_writing = threading.RLock()
+_writing = make_lock()
 _at_fork = threading.local()
 _FORK_SECONDS = 1.0
 
@@ -38,12 +39,7 @@ def _after_fork() -> None:
         _writing.release()
 
 
-def _after_fork_in_child() -> None:
-    global _writing
-    _writing = threading.RLock()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 class _StderrWithoutHandlers(logging.Handler):
