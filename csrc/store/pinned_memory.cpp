@@ -13,12 +13,12 @@ bool PinnedMemory::can_pin() {
 CUresult PinnedMemory::try_pin() {
   const CUresult result = driver().cuMemHostRegister(memory_.bytes(), memory_.size_bytes(),
                                                      CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
-  is_pinned_ = result == CUDA_SUCCESS;
+  is_pinned_.store(result == CUDA_SUCCESS);
   return result;
 }
 
 PinnedMemory::~PinnedMemory() {
-  if (!is_pinned_) return;
+  if (!is_pinned_.load()) return;
   if (is_abandoned_.load()) {
     memory_.release();
     return;

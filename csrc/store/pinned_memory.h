@@ -16,7 +16,7 @@ class PinnedMemory {
   explicit PinnedMemory(AnonymousMemory memory) : memory_(std::move(memory)) {}
   PinnedMemory(PinnedMemory&& other) noexcept
       : memory_(std::move(other.memory_)),
-        is_pinned_(std::exchange(other.is_pinned_, false)),
+        is_pinned_(other.is_pinned_.exchange(false)),
         is_abandoned_(other.is_abandoned_.load()) {}
   PinnedMemory& operator=(PinnedMemory&&) = delete;
   // Memory that the device may still use is never unmapped.
@@ -25,7 +25,7 @@ class PinnedMemory {
   // Whether the driver has the calls.
   static bool can_pin();
   CUresult try_pin();
-  bool is_pinned() const { return is_pinned_; }
+  bool is_pinned() const { return is_pinned_.load(); }  // by any thread
   // The device may use it for ever: it stays pinned and mapped after its owner. By any thread.
   void abandon() noexcept { is_abandoned_.store(true); }
   bool is_abandoned() const { return is_abandoned_.load(); }
@@ -34,7 +34,7 @@ class PinnedMemory {
 
  private:
   AnonymousMemory memory_;
-  bool is_pinned_ = false;
+  std::atomic<bool> is_pinned_{false};
   std::atomic<bool> is_abandoned_{false};
 };
 

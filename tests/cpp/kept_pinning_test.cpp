@@ -91,14 +91,30 @@ TEST_F(KeptPinning, NotWhereNothingIsKept) {
   EXPECT_TRUE(holds(other, kSize, 9));
 }
 
-TEST_F(KeptPinning, NotBeyondThePinnedLimit) {
+TEST_F(KeptPinning, NotWherePinnedMemoryHasALimit) {
+  core().budgets.pinned.set_limit(kSize * 8);
   cycle(1);
-  core().budgets.pinned.set_limit(kSize - 1);
   cycle(1);
-  EXPECT_FALSE(is_pinned());
+  EXPECT_FALSE(is_pinned()) << "rings and pinned backups need it";
   core().budgets.pinned.set_limit(kUnlimited);
   cycle(1);
-  EXPECT_FALSE(is_pinned()) << "asked once";
+  EXPECT_TRUE(is_pinned());
+}
+
+TEST_F(KeptPinning, NotABackupThatIsNew) {
+  cycle(1);
+  pause();
+  resume_without_retaining();
+  claim(OperationKind::kPrepare)->commit();
+  cycle(1);
+  EXPECT_FALSE(is_pinned());
+}
+
+TEST_F(KeptPinning, NotWhereCopiesAheadMakePausesQuick) {
+  core().rules.keeps_ahead.store(true);
+  cycle(1);
+  cycle(1);
+  EXPECT_FALSE(is_pinned());
 }
 
 TEST_F(KeptPinning, APauseGoesOnWhereTheDriverPinsNothing) {
@@ -113,44 +129,15 @@ TEST_F(KeptPinning, APauseGoesOnWhereTheDriverPinsNothing) {
 }
 
 // 3 of 4 blocks have one value and take no host memory.
-TEST_F(KeptPinning, TheRestOfASmallBackupIsTakenWithIt) {
+TEST_F(KeptPinning, NoMemoryIsTakenForIt) {
   std::memset(reinterpret_cast<void*>(address_ + kChunk), 7, kSize - kChunk);
-  pause();
-  EXPECT_EQ(host_bytes_of_backups(), kChunk);
-  resume();
-  pause();
-  EXPECT_TRUE(is_pinned());
-  EXPECT_EQ(host_bytes_of_backups(), kSize);
-  resume();
-  EXPECT_TRUE(holds(address_, kChunk, 1));
-  for (uint64_t offset = kChunk; offset < kSize; offset += kChunk)
-    EXPECT_EQ(*reinterpret_cast<const unsigned char*>(address_ + offset), 7);
-}
-
-// torch holds 3 of 4 blocks free, so the pause has taken no host memory for them.
-TEST_F(KeptPinning, UnlessThereIsNoRoomForIt) {
-  const auto pause_a_quarter = [&] {
-    OperationRequest request;
-    request.unused = AddressRanges({{address_ + kChunk, kSize - kChunk}});
-    request.unused_as_of = core().registry.last_lease();
-    Operation::claim(core(), OperationKind::kPause, std::move(request))->commit();
-  };
-  pause_a_quarter();
-  EXPECT_EQ(host_bytes_of_backups(), kChunk);
-  resume();
-  core().budgets.host.set_limit(core().budgets.host.held_bytes() + kSize - kChunk - 1);
-  pause_a_quarter();
-  EXPECT_FALSE(is_pinned());
-  EXPECT_EQ(host_bytes_of_backups(), kChunk);
-  resume();
-  EXPECT_TRUE(holds(address_, kChunk, 1));
-  core().budgets.host.set_limit(kUnlimited);
-  backup()->may_be_pinned = true;
-  pause_a_quarter();
-  EXPECT_TRUE(is_pinned());
-  EXPECT_EQ(host_bytes_of_backups(), kSize);
-  resume();
-  EXPECT_TRUE(holds(address_, kChunk, 1));
+  for (int turn = 0; turn < 3; ++turn) {
+    pause();
+    EXPECT_FALSE(is_pinned());
+    EXPECT_EQ(host_bytes_of_backups(), kChunk);
+    resume();
+    EXPECT_TRUE(holds(address_, kChunk, 1));
+  }
 }
 
 TEST_F(KeptPinning, WhatIsSeenOfItStays) {
@@ -196,20 +183,16 @@ TEST_F(KeptPinning, ItGoesOnInTheBackgroundAndInASwap) {
   EXPECT_TRUE(holds(other, kSize, 9));
 }
 
-TEST(IsWorthPinning, SmallAndMostlyThereAndWithinAnEighthOfTheMachine) {
+TEST(IsWorthPinning, SmallAndWithinAnEighthOfTheMachine) {
   using policy::is_worth_pinning;
   const policy::PinnedShare idle = {0, 16 * kGiB};
-  EXPECT_TRUE(is_worth_pinning({32 * kMiB, 32 * kMiB, 32 * kMiB}, idle));
-  EXPECT_TRUE(is_worth_pinning({kGiB, kGiB, kGiB}, idle));
-  EXPECT_FALSE(is_worth_pinning({kGiB, kGiB, kGiB + 1}, idle)) << "the ring fills the bus";
-  EXPECT_FALSE(is_worth_pinning({0, 0, 0}, idle));
-  EXPECT_TRUE(is_worth_pinning({20 * kMiB, 5 * kMiB, 20 * kMiB}, idle));
-  EXPECT_FALSE(is_worth_pinning({20 * kMiB, 5 * kMiB - 1, 20 * kMiB}, idle)) << "mostly memory that nobody needs";
-  EXPECT_TRUE(is_worth_pinning({64 * kMiB, 48 * kMiB, 64 * kMiB}, idle));
-  EXPECT_FALSE(is_worth_pinning({64 * kMiB, 48 * kMiB - 1, 64 * kMiB}, idle));
-  EXPECT_TRUE(is_worth_pinning({kGiB, kGiB, kGiB}, {kGiB, 16 * kGiB}));
-  EXPECT_FALSE(is_worth_pinning({kGiB, kGiB, kGiB}, {kGiB + 1, 16 * kGiB}));
-  EXPECT_FALSE(is_worth_pinning({kGiB, kGiB, kGiB}, {16 * kGiB, kGiB}));
+  EXPECT_TRUE(is_worth_pinning({32 * kMiB, 32 * kMiB}, idle));
+  EXPECT_TRUE(is_worth_pinning({kGiB, kGiB}, idle));
+  EXPECT_FALSE(is_worth_pinning({kGiB, kGiB + 1}, idle)) << "the ring fills the bus";
+  EXPECT_FALSE(is_worth_pinning({0, 0}, idle));
+  EXPECT_TRUE(is_worth_pinning({kGiB, kGiB}, {kGiB, 16 * kGiB}));
+  EXPECT_FALSE(is_worth_pinning({kGiB, kGiB}, {kGiB + 1, 16 * kGiB}));
+  EXPECT_FALSE(is_worth_pinning({kGiB, kGiB}, {16 * kGiB, kGiB}));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "core/move/backups.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -46,18 +47,22 @@ void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, in
   }
 }
 
-void try_pin_kept(Core& core, BackupRecord& stored, HostCharge& charge, uint64_t pause_bytes) noexcept {
+void try_pin_kept(Core& core, BackupRecord& stored, uint64_t pause_bytes) noexcept {
+  bool is_whole = true;
+  bool has_content = false;
+  for (const StoredBlock& block : stored.blocks) {
+    is_whole &= block.is_touched;
+    has_content |= block.has_content;
+  }
+  // Under a limit, what is pinned for speed would be missing for rings, which pauses need.
+  if (!is_whole || !has_content || core.budgets.pinned.limit_bytes() != kUnlimited) return;
   if (!std::exchange(stored.may_be_pinned, false)) return;
-  uint64_t missing = 0;
-  for (const StoredBlock& block : stored.blocks) missing += block.is_touched ? 0 : kernels::kBlockBytes;
   try {
-    const policy::KeptBackup kept = {stored.size_bytes(), stored.size_bytes() - missing, pause_bytes};
-    if (!is_worth_pinning(kept, {core.budgets.pinned.held_bytes(), core.budgets.host.ram_bytes()})) return;
+    // Charged before it is judged, so that no two threads pass together.
     PinnedCharge pinned = core.budgets.pinned.charge(stored.size_bytes(), "a small backup");
-    const uint64_t uncharged = saturating_subtract(missing, charge.size_bytes());
-    if (uncharged > 0) charge.merge(core.budgets.host.charge(uncharged, "a small backup"));
-    touch_blocks(stored, charge, 0, stored.blocks.size());
-    if (missing > 0) stored.backup->populate(0, stored.size_bytes());
+    const uint64_t others = saturating_subtract(core.budgets.pinned.held_bytes(), stored.size_bytes());
+    const uint64_t ram = std::min(core.budgets.host.ram_bytes(), core.budgets.host.limit_bytes());
+    if (!policy::is_worth_pinning({stored.size_bytes(), pause_bytes}, {others, ram})) return;
     if (stored.backup->try_pin()) stored.pinned = std::move(pinned);
   } catch (const std::exception& error) {
     log_line(LogLevel::kInfo, {"a small backup stays unpinned: ", error.what()});

@@ -18,11 +18,10 @@ std::shared_ptr<BackupRecord> open_backup(Core& core, BackupKind kind, const All
 // through the context of this device. Throws StoreError, with some of them ready and others not.
 void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, int device);
 
-// Pins a backup in RAM that was kept, if policy::is_worth_pinning and there is room for it; else nothing changes.
-// Blocks that had no pages get them, out of this charge of the pause and, where it does not have them, out of one of
-// their own. pause_bytes is that of policy::KeptBackup. Asks once of each backup. Needs a current context and no
-// capture.
-void try_pin_kept(Core& core, BackupRecord& stored, HostCharge& charge, uint64_t pause_bytes) noexcept;
+// Pins a backup in RAM that holds what an earlier pause stored, and that has all of its pages, if pinned memory has no
+// limit and policy::is_worth_pinning; else nothing changes. pause_bytes is that of policy::KeptBackup. Judges each
+// backup once. Needs a current context and no capture.
+void try_pin_kept(Core& core, BackupRecord& stored, uint64_t pause_bytes) noexcept;
 
 // Blocks of a backup have got their pages, out of this charge.
 void touch_blocks(BackupRecord& stored, HostCharge& charge, size_t first, size_t count);
