@@ -10,10 +10,10 @@ constexpr uint64_t kMostPinnedShare = 8;  // an eighth
 
 }  // namespace
 
-bool is_worth_pinning(const KeptBackup& kept, const PinnedShare& share) {
-  if (kept.size_bytes == 0 || kept.pause_bytes > kMostPauseBytes) return false;
-  const uint64_t room = saturating_subtract(share.ram_bytes / kMostPinnedShare, share.pinned_bytes);
-  return kept.size_bytes <= room;
+bool is_small_pause(uint64_t backup_bytes) { return backup_bytes <= kMostPauseBytes; }
+
+bool has_room_to_pin(uint64_t size_bytes, uint64_t pinned_bytes, uint64_t ram_bytes) {
+  return size_bytes <= saturating_subtract(ram_bytes / kMostPinnedShare, pinned_bytes);
 }
 
 }  // namespace ebbtide::policy

@@ -5,19 +5,11 @@
 // Which backups in RAM are pinned where they lie. Pure: numbers in, answer out. All in bytes.
 namespace ebbtide::policy {
 
-// A backup that is kept from one pause to the next, at the second of them.
-struct KeptBackup {
-  uint64_t size_bytes = 0;   // of the whole backup, which is pinned as a whole
-  uint64_t pause_bytes = 0;  // of all backups that this pause writes to
-};
+// Of a pause that writes to backups of this size. In a small one threads and a ring take longer than the bytes do, and
+// pinning takes as long as one copy. A large one fills the bus through the ring.
+bool is_small_pause(uint64_t backup_bytes);
 
-struct PinnedShare {
-  uint64_t pinned_bytes = 0;  // all that this process has pinned, without the backup
-  uint64_t ram_bytes = 0;     // that it may use
-};
-
-// Small ones are worth it: threads and a ring take longer than their bytes, and pinning takes as long as one copy. A
-// large pause fills the bus through the ring. Not beyond an eighth of the RAM.
-bool is_worth_pinning(const KeptBackup& kept, const PinnedShare& share);
+// Whether a backup may be pinned beside what this process has pinned already: an eighth of the RAM that it may use.
+bool has_room_to_pin(uint64_t size_bytes, uint64_t pinned_bytes, uint64_t ram_bytes);
 
 }  // namespace ebbtide::policy

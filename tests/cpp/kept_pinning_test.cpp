@@ -167,7 +167,23 @@ TEST_F(KeptPinning, Invariant9_AFreeUnpinsNothingBesideACapture) {
   EXPECT_EQ(Live::now().registered_ranges, 0u);
 }
 
-TEST_F(KeptPinning, ItGoesOnInTheBackgroundAndInASwap) {
+TEST_F(KeptPinning, Invariant9_NorDoesTheLastViewThatDies) {
+  cycle(1);
+  cycle(1);
+  pause();
+  auto view = view_backup(core(), {address_, kSize});
+  resume();
+  core().engines.trim();
+  ASSERT_EQ(Live::now().registered_ranges, 1u) << "the view's";
+  core().capture_gate.begin_capture();
+  view.reset();
+  EXPECT_EQ(Live::now().registered_ranges, 1u);
+  core().capture_gate.end_capture();
+  EXPECT_TRUE(give_back_caches(core()));
+  EXPECT_EQ(Live::now().registered_ranges, 0u);
+}
+
+TEST_F(KeptPinning, ItGoesOnInASwap) {
   cycle(1);
   cycle(1);
   pause();
@@ -183,16 +199,12 @@ TEST_F(KeptPinning, ItGoesOnInTheBackgroundAndInASwap) {
   EXPECT_TRUE(holds(other, kSize, 9));
 }
 
-TEST(IsWorthPinning, SmallAndWithinAnEighthOfTheMachine) {
-  using policy::is_worth_pinning;
-  const policy::PinnedShare idle = {0, 16 * kGiB};
-  EXPECT_TRUE(is_worth_pinning({32 * kMiB, 32 * kMiB}, idle));
-  EXPECT_TRUE(is_worth_pinning({kGiB, kGiB}, idle));
-  EXPECT_FALSE(is_worth_pinning({kGiB, kGiB + 1}, idle)) << "the ring fills the bus";
-  EXPECT_FALSE(is_worth_pinning({0, 0}, idle));
-  EXPECT_TRUE(is_worth_pinning({kGiB, kGiB}, {kGiB, 16 * kGiB}));
-  EXPECT_FALSE(is_worth_pinning({kGiB, kGiB}, {kGiB + 1, 16 * kGiB}));
-  EXPECT_FALSE(is_worth_pinning({kGiB, kGiB}, {16 * kGiB, kGiB}));
+TEST(Pinning, OfSmallPausesAndWithinAnEighthOfTheMachine) {
+  EXPECT_TRUE(policy::is_small_pause(kGiB));
+  EXPECT_FALSE(policy::is_small_pause(kGiB + 1)) << "the ring fills the bus";
+  EXPECT_TRUE(policy::has_room_to_pin(kGiB, kGiB, 16 * kGiB));
+  EXPECT_FALSE(policy::has_room_to_pin(kGiB, kGiB + 1, 16 * kGiB));
+  EXPECT_FALSE(policy::has_room_to_pin(kGiB, 16 * kGiB, kGiB));
 }
 
 }  // namespace

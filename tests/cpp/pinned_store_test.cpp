@@ -5,7 +5,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
+#include <vector>
 
 #include "base/error.h"
 #include "core_fixture.h"
@@ -69,6 +71,18 @@ TEST_F(PinnedStoreTest, WhatTheDeviceMayStillWriteIntoIsNeverGivenBack) {
   backup.reset();
   EXPECT_EQ(pinned_count(), 1u);
   EXPECT_TRUE(is_mapped(view));
+}
+
+TEST_F(PinnedStoreTest, ABackupInRamThatIsPinnedKeepsItsPages) {
+  const auto backup = store_of(BackupKind::kRam).open(kChunk);
+  const std::vector<std::byte> bytes(kChunk, std::byte{5});
+  backup->write(0, bytes.data(), kChunk);
+  ASSERT_TRUE(backup->try_pin());
+  EXPECT_EQ(backup->direct(), backup->view());
+  backup->discard(0, kChunk);
+  EXPECT_EQ(std::memcmp(backup->view(), bytes.data(), kChunk), 0) << "the device would see other pages";
+  EXPECT_TRUE(backup->try_pin()) << "it is";
+  EXPECT_EQ(pinned_count(), 1u);
 }
 
 TEST_F(PinnedStoreTest, ARefusalIsAStoreErrorThatSaysWhatToDoAndLeavesThePlainMemory) {

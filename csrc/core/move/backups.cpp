@@ -47,22 +47,23 @@ void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, in
   }
 }
 
-void try_pin_kept(Core& core, BackupRecord& stored, uint64_t pause_bytes) noexcept {
-  bool is_whole = true;
-  bool has_content = false;
-  for (const StoredBlock& block : stored.blocks) {
-    is_whole &= block.is_touched;
-    has_content |= block.has_content;
-  }
-  // Under a limit, what is pinned for speed would be missing for rings, which pauses need.
-  if (!is_whole || !has_content || core.budgets.pinned.limit_bytes() != kUnlimited) return;
-  if (!std::exchange(stored.may_be_pinned, false)) return;
+bool may_pin_kept(const Core& core, uint64_t backup_bytes) {
+  return policy::is_small_pause(backup_bytes) && !core.rules.keeps_ahead.load() &&
+         core.budgets.pinned.limit_bytes() == kUnlimited;
+}
+
+void try_pin_kept(Core& core, BackupRecord& stored) noexcept {
+  const auto& blocks = stored.blocks;
+  if (std::any_of(blocks.begin(), blocks.end(), [](const StoredBlock& block) { return !block.is_touched; })) return;
+  if (std::none_of(blocks.begin(), blocks.end(), [](const StoredBlock& block) { return block.has_content; })) return;
+  stored.may_be_pinned = false;
   try {
+    const ContextScope scope(stored.device);
     // Charged before it is judged, so that no two threads pass together.
     PinnedCharge pinned = core.budgets.pinned.charge(stored.size_bytes(), "a small backup");
     const uint64_t others = saturating_subtract(core.budgets.pinned.held_bytes(), stored.size_bytes());
     const uint64_t ram = std::min(core.budgets.host.ram_bytes(), core.budgets.host.limit_bytes());
-    if (!policy::is_worth_pinning({stored.size_bytes(), pause_bytes}, {others, ram})) return;
+    if (!policy::has_room_to_pin(stored.size_bytes(), others, ram)) return;
     if (stored.backup->try_pin()) stored.pinned = std::move(pinned);
   } catch (const std::exception& error) {
     log_line(LogLevel::kInfo, {"a small backup stays unpinned: ", error.what()});

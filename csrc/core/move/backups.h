@@ -18,10 +18,13 @@ std::shared_ptr<BackupRecord> open_backup(Core& core, BackupKind kind, const All
 // through the context of this device. Throws StoreError, with some of them ready and others not.
 void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, int device);
 
-// Pins a backup in RAM that holds what an earlier pause stored, and that has all of its pages, if pinned memory has no
-// limit and policy::is_worth_pinning; else nothing changes. pause_bytes is that of policy::KeptBackup. Judges each
-// backup once. Needs a current context and no capture.
-void try_pin_kept(Core& core, BackupRecord& stored, uint64_t pause_bytes) noexcept;
+// Whether a pause that writes to backups of this size may pin those that were kept. Not under a limit: what is pinned
+// for speed would be missing for rings, which pauses need. Not with copies ahead, whose pauses are to be quick.
+bool may_pin_kept(const Core& core, uint64_t backup_bytes);
+
+// Pins a backup in RAM if it has all of its pages, and content of an earlier pause; else nothing changes. Where there
+// is no room, or the driver refuses, it is not asked again. No capture.
+void try_pin_kept(Core& core, BackupRecord& stored) noexcept;
 
 // Blocks of a backup have got their pages, out of this charge.
 void touch_blocks(BackupRecord& stored, HostCharge& charge, size_t first, size_t count);

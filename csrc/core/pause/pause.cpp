@@ -201,16 +201,14 @@ void Pause::open_backups() {
 
 // A tag that goes and comes again and again need not pay for threads and a ring each time.
 void Pause::pin_kept_backups() {
-  if (core().rules.keeps_ahead.load()) return;  // then pauses are to be quick, and copy little
   uint64_t bytes = 0;
   for (const Kept& kept : kept_) bytes += kept.stored->size_bytes();
+  if (!may_pin_kept(core(), bytes)) return;
   for (const Kept& kept : kept_) {
-    const Allocation& allocation = *kept.allocation;
-    const bool is_repeated = kept.had_backup && kept.earlier != nullptr && !allocation.is_away();
-    if (!is_repeated || kept.stored->kind != BackupKind::kRam || kept.stored->is_pinned()) continue;
-    if (!allocation.policy.retain || !kept.stored->may_be_pinned) continue;
-    const ContextScope scope(allocation.device);
-    try_pin_kept(core(), *kept.stored, bytes);
+    BackupRecord& stored = *kept.stored;
+    const bool is_repeated = kept.had_backup && kept.earlier != nullptr && !kept.allocation->is_away();
+    if (!is_repeated || !kept.allocation->policy.retain || stored.kind != BackupKind::kRam) continue;
+    if (stored.may_be_pinned && !stored.is_pinned()) try_pin_kept(core(), stored);
   }
 }
 
