@@ -9,10 +9,10 @@ raise, or be interrupted.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import sys
-import threading
 import traceback
 import warnings
 from typing import Any
@@ -26,20 +26,19 @@ logger = logging.getLogger("ebbtide")
 # A file of Python has a lock, which a forked child finds taken for ever if a thread of its parent was writing at the
 # fork. So no line of ours is being written then, unless whoever reads stderr is that slow.
 _writing = make_lock()
-_at_fork = threading.local()
 _FORK_SECONDS = 1.0
 
 
-def _before_fork() -> None:
-    _at_fork.is_held = _writing.acquire(timeout=_FORK_SECONDS)
-
-
 def _after_fork() -> None:
-    if _at_fork.is_held:
+    if _writing._is_owned():  # not where the wait ran out, or was interrupted
         _writing.release()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+os.register_at_fork(
+    before=functools.partial(_writing.acquire, timeout=_FORK_SECONDS),  # in C: no interrupt parts it
+    after_in_parent=_after_fork,
+    after_in_child=_after_fork,
+)
 
 
 class _StderrWithoutHandlers(logging.Handler):
