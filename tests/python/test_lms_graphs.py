@@ -1,8 +1,10 @@
 """Graphs that no backward ends, and switching LMS while other threads train: nothing is kept, and nothing raises."""
 
+import functools
 import gc
 import threading
 import time
+import warnings
 
 import pytest
 
@@ -41,16 +43,33 @@ def normalized_weight():
     return torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(768, 768))
 
 
+@functools.cache
+def scripted():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(
+            torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+        )
+
+
+def output_of_torchscript():
+    return scripted()(torch.randn(2048, 256).requires_grad_()).sum()
+
+
 def in_a_region(saver):
     with saver.region("of the program"):
         return torch.randn(MIB, requires_grad=True).exp()
 
 
-@pytest.mark.parametrize("make", [small_output, large_output, loss_of_a_model, kept_graph, normalized_weight])
+MAKERS = [small_output, large_output, loss_of_a_model, kept_graph, normalized_weight, output_of_torchscript]
+
+
+@pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("limit", [None, "200MiB"])
 def test_what_is_dropped_without_backward_goes(lms, make, limit):
     with lms.enable(limit=limit):
-        make()
+        for _ in range(3):  # TorchScript optimizes in its first calls
+            make()
         before, held = tensors(), lms.stats()["device_bytes"]
         for _ in range(5):
             make()

@@ -8,8 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ebbtide import _core  # noqa: E402
-from ebbtide import lms as module  # noqa: E402
+from ebbtide import _core, torch_extension  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
 from interrupts import interrupted_everywhere  # noqa: E402
 from lms_model import MIB, SMALL, evict_all, train  # noqa: E402
@@ -146,44 +145,56 @@ def test_a_change_of_what_backward_got_is_noticed(lms):
         loss.backward()
 
 
-def test_a_thread_that_runs_already_enables_for_itself(lms):
-    results = []
-    go, done = threading.Event(), threading.Event()
+def test_a_thread_that_runs_already_is_covered(lms):
+    results, go = [], threading.Event()
 
     def work():
         assert go.wait(30)
-        module.enable(limit="1GiB", min_size=SMALL)
         given = torch.ones(SIZE, requires_grad=True)
         loss = (given * 1.0).exp().sum()
         results.append(evict_all())
         loss.backward()
-        done.set()
+        results.append(float(given.grad[0]))
 
     thread = threading.Thread(target=work)
     thread.start()
     lms.enable(limit="1GiB", min_size=SMALL)
     go.set()
-    assert done.wait(30)
     thread.join()
-    assert results == [SIZE * 4]
+    assert results == [SIZE * 4, float(torch.ones(1).exp())]
 
 
-def test_enable_inside_other_hooks_is_refused(lms):
-    with torch.autograd.graph.save_on_cpu(), pytest.raises(StateError, match="enable it outside"):
+def test_transforms_of_torch_func_keep_what_they_save(lms):
+    def curve(x):
+        return (x * 1.0).exp().sum()
+
+    lms.enable(limit="1GiB", min_size=SMALL)
+    given = torch.randn(SIZE)
+    assert torch.equal(torch.func.grad(curve)(given), given.exp())
+    assert torch.equal(torch.func.jvp(curve, (given,), (torch.ones(SIZE),))[1], given.exp().sum())
+    outer = given.clone().requires_grad_()
+    loss = torch.func.grad(curve)(outer).pow(2).sum()  # its graph goes on outside
+    loss.backward()
+    torch.testing.assert_close(outer.grad, 2 * given.exp() ** 2)
+
+
+def test_enable_inside_a_transform_is_refused(lms):
+    def curve(x):
+        with pytest.raises(StateError, match="enable it outside"):
+            lms.enable(limit="1GiB", min_size=SMALL)
+        return (x * 1.0).exp().sum()
+
+    given = torch.randn(SIZE)
+    assert torch.equal(torch.func.grad(curve)(given), given.exp())
+    assert not lms.enabled
+
+
+def test_a_system_that_keeps_tables_as_they_are_is_named(lms, monkeypatch):
+    monkeypatch.setattr(torch_extension.load("_lms"), "follow_saved_tensors", lambda: False)
+    with pytest.raises(StateError, match="mprotect"):
         lms.enable(limit="1GiB")
     assert not lms.enabled
-    with torch.autograd.graph.save_on_cpu():
-        pass
-    lms.enable(limit="1GiB", min_size=SMALL)
-    loss = (torch.ones(SIZE, requires_grad=True) * 1.0).exp().sum()
-    assert evict_all() > 0
-    loss.backward()
-
-
-def test_torch_func_works_again_after_disable(lms):
-    lms.enable(limit="1GiB")
-    lms.disable()
-    assert float(torch.func.grad(lambda x: (x * x).sum())(torch.tensor(3.0))) == 6.0
+    assert tag_of(torch.ones(300)) is None
 
 
 def test_the_outer_with_goes_on(lms):
@@ -247,8 +258,6 @@ def test_interrupts_leave_it_on_or_off(lms):
         assert not lms.enabled
         assert tag_of(torch.ones(300)) is None
         assert _core.query_device(0).limit_bytes == _core.UNLIMITED
-        assert threading.Thread.start.__module__ == "threading"
-        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
     work()
     assert interrupted_everywhere(work, check) > 20

@@ -214,7 +214,7 @@ def test_disable_ends_planned_actions_of_other_threads(lms):
         assert numbers["host_bytes"] == 0
 
 
-@pytest.mark.parametrize("late", ["saved_tensors.leave_threads", "optimizer_states.remove"])
+@pytest.mark.parametrize("late", ["weights.remove", "optimizer_states.remove"])
 def test_no_allocation_fails_while_it_is_switched_off(lms, monkeypatch, late):
     plain = train(steps=8, **SHAPE)
     limit = int(0.5 * needed_bytes(lms, **SHAPE))

@@ -72,13 +72,6 @@ void explain(char* text, size_t capacity) {
   text[capacity - 1] = '\0';
 }
 
-std::unique_ptr<Packed> pack(const py::object& object) {
-  if (!THPVariable_Check(object.ptr())) throw py::type_error("pack takes a tensor");
-  auto packed = std::make_unique<Packed>(THPVariable_Unpack(object.ptr()));
-  evict_at_once(packed->can_leave());
-  return packed;
-}
-
 py::object unpack(const Packed& packed) {
   at::Tensor tensor;
   try {
@@ -283,12 +276,10 @@ void set_rules(bool is_on, uint64_t min_bytes, bool evicts_at_once) {
 PYBIND11_MODULE(_lms, module) {
   using namespace ebbtide::lms;
   py::class_<Packed>(module, "Packed");
-  module.def("pack", &pack, py::arg("tensor"), "The hook of torch.autograd.graph.saved_tensors_hooks.");
   module.def("unpack", &unpack, py::arg("packed"));
   module.def(
-      "follow_saved_tensors",
-      [module] { return follow_saved_tensors(module.attr("pack").ptr(), module.attr("unpack").ptr()); },
-      "Whether torch calls no Python for each tensor that it saves.");
+      "follow_saved_tensors", [module] { return follow_saved_tensors(module.attr("unpack").ptr()); },
+      "False if this process does not allow it.");
   module.def("set_rules", &set_rules, py::arg("is_on"), py::arg("min_bytes"), py::arg("evicts_at_once"));
   module.def("statistics", &statistics);
   module.def("reset_statistics", [] {

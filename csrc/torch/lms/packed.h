@@ -32,6 +32,7 @@ class Packed {
   // Throws std::runtime_error, in torch's words, if the tensor was changed in place since, and what bring_back throws.
   at::Tensor unpack() const;
   bool can_leave() const { return saved_ != nullptr; }
+  bool may_wait() const { return can_leave() || is_weight_; }  // to be unpacked
 
  private:
   // A view of a storage that may leave.

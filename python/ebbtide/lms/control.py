@@ -5,14 +5,15 @@ from types import TracebackType
 from typing import Any
 
 from ebbtide import _core, driver_choice, logs, settings, torch_extension
-from ebbtide.errors import OutOfMemoryError
-from ebbtide.lms import optimizer_states, saved_tensors, weights
+from ebbtide.errors import OutOfMemoryError, StateError
+from ebbtide.lms import optimizer_states, weights
 from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
 from ebbtide.lms.streaming import counting
 from ebbtide.locks import make_lock
 from ebbtide.saver.reclaim import torch_cache
 from ebbtide.saver.regions import startup
 from ebbtide.sizes import format_size, parse_size
+from ebbtide.torch_support.torch_names import find
 
 DEFAULT_MIN_SIZE = 1 << 20
 
@@ -73,8 +74,7 @@ class Enabled:
 def enable(
     limit: str | int | None = None, min_size: str | int = "1MiB", host_limit: str | int | None = None
 ) -> Enabled:
-    """Turns large model support on, in this thread and in each that is started from now on. If it is on, the call
-    changes the settings, which all threads share, and covers this thread if it was not covered yet.
+    """Turns large model support on, in all threads. If it is on, the call changes the settings.
 
         ebbtide.lms.enable(limit="1GiB")
 
@@ -92,8 +92,8 @@ def enable(
 
     Raises:
         TypeError, ValueError: malformed sizes; nothing is changed.
-        StateError: a GPU with torch before 2.11, a forked child, or a transform of torch.func or other saved-tensor
-            hooks around the call.
+        StateError: a GPU with torch before 2.11, a forked child, a transform of torch.func around the call, or a system
+            that does not let a process change torch's tables.
         OutOfMemoryError: more is held than the limit allows, and cannot leave. Nothing is changed.
     """
     wanted = None if limit is None else parse_size(limit, "limit")
@@ -108,8 +108,6 @@ def enable(
         try:
             if was_off:
                 _turn_on()
-            else:
-                saved_tensors.install(_extension())
             _apply_device_limit(wanted)
             if was_off:
                 assert _now.device is not None
@@ -138,11 +136,15 @@ def _turn_on() -> None:
     settings.check_environment()
     device = _device_of(backend.device_type)
     extension = _extension()
-    extension.follow_saved_tensors()
-    saved_tensors.install(extension)
+    if not find("_C._autograd._saved_tensors_hooks_is_enabled")():
+        raise StateError("LMS can't be enabled inside a transform of torch.func: enable it outside")
+    if not extension.follow_saved_tensors():
+        raise StateError(
+            "LMS can't be enabled: the system does not let a process change torch's table of autograd's functions "
+            "(mprotect); allow it for this program"
+        )
     _now.device = device  # noted first: `disable` ends what an interrupt leaves
     device.attach(extension)
-    saved_tensors.follow_threads(extension)
     extension.reset_statistics()
     optimizer_states.install(extension, device)
     weights.install(extension, device)
@@ -166,8 +168,7 @@ def disable() -> None:
 
         ebbtide.lms.disable()
 
-    torch's hooks of this thread go, if no others lie above them. Those of other threads stay, and leave every tensor
-    where it is, until that thread calls this too, or ends.
+    From then on every tensor stays where it is.
     """
     with _lock:
         was_on = _now.is_on
@@ -180,14 +181,12 @@ def disable() -> None:
 def _turn_off() -> None:
     """Every step can be done again: an interrupt leaves the rest to the next call."""
     extension = _extension()
-    saved_tensors.remove()
     if _make_room_for in torch_cache.makers_of_room:
         torch_cache.makers_of_room.remove(_make_room_for)
     if _now.device is None:
         return
     _now.device.release(extension)
     extension.set_rules(False, _now.min_size, False)
-    saved_tensors.leave_threads()
     _core.set_lms_host_limit(_core.UNLIMITED)
     _now.device.detach(extension)
     optimizer_states.remove(extension)
