@@ -29,7 +29,7 @@ def training_rows() -> list[Row]:
             ideal = ideal_of(part, "lms_blocks.plain")
             mine = (at_least(0.95, ideal), at_least(1, hooks)) if who == "ebbtide" else (shown(ideal),)
             rows.append(Row(workload, who, part, "step", mine, 0))
-    for kind in ("checkpoint", "save_on_cpu"):
+    for kind in ("checkpoint", "save_on_cpu", "trl"):
         rows.append(Row("training step in less memory", kind, f"lms_blocks.{kind}", "step", moves=0))
     checkpoint = (at_most(1.02, median("lms_blocks.checkpoint", "step", "checkpoint")),)
     both = "lms_blocks.ebbtide_checkpoint"
@@ -59,6 +59,17 @@ def other_training_rows() -> list[Row]:
     for way in ("split", "managed"):
         part = f"lms_trainer.{way}_{first}"
         rows.append(Row(f"Trainer in {first} GiB", f"ebbtide run --overflow {way}", part, "step", moves=0))
+    return rows
+
+
+def largest_rows() -> list[Row]:
+    """What fits is a fact of each; the figure is a step of it."""
+    rows = []
+    for what in ("batch", "pixels"):
+        for who in ("plain", "ebbtide"):
+            rows.append(
+                Row(f"largest {what} of ResNet-152 in 16 GiB", who, f"lms_largest.{who}_{what}", "step", moves=0)
+            )
     return rows
 
 

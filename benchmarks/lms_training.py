@@ -29,6 +29,9 @@ class Training:
         self._optimizer = optimizer
         self.forward = forward
 
+    def parameters(self) -> list[Any]:
+        return [each for group in self._optimizer.param_groups for each in group["params"]]
+
     def finish(self) -> None:
         self._optimizer.step()
         self._optimizer.zero_grad()

@@ -286,6 +286,7 @@ ROWS = (
     *lms_rows.training_rows(),
     *lms_rows.other_training_rows(),
     *lms_rows.weight_rows(),
+    *lms_rows.largest_rows(),
 )
 
 

@@ -103,6 +103,8 @@ class TrainingSize:
         states: a model in fp32 for AdamW, whose states are most of what it needs.
         resnet: the network of examples/07_resnet152.py and its images.
         resnet_limit_bytes: what it is trained in.
+        largest_from: where the search for the largest batch and images begins, and its steps.
+        largest_host_limit_bytes: what the host may give for that.
         small_net: the same for a network whose operations take microseconds.
         fits_steps, fits_turns: of training where everything fits.
         trainer: the arguments of programs/trainer.py.
@@ -117,6 +119,8 @@ class TrainingSize:
     states: ModelSize = ModelSize(layers=7, batch=1)
     resnet: ImagesSize = ImagesSize((3, 8, 36, 3), 64, 256, 224)
     resnet_limit_bytes: int = 16 * GIB
+    largest_from: dict[str, tuple[int, int]] = field(default_factory=lambda: {"batch": (32, 16), "pixels": (224, 32)})
+    largest_host_limit_bytes: int = 88 * GIB
     small_net: ImagesSize = ImagesSize((1, 1, 1, 1), 8, 16, 32)
     fits_steps: int = 6
     fits_turns: int = 5
@@ -138,6 +142,8 @@ SMALL_TRAINING = TrainingSize(
     states=ModelSize(2, 128, 256, 4, 2, 256, 1, 16),
     resnet=ImagesSize((1, 1, 1, 1), 8, 4, 32),
     resnet_limit_bytes=8 * MIB,  # of 28; what convolutions on the CPU take beside depends on the processor
+    largest_from={"batch": (2, 2), "pixels": (32, 16)},
+    largest_host_limit_bytes=16 * MIB,
     fits_steps=2,
     fits_turns=2,
 )

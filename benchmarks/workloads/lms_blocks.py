@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks import device
+from benchmarks.baselines import trl_offload
 from benchmarks.baselines.offload_hooks import OffloadHooks
 from benchmarks.lms_training import (
     FIRST_STEPS,
@@ -57,6 +58,22 @@ def measure_other(sizes: Sizes, kind: str) -> Measured:
     return measured
 
 
+def measure_trl(sizes: Sizes) -> Measured:
+    """The step with TRL's OffloadActivations, which moves whatever is saved but the last five."""
+    device.need_gpu("TRL takes streams of a GPU")
+    measured = Measured()
+    peak, training = Peak(), make_training(sizes)
+    hooks = trl_offload.make_hooks(training.parameters())
+
+    def step() -> torch.Tensor:
+        with hooks:
+            return training.step()
+
+    time_steps(measured, step, sizes.training.steps)
+    measured.facts.update(peak_bytes=peak.read(), version=trl_offload.version())
+    return measured
+
+
 def measure_hooks(sizes: Sizes, share: int) -> Measured:
     """The hooks that a user would write, which move as much as is over the limit."""
     device.need_gpu("on the simulated device there are no side streams")
@@ -99,5 +116,6 @@ def parts(sizes: Sizes) -> list[Part]:
         for who, measure in (("ebbtide", measure_ebbtide), ("hooks", measure_hooks))
     ]
     others = [Part(f"lms_blocks.{kind}", partial(measure_other, kind=kind)) for kind in ("checkpoint", "save_on_cpu")]
+    others.append(Part("lms_blocks.trl", measure_trl))
     both = Part("lms_blocks.ebbtide_checkpoint", measure_both)
     return [Part("lms_blocks.plain", measure_without_limit), *limited, *others, both]
