@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from core_sim import Sim  # noqa: E402
+from ebbtide import lms as module  # noqa: E402
 from ebbtide import torch_extension  # noqa: E402
 from ebbtide.lms import control  # noqa: E402
 from lms_model import SMALL, make_model, train  # noqa: E402
@@ -59,6 +60,33 @@ def test_later_steps_need_no_reclaim(lms, device_work, share):
     assert numbers["prefetch_hits"] + numbers["prefetch_late"] > 0
     assert numbers["peak_device_bytes"] <= limit
     assert numbers["evicted_bytes"] == numbers["loaded_bytes"]
+
+
+@pytest.mark.parametrize("is_disturbed", [False, True])
+def test_a_plan_that_was_short_of_memory_is_followed_without_the_pieces_of_torchs_cache(lms, is_disturbed):
+    limit = int(0.6 * needed_bytes(lms, **SHAPE))
+    model = make_model(SHAPE["depth"], SHAPE["width"])
+    given = torch.randn(SHAPE["batch"], SHAPE["width"])
+
+    def step(more_bytes=0):
+        """And what the device holds once the forward pass has begun, and before it began."""
+        before = module.stats()["device_bytes"]
+        hidden = model[:2](given)
+        held = module.stats()["device_bytes"]
+        hidden = model[2:12](hidden)
+        more = torch.empty(more_bytes, dtype=torch.uint8)
+        model[12:](hidden).pow(2).mean().backward()
+        del more
+        return held, before
+
+    with lms.enable(limit=limit, min_size=SMALL):
+        for _ in range(6):
+            held, before = step()
+            assert held >= before
+        step(limit // 4 if is_disturbed else 0)
+        held, before = step()
+        assert (held < before) is is_disturbed
+        assert module.stats()["peak_device_bytes"] <= limit
 
 
 def test_loads_that_the_device_has_done_are_hits(lms):

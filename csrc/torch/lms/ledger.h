@@ -165,7 +165,7 @@ class Ledger {
   // ledger_steps.cpp
   uint64_t demand_bytes(uint64_t used_bytes) const { return used_bytes + statistics_.host_bytes; }
   double now() const;
-  void end_step(c10::Device device, Steps& steps);
+  bool end_step(c10::Device device, Steps& steps);
   static void note_due(Steps& steps);
   static void watch(Steps& steps, SavedStorage& saved);
   static void note_free(Steps& steps);

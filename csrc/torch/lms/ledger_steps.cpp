@@ -37,7 +37,9 @@ double Ledger::now() const {
   return std::chrono::duration<double>(since_start).count() - statistics_.waited_seconds;
 }
 
-void Ledger::end_step(c10::Device device, Steps& steps) {
+// Whether torch should give back what it caches, which lies in the pieces that earlier steps made of it: where a step
+// was short of memory in spite of its plan, it gets another one, which begins without them.
+bool Ledger::end_step(c10::Device device, Steps& steps) {
   const uint64_t limit_bytes = side_of(device).limit_bytes(device);
   if (std::exchange(steps.limit_bytes, limit_bytes) != limit_bytes) steps.margin_bytes = 0;
   // Free memory lies in pieces. A plan that fills the device to its limit is short of memory in spite of it. What had
@@ -50,11 +52,13 @@ void Ledger::end_step(c10::Device device, Steps& steps) {
   const bool is_little_more =
       elsewhere_bytes >= steps.elsewhere_bytes && elsewhere_bytes - steps.elsewhere_bytes <= limit_bytes / 64;
   if (!is_little_more) steps.elsewhere_bytes = elsewhere_bytes;
+  const uint64_t plans_before = steps.follower.plans_made();
   steps.follower.end_step(
       {limit_bytes - steps.margin_bytes + steps.elsewhere_bytes, out_.bytes_per_second(), in_.bytes_per_second()});
   steps.due = {};
   steps.postponed.clear();
   steps.was_wanted = false;
+  return added_bytes > 0 && steps.follower.plans_made() != plans_before;
 }
 
 // The follower's actions are those of its last call alone.
