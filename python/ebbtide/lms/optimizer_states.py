@@ -327,12 +327,15 @@ def _may_make_states(optimizer: Any, has_closure: bool) -> bool:
     """Whether a parameter has no state yet, and the thread is in no region of the program's, whose tag it would get. In
     a capture of a GPU's graph they stay ordinary.
     """
-    if captures.is_capturing() or (optimizer in _now.stateless and not any(optimizer.state.values())):
+    states = optimizer.state
+    if len(states) == sum(len(group["params"]) for group in optimizer.param_groups) and all(states.values()):
+        return False
+    if captures.is_capturing() or (optimizer in _now.stateless and not any(states.values())):
         return False
     import torch
 
     if not any(
-        (has_closure or parameter.grad is not None) and not optimizer.state.get(parameter)
+        (has_closure or parameter.grad is not None) and not states.get(parameter)
         for group in optimizer.param_groups
         if type(optimizer) is not torch.optim.SGD or group["momentum"]  # else it has none
         for parameter in group["params"]

@@ -8,7 +8,6 @@ That is possible for torch's own optimizers that compute each element from the s
 gradient and the states. Then a step over slices is the step over the whole, bit for bit.
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -131,11 +130,9 @@ class _Step:
 
 def outside_compilation(function: Callable[..., Any]) -> Callable[..., Any]:
     """Under torch.compile a step would be compiled anew for each piece, and our functions with it."""
-    if "torch._dynamo" not in sys.modules:
-        return function
     import torch
 
-    return torch.compiler.disable(function)
+    return torch.compiler.disable(function) if torch.compiler.is_compiling() else function
 
 
 def _view_of(optimizer: Any, group: dict[str, Any], parameters: list[Any], states: Any) -> Any:
