@@ -24,6 +24,20 @@ def need_gpu(why: str) -> None:
         raise SkippedError(f"needs a GPU: {why}")
 
 
+class Capped:
+    """torch may reserve so much meanwhile, and no more."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._fraction = limit_bytes / torch.cuda.mem_get_info()[1]
+
+    def __enter__(self) -> None:
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(self._fraction)
+
+    def __exit__(self, *_: object) -> None:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 def synchronize() -> None:
     if is_gpu():
         torch.cuda.synchronize()

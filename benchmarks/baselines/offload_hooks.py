@@ -1,9 +1,11 @@
 """What a user would write: saved-tensor hooks over whole storages, side streams both ways, and a look-ahead.
 
-First come, first offloaded, until `quota_bytes` have left in a step; backward loads `ahead_bytes` ahead of need. Good
-enough for a model whose steps are all equal and whose saved tensors nobody else holds.
+First come, first offloaded, until `quota_bytes` have left in a step; backward loads `ahead_bytes` ahead of need, and
+forward waits for copies beyond so many bytes. So the device holds up to `ahead_bytes` more than what the quota leaves.
+Good enough for a model whose steps are all equal and whose saved tensors nobody else holds.
 """
 
+from collections import deque
 from typing import Any
 
 import torch
@@ -19,16 +21,22 @@ class _Saved:
         self.on_device: torch.Tensor | None = None
         self.loaded: torch.cuda.Event | None = None
         stream.wait_stream(torch.cuda.current_stream())
+        self._source: torch.Tensor | None = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
         with torch.cuda.stream(stream):
-            source = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
-            self.host.copy_(source, non_blocking=True)
-            source.record_stream(stream)
+            self.host.copy_(self._source, non_blocking=True)
+            self._copied = stream.record_event()
+
+    def leave(self) -> None:
+        """What is allocated next in this stream may have its memory."""
+        torch.cuda.current_stream().wait_event(self._copied)
+        self._source = None
 
     def load(self, stream: torch.cuda.Stream) -> None:
         if self.on_device is not None:
             return
         self.on_device = torch.empty(self.size_bytes, dtype=torch.uint8, device=self.device)
         stream.wait_stream(torch.cuda.current_stream())
+        stream.wait_event(self._copied)
         with torch.cuda.stream(stream):
             self.on_device.copy_(self.host, non_blocking=True)
             self.loaded = stream.record_event()
@@ -62,6 +70,8 @@ class OffloadHooks(torch.autograd.graph.saved_tensors_hooks):
     def begin_step(self) -> None:
         self._known = KnownStorages()
         self._order: list[_Saved] = []
+        self._leaving: deque[_Saved] = deque()
+        self._leaving_bytes = 0
         self.moved_bytes = 0
 
     def _pack(self, tensor: torch.Tensor) -> Any:
@@ -76,11 +86,22 @@ class OffloadHooks(torch.autograd.graph.saved_tensors_hooks):
             self._known.note(storage, saved)
             self._order.append(saved)
             self.moved_bytes += saved.size_bytes
+            self._leave(saved)
         return saved, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def _leave(self, saved: _Saved) -> None:
+        self._leaving.append(saved)
+        self._leaving_bytes += saved.size_bytes
+        while self._leaving_bytes > self._ahead:
+            first = self._leaving.popleft()
+            self._leaving_bytes -= first.size_bytes
+            first.leave()
 
     def _unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed
+        while self._leaving:
+            self._leaving.popleft().leave()
         saved, dtype, size, stride, offset = packed
         while self._order and saved in self._order:
             self._order.pop().load(self._in)

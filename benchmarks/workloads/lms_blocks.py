@@ -22,7 +22,7 @@ from benchmarks.lms_training import (
     simulated,
     time_steps,
 )
-from benchmarks.measured import Measured, Part
+from benchmarks.measured import Measured, Part, SkippedError
 from benchmarks.sizes import Sizes
 from benchmarks.transformer import Block
 
@@ -75,20 +75,26 @@ def measure_trl(sizes: Sizes) -> Measured:
 
 
 def measure_hooks(sizes: Sizes, share: int) -> Measured:
-    """The hooks that a user would write, which move as much as is over the limit."""
+    """The hooks that a user would write, in the same memory: as much moves as is over the limit, and what they hold
+    ahead of need.
+    """
     device.need_gpu("on the simulated device there are no side streams")
     needed, losses = needed_bytes(sizes, partial(make_training, sizes), sizes.training.steps + FIRST_STEPS)
-    quota = needed - needed * share // 100
-    measured = Measured(facts={"needed_bytes": needed})
-    hooks = OffloadHooks(quota, sizes.training.ahead_bytes)
-    peak, training = Peak(), make_training(sizes)
+    limit, ahead = needed * share // 100, sizes.training.ahead_bytes
+    measured = Measured(facts={"needed_bytes": needed, "limit_bytes": limit})
+    hooks = OffloadHooks(needed - limit + ahead, ahead)
+    with device.Capped(limit):
+        peak, training = Peak(), make_training(sizes)
 
-    def step() -> torch.Tensor:
-        hooks.begin_step()
-        with hooks:
-            return training.step()
+        def step() -> torch.Tensor:
+            hooks.begin_step()
+            with hooks:
+                return training.step()
 
-    found = time_steps(measured, step, sizes.training.steps)
+        try:
+            found = time_steps(measured, step, sizes.training.steps)
+        except torch.OutOfMemoryError as error:
+            raise SkippedError("the hooks are out of memory in this limit") from error
     measured.facts.update(peak_bytes=peak.read(), moved_bytes=hooks.moved_bytes)
     if found != losses:
         measured.faults.append("the losses are not those of training without a limit")

@@ -22,19 +22,6 @@ from benchmarks.sizes import ImagesSize, Sizes
 STEPS = 3
 
 
-class Capped:
-    """torch may reserve so much meanwhile, and no more."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._fraction = limit_bytes / torch.cuda.mem_get_info()[1]
-
-    def __enter__(self) -> None:
-        torch.cuda.set_per_process_memory_fraction(self._fraction)
-
-    def __exit__(self, *_: object) -> None:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-
-
 def limited(sizes: Sizes, who: str) -> AbstractContextManager[Any]:
     size = sizes.training
     if who == "ebbtide":
@@ -42,7 +29,7 @@ def limited(sizes: Sizes, who: str) -> AbstractContextManager[Any]:
             size.resnet_limit_bytes, min_size=size.least_bytes, host_limit=size.largest_host_limit_bytes
         )
     device.need_gpu("on the simulated device nothing limits plain training")
-    return Capped(size.resnet_limit_bytes)
+    return device.Capped(size.resnet_limit_bytes)
 
 
 def try_size(sizes: Sizes, who: str, images: ImagesSize) -> tuple[Measured, str]:

@@ -41,16 +41,12 @@ def train_capped(sizes: Sizes) -> str:
     """Plain training in the memory of the limit: how far it comes."""
     if not device.is_gpu():
         return "not tried: on the simulated device nothing limits plain training"
-    torch.cuda.empty_cache()
-    _, total_bytes = torch.cuda.mem_get_info()
-    torch.cuda.set_per_process_memory_fraction(sizes.training.resnet_limit_bytes / total_bytes)
-    try:
-        make(sizes).step()
-        return "plain training fits"
-    except torch.OutOfMemoryError:
-        return "plain training is out of memory"
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+    with device.Capped(sizes.training.resnet_limit_bytes):
+        try:
+            make(sizes).step()
+            return "plain training fits"
+        except torch.OutOfMemoryError:
+            return "plain training is out of memory"
 
 
 def parts(_: Sizes) -> list[Part]:
