@@ -8,6 +8,7 @@ That is possible for torch's own optimizers that compute each element from the s
 gradient and the states. Then a step over slices is the step over the whole, bit for bit.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,6 +26,8 @@ _MOST_SLOT_BYTES, _LEAST_SLOT_BYTES = 128 << 20, 1 << 20
 _ELEMENTWISE = (
     *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
 )
+
+_outside: dict[Callable[..., Any], Callable[..., Any]] = {}  # what outside_compilation made of each function
 
 
 def is_torchs_step(function: Any) -> bool:
@@ -130,9 +133,13 @@ class _Step:
 
 def outside_compilation(function: Callable[..., Any]) -> Callable[..., Any]:
     """Under torch.compile a step would be compiled anew for each piece, and our functions with it."""
-    import torch
+    if "torch._dynamo" not in sys.modules:
+        return function
+    if function not in _outside:
+        import torch
 
-    return torch.compiler.disable(function) if torch.compiler.is_compiling() else function
+        _outside[function] = torch.compiler.disable(function)
+    return _outside[function]
 
 
 def _view_of(optimizer: Any, group: dict[str, Any], parameters: list[Any], states: Any) -> Any:
