@@ -44,6 +44,7 @@ def write_document(document: dict[str, Any], out: Path) -> Path:
 
 @main.command()
 @click.option("--workloads", help="Some of them, with commas between; by default all but copy_tuning.")
+@click.option("--parts", help="Some of their parts: names with * and commas, as the lines of a run show them.")
 @click.option("--small", is_flag=True, help="Small sizes: a test of the benchmark, on any machine.")
 @click.option("--samples", type=int, help="How often each operation is timed (5; with --small 2).")
 @click.option("--no-baselines", is_flag=True, help="Measure ebbtide and the limits only.")
@@ -59,13 +60,14 @@ def run(out: Path | None, revision: str, **options: Any) -> None:
     isolation.start()
     from benchmarks import catalogue, table
     from benchmarks.rows import judge
-    from benchmarks.runner import Runner, choose, collect_origin, find_failures
+    from benchmarks.runner import Runner, choose, collect_origin, find_failures, only_parts
     from benchmarks.sizes import Sizes
 
     is_small = options["small"]
     workloads = [name for name in catalogue.WORKLOADS if name not in catalogue.ON_DEMAND]
     try:
         groups = choose(options["workloads"].split(",") if options["workloads"] else workloads)
+        groups = only_parts(groups, options["parts"].split(",")) if options["parts"] else groups
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     sizes = Sizes.small() if is_small else Sizes()

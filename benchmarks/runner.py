@@ -4,6 +4,7 @@ A part that fails loses nothing of the others. Parts that give one sample a proc
 slows down or speeds up meanwhile does so for all of them.
 """
 
+import fnmatch
 import itertools
 import math
 import statistics
@@ -62,6 +63,26 @@ def choose(workloads: Iterable[str]) -> list[Group]:
             groups.setdefault(limit, (limit, catalogue.LIMITS[limit]))
         groups[workload] = (workload, catalogue.WORKLOADS[workload])
     return list(groups.values())
+
+
+def only_parts(groups: list[Group], patterns: list[str]) -> list[Group]:
+    """The same groups with the parts that one of these shell patterns names, and the limits.
+
+    Raises:
+        ValueError: a pattern names none of their parts.
+    """
+    names = [part.name for _, make in groups for part in make(Sizes())]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise ValueError(f"no such part: {pattern}; there are: {', '.join(names)}")
+
+    def is_meant(part: Part) -> bool:
+        return part.name.startswith("limits.") or any(fnmatch.fnmatch(part.name, pattern) for pattern in patterns)
+
+    def parts(sizes: Sizes, make: Callable[[Sizes], list[Part]]) -> list[Part]:
+        return [part for part in make(sizes) if is_meant(part)]
+
+    return [(name, partial(parts, make=make)) for name, make in groups]
 
 
 class Runner:

@@ -106,9 +106,11 @@ def measure_ebbtide(sizes: Sizes, share: int) -> Measured:
 
 
 def measure_both(sizes: Sizes) -> Measured:
-    """Checkpoints in 80 % of the memory that they need: the inputs of blocks leave."""
+    """Checkpoints in so much less memory than they need that the inputs of all blocks but two have to leave."""
+    size = sizes.training.blocks
+    input_bytes = size.batch * size.tokens * size.hidden * (2 if device.is_gpu() else 4)
     make = partial(make_training, sizes, has_checkpoints=True)
-    return measure_limited(sizes, make, lambda needed: needed * 80 // 100)
+    return measure_limited(sizes, make, lambda needed: needed - (size.layers - 2) * input_bytes)
 
 
 def measure_without_limit(sizes: Sizes) -> Measured:

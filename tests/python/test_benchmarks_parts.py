@@ -313,6 +313,16 @@ def late(_: Any, __: Any, timeout: float) -> dict[str, Any]:
     return {"status": "failed", "reason": "took longer"}
 
 
+def test_some_parts_of_workloads() -> None:
+    from benchmarks import runner
+    from benchmarks.sizes import Sizes
+
+    sizes = Sizes.small()
+    groups = runner.only_parts(runner.choose(["lms_fits", "lms_resnet"]), ["lms_fits.small_net", "lms_resnet.*"])
+    made = [part.name for _, make in groups for part in make(sizes)]
+    assert made == ["limits.link", "lms_fits.small_net", "lms_resnet.plain", "lms_resnet.ebbtide"]
+
+
 def test_refusals_are_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from benchmarks import __main__ as command
     from benchmarks import isolation
@@ -326,6 +336,8 @@ def test_refusals_are_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
     status, said = refuse("run --small --workloads first_pause,nonsense")
     assert status == 2 and "no such workload: nonsense; there are: first_pause" in said
+    status, said = refuse("run --small --workloads steady --parts steady.*,nonsense")
+    assert status == 2 and "no such part: nonsense; there are: limits.link" in said
     status, said = refuse("run --small", {"status": "failed", "reason": "no driver"})
     assert status == 1 and "ebbtide does not work here: no driver" in said
     status, said = refuse("run", {"status": "ok", "origin": {"driver": "sim"}})
