@@ -122,6 +122,7 @@ class Ledger {
     bool was_wanted = false;
     uint64_t limit_bytes = 0;       // of the latest plan
     uint64_t margin_bytes = 0;      // what a plan leaves free of it
+    uint64_t fresh_starts = 0;      // plans for this limit that began without what torch had cached
     uint64_t short_bytes = 0;       // by which this step was short of memory in spite of its plan
     uint64_t unforeseen_bytes = 0;  // that left to make a fit, and whose copies the plan had not begun
     uint64_t elsewhere_bytes = 0;   // of the latest plan: what of the demand took no device memory

@@ -15,6 +15,8 @@ namespace {
 
 // A rate is that of the latest copies, as many as have these bytes at most.
 constexpr double kRememberedBytes = 4e9;
+// How many plans for one limit begin with an empty cache of torch's.
+constexpr uint64_t kMostFreshStarts = 8;
 // How often a storage is looked at before it counts as one that stays in use.
 constexpr int kLooks = 64;
 
@@ -38,10 +40,11 @@ double Ledger::now() const {
 }
 
 // Whether torch should give back what it caches, which lies in the pieces that earlier steps made of it: where a step
-// was short of memory in spite of its plan, it gets another one, which begins without them.
+// was short of memory in spite of its plan, it gets another one, which begins without them. Not for ever: where tensors
+// differ much in size, the pieces come to fit better than what the driver would have to make anew each time.
 bool Ledger::end_step(c10::Device device, Steps& steps) {
   const uint64_t limit_bytes = side_of(device).limit_bytes(device);
-  if (std::exchange(steps.limit_bytes, limit_bytes) != limit_bytes) steps.margin_bytes = 0;
+  if (std::exchange(steps.limit_bytes, limit_bytes) != limit_bytes) steps.margin_bytes = steps.fresh_starts = 0;
   // Free memory lies in pieces. A plan that fills the device to its limit is short of memory in spite of it. What had
   // to leave only because of the pieces comes to less where a plan leaves room for some of it.
   const uint64_t added_bytes = std::exchange(steps.short_bytes, 0) + std::exchange(steps.unforeseen_bytes, 0) / 4;
@@ -58,7 +61,8 @@ bool Ledger::end_step(c10::Device device, Steps& steps) {
   steps.due = {};
   steps.postponed.clear();
   steps.was_wanted = false;
-  return added_bytes > 0 && steps.follower.plans_made() != plans_before;
+  const bool is_replaced = added_bytes > 0 && steps.follower.plans_made() != plans_before;
+  return is_replaced && steps.fresh_starts++ < kMostFreshStarts;
 }
 
 // The follower's actions are those of its last call alone.
