@@ -293,3 +293,61 @@ def test_disable_amid_training(lms, saver, room):
         saver.configure(device_limit=None)
     saver.promote(TAG)
     assert saver.tags()[TAG].host_bytes == 0
+
+
+class Signum(torch.optim.Optimizer):
+    """Its state of a parameter is a tensor, and no dict."""
+
+    def __init__(self, parameters, lr=0.1):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    if parameter not in self.state:
+                        self.state[parameter] = torch.zeros_like(parameter)
+                    self.state[parameter].mul_(0.9).add_(parameter.grad)
+                    parameter.sub_(self.state[parameter].sign() * group["lr"])
+
+
+def steps_beside_odd_entries(make):
+    """A frozen parameter, and an entry of the program's own in the optimizer's states."""
+    trained, frozen = (torch.nn.Parameter(torch.ones(1 << 16)) for _ in range(2))
+    optimizer = make([trained, frozen], lr=0.1)
+    for number in range(3):
+        trained.grad = torch.randn(1 << 16, generator=torch.Generator().manual_seed(number))
+        if number == 1:
+            optimizer.state["ema"] = torch.ones(3)
+        optimizer.step()
+    return trained.sum().item()
+
+
+@pytest.mark.parametrize("make", [Signum, torch.optim.AdamW, torch.optim.Adafactor])
+def test_states_that_are_tensors_and_not_dicts(lms, make):
+    plain = steps_beside_odd_entries(make)
+    with lms.enable(limit="1GiB", min_size="16KiB"):
+        assert steps_beside_odd_entries(make) == plain
+
+
+def test_states_of_parameters_that_were_replaced_stand_for_no_others(lms):
+    """The new ones are made on the host where they do not fit, although the old ones' entries are as many."""
+
+    def make_parameters():
+        return list(torch.nn.ParameterList([torch.nn.Parameter(torch.randn(MIB)) for _ in range(6)]))
+
+    def step():
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = torch.ones(MIB)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with lms.enable(limit="56MiB", min_size="16KiB"):
+        optimizer = torch.optim.AdamW(make_parameters(), 1e-3)
+        for _ in range(2):
+            step()
+        optimizer.param_groups[0]["params"] = make_parameters()
+        step()
+        assert lms.stats()["state_host_bytes"] > 48 * MIB
+        assert lms.stats()["peak_device_bytes"] <= 56 * MIB

@@ -92,8 +92,8 @@ def enable(
 
     Raises:
         TypeError, ValueError: malformed sizes; nothing is changed.
-        StateError: a GPU with torch before 2.11, a forked child, a transform of torch.func around the call, or a system
-            that does not let a process change torch's tables.
+        StateError: a GPU with torch before 2.11, a forked child, a transform of torch.func around the call that turns
+            LMS on, or a system that does not let a process change torch's tables.
         OutOfMemoryError: more is held than the limit allows, and cannot leave. Nothing is changed.
     """
     wanted = None if limit is None else parse_size(limit, "limit")
@@ -137,7 +137,9 @@ def _turn_on() -> None:
     device = _device_of(backend.device_type)
     extension = _extension()
     if not find("_C._autograd._saved_tensors_hooks_is_enabled")():
-        raise StateError("LMS can't be enabled inside a transform of torch.func: enable it outside")
+        raise StateError(
+            "LMS can't be enabled inside a transform of torch.func or disable_saved_tensors_hooks: enable it outside"
+        )
     if not extension.follow_saved_tensors():
         raise StateError(
             "LMS can't be enabled: the system does not let a process change torch's table of autograd's functions "

@@ -260,7 +260,7 @@ def _run_own_step(
                 others, options = ([inner, *others[1:]], options) if others else ([], {**options, "closure": inner})
             with _device().making(), region(TAG, overflow="split"):
                 result = plain(optimizer, *others, **options)
-            if not any(optimizer.state.values()):
+            if not any(map(_has_state, optimizer.state.values())):
                 _now.stateless.add(optimizer)
         elif streams and (hosted := HostRanges.now()) is not None:
             if not optimizer_step.run(plain, optimizer, _device(), hosted):
@@ -328,14 +328,12 @@ def _may_make_states(optimizer: Any, has_closure: bool) -> bool:
     a capture of a GPU's graph they stay ordinary.
     """
     states = optimizer.state
-    if len(states) == sum(len(group["params"]) for group in optimizer.param_groups) and all(states.values()):
-        return False
-    if captures.is_capturing() or (optimizer in _now.stateless and not any(states.values())):
+    if captures.is_capturing() or (optimizer in _now.stateless and not any(map(_has_state, states.values()))):
         return False
     import torch
 
     if not any(
-        (has_closure or parameter.grad is not None) and not states.get(parameter)
+        (has_closure or parameter.grad is not None) and not _has_state(states.get(parameter))
         for group in optimizer.param_groups
         if type(optimizer) is not torch.optim.SGD or group["momentum"]  # else it has none
         for parameter in group["params"]
@@ -345,6 +343,13 @@ def _may_make_states(optimizer: Any, has_closure: bool) -> bool:
     backend = backends.existing_backend()
     assert backend is not None
     return _device().is_ordinary(torch.empty(1, device=backend.device_type))
+
+
+def _has_state(entry: Any) -> bool:
+    """Of a parameter's entry in `optimizer.state`, which is a dict in torch's own optimizers, and may be empty. Others
+    keep a tensor there, whose truth would be that of its elements.
+    """
+    return len(entry) > 0 if isinstance(entry, dict) else entry is not None
 
 
 def _outside_region(closure: Callable[[], Any]) -> Callable[[], Any]:
