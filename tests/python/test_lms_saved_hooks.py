@@ -26,7 +26,7 @@ def test_python_is_not_called_for_each_saved_tensor(lms, leaves, monkeypatch):
     called = []
 
     def profile(_frame, event, argument):
-        if event == "c_call" and getattr(argument, "__name__", "") in ("unpack",):
+        if event == "c_call" and getattr(argument, "__name__", "") == "unpack":
             called.append(argument)
 
     with lms.enable(limit="1GiB", min_size=SMALL):
@@ -74,3 +74,15 @@ def test_compiled_autograd_gets_the_pair_in_python(lms, leaves):
         with compiled_autograd._enable(torch.compile(backend="eager")):
             loss.backward()
     assert all(torch.equal(each.grad, wanted) for each, wanted in zip(leaves, expected, strict=True))
+
+
+def test_what_make_fx_traces_has_no_constants_of_ours(lms):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def gradient(given):
+        return torch.autograd.grad((given * 1.0).exp().sin().sum(), given)[0]
+
+    first, second = (torch.randn(64, 64, requires_grad=True) for _ in range(2))
+    with lms.enable(limit="1GiB", min_size="1KiB"):
+        graph = make_fx(gradient)(first)
+    assert torch.equal(graph(second), gradient(second))

@@ -2,6 +2,7 @@
 
 #include <ATen/SavedTensorHooks.h>
 #include <c10/core/SafePyObject.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/engine.h>
@@ -61,14 +62,17 @@ class SavedHooks final : public Hooks {
   std::optional<Packed> packed_;
 };
 
-// Hooks of the program decide inside them, and a tracer runs none.
-bool are_others_meant() {
+// Hooks of the program decide inside them. A trace is to see the tensors themselves: what we keep instead of one would
+// become a constant of its graph.
+bool must_keep_out() {
+  using c10::impl::TorchDispatchModeKey;
   const auto& state = at::SavedTensorDefaultHooks::get_tls_state();
-  return !state.stack.empty() || state.is_tracing;
+  return !state.stack.empty() || state.is_tracing ||
+         c10::impl::TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value();
 }
 
 MadeHooks make_hooks(Engine* engine) {
-  if (!rules().is_on.load(std::memory_order_relaxed) || are_others_meant()) return former.load()(engine);
+  if (!rules().is_on.load(std::memory_order_relaxed) || must_keep_out()) return former.load()(engine);
   return std::make_unique<SavedHooks>();
 }
 
@@ -77,10 +81,12 @@ MadeHooks make_hooks(Engine* engine) {
 bool follow_saved_tensors(PyObject* unpack) {
   const Entry entry(&Engine::get_default_engine(), &Engine::get_default_saved_variable_hooks);
   if (!entry.is_virtual()) return false;
-  if (entry.get() == &make_hooks) return true;
+  if (former.load() != nullptr) return true;  // whoever has replaced it since calls ours
   unpack_function.store(unpack);
   former.store(entry.get());
-  return entry.set(&make_hooks);
+  const bool is_set = entry.set(&make_hooks);
+  if (!is_set) former.store(nullptr);
+  return is_set;
 }
 
 }  // namespace ebbtide::lms
