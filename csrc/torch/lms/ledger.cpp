@@ -79,7 +79,7 @@ std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
   const c10::Stream stream = side.current_stream(device);
   const uint64_t used_bytes = side.used_bytes(device);
   std::shared_ptr<SavedStorage> saved;
-  bool is_cache_of_old_plan = false;
+  bool gives_cache_back = false;
   std::shared_ptr<SavedStorage> other;  // outlives the lock, which its destructor takes
   {
     const Lock lock(mutex_);
@@ -90,7 +90,7 @@ std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
       other = std::exchange(saved, nullptr);
     Steps& steps = steps_[device.index()];
     if (saved == nullptr) {
-      if (steps.storages.empty() && steps.was_wanted) is_cache_of_old_plan = end_step(device, steps);
+      if (steps.storages.empty() && steps.was_wanted) gives_cache_back = end_step(device, steps);
       saved = std::make_shared<SavedStorage>(*this, storage, stream, ++last_number_);
       by_age_.emplace(saved->saved_, saved);
       entry = saved;
@@ -101,7 +101,7 @@ std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
     watch(steps, *saved);
     note_free(steps);
   }
-  if (is_cache_of_old_plan) side.release_cached(device);
+  if (gives_cache_back) side.release_cached(device);
   perform(device);
   return saved;
 }

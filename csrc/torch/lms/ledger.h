@@ -166,7 +166,7 @@ class Ledger {
   // ledger_steps.cpp
   uint64_t demand_bytes(uint64_t used_bytes) const { return used_bytes + statistics_.host_bytes; }
   double now() const;
-  bool end_step(c10::Device device, Steps& steps);
+  bool end_step(c10::Device device, Steps& steps);  // whether torch should give back what it caches
   static void note_due(Steps& steps);
   static void watch(Steps& steps, SavedStorage& saved);
   static void note_free(Steps& steps);

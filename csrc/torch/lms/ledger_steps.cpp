@@ -39,9 +39,9 @@ double Ledger::now() const {
   return std::chrono::duration<double>(since_start).count() - statistics_.waited_seconds;
 }
 
-// Whether torch should give back what it caches, which lies in the pieces that earlier steps made of it: where a step
-// was short of memory in spite of its plan, it gets another one, which begins without them. Not for ever: where tensors
-// differ much in size, the pieces come to fit better than what the driver would have to make anew each time.
+// What torch caches lies in the pieces that earlier steps made of it. So where a step was short of memory in spite of
+// the plan that it followed, the plan that is made at its end begins without them. Not for ever: where tensors differ
+// much in size, the pieces come to fit better than what the driver would have to make anew each time.
 bool Ledger::end_step(c10::Device device, Steps& steps) {
   const uint64_t limit_bytes = side_of(device).limit_bytes(device);
   if (std::exchange(steps.limit_bytes, limit_bytes) != limit_bytes) steps.margin_bytes = steps.fresh_starts = 0;
@@ -61,8 +61,8 @@ bool Ledger::end_step(c10::Device device, Steps& steps) {
   steps.due = {};
   steps.postponed.clear();
   steps.was_wanted = false;
-  const bool is_replaced = added_bytes > 0 && steps.follower.plans_made() != plans_before;
-  return is_replaced && steps.fresh_starts++ < kMostFreshStarts;
+  const bool is_planned_anew = added_bytes > 0 && steps.follower.plans_made() != plans_before;
+  return is_planned_anew && steps.fresh_starts++ < kMostFreshStarts;
 }
 
 // The follower's actions are those of its last call alone.

@@ -132,7 +132,10 @@ class _Step:
 
 
 def outside_compilation(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Under torch.compile a step would be compiled anew for each piece, and our functions with it."""
+    """Under torch.compile a step would be compiled anew for each piece, and our functions with it. Also where it is not
+    compiling now: what a frame calls that it could not compile. Each of our few functions is wrapped once, since that
+    takes longer than a call.
+    """
     if "torch._dynamo" not in sys.modules:
         return function
     if function not in _outside:
