@@ -43,7 +43,7 @@ def write_document(document: dict[str, Any], out: Path) -> Path:
 
 
 @main.command()
-@click.option("--workloads", help="Some of them, with commas between; by default all but copy_tuning.")
+@click.option("--workloads", help="Some of them, with commas between; by default all but copy_tuning and lms_largest.")
 @click.option("--parts", help="Some of their parts: names with * and commas, as the lines of a run show them.")
 @click.option("--small", is_flag=True, help="Small sizes: a test of the benchmark, on any machine.")
 @click.option("--samples", type=int, help="How often each operation is timed (5; with --small 2).")
