@@ -46,8 +46,9 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 TORCH_OF_EVERY_PYTHON = "2.13.0"
 # Of tests/python: what meets torch and Python. What others add under these names comes along.
 TESTS = (
-    *("test_saver_*.py", "test_torch_*.py", "test_lms.py", "test_lms_saved_hooks.py", "test_support.py"),
-    "test_cli.py",
+    *("test_saver_*.py", "test_torch_*.py", "test_support.py", "test_cli.py"),
+    *("test_lms.py", "test_lms_saved_hooks.py", "test_lms_gradient_homes.py", "test_lms_streamed_step.py"),
+    "test_lms_weights_training.py",
 )
 # These take long, or meet torch no more than the others do.
 LEFT_OUT = {

@@ -43,6 +43,13 @@ def test_settings_while_it_runs(lms, saver):
         lms.enabled = 1
 
 
+def test_an_older_torch_is_refused(lms, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.10.0+cu128")
+    with pytest.raises(StateError, match=r"torch 2\.11 or newer, and this is 2\.10: upgrade torch"):
+        lms.enable("64MiB")
+    assert not lms.enabled
+
+
 def test_the_end_of_a_with_puts_back_what_was_before(lms):
     def has_host_limit():
         return _core.stats()["host_available_bytes"] <= 512 * MIB

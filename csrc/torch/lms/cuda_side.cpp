@@ -1,8 +1,5 @@
 #include "torch/lms/cuda_side.h"
 
-#include <stdexcept>
-
-#if EBBTIDE_TORCH_VERSION >= 211
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -12,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <exception>
+#include <stdexcept>
 #include <utility>
 
 #include "api/ebbtide.h"
@@ -171,8 +169,6 @@ c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
 
 }  // namespace
 
-bool has_cuda_side() { return true; }
-
 DeviceSide& cuda_side() {
   static CudaSide& side = *new CudaSide();
   return side;
@@ -202,18 +198,3 @@ void set_cuda_limit(int device, uint64_t limit_bytes) { limits.at(static_cast<si
 void set_cuda_away(int device, uint64_t away_bytes) { away.at(static_cast<size_t>(device)).store(away_bytes); }
 
 }  // namespace ebbtide::lms
-
-#else
-
-namespace ebbtide::lms {
-
-bool has_cuda_side() { return false; }
-DeviceSide& cuda_side() { throw std::runtime_error("large model support on a GPU needs torch 2.11 or newer"); }
-void follow_cuda_allocations(const CudaHooks&) { cuda_side(); }
-void leave_cuda_allocations() {}
-void set_cuda_limit(int, uint64_t) {}
-void set_cuda_away(int, uint64_t) {}
-
-}  // namespace ebbtide::lms
-
-#endif

@@ -10,8 +10,6 @@
 
 namespace ebbtide::lms {
 
-// Whether the torch that this was compiled for has all that it needs.
-bool has_cuda_side();
 DeviceSide& cuda_side();
 struct CudaHooks {
   // How many bytes an eviction freed.

@@ -312,7 +312,6 @@ PYBIND11_MODULE(_lms, module) {
       },
       py::arg("allocate"), py::arg("used_bytes"), py::arg("release_cached"),
       "The addresses that `_torch.lms_functions` returns.");
-  module.def("has_cuda", &has_cuda_side, "Whether this torch has what LMS needs on a GPU.");
   module.def(
       "follow_cuda",
       [](py::object function) {

@@ -48,7 +48,6 @@ class SavedHooks final : public Hooks {
     return packed_->unpack();
   }
 
-#if EBBTIDE_TORCH_VERSION >= 207
   std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data() const override {
     const pybind11::gil_scoped_acquire gil;
     auto unpack = pybind11::reinterpret_borrow<pybind11::object>(unpack_function.load());
@@ -56,7 +55,6 @@ class SavedHooks final : public Hooks {
     return std::make_pair(c10::SafePyObject(unpack.release().ptr(), getPyInterpreter()),
                           c10::SafePyObject(packed.release().ptr(), getPyInterpreter()));
   }
-#endif
 
  private:
   std::optional<Packed> packed_;

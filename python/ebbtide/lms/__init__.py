@@ -6,7 +6,7 @@
 
 What autograd saves for backward leaves the device when memory is short, and comes back when backward wants it. Where
 that is not enough, optimizer states, gradients and weights leave, too.
-docs/lms.md says how it decides, and what it can't see. On a GPU it needs torch 2.11 or newer.
+docs/lms.md says how it decides, and what it can't see. It needs torch 2.11 or newer.
 
 `enabled`, `limit` (bytes, or None) and `min_size` (bytes) can be read, and set while it runs:
 `ebbtide.lms.limit = "12GiB"`.

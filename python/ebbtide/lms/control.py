@@ -13,6 +13,7 @@ from ebbtide.locks import make_lock
 from ebbtide.saver.reclaim import torch_cache
 from ebbtide.saver.regions import startup
 from ebbtide.sizes import format_size, parse_size
+from ebbtide.torch_support import versions
 from ebbtide.torch_support.torch_names import find
 
 DEFAULT_MIN_SIZE = 1 << 20
@@ -92,7 +93,7 @@ def enable(
 
     Raises:
         TypeError, ValueError: malformed sizes; nothing is changed.
-        StateError: a GPU with torch before 2.11, a forked child, a transform of torch.func around the call that turns
+        StateError: torch before 2.11, a forked child, a transform of torch.func around the call that turns
             LMS on, or a system that does not let a process change torch's tables.
         OutOfMemoryError: more is held than the limit allows, and cannot leave. Nothing is changed.
     """
@@ -133,6 +134,7 @@ def _describe_limits(state: str, limit: int | None, min_size: int, host_limit: i
 def _turn_on() -> None:
     backend = startup.backend()
     assert backend is not None
+    _check_torch()
     settings.check_environment()
     device = _device_of(backend.device_type)
     extension = _extension()
@@ -270,12 +272,19 @@ _COUNTERS = (
 
 def evict(wanted_bytes: int) -> int:
     """Evicts so many bytes of saved tensors, or all that can leave; how many left. For tests and for IBM's names."""
-    return int(_extension().evict(wanted_bytes))
+    return int(_extension().evict(wanted_bytes)) if _was_used() else 0
 
 
 def reclaims() -> int:
     """How many allocations had to wait for an eviction since the last `enable` that turned LMS on."""
     return int(_extension().statistics()["reclaims"]) if _was_used() else 0
+
+
+def _check_torch() -> None:
+    import torch
+
+    if problem := versions.lms_problem(versions.torch_version(torch.__version__)):
+        raise StateError(problem)
 
 
 def _extension() -> Any:

@@ -6,7 +6,6 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from ebbtide import _core, torch_extension
-from ebbtide.errors import StateError
 from ebbtide.locks import make_lock
 from ebbtide.saver.pools import captures
 from ebbtide.saver.pools.region_pools import registry
@@ -148,8 +147,6 @@ class CudaDevice:
         self._lock = make_lock()  # one `balance` at a time
 
     def attach(self, extension: Any) -> None:
-        if not extension.has_cuda():
-            raise StateError("large model support on a GPU needs torch 2.11 or newer")
         extension.follow_cuda(self.balance)
         _core.leave_torch_to_lms(True)
 

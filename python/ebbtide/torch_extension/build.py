@@ -4,7 +4,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -127,14 +126,7 @@ def compile_flags(recipe: Recipe) -> list[str]:
     return [
         *("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-pthread", "-fvisibility=hidden"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(recipe.uses_new_abi)}",
-        f"-DEBBTIDE_TORCH_VERSION={_version_number(recipe.torch_version)}",
     ]
-
-
-def _version_number(torch_version: str) -> int:
-    """213 for "2.13.0+cpu"."""
-    major, minor = re.match(r"(\d+)\.(\d+)", torch_version).groups()  # type: ignore[union-attr]
-    return 100 * int(major) + int(minor)
 
 
 def compile_line(recipe: Recipe, compiler: list[str], source: Path, output: Path) -> list[str]:

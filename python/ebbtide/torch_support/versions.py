@@ -16,6 +16,7 @@ Version = tuple[int, int]
 LEAST_PYTHON: Version = (3, 10)
 NEWEST_PYTHON: Version = (3, 13)
 LEAST_TORCH: Version = (2, 6)
+LEAST_TORCH_OF_LMS: Version = (2, 11)
 NEWEST_TORCH: Version = (2, 15)
 
 
@@ -51,6 +52,14 @@ def torch_problem(version: Version) -> str:
         return ""
     least = format_version(LEAST_TORCH)
     return f"regions need torch {least} or newer, and this is {format_version(version)}: upgrade torch"
+
+
+def lms_problem(version: Version) -> str:
+    """Why large model support can't work with this torch; "" where it can."""
+    if version >= LEAST_TORCH_OF_LMS:
+        return ""
+    least = format_version(LEAST_TORCH_OF_LMS)
+    return f"large model support needs torch {least} or newer, and this is {format_version(version)}: upgrade torch"
 
 
 def untried(torch: Version | None = None, python: Version | None = None) -> str:
