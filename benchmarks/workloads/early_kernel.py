@@ -22,7 +22,8 @@ from benchmarks.tensors import Checker
 
 def run_once(
     keeper: Ebbtide,
-    order: list[torch.Tensor],
+    first: torch.Tensor,
+    order: saver.Order,
     checker: Checker,
     bare: BareCalls | None,
     rest_seconds: float,
@@ -30,7 +31,6 @@ def run_once(
 ) -> None:
     """`first_kernel`: until a kernel has read all of the first tensor; `all_bytes`: until nothing is missing. With
     `bare` its metrics, and `first_kernel_after_others`."""
-    first = order[0]
     kept.change(keeper.tensors)
     expected = checker.sums(keeper.tensors)
     first_sum = kept.words(first).sum().clone()
@@ -71,16 +71,17 @@ def measure(sizes: Sizes, is_small_first: bool) -> Measured:
     order = list(keeper.tensors)
     if is_small_first:
         order.insert(0, order.pop())
+    handed = saver.order(order)
     measured = Measured(bytes=sum(tensor.nbytes for tensor in order), facts={"first_bytes": order[0].nbytes})
     checker = Checker()
     ignored = Measured()
     bare = BareCalls(bytes_of_weights(sizes), sizes)
     for warmed in (bare, bare, None):
-        run_once(keeper, order, checker, warmed, 0, ignored)
+        run_once(keeper, order[0], handed, checker, warmed, 0, ignored)
     for turn in range(2 * sizes.samples):
         # The other one first at each turn: whose resume the pause before gives back counts as well.
         for taken in (None, bare) if turn % 2 == 0 else (bare, None):
-            run_once(keeper, order, checker, taken, sizes.rest_seconds, measured)
+            run_once(keeper, order[0], handed, checker, taken, sizes.rest_seconds, measured)
     measured.faults += ignored.faults
     return measured
 

@@ -135,7 +135,8 @@ def test_order_takes_tensors_and_modules_and_is_right(saver, tag):
         extra = torch.randn(4 * MIB, device=saver.device)
     want = {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
     want_extra = extra.cpu().clone()
-    for order in (model, extra, [extra, model], (model[1], model[0].weight), [], [torch.ones(4)], [torch.empty(0)]):
+    taken = [model, extra, [extra, model], (model[1], model[0].weight), [], [torch.ones(4)], [torch.empty(0)]]
+    for order in (*taken, saver.order([extra, model]), saver.order([])):
         for wait in (True, False):
             saver.pause(tag)
             saver.resume(tag, order=order, wait=wait)
@@ -155,6 +156,22 @@ def test_ranges_are_in_the_order_of_the_forward_and_each_once():
     base = torch.zeros(10, 10)
     assert range_of(base[2:4, 1:3]) == (base.data_ptr() + 4 * 21, 4 * 12)
     assert range_of(torch.ones(3, device="meta")) is None
+
+
+def test_an_order_stands_for_its_tensors_and_is_made_once(saver, tag):
+    data = noise(saver, tag, 4)
+    model = torch.nn.Linear(4, 4)
+    order = saver.order([model, data])
+    assert ranges_of(order, "test") == tuple(ranges_of([model, data], "test"))
+    assert repr(order) == "<saver.Order of 3 tensors>"
+    data.data = torch.empty(1)  # it notes addresses, and keeps no tensor
+    assert len(ranges_of(order, "test")) == 3
+    core = ModelCore()
+    Pending(core).stream_wait(ModelStream(0, 7), saver.order(model))
+    assert core.waits == [(0, 7, [one for _, one in ranges_of(model, "test")])]
+    for wrong in (1, "weights", [order], [model, None], None):
+        with pytest.raises(TypeError, match="order takes tensors"):
+            saver.order(wrong)
 
 
 class ModelCore:

@@ -26,6 +26,7 @@ Move it (without tags: every tag):
     promote(tags)       moves what lies on the host to the device
     demote(tags)        moves what lies on the device to the host
     on(event, tag, f)   calls a function around pauses and resumes
+    order(x)            what resume(order=x) takes, made once for many resumes
 
 Ask:
 
@@ -71,6 +72,7 @@ from ebbtide.saver.state.hooks import on
 from ebbtide.saver.survey.explain import explain
 from ebbtide.saver.survey.outside import outside
 from ebbtide.saver.survey.survivors import survivors
+from ebbtide.saver.tensors.ranges import Order, order
 from ebbtide.saver.values.explanation import CopiedTensor, Explanation
 from ebbtide.saver.values.outside import Outside, OutsideTensor
 from ebbtide.saver.values.progress import Progress
@@ -92,6 +94,7 @@ __all__ = [
     "Explanation",
     "Held",
     "Moved",
+    "Order",
     "Outside",
     "OutsideTensor",
     "Pending",
@@ -115,6 +118,7 @@ __all__ = [
     "graph_pool",
     "is_paused",
     "on",
+    "order",
     "outside",
     "pause",
     "paused",

@@ -120,7 +120,8 @@ class Pending:
 
         Args:
             stream: a torch.cuda.Stream. None means this thread's current stream of each device concerned.
-            tensors: a tensor, a module (its parameters and buffers), or a list of these; None: everything.
+            tensors: a tensor, a module (its parameters and buffers), a list of these, or what `saver.order` made of
+                them; None: everything.
 
         Raises:
             TypeError: tensors of another type.

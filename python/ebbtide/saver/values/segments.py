@@ -1,15 +1,13 @@
 """The segments of a pool: what torch reports, as plain values, checked before anything relies on them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 Range = tuple[int, int]  # address, bytes
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """One allocation of ours, as torch has cut it. `free`: the ranges that torch would hand out again."""
 
     address: int
