@@ -2,12 +2,21 @@
 
 A forked child has one thread. A lock that another thread held at the fork is never released there, and whoever waits
 for it hangs. So every lock of this package is made here, and is free in a child, unless the forking thread holds it.
+
+In Python 3.13, what an interrupt raises where a loop with a condition goes back to its beginning, also one in a list,
+skips the `finally` and the `with` around it (https://github.com/python/cpython/issues/130279). Below a `with lock`
+there is no such loop: it is in a function of its own (`locked`), or the lock is left before.
 """
 
+import functools
 import os
 import threading
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 _made: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
@@ -17,6 +26,17 @@ def make_lock() -> Any:
     lock = threading.RLock()
     _made.add(lock)
     return lock
+
+
+def locked(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorates a method of an object that has a `_lock`, which is held while it runs."""
+
+    @functools.wraps(method)
+    def call(*arguments: _P.args, **options: _P.kwargs) -> _T:
+        with arguments[0]._lock:  # type: ignore[attr-defined]
+            return method(*arguments, **options)
+
+    return call
 
 
 def make_condition(lock: Any) -> threading.Condition:

@@ -63,6 +63,55 @@ def test_the_law_finds_planted_locks() -> None:
     assert foreign_locks("import threading\nthreading.Thread(target=print).start()\nthreading.local()\n") == []
 
 
+def is_conditional_loop(node: ast.AST) -> bool:
+    if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp):
+        return any(generator.ifs for generator in node.generators)
+    return isinstance(node, ast.For | ast.While) and any(isinstance(each, ast.If) for each in ast.walk(node))
+
+
+def loops_below_locks(source: str) -> list[int]:
+    """The lines of loops with a condition that an interrupt leaves without a `with lock` around them: see
+    ebbtide.locks. Those in a function of their own, such as a generator expression, are none."""
+
+    def inside(node: ast.AST) -> list[int]:
+        if isinstance(node, ast.FunctionDef | ast.Lambda | ast.GeneratorExp):
+            return []
+        return (
+            [node.lineno] if is_conditional_loop(node) else [n for c in ast.iter_child_nodes(node) for n in inside(c)]
+        )
+
+    found: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.With) and any(ast.unparse(i.context_expr).endswith("lock") for i in node.items):
+            found |= {line for statement in node.body for line in inside(statement)}
+    return sorted(found)
+
+
+def test_no_loop_with_a_condition_is_below_a_lock(root: Path) -> None:
+    package = root / "python" / "ebbtide"
+    found = {str(path): loops_below_locks(path.read_text()) for path in package.rglob("*.py")}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        ("[x for x in y if x]", [2]),
+        ("return {x: 1 for x in y if x}", [2]),
+        ("for x in y:\n        if x: z()", [2]),
+        ("while y:\n        if x: z()", [2]),
+        ("[x for x in y]", []),
+        ("list(x for x in y if x)", []),
+        ("for x in y: z()", []),
+        ("f(lambda: [x for x in y if x])", []),
+    ],
+)
+def test_planted_loops_below_a_lock_are_found(body: str, lines: list[int]) -> None:
+    for lock in ("_lock", "self._lock", "lock"):
+        assert loops_below_locks(f"with {lock}:\n    {body}\n") == lines
+    assert loops_below_locks(f"with other:\n    {body}\n") == []
+
+
 def test_the_design_has_every_lock_of_the_core(root: Path) -> None:
     found = locks_by_folder(root / "csrc")
     assert sum(found.values()) > 30

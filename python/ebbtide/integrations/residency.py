@@ -4,7 +4,7 @@ What the functions for verl and OpenRLHF share. Their offload moves tensors to t
 the GPU. Here the tensors stay the tensors that they are, on the GPU and at their addresses; only their memory leaves.
 """
 
-import itertools
+from itertools import count, filterfalse
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -15,7 +15,7 @@ from ebbtide.saver.reclaim import torch_cache
 from ebbtide.saver.values.arguments import BackupName
 
 _lock = make_lock()
-_numbers = itertools.count()
+_numbers = count()
 _names: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
 _owners: "dict[str, ref[Any]]" = {}  # by tag, until a dead owner's tag has been trimmed
 
@@ -52,7 +52,7 @@ def load(*tags: str) -> None:
 def _trim_tags_of_the_dead() -> None:
     """Gives back what the tags of models and optimizers that are gone still hold, on the device and on the host."""
     with _lock:
-        dead = [tag for tag, owner in _owners.items() if owner() is None]
+        dead = list(filterfalse(lambda tag: _owners[tag]() is not None, _owners))
         for tag in dead:
             del _owners[tag]
     if dead:

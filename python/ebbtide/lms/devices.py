@@ -191,14 +191,17 @@ class CudaDevice:
         if allowed_bytes is not None and not is_whole:
             self.balance()
             return
-        extension = torch_extension.load("_lms")
         with self._lock:  # a `balance` that is under way would set the limit again
-            _core.set_lms_limit(_core.UNLIMITED)
-            for device, memory in _memories().items():
-                if device in self._fractions:
-                    _limit_torch(device, self._fractions.pop(device))
-                extension.set_cuda_limit(device, memory.total_bytes if allowed_bytes is None else allowed_bytes)
-                extension.set_cuda_away(device, memory.away_bytes)
+            self._lift(allowed_bytes)
+
+    def _lift(self, allowed_bytes: int | None) -> None:
+        extension = torch_extension.load("_lms")
+        _core.set_lms_limit(_core.UNLIMITED)
+        for device, memory in _memories().items():
+            if device in self._fractions:
+                _limit_torch(device, self._fractions.pop(device))
+            extension.set_cuda_limit(device, memory.total_bytes if allowed_bytes is None else allowed_bytes)
+            extension.set_cuda_away(device, memory.away_bytes)
 
     def allowed_bytes(self) -> int:
         if self._allowed is not None:

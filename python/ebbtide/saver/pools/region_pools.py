@@ -17,11 +17,12 @@ A pool that a capture may have allocated from is marked for good: a replay uses 
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import filterfalse
 from typing import Any, NamedTuple
 
 from ebbtide import _core
 from ebbtide.errors import Error
-from ebbtide.locks import make_lock
+from ebbtide.locks import locked, make_lock
 from ebbtide.saver.pools.backends import PoolBackend
 from ebbtide.saver.values.arguments import NO_OVERFLOW_CODE
 
@@ -87,10 +88,10 @@ class RegionPools:
                 )
             return slot
 
+    @locked
     def policies(self, tag: str) -> list[PoolKey]:
         """The keys of this tag that were ever asked for, one for each policy and device."""
-        with self._lock:
-            return [key for key in self._slots if key.tag == tag]
+        return [key for key in self._slots if key.tag == tag]
 
     def take(
         self, backend: PoolBackend, key: PoolKey, lease: "_core.HeldLease", *, takes_all_threads: bool = False
@@ -104,14 +105,14 @@ class RegionPools:
             pool.is_captured |= _core.capture_count() > 0
         return pool
 
+    @locked
     def _take_idle(self, key: PoolKey, lease: "_core.HeldLease") -> RegionPool | None:
-        with self._lock:
-            # Always the oldest, so that its free blocks are reused.
-            for pool in self._idle_of(key):
-                if may_enter(pool.epoch, lease.epoch, lease.is_away):
-                    pool.lease = lease
-                    return pool
-            return None
+        # Always the oldest, so that its free blocks are reused.
+        for pool in self._idle_of(key):
+            if may_enter(pool.epoch, lease.epoch, lease.is_away):
+                pool.lease = lease
+                return pool
+        return None
 
     def _take_retired(self, backend: PoolBackend, key: PoolKey, lease: "_core.HeldLease") -> RegionPool | None:
         with _core.Holding() as holding:
@@ -149,20 +150,20 @@ class RegionPools:
         idle = (pool for pool in self._pools.get(key, ()) if not pool.is_leased and not pool.is_dissolved)
         return sorted(idle, key=lambda pool: pool.number)
 
+    @locked
     def idle(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, RegionPool]]:
         """The idle pools of these tags; None means all tags."""
-        with self._lock:
-            return [(key, pool) for key in self._keys(tags) for pool in self._idle_of(key)]
+        return [(key, pool) for key in self._keys(tags) for pool in self._idle_of(key)]
 
+    @locked
     def unleased(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, RegionPool]]:
         """The idle pools of these tags (None: all tags), and the dissolved ones that torch may still hold memory of."""
-        with self._lock:
-            return [(key, pool) for key in self._keys(tags) for pool in self._pools[key] if not pool.is_leased]
+        return [(key, pool) for key in self._keys(tags) for pool in self._pools[key] if not pool.is_leased]
 
+    @locked
     def pools(self, tag: str) -> list[RegionPool]:
         """All pools of the tag that are not dissolved, leased ones too."""
-        with self._lock:
-            return [pool for key in self._keys([tag]) for pool in self._pools[key] if not pool.is_dissolved]
+        return [pool for key in self._keys([tag]) for pool in self._pools[key] if not pool.is_dissolved]
 
     def withheld(self, tags: Collection[str]) -> "Withheld":
         """For a `with`: the idle pools of these tags, except those that a capture has marked. No thread leases them
@@ -170,29 +171,29 @@ class RegionPools:
         """
         return Withheld(self, tags)
 
+    @locked
     def withhold(self, tags: Collection[str], holding: "_core.Holding") -> list[tuple[PoolKey, RegionPool]]:
         """Like `withheld`, until the holding is closed."""
-        with self._lock:
-            chosen = [(key, pool) for key, pool in self.idle(tags) if not pool.is_captured]
-            kept = holding.withhold()
-            for _, pool in chosen:
-                pool.lease = kept
-            return chosen
+        chosen = [(key, pool) for key, pool in self.idle(tags) if not pool.is_captured]
+        kept = holding.withhold()
+        for _, pool in chosen:
+            pool.lease = kept
+        return chosen
 
+    @locked
     def dissolved(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, RegionPool]]:
         """The dissolved pools of these tags (None: all tags) that torch may still hold memory of, except those withheld
         right now.
         """
-        with self._lock:
-            found = [(key, pool) for key in self._keys(tags) for pool in self._pools[key]]
-            return [(key, pool) for key, pool in found if pool.is_dissolved and not pool.is_leased]
+        found = [(key, pool) for key in self._keys(tags) for pool in self._pools[key]]
+        return [(key, pool) for key, pool in found if pool.is_dissolved and not pool.is_leased]
 
     def forget(self, gone: Sequence[tuple[PoolKey, RegionPool]]) -> None:
         """Drops dissolved pools of which no memory is left."""
         over = frozenset(pool for _, pool in gone)
         with self._lock:
             for key in {key for key, _ in gone}:
-                self._pools[key] = [pool for pool in self._pools[key] if pool not in over]
+                self._pools[key] = list(filterfalse(over.__contains__, self._pools[key]))
 
     def begin_capture(self, holding: "_core.Holding", pool_id: Any = None) -> None:
         """Counts a capture until the holding is closed. Marks the pools that it may allocate from: the one with this

@@ -48,10 +48,11 @@ def _make(backend: backends.PoolBackend, key: PoolKey, epoch: int, graph: Any) -
 
 def _pool_for(backend: backends.PoolBackend, key: PoolKey, graph: Any, lease: "_core.HeldLease") -> _GraphPool:
     with _lock:
-        for pool in _pools.get(key, []):
-            if pool.serves(graph) and may_enter(pool.region_pool.epoch, lease.epoch, lease.is_away):
-                pool.graph = weakref.ref(graph)
-                return pool
+        known = (pool for pool in _pools.get(key, ()) if pool.serves(graph))
+        pool = next((pool for pool in known if may_enter(pool.region_pool.epoch, lease.epoch, lease.is_away)), None)
+        if pool is not None:
+            pool.graph = weakref.ref(graph)
+            return pool
     made = _make(backend, key, lease.epoch, graph)  # outside our lock, since it calls torch
     with _lock:
         _pools.setdefault(key, []).append(made)

@@ -138,8 +138,8 @@ def watch_pending(core: "_core.Pending", names: Sequence[str]) -> None:
 def settle_pending(core: "_core.Pending") -> None:
     """For a resume of `watch_pending` that is over: its bar is gone when this returns."""
     with _lock:
-        found = [each for each in (*_running.values(), *_ended) if each.pending is core]
-    for operation in found:
+        known = (*_running.values(), *_ended)
+    for operation in [each for each in known if each.pending is core]:
         _end(operation, _has_succeeded(core))
         _wait_until_erased(operation)
 
@@ -243,7 +243,7 @@ def _show_all(own: object) -> None:
             if _is_over(own, last_seconds):
                 return
             ended, running = list(_ended), list(_running.values())
-            due = [each for each in running if each.is_due()]
+            due = list(filter(_Operation.is_due, running))
             for each in due:
                 each.is_shown = True
             if running or ended:
