@@ -62,7 +62,7 @@ from ebbtide.saver.operations.pause_resume import pause, paused, resume
 from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.operations.prepare import Preparation, prepare
 from ebbtide.saver.operations.promote import promote
-from ebbtide.saver.operations.queries import backup_of, is_paused, stats, tags, where
+from ebbtide.saver.operations.queries import backup_of, is_paused, order, stats, tags, where
 from ebbtide.saver.operations.swap import swap
 from ebbtide.saver.operations.trim import trim
 from ebbtide.saver.regions import startup
@@ -72,8 +72,8 @@ from ebbtide.saver.state.hooks import on
 from ebbtide.saver.survey.explain import explain
 from ebbtide.saver.survey.outside import outside
 from ebbtide.saver.survey.survivors import survivors
-from ebbtide.saver.tensors.ranges import Order, order
 from ebbtide.saver.values.explanation import CopiedTensor, Explanation
+from ebbtide.saver.values.order import Order
 from ebbtide.saver.values.outside import Outside, OutsideTensor
 from ebbtide.saver.values.progress import Progress
 from ebbtide.saver.values.reports import Adoption, Event, Held, Moved, Report, Swap, TagStatus, TagTable

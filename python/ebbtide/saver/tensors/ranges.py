@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.saver.tensors.walk import TensorWalk, why_without_memory
+from ebbtide.saver.values.order import Order
 from ebbtide.saver.values.segments import Range
 
 if TYPE_CHECKING:
@@ -23,40 +24,6 @@ def range_of(tensor: "torch.Tensor") -> Range | None:
         return tensor.data_ptr(), tensor.nbytes
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), (reach + 1) * tensor.element_size()
-
-
-class Order:
-    """Where the bytes of tensors lie, in an order: what `saver.order` returns.
-
-        saver.resume("weights", wait=False, order=saver.order(model))
-
-    It keeps no tensor alive.
-    """
-
-    def __init__(self, ranges: Sequence[tuple[int, Range]]) -> None:
-        self.ranges = tuple(ranges)  # (device ordinal, range)
-
-    def __repr__(self) -> str:
-        return f"<saver.Order of {len(self.ranges)} tensors>"
-
-
-def order(things: Any) -> Order:
-    """Finds out once what `resume(order=)` and `Pending.stream_wait(tensors=)` would find out each time, for programs
-    that wake up often: 0.1 to 2 ms for a model of 290 tensors.
-
-        first = saver.order(model)
-        saver.resume("weights", wait=False, order=first)
-
-    It notes addresses, which stay the same while the tensors live. Make a new one after tensors were added or
-    replaced: those would not be among the first, and nobody would wait for them.
-
-    Args:
-        things: a tensor, a module (its parameters and buffers), or a list of these.
-
-    Raises:
-        TypeError: something else.
-    """
-    return Order(ranges_of(things, "order"))
 
 
 def ranges_of(things: Any, caller: str) -> Sequence[tuple[int, Range]]:
