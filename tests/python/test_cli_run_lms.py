@@ -100,7 +100,8 @@ def test_a_script_trains_in_a_third_of_what_it_needs_with_equal_losses(run):
 
 
 def test_summary_prints_the_report_once(run):
-    forking = "import os, sys, train; train.train(1); pid = os.fork(); os.waitpid(pid, 0) if pid else sys.exit()"
+    forking = "import os, sys, train; train.train(1); sys.stdout.flush(); pid = os.fork()\n"
+    forking += "os.waitpid(pid, 0) if pid else sys.exit()"
     status, out, error = run("--lms 64MiB --summary", *python(forking))
     assert status == 0 and out.count("\n") == 1
     assert error.count(REPORT) == 1 and "\nstorages that left " in error
