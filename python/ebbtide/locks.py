@@ -3,9 +3,9 @@
 A forked child has one thread. A lock that another thread held at the fork is never released there, and whoever waits
 for it hangs. So every lock of this package is made here, and is free in a child, unless the forking thread holds it.
 
-In Python 3.13, what an interrupt raises where a loop with a condition goes back to its beginning, also one in a list,
-skips the `finally` and the `with` around it (https://github.com/python/cpython/issues/130279). Below a `with lock`
-there is no such loop: it is in a function of its own (`locked`), or the lock is left before.
+In Python 3.13, what an interrupt raises as a loop goes back to its beginning skips the `finally` and the `with` around
+it, if the loop has a condition (https://github.com/python/cpython/issues/130279). So there is no such loop below a
+`with` of this package: it is in a function of its own (`locked`), or the `with` is left before.
 """
 
 import functools
@@ -29,7 +29,8 @@ def make_lock() -> Any:
 
 
 def locked(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorates a method of an object that has a `_lock`, which is held while it runs."""
+    """Decorates a method of an object that has a `_lock`, which is held while it runs. Not for generators, whose body
+    runs later."""
 
     @functools.wraps(method)
     def call(*arguments: _P.args, **options: _P.kwargs) -> _T:

@@ -63,33 +63,42 @@ def test_the_law_finds_planted_locks() -> None:
     assert foreign_locks("import threading\nthreading.Thread(target=print).start()\nthreading.local()\n") == []
 
 
-def is_conditional_loop(node: ast.AST) -> bool:
+def may_be_left(node: ast.AST) -> bool:
+    """Whether Python 3.13 protects no jump back to the beginning of this loop: see ebbtide.locks."""
     if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp):
         return any(generator.ifs for generator in node.generators)
-    return isinstance(node, ast.For | ast.While) and any(isinstance(each, ast.If) for each in ast.walk(node))
+    if isinstance(node, ast.While) and not isinstance(node.test, ast.Constant):
+        return True
+    conditions = ast.If | ast.Assert | ast.Match | ast.While
+    return isinstance(node, ast.For | ast.While) and any(
+        isinstance(each, conditions) for part in node.body for each in ast.walk(part)
+    )
 
 
-def loops_below_locks(source: str) -> list[int]:
-    """The lines of loops with a condition that an interrupt leaves without a `with lock` around them: see
-    ebbtide.locks. Those in a function of their own, such as a generator expression, are none."""
+def loops_below_with(source: str) -> list[int]:
+    """The lines of loops that an interrupt may leave without the end of the `with` or the `finally` around them. Those
+    in a function of their own, such as a generator expression, are none. A file is closed when nobody has it."""
 
     def inside(node: ast.AST) -> list[int]:
-        if isinstance(node, ast.FunctionDef | ast.Lambda | ast.GeneratorExp):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             return []
-        return (
-            [node.lineno] if is_conditional_loop(node) else [n for c in ast.iter_child_nodes(node) for n in inside(c)]
-        )
+        if isinstance(node, ast.GeneratorExp):
+            return inside(node.generators[0].iter)
+        if may_be_left(node):
+            return [node.lineno]
+        return [line for child in ast.iter_child_nodes(node) for line in inside(child)]
 
     found: set[int] = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.With) and any(ast.unparse(i.context_expr).endswith("lock") for i in node.items):
+        is_with = isinstance(node, ast.With) and not all("open(" in ast.unparse(i.context_expr) for i in node.items)
+        if is_with or (isinstance(node, ast.Try) and node.finalbody):
             found |= {line for statement in node.body for line in inside(statement)}
     return sorted(found)
 
 
-def test_no_loop_with_a_condition_is_below_a_lock(root: Path) -> None:
+def test_an_interrupt_in_a_loop_leaves_nothing_open(root: Path) -> None:
     package = root / "python" / "ebbtide"
-    found = {str(path): loops_below_locks(path.read_text()) for path in package.rglob("*.py")}
+    found = {str(path): loops_below_with(path.read_text()) for path in package.rglob("*.py")}
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
@@ -98,18 +107,25 @@ def test_no_loop_with_a_condition_is_below_a_lock(root: Path) -> None:
     [
         ("[x for x in y if x]", [2]),
         ("return {x: 1 for x in y if x}", [2]),
+        ("list(x for x in [a for a in b if a])", [2]),
         ("for x in y:\n        if x: z()", [2]),
-        ("while y:\n        if x: z()", [2]),
+        ("for x in y:\n        assert x", [2]),
+        ("for x in y:\n        while x: z()", [2]),
+        ("for x in y:\n        match x:\n            case 1: z()", [2]),
+        ("while y: z()", [2]),
+        ("while True:\n        if x: z()", [2]),
         ("[x for x in y]", []),
         ("list(x for x in y if x)", []),
         ("for x in y: z()", []),
+        ("while True: z()", []),
         ("f(lambda: [x for x in y if x])", []),
     ],
 )
-def test_planted_loops_below_a_lock_are_found(body: str, lines: list[int]) -> None:
-    for lock in ("_lock", "self._lock", "lock"):
-        assert loops_below_locks(f"with {lock}:\n    {body}\n") == lines
-    assert loops_below_locks(f"with other:\n    {body}\n") == []
+def test_planted_loops_are_found(body: str, lines: list[int]) -> None:
+    for scope in ("with _lock", "with self._lock, other", "with torch.no_grad()"):
+        assert loops_below_with(f"{scope}:\n    {body}\n") == lines
+    assert loops_below_with(f"try:\n    {body}\nfinally:\n    z()\n") == lines
+    assert loops_below_with(f"with path.open() as file:\n    {body}\n") == []
 
 
 def test_the_design_has_every_lock_of_the_core(root: Path) -> None:

@@ -74,9 +74,7 @@ def remove(extension: Any) -> None:
     """
     with _following:
         _now.extension = None
-        while _now.hooks:
-            _now.hooks[-1].remove()
-            _now.hooks.pop()
+        _remove_hooks()
         if _now.layers is not None:
             _now.layers.restore()
             _now.layers.end_pass()
@@ -87,6 +85,12 @@ def remove(extension: Any) -> None:
     if extension.weight_statistics()["weight_host_bytes"] > 0:
         extension.bring_weights_back(_core.UNLIMITED)
     extension.allow_weight_moves(False)
+
+
+def _remove_hooks() -> None:
+    while _now.hooks:
+        _now.hooks[-1].remove()
+        _now.hooks.pop()
 
 
 def forget_shortage() -> None:

@@ -71,11 +71,7 @@ def _run(plain: Callable[..., Any], optimizer: Any, device: Device, hosted: Host
     step = _Step(plain, optimizer, device, slot_bytes)
     parts = divide(optimizer, hosted, slot_bytes)
     with torch.no_grad(), Joined(step.lanes):
-        part = step.begin(parts)
-        while part is not None:
-            following = step.begin(parts)
-            step.compute(part)
-            part = following
+        step.run(parts)
     count(sum(lane.copied_bytes for lane in step.lanes.values()))
     return not step.is_short
 
@@ -87,6 +83,14 @@ class _Step:
         self.lanes: dict[Any, Lanes] = {}
         self.is_short = False
         self._plain, self._optimizer, self._device, self._slot_bytes = plain, optimizer, device, slot_bytes
+
+    def run(self, parts: Iterator[Chunk | Undivided]) -> None:
+        """Each is on its way while the one before is computed."""
+        part = self.begin(parts)
+        while part is not None:
+            following = self.begin(parts)
+            self.compute(part)
+            part = following
 
     def begin(self, parts: Iterator[Chunk | Undivided]) -> Chunk | Undivided | None:
         """The next one, whose copy has begun."""

@@ -107,7 +107,7 @@ class Pending:
         bytes.
 
         Raises:
-            TypeError: not a tensor.
+            TypeError: no tensor, nor anything that holds some.
         """
         reached = [one for _, one in ranges_of(tensor, "ready")]
         return self._core is None or all(self._core.is_ready(*one) for one in reached)

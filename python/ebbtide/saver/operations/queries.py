@@ -167,8 +167,9 @@ def order(things: Any) -> Order:
         first = saver.order(model)
         saver.resume("weights", wait=False, order=first)
 
-    It notes addresses, which stay the same while the tensors live. Make a new one after tensors were added or
-    replaced: those would not be among the first, and nobody would wait for them.
+    It notes addresses, which pauses and resumes do not change. Make a new one after tensors were added, replaced or
+    moved (`saver.adopt`, `model.to`, `tensor.data = ...`, the first step under large model support): those would not
+    be among the first, and `stream_wait` would not wait for them.
 
     Args:
         things: a tensor, a module (its parameters and buffers), or a list of these.

@@ -118,13 +118,12 @@ class RegionPools:
         with _core.Holding() as holding:
             with self._lock:
                 retired, kept = self._idle_of(key), holding.withhold()
-                for pool in retired:
-                    pool.lease = kept  # no other thread takes them while their memory comes back
-            for pool in retired:
-                if _bring_back(backend, key.tag, pool, lease):
-                    pool.lease = lease
-                    return pool
-        return None
+                for each in retired:
+                    each.lease = kept  # no other thread takes them while their memory comes back
+            pool = next((each for each in retired if _bring_back(backend, key.tag, each, lease)), None)
+            if pool is not None:
+                pool.lease = lease
+            return pool
 
     def _make(self, backend: PoolBackend, key: PoolKey, lease: "_core.HeldLease") -> RegionPool:
         handle = backend.make(self.slot(key), key.device, key.tag)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ebbtide import _core
 from ebbtide.saver.pools import backends, captures, pool_segments, region_pools
 from ebbtide.saver.reclaim import spilled
+from ebbtide.saver.values.segments import Segment
 
 
 def retire(tags: Sequence[str], *, only_with_free_segments: bool = False) -> "list[_core.AllocationInfo]":
@@ -28,11 +29,12 @@ def retire(tags: Sequence[str], *, only_with_free_segments: bool = False) -> "li
     if backend is None or captures.is_capturing():
         return []
     with region_pools.registry.withheld(tags) as withheld:
-        seen = pool_segments.look_at(backend, [pool for _, pool in withheld])
-        for _, pool in withheld:
-            segments = seen[pool] or ()
-            if any(segment.is_free or not only_with_free_segments for segment in segments):
-                pool.is_dissolved = True  # set before: a failure may leave it half dissolved
-                if not backend.dissolve(pool.handle):
-                    pool.is_dissolved = False
+        pools = [pool for _, pool in withheld]
+        seen = pool_segments.look_at(backend, pools)
+        for pool in filter(lambda pool: _is_worth_it(seen[pool] or (), only_with_free_segments), pools):
+            spilled.dissolve_pool(backend, pool)
     return spilled.release_dissolved(tags)
+
+
+def _is_worth_it(segments: Sequence[Segment], only_with_free: bool) -> bool:
+    return any(segment.is_free or not only_with_free for segment in segments)

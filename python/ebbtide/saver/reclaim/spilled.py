@@ -10,7 +10,7 @@
 """
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from ebbtide import _core
 from ebbtide.errors import StateError
@@ -30,8 +30,7 @@ def release_free(tag: str) -> None:
         return
     with region_pools.registry.withheld([tag]) as withheld:
         for _, pool in withheld:
-            segments = pool_segments.look(backend, pool) or ()
-            _trim(tag, pool, {segment.address for segment in segments if segment.is_free} & spilled)
+            _trim(tag, pool, _free_in(backend, pool) & spilled)
 
 
 def prefer_device(tag: str) -> None:
@@ -42,17 +41,32 @@ def prefer_device(tag: str) -> None:
         room = {info.device: _core.query_device(info.device).room_bytes for info in slow.values()}
         with region_pools.registry.withheld([tag]) as withheld:
             for key, pool in withheld:
-                if key.overflow == NO_OVERFLOW_CODE:
-                    continue
-                segments = pool_segments.look(backend, pool) or ()
-                found = [slow[segment.address] for segment in segments if segment.is_free and segment.address in slow]
-                needed_bytes = sum(info.size_bytes if info.is_trimmed else info.host_bytes for info in found)
-                if needed_bytes > room.get(pool.device, 0):
-                    _dissolve(backend, pool)
-                elif found:
-                    room[pool.device] -= needed_bytes
-                    _trim(tag, pool, {info.address for info in found if not info.is_trimmed})
+                _prefer_device_in(key, pool, backend, slow, room)
     release_dissolved([tag])
+
+
+def _prefer_device_in(
+    key: region_pools.PoolKey,
+    pool: region_pools.RegionPool,
+    backend: backends.PoolBackend,
+    slow: "Mapping[int, _core.AllocationInfo]",
+    room: dict[int, int],
+) -> None:
+    """slow: what lies on the host or was trimmed, by address. room: bytes by device, less what this takes of it."""
+    if key.overflow == NO_OVERFLOW_CODE:
+        return
+    found = [slow[address] for address in _free_in(backend, pool) if address in slow]
+    needed_bytes = sum(info.size_bytes if info.is_trimmed else info.host_bytes for info in found)
+    if needed_bytes > room.get(pool.device, 0):
+        dissolve_pool(backend, pool)
+    elif found:
+        room[pool.device] -= needed_bytes
+        _trim(key.tag, pool, {info.address for info in found if not info.is_trimmed})
+
+
+def _free_in(backend: backends.PoolBackend, pool: region_pools.RegionPool) -> set[int]:
+    """The addresses of segments in which nothing is in use."""
+    return {segment.address for segment in pool_segments.look(backend, pool) or () if segment.is_free}
 
 
 def dissolve(tag: str, backup: int) -> None:
@@ -62,9 +76,8 @@ def dissolve(tag: str, backup: int) -> None:
     if backend is None:
         return
     with region_pools.registry.withheld([tag]) as withheld:
-        for key, pool in withheld:
-            if key.backup == backup:
-                _dissolve(backend, pool)
+        for _, pool in filter(lambda each: each[0].backup == backup, withheld):
+            dissolve_pool(backend, pool)
     release_dissolved([tag])
 
 
@@ -87,7 +100,8 @@ def release_dissolved(tags: Collection[str]) -> "list[_core.AllocationInfo]":
     return [info for info in found if info.address not in kept]
 
 
-def _dissolve(backend: backends.PoolBackend, pool: region_pools.RegionPool) -> None:
+def dissolve_pool(backend: backends.PoolBackend, pool: region_pools.RegionPool) -> None:
+    """No thread enters it from now on, where torch can dissolve it."""
     pool.is_dissolved = True  # set before: a failure may leave it half dissolved
     if not backend.dissolve(pool.handle):
         pool.is_dissolved = False

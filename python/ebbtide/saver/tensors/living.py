@@ -82,7 +82,6 @@ def living_tensors(objects: Iterable[Any]) -> "list[torch.Tensor]":
     import torch
 
     is_tensor: dict[type, bool] = {}
-    found: dict[int, torch.Tensor] = {}
     waiting = []
     for thing in objects:
         kind = type(thing)
@@ -91,11 +90,16 @@ def living_tensors(objects: Iterable[Any]) -> "list[torch.Tensor]":
         if is_tensor[kind]:
             waiting.append(thing)
     with torch._C.DisableTorchFunction():
-        while waiting:
-            tensor = waiting.pop()
-            if id(tensor) not in found and why_without_memory(tensor) is None:
-                found[id(tensor)] = tensor
-                waiting += [owned for owned in (gradient_of(tensor), _base_of(tensor)) if owned is not None]
+        return _with_owned(waiting)
+
+
+def _with_owned(waiting: "list[torch.Tensor]") -> "list[torch.Tensor]":
+    found: dict[int, torch.Tensor] = {}
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) not in found and why_without_memory(tensor) is None:
+            found[id(tensor)] = tensor
+            waiting += [owned for owned in (gradient_of(tensor), _base_of(tensor)) if owned is not None]
     return list(found.values())
 
 

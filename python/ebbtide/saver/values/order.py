@@ -1,6 +1,7 @@
 """What `saver.order` returns."""
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 from ebbtide.saver.values.segments import Range
 
@@ -14,7 +15,10 @@ class Order:
     """
 
     def __init__(self, ranges: Sequence[tuple[int, Range]]) -> None:
-        self.ranges = tuple(ranges)  # (device ordinal, range)
+        self.ranges = tuple(ranges)  # (device ordinal, range); of `saver.order` alone
 
     def __repr__(self) -> str:
-        return f"<saver.Order of {len(self.ranges)} tensors>"
+        return f"<saver.Order of {len(self.ranges)} ranges>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a saver.Order notes addresses of this process: make one in the process that resumes")
