@@ -50,6 +50,18 @@ def test_an_older_torch_is_refused(lms, monkeypatch):
     assert not lms.enabled
 
 
+def test_an_eviction_before_the_first_enable_builds_nothing(run_python_with_torch):
+    result = run_python_with_torch(
+        """
+        from ebbtide import torch_extension
+        from ebbtide.lms import control
+        assert control.evict(1) == 0 and not torch_extension.is_loaded("_lms")
+        """,
+        EBBTIDE_DRIVER="sim",
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_the_end_of_a_with_puts_back_what_was_before(lms):
     def has_host_limit():
         return _core.stats()["host_available_bytes"] <= 512 * MIB
