@@ -93,7 +93,7 @@ Packed::Packed(const at::Tensor& tensor) : has_version_(tensor.defined() && !ten
 
 at::Tensor Packed::unpack() const {
   if (has_version_ && version_.current_version() != saved_version_) {
-    throw std::runtime_error(describe_change(view_ ? c10::typeMetaToScalarType(view_->type) : kept_.scalar_type(),
+    throw std::runtime_error(describe_change(view_ ? view_->type.toScalarType() : kept_.scalar_type(),
                                              view_ ? c10::IntArrayRef(view_->sizes) : kept_.sizes(),
                                              version_.current_version(), saved_version_));
   }
