@@ -45,8 +45,10 @@ NEWEST_PYTHON = {
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 TORCH_OF_EVERY_PYTHON = "2.13.0"
 # Of tests/python: what meets torch and Python. What others add under these names comes along.
-TESTS = (
-    *("test_saver_*.py", "test_torch_*.py", "test_support.py", "test_cli.py"),
+TESTS = ("test_saver_*.py", "test_torch_*.py", "test_support.py", "test_cli.py")
+# With a torch that large model support works with.
+LMS_FROM = "2.11"
+LMS_TESTS = (
     *("test_lms.py", "test_lms_saved_hooks.py", "test_lms_gradient_homes.py", "test_lms_streamed_step.py"),
     "test_lms_weights_training.py",
 )
@@ -115,6 +117,11 @@ def choose_rows(interpreters: Mapping[str, Path]) -> list[Row]:
 
 def order(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
+
+
+def patterns_of(row: Row) -> tuple[str, ...]:
+    """Of the files of tests for this row."""
+    return (*TESTS, *LMS_TESTS) if order(row.torch) >= order(LMS_FROM) else TESTS
 
 
 def copy_sources() -> str:
@@ -216,7 +223,7 @@ def run_tests(row: Row, sources: str, wheel: Path, log: Path, jobs: int) -> Resu
     must([*pip(environment), "install", "-r", "requirements/test.txt"], log, INSTALL_SECONDS)
     must([*pip(environment), "install", "--no-deps", "--force-reinstall", wheel], log, INSTALL_SECONDS)
     folder = WORK / "source" / "tests" / "python"
-    found = {path for pattern in TESTS for path in folder.glob(pattern) if path.name not in LEFT_OUT}
+    found = {path for pattern in patterns_of(row) for path in folder.glob(pattern) if path.name not in LEFT_OUT}
     tests = sorted(path.relative_to(WORK / "source") for path in found)
     report = WORK / "logs" / f"{row.name}.xml"
     report.unlink(missing_ok=True)

@@ -49,6 +49,13 @@ def test_the_rows_cover_what_is_supported(matrix: ModuleType) -> None:
     assert matrix.Row("2.15.0", "3.14") in rows and matrix.Row("2.8.0", "3.13") in rows
 
 
+def test_large_model_support_is_tried_where_it_works(matrix: ModuleType) -> None:
+    for row in matrix.choose_rows(ALL):
+        works = not versions.lms_problem(versions.torch_version(row.torch))
+        assert ("test_lms.py" in matrix.patterns_of(row)) == works
+    assert all((Path(__file__).parents[1] / "python" / name).is_file() for name in matrix.LMS_TESTS)
+
+
 def test_a_python_that_is_not_here_is_a_row_that_says_so(matrix: ModuleType) -> None:
     here = {python: path for python, path in ALL.items() if python != "3.14"}
     rows = matrix.choose_rows(here)

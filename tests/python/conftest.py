@@ -139,11 +139,7 @@ def lms(saver: Any) -> Iterator[Any]:
     from ebbtide.lms.streaming.host_ranges import GRADIENTS, STATES, WEIGHTS
     from ebbtide.saver.reclaim import spilled
     from ebbtide.saver.values.arguments import backup_code
-    from ebbtide.torch_support import versions
 
-    torch = pytest.importorskip("torch")
-    if problem := versions.lms_problem(versions.torch_version(torch.__version__)):
-        pytest.skip(problem)
     gc.collect()
     saver.trim()
     for own in (STATES, WEIGHTS, GRADIENTS):  # what was trimmed would come back with the next region of the tag
