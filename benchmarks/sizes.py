@@ -168,7 +168,7 @@ class Sizes:
         handle_bytes: of the driver's handles among which the best is looked for.
         bare_handle_bytes: the same, by turns with a workload that is held against them.
         curve_bytes: the sizes of the curve.
-        baseline_curve_bytes: the same for baselines, whose first pause is slow; `steady` shows them with more.
+        baseline_curve_bytes: the same for baselines that no ratio refers to, whose first pause is slow.
         request_bytes, requests_in_flight: on the disk, for ebbtide and for its limit.
         activation_tokens, activation_blocks, malloc_steps, cold_steps: of allocation in a region.
     """
@@ -189,7 +189,7 @@ class Sizes:
     touched_bytes: int = 2 * GIB
     handle_bytes: tuple[int, ...] = (32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB, GIB)
     bare_handle_bytes: tuple[int, int] = (256 * MIB, GIB)
-    curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048, 8192, 40960))
+    curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048, 15360, 40960))
     baseline_curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048))
     request_bytes: int = 8 * MIB
     requests_in_flight: int = min(8, len(os.sched_getaffinity(0)))

@@ -1,12 +1,13 @@
 """Pause and resume over sizes from 2 MiB to 40 GiB, for the plots.
 
-Metrics are "pause SIZE" and "resume SIZE", in bytes. Baselines are measured with the smaller sizes only.
+Metrics are "pause SIZE" and "resume SIZE", in bytes. Baselines that no target is held against are
+measured with the smaller sizes only.
 """
 
 from functools import partial
 
 from benchmarks import tensors as kept
-from benchmarks.baselines import BASELINES, least_samples, makers
+from benchmarks.baselines import BASELINES, COUNTED_BASELINES, least_samples, makers
 from benchmarks.cycles import Cycle
 from benchmarks.keepers import Ebbtide
 from benchmarks.measured import Measured, Part
@@ -25,7 +26,8 @@ MAKERS = makers(
 def measure(sizes: Sizes, name: str) -> Measured:
     """`bytes` stays 0: each metric has its own."""
     measured = Measured()
-    for size in sizes.baseline_curve_bytes if name in BASELINES else sizes.curve_bytes:
+    is_shown_only = name in BASELINES and name not in COUNTED_BASELINES
+    for size in sizes.baseline_curve_bytes if is_shown_only else sizes.curve_bytes:
         count = max(1, size // TENSOR_BYTES)
         cycle = Cycle(MAKERS[name](), kept.equal_shapes(count, size // count))
         cycle.warm_up()
