@@ -6,6 +6,7 @@
 
 #include "core/operation/backup_view.h"
 #include "core_fixture.h"
+#include "policy/copy_plan.h"
 #include "policy/pinning.h"
 
 namespace ebbtide::testing {
@@ -40,6 +41,16 @@ class KeptPinning : public CoreTest {
     pause();
     resume();
     EXPECT_TRUE(holds(address_, kSize, seed));
+  }
+  void cycle_with(uint64_t seed) {
+    fill(address_, kChunk, seed);
+    pause();
+    resume();
+    EXPECT_TRUE(holds(address_, kChunk, seed));
+  }
+  void resume_after_giving_back() {
+    pause();
+    resume_without_retaining();
   }
   void resume_without_retaining() {
     OperationRequest request;
@@ -128,16 +139,68 @@ TEST_F(KeptPinning, APauseGoesOnWhereTheDriverPinsNothing) {
   EXPECT_EQ(pinned_bytes_of_backups(), 0u);
 }
 
-// 3 of 4 blocks have one value and take no host memory.
-TEST_F(KeptPinning, NoMemoryIsTakenForIt) {
+// 3 of 4 chunks have one value and had no host memory.
+TEST_F(KeptPinning, LittleThatIsMissingIsTaken) {
   std::memset(reinterpret_cast<void*>(address_ + kChunk), 7, kSize - kChunk);
-  for (int turn = 0; turn < 3; ++turn) {
+  for (uint64_t turn = 0; turn < 4; ++turn) {
+    fill(address_, kChunk, turn);
     pause();
-    EXPECT_FALSE(is_pinned());
+    EXPECT_EQ(is_pinned(), turn > 0);
+    EXPECT_EQ(host_bytes_of_backups(), turn > 0 ? kSize : kChunk);
+    EXPECT_EQ(pinned_bytes_of_backups(), turn > 0 ? kSize : 0);
+    resume();
+    EXPECT_TRUE(holds(address_, kChunk, turn));
+    EXPECT_EQ(*reinterpret_cast<const unsigned char*>(address_ + kSize - 1), 7);
+  }
+  fill(address_, kSize, 9);
+  cycle(9);
+  EXPECT_EQ(host_bytes_of_backups(), kSize) << "the memory was there";
+  resume_after_giving_back();
+  EXPECT_EQ(host_bytes_of_backups(), 0u);
+}
+
+TEST_F(KeptPinning, MuchThatIsMissingIsNot) {
+  const uint64_t size_bytes = 18 * kChunk;
+  const CUdeviceptr other =
+      allocate(core(), core().registry.tag("other"), {.backup = BackupKind::kRam, .retain = true}, 0, size_bytes);
+  std::memset(reinterpret_cast<void*>(other), 7, size_bytes);
+  fill(other, kChunk, 1);
+  for (int turn = 0; turn < 3; ++turn) {
+    pause({"other"});
+    EXPECT_FALSE(core().registry.backup_of(*core().registry.find(other))->is_pinned());
+    EXPECT_EQ(host_bytes_of_backups(), kChunk);
+    resume({"other"});
+    EXPECT_TRUE(holds(other, kChunk, 1));
+  }
+  fill(other + kChunk, kChunk, 2);
+  pause({"other"});
+  resume({"other"});
+  fill(other, kChunk, 3);
+  pause({"other"});
+  EXPECT_TRUE(core().registry.backup_of(*core().registry.find(other))->is_pinned()) << "16 chunks are 32 MiB";
+  resume({"other"});
+  EXPECT_TRUE(holds(other, kChunk, 3));
+  EXPECT_TRUE(holds(other + kChunk, kChunk, 2));
+}
+
+TEST_F(KeptPinning, APauseGoesOnWhereTheHostHasNoneToGive) {
+  std::memset(reinterpret_cast<void*>(address_ + kChunk), 7, kSize - kChunk);
+  pause();
+  resume();
+  core().engines.trim();
+  core().budgets.host.set_limit(core().budgets.host.held_bytes() + 3 * kChunk + policy::kLeastRingBytes + kMiB);
+  for (uint64_t seed = 2; seed < 4; ++seed) {
+    fill(address_, kChunk, seed);
+    pause();  // which may copy all of it, through a ring
+    EXPECT_FALSE(is_pinned()) << "the ring needs it";
+    EXPECT_EQ(pinned_bytes_of_backups(), 0u);
     EXPECT_EQ(host_bytes_of_backups(), kChunk);
     resume();
-    EXPECT_TRUE(holds(address_, kChunk, 1));
+    EXPECT_TRUE(holds(address_, kChunk, seed));
   }
+  core().budgets.host.set_limit(kUnlimited);
+  cycle_with(4);
+  EXPECT_TRUE(is_pinned()) << "there is room now";
 }
 
 TEST_F(KeptPinning, WhatIsSeenOfItStays) {
@@ -197,6 +260,14 @@ TEST_F(KeptPinning, ItGoesOnInASwap) {
   EXPECT_TRUE(is_pinned());
   resume({"other"});
   EXPECT_TRUE(holds(other, kSize, 9));
+}
+
+TEST(Pinning, WhatIsLittleToTake) {
+  EXPECT_TRUE(policy::is_little_to_take(0, 0));
+  EXPECT_TRUE(policy::is_little_to_take(32 * kMiB, kGiB));
+  EXPECT_FALSE(policy::is_little_to_take(32 * kMiB + 1, kGiB));
+  EXPECT_TRUE(policy::is_little_to_take(kMiB, 8 * kMiB));
+  EXPECT_FALSE(policy::is_little_to_take(kMiB, 8 * kMiB - 1)) << "the ring needs the rest";
 }
 
 TEST(Pinning, OfSmallPausesAndWithinAnEighthOfTheMachine) {

@@ -75,7 +75,8 @@ class HostBudget {
   // For anonymous memory. Throws StoreError naming need, free, limit and the largest holders. purpose, for that text:
   // "the backup of 'weights'". The charge counts with holder; null: with the one that is called as the purpose is.
   HostCharge charge(uint64_t bytes, const std::string& purpose, HostHolder* holder = nullptr);
-  // The same for memory that gives way itself (set_spare). Refused, too, while somebody else is short.
+  // The same for memory that gives way itself (set_spare), or that the caller does without as well. Refused, too, while
+  // somebody else is short.
   HostCharge charge_spare(uint64_t bytes, const std::string& purpose, HostHolder* holder = nullptr);
   // For memory that the driver pins. No cgroup counts it, so only this budget bounds it.
   HostCharge charge_outside_cgroups(uint64_t bytes, const std::string& purpose);

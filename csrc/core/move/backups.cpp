@@ -52,9 +52,27 @@ bool may_pin_kept(const Core& core, uint64_t backup_bytes) {
          core.budgets.pinned.limit_bytes() == kUnlimited;
 }
 
-void try_pin_kept(Core& core, BackupRecord& stored) noexcept {
+namespace {
+
+// The pages that the backup lacks.
+void take_missing(Core& core, BackupRecord& stored, uint64_t missing_bytes, const Tag& tag) {
+  if (missing_bytes == 0) return;
+  HostCharge charge = core.budgets.host.charge_spare(missing_bytes, "a small backup", &BackupHolders(core).of(tag));
+  for (size_t block = 0; block < stored.blocks.size(); ++block) {
+    if (stored.blocks[block].is_touched) continue;
+    touch_blocks(stored, charge, block, 1);
+    stored.backup->populate(block * kernels::kBlockBytes, kernels::kBlockBytes);
+  }
+}
+
+}  // namespace
+
+void try_pin_kept(Core& core, BackupRecord& stored, const Tag& tag) noexcept {
   const auto& blocks = stored.blocks;
-  if (std::any_of(blocks.begin(), blocks.end(), [](const StoredBlock& block) { return !block.is_touched; })) return;
+  const auto missing =
+      std::count_if(blocks.begin(), blocks.end(), [](const StoredBlock& block) { return !block.is_touched; });
+  const uint64_t missing_bytes = static_cast<uint64_t>(missing) * kernels::kBlockBytes;
+  if (missing > 0 && !policy::is_little_to_take(missing_bytes, core.budgets.host.available_bytes())) return;
   if (std::none_of(blocks.begin(), blocks.end(), [](const StoredBlock& block) { return block.has_content; })) return;
   stored.may_be_pinned = false;
   try {
@@ -64,6 +82,7 @@ void try_pin_kept(Core& core, BackupRecord& stored) noexcept {
     const uint64_t others = saturating_subtract(core.budgets.pinned.held_bytes(), stored.size_bytes());
     const uint64_t ram = std::min(core.budgets.host.ram_bytes(), core.budgets.host.limit_bytes());
     if (!policy::has_room_to_pin(stored.size_bytes(), others, ram)) return;
+    take_missing(core, stored, missing_bytes, tag);
     if (stored.backup->try_pin()) stored.pinned = std::move(pinned);
   } catch (const std::exception& error) {
     log_line(LogLevel::kInfo, {"a small backup stays unpinned: ", error.what()});

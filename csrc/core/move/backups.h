@@ -22,9 +22,9 @@ void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, in
 // for speed would be missing for rings, which pauses need. Not with copies ahead, whose pauses are to be quick.
 bool may_pin_kept(const Core& core, uint64_t backup_bytes);
 
-// Pins a backup in RAM if it has all of its pages, and content of an earlier pause; else nothing changes. Where there
-// is no room, or the driver refuses, it is not asked again. No capture.
-void try_pin_kept(Core& core, BackupRecord& stored) noexcept;
+// Pins a backup in RAM if it has content of an earlier pause and lacks few of its pages, which it gets; else nothing
+// changes. Where there is no room, or the driver refuses, it is not asked again. No capture.
+void try_pin_kept(Core& core, BackupRecord& stored, const Tag& tag) noexcept;
 
 // Blocks of a backup have got their pages, out of this charge.
 void touch_blocks(BackupRecord& stored, HostCharge& charge, size_t first, size_t count);

@@ -208,7 +208,7 @@ void Pause::pin_kept_backups() {
     BackupRecord& stored = *kept.stored;
     const bool is_repeated = kept.had_backup && kept.earlier != nullptr && !kept.allocation->is_away();
     if (!is_repeated || !kept.allocation->policy.retain || stored.kind != BackupKind::kRam) continue;
-    if (stored.may_be_pinned && !stored.is_pinned()) try_pin_kept(core(), stored);
+    if (stored.may_be_pinned && !stored.is_pinned()) try_pin_kept(core(), stored, *kept.allocation->tag);
   }
 }
 
