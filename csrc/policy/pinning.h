@@ -10,8 +10,8 @@ namespace ebbtide::policy {
 bool is_small_pause(uint64_t backup_bytes);
 
 // Whether what a backup lacks of its memory is little enough to be taken so that it can be pinned, which it is as a
-// whole or not at all: the driver refuses a copy to or from memory of which a part is pinned. Of what the host has free
-// an eighth at most, since the pause that pins has yet to get its ring.
+// whole or not at all: the driver refuses copies over memory of which a part is pinned (csrc/DESIGN.md, F28). Of what
+// the host has free it is an eighth at most, since the pause that pins has yet to get its ring.
 bool is_little_to_take(uint64_t missing_bytes, uint64_t available_bytes);
 
 // Whether a backup may be pinned beside what this process has pinned already: an eighth of the RAM that it may use.

@@ -2,18 +2,17 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+
 #include "sim/entry.h"
 #include "sim/simulator.h"
 
 namespace ebbtide::sim {
 namespace {
 
-constexpr uint64_t kPage = 4096;
 constexpr unsigned kAllocFlags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
 constexpr unsigned kRegisterFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
                                     CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY;
-
-uint64_t round_to_pages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 }  // namespace
 
@@ -75,6 +74,16 @@ std::optional<std::pair<uint64_t, PinnedRange>> HostMemory::find(uint64_t addres
 bool HostMemory::holds(uint64_t address, uint64_t size) const {
   const auto range = find(address);
   return range && size <= range->second.size - (address - range->first);
+}
+
+bool HostMemory::is_partly_registered(uint64_t address, uint64_t size) const {
+  if (holds(address, size)) return false;
+  auto range = ranges_.upper_bound(address);
+  if (find(address)) --range;
+  for (; range != ranges_.end() && range->first - std::min(range->first, address) < size; ++range) {
+    if (range->second.is_registered) return true;
+  }
+  return false;
 }
 
 uint64_t HostMemory::allocated_count() const {

@@ -10,6 +10,10 @@
 
 namespace ebbtide::sim {
 
+constexpr uint64_t kPage = 4096;
+
+inline uint64_t round_to_pages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
 struct PinnedRange {
   uint64_t size;
   uint64_t context;
@@ -28,6 +32,8 @@ class HostMemory {
   std::optional<std::pair<uint64_t, PinnedRange>> find(uint64_t address) const;
   // Whether one pinned range contains all of this range.
   bool holds(uint64_t address, uint64_t size) const;
+  // Whether a registered range contains some of this range, and not all of it.
+  bool is_partly_registered(uint64_t address, uint64_t size) const;
 
   uint64_t allocated_count() const;
   uint64_t allocated_bytes() const;

@@ -4,12 +4,11 @@
 #include <cstdint>
 
 #include "sim/entry.h"
+#include "sim/host_memory.h"
 #include "sim/simulator.h"
 
 namespace ebbtide::sim {
 namespace {
-
-constexpr uint64_t kPage = 4096;
 
 constexpr uint64_t kPitch = 512;
 
@@ -58,7 +57,7 @@ CUresult memory_info(size_t* free, size_t* total) {
 // Managed memory is in the host's file, and no device's capacity bounds it. The simulator does not migrate pages.
 CUresult allocate_linear(CUdeviceptr& address, size_t size_bytes, bool is_managed) {
   if (size_bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  const uint64_t mapped = (size_bytes + kPage - 1) / kPage * kPage;
+  const uint64_t mapped = round_to_pages(size_bytes);
   if (mapped < size_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   Lock lock(simulator().mutex);
   const uint64_t context = current_context(lock);

@@ -114,6 +114,23 @@ def test_unregister_wants_the_start_of_a_registered_range(driver: Driver, pages:
     assert driver.cuMemHostUnregister(pages) == SUCCESS
 
 
+def test_a_copy_is_of_registered_memory_or_of_other_memory(driver: Driver, pages: int) -> None:
+    device = driver.mapped(GRANULE)[0]
+    stream = driver.stream()
+    assert driver.cuMemHostRegister(pages + 4096, 2 * 4096, 0) == SUCCESS
+    apart = [(first, count, SUCCESS) for first, count in ((0, 1), (1, 2), (1, 1), (3, 1))]
+    across = [(first, count, INVALID_VALUE) for first, count in ((0, 2), (2, 2), (0, 4))]
+    for first, count, answer in apart + across:
+        host, size = pages + first * 4096, count * 4096
+        assert driver.cuMemcpyDtoH(host, device, size) == answer, (first, count)
+        assert driver.cuMemcpyHtoD(device, host, size) == answer, (first, count)
+        assert driver.cuMemcpyDtoHAsync(host, device, size, stream) == answer, (first, count)
+        assert driver.cuMemcpyHtoDAsync(device, host, size, stream) == answer, (first, count)
+    assert driver.cuStreamSynchronize(stream) == SUCCESS
+    assert driver.cuMemHostUnregister(pages + 4096) == SUCCESS
+    assert driver.cuMemcpyDtoH(pages, device, 4 * 4096) == SUCCESS
+
+
 def test_pinned_memory_of_the_driver_cannot_be_registered(driver: Driver) -> None:
     address = driver.host_allocate(8192)
     assert driver.cuMemHostRegister(address, 4096, 0) == INVALID_VALUE
