@@ -10,8 +10,8 @@ JOBS ?= $(shell nproc)
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
-# Processes for the Python tests that may run side by side. Each takes up to 2 GiB.
-PYTEST_JOBS ?= 2
+# Processes for the Python tests that may run side by side. Each takes up to 2 GiB. One more than the processors of the smallest machine: many tests wait for programs that they start.
+PYTEST_JOBS ?= 3
 CTEST_ARGS ?=
 # Mutants: how many are drawn by which seed, and further arguments, such as "--at csrc/core/operation/swapped_memory.cpp:8".
 SAMPLE ?= 60
@@ -75,7 +75,7 @@ docs: $(DOC_TOOLS) $(INSTALLED) ## The documentation site, in build/docs; a brok
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 tidy: $(LINTERS) $(BUILD_TOOLS) ## clang-tidy over the C++ sources
-	@$(CMAKE_CONFIGURE) -S . -B build/tidy -DEBBTIDE_OFFLINE=ON >/dev/null
+	@$(CMAKE_CONFIGURE) -S . -B build/tidy -DEBBTIDE_OFFLINE=ON -DCMAKE_UNITY_BUILD=ON >/dev/null
 	tools/tidy.sh $(BIN)/clang-tidy build/tidy
 
 ptx: $(PTX_TOOLS) ## Compile the GPU kernels anew (csrc/kernels/blocks.ptx)

@@ -89,7 +89,7 @@ def test_on_a_random_walk_every_named_block_changed_and_every_changed_one_is_nam
         changed = {
             block_of(starts, tensor.data_ptr() + index)
             for tensor, old in zip(tensors, before, strict=True)
-            for index in (tensor != old).nonzero().flatten()[:: 4096 if is_whole else 1].tolist()
+            for index in (range(0, len(tensor), 4096) if is_whole else (tensor != old).nonzero().flatten().tolist())
         }
         report = saver.pause(tag)
         explanation = saver.explain(tag)
