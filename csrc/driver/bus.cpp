@@ -20,7 +20,7 @@ std::optional<double> read_number(const std::string& path) {
   return number;
 }
 
-std::optional<int> attribute(int device, CUdevice_attribute which) {
+std::optional<int> try_attribute(int device, CUdevice_attribute which) {
   CUdevice handle = 0;
   int value = 0;
   if (driver().cuDeviceGet(&handle, device) != CUDA_SUCCESS) return std::nullopt;
@@ -31,9 +31,9 @@ std::optional<int> attribute(int device, CUdevice_attribute which) {
 }  // namespace
 
 std::optional<uint64_t> expected_read_rate(int device, const std::string& pci_devices) {
-  const auto domain = attribute(device, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID);
-  const auto bus = attribute(device, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID);
-  const auto slot = attribute(device, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID);
+  const auto domain = try_attribute(device, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID);
+  const auto bus = try_attribute(device, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID);
+  const auto slot = try_attribute(device, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID);
   if (!domain || !bus || !slot) return std::nullopt;
   char name[32];
   std::snprintf(name, sizeof name, "/%04x:%02x:%02x.0/", static_cast<unsigned>(*domain), static_cast<unsigned>(*bus),

@@ -156,6 +156,15 @@ const Driver& driver() {
   return *table;
 }
 
+int device_attribute(int device, CUdevice_attribute which) {
+  CUdevice handle = 0;
+  check(driver().cuDeviceGet(&handle, device), "cuDeviceGet", "ordinal=" + std::to_string(device));
+  int value = 0;
+  check(driver().cuDeviceGetAttribute(&value, which, handle), "cuDeviceGetAttribute",
+        "attribute=" + std::to_string(which));
+  return value;
+}
+
 const char* result_name(CUresult result) noexcept {
   const Driver* table = driver_if_loaded();
   const char* name = nullptr;

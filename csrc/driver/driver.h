@@ -38,6 +38,8 @@ const Driver* driver_if_loaded() noexcept;
 inline void check(CUresult result, const char* call, const std::string& arguments = "") {
   if (result != CUDA_SUCCESS) throw_driver_error(call, result, arguments);
 }
+// Throws DriverError.
+int device_attribute(int device, CUdevice_attribute which);
 // "CUDA_ERROR_OUT_OF_MEMORY"; needs no memory.
 const char* result_name(CUresult result) noexcept;
 

@@ -107,19 +107,17 @@ int device_of_context(Lock& lock, uint64_t context) {
 
 namespace {
 
-bool is_device(CUdevice device) { return device >= 0 && device < simulator().physical.device_count(); }
-
 CUresult retain(CUcontext* pctx, CUdevice dev) {
   if (pctx == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(simulator().mutex);
-  if (!is_device(dev)) return CUDA_ERROR_INVALID_DEVICE;
+  if (!simulator().physical.has_device(dev)) return CUDA_ERROR_INVALID_DEVICE;
   *pctx = handle_of<CUcontext>(simulator().contexts.retain(dev));
   return CUDA_SUCCESS;
 }
 
 CUresult release(CUdevice dev) {
   Lock lock(simulator().mutex);
-  if (!is_device(dev)) return CUDA_ERROR_INVALID_DEVICE;
+  if (!simulator().physical.has_device(dev)) return CUDA_ERROR_INVALID_DEVICE;
   const uint64_t id = Contexts::id_of_device(dev);
   if (!simulator().contexts.is_active(id)) return CUDA_ERROR_INVALID_CONTEXT;
   if (simulator().contexts.find(id)->retain_count > 1) {
@@ -133,7 +131,7 @@ CUresult release(CUdevice dev) {
 CUresult get_state(CUdevice dev, unsigned int* flags, int* active) {
   if (flags == nullptr || active == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(simulator().mutex);
-  if (!is_device(dev)) return CUDA_ERROR_INVALID_DEVICE;
+  if (!simulator().physical.has_device(dev)) return CUDA_ERROR_INVALID_DEVICE;
   *flags = 0;
   *active = simulator().contexts.is_active(Contexts::id_of_device(dev)) ? 1 : 0;
   return CUDA_SUCCESS;

@@ -40,8 +40,6 @@ const std::map<int, int>& attributes() {
   return *values;
 }
 
-bool is_device(Lock&, CUdevice device) { return device >= 0 && device < simulator().physical.device_count(); }
-
 CUresult init(unsigned int Flags) {
   if (Flags != 0) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(simulator().mutex);
@@ -69,7 +67,7 @@ CUresult device_count(int* count) {
 CUresult get_device(CUdevice* device, int ordinal) {
   if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(simulator().mutex);
-  if (!is_device(lock, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+  if (!simulator().physical.has_device(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
   *device = ordinal;
   return CUDA_SUCCESS;
 }
@@ -77,7 +75,7 @@ CUresult get_device(CUdevice* device, int ordinal) {
 CUresult device_name(char* name, int len, CUdevice dev) {
   if (name == nullptr || len <= 0) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(simulator().mutex);
-  if (!is_device(lock, dev)) return CUDA_ERROR_INVALID_DEVICE;
+  if (!simulator().physical.has_device(dev)) return CUDA_ERROR_INVALID_DEVICE;
   std::snprintf(name, static_cast<size_t>(len), "ebbtide simulated device");
   return CUDA_SUCCESS;
 }
@@ -85,7 +83,7 @@ CUresult device_name(char* name, int len, CUdevice dev) {
 CUresult device_attribute(int* pi, CUdevice_attribute attrib, CUdevice dev) {
   if (pi == nullptr || attrib <= 0 || attrib >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(simulator().mutex);
-  if (!is_device(lock, dev)) return CUDA_ERROR_INVALID_DEVICE;
+  if (!simulator().physical.has_device(dev)) return CUDA_ERROR_INVALID_DEVICE;
   if (attrib == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) {
     *pi = dev + 1;
     return CUDA_SUCCESS;
@@ -98,7 +96,7 @@ CUresult device_attribute(int* pi, CUdevice_attribute attrib, CUdevice dev) {
 CUresult total_memory(size_t* bytes, CUdevice dev) {
   if (bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(simulator().mutex);
-  if (!is_device(lock, dev)) return CUDA_ERROR_INVALID_DEVICE;
+  if (!simulator().physical.has_device(dev)) return CUDA_ERROR_INVALID_DEVICE;
   *bytes = simulator().physical.capacity(dev);
   return CUDA_SUCCESS;
 }

@@ -24,12 +24,11 @@ void Peers::reset() {
 
 namespace {
 
-bool is_device(CUdevice device) { return device >= 0 && device < simulator().physical.device_count(); }
-
 CUresult can_access(int* canAccessPeer, CUdevice dev, CUdevice peerDev) {
   if (canAccessPeer == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(simulator().mutex);
-  if (!is_device(dev) || !is_device(peerDev)) return CUDA_ERROR_INVALID_DEVICE;
+  if (!simulator().physical.has_device(dev) || !simulator().physical.has_device(peerDev))
+    return CUDA_ERROR_INVALID_DEVICE;
   *canAccessPeer = simulator().peers.reaches(dev, peerDev) ? 1 : 0;
   return CUDA_SUCCESS;
 }

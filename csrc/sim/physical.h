@@ -80,6 +80,7 @@ class PhysicalMemory {
   CUresult check_location(const CUmemLocation& location) const;
 
   int device_count() const { return device_count_; }
+  bool has_device(int device) const { return device >= 0 && device < device_count_; }
   void set_device_count(int count);
   void set_capacity(int device, uint64_t bytes) { devices_[device].capacity = bytes; }
   void set_foreign_bytes(int device, uint64_t bytes) { devices_[device].foreign_bytes = bytes; }

@@ -35,15 +35,8 @@ uint32_t share_of(size_t count, uint32_t lane) { return static_cast<uint32_t>((c
 }  // namespace
 
 bool Delivery::is_possible(int device) {
-  CUdevice handle = 0;
-  check(driver().cuDeviceGet(&handle, device), "cuDeviceGet");
-  const auto has = [&](CUdevice_attribute which) {
-    int value = 0;
-    check(driver().cuDeviceGetAttribute(&value, which, handle), "cuDeviceGetAttribute");
-    return value != 0;
-  };
-  return has(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM) &&
-         !has(CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT) && DeviceKernels::of(device) != nullptr;
+  return device_attribute(device, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM) != 0 &&
+         device_attribute(device, CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT) == 0 && DeviceKernels::of(device) != nullptr;
 }
 
 Delivery::~Delivery() {

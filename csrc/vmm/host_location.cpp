@@ -19,7 +19,7 @@ Answers& answers() {
   return *instance;
 }
 
-int attribute(int device, CUdevice_attribute which) {
+int attribute_or_zero(int device, CUdevice_attribute which) {
   CUdevice handle = 0;
   check(driver().cuDeviceGet(&handle, device), "cuDeviceGet", "ordinal=" + std::to_string(device));
   int value = 0;
@@ -56,7 +56,7 @@ std::string describe(const HostLocation& location) {
 
 HostProbe probe_host_location(int device) {
   const ContextScope scope(device);
-  const int node = attribute(device, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
+  const int node = attribute_or_zero(device, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
   HostLocation near{.where = {}};
   near.where.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
   near.where.id = node < 0 ? 0 : node;
@@ -65,9 +65,10 @@ HostProbe probe_host_location(int device) {
   if (numa_problem.empty()) return {near, describe(near)};
   HostLocation anywhere{.where = {}};
   anywhere.where.type = CU_MEM_LOCATION_TYPE_HOST;
-  const std::string host_problem = attribute(device, CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0
-                                       ? "the device does not offer it"
-                                       : try_location(device, anywhere);
+  const std::string host_problem =
+      attribute_or_zero(device, CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0
+          ? "the device does not offer it"
+          : try_location(device, anywhere);
   if (host_problem.empty()) return {anywhere, describe(anywhere) + " (on " + name + ": " + numa_problem + ")"};
   return {std::nullopt, "on " + name + ": " + numa_problem + "; on the host at large: " + host_problem};
 }

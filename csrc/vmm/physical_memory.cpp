@@ -10,15 +10,6 @@
 namespace ebbtide {
 namespace {
 
-int attribute(int device, CUdevice_attribute which) {
-  CUdevice handle = 0;
-  check(driver().cuDeviceGet(&handle, device), "cuDeviceGet", "ordinal=" + std::to_string(device));
-  int value = 0;
-  check(driver().cuDeviceGetAttribute(&value, which, handle), "cuDeviceGetAttribute",
-        "attribute=" + std::to_string(which));
-  return value;
-}
-
 CUmemAllocationProp device_properties(int device) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -38,7 +29,7 @@ bool is_rdma_capable(int device) {
   check_ordinal(device);
   static std::atomic<signed char> answers[kMaxDevices]{};  // 0 not asked, 1 no, 2 yes
   if (const signed char answer = answers[device].load()) return answer == 2;
-  const bool is_capable = attribute(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0;
+  const bool is_capable = device_attribute(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0;
   answers[device].store(is_capable ? 2 : 1);
   return is_capable;
 }
@@ -47,7 +38,7 @@ size_t granularity(int device) {
   check_ordinal(device);
   static std::atomic<size_t> answers[kMaxDevices]{};
   if (const size_t answer = answers[device].load()) return answer;
-  if (attribute(device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0) {
+  if (device_attribute(device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0) {
     throw StateError("device " + std::to_string(device) +
                      " has no virtual memory management: ebbtide can't move its memory");
   }

@@ -16,14 +16,6 @@
 namespace ebbtide {
 namespace {
 
-int attribute(int device, CUdevice_attribute which) {
-  CUdevice handle = 0;
-  check(driver().cuDeviceGet(&handle, device), "cuDeviceGet", "ordinal=" + std::to_string(device));
-  int value = 0;
-  check(driver().cuDeviceGetAttribute(&value, which, handle), "cuDeviceGetAttribute");
-  return value;
-}
-
 Capability probe_vmm(int device) {
   Capability capability{"vmm", false, "", ""};
   try {
@@ -180,8 +172,8 @@ DeviceFacts describe_device(int device) {
   char name[128] = {};
   check(driver().cuDeviceGetName(name, sizeof name, handle), "cuDeviceGetName");
   facts.name = name;
-  facts.compute_capability = attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) * 10 +
-                             attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+  facts.compute_capability = device_attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) * 10 +
+                             device_attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
   size_t free_bytes = 0;
   size_t total_bytes = 0;
   check(driver().cuMemGetInfo(&free_bytes, &total_bytes), "cuMemGetInfo");

@@ -1,0 +1,40 @@
+"""Headers bring no names into the global namespace. clang-tidy can't tell: its units include sources as well."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+USING = re.compile(r"^using [^=]*;")  # a type of its own is no name from elsewhere
+
+
+def find_global_names(path: Path) -> list[str]:
+    """The lines of a header that use a namespace or a name of one, where no namespace is open."""
+    depth, found = 0, []
+    for line in path.read_text().splitlines():
+        if depth == 0 and USING.match(line):
+            found.append(line)
+        depth += len(re.findall(r"^(?:inline )?namespace\b.*\{$", line)) - len(re.findall(r"^\}  // namespace", line))
+    return found
+
+
+def test_no_header_brings_names_into_the_global_namespace(root: Path) -> None:
+    headers = sorted((root / "csrc").rglob("*.h"))
+    assert len(headers) > 50
+    assert {str(path): found for path in headers if (found := find_global_names(path))} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("using namespace ebbtide;\n", 1),
+        ("#pragma once\nusing std::vector;\n", 1),
+        ("using Result = int;\n", 0),
+        ("namespace ebbtide {\nusing Bytes = int;\n}  // namespace ebbtide\n", 0),
+        ("namespace a {\nnamespace b {\n}  // namespace b\nusing a::C;\n}  // namespace a\nusing a::D;\n", 1),
+    ],
+)
+def test_a_planted_one_is_found(tmp_path: Path, text: str, count: int) -> None:
+    header = tmp_path / "a.h"
+    header.write_text(text)
+    assert len(find_global_names(header)) == count
