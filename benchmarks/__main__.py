@@ -151,6 +151,8 @@ def plots(files: tuple[Path, ...], out: Path | None) -> None:
     """Draw results as SVG. Needs neither torch nor ebbtide."""
     from benchmarks import plots
 
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
     for file in files:
         print("\n".join(plots.draw(json.loads(file.read_text()), file.stem, out or file.parent)))
 

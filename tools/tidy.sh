@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# clang-tidy over our own C++ sources, as many units at a time as there are processors. Usage: tidy.sh CLANG_TIDY BUILD_DIR
+# clang-tidy over our own C++ sources, as many units at a time as there are processors.
 #
-# BUILD_DIR holds compile_commands.json of a unity build: what a unit's sources share is read once, which takes a quarter
-# of the time. csrc/torch/cpu and csrc/torch/lms are left out: they are compiled where torch is, by no CMake.
+#   tools/tidy.sh CLANG_TIDY BUILD_DIR
+#
+# BUILD_DIR holds compile_commands.json of a unity build: what a unit's sources share is read once, which takes a
+# quarter of the time. csrc/torch/cpu and csrc/torch/lms are left out: they are compiled where torch is, by no CMake.
 set -euo pipefail
 tidy=$1
 build=$2
