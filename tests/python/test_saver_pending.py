@@ -165,6 +165,8 @@ def test_an_order_stands_for_its_tensors_and_is_made_once(saver, tag):
     order = saver.order([model, data])
     assert ranges_of(order, "test") == tuple(ranges_of([model, data], "test"))
     assert repr(order) == "<saver.Order of 3 ranges>"
+    assert ranges_of([data, order], "test") == ranges_of([data, model], "test")
+    assert saver.order([order, order]).ranges == order.ranges
     with pytest.raises(TypeError, match="addresses of this process"):
         pickle.dumps(order)
     saver.adopt(data, tag=f"{tag}-other")  # it notes addresses: what moves needs a new one
@@ -174,7 +176,7 @@ def test_an_order_stands_for_its_tensors_and_is_made_once(saver, tag):
     core = ModelCore()
     Pending(core).stream_wait(ModelStream(0, 7), saver.order(model))
     assert core.waits == [(0, 7, [one for _, one in ranges_of(model, "test")])]
-    for wrong in (1, "weights", [order], [model, None], None):
+    for wrong in (1, "weights", [order, 1], [model, None], None):
         with pytest.raises(TypeError, match="order takes tensors"):
             saver.order(wrong)
 

@@ -148,8 +148,8 @@ def resume(
         wait: False returns as soon as everything is mapped and queued, while the bytes are still on their way. It
             waits all the same on the simulated device, whose CPU ops have no stream, where ebbtide's kernels can't be
             loaded, and on a device that limits how long kernels run.
-        order: tensors, a module, or what `saver.order` made of them: their bytes come first, in this order. The rest
-            follows in the order of allocation.
+        order: tensors, a module, what `saver.order` made of them, or a list of these: their bytes come first, in this
+            order. The rest follows in the order of allocation.
         hold_stream: only with wait=False. True: this thread's current stream of each device waits for all bytes, so
             that later work on it is correct. False: the caller decides what waits, through the Pending.
 

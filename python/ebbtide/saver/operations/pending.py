@@ -120,8 +120,8 @@ class Pending:
 
         Args:
             stream: a torch.cuda.Stream. None means this thread's current stream of each device concerned.
-            tensors: a tensor, a module (its parameters and buffers), a list of these, or what `saver.order` made of
-                them; None: everything.
+            tensors: a tensor, a module (its parameters and buffers), what `saver.order` made of them, or a list of
+                these; None: everything.
 
         Raises:
             TypeError: tensors of another type.

@@ -172,7 +172,8 @@ def order(things: Any) -> Order:
     be among the first, and `stream_wait` would not wait for them.
 
     Args:
-        things: a tensor, a module (its parameters and buffers), an optimizer (its states), or a container of these.
+        things: a tensor, a module (its parameters and buffers), an optimizer (its states), or a container of these; a
+            list may have orders as well.
 
     Raises:
         TypeError: something else.

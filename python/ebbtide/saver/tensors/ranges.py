@@ -28,7 +28,7 @@ def range_of(tensor: "torch.Tensor") -> Range | None:
 
 def ranges_of(things: Any, caller: str) -> Sequence[tuple[int, Range]]:
     """(device ordinal, range) of a tensor, of a module's parameters and buffers, or of what a list of these holds: in
-    their order, each once. A CPU tensor is on 0. Those of an Order are known.
+    their order, each once. A CPU tensor is on 0. Those of an Order, which may be in the list, are known.
 
     Raises:
         TypeError: something else; `caller` is who says so.
@@ -38,6 +38,9 @@ def ranges_of(things: Any, caller: str) -> Sequence[tuple[int, Range]]:
     walk = TensorWalk(caller, with_gradients=False)
     found: dict[tuple[int, Range], None] = {}
     for thing in things if isinstance(things, list | tuple) else (things,):
+        if isinstance(thing, Order):
+            found.update(dict.fromkeys(thing.ranges))
+            continue
         for tensor in (thing,) if walk.is_plain(thing) else walk.walk(thing):
             reached = range_of(tensor)
             if reached is not None:
