@@ -9,10 +9,13 @@ namespace ebbtide::policy {
 // pinning takes as long as one copy. A large one fills the bus through the ring.
 bool is_small_pause(uint64_t backup_bytes);
 
-// Whether what a backup lacks of its memory is little enough to be taken so that it can be pinned, which it is as a
-// whole or not at all: the driver refuses copies over memory of which a part is pinned (csrc/DESIGN.md, F28). Of what
-// the host has free it is an eighth at most, since the pause that pins has yet to get its ring.
-bool is_little_to_take(uint64_t missing_bytes, uint64_t available_bytes);
+// A backup is pinned as a whole or not at all: the driver refuses copies over memory of which a part is pinned
+// (csrc/DESIGN.md, F28). So what it lacks of its memory is taken, up to this: what tensors leave free of torch's
+// segments of 20 MiB, and some blocks of a larger one.
+inline constexpr uint64_t kMostTakenBytes = uint64_t{32} << 20;
+
+// By one pause, of what the host has free: an eighth, since it has yet to get its rings.
+uint64_t takeable_bytes(uint64_t available_bytes);
 
 // Whether a backup may be pinned beside what this process has pinned already: an eighth of the RAM that it may use.
 bool has_room_to_pin(uint64_t size_bytes, uint64_t pinned_bytes, uint64_t ram_bytes);

@@ -159,6 +159,35 @@ TEST_F(KeptPinning, LittleThatIsMissingIsTaken) {
   EXPECT_EQ(host_bytes_of_backups(), 0u);
 }
 
+TEST_F(KeptPinning, WhatIsMissingGoesBackWhereTheDriverPinsNothing) {
+  std::memset(reinterpret_cast<void*>(address_ + kChunk), 7, kSize - kChunk);
+  pause();
+  resume();
+  sim().fail("cuMemHostRegister", 1, kOther, 0);
+  for (uint64_t seed = 2; seed < 4; ++seed) {
+    fill(address_, kChunk, seed);
+    pause();
+    EXPECT_FALSE(is_pinned());
+    EXPECT_EQ(backup()->charge.size_bytes(), kChunk);
+    EXPECT_EQ(core().budgets.pinned.held_bytes(), core().engines.held_bytes());
+    resume();
+    EXPECT_TRUE(holds(address_, kChunk, seed));
+    EXPECT_EQ(*reinterpret_cast<const unsigned char*>(address_ + kSize - 1), 7);
+  }
+  sim().clear_failures();
+}
+
+TEST_F(KeptPinning, NothingIsTakenForABackupWithoutBytes) {
+  std::memset(reinterpret_cast<void*>(address_), 7, kSize);
+  for (int turn = 0; turn < 3; ++turn) {
+    pause();
+    EXPECT_FALSE(is_pinned());
+    EXPECT_EQ(host_bytes_of_backups(), 0u);
+    resume();
+  }
+  EXPECT_EQ(*reinterpret_cast<const unsigned char*>(address_ + kSize - 1), 7);
+}
+
 TEST_F(KeptPinning, MuchThatIsMissingIsNot) {
   const uint64_t size_bytes = 18 * kChunk;
   const CUdeviceptr other =
@@ -262,12 +291,9 @@ TEST_F(KeptPinning, ItGoesOnInASwap) {
   EXPECT_TRUE(holds(other, kSize, 9));
 }
 
-TEST(Pinning, WhatIsLittleToTake) {
-  EXPECT_TRUE(policy::is_little_to_take(0, 0));
-  EXPECT_TRUE(policy::is_little_to_take(32 * kMiB, kGiB));
-  EXPECT_FALSE(policy::is_little_to_take(32 * kMiB + 1, kGiB));
-  EXPECT_TRUE(policy::is_little_to_take(kMiB, 8 * kMiB));
-  EXPECT_FALSE(policy::is_little_to_take(kMiB, 8 * kMiB - 1)) << "the ring needs the rest";
+TEST(Pinning, TakesAnEighthOfWhatIsFree) {
+  EXPECT_EQ(policy::takeable_bytes(0), 0u);
+  EXPECT_EQ(policy::takeable_bytes(8 * kMiB), kMiB) << "the ring needs the rest";
 }
 
 TEST(Pinning, OfSmallPausesAndWithinAnEighthOfTheMachine) {

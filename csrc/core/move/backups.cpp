@@ -47,44 +47,83 @@ void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, in
   }
 }
 
-bool may_pin_kept(const Core& core, uint64_t backup_bytes) {
-  return policy::is_small_pause(backup_bytes) && !core.rules.keeps_ahead.load() &&
-         core.budgets.pinned.limit_bytes() == kUnlimited;
-}
-
 namespace {
 
-// The pages that the backup lacks.
-void take_missing(Core& core, BackupRecord& stored, uint64_t missing_bytes, const Tag& tag) {
-  if (missing_bytes == 0) return;
-  HostCharge charge = core.budgets.host.charge_spare(missing_bytes, "a small backup", &BackupHolders(core).of(tag));
-  for (size_t block = 0; block < stored.blocks.size(); ++block) {
-    if (stored.blocks[block].is_touched) continue;
-    touch_blocks(stored, charge, block, 1);
-    stored.backup->populate(block * kernels::kBlockBytes, kernels::kBlockBytes);
+// Pages that a backup lacked, taken for it. They go back unless they are kept.
+class TakenPages {
+ public:
+  explicit TakenPages(BackupRecord& stored) : stored_(stored) {}
+  TakenPages(const TakenPages&) = delete;
+  TakenPages& operator=(const TakenPages&) = delete;
+  ~TakenPages() {
+    for (const size_t block : taken_) {
+      stored_.backup->discard(block * kernels::kBlockBytes, kernels::kBlockBytes);
+      stored_.blocks[block].is_touched = false;
+    }
+    stored_.charge.give_back_touched(taken_.size() * kernels::kBlockBytes);
   }
-}
+  // Throws StoreError.
+  void take(HostCharge charge) {
+    for (size_t block = 0; block < stored_.blocks.size(); ++block) {
+      if (stored_.blocks[block].is_touched) continue;
+      taken_.push_back(block);
+      touch_blocks(stored_, charge, block, 1);
+      stored_.backup->populate(block * kernels::kBlockBytes, kernels::kBlockBytes);
+    }
+  }
+  void keep() { taken_.clear(); }
+
+ private:
+  BackupRecord& stored_;
+  std::vector<size_t> taken_;
+};
 
 }  // namespace
 
-void try_pin_kept(Core& core, BackupRecord& stored, const Tag& tag) noexcept {
+KeptPinning::KeptPinning(Core& core, uint64_t backup_bytes)
+    : core_(core),
+      // What is pinned for speed would be missing for rings, which pauses need, and pauses of what was copied ahead are
+      // to be quick.
+      is_on_(policy::is_small_pause(backup_bytes) && !core.rules.keeps_ahead.load() &&
+             core.budgets.pinned.limit_bytes() == kUnlimited) {}
+
+bool KeptPinning::may_take(uint64_t missing_bytes) {
+  if (missing_bytes == 0) return true;
+  if (missing_bytes > policy::kMostTakenBytes) return false;
+  if (!takeable_bytes_) takeable_bytes_ = policy::takeable_bytes(core_.budgets.host.available_bytes());
+  return missing_bytes <= *takeable_bytes_;
+}
+
+void KeptPinning::try_pin(BackupRecord& stored, const Tag& tag) noexcept {
+  if (!is_on_ || !stored.may_be_pinned || stored.is_pinned()) return;
   const auto& blocks = stored.blocks;
-  const auto missing =
-      std::count_if(blocks.begin(), blocks.end(), [](const StoredBlock& block) { return !block.is_touched; });
-  const uint64_t missing_bytes = static_cast<uint64_t>(missing) * kernels::kBlockBytes;
-  if (missing > 0 && !policy::is_little_to_take(missing_bytes, core.budgets.host.available_bytes())) return;
+  const auto touched = static_cast<uint64_t>(
+      std::count_if(blocks.begin(), blocks.end(), [](const StoredBlock& block) { return block.is_touched; }));
+  const uint64_t missing_bytes = stored.size_bytes() - touched * kernels::kBlockBytes;
+  if (touched == 0) return;  // nothing of it was ever copied
   if (std::none_of(blocks.begin(), blocks.end(), [](const StoredBlock& block) { return block.has_content; })) return;
-  stored.may_be_pinned = false;
   try {
+    if (!may_take(missing_bytes)) return;
     const ContextScope scope(stored.device);
     // Charged before it is judged, so that no two threads pass together.
-    PinnedCharge pinned = core.budgets.pinned.charge(stored.size_bytes(), "a small backup");
-    const uint64_t others = saturating_subtract(core.budgets.pinned.held_bytes(), stored.size_bytes());
-    const uint64_t ram = std::min(core.budgets.host.ram_bytes(), core.budgets.host.limit_bytes());
-    if (!policy::has_room_to_pin(stored.size_bytes(), others, ram)) return;
-    take_missing(core, stored, missing_bytes, tag);
-    if (stored.backup->try_pin()) stored.pinned = std::move(pinned);
+    PinnedCharge pinned = core_.budgets.pinned.charge(stored.size_bytes(), "a small backup");
+    const uint64_t others = saturating_subtract(core_.budgets.pinned.held_bytes(), stored.size_bytes());
+    const uint64_t ram = std::min(core_.budgets.host.ram_bytes(), core_.budgets.host.limit_bytes());
+    TakenPages pages(stored);
+    if (policy::has_room_to_pin(stored.size_bytes(), others, ram)) {
+      if (missing_bytes > 0) {
+        pages.take(core_.budgets.host.charge_spare(missing_bytes, "a small backup",
+                                                   &core_.budgets.host.holder("backups of '" + tag.name + "'")));
+      }
+      if (stored.backup->try_pin()) {
+        stored.pinned = std::move(pinned);
+        pages.keep();
+        if (takeable_bytes_) *takeable_bytes_ -= missing_bytes;
+      }
+    }
+    stored.may_be_pinned = false;
   } catch (const std::exception& error) {
+    // The host is short at the moment: the next pause asks again.
     log_line(LogLevel::kInfo, {"a small backup stays unpinned: ", error.what()});
   }
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,13 +19,22 @@ std::shared_ptr<BackupRecord> open_backup(Core& core, BackupKind kind, const All
 // through the context of this device. Throws StoreError, with some of them ready and others not.
 void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, int device);
 
-// Whether a pause that writes to backups of this size may pin those that were kept. Not under a limit: what is pinned
-// for speed would be missing for rings, which pauses need. Not with copies ahead, whose pauses are to be quick.
-bool may_pin_kept(const Core& core, uint64_t backup_bytes);
+// Pins backups in RAM that were kept, for one pause.
+class KeptPinning {
+ public:
+  // backup_bytes: of all backups that the pause writes to.
+  KeptPinning(Core& core, uint64_t backup_bytes);
+  // If some of the backup was copied by an earlier pause, and it lacks few of its pages, which it gets. Where there is
+  // no room, or the driver refuses, nothing changes; it is asked again if the host is only short of memory. No capture.
+  void try_pin(BackupRecord& stored, const Tag& tag) noexcept;
 
-// Pins a backup in RAM if it has content of an earlier pause and lacks few of its pages, which it gets; else nothing
-// changes. Where there is no room, or the driver refuses, it is not asked again. No capture.
-void try_pin_kept(Core& core, BackupRecord& stored, const Tag& tag) noexcept;
+ private:
+  bool may_take(uint64_t missing_bytes);
+
+  Core& core_;
+  const bool is_on_;
+  std::optional<uint64_t> takeable_bytes_;  // by this pause; read when it is needed
+};
 
 // Blocks of a backup have got their pages, out of this charge.
 void touch_blocks(BackupRecord& stored, HostCharge& charge, size_t first, size_t count);

@@ -203,12 +203,12 @@ void Pause::open_backups() {
 void Pause::pin_kept_backups() {
   uint64_t bytes = 0;
   for (const Kept& kept : kept_) bytes += kept.stored->size_bytes();
-  if (!may_pin_kept(core(), bytes)) return;
+  KeptPinning pinning(core(), bytes);
   for (const Kept& kept : kept_) {
     BackupRecord& stored = *kept.stored;
     const bool is_repeated = kept.had_backup && kept.earlier != nullptr && !kept.allocation->is_away();
     if (!is_repeated || !kept.allocation->policy.retain || stored.kind != BackupKind::kRam) continue;
-    if (stored.may_be_pinned && !stored.is_pinned()) try_pin_kept(core(), stored, *kept.allocation->tag);
+    pinning.try_pin(stored, *kept.allocation->tag);
   }
 }
 
