@@ -114,21 +114,24 @@ def test_unregister_wants_the_start_of_a_registered_range(driver: Driver, pages:
     assert driver.cuMemHostUnregister(pages) == SUCCESS
 
 
-def test_a_copy_is_of_registered_memory_or_of_other_memory(driver: Driver, pages: int) -> None:
-    device = driver.mapped(GRANULE)[0]
+def test_a_copy_is_of_registered_memory_or_of_other_memory(driver: Driver) -> None:
+    """A CUDA driver copies 8 KiB in all cases."""
+    memory = ctypes.create_string_buffer(5 * GRANULE)
+    pages = -(-ctypes.addressof(memory) // 4096) * 4096
+    device = driver.mapped(4 * GRANULE)[0]
     stream = driver.stream()
-    assert driver.cuMemHostRegister(pages + 4096, 2 * 4096, 0) == SUCCESS
+    assert driver.cuMemHostRegister(pages + GRANULE, 2 * GRANULE, 0) == SUCCESS
     apart = [(first, count, SUCCESS) for first, count in ((0, 1), (1, 2), (1, 1), (3, 1))]
     across = [(first, count, INVALID_VALUE) for first, count in ((0, 2), (2, 2), (0, 4))]
     for first, count, answer in apart + across:
-        host, size = pages + first * 4096, count * 4096
+        host, size = pages + first * GRANULE, count * GRANULE
         assert driver.cuMemcpyDtoH(host, device, size) == answer, (first, count)
         assert driver.cuMemcpyHtoD(device, host, size) == answer, (first, count)
         assert driver.cuMemcpyDtoHAsync(host, device, size, stream) == answer, (first, count)
         assert driver.cuMemcpyHtoDAsync(device, host, size, stream) == answer, (first, count)
     assert driver.cuStreamSynchronize(stream) == SUCCESS
-    assert driver.cuMemHostUnregister(pages + 4096) == SUCCESS
-    assert driver.cuMemcpyDtoH(pages, device, 4 * 4096) == SUCCESS
+    assert driver.cuMemHostUnregister(pages + GRANULE) == SUCCESS
+    assert driver.cuMemcpyDtoH(pages, device, 4 * GRANULE) == SUCCESS
 
 
 def test_pinned_memory_of_the_driver_cannot_be_registered(driver: Driver) -> None:

@@ -178,6 +178,8 @@ def test_a_pinned_limit_stops_a_pause_before_anything_moves(saver, tag):
     with saver.region(tag, backup="pinned"):
         keep = torch.randn(8 * MIB, device=saver.device)
     want = keep.cpu().clone()
+    saver.pause(tag, backup="ram")  # makes the ring, if no test before did
+    saver.resume(tag)
     saver.configure(pinned_limit=saver.stats()["pinned_bytes"] + MIB)
     try:
         with pytest.raises(StoreError, match="pinned"):
