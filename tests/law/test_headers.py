@@ -1,4 +1,7 @@
-"""Headers bring no names into the global namespace. clang-tidy can't tell: its units include sources as well."""
+"""Headers bring no names into the global namespace, and sources none that they do not use.
+
+clang-tidy can't tell: its units include sources as if they were headers.
+"""
 
 import re
 from pathlib import Path
@@ -38,3 +41,21 @@ def test_a_planted_one_is_found(tmp_path: Path, text: str, count: int) -> None:
     header = tmp_path / "a.h"
     header.write_text(text)
     assert len(find_global_names(header)) == count
+
+
+DECLARATION = re.compile(r"^ *using (?:\w+::)+(\w+);", re.MULTILINE)
+
+
+def find_unused_names(text: str) -> list[str]:
+    """Those of using-declarations that occur nowhere else."""
+    return [name for name in DECLARATION.findall(text) if len(re.findall(rf"\b{name}\b", text)) < 2]
+
+
+def test_no_source_uses_a_name_in_vain(root: Path) -> None:
+    sources = sorted(path for path in (root / "csrc").rglob("*") if path.suffix in (".cpp", ".h"))
+    assert sum(len(DECLARATION.findall(path.read_text())) for path in sources) > 5
+    assert {str(path): found for path in sources if (found := find_unused_names(path.read_text()))} == {}
+
+
+def test_a_planted_name_in_vain_is_found() -> None:
+    assert find_unused_names("using a::b::Used;\nusing a::Vain;\nUsed used;\n") == ["Vain"]
