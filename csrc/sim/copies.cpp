@@ -38,7 +38,7 @@ struct Copy {
 
   bool is_allowed(Lock& lock) const {
     const HostMemory& pinned = simulator().host_memory;
-    if (pinned.is_partly_registered(to.value, size) || pinned.is_partly_registered(from.value, size)) return false;
+    if (pinned.leaves_registered(to.value, size) || pinned.leaves_registered(from.value, size)) return false;
     return resolve(lock, to, size, AccessKind::kWrite, device) && resolve(lock, from, size, AccessKind::kRead, device);
   }
 

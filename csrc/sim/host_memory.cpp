@@ -2,8 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
-
 #include "sim/entry.h"
 #include "sim/simulator.h"
 
@@ -76,14 +74,9 @@ bool HostMemory::holds(uint64_t address, uint64_t size) const {
   return range && size <= range->second.size - (address - range->first);
 }
 
-bool HostMemory::is_partly_registered(uint64_t address, uint64_t size) const {
-  if (holds(address, size)) return false;
-  auto range = ranges_.upper_bound(address);
-  if (find(address)) --range;
-  for (; range != ranges_.end() && range->first - std::min(range->first, address) < size; ++range) {
-    if (range->second.is_registered) return true;
-  }
-  return false;
+bool HostMemory::leaves_registered(uint64_t address, uint64_t size) const {
+  const auto range = find(address);
+  return range && range->second.is_registered && !holds(address, size);
 }
 
 uint64_t HostMemory::allocated_count() const {

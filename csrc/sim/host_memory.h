@@ -32,8 +32,8 @@ class HostMemory {
   std::optional<std::pair<uint64_t, PinnedRange>> find(uint64_t address) const;
   // Whether one pinned range contains all of this range.
   bool holds(uint64_t address, uint64_t size) const;
-  // Whether a registered range contains some of this range, and not all of it.
-  bool is_partly_registered(uint64_t address, uint64_t size) const;
+  // Whether this range begins in a registered range and ends beyond it.
+  bool leaves_registered(uint64_t address, uint64_t size) const;
 
   uint64_t allocated_count() const;
   uint64_t allocated_bytes() const;
