@@ -35,7 +35,7 @@ def test_threads_that_fill_tuples_go_on(saver, tag, tag2, question, is_frozen):
     (gc.freeze if is_frozen else gc.unfreeze)()
     thread.start()
     try:
-        for _ in range(4):  # each takes seconds, in which the other thread fills hundreds
+        for _ in range(8):
             ask()
     finally:
         is_over.set()
