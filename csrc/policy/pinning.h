@@ -9,8 +9,8 @@ namespace ebbtide::policy {
 // pinning takes as long as one copy. A large one fills the bus through the ring.
 bool is_small_pause(uint64_t backup_bytes);
 
-// A backup is pinned as a whole or not at all: the driver refuses copies over memory of which a part is pinned
-// (csrc/DESIGN.md, F28). So what it lacks of its memory is taken, up to this: what tensors leave free of torch's
+// A backup is pinned as a whole or not at all: the driver refuses a copy that begins in pinned memory and ends beyond
+// it (csrc/DESIGN.md, F28). So what it lacks of its memory is taken, up to this: what tensors leave free of torch's
 // segments of 20 MiB, and some blocks of a larger one.
 inline constexpr uint64_t kMostTakenBytes = uint64_t{32} << 20;
 

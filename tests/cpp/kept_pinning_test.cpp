@@ -188,6 +188,30 @@ TEST_F(KeptPinning, NothingIsTakenForABackupWithoutBytes) {
   EXPECT_EQ(*reinterpret_cast<const unsigned char*>(address_ + kSize - 1), 7);
 }
 
+// Each lacks 3 chunks of 4.
+TEST_F(KeptPinning, OnePauseTakesAnEighthOfWhatTheHostHasFree) {
+  const CUdeviceptr other = alloc_retained(kSize);
+  for (const CUdeviceptr address : {address_, other}) {
+    std::memset(reinterpret_cast<void*>(address), 7, kSize);
+    fill(address, kChunk, 1);
+  }
+  pause();
+  resume();
+  HostBudget& budget = core().budgets.host;
+  budget.set_limit(2 * kGiB);
+  // Free: what both are promised before, and eight times 4 chunks.
+  const HostCharge others = budget.charge(2 * kGiB - budget.held_bytes() - 6 * kChunk - 8 * 4 * kChunk, "others");
+  for (const CUdeviceptr address : {address_, other}) fill(address, kChunk, 2);
+  pause();
+  const auto is_pinned_at = [&](CUdeviceptr address) {
+    return core().registry.backup_of(*core().registry.find(address))->is_pinned();
+  };
+  EXPECT_NE(is_pinned_at(address_), is_pinned_at(other)) << "4 chunks may be taken, and each lacks 3";
+  resume();
+  for (const CUdeviceptr address : {address_, other}) EXPECT_TRUE(holds(address, kChunk, 2));
+  budget.set_limit(kUnlimited);
+}
+
 TEST_F(KeptPinning, MuchThatIsMissingIsNot) {
   const uint64_t size_bytes = 18 * kChunk;
   const CUdeviceptr other =

@@ -112,8 +112,7 @@ void KeptPinning::try_pin(BackupRecord& stored, const Tag& tag) noexcept {
     TakenPages pages(stored);
     if (policy::has_room_to_pin(stored.size_bytes(), others, ram)) {
       if (missing_bytes > 0) {
-        pages.take(core_.budgets.host.charge_spare(missing_bytes, "a small backup",
-                                                   &core_.budgets.host.holder("backups of '" + tag.name + "'")));
+        pages.take(core_.budgets.host.charge_spare(missing_bytes, "a small backup", &BackupHolders(core_).of(tag)));
       }
       if (stored.backup->try_pin()) {
         stored.pinned = std::move(pinned);
