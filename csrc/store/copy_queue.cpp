@@ -87,7 +87,7 @@ bool CopyQueue::try_begin_locked(const CopyPiece& piece) {
 }
 
 // The bus first, then work, then waiting. The oldest piece first, since the others wait for its room.
-CopyStep CopyQueue::find_step_locked() {
+CopyStep CopyQueue::find_step_locked(bool may_await_whole) {
   const auto find = [this](const auto& is_wanted) {
     const auto found = std::find_if(flights_.begin(), flights_.end(), is_wanted);
     return found == flights_.end() ? nullptr : &*found;
@@ -102,7 +102,7 @@ CopyStep CopyQueue::find_step_locked() {
     return {Kind::kPart, flight, offset, std::min(flight->part_bytes, flight->piece.size_bytes - offset)};
   }
   Flight* const on_bus = find([](const Flight& each) { return each.stage == Stage::kOnBus; });
-  if (on_bus == nullptr || is_bus_awaited_) return {};
+  if (on_bus == nullptr || is_bus_awaited_ || (on_bus->parts == 0 && !may_await_whole)) return {};
   is_bus_awaited_ = true;
   return {.kind = Kind::kAwait, .flight = on_bus};
 }
@@ -111,7 +111,7 @@ CopyStep CopyQueue::next(bool may_wait) {
   std::unique_lock lock(mutex_);
   while (failure_ == nullptr) {
     begin_pieces_locked();
-    const CopyStep step = find_step_locked();
+    const CopyStep step = find_step_locked(may_wait || is_closed_ || !pieces_.empty());
     if (step.kind != Kind::kNothing) return step;
     if (is_closed_ && pieces_.empty() && flights_.empty()) break;
     if (!may_wait) return {};

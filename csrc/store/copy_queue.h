@@ -107,7 +107,9 @@ class CopyQueue {
   // No more jobs come.
   void close();
 
-  // may_wait: waits until there is something to do, or the end.
+  // may_wait: waits until there is something to do, or the end. Who may not wait does all steps between other work: to
+  // await a piece that has no parts, and so nothing left to do, he is told only where others wait for its place, or
+  // when no more jobs come.
   CopyStep next(bool may_wait);
   void launched(Flight& flight);
   void part_done(Flight& flight);
@@ -136,7 +138,7 @@ class CopyQueue {
  private:
   void begin_pieces_locked();
   bool try_begin_locked(const CopyPiece& piece);
-  CopyStep find_step_locked();
+  CopyStep find_step_locked(bool may_await_whole);
   void finish_locked(Flight& flight);
   bool is_over_locked() const;
   static bool is_on_bus(const Flight& flight);

@@ -43,7 +43,7 @@ TEST_F(BackupLifetime, APinnedBackupThatTheDeviceMayStillWriteIntoStaysInTheBook
 class ViewsOfWhatIsMidway : public BackupLifetime {
  protected:
   void resume_midway() {
-    sim().fail("cuMemcpyHtoDAsync", 2, kOther, 1);
+    sim().fail("cuEventSynchronize", 2, kOther, 1);  // when the first chunk has landed
     EXPECT_THROW(resume(), DriverError);
     sim().clear_failures();
     EXPECT_TRUE(is_partial("w"));

@@ -115,6 +115,25 @@ TEST_F(CopyQueueTest, OneThreadAwaitsTheBusAndTheOthersHaveTheirHandsFree) {
   EXPECT_EQ(queue_.next(false).kind, Kind::kPart);
 }
 
+// Who does the steps between other work goes on with that, as long as the bus has room.
+TEST_F(CopyQueueTest, DirectPiecesAreAwaitedBetweenJobsOnlyWhereTheBusIsFull) {
+  for (int number = 1; number <= 4; ++number) {
+    submit(direct_, kDirectPieceBytes);
+    for (const CopyStep& step : take_all(Kind::kLaunch)) queue_.launched(*step.flight);
+    EXPECT_EQ(queue_.next(false).kind, Kind::kNothing) << number;
+  }
+  submit(direct_, kDirectPieceBytes);
+  const CopyStep awaited = queue_.next(false);
+  ASSERT_EQ(awaited.kind, Kind::kAwait);
+  queue_.landed(*awaited.flight);
+  const CopyStep last = queue_.next(false);
+  ASSERT_EQ(last.kind, Kind::kLaunch);
+  queue_.launched(*last.flight);
+  EXPECT_EQ(queue_.next(false).kind, Kind::kNothing);
+  queue_.close();
+  EXPECT_EQ(queue_.next(false).kind, Kind::kAwait) << "nothing else is to be done";
+}
+
 // Jobs that landed are reported at once, the end only after all threads have stopped working.
 TEST_F(CopyQueueTest, AFailureIsToldWhenTheThreadsHaveEnded) {
   submit(staged_, kPart);
