@@ -1,11 +1,14 @@
 #include "base/bytes.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
 #include "base/text.h"
 
 namespace ebbtide {
+
+std::string format_amount(uint64_t bytes) { return format_bytes(std::min(bytes, kUnlimited - 1)); }
 
 std::string format_bytes(uint64_t bytes) {
   if (bytes == kUnlimited) return "no limit";

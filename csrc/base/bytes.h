@@ -24,6 +24,8 @@ constexpr uint64_t saturating_subtract(uint64_t a, uint64_t b) { return a > b ? 
 
 // "15.0 GiB", "512 MiB", "100 bytes", "no limit" for kUnlimited.
 std::string format_bytes(uint64_t bytes);
+// The same of an amount, of which the largest is no kUnlimited: "16 EiB".
+std::string format_amount(uint64_t bytes);
 
 // The fault of a text that should be a size: its form, its unit, a minus sign, or more than 2^63 - 1 bytes.
 enum class SizeProblem { kNone, kForm, kUnit, kNegative, kTooLarge };

@@ -20,6 +20,11 @@ std::vector<uint64_t> cut_into_chunks(uint64_t size_bytes, uint64_t granularity_
   return chunks;
 }
 
+uint64_t most_shared_bytes(uint64_t copied_bytes, uint64_t limit_bytes) {
+  if (copied_bytes == 0) return limit_bytes;  // calls only, of which there had better be few
+  return std::min(limit_bytes, std::max(copied_bytes / 8, kSharedInSwapBytes));
+}
+
 std::vector<std::vector<size_t>> group_neighbours(const std::vector<Extent>& extents, uint64_t most_bytes,
                                                   const std::function<bool(size_t, size_t)>& may_share) {
   std::vector<size_t> by_address(extents.size());

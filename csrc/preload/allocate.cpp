@@ -182,7 +182,7 @@ CUresult refuse(const Request& request) {
                                 : "device_limit " + format_bytes(limit_bytes) + ", of which " + held + " are taken";
   const std::string message =
       std::string(request.call) + ": device " + std::to_string(request.device) +
-      " has too little memory: " + format_bytes(request.size_bytes) + " wanted, " +
+      " has too little memory: " + format_amount(request.size_bytes) + " wanted, " +
       format_bytes(free_device_bytes(request.device)) + " free, " + limit +
       (margin_bytes == 0 ? "" : ", device_margin " + format_bytes(margin_bytes)) +
       (settings().on_shortage == OnShortage::kFail ? ". With EBBTIDE_OVERFLOW=split, what does not fit lies on the host"

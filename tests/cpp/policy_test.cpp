@@ -32,6 +32,19 @@ TEST(Bytes, FormatIsReadable) {
   EXPECT_EQ(format_bytes(15 * kGiB), "15 GiB");
   EXPECT_EQ(format_bytes(kUnlimited), "no limit");
   EXPECT_EQ(format_bytes(kUnlimited - 1), "16 EiB");
+  EXPECT_EQ(format_amount(kUnlimited), "16 EiB") << "nobody asks for no limit";
+  EXPECT_EQ(format_amount(kKiB), "1 KiB");
+}
+
+TEST(Chunking, WhatIsCopiedHasHandlesThatAreShortToCopy) {
+  EXPECT_EQ(most_shared_bytes(0, kGiB), kGiB) << "calls only";
+  EXPECT_EQ(most_shared_bytes(2 * kMiB, kGiB), 128 * kMiB);
+  EXPECT_EQ(most_shared_bytes(kGiB, kGiB), 128 * kMiB);
+  EXPECT_EQ(most_shared_bytes(2 * kGiB, kGiB), 256 * kMiB);
+  EXPECT_EQ(most_shared_bytes(40 * kGiB, kGiB), kGiB);
+  EXPECT_EQ(most_shared_bytes(40 * kGiB, 16 * kGiB), 5 * kGiB) << "a caller may allow more";
+  for (const uint64_t limit : {uint64_t{0}, 2 * kMiB, 64 * kMiB})
+    EXPECT_EQ(most_shared_bytes(2 * kGiB, limit), limit) << "and less";
 }
 
 TEST(Chunking, EverySizeIsCoveredInOrderByFewEnoughChunks) {

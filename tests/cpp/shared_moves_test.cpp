@@ -152,11 +152,20 @@ class SharedSwapTest : public SharedTest {
 
   std::vector<CUdeviceptr> make_large(const std::string& tag, uint64_t seed) {
     std::vector<CUdeviceptr> parts;
-    for (uint64_t index = 0; index < 6; ++index) {
-      parts.push_back(alloc(tag, kPart));
-      fill(parts.back(), kChunk, seed + index);
-    }
+    for (uint64_t index = 0; index < 6; ++index) parts.push_back(alloc(tag, kPart));
+    fill_each(parts, seed);
     return parts;
+  }
+  // Of which nothing was copied back: so it has one handle.
+  std::vector<CUdeviceptr> make_behind_one_handle(const std::string& tag, uint64_t seed) {
+    const auto parts = make_large(tag, seed);
+    pause({tag}, BackupKind::kNone);
+    resume({tag});
+    fill_each(parts, seed);
+    return parts;
+  }
+  static void fill_each(const std::vector<CUdeviceptr>& parts, uint64_t seed) {
+    for (uint64_t index = 0; index < parts.size(); ++index) fill(parts[index], kChunk, seed + index);
   }
   void expect_content(const std::vector<CUdeviceptr>& parts, uint64_t seed) {
     for (uint64_t index = 0; index < parts.size(); ++index) {
@@ -171,8 +180,7 @@ TEST_F(SharedSwapTest, Invariant2_HandlesOfSharedMemoryChangeHands) {
   static_assert(policy::kSharedInSwapBytes == 4 * kPart);
   const auto a = make_large("a", 10);
   pause({"a"});
-  const auto b = make_large("b", 20);
-  come_back({"b"});
+  const auto b = make_behind_one_handle("b", 20);
   EXPECT_EQ(handles(), 1u) << "which no one who returns can use";
   core().budgets.device.set_limit(kTagBytes);  // no margin
   swap({"b"}, {"a"});
@@ -207,8 +215,7 @@ TEST_F(SharedSwapTest, Invariant2_HandlesOfSharedMemoryChangeHands) {
 TEST_F(SharedSwapTest, WhatWasFreedOfALeavingTagIsWorthAsMuchAsTheRest) {
   const auto a = make_large("a", 10);
   pause({"a"});
-  auto b = make_large("b", 20);
-  come_back({"b"});
+  auto b = make_behind_one_handle("b", 20);
   for (int index = 0; index < 2; ++index) {
     deallocate(core(), b.back());
     b.pop_back();

@@ -48,7 +48,7 @@ std::vector<HostPool::Handle> take_host_memory(Core& core, const std::string& pu
   const bool is_said = throttle.allows();
   if (is_said && is_over_budget) {
     log_line(LogLevel::kError,
-             {purpose, " can't spill: ", format_bytes(host.requested_bytes), " of host memory needed, ",
+             {purpose, " can't spill: ", format_amount(host.requested_bytes), " of host memory needed, ",
               format_bytes(host.free_bytes), " free, limit ", format_bytes(host.limit_bytes)});
   } else if (is_said) {
     log_line(LogLevel::kError, {purpose, " can't spill: ", error.what()});

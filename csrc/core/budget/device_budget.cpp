@@ -61,7 +61,7 @@ DeviceCharge DeviceBudget::charge_provisionally(int device, uint64_t size_bytes,
 
 void DeviceBudget::require_room(int device, uint64_t size_bytes, uint64_t spared_bytes, DeviceHolder holder) const {
   const auto refused = [&](uint64_t room) {
-    return "device " + std::to_string(device) + ": " + format_bytes(size_bytes) + " wanted, " + format_bytes(room);
+    return "device " + std::to_string(device) + ": " + format_amount(size_bytes) + " wanted, " + format_bytes(room);
   };
   const uint64_t limit = own_limit_bytes(), lms_limit = lms_limit_bytes();
   const uint64_t room = saturating_subtract(limit, saturating_add(held_bytes(device), spared_bytes));

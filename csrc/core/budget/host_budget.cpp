@@ -217,7 +217,7 @@ void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
       is_limit_of_lms && room == saturating_subtract(limit, policy::total(policy::sum(holdings(), elsewhere)));
   const uint64_t held_elsewhere = policy::total(elsewhere);
   throw StoreError(
-      cut(purpose, kMostPurposeBytes) + " needs " + format_bytes(bytes) + " of host memory; " + format_bytes(room) +
+      cut(purpose, kMostPurposeBytes) + " needs " + format_amount(bytes) + " of host memory; " + format_bytes(room) +
           " are free for it (limit " + format_bytes(limit) +
           (is_limit_of_lms ? " by large model support" : by(limit == limit_bytes_, Setting::kHostLimit)) + ", margin " +
           format_bytes(now.margin_bytes) + by(true, Setting::kHostMargin) +
@@ -250,7 +250,7 @@ HostCharge HostBudget::charge(uint64_t bytes, const std::string& purpose, HostHo
 
 HostCharge HostBudget::charge_spare(uint64_t bytes, const std::string& purpose, HostHolder* holder) {
   if (short_count_.load() > 0) {
-    throw StoreError(cut(purpose, kMostPurposeBytes) + " needs " + format_bytes(bytes) +
+    throw StoreError(cut(purpose, kMostPurposeBytes) + " needs " + format_amount(bytes) +
                          " of host memory, which others need more at this moment: try again later",
                      {bytes, 0, limit_bytes()}, Cause::kHostMemory);
   }
