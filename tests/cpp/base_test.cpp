@@ -1,6 +1,9 @@
 // Sizes as text, UTF-8, and the lines on stderr.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -104,6 +107,45 @@ TEST(Log, ALongLineIsCutAndEnds) {
   EXPECT_EQ(line.substr(0, 9), "ebbtide: ");
   EXPECT_EQ(line.find('\n'), line.size() - 1);
   EXPECT_EQ(line.find_first_not_of('x', 9), line.size() - 1);
+}
+
+// A daemon's stderr may be a pipe whose reader is gone. For that the system ends a program which wrote itself, and ours
+// did not.
+TEST(Log, NobodyWhoReadsItEndsNoProgram) {
+  ::setenv("EBBTIDE_LOG", "error", 1);
+  const auto is_pending = [] {
+    sigset_t pending;
+    return ::sigpending(&pending) == 0 && ::sigismember(&pending, SIGPIPE) == 1;
+  };
+  const auto is_blocked = [] {
+    sigset_t mask;
+    return ::pthread_sigmask(SIG_BLOCK, nullptr, &mask) == 0 && ::sigismember(&mask, SIGPIPE) == 1;
+  };
+  ::signal(SIGPIPE, SIG_DFL);
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ::close(ends[0]);
+  const int kept = ::dup(STDERR_FILENO);
+  ::dup2(ends[1], STDERR_FILENO);
+  errno = 7;
+  log_line(LogLevel::kError, {"nobody reads this"});
+  const int error = errno;
+  const bool was_blocked = is_blocked();
+  sigset_t pipe_signal;
+  ::sigemptyset(&pipe_signal);
+  ::sigaddset(&pipe_signal, SIGPIPE);
+  ::pthread_sigmask(SIG_BLOCK, &pipe_signal, nullptr);
+  log_line(LogLevel::kError, {"nor this"});
+  const bool was_left = is_pending();
+  ::raise(SIGPIPE);
+  log_line(LogLevel::kError, {"nor this, while the program puts a signal of its own off"});
+  const bool is_kept = is_pending();
+  ::signal(SIGPIPE, SIG_IGN);  // drops it
+  ::dup2(kept, STDERR_FILENO);
+  EXPECT_EQ(error, 7);
+  EXPECT_FALSE(was_blocked);
+  EXPECT_FALSE(was_left) << "it would end the program as soon as that unblocks it";
+  EXPECT_TRUE(is_kept);
 }
 
 TEST(LogThrottle, TheFirstEightAreSaidThenEveryPowerOfTwo) {
