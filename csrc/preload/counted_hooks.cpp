@@ -66,9 +66,23 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
         auto on_device = counted_handles().take(handle);
         auto on_host = host_handles().take(handle);
         const CUresult result = real_function(handle);
-        if (result != CUDA_SUCCESS && !on_device.empty()) counted_handles().keep(handle, std::move(on_device));
-        if (result != CUDA_SUCCESS && !on_host.empty()) host_handles().keep(handle, std::move(on_host));
+        if (result != CUDA_SUCCESS) counted_handles().put_back(handle, std::move(on_device));
+        if (result != CUDA_SUCCESS) host_handles().put_back(handle, std::move(on_host));
         return result;
       },
       handle);
+}
+
+// NCCL asks for the handles of buffers that it registers, and gives each back.
+EBBTIDE_HOOK_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
+  return call_hook<&cuMemRetainAllocationHandle>(
+      "cuMemRetainAllocationHandle",
+      [&](auto real_function) {
+        const CUresult result = real_function(handle, address);
+        if (result != CUDA_SUCCESS) return result;
+        counted_handles().retain(*handle);
+        host_handles().retain(*handle);
+        return result;
+      },
+      handle, address);
 }

@@ -63,7 +63,7 @@ bool retry_frees(bool may_wait) noexcept {
   while (!taken.empty()) {
     auto entry = taken.extract(taken.begin());
     const CUdeviceptr address = entry.key();
-    if (try_free(address, entry.mapped(), may_wait)) {
+    if (try_free(address, entry.mapped().held, may_wait)) {
       has_freed = true;
     } else {
       put_off_blocks().keep(address, std::move(entry));
@@ -134,7 +134,7 @@ std::optional<CUresult> free_managed(CUdeviceptr address) {
   // Freed before, and only put off.
   if (entry.empty() && put_off_blocks().has(address)) return CUDA_ERROR_INVALID_VALUE;
   if (entry.empty()) return std::nullopt;
-  ManagedBlock& block = entry.mapped();
+  ManagedBlock& block = entry.mapped().held;
   const CUcontext own = own_context(block.device);
   if (own != block.other_contexts[0]) block.other_contexts[1] = own;
   if (try_free(address, block, false)) return CUDA_SUCCESS;

@@ -13,12 +13,17 @@ namespace ebbtide::preload {
 template <typename Held>
 class MemoryMap {
  public:
-  using Entries = std::map<uint64_t, Held>;
+  // How often the program has yet to give it back.
+  struct Record {
+    Held held;
+    size_t references = 1;
+  };
+  using Entries = std::map<uint64_t, Record>;
   // An entry made before the memory it describes, so that recording it needs no allocation and can't fail.
   using Entry = typename Entries::node_type;
   static Entry make_entry(Held held) {
     Entries single;
-    single.emplace(0, std::move(held));
+    single.emplace(0, Record{std::move(held)});
     return single.extract(single.begin());
   }
 
@@ -29,11 +34,27 @@ class MemoryMap {
     stale = entries_.extract(key);
     entries_.insert(std::move(entry));
   }
+  // The program holds it once more, if there is a record.
+  void retain(uint64_t key) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = entries_.find(key); found != entries_.end()) ++found->second.references;
+  }
   // Removes the record before the driver frees, because another thread may receive the same address at once. Empty if
-  // there is none.
+  // there is none, or if the program holds it more than once: then that is once less.
   Entry take(uint64_t key) noexcept {
     const std::lock_guard lock(mutex_);
-    return entries_.extract(key);
+    const auto found = entries_.find(key);
+    if (found == entries_.end()) return {};
+    if (found->second.references == 1) return entries_.extract(found);
+    --found->second.references;
+    return {};
+  }
+  // After a take: the driver did not free it.
+  void put_back(uint64_t key, Entry entry) noexcept {
+    if (entry.empty())
+      retain(key);
+    else
+      keep(key, std::move(entry));
   }
   Entries take_all() noexcept {
     Entries taken;

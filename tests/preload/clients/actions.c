@@ -120,6 +120,36 @@ static int take_handle(const struct api* api, size_t size) {
   return 0;
 }
 
+/* retained SIZE: retains the handle behind mapped memory twice, and gives it back as often: prints the free bytes
+ * before the memory is made, with the handle retained, when one is given back, when that fails, when the other is, and
+ * after all. */
+static int retain_handle(const struct api* api, size_t size) {
+  size_t seen[6] = {0}, total = 0;
+  CUdeviceptr address = 0;
+  CUmemGenericAllocationHandle handle = 0, again = 0;
+  void (*fail)(const char*, uint64_t, uint32_t, uint64_t) = NULL;
+  *(void**)&fail = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "ebbtide_sim_fail");
+  TRY(api->cuMemGetInfo(&seen[0], &total));
+  TRY(allocate(api, "mapped", &address, size));
+  TRY(api->cuMemRetainAllocationHandle(&handle, (void*)address));
+  TRY(api->cuMemRetainAllocationHandle(&again, (void*)address));
+  REQUIRE(handle == again);
+  TRY(api->cuMemGetInfo(&seen[1], &total));
+  TRY(api->cuMemRelease(handle));
+  TRY(api->cuMemGetInfo(&seen[2], &total));
+  if (fail != NULL) {
+    fail("cuMemRelease", 1, CUDA_ERROR_UNKNOWN, 1);
+    REQUIRE(api->cuMemRelease(handle) == CUDA_ERROR_UNKNOWN);
+  }
+  TRY(api->cuMemGetInfo(&seen[3], &total));
+  TRY(api->cuMemRelease(handle));
+  TRY(api->cuMemGetInfo(&seen[4], &total));
+  TRY(release(api, "mapped", address));
+  TRY(api->cuMemGetInfo(&seen[5], &total));
+  for (int i = 0; i < 6; ++i) printf("%zu ", seen[i]);
+  return 0;
+}
+
 static int check_pointer(const struct api* api, CUdeviceptr start, size_t size, CUdeviceptr address) {
   CUdeviceptr base = 0, range_start = 0, pointer = 0;
   size_t range_size = 0, extent = 0;
@@ -333,6 +363,7 @@ int run_action(const struct api* api, int count, char** words) {
     return take_mixed(api, words[1], atoi(words[2]), strtoull(words[3], NULL, 10), last);
   if (strcmp(action, "probe") == 0 && count == 2) return probe(api, last);
   if (strcmp(action, "handles") == 0 && count == 2) return take_handle(api, last);
+  if (strcmp(action, "retained") == 0 && count == 2) return retain_handle(api, last);
   if (strcmp(action, "pointers") == 0 && count == 2) return look_at_pointers(api, last);
   if (strcmp(action, "free-waits") == 0 && count == 2) return free_waits(api, last);
   if (strcmp(action, "free-in-order") == 0 && count == 2) return free_in_order(api, last);
