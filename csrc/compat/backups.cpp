@@ -26,9 +26,21 @@ struct ChosenDirectory {
 };
 constinit std::atomic<const ChosenDirectory*> chosen_directory{nullptr};
 
-void configure(const char* call, const char* setting, const char* value) noexcept {
+// Whether it was taken. If not, a line says why.
+bool configure(const char* call, const char* setting, const char* value) noexcept {
   ebbtide_error error = EBBTIDE_ERROR_INIT;
-  if (ebbtide_configure(setting, value, &error) != EBBTIDE_OK) log_line(LogLevel::kError, {call, ": ", error.message});
+  if (ebbtide_configure(setting, value, &error) == EBBTIDE_OK) return true;
+  log_line(LogLevel::kError, {call, ": ", error.message});
+  return false;
+}
+
+void make_folder(const std::string& path) noexcept {
+  try {
+    std::error_code ignored;
+    std::filesystem::create_directories(path, ignored);
+  } catch (...) {
+    // No memory for the path: who uses it says that there is no folder.
+  }
 }
 
 // torch_memory_saver's users look for the files in the folder. A folder in RAM is allowed for named files alone, so the
@@ -38,17 +50,18 @@ void name_files(const char* call) noexcept {
 }
 
 void choose_directory(const char* call, const char* directory) noexcept {
+  name_files(call);
   try {
     std::error_code ignored;
     const std::string full = std::filesystem::absolute(directory, ignored).string();
+    make_folder(full);
+    if (!configure(call, "disk_directory", directory)) return;
     auto* const chosen = new ChosenDirectory{full.empty() ? directory : full, chosen_directory.load()};
     while (!chosen_directory.compare_exchange_weak(chosen->before, chosen)) {
     }
   } catch (...) {
-    // No memory for the path: the folder is used, and not made again should it vanish.
+    // No memory for the path: the folder is not made again should it vanish.
   }
-  name_files(call);
-  configure(call, "disk_directory", directory);
 }
 
 }  // namespace
@@ -72,12 +85,7 @@ void remake_disk_directory() noexcept {
       ebbtide_get_setting("disk_directory", in_force, sizeof in_force, nullptr, nullptr) != EBBTIDE_OK ||
       chosen->path != in_force)
     return;
-  try {
-    std::error_code ignored;
-    std::filesystem::create_directories(chosen->path, ignored);
-  } catch (...) {
-    // No memory for the path: the backup says that there is no folder.
-  }
+  make_folder(chosen->path);
 }
 
 }  // namespace ebbtide::compat

@@ -223,13 +223,20 @@ TEST_F(CompatOperations, TheFolderIsMadeAgainAtAPauseWhereItIsGone) {
   tms_set_enable_disk_backup(false);
 }
 
-TEST_F(CompatOperations, AFolderThatIsNotThereIsLeft) {
-  tms_set_disk_backup_dir(::testing::TempDir().c_str());
-  tms_set_disk_backup_dir("/nowhere/at/all");
+TEST_F(CompatOperations, AFolderThatIsMissingIsMadeAndOneThatCannotBeLeavesTheOther) {
+  const auto in_force = [] {
+    char path[4096] = "";
+    EXPECT_EQ(ebbtide_get_setting("disk_directory", path, sizeof path, nullptr, nullptr), EBBTIDE_OK);
+    return std::string(path);
+  };
+  const std::string made = ::testing::TempDir() + "ebbtide_made_" + std::to_string(::getpid());
+  tms_set_disk_backup_dir((made + "/deep").c_str());
+  EXPECT_TRUE(std::filesystem::is_directory(made + "/deep"));
+  EXPECT_EQ(in_force(), made + "/deep");
+  tms_set_disk_backup_dir("/dev/null/nor/there");
   tms_set_disk_backup_dir(nullptr);
-  char path[4096];
-  ASSERT_EQ(ebbtide_get_setting("disk_directory", path, sizeof path, nullptr, nullptr), EBBTIDE_OK);
-  EXPECT_EQ(std::string(path), ::testing::TempDir());
+  EXPECT_EQ(in_force(), made + "/deep");
+  std::filesystem::remove_all(made);
 }
 
 TEST_F(CompatOperations, AMarginIsLeftFree) {
