@@ -233,3 +233,36 @@ def test_off_demotes_nothing(run_python_with_torch):
         EBBTIDE_DRIVER="off",
     )
     assert result.stdout.startswith("demote: freed 0"), result.stderr
+
+
+@pytest.mark.parametrize("options", [{"backup": "pinned"}, {"backup": "ram", "retain": True}], ids=["pinned", "ram"])
+def test_the_backup_that_demoted_memory_keeps_is_in_the_table(saver, tag, options):
+    tensor = noise(saver, tag, 24, **options)
+    want = tensor.cpu().clone()
+    saver.pause(tag)
+    saver.resume(tag)
+    kept = saver.tags()[tag].retained_bytes
+    assert kept == 24 * MIB
+    saver.demote(tag)
+    status = saver.tags()[tag]
+    assert (status.host_bytes, status.retained_bytes, status.ahead_bytes) == (24 * MIB, kept, 0)
+    saver.promote(tag)
+    assert saver.tags()[tag].retained_bytes == kept
+    assert saver.pause(tag).clean == 24 * MIB
+    saver.resume(tag)
+    assert torch.equal(tensor.cpu(), want)
+
+
+def test_what_spilled_has_no_backup_beside_it(saver, tag):
+    """A pause leaves it where it is, so that its tag's kept backup is that of the rest."""
+    caches.release(saver)
+    saver.configure(device_limit=_core.query_device(0).held_bytes + 32 * MIB, reserve=0)
+    with saver.region(tag, overflow="split", retain=True):
+        tensor = torch.arange(6 * MIB, device=saver.device)
+    assert saver.tags()[tag].host_bytes > 0
+    saver.pause(tag)
+    saver.resume(tag)
+    status = saver.tags()[tag]
+    assert status.retained_bytes == status.resident_bytes - status.host_bytes > 0
+    saver.configure(device_limit=None, reserve=None)
+    assert torch.equal(tensor.cpu(), torch.arange(6 * MIB))

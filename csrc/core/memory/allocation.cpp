@@ -50,8 +50,6 @@ Amounts& Amounts::operator-=(const Amounts& other) {
 Amounts Allocation::amounts() const {
   Amounts found;
   found.allocation_count = 1;
-  const bool is_held_elsewhere = stored != nullptr && is_any_stored();
-  found.with_backup[static_cast<size_t>(is_held_elsewhere ? stored->kind : policy.backup)] = 1;
   found.size_bytes = size_bytes();
   for (const Chunk& chunk : chunks) {
     // Read once each, so that an operation that runs now makes no byte count twice or not at all.
@@ -71,12 +69,30 @@ Amounts Allocation::amounts() const {
     }
     found.retained_bytes += place == Place::kDevice && stored != nullptr ? chunk.size_bytes : 0;
   }
+  const bool is_dropped = found.dropped_bytes > 0 && found.dropped_bytes == found.size_bytes;
+  const BackupKind resident_kind = is_dropped ? BackupKind::kNone : policy.backup;
+  const BackupKind kind = found.stored_bytes > 0 && stored != nullptr ? stored->kind : resident_kind;
+  found.with_backup[static_cast<size_t>(kind)] = 1;
   // What an operation changes now is counted when it lets go.
+  found.retained_bytes +=
+      is_held ? std::min<uint64_t>(counted.bytes_kept_beside_host(), found.host_bytes) : kept_beside_host_bytes();
   found.ahead_bytes = is_held ? std::min<uint64_t>(counted.ahead_bytes, found.retained_bytes) : known_bytes();
   found.left_bytes = is_paused.load() ? found.host_bytes : 0;
   found.away_count = wants_resume() && !is_trimmed ? 1 : 0;
   found.here_count = found.device_bytes > 0 || has_stale_memory() ? 1 : 0;
   return found;
+}
+
+// A demotion keeps the backup, for the time after the promotion.
+size_t Allocation::kept_beside_host_bytes() const {
+  if (stored == nullptr) return 0;
+  size_t blocks = 0;
+  for (const Chunk& chunk : chunks) {
+    if (!chunk.is_on_host()) continue;
+    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)
+      blocks += stored->blocks[block].is_touched ? 1 : 0;
+  }
+  return blocks * kernels::kBlockBytes;
 }
 
 size_t Allocation::known_bytes() const {

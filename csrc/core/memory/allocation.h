@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/bytes.h"
 #include "core/memory/backing.h"
 #include "core/memory/backup_record.h"
 #include "core/memory/host_twins.h"
@@ -91,12 +92,15 @@ struct Amounts {
   uint64_t dropped_bytes = 0;
   uint64_t detached_bytes = 0;  // away, and still in their memory, which counts in the budget
   uint64_t trimmed_bytes = 0;   // the dropped and detached bytes of trimmed allocations; not among the two above
-  uint64_t retained_bytes = 0;  // on the device, and in a backup
+  uint64_t retained_bytes = 0;  // resident, and in a backup
   uint64_t ahead_bytes = 0;     // of those, whose copy is known: a pause copies only what has changed since
   uint64_t left_bytes = 0;      // of the ones on the host: of paused allocations
   uint64_t away_count = 0;      // allocations that a resume brings back: not trimmed ones
-  std::array<uint64_t, kBackupKinds> with_backup{};  // allocations by the BackupKind of their policy
+  // Allocations by the kind of backup that holds their bytes, or that their policy asks for.
+  std::array<uint64_t, kBackupKinds> with_backup{};
   uint64_t here_count = 0;  // allocations with something on the device, or with memory that a pause must give back
+  // The part of retained_bytes that is on the host, of one allocation.
+  uint64_t bytes_kept_beside_host() const { return saturating_subtract(retained_bytes, device_bytes); }
   Amounts& operator+=(const Amounts& other);
   Amounts& operator-=(const Amounts& other);
   friend bool operator==(const Amounts&, const Amounts&) = default;
@@ -133,6 +137,7 @@ struct Allocation {
   size_t resident_bytes() const;
   size_t device_bytes() const;
   size_t host_bytes() const;
+  size_t kept_beside_host_bytes() const;  // in the backup of what is on the host; not while an operation holds it
   size_t known_bytes() const;  // on the device, and in the backup with a digest; not while an operation holds it
   bool is_away() const { return resident_bytes() != size_bytes(); }
   // Whether an operation of this kind selects it. Pauses, promotions and demotions leave out what is paused already.

@@ -168,7 +168,8 @@ def resume(
             had not come.
     """
     names, seconds, code = check_tags(tags), _check_timeout(timeout), retain_code(retain)
-    check_flag(missing_ok, "missing_ok")
+    for flag, name in ((missing_ok, "missing_ok"), (wait, "wait"), (hold_stream, "hold_stream")):
+        check_flag(flag, name)
     ranges = [] if order is None else [reached for _, reached in ranges_of(order, "resume(order=)")]
     if driver_choice.is_off():
         return Report("resume") if wait else Pending(None)

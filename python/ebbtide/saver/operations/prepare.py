@@ -131,8 +131,8 @@ def prepare(*tags: Tags, copy: bool = False, wait: bool = True, missing_ok: bool
         DriverError: memory could not be pinned, or a copy failed. With wait=False in `wait`.
     """
     names = check_tags(tags)
-    check_flag(copy, "copy")
-    check_flag(missing_ok, "missing_ok")
+    for flag, name in ((copy, "copy"), (missing_ok, "missing_ok"), (wait, "wait")):
+        check_flag(flag, name)
     if driver_choice.is_off():
         return Report("prepare") if wait else Preparation(None)
     dead.release(Look(names))

@@ -10,7 +10,7 @@ from ebbtide.saver.pools.region_pools import registry
 from ebbtide.saver.state.known_tags import check_known
 from ebbtide.saver.tensors.ranges import range_of, ranges_of
 from ebbtide.saver.tensors.walk import why_without_memory
-from ebbtide.saver.values.arguments import check_tag
+from ebbtide.saver.values.arguments import check_flag, check_tag
 from ebbtide.saver.values.order import Order
 from ebbtide.saver.values.reports import Event, TagStatus, TagTable
 from ebbtide.saver.values.whereabouts import Whereabouts
@@ -110,6 +110,8 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False, *, retained: bool 
     unusual = _unusual_kind(tensor, is_read=True) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
     if unusual:
         raise TypeError(f"backup_of takes a plain strided tensor, not {unusual}")
+    check_flag(writable, "writable")
+    check_flag(retained, "retained")
     if driver_choice.is_off():
         return None
     reached = range_of(tensor)
