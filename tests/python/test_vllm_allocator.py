@@ -102,6 +102,17 @@ def test_a_wake_up_with_tags_defers_weights_and_cache_alone(saver, allocator, ta
     assert held(allocator) == internal.nbytes + cache.nbytes
 
 
+def test_one_tag_may_be_given_without_a_list(saver, allocator):
+    weights, cache = make(saver, allocator, "weights", 12), make(saver, allocator, "kv_cache", 14)
+    allocator.sleep(offload_tags="weights")
+    allocator.wake_up("weights")
+    assert held(allocator) == weights.nbytes and is_full_of(weights, 1)
+    allocator.discard("weights")
+    assert held(allocator) == 0
+    allocator.wake_up("kv_cache")
+    assert held(allocator) == cache.nbytes
+
+
 @pytest.mark.parametrize("is_freed_early", [True, False])
 def test_a_tag_that_is_entered_again_gives_up_what_died(saver, allocator, is_freed_early):
     with allocator.use_memory_pool("t"):

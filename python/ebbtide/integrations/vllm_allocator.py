@@ -161,7 +161,7 @@ class Allocator:
         names = {_name(tag) for tag in _as_tags(tags)}
         self._put_to_sleep({name: None for name in self._names() if name in names})
 
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+    def wake_up(self, tags: Sequence[str] | str | None = None) -> None:
         """Brings memory back: all of it, or with `tags` these and every tag other than weights and KV cache.
 
         Raises:
@@ -169,6 +169,7 @@ class Allocator:
             StateError, StoreError, DriverError: as `saver.resume`.
         """
         asleep = [name for name in self._names() if saver.is_paused(name)]
+        tags = (tags,) if isinstance(tags, str) else tags
         wanted = {_name(tag) for tag in (DEFERRABLE_TAGS if tags is None else tags)}
         deferred = {_name(tag) for tag in DEFERRABLE_TAGS} - wanted
         names = [name for name in asleep if name not in deferred]
