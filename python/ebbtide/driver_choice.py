@@ -26,6 +26,7 @@ from typing import Any, Literal, cast, get_args
 from ebbtide import settings
 from ebbtide.errors import Error, StateError
 from ebbtide.locks import make_lock
+from ebbtide.stderr import say
 
 Setting = Literal["auto", "cuda", "sim", "off"]
 TorchKind = Literal["none", "cpu", "cuda", "rocm"]
@@ -209,7 +210,8 @@ def _choose() -> Driver:
     if outcome.driver == "sim":
         from ebbtide import _core
 
-        _core.use_driver("sim")
+        # In a simulated run it is the driver, and the preload library stands before it.
+        _core.use_driver("cuda" if setting == "auto" and is_simulated_run(os.environ) else "sim")
     if outcome.line and not is_simulated_run(os.environ):  # who asks for it there need not be told
-        print(f"ebbtide: {outcome.line}", file=sys.stderr, flush=True)
+        say(outcome.line)
     return outcome.driver

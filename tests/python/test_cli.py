@@ -79,6 +79,13 @@ def test_version(run_command) -> None:
     assert run_command("--version").stdout == f"ebbtide {ebbtide.__version__}\n"
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["doctor"]])
+def test_an_output_that_cannot_be_written_is_a_sentence(arguments) -> None:
+    command = ["bash", "-c", '"$@" > /dev/full', "bash", sys.executable, "-m", "ebbtide.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (1, "Error: the output can't be written: No space left on device\n")
+
+
 def test_importing_the_command_needs_neither_torch_nor_a_driver(run_python) -> None:
     result = run_python(
         "import sys, ebbtide.cli; assert 'torch' not in sys.modules and 'ebbtide._core' not in sys.modules"

@@ -144,6 +144,35 @@ def test_auto_with_a_cpu_torch_says_so_once(run_python):
 
 
 @pytest.mark.sim_only
+@pytest.mark.parametrize("where", ["/dev/full", "a pipe without a reader", "nowhere"])
+def test_a_line_that_stderr_does_not_take_fails_no_region(run_python, where):
+    """Nor the process as it ends, by what is left in the buffer of stderr."""
+    result = run_python(
+        f"""
+        import os, sys
+        import torch
+        torch.version.cuda = None
+        where = {where!r}
+        if where == "nowhere":
+            os.close(2)
+            sys.stderr = sys.__stderr__ = None
+        elif where == "/dev/full":
+            os.dup2(os.open(where, os.O_WRONLY), 2)
+        else:
+            ends = os.pipe()
+            os.close(ends[0])
+            os.dup2(ends[1], 2)
+        from ebbtide import saver
+        with saver.region("a"):
+            kept = torch.ones(9)
+        print(saver.where(kept).tag, saver.device)
+    """,
+        EBBTIDE_DRIVER=None,
+    )
+    assert (result.returncode, result.stdout) == (0, "a cpu\n"), result.stderr
+
+
+@pytest.mark.sim_only
 def test_cuda_with_a_cpu_torch_is_refused_at_the_region(run_python):
     result = run_python(
         """

@@ -1,5 +1,8 @@
 """The `ebbtide` command. A file a command; the docstring of each is its help."""
 
+import contextlib
+import os
+import sys
 from typing import Any
 
 import click
@@ -27,6 +30,18 @@ class _Group(click.Group):
             return super().invoke(context)
         except Error as error:
             raise click.ClickException(str(error)) from error
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().main(*arguments, **options)
+        except OSError as error:
+            if error.filename is not None or sys.stdout is None:  # another file than our output
+                raise
+            # What could not be written would be tried again, and fail again, as the process ends.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            click.ClickException(f"the output can't be written: {error.strerror}").show()
+            sys.exit(1)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)

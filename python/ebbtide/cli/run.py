@@ -4,7 +4,6 @@ import errno
 import os
 import shlex
 import signal
-import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +16,7 @@ from ebbtide.launch.preloading import LOADER_VARIABLE, UNIFIED_MEMORY_VARIABLE, 
 from ebbtide.launch.programs import find_program, preload_obstacle
 from ebbtide.launch.run_options import options
 from ebbtide.settings import Setting
+from ebbtide.stderr import say
 
 
 def _spell(name: str) -> str:
@@ -157,17 +157,16 @@ def _become(program: Path, command: tuple[str, ...], added: dict[str, str], envi
     is_simulated = is_simulated_run(environment | added)
     if obstacle := preload_obstacle(program, Path(added[LOADER_VARIABLE].split(":")[0])):
         also = ", and it has no simulated device" if is_simulated else ""
-        print(f"ebbtide: {obstacle}{also}", file=sys.stderr)
+        say(f"{obstacle}{also}")
     elif is_simulated and (obstacle := simulated.obstacle(program)):
-        print(f"ebbtide: {obstacle}", file=sys.stderr)
+        say(obstacle)
     elif _does_nothing(environment | added):
-        print(
-            "ebbtide: EBBTIDE_DRIVER=sim switches the preload library off, so nothing limits this program and nothing "
-            "overflows: unset it, or use --simulate or --lms",
-            file=sys.stderr,
+        say(
+            "EBBTIDE_DRIVER=sim switches the preload library off, so nothing limits this program and nothing "
+            "overflows: unset it, or use --simulate or --lms"
         )
     for name, meant in settings.misspelt(environment).items():
-        print(f"ebbtide: {name} is none of ebbtide's variables; is {meant} meant?", file=sys.stderr)
+        say(f"{name} is none of ebbtide's variables; is {meant} meant?")
     drop_unified_memory(environment)
     if settings.read_or_fallback("summary", environment | added) == "1":
         environment[STARTED] = str(os.getpid())
@@ -175,7 +174,6 @@ def _become(program: Path, command: tuple[str, ...], added: dict[str, str], envi
     # Python ignores these two, and what is ignored stays so in the program.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    sys.stderr.flush()
     try:
         os.execve(program, command, environment | added)
     except OSError as error:

@@ -28,7 +28,12 @@ def name_for(inherited: Mapping[str, str]) -> str:
     """The name of the ledger of the run that this process belongs to, or else of its own. An absolute path, since the
     processes of a run may be in different folders."""
     named = inherited.get(VARIABLE)
-    return str(Path(named).absolute()) if named else own_name()
+    try:
+        return str(Path(named).absolute()) if named else own_name()
+    except FileNotFoundError:
+        raise StateError(
+            f"{VARIABLE}={named} is a path from the current folder, which is gone: give an absolute one"
+        ) from None
 
 
 @functools.cache

@@ -3,7 +3,6 @@ workers."""
 
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from ebbtide.errors import StateError
 from ebbtide.launch import ledger, simulated
 from ebbtide.launch.run_options import as_keyword, to_variables
 from ebbtide.launch.search_path import own_entries, with_first
+from ebbtide.stderr import say
 
 LIBRARY_NAME = "libebbtide_preload.so"
 # The same library under the names that launchers of torch_memory_saver look for, in `compat_path()`.
@@ -130,8 +130,4 @@ def preload_list(library: Path | str, inherited: str) -> str:
 def drop_unified_memory(environment: MutableMapping[str, str]) -> None:
     """Removes GGML_CUDA_ENABLE_UNIFIED_MEMORY from an environment, and prints that to stderr."""
     if environment.pop(UNIFIED_MEMORY_VARIABLE, None) is not None:
-        print(
-            f"ebbtide: {UNIFIED_MEMORY_VARIABLE} is unset: it would make all memory managed, past what ebbtide does",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"{UNIFIED_MEMORY_VARIABLE} is unset: it would make all memory managed, past what ebbtide does")

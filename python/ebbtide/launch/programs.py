@@ -18,7 +18,7 @@ def find_program(command: str, environment: Mapping[str, str]) -> Path:
     """The file that `command` would start.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is none, nor can there be one of this name.
         PermissionError: there is one, but it can't be executed.
     """
     search = environment.get("PATH", os.defpath)
@@ -27,11 +27,20 @@ def find_program(command: str, environment: Mapping[str, str]) -> Path:
         return Path(found)
     folders = [""] if "/" in command else search.split(os.pathsep)
     for path in (Path(folder, command) for folder in folders if command):
-        if path.is_dir() and "/" in command:
+        mode = _mode(path)
+        if stat.S_ISDIR(mode) and "/" in command:
             raise PermissionError(f"{command} is a folder, not a program")
-        if path.is_file():
+        if stat.S_ISREG(mode):
             raise PermissionError(f"{path} is not executable: chmod +x it, or start it with its interpreter")
     raise FileNotFoundError(f"there is no program {command!r}: is it misspelt, or not on PATH?")
+
+
+def _mode(path: Path) -> int:
+    """0 where there is no such file, nor can there be one: Path.is_file raises for a name that is too long."""
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return 0
 
 
 def preload_obstacle(program: Path, library: Path) -> str:

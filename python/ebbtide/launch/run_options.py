@@ -13,14 +13,15 @@ def options() -> tuple[Setting, ...]:
     return tuple(setting for setting in settings.all_settings() if setting.is_run_option)
 
 
-# Options that do nothing unless another option has this value; "": any.
+# Options that do nothing unless another option has this value; "": any. torch_memory_saver's variable makes a program
+# pauseable as well, and with pauseable_all the calls of a program's threads do.
 _NEEDS = {
-    "pauseable_all": ("pauseable", "1"),
     "tag": ("pauseable", "1"),
     "backup": ("pauseable", "1"),
     "whole_fraction": ("overflow", "whole"),
     "lms_min_size": ("lms", ""),
 }
+_TMS_VARIABLE, _TMS_YES = "TMS_INIT_ENABLE", ("1", "true", "TRUE", "yes", "YES")
 
 
 def as_keyword(name: str) -> str:
@@ -54,13 +55,17 @@ def to_variables(
             in_force[setting.name] = given[setting.name]
         elif text := settings.read(setting.name, inherited):
             in_force[setting.name] = text
-    _check_needs(given, in_force, spell)
+    _check_needs(given, in_force, inherited.get(_TMS_VARIABLE) in _TMS_YES, spell)
     _check_host_sizes(given, in_force, spell)
     return {option.variable: given[option.name] for option in options() if option.name in given}
 
 
-def _check_needs(given: Mapping[str, str], in_force: Mapping[str, str], spell: Callable[[str], str]) -> None:
+def _check_needs(
+    given: Mapping[str, str], in_force: Mapping[str, str], is_tms_on: bool, spell: Callable[[str], str]
+) -> None:
     for name, (other, value) in _NEEDS.items():
+        if is_tms_on and other == "pauseable":
+            continue
         if name in given and (in_force.get(other) != value if value else other not in in_force):
             needed = spell(other) if value in ("1", "") else f"{spell(other)} {value}"
             raise ValueError(f"{spell(name)} means nothing without {needed}: give both or neither")
@@ -85,7 +90,10 @@ def _check_host_sizes(given: Mapping[str, str], in_force: Mapping[str, str], spe
     if {"host_limit", "host_pool"} & set(given) and {"host_limit", "host_pool"} <= set(in_force):
         pool_bytes, limit_bytes = int(in_force["host_pool"]), int(in_force["host_limit"])
         if pool_bytes > limit_bytes:
+            pool, limit = (
+                spell(name) if name in given else settings.find(name).variable for name in ("host_pool", "host_limit")
+            )
             raise ValueError(
-                f"{spell('host_pool')} is {format_size(pool_bytes)}, and {spell('host_limit')} allows "
+                f"{pool} is {format_size(pool_bytes)}, and {limit} allows "
                 f"{format_size(limit_bytes)}: make the pool smaller"
             )

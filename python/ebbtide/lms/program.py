@@ -3,7 +3,6 @@
 import atexit
 import multiprocessing
 import os
-import sys
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -11,6 +10,7 @@ from ebbtide import settings
 from ebbtide.errors import Error
 from ebbtide.lms import control
 from ebbtide.lms.report import report
+from ebbtide.stderr import say
 
 # The modules of targets that prepare data or serve others: workers of a DataLoader, a Pool or an executor, managers.
 _HELPERS = ("torch.utils.data", "multiprocessing", "concurrent.futures")
@@ -55,7 +55,7 @@ def _enable() -> None:
         if limit:
             control.enable(limit, min_size or control.DEFAULT_MIN_SIZE)
     except (Error, ValueError) as error:
-        print(f"ebbtide: large model support can't start, so the program ends: {error}", file=sys.stderr, flush=True)
+        say(f"large model support can't start, so the program ends: {error}")
         raise SystemExit(1) from None
     if control.is_enabled() and settings.read_or_fallback("summary", os.environ) == "1":
         atexit.register(_print_report, os.getpid())
@@ -63,4 +63,4 @@ def _enable() -> None:
 
 def _print_report(pid: int) -> None:
     if os.getpid() == pid:  # not in a forked child
-        print(f"ebbtide: large model support\n{report()}", file=sys.stderr, flush=True)
+        say(f"large model support\n{report()}")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ebbtide.errors import StateError
+from ebbtide.stderr import say
 
 MOST_COMPILERS = 8  # at once
 COMPILER_BYTES = 1 << 30  # what each takes at most
@@ -233,11 +234,7 @@ def _build(recipe: Recipe, library: Path) -> None:
             f"ebbtide compiles its torch extension once, and Python.h is not in {recipe.python_include}: "
             f"install Python's development files (on Debian and Ubuntu: apt install {python}-dev)"
         )
-    print(
-        f"ebbtide: building its torch extension for torch {recipe.torch_version}, once (up to a minute)",
-        file=sys.stderr,
-        flush=True,
-    )
+    say(f"building its torch extension for torch {recipe.torch_version}, once (up to a minute)")
     for stale in library.parent.glob("build-*"):  # of a process that was killed: we hold the lock
         shutil.rmtree(stale, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as scratch:
