@@ -43,7 +43,7 @@ EBBTIDE_API ebbtide_status ebbtide_check_setting(const char* name, const char* t
 EBBTIDE_API ebbtide_status ebbtide_check_disk_directory(const char* path, const char* files, ebbtide_error* error);
 
 /* Sets what saver.configure sets, from now on; value NULL: what `none` says. Errors are those of ebbtide_check_setting,
- * and nothing is set then. */
+ * or that this machine has less memory than that, and nothing is set then. */
 EBBTIDE_API ebbtide_status ebbtide_configure(const char* name, const char* value, ebbtide_error* error);
 
 /* The value in force of what saver.configure sets, whatever set it, in its plain form: "" where NULL would set it,
