@@ -43,6 +43,7 @@ CTEST = PATH="$(TOOL_PATH)" ctest
 # One build tree serves the package and the C++ tests: pip drives CMake, and ctest runs what it left there.
 PIP_BUILD = PATH="$(TOOL_PATH)" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PY) -m pip install --quiet --no-build-isolation --no-deps --no-index \
   --config-settings=build-dir=$(BUILD_DIR) --config-settings=cmake.define.EBBTIDE_TESTS=$(TESTS_OPTION) \
+  --config-settings=cmake.define.CMAKE_UNITY_BUILD=$(UNITY) \
   $(if $(EBBTIDE_GTEST_DIR),--config-settings=cmake.define.EBBTIDE_GTEST_DIR=$(abspath $(EBBTIDE_GTEST_DIR))) \
   $(if $(SYSTEM),--config-settings=cmake.define.EBBTIDE_OFFLINE=ON)
 
