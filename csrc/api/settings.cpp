@@ -23,7 +23,7 @@ namespace {
 const SettingFacts& setting_of(const char* name) {
   require(name != nullptr, "name is null");
   if (const SettingFacts* facts = find_setting(name)) return *facts;
-  throw InvalidArgument("there is no setting " + quoted(name));
+  throw InvalidArgument("there is no setting " + in_quotes(name));
 }
 
 // The default folder is checked when a backup is made, because a program may never make one.

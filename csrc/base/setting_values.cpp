@@ -50,26 +50,26 @@ int find_word(std::string_view list, std::string_view text, std::string_view* fo
 std::string check_word(const SettingFacts& facts, std::string_view text, std::string_view label) {
   std::string_view word;
   if (find_word(facts.values, text, &word) >= 0) return std::string(word);
-  if (facts.kind == SettingKind::kSwitch) refuse(label, " must be 0 or 1, not " + quoted(text));
+  if (facts.kind == SettingKind::kSwitch) refuse(label, " must be 0 or 1, not " + in_quotes(text));
   std::string words;
   for (std::string_view rest = facts.values; !rest.empty();) {
     words += (words.empty() ? "" : ", ") + std::string(next_word(rest));
   }
-  refuse(label, " must be one of " + words + ", not " + quoted(text));
+  refuse(label, " must be one of " + words + ", not " + in_quotes(text));
 }
 
 std::string check_size(const SettingFacts& facts, std::string_view text, std::string_view label) {
   const ParsedSize size = parse_size(text.size() <= kLongestNumber ? text : std::string_view());
   switch (size.problem) {
-    case SizeProblem::kForm: refuse(label, " must be a size like \"16GiB\" or \"512MiB\", not " + quoted(text));
-    case SizeProblem::kNegative: refuse(label, " must not be negative: " + quoted(text));
-    case SizeProblem::kTooLarge: refuse(label, " is beyond any memory: " + quoted(text));
+    case SizeProblem::kForm: refuse(label, " must be a size like \"16GiB\" or \"512MiB\", not " + in_quotes(text));
+    case SizeProblem::kNegative: refuse(label, " must not be negative: " + in_quotes(text));
+    case SizeProblem::kTooLarge: refuse(label, " is beyond any memory: " + in_quotes(text));
     case SizeProblem::kUnit: {
       const std::string number(size.number);
       const std::string unit(size.unit);
       const bool is_ambiguous = find_word("k|m|g|t", unit) >= 0;
       const std::string capital(1, unit.empty() ? ' ' : static_cast<char>(unit[0] & ~0x20));
-      refuse(label, " has the unknown unit " + quoted(unit) + " (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB)" +
+      refuse(label, " has the unknown unit " + in_quotes(unit) + " (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB)" +
                         (is_ambiguous ? "; write " + number + capital + "iB or " + number + capital + "B" : ""));
     }
     case SizeProblem::kNone: break;
@@ -87,7 +87,7 @@ std::string check_fraction(std::string_view text, std::string_view label) {
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   const bool is_number = error == std::errc() && end == digits.data() + digits.size();
   if (!is_number || !(value >= 0 && value <= 1)) {  // NaN as well
-    refuse(label, " must be a number from 0 to 1, not " + quoted(text));
+    refuse(label, " must be a number from 0 to 1, not " + in_quotes(text));
   }
   std::array<char, 32> plain{};
   return {plain.data(), std::to_chars(plain.data(), plain.data() + plain.size(), value).ptr};
@@ -102,14 +102,14 @@ std::string check_count(const SettingFacts& facts, std::string_view text, std::s
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   const bool is_number = error == std::errc() && end == digits.data() + digits.size();
   if (!is_number || value < std::stoull(least) || value > std::stoull(most)) {
-    refuse(label, " must be a whole number from " + least + " to " + most + ", not " + quoted(text));
+    refuse(label, " must be a whole number from " + least + " to " + most + ", not " + in_quotes(text));
   }
   return std::to_string(value);
 }
 
 std::string check_path(std::string_view text, std::string_view label) {
   if (text.empty()) refuse(label, " must be a path, and not empty");
-  if (text.find('\0') != std::string_view::npos) refuse(label, " must be a path, which has no NUL: " + quoted(text));
+  if (text.find('\0') != std::string_view::npos) refuse(label, " must be a path, which has no NUL: " + in_quotes(text));
   return std::string(text);
 }
 

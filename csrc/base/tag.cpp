@@ -45,23 +45,23 @@ bool is_tag_character(char32_t character) noexcept { return !is_reserved(charact
 
 void check_tag_name(std::string_view name) {
   if (name.empty()) throw InvalidArgument("a tag must not be empty");
-  if (!is_utf8(name)) throw InvalidArgument("a tag must be valid UTF-8, and " + quoted(name) + " is not");
+  if (!is_utf8(name)) throw InvalidArgument("a tag must be valid UTF-8, and " + in_quotes(name) + " is not");
   if (name.size() > kTagBytesMax) {
     throw InvalidArgument("a tag is at most " + std::to_string(kTagBytesMax) + " bytes of UTF-8; this one has " +
-                          std::to_string(name.size()) + ": " + quoted(name));
+                          std::to_string(name.size()) + ": " + in_quotes(name));
   }
   for (size_t at = 0; at < name.size();) {
     const char32_t character = next_character(name, at);
     if (is_reserved(character)) {
-      throw InvalidArgument("'*' and '/' are reserved in tags: " + quoted(name));
+      throw InvalidArgument("'*' and '/' are reserved in tags: " + in_quotes(name));
     }
     if (!is_unseen(character)) continue;
     char code[16];
     std::snprintf(code, sizeof code, "U+%04X", static_cast<unsigned>(character));
-    throw InvalidArgument("a tag has no characters that can't be seen, and " + quoted(name) + " has " + code);
+    throw InvalidArgument("a tag has no characters that can't be seen, and " + in_quotes(name) + " has " + code);
   }
   if (name.front() == ' ' || name.back() == ' ') {
-    throw InvalidArgument("a tag neither begins nor ends with a space: " + quoted(name));
+    throw InvalidArgument("a tag neither begins nor ends with a space: " + in_quotes(name));
   }
 }
 

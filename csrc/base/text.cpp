@@ -67,7 +67,7 @@ std::string_view trim_spaces(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
 }
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   constexpr size_t kMaxBytes = 40;
   const bool is_text = is_utf8(text);
   const std::string part = is_text ? cut_utf8(text, kMaxBytes) : std::string(text.substr(0, kMaxBytes));

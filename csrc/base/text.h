@@ -19,6 +19,6 @@ char32_t next_character(std::string_view text, size_t& at);
 std::string_view trim_spaces(std::string_view text);
 
 // 'text', for messages: at most 40 bytes of it, with control characters and invalid UTF-8 as \x1b.
-std::string quoted(std::string_view text);
+std::string in_quotes(std::string_view text);
 
 }  // namespace ebbtide

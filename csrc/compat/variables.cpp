@@ -21,7 +21,7 @@ std::string_view text_of(const char* variable) noexcept {
 }
 
 void say(const char* variable, std::string_view text, const char* wanted) {
-  log_line(LogLevel::kError, {variable, " must be ", wanted, ", not ", quoted(text), "; it is ignored"});
+  log_line(LogLevel::kError, {variable, " must be ", wanted, ", not ", in_quotes(text), "; it is ignored"});
 }
 
 bool read_switch(const char* variable) {

@@ -122,7 +122,7 @@ std::string why_not_shared(CUdeviceptr address) {
     return "memory that has spilled can't be shared with another process: share what fits on the device, or run with "
            "EBBTIDE_OVERFLOW=none";
   const std::string advice = settings().tags_all ? ", or run without EBBTIDE_PAUSEABLE_ALL" : "";
-  return "memory of the tag " + quoted(tag) +
+  return "memory of the tag " + in_quotes(tag) +
          " can't be shared with another process: allocate what you share in a thread whose tagging is off" + advice;
 }
 
