@@ -140,7 +140,7 @@ def test_every_choice_and_its_absence(monkeypatch):
             assert ebbtide.env(**{option.name: choice}, **needs)[option.variable] == choice
     monkeypatch.setenv("EBBTIDE_HOST_LIMIT", "5")
     assert "EBBTIDE_HOST_LIMIT" not in ebbtide.env()
-    with pytest.raises(ValueError, match="host_limit allows 5 B"):
+    with pytest.raises(ValueError, match="host_pool is 6 B, and EBBTIDE_HOST_LIMIT allows 5 B"):
         ebbtide.env(host_pool=6)
 
 

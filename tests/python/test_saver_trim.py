@@ -323,12 +323,3 @@ def test_what_died_behind_a_shared_handle_is_held_until_the_next_pause(saver, ta
     saver.resume(tag)
     assert held - _core.query_device(0).held_bytes == 4 * MIB
     _core.free(living)
-
-
-def test_a_trim_that_frees_nothing_says_what_is_held(saver, tag):
-    kept = noise(saver, tag, 12)
-    report = saver.trim(tag)
-    assert report.bytes == 0
-    held = {(row.tag, row.device): row.bytes for row in report.left}
-    assert held[tag, 0] == 12 * MIB == kept.nbytes
-    assert held == {(row.tag, row.device): row.bytes for row in saver.pause(f"{tag}-unknown", missing_ok=True).left}

@@ -4,15 +4,13 @@ torch frees nothing from a pool that is alive. A wholly free segment keeps its a
 pool is leased again. Segments of dissolved pools are freed by torch.
 """
 
-from dataclasses import replace
-
 from ebbtide import _core, driver_choice
 from ebbtide.saver.pools import backends, pool_segments, region_pools
 from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.state.known_tags import allocations_of
 from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.values.arguments import Tags, check_flag, check_tags
-from ebbtide.saver.values.reports import Held, Report
+from ebbtide.saver.values.reports import Report
 
 
 def trim(*tags: Tags, missing_ok: bool = False) -> Report:
@@ -47,9 +45,7 @@ def trim(*tags: Tags, missing_ok: bool = False) -> Report:
     check_flag(missing_ok, "missing_ok")
     if driver_choice.is_off():
         return Report("trim")
-    report = trim_quietly(names, missing_ok)
-    # Where nothing went, the core was not asked.
-    return log_report(report if report.left else replace(report, left=_held()), names)
+    return log_report(trim_quietly(names, missing_ok), names)
 
 
 def trim_quietly(names: list[str], missing_ok: bool = False) -> Report:
@@ -63,14 +59,6 @@ def trim_quietly(names: list[str], missing_ok: bool = False) -> Report:
         return _trim(backend, names, withheld).with_freed(
             (info.tag, info.device, info.resident_bytes - info.host_bytes) for info in gone
         )
-
-
-def _held() -> tuple[Held, ...]:
-    held: dict[tuple[str, int], int] = {}
-    for info in _core.allocations():
-        place = info.tag, info.device
-        held[place] = held.get(place, 0) + info.resident_bytes - info.host_bytes
-    return tuple(Held(*place, size_bytes) for place, size_bytes in held.items() if size_bytes)
 
 
 def _trim(

@@ -105,7 +105,8 @@ class Report(Shown):
         by_tag, by_device: `bytes`, by tag and by device ordinal.
         note: why a promotion stopped before everything was on the device, or nothing was copied ahead; else "".
         rows: the same numbers for each tag and device that moved.
-        left: the bytes that ebbtide still holds on devices afterwards, by tag and device.
+        left: the bytes that ebbtide still holds on devices afterwards, by tag and device. Empty after a trim that found
+            nothing to free, which asks the core for nothing.
     """
 
     kind: str
