@@ -20,8 +20,8 @@ std::vector<uint64_t> cut_into_chunks(uint64_t size_bytes, uint64_t granularity_
   return chunks;
 }
 
-uint64_t most_shared_bytes(uint64_t copied_bytes, uint64_t limit_bytes) {
-  if (copied_bytes == 0) return limit_bytes;  // calls only, of which there had better be few
+uint64_t most_shared_bytes(uint64_t copied_bytes, uint64_t total_bytes, uint64_t limit_bytes) {
+  if (copied_bytes <= total_bytes / 8) return limit_bytes;
   return std::min(limit_bytes, std::max(copied_bytes / 8, kSharedInSwapBytes));
 }
 

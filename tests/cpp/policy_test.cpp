@@ -37,14 +37,18 @@ TEST(Bytes, FormatIsReadable) {
 }
 
 TEST(Chunking, WhatIsCopiedHasHandlesThatAreShortToCopy) {
-  EXPECT_EQ(most_shared_bytes(0, kGiB), kGiB) << "calls only";
-  EXPECT_EQ(most_shared_bytes(2 * kMiB, kGiB), 128 * kMiB);
-  EXPECT_EQ(most_shared_bytes(kGiB, kGiB), 128 * kMiB);
-  EXPECT_EQ(most_shared_bytes(2 * kGiB, kGiB), 256 * kMiB);
-  EXPECT_EQ(most_shared_bytes(40 * kGiB, kGiB), kGiB);
-  EXPECT_EQ(most_shared_bytes(40 * kGiB, 16 * kGiB), 5 * kGiB) << "a caller may allow more";
+  const auto of_all = [](uint64_t copied, uint64_t limit) { return most_shared_bytes(copied, copied, limit); };
+  EXPECT_EQ(of_all(0, kGiB), kGiB) << "nothing is there";
+  EXPECT_EQ(of_all(2 * kMiB, kGiB), 128 * kMiB);
+  EXPECT_EQ(of_all(kGiB, kGiB), 128 * kMiB);
+  EXPECT_EQ(of_all(2 * kGiB, kGiB), 256 * kMiB);
+  EXPECT_EQ(of_all(40 * kGiB, kGiB), kGiB);
+  EXPECT_EQ(of_all(40 * kGiB, 16 * kGiB), 5 * kGiB) << "a caller may allow more";
   for (const uint64_t limit : {uint64_t{0}, 2 * kMiB, 64 * kMiB})
-    EXPECT_EQ(most_shared_bytes(2 * kGiB, limit), limit) << "and less";
+    EXPECT_EQ(of_all(2 * kGiB, limit), limit) << "and less";
+  EXPECT_EQ(most_shared_bytes(0, 40 * kGiB, kGiB), kGiB) << "calls only";
+  EXPECT_EQ(most_shared_bytes(2 * kMiB, 40 * kGiB, kGiB), kGiB) << "nearly so";
+  EXPECT_EQ(most_shared_bytes(kGiB, 2 * kGiB, kGiB), 128 * kMiB);
 }
 
 TEST(Chunking, EverySizeIsCoveredInOrderByFewEnoughChunks) {

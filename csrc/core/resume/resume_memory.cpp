@@ -31,7 +31,8 @@ void Resume::group(DeviceWork& work) {
   std::vector<policy::Extent> handles;
   handles.reserve(returning.size());
   for (const Returning& each : returning) handles.push_back({each.address(), each.chunk->size_bytes});
-  uint64_t most_bytes = policy::most_shared_bytes(work.copied_bytes, core().rules.shared_handle_bytes.load());
+  uint64_t most_bytes =
+      policy::most_shared_bytes(work.copied_bytes, work.bytes, core().rules.shared_handle_bytes.load());
   if (std::any_of(returning.begin(), returning.end(),
                   [](const Returning& each) { return each.allocation->tag->was_swapped.load(); }))
     most_bytes = std::min(most_bytes, policy::kSharedInSwapBytes);
