@@ -19,27 +19,27 @@ LogLevel level_from_environment() noexcept {
   return index < 0 ? LogLevel::kWarning : static_cast<LogLevel>(index);
 }
 
-// As write(), but without a reader it does not end the process by SIGPIPE: the program did not write this.
+// As write(), but where nobody reads or the file may not grow, no signal ends the process: the program did not write
+// this. What is pending already, the program has blocked and will see once in any case.
 void write_quietly(const char* line, size_t length) noexcept {
-  sigset_t pipe_signal;
+  const int error = errno;
+  sigset_t ours;
   sigset_t before;
   sigset_t pending;
-  ::sigemptyset(&pipe_signal);
-  ::sigaddset(&pipe_signal, SIGPIPE);
+  ::sigemptyset(&ours);
   ::sigpending(&pending);
-  if (::sigismember(&pending, SIGPIPE) == 1 || ::pthread_sigmask(SIG_BLOCK, &pipe_signal, &before) != 0) {
-    // The program has blocked it, and knows of one already.
-    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line, length);
-    return;
+  for (const int signal : {SIGPIPE, SIGXFSZ}) {
+    if (::sigismember(&pending, signal) == 0) ::sigaddset(&ours, signal);
   }
-  const int error = errno;
-  if (::write(STDERR_FILENO, line, length) < 0 && errno == EPIPE) {
-    constexpr timespec kNow = {0, 0};
-    while (::sigtimedwait(&pipe_signal, nullptr, &kNow) < 0 && errno == EINTR) {
+  if (::pthread_sigmask(SIG_BLOCK, &ours, &before) == 0) {
+    if (::write(STDERR_FILENO, line, length) < 0 && (errno == EPIPE || errno == EFBIG)) {
+      constexpr timespec kNow = {0, 0};
+      while (::sigtimedwait(&ours, nullptr, &kNow) < 0 && errno == EINTR) {
+      }
     }
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
   errno = error;
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
 // Sizes as text, UTF-8, and the lines on stderr.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -138,14 +140,35 @@ TEST(Log, NobodyWhoReadsItEndsNoProgram) {
   log_line(LogLevel::kError, {"nor this"});
   const bool was_left = is_pending();
   ::raise(SIGPIPE);
+  errno = 7;
   log_line(LogLevel::kError, {"nor this, while the program puts a signal of its own off"});
+  const int later_error = errno;
   const bool is_kept = is_pending();
   ::signal(SIGPIPE, SIG_IGN);  // drops it
   ::dup2(kept, STDERR_FILENO);
   EXPECT_EQ(error, 7);
+  EXPECT_EQ(later_error, 7);
   EXPECT_FALSE(was_blocked);
   EXPECT_FALSE(was_left) << "it would end the program as soon as that unblocks it";
   EXPECT_TRUE(is_kept);
+}
+
+TEST(Log, AFileThatMayNotGrowEndsNoProgram) {
+  ::setenv("EBBTIDE_LOG", "error", 1);
+  ::signal(SIGXFSZ, SIG_DFL);
+  std::FILE* const file = std::tmpfile();
+  ASSERT_NE(file, nullptr);
+  const rlimit none = {0, RLIM_INFINITY};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &none), 0);
+  const int kept = ::dup(STDERR_FILENO);
+  ::dup2(::fileno(file), STDERR_FILENO);
+  log_line(LogLevel::kError, {"there is no room for this"});
+  ::dup2(kept, STDERR_FILENO);
+  const rlimit all = {RLIM_INFINITY, RLIM_INFINITY};
+  ::setrlimit(RLIMIT_FSIZE, &all);
+  EXPECT_EQ(std::fseek(file, 0, SEEK_END), 0);
+  EXPECT_EQ(std::ftell(file), 0);
+  std::fclose(file);
 }
 
 TEST(LogThrottle, TheFirstEightAreSaidThenEveryPowerOfTwo) {
