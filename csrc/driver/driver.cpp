@@ -79,6 +79,8 @@ const Driver* load(DriverKind kind) {
         "the CUDA driver is older than CUDA 12.0 (it has no cuGetProcAddress_v2): update the NVIDIA driver to 525.60 "
         "or newer");
   }
+  // In a simulated run the CUDA driver is the simulated device.
+  const bool is_sim = kind == DriverKind::kSim || ::dlsym(library, "ebbtide_sim_reset") != nullptr;
   Driver table;
   resolve_all(reinterpret_cast<GetProcAddress>(symbol), table);
   const CUresult result = table.cuInit(0);
@@ -87,13 +89,12 @@ const Driver* load(DriverKind kind) {
     table.cuGetErrorString(result, &text);
     rlimit files{};
     const bool is_limited = ::getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_max != RLIM_INFINITY;
-    if (kind == DriverKind::kSim && is_limited) {
+    if (is_sim && is_limited) {
       throw DriverError(
           "the simulated device does not start: its memory is a file of 1 PiB, and the limit on the size of files is " +
               format_bytes(files.rlim_max) + ". Raise it (`ulimit -f unlimited`)",
           "cuInit", result, "flags=0");
     }
-    const bool is_sim = kind == DriverKind::kSim;
     throw DriverError(
         std::string(is_sim ? "the simulated device" : "the CUDA driver") + " does not start: cuInit gives " +
             std::to_string(result) + (text != nullptr ? " (" + std::string(text) + ")" : "") + ". Look at " +

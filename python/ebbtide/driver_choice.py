@@ -16,6 +16,7 @@ Under `ebbtide run --simulate` libcuda.so.1 is the simulated driver. Regions the
 except that a torch with CUDA is refused.
 """
 
+import ctypes
 import os
 import sys
 from collections.abc import Mapping
@@ -194,24 +195,39 @@ def choose_for_tensors() -> Driver:
         return _chosen
     with _lock:
         if _chosen is None:
-            _chosen = _choose()
-        return _chosen
+            outcome = _choose()
+            _chosen = outcome.driver
+            if outcome.line and not is_simulated_run(os.environ):  # who asks for it there need not be told
+                say(outcome.line)
+        return cast("Driver", _chosen)
 
 
-def _choose() -> Driver:
+def use_simulated_device(setting: Setting) -> None:
+    """Makes it the core's device. In a simulated run it is the CUDA driver, before which the preload library stands."""
+    from ebbtide import _core
+
+    _core.use_driver("cuda" if setting == "auto" and _is_driver_simulated() else "sim")
+
+
+def _is_driver_simulated() -> bool:
+    """Whether the CUDA driver is the simulated one in this process, and not only in those that it starts."""
+    if not is_simulated_run(os.environ):
+        return False
+    try:
+        return hasattr(ctypes.CDLL("libcuda.so.1"), "ebbtide_sim_reset")
+    except OSError:
+        return False
+
+
+def _choose() -> Outcome:
     setting = parse_setting(os.environ.get(VARIABLE))
     if setting == "off":
-        return "off"
+        return Outcome("off")
     torch_kind = installed_torch_kind()
     problem = find_driver_problem() if needs_probe(setting, torch_kind, on_tensors=True) else None
     outcome = decide(setting, torch_kind, problem)
     if outcome.driver is None:
         raise StateError(outcome.line)
     if outcome.driver == "sim":
-        from ebbtide import _core
-
-        # In a simulated run it is the driver, and the preload library stands before it.
-        _core.use_driver("cuda" if setting == "auto" and is_simulated_run(os.environ) else "sim")
-    if outcome.line and not is_simulated_run(os.environ):  # who asks for it there need not be told
-        say(outcome.line)
-    return outcome.driver
+        use_simulated_device(setting)
+    return outcome

@@ -143,9 +143,7 @@ def _decide() -> driver_choice.Outcome:
     is_asked = driver_choice.needs_probe(setting, kind, on_tensors=True)
     outcome = driver_choice.decide(setting, kind, driver_choice.find_driver_problem() if is_asked else None)
     if outcome.driver == "sim":
-        from ebbtide import _core
-
-        _core.use_driver("sim")
+        driver_choice.use_simulated_device(setting)
     return outcome
 
 
