@@ -86,7 +86,8 @@ typedef struct ebbtide_tag_info {
   uint64_t left_bytes;     /* the host_bytes of paused allocations, where a pause with a backup leaves them */
   uint64_t detached_bytes; /* whole in memory that a failed trim, promote or demote could not map again: away until a
                               resume */
-  int32_t backups;         /* bit 1 << ebbtide_backup for each kind that its allocations have, or will get by default */
+  int32_t backups;         /* bit 1 << ebbtide_backup for each kind that holds bytes of it, that what is resident
+                              will get by default, and for EBBTIDE_BACKUP_NONE where content was dropped */
   int32_t is_hooked;       /* 1: memory that the program allocated outside regions has it (ebbtide_threads.h) */
   uint64_t ahead_bytes;    /* resident, and in a backup with a digest: a pause copies only what has changed since */
 } ebbtide_tag_info;

@@ -69,7 +69,7 @@ Amounts Allocation::amounts() const {
     }
     found.retained_bytes += place == Place::kDevice && stored != nullptr ? chunk.size_bytes : 0;
   }
-  const bool is_dropped = found.dropped_bytes > 0 && found.dropped_bytes == found.size_bytes;
+  const bool is_dropped = found.dropped_bytes + found.trimmed_bytes == found.size_bytes;
   const BackupKind resident_kind = is_dropped ? BackupKind::kNone : policy.backup;
   const BackupKind kind = found.stored_bytes > 0 && stored != nullptr ? stored->kind : resident_kind;
   found.with_backup[static_cast<size_t>(kind)] = 1;

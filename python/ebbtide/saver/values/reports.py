@@ -269,7 +269,8 @@ class TagStatus(Shown):
         allocation_count, size_bytes: its allocations (torch's segments, not tensors).
         resident_bytes, stored_bytes, dropped_bytes: how many of its bytes are in each place.
         trimmed_bytes: bytes of free segments that were trimmed; not part of dropped_bytes.
-        retained_bytes: host memory and disk space of backups that are kept while their content is resident.
+        retained_bytes: host memory and disk space of backups that are kept while their content is resident; on the
+            device this counts blocks of one value as well, which take none.
         ahead_bytes: the part of that whose bytes the backup has, as of some earlier moment (by a resume that retained
             it, or `prepare` with copy=True): a pause copies only what has changed since.
         host_bytes: the part of resident_bytes that spilled to host memory or was demoted to it, which the device reads
