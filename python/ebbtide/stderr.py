@@ -2,13 +2,15 @@
 
 import contextlib
 import os
+import signal
 import sys
 
 
 def say(text: str) -> None:
-    """Writes "ebbtide: <text>" to stderr, where that takes it: what is said about a call never fails it, and is never
-    said on stdout."""
-    with contextlib.suppress(OSError, ValueError):  # full, without a reader, or closed
+    """Writes "ebbtide: <text>" to stderr, where that takes it: what is said about a call neither fails it nor ends the
+    process, and is never said on stdout.
+    """
+    with contextlib.suppress(Exception):  # full, without a reader, closed, or an object of the program's own
         stream = sys.stderr
         if stream is None:
             return
@@ -18,4 +20,18 @@ def say(text: str) -> None:
             return
         # Past its buffer, which would keep what could not be written, and fail the end of the process by it.
         stream.flush()
-        os.write(stream.fileno(), f"ebbtide: {text}\n".encode(errors="backslashreplace"))
+        _write(stream.fileno(), f"ebbtide: {text}\n".encode(errors="backslashreplace"))
+
+
+def _write(file: int, line: bytes) -> None:
+    """As os.write, but without a reader no SIGPIPE ends a process that has its default again."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+    try:
+        is_pending = signal.SIGPIPE in signal.sigpending()
+        try:
+            os.write(file, line)
+        except BrokenPipeError:
+            if not is_pending:
+                signal.sigtimedwait({signal.SIGPIPE}, 0)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -83,7 +83,17 @@ def test_version(run_command) -> None:
 def test_an_output_that_cannot_be_written_is_a_sentence(arguments) -> None:
     command = ["bash", "-c", '"$@" > /dev/full', "bash", sys.executable, "-m", "ebbtide.cli", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, done.stderr) == (1, "Error: the output can't be written: No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, "ebbtide: the output can't be written: No space left on device\n")
+
+
+def test_an_oserror_of_something_else_stays_what_it_is(tmp_path) -> None:
+    """A broken torch raises one without a file."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("import ctypes; ctypes.CDLL('libcudart_missing.so.12')\n")
+    command = [sys.executable, "-m", "ebbtide.cli", "demo"]
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1 and "libcudart_missing.so.12: cannot open shared object file" in done.stderr
 
 
 def test_importing_the_command_needs_neither_torch_nor_a_driver(run_python) -> None:

@@ -66,3 +66,15 @@ def test_an_stderr_that_takes_nothing_ends_no_run(variables, where):
             command, env={**variables, **said}, capture_output=True, text=True, timeout=120, check=False
         )
         assert (done.returncode, done.stdout) == (5, "out\n"), (said, done.stderr)
+
+
+@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", "2> >(exec <&-)"], ids=["closed", "full", "unread"])
+def test_an_stderr_that_takes_nothing_leaves_the_status_of_a_refusal(variables, where, tmp_path):
+    script = tmp_path / "bad"
+    script.write_text("echo no interpreter is named\n")
+    script.chmod(0o755)
+    for words, status in ((["--", script], 126), (["--", "no-such-program"], 127), (["--bogus", "--", "true"], 2)):
+        run = [sys.executable, "-m", "ebbtide.cli", "run", *map(str, words)]
+        command = ["bash", "-c", f'"$@" {where}; code=$?; wait; exit $code', "bash", *run]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stdout) == (status, ""), (words, done.stderr)

@@ -144,21 +144,32 @@ def test_auto_with_a_cpu_torch_says_so_once(run_python):
 
 
 @pytest.mark.sim_only
-@pytest.mark.parametrize("where", ["/dev/full", "a pipe without a reader", "nowhere"])
+@pytest.mark.parametrize("where", ["/dev/full", "a pipe without a reader", "nowhere", "an object", "default SIGPIPE"])
 def test_a_line_that_stderr_does_not_take_fails_no_region(run_python, where):
     """Nor the process as it ends, by what is left in the buffer of stderr."""
     result = run_python(
         f"""
-        import os, sys
+        import os, signal, sys
         import torch
         torch.version.cuda = None
         where = {where!r}
+        if where == "default SIGPIPE":
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        if where == "an object":
+            class Stream:
+                def write(self, text):
+                    raise RuntimeError("not now")
+
+                def flush(self):
+                    pass
+
+            sys.stderr = Stream()
         if where == "nowhere":
             os.close(2)
             sys.stderr = sys.__stderr__ = None
         elif where == "/dev/full":
             os.dup2(os.open(where, os.O_WRONLY), 2)
-        else:
+        elif where != "an object":
             ends = os.pipe()
             os.close(ends[0])
             os.dup2(ends[1], 2)

@@ -1,9 +1,12 @@
 """The `ebbtide` command. A file a command; the docstring of each is its help."""
 
 import contextlib
+import errno
 import os
 import sys
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
 
 import click
 
@@ -14,6 +17,7 @@ from ebbtide.cli.demo import demo
 from ebbtide.cli.doctor import doctor
 from ebbtide.cli.run import run
 from ebbtide.errors import Error
+from ebbtide.stderr import say
 
 
 def _show_version(context: click.Context, _parameter: click.Parameter, is_asked: bool) -> None:
@@ -31,17 +35,52 @@ class _Group(click.Group):
         except Error as error:
             raise click.ClickException(str(error)) from error
 
-    def main(self, *arguments: Any, **options: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        def work() -> Any:
+            return super(_Group, self).main(args, prog_name, complete_var, standalone_mode=False, **extra)
+
+        if not standalone_mode:
+            return work()
+        if sys.stderr is None:  # closed: click would write to stdout
+            sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 # as long as the process
         try:
-            return super().main(*arguments, **options)
-        except OSError as error:
-            if error.filename is not None or sys.stdout is None:  # another file than our output
-                raise
-            # What could not be written would be tried again, and fail again, as the process ends.
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            click.ClickException(f"the output can't be written: {error.strerror}").show()
+            status = work()
+        except click.ClickException as refusal:
+            _show(refusal)
+            sys.exit(refusal.exit_code)
+        except click.Abort:
+            _show(click.ClickException("aborted"))
             sys.exit(1)
+        except OSError as error:
+            if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
+                raise
+            _silence(sys.stdout)
+            say(f"the output can't be written: {error.strerror}")
+            sys.exit(1)
+        sys.exit(status if isinstance(status, int) else 0)  # of an option that ends the command
+
+
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+def _show(refusal: click.ClickException) -> None:
+    try:
+        refusal.show()
+    except OSError:  # the status says it
+        _silence(sys.stderr)
+
+
+def _silence(stream: TextIO | None) -> None:
+    """What could not be written would be tried again, and fail again, as the process ends."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # type: ignore[union-attr]
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)

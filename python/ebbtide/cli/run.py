@@ -177,6 +177,7 @@ def _become(program: Path, command: tuple[str, ...], added: dict[str, str], envi
     try:
         os.execve(program, command, environment | added)
     except OSError as error:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # this process goes on, to say so
         reason = os.strerror(error.errno or 0)
         if error.errno == errno.ENOEXEC:
             reason = "it is neither a program for this machine nor a script that begins with #!"

@@ -45,8 +45,12 @@ def _enable() -> None:
     try:
         from ebbtide.lms.program import enable_in_program
     except ImportError as error:
-        print(f"ebbtide: no large model support for {sys.executable}, so it ends: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(1) from None
+        try:  # what `say` would, of a package that is not there
+            if sys.stderr is not None:
+                text = f"ebbtide: no large model support for {sys.executable}, so it ends: {error}"
+                print(text, file=sys.stderr, flush=True)
+        finally:
+            raise SystemExit(1) from None
     enable_in_program()
 
 
