@@ -195,14 +195,33 @@ def choose_for_tensors() -> Driver:
         return _chosen
     with _lock:
         if _chosen is None:
-            outcome = _choose()
+            outcome = decide_here()
+            if outcome.driver is None:
+                raise StateError(outcome.line)
             _chosen = outcome.driver
             if outcome.line and not is_simulated_run(os.environ):  # who asks for it there need not be told
                 say(outcome.line)
-        return cast("Driver", _chosen)
+        return _chosen
 
 
-def use_simulated_device(setting: Setting) -> None:
+def decide_here() -> Outcome:
+    """The decision for regions in this process, which fixes the core's device. Imports torch unless off.
+
+    Raises:
+        ValueError: EBBTIDE_DRIVER has an unknown value.
+    """
+    setting = parse_setting(os.environ.get(VARIABLE))
+    if setting == "off":
+        return Outcome("off")
+    torch_kind = installed_torch_kind()
+    problem = find_driver_problem() if needs_probe(setting, torch_kind, on_tensors=True) else None
+    outcome = decide(setting, torch_kind, problem)
+    if outcome.driver == "sim":
+        _use_simulated_device(setting)
+    return outcome
+
+
+def _use_simulated_device(setting: Setting) -> None:
     """Makes it the core's device. In a simulated run it is the CUDA driver, before which the preload library stands."""
     from ebbtide import _core
 
@@ -217,17 +236,3 @@ def _is_driver_simulated() -> bool:
         return hasattr(ctypes.CDLL("libcuda.so.1"), "ebbtide_sim_reset")
     except OSError:
         return False
-
-
-def _choose() -> Outcome:
-    setting = parse_setting(os.environ.get(VARIABLE))
-    if setting == "off":
-        return Outcome("off")
-    torch_kind = installed_torch_kind()
-    problem = find_driver_problem() if needs_probe(setting, torch_kind, on_tensors=True) else None
-    outcome = decide(setting, torch_kind, problem)
-    if outcome.driver is None:
-        raise StateError(outcome.line)
-    if outcome.driver == "sim":
-        use_simulated_device(setting)
-    return outcome

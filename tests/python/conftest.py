@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,28 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
             timeout=timeout,
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture
+def run_variables(tmp_path: Path) -> dict[str, str]:
+    """This process's environment without ebbtide's settings, and with a folder for ledgers of the test's own."""
+    (tmp_path / "runtime").mkdir()
+    ours = ("EBBTIDE_", "LD_PRELOAD", "LD_LIBRARY_PATH")
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return {**plain, "XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
+
+
+@pytest.fixture
+def ebbtide_run(run_variables: dict[str, str]) -> Callable[..., tuple[int, str, str]]:
+    """`ebbtide run ARGUMENTS`: status, stdout, stderr. Keywords are variables; None unsets one."""
+
+    def run(*arguments: object, **environment: str | None) -> tuple[int, str, str]:
+        everything = {name: value for name, value in {**run_variables, **environment}.items() if value is not None}
+        command = [sys.executable, "-m", "ebbtide.cli", "run", *map(str, arguments)]
+        done = subprocess.run(command, env=everything, capture_output=True, text=True, timeout=120, check=False)
+        return done.returncode, done.stdout, done.stderr
 
     return run
 

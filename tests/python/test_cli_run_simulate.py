@@ -18,25 +18,8 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def variables(tmp_path):
-    """This process's environment without ebbtide's settings, and with a folder for ledgers of the test's own."""
-    (tmp_path / "runtime").mkdir()
-    ours = ("EBBTIDE_", "LD_PRELOAD", "LD_LIBRARY_PATH")
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return {**plain, "XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
-
-
-@pytest.fixture
-def run(variables):
-    """`ebbtide run ARGUMENTS`: status, stdout, stderr. Keywords are variables; None unsets one."""
-
-    def run(*arguments, **environment):
-        everything = {name: value for name, value in {**variables, **environment}.items() if value is not None}
-        command = [sys.executable, "-m", "ebbtide.cli", "run", *map(str, arguments)]
-        done = subprocess.run(command, env=everything, capture_output=True, text=True, timeout=120, check=False)
-        return done.returncode, done.stdout, done.stderr
-
-    return run
+def run(ebbtide_run):
+    return ebbtide_run
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def _look_at_driver() -> tuple[driver_choice.Outcome, list[Finding]]:
     """Which driver regions would use, as the first region decides it."""
     findings = [_kernel_driver()]
     try:
-        outcome = _decide()
+        outcome = driver_choice.decide_here()
     except ValueError:  # of EBBTIDE_DRIVER, among the settings
         return driver_choice.Outcome(None), findings
     except (ImportError, OSError) as error:
@@ -133,18 +133,6 @@ def _look_at_driver() -> tuple[driver_choice.Outcome, list[Finding]]:
     else:
         findings.append(Finding("driver", "choice", outcome.line or outcome.driver))
     return outcome, findings
-
-
-def _decide() -> driver_choice.Outcome:
-    setting = driver_choice.parse_setting(os.environ.get(driver_choice.VARIABLE))
-    if setting == "off":
-        return driver_choice.Outcome("off")
-    kind = driver_choice.installed_torch_kind()
-    is_asked = driver_choice.needs_probe(setting, kind, on_tensors=True)
-    outcome = driver_choice.decide(setting, kind, driver_choice.find_driver_problem() if is_asked else None)
-    if outcome.driver == "sim":
-        driver_choice.use_simulated_device(setting)
-    return outcome
 
 
 def _kernel_driver() -> Finding:
