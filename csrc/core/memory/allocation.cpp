@@ -47,6 +47,22 @@ Amounts& Amounts::operator-=(const Amounts& other) {
   return *this;
 }
 
+namespace {
+
+// Of the blocks in this place whose backup has the flag.
+size_t bytes_of_blocks(const Allocation& allocation, Place place, bool StoredBlock::* flag) {
+  if (allocation.stored == nullptr) return 0;
+  size_t blocks = 0;
+  for (const Chunk& chunk : allocation.chunks) {
+    if (chunk.place.load(std::memory_order_acquire) != place) continue;
+    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)
+      blocks += allocation.stored->blocks[block].*flag ? 1 : 0;
+  }
+  return blocks * kernels::kBlockBytes;
+}
+
+}  // namespace
+
 Amounts Allocation::amounts() const {
   Amounts found;
   found.allocation_count = 1;
@@ -85,26 +101,10 @@ Amounts Allocation::amounts() const {
 
 // A demotion keeps the backup, for the time after the promotion.
 size_t Allocation::kept_beside_host_bytes() const {
-  if (stored == nullptr) return 0;
-  size_t blocks = 0;
-  for (const Chunk& chunk : chunks) {
-    if (!chunk.is_on_host()) continue;
-    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)
-      blocks += stored->blocks[block].is_touched ? 1 : 0;
-  }
-  return blocks * kernels::kBlockBytes;
+  return bytes_of_blocks(*this, Place::kHost, &StoredBlock::is_touched);
 }
 
-size_t Allocation::known_bytes() const {
-  if (stored == nullptr) return 0;
-  size_t blocks = 0;
-  for (const Chunk& chunk : chunks) {
-    if (!chunk.is_on_device()) continue;
-    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)
-      blocks += stored->blocks[block].has_digest ? 1 : 0;
-  }
-  return blocks * kernels::kBlockBytes;
-}
+size_t Allocation::known_bytes() const { return bytes_of_blocks(*this, Place::kDevice, &StoredBlock::has_digest); }
 
 size_t Allocation::device_bytes() const {
   size_t total = 0;
