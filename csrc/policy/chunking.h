@@ -33,7 +33,8 @@ inline constexpr uint64_t kSharedInSwapBytes = 128 * kMiB;
 // The most behind one handle of what comes back, where limit_bytes are allowed. The bus stands still until the first
 // handle is mapped, and once more until the last one is released, so an eighth of what is copied is the most, and what
 // a swap shares the least: with 128 MiB in place of one handle, 512 MiB leave in 0.96 and return in 0.92 of the time
-// (H100, medians of 21). Where less than an eighth is copied, calls count for more, of which there had better be few.
+// (H100, medians of 21, no result file). Where less than an eighth is copied, calls count for more, of which there had
+// better be few.
 uint64_t most_shared_bytes(uint64_t copied_bytes, uint64_t total_bytes, uint64_t limit_bytes);
 
 struct Extent {
