@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "torch/lms/cuda_side.h"
+#include "torch/lms/custom_functions.h"
 #include "torch/lms/device_side.h"
 #include "torch/lms/gradient_homes.h"
 #include "torch/lms/ledger.h"
@@ -280,6 +281,7 @@ PYBIND11_MODULE(_lms, module) {
   module.def(
       "follow_saved_tensors", [module] { return follow_saved_tensors(module.attr("unpack").ptr()); },
       "False if this process does not allow it.");
+  module.def("read_saved_tensors", &read_saved_tensors, py::arg("getter"), py::arg("context"));
   module.def("set_rules", &set_rules, py::arg("is_on"), py::arg("min_bytes"), py::arg("evicts_at_once"));
   module.def("statistics", &statistics);
   module.def("reset_statistics", [] {

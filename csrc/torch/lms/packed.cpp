@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <cstring>
 #include <sstream>
@@ -54,6 +56,14 @@ at::Tensor without_node(const at::Tensor& tensor) {
   return tensor.tensor_data();  // with the same version counter
 }
 
+// Whether Python, where it saves this, has set some, which backward may read from the tensor that it gets. A built-in
+// function saves without the GIL, and reads none.
+bool has_attributes(const at::Tensor& tensor) {
+  if (PyGILState_Check() == 0 || !tensor.is_leaf()) return false;
+  const auto object = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(tensor));
+  return pybind11::len(object.attr("__dict__")) > 0;
+}
+
 std::string describe_change(c10::ScalarType type, c10::IntArrayRef sizes, uint32_t version, uint32_t expected) {
   std::ostringstream text;
   text << "one of the variables needed for gradient computation has been modified by an inplace operation: [torch."
@@ -77,11 +87,12 @@ Rules& rules() {
 }
 
 Packed::Packed(const at::Tensor& tensor) : has_version_(tensor.defined() && !tensor.is_inference()) {
+  if (tensor.defined()) original_.emplace(tensor.getIntrusivePtr());
   if (has_version_) {
     version_ = tensor.unsafeGetTensorImpl()->version_counter();
     saved_version_ = version_.current_version();
   }
-  if (!tensor.defined() || !may_leave(tensor)) {
+  if (!tensor.defined() || !may_leave(tensor) || has_attributes(tensor)) {
     kept_ = without_node(tensor);
     is_weight_ = tensor.defined() && rules().is_on.load(std::memory_order_relaxed) && is_large(tensor) &&
                  Weights::instance().is_weight(tensor.storage());
@@ -91,18 +102,22 @@ Packed::Packed(const at::Tensor& tensor) : has_version_(tensor.defined() && !ten
   saved_ = Ledger::instance().save(tensor.storage());
 }
 
+at::Tensor Packed::original() const { return original_ ? at::Tensor(original_->lock()) : at::Tensor(); }
+
 at::Tensor Packed::unpack() const {
   if (has_version_ && version_.current_version() != saved_version_) {
     throw std::runtime_error(describe_change(view_ ? view_->type.toScalarType() : kept_.scalar_type(),
                                              view_ ? c10::IntArrayRef(view_->sizes) : kept_.sizes(),
                                              version_.current_version(), saved_version_));
   }
+  const at::Tensor alive = original();
   if (saved_ == nullptr) {
     if (is_weight_) Weights::instance().use_in_backward(kept_.storage().data());
-    return kept_;
+    return alive.defined() ? alive : kept_;
   }
-  at::Tensor tensor =
-      at::detail::make_tensor<c10::TensorImpl>(Ledger::instance().bring_back(*saved_), view_->keys, view_->type);
+  c10::Storage storage = Ledger::instance().bring_back(*saved_);
+  if (alive.defined()) return alive;
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), view_->keys, view_->type);
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(view_->sizes, view_->strides, view_->offset);
   tensor.unsafeGetTensorImpl()->set_version_counter(version_);  // a change of this tensor is one of the saved tensor
   return tensor;

@@ -1,8 +1,14 @@
 // What autograd keeps instead of a tensor that it saves for backward.
+//
+// While the tensor lives, unpacking gives that very tensor: torch and programs decide by its identity, its reference
+// count and its attributes. What LMS does not move it keeps alive, but for a tensor with a node: it may be the node's own
+// output, which would keep itself. One that has attributes in Python does not move either.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
 #include <cstdint>
@@ -26,11 +32,15 @@ Rules& rules();
 // Whether it is a view of bytes on a device of that kind, and no fewer than the rules say.
 bool is_large(const at::Tensor& tensor);
 
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
 class Packed {
  public:
   explicit Packed(const at::Tensor& tensor);
   // Throws std::runtime_error, in torch's words, if the tensor was changed in place since, and what bring_back throws.
   at::Tensor unpack() const;
+  // The tensor that was saved; undefined if it is gone.
+  at::Tensor original() const;
   bool can_leave() const { return saved_ != nullptr; }
   bool may_wait() const { return can_leave() || is_weight_; }  // to be unpacked
 
@@ -44,6 +54,7 @@ class Packed {
   };
 
   at::Tensor kept_;  // a tensor that stays; undefined for the others
+  std::optional<WeakTensor> original_;
   std::shared_ptr<SavedStorage> saved_;
   std::optional<View> view_;
   c10::VariableVersion version_;

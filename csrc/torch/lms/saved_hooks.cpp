@@ -13,6 +13,7 @@
 #include <optional>
 #include <utility>
 
+#include "torch/lms/custom_functions.h"
 #include "torch/lms/gil.h"
 #include "torch/lms/packed.h"
 #include "torch/lms/virtual_entry.h"
@@ -43,6 +44,7 @@ class SavedHooks final : public Hooks {
   }
 
   at::Tensor call_unpack_hook() override {
+    note_unpacked(*packed_);
     if (!packed_->may_wait()) return packed_->unpack();
     const GilReleased without_gil;  // a copy, and perhaps another thread's
     return packed_->unpack();

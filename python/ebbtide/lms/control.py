@@ -6,7 +6,7 @@ from typing import Any
 
 from ebbtide import _core, driver_choice, logs, settings, torch_extension
 from ebbtide.errors import OutOfMemoryError, StateError
-from ebbtide.lms import optimizer_states, weights
+from ebbtide.lms import custom_functions, optimizer_states, weights
 from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
 from ebbtide.lms.streaming import counting
 from ebbtide.locks import make_lock
@@ -147,6 +147,7 @@ def _turn_on() -> None:
             "LMS can't be enabled: the system does not let a process change torch's table of autograd's functions "
             "(mprotect); allow it for this program"
         )
+    custom_functions.follow(extension)
     _now.device = device  # noted first: `disable` ends what an interrupt leaves
     device.attach(extension)
     extension.reset_statistics()
