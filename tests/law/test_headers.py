@@ -59,3 +59,18 @@ def test_no_source_uses_a_name_in_vain(root: Path) -> None:
 
 def test_a_planted_name_in_vain_is_found() -> None:
     assert find_unused_names("using a::b::Used;\nusing a::Vain;\nUsed used;\n") == ["Vain"]
+
+
+STREAM = re.compile(r"^#include <(?:(?:[io]|io)?[fs]?stream|iomanip)>", re.MULTILINE)
+
+
+def test_no_source_of_the_torch_extension_uses_streams(root: Path) -> None:
+    """Some compilers link their own C++ library into it. Its streams look into the program's locale then, and crash."""
+    sources = sorted(path for path in (root / "csrc" / "torch").rglob("*") if path.suffix in (".cpp", ".h"))
+    assert len(sources) > 20
+    assert [str(path) for path in sources if STREAM.search(path.read_text())] == []
+
+
+@pytest.mark.parametrize("name", ["sstream", "iostream", "ostream", "fstream", "iomanip"])
+def test_a_planted_stream_is_found(name: str) -> None:
+    assert STREAM.search(f"#include <string>\n#include <{name}>\n")

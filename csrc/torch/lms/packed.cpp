@@ -6,8 +6,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cstring>
-#include <sstream>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "api/ebbtide.h"
@@ -65,14 +65,13 @@ bool has_attributes(const at::Tensor& tensor) {
 }
 
 std::string describe_change(c10::ScalarType type, c10::IntArrayRef sizes, uint32_t version, uint32_t expected) {
-  std::ostringstream text;
-  text << "one of the variables needed for gradient computation has been modified by an inplace operation: [torch."
-       << c10::toString(type) << "Tensor [";
-  for (size_t index = 0; index < sizes.size(); ++index) text << (index == 0 ? "" : ", ") << sizes[index];
-  text << "]] is at version " << version << "; expected version " << expected
-       << " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
-          "torch.autograd.set_detect_anomaly(True).";
-  return text.str();
+  std::string shape;
+  for (const int64_t size : sizes) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
+  return "one of the variables needed for gradient computation has been modified by an inplace operation: [torch." +
+         std::string(c10::toString(type)) + "Tensor [" + shape + "]] is at version " + std::to_string(version) +
+         "; expected version " + std::to_string(expected) +
+         " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+         "torch.autograd.set_detect_anomaly(True).";
 }
 
 }  // namespace
