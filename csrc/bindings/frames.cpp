@@ -304,8 +304,7 @@ FramePointer FrameStack::of_another_task(const Frame& frame) const {
 
 void FrameStack::push(const FramePointer& frame) {
   FirstError error;
-  // An outermost frame takes over nothing.
-  if (const FramePointer other = frame->is_outermost ? nullptr : of_another_task(*frame)) {
+  if (const FramePointer other = of_another_task(*frame)) {
     const std::string message = "another task of this thread is inside " + other->name() +
                                 " and awaits there. Tasks share their thread, so " + frame->name() +
                                 " would take over what that task allocates: don't await inside a region";
@@ -316,7 +315,7 @@ void FrameStack::push(const FramePointer& frame) {
     frame->close(error);
     raise_state_error(frame->refusal_beside);
   }
-  frames_.insert(frame->is_outermost ? frames_.begin() : frames_.end(), frame);
+  frames_.push_back(frame);
   frame->stack = weak_from_this();
   show(error, true);
   if (!error.is_any()) return apply_policy(frame);

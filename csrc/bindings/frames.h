@@ -111,8 +111,7 @@ class Frame : public Holding {
   uint64_t task = 0;
   bool takes_all_threads = false;
   bool hides_outer = false;
-  bool beats_all = false;     // in torch it takes precedence over a pool that is open for all threads
-  bool is_outermost = false;  // it goes below the frames that the thread has open
+  bool beats_all = false;  // in torch it takes precedence over a pool that is open for all threads
   // What the thread's own allocations get in a preloaded program, besides the pools: UNSET is as outside. OFF keeps the
   // tag and backup from outside.
   ebbtide_thread_policy policy = EBBTIDE_THREAD_POLICY_INIT;
@@ -152,7 +151,7 @@ class FrameStack : public std::enable_shared_from_this<FrameStack> {
   static std::vector<unsigned long> others_in_regions();
   static bool is_open_elsewhere(PyObject* owner);
 
-  // Makes frame the innermost one, or the outermost. On failure the frame is closed, and everything else is as before.
+  // Makes frame the innermost one. On failure the frame is closed, and everything else is as before.
   void push(const FramePointer& frame);
   // Closes frame, which need not be the innermost one, since generators end at any time. Another thread (a finalizer)
   // may call it too. It can't open a pool for this thread alone: an outer frame that is not open by then stays so until

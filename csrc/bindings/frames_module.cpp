@@ -61,7 +61,6 @@ void register_frames(py::module_& module) {
       .def_readwrite("takes_all_threads", &Frame::takes_all_threads)
       .def_readwrite("hides_outer", &Frame::hides_outer)
       .def_readwrite("beats_all", &Frame::beats_all)
-      .def_readwrite("is_outermost", &Frame::is_outermost)
       .def_readwrite("refusal_beside", &Frame::refusal_beside)
       .def_readonly("is_closed", &Frame::is_closed)
       .def_property_readonly("is_active", &Frame::is_active)

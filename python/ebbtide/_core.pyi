@@ -148,7 +148,6 @@ class Frame(Holding):
     takes_all_threads: bool
     hides_outer: bool
     beats_all: bool
-    is_outermost: bool
     refusal_beside: str
     @property
     def is_closed(self) -> bool: ...

@@ -177,27 +177,26 @@ def test_it_can_be_enabled_by_a_task_that_is_inside_a_region(lms, saver):
     assert _core.find(torch.empty(MIB).data_ptr()).tag == "lms"
 
 
-def test_what_a_thread_takes_itself_follows_regions_that_were_open_before(lms, saver):
+def test_what_a_thread_takes_itself_is_not_changed(lms, saver):
     """In a preloaded program: see test_saver_thread_policy.py."""
-
-    def policy():
-        return _core.thread_policy()[:2]
-
-    outside = policy()
+    outside = _core.thread_policy()[:2]
     with saver.region("weights"):
+        inside = _core.thread_policy()[:2]
         lms.enable(limit="1GiB")
-        assert policy() == (_core.TAGGING_ON, "weights")
-        with saver.disabled():
-            assert policy() == (_core.TAGGING_OFF, "weights")
-    assert policy() == (_core.TAGGING_ON, "lms")
+        assert inside == _core.thread_policy()[:2] == (_core.TAGGING_ON, "weights")
+    assert _core.thread_policy()[:2] == outside
     lms.disable()
-    assert policy() == outside
-    with saver.disabled():
-        lms.enable(limit="1GiB")
-        assert policy() == (_core.TAGGING_OFF, "lms")
-        lms.disable()
-        assert policy() == (_core.TAGGING_OFF, outside[1])
-    assert policy() == outside
+    assert _core.thread_policy()[:2] == outside
+
+
+@pytest.mark.parametrize("size", [1, 16, 1 << 20])
+def test_a_number_that_can_only_be_meant_in_another_unit_is_refused(lms, size):
+    for use in (lms.enable, lambda limit: setattr(lms, "limit", limit)):
+        with pytest.raises(ValueError, match=rf"limit={size} is {size} bytes: give a unit, such as limit='{size}GiB'"):
+            use(limit=size)
+    assert not lms.enabled and lms.limit is None
+    with lms.enable(limit=0):
+        pass
 
 
 def test_a_handler_that_fails_does_not_leave_it_on_unseen(lms, capsys):

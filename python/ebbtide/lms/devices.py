@@ -75,8 +75,8 @@ class SimulatedDevice:
         self._frame = _core.Frame()  # noted first, so that an interrupt leaves nothing that `detach` does not end
         policy = entry.RegionPolicy(TAG, backup_code("ram"), False)
         entry.prepare_region(self._frame, policy, takes_all_threads=True, holder=_HOLDER)
-        self._frame.is_outermost = True  # a region that is open keeps what is made in it
-        self._frame.push()
+        self._frame.activate()  # of no thread: the one that enables LMS may end
+        _core.reenter()  # a region that is open keeps what is made in it
         open_pools = [pool for pool in registry.pools(TAG) if pool.is_leased]
         allocator.set_pool_apart(open_pools[0].handle)
         extension.set_hooks(*allocator.lms_functions())
