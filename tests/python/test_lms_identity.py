@@ -43,7 +43,7 @@ class ReturnsSaved(torch.autograd.Function):
 class Reads(torch.autograd.Function):
     """Records what backward gets for the tensors that forward saved."""
 
-    got: list = []
+    got = ()
 
     @staticmethod
     def forward(ctx, x, *saved):

@@ -25,7 +25,7 @@ uint64_t reclaim(uint64_t wanted_bytes) {
 }
 
 std::string explain_reclaim() {
-  std::array<char, 512> text{};
+  std::array<char, 1024> text{};
   const auto function = explain.load();
   if (function == nullptr) return "";
   function(text.data(), text.size());

@@ -84,15 +84,15 @@ std::string out_of_memory_message(const Pool& pool, uint64_t request_bytes) {
   if (ebbtide_query_device(kDevice, &info, nullptr) == EBBTIDE_OK)
     message += "; " + format_size(info.free_bytes) + " of " + format_size(info.total_bytes) +
                " are free, and ebbtide holds " + format_size(info.held_bytes);
-  if (const std::string reason = explain_reclaim(); !reason.empty())
-    message += "; saved tensors could not leave it: " + reason;
+  if (const std::string reason = explain_reclaim(); !reason.empty()) message += "; " + reason;
   if (refusal.status == EBBTIDE_OK) return message + ". Pause or free what is not needed now.";
   message += std::string(". ") + refusal.message + ".";
   if (refusal.cause == EBBTIDE_CAUSE_DEVICE) message += " EBBTIDE_SIM_CAPACITY gives the simulator more.";
   // The refusal is neutral, and who reads this uses Python. The core offers overflow where it is off.
   std::string advice;
   if (refusal.cause == EBBTIDE_CAUSE_DEVICE_LIMIT) advice = "saver.configure(device_limit=...)";
-  if (refusal.cause == EBBTIDE_CAUSE_LMS_LIMIT) advice = "ebbtide.lms.limit = ...";
+  if (refusal.cause == EBBTIDE_CAUSE_LMS_LIMIT)
+    advice = "ebbtide.lms.limit = ...; for a checkpoint, torch.load(..., map_location=\"cpu\", mmap=True)";
   if (refusal.cause == EBBTIDE_CAUSE_DEVICE_MARGIN)
     advice = "saver.configure(device_margin=...), torch_memory_saver.memory_margin_bytes";
   if (std::strstr(refusal.message, "(overflow: split)") != nullptr)

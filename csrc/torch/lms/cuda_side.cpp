@@ -10,6 +10,7 @@
 #include <atomic>
 #include <exception>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "api/ebbtide.h"
@@ -27,6 +28,7 @@ std::array<std::atomic<uint64_t>, kMostDevices> limits{}, away{};
 std::atomic<decltype(CudaHooks::reclaim)> reclaim_hook{nullptr};
 std::atomic<decltype(CudaHooks::make_fit)> fit_hook{nullptr};
 std::atomic<decltype(CudaHooks::balance)> balance_hook{nullptr};
+std::atomic<decltype(CudaHooks::explain)> explain_hook{nullptr};
 
 const c10::impl::DeviceGuardImplInterface& guard_impl() { return *c10::impl::getDeviceGuardImpl(kCuda); }
 
@@ -158,10 +160,15 @@ c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
   for (bool is_first = true;; is_first = false) {
     try {
       return former.load()(self, size_bytes);
-    } catch (const c10::OutOfMemoryError&) {
+    } catch (c10::OutOfMemoryError& error) {
       if (has_found_room(size_bytes, is_first)) continue;
       // LMS was switched off meanwhile, and its limit lifted before.
-      if (!could_reclaim || reclaim_hook.load() != nullptr) throw;
+      if (!could_reclaim || reclaim_hook.load() != nullptr) {
+        const auto explain = explain_hook.load();
+        if (std::string reason = explain == nullptr ? "" : explain(); !reason.empty())
+          error.add_context("ebbtide.lms: " + std::move(reason));
+        throw;
+      }
       could_reclaim = false;
     }
   }
@@ -181,6 +188,7 @@ void follow_cuda_allocations(const CudaHooks& hooks) {
   fit_hook.store(hooks.make_fit);
   add_memory_callback(&has_made_fit);  // without it, torch waits for the device more often
   balance_hook.store(hooks.balance);
+  explain_hook.store(hooks.explain);
   if (entry.get() == &allocate_or_reclaim) return;
   former.store(entry.get());
   if (!entry.set(&allocate_or_reclaim))
@@ -192,6 +200,7 @@ void leave_cuda_allocations() {
   reclaim_hook.store(nullptr);
   fit_hook.store(nullptr);
   balance_hook.store(nullptr);
+  explain_hook.store(nullptr);
 }
 
 void set_cuda_limit(int device, uint64_t limit_bytes) { limits.at(static_cast<size_t>(device)).store(limit_bytes); }

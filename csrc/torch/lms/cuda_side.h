@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <string>
 
 #include "torch/lms/device_side.h"
 #include "torch/lms/ledger.h"
@@ -18,6 +19,8 @@ struct CudaHooks {
   Ledger::Fit (*make_fit)(c10::Device device, uint64_t wanted_bytes) noexcept;
   // Fits the limits of torch and of ebbtide to what has moved. Whether torch may hold more than before.
   bool (*balance)() noexcept;
+  // Why nothing more could leave; "" where that is unknown.
+  std::string (*explain)();
 };
 // From now on an allocation that does not fit is tried again as long as the hooks find room for it. Throws
 // std::runtime_error where torch's allocator can't be followed; nothing has changed then.

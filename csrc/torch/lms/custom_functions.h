@@ -14,8 +14,9 @@ class Packed;
 // Each Packed that this thread unpacks for a node is told of here.
 void note_unpacked(const Packed& packed);
 
-// What torch's own getter returns, with each tensor replaced by the one that was saved, if that lives. Where it does not
-// and the graph is kept, gradients that are such tensors are copied when the node is done: the graph still needs them.
+// What torch's own getter returns, with each tensor replaced by the one that was saved, if that lives. Where it does
+// not and the graph is kept, gradients that are such tensors are copied when the node is done: the graph still needs
+// them.
 pybind11::object read_saved_tensors(const pybind11::object& getter, const pybind11::object& context);
 
 }  // namespace ebbtide::lms

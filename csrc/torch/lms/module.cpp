@@ -3,9 +3,11 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -65,11 +67,39 @@ bool balance() noexcept {
   return false;
 }
 
-void explain(char* text, size_t capacity) {
+// Of optimizer states and weights that can't leave, which Python finds.
+class Outside {
+ public:
+  void note(std::string text) {
+    const std::lock_guard lock(mutex_);
+    text_ = std::move(text);
+  }
+  std::string text() {
+    const std::lock_guard lock(mutex_);
+    return text_;
+  }
+  static Outside& instance() {
+    static Outside& only = *new Outside();
+    return only;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::string text_;
+};
+
+// Why an allocation found no room; "" where LMS has nothing to say.
+std::string explain() {
   std::string problem = Ledger::instance().problem();
   if (problem.empty()) problem = OptimizerStates::instance().problem();
   if (problem.empty()) problem = Weights::instance().problem();
-  std::strncpy(text, problem.c_str(), capacity - 1);
+  if (!problem.empty()) problem.insert(0, "saved tensors could not leave it: ");
+  const std::string outside = Outside::instance().text();
+  return problem + (problem.empty() || outside.empty() ? "" : "; ") + outside;
+}
+
+void explain_in(char* text, size_t capacity) {
+  std::strncpy(text, explain().c_str(), capacity - 1);
   text[capacity - 1] = '\0';
 }
 
@@ -222,7 +252,20 @@ void add_weights(py::module_& module) {
       py::arg("user"), "Whether no module of this thread uses weights any more.");
   module.def(
       "module_depth", [=] { return weights().module_depth(); }, "How many uses by modules are open in this thread.");
-  module.def("end_module_uses", [=] { weights().end_module_uses(); });
+  module.def("end_module_uses", [=] { weights().end_module_uses(std::this_thread::get_id()); });
+  // Python's number of a thread is its pthread_t, as that of std::thread::id is.
+  module.def("newest_module_uses", [=] {
+    py::dict newest;
+    for (const auto& [thread, use] : weights().newest_module_uses())
+      newest[py::int_(std::bit_cast<uint64_t>(thread))] = use;
+    return newest;
+  });
+  module.def(
+      "end_interrupted_uses",
+      [=](uint64_t thread, uint64_t newest) {
+        weights().end_module_uses(std::bit_cast<std::thread::id>(thread), newest);
+      },
+      py::arg("thread"), py::arg("newest"));
   module.def("begin_write_watch", &begin_write_watch);
   module.def("end_write_watch", &end_write_watch);
   module.def("take_written_weights", &take_written_weights,
@@ -284,6 +327,9 @@ PYBIND11_MODULE(_lms, module) {
   module.def("read_saved_tensors", &read_saved_tensors, py::arg("getter"), py::arg("context"));
   module.def("set_rules", &set_rules, py::arg("is_on"), py::arg("min_bytes"), py::arg("evicts_at_once"));
   module.def("statistics", &statistics);
+  module.def(
+      "note_outside", [](std::string text) { Outside::instance().note(std::move(text)); }, py::arg("text"),
+      "A sentence on states and weights that can't leave, for errors; \"\": none.");
   module.def("reset_statistics", [] {
     Ledger::instance().reset_statistics();
     OptimizerStates::instance().reset_statistics();
@@ -318,7 +364,7 @@ PYBIND11_MODULE(_lms, module) {
       "follow_cuda",
       [](py::object function) {
         balance_function() = std::move(function);
-        follow_cuda_allocations({&reclaim_on_gpu, &make_fit, &balance});
+        follow_cuda_allocations({&reclaim_on_gpu, &make_fit, &balance, &explain});
         rules().device_type.store(c10::DeviceType::CUDA);
       },
       py::arg("balance"),
@@ -332,6 +378,6 @@ PYBIND11_MODULE(_lms, module) {
   module.def("set_cuda_away", &set_cuda_away, py::arg("device"), py::arg("away_bytes"));
   module.def(
       "reclaim_functions",
-      [] { return py::make_tuple(reinterpret_cast<uintptr_t>(&reclaim), reinterpret_cast<uintptr_t>(&explain)); },
+      [] { return py::make_tuple(reinterpret_cast<uintptr_t>(&reclaim), reinterpret_cast<uintptr_t>(&explain_in)); },
       "For `_torch.set_reclaim`.");
 }

@@ -1,8 +1,8 @@
 // What autograd keeps instead of a tensor that it saves for backward.
 //
 // While the tensor lives, unpacking gives that very tensor: torch and programs decide by its identity, its reference
-// count and its attributes. What LMS does not move it keeps alive, but for a tensor with a node: it may be the node's own
-// output, which would keep itself. One that has attributes in Python does not move either.
+// count and its attributes. What LMS does not move it keeps alive, but for a tensor with a node: it may be the node's
+// own output, which would keep itself. One that has attributes in Python does not move either.
 #pragma once
 
 #include <ATen/core/Tensor.h>

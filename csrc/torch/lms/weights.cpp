@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
 #include <new>
 #include <utility>
 
@@ -85,14 +86,31 @@ void Weights::allow_moves(bool are_allowed) {
   if (!are_allowed) ebbtide_trim_host_memory(nullptr);  // what was kept for weights that have not changed
 }
 
-// A thread may end after a backward that failed, and that nobody told of its end.
+// A thread may end inside a call that an interrupt ended.
 struct Weights::ThreadEnd {
   ~ThreadEnd() {
     Weights& weights = instance();
     const Lock lock = weights.gate_.lock();
     weights.uses_.erase(std::this_thread::get_id());
-    weights.in_backward_.erase(std::this_thread::get_id());
   }
+};
+
+// A thread's part in a backward. torch's graph task owns it, so it also ends where the backward fails.
+class Weights::Backward {
+ public:
+  explicit Backward(std::thread::id thread) : thread_(thread) {}
+  Backward(const Backward&) = delete;
+  Backward& operator=(const Backward&) = delete;
+  ~Backward() { end(); }
+  void end() noexcept {
+    Weights& weights = instance();
+    const Lock lock = weights.gate_.lock();
+    if (!std::exchange(has_ended_, true)) weights.in_backward_.erase(thread_);
+  }
+
+ private:
+  const std::thread::id thread_;
+  bool has_ended_ = false;
 };
 
 void Weights::watch_thread() { [[maybe_unused]] static thread_local const ThreadEnd end{}; }
@@ -111,11 +129,9 @@ void Weights::begin_use(const void* user, UseKind kind, const std::vector<const 
   const std::thread::id thread = std::this_thread::get_id();
   {
     Lock lock = gate_.lock();
-    // After a backward that failed, and that nobody told of its end.
-    if (torch::autograd::get_current_graph_task_id() == -1) in_backward_.erase(thread);
     gate_.wait_for_move(lock);
     watch_thread();
-    uses_[thread].push_back({user, kind, {}});
+    uses_[thread].push_back({user, kind, ++last_use_, {}});
   }
   try {
     const Units units = units_of(addresses);
@@ -124,7 +140,7 @@ void Weights::begin_use(const void* user, UseKind kind, const std::vector<const 
       if (kind != UseKind::kWrite) expects_backward_ = at::GradMode::is_enabled();
       auto& own = uses_[thread];
       // Another thread has switched moves off and on meanwhile, which ended all uses.
-      if (own.empty()) own.push_back({user, kind, {}});
+      if (own.empty()) own.push_back({user, kind, ++last_use_, {}});
       for (const auto& unit : units) own.back().units.push_back(unit.sequence);
       note_used(units);
     }
@@ -157,12 +173,22 @@ size_t Weights::module_depth() {
   return static_cast<size_t>(std::count_if(found->second.begin(), found->second.end(), is_by_module));
 }
 
-void Weights::end_module_uses() noexcept {
+std::vector<std::pair<std::thread::id, uint64_t>> Weights::newest_module_uses() {
+  std::vector<std::pair<std::thread::id, uint64_t>> newest;
   const Lock lock = gate_.lock();
-  const auto found = uses_.find(std::this_thread::get_id());
+  for (const auto& [thread, open] : uses_) {
+    const auto use = std::find_if(open.rbegin(), open.rend(), is_by_module);
+    if (thread != std::this_thread::get_id() && use != open.rend()) newest.emplace_back(thread, use->number);
+  }
+  return newest;
+}
+
+void Weights::end_module_uses(std::thread::id thread, uint64_t newest) noexcept {
+  const Lock lock = gate_.lock();
+  const auto found = uses_.find(thread);
   if (found == uses_.end()) return;
   auto& open = found->second;
-  open.erase(std::remove_if(open.begin(), open.end(), is_by_module), open.end());
+  std::erase_if(open, [&](const Use& use) { return is_by_module(use) && use.number <= newest; });
   if (open.empty()) uses_.erase(found);
 }
 
@@ -178,10 +204,8 @@ void Weights::use_in_backward(const void* address) {
     note_used(units);
   }
   if (is_first) {
-    torch::autograd::Engine::get_default_engine().queue_callback([this, thread] {
-      const Lock lock = gate_.lock();
-      in_backward_.erase(thread);
-    });
+    auto backward = std::make_shared<Backward>(thread);
+    torch::autograd::Engine::get_default_engine().queue_callback([backward] { backward->end(); });
   }
   bring(units);
 }

@@ -23,6 +23,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "policy/lms/use_order.h"
@@ -60,8 +61,10 @@ class Weights {
   bool end_use(const void* user, std::thread::id thread) noexcept;
   // How many uses by modules are open in this thread.
   size_t module_depth();
-  // Of calls that an interrupt ended.
-  void end_module_uses() noexcept;
+  // The newest use by a module in each other thread, by a number that grows.
+  std::vector<std::pair<std::thread::id, uint64_t>> newest_module_uses();
+  // Of calls that an interrupt ended: uses by modules up to that number.
+  void end_module_uses(std::thread::id thread, uint64_t newest = UINT64_MAX) noexcept;
   // Backward is about to read a weight. The rest is as in begin_use().
   void use_in_backward(const void* address);
   // Whether some of the memory that holds the weight at this address is on the host.
@@ -95,12 +98,14 @@ class Weights {
   struct Use {
     const void* user;
     UseKind kind;
+    uint64_t number;
     std::vector<uint64_t> units;
   };
   static bool is_by_module(const Use& use);
 
   Weights();
   struct ThreadEnd;
+  class Backward;
   void watch_thread();
   bool has_other_users() const;
   MoveGate::Turn take_turn();
@@ -115,6 +120,7 @@ class Weights {
   policy::UseOrder order_;
   std::atomic<bool> is_short_{false};
   bool expects_backward_ = false;
+  uint64_t last_use_ = 0;
   WeightStatistics statistics_;
 };
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ebbtide import _core, driver_choice, logs, settings, torch_extension
 from ebbtide.errors import OutOfMemoryError, StateError
-from ebbtide.lms import custom_functions, optimizer_states, weights
+from ebbtide.lms import custom_functions, optimizer_states, outside, weights
 from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
 from ebbtide.lms.streaming import counting
 from ebbtide.locks import make_lock
@@ -80,9 +80,9 @@ def enable(
         ebbtide.lms.enable(limit="1GiB")
 
     Args:
-        limit: the most device memory ("16GiB" or bytes) that torch and ebbtide may hold on each device, cached memory
-            included. None: all that a GPU gives; on the simulated device its memory less 512 MiB, or less a sixteenth
-            where that is less. 0: what is saved for backward leaves as soon as nothing else uses it.
+        limit: the most device memory ("16GiB", or bytes above 2**20) that torch and ebbtide may hold on each device,
+            cached memory included. None: all that a GPU gives; on the simulated device its memory less 512 MiB, or less
+            a sixteenth where that is less. 0: what is saved for backward leaves as soon as nothing else uses it.
         min_size: tensors with less storage ("1MiB" or bytes) stay on the device.
         host_limit: the most host memory that ebbtide may hold meanwhile, beside the host_limit of `saver.configure`:
             the lower one holds. None: that one alone.
@@ -97,7 +97,7 @@ def enable(
             LMS on, or a system that does not let a process change torch's tables.
         OutOfMemoryError: more is held than the limit allows, and cannot leave. Nothing is changed.
     """
-    wanted = None if limit is None else parse_size(limit, "limit")
+    wanted = parse_limit(limit)
     least = parse_size(min_size, "min_size")
     host = None if host_limit is None else parse_size(host_limit, "host_limit")
     if driver_choice.is_off():
@@ -123,6 +123,18 @@ def enable(
     if logs.is_enabled():
         logs.log(logging.INFO, "%s", _describe_limits("on" if was_off else "changed", wanted, least, host))
     return Enabled((wanted, least, host), before)
+
+
+def parse_limit(value: str | int | None) -> int | None:
+    """A limit in bytes.
+
+    Raises:
+        ValueError: a number of bytes that can only be meant in another unit.
+    """
+    limit = None if value is None else parse_size(value, "limit")
+    if isinstance(value, int) and 0 < value <= 1 << 20:
+        raise ValueError(f"limit={value} is {value} bytes: give a unit, such as limit='{value}GiB'")
+    return limit
 
 
 def _describe_limits(state: str, limit: int | None, min_size: int, host_limit: int | None) -> str:
@@ -196,6 +208,7 @@ def _turn_off() -> None:
     _now.device.detach(extension)
     optimizer_states.remove(extension)
     weights.remove(extension)
+    outside.forget(extension)
     _now.is_on = False
     _now.device = None
 
@@ -212,7 +225,7 @@ def limit() -> int | None:
 
 def set_limit(value: str | int | None) -> None:
     """Changes the limit, now or (if LMS is off) for the next `lms.enabled = True`."""
-    wanted = None if value is None else parse_size(value, "limit")
+    wanted = parse_limit(value)
     with _lock:
         if _now.is_on:
             _apply_device_limit(wanted)

@@ -5,14 +5,18 @@ To look at every state before every step would take too long. So one of them sta
 """
 
 import contextlib
+import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ebbtide import _core
 from ebbtide.errors import StateError
-from ebbtide.lms import devices
-from ebbtide.saver.adoption.adopt import adopt_quietly, storage_to_move
+from ebbtide.lms import devices, outside
+from ebbtide.saver.adoption.adopt import NOT_OWN, adopt_quietly, storage_to_move
 from ebbtide.saver.pools import backends
+from ebbtide.saver.regions.region import region
 from ebbtide.saver.tensors.walk import TensorWalk
 
 if TYPE_CHECKING:
@@ -24,8 +28,8 @@ _States: TypeAlias = list[dict[str, Any]]
 class _Seen:
     """Of one optimizer, when its states were adopted, or could not be."""
 
-    def __init__(self, count: int, states: "_States") -> None:
-        self._count = count
+    def __init__(self, count: int, states: "_States", may_change: bool) -> None:
+        self._count, self._may_change = count, may_change
         movable = next(_movable(states), None)
         self._find = _tensors if movable is None else _movable  # where nothing can move, any one stands for all
         self._address = None if movable is None else movable.data_ptr()
@@ -34,7 +38,7 @@ class _Seen:
 
     def holds(self, count: int, states: "_States") -> bool:
         """Whether they are still those."""
-        if count != self._count:
+        if count != self._count or self._may_change:
             return False
         first: Any = next(self._find(states), None)
         if first is None or self._first is None:
@@ -50,8 +54,10 @@ class LoadedStates:
         self._tag = tag
         self._seen: weakref.WeakKeyDictionary[Any, _Seen] = weakref.WeakKeyDictionary()
 
-    def adopt(self, optimizer: Any, device: devices.Device) -> None:
-        """What cannot move, or finds no room, stays, and is not tried again."""
+    def adopt(self, optimizer: Any, device: devices.Device, extension: Any) -> None:
+        """What cannot move, or finds no room, stays, and is not tried again. But memory that `torch.load` made on the
+        simulated device cannot move, and a copy takes its place once nothing else refers to it.
+        """
         import torch
 
         states = [state for state in optimizer.state.values() if isinstance(state, dict)]
@@ -59,12 +65,55 @@ class LoadedStates:
         seen = self._seen.get(optimizer)
         if not count or (seen is not None and seen.holds(count, states)):
             return
+        fixed = [(state, name) for state in states for name in state if _is_fixed(state[name], device)]
+        if alone := [(state, name) for state, name in fixed if _is_alone(state, name)]:
+            with contextlib.suppress(StateError, torch.OutOfMemoryError), region(self._tag, overflow="split"):
+                for state, name in alone:
+                    state[name] = state[name].clone()
         tensors = list(_movable(states))
         ordinary = list(filter(device.is_ordinary, tensors))
         if ordinary:
             with contextlib.suppress(StateError, torch.OutOfMemoryError), device.making():
                 adopt_quietly(ordinary, tag=self._tag)
-        self._seen[optimizer] = _Seen(count, states)
+        self._seen[optimizer] = _Seen(count, states, may_change=len(alone) < len(fixed))
+        outside.note(extension, outside.STATES, optimizer, self._outside(states))
+
+    def _outside(self, states: "_States") -> Counter[str]:
+        """How many bytes stay, by reason."""
+        sizes: Counter[str] = Counter()
+        for value in _tensors(states):
+            reason, storage = storage_to_move(value, _device_type())
+            if storage is None and reason != NOT_OWN:
+                continue
+            info = _core.find(value.data_ptr())
+            if info is None and _device_type() == "cpu":  # on the simulated device, memory of the host
+                continue
+            if info is None or info.tag == devices.TAG:
+                sizes[outside.NOT_OWN if reason else outside.NO_ROOM] += value.nbytes
+            elif info.tag != self._tag:
+                sizes[f"they have the tag {info.tag!r}"] += value.nbytes
+        return sizes
+
+
+def _device_type() -> str:
+    backend = backends.existing_backend()
+    assert backend is not None
+    return backend.device_type
+
+
+def _is_fixed(value: Any, device: devices.Device) -> bool:
+    import torch
+
+    is_fixed = type(value) is torch.Tensor and storage_to_move(value, _device_type())[0] == NOT_OWN
+    return is_fixed and device.is_ordinary(value)
+
+
+def _is_alone(state: dict[str, Any], name: str) -> bool:
+    import torch
+
+    storage = state[name].untyped_storage()
+    # The entry and the argument; the tensor and the object of the storage.
+    return sys.getrefcount(state[name]) == 2 and torch._C._storage_Use_Count(storage._cdata) == 2
 
 
 def _tensors(states: "_States") -> "Iterator[torch.Tensor]":
@@ -80,9 +129,7 @@ def _movable(states: "_States") -> "Iterator[torch.Tensor]":
     """
     import torch
 
-    backend = backends.existing_backend()
-    assert backend is not None
-    kind = backend.device_type
+    kind = _device_type()
     walk = TensorWalk("large model support", with_gradients=False)
     for value in _tensors(states):
         if value.device.type == kind and value.layout is torch.strided and not isinstance(value, torch.nn.Parameter):

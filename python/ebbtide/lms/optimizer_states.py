@@ -76,14 +76,14 @@ def install(extension: Any, device: devices.Device) -> None:
     """Moves states from now on. `extension` is the module `_lms`."""
     from torch.optim import Optimizer
 
-    with contextlib.suppress(StateError):  # a region of the tag is open
-        trim_quietly([TAG], missing_ok=True)  # what an earlier LMS left, and nothing uses
+    _trim()  # what an earlier LMS left, and nothing uses
     _now.device = device
     _now.shortage = _Shortage()
     extension.allow_state_moves(True)
     _now.extension = extension
     counting.reset()
     _wrap_tree(Optimizer)
+    _wrap_loading()
     if "__init_subclass__" not in vars(Optimizer):
         Optimizer.__init_subclass__ = classmethod(_on_new_class)  # type: ignore[assignment, arg-type]
 
@@ -186,15 +186,35 @@ def _holds_others(optimizer: Any) -> bool:
     return any(isinstance(each, Optimizer) and each is not optimizer for each in found)
 
 
-class _Wrapped:
-    """A `step` that was replaced: that of a class, or what torch's wrapper of it calls."""
+def _wrap_loading() -> None:
+    """What `load_state_dict` copies to the device are states. Those that find no room there lie on the host."""
+    from torch.optim import Optimizer
 
-    def __init__(self, owner: type, cell: Any, plain: Any, guarded: Any) -> None:
-        self._owner, self._cell, self._plain, self._guarded = owner, cell, plain, guarded
+    plain = Optimizer.load_state_dict
+
+    @functools.wraps(plain)
+    def guarded(*arguments: Any, **options: Any) -> Any:
+        is_off = _now.extension is None or backends.is_forked_child()
+        if is_off or captures.is_capturing() or not _is_outside_regions():
+            return plain(*arguments, **options)
+        with _device().making(), region(TAG, overflow="split"):
+            result = plain(*arguments, **options)
+        _trim()
+        return result
+
+    _now.wrapped.append(_Wrapped(Optimizer, None, plain, guarded, "load_state_dict"))
+    _now.wrapped[-1].put()
+
+
+class _Wrapped:
+    """A method that was replaced: that of a class, or what torch's wrapper of its `step` calls."""
+
+    def __init__(self, owner: type, cell: Any, plain: Any, guarded: Any, name: str = "step") -> None:
+        self._owner, self._cell, self._plain, self._guarded, self._name = owner, cell, plain, guarded, name
 
     def put(self) -> None:
         if self._cell is None:
-            self._owner.step = self._guarded  # type: ignore[attr-defined]
+            setattr(self._owner, self._name, self._guarded)
         else:
             self._cell.cell_contents = self._guarded
 
@@ -202,8 +222,8 @@ class _Wrapped:
         """Where torch has wrapped it since, it stays and does nothing."""
         if self._cell is not None:
             self._cell.cell_contents = self._plain
-        elif vars(self._owner).get("step") is self._guarded:
-            self._owner.step = self._plain  # type: ignore[attr-defined]
+        elif vars(self._owner).get(self._name) is self._guarded:
+            setattr(self._owner, self._name, self._plain)
 
 
 def _cell_of_torchs_wrapper(function: Any) -> Any:
@@ -248,7 +268,7 @@ def _run_own_step(
     closure = others[0] if others else options.get("closure")
     streams = can_stream and not callable(closure) and optimizer_step.is_possible(optimizer)
     with extension.Step():
-        optimizer_step.outside_compilation(_now.loaded.adopt)(optimizer, _device())
+        optimizer_step.outside_compilation(_now.loaded.adopt)(optimizer, _device(), extension)
         short_before = extension.state_statistics()["step_short_bytes"]
         if optimizer not in _now.callers:
             _before_step(extension, callable(closure), streams)
@@ -306,11 +326,16 @@ def _bring_states_back(extension: Any, has_closure: bool, streams: bool) -> None
 
 def _after_step(extension: Any, made_states: bool) -> None:
     if made_states:
-        with contextlib.suppress(StateError):  # another thread makes states
-            trim_quietly([TAG], missing_ok=True)  # what else the step had there
+        _trim()
     wanted = _now.shortage.between_steps - extension.state_host_bytes()
     if wanted > 0:
         extension.send_states_away(wanted)
+
+
+def _trim() -> None:
+    """Releases memory of the tag that nothing uses."""
+    with contextlib.suppress(StateError):  # a region of the tag is open in another thread
+        trim_quietly([TAG], missing_ok=True)
 
 
 def _device() -> devices.Device:
@@ -332,13 +357,17 @@ def _may_make_states(optimizer: Any, has_closure: bool) -> bool:
         return False
     import torch
 
-    if not any(
+    return _is_outside_regions() and any(
         (has_closure or parameter.grad is not None) and not _has_state(states.get(parameter))
         for group in optimizer.param_groups
         if type(optimizer) is not torch.optim.SGD or group["momentum"]  # else it has none
         for parameter in group["params"]
-    ):
-        return False
+    )
+
+
+def _is_outside_regions() -> bool:
+    """Whether the thread is in none of the program's."""
+    import torch
 
     backend = backends.existing_backend()
     assert backend is not None

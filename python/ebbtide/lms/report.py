@@ -1,6 +1,6 @@
 """`ebbtide.lms.report`: what left, in a table and one sentence."""
 
-from ebbtide.lms import control
+from ebbtide.lms import control, outside
 from ebbtide.sizes import format_size
 
 
@@ -29,6 +29,8 @@ def report() -> str:
         ("passed through in optimizer steps", format_size(int(numbers["streamed_bytes"]))),
         ("reads of states and weights on the host", f"{numbers['slow_reads']:,}"),
     ]
+    for kind, size, reason in outside.rows():
+        rows.append((f"{kind} that can't leave", f"{format_size(size)}: {reason}" if size else reason))
     width = max(len(name) for name, _ in rows)
     return "\n".join([*(f"{name:<{width}}  {value}" for name, value in rows), _advice(numbers)])
 
@@ -53,6 +55,4 @@ def _advice(numbers: dict[str, int | float]) -> str:
             "Optimizer states or weights are used on the host, over the bus: a higher limit or a smaller batch brings "
             "them back."
         )
-    if numbers["evicted_bytes"] > numbers["loaded_bytes"] + numbers["host_bytes"]:
-        return "Some bytes left and were never wanted again: graphs were dropped before their backward."
     return "What left came back: a higher limit makes fewer bytes leave, and the step faster."

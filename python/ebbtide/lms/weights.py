@@ -11,11 +11,13 @@ import contextlib
 import functools
 import sys
 import warnings
+from collections import Counter
 from typing import Any
 
 from ebbtide import _core
 from ebbtide.errors import StateError
-from ebbtide.lms import devices
+from ebbtide.lms import devices, outside
+from ebbtide.lms.owners import Owners
 from ebbtide.lms.streaming.host_ranges import GRADIENTS as TAG_OF_GRADIENTS
 from ebbtide.lms.streaming.host_ranges import WEIGHTS as TAG
 from ebbtide.locks import make_lock
@@ -35,10 +37,7 @@ class _State:
         self.are_uses_told = False
         self.told: _Told | None = None  # whose hooks do something
         self.applies: tuple[Any, Any] | None = None  # torch.nn.Module's own `_apply` and ours, while it is wrapped
-        self.tried: dict[int, int] = {}  # parameters that could not be adopted, by id, and where they were then
-        # Of a parameter and of a gradient that nothing else knows: see _count_owners.
-        self.counts_alone: tuple[int, ...] = ()
-        self.counts_of_gradient: tuple[int, ...] = ()
+        self.owners: Owners | None = None  # while there is an extension
 
 
 _now = _State()
@@ -47,14 +46,9 @@ _following = make_lock()  # between the end of LMS and a thread that is about to
 
 def install(extension: Any, device: devices.Device) -> None:
     """Adopts and moves weights from now on."""
-    import torch
     from torch.nn.modules import module
 
-    _now.tried.clear()
-    probe = torch.nn.Parameter(torch.empty(1))
-    probe.grad = torch.empty(1)
-    _now.counts_alone = _count_owners(probe)
-    _now.counts_of_gradient = _count_owners(probe.grad)
+    _now.owners = Owners(device)
     _trim()  # what an earlier LMS could not, since it was in use
     from ebbtide.lms.streaming.layers import Layers
 
@@ -209,34 +203,8 @@ def _move(tensors: list[Any], tag: str, mover: Mover, trims: bool) -> None:
 def _is_to_adopt(parameter: Any, extension: Any) -> bool:
     import torch
 
-    if not isinstance(parameter, torch.nn.Parameter) or not extension.may_be_weight(parameter):
-        return False
-    address = parameter.data_ptr()
-    if _now.tried.get(id(parameter)) == address:
-        return False
-    if _is_alone(parameter, _now.counts_alone):
-        return True
-    _now.tried[id(parameter)] = address
-    return False
-
-
-def _is_alone(tensor: Any, counts: tuple[int, ...]) -> bool:
-    """Whether its memory is LMS's own, and known to nothing but the tensor."""
-    if _count_owners(tensor) != counts:
-        return False
-    assert _now.device is not None
-    # A storage that was lent to NumPy can't be resized.
-    return _now.device.is_ordinary(tensor) and tensor.untyped_storage().resizable()
-
-
-def _count_owners(tensor: Any) -> tuple[int, ...]:
-    """Of the tensor, of its storage, and of the storage's Python object. What torch itself owns of them depends on its
-    version.
-    """
-    import torch
-
-    storage = tensor.untyped_storage()
-    return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+    is_parameter = isinstance(parameter, torch.nn.Parameter)
+    return is_parameter and extension.may_be_weight(parameter) and _owners().is_parameter_alone(parameter)
 
 
 # --- gradients ---
@@ -265,7 +233,7 @@ def _send_gradient_home(owner: int, parameter: Any) -> None:
     gradient = parameter.grad
     if gradient is None or not extension.is_short() or not extension.may_be_weight(gradient):
         return
-    if not _is_alone(gradient, _now.counts_of_gradient) or extension.take_gradient(owner, gradient):
+    if not _owners().is_gradient_alone(gradient) or extension.take_gradient(owner, gradient):
         return
     release_homes()
     # Nobody else knows it, so the order of this stream is enough: no wait for the device.
@@ -322,10 +290,13 @@ def _before_forward(module: Any) -> None:
         return  # TorchScript's, whose parameters no hook sees
     if (compiled := modules.get("_orig_mod")) is not None:  # what torch.compile made of it calls no hook inside
         parameters = dict(compiled.named_parameters())
-    _begin_outermost(extension)
+    if _begin_outermost(extension) and compiled is not None:
+        outside.note(extension, outside.COMPILED, module, Counter({outside.WHOLE: 0}))
     uses_copies = not torch.is_grad_enabled() and _layers().serve(module)
     if others := extension.begin_use(id(module), parameters, not uses_copies):
         _adopt(others)
+    if others or outside.has(module):
+        outside.note(extension, outside.WEIGHTS, module, _owners().sort(others, TAG))
     if _now.extension is not extension:  # ended meanwhile, and no hook ends this use
         extension.end_use(id(module))
         return
@@ -336,9 +307,9 @@ def _before_forward(module: Any) -> None:
         extension.bring_weights_back(_core.UNLIMITED)
 
 
-def _begin_outermost(extension: Any) -> None:
-    """Where no other module's call is under way in this thread, no use of one is, nor a pass. A KeyboardInterrupt
-    leaves them open, since torch calls no hook then.
+def _begin_outermost(extension: Any) -> bool:
+    """Whether no other module's call is under way in this thread. Then no use of one is, nor a pass. A
+    KeyboardInterrupt leaves them open, since torch calls no hook then.
     """
     import torch
 
@@ -348,9 +319,25 @@ def _begin_outermost(extension: Any) -> None:
             calls += frame.f_code is torch.nn.Module._call_impl.__code__
             frame = frame.f_back  # type: ignore[assignment]
         if calls != 1:  # none: somebody has replaced what calls modules
-            return
+            return False
         extension.end_module_uses()
+    for thread, newest in extension.newest_module_uses().items():
+        if not _calls_modules(sys._current_frames().get(thread)):
+            extension.end_interrupted_uses(thread, newest)
     _layers().end_pass()
+    return True
+
+
+def _calls_modules(frame: Any) -> bool:
+    import torch
+
+    plain = torch.nn.Module._call_impl.__code__
+    while frame is not None:
+        code = frame.f_code  # a copy of torch's, where torch.compile has changed it
+        if code.co_name == plain.co_name and code.co_filename == plain.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _after_forward(module: Any) -> None:
@@ -361,6 +348,11 @@ def _after_forward(module: Any) -> None:
     extension = _now.extension
     if extension is None or extension.end_use(id(module)):
         _layers().end_pass()
+
+
+def _owners() -> Owners:
+    assert _now.owners is not None
+    return _now.owners
 
 
 def _layers() -> Any:
