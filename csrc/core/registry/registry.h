@@ -133,6 +133,7 @@ class Registry {
 
   // The allocation that contains address and was not freed; null if none.
   std::shared_ptr<Allocation> find(CUdeviceptr address) const;
+  // Whether any byte of the range lies in an allocation and is not resident. No bytes count as one.
   bool is_away(CUdeviceptr address, size_t size_bytes) const;
   // The same, without what a resume in the background is bringing.
   bool is_missing(CUdeviceptr address, size_t size_bytes) const;
