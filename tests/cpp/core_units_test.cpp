@@ -109,6 +109,12 @@ TEST_F(RegistryTest, TheSignalHandlersLookUpNeverWaits) {
     std::thread([&] { found = core().registry.find_in_handler(address, tag, sizeof tag, &is_away); }).join();
   });
   EXPECT_FALSE(found);
+  // Nor does that of the thread that has the lock wait for itself.
+  found = true;
+  core().registry.visit_tags(
+      [&](const Tag&) { found = core().registry.find_in_handler(address, tag, sizeof tag, &is_away); });
+  EXPECT_FALSE(found);
+  EXPECT_TRUE(core().registry.find_in_handler(address, tag, sizeof tag, &is_away)) << "once it is free again";
 }
 
 TEST_F(RegistryTest, AnUnknownTagListsTheKnownOnes) {

@@ -171,8 +171,8 @@ bool Registry::is_any_away(const Tag& tag) const {
 }
 
 bool Registry::find_in_handler(CUdeviceptr address, char* tag, size_t capacity, bool* is_away) const noexcept {
-  if (capacity == 0 || !mutex_.try_lock()) return false;
-  const std::lock_guard lock(mutex_, std::adopt_lock);
+  const HandlerSafeMutex::Look look(mutex_);
+  if (capacity == 0 || !look.is_granted()) return false;
   auto after = by_address_.upper_bound(address);
   if (after == by_address_.begin()) return false;
   const Allocation& allocation = *std::prev(after)->second;
