@@ -25,6 +25,7 @@ LATE = {
 # Packages whose `__init__` is a public surface. Those of all other rooms hold a docstring and nothing else.
 SURFACES = {
     *("ebbtide", "ebbtide.saver", "ebbtide.lms", "ebbtide.cli", "ebbtide.torch_extension"),
+    *("ebbtide.compat", "ebbtide.integrations"),
     "ebbtide.compat.tms.torch_memory_saver",
 }
 
