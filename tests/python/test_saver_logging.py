@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import threading
 
 import pytest
@@ -336,6 +337,21 @@ def test_warnings_are_seen_without_the_variable_and_without_handlers(run_python_
     """
     done = run_python_with_torch(code, EBBTIDE_DRIVER=driver_name, EBBTIDE_LOG=None)
     assert (done.returncode, done.stderr) == (0, "ebbtide: asleep already\n")
+
+
+def test_at_debug_each_tag_has_a_line(run_python_with_torch, driver_name):
+    code = """
+        import torch
+        from ebbtide import saver
+        with saver.region("w"):
+            keep = torch.ones(1 << 20, device=saver.device)
+        saver.pause("w")
+        saver.resume("w")
+    """
+    done = run_python_with_torch(code, EBBTIDE_DRIVER=driver_name, EBBTIDE_LOG="debug")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^ebbtide: pause w: freed ", done.stderr, re.MULTILINE)
+    assert re.search(r"^ebbtide: pause w on device 0: ", done.stderr, re.MULTILINE)
 
 
 def test_a_malformed_level_is_none(run_python_with_torch, driver_name):
