@@ -6,9 +6,9 @@ import time
 from typing import Any, Protocol
 
 from ebbtide.locks import make_lock
-from ebbtide.sizes import format_size
 from ebbtide.saver.telling import terminal
 from ebbtide.saver.values.progress import Progress
+from ebbtide.sizes import format_size
 
 
 class Bars:
