@@ -78,6 +78,24 @@ def test_settings_page_is_the_list(root: Path) -> None:
     assert page == tool["write_tables"](page), "run tools/make_settings_page.py"
 
 
+@pytest.mark.parametrize("page", ["docs/api.md", "docs/c_api.md"])
+def test_reference_is_that_of_the_sources(root: Path, page: str) -> None:
+    tool = runpy.run_path(str(root / "tools/make_reference.py"))
+    text = (root / page).read_text()
+    assert text == tool["write_reference"](text), "run tools/make_reference.py"
+    assert tool["PAGES"] == ("docs/api.md", "docs/c_api.md")
+
+
+def test_the_reference_has_no_internals_and_follows_the_source(root: Path) -> None:
+    tool = runpy.run_path(str(root / "tools/make_reference.py"))
+    page = (root / "docs/api.md").read_text()
+    headings = set(re.findall(r"^#### (\S+)$", page, re.MULTILINE))
+    assert {"Pending.wait", "TagStatus.device_bytes"} <= headings
+    assert not any(heading.partition(".")[2] in tool["_INTERNAL"] for heading in headings)
+    planted = page.replace("Tags what torch allocates inside", "Tags nothing")
+    assert planted != page and tool["write_reference"](planted) == page
+
+
 def test_page_of_run_lists_every_option_with_its_variable(root: Path) -> None:
     rows = re.findall(r"^\| `--([\w-]+)`.* \| `(\w+)` \| (.*?) ?\|$", (root / "docs/cli/run.md").read_text(), re.M)
     assert [row[:2] for row in rows] == [(option.name.replace("_", "-"), option.variable) for option in options()]
