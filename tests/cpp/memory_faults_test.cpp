@@ -83,6 +83,31 @@ TEST_F(MemoryFaults, Invariant3_TrimOfWhatSharesAHandle) {
       [&] { claim(OperationKind::kSeparate)->commit(); });
 }
 
+TEST_F(MemoryFaults, Invariant3_Prepare) {
+  sweep_new(few_items_, [] {}, [&] { claim(OperationKind::kPrepare)->commit(); });
+}
+
+TEST_F(MemoryFaults, Invariant3_CopyAhead) {
+  sweep_new(
+      few_items_, [] {},
+      [&] {
+        AheadProgress progress;
+        OperationRequest request;
+        request.tags.names = {"w"};
+        request.ahead = &progress;
+        Operation::claim(core(), OperationKind::kCopyAhead, std::move(request))->commit();
+      });
+}
+
+TEST_F(MemoryFaults, Invariant3_AllocationsAndFrees) {
+  sweep_new(
+      few_items_, [] {},
+      [&] {
+        const CUdeviceptr address = alloc("other", kChunk);
+        deallocate(core(), address);
+      });
+}
+
 class OverflowMemoryFaults : public OverflowWorld {
  protected:
   void sweep_new(const Act& prepare, const Act& act) {
