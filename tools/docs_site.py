@@ -25,6 +25,8 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?
 def on_files(files: Files, config: Any) -> Files:
     for source, target in PAGES.items():
         text = lead_links((ROOT / source).read_text(encoding="utf-8"), source, target)
+        if target == "index.md":
+            text = f"---\nhide: [toc]\n---\n{text}"  # short, and its code is wide
         files.append(File.generated(config, target, content=text))
     return files
 

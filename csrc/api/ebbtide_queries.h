@@ -36,9 +36,8 @@ EBBTIDE_API ebbtide_status ebbtide_find(const void* address, int* found, ebbtide
 EBBTIDE_API int ebbtide_is_away(const void* address, uint64_t size_bytes);
 /* The same, but bytes that a resume in the background is bringing count as resident: streams can wait for them. */
 EBBTIDE_API int ebbtide_is_missing(const void* address, uint64_t size_bytes);
-/* ebbtide_find for signal handlers: never waits for a lock. Returns 1 and fills tag (capacity bytes) if address is
- * known.
- */
+/* ebbtide_find for signal handlers: touches no lock, and gives up where a thread is looking something up. Returns 1 and
+ * fills tag (capacity bytes) if address is known. */
 EBBTIDE_API int ebbtide_find_in_handler(const void* address, char* tag, size_t capacity, int* is_away);
 
 typedef void (*ebbtide_visit_allocation)(void* user, const ebbtide_allocation_info* info);

@@ -1,5 +1,6 @@
 #include "base/settings.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <charconv>
@@ -123,7 +124,10 @@ std::string source_of(Setting setting) {
 
 std::string how_to_change(Setting setting) {
   const SettingFacts& facts = facts_of(setting);
-  return is_configured(setting) ? facts.name : std::string(facts.name) + " (" + facts.variable + ")";
+  if (is_configured(setting)) return facts.name;
+  std::string option = facts.is_run_option ? std::string(", --") + facts.name : "";
+  std::replace(option.begin(), option.end(), '_', '-');
+  return std::string(facts.name) + " (" + facts.variable + option + ")";
 }
 
 }  // namespace ebbtide

@@ -69,7 +69,8 @@ void set_configured(Setting setting, bool is_set) noexcept;
 bool is_configured(Setting setting) noexcept;
 // "configured" (by the program), "EBBTIDE_HOST_LIMIT" or "default": what set the value that holds.
 std::string source_of(Setting setting);
-// What to set instead: the setting where the program has configured it, else the setting with its variable.
+// What to set instead: the setting where the program has configured it, else the setting with its variable and its
+// option of `ebbtide run`.
 std::string how_to_change(Setting setting);
 
 }  // namespace ebbtide

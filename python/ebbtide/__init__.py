@@ -6,6 +6,7 @@ Importing this package touches no driver, no GPU and no torch; the first use of 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ebbtide import compat, integrations
 from ebbtide.errors import DriverError, Error, OutOfMemoryError, StateError, StoreError
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ __all__ = [
     "StateError",
     "StoreError",
     "__version__",
+    "compat",
     "env",
+    "integrations",
     "lms",
     "preloaded",
     "saver",

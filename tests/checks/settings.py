@@ -25,7 +25,7 @@ BAD_VARIABLES = {
     "EBBTIDE_LMS_MIN_SIZE": ("small", f" {SIZE} 'small'"),
     "EBBTIDE_COMPAT": ("sglang", " must be one of none, tms, not 'sglang'"),
     "EBBTIDE_SUMMARY": ("2", " must be 0 or 1, not '2'"),
-    "EBBTIDE_LOG": ("loud", " must be one of error, warning, info, not 'loud'"),
+    "EBBTIDE_LOG": ("loud", " must be one of error, warning, info, debug, not 'loud'"),
     "EBBTIDE_PINNED_LIMIT": ("1 2", f" {SIZE} '1 2'"),
     "EBBTIDE_SHARED_HANDLE": ("5.GiB", f" {SIZE} '5.GiB'"),
     "EBBTIDE_DISK_FILES": ("visible", " must be one of hidden, named, not 'visible'"),

@@ -122,6 +122,24 @@ TEST_F(ThreadsTest, Invariant5_AFreeWaitsForEveryContextThatMayUseTheMemory) {
   EXPECT_EQ(core().deferred_frees.count(), 0u);
 }
 
+// After the wait in another context, the thread cannot go back to the primary one. To wait again would be to wait for
+// the wrong device.
+TEST_F(ThreadsTest, Invariant5_AFreeIsPutOffWhereItsOwnContextCantBeMadeCurrentAgain) {
+  const CUdeviceptr address = alloc("w", kChunk);
+  core().registry.find(address)->other_contexts = {primary_context(1), nullptr};
+  {
+    const ContextScope scope(0);
+    sim().fail("cuCtxSetCurrent", 2, kIllegalAddress, 1);  // the first one enters the other context
+    deallocate(core(), address);
+    sim().clear_failures();
+  }
+  EXPECT_EQ(core().deferred_frees.count(), 1u) << "a kernel of device 0 may still touch it";
+  EXPECT_EQ(Live::now().handles, 1u);
+  EXPECT_TRUE(give_back_caches(core()));
+  EXPECT_EQ(core().deferred_frees.count(), 0u);
+  EXPECT_EQ(Live::now().handles, 0u);
+}
+
 TEST_F(ThreadsTest, CapturesBeginAndEndBesideOperationsAndFrees) {
   alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
   std::atomic<int> refused{0};

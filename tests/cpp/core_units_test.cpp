@@ -53,7 +53,41 @@ TEST_F(RegistryTest, IsAwayLooksAtTheRangeAndAtNothingElse) {
   EXPECT_TRUE(registry.is_away(address + kChunk - 1, 2));
   EXPECT_FALSE(registry.is_away(address + kChunk, 2 * kChunk));
   EXPECT_FALSE(registry.is_away(address + kChunk, UINT64_MAX));
-  EXPECT_FALSE(registry.is_away(0x1000, UINT64_MAX));
+  EXPECT_TRUE(registry.is_away(0x1000, UINT64_MAX)) << "the range contains the allocation";
+}
+
+TEST_F(RegistryTest, IsAwayLooksAtEveryAllocationThatTheRangeTouches) {
+  std::vector<std::pair<CUdeviceptr, std::string>> all;  // by address
+  for (const std::string tag : {"a", "b", "c"}) all.emplace_back(alloc(tag, kChunk), tag);
+  std::sort(all.begin(), all.end());
+  const auto [first, away, last] = std::tuple(all[0].first, all[1].first, all[2].first);
+  pause({all[1].second});
+  const Registry& registry = core().registry;
+  const std::vector<bool (*)(const Registry&, CUdeviceptr, size_t)> looks = {
+      [](const Registry& each, CUdeviceptr address, size_t size_bytes) { return each.is_away(address, size_bytes); },
+      [](const Registry& each, CUdeviceptr address, size_t size_bytes) {
+        return each.is_missing(address, size_bytes);
+      }};
+  for (const auto& is_any_away : looks) {
+    EXPECT_TRUE(is_any_away(registry, first, last + kChunk - first)) << "over all of it";
+    EXPECT_TRUE(is_any_away(registry, first, away + 1 - first)) << "its first byte";
+    EXPECT_FALSE(is_any_away(registry, first, away - first));
+    EXPECT_TRUE(is_any_away(registry, away - 1, 2)) << "whatever lies before it";
+    EXPECT_FALSE(is_any_away(registry, away - 1, 1)) << "it ends before";
+    EXPECT_FALSE(is_any_away(registry, away + kChunk, 1));
+    EXPECT_TRUE(is_any_away(registry, away + kChunk - 1, UINT64_MAX)) << "cut at the last address";
+  }
+  deallocate(core(), away);
+  for (const auto& is_any_away : looks) EXPECT_FALSE(is_any_away(registry, 1, UINT64_MAX));
+}
+
+TEST_F(RegistryTest, IsAwayLeavesOutWhatWasFreedMeanwhile) {
+  const CUdeviceptr address = alloc("w", kChunk);
+  pause();
+  const auto operation = claim(OperationKind::kResume);
+  deallocate(core(), address);
+  EXPECT_FALSE(core().registry.is_away(address, kChunk));
+  EXPECT_FALSE(core().registry.is_away(address - 1, kChunk));
 }
 
 TEST_F(RegistryTest, TheSignalHandlersLookUpNeverWaits) {
@@ -75,6 +109,12 @@ TEST_F(RegistryTest, TheSignalHandlersLookUpNeverWaits) {
     std::thread([&] { found = core().registry.find_in_handler(address, tag, sizeof tag, &is_away); }).join();
   });
   EXPECT_FALSE(found);
+  // Nor does that of the thread that has the lock wait for itself.
+  found = true;
+  core().registry.visit_tags(
+      [&](const Tag&) { found = core().registry.find_in_handler(address, tag, sizeof tag, &is_away); });
+  EXPECT_FALSE(found);
+  EXPECT_TRUE(core().registry.find_in_handler(address, tag, sizeof tag, &is_away)) << "once it is free again";
 }
 
 TEST_F(RegistryTest, AnUnknownTagListsTheKnownOnes) {

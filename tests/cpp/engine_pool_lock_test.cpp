@@ -2,37 +2,17 @@
 // directly: it examines each allocation that a thread makes while it creates an engine.
 #include <gtest/gtest.h>
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#include "new_hook.h"
+
+#if EBBTIDE_HAS_NEW_HOOK
 
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <memory>
-#include <new>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "core_fixture.h"
-
-namespace {
-
-// Called by `new` in this thread. Allocations of the hook itself do not call it.
-using NewHook = void (*)(size_t size_bytes);
-thread_local constinit NewHook on_new = nullptr;
-
-}  // namespace
-
-void* operator new(size_t size_bytes) {
-  if (const NewHook hook = std::exchange(on_new, nullptr)) {
-    hook(size_bytes);
-    on_new = hook;
-  }
-  if (void* const memory = std::malloc(size_bytes == 0 ? 1 : size_bytes)) return memory;
-  throw std::bad_alloc();
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t /*size_bytes*/) noexcept { std::free(memory); }
 
 namespace ebbtide::testing {
 namespace {
@@ -62,9 +42,9 @@ TEST_F(EnginePoolLockTest, NobodyReadsTheListsWhileTheyGrow) {
   Probe own{.pool = &core().engines, .kept_out = 0, .threads = {}};
   probe = &own;
   {
-    on_new = &look;
+    set_new_hook(&look);
     const EnginePool::Loan loan = core().engines.borrow(0, {.bytes = kChunk, .cores = 1});
-    on_new = nullptr;
+    set_new_hook(nullptr);
   }
   own.threads.clear();
   EXPECT_EQ(own.kept_out, 2) << "of kept and poisoned engines";

@@ -231,7 +231,8 @@ TEST_F(HostTree, TheLowerOneOfBothLimitsHoldsAndIsNamed) {
   EXPECT_EQ(budget.available_bytes(), 4 * kMiB);
   write("/proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable: 2048 kB\n");  // leaves less than that limit
   EXPECT_NE(refusal().find("(limit 4 MiB by large model support, "), std::string::npos) << refusal();
-  EXPECT_NE(refusal().find("or change host_limit (EBBTIDE_HOST_LIMIT) and host_margin"), std::string::npos)
+  EXPECT_NE(refusal().find("or change host_limit (EBBTIDE_HOST_LIMIT, --host-limit) and host_margin"),
+            std::string::npos)
       << refusal();
   write("/proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n");
   budget.set_limit(3 * kMiB);

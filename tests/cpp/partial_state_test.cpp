@@ -100,5 +100,62 @@ TEST_F(PartialState, Invariant3_AResumeThatFailsBeforeItsBytesMoveIsInTheLog) {
   }
 }
 
+class AbandonedClaim : public MovesWorld {
+ protected:
+  OperationRequest all_unused() {
+    OperationRequest request;
+    request.unused = AddressRanges({{items_[0].address, items_[0].content.size() * kChunk}});
+    request.unused_as_of = core().registry.last_lease();
+    return request;
+  }
+};
+
+// That what it brings is unused is the caller's word for this resume alone.
+TEST_F(AbandonedClaim, Invariant3_AResumeThatDoesNotHappenForgetsNoBytes) {
+  for (const bool is_short : {false, true}) {
+    SCOPED_TRACE(is_short ? "out of memory" : "abandoned");
+    build({{"w", {BackupKind::kRam}, 0, {1, 2}}});
+    core().rules.keeps_ahead.store(true);
+    pause();
+    auto stored = core().registry.backup_of(*core().registry.find(items_[0].address));
+    if (is_short) {
+      core().budgets.device.set_limit(kChunk);
+      EXPECT_THROW(Operation::claim(core(), OperationKind::kResume, all_unused()), OutOfMemory);
+      core().budgets.device.set_limit(kUnlimited);
+    } else {
+      Operation::claim(core(), OperationKind::kResume, all_unused())->abandon();
+    }
+    EXPECT_FALSE(stored->is_spare) << "the resume would have kept it";
+    EXPECT_EQ(resume().totals().copied, 3 * kChunk);
+    expect_bytes("back");
+    EXPECT_TRUE(stored->is_spare);
+    stored.reset();
+    free_all();
+    expect_nothing_left();
+  }
+}
+
+TEST_F(AbandonedClaim, Invariant3_AResumeThatFailsMidwayForgetsNoBytesOfTheRest) {
+  build({{"w", {BackupKind::kRam}, 0, {1, 1}}});
+  core().rules.shared_handle_bytes.store(kChunk);
+  pause();
+  OperationRequest request = all_unused();
+  sim().fail("cuMemMap", 2, 999, 1);
+  EXPECT_THROW(Operation::claim(core(), OperationKind::kResume, std::move(request))->commit(), DriverError);
+  sim().clear_failures();
+  EXPECT_EQ(places(), (std::vector<Place>{Place::kDevice, Place::kStored}));
+  EXPECT_EQ(resume().totals().copied, kChunk);
+  items_[0].content[0] = 0;
+  expect_bytes("the first forgotten, the second back");
+}
+
+TEST_F(AbandonedClaim, Invariant3_APauseThatDoesNotHappenSaysNothingOfWhoUsesIt) {
+  build({{"w", {BackupKind::kRam}, 0, {1}}});
+  Operation::claim(core(), OperationKind::kPause, all_unused())->abandon();
+  EXPECT_FALSE(core().registry.find(items_[0].address)->is_unused);
+  Operation::claim(core(), OperationKind::kPause, all_unused())->commit();
+  EXPECT_TRUE(core().registry.find(items_[0].address)->is_unused);
+}
+
 }  // namespace
 }  // namespace ebbtide::testing

@@ -86,7 +86,7 @@ TEST(SettingsTest, AMalformedVariableIsAsIfItWereNotSet) {
   say_malformed_variables();
   EXPECT_EQ(::testing::internal::GetCapturedStderr(),
             "ebbtide: EBBTIDE_COPY_THREADS must be a whole number from 1 to 256, not 'many'; it is ignored\n"
-            "ebbtide: EBBTIDE_LOG must be one of error, warning, info, not 'loud'; it is ignored\n");
+            "ebbtide: EBBTIDE_LOG must be one of error, warning, info, debug, not 'loud'; it is ignored\n");
   EXPECT_EQ(source_of(Setting::kCopyThreads), "default");
   ::setenv("EBBTIDE_COPY_THREADS", "3", 1);
   EXPECT_EQ(read_number(Setting::kCopyThreads), 3U);
@@ -95,7 +95,7 @@ TEST(SettingsTest, AMalformedVariableIsAsIfItWereNotSet) {
   EXPECT_EQ(source_of(Setting::kHostLimit), "configured");
   EXPECT_EQ(how_to_change(Setting::kHostLimit), "host_limit");
   set_configured(Setting::kHostLimit, false);
-  EXPECT_EQ(how_to_change(Setting::kHostLimit), "host_limit (EBBTIDE_HOST_LIMIT)");
+  EXPECT_EQ(how_to_change(Setting::kHostLimit), "host_limit (EBBTIDE_HOST_LIMIT, --host-limit)");
 }
 
 }  // namespace

@@ -204,7 +204,9 @@ def test_a_rank_that_the_budget_refuses_says_so() -> None:
     ranks, stderr = run_ranks(GIB)
     assert any(is_refused for _, is_refused, _ in ranks)
     assert ranks[0][2] <= GIB
-    assert re.search(r"^ebbtide: .*can't spill: .* needed, .* free, limit", stderr, re.MULTILINE), stderr
+    assert re.search(
+        r"^ebbtide: .*can't spill: .* needs .* free for it \(limit .*--host-limit", stderr, re.MULTILINE
+    ), stderr
 
 
 # --- pauseable programs ---

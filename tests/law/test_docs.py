@@ -204,6 +204,10 @@ def test_the_api_page_has_every_public_name(root: Path) -> None:
     saver = importlib.import_module("ebbtide.saver")
     page = (root / "docs/api.md").read_text()
     values = {"device", "timeline"}  # said in the page's own words
-    shown = set(re.findall(r"^::: ebbtide\.saver\.(\w+)$", page, re.MULTILINE))
-    assert shown == set(saver.__all__) - values
+    shown = re.findall(r"^<!-- reference: (\S+) -->$", page, re.MULTILINE)
+    assert {name for name in shown if name.startswith("ebbtide.saver.")} == {
+        f"ebbtide.saver.{name}" for name in set(saver.__all__) - values
+    }
+    lms = importlib.import_module("ebbtide.lms")
+    assert {f"ebbtide.lms.{name}" for name in lms.__all__} | {"ebbtide.env", "ebbtide.preloaded"} <= set(shown)
     assert all(f"`saver.{name}`" in page for name in values)

@@ -16,6 +16,7 @@ LATE = {
     "torch": "large, and optional: only regions need it",
     "rich": "slow to import: only commands that print a table, and progress bars, need it",
     "tqdm": "optional: draws progress bars where rich is missing",
+    "IPython": "only a notebook has it",
     "vllm": "optional: only its own processes have it",
     "pydoc_data": "optional: distributions leave it out",
     "torch_memory_saver": "found only where its folder has become an entry of sys.path",
@@ -25,6 +26,7 @@ LATE = {
 # Packages whose `__init__` is a public surface. Those of all other rooms hold a docstring and nothing else.
 SURFACES = {
     *("ebbtide", "ebbtide.saver", "ebbtide.lms", "ebbtide.cli", "ebbtide.torch_extension"),
+    *("ebbtide.compat", "ebbtide.integrations"),
     "ebbtide.compat.tms.torch_memory_saver",
 }
 

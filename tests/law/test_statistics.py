@@ -17,7 +17,7 @@ def read_fields(root: Path) -> dict[str, str]:
 
 def find_differences(page: str, fields: dict[str, str]) -> list[str]:
     """Sentences about rows of the table after `saver.stats` that are not as the list has them."""
-    section = page.split("::: ebbtide.saver.stats\n", 1)[1].split("\n:::", 1)[0]
+    section = page.split("\n### saver.stats\n", 1)[1].split("\n###", 1)[0]
     rows = dict(ROW.findall(section))
     # Python adds this one.
     wanted = {**fields, "pools_made": rows.get("pools_made", "missing")}

@@ -56,6 +56,12 @@ def test_installed_files_are_what_they_should_be(root: Path) -> None:
     assert find_faults([file.as_posix() for file in files], expected_files(root)) == []
 
 
+def test_the_package_says_whose_it_is_and_on_which_terms() -> None:
+    described = metadata.metadata("ebbtide")
+    assert described["Author"] == "The ebbtide authors"
+    assert described["License-Expression"] == "Apache-2.0" and described["License-File"] == "LICENSE"
+
+
 def test_the_command_is_installed() -> None:
     (entry,) = metadata.entry_points(group="console_scripts", name="ebbtide")
     assert entry.value == "ebbtide.cli:main"

@@ -225,7 +225,7 @@ COMMAND = ["--", "true"]
         (["--no-such-option", *COMMAND], 2, "--no-such-option"),
         (["--overflow", "splitt", *COMMAND], 2, "--overflow must be one of split, managed, whole, none, not 'splitt'"),
         (["--report", "all", *COMMAND], 2, "--report must be one of device, free, total"),
-        (["--log", "debug", *COMMAND], 2, "--log must be one of error, warning, info"),
+        (["--log", "loud", *COMMAND], 2, "--log must be one of error, warning, info, debug"),
         (["--device-limit", "20G", *COMMAND], 2, "--device-limit has the unknown unit 'G'"),
         (["--device-limit", "", *COMMAND], 2, "--device-limit must be a size"),
         (["--reserve", "-1", *COMMAND], 2, "--reserve must not be negative"),

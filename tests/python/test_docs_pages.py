@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from checks.toolchain import find_cuda_include
 from ebbtide import errors
+from ebbtide.cli import main
 from ebbtide.launch.run_options import options
 
 CONTEXT_SWITCHES = {"cuCtxGetCurrent", "cuCtxSetCurrent"}
@@ -77,6 +78,24 @@ def test_settings_page_is_the_list(root: Path) -> None:
     assert page == tool["write_tables"](page), "run tools/make_settings_page.py"
 
 
+@pytest.mark.parametrize("page", ["docs/api.md", "docs/c_api.md"])
+def test_reference_is_that_of_the_sources(root: Path, page: str) -> None:
+    tool = runpy.run_path(str(root / "tools/make_reference.py"))
+    text = (root / page).read_text()
+    assert text == tool["write_reference"](text), "run tools/make_reference.py"
+    assert tool["PAGES"] == ("docs/api.md", "docs/c_api.md")
+
+
+def test_the_reference_has_no_internals_and_follows_the_source(root: Path) -> None:
+    tool = runpy.run_path(str(root / "tools/make_reference.py"))
+    page = (root / "docs/api.md").read_text()
+    headings = set(re.findall(r"^#### (\S+)$", page, re.MULTILINE))
+    assert {"Pending.wait", "TagStatus.device_bytes"} <= headings
+    assert not any(heading.partition(".")[2] in tool["_INTERNAL"] for heading in headings)
+    planted = page.replace("Tags what torch allocates inside", "Tags nothing")
+    assert planted != page and tool["write_reference"](planted) == page
+
+
 def test_page_of_run_lists_every_option_with_its_variable(root: Path) -> None:
     rows = re.findall(r"^\| `--([\w-]+)`.* \| `(\w+)` \| (.*?) ?\|$", (root / "docs/cli/run.md").read_text(), re.M)
     assert [row[:2] for row in rows] == [(option.name.replace("_", "-"), option.variable) for option in options()]
@@ -117,6 +136,17 @@ def test_the_commands_of_the_page_of_run_simulate_a_device(root: Path, tmp_path:
     done = subprocess.run(run, cwd=tmp_path, env=plain, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout + re.sub(r"PID \d+", "PID 4711", done.stderr) == shown
+
+
+def test_readme_lists_every_command(root: Path) -> None:
+    section = (root / "README.md").read_text().split("\n## Commands\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^ebbtide (\w+)", section, re.MULTILINE)) == set(main.commands)
+
+
+def test_run_without_a_program_is_refused_and_a_dry_run_needs_none() -> None:
+    for arguments, status in (([], 2), (["--dry-run"], 0), (["--dry-run", "--", "no-such-program"], 127)):
+        command = [sys.executable, "-m", "ebbtide.cli", "run", *arguments]
+        assert subprocess.run(command, capture_output=True, check=False).returncode == status
 
 
 @pytest.fixture
@@ -197,3 +227,24 @@ optimizer = torch.optim.AdamW(trainer.parameters())
 def test_the_walkthrough_adopts_what_the_first_step_made(rl_blocks, run_python_with_torch) -> None:
     done = run_python_with_torch(TRAINING + rl_blocks[1])
     assert (done.returncode, done.stdout) == (0, "all 4.0 MiB lie in tag trainer\n"), done.stderr
+
+
+DOTTED = re.compile(r"`(ebbtide(?:\.\w+){2,})\b")
+
+
+def test_what_pages_type_after_ebbtide_is_there_after_import_ebbtide(root: Path, run_python) -> None:
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    typed = sorted({name for page in pages for name in DOTTED.findall(page.read_text())})
+    assert len([name for name in typed if name.startswith(("ebbtide.compat.", "ebbtide.integrations."))]) > 5
+    for name in typed:
+        optional = "transformers" in name or "lightning" in name or "vllm" in name
+        result = run_python(f"""
+            import sys
+            import ebbtide
+            assert not {{"torch", "ebbtide.saver", "ebbtide._core"}} & set(sys.modules)
+            try:
+                {name}
+            except ModuleNotFoundError as error:
+                assert {optional} and not error.name.startswith("ebbtide"), error
+        """)
+        assert result.returncode == 0, f"{name}: {result.stderr}"

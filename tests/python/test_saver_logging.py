@@ -308,6 +308,7 @@ def program(before="pass", after="pass"):
         ("warning", "pass", []),
         ("error", "pass", []),
         ("INFO ", "pass", ["ebbtide: pause w: freed"]),
+        ("debug", "pass", ["ebbtide: pause w: freed", "ebbtide: pause w on"]),
         # Handlers of the program take the lines, and stderr gets none of ours.
         ("info", "logging.basicConfig(format='mine %(message)s')", ["mine pause w: freed"]),
         (None, "logging.basicConfig(level='INFO', format='mine %(message)s')", ["mine pause w: freed"]),

@@ -62,6 +62,36 @@ def test_bars_are_drawn_by_what_is_installed(saver, tag, slow, has, monkeypatch,
     assert int(keep[-1]) == BLOCK - 1
 
 
+def test_in_a_notebook_a_line_is_shown_and_goes(saver, tag, monkeypatch, capfd):
+    shown = []
+
+    class Line:
+        def update(self, data, raw):
+            shown.append(data["text/plain"])
+
+    def display(data, raw, display_id):
+        shown.append(data["text/plain"])
+        return Line()
+
+    shell = type("Shell", (), {"kernel": object()})()
+    notebook = type(sys)("IPython")
+    notebook.display = type(sys)("IPython.display")
+    notebook.get_ipython = lambda: shell
+    notebook.display.display = display
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook.display)
+    keep = block(saver, tag)
+    saver.configure(progress=True)
+    saver.pause(tag)
+    settled()
+    assert shown[0].startswith(f"ebbtide pause {tag}: ") and shown[-1] == ""
+    assert capfd.readouterr().err == ""  # neither a warning nor what moves a terminal's cursor
+    shell.kernel = None  # IPython in a terminal
+    assert isinstance(bars.make_bars(is_forced=True)._drawing, bars._RichBars)
+    saver.resume(tag)
+    assert int(keep[-1]) == BLOCK - 1
+
+
 class Terminal:
     def __init__(self, is_terminal):
         self.is_terminal = is_terminal

@@ -290,7 +290,8 @@ def test_a_shortage_names_what_set_the_limit(run_python):
     assert "change host_limit and host_margin. In Python: " in half_configured
     assert "left of device_limit 8 MiB (EBBTIDE_DEVICE_LIMIT). Pause a tag, or raise device_limit" in device
     assert "limit 2 MiB by EBBTIDE_HOST_LIMIT, margin" in host and "by default" in host
-    assert "change host_limit (EBBTIDE_HOST_LIMIT) and host_margin (EBBTIDE_HOST_MARGIN). In Python: " in host
+    limit, margin = "host_limit (EBBTIDE_HOST_LIMIT, --host-limit)", "host_margin (EBBTIDE_HOST_MARGIN, --host-margin)"
+    assert f"change {limit} and {margin}. In Python: " in host
     assert "device_limit 8 MiB (configured). Pause a tag, or raise device_limit, or" in configured_device
     assert "limit 2 MiB as configured, margin 2 MiB as configured" in configured_host
     assert "change host_limit and host_margin. In Python: " in configured_host

@@ -1,6 +1,8 @@
 """Passes every kind of tensor that torch makes, also paused ones, to every public function that takes tensors. Each
 call gives a result, a counted skip, or an error of ebbtide, never an error of torch and never a crash."""
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -161,3 +163,20 @@ def test_modules_that_are_not_initialized_yet(saver, tag):
     assert (result.storages, result.skipped) == (2, {"an uninitialized parameter: it has no memory to move": 2})
     model(torch.ones(2, 3, device=saver.device)).sum().backward()
     assert saver.adopt(model, tag=tag).skipped == {}
+
+
+@pytest.mark.sim_only  # on a GPU all of them lie in the region
+def test_what_deep_copies_lie_outside_on_the_simulated_device(saver, tag):
+    """As docs/simulated_device.md says. An adoption moves them."""
+    with saver.region(tag):
+        layer = torch.nn.BatchNorm1d(1000)
+        plain = torch.ones(1000)
+        copied = copy.deepcopy([layer, plain])
+        clone = plain.clone()
+    lies_in = {"weight": copied[0].weight, "clone": clone}
+    lies_outside = {"buffer": copied[0].running_mean, "plain": copied[1]}
+    assert all(saver.where(tensor).tag == tag for tensor in lies_in.values())
+    assert all(saver.where(tensor).tag is None for tensor in lies_outside.values())
+    saver.adopt(copied, tag=tag)
+    assert all(saver.where(tensor).tag == tag for tensor in lies_outside.values())
+    assert torch.equal(copied[1], plain)

@@ -56,12 +56,23 @@ def test_what_is_built_is_kept(recipe, use_compiler, tmp_path, capfd):
     assert library.read_text() == "built\n"
     assert library.is_relative_to(tmp_path / "cache")
     assert re.fullmatch(
-        r"ebbtide: building its torch extension for torch \S+, once \(up to a minute\)\n", capfd.readouterr().err
+        r"ebbtide: building its torch extension for the simulated device, with torch \S+, once \(up to a minute\)\n",
+        capfd.readouterr().err,
     )
     assert build.build_once(recipe) == library
     assert run_count(tmp_path) == len(recipe.sources()) + 1
     assert capfd.readouterr().err == ""
     assert sorted(path.name for path in library.parent.iterdir()) == ["_torch.so", "lock"]
+
+
+def test_the_two_parts_say_what_they_are_for(recipe, use_compiler, capfd):
+    use_compiler("echo built > $out")
+    for folder in ("torch/lms", "policy/lms"):
+        shutil.copytree(build.find_sources() / folder, recipe.source_root / folder)
+    build.build_once(recipe)
+    build.build_once(replace(recipe, module="_lms"))
+    first, second = capfd.readouterr().err.splitlines()
+    assert " for the simulated device, " in first and " for large model support, " in second
 
 
 def test_whatever_decides_the_binary_is_in_the_key(recipe):

@@ -44,15 +44,7 @@ std::vector<HostPool::Handle> take_host_memory(Core& core, const std::string& pu
                                        const StoreError& error) {
   static constinit LogThrottle throttle;
   const Shortage& host = error.shortage;
-  const bool is_over_budget = host.requested_bytes > host.free_bytes;  // else the driver or the system refused
-  const bool is_said = throttle.allows();
-  if (is_said && is_over_budget) {
-    log_line(LogLevel::kError,
-             {purpose, " can't spill: ", format_amount(host.requested_bytes), " of host memory needed, ",
-              format_bytes(host.free_bytes), " free, limit ", format_bytes(host.limit_bytes)});
-  } else if (is_said) {
-    log_line(LogLevel::kError, {purpose, " can't spill: ", error.what()});
-  }
+  if (throttle.allows()) log_line(LogLevel::kError, {"an allocation can't spill: ", error.what()});
   throw OutOfMemory("device " + std::to_string(device) + " has too little memory for " + purpose + " (" +
                         format_bytes(size_bytes) + "), and the host has too little for the rest: " + error.what(),
                     device, {size_bytes, saturating_add(free_device_bytes(device), host.free_bytes), host.limit_bytes},

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <vector>
 
+#include "base/shared.h"
 #include "core/budget/device_budget.h"
 #include "core/budget/host_budget.h"
 #include "vmm/address_arena.h"
@@ -30,12 +30,7 @@ struct Backing {
   // The shared backing of chunks without memory. No operation changes it.
   static const std::shared_ptr<Backing>& nothing();
   static bool is_shared(const std::shared_ptr<Backing>& backing) {
-    if (backing == nothing()) return false;
-    if (backing.use_count() > 1) return true;
-#ifndef __SANITIZE_THREAD__                               // which knows no fences
-    std::atomic_thread_fence(std::memory_order_acquire);  // what the last of the others did to it is seen
-#endif
-    return false;
+    return backing != nothing() && ebbtide::is_shared(backing);
   }
   bool has_memory() const { return memory.has_handle(); }
   // Gives the memory back. The device must not use it any more. Throws DriverError; the same call then continues where

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/shared.h"
 #include "core/budget/host_budget.h"
 #include "core/budget/pinned_budget.h"
 #include "kernels/blocks.h"
@@ -73,8 +74,8 @@ struct BackupRecord {
 
   // Unpinning breaks a capture, so it can't go beside one.
   bool is_pinned() const { return backup->direct() != nullptr; }
-  bool has_views() const { return views.use_count() > 1; }
-  bool has_windows() const { return windows.use_count() > 1; }
+  bool has_views() const { return is_shared(views); }
+  bool has_windows() const { return is_shared(windows); }
   bool is_looked_at() const { return has_views() || has_windows(); }
 };
 

@@ -20,7 +20,13 @@ bool wait_for(CUcontext context) noexcept {
   CUresult result = driver().cuCtxSetCurrent(context);
   if (result != CUDA_SUCCESS) return is_gone(result);
   result = driver().cuCtxSynchronize();
-  driver().cuCtxSetCurrent(before);
+  // What comes next is meant for the context that was current.
+  if (const CUresult back = driver().cuCtxSetCurrent(before);
+      back != CUDA_SUCCESS && back != CUDA_ERROR_DEINITIALIZED) {
+    log_line(LogLevel::kWarning,
+             {"a free is put off: cuCtxSetCurrent failed with ", result_name(back), " on the way back"});
+    return false;
+  }
   if (result == CUDA_SUCCESS || is_gone(result)) return true;
   log_line(LogLevel::kInfo, {"a free is put off: cuCtxSynchronize failed with ", result_name(result)});
   return false;

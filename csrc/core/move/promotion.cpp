@@ -142,10 +142,10 @@ void Promotion::remap(int device, DeviceWork& work, size_t index) {
   chunk.backing->mapping.unmap();
   try {
     chunk.backing->mapping = core().peers.map(address, spare.backing->memory, device, work.peers);
-  } catch (const DriverError&) {
+  } catch (...) {
     try {
       chunk.backing->mapping = core().peers.map(address, chunk.backing->memory, device, work.peers);
-    } catch (const DriverError&) {
+    } catch (...) {
       note_released();
       chunk.is_detached.store(true, std::memory_order_release);
     }
@@ -165,7 +165,7 @@ void Promotion::remap(int device, DeviceWork& work, size_t index) {
   try {
     // Behind the spare address the pool can clear it.
     spare.backing->mapping = Mapping::map(work.spare->address() + spare.offset, spare.backing->memory, device);
-  } catch (const DriverError&) {
+  } catch (...) {
     // Then it goes to the system.
   }
 }

@@ -41,10 +41,11 @@ std::shared_ptr<PendingResume> PendingResume::start(std::unique_ptr<Operation> o
 }
 
 void PendingResume::run() noexcept {
-  Report report;
   std::exception_ptr error;
   try {
-    report = arrivals() != nullptr ? operation_->follow() : std::move(operation_->commit().front());
+    Report report = arrivals() != nullptr ? operation_->follow() : std::move(operation_->commit().front());
+    const std::lock_guard lock(mutex_);
+    report_ = std::move(report);
   } catch (const std::exception& failure) {
     error = std::current_exception();
     // Nobody may ever ask.
@@ -52,7 +53,6 @@ void PendingResume::run() noexcept {
   }
   operation_.reset();
   const std::lock_guard lock(mutex_);
-  report_ = std::move(report);
   error_ = std::move(error);  // so that whoever asks last lets it go
   is_over_ = true;
   arrivals_.reset();

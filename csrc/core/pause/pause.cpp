@@ -96,7 +96,10 @@ void Pause::select(const std::shared_ptr<Allocation>& allocation) {
   };
   Kept* kept = nullptr;
   const bool is_dropping = kind == BackupKind::kNone;
-  const Judged& judged = judged_.emplace_back(Judged{allocation, is_trim_ ? nullptr : begin_verdicts(*allocation)});
+  std::vector<bool> is_unused = unused_blocks(core(), request_, *allocation);
+  const bool is_wholly_unused = is_trim_ || std::find(is_unused.begin(), is_unused.end(), false) == is_unused.end();
+  const Judged& judged =
+      judged_.emplace_back(Judged{allocation, is_trim_ ? nullptr : begin_verdicts(*allocation), is_wholly_unused});
   for (Chunk& chunk : allocation->chunks) {
     if (chunk.is_detached.load() && chunk.is_on_device() && !is_dropping) attach(*allocation, chunk);
   }
@@ -108,8 +111,6 @@ void Pause::select(const std::shared_ptr<Allocation>& allocation) {
     kept->earlier = core().registry.verdicts_of(*allocation);
     kept->verdicts = judged.verdicts;
   }
-  std::vector<bool> is_unused = unused_blocks(core(), request_, *allocation);
-  allocation->is_unused = is_trim_ || std::find(is_unused.begin(), is_unused.end(), false) == is_unused.end();
   if (kept != nullptr) kept->is_unused = std::move(is_unused);
   for (Chunk& chunk : allocation->chunks) {
     // What lies on the host takes no device memory: it stays, unless it is to be forgotten; and where a pause left it,
@@ -310,6 +311,7 @@ void Pause::run_last() {
     allocation->is_paused.store(!is_trim_);
     note_what_was_left(*allocation);
   }
+  for (const Judged& judged : judged_) judged.allocation->is_unused = judged.is_unused;
 }
 
 // What lies on the host stayed there: a backup that was retained has older bytes of it.

@@ -62,6 +62,7 @@ class Pause : public Move {
   struct Judged {
     std::shared_ptr<Allocation> allocation;
     std::shared_ptr<Verdicts> verdicts;  // null: a trim
+    bool is_unused = false;              // all of it, or it is trimmed
   };
   struct Noted {
     std::shared_ptr<Allocation> allocation;

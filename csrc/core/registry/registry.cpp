@@ -115,27 +115,36 @@ std::shared_ptr<Allocation> Registry::find(CUdeviceptr address) const {
 
 namespace {
 
-bool is_range_away(const Allocation& allocation, CUdeviceptr address, size_t size_bytes) {
-  const size_t begin = address - allocation.address();
-  const size_t end = begin + std::min(std::max<size_t>(size_bytes, 1), allocation.size_bytes() - begin);
+// Both addresses lie in the range.
+bool is_any_chunk_away(const Allocation& allocation, CUdeviceptr first, CUdeviceptr last) {
   return std::any_of(allocation.chunks.begin(), allocation.chunks.end(), [&](const Chunk& chunk) {
-    return chunk.offset < end && begin < chunk.offset + chunk.size_bytes && !chunk.is_resident();
+    const CUdeviceptr begin = allocation.address() + chunk.offset;
+    return begin <= last && first <= begin + (chunk.size_bytes - 1) && !chunk.is_resident();
   });
 }
 
 }  // namespace
 
-bool Registry::is_away(CUdeviceptr address, size_t size_bytes) const {
+bool Registry::is_any_byte_away(CUdeviceptr address, size_t size_bytes, bool counts_arriving) const {
+  const CUdeviceptr last = address + std::min<CUdeviceptr>(std::max<size_t>(size_bytes, 1) - 1, ~address);
   const std::lock_guard lock(mutex_);
-  const auto allocation = find_locked(address);
-  return allocation != nullptr && is_range_away(*allocation, address, size_bytes);
+  auto each = by_address_.upper_bound(address);
+  if (each != by_address_.begin()) --each;
+  for (; each != by_address_.end() && each->first <= last; ++each) {
+    const Allocation& allocation = *each->second;
+    // In this order: once an allocation is no longer arriving, its places are what they stay.
+    if (allocation.is_doomed || (!counts_arriving && allocation.is_arriving.load())) continue;
+    if (is_any_chunk_away(allocation, address, last)) return true;
+  }
+  return false;
+}
+
+bool Registry::is_away(CUdeviceptr address, size_t size_bytes) const {
+  return is_any_byte_away(address, size_bytes, true);
 }
 
 bool Registry::is_missing(CUdeviceptr address, size_t size_bytes) const {
-  const std::lock_guard lock(mutex_);
-  const auto allocation = find_locked(address);
-  // In this order: once an allocation is no longer arriving, its places are what they stay.
-  return allocation != nullptr && !allocation->is_arriving.load() && is_range_away(*allocation, address, size_bytes);
+  return is_any_byte_away(address, size_bytes, false);
 }
 
 bool Registry::is_any_shared(const std::vector<CUdeviceptr>& addresses) const {
@@ -162,8 +171,8 @@ bool Registry::is_any_away(const Tag& tag) const {
 }
 
 bool Registry::find_in_handler(CUdeviceptr address, char* tag, size_t capacity, bool* is_away) const noexcept {
-  if (capacity == 0 || !mutex_.try_lock()) return false;
-  const std::lock_guard lock(mutex_, std::adopt_lock);
+  const HandlerSafeMutex::Look look(mutex_);
+  if (capacity == 0 || !look.is_granted()) return false;
   auto after = by_address_.upper_bound(address);
   if (after == by_address_.begin()) return false;
   const Allocation& allocation = *std::prev(after)->second;

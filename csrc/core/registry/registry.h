@@ -13,6 +13,7 @@
 
 #include "base/tag.h"
 #include "core/memory/allocation.h"
+#include "core/registry/handler_safe_mutex.h"
 #include "core/registry/moved.h"
 
 // All allocations, by address and by tag, and the operations that hold them. There is one mutex, held for look-ups
@@ -133,11 +134,12 @@ class Registry {
 
   // The allocation that contains address and was not freed; null if none.
   std::shared_ptr<Allocation> find(CUdeviceptr address) const;
+  // Whether any byte of the range lies in an allocation and is not resident. No bytes count as one.
   bool is_away(CUdeviceptr address, size_t size_bytes) const;
   // The same, without what a resume in the background is bringing.
   bool is_missing(CUdeviceptr address, size_t size_bytes) const;
   bool is_any_away(const Tag& tag) const;  // also while an operation moves it
-  // For signal handlers: gives up instead of waiting. Copies the tag's name.
+  // For signal handlers: gives up where any thread, also the interrupted one, has the lock. Copies the tag's name.
   bool find_in_handler(CUdeviceptr address, char* tag, size_t capacity, bool* is_away) const noexcept;
   // Under the lock of the registry, so that a free at the same time is harmless.
   std::shared_ptr<BackupRecord> backup_of(const Allocation& allocation) const;
@@ -194,9 +196,9 @@ class Registry {
 
  private:
   std::vector<Tag*> resolve(const TagRequest& request);
-  std::vector<Tag*> wait_until_free(std::unique_lock<std::mutex>& lock, const std::vector<TagClaim>& claims);
+  std::vector<Tag*> wait_until_free(std::unique_lock<HandlerSafeMutex>& lock, const std::vector<TagClaim>& claims);
   void select(const std::vector<Tag*>& tags, Selection::Group& group);
-  Selection choose(std::unique_lock<std::mutex>& lock, std::vector<TagClaim> claims);
+  Selection choose(std::unique_lock<HandlerSafeMutex>& lock, std::vector<TagClaim> claims);
   void require_unleased(const std::vector<Tag*>& tags, Selection::Group& group);
   void hold(Selection& selection, bool moves_memory);
   void begin_step(Selection& selection);
@@ -209,10 +211,11 @@ class Registry {
   [[noreturn]] void throw_unknown(const std::string& name, const char* advice) const;
   Tag& tag_locked(const std::string& name);
   std::shared_ptr<Allocation> find_locked(CUdeviceptr address) const;
+  bool is_any_byte_away(CUdeviceptr address, size_t size_bytes, bool counts_arriving) const;
   void erase_locked(const std::shared_ptr<Allocation>& allocation);
 
-  mutable std::mutex mutex_;
-  std::condition_variable released_;
+  mutable HandlerSafeMutex mutex_;
+  std::condition_variable_any released_;
   std::map<std::string, std::unique_ptr<Tag>, std::less<>> tags_;
   std::map<CUdeviceptr, std::shared_ptr<Allocation>> by_address_;
   std::map<uint64_t, Tag*> leases_;

@@ -54,7 +54,8 @@ void check_leases(const Tag& tag) {
 
 }  // namespace
 
-std::vector<Tag*> Registry::wait_until_free(std::unique_lock<std::mutex>& lock, const std::vector<TagClaim>& claims) {
+std::vector<Tag*> Registry::wait_until_free(std::unique_lock<HandlerSafeMutex>& lock,
+                                            const std::vector<TagClaim>& claims) {
   while (true) {
     std::vector<Tag*> tags;
     for (const TagClaim& claim : claims) {
@@ -111,7 +112,7 @@ void Registry::require_unleased(const std::vector<Tag*>& tags, Selection::Group&
   for (const Tag* tag : losing) check_leases(*tag);
 }
 
-Selection Registry::choose(std::unique_lock<std::mutex>& lock, std::vector<TagClaim> claims) {
+Selection Registry::choose(std::unique_lock<HandlerSafeMutex>& lock, std::vector<TagClaim> claims) {
   for (const TagClaim& claim : claims) {
     for (const std::string& name : claim.tags.names) check_tag_name(name);
   }

@@ -31,7 +31,6 @@ void Resume::count(Counters& counters, const ReportRow& total) const {
 void Resume::prepare(const Allocations& allocations) {
   for (const auto& allocation : allocations) {
     add_row(*allocation);
-    chosen_.push_back(allocation);
     select(allocation);
   }
   for (auto& [device, work] : work_) {
@@ -55,11 +54,11 @@ void Resume::select(const std::shared_ptr<Allocation>& allocation) {
   const bool is_spare = !request_.retain && stored != nullptr && !is_wanted && core().rules.keeps_ahead.load() &&
                         stored->kind == allocation->policy.backup;
   const bool is_retained = stored != nullptr && (request_.retain.value_or(is_wanted) || is_spare);
-  if (stored != nullptr) stored->is_spare = is_spare;
+  chosen_.push_back({allocation, stored, is_spare});
   // Memory that nobody uses comes back as new memory would be made.
   const bool may_spill =
       allocation->is_trimmed && allocation->policy.overflow != Overflow::kNone && !takes_over_memory();
-  if (stored != nullptr && !request_.unused.empty()) forget_unused(*allocation, *stored);
+  const auto unused = stored != nullptr ? forgotten_blocks(*allocation, *stored) : nullptr;
   DeviceWork& work = work_[allocation->device];
   for (Chunk& chunk : allocation->chunks) {
     if (chunk.is_resident()) continue;
@@ -72,6 +71,7 @@ void Resume::select(const std::shared_ptr<Allocation>& allocation) {
         work.returning.emplace_back(Returning{.allocation = allocation,
                                               .chunk = &chunk,
                                               .stored = is_stored ? stored : nullptr,
+                                              .unused = unused,
                                               .is_retained = is_retained,
                                               .keeps_bytes = is_retained || (is_stored && stored->is_looked_at()),
                                               .is_dropped = chunk.place.load() == Place::kDropped,
@@ -84,21 +84,24 @@ void Resume::select(const std::shared_ptr<Allocation>& allocation) {
 
 // What died while it was away comes back as what was dropped does. Where somebody looks at the stored bytes, all of
 // them go on standing for themselves.
-void Resume::forget_unused(const Allocation& allocation, BackupRecord& stored) {
-  if (stored.is_looked_at()) return;
-  const std::vector<bool> is_unused = unused_blocks(core(), request_, allocation);
-  for (const Chunk& chunk : allocation.chunks) {
-    if (chunk.place.load() != Place::kStored) continue;
-    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
-      if (is_unused[block]) stored.blocks[block].stand_for_nothing(core().rules.dropped_value());
-    }
-  }
+std::shared_ptr<const std::vector<bool>> Resume::forgotten_blocks(const Allocation& allocation,
+                                                                  const BackupRecord& stored) {
+  if (request_.unused.empty() || stored.is_looked_at()) return nullptr;
+  return std::make_shared<const std::vector<bool>>(unused_blocks(core(), request_, allocation));
+}
+
+// The chunk's block of this number, as it comes back. The record itself changes when that has happened.
+StoredBlock Resume::block_of(const Returning& returning, size_t index) const {
+  const size_t number = returning.chunk->first_block() + index;
+  StoredBlock block = returning.stored->blocks[number];
+  if (returning.is_unused(number)) block.stand_for_nothing(must_poison_ ? kPoison : kernels::Value{});
+  return block;
 }
 
 void Resume::add_ranges(DeviceWork& work, Returning& returning) {
   const Chunk& chunk = *returning.chunk;
   for (size_t index = 0; index < chunk.block_count(); ++index) {
-    const StoredBlock& block = returning.stored->blocks[chunk.first_block() + index];
+    const StoredBlock block = block_of(returning, index);
     if (block.is_constant) {
       work.fill_count += block.value == kernels::Value{} || block.value == kPoison ? 0 : 1;
       work.has_poison |= block.value == kPoison;
@@ -209,7 +212,7 @@ void Resume::fill(DeviceWork& work, Returning& returning) {
   std::optional<unsigned char> byte;
   size_t run_bytes = 0;
   for (size_t index = 0; index < returning.chunk->block_count(); ++index) {
-    const StoredBlock& block = returning.stored->blocks[returning.chunk->first_block() + index];
+    const StoredBlock block = block_of(returning, index);
     const size_t offset = index * kernels::kBlockBytes;
     std::optional<unsigned char> next;
     if (block.is_constant && block.value == kernels::Value{} && !is_fresh) next = 0;
@@ -263,8 +266,9 @@ void Resume::note_arrival(const Group& group, Returning& returning) {
   chunk.is_detached.store(false, std::memory_order_release);
   chunk.home = chunk.place.load();
   if (returning.stored == nullptr) return;
-  for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
-    const StoredBlock& stored = returning.stored->blocks[block];
+  for (size_t index = 0; index < chunk.block_count(); ++index) {
+    StoredBlock& stored = returning.stored->blocks[chunk.first_block() + index];
+    stored = block_of(returning, index);
     (stored.is_unused ? entry.unused : stored.is_constant ? entry.constant : entry.copied) += kernels::kBlockBytes;
   }
   if (!returning.keeps_bytes) forget(returning);
@@ -286,12 +290,15 @@ void Resume::forget(Returning& returning) {
 
 // Those of which nothing had to come back, too.
 void Resume::run_last() {
-  for (const auto& allocation : chosen_) allocation->is_paused.store(false);
+  for (const Chosen& chosen : chosen_) chosen.allocation->is_paused.store(false);
 }
 
 void Resume::settle() noexcept {
   for (auto& [device, work] : work_) abandon_delivery(device, work);
-  for (const auto& allocation : chosen_) allocation->is_arriving.store(false);
+  for (const Chosen& chosen : chosen_) {
+    chosen.allocation->is_arriving.store(false);
+    if (chosen.stored != nullptr && !chosen.allocation->wants_resume()) chosen.stored->is_spare = chosen.is_spare;
+  }
   chosen_.clear();
   for (auto& [device, work] : work_) {
     give_back_unused(work);

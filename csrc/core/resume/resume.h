@@ -57,17 +57,24 @@ class Resume : public Move {
   struct Returning {
     std::shared_ptr<Allocation> allocation;
     Chunk* chunk;
-    std::shared_ptr<BackupRecord> stored;  // null for what was dropped
-    bool is_retained;                      // the store's bytes stay for the next pause
-    bool keeps_bytes;                      // or for somebody who looks at them
-    bool is_dropped = false;               // nothing has its bytes
-    bool is_on_host = false;               // where it goes
-    bool has_fills = false;                // the device is writing into it, beside the copies
-    size_t group = 0;                      // of the work's groups
-    size_t delivered = 0;                  // it is whole when so many pieces of the delivery have arrived
-    std::vector<CopyRange> ranges;         // what must be copied; the rest is one value each
+    std::shared_ptr<BackupRecord> stored;             // null for what was dropped
+    std::shared_ptr<const std::vector<bool>> unused;  // by block of the allocation: comes back as if dropped; or null
+    bool is_retained;                                 // the store's bytes stay for the next pause
+    bool keeps_bytes;                                 // or for somebody who looks at them
+    bool is_dropped = false;                          // nothing has its bytes
+    bool is_on_host = false;                          // where it goes
+    bool has_fills = false;                           // the device is writing into it, beside the copies
+    size_t group = 0;                                 // of the work's groups
+    size_t delivered = 0;                             // it is whole when so many pieces of the delivery have arrived
+    std::vector<CopyRange> ranges;                    // what must be copied; the rest is one value each
 
     CUdeviceptr address() const { return allocation->address() + chunk->offset; }
+    bool is_unused(size_t block) const { return unused != nullptr && (*unused)[block]; }
+  };
+  struct Chosen {
+    std::shared_ptr<Allocation> allocation;
+    std::shared_ptr<BackupRecord> stored;  // or null
+    bool is_spare;                         // what it will be once all is back
   };
   // The chunks that come back behind one handle.
   struct Group {
@@ -103,7 +110,8 @@ class Resume : public Move {
 
   void select(const std::shared_ptr<Allocation>& allocation);
   void add_ranges(DeviceWork& work, Returning& returning);
-  void forget_unused(const Allocation& allocation, BackupRecord& stored);
+  std::shared_ptr<const std::vector<bool>> forgotten_blocks(const Allocation& allocation, const BackupRecord& stored);
+  StoredBlock block_of(const Returning& returning, size_t index) const;
   void put_in_order(DeviceWork& work);
   void group(DeviceWork& work);
   static bool may_share(const Returning& one, const Returning& other);
@@ -131,7 +139,7 @@ class Resume : public Move {
   const OperationRequest& request_;
   const TagRequest& tags_;
   const bool must_poison_;  // what was dropped; else it reads as zeros
-  std::vector<std::shared_ptr<Allocation>> chosen_;
+  std::vector<Chosen> chosen_;
   std::map<int, DeviceWork> work_;  // by device
 };
 

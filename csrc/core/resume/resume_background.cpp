@@ -38,7 +38,7 @@ std::unique_ptr<Arrivals> Resume::launch() {
   }
   // Only now: where something was missing on one device, nothing is queued on any.
   for (auto& [device, work] : work_) launch_delivery(device, work);
-  for (const auto& allocation : chosen_) allocation->is_arriving.store(true);
+  for (const Chosen& chosen : chosen_) chosen.allocation->is_arriving.store(true);
   return arrivals;
 }
 
@@ -59,7 +59,7 @@ void Resume::plan_delivery(DeviceWork& work, Returning& returning) {
                       returning.chunk->offset + range.offset, range.size_bytes);
   }
   for (size_t index = 0; index < returning.chunk->block_count(); ++index) {
-    const StoredBlock& block = returning.stored->blocks[returning.chunk->first_block() + index];
+    const StoredBlock block = block_of(returning, index);
     if (!block.is_constant || block.value == kernels::Value{}) continue;  // its memory is fresh, and reads as zeros
     add_value(index, block.value);
   }

@@ -1,5 +1,5 @@
 // Everything that runs in the handler is async-signal-safe: write(2), poll(2), sigaction(2), raise(3), and
-// ebbtide_find_in_handler, which only tries locks and never waits for one.
+// ebbtide_find_in_handler, which touches no lock.
 #include "torch/cpu/fault_handler.h"
 
 #include <poll.h>

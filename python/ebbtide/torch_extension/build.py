@@ -27,13 +27,14 @@ _TOOLS = "a C++20 compiler (g++ 10 or newer, or clang++ 12 or newer; on Debian a
 
 
 class _Parts(NamedTuple):
+    purpose: str
     folders: tuple[str, ...]
     libraries: tuple[str, ...]
 
 
 _PARTS = {
-    "_torch": _Parts(("torch/cpu",), ("c10",)),
-    "_lms": _Parts(("torch/lms", "policy/lms"), ("c10", "torch_cpu", "torch_python")),
+    "_torch": _Parts("the simulated device", ("torch/cpu",), ("c10",)),
+    "_lms": _Parts("large model support", ("torch/lms", "policy/lms"), ("c10", "torch_cpu", "torch_python")),
 }
 
 
@@ -234,7 +235,8 @@ def _build(recipe: Recipe, library: Path) -> None:
             f"ebbtide compiles its torch extension once, and Python.h is not in {recipe.python_include}: "
             f"install Python's development files (on Debian and Ubuntu: apt install {python}-dev)"
         )
-    say(f"building its torch extension for torch {recipe.torch_version}, once (up to a minute)")
+    purpose = _PARTS[recipe.module].purpose
+    say(f"building its torch extension for {purpose}, with torch {recipe.torch_version}, once (up to a minute)")
     for stale in library.parent.glob("build-*"):  # of a process that was killed: we hold the lock
         shutil.rmtree(stale, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as scratch:

@@ -77,7 +77,7 @@ def configure(
             else /var/tmp. It must exist, be writable and lie on a disk, not on tmpfs. A relative path means the folder
             that it names now.
         disk_files: "hidden": files of disk backups that are made from now on have no name, and nothing of them is left
-            however the process ends. "named": the folder shows a file for each allocation, `ebbtide_backup_...`, while
+            however the process ends. "named": the folder shows a file for each allocation, ebbtide_backup_..., while
             its bytes are stored. It goes when the backup does and at exit; what a killed process left goes when the
             next process makes named files there. A disk_directory in RAM is allowed then, with one warning: no budget
             counts what lies there.

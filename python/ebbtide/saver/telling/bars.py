@@ -1,4 +1,4 @@
-"""Progress bars on stderr, drawn by rich, or by tqdm where rich is missing."""
+"""Progress bars on stderr, drawn by rich, or by tqdm where rich is missing; in a notebook, a line below the cell."""
 
 import datetime
 import sys
@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ebbtide.locks import make_lock
 from ebbtide.saver.telling import terminal
 from ebbtide.saver.values.progress import Progress
+from ebbtide.sizes import format_size
 
 
 class Bars:
@@ -48,14 +49,14 @@ class Bars:
 
 
 def make_bars(is_forced: bool) -> Bars | None:
-    """Bars on stderr as it is now; None where neither rich nor tqdm is installed.
+    """Bars on stderr as it is now, or in the notebook; None where neither rich nor tqdm is installed.
 
     Args:
         is_forced: draw even if stderr is no terminal.
     """
     if sys.stderr is None:
         return None
-    for drawing in (_RichBars, _TqdmBars):
+    for drawing in (_NotebookBars, _RichBars, _TqdmBars):
         try:
             return Bars(drawing(is_forced))
         except ImportError:
@@ -81,6 +82,38 @@ def _name(progress: Progress) -> str:
 def _known_total(progress: Progress) -> int | None:
     """None where nothing is known of an operation until its end: its bar pulses."""
     return progress.total_bytes if progress.done_bytes else None
+
+
+class _NotebookBars:
+    """A display that is updated. rich would need ipywidgets, and writes for terminals without it."""
+
+    gives_way_to_prints = False  # they have places of their own
+
+    def __init__(self, is_forced: bool) -> None:
+        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        if getattr(shell, "kernel", None) is None:
+            raise ImportError("this is no notebook")
+        from IPython.display import display
+
+        self._display: Any = display
+        self._lines: dict[int, Any] = {}
+
+    def draw(self, key: int, progress: Progress) -> None:
+        done, total = format_size(progress.done_bytes), _known_total(progress)
+        of_total = "" if total is None else f" of {format_size(total)}"
+        line = {"text/plain": f"{_name(progress)}: {done}{of_total}, {progress.seconds:.0f} s"}
+        if key in self._lines:
+            self._lines[key].update(line, raw=True)
+        else:
+            self._lines[key] = self._display(line, raw=True, display_id=True)
+
+    def remove(self, key: int) -> None:
+        line = self._lines.pop(key, None)
+        if line is not None:
+            line.update({"text/plain": ""}, raw=True)
+
+    def clear(self) -> None:
+        """Nothing that is printed meets them."""
 
 
 class _RichBars:
