@@ -31,7 +31,7 @@ BENCH_ARGS ?=
 include tools/build.mk
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help demo test test-cpp test-python walk gpu-test matrix lint docs bench tidy format ptx asan tsan mutants wheels clean
+.PHONY: FORCE help demo test test-cpp test-python sweep walk gpu-test matrix lint docs bench tidy format ptx asan tsan mutants wheels clean
 
 help: ## List these targets
 	@echo "Usage: make TARGET [SYSTEM=1] [PYTHON=python3] [JOBS=n]"
@@ -48,6 +48,9 @@ test-cpp: $(INSTALLED) ## C++ tests only
 
 test-python: $(INSTALLED) ## Python tests only
 	@$(RUN) tools/run_pytest.sh $(PY) $(PYTEST_JOBS) $(PYTEST_ARGS)
+
+sweep: $(INSTALLED) ## Before a release: fault injection at every driver call, not at a sample of them
+	@EBBTIDE_SWEEP=all $(CTEST) --test-dir $(BUILD_DIR) --output-on-failure --no-tests=error --parallel $(JOBS) -R "Invariant" $(CTEST_ARGS)
 
 walk: $(INSTALLED) ## A long random walk over ebbtide.saver against a model
 	@$(RUN) $(PY) -m tests.walk $(WALK_ARGS)

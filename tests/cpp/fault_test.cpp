@@ -1,5 +1,5 @@
-// Fault injection: every driver call of every operation fails once, with out-of-memory and with another code, and all
-// calls fail from the k-th on. After each failure invariants 1 to 3 hold, nothing leaks, and the operation succeeds
+// Fault injection: driver calls of every operation (sweep.h) fail once, with out-of-memory and with another code, and
+// all calls fail from the k-th on. After each failure invariants 1 to 3 hold, nothing leaks, and the operation succeeds
 // when it is repeated.
 #include <algorithm>
 #include <sstream>
@@ -7,6 +7,7 @@
 #include "driver/context.h"
 #include "driver/device_kernels.h"
 #include "fault_world.h"
+#include "sweep.h"
 #include "vmm/deferred_undos.h"
 
 namespace ebbtide::testing {
@@ -14,12 +15,6 @@ namespace {
 
 constexpr int kOutOfMemory = 2;
 constexpr int kOther = 999;
-// One thread makes all the calls, so under ThreadSanitizer, which is slow, a sample is enough.
-#if defined(__SANITIZE_THREAD__)
-constexpr size_t kStride = 9;
-#else
-constexpr size_t kStride = 1;
-#endif
 
 struct Case {
   const char* name;
@@ -163,9 +158,8 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
     const uint64_t host_bytes = core().budgets.host.held_bytes();
     const std::vector<Place> wanted = places();
     size_t failures = 0;
-    // shared_faults_test.cpp also covers shared handles, so a sample is enough here.
-    const size_t stride = GetParam().has_come_back ? 3 * kStride : kStride;
-    for (size_t k = 1; k <= names.size(); k += stride) {
+    const std::vector<size_t> failing = calls_to_fail(names);
+    for (const size_t k : failing) {
       const std::string& name = names[k - 1];
       SCOPED_TRACE("call " + std::to_string(k) + " (" + name + ") gives " + std::to_string(code) +
                    (times == 0 ? ", and all after it" : ""));
@@ -197,7 +191,7 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
       }
       if (HasFailure()) return;
     }
-    EXPECT_GE(failures, names.size() / stride / 3);
+    EXPECT_GE(failures, failing.size() / 3);
   }
 
  private:

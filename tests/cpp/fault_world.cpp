@@ -1,5 +1,7 @@
 #include "fault_world.h"
 
+#include "sweep.h"
+
 #include <sstream>
 
 #include "vmm/deferred_undos.h"
@@ -122,14 +124,7 @@ void FaultTest::refill_blank() {
 std::vector<std::string> FaultTest::calls_of(const std::function<void()>& act) {
   sim().clear_log();
   act();
-  std::string text(sim().log(nullptr, 0) + 1, '\0');
-  sim().log(text.data(), text.size());
-  std::vector<std::string> names;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    if (const size_t end = line.find('('); end != std::string::npos) names.push_back(line.substr(0, end));
-  }
-  return names;
+  return logged_calls();
 }
 
 Live FaultTest::without_lost(Live live) {

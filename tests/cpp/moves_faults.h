@@ -11,22 +11,15 @@
 #include "core/operation/pending.h"
 #include "moves_world.h"
 #include "store/delivery_board.h"
+#include "sweep.h"
 
-// Sweeps over the driver calls of any operation: each fails once, and at every sixth call all that follow fail as well.
-// After each failure invariants 1 to 3 hold, the tags can be finished in any way, and freeing them leaves nothing.
+// Sweeps over driver calls of any operation (sweep.h): each fails once, and at every sixth all that follow fail as
+// well. After each failure invariants 1 to 3 hold, the tags can be finished in any way, and freeing them leaves
+// nothing.
 namespace ebbtide::testing {
 
 inline constexpr int kOutOfMemory = 2;
 inline constexpr int kOther = 999;
-// Under ThreadSanitizer, which is slow, a sample is enough.
-#if defined(__SANITIZE_THREAD__)
-inline constexpr size_t kStride = 7;
-#elif defined(__SANITIZE_ADDRESS__)
-inline constexpr size_t kStride = 2;
-#else
-inline constexpr size_t kStride = 1;
-#endif
-
 inline constexpr Policy kRam = {BackupKind::kRam};
 inline constexpr Policy kRetained = {BackupKind::kRam, true};
 inline constexpr Policy kNone = {BackupKind::kNone};
@@ -122,21 +115,23 @@ class MovesFaults : public MovesWorld {
     sweep.prepare();
     expect_sound("prepared");
     core().engines.trim();
-    const size_t calls = count_calls(sweep.act);
+    sim().clear_log();
+    sweep.act();
+    const std::vector<std::string> calls = logged_calls();
     expect_sound("whole");
     bring_all_back(sweep);
     expect_bytes("whole and back");
     free_all();
     expect_nothing_left();
-    ASSERT_GT(calls, 5u);
+    ASSERT_GT(calls.size(), 5u);
     failures_ = 0;
-    // Short operations are tried in full, so that the bound below means the same everywhere.
-    const size_t stride = std::clamp<size_t>(calls / 40, 1, kStride);
-    for (size_t k = 1; k <= calls && !HasFailure(); k += stride) {
+    const std::vector<size_t> failing = calls_to_fail(calls);
+    for (size_t index = 0; index < failing.size() && !HasFailure(); ++index) {
+      const size_t k = failing[index];
       try_once(sweep, k, k % 2 == 0 ? kOutOfMemory : kOther, 1);
-      if (k % 6 == 0 && !HasFailure()) try_once(sweep, k, k % 2 == 0 ? kOther : kOutOfMemory, 0);
+      if (index % 6 == 5 && !HasFailure()) try_once(sweep, k, k % 2 == 0 ? kOther : kOutOfMemory, 0);
     }
-    EXPECT_GT(failures_, calls / stride / 4);
+    EXPECT_GT(failures_, failing.size() / 4);
   }
 
   // A thread that waits for a resume gets its error.

@@ -10,6 +10,7 @@
 #include "driver/peers.h"
 #include "driver/stream.h"
 #include "peers_world.h"
+#include "sweep.h"
 #include "threads_fixture.h"
 
 namespace ebbtide::testing {
@@ -201,15 +202,8 @@ TEST_F(PeersTest, ADeviceThatEnabledAccessCountsInWhateverContextItDidSo) {
   EXPECT_TRUE(is_usable_by_all(alloc("a", kChunk)));
 }
 
-// Under the sanitizers, which are slow, a sample is enough.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr size_t kStride = 5;
-#else
-constexpr size_t kStride = 1;
-#endif
-
-// Every driver call of every occasion fails, once and with all that follow. Bytes, owners and budgets stay right, the
-// device keeps its access, and the next occasion grants the missing access.
+// Driver calls of every occasion (sweep.h) fail, once and with all that follow. Bytes, owners and budgets stay right,
+// the device keeps its access, and the next occasion grants the missing access.
 TEST_F(PeersTest, Invariant3_CatchingUpWithEveryCallFailing) {
   const std::vector<Act> occasions = {
       [&] { deallocate(core(), alloc("new", kChunk)); },
@@ -228,8 +222,8 @@ TEST_F(PeersTest, Invariant3_CatchingUpWithEveryCallFailing) {
     prepare();
     sim().clear_log();
     act();
-    const size_t calls = sim().calls(nullptr);
-    for (size_t k = 1; k <= calls + 2 && !HasFailure(); k += kStride) {
+    for (const size_t k : calls_to_fail(logged_calls())) {
+      if (HasFailure()) return;
       for (const uint64_t times : {1, 0}) {
         SCOPED_TRACE("occasion " + std::to_string(which) + ", call " + std::to_string(k) + ", times " +
                      std::to_string(times));
