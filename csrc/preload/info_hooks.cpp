@@ -32,11 +32,14 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_b
   return call_hook<&cuMemGetInfo_v2>(
       "cuMemGetInfo",
       [&](auto real_function) {
-        const CUresult result = real_function(free_bytes, total_bytes);
-        if (result != CUDA_SUCCESS || free_bytes == nullptr || total_bytes == nullptr) return result;
-        const MemoryNumbers told = reported_or({*free_bytes, *total_bytes}, current_device());
-        *free_bytes = told.free_bytes;
-        *total_bytes = told.total_bytes;
+        // Each output is optional, and each number that is told depends on both of the driver's.
+        if (free_bytes == nullptr && total_bytes == nullptr) return real_function(nullptr, nullptr);
+        size_t free = 0, total = 0;
+        const CUresult result = real_function(&free, &total);
+        if (result != CUDA_SUCCESS) return result;
+        const MemoryNumbers told = reported_or({free, total}, current_device());
+        if (free_bytes != nullptr) *free_bytes = told.free_bytes;
+        if (total_bytes != nullptr) *total_bytes = told.total_bytes;
         return result;
       },
       free_bytes, total_bytes);

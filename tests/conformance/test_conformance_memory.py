@@ -67,6 +67,16 @@ def test_create_on_the_host_takes_nothing_of_the_device(driver: Driver, location
     assert driver.cuMemRelease(handle) == SUCCESS
 
 
+@pytest.mark.device_memory
+def test_each_number_of_memory_info_is_optional(driver: Driver) -> None:
+    free, total, alone = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_size_t()
+    assert driver.cuMemGetInfo(free, total) == SUCCESS
+    assert driver.cuMemGetInfo(alone, None) == SUCCESS
+    assert alone.value == free.value
+    assert driver.cuMemGetInfo(None, alone) == SUCCESS
+    assert alone.value == total.value
+
+
 @pytest.mark.parametrize("option", [0, 1])
 @pytest.mark.parametrize("location", [DEVICE, HOST_NUMA, HOST])
 def test_granularity_is_two_mebibytes(driver: Driver, location: int, option: int) -> None:

@@ -56,6 +56,12 @@ static int tell_info(const struct api* api) {
   size_t free_bytes = 0, total = 0, of_device = 0;
   TRY(api->cuMemGetInfo(&free_bytes, &total));
   TRY(api->cuDeviceTotalMem(&of_device, 0));
+  /* Each output is optional. */
+  size_t alone = 0;
+  TRY(api->cuMemGetInfo(&alone, NULL));
+  REQUIRE(alone == free_bytes);
+  TRY(api->cuMemGetInfo(NULL, &alone));
+  REQUIRE(alone == total);
   printf("%zu %zu %zu\n", free_bytes, total, of_device);
   return 0;
 }
