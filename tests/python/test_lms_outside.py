@@ -174,3 +174,66 @@ def test_a_model_that_is_compiled_as_a_whole_is_named_and_its_blocks_are_not(lms
         assert "compile its blocks instead" in lms.report()
         with pytest.raises(torch.OutOfMemoryError, match="compile its blocks instead"):
             [torch.empty(40 << 20, dtype=torch.uint8) for _ in range(40)]
+
+
+# --- who else knows, and threads ---
+
+
+def test_states_that_another_library_shares_are_not_copied(lms):
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        parameter = torch.nn.Parameter(torch.zeros(64, 64))
+        optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+        for lend in (torch.from_dlpack, lambda buffer: torch.from_numpy(buffer.numpy())):
+            buffer = torch.zeros(64, 64)
+            optimizer.state[parameter]["momentum_buffer"] = lend(buffer)
+            parameter.grad = torch.ones(64, 64)
+            optimizer.step()
+            assert buffer[0, 0] == 1
+
+
+def test_threads_note_modules_at_once(lms):
+    import sys
+    import threading
+
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        errors, interval = [], sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+
+        def work():
+            try:
+                for _ in range(20):
+                    layers = [torch.nn.Linear(128, 128) for _ in range(4)]
+                    held = [layer.weight.detach() for layer in layers]
+                    for layer in layers:
+                        layer(torch.ones(1, 128))
+                    lms.report()
+                    del held
+                    for layer in layers:
+                        layer(torch.ones(1, 128))
+            except Exception as error:
+                errors.append(error)
+
+        try:
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            [thread.start() for thread in threads]
+            [thread.join() for thread in threads]
+        finally:
+            sys.setswitchinterval(interval)
+        assert errors == []
+
+
+def test_modules_that_cannot_be_hashed_are_called(lms):
+    class Unhashable(torch.nn.Linear):
+        def __eq__(self, other):
+            return self is other
+
+        __hash__ = None
+
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        layer, held = Unhashable(256, 256), torch.randn(256, 256)
+        layer.weight = torch.nn.Parameter(held)
+        layer(torch.ones(1, 256))
+        assert "weights that can't leave" in lms.report()
+        del held, layer
+        gc.collect()
+        assert "weights that can't leave" not in lms.report()

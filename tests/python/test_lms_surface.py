@@ -192,11 +192,21 @@ def test_what_a_thread_takes_itself_is_not_changed(lms, saver):
 @pytest.mark.parametrize("size", [1, 16, 1 << 20])
 def test_a_number_that_can_only_be_meant_in_another_unit_is_refused(lms, size):
     for use in (lms.enable, lambda limit: setattr(lms, "limit", limit)):
-        with pytest.raises(ValueError, match=rf"limit={size} is {size} bytes: give a unit, such as limit='{size}GiB'"):
+        with pytest.raises(ValueError, match=f"limit={size} is {size} bytes: give a unit, such as limit='1"):
             use(limit=size)
+    with pytest.raises(ValueError, match="give a unit"):
+        lms.enable(limit=str(size))
     assert not lms.enabled and lms.limit is None
-    with lms.enable(limit=0):
-        pass
+
+
+def test_small_limits_with_a_unit_and_0_are_kept_and_put_back(lms):
+    for limit in ("512KiB", "1MiB", 0):
+        lms.limit = limit
+        lms.enabled = True
+        with lms.enable(limit="1GiB"):
+            pass
+        assert lms.enabled
+        lms.disable()
 
 
 def test_a_handler_that_fails_does_not_leave_it_on_unseen(lms, capsys):

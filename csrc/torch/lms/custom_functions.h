@@ -2,21 +2,16 @@
 //
 // torch makes a new tensor of what a hook for saved tensors returns, if that requires a gradient, so attributes and
 // class are lost, and nothing but backward seems to hold it: a function that returns it as a gradient gives away memory
-// that the program still uses, since AccumulateGrad keeps such a gradient without a copy.
+// that others still use, since AccumulateGrad keeps such a gradient without a copy.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 namespace ebbtide::lms {
 
-class Packed;
-
-// Each Packed that this thread unpacks for a node is told of here.
-void note_unpacked(const Packed& packed);
-
 // What torch's own getter returns, with each tensor replaced by the one that was saved, if that lives. Where it does
-// not and the graph is kept, gradients that are such tensors are copied when the node is done: the graph still needs
-// them.
+// not, its class and attributes are there again, and it is copied after the node if the node returns it as a gradient
+// and something else still needs its memory.
 pybind11::object read_saved_tensors(const pybind11::object& getter, const pybind11::object& context);
 
 }  // namespace ebbtide::lms

@@ -68,7 +68,7 @@ bool balance() noexcept {
 }
 
 // Of optimizer states and weights that can't leave, which Python finds.
-class Outside {
+class OutsideText {
  public:
   void note(std::string text) {
     const std::lock_guard lock(mutex_);
@@ -78,8 +78,8 @@ class Outside {
     const std::lock_guard lock(mutex_);
     return text_;
   }
-  static Outside& instance() {
-    static Outside& only = *new Outside();
+  static OutsideText& instance() {
+    static OutsideText& only = *new OutsideText();
     return only;
   }
 
@@ -94,7 +94,7 @@ std::string explain() {
   if (problem.empty()) problem = OptimizerStates::instance().problem();
   if (problem.empty()) problem = Weights::instance().problem();
   if (!problem.empty()) problem.insert(0, "saved tensors could not leave it: ");
-  const std::string outside = Outside::instance().text();
+  const std::string outside = OutsideText::instance().text();
   return problem + (problem.empty() || outside.empty() ? "" : "; ") + outside;
 }
 
@@ -328,7 +328,10 @@ PYBIND11_MODULE(_lms, module) {
   module.def("set_rules", &set_rules, py::arg("is_on"), py::arg("min_bytes"), py::arg("evicts_at_once"));
   module.def("statistics", &statistics);
   module.def(
-      "note_outside", [](std::string text) { Outside::instance().note(std::move(text)); }, py::arg("text"),
+      "owns_memory", [](const py::object& tensor) { return owns_memory(THPVariable_Unpack(tensor.ptr()).storage()); },
+      py::arg("tensor"), "Whether its storage owns memory that LMS may move.");
+  module.def(
+      "note_outside", [](std::string text) { OutsideText::instance().note(std::move(text)); }, py::arg("text"),
       "A sentence on states and weights that can't leave, for errors; \"\": none.");
   module.def("reset_statistics", [] {
     Ledger::instance().reset_statistics();

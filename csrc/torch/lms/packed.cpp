@@ -3,11 +3,16 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/pybind11.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <typeinfo>
 #include <utility>
 
 #include "api/ebbtide.h"
@@ -28,22 +33,8 @@ bool is_plain(const at::Tensor& tensor) {
          tensor.has_storage() && !tensor.is_quantized() && !tensor.is_inference() && !tensor.key_set().has_any(kOthers);
 }
 
-// Whether the storage owns memory that LMS may move. Memory of regions may be paused, and other memory may be reached
-// by owners that torch does not know: an array of numpy, another storage.
-bool is_ours(const c10::Storage& storage) {
-  const c10::DataPtr& data = storage.data_ptr();
-  const bool is_owner =
-      data.get_deleter() == c10::GetAllocator(storage.device_type())->raw_deleter() && data.get() == data.get_context();
-  if (!is_owner) return false;
-  int is_found = 0;
-  ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
-  if (ebbtide_find(data.get(), &is_found, &info, nullptr) != EBBTIDE_OK) return false;
-  return storage.device_type() == c10::DeviceType::CPU ? is_found != 0 && std::strcmp(info.tag, kTag) == 0
-                                                       : is_found == 0;
-}
-
 bool may_leave(const at::Tensor& tensor) {
-  return rules().is_on.load(std::memory_order_relaxed) && is_large(tensor) && is_ours(tensor.storage());
+  return rules().is_on.load(std::memory_order_relaxed) && is_large(tensor) && owns_memory(tensor.storage());
 }
 
 // A node that saves its own output is handed the output itself: kept as it is, the node would keep itself for ever.
@@ -54,14 +45,6 @@ at::Tensor without_node(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_leaf() || tensor.key_set().has_any(kOfPython)) return tensor;
   const c10::impl::ExcludeDispatchKeyGuard unseen(kOfPython);
   return tensor.tensor_data();  // with the same version counter
-}
-
-// Whether Python, where it saves this, has set some, which backward may read from the tensor that it gets. A built-in
-// function saves without the GIL, and reads none.
-bool has_attributes(const at::Tensor& tensor) {
-  if (PyGILState_Check() == 0 || !tensor.is_leaf()) return false;
-  const auto object = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(tensor));
-  return pybind11::len(object.attr("__dict__")) > 0;
 }
 
 std::string describe_change(c10::ScalarType type, c10::IntArrayRef sizes, uint32_t version, uint32_t expected) {
@@ -80,18 +63,33 @@ bool is_large(const at::Tensor& tensor) {
   return is_plain(tensor) && tensor.storage().nbytes() >= rules().min_bytes.load(std::memory_order_relaxed);
 }
 
+bool owns_memory(const c10::Storage& storage) {
+  const c10::DataPtr& data = storage.data_ptr();
+  const bool is_owner =
+      data.get_deleter() == c10::GetAllocator(storage.device_type())->raw_deleter() && data.get() == data.get_context();
+  if (!is_owner) return false;
+  int is_found = 0;
+  ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
+  if (ebbtide_find(data.get(), &is_found, &info, nullptr) != EBBTIDE_OK) return false;
+  return storage.device_type() == c10::DeviceType::CPU ? is_found != 0 && std::strcmp(info.tag, kTag) == 0
+                                                       : is_found == 0;
+}
+
 Rules& rules() {
   static Rules& only = *new Rules();
   return only;
 }
 
 Packed::Packed(const at::Tensor& tensor) : has_version_(tensor.defined() && !tensor.is_inference()) {
-  if (tensor.defined()) original_.emplace(tensor.getIntrusivePtr());
+  if (tensor.defined()) {
+    original_.emplace(tensor.getIntrusivePtr());
+    marks_ = marks_of(tensor);
+  }
   if (has_version_) {
     version_ = tensor.unsafeGetTensorImpl()->version_counter();
     saved_version_ = version_.current_version();
   }
-  if (!tensor.defined() || !may_leave(tensor) || has_attributes(tensor)) {
+  if (!tensor.defined() || !may_leave(tensor)) {
     kept_ = without_node(tensor);
     is_weight_ = tensor.defined() && rules().is_on.load(std::memory_order_relaxed) && is_large(tensor) &&
                  Weights::instance().is_weight(tensor.storage());
@@ -102,6 +100,35 @@ Packed::Packed(const at::Tensor& tensor) : has_version_(tensor.defined() && !ten
 }
 
 at::Tensor Packed::original() const { return original_ ? at::Tensor(original_->lock()) : at::Tensor(); }
+
+// A built-in function saves without the GIL, and reads no attributes. The output of a function in Python is left out:
+// an attribute may lead back to it, and torch drops them, too.
+std::shared_ptr<Packed::Marks> Packed::marks_of(const at::Tensor& tensor) {
+  if (PyGILState_Check() == 0) return nullptr;
+  // torch exports no typeinfo of it.
+  const auto is_in_python = [](const auto& node) {
+    return node && std::string_view(typeid(*node).name()) == "N5torch8autograd6PyNodeE";
+  };
+  if (is_in_python(tensor.grad_fn())) return nullptr;
+  const auto object = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(tensor));
+  pybind11::object attributes = object.attr("__dict__");
+  pybind11::object type = pybind11::type::of(object);
+  if (type.ptr() == THPVariableClass && pybind11::len(attributes) == 0) return nullptr;
+  return std::make_shared<Marks>(Marks{c10::SafePyObject(type.release().ptr(), getPyInterpreter()),
+                                       c10::SafePyObject(attributes.release().ptr(), getPyInterpreter())});
+}
+
+void Packed::mark(const pybind11::handle& tensor) const {
+  if (marks_ == nullptr) return;
+  const pybind11::handle type(marks_->type.ptr(getPyInterpreter()));
+  if (!pybind11::type::of(tensor).is(type)) tensor.attr("__class__") = type;
+  tensor.attr("__dict__").attr("update")(pybind11::handle(marks_->attributes.ptr(getPyInterpreter())));
+}
+
+bool Packed::is_shared() const {
+  if (saved_ != nullptr) return saved_.use_count() > 2;
+  return kept_.has_storage() && kept_.storage().use_count() > 2;  // its own, and that of the tensor made of it
+}
 
 at::Tensor Packed::unpack() const {
   if (has_version_ && version_.current_version() != saved_version_) {

@@ -6,6 +6,7 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <atomic>
@@ -13,7 +14,6 @@
 #include <optional>
 #include <utility>
 
-#include "torch/lms/custom_functions.h"
 #include "torch/lms/gil.h"
 #include "torch/lms/packed.h"
 #include "torch/lms/virtual_entry.h"
@@ -44,7 +44,6 @@ class SavedHooks final : public Hooks {
   }
 
   at::Tensor call_unpack_hook() override {
-    note_unpacked(*packed_);
     if (!packed_->may_wait()) return packed_->unpack();
     const GilReleased without_gil;  // a copy, and perhaps another thread's
     return packed_->unpack();
@@ -77,6 +76,12 @@ MadeHooks make_hooks(Engine* engine) {
 }
 
 }  // namespace
+
+std::optional<Packed> packed_of(const torch::autograd::SavedVariable& saved) {
+  const auto data = saved.has_hooks() ? saved.retrieve_unpack_hook_data() : std::nullopt;
+  if (!data || data->first.ptr(getPyInterpreter()) != unpack_function.load()) return std::nullopt;
+  return pybind11::handle(data->second.ptr(getPyInterpreter())).cast<const Packed&>();
+}
 
 bool follow_saved_tensors(PyObject* unpack) {
   const Entry entry(&Engine::get_default_engine(), &Engine::get_default_saved_variable_hooks);

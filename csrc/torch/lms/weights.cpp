@@ -98,19 +98,18 @@ struct Weights::ThreadEnd {
 // A thread's part in a backward. torch's graph task owns it, so it also ends where the backward fails.
 class Weights::Backward {
  public:
-  explicit Backward(std::thread::id thread) : thread_(thread) {}
+  explicit Backward(std::pair<std::thread::id, int> part) : part_(part) {}
   Backward(const Backward&) = delete;
   Backward& operator=(const Backward&) = delete;
   ~Backward() { end(); }
   void end() noexcept {
     Weights& weights = instance();
     const Lock lock = weights.gate_.lock();
-    if (!std::exchange(has_ended_, true)) weights.in_backward_.erase(thread_);
+    weights.in_backward_.erase(part_);
   }
 
  private:
-  const std::thread::id thread_;
-  bool has_ended_ = false;
+  const std::pair<std::thread::id, int> part_;
 };
 
 void Weights::watch_thread() { [[maybe_unused]] static thread_local const ThreadEnd end{}; }
@@ -118,7 +117,7 @@ void Weights::watch_thread() { [[maybe_unused]] static thread_local const Thread
 bool Weights::has_other_users() const {
   const std::thread::id own = std::this_thread::get_id();
   return std::any_of(uses_.begin(), uses_.end(), [&](const auto& entry) { return entry.first != own; }) ||
-         std::any_of(in_backward_.begin(), in_backward_.end(), [&](std::thread::id thread) { return thread != own; });
+         std::any_of(in_backward_.begin(), in_backward_.end(), [&](const auto& part) { return part.first != own; });
 }
 
 // --- uses ---
@@ -193,18 +192,18 @@ void Weights::end_module_uses(std::thread::id thread, uint64_t newest) noexcept 
 }
 
 void Weights::use_in_backward(const void* address) {
-  const std::thread::id thread = std::this_thread::get_id();
+  const std::pair part(std::this_thread::get_id(), torch::autograd::get_current_graph_task_id());
   const Units units = units_of({address});
   bool is_first = false;
   {
     Lock lock = gate_.lock();
     gate_.wait_for_move(lock);
     watch_thread();
-    is_first = torch::autograd::get_current_graph_task_id() != -1 && in_backward_.insert(thread).second;
+    is_first = part.second != -1 && in_backward_.insert(part).second;
     note_used(units);
   }
   if (is_first) {
-    auto backward = std::make_shared<Backward>(thread);
+    auto backward = std::make_shared<Backward>(part);
     torch::autograd::Engine::get_default_engine().queue_callback([backward] { backward->end(); });
   }
   bring(units);

@@ -114,9 +114,9 @@ class Weights {
   uint64_t send_away(int device, uint64_t wanted_bytes, const Units* spared);
   void note(const Moved& moved, uint64_t& counter) noexcept;
 
-  MoveGate gate_;                                     // guards what follows
-  std::map<std::thread::id, std::vector<Use>> uses_;  // by thread, the outermost first
-  std::set<std::thread::id> in_backward_;
+  MoveGate gate_;                                          // guards what follows
+  std::map<std::thread::id, std::vector<Use>> uses_;       // by thread, the outermost first
+  std::set<std::pair<std::thread::id, int>> in_backward_;  // with torch's graph task: those of a GPU share its thread
   policy::UseOrder order_;
   std::atomic<bool> is_short_{false};
   bool expects_backward_ = false;

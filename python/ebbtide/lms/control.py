@@ -52,7 +52,7 @@ class Enabled:
 
     def __enter__(self) -> "Enabled":
         if not _now.is_on and not driver_choice.is_off():  # turned off since
-            self._before = enable(*self._given)._before
+            self._before = _enable(*self._given)._before
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -62,7 +62,7 @@ class Enabled:
         if not _now.is_on:  # turned off inside
             return
         try:
-            enable(*self._before)
+            _enable(*self._before)
         except OutOfMemoryError:
             if error is None:
                 raise
@@ -97,9 +97,13 @@ def enable(
             LMS on, or a system that does not let a process change torch's tables.
         OutOfMemoryError: more is held than the limit allows, and cannot leave. Nothing is changed.
     """
-    wanted = parse_limit(limit)
     least = parse_size(min_size, "min_size")
     host = None if host_limit is None else parse_size(host_limit, "host_limit")
+    return _enable(parse_limit(limit), least, host)
+
+
+def _enable(wanted: int | None, least: int, host: int | None) -> Enabled:
+    """All in bytes."""
     if driver_choice.is_off():
         return Enabled((wanted, least, host), None)
     startup.backend()  # imports torch; under `ebbtide run --lms` that import enables LMS by itself
@@ -132,8 +136,10 @@ def parse_limit(value: str | int | None) -> int | None:
         ValueError: a number of bytes that can only be meant in another unit.
     """
     limit = None if value is None else parse_size(value, "limit")
-    if isinstance(value, int) and 0 < value <= 1 << 20:
-        raise ValueError(f"limit={value} is {value} bytes: give a unit, such as limit='{value}GiB'")
+    has_unit = isinstance(value, str) and not value.strip().isdecimal()
+    if limit and limit <= 1 << 20 and not has_unit:
+        advice = f"limit='{limit}GiB'" if limit < 1024 else "limit='16GiB'"
+        raise ValueError(f"limit={value!r} is {limit} bytes: give a unit, such as {advice}")
     return limit
 
 
@@ -177,7 +183,7 @@ def _device_of(kind: str) -> Device:
 
 def enable_again() -> None:
     """`lms.enabled = True`: with the limits of the last `enable`."""
-    enable(_now.limit, _now.min_size, _now.host_limit)
+    _enable(_now.limit, _now.min_size, _now.host_limit)
 
 
 def disable() -> None:

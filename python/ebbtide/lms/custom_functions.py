@@ -9,6 +9,8 @@ def follow(extension: Any) -> None:
     import torch
     from torch.autograd.function import BackwardCFunction
 
-    if "saved_tensors" not in vars(BackwardCFunction):
-        getter = torch._C._FunctionBase.saved_tensors.__get__
-        BackwardCFunction.saved_tensors = property(functools.partial(extension.read_saved_tensors, getter))
+    for name in ("saved_tensors", "saved_variables"):  # the latter is deprecated
+        getter = getattr(torch._C._FunctionBase, name, None)
+        if getter is not None and name not in vars(BackwardCFunction):
+            read = functools.partial(extension.read_saved_tensors, getter.__get__)
+            setattr(BackwardCFunction, name, property(read))

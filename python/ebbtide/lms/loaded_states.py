@@ -65,18 +65,25 @@ class LoadedStates:
         seen = self._seen.get(optimizer)
         if not count or (seen is not None and seen.holds(count, states)):
             return
-        fixed = [(state, name) for state in states for name in state if _is_fixed(state[name], device)]
-        if alone := [(state, name) for state, name in fixed if _is_alone(state, name)]:
-            with contextlib.suppress(StateError, torch.OutOfMemoryError), region(self._tag, overflow="split"):
-                for state, name in alone:
-                    state[name] = state[name].clone()
+        loaded = [(state, name) for state in states for name in state if _is_loaded(state[name], device, extension)]
+        unshared = [(state, name) for state, name in loaded if _is_unshared(state, name)]
+        self._copy(unshared)
         tensors = list(_movable(states))
         ordinary = list(filter(device.is_ordinary, tensors))
         if ordinary:
             with contextlib.suppress(StateError, torch.OutOfMemoryError), device.making():
                 adopt_quietly(ordinary, tag=self._tag)
-        self._seen[optimizer] = _Seen(count, states, may_change=len(alone) < len(fixed))
+        self._seen[optimizer] = _Seen(count, states, may_change=len(unshared) < len(loaded))
         outside.note(extension, outside.STATES, optimizer, self._outside(states))
+
+    def _copy(self, entries: list[tuple[dict[str, Any], str]]) -> None:
+        import torch
+
+        if entries:
+            with contextlib.suppress(StateError, torch.OutOfMemoryError), torch.no_grad():
+                with region(self._tag, overflow="split"):
+                    for state, name in entries:
+                        state[name] = state[name].clone().requires_grad_(state[name].requires_grad)
 
     def _outside(self, states: "_States") -> Counter[str]:
         """How many bytes stay, by reason."""
@@ -101,19 +108,27 @@ def _device_type() -> str:
     return backend.device_type
 
 
-def _is_fixed(value: Any, device: devices.Device) -> bool:
+def _is_loaded(value: Any, device: devices.Device, extension: Any) -> bool:
+    """Whether it has memory that `torch.load` made on the simulated device."""
     import torch
 
-    is_fixed = type(value) is torch.Tensor and storage_to_move(value, _device_type())[0] == NOT_OWN
-    return is_fixed and device.is_ordinary(value)
+    cannot_move = type(value) is torch.Tensor and storage_to_move(value, _device_type())[0] == NOT_OWN
+    return cannot_move and device.is_ordinary(value) and extension.owns_memory(value)
 
 
-def _is_alone(state: dict[str, Any], name: str) -> bool:
+def _is_unshared(state: dict[str, Any], name: str) -> bool:
+    """Whether nothing but the entry refers to the tensor, and nothing else to its memory."""
+    import torch
+
+    probe = {name: torch.empty(1)}
+    return _count_owners(probe, name) == _count_owners(state, name) and not vars(state[name])
+
+
+def _count_owners(state: dict[str, Any], name: str) -> tuple[int, int, int]:
     import torch
 
     storage = state[name].untyped_storage()
-    # The entry and the argument; the tensor and the object of the storage.
-    return sys.getrefcount(state[name]) == 2 and torch._C._storage_Use_Count(storage._cdata) == 2
+    return sys.getrefcount(state[name]), state[name]._use_count(), torch._C._storage_Use_Count(storage._cdata)
 
 
 def _tensors(states: "_States") -> "Iterator[torch.Tensor]":

@@ -2,9 +2,9 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
+from ebbtide.locks import make_lock
 from ebbtide.sizes import format_size
 
 STATES, WEIGHTS, COMPILED = "optimizer states", "weights", "saved tensors of compiled models"
@@ -14,57 +14,95 @@ NO_ROOM = "they found no room"
 WHOLE = "a model that is compiled as a whole holds them until its forward ends: compile its blocks instead"
 _PAGE = "docs/lms.md#what-cannot-leave"
 
-_found: dict[str, weakref.WeakKeyDictionary[Any, Counter[str]]] = {
-    kind: weakref.WeakKeyDictionary() for kind in (STATES, WEIGHTS, COMPILED)
-}
+
+class _Noted:
+    """Of one kind: bytes by reason, by optimizer or module. Not all of those can be hashed or live on."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Any], Counter[str]]] = {}
+        self._gone: list[int] = []  # owners, noted by the collector at any moment
+        self.total: Counter[str] = Counter()
+
+    def has(self, owner: Any) -> bool:
+        entry = self._entries.get(id(owner))
+        return entry is not None and entry[0]() is owner
+
+    def replace(self, owner: Any, sizes: Counter[str]) -> bool:
+        """Whether that changes something."""
+        self.forget_gone()
+        key = id(owner)
+        before = self._entries.get(key, (None, Counter[str]()))[1]
+        if dict(before) == dict(sizes):  # counters take 0 for nothing
+            return False
+        self._drop(key)
+        if sizes:
+            self._entries[key] = weakref.ref(owner, lambda _: self._gone.append(key)), sizes
+            self.total.update(sizes)
+        return True
+
+    def forget_gone(self) -> None:
+        while self._gone:
+            key = self._gone.pop()
+            if key in self._entries and self._entries[key][0]() is None:
+                self._drop(key)
+
+    def _drop(self, key: int) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return
+        self.total.subtract(entry[1])
+        still = {reason for _, sizes in self._entries.values() for reason in sizes} if 0 in entry[1].values() else ()
+        self.total = Counter({reason: size for reason, size in self.total.items() if size or reason in still})
+
+    @property
+    def count(self) -> int:
+        return len(self._entries)
+
+
+_lock = make_lock()
+_noted = {kind: _Noted() for kind in (STATES, WEIGHTS, COMPILED)}
 
 
 def note(extension: Any, kind: str, owner: Any, sizes: Counter[str]) -> None:
     """Of an optimizer or a module: bytes by reason, 0 where that is unknown. Replaces what was noted of it before."""
-    if dict(_found[kind].get(owner, ())) == dict(sizes):  # counters take 0 for nothing
-        return
-    if sizes:
-        _found[kind][owner] = sizes
-    else:
-        del _found[kind][owner]
-    extension.note_outside(describe())
+    with _lock:
+        if _noted[kind].replace(owner, sizes):
+            extension.note_outside(_describe_all())
 
 
 def has(owner: Any) -> bool:
     """Whether something was noted of a module."""
-    return owner in _found[WEIGHTS]
+    with _lock:
+        return _noted[WEIGHTS].has(owner)
 
 
 def forget(extension: Any) -> None:
     """At the end of LMS."""
-    for found in _found.values():
-        found.clear()
-    extension.note_outside("")
+    with _lock:
+        _noted.update((kind, _Noted()) for kind in (STATES, WEIGHTS, COMPILED))
+        extension.note_outside("")
 
 
 def rows() -> list[tuple[str, int, str]]:
     """Kind, bytes and reason."""
-    return [
-        (kind, size, reason)
-        for kind, found in _found.items()
-        if kind != COMPILED or len(found) == 1  # several: blocks of what is no module itself
-        for reason, size in _total(found.values()).most_common()
-    ]
+    with _lock:
+        return _rows()
 
 
-def describe() -> str:
+def _rows() -> list[tuple[str, int, str]]:
+    found = []
+    for kind, noted in _noted.items():
+        noted.forget_gone()
+        # Several compiled modules that no module calls are the blocks of a model that is no module itself.
+        if kind != COMPILED or noted.count == 1:
+            found += [(kind, size, reason) for reason, size in noted.total.most_common()]
+    return found
+
+
+def _describe_all() -> str:
     """One sentence for an error; "" where nothing lies outside."""
-    parts = [f"{_describe(kind, size)} can't leave ({reason})" for kind, size, reason in rows()]
+    parts = [
+        f"{format_size(size)} of {kind} can't leave ({reason})" if size else f"{kind} can't leave ({reason})"
+        for kind, size, reason in _rows()
+    ]
     return f"{'; '.join(parts)}: see {_PAGE}" if parts else ""
-
-
-def _describe(kind: str, size: int) -> str:
-    return f"{format_size(size)} of {kind}" if size else kind
-
-
-def _total(counters: Iterable[Counter[str]]) -> Counter[str]:
-    """With those that are 0, which a sum leaves out."""
-    total: Counter[str] = Counter()
-    for each in counters:
-        total.update(each)
-    return total

@@ -311,33 +311,34 @@ def _begin_outermost(extension: Any) -> bool:
     """Whether no other module's call is under way in this thread. Then no use of one is, nor a pass. A
     KeyboardInterrupt leaves them open, since torch calls no hook then.
     """
-    import torch
-
     if extension.module_depth():
         calls, frame = 0, sys._getframe()
         while frame is not None and calls < 2:
-            calls += frame.f_code is torch.nn.Module._call_impl.__code__
+            calls += _is_module_call(frame)
             frame = frame.f_back  # type: ignore[assignment]
-        if calls != 1:  # none: somebody has replaced what calls modules
+        if calls != 1:  # none: another library has replaced what calls modules
             return False
         extension.end_module_uses()
-    for thread, newest in extension.newest_module_uses().items():
-        if not _calls_modules(sys._current_frames().get(thread)):
-            extension.end_interrupted_uses(thread, newest)
+    _end_interrupted_uses(extension)
     _layers().end_pass()
     return True
 
 
-def _calls_modules(frame: Any) -> bool:
+def _end_interrupted_uses(extension: Any) -> None:
+    """Of other threads that are in no module's call any more."""
+    for thread, newest in extension.newest_module_uses().items():
+        frame = sys._current_frames().get(thread)
+        while frame is not None and not _is_module_call(frame):
+            frame = frame.f_back
+        if frame is None:
+            extension.end_interrupted_uses(thread, newest)
+
+
+def _is_module_call(frame: Any) -> bool:
+    """Also where torch.compile has changed the code, or another library wraps the call."""
     import torch
 
-    plain = torch.nn.Module._call_impl.__code__
-    while frame is not None:
-        code = frame.f_code  # a copy of torch's, where torch.compile has changed it
-        if code.co_name == plain.co_name and code.co_filename == plain.co_filename:
-            return True
-        frame = frame.f_back
-    return False
+    return frame.f_code.co_name in ("_call_impl", torch.nn.Module._call_impl.__code__.co_name)
 
 
 def _after_forward(module: Any) -> None:
