@@ -166,6 +166,33 @@ def test_in_a_preloaded_program_the_callers_pool_is_captured_into_and_tagged(fak
     assert fake.calls == names_of(MINE) and _core.thread_policy() == before
 
 
+@pytest.mark.parametrize(
+    ("world_size", "backends", "variable", "warned"),
+    [
+        (2, "cpu:gloo,cuda:nccl", None, 1),
+        (2, "cuda:nccl", "1", 1),
+        (2, "cuda:nccl", "0", 0),
+        (1, "cuda:nccl", None, 0),
+        (2, "cpu:gloo,cuda:gloo", None, 0),
+    ],
+)
+@pytest.mark.parametrize("has_hooks", [False, True])
+def test_nccl_must_not_register_the_buffers_of_graphs_that_are_paused(
+    fake, tag, monkeypatch, recwarn, world_size, backends, variable, warned, has_hooks
+):
+    monkeypatch.setattr(program, "_has_hooks", has_hooks)
+    monkeypatch.setattr(captures, "_has_warned", False)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: world_size)
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: backends)
+    monkeypatch.delenv("NCCL_GRAPH_REGISTER", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("NCCL_GRAPH_REGISTER", variable)
+    capture(fake, tag)
+    capture(fake, tag)
+    assert ["NCCL_GRAPH_REGISTER=0" in str(one.message) for one in recwarn] == [True] * warned
+
+
 def test_expandable_segments_pass_the_preload_library_by(fake, tag, preloaded, monkeypatch):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     assert capture(fake, tag) != MINE

@@ -112,6 +112,7 @@ class GraphCapture(DecoratingScope):
             lease = self._holding.open_lease(key.tag, f"a capture in {holder_name()}")
             return _pool_for(backend, key, self._graph, lease).region_pool.handle.id
         if program.has_hooks() and not allocator_settings.has_expandable_segments(os.environ):
+            captures.warn_of_registrations()
             self._tagging = _core.Frame()
             self._tagging.beats_all = True  # it has no pools, and leaves those that are open as they are
             self._tagging.tag_thread(key.tag, key.backup, False)
