@@ -20,7 +20,7 @@ PoolId = tuple[int, int]
 
 _lock = make_lock()
 _installed = False
-_known: dict[PoolId, set[PoolId]] = {}  # the caller's pools, and those of ours that stood in for each
+_known: dict[tuple[int, ...], set[PoolId]] = {}  # the caller's pools, and those of ours that stood in for each
 _captured: dict[tuple[int, PoolId], tuple[object, PoolId]] = {}  # while a capture runs, by device and caller's pool
 
 
@@ -75,12 +75,12 @@ def _of_capture(function: Any) -> Any:
 
 def _of_all(snapshot: Any) -> Any:
     def memory_snapshot(*args: Any, **kwargs: Any) -> Any:
-        named = args[0] if args else kwargs.get("mempool_id")
-        ours = None if named is None else _known.get(tuple(named))
-        if ours is None:
+        given = args[0] if args else kwargs.get("mempool_id")
+        named = () if given is None else tuple(given)
+        if named not in _known:
             return snapshot(*args, **kwargs)
         kwargs.pop("mempool_id", None)
-        wanted = {tuple(named), *ours}
+        wanted = {named, *_known[named]}
         segments = snapshot(*((None, *args[1:]) if args else ()), **kwargs)
         return [segment for segment in segments if tuple(segment["segment_pool_id"]) in wanted]
 
