@@ -36,7 +36,7 @@ def begin(capture: object, device: int, named: PoolId, ours: PoolId) -> None:
 def end(capture: object) -> None:
     """The capture is over. A second call does nothing."""
     with _lock:
-        for key in [key for key, (owner, _) in _captured.items() if owner is capture]:
+        for key in tuple(key for key, (owner, _) in _captured.items() if owner is capture):
             del _captured[key]
 
 
