@@ -37,6 +37,8 @@ class Survivor(Shown):
             the history of its memory; else empty.
         device: the device's ordinal.
         address: the first byte.
+        is_registered: whether it is a parameter of a module, or a buffer of one that has parameters or is part of one
+            that has: what loads a model's weights finds it.
     """
 
     bytes: int
@@ -49,6 +51,7 @@ class Survivor(Shown):
     made_at: tuple[str, ...]
     device: int
     address: int
+    is_registered: bool = False
 
     @property
     def what(self) -> str:
