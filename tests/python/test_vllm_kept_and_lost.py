@@ -1,4 +1,4 @@
-"""What a level-2 sleep drops and nothing loads again is named before it goes: in a stub of vLLM."""
+"""What sleeps keep, and what a level-2 sleep drops and nothing loads again: in a stub of vLLM."""
 
 import warnings
 
@@ -53,6 +53,18 @@ def test_a_level_2_sleep_names_what_nothing_loads_again(saver, allocator):
         warnings.simplefilter("error")
         worker.sleep(level=2)  # said once
     worker.wake_up()
+
+
+def test_graphs_sleep_with_the_backend_ebbtide_as_with_vllms_own(saver, allocator):
+    vllm_stub.install()
+    before = vllm_stub.VllmConfig("ebbtide")
+    assert not before.use_cumem_cudagraph_pool
+    integration.register()
+    integration.register()
+    assert before.use_cumem_cudagraph_pool and before.model_config.sleep_mode_backend == "ebbtide"
+    assert vllm_stub.VllmConfig("cumem").use_cumem_cudagraph_pool
+    assert not vllm_stub.VllmConfig("another").use_cumem_cudagraph_pool
+    assert not vllm_stub.VllmConfig("ebbtide", offloads_graphs=False).use_cumem_cudagraph_pool
 
 
 def test_a_warning_that_is_an_error_comes_before_anything_moves(saver, allocator):
