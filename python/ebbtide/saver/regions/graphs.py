@@ -15,6 +15,7 @@ from ebbtide.locks import make_lock
 from ebbtide.saver.pools import backends, captures, stand_ins
 from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, holder_name, may_enter, registry
 from ebbtide.saver.regions import startup
+from ebbtide.saver.regions.region import prepare_tagged
 from ebbtide.saver.state import program
 from ebbtide.saver.values.arguments import BackupName, backup_code, check_tag
 from ebbtide.scopes import DecoratingScope
@@ -114,8 +115,7 @@ class GraphCapture(DecoratingScope):
         if program.has_hooks() and not allocator_settings.has_expandable_segments(os.environ):
             captures.warn_of_registrations()
             self._tagging = _core.Frame()
-            self._tagging.beats_all = True  # it has no pools, and leaves those that are open as they are
-            self._tagging.tag_thread(key.tag, key.backup, False)
+            prepare_tagged(self._tagging, key.tag, key.backup)
             return self._replaced
         ours = _shared(backend, key, self._replaced).region_pool.handle.id
         stand_ins.begin(self, key.device, self._replaced, ours)
