@@ -72,6 +72,7 @@ if __name__ == "__main__":
 )
 
 SGLANG_SCHEDULER = """
+import warnings
 from sglang.srt.constants import GPU_MEMORY_TYPE_CUDA_GRAPH, GPU_MEMORY_TYPE_KV_CACHE, GPU_MEMORY_TYPE_WEIGHTS
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
@@ -82,6 +83,7 @@ torch.distributed.barrier = nothing
 with adapter.region(GPU_MEMORY_TYPE_WEIGHTS, enable_cpu_backup=False):
     model = torch.nn.Linear(2048, 2048, device=saver.device)
     model.register_buffer("scale", torch.full((MIB,), 3.0, device=saver.device))
+    model.table = [full(7)]  # nothing loads it again
 with adapter.region(GPU_MEMORY_TYPE_KV_CACHE):
     cache = full(2)
 with adapter.region("draft", enable_cpu_backup=True):
@@ -96,8 +98,12 @@ manager = SchedulerWeightUpdaterManager(
 )
 addresses, before = (model.weight.data_ptr(), cache.data_ptr()), held()
 for turn in range(2):
-    manager.release_memory_occupation(SimpleNamespace(tags=None))
-    assert is_away(model.weight) and is_away(cache) and not is_away(draft) and before - held() >= 24 * MIB
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        manager.release_memory_occupation(SimpleNamespace(tags=None))
+    said = [str(each.message) for each in said if "come back as zeros" in str(each.message)]
+    assert len(said) == 1 - turn and ("Linear.table[0] (8.0 MiB)" in said[0] if said else turn)
+    assert is_away(model.weight) and is_away(cache) and not is_away(draft) and before - held() >= 32 * MIB
     manager.resume_memory_occupation(SimpleNamespace(tags=[GPU_MEMORY_TYPE_WEIGHTS]))
     assert is_away(cache) and not model.weight.any() and bool((model.scale == 3).all())
     model.weight.data.fill_(turn + 1)  # the trainer's
@@ -375,24 +381,3 @@ def test_verls_engines_move_by_ebbtides_functions(sources, tmp_path):
         env={**os.environ, **variables}, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stdout + done.stderr
-
-
-def test_what_is_made_up_changes_nothing_and_what_is_real_runs(tmp_path):
-    """A fault in a real file is seen, and what other packages do without stays missing."""
-    (tmp_path / "planted").mkdir()
-    (tmp_path / "planted" / "real.py").write_text(
-        "from missing_package import decorate, Base\nimport planted.other\n"
-        "class Kind(Base, frozen=True):\n    @decorate\n    def value(self): return 7 if planted.other.flag else 8\n"
-        "def fails(): raise ValueError('planted')\n"
-    )
-    code = SERVE + (
-        "program_sources.serve('planted', os.environ['SOURCES'], real=['planted.real'])\n"
-        "from planted.real import Kind, fails\n"
-        "assert Kind(1, a=2).value() == 8\n"
-        "try:\n    import missing_package_of_others\n    raise SystemExit('made up')\n"
-        "except ImportError:\n    fails()\n"
-    )
-    variables = {"SOURCES": str(tmp_path), "TESTS": str(HERE)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and done.stderr.endswith("ValueError: planted\n"), done.stderr

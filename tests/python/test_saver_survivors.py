@@ -227,7 +227,12 @@ def test_what_loads_weights_finds_what_is_registered(saver, tag):
         table = torch.nn.Module()
         table.register_buffer("table", torch.zeros(1 << 14, device=saver.device))
         loose = [torch.zeros(1 << 14, device=saver.device)]
-    found = {row.address: row.is_registered for row in saver.survivors(tag)}
+    everything = saver.survivors(tag)
+    found = {row.address: row.is_registered for row in everything}
+    assert {row.address for row in everything.unregistered} == {
+        at for at, registered in found.items() if not registered
+    }
+    assert everything.unregistered.names(1).endswith("(64.0 KiB), 1 more")
     assert found == {
         model.body[0].weight.data_ptr(): True,
         model.body[0].bias.data_ptr(): True,

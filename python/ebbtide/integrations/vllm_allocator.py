@@ -25,7 +25,6 @@ from ebbtide import _core, saver
 from ebbtide.errors import OutOfMemoryError
 from ebbtide.saver.reclaim import retired, torch_cache
 from ebbtide.saver.values.arguments import BackupName
-from ebbtide.sizes import format_size
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +36,6 @@ GRAPH_TAG = "cudagraph"
 RUNTIME_TAG = "runtime"
 DEFERRABLE_TAGS = (WEIGHTS_TAG, "kv_cache")
 KEPT_AT_EVERY_LEVEL = (RUNTIME_TAG, GRAPH_TAG)
-_MOST_NAMED = 5
 
 _logger = logging.getLogger(__name__)
 
@@ -268,14 +266,12 @@ class _OpenPool:
 
 def _warn_of_lost_tensors(name: str) -> None:
     """Names the tensors among the weights that vLLM neither saves as buffers nor loads as weights."""
-    lost = [row for row in saver.survivors(name) if row.kind and not row.is_registered]
+    lost = saver.survivors(name).unregistered
     if not lost:
         return
-    named = [f"{row.held_by or row.what} ({format_size(row.bytes)})" for row in lost[:_MOST_NAMED]]
-    named += [f"{len(lost) - _MOST_NAMED} more"] * (len(lost) > _MOST_NAMED)
     warnings.warn(
         f"this sleep drops the weights, and with them tensors that are neither parameters nor buffers of a model: "
-        f"{', '.join(named)}. vLLM does not load them again, and they come back as zeros. Make them buffers, or make "
+        f"{lost.names()}. vLLM does not load them again, and they come back as zeros. Make them buffers, or make "
         f'them in CuMemAllocator.get_instance().use_memory_pool(tag="{RUNTIME_TAG}"), which every sleep keeps',
         RuntimeWarning,
         stacklevel=4,

@@ -79,6 +79,17 @@ class Survivors(list[Survivor]):
         """The bytes of all of them."""
         return sum(survivor.bytes for survivor in self)
 
+    @property
+    def unregistered(self) -> "Survivors":
+        """The tensors among them that are neither parameters nor buffers of a model: nothing that loads a model's
+        weights makes them again."""
+        return Survivors(row for row in self if row.kind and not row.is_registered)
+
+    def names(self, most: int = 5) -> str:
+        """What leads to the largest of them, with their sizes, in a line."""
+        named = [f"{row.held_by or row.what} ({format_size(row.bytes)})" for row in self[:most]]
+        return ", ".join([*named, *[f"{len(self) - most} more"] * (len(self) > most)])
+
     def to_dict(self) -> list[dict[str, Any]]:
         """A dictionary for each."""
         return [survivor.to_dict() for survivor in self]
