@@ -164,7 +164,8 @@ class _View:
     """An object as it is, but for some attributes."""
 
     def __init__(self, viewed: Any, **others: Any) -> None:
-        self.__dict__.update(others, _viewed=viewed)
+        self._viewed = viewed
+        self.__dict__.update(others)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._viewed, name)
