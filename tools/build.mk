@@ -13,6 +13,7 @@ BIN := .venv/bin
 LINTERS := .venv/.lint-tools
 PTX_TOOLS := .venv/.ptx-tools
 DOC_TOOLS := .venv/.doc-tools
+PROGRAMS := build/programs/.downloaded
 
 ifeq ($(SYSTEM),)
   PY := $(BIN)/python
@@ -67,6 +68,14 @@ PIP_BUILD = PATH="$(TOOL_PATH)" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PY) -m pip 
 .venv/.ebbtide-installed: .venv/.torch $(SOURCES)
 	$(call say,Building and installing ebbtide (a few minutes the first time))
 	@$(PIP_BUILD) .
+	@touch $@
+
+# Their sources alone are read, so any Python's wheel will do.
+$(PROGRAMS): .venv/.created requirements/programs.txt
+	$(call say,Downloading programs whose sources the tests run)
+	@mkdir -p $(@D) && rm -f $(@D)/*.whl
+	@.venv/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+	  --implementation cp --python-version 3.11 --platform manylinux_2_34_x86_64 --dest $(@D) -r requirements/programs.txt
 	@touch $@
 
 .venv/.lint-tools: .venv/.created requirements/lint.txt

@@ -22,7 +22,7 @@ SIGNATURES = {
     "offload_fsdp_optimizer": ["optimizer"],
     "load_fsdp_optimizer": ["optimizer", "device_id"],
     "offload_megatron_model_to_cpu": ["models"],
-    "load_megatron_model_to_gpu": ["models", "load_grad=True"],
+    "load_megatron_model_to_gpu": ["models", "load_grad=True", "load_frozen_params=True"],
     "offload_megatron_copy_params": ["optimizers"],
     "load_megatron_copy_params": ["optimizers"],
     "offload_megatron_optimizer": ["optimizers"],
@@ -240,7 +240,9 @@ class Chunk(torch.nn.Module):
         super().__init__()
         flat = torch.arange(WIDTH * WIDTH, dtype=torch.float32, device=device)
         buffer = SimpleNamespace(param_data=flat, grad_data=torch.ones_like(flat))
-        self.weight = torch.nn.Parameter(flat.view(WIDTH, WIDTH))
+        self.module = torch.nn.Module()
+        self.module.weight = self.weight = torch.nn.Parameter(flat.view(WIDTH, WIDTH))
+        self.module.base = torch.nn.Parameter(torch.full((WIDTH, WIDTH), 5.0, device=device), requires_grad=False)
         self.weight.main_grad = buffer.grad_data.view(WIDTH, WIDTH)
         self.__dict__["buffers"] = [buffer]
         self.__dict__["expert_parallel_buffers"] = []
@@ -251,9 +253,13 @@ def test_a_megatron_chunk_keeps_its_parameters_and_drops_its_gradients(saver):
     weight, reference_weight = chunk.weight.detach().clone(), reference.weight.detach().clone()
     (buffer,) = chunk.buffers
     verl.offload_megatron_model_to_cpu([chunk, reference])
-    for tensor in (buffer.param_data, buffer.grad_data, reference.weight):
+    frozen = chunk.module.base
+    for tensor in (buffer.param_data, buffer.grad_data, reference.weight, frozen):
         assert _core.is_away(tensor.data_ptr(), tensor.nbytes)
+    verl.load_megatron_model_to_gpu([chunk, reference], load_grad=False, load_frozen_params=False)
+    assert _core.is_away(frozen.data_ptr(), frozen.nbytes)
     verl.load_megatron_model_to_gpu([chunk, reference], load_grad=False)
+    assert (frozen == 5.0).all()
     assert torch.equal(chunk.weight, weight) and torch.equal(reference.weight, reference_weight)
     assert _core.is_away(buffer.grad_data.data_ptr(), buffer.grad_data.nbytes)
     verl.load_megatron_model_to_gpu([chunk, reference])

@@ -10,6 +10,9 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
+from ebbtide.saver.reclaim import torch_cache  # noqa: E402
+from ebbtide.saver.regions.region import Tagged, separate_memory  # noqa: E402
+from test_saver_captures import make_graph_class  # noqa: E402
 
 
 def tag_of(tensor):
@@ -109,3 +112,19 @@ def test_a_plain_region_of_a_tag_with_another_policy_warns_once(saver, tag, tag2
         warnings.simplefilter("error")
         with saver.region(tag):
             pass
+
+
+def test_what_ebbtide_opens_itself_inside_a_region_belongs_to_the_same_task(saver, tag, tag2):
+    """Cells of a notebook run in a task: captures in a region, and the emptying of torch's cache in a pause."""
+
+    async def cell():
+        with saver.region(tag):
+            graph = make_graph_class()()
+            graph.capture_begin()
+            graph.capture_end()
+            torch_cache.empty()
+            with separate_memory(), Tagged(tag2, 1):
+                pass
+            return torch.ones(10, device=saver.device)
+
+    assert tag_of(asyncio.run(cell())) == tag

@@ -218,3 +218,25 @@ def test_the_frames_of_a_block_come_from_torchs_history():
 def test_it_is_empty_where_ebbtide_is_off(run_python):
     done = run_python("from ebbtide import saver; print(saver.survivors('a'))", EBBTIDE_DRIVER="off")
     assert (done.returncode, done.stdout) == (0, "0 survivors, 0 B\n"), done.stderr
+
+
+def test_what_loads_weights_finds_what_is_registered(saver, tag):
+    """A module outside of the model, with buffers alone, is none that weights are loaded into."""
+    with saver.region(tag):
+        model = Model(saver.device)
+        table = torch.nn.Module()
+        table.register_buffer("table", torch.zeros(1 << 14, device=saver.device))
+        loose = [torch.zeros(1 << 14, device=saver.device)]
+    everything = saver.survivors(tag)
+    found = {row.address: row.is_registered for row in everything}
+    assert {row.address for row in everything.unregistered} == {
+        at for at, registered in found.items() if not registered
+    }
+    assert everything.unregistered.names(1).endswith("(64.0 KiB), 1 more")
+    assert found == {
+        model.body[0].weight.data_ptr(): True,
+        model.body[0].bias.data_ptr(): True,
+        model.mask.data_ptr(): True,
+        table.table.data_ptr(): False,
+        loose[0].data_ptr(): False,
+    }

@@ -260,13 +260,36 @@ def test_the_library_finds_other_names_in_the_process(cdll):
 
 
 def test_the_surface_has_the_names_of_torch_memory_saver(tms_module):
-    from torch_memory_saver import entrypoint, testing_utils, utils
-    from torch_memory_saver.hooks import mode_preload
+    from torch_memory_saver import binary_wrapper, entrypoint, testing_utils, utils
+    from torch_memory_saver.hooks import base, mode_preload, mode_torch
 
     assert isinstance(tms_module.torch_memory_saver, tms_module.TorchMemorySaver)
     assert entrypoint.TorchMemorySaver is tms_module.TorchMemorySaver
     assert mode_preload.configure_subprocess is tms_module.configure_subprocess
     assert testing_utils.is_xpu is utils.is_xpu and not utils.is_xpu()
+    for mode, kind in (("preload", mode_preload.HookUtilModePreload), ("torch", mode_torch.HookUtilModeTorch)):
+        made = base.HookUtilBase.create(mode)
+        assert type(made) is kind and made.get_path_binary() == _core.loaded_library()
+    stem = "torch_memory_saver_hook_mode_torch"
+    assert str(utils.get_binary_path_from_package(stem)) == _core.loaded_library()
+    wrapper = binary_wrapper.BinaryWrapper(path_binary=_core.loaded_library())
+    assert wrapper.cdll.tms_get_current_tag() == b"default"
+
+
+def test_the_allocator_of_mode_torch_is_the_cores(tms_module, monkeypatch):
+    from torch_memory_saver.hooks.mode_torch import HookUtilModeTorch
+
+    class Pluggable:
+        def __init__(self, *given):
+            self.given = given
+
+        def allocator(self):
+            return self.given
+
+    monkeypatch.setattr(torch.cuda.memory, "CUDAPluggableAllocator", Pluggable)
+    given = HookUtilModeTorch().get_allocator()
+    assert given == (_core.loaded_library(), "tms_torch_malloc", "tms_torch_free")
+    assert all(hasattr(ctypes.CDLL(given[0]), name) for name in given[1:])
 
 
 def test_a_region_inherits_the_backend_through_one_without_a_backup(saver, tms, tag):

@@ -13,6 +13,8 @@ from ebbtide.errors import StoreError  # noqa: E402
 from ebbtide.integrations import vllm_allocator  # noqa: E402
 
 MIB = 1 << 20
+# The weights of these tests are no parameters: see test_vllm_kept_and_lost.py.
+pytestmark = pytest.mark.filterwarnings("ignore:this sleep drops the weights:RuntimeWarning")
 
 
 @pytest.fixture

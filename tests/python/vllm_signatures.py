@@ -36,6 +36,7 @@ RELEASES = {
         "factory": _FACTORY,
         "worker": _WORKER,
         "allocation": _ALLOCATION,
+        "config": {},
         "deferrable": None,
     },
     "0.33.0": {
@@ -44,6 +45,7 @@ RELEASES = {
         "factory": _FACTORY,
         "worker": _WORKER,
         "allocation": _ALLOCATION,
+        "config": {"use_cumem_cudagraph_pool": []},
         "deferrable": ("weights", "kv_cache"),
     },
 }
@@ -54,4 +56,5 @@ PLACES = {
     "backend": ("vllm/device_allocator/sleep_mode_backend.py", "SleepModeBackend"),
     "factory": ("vllm/device_allocator/sleep_mode_backend.py", "SleepModeBackendFactory"),
     "worker": ("vllm/v1/worker/worker_base.py", "WorkerBase"),
+    "config": ("vllm/config/vllm.py", "VllmConfig"),
 }

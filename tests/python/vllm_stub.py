@@ -150,6 +150,17 @@ class Worker(WorkerBase):
             self.sleep_saved_buffers = {}
 
 
+class VllmConfig:
+    """The configuration, as far as graphs and their pool are concerned."""
+
+    def __init__(self, backend, offloads_graphs=True):
+        self.model_config = SimpleNamespace(sleep_mode_backend=backend, sleep_mode_offload_cudagraph=offloads_graphs)
+
+    @property
+    def use_cumem_cudagraph_pool(self):
+        return self.model_config.sleep_mode_offload_cudagraph and self.model_config.sleep_mode_backend == "cumem"
+
+
 def config(backend="cumem"):
     """What a worker is given, as far as it is read."""
     return SimpleNamespace(model_config=SimpleNamespace(sleep_mode_backend=backend))
@@ -162,6 +173,7 @@ def install(has_factory=True, has_extension=True):
         "vllm": {},
         "vllm.device_allocator": {"get_mem_allocator_instance": lambda: TheirAllocator.get_instance()},
         "vllm.device_allocator.cumem": {"CuMemAllocator": TheirAllocator, "cumem_available": has_extension},
+        "vllm.config": {"VllmConfig": VllmConfig},
         "vllm.v1": {},
         "vllm.v1.worker": {},
         "vllm.v1.worker.worker_base": {"WorkerBase": WorkerBase},
@@ -184,6 +196,7 @@ def install(has_factory=True, has_extension=True):
 
 
 _construct = WorkerBase.__init__
+_uses_pool = VllmConfig.use_cumem_cudagraph_pool
 
 
 def uninstall():
@@ -193,6 +206,7 @@ def uninstall():
     sys.modules.pop("ebbtide.integrations.vllm_backend", None)
     TheirAllocator.instance = None
     WorkerBase.__init__ = _construct
+    VllmConfig.use_cumem_cudagraph_pool = _uses_pool
 
 
 # --- for vLLM's own tests of its allocator, which import more names ---

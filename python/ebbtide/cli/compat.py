@@ -1,15 +1,18 @@
 """`ebbtide compat`."""
 
+import os
+
 import click
 
-from ebbtide.launch import preloading, startup_file
+from ebbtide.errors import StateError
+from ebbtide.launch import distribution, preloading, startup_file
 
 _library = click.argument("library", type=click.Choice(["tms"]))
 
 
 @click.group()
 def compat() -> None:
-    """Serve programs for another library whose launcher replaces PYTHONPATH.
+    """Serve programs for another library, also where a launcher replaces PYTHONPATH.
 
     The one library is tms: torch_memory_saver.
     """
@@ -29,10 +32,36 @@ def install(library: str) -> None:
 
 @compat.command()
 @_library
+@click.option(
+    "--version", default=distribution.VERSION, show_default=True, help="The version that pip is told, for a pinned one."
+)
+def provide(library: str, version: str) -> None:
+    """Tell pip that the library is installed, and give this Python ebbtide's module under its name.
+
+    Writes metadata and a path into site-packages. A program that requires torch_memory_saver then installs without it,
+    and `import torch_memory_saver` gives ebbtide's module without a variable. Refused where torch_memory_saver itself
+    is installed.
+    """
+    try:
+        folder = distribution.provide(version)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--version") from None
+    click.echo(f"{folder}: pip takes {distribution.NAME} {version} for installed, and importing it gives ebbtide's")
+
+
+@compat.command()
+@_library
 def uninstall(library: str) -> None:
-    """Remove the file that `install` wrote."""
-    removed = startup_file.uninstall()
-    click.echo(f"{removed} is removed" if removed else f"nothing was installed for {library}")
+    """Remove the files that `install` and `provide` wrote."""
+    try:
+        removed = distribution.withdraw()
+    except OSError as error:
+        raise StateError(f"{error.filename} can't be removed ({error.strerror or os.strerror(0)})") from None
+    file = startup_file.uninstall()
+    for path in [*removed, *([] if file is None else [file])]:
+        click.echo(f"{path} is removed")
+    if file is None and not removed:
+        click.echo(f"nothing was installed for {library}")
 
 
 @compat.command()

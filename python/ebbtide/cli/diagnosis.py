@@ -18,7 +18,7 @@ from typing import Literal
 
 from ebbtide import driver_choice, settings
 from ebbtide.errors import Error, StateError, neutral
-from ebbtide.launch import preloading, startup_file
+from ebbtide.launch import distribution, preloading, startup_file
 from ebbtide.launch.programs import preload_obstacle
 from ebbtide.sizes import format_size
 from ebbtide.torch_extension import build
@@ -268,6 +268,9 @@ def _compatibility() -> Iterator[Finding]:
     else:
         advice = "`ebbtide run --compat tms`, EBBTIDE_COMPAT=tms for SGLang, or install() give ebbtide's"
         yield Finding("compatibility", name, f"another one, {found.origin}", "ok", advice)
+    known = distribution.installed()
+    if known is not None and known[1]:
+        yield Finding("compatibility", "pip", f"takes ebbtide's module for torch_memory_saver {known[0]}")
     yield from _startup_file()
 
 

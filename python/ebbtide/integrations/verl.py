@@ -82,7 +82,8 @@ def load_fsdp_optimizer(optimizer: Any, device_id: Any) -> None:
 
 def offload_megatron_model_to_cpu(models: Sequence[Any]) -> None:
     """Takes the chunks of a model off the device. The content of DistributedDataParallel's gradient buffers is dropped,
-    as verl drops it.
+    as verl drops it. Frozen parameters, such as a base model's below LoRA, lie in no such buffer and leave by a tag of
+    their own.
 
     For example:
 
@@ -95,12 +96,16 @@ def offload_megatron_model_to_cpu(models: Sequence[Any]) -> None:
         else:
             offload(tag_of(chunk, "verl.model"), *(buffer.param_data for buffer in buffers))
             offload(tag_of(chunk, "verl.gradients"), *(buffer.grad_data for buffer in buffers), backup=None)
+            frozen = [parameter for parameter in chunk.module.parameters() if not parameter.requires_grad]
+            if frozen:
+                offload(tag_of(chunk, "verl.frozen"), frozen)
     gc.collect()
     torch_cache.empty()
 
 
-def load_megatron_model_to_gpu(models: Sequence[Any], load_grad: bool = True) -> None:
-    """Brings the chunks back. With `load_grad`, the gradient buffers too, as zeros.
+def load_megatron_model_to_gpu(models: Sequence[Any], load_grad: bool = True, load_frozen_params: bool = True) -> None:
+    """Brings the chunks back. With `load_grad`, the gradient buffers too, as zeros. Frozen parameters of a
+    DistributedDataParallel stay away without `load_frozen_params`.
 
     For example:
 
@@ -108,6 +113,8 @@ def load_megatron_model_to_gpu(models: Sequence[Any], load_grad: bool = True) ->
     """
     for chunk in models:
         load(tag_of(chunk, "verl.model"))
+        if load_frozen_params:
+            load(tag_of(chunk, "verl.frozen"))
         tag = tag_of(chunk, "verl.gradients")
         if load_grad and tag in saver.tags() and saver.is_paused(tag):
             load(tag)

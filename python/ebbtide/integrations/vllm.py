@@ -13,6 +13,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 from typing import Any
 
 from ebbtide import settings
@@ -38,6 +39,7 @@ def register() -> None:
         with contextlib.suppress(ValueError):  # it is registered already
             factory.register_backend(BACKEND_NAME, "ebbtide.integrations.vllm_backend", "EbbtideBackend")
         _watch_workers()
+        _let_graphs_sleep()
     if settings.read_or_fallback("vllm", os.environ) == "1":
         _take_over()
 
@@ -136,6 +138,37 @@ def _watch_workers() -> None:
 
     construct_and_look._ebbtide_watches = True  # type: ignore[attr-defined]
     WorkerBase.__init__ = construct_and_look
+
+
+def _let_graphs_sleep() -> None:
+    """vLLM gives captures the graph pool of its allocator where the backend's name is "cumem". This one has such a pool
+    as well, so its name counts as that one there."""
+    config: Any = getattr(sys.modules.get("vllm.config"), "VllmConfig", None)
+    asked = getattr(config, "use_cumem_cudagraph_pool", None)
+    if not isinstance(asked, property) or hasattr(asked.fget, "_ebbtide_answers"):
+        return
+    own: Any = asked.fget
+
+    @functools.wraps(own)
+    def answer(vllm_config: Any) -> Any:
+        model_config = vllm_config.model_config
+        if getattr(model_config, "sleep_mode_backend", "") != BACKEND_NAME:
+            return own(vllm_config)
+        return own(_View(vllm_config, model_config=_View(model_config, sleep_mode_backend="cumem")))
+
+    answer._ebbtide_answers = True  # type: ignore[attr-defined]
+    config.use_cumem_cudagraph_pool = property(answer)
+
+
+class _View:
+    """An object as it is, but for some attributes."""
+
+    def __init__(self, viewed: Any, **others: Any) -> None:
+        self._viewed = viewed
+        self.__dict__.update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._viewed, name)
 
 
 def _factory() -> Any:

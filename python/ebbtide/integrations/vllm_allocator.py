@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 
 PREFIX = "vllm."
 DEFAULT_TAG = "default"
+WEIGHTS_TAG = "weights"
 GRAPH_TAG = "cudagraph"
-DEFERRABLE_TAGS = ("weights", "kv_cache")
-KEPT_AT_EVERY_LEVEL = ("runtime", GRAPH_TAG)
+RUNTIME_TAG = "runtime"
+DEFERRABLE_TAGS = (WEIGHTS_TAG, "kv_cache")
+KEPT_AT_EVERY_LEVEL = (RUNTIME_TAG, GRAPH_TAG)
 
 _logger = logging.getLogger(__name__)
 
@@ -80,6 +82,7 @@ class Allocator:
     def __init__(self, backup: BackupName = "ram", retain: bool = False) -> None:
         self.backup: BackupName = backup
         self.retain = retain
+        self._has_looked = False  # for what a sleep drops that nothing loads again
         self._open = threading.local()  # .pools: those that this thread is in, the innermost last
 
     @property
@@ -222,6 +225,9 @@ class Allocator:
             elif info is not None and (info.stored_bytes if backup is None else info.dropped_bytes):
                 _logger.warning("vLLM's tag %r is asleep already, and stays as it is", name.removeprefix(PREFIX))
         _run_vllm_hooks("run_before_unmap_hooks", self.pointer_to_data, [name.removeprefix(PREFIX) for name in awake])
+        if _name(WEIGHTS_TAG) in awake and awake[_name(WEIGHTS_TAG)] is None and not self._has_looked:
+            self._has_looked = True
+            _warn_of_lost_tensors(_name(WEIGHTS_TAG))
         if awake:
             saver.pause(awake)
         torch_cache.empty()
@@ -256,6 +262,20 @@ class _OpenPool:
         finally:
             self.is_left = False
             self.__enter__()
+
+
+def _warn_of_lost_tensors(name: str) -> None:
+    """Names the tensors among the weights that vLLM neither saves as buffers nor loads as weights."""
+    lost = saver.survivors(name).unregistered
+    if not lost:
+        return
+    warnings.warn(
+        f"this sleep drops the weights, and with them tensors that are neither parameters nor buffers of a model: "
+        f"{lost.names()}. vLLM does not load them again, and they come back as zeros. Make them buffers, or make "
+        f'them in CuMemAllocator.get_instance().use_memory_pool(tag="{RUNTIME_TAG}"), which every sleep keeps',
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def _run_vllm_hooks(name: str, allocations: Mapping[int, Allocation], *tags: Any) -> None:

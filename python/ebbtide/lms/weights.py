@@ -338,7 +338,8 @@ def _is_module_call(frame: Any) -> bool:
     """Also where torch.compile has changed the code, or another library wraps the call."""
     import torch
 
-    return frame.f_code.co_name in ("_call_impl", torch.nn.Module._call_impl.__code__.co_name)
+    plain = torch.nn.Module._call_impl.__code__
+    return frame.f_code.co_name in ("_call_impl", plain.co_name)
 
 
 def _after_forward(module: Any) -> None:

@@ -61,6 +61,7 @@ class Header:
 
 
 _POOL = ("device", "pool")
+ORIGINAL = "_ebbtide_original"  # the attribute of a function of ours in torch's modules that has torch's own
 
 NAMES: tuple[Name, ...] = (
     # Pools of torch's CUDA allocator.
@@ -184,7 +185,8 @@ HEADERS: tuple[Header, ...] = (
 
 
 def find(*paths: str) -> Any:
-    """The first of these names that this torch has; each is a path of `NAMES`.
+    """The first of these names that this torch has; each is a path of `NAMES`. Where ebbtide has wrapped it for its
+    callers, torch's own.
 
     Raises:
         StateError: it has none of them.
@@ -193,9 +195,10 @@ def find(*paths: str) -> Any:
 
     for path in paths:
         try:
-            return reduce(getattr, path.split("."), torch)
+            found = reduce(getattr, path.split("."), torch)
         except AttributeError:
             continue
+        return getattr(found, ORIGINAL, found)
     row = next(name for name in NAMES if name.path == paths[0])
     names = " and ".join(f"torch.{path}" for path in paths)
     raise StateError(
@@ -207,3 +210,8 @@ def find(*paths: str) -> Any:
 def end_allocate() -> Any:
     """The function that closes a pool, under the name that this torch has for it."""
     return find("_C._cuda_endAllocateToPool", "_C._cuda_endAllocateCurrentStreamToPool")
+
+
+def pool_functions() -> list[str]:
+    """The functions in `torch._C` that take a device and the id of a pool, in any version of torch."""
+    return [name.path.removeprefix("_C.") for name in NAMES if name.takes == _POOL]

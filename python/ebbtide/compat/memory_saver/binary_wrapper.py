@@ -43,9 +43,13 @@ def _process() -> ctypes.CDLL:
 
 
 class BinaryWrapper:
-    """`_impl._binary_wrapper`."""
+    """`_impl._binary_wrapper`.
 
-    def __init__(self) -> None:
+    Args:
+        path_binary: without effect: the core of this process is the library.
+    """
+
+    def __init__(self, path_binary: str = "") -> None:
         self.cdll = Library(_core.loaded_library())
         for name, result in _RESULTS.items():
             getattr(self.cdll, name).restype = result

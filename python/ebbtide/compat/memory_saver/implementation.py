@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _is_disk_directory_read = False
 _made_folders: set[str] = set()
+_WEIGHTS = "weights"  # SGLang's tag
 _BACKUPS: dict[str, BackupName] = {"mmap": "ram", "pinned": "pinned"}
 
 
@@ -47,6 +49,8 @@ class Implementation:
             key = Key(tag, enable_cpu_backup, enable_disk_backup, backend, _current_device())
             self._mem_pools.note(key, saver_tag(tag), backup_code(backup))
             _open_regions().append((frame, inherited))
+            if backup is None and tag == _WEIGHTS:
+                _weights.are_dropped = True
 
         return _NotedRegion(saver_tag(tag), backup, self._retains() and backup is not None, note)
 
@@ -80,6 +84,8 @@ class Implementation:
     def pause(self, tag: str | None) -> None:
         """See `TorchMemorySaver.pause`."""
         _make_folder_again()
+        if tag is None or tag in ("", _WEIGHTS):
+            _warn_of_lost_tensors()
         saver.pause(*_tags(tag), missing_ok=True)
 
     def resume(self, tag: str | None) -> None:
@@ -147,6 +153,31 @@ class Implementation:
             return regions[-1][1]
         backend: bytes = self._binary_wrapper.cdll.tms_get_cpu_backup_backend()
         return backend.decode()
+
+
+class _Weights:
+    are_dropped = False  # a region of them without a backup was entered
+    were_looked_at = False
+
+
+_weights = _Weights()
+
+
+def _warn_of_lost_tensors() -> None:
+    """Before the first pause that drops weights: names the tensors among them that nothing loads again. SGLang saves
+    the buffers of its model and loads the parameters anew."""
+    if not _weights.are_dropped or _weights.were_looked_at:
+        return
+    _weights.were_looked_at = True
+    lost = saver.survivors(_WEIGHTS).unregistered
+    if lost:
+        warnings.warn(
+            f"this pause drops the weights, and with them tensors that are neither parameters nor buffers of a model: "
+            f"{lost.names()}. They come back as zeros: make them buffers, or keep the weights (enable_cpu_backup=True, "
+            "in SGLang --enable-weights-cpu-backup)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _source_of(setting: str) -> str:

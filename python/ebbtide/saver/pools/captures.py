@@ -13,6 +13,9 @@ capture torch's random generators allocate state that lives as long as they do.
 
 import contextlib
 import functools
+import os
+import sys
+import warnings
 import weakref
 from typing import Any
 
@@ -20,10 +23,12 @@ from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.locks import make_lock
 from ebbtide.saver.pools import ordinary_memory, region_pools, workspaces
+from ebbtide.saver.state import program
 from ebbtide.torch_support import torch_names
 
 _lock = make_lock()
 _installed = False
+_has_warned = False
 _open: "dict[int, _Capture]" = {}
 _tagged: dict[tuple[int, int], tuple[str, region_pools.RegionPool]] = {}
 
@@ -48,6 +53,8 @@ class _Capture:
     def begin(self, graph: Any) -> None:
         """Begins the capture. An interrupt may cut this short anywhere; `end` then undoes it."""
         known = _tagged.get(tuple(self._pool_id))
+        if known is not None or program.own() is not None:
+            warn_of_registrations()
         if known is not None:
             _lease_pool(self._frame, *known)
         workspaces.clear()
@@ -135,6 +142,25 @@ def name_pool(pool_id: tuple[int, int], tag: str, pool: region_pools.RegionPool)
 def is_named(pool_id: Any) -> bool:
     """Whether this is the id of a pool of ours."""
     return pool_id in _tagged
+
+
+def warn_of_registrations() -> None:
+    """Warns once where NCCL would register the buffers of collectives in a capture whose memory a pause takes: a resume
+    brings other physical memory to their addresses."""
+    global _has_warned
+    distributed: Any = sys.modules.get("torch.distributed")
+    if _has_warned or os.environ.get("NCCL_GRAPH_REGISTER") == "0" or distributed is None:
+        return
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() < 2:
+        return
+    if "nccl" in distributed.get_backend_config():
+        _has_warned = True
+        warnings.warn(
+            "a pause can take the memory of this CUDA graph, and NCCL registers the buffers of the collectives in it: "
+            "after a resume a replay can hang. Set NCCL_GRAPH_REGISTER=0 before the process group is made",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def is_capturing() -> bool:

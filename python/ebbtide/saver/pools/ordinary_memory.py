@@ -4,9 +4,23 @@ Everything here prepares a `_core.Frame` and may be interrupted anywhere. C clos
 and otherwise shows it to torch in one step (csrc/bindings/scopes.cpp).
 """
 
+import sys
+
 from ebbtide import _core, driver_choice
 from ebbtide.errors import StateError
 from ebbtide.saver.pools import backends
+
+
+def running_task() -> int:
+    """The id of the asyncio task that runs in this thread; 0 outside of one."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return 0
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no loop runs
+        return 0
+    return 0 if task is None else id(task)
 
 
 def prepare_ordinary(frame: "_core.Frame") -> bool:
@@ -16,6 +30,7 @@ def prepare_ordinary(frame: "_core.Frame") -> bool:
     """
     if driver_choice.is_off():
         return False
+    frame.task = running_task()
     frame.hides_outer = True
     backend = backends.existing_backend()
     if backend is not None:
@@ -27,6 +42,7 @@ def prepare_ordinary(frame: "_core.Frame") -> bool:
 
 def prepare_separate(frame: "_core.Frame", separation: backends.Separation, beats_all: bool) -> None:
     """Fills the frame with memory of its own, which is not tagged."""
+    frame.task = running_task()
     frame.leave_thread_untagged()
     frame.hides_outer = True
     frame.beats_all = beats_all

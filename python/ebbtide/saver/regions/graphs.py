@@ -4,6 +4,7 @@ Each graph of `cuda_graph` has its own pool, as with `torch.cuda.graph`. Graphs 
 the order of their captures, which is up to the caller (`graph_pool`). The pool of a graph that is gone is reused.
 """
 
+import os
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,14 @@ from typing import Any
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.locks import make_lock
-from ebbtide.saver.pools import backends, captures
+from ebbtide.saver.pools import backends, captures, stand_ins
 from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, holder_name, may_enter, registry
 from ebbtide.saver.regions import startup
+from ebbtide.saver.regions.region import prepare_tagged
+from ebbtide.saver.state import program
 from ebbtide.saver.values.arguments import BackupName, backup_code, check_tag
 from ebbtide.scopes import DecoratingScope
+from ebbtide.torch_support import allocator_settings
 
 
 @dataclass(eq=False)
@@ -68,6 +72,7 @@ class GraphCapture(DecoratingScope):
         self._graph, self._tag, self._backup, self._arguments = graph, tag, backup, arguments
         self._replaced = replaced
         self._holding = _core.Holding()
+        self._tagging: _core.Frame | None = None  # gives the thread's own allocations the tag
         self._inner: Any = None  # torch's own context manager, set before it is entered
         self._stream: Any = None  # the current stream before it
         self._has_entered = self._has_left = False
@@ -88,15 +93,7 @@ class GraphCapture(DecoratingScope):
         arguments = self._arguments
         if backend is not None:
             key = PoolKey(key_tag, code, torch.cuda.current_device())
-            registry.slot(key)
-            if captures.is_named(self._replaced):
-                pool_id = self._replaced
-            elif self._replaced is not None:
-                pool_id = _shared(backend, key, self._replaced).region_pool.handle.id
-            else:
-                lease = self._holding.open_lease(key_tag, f"a capture in {holder_name()}")
-                pool_id = _pool_for(backend, key, self._graph, lease).region_pool.handle.id
-            arguments = {**arguments, "pool": pool_id}
+            arguments = {**arguments, "pool": self._choose_pool(backend, key)}
         elif self._replaced is not None:
             arguments = {**arguments, "pool": self._replaced}
         inner = torch.cuda.graph(self._graph, **arguments)
@@ -104,10 +101,31 @@ class GraphCapture(DecoratingScope):
         self._inner = inner
         inner.__enter__()
         self._has_entered = True
+        if self._tagging is not None:
+            self._tagging.push()
+
+    def _choose_pool(self, backend: backends.PoolBackend, key: PoolKey) -> Any:
+        """The id of the pool that the capture goes into."""
+        if captures.is_named(self._replaced):
+            return self._replaced
+        if self._replaced is None:
+            registry.slot(key)
+            lease = self._holding.open_lease(key.tag, f"a capture in {holder_name()}")
+            return _pool_for(backend, key, self._graph, lease).region_pool.handle.id
+        if program.has_hooks() and not allocator_settings.has_expandable_segments(os.environ):
+            captures.warn_of_registrations()
+            self._tagging = _core.Frame()
+            prepare_tagged(self._tagging, key.tag, key.backup)
+            return self._replaced
+        ours = _shared(backend, key, self._replaced).region_pool.handle.id
+        stand_ins.begin(self, key.device, self._replaced, ours)
+        return ours
 
     def _close(self) -> Exception | None:
         """Runs torch's own end once. If an interrupt cut it short, runs what is left of it."""
         failure: Exception | None = None
+        if self._tagging is not None:
+            self._tagging.close()
         if self._inner is not None:
             is_first, self._has_left = not self._has_left, True
             kind = None if self._failure is None else type(self._failure)
@@ -119,6 +137,7 @@ class GraphCapture(DecoratingScope):
             except Exception as error:
                 failure = error
             _set_stream(self._stream)
+        stand_ins.end(self)
         self._holding.close()
         return failure
 
@@ -179,8 +198,10 @@ def cuda_graph_in_place_of(
     """`cuda_graph` for callers that bring a pool of their own.
 
     Args:
-        pool: the id of torch's that they give, or None. The graphs of one tag and backup that are given the same id
-            share a pool of ours in its place. A pool of ours is used as it is.
+        pool: the id of torch's that they give, or None. In a preloaded program the capture goes into this pool, and
+            what it allocates has the tag. Elsewhere nothing of torch's own pool can be paused: the graphs of one tag
+            and backup that are given the same id share a pool of ours, which stands in for it (`stand_ins`). A pool of
+            ours is used as it is.
     """
     return GraphCapture(graph, tag, backup, arguments, None if pool is None else tuple(pool))
 

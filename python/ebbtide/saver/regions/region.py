@@ -3,7 +3,6 @@
 import functools
 import inspect
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Generator
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -33,18 +32,6 @@ _logger = logging.getLogger(__name__)
 
 Threads = Literal["own", "all"]
 _RAM = backup_code("ram")
-
-
-def _running_task() -> int:
-    """The id of the asyncio task that runs in this thread; 0 outside of one."""
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is None:
-        return 0
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # no loop runs
-        return 0
-    return 0 if task is None else id(task)
 
 
 class _AllocationScope(ordinary_memory.FrameScope):
@@ -143,7 +130,7 @@ class Region(_AllocationScope):
         self._warns = warns and backup == "ram" and not self.retain and overflow is None
 
     def _prepare(self, frame: "_core.Frame") -> bool:
-        frame.task = _running_task()
+        frame.task = ordinary_memory.running_task()
         if self._warns:
             _warn_of_another_policy(self.tag)
         return entry.prepare_region(frame, self._policy, self.threads == "all")
@@ -177,7 +164,6 @@ class Disabled(_AllocationScope):
     """The context manager that `saver.disabled` returns."""
 
     def _prepare(self, frame: "_core.Frame") -> bool:
-        frame.task = _running_task()
         # What torch has cached in a pauseable program is tagged.
         if program.own() is not None:
             return _prepare_separate(frame)
@@ -217,12 +203,18 @@ class Tagged(_AllocationScope):
         self._tag, self._backup = tag, backup
 
     def _prepare(self, frame: "_core.Frame") -> bool:
-        frame.beats_all = True  # without pools of its own it leaves the outer ones as they are
-        frame.tag_thread(self._tag, self._backup, False)
+        prepare_tagged(frame, self._tag, self._backup)
         return True
 
     def __repr__(self) -> str:
         return f"region.Tagged({self._tag!r})"
+
+
+def prepare_tagged(frame: "_core.Frame", tag: str, backup: int) -> None:
+    """Fills the frame with what `Tagged` is."""
+    frame.task = ordinary_memory.running_task()
+    frame.beats_all = True  # without pools of its own it leaves the outer ones as they are
+    frame.tag_thread(tag, backup, False)
 
 
 def separate_memory() -> Separate:

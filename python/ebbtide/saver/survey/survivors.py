@@ -104,4 +104,5 @@ def _describe(group: "Sequence[torch.Tensor]", address: int, holders: living.Hol
         made_at=() if block is None else block.frames,
         device=places.device_of(address) or 0,
         address=address,
+        is_registered=any(map(holders.is_registered, group)),
     )

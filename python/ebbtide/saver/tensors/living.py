@@ -210,6 +210,8 @@ class Holders:
         self._tensor = torch.Tensor
         self._hidden = hidden
         self._names: dict[int, str] = {}
+        self._registered: set[int] = set()  # by id()
+        self._own_names = frozenset(vars(torch.nn.Module()))
         self._read_modules(modules)
         self._read_optimizers(optimizers)
         for frame, variables in _running_variables(hidden):
@@ -241,11 +243,22 @@ class Holders:
     def _read_modules(self, modules: list[Any]) -> None:
         children = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
         for root in [module for module in modules if id(module) not in children]:
-            for path, module in root.named_modules(prefix=type(root).__name__):
+            paths = list(root.named_modules(prefix=type(root).__name__))
+            is_model = any(module._parameters for _, module in paths)
+            for path, module in paths:
                 for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
                     self._read([(f"{path}.{name}", tensor)])
                     gradient = None if tensor is None else gradient_of(tensor)
                     self._read([(f"the gradient of {path}.{name}", gradient)])
+                    self._register([tensor] * is_model)
+                others = ((name, value) for name, value in list(vars(module).items()) if name not in self._own_names)
+                self._read_variables((f"{path}.{name}", "", value) for name, value in others)
+
+    def _register(self, waiting: list[Any]) -> None:
+        while waiting:
+            tensor = waiting.pop()
+            self._registered.add(id(tensor))
+            waiting += _parts_of(tensor)
 
     def _read_optimizers(self, optimizers: list[Any]) -> None:
         for optimizer in optimizers:
@@ -273,6 +286,10 @@ class Holders:
         for tensor, kind in zip(unnamed, kinds, strict=True):
             if kind is not None:
                 self._names[id(tensor)] = f"a {kind.__name__}"
+
+    def is_registered(self, tensor: "torch.Tensor") -> bool:
+        """Whether it is a parameter or a buffer of a model, which is a module that has parameters; or a part of one."""
+        return id(tensor) in self._registered
 
     def name_of(self, tensor: "torch.Tensor") -> str:
         """A name that leads to it, or ""."""

@@ -37,6 +37,8 @@ class Survivor(Shown):
             the history of its memory; else empty.
         device: the device's ordinal.
         address: the first byte.
+        is_registered: whether it is a parameter of a module, or a buffer of one that has parameters or is part of one
+            that has: what loads a model's weights finds it.
     """
 
     bytes: int
@@ -49,6 +51,7 @@ class Survivor(Shown):
     made_at: tuple[str, ...]
     device: int
     address: int
+    is_registered: bool = False
 
     @property
     def what(self) -> str:
@@ -75,6 +78,17 @@ class Survivors(list[Survivor]):
     def bytes(self) -> int:
         """The bytes of all of them."""
         return sum(survivor.bytes for survivor in self)
+
+    @property
+    def unregistered(self) -> "Survivors":
+        """The tensors among them that are neither parameters nor buffers of a model: nothing that loads a model's
+        weights makes them again."""
+        return Survivors(row for row in self if row.kind and not row.is_registered)
+
+    def names(self, most: int = 5) -> str:
+        """What leads to the largest of them, with their sizes, in a line."""
+        named = [f"{row.held_by or row.what} ({format_size(row.bytes)})" for row in self[:most]]
+        return ", ".join([*named, *[f"{len(self) - most} more"] * (len(self) > most)])
 
     def to_dict(self) -> list[dict[str, Any]]:
         """A dictionary for each."""

@@ -66,8 +66,8 @@ class TorchMemorySaver:
 
         Args:
             cuda_graph: the torch.cuda.CUDAGraph to capture into.
-            pool: graphs of one tag and backup that are given the same pool share their memory, which lies in a pool of
-                ebbtide's in its place.
+            pool: the id of a pool that graphs share. In a preloaded program their memory lies in it; elsewhere in a
+                pool of ebbtide's for each tag and backup, for which the id stands during the capture.
             stream, capture_error_mode: torch.cuda.graph's.
             tag, enable_cpu_backup, cpu_backup_backend: as in `region`.
 

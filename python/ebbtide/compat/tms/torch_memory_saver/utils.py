@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
+from ebbtide import _core
 from ebbtide.driver_choice import installed_torch_kind
 
 
@@ -21,14 +22,17 @@ def is_xpu() -> bool:
 
 
 def get_binary_path_from_package(stem: str) -> Path:
-    """The file of the preload library under the name that launchers look for.
+    """The file of the preload library under the name that launchers look for, or the library of this process.
 
     Args:
-        stem: "torch_memory_saver_hook_mode_preload". The files of all CUDA versions are the same library.
+        stem: "torch_memory_saver_hook_mode_preload", or "torch_memory_saver_hook_mode_torch". The files of all CUDA
+            versions are the same library.
 
     Raises:
         RuntimeError: there is no such file beside this package.
     """
+    if stem == "torch_memory_saver_hook_mode_torch":
+        return Path(_core.loaded_library())
     version = sys.modules["torch"].version.cuda if installed_torch_kind() == "cuda" else None
     folder = Path(__file__).parent
     suffixes = (f"_cu{version.partition('.')[0]}", "") if version else ("",)

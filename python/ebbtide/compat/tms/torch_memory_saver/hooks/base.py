@@ -1,4 +1,4 @@
-"""What other packages build on: the base class of the ways in which torch's memory is hooked. ebbtide has one."""
+"""What other packages build on: the base class of the ways in which torch's memory is hooked."""
 
 from typing import Any, Literal
 
@@ -12,8 +12,11 @@ class HookUtilBase:
 
     @staticmethod
     def create(hook_mode: HookMode) -> "HookUtilBase":
-        """The same for both modes."""
-        return HookUtilBase()
+        """The one of this mode. Regions work the same with both."""
+        from torch_memory_saver.hooks.mode_preload import HookUtilModePreload
+        from torch_memory_saver.hooks.mode_torch import HookUtilModeTorch
+
+        return HookUtilModeTorch() if hook_mode == "torch" else HookUtilModePreload()
 
     def get_path_binary(self) -> str:
         """The library's file."""

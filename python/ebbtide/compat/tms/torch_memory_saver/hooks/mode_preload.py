@@ -7,7 +7,12 @@ from contextlib import ExitStack, contextmanager
 from ebbtide.launch import preloading
 from ebbtide.launch.search_path import with_first
 
+from torch_memory_saver.hooks.base import HookUtilBase
 from torch_memory_saver.utils import change_env, get_binary_path_from_package
+
+
+class HookUtilModePreload(HookUtilBase):
+    """The preload library hooks torch's own pools, so there is no allocator."""
 
 
 @contextmanager
