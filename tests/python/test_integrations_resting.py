@@ -85,6 +85,7 @@ def test_a_phase_that_raises_brings_everything_back(saver, tag2, trained):
 
 
 def test_an_end_without_room_can_be_repeated(saver, tag2, trained):
+    saver.trim()  # what other tests have cached would make room
     before = copy_of(*trained)
     resting = Resting(None, tag2, [tag2], "ram")
     resting.begin([trained[1]])
@@ -121,6 +122,7 @@ def test_the_phase_after_one_whose_pause_failed_pauses(saver, tag2, trained):
 
 
 def test_the_phase_after_one_whose_resume_failed_brings_everything_back(saver, tag2, trained):
+    saver.trim()  # what other tests have cached would make room
     before = copy_of(*trained)
     resting = Resting(None, tag2, [tag2], "ram")
     with pytest.raises(OutOfMemoryError), resting.phase([trained[1]]):

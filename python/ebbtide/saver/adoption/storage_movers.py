@@ -8,7 +8,7 @@
 from typing import TYPE_CHECKING, Protocol
 
 from ebbtide import torch_extension
-from ebbtide.saver.regions.region import disabled
+from ebbtide.saver.reclaim import torch_cache
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +72,7 @@ class CudaMover:
             try:
                 storage.resize_(size)
             except torch.OutOfMemoryError:
-                self.finish()  # the old blocks are in torch's cache, out of a region's reach
+                torch_cache.give_back()  # the old blocks are in torch's cache, out of a region's reach
                 storage.resize_(size)
             torch.cuda.synchronize()  # the stream of the old block may be another one, which would reuse it too early
         self._left_over += size
@@ -81,10 +81,7 @@ class CudaMover:
 
     def finish(self) -> None:
         """Frees the old memory, which torch has cached."""
-        import torch
-
-        with disabled():  # while a pool is open, torch empties that one only
-            torch.cuda.empty_cache()
+        torch_cache.empty()
         self._left_over = 0
 
 

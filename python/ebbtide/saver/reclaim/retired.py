@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from ebbtide import _core
 from ebbtide.saver.pools import backends, captures, pool_segments, region_pools
 from ebbtide.saver.reclaim import spilled
-from ebbtide.saver.values.segments import Segment
+from ebbtide.saver.state.known_tags import allocations_of
 
 
 def retire(tags: Sequence[str], *, only_with_free_segments: bool = False) -> "list[_core.AllocationInfo]":
     """Dissolves the idle pools of these tags that hold memory, and frees what is free in them. The next region of such
     a tag makes a pool.
 
-    Does nothing during a capture, to pools that a capture may have allocated from, and in versions of torch that can't
-    dissolve a pool (before 2.10).
+    Does nothing during a capture, and to pools that a capture may have allocated from. A torch that can't dissolve a
+    pool (before 2.10) keeps it; its free segments are trimmed, and their memory comes back with its next region.
 
     Args:
         only_with_free_segments: leave pools in which every segment is in use, whose free blocks the next region reuses.
@@ -29,12 +29,13 @@ def retire(tags: Sequence[str], *, only_with_free_segments: bool = False) -> "li
     if backend is None or captures.is_capturing():
         return []
     with region_pools.registry.withheld(tags) as withheld:
-        pools = [pool for _, pool in withheld]
-        seen = pool_segments.look_at(backend, pools)
-        for pool in filter(lambda pool: _is_worth_it(seen[pool] or (), only_with_free_segments), pools):
-            spilled.dissolve_pool(backend, pool)
+        seen = pool_segments.look_at(backend, [pool for _, pool in withheld])
+        resident = {info.address for info in allocations_of(tags) if info.resident_bytes}
+        for key, pool in withheld:
+            segments = seen[pool] or ()
+            free = {segment.address for segment in segments if segment.is_free}
+            if free or (segments and not only_with_free_segments):
+                # What shares a driver handle with living memory would keep its own, however torch frees it.
+                spilled.trim_pool(key.tag, pool, free & resident)
+                spilled.dissolve_pool(backend, pool)
     return spilled.release_dissolved(tags)
-
-
-def _is_worth_it(segments: Sequence[Segment], only_with_free: bool) -> bool:
-    return any(segment.is_free or not only_with_free for segment in segments)

@@ -30,7 +30,7 @@ def release_free(tag: str) -> None:
         return
     with region_pools.registry.withheld([tag]) as withheld:
         for _, pool in withheld:
-            _trim(tag, pool, _free_in(backend, pool) & spilled)
+            trim_pool(tag, pool, _free_in(backend, pool) & spilled)
 
 
 def prefer_device(tag: str) -> None:
@@ -61,7 +61,7 @@ def _prefer_device_in(
         dissolve_pool(backend, pool)
     elif found:
         room[pool.device] -= needed_bytes
-        _trim(key.tag, pool, {info.address for info in found if not info.is_trimmed})
+        trim_pool(key.tag, pool, {info.address for info in found if not info.is_trimmed})
 
 
 def _free_in(backend: backends.PoolBackend, pool: region_pools.RegionPool) -> set[int]:
@@ -107,9 +107,10 @@ def dissolve_pool(backend: backends.PoolBackend, pool: region_pools.RegionPool) 
         pool.is_dissolved = False
 
 
-def _trim(tag: str, pool: region_pools.RegionPool, addresses: set[int]) -> None:
+def trim_pool(tag: str, pool: region_pools.RegionPool, addresses: set[int]) -> None:
+    """Releases the memory of these segments of a withheld pool, unless a thread has entered the tag, or captures."""
     if not addresses:
         return
     pool.trimmed |= addresses  # set before the trim: one that fails midway leaves some of them away
-    with contextlib.suppress(StateError):  # a thread has entered the tag, or captures
+    with contextlib.suppress(StateError):
         _core.trim([tag], sorted(addresses))

@@ -1,19 +1,20 @@
-"""Memory that torch has cached outside regions, and retries when the device is full."""
+"""Memory that torch has cached, in regions and outside, and retries when the device is full."""
 
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ebbtide import driver_choice
+from ebbtide import _core, driver_choice
 from ebbtide.errors import OutOfMemoryError
 from ebbtide.saver.pools import bypass, captures, ordinary_memory
+from ebbtide.saver.reclaim import retired
 
 _T = TypeVar("_T")
 
 _FIRST_WAIT_SECONDS = 0.01
 _LONGEST_WAIT_SECONDS = 0.25
 
-# Who else can make room for a claim that failed with this error, once torch's cache is empty; each says whether it
+# Who else can make room for a claim that failed with this error, once what is cached has gone; each says whether it
 # tried.
 makers_of_room: list[Callable[[OutOfMemoryError], bool]] = []
 
@@ -29,29 +30,34 @@ def empty() -> bool:
     return True
 
 
+def give_back() -> bool:
+    """Frees what torch has cached and nothing uses: outside regions, and wholly free segments in the pools of all tags
+    (from torch 2.10 on). Returns whether that may have made room.
+
+    While any thread is in a region, torch frees nothing of what it has cached outside of them.
+    """
+    is_flushed = empty()
+    in_use = [info.tag for info in _core.tags() if info.resident_bytes]
+    return bool(retired.retire(in_use, only_with_free_segments=True)) or is_flushed
+
+
 def claim_with_retries(
     claim: Callable[[], _T], seconds: float = 0.0, make_room: Callable[[], bool] = lambda: False
 ) -> _T:
-    """Calls `claim`, once more after emptying torch's cache and asking who else can make room, and then again until
-    `seconds` have passed.
+    """Calls `claim`, once more after everything that is cached was given back and all were asked who can make room,
+    and so again until `seconds` have passed.
 
     Args:
-        make_room: makes the claim smaller, and says whether it did; called once, where the first one fails.
+        make_room: makes the claim smaller, and says whether it did; called where one fails.
 
     Raises:
         OutOfMemoryError: from the last try.
     """
     deadline = time.monotonic() + seconds
     wait = _FIRST_WAIT_SECONDS
-    try:
-        return claim()
-    except OutOfMemoryError as error:
-        tried = [make_room(), empty(), *[make(error) for make in makers_of_room]]
-        if not any(tried) and seconds == 0:
-            raise
     while True:
         try:
-            return claim()
+            return _claim_or_make_room(claim, make_room)
         except OutOfMemoryError as error:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -60,3 +66,12 @@ def claim_with_retries(
                 raise
         time.sleep(min(wait, left))
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+
+def _claim_or_make_room(claim: Callable[[], _T], make_room: Callable[[], bool]) -> _T:
+    try:
+        return claim()
+    except OutOfMemoryError as error:
+        if not any([make_room(), give_back(), *[make(error) for make in makers_of_room]]):
+            raise
+    return claim()
