@@ -28,14 +28,23 @@ def retire(tags: Sequence[str], *, only_with_free_segments: bool = False) -> "li
     backend = backends.existing_backend()
     if backend is None or captures.is_capturing():
         return []
+    resident = {info.address for info in allocations_of(tags) if info.resident_bytes}  # as long as nobody pauses them
     with region_pools.registry.withheld(tags) as withheld:
-        seen = pool_segments.look_at(backend, [pool for _, pool in withheld])
-        resident = {info.address for info in allocations_of(tags) if info.resident_bytes}
-        for key, pool in withheld:
-            segments = seen[pool] or ()
-            free = {segment.address for segment in segments if segment.is_free}
-            if free or (segments and not only_with_free_segments):
-                # What shares a driver handle with living memory would keep its own, however torch frees it.
-                spilled.trim_pool(key.tag, pool, free & resident)
-                spilled.dissolve_pool(backend, pool)
+        _dissolve(backend, withheld, resident, only_with_free_segments)
     return spilled.release_dissolved(tags)
+
+
+def _dissolve(
+    backend: backends.PoolBackend,
+    withheld: Sequence[tuple[region_pools.PoolKey, region_pools.RegionPool]],
+    resident: set[int],
+    only_with_free: bool,
+) -> None:
+    seen = pool_segments.look_at(backend, [pool for _, pool in withheld])
+    for key, pool in withheld:
+        segments = seen[pool] or ()
+        free = {segment.address for segment in segments if segment.is_free}
+        if free or (segments and not only_with_free):
+            # What shares a driver handle with living memory would keep its own, however torch frees it.
+            spilled.trim_pool(key.tag, pool, free & resident)
+            spilled.dissolve_pool(backend, pool)
