@@ -15,7 +15,6 @@ from ebbtide.saver.regions import entry  # noqa: E402
 from ebbtide.saver.regions.region import separate_memory  # noqa: E402
 from ebbtide.saver.state import program  # noqa: E402
 from ebbtide.saver.values.segments import Segment  # noqa: E402
-from ebbtide.torch_support.allocator_settings import ALLOCATOR_VARIABLES, expandable_segments_problem  # noqa: E402
 from ebbtide.torch_support.versions import LEAST_TORCH, NEWEST_TORCH  # noqa: E402
 from torch_model import TorchModel  # noqa: E402
 
@@ -285,33 +284,6 @@ def test_a_failure_while_entering_leaves_nothing_open(model, saver, tag, tag2, m
         with saver.region(tag):
             assert model.route(last) not in (None, outer[last])
     assert model.route() is None
-
-
-@pytest.mark.parametrize("variable", ALLOCATOR_VARIABLES)
-@pytest.mark.parametrize(
-    "options",
-    ["expandable_segments:True", "max_split_size_mb:64,expandable_segments:true", " expandable_segments : True "],
-)
-def test_expandable_segments_are_refused_with_what_to_set(variable, options):
-    problem = expandable_segments_problem({variable: options}, (2, 11))
-    assert f"{variable}=" in problem
-    fixed = problem.partition(f"{variable}=")[2]
-    assert "true" not in fixed.lower()
-    assert expandable_segments_problem({variable: fixed}, (2, 11)) is None
-    assert expandable_segments_problem({variable: options}, (2, 13)) is None
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {},
-        {"PYTORCH_ALLOC_CONF": ""},
-        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"},
-        {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"},
-    ],
-)
-def test_other_settings_are_fine(environment):
-    assert expandable_segments_problem(environment, (2, 6)) is None
 
 
 def test_a_backend_without_pools_is_refused(monkeypatch):

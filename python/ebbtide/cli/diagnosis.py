@@ -23,7 +23,7 @@ from ebbtide.launch.programs import preload_obstacle
 from ebbtide.sizes import format_size
 from ebbtide.torch_extension import build
 from ebbtide.torch_support import versions
-from ebbtide.torch_support.allocator_settings import expandable_segments_problem
+from ebbtide.torch_support.allocator_settings import switched_on_by
 
 Status = Literal["ok", "note", "problem"]
 
@@ -164,11 +164,13 @@ def _devices() -> Iterator[Finding]:
 def _torch_allocator() -> Iterator[Finding]:
     import torch
 
-    problem = expandable_segments_problem(os.environ, versions.torch_version(torch.__version__))
-    if problem:
-        yield Finding("driver", "torch's allocator", "expandable segments", "problem", problem)
+    found = torch.cuda.get_allocator_backend()
+    variable = switched_on_by(os.environ, versions.torch_version(torch.__version__))
+    if variable:
+        advice = "the first region switches expandable segments off, which this torch can't combine with regions"
+        yield Finding("driver", "torch's allocator", f"{found}, {variable}={os.environ[variable]}", "note", advice)
     else:
-        yield Finding("driver", "torch's allocator", torch.cuda.get_allocator_backend())
+        yield Finding("driver", "torch's allocator", found)
 
 
 def _torch_extension() -> Iterator[Finding]:

@@ -114,6 +114,22 @@ NAMES: tuple[Name, ...] = (
         instead="nothing: free blocks are copied",
         is_cuda_only=True,
     ),
+    Name("cuda.memory._snapshot", "whether expandable segments are on", ()),
+    Name(
+        "_C._accelerator_setAllocatorSettings",
+        "switches expandable segments off",
+        ("",),
+        since=(2, 13),
+        instead="the older name",
+    ),
+    Name(
+        "_C._cuda_cudaCachingAllocator_set_allocator_settings",
+        "switches expandable segments off",
+        ("",),
+        until=(2, 9),
+        instead="the newer name",
+        is_cuda_only=True,
+    ),
     Name("_C._cuda_attach_out_of_memory_observer", "says what tags cache", ("",), is_cuda_only=True),
     Name("_C._cuda_clearCublasWorkspaces", "empties the map of cuBLAS workspaces", (), is_cuda_only=True),
     # Graph captures, which ebbtide wraps.

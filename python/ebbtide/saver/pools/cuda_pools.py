@@ -26,7 +26,6 @@ names and their arguments up to 2.15.
 
 import ctypes
 import inspect
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -36,10 +35,10 @@ import torch
 
 from ebbtide import _core
 from ebbtide.errors import StateError
+from ebbtide.saver.pools import expandable_segments
 from ebbtide.saver.pools.backends import PoolUse, Separation
 from ebbtide.saver.values.segments import Segment, read_cuda_segments
 from ebbtide.saver.values.survivors import UsedBlock
-from ebbtide.torch_support.allocator_settings import expandable_segments_problem
 from ebbtide.torch_support.torch_names import end_allocate, find
 from ebbtide.torch_support.versions import torch_version
 
@@ -233,7 +232,5 @@ def make_backend() -> CudaPools:
             f"torch's allocator backend is {backend!r}, which has no pools: "
             f"remove backend:{backend} from PYTORCH_CUDA_ALLOC_CONF"
         )
-    problem = expandable_segments_problem(os.environ, version)
-    if problem:
-        raise StateError(problem)
+    expandable_segments.keep_off(version)
     return CudaPools(version)

@@ -4,7 +4,6 @@ Each graph of `cuda_graph` has its own pool, as with `torch.cuda.graph`. Graphs 
 the order of their captures, which is up to the caller (`graph_pool`). The pool of a graph that is gone is reused.
 """
 
-import os
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +11,13 @@ from typing import Any
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.locks import make_lock
-from ebbtide.saver.pools import backends, captures, stand_ins
+from ebbtide.saver.pools import backends, captures, expandable_segments, stand_ins
 from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, holder_name, may_enter, registry
 from ebbtide.saver.regions import startup
 from ebbtide.saver.regions.region import prepare_tagged
 from ebbtide.saver.state import program
 from ebbtide.saver.values.arguments import BackupName, backup_code, check_tag
 from ebbtide.scopes import DecoratingScope
-from ebbtide.torch_support import allocator_settings
 
 
 @dataclass(eq=False)
@@ -112,7 +110,7 @@ class GraphCapture(DecoratingScope):
             registry.slot(key)
             lease = self._holding.open_lease(key.tag, f"a capture in {holder_name()}")
             return _pool_for(backend, key, self._graph, lease).region_pool.handle.id
-        if program.has_hooks() and not allocator_settings.has_expandable_segments(os.environ):
+        if program.has_hooks() and not expandable_segments.are_on():
             captures.warn_of_registrations()
             self._tagging = _core.Frame()
             prepare_tagged(self._tagging, key.tag, key.backup)

@@ -1,0 +1,112 @@
+"""Switches expandable segments of torch's CUDA allocator off, with which regions cannot work before torch 2.13.
+
+Before that version such a segment is torch's own mapping: a pool's allocator is not asked, so nothing could be paused.
+torch can switch them off while it runs. Tensors in segments that exist stay as they are, and torch hands out nothing
+more of those segments. The setting is that of the whole process, a region may begin in any thread at any time, and its
+pools keep their segments. So it stays off from the first region on: where the program switches it on later, only its
+other settings are passed on.
+"""
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ebbtide import logs
+from ebbtide.errors import StateError
+from ebbtide.torch_support import torch_names
+from ebbtide.torch_support.allocator_settings import (
+    ALLOCATOR_VARIABLES,
+    EXPANDABLE_SEGMENTS_FROM,
+    has_expandable_segments,
+    switched_on_by,
+    without_expandable_segments,
+)
+
+_SETTERS = ("_C._accelerator_setAllocatorSettings", "_C._cuda_cudaCachingAllocator_set_allocator_settings")
+
+
+def keep_off(version: tuple[int, int]) -> None:
+    """Switches them off where regions can't work with them, and keeps them off for the life of the process.
+
+    Raises:
+        StateError: this torch can't. The error says what to set.
+    """
+    if version >= EXPANDABLE_SEGMENTS_FROM:
+        return
+    variable = switched_on_by(os.environ, version)
+    is_on, settings = _in_force()
+    if variable if is_on is None else is_on:
+        settings = settings or os.environ.get(variable, "")
+        if not _switch_off(settings):
+            raise StateError(_refusal(version, variable or ALLOCATOR_VARIABLES[0], settings))
+        import torch
+
+        torch.cuda.empty_cache()  # what torch has cached in such segments it hands out no more
+        _say_once()
+    _watch()
+
+
+def are_on() -> bool:
+    """Whether torch maps the segments of its own pools itself, past the preload library."""
+    is_on, _ = _in_force()
+    if is_on is None:
+        return any(has_expandable_segments(os.environ.get(name, "")) for name in ALLOCATOR_VARIABLES)
+    return is_on
+
+
+def _in_force() -> tuple[bool | None, str]:
+    """Whether they are on, and all settings as they were last given to torch; None where torch does not say."""
+    try:
+        found = torch_names.find("cuda.memory._snapshot")()["allocator_settings"]
+        return bool(found["expandable_segments"]), found.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    except (StateError, LookupError, TypeError, RuntimeError):  # the format of torch's snapshot is not stable
+        return None, ""
+
+
+def _switch_off(settings: str) -> bool:
+    try:
+        # All settings: torch before 2.9 takes those that are not named for their defaults.
+        torch_names.find(*_SETTERS)(without_expandable_segments(settings))
+    except (StateError, RuntimeError, ValueError):  # torch raises the latter two for settings that it can't change
+        return False
+    return _in_force()[0] is not True
+
+
+def _watch() -> None:
+    """From now on torch's functions that change the settings leave expandable segments off."""
+    import torch
+
+    for path in _SETTERS:
+        name = path.rpartition(".")[2]
+        if hasattr(torch._C, name):
+            setattr(torch._C, name, _keeping_off(getattr(torch._C, name)))
+
+
+def _keeping_off(setter: Callable[[str], Any]) -> Callable[[str], Any]:
+    @functools.wraps(setter)
+    def set_settings(settings: str) -> Any:
+        if isinstance(settings, str) and has_expandable_segments(settings):
+            settings = without_expandable_segments(settings)
+            _say_once()
+        return setter(settings)
+
+    return set_settings
+
+
+@functools.cache
+def _say_once() -> None:
+    logs.log(
+        logging.WARNING,
+        "torch's expandable segments are off from now on: before torch 2.13 a region's memory would lie in them, past "
+        "its pool, and could not be paused",
+    )
+
+
+def _refusal(version: tuple[int, int], variable: str, settings: str) -> str:
+    return (
+        f"torch's expandable segments are on, and torch {version[0]}.{version[1]} does not let them be switched off: "
+        "it would take memory past the pools, so that nothing could be paused. Start the program with "
+        f"{variable}={without_expandable_segments(settings)}"
+    )
