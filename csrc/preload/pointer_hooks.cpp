@@ -68,6 +68,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuPointerGetAttributes(unsigned int count, CUpointe
         const auto memory = find_placed(address);
         if (!memory) return result;
         for (unsigned int i = 0; i < count; ++i) {
+          if (data[i] == nullptr) continue;
           // In this call an attribute that does not apply is null, and not an error.
           if (attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER) answer<void*>(data[i], nullptr);
           answer_attribute(data[i], attributes[i], address, *memory);
@@ -81,7 +82,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdevicep
   return call_hook<&cuIpcGetMemHandle>(
       "cuIpcGetMemHandle",
       [&](auto real_function) {
-        if (!find_placed(address)) return real_function(handle, address);
+        if (handle == nullptr || !find_placed(address)) return real_function(handle, address);
         ebbtide::log_line(ebbtide::LogLevel::kError, {"cuIpcGetMemHandle: ", why_not_shared(address)});
         return CUDA_ERROR_NOT_SUPPORTED;
       },
