@@ -194,7 +194,8 @@ def test_what_a_region_may_still_use_is_not_advised(saver, tag, caplog):
 def test_advice_never_takes_the_place_of_torchs_error(saver, tag, caplog, monkeypatch):
     saver.trim()
     cache(saver, tag, 64)
-    monkeypatch.setattr(type(backends.existing_backend()), "segments", lambda *_: 1 / 0)
+    for name in ("segments", "segments_of"):
+        monkeypatch.setattr(type(backends.existing_backend()), name, lambda *_: 1 / 0)
     advice.advise(0, MIB, MIB, 0)
     monkeypatch.setattr(advice, "cached_bytes", lambda _: 1 / 0)
     advice.advise(0, MIB, MIB, 0)
