@@ -127,6 +127,18 @@ def test_what_is_cached_while_a_resume_waits_makes_room(saver, tag, tag2, away):
     assert torch.equal(tensor.cpu(), want)
 
 
+def test_what_torch_calls_free_is_left_alone_where_the_caller_does_not_rely_on_it(saver, tag, tag2, away):
+    leave_room(saver, 72)
+    cache(saver, tag2, 64)
+    saver.configure(skip_unused=False)
+    try:
+        with pytest.raises(OutOfMemoryError):
+            saver.resume(tag)
+    finally:
+        saver.configure(skip_unused=True)
+    assert saver.tags()[tag2].resident_bytes == 64 * MIB
+
+
 def test_while_another_thread_is_in_a_region_the_other_tags_give(saver, tag, tag2, away):
     tensor, want = away
     leave_room(saver, 96)

@@ -161,7 +161,7 @@ def resume(
         TypeError, ValueError: malformed arguments.
         StateError: an unknown tag, a capture under way. Nothing moved.
         OutOfMemoryError: the device has too little room, even after everything that torch has cached was given back:
-            outside regions, and (from torch 2.10 on) free segments of all tags. No tensor moved; the same call works
+            outside regions, and (from torch 2.9 on) free segments of all tags. No tensor moved; the same call works
             once there is room.
         StoreError: the host has too little room for the ring that the bytes go through, or pinned_limit leaves too
             little: nothing moved. Or the disk failed; every byte is safe, as after a DriverError.

@@ -31,12 +31,15 @@ def empty() -> bool:
 
 
 def give_back() -> bool:
-    """Frees what torch has cached and nothing uses: outside regions, and wholly free segments in the pools of all tags
-    (from torch 2.10 on). Returns whether that may have made room.
+    """Frees what torch has cached and nothing uses: outside regions and, unless the caller does not rely on what torch
+    calls free (`skip_unused`), wholly free segments in the pools of all tags (from torch 2.9 on). Returns whether that
+    may have made room.
 
     While any thread is in a region, torch frees nothing of what it has cached outside of them.
     """
     is_flushed = empty()
+    if not _core.get_option("skip_unused"):
+        return is_flushed
     in_use = [info.tag for info in _core.tags() if info.resident_bytes]
     return bool(retired.retire(in_use, only_with_free_segments=True)) or is_flushed
 
