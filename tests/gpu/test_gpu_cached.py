@@ -7,12 +7,12 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.device_memory
 
 SIZES = """
-import gc
-def made(tag, part, backup=None):
-    with saver.region(tag, backup=backup):
-        return torch.full((int(part * TOTAL) // MIB * MIB,), 7, dtype=torch.uint8, device="cuda")
-torch.zeros(1, device="cuda")
-TOTAL = torch.cuda.mem_get_info()[0]
+        import gc
+        def made(tag, part, backup=None):
+            with saver.region(tag, backup=backup):
+                return torch.full((int(part * TOTAL) // MIB * MIB,), 7, dtype=torch.uint8, device="cuda")
+        torch.zeros(1, device="cuda")
+        TOTAL = torch.cuda.mem_get_info()[0]
 """
 
 
