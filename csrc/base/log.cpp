@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <string_view>
 
-#include "base/quiet_write.h"
 #include "base/settings.h"
 
 namespace ebbtide {
@@ -17,6 +17,29 @@ namespace {
 LogLevel level_from_environment() noexcept {
   const int index = word_index(Setting::kLog);
   return index < 0 ? LogLevel::kWarning : static_cast<LogLevel>(index);
+}
+
+// As write(), but where nobody reads or the file may not grow, no signal ends the process: the program did not write
+// this. What is pending already, the program has blocked and will see once in any case.
+void write_quietly(const char* line, size_t length) noexcept {
+  const int error = errno;
+  sigset_t ours;
+  sigset_t before;
+  sigset_t pending;
+  ::sigemptyset(&ours);
+  ::sigpending(&pending);
+  for (const int signal : {SIGPIPE, SIGXFSZ}) {
+    if (::sigismember(&pending, signal) == 0) ::sigaddset(&ours, signal);
+  }
+  if (::pthread_sigmask(SIG_BLOCK, &ours, &before) == 0) {
+    if (::write(STDERR_FILENO, line, length) < 0 && (errno == EPIPE || errno == EFBIG)) {
+      constexpr timespec kNow = {0, 0};
+      while (::sigtimedwait(&ours, nullptr, &kNow) < 0 && errno == EINTR) {
+      }
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+  errno = error;
 }
 
 }  // namespace
@@ -34,9 +57,7 @@ void log_line(LogLevel level, std::initializer_list<std::string_view> pieces) no
   append("ebbtide: ");
   for (const std::string_view piece : pieces) append(piece);
   line[length++] = '\n';
-  const int error = errno;
-  write_quietly([&] { return ::write(STDERR_FILENO, line, length); });
-  errno = error;
+  write_quietly(line, length);
 }
 
 }  // namespace ebbtide

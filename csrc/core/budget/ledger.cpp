@@ -1,19 +1,20 @@
 #include "core/budget/ledger.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
 
 #include "base/error.h"
 #include "base/private_files.h"
-#include "base/quiet_write.h"
 
 namespace ebbtide {
 namespace {
@@ -30,14 +31,6 @@ constexpr size_t kFileBytes = static_cast<size_t>(kPageBytes) * (1 + Ledger::kSl
 bool has_name(int file) {
   struct stat found{};
   return ::fstat(file, &found) == 0 && found.st_nlink > 0;
-}
-
-// What another user made is not ours to write, whoever may.
-void check_owner(int file, const std::string& path) {
-  struct stat found{};
-  if (::fstat(file, &found) != 0) throw_system_error(path, "fstat");
-  if (!S_ISREG(found.st_mode) || found.st_uid != ::geteuid())
-    throw StateError("the ledger " + path + " is no file of this user: give EBBTIDE_LEDGER a path of your own");
 }
 
 [[noreturn]] void throw_no_ledger(const std::string& path) {
@@ -71,7 +64,7 @@ void grow_or_check(int file, const std::string& path) {
   }
 }
 
-// So that a full file system is an error when the file is opened, and not at a charge.
+// A store into a page for which a full file system has no room ends the process: so the room is taken before.
 void take_page(int file, off_t offset, const std::string& path) {
   int error = 0;
   do {
@@ -102,76 +95,79 @@ bool is_locked_by_another(int file, off_t offset) {
   return ::fcntl(file, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
-// 0 where the file is too short.
-template <typename Value>
-Value read_at(int file, off_t offset) noexcept {
-  Value value{};
-  return ::pread(file, &value, sizeof(value), offset) == sizeof(value) ? value : Value{};
-}
-
-template <typename Value>
-bool write_at(int file, off_t offset, const Value& value) noexcept {
-  return write_quietly([&] { return ::pwrite(file, &value, sizeof(value), offset); }) == sizeof(value);
-}
-
 }  // namespace
 
 struct Ledger::Header {
-  uint64_t magic;
+  std::atomic<uint64_t> magic;
   uint32_t version, header_bytes, slot_bytes, slot_count;
-  uint32_t used_slots;  // no slot from here on was ever taken
+  std::atomic<uint32_t> used_slots;  // no slot from here on was ever taken
 };
 
-namespace {
-
-// A slot begins with what is promised; what is touched and uncharged follows.
-struct Touched {
-  uint64_t touched_bytes, uncharged_bytes;
+struct Ledger::Slot {
+  std::atomic<uint64_t> promised_bytes, touched_bytes, uncharged_bytes;
 };
-constexpr off_t kTouchedOffset = sizeof(uint64_t);
 
-}  // namespace
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
-Ledger::Header Ledger::header() const noexcept { return read_at<Header>(file_, 0); }
+Ledger::Header& Ledger::header() const { return *static_cast<Header*>(mapping_); }
+
+Ledger::Slot& Ledger::slot(uint32_t index) const {
+  return *reinterpret_cast<Slot*>(static_cast<std::byte*>(mapping_) + offset_of_slot(index));
+}
 
 std::unique_ptr<Ledger> Ledger::open(const std::string& path) {
   while (true) {
-    const int file = PrivateFiles::instance().open(
-        [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600); });
-    if (file < 0) throw_system_error(path, errno == ELOOP ? "open (it is a symbolic link)" : "open");
-    std::unique_ptr<Ledger> ledger(new Ledger(file));
-    check_owner(file, path);
+    const int lock_file =
+        PrivateFiles::instance().open([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600); });
+    if (lock_file < 0) throw_system_error(path, "open");
+    std::unique_ptr<Ledger> ledger(new Ledger(lock_file));
     const Turn turn = ledger->take_turn();
     // Another run removed it before we had a lock on it: who opens it from now on has another file.
-    if (!has_name(file)) continue;
-    grow_or_check(file, path);
-    take_page(file, 0, path);
+    if (!has_name(lock_file)) continue;
+    grow_or_check(lock_file, path);
+    take_page(lock_file, 0, path);
+    ledger->map(path);
     ledger->check_or_make_header(path);
     ledger->take_slot(path);
     return ledger;
   }
 }
 
+// The mapping keeps its file open in forked children too: it must not be the one that the locks hang on, yet the same
+// file.
+void Ledger::map(const std::string& path) {
+  const auto held = PrivateFiles::instance().hold_forks();
+  const int map_file = ::open(("/proc/self/fd/" + std::to_string(lock_file_)).c_str(), O_RDWR | O_CLOEXEC);
+  if (map_file < 0) throw_system_error(path, "open");
+  void* mapping = ::mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, map_file, 0);
+  const int error = errno;
+  ::close(map_file);
+  if (mapping == MAP_FAILED) throw_system_error(path, "mmap", error);
+  mapping_ = mapping;
+}
+
 void Ledger::check_or_make_header(const std::string& path) {
-  if (header().magic == 0) make_whole(path);
-  const Header found = header();
-  if (found.magic != kMagic || found.version != kVersion || found.slot_count != kSlotCount) throw_no_ledger(path);
+  Header& found = header();
+  if (found.magic.load() == 0) make_whole(path);
+  if (found.magic.load() != kMagic || found.version != kVersion || found.slot_count != kSlotCount)
+    throw_no_ledger(path);
 }
 
 void Ledger::take_slot(const std::string& path) {
   for (uint32_t index = 0; index < kSlotCount; ++index) {
-    if (!try_lock(file_, offset_of_slot(index))) continue;
-    take_page(file_, offset_of_slot(index), path);
+    if (!try_lock(lock_file_, offset_of_slot(index))) continue;
+    take_page(lock_file_, offset_of_slot(index), path);
     own_slot_ = index;
-    const bool is_told = header().used_slots > index || write_at(file_, offsetof(Header, used_slots), index + 1);
-    if (!write({}) || !is_told) throw_system_error(path, "write");
+    publish({});
+    if (header().used_slots.load() <= index) header().used_slots.store(index + 1);
     return;
   }
   throw StateError("all " + std::to_string(kSlotCount) + " slots of the ledger " + path + " are taken");
 }
 
 Ledger::~Ledger() {
-  PrivateFiles::instance().close(file_, [&] { ::close(file_); });
+  PrivateFiles::instance().close(lock_file_, [&] { ::close(lock_file_); });
+  if (mapping_ != nullptr) ::munmap(mapping_, kFileBytes);
 }
 
 Ledger::Turn::~Turn() {
@@ -182,16 +178,19 @@ Ledger::Turn::~Turn() {
 
 Ledger::Turn Ledger::take_turn() const {
   struct flock lock = byte_lock(F_WRLCK, 0);
-  while (::fcntl(file_, F_OFD_SETLKW, &lock) != 0) {
+  while (::fcntl(lock_file_, F_OFD_SETLKW, &lock) != 0) {
     if (errno != EINTR) throw StateError(std::string("the ledger's lock can't be taken: ") + std::strerror(errno));
   }
-  return Turn(file_);
+  return Turn(lock_file_);
 }
 
-// Its owner may have made it shorter. The number comes last when it is made whole.
+// Somebody may have made it shorter, and an access behind its end, or into a page that a full file system can't give,
+// would end the process. The number comes last when it is made whole.
 bool Ledger::is_whole() const noexcept {
   struct stat found{};
-  return ::fstat(file_, &found) == 0 && found.st_size >= static_cast<off_t>(kFileBytes) && header().magic == kMagic;
+  uint64_t magic = 0;
+  return ::fstat(lock_file_, &found) == 0 && found.st_size >= static_cast<off_t>(kFileBytes) &&
+         ::pread(lock_file_, &magic, sizeof(magic), 0) == sizeof(magic) && magic == kMagic;
 }
 
 void Ledger::mend() const {
@@ -202,41 +201,40 @@ void Ledger::mend() const {
 void Ledger::make_whole(const std::string& path) const {
   uint32_t used = own_slot_ < kSlotCount ? own_slot_ + 1 : 0;
   for (uint32_t index = used; index < kSlotCount; ++index) {
-    if (is_locked_by_another(file_, offset_of_slot(index))) used = index + 1;
+    if (is_locked_by_another(lock_file_, offset_of_slot(index))) used = index + 1;
   }
-  take_page(file_, 0, path);
-  for (uint32_t index = 0; index < used; ++index) take_page(file_, offset_of_slot(index), path);
-  grow(file_, path);
-  const Header fresh = {0, kVersion, kPageBytes, kPageBytes, kSlotCount, used};
-  if (!write_at(file_, 0, fresh) || !write_at(file_, offsetof(Header, magic), kMagic))
-    throw_system_error(path, "write");
+  take_page(lock_file_, 0, path);
+  for (uint32_t index = 0; index < used; ++index) take_page(lock_file_, offset_of_slot(index), path);
+  grow(lock_file_, path);
+  Header& fresh = header();
+  fresh.version = kVersion;
+  fresh.header_bytes = fresh.slot_bytes = kPageBytes;
+  fresh.slot_count = kSlotCount;
+  fresh.used_slots.store(used);
+  fresh.magic.store(kMagic);
 }
 
-// What is promised is read before what is touched, and written after it: who looks in between sees too much, never too
-// little.
 policy::HostHoldings Ledger::others() const {
   policy::HostHoldings sum;
   if (!is_whole()) return sum;
-  const uint32_t used = std::min(header().used_slots, kSlotCount);
+  const uint32_t used = std::min(header().used_slots.load(), kSlotCount);
   for (uint32_t index = 0; index < used; ++index) {
-    const off_t offset = offset_of_slot(index);
-    if (index == own_slot_ || !is_locked_by_another(file_, offset)) continue;
-    sum.promised_bytes = saturating_add(sum.promised_bytes, read_at<uint64_t>(file_, offset));
-    const auto touched = read_at<Touched>(file_, offset + kTouchedOffset);
-    sum.touched_bytes = saturating_add(sum.touched_bytes, touched.touched_bytes);
-    sum.uncharged_bytes = saturating_add(sum.uncharged_bytes, touched.uncharged_bytes);
+    if (index == own_slot_ || !is_locked_by_another(lock_file_, offset_of_slot(index))) continue;
+    const Slot& other = slot(index);
+    sum.promised_bytes = saturating_add(sum.promised_bytes, other.promised_bytes.load());
+    sum.touched_bytes = saturating_add(sum.touched_bytes, other.touched_bytes.load());
+    sum.uncharged_bytes = saturating_add(sum.uncharged_bytes, other.uncharged_bytes.load());
   }
   return sum;
 }
 
+// What is touched has grown before what is promised shrinks: who looks in between sees too much, never too little.
 void Ledger::publish(const policy::HostHoldings& mine) noexcept {
-  if (is_whole()) write(mine);  // else the next claim mends it
-}
-
-bool Ledger::write(const policy::HostHoldings& mine) const noexcept {
-  const off_t offset = offset_of_slot(own_slot_);
-  return write_at(file_, offset + kTouchedOffset, Touched{mine.touched_bytes, mine.uncharged_bytes}) &&
-         write_at(file_, offset, mine.promised_bytes);
+  if (!is_whole()) return;  // until the next claim has mended it
+  Slot& own = slot(own_slot_);
+  own.touched_bytes.store(mine.touched_bytes);
+  own.uncharged_bytes.store(mine.uncharged_bytes);
+  own.promised_bytes.store(mine.promised_bytes);
 }
 
 }  // namespace ebbtide

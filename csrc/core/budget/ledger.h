@@ -7,8 +7,7 @@
 
 #include "policy/host_room.h"
 
-// How much host memory each process of a run holds: a small file that all of them read and write, with a slot for each.
-// It is not mapped: its owner may make it shorter at any moment, and an access behind its end would end the process.
+// How much host memory each process of a run holds: a small file that all of them map, with a slot for each.
 //
 // A slot belongs to the process that locks its first byte. The lock is one of the open file, which the kernel drops
 // when the process ends, in whatever way. So process numbers do not matter, the slot of a dead process counts as
@@ -17,8 +16,8 @@ namespace ebbtide {
 
 class Ledger {
  public:
-  // Makes the file where there is none, and takes a slot. Throws StateError where it can't: another version or another
-  // user made the file, it is a symbolic link, all slots are taken, the system refuses.
+  // Makes the file where there is none, and takes a slot. Throws StateError where it can't: another version made the
+  // file, all slots are taken, the system refuses.
   static std::unique_ptr<Ledger> open(const std::string& path);
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
@@ -50,15 +49,18 @@ class Ledger {
 
  private:
   struct Header;
-  explicit Ledger(int file) : file_(file) {}
-  Header header() const noexcept;
+  struct Slot;
+  explicit Ledger(int lock_file) : lock_file_(lock_file) {}
+  Header& header() const;
+  Slot& slot(uint32_t index) const;
+  void map(const std::string& path);
   bool is_whole() const noexcept;
   void make_whole(const std::string& path) const;
   void check_or_make_header(const std::string& path);
   void take_slot(const std::string& path);
-  bool write(const policy::HostHoldings& mine) const noexcept;
 
-  const int file_;
+  const int lock_file_;  // of its own opening: only this object's locks hang on it
+  void* mapping_ = nullptr;
   uint32_t own_slot_ = kSlotCount;
 };
 
