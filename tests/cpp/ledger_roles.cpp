@@ -76,14 +76,10 @@ void fill(const std::string& folder) {
   if (!mount_tiny(folder)) return answer('s');
   const std::string path = folder + "/ledger";
   const std::string page(4096, 'x');
-  for (const int files : {2, 1}) {
-    for (int i = 0; i < files; ++i) std::ofstream(folder + "/" + std::to_string(i)) << page;
-    try_open(path);
-    for (int i = 0; i < files; ++i) std::filesystem::remove(folder + "/" + std::to_string(i));
-  }
-  auto first = try_open(path);
+  for (const char* name : {"/0", "/1"}) std::ofstream(folder + name) << page;
   try_open(path);
-  first.reset();
+  std::filesystem::remove(folder + "/0");
+  const auto first = try_open(path);
   try_open(path);
 }
 
@@ -94,8 +90,10 @@ void limit_files(const std::string& path) {
   ::setrlimit(RLIMIT_FSIZE, &none);
   try_open(path);
   ::setrlimit(RLIMIT_FSIZE, &all);
-  Ledger::open(path);
+  const auto held = Ledger::open(path);
   ::setrlimit(RLIMIT_FSIZE, &none);
+  held->publish({1, 1, 1});
+  answer('y');
   try_open(path);
 }
 

@@ -108,7 +108,7 @@ TRUNCATED_LEDGER = """
     saver.pause("b")
     os.truncate(path, 5000)
     saver.pause("a")
-    print(os.stat(path).st_size == 257 * 4096)
+    print(open(path, "rb").read(8) != bytes(8))
     with saver.region("c"):
         more = torch.randint(0, 256, (8 << 20,), dtype=torch.uint8, device=saver.device)
     try:

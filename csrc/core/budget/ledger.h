@@ -1,5 +1,8 @@
 #pragma once
 
+#include <sys/types.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -7,17 +10,20 @@
 
 #include "policy/host_room.h"
 
-// How much host memory each process of a run holds: a small file that all of them map, with a slot for each.
+// How much host memory each process of a run holds: a small file with a slot for each.
 //
-// A slot belongs to the process that locks its first byte. The lock is one of the open file, which the kernel drops
-// when the process ends, in whatever way. So process numbers do not matter, the slot of a dead process counts as
-// nothing, and it is reused.
+// - A slot belongs to the process that locks its first byte. The lock is one of the open file, which the kernel drops
+//   when the process ends, in whatever way. So process numbers do not matter, the slot of a dead process counts as
+//   nothing, and it is reused.
+// - The file is read and written, never mapped: its owner may truncate it at any time, which ends a process that
+//   accesses a mapping of it.
+// - A slot has a check number, since the system may interrupt a write. One that does not match tells nothing.
 namespace ebbtide {
 
 class Ledger {
  public:
-  // Makes the file where there is none, and takes a slot. Throws StateError where it can't: another version made the
-  // file, all slots are taken, the system refuses.
+  // Makes the file where there is none, and takes a slot. Throws StateError where it can't: a symbolic link, another
+  // user's file, no ledger or another version's, all slots are taken, the system refuses.
   static std::unique_ptr<Ledger> open(const std::string& path);
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
@@ -34,6 +40,7 @@ class Ledger {
    private:
     int file_;
   };
+  // If the program has closed the file, this process counts alone from then on, and has every turn.
   Turn take_turn() const;
   // In a turn: makes a file whole that somebody has truncated. What others hold counts again when they tell it next.
   // Throws StateError where the system refuses.
@@ -41,26 +48,24 @@ class Ledger {
 
   // The holdings of all other living processes. Read before the system's numbers, so that pages touched in between
   // count twice rather than never.
-  policy::HostHoldings others() const;
-  // What this process holds.
-  void publish(const policy::HostHoldings& mine) noexcept;
+  policy::HostHoldings others() const noexcept;
+  // What this process holds. Does nothing in a file that is to be mended.
+  void publish(const policy::HostHoldings& mine) const noexcept;
 
   static constexpr uint32_t kSlotCount = 256;
+  static constexpr size_t kHeaderBytes = 64;  // there is room for more
+  static constexpr size_t kSlotBytes = 32;
+  static constexpr size_t kFileBytes = kHeaderBytes + kSlotBytes * kSlotCount;
 
  private:
-  struct Header;
-  struct Slot;
-  explicit Ledger(int lock_file) : lock_file_(lock_file) {}
-  Header& header() const;
-  Slot& slot(uint32_t index) const;
-  void map(const std::string& path);
-  bool is_whole() const noexcept;
-  void make_whole(const std::string& path) const;
-  void check_or_make_header(const std::string& path);
+  Ledger(int file, dev_t device, ino_t inode) : file_(file), device_(device), inode_(inode) {}
+  bool is_open() const noexcept;
+  void check_or_make_header(const std::string& path) const;
   void take_slot(const std::string& path);
 
-  const int lock_file_;  // of its own opening: only this object's locks hang on it
-  void* mapping_ = nullptr;
+  const int file_;  // of its own opening: only this object's locks hang on it
+  const dev_t device_;
+  const ino_t inode_;
   uint32_t own_slot_ = kSlotCount;
 };
 
