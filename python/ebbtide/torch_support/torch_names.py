@@ -130,7 +130,6 @@ NAMES: tuple[Name, ...] = (
         instead="the newer name",
         is_cuda_only=True,
     ),
-    Name("_C._cuda_attach_out_of_memory_observer", "says what tags cache", ("",), is_cuda_only=True),
     Name("_C._cuda_clearCublasWorkspaces", "empties the map of cuBLAS workspaces", (), is_cuda_only=True),
     # Graph captures, which ebbtide wraps.
     Name("cuda.CUDAGraph.capture_begin", "tells where a capture begins", ("pool",), ("capture_error_mode",)),

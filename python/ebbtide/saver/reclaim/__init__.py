@@ -1,4 +1,4 @@
 """Memory that torch caches and nobody uses: which it is, and how it is skipped, given back or made fast again.
 
-Imports `torch_support`, `values`, `state` and `pools`.
+Imports `values`, `state` and `pools`.
 """

@@ -1,37 +1,35 @@
 """What a program can do where torch is out of memory while tags cache memory that nothing uses.
 
-torch asks nobody for memory of other pools, and its own message can't be changed. While it holds its lock nothing may
-be freed. It calls observers after it has let the lock go, before it raises: one of them logs a line.
+torch takes no memory of other pools. While it looks for memory it holds its lock, and its observers of out-of-memory
+need the GIL, which a thread of autograd must not wait for. So the advice is made where the error is shown: nothing is
+added to what torch does, and `args` stay as they are.
 """
 
-import contextlib
-import functools
-import logging
+from typing import Any
 
 from ebbtide import logs
-from ebbtide.errors import StateError
+from ebbtide.errors import Error
 from ebbtide.saver.pools import backends, captures, pool_segments, region_pools
 from ebbtide.saver.state.known_tags import allocations_of
 from ebbtide.sizes import format_size
-from ebbtide.torch_support import torch_names
 
 _MOST_TAGS = 3  # that are named
-_latest: dict[str, int] = {}  # what the latest line was about
 
 
-@functools.cache
 def install() -> None:
-    """From now on torch calls `advise` where it is out of memory. Initialises CUDA."""
-    with contextlib.suppress(StateError):  # a torch without observers
-        torch_names.find("_C._cuda_attach_out_of_memory_observer")(advise)
+    """From now on the text of a torch.OutOfMemoryError has what `saver.trim` would give back, if there is any."""
+    import torch
+
+    kind: Any = torch.OutOfMemoryError
+    kind.__str__ = _explain
 
 
-def cached_bytes(device: int) -> dict[str, int]:
-    """What `saver.trim` would give back on this device, in bytes by tag, the most first."""
+def cached_bytes() -> dict[str, int]:
+    """What `saver.trim` would give back, in bytes of device memory by tag, the most first."""
     backend = backends.existing_backend()
     if backend is None or captures.is_capturing():
         return {}
-    idle = [pool for _, pool in region_pools.registry.idle() if pool.device == device and not pool.is_captured]
+    idle = [pool for _, pool in region_pools.registry.idle() if not pool.is_captured]
     free = {
         segment.address
         for segments in pool_segments.look_at(backend, idle).values()
@@ -46,22 +44,22 @@ def cached_bytes(device: int) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
-def advise(device: int, wanted_bytes: int, _total_bytes: int, free_bytes: int) -> None:
-    """torch's observer: logs what is cached, unless the latest line was about the same."""
-    global _latest
+def _explain(error: RuntimeError) -> str:
+    """`__str__` of torch's class, which ebbtide's own error inherits."""
+    text = RuntimeError.__str__(error)
+    if isinstance(error, Error):
+        return text
     try:
-        found = cached_bytes(device)
-        if found and found != _latest:
-            _latest = found
-            logs.log(logging.WARNING, "%s", _sentence(device, wanted_bytes, free_bytes, found))
-    except Exception as error:  # torch's own error is the one to raise
-        logs.logger.debug("what tags cache is not known: %r", error)
+        found = cached_bytes()
+    except Exception as problem:  # torch's own text is the one to show
+        logs.logger.debug("what tags cache is not known: %r", problem)
+        return text
+    return f"{text} {_sentence(found)}" if found else text
 
 
-def _sentence(device: int, wanted_bytes: int, free_bytes: int, found: dict[str, int]) -> str:
+def _sentence(found: dict[str, int]) -> str:
     names = ", ".join(map(repr, found)) if len(found) <= _MOST_TAGS else ""
     return (
-        f"torch found no room for {format_size(wanted_bytes)} on device {device} ({format_size(free_bytes)} free), "
-        f"while the pools of {len(found)} tag{'s' * (len(found) > 1)} cache {format_size(sum(found.values()))} that no "
-        f"tensor uses: saver.trim({names}) gives it back"
+        f"ebbtide: the pools of {len(found)} tag{'s' * (len(found) > 1)} cache {format_size(sum(found.values()))} that "
+        f"no tensor uses: saver.trim({names}) gives it back."
     )

@@ -15,7 +15,7 @@ from ebbtide.saver.check import enabling
 from ebbtide.saver.pools import backends
 from ebbtide.saver.pools.pool_segments import Look
 from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, holder_name, registry
-from ebbtide.saver.reclaim import advice, dead, spilled, torch_cache
+from ebbtide.saver.reclaim import dead, spilled, torch_cache
 from ebbtide.saver.regions import startup
 from ebbtide.saver.values.arguments import NO_OVERFLOW_CODE
 
@@ -53,8 +53,6 @@ def prepare_region(
     if backend is None:
         return False
     enabling.enable_if_asked()
-    if backend.device_type == "cuda":
-        advice.install()
     overflows = policy.overflow != NO_OVERFLOW_CODE
     keys = [
         PoolKey(policy.tag, policy.backup, device, policy.retain, policy.overflow, overflows and backend.flushes_first)

@@ -14,6 +14,7 @@ from ebbtide.errors import Error, StateError
 from ebbtide.locks import make_lock
 from ebbtide.saver.pools import backends, captures, cpu_pools
 from ebbtide.saver.pools.backends import PoolBackend
+from ebbtide.saver.reclaim import advice
 from ebbtide.saver.state import program
 from ebbtide.torch_support import versions
 
@@ -58,6 +59,7 @@ def _start_on_gpu() -> PoolBackend:
 
     made = cuda_pools.make_backend()
     captures.install()
+    advice.install()
     return made
 
 
