@@ -5,8 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide.errors import StateError  # noqa: E402
-from ebbtide.saver.pools import cuda_pools, expandable_segments  # noqa: E402
-from ebbtide.saver.pools.expandable_segments import keep_off  # noqa: E402
+from ebbtide.saver.pools import cuda_pools  # noqa: E402
+from ebbtide.torch_support import expandable_segments  # noqa: E402
 from ebbtide.torch_support.allocator_settings import (  # noqa: E402
     ALLOCATOR_VARIABLES,
     EXPANDABLE_SEGMENTS_FROM,
@@ -14,6 +14,7 @@ from ebbtide.torch_support.allocator_settings import (  # noqa: E402
     switched_on_by,
     without_expandable_segments,
 )
+from ebbtide.torch_support.expandable_segments import keep_off  # noqa: E402
 
 OLDER = (2, 12)
 SETTERS = ["_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings"]

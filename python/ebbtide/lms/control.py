@@ -345,6 +345,7 @@ def _apply_device_limit(wanted: int | None) -> None:
 
 def _make_room(device: Device, allowed_bytes: int) -> None:
     """Evicts until no more is held, or until nothing can leave: what leaves need not free whole segments."""
+    torch_cache.give_back()  # also of other tags
     device.trim()
     while (held := device.held_bytes()) > allowed_bytes:
         if not evict(held - allowed_bytes) and not _make_room_of_long_lived(held - allowed_bytes):

@@ -35,10 +35,10 @@ import torch
 
 from ebbtide import _core
 from ebbtide.errors import StateError
-from ebbtide.saver.pools import expandable_segments
 from ebbtide.saver.pools.backends import PoolUse, Separation
 from ebbtide.saver.values.segments import Segment, read_cuda_segments
 from ebbtide.saver.values.survivors import UsedBlock
+from ebbtide.torch_support import expandable_segments
 from ebbtide.torch_support.torch_names import end_allocate, find
 from ebbtide.torch_support.versions import torch_version
 

@@ -11,13 +11,14 @@ from typing import Any
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.locks import make_lock
-from ebbtide.saver.pools import backends, captures, expandable_segments, stand_ins
+from ebbtide.saver.pools import backends, captures, stand_ins
 from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, holder_name, may_enter, registry
 from ebbtide.saver.regions import startup
 from ebbtide.saver.regions.region import prepare_tagged
 from ebbtide.saver.state import program
 from ebbtide.saver.values.arguments import BackupName, backup_code, check_tag
 from ebbtide.scopes import DecoratingScope
+from ebbtide.torch_support import expandable_segments
 
 
 @dataclass(eq=False)
