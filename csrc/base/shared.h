@@ -5,7 +5,7 @@
 
 namespace ebbtide {
 
-// Whether anybody else holds it. False makes visible what the last of the others did to it before letting go:
+// Whether there is another holder. False makes visible what the last of the others did to it before letting go:
 // use_count() alone orders nothing.
 template <typename Value>
 bool is_shared(const std::shared_ptr<Value>& pointer) {

@@ -1,5 +1,7 @@
 """Large model support: gradients share no memory with one another, nor with what other nodes and graphs still need."""
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -86,6 +88,77 @@ def test_graphs_that_saved_one_tensor_all_get_it_whole(lms, device, limit):
 
     plain, within = both_ways(lms, limit, run)
     assert torch.equal(plain, within)
+
+
+class ReturnsSavedFromGradMode(ReturnsSaved):
+    """As functions that recompute."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.enable_grad():
+            (saved,) = ctx.saved_tensors
+        return saved, None
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("keeps_graph", [False, True])
+def test_tensors_read_in_grad_mode_are_shared_no_more(lms, device, limit, keeps_graph):
+    def run(leave):
+        x, other = zeros(device), zeros(device)
+        saved = seeded(SIDE, SIDE, device=device)
+        loss = sum(ReturnsSavedFromGradMode.apply(each, saved).sum() for each in (x, other))
+        del saved
+        for _ in range(1 + keeps_graph):
+            leave()
+            loss.backward(retain_graph=keeps_graph)
+            x.grad.mul_(5)
+        return x.grad.clone(), other.grad.clone()
+
+    plain, within = both_ways(lms, limit, run)
+    assert all(map(torch.equal, plain, within))
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_threads_run_one_graph_that_is_kept(lms, device, limit):
+    def run(leave):
+        x = zeros(device)
+        value = x
+        for seed in range(10):
+            value = ReturnsSaved.apply(value, seeded(SIDE, SIDE, device=device, seed=seed))
+        loss, found = value.sum(), []
+        leave()
+
+        def work():
+            for _ in range(10):
+                found.append(torch.autograd.grad(loss, x, retain_graph=True)[0])
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        return found
+
+    plain, within = both_ways(lms, limit, run)
+    assert len(plain) == len(within) == 40 and all(map(torch.equal, plain, within))
+
+
+class Slotted(torch.Tensor):
+    __slots__ = ("scale",)
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_tensors_of_a_class_with_slots_are_read(lms, device, limit):
+    def run(leave):
+        saved = seeded(SIDE, SIDE, device=device).as_subclass(Slotted)
+        saved.scale = 3
+        loss = Reads.apply(torch.zeros(2, device=device, requires_grad=True), saved).sum()
+        del saved
+        leave()
+        loss.backward()
+        got, Reads.got = Reads.got, ()
+        return type(got[0]), got[0].scale
+
+    plain, within = both_ways(lms, limit, run)
+    assert plain == within
 
 
 class Cube(torch.autograd.Function):

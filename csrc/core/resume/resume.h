@@ -60,7 +60,7 @@ class Resume : public Move {
     std::shared_ptr<BackupRecord> stored;             // null for what was dropped
     std::shared_ptr<const std::vector<bool>> unused;  // by block of the allocation: comes back as if dropped; or null
     bool is_retained;                                 // the store's bytes stay for the next pause
-    bool keeps_bytes;                                 // or for somebody who looks at them
+    bool keeps_bytes;                                 // or for a view of them
     bool is_dropped = false;                          // nothing has its bytes
     bool is_on_host = false;                          // where it goes
     bool has_fills = false;                           // the device is writing into it, beside the copies

@@ -3,15 +3,12 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/TensorImpl.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <cstddef>
-#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -24,68 +21,47 @@ namespace py = pybind11;
 namespace ebbtide::lms {
 namespace {
 
-using torch::autograd::FunctionPostHook;
-using torch::autograd::variable_list;
+// A tensor that backward got for one that is gone.
+struct StandIn {
+  WeakTensor tensor;  // weak, so that no other tensor gets its address
+  bool is_needed;     // its memory, by something else
+};
+using StandIns = std::vector<StandIn>;
 
-// After a node: copies gradients that are tensors which it read, where torch would have seen that something else holds
-// these: a graph that is kept, another node, another gradient.
-class CopyOfSaved final : public FunctionPostHook {
+// Of the backward that the thread runs, the innermost one.
+thread_local StandIns* stand_ins = nullptr;
+
+class Collecting {
  public:
-  // The node's own, which it gets with the first call.
-  template <typename Node>
-  static CopyOfSaved& of(Node& node) {
-    for (const auto& each : node.post_hooks()) {
-      if (auto* const found = dynamic_cast<CopyOfSaved*>(each.get())) return *found;
-    }
-    auto made = std::make_unique<CopyOfSaved>();
-    CopyOfSaved& hook = *made;
-    node.add_post_hook(std::move(made));
-    return hook;
-  }
-
-  void add(const at::Tensor& tensor, bool is_needed) {
-    read_.push_back({WeakTensor(tensor.getIntrusivePtr()), is_needed});
-  }
-
-  variable_list operator()(const variable_list& outputs, const variable_list&) override {
-    variable_list copied = outputs;
-    for (at::Tensor& gradient : copied) {
-      if (gradient.defined() && gradient.has_storage() && must_be_copied(gradient, copied)) gradient = gradient.clone();
-    }
-    read_.clear();
-    return copied;
-  }
-
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}  // it does nothing there
+  explicit Collecting(StandIns& found) : before_(std::exchange(stand_ins, &found)) {}
+  Collecting(const Collecting&) = delete;
+  Collecting& operator=(const Collecting&) = delete;
+  ~Collecting() { stand_ins = before_; }
 
  private:
-  struct Read {
-    WeakTensor tensor;  // weak, so that no other tensor gets an address of theirs
-    bool is_needed;     // by something else
-  };
-
-  bool must_be_copied(const at::Tensor& gradient, const variable_list& gradients) const {
-    const auto is_it = [&](const Read& each) {
-      return each.tensor._unsafe_get_target() == gradient.unsafeGetTensorImpl();
-    };
-    const auto found = std::find_if(read_.begin(), read_.end(), is_it);
-    if (found == read_.end()) return false;
-    const auto shares = [&](const at::Tensor& other) {
-      return other.defined() && other.has_storage() && other.storage().is_alias_of(gradient.storage());
-    };
-    return found->is_needed || std::count_if(gradients.begin(), gradients.end(), shares) > 1;
-  }
-
-  std::vector<Read> read_;
+  StandIns* const before_;
 };
 
-// The tensor that `saved` stood for is gone, and `read` is what torch made anew.
-void stand_in(const Packed& saved, const py::handle& read) {
-  saved.mark(read);
-  const auto node = torch::autograd::get_current_node();
-  if (!node || at::GradMode::is_enabled()) return;
-  const bool is_needed = torch::autograd::get_current_graph_task_keep_graph() || saved.is_shared();
-  CopyOfSaved::of(*node).add(THPVariable_Unpack(read.ptr()), is_needed);
+bool is_tensor_with_memory(const py::handle& object) {
+  return THPVariable_Check(object.ptr()) && THPVariable_Unpack(object.ptr()).has_storage();
+}
+
+// What stands for the gradient itself, or for memory that it shares with another one, is copied: torch keeps a gradient
+// that nothing else refers to without a copy.
+py::object copy_if_shared(const py::handle& gradient, const py::tuple& gradients, const StandIns& found) {
+  auto own = py::reinterpret_borrow<py::object>(gradient);
+  if (!is_tensor_with_memory(gradient)) return own;
+  const at::Tensor& tensor = THPVariable_Unpack(gradient.ptr());
+  const auto is_it = [&](const StandIn& each) {
+    return each.tensor._unsafe_get_target() == tensor.unsafeGetTensorImpl();
+  };
+  const auto stands = std::find_if(found.begin(), found.end(), is_it);
+  if (stands == found.end()) return own;
+  const auto shares = [&](const py::handle& other) {
+    return is_tensor_with_memory(other) && THPVariable_Unpack(other.ptr()).storage().is_alias_of(tensor.storage());
+  };
+  if (!stands->is_needed && std::count_if(gradients.begin(), gradients.end(), shares) < 2) return own;
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor.clone()));
 }
 
 }  // namespace
@@ -107,12 +83,34 @@ py::object read_saved_tensors(const py::object& getter, const py::object& contex
       if (const at::Tensor original = packed->original(); original.defined()) {
         object = py::reinterpret_steal<py::object>(THPVariable_Wrap(original));
       } else {
-        stand_in(*packed, object);
+        packed->mark(object);
+        const bool is_needed =
+            torch::autograd::get_current_graph_task_id() != -1 && torch::autograd::get_current_graph_task_keep_graph();
+        if (stand_ins != nullptr)
+          stand_ins->push_back(
+              {WeakTensor(THPVariable_Unpack(object.ptr()).getIntrusivePtr()), is_needed || packed->is_shared()});
       }
     }
     result[index] = std::move(object);
   }
   return result;
+}
+
+py::object run_backward(const py::object& apply, const py::args& arguments) {
+  StandIns found;
+  py::object result;
+  {
+    const Collecting collecting(found);
+    result = apply(*arguments);
+  }
+  // A gradient that has one itself is never kept without a copy.
+  if (found.empty() || at::GradMode::is_enabled()) return result;
+  const bool is_tuple = PyTuple_CheckExact(result.ptr());
+  const py::tuple gradients = is_tuple ? py::reinterpret_borrow<py::tuple>(result) : py::make_tuple(result);
+  py::tuple copied(gradients.size());
+  for (size_t index = 0; index < gradients.size(); ++index)
+    copied[index] = copy_if_shared(gradients[index], gradients, found);
+  return is_tuple ? py::object(std::move(copied)) : py::object(copied[0]);
 }
 
 }  // namespace ebbtide::lms

@@ -10,8 +10,11 @@
 namespace ebbtide::lms {
 
 // What torch's own getter returns, with each tensor replaced by the one that was saved, if that lives. Where it does
-// not, its class and attributes are there again, and it is copied after the node if the node returns it as a gradient
-// and something else still needs its memory.
+// not, its class and attributes are there again.
 pybind11::object read_saved_tensors(const pybind11::object& getter, const pybind11::object& context);
+
+// What backward of a function returns: `apply` of torch's class. A gradient that stands for a saved tensor which is
+// gone, and whose memory something else still needs (a graph that is kept, another node, another gradient), is copied.
+pybind11::object run_backward(const pybind11::object& apply, const pybind11::args& arguments);
 
 }  // namespace ebbtide::lms

@@ -325,6 +325,7 @@ PYBIND11_MODULE(_lms, module) {
       "follow_saved_tensors", [module] { return follow_saved_tensors(module.attr("unpack").ptr()); },
       "False if this process does not allow it.");
   module.def("read_saved_tensors", &read_saved_tensors, py::arg("getter"), py::arg("context"));
+  module.def("run_backward", &run_backward);
   module.def("set_rules", &set_rules, py::arg("is_on"), py::arg("min_bytes"), py::arg("evicts_at_once"));
   module.def("statistics", &statistics);
   module.def(

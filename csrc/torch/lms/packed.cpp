@@ -89,7 +89,7 @@ Packed::Packed(const at::Tensor& tensor) : has_version_(tensor.defined() && !ten
     version_ = tensor.unsafeGetTensorImpl()->version_counter();
     saved_version_ = version_.current_version();
   }
-  if (!tensor.defined() || !may_leave(tensor)) {
+  if (!tensor.defined() || !may_leave(tensor) || (marks_ != nullptr && !marks_->can_be_given)) {
     kept_ = without_node(tensor);
     is_weight_ = tensor.defined() && rules().is_on.load(std::memory_order_relaxed) && is_large(tensor) &&
                  Weights::instance().is_weight(tensor.storage());
@@ -114,12 +114,15 @@ std::shared_ptr<Packed::Marks> Packed::marks_of(const at::Tensor& tensor) {
   pybind11::object attributes = object.attr("__dict__");
   pybind11::object type = pybind11::type::of(object);
   if (type.ptr() == THPVariableClass && pybind11::len(attributes) == 0) return nullptr;
+  const auto size_of = [](PyObject* each) { return reinterpret_cast<PyTypeObject*>(each)->tp_basicsize; };
+  const bool can_be_given = size_of(type.ptr()) == size_of(THPVariableClass);
   return std::make_shared<Marks>(Marks{c10::SafePyObject(type.release().ptr(), getPyInterpreter()),
-                                       c10::SafePyObject(attributes.release().ptr(), getPyInterpreter())});
+                                       c10::SafePyObject(attributes.release().ptr(), getPyInterpreter()),
+                                       can_be_given});
 }
 
 void Packed::mark(const pybind11::handle& tensor) const {
-  if (marks_ == nullptr) return;
+  if (marks_ == nullptr || !marks_->can_be_given) return;
   const pybind11::handle type(marks_->type.ptr(getPyInterpreter()));
   if (!pybind11::type::of(tensor).is(type)) tensor.attr("__class__") = type;
   tensor.attr("__dict__").attr("update")(pybind11::handle(marks_->attributes.ptr(getPyInterpreter())));

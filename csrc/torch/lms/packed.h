@@ -66,6 +66,7 @@ class Packed {
   // Of a tensor that Python saved, where it differs from a plain one.
   struct Marks {
     c10::SafePyObject type, attributes;
+    bool can_be_given;  // to another tensor: the class has no slots of its own
   };
   static std::shared_ptr<Marks> marks_of(const at::Tensor& tensor);
 

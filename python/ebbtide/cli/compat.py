@@ -1,7 +1,5 @@
 """`ebbtide compat`."""
 
-import os
-
 import click
 
 from ebbtide.errors import StateError
@@ -56,7 +54,7 @@ def uninstall(library: str) -> None:
     try:
         removed = distribution.withdraw()
     except OSError as error:
-        raise StateError(f"{error.filename} can't be removed ({error.strerror or os.strerror(0)})") from None
+        raise StateError(f"{error.filename} can't be removed ({error.strerror or error})") from None
     file = startup_file.uninstall()
     for path in [*removed, *([] if file is None else [file])]:
         click.echo(f"{path} is removed")

@@ -15,7 +15,7 @@ from typing import Any
 
 from ebbtide import logs
 from ebbtide.errors import StateError
-from ebbtide.torch_support import torch_names
+from ebbtide.torch_support import torch_names, versions
 from ebbtide.torch_support.allocator_settings import (
     ALLOCATOR_VARIABLES,
     EXPANDABLE_SEGMENTS_FROM,
@@ -50,6 +50,10 @@ def keep_off(version: tuple[int, int]) -> None:
 
 def are_on() -> bool:
     """Whether torch maps the segments of its own pools itself, past the preload library."""
+    import torch
+
+    if versions.torch_version(torch.__version__) < EXPANDABLE_SEGMENTS_FROM:
+        return False  # since the first region
     is_on, _ = _in_force()
     if is_on is None:
         return any(has_expandable_segments(os.environ.get(name, "")) for name in ALLOCATOR_VARIABLES)
@@ -61,7 +65,8 @@ def _in_force() -> tuple[bool | None, str]:
     try:
         found = torch_names.find("cuda.memory._snapshot")()["allocator_settings"]
         return bool(found["expandable_segments"]), found.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    except (StateError, LookupError, TypeError, RuntimeError):  # the format of torch's snapshot is not stable
+    # A CPU build has no such function, and the format of torch's snapshot is not stable.
+    except (StateError, AttributeError, LookupError, TypeError, RuntimeError):
         return None, ""
 
 
@@ -80,7 +85,7 @@ def _watch() -> None:
 
     for path in _SETTERS:
         name = path.rpartition(".")[2]
-        if hasattr(torch._C, name):
+        if hasattr(torch._C, name) and not hasattr(getattr(torch._C, name), torch_names.ORIGINAL):
             setattr(torch._C, name, _keeping_off(getattr(torch._C, name)))
 
 
@@ -92,6 +97,7 @@ def _keeping_off(setter: Callable[[str], Any]) -> Callable[[str], Any]:
             _say_once()
         return setter(settings)
 
+    setattr(set_settings, torch_names.ORIGINAL, setter)
     return set_settings
 
 

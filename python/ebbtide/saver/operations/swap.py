@@ -55,7 +55,7 @@ def swap(
         TypeError, ValueError: malformed arguments; a tag on both sides; no tag on one; a dict beside `backup`.
         StateError: an unknown tag, a tag to pause whose region is open, a capture under way. Nothing moved.
         OutOfMemoryError, StoreError: the device (also after what torch has cached was given back, as in `resume`) or
-            the host has too little room. Nothing moved, unless somebody else took the room midway: then as after a
+            the host has too little room. Nothing moved, unless another program took the room midway: then as after a
             DriverError.
         DriverError: a driver call failed; every byte with a backup is safe, and pause or resume of either side
             finishes.

@@ -48,15 +48,15 @@ def _install() -> None:
     with _lock:
         if _installed:
             return
-        _installed = True
         _wrap((torch._C, torch.cuda.memory), torch_names.pool_functions(), _of_capture)
         _wrap((torch.cuda.memory, torch.cuda), ["memory_snapshot"], _of_all)
+        _installed = True
 
 
 def _wrap(modules: "tuple[Any, ...]", names: list[str], make_wrapper: Any) -> None:
     for name in names:
         original = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
-        if original is None:
+        if original is None or hasattr(original, torch_names.ORIGINAL):  # an interrupt came in between
             continue
         wrapper = functools.wraps(original)(make_wrapper(original))
         setattr(wrapper, torch_names.ORIGINAL, original)

@@ -54,7 +54,7 @@ def _explain(error: RuntimeError) -> str:
     except Exception as problem:  # torch's own text is the one to show
         logs.logger.debug("what tags cache is not known: %r", problem)
         return text
-    return f"{text} {_sentence(found)}" if found else text
+    return " ".join(filter(None, (text, _sentence(found)))) if found else text
 
 
 def _sentence(found: dict[str, int]) -> str:

@@ -28,7 +28,9 @@ def retire(tags: Sequence[str], *, only_with_free_segments: bool = False) -> "li
     backend = backends.existing_backend()
     if backend is None or captures.is_capturing():
         return []
-    resident = {info.address for info in allocations_of(tags) if info.resident_bytes}  # as long as nobody pauses them
+    resident = {
+        info.address for info in allocations_of(tags) if info.resident_bytes
+    }  # unless they are paused meanwhile
     with region_pools.registry.withheld(tags) as withheld:
         _dissolve(backend, withheld, resident, only_with_free_segments)
     return spilled.release_dissolved(tags)

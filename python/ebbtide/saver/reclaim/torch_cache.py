@@ -47,8 +47,8 @@ def give_back() -> bool:
 def claim_with_retries(
     claim: Callable[[], _T], seconds: float = 0.0, make_room: Callable[[], bool] = lambda: False
 ) -> _T:
-    """Calls `claim`, once more after everything that is cached was given back and all were asked who can make room,
-    and so again until `seconds` have passed.
+    """Calls `claim`, and again until `seconds` have passed. After the first failure and before the last try, everything
+    that is cached is given back, and all are asked who can make room.
 
     Args:
         make_room: makes the claim smaller, and says whether it did; called where one fails.
@@ -58,16 +58,20 @@ def claim_with_retries(
     """
     deadline = time.monotonic() + seconds
     wait = _FIRST_WAIT_SECONDS
+    try:
+        return _claim_or_make_room(claim, make_room)
+    except OutOfMemoryError:
+        if seconds <= 0:
+            raise
     while True:
+        left = deadline - time.monotonic()
         try:
-            return _claim_or_make_room(claim, make_room)
+            return claim() if left > 0 else _claim_or_make_room(claim, make_room)
         except OutOfMemoryError as error:
-            left = deadline - time.monotonic()
             if left <= 0:
-                if seconds > 0:
-                    error.args = (f"{error} (tried for {seconds:g} s)",)
+                error.args = (f"{error} (tried for {seconds:g} s)",)
                 raise
-        time.sleep(min(wait, left))
+        time.sleep(min(wait, max(left, 0)))
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
 
