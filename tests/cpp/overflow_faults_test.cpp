@@ -72,7 +72,7 @@ class OverflowFaults : public OverflowWorld {
       try_once(prepare, act, finish, k, k % 2 == 0 ? kOutOfMemory : kOther, 1);
       if (index % 3 == 2 && !HasFailure()) try_once(prepare, act, finish, k, k % 2 == 0 ? kOther : kOutOfMemory, 0);
     }
-    EXPECT_GT(failures_, failing.size() / 3);
+    EXPECT_GT(failures_, failing.size() / 4);  // many calls end without an error: frees, and what has another way
   }
 
   void make_three() {
