@@ -51,12 +51,16 @@ def few_objects_to_collect() -> None:
 
 @pytest.fixture
 def saver(few_objects_to_collect: None) -> Iterator[object]:
-    """`ebbtide.saver`. After the test all memory is resident again, so that the next test finds nothing paused, and
-    there is room on the device."""
+    """`ebbtide.saver`. What earlier tests have cached is given back, since it would make room where a test wants none.
+    After the test all memory is resident again, so that the next test finds nothing paused, and there is room on the
+    device."""
     torch = pytest.importorskip("torch")
     from ebbtide import _core
     from ebbtide import saver as module
+    from ebbtide.saver.reclaim import torch_cache
 
+    gc.collect()
+    torch_cache.give_back()
     yield module
     gc.collect()
     module.configure(device_limit=None, host_limit=None)
