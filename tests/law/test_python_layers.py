@@ -15,8 +15,6 @@ MAX_MODULES = 10
 LATE = {
     "torch": "large, and optional: only regions need it",
     "rich": "slow to import: only commands that print a table, and progress bars, need it",
-    "tqdm": "optional: draws progress bars where rich is missing",
-    "IPython": "only a notebook has it",
     "vllm": "optional: only its own processes have it",
     "pydoc_data": "optional: distributions leave it out",
     "torch_memory_saver": "found only where its folder has become an entry of sys.path",

@@ -11,7 +11,7 @@ from pathlib import Path
 import ebbtide
 import pytest
 from ebbtide.launch import preloading, run_options
-from ebbtide.launch.search_path import with_first
+from ebbtide.launch.preloading import with_first
 from ebbtide.settings import all_settings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,9 +56,6 @@ def environment_seen_by(command):
         ({"compat": "tms"}, ["--compat", "tms"]),
         ({"compat": "tms", "overflow": "split", "lms": 0}, ["--compat", "tms", "--overflow", "split", "--lms", "0"]),
         ({"compat": None}, ["--compat", "none"]),
-        ({"simulate": True}, ["--simulate"]),
-        ({"simulate": "64MiB", "overflow": "split"}, ["--simulate=64MiB", "--overflow", "split"]),
-        ({"simulate": 1 << 20}, ["--simulate", str(1 << 20)]),
     ],
 )
 def test_env_and_preloaded_are_what_the_command_sets(options, arguments, monkeypatch):

@@ -53,17 +53,16 @@ def _run_both(size: JobSize, where: str) -> "tuple[JobResult, JobResult]":
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from ebbtide.demo.job import Listener, run_job
+    from ebbtide.demo.job import run_job
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as progress:
         bar = progress.add_task("", total=2 * size.rounds * size.steps)
-        listener = Listener(on_step=lambda loss: progress.advance(bar))
         try:
             progress.update(bar, description="in ordinary memory, without pausing")
-            reference = run_job(size, is_pausing=False, listener=listener)
+            reference = run_job(size, is_pausing=False, on_step=lambda _: progress.advance(bar))
             progress.update(bar, description=f"on the {where}, with pausing")
-            return reference, run_job(size, is_pausing=True, listener=listener)
+            return reference, run_job(size, is_pausing=True, on_step=lambda _: progress.advance(bar))
         except torch.OutOfMemoryError as error:
             raise click.ClickException(f"out of memory: make the job smaller (--width, --batch). {error}") from error
 

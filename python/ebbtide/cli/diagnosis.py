@@ -1,6 +1,6 @@
-"""What is here and whether ebbtide can work with it: the findings that `ebbtide doctor` shows.
+"""The findings that `ebbtide doctor` shows: software, driver, devices, host memory and settings of this machine.
 
-Looking changes nothing but that it starts the driver. Whatever is missing or broken becomes a finding, never an
+The look starts the driver and changes nothing else. Anything that is missing or broken becomes a finding, never an
 exception.
 """
 
@@ -18,7 +18,7 @@ from typing import Literal
 
 from ebbtide import driver_choice, settings
 from ebbtide.errors import Error, StateError, neutral
-from ebbtide.launch import distribution, preloading, startup_file
+from ebbtide.launch import preloading, site_files
 from ebbtide.launch.programs import preload_obstacle
 from ebbtide.sizes import format_size
 from ebbtide.torch_extension import build
@@ -36,14 +36,14 @@ _DEFAULT = " (default)"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One row.
 
     Attributes:
         section: "software", "driver", "device 0", "torch extension", "host memory", "preloading", "compatibility" or
             "settings".
-        found: what is there.
+        found: its state.
         status: "problem" where regions cannot work before it is solved.
-        advice: what to do about it; "" if nothing.
+        advice: what to do about it, or "".
     """
 
     section: str
@@ -104,15 +104,15 @@ def _software() -> Iterator[Finding]:
 
 
 def _package(package: str, version: str) -> Finding:
+    problem, sentence = "", ""
     if package == "torch":
         try:
             numbers = versions.torch_version(version)
+            problem, sentence = versions.torch_problem(numbers), versions.untried(torch=numbers)
         except StateError as error:
-            return Finding("software", package, version, "problem", str(error))
-        problem, sentence = versions.torch_problem(numbers), versions.untried(torch=numbers)
-        if problem or sentence:
-            return Finding("software", package, version, "problem" if problem else "note", problem or sentence)
-    return Finding("software", package, version)
+            problem = str(error)
+    status: Status = "problem" if problem else "note" if sentence else "ok"
+    return Finding("software", package, version, status, problem or sentence)
 
 
 def _look_at_driver() -> tuple[driver_choice.Outcome, list[Finding]]:
@@ -126,8 +126,7 @@ def _look_at_driver() -> tuple[driver_choice.Outcome, list[Finding]]:
         findings.append(Finding("driver", "choice", str(error), "problem"))
         return driver_choice.Outcome(None), findings
     if outcome.driver is None:
-        problem, advice = outcome.problem_and_advice()
-        findings.append(Finding("driver", "choice", problem, "problem", advice))
+        findings.append(Finding("driver", "choice", outcome.found, "problem", outcome.advice))
     elif outcome.driver == "off":
         findings.append(Finding("driver", "choice", "off: every call is a no-op", "note"))
     else:
@@ -240,8 +239,6 @@ def _preloading() -> Iterator[Finding]:
         return
     yield Finding("preloading", "library", str(library))
     yield _preloaded_process()
-    if driver_choice.is_simulated_run(os.environ):
-        yield Finding("preloading", "libcuda.so.1", f"the simulated driver, {driver_choice.simulated_folder()}")
     obstacle = preload_obstacle(Path(sys.executable), library)
     if obstacle:
         yield Finding("preloading", "this Python", obstacle, "note", "`ebbtide run` needs a Python without that")
@@ -270,17 +267,19 @@ def _compatibility() -> Iterator[Finding]:
     else:
         advice = "`ebbtide run --compat tms`, EBBTIDE_COMPAT=tms for SGLang, or install() give ebbtide's"
         yield Finding("compatibility", name, f"another one, {found.origin}", "ok", advice)
-    known = distribution.installed()
+    known = site_files.installed()
     if known is not None and known[1]:
         yield Finding("compatibility", "pip", f"takes ebbtide's module for torch_memory_saver {known[0]}")
-    yield from _startup_file()
-
-
-def _startup_file() -> Iterator[Finding]:
-    path, state = str(startup_file.location()), startup_file.state()
-    if state == "ours":
+    path = site_files.site() / site_files.STARTUP_FILE
+    try:
+        is_ours = path.read_text() == site_files.startup_line()
+    except OSError:
+        return
+    except ValueError:  # no text
+        is_ours = False
+    if is_ours:
         yield Finding("compatibility", "start-up file", f"{path}: EBBTIDE_COMPAT=tms gives ebbtide's")
-    if state == "another":
+    else:
         advice = "`ebbtide compat install tms` writes it again"
         yield Finding("compatibility", "start-up file", f"{path} is another ebbtide's", "note", advice)
 

@@ -46,7 +46,7 @@ def to_variables(
     names = [option.name for option in options()]
     unknown = sorted(set(given_options) - set(names))
     if unknown:
-        raise TypeError(f"there is no option {unknown[0]!r}; the options are {', '.join(names)}, simulate")
+        raise TypeError(f"there is no option {unknown[0]!r}; the options are {', '.join(names)}")
     given: dict[str, str] = {}
     in_force: dict[str, str] = {}
     for setting in settings.all_settings():
