@@ -1,4 +1,4 @@
-"""The logger "ebbtide": what operations moved at INFO, each tag of them at DEBUG.
+"""The logger "ebbtide": a line for each operation at INFO, and for each of its tags at DEBUG.
 
 EBBTIDE_LOG sets the logger's level, unless the program has set one; without either it is that of the root logger,
 which lets warnings through. As long as no handler takes the lines, they go to stderr, in the form of the core's own

@@ -155,7 +155,7 @@ def test_step_counts_move_only_where_torch_wants_them_on_the_device(saver, monke
     step(model, optimizer, saver.device)
     if kind is not None:
         optimizer.param_groups[0][kind] = True
-    monkeypatch.setattr(verl, "saver", SimpleNamespace(device="elsewhere"))
+    monkeypatch.setattr(verl, "saver", SimpleNamespace(device="elsewhere", resume=lambda *_, **__: None))
     verl.load_fsdp_optimizer(optimizer, "meta")
     state = optimizer.state[model[0].weight]
     assert state["exp_avg"].is_meta

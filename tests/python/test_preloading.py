@@ -277,7 +277,7 @@ def test_a_library_that_can_not_be_preloaded_is_said(copy_package, folder, left_
 def preloading_findings(*command, **settings):
     environment = {**os.environ, "EBBTIDE_DRIVER": "off", **settings}
     result = subprocess.run(
-        [*command, *command_line("doctor", "--json")], env=environment, capture_output=True, check=True
+        [*command, *command_line("doctor", "--json")], env=environment, capture_output=True, check=False
     )
     rows = json.loads(result.stdout)["findings"]
     return {row["name"]: row for row in rows if row["section"] == "preloading"}
@@ -288,10 +288,8 @@ def test_doctor_says_whether_this_process_is_preloaded():
     assert found["library"]["found"] == str(LIBRARY) and "this Python" not in found
     assert found["this process"]["found"].startswith("not preloaded")
     found = preloading_findings(*command_line("run", "--"))
-    assert (found["this process"]["found"], found["this process"]["status"]) == ("preloaded", "ok")
-    found = preloading_findings(*command_line("run", "--"), "env", "EBBTIDE_PRELOAD=0")
-    assert found["this process"]["found"] == "preloaded, and not active"
-    found = preloading_findings(LD_PRELOAD=str(LIBRARY))  # set by hand
+    assert (found["this process"]["found"], found["this process"]["status"]) == ("preloaded, and not active", "ok")
+    found = preloading_findings(LD_PRELOAD=str(LIBRARY), EBBTIDE_DRIVER="auto")  # set by hand
     assert found["this process"]["found"] == "preloaded"
     found = preloading_findings(LD_PRELOAD=f"/nowhere/{LIBRARY.name}")
     assert found["this process"]["status"] == "note" and "was not loaded" in found["this process"]["found"]

@@ -136,7 +136,7 @@ def _look_at_driver() -> tuple[driver_choice.Outcome, list[Finding]]:
 
 def _kernel_driver() -> Finding:
     try:
-        text = _KERNEL_DRIVER.read_text().splitlines()[0].removeprefix("NVRM version:").strip()
+        text = _KERNEL_DRIVER.read_text().splitlines()[0].removeprefix("NVRM version:")
     except (OSError, IndexError):
         return Finding("driver", "NVIDIA kernel module", "none", "note")
     return Finding("driver", "NVIDIA kernel module", " ".join(text.split()))
@@ -175,20 +175,18 @@ def _torch_allocator() -> Iterator[Finding]:
 def _torch_extension() -> Iterator[Finding]:
     """`_torch` serves CPU tensors, so only the simulated device needs it."""
     recipe = build.Recipe.of_this_process()
-    folder = build.cache_folder() / "torch_extension" / recipe.key()
-    if (folder / "_torch.so").is_file():
-        yield Finding("torch extension", "built", str(folder))
+    if (recipe.folder() / "_torch.so").is_file():
+        yield Finding("torch extension", "built", str(recipe.folder()))
         return
-    if problem := build.find_cache_problem():
-        found, _, advice = problem.rpartition(": ")
-        yield Finding("torch extension", "folder", found, "problem", advice)
-        return
-    try:
-        compiler = build.find_compiler()[0]
-    except StateError as error:
-        yield Finding("torch extension", "compiler", "none", "problem", str(error))
-        return
-    yield Finding("torch extension", "compiler", f"{compiler}, will build it at first need in {folder}")
+    for name, look in (("folder", lambda: build.make_folder(recipe)), ("compiler", build.find_compiler)):
+        try:
+            look()
+        except StateError as error:
+            found, _, advice = str(error).partition(": ")
+            yield Finding("torch extension", name, found, "problem", advice)
+            return
+    compiler = build.find_compiler()[0]
+    yield Finding("torch extension", "compiler", f"{compiler}, will build it at first need in {recipe.folder()}")
     if not (recipe.python_include / "Python.h").is_file():
         advice = "install Python's development files (on Debian and Ubuntu: apt install python3-dev)"
         yield Finding("torch extension", "Python.h", f"not in {recipe.python_include}", "problem", advice)
@@ -203,34 +201,23 @@ def _host_memory() -> Iterator[Finding]:
     advice = "" if available else "nothing with a backup can be paused: free host memory, or lower EBBTIDE_HOST_MARGIN"
     found = f"{format_size(available)} ({rest}, {margin} left to others)"
     yield Finding("host memory", "room for backups", found, "ok" if available else "note", advice)
-    yield _disk_backups()
-
-
-def _disk_backups() -> Finding:
-    """Where nothing chose the folder, only disk backups would miss it."""
-    from ebbtide import _core
-
-    folder = _disk_folder()
-    try:
-        _core.check_setting("disk_directory", folder)
-    except Error as error:
-        problem, _, advice = neutral(error).rpartition(": ")  # doctor's reader may write no Python
-        return Finding("host memory", "disk backups", problem or advice, "note", advice)
-    free = shutil.disk_usage(folder).free
-    return Finding("host memory", "disk backups", f"{os.fsdecode(folder)} ({format_size(free)} free)")
-
-
-def _disk_folder() -> bytes:
-    """What was configured, else what the core takes."""
-    from ebbtide import _core
-
     names = (settings.find("disk_directory").variable, "TMPDIR")
-    folders = (os.fsdecode(_core.get_setting("disk_directory")), *map(os.environ.get, names))
-    return os.fsencode(Path(next(filter(None, folders), "/var/tmp")).absolute())
+    folders = (os.fsdecode(_core.get_setting("disk_directory")), *map(os.environ.get, names), "/var/tmp")
+    folder = Path(next(filter(None, folders))).absolute()
+    try:
+        _core.check_setting("disk_directory", os.fsencode(folder))
+    except Error as error:  # a note: if no folder was chosen, only disk backups would miss it
+        problem, _, advice = neutral(error).rpartition(": ")  # for a reader who may write no Python
+        yield Finding("host memory", "disk backups", problem or advice, "note", advice)
+    else:
+        free = format_size(shutil.disk_usage(folder).free)
+        yield Finding("host memory", "disk backups", f"{folder} ({free} free)")
 
 
 def _preloading() -> Iterator[Finding]:
-    """What `ebbtide run` needs; regions work without it."""
+    """The needs of `ebbtide run`; regions work without it."""
+    from ebbtide import _core
+
     try:
         library = preloading.find_library()
     except StateError as error:
@@ -238,22 +225,17 @@ def _preloading() -> Iterator[Finding]:
         yield Finding("preloading", "library", problem, "note", advice)
         return
     yield Finding("preloading", "library", str(library))
-    yield _preloaded_process()
     obstacle = preload_obstacle(Path(sys.executable), library)
     if obstacle:
         yield Finding("preloading", "this Python", obstacle, "note", "`ebbtide run` needs a Python without that")
-
-
-def _preloaded_process() -> Finding:
-    from ebbtide import _core
-
-    if preloading.is_preload_library(_core.loaded_library()):
-        is_active = settings.read_or_fallback("preload", os.environ) != "0"
-        return Finding("preloading", "this process", "preloaded" if is_active else "preloaded, and not active")
     named = re.split(r"[ :]+", os.environ.get(preloading.LOADER_VARIABLE, ""))
-    if any(preloading.is_preload_library(entry) for entry in named):
-        return Finding("preloading", "this process", "LD_PRELOAD names a library, and it was not loaded", "note")
-    return Finding("preloading", "this process", "not preloaded: `ebbtide run -- COMMAND` does that")
+    if preloading.is_preload_library(_core.loaded_library()):
+        is_active = settings.read_or_fallback("driver", os.environ) not in ("sim", "off")
+        yield Finding("preloading", "this process", "preloaded" if is_active else "preloaded, and not active")
+    elif any(map(preloading.is_preload_library, named)):
+        yield Finding("preloading", "this process", "LD_PRELOAD names a library, and it was not loaded", "note")
+    else:
+        yield Finding("preloading", "this process", "not preloaded: `ebbtide run -- COMMAND` does that")
 
 
 def _compatibility() -> Iterator[Finding]:

@@ -1,6 +1,7 @@
 """`ebbtide run`."""
 
 import errno
+import functools
 import os
 import shlex
 import signal
@@ -25,23 +26,16 @@ def _spell(name: str) -> str:
 class _RunCommand(click.Command):
     """Its options are settings, which the core lists: it is loaded when they are needed, not for `ebbtide --help`."""
 
-    _params: list[click.Parameter]
-    _has_options: bool
-
-    @property
-    def params(self) -> list[click.Parameter]:
-        if not self._has_options:
-            self._has_options = True
-            self._params[:0] = [_option_of(setting) for setting in options()]
-        return self._params
-
-    @params.setter
-    def params(self, params: list[click.Parameter]) -> None:
-        self._has_options = False
-        self._params = params
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*_options(), *super().get_params(ctx)]
 
 
 STARTED = "_EBBTIDE_STARTED"  # the process that this one becomes (csrc/preload/unused.cpp)
+
+
+@functools.cache
+def _options() -> list[click.Parameter]:
+    return [_option_of(setting) for setting in options()]
 
 
 def _option_of(setting: Setting) -> click.Option:

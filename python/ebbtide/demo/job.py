@@ -87,8 +87,8 @@ class JobResult:
 
 
 def run_job(size: JobSize, *, is_pausing: bool, on_step: Callable[[float], None] = lambda loss: None) -> JobResult:
-    """Runs it all, and calls `on_step` with the loss of each training step. With `is_pausing` False, the same job runs in
-    torch's ordinary memory: no region, no pause.
+    """Runs it all, and calls `on_step` with the loss of each training step. With `is_pausing` False, the same job runs
+    in torch's ordinary memory: no region, no pause.
 
     Raises:
         StateError: a tensor lies outside its tag.

@@ -140,7 +140,8 @@ def offload_megatron_copy_params(optimizers: Any) -> None:
     for optimizer in _chained(optimizers):
         groups = getattr(optimizer, "shard_fp32_from_float16_groups", None)
         if groups is not None:
-            _offload(_tag_of(optimizer, "copies"), groups)
+            # Without their gradients, which lie in the model's buffers, and may be away.
+            _offload(_tag_of(optimizer, "copies"), [copy.detach() for group in groups for copy in group])
 
 
 def load_megatron_copy_params(optimizers: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from ebbtide import settings
 from ebbtide.errors import StateError
 from ebbtide.launch import ledger
-from ebbtide.launch.run_options import as_keyword, to_variables
+from ebbtide.launch.run_options import to_variables
 from ebbtide.stderr import say
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -18,7 +18,6 @@ LIBRARY_NAME = "libebbtide_preload.so"
 # The same library under the names that launchers of torch_memory_saver look for, in `compat_path()`.
 TMS_LIBRARY_NAMES = tuple(f"torch_memory_saver_hook_mode_preload{cuda}.abi3.so" for cuda in ("", "_cu12", "_cu13"))
 LOADER_VARIABLE = "LD_PRELOAD"
-ACTIVE_VARIABLE = "EBBTIDE_PRELOAD"
 MODULES_VARIABLE = "PYTHONPATH"
 # Read by llama.cpp: with any value, all its memory would be managed, and none of it ours.
 UNIFIED_MEMORY_VARIABLE = "GGML_CUDA_ENABLE_UNIFIED_MEMORY"
@@ -48,11 +47,10 @@ def env(**options: Any) -> dict[str, str]:
 
 
 def variables_for(
-    options: Mapping[str, object], inherited: Mapping[str, str], spell: Callable[[str], str] = as_keyword
+    options: Mapping[str, object], inherited: Mapping[str, str], spell: Callable[[str], str] = str
 ) -> dict[str, str]:
     """`env` over any environment. Args and errors as `run_options.to_variables`."""
     added = to_variables(options, inherited, spell)
-    added[ACTIVE_VARIABLE] = "1"
     added[ledger.VARIABLE] = ledger.name_for(inherited)
     in_force = {**inherited, **added}
     folders = []
