@@ -30,7 +30,9 @@ from torch.overrides import TorchFunctionMode
 
 class OnTheCpu(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = {name: "cpu" if name == "device" and value == "cuda" else value for name, value in (kwargs or {}).items()}
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") == "cuda":
+            kwargs["device"] = "cpu"
         if function is torch.Tensor.type and len(args) == 1:  # Megatron asks for "torch.cuda.BFloat16Tensor"
             return function(*args).replace("torch.", "torch.cuda.")
         return args[0] if function is torch.Tensor.cuda else function(*args, **kwargs)
