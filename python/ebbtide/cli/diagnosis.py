@@ -86,6 +86,11 @@ def _guarded(section: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Fi
         yield Finding(section, type(error).__name__, str(error), "problem")
 
 
+def _refused(section: str, name: str, error: Error, status: Status) -> Finding:
+    found, _, advice = neutral(error).partition(": ")  # for a reader who may write no Python
+    return Finding(section, name, found, status, advice)
+
+
 def _software() -> Iterator[Finding]:
     try:
         from ebbtide import _core
@@ -178,18 +183,12 @@ def _torch_extension() -> Iterator[Finding]:
     if (recipe.folder() / "_torch.so").is_file():
         yield Finding("torch extension", "built", str(recipe.folder()))
         return
-    for name, look in (("folder", lambda: build.make_folder(recipe)), ("compiler", build.find_compiler)):
-        try:
-            look()
-        except StateError as error:
-            found, _, advice = str(error).partition(": ")
-            yield Finding("torch extension", name, found, "problem", advice)
-            return
-    compiler = build.find_compiler()[0]
-    yield Finding("torch extension", "compiler", f"{compiler}, will build it at first need in {recipe.folder()}")
-    if not (recipe.python_include / "Python.h").is_file():
-        advice = "install Python's development files (on Debian and Ubuntu: apt install python3-dev)"
-        yield Finding("torch extension", "Python.h", f"not in {recipe.python_include}", "problem", advice)
+    try:
+        compiler = build.prepare(recipe)[0]
+    except StateError as error:
+        yield _refused("torch extension", "compiler", error, "problem")
+    else:
+        yield Finding("torch extension", "compiler", f"{compiler}, will build it at first need in {recipe.folder()}")
 
 
 def _host_memory() -> Iterator[Finding]:
@@ -207,8 +206,7 @@ def _host_memory() -> Iterator[Finding]:
     try:
         _core.check_setting("disk_directory", os.fsencode(folder))
     except Error as error:  # a note: if no folder was chosen, only disk backups would miss it
-        problem, _, advice = neutral(error).rpartition(": ")  # for a reader who may write no Python
-        yield Finding("host memory", "disk backups", problem or advice, "note", advice)
+        yield _refused("host memory", "disk backups", error, "note")
     else:
         free = format_size(shutil.disk_usage(folder).free)
         yield Finding("host memory", "disk backups", f"{folder} ({free} free)")
@@ -221,8 +219,7 @@ def _preloading() -> Iterator[Finding]:
     try:
         library = preloading.find_library()
     except StateError as error:
-        problem, _, advice = str(error).rpartition(": ")
-        yield Finding("preloading", "library", problem, "note", advice)
+        yield _refused("preloading", "library", error, "note")
         return
     yield Finding("preloading", "library", str(library))
     obstacle = preload_obstacle(Path(sys.executable), library)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ebbtide import _core, driver_choice, saver
+from ebbtide import driver_choice, saver
 from ebbtide.demo.determinism import deterministic
 from ebbtide.demo.model import LanguageModel
 from ebbtide.demo.size import HEADS, PROMPT, JobSize
@@ -48,8 +48,8 @@ class Move:
 
 @dataclass
 class JobResult:
-    """What a run gave. `losses` are by round and step, `weights` are CPU copies, `tensors_by_tag` counts the tensors
-    that were found in their tag, `bytes_by_tag` is the device memory of each tag.
+    """The results of a run. `losses` are by round and step, `weights` are CPU copies, `tensors_by_tag` counts the
+    tensors that were found in their tag, `bytes_by_tag` is the device memory of each tag.
     """
 
     losses: list[list[float]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class JobResult:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that ebbtide held on the device: what the tenants need with pausing. It rises until a pause."""
+        """The most that ebbtide held on the device: the need of the tenants with pausing. It rises until a pause."""
         freed = {"pause": 1, "resume": 0}
         return max((move.held_bytes + freed[move.report.kind] * move.report.bytes for move in self.moves), default=0)
 
@@ -71,19 +71,17 @@ class JobResult:
         return sum(self.losses[round_index]) / len(self.losses[round_index])
 
     def differences(self, other: "JobResult") -> list[str]:
-        """In what this run differs from `other`, to the last bit."""
-        found = []
-        if self.losses != other.losses:
-            found.append("losses")
-        if self.texts != other.texts:
-            found.append("generated text")
-        if self.weights.keys() != other.weights.keys() or not all(
+        """The parts in which this run differs from `other`, to the last bit."""
+        are_weights_equal = self.weights.keys() == other.weights.keys() and all(
             torch.equal(tensor, other.weights[name]) for name, tensor in self.weights.items()
-        ):
-            found.append("final weights")
-        if not self.are_addresses_kept:
-            found.append("addresses")
-        return found
+        )
+        is_equal = {
+            "losses": self.losses == other.losses,
+            "generated text": self.texts == other.texts,
+            "final weights": are_weights_equal,
+            "addresses": self.are_addresses_kept,
+        }
+        return [name for name, equal in is_equal.items() if not equal]
 
 
 def run_job(size: JobSize, *, is_pausing: bool, on_step: Callable[[float], None] = lambda loss: None) -> JobResult:
@@ -232,10 +230,8 @@ class _WeightSwap:
         if not self.is_pausing or driver_choice.is_off():
             return
         self.addresses = self._addresses()
-        for expected, addresses in self.addresses.items():
-            for address in addresses:
-                found = _core.find(address)
-                if found is None or found.tag != expected:
-                    where = "in no tag" if found is None else f"in tag {found.tag!r}"
-                    raise StateError(f"a tensor at {address:#x} that belongs to tag {expected!r} lies {where}")
-            self.result.tensors_by_tag[expected] = len(addresses)
+        self.result.tensors_by_tag = {tag: len(addresses) for tag, addresses in self.addresses.items()}
+        for expected, tensor in self._tensors():
+            found = saver.where(tensor).tag
+            if found != expected:
+                raise StateError(f"a tensor that belongs to tag {expected!r} lies in {found or 'no tag'}")

@@ -183,18 +183,19 @@ def build_once(recipe: Recipe) -> Path:
     """
     library = recipe.folder() / f"{recipe.module}.so"
     if not library.is_file():
-        with (make_folder(recipe) / "lock").open("w") as file:
+        compiler = prepare(recipe)
+        with (library.parent / "lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # goes with the file, also when this process dies
             if not library.is_file():
-                _build(recipe, library)
+                _build(recipe, library, compiler)
     return library
 
 
-def make_folder(recipe: Recipe) -> Path:
-    """The folder of the built library in the cache.
+def prepare(recipe: Recipe) -> list[str]:
+    """Makes the folder of the built library in the cache, and finds the compiler, which it returns.
 
     Raises:
-        StateError: it can't be written.
+        StateError: no writable cache, no compiler, or no Python.h.
     """
     folder = recipe.folder()
     try:
@@ -206,17 +207,17 @@ def make_folder(recipe: Recipe) -> Path:
             f"ebbtide keeps its torch extension in {folder.parent}, which can't be written ({error.strerror}): "
             f"set {CACHE_VARIABLE} to a folder that can"
         ) from error
-    return folder
-
-
-def _build(recipe: Recipe, library: Path) -> None:
     compiler = find_compiler()
-    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
     if not (recipe.python_include / "Python.h").is_file():
+        python = f"python{sys.version_info.major}.{sys.version_info.minor}"
         raise StateError(
             f"ebbtide compiles its torch extension once, and Python.h is not in {recipe.python_include}: "
             f"install Python's development files (on Debian and Ubuntu: apt install {python}-dev)"
         )
+    return compiler
+
+
+def _build(recipe: Recipe, library: Path, compiler: list[str]) -> None:
     purpose = _PARTS[recipe.module].purpose
     say(f"building its torch extension for {purpose}, with torch {recipe.torch_version}, once (up to a minute)")
     for stale in library.parent.glob("build-*"):  # of a process that was killed: we hold the lock

@@ -30,8 +30,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._C import (
@@ -51,17 +52,11 @@ _SHAPE_ONLY = frozenset(
     f"aten::{name}"
     for name in (
         *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
-        *(
-            "new_empty",
-            "new_empty_strided",
-            "new_zeros",
-            "new_ones",
-            "new_full",
-            "is_same_size",
-            "_has_compatible_shallow_copy_type",
-        ),
+        *("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"),
+        *("is_same_size", "_has_compatible_shallow_copy_type"),
     )
 )
+_T = TypeVar("_T")
 _touches_bytes: dict[Any, bool] = {}
 _thread = threading.local()
 
@@ -137,10 +132,9 @@ class _CheckMode(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if _op_touches_bytes(func):
-            for position, value in enumerate(args):
-                _check_value(func, position, value)
-            for name, value in kwargs.items():
-                _check_value(func, name, value)
+            places: Iterator[tuple[int | str, Any]] = chain(enumerate(args), kwargs.items())
+            for place, value in places:
+                _check_value(func, place, value)
         return func(*args, **kwargs)
 
 
@@ -167,7 +161,7 @@ def _find_whether_it_touches(func: Any) -> bool:
 
 
 def _check_value(func: Any, place: int | str, value: Any) -> None:
-    for tensor in _tensors_in(value):
+    for tensor in _instances(torch.Tensor, value):
         for address, size_bytes in _spans(tensor):
             if _core.is_missing(address, size_bytes):
                 raise StateError(_describe(func, place, tensor, address))
@@ -175,29 +169,19 @@ def _check_value(func: Any, place: int | str, value: Any) -> None:
 
 def _check_read(title: str, value: Any) -> None:
     _check_value(title, "self", value)
-    for storage in _storages_in(value):
+    for storage in _instances(torch.UntypedStorage, value):
         address, size_bytes = storage.data_ptr(), storage.nbytes()
         if _core.is_missing(address, size_bytes):
             raise StateError(f"{title}: the storage of {size_bytes} bytes {_say_where(address)}")
 
 
-def _storages_in(value: Any) -> Iterator[torch.UntypedStorage]:
-    if isinstance(value, torch.UntypedStorage):
+def _instances(kind: type[_T], value: Any) -> Iterator[_T]:
+    """Those in the value, and in the lists, tuples and dicts that it consists of."""
+    if isinstance(value, kind):
         yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _storages_in(item)
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors_in(item)
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _instances(kind, item)
 
 
 def _spans(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
