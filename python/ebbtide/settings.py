@@ -57,7 +57,7 @@ class Setting:
 
     @property
     def form(self) -> str:
-        """What is written for its value in a command's help; "" for a switch."""
+        """The form of its value in a command's help; "" for a switch."""
         return "|".join(self.choices) or _FORMS.get(self.kind, "")
 
 
@@ -75,7 +75,7 @@ def find(name: str) -> Setting:
 
 
 def problems() -> dict[str, str]:
-    """What is wrong with the variables of this process: maps the name of a setting to a sentence."""
+    """The problems of the variables of this process: maps the name of a setting to a sentence."""
     return {row["name"]: row["problem"] for row in _rows() if row["problem"]}
 
 
@@ -110,7 +110,7 @@ def check(setting: Setting, value: object, label: str, takes_text: bool = True) 
 
 
 def read(name: str, environment: Mapping[str, str]) -> str:
-    """What a variable says, in its plain form; "" where it is unset or empty.
+    """The value of a variable, in its plain form; "" where it is unset or empty.
 
     Raises:
         ValueError: it is malformed, or names a folder that can't be used.
@@ -174,7 +174,7 @@ def as_text(setting: Setting, value: object, label: str, takes_text: bool) -> st
 def _encode(setting: Setting, text: str) -> bytes:
     if setting.kind in ("folder", "file"):
         return os.fsencode(text)
-    return text.encode("utf-8", "surrogatepass")  # what is no text then is no UTF-8 either, and refused as that
+    return text.encode("utf-8", "surrogatepass")  # a surrogate is no UTF-8, and refused as that
 
 
 def _rows() -> list[dict[str, Any]]:

@@ -92,8 +92,8 @@ def _silence(stream: TextIO | None) -> None:
     callback=_show_version,
     help="Say which version this is.",
 )
-@click.option("--cflags", is_flag=True, help="Print what a C compiler needs for <ebbtide.h>.")
-@click.option("--libs", is_flag=True, help="Print what a linker needs. The program finds the library where it is now.")
+@click.option("--cflags", is_flag=True, help="Print a C compiler's flags for <ebbtide.h>.")
+@click.option("--libs", is_flag=True, help="Print a linker's flags. The program finds the library where it is now.")
 @click.option("--cmake-dir", is_flag=True, help="Print the folder for ebbtide_DIR, where find_package(ebbtide) looks.")
 @click.option("--pkgconfig-dir", is_flag=True, help="Print the folder for PKG_CONFIG_PATH.")
 @click.pass_context

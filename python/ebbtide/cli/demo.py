@@ -33,9 +33,9 @@ def _size_options(command: _Command) -> _Command:
 def demo(**options: Any) -> None:
     """Train and generate with two tenants on one device.
 
-    A small language model learns from real text while a copy of it generates. Each phase pauses what the other does
-    not need. The job runs twice, without pausing and with it, and losses, texts and final weights must be the same to
-    the last bit: then the exit status is 0, else 1.
+    A small language model learns from real text while a copy of it generates. Each phase pauses the memory of the
+    other. The job runs twice, without pausing and with it, and losses, texts and final weights must be the same to the
+    last bit: then the exit status is 0, else 1.
     """
     try:
         from ebbtide import saver

@@ -29,7 +29,7 @@ Status = Literal["ok", "note", "problem"]
 
 PACKAGES = ("torch", "numpy", "click", "rich")
 _KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
-# Without this one nothing can be paused; what the others offer is optional.
+# Nothing can be paused without this one. The others are optional.
 _REQUIRED_CAPABILITIES = ("vmm",)
 _DEFAULT = " (default)"
 

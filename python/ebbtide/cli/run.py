@@ -75,7 +75,7 @@ def run(command: tuple[str, ...], dry_run: bool, **values: Any) -> None:
 
 
 def _inherited_environment() -> dict[str, str]:
-    """What this process was started with: in the C locale, Python itself adds an LC_CTYPE (PEP 538)."""
+    """The environment at the start of this process: in the C locale, Python itself adds an LC_CTYPE (PEP 538)."""
     environment = dict(os.environ)
     try:
         started_with = Path("/proc/self/environ").read_bytes().split(b"\0")
@@ -131,7 +131,7 @@ def _become(program: Path, command: tuple[str, ...], added: dict[str, str], envi
     if settings.read_or_fallback("summary", environment | added) == "1":
         environment[STARTED] = str(os.getpid())
     ledger.sweep()
-    # Python ignores these two, and what is ignored stays so in the program.
+    # Python ignores these two, and an ignored signal would stay so in the program.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:

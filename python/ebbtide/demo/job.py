@@ -1,7 +1,7 @@
 """The job: rounds of training, handing the weights over, and generating. The memory that a phase does not need is
 paused.
 
-| tag               | what is in it                    | at pause                                                 |
+| tag               | content                          | at pause                                                 |
 |-------------------|----------------------------------|----------------------------------------------------------|
 | `trainer_weights` | the model that learns            | kept in RAM                                              |
 | `gradients`       | its gradients                    | dropped: each training step begins with zeros            |
@@ -35,7 +35,7 @@ GENERATOR = ("rollout_weights", "kv_cache")
 
 @dataclass(frozen=True)
 class Move:
-    """One pause or resume: in which round and phase, what it reported, and what ebbtide then held on the device."""
+    """One pause or resume: its round and phase, its report, and the memory that ebbtide then held on the device."""
 
     round: int
     phase: str

@@ -38,7 +38,7 @@ def offload_fsdp_model_to_cpu(model: Any, empty_cache: bool = True) -> None:
 
 
 def load_fsdp_model_to_gpu(model: Any) -> None:
-    """Brings them back. What was on another device from the start moves to this process's device.
+    """Brings them back. Tensors that were on another device from the start move to this process's device.
 
         load_fsdp_model_to_gpu(model)
 

@@ -27,12 +27,11 @@ _TMS_VARIABLE, _TMS_YES = "TMS_INIT_ENABLE", ("1", "true", "TRUE", "yes", "YES")
 def to_variables(
     given_options: Mapping[str, object], inherited: Mapping[str, str], spell: Callable[[str], str] = str
 ) -> dict[str, str]:
-    """The variables of the options that are given; for all others, what is inherited goes on.
+    """The variables of the options that are given; all others stay as they are inherited.
 
     Args:
         given_options: name -> value. None for `overflow` and `backup` is "none".
-        inherited: the environment; the variables of settings in it must be well-formed too, for who reads them would
-            only say so.
+        inherited: the environment; the variables of settings in it must be well-formed too.
         spell: how an option is written in errors.
 
     Raises:

@@ -39,7 +39,7 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what the built file is.
+    """All inputs of the build.
 
     Attributes:
         source_root: the folder that holds torch/cpu/*.cpp and api/ebbtide*.h.
@@ -86,7 +86,7 @@ class Recipe:
         )
 
     def sources(self, ending: str = ".cpp") -> list[Path]:
-        """What is compiled, or its headers (".h")."""
+        """The sources, or their headers (".h")."""
         folders = [self.source_root / folder for folder in _PARTS[self.module].folders]
         return [path for folder in folders for path in sorted(folder.glob(f"*{ending}"))]
 

@@ -70,7 +70,7 @@ class BinaryWrapper:
         cpu_backup_backend: str | None = None,
         enable_disk_backup: bool = False,
     ) -> None:
-        """Sets what the calling thread has, by the C symbols. Inside a region that changes nothing of its pools."""
+        """Sets the policy of the calling thread, by the C symbols. In a region, its pools stay as they are."""
         self.cdll.tms_set_current_tag(tag.encode())
         self.cdll.tms_set_interesting_region(interesting_region)
         self.cdll.tms_set_enable_cpu_backup(enable_cpu_backup)

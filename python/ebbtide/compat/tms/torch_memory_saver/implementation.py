@@ -72,7 +72,7 @@ class Implementation:
     def disable(self, dispose_mem_pool_after_use: bool = True) -> Separate:
         """See `TorchMemorySaver.disable`. Raises ValueError: the pool would be kept."""
         if not dispose_mem_pool_after_use:
-            raise ValueError("dispose_mem_pool_after_use=False is not supported: what is free goes back at the end")
+            raise ValueError("dispose_mem_pool_after_use=False is not supported: free memory goes back at the end")
         return separate_memory()
 
     def _with_region_config(
@@ -221,15 +221,15 @@ class _ObservedRegion(Region):
     """A region that calls a function with its frame whenever it is entered."""
 
     def __init__(
-        self, tag: str, backup: BackupName | None, retain: bool, note: Callable[["_core.Frame"], None]
+        self, tag: str, backup: BackupName | None, retain: bool, observe: Callable[["_core.Frame"], None]
     ) -> None:
         super().__init__(tag, backup=backup, retain=retain)
-        self._note = note
+        self._observe = observe
 
     def _prepare(self, frame: "_core.Frame") -> bool:
         is_on = super()._prepare(frame)
         if is_on:
-            self._note(frame)
+            self._observe(frame)
         return is_on
 
 

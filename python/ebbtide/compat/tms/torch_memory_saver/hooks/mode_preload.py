@@ -18,7 +18,7 @@ class HookUtilModePreload(HookUtilBase):
 def configure_subprocess() -> Iterator[None]:
     """Inside, children start with the preload library, and `import torch_memory_saver` gives them ebbtide's.
 
-    Other preloaded libraries stay. What the children start inherits it.
+    Other preloaded libraries stay. Grandchildren inherit it.
     """
     library = str(get_binary_path_from_package("torch_memory_saver_hook_mode_preload"))
     modules = preloading.with_first(str(preloading.compat_path()), os.environ.get(preloading.MODULES_VARIABLE, ""))
