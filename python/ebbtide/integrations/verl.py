@@ -10,7 +10,7 @@ offloaded the model. Load the model before those parameters are consumed. EBBTID
 
 import gc
 from collections.abc import Iterable, Sequence
-from itertools import count
+from itertools import count, filterfalse
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -224,7 +224,7 @@ def _load(*tags: str) -> None:
 def _trim_tags_of_dead_owners() -> None:
     """Gives their memory back, on the device and on the host."""
     with _lock:
-        dead = [tag for tag, owner in _owners.items() if owner() is None]
+        dead = list(filterfalse(lambda tag: _owners[tag]() is not None, _owners))
         for tag in dead:
             del _owners[tag]
     if dead:

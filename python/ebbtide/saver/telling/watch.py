@@ -82,17 +82,23 @@ class _Watch(_core.Scope):
             self._erased.release()
 
     def _follow(self) -> None:
-        delay, progress = CALLBACK_SECONDS if callable(self._display) else BAR_SECONDS, None
         try:
-            while not (self._over.acquire(timeout=delay) or self._is_pending_over()):
-                delay, progress = POLL_SECONDS, self._measure()
-                self._show(progress)
+            is_shown = self._show_until_over()
         finally:
             if self._is_drawn:
                 with _lock:
                     _bars.remove(self)
-        if progress is not None and self._has_succeeded and callable(self._display):
+        if is_shown and self._has_succeeded and callable(self._display):
             self._show(self._progress(self._total_bytes))
+
+    def _show_until_over(self) -> bool:
+        """Whether it took long enough to be shown."""
+        delay = CALLBACK_SECONDS if callable(self._display) else BAR_SECONDS
+        is_shown = False
+        while not (self._over.acquire(timeout=delay) or self._is_pending_over()):
+            self._show(self._measure())
+            delay, is_shown = POLL_SECONDS, True
+        return is_shown
 
     def _is_pending_over(self) -> bool:
         if self._pending is None or not self._pending.is_over():
