@@ -52,17 +52,6 @@ function(ebbtide_self_contained target map)
   set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS "${map_path}")
 endfunction()
 
-# ebbtide_stand_in(TARGET SOURCE FOLDER FILE): a library with this file's name in this folder of the package, and with
-# the SONAME of the driver.
-function(ebbtide_stand_in target source folder file)
-  add_library(${target} SHARED ${source})
-  ebbtide_configure(${target})
-  target_link_options(${target} PRIVATE -Wl,--as-needed -Wl,-soname,libcuda.so.1)
-  set_target_properties(${target} PROPERTIES
-    PREFIX "" SUFFIX "" OUTPUT_NAME ${file} NO_SONAME ON LIBRARY_OUTPUT_DIRECTORY "${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/${folder}")
-  install(TARGETS ${target} LIBRARY DESTINATION ebbtide/${folder})
-endfunction()
-
 # Finds pybind11 through CMake, or through the Python that builds (where it is a package).
 macro(ebbtide_find_pybind11)
   find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)

@@ -75,7 +75,8 @@ $(PROGRAMS): .venv/.created requirements/programs.txt
 	$(call say,Downloading programs whose sources the tests run)
 	@mkdir -p $(@D) && rm -f $(@D)/*.whl
 	@.venv/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
-	  --implementation cp --python-version 3.11 --platform manylinux_2_34_x86_64 --dest $(@D) -r requirements/programs.txt
+	  --implementation cp --python-version 3.11 --platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 \
+	  --dest $(@D) -r requirements/programs.txt
 	@touch $@
 
 .venv/.lint-tools: .venv/.created requirements/lint.txt

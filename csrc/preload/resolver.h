@@ -45,7 +45,7 @@ void* hook_of_symbol(const char* symbol, const void* found) noexcept;
 // flags the caller used.
 void* substitute(void* function) noexcept;
 
-// Whether hooks do anything. EBBTIDE_PRELOAD=0 switches them off for a process; so does a driver that is not CUDA's.
+// Whether hooks do anything. EBBTIDE_DRIVER=sim and off switch them off for a process.
 bool is_active() noexcept;
 
 }  // namespace ebbtide::preload

@@ -97,7 +97,7 @@ void explain_the_runtimes_error(const char* symbol) {
   if (std::strcmp(symbol, "cuGetExportTable") != 0 || is_said.exchange(true)) return;
   log_line(LogLevel::kWarning,
            {"this program uses the CUDA runtime, as torch's CUDA builds do, and will find no device: the simulated "
-            "device serves programs of the driver API only. Run this one without --simulate, on a GPU"});
+            "device serves programs of the driver API only. Run this one on a GPU"});
 }
 
 CUdriverProcAddressQueryResult look_up(const char* symbol, int version, cuuint64_t flags, void** address) {

@@ -1,17 +1,10 @@
-"""What ebbtide raises. All of it can be pickled, also between a process that has torch and one that has not.
+"""The errors of ebbtide. All of them can be pickled, also between a process that has torch and one that has not.
 
-`OutOfMemoryError` becomes a `torch.OutOfMemoryError` as soon as torch is imported, so that a program's `except
-torch.OutOfMemoryError` catches both. Neither package imports the other for that: where ebbtide comes first, a watcher
-on the import system waits for torch, and every new error looks again in case torch came in by another way.
+An `OutOfMemoryError` that is made after torch was imported is a `torch.OutOfMemoryError`, so that a program's `except
+torch.OutOfMemoryError` catches it. Neither package imports the other for that.
 """
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
-import threading
-from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 from ebbtide.locks import make_lock
@@ -19,10 +12,10 @@ from ebbtide.locks import make_lock
 UNLIMITED = 2**64 - 1
 
 
-# Between what the core says and _ADVICE.
+# Between the core's message and _ADVICE.
 _IN_PYTHON = ". In Python: "
 
-# By ebbtide_cause: what the core's message, which is neutral, comes to in Python.
+# By ebbtide_cause: the options of Python, which the core's message does not name.
 _ADVICE = {
     1: 'backup="disk", backup=None, saver.trim(), saver.configure(host_limit=..., host_margin=...)',
     2: 'backup="ram", saver.configure(pinned_limit=...)',
@@ -41,23 +34,23 @@ def advise(message: str, cause: int) -> str:
     """The core's message for Python.
 
     Args:
-        message: what the core says, without Python's syntax.
+        message: the core's, without Python's syntax.
         cause: the `ebbtide_cause` of csrc/api/ebbtide.h.
 
     Returns:
-        The message, and what there is in Python for this cause. Example: advise("the disk is full", 4)
+        The message, with the options of Python against this cause. Example: advise("the disk is full", 4)
     """
     advice = _ADVICE.get(cause)
     return message if advice is None else message + _IN_PYTHON + advice
 
 
 def neutral(error: Exception) -> str:
-    """What the core said, without what `advise` added: for readers who write no Python."""
+    """The message without the part that `advise` added: for readers who write no Python."""
     return str(error).partition(_IN_PYTHON)[0]
 
 
 class Error(Exception):
-    """The base of what ebbtide raises on purpose, besides ValueError and TypeError for malformed arguments.
+    """The base of the errors of ebbtide, besides ValueError and TypeError for malformed arguments.
 
     For example:
 
@@ -92,7 +85,7 @@ class StateError(Error):
 
 
 class _MemoryError(Error):
-    """What the two errors about missing memory share; sizes in bytes, `limit_bytes` None where no limit is set."""
+    """The base of the two errors about missing memory; sizes in bytes, `limit_bytes` None where no limit is set."""
 
     _fields: tuple[str, ...] = ("requested_bytes", "free_bytes", "limit_bytes")
 
@@ -127,7 +120,7 @@ class OutOfMemoryError(_MemoryError):
             print(error)
 
     Attributes: requested_bytes, free_bytes, limit_bytes (None: no limit is set), device (CUDA ordinal, -1 where
-    unknown). Also a `torch.OutOfMemoryError` as soon as torch is imported.
+    unknown). Also a `torch.OutOfMemoryError` where torch has been imported.
     """
 
     _fields = ("requested_bytes", "free_bytes", "limit_bytes", "device")
@@ -168,50 +161,14 @@ class DriverError(Error):
 _join_lock = make_lock()
 
 
-def _join_torch() -> bool:
-    """Adds torch's class to the bases of ours, once, if torch is there; returns whether it is joined."""
+def _join_torch() -> None:
+    """Adds torch's class to the bases of ours, once, if torch is there."""
     torch_class = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
     if not isinstance(torch_class, type):
-        return False
+        return
     with _join_lock:
         if not issubclass(OutOfMemoryError, torch_class):
             OutOfMemoryError.__bases__ = (*OutOfMemoryError.__bases__, torch_class)
-    return True
 
 
-class _TorchWatcher(importlib.abc.MetaPathFinder):
-    """Joins the classes at the end of the first `import torch`, and leaves the import system then."""
-
-    def __init__(self) -> None:
-        self._asking = threading.local()
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "torch" or getattr(self._asking, "now", False):
-            return None
-        self._asking.now = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._asking.now = False
-        if spec is not None and spec.loader is not None:
-            self._watch(spec.loader)
-        return spec
-
-    def _watch(self, loader: Any) -> None:
-        execute = loader.exec_module
-
-        def execute_and_join(module: ModuleType) -> None:
-            execute(module)
-            if _join_torch() and self in sys.meta_path:
-                sys.meta_path.remove(self)
-
-        try:
-            loader.exec_module = execute_and_join
-        except AttributeError:
-            pass  # a loader that takes no attributes: the classes are joined when the next error is made
-
-
-if not _join_torch():
-    sys.meta_path.insert(0, _TorchWatcher())
+_join_torch()

@@ -1,4 +1,4 @@
-"""The logger "ebbtide": what operations moved at INFO, each tag of them at DEBUG.
+"""The logger "ebbtide": a line for each operation at INFO, and for each of its tags at DEBUG.
 
 EBBTIDE_LOG sets the logger's level, unless the program has set one; without either it is that of the root logger,
 which lets warnings through. As long as no handler takes the lines, they go to stderr, in the form of the core's own
@@ -9,51 +9,24 @@ raise, or be interrupted.
 """
 
 import contextlib
-import functools
 import logging
 import os
-import sys
 import traceback
 import warnings
 from typing import Any
 
 from ebbtide import settings
-from ebbtide.locks import make_lock
+from ebbtide.stderr import say
 
 logger = logging.getLogger("ebbtide")
-
-
-# A file of Python has a lock, which a forked child finds taken for ever if a thread of its parent was writing at the
-# fork. So no line of ours is being written then, unless whoever reads stderr is that slow.
-_writing = make_lock()
-_FORK_SECONDS = 1.0
-
-
-def _after_fork() -> None:
-    if _writing._is_owned():  # not where the wait ran out, or was interrupted
-        _writing.release()
-
-
-os.register_at_fork(
-    before=functools.partial(_writing.acquire, timeout=_FORK_SECONDS),  # in C: no interrupt parts it
-    after_in_parent=_after_fork,
-    after_in_child=_after_fork,
-)
 
 
 class _StderrWithoutHandlers(logging.Handler):
     """Writes "ebbtide: <message>" to stderr, as the core does, if no handler of the program takes the record."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if _has_other_handlers(self):
-            return
-        try:
-            if sys.stderr is not None:
-                with _writing:
-                    sys.stderr.write(f"ebbtide: {record.getMessage()}\n")
-                    sys.stderr.flush()
-        except Exception:
-            self.handleError(record)
+        if not _has_other_handlers(self):
+            say(record.getMessage())
 
 
 def is_enabled(level: int = logging.INFO) -> bool:

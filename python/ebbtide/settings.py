@@ -14,6 +14,14 @@ from typing import Any
 from ebbtide.errors import StoreError, neutral
 
 _FORMS = {"size": "SIZE", "fraction": "FRACTION", "count": "NUMBER", "tag": "TAG", "folder": "PATH", "file": "PATH"}
+_EXPECTED = {
+    "folder": "a path of text",
+    "file": "a path of text",
+    "switch": "True or False",
+    "fraction": "a number from 0 to 1",
+    "size": 'a size like "16GiB" or an int of bytes',
+    "count": "a whole number",
+}
 _BEYOND_ANY_SIZE = 2**64
 _PREFIX = "EBBTIDE_"
 _ALIKE = 0.8  # of difflib's ratio: one or two slips in a name
@@ -49,7 +57,7 @@ class Setting:
 
     @property
     def form(self) -> str:
-        """What is written for its value in a command's help; "" for a switch."""
+        """The form of its value in a command's help; "" for a switch."""
         return "|".join(self.choices) or _FORMS.get(self.kind, "")
 
 
@@ -67,7 +75,7 @@ def find(name: str) -> Setting:
 
 
 def problems() -> dict[str, str]:
-    """What is wrong with the variables of this process: maps the name of a setting to a sentence."""
+    """The problems of the variables of this process: maps the name of a setting to a sentence."""
     return {row["name"]: row["problem"] for row in _rows() if row["problem"]}
 
 
@@ -102,7 +110,7 @@ def check(setting: Setting, value: object, label: str, takes_text: bool = True) 
 
 
 def read(name: str, environment: Mapping[str, str]) -> str:
-    """What a variable says, in its plain form; "" where it is unset or empty.
+    """The value of a variable, in its plain form; "" where it is unset or empty.
 
     Raises:
         ValueError: it is malformed, or names a folder that can't be used.
@@ -142,46 +150,31 @@ def check_environment() -> None:
 
 
 def as_text(setting: Setting, value: object, label: str, takes_text: bool) -> str:
-    """A value as it would be written; whether it is a good one is the core's to say. Raises TypeError, ValueError."""
-    if setting.kind == "tag":
-        if not isinstance(value, str):
-            raise TypeError(f"a tag is a str, not {type(value).__name__}")
+    """A value as it would be written; the core checks it. Raises TypeError, ValueError."""
+    kind = setting.kind
+    if value is None and "none" in setting.choices:  # as saver.region takes it
+        return "none"
+    if isinstance(value, str) and (takes_text or kind not in ("switch", "fraction", "count")):
         return value
-    if setting.kind == "choice":
-        word = "none" if value is None and "none" in setting.choices else value  # as saver.region takes it
-        if not isinstance(word, str):
-            raise ValueError(f"{label} must be one of {', '.join(setting.choices)}, not {value!r}")
-        return word
-    if setting.kind in ("folder", "file"):
-        path = os.fspath(value) if isinstance(value, str | os.PathLike) else value
-        if not isinstance(path, str):
-            raise TypeError(f"{label} must be a path of text, not {value!r}")
+    if kind in ("folder", "file") and isinstance(value, os.PathLike) and isinstance(path := os.fspath(value), str):
         return path
-    return _number_as_text(setting, value, label, takes_text)
-
-
-def _number_as_text(setting: Setting, value: object, label: str, takes_text: bool) -> str:
-    if isinstance(value, str) and (takes_text or setting.kind == "size"):
-        return value
-    if setting.kind == "switch":
-        if isinstance(value, bool):
-            return str(int(value))
-        raise TypeError(f"{label} must be True or False, not {value!r}")
-    if isinstance(value, int) and not isinstance(value, bool):
+    if kind == "switch" and isinstance(value, bool):
+        return str(int(value))
+    if kind in ("size", "fraction", "count") and isinstance(value, int) and not isinstance(value, bool):
         # More digits may be an error of Python's, and a subclass may be shown in another way.
         return str(max(-_BEYOND_ANY_SIZE, min(int(value), _BEYOND_ANY_SIZE)))
-    if setting.kind == "fraction":
-        if isinstance(value, float):
-            return float.__repr__(value)
-        raise TypeError(f"{label} must be a number from 0 to 1, not {value!r}")
-    what = 'a size like "16GiB" or an int of bytes' if setting.kind == "size" else "a whole number"
-    raise TypeError(f"{label} must be {what}, not {value!r}")
+    if kind == "fraction" and isinstance(value, float):
+        return float.__repr__(value)
+    if kind == "tag":
+        raise TypeError(f"a tag is a str, not {type(value).__name__}")
+    expected = _EXPECTED.get(kind) or f"one of {', '.join(setting.choices)}"
+    raise (ValueError if kind == "choice" else TypeError)(f"{label} must be {expected}, not {value!r}")
 
 
 def _encode(setting: Setting, text: str) -> bytes:
     if setting.kind in ("folder", "file"):
         return os.fsencode(text)
-    return text.encode("utf-8", "surrogatepass")  # what is no text then is no UTF-8 either, and refused as that
+    return text.encode("utf-8", "surrogatepass")  # a surrogate is no UTF-8, and refused as that
 
 
 def _rows() -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ def parse_size(size: str | int, name: str = "size") -> int:
     Args:
         size: a number with a unit out of B, KiB, MiB, GiB, TiB, KB, MB, GB, TB (case does not matter), or an int of
             bytes.
-        name: what the size is for, to name in errors.
+        name: the name of the size in errors.
 
     Raises:
         TypeError: neither str nor int (a bool or a float is neither).

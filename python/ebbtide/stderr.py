@@ -1,4 +1,4 @@
-"""What ebbtide tells a user on stderr, beside its logger and whether or not its core is loaded."""
+"""Lines for the user on stderr, whether or not the core is loaded."""
 
 import contextlib
 import os
@@ -7,8 +7,8 @@ import sys
 
 
 def say(text: str) -> None:
-    """Writes "ebbtide: <text>" to stderr, where that takes it: what is said about a call neither fails it nor ends the
-    process, and is never said on stdout.
+    """Writes "ebbtide: <text>" to stderr. A line that stderr does not take is lost, and neither fails the call nor ends
+    the process.
     """
     with contextlib.suppress(Exception):  # full, without a reader, closed, or an object of the program's own
         stream = sys.stderr
@@ -18,7 +18,8 @@ def say(text: str) -> None:
         if not is_the_systems:
             print(f"ebbtide: {text}", file=stream, flush=True)
             return
-        # Past its buffer, which would keep what could not be written, and fail the end of the process by it.
+        # Past its buffer: a line that is left there would fail the end of the process. No lock is held meanwhile, which
+        # a forked child would find taken.
         stream.flush()
         _write(stream.fileno(), f"ebbtide: {text}\n".encode(errors="backslashreplace"))
 

@@ -38,7 +38,6 @@ BAD_VARIABLES = {
     "EBBTIDE_COPY_THREADS": ("-3", " must be a whole number from 1 to 256, not '-3'"),
     "EBBTIDE_CHECK": ("true", " must be 0 or 1, not 'true'"),
     "EBBTIDE_VLLM": ("maybe", " must be 0 or 1, not 'maybe'"),
-    "EBBTIDE_PRELOAD": ("no", " must be 0 or 1, not 'no'"),
     "EBBTIDE_SIM_DEVICES": ("many", " must be a whole number from 0 to 64, not 'many'"),
     "EBBTIDE_SIM_CAPACITY": ("lots", f" {SIZE} 'lots'"),
 }

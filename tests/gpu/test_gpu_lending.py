@@ -111,16 +111,15 @@ with saver.region("weights"):
 saver.pause("weights")
 reads = [repr, str, lambda t: t.tolist(), lambda t: t.cpu(), pickle.dumps, copy.deepcopy, torch.from_dlpack,
          lambda t: torch.save(t, io.BytesIO()), lambda t: t.__cuda_array_interface__, lambda t: t.__dlpack__()]
-with check.enable():
-    for number, read in enumerate(reads):
-        try:
-            read(t)
-            raise SystemExit(f"read {number}")
-        except ebbtide.StateError as error:
-            assert "'weights'" in str(error)
-saver.resume("weights")
-with check.enable():
-    for read in reads:
+check.enable()
+for number, read in enumerate(reads):
+    try:
         read(t)
+        raise SystemExit(f"read {number}")
+    except ebbtide.StateError as error:
+        assert "'weights'" in str(error)
+saver.resume("weights")
+for read in reads:
+    read(t)
 """
     )

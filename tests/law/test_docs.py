@@ -45,7 +45,11 @@ def command_options() -> dict[str, set[str]]:
     context = click.Context(main)
     commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
     return {
-        name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        name: {
+            option
+            for parameter in command.get_params(click.Context(command))
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
         for name, command in commands.items()
         if command is not None
     }

@@ -1,10 +1,10 @@
-"""Every private name of torch in the sources has a row in ebbtide.torch_support.torch_names, and every row is used."""
+"""Every private name of torch in the sources has a row in checks/torch_table.py, and every row is used."""
 
 from pathlib import Path
 
 import pytest
 from checks.torch_names import names_defined, names_looked_up, private_names
-from ebbtide.torch_support.torch_names import HEADERS, NAMES
+from checks.torch_table import HEADERS, NAMES
 
 NOT_OF_TORCH = {"_failure", "_is_owned", "_at_fork_reinit"}  # of `_core.Scope`, and of Python's locks
 
@@ -16,22 +16,20 @@ def used_names(root: Path) -> dict[str, set[str]]:
     own = {name for text in texts.values() for name in names_defined(text)} | NOT_OF_TORCH
     used: dict[str, set[str]] = {}
     for file, text in texts.items():
-        if file != "torch_support/torch_names.py":
-            for name in private_names(text, own) | names_looked_up(text):
-                used.setdefault(name, set()).add(file)
+        for name in private_names(text, own) | names_looked_up(text):
+            used.setdefault(name, set()).add(file)
     return used
 
 
 def test_every_private_name_has_a_row(root: Path) -> None:
     last_parts = {name.path.rpartition(".")[2] for name in NAMES}
     without = {name: files for name, files in used_names(root).items() if name.rpartition(".")[2] not in last_parts}
-    assert without == {}, "list them in python/ebbtide/torch_support/torch_names.py"
+    assert without == {}, "list them in tests/checks/torch_table.py"
 
 
 def test_every_row_is_used(root: Path) -> None:
-    texts = [path.read_text() for path in (root / "python/ebbtide").rglob("*.py") if path.name != "torch_names.py"]
-    own = (root / "python/ebbtide/torch_support/torch_names.py").read_text().partition("def find(")[2]
-    idle = [name.path for name in NAMES if not any(name.path.rpartition(".")[2] in text for text in [*texts, own])]
+    texts = [path.read_text() for path in (root / "python/ebbtide").rglob("*.py")]
+    idle = [name.path for name in NAMES if not any(name.path.rpartition(".")[2] in text for text in texts)]
     assert idle == []
 
 

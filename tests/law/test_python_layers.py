@@ -15,8 +15,6 @@ MAX_MODULES = 10
 LATE = {
     "torch": "large, and optional: only regions need it",
     "rich": "slow to import: only commands that print a table, and progress bars, need it",
-    "tqdm": "optional: draws progress bars where rich is missing",
-    "IPython": "only a notebook has it",
     "vllm": "optional: only its own processes have it",
     "pydoc_data": "optional: distributions leave it out",
     "torch_memory_saver": "found only where its folder has become an entry of sys.path",
@@ -75,7 +73,9 @@ def find_late_imports(imports: list[Import], modules: dict[str, Path]) -> list[s
     return [
         f"{each.source}:{each.line}: imports {each.target} inside a function: put it at the top of the file"
         for each in imports
-        if each.is_late and not loads(name_in_late(each.target) or each.target) - loads(each.source)
+        if each.is_late
+        and not (each.source in SURFACES and each.target == "?")  # a module of its own, by the name that is asked for
+        and not loads(name_in_late(each.target) or each.target) - loads(each.source)
     ]
 
 

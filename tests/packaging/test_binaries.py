@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from checks.binaries import Rule, find_faults, read_dynamic, read_exports
+from checks.binaries import Rule, find_faults, read_exports
 from checks.names import RESOLVERS, exported_driver_names, read_c_functions, read_driver_functions, read_hooks
 from checks.toolchain import find_cuda_include
 from ebbtide.launch import preloading
@@ -40,10 +40,6 @@ def rules(root: Path) -> dict[str, Rule]:
     creators = {"cuCtxCreate_v2", "cuCtxCreate_v3", "cuCtxCreate_v4"}
     driver |= creators | RESOLVERS
     simulator = (*any_version, *creators, *RESOLVERS, *control)
-    root_of_use = "ebbtide_simulated_driver"
-    stand_in = Rule(
-        "libcuda.so.1", (root_of_use,), frozenset({root_of_use}), frozenset({"libebbtide_sim.so"}), "$ORIGIN/.."
-    )
     return {
         "libebbtide.so": Rule("libebbtide.so", may_export=tuple(api), must_export=frozenset(api)),
         # The same core under the same name: a process that preloads it has no other.
@@ -51,21 +47,13 @@ def rules(root: Path) -> dict[str, Rule]:
         "libebbtide_sim.so": Rule(
             "libebbtide_sim.so", (*simulator, "cuCtxCreate"), must_export=frozenset(driver | control)
         ),
-        "simulated/libcuda.so.1": stand_in,
-        "simulated/libcuda.so": stand_in,
-        "simulated/stubs/libcuda.so": Rule("libcuda.so.1", (*any_version, *creators, *RESOLVERS), frozenset(driver)),
         "_core.*.so": Rule(
             "", ("PyInit__core",), frozenset({"PyInit__core"}), frozenset({"libebbtide.so"}), runpath="$ORIGIN"
         ),
     }
 
 
-SIMULATED = ("simulated/libcuda.so.1", "simulated/libcuda.so", "simulated/stubs/libcuda.so")
-
-
-@pytest.mark.parametrize(
-    "pattern", ["libebbtide.so", "libebbtide_preload.so", "libebbtide_sim.so", "_core.*.so", *SIMULATED]
-)
+@pytest.mark.parametrize("pattern", ["libebbtide.so", "libebbtide_preload.so", "libebbtide_sim.so", "_core.*.so"])
 def test_binary_needs_and_exports_only_what_it_promises(package: Path, rules: dict[str, Rule], pattern: str) -> None:
     (binary,) = package.glob(pattern)
     assert find_faults(binary, rules[pattern]) == []
@@ -75,14 +63,7 @@ def test_no_other_binary_is_in_the_package(package: Path) -> None:
     names = sorted(path.name.split(".")[0] for path in package.glob("*.so"))
     assert names == ["_core", "libebbtide", "libebbtide_preload", "libebbtide_sim"]
     others = set(package.rglob("*.so*")) - {*package.glob("*.so")}
-    names_of_tms = {package / "compat" / "tms" / name for name in preloading.TMS_LIBRARY_NAMES}
-    assert others == names_of_tms | {package / name for name in SIMULATED}
-
-
-def test_the_drivers_names_are_no_copies(package: Path) -> None:
-    """They need the simulator, and cost a few KiB."""
-    assert [read_dynamic(package / name)["NEEDED"].count("libebbtide_sim.so") for name in SIMULATED] == [1, 1, 0]
-    assert sum((package / name).stat().st_size for name in SIMULATED) < 100_000
+    assert others == {package / "compat" / "tms" / name for name in preloading.TMS_LIBRARY_NAMES}
 
 
 def test_header_is_plain_c(root: Path, tmp_path: Path) -> None:

@@ -6,11 +6,9 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-# simulated/ has the simulator under the driver's names. The last three are the preload library once more, for launchers
-# of torch_memory_saver.
+# The last three are the preload library once more, for launchers of torch_memory_saver.
 BINARIES = (
     *("libebbtide.so", "libebbtide_preload.so", "libebbtide_sim.so", "_core."),
-    *("simulated/libcuda.so", "simulated/libcuda.so.1", "simulated/stubs/libcuda.so"),
     *(f"compat/tms/torch_memory_saver_hook_mode_preload{cuda}.abi3.so" for cuda in ("", "_cu12", "_cu13")),
 )
 
@@ -39,7 +37,7 @@ def find_faults(files: Iterable[str], expected: set[str]) -> list[str]:
     files = {file for file in files if "__pycache__" not in file and not file.startswith("..")}
     inside = {file.removeprefix("ebbtide/") for file in files if file.startswith("ebbtide/")}
     elsewhere = {file for file in files if not file.startswith("ebbtide/") and ".dist-info/" not in file}
-    binaries = {file for file in inside if file.startswith(BINARIES) and file.endswith((".so", ".so.1"))}
+    binaries = {file for file in inside if file.startswith(BINARIES) and file.endswith(".so")}
     faults = [f"missing: {file}" for file in sorted(expected - inside)]
     faults += [f"not wanted: {file}" for file in sorted(inside - expected - binaries)]
     faults += [f"outside the package: {file}" for file in sorted(elsewhere) if PurePosixPath(file).parts[0] != "bin"]
@@ -76,7 +74,7 @@ GOOD = {
     "ebbtide/libebbtide_preload.so",
     "ebbtide/libebbtide_sim.so",
     "ebbtide/_core.cpython-312-x86_64-linux-gnu.so",
-    *(f"ebbtide/{name}" for name in BINARIES if name.startswith(("compat/", "simulated/"))),
+    *(f"ebbtide/{name}" for name in BINARIES if name.startswith("compat/")),
     "ebbtide-0.1.0.dist-info/RECORD",
     "ebbtide-0.1.0.dist-info/licenses/LICENSE",
     "../../../bin/ebbtide",
@@ -91,7 +89,6 @@ GOOD = {
         (None, "tests/x.py", "outside the package"),
         ("ebbtide/libebbtide_sim.so", None, "binaries"),
         ("ebbtide/compat/tms/torch_memory_saver_hook_mode_preload_cu12.abi3.so", None, "binaries"),
-        ("ebbtide/simulated/libcuda.so.1", None, "binaries"),
         ("ebbtide-0.1.0.dist-info/licenses/LICENSE", None, "the licence"),
         (None, "ebbtide/libcudart.so.13", "not wanted: libcudart.so.13"),
     ],

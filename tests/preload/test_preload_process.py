@@ -64,7 +64,7 @@ def test_what_a_program_starts_is_preloaded_too(clients: Clients, action: str) -
 @pytest.mark.sim_only
 def test_a_child_need_not_inherit(clients: Clients) -> None:
     """One variable excludes a child, although LD_PRELOAD still reaches it."""
-    command = ["env", "EBBTIDE_PRELOAD=0", str(clients.folder / "process"), "info"]
+    command = ["env", "EBBTIDE_DRIVER=off", str(clients.folder / "process"), "info"]
     assert clients.start(command, **LIMIT).stdout == f"{64 * MIB} {64 * MIB}\n"
 
 

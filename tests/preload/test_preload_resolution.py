@@ -30,7 +30,7 @@ def test_a_deep_bound_library_is_out_of_reach(clients: Clients) -> None:
 
 
 @pytest.mark.sim_only
-@pytest.mark.parametrize("settings", [{"EBBTIDE_PRELOAD": "0"}, {"EBBTIDE_DRIVER": "sim"}, {"EBBTIDE_DRIVER": "off"}])
+@pytest.mark.parametrize("settings", [{"EBBTIDE_DRIVER": "sim"}, {"EBBTIDE_DRIVER": "off"}])
 @pytest.mark.parametrize("way", WAYS)
 def test_hooks_can_be_switched_off(clients: Clients, way: str, settings: dict[str, str]) -> None:
     done = clients.run(way, "info", EBBTIDE_DEVICE_LIMIT=str(LIMIT), **settings)

@@ -259,7 +259,7 @@ def test_a_tms_folder_that_no_pause_could_use_is_said_at_the_start(clients: Clie
     assert done.stderr.startswith(f"ebbtide: no file for a backup can be made in '{missing}'"), done.stderr
 
 
-@pytest.mark.parametrize("settings", [{"EBBTIDE_PRELOAD": "0"}, {"EBBTIDE_DRIVER": "sim"}, {"EBBTIDE_DRIVER": "off"}])
+@pytest.mark.parametrize("settings", [{"EBBTIDE_DRIVER": "sim"}, {"EBBTIDE_DRIVER": "off"}])
 def test_without_hooks_no_program_is_pauseable(clients: Clients, settings: dict[str, str]) -> None:
     command = [sys.executable, "-c", "from ebbtide import _core; print(_core.program_policy()[0])"]
     assert clients.start(command, **ON, **settings).stdout == "0\n"

@@ -30,15 +30,13 @@ def slow_operations(sim):
 
 
 def short_thresholds(monkeypatch):
-    """Afterwards the default display, no operation left and no thread."""
+    """Afterwards the default display, and no operation that is shown."""
     monkeypatch.setattr(watch, "CALLBACK_SECONDS", 0.0)
     monkeypatch.setattr(watch, "BAR_SECONDS", 0.0)
     monkeypatch.setattr(watch, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(watch, "LINGER_SECONDS", 0.1)
     yield
     saver_module.configure(progress=None)
-    wait_until(lambda: watch._watcher is None)
-    assert watch._running == {} and watch._ended == []
+    settled()
 
 
 def wait_until(is_true):
@@ -46,12 +44,12 @@ def wait_until(is_true):
     while not is_true():
         if time.monotonic() > deadline:
             faulthandler.dump_traceback(sys.__stderr__)  # of every thread, so of the one that draws as well
-            pytest.fail(f"still running: {watch._running}, ended: {watch._ended}, thread: {watch._watcher}")
+            pytest.fail(f"still shown: {watch._watches}")
         time.sleep(0.01)
 
 
 def settled():
-    wait_until(lambda: not watch._running and not watch._ended)
+    wait_until(lambda: not watch._watches)
 
 
 def block(saver, tag):

@@ -257,9 +257,9 @@ def test_demo_fails_where_the_runs_differ(capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "sentence"),
     [
-        (["--heads", "5"], {}, "width must be a multiple of heads"),
+        (["--width", "5"], {}, "width must be a multiple of 4"),
         (["--steps", "0"], {}, "at least 1"),
-        (["--context", "8"], {}, "context must be larger than prompt"),
+        (["--context", "8"], {}, "context must be larger than 16"),
         (["--width", "many"], {}, "not a valid integer"),
         ([], {"EBBTIDE_DRIVER": "gpu"}, "must be one of auto, cuda, sim, off"),
     ],

@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from checks.toolchain import find_cuda_include
 from click.testing import CliRunner
 from ebbtide.cli import main
 
@@ -60,17 +59,6 @@ def test_find_package(tmp_path):
     subprocess.run(["cmake", "-S", tmp_path, "-B", build, f"-Debbtide_DIR={folder}"], check=True, capture_output=True)
     subprocess.run(["cmake", "--build", build], check=True, capture_output=True)
     expect_it_runs(build / "from_c")
-
-
-def test_a_program_of_the_driver_links_without_a_toolkit(tmp_path):
-    [folder] = ask("--stubs-dir")
-    program = tmp_path / "driver_program"
-    source, include = EXAMPLE.with_name("09_driver_program.c"), f"-I{find_cuda_include()}"
-    subprocess.run(["cc", "-std=c11", include, source, "-o", program, f"-L{folder}", "-lcuda"], check=True)
-    needed = subprocess.run(["readelf", "-d", program], capture_output=True, text=True, check=True).stdout
-    assert "[libcuda.so.1]" in needed and "ebbtide" not in needed
-    done = subprocess.run([program], env={"LD_LIBRARY_PATH": folder}, capture_output=True, text=True, check=False)
-    assert done.returncode != 0  # the folder is for linkers: it holds no libcuda.so.1
 
 
 def test_flags_go_without_a_command():

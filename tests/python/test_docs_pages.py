@@ -1,7 +1,6 @@
 """Pages that repeat facts of the code must agree with it."""
 
 import inspect
-import os
 import re
 import runpy
 import shlex
@@ -10,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from checks.toolchain import find_cuda_include
 from ebbtide import errors
 from ebbtide.cli import main
 from ebbtide.launch.run_options import options
@@ -121,21 +119,6 @@ def test_errors_page_names_every_class(root: Path) -> None:
 def test_readme_shows_the_first_example_as_it_is(root: Path) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```", (root / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     assert block == (root / "examples/01_pause_resume.py").read_text()
-
-
-def test_the_commands_of_the_page_of_run_simulate_a_device(root: Path, tmp_path: Path) -> None:
-    """Builds the example and runs it, and expects the output that the page shows."""
-    section = (root / "docs/cli/run.md").read_text().split("\n## On a machine without a GPU\n")[1].split("\n## ")[0]
-    (commands,) = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    (shown,) = re.findall(r"^```text\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    commands = re.sub(r"\bebbtide (?=run|--)", f"{shlex.quote(sys.executable)} -m ebbtide.cli ", commands)
-    commands = commands.replace("cc -std=c11", f"cc -std=c11 -Wall -Wextra -Werror -pedantic -I{find_cuda_include()}")
-    commands = commands.replace("examples/", f"{root}/examples/")
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")}
-    run = ["bash", "-eu", "-c", commands]
-    done = subprocess.run(run, cwd=tmp_path, env=plain, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout + re.sub(r"PID \d+", "PID 4711", done.stderr) == shown
 
 
 def test_readme_lists_every_command(root: Path) -> None:

@@ -35,7 +35,7 @@ def public_callables():
 PUBLIC = dict(public_callables())
 # Read, not imported: most import the framework that they are for.
 INTEGRATIONS = Path(ebbtide.__file__).parent / "integrations"
-SHARED_BY_INTEGRATIONS = {"__init__", "residency", "resting", "vllm_allocator"}
+SHARED_BY_INTEGRATIONS = {"__init__", "resting", "vllm_allocator"}
 
 
 def docstrings_of_integrations():

@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError  # noqa: E402
 from ebbtide.integrations import verl  # noqa: E402
-from ebbtide.integrations.residency import tag_of  # noqa: E402
 
 WIDTH = 1024
 SIGNATURES = {
@@ -104,16 +103,16 @@ def test_each_model_has_a_tag_of_its_own(saver):
     verl.offload_fsdp_model_to_cpu(one)
     assert other(torch.ones(8, WIDTH, device=saver.device)).isfinite().all()
     verl.load_fsdp_model_to_gpu(one)
-    assert tag_of(one, "verl.model") != tag_of(other, "verl.model")
+    assert verl._tag_of(one, "model") != verl._tag_of(other, "model")
 
 
 def test_an_optimizer_without_states_and_objects_never_offloaded_are_left_alone(saver):
     model, optimizer = make(saver.device)
     verl.offload_fsdp_optimizer(optimizer)
-    assert tag_of(optimizer, "verl.optimizer") not in saver.tags()
+    assert verl._tag_of(optimizer, "optimizer") not in saver.tags()
     verl.load_fsdp_optimizer(optimizer, 0)
     verl.load_fsdp_model_to_gpu(model)
-    assert tag_of(model, "verl.model") not in saver.tags()
+    assert verl._tag_of(model, "model") not in saver.tags()
 
 
 def test_a_load_without_room_can_be_repeated(saver):
@@ -156,7 +155,7 @@ def test_step_counts_move_only_where_torch_wants_them_on_the_device(saver, monke
     step(model, optimizer, saver.device)
     if kind is not None:
         optimizer.param_groups[0][kind] = True
-    monkeypatch.setattr(verl, "saver", SimpleNamespace(device="elsewhere"))
+    monkeypatch.setattr(verl, "saver", SimpleNamespace(device="elsewhere", resume=lambda *_, **__: None))
     verl.load_fsdp_optimizer(optimizer, "meta")
     state = optimizer.state[model[0].weight]
     assert state["exp_avg"].is_meta

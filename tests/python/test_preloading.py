@@ -11,7 +11,7 @@ from pathlib import Path
 import ebbtide
 import pytest
 from ebbtide.launch import preloading, run_options
-from ebbtide.launch.search_path import with_first
+from ebbtide.launch.preloading import with_first
 from ebbtide.settings import all_settings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,9 +56,6 @@ def environment_seen_by(command):
         ({"compat": "tms"}, ["--compat", "tms"]),
         ({"compat": "tms", "overflow": "split", "lms": 0}, ["--compat", "tms", "--overflow", "split", "--lms", "0"]),
         ({"compat": None}, ["--compat", "none"]),
-        ({"simulate": True}, ["--simulate"]),
-        ({"simulate": "64MiB", "overflow": "split"}, ["--simulate=64MiB", "--overflow", "split"]),
-        ({"simulate": 1 << 20}, ["--simulate", str(1 << 20)]),
     ],
 )
 def test_env_and_preloaded_are_what_the_command_sets(options, arguments, monkeypatch):
@@ -280,7 +277,7 @@ def test_a_library_that_can_not_be_preloaded_is_said(copy_package, folder, left_
 def preloading_findings(*command, **settings):
     environment = {**os.environ, "EBBTIDE_DRIVER": "off", **settings}
     result = subprocess.run(
-        [*command, *command_line("doctor", "--json")], env=environment, capture_output=True, check=True
+        [*command, *command_line("doctor", "--json")], env=environment, capture_output=True, check=False
     )
     rows = json.loads(result.stdout)["findings"]
     return {row["name"]: row for row in rows if row["section"] == "preloading"}
@@ -291,10 +288,8 @@ def test_doctor_says_whether_this_process_is_preloaded():
     assert found["library"]["found"] == str(LIBRARY) and "this Python" not in found
     assert found["this process"]["found"].startswith("not preloaded")
     found = preloading_findings(*command_line("run", "--"))
-    assert (found["this process"]["found"], found["this process"]["status"]) == ("preloaded", "ok")
-    found = preloading_findings(*command_line("run", "--"), "env", "EBBTIDE_PRELOAD=0")
-    assert found["this process"]["found"] == "preloaded, and not active"
-    found = preloading_findings(LD_PRELOAD=str(LIBRARY))  # set by hand
+    assert (found["this process"]["found"], found["this process"]["status"]) == ("preloaded, and not active", "ok")
+    found = preloading_findings(LD_PRELOAD=str(LIBRARY), EBBTIDE_DRIVER="auto")  # set by hand
     assert found["this process"]["found"] == "preloaded"
     found = preloading_findings(LD_PRELOAD=f"/nowhere/{LIBRARY.name}")
     assert found["this process"]["status"] == "note" and "was not loaded" in found["this process"]["found"]

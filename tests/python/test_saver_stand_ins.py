@@ -23,7 +23,7 @@ class Torch:
 
     def __init__(self, monkeypatch):
         self.calls, self.segments = [], []
-        for name in torch_names.pool_functions():
+        for name in torch_names.POOL_FUNCTIONS:
             monkeypatch.setattr(torch._C, name, self._recorder(name), raising=False)
         # As `from torch._C import` in torch.cuda.memory leaves it.
         monkeypatch.setattr(torch.cuda.memory, "_cuda_releasePool", torch._C._cuda_releasePool, raising=False)

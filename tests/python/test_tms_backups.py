@@ -8,7 +8,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
-from ebbtide.compat.memory_saver import implementation  # noqa: E402
 from ebbtide.errors import StateError, StoreError  # noqa: E402
 
 MIB = 1 << 20
@@ -127,10 +126,10 @@ def test_the_variable_chooses_the_folder_once_and_ours_comes_first(tms_module, d
         return _core.get_setting("disk_directory")
 
     first, second = tmp_path / "first", tmp_path / "second"
-    monkeypatch.setattr(implementation, "_is_disk_directory_read", False)
+    monkeypatch.setattr("torch_memory_saver.implementation._is_disk_directory_read", False)
     assert ask(first) == str(first).encode() == ask(second)
     assert first.is_dir() and not second.exists()
-    monkeypatch.setattr(implementation, "_is_disk_directory_read", False)
+    monkeypatch.setattr("torch_memory_saver.implementation._is_disk_directory_read", False)
     assert ask(second) == str(first).encode(), "what was chosen comes before variables"
 
 
@@ -176,7 +175,7 @@ def test_a_folder_that_can_not_be_used_is_an_error_and_the_old_one_stays(saver, 
 
 
 def test_the_variable_is_read_by_the_first_disk_backup_alone(saver, tms, tag, monkeypatch, tmp_path, disk_settings):
-    monkeypatch.setattr(implementation, "_is_disk_directory_read", False)
+    monkeypatch.setattr("torch_memory_saver.implementation._is_disk_directory_read", False)
     monkeypatch.setenv("TMS_DISK_BACKUP_DIR", "/proc/nowhere")
     with tms.region(tag=tag, enable_cpu_backup=True):
         make(saver, 1)
@@ -211,7 +210,7 @@ def test_the_folder_is_made_again_where_it_is_gone(saver, tms, tag, tmp_path, mo
     if how == "set":
         tms.set_disk_backup_dir(f"{folder}/")
     else:
-        monkeypatch.setattr(implementation, "_is_disk_directory_read", False)
+        monkeypatch.setattr("torch_memory_saver.implementation._is_disk_directory_read", False)
         monkeypatch.setenv("TMS_DISK_BACKUP_DIR", str(folder))
     with tms.region(tag=tag, enable_disk_backup=True):
         kept = make(saver, 6)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from ebbtide.cli import main
-from ebbtide.launch import distribution, preloading
+from ebbtide.launch import preloading, site_files
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="this Python has no pip")
 
@@ -129,7 +129,7 @@ def test_what_is_no_version_is_said():
 
 
 def test_a_folder_that_can_not_be_written_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(distribution, "_site", lambda: tmp_path / "missing")
-    monkeypatch.setattr(distribution, "installed", lambda: None)
+    monkeypatch.setattr(site_files, "site", lambda: tmp_path / "missing")
+    monkeypatch.setattr(site_files, "installed", lambda: None)
     done = CliRunner().invoke(main, ["compat", "provide", "tms"])
     assert done.exit_code == 1 and "can't be written" in done.output.replace("\n", " "), done.output

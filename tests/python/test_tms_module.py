@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
-from ebbtide.compat.memory_saver import implementation  # noqa: E402
 from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
 
 MIB = 1 << 20
@@ -219,7 +218,7 @@ def test_a_pause_inside_the_region_is_a_clear_error(tms, tag):
 
 def test_a_graph_gets_the_callers_arguments_and_a_pool_in_place_of_theirs(tms, tag, monkeypatch):
     calls = []
-    monkeypatch.setattr(implementation, "cuda_graph_in_place_of", lambda *given: calls.append(given))
+    monkeypatch.setattr("torch_memory_saver.implementation.cuda_graph_in_place_of", lambda *given: calls.append(given))
     tms.cuda_graph(cuda_graph="graph", pool=(0, 1), stream="side", tag=f"{tag}/")
     tms.cuda_graph("graph", capture_error_mode="relaxed", enable_cpu_backup=True, cpu_backup_backend="mmap")
     assert calls == [

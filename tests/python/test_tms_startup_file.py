@@ -7,7 +7,7 @@ import ebbtide
 import pytest
 from click.testing import CliRunner
 from ebbtide.cli import main
-from ebbtide.launch import preloading, startup_file
+from ebbtide.launch import preloading, site_files
 
 OURS = f"{preloading.compat_path()}/torch_memory_saver/__init__.py"
 ASK = "import torch_memory_saver; print(torch_memory_saver.__file__)"
@@ -38,8 +38,8 @@ def test_the_variable_alone_is_enough_once_the_file_is_there(environment, import
 
 
 def test_the_file_of_an_ebbtide_that_is_gone_does_nothing(environment, imported):
-    text = startup_file.content().replace(str(preloading.compat_path()), "/nowhere")
-    (environment.packages / startup_file.NAME).write_text(text)
+    text = site_files.startup_line().replace(str(preloading.compat_path()), "/nowhere")
+    (environment.packages / site_files.STARTUP_FILE).write_text(text)
     assert imported().startswith(str(environment.packages))
 
 
@@ -50,7 +50,7 @@ def test_doctor_shows_the_file(environment):
 
     assert shown() == []
     environment.ebbtide("compat", "install", "tms")
-    file = environment.packages / startup_file.NAME
+    file = environment.packages / site_files.STARTUP_FILE
     assert shown() == [("ok", f"{file}: EBBTIDE_COMPAT=tms gives ebbtide's", "")]
     file.write_text("")
     assert shown() == [("note", f"{file} is another ebbtide's", "`ebbtide compat install tms` writes it again")]
@@ -59,7 +59,7 @@ def test_doctor_shows_the_file(environment):
 def test_a_folder_that_can_not_be_written_is_said(monkeypatch, tmp_path):
     file = tmp_path / "file"
     file.write_text("")
-    monkeypatch.setattr(startup_file, "location", lambda: file / startup_file.NAME)
+    monkeypatch.setattr(site_files, "site", lambda: file)
     for command, advice in (("install", f"put {preloading.compat_path()} first"), ("uninstall", "remove it yourself")):
         done = CliRunner().invoke(main, ["compat", command, "tms"])
         assert done.exit_code == 1 and advice in done.output.replace(os.linesep, " "), done.output

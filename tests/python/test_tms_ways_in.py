@@ -198,15 +198,11 @@ def test_configure_subprocess_changes_the_environment_for_the_length_of_its_bloc
     monkeypatch.delenv("PYTHONPATH", raising=False)
     from torch_memory_saver import configure_subprocess
 
-    seen = []
-    for version in (None, "12.9", "13.0"):
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.version, "cuda", version)
-            with pytest.raises(KeyError), configure_subprocess():
-                seen.append((os.environ["LD_PRELOAD"], os.environ["PYTHONPATH"]))
-                raise KeyError
-    # One copy of the library, whichever name it had.
-    assert seen == [(f"{COMPAT / name}:libm.so.6", str(COMPAT)) for name in preloading.TMS_LIBRARY_NAMES]
+    with pytest.raises(KeyError), configure_subprocess():
+        # One copy of the library, whichever name it had.
+        assert os.environ["LD_PRELOAD"] == f"{COMPAT / preloading.TMS_LIBRARY_NAMES[0]}:libm.so.6"
+        assert os.environ["PYTHONPATH"] == str(COMPAT)
+        raise KeyError
     assert os.environ["LD_PRELOAD"] == f"libm.so.6:{own}" and "PYTHONPATH" not in os.environ
     forget_module()
 
@@ -216,18 +212,13 @@ def forget_module():
         del sys.modules[name]
 
 
-@pytest.mark.parametrize(
-    ("version", "names"), [(None, r"any\.abi3\.so"), ("13.0", r"any_cu13\.abi3\.so and no any\.abi3\.so")]
-)
-def test_a_library_that_is_missing_is_said(tmp_path, monkeypatch, saver, version, names):
+def test_a_library_that_is_missing_is_said(tmp_path, monkeypatch, saver):
     monkeypatch.syspath_prepend(str(COMPAT))
     from torch_memory_saver import utils
 
     monkeypatch.setattr(utils, "__file__", str(tmp_path / "package" / "utils.py"))
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.version, "cuda", version)
-        with pytest.raises(RuntimeError, match=rf"there is no {names} in .*: install ebbtide again"):
-            utils.get_binary_path_from_package("any")
+    with pytest.raises(RuntimeError, match=r"there is no any\.abi3\.so in .*: install ebbtide again"):
+        utils.get_binary_path_from_package("any")
     forget_module()
 
 

@@ -9,6 +9,7 @@ import torch
 from ebbtide import _core, torch_extension
 from ebbtide.errors import StateError
 from ebbtide.saver.check import enabling, ops
+from op_checks import checked, end
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -46,13 +47,13 @@ def paused(make):
 
 
 def test_the_error_names_op_shape_and_tag(paused, make):
-    with ops.enable(), pytest.raises(StateError) as caught:
+    with checked(), pytest.raises(StateError) as caught:
         torch.add(torch.ones(3, 4), paused)
     message = str(caught.value)
     assert "aten.add.Tensor" in message and "'other'" in message
     assert "[3, 4]" in message and "torch.float32" in message and repr(make.tag) in message
     _core.resume([make.tag])
-    with ops.enable():
+    with checked():
         assert torch.equal(torch.add(torch.zeros(3, 4), paused), torch.arange(12.0).view(3, 4))
 
 
@@ -84,7 +85,7 @@ def test_ops_on_paused_memory_are_refused(op, is_inference, make):
     with torch.inference_mode(is_inference):
         tensor = make(lambda: torch.arange(12.0).view(3, 4))
         _core.pause([make.tag])
-        with ops.enable(), pytest.raises(StateError, match="is paused"):
+        with checked(), pytest.raises(StateError, match="is paused"):
             op(tensor)
 
 
@@ -104,14 +105,14 @@ def test_ops_on_paused_memory_are_refused(op, is_inference, make):
     ],
 )
 def test_what_touches_no_byte_of_it_passes(op, paused):
-    with ops.enable():
+    with checked():
         op(paused)
 
 
 def test_views_of_paused_memory_are_paused_and_neighbours_are_not(make):
     resident, paused = torch.ones(4), make(lambda: torch.ones(4))
     _core.pause([make.tag])
-    with ops.enable():
+    with checked():
         assert (resident + 1).sum() == 8
         for view in (paused[1:2], paused[3], paused.as_strided((2, 2), (1, 2)), paused.view(2, 2).t()):
             with pytest.raises(StateError):
@@ -124,7 +125,7 @@ def test_sparse_parts_are_seen(make):
     for build in (dense.to_sparse, dense.to_sparse_csr, dense.to_sparse_csc):
         tensor = make(build)
         _core.pause([make.tag])
-        with ops.enable(), pytest.raises(StateError, match="is paused"):
+        with checked(), pytest.raises(StateError, match="is paused"):
             tensor @ torch.ones(3, 1)
         _core.resume([make.tag])
 
@@ -133,23 +134,17 @@ def test_backward_is_checked(make):
     weight = make(lambda: torch.ones(4, 4, requires_grad=True))
     loss = (torch.ones(2, 4, requires_grad=True) @ weight).sum()
     _core.pause([make.tag])
-    with ops.enable(), pytest.raises(StateError, match="mm"):
+    with checked(), pytest.raises(StateError, match="mm"):
         loss.backward()
 
 
 def test_enabling_twice_is_once(paused):
-    outer = ops.enable()
-    with ops.enable():
+    with checked():
+        ops.enable()
+        assert torch._C._len_torch_dispatch_stack() == 1
         with pytest.raises(StateError):
             paused.sum()
-    with pytest.raises(StateError):
-        paused.sum()
-    with outer:
-        pass
-    assert getattr(ops._thread, "mode", None) is None
     assert torch._C._len_torch_dispatch_stack() == 0
-    with outer:  # a second end changes nothing
-        pass
 
 
 class _Counter(TorchDispatchMode):
@@ -162,7 +157,7 @@ class _Counter(TorchDispatchMode):
 
 def test_it_lives_below_other_modes(paused):
     with _Counter() as counter:
-        checking = ops.enable()
+        ops.enable()
         torch.ones(3)
         with pytest.raises(StateError):
             paused.sum()
@@ -172,8 +167,7 @@ def test_it_lives_below_other_modes(paused):
         paused.sum()
     assert counter.calls == calls, "the other mode ended, ours did not"
     with _Counter():
-        with checking:
-            pass
+        end()
         torch.ones(3)
     assert torch._C._len_torch_dispatch_stack() == 0
 
@@ -189,7 +183,7 @@ def test_each_thread_asks_for_itself(paused):
         except StateError as error:
             seen.append(type(error))
 
-    with ops.enable():
+    with checked():
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
@@ -228,7 +222,7 @@ def test_training_under_check_gives_the_same_numbers():
         return losses
 
     expected = train()
-    with ops.enable():
+    with checked():
         assert train() == expected
 
 
@@ -266,12 +260,12 @@ def _make_fake():
     ],
 )
 def test_torchs_own_machinery_works_under_it(use):
-    with ops.enable():
+    with checked():
         use()
 
 
 def test_subclasses_are_looked_into(paused):
     jagged = torch.nested.nested_tensor_from_jagged(paused, torch.tensor([0, 1, 3]))
     for tensor in (paused.as_subclass(_Plain), jagged):
-        with ops.enable(), pytest.raises(StateError, match="is paused"):
+        with checked(), pytest.raises(StateError, match="is paused"):
             tensor * 2

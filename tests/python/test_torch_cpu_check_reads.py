@@ -9,7 +9,8 @@ import threading
 import pytest
 import torch
 from ebbtide.errors import StateError
-from ebbtide.saver.check import ops, reads
+from ebbtide.saver.check import reads
+from op_checks import checked
 from torch.testing._internal.two_tensor import TwoTensor
 
 numpy = pytest.importorskip("numpy")
@@ -103,27 +104,27 @@ READS = {
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_each_way_to_read_is_an_error(saver, tag, away, read):
-    with ops.enable(), pytest.raises(StateError) as caught:
+    with checked(), pytest.raises(StateError) as caught:
         read(away)
     assert f"lies in tag {tag!r}, which is paused. Resume {tag!r}" in str(caught.value)
     saver.resume(tag)
-    with ops.enable():
+    with checked():
         read(away)
 
 
 def test_the_error_names_the_call_the_shape_and_the_type(tag, away):
-    with ops.enable(), pytest.raises(StateError) as caught:
+    with checked(), pytest.raises(StateError) as caught:
         away.x.tolist()
     assert str(caught.value).startswith("Tensor.tolist: the tensor of shape [3, 4] and torch.float32 ")
     with (
-        ops.enable(),
+        checked(),
         pytest.raises(StateError, match=r"UntypedStorage.resize_: the storage of 48 bytes lies"),
     ):
         away.storage.resize_(3)
 
 
 def test_what_reads_nothing_passes(away):
-    with ops.enable():
+    with checked():
         assert copy.copy(away.x).data_ptr() == away.x.data_ptr()
         assert next(iter(away.x)).shape == (4,)
         assert (hash(away.x), len(away.x), away.x.type()) == (id(away.x), 3, "torch.FloatTensor")
@@ -139,7 +140,7 @@ def test_other_threads_are_checked_too(away):
         except StateError as error:
             caught.append(error)
 
-    with ops.enable():
+    with checked():
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
@@ -157,7 +158,7 @@ def test_an_address_for_other_libraries(away, monkeypatch):
     tensor = away.x.as_subclass(Readable)
     read(tensor)
     assert looked_at == []
-    with ops.enable():
+    with checked():
         read(tensor)
         assert not hasattr(PLAIN, "__cuda_array_interface__")
         with pytest.raises(StateError, match="__cuda_array_interface__"):

@@ -12,10 +12,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from checks.torch_table import HEADERS, NAMES, POOL, Header, Name  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
 from ebbtide.torch_extension.build import Recipe  # noqa: E402
 from ebbtide.torch_support import torch_names, versions  # noqa: E402
-from ebbtide.torch_support.torch_names import HEADERS, NAMES, Header, Name, find  # noqa: E402
+from ebbtide.torch_support.torch_names import find  # noqa: E402
 
 VERSION = versions.torch_version(torch.__version__)
 IS_CUDA = torch.version.cuda is not None
@@ -149,6 +150,10 @@ def test_the_headers_have_what_the_extension_uses(header):
     assert header_faults(Recipe.of_this_process().torch_folder / "include", header) == []
 
 
+def test_every_function_that_takes_a_pool_is_known():
+    assert [f"_C.{name}" for name in torch_names.POOL_FUNCTIONS] == [row.path for row in NAMES if row.takes == POOL]
+
+
 # --- the effect of a missing name ---
 
 
@@ -162,7 +167,7 @@ def test_the_first_name_that_there_is_counts(monkeypatch):
 
 def test_a_name_that_is_gone_is_a_sentence(monkeypatch):
     monkeypatch.delattr(torch._C, "_cuda_releasePool", raising=False)
-    with pytest.raises(StateError, match=r"has no torch\._C\._cuda_releasePool, which ebbtide needs \(ends a use of"):
+    with pytest.raises(StateError, match=r"has no torch\._C\._cuda_releasePool, which ebbtide needs: use a torch"):
         find("_C._cuda_releasePool")
 
 

@@ -92,15 +92,10 @@ def _silence(stream: TextIO | None) -> None:
     callback=_show_version,
     help="Say which version this is.",
 )
-@click.option("--cflags", is_flag=True, help="Print what a C compiler needs for <ebbtide.h>.")
-@click.option("--libs", is_flag=True, help="Print what a linker needs. The program finds the library where it is now.")
+@click.option("--cflags", is_flag=True, help="Print a C compiler's flags for <ebbtide.h>.")
+@click.option("--libs", is_flag=True, help="Print a linker's flags. The program finds the library where it is now.")
 @click.option("--cmake-dir", is_flag=True, help="Print the folder for ebbtide_DIR, where find_package(ebbtide) looks.")
 @click.option("--pkgconfig-dir", is_flag=True, help="Print the folder for PKG_CONFIG_PATH.")
-@click.option(
-    "--stubs-dir",
-    is_flag=True,
-    help="Print the folder of a libcuda.so that programs link against where there is no CUDA toolkit.",
-)
 @click.pass_context
 def main(context: click.Context, /, **asked: bool) -> None:
     """GPU memory for PyTorch that leaves and comes back at the same addresses.

@@ -2,8 +2,7 @@
 
 import click
 
-from ebbtide.errors import StateError
-from ebbtide.launch import distribution, preloading, startup_file
+from ebbtide.launch import preloading, site_files
 
 _library = click.argument("library", type=click.Choice(["tms"]))
 
@@ -25,13 +24,13 @@ def install(library: str) -> None:
     EBBTIDE_COMPAT=tms, as `ebbtide run --compat tms` sets it, `import torch_memory_saver` gives ebbtide's module,
     whatever PYTHONPATH is. Without the variable nothing changes.
     """
-    click.echo(f"{startup_file.install()}: with EBBTIDE_COMPAT={library}, this Python uses ebbtide's module")
+    click.echo(f"{site_files.write_startup_file()}: with EBBTIDE_COMPAT={library}, this Python uses ebbtide's module")
 
 
 @compat.command()
 @_library
 @click.option(
-    "--version", default=distribution.VERSION, show_default=True, help="The version that pip is told, for a pinned one."
+    "--version", default=site_files.VERSION, show_default=True, help="The version that pip is told, for a pinned one."
 )
 def provide(library: str, version: str) -> None:
     """Tell pip that the library is installed, and give this Python ebbtide's module under its name.
@@ -41,24 +40,20 @@ def provide(library: str, version: str) -> None:
     is installed.
     """
     try:
-        folder = distribution.provide(version)
+        folder = site_files.provide(version)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--version") from None
-    click.echo(f"{folder}: pip takes {distribution.NAME} {version} for installed, and importing it gives ebbtide's")
+    click.echo(f"{folder}: pip takes {site_files.NAME} {version} for installed, and importing it gives ebbtide's")
 
 
 @compat.command()
 @_library
 def uninstall(library: str) -> None:
     """Remove the files that `install` and `provide` wrote."""
-    try:
-        removed = distribution.withdraw()
-    except OSError as error:
-        raise StateError(f"{error.filename} can't be removed ({error.strerror or error})") from None
-    file = startup_file.uninstall()
-    for path in [*removed, *([] if file is None else [file])]:
+    removed = site_files.remove_all()
+    for path in removed:
         click.echo(f"{path} is removed")
-    if file is None and not removed:
+    if not removed:
         click.echo(f"nothing was installed for {library}")
 
 

@@ -33,9 +33,9 @@ def _size_options(command: _Command) -> _Command:
 def demo(**options: Any) -> None:
     """Train and generate with two tenants on one device.
 
-    A small language model learns from real text while a copy of it generates. Each phase pauses what the other does
-    not need. The job runs twice, without pausing and with it, and losses, texts and final weights must be the same to
-    the last bit: then the exit status is 0, else 1.
+    A small language model learns from real text while a copy of it generates. Each phase pauses the memory of the
+    other. The job runs twice, without pausing and with it, and losses, texts and final weights must be the same to the
+    last bit: then the exit status is 0, else 1.
     """
     try:
         from ebbtide import saver
@@ -53,17 +53,16 @@ def _run_both(size: JobSize, where: str) -> "tuple[JobResult, JobResult]":
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from ebbtide.demo.job import Listener, run_job
+    from ebbtide.demo.job import run_job
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as progress:
         bar = progress.add_task("", total=2 * size.rounds * size.steps)
-        listener = Listener(on_step=lambda loss: progress.advance(bar))
         try:
             progress.update(bar, description="in ordinary memory, without pausing")
-            reference = run_job(size, is_pausing=False, listener=listener)
+            reference = run_job(size, is_pausing=False, on_step=lambda _: progress.advance(bar))
             progress.update(bar, description=f"on the {where}, with pausing")
-            return reference, run_job(size, is_pausing=True, listener=listener)
+            return reference, run_job(size, is_pausing=True, on_step=lambda _: progress.advance(bar))
         except torch.OutOfMemoryError as error:
             raise click.ClickException(f"out of memory: make the job smaller (--width, --batch). {error}") from error
 

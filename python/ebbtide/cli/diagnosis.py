@@ -1,6 +1,6 @@
-"""What is here and whether ebbtide can work with it: the findings that `ebbtide doctor` shows.
+"""The findings that `ebbtide doctor` shows: software, driver, devices, host memory and settings of this machine.
 
-Looking changes nothing but that it starts the driver. Whatever is missing or broken becomes a finding, never an
+The look starts the driver and changes nothing else. Anything that is missing or broken becomes a finding, never an
 exception.
 """
 
@@ -18,7 +18,7 @@ from typing import Literal
 
 from ebbtide import driver_choice, settings
 from ebbtide.errors import Error, StateError, neutral
-from ebbtide.launch import distribution, preloading, startup_file
+from ebbtide.launch import preloading, site_files
 from ebbtide.launch.programs import preload_obstacle
 from ebbtide.sizes import format_size
 from ebbtide.torch_extension import build
@@ -29,21 +29,21 @@ Status = Literal["ok", "note", "problem"]
 
 PACKAGES = ("torch", "numpy", "click", "rich")
 _KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
-# Without this one nothing can be paused; what the others offer is optional.
+# Nothing can be paused without this one. The others are optional.
 _REQUIRED_CAPABILITIES = ("vmm",)
 _DEFAULT = " (default)"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One row.
 
     Attributes:
         section: "software", "driver", "device 0", "torch extension", "host memory", "preloading", "compatibility" or
             "settings".
-        found: what is there.
+        found: its state.
         status: "problem" where regions cannot work before it is solved.
-        advice: what to do about it; "" if nothing.
+        advice: what to do about it, or "".
     """
 
     section: str
@@ -86,6 +86,11 @@ def _guarded(section: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Fi
         yield Finding(section, type(error).__name__, str(error), "problem")
 
 
+def _refused(section: str, name: str, error: Error, status: Status) -> Finding:
+    found, _, advice = neutral(error).partition(": ")  # for a reader who may write no Python
+    return Finding(section, name, found, status, advice)
+
+
 def _software() -> Iterator[Finding]:
     try:
         from ebbtide import _core
@@ -104,15 +109,15 @@ def _software() -> Iterator[Finding]:
 
 
 def _package(package: str, version: str) -> Finding:
+    problem, sentence = "", ""
     if package == "torch":
         try:
             numbers = versions.torch_version(version)
+            problem, sentence = versions.torch_problem(numbers), versions.untried(torch=numbers)
         except StateError as error:
-            return Finding("software", package, version, "problem", str(error))
-        problem, sentence = versions.torch_problem(numbers), versions.untried(torch=numbers)
-        if problem or sentence:
-            return Finding("software", package, version, "problem" if problem else "note", problem or sentence)
-    return Finding("software", package, version)
+            problem = str(error)
+    status: Status = "problem" if problem else "note" if sentence else "ok"
+    return Finding("software", package, version, status, problem or sentence)
 
 
 def _look_at_driver() -> tuple[driver_choice.Outcome, list[Finding]]:
@@ -126,8 +131,7 @@ def _look_at_driver() -> tuple[driver_choice.Outcome, list[Finding]]:
         findings.append(Finding("driver", "choice", str(error), "problem"))
         return driver_choice.Outcome(None), findings
     if outcome.driver is None:
-        problem, advice = outcome.problem_and_advice()
-        findings.append(Finding("driver", "choice", problem, "problem", advice))
+        findings.append(Finding("driver", "choice", outcome.found, "problem", outcome.advice))
     elif outcome.driver == "off":
         findings.append(Finding("driver", "choice", "off: every call is a no-op", "note"))
     else:
@@ -137,7 +141,7 @@ def _look_at_driver() -> tuple[driver_choice.Outcome, list[Finding]]:
 
 def _kernel_driver() -> Finding:
     try:
-        text = _KERNEL_DRIVER.read_text().splitlines()[0].removeprefix("NVRM version:").strip()
+        text = _KERNEL_DRIVER.read_text().splitlines()[0].removeprefix("NVRM version:")
     except (OSError, IndexError):
         return Finding("driver", "NVIDIA kernel module", "none", "note")
     return Finding("driver", "NVIDIA kernel module", " ".join(text.split()))
@@ -176,23 +180,15 @@ def _torch_allocator() -> Iterator[Finding]:
 def _torch_extension() -> Iterator[Finding]:
     """`_torch` serves CPU tensors, so only the simulated device needs it."""
     recipe = build.Recipe.of_this_process()
-    folder = build.cache_folder() / "torch_extension" / recipe.key()
-    if (folder / "_torch.so").is_file():
-        yield Finding("torch extension", "built", str(folder))
-        return
-    if problem := build.find_cache_problem():
-        found, _, advice = problem.rpartition(": ")
-        yield Finding("torch extension", "folder", found, "problem", advice)
+    if (recipe.folder() / "_torch.so").is_file():
+        yield Finding("torch extension", "built", str(recipe.folder()))
         return
     try:
-        compiler = build.find_compiler()[0]
+        compiler = build.prepare(recipe)[0]
     except StateError as error:
-        yield Finding("torch extension", "compiler", "none", "problem", str(error))
-        return
-    yield Finding("torch extension", "compiler", f"{compiler}, will build it at first need in {folder}")
-    if not (recipe.python_include / "Python.h").is_file():
-        advice = "install Python's development files (on Debian and Ubuntu: apt install python3-dev)"
-        yield Finding("torch extension", "Python.h", f"not in {recipe.python_include}", "problem", advice)
+        yield _refused("torch extension", "compiler", error, "problem")
+    else:
+        yield Finding("torch extension", "compiler", f"{compiler}, will build it at first need in {recipe.folder()}")
 
 
 def _host_memory() -> Iterator[Finding]:
@@ -204,59 +200,39 @@ def _host_memory() -> Iterator[Finding]:
     advice = "" if available else "nothing with a backup can be paused: free host memory, or lower EBBTIDE_HOST_MARGIN"
     found = f"{format_size(available)} ({rest}, {margin} left to others)"
     yield Finding("host memory", "room for backups", found, "ok" if available else "note", advice)
-    yield _disk_backups()
-
-
-def _disk_backups() -> Finding:
-    """Where nothing chose the folder, only disk backups would miss it."""
-    from ebbtide import _core
-
-    folder = _disk_folder()
-    try:
-        _core.check_setting("disk_directory", folder)
-    except Error as error:
-        problem, _, advice = neutral(error).rpartition(": ")  # doctor's reader may write no Python
-        return Finding("host memory", "disk backups", problem or advice, "note", advice)
-    free = shutil.disk_usage(folder).free
-    return Finding("host memory", "disk backups", f"{os.fsdecode(folder)} ({format_size(free)} free)")
-
-
-def _disk_folder() -> bytes:
-    """What was configured, else what the core takes."""
-    from ebbtide import _core
-
     names = (settings.find("disk_directory").variable, "TMPDIR")
-    folders = (os.fsdecode(_core.get_setting("disk_directory")), *map(os.environ.get, names))
-    return os.fsencode(Path(next(filter(None, folders), "/var/tmp")).absolute())
+    folders = (os.fsdecode(_core.get_setting("disk_directory")), *map(os.environ.get, names), "/var/tmp")
+    folder = Path(next(filter(None, folders))).absolute()
+    try:
+        _core.check_setting("disk_directory", os.fsencode(folder))
+    except Error as error:  # a note: if no folder was chosen, only disk backups would miss it
+        yield _refused("host memory", "disk backups", error, "note")
+    else:
+        free = format_size(shutil.disk_usage(folder).free)
+        yield Finding("host memory", "disk backups", f"{folder} ({free} free)")
 
 
 def _preloading() -> Iterator[Finding]:
-    """What `ebbtide run` needs; regions work without it."""
+    """The needs of `ebbtide run`; regions work without it."""
+    from ebbtide import _core
+
     try:
         library = preloading.find_library()
     except StateError as error:
-        problem, _, advice = str(error).rpartition(": ")
-        yield Finding("preloading", "library", problem, "note", advice)
+        yield _refused("preloading", "library", error, "note")
         return
     yield Finding("preloading", "library", str(library))
-    yield _preloaded_process()
-    if driver_choice.is_simulated_run(os.environ):
-        yield Finding("preloading", "libcuda.so.1", f"the simulated driver, {driver_choice.simulated_folder()}")
     obstacle = preload_obstacle(Path(sys.executable), library)
     if obstacle:
         yield Finding("preloading", "this Python", obstacle, "note", "`ebbtide run` needs a Python without that")
-
-
-def _preloaded_process() -> Finding:
-    from ebbtide import _core
-
-    if preloading.is_preload_library(_core.loaded_library()):
-        is_active = settings.read_or_fallback("preload", os.environ) != "0"
-        return Finding("preloading", "this process", "preloaded" if is_active else "preloaded, and not active")
     named = re.split(r"[ :]+", os.environ.get(preloading.LOADER_VARIABLE, ""))
-    if any(preloading.is_preload_library(entry) for entry in named):
-        return Finding("preloading", "this process", "LD_PRELOAD names a library, and it was not loaded", "note")
-    return Finding("preloading", "this process", "not preloaded: `ebbtide run -- COMMAND` does that")
+    if preloading.is_preload_library(_core.loaded_library()):
+        is_active = settings.read_or_fallback("driver", os.environ) not in ("sim", "off")
+        yield Finding("preloading", "this process", "preloaded" if is_active else "preloaded, and not active")
+    elif any(map(preloading.is_preload_library, named)):
+        yield Finding("preloading", "this process", "LD_PRELOAD names a library, and it was not loaded", "note")
+    else:
+        yield Finding("preloading", "this process", "not preloaded: `ebbtide run -- COMMAND` does that")
 
 
 def _compatibility() -> Iterator[Finding]:
@@ -270,17 +246,19 @@ def _compatibility() -> Iterator[Finding]:
     else:
         advice = "`ebbtide run --compat tms`, EBBTIDE_COMPAT=tms for SGLang, or install() give ebbtide's"
         yield Finding("compatibility", name, f"another one, {found.origin}", "ok", advice)
-    known = distribution.installed()
+    known = site_files.installed()
     if known is not None and known[1]:
         yield Finding("compatibility", "pip", f"takes ebbtide's module for torch_memory_saver {known[0]}")
-    yield from _startup_file()
-
-
-def _startup_file() -> Iterator[Finding]:
-    path, state = str(startup_file.location()), startup_file.state()
-    if state == "ours":
+    path = site_files.site() / site_files.STARTUP_FILE
+    try:
+        is_ours = path.read_text() == site_files.startup_line()
+    except OSError:
+        return
+    except ValueError:  # no text
+        is_ours = False
+    if is_ours:
         yield Finding("compatibility", "start-up file", f"{path}: EBBTIDE_COMPAT=tms gives ebbtide's")
-    if state == "another":
+    else:
         advice = "`ebbtide compat install tms` writes it again"
         yield Finding("compatibility", "start-up file", f"{path} is another ebbtide's", "note", advice)
 

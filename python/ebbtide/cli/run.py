@@ -1,6 +1,7 @@
 """`ebbtide run`."""
 
 import errno
+import functools
 import os
 import shlex
 import signal
@@ -10,8 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from ebbtide import settings
-from ebbtide.driver_choice import is_simulated_run
-from ebbtide.launch import ledger, preloading, simulated
+from ebbtide.launch import ledger, preloading
 from ebbtide.launch.preloading import LOADER_VARIABLE, UNIFIED_MEMORY_VARIABLE, drop_unified_memory
 from ebbtide.launch.programs import find_program, preload_obstacle
 from ebbtide.launch.run_options import options
@@ -26,35 +26,16 @@ def _spell(name: str) -> str:
 class _RunCommand(click.Command):
     """Its options are settings, which the core lists: it is loaded when they are needed, not for `ebbtide --help`."""
 
-    _params: list[click.Parameter]
-    _has_options: bool
-
-    @property
-    def params(self) -> list[click.Parameter]:
-        if not self._has_options:
-            self._has_options = True
-            self._params[:0] = [_option_of(setting) for setting in options()]
-        return self._params
-
-    @params.setter
-    def params(self, params: list[click.Parameter]) -> None:
-        self._has_options = False
-        self._params = params
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """click takes the value of `--simulate=-5` for an option of its own."""
-        given = [argument.partition("=")[2] for argument in args if argument.startswith("--simulate=-")]
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            for size in given:
-                if size.startswith(error.option_name):
-                    raise click.UsageError(_NOT_A_SIZE.format(size), ctx) from None
-            raise
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*_options(), *super().get_params(ctx)]
 
 
 STARTED = "_EBBTIDE_STARTED"  # the process that this one becomes (csrc/preload/unused.cpp)
-_NOT_A_SIZE = '--simulate must be a size like "16GiB", or nothing, not {!r}'
+
+
+@functools.cache
+def _options() -> list[click.Parameter]:
+    return [_option_of(setting) for setting in options()]
 
 
 def _option_of(setting: Setting) -> click.Option:
@@ -66,15 +47,6 @@ def _option_of(setting: Setting) -> click.Option:
 
 
 @click.command(cls=_RunCommand, context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] [--]")
-@click.option(
-    "--simulate",
-    is_flag=False,
-    flag_value=True,
-    type=click.UNPROCESSED,
-    metavar="[SIZE]",
-    help="Give programs of CUDA's driver API a simulated device of this size in place of the GPU. Neither kernels nor "
-    "the CUDA runtime work on it. [LD_LIBRARY_PATH, EBBTIDE_SIM_CAPACITY; default size: 1 GiB]",
-)
 @click.option("--dry-run", is_flag=True, help="Print what would be set, as lines for a shell, and start nothing.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGUMENTS]...")
 def run(command: tuple[str, ...], dry_run: bool, **values: Any) -> None:
@@ -89,7 +61,6 @@ def run(command: tuple[str, ...], dry_run: bool, **values: Any) -> None:
     """
     environment = _inherited_environment()
     given = {name: value for name, value in values.items() if value is not None}
-    _check_simulate(given.get("simulate"))
     try:
         added = preloading.variables_for(given, environment, _spell)
     except ValueError as error:
@@ -103,15 +74,8 @@ def run(command: tuple[str, ...], dry_run: bool, **values: Any) -> None:
         _become(program, command, added, environment)
 
 
-def _check_simulate(size: object) -> None:
-    """`--simulate PROGRAM` takes the program for the size."""
-    if isinstance(size, str) and not size.lstrip()[:1].isdecimal():
-        advice = f": write `--simulate -- {size}` if it is the program" if size else ""
-        raise click.UsageError(_NOT_A_SIZE.format(size) + advice)
-
-
 def _inherited_environment() -> dict[str, str]:
-    """What this process was started with: in the C locale, Python itself adds an LC_CTYPE (PEP 538)."""
+    """The environment at the start of this process: in the C locale, Python itself adds an LC_CTYPE (PEP 538)."""
     environment = dict(os.environ)
     try:
         started_with = Path("/proc/self/environ").read_bytes().split(b"\0")
@@ -149,21 +113,17 @@ def _print_changes(added: dict[str, str], environment: dict[str, str]) -> None:
 def _does_nothing(environment: dict[str, str]) -> bool:
     """Whether the settings leave nothing of ebbtide to the program."""
     values = {name: settings.read_or_fallback(name, environment) for name in ("driver", "lms", "compat")}
-    return values == {"driver": "sim", "lms": "off", "compat": "none"} and not is_simulated_run(environment)
+    return values == {"driver": "sim", "lms": "off", "compat": "none"}
 
 
 def _become(program: Path, command: tuple[str, ...], added: dict[str, str], environment: dict[str, str]) -> NoReturn:
     """Replaces this process by the program."""
-    is_simulated = is_simulated_run(environment | added)
     if obstacle := preload_obstacle(program, Path(added[LOADER_VARIABLE].split(":")[0])):
-        also = ", and it has no simulated device" if is_simulated else ""
-        say(f"{obstacle}{also}")
-    elif is_simulated and (obstacle := simulated.obstacle(program)):
         say(obstacle)
     elif _does_nothing(environment | added):
         say(
             "EBBTIDE_DRIVER=sim switches the preload library off, so nothing limits this program and nothing "
-            "overflows: unset it, or use --simulate or --lms"
+            "overflows: unset it, or use --lms"
         )
     for name, meant in settings.misspelt(environment).items():
         say(f"{name} is none of ebbtide's variables; is {meant} meant?")
@@ -171,7 +131,7 @@ def _become(program: Path, command: tuple[str, ...], added: dict[str, str], envi
     if settings.read_or_fallback("summary", environment | added) == "1":
         environment[STARTED] = str(os.getpid())
     ledger.sweep()
-    # Python ignores these two, and what is ignored stays so in the program.
+    # Python ignores these two, and an ignored signal would stay so in the program.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:

@@ -12,10 +12,8 @@ __all__ = ["ibm_lms", "torch_memory_saver"]
 if not TYPE_CHECKING:  # a checker would take any name for one of them
 
     def __getattr__(name: str) -> Any:
-        if name == "ibm_lms":
-            return importlib.import_module("ebbtide.compat.ibm_lms")
-        if name == "torch_memory_saver":
-            return importlib.import_module("ebbtide.compat.torch_memory_saver")
+        if name in __all__:
+            return importlib.import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -59,9 +59,11 @@ def saver_tag(tag: str) -> str:
     Raises:
         TypeError: no text.
     """
-    from ebbtide.compat.memory_saver.implementation import saver_tag as encode
+    from ebbtide import _core
 
-    return encode(tag)
+    if not isinstance(tag, str):
+        raise TypeError(f"a tag is a str, not {type(tag).__name__}")
+    return _core.encode_tag(tag.encode())
 
 
 def is_ours(module: ModuleType) -> bool:

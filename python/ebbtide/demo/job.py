@@ -1,6 +1,7 @@
-"""The job: rounds of training, handing the weights over, and generating. Whoever has nothing to do leaves the device.
+"""The job: rounds of training, handing the weights over, and generating. The memory that a phase does not need is
+paused.
 
-| tag               | what is in it                    | at pause                                                 |
+| tag               | content                          | at pause                                                 |
 |-------------------|----------------------------------|----------------------------------------------------------|
 | `trainer_weights` | the model that learns            | kept in RAM                                              |
 | `gradients`       | its gradients                    | dropped: each training step begins with zeros            |
@@ -17,22 +18,24 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ebbtide import _core, driver_choice, saver
+from ebbtide import driver_choice, saver
 from ebbtide.demo.determinism import deterministic
 from ebbtide.demo.model import LanguageModel
-from ebbtide.demo.size import JobSize
+from ebbtide.demo.size import HEADS, PROMPT, JobSize
 from ebbtide.demo.text import VOCABULARY_SIZE, decode, encode, load_text
 from ebbtide.errors import StateError
 from ebbtide.saver import Report
 from ebbtide.saver.values.arguments import BackupName
 
+LEARNING_RATE = 6e-3
+SEED = 0  # of the weights, the batches and the generated text
 TRAINER = ("trainer_weights", "gradients", "optimizer")
 GENERATOR = ("rollout_weights", "kv_cache")
 
 
 @dataclass(frozen=True)
 class Move:
-    """One pause or resume: in which round and phase, what it reported, and what ebbtide then held on the device."""
+    """One pause or resume: its round and phase, its report, and the memory that ebbtide then held on the device."""
 
     round: int
     phase: str
@@ -45,8 +48,8 @@ class Move:
 
 @dataclass
 class JobResult:
-    """What a run gave. `losses` are by round and step, `weights` are CPU copies, `tensors_by_tag` counts the tensors
-    that were found in their tag, `bytes_by_tag` is the device memory of each tag.
+    """The results of a run. `losses` are by round and step, `weights` are CPU copies, `tensors_by_tag` counts the
+    tensors that were found in their tag, `bytes_by_tag` is the device memory of each tag.
     """
 
     losses: list[list[float]] = field(default_factory=list)
@@ -59,7 +62,7 @@ class JobResult:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that ebbtide held on the device: what the tenants need with pausing. It rises until a pause."""
+        """The most that ebbtide held on the device: the need of the tenants with pausing. It rises until a pause."""
         freed = {"pause": 1, "resume": 0}
         return max((move.held_bytes + freed[move.report.kind] * move.report.bytes for move in self.moves), default=0)
 
@@ -68,39 +71,29 @@ class JobResult:
         return sum(self.losses[round_index]) / len(self.losses[round_index])
 
     def differences(self, other: "JobResult") -> list[str]:
-        """In what this run differs from `other`, to the last bit."""
-        found = []
-        if self.losses != other.losses:
-            found.append("losses")
-        if self.texts != other.texts:
-            found.append("generated text")
-        if self.weights.keys() != other.weights.keys() or not all(
+        """The parts in which this run differs from `other`, to the last bit."""
+        are_weights_equal = self.weights.keys() == other.weights.keys() and all(
             torch.equal(tensor, other.weights[name]) for name, tensor in self.weights.items()
-        ):
-            found.append("final weights")
-        if not self.are_addresses_kept:
-            found.append("addresses")
-        return found
+        )
+        is_equal = {
+            "losses": self.losses == other.losses,
+            "generated text": self.texts == other.texts,
+            "final weights": are_weights_equal,
+            "addresses": self.are_addresses_kept,
+        }
+        return [name for name, equal in is_equal.items() if not equal]
 
 
-@dataclass
-class Listener:
-    """Who wants to know how a run goes on: called after each training step, pause or resume, and generation."""
-
-    on_step: Callable[[float], None] = lambda loss: None
-    on_move: Callable[[Move], None] = lambda move: None
-    on_text: Callable[[int, str], None] = lambda round_number, text: None
-
-
-def run_job(size: JobSize, *, is_pausing: bool, listener: Listener | None = None) -> JobResult:
-    """Runs it all. With `is_pausing` False, the same job in torch's ordinary memory: no region, no pause.
+def run_job(size: JobSize, *, is_pausing: bool, on_step: Callable[[float], None] = lambda loss: None) -> JobResult:
+    """Runs it all, and calls `on_step` with the loss of each training step. With `is_pausing` False, the same job runs
+    in torch's ordinary memory: no region, no pause.
 
     Raises:
         StateError: a tensor lies outside its tag.
         ebbtide.Error: what regions, pause and resume raise.
     """
     with deterministic():
-        job = _WeightSwap(size, is_pausing, listener or Listener())
+        job = _WeightSwap(size, is_pausing, on_step)
         for number in range(1, size.rounds + 1):
             job.train(number)
             job.hand_over(number)
@@ -111,24 +104,24 @@ def run_job(size: JobSize, *, is_pausing: bool, listener: Listener | None = None
 class _WeightSwap:
     """Two tenants of one device: `trainer` with gradients and optimizer, `rollout` with its key-value cache."""
 
-    def __init__(self, size: JobSize, is_pausing: bool, listener: Listener) -> None:
+    def __init__(self, size: JobSize, is_pausing: bool, on_step: Callable[[float], None]) -> None:
         self.size = size
         self.is_pausing = is_pausing
-        self.listener = listener
+        self.on_step = on_step
         self.result = JobResult()
         self.device = saver.device
         self.data = torch.tensor(encode(load_text()), device=self.device)
-        self.order = torch.Generator().manual_seed(size.seed)
-        self.randomness = torch.Generator(self.device).manual_seed(size.seed)
-        torch.manual_seed(size.seed)
+        self.order = torch.Generator().manual_seed(SEED)
+        self.randomness = torch.Generator(self.device).manual_seed(SEED)
+        torch.manual_seed(SEED)
         with self._region("trainer_weights"):
             self.trainer = self._make_model()
         with self._region("gradients", backup=None):
             # Made here, once: backward adds to a gradient that is there, and on a GPU it runs in threads of its own,
-            # whose new memory would come from nobody's region.
+            # whose new memory would lie in no region.
             for parameter in self.trainer.parameters():
                 parameter.grad = torch.zeros_like(parameter)
-        self.optimizer = torch.optim.AdamW(self.trainer.parameters(), lr=size.learning_rate)
+        self.optimizer = torch.optim.AdamW(self.trainer.parameters(), lr=LEARNING_RATE)
         self._pause(1, "set up", "trainer_weights", "gradients")
         with self._region("rollout_weights"):
             self.rollout = self._make_model().requires_grad_(False)
@@ -155,7 +148,7 @@ class _WeightSwap:
             if is_first:
                 self._check_tags()
             losses.append(loss.item())
-            self.listener.on_step(losses[-1])
+            self.on_step(losses[-1])
 
     def hand_over(self, number: int) -> None:
         """Only the two sets of weights are on the device."""
@@ -169,10 +162,9 @@ class _WeightSwap:
         """The trainer's weights leave too; the key-value cache comes back, empty, and is filled token by token."""
         self._pause(number, "generate", "trainer_weights")
         self._resume(number, "generate", "kv_cache")
-        prompts = self.data[: self.size.prompt].repeat(self.size.batch, 1)
+        prompts = self.data[:PROMPT].repeat(self.size.batch, 1)
         for tokens in self.rollout.generate(prompts, self.cache, self.randomness).tolist():
             self.result.texts.append(decode(tokens))
-        self.listener.on_text(number, self.result.texts[-1])
 
     def finish(self) -> JobResult:
         """The trainer comes back, its weights are read, and the device is left empty."""
@@ -192,23 +184,22 @@ class _WeightSwap:
 
     def _pause(self, number: int, phase: str, *tags: str) -> None:
         if self.is_pausing:
-            self._note(Move(number, phase, saver.pause(*tags)))
+            self._record(number, phase, saver.pause(*tags))
 
     def _resume(self, number: int, phase: str, *tags: str) -> None:
-        if self.is_pausing:  # in the first round the optimizer has no memory yet, and nobody named its tag
-            self._note(Move(number, phase, saver.resume(*tags, missing_ok=True)))
+        if self.is_pausing:  # in the first round no region has named the optimizer's tag yet
+            self._record(number, phase, saver.resume(*tags, missing_ok=True))
 
-    def _note(self, move: Move) -> None:
-        if move.report.bytes:
-            self.result.moves.append(move)
-            self.listener.on_move(move)
+    def _record(self, number: int, phase: str, report: Report) -> None:
+        if report.bytes:
+            self.result.moves.append(Move(number, phase, report))
 
     # --- the rest ---
 
     def _make_model(self) -> LanguageModel:
         size = self.size
         # Initialised on the CPU, so that every device begins with the same numbers.
-        return LanguageModel(VOCABULARY_SIZE, size.context, size.width, size.layers, size.heads).to(self.device)
+        return LanguageModel(VOCABULARY_SIZE, size.context, size.width, size.layers, HEADS).to(self.device)
 
     def _next_batch(self) -> tuple[Any, Any]:
         size = self.size
@@ -239,10 +230,8 @@ class _WeightSwap:
         if not self.is_pausing or driver_choice.is_off():
             return
         self.addresses = self._addresses()
-        for expected, addresses in self.addresses.items():
-            for address in addresses:
-                found = _core.find(address)
-                if found is None or found.tag != expected:
-                    where = "in no tag" if found is None else f"in tag {found.tag!r}"
-                    raise StateError(f"a tensor at {address:#x} that belongs to tag {expected!r} lies {where}")
-            self.result.tensors_by_tag[expected] = len(addresses)
+        self.result.tensors_by_tag = {tag: len(addresses) for tag, addresses in self.addresses.items()}
+        for expected, tensor in self._tensors():
+            found = saver.where(tensor).tag
+            if found != expected:
+                raise StateError(f"a tensor that belongs to tag {expected!r} lies in {found or 'no tag'}")

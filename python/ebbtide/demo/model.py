@@ -75,8 +75,8 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def generate(self, prompts: Any, cache: Any, randomness: Any, temperature: float = 0.8) -> Any:
-        """Continues prompts (batch, tokens) up to `context` tokens, one at a time; what was computed for the earlier
-        ones stays in `cache`. `randomness` is a torch.Generator of the same device.
+        """Continues prompts (batch, tokens) up to `context` tokens, one at a time; the keys and values of the
+        earlier ones stay in `cache`. `randomness` is a torch.Generator of the same device.
         """
         tokens, fresh = prompts, prompts
         while tokens.shape[1] < self.context:

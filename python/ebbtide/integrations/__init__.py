@@ -4,24 +4,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ebbtide.integrations import lightning, openrlhf, transformers, verl, vllm
+    from ebbtide.integrations import lightning, transformers, verl, vllm
 
-__all__ = ["lightning", "openrlhf", "transformers", "verl", "vllm"]
+__all__ = ["lightning", "transformers", "verl", "vllm"]
 
 
 if not TYPE_CHECKING:  # a checker would take any name for one of them
 
     def __getattr__(name: str) -> Any:
-        if name == "lightning":
-            return importlib.import_module("ebbtide.integrations.lightning")
-        if name == "openrlhf":
-            return importlib.import_module("ebbtide.integrations.openrlhf")
-        if name == "transformers":
-            return importlib.import_module("ebbtide.integrations.transformers")
-        if name == "verl":
-            return importlib.import_module("ebbtide.integrations.verl")
-        if name == "vllm":
-            return importlib.import_module("ebbtide.integrations.vllm")
+        if name in __all__:
+            return importlib.import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

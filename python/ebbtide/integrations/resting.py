@@ -1,11 +1,12 @@
 """Tags that rest on the host while a trainer does something that does not need them.
 
-What the callbacks for `transformers` and `lightning` share.
+The callbacks for `transformers` and `lightning` share it.
 """
 
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from ebbtide import saver
@@ -49,8 +50,8 @@ class Resting:
             )
         self._model_tag, self._optimizer_tag, self._backup = model_tag, optimizer_tag, backup
         self._away: list[str] = []  # paused here
-        self._overdue: list[str] = []  # of these, what could not come back when it should have
         self._is_begun = False
+        self._phases = 0  # that are open
 
     def adopt_model(self, model: "torch.nn.Module") -> None:
         """Moves the model into its tag."""
@@ -58,55 +59,83 @@ class Resting:
             adopt(model, self._model_tag, self._backup)
 
     def begin(self, optimizers: Iterable[Any]) -> None:
-        """The tags rest from now on, with what the optimizers have made since. Does nothing if they rest already."""
-        if self._is_begun and all(map(saver.is_paused, self._away)):
-            return
-        self._take(optimizers)
-        self._is_begun = True
+        """The tags rest from now on, with the states that the optimizers have by now. Does nothing if they rest."""
+        if not (self._is_begun and all(map(saver.is_paused, self._away))):
+            self._take(optimizers)
+            self._is_begun = True
 
     def end(self) -> None:
-        """Brings back what `begin` took. Does nothing if nothing rests. After a failure the next call goes on."""
-        self._bring_back(self._away)
-        self._is_begun = False
+        """Brings the tags back. Does nothing if none rests. After a failure, the next call continues."""
+        if self._away:
+            saver.resume(*self._away)
+        self._away, self._is_begun = [], False
 
     @contextlib.contextmanager
     def phase(self, optimizers: Iterable[Any]) -> Iterator[None]:
         """A `with` in which the tags rest."""
-        away_before = [tag for tag in self._away if saver.is_paused(tag)]
+        self._phases += 1
         try:
             self._take(optimizers)
             yield
         finally:
-            self._bring_back([tag for tag in self._away if tag not in away_before])
+            self._phases -= 1
+            if not (self._phases or self._is_begun):
+                self.end()
 
     def _take(self, optimizers: Iterable[Any]) -> None:
-        self._is_begun = False
-        self._away = [tag for tag in self._away if saver.is_paused(tag)]  # `saver.resume` may have brought it back
-        self._overdue = [tag for tag in self._overdue if tag in self._away]
-        self._adopt_states(optimizers)
+        still_away = [tag for tag in self._away if saver.is_paused(tag)]
+        if still_away != self._away:  # `saver.resume` has brought tags back
+            self._away, self._is_begun = still_away, False
+        tag = self._optimizer_tag
+        if tag is not None and not (tag in saver.tags() and saver.is_paused(tag)):
+            for optimizer in optimizers:
+                adopt(states_of(optimizer), tag, self._backup)
         known = saver.tags()
-        leaving = [tag for tag in self._tags if tag in known and known[tag].resident_bytes and self._may_take(tag)]
+        leaving = [
+            tag
+            for tag in self._tags
+            if tag in known and known[tag].resident_bytes
+            if tag in self._away or not saver.is_paused(tag)  # a tag that the program has paused stays as it is
+        ]
         self._away = list(dict.fromkeys([*self._away, *leaving]))  # before the pause, which may fail midway
         if leaving:
             saver.pause(*leaving)
 
-    def _may_take(self, tag: str) -> bool:
-        """What somebody else has paused stays as it is."""
-        return tag in self._away or not saver.is_paused(tag)
 
-    def _adopt_states(self, optimizers: Iterable[Any]) -> None:
-        tag = self._optimizer_tag
-        if tag is None or (tag in saver.tags() and saver.is_paused(tag)):
-            return
-        for optimizer in optimizers:
-            adopt(states_of(optimizer), tag, self._backup)
+class RestingCallback:
+    """The part of a trainer's callback that does not depend on the trainer."""
 
-    def _bring_back(self, tags: Iterable[str]) -> None:
-        self._overdue = list(dict.fromkeys([*self._overdue, *tags]))
-        if self._overdue:
-            saver.resume(*self._overdue)
-        self._away = [tag for tag in self._away if tag not in self._overdue]
-        self._overdue = []
+    _PHASES: tuple[str, ...]
+
+    def __init__(
+        self,
+        model_tag: str | None = "model",
+        optimizer_tag: str | None = "optimizer",
+        *,
+        pause: Sequence[str] | None = None,
+        around: Sequence[str] | None = None,
+        backup: BackupName = "ram",
+    ) -> None:
+        super().__init__()
+        around = self._PHASES if around is None else around
+        if isinstance(around, str) or not set(around) <= set(self._PHASES):
+            raise ValueError(f"around is a list of some of {', '.join(self._PHASES)}, not {around!r}")
+        self._resting = Resting(model_tag, optimizer_tag, pause, backup)
+        self._around = frozenset(around)
+        self._optimizers: list[Any] = []
+
+    def phase(self) -> AbstractContextManager[None]:
+        """A `with` in which the tags are paused. Afterwards exactly the tags that it paused are back."""
+        return self._resting.phase(self._optimizers)
+
+    def _start(self, model: "torch.nn.Module", optimizers: Iterable[Any]) -> None:
+        self._resting.end()  # also of a phase that failed
+        self._optimizers = list(optimizers)
+        self._resting.adopt_model(model)
+
+    def _begin(self, phase: str) -> None:
+        if phase in self._around:
+            self._resting.begin(self._optimizers)
 
 
 def states_of(optimizer: Any) -> list[Any]:

@@ -10,12 +10,20 @@ offloaded the model. Load the model before those parameters are consumed. EBBTID
 
 import gc
 from collections.abc import Iterable, Sequence
+from itertools import count, filterfalse
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
-from ebbtide import saver
-from ebbtide.integrations.residency import load, offload, tag_of
-from ebbtide.integrations.resting import states_of
+from ebbtide import driver_choice, saver
+from ebbtide.integrations.resting import adopt, states_of
+from ebbtide.locks import make_lock
 from ebbtide.saver.reclaim import torch_cache
+from ebbtide.saver.values.arguments import BackupName
+
+_lock = make_lock()
+_numbers = count()
+_names: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
+_owners: "dict[str, ref[Any]]" = {}  # by tag, until the tag of a dead owner has been trimmed
 
 
 def offload_fsdp_model_to_cpu(model: Any, empty_cache: bool = True) -> None:
@@ -26,18 +34,18 @@ def offload_fsdp_model_to_cpu(model: Any, empty_cache: bool = True) -> None:
     Raises:
         As `saver.adopt` and `saver.pause`.
     """
-    offload(tag_of(model, "verl.model"), model, empty_cache=empty_cache)
+    _offload(_tag_of(model, "model"), model, empty_cache=empty_cache)
 
 
 def load_fsdp_model_to_gpu(model: Any) -> None:
-    """Brings them back. What was on another device from the start moves to this process's device.
+    """Brings them back. Tensors that were on another device from the start move to this process's device.
 
         load_fsdp_model_to_gpu(model)
 
     Raises:
         As `saver.resume`.
     """
-    load(tag_of(model, "verl.model"))
+    _load(_tag_of(model, "model"))
     if any(tensor.device.type not in (saver.device, "meta") for tensor in [*model.parameters(), *model.buffers()]):
         model.to(saver.device)
 
@@ -54,7 +62,7 @@ def offload_fsdp_optimizer(optimizer: Any) -> None:
         offload_fsdp_optimizer(optimizer)
     """
     if optimizer.state:
-        offload(tag_of(optimizer, "verl.optimizer"), *states_of(optimizer))
+        _offload(_tag_of(optimizer, "optimizer"), *states_of(optimizer))
 
 
 def load_fsdp_optimizer(optimizer: Any, device_id: Any) -> None:
@@ -69,7 +77,7 @@ def load_fsdp_optimizer(optimizer: Any, device_id: Any) -> None:
     """
     import torch
 
-    load(tag_of(optimizer, "verl.optimizer"))
+    _load(_tag_of(optimizer, "optimizer"))
     groups = [group for group in optimizer.param_groups if not (group.get("fused") or group.get("capturable"))]
     counted_on_host = {id(parameter) for group in groups for parameter in group["params"]}
     for parameter, state in optimizer.state.items():
@@ -92,13 +100,13 @@ def offload_megatron_model_to_cpu(models: Sequence[Any]) -> None:
     for chunk in models:
         buffers = _buffers_of(chunk)
         if buffers is None:
-            offload(tag_of(chunk, "verl.model"), chunk)
+            _offload(_tag_of(chunk, "model"), chunk)
         else:
-            offload(tag_of(chunk, "verl.model"), *(buffer.param_data for buffer in buffers))
-            offload(tag_of(chunk, "verl.gradients"), *(buffer.grad_data for buffer in buffers), backup=None)
+            _offload(_tag_of(chunk, "model"), *(buffer.param_data for buffer in buffers))
+            _offload(_tag_of(chunk, "gradients"), *(buffer.grad_data for buffer in buffers), backup=None)
             frozen = [parameter for parameter in chunk.module.parameters() if not parameter.requires_grad]
             if frozen:
-                offload(tag_of(chunk, "verl.frozen"), frozen)
+                _offload(_tag_of(chunk, "frozen"), frozen)
     gc.collect()
     torch_cache.empty()
 
@@ -112,12 +120,12 @@ def load_megatron_model_to_gpu(models: Sequence[Any], load_grad: bool = True, lo
         load_megatron_model_to_gpu([model])
     """
     for chunk in models:
-        load(tag_of(chunk, "verl.model"))
+        _load(_tag_of(chunk, "model"))
         if load_frozen_params:
-            load(tag_of(chunk, "verl.frozen"))
-        tag = tag_of(chunk, "verl.gradients")
+            _load(_tag_of(chunk, "frozen"))
+        tag = _tag_of(chunk, "gradients")
         if load_grad and tag in saver.tags() and saver.is_paused(tag):
-            load(tag)
+            _load(tag)
             for buffer in _buffers_of(chunk) or ():
                 buffer.grad_data.zero_()
 
@@ -132,7 +140,8 @@ def offload_megatron_copy_params(optimizers: Any) -> None:
     for optimizer in _chained(optimizers):
         groups = getattr(optimizer, "shard_fp32_from_float16_groups", None)
         if groups is not None:
-            offload(tag_of(optimizer, "verl.copies"), groups)
+            # Without their gradients, which lie in the model's buffers, and may be away.
+            _offload(_tag_of(optimizer, "copies"), [copy.detach() for group in groups for copy in group])
 
 
 def load_megatron_copy_params(optimizers: Any) -> None:
@@ -143,7 +152,7 @@ def load_megatron_copy_params(optimizers: Any) -> None:
         load_megatron_copy_params(optimizer)
     """
     for optimizer in _chained(optimizers):
-        load(tag_of(optimizer, "verl.copies"))
+        _load(_tag_of(optimizer, "copies"))
 
 
 def offload_megatron_optimizer(optimizers: Any) -> None:
@@ -158,7 +167,7 @@ def offload_megatron_optimizer(optimizers: Any) -> None:
         inner = optimizer.optimizer
         if inner is not None:  # a pipeline stage may have no parameters
             parts = getattr(inner, "sub_optimizers", [inner])
-            offload(tag_of(optimizer, "verl.optimizer"), *(state for part in parts for state in states_of(part)))
+            _offload(_tag_of(optimizer, "optimizer"), *(state for part in parts for state in states_of(part)))
     gc.collect()
     torch_cache.empty()
 
@@ -171,7 +180,7 @@ def load_megatron_optimizer(optimizers: Any) -> None:
         load_megatron_optimizer(optimizer)
     """
     for optimizer in _chained(optimizers):
-        load(tag_of(optimizer, "verl.copies"), tag_of(optimizer, "verl.optimizer"))
+        _load(_tag_of(optimizer, "copies"), _tag_of(optimizer, "optimizer"))
 
 
 def _chained(optimizers: Any) -> Iterable[Any]:
@@ -184,3 +193,39 @@ def _buffers_of(chunk: Any) -> list[Any] | None:
     if callable(chunk.buffers):
         return None
     return [*chunk.buffers, *getattr(chunk, "expert_parallel_buffers", ())]
+
+
+def _tag_of(owner: Any, part: str) -> str:
+    """The tag of one part of a model or an optimizer, the same at every call: "verl.3.model"."""
+    with _lock:
+        if owner not in _names:
+            _names[owner] = str(next(_numbers))
+        tag = f"verl.{_names[owner]}.{part}"
+        _owners[tag] = ref(owner)
+        return tag
+
+
+def _offload(tag: str, *things: Any, backup: BackupName | None = "ram", empty_cache: bool = False) -> None:
+    """Moves the tensors of `things` into the tag, unless they are there, and pauses it. A paused tag stays as it is."""
+    if driver_choice.is_off():
+        return
+    _trim_tags_of_dead_owners()
+    if tag not in saver.tags() or not saver.is_paused(tag):
+        adopt(list(things), tag, backup)
+        saver.pause(tag, missing_ok=True)
+    if empty_cache:
+        torch_cache.empty()
+
+
+def _load(*tags: str) -> None:
+    saver.resume(*tags, missing_ok=True)
+
+
+def _trim_tags_of_dead_owners() -> None:
+    """Gives their memory back, on the device and on the host."""
+    with _lock:
+        dead = list(filterfalse(lambda tag: _owners[tag]() is not None, _owners))
+        for tag in dead:
+            del _owners[tag]
+    if dead:
+        saver.trim(*dead, missing_ok=True)

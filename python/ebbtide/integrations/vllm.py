@@ -5,7 +5,7 @@
     ebbtide.integrations.vllm.use(backup="pinned")                         # one line in the worker's process
 
 vLLM calls `register` in each of its processes, through the entry point group `vllm.general_plugins`. The first way
-selects by name, and nothing changes for those who select another backend. The other two put ebbtide's allocator in the
+selects by name, and nothing changes where another backend is selected. The other two put ebbtide's allocator in the
 place of vLLM's own, whatever calls it: the backend "cumem" then sleeps and wakes ebbtide's memory.
 """
 
@@ -51,7 +51,7 @@ def use(backup: BackupName = "ram", retain: bool = False) -> None:
 
     Args:
         backup: where the content of weights goes at level 1: "ram", "pinned" or "disk", as in `saver.region`.
-        retain: keep the memory of backups while vLLM is awake. The next sleep copies only what has changed.
+        retain: keep the memory of backups while vLLM is awake. The next sleep copies only changed blocks.
 
     Raises:
         ValueError, TypeError: malformed arguments.

@@ -4,7 +4,8 @@ A tag of vLLM is a tag of ebbtide behind a prefix, so that sleeping never touche
 process. As in vLLM:
 
 - `sleep` takes every tag off the device. It keeps the content of those that it is told to, and drops the others'.
-- What is asleep already keeps its content or not as it was told first, whatever a later `sleep` or `discard` says.
+- Memory that is asleep already keeps its content or not as the first call said, whatever a later `sleep` or `discard`
+  says.
 - `wake_up` with tags defers the weights and the KV cache that were not named. Every other tag always comes back.
 
 Otherwise than in vLLM: a `sleep` or a `wake_up` that fails moves nothing, dropped memory comes back as zeros, and
@@ -74,7 +75,7 @@ class Allocator:
 
     Args:
         backup: where `sleep` keeps content: "ram", "pinned" or "disk", as in `saver.region`.
-        retain: keep the memory of backups for the next `sleep`, which then copies only what has changed.
+        retain: keep the memory of backups for the next `sleep`, which then copies only changed blocks.
     """
 
     default_tag = DEFAULT_TAG
@@ -82,12 +83,12 @@ class Allocator:
     def __init__(self, backup: BackupName = "ram", retain: bool = False) -> None:
         self.backup: BackupName = backup
         self.retain = retain
-        self._has_looked = False  # for what a sleep drops that nothing loads again
+        self._has_looked = False  # for tensors that a sleep drops and nothing loads again
         self._open = threading.local()  # .pools: those that this thread is in, the innermost last
 
     @property
     def current_tag(self) -> str:
-        """The tag of what this thread allocates in the innermost pool."""
+        """The tag of this thread's innermost pool."""
         pools = self._pools()
         return pools[-1].tag if pools else DEFAULT_TAG
 
@@ -109,7 +110,7 @@ class Allocator:
 
     @contextlib.contextmanager
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
-        """Gives what this thread allocates inside to `tag` ("default" for None).
+        """Memory that this thread allocates inside gets `tag` ("default" for None).
 
         Raises:
             TypeError: a tag that is no str.
@@ -132,7 +133,7 @@ class Allocator:
         yield saver.graph_pool(_name(GRAPH_TAG), backup=self.backup)
 
     def trim(self) -> int:
-        """Frees what is free in the pool that this thread is in, and lets torch free what dies in it from now on, while
+        """Frees the free memory of this thread's pool, and lets torch free memory that dies in it from now on, while
         the pool stays open. Returns the bytes freed. Loading weights calls it where it empties torch's cache.
         """
         pools = self._pools()

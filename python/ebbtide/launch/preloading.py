@@ -9,16 +9,15 @@ from typing import Any
 
 from ebbtide import settings
 from ebbtide.errors import StateError
-from ebbtide.launch import ledger, simulated
-from ebbtide.launch.run_options import as_keyword, to_variables
-from ebbtide.launch.search_path import own_entries, with_first
+from ebbtide.launch import ledger
+from ebbtide.launch.run_options import to_variables
 from ebbtide.stderr import say
 
+_PACKAGE = Path(__file__).resolve().parents[1]
 LIBRARY_NAME = "libebbtide_preload.so"
 # The same library under the names that launchers of torch_memory_saver look for, in `compat_path()`.
 TMS_LIBRARY_NAMES = tuple(f"torch_memory_saver_hook_mode_preload{cuda}.abi3.so" for cuda in ("", "_cu12", "_cu13"))
 LOADER_VARIABLE = "LD_PRELOAD"
-ACTIVE_VARIABLE = "EBBTIDE_PRELOAD"
 MODULES_VARIABLE = "PYTHONPATH"
 # Read by llama.cpp: with any value, all its memory would be managed, and none of it ours.
 UNIFIED_MEMORY_VARIABLE = "GGML_CUDA_ENABLE_UNIFIED_MEMORY"
@@ -32,37 +31,32 @@ def env(**options: Any) -> dict[str, str]:
     Args:
         options: those of `ebbtide run` as keywords: overflow, device_limit, device_margin, host_limit, host_margin,
             host_pool, reserve, whole_fraction, report, pauseable, pauseable_all, tag, backup, lms, lms_min_size,
-            compat, summary, log, simulate. Sizes are "16GiB" or bytes; None for overflow, backup or compat is "none".
-            simulate is True or a size; False leaves an outer run's simulated device. What is not given stays as this
-            process's environment says.
+            compat, summary, log. Sizes are "16GiB" or bytes; None for overflow, backup or compat is "none". An option
+            that is not given stays as this process's environment says.
 
     Returns:
-        All of them, with LD_PRELOAD and, for lms and compat, PYTHONPATH, for simulate, LD_LIBRARY_PATH (ours first,
-        then what they hold here).
+        All of them, with LD_PRELOAD and, for lms and compat, PYTHONPATH (ours first, then their content here).
         Processes that are started with them by one program share one budget of host memory.
         GGML_CUDA_ENABLE_UNIFIED_MEMORY is to be removed by the caller.
 
     Raises:
         TypeError, ValueError: as the command refuses it; also a malformed EBBTIDE_* variable that is there already.
-        StateError: the preload library is missing or can't be named in LD_PRELOAD; simulate: its driver is missing.
+        StateError: the preload library is missing or can't be named in LD_PRELOAD.
     """
     return variables_for(options, os.environ)
 
 
 def variables_for(
-    options: Mapping[str, object], inherited: Mapping[str, str], spell: Callable[[str], str] = as_keyword
+    options: Mapping[str, object], inherited: Mapping[str, str], spell: Callable[[str], str] = str
 ) -> dict[str, str]:
     """`env` over any environment. Args and errors as `run_options.to_variables`."""
-    added = to_variables({name: value for name, value in options.items() if name != simulated.OPTION}, inherited, spell)
-    if simulated.OPTION in options:
-        added |= simulated.to_variables(options[simulated.OPTION], inherited, spell)
-    added[ACTIVE_VARIABLE] = "1"
+    added = to_variables(options, inherited, spell)
     added[ledger.VARIABLE] = ledger.name_for(inherited)
     in_force = {**inherited, **added}
     folders = []
     library = find_library()
     if settings.read_or_fallback("compat", in_force) == "tms":
-        library = tms_library_path()
+        library = compat_path() / TMS_LIBRARY_NAMES[0]
         folders.append(compat_path())
         added[settings.find("overflow").variable] = settings.read("overflow", in_force) or "none"
     elif str(compat_path()) in (modules := inherited.get(MODULES_VARIABLE, "")).split(os.pathsep):
@@ -75,19 +69,9 @@ def variables_for(
     return added
 
 
-def library_path() -> Path:
-    """The path of the preload library beside libebbtide.so, whether or not it exists."""
-    return Path(__file__).resolve().parents[1] / LIBRARY_NAME
-
-
 def compat_path() -> Path:
     """The folder with the package torch_memory_saver, for sys.path, and with its preload libraries."""
-    return Path(__file__).resolve().parents[1] / "compat" / "tms"
-
-
-def tms_library_path() -> Path:
-    """The preload library under a name that programs for torch_memory_saver look for in LD_PRELOAD."""
-    return compat_path() / TMS_LIBRARY_NAMES[0]
+    return _PACKAGE / "compat" / "tms"
 
 
 def is_preload_library(path: str | Path) -> bool:
@@ -97,7 +81,7 @@ def is_preload_library(path: str | Path) -> bool:
 
 def startup_path() -> Path:
     """The folder whose sitecustomize.py every Python runs that finds it on its path."""
-    return Path(__file__).resolve().parents[1] / "startup_path"
+    return _PACKAGE / "startup_path"
 
 
 def find_library() -> Path:
@@ -106,12 +90,23 @@ def find_library() -> Path:
     Raises:
         StateError: it is missing, or LD_PRELOAD cannot hold its path.
     """
-    path = library_path()
+    path = _PACKAGE / LIBRARY_NAME
     if not path.is_file():
         raise StateError(f"the preload library is missing, {path}: install ebbtide again")
     if re.search(r"[\s:]", str(path)):
         raise StateError(f"LD_PRELOAD takes no path with spaces or colons, like {path}: install ebbtide elsewhere")
     return path
+
+
+def with_first(folder: str, inherited: str) -> str:
+    """A search path with this folder first and once, then the user's own entries. An empty entry is the working
+    directory, but an empty value is no entry."""
+    return os.pathsep.join([folder, *own_entries(folder, inherited)])
+
+
+def own_entries(folder: str, inherited: str) -> list[str]:
+    """The entries of a search path besides this folder."""
+    return [entry for entry in inherited.split(os.pathsep) if entry != folder] if inherited else []
 
 
 def preload_list(library: Path | str, inherited: str) -> str:

@@ -4,13 +4,11 @@ import os
 import shutil
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 _ELF_MAGIC = b"\x7fELF"
-_PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 1, 2, 3
-_DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 5, 15, 29
+_PT_INTERP = 3
 _ISSUE = "LD_PRELOAD is ignored there"
 
 
@@ -58,36 +56,13 @@ def preload_obstacle(program: Path, library: Path) -> str:
         if _machine(header) != _machine(_header(library)):
             return f"{program} is for another kind of machine than {library.name}: {_ISSUE}"
         interpreter = _elf_interpreter(program)
-    except (
-        OSError,
-        ValueError,
-        OverflowError,
-        struct.error,
-    ):  # all but the first: of a file that is cut off or garbled
+    except (OSError, ValueError, OverflowError, struct.error):  # the latter three: a file that is cut off or garbled
         return ""
     if interpreter is None:
         return f"{program} is linked statically: {_ISSUE}"
     if b"musl" in interpreter:
         return f"{program} uses musl, and {library.name} needs glibc"
     return ""
-
-
-def find_own_library(program: Path, name: str) -> Path | None:
-    """The library of this name that the program finds by its RPATH, which comes before LD_LIBRARY_PATH (a RUNPATH comes
-    after it). None if there is none, or if that is unknown. Its libraries may have RPATHs as well.
-
-    For a script, its interpreter is examined.
-    """
-    try:
-        program = (_interpreter_of_script(program) or program).resolve()
-        folders = _rpath(program).split(":")
-    except (OSError, ValueError, OverflowError, struct.error):
-        return None
-    origin = str(program.parent)
-    paths = (
-        Path(folder.replace("$ORIGIN", origin).replace("${ORIGIN}", origin)) / name for folder in folders if folder
-    )
-    return next(filter(Path.is_file, paths), None)
 
 
 def _interpreter_of_script(program: Path) -> Path | None:
@@ -120,42 +95,15 @@ def _machine(header: bytes) -> tuple[int, int]:
 
 
 def _elf_interpreter(program: Path) -> bytes | None:
-    """What PT_INTERP names, such as ld-linux's path; None in a static program. Of 64 bits, as the library is."""
+    """The path in PT_INTERP, such as ld-linux's; None in a static program. Of 64 bits, as the library is."""
     with program.open("rb") as file:
-        for kind, _, position, size in _segments(file):
+        header = file.read(64)
+        (table,) = struct.unpack_from("<Q", header, 32)
+        entry_bytes, count = struct.unpack_from("<HH", header, 54)
+        for number in range(count):
+            file.seek(table + number * entry_bytes)
+            kind, _, position, _, _, size = struct.unpack_from("<IIQQQQ", file.read(56))
             if kind == _PT_INTERP:
                 file.seek(position)
                 return file.read(min(size, 4096))
     return None
-
-
-def _rpath(program: Path) -> str:
-    """DT_RPATH; "" where there is none, or a DT_RUNPATH that overrides it."""
-    with program.open("rb") as file:
-        if file.read(4) != _ELF_MAGIC:
-            return ""
-        segments = list(_segments(file))
-        (position, size), *_ = [(start, size) for kind, _, start, size in segments if kind == _PT_DYNAMIC] or [(0, 0)]
-        file.seek(position)
-        content = file.read(size)
-        entries = dict(struct.unpack_from("<QQ", content, at) for at in range(0, len(content) - 15, 16))
-        if _DT_RPATH not in entries or _DT_RUNPATH in entries:
-            return ""
-        text = entries[_DT_STRTAB] + entries[_DT_RPATH]
-        for kind, address, start, size in segments:
-            if kind == _PT_LOAD and address <= text < address + size:
-                file.seek(start + text - address)
-                return os.fsdecode(file.read(4096).split(b"\0")[0])
-    return ""
-
-
-def _segments(file: BinaryIO) -> Iterator[tuple[int, int, int, int]]:
-    """Kind, address, position in the file and size in it of each entry of the program header."""
-    file.seek(0)
-    header = file.read(64)
-    (table,) = struct.unpack_from("<Q", header, 32)
-    entry_bytes, count = struct.unpack_from("<HH", header, 54)
-    for number in range(count):
-        file.seek(table + number * entry_bytes)
-        kind, _, position, address, _, size = struct.unpack_from("<IIQQQQ", file.read(56))
-        yield kind, address, position, size

@@ -24,19 +24,14 @@ _NEEDS = {
 _TMS_VARIABLE, _TMS_YES = "TMS_INIT_ENABLE", ("1", "true", "TRUE", "yes", "YES")
 
 
-def as_keyword(name: str) -> str:
-    return name
-
-
 def to_variables(
-    given_options: Mapping[str, object], inherited: Mapping[str, str], spell: Callable[[str], str] = as_keyword
+    given_options: Mapping[str, object], inherited: Mapping[str, str], spell: Callable[[str], str] = str
 ) -> dict[str, str]:
-    """The variables of the options that are given; for all others, what is inherited goes on.
+    """The variables of the options that are given; all others stay as they are inherited.
 
     Args:
         given_options: name -> value. None for `overflow` and `backup` is "none".
-        inherited: the environment; the variables of settings in it must be well-formed too, for who reads them would
-            only say so.
+        inherited: the environment; the variables of settings in it must be well-formed too.
         spell: how an option is written in errors.
 
     Raises:
@@ -46,7 +41,7 @@ def to_variables(
     names = [option.name for option in options()]
     unknown = sorted(set(given_options) - set(names))
     if unknown:
-        raise TypeError(f"there is no option {unknown[0]!r}; the options are {', '.join(names)}, simulate")
+        raise TypeError(f"there is no option {unknown[0]!r}; the options are {', '.join(names)}")
     given: dict[str, str] = {}
     in_force: dict[str, str] = {}
     for setting in settings.all_settings():
@@ -75,9 +70,7 @@ def _check_needs(
             f"{spell('report')} {report} promises what nothing delivers with {spell('overflow')} none: leave one out"
         )
     if "lms" in in_force and in_force.get("pauseable") == "1":
-        lms, pauseable = (
-            spell(name) if name in given else settings.find(name).variable for name in ("lms", "pauseable")
-        )
+        lms, pauseable = _names_of(("lms", "pauseable"), given, spell)
         raise ValueError(f"{lms} and {pauseable} each tag all of a program's memory: leave one out")
 
 
@@ -90,10 +83,13 @@ def _check_host_sizes(given: Mapping[str, str], in_force: Mapping[str, str], spe
     if {"host_limit", "host_pool"} & set(given) and {"host_limit", "host_pool"} <= set(in_force):
         pool_bytes, limit_bytes = int(in_force["host_pool"]), int(in_force["host_limit"])
         if pool_bytes > limit_bytes:
-            pool, limit = (
-                spell(name) if name in given else settings.find(name).variable for name in ("host_pool", "host_limit")
-            )
+            pool, limit = _names_of(("host_pool", "host_limit"), given, spell)
             raise ValueError(
-                f"{pool} is {format_size(pool_bytes)}, and {limit} allows "
-                f"{format_size(limit_bytes)}: make the pool smaller"
+                f"{pool} is {format_size(pool_bytes)}, and {limit} allows {format_size(limit_bytes)}: make the pool "
+                "smaller"
             )
+
+
+def _names_of(names: tuple[str, str], given: Mapping[str, str], spell: Callable[[str], str]) -> list[str]:
+    """For errors: the options, or the variables of those that are not given."""
+    return [spell(name) if name in given else settings.find(name).variable for name in names]

@@ -23,7 +23,7 @@ def load(name: str = "_torch") -> ModuleType:
     """The module `_torch` or `_lms`, built at first need (then one line on stderr says so).
 
     Raises:
-        StateError: there is no compiler, the build failed, or what was built does not load; the message says what to
+        StateError: there is no compiler, the build failed, or the library does not load; the message says what to
             install or where to look.
         ImportError: there is no torch.
     """

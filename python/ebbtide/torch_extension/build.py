@@ -10,12 +10,11 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ebbtide.errors import StateError
 from ebbtide.stderr import say
@@ -40,7 +39,7 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what the built file is.
+    """All inputs of the build.
 
     Attributes:
         source_root: the folder that holds torch/cpu/*.cpp and api/ebbtide*.h.
@@ -87,13 +86,13 @@ class Recipe:
         )
 
     def sources(self, ending: str = ".cpp") -> list[Path]:
-        """What is compiled, or its headers (".h")."""
+        """The sources, or their headers (".h")."""
         folders = [self.source_root / folder for folder in _PARTS[self.module].folders]
         return [path for folder in folders for path in sorted(folder.glob(f"*{ending}"))]
 
-    def libraries(self) -> tuple[str, ...]:
-        """Libraries of torch that it is linked with."""
-        return _PARTS[self.module].libraries
+    def folder(self) -> Path:
+        """Where the built file is kept."""
+        return cache_folder() / "torch_extension" / self.key()
 
     def key(self) -> str:
         """The name of the cache folder: what must agree, and a hash of all of it with the sources."""
@@ -107,20 +106,15 @@ class Recipe:
 
 
 def find_sources() -> Path:
-    """The folder of the sources: inside the installed package, or csrc/ of the tree that the package is run from.
+    """The folder of the sources inside the installed package.
 
     Raises:
-        StateError: neither is there.
+        StateError: it is not there.
     """
-    here = Path(__file__).resolve().parent
-    candidates = [here / "csrc", here.parents[2] / "csrc"]
-    for folder in candidates:
-        if (folder / "torch" / "cpu" / "module.cpp").is_file() and (folder / "api" / "ebbtide.h").is_file():
-            return folder
-    looked_in = " and ".join(map(str, candidates))
-    raise StateError(
-        f"the sources of ebbtide's torch extension are missing (looked in {looked_in}): install ebbtide again"
-    )
+    folder = Path(__file__).resolve().parent / "csrc"
+    if not (folder / "torch" / "cpu" / "module.cpp").is_file():
+        raise StateError(f"the sources of ebbtide's torch extension are missing, {folder}: install ebbtide again")
+    return folder
 
 
 def compile_flags(recipe: Recipe) -> list[str]:
@@ -148,7 +142,8 @@ def link_line(recipe: Recipe, compiler: list[str], objects: Sequence[Path], outp
     plain_core = core_folder / "libebbtide.so"
     return [
         *(*compiler, *compile_flags(recipe), *map(str, objects)),
-        *("-shared", "-o", str(output), f"-L{torch_libraries}", *(f"-l{name}" for name in recipe.libraries())),
+        *("-shared", "-o", str(output), f"-L{torch_libraries}"),
+        *(f"-l{name}" for name in _PARTS[recipe.module].libraries),
         *([f"-L{core_folder}", "-l:libebbtide.so"] if plain_core.exists() else [str(recipe.core_library)]),
         *(f"-Wl,-rpath,{core_folder}", f"-Wl,-rpath,{torch_libraries}"),
     ]
@@ -186,55 +181,43 @@ def build_once(recipe: Recipe) -> Path:
     Raises:
         StateError: no compiler, no Python.h, no writable cache, or the compiler failed.
     """
-    folder = cache_folder() / "torch_extension" / recipe.key()
-    library = folder / f"{recipe.module}.so"
-    if library.is_file():
-        return library
-    with _lock(folder):
-        if not library.is_file():
-            _build(recipe, library)
+    library = recipe.folder() / f"{recipe.module}.so"
+    if not library.is_file():
+        compiler = prepare(recipe)
+        with (library.parent / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # goes with the file, also when this process dies
+            if not library.is_file():
+                _build(recipe, library, compiler)
     return library
 
 
-def find_cache_problem() -> str:
-    """Why `build_once` could not write where it would build; "" where it could. Makes nothing."""
-    folder = cache_folder() / "torch_extension"
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir():
-        return _cache_problem(folder, os.strerror(errno.ENOTDIR))
-    if not os.access(there, os.W_OK | os.X_OK):
-        is_read_only = os.statvfs(there).f_flag & os.ST_RDONLY
-        return _cache_problem(folder, os.strerror(errno.EROFS if is_read_only else errno.EACCES))
-    return ""
+def prepare(recipe: Recipe) -> list[str]:
+    """Makes the folder of the built library in the cache, and finds the compiler, which it returns.
 
-
-def _cache_problem(folder: Path, reason: str | None) -> str:
-    return (
-        f"ebbtide keeps its torch extension in {folder}, which can't be written ({reason}): "
-        f"set {CACHE_VARIABLE} to a folder that can"
-    )
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
+    Raises:
+        StateError: no writable cache, no compiler, or no Python.h.
+    """
+    folder = recipe.folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / "lock").open("w")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise StateError(_cache_problem(folder, error.strerror)) from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # goes with the file, also when this process dies
-        yield
-
-
-def _build(recipe: Recipe, library: Path) -> None:
+        raise StateError(
+            f"ebbtide keeps its torch extension in {folder.parent}, which can't be written ({error.strerror}): "
+            f"set {CACHE_VARIABLE} to a folder that can"
+        ) from error
     compiler = find_compiler()
-    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
     if not (recipe.python_include / "Python.h").is_file():
+        python = f"python{sys.version_info.major}.{sys.version_info.minor}"
         raise StateError(
             f"ebbtide compiles its torch extension once, and Python.h is not in {recipe.python_include}: "
             f"install Python's development files (on Debian and Ubuntu: apt install {python}-dev)"
         )
+    return compiler
+
+
+def _build(recipe: Recipe, library: Path, compiler: list[str]) -> None:
     purpose = _PARTS[recipe.module].purpose
     say(f"building its torch extension for {purpose}, with torch {recipe.torch_version}, once (up to a minute)")
     for stale in library.parent.glob("build-*"):  # of a process that was killed: we hold the lock
@@ -259,20 +242,25 @@ def _job_count() -> int:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.run(command, **pipes, text=True, errors="replace", check=False)
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
 
 
 def _check(recipe: Recipe, result: subprocess.CompletedProcess[str], log: Path) -> None:
-    if result.returncode != 0:
-        raise StateError(_describe_failure(recipe, result, log))
-
-
-def _describe_failure(recipe: Recipe, result: subprocess.CompletedProcess[str], log: Path) -> str:
+    """Raises StateError where a compiler failed, and keeps its output."""
+    if result.returncode == 0:
+        return
     status = f"status {result.returncode}"
     log.write_text(f"{shlex.join(result.args)}\n\n{result.stdout}\n{status}\n")
     first = next((line.strip() for line in result.stdout.splitlines() if "error" in line.lower()), status)
-    return (
+    raise StateError(
         f"ebbtide's torch extension could not be built for torch {recipe.torch_version} with {result.args[0]}: "
         f"{first}. The whole output is in {log}. "
         f"It needs {_TOOLS} and torch's headers in {recipe.torch_folder / 'include'}; CXX chooses another compiler."

@@ -2,7 +2,7 @@
 each.
 
 An older torch is refused. A newer one is used, with one warning: the names that torch does not promise may have changed
-(`torch_names` lists those that ebbtide uses).
+(tests/checks/torch_table.py lists those that ebbtide uses).
 """
 
 import re

@@ -28,10 +28,9 @@ The check does not see:
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from types import TracebackType
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, TypeVar
 
 import torch
 from torch._C import (
@@ -51,96 +50,57 @@ _SHAPE_ONLY = frozenset(
     f"aten::{name}"
     for name in (
         *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
-        *(
-            "new_empty",
-            "new_empty_strided",
-            "new_zeros",
-            "new_ones",
-            "new_full",
-            "is_same_size",
-            "_has_compatible_shallow_copy_type",
-        ),
+        *("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"),
+        *("is_same_size", "_has_compatible_shallow_copy_type"),
     )
 )
+_T = TypeVar("_T")
 _touches_bytes: dict[Any, bool] = {}
 _thread = threading.local()
 
 
-def enable() -> "Check":
-    """Checks this thread's ops from now on; as a context manager, until its end.
-
-    Where the thread is checked already, nothing changes.
+def enable() -> None:
+    """Checks this thread's ops from now on. Where the thread is checked already, nothing changes.
 
     Raises (from any op afterwards):
         StateError: a tensor that the op takes lies in memory that is away.
     """
-    return Check()
-
-
-class Check:
-    """The result of `enable`. Keep it to check for good, or use it in a `with`."""
-
-    def __init__(self) -> None:
-        self._mode: _CheckMode | None = None
-        if getattr(_thread, "mode", None) is None:
-            mode = self._mode = _thread.mode = _CheckMode()
-            _below_other_modes(mode.__enter__)
-            mode.end_reads = reads.begin(mode, _check_read)
-        _tell_fault_handler(are_checked=True)
-
-    def __enter__(self) -> "Check":
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        mode, self._mode = self._mode, None
-        is_of_this_thread = getattr(_thread, "mode", None) is mode
-        if mode is None or not is_of_this_thread:
-            return
-        _thread.mode = None
-        _below_other_modes(partial(mode.__exit__, None, None, None), mode)
-        if mode.end_reads():
-            _tell_fault_handler(are_checked=False)
-
-
-def _tell_fault_handler(are_checked: bool) -> None:
+    if getattr(_thread, "mode", None) is None:
+        _thread.mode = _CheckMode()
+        _enter_below_other_modes(_thread.mode)
+        reads.begin(_check_read)
     extension = sys.modules.get("ebbtide._torch")  # the simulated device's; a region loads it before it asks for this
     if extension is not None:
-        extension.say_ops_are_checked(are_checked)
+        extension.say_ops_are_checked(True)
 
 
-def _below_other_modes(act: Callable[[], Any], bottom: TorchDispatchMode | None = None) -> None:
-    """Acts beneath the thread's other modes. Those come and go as a stack, and ours may outlive them."""
+def _enter_below_other_modes(mode: TorchDispatchMode) -> None:
+    """The thread's other modes come and go as a stack, and ours outlives them."""
     above = []
     while _len_torch_dispatch_stack() > 0:
-        top = _get_dispatch_stack_at(_len_torch_dispatch_stack() - 1)
         # torch's own modes (fake tensors, tracing) have a mode key, and places of their own in the stack.
-        if top is bottom or getattr(top, "_mode_key", None) is not None:
+        if getattr(_get_dispatch_stack_at(_len_torch_dispatch_stack() - 1), "_mode_key", None) is not None:
             break
         above.append(_pop_torch_dispatch_stack(None))
     try:
-        act()
+        mode.__enter__()
     finally:
-        for mode in reversed(above):
-            _push_on_torch_dispatch_stack(mode)
+        for each in reversed(above):
+            _push_on_torch_dispatch_stack(each)
 
 
 class _CheckMode(TorchDispatchMode):
     # torch (from 2.8 on) refuses ops that take functions (cond, flex_attention) under a mode without this attribute.
     supports_higher_order_operators = True
 
-    end_reads: Callable[[], bool | None]
-
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if _op_touches_bytes(func):
-            for position, value in enumerate(args):
-                _check_value(func, position, value)
-            for name, value in kwargs.items():
-                _check_value(func, name, value)
+            places: Iterator[tuple[int | str, Any]] = chain(enumerate(args), kwargs.items())
+            for place, value in places:
+                _check_value(func, place, value)
         return func(*args, **kwargs)
 
 
@@ -167,7 +127,7 @@ def _find_whether_it_touches(func: Any) -> bool:
 
 
 def _check_value(func: Any, place: int | str, value: Any) -> None:
-    for tensor in _tensors_in(value):
+    for tensor in _instances(torch.Tensor, value):
         for address, size_bytes in _spans(tensor):
             if _core.is_missing(address, size_bytes):
                 raise StateError(_describe(func, place, tensor, address))
@@ -175,33 +135,23 @@ def _check_value(func: Any, place: int | str, value: Any) -> None:
 
 def _check_read(title: str, value: Any) -> None:
     _check_value(title, "self", value)
-    for storage in _storages_in(value):
+    for storage in _instances(torch.UntypedStorage, value):
         address, size_bytes = storage.data_ptr(), storage.nbytes()
         if _core.is_missing(address, size_bytes):
             raise StateError(f"{title}: the storage of {size_bytes} bytes {_say_where(address)}")
 
 
-def _storages_in(value: Any) -> Iterator[torch.UntypedStorage]:
-    if isinstance(value, torch.UntypedStorage):
+def _instances(kind: type[_T], value: Any) -> Iterator[_T]:
+    """Those in the value, and in the lists, tuples and dicts that it consists of."""
+    if isinstance(value, kind):
         yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _storages_in(item)
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors_in(item)
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _instances(kind, item)
 
 
 def _spans(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """(address, size in bytes) of what the tensor reaches; nothing for one without memory of its own."""
+    """(address, size in bytes) of the memory that the tensor reaches; nothing for one without memory of its own."""
     for part in _parts(tensor):
         if part is not tensor:
             yield from _spans(part)
@@ -220,7 +170,7 @@ def _spans(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
 
 def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     if type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
-        # Its ops are its own. Fake and functional tensors, which do not say what they are made of, must not even be
+        # Its ops are its own. Fake and functional tensors, which do not list their parts, must not even be
         # asked for their memory: torch may abort.
         flatten = getattr(tensor, "__tensor_flatten__", None)
         return [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]

@@ -1,8 +1,8 @@
 """EBBTIDE_CHECK=1: a warning where a pause leaves the gradients or the states of a paused model on the device.
 
-A pause of a tag takes what was made in its regions. Gradients and optimizer states are made later, by `backward()` and
-by the first `step()`, and lie in ordinary memory if no region is open then. What lies in another tag is no mistake: it
-can be paused as well.
+A pause of a tag takes the tensors that were made in its regions. Gradients and optimizer states are made later, by
+`backward()` and by the first `step()`, and lie in ordinary memory if no region is open then. Those in another tag are
+no mistake: they can be paused as well.
 
 Optimizers are known from their first step after the first region on. `saver.outside` tells of all others: an optimizer
 that has only loaded its states, one that is no `torch.optim.Optimizer`, gradients without an optimizer.
@@ -33,10 +33,10 @@ def watch() -> None:
     """From now on, learns of each optimizer at its next step. Called again, it does nothing."""
     global _handle
     if _handle is None:
-        _handle = register_optimizer_step_post_hook(_note)
+        _handle = register_optimizer_step_post_hook(_remember)
 
 
-def _note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _remember(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     known = _known.get(id(optimizer))
     if known is None or known() is not optimizer:
         _known[id(optimizer)] = weakref.ref(optimizer)

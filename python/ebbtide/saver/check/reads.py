@@ -1,13 +1,11 @@
 """EBBTIDE_CHECK=1: reads of a tensor's memory that are no ops, and so pass a dispatch mode unseen.
 
 torch turns modes off inside `repr`, and `tolist`, `numpy`, DLPack and pickling are no ops. The first `ops.enable` wraps
-these methods in torch's classes, for all threads. A process that never checks has nothing wrapped. Where no check is
-on, a wrapper only tests whether a set is empty.
+these methods in torch's classes, for all threads. A process that never checks has nothing wrapped.
 """
 
 import functools
 import sys
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,32 +17,20 @@ TENSOR_METHODS = (
 )
 STORAGE_METHODS = ("__reduce__", "_write_file", "byteswap", "resize_")
 _INTERFACE = "__cuda_array_interface__"
-_open_checks: set[object] = set()
+is_on = False
 _is_installed = False
 
 Look = Callable[[str, Any], None]
 
 
-def begin(mode: object, look: Look) -> Callable[[], bool | None]:
-    """Begins a check. It ends when the returned function is called, or with the mode, which ends with its thread.
-
-    The returned function tells whether this was the last check. `look(name, values)` raises if one of the values,
-    tensors and storages, is away.
-    """
-    global _is_installed
+def begin(look: Look) -> None:
+    """From now on, `look(name, values)` is called before each read. It raises if one of the values, tensors and
+    storages, is away."""
+    global is_on, _is_installed
     if not _is_installed:
         _is_installed = True
         _install(look)
-    check = object()
-    _open_checks.add(check)
-    end = weakref.finalize(mode, _end, check)
-    end.atexit = False
-    return end
-
-
-def _end(check: object) -> bool:
-    _open_checks.discard(check)
-    return not _open_checks
+    is_on = True
 
 
 def _install(look: Look) -> None:
@@ -67,7 +53,7 @@ def _checked(original: Callable[..., Any], title: str, look: Look) -> Callable[.
     @functools.wraps(original)
     def checked(*args: Any, **kwargs: Any) -> Any:
         # copy.copy asks for a tensor's pickle, then shares its memory without reading it.
-        if _open_checks and sys._getframe(1).f_globals.get("__name__") != "copy":
+        if is_on and sys._getframe(1).f_globals.get("__name__") != "copy":
             look(title, (args, kwargs))
         return original(*args, **kwargs)
 

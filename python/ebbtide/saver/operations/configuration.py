@@ -100,7 +100,7 @@ def configure(
         progress: a function that gets a Progress, at most ten times a second, from a thread of ebbtide's, while an
             operation runs that takes longer than 0.1 s, and once at its end if it succeeds. An exception of it becomes
             one RuntimeWarning, and the function is not called again. None: operations that take longer than 1 s draw a
-            bar if stderr is a terminal and rich or tqdm is installed. True: they draw it in any case. False: nothing.
+            bar if stderr is a terminal. False: nothing.
 
     Raises:
         TypeError, ValueError: malformed sizes, switches that are no bool, a host_pool beyond the machine's RAM; a

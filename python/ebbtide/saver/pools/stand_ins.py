@@ -48,7 +48,7 @@ def _install() -> None:
     with _lock:
         if _installed:
             return
-        _wrap((torch._C, torch.cuda.memory), torch_names.pool_functions(), _of_capture)
+        _wrap((torch._C, torch.cuda.memory), torch_names.POOL_FUNCTIONS, _of_capture)
         _wrap((torch.cuda.memory, torch.cuda), ["memory_snapshot"], _of_all)
         _installed = True
 

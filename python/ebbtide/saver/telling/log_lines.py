@@ -57,8 +57,8 @@ def _log_rows(report: Report) -> None:
     for row in report.rows:
         sizes = {"": row.bytes, " copied": row.copied, " clean": row.clean, " unused": row.unused}
         sizes[" constant"] = row.constant
-        told = ", ".join(f"{format_size(size)}{name}" for name, size in sizes.items() if size or not name)
-        logs.log(logging.DEBUG, "%s", f"{report.kind} {row.tag} on device {row.device}: {told}")
+        line = ", ".join(f"{format_size(size)}{name}" for name, size in sizes.items() if size or not name)
+        logs.log(logging.DEBUG, "%s", f"{report.kind} {row.tag} on device {row.device}: {line}")
 
 
 def _join(tags: Iterable[str]) -> str:

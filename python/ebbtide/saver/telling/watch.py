@@ -1,264 +1,248 @@
-"""Progress of long operations, for `saver.configure(progress=)`.
+"""Progress of long operations, for `saver.configure(progress=)`: a callback, or a bar of rich on a terminal.
 
-An operation only notes that it runs. One thread, which starts with the first operation that is watched and ends when
-there were none for some seconds, looks at what runs, asks the core how much has moved, and calls the program or draws.
-So an operation never waits for a callback, and where nobody would see progress, no thread starts. Only the end of an
-operation whose bar is drawn waits until the bar is gone, so that what the program prints next has a line of its own.
-
-No lock is held while a callback runs. In a forked child nothing is shown.
+Each operation has a thread of its own, which asks the core how much has moved, and calls the program or draws. So an
+operation never waits for a callback. Only one whose bar is drawn waits at its end until the bar is gone, so that the
+program's next line stands alone. Where nothing would be shown, no thread starts.
 """
 
 import _thread
 import atexit
-import itertools
+import contextlib
+import datetime
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import BuiltinMethodType, MethodType
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ebbtide import _core, logs
 from ebbtide.errors import Error
-from ebbtide.locks import make_condition, make_lock, make_signal
+from ebbtide.locks import make_lock, make_signal
 from ebbtide.saver.state.known_tags import allocations_of, find_tags
-from ebbtide.saver.telling import bars, terminal
 from ebbtide.saver.values.progress import Progress
 
-Display: TypeAlias = Callable[[Progress], object] | bool | None
+Display: TypeAlias = Callable[[Progress], object] | Literal[False] | None
 
-CALLBACK_SECONDS = 0.1  # an operation is told to a callback from this age on
+CALLBACK_SECONDS = 0.1  # the least age of an operation that a callback hears of
 BAR_SECONDS = 1.0
 POLL_SECONDS = 0.1
-LINGER_SECONDS = 10.0
-ERASE_SECONDS = 5.0  # a terminal that takes nothing holds the end of an operation up for this long
+ERASE_SECONDS = 5.0  # the longest wait for a terminal that takes nothing
 
-_lock = make_lock()
-_changed = make_condition(_lock)
-_keys = itertools.count()
-_running: "dict[int, _Operation]" = {}
-_ended: "list[_Operation]" = []  # those that were shown and are over
-_watcher: object = None  # stands for the thread that is to go on
+_lock = make_lock()  # held by the thread that calls the program or draws
 _display: Display = None
-_is_child = False
+_watches: "dict[object, _Watch]" = {}  # those whose thread runs, by their core.Pending where they have one
 
 
-class _Operation:
-    """One that runs. Only the thread that shows it touches what has no comment."""
+class _Watch(_core.Scope):
+    """A `with` around an operation, which shows its progress. With `pending`, it is used without a `with`."""
 
     def __init__(
-        self, operation: str, leaving: Sequence[str], returning: Sequence[str], pending: "_core.Pending | None"
+        self,
+        operation: str,
+        leaving: Sequence[str],
+        returning: Sequence[str],
+        pending: "_core.Pending | None" = None,
     ) -> None:
-        self.key = next(_keys)
-        self.operation, self.leaving, self.returning, self.pending = operation, leaving, returning, pending
-        self.start = time.monotonic()
-        self.display = _display  # as it was when the operation began
-        self.is_shown = False  # whoever ends the operation reads it, under the lock
-        self.has_succeeded = False
-        self.drawn: Any = None  # a signal that the bar is gone; None where none was drawn
-        self.ranges: list[tuple[int, int]] | None = None
-        self.total_bytes = 0
+        self._operation, self._leaving, self._returning, self._pending = operation, leaving, returning, pending
+        self._start = time.monotonic()
+        self._display = _display  # as it was when the operation began
+        self._over, self._erased = make_signal(), make_signal()
+        self._is_over = self._has_succeeded = self._is_drawn = False
+        self._total_bytes = 0
 
-    def is_due(self) -> bool:
-        age = time.monotonic() - self.start
-        return age >= (CALLBACK_SECONDS if callable(self.display) else BAR_SECONDS)
+    def _open(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the system starts no thread: nothing is shown
+            # Not a threading.Thread, whose start waits for the thread, and can turn an interrupt into a RuntimeError.
+            _thread.start_new_thread(self._run, ())
 
-    def measure(self) -> Progress:
-        done, total = self._count_pending() if self.pending is not None else self._count_tags()
-        self.total_bytes = total
-        return self.progress(min(done, total))
+    def _close(self) -> None:
+        self.end(self._failure is None)
 
-    def progress(self, done_bytes: int) -> Progress:
-        tags = (*self.leaving, *self.returning)
-        return Progress(self.operation, tags, done_bytes, self.total_bytes, time.monotonic() - self.start)
+    def end(self, has_succeeded: bool) -> None:
+        """Says that the operation is over. Returns once its bar is gone."""
+        self._has_succeeded, self._is_over = has_succeeded, True
+        if self._over.locked():
+            self._over.release()
+        if self._is_drawn:
+            self._erased.acquire(timeout=ERASE_SECONDS)
 
-    def _count_pending(self) -> tuple[int, int]:
-        assert self.pending is not None
-        if self.ranges is None:
-            self.ranges = [(info.address, info.size_bytes) for info in allocations_of(self.returning)]
-        done = sum(size for address, size in self.ranges if self.pending.is_ready(address, size))
-        return done, sum(size for _, size in self.ranges)
+    def _run(self) -> None:
+        key = self if self._pending is None else self._pending
+        _watches[key] = self
+        try:
+            self._follow()
+        except BaseException as error:
+            if _display == self._display:
+                set_display(False)
+                logs.warn_of(error, f"progress is off from now on, since it failed: {error!r}")
+        finally:
+            del _watches[key]
+            self._is_drawn = False
+            self._erased.release()
 
-    def _count_tags(self) -> tuple[int, int]:
-        if self.operation == "swap":
-            sides = [("pause", self.leaving), ("resume", self.returning)]
+    def _follow(self) -> None:
+        try:
+            is_shown = self._show_until_over()
+        finally:
+            if self._is_drawn:
+                with _lock:
+                    _bars.remove(self)
+        if is_shown and self._has_succeeded and callable(self._display):
+            self._show(self._progress(self._total_bytes))
+
+    def _show_until_over(self) -> bool:
+        """Whether it took long enough to be shown."""
+        delay = CALLBACK_SECONDS if callable(self._display) else BAR_SECONDS
+        is_shown = False
+        while not (self._over.acquire(timeout=delay) or self._is_pending_over()):
+            self._show(self._measure())
+            delay, is_shown = POLL_SECONDS, True
+        return is_shown
+
+    def _is_pending_over(self) -> bool:
+        if self._pending is None or not self._pending.is_over():
+            return False
+        self._has_succeeded = _has_succeeded(self._pending)
+        return True
+
+    def _show(self, progress: Progress) -> None:
+        with _lock:
+            if not callable(self._display):
+                self._is_drawn = True
+                if not self._is_over:
+                    _bars.draw(self, progress)
+            elif _display == self._display:  # not one that failed, or was replaced, meanwhile
+                self._display(progress)
+
+    def _progress(self, done_bytes: int) -> Progress:
+        tags = (*self._leaving, *self._returning)
+        return Progress(self._operation, tags, done_bytes, self._total_bytes, time.monotonic() - self._start)
+
+    def _measure(self) -> Progress:
+        if self._pending is not None:
+            ranges = [(info.address, info.size_bytes) for info in allocations_of(self._returning)]
+            counts = [(size if self._pending.is_ready(address, size) else 0, size) for address, size in ranges]
         else:
-            sides = [(self.operation, self.leaving or self.returning)]
-        counts = [_COUNTS[kind](info) for kind, names in sides for info in find_tags(names).values()]
-        return sum(done for done, _ in counts), sum(total for _, total in counts)
+            if self._operation == "swap":
+                sides = [("pause", self._leaving), ("resume", self._returning)]
+            else:
+                sides = [(self._operation, self._leaving or self._returning)]
+            counts = [_COUNTS[kind](info) for kind, names in sides for info in find_tags(names).values()]
+        self._total_bytes = sum(total for _, total in counts)
+        return self._progress(min(sum(done for done, _ in counts), self._total_bytes))
 
 
-def _count_paused(info: "_core.TagInfo") -> tuple[int, int]:
-    return info.stored_bytes + info.dropped_bytes + info.left_bytes, info.size_bytes - info.trimmed_bytes
-
-
-def _count_resumed(info: "_core.TagInfo") -> tuple[int, int]:
-    return info.resident_bytes - info.left_bytes, info.size_bytes - info.trimmed_bytes
-
-
+# By operation: how many bytes of a tag are where it moves them, and of how many.
 _COUNTS: "dict[str, Callable[[_core.TagInfo], tuple[int, int]]]" = {
-    "pause": _count_paused,
-    "resume": _count_resumed,
+    "pause": lambda info: (
+        info.stored_bytes + info.dropped_bytes + info.left_bytes,
+        info.size_bytes - info.trimmed_bytes,
+    ),
+    "resume": lambda info: (info.resident_bytes - info.left_bytes, info.size_bytes - info.trimmed_bytes),
     "prepare": lambda info: (info.ahead_bytes, info.resident_bytes),
     "promote": lambda info: (info.resident_bytes - info.host_bytes, info.resident_bytes),
     "demote": lambda info: (info.host_bytes, info.resident_bytes),
 }
 
 
-class _Watched(_core.Scope):
-    def __init__(self, operation: str, leaving: Sequence[str], returning: Sequence[str]) -> None:
-        self._operation = _Operation(operation, leaving, returning, None)
+class _Bars:
+    """The bars on stderr, in one display of rich, since a terminal takes one at a time."""
 
-    def _open(self) -> None:
-        _note(self._operation)
+    def __init__(self) -> None:
+        self._live: Any = None
+        self._tasks: dict[_Watch, Any] = {}
 
-    def _close(self) -> None:
-        _end(self._operation, self._failure is None)
-        _wait_until_erased(self._operation)
+    def draw(self, watch: _Watch, progress: Progress) -> None:
+        if self._live is None:
+            self._live = _make_live()
+            self._live.start()
+        if watch not in self._tasks:
+            names = " ".join(("ebbtide", progress.operation, *progress.tags[:3]))
+            self._tasks[watch] = self._live.add_task(names + " ..." * (len(progress.tags) > 3), total=None, age="")
+        total = progress.total_bytes if progress.done_bytes else None  # a bar pulses while nothing is known
+        age = datetime.timedelta(seconds=int(progress.seconds))
+        self._live.update(self._tasks[watch], completed=progress.done_bytes, total=total, age=age, refresh=True)
+
+    def remove(self, watch: _Watch) -> None:
+        task = self._tasks.pop(watch, None)
+        if not self._tasks:
+            self.stop()
+        elif task is not None:
+            self._live.remove_task(task)
+
+    def stop(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
 
 
+def _make_live() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TextColumn("{task.fields[age]}", style="progress.elapsed"),
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+
+
+_bars = _Bars()
 _UNWATCHED = nullcontext()
 
 
 def watched(
     operation: str, leaving: Sequence[str] = (), returning: Sequence[str] = ()
 ) -> AbstractContextManager[object]:
-    """For a `with`: shows the progress of an operation while the block runs, if anybody is to see it."""
-    return _Watched(operation, leaving, returning) if _is_wanted() else _UNWATCHED
+    """For a `with`: shows the progress of an operation while the block runs, if a display is set or stderr is a
+    terminal."""
+    return _Watch(operation, leaving, returning) if _is_wanted() else _UNWATCHED
 
 
 def watch_pending(core: "_core.Pending", names: Sequence[str]) -> None:
-    """Shows the progress of a resume that goes on by itself."""
+    """Shows the progress of a resume in the background."""
     if _is_wanted() and not core.is_over():
-        _note(_Operation("resume", (), names, core))
+        _Watch("resume", (), names, core)._open()
 
 
 def settle_pending(core: "_core.Pending") -> None:
     """For a resume of `watch_pending` that is over: its bar is gone when this returns."""
-    with _lock:
-        known = (*_running.values(), *_ended)
-    for operation in [each for each in known if each.pending is core]:
-        _end(operation, _has_succeeded(core))
-        _wait_until_erased(operation)
+    watch = _watches.get(core)
+    if watch is not None:
+        watch.end(_has_succeeded(core))
 
 
 def check_display(value: object) -> None:
-    """Raises TypeError for what `configure(progress=)` does not take."""
-    if value is not None and not isinstance(value, bool) and not callable(value):
-        raise TypeError(f"progress must be a callable, True, False or None, not {type(value).__name__}")
+    """Raises TypeError for anything that `configure(progress=)` does not take."""
+    if value is not None and value is not False and not callable(value):
+        raise TypeError(f"progress must be a callable, False or None, not {value!r}")
 
 
 def set_display(value: Display) -> None:
-    """What operations that begin from now on show."""
+    """Sets the display of operations that begin from now on."""
     global _display
     _display = value
 
 
 def display() -> Display:
-    """What `set_display` set."""
+    """The value that `set_display` set."""
     return _display
 
 
-def _is_current(shown: Display) -> bool:
-    """Whether it is what is set now. Each look at a method makes another object, which equals the first."""
-    is_method = isinstance(shown, MethodType | BuiltinMethodType) and type(shown) is type(_display)
-    return shown is _display or (is_method and shown == _display)
-
-
 def _is_wanted() -> bool:
-    if _display is None:
-        return terminal.is_terminal(sys.stderr) and not _is_child
-    return _display is not False and not _is_child
-
-
-def _note(operation: _Operation) -> None:
-    global _watcher
-    with _lock:
-        _running[operation.key] = operation
-        if _watcher is not None:
-            return
-        own = object()
-        try:
-            _watcher = own
-            # Not a threading.Thread, whose start waits for the thread, and can turn an interrupt into a RuntimeError.
-            _thread.start_new_thread(_watch, (own,))
-        except RuntimeError:  # the system starts no thread, or the interpreter is about to end
-            _watcher = None
-            del _running[operation.key]
-        except BaseException:  # an interrupt: if the thread has started, it finds that it is not the watcher
-            _watcher = None
-            raise
-
-
-def _end(operation: _Operation, has_succeeded: bool) -> None:
-    with _lock:
-        if _running.get(operation.key) is None:
-            return
-        operation.has_succeeded = has_succeeded
-        if operation.is_shown and _watcher is not None:
-            if not callable(operation.display):
-                operation.drawn = make_signal()
-            _ended.append(operation)
-            _changed.notify_all()
-        del _running[operation.key]
-
-
-def _wait_until_erased(operation: _Operation) -> None:
-    drawn = operation.drawn
-    if drawn is not None:
-        drawn.acquire(timeout=ERASE_SECONDS)
-        operation.drawn = None
-
-
-def _note_erased(operation: _Operation) -> None:
-    drawn = operation.drawn
-    if drawn is not None and drawn.locked():
-        drawn.release()
-
-
-def _watch(own: object) -> None:
-    global _watcher
+    if _display is not None:
+        return _display is not False
     try:
-        threading.current_thread().name = "ebbtide-progress"
-        _show_all(own)
-    finally:  # whatever ended it, the next operation starts another, and nobody waits for this one
-        with _lock:
-            if _watcher is own:
-                _watcher = None
-                for each in _ended:
-                    _note_erased(each)
-                _ended.clear()
-            _changed.notify_all()
-
-
-def _show_all(own: object) -> None:
-    drawn: bars.Bars | None = None
-    last_seconds = time.monotonic()
-    while True:
-        with _lock:
-            if not _ended:
-                _changed.wait(POLL_SECONDS)
-            if _is_over(own, last_seconds):
-                return
-            ended, running = list(_ended), list(_running.values())
-            due = list(filter(_Operation.is_due, running))
-            for each in due:
-                each.is_shown = True
-            if running or ended:
-                last_seconds = time.monotonic()
-        for each in due:
-            if each.pending is not None and each.pending.is_over():
-                _end(each, _has_succeeded(each.pending))
-            else:
-                drawn = _show(each, drawn)
-        for each in ended:
-            _finish(each, drawn)
-            _note_erased(each)
-        with _lock:
-            del _ended[: len(ended)]
-            _changed.notify_all()
+        return sys.stderr is not None and bool(sys.stderr.isatty())
+    except (AttributeError, ValueError):  # an object of the program's own, or it is closed
+        return False
 
 
 def _has_succeeded(core: "_core.Pending") -> bool:
@@ -269,75 +253,16 @@ def _has_succeeded(core: "_core.Pending") -> bool:
     return True
 
 
-def _is_over(own: object, last_seconds: float) -> bool:
-    global _watcher
-    if _watcher is not own:
-        return True
-    if _running or _ended or time.monotonic() - last_seconds < LINGER_SECONDS:
-        return False
-    _watcher = None  # under the lock that an operation takes to note itself: it finds a thread that sees it, or none
-    return True
-
-
-def _show(operation: _Operation, drawn: bars.Bars | None) -> bars.Bars | None:
-    with _Guard(operation):
-        progress = operation.measure()
-        if callable(operation.display):
-            if _is_current(operation.display):  # not one that failed, or was replaced, meanwhile
-                operation.display(progress)
-        else:
-            if drawn is None or drawn.is_of_another_stream():
-                drawn = bars.make_bars(is_forced=operation.display is True)
-            if drawn is not None:
-                drawn.show(operation.key, progress)
-            elif operation.display is not None:
-                raise ImportError("neither rich nor tqdm is installed")
-    return drawn
-
-
-def _finish(operation: _Operation, drawn: bars.Bars | None) -> None:
-    with _Guard(operation):
-        if not callable(operation.display):
-            if drawn is not None:
-                drawn.end(operation.key)
-        elif operation.has_succeeded and _is_current(operation.display):
-            operation.display(operation.progress(operation.total_bytes))
-
-
-class _Guard:
-    """Turns progress off after an exception, and reports it once."""
-
-    def __init__(self, operation: _Operation) -> None:
-        self._operation = operation
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
-        if error is None:
-            return True
-        if _is_current(self._operation.display):
-            set_display(False)
-            logs.warn_of(error, f"progress is off from now on, since it failed: {error!r}")
-        return True
-
-
-def _settle() -> None:
-    """Waits until the bars of operations that are over are gone, so that the terminal is as it was."""
-    global _watcher
-    with _lock:
-        _changed.wait_for(lambda: not _ended or _watcher is None, timeout=1)
-        _watcher = None  # what still runs is shown no more, and the thread may end at any time
-    terminal.uninstall()
+def _stop_at_exit() -> None:
+    if _lock.acquire(timeout=1):  # for good: nothing is drawn any more
+        _bars.stop()
 
 
 def _forget() -> None:
-    global _is_child, _watcher
-    _is_child, _watcher = True, None
-    _running.clear()
-    _ended.clear()
-    terminal.uninstall()
+    global _bars
+    _bars = _Bars()
+    _watches.clear()
 
 
-atexit.register(_settle)
+atexit.register(_stop_at_exit)
 os.register_at_fork(after_in_child=_forget)

@@ -1,4 +1,4 @@
-"""What `saver.order` returns."""
+"""The class of the results of `saver.order`."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -7,7 +7,7 @@ from ebbtide.saver.values.segments import Range
 
 
 class Order:
-    """Where the bytes of tensors lie, in an order: what `saver.order` returns.
+    """The result of `saver.order`: the ranges of tensors, in an order.
 
         saver.resume("weights", wait=False, order=saver.order(model))
 
@@ -21,4 +21,4 @@ class Order:
         return f"<saver.Order of {len(self.ranges)} ranges>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a saver.Order notes addresses of this process: make one in the process that resumes")
+        raise TypeError("a saver.Order holds addresses of this process: make one in the process that resumes")

@@ -17,9 +17,9 @@ class Progress(Shown):
     Attributes:
         operation: "pause", "resume", "swap", "prepare", "promote" or "demote".
         tags: the tags that were given; empty for every tag.
-        done_bytes: how much of total_bytes is known to be where the operation moves it, what was there before
-            included. Pauses, `resume(wait=False)` and `prepare(copy=True)` count as they go. Of the others the core
-            tells only the end.
+        done_bytes: the part of total_bytes that is known to be where the operation moves it, also if it was there
+            before. Pauses, `resume(wait=False)` and `prepare(copy=True)` count as they go. Of the others only the end
+            is known.
         total_bytes: the bytes of the tags.
         seconds: since the operation began.
     """

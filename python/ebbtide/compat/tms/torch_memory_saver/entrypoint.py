@@ -2,10 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from ebbtide.compat.memory_saver.implementation import Implementation
-
 from torch_memory_saver.hooks.base import HookMode
-from torch_memory_saver.utils import is_xpu
+from torch_memory_saver.implementation import Implementation
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +32,7 @@ class TorchMemorySaver:
         enable_disk_backup: bool = False,
         cpu_backup_backend: CpuBackupBackend | None = None,
     ) -> "Region":
-        """What this thread allocates inside has the tag: `saver.region`. A context manager and a decorator.
+        """Memory that this thread allocates inside has the tag: `saver.region`. A context manager and a decorator.
 
         Args:
             tag: any text.
@@ -87,7 +85,7 @@ class TorchMemorySaver:
         return self._ensure_initialized().disable()
 
     def pause(self, tag: str | None = None) -> None:
-        """Takes memory off the device: `saver.pause`. What is paused already, or does not exist, is skipped.
+        """Takes memory off the device: `saver.pause`. A tag that is paused, or does not exist, is skipped.
 
         Args:
             tag: None or "": every tag.
@@ -98,7 +96,7 @@ class TorchMemorySaver:
         self._ensure_initialized().pause(tag)
 
     def resume(self, tag: str | None = None) -> None:
-        """Brings memory back to the same addresses: `saver.resume`. What is there already, or does not exist, is
+        """Brings memory back to the same addresses: `saver.resume`. A tag that is resident, or does not exist, is
         skipped.
 
         Raises:
@@ -114,7 +112,7 @@ class TorchMemorySaver:
 
     @property
     def hook_mode(self) -> HookMode:
-        """What was set. It changes nothing: regions work with the preload library and without."""
+        """The value that was set. It changes nothing: regions work with the preload library and without."""
         return self._hook_mode
 
     @hook_mode.setter
@@ -177,9 +175,3 @@ def _check_backend(enable_cpu_backup: bool, cpu_backup_backend: str | None) -> N
         raise ValueError("cpu_backup_backend requires enable_cpu_backup=True")
     if cpu_backup_backend not in ("mmap", "pinned"):
         raise ValueError(f"cpu_backup_backend is mmap or pinned, not {cpu_backup_backend!r}")
-    if is_xpu():
-        raise ValueError("cpu_backup_backend is not supported on XPU: ebbtide works with NVIDIA GPUs")
-    import torch
-
-    if cpu_backup_backend == "mmap" and torch.version.hip:
-        raise ValueError("cpu_backup_backend='mmap' is not supported on ROCm: ebbtide works with NVIDIA GPUs")

@@ -1,7 +1,6 @@
 """Where the preload library is, which torch this is, and changes of the environment for a while."""
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -25,23 +24,18 @@ def get_binary_path_from_package(stem: str) -> Path:
     """The file of the preload library under the name that launchers look for, or the library of this process.
 
     Args:
-        stem: "torch_memory_saver_hook_mode_preload", or "torch_memory_saver_hook_mode_torch". The files of all CUDA
-            versions are the same library.
+        stem: "torch_memory_saver_hook_mode_preload", or "torch_memory_saver_hook_mode_torch". The file serves
+            all CUDA versions.
 
     Raises:
         RuntimeError: there is no such file beside this package.
     """
     if stem == "torch_memory_saver_hook_mode_torch":
         return Path(_core.loaded_library())
-    version = sys.modules["torch"].version.cuda if installed_torch_kind() == "cuda" else None
-    folder = Path(__file__).parent
-    suffixes = (f"_cu{version.partition('.')[0]}", "") if version else ("",)
-    names = [f"{stem}{suffix}.abi3.so" for suffix in suffixes]
-    for name in names:
-        for path in (folder / name, folder.parent / name):
-            if path.is_file():
-                return path
-    raise RuntimeError(f"there is no {' and no '.join(names)} in {folder.parent}: install ebbtide again")
+    path = Path(__file__).parents[1] / f"{stem}.abi3.so"
+    if not path.is_file():
+        raise RuntimeError(f"there is no {path.name} in {path.parent}: install ebbtide again")
+    return path
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from ebbtide.launch import preloading
-from ebbtide.launch.search_path import with_first
 
 from torch_memory_saver.hooks.base import HookUtilBase
 from torch_memory_saver.utils import change_env, get_binary_path_from_package
@@ -19,10 +18,10 @@ class HookUtilModePreload(HookUtilBase):
 def configure_subprocess() -> Iterator[None]:
     """Inside, children start with the preload library, and `import torch_memory_saver` gives them ebbtide's.
 
-    Other preloaded libraries stay. What the children start inherits it.
+    Other preloaded libraries stay. Grandchildren inherit it.
     """
     library = str(get_binary_path_from_package("torch_memory_saver_hook_mode_preload"))
-    modules = with_first(str(preloading.compat_path()), os.environ.get(preloading.MODULES_VARIABLE, ""))
+    modules = preloading.with_first(str(preloading.compat_path()), os.environ.get(preloading.MODULES_VARIABLE, ""))
     with ExitStack() as changes:
         changes.enter_context(change_env(preloading.MODULES_VARIABLE, modules))
         inherited = os.environ.get(preloading.LOADER_VARIABLE, "")

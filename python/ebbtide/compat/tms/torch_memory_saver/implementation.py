@@ -1,4 +1,4 @@
-"""`TorchMemorySaver._impl`: each call in the words of the saver."""
+"""`TorchMemorySaver._impl`: each call as calls of the saver."""
 
 import contextlib
 import os
@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ebbtide import _core, driver_choice, saver, settings
-from ebbtide.compat.memory_saver.binary_wrapper import BinaryWrapper
-from ebbtide.compat.memory_saver.pools import Key, MemPools
+from ebbtide.compat.torch_memory_saver import saver_tag
 from ebbtide.errors import StateError
 from ebbtide.saver.regions.graphs import GraphCapture, cuda_graph_in_place_of
 from ebbtide.saver.regions.region import Region, Separate, Tagged, separate_memory
 from ebbtide.saver.values.arguments import BackupName, backup_code
+
+from torch_memory_saver.binary_wrapper import BinaryWrapper
+from torch_memory_saver.pools import Key, MemPools
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +54,7 @@ class Implementation:
             if backup is None and tag == _WEIGHTS:
                 _weights.are_dropped = True
 
-        return _NotedRegion(saver_tag(tag), backup, self._retains() and backup is not None, note)
+        return _ObservedRegion(saver_tag(tag), backup, self._retains() and backup is not None, note)
 
     def cuda_graph(
         self,
@@ -70,14 +72,13 @@ class Implementation:
     def disable(self, dispose_mem_pool_after_use: bool = True) -> Separate:
         """See `TorchMemorySaver.disable`. Raises ValueError: the pool would be kept."""
         if not dispose_mem_pool_after_use:
-            raise ValueError("dispose_mem_pool_after_use=False is not supported: what is free goes back at the end")
+            raise ValueError("dispose_mem_pool_after_use=False is not supported: free memory goes back at the end")
         return separate_memory()
 
     def _with_region_config(
         self, tag: str, enable_cpu_backup: bool, cpu_backup_backend: str | None, enable_disk_backup: bool = False
     ) -> Tagged:
-        """What a region is to memory outside its pools: in a preloaded program, what this thread allocates is
-        tagged."""
+        """The part of a region that concerns memory outside its pools: the thread's tag in a preloaded program."""
         backup = self._backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         return Tagged(saver_tag(tag), backup_code(backup))
 
@@ -121,8 +122,8 @@ class Implementation:
         self._binary_wrapper.cdll.tms_set_disk_backup_dir(os.fsencode(folder))  # so that C asks no variable any more
 
     def _use_disk_directory(self) -> None:
-        """Once in a process, disk backups are named files, in TMS_DISK_BACKUP_DIR if it is set and nobody chose a
-        folder."""
+        """Once in a process: disk backups become named files, in TMS_DISK_BACKUP_DIR if it is set and no folder was
+        chosen."""
         global _is_disk_directory_read
         if _is_disk_directory_read:
             return
@@ -146,7 +147,7 @@ class Implementation:
         return bool(self._binary_wrapper.cdll.tms_get_retain_cpu_backup())
 
     def _thread_backend(self) -> str:
-        """What a region of this thread has that names no backend: that of the region around it, also where that one
+        """The backend of a region of this thread that names none: that of the region around it, also where that one
         keeps no backup."""
         regions = _open_regions()
         if regions and not self._binary_wrapper.cdll.tms_get_enable_cpu_backup():
@@ -181,7 +182,7 @@ def _warn_of_lost_tensors() -> None:
 
 
 def _source_of(setting: str) -> str:
-    """What set it: "default", its variable, or "saver.configure(...)"."""
+    """Its origin: "default", its variable, or "saver.configure(...)"."""
     return next(str(row["source"]) for row in _core.settings() if row["name"] == setting)
 
 
@@ -216,32 +217,24 @@ def _open_regions() -> "list[tuple[_core.Frame, str]]":
     return entries
 
 
-class _NotedRegion(Region):
+class _ObservedRegion(Region):
     """A region that calls a function with its frame whenever it is entered."""
 
     def __init__(
-        self, tag: str, backup: BackupName | None, retain: bool, note: Callable[["_core.Frame"], None]
+        self, tag: str, backup: BackupName | None, retain: bool, observe: Callable[["_core.Frame"], None]
     ) -> None:
         super().__init__(tag, backup=backup, retain=retain)
-        self._note = note
+        self._observe = observe
 
     def _prepare(self, frame: "_core.Frame") -> bool:
         is_on = super()._prepare(frame)
         if is_on:
-            self._note(frame)
+            self._observe(frame)
         return is_on
 
 
 def _tags(tag: str | None) -> tuple[str, ...]:
     return () if tag is None or tag == "" else (saver_tag(tag),)
-
-
-def saver_tag(tag: str) -> str:
-    """The saver's tag for any text: the text itself where it can be a tag. Raises TypeError, UnicodeEncodeError: no
-    text."""
-    if not isinstance(tag, str):
-        raise TypeError(f"a tag is a str, not {type(tag).__name__}")
-    return _core.encode_tag(tag.encode())
 
 
 def _current_device() -> int:

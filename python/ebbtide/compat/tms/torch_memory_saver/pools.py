@@ -1,4 +1,4 @@
-"""`_impl._mem_pools`: callers take a pool out of it and drop it, to get its memory back."""
+"""`_impl._mem_pools`: callers take a pool out of it and drop it, which frees its memory."""
 
 import weakref
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ class Key(NamedTuple):
 
 
 class Pool:
-    """The pools of a region on all devices. When it dies, torch may free what is free in them, or will be."""
+    """The pools of a region on all devices. When it dies, torch may free their blocks that are free, now or later."""
 
     def __init__(self, tag: str, backup: int) -> None:
         weakref.finalize(self, spilled.dissolve, tag, backup).atexit = False

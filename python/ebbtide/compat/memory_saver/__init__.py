@@ -1,1 +1,0 @@
-"""torch_memory_saver's behaviour over `saver` and the C symbols `tms_*`: what compat/tms/ shows under its names."""
