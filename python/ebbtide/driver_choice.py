@@ -16,7 +16,6 @@ Under `ebbtide run --simulate` libcuda.so.1 is the simulated driver. Regions the
 except that a torch with CUDA is refused.
 """
 
-import ctypes
 import os
 import sys
 from collections.abc import Mapping
@@ -230,9 +229,6 @@ def _use_simulated_device(setting: Setting) -> None:
 
 def _is_driver_simulated() -> bool:
     """Whether the CUDA driver is the simulated one in this process, and not only in those that it starts."""
-    if not is_simulated_run(os.environ):
-        return False
-    try:
-        return hasattr(ctypes.CDLL("libcuda.so.1"), "ebbtide_sim_reset")
-    except OSError:
-        return False
+    from ebbtide import _core
+
+    return is_simulated_run(os.environ) and _core.is_simulated()

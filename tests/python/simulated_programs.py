@@ -76,7 +76,7 @@ PAUSE = """
 int main(void) {
   ebbtide_error error = EBBTIDE_ERROR_INIT;
   ebbtide_report* report = NULL;
-  ebbtide_report_totals totals = EBBTIDE_REPORT_TOTALS_INIT;
+  ebbtide_report_totals totals = {0};
   CUdeviceptr buffer;
   size_t before, away, total;
   unsigned word = 0;
@@ -91,7 +91,7 @@ int main(void) {
   CHECK(cuMemGetInfo(&away, &total));
   if (ebbtide_resume(EBBTIDE_TAG("job"), NULL, &error)) return 3;
   CHECK(cuMemcpyDtoH(&word, buffer + 32 * MIB - 4, 4));
-  printf("%s %zu %zu %u\\n", ebbtide_driver_name(), (size_t)totals.bytes / MIB, (away - before) / MIB, word);
+  printf("%s %zu %zu %u\\n", ebbtide_driver_name(), (size_t)totals.sum.bytes / MIB, (away - before) / MIB, word);
   return 0;
 }"""
 
