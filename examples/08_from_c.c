@@ -11,7 +11,7 @@ static void check(ebbtide_status status, const ebbtide_error* error) {
 
 static uint64_t held_bytes(void) {
   ebbtide_error error = EBBTIDE_ERROR_INIT;
-  ebbtide_device_info info = EBBTIDE_DEVICE_INFO_INIT;
+  ebbtide_device_info info = {0};
   check(ebbtide_query_device(0, &info, &error), &error);
   return info.held_bytes;
 }
@@ -23,11 +23,11 @@ int main(void) {
   printf("%llu bytes on the device at %p\n", (unsigned long long)held_bytes(), weights);
 
   ebbtide_report* report = NULL;
-  ebbtide_report_totals totals = EBBTIDE_REPORT_TOTALS_INIT;
+  ebbtide_report_totals totals = {0};
   check(ebbtide_pause(EBBTIDE_TAG("weights"), &report, &error), &error);
   check(ebbtide_read_report(report, &totals, &error), &error);
   ebbtide_free_report(report);
-  printf("paused: freed %llu bytes, %llu are left\n", (unsigned long long)totals.bytes,
+  printf("paused: freed %llu bytes, %llu are left\n", (unsigned long long)totals.sum.bytes,
          (unsigned long long)held_bytes());
 
   check(ebbtide_resume(EBBTIDE_TAG("weights"), NULL, &error), &error); /* the report may be NULL */

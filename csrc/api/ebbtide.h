@@ -1,9 +1,8 @@
 /* ebbtide: GPU memory that leaves and comes back. The C API, version 1.
  *
- * This header includes ebbtide_ahead.h (copies ahead of a pause), ebbtide_causes.h (what refused), ebbtide_limits.h
- * (limits and options), ebbtide_queries.h (allocations, tags, statistics and events), ebbtide_lms.h (large model
- * support) and ebbtide_threads.h (policies of threads). ebbtide_settings.h, which sets limits and options by name, is
- * separate.
+ * This header includes ebbtide_ahead.h (copies ahead of a pause), ebbtide_causes.h (what refused), ebbtide_queries.h
+ * (allocations, tags, statistics and events), ebbtide_lms.h (large model support) and ebbtide_threads.h (policies of
+ * threads). ebbtide_settings.h, which sets and shows limits and options by name, is separate.
  *
  *   ebbtide_error error = EBBTIDE_ERROR_INIT;
  *   void *weights = NULL;
@@ -18,8 +17,8 @@
  * Conventions
  * - Every function that can fail returns ebbtide_status and fills *error unless error is NULL. Outputs are written on
  *   success only.
- * - Structs that may grow begin with struct_size. Initialise them with their _INIT macro. A larger size than this
- *   version knows is accepted; one that is too small is refused.
+ * - Initialise what you pass in with its _INIT macro, where there is one. Structs may grow in another version, so
+ *   compile a program with the headers of the library that it runs with: ebbtide_api_version() is EBBTIDE_API_VERSION.
  * - Any function may be called from any thread. None takes the Python GIL, throws a C++ exception or ends the process.
  * - Allocation and free (ebbtide_alloc, ebbtide_free, the slot functions) never wait for an operation. Operations on
  *   the same tags wait for one another.
@@ -29,6 +28,7 @@
  */
 #ifndef EBBTIDE_H
 #define EBBTIDE_H
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #ifdef __cplusplus
@@ -52,7 +52,6 @@ typedef enum ebbtide_status {
 } ebbtide_status;
 
 typedef struct ebbtide_error {
-  size_t struct_size;
   ebbtide_status status;
   int32_t device;                       /* OUT_OF_MEMORY: the device; else -1 */
   uint64_t requested_bytes, free_bytes; /* OUT_OF_MEMORY, STORE_ERROR */
@@ -63,11 +62,13 @@ typedef struct ebbtide_error {
   char message[1024];                   /* some sentences that say what to do */
   int32_t cause;                        /* ebbtide_cause, of ebbtide_causes.h */
 } ebbtide_error;
-#define EBBTIDE_ERROR_INIT {sizeof(ebbtide_error), EBBTIDE_OK, -1, 0, 0, EBBTIDE_UNLIMITED, 0, {0}, {0}, {0}, 0}
+#define EBBTIDE_ERROR_INIT {EBBTIDE_OK, -1, 0, 0, EBBTIDE_UNLIMITED, 0, {0}, {0}, {0}, 0}
 
 /* --- the library and its driver ----------------------------------------------------------------------------------- */
 EBBTIDE_API uint32_t ebbtide_api_version(void);
-EBBTIDE_API const char* ebbtide_version(void);      /* "0.1.0" */
+EBBTIDE_API const char* ebbtide_version(void); /* "0.1.0" */
+/* Digits that change with these headers and the list of settings. Python's module refuses a library with others. */
+EBBTIDE_API const char* ebbtide_build(void);
 EBBTIDE_API const char* ebbtide_library_path(void); /* the file that this code was loaded from */
 
 /* Chooses the driver for this process: "cuda" (libcuda.so.1), "sim" (libebbtide_sim.so beside this library), or NULL
@@ -75,9 +76,11 @@ EBBTIDE_API const char* ebbtide_library_path(void); /* the file that this code w
  * the choice, and makes it if this was not called; a different choice after that is a STATE_ERROR. */
 EBBTIDE_API ebbtide_status ebbtide_use_driver(const char* name, ebbtide_error* error);
 EBBTIDE_API const char* ebbtide_driver_name(void); /* "cuda" or "sim"; "" before the choice is made */
+/* Whether the devices are simulated: "sim" is chosen, or libcuda.so.1 is the simulated driver itself. Loads that
+ * library where no choice is made yet, and starts nothing. */
+EBBTIDE_API bool ebbtide_is_simulated(void);
 
 typedef struct ebbtide_device_info {
-  size_t struct_size;
   int32_t device;
   int32_t compute_capability; /* 90 for 9.0; 0 on the simulator */
   char name[128];
@@ -86,14 +89,13 @@ typedef struct ebbtide_device_info {
   uint64_t room_bytes;              /* new memory beyond this spills; allocations of up to 2 MiB may get more */
   uint64_t peak_bytes;              /* the most that was held since the start, or since ebbtide_reset_peaks */
 } ebbtide_device_info;
-#define EBBTIDE_DEVICE_INFO_INIT {sizeof(ebbtide_device_info), -1, 0, {0}, 0, 0, 0, 0, 0, 0, 0}
 EBBTIDE_API ebbtide_status ebbtide_device_count(int32_t* count, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_query_device(int32_t device, ebbtide_device_info* info, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_driver_version(int32_t* version, ebbtide_error* error); /* 13000 for CUDA 13.0 */
 
-/* Visits every capability: its name ("vmm", "rdma", "host_memory", ...), whether it is available (0 or 1), what the
- * probe found, and what to do about it ("" if nothing). */
-typedef void (*ebbtide_visit_capability)(void* user, const char* name, int available, const char* found,
+/* Visits every capability: its name ("vmm", "rdma", "host_memory", ...), whether it is available, what the probe found,
+ * and what to do about it ("" if nothing). */
+typedef void (*ebbtide_visit_capability)(void* user, const char* name, bool is_available, const char* found,
                                          const char* advice);
 EBBTIDE_API ebbtide_status ebbtide_visit_capabilities(int32_t device, ebbtide_visit_capability visit, void* user,
                                                       ebbtide_error* error);
@@ -109,19 +111,18 @@ typedef enum ebbtide_backup_kind {
 
 /* What happens when the device has too little memory for an allocation. NONE: OUT_OF_MEMORY. The others use host memory
  * behind the same contiguous address, which the device reaches over the bus. SPLIT: the front fills the device down to
- * EBBTIDE_RESERVE, and the rest goes to the host. WHOLE: an allocation larger than the whole fraction of the free
+ * the reserve, and the rest goes to the host. WHOLE: an allocation larger than the whole fraction of the free
  * memory goes to the host completely, and a smaller one to the device. */
 enum ebbtide_overflow { EBBTIDE_OVERFLOW_NONE, EBBTIDE_OVERFLOW_SPLIT, EBBTIDE_OVERFLOW_WHOLE };
 typedef struct ebbtide_policy {
-  size_t struct_size;
   int32_t backup;   /* ebbtide_backup_kind; default RAM */
-  int32_t retain;   /* 1: a resume keeps the backup's memory and content for the next pause; default 0 */
   int32_t overflow; /* ebbtide_overflow; default NONE */
-  /* 1: the caller has caches. Its first request is refused instead of spilled; it then frees its caches and asks again,
-   * at once, in the same thread and for the same size, and that request may spill. Default 0. */
-  int32_t flushes_first;
+  bool retain;      /* a resume keeps the backup's memory and content for the next pause; default false */
+  /* The caller has caches. Its first request is refused instead of spilled; it then frees its caches and asks again, at
+   * once, in the same thread and for the same size, and that request may spill. Default false. */
+  bool flushes_first;
 } ebbtide_policy;
-#define EBBTIDE_POLICY_INIT {sizeof(ebbtide_policy), EBBTIDE_BACKUP_RAM, 0, EBBTIDE_OVERFLOW_NONE, 0}
+#define EBBTIDE_POLICY_INIT {EBBTIDE_BACKUP_RAM, EBBTIDE_OVERFLOW_NONE, false, false}
 
 /* A new allocation: resident, zeroed, its size rounded up to the device's granularity. policy NULL: the defaults. */
 EBBTIDE_API ebbtide_status ebbtide_alloc(const char* tag, const ebbtide_policy* policy, int32_t device,
@@ -129,6 +130,9 @@ EBBTIDE_API ebbtide_status ebbtide_alloc(const char* tag, const ebbtide_policy* 
 /* address: what ebbtide_alloc returned, or NULL (does nothing). Waits for the device, as cudaFree does, but never for
  * an operation: an operation that holds the memory frees it when it ends. During a capture the free is deferred. */
 EBBTIDE_API ebbtide_status ebbtide_free(void* address, ebbtide_error* error);
+/* Fills the host pool up to the setting host_pool, with memory near this device. STORE_ERROR if the host has too little;
+ * the part already made stays, and is given up when backups or spills need the room. */
+EBBTIDE_API ebbtide_status ebbtide_fill_host_pool(int32_t device, ebbtide_error* error);
 
 /* --- slots: how a torch pool finds its region --------------------------------------------------------------------- */
 /* The slot of (tag, policy, device). The same combination always has the same slot. Makes the tag known. STATE_ERROR
@@ -153,11 +157,9 @@ EBBTIDE_API ebbtide_status ebbtide_torch_functions(int32_t slot, void** malloc_f
  * tag. is_away says whether any of its memory is away now. A pool may be used if !is_away, or if it was made in this
  * epoch. */
 typedef struct ebbtide_lease {
-  size_t struct_size;
   uint64_t id, epoch;
-  int32_t is_away;
+  bool is_away;
 } ebbtide_lease;
-#define EBBTIDE_LEASE_INIT {sizeof(ebbtide_lease), 0, 0, 0}
 EBBTIDE_API ebbtide_status ebbtide_open_lease(const char* tag, const char* holder, ebbtide_lease* lease,
                                               ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_close_lease(uint64_t id, ebbtide_error* error);
@@ -187,18 +189,19 @@ typedef struct ebbtide_range {
 
 typedef struct ebbtide_moved ebbtide_moved; /* the allocations that a pause took memory from: ebbtide_make_moved */
 typedef struct ebbtide_request {
-  size_t struct_size;
   const char* const* tags; /* tag_count names; duplicates are ignored */
   size_t tag_count;        /* 0: every tag */
-  int32_t missing_ok;      /* 1: skips unknown tags; 0: an unknown tag is a STATE_ERROR that lists the known ones */
-  int32_t backup;          /* pause: the ebbtide_backup_kind of this pause; default AS_ALLOCATED */
+  bool missing_ok;         /* skips unknown tags; else an unknown tag is a STATE_ERROR that lists the known ones */
+  bool keeps_host; /* promote: keeps the host memory that the bytes come from, as long as nothing else needs it, so that
+                      a later demote copies only what has changed. It counts on host_limit. */
+  int32_t backup;  /* pause: the ebbtide_backup_kind of this pause; default AS_ALLOCATED */
+  int32_t retain;  /* resume: 1 or 0 overrides each allocation's policy; default -1: the policies apply */
   /* Restricts the tags to address_count allocations, given by their first addresses. A resume may have put several
    * allocations of a tag behind one handle. If only some of them leave, these first get a handle of their own at the
    * same address, and nothing may use the others meanwhile. If the device has no room for that, a pause or swap is a
-   * STATE_ERROR. EBBTIDE_SHARED_HANDLE 0 turns sharing off. */
+   * STATE_ERROR. The setting shared_handle 0 turns sharing off. */
   const void* const* addresses;
   size_t address_count; /* 0: all of them, except trimmed ones */
-  int32_t retain;       /* resume: 1 or 0 overrides each allocation's policy; default -1: the policies apply */
   /* pause, resume: unused_count address ranges whose content is not in use, may be dropped and need not come back. True
    * as of the moment when lease unused_as_of was the newest; ignored for a tag that was leased later. */
   const ebbtide_range* unused;
@@ -215,41 +218,22 @@ typedef struct ebbtide_request {
   /* pause: the ebbtide_backup_kind of each of tags, tag_count of them, instead of `backup`, which stands for those that
    * say AS_ALLOCATED. A tag that is listed twice says the same twice. All tags leave in one operation. Default NULL. */
   const int32_t* backups;
-  /* promote: 1 keeps the host memory that the bytes come from, as long as nothing else needs it, so that a later demote
-   * copies only what has changed. It counts on host_limit. Default 0. */
-  int32_t keeps_host;
 } ebbtide_request;
-#define EBBTIDE_REQUEST_INIT    \
-  {sizeof(ebbtide_request),     \
-   NULL,                        \
-   0,                           \
-   0,                           \
-   EBBTIDE_BACKUP_AS_ALLOCATED, \
-   NULL,                        \
-   0,                           \
-   -1,                          \
-   NULL,                        \
-   0,                           \
-   0,                           \
-   NULL,                        \
-   0,                           \
-   NULL,                        \
-   UINT64_MAX,                  \
-   NULL,                        \
-   0}
+#define EBBTIDE_REQUEST_INIT \
+  {NULL, 0, false, false, EBBTIDE_BACKUP_AS_ALLOCATED, -1, NULL, 0, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX, NULL}
+/* A request for one tag, in C. */
 #ifndef __cplusplus
-#define EBBTIDE_TAG(name)                                                                                            \
-  (&(ebbtide_request){sizeof(ebbtide_request), (const char* const[]){name}, 1, 0, EBBTIDE_BACKUP_AS_ALLOCATED, NULL, \
-                      0, -1, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX, NULL, 0})
+#define EBBTIDE_TAG(name)                                                                    \
+  (&(ebbtide_request){.tags = (const char* const[]){name}, .tag_count = 1, .max_bytes = UINT64_MAX, \
+                      .backup = EBBTIDE_BACKUP_AS_ALLOCATED, .retain = -1})
 #endif
 
 typedef struct ebbtide_report ebbtide_report; /* free it with ebbtide_free_report */
 typedef struct ebbtide_report_row {
-  size_t struct_size;
-  const char* tag;
+  const char* tag; /* lives as long as the report */
   int32_t device;
-  uint64_t
-      bytes; /* device bytes freed (pause, trim, demote) or claimed (resume, promote); host bytes prepared (prepare) */
+  /* device bytes freed (pause, trim, demote) or claimed (resume, promote); host bytes prepared (prepare) */
+  uint64_t bytes;
   uint64_t copied;   /* bytes that crossed the bus */
   uint64_t skipped;  /* bytes with a backup that needed no copy: clean + unused + constant */
   uint64_t clean;    /* the backup held them already */
@@ -257,14 +241,11 @@ typedef struct ebbtide_report_row {
   uint64_t constant; /* one repeated value */
 } ebbtide_report_row;
 typedef struct ebbtide_report_totals {
-  size_t struct_size;
   int32_t kind; /* ebbtide_operation_kind */
-  uint64_t bytes, copied, skipped;
   double seconds;
-  uint64_t clean, unused, constant;
   const char* note; /* why a promotion stopped before all was on the device, or ""; lives as long as the report */
+  ebbtide_report_row sum; /* of all rows; its tag is "" and its device -1 */
 } ebbtide_report_totals;
-#define EBBTIDE_REPORT_TOTALS_INIT {sizeof(ebbtide_report_totals), 0, 0, 0, 0, 0.0, 0, 0, 0, ""}
 typedef void (*ebbtide_visit_row)(void* user, const ebbtide_report_row* row);
 EBBTIDE_API ebbtide_status ebbtide_read_report(const ebbtide_report* report, ebbtide_report_totals* totals,
                                                ebbtide_error* error);
@@ -314,7 +295,7 @@ EBBTIDE_API ebbtide_status ebbtide_prepare(const ebbtide_request* request, ebbti
  * DRIVER_ERROR may leave some of those away until ebbtide_resume or ebbtide_pause. */
 EBBTIDE_API ebbtide_status ebbtide_trim(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error);
 
-/* Moves spilled memory from the host to the device, oldest first, while there is room beyond EBBTIDE_RESERVE, and until
+/* Moves spilled memory from the host to the device, oldest first, while there is room beyond the reserve, and until
  * request->max_bytes have come. Addresses and bytes stay the same. Nothing may use the tags meanwhile. STATE_ERROR
  * while a lease on one of them is open. */
 EBBTIDE_API ebbtide_status ebbtide_promote(const ebbtide_request* request, ebbtide_report** report,
@@ -340,7 +321,7 @@ EBBTIDE_API ebbtide_status ebbtide_pending_stream_wait(ebbtide_pending* pending,
                                                        const ebbtide_range* ranges, size_t range_count,
                                                        ebbtide_error* error);
 /* Whether the bytes of the range have arrived, or the resume has ended. range NULL: whether it has ended. */
-EBBTIDE_API ebbtide_status ebbtide_pending_ready(ebbtide_pending* pending, const ebbtide_range* range, int32_t* ready,
+EBBTIDE_API ebbtide_status ebbtide_pending_ready(ebbtide_pending* pending, const ebbtide_range* range, bool* ready,
                                                  ebbtide_error* error);
 /* Waits for the end, and returns the resume's error or report. May be called repeatedly. report may be NULL. */
 EBBTIDE_API ebbtide_status ebbtide_pending_wait(ebbtide_pending* pending, ebbtide_report** report,
@@ -391,7 +372,6 @@ EBBTIDE_API void ebbtide_release_backup(ebbtide_backup* backup);
 #endif
 #include "ebbtide_ahead.h"
 #include "ebbtide_causes.h"
-#include "ebbtide_limits.h"
 #include "ebbtide_lms.h"
 #include "ebbtide_queries.h"
 #include "ebbtide_threads.h"

@@ -9,12 +9,11 @@ extern "C" {
 /* How far copies ahead have come in a tag, and how large a step is. Begin with EBBTIDE_AHEAD_INIT, and pass the same
  * struct to each step. */
 typedef struct ebbtide_ahead {
-  size_t struct_size;
   uint64_t step_bytes;      /* one call copies at most this, at least 2 MiB; default 32 MiB */
   int32_t threads;          /* at most so many share the copy, and at most one for every 4 cores that the process may
                              * use; default 0: as many as a pause uses */
-  int32_t is_over;          /* 1: nothing is left */
-  int32_t is_held_up;       /* 1: the call did nothing, since a stream capture is under way */
+  bool is_over;             /* nothing is left */
+  bool is_held_up;          /* the call did nothing, since a stream capture is under way */
   uint64_t next_allocation; /* where the next step begins: the sequence of an allocation, and an offset in it */
   uint64_t next_offset;
   /* unused_count address ranges that were not in use when the copies began: no need to copy them. One that is used by
@@ -22,7 +21,7 @@ typedef struct ebbtide_ahead {
   const ebbtide_range* unused;
   size_t unused_count;
 } ebbtide_ahead;
-#define EBBTIDE_AHEAD_INIT {sizeof(ebbtide_ahead), 33554432, 0, 0, 0, 0, 0, NULL, 0}
+#define EBBTIDE_AHEAD_INIT {33554432, 0, false, false, 0, 0, NULL, 0}
 
 /* One step of copying what is in use into its backup, so that the next pause of the tag copies only what has changed
  * since: call it until progress->is_over, in a thread of its own and with pauses between the calls where the program's

@@ -28,12 +28,10 @@ EBBTIDE_API ebbtide_status ebbtide_give_host_memory(void* address, ebbtide_error
 EBBTIDE_API ebbtide_status ebbtide_trim_host_memory(ebbtide_error* error);
 
 typedef struct ebbtide_host_memory_info {
-  size_t struct_size;
   uint64_t held_bytes;   /* charged on host_limit: slabs and ordinary pieces */
   uint64_t used_bytes;   /* of which pieces take this much; each is rounded up to 256 bytes, or to a page if ordinary */
   uint64_t pinned_bytes; /* page-locked: the slabs. Counts in pinned_bytes of ebbtide_get_stats, too */
 } ebbtide_host_memory_info;
-#define EBBTIDE_HOST_MEMORY_INFO_INIT {sizeof(ebbtide_host_memory_info), 0, 0, 0}
 EBBTIDE_API ebbtide_status ebbtide_query_host_memory(ebbtide_host_memory_info* info, ebbtide_error* error);
 
 /* --- copies ------------------------------------------------------------------------------------------------------- */

@@ -16,29 +16,27 @@ typedef enum ebbtide_place {
   EBBTIDE_PLACE_MIXED = 4
 } ebbtide_place;
 typedef struct ebbtide_allocation_info {
-  size_t struct_size;
   uint64_t address, size_bytes; /* the whole range; size as rounded */
   uint64_t resident_bytes, stored_bytes;
   int32_t device, place, backup, chunk_count;
-  int32_t is_trimmed; /* ebbtide_trim freed its memory or its backup */
-  uint64_t sequence;  /* rises with each allocation */
-  char tag[EBBTIDE_TAG_MAX + 1];
+  bool is_trimmed;     /* ebbtide_trim freed its memory or its backup */
+  bool is_paused;      /* paused and not resumed since; its bytes on the host may have stayed there, resident */
+  uint64_t sequence;   /* rises with each allocation */
   uint64_t host_bytes; /* the resident bytes in host memory that the device reaches */
-  int32_t is_paused;   /* paused and not resumed since; its bytes on the host may have stayed there, resident */
+  char tag[EBBTIDE_TAG_MAX + 1];
 } ebbtide_allocation_info;
-#define EBBTIDE_ALLOCATION_INFO_INIT {sizeof(ebbtide_allocation_info), 0, 0, 0, 0, -1, 0, 0, 0, 0, 0, {0}, 0, 0}
-/* address may lie anywhere inside an allocation. If ebbtide does not own it, *found is 0 and *info is unchanged. Never
- * waits for an operation. */
-EBBTIDE_API ebbtide_status ebbtide_find(const void* address, int* found, ebbtide_allocation_info* info,
+/* address may lie anywhere inside an allocation. If ebbtide does not own it, *found is false and *info is unchanged.
+ * Never waits for an operation. */
+EBBTIDE_API ebbtide_status ebbtide_find(const void* address, bool* found, ebbtide_allocation_info* info,
                                         ebbtide_error* error);
 /* Whether any byte of [address, address + size) lies in an allocation of ebbtide and is not resident. Cheap enough to
  * check before each operator. */
-EBBTIDE_API int ebbtide_is_away(const void* address, uint64_t size_bytes);
+EBBTIDE_API bool ebbtide_is_away(const void* address, uint64_t size_bytes);
 /* The same, but bytes that a resume in the background is bringing count as resident: streams can wait for them. */
-EBBTIDE_API int ebbtide_is_missing(const void* address, uint64_t size_bytes);
-/* ebbtide_find for signal handlers: touches no lock, and gives up where a thread is looking something up. Returns 1 and
- * fills tag (capacity bytes) if address is known. */
-EBBTIDE_API int ebbtide_find_in_handler(const void* address, char* tag, size_t capacity, int* is_away);
+EBBTIDE_API bool ebbtide_is_missing(const void* address, uint64_t size_bytes);
+/* ebbtide_find for signal handlers: touches no lock, and gives up where a thread is looking something up. Returns true
+ * and fills tag (capacity bytes) if address is known. */
+EBBTIDE_API bool ebbtide_find_in_handler(const void* address, char* tag, size_t capacity, bool* is_away);
 
 typedef void (*ebbtide_visit_allocation)(void* user, const ebbtide_allocation_info* info);
 EBBTIDE_API ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_visit_allocation visit, void* user,
@@ -59,7 +57,6 @@ typedef enum ebbtide_verdict {
 } ebbtide_verdict;
 /* Bytes that lie one after the other, in the same place and with the same verdict. */
 typedef struct ebbtide_stretch {
-  size_t struct_size;
   uint64_t address, size_bytes;
   int32_t place;   /* ebbtide_place, never mixed */
   int32_t verdict; /* ebbtide_verdict */
@@ -74,7 +71,6 @@ EBBTIDE_API ebbtide_status ebbtide_visit_stretches(const void* address, uint64_t
 /* --- tags --------------------------------------------------------------------------------------------------------- */
 typedef enum ebbtide_tag_state { EBBTIDE_RESIDENT, EBBTIDE_PAUSED, EBBTIDE_PARTIAL, EBBTIDE_EMPTY } ebbtide_tag_state;
 typedef struct ebbtide_tag_info {
-  size_t struct_size;
   const char* tag;
   int32_t state; /* PAUSED: an allocation is, and the last operation completed; PARTIAL: it failed midway */
   int32_t lease_count;
@@ -85,23 +81,22 @@ typedef struct ebbtide_tag_info {
   uint64_t left_bytes;     /* the host_bytes of paused allocations, where a pause with a backup leaves them */
   uint64_t detached_bytes; /* whole in memory that a failed trim, promote or demote could not map again: away until a
                               resume */
+  uint64_t ahead_bytes;    /* resident, and in a backup with a digest: a pause copies only what has changed since */
   int32_t backups;         /* bit 1 << ebbtide_backup for each kind that holds bytes of it, that what is resident
                               will get by default, and for EBBTIDE_BACKUP_NONE where content was dropped */
-  int32_t is_hooked;       /* 1: memory that the program allocated outside regions has it (ebbtide_threads.h) */
-  uint64_t ahead_bytes;    /* resident, and in a backup with a digest: a pause copies only what has changed since */
+  bool is_hooked;          /* memory that the program allocated outside regions has it (ebbtide_threads.h) */
 } ebbtide_tag_info;
-#define EBBTIDE_TAG_INFO_INIT {sizeof(ebbtide_tag_info), NULL, EBBTIDE_EMPTY, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 typedef void (*ebbtide_visit_tag)(void* user, const ebbtide_tag_info* info);
 EBBTIDE_API ebbtide_status ebbtide_visit_tags(ebbtide_visit_tag visit, void* user, ebbtide_error* error);
 /* The tag of this name, at a cost that does not depend on the number of tags. info may be NULL. If the tag is unknown,
- * *found is 0 and *info is unchanged; with found NULL it is the STATE_ERROR of an operation, which lists the known
+ * *found is false and *info is unchanged; with found NULL it is the STATE_ERROR of an operation, which lists the known
  * tags.
  */
-EBBTIDE_API ebbtide_status ebbtide_query_tag(const char* tag, int* found, ebbtide_tag_info* info, ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_query_tag(const char* tag, bool* found, ebbtide_tag_info* info, ebbtide_error* error);
 
 /* --- statistics --------------------------------------------------------------------------------------------------- */
 /* The one list of the statistics: FIELD(name, meaning). struct ebbtide_stats, the dictionary of saver.stats() and its
- * table in docs/api.md follow it. New fields go to the end, so that older programs still work. */
+ * table in docs/api.md follow it. */
 #define EBBTIDE_STATS(FIELD)                                                                \
   FIELD(allocation_count, "allocations that exist now")                                     \
   FIELD(device_bytes, "bytes of allocations on devices")                                    \
@@ -132,8 +127,7 @@ EBBTIDE_API ebbtide_status ebbtide_query_tag(const char* tag, int* found, ebbtid
   FIELD(bytes_promoted, "bytes that promotions moved to the device")                        \
   FIELD(bytes_demoted, "bytes that demotions moved to the host")
 
-typedef struct ebbtide_stats {
-  size_t struct_size; /* set it first */
+typedef struct ebbtide_stats { /* set it first */
 #define EBBTIDE_STATS_FIELD(name, meaning) uint64_t name;
   EBBTIDE_STATS(EBBTIDE_STATS_FIELD)
 #undef EBBTIDE_STATS_FIELD
@@ -145,7 +139,6 @@ EBBTIDE_API ebbtide_status ebbtide_get_stats(ebbtide_stats* stats, ebbtide_error
  * "separate" (a trim gives allocations that share a handle one of their own), each also with "_failed"; and
  * "out_of_memory". */
 typedef struct ebbtide_event {
-  size_t struct_size;
   uint64_t sequence;
   double unix_seconds, seconds; /* when it ended; how long it took */
   const char *kind, *tags;      /* tags joined by ", "; of many, the first ones and the number of the rest */

@@ -13,7 +13,6 @@ extern "C" {
 #endif
 
 typedef struct ebbtide_setting {
-  size_t struct_size;
   const char* name;     /* "device_limit" */
   const char* variable; /* "EBBTIDE_DEVICE_LIMIT" */
   const char* kind;     /* "size", "fraction", "switch", "choice", "count", "tag", "folder" or "file" */
@@ -22,8 +21,8 @@ typedef struct ebbtide_setting {
   const char* readers;  /* some of "core preload python simulator" */
   const char* meaning;
   const char* none;     /* what NULL means to ebbtide_configure; "" where it is refused */
-  int32_t configurable; /* 1: ebbtide_configure takes it */
-  int32_t run_option;   /* 1: `ebbtide run` has an option for it */
+  bool configurable;    /* ebbtide_configure takes it */
+  bool run_option;      /* `ebbtide run` has an option for it */
   const char* source;   /* what set the value that holds: "default", the variable, or "configured" by the program */
   const char* problem;  /* what is wrong with the variable, or with a chosen folder of disk backups; "" for nothing */
 } ebbtide_setting;

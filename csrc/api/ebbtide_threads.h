@@ -14,14 +14,13 @@ typedef enum ebbtide_tagging {
 } ebbtide_tagging;
 
 typedef struct ebbtide_thread_policy {
-  size_t struct_size;
   int32_t tagging; /* ebbtide_tagging; default UNSET. tag, backup and retain are kept where it is OFF or UNSET */
   int32_t backup;  /* ebbtide_backup_kind; default RAM */
-  int32_t retain;  /* as in ebbtide_policy */
+  bool retain;     /* as in ebbtide_policy */
   uint64_t lease;  /* not 0: once this lease is closed, the policy counts as unset; default 0 */
   char tag[EBBTIDE_TAG_MAX + 1];
 } ebbtide_thread_policy;
-#define EBBTIDE_THREAD_POLICY_INIT {sizeof(ebbtide_thread_policy), EBBTIDE_TAGGING_UNSET, EBBTIDE_BACKUP_RAM, 0, 0, {0}}
+#define EBBTIDE_THREAD_POLICY_INIT {EBBTIDE_TAGGING_UNSET, EBBTIDE_BACKUP_RAM, false, 0, {0}}
 
 /* The calling thread's policy, which only that thread can change. A new thread has none (UNSET). Without the preload
  * library it is kept and has no effect. set: NULL stands for EBBTIDE_THREAD_POLICY_INIT. */

@@ -1,19 +1,20 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
-#include <cstring>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "api/ebbtide.h"
+#include "base/error.h"
+#include "core/state/core.h"
 
-// The boundary where exceptions become codes. Every function of ebbtide.h that can fail runs its body inside guarded().
+// The boundary where exceptions become codes. Every function of ebbtide.h that can fail runs its body inside guarded()
+// or with_core().
 namespace ebbtide::api {
 
-// The size of ebbtide_error in the first version of ebbtide.h. A smaller one is left as it is.
-inline constexpr size_t kLeastError = offsetof(ebbtide_error, message) + sizeof(ebbtide_error::message);
-
-void clear(ebbtide_error* error) noexcept;
 // Called inside a catch block. Fills *error, if given, from the exception in flight.
 ebbtide_status translate_exception(ebbtide_error* error) noexcept;
 
@@ -21,7 +22,7 @@ ebbtide_status translate_exception(ebbtide_error* error) noexcept;
 // heap outside the try.
 template <typename Body>
 ebbtide_status guarded(ebbtide_error* error, Body&& body) noexcept {
-  clear(error);
+  if (error != nullptr) *error = EBBTIDE_ERROR_INIT;
   try {
     std::forward<Body>(body)();
     return EBBTIDE_OK;
@@ -30,30 +31,68 @@ ebbtide_status guarded(ebbtide_error* error, Body&& body) noexcept {
   }
 }
 
-// Throw InvalidArgument.
-void require(bool condition, const char* message);
-// Structs that begin with struct_size grow at their end. least is the size in the first version that had the struct.
-// Callers compiled against an older header continue to work: fields that they lack are neither read nor written.
-void require_size(size_t given, size_t least, const char* name);
-
-template <typename Struct>
-void write_struct(Struct* to, const Struct& filled, size_t least, const char* name) {
-  const size_t given = to->struct_size;
-  require_size(given, least, name);
-  std::memcpy(static_cast<void*>(to), &filled, std::min(given, sizeof(Struct)));
-  to->struct_size = given;
+// The same for body(core). In a forked child it is a StateError: another thread may have held a lock at the fork.
+template <typename Body>
+ebbtide_status with_core(ebbtide_error* error, Body&& body) noexcept {
+  return guarded(error, [&] {
+    require_not_forked();
+    std::forward<Body>(body)(Core::instance());
+  });
 }
 
-// defaults: the values of fields that the caller's version lacks.
-template <typename Struct>
-Struct read_struct(const Struct* from, const Struct& defaults, size_t least, const char* name) {
-  require_size(from->struct_size, least, name);
-  Struct read = defaults;
-  std::memcpy(static_cast<void*>(&read), from, std::min(from->struct_size, sizeof(Struct)));
-  return read;
+// Throw InvalidArgument.
+void require(bool condition, const char* message);
+template <typename Pointed>
+void require_given(Pointed* pointer, const char* name) {
+  if (pointer == nullptr) throw InvalidArgument(std::string(name) + " is null");
 }
 
 // Fixed-size text fields: cuts, always ends with NUL, never cuts inside a UTF-8 character.
 void copy_text(char* to, size_t capacity, const char* from) noexcept;
+
+// The opaque objects that ebbtide.h returns, by address. So an unknown handle, or one that was already given back, is
+// an error and not a wild pointer. Object::kName is for messages: "operation".
+template <typename Object>
+class Handles {
+ public:
+  Object* add(std::unique_ptr<Object> object) {
+    const std::lock_guard lock(mutex_);
+    live_.insert(object.get());
+    return object.release();
+  }
+  // Throws InvalidArgument. The caller makes sure that the object is not given back meanwhile.
+  const Object& at(const Object* handle) {
+    require_not_forked();
+    const std::lock_guard lock(mutex_);
+    if (!live_.contains(const_cast<Object*>(handle))) throw_unknown();
+    return *handle;
+  }
+  // Ends the handle. Throws InvalidArgument. In a forked child it throws StateError: the object's memory belongs to the
+  // parent, and its locks may never open.
+  std::unique_ptr<Object> take(Object* handle) {
+    require_not_forked();
+    const std::lock_guard lock(mutex_);
+    if (live_.erase(handle) == 0) throw_unknown();
+    return std::unique_ptr<Object>(handle);
+  }
+  // For functions that give back and report no error: ignores an unknown handle, and any handle in a forked child.
+  void drop(Object* handle) noexcept {
+    if (handle != nullptr) guarded(nullptr, [&] { take(handle); });
+  }
+
+ private:
+  [[noreturn]] void throw_unknown() const {
+    throw InvalidArgument(std::string("this is no ") + Object::kName + " of ebbtide, or it was given back before");
+  }
+  std::mutex mutex_;
+  std::set<Object*> live_;
+};
+
+// Leaked on purpose: handles are given back after static destructors have run, too.
+template <typename Object>
+Handles<Object>& handles() {
+  static auto* const table = new Handles<Object>;
+  return *table;
+}
 
 }  // namespace ebbtide::api

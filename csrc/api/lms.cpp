@@ -1,30 +1,18 @@
 #include "api/ebbtide.h"
 #include "api/guard.h"
-#include "api/handles.h"
-#include "core/state/core.h"
 #include "lms/copies.h"
 #include "lms/evicted_memory.h"
 
 // Large model support: the torch extension's host memory, its copies, and peaks.
 using namespace ebbtide;
 using api::guarded;
+using api::handles;
 using api::require;
 
 struct ebbtide_copy {
+  static constexpr const char* kName = "copy";
   std::unique_ptr<lms::Copy> copy;
 };
-
-namespace {
-
-constexpr size_t kLeastHostMemoryInfo =
-    offsetof(ebbtide_host_memory_info, pinned_bytes) + sizeof(ebbtide_host_memory_info::pinned_bytes);
-
-api::Handles<ebbtide_copy>& known_copies() {
-  static auto* const handles = new api::Handles<ebbtide_copy>("copy");
-  return *handles;
-}
-
-}  // namespace
 
 extern "C" {
 
@@ -55,11 +43,9 @@ ebbtide_status ebbtide_trim_host_memory(ebbtide_error* error) {
 ebbtide_status ebbtide_query_host_memory(ebbtide_host_memory_info* info, ebbtide_error* error) {
   return guarded(error, [&] {
     require(info != nullptr, "info is null");
-    api::require_size(info->struct_size, kLeastHostMemoryInfo, "ebbtide_host_memory_info");
     require_not_forked();
     const auto usage = lms::evicted_memory().usage();
-    const ebbtide_host_memory_info filled = {sizeof filled, usage.held_bytes, usage.used_bytes, usage.pinned_bytes};
-    api::write_struct(info, filled, kLeastHostMemoryInfo, "ebbtide_host_memory_info");
+    *info = {usage.held_bytes, usage.used_bytes, usage.pinned_bytes};
   });
 }
 
@@ -74,12 +60,12 @@ ebbtide_status ebbtide_begin_copy(int32_t device, void* destination, const void*
     require_not_forked();
     const auto way = direction == EBBTIDE_TO_HOST ? lms::CopyDirection::kToHost : lms::CopyDirection::kToDevice;
     // Known before it begins: a copy that is under way must not be forgotten for lack of memory.
-    ebbtide_copy* const handle = known_copies().add(std::make_unique<ebbtide_copy>());
+    ebbtide_copy* const handle = handles<ebbtide_copy>().add(std::make_unique<ebbtide_copy>());
     try {
       handle->copy =
           lms::copies().begin(device, destination, source, size_bytes, way, static_cast<CUstream>(after_stream));
     } catch (...) {
-      known_copies().drop(handle);
+      handles<ebbtide_copy>().drop(handle);
       throw;
     }
     *copy = handle;
@@ -88,21 +74,21 @@ ebbtide_status ebbtide_begin_copy(int32_t device, void* destination, const void*
 
 int ebbtide_is_copy_done(const ebbtide_copy* copy) {
   bool is_done = false;
-  guarded(nullptr, [&] { is_done = known_copies().at(copy).copy->is_done(); });
+  guarded(nullptr, [&] { is_done = handles<ebbtide_copy>().at(copy).copy->is_done(); });
   return is_done ? 1 : 0;
 }
 
 ebbtide_status ebbtide_wait_for_copy(ebbtide_copy* copy, ebbtide_error* error) {
-  return guarded(error, [&] { known_copies().at(copy).copy->wait(); });
+  return guarded(error, [&] { handles<ebbtide_copy>().at(copy).copy->wait(); });
 }
 
 ebbtide_status ebbtide_order_after_copy(ebbtide_copy* copy, void* stream, ebbtide_error* error) {
-  return guarded(error, [&] { known_copies().at(copy).copy->order_before(static_cast<CUstream>(stream)); });
+  return guarded(error, [&] { handles<ebbtide_copy>().at(copy).copy->order_before(static_cast<CUstream>(stream)); });
 }
 
 ebbtide_status ebbtide_end_copy(ebbtide_copy* copy, double* seconds, double* waited_seconds, ebbtide_error* error) {
   return guarded(error, [&] {
-    const lms::CopySeconds found = known_copies().take(copy)->copy->end();
+    const lms::CopySeconds found = handles<ebbtide_copy>().take(copy)->copy->end();
     if (seconds != nullptr) *seconds = found.copying;
     if (waited_seconds != nullptr) *waited_seconds = found.waited;
   });

@@ -1,4 +1,3 @@
-#include <cstring>
 #include <string>
 
 #include "api/ebbtide.h"
@@ -6,22 +5,23 @@
 #include "api/view.h"
 #include "base/log.h"
 #include "core/allocate/allocator.h"
-#include "core/state/core.h"
 #include "core/state/shortage.h"
 
 // Allocations, slots, leases and captures.
 using namespace ebbtide;
 using api::guarded;
 using api::require;
+using api::require_given;
+using api::with_core;
 
 static_assert(SlotTable::kCapacity == EBBTIDE_SLOT_COUNT);
 
 namespace {
 
 // Runs before the first spill. Without the pool a spill only takes longer.
-void fill_host_pool(int device) {
+void fill_host_pool(Core& core, int device) {
   try {
-    Core::instance().host_pool.fill(device);
+    core.host_pool.fill(device);
   } catch (const Error& error) {
     log_line(LogLevel::kWarning, {"the host pool is not full: ", error.what()});
   }
@@ -31,13 +31,10 @@ CUdeviceptr as_address(const void* pointer) { return reinterpret_cast<CUdevicept
 
 // No, where there is no answer: in a forked child.
 template <typename Question>
-int answer(const Question& question) noexcept {
-  if (is_forked_child()) return 0;
-  try {
-    return question() ? 1 : 0;
-  } catch (...) {
-    return 0;
-  }
+bool answer(const Question& question) noexcept {
+  bool is_so = false;
+  with_core(nullptr, [&](Core& core) { is_so = question(core.registry); });
+  return is_so;
 }
 
 }  // namespace
@@ -46,11 +43,9 @@ extern "C" {
 
 ebbtide_status ebbtide_alloc(const char* tag, const ebbtide_policy* policy, int32_t device, uint64_t size_bytes,
                              void** address, ebbtide_error* error) {
-  return guarded(error, [&] {
-    require(tag != nullptr, "tag is null");
-    require(address != nullptr, "address is null");
-    require_not_forked();  // before the registry's lock, which another thread may have held at the fork
-    Core& core = Core::instance();
+  return with_core(error, [&](Core& core) {
+    require_given(tag, "tag");
+    require_given(address, "address");
     *address =
         reinterpret_cast<void*>(allocate(core, core.registry.tag(tag), api::read_policy(policy), device, size_bytes));
   });
@@ -62,46 +57,42 @@ ebbtide_status ebbtide_free(void* address, ebbtide_error* error) {
   });
 }
 
-ebbtide_status ebbtide_find(const void* address, int* found, ebbtide_allocation_info* info, ebbtide_error* error) {
-  return guarded(error, [&] {
-    require(found != nullptr, "found is null");
-    if (info != nullptr) api::require_size(info->struct_size, api::kLeastAllocationInfo, "ebbtide_allocation_info");
-    require_not_forked();
-    const auto allocation = Core::instance().registry.find(as_address(address));
-    if (allocation != nullptr && info != nullptr) {
-      api::write_struct(info, api::describe(*allocation), api::kLeastAllocationInfo, "ebbtide_allocation_info");
-    }
-    *found = allocation != nullptr ? 1 : 0;
+ebbtide_status ebbtide_fill_host_pool(int32_t device, ebbtide_error* error) {
+  return with_core(error, [&](Core& core) { core.host_pool.fill(device); });
+}
+
+ebbtide_status ebbtide_find(const void* address, bool* found, ebbtide_allocation_info* info, ebbtide_error* error) {
+  return with_core(error, [&](Core& core) {
+    require_given(found, "found");
+    const auto allocation = core.registry.find(as_address(address));
+    if (allocation != nullptr && info != nullptr) *info = api::describe(*allocation);
+    *found = allocation != nullptr;
   });
 }
 
-int ebbtide_is_away(const void* address, uint64_t size_bytes) {
-  return answer([&] { return Core::instance().registry.is_away(as_address(address), size_bytes); });
+bool ebbtide_is_away(const void* address, uint64_t size_bytes) {
+  return answer([&](const Registry& registry) { return registry.is_away(as_address(address), size_bytes); });
 }
 
-int ebbtide_is_missing(const void* address, uint64_t size_bytes) {
-  return answer([&] { return Core::instance().registry.is_missing(as_address(address), size_bytes); });
+bool ebbtide_is_missing(const void* address, uint64_t size_bytes) {
+  return answer([&](const Registry& registry) { return registry.is_missing(as_address(address), size_bytes); });
 }
 
-int ebbtide_find_in_handler(const void* address, char* tag, size_t capacity, int* is_away) {
-  if (tag == nullptr || is_away == nullptr) return 0;
-  bool away = false;
-  if (!Core::instance().registry.find_in_handler(as_address(address), tag, capacity, &away)) return 0;
-  *is_away = away ? 1 : 0;
-  return 1;
+bool ebbtide_find_in_handler(const void* address, char* tag, size_t capacity, bool* is_away) {
+  return tag != nullptr && is_away != nullptr &&
+         Core::instance().registry.find_in_handler(as_address(address), tag, capacity, is_away);
 }
 
 ebbtide_status ebbtide_bind_slot(const char* tag, const ebbtide_policy* policy, int32_t device, int32_t* slot,
                                  ebbtide_error* error) {
-  return guarded(error, [&] {
-    require(tag != nullptr, "tag is null");
-    require(slot != nullptr, "slot is null");
+  return with_core(error, [&](Core& core) {
+    require_given(tag, "tag");
+    require_given(slot, "slot");
     require(device >= 0, "device is negative");
-    require_not_forked();
     const Policy read = api::read_policy(policy);
     if (read.backup != BackupKind::kNone) store_of(read.backup);
-    *slot = Core::instance().slots.bind(tag, read, device);
-    if (read.overflow != Overflow::kNone) fill_host_pool(device);
+    *slot = core.slots.bind(tag, read, device);
+    if (read.overflow != Overflow::kNone) fill_host_pool(core, device);
   });
 }
 
@@ -121,27 +112,22 @@ void* ebbtide_slot_alloc_or_error(int32_t slot, uint64_t size_bytes, void* strea
   // Out of memory is the caller's business (torch raises it); anything else would be lost without a line.
   if (status != EBBTIDE_OK && status != EBBTIDE_OUT_OF_MEMORY)
     log_line(LogLevel::kWarning, {"an allocation failed: ", found.message});
-  if (status != EBBTIDE_OK && error != nullptr && error->struct_size >= api::kLeastError)
-    api::write_struct(error, found, api::kLeastError, "ebbtide_error");
+  if (status != EBBTIDE_OK && error != nullptr) *error = found;
   return address;
 }
 
 void ebbtide_slot_free(void* address) {
-  if (address == nullptr || is_forked_child()) return;
+  if (is_forked_child()) return;
   ebbtide_error error = EBBTIDE_ERROR_INIT;
-  const ebbtide_status status = guarded(&error, [&] { deallocate(Core::instance(), as_address(address)); });
-  if (status != EBBTIDE_OK) log_line(LogLevel::kWarning, {"a free failed: ", error.message});
+  if (ebbtide_free(address, &error) != EBBTIDE_OK) log_line(LogLevel::kWarning, {"a free failed: ", error.message});
 }
 
 ebbtide_status ebbtide_open_lease(const char* tag, const char* holder, ebbtide_lease* lease, ebbtide_error* error) {
-  return guarded(error, [&] {
-    require(tag != nullptr, "tag is null");
-    require(lease != nullptr, "lease is null");
-    api::require_size(lease->struct_size, api::kLeastLease, "ebbtide_lease");
-    require_not_forked();
-    const LeaseInfo info = open_lease(Core::instance(), tag, holder != nullptr ? holder : "somebody");
-    const ebbtide_lease filled = {sizeof filled, info.id, info.epoch, info.is_away ? 1 : 0};
-    api::write_struct(lease, filled, api::kLeastLease, "ebbtide_lease");
+  return with_core(error, [&](Core& core) {
+    require_given(tag, "tag");
+    require_given(lease, "lease");
+    const LeaseInfo info = open_lease(core, tag, holder != nullptr ? holder : "somebody");
+    *lease = {info.id, info.epoch, info.is_away};
   });
 }
 
@@ -154,16 +140,11 @@ ebbtide_status ebbtide_close_lease(uint64_t id, ebbtide_error* error) {
 uint64_t ebbtide_last_lease(void) { return is_forked_child() ? 0 : Core::instance().registry.last_lease(); }
 
 ebbtide_status ebbtide_begin_capture(ebbtide_error* error) {
-  return guarded(error, [&] {
-    require_not_forked();
-    Core::instance().capture_gate.begin_capture();
-  });
+  return with_core(error, [](Core& core) { core.capture_gate.begin_capture(); });
 }
 
 ebbtide_status ebbtide_end_capture(ebbtide_error* error) {
-  return guarded(error, [&] {
-    require_not_forked();
-    Core& core = Core::instance();
+  return with_core(error, [](Core& core) {
     core.capture_gate.end_capture();
     give_back_caches(core);
   });

@@ -1,38 +1,53 @@
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "api/ebbtide.h"
 #include "api/guard.h"
-#include "api/handles.h"
-#include "api/pending.h"
 #include "api/view.h"
+#include "core/operation/ahead.h"
+#include "core/operation/backup_view.h"
 #include "core/operation/operation.h"
+#include "core/operation/pending.h"
 
-// pause, resume and their like, and their reports.
+// pause, resume and their like, what they leave behind, and the stored bytes.
 using namespace ebbtide;
 using api::guarded;
+using api::handles;
 using api::require;
+using api::require_given;
+using api::with_core;
 
 struct ebbtide_report {
+  static constexpr const char* kName = "report";
   Report report;
 };
 struct ebbtide_operation {
+  static constexpr const char* kName = "operation";
   std::unique_ptr<Operation> operation;
+};
+struct ebbtide_pending {
+  static constexpr const char* kName = "pending resume";
+  std::shared_ptr<PendingResume> resume;
+};
+struct ebbtide_moved {
+  static constexpr const char* kName = "record of a pause";
+  std::shared_ptr<Moved> moved = std::make_shared<Moved>();
+};
+struct ebbtide_backup {
+  static constexpr const char* kName = "backup";
+  BackupView view;
 };
 
 namespace {
 
-// Leaked on purpose: handles are given back after static destructors have run, too.
-api::Handles<ebbtide_report>& reports() {
-  static auto* const table = new api::Handles<ebbtide_report>("report");
-  return *table;
+template <typename Handle, typename Content>
+Handle* hand_out(Content content) {
+  return handles<Handle>().add(std::make_unique<Handle>(Handle{std::move(content)}));
 }
-api::Handles<ebbtide_operation>& operations() {
-  static auto* const table = new api::Handles<ebbtide_operation>("operation");
-  return *table;
-}
-void hand_out(Report report, ebbtide_report** out) {
-  if (out != nullptr) *out = api::hand_out_report(std::move(report));
+
+void hand_out_report(Report report, ebbtide_report** out) {
+  if (out != nullptr) *out = hand_out<ebbtide_report>(std::move(report));
 }
 
 // Allocations that leave by address first get their own handles, if they share them with others that stay.
@@ -47,19 +62,39 @@ std::unique_ptr<Operation> claim(OperationKind kind, OperationRequest request) {
 }
 
 ebbtide_status run(OperationKind kind, const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
-  return guarded(error,
-                 [&] { hand_out(std::move(claim(kind, api::read_request(request))->commit().front()), report); });
+  return guarded(error, [&] {
+    OperationRequest read = api::read_request(request);
+    require(kind != OperationKind::kTrim || !read.tags.addresses.empty(),
+            "a trim names the allocations that nobody uses, by address");
+    hand_out_report(std::move(claim(kind, std::move(read))->commit().front()), report);
+  });
+}
+
+void add_unused(OperationRequest& request, const OperationRequest& other) {
+  if (other.unused.empty()) return;
+  request.unused_as_of =
+      request.unused.empty() ? other.unused_as_of : std::min(request.unused_as_of, other.unused_as_of);
+  request.unused = AddressRanges(request.unused, other.unused);
+}
+
+ebbtide_report_row show_row(const char* tag, int device, const ReportRow& row) {
+  return {tag, device, row.bytes, row.copied, row.skipped(), row.clean, row.unused, row.constant};
+}
+
+ebbtide_status view(ViewKind kind, const void* address, uint64_t size_bytes, void** bytes, ebbtide_backup** backup,
+                    ebbtide_error* error) {
+  return with_core(error, [&](Core& core) {
+    require(bytes != nullptr && backup != nullptr, "bytes or backup is null");
+    auto found = view_backup(core, {reinterpret_cast<CUdeviceptr>(address), size_bytes}, kind);
+    std::byte* const shown = found ? found->bytes() : nullptr;
+    *backup = found ? hand_out<ebbtide_backup>(std::move(*found)) : nullptr;
+    *bytes = shown;
+  });
 }
 
 }  // namespace
 
-namespace ebbtide::api {
-
-ebbtide_report* hand_out_report(Report report) {
-  return reports().add(std::make_unique<ebbtide_report>(ebbtide_report{std::move(report)}));
-}
-
-}  // namespace ebbtide::api
+std::shared_ptr<Moved> ebbtide::api::find_moved(const ebbtide_moved* moved) { return handles<ebbtide_moved>().at(moved).moved; }
 
 extern "C" {
 
@@ -76,17 +111,11 @@ ebbtide_status ebbtide_prepare(const ebbtide_request* request, ebbtide_report** 
 }
 
 ebbtide_status ebbtide_trim(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
-  return guarded(error, [&] {
-    OperationRequest read = api::read_request(request);
-    require(!read.tags.addresses.empty(), "a trim names the allocations that nobody uses, by address");
-    hand_out(std::move(claim(OperationKind::kTrim, std::move(read))->commit().front()), report);
-  });
+  return run(OperationKind::kTrim, request, report, error);
 }
 
 ebbtide_status ebbtide_promote(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
-  return guarded(error, [&] {
-    hand_out(std::move(claim(OperationKind::kPromote, api::read_request(request))->commit().front()), report);
-  });
+  return run(OperationKind::kPromote, request, report, error);
 }
 
 ebbtide_status ebbtide_demote(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
@@ -101,89 +130,65 @@ ebbtide_status ebbtide_swap(const ebbtide_request* leaving, const ebbtide_reques
     request.resume_tags = std::move(other.tags);
     request.retain = other.retain;
     request.order = std::move(other.order);
-    api::add_unused(request, other);
+    add_unused(request, other);
     std::vector<Report> reports = claim(OperationKind::kSwap, std::move(request))->commit();
-    hand_out(std::move(reports.front()), pause_report);
-    hand_out(std::move(reports.back()), resume_report);
-  });
-}
-
-ebbtide_status ebbtide_resume_async(const ebbtide_request* request, ebbtide_pending** pending, ebbtide_error* error) {
-  return guarded(error, [&] {
-    require(pending != nullptr, "pending is null");
-    auto claimed = Operation::claim(Core::instance(), OperationKind::kResume, api::read_request(request));
-    *pending = api::hand_out_pending(PendingResume::start(std::move(claimed)));
+    hand_out_report(std::move(reports.front()), pause_report);
+    hand_out_report(std::move(reports.back()), resume_report);
   });
 }
 
 ebbtide_status ebbtide_preview(ebbtide_operation_kind kind, const ebbtide_request* request, ebbtide_visit_name visit,
                                void* user, ebbtide_error* error) {
-  return guarded(error, [&] {
-    require(visit != nullptr, "visit is null");
+  return with_core(error, [&](Core& core) {
+    require_given(visit, "visit");
     require(kind <= EBBTIDE_DEMOTE, "there is no operation of this kind");
-    require_not_forked();
-    const auto names =
-        Operation::preview(Core::instance(), static_cast<OperationKind>(kind), api::read_request(request));
-    for (const std::string& name : names) visit(user, name.c_str());
+    for (const std::string& name :
+         Operation::preview(core, static_cast<OperationKind>(kind), api::read_request(request)))
+      visit(user, name.c_str());
   });
 }
 
 ebbtide_status ebbtide_wait_for_tags(const ebbtide_request* request, ebbtide_error* error) {
-  return guarded(error, [&] {
-    require_not_forked();
-    Core::instance().registry.wait_for(api::read_request(request).tags);
-  });
+  return with_core(error, [&](Core& core) { core.registry.wait_for(api::read_request(request).tags); });
 }
 
 ebbtide_status ebbtide_claim(ebbtide_operation_kind kind, const ebbtide_request* request, ebbtide_operation** operation,
                              ebbtide_error* error) {
   return guarded(error, [&] {
-    require(operation != nullptr, "operation is null");
+    require_given(operation, "operation");
     require(kind == EBBTIDE_PAUSE || kind == EBBTIDE_RESUME, "a claim is for a pause or a resume");
-    auto made = std::make_unique<ebbtide_operation>();
-    made->operation = claim(static_cast<OperationKind>(kind), api::read_request(request));
-    *operation = operations().add(std::move(made));
+    *operation = hand_out<ebbtide_operation>(claim(static_cast<OperationKind>(kind), api::read_request(request)));
   });
 }
 
 // In a forked child an operation is left as it is: its locks and its device are the parent's.
 ebbtide_status ebbtide_commit(ebbtide_operation* operation, ebbtide_report** report, ebbtide_error* error) {
   return guarded(error, [&] {
-    require(operation != nullptr, "operation is null");
-    const auto owned = operations().take(operation);
-    hand_out(std::move(owned->operation->commit().front()), report);
+    const auto owned = handles<ebbtide_operation>().take(operation);
+    hand_out_report(std::move(owned->operation->commit().front()), report);
   });
 }
 
 ebbtide_status ebbtide_abandon(ebbtide_operation* operation, ebbtide_error* error) {
-  return guarded(error, [&] {
-    require(operation != nullptr, "operation is null");
-    operations().take(operation);
-  });
+  return guarded(error, [&] { handles<ebbtide_operation>().take(operation); });
 }
+
+// --- reports ---
 
 ebbtide_status ebbtide_read_report(const ebbtide_report* report, ebbtide_report_totals* totals, ebbtide_error* error) {
   return guarded(error, [&] {
-    require(report != nullptr, "report is null");
-    require(totals != nullptr, "totals is null");
-    const Report& found = reports().at(report).report;
-    const ReportRow sum = found.totals();
-    const ebbtide_report_totals filled = {sizeof filled, static_cast<int32_t>(found.kind),
-                                          sum.bytes,     sum.copied,
-                                          sum.skipped(), found.seconds,
-                                          sum.clean,     sum.unused,
-                                          sum.constant,  found.note.c_str()};
-    api::write_struct(totals, filled, api::kLeastReportTotals, "ebbtide_report_totals");
+    require_given(totals, "totals");
+    const Report& found = handles<ebbtide_report>().at(report).report;
+    *totals = {static_cast<int32_t>(found.kind), found.seconds, found.note.c_str(), show_row("", -1, found.totals())};
   });
 }
 
 ebbtide_status ebbtide_visit_report(const ebbtide_report* report, ebbtide_visit_row visit, void* user,
                                     ebbtide_error* error) {
   return guarded(error, [&] {
-    require(report != nullptr, "report is null");
-    require(visit != nullptr, "visit is null");
-    for (const auto& [key, row] : reports().at(report).report.rows) {
-      const ebbtide_report_row shown = api::show_row(key.first, key.second, row);
+    require_given(visit, "visit");
+    for (const auto& [key, row] : handles<ebbtide_report>().at(report).report.rows) {
+      const ebbtide_report_row shown = show_row(key.first.c_str(), key.second, row);
       visit(user, &shown);
     }
   });
@@ -192,17 +197,115 @@ ebbtide_status ebbtide_visit_report(const ebbtide_report* report, ebbtide_visit_
 ebbtide_status ebbtide_visit_left(const ebbtide_report* report, ebbtide_visit_row visit, void* user,
                                   ebbtide_error* error) {
   return guarded(error, [&] {
-    require(report != nullptr, "report is null");
-    require(visit != nullptr, "visit is null");
-    const auto held = reports().at(report).report.held;
+    require_given(visit, "visit");
+    const auto held = handles<ebbtide_report>().at(report).report.held;
     for (const HeldBytes& each : *held) {
       if (each.bytes == 0) continue;
-      const ebbtide_report_row shown = api::show_row(each.tag->name, each.device, {.bytes = each.bytes});
+      const ebbtide_report_row shown = show_row(each.tag->name.c_str(), each.device, {.bytes = each.bytes});
       visit(user, &shown);
     }
   });
 }
 
-void ebbtide_free_report(ebbtide_report* report) { reports().drop(report); }
+void ebbtide_free_report(ebbtide_report* report) { handles<ebbtide_report>().drop(report); }
+
+ebbtide_status ebbtide_make_moved(ebbtide_moved** moved, ebbtide_error* error) {
+  return with_core(error, [&](Core&) {
+    require_given(moved, "moved");
+    *moved = hand_out<ebbtide_moved>(std::make_shared<Moved>());
+  });
+}
+
+ebbtide_status ebbtide_visit_moved(const ebbtide_moved* moved, ebbtide_visit_name visit, void* user,
+                                   ebbtide_error* error) {
+  return guarded(error, [&] {
+    require_given(visit, "visit");
+    for (const std::string& tag : api::find_moved(moved)->tags()) visit(user, tag.c_str());
+  });
+}
+
+void ebbtide_free_moved(ebbtide_moved* moved) { handles<ebbtide_moved>().drop(moved); }
+
+ebbtide_status ebbtide_pause_count(const char* tag, uint64_t* count, ebbtide_error* error) {
+  return with_core(error, [&](Core& core) {
+    require_given(tag, "tag");
+    require_given(count, "count");
+    *count = core.registry.pause_count(tag);
+  });
+}
+
+// --- beside the program ---
+
+ebbtide_status ebbtide_resume_async(const ebbtide_request* request, ebbtide_pending** pending, ebbtide_error* error) {
+  return with_core(error, [&](Core& core) {
+    require_given(pending, "pending");
+    *pending = hand_out<ebbtide_pending>(
+        PendingResume::start(Operation::claim(core, OperationKind::kResume, api::read_request(request))));
+  });
+}
+
+ebbtide_status ebbtide_pending_stream_wait(ebbtide_pending* pending, int32_t device, void* stream,
+                                           const ebbtide_range* ranges, size_t range_count, ebbtide_error* error) {
+  return guarded(error, [&] {
+    const auto read = api::read_ranges(ranges, range_count, "ranges");
+    const auto resume = handles<ebbtide_pending>().at(pending).resume;
+    resume->stream_wait(device, static_cast<CUstream>(stream), read);
+  });
+}
+
+ebbtide_status ebbtide_pending_ready(ebbtide_pending* pending, const ebbtide_range* range, bool* ready,
+                                     ebbtide_error* error) {
+  return guarded(error, [&] {
+    require_given(ready, "ready");
+    const auto resume = handles<ebbtide_pending>().at(pending).resume;
+    *ready = range == nullptr ? resume->is_over() : resume->is_ready(api::read_range(*range));
+  });
+}
+
+ebbtide_status ebbtide_pending_wait(ebbtide_pending* pending, ebbtide_report** report, ebbtide_error* error) {
+  return guarded(error, [&] {
+    const auto resume = handles<ebbtide_pending>().at(pending).resume;
+    hand_out_report(resume->wait(), report);
+  });
+}
+
+void ebbtide_free_pending(ebbtide_pending* pending) { handles<ebbtide_pending>().drop(pending); }
+
+ebbtide_status ebbtide_copy_ahead(const char* tag, ebbtide_ahead* progress, ebbtide_report** report,
+                                  ebbtide_error* error) {
+  return with_core(error, [&](Core& core) {
+    require_given(tag, "tag");
+    require_given(progress, "progress");
+    require(progress->step_bytes >= AheadProgress::kLeastStepBytes, "step_bytes is less than 2 MiB");
+    require(progress->threads >= 0, "threads is negative");
+    AheadProgress reached{.step_bytes = progress->step_bytes,
+                          .threads = progress->threads,
+                          .next_sequence = progress->next_allocation,
+                          .next_offset = progress->next_offset};
+    auto done = copy_ahead(core, tag, reached,
+                           AddressRanges(api::read_ranges(progress->unused, progress->unused_count, "unused")));
+    progress->is_held_up = !done;
+    progress->is_over = reached.is_over;
+    progress->next_allocation = reached.next_sequence;
+    progress->next_offset = reached.next_offset;
+    Report nothing;
+    nothing.kind = OperationKind::kPrepare;
+    hand_out_report(std::move(done).value_or(std::move(nothing)), report);
+  });
+}
+
+// --- the stored bytes ---
+
+ebbtide_status ebbtide_backup_of(const void* address, uint64_t size_bytes, void** bytes, ebbtide_backup** backup,
+                                 ebbtide_error* error) {
+  return view(ViewKind::kSnapshot, address, size_bytes, bytes, backup, error);
+}
+
+ebbtide_status ebbtide_retained_backup_of(const void* address, uint64_t size_bytes, void** bytes,
+                                          ebbtide_backup** backup, ebbtide_error* error) {
+  return view(ViewKind::kWindow, address, size_bytes, bytes, backup, error);
+}
+
+void ebbtide_release_backup(ebbtide_backup* backup) { handles<ebbtide_backup>().drop(backup); }
 
 }  // extern "C"

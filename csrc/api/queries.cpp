@@ -10,8 +10,8 @@
 // Tags, allocations, statistics and events. Snapshots are taken under the registry's lock and visited without it, so
 // that a visitor may call back.
 using namespace ebbtide;
-using api::guarded;
-using api::require;
+using api::require_given;
+using api::with_core;
 
 namespace {
 
@@ -24,22 +24,16 @@ ebbtide_tag_state state_of(const Tag& tag, const ebbtide_tag_info& info) {
 
 ebbtide_tag_info describe(const Tag& tag) {
   const Amounts amounts = tag.total_now();
-  ebbtide_tag_info info = EBBTIDE_TAG_INFO_INIT;
+  ebbtide_tag_info info{};
   info.lease_count = static_cast<int32_t>(tag.leases.size());
-  info.allocation_count = amounts.allocation_count;
-  info.size_bytes = amounts.size_bytes;
-  info.resident_bytes = amounts.resident_bytes;
-  info.stored_bytes = amounts.stored_bytes;
-  info.dropped_bytes = amounts.dropped_bytes;
-  info.trimmed_bytes = amounts.trimmed_bytes;
-  info.retained_bytes = amounts.retained_bytes;
-  info.ahead_bytes = amounts.ahead_bytes;
-  info.host_bytes = amounts.host_bytes;
-  info.left_bytes = amounts.left_bytes;
-  info.detached_bytes = amounts.detached_bytes;
+#define EBBTIDE_AMOUNT(name) info.name = amounts.name;
+#define EBBTIDE_INNER_AMOUNT(name)
+#include "core/memory/amounts.def"
+#undef EBBTIDE_INNER_AMOUNT
+#undef EBBTIDE_AMOUNT
   for (size_t kind = 0; kind < amounts.with_backup.size(); ++kind)
     info.backups |= amounts.with_backup[kind] > 0 ? 1 << kind : 0;
-  info.is_hooked = tag.is_hooked.load() ? 1 : 0;
+  info.is_hooked = tag.is_hooked.load();
   info.tag = tag.name.c_str();  // which lives as long as the process
   info.state = state_of(tag, info);
   return info;
@@ -63,7 +57,7 @@ std::vector<ebbtide_stretch> stretches(const Allocation& allocation, const Verdi
       if (!found.empty() && found.back().place == place && found.back().verdict == verdict) {
         found.back().size_bytes += last - first;
       } else {
-        found.push_back({sizeof(ebbtide_stretch), allocation.address() + first, last - first, place, verdict});
+        found.push_back({allocation.address() + first, last - first, place, verdict});
       }
     }
   }
@@ -83,45 +77,39 @@ void add_places(const Tag& tag, ebbtide_stats& stats) {
 extern "C" {
 
 ebbtide_status ebbtide_visit_tags(ebbtide_visit_tag visit, void* user, ebbtide_error* error) {
-  return guarded(error, [&] {
-    require(visit != nullptr, "visit is null");
-    require_not_forked();
+  return with_core(error, [&](Core& core) {
+    require_given(visit, "visit");
     std::vector<ebbtide_tag_info> infos;
-    Core::instance().registry.visit_tags([&](const Tag& tag) { infos.push_back(describe(tag)); });
+    core.registry.visit_tags([&](const Tag& tag) { infos.push_back(describe(tag)); });
     for (const ebbtide_tag_info& info : infos) visit(user, &info);
   });
 }
 
-ebbtide_status ebbtide_query_tag(const char* tag, int* found, ebbtide_tag_info* info, ebbtide_error* error) {
-  return guarded(error, [&] {
-    require(tag != nullptr, "tag is null");
-    if (info != nullptr) api::require_size(info->struct_size, api::kLeastTagInfo, "ebbtide_tag_info");
-    require_not_forked();
-    ebbtide_tag_info filled = EBBTIDE_TAG_INFO_INIT;
-    const Registry& registry = Core::instance().registry;
-    const auto fill = [&](const Tag& known) { filled = describe(known); };
-    const bool is_known = registry.visit_tag(tag, fill, /*is_required=*/found == nullptr);
-    if (is_known && info != nullptr) api::write_struct(info, filled, api::kLeastTagInfo, "ebbtide_tag_info");
-    if (found != nullptr) *found = is_known ? 1 : 0;
+ebbtide_status ebbtide_query_tag(const char* tag, bool* found, ebbtide_tag_info* info, ebbtide_error* error) {
+  return with_core(error, [&](Core& core) {
+    require_given(tag, "tag");
+    const auto fill = [&](const Tag& known) {
+      if (info != nullptr) *info = describe(known);
+    };
+    const bool is_known = core.registry.visit_tag(tag, fill, /*is_required=*/found == nullptr);
+    if (found != nullptr) *found = is_known;
   });
 }
 
 ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_visit_allocation visit, void* user,
                                          ebbtide_error* error) {
-  return guarded(error, [&] {
-    require(visit != nullptr, "visit is null");
-    require_not_forked();
+  return with_core(error, [&](Core& core) {
+    require_given(visit, "visit");
     std::vector<ebbtide_allocation_info> infos;
     const auto add = [&](const Tag& known) {
       for (const auto& [sequence, allocation] : known.allocations) {
         if (!allocation->is_doomed) infos.push_back(api::describe(*allocation));
       }
     };
-    const Registry& registry = Core::instance().registry;
     if (tag != nullptr) {
-      registry.visit_tag(tag, add);
+      core.registry.visit_tag(tag, add);
     } else {
-      registry.visit_tags(add);
+      core.registry.visit_tags(add);
     }
     std::sort(infos.begin(), infos.end(), [](const auto& a, const auto& b) { return a.sequence < b.sequence; });
     for (const ebbtide_allocation_info& info : infos) visit(user, &info);
@@ -130,67 +118,44 @@ ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_visit_allocati
 
 ebbtide_status ebbtide_visit_stretches(const void* address, uint64_t size_bytes, ebbtide_visit_stretch visit,
                                        void* user, ebbtide_error* error) {
-  return guarded(error, [&] {
-    require(visit != nullptr, "visit is null");
-    require_not_forked();
+  return with_core(error, [&](Core& core) {
+    require_given(visit, "visit");
     const auto begin = reinterpret_cast<CUdeviceptr>(address);
-    const Registry& registry = Core::instance().registry;
-    const auto allocation = registry.find(begin);
+    const auto allocation = core.registry.find(begin);
     if (allocation == nullptr) return;
     const size_t offset = begin - allocation->address();
     const size_t end = offset + std::min<uint64_t>(size_bytes, allocation->size_bytes() - offset);
-    const auto verdicts = registry.verdicts_of(*allocation);
+    const auto verdicts = core.registry.verdicts_of(*allocation);
     for (const ebbtide_stretch& stretch : stretches(*allocation, verdicts.get(), offset, end)) visit(user, &stretch);
   });
 }
 
 ebbtide_status ebbtide_get_stats(ebbtide_stats* stats, ebbtide_error* error) {
-  return guarded(error, [&] {
-    require(stats != nullptr, "stats is null");
-    api::require_size(stats->struct_size, api::kLeastStats, "ebbtide_stats");
-    require_not_forked();
-    Core& core = Core::instance();
-    const Counters& counters = core.counters;
+  return with_core(error, [&](Core& core) {
+    require_given(stats, "stats");
     ebbtide_stats filled{};
-    filled.struct_size = sizeof filled;
     core.registry.visit_tags([&](const Tag& tag) { add_places(tag, filled); });
     filled.host_held_bytes = core.budgets.host.held_bytes();
     filled.host_available_bytes = core.budgets.host.available_bytes();
     filled.staging_bytes = core.engines.held_bytes();
-    filled.alloc_calls = counters.alloc_calls;
-    filled.free_calls = counters.free_calls;
-    filled.alloc_failures = counters.alloc_failures;
-    filled.pauses = counters.pauses;
-    filled.resumes = counters.resumes;
-    filled.operation_failures = counters.operation_failures;
-    filled.bytes_paused = counters.bytes_paused;
-    filled.bytes_resumed = counters.bytes_resumed;
-    filled.bytes_to_host = counters.bytes_to_host;
-    filled.bytes_to_device = counters.bytes_to_device;
     filled.deferred_frees = core.deferred_frees.count();
     filled.deferred_undos = deferred_undos::count();
     filled.pinned_bytes = core.budgets.pinned.held_bytes();
-    filled.bytes_clean = counters.bytes_clean;
-    filled.bytes_unused = counters.bytes_unused;
-    filled.bytes_constant = counters.bytes_constant;
     filled.host_pool_bytes = core.host_pool.kept_bytes();
-    filled.spills = counters.spills;
-    filled.bytes_spilled = counters.bytes_spilled;
-    filled.bytes_promoted = counters.bytes_promoted;
-    filled.bytes_demoted = counters.bytes_demoted;
-    api::write_struct(stats, filled, api::kLeastStats, "ebbtide_stats");
+#define EBBTIDE_COUNTER(name) filled.name = core.counters.name;
+#include "core/state/counters.def"
+#undef EBBTIDE_COUNTER
+    *stats = filled;
   });
 }
 
 ebbtide_status ebbtide_visit_events(uint64_t after_sequence, ebbtide_visit_event visit, void* user,
                                     ebbtide_error* error) {
-  return guarded(error, [&] {
-    require(visit != nullptr, "visit is null");
-    require_not_forked();
-    for (const EventRecord& record : Core::instance().events.after(after_sequence)) {
-      const ebbtide_event event = {sizeof event,   record.sequence,     record.unix_seconds,
-                                   record.seconds, record.kind.c_str(), record.tags.c_str(),
-                                   record.bytes,   record.copied,       record.detail.c_str()};
+  return with_core(error, [&](Core& core) {
+    require_given(visit, "visit");
+    for (const EventRecord& record : core.events.after(after_sequence)) {
+      const ebbtide_event event = {record.sequence,     record.unix_seconds, record.seconds, record.kind.c_str(),
+                                   record.tags.c_str(), record.bytes,        record.copied,  record.detail.c_str()};
       visit(user, &event);
     }
   });

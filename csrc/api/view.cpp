@@ -1,12 +1,10 @@
 #include "api/view.h"
 
-#include <algorithm>
 #include <map>
 #include <string>
 #include <string_view>
 
 #include "api/guard.h"
-#include "base/error.h"
 
 namespace ebbtide::api {
 namespace {
@@ -39,13 +37,10 @@ BackupKind read_backup(int32_t value) {
 
 Policy read_policy(const ebbtide_policy* policy) {
   if (policy == nullptr) return Policy{};
-  const ebbtide_policy read = read_struct(policy, ebbtide_policy EBBTIDE_POLICY_INIT, kLeastPolicy, "ebbtide_policy");
-  require(read.retain == 0 || read.retain == 1, "retain is 0 or 1");
-  require(read.flushes_first == 0 || read.flushes_first == 1, "flushes_first is 0 or 1");
-  return Policy{.backup = read_backup(read.backup),
-                .retain = read.retain == 1,
-                .overflow = read_overflow(read.overflow),
-                .flushes_first = read.flushes_first == 1};
+  return Policy{.backup = read_backup(policy->backup),
+                .retain = policy->retain,
+                .overflow = read_overflow(policy->overflow),
+                .flushes_first = policy->flushes_first};
 }
 
 AddressRange read_range(const ebbtide_range& range) {
@@ -53,16 +48,11 @@ AddressRange read_range(const ebbtide_range& range) {
   return {static_cast<CUdeviceptr>(range.address), range.size_bytes};
 }
 
-ebbtide_report_row show_row(const std::string& tag, int device, const ReportRow& row) {
-  return {sizeof(ebbtide_report_row),
-          tag.c_str(),
-          device,
-          row.bytes,
-          row.copied,
-          row.skipped(),
-          row.clean,
-          row.unused,
-          row.constant};
+std::vector<AddressRange> read_ranges(const ebbtide_range* ranges, size_t count, const char* name) {
+  if (count > 0) require_given(ranges, name);
+  std::vector<AddressRange> read;
+  for (size_t index = 0; index < count; ++index) read.push_back(read_range(ranges[index]));
+  return read;
 }
 
 namespace {
@@ -86,58 +76,41 @@ std::map<std::string, BackupKind, std::less<>> read_backups(const ebbtide_reques
 OperationRequest read_request(const ebbtide_request* request) {
   OperationRequest read;
   if (request == nullptr) return read;
-  const ebbtide_request given =
-      read_struct(request, ebbtide_request EBBTIDE_REQUEST_INIT, kLeastRequest, "ebbtide_request");
-  require(given.tag_count == 0 || given.tags != nullptr, "tags is null");
-  require(given.address_count == 0 || given.addresses != nullptr, "addresses is null");
-  for (size_t index = 0; index < given.tag_count; ++index) {
-    require(given.tags[index] != nullptr, "a tag is null");
-    read.tags.names.emplace_back(given.tags[index]);
+  if (request->tag_count > 0) require_given(request->tags, "tags");
+  if (request->address_count > 0) require_given(request->addresses, "addresses");
+  for (size_t index = 0; index < request->tag_count; ++index) {
+    require_given(request->tags[index], "a tag");
+    read.tags.names.emplace_back(request->tags[index]);
   }
-  for (size_t index = 0; index < given.address_count; ++index) {
-    read.tags.addresses.push_back(reinterpret_cast<CUdeviceptr>(given.addresses[index]));
+  for (size_t index = 0; index < request->address_count; ++index) {
+    read.tags.addresses.push_back(reinterpret_cast<CUdeviceptr>(request->addresses[index]));
   }
-  read.tags.is_missing_ok = given.missing_ok != 0;
-  if (given.backup != EBBTIDE_BACKUP_AS_ALLOCATED) read.backup = read_backup(given.backup);
-  read.backup_by_tag = read_backups(given);
-  require(given.retain >= -1 && given.retain <= 1, "retain is 0, 1, or -1 for what the policies say");
-  if (given.retain != -1) read.retain = given.retain == 1;
-  require(given.unused_count == 0 || given.unused != nullptr, "unused is null");
-  require(given.order_count == 0 || given.order != nullptr, "order is null");
-  std::vector<AddressRange> unused;
-  for (size_t index = 0; index < given.unused_count; ++index) unused.push_back(read_range(given.unused[index]));
-  read.unused = AddressRanges(std::move(unused));
-  read.unused_as_of = given.unused_as_of;
-  for (size_t index = 0; index < given.order_count; ++index) read.order.push_back(read_range(given.order[index]));
-  read.max_bytes = given.max_bytes;
-  read.keeps_host = given.keeps_host != 0;
-  if (given.moved != nullptr) {
-    read.moved = find_moved(given.moved);
-    read.tags.only = read.moved;
-  }
+  read.tags.is_missing_ok = request->missing_ok;
+  if (request->backup != EBBTIDE_BACKUP_AS_ALLOCATED) read.backup = read_backup(request->backup);
+  read.backup_by_tag = read_backups(*request);
+  require(request->retain >= -1 && request->retain <= 1, "retain is 0, 1, or -1 for what the policies say");
+  if (request->retain != -1) read.retain = request->retain == 1;
+  read.unused = AddressRanges(read_ranges(request->unused, request->unused_count, "unused"));
+  read.unused_as_of = request->unused_as_of;
+  read.order = read_ranges(request->order, request->order_count, "order");
+  read.max_bytes = request->max_bytes;
+  read.keeps_host = request->keeps_host;
+  if (request->moved != nullptr) read.tags.only = read.moved = find_moved(request->moved);
   return read;
 }
 
-void add_unused(OperationRequest& request, const OperationRequest& other) {
-  if (other.unused.empty()) return;
-  request.unused_as_of =
-      request.unused.empty() ? other.unused_as_of : std::min(request.unused_as_of, other.unused_as_of);
-  request.unused = AddressRanges(request.unused, other.unused);
-}
-
 ebbtide_allocation_info describe(const Allocation& allocation) {
-  ebbtide_allocation_info filled = EBBTIDE_ALLOCATION_INFO_INIT;
+  ebbtide_allocation_info filled{};
   filled.address = allocation.address();
   filled.size_bytes = allocation.size_bytes();
   filled.resident_bytes = allocation.resident_bytes();
   filled.host_bytes = allocation.host_bytes();
-  for (const Chunk& chunk : allocation.chunks)
-    filled.stored_bytes += chunk.place.load() == Place::kStored ? chunk.size_bytes : 0;
+  filled.stored_bytes = allocation.bytes_in(Place::kStored);
   filled.device = allocation.device;
   filled.place = place_of(allocation);
   filled.backup = static_cast<int32_t>(allocation.policy.backup);
-  filled.is_trimmed = allocation.is_trimmed ? 1 : 0;
-  filled.is_paused = allocation.is_paused.load() ? 1 : 0;
+  filled.is_trimmed = allocation.is_trimmed;
+  filled.is_paused = allocation.is_paused.load();
   filled.chunk_count = static_cast<int32_t>(allocation.chunks.size());
   filled.sequence = allocation.sequence;
   copy_text(filled.tag, sizeof filled.tag, allocation.tag->name.c_str());

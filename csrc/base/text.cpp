@@ -43,11 +43,10 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-std::string cut_utf8(std::string_view text, size_t max_bytes) {
-  if (text.size() <= max_bytes) return std::string(text);
-  size_t length = max_bytes;
-  while (length > 0 && is_continuation(text[length])) --length;
-  return std::string(text.substr(0, length));
+std::string_view cut_utf8(std::string_view text, size_t max_bytes) noexcept {
+  if (text.size() <= max_bytes) return text;
+  while (max_bytes > 0 && is_continuation(text[max_bytes])) --max_bytes;
+  return text.substr(0, max_bytes);
 }
 
 char32_t next_character(std::string_view text, size_t& at) {
@@ -70,7 +69,7 @@ std::string_view trim_spaces(std::string_view text) {
 std::string in_quotes(std::string_view text) {
   constexpr size_t kMaxBytes = 40;
   const bool is_text = is_utf8(text);
-  const std::string part = is_text ? cut_utf8(text, kMaxBytes) : std::string(text.substr(0, kMaxBytes));
+  const std::string_view part = is_text ? cut_utf8(text, kMaxBytes) : text.substr(0, kMaxBytes);
   std::string shown = "'";
   for (const char character : part) {
     const auto byte = static_cast<unsigned char>(character);

@@ -10,7 +10,7 @@ namespace ebbtide {
 bool is_utf8(std::string_view text);
 
 // The first characters of text, at most max_bytes of them, never half a character.
-std::string cut_utf8(std::string_view text, size_t max_bytes);
+std::string_view cut_utf8(std::string_view text, size_t max_bytes) noexcept;
 
 // The character of well-formed UTF-8 that begins at offset at. Moves at to the next character.
 char32_t next_character(std::string_view text, size_t& at);

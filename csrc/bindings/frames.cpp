@@ -49,7 +49,7 @@ std::shared_ptr<HeldLease> Holding::open_lease(const std::string& tag, const std
   if (tag.find('\0') != std::string::npos) throw py::value_error("a tag can't hold control characters");
   auto held = std::make_shared<HeldLease>();
   leases_.reserve(leases_.size() + 1);
-  ebbtide_lease lease = EBBTIDE_LEASE_INIT;
+  ebbtide_lease lease{};
   call([&](ebbtide_error* error) { return ebbtide_open_lease(tag.c_str(), holder.c_str(), &lease, error); });
   *held = {lease.id, lease.epoch, lease.is_away != 0, true};
   leases_.push_back(held);

@@ -16,9 +16,9 @@ namespace {
 ebbtide_policy policy_of(int backup, bool retain, int overflow, bool flushes_first) {
   ebbtide_policy policy = EBBTIDE_POLICY_INIT;
   policy.backup = backup;
-  policy.retain = retain ? 1 : 0;
+  policy.retain = retain;
   policy.overflow = overflow;
-  policy.flushes_first = flushes_first ? 1 : 0;
+  policy.flushes_first = flushes_first;
   return policy;
 }
 
@@ -32,12 +32,11 @@ void free_address(uint64_t address) {
   call([&](ebbtide_error* error) { return ebbtide_free(reinterpret_cast<void*>(address), error); });
 }
 
-std::optional<AllocationRecord> find(uint64_t address) {
-  int found = 0;
-  ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
-  call([&](ebbtide_error* error) { return ebbtide_find(as_pointer(address), &found, &info, error); });
-  if (found == 0) return std::nullopt;
-  return read_allocation(info);
+std::optional<ebbtide_allocation_info> find(uint64_t address) {
+  bool is_found = false;
+  ebbtide_allocation_info info;
+  call([&](ebbtide_error* error) { return ebbtide_find(as_pointer(address), &is_found, &info, error); });
+  return is_found ? std::optional(info) : std::nullopt;
 }
 
 int bind_slot(const std::string& tag, int device, const ebbtide_policy& policy) {
@@ -57,10 +56,10 @@ std::pair<uint64_t, uint64_t> torch_functions(int slot) {
   return {reinterpret_cast<uint64_t>(malloc_function), reinterpret_cast<uint64_t>(free_function)};
 }
 
-LeaseRecord open_lease(const std::string& tag, const std::string& holder) {
-  ebbtide_lease lease = EBBTIDE_LEASE_INIT;
+ebbtide_lease open_lease(const std::string& tag, const std::string& holder) {
+  ebbtide_lease lease;
   call([&](ebbtide_error* error) { return ebbtide_open_lease(tag.c_str(), holder.c_str(), &lease, error); });
-  return {lease.id, lease.epoch, lease.is_away != 0};
+  return lease;
 }
 
 // Strings with a NUL inside would be cut at the C boundary: refuse them here.
@@ -85,11 +84,11 @@ void register_memory(py::module_& module) {
   module.def("find", &find, py::arg("address"));
   module.def(
       "is_away",
-      [](uint64_t address, uint64_t size_bytes) { return ebbtide_is_away(as_pointer(address), size_bytes) != 0; },
+      [](uint64_t address, uint64_t size_bytes) { return ebbtide_is_away(as_pointer(address), size_bytes); },
       py::arg("address"), py::arg("size_bytes"));
   module.def(
       "is_missing",
-      [](uint64_t address, uint64_t size_bytes) { return ebbtide_is_missing(as_pointer(address), size_bytes) != 0; },
+      [](uint64_t address, uint64_t size_bytes) { return ebbtide_is_missing(as_pointer(address), size_bytes); },
       py::arg("address"), py::arg("size_bytes"));
   module.def(
       "bind_slot",

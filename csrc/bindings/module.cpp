@@ -1,5 +1,8 @@
 #include <pybind11/pybind11.h>
 
+#include <cstring>
+#include <string>
+
 #include "bindings/call.h"
 #include "bindings/frames.h"
 #include "bindings/records.h"
@@ -7,8 +10,22 @@
 namespace py = pybind11;
 using namespace ebbtide::bindings;
 
+namespace {
+
+// A preloaded library serves this module, too, and neither knows the other's structs where their headers differ.
+void refuse_another_build() {
+  if (std::strcmp(ebbtide_build(), EBBTIDE_BUILD) == 0) return;
+  throw py::import_error(std::string("ebbtide's library in this process, ") + ebbtide_library_path() + ", is build " +
+                         ebbtide_build() + ", and this package is build " + EBBTIDE_BUILD +
+                         ": they must be of one installation. Start the program by its own `ebbtide run`, or take the "
+                         "library out of LD_PRELOAD and LD_LIBRARY_PATH");
+}
+
+}  // namespace
+
 PYBIND11_MODULE(_core, module) {
   ebbtide::bindings::prepare_unwinder();
+  refuse_another_build();
   module.doc() = "The pybind11 face of ebbtide.h, and the `with` blocks of the saver.";
   module.attr("BACKUP_AS_ALLOCATED") = static_cast<int>(EBBTIDE_BACKUP_AS_ALLOCATED);
   module.attr("BACKUP_NONE") = static_cast<int>(EBBTIDE_BACKUP_NONE);
@@ -23,7 +40,6 @@ PYBIND11_MODULE(_core, module) {
   module.attr("OVERFLOW_WHOLE") = static_cast<int>(EBBTIDE_OVERFLOW_WHOLE);
   module.attr("UNLIMITED") = EBBTIDE_UNLIMITED;
   module.attr("SLOT_COUNT") = EBBTIDE_SLOT_COUNT;
-  module.attr("API_VERSION") = EBBTIDE_API_VERSION;
   register_records(module);
   register_memory(module);
   register_operations(module);

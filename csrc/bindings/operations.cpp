@@ -48,7 +48,7 @@ class Request {
     }
     request_.tags = names_.data();
     request_.tag_count = names_.size();
-    request_.missing_ok = is_missing_ok ? 1 : 0;
+    request_.missing_ok = is_missing_ok;
   }
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
@@ -124,7 +124,7 @@ class OperationHandle {
     ebbtide_report* report = nullptr;
     ebbtide_operation* taken = take();
     call([&](ebbtide_error* error) { return ebbtide_commit(taken, &report, error); });
-    return read_report(report);
+    return ReportRecord(report);
   }
   void abandon() {
     ebbtide_operation* taken = take();
@@ -160,14 +160,14 @@ class PendingHandle {
   ReportRecord wait() {
     ebbtide_report* report = nullptr;
     call([&](ebbtide_error* error) { return ebbtide_pending_wait(pending_, &report, error); });
-    return read_report(report);
+    return ReportRecord(report);
   }
 
  private:
   bool ask(const ebbtide_range* range) {
-    int32_t ready = 0;
+    bool ready = false;
     call([&](ebbtide_error* error) { return ebbtide_pending_ready(pending_, range, &ready, error); });
-    return ready != 0;
+    return ready;
   }
   ebbtide_pending* pending_;
 };
@@ -219,10 +219,10 @@ class CopyAhead {
   ReportRecord step() {
     ebbtide_report* report = nullptr;
     call([&](ebbtide_error* error) { return ebbtide_copy_ahead(tag_.c_str(), &progress_, &report, error); });
-    return read_report(report);
+    return ReportRecord(report);
   }
-  bool is_over() const { return progress_.is_over != 0; }
-  bool is_held_up() const { return progress_.is_held_up != 0; }
+  bool is_over() const { return progress_.is_over; }
+  bool is_held_up() const { return progress_.is_held_up; }
 
  private:
   const std::string tag_;
@@ -235,7 +235,7 @@ using Operate = ebbtide_status (*)(const ebbtide_request*, ebbtide_report**, ebb
 ReportRecord operate(Operate operation, const Request& request) {
   ebbtide_report* report = nullptr;
   call([&](ebbtide_error* error) { return operation(request.get(), &report, error); });
-  return read_report(report);
+  return ReportRecord(report);
 }
 
 ReportRecord pause(const std::vector<std::string>& tags, bool is_missing_ok, int backup, const Ranges& unused,
@@ -273,8 +273,8 @@ std::pair<ReportRecord, ReportRecord> swap(const std::vector<std::string>& leavi
   ebbtide_report* paused = nullptr;
   ebbtide_report* resumed = nullptr;
   call([&](ebbtide_error* error) { return ebbtide_swap(out.get(), in.get(), &paused, &resumed, error); });
-  ReportRecord first = read_report(paused);
-  return {std::move(first), read_report(resumed)};
+  ReportRecord first(paused);
+  return {std::move(first), ReportRecord(resumed)};
 }
 
 ReportRecord prepare(const std::vector<std::string>& tags, bool is_missing_ok) {

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
-#include <tuple>
 
 #include "bindings/errors.h"
 
@@ -14,83 +12,46 @@ namespace py = pybind11;
 namespace ebbtide::bindings {
 namespace {
 
-void add_row(void* user, const ebbtide_report_row* row) {
-  static_cast<std::vector<Row>*>(user)->push_back(
-      {row->tag, row->device, row->bytes, row->copied, row->skipped, row->clean, row->unused, row->constant});
+constexpr std::array kVerdicts = {"none",     "copied",  "changed", "clean",     "unused",
+                                  "constant", "dropped", "left",    "uncompared"};
+constexpr std::array kPlaces = {"device", "host", "stored", "dropped", "mixed"};
+constexpr std::array kKinds = {"pause", "resume", "swap", "prepare", "trim", "show", "promote", "demote"};
+constexpr std::array kStates = {"resident", "paused", "partial", "empty"};
+
+void add_row(void* rows, const ebbtide_report_row* row) {
+  static_cast<std::vector<ebbtide_report_row>*>(rows)->push_back(*row);
 }
 
-void add_left(void* user, const ebbtide_report_row* row) {
-  static_cast<std::vector<LeftRow>*>(user)->push_back({row->tag, row->device, row->bytes});
+const char* kind_of(const ReportRecord& report) { return kKinds.at(static_cast<size_t>(report.totals.kind)); }
+
+// All but the rows at once, for the cost of one attribute.
+py::tuple plain(const ReportRecord& report) {
+  const auto& [tag, device, bytes, copied, skipped, clean, unused, constant] = report.totals.sum;
+  return py::make_tuple(kind_of(report), bytes, copied, skipped, clean, unused, constant, report.totals.seconds,
+                        report.totals.note);
 }
 
-constexpr std::array<const char*, 9> kVerdicts = {"none",     "copied",  "changed", "clean",     "unused",
-                                                  "constant", "dropped", "left",    "uncompared"};
-constexpr std::array<const char*, 5> kPlaces = {"device", "host", "stored", "dropped", "mixed"};
-constexpr std::array<const char*, 8> kKinds = {"pause", "resume", "swap",    "prepare",
-                                               "trim",  "show",   "promote", "demote"};
-constexpr std::array<const char*, 4> kStates = {"resident", "paused", "partial", "empty"};
-
-}  // namespace
-
-std::vector<Row> ReportRecord::left() const {
-  std::vector<Row> made;
-  made.reserve(left_rows.size());
-  for (const LeftRow& row : left_rows) made.push_back({row.tag, row.device, row.bytes, 0, 0, 0, 0, 0});
-  std::sort(made.begin(), made.end(),
-            [](const Row& a, const Row& b) { return std::tie(a.tag, a.device) < std::tie(b.tag, b.device); });
+py::list rows_of(const ReportRecord& report) {
+  py::list made;
+  for (const auto& [tag, device, bytes, copied, skipped, clean, unused, constant] : report.rows)
+    made.append(py::make_tuple(tag, device, bytes, copied, skipped, clean, unused, constant));
   return made;
 }
 
-ReportRecord::Plain ReportRecord::plain() const {
-  return {kind, bytes, copied, skipped, clean, unused, constant, seconds, note};
+std::vector<std::tuple<std::string, int, uint64_t>> left_of(const ReportRecord& report) {
+  std::vector<std::tuple<std::string, int, uint64_t>> made;
+  for (const ebbtide_report_row& row : report.left) made.emplace_back(row.tag, row.device, row.bytes);
+  std::sort(made.begin(), made.end());
+  return made;
 }
 
-ReportRecord read_report(ebbtide_report* report) {
-  std::shared_ptr<ebbtide_report> owned(report, ebbtide_free_report);
+}  // namespace
+
+ReportRecord::ReportRecord(ebbtide_report* report) : of(report, ebbtide_free_report) {
   ebbtide_error error = EBBTIDE_ERROR_INIT;
-  ebbtide_report_totals totals = EBBTIDE_REPORT_TOTALS_INIT;
-  ReportRecord record;
   raise_if_failed(ebbtide_read_report(report, &totals, &error), error);
-  raise_if_failed(ebbtide_visit_report(report, add_row, &record.rows, &error), error);
-  raise_if_failed(ebbtide_visit_left(report, add_left, &record.left_rows, &error), error);
-  record.of = std::move(owned);
-  record.kind = kKinds.at(static_cast<size_t>(totals.kind));
-  record.bytes = totals.bytes;
-  record.copied = totals.copied;
-  record.skipped = totals.skipped;
-  record.clean = totals.clean;
-  record.unused = totals.unused;
-  record.constant = totals.constant;
-  record.seconds = totals.seconds;
-  record.note = totals.note;
-  return record;
-}
-
-AllocationRecord read_allocation(const ebbtide_allocation_info& info) {
-  return {info.address,       info.size_bytes,  info.resident_bytes,
-          info.stored_bytes,  info.device,      kPlaces.at(static_cast<size_t>(info.place)),
-          info.backup,        info.chunk_count, info.is_trimmed != 0,
-          info.sequence,      info.tag,         info.host_bytes,
-          info.is_paused != 0};
-}
-
-TagRecord read_tag(const ebbtide_tag_info& info) {
-  return {info.tag,
-          kStates.at(static_cast<size_t>(info.state)),
-          info.lease_count,
-          info.allocation_count,
-          info.size_bytes,
-          info.resident_bytes,
-          info.stored_bytes,
-          info.dropped_bytes,
-          info.trimmed_bytes,
-          info.retained_bytes,
-          info.host_bytes,
-          info.left_bytes,
-          info.detached_bytes,
-          info.backups,
-          info.is_hooked != 0,
-          info.ahead_bytes};
+  raise_if_failed(ebbtide_visit_report(report, add_row, &rows, &error), error);
+  raise_if_failed(ebbtide_visit_left(report, add_row, &left, &error), error);
 }
 
 StretchRow read_stretch(const ebbtide_stretch& stretch) {
@@ -98,50 +59,52 @@ StretchRow read_stretch(const ebbtide_stretch& stretch) {
           kVerdicts.at(static_cast<size_t>(stretch.verdict))};
 }
 
-EventRow read_event(const ebbtide_event& event) {
-  return {event.sequence, event.unix_seconds, event.seconds, event.kind,
-          event.tags,     event.bytes,        event.copied,  event.detail};
-}
-
 void register_records(py::module_& module) {
-#define EBBTIDE_READ(type, field) .def_readonly(#field, &type::field)
-  py::class_<Row>(module, "Row") EBBTIDE_READ(Row, tag) EBBTIDE_READ(Row, device) EBBTIDE_READ(Row, bytes)
-      EBBTIDE_READ(Row, copied) EBBTIDE_READ(Row, skipped) EBBTIDE_READ(Row, clean) EBBTIDE_READ(Row, unused)
-          EBBTIDE_READ(Row, constant);
-  py::class_<ReportRecord>(module, "Report") EBBTIDE_READ(ReportRecord, kind) EBBTIDE_READ(ReportRecord, bytes)
-      EBBTIDE_READ(ReportRecord, copied) EBBTIDE_READ(ReportRecord, skipped) EBBTIDE_READ(ReportRecord, seconds)
-          EBBTIDE_READ(ReportRecord, clean) EBBTIDE_READ(ReportRecord, unused) EBBTIDE_READ(ReportRecord, constant)
-              EBBTIDE_READ(ReportRecord, rows) EBBTIDE_READ(ReportRecord, note)
-                  .def_property_readonly("left", &ReportRecord::left)
-                  .def_property_readonly("plain", &ReportRecord::plain);
-  py::class_<DeviceRecord>(module, "DeviceInfo") EBBTIDE_READ(DeviceRecord, device) EBBTIDE_READ(DeviceRecord, name)
-      EBBTIDE_READ(DeviceRecord, compute_capability) EBBTIDE_READ(DeviceRecord, total_bytes)
-          EBBTIDE_READ(DeviceRecord, free_bytes) EBBTIDE_READ(DeviceRecord, granularity_bytes)
-              EBBTIDE_READ(DeviceRecord, held_bytes) EBBTIDE_READ(DeviceRecord, limit_bytes)
-                  EBBTIDE_READ(DeviceRecord, room_bytes) EBBTIDE_READ(DeviceRecord, peak_bytes);
-  py::class_<CapabilityRecord>(module, "Capability") EBBTIDE_READ(CapabilityRecord, name) EBBTIDE_READ(
-      CapabilityRecord, available) EBBTIDE_READ(CapabilityRecord, found) EBBTIDE_READ(CapabilityRecord, advice);
-  py::class_<AllocationRecord>(module, "AllocationInfo") EBBTIDE_READ(AllocationRecord, address)
-      EBBTIDE_READ(AllocationRecord, size_bytes) EBBTIDE_READ(AllocationRecord, resident_bytes)
-          EBBTIDE_READ(AllocationRecord, stored_bytes) EBBTIDE_READ(AllocationRecord, device)
-              EBBTIDE_READ(AllocationRecord, place) EBBTIDE_READ(AllocationRecord, backup)
-                  EBBTIDE_READ(AllocationRecord, chunk_count) EBBTIDE_READ(AllocationRecord, is_trimmed)
-                      EBBTIDE_READ(AllocationRecord, sequence) EBBTIDE_READ(AllocationRecord, tag)
-                          EBBTIDE_READ(AllocationRecord, host_bytes) EBBTIDE_READ(AllocationRecord, is_paused);
-  py::class_<TagRecord>(module, "TagInfo") EBBTIDE_READ(TagRecord, tag) EBBTIDE_READ(TagRecord, state)
-      EBBTIDE_READ(TagRecord, lease_count) EBBTIDE_READ(TagRecord, allocation_count) EBBTIDE_READ(TagRecord, size_bytes)
-          EBBTIDE_READ(TagRecord, resident_bytes) EBBTIDE_READ(TagRecord, stored_bytes)
-              EBBTIDE_READ(TagRecord, dropped_bytes) EBBTIDE_READ(TagRecord, trimmed_bytes)
-                  EBBTIDE_READ(TagRecord, retained_bytes) EBBTIDE_READ(TagRecord, host_bytes)
-                      EBBTIDE_READ(TagRecord, left_bytes) EBBTIDE_READ(TagRecord, detached_bytes)
-                          EBBTIDE_READ(TagRecord, backups) EBBTIDE_READ(TagRecord, is_hooked)
-                              EBBTIDE_READ(TagRecord, ahead_bytes);
-  py::class_<EventRow>(module, "Event") EBBTIDE_READ(EventRow, sequence) EBBTIDE_READ(EventRow, unix_seconds)
-      EBBTIDE_READ(EventRow, seconds) EBBTIDE_READ(EventRow, kind) EBBTIDE_READ(EventRow, tags)
-          EBBTIDE_READ(EventRow, bytes) EBBTIDE_READ(EventRow, copied) EBBTIDE_READ(EventRow, detail);
-  py::class_<LeaseRecord>(module, "Lease") EBBTIDE_READ(LeaseRecord, id) EBBTIDE_READ(LeaseRecord, epoch)
-      EBBTIDE_READ(LeaseRecord, is_away);
-#undef EBBTIDE_READ
+#define EBBTIDE_FIELD(name) .def_readonly(#name, &Struct::name)
+  {
+    using Struct = ebbtide_device_info;
+    py::class_<Struct>(module, "DeviceInfo") EBBTIDE_FIELD(device) EBBTIDE_FIELD(compute_capability)
+        EBBTIDE_FIELD(total_bytes) EBBTIDE_FIELD(free_bytes) EBBTIDE_FIELD(granularity_bytes) EBBTIDE_FIELD(held_bytes)
+            EBBTIDE_FIELD(limit_bytes) EBBTIDE_FIELD(room_bytes) EBBTIDE_FIELD(peak_bytes)
+                .def_property_readonly("name", [](const Struct& info) { return std::string(info.name); });
+  }
+  {
+    using Struct = ebbtide_allocation_info;
+    py::class_<Struct>(module, "AllocationInfo") EBBTIDE_FIELD(address) EBBTIDE_FIELD(size_bytes)
+        EBBTIDE_FIELD(resident_bytes) EBBTIDE_FIELD(stored_bytes) EBBTIDE_FIELD(device) EBBTIDE_FIELD(backup)
+            EBBTIDE_FIELD(chunk_count) EBBTIDE_FIELD(is_trimmed) EBBTIDE_FIELD(is_paused) EBBTIDE_FIELD(sequence)
+                EBBTIDE_FIELD(host_bytes)
+                    .def_property_readonly("tag", [](const Struct& info) { return std::string(info.tag); })
+                    .def_property_readonly(
+                        "place", [](const Struct& info) { return kPlaces.at(static_cast<size_t>(info.place)); });
+  }
+  {
+    using Struct = ebbtide_tag_info;
+#define EBBTIDE_AMOUNT(name) EBBTIDE_FIELD(name)
+#define EBBTIDE_INNER_AMOUNT(name)
+    py::class_<Struct>(module, "TagInfo")
+#include "core/memory/amounts.def"
+        EBBTIDE_FIELD(tag) EBBTIDE_FIELD(lease_count) EBBTIDE_FIELD(backups) EBBTIDE_FIELD(is_hooked)
+            .def_property_readonly("state",
+                                   [](const Struct& info) { return kStates.at(static_cast<size_t>(info.state)); });
+#undef EBBTIDE_INNER_AMOUNT
+#undef EBBTIDE_AMOUNT
+  }
+  {
+    using Struct = ebbtide_lease;
+    py::class_<Struct>(module, "Lease") EBBTIDE_FIELD(id) EBBTIDE_FIELD(epoch) EBBTIDE_FIELD(is_away);
+  }
+#undef EBBTIDE_FIELD
+#define EBBTIDE_TOTAL(name, field) \
+  .def_property_readonly(name, [](const ReportRecord& report) { return report.totals.field; })
+  py::class_<ReportRecord>(module, "Report") EBBTIDE_TOTAL("bytes", sum.bytes) EBBTIDE_TOTAL("copied", sum.copied)
+      EBBTIDE_TOTAL("skipped", sum.skipped) EBBTIDE_TOTAL("clean", sum.clean) EBBTIDE_TOTAL("unused", sum.unused)
+          EBBTIDE_TOTAL("constant", sum.constant) EBBTIDE_TOTAL("seconds", seconds) EBBTIDE_TOTAL("note", note)
+              .def_property_readonly("kind", &kind_of)
+              .def_property_readonly("rows", &rows_of)
+              .def_property_readonly("left", &left_of)
+              .def_property_readonly("plain", &plain);
+#undef EBBTIDE_TOTAL
 }
 
 }  // namespace ebbtide::bindings

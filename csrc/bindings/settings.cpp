@@ -15,27 +15,26 @@ namespace ebbtide::bindings {
 namespace {
 
 struct SettingRow {
-  std::string name, variable, kind, values, fallback, readers, meaning, none, source, problem;
-  bool is_configurable, is_run_option;
+  ebbtide_setting setting;  // whose other texts live for ever
+  std::string source, problem;
 };
 
 std::vector<py::dict> settings() {
   std::vector<SettingRow> rows;
   const auto add = [](void* user, const ebbtide_setting* found) {
-    static_cast<std::vector<SettingRow>*>(user)->push_back(
-        {found->name, found->variable, found->kind, found->values, found->fallback, found->readers, found->meaning,
-         found->none, found->source, found->problem, found->configurable != 0, found->run_option != 0});
+    static_cast<std::vector<SettingRow>*>(user)->push_back({*found, found->source, found->problem});
   };
   call([&](ebbtide_error* error) { return ebbtide_visit_settings(add, &rows, error); });
   std::vector<py::dict> found;
   for (SettingRow& row : rows) {
-    if (row.source == "configured") row.source = "saver.configure(" + row.name + "=)";
+    const ebbtide_setting& setting = row.setting;
+    if (row.source == "configured") row.source = std::string("saver.configure(") + setting.name + "=)";
     using py::literals::operator""_a;
-    found.push_back(py::dict("name"_a = row.name, "variable"_a = row.variable, "kind"_a = row.kind,
-                             "values"_a = row.values, "fallback"_a = row.fallback, "readers"_a = row.readers,
-                             "meaning"_a = row.meaning, "none"_a = row.none, "source"_a = row.source,
-                             "problem"_a = row.problem, "is_configurable"_a = row.is_configurable,
-                             "is_run_option"_a = row.is_run_option));
+    found.push_back(py::dict("name"_a = setting.name, "variable"_a = setting.variable, "kind"_a = setting.kind,
+                             "values"_a = setting.values, "fallback"_a = setting.fallback,
+                             "readers"_a = setting.readers, "meaning"_a = setting.meaning, "none"_a = setting.none,
+                             "source"_a = row.source, "problem"_a = row.problem,
+                             "is_configurable"_a = setting.configurable, "is_run_option"_a = setting.run_option));
   }
   return found;
 }

@@ -61,11 +61,11 @@ EBBTIDE_API int tms_resume(const char* tag) {
 EBBTIDE_API uint8_t* tms_get_cpu_backup_pointer(const uint8_t* address, uint64_t size_bytes) {
   constexpr const char* kCall = "tms_get_cpu_backup_pointer";
   ebbtide_error error = EBBTIDE_ERROR_INIT;
-  ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
-  int is_found = 0;
+  ebbtide_allocation_info info{};
+  bool is_found = false;
   void* bytes = nullptr;
   ebbtide_backup* backup = nullptr;
-  if (ebbtide_find(address, &is_found, &info, &error) != EBBTIDE_OK || (is_found != 0 && !is_kept_in_memory(info)) ||
+  if (ebbtide_find(address, &is_found, &info, &error) != EBBTIDE_OK || (is_found && !is_kept_in_memory(info)) ||
       ebbtide_retained_backup_of(address, size_bytes, &bytes, &backup, &error) != EBBTIDE_OK) {
     if (error.status != EBBTIDE_OK) log_line(LogLevel::kError, {kCall, ": ", error.message});
     return nullptr;

@@ -27,7 +27,7 @@ bool is_on_cpu(int32_t backup) noexcept { return backup == EBBTIDE_BACKUP_RAM ||
 
 void set_policy(const char* call, ebbtide_thread_policy policy) noexcept {
   ebbtide_error error = EBBTIDE_ERROR_INIT;
-  policy.retain = policy.backup != EBBTIDE_BACKUP_NONE && compat::retains() ? 1 : 0;
+  policy.retain = policy.backup != EBBTIDE_BACKUP_NONE && compat::retains();
   if (ebbtide_set_thread_policy(&policy, &error) != EBBTIDE_OK) log_line(LogLevel::kError, {call, ": ", error.message});
 }
 
@@ -47,7 +47,7 @@ ebbtide_thread_policy policy_in_force() noexcept {
   if (own_tagging == EBBTIDE_TAGGING_UNSET)
     policy.tagging = variables().is_enabled ? EBBTIDE_TAGGING_ON : EBBTIDE_TAGGING_OFF;
   policy.backup = variables().backup;
-  policy.retain = 0;
+  policy.retain = false;
   std::strcpy(policy.tag, "default");
   return policy;
 }

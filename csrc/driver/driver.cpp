@@ -79,8 +79,6 @@ const Driver* load(DriverKind kind) {
         "the CUDA driver is older than CUDA 12.0 (it has no cuGetProcAddress_v2): update the NVIDIA driver to 525.60 "
         "or newer");
   }
-  // In a simulated run the CUDA driver is the simulated device.
-  const bool is_sim = kind == DriverKind::kSim || ::dlsym(library, "ebbtide_sim_reset") != nullptr;
   Driver table;
   resolve_all(reinterpret_cast<GetProcAddress>(symbol), table);
   const CUresult result = table.cuInit(0);
@@ -89,6 +87,7 @@ const Driver* load(DriverKind kind) {
     table.cuGetErrorString(result, &text);
     rlimit files{};
     const bool is_limited = ::getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_max != RLIM_INFINITY;
+    const bool is_sim = is_driver_simulated();
     if (is_sim && is_limited) {
       throw DriverError(
           "the simulated device does not start: its memory is a file of 1 PiB, and the limit on the size of files is " +
@@ -140,6 +139,12 @@ const char* driver_name() noexcept {
     case DriverKind::kNone: break;
   }
   return "";
+}
+
+bool is_driver_simulated() noexcept {
+  if (driver_kind() == DriverKind::kSim) return true;
+  void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return library != nullptr && ::dlsym(library, "ebbtide_sim_reset") != nullptr;
 }
 
 const Driver* driver_if_loaded() noexcept { return loader().loaded.load(std::memory_order_acquire); }

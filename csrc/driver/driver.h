@@ -24,6 +24,8 @@ enum class DriverKind { kNone, kCuda, kSim };
 void use_driver(const char* name);
 DriverKind driver_kind() noexcept;
 const char* driver_name() noexcept;
+// Whether the kind is kSim, or libcuda.so.1 is the simulator under the driver's name. Loads no table.
+bool is_driver_simulated() noexcept;
 
 // The loaded table. The first call opens the library, resolves every function and calls cuInit. Throws StateError if
 // there is no library, if it is too old, or if a required function is missing; it may be called again after that. The

@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "core/allocate/thread_policy.h"
-#include "core/budget/device_margin.h"
+#include "core/budget/device_budget.h"
 #include "core/budget/host_budget.h"
 #include "driver/context.h"
-#include "preload/counted_memory.h"
 #include "preload/managed_memory.h"
+#include "preload/memory_map.h"
 
 // How a hook allocates: the driver's own memory if there is room, else ebbtide's.
 namespace ebbtide::preload {
@@ -39,7 +39,7 @@ std::optional<ThreadPolicy> choose_tag();
 // Whether torch makes the call, and large model support makes room for it where memory is short.
 bool is_left_to_lms();
 
-// Steps of allocate(), below.
+// Steps of allocate_if_countable(), below.
 bool must_place(const Request& request);
 // The bytes of the device limit that a request that may overflow leaves to small ones.
 uint64_t spared_for_small(const Request& request);
@@ -63,6 +63,11 @@ struct Overflowed {
 };
 Overflowed overflow(const Request& request, CUdeviceptr* address);
 
+// Makes a handle for cuMemCreate on the host because the device had no room, and fills *handle on success. A handle can't
+// be split between device and host: all of it goes to the host, whatever the policy.
+Overflowed create_on_host(const Request& request, const CUmemAllocationProp& properties,
+                          CUmemGenericAllocationHandle* handle);
+
 // The driver's own memory, as far as the device limit allows.
 template <typename Native>
 CUresult allocate_counted(const Request& request, CUdeviceptr* address, uint64_t spared_bytes, Native&& native) {
@@ -79,9 +84,10 @@ CUresult allocate_counted(const Request& request, CUdeviceptr* address, uint64_t
   return result;
 }
 
-// address: filled on success. native: asks the driver, fills *address.
+// address: filled on success. native: asks the driver, fills *address; it alone answers what is malformed.
 template <typename Native>
-CUresult allocate(Request request, CUdeviceptr* address, Native&& native) {
+CUresult allocate_if_countable(Request request, CUdeviceptr* address, Native&& native) {
+  if (address == nullptr || request.size_bytes == 0 || !is_countable(request.device)) return native();
   if (request.is_in_stream && is_capturing(request.stream)) return native();
   request.tagged_as = choose_tag();
   request.is_left_to_lms = !request.tagged_as && is_left_to_lms();

@@ -2,8 +2,6 @@
 
 #include "preload/allocate.h"
 #include "preload/hook_call.h"
-#include "preload/host_handles.h"
-#include "preload/managed_memory.h"
 
 // Memory that stays the driver's and is counted.
 using namespace ebbtide::preload;
@@ -11,13 +9,12 @@ using namespace ebbtide::preload;
 // Never refused, since managed memory may be larger than any device. The part that fits the limit is counted.
 EBBTIDE_HOOK_EXPORT CUresult cuMemAllocManaged(CUdeviceptr* address, size_t size_bytes, unsigned int flags) {
   return call_hook<&cuMemAllocManaged>(
-      "cuMemAllocManaged",
-      [&](auto real_function) {
+      [&](auto native) {
         const Request request{.call = "cuMemAllocManaged", .device = current_device(), .size_bytes = size_bytes};
         if (address == nullptr || size_bytes == 0 || !is_countable(request.device))
-          return real_function(address, size_bytes, flags);
+          return native();
         auto entry = charge(request);
-        const CUresult result = real_function(address, size_bytes, flags);
+        const CUresult result = native();
         if (result == CUDA_SUCCESS) forget_managed(*address);
         if (result == CUDA_SUCCESS && !entry.empty())
           keep_counted(counted_addresses(), *address, std::move(entry), request);
@@ -29,11 +26,10 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemAllocManaged(CUdeviceptr* address, size_t size
 EBBTIDE_HOOK_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size_bytes,
                                          const CUmemAllocationProp* properties, unsigned long long flags) {
   return call_hook<&cuMemCreate>(
-      "cuMemCreate",
-      [&](auto real_function) {
+      [&](auto native) {
         const bool is_on_device = properties != nullptr && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
         if (handle == nullptr || size_bytes == 0 || !is_on_device || !is_countable(properties->location.id))
-          return real_function(handle, size_bytes, properties, flags);
+          return native();
         const Request request{.call = "cuMemCreate",
                               .device = properties->location.id,
                               .size_bytes = size_bytes,
@@ -43,7 +39,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, s
           if (entry.empty()) return CUDA_ERROR_OUT_OF_MEMORY;
           auto margin = keep_margin(request);
           if (!margin) return CUDA_ERROR_OUT_OF_MEMORY;
-          const CUresult result = real_function(handle, size_bytes, properties, flags);
+          const CUresult result = native();
           margin.reset();
           if (result == CUDA_SUCCESS) keep_counted(counted_handles(), *handle, std::move(entry), request);
           return result;
@@ -61,11 +57,10 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, s
 
 EBBTIDE_HOOK_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   return call_hook<&cuMemRelease>(
-      "cuMemRelease",
-      [&](auto real_function) {
+      [&](auto native) {
         auto on_device = counted_handles().take(handle);
         auto on_host = host_handles().take(handle);
-        const CUresult result = real_function(handle);
+        const CUresult result = native();
         if (result != CUDA_SUCCESS) counted_handles().put_back(handle, std::move(on_device));
         if (result != CUDA_SUCCESS) host_handles().put_back(handle, std::move(on_host));
         return result;
@@ -76,9 +71,8 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 // NCCL asks for the handles of buffers that it registers, and gives each back.
 EBBTIDE_HOOK_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
   return call_hook<&cuMemRetainAllocationHandle>(
-      "cuMemRetainAllocationHandle",
-      [&](auto real_function) {
-        const CUresult result = real_function(handle, address);
+      [&](auto native) {
+        const CUresult result = native();
         if (result != CUDA_SUCCESS) return result;
         counted_handles().retain(*handle);
         host_handles().retain(*handle);

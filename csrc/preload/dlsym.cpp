@@ -2,8 +2,6 @@
 
 #include <atomic>
 
-#include "preload/hooks.h"
-#include "preload/next_symbol.h"
 #include "preload/resolver.h"
 
 // The hook of dlsym.

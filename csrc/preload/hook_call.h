@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "preload/no_cancel.h"
 #include "preload/resolver.h"
 
 // The steps of every hook around its own work.
@@ -27,23 +26,25 @@ class HookScope {
 // Inside a catch block: the code for the exception in flight, and a line on stderr.
 CUresult code_of_exception(const char* call) noexcept;
 
-// Runs body(real function), or only the real function if the hook may not act. Never throws; returns a code.
+// Runs body(native), where native() is the real function's answer to the arguments, or only that if the hook may not
+// act. Never throws; returns a code.
 template <auto kFunction, typename Body, typename... Arguments>
-CUresult call_hook(const char* call, Body&& body, Arguments... arguments) noexcept {
+CUresult call_hook(Body&& body, Arguments... arguments) noexcept {
   const HookScope scope;
   const auto function = real<kFunction>();
   if (function == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   if (!scope.may_act()) return function(arguments...);
   try {
-    return std::forward<Body>(body)(function);
+    return std::forward<Body>(body)([&] { return function(arguments...); });
   } catch (...) {
-    return code_of_exception(call);
+    return code_of_exception(kCall<kFunction>);
   }
 }
 
 // The same for NVML, which answers first; body() changes its answer.
-template <typename Function, typename Memory, typename Body>
-NvmlResult call_nvml(Function function, NvmlDevice device, Memory* memory, Body&& body) noexcept {
+template <auto kFunction, typename Memory, typename Body>
+NvmlResult call_nvml(NvmlDevice device, Memory* memory, Body&& body) noexcept {
+  const auto function = real_nvml<kFunction>();
   if (function == nullptr) return kNvmlUninitialized;
   const HookScope scope;
   const NvmlResult result = function(device, memory);
@@ -54,6 +55,12 @@ NvmlResult call_nvml(Function function, NvmlDevice device, Memory* memory, Body&
     code_of_exception("nvmlDeviceGetMemoryInfo");
   }
   return result;
+}
+
+// The stream that a call of this function means by `stream`.
+template <auto kFunction>
+CUstream stream_of(CUstream stream) {
+  return stream == nullptr && kIsPerThread<kFunction> ? CU_STREAM_PER_THREAD : stream;
 }
 
 }  // namespace ebbtide::preload

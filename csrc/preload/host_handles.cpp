@@ -1,4 +1,4 @@
-#include "preload/host_handles.h"
+#include "preload/allocate.h"
 
 #include <string>
 #include <utility>
@@ -38,6 +38,14 @@ CUmemAllocationProp on_host(CUmemAllocationProp properties, const HostLocation& 
 
 }  // namespace
 
+CountedMemory& counted_addresses() {
+  static auto* const instance = new CountedMemory;
+  return *instance;
+}
+CountedMemory& counted_handles() {
+  static auto* const instance = new CountedMemory;
+  return *instance;
+}
 HostHandles& host_handles() {
   static auto* const instance = new HostHandles;
   return *instance;

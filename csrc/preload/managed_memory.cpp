@@ -10,9 +10,7 @@
 #include "core/state/core.h"
 #include "driver/context.h"
 #include "preload/allocate.h"
-#include "preload/counted_memory.h"
-#include "preload/memory_map.h"
-#include "preload/own_context.h"
+#include "preload/placed_memory.h"
 #include "preload/resolver.h"
 
 namespace ebbtide::preload {

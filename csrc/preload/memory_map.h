@@ -4,7 +4,11 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
+
+#include "core/budget/device_budget.h"
+#include "core/budget/host_budget.h"
 
 namespace ebbtide::preload {
 
@@ -66,6 +70,11 @@ class MemoryMap {
     const std::lock_guard lock(mutex_);
     return entries_.contains(key);
   }
+  std::optional<Held> find(uint64_t key) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(key);
+    return found != entries_.end() ? std::optional(found->second.held) : std::nullopt;
+  }
   size_t count() const noexcept {
     const std::lock_guard lock(mutex_);
     return entries_.size();
@@ -75,5 +84,15 @@ class MemoryMap {
   mutable std::mutex mutex_;
   Entries entries_;
 };
+
+// Memory that the driver owns and that still counts. EBBTIDE_DEVICE_LIMIT covers all memory that the program takes, so
+// every free must know how much was taken.
+using CountedMemory = MemoryMap<DeviceCharge>;
+// Leaked on purpose, as all such maps: frees come after static destructors.
+CountedMemory& counted_addresses();
+CountedMemory& counted_handles();
+// The host budget's charge of each host handle (create_on_host), given back at its release.
+using HostHandles = MemoryMap<HostCharge>;
+HostHandles& host_handles();
 
 }  // namespace ebbtide::preload

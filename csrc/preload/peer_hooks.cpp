@@ -30,9 +30,8 @@ void grant_to(int device) noexcept {
 
 EBBTIDE_HOOK_EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
   return call_hook<&cuCtxEnablePeerAccess>(
-      "cuCtxEnablePeerAccess",
-      [&](auto real_function) {
-        const CUresult result = real_function(peer, flags);
+      [&](auto native) {
+        const CUresult result = native();
         if (result == CUDA_SUCCESS) grant_to(current_device());
         return result;
       },

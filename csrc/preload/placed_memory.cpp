@@ -1,16 +1,10 @@
 #include "preload/placed_memory.h"
 
-#include <cstdint>
-#include <map>
-#include <memory>
-#include <mutex>
-
 #include "base/text.h"
 #include "core/allocate/allocator.h"
 #include "core/state/core.h"
 #include "preload/allocate.h"
 #include "preload/caller.h"
-#include "preload/own_context.h"
 #include "preload/settings.h"
 
 namespace ebbtide::preload {
@@ -21,26 +15,7 @@ namespace {
 constexpr const char* kSpillTag = "overflow";
 
 // The core rounds sizes up, but a program sees the size that it requested.
-class AskedSizes {
- public:
-  void keep(CUdeviceptr address, size_t size_bytes) {
-    const std::lock_guard lock(mutex_);
-    sizes_[address] = size_bytes;
-  }
-  void forget(CUdeviceptr address) {
-    const std::lock_guard lock(mutex_);
-    sizes_.erase(address);
-  }
-  size_t find(CUdeviceptr address, size_t otherwise) const {
-    const std::lock_guard lock(mutex_);
-    const auto found = sizes_.find(address);
-    return found != sizes_.end() ? found->second : otherwise;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::map<CUdeviceptr, size_t> sizes_;
-};
+using AskedSizes = MemoryMap<size_t>;
 AskedSizes& asked_sizes() {
   static auto* const instance = new AskedSizes;
   return *instance;
@@ -78,6 +53,12 @@ bool has_bypass_pool() {
 
 }  // namespace
 
+CUcontext own_context(int device) {
+  CUcontext current = nullptr;
+  if (driver().cuCtxGetCurrent(&current) != CUDA_SUCCESS) return nullptr;
+  return current != primary_context(device) ? current : nullptr;
+}
+
 bool will_flush() { return !has_bypass_pool() && is_called_by(kTorchAllocator); }
 
 AllocationResult place(const Request& request) {
@@ -89,7 +70,7 @@ AllocationResult place(const Request& request) {
   if (request.tagged_as && request.tagged_as->lease == 0) tag.is_hooked.store(true);
   if (const auto found = core.registry.find(placed.address)) found->other_contexts[0] = own_context(request.device);
   try {
-    asked_sizes().keep(placed.address, request.size_bytes);
+    asked_sizes().keep(placed.address, AskedSizes::make_entry(request.size_bytes));
   } catch (const std::bad_alloc&) {
     // Then the program is told the rounded size.
   }
@@ -103,7 +84,7 @@ bool free_placed(CUdeviceptr address) {
     const CUcontext own = own_context(placed->device);
     if (own != found->other_contexts[0]) found->other_contexts[1] = own;
   }
-  asked_sizes().forget(address);
+  asked_sizes().take(address);
   return deallocate_if_ours(Core::instance(), address);
 }
 
@@ -112,7 +93,7 @@ std::optional<PlacedMemory> find_placed(CUdeviceptr address) {
   const auto found = core == nullptr ? nullptr : core->registry.find(address);
   if (found == nullptr) return std::nullopt;
   const CUdeviceptr start = found->address();
-  return PlacedMemory{start, asked_sizes().find(start, found->size_bytes()), found->device};
+  return PlacedMemory{start, asked_sizes().find(start).value_or(found->size_bytes()), found->device};
 }
 
 std::string why_not_shared(CUdeviceptr address) {

@@ -19,6 +19,9 @@ struct PlacedMemory {
   int device = -1;
 };
 
+// The calling thread's context, or null if it is the device's primary one. A program that made its own context has its
+// work there, and the core itself waits only for the primary one.
+CUcontext own_context(int device);
 // Whether the caller is torch's allocator, which frees its cache and asks again when it is refused. It does not do so
 // while the tag of a pauseable program is away, because a pool is then open for all threads.
 bool will_flush();

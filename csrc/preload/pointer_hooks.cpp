@@ -33,10 +33,9 @@ bool answer_attribute(void* data, CUpointer_attribute attribute, CUdeviceptr add
 
 EBBTIDE_HOOK_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr* start, size_t* size_bytes, CUdeviceptr address) {
   return call_hook<&cuMemGetAddressRange_v2>(
-      "cuMemGetAddressRange",
-      [&](auto real_function) {
+      [&](auto native) {
         const auto memory = find_placed(address);
-        if (!memory) return real_function(start, size_bytes, address);
+        if (!memory) return native();
         if (start != nullptr) *start = memory->start;
         if (size_bytes != nullptr) *size_bytes = memory->size_bytes;
         return CUDA_SUCCESS;
@@ -46,14 +45,13 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr* start, size_t*
 
 EBBTIDE_HOOK_EXPORT CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
   return call_hook<&cuPointerGetAttribute>(
-      "cuPointerGetAttribute",
-      [&](auto real_function) {
+      [&](auto native) {
         const auto memory = find_placed(address);
-        if (!memory || data == nullptr) return real_function(data, attribute, address);
+        if (!memory || data == nullptr) return native();
         // The host part of a split allocation has one; memory of a device has none.
         if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER) return CUDA_ERROR_INVALID_VALUE;
         if (answer_attribute(data, attribute, address, *memory)) return CUDA_SUCCESS;
-        return real_function(data, attribute, address);
+        return native();
       },
       data, attribute, address);
 }
@@ -61,9 +59,8 @@ EBBTIDE_HOOK_EXPORT CUresult cuPointerGetAttribute(void* data, CUpointer_attribu
 EBBTIDE_HOOK_EXPORT CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attributes, void** data,
                                                     CUdeviceptr address) {
   return call_hook<&cuPointerGetAttributes>(
-      "cuPointerGetAttributes",
-      [&](auto real_function) {
-        const CUresult result = real_function(count, attributes, data, address);
+      [&](auto native) {
+        const CUresult result = native();
         if (result != CUDA_SUCCESS) return result;
         const auto memory = find_placed(address);
         if (!memory) return result;
@@ -80,9 +77,8 @@ EBBTIDE_HOOK_EXPORT CUresult cuPointerGetAttributes(unsigned int count, CUpointe
 
 EBBTIDE_HOOK_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
   return call_hook<&cuIpcGetMemHandle>(
-      "cuIpcGetMemHandle",
-      [&](auto real_function) {
-        if (handle == nullptr || !find_placed(address)) return real_function(handle, address);
+      [&](auto native) {
+        if (handle == nullptr || !find_placed(address)) return native();
         ebbtide::log_line(ebbtide::LogLevel::kError, {"cuIpcGetMemHandle: ", why_not_shared(address)});
         return CUDA_ERROR_NOT_SUPPORTED;
       },

@@ -1,5 +1,4 @@
 #include "preload/hook_call.h"
-#include "preload/hooks.h"
 
 // The resolver in both forms: 4 arguments since CUDA 11.3, 5 since 12.0. The real one answers first, so that versions,
 // flags and errors are its own. If it returns a hooked function, its hook is returned instead. By the same rule, a
@@ -8,31 +7,24 @@ using namespace ebbtide::preload;
 
 namespace {
 
-void substitute_found(CUresult result, void** function) noexcept {
-  if (result == CUDA_SUCCESS && function != nullptr && *function != nullptr) *function = substitute(*function);
+template <auto kFunction, typename... Arguments>
+CUresult resolve(const char* symbol, void** function, Arguments... arguments) noexcept {
+  return call_hook<kFunction>(
+      [&](auto native) {
+        const CUresult result = native();
+        if (result == CUDA_SUCCESS && function != nullptr && *function != nullptr) *function = substitute(*function);
+        return result;
+      },
+      symbol, function, arguments...);
 }
 
 }  // namespace
 
 EBBTIDE_HOOK_EXPORT CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuuint64_t flags) {
-  return call_hook<&cuGetProcAddress>(
-      "cuGetProcAddress",
-      [&](auto real_function) {
-        const CUresult result = real_function(symbol, function, version, flags);
-        substitute_found(result, function);
-        return result;
-      },
-      symbol, function, version, flags);
+  return resolve<&cuGetProcAddress>(symbol, function, version, flags);
 }
 
 EBBTIDE_HOOK_EXPORT CUresult cuGetProcAddress_v2(const char* symbol, void** function, int version, cuuint64_t flags,
                                                  CUdriverProcAddressQueryResult* status) {
-  return call_hook<&cuGetProcAddress_v2>(
-      "cuGetProcAddress_v2",
-      [&](auto real_function) {
-        const CUresult result = real_function(symbol, function, version, flags, status);
-        substitute_found(result, function);
-        return result;
-      },
-      symbol, function, version, flags, status);
+  return resolve<&cuGetProcAddress_v2>(symbol, function, version, flags, status);
 }

@@ -7,8 +7,6 @@
 #include <string_view>
 
 #include "base/settings.h"
-#include "preload/next_symbol.h"
-#include "preload/no_cancel.h"
 
 namespace ebbtide::preload {
 namespace {
@@ -34,26 +32,14 @@ const Function kDriverFunctions[] = {
   {#symbol, reinterpret_cast<void*>(&symbol), &real_address<&symbol>, #name, version, \
    flags,   &resolved_address<&symbol>},
 #define EBBTIDE_DRIVER_REAL(symbol) {#symbol, nullptr, &real_address<&symbol>, nullptr, 0, 0, nullptr},
-#define EBBTIDE_NVML_HOOK(symbol)
-#define EBBTIDE_NVML_REAL(symbol)
 #include "preload/hooks.def"
-#undef EBBTIDE_DRIVER_HOOK
-#undef EBBTIDE_DRIVER_REAL
-#undef EBBTIDE_NVML_HOOK
-#undef EBBTIDE_NVML_REAL
 };
 
 const Function kNvmlFunctions[] = {
-#define EBBTIDE_DRIVER_HOOK(symbol, name, version, flags)
-#define EBBTIDE_DRIVER_REAL(symbol)
 #define EBBTIDE_NVML_HOOK(symbol) \
   {#symbol, reinterpret_cast<void*>(&symbol), &real_address<&symbol>, nullptr, 0, 0, nullptr},
 #define EBBTIDE_NVML_REAL(symbol) {#symbol, nullptr, &real_address<&symbol>, nullptr, 0, 0, nullptr},
 #include "preload/hooks.def"
-#undef EBBTIDE_DRIVER_HOOK
-#undef EBBTIDE_DRIVER_REAL
-#undef EBBTIDE_NVML_HOOK
-#undef EBBTIDE_NVML_REAL
 };
 
 constinit std::atomic<bool> is_driver_known{false};

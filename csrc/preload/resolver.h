@@ -1,5 +1,7 @@
 #pragma once
 
+#include <pthread.h>
+
 #include <atomic>
 
 #include "preload/hooks.h"
@@ -11,6 +13,36 @@
 // same values, and it needs no lock, no allocation and no destructor.
 namespace ebbtide::preload {
 
+// While one lives, its thread is not cancelled. Cancellation unwinds the stack, which ends the process at a noexcept
+// function (invariant 4). A cancellation that arrives meanwhile happens at the next cancellation point after it.
+class NoCancel {
+ public:
+  NoCancel() noexcept { ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }
+  NoCancel(const NoCancel&) = delete;
+  NoCancel& operator=(const NoCancel&) = delete;
+  ~NoCancel() { ::pthread_setcancelstate(before_, nullptr); }
+
+ private:
+  int before_ = PTHREAD_CANCEL_ENABLE;
+};
+
+// dlsym as this library would find it without its own hook: the next one in the chain, which may belong to another
+// preloaded library.
+using FindSymbol = void* (*)(void* handle, const char* symbol);
+FindSymbol next_dlsym() noexcept;
+
+// Of a hooked driver function: the name in messages, and whether its null stream is the thread's own.
+template <auto kFunction>
+inline constexpr const char* kCall = "";
+template <auto kFunction>
+inline constexpr bool kIsPerThread = false;
+#define EBBTIDE_DRIVER_HOOK(symbol, name, version, flags)      \
+  template <>                                                  \
+  inline constexpr const char* kCall<&symbol> = #name;         \
+  template <>                                                  \
+  inline constexpr bool kIsPerThread<&symbol> = (flags) == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+#include "preload/hooks.def"
+
 // Filled by load_driver and load_nvml; read through real().
 template <auto kFunction>
 inline constinit std::atomic<void*> real_address{nullptr};
@@ -19,21 +51,21 @@ inline constinit std::atomic<void*> real_address{nullptr};
 bool load_driver() noexcept;
 bool load_nvml() noexcept;
 
-// The driver's own function of this symbol. Null if the driver lacks it, or if there is no driver.
-template <auto kFunction>
-decltype(kFunction) real() noexcept {
-  load_driver();
-  return reinterpret_cast<decltype(kFunction)>(real_address<kFunction>.load(std::memory_order_acquire));
-}
-// The same, but null before the first look-up, so that the question does not load the driver.
+// The driver's own function of this symbol, but null before the first look-up: the question does not load the driver.
 template <auto kFunction>
 decltype(kFunction) real_if_loaded() noexcept {
   return reinterpret_cast<decltype(kFunction)>(real_address<kFunction>.load(std::memory_order_acquire));
 }
+// The same after a look-up. Null if the driver lacks it, or if there is no driver.
+template <auto kFunction>
+decltype(kFunction) real() noexcept {
+  load_driver();
+  return real_if_loaded<kFunction>();
+}
 template <auto kFunction>
 decltype(kFunction) real_nvml() noexcept {
   load_nvml();
-  return reinterpret_cast<decltype(kFunction)>(real_address<kFunction>.load(std::memory_order_acquire));
+  return real_if_loaded<kFunction>();
 }
 
 // Whether dlsym must check this name for a hook.

@@ -61,7 +61,7 @@ const char* advice_on(int error) {
 
 // For messages, which are text and of limited length.
 std::string shown(const std::string& directory) {
-  return is_utf8(directory) ? "'" + cut_utf8(directory, 256) + "'" : "a directory whose name is no UTF-8";
+  return is_utf8(directory) ? "'" + std::string(cut_utf8(directory, 256)) + "'" : "a directory whose name is no UTF-8";
 }
 
 uint64_t free_bytes_of(int file) {

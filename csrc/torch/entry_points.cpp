@@ -1,9 +1,7 @@
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <utility>
 
 #include "api/ebbtide.h"
@@ -37,20 +35,13 @@ constexpr auto kAllocate = make_table(std::make_index_sequence<EBBTIDE_SLOT_COUN
 
 extern "C" ebbtide_status ebbtide_torch_functions(int32_t slot, void** malloc_function, void** free_function,
                                                   ebbtide_error* error) {
-  // As long as that of the first version at least, which ended here.
-  const bool has_error = error != nullptr && error->struct_size >= offsetof(ebbtide_error, cause);
-  if (has_error) {
-    const ebbtide_error empty = EBBTIDE_ERROR_INIT;
-    const size_t given = error->struct_size;
-    std::memcpy(static_cast<void*>(error), &empty, std::min(given, sizeof empty));
-    error->struct_size = given;
-  }
+  if (error != nullptr) *error = EBBTIDE_ERROR_INIT;
   if (slot >= 0 && slot < EBBTIDE_SLOT_COUNT && malloc_function != nullptr && free_function != nullptr) {
     *malloc_function = reinterpret_cast<void*>(kAllocate[static_cast<size_t>(slot)]);
     *free_function = reinterpret_cast<void*>(&release);
     return EBBTIDE_OK;
   }
-  if (has_error) {
+  if (error != nullptr) {
     error->status = EBBTIDE_INVALID_ARGUMENT;
     std::snprintf(error->message, sizeof error->message, "there is no slot %d, or an output is null", slot);
   }

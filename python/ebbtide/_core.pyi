@@ -22,19 +22,6 @@ OVERFLOW_SPLIT: int  # 1
 OVERFLOW_WHOLE: int  # 2
 UNLIMITED: int  # 2**64 - 1
 SLOT_COUNT: int
-API_VERSION: int
-
-class Row:
-    """What one (tag, device) gave or took in an operation; bytes."""
-
-    tag: str
-    device: int
-    bytes: int
-    copied: int
-    skipped: int
-    clean: int
-    unused: int
-    constant: int
 
 class Report:
     """ebbtide_report: kind is "pause", "resume", "prepare", "trim", "promote" or "demote"; sizes in bytes."""
@@ -48,9 +35,10 @@ class Report:
     constant: int
     seconds: float
     note: str
-    rows: list[Row]
     @property
-    def left(self) -> list[Row]: ...  # made at each use
+    def rows(self) -> list[tuple[str, int, int, int, int, int, int, int]]: ...  # tag, device, bytes to constant
+    @property
+    def left(self) -> list[tuple[str, int, int]]: ...  # tag, device, bytes
     @property
     def plain(self) -> tuple[str, int, int, int, int, int, int, float, str]: ...  # kind to note
 
@@ -65,12 +53,6 @@ class DeviceInfo:
     limit_bytes: int
     room_bytes: int
     peak_bytes: int
-
-class Capability:
-    name: str
-    available: bool
-    found: str
-    advice: str
 
 class AllocationInfo:
     address: int
@@ -104,16 +86,6 @@ class TagInfo:
     backups: int  # bit 1 << code of each kind
     is_hooked: bool  # memory that the program allocated outside regions has it
     ahead_bytes: int
-
-class Event:
-    sequence: int
-    unix_seconds: float
-    seconds: float
-    kind: str
-    tags: str
-    bytes: int
-    copied: int
-    detail: str
 
 class Lease:
     id: int
@@ -220,21 +192,12 @@ def driver_name() -> str: ...
 def driver_version() -> int: ...
 def device_count() -> int: ...
 def query_device(device: int) -> DeviceInfo: ...
-def capabilities(device: int) -> list[Capability]: ...
+def capabilities(device: int) -> list[tuple[str, bool, str, str]]: ...  # name, is_available, found, advice
 def reset_peaks() -> None: ...
 def set_lms_limit(size_bytes: int) -> None: ...
 def set_lms_host_limit(size_bytes: int) -> None: ...
 def leave_torch_to_lms(is_left: bool) -> None: ...
-def set_limit(
-    name: str, size_bytes: int
-) -> None: ...  # "device", "host", "host_margin", "pinned", "reserve", "host_pool", "shared_handle"
-def get_limit(name: str) -> int: ...
-def set_whole_fraction(fraction: float) -> None: ...
-def get_whole_fraction() -> float: ...
 def fill_host_pool(device: int) -> None: ...
-def set_option(name: str, is_on: bool) -> None: ...  # "skip_clean" | "skip_unused" | "skip_constant" | "compare_bytes"
-def get_option(name: str) -> bool: ...
-def set_disk_directory(path: str | None) -> None: ...
 def settings() -> list[dict[str, Any]]: ...  # what ebbtide.settings.Setting has, and source, problem
 def check_setting(name: str, text: bytes, label: str | None = None) -> bytes: ...  # in its plain form
 def configure(name: str, value: bytes | None) -> None: ...
@@ -346,4 +309,5 @@ def living_types(roots: list[Any] | None) -> list[type]: ...
 def living_objects(types: list[type], roots: list[Any] | None) -> list[Any]: ...
 def referrer_types(things: list[Any], own: list[Any], roots: list[Any] | None) -> list[type | None]: ...
 def stats() -> dict[str, int]: ...
-def events(after_sequence: int = 0) -> list[Event]: ...
+def events(after_sequence: int = 0) -> list[tuple[int, float, float, str, str, int, int, str]]:
+    """sequence, unix_seconds, seconds, kind, tags, bytes, copied, detail"""

@@ -18,7 +18,7 @@ static ebbtide_request request_of(const void* const* addresses, size_t count) {
 }
 
 static uint64_t stored_bytes(void) {
-  ebbtide_stats stats = {.struct_size = sizeof stats};
+  ebbtide_stats stats = {0};
   EXPECT(EBBTIDE_OK, ebbtide_get_stats(&stats, &error));
   return stats.host_held_bytes - stats.staging_bytes;
 }
@@ -52,14 +52,14 @@ static void some_of_them_leave(void) {
   EXPECT(EBBTIDE_OK, ebbtide_resume(&all, NULL, &error));
   const void* const some[] = {made[1]};
   const ebbtide_request request = request_of(some, 1);
-  EXPECT(EBBTIDE_OK, ebbtide_set_limit(EBBTIDE_DEVICE_LIMIT, COUNT * CHUNK, &error));
+  EXPECT(EBBTIDE_OK, set_limit("device_limit", COUNT * CHUNK));
   EXPECT(EBBTIDE_STATE_ERROR, ebbtide_pause(&request, NULL, &error));
   SAYS("no room to give each a handle of its own");
   SAYS("EBBTIDE_SHARED_HANDLE");
   ebbtide_operation* operation = NULL;
   EXPECT(EBBTIDE_STATE_ERROR, ebbtide_claim(EBBTIDE_PAUSE, &request, &operation, &error));
   for (int index = 0; index < COUNT; ++index) CHECK(is_whole(made[index], index));
-  EXPECT(EBBTIDE_OK, ebbtide_set_limit(EBBTIDE_DEVICE_LIMIT, EBBTIDE_UNLIMITED, &error));
+  EXPECT(EBBTIDE_OK, set_limit("device_limit", EBBTIDE_UNLIMITED));
   EXPECT(EBBTIDE_OK, ebbtide_pause(&request, NULL, &error));
   CHECK(ebbtide_is_away(made[1], CHUNK) && !ebbtide_is_away(made[0], CHUNK) && !ebbtide_is_away(made[2], CHUNK));
   CHECK(is_whole(made[0], 0) && is_whole(made[2], 2));
@@ -80,15 +80,15 @@ static void what_is_freed_or_trimmed_while_it_is_away_keeps_no_backup(void) {
   const ebbtide_request request = request_of(dead, 1);
   EXPECT(EBBTIDE_OK, ebbtide_trim(&request, NULL, &error));
   CHECK(stored_bytes() == (COUNT - 2) * CHUNK);
-  ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
-  int found = 0;
+  ebbtide_allocation_info info = {0};
+  bool found = false;
   EXPECT(EBBTIDE_OK, ebbtide_find(made[1], &found, &info, &error));
   CHECK(found && info.is_trimmed && !info.is_paused && info.stored_bytes == 0);
   EXPECT(EBBTIDE_OK, ebbtide_find(made[2], &found, &info, &error));
   CHECK(found && !info.is_trimmed && info.is_paused && info.stored_bytes == CHUNK);
-  EXPECT(EBBTIDE_OK, ebbtide_set_limit(EBBTIDE_DEVICE_LIMIT, CHUNK, &error));
+  EXPECT(EBBTIDE_OK, set_limit("device_limit", CHUNK));
   EXPECT(EBBTIDE_OK, ebbtide_resume(&all, NULL, &error));
-  EXPECT(EBBTIDE_OK, ebbtide_set_limit(EBBTIDE_DEVICE_LIMIT, EBBTIDE_UNLIMITED, &error));
+  EXPECT(EBBTIDE_OK, set_limit("device_limit", EBBTIDE_UNLIMITED));
   CHECK(is_whole(made[2], 2));
   CHECK(ebbtide_is_away(made[1], CHUNK));
   EXPECT(EBBTIDE_OK, ebbtide_free(made[1], &error));
@@ -116,11 +116,9 @@ static void a_limit_on_the_size_of_files_ends_nothing(void) {
 }
 
 static void a_pool_beyond_the_machine_is_refused(void) {
-  REFUSED(ebbtide_set_limit(EBBTIDE_HOST_POOL, 100ull << 40, &error));
+  REFUSED(set_limit("host_pool", 100ull << 40));
   SAYS("of RAM");
-  uint64_t bytes = 1;
-  EXPECT(EBBTIDE_OK, ebbtide_get_limit(EBBTIDE_HOST_POOL, &bytes, &error));
-  CHECK(bytes == 0);
+  CHECK(strcmp(setting_of("host_pool"), "0") == 0);
 }
 
 int main(void) {

@@ -19,7 +19,7 @@ static unsigned char* take(const char* tag, const ebbtide_policy* policy, unsign
 static void give_back(void* address) { EXPECT(EBBTIDE_OK, ebbtide_free(address, &error)); }
 
 static void a_backup_for_each_tag(void) {
-  const ebbtide_policy none = {sizeof none, EBBTIDE_BACKUP_NONE, 0, 0, 0};
+  const ebbtide_policy none = {.backup = EBBTIDE_BACKUP_NONE};
   unsigned char *const plain = take("plain", NULL, 1), *const cache = take("cache", &none, 2),
                        *const kept = take("kept", &none, 3);
   ebbtide_request request = EBBTIDE_REQUEST_INIT;
@@ -37,8 +37,7 @@ static void a_backup_for_each_tag(void) {
   request.backups = (const int32_t[]){-1, -1, 4, -1};
   EXPECT(EBBTIDE_INVALID_ARGUMENT, ebbtide_pause(&request, NULL, &error));
   CHECK(is_filled(cache, 2) && is_filled(kept, 3));
-  /* A program that was built before the field existed. */
-  request.struct_size = offsetof(ebbtide_request, backups);
+  request.backups = NULL;
   request.backup = EBBTIDE_BACKUP_NONE;
   EXPECT(EBBTIDE_OK, ebbtide_pause(&request, NULL, &error));
   EXPECT(EBBTIDE_OK, ebbtide_resume(NULL, NULL, &error));
@@ -49,7 +48,7 @@ static void a_backup_for_each_tag(void) {
 }
 
 static void a_retained_backup(void) {
-  const ebbtide_policy keeps = {sizeof keeps, EBBTIDE_BACKUP_RAM, 1, 0, 0};
+  const ebbtide_policy keeps = {.backup = EBBTIDE_BACKUP_RAM, .retain = 1};
   unsigned char *const address = take("w", &keeps, 1), *const plain = take("plain", NULL, 2);
   void *bytes = NULL, *again = NULL;
   ebbtide_backup *backup = NULL, *other = NULL;

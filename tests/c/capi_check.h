@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "api/ebbtide.h"
+#include "api/ebbtide_settings.h"
 
 static int failures = 0;
 static ebbtide_error error = EBBTIDE_ERROR_INIT;
@@ -32,6 +33,20 @@ __attribute__((unused)) static void* make(const char* tag) {
   void* address = NULL;
   EXPECT(EBBTIDE_OK, ebbtide_alloc(tag, NULL, 0, CHUNK, &address, &error));
   return address;
+}
+
+/* bytes: EBBTIDE_UNLIMITED for what holds while nothing is set. */
+__attribute__((unused)) static ebbtide_status set_limit(const char* setting, uint64_t bytes) {
+  char text[32];
+  snprintf(text, sizeof text, "%llu", (unsigned long long)bytes);
+  return ebbtide_configure(setting, bytes == EBBTIDE_UNLIMITED ? NULL : text, &error);
+}
+
+/* The setting's value, up to the next call. */
+__attribute__((unused)) static const char* setting_of(const char* setting) {
+  static char text[128];
+  EXPECT(EBBTIDE_OK, ebbtide_get_setting(setting, text, sizeof text, NULL, &error));
+  return text;
 }
 
 static int report_failures(void) {

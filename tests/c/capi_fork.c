@@ -20,7 +20,7 @@ static struct {
 } held;
 
 static int visits = 0;
-static void visit_capability(void* user, const char* name, int available, const char* found, const char* advice) {
+static void visit_capability(void* user, const char* name, bool available, const char* found, const char* advice) {
   (void)user, (void)name, (void)available, (void)found, (void)advice, ++visits;
 }
 static void visit_row(void* user, const ebbtide_report_row* row) { (void)user, (void)row, ++visits; }
@@ -35,9 +35,7 @@ static void visit_event(void* user, const ebbtide_event* event) { (void)user, (v
 
 static void ask_for_the_library(void) {
   int32_t number = 0;
-  uint64_t bytes = 0;
-  double fraction = 0;
-  ebbtide_device_info info = EBBTIDE_DEVICE_INFO_INIT;
+  ebbtide_device_info info = {0};
   CHECK(ebbtide_api_version() == EBBTIDE_API_VERSION && strcmp(ebbtide_driver_name(), "sim") == 0);
   FORKED(ebbtide_use_driver("sim", &error));
   SAYS("fork");
@@ -45,21 +43,16 @@ static void ask_for_the_library(void) {
   FORKED(ebbtide_driver_version(&number, &error));
   FORKED(ebbtide_query_device(0, &info, &error));
   FORKED(ebbtide_visit_capabilities(0, visit_capability, NULL, &error));
-  FORKED(ebbtide_set_limit(EBBTIDE_DEVICE_LIMIT, 1, &error));
-  FORKED(ebbtide_get_limit(EBBTIDE_DEVICE_LIMIT, &bytes, &error));
-  FORKED(ebbtide_set_whole_fraction(0.5, &error));
-  FORKED(ebbtide_get_whole_fraction(&fraction, &error));
+  FORKED(set_limit("device_limit", 1));
+  FORKED(ebbtide_get_setting("device_limit", NULL, 0, NULL, &error));
   FORKED(ebbtide_fill_host_pool(0, &error));
-  FORKED(ebbtide_set_option(EBBTIDE_SKIP_CLEAN, 1, &error));
-  FORKED(ebbtide_get_option(EBBTIDE_SKIP_CLEAN, &number, &error));
-  FORKED(ebbtide_set_disk_directory("/tmp", &error));
 }
 
 static void ask_for_memory(void) {
   void *address = NULL, *allocate = NULL, *release = NULL;
-  int found = 0;
+  bool found = false;
   int32_t slot = 0;
-  ebbtide_lease lease = EBBTIDE_LEASE_INIT;
+  ebbtide_lease lease = {0};
   FORKED(ebbtide_alloc("w", NULL, 0, CHUNK, &address, &error));
   FORKED(ebbtide_free(held.resident, &error));
   EXPECT(EBBTIDE_OK, ebbtide_free(NULL, &error));
@@ -99,11 +92,11 @@ static void ask_for_operations(void) {
 }
 
 static void ask_for_handles(void) {
-  int32_t is_ready = 0;
+  bool is_ready = false;
   void* bytes = NULL;
   ebbtide_backup* backup = NULL;
   ebbtide_report* report = NULL;
-  ebbtide_report_totals totals = EBBTIDE_REPORT_TOTALS_INIT;
+  ebbtide_report_totals totals = {0};
   FORKED(ebbtide_read_report(held.report, &totals, &error));
   FORKED(ebbtide_visit_report(held.report, visit_row, NULL, &error));
   FORKED(ebbtide_visit_left(held.report, visit_row, NULL, &error));
@@ -117,7 +110,7 @@ static void ask_for_handles(void) {
 }
 
 static void ask_what_is_there(void) {
-  ebbtide_stats stats = {.struct_size = sizeof stats};
+  ebbtide_stats stats = {0};
   FORKED(ebbtide_visit_tags(visit_tag, NULL, &error));
   FORKED(ebbtide_visit_allocations(NULL, visit_allocation, NULL, &error));
   FORKED(ebbtide_visit_stretches(&stats, 1, visit_stretch, NULL, &error));
@@ -149,15 +142,15 @@ static void hold_everything(void) {
   EXPECT(EBBTIDE_OK, ebbtide_resume_async(EBBTIDE_TAG("coming"), &held.pending, &error));
   EXPECT(EBBTIDE_OK, ebbtide_backup_of(held.away, CHUNK, &held.bytes, &held.backup, &error));
   EXPECT(EBBTIDE_OK, ebbtide_claim(EBBTIDE_PAUSE, EBBTIDE_TAG("w"), &held.operation, &error));
-  held.lease = (ebbtide_lease)EBBTIDE_LEASE_INIT;
+  held.lease = (ebbtide_lease){0};
   EXPECT(EBBTIDE_OK, ebbtide_open_lease("leased", "parent", &held.lease, &error));
 }
 
 /* All that the child was refused the parent does. */
 static void go_on(void) {
-  ebbtide_report_totals totals = EBBTIDE_REPORT_TOTALS_INIT;
+  ebbtide_report_totals totals = {0};
   EXPECT(EBBTIDE_OK, ebbtide_read_report(held.report, &totals, &error));
-  CHECK(totals.bytes == CHUNK);
+  CHECK(totals.sum.bytes == CHUNK);
   ebbtide_free_report(held.report);
   EXPECT(EBBTIDE_OK, ebbtide_pending_wait(held.pending, NULL, &error));
   ebbtide_free_pending(held.pending);
@@ -176,8 +169,8 @@ static void go_on(void) {
 static atomic_int is_busy = 1;
 static void* keep_looking(void* unused) {
   ebbtide_error own;
-  int found = 0;
-  ebbtide_stats stats = {.struct_size = sizeof stats};
+  bool found = false;
+  ebbtide_stats stats = {0};
   while (is_busy) {
     for (int i = 0; i < 100; ++i) (void)ebbtide_find(held.away, &found, NULL, &own);
     (void)ebbtide_visit_tags(visit_nothing, NULL, &own);

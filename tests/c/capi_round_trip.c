@@ -21,9 +21,9 @@ static void find_tag(void* user, const ebbtide_tag_info* info) {
 }
 
 static int state_of(const char* tag) {
-  ebbtide_tag_info info = {.struct_size = sizeof info, .tag = tag, .state = -1};
-  ebbtide_tag_info one = EBBTIDE_TAG_INFO_INIT;
-  int found = 0;
+  ebbtide_tag_info info = {.tag = tag, .state = -1};
+  ebbtide_tag_info one = {0};
+  bool found = false;
   if (ebbtide_visit_tags(find_tag, &info, NULL) != EBBTIDE_OK) return -1;
   if (ebbtide_query_tag(tag, &found, &one, NULL) != EBBTIDE_OK || found != 1) return -1;
   return one.state == info.state && one.stored_bytes == info.stored_bytes && strcmp(one.tag, tag) == 0 ? info.state
@@ -43,7 +43,7 @@ static int is_filled(const unsigned char* bytes, unsigned seed) {
 
 int main(void) {
   ebbtide_error error = EBBTIDE_ERROR_INIT;
-  const ebbtide_policy dropped = {sizeof dropped, EBBTIDE_BACKUP_NONE};
+  const ebbtide_policy dropped = {.backup = EBBTIDE_BACKUP_NONE};
   void *weights = NULL, *cache = NULL;
   CHECK(ebbtide_use_driver("sim", &error) == EBBTIDE_OK);
   CHECK(ebbtide_alloc("weights", NULL, 0, CHUNK - 5, &weights, &error) == EBBTIDE_OK);
@@ -55,10 +55,10 @@ int main(void) {
 
   /* The C driver stands for a device: its memory is reached through the address. */
   ebbtide_report* report = NULL;
-  ebbtide_report_totals totals = EBBTIDE_REPORT_TOTALS_INIT;
+  ebbtide_report_totals totals = {0};
   CHECK(ebbtide_pause(NULL, &report, &error) == EBBTIDE_OK);
   CHECK(ebbtide_read_report(report, &totals, &error) == EBBTIDE_OK);
-  CHECK(totals.bytes == 2 * CHUNK && totals.copied == CHUNK);
+  CHECK(totals.sum.bytes == 2 * CHUNK && totals.sum.copied == CHUNK);
   ebbtide_free_report(report);
   CHECK(state_of("weights") == EBBTIDE_PAUSED && state_of("cache") == EBBTIDE_PAUSED);
   CHECK(ebbtide_is_away(weights, 1) == 1 && ebbtide_is_away(cache, CHUNK) == 1);
@@ -83,7 +83,7 @@ int main(void) {
   CHECK(is_filled((const unsigned char*)bytes - 4096, 1)); /* what is looked at stays as it was stored */
   CHECK(ebbtide_pause(NULL, NULL, &error) == EBBTIDE_OK);
   CHECK(is_filled((const unsigned char*)bytes - 4096, 1)); /* also when the memory leaves again */
-  ebbtide_stats stats = {.struct_size = sizeof stats};
+  ebbtide_stats stats = {0};
   CHECK(ebbtide_get_stats(&stats, &error) == EBBTIDE_OK);
   CHECK(stats.stored_bytes == CHUNK && stats.host_held_bytes == 2 * CHUNK + stats.staging_bytes);
   ebbtide_release_backup(backup);

@@ -109,7 +109,7 @@ TEST_F(CompatOperations, PausedMemoryMayBeFreed) {
 
 TEST_F(CompatOperations, ALeasedTagIsAnError) {
   void* const address = take("weights", true);
-  ebbtide_lease lease = EBBTIDE_LEASE_INIT;
+  ebbtide_lease lease{};
   ASSERT_EQ(ebbtide_open_lease("weights", "me", &lease, nullptr), EBBTIDE_OK);
   EXPECT_EQ(tms_pause("weights"), kUnknown);
   EXPECT_FALSE(is_paused(address));
@@ -122,10 +122,10 @@ TEST_F(CompatOperations, AResumeWithoutRoomIsOutOfMemoryAndCanBeRepeated) {
   void* const address = take("weights", true);
   fill(address, 3);
   ASSERT_EQ(tms_pause("weights"), 0);
-  ASSERT_EQ(ebbtide_set_limit(EBBTIDE_DEVICE_LIMIT, 2 << 20, nullptr), EBBTIDE_OK);
+  ASSERT_EQ(ebbtide_configure("device_limit", "2MiB", nullptr), EBBTIDE_OK);
   EXPECT_EQ(tms_resume("weights"), kOutOfMemory);
   EXPECT_TRUE(is_paused(address));
-  ASSERT_EQ(ebbtide_set_limit(EBBTIDE_DEVICE_LIMIT, EBBTIDE_UNLIMITED, nullptr), EBBTIDE_OK);
+  ASSERT_EQ(ebbtide_configure("device_limit", nullptr, nullptr), EBBTIDE_OK);
   EXPECT_EQ(tms_resume("weights"), 0);
   EXPECT_TRUE(holds(address, 3));
   tms_torch_free(address, kSize, 0, nullptr);
@@ -255,7 +255,6 @@ TEST_F(CompatOperations, PinnedBackupsGoUnlessTheyAreRetained) {
   void* const address = take("weights", true);
   const auto stored = [&] {
     ebbtide_stats stats = {};
-    stats.struct_size = sizeof stats;
     EXPECT_EQ(ebbtide_get_stats(&stats, nullptr), EBBTIDE_OK);
     return stats.pinned_bytes;
   };

@@ -46,7 +46,7 @@ TEST_F(CopyAheadMemory, Invariant12_WhoeverNeedsWhatWasFreedBesideAStepGetsItAtI
   EXPECT_EQ(core().counters.alloc_failures.load(), 0u);
   slow.join();
   deallocate(core(), next);
-  EXPECT_FALSE(core().registry.wait_for_steps(Registry::Steps::kAll)) << "none is left";
+  EXPECT_FALSE(core().registry.ahead_steps.wait(AheadSteps::Which::kAll)) << "none is left";
 }
 
 TEST_F(CopyAheadMemory, WhatTheDeviceCanHoldAtTheEndOfAStepDoesNotSpill) {

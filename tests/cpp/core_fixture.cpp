@@ -118,8 +118,8 @@ void CoreTest::expect_right_amounts() {
   core_->registry.visit_tags([](const Tag& tag) {
     std::map<int, Amounts> found;
     for (const auto& [sequence, allocation] : tag.allocations) found[allocation->device] += allocation->amounts();
-    for (const auto& [device, amounts] : tag.amounts)
-      EXPECT_EQ(amounts, found[device]) << "what is counted of '" << tag.name << "' on device " << device;
+    for (const auto& [device, on_device] : tag.devices)
+      EXPECT_EQ(on_device.amounts, found[device]) << "what is counted of '" << tag.name << "' on device " << device;
   });
 }
 

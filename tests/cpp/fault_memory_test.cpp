@@ -216,7 +216,7 @@ TEST_F(ShortageTest, WithoutABackupNoHostMemoryIsNeeded) {
 
 TEST_F(ShortageTest, AMarginLargerThanTheMachineRefusesAPause) {
   build({{"w", BackupKind::kRam, 0, {kChunk}}});
-  core().budgets.host.set_margin(kUnlimited);
+  core().budgets.host.set_margin(kUnlimited - 1);
   EXPECT_EQ(expect_refused<StoreError>([&] { pause(); }).shortage.free_bytes, 0u);
   core().budgets.host.set_margin(0);
   expect_round_trip();

@@ -9,7 +9,7 @@
 
 #include "core/budget/device_budget.h"
 #include "policy/reported_memory.h"
-#include "preload/counted_memory.h"
+#include "preload/memory_map.h"
 
 namespace ebbtide {
 namespace {

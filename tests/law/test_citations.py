@@ -25,7 +25,7 @@ def test_citations_are_found_at_all(root: Path) -> None:
     """A checker that reads no comment finds no fault."""
     cited = {
         "csrc/vmm/physical_memory.h": "csrc/DESIGN.md, F5",
-        "csrc/preload/no_cancel.h": "invariant 4",
+        "csrc/preload/resolver.h": "invariant 4",
         "tests/c/capi_fork.c": "Invariant 10",
         "tests/gpu/test_gpu_exits.py": "csrc/DESIGN.md, F",
         "tests/cpp/CMakeLists.txt": "tests/c",

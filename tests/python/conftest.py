@@ -180,7 +180,7 @@ def lms(saver: Any) -> Iterator[Any]:
     assert _core.query_device(0).held_bytes <= held_bytes, "the limits of later tests would have less room"
     assert module.stats()["host_bytes"] == 0
     assert saver.tags().get("lms") is None or saver.tags()["lms"].lease_count == 0
-    assert _core.query_device(0).limit_bytes == _core.get_limit("host") == _core.UNLIMITED
+    assert _core.query_device(0).limit_bytes == _core.UNLIMITED and _core.get_setting("host_limit") == b""
 
 
 @pytest.fixture

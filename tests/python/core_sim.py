@@ -15,6 +15,10 @@ OUT_OF_MEMORY = 2
 UNKNOWN = 999
 
 
+def set_limit(setting: str, size_bytes: int) -> None:
+    _core.configure(setting, None if size_bytes == _core.UNLIMITED else str(size_bytes).encode())
+
+
 @functools.cache
 def _functions() -> frozenset[str]:
     sources = Path(__file__).parents[2] / "csrc"

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from core_sim import CHUNK, MIB, OUT_OF_MEMORY, UNKNOWN, Sim, content, fill, is_filled
+from core_sim import CHUNK, MIB, OUT_OF_MEMORY, UNKNOWN, Sim, content, fill, is_filled, set_limit
 from ebbtide import _core
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError, StoreError
 from hypothesis import HealthCheck, settings
@@ -52,7 +52,7 @@ class Core(RuleBasedStateMachine):
         self.known: set[str] = set()
         self.device_limit = _core.UNLIMITED
         self.base_bytes = _core.query_device(0).held_bytes
-        _core.set_limit("host_margin", 0)
+        set_limit("host_margin", 0)
 
     def names(self, tags: list[str]) -> list[str]:
         return [self.prefix + tag for tag in tags]
@@ -127,7 +127,7 @@ class Core(RuleBasedStateMachine):
         if self.refuses_unknown("pause", tags) or self.refuses_leased(tags):
             return
         needed = sum(b.size for b in self.of(tags) if b.place == "device" and b.backup == _core.BACKUP_RAM)
-        _core.set_limit("host", _core.stats()["host_held_bytes"] + room)
+        set_limit("host_limit", _core.stats()["host_held_bytes"] + room)
         try:
             report = _core.pause(self.names(tags))
         except StoreError as error:
@@ -144,7 +144,7 @@ class Core(RuleBasedStateMachine):
                 copied = needed
             self.expect_report(report, (moved, copied))
         finally:
-            _core.set_limit("host", _core.UNLIMITED)
+            set_limit("host_limit", _core.UNLIMITED)
 
     @rule(kind=KINDS, tags=SOME_TAGS, number=PICKS, abandons=st.booleans(), frees=st.booleans())
     def in_two_phases(self, kind: str, tags: list[str], number: int, abandons: bool, frees: bool) -> None:
@@ -218,7 +218,7 @@ class Core(RuleBasedStateMachine):
     @rule(chunks=st.sampled_from([None, 1, 4, 12]))
     def limit_the_device(self, chunks: int | None) -> None:
         self.device_limit = _core.UNLIMITED if chunks is None else self.base_bytes + chunks * CHUNK
-        _core.set_limit("device", self.device_limit)
+        set_limit("device_limit", self.device_limit)
 
     @rule(mode=st.integers(0, 2), seed=st.integers(0, 99))
     def run_asynchronous_work_otherwise(self, mode: int, seed: int) -> None:
@@ -288,8 +288,8 @@ class Core(RuleBasedStateMachine):
 
     def expect_report(self, report: _core.Report, moved_and_copied: tuple[int, int]) -> None:
         assert (report.bytes, report.copied) == moved_and_copied
-        assert sum(row.bytes for row in report.rows) == report.bytes
-        mine = sum(row.bytes for row in report.left if row.tag.startswith(self.prefix))
+        assert sum(row[2] for row in report.rows) == report.bytes
+        mine = sum(size for tag, _, size in report.left if tag.startswith(self.prefix))
         assert mine == self.held() - self.base_bytes
 
     @invariant()
@@ -323,7 +323,7 @@ class Core(RuleBasedStateMachine):
             return
         self.sim.clear_failures()
         self.sim.set_async(0)
-        _core.set_limit("device", _core.UNLIMITED)
+        set_limit("device_limit", _core.UNLIMITED)
         for lease in self.leases:
             _core.close_lease(lease)
         for block in self.blocks:

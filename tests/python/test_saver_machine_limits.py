@@ -27,10 +27,10 @@ def file_limit():
 
 
 def test_a_pool_beyond_the_machine_is_refused_and_nothing_is_set(saver):
-    before = _core.get_limit("host_pool"), _core.get_limit("device")
+    before = _core.get_setting("host_pool"), _core.get_setting("device_limit")
     with pytest.raises(ValueError, match=r"host_pool is 100\.0 TiB, and this machine has .* of RAM: ask for less"):
         saver.configure(device_limit="1GiB", host_pool="100TiB")
-    assert (_core.get_limit("host_pool"), _core.get_limit("device")) == before
+    assert (_core.get_setting("host_pool"), _core.get_setting("device_limit")) == before
 
 
 RING_LIMITS = """

@@ -136,7 +136,7 @@ def test_unknown_hook_event(saver, tag):
 
 @pytest.mark.parametrize("limit", ["device_limit", "host_limit", "host_margin"])
 def test_bad_limits_name_the_limit_and_set_nothing(saver, limit):
-    before = _core.get_limit("device")
+    before = _core.get_setting("device_limit")
     for bad, kind in (
         (-1, ValueError),
         ("1Gib?", ValueError),
@@ -146,7 +146,7 @@ def test_bad_limits_name_the_limit_and_set_nothing(saver, limit):
     ):
         with pytest.raises(kind, match=limit):
             saver.configure(**{"device_limit": 12345678, limit: bad})
-    assert _core.get_limit("device") == before
+    assert _core.get_setting("device_limit") == before
 
 
 def test_a_margin_is_a_size(saver):
@@ -155,16 +155,16 @@ def test_a_margin_is_a_size(saver):
 
 
 def test_limits_reach_the_core(saver):
-    margin = _core.get_limit("host_margin")
+    margin = int(_core.get_setting("host_margin"))
     saver.configure(device_limit="100MiB", host_limit=12345, host_margin="1MiB")
     try:
-        assert (_core.get_limit("device"), _core.get_limit("host"), _core.get_limit("host_margin")) == (
-            100 << 20,
-            12345,
-            1 << 20,
+        assert (_core.get_setting("device_limit"), _core.get_setting("host_limit"), _core.get_setting("host_margin")) == (
+            b"104857600",
+            b"12345",
+            b"1048576",
         )
         saver.configure(host_limit=None)
-        assert (_core.get_limit("device"), _core.get_limit("host")) == (100 << 20, _core.UNLIMITED)
+        assert (_core.get_setting("device_limit"), _core.get_setting("host_limit")) == (b"104857600", b"")
     finally:
         saver.configure(host_margin=margin)
 

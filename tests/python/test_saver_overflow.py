@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import caches  # noqa: E402
+from core_sim import set_limit  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
 from ebbtide.saver.regions import startup  # noqa: E402
@@ -252,8 +253,9 @@ def test_variables_set_what_configure_sets(run_python_with_torch, driver_name):
         from ebbtide import _core, saver
         with saver.region("w", overflow="split"):
             pass
-        print(_core.get_limit("reserve"), _core.get_limit("host_pool"), _core.get_whole_fraction(),
-              _core.stats()["host_pool_bytes"], _core.get_limit("shared_handle"))
+        for name in ("reserve", "host_pool", "whole_fraction", "shared_handle"):
+            print(_core.get_setting(name).decode())
+        print(_core.stats()["host_pool_bytes"])
         """,
         EBBTIDE_DRIVER=driver_name,
         EBBTIDE_RESERVE="3MiB",
@@ -261,7 +263,7 @@ def test_variables_set_what_configure_sets(run_python_with_torch, driver_name):
         EBBTIDE_WHOLE_FRACTION="0.25",
         EBBTIDE_SHARED_HANDLE="64MiB",
     )
-    expected = [str(3 * MIB), str(130 * MIB), "0.25", str(128 * MIB), str(64 * MIB)]
+    expected = [str(3 * MIB), str(130 * MIB), "0.25", str(64 * MIB), str(128 * MIB)]
     assert result.stdout.split() == expected, result.stderr
 
 
@@ -321,18 +323,18 @@ GRANULE = 2 * MIB
 def test_property_the_device_is_full_before_anything_spills(saver, sizes):
     assert saver.device
     held = _core.query_device(0).held_bytes
-    _core.set_limit("reserve", 0)
+    set_limit("reserve", 0)
     addresses = []
     try:
         for units, room_units in sizes:
-            _core.set_limit("device", _core.query_device(0).held_bytes + room_units * GRANULE)
+            set_limit("device_limit", _core.query_device(0).held_bytes + room_units * GRANULE)
             addresses.append(_core.alloc("property-overflow", units * GRANULE, overflow=_core.OVERFLOW_SPLIT))
             info = _core.find(addresses[-1])
             assert info.host_bytes == max(0, units - room_units) * GRANULE
             assert info.resident_bytes == info.size_bytes == units * GRANULE
     finally:
-        _core.set_limit("device", _core.UNLIMITED)
-        _core.set_limit("reserve", _core.UNLIMITED)
+        set_limit("device_limit", _core.UNLIMITED)
+        set_limit("reserve", _core.UNLIMITED)
         for address in addresses:
             _core.free(address)
     assert _core.query_device(0).held_bytes == held

@@ -219,10 +219,10 @@ def test_limits_from_the_environment(run_python_with_torch):
         from ebbtide import _core, saver
         with saver.region('a'):
             pass
-        assert (_core.get_limit('device'), _core.get_limit('host')) == (64 << 20, 10**6)
-        assert _core.get_limit('host_margin') == 5
+        assert (_core.get_setting('device_limit'), _core.get_setting('host_limit')) == (b'67108864', b'1000000')
+        assert _core.get_setting('host_margin') == b'5'
         saver.configure(host_limit=None)
-        assert (_core.get_limit('device'), _core.get_limit('host')) == (64 << 20, _core.UNLIMITED)
+        assert (_core.get_setting('device_limit'), _core.get_setting('host_limit')) == (b'67108864', b'')
     """
     limits = {"EBBTIDE_DEVICE_LIMIT": "64MiB", "EBBTIDE_HOST_LIMIT": "1000KB", "EBBTIDE_HOST_MARGIN": "5"}
     result = run_python_with_torch(code, **limits)
@@ -237,7 +237,7 @@ def test_configure_goes_before_the_environment(run_python_with_torch):
         saver.configure(device_limit="32MiB")
         with saver.region('a'):
             pass
-        assert _core.get_limit('device') == 32 << 20
+        assert _core.get_setting('device_limit') == b'33554432'
     """
     result = run_python_with_torch(code, EBBTIDE_DEVICE_LIMIT="64MiB")
     assert (result.returncode, result.stderr) == (0, "")

@@ -142,7 +142,7 @@ def test_a_region_raises_it(run_python_with_torch, variable):
 
 @pytest.mark.parametrize("setting", CONFIGURABLE, ids=lambda setting: setting.name)
 def test_configure_refuses_with_the_same_words_and_sets_nothing(saver, setting):
-    before = _core.get_limit("device")
+    before = _core.get_setting("device_limit")
     if setting.variable in BAD_VARIABLES and setting.kind == "size":
         value, words = BAD_VARIABLES[setting.variable]
         with pytest.raises(ValueError, match=f"^{re.escape(setting.name + words)}$"):
@@ -154,13 +154,13 @@ def test_configure_refuses_with_the_same_words_and_sets_nothing(saver, setting):
     if not setting.none:
         with pytest.raises(kind_of_error, match=f"^{setting.name} must be .*None"):
             saver.configure(**{setting.name: None})
-    assert _core.get_limit("device") == before
+    assert _core.get_setting("device_limit") == before
 
 
 def test_a_fraction_is_from_0_to_1_wherever_it_is_given(saver, clean):
     for fraction in (0, 1, 0.25):
         saver.configure(whole_fraction=fraction)
-        assert _core.get_whole_fraction() == fraction
+        assert float(_core.get_setting("whole_fraction")) == fraction
         given = run_options.to_variables({"overflow": "whole", "whole_fraction": fraction}, {})
         assert float(given["EBBTIDE_WHOLE_FRACTION"]) == fraction
         clean.setenv("EBBTIDE_WHOLE_FRACTION", str(fraction))
@@ -184,7 +184,7 @@ def test_a_folder_is_looked_at_when_it_is_chosen(saver, clean, tmp_path):
         with pytest.raises(StoreError, match=words) as refused:
             saver.configure(device_limit=1, disk_directory=bad)
         assert "saver.configure(disk_directory=...)" in str(refused.value)
-        assert _core.get_setting("disk_directory") == before and _core.get_limit("device") != 1
+        assert _core.get_setting("disk_directory") == before and _core.get_setting("device_limit") != b"1"
         clean.setenv("EBBTIDE_DISK_DIRECTORY", bad)
         clean.setattr(settings, "_environment_is_checked", False)  # configure may have been the first to check it
         for use in (settings.check_environment, lambda: run_options.to_variables({}, os.environ)):
@@ -207,7 +207,7 @@ def test_a_folder_in_memory_is_one_for_files_that_are_wanted_to_be_seen(saver, c
         saver.configure(device_limit=1, disk_files="hidden", disk_directory="/dev/shm")
     with pytest.raises(ValueError, match=r"^disk_directory must be a path, and not empty$"):
         saver.configure(disk_files="named", disk_directory="")
-    assert _core.get_setting("disk_directory") == before and _core.get_limit("device") != 1
+    assert _core.get_setting("disk_directory") == before and _core.get_setting("device_limit") != b"1"
     with pytest.raises(StoreError, match="is no disk but RAM"):
         saver.configure(disk_directory="/dev/shm")  # the kind of file was not set either
     try:

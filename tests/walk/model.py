@@ -260,7 +260,7 @@ class Model:
         if memory.is_dropped and memory.is_doubtful:  # some of it may have come back before, when poison was otherwise
             memory.may_be_zero = True
         elif memory.is_dropped:
-            memory.expected[:] = POISON if _core.get_option("poison") else 0
+            memory.expected[:] = POISON if _core.get_setting("poison") == b"1" else 0
         if memory.is_paused:
             is_known = not (memory.is_dropped or memory.is_doubtful or memory.may_be_zero)
             memory.kept = memory.expected.copy() if is_known else None

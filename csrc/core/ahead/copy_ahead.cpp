@@ -64,7 +64,7 @@ TagClaim CopyAhead::claim() const {
                 return true;
               },
           .moves_memory = false,
-          .is_step = true};
+          .is_ahead_step = true};
 }
 
 bool CopyAhead::is_first_step() const { return request_.ahead->next_sequence == 0 && request_.ahead->next_offset == 0; }

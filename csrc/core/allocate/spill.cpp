@@ -66,15 +66,15 @@ void note_spill(Core& core, const std::string& purpose, int device, uint64_t siz
 SpillResult build_spilling(Core& core, const AllocationRequest& request, bool may_spill) {
   const auto& [tag, policy, device, size_bytes] = request;
   const std::string purpose = "tag '" + tag.name + "'";
-  const uint64_t freeing_steps = core.registry.freeing_steps();
+  const uint64_t freeing_steps = core.registry.ahead_steps.freeing_count();
   for (int look = 0;; ++look) {
     const policy::DeviceRoom room = look < kLooks ? look_at_device(core, device) : policy::DeviceRoom{};
     const uint64_t room_bytes = policy::usable_bytes(room, size_bytes);
     policy::Placement placement = place(core, policy, size_bytes, room_bytes);
     // Before anything spills: what was freed beside a step of copies ahead is room at its end.
     if (placement.host_bytes > 0 && look == 0 &&
-        (core.registry.wait_for_steps(Registry::Steps::kWithFreedMemory) ||
-         core.registry.freeing_steps() != freeing_steps))
+        (core.registry.ahead_steps.wait(AheadSteps::Which::kWithFreedMemory) ||
+         core.registry.ahead_steps.freeing_count() != freeing_steps))
       continue;
     if (placement.host_bytes > 0 && !may_spill) return {nullptr, room_bytes};
     std::vector<HostPool::Handle> handles;

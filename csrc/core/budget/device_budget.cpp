@@ -9,38 +9,17 @@
 
 namespace ebbtide {
 
-DeviceCharge& DeviceCharge::operator=(DeviceCharge&& other) noexcept {
-  if (this == &other) return *this;
-  reset();
-  budget_ = std::exchange(other.budget_, nullptr);
-  device_ = other.device_;
-  holder_ = other.holder_;
-  size_bytes_ = std::exchange(other.size_bytes_, 0);
-  return *this;
-}
-
-void DeviceCharge::reset() noexcept {
-  if (budget_ != nullptr) {
-    budget_->held_bytes_[static_cast<size_t>(device_)].fetch_sub(size_bytes_);
-    if (holder_ == DeviceHolder::kProgram)
-      budget_->held_by_program_[static_cast<size_t>(device_)].fetch_sub(size_bytes_);
-  }
-  budget_ = nullptr;
-  size_bytes_ = 0;
-}
-
 DeviceCharge DeviceCharge::split(uint64_t part_bytes) {
-  const uint64_t part = std::min(part_bytes, size_bytes_);
-  size_bytes_ -= part;
-  return DeviceCharge(budget_, device_, holder_, part);
+  DeviceCharge part;
+  part.budget_ = budget_;
+  part.part_ = {part_.device, part_.holder, std::min(part_bytes, part_.bytes)};
+  part_.bytes -= part.part_.bytes;
+  return part;
 }
 
-void DeviceCharge::merge(DeviceCharge&& other) noexcept {
-  if (other.budget_ == nullptr) return;
-  budget_ = std::exchange(other.budget_, nullptr);
-  device_ = other.device_;
-  holder_ = other.holder_;
-  size_bytes_ += std::exchange(other.size_bytes_, 0);
+void DeviceBudget::give_back(const DevicePart& part) noexcept {
+  on(part.device).bytes.fetch_sub(part.bytes);
+  if (part.holder == DeviceHolder::kProgram) on(part.device).of_program.fetch_sub(part.bytes);
 }
 
 DeviceCharge DeviceBudget::charge(int device, uint64_t size_bytes, uint64_t spared_bytes) {
@@ -54,9 +33,9 @@ DeviceCharge DeviceBudget::charge_provisionally(int device, uint64_t size_bytes,
   if (device < 0 || device >= kMaxDevices) throw InvalidArgument("there is no device " + std::to_string(device));
   const std::lock_guard lock(mutex_);
   require_room(device, size_bytes, spared_bytes, holder);
-  held_bytes_[static_cast<size_t>(device)].fetch_add(size_bytes);
-  if (holder == DeviceHolder::kProgram) held_by_program_[static_cast<size_t>(device)].fetch_add(size_bytes);
-  return DeviceCharge(this, device, holder, size_bytes);
+  on(device).bytes.fetch_add(size_bytes);
+  if (holder == DeviceHolder::kProgram) on(device).of_program.fetch_add(size_bytes);
+  return {*this, {device, holder, size_bytes}};
 }
 
 void DeviceBudget::require_room(int device, uint64_t size_bytes, uint64_t spared_bytes, DeviceHolder holder) const {
@@ -81,29 +60,28 @@ void DeviceBudget::require_room(int device, uint64_t size_bytes, uint64_t spared
 }
 
 void DeviceBudget::note_peak(int device) noexcept {
-  const uint64_t held_now = held_bytes_[static_cast<size_t>(device)].load();
-  std::atomic<uint64_t>& peak = peak_bytes_[static_cast<size_t>(device)];
-  uint64_t before = peak.load();
-  while (held_now > before && !peak.compare_exchange_weak(before, held_now)) {
+  const uint64_t held_now = on(device).bytes.load();
+  uint64_t before = on(device).peak_bytes.load();
+  while (held_now > before && !on(device).peak_bytes.compare_exchange_weak(before, held_now)) {
   }
 }
 
 uint64_t DeviceBudget::held_bytes(int device) const {
   if (device < 0 || device >= kMaxDevices) return 0;
-  return held_bytes_[static_cast<size_t>(device)].load() + deferred_undos::held_bytes(device);
+  return on(device).bytes.load() + deferred_undos::held_bytes(device);
 }
 
 uint64_t DeviceBudget::peak_bytes(int device) const {
-  return device < 0 || device >= kMaxDevices ? 0 : peak_bytes_[static_cast<size_t>(device)].load();
+  return device < 0 || device >= kMaxDevices ? 0 : on(device).peak_bytes.load();
 }
 
 void DeviceBudget::reset_peaks() noexcept {
   const std::lock_guard lock(mutex_);
-  for (size_t device = 0; device < peak_bytes_.size(); ++device) peak_bytes_[device].store(held_bytes_[device].load());
+  for (Held& held : held_) held.peak_bytes.store(held.bytes.load());
 }
 
 uint64_t DeviceBudget::held_by_core(int device) const {
-  return saturating_subtract(held_bytes(device), held_by_program_[static_cast<size_t>(device)].load());
+  return saturating_subtract(held_bytes(device), on(device).of_program.load());
 }
 
 uint64_t DeviceBudget::available_bytes(int device) const {
@@ -111,6 +89,26 @@ uint64_t DeviceBudget::available_bytes(int device) const {
     return limit == kUnlimited ? kUnlimited : saturating_subtract(limit, held);
   };
   return std::min(left(own_limit_bytes(), held_bytes(device)), left(lms_limit_bytes(), held_by_core(device)));
+}
+
+DeviceMargin::Hold DeviceMargin::require_room(int device, uint64_t size_bytes) {
+  if (bytes() == 0 || size_bytes == 0) return {};
+  const ContextScope scope(device);
+  Hold hold(mutex_);
+  const uint64_t margin_bytes = bytes();
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  check(driver().cuMemGetInfo(&free_bytes, &total_bytes), "cuMemGetInfo");
+  const uint64_t room_bytes = saturating_subtract(free_bytes, margin_bytes);
+  if (size_bytes > room_bytes) {
+    throw OutOfMemory("device " + std::to_string(device) + ": " + format_bytes(size_bytes) + " wanted, " +
+                          format_bytes(free_bytes) + " free, of which device_margin keeps " +
+                          format_bytes(margin_bytes) + " (" + source_of(Setting::kDeviceMargin) +
+                          "). Pause a tag, free memory of this or other processes, or lower " +
+                          how_to_change(Setting::kDeviceMargin),
+                      device, {size_bytes, room_bytes, kUnlimited}, Cause::kDeviceMargin);
+  }
+  return hold;
 }
 
 }  // namespace ebbtide

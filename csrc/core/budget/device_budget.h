@@ -1,52 +1,37 @@
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <utility>
 
-#include "base/bytes.h"
+#include "core/budget/charge.h"
 #include "driver/context.h"
 
 // How many bytes ebbtide may hold on each device, and how many it holds. It is charged before memory is taken
 // (invariant 7).
 namespace ebbtide {
 
-class DeviceBudget;
-
 // Whose memory is charged: the core's, or what the program gets from the driver.
 enum class DeviceHolder { kCore, kProgram };
 
-// Owns a charge on a device's budget; gives it back when it goes.
-class DeviceCharge {
- public:
-  DeviceCharge() = default;
-  DeviceCharge(DeviceCharge&& other) noexcept
-      : budget_(std::exchange(other.budget_, nullptr)),
-        device_(other.device_),
-        holder_(other.holder_),
-        size_bytes_(std::exchange(other.size_bytes_, 0)) {}
-  DeviceCharge& operator=(DeviceCharge&& other) noexcept;
-  ~DeviceCharge() { reset(); }
-  void reset() noexcept;
-  // Cuts part_bytes (at most what is left) off into a charge of its own.
-  DeviceCharge split(uint64_t part_bytes);
-  void merge(DeviceCharge&& other) noexcept;  // of the same device and holder
-  uint64_t size_bytes() const { return size_bytes_; }
-
- private:
-  friend class DeviceBudget;
-  DeviceCharge(DeviceBudget* budget, int device, DeviceHolder holder, uint64_t size_bytes)
-      : budget_(budget), device_(device), holder_(holder), size_bytes_(size_bytes) {}
-  DeviceBudget* budget_ = nullptr;
-  int device_ = -1;
-  DeviceHolder holder_ = DeviceHolder::kCore;
-  uint64_t size_bytes_ = 0;
+struct DevicePart {
+  int device = -1;
+  DeviceHolder holder = DeviceHolder::kCore;
+  uint64_t bytes = 0;
+  uint64_t size_bytes() const { return bytes; }
+  // other: of the same device and holder.
+  void add(const DevicePart& other) noexcept { *this = {other.device, other.holder, bytes + other.bytes}; }
 };
 
-class DeviceBudget {
+class DeviceCharge : public Charge<class DeviceBudget, DevicePart> {
+ public:
+  using Charge::Charge;
+  // Cuts part_bytes (at most what is left) off into a charge of its own.
+  DeviceCharge split(uint64_t part_bytes);
+};
+
+class DeviceBudget : public Limits {
  public:
   // Throws OutOfMemory where the limit does not allow it, or would have less than spared_bytes left.
   DeviceCharge charge(int device, uint64_t size_bytes, uint64_t spared_bytes = 0);
@@ -58,29 +43,41 @@ class DeviceBudget {
   // The most that was held since the start, or since reset_peaks().
   uint64_t peak_bytes(int device) const;
   void reset_peaks() noexcept;
-  // What the limits leave to the core; kUnlimited where there is none.
+  // What the limits leave to the core; kUnlimited where there is none. device_limit covers all that is held; large
+  // model support sees to the program's memory itself.
   uint64_t available_bytes(int device) const;
-  // The lower one of the two that follow.
-  uint64_t limit_bytes() const { return std::min(limit_bytes_.load(), lms_limit_bytes_.load()); }
-  // device_limit, for all that is held.
-  uint64_t own_limit_bytes() const { return limit_bytes_.load(); }
-  void set_limit(uint64_t bytes) { limit_bytes_.store(bytes); }
-  // What large model support leaves to the core; kUnlimited while it is off. It sees to the program's memory itself.
-  uint64_t lms_limit_bytes() const { return lms_limit_bytes_.load(); }
-  void set_lms_limit(uint64_t bytes) { lms_limit_bytes_.store(bytes); }
 
  private:
-  friend class DeviceCharge;
+  friend Charge<DeviceBudget, DevicePart>;
+  struct Held {
+    std::atomic<uint64_t> bytes{0}, of_program{0}, peak_bytes{0};
+  };
+  Held& on(int device) { return held_[static_cast<size_t>(device)]; }
+  const Held& on(int device) const { return held_[static_cast<size_t>(device)]; }
+  void give_back(const DevicePart& part) noexcept;
   uint64_t held_by_core(int device) const;
   // Throws OutOfMemory, which names the limit that leaves less.
   void require_room(int device, uint64_t size_bytes, uint64_t spared_bytes, DeviceHolder holder) const;
 
   std::mutex mutex_;
-  std::array<std::atomic<uint64_t>, kMaxDevices> held_bytes_{};
-  std::array<std::atomic<uint64_t>, kMaxDevices> held_by_program_{};  // of that
-  std::array<std::atomic<uint64_t>, kMaxDevices> peak_bytes_{};
-  std::atomic<uint64_t> limit_bytes_{kUnlimited};
-  std::atomic<uint64_t> lms_limit_bytes_{kUnlimited};
+  std::array<Held, kMaxDevices> held_;
+};
+
+// Free device memory that new allocations leave to others. Unlike a limit it bounds what the driver says is free, which
+// other processes take from as well, so every allocation looks at the device anew.
+class DeviceMargin {
+ public:
+  // Lives until what was asked for exists: the next allocation's look at the device counts it then (invariant 7).
+  using Hold = std::unique_lock<std::mutex>;
+  // Throws OutOfMemory where the device would have less than the margin left, DriverError where it does not say. Asks
+  // nothing where there is no margin.
+  Hold require_room(int device, uint64_t size_bytes);
+  uint64_t bytes() const { return bytes_.load(); }
+  void set_bytes(uint64_t bytes) { bytes_.store(bytes); }
+
+ private:
+  std::mutex mutex_;
+  std::atomic<uint64_t> bytes_{0};
 };
 
 }  // namespace ebbtide

@@ -26,7 +26,7 @@ std::string by(bool is_setting, Setting setting) {
 }
 
 std::string cut(std::string_view text, size_t max_bytes) {
-  return text.size() <= max_bytes ? std::string(text) : cut_utf8(text, max_bytes) + "...";
+  return std::string(cut_utf8(text, max_bytes)) + (text.size() > max_bytes ? "..." : "");
 }
 
 // With both variables or with none: beside a setting without one, a single variable looks like the only way.
@@ -37,87 +37,55 @@ std::string how_to_change_both() {
 
 }  // namespace
 
-HostCharge& HostCharge::operator=(HostCharge&& other) noexcept {
-  if (this == &other) return *this;
-  reset();
-  merge(std::move(other));
-  return *this;
+void HostPart::hold_for(HostHolder& new_holder) noexcept {
+  if (holder == &new_holder) return;
+  new_holder.bytes.fetch_add(size_bytes());
+  if (holder != nullptr) holder->bytes.fetch_sub(size_bytes());
+  holder = &new_holder;
+}
+
+void HostPart::add(HostPart other) noexcept {
+  if (holder != nullptr) other.hold_for(*holder);
+  holder = other.holder;
+  amounts = policy::sum(amounts, other.amounts);
 }
 
 void HostCharge::touch(uint64_t bytes) noexcept {
   if (budget_ == nullptr) return;
   const std::lock_guard lock(budget_->mutex_);
-  const uint64_t moved = std::min(bytes, promised_bytes_);
-  promised_bytes_ -= moved;
-  touched_bytes_ += moved;
-  budget_->holdings_.promised_bytes -= moved;
-  budget_->holdings_.touched_bytes += moved;
-  budget_->publish();
-}
-
-void HostCharge::give_back_promised() noexcept {
-  if (budget_ == nullptr) return;
-  const std::lock_guard lock(budget_->mutex_);
-  budget_->holdings_.promised_bytes -= promised_bytes_;
-  if (holder_ != nullptr) holder_->bytes.fetch_sub(promised_bytes_);
-  promised_bytes_ = 0;
-  budget_->publish();
-}
-
-void HostCharge::give_back_touched(uint64_t bytes) noexcept {
-  if (budget_ == nullptr) return;
-  const std::lock_guard lock(budget_->mutex_);
-  const uint64_t given = std::min(bytes, touched_bytes_);
-  touched_bytes_ -= given;
-  if (holder_ != nullptr) holder_->bytes.fetch_sub(given);
-  budget_->holdings_.touched_bytes -= given;
-  budget_->publish();
-}
-
-void HostCharge::merge(HostCharge&& other) noexcept {
-  if (other.budget_ == nullptr) return;
-  if (holder_ != nullptr) {
-    other.hold_for(*holder_);
-  } else {
-    holder_ = other.holder_;
+  const uint64_t moved = std::min(bytes, part_.amounts.promised_bytes);
+  for (policy::HostHoldings* amounts : {&part_.amounts, &budget_->holdings_}) {
+    amounts->promised_bytes -= moved;
+    amounts->touched_bytes += moved;
   }
-  other.holder_ = nullptr;
-  budget_ = std::exchange(other.budget_, nullptr);
-  promised_bytes_ += std::exchange(other.promised_bytes_, 0);
-  touched_bytes_ += std::exchange(other.touched_bytes_, 0);
-  uncharged_bytes_ += std::exchange(other.uncharged_bytes_, 0);
-}
-
-HostCharge HostCharge::split_promised(uint64_t bytes) {
-  HostCharge part;
-  part.budget_ = budget_;
-  part.holder_ = holder_;
-  part.promised_bytes_ = std::min(bytes, promised_bytes_);
-  promised_bytes_ -= part.promised_bytes_;
-  return part;
-}
-
-void HostCharge::hold_for(HostHolder& holder) noexcept {
-  if (budget_ == nullptr || holder_ == &holder) return;
-  holder.bytes.fetch_add(size_bytes());
-  if (holder_ != nullptr) holder_->bytes.fetch_sub(size_bytes());
-  holder_ = &holder;
-}
-
-void HostCharge::reset() noexcept {
-  if (budget_ == nullptr) return;
-  const std::lock_guard lock(budget_->mutex_);
-  if (holder_ != nullptr) holder_->bytes.fetch_sub(size_bytes());
-  holder_ = nullptr;
-  budget_->holdings_.promised_bytes -= std::exchange(promised_bytes_, 0);
-  budget_->holdings_.touched_bytes -= std::exchange(touched_bytes_, 0);
-  budget_->holdings_.uncharged_bytes -= std::exchange(uncharged_bytes_, 0);
   budget_->publish();
-  budget_ = nullptr;
+}
+
+HostCharge HostCharge::split(uint64_t policy::HostHoldings::* kind, uint64_t bytes) {
+  HostCharge cut;
+  cut.budget_ = budget_;
+  cut.part_.holder = part_.holder;
+  cut.part_.amounts.*kind = std::min(bytes, part_.amounts.*kind);
+  part_.amounts.*kind -= cut.part_.amounts.*kind;
+  return cut;
+}
+
+HostCharge HostCharge::split_promised(uint64_t bytes) { return split(&policy::HostHoldings::promised_bytes, bytes); }
+
+void HostCharge::give_back_touched(uint64_t bytes) noexcept { split(&policy::HostHoldings::touched_bytes, bytes); }
+
+void HostBudget::give_back(const HostPart& part) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (part.holder != nullptr) part.holder->bytes.fetch_sub(part.size_bytes());
+  holdings_.promised_bytes -= part.amounts.promised_bytes;
+  holdings_.touched_bytes -= part.amounts.touched_bytes;
+  holdings_.uncharged_bytes -= part.amounts.uncharged_bytes;
+  publish();
 }
 
 policy::HostRules HostBudget::rules(const policy::HostMemory& memory) const {
-  return {std::min(limit_bytes_, lms_limit_bytes_), margin_bytes_.value_or(policy::default_host_margin(memory))};
+  const uint64_t margin = margin_bytes_.load();
+  return {limit_bytes(), margin != kUnlimited ? margin : policy::default_host_margin(memory)};
 }
 
 // With what could not be given back yet.
@@ -172,10 +140,6 @@ void HostBudget::publish() noexcept {
 
 HostHolder& HostBudget::holder(std::string_view name) {
   const std::lock_guard lock(mutex_);
-  return holder_locked(name);
-}
-
-HostHolder& HostBudget::holder_locked(std::string_view name) {
   const auto found = holders_.find(name);
   return found != holders_.end() ? found->second : holders_[std::string(name)];
 }
@@ -211,7 +175,7 @@ void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
   const uint64_t room = policy::host_room(memory, policy::sum(holdings(), elsewhere), now);
   if (bytes <= room) return;
   const uint64_t limit = policy::host_limit_in_force(memory, now);
-  const bool is_limit_of_lms = limit == lms_limit_bytes_ && limit < limit_bytes_;
+  const bool is_limit_of_lms = limit == lms_limit_bytes() && limit < own_limit_bytes();
   // RAM may leave less than that limit does.
   const bool is_refused_by_lms =
       is_limit_of_lms && room == saturating_subtract(limit, policy::total(policy::sum(holdings(), elsewhere)));
@@ -219,7 +183,7 @@ void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
   throw StoreError(
       cut(purpose, kMostPurposeBytes) + " needs " + format_amount(bytes) + " of host memory; " + format_bytes(room) +
           " are free for it (limit " + format_bytes(limit) +
-          (is_limit_of_lms ? " by large model support" : by(limit == limit_bytes_, Setting::kHostLimit)) + ", margin " +
+          (is_limit_of_lms ? " by large model support" : by(limit == own_limit_bytes(), Setting::kHostLimit)) + ", margin " +
           format_bytes(now.margin_bytes) + by(true, Setting::kHostMargin) +
           (held_elsewhere == 0 ? "" : ", other processes of this run hold " + format_bytes(held_elsewhere)) + ")." +
           describe_holders() +
@@ -229,32 +193,30 @@ void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
       {bytes, room, limit}, is_refused_by_lms ? Cause::kLmsHostLimit : Cause::kHostMemory);
 }
 
-HostCharge HostBudget::charge_once(uint64_t bytes, const std::string& purpose, HostHolder* holder) {
+HostCharge HostBudget::charge_once(uint64_t policy::HostHoldings::* kind, uint64_t bytes, const std::string& purpose,
+                                   HostHolder* holder) {
+  HostHolder& held_for = holder != nullptr ? *holder : this->holder(purpose);
   const auto turn = take_turn();
+  HostPart part;
+  part.amounts.*kind = bytes;
   const std::lock_guard lock(mutex_);
   publish();  // the ledger may have been mended, and this refused
   check_room(bytes, purpose);
-  HostHolder& held_for = holder != nullptr ? *holder : holder_locked(purpose);  // may throw
-  holdings_.promised_bytes += bytes;
+  holdings_.*kind += bytes;
   publish();
-  HostCharge charge;
-  charge.budget_ = this;
-  charge.promised_bytes_ = bytes;
-  charge.hold_for(held_for);
-  return charge;
+  part.hold_for(held_for);
+  return {*this, part};
 }
 
 HostCharge HostBudget::charge(uint64_t bytes, const std::string& purpose, HostHolder* holder) {
-  return try_charge(bytes, [&] { return charge_once(bytes, purpose, holder); });
+  return try_charge(bytes, [&] { return charge_once(&policy::HostHoldings::promised_bytes, bytes, purpose, holder); });
 }
 
 HostCharge HostBudget::charge_spare(uint64_t bytes, const std::string& purpose, HostHolder* holder) {
-  if (short_count_.load() > 0) {
-    throw StoreError(cut(purpose, kMostPurposeBytes) + " needs " + format_amount(bytes) +
-                         " of host memory, which others need more at this moment: try again later",
-                     {bytes, 0, limit_bytes()}, Cause::kHostMemory);
-  }
-  return try_charge(bytes, [&] { return charge_once(bytes, purpose, holder); });
+  if (short_count_.load() == 0) return charge(bytes, purpose, holder);
+  throw StoreError(cut(purpose, kMostPurposeBytes) + " needs " + format_amount(bytes) +
+                       " of host memory, which others need more at this moment: try again later",
+                   {bytes, 0, limit_bytes()}, Cause::kHostMemory);
 }
 
 HostCharge HostBudget::charge_outside_cgroups(uint64_t bytes, const std::string& purpose) {
@@ -262,18 +224,7 @@ HostCharge HostBudget::charge_outside_cgroups(uint64_t bytes, const std::string&
 }
 
 HostCharge HostBudget::charge_idle(uint64_t bytes, const std::string& purpose) {
-  const auto turn = take_turn();
-  const std::lock_guard lock(mutex_);
-  publish();  // the ledger may have been mended, and this refused
-  check_room(bytes, purpose);
-  HostHolder& held_for = holder_locked(purpose);  // may throw
-  holdings_.uncharged_bytes += bytes;
-  publish();
-  HostCharge charge;
-  charge.budget_ = this;
-  charge.uncharged_bytes_ = bytes;
-  charge.hold_for(held_for);
-  return charge;
+  return charge_once(&policy::HostHoldings::uncharged_bytes, bytes, purpose);
 }
 
 uint64_t HostBudget::held_bytes() const {
@@ -288,36 +239,8 @@ uint64_t HostBudget::available_bytes() const {
   return policy::host_room(memory, policy::sum(holdings(), elsewhere), rules(memory));
 }
 
-uint64_t HostBudget::limit_bytes() const {
-  const std::lock_guard lock(mutex_);
-  return std::min(limit_bytes_, lms_limit_bytes_);
-}
-
-uint64_t HostBudget::own_limit_bytes() const {
-  const std::lock_guard lock(mutex_);
-  return limit_bytes_;
-}
-
-uint64_t HostBudget::margin_bytes() const {
-  const std::lock_guard lock(mutex_);
-  return margin_bytes_ ? *margin_bytes_ : policy::default_host_margin(read_host_memory(root_));
-}
+uint64_t HostBudget::margin_bytes() const { return rules(read_host_memory(root_)).margin_bytes; }
 
 uint64_t HostBudget::ram_bytes() const { return read_host_memory(root_).total_bytes; }
-
-void HostBudget::set_limit(uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  limit_bytes_ = bytes;
-}
-
-void HostBudget::set_lms_limit(uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  lms_limit_bytes_ = bytes;
-}
-
-void HostBudget::set_margin(uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  margin_bytes_ = bytes;
-}
 
 }  // namespace ebbtide

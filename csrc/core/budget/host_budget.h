@@ -10,14 +10,13 @@
 #include <string_view>
 #include <utility>
 
+#include "core/budget/charge.h"
 #include "core/budget/ledger.h"
 #include "policy/host_room.h"
 
 // How much host memory ebbtide may hold, and how much it holds. It is charged before a page is touched (invariants 4
 // and 7), since the kernel answers overuse with SIGKILL.
 namespace ebbtide {
-
-class HostBudget;
 
 // Host memory that serves nothing yet, or that others need more, and can be given back at once.
 class IdleMemory {
@@ -32,42 +31,32 @@ struct HostHolder {
   std::atomic<uint64_t> bytes{0};
 };
 
-// Owns a charge. It is promised until its pages are touched; from then on the kernel counts them too. The destructor
-// gives all of it back.
-class HostCharge {
- public:
-  HostCharge() = default;
-  HostCharge(HostCharge&& other) noexcept
-      : budget_(std::exchange(other.budget_, nullptr)),
-        promised_bytes_(std::exchange(other.promised_bytes_, 0)),
-        touched_bytes_(std::exchange(other.touched_bytes_, 0)),
-        uncharged_bytes_(std::exchange(other.uncharged_bytes_, 0)),
-        holder_(std::exchange(other.holder_, nullptr)) {}
-  HostCharge& operator=(HostCharge&& other) noexcept;
-  ~HostCharge() { reset(); }
-
-  void touch(uint64_t bytes) noexcept;              // promised pages that are touched now; capped at what is promised
-  void give_back_promised() noexcept;               // what was never touched
-  void give_back_touched(uint64_t bytes) noexcept;  // pages that went back to the system; capped at what is touched
-  void merge(HostCharge&& other) noexcept;          // of the same budget; counts with this holder, if there is one
-  HostCharge split_promised(uint64_t bytes);        // capped at what is promised
-  uint64_t size_bytes() const { return promised_bytes_ + touched_bytes_ + uncharged_bytes_; }
-  // Of the same budget. From now on it counts there, and so does what is merged into it or split from it.
-  void hold_for(HostHolder& holder) noexcept;
-  void reset() noexcept;
-  // The memory stays for ever, and counts for ever.
-  void keep_for_good() noexcept { budget_ = nullptr; }
-
- private:
-  friend class HostBudget;
-  HostBudget* budget_ = nullptr;
-  uint64_t promised_bytes_ = 0;
-  uint64_t touched_bytes_ = 0;
-  uint64_t uncharged_bytes_ = 0;
-  HostHolder* holder_ = nullptr;
+struct HostPart {
+  policy::HostHoldings amounts;
+  HostHolder* holder = nullptr;
+  uint64_t size_bytes() const { return policy::total(amounts); }
+  void add(HostPart other) noexcept;  // counts with this holder, if there is one
+  void hold_for(HostHolder& new_holder) noexcept;
 };
 
-class HostBudget {
+// A charge is promised until its pages are touched; from then on the kernel counts them too.
+class HostCharge : public Charge<class HostBudget, HostPart> {
+ public:
+  using Charge::Charge;
+  void touch(uint64_t bytes) noexcept;        // promised pages that are touched now; capped at what is promised
+  HostCharge split_promised(uint64_t bytes);  // capped at what is promised
+  void give_back_promised() noexcept { split_promised(kUnlimited); }  // what was never touched
+  void give_back_touched(uint64_t bytes) noexcept;  // pages that went back to the system; capped at what is touched
+  // Of the same budget. From now on it counts there, and so does what is merged into it or split from it.
+  void hold_for(HostHolder& holder) noexcept {
+    if (budget_ != nullptr) part_.hold_for(holder);
+  }
+
+ private:
+  HostCharge split(uint64_t policy::HostHoldings::* kind, uint64_t bytes);
+};
+
+class HostBudget : public Limits {
  public:
   // root: where /proc and /sys are looked for; "" is the real system.
   explicit HostBudget(std::string root = "") : root_(std::move(root)) {}
@@ -93,20 +82,18 @@ class HostBudget {
 
   uint64_t held_bytes() const;
   uint64_t available_bytes() const;
-  uint64_t limit_bytes() const;      // the lower one of both limits
-  uint64_t own_limit_bytes() const;  // host_limit
   uint64_t margin_bytes() const;
   uint64_t ram_bytes() const;
-  void set_limit(uint64_t bytes);
-  // Of large model support, beside host_limit. kUnlimited while it has none.
-  void set_lms_limit(uint64_t bytes);
-  void set_margin(uint64_t bytes);
+  void set_margin(uint64_t bytes) { margin_bytes_.store(bytes); }  // kUnlimited: the default
   // Counts the host memory of the other processes of the run, too, and shows them that of this one. Before the first
   // charge.
   void join(std::unique_ptr<Ledger> ledger) { ledger_ = std::move(ledger); }
 
  private:
+  friend Charge<HostBudget, HostPart>;
   friend class HostCharge;
+  void give_back(const HostPart& part) noexcept;
+  void lose(const HostPart& /*part*/) noexcept {}
   policy::HostRules rules(const policy::HostMemory& memory) const;
   policy::HostHoldings holdings() const;
   policy::HostHoldings others() const { return ledger_ == nullptr ? policy::HostHoldings{} : ledger_->others(); }
@@ -119,8 +106,8 @@ class HostBudget {
   void publish() noexcept;
   void check_room(uint64_t bytes, const std::string& purpose) const;
   std::string describe_holders() const;
-  HostHolder& holder_locked(std::string_view name);
-  HostCharge charge_once(uint64_t bytes, const std::string& purpose, HostHolder* holder);
+  HostCharge charge_once(uint64_t policy::HostHoldings::* kind, uint64_t bytes, const std::string& purpose,
+                         HostHolder* holder = nullptr);
   template <typename Charge>
   auto try_charge(uint64_t bytes, const Charge& charge);
 
@@ -133,9 +120,7 @@ class HostBudget {
   policy::HostHoldings holdings_;
   std::map<std::string, HostHolder, std::less<>> holders_;
   std::unique_ptr<Ledger> ledger_;  // null: this process counts itself only
-  uint64_t limit_bytes_ = kUnlimited;
-  uint64_t lms_limit_bytes_ = kUnlimited;
-  std::optional<uint64_t> margin_bytes_;
+  std::atomic<uint64_t> margin_bytes_{kUnlimited};
 };
 
 }  // namespace ebbtide

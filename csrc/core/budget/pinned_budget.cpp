@@ -5,30 +5,6 @@
 
 namespace ebbtide {
 
-PinnedCharge& PinnedCharge::operator=(PinnedCharge&& other) noexcept {
-  if (this == &other) return *this;
-  reset();
-  merge(std::move(other));
-  return *this;
-}
-
-void PinnedCharge::merge(PinnedCharge&& other) noexcept {
-  if (other.budget_ == nullptr) return;
-  budget_ = std::exchange(other.budget_, nullptr);
-  size_bytes_ += std::exchange(other.size_bytes_, 0);
-}
-
-void PinnedCharge::reset() noexcept {
-  if (budget_ != nullptr) budget_->held_bytes_.fetch_sub(size_bytes_);
-  budget_ = nullptr;
-  size_bytes_ = 0;
-}
-
-void PinnedCharge::keep_for_good() noexcept {
-  if (budget_ != nullptr) budget_->lost_bytes_.fetch_add(size_bytes_);
-  budget_ = nullptr;
-}
-
 PinnedCharge PinnedBudget::charge(uint64_t size_bytes, const std::string& purpose) {
   const uint64_t limit = limit_bytes();
   uint64_t held = held_bytes_.load();
@@ -42,7 +18,7 @@ PinnedCharge PinnedBudget::charge(uint64_t size_bytes, const std::string& purpos
                        {size_bytes, room, limit}, Cause::kPinnedLimit);
     }
   } while (!held_bytes_.compare_exchange_weak(held, held + size_bytes));
-  return PinnedCharge(this, size_bytes);
+  return {*this, {size_bytes}};
 }
 
 }  // namespace ebbtide

@@ -10,39 +10,19 @@ const std::shared_ptr<Backing>& Backing::nothing() {
 }
 
 Amounts& Amounts::operator+=(const Amounts& other) {
-  allocation_count += other.allocation_count;
-  size_bytes += other.size_bytes;
-  resident_bytes += other.resident_bytes;
-  device_bytes += other.device_bytes;
-  host_bytes += other.host_bytes;
-  left_bytes += other.left_bytes;
-  stored_bytes += other.stored_bytes;
-  dropped_bytes += other.dropped_bytes;
-  detached_bytes += other.detached_bytes;
-  trimmed_bytes += other.trimmed_bytes;
-  retained_bytes += other.retained_bytes;
-  ahead_bytes += other.ahead_bytes;
-  away_count += other.away_count;
-  here_count += other.here_count;
+#define EBBTIDE_AMOUNT(name) name += other.name;
+#define EBBTIDE_INNER_AMOUNT(name) EBBTIDE_AMOUNT(name)
+#include "core/memory/amounts.def"
+#undef EBBTIDE_AMOUNT
   for (size_t kind = 0; kind < with_backup.size(); ++kind) with_backup[kind] += other.with_backup[kind];
   return *this;
 }
 
 Amounts& Amounts::operator-=(const Amounts& other) {
-  allocation_count -= other.allocation_count;
-  size_bytes -= other.size_bytes;
-  resident_bytes -= other.resident_bytes;
-  device_bytes -= other.device_bytes;
-  host_bytes -= other.host_bytes;
-  left_bytes -= other.left_bytes;
-  stored_bytes -= other.stored_bytes;
-  dropped_bytes -= other.dropped_bytes;
-  detached_bytes -= other.detached_bytes;
-  trimmed_bytes -= other.trimmed_bytes;
-  retained_bytes -= other.retained_bytes;
-  ahead_bytes -= other.ahead_bytes;
-  away_count -= other.away_count;
-  here_count -= other.here_count;
+#define EBBTIDE_AMOUNT(name) name -= other.name;
+#include "core/memory/amounts.def"
+#undef EBBTIDE_INNER_AMOUNT
+#undef EBBTIDE_AMOUNT
   for (size_t kind = 0; kind < with_backup.size(); ++kind) with_backup[kind] -= other.with_backup[kind];
   return *this;
 }
@@ -106,15 +86,10 @@ size_t Allocation::kept_beside_host_bytes() const {
 
 size_t Allocation::known_bytes() const { return bytes_of_blocks(*this, Place::kDevice, &StoredBlock::has_digest); }
 
-size_t Allocation::device_bytes() const {
+size_t Allocation::bytes_in(Place place) const {
   size_t total = 0;
-  for (const Chunk& chunk : chunks) total += chunk.is_on_device() ? chunk.size_bytes : 0;
-  return total;
-}
-
-size_t Allocation::host_bytes() const {
-  size_t total = 0;
-  for (const Chunk& chunk : chunks) total += chunk.is_on_host() ? chunk.size_bytes : 0;
+  for (const Chunk& chunk : chunks)
+    total += chunk.place.load(std::memory_order_acquire) == place ? chunk.size_bytes : 0;
   return total;
 }
 
@@ -122,11 +97,6 @@ size_t Allocation::resident_bytes() const {
   size_t total = 0;
   for (const Chunk& chunk : chunks) total += chunk.is_resident() ? chunk.size_bytes : 0;
   return total;
-}
-
-bool Allocation::is_any_stored() const {
-  return std::any_of(chunks.begin(), chunks.end(),
-                     [](const Chunk& chunk) { return chunk.place.load() == Place::kStored; });
 }
 
 bool Allocation::has_stale_memory() const {

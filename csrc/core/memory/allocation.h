@@ -85,20 +85,15 @@ struct Chunk {
   bool has_stale_memory() const { return !is_resident() && !is_detached.load() && backing->has_memory(); }
 };
 
-// Totals of one allocation, or of several. Each byte is resident, stored, dropped, detached or trimmed.
+// Totals of one allocation, or of several.
 struct Amounts {
-  uint64_t allocation_count = 0;
-  uint64_t size_bytes = 0, resident_bytes = 0, device_bytes = 0, host_bytes = 0, stored_bytes = 0;
-  uint64_t dropped_bytes = 0;
-  uint64_t detached_bytes = 0;  // away, and still in their memory, which counts in the budget
-  uint64_t trimmed_bytes = 0;   // the dropped and detached bytes of trimmed allocations; not among the two above
-  uint64_t retained_bytes = 0;  // resident, and in a backup
-  uint64_t ahead_bytes = 0;     // of those, whose copy is known: a pause copies only what has changed since
-  uint64_t left_bytes = 0;      // of the ones on the host: of paused allocations
-  uint64_t away_count = 0;      // allocations that a resume brings back: not trimmed ones
+#define EBBTIDE_AMOUNT(name) uint64_t name = 0;
+#define EBBTIDE_INNER_AMOUNT(name) EBBTIDE_AMOUNT(name)
+#include "core/memory/amounts.def"
+#undef EBBTIDE_INNER_AMOUNT
+#undef EBBTIDE_AMOUNT
   // Allocations by the kind of backup that holds their bytes, or that their policy asks for.
   std::array<uint64_t, kBackupKinds> with_backup{};
-  uint64_t here_count = 0;  // allocations with something on the device, or with memory that a pause must give back
   // The part of retained_bytes that is on the host, of one allocation.
   uint64_t bytes_kept_beside_host() const { return saturating_subtract(retained_bytes, device_bytes); }
   Amounts& operator+=(const Amounts& other);
@@ -135,8 +130,9 @@ struct Allocation {
   CUdeviceptr address() const { return addresses->address(); }
   size_t size_bytes() const { return addresses->size_bytes(); }
   size_t resident_bytes() const;
-  size_t device_bytes() const;
-  size_t host_bytes() const;
+  size_t bytes_in(Place place) const;
+  size_t device_bytes() const { return bytes_in(Place::kDevice); }
+  size_t host_bytes() const { return bytes_in(Place::kHost); }
   size_t kept_beside_host_bytes() const;  // in the backup of what is on the host; not while an operation holds it
   size_t known_bytes() const;  // on the device, and in the backup with a digest; not while an operation holds it
   bool is_away() const { return resident_bytes() != size_bytes(); }
@@ -146,7 +142,7 @@ struct Allocation {
   bool wants_trim() const { return !is_trimmed || has_memory() || stored != nullptr; }
   bool wants_promotion() const { return host_bytes() > 0 && !is_paused.load(); }
   bool wants_demotion() const { return device_bytes() > 0 && !is_paused.load(); }
-  bool is_any_stored() const;
+  bool is_any_stored() const { return bytes_in(Place::kStored) > 0; }
   bool has_stale_memory() const;
   bool has_memory() const;  // behind any chunk, whatever its state
   // The same for an allocation that no operation holds. Its chunks may share their memory with others that an operation

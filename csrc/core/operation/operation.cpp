@@ -256,7 +256,7 @@ void Operation::finish(Outcome outcome) noexcept {
   is_finished_ = true;
   for (const auto& move : moves_) move->settle();
   core_.deferred_frees.destroy_all(core_.registry.release(selection_, outcome));
-  core_.registry.end_step(selection_.step);
+  core_.registry.ahead_steps.end(selection_.ahead_step);
   core_.peers.catch_up_after_hold(peer_generation_);
 }
 

@@ -27,7 +27,7 @@ Tag& Registry::tag_locked(const std::string& name) {
 
 Amounts Tag::total() const {
   Amounts sum;
-  for (const auto& [device, of_device] : amounts) sum += of_device;
+  for (const auto& [device, on_device] : devices) sum += on_device.amounts;
   return sum;
 }
 
@@ -56,11 +56,10 @@ void Registry::insert(std::shared_ptr<Allocation> allocation) {
 
 // What counts later needs no memory.
 void Registry::add_held_row(Tag& tag, int device) {
-  if (tag.held_rows.contains(device)) return;
-  tag.amounts[device];
+  if (tag.devices.contains(device)) return;
   held_.push_back({&tag, device, 0});
   try {
-    tag.held_rows.emplace(device, held_.size() - 1);
+    tag.devices.emplace(device, Tag::OnDevice{{}, held_.size() - 1});
   } catch (...) {
     held_.pop_back();
     throw;
@@ -68,12 +67,11 @@ void Registry::add_held_row(Tag& tag, int device) {
 }
 
 void Registry::count(Allocation& allocation, const Amounts& now) noexcept {
-  Tag& tag = *allocation.tag;
-  Amounts& sum = tag.amounts.find(allocation.device)->second;
-  sum -= allocation.counted;
-  sum += now;
+  Tag::OnDevice& sum = allocation.tag->devices.find(allocation.device)->second;
+  sum.amounts -= allocation.counted;
+  sum.amounts += now;
   allocation.counted = now;
-  held_[tag.held_rows.find(allocation.device)->second].bytes = sum.device_bytes;
+  held_[sum.held_row].bytes = sum.amounts.device_bytes;
 }
 
 void Registry::erase_locked(const std::shared_ptr<Allocation>& allocation) {
@@ -93,8 +91,7 @@ std::shared_ptr<Allocation> Registry::take(CUdeviceptr address, bool* is_ours) {
   std::shared_ptr<Allocation> allocation = found->second;
   if (allocation->is_held) {
     allocation->is_doomed = true;
-    if (const auto step = steps_.find(allocation->tag->step); step != steps_.end())
-      step->second.has_freed_memory = true;
+    ahead_steps.note_freed(allocation->tag->ahead_step);
     return nullptr;
   }
   erase_locked(allocation);

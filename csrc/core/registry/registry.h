@@ -8,11 +8,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/tag.h"
 #include "core/memory/allocation.h"
+#include "core/registry/ahead_steps.h"
 #include "core/registry/handler_safe_mutex.h"
 #include "core/registry/moved.h"
 
@@ -29,10 +29,13 @@ struct Tag {
   uint64_t pause_count = 0;                // of them those that moved something, and no trims
   bool is_busy = false;                    // an operation holds it
   bool is_moving = false;                  // and takes memory away, or brings it back
-  uint64_t step = 0;                       // the step that holds it; 0: none does
+  uint64_t ahead_step = 0;                 // the step of copies ahead that holds it; 0: none does
   bool is_partial = false;                 // an operation on it failed midway and none has finished it since
-  std::map<int, Amounts> amounts;          // by device: the sum of what its allocations have in `counted`
-  std::map<int, size_t> held_rows;         // by device: which row of the registry's table it has
+  struct OnDevice {
+    Amounts amounts;   // the sum of what its allocations there have in `counted`
+    size_t held_row;   // in the registry's table
+  };
+  std::map<int, OnDevice> devices;
   uint64_t last_lease = 0;                 // the newest lease that was opened on it
   std::map<uint64_t, std::string> leases;  // id -> holder
   std::map<uint64_t, std::shared_ptr<Allocation>> allocations;  // by sequence
@@ -41,9 +44,6 @@ struct Tag {
   // As of now. While an operation holds the tag, its allocations are counted one by one, without those that were freed
   // meanwhile.
   Amounts total_now() const;
-  // Of whoever has the registry's lock, for the length of one look-up.
-  uint64_t mark = 0;
-  bool is_any_left_away = false, is_any_left_here = false;
 
   // Where its allocations of this device lie. Under a lock of its own.
   AddressArena& arena(int device) {
@@ -78,7 +78,7 @@ struct TagClaim {
   enum class Leases { kAllowed, kRefused, kRefusedWhereMemoryIs };
   Leases leases = Leases::kAllowed;
   bool moves_memory = true;  // the tags count as moving while they are held
-  bool is_step = false;      // it ends within milliseconds: whoever is short of memory may wait for that
+  bool is_ahead_step = false;
 
   // How the tags are left.
   bool finishes_tags = false;      // once everything has moved, no tag is partial
@@ -93,15 +93,15 @@ struct Selection {
   // The result of one claim.
   struct Group {
     TagClaim claim;
+    std::vector<Tag*> tags;
     std::vector<std::shared_ptr<Allocation>> allocations;
-    std::vector<Tag*> whole_tags;   // that are as they should be once all of it has moved
-    std::vector<Tag*> losing_tags;  // that nobody leases, so that memory of them may leave
+    std::vector<Tag*> losing_tags;  // without a lease, so that memory of them may leave
   };
   std::vector<Group> groups;                        // as they were claimed
   uint64_t last_lease = 0;                          // the newest one that was ever opened on any of the tags
   std::vector<std::shared_ptr<Allocation>> doomed;  // room for those that are freed meanwhile
   bool has_left_any = false;                        // there were tags that others held
-  uint64_t step = 0;                                // the number of this step, where it is one
+  uint64_t ahead_step = 0;                          // its number, where it is one
 };
 
 // How an operation ended: nothing given up, all done, or failed in between.
@@ -169,16 +169,7 @@ class Registry {
   // Lets go of the tags. Returns the allocations that were freed meanwhile, which the caller destroys outside every
   // lock.
   std::vector<std::shared_ptr<Allocation>> release(Selection& selection, Outcome outcome) noexcept;
-  // After that, once the caller has destroyed them: a step of this number is over. Nothing for any other operation.
-  void end_step(uint64_t step) noexcept;
-  // Waits for the end of the steps that are under way now (TagClaim::is_step): of those only in which memory was freed,
-  // or of all. True if there was one. Never waits in a thread that is itself in a step: no step waits for another.
-  enum class Steps { kWithFreedMemory, kAll };
-  bool wait_for_steps(Steps which);
-  // How many steps have ended in which memory was freed.
-  uint64_t freeing_steps() const { return freeing_steps_.load(); }
-  // Whether the calling thread is in a step.
-  bool is_in_step() const;
+  AheadSteps ahead_steps;
 
   // Whether one of these allocations shares a handle with one that is not among them.
   bool is_any_shared(const std::vector<CUdeviceptr>& addresses) const;
@@ -195,16 +186,12 @@ class Registry {
   size_t allocation_count() const;
 
  private:
-  std::vector<Tag*> resolve(const TagRequest& request);
+  std::vector<Tag*> resolve(const TagRequest& request) const;
+  std::vector<Tag*> resolve_all(const std::vector<TagClaim>& claims) const;
   std::vector<Tag*> wait_until_free(std::unique_lock<HandlerSafeMutex>& lock, const std::vector<TagClaim>& claims);
-  void select(const std::vector<Tag*>& tags, Selection::Group& group);
+  void select(Selection::Group& group) const;
   Selection choose(std::unique_lock<HandlerSafeMutex>& lock, std::vector<TagClaim> claims);
-  void require_unleased(const std::vector<Tag*>& tags, Selection::Group& group);
   void hold(Selection& selection, bool moves_memory);
-  void begin_step(Selection& selection);
-  bool is_in_step_locked() const;
-  void note_what_is_left(const Selection& selection) noexcept;
-  void count_pauses(const Selection& selection) noexcept;
   void add_held_row(Tag& tag, int device);
   void count(Allocation& allocation, const Amounts& now) noexcept;
   void look(size_t count) const noexcept { look_count_.fetch_add(count, std::memory_order_relaxed); }
@@ -221,17 +208,8 @@ class Registry {
   std::map<uint64_t, Tag*> leases_;
   std::atomic<uint64_t> sequence_{0};
   uint64_t lease_sequence_ = 0;
-  uint64_t mark_ = 0;  // the newest one of any tag
   std::vector<HeldBytes> held_;
   size_t busy_count_ = 0;  // tags that operations hold
-  // The steps under way, by number.
-  struct Step {
-    std::thread::id thread;
-    bool has_freed_memory = false;  // that waits for the end of the step
-  };
-  std::map<uint64_t, Step> steps_;
-  uint64_t step_sequence_ = 0;
-  std::atomic<uint64_t> freeing_steps_{0};
   mutable std::atomic<uint64_t> look_count_{0};
 };
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,21 +26,33 @@ void Registry::throw_unknown(const std::string& name, const char* advice) const 
   throw StateError("no region was ever named '" + name + "'; known tags: " + (known.empty() ? "none" : known) + advice);
 }
 
-std::vector<Tag*> Registry::resolve(const TagRequest& request) {
+// Each once, in the order of the request.
+std::vector<Tag*> Registry::resolve(const TagRequest& request) const {
   std::vector<Tag*> tags;
   if (request.names.empty()) {
     look(tags_.size());
     for (const auto& [name, tag] : tags_) tags.push_back(tag.get());
     return tags;
   }
-  const uint64_t mark = ++mark_;
+  std::set<const Tag*> seen;
   for (const std::string& name : request.names) {
     const auto found = tags_.find(name);
     if (found == tags_.end()) {
       if (request.is_missing_ok) continue;
       throw_unknown(name, ". Operations skip unknown ones with missing_ok");
     }
-    if (std::exchange(found->second->mark, mark) != mark) tags.push_back(found->second.get());
+    if (seen.insert(found->second.get()).second) tags.push_back(found->second.get());
+  }
+  return tags;
+}
+
+std::vector<Tag*> Registry::resolve_all(const std::vector<TagClaim>& claims) const {
+  std::vector<Tag*> tags;
+  std::set<const Tag*> seen;  // several claims may name the same ones
+  for (const TagClaim& claim : claims) {
+    for (Tag* const tag : resolve(claim.tags)) {
+      if (claims.size() == 1 || seen.insert(tag).second) tags.push_back(tag);
+    }
   }
   return tags;
 }
@@ -57,25 +70,17 @@ void check_leases(const Tag& tag) {
 std::vector<Tag*> Registry::wait_until_free(std::unique_lock<HandlerSafeMutex>& lock,
                                             const std::vector<TagClaim>& claims) {
   while (true) {
-    std::vector<Tag*> tags;
-    for (const TagClaim& claim : claims) {
-      const std::vector<Tag*> claimed = resolve(claim.tags);
-      tags.insert(tags.end(), claimed.begin(), claimed.end());
-    }
-    if (claims.size() > 1) {  // which may name the same ones
-      const uint64_t mark = ++mark_;
-      std::erase_if(tags, [&](Tag* tag) { return std::exchange(tag->mark, mark) == mark; });
-    }
+    std::vector<Tag*> tags = resolve_all(claims);
     // All at once, so that two operations never wait for each other.
     if (std::none_of(tags.begin(), tags.end(), [](const Tag* tag) { return tag->is_busy; })) return tags;
     released_.wait(lock);
   }
 }
 
-void Registry::select(const std::vector<Tag*>& tags, Selection::Group& group) {
+void Registry::select(Selection::Group& group) const {
   const TagClaim& claim = group.claim;
   if (claim.tags.addresses.empty() || claim.is_among_all) {
-    for (const Tag* tag : tags) {
+    for (const Tag* tag : group.tags) {
       look(tag->allocations.size());
       for (const auto& [sequence, allocation] : tag->allocations) {
         if (claim.concerns(*allocation)) group.allocations.push_back(allocation);
@@ -83,34 +88,32 @@ void Registry::select(const std::vector<Tag*>& tags, Selection::Group& group) {
     }
     return;
   }
-  const uint64_t mark = ++mark_;
-  for (Tag* tag : tags) tag->mark = mark;
-  std::vector<CUdeviceptr> addresses = claim.tags.addresses;
-  std::sort(addresses.begin(), addresses.end());
-  addresses.erase(std::unique(addresses.begin(), addresses.end()), addresses.end());
+  const std::set<const Tag*> tags(group.tags.begin(), group.tags.end());
+  const std::set<CUdeviceptr> addresses(claim.tags.addresses.begin(), claim.tags.addresses.end());
   look(addresses.size());
   for (const CUdeviceptr address : addresses) {
     const auto found = by_address_.find(address);
-    if (found == by_address_.end() || found->second->tag->mark != mark) continue;
+    if (found == by_address_.end() || !tags.contains(found->second->tag)) continue;
     if (claim.concerns(*found->second)) group.allocations.push_back(found->second);
   }
   std::sort(group.allocations.begin(), group.allocations.end(),
             [](const auto& one, const auto& other) { return one->sequence < other->sequence; });
 }
 
-// The tags whose memory a claim takes away. Throws where one of them is leased.
-void Registry::require_unleased(const std::vector<Tag*>& tags, Selection::Group& group) {
-  std::vector<Tag*>& losing = group.losing_tags;
-  if (group.claim.leases == TagClaim::Leases::kRefused) losing = tags;
-  if (group.claim.leases == TagClaim::Leases::kRefusedWhereMemoryIs) {
-    const uint64_t mark = ++mark_;
-    for (const auto& allocation : group.allocations) {
-      if (allocation->has_memory() && std::exchange(allocation->tag->mark, mark) != mark)
-        losing.push_back(allocation->tag);
-    }
+namespace {
+
+// The tags whose memory a claim takes away.
+std::vector<Tag*> find_losing_tags(const Selection::Group& group) {
+  if (group.claim.leases == TagClaim::Leases::kAllowed) return {};
+  if (group.claim.leases == TagClaim::Leases::kRefused) return group.tags;
+  std::set<Tag*> losing;
+  for (const auto& allocation : group.allocations) {
+    if (allocation->has_memory()) losing.insert(allocation->tag);
   }
-  for (const Tag* tag : losing) check_leases(*tag);
+  return {losing.begin(), losing.end()};
 }
+
+}  // namespace
 
 Selection Registry::choose(std::unique_lock<HandlerSafeMutex>& lock, std::vector<TagClaim> claims) {
   for (const TagClaim& claim : claims) {
@@ -119,12 +122,12 @@ Selection Registry::choose(std::unique_lock<HandlerSafeMutex>& lock, std::vector
   Selection selection;
   selection.tags = wait_until_free(lock, claims);
   for (TagClaim& claim : claims) {
-    const std::vector<Tag*> tags = resolve(claim.tags);
     Selection::Group& group = selection.groups.emplace_back(Selection::Group{std::move(claim), {}, {}, {}});
-    for (const Tag* tag : tags) selection.last_lease = std::max(selection.last_lease, tag->last_lease);
-    if (group.claim.finishes_tags) group.whole_tags = tags;
-    select(tags, group);
-    require_unleased(tags, group);
+    group.tags = resolve(group.claim.tags);
+    for (const Tag* tag : group.tags) selection.last_lease = std::max(selection.last_lease, tag->last_lease);
+    select(group);
+    group.losing_tags = find_losing_tags(group);
+    for (const Tag* tag : group.losing_tags) check_leases(*tag);
   }
   return selection;
 }
@@ -160,7 +163,10 @@ void Registry::hold(Selection& selection, bool moves_memory) {
   size_t count = 0;
   for (const auto& group : selection.groups) count += group.allocations.size();
   selection.doomed.reserve(count);
-  begin_step(selection);
+  const auto& groups = selection.groups;
+  const bool is_ahead_step = !groups.empty() && std::all_of(groups.begin(), groups.end(),
+                                                            [](const auto& group) { return group.claim.is_ahead_step; });
+  if (is_ahead_step) selection.ahead_step = ahead_steps.begin();
   // Nothing below throws.
   for (const auto& group : selection.groups) {
     for (const auto& allocation : group.allocations) allocation->is_held = true;
@@ -168,49 +174,9 @@ void Registry::hold(Selection& selection, bool moves_memory) {
   for (Tag* tag : selection.tags) {
     tag->is_busy = true;
     tag->is_moving = moves_memory;
-    tag->step = selection.step;
+    tag->ahead_step = selection.ahead_step;
   }
   busy_count_ += selection.tags.size();
-}
-
-void Registry::begin_step(Selection& selection) {
-  const bool is_step = !selection.groups.empty() && std::all_of(selection.groups.begin(), selection.groups.end(),
-                                                                [](const auto& group) { return group.claim.is_step; });
-  if (!is_step) return;
-  steps_.emplace(step_sequence_ + 1, Step{std::this_thread::get_id()});
-  selection.step = ++step_sequence_;
-}
-
-void Registry::end_step(uint64_t step) noexcept {
-  if (step == 0) return;
-  const std::lock_guard lock(mutex_);
-  const auto ended = steps_.find(step);
-  freeing_steps_ += ended->second.has_freed_memory ? 1 : 0;
-  steps_.erase(ended);
-  released_.notify_all();
-}
-
-bool Registry::is_in_step_locked() const {
-  return std::any_of(steps_.begin(), steps_.end(),
-                     [self = std::this_thread::get_id()](const auto& each) { return each.second.thread == self; });
-}
-
-bool Registry::is_in_step() const {
-  const std::lock_guard lock(mutex_);
-  return is_in_step_locked();
-}
-
-bool Registry::wait_for_steps(Steps which) {
-  std::unique_lock lock(mutex_);
-  if (is_in_step_locked()) return false;
-  const auto is_over = [&, newest = step_sequence_] {
-    return std::none_of(steps_.begin(), steps_.end(), [&](const auto& each) {
-      return each.first <= newest && (which == Steps::kAll || each.second.has_freed_memory);
-    });
-  };
-  if (is_over()) return false;
-  released_.wait(lock, is_over);
-  return true;
 }
 
 Selection Registry::claim_idle(const std::function<bool(const Allocation&)>& concerns) {
@@ -231,41 +197,39 @@ Selection Registry::claim_idle(const std::function<bool(const Allocation&)>& con
   return selection;
 }
 
-// Which tags are left midway: some of what the operation held of them has moved and some has not.
-void Registry::note_what_is_left(const Selection& selection) noexcept {
-  for (Tag* tag : selection.tags) tag->is_any_left_away = tag->is_any_left_here = false;
-  for (const auto& group : selection.groups) {
-    for (const auto& allocation : group.allocations) {
-      if (allocation->is_doomed) continue;
-      allocation->tag->is_any_left_away |= allocation->is_away();
-      // Memory that a pause has yet to give back is a part of what is left to do; memory that a resume could not use is
-      // not.
-      allocation->tag->is_any_left_here |=
-          allocation->device_bytes() > 0 || (group.claim.takes_stale_memory && allocation->has_stale_memory());
-    }
+namespace {
+
+// Whether the tag is left midway: some of what the operation held of it has moved and some has not.
+bool is_left_partial(const Tag& tag, const TagClaim& claim) noexcept {
+  bool is_any_away = false, is_any_here = false;
+  for (const auto& [sequence, allocation] : tag.allocations) {
+    if (!allocation->is_held || allocation->is_doomed) continue;
+    is_any_away |= allocation->is_away();
+    // Memory that a pause has yet to give back is a part of what is left to do; memory that a resume could not use is
+    // not.
+    is_any_here |= allocation->device_bytes() > 0 || (claim.takes_stale_memory && allocation->has_stale_memory());
   }
-  for (Tag* tag : selection.tags) tag->is_partial = tag->is_any_left_away && tag->is_any_left_here;
+  return is_any_away && is_any_here;
 }
 
-void Registry::count_pauses(const Selection& selection) noexcept {
-  const uint64_t mark = ++mark_;
-  for (const auto& group : selection.groups) {
-    if (!group.claim.counts_as_pause) continue;
-    for (const auto& allocation : group.allocations) {
-      if (std::exchange(allocation->tag->mark, mark) != mark) ++allocation->tag->pause_count;
-    }
-  }
+bool is_any_held(const Tag& tag) noexcept {
+  return std::any_of(tag.allocations.begin(), tag.allocations.end(),
+                     [](const auto& entry) { return entry.second->is_held; });
 }
+
+}  // namespace
 
 std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection, Outcome outcome) noexcept {
   std::vector<std::shared_ptr<Allocation>> doomed = std::move(selection.doomed);
   const std::lock_guard lock(mutex_);
-  if (outcome == Outcome::kMidway) note_what_is_left(selection);
-  if (outcome != Outcome::kUntouched) count_pauses(selection);
   for (const auto& group : selection.groups) {
-    for (Tag* tag : group.whole_tags) {
-      if (outcome == Outcome::kWhole) tag->is_partial = false;
+    for (Tag* tag : group.tags) {
+      if (outcome == Outcome::kMidway) tag->is_partial = is_left_partial(*tag, group.claim);
+      if (outcome == Outcome::kWhole && group.claim.finishes_tags) tag->is_partial = false;
+      if (outcome != Outcome::kUntouched && group.claim.counts_as_pause && is_any_held(*tag)) ++tag->pause_count;
     }
+  }
+  for (const auto& group : selection.groups) {
     look(group.allocations.size());
     for (const auto& allocation : group.allocations) {
       if (allocation->is_doomed) {
@@ -282,7 +246,7 @@ std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection,
   busy_count_ -= selection.tags.size();
   for (Tag* tag : selection.tags) {
     tag->is_busy = tag->is_moving = false;
-    tag->step = 0;
+    tag->ahead_step = 0;
     const Amounts sum = tag->total();
     if (sum.away_count == 0 || sum.here_count == 0) tag->is_partial = false;
   }

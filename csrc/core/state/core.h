@@ -1,7 +1,7 @@
 #pragma once
 
 #include "core/budget/device_budget.h"
-#include "core/budget/device_margin.h"
+#include "core/budget/device_budget.h"
 #include "core/budget/host_budget.h"
 #include "core/budget/pinned_budget.h"
 #include "core/memory/capture_gate.h"

@@ -30,29 +30,48 @@ void set_folder(const std::optional<std::string>& text) {
   set_disk_directory(text.value_or(""));
 }
 
+[[noreturn]] void throw_not_configurable(Setting setting) {
+  throw InvalidArgument(std::string(facts_of(setting).name) + " can't be configured: only " +
+                        facts_of(setting).variable + " sets it");
+}
+
+// Calls use(value) with the setting's own atomic in the core; false where it is none.
+template <typename Use>
+bool use_value(Core& core, Setting setting, const Use& use) {
+  Rules& rules = core.rules;
+  switch (setting) {
+    case Setting::kReserve: use(rules.overflow.reserve_bytes); return true;
+    case Setting::kSharedHandle: use(rules.shared_handle_bytes); return true;
+    case Setting::kWholeFraction: use(rules.overflow.whole_fraction); return true;
+    case Setting::kSkipClean: use(rules.skip.clean); return true;
+    case Setting::kSkipUnused: use(rules.skip.unused); return true;
+    case Setting::kSkipConstant: use(rules.skip.constant); return true;
+    case Setting::kCompareBytes: use(rules.skip.must_compare); return true;
+    case Setting::kPoison: use(rules.must_poison); return true;
+    case Setting::kCopyAhead: use(rules.keeps_ahead); return true;
+    default: return false;
+  }
+}
+
+struct Parse {
+  const std::optional<std::string>& text;
+  void operator()(std::atomic<uint64_t>& value) const { value.store(size_of(text)); }
+  void operator()(std::atomic<double>& value) const { value.store(fraction_of(text.value_or(""))); }
+  void operator()(std::atomic<bool>& value) const { value.store(text == "1"); }
+};
+
 void apply(Core& core, Setting setting, const std::optional<std::string>& text) {
-  const bool is_on = text == "1";
+  if (use_value(core, setting, Parse{text})) return;
   switch (setting) {
     case Setting::kDeviceLimit: return core.budgets.device.set_limit(size_of(text));
     case Setting::kDeviceMargin: return core.budgets.device_margin.set_bytes(size_of(text));
     case Setting::kHostLimit: return core.budgets.host.set_limit(size_of(text));
     case Setting::kHostMargin: return core.budgets.host.set_margin(size_of(text));
     case Setting::kPinnedLimit: return core.budgets.pinned.set_limit(size_of(text));
-    case Setting::kReserve: return core.rules.overflow.reserve_bytes.store(size_of(text));
     case Setting::kHostPool: return core.host_pool.set_capacity(size_of(text));
-    case Setting::kSharedHandle: return core.rules.shared_handle_bytes.store(size_of(text));
-    case Setting::kWholeFraction: return core.rules.overflow.whole_fraction.store(fraction_of(text.value_or("")));
-    case Setting::kSkipClean: return core.rules.skip.clean.store(is_on);
-    case Setting::kSkipUnused: return core.rules.skip.unused.store(is_on);
-    case Setting::kSkipConstant: return core.rules.skip.constant.store(is_on);
-    case Setting::kCompareBytes: return core.rules.skip.must_compare.store(is_on);
-    case Setting::kPoison: return core.rules.must_poison.store(is_on);
-    case Setting::kCopyAhead: return core.rules.keeps_ahead.store(is_on);
     case Setting::kDiskDirectory: return set_folder(text);
     case Setting::kDiskFiles: return set_disk_files(text == "named" ? DiskFiles::kNamed : DiskFiles::kHidden);
-    default:
-      throw InvalidArgument(std::string(facts_of(setting).name) + " can't be configured: only " +
-                            facts_of(setting).variable + " sets it");
+    default: throw_not_configurable(setting);
   }
 }
 
@@ -68,27 +87,18 @@ std::string text_of(double fraction) {
 }  // namespace
 
 std::string show_setting(Core& core, Setting setting) {
+  std::string text;
+  if (use_value(core, setting, [&](const auto& value) { text = text_of(value.load()); })) return text;
   switch (setting) {
     case Setting::kDeviceLimit: return text_of(core.budgets.device.own_limit_bytes());
     case Setting::kDeviceMargin: return text_of(core.budgets.device_margin.bytes());
     case Setting::kHostLimit: return text_of(core.budgets.host.own_limit_bytes());
     case Setting::kHostMargin: return text_of(core.budgets.host.margin_bytes());
-    case Setting::kPinnedLimit: return text_of(core.budgets.pinned.limit_bytes());
-    case Setting::kReserve: return text_of(core.rules.overflow.reserve_bytes.load());
+    case Setting::kPinnedLimit: return text_of(core.budgets.pinned.own_limit_bytes());
     case Setting::kHostPool: return text_of(core.host_pool.capacity_bytes());
-    case Setting::kSharedHandle: return text_of(core.rules.shared_handle_bytes.load());
-    case Setting::kWholeFraction: return text_of(core.rules.overflow.whole_fraction.load());
-    case Setting::kSkipClean: return text_of(core.rules.skip.clean.load());
-    case Setting::kSkipUnused: return text_of(core.rules.skip.unused.load());
-    case Setting::kSkipConstant: return text_of(core.rules.skip.constant.load());
-    case Setting::kCompareBytes: return text_of(core.rules.skip.must_compare.load());
-    case Setting::kPoison: return text_of(core.rules.must_poison.load());
-    case Setting::kCopyAhead: return text_of(core.rules.keeps_ahead.load());
     case Setting::kDiskDirectory: return chosen_disk_directory();
     case Setting::kDiskFiles: return disk_files() == DiskFiles::kNamed ? "named" : "hidden";
-    default:
-      throw InvalidArgument(std::string(facts_of(setting).name) + " can't be configured: only " +
-                            facts_of(setting).variable + " sets it");
+    default: throw_not_configurable(setting);
   }
 }
 

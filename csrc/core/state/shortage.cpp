@@ -7,7 +7,7 @@
 namespace ebbtide {
 
 bool give_back_caches(Core& core, bool may_wait) noexcept {
-  const bool has_ended = may_wait && core.registry.wait_for_steps(Registry::Steps::kWithFreedMemory);
+  const bool has_ended = may_wait && core.registry.ahead_steps.wait(AheadSteps::Which::kWithFreedMemory);
   const size_t undos = deferred_undos::count();
   if (undos > 0) {
     const auto permit = core.capture_gate.try_enter();

@@ -19,12 +19,12 @@ bool give_back_caches(Core& core, bool may_wait = false) noexcept;
 class LastResort {
  public:
   LastResort(Core& core, bool may_give_back)
-      : core_(core), may_give_back_(may_give_back), freeing_steps_(core.registry.freeing_steps()) {}
+      : core_(core), may_give_back_(may_give_back), freeing_steps_(core.registry.ahead_steps.freeing_count()) {}
   // True where another try is worthwhile.
   bool give_back(bool may_wait) noexcept {
     if (!std::exchange(may_give_back_, false)) return false;
     // Or a step has ended and given memory back since the first try.
-    return give_back_caches(core_, may_wait) || core_.registry.freeing_steps() != freeing_steps_;
+    return give_back_caches(core_, may_wait) || core_.registry.ahead_steps.freeing_count() != freeing_steps_;
   }
 
  private:

@@ -19,9 +19,9 @@ bool is_spare(const Allocation& allocation) {
 }  // namespace
 
 bool SpareBackups::give_way(uint64_t bytes) noexcept {
-  if (registry_.is_in_step()) return false;
+  if (registry_.ahead_steps.is_in_one()) return false;
   uint64_t given = drop(bytes);
-  if (given < bytes && registry_.wait_for_steps(Registry::Steps::kAll)) given += drop(bytes - given);
+  if (given < bytes && registry_.ahead_steps.wait(AheadSteps::Which::kAll)) given += drop(bytes - given);
   return given > 0;
 }
 

@@ -1,7 +1,6 @@
 // `_torch`: regions for CPU tensors, for ebbtide.saver only. This file only converts arguments. Every function is
 // called with the GIL held.
 #include <c10/core/StorageImpl.h>
-#include <dlfcn.h>
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
@@ -49,15 +48,9 @@ Pool& open_pool(int64_t id) {
   return pool;
 }
 
-// In a simulated run the simulated device is the CUDA driver.
-bool is_driver_simulated() {
-  void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  return library != nullptr && ::dlsym(library, "ebbtide_sim_reset") != nullptr;
-}
-
 void install() {
   refuse_in_child("ebbtide was set up");
-  if (std::strcmp(ebbtide_driver_name(), "cuda") == 0 && !is_driver_simulated())
+  if (std::strcmp(ebbtide_driver_name(), "cuda") == 0 && !ebbtide_is_simulated())
     raise_state_error(
         "CPU tensors can live in regions on the simulated device only, and this process uses the cuda driver");
   if (!install_allocator())

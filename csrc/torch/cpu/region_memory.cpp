@@ -67,9 +67,9 @@ bool is_forked_child() { return is_child.load(std::memory_order_relaxed); }
 std::string describe(const Pool& pool) {
   if (!pool.tag.empty()) return "tag '" + pool.tag + "'";
   for (const SegmentView& segment : region_memory().arena.snapshot(pool)) {
-    ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
-    int is_found = 0;
-    if (ebbtide_find(segment.address, &is_found, &info, nullptr) == EBBTIDE_OK && is_found != 0)
+    ebbtide_allocation_info info{};
+    bool is_found = false;
+    if (ebbtide_find(segment.address, &is_found, &info, nullptr) == EBBTIDE_OK && is_found)
       return "tag '" + std::string(info.tag) + "'";
   }
   return "the region of slot " + std::to_string(pool.slot);
@@ -80,7 +80,7 @@ void forget_refusal() noexcept { refusal.status = EBBTIDE_OK; }
 std::string out_of_memory_message(const Pool& pool, uint64_t request_bytes) {
   std::string message =
       "ebbtide: the simulated device is out of memory: " + describe(pool) + " asked for " + format_size(request_bytes);
-  ebbtide_device_info info = EBBTIDE_DEVICE_INFO_INIT;
+  ebbtide_device_info info{};
   if (ebbtide_query_device(kDevice, &info, nullptr) == EBBTIDE_OK)
     message += "; " + format_size(info.free_bytes) + " of " + format_size(info.total_bytes) +
                " are free, and ebbtide holds " + format_size(info.held_bytes);

@@ -46,9 +46,9 @@ class CudaSide final : public DeviceSide {
   c10::DataPtr allocate(c10::Device device, size_t size_bytes) const override {
     const c10::DeviceGuard guard(device);
     c10::DataPtr data = c10::GetAllocator(kCuda)->allocate(size_bytes);
-    int is_found = 0;
-    ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
-    if (ebbtide_find(data.get(), &is_found, &info, nullptr) == EBBTIDE_OK && is_found != 0)
+    bool is_found = false;
+    ebbtide_allocation_info info{};
+    if (ebbtide_find(data.get(), &is_found, &info, nullptr) == EBBTIDE_OK && is_found)
       throw std::runtime_error(
           "a saved tensor that has left the device is wanted inside a saver.region, whose tag would take it away with "
           "its own memory: run backward outside of the region, or inside saver.disabled()");

@@ -39,9 +39,9 @@ class SimulatedSide final : public DeviceSide {
   }
 
   bool is_on_device(const void* address) const override {
-    int is_found = 0;
-    ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
-    return ebbtide_find(address, &is_found, &info, nullptr) == EBBTIDE_OK && is_found != 0;
+    bool is_found = false;
+    ebbtide_allocation_info info{};
+    return ebbtide_find(address, &is_found, &info, nullptr) == EBBTIDE_OK && is_found;
   }
 
   void let_go(c10::Storage /*storage*/, c10::Stream /*stream*/) const noexcept override {}
@@ -62,7 +62,7 @@ class SimulatedSide final : public DeviceSide {
 
  private:
   static ebbtide_device_info query() {
-    ebbtide_device_info info = EBBTIDE_DEVICE_INFO_INIT;
+    ebbtide_device_info info{};
     ebbtide_query_device(0, &info, nullptr);
     return info;
   }

@@ -21,7 +21,7 @@ bool Ledger::can_leave(const SavedStorage& saved) const {
   if (saved.place_ != SavedStorage::Place::kDevice || saved.storage_.use_count() != 1) return false;
   std::atomic_thread_fence(std::memory_order_acquire);  // with the last release: what its last user wrote is there
   return saved.storage_.nbytes() == saved.size_bytes_ && saved.storage_.data() == saved.address_ &&
-         ebbtide_is_away(saved.address_, saved.size_bytes_) == 0;
+         !ebbtide_is_away(saved.address_, saved.size_bytes_);
 }
 
 // The storage comes back to the device. The stream's work comes after its copy, unless the load is ahead of need. The

@@ -68,11 +68,11 @@ bool owns_memory(const c10::Storage& storage) {
   const bool is_owner =
       data.get_deleter() == c10::GetAllocator(storage.device_type())->raw_deleter() && data.get() == data.get_context();
   if (!is_owner) return false;
-  int is_found = 0;
-  ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
+  bool is_found = false;
+  ebbtide_allocation_info info{};
   if (ebbtide_find(data.get(), &is_found, &info, nullptr) != EBBTIDE_OK) return false;
-  return storage.device_type() == c10::DeviceType::CPU ? is_found != 0 && std::strcmp(info.tag, kTag) == 0
-                                                       : is_found == 0;
+  return storage.device_type() == c10::DeviceType::CPU ? is_found && std::strcmp(info.tag, kTag) == 0
+                                                       : !is_found;
 }
 
 Rules& rules() {

@@ -16,8 +16,8 @@ bool TagMemory::has(const char* tag) const noexcept {
 TagMemory::Amounts TagMemory::query() const noexcept {
   Amounts amounts;
   for (size_t index = 0; index < tag_count_; ++index) {
-    ebbtide_tag_info info = EBBTIDE_TAG_INFO_INIT;
-    int is_found = 0;
+    ebbtide_tag_info info{};
+    bool is_found = false;
     ebbtide_query_tag(tags_[index], &is_found, &info, nullptr);
     amounts.resident_bytes += info.resident_bytes;
     amounts.host_bytes += info.host_bytes;
@@ -65,10 +65,10 @@ Moved TagMemory::move(Operation operation, const std::vector<const void*>& addre
     }
     return moved;
   }
-  ebbtide_report_totals totals = EBBTIDE_REPORT_TOTALS_INIT;
+  ebbtide_report_totals totals{};
   ebbtide_read_report(report, &totals, nullptr);
   ebbtide_free_report(report);
-  moved.bytes = totals.bytes;
+  moved.bytes = totals.sum.bytes;
   return moved;
 }
 

@@ -27,8 +27,8 @@ constexpr const char* kOfWeights[] = {kTags[0]};
 constexpr TagMemory without_gradients(kOfWeights);
 
 bool find(const void* address, ebbtide_allocation_info* info) {
-  int is_found = 0;
-  return ebbtide_find(address, &is_found, info, nullptr) == EBBTIDE_OK && is_found != 0 && memory.has(info->tag);
+  bool is_found = false;
+  return ebbtide_find(address, &is_found, info, nullptr) == EBBTIDE_OK && is_found && memory.has(info->tag);
 }
 
 bool contains(const std::vector<ebbtide_allocation_info>& units, uint64_t sequence) {
@@ -39,7 +39,7 @@ bool contains(const std::vector<ebbtide_allocation_info>& units, uint64_t sequen
 std::vector<ebbtide_allocation_info> units_of(const std::vector<const void*>& addresses) {
   std::vector<ebbtide_allocation_info> units;
   for (const void* const address : addresses) {
-    ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
+    ebbtide_allocation_info info{};
     if (find(address, &info) && !contains(units, info.sequence)) units.push_back(info);
   }
   return units;
@@ -57,7 +57,7 @@ c10::Device device_of(int number) {
 }
 
 uint64_t room_bytes(int device) {
-  ebbtide_device_info info = EBBTIDE_DEVICE_INFO_INIT;
+  ebbtide_device_info info{};
   return ebbtide_query_device(device, &info, nullptr) == EBBTIDE_OK ? info.room_bytes : 0;
 }
 
@@ -210,12 +210,12 @@ void Weights::use_in_backward(const void* address) {
 }
 
 bool Weights::is_on_host(const void* address) {
-  ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
+  ebbtide_allocation_info info{};
   return find(address, &info) && info.host_bytes > 0;
 }
 
 bool Weights::is_weight(const c10::Storage& storage) const {
-  ebbtide_allocation_info info = EBBTIDE_ALLOCATION_INFO_INIT;
+  ebbtide_allocation_info info{};
   return find(storage.data(), &info);
 }
 

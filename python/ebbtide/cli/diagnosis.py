@@ -159,10 +159,10 @@ def _devices() -> Iterator[Finding]:
         sizes = f"{format_size(info.free_bytes)} free of {format_size(info.total_bytes)}"
         limit = "" if info.limit_bytes >= _core.UNLIMITED else f", device_limit {format_size(info.limit_bytes)}"
         yield Finding(section, "memory", f"{sizes}, granularity {format_size(info.granularity_bytes)}{limit}")
-        for capability in _core.capabilities(device):
-            is_required = capability.name in _REQUIRED_CAPABILITIES
-            status: Status = "ok" if capability.available else "problem" if is_required else "note"
-            yield Finding(section, capability.name, capability.found, status, capability.advice)
+        for name, is_available, capability, advice in _core.capabilities(device):
+            is_required = name in _REQUIRED_CAPABILITIES
+            status: Status = "ok" if is_available else "problem" if is_required else "note"
+            yield Finding(section, name, capability, status, advice)
 
 
 def _torch_allocator() -> Iterator[Finding]:
@@ -194,9 +194,9 @@ def _torch_extension() -> Iterator[Finding]:
 def _host_memory() -> Iterator[Finding]:
     from ebbtide import _core
 
-    available, limit = _core.stats()["host_available_bytes"], _core.get_limit("host")
-    rest = "no host_limit" if limit >= _core.UNLIMITED else f"host_limit {format_size(limit)}"
-    margin = format_size(_core.get_limit("host_margin"))
+    available, limit = _core.stats()["host_available_bytes"], _core.get_setting("host_limit")
+    rest = f"host_limit {format_size(int(limit))}" if limit else "no host_limit"
+    margin = format_size(int(_core.get_setting("host_margin")))
     advice = "" if available else "nothing with a backup can be paused: free host memory, or lower EBBTIDE_HOST_MARGIN"
     found = f"{format_size(available)} ({rest}, {margin} left to others)"
     yield Finding("host memory", "room for backups", found, "ok" if available else "note", advice)

@@ -63,7 +63,7 @@ class Configure(Operation):
                 raise Failure("only host_pool takes memory") from None
             return "refused: StoreError"
         for name, value in options.items():
-            if name in SWITCHES and _core.get_option(name) != value:
+            if name in SWITCHES and (_core.get_setting(name) == b"1") != value:
                 raise Failure(f"{name} is not what it was set to")
         return "done"
 

@@ -95,7 +95,7 @@ class _Keeper:
 
 
 def _is_on() -> bool:
-    return bool(_core.get_option("copy_ahead"))
+    return _core.get_setting("copy_ahead") == b"1"
 
 
 def _say_not_copied(name: str, error: Exception) -> None:

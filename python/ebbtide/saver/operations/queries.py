@@ -70,7 +70,7 @@ def timeline() -> list[Event]:
     off."""
     if driver_choice.is_off():
         return []
-    return [Event.from_core(event) for event in _core.events()]
+    return [Event(*event) for event in _core.events()]
 
 
 def backup_of(tensor: "torch.Tensor", writable: bool = False, *, retained: bool = False) -> "torch.Tensor | None":

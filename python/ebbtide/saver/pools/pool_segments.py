@@ -53,7 +53,7 @@ class Look:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.may_ask = _core.get_option("skip_unused")
+        self.may_ask = _core.get_setting("skip_unused") == b"1"
         self.as_of = _core.last_lease()
         self.infos = find_tags(names)
         self.pools = region_pools.registry.unleased(self.infos)

@@ -38,7 +38,7 @@ def give_back() -> bool:
     While any thread is in a region, torch frees nothing of what it has cached outside of them.
     """
     is_flushed = empty()
-    if not _core.get_option("skip_unused"):
+    if _core.get_setting("skip_unused") == b"0":
         return is_flushed
     in_use = [info.tag for info in _core.tags() if info.resident_bytes]
     return bool(retired.retire(in_use, only_with_free_segments=True)) or is_flushed

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from ebbtide import _core
@@ -83,7 +82,6 @@ def _sum(sizes: Iterable[tuple[Key, int]]) -> dict[Key, int]:
 
 
 _PLAIN = ("kind", *_TOTALS, "seconds", "note")  # the fields of Report in the core's `plain`
-_moved_fields = attrgetter(*Moved.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -117,15 +115,11 @@ class Report(Shown):
     unused: int = 0
     constant: int = 0
     seconds: float = 0.0
-    by_tag: _Lazy[dict[str, int]] = _Lazy(lambda report: _sum((row.tag, row.bytes) for row in report.rows), dict)
-    by_device: _Lazy[dict[int, int]] = _Lazy(lambda report: _sum((row.device, row.bytes) for row in report.rows), dict)
+    by_tag: _Lazy[dict[str, int]] = _Lazy(lambda report: _sum((row[0], row[2]) for row in report.rows), dict)
+    by_device: _Lazy[dict[int, int]] = _Lazy(lambda report: _sum((row[1], row[2]) for row in report.rows), dict)
     note: str = ""
-    rows: _Lazy[tuple[Moved, ...]] = _Lazy(
-        lambda report: tuple(Moved(*_moved_fields(row)) for row in report.rows), tuple
-    )
-    left: _Lazy[tuple[Held, ...]] = _Lazy(
-        lambda report: tuple(Held(row.tag, row.device, row.bytes) for row in report.left), tuple
-    )
+    rows: _Lazy[tuple[Moved, ...]] = _Lazy(lambda report: tuple(Moved(*row) for row in report.rows), tuple)
+    left: _Lazy[tuple[Held, ...]] = _Lazy(lambda report: tuple(Held(*row) for row in report.left), tuple)
 
     def __getstate__(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self.__dict__}
@@ -378,11 +372,6 @@ class Event(Shown):
     bytes: int
     copied: int
     detail: str
-
-    @classmethod
-    def from_core(cls, event: "_core.Event") -> "Event":
-        """Converts the core's row."""
-        return cls(*(getattr(event, name) for name in cls.__dataclass_fields__))
 
     def __str__(self) -> str:
         when = datetime.fromtimestamp(self.unix_seconds).strftime("%H:%M:%S.%f")[:-3]
