@@ -9,6 +9,8 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_scans")
+
 WIDTH = 8
 
 

@@ -16,6 +16,8 @@ from ebbtide.saver.regions import startup  # noqa: E402
 from ebbtide.saver.values.outside import Outside  # noqa: E402
 from outside_model import WEIGHT, WIDTH, backward, make_model, trained  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_scans")
+
 MIB = 1 << 20
 
 

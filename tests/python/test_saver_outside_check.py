@@ -13,6 +13,8 @@ from ebbtide import _core  # noqa: E402
 from ebbtide.saver.check import enabling, optimizers  # noqa: E402
 from outside_model import WIDTH, backward, make_model, trained  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_scans")
+
 MIB = 1 << 20
 
 

@@ -80,7 +80,7 @@ class Pause(Operation):
 
     def draw(self, world: World, rng: Random) -> Arguments | None:
         actor, tags = world.draw_actor(rng), world.draw_tags(rng)
-        if rng.random() < 0.03:
+        if rng.random() < 0.08:
             tags = [*tags, world.tag("never")]
         return {
             "actor": actor,

@@ -18,10 +18,12 @@ class Ask(Operation):
     """Calls stats, tags, timeline, is_paused, outside, where or explain, from any thread and in any state."""
 
     name = "ask"
-    weight = 3
+    weight = 4
 
     def draw(self, world: World, rng: Random) -> Arguments | None:
-        what = rng.choice(("stats", "tags", "timeline", "is_paused", "print", "outside", "where", "explain"))
+        what = rng.choice(
+            ("stats", "tags", "timeline", "is_paused", "print", "outside", "explain", "where", "where", "where")
+        )
         return {"actor": world.draw_actor(rng), "what": what}
 
     def run(self, world: World, actor: int, what: str) -> None:
