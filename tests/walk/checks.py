@@ -21,6 +21,8 @@ def check_step(world: World) -> None:
     for number, memory in world.model.memories.items():
         try:
             _check_memory(memory, is_thorough)
+            if is_thorough and memory.size_bytes:
+                _check_where(memory)
         except Failure as failure:
             raise Failure(f"memory {number} of {memory.tag!r}: {failure}") from None
     for number, view in world.model.views.items():
@@ -55,6 +57,18 @@ def _check_memory(memory: Memory, is_thorough: bool) -> None:
         wrong = (found != memory.expected).nonzero()[0]
         zeros = "zeros" if not found[wrong].any() else "other bytes"
         raise Failure(f"{len(wrong)} of {memory.size_bytes} bytes are wrong, from {wrong[0]} on: {zeros}")
+
+
+def _check_where(memory: Memory) -> None:
+    found = saver.where(memory.base)
+    here, away = found.device_bytes + found.host_bytes, found.stored_bytes + found.dropped_bytes
+    is_right = here + away + found.outside_bytes == memory.size_bytes and found.tag == memory.tag
+    if is_right and not memory.is_doubtful:
+        is_right = not (found.device_bytes if memory.is_paused else away)
+        is_right &= bool(found.outside_bytes) == (memory.tag is None)
+        is_right &= not (memory.is_paused and memory.is_dropped and found.stored_bytes)
+    if not is_right:
+        raise Failure(f"where gave {found} for {memory.size_bytes} bytes, and is_paused is {memory.is_paused}")
 
 
 def _check_tags(world: World) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from walk import CI_STEPS  # noqa: E402
+from walk import CI_STEPS
 
 
 @pytest.mark.device_memory
