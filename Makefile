@@ -52,7 +52,9 @@ test-python: $(INSTALLED) ## Python tests only
 sweep: $(INSTALLED) ## Before a release: fault injection at every driver call, not at a sample of them
 	@EBBTIDE_SWEEP=all $(CTEST) --test-dir $(BUILD_DIR) --output-on-failure --no-tests=error --parallel $(JOBS) -R "Invariant" $(CTEST_ARGS)
 
-walk: $(INSTALLED) ## A long random walk over ebbtide.saver against a model
+walk: $(INSTALLED) ## Long random walks over the core and ebbtide.saver against models
+	@EBBTIDE_SWEEP=all $(CTEST) --test-dir $(BUILD_DIR) --output-on-failure --no-tests=error --parallel $(JOBS) -R "Walk"
+	@$(RUN) env EBBTIDE_WALK=1000 $(PY) -m pytest -q tests/python/test_core_walk.py
 	@$(RUN) $(PY) -m tests.walk $(WALK_ARGS)
 
 gpu-test: PYTEST_JOBS = 12

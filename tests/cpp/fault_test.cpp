@@ -102,7 +102,7 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
 
   // Starts from the state right after the world was built. None of ebbtide's own caches are kept, so that every run of
   // the operation makes the same calls.
-  void start_over(int code) {
+  void start_over(bool has_context) {
     core().rules.shared_handle_bytes = GetParam().has_come_back ? policy::kSharedHandleBytes : 0;
     resume();
     core().rules.shared_handle_bytes = policy::kSharedHandleBytes;
@@ -110,7 +110,7 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
     refill_blank();
     if (without_handles(Live::now()) != built_) rebuild();
     // The caller's current context must not matter: that of a device, or none.
-    check(driver().cuCtxSetCurrent(code == kOther ? nullptr : primary_context(0)), "cuCtxSetCurrent");
+    check(driver().cuCtxSetCurrent(has_context ? primary_context(0) : nullptr), "cuCtxSetCurrent");
   }
   void rebuild() {
     build(GetParam().blocks);
@@ -130,8 +130,13 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
   }
 
   void sweep(const Act& prepare, const Act& act) {
+    for (const bool has_context : {true, false}) sweep_in(has_context, prepare, act);
+  }
+
+  // Every other failure, because the current context changes what is called.
+  void sweep_in(bool has_context, const Act& prepare, const Act& act) {
     rebuild();
-    start_over(kOther);
+    start_over(has_context);
     prepare();
     core().engines.trim();
     expect_sound("prepared");
@@ -142,10 +147,11 @@ class OperationFaults : public FaultTest, public ::testing::WithParamInterface<C
     const uint64_t host_bytes = core().budgets.host.held_bytes();
     const std::vector<Place> wanted = places();
     size_t failures = 0;
-    const std::vector<CallFailure> all = failures_of(names);
+    std::vector<CallFailure> all = failures_of(names);
+    std::erase_if(all, [&, index = 0](const CallFailure&) mutable { return index++ % 2 == (has_context ? 1 : 0); });
     for (const CallFailure& failure : all) {
       SCOPED_TRACE(failure.text());
-      start_over(failure.code);
+      start_over(has_context);
       prepare();
       core().engines.trim();
       note_dropped();

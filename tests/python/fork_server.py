@@ -12,8 +12,9 @@ from pathlib import Path
 # A process that has imported torch but not ebbtide. It forks for each program. The child runs the program at the end of
 # the script, so that it ends as any Python program does.
 SCRIPT = """
-import json, os, select, sys
+import gc, json, os, select, sys
 import torch
+gc.freeze()  # the end of each child would visit everything
 print("ready", flush=True)
 program = ""
 for line in sys.stdin:
