@@ -7,7 +7,7 @@ import itertools
 import os
 
 import pytest
-from core_sim import CHUNK, MIB, OUT_OF_MEMORY, UNKNOWN, Sim, content, fill, is_filled
+from core_sim import CHUNK, MIB, OUT_OF_MEMORY, UNKNOWN, Block, Sim, content, fill, is_filled
 from ebbtide import _core
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError, StoreError
 from hypothesis import HealthCheck, settings
@@ -26,23 +26,6 @@ BACKUPS = st.sampled_from([_core.BACKUP_RAM, _core.BACKUP_NONE])
 KINDS = st.sampled_from(["pause", "resume"])
 VALUES = st.integers(min_value=1, max_value=255)
 PICKS = st.integers(min_value=0, max_value=10**6)
-
-
-class Block:
-    """One allocation in the model."""
-
-    def __init__(self, address: int, tag: str, size: int, backup: int) -> None:
-        self.address, self.tag, self.size, self.backup = address, tag, size, backup
-        self.value = 0  # the pattern that it holds, or held when it was stored
-        self.place = "device"
-        self.was_seen = False  # through a view, since it was stored
-        self.is_trimmed = False
-
-    @property
-    def copied_bytes(self) -> int:
-        """Zeros are constant blocks, so they are not copied. Once a view has been given out they are, since its holder
-        may have written."""
-        return self.size if self.value or self.was_seen else 0
 
 
 class Core(RuleBasedStateMachine):
@@ -71,6 +54,10 @@ class Core(RuleBasedStateMachine):
     def away(self, tags: list[str]) -> list[Block]:
         """What a resume brings back."""
         return [block for block in self.of(tags) if block.place != "device" and not block.is_trimmed]
+
+    def release(self, block: Block) -> None:
+        _core.free(block.address)
+        self.blocks.remove(block)
 
     def pick(self, number: int, place: str | None = None) -> Block | None:
         found = [block for block in self.blocks if place is None or block.place == place]
@@ -108,8 +95,7 @@ class Core(RuleBasedStateMachine):
     @rule(number=PICKS)
     def free(self, number: int) -> None:
         if block := self.pick(number):
-            _core.free(block.address)
-            self.blocks.remove(block)
+            self.release(block)
             with pytest.raises(ValueError, match="freed before"):
                 _core.free(block.address)
 
@@ -120,16 +106,25 @@ class Core(RuleBasedStateMachine):
         report = _core.pause(self.names(tags), backup=override)
         self.expect_report(report, self.leave(tags, override))
 
-    @rule(tags=SOME_TAGS)
-    def resume(self, tags: list[str]) -> None:
+    @rule(tags=SOME_TAGS, waits=st.booleans(), freed=st.none() | PICKS)
+    def resume(self, tags: list[str], waits: bool, freed: int | None) -> None:
+        """In the background, every other block begins first, and one may be freed meanwhile."""
         if self.refuses_unknown("resume", tags):
             return
+        names, blocks = self.names(tags), self.of(tags)
+        order = [(block.address, CHUNK) for block in blocks[::2]]
+        resume = (lambda: _core.resume(names)) if waits else (lambda: _core.resume_async(names, order=order))
         away = self.away(tags)
         if self.held() + sum(block.size for block in away) > self.device_limit and away:
             with pytest.raises(OutOfMemoryError):
-                _core.resume(self.names(tags))
+                resume()
             return
-        self.expect_report(_core.resume(self.names(tags)), self.come_back(tags))
+        done = resume()
+        if not waits and freed is not None and blocks:
+            self.release(blocks[freed % len(blocks)])
+        report, moved_and_copied = done if waits else done.wait(), self.come_back(tags)
+        if waits or freed is None:
+            self.expect_report(report, moved_and_copied)
 
     @rule(tags=SOME_TAGS, room=st.sampled_from([0, CHUNK, 3 * CHUNK]))
     def pause_with_little_host_memory(self, tags: list[str], room: int) -> None:
@@ -171,8 +166,7 @@ class Core(RuleBasedStateMachine):
         held = self.of(tags)
         if frees and held:
             block = held[number % len(held)]  # the operation dooms a block that it holds; another is freed at once
-            _core.free(block.address)
-            self.blocks.remove(block)
+            self.release(block)
             assert _core.find(block.address) is None
         if abandons:
             operation.abandon()
@@ -186,26 +180,6 @@ class Core(RuleBasedStateMachine):
                 self.come_back(tags)
         with pytest.raises(ValueError, match="over"):
             operation.commit()
-
-    @rule(tags=SOME_TAGS, number=PICKS, frees=st.booleans())
-    def resume_in_the_background(self, tags: list[str], number: int, frees: bool) -> None:
-        """The first bytes of every other block come first."""
-        if self.refuses_unknown("resume", tags):
-            return
-        blocks = self.of(tags)
-        try:
-            pending = _core.resume_async(self.names(tags), order=[(block.address, CHUNK) for block in blocks[::2]])
-        except OutOfMemoryError:
-            assert self.device_limit != _core.UNLIMITED
-            return
-        if frees and blocks:
-            block = blocks[number % len(blocks)]
-            _core.free(block.address)
-            self.blocks.remove(block)
-        report = pending.wait()
-        moved_and_copied = self.come_back(tags)
-        if not frees:
-            self.expect_report(report, moved_and_copied)
 
     @rule(leaving=ONE_TAG, returning=ONE_TAG)
     def swap(self, leaving: str, returning: str) -> None:
