@@ -206,11 +206,11 @@ def test_a_run_inside_a_run_changes_what_it_names(run):
 
 @pytest.mark.parametrize("before", ["import torch", "import ebbtide.lms"])
 def test_the_scripts_own_limit_wins(run, before):
-    code = f"{before}\nimport ebbtide\nebbtide.lms.enable('64MiB', '4KiB')\n{SHOW}, ebbtide.lms.min_size"
+    code = f"{before}\nimport ebbtide\nebbtide.lms.enable('32MiB', '4KiB')\n{SHOW}, ebbtide.lms.min_size"
     code += "\nprint(ebbtide.lms.min_size)\nimport train; train.train(1)\nprint(ebbtide.lms.stats()['evictions'] > 9)"
     status, out, error = run("--lms 1GiB", *python(code))
     assert (status, error) == (0, "")
-    assert re.fullmatch(rf"{64 * MIB} True\n4096\n0x\S+\nTrue\n", out)
+    assert re.fullmatch(rf"{32 * MIB} True\n4096\n0x\S+\nTrue\n", out)
 
 
 def test_a_region_that_imports_torch(run):
