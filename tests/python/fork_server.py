@@ -24,6 +24,7 @@ for line in sys.stdin:
         program = request["program"]
         os.environ.clear()
         os.environ.update(request["environment"])
+        os.chdir(request["folder"])
         for number, name in enumerate(("stdin", "stdout", "stderr")):
             os.dup2(os.open(request[name], os.O_RDWR | os.O_CREAT), number)
         break
@@ -55,6 +56,7 @@ class ForkServer:
         request = {
             "program": textwrap.dedent(program),
             "timeout": timeout,
+            "folder": str(Path.cwd()),
             "environment": dict(os.environ if environment is None else environment),
             "stdin": os.devnull,
             "stdout": str(out),
