@@ -10,4 +10,4 @@ shortens a walk that fails. The operations are the files of `ops/`; a new featur
 On a GPU (EBBTIDE_TEST_DRIVER=cuda) there are no driver faults, no forks, and no memory of other processes.
 """
 
-CI_STEPS = 2000  # of each of the two walks that CI makes
+CI_STEPS = 1500  # of each of the two walks that CI makes
