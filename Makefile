@@ -31,7 +31,7 @@ BENCH_ARGS ?=
 include tools/build.mk
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help demo test test-cpp test-python programs sweep walk gpu-test matrix lint docs bench tidy format ptx asan tsan mutants wheels clean
+.PHONY: FORCE help demo test test-cpp test-python tools-test programs sweep walk gpu-test matrix lint docs bench tidy format ptx asan tsan mutants wheels clean
 
 help: ## List these targets
 	@echo "Usage: make TARGET [SYSTEM=1] [PYTHON=python3] [JOBS=n]"
@@ -52,12 +52,18 @@ test-python: $(INSTALLED) ## Python tests only
 sweep: $(INSTALLED) ## Before a release: fault injection at every driver call, not at a sample of them
 	@EBBTIDE_SWEEP=all $(CTEST) --test-dir $(BUILD_DIR) --output-on-failure --no-tests=error --parallel $(JOBS) -R "Invariant" $(CTEST_ARGS)
 
-walk: $(INSTALLED) ## A long random walk over ebbtide.saver against a model
+walk: $(INSTALLED) ## Long random walks over the core and ebbtide.saver against models
+	@EBBTIDE_SWEEP=all $(CTEST) --test-dir $(BUILD_DIR) --output-on-failure --no-tests=error --parallel $(JOBS) -R "Walk"
+	@$(RUN) env EBBTIDE_WALK=1000 $(PY) -m pytest -q tests/python/test_core_walk.py
 	@$(RUN) $(PY) -m tests.walk $(WALK_ARGS)
 
 gpu-test: PYTEST_JOBS = 12
 gpu-test: $(INSTALLED) ## The same tests on a CUDA GPU; an unexpected skip is a failure
 	@$(RUN) env EBBTIDE_TEST_DRIVER=cuda EBBTIDE_NO_SKIPS=1 tools/run_pytest.sh $(PY) $(PYTEST_JOBS) $(PYTEST_ARGS)
+
+tools-test: $(INSTALLED) ## By hand: the benchmark, the mutation tests, the version matrix and the walk find what they should
+	@$(RUN) tools/run_pytest.sh $(PY) $(PYTEST_JOBS) tests/tooling $(PYTEST_ARGS)
+	@$(RUN) $(PY) -m tests.walk.planted
 
 programs: $(PROGRAMS) ## Download the programs whose own sources the Python tests run on ebbtide
 

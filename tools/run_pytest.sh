@@ -4,6 +4,7 @@
 #
 #   tools/run_pytest.sh PYTHON JOBS [pytest's arguments]
 #
+# Without a path, the tests of the tools (tests/tooling) are left out: `make tools-test` runs them.
 # There is one pass in one process if JOBS is 1, if pytest-xdist is missing, or if the arguments choose by marker (-m)
 # or want the terminal (-s, --pdb).
 # One pass, all side by side, on the simulated device: each process has one of its own.
@@ -15,6 +16,7 @@ run=("$python" -m pytest --tb=short)
 NO_TESTS=5
 # torch's threads wait for each other by spinning otherwise, and take the processors from what runs beside them.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+if [[ " $* " != *" tests/"* ]]; then run+=(--ignore=tests/tooling); fi
 # A test that hangs fails, with the stacks of all threads. The slowest takes a minute on two cores.
 if "$python" -c "import pytest_timeout" 2>/dev/null; then run+=(--timeout=600); fi
 

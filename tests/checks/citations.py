@@ -22,7 +22,6 @@ FOLDER = re.compile(rf"(?<![\w/.$*{{<%@-])((?:\.\./)*(?:{TOP_FOLDERS})/(?:[\w.-]
 FOREIGN = {"Python.h", "cuda.h", "cudaTypedefs.h", "llama.cpp", "test_cumem.py"}
 # What a build, a tool or a user makes, and placeholders in usage lines.
 MADE = {"NAME", "PROGRAM.py", "compile_commands.json", "first.json", "second.json", "tuning.json"}
-MADE |= {"walk-7.json"}
 
 FACT = re.compile(r"\bF(\d{1,3})\b")
 INVARIANT = re.compile(r"\b[Ii]nvariants?[ _]?(\d+)((?:(?:, |,? and | to |And)\d+)*)|_invariants?_?(\d+)")

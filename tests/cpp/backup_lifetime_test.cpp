@@ -13,8 +13,6 @@
 namespace ebbtide::testing {
 namespace {
 
-constexpr int kOther = 999;
-
 class BackupLifetime : public CoreTest {
  protected:
   uint64_t host_bytes_of_backups() { return core().budgets.host.held_bytes() - core().engines.held_bytes(); }

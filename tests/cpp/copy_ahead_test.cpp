@@ -324,7 +324,7 @@ class CopyAheadFaults : public MovesFaults {
 };
 
 TEST_F(CopyAheadFaults, Invariant3_OfWhatIsInMemory) {
-  sweep_steps({{"w", kRam, 0, {2, 2}}, {"w", kPinned, 0, {2}}, {"w", kRetained, 1, {4}}},
+  sweep_steps({{"w", kRam, 0, {1, 1}}, {"w", kPinned, 0, {2}}, {"w", kRetained, 1, {4}}},
               [&] { make_second_cycle(2); });
 }
 TEST_F(CopyAheadFaults, Invariant3_OfWhatIsOnDisk) {

@@ -8,7 +8,6 @@
 namespace ebbtide::testing {
 namespace {
 
-constexpr int kOther = 999;  // a code that is not out of memory
 const Policy kRam = {BackupKind::kRam};
 const Policy kRetained = {BackupKind::kRam, true};
 

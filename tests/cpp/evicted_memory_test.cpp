@@ -17,7 +17,6 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kShared = lms::EvictedMemory::kSharedSlabBytes;
 constexpr uint64_t kLarge = lms::EvictedMemory::kSmallPieceBytes + kPage;
-constexpr int kOther = 999;
 
 class EvictedMemoryTest : public CoreTest {
  protected:

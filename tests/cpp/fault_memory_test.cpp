@@ -14,32 +14,30 @@
 namespace ebbtide::testing {
 namespace {
 
-constexpr int kOutOfMemory = 2;
-constexpr int kOther = 999;
 constexpr uint64_t kTwoChunks = 130 * kMiB;  // with a backup: 128 MiB and 2 MiB
 
-class AllocFaults : public FaultTest, public ::testing::WithParamInterface<std::tuple<uint64_t, int, uint64_t>> {};
+class AllocFaults : public FaultTest, public ::testing::WithParamInterface<uint64_t> {};
 
 TEST_P(AllocFaults, Invariant3_AnAllocationThatFailsLeavesNothing) {
-  const auto [size_bytes, code, times] = GetParam();
-  const auto one_alloc = [&, size = size_bytes] { return alloc("w", size, BackupKind::kRam, 1); };
+  const uint64_t size_bytes = GetParam();
+  const auto one_alloc = [&] { return alloc("w", size_bytes, BackupKind::kRam, 1); };
   alloc("other", kChunk);
   const Live before = Live::now();
   const std::vector<std::string> names = calls_of([&] { deallocate(core(), one_alloc()); });
-  for (const size_t k : calls_to_fail(names)) {
-    SCOPED_TRACE("call " + std::to_string(k) + " (" + names[k - 1] + ")");
-    sim().fail(nullptr, k, code, times);
+  for (const CallFailure& failure : failures_of(names)) {
+    SCOPED_TRACE(failure.text());
+    failure.inject();
     CUdeviceptr address = 0;
     try {
       address = one_alloc();
     } catch (const OutOfMemory& error) {
-      EXPECT_EQ(code, kOutOfMemory);
+      EXPECT_EQ(failure.code, kOutOfMemory);
       EXPECT_EQ(error.device, 1);
       EXPECT_EQ(error.shortage.requested_bytes, size_bytes);
     } catch (const DriverError& error) {
-      EXPECT_EQ(error.code, code);
-      if (times == 1) {
-        EXPECT_EQ(error.call, names[k - 1]);
+      EXPECT_EQ(error.code, failure.code);
+      if (failure.times == 1) {
+        EXPECT_EQ(error.call, failure.name);
       }
     }
     sim().clear_failures();
@@ -61,17 +59,15 @@ TEST_P(AllocFaults, Invariant3_AnAllocationThatFailsLeavesNothing) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, AllocFaults,
-                         ::testing::Combine(::testing::Values(kChunk, kTwoChunks),
-                                            ::testing::Values(kOutOfMemory, kOther), ::testing::Values(1, 0)));
+INSTANTIATE_TEST_SUITE_P(Sizes, AllocFaults, ::testing::Values(kChunk, kTwoChunks));
 
 enum class Before { kResident, kPaused, kPartial, kDropped };
 
-class FreeFaults : public FaultTest, public ::testing::WithParamInterface<std::tuple<Before, int>> {
+class FreeFaults : public FaultTest, public ::testing::WithParamInterface<Before> {
  protected:
   void make() {
     build({{"w", BackupKind::kRam, 1, {kChunk, kChunk, kChunk}}});
-    const Before before = std::get<0>(GetParam());
+    const Before before = GetParam();
     if (before == Before::kPaused) pause();
     if (before == Before::kDropped) pause({}, BackupKind::kNone);
     if (before == Before::kPartial) {
@@ -88,33 +84,29 @@ TEST_P(FreeFaults, Invariant3_AFreeThatFailsIsDoneLater) {
   make();
   const std::vector<std::string> names = calls_of([&] { deallocate(core(), blocks_[0].address); });
   EXPECT_EQ(Live::now(), Live{});
-  for (const uint64_t times : {1, 0}) {
-    for (const size_t k : calls_to_fail(names)) {
-      SCOPED_TRACE("call " + std::to_string(k) + " (" + names[k - 1] + ")");
-      make();
-      const CUdeviceptr address = blocks_[0].address;
-      sim().fail(nullptr, k, std::get<1>(GetParam()), times);
-      EXPECT_NO_THROW(deallocate(core(), address));
-      sim().clear_failures();
-      EXPECT_EQ(core().registry.find(address), nullptr);
-      EXPECT_THROW(deallocate(core(), address), InvalidArgument);
-      // Memory that was not released still counts, both as held memory and as deferred work.
-      const uint64_t held_bytes = core().budgets.device.held_bytes(1);
-      EXPECT_EQ(held_bytes, Live::now().device_bytes);
-      EXPECT_EQ(core().deferred_frees.count() + deferred_undos::count() > 0, !(Live::now() == Live{}));
-      deallocate(core(), alloc("next", kChunk));  // any later call releases it
-      EXPECT_EQ(Live::now(), Live{});
-      EXPECT_EQ(core().budgets.device.held_bytes(1), 0u);
-      EXPECT_EQ(core().budgets.host.held_bytes(), 0u);
-      if (HasFailure()) return;
-    }
+  for (const CallFailure& failure : failures_of(names)) {
+    SCOPED_TRACE(failure.text());
+    make();
+    const CUdeviceptr address = blocks_[0].address;
+    failure.inject();
+    EXPECT_NO_THROW(deallocate(core(), address));
+    sim().clear_failures();
+    EXPECT_EQ(core().registry.find(address), nullptr);
+    EXPECT_THROW(deallocate(core(), address), InvalidArgument);
+    // Memory that was not released still counts, both as held memory and as deferred work.
+    const uint64_t held_bytes = core().budgets.device.held_bytes(1);
+    EXPECT_EQ(held_bytes, Live::now().device_bytes);
+    EXPECT_EQ(core().deferred_frees.count() + deferred_undos::count() > 0, !(Live::now() == Live{}));
+    deallocate(core(), alloc("next", kChunk));  // any later call releases it
+    EXPECT_EQ(Live::now(), Live{});
+    EXPECT_EQ(core().budgets.device.held_bytes(1), 0u);
+    EXPECT_EQ(core().budgets.host.held_bytes(), 0u);
+    if (HasFailure()) return;
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(States, FreeFaults,
-                         ::testing::Combine(::testing::Values(Before::kResident, Before::kPaused, Before::kPartial,
-                                                              Before::kDropped),
-                                            ::testing::Values(kOutOfMemory, kOther)));
+                         ::testing::Values(Before::kResident, Before::kPaused, Before::kPartial, Before::kDropped));
 
 // Several threads copy. Which call is the k-th is random; the guarantees are not.
 TEST_F(FaultTest, Invariant3_SeveralCopyThreadsWithEveryCallFailing) {

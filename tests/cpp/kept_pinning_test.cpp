@@ -12,8 +12,6 @@
 namespace ebbtide::testing {
 namespace {
 
-constexpr int kOther = 999;
-
 class KeptPinning : public CoreTest {
  protected:
   KeptPinning() : address_(alloc_retained(kChunks * kChunk)) { fill(address_, kSize, 1); }

@@ -4,9 +4,6 @@
 
 #if EBBTIDE_HAS_NEW_HOOK
 
-#include <algorithm>
-#include <new>
-
 #include "moves_faults.h"
 #include "overflow_world.h"
 #include "sweep.h"
@@ -14,72 +11,53 @@
 namespace ebbtide::testing {
 namespace {
 
-// A `new` has no name that tells which fail alike: about 20 are tried.
-size_t stride_of(size_t count) { return sweeps_all() ? 1 : std::max<size_t>(1, count / 20); }
-
-// Whether the k-th `new` of act failed, and with it the operation.
-bool fails_at(size_t k, const Act& act) {
-  fail_new(k);
-  bool has_failed = false;
-  try {
-    act();
-  } catch (const std::exception&) {
-    has_failed = true;
-  }
-  fail_new(0);
-  return has_failed;
-}
-
 class MemoryFaults : public MovesFaults {
  protected:
-  void sweep_new(const std::vector<ItemSpec>& items, const Act& prepare, const Act& act) {
-    size_t failures = 0;
-    size_t count = 1;
-    for (size_t k = 0; k <= count && !HasFailure(); k += k == 0 ? 1 : stride_of(count)) {
-      SCOPED_TRACE("new " + std::to_string(k) + " of " + std::to_string(count));
-      core().engines.trim();
-      build(items);
-      prepare();
-      note_dropped();
-      core().engines.trim();
-      if (k == 0) {
-        count = count_new(act);
-      } else {
-        failures += fails_at(k, act) ? 1 : 0;
-      }
-      give_back_caches(core());
-      expect_sound("after it");
-      ASSERT_NO_THROW(act());
-      note_dropped();
-      resume();
-      expect_bytes("back");
-      free_all();
-      expect_nothing_left();
-    }
-    EXPECT_GT(failures, count / stride_of(count) / 4);
+  void sweep_items(const std::vector<ItemSpec>& items, const Act& prepare, const Act& act) {
+    sweep_new(
+        [&] {
+          core().engines.trim();
+          build(items);
+          prepare();
+          note_dropped();
+          core().engines.trim();
+        },
+        act,
+        [&] {
+          give_back_caches(core());
+          expect_sound("after it");
+        },
+        [&] {
+          note_dropped();
+          resume();
+          expect_bytes("back");
+          free_all();
+          expect_nothing_left();
+        });
   }
 
   const std::vector<ItemSpec> few_items_ = {{"w", kRetained, 0, {1}}, {"w", kNone, 0, {1}}};
 };
 
 TEST_F(MemoryFaults, Invariant3_Pause) {
-  sweep_new(few_items_, [] {}, [&] { pause(); });
+  sweep_items(few_items_, [] {}, [&] { pause(); });
 }
 
 TEST_F(MemoryFaults, Invariant3_Resume) {
-  sweep_new(few_items_, [&] { pause(); }, [&] { resume(); });
+  sweep_items(few_items_, [&] { pause(); }, [&] { resume(); });
 }
 
 TEST_F(MemoryFaults, Invariant3_ResumeInTheBackground) {
-  sweep_new(few_items_, [&] { pause(); }, [&] { resume_pending(); });
+  sweep_items(few_items_, [&] { pause(); }, [&] { resume_pending(); });
 }
 
 TEST_F(MemoryFaults, Invariant3_Swap) {
-  sweep_new({{"out", kRam, 0, {1}}, {"in", kRetained, 0, {1}}}, [&] { pause({"in"}); }, [&] { swap({"out"}, {"in"}); });
+  sweep_items(
+      {{"out", kRam, 0, {1}}, {"in", kRetained, 0, {1}}}, [&] { pause({"in"}); }, [&] { swap({"out"}, {"in"}); });
 }
 
 TEST_F(MemoryFaults, Invariant3_TrimOfWhatSharesAHandle) {
-  sweep_new(
+  sweep_items(
       {{"w", kRam, 0, {1}}, {"w", kRam, 0, {1}}},
       [&] {
         pause();
@@ -89,11 +67,11 @@ TEST_F(MemoryFaults, Invariant3_TrimOfWhatSharesAHandle) {
 }
 
 TEST_F(MemoryFaults, Invariant3_Prepare) {
-  sweep_new(few_items_, [] {}, [&] { claim(OperationKind::kPrepare)->commit(); });
+  sweep_items(few_items_, [] {}, [&] { claim(OperationKind::kPrepare)->commit(); });
 }
 
 TEST_F(MemoryFaults, Invariant3_CopyAhead) {
-  sweep_new(
+  sweep_items(
       few_items_, [] {},
       [&] {
         AheadProgress progress;
@@ -105,7 +83,7 @@ TEST_F(MemoryFaults, Invariant3_CopyAhead) {
 }
 
 TEST_F(MemoryFaults, Invariant3_AllocationsAndFrees) {
-  sweep_new(
+  sweep_items(
       few_items_, [] {},
       [&] {
         const CUdeviceptr address = alloc("other", kChunk);
@@ -115,29 +93,25 @@ TEST_F(MemoryFaults, Invariant3_AllocationsAndFrees) {
 
 class OverflowMemoryFaults : public OverflowWorld {
  protected:
-  void sweep_new(const Act& prepare, const Act& act) {
-    size_t failures = 0;
-    size_t count = 1;
-    for (size_t k = 0; k <= count && !HasFailure(); k += k == 0 ? 1 : stride_of(count)) {
-      SCOPED_TRACE("new " + std::to_string(k) + " of " + std::to_string(count));
-      start();
-      core().host_pool.set_capacity(4 * kChunk);
-      prepare();
-      core().engines.trim();
-      if (k == 0) {
-        count = count_new(act);
-      } else {
-        failures += fails_at(k, act) ? 1 : 0;
-      }
-      give_back_caches(core());
-      expect_sound("after it");
-      ASSERT_NO_THROW(act());
-      resume();
-      expect_resident("all back");
-      free_all();
-      expect_nothing_left();
-    }
-    EXPECT_GT(failures, count / stride_of(count) / 4);
+  void sweep_spilled(const Act& prepare, const Act& act) {
+    sweep_new(
+        [&] {
+          start();
+          core().host_pool.set_capacity(4 * kChunk);
+          prepare();
+          core().engines.trim();
+        },
+        act,
+        [&] {
+          give_back_caches(core());
+          expect_sound("after it");
+        },
+        [&] {
+          resume();
+          expect_resident("all back");
+          free_all();
+          expect_nothing_left();
+        });
   }
 };
 
@@ -146,9 +120,9 @@ TEST_F(OverflowMemoryFaults, Invariant3_PromoteAndDemote) {
     spill("w", kSplitRam, kChunk, 2 * kChunk);
     spill("w", kSplitNone, kChunk, kChunk, 1);
   };
-  sweep_new(spill_some, [&] { promote(); });
-  sweep_new(spill_some, [&] { promote({}, kUnlimited, true); });
-  sweep_new(spill_some, [&] { demote(); });
+  sweep_spilled(spill_some, [&] { promote(); });
+  sweep_spilled(spill_some, [&] { promote({}, kUnlimited, true); });
+  sweep_spilled(spill_some, [&] { demote(); });
 }
 
 }  // namespace

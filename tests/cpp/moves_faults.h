@@ -13,21 +13,16 @@
 #include "store/delivery_board.h"
 #include "sweep.h"
 
-// Sweeps over driver calls of any operation (sweep.h): each fails once, and at every sixth all that follow fail as
-// well. After each failure invariants 1 to 3 hold, the tags can be finished in any way, and freeing them leaves
-// nothing.
+// Sweeps over driver calls of any operation (sweep.h). After each failure invariants 1 to 3 hold, the tags can be
+// finished in any way, and freeing them leaves nothing.
 namespace ebbtide::testing {
 
-inline constexpr int kOutOfMemory = 2;
-inline constexpr int kOther = 999;
 inline constexpr Policy kRam = {BackupKind::kRam};
 inline constexpr Policy kRetained = {BackupKind::kRam, true};
 inline constexpr Policy kNone = {BackupKind::kNone};
 inline constexpr Policy kPinned = {BackupKind::kPinned};
 inline constexpr Policy kDisk = {BackupKind::kDisk};
 inline constexpr Policy kRetainedDisk = {BackupKind::kDisk, true};
-
-using Act = std::function<void()>;
 
 class MovesFaults : public MovesWorld {
  protected:
@@ -38,17 +33,6 @@ class MovesFaults : public MovesWorld {
     std::vector<Act> finishes;                                    // ways to finish what failed, used in turn
     std::function<std::vector<CUdeviceptr>()> trimmed = nullptr;  // what else must be named to come back
   };
-
-  // Whether act threw.
-  static bool fails(const Act& act) {
-    try {
-      act();
-      return false;
-    } catch (const Error& error) {
-      EXPECT_STRNE(error.what(), "");
-      return true;
-    }
-  }
 
   // The call that a rule made fail.
   static std::string failed_call(int code) {
@@ -68,7 +52,8 @@ class MovesFaults : public MovesWorld {
     if (sweep.trimmed) run_at(OperationKind::kResume, {}, sweep.trimmed());
   }
 
-  void try_once(const Sweep& sweep, size_t k, int code, uint64_t times) {
+  void try_once(const Sweep& sweep, const CallFailure& failure) {
+    SCOPED_TRACE(failure.text());
     core().engines.trim();
     // A delivery that could not be waited for loses its board. So the boards that this try uses are made before.
     {
@@ -81,12 +66,10 @@ class MovesFaults : public MovesWorld {
     core().engines.trim();
     const std::vector<Place> places_before = places();
     sim().clear_log();
-    sim().fail(nullptr, k, code, times);
+    failure.inject();
     const bool has_failed = fails(sweep.act);
     sim().clear_failures();
-    const std::string call = failed_call(code);
-    SCOPED_TRACE("call " + std::to_string(k) + " (" + call + ") gives " + std::to_string(code) +
-                 (times == 0 ? ", and all after it" : ""));
+    const std::string call = failed_call(failure.code);
     failures_ += has_failed ? 1 : 0;
     give_back_caches(core());
     expect_sound("after the failure");
@@ -94,9 +77,9 @@ class MovesFaults : public MovesWorld {
       for (const Item& item : items_) EXPECT_FALSE(is_partial(item.spec.tag)) << item.spec.tag;
     }
     if (HasFailure()) return;
-    ASSERT_FALSE(fails(sweep.finishes[k % sweep.finishes.size()])) << "finished";
+    ASSERT_FALSE(fails(sweep.finishes[failure.k % sweep.finishes.size()])) << "finished";
     bring_all_back(sweep);
-    if (k % 2 == 1) {
+    if (failure.k % 4 == 1) {
       // The digests of the stored bytes must be right as well.
       pause();
       bring_all_back(sweep);
@@ -105,7 +88,7 @@ class MovesFaults : public MovesWorld {
     free_all();
     expect_nothing_left();
     // Streams and events that cannot be destroyed are lost; memory never is.
-    if (times != 0 && call != "cuStreamDestroy" && call != "cuEventDestroy") {
+    if (failure.times != 0 && call != "cuStreamDestroy" && call != "cuEventDestroy") {
       EXPECT_EQ(Live::now(), before);
     }
   }
@@ -125,13 +108,12 @@ class MovesFaults : public MovesWorld {
     expect_nothing_left();
     ASSERT_GT(calls.size(), 5u);
     failures_ = 0;
-    const std::vector<size_t> failing = calls_to_fail(calls);
-    for (size_t index = 0; index < failing.size() && !HasFailure(); ++index) {
-      const size_t k = failing[index];
-      try_once(sweep, k, k % 2 == 0 ? kOutOfMemory : kOther, 1);
-      if (index % 6 == 5 && !HasFailure()) try_once(sweep, k, k % 2 == 0 ? kOther : kOutOfMemory, 0);
+    const std::vector<CallFailure> failures = failures_of(calls);
+    for (const CallFailure& failure : failures) {
+      try_once(sweep, failure);
+      if (HasFailure()) return;
     }
-    EXPECT_GT(failures_, failing.size() / 4);
+    EXPECT_GT(failures_, failures.size() / 4);
   }
 
   // A thread that waits for a resume gets its error.

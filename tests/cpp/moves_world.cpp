@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "vmm/deferred_undos.h"
 
@@ -12,11 +13,10 @@ constexpr uint64_t kFirstSeed = 256;
 
 // The bytes of a block that was written with this content. Blocks of different seeds differ in every page.
 const std::byte* bytes_of(uint64_t content) {
-  static std::vector<std::byte> one_value(kChunk);
+  static std::map<uint64_t, std::vector<std::byte>> constant;
   static const std::vector<std::byte> noise = random_bytes(2 * kChunk, 1);
   if (content >= kFirstSeed) return noise.data() + 8 * (content - kFirstSeed);
-  std::memset(one_value.data(), static_cast<int>(content), one_value.size());
-  return one_value.data();
+  return constant.try_emplace(content, kChunk, static_cast<std::byte>(content)).first->second.data();
 }
 
 ::testing::AssertionResult is_block(const std::byte* bytes, uint64_t content) {
@@ -27,15 +27,15 @@ const std::byte* bytes_of(uint64_t content) {
   return ::testing::AssertionFailure() << "byte " << at << " of a block is not what content " << content << " wrote";
 }
 
-// The bytes that would come back for a block that is away.
-std::vector<std::byte> stored_block(const BackupRecord& stored, size_t block) {
-  std::vector<std::byte> bytes(kChunk);
+// The bytes that would come back for a block that is away, until the next call.
+const std::byte* stored_block(const BackupRecord& stored, size_t block) {
+  static std::vector<std::byte> bytes(kChunk);
   if (stored.blocks[block].is_constant) {
     kernels::fill_block(bytes.data(), stored.blocks[block].value);
   } else {
     stored.backup->read(block * kChunk, bytes.data(), kChunk);
   }
-  return bytes;
+  return bytes.data();
 }
 
 }  // namespace
@@ -126,7 +126,7 @@ void MovesWorld::expect_item_sound(Item& item) {
       }
       if (place == Place::kStored) {
         ASSERT_NE(stored, nullptr);
-        EXPECT_TRUE(is_block(stored_block(*stored, block).data(), item.content[block]));
+        EXPECT_TRUE(is_block(stored_block(*stored, block), item.content[block]));
       }
     }
   }

@@ -10,8 +10,6 @@
 namespace ebbtide::testing {
 namespace {
 
-constexpr int kOutOfMemory = 2;
-
 using OverflowTest = OverflowWorld;
 
 TEST_F(OverflowTest, WhatFitsDoesNotSpill) {

@@ -9,8 +9,6 @@
 // Two devices, both alive, that can access each other's memory.
 namespace ebbtide::testing {
 
-inline constexpr int kOther = 999;  // a code that is not out of memory
-
 class PeersWorld : public OverflowWorld {
  protected:
   static void set_alive(int device, bool is_alive) {

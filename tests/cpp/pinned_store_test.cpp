@@ -20,10 +20,8 @@
 namespace ebbtide::testing {
 namespace {
 
-constexpr int kOutOfMemory = 2;
 constexpr int kDeinitialized = 4;
 constexpr int kNotSupported = 801;
-constexpr int kOther = 999;
 
 class PinnedStoreTest : public CoreTest {
  protected:

@@ -12,6 +12,10 @@
 // use one copy.
 namespace ebbtide::testing {
 
+// Codes that tests make calls give: out of memory, and any other.
+inline constexpr int kOutOfMemory = 2;
+inline constexpr int kOther = 999;
+
 struct SimControl {
 #define EBBTIDE_SIM_CONTROL(name) std::add_pointer_t<decltype(::ebbtide_sim_##name)> name = nullptr;
   // clang-format off: it never settles on one layout for this list

@@ -7,7 +7,6 @@
 namespace ebbtide::testing {
 namespace {
 
-constexpr int kOutOfMemory = 2;
 const Policy kRam = {BackupKind::kRam};
 
 struct Sizes {

@@ -86,10 +86,20 @@ def test_without_overflow_a_margin_is_the_plain_error(clients: Clients, call: st
     assert fits.returncode == 0, fits.stderr
 
 
-@pytest.mark.parametrize("is_pauseable", ["0", "1"])
-@pytest.mark.parametrize("policy", ["split", "whole", "managed"])
-@pytest.mark.parametrize("call", ["alloc", "pitch", "async", "pool", "mapped"])
-@pytest.mark.parametrize("way", ["linked", "names", "cudart11", "cudart12", "per-thread"])
+CALLS = ("alloc", "pitch", "async", "pool", "mapped")
+POLICIES = ("split", "whole", "managed")
+# Every call by every policy with one way, and every other pair of these once.
+WAYS_TO_OVERFLOW = [
+    *(("cudart12", call, policy, is_pauseable) for call in CALLS for policy in POLICIES for is_pauseable in "01"),
+    *(
+        (way, call, POLICIES[(number + which) % 3], "01"[number % 2])
+        for which, way in enumerate(("linked", "names", "cudart11", "per-thread"))
+        for number, call in enumerate(CALLS)
+    ),
+]
+
+
+@pytest.mark.parametrize(("way", "call", "policy", "is_pauseable"), WAYS_TO_OVERFLOW)
 def test_every_call_overflows_by_every_policy(
     clients: Clients, way: str, call: str, policy: str, is_pauseable: str
 ) -> None:

@@ -1,4 +1,5 @@
-"""The core (`ebbtide._core`) on the simulator: the control interface, and device memory through plain pointers."""
+"""The core (`ebbtide._core`) on the simulator: the control interface, device memory through plain pointers, and a
+model of an allocation."""
 
 import ctypes
 import functools
@@ -100,3 +101,20 @@ def fill(address: int, size_bytes: int, value: int) -> None:
 
 def is_filled(address: int, size_bytes: int, value: int) -> bool:
     return ctypes.string_at(address, size_bytes) == content(size_bytes, value)
+
+
+class Block:
+    """One allocation in the model."""
+
+    def __init__(self, address: int, tag: str, size: int, backup: int) -> None:
+        self.address, self.tag, self.size, self.backup = address, tag, size, backup
+        self.value = 0  # the pattern that it holds, or held when it was stored
+        self.place = "device"
+        self.was_seen = False  # through a view, since it was stored
+        self.is_trimmed = False
+
+    @property
+    def copied_bytes(self) -> int:
+        """Zeros are constant blocks, so they are not copied. Once a view has been given out they are, since its holder
+        may have written."""
+        return self.size if self.value or self.was_seen else 0

@@ -12,8 +12,9 @@ from pathlib import Path
 # A process that has imported torch but not ebbtide. It forks for each program. The child runs the program at the end of
 # the script, so that it ends as any Python program does.
 SCRIPT = """
-import json, os, select, sys
+import gc, json, os, select, sys
 import torch
+gc.freeze()  # the end of each child would visit everything
 print("ready", flush=True)
 program = ""
 for line in sys.stdin:
@@ -23,6 +24,7 @@ for line in sys.stdin:
         program = request["program"]
         os.environ.clear()
         os.environ.update(request["environment"])
+        os.chdir(request["folder"])
         for number, name in enumerate(("stdin", "stdout", "stderr")):
             os.dup2(os.open(request[name], os.O_RDWR | os.O_CREAT), number)
         break
@@ -54,6 +56,7 @@ class ForkServer:
         request = {
             "program": textwrap.dedent(program),
             "timeout": timeout,
+            "folder": str(Path.cwd()),
             "environment": dict(os.environ if environment is None else environment),
             "stdin": os.devnull,
             "stdout": str(out),

@@ -56,11 +56,11 @@ def calls_of(text: str) -> list[str]:
 
 
 @pytest.mark.sim_only
-def test_internals_list_the_driver_calls_of_a_run(root: Path, run_python_with_torch) -> None:
+def test_internals_list_the_driver_calls_of_a_run(root: Path, run_python) -> None:
     page = (root / "docs/internals.md").read_text()
     blocks = re.findall(r"^Driver calls of the (\w+):\n\n```text\n(.*?)^```", page, re.M | re.S)
     listed = {step: calls_of(text) for step, text in blocks}
-    result = run_python_with_torch(DRIVER_CALLS, EBBTIDE_COPY_THREADS="1", EBBTIDE_DRIVER="sim")
+    result = run_python(DRIVER_CALLS, EBBTIDE_COPY_THREADS="1", EBBTIDE_DRIVER="sim")
     assert result.returncode == 0, result.stderr
     made: dict[str, list[str]] = {}
     for line in result.stdout.splitlines():
@@ -177,17 +177,17 @@ assert all(map(torch.equal, generator.parameters(), trainer.parameters()))
 """
 
 
-def test_the_loop_of_the_walkthrough_keeps_adamw_in_its_tag(rl_blocks, run_python_with_torch) -> None:
-    done = run_python_with_torch(rl_blocks[0] + AFTER_THE_LOOP, EBBTIDE_CHECK="1", PYTHONWARNINGS="error:the pause of")
+def test_the_loop_of_the_walkthrough_keeps_adamw_in_its_tag(rl_blocks, run_python) -> None:
+    done = run_python(rl_blocks[0] + AFTER_THE_LOOP, EBBTIDE_CHECK="1", PYTHONWARNINGS="error:the pause of")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == re.findall(r"# (all .* lie in tags)$", rl_blocks[0], re.M) * 3
 
 
-def test_the_loop_of_the_walkthrough_would_leave_adamw_behind(rl_blocks, run_python_with_torch) -> None:
+def test_the_loop_of_the_walkthrough_would_leave_adamw_behind(rl_blocks, run_python) -> None:
     """The planted fault: the step is made outside of the region."""
     wrong = rl_blocks[0].replace("    with trainer_memory:\n        optimizer", "    if True:\n        optimizer")
     assert wrong != rl_blocks[0]
-    done = run_python_with_torch(wrong, EBBTIDE_CHECK="1")
+    done = run_python(wrong, EBBTIDE_CHECK="1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("32.0 MiB of 48.0 MiB lie in no tag: 32.0 MiB of optimizer states\n")
     assert done.stderr.count("the pause of 'trainer' leaves 32.0 MiB of optimizer states on the device") == 1
@@ -207,8 +207,8 @@ optimizer = torch.optim.AdamW(trainer.parameters())
 """
 
 
-def test_the_walkthrough_adopts_what_the_first_step_made(rl_blocks, run_python_with_torch) -> None:
-    done = run_python_with_torch(TRAINING + rl_blocks[1])
+def test_the_walkthrough_adopts_what_the_first_step_made(rl_blocks, run_python) -> None:
+    done = run_python(TRAINING + rl_blocks[1])
     assert (done.returncode, done.stdout) == (0, "all 4.0 MiB lie in tag trainer\n"), done.stderr
 
 

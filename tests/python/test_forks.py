@@ -75,9 +75,9 @@ STRESS = """
 """
 
 
-def test_invariant_10_forks_beside_busy_threads_never_hang(saver, run_python_with_torch):
+def test_invariant_10_forks_beside_busy_threads_never_hang(saver, run_python):
     assert saver.device  # builds the torch extension, which prints a line on stderr
-    done = run_python_with_torch(STRESS.replace("FORKS", "120"), timeout=110)
+    done = run_python(STRESS.replace("FORKS", "120"), timeout=110)
     assert done.stdout.endswith("well\n"), done.stdout + done.stderr
 
 

@@ -12,6 +12,8 @@ from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError  # noqa: E402
 from ebbtide.integrations import verl  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_scans")
+
 WIDTH = 1024
 SIGNATURES = {
     "offload_fsdp_model_to_cpu": ["model", "empty_cache=True"],

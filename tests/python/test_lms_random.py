@@ -53,13 +53,13 @@ def make_mixed_step(seed):
 
 
 @pytest.mark.timeout(400)
-def test_random_evictions_at_every_op_for_200_steps(lms):
+def test_random_evictions_at_every_op_for_80_steps(lms):
     step = make_mixed_step(3)
-    plain = [step() for _ in range(200)]
+    plain = [step() for _ in range(80)]
     lms.enable(limit="1GiB", min_size="4KiB")
     step = make_mixed_step(3)
     with EvictAtRandom(7):
-        assert [step() for _ in range(200)] == plain
+        assert [step() for _ in range(80)] == plain
     assert lms.stats()["evictions"] > 200
 
 
@@ -133,7 +133,7 @@ def sim():
 
 @pytest.mark.timeout(400)
 def test_planned_steps_under_random_limits(lms, sim):
-    plain = run_random_steps(3, 100)
+    plain = run_random_steps(3, 60)
     chooser = random.Random(4)
     with lms.enable(limit="1GiB", min_size=SMALL):
         run_random_steps(3, 12)
@@ -148,7 +148,7 @@ def test_planned_steps_under_random_limits(lms, sim):
         negative.extend(name for name, value in numbers.items() if not 0 <= value < 2**50)
 
     with lms.enable(limit=int(0.8 * needed), min_size=SMALL):
-        assert run_random_steps(3, 100, change) == plain
+        assert run_random_steps(3, 60, change) == plain
         gc.collect()
         numbers = lms.stats()
     assert negative == []

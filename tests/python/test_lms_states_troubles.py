@@ -158,7 +158,7 @@ def test_threads_with_optimizers_of_their_own(lms):
 
 def test_random_limits_while_it_trains(lms):
     chooser = random.Random(11)
-    batches = [chooser.choice([64, 256, 2048]) for _ in range(25)]
+    batches = [chooser.choice([64, 256, 2048]) for _ in range(12)]
     plain = run(batches)
     with lms.enable(limit="1GiB", min_size=SMALL):
         training, losses = Training(), []

@@ -50,8 +50,8 @@ def test_an_older_torch_is_refused(lms, monkeypatch):
     assert not lms.enabled
 
 
-def test_an_eviction_before_the_first_enable_builds_nothing(run_python_with_torch):
-    result = run_python_with_torch(
+def test_an_eviction_before_the_first_enable_builds_nothing(run_python):
+    result = run_python(
         """
         from ebbtide import torch_extension
         from ebbtide.lms import control

@@ -268,5 +268,5 @@ def test_a_program_that_enables_in_threads_ends_well():
         "[thread.start() for thread in threads]\n"
         "[thread.join() for thread in threads]\n"
     )
-    for _ in range(5):
+    for _ in range(2):
         subprocess.run([sys.executable, "-c", program], check=True)

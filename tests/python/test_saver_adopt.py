@@ -12,6 +12,8 @@ from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
 from ebbtide.saver.adoption import adopt  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_scans")
+
 MIB = 1 << 20
 
 

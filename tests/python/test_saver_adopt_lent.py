@@ -13,6 +13,8 @@ from ebbtide import _core  # noqa: E402
 from ebbtide.saver.adoption import adopt, external_references  # noqa: E402
 from ebbtide.saver.tensors import address_reads  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_scans")
+
 CPU_ONLY = pytest.mark.sim_only  # NumPy uses CPU tensors without a copy
 
 

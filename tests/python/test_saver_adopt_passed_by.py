@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.usefixtures("quick_scans")
+
 
 class Trainer:
     def __init__(self, model):

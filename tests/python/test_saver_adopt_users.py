@@ -9,6 +9,8 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_scans")
+
 WIDTH = 8
 
 
@@ -207,14 +209,14 @@ def check(name, model, lend=None):
 """
 
 
-def run_parallel(run_python_with_torch, tmp_path, code):
-    done = run_python_with_torch(PARALLEL.replace("STORE", repr(f"file://{tmp_path}/store")) + code)
+def run_parallel(run_python, tmp_path, code):
+    done = run_python(PARALLEL.replace("STORE", repr(f"file://{tmp_path}/store")) + code)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 @pytest.mark.sim_only
-def test_distributed_data_parallel(run_python_with_torch, tmp_path):
+def test_distributed_data_parallel(run_python, tmp_path):
     code = """
 from torch.nn.parallel import DistributedDataParallel as DDP
 ways = {"ddp": {}, "views": dict(gradient_as_bucket_view=True), "static": dict(static_graph=True)}
@@ -224,7 +226,7 @@ for name, options in ways.items():
     check(name + "-lent", DDP(inner, **options), lambda: inner[0].weight)
     check(name + "-lent-gradient", DDP(inner, **options), lambda: inner[0].weight.grad)
 """
-    lines = run_parallel(run_python_with_torch, tmp_path, code)
+    lines = run_parallel(run_python, tmp_path, code)
     assert [line for line in lines if "lent" not in line] == ["ddp True 0", "views True 0", "static True 0"]
     lent = [int(line.split()[-1]) for line in lines if "lent" in line]
     assert len(lent) == 6
@@ -232,7 +234,7 @@ for name, options in ways.items():
 
 
 @pytest.mark.sim_only
-def test_fully_sharded_data_parallel(run_python_with_torch, tmp_path):
+def test_fully_sharded_data_parallel(run_python, tmp_path):
     code = """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
@@ -246,5 +248,5 @@ model = make()
 fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
 check("sharded", model)
 """
-    lines = run_parallel(run_python_with_torch, tmp_path, code)
+    lines = run_parallel(run_python, tmp_path, code)
     assert lines == ["flat True 0", "original True 0", "sharded True 0"]

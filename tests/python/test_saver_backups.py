@@ -261,17 +261,17 @@ def test_named_files_of_retained_backups_stay_and_take_the_same_space(saver, tag
     assert list(named_files.iterdir()) == []
 
 
-def test_named_files_go_at_exit_and_those_of_a_killed_process_with_the_next(run_python_with_torch, tmp_path):
+def test_named_files_go_at_exit_and_those_of_a_killed_process_with_the_next(run_python, tmp_path):
     environment = {"EBBTIDE_DISK_DIRECTORY": str(tmp_path), "EBBTIDE_DISK_FILES": "named"}
-    ended = run_python_with_torch(PAUSED_AND_THEN.format("sys.exit(3)"), **environment)
+    ended = run_python(PAUSED_AND_THEN.format("sys.exit(3)"), **environment)
     assert (ended.returncode, ended.stdout) == (3, "1\n")
     assert list(tmp_path.iterdir()) == []
-    killed = run_python_with_torch(PAUSED_AND_THEN.format("os.kill(os.getpid(), signal.SIGKILL)"), **environment)
+    killed = run_python(PAUSED_AND_THEN.format("os.kill(os.getpid(), signal.SIGKILL)"), **environment)
     assert killed.stdout == "1\n"
     (left,) = tmp_path.iterdir()
     (tmp_path / "ebbtide_backup_list").write_text("somebody's own")
     last = "print(sorted(os.listdir(os.environ['EBBTIDE_DISK_DIRECTORY'])))"
-    again = run_python_with_torch(PAUSED_AND_THEN.format(last), **environment)
+    again = run_python(PAUSED_AND_THEN.format(last), **environment)
     assert left.name not in again.stdout
     assert [file.name for file in tmp_path.iterdir()] == ["ebbtide_backup_list"]
 

@@ -288,8 +288,8 @@ def test_each_tag_has_a_best_rate_of_its_own():
 
 
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(0)", "del done", "saver.pause('w')", "done.wait()"])
-def test_the_process_may_end_in_the_middle(run_python_with_torch, ending):
-    result = run_python_with_torch(
+def test_the_process_may_end_in_the_middle(run_python, ending):
+    result = run_python(
         f"""
         import torch
         from ebbtide import saver
@@ -302,8 +302,8 @@ def test_the_process_may_end_in_the_middle(run_python_with_torch, ending):
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_a_fork_in_the_middle(run_python_with_torch):
-    result = run_python_with_torch(
+def test_a_fork_in_the_middle(run_python):
+    result = run_python(
         """
         import os, sys, torch
         from ebbtide import saver
@@ -328,8 +328,8 @@ def test_a_fork_in_the_middle(run_python_with_torch):
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_where_ebbtide_is_off(run_python_with_torch):
-    result = run_python_with_torch(
+def test_where_ebbtide_is_off(run_python):
+    result = run_python(
         """
         from ebbtide import saver
         assert saver.prepare("w", copy=True).bytes == 0

@@ -222,8 +222,8 @@ def test_invariant_12_threads_allocate_and_free_meanwhile(saver, tag, tag2):
     assert torch.equal(tensor.cpu(), want)
 
 
-def test_off_demotes_nothing(run_python_with_torch):
-    result = run_python_with_torch(
+def test_off_demotes_nothing(run_python):
+    result = run_python(
         """
         from ebbtide import saver
         with saver.region("w"):

@@ -127,8 +127,8 @@ def test_a_resume_of_everything_keeps_ahead_what_was_ever_paused(saver, tag):
     assert never.numel() == once.numel()
 
 
-def test_where_warnings_are_errors_the_thread_goes_on(run_python_with_torch):
-    result = run_python_with_torch(
+def test_where_warnings_are_errors_the_thread_goes_on(run_python):
+    result = run_python(
         """
         import time, warnings
         warnings.simplefilter("error")
@@ -153,8 +153,8 @@ def test_where_warnings_are_errors_the_thread_goes_on(run_python_with_torch):
     assert "'large' is not copied ahead" in result.stderr and "Exception in thread" not in result.stderr
 
 
-def test_no_thread_begins_once_the_interpreter_ends(run_python_with_torch):
-    result = run_python_with_torch(
+def test_no_thread_begins_once_the_interpreter_ends(run_python):
+    result = run_python(
         """
         import atexit, threading
         def late():  # runs after what ebbtide registers
@@ -201,8 +201,8 @@ def test_off_costs_no_thread(saver, tag):
     assert keep.numel()
 
 
-def test_the_process_may_end_while_tags_are_kept_ahead(run_python_with_torch):
-    result = run_python_with_torch(
+def test_the_process_may_end_while_tags_are_kept_ahead(run_python):
+    result = run_python(
         """
         import torch
         from ebbtide import saver

@@ -320,26 +320,26 @@ def program(before="pass", after="pass"):
         ("info", "logging.getLogger().addHandler(logging.NullHandler())", ["ebbtide: pause w: freed"]),
     ],
 )
-def test_the_variable_sets_the_level_and_stderr_stands_in(run_python_with_torch, driver_name, level, before, expected):
-    done = run_python_with_torch(program(before), EBBTIDE_DRIVER=driver_name, EBBTIDE_LOG=level)
+def test_the_variable_sets_the_level_and_stderr_stands_in(run_python, driver_name, level, before, expected):
+    done = run_python(program(before), EBBTIDE_DRIVER=driver_name, EBBTIDE_LOG=level)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "of debug" not in line]
     assert len(lines) == len(expected), done.stderr
     assert all(line.startswith(start) for line, start in zip(lines, expected, strict=True)), lines
 
 
-def test_warnings_are_seen_without_the_variable_and_without_handlers(run_python_with_torch, driver_name):
+def test_warnings_are_seen_without_the_variable_and_without_handlers(run_python, driver_name):
     code = """
         import logging
         import ebbtide.saver
         logging.getLogger("ebbtide.integrations.vllm").warning("asleep already")
         logging.getLogger("ebbtide").info("not asked for")
     """
-    done = run_python_with_torch(code, EBBTIDE_DRIVER=driver_name, EBBTIDE_LOG=None)
+    done = run_python(code, EBBTIDE_DRIVER=driver_name, EBBTIDE_LOG=None)
     assert (done.returncode, done.stderr) == (0, "ebbtide: asleep already\n")
 
 
-def test_a_malformed_level_is_none(run_python_with_torch, driver_name):
+def test_a_malformed_level_is_none(run_python, driver_name):
     code = """
         import logging
         import ebbtide.saver
@@ -347,19 +347,19 @@ def test_a_malformed_level_is_none(run_python_with_torch, driver_name):
         assert logger.level == logging.NOTSET, logger.level
         assert [type(each).__name__ for each in logger.handlers] == ["_StderrWithoutHandlers"]
     """
-    done = run_python_with_torch(code, EBBTIDE_DRIVER=driver_name, EBBTIDE_LOG="loud")
+    done = run_python(code, EBBTIDE_DRIVER=driver_name, EBBTIDE_LOG="loud")
     assert done.returncode == 0, done.stderr
 
 
-def test_a_lost_stderr_harms_nothing(run_python_with_torch, driver_name):
+def test_a_lost_stderr_harms_nothing(run_python, driver_name):
     for loss in ("import sys; sys.stderr = None", "import sys; sys.stderr = open('/dev/full', 'w', buffering=1)"):
         code = program(after=loss) + "    assert saver.is_paused('w'); print('whole', end='')\n"
-        done = run_python_with_torch(code, EBBTIDE_DRIVER=driver_name, EBBTIDE_LOG="info")
+        done = run_python(code, EBBTIDE_DRIVER=driver_name, EBBTIDE_LOG="info")
         assert done.stdout == "whole", done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_forked_child_logs_by_itself(run_python_with_torch, driver_name):
+def test_a_forked_child_logs_by_itself(run_python, driver_name):
     """Also if another thread of the parent was logging at the fork. It rests now and then: who fills a pipe faster than
     it is read keeps others from writing.
     """
@@ -384,6 +384,6 @@ def test_a_forked_child_logs_by_itself(run_python_with_torch, driver_name):
             os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
     """
-    done = run_python_with_torch(program(after=after), EBBTIDE_DRIVER=driver_name, EBBTIDE_LOG="info")
+    done = run_python(program(after=after), EBBTIDE_DRIVER=driver_name, EBBTIDE_LOG="info")
     assert done.returncode == 0, "\n".join(line for line in done.stderr.splitlines() if "of debug" not in line)
     assert done.stderr.count("ebbtide: a child of debug") == 20

@@ -52,11 +52,9 @@ assert ("no memory could be pinned for the tables" in report.note) == (later == 
     ("backup", "host_limit", "later"),
     [("disk", "8MiB", 0), ("disk", "16MiB", 0), ("ram", "48MiB", 0), ("ram", "36MiB", 32)],
 )
-def test_the_ring_leaves_room_to_find_out_what_has_not_changed(
-    run_python_with_torch, tmp_path, backup, host_limit, later
-):
+def test_the_ring_leaves_room_to_find_out_what_has_not_changed(run_python, tmp_path, backup, host_limit, later):
     given = f"folder, backup, host_limit, later = {str(tmp_path)!r}, {backup!r}, {host_limit!r}, {later}\n"
-    result = run_python_with_torch(given + RING_LIMITS)
+    result = run_python(given + RING_LIMITS)
     assert result.returncode == 0, result.stderr
 
 
@@ -114,8 +112,8 @@ def test_a_limit_that_was_lowered_below_a_kept_backup_refuses_the_pause(saver, t
 
 
 @pytest.mark.sim_only
-def test_a_hard_limit_on_files_is_said_where_the_device_starts(run_python_with_torch):
-    done = run_python_with_torch(
+def test_a_hard_limit_on_files_is_said_where_the_device_starts(run_python):
+    done = run_python(
         """
         import resource
 
@@ -134,9 +132,9 @@ def test_a_hard_limit_on_files_is_said_where_the_device_starts(run_python_with_t
 
 
 @pytest.mark.sim_only
-def test_a_simulated_device_that_is_not_there_names_its_own_variables(run_python_with_torch):
+def test_a_simulated_device_that_is_not_there_names_its_own_variables(run_python):
     code = "from ebbtide import saver\nwith saver.region('weights'):\n    pass"
-    done = run_python_with_torch(code, EBBTIDE_SIM_DEVICES="0")
+    done = run_python(code, EBBTIDE_SIM_DEVICES="0")
     assert done.returncode == 1
     assert "the simulated device does not start: cuInit gives" in done.stderr
     assert "Look at EBBTIDE_SIM_DEVICES and EBBTIDE_SIM_CAPACITY" in done.stderr and "nvidia-smi" not in done.stderr

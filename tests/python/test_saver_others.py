@@ -44,9 +44,9 @@ FORKED = """
 """
 
 
-def test_a_forked_child_keeps_no_backup(run_python_with_torch, driver_name):
+def test_a_forked_child_keeps_no_backup(run_python, driver_name):
     code = FORKED.format(configure="", backup="ram", folder="no folder")
-    done = run_python_with_torch(code, EBBTIDE_DRIVER=driver_name)
+    done = run_python(code, EBBTIDE_DRIVER=driver_name)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     own, _, child, _ = map(int, first.split())
@@ -54,10 +54,10 @@ def test_a_forked_child_keeps_no_backup(run_python_with_torch, driver_name):
 
 
 @pytest.mark.parametrize("files", ["hidden", "named"])
-def test_a_forked_child_keeps_no_file(run_python_with_torch, driver_name, tmp_path, files):
+def test_a_forked_child_keeps_no_file(run_python, driver_name, tmp_path, files):
     configure = f"saver.configure(disk_directory={str(tmp_path)!r}, disk_files={files!r})"
     code = FORKED.format(configure=configure, backup="disk", folder=tmp_path)
-    done = run_python_with_torch(code, EBBTIDE_DRIVER=driver_name)
+    done = run_python(code, EBBTIDE_DRIVER=driver_name)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     _, own, _, child = map(int, first.split())
@@ -87,8 +87,8 @@ VIEW_IN_CHILD = """
 """
 
 
-def test_a_child_may_drop_views_that_it_has_of_its_parent(run_python_with_torch, driver_name, tmp_path):
-    done = run_python_with_torch(VIEW_IN_CHILD.format(folder=str(tmp_path)), EBBTIDE_DRIVER=driver_name)
+def test_a_child_may_drop_views_that_it_has_of_its_parent(run_python, driver_name, tmp_path):
+    done = run_python(VIEW_IN_CHILD.format(folder=str(tmp_path)), EBBTIDE_DRIVER=driver_name)
     assert (done.returncode, done.stdout) == (0, "[True, True, True]\n"), done.stderr
 
 
@@ -120,9 +120,9 @@ TRUNCATED_LEDGER = """
 """
 
 
-def test_a_ledger_that_somebody_truncates_is_made_whole(run_python_with_torch, driver_name, tmp_path):
+def test_a_ledger_that_somebody_truncates_is_made_whole(run_python, driver_name, tmp_path):
     path = tmp_path / "ledger"
-    done = run_python_with_torch(TRUNCATED_LEDGER, EBBTIDE_DRIVER=driver_name, EBBTIDE_LEDGER=str(path))
+    done = run_python(TRUNCATED_LEDGER, EBBTIDE_DRIVER=driver_name, EBBTIDE_LEDGER=str(path))
     assert (done.returncode, done.stdout) == (0, "True\nrefused\nTrue\n"), done.stderr
 
 
@@ -206,8 +206,8 @@ FINALIZER = """
 """
 
 
-def test_a_finalizer_in_the_thread_that_copies_ahead_may_resume(run_python_with_torch, driver_name):
-    done = run_python_with_torch(FINALIZER, EBBTIDE_DRIVER=driver_name)
+def test_a_finalizer_in_the_thread_that_copies_ahead_may_resume(run_python, driver_name):
+    done = run_python(FINALIZER, EBBTIDE_DRIVER=driver_name)
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
 
 

@@ -16,6 +16,8 @@ from ebbtide.saver.regions import startup  # noqa: E402
 from ebbtide.saver.values.outside import Outside  # noqa: E402
 from outside_model import WEIGHT, WIDTH, backward, make_model, trained  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_scans")
+
 MIB = 1 << 20
 
 
@@ -224,7 +226,7 @@ def test_wrong_tags_are_refused(saver, tag):
         saver.outside(model, tag="")
 
 
-def test_it_is_empty_where_ebbtide_is_off(run_python_with_torch):
+def test_it_is_empty_where_ebbtide_is_off(run_python):
     code = """
     import torch
     from ebbtide import saver
@@ -235,23 +237,23 @@ def test_it_is_empty_where_ebbtide_is_off(run_python_with_torch):
     except TypeError as error:
         print(error)
     """
-    done = run_python_with_torch(code, EBBTIDE_DRIVER="off")
+    done = run_python(code, EBBTIDE_DRIVER="off")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("False no device memory of a tensor was found\noutside takes tensors, ")
 
 
-def test_before_the_first_region_everything_is_outside(run_python_with_torch):
+def test_before_the_first_region_everything_is_outside(run_python):
     code = """
     import torch
     from ebbtide import saver
     found = saver.outside(torch.nn.Linear(512, 512, bias=False, device=saver.device))
     print(found.inside, found.by_kind)
     """
-    done = run_python_with_torch(code)
+    done = run_python(code)
     assert done.stdout == f"0 {{'parameter': {WEIGHT}}}\n", done.stderr
 
 
-def test_a_forked_child_is_told_as_elsewhere(run_python_with_torch):
+def test_a_forked_child_is_told_as_elsewhere(run_python):
     code = """
     import os, torch
     import ebbtide
@@ -268,7 +270,7 @@ def test_a_forked_child_is_told_as_elsewhere(run_python_with_torch):
         os._exit(2)
     print(os.waitpid(child, 0)[1])
     """
-    done = run_python_with_torch(code)
+    done = run_python(code)
     assert done.stdout == "0\n", done.stderr
 
 

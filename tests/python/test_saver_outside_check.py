@@ -13,6 +13,8 @@ from ebbtide import _core  # noqa: E402
 from ebbtide.saver.check import enabling, optimizers  # noqa: E402
 from outside_model import WIDTH, backward, make_model, trained  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_scans")
+
 MIB = 1 << 20
 
 
@@ -233,7 +235,7 @@ def test_a_wrapper_with_states_of_another_form_is_passed(check, saver, tag):
     assert "1.0 MiB of gradients, 1.0 MiB of optimizer states" in str(caught.message)
 
 
-def test_nothing_is_watched_where_nobody_checks(run_python_with_torch):
+def test_nothing_is_watched_where_nobody_checks(run_python):
     code = """
     import sys, torch
     from ebbtide import saver
@@ -246,13 +248,13 @@ def test_nothing_is_watched_where_nobody_checks(run_python_with_torch):
     saver.pause("weights")
     print("ebbtide.saver.check.optimizers" in sys.modules, len(names._global_optimizer_post_hooks))
     """
-    off = run_python_with_torch(code, EBBTIDE_CHECK=None)
+    off = run_python(code, EBBTIDE_CHECK=None)
     assert (off.stdout, off.stderr.count("the pause of")) == ("False 0\n", 0)
-    on = run_python_with_torch(code, EBBTIDE_CHECK="1")
+    on = run_python(code, EBBTIDE_CHECK="1")
     assert (on.stdout, on.stderr.count("the pause of 'weights' leaves")) == ("True 1\n", 1), on.stderr
 
 
-def test_a_forked_child_of_a_checked_process_goes_on(run_python_with_torch):
+def test_a_forked_child_of_a_checked_process_goes_on(run_python):
     code = """
     import os, torch
     from ebbtide import saver
@@ -268,7 +270,7 @@ def test_a_forked_child_of_a_checked_process_goes_on(run_python_with_torch):
         os._exit(0)
     print(os.waitpid(child, 0)[1])
     """
-    done = run_python_with_torch(code, EBBTIDE_CHECK="1")
+    done = run_python(code, EBBTIDE_CHECK="1")
     assert done.stdout == "0\n", done.stderr
 
 

@@ -247,8 +247,8 @@ def test_bad_configurations(saver, arguments, error):
         saver.configure(**arguments)
 
 
-def test_variables_set_what_configure_sets(run_python_with_torch, driver_name):
-    result = run_python_with_torch(
+def test_variables_set_what_configure_sets(run_python, driver_name):
+    result = run_python(
         """
         from ebbtide import _core, saver
         with saver.region("w", overflow="split"):
@@ -267,8 +267,8 @@ def test_variables_set_what_configure_sets(run_python_with_torch, driver_name):
     assert result.stdout.split() == expected, result.stderr
 
 
-def test_a_bad_fraction_is_a_sentence(run_python_with_torch, driver_name):
-    result = run_python_with_torch(
+def test_a_bad_fraction_is_a_sentence(run_python, driver_name):
+    result = run_python(
         """
         from ebbtide import saver
         with saver.region("w"):
@@ -302,8 +302,8 @@ def test_two_processes_share_one_host_limit(run_python, driver_name, tmp_path):
     assert "alone: 0" in result.stdout
 
 
-def test_off_promotes_nothing(run_python_with_torch):
-    result = run_python_with_torch(
+def test_off_promotes_nothing(run_python):
+    result = run_python(
         """
         from ebbtide import saver
         with saver.region("w", overflow="split"):

@@ -87,8 +87,8 @@ def test_what_is_refused_is_refused_at_once(saver, tag):
 
 
 @pytest.mark.sim_only
-def test_a_failure_on_the_way_is_raised_by_every_wait(run_python_with_torch, root):
-    result = run_python_with_torch(
+def test_a_failure_on_the_way_is_raised_by_every_wait(run_python, root):
+    result = run_python(
         f"""
         import sys; sys.path.insert(0, {str(root / "tests/python")!r})
         import torch
@@ -332,8 +332,8 @@ def test_hold_stream(streams, saver, tag, monkeypatch):
 
 
 @pytest.mark.parametrize("ending", ["", "del going", "raise SystemExit(0)"])
-def test_the_process_may_end_while_one_is_pending(run_python_with_torch, ending):
-    result = run_python_with_torch(
+def test_the_process_may_end_while_one_is_pending(run_python, ending):
+    result = run_python(
         f"""
         import torch
         from ebbtide import saver
@@ -347,8 +347,8 @@ def test_the_process_may_end_while_one_is_pending(run_python_with_torch, ending)
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_off(run_python_with_torch):
-    result = run_python_with_torch(
+def test_off(run_python):
+    result = run_python(
         """
         import torch
         from ebbtide import saver

@@ -69,8 +69,8 @@ def test_a_trim_or_a_pause_that_moves_nothing_does_not_count(saver, hooked, tag)
 
 
 @pytest.mark.sim_only
-def test_a_failed_resume_that_another_one_finished_is_not_answered_again(run_python_with_torch, root):
-    result = run_python_with_torch(
+def test_a_failed_resume_that_another_one_finished_is_not_answered_again(run_python, root):
+    result = run_python(
         f"""
         import sys; sys.path.insert(0, {str(root / "tests/python")!r})
         import torch

@@ -76,5 +76,5 @@ def test_free_blocks_that_a_pause_skips(poison, tag):
     assert is_all(again, BYTE) and is_all(keep, 1)
 
 
-def test_from_the_environment_and_off_again(run_python_with_torch):
-    assert run_python_with_torch(TWO_CYCLES, EBBTIDE_POISON="1").stdout == "235 235\n0 0\n"
+def test_from_the_environment_and_off_again(run_python):
+    assert run_python(TWO_CYCLES, EBBTIDE_POISON="1").stdout == "235 235\n0 0\n"

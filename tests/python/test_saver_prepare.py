@@ -121,8 +121,8 @@ def test_where_no_thread_starts_it_is_done_at_once(saver, tag, monkeypatch):
 
 
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(0)", "del done", "saver.pause('w')"])
-def test_the_process_may_end_in_the_middle(run_python_with_torch, ending):
-    result = run_python_with_torch(
+def test_the_process_may_end_in_the_middle(run_python, ending):
+    result = run_python(
         f"""
         import torch
         from ebbtide import saver

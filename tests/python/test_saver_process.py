@@ -75,13 +75,13 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
-def test_every_ending_has_status_0(run_python_with_torch, ending):
-    result = run_python_with_torch(PREAMBLE + "\n        " + ending)
+def test_every_ending_has_status_0(run_python, ending):
+    result = run_python(PREAMBLE + "\n        " + ending)
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_a_program_that_dies_of_its_own_error_says_only_that(run_python_with_torch):
-    result = run_python_with_torch(
+def test_a_program_that_dies_of_its_own_error_says_only_that(run_python):
+    result = run_python(
         PREAMBLE
         + """
         with saver.region('a'):
@@ -127,8 +127,8 @@ CHILDREN = """
 @pytest.mark.parametrize(
     "scope", ["if True", "with saver.region('b'), saver.region('c', threads='all')"], ids=["outside", "inside regions"]
 )
-def test_invariant_10_a_forked_child_ends_in_peace(run_python_with_torch, scope):
-    result = run_python_with_torch(
+def test_invariant_10_a_forked_child_ends_in_peace(run_python, scope):
+    result = run_python(
         PREAMBLE
         + CHILDREN
         + f"""
@@ -145,8 +145,8 @@ def test_invariant_10_a_forked_child_ends_in_peace(run_python_with_torch, scope)
 
 
 @pytest.mark.sim_only
-def test_invariant_10_any_other_use_in_a_child_raises(run_python_with_torch):
-    result = run_python_with_torch(
+def test_invariant_10_any_other_use_in_a_child_raises(run_python):
+    result = run_python(
         PREAMBLE
         + """
         tensor = block('a')
@@ -173,8 +173,8 @@ def test_invariant_10_any_other_use_in_a_child_raises(run_python_with_torch):
 
 
 @pytest.mark.sim_only
-def test_a_child_of_a_process_that_only_imported_ebbtide_may_use_it(run_python_with_torch):
-    result = run_python_with_torch(
+def test_a_child_of_a_process_that_only_imported_ebbtide_may_use_it(run_python):
+    result = run_python(
         """
         import os, sys
         import torch
@@ -194,8 +194,8 @@ def test_a_child_of_a_process_that_only_imported_ebbtide_may_use_it(run_python_w
 
 
 @pytest.mark.sim_only
-def test_data_loader_workers_beside_regions(run_python_with_torch):
-    result = run_python_with_torch(
+def test_data_loader_workers_beside_regions(run_python):
+    result = run_python(
         PREAMBLE
         + """
         from torch.utils.data import DataLoader, TensorDataset
@@ -214,7 +214,7 @@ def test_data_loader_workers_beside_regions(run_python_with_torch):
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_limits_from_the_environment(run_python_with_torch):
+def test_limits_from_the_environment(run_python):
     code = """
         from ebbtide import _core, saver
         with saver.region('a'):
@@ -225,13 +225,13 @@ def test_limits_from_the_environment(run_python_with_torch):
         assert (_core.get_setting('device_limit'), _core.get_setting('host_limit')) == (b'67108864', b'')
     """
     limits = {"EBBTIDE_DEVICE_LIMIT": "64MiB", "EBBTIDE_HOST_LIMIT": "1000KB", "EBBTIDE_HOST_MARGIN": "5"}
-    result = run_python_with_torch(code, **limits)
+    result = run_python(code, **limits)
     assert (result.returncode, result.stderr) == (0, "")
-    result = run_python_with_torch("from ebbtide import saver; saver.configure()", EBBTIDE_HOST_LIMIT="much")
+    result = run_python("from ebbtide import saver; saver.configure()", EBBTIDE_HOST_LIMIT="much")
     assert "EBBTIDE_HOST_LIMIT must be a size" in result.stderr
 
 
-def test_configure_goes_before_the_environment(run_python_with_torch):
+def test_configure_goes_before_the_environment(run_python):
     code = """
         from ebbtide import _core, saver
         saver.configure(device_limit="32MiB")
@@ -239,12 +239,12 @@ def test_configure_goes_before_the_environment(run_python_with_torch):
             pass
         assert _core.get_setting('device_limit') == b'33554432'
     """
-    result = run_python_with_torch(code, EBBTIDE_DEVICE_LIMIT="64MiB")
+    result = run_python(code, EBBTIDE_DEVICE_LIMIT="64MiB")
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_check_mode_names_the_op_and_the_tag(run_python_with_torch):
-    result = run_python_with_torch(
+def test_check_mode_names_the_op_and_the_tag(run_python):
+    result = run_python(
         PREAMBLE
         + """
         tensor = block('looked-at')

@@ -110,13 +110,13 @@ def test_a_bad_variable_is_the_same_error_at_run_time_and_in_run(clean, variable
 MISSPELT = {"EBBTIDE_DEVICE_LIMT": "EBBTIDE_DEVICE_LIMIT", "EBBTIDE_LMS_MINSIZE": "EBBTIDE_LMS_MIN_SIZE"}
 
 
-def test_misspelt_variables_are_noticed_and_others_are_nobodys_business(run_python_with_torch):
+def test_misspelt_variables_are_noticed_and_others_are_nobodys_business(run_python):
     variables = {**dict.fromkeys(MISSPELT, "1GiB"), "EBBTIDE_TEST_DRIVER": "sim", "EBBTIDE_WEATHER": "fine"}
     assert settings.misspelt(variables) == MISSPELT
     assert settings.misspelt({setting.variable: "" for setting in settings.all_settings()}) == {}
     expected = [f"{name} is none of ebbtide's variables; is {meant} meant?" for name, meant in MISSPELT.items()]
     code = "from ebbtide import saver\nfor _ in range(2):\n    with saver.region('x'):\n        pass"
-    result = run_python_with_torch(code, **variables)
+    result = run_python(code, **variables)
     assert result.returncode == 0
     assert [result.stderr.count(f"RuntimeWarning: {line}") for line in expected] == [1, 1], result.stderr
     plain = {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")}
@@ -135,8 +135,8 @@ def test_doctor_says_of_each_what_the_run_would():
 
 
 @pytest.mark.parametrize("variable", ["EBBTIDE_COPY_THREADS", "EBBTIDE_SIM_CAPACITY", "EBBTIDE_CHECK"])
-def test_a_region_raises_it(run_python_with_torch, variable):
-    result = run_python_with_torch(REGION, **{variable: BAD_VARIABLES[variable][0]})
+def test_a_region_raises_it(run_python, variable):
+    result = run_python(REGION, **{variable: BAD_VARIABLES[variable][0]})
     assert (result.stdout, result.stderr) == (sentences()[variable] + "\n", "")
 
 

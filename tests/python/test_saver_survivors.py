@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 from ebbtide.errors import StateError  # noqa: E402
 from ebbtide.saver.values.survivors import Survivors  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_scans")
+
 MIB = 1 << 20
 
 

@@ -25,16 +25,15 @@ def assert_same(tensors, want):
     assert all(torch.equal(tensor.cpu(), other) for tensor, other in zip(tensors, want, strict=True))
 
 
-@pytest.mark.parametrize("retain", [False, True])
 @pytest.mark.parametrize(
-    ("left", "right"),
+    ("left", "right", "retain"),
     [
-        ((16,), (16,)),
-        ((16, 16), (16,)),
-        ((16,), (16, 16, 40)),
-        ((64,), (12, 12)),
-        ((12,) * 6, (68,)),
-        ((12, 2, 30), (14, 30)),
+        ((16,), (16,), False),
+        ((16, 16), (16,), True),
+        ((16,), (16, 16, 40), False),
+        ((64,), (12, 12), True),
+        ((12,) * 6, (68,), False),
+        ((12, 2, 30), (14, 30), True),
     ],
     ids=str,
 )

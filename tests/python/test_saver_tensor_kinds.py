@@ -11,7 +11,7 @@ from ebbtide.errors import StateError  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quick_scans")]
 
 
 def inside(transform):

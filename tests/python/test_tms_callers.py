@@ -1,4 +1,5 @@
-"""Callers of torch_memory_saver, imitated in the order of their calls: SGLang, slime, miles, AReaL, Megatron-LM.
+"""Callers of torch_memory_saver, imitated in the order of their calls: SGLang, slime, miles, Megatron-LM.
+test_program_sources.py runs the sources of SGLang and AReaL.
 
 Each starts its workers as those do, with the preload library found by their rule, and drives a model through a cycle.
 What torch allocates outside regions is tagged on a GPU alone: on the simulated device it is CPU memory. So there a
@@ -219,29 +220,6 @@ for turn in range(2):
 print("done")
 """
 
-AREAL = """
-import os, sys
-import torch_memory_saver as package
-path = os.path.join(os.path.dirname(os.path.dirname(package.__file__)), "torch_memory_saver_hook_mode_preload.abi3.so")
-assert os.path.exists(path)
-os.environ.update(LD_PRELOAD=path, TMS_INIT_ENABLE="1", TMS_INIT_ENABLE_CPU_BACKUP="1")
-os.execv(sys.executable, [sys.executable, "-c", "import scheduler_code"])
-"""
-
-AREAL_ENGINE = """
-assert os.environ.get("TMS_INIT_ENABLE", "0") == "1"
-torch_memory_saver.hook_mode = "preload"
-with whole_program():
-    model = full(5)
-address, before = model.data_ptr(), held()
-for _ in range(3):
-    torch_memory_saver.pause()
-    assert before - held() >= 8 * MIB
-    torch_memory_saver.resume()
-    assert bool((model == 5).all()) and model.data_ptr() == address
-print("done")
-"""
-
 # Megatron-LM: two modules import the saver and choose the mode, and nothing is preloaded by it.
 MEGATRON = """
 torch_memory_saver.hook_mode = "torch"
@@ -288,7 +266,7 @@ def start(tmp_path):
     return run
 
 
-@pytest.fixture(params=["start-up file", "PYTHONPATH"])
+@pytest.fixture
 def replaced_path(request, environment):
     """A Python with another torch_memory_saver installed, and the PYTHONPATH of a run script: the two ways in that
     docs/migrate/torch_memory_saver.md gives for launchers that replace it."""
@@ -306,16 +284,14 @@ def test_sglang(start, preloaded_before):
     start(SGLANG, SGLANG_SCHEDULER, **({} if preloaded_before else {"LD_PRELOAD": ""}))
 
 
+@pytest.mark.parametrize("replaced_path", ["start-up file"], indirect=True)
 def test_slime(start, replaced_path):
     start(SLIME, SLIME_ACTOR, LD_PRELOAD="", **replaced_path)
 
 
+@pytest.mark.parametrize("replaced_path", ["PYTHONPATH"], indirect=True)
 def test_miles_with_backups_on_disk(start, tmp_path, replaced_path):
     start(MILES, MILES_ACTOR, LD_PRELOAD="", DISK=str(tmp_path), **replaced_path)
-
-
-def test_areal(start):
-    start(AREAL, AREAL_ENGINE, LD_PRELOAD="")
 
 
 def test_megatron_lm(start):

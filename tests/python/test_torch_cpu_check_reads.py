@@ -166,8 +166,8 @@ def test_an_address_for_other_libraries(away, monkeypatch):
     assert [title for title, _ in looked_at] == ["name"]
 
 
-def test_nothing_is_wrapped_without_a_check(run_python_with_torch):
-    done = run_python_with_torch(
+def test_nothing_is_wrapped_without_a_check(run_python):
+    done = run_python(
         """
         import sys, torch
         before = dict(vars(torch.Tensor))
@@ -197,8 +197,8 @@ CRASH = """
 
 
 @pytest.mark.parametrize("value, advice", [("0", "EBBTIDE_CHECK=1 names the op"), ("1", "which is on, cannot see")])
-def test_the_line_of_a_crash_does_not_advise_what_is_on(run_python_with_torch, value, advice):
-    done = run_python_with_torch(CRASH, EBBTIDE_CHECK=value)
+def test_the_line_of_a_crash_does_not_advise_what_is_on(run_python, value, advice):
+    done = run_python(CRASH, EBBTIDE_CHECK=value)
     assert done.returncode < 0
     assert "belongs to tag 'a', which is paused" in done.stderr
     assert advice in done.stderr

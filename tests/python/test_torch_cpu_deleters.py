@@ -69,11 +69,11 @@ def holder(tmp_path_factory):
 
 
 @pytest.fixture
-def run_program(run_python_with_torch, holder):
+def run_program(run_python, holder):
     """Runs a program that has the library as H. It must end with status 0 and print nothing."""
 
     def run(program: str) -> None:
-        result = run_python_with_torch(PRELUDE.format(holder=str(holder)) + textwrap.dedent(program))
+        result = run_python(PRELUDE.format(holder=str(holder)) + textwrap.dedent(program))
         assert (result.returncode, result.stderr) == (0, "")
 
     return run

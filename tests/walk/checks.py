@@ -2,17 +2,14 @@
 
 import gc
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ebbtide import _core, saver
 
 from . import device
 from .model import Failure, Memory
 from .ops.moves import resume_all
-from .world import World, waits_may_fail
-
-if TYPE_CHECKING:
-    from . import runner
+from .world import World
 
 THOROUGH_EVERY = 4  # steps: comparing all bytes takes longer than most steps
 
@@ -24,6 +21,8 @@ def check_step(world: World) -> None:
     for number, memory in world.model.memories.items():
         try:
             _check_memory(memory, is_thorough)
+            if is_thorough and memory.size_bytes:
+                _check_where(memory)
         except Failure as failure:
             raise Failure(f"memory {number} of {memory.tag!r}: {failure}") from None
     for number, view in world.model.views.items():
@@ -60,6 +59,18 @@ def _check_memory(memory: Memory, is_thorough: bool) -> None:
         raise Failure(f"{len(wrong)} of {memory.size_bytes} bytes are wrong, from {wrong[0]} on: {zeros}")
 
 
+def _check_where(memory: Memory) -> None:
+    found = saver.where(memory.base)
+    here, away = found.device_bytes + found.host_bytes, found.stored_bytes + found.dropped_bytes
+    is_right = here + away + found.outside_bytes == memory.size_bytes and found.tag == memory.tag
+    if is_right and not memory.is_doubtful:
+        is_right = not (found.device_bytes if memory.is_paused else away)
+        is_right &= bool(found.outside_bytes) == (memory.tag is None)
+        is_right &= not (memory.is_paused and memory.is_dropped and found.stored_bytes)
+    if not is_right:
+        raise Failure(f"where gave {found} for {memory.size_bytes} bytes, and is_paused is {memory.is_paused}")
+
+
 def _check_tags(world: World) -> None:
     leases: dict[str, int] = {}
     for scopes in world.model.routes.scopes:
@@ -68,7 +79,7 @@ def _check_tags(world: World) -> None:
                 leases[scope.policy.tag] = leases.get(scope.policy.tag, 0) + 1
     table = saver.tags()
     for tag, status in table.items():
-        if not tag.startswith(world.prefix):
+        if not tag.startswith(f"{world.prefix}-"):
             continue
         if status.lease_count != leases.get(tag, 0):
             raise Failure(f"{tag!r} has {status.lease_count} regions open, and should have {leases.get(tag, 0)}")
@@ -106,13 +117,19 @@ def _check_hooks(world: World) -> None:
             raise Failure(f"a {event} hook of {tag!r} ran, and no hook afterwards")
 
 
-def end(world: World) -> None:
-    """Everything is released: nothing is open, nothing is held."""
-    model = world.model
+def set_room_free(world: World) -> None:
+    """Makes the device large and empty of other processes' memory."""
     if world.simulator is not None:
+        world.simulator.clear_failures()
         world.simulator.set_foreign_bytes(0)
         world.simulator.set_capacity(device.LARGE_CAPACITY)
     saver.configure(device_limit=None)
+
+
+def end(world: World) -> None:
+    """Everything is released: nothing is open, nothing is held."""
+    model = world.model
+    set_room_free(world)
     world.close_all()
     model.pendings.clear()
     if not world.ends_paused:
@@ -127,7 +144,8 @@ def end(world: World) -> None:
     model.hooks.clear()
     gc.collect()
     saver.trim()
-    left = {tag: status for tag, status in saver.tags().items() if _is_left(status)}
+    ours = {tag: status for tag, status in saver.tags().items() if tag.startswith(f"{world.prefix}-")}
+    left = {tag: status for tag, status in ours.items() if _is_left(status)}
     if left:
         raise Failure(f"something is left of {left}")
 
@@ -137,9 +155,9 @@ def _is_left(status: saver.TagStatus) -> bool:
     return bool(status.resident_bytes or status.lease_count or away)
 
 
-def check_leaks(before: dict[str, Any], walks: "list[runner.Outcome]") -> None:
-    """These walks leave nothing in the process except its first use of the device."""
-    if any(waits_may_fail(walk.seed) for walk in walks):
+def check_leaks(before: dict[str, Any], waits_may_fail: bool) -> None:
+    """Walks leave nothing in the process except its first use of the device."""
+    if waits_may_fail:
         # Memory that a copy may still reach, and that could not be waited for, is kept for ever.
         del before["host bytes"]
     deadline = time.monotonic() + 10
@@ -152,4 +170,4 @@ def check_leaks(before: dict[str, Any], walks: "list[runner.Outcome]") -> None:
             break
         time.sleep(0.05)
     if grown:
-        raise Failure(f"after {len(walks)} walks more is held than before: {grown}; {saver.stats()}")
+        raise Failure(f"more is held than before the walks: {grown}; {saver.stats()}")

@@ -1,15 +1,16 @@
 """Faults that are planted in ebbtide. The walk must find each of them, because a check that cannot fail checks nothing.
 
-`python -m tests.walk.planted` prints the walk's message for each, as JSON.
+`python -m tests.walk.planted` makes CI's walk with each of them, and fails if it misses one.
 """
 
 import os
 
 os.environ.setdefault("EBBTIDE_DRIVER", os.environ.get("EBBTIDE_TEST_DRIVER", "sim"))
 
+import contextlib
 import ctypes
 import dataclasses
-import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,40 +19,7 @@ from ebbtide import _core, saver
 from ebbtide.saver.regions import region
 from ebbtide.saver.state import hooks
 
-from . import shrink
-
-REGION = {"size": 70_000, "kind": "noise", "value": 5, "style": "with", "trouble": None, "actor": 0}
-
-
-def _make(number: int, letter: str) -> shrink.Step:
-    return "allocate_in_region", {"number": number, "policy": [f"walk0-{letter}", "ram", False, None, "own"], **REGION}
-
-
-def _pause(letter: str, trouble: Any = None) -> shrink.Step:
-    options = {"backup": "as allocated", "missing_ok": False, "trouble": trouble}
-    return "pause", {"actor": 0, "tags": [f"walk0-{letter}"], **options}
-
-
-STEPS: list[shrink.Step] = [
-    _make(1, "a"),
-    _make(2, "b"),
-    ("watch", {"number": 3, "tag": "*"}),
-    ("ask", {"actor": 1, "what": "stats"}),
-    ("lend", {"number": 2, "partner": 4, "how": "dlpack"}),
-    _pause("a"),
-    (
-        "look",
-        {"number": 1, "view": 5, "actor": 0, "begin": 0, "end": 900, "step": 1, "writable": False, "trouble": None},
-    ),
-    ("ask", {"actor": 0, "what": "where"}),
-    _pause("never"),
-    (
-        "resume",
-        {"actor": 0, "tags": [], "order": None, "missing_ok": False, "retain": None, "timeout": None, "trouble": None},
-    ),
-    ("write", {"number": 1, "begin": 0, "end": 9, "through": "base", "kind": "noise", "value": 7}),
-    ("free", {"number": 1, "actor": 1}),
-]
+from . import CI_STEPS, machine
 
 
 def _forgets_a_byte() -> None:
@@ -59,7 +27,7 @@ def _forgets_a_byte() -> None:
 
     def wrong(*tags: str, **options: Any) -> Any:
         report = right(*tags, **options)
-        for info in _core.allocations("walk0-a"):
+        for info in [info for info in _core.allocations() if info.tag.endswith("-a") and info.resident_bytes]:
             torch.frombuffer((ctypes.c_uint8 * 1).from_address(info.address), dtype=torch.uint8).zero_()
         return report
 
@@ -67,7 +35,12 @@ def _forgets_a_byte() -> None:
 
 
 def _stays_away() -> None:
-    saver.resume = lambda *tags, **options: saver.Report("resume")  # type: ignore[assignment]
+    right = saver.resume
+
+    def wrong(*tags: str, **options: Any) -> Any:
+        return saver.Report("resume") if options.get("wait", True) else right(*tags, **options)
+
+    saver.resume = wrong  # type: ignore[assignment]
 
 
 def _leaves_a_lease() -> None:
@@ -102,7 +75,12 @@ def _keeps_a_tensor() -> None:
 
 def _shows_zeros() -> None:
     right = saver.backup_of
-    saver.backup_of = lambda *given: torch.zeros_like(right(*given))  # type: ignore[arg-type,assignment]
+
+    def wrong(*given: Any, **options: Any) -> Any:
+        shown = right(*given, **options)
+        return None if shown is None else torch.zeros_like(shown)
+
+    saver.backup_of = wrong  # type: ignore[assignment]
 
 
 def _ignores_the_tag() -> None:
@@ -125,29 +103,47 @@ def _says_that_all_is_here() -> None:
     saver.where = wrong  # type: ignore[assignment]
 
 
-PLANTED: dict[str, tuple[Callable[[], None], str]] = {
-    "forgets a byte": (_forgets_a_byte, "bytes are wrong"),
-    "stays away": (_stays_away, "it is away"),
-    "leaves a lease": (_leaves_a_lease, "a region of"),
-    "forgets hooks": (_forgets_hooks, "and no hook afterwards"),
-    "takes what is unknown": (_takes_what_is_unknown, "should have been refused"),
-    "keeps a tensor": (_keeps_a_tensor, "something is left"),
-    "shows zeros": (_shows_zeros, "other bytes than those that were paused"),
-    "says that nothing was copied": (_says_that_nothing_was_copied, "explain of"),
-    "says that all is here": (_says_that_all_is_here, "where gave"),
-    "ignores the tag": (_ignores_the_tag, "has the tag"),
-}
+PLANTED = (
+    _forgets_a_byte,
+    _stays_away,
+    _leaves_a_lease,
+    _forgets_hooks,
+    _takes_what_is_unknown,
+    _keeps_a_tensor,
+    _shows_zeros,
+    _ignores_the_tag,
+    _says_that_nothing_was_copied,
+    _says_that_all_is_here,
+)
 
 
-def main() -> None:
-    found = {}
-    for name, (plant, _) in PLANTED.items():
-        found[name] = shrink.outcome_of(STEPS, 60, plant)
-    found[""] = shrink.outcome_of(STEPS, 60)
-    short = shrink.shrink(STEPS, 60, say=lambda *words, **options: None, plant=_shows_zeros)
-    found["shrunk"] = " ".join(name for name, _ in short)
-    print(json.dumps(found))
+def found(plant: Callable[[], None]) -> str:
+    """What CI's walk says with this fault, or "". It runs in a child, which has the fault for itself."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        machine.warm_up()
+        plant()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        with contextlib.suppress(BaseException):
+            machine.walk(CI_STEPS, None, shrinks=False)
+        os.write(writer, machine.Walk.failures[0].encode()[:4000] if machine.Walk.failures else b"")
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(child, 0)
+    return said
+
+
+def main() -> int:
+    status = 0
+    for plant in PLANTED:
+        start, said = time.monotonic(), found(plant)
+        print(f"{plant.__name__}: {time.monotonic() - start:.0f} s: {said[:160] or 'NOT FOUND'}", flush=True)
+        status |= not said.startswith("Failure: ")
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -32,7 +32,7 @@ _INTERFACE = (
     "tests/python/test_saver_trim.py",
     "tests/python/test_saver_prepare.py",
     "tests/python/test_saver_swap.py",
-    "tests/python/test_core_property.py",
+    "tests/python/test_core_walk.py",
     "tests/python/test_cli.py",
     *_SAVER,
 )

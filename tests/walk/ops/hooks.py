@@ -20,7 +20,7 @@ class Watch(Operation):
     step."""
 
     name = "watch"
-    weight = 1
+    weight = 3
 
     def draw(self, world: World, rng: Random) -> Arguments | None:
         tags = world.draw_tags(rng, may_be_none=False)

@@ -1,9 +1,13 @@
-"""Random programs on `ebbtide._core` against a plain model, on the simulator, with driver calls that fail."""
+"""Random programs on `ebbtide._core` against a plain model, on the simulator, with driver calls that fail.
+
+EBBTIDE_WALK is the number of programs (`make walk`); by default they are the same few in each run.
+"""
 
 import itertools
+import os
 
 import pytest
-from core_sim import CHUNK, MIB, OUT_OF_MEMORY, UNKNOWN, Sim, content, fill, is_filled, set_limit
+from core_sim import CHUNK, MIB, OUT_OF_MEMORY, UNKNOWN, Block, Sim, content, fill, is_filled, set_limit
 from ebbtide import _core
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError, StoreError
 from hypothesis import HealthCheck, settings
@@ -22,22 +26,6 @@ BACKUPS = st.sampled_from([_core.BACKUP_RAM, _core.BACKUP_NONE])
 KINDS = st.sampled_from(["pause", "resume"])
 VALUES = st.integers(min_value=1, max_value=255)
 PICKS = st.integers(min_value=0, max_value=10**6)
-
-
-class Block:
-    """One allocation in the model."""
-
-    def __init__(self, address: int, tag: str, size: int, backup: int) -> None:
-        self.address, self.tag, self.size, self.backup = address, tag, size, backup
-        self.value = 0  # the pattern that it holds, or held when it was stored
-        self.place = "device"
-        self.was_seen = False  # through a view, since it was stored
-
-    @property
-    def copied_bytes(self) -> int:
-        """Zeros are constant blocks, so they are not copied. Once a view has been given out they are, since its holder
-        may have written."""
-        return self.size if self.value or self.was_seen else 0
 
 
 class Core(RuleBasedStateMachine):
@@ -62,6 +50,14 @@ class Core(RuleBasedStateMachine):
 
     def held(self) -> int:
         return self.base_bytes + sum(block.size for block in self.blocks if block.place == "device")
+
+    def away(self, tags: list[str]) -> list[Block]:
+        """What a resume brings back."""
+        return [block for block in self.of(tags) if block.place != "device" and not block.is_trimmed]
+
+    def release(self, block: Block) -> None:
+        _core.free(block.address)
+        self.blocks.remove(block)
 
     def pick(self, number: int, place: str | None = None) -> Block | None:
         found = [block for block in self.blocks if place is None or block.place == place]
@@ -99,8 +95,7 @@ class Core(RuleBasedStateMachine):
     @rule(number=PICKS)
     def free(self, number: int) -> None:
         if block := self.pick(number):
-            _core.free(block.address)
-            self.blocks.remove(block)
+            self.release(block)
             with pytest.raises(ValueError, match="freed before"):
                 _core.free(block.address)
 
@@ -111,16 +106,25 @@ class Core(RuleBasedStateMachine):
         report = _core.pause(self.names(tags), backup=override)
         self.expect_report(report, self.leave(tags, override))
 
-    @rule(tags=SOME_TAGS)
-    def resume(self, tags: list[str]) -> None:
+    @rule(tags=SOME_TAGS, waits=st.booleans(), freed=st.none() | PICKS)
+    def resume(self, tags: list[str], waits: bool, freed: int | None) -> None:
+        """In the background, every other block begins first, and one may be freed meanwhile."""
         if self.refuses_unknown("resume", tags):
             return
-        away = [block for block in self.of(tags) if block.place != "device"]
+        names, blocks = self.names(tags), self.of(tags)
+        order = [(block.address, CHUNK) for block in blocks[::2]]
+        resume = (lambda: _core.resume(names)) if waits else (lambda: _core.resume_async(names, order=order))
+        away = self.away(tags)
         if self.held() + sum(block.size for block in away) > self.device_limit and away:
             with pytest.raises(OutOfMemoryError):
-                _core.resume(self.names(tags))
+                resume()
             return
-        self.expect_report(_core.resume(self.names(tags)), self.come_back(tags))
+        done = resume()
+        if not waits and freed is not None and blocks:
+            self.release(blocks[freed % len(blocks)])
+        report, moved_and_copied = done if waits else done.wait(), self.come_back(tags)
+        if waits or freed is None:
+            self.expect_report(report, moved_and_copied)
 
     @rule(tags=SOME_TAGS, room=st.sampled_from([0, CHUNK, 3 * CHUNK]))
     def pause_with_little_host_memory(self, tags: list[str], room: int) -> None:
@@ -162,8 +166,7 @@ class Core(RuleBasedStateMachine):
         held = self.of(tags)
         if frees and held:
             block = held[number % len(held)]  # the operation dooms a block that it holds; another is freed at once
-            _core.free(block.address)
-            self.blocks.remove(block)
+            self.release(block)
             assert _core.find(block.address) is None
         if abandons:
             operation.abandon()
@@ -177,6 +180,53 @@ class Core(RuleBasedStateMachine):
                 self.come_back(tags)
         with pytest.raises(ValueError, match="over"):
             operation.commit()
+
+    @rule(leaving=ONE_TAG, returning=ONE_TAG)
+    def swap(self, leaving: str, returning: str) -> None:
+        if leaving == returning or self.refuses_unknown("resume", [leaving, returning]):
+            return
+        names = self.names([leaving]), self.names([returning])
+        if leaving in self.leases.values():
+            with pytest.raises(StateError, match="a test of"):
+                _core.swap(*names)
+            return
+        try:
+            reports = _core.swap(*names)
+        except OutOfMemoryError:
+            assert self.device_limit != _core.UNLIMITED
+            self.epochs[leaving] = self.epoch_of(leaving)
+            return
+        moved_and_copied = self.leave([leaving], _core.BACKUP_AS_ALLOCATED), self.come_back([returning])
+        assert tuple((report.bytes, report.copied) for report in reports) == moved_and_copied
+
+    @rule(tag=ONE_TAG, pattern=st.integers(1, 7))
+    def trim(self, tag: str, pattern: int) -> None:
+        """What shares a handle with others is separated first, for which there must be room."""
+        chosen = [block for index, block in enumerate(self.of([tag])) if pattern >> index % 3 & 1]
+        if not chosen:
+            return
+        _core.trim(self.names([tag]), [block.address for block in chosen])
+        for block in chosen:
+            info = _core.find(block.address)
+            assert info.is_trimmed or (self.device_limit != _core.UNLIMITED and info.place == block.place)
+            if info.is_trimmed:
+                block.is_trimmed, block.place, block.value, block.was_seen = True, "dropped", 0, False
+
+    @rule(tag=ONE_TAG)
+    def resume_by_address(self, tag: str) -> None:
+        """Half of the blocks come back, trimmed ones too."""
+        chosen = self.of([tag])[::2]
+        if not chosen:
+            return
+        addresses = [block.address for block in chosen]
+        try:
+            _core.resume(self.names([tag]), addresses=addresses)
+        except OutOfMemoryError:
+            assert self.device_limit != _core.UNLIMITED
+            return
+        for block in chosen:
+            block.is_trimmed = False
+        self.come_back([tag], chosen)
 
     @rule(kind=KINDS, tags=SOME_TAGS, k=st.integers(1, 90), code=st.sampled_from([OUT_OF_MEMORY, UNKNOWN]))
     def with_a_failing_call(self, kind: str, tags: list[str], k: int, code: int) -> None:
@@ -205,7 +255,7 @@ class Core(RuleBasedStateMachine):
         lease = _core.open_lease(self.prefix + tag, f"a test of {tag}")
         self.known.add(tag)
         assert lease.epoch == self.epochs[tag]
-        assert lease.is_away == any(block.place != "device" for block in self.of([tag]))
+        assert lease.is_away == bool(self.away([tag]))
         self.leases[lease.id] = tag
 
     @precondition(lambda self: self.leases)
@@ -260,15 +310,16 @@ class Core(RuleBasedStateMachine):
             self.epochs[tag] += 1
         return moved, copied
 
-    def come_back(self, tags: list[str]) -> tuple[int, int]:
+    def come_back(self, tags: list[str], chosen: list[Block] | None = None) -> tuple[int, int]:
         moved = copied = 0
-        for block in self.of(tags):
-            if block.place != "device":
-                moved += block.size
-                copied += block.copied_bytes if block.place == "stored" else 0
-                block.value = block.value if block.place == "stored" else 0
-                block.place = "device"
-                block.was_seen = False
+        for block in self.away(tags):
+            if chosen is not None and block not in chosen:
+                continue
+            moved += block.size
+            copied += block.copied_bytes if block.place == "stored" else 0
+            block.value = block.value if block.place == "stored" else 0
+            block.place = "device"
+            block.was_seen = False
         return moved, copied
 
     def take_over_places(self, kind: str, selected: list[Block]) -> None:
@@ -312,8 +363,9 @@ class Core(RuleBasedStateMachine):
             assert info.allocation_count == len(mine)
             assert info.resident_bytes == sum(b.size for b in mine if b.place == "device")
             assert info.stored_bytes == sum(b.size for b in mine if b.place == "stored")
-            assert info.dropped_bytes == sum(b.size for b in mine if b.place == "dropped")
-            if info.resident_bytes == info.size_bytes:
+            assert info.dropped_bytes == sum(b.size for b in mine if b.place == "dropped" and not b.is_trimmed)
+            assert info.trimmed_bytes == sum(b.size for b in mine if b.is_trimmed)
+            if info.resident_bytes + info.trimmed_bytes == info.size_bytes:
                 assert info.state == ("resident" if mine else "empty")
             else:
                 assert info.state in ("paused", "partial")
@@ -336,8 +388,10 @@ class Core(RuleBasedStateMachine):
 
 TestCore = Core.TestCase
 TestCore.settings = settings(
-    max_examples=60,
-    stateful_step_count=25,
+    max_examples=int(os.environ.get("EBBTIDE_WALK", "60")),
+    stateful_step_count=30,
+    derandomize="EBBTIDE_WALK" not in os.environ,
+    database=None,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
