@@ -130,8 +130,8 @@ EBBTIDE_API ebbtide_status ebbtide_alloc(const char* tag, const ebbtide_policy* 
 /* address: what ebbtide_alloc returned, or NULL (does nothing). Waits for the device, as cudaFree does, but never for
  * an operation: an operation that holds the memory frees it when it ends. During a capture the free is deferred. */
 EBBTIDE_API ebbtide_status ebbtide_free(void* address, ebbtide_error* error);
-/* Fills the host pool up to the setting host_pool, with memory near this device. STORE_ERROR if the host has too little;
- * the part already made stays, and is given up when backups or spills need the room. */
+/* Fills the host pool up to the setting host_pool, with memory near this device. STORE_ERROR if the host has too
+ * little; the part already made stays, and is given up when backups or spills need the room. */
 EBBTIDE_API ebbtide_status ebbtide_fill_host_pool(int32_t device, ebbtide_error* error);
 
 /* --- slots: how a torch pool finds its region --------------------------------------------------------------------- */
@@ -223,9 +223,12 @@ typedef struct ebbtide_request {
   {NULL, 0, false, false, EBBTIDE_BACKUP_AS_ALLOCATED, -1, NULL, 0, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX, NULL}
 /* A request for one tag, in C. */
 #ifndef __cplusplus
-#define EBBTIDE_TAG(name)                                                                    \
-  (&(ebbtide_request){.tags = (const char* const[]){name}, .tag_count = 1, .max_bytes = UINT64_MAX, \
-                      .backup = EBBTIDE_BACKUP_AS_ALLOCATED, .retain = -1})
+#define EBBTIDE_TAG(name)                                    \
+  (&(ebbtide_request){.tags = (const char* const[]){name},   \
+                      .tag_count = 1,                        \
+                      .max_bytes = UINT64_MAX,               \
+                      .backup = EBBTIDE_BACKUP_AS_ALLOCATED, \
+                      .retain = -1})
 #endif
 
 typedef struct ebbtide_report ebbtide_report; /* free it with ebbtide_free_report */
@@ -243,7 +246,7 @@ typedef struct ebbtide_report_row {
 typedef struct ebbtide_report_totals {
   int32_t kind; /* ebbtide_operation_kind */
   double seconds;
-  const char* note; /* why a promotion stopped before all was on the device, or ""; lives as long as the report */
+  const char* note;       /* why a promotion stopped before all was on the device, or ""; lives as long as the report */
   ebbtide_report_row sum; /* of all rows; its tag is "" and its device -1 */
 } ebbtide_report_totals;
 typedef void (*ebbtide_visit_row)(void* user, const ebbtide_report_row* row);

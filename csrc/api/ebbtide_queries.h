@@ -92,7 +92,8 @@ EBBTIDE_API ebbtide_status ebbtide_visit_tags(ebbtide_visit_tag visit, void* use
  * *found is false and *info is unchanged; with found NULL it is the STATE_ERROR of an operation, which lists the known
  * tags.
  */
-EBBTIDE_API ebbtide_status ebbtide_query_tag(const char* tag, bool* found, ebbtide_tag_info* info, ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_query_tag(const char* tag, bool* found, ebbtide_tag_info* info,
+                                             ebbtide_error* error);
 
 /* --- statistics --------------------------------------------------------------------------------------------------- */
 /* The one list of the statistics: FIELD(name, meaning). struct ebbtide_stats, the dictionary of saver.stats() and its

@@ -20,11 +20,11 @@ typedef struct ebbtide_setting {
   const char* fallback; /* what holds while nothing sets it: a value, or words */
   const char* readers;  /* some of "core preload python simulator" */
   const char* meaning;
-  const char* none;     /* what NULL means to ebbtide_configure; "" where it is refused */
-  bool configurable;    /* ebbtide_configure takes it */
-  bool run_option;      /* `ebbtide run` has an option for it */
-  const char* source;   /* what set the value that holds: "default", the variable, or "configured" by the program */
-  const char* problem;  /* what is wrong with the variable, or with a chosen folder of disk backups; "" for nothing */
+  const char* none;    /* what NULL means to ebbtide_configure; "" where it is refused */
+  bool configurable;   /* ebbtide_configure takes it */
+  bool run_option;     /* `ebbtide run` has an option for it */
+  const char* source;  /* what set the value that holds: "default", the variable, or "configured" by the program */
+  const char* problem; /* what is wrong with the variable, or with a chosen folder of disk backups; "" for nothing */
 } ebbtide_setting;
 typedef void (*ebbtide_visit_setting)(void* user, const ebbtide_setting* setting);
 /* Every setting, in the order of the documentation. Problems that are shown here are not written to stderr any more. */

@@ -94,7 +94,9 @@ ebbtide_status view(ViewKind kind, const void* address, uint64_t size_bytes, voi
 
 }  // namespace
 
-std::shared_ptr<Moved> ebbtide::api::find_moved(const ebbtide_moved* moved) { return handles<ebbtide_moved>().at(moved).moved; }
+std::shared_ptr<Moved> ebbtide::api::find_moved(const ebbtide_moved* moved) {
+  return handles<ebbtide_moved>().at(moved).moved;
+}
 
 extern "C" {
 

@@ -90,18 +90,9 @@ ebbtide_status ebbtide_visit_settings(ebbtide_visit_setting visit, void* user, e
       const std::string source = source_of(facts.id);
       const std::string problem = problem_of(facts.id, source);
       if (!problem.empty()) set_said(facts.id);
-      const ebbtide_setting shown = {facts.name,
-                                     facts.variable,
-                                     name_of(facts.kind),
-                                     facts.values,
-                                     facts.fallback,
-                                     facts.readers,
-                                     facts.meaning,
-                                     facts.none,
-                                     facts.is_configurable,
-                                     facts.is_run_option,
-                                     source.c_str(),
-                                     problem.c_str()};
+      const ebbtide_setting shown = {
+          facts.name,    facts.variable, name_of(facts.kind),   facts.values,        facts.fallback, facts.readers,
+          facts.meaning, facts.none,     facts.is_configurable, facts.is_run_option, source.c_str(), problem.c_str()};
       visit(user, &shown);
     }
   });
@@ -137,9 +128,8 @@ ebbtide_status ebbtide_configure(const char* name, const char* value, ebbtide_er
 
 ebbtide_status ebbtide_get_setting(const char* name, char* value, size_t capacity, size_t* length,
                                    ebbtide_error* error) {
-  return with_core(error, [&](Core& core) {
-    write_text(show_setting(core, setting_of(name).id), value, capacity, length);
-  });
+  return with_core(error,
+                   [&](Core& core) { write_text(show_setting(core, setting_of(name).id), value, capacity, length); });
 }
 
 ebbtide_status ebbtide_check_tag(const char* text, size_t size, ebbtide_error* error) {

@@ -83,8 +83,7 @@ void register_memory(py::module_& module) {
   module.def("free", &free_address, py::arg("address"));
   module.def("find", &find, py::arg("address"));
   module.def(
-      "is_away",
-      [](uint64_t address, uint64_t size_bytes) { return ebbtide_is_away(as_pointer(address), size_bytes); },
+      "is_away", [](uint64_t address, uint64_t size_bytes) { return ebbtide_is_away(as_pointer(address), size_bytes); },
       py::arg("address"), py::arg("size_bytes"));
   module.def(
       "is_missing",

@@ -108,9 +108,7 @@ void register_lms_settings(py::module_& module) {
       py::arg("size_bytes"));
   module.def(
       "leave_torch_to_lms",
-      [](bool is_left) {
-        call([&](ebbtide_error* error) { return ebbtide_leave_torch_to_lms(is_left, error); });
-      },
+      [](bool is_left) { call([&](ebbtide_error* error) { return ebbtide_leave_torch_to_lms(is_left, error); }); },
       py::arg("is_left"));
 }
 

@@ -63,8 +63,8 @@ struct Overflowed {
 };
 Overflowed overflow(const Request& request, CUdeviceptr* address);
 
-// Makes a handle for cuMemCreate on the host because the device had no room, and fills *handle on success. A handle can't
-// be split between device and host: all of it goes to the host, whatever the policy.
+// Makes a handle for cuMemCreate on the host because the device had no room, and fills *handle on success. A handle
+// can't be split between device and host: all of it goes to the host, whatever the policy.
 Overflowed create_on_host(const Request& request, const CUmemAllocationProp& properties,
                           CUmemGenericAllocationHandle* handle);
 

@@ -11,8 +11,7 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemAllocManaged(CUdeviceptr* address, size_t size
   return call_hook<&cuMemAllocManaged>(
       [&](auto native) {
         const Request request{.call = "cuMemAllocManaged", .device = current_device(), .size_bytes = size_bytes};
-        if (address == nullptr || size_bytes == 0 || !is_countable(request.device))
-          return native();
+        if (address == nullptr || size_bytes == 0 || !is_countable(request.device)) return native();
         auto entry = charge(request);
         const CUresult result = native();
         if (result == CUDA_SUCCESS) forget_managed(*address);

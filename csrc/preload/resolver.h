@@ -36,10 +36,10 @@ template <auto kFunction>
 inline constexpr const char* kCall = "";
 template <auto kFunction>
 inline constexpr bool kIsPerThread = false;
-#define EBBTIDE_DRIVER_HOOK(symbol, name, version, flags)      \
-  template <>                                                  \
-  inline constexpr const char* kCall<&symbol> = #name;         \
-  template <>                                                  \
+#define EBBTIDE_DRIVER_HOOK(symbol, name, version, flags) \
+  template <>                                             \
+  inline constexpr const char* kCall<&symbol> = #name;    \
+  template <>                                             \
   inline constexpr bool kIsPerThread<&symbol> = (flags) == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
 #include "preload/hooks.def"
 

@@ -134,8 +134,9 @@ static void bad_operations(void) {
   REFUSED(ebbtide_read_report(report, NULL, &error));
   REFUSED(ebbtide_read_report((ebbtide_report*)&request, &totals, &error));
   EXPECT(EBBTIDE_OK, ebbtide_read_report(report, &totals, &error));
-  CHECK(totals.kind == EBBTIDE_PAUSE && totals.sum.bytes == CHUNK && totals.sum.copied == 0 && totals.sum.skipped == CHUNK &&
-        totals.sum.constant == CHUNK && totals.seconds > 0); /* nobody wrote to it: all zeros */
+  CHECK(totals.kind == EBBTIDE_PAUSE && totals.sum.bytes == CHUNK && totals.sum.copied == 0 &&
+        totals.sum.skipped == CHUNK && totals.sum.constant == CHUNK &&
+        totals.seconds > 0); /* nobody wrote to it: all zeros */
   REFUSED(ebbtide_visit_report(NULL, visit_row, &bytes, &error));
   REFUSED(ebbtide_visit_report(report, NULL, NULL, &error));
   REFUSED(ebbtide_visit_left(NULL, visit_row, &bytes, &error));

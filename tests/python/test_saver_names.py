@@ -158,7 +158,11 @@ def test_limits_reach_the_core(saver):
     margin = int(_core.get_setting("host_margin"))
     saver.configure(device_limit="100MiB", host_limit=12345, host_margin="1MiB")
     try:
-        assert (_core.get_setting("device_limit"), _core.get_setting("host_limit"), _core.get_setting("host_margin")) == (
+        assert (
+            _core.get_setting("device_limit"),
+            _core.get_setting("host_limit"),
+            _core.get_setting("host_margin"),
+        ) == (
             b"104857600",
             b"12345",
             b"1048576",

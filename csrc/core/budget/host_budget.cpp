@@ -183,8 +183,8 @@ void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
   throw StoreError(
       cut(purpose, kMostPurposeBytes) + " needs " + format_amount(bytes) + " of host memory; " + format_bytes(room) +
           " are free for it (limit " + format_bytes(limit) +
-          (is_limit_of_lms ? " by large model support" : by(limit == own_limit_bytes(), Setting::kHostLimit)) + ", margin " +
-          format_bytes(now.margin_bytes) + by(true, Setting::kHostMargin) +
+          (is_limit_of_lms ? " by large model support" : by(limit == own_limit_bytes(), Setting::kHostLimit)) +
+          ", margin " + format_bytes(now.margin_bytes) + by(true, Setting::kHostMargin) +
           (held_elsewhere == 0 ? "" : ", other processes of this run hold " + format_bytes(held_elsewhere)) + ")." +
           describe_holders() +
           " Pause less at once, keep backups on disk, or none where the content may go, trim what is unused, or "

@@ -25,19 +25,19 @@ struct Tag {
   explicit Tag(std::string tag_name) : name(std::move(tag_name)) {}
   const std::string name;
   // All under the registry's lock.
-  uint64_t epoch = 0;                      // pauses so far
-  uint64_t pause_count = 0;                // of them those that moved something, and no trims
-  bool is_busy = false;                    // an operation holds it
-  bool is_moving = false;                  // and takes memory away, or brings it back
-  uint64_t ahead_step = 0;                 // the step of copies ahead that holds it; 0: none does
-  bool is_partial = false;                 // an operation on it failed midway and none has finished it since
+  uint64_t epoch = 0;        // pauses so far
+  uint64_t pause_count = 0;  // of them those that moved something, and no trims
+  bool is_busy = false;      // an operation holds it
+  bool is_moving = false;    // and takes memory away, or brings it back
+  uint64_t ahead_step = 0;   // the step of copies ahead that holds it; 0: none does
+  bool is_partial = false;   // an operation on it failed midway and none has finished it since
   struct OnDevice {
-    Amounts amounts;   // the sum of what its allocations there have in `counted`
-    size_t held_row;   // in the registry's table
+    Amounts amounts;  // the sum of what its allocations there have in `counted`
+    size_t held_row;  // in the registry's table
   };
   std::map<int, OnDevice> devices;
-  uint64_t last_lease = 0;                 // the newest lease that was opened on it
-  std::map<uint64_t, std::string> leases;  // id -> holder
+  uint64_t last_lease = 0;                                      // the newest lease that was opened on it
+  std::map<uint64_t, std::string> leases;                       // id -> holder
   std::map<uint64_t, std::shared_ptr<Allocation>> allocations;  // by sequence
 
   Amounts total() const;  // as of the end of the last operation

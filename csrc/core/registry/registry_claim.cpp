@@ -164,8 +164,9 @@ void Registry::hold(Selection& selection, bool moves_memory) {
   for (const auto& group : selection.groups) count += group.allocations.size();
   selection.doomed.reserve(count);
   const auto& groups = selection.groups;
-  const bool is_ahead_step = !groups.empty() && std::all_of(groups.begin(), groups.end(),
-                                                            [](const auto& group) { return group.claim.is_ahead_step; });
+  const bool is_ahead_step = !groups.empty() && std::all_of(groups.begin(), groups.end(), [](const auto& group) {
+    return group.claim.is_ahead_step;
+  });
   if (is_ahead_step) selection.ahead_step = ahead_steps.begin();
   // Nothing below throws.
   for (const auto& group : selection.groups) {

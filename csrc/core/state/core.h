@@ -1,7 +1,6 @@
 #pragma once
 
 #include "core/budget/device_budget.h"
-#include "core/budget/device_budget.h"
 #include "core/budget/host_budget.h"
 #include "core/budget/pinned_budget.h"
 #include "core/memory/capture_gate.h"

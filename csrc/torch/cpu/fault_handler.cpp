@@ -81,9 +81,9 @@ uintptr_t fault_address(const siginfo_t* info, const void* context) {
 
 void report(int signal_number, uintptr_t address) {
   char tag[EBBTIDE_TAG_MAX + 1] = {0};
-  int is_away = 0;
-  if (address == 0 ||
-      ebbtide_find_in_handler(reinterpret_cast<const void*>(address), tag, sizeof(tag), &is_away) == 0 || is_away == 0)
+  bool is_away = false;
+  if (address == 0 || !ebbtide_find_in_handler(reinterpret_cast<const void*>(address), tag, sizeof(tag), &is_away) ||
+      !is_away)
     return;
   Telling before = Telling::kNothing;
   if (!telling.compare_exchange_strong(before, Telling::kWriting)) {

@@ -71,8 +71,7 @@ bool owns_memory(const c10::Storage& storage) {
   bool is_found = false;
   ebbtide_allocation_info info{};
   if (ebbtide_find(data.get(), &is_found, &info, nullptr) != EBBTIDE_OK) return false;
-  return storage.device_type() == c10::DeviceType::CPU ? is_found && std::strcmp(info.tag, kTag) == 0
-                                                       : !is_found;
+  return storage.device_type() == c10::DeviceType::CPU ? is_found && std::strcmp(info.tag, kTag) == 0 : !is_found;
 }
 
 Rules& rules() {
