@@ -31,5 +31,4 @@ PYBIND11_MODULE(_core, module) {
   register_living(module);
   register_settings(module);
   register_frames(module);
-  register_scopes(module);
 }

@@ -139,8 +139,6 @@ void register_records(py::module_& module) {
   py::class_<EventRow>(module, "Event") EBBTIDE_READ(EventRow, sequence) EBBTIDE_READ(EventRow, unix_seconds)
       EBBTIDE_READ(EventRow, seconds) EBBTIDE_READ(EventRow, kind) EBBTIDE_READ(EventRow, tags)
           EBBTIDE_READ(EventRow, bytes) EBBTIDE_READ(EventRow, copied) EBBTIDE_READ(EventRow, detail);
-  py::class_<LeaseRecord>(module, "Lease") EBBTIDE_READ(LeaseRecord, id) EBBTIDE_READ(LeaseRecord, epoch)
-      EBBTIDE_READ(LeaseRecord, is_away);
 #undef EBBTIDE_READ
 }
 

@@ -76,10 +76,6 @@ struct EventRow {
   uint64_t bytes, copied;
   std::string detail;
 };
-struct LeaseRecord {
-  uint64_t id, epoch;
-  bool is_away;
-};
 
 // Takes ownership of the report, even if it throws.
 ReportRecord read_report(ebbtide_report* report);

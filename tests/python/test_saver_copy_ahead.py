@@ -224,7 +224,7 @@ def test_a_capture_holds_it_up(saver, tag):
     from ebbtide import _core
 
     keep = noise(saver, tag, 64)
-    capture = _core.Holding()
+    capture = _core.Frame()
     capture.begin_capture()
     try:
         with pytest.raises(StateError, match="capture"):

@@ -90,7 +90,7 @@ def _adopt(objects: tuple[Any, ...], tag: str, code: int, backup: BackupName | N
     start = time.perf_counter()
     found, users, skipped, passed_by = _find_storages(objects, backend.device_type)
     moved = 0
-    with _core.Holding() as leases, Region(tag, backup=backup):
+    with _core.Frame() as leases, Region(tag, backup=backup):
         moves = _choose_moves(found, tag, code, leases)
         already = len(found) - len(moves)
         if not force:
@@ -140,7 +140,7 @@ def _leave_lent(
 
 
 def _choose_moves(
-    storages: "list[torch.UntypedStorage]", tag: str, backup: int, leases: "_core.Holding"
+    storages: "list[torch.UntypedStorage]", tag: str, backup: int, leases: "_core.Frame"
 ) -> "list[torch.UntypedStorage]":
     """The storages that are not where they should be. The tags that they leave are leased too, so that no thread pauses
     them."""

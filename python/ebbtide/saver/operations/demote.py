@@ -42,5 +42,5 @@ def demote(*tags: Tags, max_bytes: int | str | None = None, missing_ok: bool = F
     if driver_choice.is_off():
         return Report("demote")
     with watched("demote", names):
-        report = _core.demote(names, missing_ok, **({} if limit is None else {"max_bytes": limit}))
+        report = _core.demote(names, missing_ok, max_bytes=_core.UNLIMITED if limit is None else limit)
     return log_report(Report.from_core(report), names)

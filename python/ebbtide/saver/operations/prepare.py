@@ -9,8 +9,7 @@ from ebbtide import _core, driver_choice
 from ebbtide.errors import StateError
 from ebbtide.saver.copying import beside
 from ebbtide.saver.copying.beside import Beside
-from ebbtide.saver.pools.pool_segments import Look
-from ebbtide.saver.reclaim import dead
+from ebbtide.saver.reclaim.look import Look
 from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.telling.watch import watched
 from ebbtide.saver.values.arguments import Tags, check_flag, check_tags
@@ -135,7 +134,7 @@ def prepare(*tags: Tags, copy: bool = False, wait: bool = True, missing_ok: bool
         check_flag(flag, name)
     if driver_choice.is_off():
         return Report("prepare") if wait else Preparation(None)
-    dead.release(Look(names))
+    Look(names).release_dead()
     if copy:
         found = beside.known(names, missing_ok)
         if wait:

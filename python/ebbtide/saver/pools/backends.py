@@ -35,14 +35,11 @@ class PoolBackend(Protocol):
     def make(self, slot: int, device: int, tag: str) -> Any:
         """A new pool whose memory comes from `slot` on `device`; `tag` is for messages."""
 
-    def segments(self, pool: Any) -> Sequence[Segment] | None:
-        """The segments of the pool; None where this torch cannot list them.
+    def segments_of(self, pools: Sequence[Any]) -> Sequence[Sequence[Segment] | None]:
+        """The segments of each of these pools; None where this torch cannot list them.
 
         The format of what torch returns is not stable: this raises whatever reading it raises.
         """
-
-    def segments_of(self, pools: Sequence[Any]) -> Sequence[Sequence[Segment] | None]:
-        """The `segments` of each of these pools, from one snapshot."""
 
     def used_blocks(self, pools: Sequence[Any]) -> Sequence[UsedBlock]:
         """The blocks of at least these pools that are in use, with where they were made as far as torch knows it."""

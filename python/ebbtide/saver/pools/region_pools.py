@@ -115,9 +115,9 @@ class RegionPools:
         return None
 
     def _take_retired(self, backend: PoolBackend, key: PoolKey, lease: "_core.HeldLease") -> RegionPool | None:
-        with _core.Holding() as holding:
+        with _core.Frame() as frame:
             with self._lock:
-                retired, kept = self._idle_of(key), holding.withhold()
+                retired, kept = self._idle_of(key), frame.withhold()
                 for each in retired:
                     each.lease = kept  # no other thread takes them while their memory comes back
             pool = next((each for each in retired if _bring_back(backend, key.tag, each, lease)), None)
@@ -164,17 +164,13 @@ class RegionPools:
         """All pools of the tag that are not dissolved, leased ones too."""
         return [pool for key in self._keys([tag]) for pool in self._pools[key] if not pool.is_dissolved]
 
-    def withheld(self, tags: Collection[str]) -> "Withheld":
-        """For a `with`: the idle pools of these tags, except those that a capture has marked. No thread leases them
-        meanwhile, nor afterwards those that were dissolved by then.
-        """
-        return Withheld(self, tags)
-
     @locked
-    def withhold(self, tags: Collection[str], holding: "_core.Holding") -> list[tuple[PoolKey, RegionPool]]:
-        """Like `withheld`, until the holding is closed."""
+    def withhold(self, tags: Collection[str], frame: "_core.Frame") -> list[tuple[PoolKey, RegionPool]]:
+        """The idle pools of these tags, except those that a capture has marked. Until the frame is closed no thread
+        leases them, and afterwards none that was dissolved by then.
+        """
         chosen = [(key, pool) for key, pool in self.idle(tags) if not pool.is_captured]
-        kept = holding.withhold()
+        kept = frame.withhold()
         for _, pool in chosen:
             pool.lease = kept
         return chosen
@@ -194,29 +190,15 @@ class RegionPools:
             for key in {key for key, _ in gone}:
                 self._pools[key] = list(filterfalse(over.__contains__, self._pools[key]))
 
-    def begin_capture(self, holding: "_core.Holding", pool_id: Any = None) -> None:
-        """Counts a capture until the holding is closed. Marks the pools that it may allocate from: the one with this
+    def begin_capture(self, frame: "_core.Frame", pool_id: Any = None) -> None:
+        """Counts a capture until the frame is closed. Marks the pools that it may allocate from: the one with this
         id, and those that are open for all threads, now or later. The marks stay.
         """
-        holding.begin_capture()
+        frame.begin_capture()
         with self._lock:
             for pool in [pool for pools in self._pools.values() for pool in pools]:
                 is_named = pool_id is not None and getattr(pool.handle, "id", None) == pool_id
                 pool.is_captured |= is_named or (pool.takes_all_threads and pool.is_leased)
-
-
-class Withheld(_core.Scope):
-    """The context manager that `RegionPools.withheld` returns."""
-
-    def __init__(self, owner: RegionPools, tags: Collection[str]) -> None:
-        self._registry, self._tags = owner, tags
-        self._holding = _core.Holding()
-
-    def _open(self) -> list[tuple[PoolKey, RegionPool]]:
-        return self._registry.withhold(self._tags, self._holding)
-
-    def _close(self) -> None:
-        self._holding.close()
 
 
 def _bring_back(backend: PoolBackend, tag: str, pool: RegionPool, lease: "_core.HeldLease") -> bool:
@@ -226,11 +208,11 @@ def _bring_back(backend: PoolBackend, tag: str, pool: RegionPool, lease: "_core.
     Without this, a program that allocates in a paused tag in every cycle would leave a pool behind each time.
     """
     try:
-        segments = backend.segments(pool.handle)
+        (segments,) = backend.segments_of([pool.handle])
         if segments is None or not all(segment.is_free for segment in segments):
             return False
         if segments:
-            _core.resume([tag], False, [segment.address for segment in segments])
+            _core.resume([tag], addresses=[segment.address for segment in segments])
     except (Error, KeyError, TypeError, ValueError):
         # There is too little memory, a capture is under way, or the snapshot is not understood. A fresh pool will do.
         return False

@@ -158,20 +158,6 @@ class Report(Shown):
             left=reports[-1].left if reports else (),
         )
 
-    def with_freed(self, freed: Iterable[tuple[str, int, int]]) -> "Report":
-        """A copy with these bytes added: (tag, device ordinal, bytes)."""
-        by_tag, by_device = dict(self.by_tag), dict(self.by_device)
-        rows = [row for row in freed if row[2]]
-        for tag, device, size_bytes in rows:
-            by_tag[tag] = by_tag.get(tag, 0) + size_bytes
-            by_device[device] = by_device.get(device, 0) + size_bytes
-        total = self.bytes + sum(row[2] for row in rows)
-        by_place = {(moved.tag, moved.device): moved for moved in self.rows}
-        for tag, device, size_bytes in rows:
-            moved = by_place.get((tag, device), Moved(tag, device))
-            by_place[tag, device] = replace(moved, bytes=moved.bytes + size_bytes)
-        return replace(self, bytes=total, by_tag=by_tag, by_device=by_device, rows=tuple(by_place.values()))
-
     def __str__(self) -> str:
         verb = VERBS.get(self.kind, "claimed")
         whose = ", ".join(f"{tag} {format_size(size)}" for tag, size in self.by_tag.items())
