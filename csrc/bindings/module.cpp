@@ -10,6 +10,7 @@ using namespace ebbtide::bindings;
 PYBIND11_MODULE(_core, module) {
   ebbtide::bindings::prepare_unwinder();
   module.doc() = "The pybind11 face of ebbtide.h, and the `with` blocks of the saver.";
+  module.attr("__version__") = ebbtide_version();
   module.attr("BACKUP_AS_ALLOCATED") = static_cast<int>(EBBTIDE_BACKUP_AS_ALLOCATED);
   module.attr("BACKUP_NONE") = static_cast<int>(EBBTIDE_BACKUP_NONE);
   module.attr("BACKUP_RAM") = static_cast<int>(EBBTIDE_BACKUP_RAM);

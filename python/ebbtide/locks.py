@@ -10,6 +10,7 @@ it, if the loop has a condition (https://github.com/python/cpython/issues/130279
 
 import functools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -54,10 +55,32 @@ def make_signal() -> Any:
     return signal
 
 
-def _renew() -> None:
+# Held by the thread that writes a line of ours to a stream. A file of Python has a lock, which a forked child finds
+# taken for ever if another thread was writing at the fork. So none is writing then, unless the reader is that slow.
+writing = make_lock()
+_WRITING_SECONDS = 1.0
+
+# Whose `forget_parent` a forked child calls, in this order, as far as they are imported: last of all, since each may
+# use the locks.
+_WITH_STATE = ("ebbtide.saver.pools.backends", "ebbtide.saver.pools.bypass", "ebbtide.saver.telling.watch")
+
+
+def _release_writing() -> None:
+    if writing._is_owned():  # not where the wait ran out, or was interrupted
+        writing.release()
+
+
+def _begin_child() -> None:
     for lock in list(_made):
         if not lock._is_owned():
             lock._at_fork_reinit()
+    _release_writing()
+    for name in _WITH_STATE:
+        getattr(sys.modules.get(name), "forget_parent", bool)()
 
 
-os.register_at_fork(after_in_child=_renew)
+os.register_at_fork(
+    before=functools.partial(writing.acquire, timeout=_WRITING_SECONDS),  # in C: no interrupt parts it
+    after_in_parent=_release_writing,
+    after_in_child=_begin_child,
+)

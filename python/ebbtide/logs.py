@@ -9,7 +9,6 @@ raise, or be interrupted.
 """
 
 import contextlib
-import functools
 import logging
 import os
 import sys
@@ -18,27 +17,9 @@ import warnings
 from typing import Any
 
 from ebbtide import settings
-from ebbtide.locks import make_lock
+from ebbtide.locks import writing
 
 logger = logging.getLogger("ebbtide")
-
-
-# A file of Python has a lock, which a forked child finds taken for ever if a thread of its parent was writing at the
-# fork. So no line of ours is being written then, unless whoever reads stderr is that slow.
-_writing = make_lock()
-_FORK_SECONDS = 1.0
-
-
-def _after_fork() -> None:
-    if _writing._is_owned():  # not where the wait ran out, or was interrupted
-        _writing.release()
-
-
-os.register_at_fork(
-    before=functools.partial(_writing.acquire, timeout=_FORK_SECONDS),  # in C: no interrupt parts it
-    after_in_parent=_after_fork,
-    after_in_child=_after_fork,
-)
 
 
 class _StderrWithoutHandlers(logging.Handler):
@@ -49,7 +30,7 @@ class _StderrWithoutHandlers(logging.Handler):
             return
         try:
             if sys.stderr is not None:
-                with _writing:
+                with writing:
                     sys.stderr.write(f"ebbtide: {record.getMessage()}\n")
                     sys.stderr.flush()
         except Exception:

@@ -60,7 +60,7 @@ def expect_refused(address, operation, abandoned, slot):
             raise AssertionError(f"call {call} was allowed")
     assert _core.slot_alloc(slot, 1) == 0
     assert _core.is_away(address, 1) is False
-    assert _core.driver_name() == "sim" and _core.version()
+    assert _core.driver_name() == "sim" and _core.__version__
 """
 
 

@@ -1,5 +1,6 @@
 """A forked child never waits for a lock that another thread of its parent held."""
 
+import importlib
 import os
 import threading
 import time
@@ -185,3 +186,8 @@ def test_a_fork_waits_for_a_line_of_ours_but_not_for_ever(run_python, seconds, i
     """A file of Python keeps the lock of who was writing at the fork: the child would wait for it for ever."""
     done = run_python(WHO_WRITES_AT_A_FORK.format(seconds=seconds, in_child=in_child))
     assert done.returncode == 0, done.stderr
+
+
+def test_each_module_with_state_forgets_its_parent():
+    for name in locks._WITH_STATE:
+        assert callable(importlib.import_module(name).forget_parent)

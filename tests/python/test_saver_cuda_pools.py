@@ -123,8 +123,7 @@ def test_in_a_pauseable_program_disabled_takes_nothing_from_torchs_cache(model, 
 
 
 def dissolve_all(tag):
-    with _core.Frame() as frame:
-        withheld = entry.registry.withhold([tag], frame)
+    with entry.registry.withheld([tag]) as withheld:
         for _, pool in withheld:
             pool.is_dissolved = backends._backend.dissolve(pool.handle)
         return [pool.handle.id for _, pool in withheld if pool.is_dissolved]

@@ -62,13 +62,13 @@ def test_a_report_makes_only_what_is_looked_at(saver, tag):
 
 def test_no_pool_is_withheld_where_nothing_died(saver, tag, monkeypatch):
     withheld = []
-    withhold = region_pools.RegionPools.withhold
+    withhold = region_pools.RegionPools.withheld
 
-    def note(self, tags, frame):
+    def note(self, tags):
         withheld.append(list(tags))
-        return withhold(self, tags, frame)
+        return withhold(self, tags)
 
-    monkeypatch.setattr(region_pools.RegionPools, "withhold", note)
+    monkeypatch.setattr(region_pools.RegionPools, "withheld", note)
     keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
     saver.pause(tag)
     saver.resume(tag)

@@ -1,7 +1,8 @@
 """ebbtide inside other projects: vLLM's sleep mode, and trainers that take turns with something on one GPU."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ebbtide.late_imports import late_imports
 
 if TYPE_CHECKING:
     from ebbtide.integrations import lightning, openrlhf, transformers, verl, vllm
@@ -10,19 +11,7 @@ __all__ = ["lightning", "openrlhf", "transformers", "verl", "vllm"]
 
 
 if not TYPE_CHECKING:  # a checker would take any name for one of them
-
-    def __getattr__(name: str) -> Any:
-        if name == "lightning":
-            return importlib.import_module("ebbtide.integrations.lightning")
-        if name == "openrlhf":
-            return importlib.import_module("ebbtide.integrations.openrlhf")
-        if name == "transformers":
-            return importlib.import_module("ebbtide.integrations.transformers")
-        if name == "verl":
-            return importlib.import_module("ebbtide.integrations.verl")
-        if name == "vllm":
-            return importlib.import_module("ebbtide.integrations.vllm")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = late_imports(__name__, {name: f"{__name__}.{name}" for name in __all__})
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,7 @@ import torch
 
 from ebbtide.saver.adoption import saved_tensors
 from ebbtide.saver.tensors import address_reads
-from ebbtide.saver.tensors.living import living_objects
+from ebbtide.saver.tensors.living import ask, gradient_of, living_objects
 from ebbtide.saver.tensors.walk import sparse_parts
 
 LENT_OUT = (
@@ -127,7 +127,7 @@ class _World:
             key = storage_key(tensor)
             if key in self.keys:
                 self._on[key][id(tensor)] = tensor
-            self._graphs.append(_grad_fn_of(tensor))
+            self._graphs.append(ask(tensor, "grad_fn"))
             self._hidden.update(map(storage_key, sparse_parts(tensor)))
             owned = _owned_by(tensor)
             self._owners.update(map(id, owned))
@@ -195,25 +195,11 @@ def _referents(stranger: Any) -> list[Any]:
     return direct + [value for thing in direct if type(thing) is dict for value in list(thing.values())]
 
 
-def _grad_fn_of(tensor: torch.Tensor) -> Any:
-    try:
-        return tensor.grad_fn
-    except RuntimeError:  # one of several views that one function made, after a write to their base
-        return None
-
-
 def _gradient_edge_of(tensor: torch.Tensor) -> Any:
     """The node that accumulates a leaf's gradient, which owns it; None where there is none."""
     try:
         return torch.autograd.graph.get_gradient_edge(tensor) if tensor.requires_grad and tensor.is_leaf else None
-    except (AssertionError, RuntimeError):  # the same, and views that were made without gradients
-        return None
-
-
-def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    try:
-        return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
-    except RuntimeError:  # the same
+    except (AssertionError, RuntimeError):  # views of one function after a write to their base, or without gradients
         return None
 
 
@@ -223,11 +209,11 @@ def _owned_by(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor._is_view():
         base = tensor._base
         # A view that changes more than sizes and strides has one record for backward, and one for forward mode.
-        if any(ask(tensor) != ask(base) for ask in _KINDS_OF_VIEW):
+        if any(kind(tensor) != kind(base) for kind in _KINDS_OF_VIEW):
             owned += (base, base, *_record_of_jagged(tensor))
         else:
             owned.append(base)
-    gradient = _gradient_of(tensor)
+    gradient = gradient_of(tensor)
     return owned if gradient is None else [*owned, gradient]
 
 

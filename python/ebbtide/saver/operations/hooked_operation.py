@@ -7,7 +7,8 @@ pause.
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, TypeVar
 
 from ebbtide import _core
@@ -17,6 +18,7 @@ from ebbtide.saver.pools import bypass, captures, workspaces
 from ebbtide.saver.reclaim import torch_cache
 from ebbtide.saver.reclaim.look import Look, make_room
 from ebbtide.saver.state import hooks
+from ebbtide.saver.state.known_tags import has_memory_away
 from ebbtide.saver.telling.watch import watched
 from ebbtide.saver.values.arguments import Leaving
 
@@ -53,7 +55,10 @@ def run(
     hooked = HookedOperation(
         {kind: tags for kind, tags in sides if tags is not None}, missing_ok, moved, asks_first=bool(shared)
     )
-    with hooked, bypass.lock_for(shared), bypass.during_pause(shared):
+    guards: Sequence[AbstractContextManager[Any]] = (_core.Frame(), _core.Frame())  # of nothing
+    if shared:
+        guards = (bypass.lock, bypass.Guard(shared))
+    with hooked, guards[0], guards[1]:
         if leaving is not None:
             enabling.look_before_pause(names)
         look = Look([*names, *(returning or ())])
@@ -181,4 +186,4 @@ def is_left_to_do(kind: Kind, info: "_core.TagInfo") -> bool:
         # Memory that a pause left on the host counts as paused. What a failure left unmapped has yet to be paused.
         is_detached = info.state == "partial" and info.detached_bytes > 0
         return info.resident_bytes > info.left_bytes or is_detached
-    return info.stored_bytes + info.dropped_bytes + info.detached_bytes + info.left_bytes > 0
+    return has_memory_away(info)

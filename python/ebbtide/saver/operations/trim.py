@@ -54,8 +54,8 @@ def trim_quietly(names: list[str], missing_ok: bool = False) -> Report:
     chosen = _core.preview("trim", names, missing_ok)
     gone = spilled.release_dissolved(chosen)
     freed = [Moved(info.tag, info.device, info.resident_bytes - info.host_bytes) for info in gone]
-    with _core.Frame() as frame:
-        report = _trim(names, registry.withhold(chosen, frame))
+    with registry.withheld(chosen) as withheld:
+        report = _trim(names, withheld)
     return Report.joined(
         "trim", [Report("trim", rows=tuple(row for row in freed if row.bytes)), report], report.seconds
     )

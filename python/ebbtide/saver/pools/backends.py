@@ -3,7 +3,6 @@
 `cuda_pools` implements it on a GPU, `cpu_pools` on the simulated device.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -116,9 +115,7 @@ def is_forked_child() -> bool:
     return _is_forked_child
 
 
-def _note_fork() -> None:
+def forget_parent() -> None:
+    """In a forked child (`ebbtide.locks`)."""
     global _is_forked_child
     _is_forked_child = _is_forked_child or _backend is not None
-
-
-os.register_at_fork(after_in_child=_note_fork)

@@ -58,6 +58,11 @@ class RegionPool:
         """Whether a thread uses the pool. Closing the lease is therefore all it takes to make its pools idle."""
         return self.lease is not None and self.lease.is_open
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether a thread may lease it."""
+        return not self.is_leased and not self.is_dissolved
+
 
 def may_enter(pool_epoch: int, lease_epoch: int, is_away: bool) -> bool:
     """Whether a pool may be entered: nothing of the tag is away, or the pool is newer than the last pause."""
@@ -141,47 +146,35 @@ class RegionPools:
                 self._keys_of.setdefault(key.tag, []).append(key)
             self._pools[key].append(pool)
 
-    def _keys(self, tags: Collection[str] | None) -> list[PoolKey]:
+    @locked
+    def _known(self, tags: Collection[str] | None) -> list[tuple[PoolKey, RegionPool]]:
         names = self._keys_of if tags is None else dict.fromkeys(tags)
-        return [key for name in names for key in self._keys_of.get(name, ())]
+        return [(key, pool) for name in names for key in self._keys_of.get(name, ()) for pool in self._pools[key]]
 
     def _idle_of(self, key: PoolKey) -> list[RegionPool]:
-        idle = (pool for pool in self._pools.get(key, ()) if not pool.is_leased and not pool.is_dissolved)
-        return sorted(idle, key=lambda pool: pool.number)
+        return [pool for pool in self._pools.get(key, ()) if pool.is_idle]
 
-    @locked
     def idle(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, RegionPool]]:
         """The idle pools of these tags; None means all tags."""
-        return [(key, pool) for key in self._keys(tags) for pool in self._idle_of(key)]
+        return [(key, pool) for key, pool in self._known(tags) if pool.is_idle]
 
-    @locked
     def unleased(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, RegionPool]]:
         """The idle pools of these tags (None: all tags), and the dissolved ones that torch may still hold memory of."""
-        return [(key, pool) for key in self._keys(tags) for pool in self._pools[key] if not pool.is_leased]
+        return [(key, pool) for key, pool in self._known(tags) if not pool.is_leased]
 
-    @locked
+    def dissolved(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, RegionPool]]:
+        """The dissolved ones of these, except those withheld right now."""
+        return [(key, pool) for key, pool in self.unleased(tags) if pool.is_dissolved]
+
     def pools(self, tag: str) -> list[RegionPool]:
         """All pools of the tag that are not dissolved, leased ones too."""
-        return [pool for key in self._keys([tag]) for pool in self._pools[key] if not pool.is_dissolved]
+        return [pool for _, pool in self._known([tag]) if not pool.is_dissolved]
 
-    @locked
-    def withhold(self, tags: Collection[str], frame: "_core.Frame") -> list[tuple[PoolKey, RegionPool]]:
-        """The idle pools of these tags, except those that a capture has marked. Until the frame is closed no thread
-        leases them, and afterwards none that was dissolved by then.
+    def withheld(self, tags: Collection[str]) -> "Withheld":
+        """For a `with`: the idle pools of these tags, except those that a capture has marked. No thread leases them
+        meanwhile, nor afterwards those that were dissolved by then.
         """
-        chosen = [(key, pool) for key, pool in self.idle(tags) if not pool.is_captured]
-        kept = frame.withhold()
-        for _, pool in chosen:
-            pool.lease = kept
-        return chosen
-
-    @locked
-    def dissolved(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, RegionPool]]:
-        """The dissolved pools of these tags (None: all tags) that torch may still hold memory of, except those withheld
-        right now.
-        """
-        found = [(key, pool) for key in self._keys(tags) for pool in self._pools[key]]
-        return [(key, pool) for key, pool in found if pool.is_dissolved and not pool.is_leased]
+        return Withheld(self, tags)
 
     def forget(self, gone: Sequence[tuple[PoolKey, RegionPool]]) -> None:
         """Drops dissolved pools of which no memory is left."""
@@ -199,6 +192,25 @@ class RegionPools:
             for pool in [pool for pools in self._pools.values() for pool in pools]:
                 is_named = pool_id is not None and getattr(pool.handle, "id", None) == pool_id
                 pool.is_captured |= is_named or (pool.takes_all_threads and pool.is_leased)
+
+
+class Withheld(_core.Scope):
+    """The context manager that `RegionPools.withheld` returns."""
+
+    def __init__(self, owner: RegionPools, tags: Collection[str]) -> None:
+        self._registry, self._tags = owner, tags
+        self._frame = _core.Frame()
+
+    def _open(self) -> list[tuple[PoolKey, RegionPool]]:
+        with self._registry._lock:
+            chosen = [(key, pool) for key, pool in self._registry.idle(self._tags) if not pool.is_captured]
+            kept = self._frame.withhold()
+            for _, pool in chosen:
+                pool.lease = kept
+            return chosen
+
+    def _close(self) -> None:
+        self._frame.close()
 
 
 def _bring_back(backend: PoolBackend, tag: str, pool: RegionPool, lease: "_core.HeldLease") -> bool:

@@ -65,8 +65,7 @@ class Look:
             idle = [(key, pool) for key, pool in pools if not pool.is_dissolved]
             if not any(self._dead(idle, self._seen, also_cached)):
                 return False  # the usual case, in which no pool need be withheld
-            with _core.Frame() as frame:
-                withheld = registry.withhold(away, frame)
+            with registry.withheld(away) as withheld:
                 seen = look_at([pool for _, pool in withheld])
                 for tag, pool, dead in self._dead(withheld, seen, also_cached):
                     spilled.trim_pools([tag], {pool: dead})

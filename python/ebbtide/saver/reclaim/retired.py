@@ -31,8 +31,7 @@ def retire(tags: Sequence[str], *, only_with_free_segments: bool = False) -> "li
         return spilled.release_dissolved(tags)
     # unless they are paused meanwhile
     resident = {info.address for info in allocations_of(tags) if info.resident_bytes}
-    with _core.Frame() as frame:
-        withheld = registry.withhold(tags, frame)
+    with registry.withheld(tags) as withheld:
         seen = look_at([pool for _, pool in withheld])
         for key, pool in withheld:
             free = free_in(seen[pool])

@@ -28,9 +28,8 @@ def release_free(tag: str) -> None:
     release_dissolved([tag])
     spilled = {info.address for info in _core.allocations(tag) if info.host_bytes}
     if spilled:
-        with _core.Frame() as frame:
-            seen = look_at([pool for _, pool in registry.withhold([tag], frame)])
-            for pool, segments in seen.items():
+        with registry.withheld([tag]) as withheld:
+            for pool, segments in look_at([pool for _, pool in withheld]).items():
                 try_to_trim(tag, pool, free_in(segments) & spilled)
 
 
@@ -39,9 +38,9 @@ def prefer_device(tag: str) -> None:
     slow = {info.address: info for info in _core.allocations(tag) if info.host_bytes or info.is_trimmed}
     if slow:
         room = {info.device: _core.query_device(info.device).room_bytes for info in slow.values()}
-        with _core.Frame() as frame:
-            withheld = [pool for key, pool in registry.withhold([tag], frame) if key.overflow != NO_OVERFLOW_CODE]
-            for pool, segments in look_at(withheld).items():
+        with registry.withheld([tag]) as withheld:
+            overflowing = [pool for key, pool in withheld if key.overflow != NO_OVERFLOW_CODE]
+            for pool, segments in look_at(overflowing).items():
                 found = [slow[address] for address in free_in(segments) if address in slow]
                 needed_bytes = sum(info.size_bytes if info.is_trimmed else info.host_bytes for info in found)
                 if needed_bytes > room.get(pool.device, 0):
@@ -55,8 +54,8 @@ def prefer_device(tag: str) -> None:
 def dissolve(tag: str, backup: int) -> None:
     """Ends the idle pools of this tag and backup, a core code: torch frees what is free in them now, and the rest at
     the first flush after it became free. Nothing happens to pools that a capture has marked, and before torch 2.10."""
-    with _core.Frame() as frame:
-        for key, pool in registry.withhold([tag], frame):
+    with registry.withheld([tag]) as withheld:
+        for key, pool in withheld:
             if key.backup == backup:
                 dissolve_pool(pool)
     release_dissolved([tag])

@@ -71,19 +71,14 @@ def _tensors_in(blocks: Sequence[Block]) -> list[CopiedTensor]:
     """The storages that have bytes in these blocks, which are in the order of addresses."""
     if not blocks:
         return []
-    objects = living.living_objects(living.holds_or_names_tensors, globals())
-    groups: dict[int, list[torch.Tensor]] = {}
     shares: dict[int, Counter[str]] = {}
-    for tensor in living.living_tensors(objects):
-        memory = living.storage_range(tensor)
-        if memory is None:
-            continue
-        if memory[0] not in shares:
-            shares[memory[0]] = _share(blocks, *memory)
-        if shares[memory[0]].total():
-            groups.setdefault(memory[0], []).append(tensor)
-    holders = living.Holders(objects, globals())
-    holders.name_others(groups.values(), [objects, groups])
+
+    def has_share(address: int, size_bytes: int) -> bool:
+        if address not in shares:
+            shares[address] = _share(blocks, address, size_bytes)
+        return shares[address].total() > 0
+
+    groups, holders = living.storages(has_share, globals())
     return [
         CopiedTensor(_name(group, holders), shares[address].total(), shares[address]["changed"], address)
         for address, group in groups.items()
@@ -104,4 +99,4 @@ def _share(blocks: Sequence[Block], address: int, size_bytes: int) -> "Counter[s
 
 def _name(group: "Sequence[torch.Tensor]", holders: living.Holders) -> str:
     tensor = max(group, key=living.count_of)
-    return next(filter(None, map(holders.name_of, [tensor, *group])), living.describe(tensor))
+    return holders.name_of(tensor, *group) or living.describe(tensor)

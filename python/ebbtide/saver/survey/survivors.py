@@ -39,14 +39,7 @@ def survivors(tag: str) -> Survivors:
         return Survivors()
     check_known([tag])
     places = _Places(tag)
-    objects = living.living_objects(living.holds_or_names_tensors, globals())
-    groups: dict[int, list[torch.Tensor]] = {}
-    for tensor in living.living_tensors(objects):
-        memory = living.storage_range(tensor)
-        if memory is not None and places.device_of(memory[0]) is not None:
-            groups.setdefault(memory[0], []).append(tensor)
-    holders = living.Holders(objects, globals())
-    holders.name_others(groups.values(), [objects, groups])
+    groups, holders = living.storages(lambda address, _: places.device_of(address) is not None, globals())
     rows = [_describe(group, address, holders, places) for address, group in groups.items()]
     rows += [_describe_block(block, places) for block in places.blocks_without(groups)]
     return Survivors(sorted(rows, key=lambda row: (-row.bytes, row.address)))
@@ -91,7 +84,6 @@ def _describe_block(block: UsedBlock, places: _Places) -> Survivor:
 
 def _describe(group: "Sequence[torch.Tensor]", address: int, holders: living.Holders, places: _Places) -> Survivor:
     tensor = max(group, key=lambda each: (living.count_of(each), bool(holders.name_of(each))))
-    held_by = next(filter(None, map(holders.name_of, [tensor, *group])), "")
     block, memory = places.block_of(address), living.storage_range(tensor)
     return Survivor(
         bytes=memory[1] if memory is not None else 0,
@@ -99,7 +91,7 @@ def _describe(group: "Sequence[torch.Tensor]", address: int, holders: living.Hol
         shape=living.shape_of(tensor),
         dtype=living.dtype_of(tensor),
         views=len(group) - 1,
-        held_by=held_by,
+        held_by=holders.name_of(tensor, *group),
         made_by=living.maker_of(tensor),
         made_at=() if block is None else block.frames,
         device=places.device_of(address) or 0,

@@ -11,7 +11,6 @@ No lock is held while a callback runs. In a forked child nothing is shown.
 import _thread
 import atexit
 import itertools
-import os
 import sys
 import threading
 import time
@@ -331,7 +330,8 @@ def _settle() -> None:
     terminal.uninstall()
 
 
-def _forget() -> None:
+def forget_parent() -> None:
+    """In a forked child (`ebbtide.locks`)."""
     global _is_child, _watcher
     _is_child, _watcher = True, None
     _running.clear()
@@ -340,4 +340,3 @@ def _forget() -> None:
 
 
 atexit.register(_settle)
-os.register_at_fork(after_in_child=_forget)

@@ -1,6 +1,5 @@
 """The results of operations and queries: plain values with a readable `str`."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -9,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from ebbtide import _core
 from ebbtide.saver.values.arguments import backup_names
-from ebbtide.saver.values.shown import Shown, html_table, not_looked_into
+from ebbtide.saver.values.shown import Shown, html_table, not_looked_into, text_table
 from ebbtide.sizes import format_size
 
 _TOTALS = ("bytes", "copied", "skipped", "clean", "unused", "constant")
@@ -299,7 +298,7 @@ class TagStatus(Shown):
 _STATUS_NUMBERS = tuple(name for name in TagStatus.__dataclass_fields__ if name != "backups")
 
 
-class TagTable(dict[str, TagStatus]):
+class TagTable(Shown, dict[str, TagStatus]):
     """Maps a tag to its TagStatus; its `str` is a table.
 
     For example:
@@ -316,14 +315,8 @@ class TagTable(dict[str, TagStatus]):
         """The fields of each status as plain dictionaries, by tag."""
         return {tag: status.to_dict() for tag, status in self.items()}
 
-    def to_json(self) -> str:
-        """`to_dict` as JSON."""
-        return json.dumps(self.to_dict())
-
     def __str__(self) -> str:
-        rows = self._rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join(text_table(self._rows()))
 
     def _repr_html_(self) -> str:
         return html_table(self._rows())
