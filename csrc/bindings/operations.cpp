@@ -51,8 +51,6 @@ std::vector<ebbtide_range> copy(const Ranges& ranges) {
   return copied;
 }
 
-std::vector<ebbtide_range> copy(const py::handle ranges) { return copy(ranges.cast<Ranges>()); }
-
 // A request and what it points to. Its tags live as long as the caller's.
 class Request {
  public:
@@ -83,11 +81,11 @@ class Request {
       request_.addresses = addresses_.data();
       request_.address_count = addresses_.size();
     } else if (name == "order") {
-      order_ = copy(value);
+      order_ = copy(value.cast<Ranges>());
       request_.order = order_.data();
       request_.order_count = order_.size();
     } else if (name == "unused") {
-      unused_ = copy(value);
+      unused_ = copy(value.cast<Ranges>());
       request_.unused = unused_.data();
       request_.unused_count = unused_.size();
     } else if (name == "unused_as_of") {

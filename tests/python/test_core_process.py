@@ -107,8 +107,7 @@ operation, abandoned, dropped = (_core.claim("pause", [tag]) for tag in "abc")
 stored = block("s")
 _core.pause(["s"])
 backup = _core.backup_of(stored, CHUNK)
-frame = _core.Frame()
-frame.open_lease("w", "parent")
+frame = _core.Frame(); frame.open_lease("w", "parent")
 report = _core.pause(["s"])
 
 def child():
@@ -366,8 +365,7 @@ def test_a_thread_may_end_with_whatever_it_holds(run):
 def work():
     global operation, frame
     block("w")
-    frame = _core.Frame()
-    frame.open_lease("other", "a thread that ended")
+    frame = _core.Frame(); frame.open_lease("other", "a thread that ended")
     operation = _core.claim("pause", ["w"])
 thread = threading.Thread(target=work)
 thread.start()

@@ -128,8 +128,8 @@ def test_every_lock_of_the_saver_is_one_of_these(saver):
     from ebbtide.saver.regions import graphs, startup
     from ebbtide.saver.state import hooks
 
-    modules = (driver_choice, torch_extension, captures, bypass, graphs, hooks, startup)
-    for lock in [*(module._lock for module in modules), errors._join_lock, region_pools.registry._lock]:
+    modules = (driver_choice, torch_extension, captures, graphs, hooks, startup)
+    for lock in [*(module._lock for module in modules), errors._join_lock, bypass.lock, region_pools.registry._lock]:
         assert lock in locks._made
 
 

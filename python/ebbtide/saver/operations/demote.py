@@ -1,8 +1,8 @@
 """`saver.demote`: memory on the device moves to the host, where the device still reaches it."""
 
 from ebbtide import _core, driver_choice
+from ebbtide.saver.operations.hooked_operation import run_alone
 from ebbtide.saver.telling.log_lines import log_report
-from ebbtide.saver.telling.watch import watched
 from ebbtide.saver.values.arguments import Tags, check_flag, check_tags
 from ebbtide.saver.values.reports import Report
 from ebbtide.sizes import parse_size
@@ -38,9 +38,7 @@ def demote(*tags: Tags, max_bytes: int | str | None = None, missing_ok: bool = F
     """
     names = check_tags(tags)
     check_flag(missing_ok, "missing_ok")
-    limit = None if max_bytes is None else parse_size(max_bytes, "max_bytes")
+    limit = _core.UNLIMITED if max_bytes is None else parse_size(max_bytes, "max_bytes")
     if driver_choice.is_off():
         return Report("demote")
-    with watched("demote", names):
-        report = _core.demote(names, missing_ok, max_bytes=_core.UNLIMITED if limit is None else limit)
-    return log_report(Report.from_core(report), names)
+    return log_report(run_alone("demote", names, missing_ok, max_bytes=limit), names)

@@ -21,6 +21,7 @@ from ebbtide.saver.state import hooks
 from ebbtide.saver.state.known_tags import has_memory_away
 from ebbtide.saver.telling.watch import watched
 from ebbtide.saver.values.arguments import Leaving
+from ebbtide.saver.values.reports import Report
 
 _T = TypeVar("_T")
 Kind = Literal["pause", "resume"]
@@ -79,6 +80,12 @@ def run(
             finish(result, hooked)
     keeper.keep_if_wanted(returning)
     return result
+
+
+def run_alone(operation: str, names: list[str], missing_ok: bool, **options: Any) -> Report:
+    """One call of the core that runs no hooks and needs nothing of torch: "prepare", "promote" or "demote"."""
+    with watched(operation, names):
+        return Report.from_core(getattr(_core, operation)(names, missing_ok, **options))
 
 
 class HookedOperation(_core.Scope):

@@ -24,7 +24,7 @@ from ebbtide.saver.operations.hooked_operation import (
 )
 from ebbtide.saver.pools import bypass
 from ebbtide.saver.state import hooks
-from ebbtide.saver.state.known_tags import allocations_of, find_tags
+from ebbtide.saver.state.known_tags import allocations_of
 from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.telling.watch import settle_pending, watch_pending
 from ebbtide.saver.tensors.ranges import ranges_of
@@ -89,9 +89,7 @@ class Pending:
             try:
                 report = self._wait_for_core()
             except Error:
-                infos = find_tags([tag for _, tag in self._pauses]) if self._pauses else {}
-                # Another call has finished the others, and run their hooks.
-                left = [each for each in self._current() if each[1] in infos and is_left_to_do(each[0], infos[each[1]])]
+                left = self._left_to_do()
                 self._pauses = {}
                 run_hooks_after_failure(left)
                 raise
@@ -103,6 +101,11 @@ class Pending:
         if errors:
             raise errors[0]
         return log_report(report, self._names) if is_first and self._core is not None else report
+
+    def _left_to_do(self) -> list[Action]:
+        """Those of them that did not happen. Another call has finished the others, and run their hooks."""
+        infos = {tag: _core.query_tag(tag) for _, tag in self._pauses}
+        return [(kind, tag) for kind, tag in self._current() if (info := infos[tag]) and is_left_to_do(kind, info)]
 
     def _current(self) -> list[Action]:
         """Of the actions whose hooks are to run, those of tags that were not paused again meanwhile: such a pause and

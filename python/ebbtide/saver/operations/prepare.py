@@ -5,10 +5,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal, NoReturn, overload
 
-from ebbtide import _core, driver_choice
+from ebbtide import driver_choice
 from ebbtide.errors import StateError
 from ebbtide.saver.copying import paced
 from ebbtide.saver.copying.paced import PacedCopy
+from ebbtide.saver.operations.hooked_operation import run_alone
 from ebbtide.saver.reclaim.look import Look
 from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.telling.watch import watched
@@ -138,10 +139,10 @@ def prepare(*tags: Tags, copy: bool = False, wait: bool = True, missing_ok: bool
     found = paced.known(names, missing_ok) if copy or not wait else []
 
     def work() -> Report:
+        if not copy:
+            return run_alone("prepare", names, missing_ok)
         with watched("prepare", names):
-            if copying is not None:
-                return copying.copy(found)
-            return paced.copy_now(found) if copy else Report.from_core(_core.prepare(names, missing_ok))
+            return paced.copy_now(found) if copying is None else copying.copy(found)
 
     if wait:
         return log_report(work(), names)

@@ -1,9 +1,9 @@
 """`saver.promote`: memory that spilled to the host moves to the device."""
 
 from ebbtide import _core, driver_choice
+from ebbtide.saver.operations.hooked_operation import run_alone
 from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.telling.log_lines import log_report
-from ebbtide.saver.telling.watch import watched
 from ebbtide.saver.values.arguments import Tags, check_flag, check_tags
 from ebbtide.saver.values.reports import Report
 
@@ -36,6 +36,4 @@ def promote(*tags: Tags, missing_ok: bool = False) -> Report:
         return Report("promote")
     for name in _core.preview("promote", names, missing_ok):
         spilled.release_free(name)
-    with watched("promote", names):
-        report = _core.promote(names, missing_ok)
-    return log_report(Report.from_core(report), names)
+    return log_report(run_alone("promote", names, missing_ok), names)

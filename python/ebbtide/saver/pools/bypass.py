@@ -23,7 +23,6 @@ import logging
 import threading
 import warnings
 from collections.abc import Collection
-from typing import Any
 
 from ebbtide import _core, driver_choice
 from ebbtide.errors import Error, StateError
@@ -212,12 +211,10 @@ def idle_segments() -> list[Segment]:
     global _closed
     if not _guarded:
         return []
-    from ebbtide.saver.pools.cuda_pools import take_snapshot
+    from ebbtide.saver.pools.cuda_pools import snapshot_by_pool
 
     try:
-        by_pool: dict[PoolId, list[Any]] = {}
-        for segment in take_snapshot():
-            by_pool.setdefault(tuple(segment["segment_pool_id"]), []).append(segment)
+        by_pool = snapshot_by_pool()
         _closed &= by_pool.keys()
         idle = _closed | {DEFAULT_POOL} | {pool_id for pools in _open for pool_id in pools.ids}
         return [one for pool_id in idle for one in read_cuda_segments(by_pool.get(pool_id, ()))]
@@ -233,10 +230,10 @@ def _in_default_pool(tags: list[str]) -> list[str]:
     mine = [tag for tag in tags if tag not in others]
     if not others:
         return mine
-    from ebbtide.saver.pools.cuda_pools import take_snapshot
+    from ebbtide.saver.pools.cuda_pools import snapshot_by_pool
 
     try:
-        segments = {one["address"] for one in take_snapshot() if tuple(one["segment_pool_id"]) == DEFAULT_POOL}
+        segments = {one["address"] for one in snapshot_by_pool().get(DEFAULT_POOL, ())}
     except Exception as error:  # the format of torch's snapshot is not stable
         _logger.debug("torch's snapshot is not understood, so every tag counts as one of its default pool: %r", error)
         return tags

@@ -110,10 +110,8 @@ class CudaPools:
             return [None] * len(pools)
         if len(pools) <= FEW_POOLS:
             return [_segments(pool) for pool in pools]
-        by_pool: dict[tuple[int, int], list[Any]] = {pool.id: [] for pool in pools}
-        for segment in take_snapshot():
-            by_pool.get(tuple(segment["segment_pool_id"]), []).append(segment)
-        return [read_cuda_segments(by_pool[pool.id]) for pool in pools]
+        by_pool = snapshot_by_pool()
+        return [read_cuda_segments(by_pool.get(pool.id, ())) for pool in pools]
 
     def used_blocks(self, pools: Sequence[CudaPool]) -> Sequence[UsedBlock]:
         """See PoolBackend. Of all pools, those of graphs and the default one too."""
@@ -206,6 +204,14 @@ def take_snapshot(*pool_id: Any) -> Any:
     known = _parameters(torch.cuda.memory_snapshot)
     without_traces = {"include_traces": False} if "include_traces" in known else {}
     return torch.cuda.memory_snapshot(*pool_id, **without_traces)
+
+
+def snapshot_by_pool() -> dict[tuple[int, int], list[Any]]:
+    """The segments in a snapshot of all pools, by the id of their pool."""
+    by_pool: dict[tuple[int, int], list[Any]] = {}
+    for segment in take_snapshot():
+        by_pool.setdefault(tuple(segment["segment_pool_id"]), []).append(segment)
+    return by_pool
 
 
 def read_used_blocks(snapshot: Sequence[Mapping[str, Any]]) -> list[UsedBlock]:

@@ -170,6 +170,15 @@ class RegionPools:
         """All pools of the tag that are not dissolved, leased ones too."""
         return [pool for _, pool in self._known([tag]) if not pool.is_dissolved]
 
+    @locked
+    def withhold(self, tags: Collection[str], frame: "_core.Frame") -> list[tuple[PoolKey, RegionPool]]:
+        """Like `withheld`, until the frame is closed."""
+        chosen = [(key, pool) for key, pool in self.idle(tags) if not pool.is_captured]
+        kept = frame.withhold()
+        for _, pool in chosen:
+            pool.lease = kept
+        return chosen
+
     def withheld(self, tags: Collection[str]) -> "Withheld":
         """For a `with`: the idle pools of these tags, except those that a capture has marked. No thread leases them
         meanwhile, nor afterwards those that were dissolved by then.
@@ -202,12 +211,7 @@ class Withheld(_core.Scope):
         self._frame = _core.Frame()
 
     def _open(self) -> list[tuple[PoolKey, RegionPool]]:
-        with self._registry._lock:
-            chosen = [(key, pool) for key, pool in self._registry.idle(self._tags) if not pool.is_captured]
-            kept = self._frame.withhold()
-            for _, pool in chosen:
-                pool.lease = kept
-            return chosen
+        return self._registry.withhold(self._tags, self._frame)
 
     def _close(self) -> None:
         self._frame.close()

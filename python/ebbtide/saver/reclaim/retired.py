@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ebbtide import _core
 from ebbtide.saver.pools import captures
 from ebbtide.saver.pools.pool_segments import free_in, look_at
-from ebbtide.saver.pools.region_pools import registry
+from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, registry
 from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.state.known_tags import allocations_of
 
@@ -32,11 +32,15 @@ def retire(tags: Sequence[str], *, only_with_free_segments: bool = False) -> "li
     # unless they are paused meanwhile
     resident = {info.address for info in allocations_of(tags) if info.resident_bytes}
     with registry.withheld(tags) as withheld:
-        seen = look_at([pool for _, pool in withheld])
-        for key, pool in withheld:
-            free = free_in(seen[pool])
-            if free or (seen[pool] and not only_with_free_segments):
-                # What shares a driver handle with living memory would keep its own, however torch frees it.
-                spilled.try_to_trim(key.tag, pool, free & resident)
-                spilled.dissolve_pool(pool)
+        _dissolve(withheld, resident, only_with_free_segments)
     return spilled.release_dissolved(tags)
+
+
+def _dissolve(withheld: Sequence[tuple[PoolKey, RegionPool]], resident: set[int], only_with_free: bool) -> None:
+    seen = look_at([pool for _, pool in withheld])
+    for key, pool in withheld:
+        free = free_in(seen[pool])
+        if free or (seen[pool] and not only_with_free):
+            # What shares a driver handle with living memory would keep its own, however torch frees it.
+            spilled.try_to_trim(key.tag, pool, free & resident)
+            spilled.dissolve_pool(pool)

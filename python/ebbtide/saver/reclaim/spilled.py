@@ -10,13 +10,13 @@
 """
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.saver.pools import backends, captures
 from ebbtide.saver.pools.pool_segments import free_in, look_at
-from ebbtide.saver.pools.region_pools import RegionPool, registry
+from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, registry
 from ebbtide.saver.state.known_tags import allocations_of
 from ebbtide.saver.values.arguments import NO_OVERFLOW_CODE
 
@@ -37,27 +37,32 @@ def prefer_device(tag: str) -> None:
     """Makes sure that torch's next blocks from the tag's idle pools lie on the device; dissolves pools if it must."""
     slow = {info.address: info for info in _core.allocations(tag) if info.host_bytes or info.is_trimmed}
     if slow:
-        room = {info.device: _core.query_device(info.device).room_bytes for info in slow.values()}
         with registry.withheld([tag]) as withheld:
-            overflowing = [pool for key, pool in withheld if key.overflow != NO_OVERFLOW_CODE]
-            for pool, segments in look_at(overflowing).items():
-                found = [slow[address] for address in free_in(segments) if address in slow]
-                needed_bytes = sum(info.size_bytes if info.is_trimmed else info.host_bytes for info in found)
-                if needed_bytes > room.get(pool.device, 0):
-                    dissolve_pool(pool)
-                elif found:
-                    room[pool.device] -= needed_bytes
-                    try_to_trim(tag, pool, {info.address for info in found if not info.is_trimmed})
+            _prefer_device(tag, withheld, slow)
     release_dissolved([tag])
+
+
+def _prefer_device(
+    tag: str, withheld: Sequence[tuple[PoolKey, RegionPool]], slow: "Mapping[int, _core.AllocationInfo]"
+) -> None:
+    """slow: what lies on the host or was trimmed, by address."""
+    room = {info.device: _core.query_device(info.device).room_bytes for info in slow.values()}
+    for pool, segments in look_at([pool for key, pool in withheld if key.overflow != NO_OVERFLOW_CODE]).items():
+        found = [slow[address] for address in free_in(segments) if address in slow]
+        needed_bytes = sum(info.size_bytes if info.is_trimmed else info.host_bytes for info in found)
+        if needed_bytes > room.get(pool.device, 0):
+            dissolve_pool(pool)
+        elif found:
+            room[pool.device] -= needed_bytes
+            try_to_trim(tag, pool, {info.address for info in found if not info.is_trimmed})
 
 
 def dissolve(tag: str, backup: int) -> None:
     """Ends the idle pools of this tag and backup, a core code: torch frees what is free in them now, and the rest at
     the first flush after it became free. Nothing happens to pools that a capture has marked, and before torch 2.10."""
     with registry.withheld([tag]) as withheld:
-        for key, pool in withheld:
-            if key.backup == backup:
-                dissolve_pool(pool)
+        for _, pool in filter(lambda each: each[0].backup == backup, withheld):
+            dissolve_pool(pool)
     release_dissolved([tag])
 
 

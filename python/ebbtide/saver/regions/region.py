@@ -24,6 +24,7 @@ from ebbtide.saver.values.arguments import (
     overflow_name,
     retain_flag,
 )
+from ebbtide.scopes import run_inside
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -53,13 +54,7 @@ class _AllocationScope(ordinary_memory.FrameScope):
             raise TypeError(f"this decorates functions, not {function!r}")
         if inspect.isgeneratorfunction(function):
             return self._wrap_generator(function)
-
-        @functools.wraps(function)
-        def inside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            with self:
-                return function(*args, **kwargs)
-
-        return inside
+        return run_inside(function, lambda: self)
 
     def _wrap_generator(self, function: Callable[_P, Any]) -> Callable[_P, Any]:
         @functools.wraps(function)
