@@ -9,7 +9,7 @@
 #include "bindings/call.h"
 
 // Living objects, found in one step. gc.get_objects() also has tuples that another thread is still filling, and CPython
-// lets nobody else hold a reference to these (the thread that fills it gets a SystemError). So the list of
+// lets no other code hold a reference to these (the thread that fills one gets a SystemError). So the list of
 // all objects lives only within one call: no Python code runs and no other thread gets the GIL before it is released.
 namespace py = pybind11;
 

@@ -1,7 +1,7 @@
 """Locks for a process that may fork.
 
-A forked child has one thread. A lock that another thread held at the fork is never released there, and whoever waits
-for it hangs. So every lock of this package is made here, and is free in a child, unless the forking thread holds it.
+A forked child has one thread. A lock that another thread held at the fork is never released there, and a wait for it
+hangs. So every lock of this package is made here, and is free in a child, unless the forking thread holds it.
 
 In Python 3.13, what an interrupt raises as a loop goes back to its beginning skips the `finally` and the `with` around
 it, if the loop has a condition (https://github.com/python/cpython/issues/130279). So there is no such loop below a
@@ -43,7 +43,7 @@ def locked(method: Callable[_P, _T]) -> Callable[_P, _T]:
 
 def make_condition(lock: Any) -> threading.Condition:
     """A threading.Condition over a lock of `make_lock`. Take the lock by `with lock`: an interrupt as `with condition`
-    begins would leave it taken. In a forked child nobody may wait for it."""
+    begins would leave it taken. A forked child may not wait for it."""
     return threading.Condition(lock)
 
 

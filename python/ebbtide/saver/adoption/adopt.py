@@ -105,7 +105,7 @@ def _find_storages(
     """The storages that could move, each once; how many tensors use each, by `_cdata`; how many tensors can't move, by
     reason; and what was not looked into.
     """
-    walk = TensorWalk()  # gone before anybody counts who refers to the tensors
+    walk = TensorWalk()  # gone before the references to the tensors are counted
     storages: dict[int, torch.UntypedStorage] = {}
     users: Counter[int] = Counter()
     skipped: Counter[str] = Counter()

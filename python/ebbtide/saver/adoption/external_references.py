@@ -76,7 +76,7 @@ def storage_key(tensor: torch.Tensor) -> int | None:
 
 
 class _World:
-    """The tensors of this process that lie on some storages, and who owns them."""
+    """The tensors of this process that lie on some storages, and their owners."""
 
     def __init__(self, storages: "Sequence[torch.UntypedStorage]") -> None:
         self._storages = {int(storage._cdata): storage for storage in storages}

@@ -1,7 +1,7 @@
 """Copies ahead of a pause: what is in use goes to its backup in short steps, and the pause copies what changed since.
 
-A step holds its tag for some milliseconds. So a pause or the beginning of a capture waits that long at most, and needs
-nobody to be told: a step finds what has left, or was freed, no longer there. Memory that is freed during a step goes
+A step holds its tag for some milliseconds. So a pause or the beginning of a capture waits that long at most, and tells
+no copy of itself: a step does not find what has left, or was freed. Memory that is freed during a step goes
 back at its end; an allocation that needs it waits for that. A step that opens a pinned backup pins all of it first.
 
 A thread that copies beside the program sleeps between two steps: a quarter of what the step took, and several times as
@@ -33,7 +33,7 @@ _THREADS_BESIDE = 4  # at most: the core takes a quarter of the cores
 _REST = 0.25
 _FAIR_SHARE = 0.6
 _REST_IF_SLOWED = 4.0
-_LEAST_SLEEP = 0.001  # so that whoever waits for the tag gets it
+_LEAST_SLEEP = 0.001  # so that an operation that waits for the tag gets it
 LONGEST_SLEEP = 0.05
 _CAPTURE_POLL = 0.01
 

@@ -1,6 +1,6 @@
 """Resumes whose bytes are still on their way: `saver.resume(wait=False)`.
 
-A kernel that touches bytes too early reads stale memory. So whoever launches kernels waits: for all bytes (what
+A kernel that touches bytes too early reads stale memory. So the code that launches kernels waits: for all bytes (as
 `resume` does by default), or for those that the caller names.
 
 The stream waits on the device, not the thread. Everything is queued before the resume returns. So it continues whatever

@@ -1,4 +1,4 @@
-"""`saver.trim`: releases the memory of segments that torch keeps and nobody uses.
+"""`saver.trim`: releases the memory of segments that torch keeps and no tensor uses.
 
 torch frees nothing from a pool that is alive. A wholly free segment keeps its address, and loses its memory until its
 pool is leased again. Segments of dissolved pools are freed by torch.

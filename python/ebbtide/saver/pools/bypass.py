@@ -172,7 +172,7 @@ def close_if_resident(names: list[str]) -> None:
 
 
 def close_when_over(names: list[str], core: "_core.Pending") -> None:
-    """Calls `close_if_resident` once this resume is over, whether anybody waits for it or not."""
+    """Calls `close_if_resident` once this resume is over, whether or not a `Pending.wait` waits for it."""
     if not _open or not _is_any_behind(names):
         return
 

@@ -37,7 +37,7 @@ def prepare_region(
     """Fills the frame with a lease on the tag and a pool of it for each device; False where ebbtide is off.
 
     Args:
-        holder: who is said to be inside; None: this thread.
+        holder: what errors call the holder of the lease; None: this thread.
 
     Raises:
         StateError: this process is a forked child; also what `startup.backend` raises.

@@ -83,7 +83,7 @@ class _AllocationScope(ordinary_memory.FrameScope):
 
     def _end(self, generator: Generator[Any, Any, Any]) -> None:
         """Closes a decorated generator, inside where that is possible. Where it is not (no room for what was trimmed, a
-        forked child), its `finally` blocks run outside: a collected generator's error would reach nobody."""
+        forked child), its `finally` blocks run outside: a collected generator's error would be lost."""
         is_inside = False
         try:
             with self:

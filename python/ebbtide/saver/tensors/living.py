@@ -25,7 +25,7 @@ def living_objects(is_wanted: Callable[[type], bool], *hidden: Globals) -> list[
     """The objects of the wanted types that Python's collector tracks, including those that `gc.freeze` hides from its
     lists: whatever lives is referred to.
 
-    Never a plain tuple: another thread may still be filling it, and then nobody else may refer to it.
+    Never a plain tuple: another thread may still be filling it, and then no other code may refer to it.
 
     Args:
         is_wanted: is asked once for each type of which an object lives.
