@@ -15,7 +15,7 @@ from ebbtide.errors import DriverError, OutOfMemoryError, StateError, StoreError
 from ebbtide.saver.check import enabling  # noqa: E402
 from ebbtide.saver.pools import bypass, captures  # noqa: E402
 from ebbtide.saver.reclaim.look import Look  # noqa: E402
-from ebbtide.saver.values.arguments import Leaving  # noqa: E402
+from ebbtide.saver.values.arguments import PauseRequest  # noqa: E402
 from pauseable_model import DEFAULT, MIB, RAM, routes_of_threads  # noqa: E402
 
 # The model of torch's cache reads and writes device memory as the CPU does.
@@ -85,7 +85,7 @@ def test_free_blocks_are_unused_and_those_of_graphs_are_not(mine, saver):
 
 def test_nothing_is_unused_outside_a_pause_or_where_the_snapshot_is_not_understood(mine, saver, monkeypatch):
     mine.drop(mine.make(4, 1))
-    assert Look([mine.tag]).unused(Leaving([mine.tag], -1))[0] == []
+    assert Look([mine.tag]).unused(PauseRequest([mine.tag], -1))[0] == []
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [{"address": 0}])
     assert saver.pause(mine.tag).unused == 0
 

@@ -21,7 +21,7 @@ from ebbtide.errors import StateError
 from ebbtide.locks import make_lock
 from ebbtide.saver.reclaim.look import Look
 from ebbtide.saver.state.known_tags import check_known, find_tags
-from ebbtide.saver.values.arguments import AS_ALLOCATED_CODE, Leaving
+from ebbtide.saver.values.arguments import PauseRequest
 from ebbtide.saver.values.reports import Report
 
 _LARGE_STEP = 256 << 20  # where the program waits for it
@@ -67,7 +67,7 @@ def copy_now(names: Sequence[str]) -> Report:
 
 
 def _steps(name: str, step_bytes: int, threads: int) -> "Iterator[tuple[_core.CopyAhead, Report]]":
-    copying = _core.CopyAhead(name, step_bytes, threads, Look([name]).unused(Leaving([name], AS_ALLOCATED_CODE))[0])
+    copying = _core.CopyAhead(name, step_bytes, threads, Look([name]).unused(PauseRequest([name]))[0])
     while not copying.is_over:
         yield copying, Report.from_core(copying.step())
 

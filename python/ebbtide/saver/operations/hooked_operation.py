@@ -20,7 +20,7 @@ from ebbtide.saver.reclaim.look import Look, make_room
 from ebbtide.saver.state import hooks
 from ebbtide.saver.state.known_tags import has_memory_away
 from ebbtide.saver.telling.watch import watched
-from ebbtide.saver.values.arguments import Leaving
+from ebbtide.saver.values.arguments import PauseRequest
 from ebbtide.saver.values.reports import Report
 
 _T = TypeVar("_T")
@@ -31,7 +31,7 @@ Action = tuple[Kind, str]  # with a tag
 def run(
     operation: str,
     call: Callable[..., _T],
-    leaving: Leaving | None = None,
+    leaving: PauseRequest | None = None,
     returning: list[str] | None = None,
     *,
     missing_ok: bool = False,

@@ -11,8 +11,8 @@ from ebbtide.saver.tensors.ranges import ranges_of
 from ebbtide.saver.values.arguments import (
     AS_ALLOCATED,
     BackupByTag,
-    Leaving,
     OperationBackup,
+    PauseRequest,
     Tags,
     check_flag,
     check_leaving,
@@ -62,7 +62,7 @@ def pause(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, mis
     return _pause(check_leaving(tags, backup, "pause"), missing_ok, None)
 
 
-def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> Report:
+def _pause(leaving: PauseRequest, missing_ok: bool, moved: "_core.Moved | None") -> Report:
     check_flag(missing_ok, "missing_ok")
     if driver_choice.is_off():
         return Report("pause")

@@ -9,10 +9,10 @@ from ebbtide.saver.values.segments import Segment
 
 _logger = logging.getLogger(__name__)
 
-Seen: TypeAlias = dict[region_pools.RegionPool, Sequence[Segment] | None]
+SegmentsByPool: TypeAlias = dict[region_pools.RegionPool, Sequence[Segment] | None]
 
 
-def look_at(pools: Sequence[region_pools.RegionPool]) -> Seen:
+def look_at(pools: Sequence[region_pools.RegionPool]) -> SegmentsByPool:
     """The segments of each of these pools; None where they are unknown."""
     backend = backends.existing_backend()
     if backend is None or not pools:

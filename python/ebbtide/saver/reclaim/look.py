@@ -20,11 +20,11 @@ from functools import cached_property
 from ebbtide import _core
 from ebbtide.errors import Error
 from ebbtide.saver.pools import bypass
-from ebbtide.saver.pools.pool_segments import Seen, free_in, look_at
+from ebbtide.saver.pools.pool_segments import SegmentsByPool, free_in, look_at
 from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, registry
 from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.state.known_tags import find_tags
-from ebbtide.saver.values.arguments import Leaving
+from ebbtide.saver.values.arguments import PauseRequest
 from ebbtide.saver.values.segments import Range, Segment, are_apart, free_ranges
 
 _logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Look:
         self._pools = [each for each in registry.unleased(self._infos) if not each[1].is_captured]
 
     @cached_property
-    def _seen(self) -> Seen:
+    def _seen(self) -> SegmentsByPool:
         return look_at([pool for _, pool in self._pools])
 
     def release_dead(self, *, also_cached: bool = False) -> bool:
@@ -75,7 +75,7 @@ class Look:
         return is_any
 
     def _dead(
-        self, pools: Sequence[tuple[PoolKey, RegionPool]], seen: Seen, also_cached: bool
+        self, pools: Sequence[tuple[PoolKey, RegionPool]], seen: SegmentsByPool, also_cached: bool
     ) -> Iterator[tuple[str, RegionPool, set[int]]]:
         """The tag of each pool in which something is dead, the pool, and the addresses of its dead segments."""
         for key, pool in pools:
@@ -92,7 +92,7 @@ class Look:
             if dead:
                 yield key.tag, pool, dead
 
-    def unused(self, leaving: Leaving | None, returning: Sequence[str] | None = None) -> tuple[list[Range], int]:
+    def unused(self, leaving: PauseRequest | None, returning: Sequence[str] | None = None) -> tuple[list[Range], int]:
         """The unused ranges of what leaves or returns with a backup, sorted and disjoint, and the lease as of which
         they are valid. Records which segments leave as torch's cache.
 

@@ -175,9 +175,6 @@ class Separate(_AllocationScope):
     def _prepare(self, frame: "_core.Frame") -> bool:
         return _prepare_separate(frame)
 
-    def __repr__(self) -> str:
-        return "region.separate_memory()"
-
 
 def _prepare_separate(frame: "_core.Frame") -> bool:
     backend = startup.backend()
@@ -200,9 +197,6 @@ class Tagged(_AllocationScope):
     def _prepare(self, frame: "_core.Frame") -> bool:
         prepare_tagged(frame, self._tag, self._backup)
         return True
-
-    def __repr__(self) -> str:
-        return f"region.Tagged({self._tag!r})"
 
 
 def prepare_tagged(frame: "_core.Frame", tag: str, backup: int) -> None:
