@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include <unwind.h>
 
+#include <string>
 #include <utility>
 
 #include "api/ebbtide.h"
@@ -37,12 +38,26 @@ auto without_gil(Body&& body) {
   return result;
 }
 
-// Runs body(&error) without the GIL and raises the reported error.
-template <typename Body>
-void call(Body&& body) {
+// Runs function(arguments..., &error) without the GIL and raises the error that it reports.
+template <typename Function, typename... Arguments>
+void call(Function function, Arguments... arguments) {
   ebbtide_error error = EBBTIDE_ERROR_INIT;
-  const ebbtide_status status = without_gil([&] { return body(&error); });
+  const ebbtide_status status = without_gil([&] { return function(arguments..., &error); });
   raise_if_failed(status, error);
+}
+
+// The same for a function that writes its result where its last argument points.
+template <typename Result, typename Function, typename... Arguments>
+Result get(Function function, Arguments... arguments) {
+  Result result{};
+  call(function, arguments..., &result);
+  return result;
+}
+
+// A string with a NUL inside would be cut at the C boundary.
+inline const std::string& check_text(const std::string& tag) {
+  if (tag.find('\0') != std::string::npos) throw pybind11::value_error("a tag can't hold control characters");
+  return tag;
 }
 
 inline const void* as_pointer(uint64_t address) { return reinterpret_cast<const void*>(address); }

@@ -1,7 +1,5 @@
 #include "bindings/errors.h"
 
-#include <pybind11/pybind11.h>
-
 #include <string>
 
 namespace py = pybind11;
@@ -30,15 +28,16 @@ py::object make_exception(ebbtide_status status, const ebbtide_error& error) {
 void raise_if_failed(ebbtide_status status, const ebbtide_error& error) {
   if (status == EBBTIDE_OK) return;
   if (status == EBBTIDE_INVALID_ARGUMENT) throw py::value_error(error.message);
-  const py::object exception = make_exception(status, error);
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+  raise(make_exception(status, error));
+}
+
+void raise(const py::object& exception) {
+  PyErr_SetObject(py::type::handle_of(exception).ptr(), exception.ptr());
   throw py::error_already_set();
 }
 
 void raise_state_error(const std::string& message) {
-  const py::object type = py::module_::import("ebbtide.errors").attr("StateError");
-  PyErr_SetString(type.ptr(), message.c_str());
-  throw py::error_already_set();
+  raise(py::module_::import("ebbtide.errors").attr("StateError")(message));
 }
 
 }  // namespace ebbtide::bindings

@@ -1,4 +1,5 @@
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <exception>
 #include <unordered_map>
@@ -8,7 +9,7 @@
 #include "bindings/call.h"
 
 // Living objects, found in one step. gc.get_objects() also has tuples that another thread is still filling, and CPython
-// lets nobody else hold a reference to these (the thread that fills it gets a SystemError). So the list of
+// lets no other code hold a reference to these (the thread that fills one gets a SystemError). So the list of
 // all objects lives only within one call: no Python code runs and no other thread gets the GIL before it is released.
 namespace py = pybind11;
 
@@ -77,34 +78,30 @@ void for_each_living(const py::handle roots, Visit visit) {
   }
 }
 
-py::list to_list(const std::vector<py::object>& things) {
-  py::list found;
-  for (const py::object& thing : things) found.append(thing);
-  return found;
-}
-
-py::list living_types(const py::object& roots) {
+// What choose(thing) gives for each living object, unless it is null.
+template <typename Choose>
+std::vector<py::object> collect(const py::object& roots, Choose choose) {
   const WithoutCollector without_collector;
-  std::unordered_set<PyTypeObject*> seen;
-  std::vector<py::object> owned;
+  std::vector<py::object> chosen;
   for_each_living(roots, [&](PyObject* thing) {
-    PyTypeObject* const type = Py_TYPE(thing);
-    if (seen.insert(type).second)
-      owned.push_back(py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(type)));
+    if (PyObject* const found = choose(thing)) chosen.push_back(py::reinterpret_borrow<py::object>(found));
   });
-  return to_list(owned);
+  return chosen;
 }
 
-py::list living_objects(const py::list& types, const py::object& roots) {
+std::vector<py::object> living_types(const py::object& roots) {
+  std::unordered_set<PyTypeObject*> seen;
+  return collect(roots, [&](PyObject* thing) {
+    PyTypeObject* const type = Py_TYPE(thing);
+    return seen.insert(type).second ? reinterpret_cast<PyObject*>(type) : nullptr;
+  });
+}
+
+std::vector<py::object> living_objects(const py::list& types, const py::object& roots) {
   std::unordered_set<PyTypeObject*> wanted;
   for (const py::handle type : types) wanted.insert(reinterpret_cast<PyTypeObject*>(type.ptr()));
   wanted.erase(&PyTuple_Type);
-  const WithoutCollector without_collector;
-  std::vector<py::object> owned;
-  for_each_living(roots, [&](PyObject* thing) {
-    if (wanted.count(Py_TYPE(thing)) != 0) owned.push_back(py::reinterpret_borrow<py::object>(thing));
-  });
-  return to_list(owned);
+  return collect(roots, [&](PyObject* thing) { return wanted.count(Py_TYPE(thing)) != 0 ? thing : nullptr; });
 }
 
 py::list referrer_types(const py::list& things, const py::list& own, const py::object& roots) {

@@ -27,6 +27,7 @@ PYBIND11_MODULE(_core, module) {
   ebbtide::bindings::prepare_unwinder();
   refuse_another_build();
   module.doc() = "The pybind11 face of ebbtide.h, and the `with` blocks of the saver.";
+  module.attr("__version__") = ebbtide_version();
   module.attr("BACKUP_AS_ALLOCATED") = static_cast<int>(EBBTIDE_BACKUP_AS_ALLOCATED);
   module.attr("BACKUP_NONE") = static_cast<int>(EBBTIDE_BACKUP_NONE);
   module.attr("BACKUP_RAM") = static_cast<int>(EBBTIDE_BACKUP_RAM);
@@ -47,5 +48,4 @@ PYBIND11_MODULE(_core, module) {
   register_living(module);
   register_settings(module);
   register_frames(module);
-  register_scopes(module);
 }

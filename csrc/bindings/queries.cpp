@@ -115,7 +115,6 @@ void register_lms_settings(py::module_& module) {
 }  // namespace
 
 void register_queries(py::module_& module) {
-  module.def("version", [] { return std::string(ebbtide_version()); });
   module.def("loaded_library", [] { return std::string(ebbtide_library_path()); });
   module.def(
       "use_driver",

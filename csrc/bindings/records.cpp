@@ -90,10 +90,6 @@ void register_records(py::module_& module) {
 #undef EBBTIDE_INNER_AMOUNT
 #undef EBBTIDE_AMOUNT
   }
-  {
-    using Struct = ebbtide_lease;
-    py::class_<Struct>(module, "Lease") EBBTIDE_FIELD(id) EBBTIDE_FIELD(epoch) EBBTIDE_FIELD(is_away);
-  }
 #undef EBBTIDE_FIELD
 #define EBBTIDE_TOTAL(name, field) \
   .def_property_readonly(name, [](const ReportRecord& report) { return report.totals.field; })

@@ -11,6 +11,7 @@
 //   frame if it is destroyed without having been called.
 // - That object also knows its frame when another thread calls it: a generator suspended inside a `with` may be
 //   collected in any thread.
+// - Between the look-up of `__exit__` and the call of `__enter__` no bytecode of another thread runs.
 //
 // AllocationScope is short. `_prepare(frame)` in Python fills the frame and may be interrupted anywhere. Then C closes
 // what the frame holds, or shows the frame to torch.
@@ -18,7 +19,9 @@
 // Scope is long. `_open()` and `_close()` are Python. An interrupted `_close` runs again until it completes, so it must
 // start from any state that `_open` or an earlier `_close` left. It returns its own failure instead of raising it; an
 // exception that it raises is an interrupt.
-#include <new>
+#include <pthread.h>
+#include <pybind11/stl.h>
+
 #include <utility>
 
 #include "bindings/frames.h"
@@ -28,44 +31,32 @@ namespace py = pybind11;
 namespace ebbtide::bindings {
 namespace {
 
-constexpr int kMostCloses = 1000;
+constexpr int kMostInterrupts = 100;  // of one `_close`, which is then given up
 
-// Runs body() as a Python function: its C++ exceptions are raised in Python.
-template <typename Body>
-PyObject* as_python(Body&& body) noexcept {
-  try {
-    return std::forward<Body>(body)();
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
-}
+// --- AllocationScope ---
 
-py::object call_method(PyObject* self, const char* name, PyObject* argument = nullptr) {
-  auto result = py::reinterpret_steal<py::object>(argument == nullptr ? PyObject_CallMethod(self, name, nullptr)
-                                                                      : PyObject_CallMethod(self, name, "O", argument));
-  if (!result) throw py::error_already_set();
-  return result;
-}
-
-// --- Exit: what a `with` over an AllocationScope calls at its end ---
-
+// What a `with` over an AllocationScope calls at its end.
 struct Exit {
-  PyObject_HEAD PyObject* owner;
-  FramePointer frame;
-  std::weak_ptr<FrameStack> awaited_by;  // the stack of the thread that looked it up
-  bool opened_nothing;
+  explicit Exit(py::object of) : owner(std::move(of)) {}
+  Exit(const Exit&) = delete;
+  Exit& operator=(const Exit&) = delete;
+  ~Exit();
+  const py::object owner;
+  FramePointer frame;  // what the `with` opened; a closed one if it had nothing to open
 };
 
-PyTypeObject* exit_type = nullptr;
-
-bool is_generator_exit(PyObject* kind) {
-  return kind != nullptr && kind != Py_None && PyErr_GivenExceptionMatches(kind, PyExc_GeneratorExit) != 0;
+// Looked up, and called by the `with` that is about to enter. Leaked on purpose.
+std::weak_ptr<Exit>& newest_exit() {
+  static auto* const newest = new std::weak_ptr<Exit>;
+  return *newest;
 }
 
-// What was entered inside it is still open: somebody stands in there, and took what was allocated since.
+// exception: what `__exit__` is given.
+bool ends_generator(const py::args& exception) {
+  return !exception.empty() && exception[0].ptr() == PyExc_GeneratorExit;
+}
+
+// What was entered inside it is still open, and took what was allocated since.
 void warn_of_inner(const Frame& frame, const Frame& inner) {
   const std::string message =
       frame.name() + " ends before " + inner.name() +
@@ -74,289 +65,195 @@ void warn_of_inner(const Frame& frame, const Frame& inner) {
   if (PyErr_WarnEx(PyExc_RuntimeWarning, message.c_str(), 1) != 0) throw py::error_already_set();
 }
 
-void leave(const FramePointer& frame, PyObject* kind) {
+// is_quiet: at the end of a generator, which may come at any time and in any thread.
+void leave(const FramePointer& frame, bool is_quiet) {
   const auto stack = frame->stack.lock();
   // The thread that entered it has ended, or is a parent's.
-  if (stack == nullptr || frame->is_closed || !stack->is_of_this_process()) return;
-  const bool is_elsewhere = !stack->is_mine();
-  const FramePointer inner = is_elsewhere ? nullptr : stack->inside(frame);
+  if (stack == nullptr || frame->is_closed() || !stack->is_of_this_process()) return;
+  const bool is_mine = stack->is_mine();
+  const FramePointer inner = is_mine ? stack->inside(frame) : nullptr;
   stack->close(frame);
-  if (is_elsewhere && !is_generator_exit(kind)) {
+  if (!is_mine && !is_quiet) {
     raise_state_error(
         "another thread entered this: it is left now, and that thread has not been inside since; leave it in the "
         "thread that entered it");
   }
-  if (!frame->after.is_none()) {
-    const auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(frame->after.ptr()));
-    if (!result) throw py::error_already_set();
-  }
-  if (inner != nullptr && !is_generator_exit(kind)) warn_of_inner(*frame, *inner);
+  if (!frame->after.is_none()) frame->after();
+  if (inner != nullptr && !is_quiet) warn_of_inner(*frame, *inner);
 }
 
 // By hand: the innermost frame of this thread that owner has opened.
-void leave_newest(PyObject* owner, PyObject* kind) {
+void leave_newest(const py::object& owner, const py::args& exception) {
   const FramePointer frame = FrameStack::mine().find(owner);
-  if (frame != nullptr) return leave(frame, kind);
-  call_method(owner, "_refuse_exit", FrameStack::is_open_elsewhere(owner) ? Py_True : Py_False);
+  if (frame != nullptr) return leave(frame, ends_generator(exception));
+  owner.attr("_refuse_exit")(FrameStack::is_open_elsewhere(owner));
 }
 
-PyObject* call_exit(PyObject* self, PyObject* arguments, PyObject*) {
-  return as_python([&]() -> PyObject* {
-    auto* const exit = reinterpret_cast<Exit*>(self);
-    PyObject* const kind = PyTuple_GET_SIZE(arguments) > 0 ? PyTuple_GET_ITEM(arguments, 0) : nullptr;
-    const FramePointer frame = std::exchange(exit->frame, nullptr);
-    if (frame != nullptr) {
-      leave(frame, kind);
-    } else if (!std::exchange(exit->opened_nothing, false)) {
-      leave_newest(exit->owner, kind);
-    }
-    Py_RETURN_NONE;
-  });
+Exit::~Exit() {
+  FirstError error;
+  if (frame != nullptr) error.attempt([&] { leave(frame, true); });
+  error.report("the end of a region");
 }
 
-void destroy_exit(PyObject* self) {
-  auto* const exit = reinterpret_cast<Exit*>(self);
-  PyObject* type = nullptr;
-  PyObject* value = nullptr;
-  PyObject* trace = nullptr;
-  PyErr_Fetch(&type, &value, &trace);
-  try {
-    const auto waiting = exit->awaited_by.lock();
-    if (waiting != nullptr && waiting->awaiting_exit == self) waiting->awaiting_exit = nullptr;
-    if (const FramePointer frame = std::exchange(exit->frame, nullptr)) leave(frame, PyExc_GeneratorExit);
-  } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("the end of a region");
-  } catch (const std::exception&) {
-    // No memory, or a thread that is going: its stack closes the frame.
-  }
-  PyErr_Restore(type, value, trace);
-  exit->frame.~FramePointer();
-  exit->awaited_by.~weak_ptr();
-  Py_CLEAR(exit->owner);
-  PyTypeObject* const own = Py_TYPE(self);
-  own->tp_free(self);
-  Py_DECREF(own);
+void call_exit(Exit& self, const py::args& exception) {
+  const FramePointer frame = std::exchange(self.frame, nullptr);
+  if (frame != nullptr) return leave(frame, ends_generator(exception));
+  leave_newest(self.owner, exception);
 }
 
-// --- the descriptor behind `__exit__` ---
-
-PyObject* get_exit(PyObject* self, PyObject* owner, PyObject*) {
-  if (owner == nullptr || owner == Py_None) return Py_NewRef(self);
-  return as_python([&]() -> PyObject* {
-    FrameStack& mine = FrameStack::mine();
-    auto* const exit = reinterpret_cast<Exit*>(exit_type->tp_alloc(exit_type, 0));
-    if (exit == nullptr) throw py::error_already_set();
-    new (&exit->frame) FramePointer();
-    new (&exit->awaited_by) std::weak_ptr<FrameStack>(mine.weak_from_this());
-    exit->owner = Py_NewRef(owner);
-    exit->opened_nothing = false;
-    mine.awaiting_exit = reinterpret_cast<PyObject*>(exit);
-    return reinterpret_cast<PyObject*>(exit);
-  });
-}
-
-// type(scope).__exit__(scope, ...), as ExitStack calls it.
-PyObject* call_unbound(PyObject*, PyObject* arguments, PyObject*) {
-  return as_python([&]() -> PyObject* {
-    if (PyTuple_GET_SIZE(arguments) == 0) {
-      PyErr_SetString(PyExc_TypeError, "__exit__ needs the scope");
-      throw py::error_already_set();
-    }
-    PyObject* const kind = PyTuple_GET_SIZE(arguments) > 1 ? PyTuple_GET_ITEM(arguments, 1) : nullptr;
-    leave_newest(PyTuple_GET_ITEM(arguments, 0), kind);
-    Py_RETURN_NONE;
-  });
-}
-
-// --- AllocationScope ---
-
-PyObject* enter_allocation_scope(PyObject* self, PyObject*) {
-  return as_python([&]() -> PyObject* {
-    auto* const awaiting = reinterpret_cast<Exit*>(std::exchange(FrameStack::mine().awaiting_exit, nullptr));
-    // Of this `with`: it was looked up just before. By hand there may be none, or one of another.
-    Exit* const exit =
-        awaiting != nullptr && awaiting->owner == self && awaiting->frame == nullptr ? awaiting : nullptr;
-    const py::object kept = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(exit));
-    const auto frame = std::make_shared<Frame>();
-    frame->owner = py::reinterpret_borrow<py::object>(self);
-    try {
-      if (call_method(self, "_prepare", py::cast(frame).ptr()).is(py::bool_(false))) {
-        if (exit != nullptr) exit->opened_nothing = true;
-        return Py_NewRef(self);
-      }
-    } catch (py::error_already_set&) {
-      frame->end_all();  // the traceback may keep the frame alive
-      throw;
-    }
-    // From here on nothing of Python runs.
+py::object enter_allocation_scope(const py::object& self) {
+  // Of this `with`: it was looked up just before. By hand there may be none, or one of another.
+  const std::shared_ptr<Exit> exit = std::exchange(newest_exit(), {}).lock();
+  const auto frame = std::make_shared<Frame>();
+  frame->owner = self;
+  FirstError error;
+  bool is_prepared = false;
+  error.attempt([&] { is_prepared = !self.attr("_prepare")(frame).is(py::bool_(false)); });
+  // From here on nothing of Python runs.
+  if (is_prepared) {
     FrameStack::mine().push(frame);
-    if (exit != nullptr) exit->frame = frame;
-    return Py_NewRef(self);
-  });
+  } else {
+    frame->close(error);  // the traceback may keep the frame alive
+    error.raise_if_any();
+  }
+  if (exit != nullptr && exit->owner.is(self) && exit->frame == nullptr) exit->frame = frame;
+  return self;
+}
+
+// `__exit__` of the class: each look-up on an instance gives an Exit. ExitStack calls it unbound.
+struct ExitOfClass {};
+
+py::object get_exit(const py::object& self, const py::object& owner, const py::object&) {
+  if (owner.is_none()) return self;
+  const auto exit = std::make_shared<Exit>(owner);
+  newest_exit() = exit;
+  return py::cast(exit);
 }
 
 // --- Scope ---
 
-struct Scope {
-  PyObject_HEAD PyObject* failure;
-  enum class State { kNew, kOpen, kOver } state;
-};
-
-// Repeats it until it completes. Returns the failure that it reports, or None; throws the first interrupt.
-py::object close_whole(PyObject* self) {
+void close_scope(const py::object& self, const py::object& failure) {
+  self.attr("_is_open") = false;
+  self.attr("_failure") = failure;
   FirstError interrupt;
-  py::object failure = py::none();
-  for (int count = 0; count < kMostCloses; ++count) {
-    auto result = py::reinterpret_steal<py::object>(PyObject_CallMethod(self, "_close", nullptr));
-    if (result) {
-      failure = std::move(result);
-      break;
-    }
-    interrupt.take_current();
-  }
-  interrupt.raise_if_any(failure);
-  return failure;
-}
-
-void raise_failure(const py::object& failure) {
-  if (failure.is_none()) return;
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(failure.ptr())), failure.ptr());
-  throw py::error_already_set();
-}
-
-PyObject* enter_scope(PyObject* self, PyObject*) {
-  return as_python([&]() -> PyObject* {
-    auto* const scope = reinterpret_cast<Scope*>(self);
-    if (scope->state != Scope::State::kNew) raise_state_error("this can be entered once: make another one");
-    scope->state = Scope::State::kOpen;
-    try {
-      return call_method(self, "_open").release().ptr();
-    } catch (py::error_already_set& error) {
-      scope->state = Scope::State::kOver;
-      const py::object value = error.value();
-      Py_XSETREF(scope->failure, Py_NewRef(value.ptr()));
-      py::object failure = py::none();
-      try {
-        failure = close_whole(self);
-      } catch (py::error_already_set&) {
-        // The first interrupt is on its way.
-      }
-      Py_CLEAR(scope->failure);
-      if (failure.is_none() || failure.is(value)) throw;
-      PyException_SetContext(failure.ptr(), Py_NewRef(value.ptr()));
-      raise_failure(failure);
-      return nullptr;
-    }
-  });
-}
-
-PyObject* exit_scope(PyObject* self, PyObject* arguments) {
-  return as_python([&]() -> PyObject* {
-    auto* const scope = reinterpret_cast<Scope*>(self);
-    if (scope->state != Scope::State::kOpen)
-      raise_state_error("this is not open: it was left already, or never entered");
-    scope->state = Scope::State::kOver;
-    if (PyTuple_GET_SIZE(arguments) > 1) Py_XSETREF(scope->failure, Py_NewRef(PyTuple_GET_ITEM(arguments, 1)));
-    const py::object failure = close_whole(self);
-    Py_CLEAR(scope->failure);
-    raise_failure(failure);
-    Py_RETURN_NONE;
-  });
-}
-
-PyObject* get_failure(PyObject* self, void*) {
-  PyObject* const failure = reinterpret_cast<Scope*>(self)->failure;
-  return Py_NewRef(failure == nullptr ? Py_None : failure);
-}
-
-// Dropped inside: as the end of a generator would.
-void finalize_scope(PyObject* self) {
-  auto* const scope = reinterpret_cast<Scope*>(self);
-  if (scope->state != Scope::State::kOpen) return;
-  scope->state = Scope::State::kOver;
-  PyObject* type = nullptr;
-  PyObject* value = nullptr;
-  PyObject* trace = nullptr;
-  PyErr_Fetch(&type, &value, &trace);
+  py::object own = py::none();
+  for (int count = 0; count < kMostInterrupts; ++count)
+    if (interrupt.attempt([&] { own = self.attr("_close")(); })) break;
+  self.attr("_failure") = py::none();
   try {
-    raise_failure(close_whole(self));
-  } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("the end of a `with` that was dropped");
+    interrupt.raise_if_any();
+  } catch (const py::error_already_set& error) {
+    if (!own.is_none()) PyException_SetContext(error.value().ptr(), own.release().ptr());
+    throw;
   }
-  PyErr_Restore(type, value, trace);
+  if (!own.is_none()) raise(own);
 }
 
-int traverse_scope(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(reinterpret_cast<Scope*>(self)->failure);
-  Py_VISIT(Py_TYPE(self));
-  return 0;
+py::object enter_scope(const py::object& self) {
+  if (!self.attr("_is_open").is_none()) raise_state_error("this can be entered once: make another one");
+  self.attr("_is_open") = true;
+  try {
+    return self.attr("_open")();
+  } catch (const py::error_already_set& error) {
+    const py::object first = error.value();
+    try {
+      close_scope(self, first);
+    } catch (const py::error_already_set& second) {
+      if (!second.value().is(first)) PyException_SetContext(second.value().ptr(), py::object(first).release().ptr());
+      throw;
+    }
+    throw;
+  }
 }
 
-int clear_scope(PyObject* self) {
-  Py_CLEAR(reinterpret_cast<Scope*>(self)->failure);
-  return 0;
+void exit_scope(const py::object& self, const py::args& exception) {
+  if (!self.attr("_is_open").cast<bool>()) raise_state_error("this is not open: it was left already, or never entered");
+  close_scope(self, exception.size() > 1 ? py::object(exception[1]) : py::none());
 }
 
-void destroy_scope(PyObject* self) {
-  PyObject_GC_UnTrack(self);
-  clear_scope(self);
-  PyTypeObject* const own = Py_TYPE(self);
-  own->tp_free(self);
-  Py_DECREF(own);
+// Dropped inside: as the end of a generator would. Python reports what this raises.
+void drop_scope(const py::object& self) {
+  if (self.attr("_is_open").cast<bool>()) close_scope(self, py::none());
 }
 
-// --- the types ---
+// --- for Python ---
 
-PyTypeObject* make_type(const char* name, int size, unsigned long flags, PyType_Slot* slots) {
-  PyType_Spec spec = {name, size, 0, static_cast<unsigned int>(flags), slots};
-  PyObject* const type = PyType_FromSpec(&spec);
-  if (type == nullptr) throw py::error_already_set();
-  return reinterpret_cast<PyTypeObject*>(type);
+// Several calls of built-in functions, up to the first that fails. No interrupt can come between them.
+void call_together(const py::args& calls) {
+  for (const py::handle entry : calls) {
+    const auto [function, arguments] = py::cast<std::pair<py::object, py::tuple>>(entry);
+    function(*arguments);
+  }
 }
 
-template <typename Function>
-void* slot_of(Function* function) {
-  return reinterpret_cast<void*>(function);
+// Removes the first (function, argument) from the list and calls it, in one step. So each is called once, even if the
+// caller is interrupted.
+void call_next(const py::list& calls) {
+  const auto [function, argument] = py::cast<std::pair<py::object, py::object>>(calls[0]);
+  if (PySequence_DelItem(calls.ptr(), 0) != 0) throw py::error_already_set();
+  function(argument);
 }
 
-py::object make_exit_descriptor() {
-  PyType_Slot slots[] = {{Py_tp_descr_get, slot_of(&get_exit)}, {Py_tp_call, slot_of(&call_unbound)}, {0, nullptr}};
-  PyTypeObject* const type = make_type("ebbtide._core.ExitOfClass", sizeof(PyObject),
-                                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots);
-  return py::reinterpret_steal<py::object>(type->tp_alloc(type, 0));
+void register_frame(py::module_& module) {
+  py::class_<HeldLease, std::shared_ptr<HeldLease>>(module, "HeldLease")
+      .def_readonly("id", &HeldLease::id)
+      .def_readonly("epoch", &HeldLease::epoch)
+      .def_readonly("is_away", &HeldLease::is_away)
+      .def_readonly("is_open", &HeldLease::is_open);
+  py::class_<Frame, FramePointer>(module, "Frame")
+      .def(py::init<>())
+      .def_readwrite("after", &Frame::after)
+      .def_readwrite("task", &Frame::task)
+      .def_readwrite("takes_all_threads", &Frame::takes_all_threads)
+      .def_readwrite("hides_outer", &Frame::hides_outer)
+      .def_readwrite("beats_all", &Frame::beats_all)
+      .def_readwrite("refusal_beside", &Frame::refusal_beside)
+      .def_property_readonly("is_closed", &Frame::is_closed)
+      .def_property_readonly("is_active", &Frame::is_active)
+      .def("open_lease", &Frame::open_lease, py::arg("tag"), py::arg("holder"))
+      .def("withhold", &Frame::withhold)
+      .def("begin_capture", &Frame::begin_capture)
+      .def("add_use", &Frame::add_use, py::arg("enter"), py::arg("arguments"), py::arg("leave"),
+           py::arg("leaves_by_token") = false)
+      .def("tag_thread", &Frame::tag_thread, py::arg("tag"), py::arg("backup"), py::arg("retain"))
+      .def("leave_thread_untagged", [](Frame& self) { self.policy.tagging = EBBTIDE_TAGGING_OFF; })
+      .def("push", [](const FramePointer& self) { FrameStack::mine().push(self); })
+      .def("activate", &Frame::activate)
+      .def("close", &close_frame)
+      .def("__enter__", [](const py::object& self) { return self; })
+      .def("__exit__", [](const FramePointer& self, const py::args&) { close_frame(self); });
+}
+
+// As a `class` statement makes it, so that subclasses need no call of `__init__`.
+void make_class(py::module_& module, const char* name, py::dict members) {
+  members["__module__"] = "ebbtide._core";
+  const py::handle type(reinterpret_cast<PyObject*>(&PyType_Type));
+  module.attr(name) = type(name, py::tuple(), std::move(members));
 }
 
 }  // namespace
 
-void register_scopes(py::module_& module) {
-  PyType_Slot exit_slots[] = {{Py_tp_call, slot_of(&call_exit)}, {Py_tp_dealloc, slot_of(&destroy_exit)}, {0, nullptr}};
-  exit_type =
-      make_type("ebbtide._core.Exit", sizeof(Exit), Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, exit_slots);
-
-  static PyMethodDef allocation_methods[] = {{"__enter__", enter_allocation_scope, METH_NOARGS, nullptr},
-                                             {nullptr, nullptr, 0, nullptr}};
-  PyType_Slot allocation_slots[] = {{Py_tp_methods, allocation_methods}, {0, nullptr}};
-  PyTypeObject* const allocation_scope = make_type("ebbtide._core.AllocationScope", sizeof(PyObject),
-                                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, allocation_slots);
-  const py::object scope_of_with = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(allocation_scope));
-  scope_of_with.attr("__exit__") = make_exit_descriptor();
-  module.attr("AllocationScope") = scope_of_with;
-
-  static PyMethodDef scope_methods[] = {{"__enter__", enter_scope, METH_NOARGS, nullptr},
-                                        {"__exit__", exit_scope, METH_VARARGS, nullptr},
-                                        {nullptr, nullptr, 0, nullptr}};
-  static PyGetSetDef scope_fields[] = {{"_failure", get_failure, nullptr, nullptr, nullptr},
-                                       {nullptr, nullptr, nullptr, nullptr, nullptr}};
-  PyType_Slot scope_slots[] = {{Py_tp_methods, scope_methods},
-                               {Py_tp_getset, scope_fields},
-                               {Py_tp_finalize, slot_of(&finalize_scope)},
-                               {Py_tp_traverse, slot_of(&traverse_scope)},
-                               {Py_tp_clear, slot_of(&clear_scope)},
-                               {Py_tp_dealloc, slot_of(&destroy_scope)},
-                               {0, nullptr}};
-  PyTypeObject* const scope = make_type("ebbtide._core.Scope", sizeof(Scope),
-                                        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, scope_slots);
-  module.attr("Scope") = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(scope));
+void register_frames(py::module_& module) {
+  using namespace py::literals;
+  pthread_atfork(nullptr, nullptr, &Frame::forget_parent);
+  register_frame(module);
+  py::class_<Exit, std::shared_ptr<Exit>>(module, "Exit").def("__call__", &call_exit);
+  py::class_<ExitOfClass>(module, "ExitOfClass")
+      .def("__get__", &get_exit)
+      .def("__call__", [](const ExitOfClass&, const py::object& owner, const py::args& exception) {
+        leave_newest(owner, exception);
+      });
+  const auto method = [&](auto function) { return py::cpp_function(function, py::is_method(module)); };
+  make_class(module, "AllocationScope",
+             py::dict("__enter__"_a = method(&enter_allocation_scope), "__exit__"_a = ExitOfClass()));
+  make_class(module, "Scope",
+             py::dict("_is_open"_a = py::none(), "_failure"_a = py::none(), "__enter__"_a = method(&enter_scope),
+                      "__exit__"_a = method(&exit_scope), "__del__"_a = method(&drop_scope)));
+  module.def("others_in_regions", &FrameStack::others_in_regions);
+  module.def("reenter", [] { FrameStack::mine().reenter(); });
+  module.def("capture_count", &Frame::capture_count);
+  module.def("call_together", &call_together);
+  module.def("call_next", &call_next, py::arg("calls"));
 }
 
 }  // namespace ebbtide::bindings

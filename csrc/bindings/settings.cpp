@@ -24,7 +24,7 @@ std::vector<py::dict> settings() {
   const auto add = [](void* user, const ebbtide_setting* found) {
     static_cast<std::vector<SettingRow>*>(user)->push_back({*found, found->source, found->problem});
   };
-  call([&](ebbtide_error* error) { return ebbtide_visit_settings(add, &rows, error); });
+  call(ebbtide_visit_settings, add, &rows);
   std::vector<py::dict> found;
   for (SettingRow& row : rows) {
     const ebbtide_setting& setting = row.setting;
@@ -43,37 +43,31 @@ std::vector<py::dict> settings() {
 py::bytes check_setting(const std::string& name, const std::string& text, const std::optional<std::string>& label) {
   std::string checked(text.size() + 128, '\0');  // a size grows by its zeros
   size_t length = 0;
-  call([&](ebbtide_error* error) {
-    return ebbtide_check_setting(name.c_str(), text.data(), text.size(), label ? label->c_str() : nullptr,
-                                 checked.data(), checked.size(), &length, error);
-  });
+  call(ebbtide_check_setting, name.c_str(), text.data(), text.size(), label ? label->c_str() : nullptr, checked.data(),
+       checked.size(), &length);
   return py::bytes(checked.data(), length);
 }
 
 void configure(const std::string& name, const std::optional<std::string>& value) {
-  call([&](ebbtide_error* error) { return ebbtide_configure(name.c_str(), value ? value->c_str() : nullptr, error); });
+  call(ebbtide_configure, name.c_str(), value ? value->c_str() : nullptr);
 }
 
 py::bytes get_setting(const std::string& name) {
   std::string value(4096, '\0');
   size_t length = 0;
-  call([&](ebbtide_error* error) {
-    return ebbtide_get_setting(name.c_str(), value.data(), value.size(), &length, error);
-  });
+  call(ebbtide_get_setting, name.c_str(), value.data(), value.size(), &length);
   return py::bytes(value.data(), length);
 }
 
 void check_disk_directory(const std::string& path, const std::string& files) {
-  call([&](ebbtide_error* error) { return ebbtide_check_disk_directory(path.c_str(), files.c_str(), error); });
+  call(ebbtide_check_disk_directory, path.c_str(), files.c_str());
 }
 
-void check_tag(const std::string& text) {
-  call([&](ebbtide_error* error) { return ebbtide_check_tag(text.data(), text.size(), error); });
-}
+void check_tag(const std::string& text) { call(ebbtide_check_tag, text.data(), text.size()); }
 
 std::string encode_tag(const std::string& text) {
   std::string tag(EBBTIDE_TAG_MAX + 1, '\0');
-  call([&](ebbtide_error* error) { return ebbtide_encode_tag(text.data(), text.size(), tag.data(), error); });
+  call(ebbtide_encode_tag, text.data(), text.size(), tag.data());
   return tag.c_str();
 }
 
@@ -81,25 +75,18 @@ std::string encode_tag(const std::string& text) {
 py::bytes decode_tag(const std::string& tag) {
   std::string text;
   size_t length = 0;
-  const auto decode = [&](ebbtide_error* error) {
-    return ebbtide_decode_tag(tag.c_str(), text.data(), text.size() + 1, &length, error);
-  };
-  call(decode);
+  const auto decode = [&] { call(ebbtide_decode_tag, tag.c_str(), text.data(), text.size() + 1, &length); };
+  decode();
   text.resize(length);
-  call(decode);
+  decode();
   return py::bytes(text);
 }
 
 // Its tagging, tag and backup.
-std::tuple<int, std::string, int> program_policy() {
+template <auto Get>
+std::tuple<int, std::string, int> policy_of() {
   ebbtide_thread_policy policy = EBBTIDE_THREAD_POLICY_INIT;
-  call([&](ebbtide_error* error) { return ebbtide_get_program_policy(&policy, error); });
-  return {policy.tagging, policy.tag, policy.backup};
-}
-
-std::tuple<int, std::string, int> thread_policy() {
-  ebbtide_thread_policy policy = EBBTIDE_THREAD_POLICY_INIT;
-  call([&](ebbtide_error* error) { return ebbtide_get_thread_policy(&policy, error); });
+  call(Get, &policy);
   return {policy.tagging, policy.tag, policy.backup};
 }
 
@@ -114,8 +101,8 @@ void register_settings(py::module_& module) {
   module.def("check_tag", &check_tag, py::arg("text"));
   module.def("encode_tag", &encode_tag, py::arg("text"));
   module.def("decode_tag", &decode_tag, py::arg("tag"));
-  module.def("program_policy", &program_policy);
-  module.def("thread_policy", &thread_policy);
+  module.def("program_policy", &policy_of<ebbtide_get_program_policy>);
+  module.def("thread_policy", &policy_of<ebbtide_get_thread_policy>);
 }
 
 }  // namespace ebbtide::bindings

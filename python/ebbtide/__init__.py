@@ -3,11 +3,11 @@
 Importing this package touches no driver, no GPU and no torch; the first use of `saver` does.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ebbtide import compat, integrations
 from ebbtide.errors import DriverError, Error, OutOfMemoryError, StateError, StoreError
+from ebbtide.late_imports import late_imports
 
 if TYPE_CHECKING:
     from ebbtide import lms, saver
@@ -33,19 +33,16 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # a checker would take any name for one of them
-
-    def __getattr__(name: str) -> Any:
-        if name == "saver":
-            return importlib.import_module("ebbtide.saver")
-        if name == "lms":
-            return importlib.import_module("ebbtide.lms")
-        if name == "env":
-            return importlib.import_module("ebbtide.launch.preloading").env
-        if name == "preloaded":
-            return importlib.import_module("ebbtide.launch.preloaded").preloaded
-        if name == "__version__":
-            return str(importlib.import_module("ebbtide._core").version())
-        raise AttributeError(f"module 'ebbtide' has no attribute {name!r}")
+    __getattr__ = late_imports(
+        __name__,
+        {
+            "__version__": "ebbtide._core:__version__",
+            "env": "ebbtide.launch.preloading:env",
+            "lms": "ebbtide.lms",
+            "preloaded": "ebbtide.launch.preloaded:preloaded",
+            "saver": "ebbtide.saver",
+        },
+    )
 
 
 def __dir__() -> list[str]:

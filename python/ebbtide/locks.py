@@ -1,7 +1,7 @@
 """Locks for a process that may fork.
 
-A forked child has one thread. A lock that another thread held at the fork is never released there, and whoever waits
-for it hangs. So every lock of this package is made here, and is free in a child, unless the forking thread holds it.
+A forked child has one thread. A lock that another thread held at the fork is never released there, and a wait for it
+hangs. So every lock of this package is made here, and is free in a child, unless the forking thread holds it.
 
 In Python 3.13, what an interrupt raises as a loop goes back to its beginning skips the `finally` and the `with` around
 it, if the loop has a condition (https://github.com/python/cpython/issues/130279). So there is no such loop below a
@@ -10,6 +10,7 @@ it, if the loop has a condition (https://github.com/python/cpython/issues/130279
 
 import functools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -42,7 +43,7 @@ def locked(method: Callable[_P, _T]) -> Callable[_P, _T]:
 
 def make_condition(lock: Any) -> threading.Condition:
     """A threading.Condition over a lock of `make_lock`. Take the lock by `with lock`: an interrupt as `with condition`
-    begins would leave it taken. In a forked child nobody may wait for it."""
+    begins would leave it taken. A forked child may not wait for it."""
     return threading.Condition(lock)
 
 
@@ -54,10 +55,32 @@ def make_signal() -> Any:
     return signal
 
 
-def _renew() -> None:
+# Held by the thread that writes a line of ours to a stream. A file of Python has a lock, which a forked child finds
+# taken for ever if another thread was writing at the fork. So none is writing then, unless the reader is that slow.
+writing = make_lock()
+_WRITING_SECONDS = 1.0
+
+# Whose `forget_parent` a forked child calls, in this order, as far as they are imported: last of all, since each may
+# use the locks.
+_WITH_STATE = ("ebbtide.saver.pools.backends", "ebbtide.saver.pools.bypass", "ebbtide.saver.telling.watch")
+
+
+def _release_writing() -> None:
+    if writing._is_owned():  # not where the wait ran out, or was interrupted
+        writing.release()
+
+
+def _begin_child() -> None:
     for lock in list(_made):
         if not lock._is_owned():
             lock._at_fork_reinit()
+    _release_writing()
+    for name in _WITH_STATE:
+        getattr(sys.modules.get(name), "forget_parent", bool)()
 
 
-os.register_at_fork(after_in_child=_renew)
+os.register_at_fork(
+    before=functools.partial(writing.acquire, timeout=_WRITING_SECONDS),  # in C: no interrupt parts it
+    after_in_parent=_release_writing,
+    after_in_child=_begin_child,
+)

@@ -10,7 +10,8 @@ A subclass implements `_open` and `_close`:
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, ParamSpec, TypeVar
 
 from ebbtide import _core
 
@@ -27,10 +28,15 @@ class DecoratingScope(_core.Scope):
 
     def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
         """Decorates a function, so that it runs inside."""
+        return run_inside(function, self._again)
 
-        @functools.wraps(function)
-        def inside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            with self._again():
-                return function(*args, **kwargs)
 
-        return inside
+def run_inside(function: Callable[_P, _R], enter: Callable[[], AbstractContextManager[Any]]) -> Callable[_P, _R]:
+    """The function that runs `function` in what `enter` gives at each call."""
+
+    @functools.wraps(function)
+    def inside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with enter():
+            return function(*args, **kwargs)
+
+    return inside

@@ -5,6 +5,8 @@ import os
 import signal
 import sys
 
+from ebbtide.locks import writing
+
 
 def say(text: str) -> None:
     """Writes "ebbtide: <text>" to stderr. A line that stderr does not take is lost, and neither fails the call nor ends
@@ -16,7 +18,8 @@ def say(text: str) -> None:
             return
         is_the_systems = stream is sys.__stderr__
         if not is_the_systems:
-            print(f"ebbtide: {text}", file=stream, flush=True)
+            with writing:
+                print(f"ebbtide: {text}", file=stream, flush=True)
             return
         # Past its buffer: a line that is left there would fail the end of the process. No lock is held meanwhile, which
         # a forked child would find taken.

@@ -52,7 +52,7 @@ def read_imports(modules: dict[str, Path]) -> list[Import]:
 def _statements(tree: ast.AST, is_late: bool, is_typing: bool) -> Iterator[tuple[ast.stmt | ast.Call, bool, bool]]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Call):
-            yield node, is_late, is_typing
+            yield node, is_late or _names_late_imports(node), is_typing
         is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         is_guard = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         yield from _statements(node, is_late or is_function, is_typing or is_guard)
@@ -70,6 +70,14 @@ def _targets(node: ast.stmt | ast.Call, modules: dict[str, Path]) -> Iterator[st
     elif isinstance(node, ast.Call) and _is_import_module(node.func):
         name = node.args[0] if node.args else None
         yield name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else "?"
+    elif _names_late_imports(node):
+        for place in node.args[1].values if isinstance(node.args[1], ast.Dict) else ():
+            yield str(ast.literal_eval(place)).partition(":")[0]
+
+
+def _names_late_imports(node: ast.AST) -> bool:
+    """Whether it is a call of `ebbtide.late_imports`, whose strings are modules, or "module:attribute"."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "late_imports"
 
 
 def _is_import_module(function: ast.expr) -> bool:

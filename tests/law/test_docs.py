@@ -99,7 +99,7 @@ def test_version_has_one_home(root: Path) -> None:
     assert version
     assert newest
     core = importlib.import_module("ebbtide._core")
-    assert {metadata.version("ebbtide"), core.version(), newest[1]} == {version[1]}
+    assert {metadata.version("ebbtide"), core.__version__, newest[1]} == {version[1]}
 
 
 def test_build_requirements_agree(root: Path) -> None:

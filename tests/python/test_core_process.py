@@ -44,11 +44,11 @@ def refused_calls(address, operation, abandoned):
         lambda: _core.alloc("w", 1), lambda: _core.free(address), lambda: _core.find(address), lambda: _core.tags(),
         lambda: _core.pause([]), lambda: _core.resume([]), lambda: _core.claim("pause", []), lambda: _core.stats(),
         lambda: _core.configure("host_limit", b"1"), lambda: _core.get_setting("host_limit"),
-        lambda: _core.open_lease("w", "x"),
+        lambda: _core.Frame().open_lease("w", "x"),
         lambda: _core.events(), lambda: _core.allocations(), lambda: _core.backup_of(address, 1),
         lambda: _core.use_driver("sim"), lambda: _core.device_count(), lambda: _core.driver_version(),
         lambda: _core.query_device(0), lambda: _core.capabilities(0), lambda: _core.bind_slot("w", 0, 1),
-        lambda: _core.begin_capture(), lambda: _core.end_capture(), operation.commit, abandoned.abandon,
+        lambda: _core.Frame().begin_capture(), operation.commit, abandoned.abandon,
     ]
 
 def expect_refused(address, operation, abandoned, slot):
@@ -61,7 +61,7 @@ def expect_refused(address, operation, abandoned, slot):
             raise AssertionError(f"call {call} was allowed")
     assert _core.slot_alloc(slot, 1) == 0
     assert _core.is_away(address, 1) is False
-    assert _core.driver_name() == "sim" and _core.version()
+    assert _core.driver_name() == "sim" and _core.__version__
 """
 
 
@@ -108,13 +108,13 @@ operation, abandoned, dropped = (_core.claim("pause", [tag]) for tag in "abc")
 stored = block("s")
 _core.pause(["s"])
 backup = _core.backup_of(stored, CHUNK)
-lease = _core.open_lease("w", "parent")
+frame = _core.Frame(); frame.open_lease("w", "parent")
 report = _core.pause(["s"])
 
 def child():
     global dropped, backup, report
     expect_refused(address, operation, abandoned, slot)
-    _core.close_lease(lease.id)  # the end of a `with` that the parent began
+    frame.close()  # the end of a `with` that the parent began
     del dropped, backup, report
     gc.collect()
 
@@ -123,7 +123,7 @@ assert in_child(child) == 0
 assert operation.commit().bytes == CHUNK
 abandoned.abandon()
 assert bytes(memoryview(backup)) == content(CHUNK, 7)
-_core.close_lease(lease.id)
+frame.close()
 dropped.commit()
 _core.resume([])
 assert is_filled(address, CHUNK, 7) and is_filled(stored, CHUNK, 7)
@@ -201,8 +201,8 @@ a = block('w', size=8 * CHUNK); _core.pause([])
 sim.delay('ebbtide_deliver', 0.02)
 _core.resume_async([])
 assert _core.is_away(a, 1)""",
-    "a lease open": "lease = _core.open_lease('w', 'main')",
-    "a capture open": "a = block('w'); _core.begin_capture(); _core.free(a)",
+    "a lease open": "frame = _core.Frame(); frame.open_lease('w', 'main')",
+    "a capture open": "a = block('w'); frame = _core.Frame(); frame.begin_capture(); _core.free(a)",
     "a backup in hand": "a = block('w'); _core.pause([]); backup = _core.backup_of(a, CHUNK)",
     "a view of a backup in hand": "a = block('w'); _core.pause([]); v = memoryview(_core.backup_of(a, CHUNK))",
     "a partial tag": """
@@ -364,9 +364,9 @@ time.sleep(5)
 def test_a_thread_may_end_with_whatever_it_holds(run):
     run("""
 def work():
-    global operation
+    global operation, frame
     block("w")
-    _core.open_lease("other", "a thread that ended")
+    frame = _core.Frame(); frame.open_lease("other", "a thread that ended")
     operation = _core.claim("pause", ["w"])
 thread = threading.Thread(target=work)
 thread.start()

@@ -36,6 +36,7 @@ class Core(RuleBasedStateMachine):
         self.prefix = f"core-property-{next(_runs)}-"
         self.blocks: list[Block] = []
         self.leases: dict[int, str] = {}
+        self.frames: dict[int, _core.Frame] = {}
         self.epochs = dict.fromkeys(TAGS, 0)
         self.known: set[str] = set()
         self.device_limit = _core.UNLIMITED
@@ -252,17 +253,19 @@ class Core(RuleBasedStateMachine):
 
     @rule(tag=ONE_TAG)
     def open_lease(self, tag: str) -> None:
-        lease = _core.open_lease(self.prefix + tag, f"a test of {tag}")
+        frame = _core.Frame()
+        lease = frame.open_lease(self.prefix + tag, f"a test of {tag}")
         self.known.add(tag)
         assert lease.epoch == self.epochs[tag]
         assert lease.is_away == bool(self.away([tag]))
+        self.frames[lease.id] = frame
         self.leases[lease.id] = tag
 
     @precondition(lambda self: self.leases)
     @rule(number=PICKS)
     def close_lease(self, number: int) -> None:
         lease = sorted(self.leases)[number % len(self.leases)]
-        _core.close_lease(lease)
+        self.frames.pop(lease).close()
         del self.leases[lease]
 
     @rule(chunks=st.sampled_from([None, 1, 4, 12]))
@@ -277,9 +280,8 @@ class Core(RuleBasedStateMachine):
     def epoch_of(self, tag: str) -> int:
         if tag not in self.known:
             return 0
-        lease = _core.open_lease(self.prefix + tag, "a look")
-        _core.close_lease(lease.id)
-        return lease.epoch
+        with _core.Frame() as frame:
+            return frame.open_lease(self.prefix + tag, "a look").epoch
 
     def refuses_unknown(self, kind: str, tags: list[str]) -> bool:
         unknown = [tag for tag in tags if tag not in self.known]
@@ -376,8 +378,8 @@ class Core(RuleBasedStateMachine):
         self.sim.clear_failures()
         self.sim.set_async(0)
         set_limit("device_limit", _core.UNLIMITED)
-        for lease in self.leases:
-            _core.close_lease(lease)
+        for frame in self.frames.values():
+            frame.close()
         for block in self.blocks:
             _core.free(block.address)
         _core.free(_core.alloc(self.prefix + "last", 1))  # releases what a failing call has left behind

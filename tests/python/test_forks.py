@@ -1,5 +1,6 @@
 """A forked child never waits for a lock that another thread of its parent held."""
 
+import importlib
 import os
 import threading
 import time
@@ -127,8 +128,8 @@ def test_every_lock_of_the_saver_is_one_of_these(saver):
     from ebbtide.saver.regions import graphs, startup
     from ebbtide.saver.state import hooks
 
-    modules = (driver_choice, torch_extension, captures, bypass, graphs, hooks, startup)
-    for lock in [*(module._lock for module in modules), errors._join_lock, region_pools.registry._lock]:
+    modules = (driver_choice, torch_extension, captures, graphs, hooks, startup)
+    for lock in [*(module._lock for module in modules), errors._join_lock, bypass.lock, region_pools.registry._lock]:
         assert lock in locks._made
 
 
@@ -152,3 +153,41 @@ def test_what_goes_on_in_the_parent_is_an_error_in_a_child(saver, tag, kind):
         assert in_child(is_refused)
     going.wait()
     assert float(keep.sum()) == 1000
+
+
+WHO_WRITES_AT_A_FORK = """
+import io, logging, os, signal, sys, threading, time
+from ebbtide import logs
+lock, writing = threading.Lock(), threading.Event()
+class Slow(io.StringIO):
+    def write(self, text):
+        with lock:
+            writing.set()
+            time.sleep({seconds})
+        return len(text)
+sys.stderr = Slow()
+thread = threading.Thread(target=logs.log, args=(logging.ERROR, "x"), daemon=True)
+thread.start()
+writing.wait()
+start = time.monotonic()
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    {in_child}
+    os._exit(0)
+seconds = time.monotonic() - start
+sys.exit(os.waitpid(child, 0)[1] or (0 if seconds < 3 else 9))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.parametrize(("seconds", "in_child"), [(0.3, "logs.log(logging.ERROR, 'y')"), (4, "pass")])
+def test_a_fork_waits_for_a_line_of_ours_but_not_for_ever(run_python, seconds, in_child):
+    """A file of Python keeps the lock of who was writing at the fork: the child would wait for it for ever."""
+    done = run_python(WHO_WRITES_AT_A_FORK.format(seconds=seconds, in_child=in_child))
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_module_with_state_forgets_its_parent():
+    for name in locks._WITH_STATE:
+        assert callable(importlib.import_module(name).forget_parent)

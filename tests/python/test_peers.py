@@ -64,7 +64,7 @@ assert copy(here, there, second) == REFUSED  # the gap
     [
         '_core.alloc("other", CHUNK)',
         '_core.alloc("other", CHUNK, device=1)',
-        '_core.close_lease(_core.open_lease("other", "a test").id)',
+        '_core.Frame().open_lease("other", "a test")',
         '_core.resume(["w"])',
     ],
 )
@@ -106,7 +106,7 @@ def test_one_device_is_asked_nothing(run):
 block = _core.alloc("w", CHUNK)
 _core.pause([])
 _core.resume([])
-_core.close_lease(_core.open_lease("w", "a test").id)
+_core.Frame().open_lease("w", "a test")
 assert sim.calls("cuDevicePrimaryCtxGetState") == sim.calls("cuDeviceCanAccessPeer") == 0
 assert sim.calls("cuMemSetAccess") == 2 and sim.calls("cuDeviceGetCount") == 1
 """,
@@ -123,7 +123,7 @@ def churn():
     while not over.is_set():
         driver.cuDevicePrimaryCtxRelease_v2(1)
         wake(1)
-        _core.close_lease(_core.open_lease("x", "a thread").id)
+        _core.Frame().open_lease("x", "a thread")
 
 blocks = [_core.alloc("w", CHUNK) for _ in range(8)]
 wake(1)
@@ -133,7 +133,7 @@ for _ in range(20):
     child = os.fork()
     if child == 0:
         try:
-            _core.open_lease("w", "a child")
+            _core.Frame().open_lease("w", "a child")
         except Exception as error:
             os._exit(0 if "forked child" in str(error) else 1)
         os._exit(2)

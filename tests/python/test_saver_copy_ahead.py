@@ -137,9 +137,9 @@ def test_no_backup_and_no_digests(saver, tag):
 
 
 def test_too_little_room_keeps_what_was_copied(saver, tag, monkeypatch):
-    from ebbtide.saver.copying import beside
+    from ebbtide.saver.copying import paced
 
-    monkeypatch.setattr(beside, "_LARGE_STEP", 32 * MIB)
+    monkeypatch.setattr(paced, "_LARGE_STEP", 32 * MIB)
     warm = noise(saver, f"{tag}.warm", 32)
     saver.prepare(f"{tag}.warm", copy=True)  # which makes the ring
     keep = noise(saver, tag, 96)
@@ -224,7 +224,7 @@ def test_a_capture_holds_it_up(saver, tag):
     from ebbtide import _core
 
     keep = noise(saver, tag, 64)
-    capture = _core.Holding()
+    capture = _core.Frame()
     capture.begin_capture()
     try:
         with pytest.raises(StateError, match="capture"):
@@ -277,14 +277,14 @@ def test_what_was_copied_ahead_gives_way_to_the_pause_of_another_tag(saver, tag)
 
 
 def test_each_tag_has_a_best_rate_of_its_own():
-    from ebbtide.saver.copying.beside import Beside
+    from ebbtide.saver.copying.paced import PacedCopy
 
-    beside = Beside()
+    copying = PacedCopy()
     for _ in range(3):
-        assert beside._rest_after("fast", 32 * MIB, 0.008) == pytest.approx(0.002)
-        assert beside._rest_after("slow", 32 * MIB, 0.040) == pytest.approx(0.010), "slow for its kind alone"
-    assert beside._rest_after("fast", 32 * MIB, 0.016) == pytest.approx(0.050), "slowed: the program goes first"
-    assert beside._rest_after("fast", 0, 0.0001) == pytest.approx(0.001)
+        assert copying._rest_after("fast", 32 * MIB, 0.008) == pytest.approx(0.002)
+        assert copying._rest_after("slow", 32 * MIB, 0.040) == pytest.approx(0.010), "slow for its kind alone"
+    assert copying._rest_after("fast", 32 * MIB, 0.016) == pytest.approx(0.050), "slowed: the program goes first"
+    assert copying._rest_after("fast", 0, 0.0001) == pytest.approx(0.001)
 
 
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(0)", "del done", "saver.pause('w')", "done.wait()"])
@@ -343,13 +343,13 @@ def test_where_ebbtide_is_off(run_python):
 
 
 def test_where_no_thread_starts_it_is_done_at_once(saver, tag, monkeypatch):
-    from ebbtide.saver.copying import beside
+    from ebbtide.saver.copying import paced
 
-    def refuse(_thread):
+    def refuse(_copying, _thread):
         raise RuntimeError("can't start new thread")
 
     keep = noise(saver, tag, 16)
-    monkeypatch.setattr(beside, "start_thread", refuse)
+    monkeypatch.setattr(paced.PacedCopy, "start", refuse)
     done = saver.prepare(tag, copy=True, wait=False)
     assert done.done
     assert done.wait().copied == 16 * MIB

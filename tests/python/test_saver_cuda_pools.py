@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
-from ebbtide.saver.pools import backends, captures, cuda_pools, pool_segments, region_pools  # noqa: E402
+from ebbtide.saver.pools import backends, captures, cuda_pools, region_pools  # noqa: E402
 from ebbtide.saver.reclaim import spilled, torch_cache  # noqa: E402
 from ebbtide.saver.regions import entry  # noqa: E402
 from ebbtide.saver.regions.region import separate_memory  # noqa: E402
@@ -143,7 +143,7 @@ def test_dissolved_pools_are_torchs_to_free(model, saver, tag, tag2):
 
 
 def test_the_pools_of_one_backup_are_dissolved(model, saver, tag, monkeypatch):
-    monkeypatch.setattr(region_pools, "registry", entry.registry)
+    monkeypatch.setattr(spilled, "registry", entry.registry)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None, raising=False)
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda *_, include_traces: [])
 
@@ -184,9 +184,9 @@ def test_nothing_is_given_back_during_a_capture(saver, tag, monkeypatch, is_capt
     given, pool = [], region_pools.RegionPool("a pool", 0, epoch=0, is_dissolved=True)
     registry = region_pools.RegionPools()
     registry.add(region_pools.PoolKey(tag, 1, 0), pool)
-    monkeypatch.setattr(region_pools, "registry", registry)
+    monkeypatch.setattr(spilled, "registry", registry)
     monkeypatch.setattr(backends, "_backend", SimpleNamespace(give_back=given.append))
-    monkeypatch.setattr(pool_segments, "look_at", lambda *_: {pool: [Segment(4096, 512, ((4096, 512),))]})
+    monkeypatch.setattr(spilled, "look_at", lambda *_: {pool: [Segment(4096, 512, ((4096, 512),))]})
     monkeypatch.setattr(captures, "is_capturing", lambda: is_capturing)
     assert spilled.release_dissolved([tag]) == []
     assert given == ([] if is_capturing else [["a pool"]])

@@ -193,7 +193,7 @@ def test_what_torch_tells_that_is_not_understood_costs_memory_and_nothing_else(s
     with monkeypatch.context() as patched:
         from ebbtide.saver.pools import backends
 
-        patched.setattr(type(backends.existing_backend()), "segments", lambda self, pool: refuse(pool))
+        patched.setattr(type(backends.existing_backend()), "segments_of", lambda self, pools: refuse(pools))
         assert saver.resume(tag).bytes == 44 * MIB
     assert torch.equal(keep.cpu(), want)
 
@@ -228,14 +228,15 @@ def test_a_capture_refuses_the_trim_and_not_the_program(saver, tag):
     keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
     saver.pause(tag)
     del gone
-    _core.begin_capture()
+    capture = _core.Frame()
+    capture.begin_capture()
     try:
         with pytest.raises(StateError):
             saver.resume(tag)
         with pytest.raises(StateError):
             saver.trim(tag)
     finally:
-        _core.end_capture()
+        capture.close()
     assert saver.resume(tag).bytes == 12 * MIB
     assert keep.numel() == 12 * MIB
 

@@ -14,7 +14,7 @@ UNKNOWN = 999
 @pytest.fixture(autouse=True)
 def no_hook_is_left():
     yield
-    assert hooks._hooks == []
+    assert not hooks._hooks
 
 
 @pytest.fixture

@@ -94,9 +94,9 @@ def test_a_resume_keeps_what_is_there_for_the_next_pause(saver, tag):
 
 
 def test_switching_it_off_ends_a_pass(saver, tag, monkeypatch):
-    from ebbtide.saver.copying import beside
+    from ebbtide.saver.copying import paced
 
-    monkeypatch.setattr(beside, "_LEAST_SLEEP", 0.05)  # a slow pass
+    monkeypatch.setattr(paced, "_LEAST_SLEEP", 0.05)  # a slow pass
     keep = noise(saver, tag, 32 * 12)
     saver.pause(tag)
     saver.resume(tag)

@@ -6,6 +6,7 @@ Nothing here measures time. The core's own share is counted in tests/cpp/many_ta
 import ctypes
 import pickle
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,8 +45,9 @@ def tables(monkeypatch):
 def looks(monkeypatch):
     """The pools that were examined."""
     seen = []
-    look = pool_segments.look
-    monkeypatch.setattr(pool_segments, "look", lambda backend, pool: (seen.append(pool), look(backend, pool))[1])
+    backend = backends.existing_backend()
+    look = backend.segments_of
+    monkeypatch.setattr(backend, "segments_of", lambda pools: (seen.extend(pools), look(pools))[1], raising=False)
     return seen
 
 
@@ -174,34 +176,28 @@ def test_hooks_of_a_tag_and_of_all_run_in_the_order_in_which_they_were_added(sav
     assert len(kept) == 2
 
 
-class ManyPools:
-    """A backend that counts its calls."""
-
-    def __init__(self, backend):
-        self.backend, self.single, self.together = backend, 0, 0
-
-    def segments(self, pool):
-        self.single += 1
-        return self.backend.segments(pool)
-
-    def segments_of(self, some):
-        self.together += 1
-        return [self.backend.segments(pool) for pool in some]
-
-
 @pytest.mark.parametrize("count", [3, 40])
-def test_torch_is_asked_at_once_about_many_pools(saver, tag, count):
-    kept = [make(saver, f"{tag}-{number}") for number in range(count)]
-    pools = [pool for key, pool in region_pools.registry.idle([f"{tag}-{number}" for number in range(count)])]
-    assert len(pools) == count
-    backend = ManyPools(backends.existing_backend())
-    seen = pool_segments.look_at(backend, pools)
-    assert (backend.single, backend.together) == ((count, 0) if count <= pool_segments.FEW_POOLS else (0, 1))
-    assert seen == {pool: pool_segments.look(backends.existing_backend(), pool) for pool in pools}
-    assert len(kept) == count
-    backend.segments_of = lambda some: 1 / 0
-    if count > pool_segments.FEW_POOLS:
-        assert pool_segments.look_at(backend, pools) == dict.fromkeys(pools)
+def test_torch_is_asked_at_once_about_many_pools(monkeypatch, count):
+    asked = []
+
+    def memory_snapshot(mempool_id=None):
+        asked.append(mempool_id)
+        return []
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", memory_snapshot)
+    backend = cuda_pools.CudaPools.__new__(cuda_pools.CudaPools)
+    pools = [SimpleNamespace(id=(0, number)) for number in range(count)]
+    assert backend.segments_of(pools) == [[]] * count
+    assert asked == ([pool.id for pool in pools] if count <= cuda_pools.FEW_POOLS else [None])
+
+
+def test_pools_that_torch_does_not_understand_have_no_known_segments(saver, tag, monkeypatch):
+    kept = make(saver, tag)
+    pools = [pool for _, pool in region_pools.registry.idle([tag])]
+    assert all(pool_segments.look_at(pools).values())
+    monkeypatch.setattr(backends.existing_backend(), "segments_of", lambda pools: 1 / 0, raising=False)
+    assert pool_segments.look_at(pools) == dict.fromkeys(pools)
+    assert len(kept) == MIB
 
 
 def test_one_snapshot_is_split_by_pool(monkeypatch):
@@ -220,6 +216,7 @@ def test_one_snapshot_is_split_by_pool(monkeypatch):
             self.id = (0, number)
 
     monkeypatch.setattr(torch.cuda, "memory_snapshot", memory_snapshot)
+    monkeypatch.setattr(cuda_pools, "FEW_POOLS", 1)
     backend = cuda_pools.CudaPools.__new__(cuda_pools.CudaPools)
     found = backend.segments_of([Pool(2), Pool(1), Pool(3)])
     assert [[one.address for one in segments] for segments in found] == [[24], [8, 32], []]
@@ -248,7 +245,7 @@ def test_a_snapshot_that_takes_references_harms_no_pool(monkeypatch):
     pool = Pool()
     before = sys.getrefcount(pool.id[1])
     for _ in range(before + 10):
-        assert backend.segments(pool) == []
+        assert backend.segments_of([pool]) == [[]]
     assert sys.getrefcount(pool.id[1]) >= before
 
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from core_sim import UNKNOWN, Sim  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError, StoreError  # noqa: E402
-from ebbtide.saver.operations import pause_resume  # noqa: E402
+from ebbtide.saver.operations import hooked_operation  # noqa: E402
 
 MIB = 1 << 20
 
@@ -240,7 +240,7 @@ def test_tags_and_stats_and_timeline(saver, tag):
 
 def test_workspaces_are_forgotten_before_each_pause(saver, tag, monkeypatch):
     keep, calls = block(saver, tag, 2), []
-    monkeypatch.setattr(pause_resume.workspaces, "clear", lambda: calls.append(saver.is_paused(tag)))
+    monkeypatch.setattr(hooked_operation.workspaces, "clear", lambda: calls.append(saver.is_paused(tag)))
     saver.pause(tag)
     saver.resume(tag)
     assert calls == [False]

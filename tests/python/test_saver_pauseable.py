@@ -14,8 +14,8 @@ from ebbtide import _core  # noqa: E402
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError, StoreError  # noqa: E402
 from ebbtide.saver.check import enabling  # noqa: E402
 from ebbtide.saver.pools import bypass, captures  # noqa: E402
-from ebbtide.saver.reclaim import unused  # noqa: E402
-from ebbtide.saver.values.arguments import Leaving  # noqa: E402
+from ebbtide.saver.reclaim.look import Look  # noqa: E402
+from ebbtide.saver.values.arguments import PauseRequest  # noqa: E402
 from pauseable_model import DEFAULT, MIB, RAM, routes_of_threads  # noqa: E402
 
 # The model of torch's cache reads and writes device memory as the CPU does.
@@ -85,7 +85,7 @@ def test_free_blocks_are_unused_and_those_of_graphs_are_not(mine, saver):
 
 def test_nothing_is_unused_outside_a_pause_or_where_the_snapshot_is_not_understood(mine, saver, monkeypatch):
     mine.drop(mine.make(4, 1))
-    assert unused.find(Leaving([mine.tag], -1))[0] == []
+    assert Look([mine.tag]).unused(PauseRequest([mine.tag], -1))[0] == []
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [{"address": 0}])
     assert saver.pause(mine.tag).unused == 0
 
@@ -175,12 +175,13 @@ def test_during_a_capture_torch_is_not_touched(mine, saver, monkeypatch):
     monkeypatch.setattr(captures, "is_capturing", lambda: True)
     begun = []
     monkeypatch.setattr(torch._C, "_cuda_beginAllocateToPool", lambda *pool: begun.append(pool))
-    _core.begin_capture()
+    capture = _core.Frame()
+    capture.begin_capture()
     try:
         with pytest.raises(StateError, match="capture"):
             saver.pause(mine.tag)
     finally:
-        _core.end_capture()
+        capture.close()
     assert not begun
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
@@ -215,10 +216,12 @@ def streams(saver, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ModelStream(device, 100 + device))
 
 
-def test_streams_wait_for_all_or_for_some(streams):
+def test_streams_wait_for_all_or_for_some(streams, monkeypatch):
+    on_both = [SimpleNamespace(device=device) for device in (0, 1)]
+    monkeypatch.setattr(pending, "allocations_of", lambda names: on_both)
     core, tensor = ModelCore(), torch.ones(8)
     reached = range_of(tensor)
-    going = Pending(core, lambda: (0, 1))
+    going = Pending(core)
     going.stream_wait()
     assert core.waits == [(0, 100, []), (1, 101, [])]
     core.waits.clear()
@@ -241,7 +244,7 @@ def test_streams_wait_for_all_or_for_some(streams):
 
 def test_ready_asks_for_the_tensors_bytes():
     core, tensor = ModelCore(), torch.ones(8)
-    going = Pending(core, lambda: (0,))
+    going = Pending(core)
     assert not going.ready(tensor) and not going.done
     assert "under way" in repr(going)
     core.there.add(range_of(tensor))
@@ -253,7 +256,7 @@ def test_ready_asks_for_the_tensors_bytes():
 
 def test_attach_waits_for_each_layer_before_its_forward(streams):
     core = ModelCore()
-    going = Pending(core, lambda: (0,))
+    going = Pending(core)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
     seen = []
     model[3].register_forward_pre_hook(lambda *_: seen.append(len(core.waits)))
@@ -273,7 +276,7 @@ def test_attach_waits_for_each_layer_before_its_forward(streams):
 
 def test_attach_can_be_undone_and_is_nothing_where_all_is_over(streams):
     core = ModelCore()
-    going = Pending(core, lambda: (0,))
+    going = Pending(core)
     layer = torch.nn.Linear(4, 4)
     handle = going.attach(layer)
     handle.remove()
@@ -290,13 +293,13 @@ def test_attach_can_be_undone_and_is_nothing_where_all_is_over(streams):
 def test_attach_knows_modules_that_read_what_is_inside_them(streams):
     core = ModelCore()
     attention = torch.nn.MultiheadAttention(8, 2)
-    Pending(core, lambda: (0,)).attach(torch.nn.Sequential(attention))
+    Pending(core).attach(torch.nn.Sequential(attention))
     attention(*[torch.ones(2, 1, 8)] * 3)
     waited = {one for _, _, ranges in core.waits for one in ranges}
     assert range_of(attention.out_proj.weight) in waited  # its forward is never called
     encoder = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
     core.waits.clear()
-    Pending(core, lambda: (0,)).attach(encoder)
+    Pending(core).attach(encoder)
     with torch.inference_mode():
         encoder(torch.ones(1, 2, 8))
     assert {one for _, one in ranges_of(encoder, "test")} <= {one for _, _, ranges in core.waits for one in ranges}
@@ -305,7 +308,7 @@ def test_attach_knows_modules_that_read_what_is_inside_them(streams):
 def test_a_forward_after_a_failed_resume_raises_its_error(streams):
     core = ModelCore(DriverError("planted", "cuMemcpyHtoDAsync", 999))
     layer = torch.nn.Linear(4, 4)
-    Pending(core, lambda: (0,)).attach(layer)
+    Pending(core).attach(layer)
     core.is_finished = True
     with pytest.raises(DriverError, match="planted"):
         layer(torch.ones(1, 4))
@@ -316,15 +319,17 @@ def test_hold_stream(streams, saver, tag, monkeypatch):
     data = noise(saver, tag, 4)
     monkeypatch.setattr(pending, "_has_streams", lambda: True)
     core = ModelCore()
-    going = pending.start(core, [tag], hooked_operation.HookedOperation([], False), hold_stream=True)
+    going = Pending()
+    going._follow(core, [tag], hooked_operation.HookedOperation({}, False), hold_stream=True)
     assert core.waits == [(0, 100, [])]
     assert not going.done
     core = ModelCore()
-    pending.start(core, [tag], hooked_operation.HookedOperation([], False), hold_stream=False)
+    Pending()._follow(core, [tag], hooked_operation.HookedOperation({}, False), hold_stream=False)
     assert core.waits == []
     core = ModelCore(DriverError("planted"))
     monkeypatch.setattr(core, "stream_wait", lambda *_: (_ for _ in ()).throw(DriverError("no wait")))
-    going = pending.start(core, [tag], hooked_operation.HookedOperation([], False), hold_stream=True)
+    going = Pending()
+    going._follow(core, [tag], hooked_operation.HookedOperation({}, False), hold_stream=True)
     assert going.done  # the stream cannot wait, so the thread did
     with pytest.raises(DriverError, match="planted"):
         going.wait()

@@ -7,9 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
-from ebbtide.saver.pools import backends, pool_segments, region_pools  # noqa: E402
-from ebbtide.saver.reclaim import unused  # noqa: E402
-from ebbtide.saver.values.arguments import Leaving  # noqa: E402
+from ebbtide.saver.pools import backends, region_pools  # noqa: E402
+from ebbtide.saver.reclaim.look import Look  # noqa: E402
+from ebbtide.saver.values.arguments import PauseRequest  # noqa: E402
 
 MIB = 1 << 20
 BLOCK = 2 * MIB
@@ -117,7 +117,7 @@ def test_unused_switched_off(switches, tag, monkeypatch):
     keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
     del gone
     asked = []
-    monkeypatch.setattr(pool_segments, "look", lambda *_: asked.append(1))
+    monkeypatch.setattr(backends.existing_backend(), "segments_of", asked.append, raising=False)
     report = cycle(saver, tag)
     assert (report.unused, report.copied) == (0, 44 * MIB)
     assert asked == []
@@ -128,7 +128,12 @@ def test_a_pool_is_looked_at_once_a_pause(switches, tag, tag2, monkeypatch):
     saver = switches
     keep = noise(saver, tag, 12, backup=None), noise(saver, tag2, 12)
     asked = []
-    monkeypatch.setattr(pool_segments, "look", lambda backend, pool: asked.append(pool))
+
+    def segments_of(pools):
+        asked.extend(pools)
+        return [None] * len(pools)
+
+    monkeypatch.setattr(backends.existing_backend(), "segments_of", segments_of, raising=False)
     assert saver.pause(tag).unused == 0
     saver.pause(tag2, backup=None)
     # Also without a backup: memory that is free by now comes back, and memory that dies later does not.
@@ -161,7 +166,7 @@ def test_a_block_that_is_handed_out_again_is_kept(switches, tag):
 
 
 def as_allocated(*tags):
-    return Leaving(list(tags), _core.BACKUP_AS_ALLOCATED)
+    return PauseRequest(list(tags), _core.BACKUP_AS_ALLOCATED)
 
 
 def test_a_lease_between_snapshot_and_claim_makes_the_ranges_void(switches, tag):
@@ -169,12 +174,12 @@ def test_a_lease_between_snapshot_and_claim_makes_the_ranges_void(switches, tag)
     keep, gone = noise(saver, tag, 12), noise(saver, tag, 32)
     address = gone.data_ptr()
     del gone
-    ranges, as_of = unused.find(as_allocated(tag))
+    ranges, as_of = Look([tag]).unused(as_allocated(tag))
     assert (address, 32 * MIB) in ranges
     again = noise(saver, tag, 32)  # another thread might do this
     assert again.data_ptr() == address
     want = again.cpu().clone()
-    report = _core.pause([tag], False, -1, ranges, as_of)
+    report = _core.pause([tag], unused=ranges, unused_as_of=as_of)
     assert (report.unused, report.copied) == (0, 44 * MIB)
     saver.resume(tag)
     assert torch.equal(again.cpu(), want)
@@ -188,10 +193,10 @@ def test_a_lease_that_is_open_at_the_snapshot_gives_no_ranges(switches, tag, tag
     gone = noise(saver, tag, 32)
     del gone
     with saver.region(tag):
-        assert unused.find(as_allocated(tag)) == ([], 0)
-        assert unused.find(as_allocated()) == ([], 0)
-        assert unused.find(as_allocated(tag2))[1] > 0
-    assert unused.find(as_allocated(tag))[0]
+        assert Look([tag]).unused(as_allocated(tag)) == ([], 0)
+        assert Look([]).unused(as_allocated()) == ([], 0)
+        assert Look([tag2]).unused(as_allocated(tag2))[1] > 0
+    assert Look([tag]).unused(as_allocated(tag))[0]
     del keep
 
 
@@ -211,10 +216,10 @@ def test_pools_that_a_capture_reached_are_never_unused(switches, no_captures_lef
     saver = switches
     with saver.region(tag, threads="all"):  # open for all threads during a capture
         keep = torch.randint(0, 256, (12 * MIB,), dtype=torch.uint8, device=saver.device)
-        with _core.Holding() as capture:
+        with _core.Frame() as capture:
             region_pools.registry.begin_capture(capture)
     with saver.region(tag2):  # open for its own thread only, so the capture allocates elsewhere
-        with _core.Holding() as capture:
+        with _core.Frame() as capture:
             region_pools.registry.begin_capture(capture)
     gone = noise(saver, tag, 32), noise(saver, tag2, 32)
     del gone
@@ -230,7 +235,7 @@ def test_pools_that_a_capture_reached_are_never_unused(switches, no_captures_lef
 
 def test_a_pool_that_is_opened_during_a_capture_is_marked(switches, no_captures_left, tag, tag2):
     saver = switches
-    with _core.Holding() as capture:
+    with _core.Frame() as capture:
         region_pools.registry.begin_capture(capture)
         with saver.region(tag):
             pass
@@ -248,7 +253,7 @@ def test_a_pool_that_a_capture_names_is_marked():
     pools = [region_pools.RegionPool(Pool(number), 0, 0, number) for number in (1, 2)]
     for pool in pools:
         registry.add(region_pools.PoolKey("a", 1, 0), pool)
-    with _core.Holding() as capture:
+    with _core.Frame() as capture:
         registry.begin_capture(capture, (0, 2))
     assert [pool.is_captured for pool in pools] == [False, True]
 
@@ -260,13 +265,13 @@ def test_a_snapshot_that_fails_or_is_strange_only_means_that_more_is_copied(swit
     want = keep.cpu().clone()
     del gone
 
-    def segments(pool):
+    def segments_of(pools):
         if isinstance(answer, Exception):
             raise type(answer)(*answer.args)  # a new one: a parameter would keep the frame alive
-        return answer
+        return [answer] * len(pools)
 
     with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG, "ebbtide"):
-        patch.setattr(backends.existing_backend(), "segments", segments, raising=False)
+        patch.setattr(backends.existing_backend(), "segments_of", segments_of, raising=False)
         report = saver.pause(tag)
     assert (report.unused, report.copied) == (0, 44 * MIB)
     said = [record for record in caplog.records if record.name != "ebbtide"]  # which has a line for each pause

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.saver.pools import region_pools  # noqa: E402
-from ebbtide.saver.reclaim import dead  # noqa: E402
+from ebbtide.saver.reclaim.look import Look  # noqa: E402
 
 MIB = 1 << 20
 MOST_CALLS = 85  # of functions of Python: there were 119 and 129, each with cold caches at about half a microsecond
@@ -85,7 +85,7 @@ def test_what_is_made_before_the_pools_are_withheld_is_kept(saver, tag, monkeypa
     gone = noise(saver, tag, 12)
     saver.pause(tag)
     del gone
-    find, made, looks = dead._find, [], []
+    find, made, looks = Look._dead, [], []
 
     def find_and_enter(*arguments):
         found = list(find(*arguments))
@@ -95,7 +95,7 @@ def test_what_is_made_before_the_pools_are_withheld_is_kept(saver, tag, monkeypa
             saver.pause(tag)
         return found
 
-    monkeypatch.setattr(dead, "_find", find_and_enter)
+    monkeypatch.setattr(Look, "_dead", find_and_enter)
     saver.resume(tag)
     monkeypatch.undo()
     assert int(torch.count_nonzero(made[0])) > 0

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 import caches  # noqa: E402
 from ebbtide import _core  # noqa: E402
-from ebbtide.saver.pools import pool_segments, region_pools  # noqa: E402
+from ebbtide.saver.pools import backends, region_pools  # noqa: E402
 from ebbtide.saver.reclaim import spilled  # noqa: E402
 from ebbtide.saver.regions import startup  # noqa: E402
 
@@ -176,7 +176,7 @@ def test_an_account_that_is_not_understood_gives_up_nothing(saver, tag, room, mo
     room(20)
     wide = fill(saver, tag, 60)
     del wide
-    monkeypatch.setattr(pool_segments, "look", lambda backend, pool: None)
+    monkeypatch.setattr(backends.existing_backend(), "segments_of", lambda pools: [None] * len(pools), raising=False)
     again = fill(saver, tag, 60)
     assert host_bytes(saver, tag) == 40 * MIB and is_intact(again)
 
@@ -186,18 +186,20 @@ def test_a_tag_that_is_entered_meanwhile_keeps_what_fits(saver, tag, room, monke
     wide = fill(saver, tag, 60)
     room(100)
     del wide
-    look, opened = pool_segments.look, []
+    backend, other = backends.existing_backend(), _core.Frame()
+    look, seen = backend.segments_of, []
 
-    def look_and_lease(backend, pool):
-        if not opened:
-            opened.append(_core.open_lease(tag, "another thread"))
-        return look(backend, pool)
+    def look_and_lease(pools):
+        if not seen:
+            other.open_lease(tag, "another thread")
+        seen.append(pools)
+        return look(pools)
 
-    monkeypatch.setattr(pool_segments, "look", look_and_lease)
+    monkeypatch.setattr(backend, "segments_of", look_and_lease, raising=False)
     spilled.prefer_device(tag)
     spilled.release_free(tag)
     assert host_bytes(saver, tag) == 40 * MIB
-    _core.close_lease(opened[0].id)
+    other.close()
     spilled.prefer_device(tag)
     assert host_bytes(saver, tag) == 0
 

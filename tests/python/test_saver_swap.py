@@ -143,17 +143,16 @@ def test_unused_bytes_are_not_copied(saver, tag, tag2):
     assert other
 
 
-@pytest.mark.parametrize("step", ["release", "find", "find_stored"])
+@pytest.mark.parametrize("step", ["release_dead", "unused"])
 @pytest.mark.parametrize("backup", ["ram", None])
 def test_what_is_made_while_a_swap_looks_at_torch_is_kept(saver, tag, tag2, monkeypatch, backup, step):
     """Another thread takes a block that torch called free, at any moment between the look and the swap."""
-    from ebbtide.saver.reclaim import dead, unused
+    from ebbtide.saver.reclaim.look import Look
 
-    where = dead if step == "release" else unused
     keep, other = noise(saver, tag, 12, 32), noise(saver, tag2, 12, backup=backup)
     del keep[1]
     saver.pause(tag2)
-    ask = getattr(where, step)
+    ask = getattr(Look, step)
     made = []
 
     def enter_afterwards(*arguments):
@@ -161,7 +160,7 @@ def test_what_is_made_while_a_swap_looks_at_torch_is_kept(saver, tag, tag2, monk
         made.extend(noise(saver, tag, 32))
         return found
 
-    monkeypatch.setattr(where, step, enter_afterwards)
+    monkeypatch.setattr(Look, step, enter_afterwards)
     saver.swap(pause=tag, resume=tag2)
     monkeypatch.undo()
     saver.resume(tag)

@@ -45,7 +45,7 @@ def test_what_looks_like_another_tag_is_refused_everywhere(saver, tag):
         check_tag,
         saver.region,
         lambda tag: _core.bind_slot(tag, 0, 1),
-        lambda tag: _core.open_lease(tag, "x"),
+        lambda tag: _core.Frame().open_lease(tag, "x"),
         lambda tag: run_options.to_variables({"pauseable": True, "tag": tag}, {}),
         lambda tag: run_options.to_variables({}, {"EBBTIDE_TAG": tag}),
     ):

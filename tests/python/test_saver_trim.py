@@ -245,19 +245,21 @@ def test_an_open_region_is_refused_and_nothing_moves(saver, tag):
 def test_the_core_refuses_a_lease_that_came_in_between(saver, tag, monkeypatch):
     gone = noise(saver, tag, 32)
     del gone
-    from ebbtide.saver.pools import pool_segments
+    from ebbtide.saver.pools import backends
 
-    look, opened = pool_segments.look, []
+    backend, other = backends.existing_backend(), _core.Frame()
+    look, seen = backend.segments_of, []
 
-    def look_and_lease(backend, pool):
-        if not opened:
-            opened.append(_core.open_lease(tag, "another thread"))
-        return look(backend, pool)
+    def look_and_lease(pools):
+        if not seen:
+            other.open_lease(tag, "another thread")
+        seen.append(pools)
+        return look(pools)
 
-    monkeypatch.setattr(pool_segments, "look", look_and_lease)
+    monkeypatch.setattr(backend, "segments_of", look_and_lease, raising=False)
     with pytest.raises(StateError, match="another thread"):
         saver.trim(tag)
-    _core.close_lease(opened[0].id)
+    other.close()
     assert saver.tags()[tag].trimmed_bytes == 0
     assert saver.trim(tag).bytes == 32 * MIB
 

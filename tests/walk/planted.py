@@ -44,10 +44,10 @@ def _stays_away() -> None:
 
 
 def _leaves_a_lease() -> None:
-    right = region.Region.__exit__
+    right, _open = region.Region.__exit__, _core.Frame()
 
     def wrong(self: Any, *error: Any) -> None:
-        _core.open_lease(self.tag, "nobody")
+        _open.open_lease(self.tag, "a frame that stays open")
         right(self, *error)
 
     region.Region.__exit__ = wrong  # type: ignore[method-assign,assignment]
@@ -55,7 +55,7 @@ def _leaves_a_lease() -> None:
 
 def _forgets_hooks() -> None:
     right = hooks.calls
-    hooks.calls = lambda *moved: [] if moved[0][0].startswith("after") else right(*moved)  # type: ignore[assignment]
+    hooks.calls = lambda event, tags: [] if event.startswith("after") else right(event, tags)
 
 
 def _takes_what_is_unknown() -> None:

@@ -95,7 +95,7 @@ def _software() -> Iterator[Finding]:
     try:
         from ebbtide import _core
 
-        yield Finding("software", "ebbtide", f"{_core.version()}, {_core.loaded_library()}")
+        yield Finding("software", "ebbtide", f"{_core.__version__}, {_core.loaded_library()}")
     except ImportError as error:
         yield Finding("software", "ebbtide", f"its library does not load: {error}", "problem", "install ebbtide again")
     sentence = versions.untried(python=sys.version_info[:2])

@@ -1,7 +1,8 @@
 """ebbtide inside other projects: vLLM's sleep mode, and trainers that take turns with something on one GPU."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ebbtide.late_imports import late_imports
 
 if TYPE_CHECKING:
     from ebbtide.integrations import lightning, transformers, verl, vllm
@@ -10,11 +11,7 @@ __all__ = ["lightning", "transformers", "verl", "vllm"]
 
 
 if not TYPE_CHECKING:  # a checker would take any name for one of them
-
-    def __getattr__(name: str) -> Any:
-        if name in __all__:
-            return importlib.import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = late_imports(__name__, {name: f"{__name__}.{name}" for name in __all__})
 
 
 def __dir__() -> list[str]:

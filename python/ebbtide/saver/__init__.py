@@ -57,11 +57,10 @@ from ebbtide.saver.adoption.adopt import adopt
 from ebbtide.saver.operations import queries
 from ebbtide.saver.operations.configuration import configure
 from ebbtide.saver.operations.configuration import settings_in_force as settings
-from ebbtide.saver.operations.demote import demote
 from ebbtide.saver.operations.pause_resume import pause, paused, resume
 from ebbtide.saver.operations.pending import Pending
+from ebbtide.saver.operations.placement import demote, promote
 from ebbtide.saver.operations.prepare import Preparation, prepare
-from ebbtide.saver.operations.promote import promote
 from ebbtide.saver.operations.queries import backup_of, is_paused, order, stats, tags, where
 from ebbtide.saver.operations.swap import swap
 from ebbtide.saver.operations.trim import trim
@@ -69,9 +68,8 @@ from ebbtide.saver.regions import startup
 from ebbtide.saver.regions.graphs import cuda_graph, graph_pool
 from ebbtide.saver.regions.region import disabled, region
 from ebbtide.saver.state.hooks import on
-from ebbtide.saver.survey.explain import explain
+from ebbtide.saver.survey.contents import explain, survivors
 from ebbtide.saver.survey.outside import outside
-from ebbtide.saver.survey.survivors import survivors
 from ebbtide.saver.values.explanation import CopiedTensor, Explanation
 from ebbtide.saver.values.order import Order
 from ebbtide.saver.values.outside import Outside, OutsideTensor

@@ -80,7 +80,7 @@ class Recipe:
             uses_new_abi=bool(torch._C._GLIBCXX_USE_CXX11_ABI),
             python_tag=str(sysconfig.get_config_var("SOABI")),
             python_include=Path(sysconfig.get_path("include")),
-            ebbtide_version=_core.version(),
+            ebbtide_version=_core.__version__,
             core_library=Path(_core.loaded_library()),
             module=module,
         )

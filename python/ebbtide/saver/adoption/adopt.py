@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ebbtide import _core, driver_choice
+from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.saver.adoption import storage_movers
 from ebbtide.saver.pools import captures
@@ -24,7 +24,7 @@ from ebbtide.saver.regions import startup
 from ebbtide.saver.regions.region import Region
 from ebbtide.saver.telling.log_lines import log_adoption
 from ebbtide.saver.tensors.walk import TensorWalk, why_without_memory
-from ebbtide.saver.values.arguments import BackupName, backup_code, check_tag
+from ebbtide.saver.values.arguments import BackupName, backup_code, check_flag, check_tag
 from ebbtide.saver.values.reports import Adoption
 
 if TYPE_CHECKING:
@@ -67,21 +67,14 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: boo
         torch.OutOfMemoryError: the device has too little room for one more storage; nothing is lost, and each tensor
             is whole in its old or new place.
     """
-    check_tag(tag)
-    code = backup_code(backup)
-    if not isinstance(force, bool):
-        raise TypeError(f"force is True or False, not {type(force).__name__}")
-    if driver_choice.is_off():
-        return Adoption(tag)
-    return log_adoption(_adopt(objects, tag, code, backup, force))
+    check_flag(force, "force")
+    return log_adoption(adopt_quietly(*objects, tag=tag, backup=backup, force=force))
 
 
 def adopt_quietly(*objects: Any, tag: str, backup: BackupName | None = "ram", force: bool = False) -> Adoption:
     """`adopt`, for callers inside ebbtide, which hold locks: it logs nothing."""
-    return _adopt(objects, tag, backup_code(backup), backup, force)
-
-
-def _adopt(objects: tuple[Any, ...], tag: str, code: int, backup: BackupName | None, force: bool) -> Adoption:
+    check_tag(tag)
+    code = backup_code(backup)
     backend = startup.backend()
     if backend is None:
         return Adoption(tag)
@@ -90,7 +83,7 @@ def _adopt(objects: tuple[Any, ...], tag: str, code: int, backup: BackupName | N
     start = time.perf_counter()
     found, users, skipped, passed_by = _find_storages(objects, backend.device_type)
     moved = 0
-    with _core.Holding() as leases, Region(tag, backup=backup):
+    with _core.Frame() as leases, Region(tag, backup=backup):
         moves = _choose_moves(found, tag, code, leases)
         already = len(found) - len(moves)
         if not force:
@@ -112,7 +105,7 @@ def _find_storages(
     """The storages that could move, each once; how many tensors use each, by `_cdata`; how many tensors can't move, by
     reason; and what was not looked into.
     """
-    walk = TensorWalk()  # gone before anybody counts who refers to the tensors
+    walk = TensorWalk()  # gone before the references to the tensors are counted
     storages: dict[int, torch.UntypedStorage] = {}
     users: Counter[int] = Counter()
     skipped: Counter[str] = Counter()
@@ -140,7 +133,7 @@ def _leave_lent(
 
 
 def _choose_moves(
-    storages: "list[torch.UntypedStorage]", tag: str, backup: int, leases: "_core.Holding"
+    storages: "list[torch.UntypedStorage]", tag: str, backup: int, leases: "_core.Frame"
 ) -> "list[torch.UntypedStorage]":
     """The storages that are not where they should be. The tags that they leave are leased too, so that no thread pauses
     them."""

@@ -14,14 +14,13 @@ import gc
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from ebbtide.saver.adoption import saved_tensors
 from ebbtide.saver.tensors import address_reads
-from ebbtide.saver.tensors.living import living_objects
+from ebbtide.saver.tensors.living import ask, gradient_of, living_objects
 from ebbtide.saver.tensors.walk import sparse_parts
 
 LENT_OUT = (
@@ -76,7 +75,7 @@ def storage_key(tensor: torch.Tensor) -> int | None:
 
 
 class _World:
-    """The tensors of this process that lie on some storages, and who owns them."""
+    """The tensors of this process that lie on some storages, and their owners."""
 
     def __init__(self, storages: "Sequence[torch.UntypedStorage]") -> None:
         self._storages = {int(storage._cdata): storage for storage in storages}
@@ -127,7 +126,7 @@ class _World:
             key = storage_key(tensor)
             if key in self.keys:
                 self._on[key][id(tensor)] = tensor
-            self._graphs.append(_grad_fn_of(tensor))
+            self._graphs.append(ask(tensor, "grad_fn"))
             self._hidden.update(map(storage_key, sparse_parts(tensor)))
             owned = _owned_by(tensor)
             self._owners.update(map(id, owned))
@@ -159,7 +158,7 @@ class _World:
 
     def _read_graphs(self) -> None:
         """Graphs that have not run backward own what they saved, often tensors that Python has not seen yet."""
-        found = saved_tensors.find(self._graphs)
+        found = _find_saved(self._graphs)
         for tensor in found.saved:
             self._read_tensor(tensor)
         self._owners.update(map(id, found.saved))
@@ -195,25 +194,11 @@ def _referents(stranger: Any) -> list[Any]:
     return direct + [value for thing in direct if type(thing) is dict for value in list(thing.values())]
 
 
-def _grad_fn_of(tensor: torch.Tensor) -> Any:
-    try:
-        return tensor.grad_fn
-    except RuntimeError:  # one of several views that one function made, after a write to their base
-        return None
-
-
 def _gradient_edge_of(tensor: torch.Tensor) -> Any:
     """The node that accumulates a leaf's gradient, which owns it; None where there is none."""
     try:
         return torch.autograd.graph.get_gradient_edge(tensor) if tensor.requires_grad and tensor.is_leaf else None
-    except (AssertionError, RuntimeError):  # the same, and views that were made without gradients
-        return None
-
-
-def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    try:
-        return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
-    except RuntimeError:  # the same
+    except (AssertionError, RuntimeError):  # views of one function after a write to their base, or without gradients
         return None
 
 
@@ -223,11 +208,11 @@ def _owned_by(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor._is_view():
         base = tensor._base
         # A view that changes more than sizes and strides has one record for backward, and one for forward mode.
-        if any(ask(tensor) != ask(base) for ask in _KINDS_OF_VIEW):
+        if any(kind(tensor) != kind(base) for kind in _KINDS_OF_VIEW):
             owned += (base, base, *_record_of_jagged(tensor))
         else:
             owned.append(base)
-    gradient = _gradient_of(tensor)
+    gradient = gradient_of(tensor)
     return owned if gradient is None else [*owned, gradient]
 
 
@@ -252,3 +237,63 @@ def _is_of_extension(kind: type) -> bool:
     """Whether a type that was made at run time comes from a compiled file (pybind11, nanobind, newer Cython)."""
     module = sys.modules.get(str(kind.__module__))
     return str(getattr(module, "__file__", "") or "").endswith((".so", ".pyd"))
+
+
+class _SavedTensors(NamedTuple):
+    """What some graphs hold.
+
+    `saved` has a tensor once for each time that it was saved. torch before the version whose saved tensors have an
+    attribute `data` does not tell these without running hooks: there, `leaves_of_old_torch` are the leaves in question.
+    """
+
+    saved: list[torch.Tensor]
+    leaves_of_old_torch: list[torch.Tensor]
+
+
+def _find_saved(roots: Iterable[Any]) -> _SavedTensors:
+    """The tensors that the graphs behind these nodes hold. No hook runs, and nothing is unpacked."""
+    saved: list[torch.Tensor] = []
+    leaves: list[torch.Tensor] = []
+    names: dict[type, list[str]] = {}
+    for node in _nodes(roots):
+        kind = type(node)
+        if kind not in names:
+            names[kind] = [name for name in dir(kind) if name.startswith("_raw_saved_")]
+        for name in names[kind]:
+            for entry in _entries(node, name):
+                if hasattr(entry, "unpack_hook"):
+                    saved += _held_by(entry)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor) and not hasattr(torch._C._autograd.SavedTensor, "data"):
+            leaves.append(leaf)
+    return _SavedTensors(saved, leaves)
+
+
+def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
+    seen = set()
+    waiting = list(roots)
+    keep = []  # a node's Python object may exist only during this walk
+    while waiting:
+        node = waiting.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        keep.append(node)
+        yield node
+        waiting += [edge[0] for edge in node.next_functions]
+
+
+def _entries(node: Any, name: str) -> tuple[Any, ...]:
+    try:
+        value = getattr(node, name)
+    except (AttributeError, RuntimeError):  # a graph that has run backward has released them
+        return ()
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _held_by(entry: Any) -> list[torch.Tensor]:
+    try:
+        has_hook, value = entry.unpack_hook is not None, entry.data
+    except RuntimeError:
+        return []
+    return [value] if isinstance(value, torch.Tensor) and not has_hook else []  # a packed value belongs to its hook

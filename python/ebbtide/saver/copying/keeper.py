@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ebbtide import _core
 from ebbtide.locks import make_lock
-from ebbtide.saver.copying.beside import LONGEST_SLEEP, Beside, start_thread
+from ebbtide.saver.copying.paced import LONGEST_SLEEP, PacedCopy
 from ebbtide.saver.state.known_tags import find_tags
 
 _LEAST_REST = 1.0  # seconds between two passes over a tag
@@ -28,17 +28,17 @@ class _Keeper:
         # Where a resume named no tag: those that it may have brought back.
         known = [name for name in find_tags(names) if names or _core.pause_count(name) > 0]
         due = dict.fromkeys(known, time.monotonic())
-        thread = None
+        copying, thread = PacedCopy(), None
         try:
             with self._lock:
                 self._due |= due
                 self._has_news = True
-                if not self._due or self._is_under_way():
+                if not self._due or (self._thread and (self._thread.ident is None or self._thread.is_alive())):
                     return
                 thread = self._thread = threading.Thread(
-                    target=self._run, args=(Beside(),), name="ebbtide-copy-ahead", daemon=True
+                    target=self._run, args=(copying,), name="ebbtide-copy-ahead", daemon=True
                 )
-            start_thread(thread)  # without the lock: it waits for the thread, in which a finalizer may come here first
+            copying.start(thread)  # without the lock: it waits for the thread, in which a finalizer may come here first
         except BaseException as error:  # if it has started all the same, it finds that it is not the one
             with self._lock:
                 if thread is not None and self._thread is thread:
@@ -48,12 +48,8 @@ class _Keeper:
             if not isinstance(error, RuntimeError):  # of no thread no pause is worse; an interrupt goes on
                 raise
 
-    def _is_under_way(self) -> bool:
-        thread = self._thread
-        return thread is not None and (thread.ident is None or thread.is_alive())
-
-    def _run(self, beside: Beside) -> None:
-        while not beside.is_stopped:
+    def _run(self, copying: PacedCopy) -> None:
+        while not copying.is_stopped:
             with self._lock:
                 if self._thread is not threading.current_thread():
                     return
@@ -65,9 +61,9 @@ class _Keeper:
                 due = self._due[name]
             wait = due - time.monotonic()
             if wait > 0:
-                self._sleep(beside, wait)
+                self._sleep(copying, wait)
                 continue
-            rest = self._pass(beside, name)
+            rest = self._pass(copying, name)
             with self._lock:
                 if self._due.get(name) != due:
                     continue  # it was resumed again meanwhile
@@ -76,18 +72,18 @@ class _Keeper:
                 else:
                     self._due[name] = time.monotonic() + rest
 
-    def _sleep(self, beside: Beside, seconds: float) -> None:
+    def _sleep(self, copying: PacedCopy, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while not beside.is_stopped and not self._has_news and (left := end - time.monotonic()) > 0:
+        while not copying.is_stopped and not self._has_news and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, LONGEST_SLEEP))
 
-    def _pass(self, beside: Beside, name: str) -> float | None:
+    def _pass(self, copying: PacedCopy, name: str) -> float | None:
         """One pass over a tag. How long to rest before the next, or None: the tag is no longer kept ahead."""
         try:
             info = _core.query_tag(name)
             if info is None or info.resident_bytes == info.left_bytes or not _is_on():
                 return None
-            seconds = beside.copy([name], _is_on).seconds
+            seconds = copying.copy([name], _is_on).seconds
         except Exception as error:
             _say_not_copied(name, error)
             return None

@@ -32,6 +32,8 @@ Files: TypeAlias = Literal["hidden", "named", _Unchanged.UNCHANGED]
 
 def configure(
     *,
+    disk_files: Files = UNCHANGED,  # before the folder, which may depend on it
+    disk_directory: Folder = UNCHANGED,  # before the others, since the file system may refuse it
     device_limit: Limit = UNCHANGED,
     device_margin: Limit = UNCHANGED,
     host_limit: Limit = UNCHANGED,
@@ -41,8 +43,6 @@ def configure(
     host_pool: Limit = UNCHANGED,
     shared_handle: Limit = UNCHANGED,
     whole_fraction: Fraction = UNCHANGED,
-    disk_directory: Folder = UNCHANGED,
-    disk_files: Files = UNCHANGED,
     skip_clean: Switch = UNCHANGED,
     skip_unused: Switch = UNCHANGED,
     skip_constant: Switch = UNCHANGED,
@@ -108,28 +108,10 @@ def configure(
         StoreError: no backup could be made in disk_directory, and nothing is set. Or the host has too little for
             host_pool; then all is set, and what was made stays.
     """
-    everything: dict[str, object] = {
-        "disk_files": disk_files,  # before the folder, which may depend on it
-        "disk_directory": disk_directory,  # before the others, since the file system may refuse it
-        "device_limit": device_limit,
-        "device_margin": device_margin,
-        "host_limit": host_limit,
-        "host_margin": host_margin,
-        "pinned_limit": pinned_limit,
-        "reserve": reserve,
-        "host_pool": host_pool,
-        "shared_handle": shared_handle,
-        "whole_fraction": whole_fraction,
-        "skip_clean": skip_clean,
-        "skip_unused": skip_unused,
-        "skip_constant": skip_constant,
-        "compare_bytes": compare_bytes,
-        "poison": poison,
-        "copy_ahead": copy_ahead,
-    }
-    given = {name: value for name, value in everything.items() if value is not UNCHANGED}
-    if progress is not UNCHANGED:
-        watch.check_display(progress)
+    given = {name: value for name, value in vars().items() if value is not UNCHANGED}
+    shown = given.pop("progress", UNCHANGED)
+    if shown is not UNCHANGED:
+        watch.check_display(shown)
     is_off = driver_choice.is_off()
     has_files = given.get("disk_files") is not None
     texts = {
@@ -144,8 +126,8 @@ def configure(
         _core.check_disk_directory(os.fsencode(folder), files)
     settings.check_environment()
     _set_all(texts)
-    if progress is not UNCHANGED:
-        watch.set_display(progress)
+    if shown is not UNCHANGED:
+        watch.set_display(shown)
     if "host_pool" in texts:
         _fill_host_pool()
 

@@ -1,162 +1,196 @@
-"""The hooks of `saver.on`, run around one call into the core: shared by pause, resume and swap."""
+"""The way of a pause, a resume or a swap from its caller to the core and back: `run`.
+
+Down: torch's workspaces are freed, the hooks of `saver.on` run, torch's default pool is guarded, and torch is asked
+what is dead and what is free. Then comes one call into the core, so that Ctrl-C arrives before or after it, never in
+between. Up: torch allocates from its default pool again, hooks run, and what came back is copied ahead of its next
+pause.
+"""
 
 import warnings
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, TypeVar
 
 from ebbtide import _core
-from ebbtide.saver.pools import captures
+from ebbtide.saver.check import enabling
+from ebbtide.saver.copying import keeper
+from ebbtide.saver.pools import bypass, captures, workspaces
+from ebbtide.saver.reclaim import torch_cache
+from ebbtide.saver.reclaim.look import Look, make_room
 from ebbtide.saver.state import hooks
+from ebbtide.saver.state.known_tags import has_memory_away
+from ebbtide.saver.telling.watch import watched
+from ebbtide.saver.values.arguments import PauseRequest
+from ebbtide.saver.values.reports import Report
 
+_T = TypeVar("_T")
 Kind = Literal["pause", "resume"]
-Action = tuple[Kind, list[str]]
-
-_EVENTS: dict[Kind, tuple[str, str]] = {
-    "pause": ("before_pause", "after_pause"),
-    "resume": ("before_resume", "after_resume"),
-}
+Action = tuple[Kind, str]  # with a tag
 
 
-class WithoutHooks:
-    """What stands in for a `HookedOperation` where no hook is registered. The call into the core asks all it needs."""
-
-    announced: tuple[Action, ...] = ()
-
-    def __enter__(self) -> "WithoutHooks":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def hand_over(self) -> None:
-        """No after-hook is to run."""
-
-
-_WITHOUT_HOOKS = WithoutHooks()
-
-
-def hooked(
-    actions: list[Action], missing_ok: bool, moved: "_core.Moved | None" = None, *, asks_first: bool = False
-) -> "HookedOperation | WithoutHooks":
-    """For a `with` around the call into the core that does these actions.
-
-    When the block begins, no other operation is busy with the tags, so that what it asks torch about them is so.
+def run(
+    operation: str,
+    call: Callable[..., _T],
+    leaving: PauseRequest | None = None,
+    returning: list[str] | None = None,
+    *,
+    missing_ok: bool = False,
+    moved: "_core.Moved | None" = None,
+    seconds: float = 0.0,
+    finish: "Callable[[_T, HookedOperation], Any] | None" = None,
+) -> _T:
+    """Does one call of the core with all that comes before and after it; returns what it returns.
 
     Args:
-        asks_first: what the core refuses is refused before the block begins, with hooks or without.
+        call: takes `unused` and `unused_as_of`; called again where the device had too little room.
+        leaving, returning: what the call pauses, and which tags it resumes (an empty list: all); None: nothing.
+        moved: only these allocations return.
+        seconds: how long to go on trying where the device has too little room.
+        finish: called before the after-hooks run, instead of what a resume that is over needs.
     """
-    asks_first = asks_first or captures.is_capturing()
-    if asks_first or hooks.wants(event for kind, _ in actions for event in _EVENTS[kind]):
-        return HookedOperation(actions, missing_ok, moved)
-    for _, tags in actions:
-        _core.wait_for_tags(tags)
-    return _WITHOUT_HOOKS
+    names = [] if leaving is None else leaving.names
+    if leaving is not None and not captures.is_capturing():  # during one the core refuses, and they are in use
+        workspaces.clear()
+    shared = [] if leaving is None else bypass.shared_tags(names)
+    sides: list[tuple[Kind, list[str] | None]] = [("pause", None if leaving is None else names), ("resume", returning)]
+    hooked = HookedOperation(
+        {kind: tags for kind, tags in sides if tags is not None}, missing_ok, moved, asks_first=bool(shared)
+    )
+    guards: Sequence[AbstractContextManager[Any]] = (_core.Frame(), _core.Frame())  # of nothing
+    if shared:
+        guards = (bypass.lock, bypass.Guard(shared))
+    with hooked, guards[0], guards[1]:
+        if leaving is not None:
+            enabling.look_before_pause(names)
+        look = Look([*names, *(returning or ())])
+        look.release_dead()
+        unused, as_of = look.unused(leaving, returning)
+
+        def claim() -> _T:
+            return call(unused=unused, unused_as_of=as_of)
+
+        with watched(operation, names, returning or ()):
+            if returning is None:
+                return claim()
+            wanted = returning
+            result = torch_cache.claim_with_retries(claim, seconds, lambda: make_room(wanted))
+        if finish is None:
+            bypass.close_if_resident(returning)
+        else:
+            finish(result, hooked)
+    keeper.keep_if_wanted(returning)
+    return result
+
+
+def run_alone(operation: str, names: list[str], missing_ok: bool, **options: Any) -> Report:
+    """One call of the core that runs no hooks and needs nothing of torch: "prepare", "promote" or "demote"."""
+    with watched(operation, names):
+        return Report.from_core(getattr(_core, operation)(names, missing_ok, **options))
 
 
 class HookedOperation(_core.Scope):
     """Runs the before-hooks, then the block, then the after-hooks.
 
-    First it asks the core which tags would move. That waits for what other operations do with the tags, and where the
-    core refuses them, no hook runs. Nothing is held while hooks run, so that they may use the tags: a claim would make
-    them wait for themselves.
+    When the block begins, no other operation is busy with the tags, so that what it asks torch about them is so. Where
+    there are hooks, it first asks the core which tags would move; where the core refuses them, no hook runs. Nothing is
+    held while hooks run, so that they may use the tags: a claim would make them wait for themselves.
 
     Each before-hook that ran is answered once, however the block ends. If it succeeds, the after-hooks of its action
     run. If it fails, the after-hooks that match the tag's state run instead. A tag that was left midway gets none: the
     call that finishes it runs them.
+
+    Args:
+        tags: those of each kind of action; an empty list means all.
+        asks_first: what the core refuses is refused before the block begins, with hooks or without.
     """
 
-    def __init__(self, actions: list[Action], missing_ok: bool, moved: "_core.Moved | None" = None) -> None:
-        self._actions, self._missing_ok, self._moved = actions, missing_ok, moved
-        self._announced: dict[tuple[Kind, str], None] = {}
+    def __init__(
+        self,
+        tags: dict[Kind, list[str]],
+        missing_ok: bool,
+        moved: "_core.Moved | None" = None,
+        *,
+        asks_first: bool = False,
+    ) -> None:
+        self._tags, self._missing_ok, self._moved, self._asks_first = tags, missing_ok, moved, asks_first
+        self._announced: dict[Action, None] = {}
         self._unanswered: list[Action] | None = None
-        self._queue: list[tuple[Callable[[str], Any], str]] | None = None
+        self._queue: list[hooks.Call] | None = None
         self._is_handed_over = False
-        self._first: Exception | None = None
+        self._errors: list[Exception] = []
 
     def _open(self) -> "HookedOperation":
-        concerned = [(kind, _core.preview(kind, tags, self._missing_ok, self._moved)) for kind, tags in self._actions]
-        if hooks.wants(event for kind, _ in self._actions for event in _EVENTS[kind]):
-            for kind, tags in concerned:
-                for tag in tags:
-                    reach = (self._announced.__setitem__, ((kind, tag), None))
-                    for function, _ in hooks.calls((f"before_{kind}", [tag])):
-                        _core.call_together(reach, (function, (tag,)))
-                    _core.call_together(reach)
+        has_hooks = hooks.wants([f"{when}_{kind}" for when in ("before", "after") for kind in self._tags])
+        if not (has_hooks or self._asks_first or captures.is_capturing()):
+            for tags in self._tags.values():
+                _core.wait_for_tags(tags)
+            return self
+        concerned: list[Action] = [
+            (kind, tag)
+            for kind, tags in self._tags.items()
+            for tag in _core.preview(kind, tags, self._missing_ok, moved=self._moved)
+        ]
+        for kind, tag in concerned if has_hooks else ():
+            announce = (self._announced.__setitem__, ((kind, tag), None))
+            for function, _ in hooks.calls(f"before_{kind}", [tag]):
+                _core.call_together(announce, (function, (tag,)))
+            _core.call_together(announce)
         return self
 
-    @property
-    def announced(self) -> tuple[Action, ...]:
-        """The actions whose before-hooks ran, each with one tag."""
-        return tuple((kind, [tag]) for kind, tag in self._announced)
-
-    def hand_over(self) -> None:
-        """From now on a `Pending` runs the after-hooks."""
+    def hand_over(self) -> list[Action]:
+        """The actions whose before-hooks ran. From now on a `Pending` runs the after-hooks."""
         self._is_handed_over = True
+        return list(self._announced)
 
     def _close(self) -> Exception | None:
         if not self._announced:
             return None
         if self._failure is not None:
             if self._unanswered is None:
-                self._unanswered = list(self.announced)
+                self._unanswered = list(self._announced)
             run_hooks_after_failure(self._unanswered)
-            return None
-        if self._is_handed_over:
-            return None
-        if self._queue is None:
-            self._queue = hooks.calls(*((f"after_{kind}", tags) for kind, tags in self.announced))
-        while self._queue:
-            try:
-                _core.call_next(self._queue)
-            except Exception as error:
-                self._first = self._first or error
-        return self._first
+        elif not self._is_handed_over:
+            if self._queue is None:
+                self._queue = calls_after(self._announced)
+            hooks.run_all(self._queue, self._errors)
+        return self._errors[0] if self._errors else None
 
 
-def run_hooks_after_failure(concerned: list[Action]) -> None:
+def calls_after(actions: Iterable[Action]) -> list[hooks.Call]:
+    """The calls of the after-hooks of actions that are done."""
+    return [call for kind, tag in actions for call in hooks.calls(f"after_{kind}", [tag])]
+
+
+def run_hooks_after_failure(unanswered: list[Action]) -> None:
     """Runs, for each tag whose before-hooks ran, the after-hooks that match its state now.
 
     A tag that was left midway gets none: the call that finishes it runs them. An exception of a hook becomes a warning,
     since the caller gets the error of the operation. Tags that are done are removed from the list, so that a second
     call goes on where an interrupt stopped the first.
     """
-    while concerned:
-        kind, tags = concerned[0]
-        while tags:
-            tag = tags[0]
-            _core.wait_for_tags([tag])  # an interrupt may have left a resume in the background
-            info = _core.query_tag(tag)
-            if info is None or info.state == "partial" or not hooks.is_any_registered(f"before_{kind}", tag):
-                tags.pop(0)
-                continue
-            event = f"after_{_other(kind) if _has_something(kind, info) else kind}"
-            queue = hooks.calls((event, [tag]))
-            tags.pop(0)
-            while queue:
-                try:
-                    _core.call_next(queue)
-                except Exception as error:
-                    warnings.warn(f"an {event} hook of '{tag}' failed: {error!r}", RuntimeWarning, stacklevel=2)
-        concerned.pop(0)
-
-
-def unfinished(concerned: list[Action]) -> list[Action]:
-    """The tags with something left to do. Another call has finished the others, and run their hooks."""
-
-    def is_left(kind: Kind, tag: str) -> bool:
+    while unanswered:
+        kind, tag = unanswered[0]
+        _core.wait_for_tags([tag])  # an interrupt may have left a resume in the background
         info = _core.query_tag(tag)
-        return info is not None and _has_something(kind, info)
+        is_refused = info is not None and is_left_to_do(kind, info)
+        event = f"after_{_OTHER[kind] if is_refused else kind}"
+        has_state = info is not None and info.state != "partial"
+        queue = hooks.calls(event, [tag]) if has_state and hooks.calls(f"before_{kind}", [tag]) else []
+        unanswered.pop(0)
+        while queue:
+            try:
+                _core.call_next(queue)
+            except Exception as error:
+                warnings.warn(f"an {event} hook of '{tag}' failed: {error!r}", RuntimeWarning, stacklevel=2)
 
-    return [(kind, [tag for tag in tags if is_left(kind, tag)]) for kind, tags in concerned]
+
+_OTHER: dict[Kind, Kind] = {"pause": "resume", "resume": "pause"}
 
 
-def _other(kind: Kind) -> Kind:
-    return "resume" if kind == "pause" else "pause"
-
-
-def _has_something(kind: Kind, info: "_core.TagInfo") -> bool:
+def is_left_to_do(kind: Kind, info: "_core.TagInfo") -> bool:
+    """Whether the tag has memory that a pause, or a resume, would move."""
     if kind == "pause":
         # Memory that a pause left on the host counts as paused. What a failure left unmapped has yet to be paused.
         is_detached = info.state == "partial" and info.detached_bytes > 0
         return info.resident_bytes > info.left_bytes or is_detached
-    return info.stored_bytes + info.dropped_bytes + info.detached_bytes + info.left_bytes > 0
+    return has_memory_away(info)

@@ -1,28 +1,18 @@
-"""`saver.pause`, `saver.resume` and `saver.paused`.
-
-Each makes one call into the core, so that Ctrl-C arrives before or after it, never in between.
-"""
+"""`saver.pause`, `saver.resume` and `saver.paused`."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ebbtide import _core, driver_choice
-from ebbtide.saver.check import enabling
-from ebbtide.saver.copying import keeper
-from ebbtide.saver.operations import pending
-from ebbtide.saver.operations.hooked_operation import hooked
+from ebbtide.saver.operations.hooked_operation import HookedOperation, run
 from ebbtide.saver.operations.pending import Pending
-from ebbtide.saver.pools import bypass, captures, workspaces
-from ebbtide.saver.pools.pool_segments import Look
-from ebbtide.saver.reclaim import dead, torch_cache, unused
 from ebbtide.saver.telling.log_lines import log_report
-from ebbtide.saver.telling.watch import watched
 from ebbtide.saver.tensors.ranges import ranges_of
 from ebbtide.saver.values.arguments import (
     AS_ALLOCATED,
     BackupByTag,
-    Leaving,
     OperationBackup,
+    PauseRequest,
     Tags,
     check_flag,
     check_leaving,
@@ -72,32 +62,16 @@ def pause(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, mis
     return _pause(check_leaving(tags, backup, "pause"), missing_ok, None)
 
 
-def _pause(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> Report:
+def _pause(leaving: PauseRequest, missing_ok: bool, moved: "_core.Moved | None") -> Report:
     check_flag(missing_ok, "missing_ok")
     if driver_choice.is_off():
         return Report("pause")
-    names = leaving.names
-    clear_workspaces()
-    shared = bypass.shared_tags(names)
-    with hooked([("pause", names)], missing_ok, asks_first=bool(shared)):
-        if shared:
-            with bypass.lock_for(shared), bypass.during_pause(shared):
-                report = _take_away(leaving, missing_ok, moved)
-        else:
-            report = _take_away(leaving, missing_ok, moved)
-    return log_report(Report.from_core(report), names)
 
+    def call(**unused: Any) -> "_core.Report":
+        return _core.pause(leaving.names, missing_ok, backup=leaving.code, backups=leaving.codes, moved=moved, **unused)
 
-def _take_away(leaving: Leaving, missing_ok: bool, moved: "_core.Moved | None") -> "_core.Report":
-    names = leaving.names
-    enabling.look_before_pause(names)
-    look = Look(names)
-    dead.release(look)
-    ranges, as_of = unused.find(leaving, look)
-    with watched("pause", names):
-        return _core.pause(
-            names, missing_ok, leaving.code, unused=ranges, unused_as_of=as_of, moved=moved, backups=leaving.codes
-        )
+    report = run("pause", call, leaving, missing_ok=missing_ok)
+    return log_report(Report.from_core(report), leaving.names)
 
 
 @overload
@@ -173,31 +147,24 @@ def resume(
         check_flag(flag, name)
     ranges = [] if order is None else [reached for _, reached in ranges_of(order, "resume(order=)")]
     if driver_choice.is_off():
-        return Report("resume") if wait else Pending(None)
-    with hooked([("resume", names)], missing_ok) as operation:
-        look = Look(names)
-        dead.release(look)
-        free, as_of = unused.find_stored(look)
+        return Report("resume") if wait else Pending()
+    options = {"retain": code, "order": ranges}
+    if not wait:
+        pending = Pending()
 
-        def make_room() -> bool:
-            return dead.make_room(names)
+        def start(**unused: Any) -> "_core.Pending":
+            return _core.resume_async(names, missing_ok, **options, **unused)
 
-        if not wait:
-            core = torch_cache.claim_with_retries(
-                lambda: _core.resume_async(names, missing_ok, code, ranges, free, as_of), seconds, make_room
-            )
-            bypass.close_when_over(names, core)
-            made = pending.start(core, names, operation, hold_stream)
-            keeper.keep_if_wanted(names)
-            return made
-        with watched("resume", (), names):
-            report = torch_cache.claim_with_retries(
-                lambda: _core.resume(names, missing_ok, retain=code, order=ranges, unused=free, unused_as_of=as_of),
-                seconds,
-                make_room,
-            )
-        bypass.close_if_resident(names)
-    keeper.keep_if_wanted(names)
+        def finish(core: "_core.Pending", hooked: HookedOperation) -> None:
+            pending._follow(core, names, hooked, hold_stream)
+
+        run("resume", start, None, names, missing_ok=missing_ok, seconds=seconds, finish=finish)
+        return pending
+
+    def call(**unused: Any) -> "_core.Report":
+        return _core.resume(names, missing_ok, **options, **unused)
+
+    report = run("resume", call, None, names, missing_ok=missing_ok, seconds=seconds)
     return log_report(Report.from_core(report), names)
 
 
@@ -236,12 +203,14 @@ class Paused(DecoratingScope):
         if not names:
             return None
         try:
-            with hooked([("resume", names)], True, moved), watched("resume", (), names):
-                report = torch_cache.claim_with_retries(
-                    lambda: _core.resume(names, True, moved=moved), make_room=lambda: dead.make_room(names)
-                )
-                bypass.close_if_resident(names)
-            keeper.keep_if_wanted(names)
+            report = run(
+                "resume",
+                lambda **unused: _core.resume(names, True, moved=moved, **unused),
+                None,
+                names,
+                missing_ok=True,
+                moved=moved,
+            )
             log_report(Report.from_core(report), names)
         except Exception as error:
             return error
@@ -263,12 +232,6 @@ def paused(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, mi
     `resume`.
     """
     return Paused(tags, backup, missing_ok)
-
-
-def clear_workspaces() -> None:
-    """Frees the workspaces that torch keeps inside tags, before the tags leave."""
-    if not captures.is_capturing():  # during one the core refuses the pause, and the workspace is in use
-        workspaces.clear()
 
 
 def _check_timeout(timeout: float | None) -> float:

@@ -1,6 +1,6 @@
 """Resumes whose bytes are still on their way: `saver.resume(wait=False)`.
 
-A kernel that touches bytes too early reads stale memory. So whoever launches kernels waits: for all bytes (what
+A kernel that touches bytes too early reads stale memory. So the code that launches kernels waits: for all bytes (as
 `resume` does by default), or for those that the caller names.
 
 The stream waits on the device, not the thread. Everything is queued before the resume returns. So it continues whatever
@@ -9,14 +9,19 @@ the driver waits for, such as the load of a kernel at its first launch, or cudaF
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ebbtide import _core
 from ebbtide.errors import Error
 from ebbtide.locks import make_lock
-from ebbtide.saver.operations.hooked_operation import HookedOperation, WithoutHooks, run_hooks_after_failure, unfinished
+from ebbtide.saver.operations.hooked_operation import (
+    Action,
+    HookedOperation,
+    calls_after,
+    is_left_to_do,
+    run_hooks_after_failure,
+)
 from ebbtide.saver.pools import bypass
 from ebbtide.saver.state import hooks
 from ebbtide.saver.state.known_tags import allocations_of
@@ -39,22 +44,28 @@ class Pending:
     It may be dropped: the resume continues, and the process does not end before it is over.
     """
 
-    def __init__(
-        self,
-        core: "_core.Pending | None",
-        find_devices: Callable[[], Iterable[int]] = tuple,
-        after: Callable[[], list[tuple[Callable[[str], Any], str]]] | None = None,
-        after_failure: Callable[[], None] | None = None,
-        names: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, core: "_core.Pending | None" = None) -> None:
         self._core = core
-        self._names = names
-        self._find_devices = find_devices
-        self._after = after
-        self._calls: list[tuple[Callable[[str], Any], str]] = []
-        self._after_failure = after_failure
+        self._names: list[str] = []
+        self._pauses: dict[Action, int] = {}  # how often the tags were paused, by the actions whose hooks are to run
+        self._calls: list[hooks.Call] = []
         self._lock = make_lock()
-        self._is_logged = core is None
+        self._is_waited_for = False
+
+    def _follow(self, core: "_core.Pending", names: list[str], hooked: HookedOperation, hold_stream: bool) -> None:
+        """Stands for a resume that has begun, and takes over its after-hooks. Where there are no streams, it returns
+        once the bytes have arrived."""
+        self._core, self._names = core, names
+        bypass.close_when_over(names, core)
+        watch_pending(core, names)
+        if not _has_streams():
+            _wait_quietly(core)
+        elif hold_stream:
+            try:
+                self.stream_wait()
+            except Error:  # no work runs ahead of the bytes, because this thread waits
+                _wait_quietly(core)
+        self._pauses = {action: _core.pause_count(action[1]) for action in hooked.hand_over()}
 
     @property
     def done(self) -> bool:
@@ -73,21 +84,33 @@ class Pending:
             StoreError, DriverError: the copying failed; each time. Every byte with a backup is safe, and pause or
                 resume of the tags finishes.
         """
+        errors: list[Exception] = []
         with self._lock:
             try:
                 report = self._wait_for_core()
             except Error:
-                failed, self._after_failure = self._after_failure, None
-                if failed is not None:
-                    failed()
+                left = self._left_to_do()
+                self._pauses = {}
+                run_hooks_after_failure(left)
                 raise
-            if self._after is not None:
-                self._calls = self._after()
-                self._after = None
-            hooks.run_all(self._calls)
-            is_first = not self._is_logged
-            self._is_logged = True
-        return log_report(report, self._names) if is_first else report
+            if is_first := not self._is_waited_for:
+                bypass.close_if_resident(self._names)
+                self._calls = calls_after(self._current())
+                self._is_waited_for = True
+            hooks.run_all(self._calls, errors)
+        if errors:
+            raise errors[0]
+        return log_report(report, self._names) if is_first and self._core is not None else report
+
+    def _left_to_do(self) -> list[Action]:
+        """Those of them that did not happen. Another call has finished the others, and run their hooks."""
+        infos = {tag: _core.query_tag(tag) for _, tag in self._pauses}
+        return [(kind, tag) for kind, tag in self._current() if (info := infos[tag]) and is_left_to_do(kind, info)]
+
+    def _current(self) -> list[Action]:
+        """Of the actions whose hooks are to run, those of tags that were not paused again meanwhile: such a pause and
+        its resume have run their own hooks."""
+        return [action for action, count in self._pauses.items() if _core.pause_count(action[1]) == count]
 
     def _wait_for_core(self) -> Report:
         try:
@@ -135,7 +158,10 @@ class Pending:
             return
         import torch
 
-        devices = self._find_devices() if reached is None else dict.fromkeys(device for device, _ in reached)
+        if reached is None:
+            devices = {info.device for info in allocations_of(self._names)}
+        else:
+            devices = {device for device, _ in reached}
         for device in devices:
             wanted = None if reached is None else [one for at, one in reached if at == device]
             self._let_wait(torch.cuda.current_stream(device), wanted)
@@ -214,45 +240,6 @@ def _tensors_read_by(module: "torch.nn.Module") -> "list[torch.Tensor]":
     # The forward of these reads parameters of inner modules without calling the modules.
     is_deep = isinstance(module, torch.nn.MultiheadAttention | torch.nn.TransformerEncoderLayer)
     return [*module.parameters(recurse=is_deep), *module.buffers(recurse=is_deep)]
-
-
-def start(
-    core: "_core.Pending", names: list[str], operation: HookedOperation | WithoutHooks, hold_stream: bool
-) -> Pending:
-    """The Pending of a resume that has begun. It takes over the after-hooks of `operation`.
-
-    Where there are no streams, it returns once the bytes have arrived.
-    """
-    pauses = {tag: _core.pause_count(tag) for _, tags in operation.announced for tag in tags}
-
-    def find_devices() -> Iterable[int]:
-        return {info.device for info in allocations_of(names)}
-
-    def after() -> list[tuple[Callable[[str], Any], str]]:
-        bypass.close_if_resident(names)
-        return hooks.calls(
-            *((f"after_{kind}", [tag for tag in tags if is_current(tag)]) for kind, tags in operation.announced)
-        )
-
-    def after_failure() -> None:
-        still = [(kind, [tag for tag in tags if is_current(tag)]) for kind, tags in operation.announced]
-        run_hooks_after_failure(unfinished(still))
-
-    def is_current(tag: str) -> bool:
-        # If the tag was paused again meanwhile, that pause and its resume have run their own hooks.
-        return _core.pause_count(tag) == pauses[tag]
-
-    made = Pending(core, find_devices, after, after_failure, names)
-    watch_pending(core, names)
-    if not _has_streams():
-        _wait_quietly(core)
-    elif hold_stream:
-        try:
-            made.stream_wait()
-        except Error:  # no work runs ahead of the bytes, because this thread waits
-            _wait_quietly(core)
-    operation.hand_over()
-    return made
 
 
 def _wait_quietly(core: "_core.Pending") -> None:

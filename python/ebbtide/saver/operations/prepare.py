@@ -5,12 +5,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal, NoReturn, overload
 
-from ebbtide import _core, driver_choice
+from ebbtide import driver_choice
 from ebbtide.errors import StateError
-from ebbtide.saver.copying import beside
-from ebbtide.saver.copying.beside import Beside
-from ebbtide.saver.pools.pool_segments import Look
-from ebbtide.saver.reclaim import dead
+from ebbtide.saver.copying import paced
+from ebbtide.saver.copying.paced import PacedCopy
+from ebbtide.saver.operations.hooked_operation import run_alone
+from ebbtide.saver.reclaim.look import Look
 from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.telling.watch import watched
 from ebbtide.saver.values.arguments import Tags, check_flag, check_tags
@@ -27,7 +27,7 @@ class Preparation:
     """
 
     def __init__(
-        self, work: Callable[[], Report] | None, copying: Beside | None = None, names: Sequence[str] = ()
+        self, work: Callable[[], Report] | None, copying: PacedCopy | None = None, names: Sequence[str] = ()
     ) -> None:
         self._work = work
         self._names = names
@@ -68,13 +68,12 @@ class Preparation:
 
     def _start(self) -> None:
         # Without copies not a daemon, so that the interpreter waits for it before shutting down.
-        is_daemon = self._copying is not None
-        thread = threading.Thread(target=self._run, name="ebbtide-prepare", daemon=is_daemon)
+        thread = threading.Thread(target=self._run, name="ebbtide-prepare", daemon=self._copying is not None)
         try:
-            if is_daemon:
-                beside.start_thread(thread)
-            else:
+            if self._copying is None:
                 thread.start()
+            else:
+                self._copying.start(thread)
         except RuntimeError:  # the system starts no thread, or the interpreter is about to end
             self._run()
         else:
@@ -135,31 +134,18 @@ def prepare(*tags: Tags, copy: bool = False, wait: bool = True, missing_ok: bool
         check_flag(flag, name)
     if driver_choice.is_off():
         return Report("prepare") if wait else Preparation(None)
-    dead.release(Look(names))
-    if copy:
-        found = beside.known(names, missing_ok)
-        if wait:
-            with watched("prepare", names):
-                report = beside.copy_now(found)
-            return log_report(report, names)
-        copying = Beside()
-        preparation = Preparation(lambda: _copy_beside(copying, found, names), copying, names)
-    else:
-        if wait:
-            return log_report(_take_memory(names, missing_ok), names)
-        if not missing_ok:
-            beside.known(names, missing_ok)
-        preparation = Preparation(lambda: _take_memory(names, missing_ok), None, names)
+    Look(names).release_dead()
+    copying = PacedCopy() if copy and not wait else None
+    found = paced.known(names, missing_ok) if copy or not wait else []
+
+    def work() -> Report:
+        if not copy:
+            return run_alone("prepare", names, missing_ok)
+        with watched("prepare", names):
+            return paced.copy_now(found) if copying is None else copying.copy(found)
+
+    if wait:
+        return log_report(work(), names)
+    preparation = Preparation(work, copying, names)
     preparation._start()
     return preparation
-
-
-def _copy_beside(copying: Beside, found: list[str], names: list[str]) -> Report:
-    with watched("prepare", names):
-        return copying.copy(found)
-
-
-def _take_memory(names: list[str], missing_ok: bool) -> Report:
-    with watched("prepare", names):
-        report = _core.prepare(names, missing_ok)
-    return Report.from_core(report)

@@ -105,11 +105,7 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False, *, retained: bool 
             all of its bytes. Call `promote` before the pause.
         StoreError: a block that is stored as one repeated value must be expanded, and there is no room.
     """
-    import torch
-
-    unusual = _unusual_kind(tensor, is_read=True) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-    if unusual:
-        raise TypeError(f"backup_of takes a plain strided tensor, not {unusual}")
+    _check_plain(tensor, "backup_of", is_read=True)
     check_flag(writable, "writable")
     check_flag(retained, "retained")
     if driver_choice.is_off():
@@ -144,11 +140,7 @@ def where(tensor: "torch.Tensor") -> Whereabouts:
     Raises:
         TypeError: not a tensor with plain strided memory.
     """
-    import torch
-
-    unusual = _unusual_kind(tensor, is_read=False) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-    if unusual:
-        raise TypeError(f"where takes a plain strided tensor, not {unusual}")
+    _check_plain(tensor, "where", is_read=False)
     device = tensor.get_device() if tensor.is_cuda else None
     reached = range_of(tensor)
     if reached is None:
@@ -196,6 +188,14 @@ def _view(backup: "_core.Backup", tensor: "torch.Tensor") -> "torch.Tensor":
     view = flat.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), 0)
     view = view.conj() if tensor.is_conj() else view
     return view._neg_view() if tensor.is_neg() else view
+
+
+def _check_plain(tensor: Any, caller: str, *, is_read: bool) -> None:
+    import torch
+
+    unusual = _unusual_kind(tensor, is_read=is_read) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+    if unusual:
+        raise TypeError(f"{caller} takes a plain strided tensor, not {unusual}")
 
 
 def _unusual_kind(tensor: "torch.Tensor", *, is_read: bool) -> str | None:

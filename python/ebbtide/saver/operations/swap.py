@@ -1,17 +1,11 @@
 """`saver.swap`: pauses some tags while it resumes others."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from ebbtide import _core, driver_choice
-from ebbtide.saver.check import enabling
-from ebbtide.saver.copying import keeper
-from ebbtide.saver.operations.hooked_operation import Action, hooked
-from ebbtide.saver.operations.pause_resume import clear_workspaces
-from ebbtide.saver.pools import bypass
-from ebbtide.saver.pools.pool_segments import Look
-from ebbtide.saver.reclaim import dead, torch_cache, unused
+from ebbtide.saver.operations.hooked_operation import run
 from ebbtide.saver.telling.log_lines import log_swap
-from ebbtide.saver.telling.watch import watched
 from ebbtide.saver.values.arguments import (
     AS_ALLOCATED,
     BackupByTag,
@@ -69,30 +63,13 @@ def swap(
     check_flag(missing_ok, "missing_ok")
     if driver_choice.is_off():
         return Swap(Report("pause"), Report("resume"))
-    clear_workspaces()
-    moving: list[Action] = [("pause", leaving), ("resume", returning)]
-    shared = bypass.shared_tags(leaving)
-    with hooked(moving, missing_ok, asks_first=bool(shared)), bypass.lock_for(shared), bypass.during_pause(shared):
-        enabling.look_before_pause(leaving)
-        look = Look([*leaving, *returning])
-        dead.release(look)
-        ranges, as_of = unused.find_for_swap(moving_out, returning, look)
-        with watched("swap", leaving, returning):
-            paused, resumed = torch_cache.claim_with_retries(
-                lambda: _core.swap(
-                    leaving,
-                    returning,
-                    missing_ok,
-                    moving_out.code,
-                    kept,
-                    unused=ranges,
-                    unused_as_of=as_of,
-                    backups=moving_out.codes,
-                ),
-                make_room=lambda: dead.make_room(returning),
-            )
-        bypass.close_if_resident(returning)
-    keeper.keep_if_wanted(returning)
+
+    def call(**unused: Any) -> "tuple[_core.Report, _core.Report]":
+        return _core.swap(
+            leaving, returning, missing_ok, kept, backup=moving_out.code, backups=moving_out.codes, **unused
+        )
+
+    paused, resumed = run("swap", call, moving_out, returning, missing_ok=missing_ok)
     swapped = Swap(Report.from_core(paused), Report.from_core(resumed), max(paused.seconds, resumed.seconds))
     return log_swap(swapped, leaving, returning)
 

@@ -1,16 +1,17 @@
-"""`saver.trim`: releases the memory of segments that torch keeps and nobody uses.
+"""`saver.trim`: releases the memory of segments that torch keeps and no tensor uses.
 
 torch frees nothing from a pool that is alive. A wholly free segment keeps its address, and loses its memory until its
 pool is leased again. Segments of dissolved pools are freed by torch.
 """
 
 from ebbtide import _core, driver_choice
-from ebbtide.saver.pools import backends, pool_segments, region_pools
+from ebbtide.saver.pools.pool_segments import free_in, look_at
+from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, registry
 from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.state.known_tags import allocations_of
 from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.values.arguments import Tags, check_flag, check_tags
-from ebbtide.saver.values.reports import Report
+from ebbtide.saver.values.reports import Moved, Report
 
 
 def trim(*tags: Tags, missing_ok: bool = False) -> Report:
@@ -51,33 +52,21 @@ def trim(*tags: Tags, missing_ok: bool = False) -> Report:
 def trim_quietly(names: list[str], missing_ok: bool = False) -> Report:
     """`trim`, for callers inside ebbtide, which hold locks: it logs nothing."""
     chosen = _core.preview("trim", names, missing_ok)
-    backend = backends.existing_backend()
-    if backend is None:
-        return Report("trim")
     gone = spilled.release_dissolved(chosen)
-    with region_pools.registry.withheld(chosen) as withheld:
-        return _trim(backend, names, withheld).with_freed(
-            (info.tag, info.device, info.resident_bytes - info.host_bytes) for info in gone
-        )
+    freed = [Moved(info.tag, info.device, info.resident_bytes - info.host_bytes) for info in gone]
+    with registry.withheld(chosen) as withheld:
+        report = _trim(names, withheld)
+    return Report.joined(
+        "trim", [Report("trim", rows=tuple(row for row in freed if row.bytes)), report], report.seconds
+    )
 
 
-def _trim(
-    backend: backends.PoolBackend,
-    names: list[str],
-    withheld: list[tuple[region_pools.PoolKey, region_pools.RegionPool]],
-) -> Report:
-    untrimmed = {info.address for info in allocations_of(names) if not info.is_trimmed}
-    found: list[tuple[region_pools.RegionPool, set[int]]] = []
-    tags: dict[str, None] = {}
-    seen = pool_segments.look_at(backend, [pool for _, pool in withheld])
-    for key, pool in withheld:
-        addresses = {segment.address for segment in seen[pool] or () if segment.is_free} & untrimmed
-        if addresses:
-            found.append((pool, addresses))
-            tags[key.tag] = None
+def _trim(names: list[str], withheld: list[tuple[PoolKey, RegionPool]]) -> Report:
+    seen = look_at([pool for _, pool in withheld])
+    untrimmed = {info.address for info in allocations_of(names) if not info.is_trimmed} if seen else set()
+    found = {pool: free_in(segments) & untrimmed for pool, segments in seen.items()}
+    found = {pool: addresses for pool, addresses in found.items() if addresses}
     if not found:
         return Report("trim")
-    for pool, addresses in found:
-        pool.trimmed |= addresses  # set before the trim: one that fails midway leaves some of them away
-    report = _core.trim(list(tags), sorted(set().union(*(addresses for _, addresses in found))))
-    return Report.from_core(report)
+    tags = list(dict.fromkeys(key.tag for key, pool in withheld if pool in found))
+    return Report.from_core(spilled.trim_pools(tags, found))

@@ -3,7 +3,6 @@
 `cuda_pools` implements it on a GPU, `cpu_pools` on the simulated device.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -35,14 +34,11 @@ class PoolBackend(Protocol):
     def make(self, slot: int, device: int, tag: str) -> Any:
         """A new pool whose memory comes from `slot` on `device`; `tag` is for messages."""
 
-    def segments(self, pool: Any) -> Sequence[Segment] | None:
-        """The segments of the pool; None where this torch cannot list them.
+    def segments_of(self, pools: Sequence[Any]) -> Sequence[Sequence[Segment] | None]:
+        """The segments of each of these pools; None where this torch cannot list them.
 
         The format of what torch returns is not stable: this raises whatever reading it raises.
         """
-
-    def segments_of(self, pools: Sequence[Any]) -> Sequence[Sequence[Segment] | None]:
-        """The `segments` of each of these pools, from one snapshot."""
 
     def used_blocks(self, pools: Sequence[Any]) -> Sequence[UsedBlock]:
         """The blocks of at least these pools that are in use, with where they were made as far as torch knows it."""
@@ -119,9 +115,7 @@ def is_forked_child() -> bool:
     return _is_forked_child
 
 
-def _note_fork() -> None:
+def forget_parent() -> None:
+    """In a forked child (`ebbtide.locks`)."""
     global _is_forked_child
     _is_forked_child = _is_forked_child or _backend is not None
-
-
-os.register_at_fork(after_in_child=_note_fork)

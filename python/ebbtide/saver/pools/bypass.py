@@ -20,12 +20,9 @@ cache is emptied, and a warning says once that nothing may be allocated until th
 
 import contextlib
 import logging
-import os
 import threading
 import warnings
 from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from ebbtide import _core, driver_choice
 from ebbtide.errors import Error, StateError
@@ -33,7 +30,7 @@ from ebbtide.locks import make_lock
 from ebbtide.saver.check import enabling
 from ebbtide.saver.pools import captures, workspaces
 from ebbtide.saver.state import program
-from ebbtide.saver.state.known_tags import find_tags
+from ebbtide.saver.state.known_tags import find_tags, has_memory_away
 from ebbtide.saver.values.arguments import backup_code
 from ebbtide.saver.values.segments import Segment, read_cuda_segments
 from ebbtide.torch_support import torch_names
@@ -46,12 +43,11 @@ PoolId = tuple[int, int]
 DEFAULT_POOL: PoolId = (0, 0)
 _RAM = backup_code("ram")
 
-_lock = make_lock()
+lock = make_lock()
 _open: "list[_BypassPools]" = []
 _tags_behind: set[str] = set()  # the tags for which pools are open
 _closed: set[PoolId] = set()
-_is_guarded = False
-_guarded: list[str] = []  # the tags of the pause that is under way
+_guarded: list[str] = []  # the tags of the pause that is under way, while a pool guards it
 _has_warned = False
 
 
@@ -93,28 +89,18 @@ class _BypassPools:
 def shared_tags(names: list[str]) -> list[str]:
     """Those of these tags (none: all) that memory of torch's default pool may have."""
     own = program.own()
-    if own is None and not program.has_hooks():
-        return []
     tags = [own.tag] if own is not None and _concerns(own.tag, names) else []
     return [*tags, *(tag for tag in _hooked_tags(names) if tag not in tags)]
 
 
 def _hooked_tags(names: list[str]) -> list[str]:
-    if not program.has_hooks():
-        return []
-    return [tag for tag, info in find_tags(names).items() if info.is_hooked]
+    return [tag for tag, info in find_tags(names).items() if info.is_hooked] if program.has_hooks() else []
 
 
-def lock_for(shared: list[str]) -> AbstractContextManager[Any]:
-    """The lock that a call holds while it pauses these `shared_tags`; no lock where there are none."""
-    return _lock if shared else nullcontext()
+class Guard(_core.Scope):
+    """Wraps the core's call that pauses these `shared_tags`; the caller holds `lock`.
 
-
-class during_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
-    """Wraps the core's call that pauses these `shared_tags`; the caller holds `lock_for`.
-
-    Afterwards torch allocates from where the state of the tags requires, whether the call failed or not. Does nothing
-    where there are none.
+    Afterwards torch allocates from where the state of the tags requires, whether the call failed or not.
 
     Raises:
         StateError: another thread is in a region. Nothing moved.
@@ -127,12 +113,12 @@ class during_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
         self._fresh: _BypassPools | None = None
 
     def _open(self) -> None:
-        if not self._shared or not _has_cuda() or captures.is_capturing():
+        if not _has_cuda() or captures.is_capturing():
             return
         self._tags = _in_default_pool(self._shared)
         if not self._tags:
             return
-        global _is_guarded, _guarded
+        global _guarded
         enabling.enable_if_asked()
         captures.install()
         if not _can_redirect():
@@ -143,15 +129,15 @@ class during_pause(_core.Scope):  # noqa: N801 - a verb, as it is used
         guard.fill(self._tags)
         self._guard = guard
         guard.open()
-        _is_guarded, _guarded = True, self._tags
+        _guarded = self._tags
         workspaces.clear()  # workspaces that were made since the pause began
 
     def _close(self) -> Exception | None:
         guard = self._guard
         if guard is None:
             return None
-        global _is_guarded, _guarded, _open
-        _is_guarded, _guarded = False, []
+        global _guarded, _open
+        _guarded = []
         try:
             _tags_behind.update(self._tags)
             if self._fresh is None and _is_any_away():
@@ -177,7 +163,7 @@ def close_if_resident(names: list[str]) -> None:
     if not _is_any_behind(names):
         return
     global _open
-    with _lock:
+    with lock:
         if _open and not _is_any_away():
             for pools in _open:
                 pools.close()
@@ -186,7 +172,7 @@ def close_if_resident(names: list[str]) -> None:
 
 
 def close_when_over(names: list[str], core: "_core.Pending") -> None:
-    """Calls `close_if_resident` once this resume is over, whether anybody waits for it or not."""
+    """Calls `close_if_resident` once this resume is over, whether or not a `Pending.wait` waits for it."""
     if not _open or not _is_any_behind(names):
         return
 
@@ -201,8 +187,8 @@ def close_when_over(names: list[str], core: "_core.Pending") -> None:
 def renew() -> None:
     """Lets torch free its cached blocks in the open pool: a fresh pool takes its place."""
     global _open
-    with _lock:
-        if _open and not _is_guarded:
+    with lock:
+        if _open and not _guarded:
             over, fresh = _open, _BypassPools()
             fresh.fill(_tags_behind)
             _open = [*over, fresh]
@@ -214,25 +200,21 @@ def renew() -> None:
 
 def guarded_tags() -> dict[str, int]:
     """The tags of torch's default pool that a pause takes now, each with a backup code of its memory."""
-    if not _guarded:
-        return {}
     own = program.own()
     return {tag: own.backup if own is not None and tag == own.tag else _RAM for tag in _guarded}
 
 
 def idle_segments() -> list[Segment]:
     """The segments of pools that torch does not allocate from until the pause ends: its default pool and closed bypass
-    pools. Empty outside `during_pause`.
+    pools. Empty outside a `Guard`.
     """
     global _closed
-    if not _is_guarded:
+    if not _guarded:
         return []
-    from ebbtide.saver.pools.cuda_pools import take_snapshot
+    from ebbtide.saver.pools.cuda_pools import snapshot_by_pool
 
     try:
-        by_pool: dict[PoolId, list[Any]] = {}
-        for segment in take_snapshot():
-            by_pool.setdefault(tuple(segment["segment_pool_id"]), []).append(segment)
+        by_pool = snapshot_by_pool()
         _closed &= by_pool.keys()
         idle = _closed | {DEFAULT_POOL} | {pool_id for pools in _open for pool_id in pools.ids}
         return [one for pool_id in idle for one in read_cuda_segments(by_pool.get(pool_id, ()))]
@@ -248,10 +230,10 @@ def _in_default_pool(tags: list[str]) -> list[str]:
     mine = [tag for tag in tags if tag not in others]
     if not others:
         return mine
-    from ebbtide.saver.pools.cuda_pools import take_snapshot
+    from ebbtide.saver.pools.cuda_pools import snapshot_by_pool
 
     try:
-        segments = {one["address"] for one in take_snapshot() if tuple(one["segment_pool_id"]) == DEFAULT_POOL}
+        segments = {one["address"] for one in snapshot_by_pool().get(DEFAULT_POOL, ())}
     except Exception as error:  # the format of torch's snapshot is not stable
         _logger.debug("torch's snapshot is not understood, so every tag counts as one of its default pool: %r", error)
         return tags
@@ -263,7 +245,7 @@ def _is_any_behind(names: list[str]) -> bool:
 
 
 def _is_any_away() -> bool:
-    return any(_is_away(tag) for tag in set(_tags_behind))
+    return any(map(has_memory_away, find_tags(list(_tags_behind)).values())) if _tags_behind else False
 
 
 def _concerns(tag: str, names: list[str]) -> bool:
@@ -308,15 +290,8 @@ def _check_threads() -> None:
         )
 
 
-def _is_away(tag: str) -> bool:
-    info = _core.query_tag(tag)
-    return info is not None and info.stored_bytes + info.dropped_bytes + info.detached_bytes + info.left_bytes > 0
-
-
-def _forget_parent() -> None:
-    global _open, _is_guarded, _guarded
-    _open, _is_guarded, _guarded = [], False, []
+def forget_parent() -> None:
+    """In a forked child (`ebbtide.locks`)."""
+    global _open, _guarded
+    _open, _guarded = [], []
     _tags_behind.clear()
-
-
-os.register_at_fork(after_in_child=_forget_parent)

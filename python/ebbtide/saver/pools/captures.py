@@ -81,36 +81,26 @@ class _Capture:
             self._guard.detach()
 
 
-class _Begin(_core.Scope):
-    """Wraps torch's own begin. After an interrupt, torch is asked whether the capture began."""
+class _Boundary(_core.Scope):
+    """Wraps torch's own begin or end of a capture. If that fails, torch is asked whether the stream captures: then the
+    capture goes on, and the caller may try again.
 
-    def __init__(self, capture: _Capture, graph: Any, owns_pool: bool) -> None:
+    Args:
+        graph: of a capture that begins; None: it ends.
+    """
+
+    def __init__(self, capture: _Capture, graph: Any = None, owns_pool: bool = True) -> None:
         self._capture, self._graph, self._owns_pool = capture, graph, owns_pool
 
     def _open(self) -> None:
-        self._capture.begin(self._graph)
+        if self._graph is not None:
+            self._capture.begin(self._graph)
 
     def _close(self) -> None:
-        if self._failure is None or (self._capture.is_open and _is_under_way(self._capture)):
+        has_failed = self._failure is not None
+        if (self._capture.is_open and _is_under_way(self._capture)) if has_failed else self._graph is not None:
             return
-        if self._owns_pool:  # a pool that the caller gave may be in use elsewhere
-            self._capture.forget()
-        self._capture.end()
-
-
-class _End(_core.Scope):
-    """Wraps torch's own end. If that fails and the stream still captures, the caller may try again."""
-
-    def __init__(self, capture: _Capture) -> None:
-        self._capture = capture
-
-    def _open(self) -> None:
-        """Nothing to do before the end."""
-
-    def _close(self) -> None:
-        if self._failure is not None:
-            if _is_under_way(self._capture):
-                return
+        if has_failed and self._owns_pool:  # a pool that the caller gave may be in use elsewhere
             self._capture.forget()
         self._capture.end()
 
@@ -219,7 +209,7 @@ def _wrap(graph_class: Any, make_allocator: Any) -> None:
         allocator = make_allocator()
         given, *rest = args or (kwargs.pop("pool", None),)
         pool_id = allocator.make_pool() if given is None else given
-        with _Begin(_Capture(self, pool_id, allocator), self, given is None):
+        with _Boundary(_Capture(self, pool_id, allocator), self, given is None):
             return begin(self, pool_id, *rest, **kwargs)
 
     @functools.wraps(end)
@@ -227,7 +217,7 @@ def _wrap(graph_class: Any, make_allocator: Any) -> None:
         capture = current(self)
         if capture is None:
             return end(self, *args, **kwargs)
-        with _End(capture):
+        with _Boundary(capture):
             return end(self, *args, **kwargs)
 
     graph_class.capture_begin = capture_begin

@@ -28,16 +28,17 @@ class CpuPools:
         """See PoolBackend."""
         return int(self._extension.pool_create(slot, tag))
 
-    def segments(self, pool: int) -> Sequence[Segment]:
+    def segments_of(self, pools: Sequence[int]) -> Sequence[Sequence[Segment] | None]:
         """See PoolBackend."""
         return [
-            make_segment(address, size, [(address + offset, length, not is_used) for offset, length, is_used in blocks])
-            for address, size, blocks in self._extension.pool_snapshot(pool)
+            [
+                make_segment(
+                    address, size, [(address + start, length, not is_used) for start, length, is_used in blocks]
+                )
+                for address, size, blocks in self._extension.pool_snapshot(pool)
+            ]
+            for pool in pools
         ]
-
-    def segments_of(self, pools: Sequence[int]) -> Sequence[Sequence[Segment] | None]:
-        """See PoolBackend. One pool after the other: nothing is gained by asking at once."""
-        return [self.segments(pool) for pool in pools]
 
     def used_blocks(self, pools: Sequence[int]) -> Sequence[UsedBlock]:
         """See PoolBackend. Nobody records where a block was made."""

@@ -48,6 +48,7 @@ DISSOLVE_FROM = (2, 10)
 POOLS_FLUSH_FROM = (2, 13)
 _MOST_SMALL_NUMBER = 256  # CPython has each up to this once
 _SMALL_NUMBERS_ARE_IMMORTAL = sys.version_info >= (3, 12)
+FEW_POOLS = 8  # asked about one by one; the snapshot of all pools lists everything that torch holds
 OWN_USES = 2  # use counts of a pool: the object's, and the one from `make`
 
 _immortal: dict[int, Any] = {}  # by id()
@@ -103,23 +104,14 @@ class CudaPools:
         _core.call_together((self._begin, (device, pool.id)), (self._end, (device, pool.id)))
         return pool
 
-    def segments(self, pool: CudaPool) -> Sequence[Segment] | None:
+    def segments_of(self, pools: Sequence[CudaPool]) -> Sequence[Sequence[Segment] | None]:
         """See PoolBackend. torch before 2.9 does not list the segments of one pool."""
         if not _parameters(torch.cuda.memory_snapshot):
-            return None
-        for number in pool.id:
-            if not _SMALL_NUMBERS_ARE_IMMORTAL or number > _MOST_SMALL_NUMBER:
-                _keep_another_reference(number)
-        return read_cuda_segments(take_snapshot(pool.id))
-
-    def segments_of(self, pools: Sequence[CudaPool]) -> Sequence[Sequence[Segment] | None]:
-        """See PoolBackend."""
-        if not _parameters(torch.cuda.memory_snapshot):
             return [None] * len(pools)
-        by_pool: dict[tuple[int, int], list[Any]] = {pool.id: [] for pool in pools}
-        for segment in take_snapshot():
-            by_pool.get(tuple(segment["segment_pool_id"]), []).append(segment)
-        return [read_cuda_segments(by_pool[pool.id]) for pool in pools]
+        if len(pools) <= FEW_POOLS:
+            return [_segments(pool) for pool in pools]
+        by_pool = snapshot_by_pool()
+        return [read_cuda_segments(by_pool.get(pool.id, ())) for pool in pools]
 
     def used_blocks(self, pools: Sequence[CudaPool]) -> Sequence[UsedBlock]:
         """See PoolBackend. Of all pools, those of graphs and the default one too."""
@@ -160,6 +152,13 @@ class CudaPools:
         _core.call_together(*((function, pool) for pool in pools for function in (self._begin, self._end)))
         uses = [PoolUse(self._begin, pool, (self._end, self._release)) for pool in pools]
         return Separation(uses, [(self._release, pool) for pool in pools])
+
+
+def _segments(pool: CudaPool) -> list[Segment]:
+    for number in pool.id:
+        if not _SMALL_NUMBERS_ARE_IMMORTAL or number > _MOST_SMALL_NUMBER:
+            _keep_another_reference(number)
+    return read_cuda_segments(take_snapshot(pool.id))
 
 
 class _MadeOn(_core.Scope):
@@ -205,6 +204,14 @@ def take_snapshot(*pool_id: Any) -> Any:
     known = _parameters(torch.cuda.memory_snapshot)
     without_traces = {"include_traces": False} if "include_traces" in known else {}
     return torch.cuda.memory_snapshot(*pool_id, **without_traces)
+
+
+def snapshot_by_pool() -> dict[tuple[int, int], list[Any]]:
+    """The segments in a snapshot of all pools, by the id of their pool."""
+    by_pool: dict[tuple[int, int], list[Any]] = {}
+    for segment in take_snapshot():
+        by_pool.setdefault(tuple(segment["segment_pool_id"]), []).append(segment)
+    return by_pool
 
 
 def read_used_blocks(snapshot: Sequence[Mapping[str, Any]]) -> list[UsedBlock]:

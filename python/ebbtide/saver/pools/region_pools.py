@@ -58,6 +58,11 @@ class RegionPool:
         """Whether a thread uses the pool. Closing the lease is therefore all it takes to make its pools idle."""
         return self.lease is not None and self.lease.is_open
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether a thread may lease it."""
+        return not self.is_leased and not self.is_dissolved
+
 
 def may_enter(pool_epoch: int, lease_epoch: int, is_away: bool) -> bool:
     """Whether a pool may be entered: nothing of the tag is away, or the pool is newer than the last pause."""
@@ -115,9 +120,9 @@ class RegionPools:
         return None
 
     def _take_retired(self, backend: PoolBackend, key: PoolKey, lease: "_core.HeldLease") -> RegionPool | None:
-        with _core.Holding() as holding:
+        with _core.Frame() as frame:
             with self._lock:
-                retired, kept = self._idle_of(key), holding.withhold()
+                retired, kept = self._idle_of(key), frame.withhold()
                 for each in retired:
                     each.lease = kept  # no other thread takes them while their memory comes back
             pool = next((each for each in retired if _bring_back(backend, key.tag, each, lease)), None)
@@ -141,51 +146,44 @@ class RegionPools:
                 self._keys_of.setdefault(key.tag, []).append(key)
             self._pools[key].append(pool)
 
-    def _keys(self, tags: Collection[str] | None) -> list[PoolKey]:
+    @locked
+    def _known(self, tags: Collection[str] | None) -> list[tuple[PoolKey, RegionPool]]:
         names = self._keys_of if tags is None else dict.fromkeys(tags)
-        return [key for name in names for key in self._keys_of.get(name, ())]
+        return [(key, pool) for name in names for key in self._keys_of.get(name, ()) for pool in self._pools[key]]
 
     def _idle_of(self, key: PoolKey) -> list[RegionPool]:
-        idle = (pool for pool in self._pools.get(key, ()) if not pool.is_leased and not pool.is_dissolved)
-        return sorted(idle, key=lambda pool: pool.number)
+        return [pool for pool in self._pools.get(key, ()) if pool.is_idle]
 
-    @locked
     def idle(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, RegionPool]]:
         """The idle pools of these tags; None means all tags."""
-        return [(key, pool) for key in self._keys(tags) for pool in self._idle_of(key)]
+        return [(key, pool) for key, pool in self._known(tags) if pool.is_idle]
 
-    @locked
     def unleased(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, RegionPool]]:
         """The idle pools of these tags (None: all tags), and the dissolved ones that torch may still hold memory of."""
-        return [(key, pool) for key in self._keys(tags) for pool in self._pools[key] if not pool.is_leased]
+        return [(key, pool) for key, pool in self._known(tags) if not pool.is_leased]
 
-    @locked
+    def dissolved(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, RegionPool]]:
+        """The dissolved ones of these, except those withheld right now."""
+        return [(key, pool) for key, pool in self.unleased(tags) if pool.is_dissolved]
+
     def pools(self, tag: str) -> list[RegionPool]:
         """All pools of the tag that are not dissolved, leased ones too."""
-        return [pool for key in self._keys([tag]) for pool in self._pools[key] if not pool.is_dissolved]
+        return [pool for _, pool in self._known([tag]) if not pool.is_dissolved]
+
+    @locked
+    def withhold(self, tags: Collection[str], frame: "_core.Frame") -> list[tuple[PoolKey, RegionPool]]:
+        """Like `withheld`, until the frame is closed."""
+        chosen = [(key, pool) for key, pool in self.idle(tags) if not pool.is_captured]
+        kept = frame.withhold()
+        for _, pool in chosen:
+            pool.lease = kept
+        return chosen
 
     def withheld(self, tags: Collection[str]) -> "Withheld":
         """For a `with`: the idle pools of these tags, except those that a capture has marked. No thread leases them
         meanwhile, nor afterwards those that were dissolved by then.
         """
         return Withheld(self, tags)
-
-    @locked
-    def withhold(self, tags: Collection[str], holding: "_core.Holding") -> list[tuple[PoolKey, RegionPool]]:
-        """Like `withheld`, until the holding is closed."""
-        chosen = [(key, pool) for key, pool in self.idle(tags) if not pool.is_captured]
-        kept = holding.withhold()
-        for _, pool in chosen:
-            pool.lease = kept
-        return chosen
-
-    @locked
-    def dissolved(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, RegionPool]]:
-        """The dissolved pools of these tags (None: all tags) that torch may still hold memory of, except those withheld
-        right now.
-        """
-        found = [(key, pool) for key in self._keys(tags) for pool in self._pools[key]]
-        return [(key, pool) for key, pool in found if pool.is_dissolved and not pool.is_leased]
 
     def forget(self, gone: Sequence[tuple[PoolKey, RegionPool]]) -> None:
         """Drops dissolved pools of which no memory is left."""
@@ -194,11 +192,11 @@ class RegionPools:
             for key in {key for key, _ in gone}:
                 self._pools[key] = list(filterfalse(over.__contains__, self._pools[key]))
 
-    def begin_capture(self, holding: "_core.Holding", pool_id: Any = None) -> None:
-        """Counts a capture until the holding is closed. Marks the pools that it may allocate from: the one with this
+    def begin_capture(self, frame: "_core.Frame", pool_id: Any = None) -> None:
+        """Counts a capture until the frame is closed. Marks the pools that it may allocate from: the one with this
         id, and those that are open for all threads, now or later. The marks stay.
         """
-        holding.begin_capture()
+        frame.begin_capture()
         with self._lock:
             for pool in [pool for pools in self._pools.values() for pool in pools]:
                 is_named = pool_id is not None and getattr(pool.handle, "id", None) == pool_id
@@ -210,13 +208,13 @@ class Withheld(_core.Scope):
 
     def __init__(self, owner: RegionPools, tags: Collection[str]) -> None:
         self._registry, self._tags = owner, tags
-        self._holding = _core.Holding()
+        self._frame = _core.Frame()
 
     def _open(self) -> list[tuple[PoolKey, RegionPool]]:
-        return self._registry.withhold(self._tags, self._holding)
+        return self._registry.withhold(self._tags, self._frame)
 
     def _close(self) -> None:
-        self._holding.close()
+        self._frame.close()
 
 
 def _bring_back(backend: PoolBackend, tag: str, pool: RegionPool, lease: "_core.HeldLease") -> bool:
@@ -226,11 +224,11 @@ def _bring_back(backend: PoolBackend, tag: str, pool: RegionPool, lease: "_core.
     Without this, a program that allocates in a paused tag in every cycle would leave a pool behind each time.
     """
     try:
-        segments = backend.segments(pool.handle)
+        (segments,) = backend.segments_of([pool.handle])
         if segments is None or not all(segment.is_free for segment in segments):
             return False
         if segments:
-            _core.resume([tag], False, [segment.address for segment in segments])
+            _core.resume([tag], addresses=[segment.address for segment in segments])
     except (Error, KeyError, TypeError, ValueError):
         # There is too little memory, a capture is under way, or the snapshot is not understood. A fresh pool will do.
         return False

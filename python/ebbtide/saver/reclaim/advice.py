@@ -9,7 +9,9 @@ from typing import Any
 
 from ebbtide import logs
 from ebbtide.errors import Error
-from ebbtide.saver.pools import backends, captures, pool_segments, region_pools
+from ebbtide.saver.pools import captures
+from ebbtide.saver.pools.pool_segments import free_in, look_at
+from ebbtide.saver.pools.region_pools import registry
 from ebbtide.saver.state.known_tags import allocations_of
 from ebbtide.sizes import format_size
 
@@ -26,16 +28,10 @@ def install() -> None:
 
 def cached_bytes() -> dict[str, int]:
     """What `saver.trim` would give back, in bytes of device memory by tag, the most first."""
-    backend = backends.existing_backend()
-    if backend is None or captures.is_capturing():
+    if captures.is_capturing():
         return {}
-    idle = [pool for _, pool in region_pools.registry.idle() if not pool.is_captured]
-    free = {
-        segment.address
-        for segments in pool_segments.look_at(backend, idle).values()
-        for segment in segments or ()
-        if segment.is_free
-    }
+    seen = look_at([pool for _, pool in registry.idle() if not pool.is_captured])
+    free = set().union(*map(free_in, seen.values()))
     found: dict[str, int] = {}
     for info in allocations_of([]) if free else ():
         on_device = info.resident_bytes - info.host_bytes

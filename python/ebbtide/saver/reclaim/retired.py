@@ -7,7 +7,9 @@ that are free now, and later ones at each flush and whenever the device is short
 from collections.abc import Sequence
 
 from ebbtide import _core
-from ebbtide.saver.pools import backends, captures, pool_segments, region_pools
+from ebbtide.saver.pools import captures
+from ebbtide.saver.pools.pool_segments import free_in, look_at
+from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, registry
 from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.state.known_tags import allocations_of
 
@@ -25,28 +27,20 @@ def retire(tags: Sequence[str], *, only_with_free_segments: bool = False) -> "li
     Returns:
         The allocations that were freed.
     """
-    backend = backends.existing_backend()
-    if backend is None or captures.is_capturing():
-        return []
-    resident = {
-        info.address for info in allocations_of(tags) if info.resident_bytes
-    }  # unless they are paused meanwhile
-    with region_pools.registry.withheld(tags) as withheld:
-        _dissolve(backend, withheld, resident, only_with_free_segments)
+    if captures.is_capturing() or not registry.idle(tags):
+        return spilled.release_dissolved(tags)
+    # unless they are paused meanwhile
+    resident = {info.address for info in allocations_of(tags) if info.resident_bytes}
+    with registry.withheld(tags) as withheld:
+        _dissolve(withheld, resident, only_with_free_segments)
     return spilled.release_dissolved(tags)
 
 
-def _dissolve(
-    backend: backends.PoolBackend,
-    withheld: Sequence[tuple[region_pools.PoolKey, region_pools.RegionPool]],
-    resident: set[int],
-    only_with_free: bool,
-) -> None:
-    seen = pool_segments.look_at(backend, [pool for _, pool in withheld])
+def _dissolve(withheld: Sequence[tuple[PoolKey, RegionPool]], resident: set[int], only_with_free: bool) -> None:
+    seen = look_at([pool for _, pool in withheld])
     for key, pool in withheld:
-        segments = seen[pool] or ()
-        free = {segment.address for segment in segments if segment.is_free}
-        if free or (segments and not only_with_free):
+        free = free_in(seen[pool])
+        if free or (seen[pool] and not only_with_free):
             # What shares a driver handle with living memory would keep its own, however torch frees it.
-            spilled.trim_pool(key.tag, pool, free & resident)
-            spilled.dissolve_pool(backend, pool)
+            spilled.try_to_trim(key.tag, pool, free & resident)
+            spilled.dissolve_pool(pool)

@@ -10,11 +10,13 @@
 """
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from ebbtide import _core
 from ebbtide.errors import StateError
-from ebbtide.saver.pools import backends, captures, pool_segments, region_pools
+from ebbtide.saver.pools import backends, captures
+from ebbtide.saver.pools.pool_segments import free_in, look_at
+from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, registry
 from ebbtide.saver.state.known_tags import allocations_of
 from ebbtide.saver.values.arguments import NO_OVERFLOW_CODE
 
@@ -24,93 +26,81 @@ def release_free(tag: str) -> None:
     of the tag is open, only its dissolved pools are touched.
     """
     release_dissolved([tag])
-    backend = backends.existing_backend()
     spilled = {info.address for info in _core.allocations(tag) if info.host_bytes}
-    if backend is None or not spilled:
-        return
-    with region_pools.registry.withheld([tag]) as withheld:
-        for _, pool in withheld:
-            trim_pool(tag, pool, _free_in(backend, pool) & spilled)
+    if spilled:
+        with registry.withheld([tag]) as withheld:
+            for pool, segments in look_at([pool for _, pool in withheld]).items():
+                try_to_trim(tag, pool, free_in(segments) & spilled)
 
 
 def prefer_device(tag: str) -> None:
     """Makes sure that torch's next blocks from the tag's idle pools lie on the device; dissolves pools if it must."""
-    backend = backends.existing_backend()
     slow = {info.address: info for info in _core.allocations(tag) if info.host_bytes or info.is_trimmed}
-    if backend is not None and slow:
-        room = {info.device: _core.query_device(info.device).room_bytes for info in slow.values()}
-        with region_pools.registry.withheld([tag]) as withheld:
-            for key, pool in withheld:
-                _prefer_device_in(key, pool, backend, slow, room)
+    if slow:
+        with registry.withheld([tag]) as withheld:
+            _prefer_device(tag, withheld, slow)
     release_dissolved([tag])
 
 
-def _prefer_device_in(
-    key: region_pools.PoolKey,
-    pool: region_pools.RegionPool,
-    backend: backends.PoolBackend,
-    slow: "Mapping[int, _core.AllocationInfo]",
-    room: dict[int, int],
+def _prefer_device(
+    tag: str, withheld: Sequence[tuple[PoolKey, RegionPool]], slow: "Mapping[int, _core.AllocationInfo]"
 ) -> None:
-    """slow: what lies on the host or was trimmed, by address. room: bytes by device, less what this takes of it."""
-    if key.overflow == NO_OVERFLOW_CODE:
-        return
-    found = [slow[address] for address in _free_in(backend, pool) if address in slow]
-    needed_bytes = sum(info.size_bytes if info.is_trimmed else info.host_bytes for info in found)
-    if needed_bytes > room.get(pool.device, 0):
-        dissolve_pool(backend, pool)
-    elif found:
-        room[pool.device] -= needed_bytes
-        trim_pool(key.tag, pool, {info.address for info in found if not info.is_trimmed})
-
-
-def _free_in(backend: backends.PoolBackend, pool: region_pools.RegionPool) -> set[int]:
-    """The addresses of segments in which nothing is in use."""
-    return {segment.address for segment in pool_segments.look(backend, pool) or () if segment.is_free}
+    """slow: what lies on the host or was trimmed, by address."""
+    room = {info.device: _core.query_device(info.device).room_bytes for info in slow.values()}
+    for pool, segments in look_at([pool for key, pool in withheld if key.overflow != NO_OVERFLOW_CODE]).items():
+        found = [slow[address] for address in free_in(segments) if address in slow]
+        needed_bytes = sum(info.size_bytes if info.is_trimmed else info.host_bytes for info in found)
+        if needed_bytes > room.get(pool.device, 0):
+            dissolve_pool(pool)
+        elif found:
+            room[pool.device] -= needed_bytes
+            try_to_trim(tag, pool, {info.address for info in found if not info.is_trimmed})
 
 
 def dissolve(tag: str, backup: int) -> None:
     """Ends the idle pools of this tag and backup, a core code: torch frees what is free in them now, and the rest at
     the first flush after it became free. Nothing happens to pools that a capture has marked, and before torch 2.10."""
-    backend = backends.existing_backend()
-    if backend is None:
-        return
-    with region_pools.registry.withheld([tag]) as withheld:
+    with registry.withheld([tag]) as withheld:
         for _, pool in filter(lambda each: each[0].backup == backup, withheld):
-            dissolve_pool(backend, pool)
+            dissolve_pool(pool)
     release_dissolved([tag])
 
 
 def release_dissolved(tags: Collection[str]) -> "list[_core.AllocationInfo]":
     """Frees what is free by now in dissolved pools of these tags; returns the allocations that went."""
     backend = backends.existing_backend()
-    dissolved = region_pools.registry.dissolved(tags)
+    dissolved = registry.dissolved(tags)
     if backend is None or not dissolved:
         return []
     pools = [pool for _, pool in dissolved]
-    held = pool_segments.look_at(backend, pools)
-    free = {segment.address for segments in held.values() for segment in segments or () if segment.is_free}
-    of_tags = [key.tag for key, _ in dissolved]
-    found = [info for info in allocations_of(of_tags) if info.address in free] if free else []
+    held = look_at(pools)
+    free = set().union(*map(free_in, held.values()))
+    found = [info for info in allocations_of([key.tag for key, _ in dissolved]) if info.address in free] if free else []
     if free and not captures.is_capturing():
         backend.give_back([pool.handle for pool in pools])
-        held = pool_segments.look_at(backend, pools)
-    region_pools.registry.forget([(key, pool) for key, pool in dissolved if held[pool] == []])
+        held = look_at(pools)
+    registry.forget([(key, pool) for key, pool in dissolved if held[pool] == []])
     kept = {segment.address for segments in held.values() for segment in segments or ()}
     return [info for info in found if info.address not in kept]
 
 
-def dissolve_pool(backend: backends.PoolBackend, pool: region_pools.RegionPool) -> None:
+def dissolve_pool(pool: RegionPool) -> None:
     """No thread enters it from now on, where torch can dissolve it."""
+    backend = backends.existing_backend()
     pool.is_dissolved = True  # set before: a failure may leave it half dissolved
-    if not backend.dissolve(pool.handle):
+    if backend is None or not backend.dissolve(pool.handle):
         pool.is_dissolved = False
 
 
-def trim_pool(tag: str, pool: region_pools.RegionPool, addresses: set[int]) -> None:
-    """Releases the memory of these segments of a withheld pool, unless a thread has entered the tag, or captures."""
-    if not addresses:
-        return
-    pool.trimmed |= addresses  # set before the trim: one that fails midway leaves some of them away
-    with contextlib.suppress(StateError):
-        _core.trim([tag], sorted(addresses))
+def trim_pools(tags: list[str], addresses: Mapping[RegionPool, set[int]]) -> "_core.Report":
+    """Releases the memory of these segments of withheld pools, which come back with the next lease of their pool."""
+    for pool, trimmed in addresses.items():
+        pool.trimmed |= trimmed  # set before the trim: one that fails midway leaves some of them away
+    return _core.trim(tags, addresses=sorted(set().union(*addresses.values())))
+
+
+def try_to_trim(tag: str, pool: RegionPool, addresses: set[int]) -> None:
+    """The same, unless a thread has entered the tag, or captures."""
+    if addresses:
+        with contextlib.suppress(StateError):
+            trim_pools([tag], {pool: addresses})

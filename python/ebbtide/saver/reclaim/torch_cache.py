@@ -48,7 +48,7 @@ def claim_with_retries(
     claim: Callable[[], _T], seconds: float = 0.0, make_room: Callable[[], bool] = lambda: False
 ) -> _T:
     """Calls `claim`, and again until `seconds` have passed. After the first failure and before the last try, everything
-    that is cached is given back, and all are asked who can make room.
+    that is cached is given back, and `makers_of_room` are called.
 
     Args:
         make_room: makes the claim smaller, and says whether it did; called where one fails.

@@ -13,9 +13,9 @@ from ebbtide import _core
 from ebbtide.errors import Error, StateError
 from ebbtide.saver.check import enabling
 from ebbtide.saver.pools import backends
-from ebbtide.saver.pools.pool_segments import Look
 from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, holder_name, registry
-from ebbtide.saver.reclaim import dead, spilled, torch_cache
+from ebbtide.saver.reclaim import spilled, torch_cache
+from ebbtide.saver.reclaim.look import Look
 from ebbtide.saver.regions import startup
 from ebbtide.saver.values.arguments import NO_OVERFLOW_CODE
 
@@ -37,7 +37,7 @@ def prepare_region(
     """Fills the frame with a lease on the tag and a pool of it for each device; False where ebbtide is off.
 
     Args:
-        holder: who is said to be inside; None: this thread.
+        holder: what errors call the holder of the lease; None: this thread.
 
     Raises:
         StateError: this process is a forked child; also what `startup.backend` raises.
@@ -73,7 +73,7 @@ def prepare_region(
     lease = frame.open_lease(policy.tag, holder or holder_name())
     frame.tag_thread(policy.tag, policy.backup, policy.retain)
     if lease.is_away:
-        dead.release(Look([policy.tag]))
+        Look([policy.tag]).release_dead()
     reaches_all_threads = takes_all_threads or backend.one_thread_only
     pools = [registry.take(backend, key, lease, takes_all_threads=reaches_all_threads) for key in keys]
     restore_trimmed(policy.tag, pools)
@@ -95,7 +95,7 @@ def restore_trimmed(tag: str, pools: Sequence[RegionPool]) -> None:
     # torch may have freed a segment since. Its address may belong to another allocation by now.
     trimmed = [info.address for info in _core.allocations(tag) if info.is_trimmed and info.address in wanted]
     if trimmed:
-        torch_cache.claim_with_retries(lambda: _core.resume([tag], False, trimmed))
+        torch_cache.claim_with_retries(lambda: _core.resume([tag], addresses=trimmed))
     for pool in pools:
         pool.trimmed.clear()
 

@@ -70,7 +70,7 @@ class GraphCapture(DecoratingScope):
     ) -> None:
         self._graph, self._tag, self._backup, self._arguments = graph, tag, backup, arguments
         self._replaced = replaced
-        self._holding = _core.Holding()
+        self._frame = _core.Frame()
         self._tagging: _core.Frame | None = None  # gives the thread's own allocations the tag
         self._inner: Any = None  # torch's own context manager, set before it is entered
         self._stream: Any = None  # the current stream before it
@@ -109,7 +109,7 @@ class GraphCapture(DecoratingScope):
             return self._replaced
         if self._replaced is None:
             registry.slot(key)
-            lease = self._holding.open_lease(key.tag, f"a capture in {holder_name()}")
+            lease = self._frame.open_lease(key.tag, f"a capture in {holder_name()}")
             return _pool_for(backend, key, self._graph, lease).region_pool.handle.id
         if program.has_hooks() and not expandable_segments.are_on():
             captures.warn_of_registrations()
@@ -137,7 +137,7 @@ class GraphCapture(DecoratingScope):
                 failure = error
             _set_stream(self._stream)
         stand_ins.end(self)
-        self._holding.close()
+        self._frame.close()
         return failure
 
 
@@ -209,8 +209,8 @@ def _shared(backend: backends.PoolBackend, key: PoolKey, replaced: Any = None) -
     shared = _find_shared(key, replaced)
     if shared is None:
         registry.slot(key)
-        with _core.Holding() as holding:
-            made = _make(backend, key, holding.open_lease(key.tag, holder_name()).epoch, None)
+        with _core.Frame() as frame:
+            made = _make(backend, key, frame.open_lease(key.tag, holder_name()).epoch, None)
         made.replaced = replaced
         with _lock:  # if another thread was faster, its pool is used, and ours stays empty
             shared = _find_shared(key, replaced)

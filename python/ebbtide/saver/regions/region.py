@@ -24,6 +24,7 @@ from ebbtide.saver.values.arguments import (
     overflow_name,
     retain_flag,
 )
+from ebbtide.scopes import run_inside
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -53,13 +54,7 @@ class _AllocationScope(ordinary_memory.FrameScope):
             raise TypeError(f"this decorates functions, not {function!r}")
         if inspect.isgeneratorfunction(function):
             return self._wrap_generator(function)
-
-        @functools.wraps(function)
-        def inside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            with self:
-                return function(*args, **kwargs)
-
-        return inside
+        return run_inside(function, lambda: self)
 
     def _wrap_generator(self, function: Callable[_P, Any]) -> Callable[_P, Any]:
         @functools.wraps(function)
@@ -88,7 +83,7 @@ class _AllocationScope(ordinary_memory.FrameScope):
 
     def _end(self, generator: Generator[Any, Any, Any]) -> None:
         """Closes a decorated generator, inside where that is possible. Where it is not (no room for what was trimmed, a
-        forked child), its `finally` blocks run outside: a collected generator's error would reach nobody."""
+        forked child), its `finally` blocks run outside: a collected generator's error would be lost."""
         is_inside = False
         try:
             with self:
@@ -180,9 +175,6 @@ class Separate(_AllocationScope):
     def _prepare(self, frame: "_core.Frame") -> bool:
         return _prepare_separate(frame)
 
-    def __repr__(self) -> str:
-        return "region.separate_memory()"
-
 
 def _prepare_separate(frame: "_core.Frame") -> bool:
     backend = startup.backend()
@@ -205,9 +197,6 @@ class Tagged(_AllocationScope):
     def _prepare(self, frame: "_core.Frame") -> bool:
         prepare_tagged(frame, self._tag, self._backup)
         return True
-
-    def __repr__(self) -> str:
-        return f"region.Tagged({self._tag!r})"
 
 
 def prepare_tagged(frame: "_core.Frame", tag: str, backup: int) -> None:

@@ -1,8 +1,7 @@
 """The hooks of `saver.on`: functions that are called around operations."""
 
 import itertools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal, get_args
 
 from ebbtide import _core
@@ -12,20 +11,11 @@ from ebbtide.saver.values.arguments import check_tag
 HookEvent = Literal["before_pause", "after_pause", "before_resume", "after_resume"]
 EVENTS: tuple[str, ...] = get_args(HookEvent)
 EVERY_TAG = "*"
-
-
-@dataclass(frozen=True, eq=False)
-class _Hook:
-    event: str
-    tag: str
-    function: Callable[[str], Any]
-    number: int  # hooks run in this order
-
+Call = tuple[Callable[[str], Any], str]
 
 _lock = make_lock()
-_hooks: list[_Hook] = []
-_by_tag: dict[tuple[str, str], list[_Hook]] = {}  # the same hooks by event and tag
-_numbers = itertools.count()
+_hooks: dict[tuple[str, str], dict[int, Callable[[str], Any]]] = {}  # by event and tag, each by its number
+_numbers = itertools.count()  # hooks run in this order
 
 
 def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[], None]:
@@ -62,61 +52,42 @@ def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[
         raise ValueError(f"event must be one of {', '.join(EVENTS)}, not {event!r}")
     if not callable(function):
         raise TypeError(f"a hook is a callable that takes the tag, not {function!r}")
-    hook = _Hook(event, tag if tag == EVERY_TAG else check_tag(tag), function, next(_numbers))
+    key, number = (event, tag if tag == EVERY_TAG else check_tag(tag)), next(_numbers)
     with _lock:
-        _hooks.append(hook)
-        _by_tag.setdefault((event, hook.tag), []).append(hook)
+        _hooks.setdefault(key, {})[number] = function
 
     def remove() -> None:
         with _lock:
-            if hook in _hooks:
-                _hooks.remove(hook)
-                _by_tag[event, hook.tag].remove(hook)
-                if not _by_tag[event, hook.tag]:
-                    del _by_tag[event, hook.tag]
+            _hooks.get(key, {}).pop(number, None)
+            if not _hooks.get(key, True):
+                del _hooks[key]
 
     return remove
 
 
-def wants(events: Iterable[str]) -> bool:
+def wants(events: Collection[str]) -> bool:
     """Whether any hook is registered for one of these events."""
-    if not _hooks:  # the usual case
-        return False
-    events = set(events)
-    with _lock:
-        return any(hook.event in events for hook in _hooks)
+    return bool(_hooks) and any(event in events for event, _ in list(_hooks))
 
 
-def _calls(event: str, tags: Iterable[str]) -> list[tuple[_Hook, str]]:
-    calls: list[tuple[_Hook, str]] = []
+def calls(event: str, tags: Iterable[str]) -> list[Call]:
+    """The calls of all hooks for this event of these tags, in order."""
+    found: list[Call] = []
     with _lock:
-        of_every_tag = _by_tag.get((event, EVERY_TAG), [])
+        of_every_tag = _hooks.get((event, EVERY_TAG), {})
         for tag in tags:
-            hooks = [*of_every_tag, *_by_tag.get((event, tag), [])]
-            calls += [(hook, tag) for hook in sorted(hooks, key=lambda hook: hook.number)]
-    return calls
+            functions = of_every_tag | _hooks.get((event, tag), {})
+            found += [(functions[number], tag) for number in sorted(functions)]
+    return found
 
 
-def is_any_registered(event: str, tag: str) -> bool:
-    """Whether any hook is registered for this event of this tag."""
-    return bool(_calls(event, [tag]))
-
-
-def calls(*moved: tuple[str, Iterable[str]]) -> list[tuple[Callable[[str], Any], str]]:
-    """The calls of all hooks for each (event, tags), in order."""
-    return [(hook.function, tag) for event, tags in moved for hook, tag in _calls(event, tags)]
-
-
-def run_all(left: list[tuple[Callable[[str], Any], str]]) -> None:
-    """Runs each call once and removes it from the list. The first exception is raised after all have run.
+def run_all(left: list[Call], errors: list[Exception]) -> None:
+    """Runs each call once and removes it from the list. What they raise is added to `errors`.
 
     After an interrupt, the remaining calls are still in the list.
     """
-    first: BaseException | None = None
     while left:
         try:
             _core.call_next(left)
-        except BaseException as error:
-            first = first or error
-    if first is not None:
-        raise first
+        except Exception as error:
+            errors.append(error)

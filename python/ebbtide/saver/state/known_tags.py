@@ -24,6 +24,11 @@ def allocations_of(names: Sequence[str]) -> "list[_core.AllocationInfo]":
     return [info for name in dict.fromkeys(names) for info in _core.allocations(name)]
 
 
+def has_memory_away(info: "_core.TagInfo") -> bool:
+    """Whether a resume would move any of the tag's memory."""
+    return info.stored_bytes + info.dropped_bytes + info.detached_bytes + info.left_bytes > 0
+
+
 def check_known(names: Sequence[str]) -> None:
     """Nothing, if regions named all of these.
 

@@ -8,7 +8,7 @@ from ebbtide import _core, driver_choice
 from ebbtide.saver.regions import startup
 from ebbtide.saver.state.known_tags import check_known
 from ebbtide.saver.tensors import living
-from ebbtide.saver.tensors.walk import Found, TensorWalk
+from ebbtide.saver.tensors.walk import FoundTensor, TensorWalk
 from ebbtide.saver.values.arguments import check_tag
 from ebbtide.saver.values.outside import Outside, OutsideTensor
 
@@ -50,7 +50,7 @@ def outside(*objects: Any, tag: str | None = None) -> Outside:
     if tag is not None:
         check_known([tag])
     inside = 0
-    apart: dict[int, tuple[Found, int, str | None]] = {}
+    apart: dict[int, tuple[FoundTensor, int, str | None]] = {}
     places: set[int] = set()
     for each in found:
         memory = living.device_range(each.tensor, backend.device_type)
@@ -75,5 +75,5 @@ def outside(*objects: Any, tag: str | None = None) -> Outside:
     return Outside(tag, by_kind.total(), inside, dict(by_kind), tuple(rows), walk.passed_by)
 
 
-def _name(found: Found, holders: living.Holders | None) -> str:
+def _name(found: FoundTensor, holders: living.Holders | None) -> str:
     return (holders and holders.name_of(found.owner)) or living.describe(found.owner)

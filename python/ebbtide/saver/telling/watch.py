@@ -9,7 +9,6 @@ import _thread
 import atexit
 import contextlib
 import datetime
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -258,11 +257,11 @@ def _stop_at_exit() -> None:
         _bars.stop()
 
 
-def _forget() -> None:
+def forget_parent() -> None:
+    """In a forked child (`ebbtide.locks`)."""
     global _bars
     _bars = _Bars()
     _watches.clear()
 
 
 atexit.register(_stop_at_exit)
-os.register_at_fork(after_in_child=_forget)

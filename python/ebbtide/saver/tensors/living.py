@@ -25,7 +25,7 @@ def living_objects(is_wanted: Callable[[type], bool], *hidden: Globals) -> list[
     """The objects of the wanted types that Python's collector tracks, including those that `gc.freeze` hides from its
     lists: whatever lives is referred to.
 
-    Never a plain tuple: another thread may still be filling it, and then nobody else may refer to it.
+    Never a plain tuple: another thread may still be filling it, and then no other code may refer to it.
 
     Args:
         is_wanted: is asked once for each type of which an object lives.
@@ -156,8 +156,9 @@ def describe(tensor: "torch.Tensor") -> str:
 
 
 def gradient_of(tensor: "torch.Tensor") -> "torch.Tensor | None":
-    """The gradient of a leaf. None for one of several views that one function made, after a write to their base."""
-    return ask(tensor, "grad") if ask(tensor, "is_leaf") else None
+    """The gradient of a leaf, or of another tensor that retains it. None for one of several views that one function
+    made, after a write to their base."""
+    return ask(tensor, "grad") if ask(tensor, "is_leaf") or ask(tensor, "retains_grad") else None
 
 
 def maker_of(tensor: "torch.Tensor") -> str:
@@ -291,6 +292,26 @@ class Holders:
         """Whether it is a parameter or a buffer of a model, which is a module that has parameters; or a part of one."""
         return id(tensor) in self._registered
 
-    def name_of(self, tensor: "torch.Tensor") -> str:
-        """A name that leads to it, or ""."""
-        return self._names.get(id(tensor), "")
+    def name_of(self, *tensors: "torch.Tensor") -> str:
+        """A name that leads to one of them, the first if it has one; or ""."""
+        return next(filter(None, [self._names.get(id(tensor), "") for tensor in tensors]), "")
+
+
+def storages(
+    is_wanted: Callable[[int, int], bool], *hidden: Globals
+) -> "tuple[dict[int, list[torch.Tensor]], Holders]":
+    """The living tensors by the address of their storage, and what holds them.
+
+    Args:
+        is_wanted: whether a storage is, by its address and bytes.
+        hidden: as in `living_objects`.
+    """
+    objects = living_objects(holds_or_names_tensors, *hidden)
+    groups: dict[int, list[torch.Tensor]] = {}
+    for tensor in living_tensors(objects):
+        memory = storage_range(tensor)
+        if memory is not None and is_wanted(*memory):
+            groups.setdefault(memory[0], []).append(tensor)
+    holders = Holders(objects, *hidden)
+    holders.name_others(groups.values(), [objects, groups])
+    return groups, holders

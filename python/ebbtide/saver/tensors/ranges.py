@@ -31,7 +31,7 @@ def ranges_of(things: Any, caller: str) -> Sequence[tuple[int, Range]]:
     their order, each once. A CPU tensor is on 0. Those of an Order, which may be in the list, are known.
 
     Raises:
-        TypeError: something else; `caller` is who says so.
+        TypeError: something else; the message names `caller`.
     """
     if isinstance(things, Order):
         return things.ranges

@@ -23,7 +23,7 @@ _SPARSE_PARTS = {
 }
 
 
-class Found(NamedTuple):
+class FoundTensor(NamedTuple):
     """A tensor of a walk, and what it is: "parameter", "buffer", "gradient", "state" (of an optimizer) or "tensor".
     `owner` is the wrapper or the sparse tensor that it is a part of, else the tensor itself."""
 
@@ -65,7 +65,7 @@ class TensorWalk:
         for found in self.find(thing):
             yield found.tensor
 
-    def find(self, thing: Any) -> Iterator[Found]:
+    def find(self, thing: Any) -> Iterator[FoundTensor]:
         """The same, and what each of them is."""
         if not self._is_known(thing):
             raise TypeError(
@@ -87,7 +87,9 @@ class TensorWalk:
     def _is_known(self, thing: Any) -> bool:
         return isinstance(thing, self._kinds) or _is_dataclass_object(thing)
 
-    def _visit(self, thing: Any, kind: str, owner: "torch.Tensor | None" = None, path: _Path = ()) -> Iterator[Found]:
+    def _visit(
+        self, thing: Any, kind: str, owner: "torch.Tensor | None" = None, path: _Path = ()
+    ) -> Iterator[FoundTensor]:
         if id(thing) in self._seen:
             return
         if not self._is_known(thing):
@@ -108,15 +110,15 @@ class TensorWalk:
         if not any(name.startswith("__") for name in names):  # of Python itself, as in globals()
             self.passed_by[".".join(names)] = type(thing).__name__
 
-    def _visit_tensor(self, tensor: "torch.Tensor", kind: str, owner: "torch.Tensor") -> Iterator[Found]:
+    def _visit_tensor(self, tensor: "torch.Tensor", kind: str, owner: "torch.Tensor") -> Iterator[FoundTensor]:
         if self.is_plain(tensor):
-            yield Found(tensor, kind, owner)
+            yield FoundTensor(tensor, kind, owner)
         else:
             yield from self._visit_parts(tensor, kind, owner)
         if self._with_gradients and why_without_memory(tensor) is None and tensor.is_leaf and tensor.grad is not None:
             yield from self._visit(tensor.grad, "gradient")
 
-    def _visit_parts(self, tensor: "torch.Tensor", kind: str, owner: "torch.Tensor") -> Iterator[Found]:
+    def _visit_parts(self, tensor: "torch.Tensor", kind: str, owner: "torch.Tensor") -> Iterator[FoundTensor]:
         from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
         if is_traceable_wrapper_subclass(tensor):
@@ -127,7 +129,7 @@ class TensorWalk:
             for part in sparse_parts(tensor):
                 yield from self._visit(part, kind, owner)
         else:
-            yield Found(tensor, kind, owner)
+            yield FoundTensor(tensor, kind, owner)
 
 
 def why_without_memory(tensor: "torch.Tensor") -> str | None:

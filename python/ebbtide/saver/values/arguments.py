@@ -116,14 +116,14 @@ def operation_backup_code(backup: object) -> int:
     return AS_ALLOCATED_CODE if backup is AS_ALLOCATED else backup_code(backup)
 
 
-class Leaving(NamedTuple):
+class PauseRequest(NamedTuple):
     """What a pause takes away, and with which backup.
 
     `code` stands for the tags that `own_codes` leaves out.
     """
 
     names: list[str]
-    code: int
+    code: int = AS_ALLOCATED_CODE
     own_codes: Mapping[str, int] = MappingProxyType({})
 
     @property
@@ -131,13 +131,17 @@ class Leaving(NamedTuple):
         """A code for each of the names; empty where `code` stands for all."""
         return [self.own_codes[name] for name in self.names] if self.own_codes else []
 
+    def names_tag(self, tag: str) -> bool:
+        """Whether it is among them; no name stands for every tag."""
+        return not self.names or tag in self.names
+
     def is_kept(self, tag: str, own_backup: int) -> bool:
         """Whether memory of the tag that was allocated with this backup leaves with one."""
         code = self.own_codes.get(tag, self.code)
         return (own_backup if code == AS_ALLOCATED_CODE else code) != NO_BACKUP_CODE
 
 
-def check_leaving(tags: Sequence[object], backup: object, label: str) -> Leaving:
+def check_leaving(tags: Sequence[object], backup: object, label: str) -> PauseRequest:
     """The tags that leave: names, which `backup` stands for, or one mapping of each tag to its own backup.
 
     Raises:
@@ -145,9 +149,9 @@ def check_leaving(tags: Sequence[object], backup: object, label: str) -> Leaving
         ValueError: a malformed tag or backup; a mapping without a tag, which would read as every tag.
     """
     if len(tags) == 1 and isinstance(tags[0], str) and backup is AS_ALLOCATED:  # the usual case
-        return Leaving([check_tag(tags[0])], AS_ALLOCATED_CODE)
+        return PauseRequest([check_tag(tags[0])])
     if not any(isinstance(tag, Mapping) for tag in tags if not isinstance(tag, str)):
-        return Leaving(check_tags(tags), operation_backup_code(backup))
+        return PauseRequest(check_tags(tags), operation_backup_code(backup))
     if len(tags) > 1 or backup is not AS_ALLOCATED:
         raise TypeError(f"{label} takes tags and backup=, or one dict of each tag to its backup, and nothing beside it")
     given = tags[0]
@@ -155,7 +159,7 @@ def check_leaving(tags: Sequence[object], backup: object, label: str) -> Leaving
     codes = {check_tag(tag): operation_backup_code(one) for tag, one in given.items()}
     if not codes:
         raise ValueError(f"{label} was given a dict that names no tag")
-    return Leaving(list(codes), AS_ALLOCATED_CODE, codes)
+    return PauseRequest(list(codes), own_codes=codes)
 
 
 def check_flag(value: object, name: str) -> bool:

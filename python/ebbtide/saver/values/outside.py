@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ebbtide.saver.values.shown import Shown, html_table, not_looked_into
+from ebbtide.saver.values.shown import Shown, html_table, not_looked_into, text_table
 from ebbtide.sizes import format_size
 
 _SHOWN = 10
@@ -80,9 +80,7 @@ class Outside(Shown):
             return "\n".join([inside if self.inside else "no device memory of a tensor was found", *passed])
         where = "in no tag" if self.tag is None else f"outside of tag {self.tag}"
         lines = [f"{format_size(self.bytes)} of {total} lie {where}: {sum_up(self.by_kind)}"]
-        table = self._table()
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines += ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        lines += [f"  {line}" for line in text_table(self._table())]
         if rest := self.rows[_SHOWN:]:
             lines.append(f"  and {format_size(sum(row.bytes for row in rest))} in {len(rest)} more")
         return "\n".join([*lines, *passed, self._advice()])

@@ -1,6 +1,5 @@
 """The results of operations and queries: plain values with a readable `str`."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -8,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from ebbtide import _core
 from ebbtide.saver.values.arguments import backup_names
-from ebbtide.saver.values.shown import Shown, html_table, not_looked_into
+from ebbtide.saver.values.shown import Shown, html_table, not_looked_into, text_table
 from ebbtide.sizes import format_size
 
 _TOTALS = ("bytes", "copied", "skipped", "clean", "unused", "constant")
@@ -152,20 +151,6 @@ class Report(Shown):
             left=reports[-1].left if reports else (),
         )
 
-    def with_freed(self, freed: Iterable[tuple[str, int, int]]) -> "Report":
-        """A copy with these bytes added: (tag, device ordinal, bytes)."""
-        by_tag, by_device = dict(self.by_tag), dict(self.by_device)
-        rows = [row for row in freed if row[2]]
-        for tag, device, size_bytes in rows:
-            by_tag[tag] = by_tag.get(tag, 0) + size_bytes
-            by_device[device] = by_device.get(device, 0) + size_bytes
-        total = self.bytes + sum(row[2] for row in rows)
-        by_place = {(moved.tag, moved.device): moved for moved in self.rows}
-        for tag, device, size_bytes in rows:
-            moved = by_place.get((tag, device), Moved(tag, device))
-            by_place[tag, device] = replace(moved, bytes=moved.bytes + size_bytes)
-        return replace(self, bytes=total, by_tag=by_tag, by_device=by_device, rows=tuple(by_place.values()))
-
     def __str__(self) -> str:
         verb = VERBS.get(self.kind, "claimed")
         whose = ", ".join(f"{tag} {format_size(size)}" for tag, size in self.by_tag.items())
@@ -307,7 +292,7 @@ class TagStatus(Shown):
 _STATUS_NUMBERS = tuple(name for name in TagStatus.__dataclass_fields__ if name != "backups")
 
 
-class TagTable(dict[str, TagStatus]):
+class TagTable(Shown, dict[str, TagStatus]):
     """Maps a tag to its TagStatus; its `str` is a table.
 
     For example:
@@ -324,14 +309,8 @@ class TagTable(dict[str, TagStatus]):
         """The fields of each status as plain dictionaries, by tag."""
         return {tag: status.to_dict() for tag, status in self.items()}
 
-    def to_json(self) -> str:
-        """`to_dict` as JSON."""
-        return json.dumps(self.to_dict())
-
     def __str__(self) -> str:
-        rows = self._rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join(text_table(self._rows()))
 
     def _repr_html_(self) -> str:
         return html_table(self._rows())

@@ -9,9 +9,9 @@ _MOST_PASSED_BY = 8
 
 
 class Shown:
-    """The base of results: dataclasses with a readable `str`."""
+    """The base of results: dataclasses, and collections of them, with a readable `str`."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Any:
         """The fields as plain dictionaries, lists, strings and numbers."""
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return {each.name: _plain(getattr(self, each.name)) for each in fields}
@@ -41,6 +41,12 @@ def not_looked_into(passed_by: dict[str, str]) -> str:
     shown = [f"{path} ({kind})" for path, kind in list(passed_by.items())[:_MOST_PASSED_BY]]
     left = len(passed_by) - len(shown)
     return f"not looked into: {', '.join(shown)}" + (f" and {left} more" if left else "")
+
+
+def text_table(rows: list[tuple[str, ...]]) -> list[str]:
+    """The lines of a table; the first row is its head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def html_table(rows: list[tuple[str, ...]]) -> str:

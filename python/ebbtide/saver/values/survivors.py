@@ -1,6 +1,5 @@
 """The result of `saver.survivors`: what still lies in a tag, as plain values that keep nothing alive."""
 
-import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,7 +65,7 @@ class Survivor(Shown):
         return "\n    at ".join([", ".join(words), *self.made_at[:_SHOWN_FRAMES]])
 
 
-class Survivors(list[Survivor]):
+class Survivors(Shown, list[Survivor]):
     """Survivors, the largest first; its `str` has a line for each, and what they sum up to.
 
     For example:
@@ -93,10 +92,6 @@ class Survivors(list[Survivor]):
     def to_dict(self) -> list[dict[str, Any]]:
         """A dictionary for each."""
         return [survivor.to_dict() for survivor in self]
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON."""
-        return json.dumps(self.to_dict())
 
     def __str__(self) -> str:
         count = "1 survivor" if len(self) == 1 else f"{len(self)} survivors"

@@ -1,7 +1,7 @@
 """Copies ahead of a pause: what is in use goes to its backup in short steps, and the pause copies what changed since.
 
-A step holds its tag for some milliseconds. So a pause or the beginning of a capture waits that long at most, and needs
-nobody to be told: a step finds what has left, or was freed, no longer there. Memory that is freed during a step goes
+A step holds its tag for some milliseconds. So a pause or the beginning of a capture waits that long at most, and tells
+no copy of itself: a step does not find what has left, or was freed. Memory that is freed during a step goes
 back at its end; an allocation that needs it waits for that. A step that opens a pinned backup pins all of it first.
 
 A thread that copies beside the program sleeps between two steps: a quarter of what the step took, and several times as
@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.locks import make_lock
-from ebbtide.saver.reclaim import unused
+from ebbtide.saver.reclaim.look import Look
 from ebbtide.saver.state.known_tags import check_known, find_tags
+from ebbtide.saver.values.arguments import PauseRequest
 from ebbtide.saver.values.reports import Report
 
 _LARGE_STEP = 256 << 20  # where the program waits for it
@@ -32,7 +33,7 @@ _THREADS_BESIDE = 4  # at most: the core takes a quarter of the cores
 _REST = 0.25
 _FAIR_SHARE = 0.6
 _REST_IF_SLOWED = 4.0
-_LEAST_SLEEP = 0.001  # so that whoever waits for the tag gets it
+_LEAST_SLEEP = 0.001  # so that an operation that waits for the tag gets it
 LONGEST_SLEEP = 0.05
 _CAPTURE_POLL = 0.01
 
@@ -66,22 +67,43 @@ def copy_now(names: Sequence[str]) -> Report:
 
 
 def _steps(name: str, step_bytes: int, threads: int) -> "Iterator[tuple[_core.CopyAhead, Report]]":
-    copying = _core.CopyAhead(name, step_bytes, threads, unused.find_resident([name]))
+    copying = _core.CopyAhead(name, step_bytes, threads, Look([name]).unused(PauseRequest([name]))[0])
     while not copying.is_over:
         yield copying, Report.from_core(copying.step())
 
 
-class Beside:
-    """Copies in the calling thread, beside the program, which goes first. `stop` ends it from any thread.
+class PacedCopy:
+    """Copies in the calling thread with rests, so that the program's own copies go first. `stop` ends it from any
+    thread.
 
     Rests are short, so that a flag is enough: a lock might be held at a fork.
     """
 
     def __init__(self) -> None:
         self._best_rates: dict[str, float] = {}  # by tag
+        self._thread: threading.Thread | None = None
         with _lock:
             self.is_stopped = _is_ending
-            _running.add(self)
+            _copies.add(self)
+
+    def start(self, thread: threading.Thread) -> None:
+        """Starts the daemon thread that it copies in. The end of the interpreter stops it, and waits for its step.
+
+        Raises:
+            RuntimeError: the system starts no thread, or the interpreter is about to end.
+        """
+        with _lock:
+            if _is_ending:
+                raise RuntimeError("the interpreter is about to end: no more copies begin")
+            self._thread = thread  # first: an interrupt may end `start` once the thread runs
+        thread.start()  # without the lock: it waits for the thread, in which a finalizer may start another one
+
+    def end(self) -> None:
+        """Stops it and waits for its thread."""
+        self.stop()
+        if self._thread not in (None, threading.current_thread()):
+            with contextlib.suppress(RuntimeError):  # it never started
+                self._thread.join()  # type: ignore[union-attr]
 
     def stop(self) -> None:
         """Ends the copying after its present step."""
@@ -125,37 +147,21 @@ class Beside:
 
 # Those that may be copying when the interpreter ends: their threads are daemons, which must not be in the core then.
 _lock = make_lock()
-_running: "weakref.WeakSet[Beside]" = weakref.WeakSet()
-_threads: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
+_copies: "weakref.WeakSet[PacedCopy]" = weakref.WeakSet()
 _is_ending = False
 
 
-def start_thread(thread: threading.Thread) -> None:
-    """Starts a daemon thread that a `Beside` copies in. The end of the interpreter stops it, and waits for its step.
-
-    Raises:
-        RuntimeError: the system starts no thread, or the interpreter is about to end.
-    """
-    with _lock:
-        if _is_ending:
-            raise RuntimeError("the interpreter is about to end: no more copies begin")
-        _threads.add(thread)  # first: an interrupt may end `start` once the thread runs
-    thread.start()  # without the lock: it waits for the thread, in which a finalizer may start another one
-
-
-def _stop_all(process: int = os.getpid()) -> None:
+def _end_all(process: int = os.getpid()) -> None:
     global _is_ending
     if os.getpid() != process:
         return
     with _lock:
         _is_ending = True
-        running, threads = list(_running), list(_threads)
-    for beside in running:
-        beside.stop()
-    for thread in threads:
-        if thread is not threading.current_thread():
-            with contextlib.suppress(RuntimeError):  # it never started
-                thread.join()
+        copies = list(_copies)
+    for each in copies:
+        each.stop()
+    for each in copies:
+        each.end()
 
 
-atexit.register(_stop_all)
+atexit.register(_end_all)

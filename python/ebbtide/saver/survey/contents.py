@@ -1,6 +1,7 @@
-"""`saver.survivors`: the tensors that live in a tag, what leads to them, and where they were made."""
+"""What lies in a tag: `saver.survivors`, and why the last pause copied what it copied: `saver.explain`."""
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,98 @@ from ebbtide.saver.pools import backends, region_pools
 from ebbtide.saver.state.known_tags import check_known
 from ebbtide.saver.tensors import living
 from ebbtide.saver.values.arguments import check_tag
+from ebbtide.saver.values.explanation import CopiedTensor, Explanation
 from ebbtide.saver.values.survivors import Survivor, Survivors, UsedBlock
 
 if TYPE_CHECKING:
     import torch
+
+Block = tuple[int, int, str]  # address, bytes, verdict
+_COPIED = ("changed", "copied", "uncompared")
+_FIELDS = ("changed", "clean", "unused", "constant", "uncompared", "dropped", "left")  # by verdict
+
+
+def explain(tag: str) -> Explanation:
+    """Why the last pause of `tag` copied as much as it did, and which tensors lie in what it copied.
+
+        saver.pause("weights")
+        print(saver.explain("weights"))
+
+    It may be asked while the tag is paused and until it is paused again. What was away already when the tag was last
+    paused counts as in the pause that took it away. What has died since is not listed, nor what a trim gave back. The
+    names are those of what lies in the blocks now: ask before the resume, after which a tensor may be made in memory
+    that another has left. It looks at every object of the process, which takes some tenths of a second for each million
+    of them, and costs nothing where it is not asked.
+
+    Returns:
+        An Explanation. All its numbers are 0 if the tag was never paused.
+
+    Raises:
+        TypeError, ValueError: not a tag.
+        StateError: no region ever named it.
+    """
+    check_tag(tag)
+    if driver_choice.is_off():
+        return Explanation(tag, 0, 0, 0, 0, 0, (), (), 0)
+    check_known([tag])
+    blocks = [
+        (address, size_bytes, verdict)
+        for info in sorted(_core.allocations(tag), key=lambda info: info.address)
+        for address, size_bytes, _, verdict in _core.stretches(info.address, info.size_bytes)
+    ]
+    sums: Counter[str] = Counter()
+    for _, size_bytes, verdict in blocks:
+        sums[verdict] += size_bytes
+    copied = [
+        (address, size_bytes, "changed" if verdict == "changed" else "copied")
+        for address, size_bytes, verdict in blocks
+        if verdict in _COPIED
+    ]
+    tensors = _tensors_in(copied)
+    return Explanation(
+        tag,
+        **{verdict: sums[verdict] for verdict in _FIELDS},
+        copied=sums["copied"] + sums["uncompared"],
+        blocks=tuple(copied),
+        tensors=tuple(sorted(tensors, key=lambda tensor: (-tensor.bytes, tensor.address))),
+        unnamed=max(sum(size for _, size, _ in copied) - sum(tensor.bytes for tensor in tensors), 0),
+        was_paused=_core.pause_count(tag) > 0,
+    )
+
+
+def _tensors_in(blocks: Sequence[Block]) -> list[CopiedTensor]:
+    """The storages that have bytes in these blocks, which are in the order of addresses."""
+    if not blocks:
+        return []
+    shares: dict[int, Counter[str]] = {}
+
+    def has_share(address: int, size_bytes: int) -> bool:
+        if address not in shares:
+            shares[address] = _share(blocks, address, size_bytes)
+        return shares[address].total() > 0
+
+    groups, holders = living.storages(has_share, globals())
+    return [
+        CopiedTensor(_name(group, holders), shares[address].total(), shares[address]["changed"], address)
+        for address, group in groups.items()
+    ]
+
+
+def _share(blocks: Sequence[Block], address: int, size_bytes: int) -> "Counter[str]":
+    """The bytes of a range in these blocks, by verdict."""
+    share: Counter[str] = Counter()
+    end = address + size_bytes
+    index = max(bisect_right(blocks, address, key=lambda block: block[0]) - 1, 0)
+    while index < len(blocks) and blocks[index][0] < end:
+        first, length, verdict = blocks[index]
+        share[verdict] += max(min(first + length, end) - max(first, address), 0)
+        index += 1
+    return share
+
+
+def _name(group: "Sequence[torch.Tensor]", holders: living.Holders) -> str:
+    tensor = max(group, key=living.count_of)
+    return holders.name_of(tensor, *group) or living.describe(tensor)
 
 
 def survivors(tag: str) -> Survivors:
@@ -39,14 +128,7 @@ def survivors(tag: str) -> Survivors:
         return Survivors()
     check_known([tag])
     places = _Places(tag)
-    objects = living.living_objects(living.holds_or_names_tensors, globals())
-    groups: dict[int, list[torch.Tensor]] = {}
-    for tensor in living.living_tensors(objects):
-        memory = living.storage_range(tensor)
-        if memory is not None and places.device_of(memory[0]) is not None:
-            groups.setdefault(memory[0], []).append(tensor)
-    holders = living.Holders(objects, globals())
-    holders.name_others(groups.values(), [objects, groups])
+    groups, holders = living.storages(lambda address, _: places.device_of(address) is not None, globals())
     rows = [_describe(group, address, holders, places) for address, group in groups.items()]
     rows += [_describe_block(block, places) for block in places.blocks_without(groups)]
     return Survivors(sorted(rows, key=lambda row: (-row.bytes, row.address)))
@@ -91,7 +173,6 @@ def _describe_block(block: UsedBlock, places: _Places) -> Survivor:
 
 def _describe(group: "Sequence[torch.Tensor]", address: int, holders: living.Holders, places: _Places) -> Survivor:
     tensor = max(group, key=lambda each: (living.count_of(each), bool(holders.name_of(each))))
-    held_by = next(filter(None, map(holders.name_of, [tensor, *group])), "")
     block, memory = places.block_of(address), living.storage_range(tensor)
     return Survivor(
         bytes=memory[1] if memory is not None else 0,
@@ -99,7 +180,7 @@ def _describe(group: "Sequence[torch.Tensor]", address: int, holders: living.Hol
         shape=living.shape_of(tensor),
         dtype=living.dtype_of(tensor),
         views=len(group) - 1,
-        held_by=held_by,
+        held_by=holders.name_of(tensor, *group),
         made_by=living.maker_of(tensor),
         made_at=() if block is None else block.frames,
         device=places.device_of(address) or 0,
