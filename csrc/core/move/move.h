@@ -69,6 +69,11 @@ class Move {
   std::atomic<bool> has_released_any_{false};
 };
 
+// Whether more chunks than these share the memory.
+inline bool has_others(const std::shared_ptr<Backing>& backing, size_t count) {
+  return count < static_cast<size_t>(backing.use_count());
+}
+
 // By block of the allocation: whether the request says that nobody uses it.
 inline std::vector<bool> unused_blocks(const Core& core, const OperationRequest& request,
                                        const Allocation& allocation) {
