@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "core/transfer/copy_run.h"
 #include "driver/device_kernels.h"
 
 namespace ebbtide {
@@ -221,15 +222,21 @@ std::vector<int> CopyAhead::devices() const {
 
 void CopyAhead::run_device(int /*device*/) {
   if (scan_ != nullptr) scan_->launch();
-  std::optional<Copy> copy;
-  std::vector<Part*> submitted;
+  CopyRun<Part> run(engine_.get(), CopyDirection::kToStore, [&](Part& part) { land(part); });
   for (Part& part : parts_) {
     const bool may_go_on = choose(part);
-    if (!part.ranges.empty()) submit(part, copy, submitted);
-    while (const auto job = copy ? copy->poll_landed() : std::nullopt) land(*submitted[*job]);
+    if (!part.ranges.empty()) {
+      reclaim(part);
+      run.submit(part, {.device_address = part.copied->allocation->address() + part.chunk->offset,
+                        .backup = part.copied->stored->backup.get(),
+                        .offset = part.chunk->offset,
+                        .ranges = part.ranges,
+                        .digests = part.digests.data(),
+                        .seed = core().digest_seed});
+    }
     if (!may_go_on) break;
   }
-  while (const auto job = copy ? copy->finish_next() : std::nullopt) land(*submitted[*job]);
+  run.finish();
 }
 
 // Which of its blocks to copy. False where the step has copied as much as it may: the next one goes on there.
@@ -261,25 +268,16 @@ bool CopyAhead::choose(Part& part) {
   return true;
 }
 
-void CopyAhead::submit(Part& part, std::optional<Copy>& copy, std::vector<Part*>& submitted) {
-  BackupRecord& stored = *part.copied->stored;
-  Backup* const backup = stored.backup.get();
+// Pages that an earlier failure gave back.
+void CopyAhead::reclaim(const Part& part) {
+  const BackupRecord& stored = *part.copied->stored;
   for (const CopyRange& range : part.ranges) {
     const size_t offset = part.chunk->offset + range.offset;
     const auto first = stored.blocks.begin() + static_cast<ptrdiff_t>(offset / kernels::kBlockBytes);
     const auto end = first + static_cast<ptrdiff_t>(range.size_bytes / kernels::kBlockBytes);
-    // What an earlier failure gave back.
     const bool is_missing = std::any_of(first, end, [](const StoredBlock& block) { return !block.is_touched; });
-    if (part.copied->was_there && is_missing) backup->reclaim(offset, range.size_bytes);
+    if (part.copied->was_there && is_missing) stored.backup->reclaim(offset, range.size_bytes);
   }
-  if (!copy) copy.emplace(engine_->engine(), CopyDirection::kToStore, engine_->cut());
-  submitted.push_back(&part);
-  copy->submit({.device_address = part.copied->allocation->address() + part.chunk->offset,
-                .backup = backup,
-                .offset = part.chunk->offset,
-                .ranges = part.ranges,
-                .digests = part.digests.data(),
-                .seed = core().digest_seed});
 }
 
 void CopyAhead::land(Part& part) {

@@ -2,13 +2,11 @@
 
 #include <deque>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "core/move/backups.h"
 #include "core/move/move.h"
 #include "core/transfer/block_scan.h"
-#include "store/copy.h"
 
 namespace ebbtide {
 
@@ -63,7 +61,7 @@ class CopyAhead final : public Move {
   void borrow_engine();
   uint64_t ring_of_pause(int device) const;
   bool choose(Part& part);
-  void submit(Part& part, std::optional<Copy>& copy, std::vector<Part*>& submitted);
+  static void reclaim(const Part& part);
   void land(Part& part);
 
   const OperationRequest& request_;

@@ -13,7 +13,7 @@
 #include "core/move/promotion.h"
 #include "core/move/separation.h"
 #include "core/operation/swap.h"
-#include "core/pause/pause.h"
+#include "core/pause/trim.h"
 #include "core/resume/resume.h"
 #include "core/state/shortage.h"
 #include "driver/context.h"
@@ -61,8 +61,8 @@ void Operation::add_moves() {
     return &added;
   };
   switch (kind_) {
-    case OperationKind::kPause: add("pause", std::make_unique<Pause>(core_, request_, Pause::Trim::kNo)); return;
-    case OperationKind::kTrim: add("trim", std::make_unique<Pause>(core_, request_, Pause::Trim::kYes)); return;
+    case OperationKind::kPause: add("pause", std::make_unique<Pause>(core_, request_)); return;
+    case OperationKind::kTrim: add("trim", std::make_unique<Trim>(core_, request_)); return;
     case OperationKind::kResume:
       resume_ = add("resume", std::make_unique<Resume>(core_, request_, request_.tags));
       return;

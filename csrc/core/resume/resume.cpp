@@ -5,6 +5,8 @@
 
 #include "base/error.h"
 #include "base/scope_exit.h"
+#include "core/move/backups.h"
+#include "core/transfer/copy_run.h"
 #include "driver/context.h"
 
 namespace ebbtide {
@@ -110,11 +112,7 @@ void Resume::add_ranges(DeviceWork& work, Returning& returning) {
     const size_t offset = index * kernels::kBlockBytes;
     work.copied_bytes += kernels::kBlockBytes;
     work.staged_bytes += returning.stored->backup->direct() == nullptr ? kernels::kBlockBytes : 0;
-    if (!returning.ranges.empty() && returning.ranges.back().offset + returning.ranges.back().size_bytes == offset) {
-      returning.ranges.back().size_bytes += kernels::kBlockBytes;
-    } else {
-      returning.ranges.push_back({offset, kernels::kBlockBytes});
-    }
+    add_block(returning.ranges, offset);
   }
   work.has_files |= !returning.ranges.empty() && returning.stored->kind == BackupKind::kDisk;
 }
@@ -173,22 +171,16 @@ void Resume::run_device(int device) {
   DeviceWork& work = work_.at(device);
   // Whatever happens, nothing may be queued into memory that goes back.
   const ScopeExit end([&]() noexcept { abandon_fills(work); });
-  std::optional<Copy> copy;
-  std::vector<Returning*> submitted;
+  CopyRun<Returning> run(
+      work.engine.get(), CopyDirection::kToDevice, [&](const Returning& returning) { arrive(work, returning); },
+      takes_over_memory());
   for (Returning& returning : work.returning) {
     if (Group& group = work.groups[returning.group]; !group.backing->mapping.is_mapped()) map(device, work, group);
     fill(work, returning);
-    if (returning.ranges.empty()) {
-      arrive(work, returning);
-    } else {
-      if (!copy) copy.emplace(work.engine->engine(), CopyDirection::kToDevice, work.engine->cut(), takes_over_memory());
-      submitted.push_back(&returning);
-      copy->submit(
-          {returning.address(), returning.stored->backup.get(), returning.chunk->offset, returning.ranges, false});
-    }
-    while (const auto job = copy ? copy->poll_landed() : std::nullopt) arrive(work, *submitted[*job]);
+    Backup* const backup = returning.stored == nullptr ? nullptr : returning.stored->backup.get();
+    run.submit(returning, {returning.address(), backup, returning.chunk->offset, returning.ranges});
   }
-  while (const auto job = copy ? copy->finish_next() : std::nullopt) arrive(work, *submitted[*job]);
+  run.finish();
 }
 
 void Resume::set_bytes(DeviceWork& work, Returning& returning, size_t offset, size_t size_bytes, unsigned char value) {

@@ -8,8 +8,8 @@
 
 #include "core/move/move.h"
 #include "core/resume/arrivals.h"
+#include "core/transfer/engine_pool.h"
 #include "driver/device_kernels.h"
-#include "store/copy.h"
 
 namespace ebbtide {
 
