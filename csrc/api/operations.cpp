@@ -35,15 +35,8 @@ void hand_out(Report report, ebbtide_report** out) {
   if (out != nullptr) *out = api::hand_out_report(std::move(report));
 }
 
-// Allocations that leave by address first get their own handles, if they share them with others that stay.
 std::unique_ptr<Operation> claim(OperationKind kind, OperationRequest request) {
-  require_not_forked();  // before the registry's lock, which another thread may have held at the fork
-  Core& core = Core::instance();
-  const bool is_leaving = kind == OperationKind::kPause || kind == OperationKind::kSwap ||
-                          kind == OperationKind::kTrim || kind == OperationKind::kDemote;
-  if (is_leaving && core.registry.is_any_shared(request.tags.addresses))
-    Operation::claim(core, OperationKind::kSeparate, request)->commit();
-  return Operation::claim(core, kind, std::move(request));
+  return Operation::claim(Core::instance(), kind, std::move(request));
 }
 
 ebbtide_status run(OperationKind kind, const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
@@ -84,9 +77,7 @@ ebbtide_status ebbtide_trim(const ebbtide_request* request, ebbtide_report** rep
 }
 
 ebbtide_status ebbtide_promote(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
-  return guarded(error, [&] {
-    hand_out(std::move(claim(OperationKind::kPromote, api::read_request(request))->commit().front()), report);
-  });
+  return run(OperationKind::kPromote, request, report, error);
 }
 
 ebbtide_status ebbtide_demote(const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {
@@ -111,8 +102,7 @@ ebbtide_status ebbtide_swap(const ebbtide_request* leaving, const ebbtide_reques
 ebbtide_status ebbtide_resume_async(const ebbtide_request* request, ebbtide_pending** pending, ebbtide_error* error) {
   return guarded(error, [&] {
     require(pending != nullptr, "pending is null");
-    auto claimed = Operation::claim(Core::instance(), OperationKind::kResume, api::read_request(request));
-    *pending = api::hand_out_pending(PendingResume::start(std::move(claimed)));
+    *pending = api::hand_out_pending(PendingResume::start(claim(OperationKind::kResume, api::read_request(request))));
   });
 }
 

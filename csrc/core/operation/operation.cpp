@@ -45,6 +45,8 @@ void require_no_capture(const std::set<int>& devices) {
   }
 }
 
+const auto kRunDevice = [](Move& move, int device) { move.run_device(device); };
+
 }  // namespace
 
 Operation::Operation(Core& core, OperationKind kind, OperationRequest request, CaptureGate::Permit permit)
@@ -93,7 +95,7 @@ std::unique_ptr<Operation> Operation::claim(Core& core, OperationKind kind, Oper
   // Made before anything is held: from the claim on, its destructor lets go whatever happens.
   std::unique_ptr<Operation> operation(new Operation(core, kind, std::move(request), std::move(permit)));
   operation->peer_generation_ = peer_generation;
-  operation->selection_ = core.registry.claim(operation->claims());
+  operation->hold_tags();
   try {
     operation->prepare();
   } catch (const std::exception& error) {
@@ -101,6 +103,17 @@ std::unique_ptr<Operation> Operation::claim(Core& core, OperationKind kind, Oper
     throw;
   }
   return operation;
+}
+
+// What shares handles shows only once the tags are held. So they are then claimed anew, with all that may share.
+void Operation::hold_tags() {
+  selection_ = core_.registry.claim(claims());
+  must_separate_ = kind_ != OperationKind::kSeparate && moves_.front()->takes_memory_away() &&
+                   !request_.tags.addresses.empty() && is_any_shared(selection_.groups.front().allocations);
+  if (!must_separate_) return;
+  let_go(Outcome::kUntouched);
+  moves_.push_back(std::make_unique<Separation>(core_, request_));
+  selection_ = core_.registry.claim(claims());
 }
 
 std::vector<std::string> Operation::preview(Core& core, OperationKind kind, OperationRequest request) {
@@ -139,16 +152,29 @@ void Operation::prepare() {
     for (const auto& allocation : group.allocations) devices.insert(allocation->device);
   }
   require_no_capture(devices);
+  if (must_separate_) separate();
   for (size_t index = 0; index < moves_.size(); ++index) moves_[index]->prepare(selection_.groups[index].allocations);
 }
 
-void Operation::run_devices(const RunDevice& run_device) {
+// An event of its own.
+void Operation::separate() {
+  const char* const name = std::exchange(name_, "separate");
+  Move& separation = *moves_.back();
+  separation.prepare(selection_.groups.back().allocations);
+  run({&moves_.back(), 1}, kRunDevice);
+  separation.settle();
+  record("", "", seconds());
+  moves_.pop_back();
+  name_ = name;
+}
+
+void Operation::run_devices(std::span<const std::unique_ptr<Move>> moves, const RunDevice& run_device) {
   struct Share {
     Move* move;
     int device;
   };
   std::vector<Share> shares;  // what leaves before what comes back, so that one after the other works as well
-  for (const auto& move : moves_) {
+  for (const auto& move : moves) {
     for (const int device : move->devices()) shares.push_back({move.get(), device});
   }
   std::mutex mutex;
@@ -177,15 +203,15 @@ void Operation::run_devices(const RunDevice& run_device) {
   if (first_error != nullptr) std::rethrow_exception(first_error);
 }
 
-void Operation::run(const RunDevice& run_device) {
+void Operation::run(std::span<const std::unique_ptr<Move>> moves, const RunDevice& run_device) {
   std::set<int> devices;
-  for (const auto& move : moves_) {
+  for (const auto& move : moves) {
     if (!move->takes_memory_away()) continue;
     for (const int device : move->devices()) devices.insert(device);
   }
   for (const int device : devices) synchronize_device(device);
-  run_devices(run_device);
-  for (const auto& move : moves_) move->run_last();
+  run_devices(moves, run_device);
+  for (const auto& move : moves) move->run_last();
 }
 
 std::unique_ptr<Arrivals> Operation::launch() {
@@ -207,13 +233,13 @@ Report Operation::follow() {
 
 std::vector<Report> Operation::commit() {
   if (is_launched_) throw StateError("this resume was launched: follow it");
-  return conclude([](Move& move, int device) { move.run_device(device); });
+  return conclude(kRunDevice);
 }
 
 std::vector<Report> Operation::conclude(const RunDevice& run_device) {
   if (is_finished_) throw StateError("this operation is over");
   try {
-    run(run_device);
+    run(moves_, run_device);
   } catch (const std::exception& error) {
     fail(error.what());
     throw;
@@ -251,11 +277,15 @@ double Operation::seconds() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
 }
 
+void Operation::let_go(Outcome outcome) noexcept {
+  core_.deferred_frees.destroy_all(core_.registry.release(selection_, outcome));
+}
+
 void Operation::finish(Outcome outcome) noexcept {
   if (is_finished_) return;
   is_finished_ = true;
   for (const auto& move : moves_) move->settle();
-  core_.deferred_frees.destroy_all(core_.registry.release(selection_, outcome));
+  let_go(outcome);
   core_.registry.end_step(selection_.step);
   core_.peers.catch_up_after_hold(peer_generation_);
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,8 @@
 // trace. commit() moves the bytes.
 //
 // It is made of moves: a pause is one, a swap is a pause and a resume. All of them are claimed in one step, so that two
-// operations never wait for each other.
+// operations never wait for each other. Where named allocations that leave share handles with others, claim() first
+// gives each chunk a handle of its own (Separation), under the same hold of the tags.
 //
 // Invariant 3: commit() that fails before the first byte is given up leaves everything as it was; after that every
 // chunk is whole somewhere, and the same operation, claimed again, finishes it.
@@ -49,11 +51,14 @@ class Operation {
   Operation(Core& core, OperationKind kind, OperationRequest request, CaptureGate::Permit permit);
   void add_moves();
   std::vector<TagClaim> claims() const;
+  void hold_tags();
   void note_tag_names();
   void prepare();
+  void separate();
   std::vector<Report> conclude(const RunDevice& run_device);
-  void run(const RunDevice& run_device);
-  void run_devices(const RunDevice& run_device);
+  static void run(std::span<const std::unique_ptr<Move>> moves, const RunDevice& run_device);
+  static void run_devices(std::span<const std::unique_ptr<Move>> moves, const RunDevice& run_device);
+  void let_go(Outcome outcome) noexcept;
   void finish(Outcome outcome) noexcept;
   void fail(const char* reason) noexcept;
   void record(const char* suffix, const char* detail, double seconds) noexcept;
@@ -67,8 +72,10 @@ class Operation {
   CaptureGate::Permit permit_;
   Selection selection_;
   const char* name_ = "";
-  std::vector<std::unique_ptr<Move>> moves_;  // parallel to selection_.groups
-  Resume* resume_ = nullptr;                  // the one move of a resume, which can be launched
+  std::vector<std::unique_ptr<Move>>
+      moves_;  // parallel to selection_.groups; a separation is the last, until it is over
+  bool must_separate_ = false;
+  Resume* resume_ = nullptr;  // the one move of a resume, which can be launched
   std::string tag_names_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   uint64_t peer_generation_ = 0;  // as of when what it maps is mapped for
