@@ -99,7 +99,7 @@ ebbtide_status ebbtide_bind_slot(const char* tag, const ebbtide_policy* policy, 
     require(device >= 0, "device is negative");
     require_not_forked();
     const Policy read = api::read_policy(policy);
-    if (read.backup != BackupKind::kNone) store_of(read.backup);
+    if (read.backup != BackupKind::kNone) require_store(read.backup);
     *slot = Core::instance().slots.bind(tag, read, device);
     if (read.overflow != Overflow::kNone) fill_host_pool(device);
   });

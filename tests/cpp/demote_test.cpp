@@ -2,7 +2,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "core/move/separation.h"
+#include "core/move/relocations.h"
 #include "moves_faults.h"
 #include "overflow_world.h"
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/move/separation.h"
+#include "core/move/relocations.h"
 #include "core_fixture.h"
 
 // Adjacent allocations, which come back behind one handle.

@@ -1,4 +1,4 @@
-#include "core/move/demotion.h"
+#include "core/move/relocations.h"
 
 #include <string>
 #include <utility>
@@ -9,7 +9,7 @@ namespace ebbtide {
 
 // torch may hand out memory of a leased tag at any moment, to a thread that would use it while it is not mapped.
 TagClaim Demotion::claim() const {
-  return {.tags = request_.tags,
+  return {.tags = request().tags,
           .concerns = [](const Allocation& allocation) { return allocation.wants_demotion(); },
           .leases = TagClaim::Leases::kRefused};
 }
@@ -17,14 +17,16 @@ TagClaim Demotion::claim() const {
 void Demotion::prepare(const Allocations& allocations) {
   require_copies("demote");
   for (const auto& allocation : allocations) add_row(*allocation);
-  uint64_t allowed_bytes = request_.max_bytes;
+  uint64_t allowed_bytes = request().max_bytes;
   for (Sources& sources : by_handle(allocations)) {
     const std::shared_ptr<Backing>& backing = sources.front().chunk->backing;
     // Of allocations that were named one by one, memory that others share stays.
-    if (!request_.tags.addresses.empty() && has_others(backing, sources.size())) continue;
+    if (!request().tags.addresses.empty() && has_others(backing, sources.size())) continue;
     if (backing->memory.size_bytes() > allowed_bytes) continue;
     allowed_bytes -= backing->memory.size_bytes();
-    auto& batches = batches_[sources.front().allocation->device];
+    const int device = sources.front().allocation->device;
+    add_device(device);
+    auto& batches = batches_[device];
     batches.resize(1);
     batches.front().handles.push_back(std::move(sources));
   }

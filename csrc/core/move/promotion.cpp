@@ -1,4 +1,4 @@
-#include "core/move/promotion.h"
+#include "core/move/relocations.h"
 
 #include <utility>
 
@@ -9,7 +9,7 @@
 namespace ebbtide {
 
 TagClaim Promotion::claim() const {
-  return {.tags = request_.tags,
+  return {.tags = request().tags,
           .concerns = [](const Allocation& allocation) { return allocation.wants_promotion(); },
           .leases = TagClaim::Leases::kRefused};
 }
@@ -27,15 +27,16 @@ void Promotion::prepare(const Allocations& allocations) {
     Batch batch = create_memory(device, std::move(all));
     if (batch.handles.empty()) continue;
     reserve_addresses(batch);
-    if (request_.keeps_host && core().rules.skip.clean.load())
+    if (request().keeps_host && core().rules.skip.clean.load())
       make_scan(device, batch, batch.spare->chunks.back().end_block());
     batches_[device].push_back(std::move(batch));
+    add_device(device);
   }
 }
 
 void Promotion::note_stop(int device, uint64_t chunk_bytes, uint64_t usable_bytes) {
-  note_ += (note_.empty() ? "" : "; ") + ("device " + std::to_string(device)) + ": the next chunk has " +
-           format_bytes(chunk_bytes) + ", and promotions may use " + format_bytes(usable_bytes) + " more";
+  add_note(device, "the next chunk has " + format_bytes(chunk_bytes) + ", and promotions may use " +
+                       format_bytes(usable_bytes) + " more");
 }
 
 Relocation::Batch Promotion::create_memory(int device, Sources sources) {
@@ -44,7 +45,7 @@ Relocation::Batch Promotion::create_memory(int device, Sources sources) {
   uint64_t size_bytes = 0;
   for (Source& source : sources) {
     const uint64_t chunk_bytes = source.chunk->size_bytes;
-    if (chunk_bytes > request_.max_bytes - size_bytes) break;
+    if (chunk_bytes > request().max_bytes - size_bytes) break;
     const uint64_t usable_bytes = policy::usable_bytes(room, source.allocation->size_bytes());
     if (chunk_bytes > usable_bytes) {
       note_stop(device, chunk_bytes, usable_bytes);

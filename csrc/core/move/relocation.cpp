@@ -58,12 +58,6 @@ void Relocation::make_scan(int device, Batch& batch, size_t block_count) {
   }
 }
 
-std::vector<int> Relocation::devices() const {
-  std::vector<int> devices;
-  for (const auto& [device, batches] : batches_) devices.push_back(device);
-  return devices;
-}
-
 void Relocation::run_device(int device) {
   for (Batch& batch : batches_.at(device)) {
     if (!begin(device, batch)) return;

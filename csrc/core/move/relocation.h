@@ -19,7 +19,6 @@ namespace ebbtide {
 class Relocation : public Move {
  public:
   bool takes_memory_away() const final { return true; }
-  std::vector<int> devices() const final;
   void run_device(int device) final;
   void settle() noexcept override;
 
@@ -41,10 +40,9 @@ class Relocation : public Move {
     std::unique_ptr<EnginePool::Loan> engine;
     std::unique_ptr<BlockScan> scan;  // null: nothing is known of the content
   };
-  using Batches = std::map<int, std::vector<Batch>>;  // by device
-
   // The place is the one that the chunks move to.
-  Relocation(Core& core, const OperationRequest& request, Place place) : Move(core), request_(request), place_(place) {}
+  Relocation(Core& core, const OperationRequest& request, OperationKind kind, Place place)
+      : Move(core, request, kind), place_(place) {}
 
   // Takes what one batch needs, in run_device(). False: there is no room for this one and for all later ones.
   virtual bool begin(int /*device*/, Batch& /*batch*/) { return true; }
@@ -67,8 +65,7 @@ class Relocation : public Move {
   // Where there is no room for its tables, there is no scan.
   void make_scan(int device, Batch& batch, size_t block_count);
 
-  const OperationRequest& request_;
-  Batches batches_;
+  std::map<int, std::vector<Batch>> batches_;  // by device
 
  private:
   void copy_all(int device, Batch& batch);

@@ -1,4 +1,4 @@
-#include "core/move/separation.h"
+#include "core/move/relocations.h"
 
 #include <algorithm>
 #include <numeric>
@@ -26,7 +26,7 @@ bool is_any_shared(const Allocations& allocations) {
 }
 
 TagClaim Separation::claim() const {
-  return {.tags = request_.tags,
+  return {.tags = request().tags,
           .concerns = [](const Allocation& allocation) { return allocation.device_bytes() > 0; },
           .is_among_all = true,
           .leases = TagClaim::Leases::kRefused};
@@ -35,13 +35,15 @@ TagClaim Separation::claim() const {
 void Separation::prepare(const Allocations& allocations) {
   if (driver().cuMemcpyDtoDAsync == nullptr) return;  // then all stay shared
   for (const auto& allocation : allocations) add_row(*allocation);
-  const std::set<CUdeviceptr> named(request_.tags.addresses.begin(), request_.tags.addresses.end());
+  const std::set<CUdeviceptr> named(request().tags.addresses.begin(), request().tags.addresses.end());
   for (Sources& sources : by_handle(allocations)) {
     const auto named_count = static_cast<size_t>(std::count_if(sources.begin(), sources.end(), [&](const Source& each) {
       return named.contains(each.allocation->address());
     }));
     if (named_count == 0 || !has_others(sources.front().chunk->backing, named_count)) continue;
-    batches_[sources.front().allocation->device].emplace_back().handles.push_back(std::move(sources));
+    const int device = sources.front().allocation->device;
+    add_device(device);
+    batches_[device].emplace_back().handles.push_back(std::move(sources));
   }
   const auto size_of = [](const Batch& batch) {
     const Sources& sources = batch.handles.front();

@@ -80,9 +80,8 @@ void SwapIn::prepare(const Allocations& allocations) {
   note_swapped(allocations);
   Resume::prepare(allocations);
   sizes_ = returning_sizes();
-  std::set<int> devices;
-  for (const int device : leaving_.devices()) devices.insert(device);
-  for (const int device : Resume::devices()) devices.insert(device);
+  std::set<int> devices = leaving_.devices();
+  devices.insert(Resume::devices().begin(), Resume::devices().end());
   for (const int device : devices) leaving_.open(device, sizes_[device]);
 }
 

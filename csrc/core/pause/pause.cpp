@@ -9,16 +9,16 @@
 namespace ebbtide {
 
 BackupKind Pause::kind_of(const Allocation& allocation) const {
-  const auto found = request_.backup_by_tag.find(allocation.tag->name);
-  if (found != request_.backup_by_tag.end()) return found->second;
-  return request_.backup.value_or(allocation.policy.backup);
+  const auto found = request().backup_by_tag.find(allocation.tag->name);
+  if (found != request().backup_by_tag.end()) return found->second;
+  return request().backup.value_or(allocation.policy.backup);
 }
 
 TagClaim Pause::claim() const {
-  return {.tags = request_.tags,
+  return {.tags = request().tags,
           .concerns = [](const Allocation& allocation) { return allocation.wants_pause(); },
           .leases = TagClaim::Leases::kRefused,
-          .finishes_tags = request_.tags.addresses.empty(),
+          .finishes_tags = request().tags.addresses.empty(),
           .counts_as_pause = true};
 }
 
@@ -44,9 +44,8 @@ void Pause::prepare(const Allocations& allocations) {
     add(allocation);
   }
   for (PausedAllocation& paused : paused_) select(paused);
-  if (!request_.tags.addresses.empty()) refuse_shared();
-  charge_host_memory();
-  open_backups();
+  if (!request().tags.addresses.empty()) refuse_shared();
+  charge_backups(core(), {stored_.begin(), stored_.end()}, "the backup of ");
   pin_backups();
   for (auto& [device, work] : work_) borrow_engine(device, work);
 }
@@ -58,11 +57,11 @@ void Pause::add(const std::shared_ptr<Allocation>& allocation) {
                       ? std::make_shared<Verdicts>(*earlier)
                       : std::make_shared<Verdicts>(allocation->size_bytes() / kernels::kBlockBytes);
   PausedAllocation& paused = paused_.emplace_back(
-      PausedAllocation{allocation, unused_blocks(core(), request_, *allocation), earlier, std::move(verdicts)});
+      PausedAllocation{{allocation, unused_blocks(core(), request(), *allocation)}, earlier, std::move(verdicts)});
   // Noted ahead, while that may still fail. settle() forgets those that did not move.
   const size_t resident_bytes = allocation->resident_bytes();
-  if (request_.moved == nullptr || allocation->is_paused.load() || resident_bytes == 0) return;
-  if (request_.moved->note(*allocation, allocation->tag->name)) paused.noted_bytes = resident_bytes;
+  if (request().moved == nullptr || allocation->is_paused.load() || resident_bytes == 0) return;
+  if (request().moved->note(*allocation, allocation->tag->name)) paused.noted_bytes = resident_bytes;
 }
 
 // The backup that the allocation has, where it can take the bytes. What is partly away goes on with the one that it
@@ -85,13 +84,20 @@ void Pause::select(PausedAllocation& paused) {
   const BackupKind kind = kind_of(allocation);
   const bool is_dropping = kind == BackupKind::kNone;
   DeviceWork& work = work_[allocation.device];
+  add_device(allocation.device);
   for (Chunk& chunk : allocation.chunks) {
     if (chunk.is_detached.load() && chunk.is_on_device() && !is_dropping) attach(allocation, chunk);
   }
   if (!is_dropping && allocation.device_bytes() > 0) {
+    stored_.push_back(&paused);
     paused.stored = usable_backup(allocation, kind);
     paused.had_backup = paused.stored != nullptr;
-    stored_.push_back(&paused);
+    if (!paused.had_backup) open_backup(core(), kind, paused);
+    for (const Chunk& chunk : allocation.chunks) {
+      if (!chunk.is_on_device()) continue;
+      reclaim_backup(paused, chunk);
+      paused.add_need(chunk.first_block(), chunk.end_block());
+    }
   }
   for (Chunk& chunk : allocation.chunks) {
     const auto set_verdict = [&](Verdict verdict) {
@@ -148,65 +154,6 @@ uint64_t Pause::leaving_bytes(int device) const {
   return bytes;
 }
 
-// Host memory that the backup of this allocation may touch and has not touched yet: none for a block that left before
-// and whose pages were kept.
-uint64_t Pause::bytes_to_touch(const PausedAllocation& paused) const {
-  const BackupKind kind = paused.stored != nullptr ? paused.stored->kind : kind_of(*paused.allocation);
-  if (kind == BackupKind::kDisk) return 0;
-  // What is pinned is pinned whole.
-  if (kind == BackupKind::kPinned) return paused.stored == nullptr ? paused.allocation->size_bytes() : 0;
-  uint64_t bytes = 0;
-  for (const Chunk& chunk : paused.allocation->chunks) {
-    if (!chunk.is_on_device()) continue;
-    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
-      const bool is_touched = paused.stored != nullptr && paused.stored->blocks[block].is_touched;
-      if (!is_touched && !paused.is_unused[block]) bytes += kernels::kBlockBytes;
-    }
-  }
-  return bytes;
-}
-
-// One charge for all, so that an error names what the whole pause needs.
-void Pause::charge_host_memory() {
-  uint64_t bytes = 0;
-  std::string tags;
-  const Tag* last = nullptr;
-  for (const PausedAllocation* paused : stored_) {
-    const uint64_t needed = bytes_to_touch(*paused);
-    if (needed == 0) continue;
-    const Tag* const tag = paused->allocation->tag;
-    if (tag != last) tags += (last == nullptr ? "'" : ", '") + tag->name + "'";
-    last = tag;
-    bytes += needed;
-  }
-  if (bytes == 0) return;
-  BackupHolders holders(core());
-  HostBudget& budget = core().budgets.host;
-  HostCharge charge = budget.charge(bytes, "the backup of " + tags, &budget.holder("backups"));
-  for (PausedAllocation* paused : stored_) {
-    paused->charge = charge.split_promised(bytes_to_touch(*paused));
-    paused->charge.hold_for(holders.of(*paused->allocation->tag));
-  }
-}
-
-void Pause::open_backups() {
-  std::vector<std::shared_ptr<BackupRecord>> pinned;
-  for (PausedAllocation* paused : stored_) {
-    if (paused->had_backup) {
-      reclaim(*paused);
-      continue;
-    }
-    // Whole before settle() can see it.
-    auto stored = open_backup(core(), kind_of(*paused->allocation), *paused->allocation);
-    if (stored->kind == BackupKind::kPinned) {
-      stored->charge = std::move(paused->charge);
-      pinned.push_back(stored);
-    }
-    paused->stored = std::move(stored);
-  }
-  if (!pinned.empty()) populate_backups(pinned, stored_.front()->allocation->device);
-}
-
 // A tag that goes and comes again and again need not pay for threads and a ring each time.
 void Pause::pin_backups() {
   uint64_t bytes = 0;
@@ -217,16 +164,6 @@ void Pause::pin_backups() {
     const bool is_repeated = paused->had_backup && paused->earlier != nullptr && !allocation.is_away();
     if (is_repeated && allocation.policy.retain && paused->stored->kind == BackupKind::kRam)
       pinning.try_pin(*paused->stored, *allocation.tag);
-  }
-}
-
-// What an earlier failure gave back of a backup that goes on.
-void Pause::reclaim(const PausedAllocation& paused) {
-  for (const Chunk& chunk : paused.allocation->chunks) {
-    bool is_missing = false;
-    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)
-      is_missing |= !paused.stored->blocks[block].is_touched;
-    if (chunk.is_resident() && is_missing) paused.stored->backup->reclaim(chunk.offset, chunk.size_bytes);
   }
 }
 
@@ -264,15 +201,9 @@ void Pause::borrow_engine(int device, DeviceWork& work) {
 
 void Pause::explain_missing_scan(int device, size_t scanned_blocks) {
   if (scanned_blocks == 0 || DeviceKernels::of(device) == nullptr) return;  // not wanted; logged
-  note_ += (note_.empty() ? "" : "; ") + ("device " + std::to_string(device)) +
-           ": everything was copied, since no memory could be pinned for the tables that tell what has not changed: "
-           "raise host_limit or pinned_limit";
-}
-
-std::vector<int> Pause::devices() const {
-  std::vector<int> devices;
-  for (const auto& [device, work] : work_) devices.push_back(device);
-  return devices;
+  add_note(device,
+           "everything was copied, since no memory could be pinned for the tables that tell what has not "
+           "changed: raise host_limit or pinned_limit");
 }
 
 void Pause::run_last() {
@@ -305,8 +236,13 @@ void Pause::settle() noexcept {
     // After a failure: what left whole is paused, though the rest is not.
     if (paused.is_attached && allocation.device_bytes() == 0) allocation.is_paused.store(true);
     if (paused.noted_bytes > 0 && !allocation.is_paused.load() && allocation.resident_bytes() == paused.noted_bytes)
-      request_.moved->forget(allocation);
-    if (paused.stored != nullptr && allocation.device_bytes() > 0) forget_what_stayed(paused);
+      request().moved->forget(allocation);
+    if (paused.stored != nullptr && allocation.device_bytes() > 0) {
+      discard_untouched(paused);
+      // A backup that holds nothing goes whole.
+      if (paused.is_attached && !paused.had_backup && !allocation.is_any_stored())
+        core().registry.set_backup(allocation, nullptr);
+    }
     if (allocation.is_paused.load() || allocation.is_away()) {
       // What did not leave the device has the verdicts of the pause before.
       for (const Chunk& chunk : allocation.chunks) {

@@ -11,17 +11,11 @@
 
 namespace ebbtide {
 
-struct PausedAllocation {
-  std::shared_ptr<Allocation> allocation;
-  std::vector<bool> is_unused;              // by block
+// Without a backup: its content is dropped. A new backup is attached with the first chunk that leaves.
+struct PausedAllocation : BackupUse {
   std::shared_ptr<const Verdicts> earlier;  // of the last pause, or null
   std::shared_ptr<Verdicts> verdicts;       // of this pause
   size_t noted_bytes = 0;                   // resident when it was noted in request.moved; 0: this pause did not
-  // Null if its content is dropped. Else what the allocation has, or a new one that it gets with its first chunk.
-  std::shared_ptr<BackupRecord> stored = nullptr;
-  HostCharge charge = {};  // for the pages of the backup that will be touched
-  bool had_backup = false;
-  bool is_attached = false;
 };
 
 // Takes allocations off the device. prepare(): charge host memory, open backups, borrow engines. run: scan the blocks,
@@ -29,15 +23,11 @@ struct PausedAllocation {
 // last.
 class Pause : public Removal {
  public:
-  // request outlives it.
-  Pause(Core& core, const OperationRequest& request) : Removal(core, request) {}
-  OperationKind kind() const override { return OperationKind::kPause; }
+  Pause(Core& core, const OperationRequest& request) : Removal(core, request, OperationKind::kPause) {}
   TagClaim claim() const override;
   bool moves_content(const Allocation& allocation) const override;
 
   void prepare(const Allocations& allocations) override;
-  std::vector<int> devices() const override;
-  std::string note() const override { return note_; }
   void run_device(int device) override;
   void run_last() override;
   void settle() noexcept override;
@@ -64,11 +54,7 @@ class Pause : public Removal {
   void select(PausedAllocation& paused);
   void attach(const Allocation& allocation, Chunk& chunk);
   void refuse_shared() const;
-  uint64_t bytes_to_touch(const PausedAllocation& paused) const;
-  void charge_host_memory();
-  void open_backups();
   void pin_backups();
-  static void reclaim(const PausedAllocation& paused);
   void borrow_engine(int device, DeviceWork& work);
   void explain_missing_scan(int device, size_t scanned_blocks);
 
@@ -81,13 +67,11 @@ class Pause : public Removal {
   void give_up(const LeavingHandle& handle);
   bool keeps_digests(const DeviceWork& work, const LeavingChunk& leaving);
   void note_digests(DeviceWork& work, const LeavingChunk& leaving);
-  void forget_what_stayed(const PausedAllocation& paused) noexcept;
   void note_host_chunks(const Allocation& allocation) noexcept;
 
   std::deque<PausedAllocation> paused_;
   std::vector<PausedAllocation*> stored_;  // of them, those that keep their content
   std::map<int, DeviceWork> work_;
-  std::string note_;  // why nothing could be recognised as unchanged
 };
 
 }  // namespace ebbtide

@@ -47,13 +47,8 @@ void Pause::land(DeviceWork& work, const LeavingChunk& leaving) {
 }
 
 void Pause::give_up(const LeavingHandle& handle) {
-  for (const LeavingChunk& leaving : handle.chunks) {
-    PausedAllocation& paused = *leaving.paused;
-    if (paused.is_attached) continue;
-    // Before the device gives the bytes up, so that they are never nowhere.
-    core().registry.set_backup(*paused.allocation, paused.stored);
-    paused.is_attached = true;
-  }
+  // Before the device gives the bytes up, so that they are never nowhere.
+  for (const LeavingChunk& leaving : handle.chunks) attach_backup(core(), *leaving.paused);
   handle.chunks.front().chunk->backing->mapping.unmap();
   note_released();
   for (const LeavingChunk& leaving : handle.chunks)
@@ -70,23 +65,6 @@ void Pause::give_up(const LeavingHandle& handle) {
     }
   }
   release_memory(handle);
-}
-
-// After a failure: bytes of chunks that did not leave may have been copied already. Their pages go back, and a backup
-// that holds nothing goes whole.
-void Pause::forget_what_stayed(const PausedAllocation& paused) noexcept {
-  for (const Chunk& chunk : paused.allocation->chunks) {
-    if (!chunk.is_on_device()) continue;
-    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
-      StoredBlock& stored = paused.stored->blocks[block];
-      if (stored.is_touched) continue;
-      // With the pages goes what is known of them: else the next pause would take the block for clean.
-      stored.has_digest = false;
-      paused.stored->backup->discard(block * kernels::kBlockBytes, kernels::kBlockBytes);
-    }
-  }
-  if (paused.is_attached && !paused.had_backup && !paused.allocation->is_any_stored())
-    core().registry.set_backup(*paused.allocation, nullptr);
 }
 
 }  // namespace ebbtide

@@ -36,7 +36,7 @@ class Removal : public Move {
 
  protected:
   using Handles = std::deque<LeavingHandle>;
-  Removal(Core& core, const OperationRequest& request) : Move(core), request_(request) {}
+  using Move::Move;
 
   // Adds the chunk to the one of these handles that is behind it.
   LeavingHandle& add_to_handle(Handles& handles, LeavingChunk leaving);
@@ -52,7 +52,6 @@ class Removal : public Move {
 
   virtual void release(int /*device*/, Backing& backing) { backing.release(); }
 
-  const OperationRequest& request_;
   std::map<int, Handles> dropped_;  // by device
 
  private:

@@ -4,8 +4,8 @@ namespace ebbtide {
 
 TagClaim Trim::claim() const {
   // Of named allocations, those that are away lose no memory.
-  const bool is_named = !request_.tags.addresses.empty();
-  return {.tags = request_.tags,
+  const bool is_named = !request().tags.addresses.empty();
+  return {.tags = request().tags,
           .concerns = [](const Allocation& allocation) { return allocation.wants_trim(); },
           .leases = is_named ? TagClaim::Leases::kRefusedWhereMemoryIs : TagClaim::Leases::kRefused,
           .marks_trimmed = true};
@@ -19,18 +19,12 @@ void Trim::prepare(const Allocations& allocations) {
       if (chunk.backing->has_memory()) add_to_handle(dropped_[allocation->device], {allocation.get(), &chunk});
     }
   }
-  // Of allocations that were named one by one, memory that others share stays.
-  if (request_.tags.addresses.empty()) return;
-  for (auto& [device, handles] : dropped_) std::erase_if(handles, has_others);
-}
-
-// Nothing on the device uses content that is away.
-std::vector<int> Trim::devices() const {
-  std::vector<int> devices;
-  for (const auto& [device, handles] : dropped_) {
-    if (!handles.empty()) devices.push_back(device);
+  for (auto& [device, handles] : dropped_) {
+    // Of allocations that were named one by one, memory that others share stays.
+    if (!request().tags.addresses.empty()) std::erase_if(handles, has_others);
+    // Nothing on the device uses content that is away.
+    if (!handles.empty()) add_device(device);
   }
-  return devices;
 }
 
 void Trim::run_last() {

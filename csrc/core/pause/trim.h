@@ -8,12 +8,9 @@ namespace ebbtide {
 // resume names their address.
 class Trim final : public Removal {
  public:
-  // request outlives it.
-  Trim(Core& core, const OperationRequest& request) : Removal(core, request) {}
-  OperationKind kind() const override { return OperationKind::kTrim; }
+  Trim(Core& core, const OperationRequest& request) : Removal(core, request, OperationKind::kTrim) {}
   TagClaim claim() const override;
   void prepare(const Allocations& allocations) override;
-  std::vector<int> devices() const override;
   void run_device(int /*device*/) override {}
   void run_last() override;
   void settle() noexcept override;
