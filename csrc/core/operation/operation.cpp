@@ -282,6 +282,10 @@ void Operation::finish(Outcome outcome) noexcept {
 void Operation::fail(const char* reason) noexcept {
   const bool is_midway =
       std::any_of(moves_.begin(), moves_.end(), [](const auto& move) { return move->has_released_any(); });
+  // A failed separation is no trim and no pause yet.
+  for (Selection::Group& group : selection_.groups) {
+    if (must_separate_) group.claim.marks_trimmed = group.claim.counts_as_pause = false;
+  }
   finish(is_midway ? Outcome::kMidway : Outcome::kUntouched);
   if (kind_ != OperationKind::kCopyAhead) ++core_.counters.operation_failures;
   record("_failed", reason);
